@@ -1,0 +1,71 @@
+#include "core/dense_tensor.h"
+
+#include <cstring>
+
+#include "core/elements.h"
+
+namespace kvtwin {
+
+DenseTensor FilledTensor(DType dtype, const Shape& shape, float value) {
+  DenseTensor tensor{dtype, shape, {}};
+  tensor.bytes.resize(static_cast<std::size_t>(tensor.view().elements()) *
+                      SizeOf(dtype));
+  if (value == 0) return tensor;
+  for (std::size_t at = 0; at < tensor.bytes.size(); at += SizeOf(dtype)) {
+    StoreElement(value, &tensor.bytes[at], dtype);
+  }
+  return tensor;
+}
+
+DenseTensor CopyOf(const TensorView& from, DType dtype) {
+  DenseTensor copy = FilledTensor(dtype, from.shape, 0);
+  std::byte* to = copy.bytes.data();
+  for (std::int64_t l = 0; l < from.shape[3]; ++l) {
+    for (std::int64_t k = 0; k < from.shape[2]; ++k) {
+      for (std::int64_t j = 0; j < from.shape[1]; ++j) {
+        for (std::int64_t i = 0; i < from.shape[0]; ++i) {
+          CopyElement(from.at(i, j, k, l), from.dtype, to, dtype);
+          to += SizeOf(dtype);
+        }
+      }
+    }
+  }
+  return copy;
+}
+
+TensorView Slice(const TensorView& view, std::size_t dim, std::int64_t at) {
+  TensorView slice = view;
+  slice.data = static_cast<const std::byte*>(view.data) + view.stride[dim] * at;
+  slice.shape[dim] = 1;
+  return slice;
+}
+
+TensorView PermutedView(const TensorView& value) {
+  TensorView permuted = value;
+  permuted.shape = {value.shape[2], value.shape[0], value.shape[1],
+                    value.shape[3]};
+  permuted.stride = {value.stride[2], value.stride[0], value.stride[1],
+                     value.stride[3]};
+  return permuted;
+}
+
+Status ShiftStored(const Shift& shift, int layer, std::int32_t offset,
+                   DenseTensor& key) {
+  if (offset == 0 || shift.kind == ShiftKind::kIdentity) return {};
+  const std::size_t size = SizeOf(key.dtype);
+  std::vector<float> row(key.bytes.size() / size);
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    row[i] = LoadElement(&key.bytes[i * size], key.dtype);
+  }
+  const std::vector<float> before = row;
+  Status status = ShiftRow(shift, layer, offset, static_cast<int>(key.shape[0]),
+                           static_cast<int>(key.shape[1]), row);
+  if (!status.ok()) return status;
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    if (std::memcmp(&row[i], &before[i], sizeof(float)) == 0) continue;
+    StoreElement(row[i], &key.bytes[i * size], key.dtype);
+  }
+  return {};
+}
+
+}  // namespace kvtwin

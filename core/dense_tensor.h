@@ -1,0 +1,44 @@
+// A tensor that owns its elements, dense, first dimension fastest.
+
+#ifndef KVTWIN_CORE_DENSE_TENSOR_H_
+#define KVTWIN_CORE_DENSE_TENSOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/shift_row.h"
+#include "kvtwin/tensor.h"
+
+namespace kvtwin {
+
+struct DenseTensor {
+  DType dtype = DType::kF32;
+  Shape shape = {1, 1, 1, 1};
+  std::vector<std::byte> bytes;
+
+  TensorView view() const { return DenseView(bytes.data(), dtype, shape); }
+};
+
+// Every element is `value`.
+DenseTensor FilledTensor(DType dtype, const Shape& shape, float value);
+
+// The elements of `from`, in its order, rounded to `dtype` if they have
+// another.
+DenseTensor CopyOf(const TensorView& from, DType dtype);
+
+// Entry `at` of dimension `dim`, which becomes 1.
+TensorView Slice(const TensorView& view, std::size_t dim, std::int64_t at);
+
+// V as [a, b, n], seen as [n, a, b]: what permuted_v stores.
+TensorView PermutedView(const TensorView& value);
+
+// ShiftRow on a stored K row [k_head_dim, kv_heads]: converted to f32, shifted,
+// rounded back. An error leaves `key` as it is; so does what moves nothing, bit
+// for bit.
+Status ShiftStored(const Shift& shift, int layer, std::int32_t offset,
+                   DenseTensor& key);
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_DENSE_TENSOR_H_

@@ -1,0 +1,100 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+
+#include "core/twin.h"
+#include "kvtwin/cache.h"
+#include "kvtwin/legacy.h"
+
+namespace kvtwin {
+namespace {
+
+using MakeFn = std::unique_ptr<Cache> (*)(const CacheSpec&);
+constexpr std::array<std::string_view, 2> kNames = {"reference", "optimized"};
+constexpr std::array<MakeFn, 2> kMakers = {&reference::MakeCache,
+                                           &optimized::MakeCache};
+
+Status Invalid(std::string message) {
+  return {StatusCode::kInvalidArgument, std::move(message)};
+}
+
+Status CheckShift(const Shift& shift) {
+  const Rope& rope = shift.rope;
+  if (shift.kind == ShiftKind::kCustom && !shift.fn) {
+    return Invalid("shift is custom, but there is no function");
+  }
+  if (shift.kind != ShiftKind::kRope) return {};
+  if (!std::isfinite(rope.base) || rope.base <= 0) {
+    return Invalid(fmt::format("rope base is {}", rope.base));
+  }
+  if (!std::isfinite(rope.scale)) {
+    return Invalid(fmt::format("rope scale is {}", rope.scale));
+  }
+  if (rope.dims < 0 || rope.dims % 2 != 0) {
+    return Invalid(fmt::format(
+        "rope dims is {}, it must be even and not negative", rope.dims));
+  }
+  return {};
+}
+
+Status CheckSpec(const CacheSpec& spec) {
+  const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
+  if (windowed && spec.window.value_or(0) < 0) {
+    return Invalid(
+        fmt::format("window is {}, it must not be negative", *spec.window));
+  }
+  if (spec.kind == Kind::kSwaMem && spec.memory.value_or(0) < 0) {
+    return Invalid(
+        fmt::format("memory is {}, it must not be negative", *spec.memory));
+  }
+  if (spec.kind == Kind::kChunked && spec.chunk < 1) {
+    return Invalid(
+        fmt::format("chunk is {}, it must be at least 1", spec.chunk));
+  }
+  if (spec.kind != Kind::kWrapper) return CheckShift(spec.shift);
+  if (spec.caches.empty()) return Invalid("caches: a wrapper needs some");
+  for (const CacheSpec& inner : spec.caches) {
+    if (inner.kind == Kind::kWrapper) {
+      return Invalid("caches: a wrapper holds another wrapper");
+    }
+    if (Status status = CheckSpec(inner); !status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::span<const std::string_view> TwinNames() { return kNames; }
+
+Result<std::unique_ptr<Cache>> MakeCache(const CacheSpec& spec,
+                                         std::string_view twin) {
+  if (Status status = CheckSpec(spec); !status.ok()) return status;
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == twin) return kMakers[i](spec);
+  }
+  return Invalid(
+      fmt::format("twin is '{}', there are {}", twin, fmt::join(kNames, ", ")));
+}
+
+Result<LegacyCache> LegacyCache::Make(CacheSpec spec, std::string_view twin) {
+  // At least the capacity, so that memory is unbounded and nothing evicted.
+  if (spec.kind == Kind::kSwa) spec.kind = Kind::kSwaMem;
+  spec.memory = kOpenEnd;
+  auto cache = MakeCache(spec, twin);
+  if (!cache.ok()) return cache.status();
+  return LegacyCache(std::move(*cache));
+}
+
+Status LegacyCache::Init(DType dtype, std::int32_t capacity) {
+  return cache_->Init(dtype, /*max_sequences=*/1, capacity,
+                      /*max_batch=*/capacity);
+}
+
+Status LegacyCache::StartForward(std::span<const std::int32_t> positions,
+                                 std::span<const int> sequences) {
+  return cache_->StartForward({.positions = positions, .sequences = sequences},
+                              /*reserve=*/false);
+}
+
+}  // namespace kvtwin

@@ -1,0 +1,295 @@
+#include "core/guarded_cache.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <utility>
+
+namespace kvtwin {
+namespace {
+
+template <class... Args>
+Status Invalid(fmt::format_string<Args...> format, Args&&... args) {
+  return {StatusCode::kInvalidArgument,
+          fmt::format(format, std::forward<Args>(args)...)};
+}
+
+template <class... Args>
+Status Untimely(fmt::format_string<Args...> format, Args&&... args) {
+  return {StatusCode::kFailedPrecondition,
+          fmt::format(format, std::forward<Args>(args)...)};
+}
+
+Status NotNegative(std::string_view name, std::int64_t value) {
+  if (value >= 0) return {};
+  return Invalid("{} is {}, it must not be negative", name, value);
+}
+
+Status AtLeastOne(std::string_view name, std::int64_t value) {
+  if (value >= 1) return {};
+  return Invalid("{} is {}, it must be at least 1", name, value);
+}
+
+Status CheckTensor(std::string_view name, const TensorView& tensor) {
+  if (tensor.data == nullptr) return Invalid("{} has no data", name);
+  for (const std::int64_t extent : tensor.shape) {
+    if (extent < 1) {
+      return Invalid("{} has shape {}, every extent must be at least 1", name,
+                     ShapeText(tensor.shape));
+    }
+    if (extent > std::numeric_limits<std::int32_t>::max()) {
+      return Invalid("{} has shape {}, which is too large", name,
+                     ShapeText(tensor.shape));
+    }
+  }
+  return {};
+}
+
+Status CheckIndices(std::string_view name, std::span<const int> indices,
+                    int batch) {
+  for (const int index : indices) {
+    if (index < 0 || index >= batch) {
+      return Invalid("{} index {} is outside of the batch of {} tokens", name,
+                     index, batch);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status GuardedCache::CheckReady() const {
+  if (life_ == Life::kNew) return Untimely("the cache is used before Init");
+  if (life_ == Life::kClosed) return Untimely("the cache is used after Close");
+  return {};
+}
+
+Status GuardedCache::CheckPass() const {
+  if (Status status = CheckReady(); !status.ok()) return status;
+  if (!pass_.active) return Untimely("there is no pass: call StartForward");
+  return {};
+}
+
+Status GuardedCache::CheckConfig(const CacheConfig& config) const {
+  if (life_ == Life::kClosed) return CheckReady();
+  if (configured_) return Untimely("SetConfig is called a second time");
+  if (life_ == Life::kReady) return Untimely("SetConfig is called after Init");
+  Status status = AtLeastOne("cache_padding", config.cache_padding);
+  if (!status.ok()) return status;
+  return AtLeastOne("mask_batch_padding", config.mask_batch_padding);
+}
+
+Status GuardedCache::SetConfig(const CacheConfig& config) {
+  if (Status status = CheckConfig(config); !status.ok()) return status;
+  config_ = config;
+  configured_ = true;
+  return {};
+}
+
+Status GuardedCache::CheckInit(const InitArgs& args) const {
+  if (life_ == Life::kClosed) return CheckReady();
+  if (life_ == Life::kReady) return Untimely("Init is called a second time");
+  Status status = AtLeastOne("max_sequences", args.max_sequences);
+  if (status.ok()) status = AtLeastOne("capacity", args.capacity);
+  if (status.ok()) status = AtLeastOne("max_batch", args.max_batch);
+  if (status.ok()) status = DoCheckInit(args);
+  return status;
+}
+
+Status GuardedCache::Init(DType dtype, int max_sequences, int capacity,
+                          int max_batch) {
+  const InitArgs args{dtype, max_sequences, capacity, max_batch};
+  if (Status status = CheckInit(args); !status.ok()) return status;
+  init_ = args;
+  DoInit(args);
+  life_ = Life::kReady;
+  return {};
+}
+
+void GuardedCache::Close() {
+  if (life_ == Life::kClosed) return;
+  life_ = Life::kClosed;
+  EndPass();
+  rows_.clear();
+  DoClose();
+}
+
+Status GuardedCache::SetLayer(int layer) {
+  if (Status status = CheckReady(); !status.ok()) return status;
+  if (Status status = NotNegative("layer", layer); !status.ok()) return status;
+  layer_ = layer;
+  return {};
+}
+
+Status GuardedCache::CheckBatch(const Batch& batch) const {
+  const std::size_t tokens = batch.positions.size();
+  if (tokens == 0) return Invalid("the batch is empty");
+  if (batch.sequences.size() != tokens) {
+    return Invalid("the batch has {} positions and {} sequences", tokens,
+                   batch.sequences.size());
+  }
+  if (tokens > static_cast<std::size_t>(init_.max_batch)) {
+    return Invalid("the batch has {} tokens, max_batch is {}", tokens,
+                   init_.max_batch);
+  }
+  for (const std::int32_t position : batch.positions) {
+    Status status = NotNegative("a position of the batch", position);
+    if (!status.ok()) return status;
+  }
+  for (const int seq : batch.sequences) {
+    Status status = NotNegative("a sequence of the batch", seq);
+    if (!status.ok()) return status;
+  }
+  return CheckIndices("multimodal", batch.multimodal, static_cast<int>(tokens));
+}
+
+Status GuardedCache::StartForward(const Batch& batch, bool reserve) {
+  if (Status status = CheckReady(); !status.ok()) return status;
+  if (Status status = CheckBatch(batch); !status.ok()) return status;
+  EndPass();
+  Status status = DoStartForward(batch, reserve);
+  if (status.ok()) {
+    pass_ = {.active = true,
+             .reserve = reserve,
+             .batch = static_cast<int>(batch.positions.size())};
+  }
+  return status;
+}
+
+void GuardedCache::GiveBack() {
+  if (pass_.active && !pass_.reserve) DoGiveBack();
+  EndPass();
+}
+
+Status GuardedCache::SetCausal(std::span<const int> except) {
+  if (Status status = CheckPass(); !status.ok()) return status;
+  if (IsEncoder()) {
+    return {StatusCode::kNotSupported, "an encoder cache has no mask"};
+  }
+  Status status = CheckIndices("except", except, pass_.batch);
+  if (status.ok()) DoSetCausal(except);
+  return status;
+}
+
+Status GuardedCache::CheckRows(const TensorView& key,
+                               const TensorView& value) const {
+  for (const auto& [name, tensor] :
+       {std::pair("key", &key), std::pair("value", &value)}) {
+    if (tensor->dtype != DType::kF32 && tensor->dtype != init_.dtype) {
+      return Invalid("{} is {}, the cache takes f32 or {}", name,
+                     DTypeName(tensor->dtype), DTypeName(init_.dtype));
+    }
+    if (tensor->shape[2] != pass_.batch || tensor->shape[3] != 1) {
+      return Invalid("{} has shape {}, the batch has {} tokens", name,
+                     ShapeText(tensor->shape), pass_.batch);
+    }
+  }
+  if (key.shape[1] != value.shape[1]) {
+    return Invalid("key has {} kv_heads, value has {}", key.shape[1],
+                   value.shape[1]);
+  }
+  const RowDims dims{static_cast<int>(key.shape[0]),
+                     static_cast<int>(key.shape[1]),
+                     static_cast<int>(value.shape[0])};
+  const auto known = rows_.find(layer_);
+  if (known != rows_.end() && known->second != dims) {
+    return Invalid(
+        "layer {} holds K [{}, {}] and V [{}, {}], not [{}, {}] "
+        "and [{}, {}]",
+        layer_, known->second.k_head_dim, known->second.kv_heads,
+        known->second.v_head_dim, known->second.kv_heads, dims.k_head_dim,
+        dims.kv_heads, dims.v_head_dim, dims.kv_heads);
+  }
+  return {};
+}
+
+Status GuardedCache::CheckEncoderRows(const TensorView& key,
+                                      const TensorView& value) const {
+  if (config_.permuted_v && value.shape[3] != 1) {
+    return Invalid("value has shape {}, permuted V takes three dimensions",
+                   ShapeText(value.shape));
+  }
+  (void)key;
+  return {};
+}
+
+Status GuardedCache::Put(const TensorView& key, const TensorView& value) {
+  Status status = CheckPass();
+  if (status.ok()) status = CheckTensor("key", key);
+  if (status.ok()) status = CheckTensor("value", value);
+  if (status.ok()) {
+    status = IsEncoder() ? CheckEncoderRows(key, value) : CheckRows(key, value);
+  }
+  if (!status.ok()) return status;
+  if (!IsEncoder()) {
+    rows_[layer_] = {static_cast<int>(key.shape[0]),
+                     static_cast<int>(key.shape[1]),
+                     static_cast<int>(value.shape[0])};
+  }
+  DoPut(key, value);
+  return {};
+}
+
+Result<KvView> GuardedCache::Get() {
+  if (Status status = CheckPass(); !status.ok()) return status;
+  if (std::optional<KvView> view = DoGet()) return *view;
+  return Untimely("nothing was ever put into layer {}", layer_);
+}
+
+Status GuardedCache::CheckCopyPrefix(int src, int dst, std::int32_t len) const {
+  Status status = CheckReady();
+  if (status.ok()) status = NotNegative("src", src);
+  if (status.ok()) status = NotNegative("dst", dst);
+  if (status.ok()) status = NotNegative("len", len);
+  if (status.ok() && IsEncoder()) {
+    return {StatusCode::kNotSupported,
+            "an encoder cache holds one sequence, which cannot be copied"};
+  }
+  return status;
+}
+
+Status GuardedCache::CopyPrefix(int src, int dst, std::int32_t len) {
+  Status status = CheckCopyPrefix(src, dst, len);
+  if (status.ok()) DoCopyPrefix(src, dst, len);
+  return status;
+}
+
+Result<bool> GuardedCache::CanResume(int seq, std::int32_t pos) {
+  Status status = CheckReady();
+  if (status.ok()) status = NotNegative("seq", seq);
+  if (status.ok()) status = NotNegative("pos", pos);
+  if (!status.ok()) return status;
+  return DoCanResume(seq, pos);
+}
+
+Status GuardedCache::PrepareRemove(int seq, std::int32_t begin,
+                                   std::int32_t end) {
+  Status status = CheckReady();
+  if (status.ok()) status = NotNegative("seq", seq);
+  if (status.ok()) status = NotNegative("begin", begin);
+  if (!status.ok()) return status;
+  if (begin > end) return Invalid("begin is {}, end is {}", begin, end);
+  return DoPrepareRemove(seq, begin, end);
+}
+
+Status GuardedCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
+  Status status = PrepareRemove(seq, begin, end);
+  if (status.ok()) CommitRemove();
+  return status;
+}
+
+Status GuardedCache::SetLayerType(int type) {
+  if (Status status = CheckReady(); !status.ok()) return status;
+  return {StatusCode::kNotSupported,
+          fmt::format("layer type {}: this cache is not a wrapper", type)};
+}
+
+Result<bool> GuardedCache::EncoderCached() {
+  if (Status status = CheckReady(); !status.ok()) return status;
+  if (!IsEncoder()) {
+    return Status(StatusCode::kNotSupported, "this is not an encoder cache");
+  }
+  return DoEncoderCached();
+}
+
+}  // namespace kvtwin

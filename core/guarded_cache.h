@@ -1,0 +1,119 @@
+// The gate that every call passes before a twin sees it: arguments, order of
+// calls, shapes. What the calls mean is the twins' business; this only makes
+// sure that they are never asked nonsense, and says so in one voice.
+
+#ifndef KVTWIN_CORE_GUARDED_CACHE_H_
+#define KVTWIN_CORE_GUARDED_CACHE_H_
+
+#include <map>
+#include <vector>
+
+#include "kvtwin/cache.h"
+
+namespace kvtwin {
+
+struct InitArgs {
+  DType dtype = DType::kF32;
+  int max_sequences = 0;
+  int capacity = 0;
+  int max_batch = 0;
+};
+
+// The dimensions of a layer's rows, fixed by its first Put.
+struct RowDims {
+  int k_head_dim = 0;
+  int kv_heads = 0;
+  int v_head_dim = 0;
+  bool operator==(const RowDims&) const = default;
+};
+
+// The base of every cache but wrappers.
+class GuardedCache : public Cache {
+ public:
+  Status SetConfig(const CacheConfig& config) final;
+  Status Init(DType dtype, int max_sequences, int capacity,
+              int max_batch) final;
+  void Close() final;
+  Status SetLayer(int layer) final;
+  Status StartForward(const Batch& batch, bool reserve) final;
+  Status SetCausal(std::span<const int> except) final;
+  Status Put(const TensorView& key, const TensorView& value) final;
+  Result<KvView> Get() final;
+  Status CopyPrefix(int src, int dst, std::int32_t len) final;
+  Result<bool> CanResume(int seq, std::int32_t pos) final;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) final;
+  Status SetLayerType(int type) final;
+  Cache* UnderlyingCache() final { return this; }
+  Result<bool> EncoderCached() final;
+
+  // For wrappers, which change all of their caches or none.
+  //
+  // failed_precondition before Init and after Close.
+  Status CheckReady() const;
+  // What these would answer, without doing it.
+  Status CheckConfig(const CacheConfig& config) const;
+  Status CheckInit(const InitArgs& args) const;
+  Status CheckCopyPrefix(int src, int dst, std::int32_t len) const;
+  // Remove in two steps: PrepareRemove answers and changes nothing, and if it
+  // says ok, CommitRemove does it.
+  Status PrepareRemove(int seq, std::int32_t begin, std::int32_t end);
+  void CommitRemove() { DoCommitRemove(); }
+  // Ends the pass, if there is one, and takes back what its StartForward
+  // stored. What was evicted or moved to make room stays so.
+  void GiveBack();
+  void EndPass() { pass_ = Pass(); }
+
+ protected:
+  struct Pass {
+    bool active = false;
+    bool reserve = false;
+    int batch = 0;  // Tokens.
+  };
+
+  // The twin's part. Called after Init, outside of any misuse.
+  virtual Status DoCheckInit(const InitArgs& args) const = 0;
+  virtual void DoInit(const InitArgs& args) = 0;
+  virtual void DoClose() = 0;
+  virtual Status DoStartForward(const Batch& batch, bool reserve) = 0;
+  virtual void DoGiveBack() = 0;
+  virtual void DoSetCausal(std::span<const int> except) = 0;
+  virtual void DoPut(const TensorView& key, const TensorView& value) = 0;
+  // Null: nothing was ever put into the current layer.
+  virtual std::optional<KvView> DoGet() = 0;
+  virtual void DoCopyPrefix(int src, int dst, std::int32_t len) = 0;
+  virtual bool DoCanResume(int seq, std::int32_t pos) const = 0;
+  virtual Status DoPrepareRemove(int seq, std::int32_t begin,
+                                 std::int32_t end) = 0;
+  virtual void DoCommitRemove() = 0;
+  virtual bool DoEncoderCached() const { return false; }
+  // A cache of position independent rows: no cells, no mask, any shape.
+  virtual bool IsEncoder() const { return false; }
+
+  const CacheConfig& config() const { return config_; }
+  const Pass& pass() const { return pass_; }
+  // Of the current layer. Requires: a Put to it, at the latest now.
+  const RowDims& row_dims() const { return rows_.at(layer_); }
+  int layer() const { return layer_; }
+  DType dtype() const { return init_.dtype; }
+  int max_batch() const { return init_.max_batch; }
+
+ private:
+  enum class Life { kNew, kReady, kClosed };
+
+  Status CheckPass() const;
+  Status CheckBatch(const Batch& batch) const;
+  Status CheckRows(const TensorView& key, const TensorView& value) const;
+  Status CheckEncoderRows(const TensorView& key, const TensorView& value) const;
+
+  Life life_ = Life::kNew;
+  bool configured_ = false;
+  CacheConfig config_;
+  InitArgs init_;
+  int layer_ = 0;
+  Pass pass_;
+  std::map<int, RowDims> rows_;  // By layer.
+};
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_GUARDED_CACHE_H_

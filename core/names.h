@@ -1,0 +1,37 @@
+// What kinds of caches and shift functions are called in recordings, histories
+// and on the command line.
+
+#ifndef KVTWIN_CORE_NAMES_H_
+#define KVTWIN_CORE_NAMES_H_
+
+#include <array>
+#include <optional>
+#include <string_view>
+
+#include "kvtwin/cache.h"
+
+namespace kvtwin {
+
+// In the order of the enums. A custom shift function has no name.
+inline constexpr std::array<std::string_view, 6> kKindNames = {
+    "causal", "swa", "swa_mem", "chunked", "encoder", "wrapper"};
+inline constexpr std::array<std::string_view, 5> kShiftNames = {
+    "none", "identity", "add", "tag_add", "rope"};
+
+inline std::string_view KindName(Kind kind) {
+  return kKindNames[static_cast<std::size_t>(kind)];
+}
+
+// The place of `name` in one of the above, as its enum.
+template <class Enum, std::size_t n>
+std::optional<Enum> FromName(const std::array<std::string_view, n>& names,
+                             std::string_view name) {
+  for (std::size_t i = 0; i < n; ++i) {
+    if (names[i] == name) return static_cast<Enum>(i);
+  }
+  return std::nullopt;
+}
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_NAMES_H_

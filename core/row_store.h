@@ -1,0 +1,40 @@
+// The K or the V rows of all cells in one layer, as an Eigen matrix.
+
+#ifndef KVTWIN_CORE_ROW_STORE_H_
+#define KVTWIN_CORE_ROW_STORE_H_
+
+#include <Eigen/Core>
+#include <cstdint>
+#include <variant>
+
+#include "core/dense_tensor.h"
+#include "kvtwin/tensor.h"
+
+namespace kvtwin {
+
+class RowStore {
+ public:
+  // All zero. With `permuted`, cells are the first dimension of the views.
+  RowStore(DType dtype, int head_dim, int kv_heads, int cells, bool permuted);
+
+  // `row` = [head_dim, kv_heads], rounded if it has another dtype.
+  void Store(int cell, const TensorView& row);
+  DenseTensor Load(int cell) const;
+  void Copy(int from_cell, int to_cell);
+  // [head_dim, kv_heads, count], or permuted [count, head_dim, kv_heads].
+  TensorView View(int first_cell, int count) const;
+
+ private:
+  template <class T>
+  using MatrixOf = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
+
+  DType dtype_;
+  Shape shape_;  // Over all cells.
+  std::size_t cell_dim_;
+  // A column for each cell, or, permuted, a row.
+  std::variant<MatrixOf<float>, MatrixOf<Eigen::half>> rows_;
+};
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_ROW_STORE_H_

@@ -1,0 +1,20 @@
+#include "kvtwin/status.h"
+
+#include <array>
+
+namespace kvtwin {
+
+std::string_view StatusName(StatusCode code) {
+  constexpr std::array<std::string_view, 6> kNames = {
+      "ok",           "cache_full",       "not_supported",
+      "shared_cells", "invalid_argument", "failed_precondition"};
+  return kNames[static_cast<std::size_t>(code)];
+}
+
+std::string Status::ToString() const {
+  std::string text(StatusName(code_));
+  if (!message_.empty()) text += ": " + message_;
+  return text;
+}
+
+}  // namespace kvtwin

@@ -1,0 +1,586 @@
+#include "core/trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include "core/elements.h"
+#include "core/json_line.h"
+
+namespace kvtwin {
+namespace {
+
+constexpr std::array<std::string_view, 10> kOpNames = {
+    "start_forward", "set_causal",    "set_layer_type", "put",
+    "get",           "reserved_mask", "remove",         "copy_prefix",
+    "can_resume",    "encoder_cached"};
+constexpr std::array<std::string_view, 6> kKindNames = {
+    "causal", "swa", "swa_mem", "chunked", "encoder", "wrapper"};
+constexpr std::array<std::string_view, 5> kShiftNames = {
+    "none", "identity", "add", "tag_add", "rope"};
+constexpr std::array<std::string_view, 2> kPairingNames = {"adjacent",
+                                                           "halves"};
+constexpr std::array<std::string_view, 2> kDTypeNames = {"f32", "f16"};
+constexpr std::array<std::string_view, 3> kPlacementNames = {
+    "contiguous", "scatter", "other"};
+constexpr std::array<std::string_view, 4> kResultNames = {
+    "ok", "cache_full", "not_supported", "shared_cells"};
+
+// As many elements as the shape says? 64 bits hold the product: it is given up
+// as soon as it is larger than any list.
+bool MultipliesOutTo(const Shape& shape, std::size_t count) {
+  std::int64_t product = 1;
+  for (const std::int64_t extent : shape) {
+    product *= extent;
+    if (product > static_cast<std::int64_t>(kJsonElementsMax)) return false;
+  }
+  return static_cast<std::size_t>(product) == count;
+}
+
+// Whether a number becomes infinite in `dtype`: half a step above the largest.
+bool OutOfRange(double number, DType dtype) {
+  return std::abs(number) >= (dtype == DType::kF32 ? 0x1.ffffffp127 : 65520.0);
+}
+
+DenseTensor Tensor(const JsonFields& op, std::string_view key, DType dtype) {
+  const JsonFields fields = op.Object(key);
+  DenseTensor tensor{dtype, fields.Extents("shape", 1, 4), {}};
+  const JsonValue* data = fields.Need("data");
+  if (!op.ok()) return tensor;
+  if (!data->IsNumbers()) {
+    fields.Wrong("data", *data, "a list of numbers");
+    return tensor;
+  }
+  if (!MultipliesOutTo(tensor.shape, data->numbers.size())) {
+    fields.Fail("data",
+                fmt::format("has {} numbers, its shape is {}",
+                            data->numbers.size(), ShapeText(tensor.shape)));
+    return tensor;
+  }
+  const std::size_t size = SizeOf(dtype);
+  tensor.bytes.resize(data->numbers.size() * size);
+  for (std::size_t i = 0; i < data->numbers.size(); ++i) {
+    const double number = data->numbers[i];
+    // f16 is reached by way of f32, as in Put.
+    const bool finite = !OutOfRange(number, DType::kF32) &&
+                        !OutOfRange(static_cast<float>(number), dtype);
+    if (!finite) {
+      fields.Fail(fmt::format("data[{}]", i),
+                  fmt::format("is {}, out of the range of {}", number,
+                              DTypeName(dtype)));
+      return tensor;
+    }
+    StoreElement(static_cast<float>(number), &tensor.bytes[i * size], dtype);
+  }
+  return tensor;
+}
+
+DenseTensor Mask(const JsonFields& op, std::string_view key, DType dtype) {
+  const JsonFields fields = op.Object(key);
+  DenseTensor mask{dtype, fields.Extents("shape", 2, 2), {}};
+  const JsonValue* rows = fields.Need("rows");
+  if (!op.ok()) return mask;
+  if (!rows->IsStrings()) {
+    fields.Wrong("rows", *rows, "a list of strings");
+    return mask;
+  }
+  const auto columns = static_cast<std::size_t>(mask.shape[0]);
+  if (static_cast<std::int64_t>(rows->strings) != mask.shape[1]) {
+    fields.Fail("rows", fmt::format("has {} strings, its shape is [{}, {}]",
+                                    rows->strings, columns, mask.shape[1]));
+    return mask;
+  }
+  const std::size_t size = SizeOf(dtype);
+  std::string_view rest = rows->text;
+  mask.bytes.reserve(rest.size() * size);
+  for (std::size_t row = 0; row < rows->strings; ++row) {
+    const std::string_view bits = rest.substr(0, columns);
+    if (bits.size() < columns || bits.find_first_not_of("01") != bits.npos ||
+        !rest.substr(columns).starts_with('\n')) {
+      fields.Fail("rows",
+                  fmt::format("[{}] is not {} times 0 or 1", row, columns));
+      return mask;
+    }
+    for (const char bit : bits) {
+      mask.bytes.resize(mask.bytes.size() + size);
+      StoreElement(bit == '1' ? 0 : -std::numeric_limits<float>::infinity(),
+                   &mask.bytes[mask.bytes.size() - size], dtype);
+    }
+    rest.remove_prefix(columns + 1);
+  }
+  return mask;
+}
+
+Rope ReadRope(const JsonFields& fields) {
+  Rope rope;
+  rope.pairing =
+      static_cast<Rope::Pairing>(fields.Name("pairing", kPairingNames));
+  rope.base = fields.Real("base");
+  if (fields.Find("scale") != nullptr) rope.scale = fields.Real("scale");
+  rope.dims = fields.OptionalInt("dims").value_or(0);
+  return rope;
+}
+
+CacheSpec ReadSpec(const JsonValue& object, const std::string& path,
+                   Placement placement, std::string& problem) {
+  const JsonFields fields(object, path, problem);
+  CacheSpec spec;
+  spec.placement = placement;
+  spec.kind = static_cast<Kind>(fields.Name("type", kKindNames));
+  if (spec.kind == Kind::kWrapper) {
+    const JsonValue* caches = fields.Need("caches");
+    if (caches == nullptr) return spec;
+    if (caches->type != JsonValue::Type::kList || caches->strings > 0 ||
+        !caches->numbers.empty()) {
+      fields.Wrong("caches", *caches, "a list of objects");
+      return spec;
+    }
+    for (std::size_t i = 0; i < caches->items.size(); ++i) {
+      spec.caches.push_back(ReadSpec(caches->items[i],
+                                     fmt::format("{}caches[{}].", path, i),
+                                     placement, problem));
+    }
+    return spec;
+  }
+  if (spec.kind == Kind::kEncoder) return spec;
+  if (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem) {
+    spec.window = fields.OptionalInt("window");
+  }
+  if (spec.kind == Kind::kSwaMem) spec.memory = fields.OptionalInt("memory");
+  if (spec.kind == Kind::kChunked) spec.chunk = fields.Int("chunk");
+  spec.shift.kind = static_cast<ShiftKind>(fields.Name("shift", kShiftNames));
+  if (spec.shift.kind == ShiftKind::kRope) {
+    spec.shift.rope = ReadRope(fields.Object("rope"));
+  }
+  return spec;
+}
+
+CacheConfig ReadConfig(const JsonFields& fields) {
+  CacheConfig config;
+  config.cache_padding =
+      std::max(1, fields.OptionalInt("cache_padding", 0).value_or(1));
+  config.mask_batch_padding =
+      std::max(1, fields.OptionalInt("mask_batch_padding", 0).value_or(1));
+  if (fields.Find("permuted_v") != nullptr) {
+    config.permuted_v = fields.Bool("permuted_v");
+  }
+  if (fields.Find("mask_dtype") != nullptr) {
+    config.mask_dtype =
+        static_cast<DType>(fields.Name("mask_dtype", kDTypeNames));
+  }
+  return config;
+}
+
+TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
+  TraceHeader header;
+  if (const JsonValue* producer = fields.Find("producer")) {
+    header.producer = producer->text;
+  }
+  const std::size_t placement = fields.Name("placement", kPlacementNames);
+  header.entitlement_only = placement == 2;
+  (void)fields.Object("cache");
+  if (!problem.empty()) return header;
+  header.spec = ReadSpec(
+      *fields.Find("cache"), "cache.",
+      placement == 1 ? Placement::kScatter : Placement::kContiguous, problem);
+  header.config = ReadConfig(fields.Object("config"));
+  const JsonFields init = fields.Object("init");
+  header.init.dtype = static_cast<DType>(init.Name("dtype", kDTypeNames));
+  header.init.max_sequences = init.Int("max_sequences", 1);
+  header.init.capacity = init.Int("capacity", 1);
+  header.init.max_batch = init.Int("max_batch", 1);
+  const JsonFields model = fields.Object("model");
+  header.layers = model.Int("layers", 1);
+  header.rows.k_head_dim = model.Int("k_head_dim", 1);
+  header.rows.kv_heads = model.Int("kv_heads", 1);
+  header.rows.v_head_dim = model.Int("v_head_dim", 1);
+  if (!problem.empty()) return header;
+  const double bytes = CacheBytesBound(header, header.rows, 0);
+  if (bytes > kTraceCacheBytesMax) {
+    problem = fmt::format(
+        "the cache would need {:.3g} bytes, this program stops at {:.3g}: "
+        "max_sequences {}, capacity {}, max_batch {}, layers {}",
+        bytes, kTraceCacheBytesMax, header.init.max_sequences,
+        header.init.capacity, header.init.max_batch, header.layers);
+  }
+  return header;
+}
+
+// K, V and mask must have the same number of columns.
+void CheckColumns(const JsonFields& fields, const TraceOp& op,
+                  bool permuted_v) {
+  if (!op.mask) return;
+  const std::int64_t columns = op.key.shape[2];
+  if (op.mask->shape[0] != columns) {
+    fields.Fail("mask", fmt::format("has {} columns, key has {}",
+                                    op.mask->shape[0], columns));
+  }
+  if (!op.value) return;
+  const std::int64_t values = op.value->shape[permuted_v ? 0 : 2];
+  if (values != columns) {
+    fields.Fail("value",
+                fmt::format("has {} columns, key has {}", values, columns));
+  }
+}
+
+void ReadGet(const JsonFields& fields, const TraceHeader& header, TraceOp& op) {
+  op.first_cell = fields.OptionalInt("first_cell");
+  op.key = Tensor(fields, "key", header.init.dtype);
+  if (fields.Find("value") != nullptr) {
+    op.value = Tensor(fields, "value", header.init.dtype);
+  }
+  const JsonValue* mask = fields.Need("mask");
+  if (mask == nullptr || mask->type == JsonValue::Type::kNull) return;
+  op.mask = Mask(fields, "mask", header.config.mask_dtype);
+  if (fields.ok()) CheckColumns(fields, op, header.config.permuted_v);
+}
+
+void ReadStartForward(const JsonFields& fields, TraceOp& op) {
+  op.positions = fields.Ints("positions");
+  op.sequences = fields.Ints("sequences");
+  if (fields.Find("multimodal") != nullptr) {
+    op.indices = fields.Ints("multimodal");
+  }
+  if (fields.Find("reserve") != nullptr) op.reserve = fields.Bool("reserve");
+  if (fields.Find("cells") != nullptr) op.cells = fields.Ints("cells");
+  op.result = static_cast<StatusCode>(fields.Name("result", kResultNames));
+}
+
+TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
+  TraceOp op;
+  op.kind = static_cast<TraceOpKind>(fields.Name("op", kOpNames));
+  if (!fields.ok()) return op;
+  if (op.kind == TraceOpKind::kPut || op.kind == TraceOpKind::kGet) {
+    op.layer = fields.Int("layer", 0, header.layers - 1);
+  }
+  switch (op.kind) {
+    case TraceOpKind::kStartForward:
+      ReadStartForward(fields, op);
+      break;
+    case TraceOpKind::kSetCausal:
+      op.indices = fields.Ints("except");
+      break;
+    case TraceOpKind::kSetLayerType:
+      op.type = fields.Int("type");
+      break;
+    case TraceOpKind::kPut:
+      op.key = Tensor(fields, "key", header.init.dtype);
+      op.value = Tensor(fields, "value", header.init.dtype);
+      break;
+    case TraceOpKind::kGet:
+      ReadGet(fields, header, op);
+      break;
+    case TraceOpKind::kReservedMask:
+      op.shape = fields.Extents("shape", 2, 2);
+      op.first_cell = fields.OptionalInt("first_cell");
+      break;
+    case TraceOpKind::kRemove:
+      op.seq = fields.Int("seq");
+      op.begin = fields.Int("begin");
+      op.end = fields.Int("end");
+      op.result = static_cast<StatusCode>(fields.Name("result", kResultNames));
+      break;
+    case TraceOpKind::kCopyPrefix:
+      op.src = fields.Int("src");
+      op.dst = fields.Int("dst");
+      op.len = fields.Int("len");
+      break;
+    case TraceOpKind::kCanResume:
+      op.seq = fields.Int("seq");
+      op.pos = fields.Int("pos");
+      op.answer = fields.Bool("result");
+      break;
+    case TraceOpKind::kEncoderCached:
+      op.answer = fields.Bool("result");
+      break;
+  }
+  return op;
+}
+
+// The shortest decimals that read back as the same float. Errors: not finite.
+Status AppendNumbers(const DenseTensor& tensor, std::string& text) {
+  const std::size_t size = SizeOf(tensor.dtype);
+  for (std::size_t i = 0; i < tensor.bytes.size() / size; ++i) {
+    const float number = LoadElement(&tensor.bytes[i * size], tensor.dtype);
+    if (!std::isfinite(number)) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("element {} is {}, which no recording can hold", i,
+                          number)};
+    }
+    fmt::format_to(std::back_inserter(text), "{}{}", i == 0 ? "" : ",", number);
+  }
+  return {};
+}
+
+Status AppendTensor(std::string_view key, const DenseTensor& tensor,
+                    std::string& text) {
+  text += fmt::format(R"(,"{}":{{"shape":[{},{},{})", key, tensor.shape[0],
+                      tensor.shape[1], tensor.shape[2]);
+  if (tensor.shape[3] != 1) text += fmt::format(",{}", tensor.shape[3]);
+  text += R"(],"data":[)";
+  Status status = AppendNumbers(tensor, text);
+  text += "]}";
+  if (status.ok()) return status;
+  return {status.code(), fmt::format("{}: {}", key, status.message())};
+}
+
+void AppendMask(const DenseTensor& mask, std::string& text) {
+  const TensorView view = mask.view();
+  text += fmt::format(R"(,"mask":{{"shape":[{},{}],"rows":[)", view.shape[0],
+                      view.shape[1]);
+  for (std::int64_t row = 0; row < view.shape[1]; ++row) {
+    text += row == 0 ? "\"" : ",\"";
+    for (std::int64_t column = 0; column < view.shape[0]; ++column) {
+      text += LoadElement(view.at(column, row), view.dtype) == 0 ? '1' : '0';
+    }
+    text += '"';
+  }
+  text += "]}";
+}
+
+std::string SpecText(const CacheSpec& spec) {
+  std::string text = fmt::format(
+      R"({{"type":"{}")", kKindNames[static_cast<std::size_t>(spec.kind)]);
+  if (spec.kind == Kind::kWrapper) {
+    text += R"(,"caches":[)";
+    for (std::size_t i = 0; i < spec.caches.size(); ++i) {
+      text += (i == 0 ? "" : ",") + SpecText(spec.caches[i]);
+    }
+    return text + "]}";
+  }
+  if (spec.kind == Kind::kEncoder) return text + "}";
+  const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
+  if (windowed && spec.window) {
+    text += fmt::format(R"(,"window":{})", *spec.window);
+  }
+  if (spec.kind == Kind::kSwaMem && spec.memory) {
+    text += fmt::format(R"(,"memory":{})", *spec.memory);
+  }
+  if (spec.kind == Kind::kChunked) {
+    text += fmt::format(R"(,"chunk":{})", spec.chunk);
+  }
+  text += fmt::format(R"(,"shift":"{}")",
+                      kShiftNames[static_cast<std::size_t>(spec.shift.kind)]);
+  if (spec.shift.kind == ShiftKind::kRope) {
+    const Rope& rope = spec.shift.rope;
+    text += fmt::format(
+        R"(,"rope":{{"pairing":"{}","base":{},"scale":{},"dims":{}}})",
+        kPairingNames[static_cast<std::size_t>(rope.pairing)], rope.base,
+        rope.scale, rope.dims);
+  }
+  return text + "}";
+}
+
+bool HasCustomShift(const CacheSpec& spec) {
+  return spec.shift.kind == ShiftKind::kCustom ||
+         std::any_of(spec.caches.begin(), spec.caches.end(), HasCustomShift);
+}
+
+std::string StartForwardText(const TraceOp& op) {
+  std::string text =
+      fmt::format(R"(,"positions":[{}],"sequences":[{}])",
+                  fmt::join(op.positions, ","), fmt::join(op.sequences, ","));
+  if (op.reserve) text += R"(,"reserve":true)";
+  if (!op.indices.empty()) {
+    text += fmt::format(R"(,"multimodal":[{}])", fmt::join(op.indices, ","));
+  }
+  text += fmt::format(R"(,"result":"{}")", StatusName(op.result));
+  if (op.cells) {
+    text += fmt::format(R"(,"cells":[{}])", fmt::join(*op.cells, ","));
+  }
+  return text;
+}
+
+// The get or put, whose tensors may be what no recording can hold.
+Status AppendRows(const TraceOp& op, std::string& text) {
+  text += fmt::format(R"(,"layer":{})", op.layer);
+  if (op.first_cell) text += fmt::format(R"(,"first_cell":{})", *op.first_cell);
+  Status status = AppendTensor("key", op.key, text);
+  if (status.ok() && op.value) status = AppendTensor("value", *op.value, text);
+  if (op.mask) {
+    AppendMask(*op.mask, text);
+  } else if (op.kind == TraceOpKind::kGet) {
+    text += R"(,"mask":null)";
+  }
+  return status;
+}
+
+Status AppendFields(const TraceOp& op, std::string& text) {
+  switch (op.kind) {
+    case TraceOpKind::kStartForward:
+      text += StartForwardText(op);
+      break;
+    case TraceOpKind::kSetCausal:
+      text += fmt::format(R"(,"except":[{}])", fmt::join(op.indices, ","));
+      break;
+    case TraceOpKind::kSetLayerType:
+      text += fmt::format(R"(,"type":{})", op.type);
+      break;
+    case TraceOpKind::kPut:
+    case TraceOpKind::kGet:
+      return AppendRows(op, text);
+    case TraceOpKind::kReservedMask:
+      text += fmt::format(R"(,"shape":[{},{}])", op.shape[0], op.shape[1]);
+      if (op.first_cell) {
+        text += fmt::format(R"(,"first_cell":{})", *op.first_cell);
+      }
+      break;
+    case TraceOpKind::kRemove:
+      text += fmt::format(R"(,"seq":{},"begin":{},"end":{},"result":"{}")",
+                          op.seq, op.begin, op.end, StatusName(op.result));
+      break;
+    case TraceOpKind::kCopyPrefix:
+      text +=
+          fmt::format(R"(,"src":{},"dst":{},"len":{})", op.src, op.dst, op.len);
+      break;
+    case TraceOpKind::kCanResume:
+      text += fmt::format(R"(,"seq":{},"pos":{},"result":{})", op.seq, op.pos,
+                          op.answer);
+      break;
+    case TraceOpKind::kEncoderCached:
+      text += fmt::format(R"(,"result":{})", op.answer);
+      break;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string_view TraceOpName(TraceOpKind kind) {
+  return kOpNames[static_cast<std::size_t>(kind)];
+}
+
+double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
+                       std::size_t sequences) {
+  constexpr double kCellBytes = 64;  // Position, sequences, bookkeeping.
+  const bool wrapper = header.spec.kind == Kind::kWrapper;
+  const double max_batch = header.init.max_batch;
+  const double row_bytes =
+      static_cast<double>(rows.kv_heads) *
+      (static_cast<double>(rows.k_head_dim) + rows.v_head_dim) *
+      static_cast<double>(SizeOf(header.init.dtype)) * header.layers;
+  const double mask_bytes =
+      (max_batch + header.config.mask_batch_padding) *
+      static_cast<double>(SizeOf(header.config.mask_dtype));
+  double bytes = 0;
+  for (const CacheSpec& spec :
+       wrapper ? header.spec.caches : std::vector{header.spec}) {
+    if (spec.kind == Kind::kEncoder) continue;
+    double kept = header.init.capacity;
+    if (spec.window) {  // One more: room for the stop token.
+      const int memory = spec.memory.value_or(0);
+      kept = std::min(kept, std::max(*spec.window, memory) + 1.0);
+    }
+    const double cells = header.init.max_sequences * kept + max_batch +
+                         header.config.cache_padding;
+    bytes += cells * (kCellBytes + row_bytes + mask_bytes +
+                      static_cast<double>(sequences) / 8);
+  }
+  return bytes;
+}
+
+bool TraceReader::Fail(std::string reason) {
+  error_ = TraceError{line_, std::move(reason)};
+  return false;
+}
+
+bool TraceReader::ReadLine(std::string& text) {
+  constexpr std::size_t kChunkBytes = 1 << 16;
+  text.clear();
+  if (error_) return false;
+  ++line_;
+  while (true) {
+    const std::size_t end = chunk_.find('\n', chunk_at_);
+    text.append(chunk_, chunk_at_, end - chunk_at_);
+    if (text.size() > kTraceLineBytesMax) {
+      return Fail(
+          fmt::format("the line is longer than {} bytes", kTraceLineBytesMax));
+    }
+    chunk_at_ = end + 1;
+    if (end != chunk_.npos) return true;
+    chunk_.resize(kChunkBytes);
+    in_.read(chunk_.data(), static_cast<std::streamsize>(kChunkBytes));
+    chunk_.resize(static_cast<std::size_t>(in_.gcount()));
+    chunk_at_ = 0;
+    if (in_.bad()) return Fail("cannot be read");
+    if (chunk_.empty()) return !text.empty();
+  }
+}
+
+bool TraceReader::ReadHeader() {
+  std::string text;
+  if (!ReadLine(text)) return error_ ? false : Fail("the file is empty");
+  JsonValue object;
+  std::string problem = ParseJsonLine(text, object);
+  if (!problem.empty()) return Fail(problem);
+  const JsonFields fields(object, "", problem);
+  if (fields.Find("kvtrace") == nullptr && fields.Find("op") != nullptr) {
+    return Fail("an op comes before the header");
+  }
+  const JsonValue* version = fields.Need("kvtrace");
+  if (version != nullptr &&
+      (version->type != JsonValue::Type::kInteger || version->number != 1)) {
+    fields.Wrong("kvtrace", *version, "1");
+  }
+  if (problem.empty()) header_ = ReadHeaderFields(fields, problem);
+  return problem.empty() || Fail(problem);
+}
+
+bool TraceReader::ReadOp(TraceOp& op) {
+  std::string text;
+  if (!ReadLine(text)) return false;
+  JsonValue object;
+  std::string problem = ParseJsonLine(text, object);
+  if (!problem.empty()) return Fail(problem);
+  const JsonFields fields(object, "", problem);
+  if (fields.Find("kvtrace") != nullptr) return Fail("a second header");
+  op = ReadOpFields(fields, header_);
+  op.line = line_;
+  return problem.empty() || Fail(problem);
+}
+
+Status WriteTraceHeader(const TraceHeader& header, std::ostream& out) {
+  if (HasCustomShift(header.spec)) {
+    return {StatusCode::kInvalidArgument,
+            "shift is custom, which no recording can hold"};
+  }
+  const bool wrapper = header.spec.kind == Kind::kWrapper;
+  const CacheSpec& placed = wrapper ? header.spec.caches.at(0) : header.spec;
+  const auto placement = static_cast<std::size_t>(placed.placement);
+  const CacheConfig& config = header.config;
+  const InitArgs& init = header.init;
+  out << fmt::format(
+      R"({{"kvtrace":1,"producer":{},"placement":"{}","cache":{},)",
+      JsonString(header.producer),
+      kPlacementNames[header.entitlement_only ? 2 : placement],
+      SpecText(header.spec));
+  out << fmt::format(R"("config":{{"cache_padding":{},"mask_batch_padding":{},)"
+                     R"("permuted_v":{},"mask_dtype":"{}"}},)",
+                     config.cache_padding, config.mask_batch_padding,
+                     config.permuted_v, DTypeName(config.mask_dtype));
+  out << fmt::format(
+      R"("init":{{"dtype":"{}","max_sequences":{},"capacity":{},)"
+      R"("max_batch":{}}},)",
+      DTypeName(init.dtype), init.max_sequences, init.capacity, init.max_batch);
+  out << fmt::format(R"("model":{{"layers":{},"k_head_dim":{},"kv_heads":{},)"
+                     R"("v_head_dim":{}}}}})",
+                     header.layers, header.rows.k_head_dim,
+                     header.rows.kv_heads, header.rows.v_head_dim);
+  out << '\n';
+  return {};
+}
+
+Status WriteTraceOp(const TraceOp& op, std::ostream& out) {
+  std::string text = fmt::format(R"({{"op":"{}")", TraceOpName(op.kind));
+  Status status = AppendFields(op, text);
+  if (status.ok()) out << text << "}\n";
+  return status;
+}
+
+}  // namespace kvtwin

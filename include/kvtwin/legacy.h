@@ -1,0 +1,42 @@
+// The interface's first shape: one capacity in tokens for all sequences, and
+// StartForward with two lists. A thin adapter over Cache.
+
+#ifndef KVTWIN_LEGACY_H_
+#define KVTWIN_LEGACY_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "kvtwin/cache.h"
+
+namespace kvtwin {
+
+// Owns a cache that it initializes in the old way. Every other call goes to
+// cache(). As at the time, nothing is ever evicted: a window only masks.
+class LegacyCache {
+ public:
+  // `spec.memory` is ignored. Errors: as MakeCache.
+  static Result<LegacyCache> Make(CacheSpec spec,
+                                  std::string_view twin = "optimized");
+
+  // `capacity` cells in all, for any number of sequences; batches may be as
+  // large. Errors: as Cache::Init.
+  Status Init(DType dtype, std::int32_t capacity);
+
+  // Errors: as Cache::StartForward.
+  Status StartForward(std::span<const std::int32_t> positions,
+                      std::span<const int> sequences);
+
+  Cache& cache() { return *cache_; }
+
+ private:
+  explicit LegacyCache(std::unique_ptr<Cache> cache)
+      : cache_(std::move(cache)) {}
+
+  std::unique_ptr<Cache> cache_;
+};
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_LEGACY_H_

@@ -1,0 +1,71 @@
+// What an operation answers: done, refused, or misused.
+//
+// A refusal (cache_full, not_supported, shared_cells) is an outcome that a
+// correct client meets and handles. invalid_argument and failed_precondition
+// mean that the caller is wrong; the message names the argument and its value.
+// Neither changes the cache, except that a full StartForward keeps the eviction
+// and defrag that came before it (docs/semantics.md, S12).
+
+#ifndef KVTWIN_STATUS_H_
+#define KVTWIN_STATUS_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace kvtwin {
+
+enum class StatusCode {
+  kOk,
+  kCacheFull,           // No cells for the batch.
+  kNotSupported,        // This kind of cache cannot do that.
+  kSharedCells,         // A token that would move belongs to other sequences.
+  kInvalidArgument,     // An argument is wrong in itself.
+  kFailedPrecondition,  // The call comes at the wrong time.
+};
+
+// The name used in recordings and messages: "ok", "cache_full", ...
+std::string_view StatusName(StatusCode code);
+
+// A code, and for every code but kOk a message for people.
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(StatusCode code, std::string message)
+      : code_(code), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == StatusCode::kOk; }
+  StatusCode code() const { return code_; }
+  const std::string& message() const { return message_; }
+  // "cache_full: 3 of 16 cells are free, the batch has 5 tokens".
+  std::string ToString() const;
+
+ private:
+  StatusCode code_ = StatusCode::kOk;
+  std::string message_;
+};
+
+// A value, or the status that says why there is none.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}          // NOLINT
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT
+
+  bool ok() const { return value_.has_value(); }
+  const Status& status() const { return status_; }
+  // Requires: ok().
+  const T& operator*() const { return *value_; }
+  T& operator*() { return *value_; }
+  const T* operator->() const { return &*value_; }
+  T* operator->() { return &*value_; }
+
+ private:
+  Status status_;
+  std::optional<T> value_;
+};
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_STATUS_H_

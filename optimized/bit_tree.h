@@ -1,0 +1,190 @@
+// A set of cells: one bit each, and above them summaries, so that its first,
+// last, next and previous cell take a handful of steps in a cache of any size.
+//
+// Bit i of level 0 says that cell i is in the set. Bit i of level k + 1 says
+// that word i of level k is not zero. The top level is one word.
+
+#ifndef KVTWIN_OPTIMIZED_BIT_TREE_H_
+#define KVTWIN_OPTIMIZED_BIT_TREE_H_
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/assert.h"
+#include "optimized/aligned_buffer.h"
+
+namespace kvtwin::optimized {
+
+inline constexpr std::size_t kWordBits = 64;
+
+// No such cell or word.
+inline constexpr std::size_t kNone = SIZE_MAX;
+
+constexpr std::size_t WordsFor(std::size_t bits) {
+  return (bits + kWordBits - 1) / kWordBits;
+}
+
+class BitTree {
+ public:
+  // The empty set of cells 0 .. bits - 1. Requires: bits >= 1.
+  explicit BitTree(std::size_t bits) {
+    KVTWIN_ASSERT(bits >= 1);
+    std::size_t total = 0;
+    for (std::size_t count = bits; level_count_ == 0 || count > 1;
+         count = WordsFor(count)) {
+      KVTWIN_ASSERT(level_count_ < kLevelsMax);
+      bits_[level_count_++] = count;
+      total += WordsFor(count);
+    }
+    buffer_ = AlignedBuffer(total * sizeof(std::uint64_t));
+    std::uint64_t* next = buffer_.as<std::uint64_t>();
+    for (std::size_t level = 0; level < level_count_; ++level) {
+      levels_[level] = next;
+      next += WordsFor(bits_[level]);
+    }
+  }
+  BitTree(const BitTree&) = delete;
+  BitTree& operator=(const BitTree&) = delete;
+
+  std::size_t size() const { return bits_[0]; }
+  std::size_t word_count() const { return WordsFor(bits_[0]); }
+  bool empty() const { return levels_[level_count_ - 1][0] == 0; }
+
+  // Cells 64 w .. 64 w + 63, lowest bit first; bits beyond size() are zero.
+  std::uint64_t word(std::size_t w) const { return levels_[0][w]; }
+  const std::uint64_t* words() const { return levels_[0]; }
+
+  // Requires of all below: the cell < size(), the word < word_count().
+
+  bool Test(std::size_t cell) const {
+    return (levels_[0][cell / kWordBits] >> cell % kWordBits & 1) != 0;
+  }
+  void Set(std::size_t cell) { SetFrom(0, cell); }
+  void Clear(std::size_t cell) { ClearFrom(0, cell); }
+
+  // Replaces a word. Requires: no bits beyond size().
+  void SetWord(std::size_t w, std::uint64_t value) {
+    const bool was_empty = levels_[0][w] == 0;
+    levels_[0][w] = value;
+    if (was_empty == (value == 0) || level_count_ == 1) return;
+    if (was_empty) {
+      SetFrom(1, w);
+    } else {
+      ClearFrom(1, w);
+    }
+  }
+
+  void SetAll() {
+    for (std::size_t level = 0; level < level_count_; ++level) {
+      const std::size_t words = WordsFor(bits_[level]);
+      std::fill_n(levels_[level], words, ~std::uint64_t{0});
+      const std::size_t unused = words * kWordBits - bits_[level];
+      levels_[level][words - 1] >>= unused;
+    }
+  }
+
+  // The first and last cell of the set, or kNone.
+  std::size_t First() const { return NextAt(0, 0); }
+  std::size_t Last() const { return Prev(size() - 1); }
+
+  // The first cell >= `cell` of the set, or kNone; `cell` may be size().
+  std::size_t Next(std::size_t cell) const { return NextAt(0, cell); }
+
+  // The first word >= w that is not zero, or kNone; w may be word_count().
+  std::size_t NextWord(std::size_t w) const {
+    if (level_count_ > 1) return NextAt(1, w);
+    return w == 0 && levels_[0][0] != 0 ? 0 : kNone;
+  }
+
+  // The last cell <= `cell` of the set, or kNone.
+  std::size_t Prev(std::size_t cell) const {
+    std::size_t level = 0;
+    std::size_t i = cell;
+    for (;;) {
+      const std::uint64_t at_or_before = levels_[level][i / kWordBits]
+                                         << (kWordBits - 1 - i % kWordBits);
+      if (at_or_before != 0) {
+        i -= static_cast<std::size_t>(std::countl_zero(at_or_before));
+        break;
+      }
+      if (i < kWordBits) return kNone;
+      i = i / kWordBits - 1;
+      ++level;
+    }
+    while (level > 0) {
+      --level;
+      i = i * kWordBits +
+          static_cast<std::size_t>(std::bit_width(levels_[level][i]) - 1);
+    }
+    return i;
+  }
+
+  // The first cell in [cell, end) that is not in the set, or `end`. A step for
+  // each word: for ends that are near. Requires: end <= size().
+  std::size_t NextClear(std::size_t cell, std::size_t end) const {
+    while (cell < end) {
+      const std::uint64_t clear =
+          ~levels_[0][cell / kWordBits] >> cell % kWordBits;
+      if (clear != 0) {
+        cell += static_cast<std::size_t>(std::countr_zero(clear));
+        break;
+      }
+      cell = (cell / kWordBits + 1) * kWordBits;
+    }
+    return std::min(cell, end);
+  }
+
+ private:
+  // Cells are counted in an int: 64^6 > 2^31.
+  static constexpr std::size_t kLevelsMax = 6;
+
+  void SetFrom(std::size_t level, std::size_t i) {
+    for (; level < level_count_; ++level, i /= kWordBits) {
+      std::uint64_t& word = levels_[level][i / kWordBits];
+      const bool was_empty = word == 0;
+      word |= std::uint64_t{1} << i % kWordBits;
+      if (!was_empty) return;  // The levels above know of this word.
+    }
+  }
+
+  void ClearFrom(std::size_t level, std::size_t i) {
+    for (; level < level_count_; ++level, i /= kWordBits) {
+      std::uint64_t& word = levels_[level][i / kWordBits];
+      word &= ~(std::uint64_t{1} << i % kWordBits);
+      if (word != 0) return;
+    }
+  }
+
+  // The first bit >= i of a level, or kNone.
+  std::size_t NextAt(std::size_t base, std::size_t i) const {
+    std::size_t level = base;
+    for (;; ++level) {
+      if (level == level_count_ || i >= bits_[level]) return kNone;
+      const std::uint64_t at_or_after =
+          levels_[level][i / kWordBits] >> i % kWordBits;
+      if (at_or_after != 0) {
+        i += static_cast<std::size_t>(std::countr_zero(at_or_after));
+        break;
+      }
+      i = i / kWordBits + 1;
+    }
+    while (level > base) {
+      --level;
+      i = i * kWordBits +
+          static_cast<std::size_t>(std::countr_zero(levels_[level][i]));
+    }
+    return i;
+  }
+
+  AlignedBuffer buffer_;
+  std::size_t level_count_ = 0;
+  std::array<std::size_t, kLevelsMax> bits_ = {};
+  std::array<std::uint64_t*, kLevelsMax> levels_ = {};
+};
+
+}  // namespace kvtwin::optimized
+
+#endif  // KVTWIN_OPTIMIZED_BIT_TREE_H_

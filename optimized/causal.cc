@@ -1,0 +1,479 @@
+#include "optimized/causal.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "core/assert.h"
+#include "core/shift_row.h"
+#include "optimized/kernels.h"
+#include "optimized/parallel.h"
+
+namespace kvtwin::optimized {
+namespace {
+
+constexpr std::int32_t kPosMax = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kUnbounded = kPosMax;
+
+// Everything at or after `first`, which may be negative.
+PosRange From(std::int64_t first) {
+  return {static_cast<std::int32_t>(std::max<std::int64_t>(first, 0)), kPosMax};
+}
+
+// Calls visit(cell) for every selected cell, in order.
+template <class Visit>
+void ForEachCell(const Selection& cells, const Visit& visit) {
+  for (std::size_t w = cells.begin; w < cells.end; ++w) {
+    for (std::uint64_t left = cells.words[w]; left != 0; left &= left - 1) {
+      visit(w * kWordBits + static_cast<std::size_t>(std::countr_zero(left)));
+    }
+  }
+}
+
+std::int64_t RoundUp(std::int64_t value, std::int64_t step) {
+  return (value + step - 1) / step * step;
+}
+
+}  // namespace
+
+CausalCache::CausalCache(const CacheSpec& spec) : spec_(spec) {}
+
+CausalCache::Reach CausalCache::ReachOf(const InitArgs& args) const {
+  const bool windowed = spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem;
+  Reach reach;
+  reach.window = windowed ? spec_.window.value_or(kPosMax) : kUnbounded;
+  reach.memory = reach.window;
+  if (spec_.kind == Kind::kSwaMem && spec_.memory) reach.memory = *spec_.memory;
+  if (reach.memory != kUnbounded && args.max_sequences > 1) {
+    // Room for the stop token, which no follow-up request contains.
+    reach.memory = std::max(reach.memory, reach.window + 1);
+  }
+  if (reach.memory >= args.capacity) reach.memory = kUnbounded;
+  const std::int64_t cells =
+      reach.memory == kUnbounded
+          ? std::int64_t{args.max_sequences} * args.capacity
+          : args.max_sequences * reach.memory + args.max_batch;
+  reach.cells = RoundUp(cells, config().cache_padding);
+  return reach;
+}
+
+bool CausalCache::bounded_memory() const { return reach_.memory != kUnbounded; }
+
+Status CausalCache::DoCheckInit(const InitArgs& args) const {
+  const Reach reach = ReachOf(args);
+  if (reach.memory < reach.window) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("memory is {}, less than the window, which is {}",
+                        reach.memory, reach.window)};
+  }
+  if (reach.cells > kPosMax) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("the cache would have {} cells, there can be {}",
+                        reach.cells, kPosMax)};
+  }
+  return {};
+}
+
+void CausalCache::DoInit(const InitArgs& args) {
+  reach_ = ReachOf(args);
+  table_ = std::make_unique<CellTable>(static_cast<std::size_t>(reach_.cells));
+}
+
+void CausalCache::DoClose() {
+  table_.reset();
+  layers_.clear();
+  layer_list_.clear();
+  current_layer_ = -1;
+  current_ = nullptr;
+  mask_ = Mask();
+  removal_ = Removal();
+  custom_rows_.clear();
+  batch_sequences_.clear();
+  selection_ = Selection();
+}
+
+Status CausalCache::DoStartForward(const Batch& batch, bool reserve) {
+  StartBatch(batch);
+  if (reserve) {
+    // The worst case, and nothing else happens.
+    for (std::size_t i = 0; i < positions_.size(); ++i) {
+      batch_cells_.push_back(static_cast<int>(i));
+    }
+    view_ = {.first = 0, .end = table_->size()};
+    BuildMask();
+    return {};
+  }
+  if (bounded_memory()) Evict();
+  if (!FindCells()) {
+    return {
+        StatusCode::kCacheFull,
+        fmt::format("{} of {} cells are free, the batch has {} tokens",
+                    table_->free_count(), table_->size(), positions_.size())};
+  }
+  for (std::size_t i = 0; i < positions_.size(); ++i) {
+    table_->Add(sequences_[i], static_cast<std::size_t>(batch_cells_[i]),
+                positions_[i]);
+  }
+  MarkBatch();
+  view_ = FindView();
+  BuildMask();
+  return {};
+}
+
+void CausalCache::StartBatch(const Batch& batch) {
+  positions_.assign(batch.positions.begin(), batch.positions.end());
+  sequences_.assign(batch.sequences.begin(), batch.sequences.end());
+  batch_cells_.clear();
+  excepted_.assign(positions_.size(), false);
+}
+
+// Finds the batch's sequences that are stored, and the lowest position that
+// each has in the batch.
+void CausalCache::MarkBatch() {
+  ++batch_number_;
+  batch_sequences_.clear();
+  Sequence* sequence = nullptr;
+  for (std::size_t i = 0; i < positions_.size(); ++i) {
+    if (i == 0 || sequences_[i] != sequences_[i - 1]) {
+      sequence = table_->Find(sequences_[i]);
+    }
+    if (sequence == nullptr) continue;
+    if (sequence->batch != batch_number_) {
+      sequence->batch = batch_number_;
+      sequence->batch_low = positions_[i];
+      batch_sequences_.push_back(sequence);
+    }
+    sequence->batch_low = std::min(sequence->batch_low, positions_[i]);
+  }
+}
+
+void CausalCache::Evict() {
+  MarkBatch();
+  const std::vector<Sequence*>& sequences = table_->sequences();
+  // Backwards: Settle puts the last one in the place of one that it forgets.
+  for (std::size_t i = sequences.size(); i-- > 0;) {
+    Sequence& sequence = *sequences[i];
+    const std::int64_t low = sequence.batch == batch_number_
+                                 ? std::int64_t{sequence.batch_low}
+                                 : std::int64_t{sequence.extremes.last} + 1;
+    const std::int64_t last_to_go = low - reach_.memory - 1;
+    if (last_to_go < sequence.extremes.first) continue;
+    table_->Select(sequence, {0, static_cast<std::int32_t>(last_to_go)},
+                   selection_);
+    table_->Drop(sequence, selection_);
+    table_->Settle(sequence, /*stale=*/true);
+  }
+}
+
+bool CausalCache::FindCells() {
+  if (spec_.placement == Placement::kScatter) return FindScatteredCells();
+  std::size_t first = table_->FindRun(positions_.size());
+  if (first == kNone) {
+    Defrag();
+    first = table_->FindRun(positions_.size());
+  }
+  if (first == kNone) return false;
+  for (std::size_t i = 0; i < positions_.size(); ++i) {
+    batch_cells_.push_back(static_cast<int>(first + i));
+  }
+  return true;
+}
+
+bool CausalCache::FindScatteredCells() {
+  if (table_->free_count() < positions_.size()) return false;
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < positions_.size(); ++i) {
+    const std::size_t cell = table_->free().Next(next);
+    batch_cells_.push_back(static_cast<int>(cell));
+    next = cell + 1;
+  }
+  return true;
+}
+
+void CausalCache::Defrag() {
+  table_->Defrag(moves_);
+  if (moves_.empty()) return;
+  std::size_t row_bytes = 0;
+  for (const Layer* layer : layer_list_) row_bytes += layer->key_row_bytes();
+  ParallelFor(layer_list_.size(), moves_.size() * row_bytes,
+              [&](std::size_t i) { layer_list_[i]->Move(moves_); });
+}
+
+CellSpan CausalCache::FindView() const {
+  std::size_t first = kNone;
+  std::size_t last = 0;
+  for (const Sequence* sequence : batch_sequences_) {
+    // What the earliest of its tokens can see. That includes the new cells,
+    // none of which has a lower position.
+    const std::int64_t oldest = bounded_memory()
+                                    ? sequence->batch_low - reach_.window
+                                    : std::int64_t{0};
+    if (oldest <= sequence->extremes.first) {
+      first = std::min(first, sequence->members.First());
+      last = std::max(last, sequence->members.Last());
+    } else {
+      first = std::min(first, table_->FirstIn(*sequence, From(oldest)));
+      last = std::max(last, table_->LastIn(*sequence, From(oldest)));
+    }
+  }
+  KVTWIN_ASSERT(first <= last);
+  // The number of cells is a multiple of the padding as well.
+  const auto padding = static_cast<std::size_t>(config().cache_padding);
+  return {.first = first / padding * padding,
+          .end = (last / padding + 1) * padding};
+}
+
+// The positions of its own sequence that a batch token may attend to.
+PosRange CausalCache::VisibleTo(std::size_t token) const {
+  const std::int32_t position = positions_[token];
+  // An unbounded window reaches as far as positions go.
+  PosRange range = From(position - reach_.window);
+  if (!excepted_[token]) range.last = position;
+  if (spec_.kind == Kind::kChunked) {
+    range.first = std::max(range.first, position - position % spec_.chunk);
+  }
+  return range;
+}
+
+// For the cells as they are now: since the pass began, sequences may have come
+// and gone.
+void CausalCache::BuildMask() {
+  rules_.clear();
+  const Sequence* sequence = nullptr;
+  for (std::size_t i = 0; i < positions_.size(); ++i) {
+    if (i == 0 || sequences_[i] != sequences_[i - 1]) {
+      sequence = table_->Find(sequences_[i]);
+    }
+    rules_.push_back(
+        {.members = sequence == nullptr ? nullptr : sequence->members.words(),
+         .range = VisibleTo(i)});
+  }
+  const std::int64_t rows =
+      RoundUp(static_cast<std::int64_t>(positions_.size()),
+              config().mask_batch_padding);
+  mask_.Build(table_->positions(), rules_, static_cast<std::size_t>(rows),
+              view_, config().mask_dtype);
+}
+
+void CausalCache::DoSetCausal(std::span<const int> except) {
+  excepted_.assign(positions_.size(), false);
+  for (const int token : except) {
+    excepted_[static_cast<std::size_t>(token)] = true;
+  }
+  BuildMask();
+}
+
+// Right after DoStartForward, so that the batch's sequences are known and its
+// cells are theirs alone.
+void CausalCache::DoGiveBack() {
+  selection_.words.resize(table_->free().word_count());
+  for (std::size_t i = 0; i < positions_.size(); ++i) {
+    const auto cell = static_cast<std::size_t>(batch_cells_[i]);
+    selection_.begin = cell / kWordBits;
+    selection_.end = selection_.begin + 1;
+    selection_.count = 1;
+    selection_.words[selection_.begin] = std::uint64_t{1} << cell % kWordBits;
+    table_->Drop(*table_->Find(sequences_[i]), selection_);
+  }
+  for (Sequence* sequence : batch_sequences_) {
+    table_->Settle(*sequence, /*stale=*/true);
+  }
+}
+
+Layer* CausalCache::CurrentLayer() {
+  if (current_ == nullptr || current_layer_ != layer()) {
+    const auto found = layers_.find(layer());
+    current_ = found == layers_.end() ? nullptr : &found->second;
+    current_layer_ = layer();
+  }
+  return current_;
+}
+
+void CausalCache::DoPut(const TensorView& key, const TensorView& value) {
+  Layer* rows = CurrentLayer();
+  if (rows == nullptr) {
+    const RowDims dims{.k_head_dim = static_cast<int>(key.shape[0]),
+                       .kv_heads = static_cast<int>(key.shape[1]),
+                       .v_head_dim = static_cast<int>(value.shape[0])};
+    layers_.try_emplace(layer(), dims, dtype(), config().permuted_v,
+                        table_->size());
+    layer_list_.clear();
+    for (auto& [id, stored] : layers_) layer_list_.push_back(&stored);
+    rows = CurrentLayer();
+  }
+  if (!pass().reserve) rows->Put(key, value, batch_cells_);
+}
+
+std::optional<KvView> CausalCache::DoGet() {
+  const Layer* rows = CurrentLayer();
+  if (rows == nullptr) return std::nullopt;
+  return KvView{.key = rows->KeyView(view_),
+                .value = rows->ValueView(view_),
+                .mask = mask_.view(),
+                .first_cell = static_cast<int>(view_.first)};
+}
+
+void CausalCache::DropAll(Sequence& sequence) {
+  table_->Select(sequence, From(0), selection_);
+  table_->Drop(sequence, selection_);
+  table_->Settle(sequence, /*stale=*/false);
+}
+
+void CausalCache::DoCopyPrefix(int src, int dst, std::int32_t len) {
+  Sequence* to = table_->Find(dst);
+  if (src == dst) {
+    if (to == nullptr || len > to->extremes.last) return;
+    table_->Select(*to, From(len), selection_);
+    table_->Drop(*to, selection_);
+    table_->Settle(*to, /*stale=*/true);
+    return;
+  }
+  if (to != nullptr) DropAll(*to);
+  const Sequence* from = table_->Find(src);
+  if (from != nullptr) table_->CopyPrefix(*from, dst, len, selection_);
+}
+
+bool CausalCache::DoCanResume(int seq, std::int32_t pos) const {
+  if (!bounded_memory()) return true;
+  const Sequence* sequence = table_->Find(seq);
+  if (sequence == nullptr) return false;
+  const PosRange stored = sequence->extremes;
+  return stored.first <= std::max<std::int64_t>(0, pos - reach_.window) &&
+         pos <= std::int64_t{stored.last} + 1;
+}
+
+Status CausalCache::DoPrepareRemove(int seq, std::int32_t begin,
+                                    std::int32_t end) {
+  removal_.seq = seq;
+  removal_.begin = begin;
+  removal_.end = end;
+  const Sequence* sequence = table_->Find(seq);
+  if (sequence == nullptr) return {};
+  if (end == kOpenEnd) {
+    table_->Select(*sequence, From(begin), removal_.leaving);
+    return {};
+  }
+  table_->Select(*sequence, {begin, end - 1}, removal_.leaving);
+  table_->Select(*sequence, From(end), removal_.later);
+  if (Status status = CheckLater(*sequence); !status.ok()) return status;
+  if (spec_.shift.kind == ShiftKind::kNone &&
+      removal_.leaving.count < sequence->count) {
+    return {StatusCode::kNotSupported,
+            fmt::format("sequence {} keeps {} tokens, and this cache has no "
+                        "shift function",
+                        seq, sequence->count - removal_.leaving.count)};
+  }
+  return ShiftCustomRows();
+}
+
+// Whether nobody else owns a token that is going to move.
+Status CausalCache::CheckLater(const Sequence& sequence) const {
+  const Selection& later = removal_.later;
+  for (std::size_t w = later.begin; w < later.end; ++w) {
+    if (later.words[w] == 0) continue;
+    const std::uint64_t shared =
+        later.words[w] & table_->OwnedByOthers(sequence, w);
+    if (shared == 0) continue;
+    const std::size_t cell =
+        w * kWordBits + static_cast<std::size_t>(std::countr_zero(shared));
+    return {StatusCode::kSharedCells,
+            fmt::format("sequence {} shares its token at position {}, in cell "
+                        "{}, with another sequence",
+                        sequence.id, table_->positions()[cell], cell)};
+  }
+  return {};
+}
+
+// Calls the custom shift function, if that is what there is, for all rows that
+// are going to move. It may refuse, so that its rows are kept aside.
+Status CausalCache::ShiftCustomRows() {
+  const std::int32_t offset = removal_.begin - removal_.end;
+  if (spec_.shift.kind != ShiftKind::kCustom || offset == 0) return {};
+  custom_rows_.resize(layer_list_.size());
+  std::size_t i = 0;
+  for (const auto& entry : layers_) {
+    const Layer& layer = entry.second;
+    const RowDims& dims = layer.dims();
+    const std::size_t row_elements = layer.key_row_elements();
+    std::vector<float>& rows = custom_rows_[i++];
+    rows.resize(removal_.later.count * row_elements);
+    float* next = rows.data();
+    Status status;
+    ForEachCell(removal_.later, [&](std::size_t cell) {
+      if (!status.ok()) return;
+      const std::span<float> row(next, row_elements);
+      next += row_elements;
+      layer.LoadKey(cell, row);
+      status = ShiftRow(spec_.shift, entry.first, offset, dims.k_head_dim,
+                        dims.kv_heads, row);
+    });
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+void CausalCache::DoCommitRemove() {
+  Sequence* sequence = table_->Find(removal_.seq);
+  if (sequence == nullptr) return;
+  table_->Drop(*sequence, removal_.leaving);
+  PosRange& extremes = sequence->extremes;
+  const auto leaves = [&](std::int32_t position) {
+    return position >= removal_.begin &&
+           (position < removal_.end || removal_.end == kOpenEnd);
+  };
+  const bool stale = leaves(extremes.first) || leaves(extremes.last);
+  const std::int32_t offset = removal_.begin - removal_.end;
+  if (removal_.end != kOpenEnd && offset != 0 && removal_.later.count > 0) {
+    table_->AddToSelected(removal_.later, offset);
+    ShiftKeys();
+    // The last token is a later one, the first one may be.
+    if (extremes.first >= removal_.end) extremes.first += offset;
+    extremes.last += offset;
+  }
+  table_->Settle(*sequence, stale);
+}
+
+void CausalCache::ShiftKeys() {
+  const Selection& later = removal_.later;
+  const std::int32_t offset = removal_.begin - removal_.end;
+  std::size_t row_bytes = 0;
+  for (const Layer* layer : layer_list_) row_bytes += layer->key_row_bytes();
+  const std::size_t bytes = row_bytes * later.count;
+  if (spec_.shift.kind == ShiftKind::kCustom) {
+    ParallelFor(layer_list_.size(), bytes, [&](std::size_t i) {
+      const float* next = custom_rows_[i].data();
+      const std::size_t row_elements = layer_list_[i]->key_row_elements();
+      ForEachCell(later, [&](std::size_t cell) {
+        layer_list_[i]->StoreKey(cell, {next, row_elements});
+        next += row_elements;
+      });
+    });
+    return;
+  }
+  for (const Layer* layer : layer_list_) {
+    const int head_dim = layer->dims().k_head_dim;
+    shifts_[head_dim].Prepare(spec_.shift, offset, head_dim);
+  }
+  ParallelFor(layer_list_.size(), bytes, [&](std::size_t i) {
+    Layer& layer = *layer_list_[i];
+    layer.Shift(later, shifts_.find(layer.dims().k_head_dim)->second);
+  });
+}
+
+int CausalCache::CellCount() const {
+  return table_ == nullptr ? 0 : static_cast<int>(table_->size());
+}
+
+std::span<const int> CausalCache::BatchCells() const {
+  if (!pass().active) return {};
+  return batch_cells_;
+}
+
+void CausalCache::ListCells(std::vector<CellEntry>& out) const {
+  out.clear();
+  if (table_ != nullptr) table_->List(out);
+}
+
+}  // namespace kvtwin::optimized

@@ -1,0 +1,112 @@
+// The optimized twin of every cache that keeps tokens by position: causal,
+// sliding window, chunked.
+
+#ifndef KVTWIN_OPTIMIZED_CAUSAL_H_
+#define KVTWIN_OPTIMIZED_CAUSAL_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/guarded_cache.h"
+#include "optimized/cell_table.h"
+#include "optimized/mask.h"
+#include "optimized/row_shift.h"
+#include "optimized/storage.h"
+
+namespace kvtwin::optimized {
+
+class CausalCache final : public GuardedCache {
+ public:
+  explicit CausalCache(const CacheSpec& spec);
+
+  int CellCount() const override;
+  std::span<const int> BatchCells() const override;
+  void ListCells(std::vector<CellEntry>& out) const override;
+
+ private:
+  // INT32_MAX: unbounded.
+  struct Reach {
+    std::int64_t window = 0;
+    std::int64_t memory = 0;
+    std::int64_t cells = 0;
+  };
+
+  // What a Remove that was prepared is going to do.
+  struct Removal {
+    int seq = 0;
+    std::int32_t begin = 0;
+    std::int32_t end = 0;
+    Selection leaving;
+    Selection later;  // Those that move down, none if end is open.
+  };
+
+  Status DoCheckInit(const InitArgs& args) const override;
+  void DoInit(const InitArgs& args) override;
+  void DoClose() override;
+  Status DoStartForward(const Batch& batch, bool reserve) override;
+  void DoGiveBack() override;
+  void DoSetCausal(std::span<const int> except) override;
+  void DoPut(const TensorView& key, const TensorView& value) override;
+  std::optional<KvView> DoGet() override;
+  void DoCopyPrefix(int src, int dst, std::int32_t len) override;
+  bool DoCanResume(int seq, std::int32_t pos) const override;
+  Status DoPrepareRemove(int seq, std::int32_t begin,
+                         std::int32_t end) override;
+  void DoCommitRemove() override;
+
+  Reach ReachOf(const InitArgs& args) const;
+  bool bounded_memory() const;
+
+  void StartBatch(const Batch& batch);
+  void MarkBatch();
+  void Evict();
+  bool FindCells();
+  bool FindScatteredCells();
+  void Defrag();
+  CellSpan FindView() const;
+  void BuildMask();
+  PosRange VisibleTo(std::size_t token) const;
+
+  Status CheckLater(const Sequence& sequence) const;
+  Status ShiftCustomRows();
+  void ShiftKeys();
+  void DropAll(Sequence& sequence);
+
+  Layer* CurrentLayer();
+
+  const CacheSpec spec_;
+  Reach reach_;
+  std::unique_ptr<CellTable> table_;  // From Init to Close.
+
+  // The current pass, as it was started.
+  std::vector<std::int32_t> positions_;
+  std::vector<int> sequences_;
+  std::vector<int> batch_cells_;
+  std::vector<bool> excepted_;
+  CellSpan view_;
+  Mask mask_;
+  std::uint64_t batch_number_ = 0;
+  std::vector<Sequence*> batch_sequences_;  // Stored ones, each once.
+
+  std::map<int, Layer> layers_;
+  std::vector<Layer*> layer_list_;  // By layer.
+  int current_layer_ = -1;          // Whose `current_` is.
+  Layer* current_ = nullptr;
+
+  Removal removal_;
+  std::vector<std::vector<float>> custom_rows_;  // By layer, then later cell.
+
+  // Scratch.
+  Selection selection_;
+  std::vector<CellMove> moves_;
+  std::vector<RowRule> rules_;
+  std::map<int, RowShift> shifts_;  // By k_head_dim.
+};
+
+}  // namespace kvtwin::optimized
+
+#endif  // KVTWIN_OPTIMIZED_CAUSAL_H_

@@ -1,0 +1,95 @@
+#include "optimized/encoder.h"
+
+#include <fmt/format.h>
+
+#include "optimized/storage.h"
+
+namespace kvtwin::optimized {
+namespace {
+
+// [a, b, n] seen as [n, a, b].
+TensorView CellsFirst(const TensorView& tensor) {
+  TensorView view = tensor;
+  view.shape = {tensor.shape[2], tensor.shape[0], tensor.shape[1], 1};
+  view.stride = {tensor.stride[2], tensor.stride[0], tensor.stride[1],
+                 tensor.stride[3]};
+  return view;
+}
+
+}  // namespace
+
+Status EncoderCache::DoCheckInit(const InitArgs& args) const {
+  if (args.max_sequences > 1) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("max_sequences is {}, an encoder cache has 1",
+                        args.max_sequences)};
+  }
+  if (config().cache_padding != 1) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("cache_padding is {}, that of an encoder cache is 1",
+                        config().cache_padding)};
+  }
+  return {};
+}
+
+Status EncoderCache::DoStartForward(const Batch& batch, bool reserve) {
+  if (reserve) return {};
+  position_before_ = pending_position_;
+  if (!batch.multimodal.empty()) {
+    pending_position_ =
+        batch.positions[static_cast<std::size_t>(batch.multimodal.back())];
+  }
+  return {};
+}
+
+// Makes `copy` a zeroed tensor of that shape, unless it has it.
+void EncoderCache::Reshape(const TensorView& like, Copy& copy) {
+  if (copy.view.data != nullptr && copy.view.shape == like.shape &&
+      copy.view.dtype == like.dtype) {
+    return;
+  }
+  // Cannot overflow: so many bytes of tensor exist.
+  const auto bytes =
+      static_cast<std::size_t>(like.elements()) * SizeOf(like.dtype);
+  copy.buffer = AlignedBuffer(bytes);
+  copy.view = DenseView(copy.buffer.data(), like.dtype, like.shape);
+}
+
+void EncoderCache::DoPut(const TensorView& key, const TensorView& value) {
+  const bool known = slots_.contains(layer());
+  if (pass().reserve && known) return;
+  Slot& slot = slots_[layer()];
+  const TensorView ordered = config().permuted_v ? CellsFirst(value) : value;
+  Reshape(key, slot.key);
+  Reshape(ordered, slot.value);
+  if (pass().reserve) return;
+  CopyDense(key, slot.key.buffer.data());
+  CopyDense(ordered, slot.value.buffer.data());
+  cached_ = true;
+  position_ = pending_position_;
+}
+
+std::optional<KvView> EncoderCache::DoGet() {
+  const auto found = slots_.find(layer());
+  if (found == slots_.end()) return std::nullopt;
+  return KvView{.key = found->second.key.view,
+                .value = found->second.value.view,
+                .mask = {},
+                .first_cell = 0};
+}
+
+Status EncoderCache::DoPrepareRemove(int, std::int32_t begin,
+                                     std::int32_t end) {
+  remove_begin_ = begin;
+  remove_end_ = end;
+  return {};
+}
+
+void EncoderCache::DoCommitRemove() {
+  if (remove_begin_ <= position_ &&
+      (position_ < remove_end_ || remove_end_ == kOpenEnd)) {
+    cached_ = false;
+  }
+}
+
+}  // namespace kvtwin::optimized

@@ -1,0 +1,78 @@
+// The inner loops, each compiled for every instruction set (see targets.h).
+// What they compute does not depend on the target, to the bit.
+
+#ifndef KVTWIN_OPTIMIZED_KERNELS_H_
+#define KVTWIN_OPTIMIZED_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvtwin::optimized {
+
+// Positions from first to last, both included; none if first > last.
+struct PosRange {
+  std::int32_t first = 0;
+  std::int32_t last = 0;
+};
+
+// Some words of a set of cells, each word 64 cells, and their positions, 64
+// for each word. Positions of cells outside of the set do not matter, but are
+// there.
+struct Members {
+  const std::int32_t* positions;
+  const std::uint64_t* words;
+  std::size_t word_count;
+};
+
+// Writes to selected[w] the cells of word w at positions in `range`. Returns
+// how many there are in all.
+std::size_t SelectCells(Members members, PosRange range,
+                        std::uint64_t* selected);
+
+// The first and the last cell at a position in `range`, counted from the first
+// word's first cell; SIZE_MAX if there is none.
+std::size_t FirstCellIn(Members members, PosRange range);
+std::size_t LastCellIn(Members members, PosRange range);
+
+// The lowest and highest position; {INT32_MAX, -1} without members.
+PosRange Extremes(Members members);
+
+// Adds `offset` to the positions of the cells in `selected`. Requires: none of
+// them overflows.
+void AddToPositions(std::int32_t* positions, const std::uint64_t* selected,
+                    std::size_t word_count, std::int32_t offset);
+
+// A stretch of one row of a mask, for the cells first .. end - 1: those of
+// `members` (from cell 0 on) at positions in `range` may be attended to.
+struct MaskRow {
+  const std::int32_t* positions;
+  const std::uint64_t* members;  // Null: none.
+  PosRange range;
+  std::size_t first;
+  std::size_t end;
+};
+
+// Writes 0 or -inf to out[0 .. end - first - 1], as f32 and as f16.
+void WriteMaskRow(const MaskRow& row, float* out);
+void WriteMaskRow(const MaskRow& row, std::uint16_t* out);
+
+// As core/elements.h: rounds to the nearest, ties to even, every NaN becomes
+// 0x7e00 and its sign; and back, exactly.
+void F32ToF16(const float* from, std::uint16_t* to, std::size_t count);
+void F16ToF32(const std::uint16_t* from, float* to, std::size_t count);
+
+// The parts of ShiftRow (core/shift_row.h), in place.
+//
+// Adds `offset` to count elements.
+void AddToElements(float* elements, std::size_t count, float offset);
+// Turns the pairs of one head by the given cosines and sines: pair p is
+// elements (2p, 2p + 1) or (p, p + pairs). Requires: no NaN among them.
+void TurnAdjacent(float* head, std::size_t pairs, const float* cosine,
+                  const float* sine);
+void TurnHalves(float* head, std::size_t pairs, const float* cosine,
+                const float* sine);
+bool HasNan(const float* elements, std::size_t count);
+
+}  // namespace kvtwin::optimized
+
+#endif  // KVTWIN_OPTIMIZED_KERNELS_H_

@@ -1,0 +1,29 @@
+// Loops over independent pieces of work, on several threads if that pays.
+
+#ifndef KVTWIN_OPTIMIZED_PARALLEL_H_
+#define KVTWIN_OPTIMIZED_PARALLEL_H_
+
+#include <cstddef>
+
+namespace kvtwin::optimized {
+
+// Calls body(i) for every i < count, in any order. `bytes` is what all of them
+// touch together: handing work to another thread costs as much as writing
+// about 64 KiB. Without OpenMP there is one thread. `body` must not throw.
+template <class Body>
+void ParallelFor(std::size_t count, std::size_t bytes, const Body& body) {
+#ifdef _OPENMP
+  constexpr std::size_t kWorthwhile = 64 * 1024;
+  if (count > 1 && bytes > kWorthwhile) {
+#pragma omp parallel for schedule(static)
+    for (std::size_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+#endif
+  (void)bytes;
+  for (std::size_t i = 0; i < count; ++i) body(i);
+}
+
+}  // namespace kvtwin::optimized
+
+#endif  // KVTWIN_OPTIMIZED_PARALLEL_H_

@@ -1,0 +1,81 @@
+#include "optimized/row_shift.h"
+
+#include <cstddef>
+
+#include "core/assert.h"
+#include "core/shift_row.h"
+#include "optimized/kernels.h"
+
+namespace kvtwin::optimized {
+
+void RowShift::Prepare(const Shift& shift, std::int32_t offset,
+                       int k_head_dim) {
+  KVTWIN_ASSERT(shift.kind != ShiftKind::kCustom);
+  const auto head_dim = static_cast<std::size_t>(k_head_dim);
+  if (shift_ == &shift && offset_ == offset && head_dim_ == head_dim) return;
+  shift_ = &shift;
+  offset_ = offset;
+  head_dim_ = head_dim;
+  cosines_.clear();
+  sines_.clear();
+  if (shift.kind != ShiftKind::kRope || offset == 0) return;
+  const int dims = RopeDims(shift.rope, k_head_dim);
+  for (int p = 0; p < dims / 2; ++p) {
+    const auto [cosine, sine] = RopeTurn(shift.rope, dims, p, offset);
+    cosines_.push_back(cosine);
+    sines_.push_back(sine);
+  }
+  nan_turns_ = HasNan(cosines_.data(), cosines_.size()) ||
+               HasNan(sines_.data(), sines_.size());
+}
+
+bool RowShift::idle() const {
+  switch (shift_->kind) {
+    case ShiftKind::kNone:
+    case ShiftKind::kIdentity:
+      return true;
+    case ShiftKind::kRope:
+      return cosines_.empty();
+    case ShiftKind::kAdd:
+    case ShiftKind::kTagAdd:
+    case ShiftKind::kCustom:
+      return offset_ == 0;
+  }
+  return true;
+}
+
+void RowShift::Turn(std::span<float> row) const {
+  // Which of two NaN a sum keeps is up to the compiler: leave it to the
+  // definition's.
+  if (nan_turns_ || HasNan(row.data(), row.size())) {
+    const Status status =
+        ShiftRow(*shift_, /*layer=*/0, offset_, static_cast<int>(head_dim_),
+                 static_cast<int>(row.size() / head_dim_), row);
+    KVTWIN_ASSERT(status.ok());
+    return;
+  }
+  const bool halves = shift_->rope.pairing == Rope::Pairing::kHalves;
+  for (std::size_t head = 0; head < row.size(); head += head_dim_) {
+    if (halves) {
+      TurnHalves(&row[head], cosines_.size(), cosines_.data(), sines_.data());
+    } else {
+      TurnAdjacent(&row[head], cosines_.size(), cosines_.data(), sines_.data());
+    }
+  }
+}
+
+void RowShift::Apply(std::span<float> row) const {
+  if (idle()) return;
+  const auto offset = static_cast<float>(offset_);
+  if (shift_->kind == ShiftKind::kAdd) {
+    AddToElements(row.data(), row.size(), offset);
+  } else if (shift_->kind == ShiftKind::kTagAdd) {
+    for (std::size_t head = 0; head < row.size(); head += head_dim_) {
+      AddToElements(&row[head] + 1, head_dim_ - 1, offset);
+    }
+  } else {
+    Turn(row);
+  }
+}
+
+}  // namespace kvtwin::optimized

@@ -1,0 +1,69 @@
+// The K and V rows of one layer.
+//
+// K is [k_head_dim, kv_heads, cells], first dimension fastest. V is
+// [v_head_dim, kv_heads, cells], or permuted: [cells, v_head_dim, kv_heads].
+
+#ifndef KVTWIN_OPTIMIZED_STORAGE_H_
+#define KVTWIN_OPTIMIZED_STORAGE_H_
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "core/guarded_cache.h"
+#include "kvtwin/tensor.h"
+#include "optimized/aligned_buffer.h"
+#include "optimized/cell_table.h"
+#include "optimized/mask.h"
+#include "optimized/row_shift.h"
+
+namespace kvtwin::optimized {
+
+class Layer {
+ public:
+  // Zeroed.
+  Layer(const RowDims& dims, DType dtype, bool permuted_v, std::size_t cells);
+
+  const RowDims& dims() const { return dims_; }
+  std::size_t key_row_elements() const { return key_row_; }
+  std::size_t key_row_bytes() const { return key_row_ * SizeOf(dtype_); }
+
+  // Stores row i of the tensors in cells[i]. Requires: distinct cells.
+  void Put(const TensorView& key, const TensorView& value,
+           std::span<const int> cells);
+
+  // Copies rows. Requires: no cell is in two moves.
+  void Move(std::span<const CellMove> moves);
+
+  // Shifts the K rows of the selected cells.
+  void Shift(const Selection& cells, const RowShift& shift);
+
+  // One K row as f32; `row` has k_head_dim x kv_heads elements.
+  void LoadKey(std::size_t cell, std::span<float> row) const;
+  void StoreKey(std::size_t cell, std::span<const float> row);
+
+  TensorView KeyView(CellSpan cells) const;
+  TensorView ValueView(CellSpan cells) const;
+
+ private:
+  void PutPermuted(const TensorView& value, std::span<const int> cells);
+
+  RowDims dims_;
+  DType dtype_;
+  bool permuted_v_;
+  std::size_t cells_;
+  std::size_t key_row_;  // Elements.
+  std::size_t value_row_;
+  AlignedBuffer key_;
+  AlignedBuffer value_;
+  std::vector<std::byte> gathered_;  // Scratch: rows in order,
+  std::vector<std::byte> tile_;      // rows before they are permuted,
+  std::vector<float> row_;           // a row in f32.
+};
+
+// Copies a tensor of any strides to dense memory, dtype unchanged.
+void CopyDense(const TensorView& from, std::byte* to);
+
+}  // namespace kvtwin::optimized
+
+#endif  // KVTWIN_OPTIMIZED_STORAGE_H_

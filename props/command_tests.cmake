@@ -1,0 +1,34 @@
+# Tests that run programs: the command as a user types it, and the scripts.
+#
+#   kvtwin_command_test(NAME EXIT CODE [PRINTS REGEX] ARGS ...)
+#
+# runs `kvtwin ARGS...` in props/ and passes if it exits with CODE and a line of
+# what it prints matches the extended regular expression REGEX.
+
+function(kvtwin_command_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 test "" "EXIT;PRINTS" "ARGS")
+  add_test(NAME command.${name}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/expect.sh "${test_EXIT}"
+            "${test_PRINTS}" $<TARGET_FILE:kvtwin_command> ${test_ARGS}
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}/props)
+  set_tests_properties(command.${name} PROPERTIES TIMEOUT 300)
+endfunction()
+
+kvtwin_command_test(help EXIT 0 PRINTS "check" ARGS --help)
+kvtwin_command_test(no_arguments EXIT 2 ARGS)
+kvtwin_command_test(unknown_argument EXIT 2 ARGS check --no-such-flag)
+kvtwin_command_test(check_accepts EXIT 0 ARGS check recordings/accept)
+kvtwin_command_test(check_rejects EXIT 1 ARGS check recordings/reject)
+kvtwin_command_test(check_no_such_file EXIT 2 ARGS check no/such/file.jsonl)
+kvtwin_command_test(fuzz_finds_nothing EXIT 0
+  PRINTS "\"differences\": ?0[,}]" ARGS fuzz --ops 20000 --seed 1 --json)
+
+add_test(NAME command.first_wrong_lines
+  COMMAND ${PROJECT_SOURCE_DIR}/props/first_wrong_lines_test.sh
+          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
+add_test(NAME tidy COMMAND ${PROJECT_SOURCE_DIR}/props/tidy_test.sh)
+add_test(NAME link
+  COMMAND ${PROJECT_SOURCE_DIR}/props/link_test.sh
+          ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
+          "${CMAKE_CXX_FLAGS}")
+set_tests_properties(command.first_wrong_lines tidy link PROPERTIES TIMEOUT 300)

@@ -1,0 +1,220 @@
+#include "props/entitlement.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <cstring>
+
+#include "core/elements.h"
+
+namespace kvtwin::props {
+namespace {
+
+using reference::CausalLedger;
+using reference::LedgerRows;
+using reference::LedgerToken;
+
+constexpr std::uint32_t kHiddenF32 = 0xFF800000;  // -inf.
+constexpr std::uint16_t kHiddenF16 = 0xFC00;
+
+// 0: may attend, 1: may not, 2: neither.
+int MaskBit(const TensorView& mask, std::int64_t column, std::int64_t row) {
+  const std::byte* element = mask.at(column, row);
+  if (mask.dtype == DType::kF32) {
+    std::uint32_t bits;
+    std::memcpy(&bits, element, sizeof(bits));
+    return bits == 0 ? 0 : bits == kHiddenF32 ? 1 : 2;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, element, sizeof(bits));
+  return bits == 0 ? 0 : bits == kHiddenF16 ? 1 : 2;
+}
+
+// Of a whole row; equal rows have equal hashes.
+std::uint64_t HashRow(const TensorView& row, std::uint64_t seed) {
+  const std::size_t size = SizeOf(row.dtype);
+  if (row.stride[0] == static_cast<std::int64_t>(size) &&
+      row.stride[1] == row.stride[0] * row.shape[0]) {
+    return XXH3_64bits_withSeed(
+        row.data, size * static_cast<std::size_t>(row.elements()), seed);
+  }
+  const DenseTensor dense = CopyOf(row, row.dtype);
+  return XXH3_64bits_withSeed(dense.bytes.data(), dense.bytes.size(), seed);
+}
+
+// Column `column` of V as [v_head_dim, kv_heads].
+TensorView ValueRow(const TensorView& value, std::int64_t column,
+                    bool permuted_v) {
+  if (!permuted_v) return Slice(value, 2, column);
+  TensorView row = Slice(value, 0, column);
+  row.shape = {row.shape[1], row.shape[2], 1, 1};
+  row.stride = {row.stride[1], row.stride[2], 0, 0};
+  return row;
+}
+
+std::uint64_t HashColumn(const KvView& view, std::int64_t column,
+                         bool permuted_v) {
+  const std::uint64_t key = HashRow(Slice(view.key, 2, column), 0);
+  if (view.value.data == nullptr) return key;
+  return HashRow(ValueRow(view.value, column, permuted_v), key);
+}
+
+std::string ElementsText(const TensorView& row) {
+  const DenseTensor dense = CopyOf(row, DType::kF32);
+  std::string text = "[";
+  const auto count = static_cast<std::size_t>(row.elements());
+  for (std::size_t i = 0; i < count && i < 8; ++i) {
+    const float value =
+        LoadElement(&dense.bytes[i * sizeof(float)], DType::kF32);
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", value);
+  }
+  return text + (count > 8 ? ", ...]" : "]");
+}
+
+std::string TokenText(const LedgerToken& token, int layer) {
+  std::string text =
+      fmt::format("token {} (sequence {}, position {})", token.id,
+                  fmt::join(token.sequences, "+"), token.position);
+  const auto rows = token.rows.find(layer);
+  if (rows == token.rows.end()) return text;
+  return text + fmt::format(" K {} V {}", ElementsText(rows->second.key.view()),
+                            ElementsText(rows->second.value.view()));
+}
+
+// The hashes of all tokens in a layer; 0 where nothing was put.
+std::vector<std::uint64_t> HashTokens(const CausalLedger& ledger, int layer,
+                                      bool with_value) {
+  std::vector<std::uint64_t> hashes;
+  for (const LedgerToken& token : ledger.tokens()) {
+    const auto rows = token.rows.find(layer);
+    hashes.push_back(0);
+    if (rows == token.rows.end()) continue;
+    hashes.back() = HashRow(rows->second.key.view(), 0);
+    if (!with_value) continue;
+    hashes.back() = HashRow(rows->second.value.view(), hashes.back());
+  }
+  return hashes;
+}
+
+// What exactly is wrong with `row`, whose sums differ.
+WrongRow Explain(const CausalLedger& ledger, int layer, const KvView& view,
+                 bool permuted_v, int row,
+                 const std::vector<std::uint64_t>& token_hashes) {
+  std::vector<const LedgerToken*> due;
+  std::vector<std::uint64_t> due_hashes;
+  for (std::size_t t = 0; t < token_hashes.size(); ++t) {
+    const LedgerToken& token = ledger.tokens()[t];
+    if (!ledger.Entitled(row, token)) continue;
+    due.push_back(&token);
+    due_hashes.push_back(token_hashes[t]);
+  }
+  WrongRow wrong{.row = row, .column = -1, .text = ""};
+  for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
+    if (!Visible(view.mask, column, row)) continue;
+    const std::uint64_t hash = HashColumn(view, column, permuted_v);
+    bool found = false;
+    for (std::size_t i = 0; i < due.size() && !found; ++i) {
+      if (due[i] == nullptr || due_hashes[i] != hash) continue;
+      due[i] = nullptr;
+      found = true;
+    }
+    if (!found && wrong.column < 0) {
+      wrong.column = static_cast<int>(column);
+      wrong.text = fmt::format("row {} sees at column {} (cell {}) {}", row,
+                               column, view.first_cell + column,
+                               RowText(view, column, permuted_v));
+    }
+  }
+  for (const LedgerToken* token : due) {
+    if (token == nullptr) continue;
+    wrong.text += fmt::format(
+        "{} {}",
+        wrong.text.empty() ? fmt::format("row {} misses", row) : "; due is",
+        TokenText(*token, layer));
+    return wrong;
+  }
+  wrong.text += ", which it is not entitled to";
+  return wrong;
+}
+
+std::optional<WrongRow> FindWrongEncoderRow(const LedgerRows* rows,
+                                            const KvView& view) {
+  const auto same = [](const DenseTensor& due, const TensorView& found) {
+    return due.dtype == found.dtype && due.shape == found.shape &&
+           due.bytes == CopyOf(found, found.dtype).bytes;
+  };
+  if (rows == nullptr) return WrongRow{0, -1, "nothing was ever put here"};
+  if (!same(rows->key, view.key)) return WrongRow{0, -1, "K differs"};
+  if (!same(rows->value, view.value)) return WrongRow{0, -1, "V differs"};
+  if (view.mask.data != nullptr) return WrongRow{0, -1, "there is a mask"};
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool Visible(const TensorView& mask, std::int64_t column, std::int64_t row) {
+  return MaskBit(mask, column, row) == 0;
+}
+
+std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
+                                int cell_dim) {
+  const TensorView row =
+      cell_dim == 0 ? ValueRow(view, column, true) : Slice(view, 2, column);
+  return CopyOf(row, row.dtype).bytes;
+}
+
+std::string RowText(const KvView& view, std::int64_t column, bool permuted_v) {
+  std::string text = "K " + ElementsText(Slice(view.key, 2, column));
+  if (view.value.data == nullptr) return text;
+  return text + " V " + ElementsText(ValueRow(view.value, column, permuted_v));
+}
+
+std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
+                                     const KvView& view, bool permuted_v) {
+  if (const auto* encoder = ledger.encoder()) {
+    return FindWrongEncoderRow(encoder->rows(layer), view);
+  }
+  const CausalLedger& causal = *ledger.causal();
+  const std::vector<std::uint64_t> tokens =
+      HashTokens(causal, layer, view.value.data != nullptr);
+  const std::int64_t columns = view.mask.shape[0];
+  std::vector<std::uint64_t> column_hashes(static_cast<std::size_t>(columns));
+  if (view.mask.shape[1] < causal.rows()) {
+    return WrongRow{0, -1,
+                    fmt::format("the mask has {} rows, the batch {} tokens",
+                                view.mask.shape[1], causal.rows())};
+  }
+  for (int row = 0; row < static_cast<int>(view.mask.shape[1]); ++row) {
+    // Sums of hashes compare multisets: equal ones always agree, and others
+    // agree once in 2^64.
+    std::uint64_t seen_sum = 0;
+    std::int64_t seen = 0;
+    for (std::int64_t column = 0; column < columns; ++column) {
+      const int bit = MaskBit(view.mask, column, row);
+      if (bit == 1) continue;
+      if (bit == 2 || row >= causal.rows()) {
+        return WrongRow{row, static_cast<int>(column),
+                        bit == 2 ? "the mask is neither 0 nor -inf"
+                                 : "a padding row sees something"};
+      }
+      std::uint64_t& hash = column_hashes[static_cast<std::size_t>(column)];
+      if (hash == 0) hash = HashColumn(view, column, permuted_v);
+      seen_sum += hash;
+      ++seen;
+    }
+    if (row >= causal.rows()) continue;
+    bool all_known = true;
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
+      if (!causal.Entitled(row, causal.tokens()[t])) continue;
+      all_known = all_known && tokens[t] != 0;
+      seen_sum -= tokens[t];
+      --seen;
+    }
+    if (seen != 0 || (all_known && seen_sum != 0)) {
+      return Explain(causal, layer, view, permuted_v, row, tokens);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,43 @@
+// Does a view show what the ledger says? The question behind the entitlement
+// level: every batch row sees each token it is entitled to exactly once, with
+// the right K and V rows, and nothing else.
+
+#ifndef KVTWIN_PROPS_ENTITLEMENT_H_
+#define KVTWIN_PROPS_ENTITLEMENT_H_
+
+#include <optional>
+#include <string>
+
+#include "kvtwin/cache.h"
+#include "reference/ledger.h"
+
+namespace kvtwin::props {
+
+// One batch row that sees the wrong thing.
+struct WrongRow {
+  int row = 0;      // Of the mask.
+  int column = -1;  // Of the view; -1 if something is missing.
+  std::string text;
+};
+
+// Compares the view of `layer` with the active ledger, whose pass it must be:
+// no Remove or CopyPrefix since its StartForward or SetCausal. Rows that were
+// never put in this layer may hold anything. `view.mask` is f32 or f16; the
+// rows of `view` have the dtype of the cache; without V, K alone is compared.
+std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
+                                     const KvView& view, bool permuted_v);
+
+// Whether column `column` is visible to mask row `row`.
+bool Visible(const TensorView& mask, std::int64_t column, std::int64_t row);
+
+// The bytes of one cell's row of a K or V view, dense, first dimension
+// fastest. `cell_dim` is the dimension that counts cells: 2, or 0 if permuted.
+std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
+                                int cell_dim);
+
+// "K [100, 1000] V [100, 100100]".
+std::string RowText(const KvView& view, std::int64_t column, bool permuted_v);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_ENTITLEMENT_H_

@@ -1,0 +1,105 @@
+#include "props/fuzz.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "props/generate.h"
+#include "props/shrink.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr int kOpsInHistory = 60;
+// Histories between two looks at the clock and the count.
+constexpr std::size_t kBlock = 64;
+
+double Now() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+// Runs the histories from `first` on, each into its place in `results`.
+void RunBlock(const FuzzOptions& options, const Subject& subject,
+              std::uint64_t first, std::vector<RunResult>& results) {
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < results.size(); i = next++) {
+      const History history =
+          MakeHistory(options.seed, first + i, options.kind, kOpsInHistory);
+      results[i] = RunHistory(history, subject);
+    }
+  };
+  std::vector<std::jthread> helpers;
+  for (int i = 1; i < options.threads; ++i) helpers.emplace_back(work);
+  work();
+}
+
+FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
+                    std::uint64_t number) {
+  FuzzFailure failure;
+  failure.history_number = number;
+  const History found =
+      MakeHistory(options.seed, number, options.kind, kOpsInHistory);
+  failure.operations = found.ops.size();
+  failure.shrunk = Shrink(found, subject);
+  failure.difference = *RunHistory(failure.shrunk, subject).difference;
+  return failure;
+}
+
+}  // namespace
+
+FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
+  FuzzResult result;
+  const double start = Now();
+  const auto done = [&] {
+    if (options.operations > 0) return result.operations >= options.operations;
+    return Now() - start >= options.seconds;
+  };
+  while (!done() && !result.failure) {
+    const auto first = static_cast<std::uint64_t>(result.histories);
+    std::vector<RunResult> block(kBlock);
+    RunBlock(options, subject, first, block);
+    // In the order of the seed, whichever thread was first.
+    for (std::size_t i = 0; i < block.size(); ++i) {
+      const RunResult& one = block[i];
+      result.operations += one.operations;
+      result.digest =
+          XXH3_64bits_withSeed(&one.digest, sizeof(one.digest), result.digest);
+      ++result.histories;
+      if (one.difference) {
+        result.failure = Explain(options, subject, first + i);
+        break;
+      }
+      if (options.operations > 0 && done()) break;
+    }
+    result.seconds = Now() - start;
+    if (options.progress) options.progress(result.operations, result.seconds);
+  }
+  return result;
+}
+
+std::string FailureText(const History& history, const Difference& difference,
+                        const Subject& subject) {
+  std::vector<std::string> story;
+  RunHistory(history, subject, &story);
+  std::string text = fmt::format("FAIL {}\n\n", difference.check);
+  for (std::size_t i = 0; i < story.size(); ++i) {
+    const bool last = i + 1 == story.size();
+    if (i >= 40 && i + 10 < story.size())
+      continue;  // The middle of a long one.
+    text +=
+        fmt::format("  {:3} {}{}\n", i + 1, story[i], last ? "   <- then" : "");
+  }
+  text += fmt::format("\n  {}\n", difference.text);
+  text += fmt::format("\n  shrunk  {} operations\n", history.ops.size());
+  text += fmt::format("  rerun   kvtwin run '{}' --twin {}\n", ToText(history),
+                      subject.name);
+  return text;
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,53 @@
+// Many random histories, on any number of threads, with one answer.
+
+#ifndef KVTWIN_PROPS_FUZZ_H_
+#define KVTWIN_PROPS_FUZZ_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "props/history.h"
+#include "props/runner.h"
+
+namespace kvtwin::props {
+
+struct FuzzOptions {
+  // Runs at least this many operations, or, if 0, for `seconds`.
+  std::int64_t operations = 0;
+  double seconds = 10;
+  std::uint64_t seed = 1;
+  int threads = 1;
+  std::optional<Kind> kind;
+  // Called now and then, from one thread.
+  std::function<void(std::int64_t operations, double seconds)> progress;
+};
+
+struct FuzzFailure {
+  std::uint64_t history_number = 0;  // Of the seed's histories, from 0.
+  std::size_t operations = 0;        // Of the history as it was found.
+  History shrunk;
+  Difference difference;  // Of `shrunk`.
+};
+
+struct FuzzResult {
+  std::int64_t operations = 0;
+  std::int64_t histories = 0;
+  double seconds = 0;
+  // Of all histories and answers, in the order of the seed. Depends on the
+  // seed, the kind and the number of operations only.
+  std::uint64_t digest = 0;
+  std::optional<FuzzFailure> failure;  // The first; the run ends with it.
+};
+
+FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject);
+
+// The failure as a story: what disagreed, the shortest history, every call up
+// to the difference, and the command that shows it again.
+std::string FailureText(const History& history, const Difference& difference,
+                        const Subject& subject);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_FUZZ_H_

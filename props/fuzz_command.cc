@@ -1,0 +1,164 @@
+// The subcommands `fuzz` and `run`.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "core/names.h"
+#include "props/command.h"
+#include "props/fuzz.h"
+
+namespace kvtwin::props {
+namespace {
+
+struct Arguments {
+  FuzzOptions options;
+  std::string kind;
+  std::string twin = "optimized";
+  std::string history;
+  bool json = false;
+};
+
+std::vector<std::string> Twins() {
+  const auto names = TwinNames();
+  return {names.begin(), names.end()};
+}
+
+void AddTwin(CLI::App& command, Arguments& arguments) {
+  command
+      .add_option("--twin", arguments.twin,
+                  "the twin that is checked against reference and ledger")
+      ->check(CLI::IsMember(Twins()))
+      ->capture_default_str();
+  command.add_flag("--json", arguments.json, "print one JSON object");
+}
+
+void ShowProgress(std::int64_t operations, double seconds) {
+  static double shown = 0;
+  if (seconds - shown < 0.2) return;
+  shown = seconds;
+  fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations, seconds);
+}
+
+int RunFuzz(const Arguments& arguments) {
+  FuzzOptions options = arguments.options;
+  if (!arguments.kind.empty()) {
+    options.kind = FromName<Kind>(kKindNames, arguments.kind);
+  }
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  if (terminal) options.progress = ShowProgress;
+  const Subject subject = TwinSubject(arguments.twin);
+  const FuzzResult result = Fuzz(options, subject);
+  if (terminal) fmt::print(stderr, "\r{:40}\r", "");
+  const double rate =
+      static_cast<double>(result.operations) / std::max(result.seconds, 1e-9);
+  std::string failure;
+  if (result.failure) {
+    failure = FailureText(result.failure->shrunk, result.failure->difference,
+                          subject) +
+              fmt::format("  found   seed {}, history {}, {} operations long\n",
+                          options.seed, result.failure->history_number,
+                          result.failure->operations);
+  }
+  if (arguments.json) {
+    nlohmann::ordered_json json = {
+        {"operations", result.operations},
+        {"histories", result.histories},
+        {"differences", result.failure ? 1 : 0},
+        {"digest", fmt::format("{:016x}", result.digest)},
+        {"operations_per_second", static_cast<std::int64_t>(rate)},
+        {"seed", options.seed},
+        {"twin", arguments.twin}};
+    if (result.failure) {
+      json["check"] = result.failure->difference.check;
+      json["history"] = ToText(result.failure->shrunk);
+      json["shrunk_to"] = result.failure->shrunk.ops.size();
+      json["reason"] = result.failure->difference.text;
+      json["rerun"] = fmt::format("kvtwin run '{}' --twin {}",
+                                  ToText(result.failure->shrunk), subject.name);
+    }
+    fmt::print("{}\n", json.dump(-1, ' ', false,
+                                 nlohmann::json::error_handler_t::replace));
+  } else {
+    fmt::print("{}", failure);
+    fmt::print(
+        "{} operations in {} histories, {} differences, {:.0f} operations a "
+        "second, seed {}, digest {:016x}\n",
+        result.operations, result.histories, result.failure ? 1 : 0, rate,
+        options.seed, result.digest);
+  }
+  return result.failure ? 1 : 0;
+}
+
+int RunOne(const Arguments& arguments) {
+  const Result<History> history = ParseHistory(arguments.history);
+  if (!history.ok()) {
+    fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
+    return 2;
+  }
+  const Subject subject = TwinSubject(arguments.twin);
+  std::vector<std::string> story;
+  const RunResult result = RunHistory(*history, subject, &story);
+  const auto& difference = result.difference;
+  if (arguments.json) {
+    const nlohmann::ordered_json json = {
+        {"operations", result.operations},
+        {"differences", difference ? 1 : 0},
+        {"digest", fmt::format("{:016x}", result.digest)},
+        {"check", difference ? difference->check : ""},
+        {"reason", difference ? difference->text : ""},
+        {"calls", story}};
+    fmt::print("{}\n", json.dump(-1, ' ', false,
+                                 nlohmann::json::error_handler_t::replace));
+  } else if (difference) {
+    fmt::print("{}", FailureText(*history, *difference, subject));
+  } else {
+    for (const std::string& line : story) fmt::print("  {}\n", line);
+    fmt::print("{} operations, no difference\n", result.operations);
+  }
+  return difference ? 1 : 0;
+}
+
+}  // namespace
+
+void AddFuzzCommand(CLI::App& app, int& exit_code) {
+  const auto fuzz_arguments = std::make_shared<Arguments>();
+  CLI::App* fuzz = app.add_subcommand(
+      "fuzz",
+      "Check the twins on random histories, for 10 seconds if nothing "
+      "else is said");
+  FuzzOptions& options = fuzz_arguments->options;
+  auto* ops = fuzz->add_option("--ops", options.operations,
+                               "run at least this many operations")
+                  ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 50));
+  fuzz->add_option("--seconds", options.seconds, "run for so long")
+      ->check(CLI::Range(0.01, 1e7))
+      ->excludes(ops);
+  fuzz->add_option("--seed", options.seed, "of all that is random")
+      ->capture_default_str();
+  fuzz->add_option("--threads", options.threads, "the verdict is the same")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  fuzz->add_option("--kind", fuzz_arguments->kind, "only this kind of cache")
+      ->check(CLI::IsMember(
+          std::vector<std::string>(kKindNames.begin(), kKindNames.end())));
+  AddTwin(*fuzz, *fuzz_arguments);
+  fuzz->callback(
+      [fuzz_arguments, &exit_code] { exit_code = RunFuzz(*fuzz_arguments); });
+
+  const auto run_arguments = std::make_shared<Arguments>();
+  CLI::App* run = app.add_subcommand(
+      "run", "Run one history, as a failure prints it (docs/histories.md)");
+  run->add_option("history", run_arguments->history, "'kvt1 ... | ...'")
+      ->required();
+  AddTwin(*run, *run_arguments);
+  run->callback(
+      [run_arguments, &exit_code] { exit_code = RunOne(*run_arguments); });
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,37 @@
+// Random setups and operations, for RapidCheck and for the fuzzer alike.
+//
+// Values are few on purpose: bugs live at boundaries, and small caches reach
+// theirs often. Half of all histories draw their operations evenly, half with
+// random weights, so that every operation dominates now and then.
+
+#ifndef KVTWIN_PROPS_GENERATE_H_
+#define KVTWIN_PROPS_GENERATE_H_
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "props/history.h"
+
+namespace kvtwin::props {
+
+// A number of [lo, hi], by chance.
+using Pick = std::function<int(int lo, int hi)>;
+
+// How likely each kind of operation is, by OpKind.
+using Weights = std::array<int, 9>;
+
+Setup DrawSetup(const Pick& pick, std::optional<Kind> kind);
+Weights DrawWeights(const Pick& pick);
+Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights);
+
+// A whole history of about `ops` operations. The same for the same arguments,
+// on every machine.
+History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops);
+History MakeHistory(std::uint64_t seed, std::uint64_t number,
+                    std::optional<Kind> kind, int ops);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_GENERATE_H_

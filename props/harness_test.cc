@@ -1,0 +1,177 @@
+// Does the harness see? Backends that are wrong on purpose must be found, and
+// found out in a few operations.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "props/fuzz.h"
+#include "props/shrink.h"
+
+namespace kvtwin::props {
+namespace {
+
+// The reference twin, but for what a test overrides.
+class Faulty : public Cache {
+ public:
+  explicit Faulty(const CacheSpec& spec)
+      : cache_(std::move(*MakeCache(spec, "reference"))) {}
+
+  Status SetConfig(const CacheConfig& c) override {
+    return cache_->SetConfig(c);
+  }
+  Status Init(DType dtype, int sequences, int capacity, int batch) override {
+    return cache_->Init(dtype, sequences, capacity, batch);
+  }
+  void Close() override { cache_->Close(); }
+  Status SetLayer(int layer) override { return cache_->SetLayer(layer); }
+  Status StartForward(const Batch& batch, bool reserve) override {
+    return cache_->StartForward(batch, reserve);
+  }
+  Status SetCausal(std::span<const int> except) override {
+    return cache_->SetCausal(except);
+  }
+  Status Put(const TensorView& key, const TensorView& value) override {
+    return cache_->Put(key, value);
+  }
+  Result<KvView> Get() override { return cache_->Get(); }
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    return cache_->CopyPrefix(src, dst, len);
+  }
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    return cache_->CanResume(seq, pos);
+  }
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    return cache_->Remove(seq, begin, end);
+  }
+  Status SetLayerType(int type) override { return cache_->SetLayerType(type); }
+  Cache* UnderlyingCache() override { return cache_->UnderlyingCache(); }
+  Result<bool> EncoderCached() override { return cache_->EncoderCached(); }
+  int CellCount() const override { return cache_->CellCount(); }
+  std::span<const int> BatchCells() const override {
+    return cache_->BatchCells();
+  }
+  void ListCells(std::vector<CellEntry>& out) const override {
+    cache_->ListCells(out);
+  }
+
+ protected:
+  std::unique_ptr<Cache> cache_;
+};
+
+// Seed 004's self-copy: the sequence is erased.
+class SelfCopyErases : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    return cache_->CopyPrefix(src, dst, src == dst ? 0 : len);
+  }
+};
+
+class KeepsTheLastRemoved : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const bool later = end == kOpenEnd && begin > 0;
+    return cache_->Remove(seq, begin + (later ? 1 : 0), end);
+  }
+};
+
+class ForgetsExceptions : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status SetCausal(std::span<const int> except) override {
+    Status status = cache_->SetCausal(except);
+    return status.ok() ? cache_->SetCausal({}) : status;
+  }
+};
+
+class ResumesTooFar : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    const Result<bool> can = cache_->CanResume(seq, pos);
+    return can.ok() && pos > 0 ? cache_->CanResume(seq, pos - 1) : can;
+  }
+};
+
+class AcceptsAnything : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    return begin > end ? Status() : cache_->Remove(seq, begin, end);
+  }
+};
+
+class ReserveStores : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    if (reserve && batch.positions.size() > 1) reserve = false;
+    return cache_->StartForward(batch, reserve);
+  }
+};
+
+template <class Backend>
+void IsFoundAndShrunk(std::size_t most_ops) {
+  const Subject subject = {
+      .name = "faulty",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(std::make_unique<Backend>(spec));
+      }};
+  FuzzOptions options;
+  options.operations = 300000;
+  const FuzzResult result = Fuzz(options, subject);
+  ASSERT_TRUE(result.failure.has_value());
+  const History& shrunk = result.failure->shrunk;
+  EXPECT_LE(shrunk.ops.size(), most_ops) << ToText(shrunk);
+  // The line that is printed shows the same failure again.
+  const Result<History> read = ParseHistory(ToText(shrunk));
+  ASSERT_TRUE(read.ok());
+  const RunResult again = RunHistory(*read, subject);
+  ASSERT_TRUE(again.difference.has_value());
+  EXPECT_EQ(again.difference->check, result.failure->difference.check);
+  const std::string text = FailureText(shrunk, *again.difference, subject);
+  EXPECT_NE(text.find("kvtwin run 'kvt1"), std::string::npos) << text;
+}
+
+TEST(Harness, FindsASelfCopyThatErases) { IsFoundAndShrunk<SelfCopyErases>(3); }
+TEST(Harness, FindsARemoveThatKeepsAToken) {
+  IsFoundAndShrunk<KeepsTheLastRemoved>(3);
+}
+TEST(Harness, FindsForgottenExceptions) {
+  IsFoundAndShrunk<ForgetsExceptions>(3);
+}
+TEST(Harness, FindsADishonestResume) { IsFoundAndShrunk<ResumesTooFar>(4); }
+TEST(Harness, FindsAMisuseThatIsAccepted) {
+  IsFoundAndShrunk<AcceptsAnything>(2);
+}
+TEST(Harness, FindsAReservationThatStores) {
+  IsFoundAndShrunk<ReserveStores>(2);
+}
+
+TEST(Harness, GivesTheSameDigestOnAnyNumberOfThreads) {
+  FuzzOptions options;
+  options.operations = 30000;
+  options.seed = 9;
+  const FuzzResult one = Fuzz(options, TwinSubject("optimized"));
+  options.threads = 3;
+  const FuzzResult three = Fuzz(options, TwinSubject("optimized"));
+  EXPECT_EQ(one.digest, three.digest);
+  EXPECT_EQ(one.operations, three.operations);
+  EXPECT_GE(one.operations, options.operations);
+  options.seed = 10;
+  EXPECT_NE(Fuzz(options, TwinSubject("optimized")).digest, one.digest);
+}
+
+TEST(Harness, RefusesTextThatIsNoHistory) {
+  for (const std::string text :
+       {"", "kvt2", "kvt1 kind=tree", "kvt1 | put", "kvt1 | put 0*0",
+        "kvt1 | put 0*99999999999", "kvt1 | drop 0", "kvt1 | copy 0>1",
+        "kvt1 cap=-1", "kvt1 dims=1,2", "kvt1 | fly", "kvt1 | put -1*1"}) {
+    EXPECT_FALSE(ParseHistory(text).ok()) << text;
+  }
+}
+
+}  // namespace
+}  // namespace kvtwin::props

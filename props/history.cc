@@ -1,0 +1,427 @@
+#include "props/history.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <optional>
+
+#include "core/names.h"
+
+namespace kvtwin::props {
+namespace {
+
+// A number or a text in the history's grammar, or why there is none.
+struct Bad {
+  std::string why;
+};
+
+// Reads `text` from its front.
+class Reader {
+ public:
+  explicit Reader(std::string_view text) : text_(text) {}
+
+  bool Take(std::string_view token) {
+    if (!text_.starts_with(token)) return false;
+    text_.remove_prefix(token.size());
+    return true;
+  }
+  int Number() {
+    int value = 0;
+    const char* begin = text_.data();
+    const auto [end, error] =
+        std::from_chars(begin, begin + text_.size(), value);
+    if (error != std::errc() || value > kLargest || value < -kLargest) {
+      throw Bad{fmt::format("'{}' does not start with a number of at most {}",
+                            text_, kLargest)};
+    }
+    text_.remove_prefix(static_cast<std::size_t>(end - begin));
+    return value;
+  }
+  void Expect(std::string_view token) {
+    if (!Take(token)) {
+      throw Bad{fmt::format("'{}' should go on with '{}'", text_, token)};
+    }
+  }
+  RelativePos Pos() {
+    if (Take("~")) return {true, -Number()};
+    if (Take("^")) return {true, Number()};
+    return {false, Number()};
+  }
+  bool empty() const { return text_.empty(); }
+  void ExpectEnd() const {
+    if (!text_.empty()) throw Bad{fmt::format("'{}' is left over", text_)};
+  }
+
+ private:
+  // Large enough for every test, small enough that sums do not overflow.
+  static constexpr int kLargest = 1 << 30;
+  std::string_view text_;
+};
+
+std::vector<std::string_view> Split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const std::size_t at = text.find(separator);
+    if (at != 0 && !text.empty()) parts.push_back(text.substr(0, at));
+    if (at == std::string_view::npos) return parts;
+    text.remove_prefix(at + 1);
+  }
+}
+
+std::string PosText(const RelativePos& pos) {
+  if (!pos.from_end) return fmt::format("{}", pos.offset);
+  return pos.offset > 0 ? fmt::format("^{}", pos.offset)
+                        : fmt::format("~{}", -pos.offset);
+}
+
+// One cache of a wrapper: "swa:w2", "chunked:c3".
+std::string PartText(const CacheSpec& spec) {
+  std::string text(KindName(spec.kind));
+  if (spec.window) text += fmt::format(":w{}", *spec.window);
+  if (spec.memory) text += fmt::format(":m{}", *spec.memory);
+  if (spec.chunk != 0) text += fmt::format(":c{}", spec.chunk);
+  return text;
+}
+
+std::string SegmentText(const Segment& segment) {
+  std::string text = fmt::format(" {}*", segment.seq);
+  if (segment.count >= Segment::kFree / 2) {
+    text += fmt::format("free{:+}", segment.count - Segment::kFree);
+  } else {
+    text += fmt::format("{}", segment.count);
+  }
+  if (segment.delta != 0) text += fmt::format("@{:+}", segment.delta);
+  if (segment.order == Segment::Order::kDown) text += "r";
+  if (segment.order == Segment::Order::kSame) text += "=";
+  return text;
+}
+
+Kind ReadKind(std::string_view name) {
+  if (const auto kind = FromName<Kind>(kKindNames, name)) return *kind;
+  throw Bad{fmt::format("kind is '{}'", name)};
+}
+
+CacheSpec ReadPart(std::string_view text) {
+  const auto fields = Split(text, ':');
+  if (fields.empty()) throw Bad{"a wrapper's cache is empty"};
+  CacheSpec spec;
+  spec.kind = ReadKind(fields[0]);
+  for (std::size_t i = 1; i < fields.size(); ++i) {
+    Reader reader(fields[i]);
+    if (reader.Take("w")) {
+      spec.window = reader.Number();
+    } else if (reader.Take("m")) {
+      spec.memory = reader.Number();
+    } else {
+      reader.Expect("c");
+      spec.chunk = reader.Number();
+    }
+    reader.ExpectEnd();
+  }
+  return spec;
+}
+
+Shift ReadShift(std::string_view name) {
+  Shift shift;
+  if (name == "rope_halves") {
+    shift.kind = ShiftKind::kRope;
+    shift.rope.pairing = Rope::Pairing::kHalves;
+    return shift;
+  }
+  if (const auto kind = FromName<ShiftKind>(kShiftNames, name)) {
+    shift.kind = *kind;
+    return shift;
+  }
+  throw Bad{fmt::format("shift is '{}'", name)};
+}
+
+DType ReadDType(std::string_view name) {
+  if (const auto dtype = DTypeFromName(name)) return *dtype;
+  throw Bad{fmt::format("dtype is '{}'", name)};
+}
+
+int ReadSize(std::string_view text) {
+  Reader reader(text);
+  const int value = reader.Number();
+  reader.ExpectEnd();
+  if (value < 0) throw Bad{fmt::format("{} must not be negative", value)};
+  return value;
+}
+
+void ReadDims(std::string_view text, RowDims& rows) {
+  Reader reader(text);
+  rows.k_head_dim = reader.Number();
+  reader.Expect(",");
+  rows.kv_heads = reader.Number();
+  reader.Expect(",");
+  rows.v_head_dim = reader.Number();
+  reader.ExpectEnd();
+  for (const int dim : {rows.k_head_dim, rows.kv_heads, rows.v_head_dim}) {
+    if (dim < 1 || dim > 4096) throw Bad{fmt::format("dims '{}'", text)};
+  }
+}
+
+void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
+  CacheSpec& spec = setup.spec;
+  if (key == "kind") return void(spec.kind = ReadKind(value));
+  if (key == "window") return void(spec.window = ReadSize(value));
+  if (key == "memory") return void(spec.memory = ReadSize(value));
+  if (key == "chunk") return void(spec.chunk = ReadSize(value));
+  if (key == "shift") return void(spec.shift = ReadShift(value));
+  if (key == "place" && value == "scatter") {
+    return void(spec.placement = Placement::kScatter);
+  }
+  if (key == "caches") {
+    for (const auto part : Split(value, '/')) {
+      spec.caches.push_back(ReadPart(part));
+    }
+    return;
+  }
+  CacheConfig& config = setup.config;
+  if (key == "pad") return void(config.cache_padding = ReadSize(value));
+  if (key == "maskpad") {
+    return void(config.mask_batch_padding = ReadSize(value));
+  }
+  if (key == "permuted") return void(config.permuted_v = ReadSize(value) != 0);
+  if (key == "mask") return void(config.mask_dtype = ReadDType(value));
+  if (key == "dtype") return void(setup.init.dtype = ReadDType(value));
+  if (key == "seqs") return void(setup.init.max_sequences = ReadSize(value));
+  if (key == "cap") return void(setup.init.capacity = ReadSize(value));
+  if (key == "batch") return void(setup.init.max_batch = ReadSize(value));
+  if (key == "dims") return ReadDims(value, setup.rows);
+  if (key == "layers") return void(setup.layers = ReadSize(value));
+  if (key == "legal") return void(setup.legal = ReadSize(value) != 0);
+  if (key == "strided") return void(setup.strided = ReadSize(value) != 0);
+  throw Bad{fmt::format("unknown setting '{}={}'", key, value)};
+}
+
+// Keeps a wrapper's caches like the wrapper in what they share.
+void SpreadToCaches(CacheSpec& spec) {
+  for (CacheSpec& inner : spec.caches) {
+    inner.placement = spec.placement;
+    inner.shift = spec.shift;
+  }
+}
+
+Segment ReadSegment(std::string_view text) {
+  Reader reader(text);
+  Segment segment;
+  segment.seq = reader.Number();
+  reader.Expect("*");
+  if (reader.Take("free")) {
+    segment.count = Segment::kFree;
+    if (reader.Take("+") || !reader.empty()) segment.count += reader.Number();
+  } else {
+    segment.count = reader.Number();
+  }
+  if (reader.Take("@")) {
+    reader.Take("+");
+    segment.delta = reader.Number();
+  }
+  if (reader.Take("r")) segment.order = Segment::Order::kDown;
+  if (reader.Take("=")) segment.order = Segment::Order::kSame;
+  reader.ExpectEnd();
+  if (segment.seq < 0 || segment.count < 1) {
+    throw Bad{fmt::format("segment '{}' is negative or empty", text)};
+  }
+  return segment;
+}
+
+std::vector<int> ReadIndices(std::string_view text) {
+  std::vector<int> indices;
+  for (const auto index : Split(text, ',')) indices.push_back(ReadSize(index));
+  return indices;
+}
+
+void ReadPut(const std::vector<std::string_view>& words, Op& op) {
+  for (std::size_t i = 1; i < words.size(); ++i) {
+    if (words[i] == "reserve") {
+      op.reserve = true;
+    } else if (words[i] == "keep") {
+      op.keep_rows = true;
+    } else if (words[i] == "image") {
+      op.multimodal = true;
+    } else if (words[i].starts_with("except=")) {
+      op.except = ReadIndices(words[i].substr(7));
+    } else {
+      op.segments.push_back(ReadSegment(words[i]));
+    }
+  }
+  if (op.segments.empty()) throw Bad{"put what?"};
+}
+
+void ReadDrop(std::string_view text, Op& op) {
+  Reader reader(text);
+  op.seq = reader.Number();
+  reader.Expect(":");
+  op.begin = reader.Pos();
+  reader.Expect("-");
+  op.open = reader.empty();
+  if (!op.open) op.end = reader.Pos();
+  reader.ExpectEnd();
+}
+
+void ReadCopy(std::string_view text, Op& op) {
+  Reader reader(text);
+  op.seq = reader.Number();
+  reader.Expect(">");
+  op.dst = reader.Number();
+  reader.Expect(":");
+  op.end = reader.Pos();
+  reader.ExpectEnd();
+}
+
+Op ReadOp(std::string_view text) {
+  const auto words = Split(text, ' ');
+  if (words.empty()) throw Bad{"an operation is empty"};
+  const std::string_view name = words[0];
+  const std::string_view argument = words.size() > 1 ? words[1] : "";
+  Op op;
+  if (name == "put") {
+    ReadPut(words, op);
+    return op;
+  }
+  if (words.size() > 2) throw Bad{fmt::format("'{}' has too many words", text)};
+  if (name == "drop") {
+    op.kind = OpKind::kDrop;
+    ReadDrop(argument, op);
+  } else if (name == "copy") {
+    op.kind = OpKind::kCopy;
+    ReadCopy(argument, op);
+  } else if (name == "ask") {
+    op.kind = OpKind::kAsk;
+    Reader reader(argument);
+    op.seq = reader.Number();
+    reader.Expect("@");
+    op.end = reader.Pos();
+    reader.ExpectEnd();
+  } else if (name == "causal") {
+    op.kind = OpKind::kCausal;
+    op.except = ReadIndices(argument);
+  } else if (name == "misuse") {
+    op.kind = OpKind::kMisuse;
+    op.misuse = ReadSize(argument);
+  } else if (name == "get" && argument.empty()) {
+    op.kind = OpKind::kGet;
+  } else if (name == "reput" && argument.empty()) {
+    op.kind = OpKind::kReput;
+  } else if (name == "poison" && argument.empty()) {
+    op.kind = OpKind::kPoison;
+  } else {
+    throw Bad{fmt::format("unknown operation '{}'", text)};
+  }
+  if (op.seq < 0 || op.dst < 0) throw Bad{"a sequence is negative"};
+  return op;
+}
+
+}  // namespace
+
+std::string ToText(const Setup& setup) {
+  const Setup defaults;
+  const CacheSpec& spec = setup.spec;
+  std::string text = "kvt1";
+  const auto add = [&](std::string_view key, const auto& value,
+                       const auto& normal) {
+    if (value != normal) text += fmt::format(" {}={}", key, value);
+  };
+  add("kind", KindName(spec.kind), KindName(Kind::kCausal));
+  if (spec.window) text += fmt::format(" window={}", *spec.window);
+  if (spec.memory) text += fmt::format(" memory={}", *spec.memory);
+  add("chunk", spec.chunk, 0);
+  if (spec.placement == Placement::kScatter) text += " place=scatter";
+  const bool halves = spec.shift.kind == ShiftKind::kRope &&
+                      spec.shift.rope.pairing == Rope::Pairing::kHalves;
+  const auto shift = static_cast<std::size_t>(spec.shift.kind);
+  add("shift", halves ? "rope_halves" : kShiftNames.at(shift), kShiftNames[0]);
+  for (std::size_t i = 0; i < spec.caches.size(); ++i) {
+    text += i == 0 ? " caches=" : "/";
+    text += PartText(spec.caches[i]);
+  }
+  add("seqs", setup.init.max_sequences, defaults.init.max_sequences);
+  add("cap", setup.init.capacity, defaults.init.capacity);
+  add("batch", setup.init.max_batch, defaults.init.max_batch);
+  add("pad", setup.config.cache_padding, 1);
+  add("maskpad", setup.config.mask_batch_padding, 1);
+  add("permuted", setup.config.permuted_v ? 1 : 0, 0);
+  add("mask", DTypeName(setup.config.mask_dtype), "f32");
+  add("dtype", DTypeName(setup.init.dtype), "f32");
+  if (setup.rows != defaults.rows) {
+    text += fmt::format(" dims={},{},{}", setup.rows.k_head_dim,
+                        setup.rows.kv_heads, setup.rows.v_head_dim);
+  }
+  add("layers", setup.layers, defaults.layers);
+  add("legal", setup.legal ? 1 : 0, 0);
+  add("strided", setup.strided ? 1 : 0, 0);
+  return text;
+}
+
+std::string ToText(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kPut: {
+      std::string text = "put";
+      for (const Segment& segment : op.segments) text += SegmentText(segment);
+      if (op.reserve) text += " reserve";
+      if (op.keep_rows) text += " keep";
+      if (op.multimodal) text += " image";
+      if (!op.except.empty()) {
+        text += fmt::format(" except={}", fmt::join(op.except, ","));
+      }
+      return text;
+    }
+    case OpKind::kDrop:
+      return fmt::format("drop {}:{}-{}", op.seq, PosText(op.begin),
+                         op.open ? "" : PosText(op.end));
+    case OpKind::kCopy:
+      return fmt::format("copy {}>{}:{}", op.seq, op.dst, PosText(op.end));
+    case OpKind::kAsk:
+      return fmt::format("ask {}@{}", op.seq, PosText(op.end));
+    case OpKind::kCausal:
+      return op.except.empty()
+                 ? "causal"
+                 : fmt::format("causal {}", fmt::join(op.except, ","));
+    case OpKind::kGet:
+      return "get";
+    case OpKind::kReput:
+      return "reput";
+    case OpKind::kMisuse:
+      return fmt::format("misuse {}", op.misuse);
+    case OpKind::kPoison:
+      return "poison";
+  }
+  return "";
+}
+
+std::string ToText(const History& history) {
+  std::string text = ToText(history.setup);
+  for (const Op& op : history.ops) text += " | " + ToText(op);
+  return text;
+}
+
+Result<History> ParseHistory(std::string_view text) {
+  try {
+    const auto parts = Split(text, '|');
+    const auto words =
+        parts.empty() ? std::vector<std::string_view>() : Split(parts[0], ' ');
+    if (words.empty() || words[0] != "kvt1") {
+      throw Bad{"a history starts with 'kvt1'"};
+    }
+    History history;
+    for (std::size_t i = 1; i < words.size(); ++i) {
+      const std::size_t at = words[i].find('=');
+      if (at == std::string_view::npos) {
+        throw Bad{fmt::format("'{}' is not a setting", words[i])};
+      }
+      ReadSetting(words[i].substr(0, at), words[i].substr(at + 1),
+                  history.setup);
+    }
+    SpreadToCaches(history.setup.spec);
+    for (std::size_t i = 1; i < parts.size(); ++i) {
+      history.ops.push_back(ReadOp(parts[i]));
+    }
+    return history;
+  } catch (const Bad& bad) {
+    return Status(StatusCode::kInvalidArgument, bad.why);
+  }
+}
+
+}  // namespace kvtwin::props

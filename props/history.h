@@ -1,0 +1,101 @@
+// Histories: a cache's setup and what happens to it, as one line that a person
+// can read and edit:
+//
+//   kvt1 kind=swa window=2 cap=4 | put 0*2 | copy 0>1:2 | drop 1:0-1
+//
+// Arguments are relative to the state (tokens are appended, ends counted from
+// the end), so that a history keeps its sense when parts of it are taken out.
+// The grammar is in docs/histories.md.
+
+#ifndef KVTWIN_PROPS_HISTORY_H_
+#define KVTWIN_PROPS_HISTORY_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/guarded_cache.h"
+#include "kvtwin/cache.h"
+
+namespace kvtwin::props {
+
+// What a cache is made of, with the rows that will be put into it.
+struct Setup {
+  CacheSpec spec;
+  CacheConfig config;
+  InitArgs init = {
+      .dtype = DType::kF32, .max_sequences = 2, .capacity = 8, .max_batch = 8};
+  RowDims rows = {.k_head_dim = 2, .kv_heads = 1, .v_head_dim = 1};
+  int layers = 1;
+  // A legal client: appends, stays within capacity, asks CanResume, and drops
+  // a sequence after an error. It must never be refused a batch.
+  bool legal = false;
+  // K and V come with gaps between their elements.
+  bool strided = false;
+};
+
+// A position: `offset`, or counted from the sequence's next position.
+struct RelativePos {
+  bool from_end = false;
+  int offset = 0;
+  bool operator==(const RelativePos&) const = default;
+};
+
+// Batch tokens of one sequence.
+struct Segment {
+  enum class Order { kUp, kDown, kSame };  // Of the positions.
+  int seq = 0;
+  // Tokens; kFree and more: as many as there are free cells, plus
+  // count - kFree.
+  int count = 1;
+  int delta = 0;  // The first position, from the sequence's next one.
+  Order order = Order::kUp;
+
+  static constexpr int kFree = 1000;
+};
+
+enum class OpKind {
+  kPut,     // A pass: StartForward, then Put and Get of every layer.
+  kDrop,    // Remove.
+  kCopy,    // CopyPrefix.
+  kAsk,     // CanResume.
+  kCausal,  // SetCausal in the current pass, then Get of every layer.
+  kGet,     // Get of every layer, once more.
+  kReput,   // Put of other rows in the current pass, whatever came between.
+  kMisuse,  // One of the calls that must be refused and change nothing.
+  kPoison,  // Overwrites the rows of free cells, behind the cache's back.
+};
+
+struct Op {
+  OpKind kind = OpKind::kPut;
+  // kPut
+  std::vector<Segment> segments;
+  bool reserve = false;
+  bool keep_rows = false;   // No Put: rows of earlier owners stay.
+  bool multimodal = false;  // The last batch entry is an image.
+  // kPut and kCausal: batch indices, taken modulo the batch.
+  std::vector<int> except;
+  // kDrop (seq, begin, end), kCopy (seq to dst, end), kAsk (seq, end)
+  int seq = 0;
+  int dst = 0;
+  RelativePos begin;
+  RelativePos end;
+  bool open = false;
+  int misuse = 0;  // kMisuse: which, taken modulo their number.
+};
+
+struct History {
+  Setup setup;
+  std::vector<Op> ops;
+};
+
+std::string ToText(const Setup& setup);
+std::string ToText(const Op& op);
+std::string ToText(const History& history);
+
+// The history that ToText wrote, or why `text` is none.
+Result<History> ParseHistory(std::string_view text);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_HISTORY_H_

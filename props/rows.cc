@@ -1,0 +1,75 @@
+#include "props/rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/elements.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr std::byte kNaNByte{0xFF};  // Repeated: a NaN in every dtype.
+// Repeated: finite in every dtype, since the payload of a NaN that is shifted
+// is anybody's guess, and no row's first element.
+constexpr std::byte kPoisonByte{0x5A};
+
+// The first element names token and layer, exactly in every dtype; the others
+// have fractions, so that rounding shows.
+float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
+  if (index == 0) return static_cast<float>((token * 4 + source.layer) % 2048);
+  const int role = source.role == RowRole::kKey ? 1 : 2;
+  const std::int64_t mixed =
+      (token * 13 + source.layer * 5 + index * 7) * role % 601;
+  return static_cast<float>(mixed) * 0.37F - 50.0F;
+}
+
+}  // namespace
+
+TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
+                           const RowSource& source, bool strided) {
+  TensorView view = DenseView(nullptr, dtype, shape);
+  if (strided) {
+    const auto size = static_cast<std::int64_t>(SizeOf(dtype));
+    view.stride[0] = 2 * size;
+    view.stride[1] = view.stride[0] * shape[0] + size;
+    view.stride[2] = view.stride[1] * shape[1] + 3 * size;
+    view.stride[3] = view.stride[2] * shape[2];
+  }
+  bytes_.assign(static_cast<std::size_t>(view.stride[3]), kNaNByte);
+  view.data = bytes_.data();
+  for (std::int64_t k = 0; k < shape[2]; ++k) {
+    for (std::int64_t j = 0; j < shape[1]; ++j) {
+      for (std::int64_t i = 0; i < shape[0]; ++i) {
+        const auto at = static_cast<std::size_t>(
+            view.stride[0] * i + view.stride[1] * j + view.stride[2] * k);
+        StoreElement(Element(source, source.first + k, j * shape[0] + i),
+                     &bytes_[at], dtype);
+      }
+    }
+  }
+  return view;
+}
+
+void PoisonFreeCells(const KvView& view, const std::vector<CellEntry>& used,
+                     bool permuted_v) {
+  const auto poison = [&](const TensorView& tensor, std::size_t cell_dim) {
+    for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
+      for (std::int64_t j = 0; j < tensor.shape[1]; ++j) {
+        for (std::int64_t k = 0; k < tensor.shape[2]; ++k) {
+          const int cell = static_cast<int>(cell_dim == 0 ? i : k);
+          const auto at = std::lower_bound(
+              used.begin(), used.end(), cell,
+              [](const CellEntry& entry, int c) { return entry.cell < c; });
+          if (at != used.end() && at->cell == cell) continue;
+          // The cache's own memory, which only a test may write to.
+          std::memset(const_cast<std::byte*>(tensor.at(i, j, k)),
+                      static_cast<int>(kPoisonByte), SizeOf(tensor.dtype));
+        }
+      }
+    }
+  };
+  poison(view.key, 2);
+  poison(view.value, permuted_v ? 0 : 2);
+}
+
+}  // namespace kvtwin::props

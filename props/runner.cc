@@ -1,0 +1,739 @@
+#include "props/runner.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <type_traits>
+
+#include "core/elements.h"
+#include "props/entitlement.h"
+#include "props/misuse.h"
+#include "props/rows.h"
+#include "reference/ledger.h"
+
+namespace kvtwin::props {
+namespace {
+
+// Thrown at the first difference, caught in RunHistory.
+struct Differs {
+  std::string check;
+  std::string text;
+};
+
+std::string CellsText(const Cache& cache) {
+  std::vector<CellEntry> entries;
+  cache.ListCells(entries);
+  std::string text;
+  for (std::size_t i = 0; i < entries.size() && i < 24; ++i) {
+    const CellEntry& entry = entries[i];
+    const bool same = i > 0 && entries[i - 1].cell == entry.cell;
+    text += same ? fmt::format("+s{}", entry.sequence)
+                 : fmt::format(" {}:{}@s{}", entry.cell, entry.position,
+                               entry.sequence);
+  }
+  return entries.size() > 24 ? text + " ..." : text;
+}
+
+class Run {
+ public:
+  Run(const History& history, const Subject& subject,
+      std::vector<std::string>* story, RunResult& result)
+      : setup_(history.setup),
+        subject_(subject),
+        story_(story),
+        result_(result),
+        ledger_(setup_.spec) {}
+
+  // False if the caches cannot be made of this setup.
+  bool SetUp();
+  void Do(const Op& op);
+  void TearDown();
+
+ private:
+  struct Pass {
+    std::vector<std::int32_t> positions;
+    std::vector<int> sequences;
+    std::vector<int> multimodal;
+    bool active = false;
+    bool reserve = false;
+    bool fresh = false;  // No Remove or CopyPrefix since its StartForward.
+    std::int64_t first_serial = 0;
+  };
+
+  // Comparing.
+  // Texts may be given as functions that make them: most are never needed.
+  template <class Text>
+  static std::string Made(const Text& text) {
+    if constexpr (std::is_invocable_v<Text>) {
+      return text();
+    } else {
+      return std::string(text);
+    }
+  }
+  template <class Text>
+  void Check(bool holds, std::string_view check, const Text& text) {
+    if (!holds) throw Differs{std::string(check), Made(text)};
+  }
+  template <class Call>
+  void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
+                  StatusCode subject);
+  void CheckCells();
+  void CheckTokens();
+  void CheckViews(int layer);
+  void CheckBytes(std::string_view what, const TensorView& reference,
+                  const TensorView& subject, std::size_t cell_dim);
+  void Hash(const void* data, std::size_t size) {
+    result_.digest = XXH3_64bits_withSeed(data, size, result_.digest);
+  }
+  void HashInt(std::int64_t value) { Hash(&value, sizeof(value)); }
+  void Tell(std::string text) {
+    if (story_ != nullptr) story_->push_back(std::move(text));
+  }
+
+  // Calls, each to all three.
+  bool StartForward(bool reserve);
+  void PutAll(const Op& op);
+  void GetAll();
+  void PutRows(int layer);
+  void SetLayer(int layer);
+  void SetCausal(const std::vector<int>& except);
+  StatusCode Remove(int seq, std::int32_t begin, std::int32_t end);
+  void CopyPrefix(int src, int dst, std::int32_t len);
+  bool CanResume(int seq, std::int32_t pos);
+  void EncoderCached();
+
+  // Operations.
+  void Put(const Op& op);
+  void Drop(const Op& op);
+  void Copy(const Op& op);
+  void Misuse(int which);
+  void Poison();
+  void MakeBatch(const Op& op);
+  Segment Legalized(Segment segment, std::size_t batch_room);
+  void AppendSegment(const Segment& segment);
+
+  // The state, as the ledger tells it.
+  int TypeOf(int layer) const {
+    return wrapper_ ? layer % static_cast<int>(setup_.spec.caches.size()) : 0;
+  }
+  bool IsEncoder(int type) const {
+    const CacheSpec& spec = setup_.spec;
+    return (wrapper_ ? spec.caches[static_cast<std::size_t>(type)] : spec)
+               .kind == Kind::kEncoder;
+  }
+  int types() const {
+    return wrapper_ ? static_cast<int>(setup_.spec.caches.size()) : 1;
+  }
+  void SetType(int type);
+  std::int32_t Next(int seq);
+  std::int64_t Free();
+  std::int32_t Resolve(int seq, const RelativePos& pos);
+  int SeqOf(int seq) const {
+    return setup_.legal ? seq % setup_.init.max_sequences : seq;
+  }
+
+  const Setup& setup_;
+  const Subject& subject_;
+  std::vector<std::string>* story_;
+  RunResult& result_;
+  const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
+
+  reference::Ledger ledger_;
+  std::unique_ptr<Cache> reference_;
+  std::unique_ptr<Cache> tested_;
+  int active_type_ = 0;
+  Pass pass_;
+  std::int64_t serial_ = 0;
+  std::set<int> put_layers_;
+  std::set<int> to_ask_;  // Legal: sequences that must ask before going on.
+  RowBuffer keys_;
+  RowBuffer values_;
+  std::vector<CellEntry> reference_cells_;
+  std::vector<CellEntry> tested_cells_;
+};
+
+template <class Call>
+void Run::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
+                     StatusCode subject) {
+  ++result_.operations;
+  HashInt(static_cast<std::int64_t>(subject));
+  if (story_ != nullptr) {
+    Tell(fmt::format("{} -> {}", Made(call), StatusName(subject)));
+  }
+  Check(ledger == reference, "reference: result", [&] {
+    return fmt::format("{} is {} by the ledger, {} by the reference",
+                       Made(call), StatusName(ledger), StatusName(reference));
+  });
+  Check(reference == subject, "subject: result", [&] {
+    return fmt::format("{} is {} by the reference, {} by {}", Made(call),
+                       StatusName(reference), StatusName(subject),
+                       subject_.name);
+  });
+}
+
+void Run::SetType(int type) {
+  ledger_.SetLayerType(type);
+  if (!wrapper_ || active_type_ == type) return;
+  active_type_ = type;
+  Check(reference_->SetLayerType(type).ok() && tested_->SetLayerType(type).ok(),
+        "subject: result",
+        [&] { return fmt::format("SetLayerType({}) is refused", type); });
+}
+
+// Memberships are equal, and so is the multiset of tokens.
+void Run::CheckCells() {
+  reference_->ListCells(reference_cells_);
+  tested_->ListCells(tested_cells_);
+  if (reference_cells_ != tested_cells_) {
+    Check(false, "subject: cells", [&] {
+      return fmt::format("cells are\n  reference {}\n  {}{}",
+                         CellsText(*reference_), subject_.name,
+                         CellsText(*tested_));
+    });
+  }
+  Hash(tested_cells_.data(), tested_cells_.size() * sizeof(CellEntry));
+  CheckTokens();
+}
+
+void Run::CheckTokens() {
+  if (ledger_.causal() == nullptr) return;
+  const auto mix = [](std::int64_t a, std::uint64_t seed) {
+    return XXH3_64bits_withSeed(&a, sizeof(a), seed);
+  };
+  std::uint64_t in_cells = 0;
+  std::uint64_t owners = 0;
+  for (std::size_t i = 0; i < reference_cells_.size(); ++i) {
+    const CellEntry& entry = reference_cells_[i];
+    owners += mix(entry.sequence, 0);
+    const bool last = i + 1 == reference_cells_.size() ||
+                      reference_cells_[i + 1].cell != entry.cell;
+    if (!last) continue;
+    in_cells += mix(entry.position, owners);
+    owners = 0;
+  }
+  std::uint64_t in_ledger = 0;
+  for (const auto& token : ledger_.causal()->tokens()) {
+    for (const int seq : token.sequences) owners += mix(seq, 0);
+    in_ledger += mix(token.position, owners);
+    owners = 0;
+  }
+  if (in_cells == in_ledger) return;
+  std::string text = "the reference's cells do not hold the ledger's tokens";
+  text += "\n  reference" + CellsText(*reference_) + "\n  ledger   ";
+  for (const auto& token : ledger_.causal()->tokens()) {
+    text += fmt::format(" {}@s{}", token.position,
+                        fmt::join(token.sequences, "+s"));
+  }
+  Check(false, "reference: tokens", text);
+}
+
+void Run::CheckBytes(std::string_view what, const TensorView& reference,
+                     const TensorView& subject, std::size_t cell_dim) {
+  Check(subject.dtype == reference.dtype && subject.shape == reference.shape,
+        "subject: view shape", [&] {
+          return fmt::format("{} is {} {} by the reference, {} {} by {}", what,
+                             DTypeName(reference.dtype),
+                             ShapeText(reference.shape),
+                             DTypeName(subject.dtype), ShapeText(subject.shape),
+                             subject_.name);
+        });
+  // Both are dense in dimension 0, so whole runs of it can be compared.
+  const auto run =
+      SizeOf(reference.dtype) * static_cast<std::size_t>(reference.shape[0]);
+  for (std::int64_t k = 0; k < reference.shape[2]; ++k) {
+    for (std::int64_t j = 0; j < reference.shape[1]; ++j) {
+      const std::byte* due = reference.at(0, j, k);
+      const std::byte* found = subject.at(0, j, k);
+      Hash(found, run);
+      if (std::memcmp(due, found, run) == 0) continue;
+      std::int64_t i = 0;
+      const std::size_t size = SizeOf(reference.dtype);
+      while (std::memcmp(reference.at(i, j, k), subject.at(i, j, k), size) == 0)
+        ++i;
+      const std::array<std::int64_t, 3> index = {i, j, k};
+      throw Differs{
+          fmt::format("subject: {} bytes", what),
+          fmt::format("{} differs at column {}, element [{}, {}, {}]: {} by "
+                      "the reference, {} by {}",
+                      what, index[cell_dim], i, j, k,
+                      LoadElement(reference.at(i, j, k), reference.dtype),
+                      LoadElement(subject.at(i, j, k), subject.dtype),
+                      subject_.name)};
+    }
+  }
+}
+
+void Run::CheckViews(int layer) {
+  Result<KvView> reference = reference_->Get();
+  Result<KvView> subject = tested_->Get();
+  ++result_.operations;
+  Check(reference.ok() && subject.ok(), "subject: result", [&] {
+    return fmt::format("Get of layer {} is refused: reference {}, {} {}", layer,
+                       reference.status().ToString(), subject_.name,
+                       subject.status().ToString());
+  });
+  Check(reference->first_cell == subject->first_cell, "subject: view cells",
+        [&] {
+          return fmt::format(
+              "the view starts at cell {} by the reference, {} by {}",
+              reference->first_cell, subject->first_cell, subject_.name);
+        });
+  HashInt(subject->first_cell);
+  const bool has_mask = reference->mask.data != nullptr;
+  Check(has_mask == (subject->mask.data != nullptr), "subject: mask bytes",
+        "only one of them has a mask");
+  const bool permuted = setup_.config.permuted_v;
+  if (has_mask) CheckBytes("mask", reference->mask, subject->mask, 0);
+  CheckBytes("K", reference->key, subject->key, 2);
+  CheckBytes("V", reference->value, subject->value, permuted ? 0 : 2);
+  if (!pass_.fresh && has_mask) return;
+  const auto wrong = FindWrongRow(ledger_, layer, *reference, permuted);
+  if (wrong) {
+    Check(false, "reference: rows",
+          [&] { return fmt::format("layer {}: {}", layer, wrong->text); });
+  }
+}
+
+bool Run::SetUp() {
+  Result<std::unique_ptr<Cache>> reference =
+      MakeCache(setup_.spec, "reference");
+  Result<std::unique_ptr<Cache>> subject = subject_.make(setup_.spec);
+  if (!reference.ok() || !subject.ok()) {
+    CheckCodes("making the cache", reference.status().code(),
+               reference.status().code(), subject.status().code());
+    return false;
+  }
+  reference_ = std::move(*reference);
+  tested_ = std::move(*subject);
+  for (Cache* cache : {reference_.get(), tested_.get()}) {
+    if (const auto wrong = MisuseOutsideOfLife(*cache)) {
+      Check(false, "misuse: before Init", *wrong);
+    }
+  }
+  CheckCodes("SetConfig", reference_->SetConfig(setup_.config).code(),
+             StatusCode::kOk, tested_->SetConfig(setup_.config).code());
+  const InitArgs& init = setup_.init;
+  const auto init_of = [&](Cache& cache) {
+    return cache
+        .Init(init.dtype, init.max_sequences, init.capacity, init.max_batch)
+        .code();
+  };
+  const StatusCode by_ledger = ledger_.Init(setup_.config, init).code();
+  CheckCodes("Init", by_ledger, init_of(*reference_), init_of(*tested_));
+  if (by_ledger != StatusCode::kOk) return false;
+  Check(reference_->CellCount() == tested_->CellCount(), "subject: cell count",
+        [&] {
+          return fmt::format("{} cells by the reference, {} by {}",
+                             reference_->CellCount(), tested_->CellCount(),
+                             subject_.name);
+        });
+  if (const auto* causal = ledger_.causal()) {
+    Check(causal->cells() == reference_->CellCount(), "reference: cell count",
+          [&] {
+            return fmt::format("{} cells by the ledger, {} by the reference",
+                               causal->cells(), reference_->CellCount());
+          });
+  }
+  return true;
+}
+
+void Run::TearDown() {
+  for (Cache* cache : {reference_.get(), tested_.get()}) {
+    cache->Close();
+    if (const auto wrong = MisuseOutsideOfLife(*cache)) {
+      Check(false, "misuse: after Close", *wrong);
+    }
+  }
+}
+
+// By all of a wrapper's caches: one may have evicted what another still has.
+std::int32_t Run::Next(int seq) {
+  std::int64_t next = 0;
+  for (int type = 0; type < types(); ++type) {
+    ledger_.SetLayerType(type);
+    if (ledger_.causal() == nullptr) continue;
+    for (const auto& token : ledger_.causal()->tokens()) {
+      if (!token.HeldBy(seq)) continue;
+      next = std::max(next, std::int64_t{token.position} + 1);
+    }
+  }
+  ledger_.SetLayerType(active_type_);
+  return static_cast<std::int32_t>(std::min<std::int64_t>(next, kOpenEnd));
+}
+
+std::int64_t Run::Free() {
+  std::int64_t free = setup_.init.max_batch;
+  for (int type = 0; type < types(); ++type) {
+    ledger_.SetLayerType(type);
+    if (ledger_.causal() == nullptr) continue;
+    free = std::min(free, ledger_.causal()->cells() -
+                              std::ssize(ledger_.causal()->tokens()));
+  }
+  ledger_.SetLayerType(active_type_);
+  return free;
+}
+
+std::int32_t Run::Resolve(int seq, const RelativePos& pos) {
+  const std::int64_t from = pos.from_end ? Next(seq) : 0;
+  return static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(from + pos.offset, 0, kOpenEnd));
+}
+
+// A segment as a legal client would send it, after making room for it.
+Segment Run::Legalized(Segment segment, std::size_t batch_room) {
+  const int capacity = setup_.init.capacity;
+  segment.seq = SeqOf(segment.seq);
+  segment.delta = 0;
+  segment.order = Segment::Order::kUp;
+  segment.count =
+      std::min({segment.count, capacity, static_cast<int>(batch_room)});
+  const std::int64_t over =
+      std::int64_t{Next(segment.seq)} + segment.count - capacity;
+  if (over > 0) {
+    const StatusCode code =
+        Remove(segment.seq, 0, static_cast<std::int32_t>(over));
+    if (code != StatusCode::kOk) Remove(segment.seq, 0, kOpenEnd);
+  }
+  if (to_ask_.erase(segment.seq) != 0 && Next(segment.seq) > 0 &&
+      !CanResume(segment.seq, Next(segment.seq))) {
+    Remove(segment.seq, 0, kOpenEnd);
+  }
+  return segment;
+}
+
+void Run::AppendSegment(const Segment& segment) {
+  const std::int64_t first = std::int64_t{Next(segment.seq)} + segment.delta;
+  for (int i = 0; i < segment.count; ++i) {
+    std::int64_t position = first;
+    if (segment.order == Segment::Order::kUp) position += i;
+    if (segment.order == Segment::Order::kDown) {
+      position += segment.count - 1 - i;
+    }
+    pass_.positions.push_back(static_cast<std::int32_t>(
+        std::clamp<std::int64_t>(position, 0, kOpenEnd)));
+    pass_.sequences.push_back(segment.seq);
+  }
+}
+
+void Run::MakeBatch(const Op& op) {
+  const auto max_batch = static_cast<std::size_t>(setup_.init.max_batch);
+  std::vector<Segment> segments;
+  std::set<int> seen;
+  std::size_t room = max_batch;
+  for (Segment segment : op.segments) {
+    if (segment.count >= Segment::kFree / 2) {
+      segment.count = static_cast<int>(std::clamp<std::int64_t>(
+          Free() + segment.count - Segment::kFree, 1, setup_.init.max_batch));
+    }
+    if (room == 0) break;
+    if (setup_.legal) {
+      if (!seen.insert(SeqOf(segment.seq)).second) continue;
+      segment = Legalized(segment, room);
+    }
+    segment.count = std::min(segment.count, static_cast<int>(room));
+    room -= static_cast<std::size_t>(segment.count);
+    segments.push_back(segment);
+  }
+  pass_ = Pass();
+  for (const Segment& segment : segments) AppendSegment(segment);
+  if (op.multimodal) {
+    pass_.multimodal.push_back(static_cast<int>(pass_.positions.size()) - 1);
+  }
+}
+
+bool Run::StartForward(bool reserve) {
+  const Batch batch{pass_.positions, pass_.sequences, pass_.multimodal};
+  const StatusCode by_ledger = ledger_.StartForward(batch, reserve).code();
+  const StatusCode reference = reference_->StartForward(batch, reserve).code();
+  const StatusCode subject = tested_->StartForward(batch, reserve).code();
+  const auto call = [&] {
+    return fmt::format("StartForward(positions [{}], sequences [{}]{})",
+                       fmt::join(pass_.positions, " "),
+                       fmt::join(pass_.sequences, " "),
+                       reserve ? ", reserve" : "");
+  };
+  CheckCodes(call, by_ledger, reference, subject);
+  Hash(pass_.positions.data(), pass_.positions.size() * sizeof(std::int32_t));
+  Hash(pass_.sequences.data(), pass_.sequences.size() * sizeof(int));
+  pass_.active = pass_.fresh = subject == StatusCode::kOk;
+  pass_.reserve = reserve;
+  if (pass_.active) active_type_ = 0;
+  if (setup_.legal) {
+    Check(pass_.active || reserve, "reference: a legal client is refused",
+          [&] { return call() + " is refused"; });
+  }
+  const int kept_type = active_type_;
+  for (int type = 0; type < types(); ++type) {
+    SetType(type);
+    CheckCells();
+    const auto due = reference_->BatchCells();
+    const auto found = tested_->BatchCells();
+    Check(std::equal(due.begin(), due.end(), found.begin(), found.end()),
+          "subject: batch cells", [&] {
+            return fmt::format(
+                "the batch is in cells [{}] by the reference, [{}] by {}",
+                fmt::join(due, " "), fmt::join(found, " "), subject_.name);
+          });
+    Hash(found.data(), found.size() * sizeof(int));
+  }
+  SetType(kept_type);
+  return pass_.active;
+}
+
+void Run::SetLayer(int layer) {
+  SetType(TypeOf(layer));
+  Check(reference_->SetLayer(layer).ok() && tested_->SetLayer(layer).ok(),
+        "subject: result",
+        [&] { return fmt::format("SetLayer({}) is refused", layer); });
+}
+
+void Run::PutRows(int layer) {
+  const bool half_input =
+      setup_.init.dtype == DType::kF16 && (pass_.first_serial + layer) % 2 == 1;
+  const DType dtype = half_input ? DType::kF16 : DType::kF32;
+  const RowDims& rows = setup_.rows;
+  const auto count = static_cast<std::int64_t>(pass_.positions.size());
+  const std::int64_t first = pass_.first_serial;
+  const TensorView key =
+      keys_.Fill({rows.k_head_dim, rows.kv_heads, count, 1}, dtype,
+                 {RowRole::kKey, layer, first}, setup_.strided);
+  const TensorView value =
+      values_.Fill({rows.v_head_dim, rows.kv_heads, count, 1}, dtype,
+                   {RowRole::kValue, layer, first}, setup_.strided);
+  const StatusCode reference = reference_->Put(key, value).code();
+  const StatusCode subject = tested_->Put(key, value).code();
+  ledger_.Put(layer, key, value);
+  const auto call = [&] {
+    return fmt::format("Put(layer {}, rows of tokens {} to {})", layer, first,
+                       first + count - 1);
+  };
+  CheckCodes(call, StatusCode::kOk, reference, subject);
+  put_layers_.insert(layer);
+}
+
+void Run::GetAll() {
+  for (int layer = 0; layer < setup_.layers; ++layer) {
+    if (!put_layers_.contains(layer)) continue;
+    SetLayer(layer);
+    CheckViews(layer);
+    if (IsEncoder(TypeOf(layer))) EncoderCached();
+  }
+}
+
+void Run::PutAll(const Op& op) {
+  pass_.first_serial = serial_;
+  serial_ += static_cast<std::int64_t>(pass_.positions.size());
+  for (int layer = 0; layer < setup_.layers; ++layer) {
+    SetLayer(layer);
+    if (op.keep_rows) continue;
+    // A model encodes only what is new.
+    if (IsEncoder(TypeOf(layer)) && !op.multimodal) continue;
+    PutRows(layer);
+  }
+}
+
+void Run::Put(const Op& op) {
+  MakeBatch(op);
+  if (!StartForward(op.reserve)) return;
+  if (!op.except.empty()) SetCausal(op.except);
+  PutAll(op);
+  GetAll();
+}
+
+void Run::SetCausal(const std::vector<int>& except) {
+  std::vector<int> indices;
+  for (const int index : except) {
+    indices.push_back(index % static_cast<int>(pass_.positions.size()));
+  }
+  const int kept_type = active_type_;
+  for (int type = 0; type < types(); ++type) {
+    SetType(type);
+    CheckCodes(
+        [&] { return fmt::format("SetCausal([{}])", fmt::join(indices, " ")); },
+        ledger_.SetCausal(indices).code(),
+        reference_->SetCausal(indices).code(),
+        tested_->SetCausal(indices).code());
+  }
+  SetType(kept_type);
+}
+
+StatusCode Run::Remove(int seq, std::int32_t begin, std::int32_t end) {
+  const StatusCode by_ledger = ledger_.Remove(seq, begin, end).code();
+  const StatusCode reference = reference_->Remove(seq, begin, end).code();
+  const StatusCode subject = tested_->Remove(seq, begin, end).code();
+  CheckCodes(
+      [&] {
+        return fmt::format("Remove({}, {}, {})", seq, begin,
+                           end == kOpenEnd ? "open" : fmt::to_string(end));
+      },
+      by_ledger, reference, subject);
+  pass_.fresh = false;
+  CheckCells();
+  return subject;
+}
+
+void Run::Drop(const Op& op) {
+  const int seq = SeqOf(op.seq);
+  std::int32_t begin = Resolve(seq, op.begin);
+  std::int32_t end = op.open ? kOpenEnd : Resolve(seq, op.end);
+  if (begin > end) std::swap(begin, end);
+  const StatusCode code = Remove(seq, begin, end);
+  if (!setup_.legal) return;
+  to_ask_.insert(seq);
+  if (code != StatusCode::kOk) Remove(seq, 0, kOpenEnd);
+}
+
+void Run::CopyPrefix(int src, int dst, std::int32_t len) {
+  CheckCodes(
+      [&] { return fmt::format("CopyPrefix({}, {}, {})", src, dst, len); },
+      ledger_.CopyPrefix(src, dst, len).code(),
+      reference_->CopyPrefix(src, dst, len).code(),
+      tested_->CopyPrefix(src, dst, len).code());
+  pass_.fresh = false;
+  CheckCells();
+}
+
+void Run::Copy(const Op& op) {
+  const int src = SeqOf(op.seq);
+  const int dst = SeqOf(op.dst);
+  if (setup_.legal && src == dst) return;
+  CopyPrefix(src, dst, Resolve(src, op.end));
+  to_ask_.insert(dst);
+}
+
+bool Run::CanResume(int seq, std::int32_t pos) {
+  const bool by_ledger = ledger_.CanResume(seq, pos);
+  const Result<bool> reference = reference_->CanResume(seq, pos);
+  const Result<bool> subject = tested_->CanResume(seq, pos);
+  CheckCodes([&] { return fmt::format("CanResume({}, {})", seq, pos); },
+             StatusCode::kOk, reference.status().code(),
+             subject.status().code());
+  HashInt(*subject ? 1 : 0);
+  Check(by_ledger == *reference, "reference: resume", [&] {
+    return fmt::format(
+        "CanResume({}, {}) is {} by the ledger, {} by the "
+        "reference",
+        seq, pos, by_ledger, *reference);
+  });
+  Check(*reference == *subject, "subject: resume", [&] {
+    return fmt::format("CanResume({}, {}) is {} by the reference, {} by {}",
+                       seq, pos, *reference, *subject, subject_.name);
+  });
+  return *subject;
+}
+
+void Run::EncoderCached() {
+  const bool by_ledger = ledger_.encoder()->cached();
+  const Result<bool> reference = reference_->EncoderCached();
+  const Result<bool> subject = tested_->EncoderCached();
+  CheckCodes("EncoderCached", StatusCode::kOk, reference.status().code(),
+             subject.status().code());
+  Check(by_ledger == *reference && by_ledger == *subject,
+        "subject: encoder cached", [&] {
+          return fmt::format(
+              "EncoderCached is {} by the ledger, {} by the reference, "
+              "{} by {}",
+              by_ledger, *reference, *subject, subject_.name);
+        });
+}
+
+void Run::Misuse(int which) {
+  MisuseContext context{.setup = setup_,
+                        .pass_tokens = 0,
+                        .encoder = IsEncoder(active_type_),
+                        .layer_put = false};
+  if (pass_.active) {
+    context.pass_tokens = static_cast<int>(pass_.positions.size());
+  }
+  // The last layer in use is the current one.
+  const int layer = setup_.layers - 1;
+  if (pass_.active) SetLayer(layer);
+  context.encoder = IsEncoder(active_type_);
+  context.layer_put = put_layers_.contains(layer) && pass_.active;
+  for (Cache* cache : {reference_.get(), tested_.get()}) {
+    ++result_.operations;
+    if (const auto wrong = TryMisuse(*cache, which, context)) {
+      Check(false,
+            cache == tested_.get() ? "subject: misuse" : "reference: misuse",
+            *wrong);
+    }
+  }
+  if (story_ != nullptr) Tell(fmt::format("misuse {}", which));
+}
+
+// The views of a reserving pass span all cells.
+void Run::Poison() {
+  if (!subject_.can_be_poisoned) return;
+  pass_ = Pass();
+  pass_.positions = {0};
+  pass_.sequences = {0};
+  if (!StartForward(/*reserve=*/true)) return;
+  for (const int layer : put_layers_) {
+    SetLayer(layer);
+    if (IsEncoder(TypeOf(layer))) continue;
+    std::vector<CellEntry> used;
+    reference_->ListCells(used);
+    for (Cache* cache : {reference_.get(), tested_.get()}) {
+      PoisonFreeCells(*cache->Get(), used, setup_.config.permuted_v);
+    }
+  }
+}
+
+void Run::Do(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kPut:
+      return Put(op);
+    case OpKind::kDrop:
+      return Drop(op);
+    case OpKind::kCopy:
+      return Copy(op);
+    case OpKind::kAsk:
+      return void(CanResume(SeqOf(op.seq), Resolve(op.seq, op.end)));
+    case OpKind::kCausal:
+      if (!pass_.active) return;
+      SetCausal(op.except);
+      return GetAll();
+    case OpKind::kGet:
+      return pass_.active ? GetAll() : void();
+    case OpKind::kReput:
+      if (!pass_.active) return;
+      PutAll({});
+      return GetAll();
+    case OpKind::kMisuse:
+      return Misuse(op.misuse);
+    case OpKind::kPoison:
+      return Poison();
+  }
+}
+
+}  // namespace
+
+Subject TwinSubject(std::string_view twin) {
+  return {.name = std::string(twin),
+          .make = [name = std::string(twin)](
+                      const CacheSpec& spec) { return MakeCache(spec, name); },
+          .can_be_poisoned = true};
+}
+
+RunResult RunHistory(const History& history, const Subject& subject,
+                     std::vector<std::string>* story) {
+  RunResult result;
+  std::size_t step = history.ops.size();
+  try {
+    Run run(history, subject, story, result);
+    if (!run.SetUp()) return result;
+    for (step = 0; step < history.ops.size(); ++step) {
+      run.Do(history.ops[step]);
+    }
+    run.TearDown();
+  } catch (const Differs& differs) {
+    result.difference = {step, differs.check, differs.text};
+  }
+  return result;
+}
+
+}  // namespace kvtwin::props

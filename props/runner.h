@@ -1,0 +1,49 @@
+// Drives the ledger, the reference twin and a subject through one history and
+// compares all their answers, after every call.
+
+#ifndef KVTWIN_PROPS_RUNNER_H_
+#define KVTWIN_PROPS_RUNNER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kvtwin/cache.h"
+#include "props/history.h"
+
+namespace kvtwin::props {
+
+// A backend under test: a name for reports, and what makes a cache of it.
+struct Subject {
+  std::string name;
+  std::function<Result<std::unique_ptr<Cache>>(const CacheSpec&)> make;
+  // Views point to memory that may be written to, for poisoning.
+  bool can_be_poisoned = false;
+};
+
+// The twin of that name.
+Subject TwinSubject(std::string_view twin);
+
+struct Difference {
+  std::size_t step = 0;  // Index into History::ops; ops.size(): the set-up.
+  std::string check;     // Which comparison, "subject: view cells".
+  std::string text;      // What differed, and where.
+};
+
+struct RunResult {
+  std::int64_t operations = 0;  // Calls that the three answered.
+  std::uint64_t digest = 0;     // Of all calls and answers.
+  std::optional<Difference> difference;
+};
+
+// `story`, if given, receives one line for each call: what was asked, and what
+// was answered.
+RunResult RunHistory(const History& history, const Subject& subject,
+                     std::vector<std::string>* story = nullptr);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_RUNNER_H_

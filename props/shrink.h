@@ -1,0 +1,18 @@
+// From a long history that goes wrong to the shortest that does so too.
+
+#ifndef KVTWIN_PROPS_SHRINK_H_
+#define KVTWIN_PROPS_SHRINK_H_
+
+#include "props/history.h"
+#include "props/runner.h"
+
+namespace kvtwin::props {
+
+// A history that ends in the same check as `history`, from which no operation
+// can be left out, and no value made plainer, without losing the failure.
+// Requires: that it fails.
+History Shrink(const History& history, const Subject& subject);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_SHRINK_H_

@@ -1,0 +1,81 @@
+// The ledger, the reference twin and the optimized twin give the same answers
+// on every history (S50 and S51), whatever the kind of cache.
+//
+// The volume is `kvtwin fuzz`'s; here the same histories come from RapidCheck,
+// which shrinks them its own way.
+
+#include <gtest/gtest.h>
+
+#include "optimized/targets.h"
+#include "props/arbitrary.h"
+#include "props/misuse.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr int kOps = 25;
+
+void Agrees(Kind kind) {
+  const History history = *ArbitraryHistory(kind, kOps);
+  const bool legal = history.setup.legal;
+  RC_CLASSIFY(legal, "legal client");
+  RC_CLASSIFY(history.setup.config.permuted_v, "permuted V");
+  RC_CLASSIFY(history.setup.spec.placement == Placement::kScatter, "scatter");
+  AssertAgreement(history, TwinSubject("optimized"));
+}
+
+RC_GTEST_PROP(TwinsProps, CausalCachesAgree, ()) { Agrees(Kind::kCausal); }
+RC_GTEST_PROP(TwinsProps, WindowsAgree, ()) { Agrees(Kind::kSwa); }
+RC_GTEST_PROP(TwinsProps, WindowsWithMemoryAgree, ()) { Agrees(Kind::kSwaMem); }
+RC_GTEST_PROP(TwinsProps, ChunksAgree, ()) { Agrees(Kind::kChunked); }
+RC_GTEST_PROP(TwinsProps, EncodersAgree, ()) { Agrees(Kind::kEncoder); }
+RC_GTEST_PROP(TwinsProps, WrappersAgree, ()) { Agrees(Kind::kWrapper); }
+
+// Every misuse there is, in any state: the due status with a message, the
+// same for each twin, and nothing changed.
+RC_GTEST_PROP(MisuseProps, MisuseChangesNothing, ()) {
+  History history = *ArbitraryHistory(std::nullopt, 8);
+  for (int which = 0; which < MisuseCount(); ++which) {
+    Op op;
+    op.kind = OpKind::kMisuse;
+    op.misuse = which;
+    history.ops.push_back(op);
+  }
+  AssertAgreement(history, TwinSubject("optimized"));
+}
+
+// A history's line says all that there is to it.
+RC_GTEST_PROP(HistoryProps, TextReadsBackAsTheSameHistory, ()) {
+  const History history = *ArbitraryHistory(std::nullopt, kOps);
+  const std::string text = ToText(history);
+  const Result<History> read = ParseHistory(text);
+  RC_ASSERT(read.ok());
+  RC_ASSERT(ToText(*read) == text);
+  const Subject subject = TwinSubject("reference");
+  RC_ASSERT(RunHistory(*read, subject).digest ==
+            RunHistory(history, subject).digest);
+}
+
+// The same bytes on each instruction set, which really runs.
+TEST(Targets, EveryTargetGivesTheSameDigest) {
+  const std::vector<std::string> targets = optimized::SupportedTargets();
+  ASSERT_FALSE(targets.empty());
+  FuzzOptions options;
+  options.operations = 20000;
+  options.seed = 5;
+  const FuzzResult best = Fuzz(options, TwinSubject("optimized"));
+  EXPECT_FALSE(best.failure.has_value());
+  for (const std::string& target : targets) {
+    ASSERT_TRUE(optimized::SelectTarget(target));
+    EXPECT_EQ(optimized::ActiveTarget(), target);
+    const FuzzResult result = Fuzz(options, TwinSubject("optimized"));
+    EXPECT_FALSE(result.failure.has_value()) << target;
+    EXPECT_EQ(result.digest, best.digest) << target;
+  }
+  EXPECT_TRUE(optimized::SelectTarget(targets.front()));
+  EXPECT_FALSE(optimized::SelectTarget("MMX"));
+  EXPECT_EQ(optimized::ActiveTarget(), targets.front());
+}
+
+}  // namespace
+}  // namespace kvtwin::props
