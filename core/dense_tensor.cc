@@ -1,6 +1,6 @@
 #include "core/dense_tensor.h"
 
-#include <cstring>
+#include <bit>
 
 #include "core/elements.h"
 
@@ -62,7 +62,11 @@ Status ShiftStored(const Shift& shift, int layer, std::int32_t offset,
                            static_cast<int>(key.shape[1]), row);
   if (!status.ok()) return status;
   for (std::size_t i = 0; i < row.size(); ++i) {
-    if (std::memcmp(&row[i], &before[i], sizeof(float)) == 0) continue;
+    // As bits: a zero may change its sign, a NaN stays what it is.
+    if (std::bit_cast<std::uint32_t>(row[i]) ==
+        std::bit_cast<std::uint32_t>(before[i])) {
+      continue;
+    }
     StoreElement(row[i], &key.bytes[i * size], key.dtype);
   }
   return {};

@@ -350,7 +350,8 @@ std::string SpecText(const CacheSpec& spec) {
   if (spec.kind == Kind::kWrapper) {
     text += R"(,"caches":[)";
     for (std::size_t i = 0; i < spec.caches.size(); ++i) {
-      text += (i == 0 ? "" : ",") + SpecText(spec.caches[i]);
+      if (i > 0) text += ',';
+      text += SpecText(spec.caches[i]);
     }
     return text + "]}";
   }

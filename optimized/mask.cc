@@ -10,7 +10,7 @@ namespace {
 
 // Rows are cut into pieces of this many cells, so that several threads can
 // write one long row. A multiple of a word.
-constexpr std::size_t kPieceCells = 16 * 1024;
+constexpr std::size_t kPieceCells = std::size_t{16} * 1024;
 
 template <class T>
 void WriteRows(const std::int32_t* positions, std::span<const RowRule> rules,

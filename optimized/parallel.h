@@ -13,7 +13,7 @@ namespace kvtwin::optimized {
 template <class Body>
 void ParallelFor(std::size_t count, std::size_t bytes, const Body& body) {
 #ifdef _OPENMP
-  constexpr std::size_t kWorthwhile = 64 * 1024;
+  constexpr std::size_t kWorthwhile = std::size_t{64} * 1024;
   if (count > 1 && bytes > kWorthwhile) {
 #pragma omp parallel for schedule(static)
     for (std::size_t i = 0; i < count; ++i) body(i);

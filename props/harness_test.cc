@@ -168,9 +168,18 @@ TEST(Harness, RefusesTextThatIsNoHistory) {
   for (const std::string text :
        {"", "kvt2", "kvt1 kind=tree", "kvt1 | put", "kvt1 | put 0*0",
         "kvt1 | put 0*99999999999", "kvt1 | drop 0", "kvt1 | copy 0>1",
-        "kvt1 cap=-1", "kvt1 dims=1,2", "kvt1 | fly", "kvt1 | put -1*1"}) {
+        "kvt1 cap=-1", "kvt1 cap=99999999", "kvt1 layers=0",
+        "kvt1 dims=4096,4096,1", "kvt1 dims=1,2", "kvt1 | fly",
+        "kvt1 | put -1*1"}) {
     EXPECT_FALSE(ParseHistory(text).ok()) << text;
   }
+}
+
+TEST(Harness, ReadsWhatAPersonWrites) {
+  const Result<History> history =
+      ParseHistory("kvt1  cap=4 |put 0*free  1*2@-1r|  drop 0:~1-");
+  ASSERT_TRUE(history.ok()) << history.status().ToString();
+  EXPECT_EQ(ToText(*history), "kvt1 cap=4 | put 0*free+0 1*2@-1r | drop 0:~1-");
 }
 
 }  // namespace

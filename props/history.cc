@@ -25,6 +25,7 @@ class Reader {
     text_.remove_prefix(token.size());
     return true;
   }
+  bool Sees(std::string_view token) const { return text_.starts_with(token); }
   int Number() {
     int value = 0;
     const char* begin = text_.data();
@@ -195,8 +196,33 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
   throw Bad{fmt::format("unknown setting '{}={}'", key, value)};
 }
 
+// A line may be a mistake: nothing is made that would not fit into memory.
+void CheckSizes(const Setup& setup) {
+  constexpr std::int64_t kCellsMax = 1 << 20;
+  constexpr std::int64_t kElementsMax = 1 << 26;
+  const InitArgs& init = setup.init;
+  const std::int64_t cells = std::int64_t{init.max_sequences} * init.capacity +
+                             init.max_batch + setup.config.cache_padding;
+  const std::int64_t rows =
+      std::int64_t{init.max_batch} + setup.config.mask_batch_padding;
+  if (cells > kCellsMax || rows > kCellsMax) {
+    throw Bad{fmt::format("more than {} cells or mask rows", kCellsMax)};
+  }
+  const std::int64_t row_elements =
+      std::int64_t{setup.rows.kv_heads} *
+      (setup.rows.k_head_dim + setup.rows.v_head_dim);
+  if (setup.layers < 1 || setup.layers > 64) {
+    throw Bad{fmt::format("layers is {}, there can be 1 to 64", setup.layers)};
+  }
+  if (cells * rows > kElementsMax ||
+      cells * row_elements > kElementsMax / setup.layers) {
+    throw Bad{"a cache of this size is too large for a test"};
+  }
+}
+
 // Keeps a wrapper's caches like the wrapper in what they share.
 void SpreadToCaches(CacheSpec& spec) {
+  if (spec.caches.size() > 16) throw Bad{"more than 16 caches"};
   for (CacheSpec& inner : spec.caches) {
     inner.placement = spec.placement;
     inner.shift = spec.shift;
@@ -210,7 +236,7 @@ Segment ReadSegment(std::string_view text) {
   reader.Expect("*");
   if (reader.Take("free")) {
     segment.count = Segment::kFree;
-    if (reader.Take("+") || !reader.empty()) segment.count += reader.Number();
+    if (reader.Take("+") || reader.Sees("-")) segment.count += reader.Number();
   } else {
     segment.count = reader.Number();
   }
@@ -415,6 +441,7 @@ Result<History> ParseHistory(std::string_view text) {
                   history.setup);
     }
     SpreadToCaches(history.setup.spec);
+    CheckSizes(history.setup);
     for (std::size_t i = 1; i < parts.size(); ++i) {
       history.ops.push_back(ReadOp(parts[i]));
     }

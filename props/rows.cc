@@ -17,9 +17,9 @@ constexpr std::byte kPoisonByte{0x5A};
 // have fractions, so that rounding shows.
 float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
   if (index == 0) return static_cast<float>((token * 4 + source.layer) % 2048);
-  const int role = source.role == RowRole::kKey ? 1 : 2;
+  const std::int64_t role = source.role == RowRole::kKey ? 1 : 2;
   const std::int64_t mixed =
-      (token * 13 + source.layer * 5 + index * 7) * role % 601;
+      (token * 13 + std::int64_t{source.layer} * 5 + index * 7) * role % 601;
   return static_cast<float>(mixed) * 0.37F - 50.0F;
 }
 

@@ -302,6 +302,10 @@ bool Run::SetUp() {
   Result<std::unique_ptr<Cache>> reference =
       MakeCache(setup_.spec, "reference");
   Result<std::unique_ptr<Cache>> subject = subject_.make(setup_.spec);
+  if (subject.status().code() == StatusCode::kNotSupported) {
+    ++result_.operations;  // A kind that the subject does not have.
+    return false;
+  }
   if (!reference.ok() || !subject.ok()) {
     CheckCodes("making the cache", reference.status().code(),
                reference.status().code(), subject.status().code());
@@ -546,6 +550,7 @@ void Run::Put(const Op& op) {
 
 void Run::SetCausal(const std::vector<int>& except) {
   std::vector<int> indices;
+  indices.reserve(except.size());
   for (const int index : except) {
     indices.push_back(index % static_cast<int>(pass_.positions.size()));
   }

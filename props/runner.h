@@ -19,6 +19,7 @@ namespace kvtwin::props {
 // A backend under test: a name for reports, and what makes a cache of it.
 struct Subject {
   std::string name;
+  // not_supported: it has no such kind, and the history is passed over.
   std::function<Result<std::unique_ptr<Cache>>(const CacheSpec&)> make;
   // Views point to memory that may be written to, for poisoning.
   bool can_be_poisoned = false;

@@ -6,8 +6,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <map>
+#include <set>
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
@@ -16,16 +18,14 @@
 namespace kvtwin::reference {
 namespace {
 
+constexpr std::int64_t kUnbounded = kOpenEnd;
+
 struct Cell {
   std::int32_t position = 0;
-  std::vector<int> sequences;  // Empty: the cell is free.
+  std::set<int> sequences;  // Empty: the cell is free.
 
   bool IsFree() const { return sequences.empty(); }
-  bool Holds(int seq) const {
-    return std::find(sequences.begin(), sequences.end(), seq) !=
-           sequences.end();
-  }
-  void Drop(int seq) { std::erase(sequences, seq); }
+  bool Holds(int seq) const { return sequences.contains(seq); }
 };
 
 struct Layer {
@@ -37,26 +37,6 @@ struct BatchToken {
   std::int32_t position;
   int sequence;
   bool excepted;
-};
-
-// A window or memory that is absent is unbounded.
-struct Bounds {
-  std::optional<std::int64_t> window;
-  std::optional<std::int64_t> memory;
-  std::int64_t cells = 0;
-};
-
-// What PrepareRemove leaves for CommitRemove.
-struct Removal {
-  struct MovedKey {
-    int layer;
-    int cell;
-    DenseTensor key;
-  };
-  int seq;
-  std::int32_t begin;
-  std::int32_t end;
-  std::vector<MovedKey> moved_keys;
 };
 
 class CausalCache final : public GuardedCache {
@@ -72,18 +52,21 @@ class CausalCache final : public GuardedCache {
   void ListCells(std::vector<CellEntry>& out) const override {
     out.clear();
     for (std::size_t i = 0; i < cells_.size(); ++i) {
-      const std::size_t begin = out.size();
       for (const int seq : cells_[i].sequences) {
         out.push_back({static_cast<int>(i), cells_[i].position, seq});
       }
-      std::sort(out.begin() + static_cast<std::ptrdiff_t>(begin), out.end(),
-                [](auto& a, auto& b) { return a.sequence < b.sequence; });
     }
   }
 
  private:
-  Result<Bounds> BoundsFor(const InitArgs& args) const {
-    constexpr std::int64_t kUnbounded = kOpenEnd;
+  // S2 to S4.
+  struct Bounds {
+    std::optional<std::int64_t> window;  // Absent: unbounded.
+    std::optional<std::int64_t> memory;
+    std::int64_t cells = 0;
+  };
+
+  Bounds BoundsFor(const InitArgs& args) const {
     std::int64_t window = kUnbounded;
     std::int64_t memory = kUnbounded;
     if (spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem) {
@@ -94,27 +77,13 @@ class CausalCache final : public GuardedCache {
     if (memory != kUnbounded && args.max_sequences > 1) {
       memory = std::max(memory, window + 1);
     }
-    if (memory >= args.capacity) memory = kUnbounded;
-    if (memory < window) {
-      return Status(StatusCode::kInvalidArgument,
-                    fmt::format("memory is {}, less than the window, {}",
-                                memory, window));
-    }
     Bounds bounds;
     if (window != kUnbounded) bounds.window = window;
-    if (memory != kUnbounded) bounds.memory = memory;
-    bounds.cells = std::int64_t{args.max_sequences} * args.capacity;
-    if (bounds.memory) {
-      bounds.cells = args.max_sequences * memory + args.max_batch;
-    }
-    bounds.cells = RoundUp(bounds.cells, config().cache_padding);
-    if (bounds.cells > std::numeric_limits<std::int32_t>::max()) {
-      return Status(
-          StatusCode::kInvalidArgument,
-          fmt::format("max_sequences {} of capacity {} need {} "
-                      "cells, more than a cache can have",
-                      args.max_sequences, args.capacity, bounds.cells));
-    }
+    if (memory < args.capacity) bounds.memory = memory;
+    const std::int64_t each = bounds.memory.value_or(args.capacity);
+    const int more = bounds.memory ? args.max_batch : 0;
+    bounds.cells =
+        RoundUp(args.max_sequences * each + more, config().cache_padding);
     return bounds;
   }
 
@@ -123,11 +92,20 @@ class CausalCache final : public GuardedCache {
   }
 
   Status DoCheckInit(const InitArgs& args) const override {
-    return BoundsFor(args).status();
+    const auto [window, memory, cells] = BoundsFor(args);
+    if (memory && *memory < window.value_or(kUnbounded)) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("memory is {}, less than the window", *memory)};
+    }
+    if (cells <= kUnbounded) return {};
+    return {StatusCode::kInvalidArgument,
+            fmt::format("max_sequences {} of capacity {} need {} cells, more "
+                        "than can be counted",
+                        args.max_sequences, args.capacity, cells)};
   }
 
   void DoInit(const InitArgs& args) override {
-    bounds_ = *BoundsFor(args);
+    bounds_ = BoundsFor(args);
     cells_.resize(static_cast<std::size_t>(bounds_.cells));
   }
 
@@ -172,29 +150,30 @@ class CausalCache final : public GuardedCache {
                         free, cells_.size(), batch_.size())};
   }
 
-  // Of each sequence in the batch.
-  std::map<int, std::int64_t> LowestInBatch() const {
-    std::map<int, std::int64_t> lowest;
+  // The lowest position that `seq` has in the batch; none if it is not there.
+  std::optional<std::int64_t> LowestInBatch(int seq) const {
+    std::optional<std::int64_t> low;
     for (const BatchToken& token : batch_) {
-      const auto at = lowest.try_emplace(token.sequence, token.position).first;
-      at->second = std::min<std::int64_t>(at->second, token.position);
+      if (token.sequence != seq) continue;
+      low = std::min<std::int64_t>(low.value_or(kUnbounded), token.position);
     }
-    return lowest;
+    return low;
   }
 
+  // S7.
   void Evict() {
-    const std::map<int, std::int64_t> in_batch = LowestInBatch();
-    std::map<int, std::int64_t> low = in_batch;
+    std::map<int, std::int64_t> low;  // By sequence.
     for (const Cell& cell : cells_) {
       for (const int seq : cell.sequences) {
-        if (in_batch.contains(seq)) continue;
         low[seq] = std::max(low[seq], std::int64_t{cell.position} + 1);
       }
     }
-    for (Cell& cell : cells_) {
-      std::erase_if(cell.sequences, [&](int seq) {
-        return cell.position < low[seq] - *bounds_.memory;
-      });
+    for (auto& [seq, lowest] : low) {
+      lowest = LowestInBatch(seq).value_or(lowest);
+      for (Cell& cell : cells_) {
+        const bool old = cell.position < lowest - *bounds_.memory;
+        if (old) cell.sequences.erase(seq);
+      }
     }
   }
 
@@ -231,9 +210,10 @@ class CausalCache final : public GuardedCache {
   void SetView() {
     int first = CellCount();
     int last = -1;
-    for (const auto& [seq, low] : LowestInBatch()) {
+    for (const BatchToken& token : batch_) {
+      const std::int64_t low = *LowestInBatch(token.sequence);
       for (int i = 0; i < CellCount(); ++i) {
-        if (!CellAt(i).Holds(seq)) continue;
+        if (!CellAt(i).Holds(token.sequence)) continue;
         const std::int64_t position = CellAt(i).position;
         if (bounds_.memory && position < low - *bounds_.window) continue;
         first = std::min(first, i);
@@ -272,7 +252,7 @@ class CausalCache final : public GuardedCache {
 
   void DoGiveBack() override {
     for (std::size_t i = 0; i < batch_.size(); ++i) {
-      CellAt(batch_cells_[i]).Drop(batch_[i].sequence);
+      CellAt(batch_cells_[i]).sequences.erase(batch_[i].sequence);
     }
   }
 
@@ -312,23 +292,21 @@ class CausalCache final : public GuardedCache {
   void DoCopyPrefix(int src, int dst, std::int32_t len) override {
     for (Cell& cell : cells_) {
       const bool copied = cell.Holds(src) && cell.position < len;
-      cell.Drop(dst);
-      if (copied) cell.sequences.push_back(dst);
+      cell.sequences.erase(dst);
+      if (copied) cell.sequences.insert(dst);
     }
   }
 
   bool DoCanResume(int seq, std::int32_t pos) const override {
     if (!bounds_.memory) return true;
-    std::vector<std::int64_t> stored;
+    std::set<std::int64_t> stored;
     for (const Cell& cell : cells_) {
-      if (cell.Holds(seq)) stored.push_back(cell.position);
+      if (cell.Holds(seq)) stored.insert(cell.position);
     }
     if (stored.empty()) return false;
-    const auto [lowest, highest] =
-        std::minmax_element(stored.begin(), stored.end());
     const std::int64_t oldest_seen = pos - *bounds_.window;
-    return *lowest <= std::max<std::int64_t>(0, oldest_seen) &&
-           pos <= *highest + 1;
+    return *stored.begin() <= std::max<std::int64_t>(0, oldest_seen) &&
+           pos <= *stored.rbegin() + 1;
   }
 
   Status CheckRemove(int seq, std::int32_t begin, std::int32_t end) const {
@@ -351,42 +329,39 @@ class CausalCache final : public GuardedCache {
     return {};
   }
 
+  // Leaves in removal_ what DoCommitRemove is to do.
   Status DoPrepareRemove(int seq, std::int32_t begin,
                          std::int32_t end) override {
-    Status status = CheckRemove(seq, begin, end);
-    removal_ = {seq, begin, end, {}};
-    for (int i = 0; i < CellCount() && end != kOpenEnd; ++i) {
-      if (!CellAt(i).Holds(seq) || CellAt(i).position < end) continue;
+    removal_.clear();
+    if (Status why = CheckRemove(seq, begin, end); !why.ok()) return why;
+    for (int i = 0; i < CellCount(); ++i) {
+      Cell& cell = CellAt(i);
+      if (!cell.Holds(seq) || cell.position < begin) continue;
+      if (cell.position < end || end == kOpenEnd) {
+        removal_.push_back([&cell, seq] { cell.sequences.erase(seq); });
+        continue;
+      }
+      removal_.push_back([&cell, begin, end] { cell.position -= end - begin; });
       for (auto& [id, layer] : layers_) {
-        if (!status.ok()) return status;
         DenseTensor key = layer.keys.Load(i);
-        status = ShiftStored(spec_.shift, id, begin - end, key);
-        removal_.moved_keys.push_back({id, i, std::move(key)});
+        Status status = ShiftStored(spec_.shift, id, begin - end, key);
+        if (!status.ok()) return status;
+        removal_.push_back(
+            [&to = layer.keys, i, key] { to.Store(i, key.view()); });
       }
     }
-    return status;
+    return {};
   }
 
   void DoCommitRemove() override {
-    const auto& [seq, begin, end, moved_keys] = removal_;
-    for (Cell& cell : cells_) {
-      if (!cell.Holds(seq) || cell.position < begin) continue;
-      if (cell.position < end || end == kOpenEnd) {
-        cell.Drop(seq);
-      } else {
-        cell.position -= end - begin;
-      }
-    }
-    for (const auto& [layer, cell, key] : moved_keys) {
-      layers_.at(layer).keys.Store(cell, key.view());
-    }
+    for (const auto& change : removal_) change();
   }
 
   const CacheSpec spec_;
   Bounds bounds_;
   std::vector<Cell> cells_;
   std::map<int, Layer> layers_;
-  Removal removal_;
+  std::vector<std::function<void()>> removal_;
 
   // The current pass.
   std::vector<BatchToken> batch_;

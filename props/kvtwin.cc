@@ -1,0 +1,239 @@
+// The command `kvtwin`. Exit codes: 0 all right, 1 a difference, 2 bad input or
+// usage; the highest of several recordings.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/json_line.h"
+#include "optimized/targets.h"
+#include "props/command.h"
+#include "props/oracle.h"
+#include "props/show.h"
+
+namespace kvtwin::props {
+namespace {
+
+namespace fs = std::filesystem;
+
+int ExitCode(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kAccept:
+      return 0;
+    case Verdict::kReject:
+      return 1;
+    case Verdict::kBadInput:
+      return 2;
+  }
+  return 2;
+}
+
+// Opens the file for `judge`; what goes wrong on the way is bad input too.
+Judgement OnFile(const std::string& path,
+                 const std::function<Judgement(std::istream&)>& judge) {
+  const auto bad = [](std::string reason) {
+    return Judgement{
+        .verdict = Verdict::kBadInput, .reason = std::move(reason), .twin = ""};
+  };
+  std::error_code error;
+  if (fs::is_directory(path, error)) return bad("is a folder");
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return bad(fmt::format("cannot be opened: {}", strerror(errno)));
+  try {
+    return judge(in);
+  } catch (const std::bad_alloc&) {
+    return bad("there is not enough memory for it");
+  }
+}
+
+std::vector<std::string> TwinsNamed(const std::string& name) {
+  if (name != "both") return {name};
+  return {TwinNames().begin(), TwinNames().end()};
+}
+
+void AddTwin(CLI::App& command, std::string& twin) {
+  std::vector<std::string> names = TwinsNamed("both");
+  names.emplace_back("both");
+  command.add_option("--twin", twin, "the twin to compare with")
+      ->check(CLI::IsMember(names))
+      ->capture_default_str();
+}
+
+// The recordings that a path stands for: itself, or all in the folder, sorted.
+std::vector<std::string> FilesOf(const std::string& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return {path};
+  std::vector<std::string> files;
+  fs::recursive_directory_iterator at(
+      path, fs::directory_options::skip_permission_denied, error);
+  for (; !error && at != fs::recursive_directory_iterator();
+       at.increment(error)) {
+    std::error_code ignored;
+    if (at->path().extension() == ".jsonl" && at->is_regular_file(ignored)) {
+      files.push_back(at->path().string());
+    }
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+std::string TextLine(const std::string& file, const Judgement& judgement) {
+  const std::string name = Printable(file, file.size());
+  if (judgement.verdict == Verdict::kAccept) {
+    return fmt::format("accept     {:<12} {}\n", LevelName(judgement.level),
+                       name);
+  }
+  const std::string line =
+      judgement.line > 0 ? fmt::format("line {}", judgement.line) : "";
+  return fmt::format("{:<10} {:<12} {}: {}\n", VerdictName(judgement.verdict),
+                     line, name, judgement.reason);
+}
+
+struct CheckArguments {
+  std::vector<std::string> paths;
+  std::string twin = "both";
+  bool json = false;
+};
+
+int Check(const CheckArguments& arguments) {
+  std::vector<std::string> files;
+  for (const std::string& path : arguments.paths) {
+    const std::vector<std::string> found = FilesOf(path);
+    if (found.empty()) {
+      fmt::print(stderr, "kvtwin check: no recordings (*.jsonl) in {}\n",
+                 Printable(path, path.size()));
+      return 2;
+    }
+    files.insert(files.end(), found.begin(), found.end());
+  }
+  const bool counts = files.size() > 1 && isatty(STDERR_FILENO) == 1;
+  const std::vector<std::string> twins = TwinsNamed(arguments.twin);
+  std::vector<std::size_t> verdicts(3);
+  int exit_code = 0;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (counts) fmt::print(stderr, "\r{} of {} ", i + 1, files.size());
+    const Judgement judgement =
+        OnFile(files[i], [&](std::istream& in) { return Judge(in, twins); });
+    if (counts) fmt::print(stderr, "\r{:24}\r", "");
+    if (arguments.json) {
+      fmt::print("{}\n", JudgementJson(files[i], judgement));
+    } else {
+      fmt::print("{}", TextLine(files[i], judgement));
+    }
+    ++verdicts[static_cast<std::size_t>(judgement.verdict)];
+    exit_code = std::max(exit_code, ExitCode(judgement.verdict));
+  }
+  if (!arguments.json) {
+    fmt::print("{} accepted, {} rejected, {} bad input\n", verdicts[0],
+               verdicts[1], verdicts[2]);
+  }
+  return exit_code;
+}
+
+void AddCheckCommand(CLI::App& app, int& exit_code) {
+  const auto arguments = std::make_shared<CheckArguments>();
+  CLI::App* check = app.add_subcommand(
+      "check", "Judge recordings of caches (docs/trace_format.md)");
+  check
+      ->add_option("path", arguments->paths,
+                   "recordings, or folders with *.jsonl in them")
+      ->required();
+  AddTwin(*check, arguments->twin);
+  check->add_flag("--json", arguments->json, "print a JSON object a recording");
+  check->callback([arguments, &exit_code] { exit_code = Check(*arguments); });
+}
+
+struct ShowArguments {
+  std::string path;
+  std::string twin = "both";
+  std::int64_t line = 0;
+  ShowOptions options;
+};
+
+int RunShow(const ShowArguments& arguments) {
+  ShowOptions options = arguments.options;
+  options.twins = TwinsNamed(arguments.twin);
+  options.color =
+      isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr;
+  if (arguments.line > 0) options.from = options.to = arguments.line;
+  bool opened = false;
+  const Judgement judgement = OnFile(arguments.path, [&](std::istream& in) {
+    opened = true;
+    return Show(in, arguments.path, options);
+  });
+  if (!opened) {
+    fmt::print(stderr, "kvtwin show: {}: {}\n",
+               Printable(arguments.path, arguments.path.size()),
+               judgement.reason);
+  }
+  return ExitCode(judgement.verdict);
+}
+
+void AddShowCommand(CLI::App& app, int& exit_code) {
+  const auto arguments = std::make_shared<ShowArguments>();
+  ShowOptions& options = arguments->options;
+  CLI::App* show = app.add_subcommand(
+      "show", "Draw a recording step by step, and where it is wrong");
+  show->add_option("file", arguments->path, "a recording")->required();
+  AddTwin(*show, arguments->twin);
+  show->add_flag("--json", options.json, "print a JSON object a step");
+  show->add_flag("--all", options.all, "go on behind the first wrong line");
+  const CLI::Range lines(std::int64_t{1}, options.to);
+  auto* from = show->add_option("--from", options.from, "first line to show")
+                   ->check(lines);
+  auto* to =
+      show->add_option("--to", options.to, "last line to show")->check(lines);
+  show->add_option("--line", arguments->line, "the only line to show")
+      ->check(lines)
+      ->excludes(from)
+      ->excludes(to);
+  show->callback([arguments, &exit_code] { exit_code = RunShow(*arguments); });
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("kvtwin: an attention KV cache, written twice and held equal");
+  app.set_version_flag("--version", "kvtwin 0.1.0");
+  app.require_subcommand(1);
+  int exit_code = 0;
+  AddCheckCommand(app, exit_code);
+  AddShowCommand(app, exit_code);
+  AddFuzzCommand(app, exit_code);
+  if (!optimized::UseTargetFromEnvironment()) {
+    fmt::print(stderr, "kvtwin: KVTWIN_TARGET is '{}', this machine has {}\n",
+               Printable(std::getenv("KVTWIN_TARGET"), 40),
+               fmt::join(optimized::SupportedTargets(), ", "));
+    return 2;
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace kvtwin::props
+
+int main(int argc, char** argv) {
+  try {
+    return kvtwin::props::Main(argc, argv);
+  } catch (const std::exception& error) {  // Such as a full disk.
+    std::fprintf(stderr, "kvtwin: %s\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,683 @@
+#include "props/oracle.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
+
+#include "props/entitlement.h"
+#include "props/recorded_cache.h"
+
+namespace kvtwin::props {
+namespace {
+
+using reference::CausalLedger;
+using reference::Ledger;
+using reference::LedgerToken;
+
+std::size_t HashOf(std::span<const std::byte> bytes) {
+  return std::hash<std::string_view>()(
+      {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+// The first element of each head: what a shift may leave alone.
+std::size_t TagHash(const TensorView& key_row) {
+  TensorView tags = key_row;
+  tags.shape[0] = 1;
+  return HashOf(CopyOf(tags, tags.dtype).bytes);
+}
+
+std::vector<std::byte> KeyBytes(const KvView& view, std::int64_t column) {
+  return RowBytes(view.key, column, 2);
+}
+
+std::vector<std::byte> ValueBytes(const KvView& view, std::int64_t column,
+                                  bool permuted_v) {
+  return RowBytes(view.value, column, permuted_v ? 0 : 2);
+}
+
+// The first mask row that sees each column; -1 if none does.
+std::vector<int> FirstRows(const TensorView& mask) {
+  std::vector<int> first(static_cast<std::size_t>(mask.shape[0]), -1);
+  for (std::int64_t row = mask.shape[1] - 1; row >= 0; --row) {
+    for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
+      if (!Visible(mask, column, row)) continue;
+      first[static_cast<std::size_t>(column)] = static_cast<int>(row);
+    }
+  }
+  return first;
+}
+
+KvView RecordedView(const TraceOp& op) {
+  KvView view;
+  view.key = op.key.view();
+  if (op.value) view.value = op.value->view();
+  if (op.mask) view.mask = op.mask->view();
+  view.first_cell = op.first_cell.value_or(0);
+  return view;
+}
+
+// "K [1, 2] V [3]", or without V where none was recorded.
+std::string RowsText(const KvView& view, std::int64_t column, bool permuted_v) {
+  if (view.value.data != nullptr) return RowText(view, column, permuted_v);
+  KvView keys = view;
+  keys.value = keys.key;
+  const std::string text = RowText(keys, column, false);
+  return text.substr(0, text.find(" V "));
+}
+
+std::string IntsText(std::span<const int> values) {
+  constexpr std::size_t kShown = 16;
+  return fmt::format(
+      "[{}{}]", fmt::join(values.first(std::min(kShown, values.size())), ", "),
+      values.size() > kShown ? ", ..." : "");
+}
+
+// FindWrongRow where V was not recorded: K rows only.
+std::optional<WrongRow> FindWrongKey(const CausalLedger& ledger, int layer,
+                                     const KvView& view) {
+  for (int row = 0; row < ledger.rows(); ++row) {
+    std::map<std::vector<std::byte>, std::int64_t> due;
+    std::int64_t unknown = 0;  // Never put: may hold anything.
+    for (const LedgerToken& token : ledger.tokens()) {
+      if (!ledger.Entitled(row, token)) continue;
+      const auto rows = token.rows.find(layer);
+      ++(rows == token.rows.end() ? unknown : due[rows->second.key.bytes]);
+    }
+    for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
+      if (!Visible(view.mask, column, row)) continue;
+      const auto known = due.find(KeyBytes(view, column));
+      const bool is_due = known != due.end() && known->second > 0;
+      if (--(is_due ? known->second : unknown) >= 0) continue;
+      return WrongRow{row, static_cast<int>(column),
+                      "the row is not entitled to it"};
+    }
+    for (const auto& [key, count] : due) unknown += count;
+    if (unknown > 0) return WrongRow{row, -1, "the row misses a token"};
+  }
+  for (std::int64_t row = ledger.rows(); row < view.mask.shape[1]; ++row) {
+    for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
+      if (!Visible(view.mask, column, row)) continue;
+      return WrongRow{static_cast<int>(row), static_cast<int>(column),
+                      "a padding row sees something"};
+    }
+  }
+  return std::nullopt;
+}
+
+// What makes a ledger that never refuses a batch, in two sequences or one: a
+// cache of another kind may have more room than ours.
+void MakeRoom(TraceHeader& header) {
+  InitArgs& init = header.init;
+  const auto unbound = [&](CacheSpec& spec) {
+    const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
+    if (!windowed || !spec.window) return;
+    std::int64_t memory = *spec.window;
+    if (spec.kind == Kind::kSwaMem) memory = spec.memory.value_or(*spec.window);
+    if (init.max_sequences > 1) {
+      memory = std::max(memory, std::int64_t{*spec.window} + 1);
+    }
+    if (memory < init.capacity) return;  // Bounded, and stays so.
+    spec.kind = Kind::kSwaMem;
+    spec.memory = kOpenEnd;
+  };
+  unbound(header.spec);
+  for (CacheSpec& spec : header.spec.caches) unbound(spec);
+  header.config.cache_padding = 1;
+  init.max_sequences = std::min(init.max_sequences, 2);
+  init.capacity = kOpenEnd / init.max_sequences;
+  init.max_batch = kOpenEnd / 2;
+}
+
+// Middle removals that a recording shows are judged even where our caches
+// refuse them, for want of a shift function.
+void AllowShifts(CacheSpec& spec) {
+  if (spec.shift.kind == ShiftKind::kNone) {
+    spec.shift.kind = ShiftKind::kIdentity;
+  }
+  for (CacheSpec& cache : spec.caches) AllowShifts(cache);
+}
+
+}  // namespace
+
+std::string_view VerdictName(Verdict verdict) {
+  constexpr std::array<std::string_view, 3> kNames = {"accept", "reject",
+                                                      "bad_input"};
+  return kNames[static_cast<std::size_t>(verdict)];
+}
+
+std::string_view LevelName(Level level) {
+  constexpr std::array<std::string_view, 3> kNames = {"identity", "entitlement",
+                                                      "none"};
+  return kNames[static_cast<std::size_t>(level)];
+}
+
+const Cache* Oracle::twin() const {
+  return twins_.empty() ? nullptr : twins_.front().cache.get();
+}
+
+std::string Oracle::RowLabel(int row) const {
+  const auto i = static_cast<std::size_t>(row);
+  if (i >= positions_.size()) return "padding";
+  return fmt::format("sequence {}, position {}", sequences_[i], positions_[i]);
+}
+
+const CacheSpec& Oracle::ActiveSpec() const {
+  const bool wrapper = header_.spec.kind == Kind::kWrapper;
+  return wrapper ? header_.spec.caches[active_] : header_.spec;
+}
+
+Status Oracle::StartLedger() {
+  TraceHeader header = header_;
+  AllowShifts(header.spec);
+  ledger_.emplace(header.spec);
+  Status status = ledger_->Init(header.config, header.init);
+  if (!status.ok() || !header.entitlement_only) return status;
+  MakeRoom(header);
+  ledger_.emplace(header.spec);
+  return ledger_->Init(header.config, header.init);
+}
+
+Status Oracle::Start(const TraceHeader& header,
+                     const std::vector<std::string>& twins) {
+  header_ = header;
+  fresh_.assign(std::max<std::size_t>(1, header.spec.caches.size()), false);
+  const auto& [dtype, max_sequences, capacity, max_batch] = header.init;
+  for (const std::string& name : twins) {
+    auto cache = MakeCache(header.spec, name);
+    if (!cache.ok()) return cache.status();
+    if (header.entitlement_only) continue;  // It was the spec's check.
+    Status status = (*cache)->SetConfig(header.config);
+    if (status.ok()) {
+      status = (*cache)->Init(dtype, max_sequences, capacity, max_batch);
+    }
+    if (!status.ok()) return status;
+    twins_.push_back({name, std::move(*cache)});
+  }
+  gate_ = MakeRecordedCache(header.spec, &recorded_);
+  Status status = gate_->SetConfig(header.config);
+  if (status.ok()) {
+    status = gate_->Init(dtype, max_sequences, capacity, max_batch);
+  }
+  return status.ok() ? StartLedger() : status;
+}
+
+Oracle::Answer Oracle::Ask(Cache& cache, const TraceOp& op) const {
+  const auto viewed = [&](int layer) {
+    Answer answer{.status = cache.SetLayer(layer), .view = {}};
+    const auto view = cache.Get();
+    if (view.ok()) answer.view = *view;
+    answer.status = view.status();
+    return answer;
+  };
+  const auto said = [](const Result<bool>& yes) {
+    return Answer{yes.status(), yes.ok() && *yes, {}};
+  };
+  switch (op.kind) {
+    case TraceOpKind::kStartForward:
+      return {cache.StartForward({op.positions, op.sequences, op.indices},
+                                 op.reserve),
+              false,
+              {}};
+    case TraceOpKind::kSetCausal:
+      return {cache.SetCausal(op.indices), false, {}};
+    case TraceOpKind::kSetLayerType:
+      return {cache.SetLayerType(op.type), false, {}};
+    case TraceOpKind::kPut: {
+      Status status = cache.SetLayer(op.layer);
+      if (status.ok()) status = cache.Put(op.key.view(), op.value->view());
+      return {status, false, {}};
+    }
+    case TraceOpKind::kGet:
+      return viewed(op.layer);
+    case TraceOpKind::kReservedMask: {
+      // Get needs a layer with rows. This one is not the model's, and a Put in
+      // a reserving pass stores nothing.
+      const auto batch = static_cast<std::int64_t>(positions_.size());
+      const DenseTensor rows = FilledTensor(DType::kF32, {1, 1, batch, 1}, 0);
+      Status status = cache.SetLayer(header_.layers);
+      if (status.ok()) status = cache.Put(rows.view(), rows.view());
+      return status.ok() ? viewed(header_.layers) : Answer{status, false, {}};
+    }
+    case TraceOpKind::kRemove:
+      return {cache.Remove(op.seq, op.begin, op.end), false, {}};
+    case TraceOpKind::kCopyPrefix:
+      return {cache.CopyPrefix(op.src, op.dst, op.len), false, {}};
+    case TraceOpKind::kCanResume:
+      return said(cache.CanResume(op.seq, op.pos));
+    case TraceOpKind::kEncoderCached:
+      return said(cache.EncoderCached());
+  }
+  return {};
+}
+
+std::string Oracle::FindMisuse(const TraceOp& op) {
+  if (op.kind == TraceOpKind::kReservedMask) {
+    if (!reserving_) return "no start_forward with reserve came before";
+    if (ActiveSpec().kind == Kind::kEncoder) return "an encoder has no mask";
+  }
+  recorded_ = op.result;
+  const Status status = Ask(*gate_, op).status;
+  const bool as_recorded =
+      op.kind == TraceOpKind::kStartForward && status.code() == op.result;
+  return status.ok() || as_recorded ? "" : status.ToString();
+}
+
+std::string Oracle::FindExcess(const TraceOp& op) {
+  if (op.kind == TraceOpKind::kPut && ActiveSpec().kind != Kind::kEncoder) {
+    const auto widen = [](int& most, std::int64_t extent) {
+      most = std::max(most, static_cast<int>(extent));
+    };
+    widen(rows_max_.k_head_dim, op.key.shape[0]);
+    widen(rows_max_.kv_heads, op.key.shape[1]);
+    widen(rows_max_.v_head_dim, op.value->shape[0]);
+  } else if (op.kind == TraceOpKind::kStartForward) {
+    all_sequences_.insert(op.sequences.begin(), op.sequences.end());
+  } else if (op.kind == TraceOpKind::kCopyPrefix) {
+    all_sequences_.insert(op.dst);
+  } else {
+    return "";
+  }
+  const double bytes =
+      CacheBytesBound(header_, rows_max_, all_sequences_.size());
+  if (bytes <= kTraceCacheBytesMax) return "";
+  return fmt::format(
+      "the cache would now need {:.3g} bytes, this program stops at {:.3g}",
+      bytes, kTraceCacheBytesMax);
+}
+
+void Oracle::Remember(const TraceOp& op) {
+  if (op.kind == TraceOpKind::kStartForward) {
+    const bool ok = op.result == StatusCode::kOk;
+    reserving_ = ok && op.reserve;
+    positions_ = ok ? op.positions : std::vector<std::int32_t>();
+    sequences_ = ok ? op.sequences : std::vector<int>();
+    if (ok) active_ = 0;
+  }
+  if (op.kind == TraceOpKind::kSetLayerType) {
+    active_ = static_cast<std::size_t>(op.type);
+  }
+  const bool stores = op.kind == TraceOpKind::kPut && !reserving_ &&
+                      ActiveSpec().kind != Kind::kEncoder;
+  for (std::size_t i = 0; stores && i < positions_.size(); ++i) {
+    const auto column = static_cast<std::int64_t>(i);
+    const TensorView key = Slice(op.key.view(), 2, column);
+    puts_.push_back({op.line, active_, op.layer, sequences_[i], positions_[i],
+                     HashOf(CopyOf(key, key.dtype).bytes), TagHash(key),
+                     HashOf(RowBytes(op.value->view(), column, 2))});
+  }
+}
+
+OracleStep Oracle::Step(const TraceOp& op) {
+  OracleStep step;
+  step.bad_input = FindMisuse(op);
+  if (step.bad_input.empty()) step.bad_input = FindExcess(op);
+  if (!step.bad_input.empty()) return step;
+  Remember(op);
+  step.identity = CompareTwins(op);
+  if (step.identity) twins_.clear();
+  if (ledger_holds_) step.entitlement = FollowLedger(op);
+  ledger_holds_ = ledger_holds_ && !step.entitlement;
+  return step;
+}
+
+std::optional<Finding> Oracle::CompareTwins(const TraceOp& op) {
+  std::vector<std::pair<std::string, Finding>> differing;
+  std::vector<std::string> agreeing;
+  for (Twin& twin : twins_) {
+    auto finding = Compare(op, Ask(*twin.cache, op), *twin.cache);
+    if (finding) {
+      differing.emplace_back(twin.name, *finding);
+    } else {
+      agreeing.push_back(twin.name);
+    }
+  }
+  if (differing.empty()) return std::nullopt;
+  auto& [name, first] = differing.front();
+  if (!agreeing.empty() || twins_.size() == 1) first.twin = name;
+  if (!agreeing.empty()) {
+    first.text = fmt::format(
+        "{}; so says the {} twin, but the {} twin agrees with the recording",
+        first.text, name, agreeing.front());
+  }
+  for (const auto& [other, finding] : differing) {
+    if (finding.text == first.text || !agreeing.empty()) continue;
+    first.text = fmt::format("{}; so says the {} twin, and the {} twin: {}",
+                             first.text, name, other, finding.text);
+  }
+  return first;
+}
+
+std::optional<Finding> Oracle::Compare(const TraceOp& op, const Answer& due,
+                                       const Cache& twin) const {
+  const auto differs = [](std::string_view what, const auto& recorded,
+                          const auto& is_due) -> std::optional<Finding> {
+    if (recorded == is_due) return std::nullopt;
+    return Finding{fmt::format("{} is {}, due is {}", what, recorded, is_due),
+                   ""};
+  };
+  if (op.kind == TraceOpKind::kStartForward ||
+      op.kind == TraceOpKind::kRemove) {
+    auto finding =
+        differs("result", StatusName(op.result), StatusName(due.status.code()));
+    if (finding && !due.status.ok()) {
+      finding->text += fmt::format(" ({})", due.status.message());
+    }
+    if (finding || !op.cells || !due.status.ok()) return finding;
+    return differs("cells", IntsText(*op.cells), IntsText(twin.BatchCells()));
+  }
+  if (!due.status.ok()) return Finding{due.status.ToString(), ""};
+  if (op.kind == TraceOpKind::kGet) return CompareView(op, due.view, twin);
+  if (op.kind == TraceOpKind::kReservedMask) {
+    auto finding =
+        differs("shape", ShapeText(op.shape), ShapeText(due.view.mask.shape));
+    if (finding || !op.first_cell) return finding;
+    return differs("first_cell", *op.first_cell, due.view.first_cell);
+  }
+  if (op.kind == TraceOpKind::kCanResume ||
+      op.kind == TraceOpKind::kEncoderCached) {
+    return differs("result", op.answer, due.yes);
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> Oracle::CompareView(const TraceOp& op, const KvView& due,
+                                           const Cache& twin) const {
+  const KvView found = RecordedView(op);
+  const bool masked = due.mask.data != nullptr;
+  if (op.mask.has_value() != masked) {
+    return Finding{
+        masked ? "mask is null, one is due" : "there is a mask, none is due",
+        ""};
+  }
+  const auto differs = [](std::string_view what, const TensorView& recorded,
+                          const TensorView& is_due) -> std::optional<Finding> {
+    if (recorded.shape == is_due.shape) return std::nullopt;
+    return Finding{
+        fmt::format("the shape of {} is {}, due is {}", what,
+                    ShapeText(recorded.shape), ShapeText(is_due.shape)),
+        ""};
+  };
+  if (masked && op.first_cell && *op.first_cell != due.first_cell) {
+    return Finding{fmt::format("first_cell is {}, due is {}", *op.first_cell,
+                               due.first_cell),
+                   ""};
+  }
+  auto finding = differs("key", found.key, due.key);
+  if (!finding && op.value) finding = differs("value", found.value, due.value);
+  if (!finding && masked) finding = differs("mask", found.mask, due.mask);
+  if (!finding && masked) finding = CompareMask(*op.mask, due, twin);
+  if (!finding && masked) finding = CompareRows(op, due, twin);
+  if (finding || masked) return finding;
+  if (op.key.bytes != CopyOf(due.key, due.key.dtype).bytes) {
+    return Finding{"key is not what was put last", ""};
+  }
+  if (op.value && op.value->bytes != CopyOf(due.value, due.value.dtype).bytes) {
+    return Finding{"value is not what was put last", ""};
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> Oracle::CompareMask(const DenseTensor& mask,
+                                           const KvView& due,
+                                           const Cache& twin) const {
+  const TensorView found = mask.view();
+  for (int row = 0; row < found.shape[1]; ++row) {
+    for (int column = 0; column < found.shape[0]; ++column) {
+      const bool sees = Visible(found, column, row);
+      if (sees == Visible(due.mask, column, row)) continue;
+      std::vector<CellEntry> cells;
+      twin.ListCells(cells);
+      const int cell = due.first_cell + column;
+      std::string held;
+      for (const CellEntry& entry : cells) {
+        if (entry.cell != cell) continue;
+        held +=
+            fmt::format("{}sequence {}, position {}", held.empty() ? "" : "; ",
+                        entry.sequence, entry.position);
+      }
+      return Finding{
+          fmt::format("mask row {} ({}) {} column {} (cell {}: {}), which is "
+                      "due to be {}",
+                      row, RowLabel(row), sees ? "sees" : "does not see",
+                      column, cell, held.empty() ? "free" : held,
+                      sees ? "hidden" : "seen"),
+          "", row, column};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> Oracle::CompareRows(const TraceOp& op, const KvView& due,
+                                           const Cache& twin) const {
+  const KvView found = RecordedView(op);
+  const bool permuted_v = header_.config.permuted_v;
+  std::vector<CellEntry> cells;
+  twin.ListCells(cells);
+  std::set<std::int64_t> held;  // Columns with a token.
+  for (const CellEntry& entry : cells) {
+    held.insert(std::int64_t{entry.cell} - due.first_cell);
+  }
+  const std::vector<int> first_rows = FirstRows(found.mask);
+  int wrong = -1;  // One that a row sees says most.
+  for (int column = 0; column < found.mask.shape[0]; ++column) {
+    const bool seen = first_rows[static_cast<std::size_t>(column)] >= 0;
+    if (!seen && (wrong >= 0 || !held.contains(column))) continue;  // S52.
+    const bool same = KeyBytes(found, column) == KeyBytes(due, column) &&
+                      (!op.value || ValueBytes(found, column, permuted_v) ==
+                                        ValueBytes(due, column, permuted_v));
+    if (same) continue;
+    wrong = column;
+    if (seen) break;
+  }
+  if (wrong < 0) return std::nullopt;
+  const int row = first_rows[static_cast<std::size_t>(wrong)];
+  return Finding{
+      fmt::format("{}; due is the row of {}; found {}, due {}",
+                  SightText(op.layer, found, row, wrong, due.first_cell),
+                  DueText(op.layer, due, row, wrong, cells),
+                  RowsText(found, wrong, permuted_v),
+                  RowsText(due, wrong, permuted_v)),
+      "", row, wrong};
+}
+
+// "mask row 1 (sequence 1, position 4) sees at column 3 (cell 11) ..."
+std::string Oracle::SightText(int layer, const KvView& found, int row,
+                              int column, int first_cell) const {
+  const std::string row_text =
+      row < 0 ? "no mask row sees, but cells hold,"
+              : fmt::format("mask row {} ({}) sees", row, RowLabel(row));
+  return fmt::format("{} at column {} (cell {}) {}", row_text, column,
+                     first_cell + column,
+                     PutText(FindPut(layer, found, column)));
+}
+
+// "sequence 1, position 3 (put on line 14)"
+std::string Oracle::DueText(int layer, const KvView& due, int row, int column,
+                            const std::vector<CellEntry>& cells) const {
+  std::string token = "a free cell";
+  for (const CellEntry& entry : cells) {
+    if (entry.cell != due.first_cell + column) continue;
+    const auto i = static_cast<std::size_t>(row);
+    const bool asked = row >= 0 && i < sequences_.size();
+    if (asked && entry.sequence != sequences_[i]) continue;
+    token =
+        fmt::format("sequence {}, position {}", entry.sequence, entry.position);
+  }
+  const PutRow* put = FindPut(layer, due, column);
+  if (put != nullptr) token += fmt::format(" (put on line {})", put->line);
+  return token;
+}
+
+const Oracle::PutRow* Oracle::FindPut(int layer, const KvView& view,
+                                      std::int64_t column) const {
+  const std::size_t key = HashOf(KeyBytes(view, column));
+  const std::size_t tag = TagHash(Slice(view.key, 2, column));
+  const bool has_value = view.value.data != nullptr;
+  const std::size_t value =
+      has_value ? HashOf(ValueBytes(view, column, header_.config.permuted_v))
+                : 0;
+  // The last put of the most similar row. V rows never change; K rows may have
+  // been shifted, and so count only as a hint.
+  const PutRow* best = nullptr;
+  int best_score = 0;
+  for (const PutRow& put : puts_) {
+    if (has_value && put.value_hash != value) continue;
+    int score = has_value ? 1 : 0;
+    if (put.key_hash == key) score += 8;
+    if (put.tag_hash == tag) score += 4;
+    if (put.layer == layer && put.cache == active_ && score > 0) score += 2;
+    if (score < best_score || score == 0) continue;
+    best = &put;
+    best_score = score;
+  }
+  return best;
+}
+
+std::string Oracle::PutText(const PutRow* put) const {
+  if (put == nullptr) return "a row that was never put";
+  std::string text =
+      fmt::format("the row of token sequence {}, position {} (put on line {})",
+                  put->sequence, put->position, put->line);
+  if (put->cache != active_) text += fmt::format(" in cache {}", put->cache);
+  return text;
+}
+
+std::optional<Finding> Oracle::FollowLedger(const TraceOp& op) {
+  switch (op.kind) {
+    case TraceOpKind::kStartForward:
+      return FollowStart(op);
+    case TraceOpKind::kSetCausal:
+      (void)ledger_->SetCausal(op.indices);  // Legal, says the gate.
+      fresh_[active_] = !reserving_;
+      return std::nullopt;
+    case TraceOpKind::kSetLayerType:
+      ledger_->SetLayerType(op.type);
+      return std::nullopt;
+    case TraceOpKind::kPut:
+      ledger_->Put(op.layer, op.key.view(), op.value->view());
+      return std::nullopt;
+    case TraceOpKind::kGet:
+      return CheckEntitlement(op);
+    case TraceOpKind::kReservedMask:
+      return std::nullopt;
+    case TraceOpKind::kRemove:
+      return FollowRemove(op);
+    case TraceOpKind::kCopyPrefix:
+      (void)ledger_->CopyPrefix(op.src, op.dst, op.len);
+      fresh_.assign(fresh_.size(), false);
+      return std::nullopt;
+    case TraceOpKind::kCanResume:  // A no is always honest.
+      if (!op.answer || ledger_->CanResume(op.seq, op.pos)) return std::nullopt;
+      return Finding{"result is true, but tokens in the window are gone", ""};
+    case TraceOpKind::kEncoderCached:
+      if (!op.answer || ledger_->encoder()->cached()) return std::nullopt;
+      return Finding{"result is true, but nothing is cached", ""};
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> Oracle::FollowStart(const TraceOp& op) {
+  const bool ok = op.result == StatusCode::kOk;
+  const Batch batch{op.positions, op.sequences, op.indices};
+  fresh_.assign(fresh_.size(), ok && !op.reserve);
+  if (!ok) {
+    // What our caches evict before they refuse is gone in the ledger too.
+    if (header_.entitlement_only) return std::nullopt;
+    Ledger after = *ledger_;
+    if (!after.StartForward(batch, op.reserve).ok()) ledger_ = after;
+    return std::nullopt;
+  }
+  const Status status = ledger_->StartForward(batch, op.reserve);
+  if (status.ok()) return std::nullopt;
+  return Finding{fmt::format("result is ok, due is {}", status.ToString()), ""};
+}
+
+std::optional<Finding> Oracle::FollowRemove(const TraceOp& op) {
+  if (op.result != StatusCode::kOk) return std::nullopt;
+  fresh_.assign(fresh_.size(), false);
+  Status status = ledger_->Remove(op.seq, op.begin, op.end);
+  if (status.code() == StatusCode::kSharedCells) {
+    ledger_->Unshare(op.seq);
+    status = ledger_->Remove(op.seq, op.begin, op.end);
+  }
+  if (status.ok()) return std::nullopt;
+  return Finding{fmt::format("result is ok, due is {}", status.ToString()), ""};
+}
+
+std::optional<Finding> Oracle::CheckEntitlement(const TraceOp& op) const {
+  if (!fresh_[active_]) return std::nullopt;
+  KvView view = RecordedView(op);
+  const auto* encoder = ledger_->encoder();
+  if (encoder == nullptr && !op.mask) {
+    return Finding{"mask is null, one is due", ""};
+  }
+  std::optional<WrongRow> wrong;
+  if (encoder != nullptr || op.value) {
+    if (!op.value) view.value = encoder->rows(op.layer)->value.view();
+    wrong = FindWrongRow(*ledger_, op.layer, view, header_.config.permuted_v);
+  } else if (view.mask.shape[1] < ledger_->causal()->rows()) {
+    wrong = WrongRow{0, -1, "the mask has fewer rows than the batch"};
+  } else {
+    wrong = FindWrongKey(*ledger_->causal(), op.layer, view);
+  }
+  if (!wrong) return std::nullopt;
+  Finding finding{wrong->text, "", wrong->row, wrong->column};
+  if (wrong->column >= 0) {
+    finding.text = fmt::format("mask row {} ({}) sees at column {} {}: {}",
+                               wrong->row, RowLabel(wrong->row), wrong->column,
+                               PutText(FindPut(op.layer, view, wrong->column)),
+                               wrong->text);
+  }
+  return finding;
+}
+
+Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
+                const OracleWatch& watch) {
+  const auto bad_input = [](std::int64_t line, std::string reason) {
+    return Judgement{Verdict::kBadInput, Level::kNone, line, std::move(reason),
+                     ""};
+  };
+  TraceReader reader(in);
+  if (!reader.ReadHeader()) {
+    return bad_input(reader.error()->line, reader.error()->reason);
+  }
+  Oracle oracle;
+  const Status status = oracle.Start(reader.header(), twins);
+  if (!status.ok()) return bad_input(1, status.message());
+
+  Judgement judgement;
+  judgement.level =
+      reader.header().entitlement_only ? Level::kEntitlement : Level::kIdentity;
+  std::optional<TraceError> error;
+  TraceOp op;
+  while (!error && reader.ReadOp(op)) {
+    const OracleStep step = oracle.Step(op);
+    const std::string_view name = TraceOpName(op.kind);
+    if (!step.bad_input.empty()) {
+      error = {op.line, fmt::format("{}: {}", name, step.bad_input)};
+    }
+    const auto& finding = step.identity ? step.identity : step.entitlement;
+    if (finding && judgement.verdict == Verdict::kAccept) {
+      judgement = {Verdict::kReject, Level::kEntitlement, op.line,
+                   fmt::format("{}: {}", name, finding->text), finding->twin};
+    }
+    if (step.entitlement) judgement.level = Level::kNone;
+    if (watch ? !watch(oracle, op, step) : judgement.level == Level::kNone) {
+      break;
+    }
+  }
+  if (!error) error = reader.error();
+  if (!error) return judgement;
+  if (judgement.verdict == Verdict::kAccept) {
+    return bad_input(error->line, error->reason);
+  }
+  judgement.level = Level::kNone;
+  judgement.reason += fmt::format("; then, on line {}, bad input: {}",
+                                  error->line, error->reason);
+  return judgement;
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,153 @@
+// The oracle: does a recording show a cache that does what it must?
+//
+// It replays the calls on one or two twins and on the ledger, and compares
+// every answer: with the twins' for identity, with the ledger's for entitlement
+// (docs/semantics.md, S51 to S53). The ledger follows the recorded results, so
+// that entitlement can be judged beyond the first difference from the twins,
+// and for caches that place tokens by rules of their own.
+
+#ifndef KVTWIN_PROPS_ORACLE_H_
+#define KVTWIN_PROPS_ORACLE_H_
+
+#include <cstdint>
+#include <functional>
+#include <istream>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/trace.h"
+#include "kvtwin/cache.h"
+#include "reference/ledger.h"
+
+namespace kvtwin::props {
+
+enum class Verdict { kAccept, kReject, kBadInput };
+enum class Level { kIdentity, kEntitlement, kNone };
+std::string_view VerdictName(Verdict verdict);
+std::string_view LevelName(Level level);
+
+struct Judgement {
+  Verdict verdict = Verdict::kAccept;
+  Level level = Level::kNone;  // The strongest that held to the end.
+  std::int64_t line = 0;       // The first wrong one; 0 if accepted.
+  std::string reason;          // Empty if accepted.
+  std::string twin;            // The one that disagrees, unless all do.
+};
+
+// An answer that is not what it must be.
+struct Finding {
+  std::string text;
+  std::string twin;  // As in Judgement.
+  int row = -1;      // Of the mask; -1: none in particular.
+  int column = -1;   // Of the view; -1: none in particular.
+};
+
+// What one line showed.
+struct OracleStep {
+  std::string bad_input;            // The call cannot be made; or empty.
+  std::optional<Finding> identity;  // Once: there is no next comparison.
+  std::optional<Finding> entitlement;
+};
+
+class Oracle {
+ public:
+  // First. Errors: a header that no cache accepts.
+  Status Start(const TraceHeader& header,
+               const std::vector<std::string>& twins);
+  // The next line. Requires: no bad input before.
+  OracleStep Step(const TraceOp& op);
+
+  const TraceHeader& header() const { return header_; }
+  // A twin, as long as none has differed; else null.
+  const Cache* twin() const;
+  const reference::Ledger& ledger() const { return *ledger_; }
+  // "sequence 1, position 4" for a row of the mask, or "padding".
+  std::string RowLabel(int row) const;
+  // Of the current pass.
+  const std::vector<std::int32_t>& positions() const { return positions_; }
+  const std::vector<int>& sequences() const { return sequences_; }
+
+ private:
+  struct Twin {
+    std::string name;
+    std::unique_ptr<Cache> cache;
+  };
+  // What a cache was asked to remember, to say later whose row was found.
+  struct PutRow {
+    std::int64_t line;
+    std::size_t cache;
+    int layer;
+    int sequence;
+    std::int32_t position;
+    std::size_t key_hash;
+    std::size_t tag_hash;  // Of the first element of each K head.
+    std::size_t value_hash;
+  };
+  struct Answer {
+    Status status;
+    bool yes = false;
+    KvView view;
+  };
+
+  Status StartLedger();
+  const CacheSpec& ActiveSpec() const;
+  Answer Ask(Cache& cache, const TraceOp& op) const;
+  std::string FindMisuse(const TraceOp& op);
+  std::string FindExcess(const TraceOp& op);
+  void Remember(const TraceOp& op);
+
+  std::optional<Finding> CompareTwins(const TraceOp& op);
+  std::optional<Finding> Compare(const TraceOp& op, const Answer& due,
+                                 const Cache& twin) const;
+  std::optional<Finding> CompareView(const TraceOp& op, const KvView& due,
+                                     const Cache& twin) const;
+  std::optional<Finding> CompareMask(const DenseTensor& mask, const KvView& due,
+                                     const Cache& twin) const;
+  std::optional<Finding> CompareRows(const TraceOp& op, const KvView& due,
+                                     const Cache& twin) const;
+
+  std::optional<Finding> FollowLedger(const TraceOp& op);
+  std::optional<Finding> FollowStart(const TraceOp& op);
+  std::optional<Finding> FollowRemove(const TraceOp& op);
+  std::optional<Finding> CheckEntitlement(const TraceOp& op) const;
+
+  std::string SightText(int layer, const KvView& found, int row, int column,
+                        int first_cell) const;
+  std::string DueText(int layer, const KvView& due, int row, int column,
+                      const std::vector<CellEntry>& cells) const;
+  const PutRow* FindPut(int layer, const KvView& view,
+                        std::int64_t column) const;
+  std::string PutText(const PutRow* put) const;
+
+  TraceHeader header_;
+  std::unique_ptr<Cache> gate_;  // Knows misuse, and answers as recorded.
+  StatusCode recorded_ = StatusCode::kOk;
+  std::vector<Twin> twins_;
+  std::optional<reference::Ledger> ledger_;
+  bool ledger_holds_ = true;
+
+  std::size_t active_ = 0;   // Of a wrapper's caches.
+  std::vector<bool> fresh_;  // By cache: the mask shows what is stored.
+  bool reserving_ = false;
+  std::vector<std::int32_t> positions_;
+  std::vector<int> sequences_;
+  RowDims rows_max_;
+  std::set<int> all_sequences_;
+  std::vector<PutRow> puts_;
+};
+
+// Called after each line; false stops.
+using OracleWatch = std::function<bool(const Oracle& oracle, const TraceOp& op,
+                                       const OracleStep& step)>;
+
+// Judges a whole recording. With `watch`, goes on behind what is wrong.
+Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
+                const OracleWatch& watch = nullptr);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_ORACLE_H_

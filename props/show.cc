@@ -1,0 +1,410 @@
+#include "props/show.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/json_line.h"
+#include "props/entitlement.h"
+
+namespace kvtwin::props {
+namespace {
+
+// A screenful: what lies beyond is counted, not drawn.
+constexpr std::size_t kCellsShown = 48;
+constexpr std::size_t kCellsInLine = 8;
+constexpr std::int64_t kColumnsShown = 64;
+constexpr std::int64_t kRowsShown = 24;
+constexpr std::size_t kTokensShown = 12;
+constexpr std::size_t kWidth = 80;
+
+// A token that is somewhere: "0+1@4" is held by sequences 0 and 1.
+struct Held {
+  int cell = 0;
+  std::int32_t position = 0;
+  std::vector<int> sequences;
+};
+
+// By cell; without a twin, the tokens of the ledger, which have no cells.
+std::vector<Held> HeldTokens(const Oracle& oracle) {
+  std::vector<Held> held;
+  if (oracle.twin() == nullptr) {
+    if (oracle.ledger().causal() == nullptr) return held;
+    for (const auto& token : oracle.ledger().causal()->tokens()) {
+      held.push_back({-1,
+                      token.position,
+                      {token.sequences.begin(), token.sequences.end()}});
+    }
+    return held;
+  }
+  std::vector<CellEntry> entries;
+  oracle.twin()->ListCells(entries);
+  for (const CellEntry& entry : entries) {
+    if (held.empty() || held.back().cell != entry.cell) {
+      held.push_back({entry.cell, entry.position, {}});
+    }
+    held.back().sequences.push_back(entry.sequence);
+  }
+  return held;
+}
+
+std::string TokenText(const Held& token) {
+  return fmt::format("{}@{}", fmt::join(token.sequences, "+"), token.position);
+}
+
+// Lines of at most kWidth columns, broken at blanks.
+std::string Wrapped(std::string_view text, std::size_t indent) {
+  std::string lines;
+  while (!text.empty()) {
+    std::size_t end = std::min(text.size(), kWidth - indent);
+    if (end < text.size()) {
+      const std::size_t blank = text.rfind(' ', end);
+      if (blank != text.npos && blank > 0) end = blank;
+    }
+    lines += fmt::format("{:{}}{}\n", "", indent, text.substr(0, end));
+    text.remove_prefix(end);
+    if (text.starts_with(' ')) text.remove_prefix(1);
+  }
+  return lines;
+}
+
+// "free 4, 7-17": what the held cells leave.
+std::string FreeText(const std::vector<Held>& held, int cells) {
+  std::vector<std::string> runs;
+  int next = 0;
+  const auto add = [&](int end) {
+    if (end == next + 1) runs.push_back(fmt::format("{}", next));
+    if (end > next + 1) runs.push_back(fmt::format("{}-{}", next, end - 1));
+  };
+  for (const Held& token : held) {
+    add(token.cell);
+    next = token.cell + 1;
+  }
+  add(cells);
+  const std::size_t count = runs.size();
+  if (count > kTokensShown) {
+    runs.resize(kTokensShown);
+    runs.push_back(fmt::format("and {} more runs", count - kTokensShown));
+  }
+  return runs.empty() ? "none" : fmt::format("{}", fmt::join(runs, ", "));
+}
+
+std::string CellsText(const Oracle& oracle) {
+  const std::vector<Held> held = HeldTokens(oracle);
+  const bool cells = oracle.twin() != nullptr;
+  if (cells && oracle.twin()->CellCount() == 0) return "";  // An encoder.
+  std::string text;
+  const std::size_t shown = std::min(held.size(), kCellsShown);
+  for (std::size_t i = 0; i < shown; i += kCellsInLine) {
+    const std::size_t end = std::min(shown, i + kCellsInLine);
+    std::string numbers = "    cell   ";
+    std::string tokens = "    token  ";
+    for (std::size_t j = i; j < end; ++j) {
+      const std::string token = TokenText(held[j]);
+      const std::size_t width = std::max<std::size_t>(token.size(), 5) + 2;
+      numbers += fmt::format("{:<{}}", held[j].cell, width);
+      tokens += fmt::format("{:<{}}", token, width);
+    }
+    numbers.resize(numbers.find_last_not_of(' ') + 1);
+    tokens.resize(tokens.find_last_not_of(' ') + 1);
+    if (cells) text += numbers + "\n";
+    text += tokens + "\n";
+  }
+  if (shown < held.size()) {
+    text += fmt::format("    ... and {} more\n", held.size() - shown);
+  }
+  if (cells) {
+    text += Wrapped("free   " + FreeText(held, oracle.twin()->CellCount()), 4);
+  } else {
+    text += "    (of the ledger, which knows no cells)\n";
+  }
+  return text;
+}
+
+// One digit of each column's cell number.
+std::string Digits(int first_cell, std::int64_t from, std::int64_t to,
+                   int place) {
+  std::string digits;
+  for (std::int64_t column = from; column < to; ++column) {
+    const std::int64_t cell = first_cell + column;
+    const bool leading = place > 1 && cell < place;
+    digits += leading ? ' ' : static_cast<char>('0' + cell / place % 10);
+  }
+  return digits;
+}
+
+// Or shows those of another cache.
+bool ChangesCells(const TraceOp& op) {
+  return op.kind == TraceOpKind::kStartForward ||
+         op.kind == TraceOpKind::kSetLayerType ||
+         op.kind == TraceOpKind::kRemove || op.kind == TraceOpKind::kCopyPrefix;
+}
+
+class Shower {
+ public:
+  Shower(std::string name, const ShowOptions& options)
+      : name_(std::move(name)), options_(options) {}
+
+  bool Watch(const Oracle& oracle, const TraceOp& op, const OracleStep& step) {
+    const auto& finding = step.identity ? step.identity : step.entitlement;
+    if (!std::exchange(has_begun_, true) && !options_.json) {
+      fmt::print("{}", HeaderText(oracle.header()));
+    }
+    if (op.line >= options_.from && op.line <= options_.to) {
+      const Finding* wrong = finding ? &*finding : nullptr;
+      if (options_.json) {
+        fmt::print("{}\n", StepJson(oracle, op, wrong));
+      } else {
+        fmt::print("{}", StepText(oracle, op, wrong));
+      }
+    }
+    return !finding || options_.all;
+  }
+
+ private:
+  std::string Red(std::string text) const {
+    return options_.color ? fmt::format("\x1b[31m{}\x1b[0m", text) : text;
+  }
+
+  static std::string SpecText(const CacheSpec& spec) {
+    static constexpr std::array<const char*, 6> kKinds = {
+        "causal", "swa", "swa_mem", "chunked", "encoder", "wrapper"};
+    static constexpr std::array<const char*, 6> kShifts = {
+        "none", "identity", "add", "tag_add", "rope", "custom"};
+    std::string text = kKinds[static_cast<std::size_t>(spec.kind)];
+    if (spec.kind == Kind::kWrapper) {
+      std::vector<std::string> caches;
+      for (const CacheSpec& one : spec.caches) caches.push_back(SpecText(one));
+      return text + fmt::format(" of ({})", fmt::join(caches, "; "));
+    }
+    if (spec.window) text += fmt::format(", window {}", *spec.window);
+    if (spec.memory) text += fmt::format(", memory {}", *spec.memory);
+    if (spec.kind == Kind::kChunked) text += fmt::format(" {}", spec.chunk);
+    if (spec.kind == Kind::kEncoder) return text;
+    return text +
+           fmt::format(", shift {}",
+                       kShifts[static_cast<std::size_t>(spec.shift.kind)]);
+  }
+
+  std::string HeaderText(const TraceHeader& header) const {
+    const CacheSpec& spec = header.spec;
+    const bool wrapper = spec.kind == Kind::kWrapper;
+    const Placement placement =
+        wrapper ? spec.caches[0].placement : spec.placement;
+    std::string text = fmt::format("{}\n", Printable(name_, name_.size()));
+    text += Wrapped(
+        fmt::format("{}; {} placement; recorded by '{}'", SpecText(spec),
+                    header.entitlement_only               ? "other"
+                    : placement == Placement::kContiguous ? "contiguous"
+                                                          : "scatter",
+                    Printable(header.producer, 60)),
+        4);
+    text += Wrapped(
+        fmt::format(
+            "{} sequences of {} tokens, batches of {}, {}; cache padding {}, "
+            "mask batch padding {}{}",
+            header.init.max_sequences, header.init.capacity,
+            header.init.max_batch, DTypeName(header.init.dtype),
+            header.config.cache_padding, header.config.mask_batch_padding,
+            header.config.permuted_v ? ", permuted V" : ""),
+        4);
+    return text + "    0@4 is the token of sequence 0 at position 4\n\n";
+  }
+
+  static std::string BatchText(const TraceOp& op) {
+    std::string text;
+    for (std::size_t i = 0; i < op.positions.size(); ++i) {
+      if (i == kTokensShown) {
+        return text + fmt::format(" and {} more", op.positions.size() - i);
+      }
+      text += fmt::format("{}{}@{}", i == 0 ? "" : " ", op.sequences[i],
+                          op.positions[i]);
+    }
+    return text;
+  }
+
+  // What was asked, and the short answers.
+  static std::string CallText(const TraceOp& op) {
+    switch (op.kind) {
+      case TraceOpKind::kStartForward:
+        return fmt::format(
+            "{}{}{}: {}", BatchText(op), op.reserve ? ", reserving" : "",
+            op.indices.empty() ? "" : ", with images", StatusName(op.result));
+      case TraceOpKind::kSetCausal:
+        return fmt::format("except {}",
+                           op.indices.empty()
+                               ? "none"
+                               : fmt::format("{}", fmt::join(op.indices, " ")));
+      case TraceOpKind::kSetLayerType:
+        return fmt::format("{}", op.type);
+      case TraceOpKind::kPut:
+        return fmt::format("layer {}, K {}", op.layer, ShapeText(op.key.shape));
+      case TraceOpKind::kGet:
+        return fmt::format("layer {}, K {}", op.layer, ShapeText(op.key.shape));
+      case TraceOpKind::kReservedMask:
+        return ShapeText(op.shape);
+      case TraceOpKind::kRemove:
+        return op.end == kOpenEnd
+                   ? fmt::format("sequence {}, from {}: {}", op.seq, op.begin,
+                                 StatusName(op.result))
+                   : fmt::format("sequence {}, [{}, {}): {}", op.seq, op.begin,
+                                 op.end, StatusName(op.result));
+      case TraceOpKind::kCopyPrefix:
+        return fmt::format("sequence {} to {}, {} tokens", op.src, op.dst,
+                           op.len);
+      case TraceOpKind::kCanResume:
+        return fmt::format("sequence {} at {}: {}", op.seq, op.pos, op.answer);
+      case TraceOpKind::kEncoderCached:
+        return fmt::format("{}", op.answer);
+    }
+    return "";
+  }
+
+  std::string StepText(const Oracle& oracle, const TraceOp& op,
+                       const Finding* wrong) const {
+    std::string text = fmt::format("{:>5}  {}  {}\n", op.line,
+                                   TraceOpName(op.kind), CallText(op));
+    if (wrong == nullptr && ChangesCells(op)) text += CellsText(oracle);
+    if (op.mask) text += MaskText(oracle, op, wrong);
+    if (wrong == nullptr) return text;
+    text += Red("    ^ wrong:") + "\n";
+    text += Wrapped(wrong->text, 6);
+    if (!options_.all) {
+      text += fmt::format(
+          "\n    Line {} is the first that is wrong; --all "
+          "shows what comes after it.\n",
+          op.line);
+    }
+    return text;
+  }
+
+  std::string MaskText(const Oracle& oracle, const TraceOp& op,
+                       const Finding* wrong) const {
+    const TensorView mask = op.mask->view();
+    const int first_cell = op.first_cell.value_or(0);
+    const std::int64_t marked_row = wrong == nullptr ? -1 : wrong->row;
+    const std::int64_t marked = wrong == nullptr ? -1 : wrong->column;
+    // The window of columns that is drawn has the marked one.
+    const std::int64_t from =
+        marked < kColumnsShown ? 0 : marked - kColumnsShown / 2;
+    const std::int64_t to = std::min(mask.shape[0], from + kColumnsShown);
+    std::string text;
+    for (const int place : {1000, 100, 10, 1}) {
+      if (place > 1 && first_cell + to - 1 < place) continue;
+      text += fmt::format("    {:<10}{}\n", place == 1 ? "cell" : "",
+                          Digits(first_cell, from, to, place));
+    }
+    std::int64_t elided = 0;
+    for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
+      if (row >= kRowsShown && row != marked_row) {
+        ++elided;
+        continue;
+      }
+      std::string bits;
+      for (std::int64_t column = from; column < to; ++column) {
+        bits += Visible(mask, column, row) ? '#' : '.';
+      }
+      text += fmt::format("    {:<10}{}\n", RowName(oracle, row), bits);
+      if (row == marked_row && marked >= 0) {
+        text +=
+            Red(fmt::format("    {:<10}{:{}}^", "", "", marked - from)) + "\n";
+      }
+    }
+    if (elided > 0) text += fmt::format("    ... and {} more rows\n", elided);
+    if (to - from < mask.shape[0]) {
+      text += fmt::format("    (columns {} to {} of {})\n", from, to - 1,
+                          mask.shape[0]);
+    }
+    return text;
+  }
+
+  static std::string RowName(const Oracle& oracle, std::int64_t row) {
+    const auto i = static_cast<std::size_t>(row);
+    if (i >= oracle.positions().size()) return "padding";
+    return fmt::format("{}@{}", oracle.sequences()[i], oracle.positions()[i]);
+  }
+
+  static std::string StepJson(const Oracle& oracle, const TraceOp& op,
+                              const Finding* wrong) {
+    nlohmann::ordered_json json = {{"line", op.line},
+                                   {"op", TraceOpName(op.kind)},
+                                   {"call", CallText(op)}};
+    if (ChangesCells(op)) {
+      auto& cells = json["cells"] = nlohmann::ordered_json::array();
+      for (const Held& token : HeldTokens(oracle)) {
+        nlohmann::ordered_json cell;
+        if (token.cell >= 0) cell["cell"] = token.cell;
+        cell["position"] = token.position;
+        cell["sequences"] = token.sequences;
+        cells.push_back(cell);
+      }
+    }
+    if (op.mask) {
+      const TensorView mask = op.mask->view();
+      json["first_cell"] = op.first_cell.value_or(0);
+      auto& rows = json["mask"] = nlohmann::ordered_json::array();
+      for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
+        std::string bits;
+        for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
+          bits += Visible(mask, column, row) ? '1' : '0';
+        }
+        rows.push_back(bits);
+      }
+    }
+    if (wrong != nullptr) {
+      json["wrong"] = {{"reason", wrong->text},
+                       {"row", wrong->row},
+                       {"column", wrong->column}};
+    }
+    return json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  }
+
+  std::string name_;
+  const ShowOptions& options_;
+  bool has_begun_ = false;
+};
+
+}  // namespace
+
+std::string JudgementJson(const std::string& name, const Judgement& judgement) {
+  nlohmann::ordered_json json = {{"file", name},
+                                 {"verdict", VerdictName(judgement.verdict)},
+                                 {"level", LevelName(judgement.level)},
+                                 {"line", nullptr},
+                                 {"reason", judgement.reason}};
+  if (judgement.line > 0) json["line"] = judgement.line;
+  if (!judgement.twin.empty()) json["twin"] = judgement.twin;
+  return json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
+Judgement Show(std::istream& in, const std::string& name,
+               const ShowOptions& options) {
+  Shower shower(name, options);
+  Judgement judgement = Judge(
+      in, options.twins,
+      [&](const Oracle& oracle, const TraceOp& op, const OracleStep& step) {
+        return shower.Watch(oracle, op, step);
+      });
+  // It stopped there: whether more held was not seen.
+  if (judgement.verdict == Verdict::kReject && !options.all) {
+    judgement.level = Level::kNone;
+  }
+  if (options.json) {
+    fmt::print("{}\n", JudgementJson(name, judgement));
+  } else if (judgement.verdict == Verdict::kAccept) {
+    fmt::print("\nAll lines hold, at the level of {}.\n",
+               LevelName(judgement.level));
+  } else if (judgement.verdict == Verdict::kBadInput) {
+    fmt::print("{:>5}  bad input: {}\n", judgement.line, judgement.reason);
+  } else if (judgement.line < options.from || judgement.line > options.to) {
+    fmt::print("\n{}", Wrapped(fmt::format("Line {} is wrong: {}",
+                                           judgement.line, judgement.reason),
+                               0));
+  }
+  return judgement;
+}
+
+}  // namespace kvtwin::props

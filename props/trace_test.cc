@@ -1,0 +1,716 @@
+// Reading, writing and judging recordings.
+
+#include "core/trace.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "props/oracle.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const std::vector<std::string> kTwins = {"reference", "optimized"};
+
+// Two tokens, of which the first is then removed (docs/trace_format.md).
+constexpr const char* kHeader =
+    R"({"kvtrace":1,"producer":"test","placement":"contiguous",)"
+    R"("cache":{"type":"causal","shift":"tag_add"},)"
+    R"("config":{"cache_padding":1,"mask_batch_padding":1,)"
+    R"("permuted_v":false,"mask_dtype":"f32"},)"
+    R"("init":{"dtype":"f32","max_sequences":1,"capacity":4,"max_batch":2},)"
+    R"("model":{"layers":1,"k_head_dim":2,"kv_heads":1,"v_head_dim":1}})";
+constexpr const char* kStart =
+    R"({"op":"start_forward","positions":[0,1],"sequences":[0,0],)"
+    R"("result":"ok","cells":[0,1]})";
+constexpr const char* kPut =
+    R"({"op":"put","layer":0,)"
+    R"("key":{"shape":[2,1,2],"data":[100,1000,200,1001]},)"
+    R"("value":{"shape":[1,1,2],"data":[100,200]}})";
+constexpr const char* kGet =
+    R"({"op":"get","layer":0,"first_cell":0,)"
+    R"("key":{"shape":[2,1,2],"data":[100,1000,200,1001]},)"
+    R"("value":{"shape":[1,1,2],"data":[100,200]},)"
+    R"("mask":{"shape":[2,2],"rows":["10","11"]}})";
+constexpr const char* kRemove =
+    R"({"op":"remove","seq":0,"begin":0,"end":1,"result":"ok"})";
+
+std::string Replaced(std::string text, const std::string& from,
+                     const std::string& to) {
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, text.npos) << from << " in " << text;
+  return at == text.npos ? text : text.replace(at, from.size(), to);
+}
+
+std::string Lines(const std::vector<std::string>& lines) {
+  return fmt::format("{}\n", fmt::join(lines, "\n"));
+}
+
+Judgement JudgeText(const std::string& text) {
+  std::istringstream in(text);
+  return Judge(in, kTwins);
+}
+
+void ExpectBadInput(const std::string& text, std::int64_t line,
+                    const std::string& reason) {
+  const Judgement judgement = JudgeText(text);
+  EXPECT_EQ(VerdictName(judgement.verdict), "bad_input") << text;
+  EXPECT_EQ(LevelName(judgement.level), "none");
+  EXPECT_EQ(judgement.line, line) << judgement.reason << "\n" << text;
+  EXPECT_NE(judgement.reason.find(reason), std::string::npos)
+      << "'" << judgement.reason << "' lacks '" << reason << "'";
+}
+
+void ExpectReject(const std::string& text, std::int64_t line, Level level) {
+  const Judgement judgement = JudgeText(text);
+  EXPECT_EQ(VerdictName(judgement.verdict), "reject") << judgement.reason;
+  EXPECT_EQ(judgement.line, line) << judgement.reason;
+  EXPECT_EQ(LevelName(judgement.level), LevelName(level)) << judgement.reason;
+}
+
+void ExpectAccept(const std::string& text, Level level) {
+  const Judgement judgement = JudgeText(text);
+  EXPECT_EQ(VerdictName(judgement.verdict), "accept")
+      << judgement.line << ": " << judgement.reason;
+  EXPECT_EQ(LevelName(judgement.level), LevelName(level));
+}
+
+// Each of `cases`: what replaces what, and a part of the reason.
+using Cases = std::vector<std::array<std::string, 3>>;
+
+TEST(Trace, AcceptsWhatTheCasesBelowStartFrom) {
+  ExpectAccept(Lines({kHeader, kStart, kPut, kGet, kRemove}), Level::kIdentity);
+}
+
+TEST(Trace, RefusesBadHeaders) {
+  const Cases cases = {
+      {R"("kvtrace":1)", R"("kvtrace":2)", "kvtrace is 2"},
+      {R"("kvtrace":1)", R"("kvtrace":"1")", "kvtrace is '1'"},
+      {R"("kvtrace":1)", R"("x":1)", "kvtrace is missing"},
+      {R"("contiguous")", R"("ring")", "placement is 'ring'"},
+      {R"("placement":"contiguous",)", "", "placement is missing"},
+      {R"("causal")", R"("casual")", "cache.type is 'casual'"},
+      {R"("causal")", "7", "cache.type is 7"},
+      {R"("tag_add")", R"("rope")", "cache.rope is missing"},
+      {R"("tag_add")", R"("rope","rope":{"pairing":"halves","base":-1})",
+       "rope base is -1"},
+      {R"("shift":"tag_add")", R"("shaft":1)", "cache.shift is missing"},
+      {R"("causal")", R"("chunked")", "cache.chunk is missing"},
+      {R"("causal")", R"("chunked","chunk":0)", "chunk is 0"},
+      {R"("causal")", R"("swa","window":-1)", "window is -1"},
+      {R"("causal")", R"("swa","window":1.5)", "cache.window is 1.5"},
+      {R"("causal")", R"("swa_mem","window":3,"memory":2)", "memory"},
+      {R"("causal")", R"("wrapper")", "cache.caches is missing"},
+      {R"("causal")", R"("wrapper","caches":[])", "caches"},
+      {R"("causal")", R"("wrapper","caches":[1])", "caches is a list"},
+      {R"("causal")", R"("wrapper","caches":[{"type":"wrapper","caches":[]}])",
+       "caches"},
+      {R"("causal")", R"("wrapper","caches":[{"type":"x"}])",
+       "cache.caches[0].type is 'x'"},
+      {R"("cache":{)", R"("cache":[],"x":{)", "cache is a list"},
+      {R"("dtype":"f32",)", R"("dtype":"bf16",)", "init.dtype is 'bf16'"},
+      {R"("max_sequences":1)", R"("max_sequences":0)", "max_sequences is 0"},
+      {R"("capacity":4)", R"("capacity":3000000000)", "capacity is 3000000000"},
+      {R"("capacity":4)", R"("capacity":2000000000)", "2000000000"},
+      {R"("capacity":4)", R"("capacity":4.5)", "init.capacity is 4.5"},
+      {R"("capacity":4)", R"("capacity":true)", "init.capacity is true"},
+      {R"("capacity":4)", R"("capacity":4,"capacity":5)", "'capacity' comes"},
+      {R"("cache_padding":1)", R"("cache_padding":2147483647)", "bytes"},
+      {R"("mask_batch_padding":1)", R"("mask_batch_padding":2147483647)",
+       "bytes"},
+      {R"("cache_padding":1)", R"("cache_padding":-1)", "cache_padding is -1"},
+      {R"("layers":1)", R"("layers":2147483647)", "layers 2147483647"},
+      {R"("layers":1)", R"("layers":0)", "model.layers is 0"},
+      {R"("kv_heads":1)", R"("kv_heads":2147483647)", "bytes"},
+      {R"("permuted_v":false)", R"("permuted_v":0)", "permuted_v is 0"},
+      {"{", "[[", "not JSON"},
+      {"}}", "}", "not JSON"},
+      {"test", "t\xff", "not UTF-8"},
+      {"test", "t\n", "not JSON"},
+  };
+  for (const auto& [from, to, reason] : cases) {
+    SCOPED_TRACE(to);
+    ExpectBadInput(Lines({Replaced(kHeader, from, to), kStart}), 1, reason);
+  }
+  ExpectBadInput("", 1, "the file is empty");
+  ExpectBadInput("\n", 1, "an empty line");
+  ExpectBadInput(std::string(3, '\0'), 1, "not JSON");
+  ExpectBadInput("7\n", 1, "7 where an object is due");
+  ExpectBadInput(Lines({kStart}), 1, "an op comes before the header");
+  ExpectBadInput(Lines({kHeader, kStart, kHeader}), 3, "a second header");
+}
+
+TEST(Trace, RefusesBadPuts) {
+  const Cases cases = {
+      {R"("layer":0)", R"("layer":1)", "layer is 1"},
+      {R"("layer":0)", R"("layer":-1)", "layer is -1"},
+      {R"("layer":0)", R"("layer":"0")", "layer is '0'"},
+      {R"("layer":0)", R"("lawyer":0)", "layer is missing"},
+      {R"("op":"put")", R"("op":"putt")", "op is 'putt'"},
+      {R"("op":"put")", R"("pop":"put")", "op is missing"},
+      {"[2,1,2]", "[2,1,3]", "key.data has 4 numbers"},
+      {"[2,1,2]", "[2,1]", "key.data has 4 numbers"},
+      {"[2,1,2]", "[2,-1,-2]", "key.shape[1] is -1"},
+      {"[2,1,2]", "[2,0,2]", "key.shape[1] is 0"},
+      {"[2,1,2]", "[65536,65536,65536,65536]", "key.data has 4 numbers"},
+      {"[2,1,2]", "[2,2147483647,2147483647]", "key.data has 4 numbers"},
+      {"[2,1,2]", "[2,1,2,1,1]", "key.shape has 5 dimensions"},
+      {"[2,1,2]", "[]", "key.shape has 0 dimensions"},
+      {"[2,1,2]", "[2,1,2.5]", "key.shape[2] is 2.5"},
+      {"[2,1,2]", "[4,1,1]", "the batch has 2 tokens"},
+      {"[2,1,2]", "[1,2,2]", "kv_heads"},
+      {R"({"shape":[2,1,2],"data":[100,1000,200,1001]})", "[1,2]",
+       "key is a list"},
+      {R"("data":[100,1)", R"("doota":[100,1)", "key.data is missing"},
+      {"100,1000", "\"a\",1000", "key.data is a list"},
+      {"100,1000", "null,1000", "key.data is a list"},
+      {"100,1000", "[100],1000", "key.data is a list"},
+      {"100,1000", "NaN,1000", "not JSON"},
+      {"100,1000", "Infinity,1000", "not JSON"},
+      {"100,1000", "1e999,1000", "1e999"},
+      {"100,1000", "1e39,1000", "key.data[0] is 1e+39, out of the range"},
+      {"100,1000", "-3.5e38,1000", "key.data[0]"},
+      {"100,1000", "100,1000,", "not JSON"},
+      {R"("value")", R"("volume")", "value is missing"},
+  };
+  for (const auto& [from, to, reason] : cases) {
+    SCOPED_TRACE(to);
+    ExpectBadInput(Lines({kHeader, kStart, Replaced(kPut, from, to), kGet}), 3,
+                   reason);
+  }
+  const std::string f16 =
+      Replaced(kHeader, R"("dtype":"f32","max)", R"("dtype":"f16","max)");
+  ExpectAccept(Lines({f16, kStart, Replaced(kPut, "1000", "65519.99")}),
+               Level::kIdentity);
+  ExpectBadInput(Lines({f16, kStart, Replaced(kPut, "1000", "65520")}), 3,
+                 "key.data[1] is 65520, out of the range of f16");
+}
+
+TEST(Trace, RefusesBadGets) {
+  const Cases cases = {
+      {R"(["10","11"])", R"(["10"])", "mask.rows has 1 strings"},
+      {R"(["10","11"])", R"(["10","1"])", "mask.rows[1] is not 2 times"},
+      {R"(["10","11"])", R"(["10","111"])", "mask.rows[1] is not 2 times"},
+      {R"(["10","11"])", R"(["10","1x"])", "mask.rows[1]"},
+      {R"(["10","11"])", R"(["10\n11",""])", "mask.rows[0]"},
+      {R"(["10","11"])", R"(["10",11])", "mask.rows is a list"},
+      {R"("shape":[2,2])", R"("shape":[2,3])", "mask.rows has 2 strings"},
+      {R"("shape":[2,2])", R"("shape":[2])", "mask.shape has 1 dimensions"},
+      {R"({"shape":[2,2],"rows":["10","11"]})",
+       R"({"shape":[1,2],"rows":["1","1"]})", "mask has 1 columns, key has 2"},
+      {R"([1,1,2],"data":[100,200])", R"([1,2,1],"data":[100,200])",
+       "value has 1 columns, key has 2"},
+      {R"("mask")", R"("musk")", "mask is missing"},
+      {R"("first_cell":0)", R"("first_cell":0.5)", "first_cell is 0.5"},
+      {R"("layer":0)", R"("layer":1)", "layer is 1"},
+  };
+  for (const auto& [from, to, reason] : cases) {
+    SCOPED_TRACE(to);
+    ExpectBadInput(Lines({kHeader, kStart, kPut, Replaced(kGet, from, to)}), 4,
+                   reason);
+  }
+}
+
+TEST(Trace, RefusesOtherBadCalls) {
+  const Cases cases = {
+      {kStart,
+       R"({"op":"start_forward","positions":[0.5],"sequences":[0],)"
+       R"("result":"ok"})",
+       "positions[0] is 0.5"},
+      {kStart,
+       R"({"op":"start_forward","positions":[2147483648],)"
+       R"("sequences":[0],"result":"ok"})",
+       "positions[0] is 2147483648"},
+      {kStart,
+       R"({"op":"start_forward","positions":[-1],"sequences":[0],)"
+       R"("result":"ok"})",
+       "-1"},
+      {kStart,
+       R"({"op":"start_forward","positions":[],"sequences":[],)"
+       R"("result":"ok"})",
+       "the batch is empty"},
+      {kStart,
+       R"({"op":"start_forward","positions":[0],"sequences":[0,1],)"
+       R"("result":"ok"})",
+       "2 sequences"},
+      {kStart,
+       R"({"op":"start_forward","positions":[0,1,2],)"
+       R"("sequences":[0,0,0],"result":"ok"})",
+       "max_batch is 2"},
+      {kStart,
+       R"({"op":"start_forward","positions":[0],"sequences":[0],)"
+       R"("multimodal":[1],"result":"ok"})",
+       "multimodal index 1"},
+      {kStart, R"({"op":"start_forward","positions":[0],"sequences":[0]})",
+       "result is missing"},
+      {"\"ok\"", "\"okay\"", "result is 'okay'"},
+      {"\"ok\"", "true", "result is true"},
+      {kStart, kPut, "failed_precondition"},
+      {kStart, kGet, "failed_precondition"},
+      {kStart, R"({"op":"set_causal","except":[]})", "failed_precondition"},
+      {kStart, R"({"op":"set_layer_type","type":0})", "not_supported"},
+      {kStart, R"({"op":"encoder_cached","result":false})", "not_supported"},
+      {kStart, R"({"op":"reserved_mask","shape":[4,1],"first_cell":0})",
+       "no start_forward with reserve"},
+      {kStart, R"({"op":"remove","seq":0,"begin":2,"end":1,"result":"ok"})",
+       "begin is 2"},
+      {kStart, R"({"op":"remove","seq":-1,"begin":0,"end":1,"result":"ok"})",
+       "seq is -1"},
+      {kStart, R"({"op":"copy_prefix","src":0,"dst":1,"len":-1})", "len is -1"},
+      {kStart, R"({"op":"can_resume","seq":0,"pos":-1,"result":true})",
+       "pos is -1"},
+      {kStart, R"({"op":"can_resume","seq":0,"pos":1,"result":"ok"})",
+       "result is 'ok'"},
+      {kStart, "", "an empty line"},
+      {kStart, "null", "null where an object is due"},
+  };
+  for (const auto& [from, to, reason] : cases) {
+    SCOPED_TRACE(to);
+    ExpectBadInput(Lines({kHeader, Replaced(kStart, from, to)}), 2, reason);
+  }
+  ExpectBadInput(Lines({kHeader, kStart, kGet}), 3, "nothing was ever put");
+  ExpectBadInput(
+      Lines({kHeader, kStart, R"({"op":"set_causal","except":[2]})"}), 3,
+      "except index 2");
+}
+
+TEST(Trace, RefusesWhatWouldTakeTooMuch) {
+  const std::string deep = std::string(100000, '[');
+  ExpectBadInput(deep, 1, "nested more than 16 deep");
+  ExpectBadInput(Lines({kHeader, R"({"op":)" + deep}), 2, "16 deep");
+  std::string objects = "{\"x\":[{}";
+  for (int i = 0; i < 5000; ++i) objects += ",{}";
+  ExpectBadInput(Lines({kHeader, objects + "]}"}), 2, "more than 4096 values");
+  // Each line alone is small: cells times rows, cells times sequences.
+  const std::string large =
+      Replaced(kHeader, R"("capacity":4)", R"("capacity":4000000)");
+  ExpectAccept(Lines({large, kStart}), Level::kIdentity);
+  std::string row = "1";
+  for (int i = 1; i < 400; ++i) row += ",1";
+  ExpectBadInput(
+      Lines({large,
+             R"({"op":"start_forward","positions":[0],"sequences":[0],)"
+             R"("result":"ok"})",
+             R"({"op":"put","layer":0,"key":{"shape":[400,1,1],"data":[)" +
+                 row + R"(]},"value":{"shape":[1,1,1],"data":[1]}})"}),
+      3, "the cache would now need");
+  std::vector<std::string> copies = {large};
+  for (int seq = 1; seq < 2000; ++seq) {
+    copies.push_back(
+        fmt::format(R"({{"op":"copy_prefix","src":0,"dst":{},"len":1}})", seq));
+  }
+  std::istringstream in(Lines(copies));
+  const Judgement judgement = Judge(in, {"reference"});
+  EXPECT_EQ(VerdictName(judgement.verdict), "bad_input");
+}
+
+// The recordings in props/recordings
+// -------------------------------------------
+
+std::string FileText(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::vector<std::filesystem::path> Recordings(const std::string& folder) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(
+           std::filesystem::path(KVTWIN_RECORDINGS) / folder)) {
+    if (entry.path().extension() == ".jsonl") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  EXPECT_FALSE(files.empty());
+  return files;
+}
+
+std::string Rewritten(const std::string& text) {
+  std::istringstream in(text);
+  std::ostringstream out;
+  TraceReader reader(in);
+  EXPECT_TRUE(reader.ReadHeader());
+  EXPECT_TRUE(WriteTraceHeader(reader.header(), out).ok());
+  TraceOp op;
+  while (reader.ReadOp(op)) EXPECT_TRUE(WriteTraceOp(op, out).ok());
+  EXPECT_FALSE(reader.error()) << reader.error()->reason;
+  return out.str();
+}
+
+// Compared as JSON, so that a field that is lost shows.
+TEST(Trace, WritesWhatItRead) {
+  for (const auto& file : Recordings("")) {
+    std::istringstream original(FileText(file));
+    std::istringstream written(Rewritten(original.str()));
+    std::string due;
+    std::string found;
+    while (std::getline(original, due)) {
+      ASSERT_TRUE(std::getline(written, found)) << file;
+      EXPECT_EQ(nlohmann::json::parse(due), nlohmann::json::parse(found));
+    }
+    EXPECT_FALSE(std::getline(written, found)) << file;
+  }
+}
+
+TEST(Trace, WritesWhatNoRecordingHasYet) {
+  const std::string header = Replaced(
+      Replaced(kHeader, R"("type":"causal","shift":"tag_add")",
+               R"("type":"wrapper","caches":[{"type":"encoder"},)"
+               R"({"type":"swa_mem","window":3,"memory":5,"shift":"rope",)"
+               R"("rope":{"pairing":"halves","base":500000.5,"scale":0.25,)"
+               R"("dims":2}},{"type":"chunked","chunk":7,"shift":"none"}])"),
+      R"("test")", R"("\"\\\u00e4\u0001")");
+  const std::string text =
+      Lines({Replaced(header, "contiguous", "other"),
+             R"({"op":"put","layer":0,"key":{"shape":[1,1,1,3],)"
+             R"("data":[-0.0,1e-45,3.4028235e+38]},)"
+             R"("value":{"shape":[3,1,1],"data":[0.1,16777216,1e10]}})"});
+  std::istringstream due(text);
+  std::istringstream found(Rewritten(text));
+  std::string due_line;
+  std::string found_line;
+  while (std::getline(due, due_line) && std::getline(found, found_line)) {
+    const auto due_json = nlohmann::json::parse(due_line);
+    auto found_json = nlohmann::json::parse(found_line);
+    if (!due_json.contains("op")) {
+      EXPECT_EQ(due_json, found_json);
+      continue;
+    }
+    EXPECT_EQ(Rewritten(text), Rewritten(Rewritten(text)));
+    EXPECT_NE(found_line.find("[-0,"), std::string::npos) << found_line;
+  }
+  TraceHeader custom;
+  custom.spec.shift.kind = ShiftKind::kCustom;
+  std::ostringstream out;
+  EXPECT_FALSE(WriteTraceHeader(custom, out).ok());
+  TraceOp infinite;
+  infinite.kind = TraceOpKind::kPut;
+  infinite.key = FilledTensor(DType::kF16, {2, 1, 1, 1}, 1e30F);
+  infinite.value = infinite.key;
+  EXPECT_FALSE(WriteTraceOp(infinite, out).ok());
+  EXPECT_EQ(out.str(), "");
+}
+
+TEST(Trace, KeepsTheSignOfZero) {
+  std::istringstream in(
+      Lines({kHeader, kStart, Replaced(kPut, "[100,1000", "[-0,0")}));
+  TraceReader reader(in);
+  ASSERT_TRUE(reader.ReadHeader());
+  TraceOp op;
+  ASSERT_TRUE(reader.ReadOp(op) && reader.ReadOp(op));
+  EXPECT_EQ(op.key.bytes[3], std::byte{0x80});
+  EXPECT_EQ(op.key.bytes[7], std::byte{0});
+}
+
+TEST(Oracle, AcceptsTheRecordingsToAccept) {
+  for (const auto& file : Recordings("accept")) {
+    SCOPED_TRACE(file);
+    ExpectAccept(FileText(file), Level::kIdentity);
+  }
+}
+
+TEST(Oracle, RejectsTheRecordingsToRejectAtTheirFirstWrongLine) {
+  for (const auto& file : Recordings("reject")) {
+    std::ifstream table(file.parent_path() / "FIRST_WRONG_LINE.tsv");
+    std::map<std::string, std::int64_t> lines;
+    std::string name;
+    for (std::int64_t line = 0; table >> name >> line;) lines[name] = line;
+    const Judgement judgement = JudgeText(FileText(file));
+    EXPECT_EQ(VerdictName(judgement.verdict), "reject") << file;
+    EXPECT_EQ(judgement.line, lines[file.filename()]) << file;
+    EXPECT_NE(judgement.reason.find("due is the row of sequence"),
+              std::string::npos)
+        << judgement.reason;
+  }
+}
+
+// Properties
+// -------------------------------------------------------------------
+
+std::vector<Json> ReadLines(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<Json> lines;
+  for (std::string line; std::getline(in, line);) {
+    lines.push_back(Json::parse(line));
+  }
+  return lines;
+}
+
+std::string Text(const std::vector<Json>& lines) {
+  std::string text;
+  for (const Json& line : lines) text += line.dump() + "\n";
+  return text;
+}
+
+std::string AnyAccepted() {
+  static const std::vector<std::filesystem::path> kFiles = Recordings("accept");
+  return FileText(*rc::gen::elementOf(kFiles));
+}
+
+// Changes one thing in an answer that no cache may answer differently; false
+// if the line has none.
+bool Mutate(Json& line) {
+  const std::string op = line.at("op");
+  std::vector<std::string> choices;
+  for (const char* key : {"result", "cells", "first_cell", "shape", "mask"}) {
+    if (line.contains(key) && !line[key].is_null()) choices.push_back(key);
+  }
+  if (op == "get") choices.insert(choices.end(), {"key", "value"});
+  if (choices.empty()) return false;
+  const std::string key = *rc::gen::elementOf(choices);
+  Json& field = line[key];
+  if (field.is_boolean()) {
+    field = !field.get<bool>();
+  } else if (key == "result") {
+    field = field == "ok" ? "not_supported" : "ok";
+  } else if (key == "first_cell") {
+    field = field.get<int>() + 1;
+  } else if (key == "cells" || key == "shape") {
+    Json& one = field[*rc::gen::inRange<std::size_t>(0, field.size())];
+    one = one.get<int>() + 1;
+  } else if (key == "mask") {
+    Json& row =
+        field["rows"][*rc::gen::inRange<std::size_t>(0, field["rows"].size())];
+    std::string bits = row;
+    char& bit = bits[*rc::gen::inRange<std::size_t>(0, bits.size())];
+    bit = bit == '1' ? '0' : '1';
+    row = bits;
+  } else {
+    // In a row that the mask shows, or anywhere in an encoder's.
+    const std::size_t cell_dim = field["shape"].size() - 1;
+    Json& data = field["data"];
+    const bool permuted =
+        key == "value" && field["shape"][cell_dim] != line["key"]["shape"][2];
+    std::size_t at = *rc::gen::inRange<std::size_t>(0, data.size());
+    if (line["mask"].is_object()) {
+      const std::size_t columns = line["mask"]["shape"][0];
+      const std::size_t column =
+          permuted ? at % columns : at / (data.size() / columns);
+      bool seen = false;
+      for (const std::string bits : line["mask"]["rows"]) {
+        seen = seen || bits[column] == '1';
+      }
+      if (!seen) return false;
+    }
+    data[at] = data[at].get<double>() + 1;
+  }
+  return true;
+}
+
+RC_GTEST_PROP(Oracle, RejectsAnyOneChangedAnswerAtItsLine, ()) {
+  std::vector<Json> lines = ReadLines(AnyAccepted());
+  // Permuted and square views look alike: their columns are not told apart.
+  RC_PRE(!lines[0]["config"]["permuted_v"].get<bool>() || lines.size() > 1);
+  const auto at = *rc::gen::inRange<std::size_t>(1, lines.size());
+  const Json before = lines[at];
+  RC_PRE(Mutate(lines[at]));
+  RC_LOG() << before.dump() << "\nbecame\n" << lines[at].dump() << "\n";
+  RC_TAG(before.at("op").get<std::string>());
+  const Judgement judgement = JudgeText(Text(lines));
+  RC_LOG() << VerdictName(judgement.verdict) << judgement.line << ": "
+           << judgement.reason << "\n";
+  RC_ASSERT(judgement.verdict == Verdict::kReject);
+  RC_ASSERT(judgement.line == static_cast<std::int64_t>(at) + 1);
+}
+
+TEST(Oracle, AcceptsOrRefusesARecordingCutAnywhere) {
+  const std::vector<std::string> lines = {kHeader, kStart, kPut, kGet, kRemove};
+  const std::string text = Lines(lines);
+  for (std::size_t length = 0; length <= text.size(); ++length) {
+    const Judgement judgement = JudgeText(text.substr(0, length));
+    const std::size_t at = std::min(text.size() - 1, length);
+    const bool whole_line =
+        length > 0 && (text[length - 1] == '\n' || text[at] == '\n');
+    const auto cut_line =
+        1 + std::count(text.begin(),
+                       text.begin() + static_cast<std::ptrdiff_t>(length),
+                       '\n');
+    if (whole_line) {
+      EXPECT_EQ(VerdictName(judgement.verdict), "accept") << length;
+    } else {
+      EXPECT_EQ(VerdictName(judgement.verdict), "bad_input") << length;
+      EXPECT_EQ(judgement.line, cut_line) << length;
+    }
+  }
+}
+
+RC_GTEST_PROP(Oracle, SurvivesChangedBytes, ()) {
+  std::string text = AnyAccepted();
+  const int count = *rc::gen::inRange(1, 5);
+  for (int i = 0; i < count; ++i) {
+    char& byte = text[*rc::gen::inRange<std::size_t>(0, text.size())];
+    // Mostly what keeps it JSON.
+    byte = *rc::gen::weightedOneOf<char>(
+        {{4, rc::gen::inRange('0', ':')},
+         {2, rc::gen::elementOf(std::string("[]{},:\"-.e \n"))},
+         {1, rc::gen::arbitrary<char>()}});
+  }
+  const Judgement judgement = JudgeText(text);
+  RC_ASSERT(judgement.line <= std::count(text.begin(), text.end(), '\n') + 1);
+  RC_ASSERT((judgement.verdict == Verdict::kAccept) ==
+            judgement.reason.empty());
+  RC_CLASSIFY(judgement.verdict == Verdict::kAccept, "accept");
+  RC_CLASSIFY(judgement.verdict == Verdict::kReject, "reject");
+  RC_CLASSIFY(judgement.verdict == Verdict::kBadInput, "bad input");
+}
+
+// Entitlement
+// ------------------------------------------------------------------
+
+// Puts column order[i] of every view where column i was: another placement.
+void Reorder(Json& get, const std::vector<std::size_t>& order, bool permuted) {
+  const std::size_t columns = order.size();
+  for (const char* key : {"key", "value"}) {
+    const Json data = get[key]["data"];
+    const std::size_t row = data.size() / columns;
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      const bool cells_first = permuted && key == std::string("value");
+      const std::size_t column = cells_first ? i % columns : i / row;
+      const std::size_t from = cells_first ? i - column + order[column]
+                                           : i % row + order[column] * row;
+      get[key]["data"][i] = data[from];
+    }
+  }
+  for (Json& row : get["mask"]["rows"]) {
+    const std::string bits = row;
+    std::string reordered;
+    for (const std::size_t column : order) reordered += bits[column];
+    row = reordered;
+  }
+}
+
+RC_GTEST_PROP(Oracle, AcceptsAnyPlacementAtTheEntitlementLevel, ()) {
+  std::vector<Json> lines = ReadLines(AnyAccepted());
+  lines[0]["placement"] = "other";
+  const bool permuted = lines[0]["config"]["permuted_v"];
+  const bool without_value = *rc::gen::arbitrary<bool>();
+  for (Json& line : lines) {
+    line.erase("cells");
+    line.erase("first_cell");
+    if (line.value("op", "") != "get" || !line["mask"].is_object()) continue;
+    std::vector<std::size_t> order(line["mask"]["shape"][0]);
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    for (std::size_t i = order.size(); i > 1; --i) {
+      std::swap(order[i - 1], order[*rc::gen::inRange<std::size_t>(0, i)]);
+    }
+    Reorder(line, order, permuted);
+    if (without_value) line.erase("value");
+  }
+  const Judgement judgement = JudgeText(Text(lines));
+  RC_LOG() << judgement.line << ": " << judgement.reason << "\n";
+  RC_ASSERT(judgement.verdict == Verdict::kAccept);
+  RC_ASSERT(judgement.level == Level::kEntitlement);
+}
+
+// The recording of one causal cache without a shift function, "other".
+std::string Other(const std::vector<std::string>& lines) {
+  std::vector<std::string> all = {Replaced(
+      Replaced(kHeader, "contiguous", "other"), "\"tag_add\"", "\"none\"")};
+  all.insert(all.end(), lines.begin(), lines.end());
+  return Lines(all);
+}
+
+// A pass with one token, whose view shows the rows `shown`, all of them seen.
+std::vector<std::string> Pass(int seq, int pos, int row,
+                              const std::vector<int>& shown,
+                              const std::string& result = "ok") {
+  std::vector<std::string> lines = {
+      fmt::format(R"({{"op":"start_forward","positions":[{}],"sequences":[{}],)"
+                  R"("result":"{}"}})",
+                  pos, seq, result)};
+  if (result != "ok") return lines;
+  lines.push_back(
+      fmt::format(R"({{"op":"put","layer":0,"key":{{"shape":[1,1,1],)"
+                  R"("data":[{}]}},"value":{{"shape":[1,1,1],"data":[{}]}}}})",
+                  row, row));
+  lines.push_back(fmt::format(
+      R"({{"op":"get","layer":0,"key":{{"shape":[1,1,{0}],"data":[{1}]}},)"
+      R"("value":{{"shape":[1,1,{0}],"data":[{1}]}},)"
+      R"("mask":{{"shape":[{0},1],"rows":["{2}"]}}}})",
+      shown.size(), fmt::join(shown, ","), std::string(shown.size(), '1')));
+  return lines;
+}
+
+std::vector<std::string> Joined(
+    const std::vector<std::vector<std::string>>& parts) {
+  std::vector<std::string> all;
+  for (const auto& part : parts) {
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
+TEST(Oracle, FollowsTheResultsOfOtherCaches) {
+  const std::vector<std::string> copy = {
+      R"({"op":"copy_prefix","src":0,"dst":1,"len":9})"};
+  const std::vector<std::string> remove = {kRemove};
+  // It copies a shared token that it has to move, and shifts without a
+  // function; sequence 1 keeps its own.
+  ExpectAccept(
+      Other(Joined({Pass(0, 0, 7, {7}), Pass(0, 1, 8, {8, 7}), copy, remove,
+                    Pass(0, 1, 9, {9, 8}), Pass(1, 2, 10, {8, 7, 10})})),
+      Level::kEntitlement);
+  // It holds more than our cache of 4 cells would.
+  ExpectAccept(Other(Joined({Pass(0, 0, 1, {1}), Pass(1, 0, 2, {2}),
+                             Pass(2, 0, 3, {3}), Pass(3, 0, 4, {4}),
+                             Pass(4, 0, 5, {5}), Pass(5, 0, 6, {6})})),
+               Level::kEntitlement);
+  // It refuses what ours would take: then nothing is stored, and a refused
+  // removal changes nothing.
+  const std::vector<std::string> refused = {
+      Replaced(kRemove, "\"ok\"", "\"not_supported\"")};
+  ExpectAccept(
+      Other(Joined({Pass(0, 0, 1, {1}), Pass(0, 1, 2, {}, "cache_full"),
+                    refused, Pass(0, 1, 3, {3, 1})})),
+      Level::kEntitlement);
+  const std::vector<std::string> no = {
+      R"({"op":"can_resume","seq":0,"pos":1,"result":false})"};
+  ExpectAccept(Other(Joined({Pass(0, 0, 1, {1}), no})), Level::kEntitlement);
+}
+
+TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
+  const auto rejected = [](const std::vector<int>& shown) {
+    ExpectReject(Other(Joined({Pass(0, 0, 1, {1}), Pass(1, 0, 2, {2}),
+                               Pass(0, 1, 3, shown)})),
+                 10, Level::kNone);
+  };
+  rejected({3});        // One is missing,
+  rejected({1, 3, 2});  // of another sequence,
+  rejected({1, 3, 3});  // twice,
+  rejected({3, 4});     // of nobody,
+  rejected({1, 2});     // or in the place of another.
+  // A yes must be true.
+  const std::string swa =
+      Replaced(Other(Joined({Pass(0, 9, 1, {1}),
+                             {R"({"op":"can_resume","seq":0,"pos":5,)"
+                              R"("result":true})"}})),
+               R"("type":"causal")", R"("type":"swa","window":2)");
+  ExpectReject(swa, 5, Level::kNone);
+}
+
+TEST(Oracle, NamesTheStrongestLevelThatHeld) {
+  // Not where our caches put it, but right for attention.
+  const std::string moved =
+      Lines({kHeader, Replaced(kStart, "[0,1]})", "[1,2]})"), kPut,
+             Replaced(kGet, R"("first_cell":0)", R"("first_cell":1)")});
+  ExpectReject(moved, 2, Level::kEntitlement);
+  // Nor right for attention.
+  ExpectReject(Replaced(moved, R"(["10","11"])", R"(["11","11"])"), 2,
+               Level::kNone);
+  // Nor read to the end.
+  ExpectReject(moved + "{", 2, Level::kNone);
+}
+
+}  // namespace
+}  // namespace kvtwin::props
