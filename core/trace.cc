@@ -97,22 +97,26 @@ DenseTensor Mask(const JsonFields& op, std::string_view key, DType dtype) {
     return mask;
   }
   const std::size_t size = SizeOf(dtype);
-  std::string_view rest = rows->text;
-  mask.bytes.reserve(rest.size() * size);
-  for (std::size_t row = 0; row < rows->strings; ++row) {
-    const std::string_view bits = rest.substr(0, columns);
-    if (bits.size() < columns || bits.find_first_not_of("01") != bits.npos ||
-        !rest.substr(columns).starts_with('\n')) {
-      fields.Fail("rows",
-                  fmt::format("[{}] is not {} times 0 or 1", row, columns));
-      return mask;
+  // Each row and its line end, one after the other, and no other line ends.
+  const std::string_view text = rows->text;
+  const auto wrong = [&](std::string_view which) {
+    fields.Fail(which, fmt::format("must be {} times 0 or 1", columns));
+    return mask;
+  };
+  if (text.size() != rows->strings * (columns + 1)) return wrong("rows");
+  mask.bytes.resize(columns * rows->strings * size);
+  std::byte* to = mask.bytes.data();
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool at_end = i % (columns + 1) == columns;
+    const bool fits =
+        at_end ? text[i] == '\n' : text[i] == '0' || text[i] == '1';
+    if (!fits) {
+      return wrong(fmt::format("rows[{}]", i / (columns + 1)));
     }
-    for (const char bit : bits) {
-      mask.bytes.resize(mask.bytes.size() + size);
-      StoreElement(bit == '1' ? 0 : -std::numeric_limits<float>::infinity(),
-                   &mask.bytes[mask.bytes.size() - size], dtype);
-    }
-    rest.remove_prefix(columns + 1);
+    if (at_end) continue;
+    StoreElement(text[i] == '1' ? 0 : -std::numeric_limits<float>::infinity(),
+                 to, dtype);
+    to += size;
   }
   return mask;
 }

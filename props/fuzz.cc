@@ -87,7 +87,9 @@ std::string FailureText(const History& history, const Difference& difference,
                         const Subject& subject) {
   std::vector<std::string> story;
   RunHistory(history, subject, &story);
-  std::string text = fmt::format("FAIL {}\n\n", difference.check);
+  std::string text =
+      fmt::format("FAIL {}    {} against the reference and the ledger\n\n",
+                  difference.check, subject.name);
   for (std::size_t i = 0; i < story.size(); ++i) {
     const bool last = i + 1 == story.size();
     if (i >= 40 && i + 10 < story.size())
@@ -96,7 +98,8 @@ std::string FailureText(const History& history, const Difference& difference,
         fmt::format("  {:3} {}{}\n", i + 1, story[i], last ? "   <- then" : "");
   }
   text += fmt::format("\n  {}\n", difference.text);
-  text += fmt::format("\n  shrunk  {} operations\n", history.ops.size());
+  text += fmt::format("\n  shrunk  to {} operation{}\n", history.ops.size(),
+                      history.ops.size() == 1 ? "" : "s");
   text += fmt::format("  rerun   kvtwin run '{}' --twin {}\n", ToText(history),
                       subject.name);
   return text;

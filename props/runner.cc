@@ -4,11 +4,14 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <set>
 #include <type_traits>
 
+#include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "props/entitlement.h"
 #include "props/misuse.h"
@@ -86,6 +89,9 @@ class Run {
   void CheckViews(int layer);
   void CheckBytes(std::string_view what, const TensorView& reference,
                   const TensorView& subject, std::size_t cell_dim);
+  std::string Picture(std::string_view what, const TensorView& reference,
+                      const TensorView& subject,
+                      std::array<std::int64_t, 3> index, std::size_t cell_dim);
   void Hash(const void* data, std::size_t size) {
     result_.digest = XXH3_64bits_withSeed(data, size, result_.digest);
   }
@@ -148,6 +154,7 @@ class Run {
   int active_type_ = 0;
   Pass pass_;
   std::int64_t serial_ = 0;
+  int first_cell_ = 0;  // Of the views that are compared.
   std::set<int> put_layers_;
   std::set<int> to_ask_;  // Legal: sequences that must ask before going on.
   RowBuffer keys_;
@@ -241,9 +248,14 @@ void Run::CheckBytes(std::string_view what, const TensorView& reference,
                              DTypeName(subject.dtype), ShapeText(subject.shape),
                              subject_.name);
         });
-  // Both are dense in dimension 0, so whole runs of it can be compared.
-  const auto run =
-      SizeOf(reference.dtype) * static_cast<std::size_t>(reference.shape[0]);
+  // Ours are dense in dimension 0, so that whole runs can be compared; other
+  // backends' are made so.
+  const std::size_t size = SizeOf(reference.dtype);
+  if (subject.stride[0] != static_cast<std::int64_t>(size)) {
+    const DenseTensor dense = CopyOf(subject, subject.dtype);
+    return CheckBytes(what, reference, dense.view(), cell_dim);
+  }
+  const std::size_t run = size * static_cast<std::size_t>(reference.shape[0]);
   for (std::int64_t k = 0; k < reference.shape[2]; ++k) {
     for (std::int64_t j = 0; j < reference.shape[1]; ++j) {
       const std::byte* due = reference.at(0, j, k);
@@ -251,20 +263,56 @@ void Run::CheckBytes(std::string_view what, const TensorView& reference,
       Hash(found, run);
       if (std::memcmp(due, found, run) == 0) continue;
       std::int64_t i = 0;
-      const std::size_t size = SizeOf(reference.dtype);
       while (std::memcmp(reference.at(i, j, k), subject.at(i, j, k), size) == 0)
         ++i;
-      const std::array<std::int64_t, 3> index = {i, j, k};
-      throw Differs{
-          fmt::format("subject: {} bytes", what),
-          fmt::format("{} differs at column {}, element [{}, {}, {}]: {} by "
-                      "the reference, {} by {}",
-                      what, index[cell_dim], i, j, k,
-                      LoadElement(reference.at(i, j, k), reference.dtype),
-                      LoadElement(subject.at(i, j, k), subject.dtype),
-                      subject_.name)};
+      throw Differs{fmt::format("subject: {} bytes", what),
+                    Picture(what, reference, subject, {i, j, k}, cell_dim)};
     }
   }
+}
+
+// The cells around the first element that differs, side by side.
+std::string Run::Picture(std::string_view what, const TensorView& reference,
+                         const TensorView& subject,
+                         std::array<std::int64_t, 3> index,
+                         std::size_t cell_dim) {
+  constexpr std::int64_t kShown = 8;
+  const std::int64_t wrong = index[cell_dim];
+  const std::int64_t first = std::max<std::int64_t>(0, wrong - kShown / 2);
+  const std::int64_t end = std::min(reference.shape[cell_dim], first + kShown);
+  std::array<std::string, 5> lines = {
+      "    cell      ", "    holds     ", "    reference ",
+      fmt::format("    {:<9} ", subject_.name.substr(0, 9)), "              "};
+  reference_->ListCells(reference_cells_);
+  for (index[cell_dim] = first; index[cell_dim] < end; ++index[cell_dim]) {
+    const std::int64_t cell = first_cell_ + index[cell_dim];
+    std::string holds;
+    for (const CellEntry& entry : reference_cells_) {
+      if (entry.cell != cell) continue;
+      holds += fmt::format("{}{}", holds.empty() ? "" : "+", entry.sequence);
+      if (&entry == &reference_cells_.back() || (&entry + 1)->cell != cell) {
+        holds += fmt::format("@{}", entry.position);
+      }
+    }
+    const auto value = [&](const TensorView& tensor) {
+      const float element =
+          LoadElement(tensor.at(index[0], index[1], index[2]), tensor.dtype);
+      if (what != "mask") return fmt::format("{:g}", element);
+      return std::string(element == 0 ? "#" : std::isinf(element) ? "." : "?");
+    };
+    lines[0] += fmt::format("{:<9} ", cell);
+    lines[1] += fmt::format("{:<9} ", holds.empty() ? "-" : holds);
+    lines[2] += fmt::format("{:<9} ", value(reference));
+    lines[3] += fmt::format("{:<9} ", value(subject));
+    lines[4] += fmt::format("{:<9} ", index[cell_dim] == wrong ? "^" : "");
+  }
+  for (std::string& line : lines) line.erase(line.find_last_not_of(' ') + 1);
+  const std::string where =
+      what == "mask"
+          ? fmt::format("row {} of the mask (# visible, . hidden)", index[1])
+          : fmt::format("an element of {}", what);
+  return fmt::format("{} differs (sequence@position)\n\n{}", where,
+                     fmt::join(lines, "\n"));
 }
 
 void Run::CheckViews(int layer) {
@@ -283,6 +331,7 @@ void Run::CheckViews(int layer) {
               reference->first_cell, subject->first_cell, subject_.name);
         });
   HashInt(subject->first_cell);
+  first_cell_ = reference->first_cell;
   const bool has_mask = reference->mask.data != nullptr;
   Check(has_mask == (subject->mask.data != nullptr), "subject: mask bytes",
         "only one of them has a mask");
