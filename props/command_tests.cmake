@@ -32,3 +32,14 @@ add_test(NAME link
           ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
           "${CMAKE_CXX_FLAGS}")
 set_tests_properties(command.first_wrong_lines tidy link PROPERTIES TIMEOUT 300)
+
+kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"
+  ARGS run "kvt1 kind=swa window=2 cap=4 | put 0*2 | copy 0>1:2 | drop 1:0-1")
+kvtwin_command_test(run_no_history EXIT 2 ARGS run "kvt1 | fly")
+kvtwin_command_test(fuzz_unknown_kind EXIT 2 ARGS fuzz --kind tree)
+kvtwin_command_test(unknown_target EXIT 2 PRINTS "this machine has"
+  ARGS fuzz --ops 100)
+set_tests_properties(command.unknown_target PROPERTIES
+  ENVIRONMENT KVTWIN_TARGET=MMX)
+kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
+  ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)

@@ -486,12 +486,15 @@ std::optional<Finding> Oracle::CompareRows(const TraceOp& op, const KvView& due,
 // "mask row 1 (sequence 1, position 4) sees at column 3 (cell 11) ..."
 std::string Oracle::SightText(int layer, const KvView& found, int row,
                               int column, int first_cell) const {
-  const std::string row_text =
-      row < 0 ? "no mask row sees, but cells hold,"
-              : fmt::format("mask row {} ({}) sees", row, RowLabel(row));
-  return fmt::format("{} at column {} (cell {}) {}", row_text, column,
-                     first_cell + column,
-                     PutText(FindPut(layer, found, column)));
+  const std::string found_text = PutText(FindPut(layer, found, column));
+  const std::string cell_text =
+      fmt::format("column {} (cell {})", column, first_cell + column);
+  if (row < 0) {
+    return fmt::format("{}, which holds a token that no mask row sees, has {}",
+                       cell_text, found_text);
+  }
+  return fmt::format("mask row {} ({}) sees at {} {}", row, RowLabel(row),
+                     cell_text, found_text);
 }
 
 // "sequence 1, position 3 (put on line 14)"

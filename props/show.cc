@@ -202,15 +202,16 @@ class Shower {
                                                           : "scatter",
                     Printable(header.producer, 60)),
         4);
-    text += Wrapped(
-        fmt::format(
-            "{} sequences of {} tokens, batches of {}, {}; cache padding {}, "
-            "mask batch padding {}{}",
-            header.init.max_sequences, header.init.capacity,
-            header.init.max_batch, DTypeName(header.init.dtype),
-            header.config.cache_padding, header.config.mask_batch_padding,
-            header.config.permuted_v ? ", permuted V" : ""),
-        4);
+    text +=
+        Wrapped(fmt::format("max_sequences {}, capacity {}, max_batch {}, {}; "
+                            "cache padding {}, "
+                            "mask batch padding {}{}",
+                            header.init.max_sequences, header.init.capacity,
+                            header.init.max_batch, DTypeName(header.init.dtype),
+                            header.config.cache_padding,
+                            header.config.mask_batch_padding,
+                            header.config.permuted_v ? ", permuted V" : ""),
+                4);
     return text + "    0@4 is the token of sequence 0 at position 4\n\n";
   }
 
