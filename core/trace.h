@@ -24,7 +24,7 @@ namespace kvtwin {
 // What a recording may ask for at most: a longer line is not read, a larger
 // cache not made. core/json_line.h has limits of its own.
 inline constexpr std::size_t kTraceLineBytesMax = std::size_t{256} << 20;
-inline constexpr double kTraceCacheBytesMax = 1 << 30;
+inline constexpr double kTraceCacheBytesMax = 256 << 20;
 
 // Where a recording is bad, counted from 1, and why.
 struct TraceError {

@@ -242,7 +242,6 @@ class Shower {
       case TraceOpKind::kSetLayerType:
         return fmt::format("{}", op.type);
       case TraceOpKind::kPut:
-        return fmt::format("layer {}, K {}", op.layer, ShapeText(op.key.shape));
       case TraceOpKind::kGet:
         return fmt::format("layer {}, K {}", op.layer, ShapeText(op.key.shape));
       case TraceOpKind::kReservedMask:

@@ -56,6 +56,23 @@ RC_GTEST_PROP(HistoryProps, TextReadsBackAsTheSameHistory, ()) {
             RunHistory(history, subject).digest);
 }
 
+// Large enough for the optimized twin to share out its work to threads: mask
+// rows, moves of a defrag, shifted rows.
+TEST(Twins, LargeCachesAgree) {
+  for (const std::string setup : {"", "place=scatter permuted=1 dtype=f16 "}) {
+    const std::string text =
+        "kvt1 cap=1500 batch=500 dims=128,4,128 layers=2 shift=rope " + setup +
+        "| put 0*250 1*250 | put 1*250 0*250 | put 0*500 | put 1*500 "
+        "| drop 0:100-300 | drop 1:0-50 | put 0*500 | put 1*500 | put 0*500";
+    const Result<History> history = ParseHistory(text);
+    ASSERT_TRUE(history.ok()) << history.status().ToString();
+    const Subject subject = TwinSubject("optimized");
+    const RunResult result = RunHistory(*history, subject);
+    EXPECT_GT(result.operations, 30);
+    ASSERT_FALSE(result.difference.has_value()) << result.difference->text;
+  }
+}
+
 // The same bytes on each instruction set, which really runs.
 TEST(Targets, EveryTargetGivesTheSameDigest) {
   const std::vector<std::string> targets = optimized::SupportedTargets();
