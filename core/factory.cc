@@ -63,6 +63,12 @@ Status CheckSpec(const CacheSpec& spec) {
   return {};
 }
 
+// A memory of at least the capacity is unbounded.
+void NeverEvict(CacheSpec& spec) {
+  if (spec.kind == Kind::kSwa) spec.kind = Kind::kSwaMem;
+  spec.memory = kOpenEnd;
+}
+
 }  // namespace
 
 std::span<const std::string_view> TwinNames() { return kNames; }
@@ -78,9 +84,8 @@ Result<std::unique_ptr<Cache>> MakeCache(const CacheSpec& spec,
 }
 
 Result<LegacyCache> LegacyCache::Make(CacheSpec spec, std::string_view twin) {
-  // At least the capacity, so that memory is unbounded and nothing evicted.
-  if (spec.kind == Kind::kSwa) spec.kind = Kind::kSwaMem;
-  spec.memory = kOpenEnd;
+  NeverEvict(spec);
+  for (CacheSpec& inner : spec.caches) NeverEvict(inner);
   auto cache = MakeCache(spec, twin);
   if (!cache.ok()) return cache.status();
   return LegacyCache(std::move(*cache));

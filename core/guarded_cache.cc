@@ -32,15 +32,21 @@ Status AtLeastOne(std::string_view name, std::int64_t value) {
 
 Status CheckTensor(std::string_view name, const TensorView& tensor) {
   if (tensor.data == nullptr) return Invalid("{} has no data", name);
+  // Strides may repeat elements, so that memory does not bound their number.
+  auto bytes = static_cast<std::int64_t>(SizeOf(tensor.dtype));
+  bool too_large = false;
   for (const std::int64_t extent : tensor.shape) {
     if (extent < 1) {
       return Invalid("{} has shape {}, every extent must be at least 1", name,
                      ShapeText(tensor.shape));
     }
-    if (extent > std::numeric_limits<std::int32_t>::max()) {
-      return Invalid("{} has shape {}, which is too large", name,
-                     ShapeText(tensor.shape));
-    }
+    too_large = too_large ||
+                extent > std::numeric_limits<std::int32_t>::max() ||
+                __builtin_mul_overflow(bytes, extent, &bytes);
+  }
+  if (too_large) {
+    return Invalid("{} has shape {}, which is too large", name,
+                   ShapeText(tensor.shape));
   }
   return {};
 }
@@ -171,14 +177,17 @@ Status GuardedCache::SetCausal(std::span<const int> except) {
   return status;
 }
 
+Status GuardedCache::CheckDType(std::string_view name,
+                                const TensorView& tensor) const {
+  if (tensor.dtype == DType::kF32 || tensor.dtype == init_.dtype) return {};
+  return Invalid("{} is {}, the cache takes f32 or {}", name,
+                 DTypeName(tensor.dtype), DTypeName(init_.dtype));
+}
+
 Status GuardedCache::CheckRows(const TensorView& key,
                                const TensorView& value) const {
   for (const auto& [name, tensor] :
        {std::pair("key", &key), std::pair("value", &value)}) {
-    if (tensor->dtype != DType::kF32 && tensor->dtype != init_.dtype) {
-      return Invalid("{} is {}, the cache takes f32 or {}", name,
-                     DTypeName(tensor->dtype), DTypeName(init_.dtype));
-    }
     if (tensor->shape[2] != pass_.batch || tensor->shape[3] != 1) {
       return Invalid("{} has shape {}, the batch has {} tokens", name,
                      ShapeText(tensor->shape), pass_.batch);
@@ -203,13 +212,11 @@ Status GuardedCache::CheckRows(const TensorView& key,
   return {};
 }
 
-Status GuardedCache::CheckEncoderRows(const TensorView& key,
-                                      const TensorView& value) const {
+Status GuardedCache::CheckEncoderRows(const TensorView& value) const {
   if (config_.permuted_v && value.shape[3] != 1) {
     return Invalid("value has shape {}, permuted V takes three dimensions",
                    ShapeText(value.shape));
   }
-  (void)key;
   return {};
 }
 
@@ -217,16 +224,26 @@ Status GuardedCache::Put(const TensorView& key, const TensorView& value) {
   Status status = CheckPass();
   if (status.ok()) status = CheckTensor("key", key);
   if (status.ok()) status = CheckTensor("value", value);
+  if (status.ok()) status = CheckDType("key", key);
+  if (status.ok()) status = CheckDType("value", value);
   if (status.ok()) {
-    status = IsEncoder() ? CheckEncoderRows(key, value) : CheckRows(key, value);
+    status = IsEncoder() ? CheckEncoderRows(value) : CheckRows(key, value);
   }
   if (!status.ok()) return status;
-  if (!IsEncoder()) {
-    rows_[layer_] = {static_cast<int>(key.shape[0]),
+  if (IsEncoder()) {
+    DoPut(key, value);
+    return {};
+  }
+  const RowDims dims{static_cast<int>(key.shape[0]),
                      static_cast<int>(key.shape[1]),
                      static_cast<int>(value.shape[0])};
+  const bool is_new = rows_.try_emplace(layer_, dims).second;
+  try {
+    DoPut(key, value);
+  } catch (...) {  // No memory for the layer: it has no dimensions yet.
+    if (is_new) rows_.erase(layer_);
+    throw;
   }
-  DoPut(key, value);
   return {};
 }
 

@@ -103,7 +103,8 @@ class GuardedCache : public Cache {
   Status CheckPass() const;
   Status CheckBatch(const Batch& batch) const;
   Status CheckRows(const TensorView& key, const TensorView& value) const;
-  Status CheckEncoderRows(const TensorView& key, const TensorView& value) const;
+  Status CheckEncoderRows(const TensorView& value) const;
+  Status CheckDType(std::string_view name, const TensorView& tensor) const;
 
   Life life_ = Life::kNew;
   bool configured_ = false;

@@ -141,7 +141,7 @@ std::string Describe(const JsonValue& value) {
     case JsonValue::Type::kInteger:
       return fmt::format("{:.0f}", value.number);
     case JsonValue::Type::kReal:
-      return fmt::format("{}", value.number);
+      return fmt::format("{:#}", value.number);  // 8.0 is not 8.
     case JsonValue::Type::kString:
       return fmt::format("'{}'", Printable(value.text, 40));
     case JsonValue::Type::kList:
@@ -241,7 +241,9 @@ std::vector<int> JsonFields::Ints(std::string_view key) const {
     const double number = value->numbers[i];
     if (value->fraction == i || number < kInt32Min || number > kInt32Max) {
       Fail(fmt::format("{}[{}]", key, i),
-           fmt::format("is {}, it must be an integer of 32 bits", number));
+           fmt::format("is {}, it must be an integer of 32 bits",
+                       value->fraction == i ? fmt::format("{:#}", number)
+                                            : fmt::format("{}", number)));
       return {};
     }
     ints.push_back(static_cast<int>(number));

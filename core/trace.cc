@@ -12,6 +12,7 @@
 
 #include "core/elements.h"
 #include "core/json_line.h"
+#include "core/names.h"
 
 namespace kvtwin {
 namespace {
@@ -20,17 +21,15 @@ constexpr std::array<std::string_view, 10> kOpNames = {
     "start_forward", "set_causal",    "set_layer_type", "put",
     "get",           "reserved_mask", "remove",         "copy_prefix",
     "can_resume",    "encoder_cached"};
-constexpr std::array<std::string_view, 6> kKindNames = {
-    "causal", "swa", "swa_mem", "chunked", "encoder", "wrapper"};
-constexpr std::array<std::string_view, 5> kShiftNames = {
-    "none", "identity", "add", "tag_add", "rope"};
 constexpr std::array<std::string_view, 2> kPairingNames = {"adjacent",
                                                            "halves"};
 constexpr std::array<std::string_view, 2> kDTypeNames = {"f32", "f16"};
 constexpr std::array<std::string_view, 3> kPlacementNames = {
     "contiguous", "scatter", "other"};
-constexpr std::array<std::string_view, 4> kResultNames = {
-    "ok", "cache_full", "not_supported", "shared_cells"};
+// What there is to say to start_forward and to remove.
+constexpr std::array kStartResults = {StatusCode::kOk, StatusCode::kCacheFull};
+constexpr std::array kRemoveResults = {
+    StatusCode::kOk, StatusCode::kNotSupported, StatusCode::kSharedCells};
 
 // As many elements as the shape says? 64 bits hold the product: it is given up
 // as soon as it is larger than any list.
@@ -46,6 +45,14 @@ bool MultipliesOutTo(const Shape& shape, std::size_t count) {
 // Whether a number becomes infinite in `dtype`: half a step above the largest.
 bool OutOfRange(double number, DType dtype) {
   return std::abs(number) >= (dtype == DType::kF32 ? 0x1.ffffffp127 : 65520.0);
+}
+
+template <std::size_t n>
+StatusCode ReadResult(const JsonFields& fields,
+                      const std::array<StatusCode, n>& results) {
+  std::array<std::string_view, n> names;
+  std::transform(results.begin(), results.end(), names.begin(), StatusName);
+  return results[fields.Name("result", names)];
 }
 
 DenseTensor Tensor(const JsonFields& op, std::string_view key, DType dtype) {
@@ -204,7 +211,8 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
   header.rows.k_head_dim = model.Int("k_head_dim", 1);
   header.rows.kv_heads = model.Int("kv_heads", 1);
   header.rows.v_head_dim = model.Int("v_head_dim", 1);
-  if (!problem.empty()) return header;
+  // Of "other", no cache is made: what is kept is what the lines bring.
+  if (!problem.empty() || header.entitlement_only) return header;
   const double bytes = CacheBytesBound(header, header.rows, 0);
   if (bytes > kTraceCacheBytesMax) {
     problem = fmt::format(
@@ -234,7 +242,7 @@ void CheckColumns(const JsonFields& fields, const TraceOp& op,
 }
 
 void ReadGet(const JsonFields& fields, const TraceHeader& header, TraceOp& op) {
-  op.first_cell = fields.OptionalInt("first_cell");
+  op.first_cell = fields.OptionalInt("first_cell", 0);
   op.key = Tensor(fields, "key", header.init.dtype);
   if (fields.Find("value") != nullptr) {
     op.value = Tensor(fields, "value", header.init.dtype);
@@ -245,15 +253,41 @@ void ReadGet(const JsonFields& fields, const TraceHeader& header, TraceOp& op) {
   if (fields.ok()) CheckColumns(fields, op, header.config.permuted_v);
 }
 
-void ReadStartForward(const JsonFields& fields, TraceOp& op) {
+// One for each token, or none if the pass has no cells: refused, reserving, or
+// of an encoder.
+void CheckCells(const JsonFields& fields, const TraceHeader& header,
+                const TraceOp& op) {
+  const bool wrapper =
+      header.spec.kind == Kind::kWrapper && !header.spec.caches.empty();
+  const Kind kind = wrapper ? header.spec.caches[0].kind : header.spec.kind;
+  const bool may_lack =
+      op.result != StatusCode::kOk || op.reserve || kind == Kind::kEncoder;
+  const bool lacks = may_lack && op.cells->empty();
+  if (!lacks && op.cells->size() != op.positions.size()) {
+    fields.Fail("cells", fmt::format("has {} numbers, positions has {}",
+                                     op.cells->size(), op.positions.size()));
+  }
+  for (std::size_t i = 0; i < op.cells->size(); ++i) {
+    const int cell = (*op.cells)[i];
+    if (cell >= 0) continue;
+    fields.Fail(fmt::format("cells[{}]", i),
+                fmt::format("is {}, it must not be negative", cell));
+    return;
+  }
+}
+
+void ReadStartForward(const JsonFields& fields, const TraceHeader& header,
+                      TraceOp& op) {
   op.positions = fields.Ints("positions");
   op.sequences = fields.Ints("sequences");
   if (fields.Find("multimodal") != nullptr) {
     op.indices = fields.Ints("multimodal");
   }
   if (fields.Find("reserve") != nullptr) op.reserve = fields.Bool("reserve");
-  if (fields.Find("cells") != nullptr) op.cells = fields.Ints("cells");
-  op.result = static_cast<StatusCode>(fields.Name("result", kResultNames));
+  op.result = ReadResult(fields, kStartResults);
+  if (fields.Find("cells") == nullptr || !fields.ok()) return;
+  op.cells = fields.Ints("cells");
+  if (fields.ok()) CheckCells(fields, header, op);
 }
 
 TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
@@ -265,7 +299,7 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
   }
   switch (op.kind) {
     case TraceOpKind::kStartForward:
-      ReadStartForward(fields, op);
+      ReadStartForward(fields, header, op);
       break;
     case TraceOpKind::kSetCausal:
       op.indices = fields.Ints("except");
@@ -282,13 +316,13 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
       break;
     case TraceOpKind::kReservedMask:
       op.shape = fields.Extents("shape", 2, 2);
-      op.first_cell = fields.OptionalInt("first_cell");
+      op.first_cell = fields.OptionalInt("first_cell", 0);
       break;
     case TraceOpKind::kRemove:
       op.seq = fields.Int("seq");
       op.begin = fields.Int("begin");
       op.end = fields.Int("end");
-      op.result = static_cast<StatusCode>(fields.Name("result", kResultNames));
+      op.result = ReadResult(fields, kRemoveResults);
       break;
     case TraceOpKind::kCopyPrefix:
       op.src = fields.Int("src");
@@ -349,8 +383,7 @@ void AppendMask(const DenseTensor& mask, std::string& text) {
 }
 
 std::string SpecText(const CacheSpec& spec) {
-  std::string text = fmt::format(
-      R"({{"type":"{}")", kKindNames[static_cast<std::size_t>(spec.kind)]);
+  std::string text = fmt::format(R"({{"type":"{}")", KindName(spec.kind));
   if (spec.kind == Kind::kWrapper) {
     text += R"(,"caches":[)";
     for (std::size_t i = 0; i < spec.caches.size(); ++i) {
@@ -490,6 +523,14 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
   return bytes;
 }
 
+namespace {
+
+bool IsBlank(std::string_view line) {
+  return line.find_first_not_of(" \t\r") == line.npos;
+}
+
+}  // namespace
+
 bool TraceReader::Fail(std::string reason) {
   error_ = TraceError{line_, std::move(reason)};
   return false;
@@ -540,6 +581,14 @@ bool TraceReader::ReadHeader() {
 bool TraceReader::ReadOp(TraceOp& op) {
   std::string text;
   if (!ReadLine(text)) return false;
+  if (IsBlank(text)) {  // Nothing may follow but more of these.
+    const std::int64_t blank = line_;
+    while (IsBlank(text) && ReadLine(text)) {
+    }
+    if (error_ || IsBlank(text)) return false;
+    line_ = blank;
+    return Fail("an empty line");
+  }
   JsonValue object;
   std::string problem = ParseJsonLine(text, object);
   if (!problem.empty()) return Fail(problem);

@@ -2,22 +2,10 @@
 
 #include <fmt/format.h>
 
+#include "core/dense_tensor.h"
 #include "optimized/storage.h"
 
 namespace kvtwin::optimized {
-namespace {
-
-// [a, b, n] seen as [n, a, b].
-TensorView CellsFirst(const TensorView& tensor) {
-  TensorView view = tensor;
-  view.shape = {tensor.shape[2], tensor.shape[0], tensor.shape[1], 1};
-  view.stride = {tensor.stride[2], tensor.stride[0], tensor.stride[1],
-                 tensor.stride[3]};
-  return view;
-}
-
-}  // namespace
-
 Status EncoderCache::DoCheckInit(const InitArgs& args) const {
   if (args.max_sequences > 1) {
     return {StatusCode::kInvalidArgument,
@@ -48,7 +36,7 @@ void EncoderCache::Reshape(const TensorView& like, Copy& copy) {
       copy.view.dtype == like.dtype) {
     return;
   }
-  // Cannot overflow: so many bytes of tensor exist.
+  // The gate has seen to it that this does not overflow.
   const auto bytes =
       static_cast<std::size_t>(like.elements()) * SizeOf(like.dtype);
   copy.buffer = AlignedBuffer(bytes);
@@ -59,7 +47,7 @@ void EncoderCache::DoPut(const TensorView& key, const TensorView& value) {
   const bool known = slots_.contains(layer());
   if (pass().reserve && known) return;
   Slot& slot = slots_[layer()];
-  const TensorView ordered = config().permuted_v ? CellsFirst(value) : value;
+  const TensorView ordered = config().permuted_v ? PermutedView(value) : value;
   Reshape(key, slot.key);
   Reshape(ordered, slot.value);
   if (pass().reserve) return;

@@ -250,9 +250,20 @@ void Layer::StoreKey(std::size_t cell, std::span<const float> row) {
   if (dtype_ == DType::kF32) {
     std::memcpy(key_.as<float>() + cell * key_row_, row.data(),
                 row.size_bytes());
-  } else {
-    F32ToF16(row.data(), key_.as<std::uint16_t>() + cell * key_row_,
-             row.size());
+    return;
+  }
+  auto* stored = key_.as<std::uint16_t>() + cell * key_row_;
+  if (!HasNan(row.data(), row.size())) {
+    F32ToF16(row.data(), stored, row.size());
+    return;
+  }
+  // What did not change keeps its bits; only a NaN would lose some.
+  std::vector<float> before(row.size());
+  F16ToF32(stored, before.data(), row.size());
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    const bool same = std::bit_cast<std::uint32_t>(before[i]) ==
+                      std::bit_cast<std::uint32_t>(row[i]);
+    if (!same) F32ToF16(&row[i], &stored[i], 1);
   }
 }
 

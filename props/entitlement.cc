@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/elements.h"
@@ -96,10 +97,12 @@ std::vector<std::uint64_t> HashTokens(const CausalLedger& ledger, int layer,
   return hashes;
 }
 
-// What exactly is wrong with `row`, whose sums differ.
-WrongRow Explain(const CausalLedger& ledger, int layer, const KvView& view,
-                 bool permuted_v, int row,
-                 const std::vector<std::uint64_t>& token_hashes) {
+// What exactly is wrong with `row`, if anything: matches the columns that it
+// sees with the tokens that are due, one by one. Tokens that were never put in
+// this layer may be any of the columns that are left.
+std::optional<WrongRow> Explain(
+    const CausalLedger& ledger, int layer, const KvView& view, bool permuted_v,
+    int row, const std::vector<std::uint64_t>& token_hashes) {
   std::vector<const LedgerToken*> due;
   std::vector<std::uint64_t> due_hashes;
   for (std::size_t t = 0; t < token_hashes.size(); ++t) {
@@ -108,6 +111,7 @@ WrongRow Explain(const CausalLedger& ledger, int layer, const KvView& view,
     due.push_back(&token);
     due_hashes.push_back(token_hashes[t]);
   }
+  auto unknown = std::count(due_hashes.begin(), due_hashes.end(), 0U);
   WrongRow wrong{.row = row, .column = -1, .text = ""};
   for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
     if (!Visible(view.mask, column, row)) continue;
@@ -118,6 +122,7 @@ WrongRow Explain(const CausalLedger& ledger, int layer, const KvView& view,
       due[i] = nullptr;
       found = true;
     }
+    if (!found && unknown-- > 0) continue;
     if (!found && wrong.column < 0) {
       wrong.column = static_cast<int>(column);
       wrong.text = fmt::format("row {} sees at column {} (cell {}) {}", row,
@@ -125,14 +130,16 @@ WrongRow Explain(const CausalLedger& ledger, int layer, const KvView& view,
                                RowText(view, column, permuted_v));
     }
   }
-  for (const LedgerToken* token : due) {
-    if (token == nullptr) continue;
+  // What is missing; a token that was never put only if no column is left.
+  for (std::size_t i = 0; i < due.size(); ++i) {
+    if (due[i] == nullptr || (due_hashes[i] == 0 && unknown <= 0)) continue;
     wrong.text += fmt::format(
         "{} {}",
         wrong.text.empty() ? fmt::format("row {} misses", row) : "; due is",
-        TokenText(*token, layer));
+        TokenText(*due[i], layer));
     return wrong;
   }
+  if (wrong.column < 0) return std::nullopt;
   wrong.text += ", which it is not entitled to";
   return wrong;
 }
@@ -210,9 +217,9 @@ std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
       seen_sum -= tokens[t];
       --seen;
     }
-    if (seen != 0 || (all_known && seen_sum != 0)) {
-      return Explain(causal, layer, view, permuted_v, row, tokens);
-    }
+    if (seen == 0 && seen_sum == 0 && all_known) continue;
+    auto wrong = Explain(causal, layer, view, permuted_v, row, tokens);
+    if (wrong) return wrong;
   }
   return std::nullopt;
 }

@@ -21,9 +21,9 @@ struct WrongRow {
 };
 
 // Compares the view of `layer` with the active ledger, whose pass it must be:
-// no Remove or CopyPrefix since its StartForward or SetCausal. Rows that were
-// never put in this layer may hold anything. `view.mask` is f32 or f16; the
-// rows of `view` have the dtype of the cache; without V, K alone is compared.
+// no Remove or CopyPrefix since its StartForward. Rows that were never put in
+// this layer may hold anything. `view.mask` is f32 or f16; the rows of `view`
+// have the dtype of the cache. Without V (null data), K alone is compared.
 std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
                                      const KvView& view, bool permuted_v);
 

@@ -98,8 +98,7 @@ std::string FailureText(const History& history, const Difference& difference,
         fmt::format("  {:3} {}{}\n", i + 1, story[i], last ? "   <- then" : "");
   }
   text += fmt::format("\n  {}\n", difference.text);
-  text += fmt::format("\n  shrunk  to {} operation{}\n", history.ops.size(),
-                      history.ops.size() == 1 ? "" : "s");
+  text += "\n";
   text += fmt::format("  rerun   kvtwin run '{}' --twin {}\n", ToText(history),
                       subject.name);
   return text;

@@ -59,11 +59,14 @@ int RunFuzz(const Arguments& arguments) {
       static_cast<double>(result.operations) / std::max(result.seconds, 1e-9);
   std::string failure;
   if (result.failure) {
-    failure = FailureText(result.failure->shrunk, result.failure->difference,
-                          subject) +
-              fmt::format("  found   seed {}, history {}, {} operations long\n",
-                          options.seed, result.failure->history_number,
-                          result.failure->operations);
+    failure =
+        FailureText(result.failure->shrunk, result.failure->difference,
+                    subject) +
+        fmt::format(
+            "  found   seed {}, history {}; shrunk from {} operations to "
+            "{}\n",
+            options.seed, result.failure->history_number,
+            result.failure->operations, result.failure->shrunk.ops.size());
   }
   if (arguments.json) {
     nlohmann::ordered_json json = {
@@ -105,6 +108,12 @@ int RunOne(const Arguments& arguments) {
   std::vector<std::string> story;
   const RunResult result = RunHistory(*history, subject, &story);
   const auto& difference = result.difference;
+  if (!result.ran && !difference) {
+    fmt::print(stderr, "kvtwin run: no cache can be made of '{}'{}{}\n",
+               ToText(history->setup), story.empty() ? "" : ": ",
+               story.empty() ? "" : story.back());
+    return 2;
+  }
   if (arguments.json) {
     const nlohmann::ordered_json json = {
         {"operations", result.operations},
@@ -139,7 +148,15 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_option("--seconds", options.seconds, "run for so long")
       ->check(CLI::Range(0.01, 1e7))
       ->excludes(ops);
+  const CLI::Validator whole(
+      [](const std::string& text) {
+        const bool digits =
+            text.find_first_not_of("0123456789") == std::string::npos;
+        return digits && text.size() < 20 ? "" : "not a number below 10^19";
+      },
+      "UINT");
   fuzz->add_option("--seed", options.seed, "of all that is random")
+      ->check(whole)
       ->capture_default_str();
   fuzz->add_option("--threads", options.threads, "the verdict is the same")
       ->check(CLI::Range(1, 256))

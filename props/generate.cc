@@ -35,7 +35,11 @@ Shift DrawShift(const Pick& pick) {
   shift.kind =
       OneOf(pick, {ShiftKind::kNone, ShiftKind::kIdentity, ShiftKind::kAdd,
                    ShiftKind::kTagAdd, ShiftKind::kTagAdd, ShiftKind::kRope});
+  if (shift.kind != ShiftKind::kRope) return shift;
   if (Chance(pick, 50)) shift.rope.pairing = Rope::Pairing::kHalves;
+  if (Chance(pick, 30)) shift.rope.base = pick(1, 500);
+  if (Chance(pick, 20)) shift.rope.scale = pick(0, 3);
+  if (Chance(pick, 30)) shift.rope.dims = 2 * pick(1, 3);
   return shift;
 }
 
@@ -92,7 +96,8 @@ void DrawPut(const Pick& pick, const Setup& setup, Op& op) {
   }
   op.reserve = Chance(pick, 5);
   op.keep_rows = Chance(pick, 3);
-  op.multimodal = Chance(pick, 20);
+  if (Chance(pick, 20)) op.images.push_back(pick(0, 7));
+  if (Chance(pick, 5)) op.images.push_back(pick(0, 7));
   if (Chance(pick, 15)) op.except.push_back(pick(0, 7));
   if (Chance(pick, 5)) op.except.push_back(pick(0, 7));
 }
@@ -116,6 +121,8 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind) {
   setup.spec = DrawPart(pick, drawn);
   setup.legal = Chance(pick, 35);
   setup.strided = Chance(pick, 15);
+  // Up to the largest id that there is.
+  if (Chance(pick, 10)) setup.first_id = OneOf(pick, {1000, 0x7FFFFFFF - 40});
   setup.spec.shift = DrawShift(pick);
   setup.spec.placement =
       OneOf(pick, {Placement::kContiguous, Placement::kScatter});
@@ -131,8 +138,17 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind) {
                                      Kind::kChunked, Kind::kEncoder});
       encoder = encoder || part == Kind::kEncoder;
       setup.spec.caches.push_back(DrawPart(pick, part));
-      setup.spec.caches.back().placement = setup.spec.placement;
-      setup.spec.caches.back().shift = setup.spec.shift;
+      CacheSpec& inner = setup.spec.caches.back();
+      inner.placement = setup.spec.placement;
+      inner.shift = setup.spec.shift;
+      if (Chance(pick, 10)) {
+        inner.placement = inner.placement == Placement::kScatter
+                              ? Placement::kContiguous
+                              : Placement::kScatter;
+      }
+      if (Chance(pick, 10)) {
+        inner.shift.kind = OneOf(pick, {ShiftKind::kNone, ShiftKind::kAdd});
+      }
     }
     setup.layers = std::max(setup.layers, parts);
   }
@@ -167,8 +183,12 @@ Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights) {
     DrawPut(pick, setup, op);
     return op;
   }
-  op.seq = pick(0, setup.init.max_sequences - 1);
-  op.dst = pick(0, setup.init.max_sequences);
+  // Rarely one of many others: max_sequences is no bound on ids.
+  const auto sequence = [&](int most) {
+    return pick(0, Chance(pick, 6) ? 40 : most);
+  };
+  op.seq = sequence(setup.init.max_sequences - 1);
+  op.dst = sequence(setup.init.max_sequences);
   op.begin = DrawPos(pick);
   op.end = DrawPos(pick);
   op.open = Chance(pick, 40);

@@ -55,7 +55,7 @@ class Reader {
 
  private:
   // Large enough for every test, small enough that sums do not overflow.
-  static constexpr int kLargest = 1 << 30;
+  static constexpr int kLargest = 0x7FFFFFF0;
   std::string_view text_;
 };
 
@@ -76,11 +76,16 @@ std::string PosText(const RelativePos& pos) {
 }
 
 // One cache of a wrapper: "swa:w2", "chunked:c3".
-std::string PartText(const CacheSpec& spec) {
+std::string PartText(const CacheSpec& spec, const CacheSpec& wrapper) {
   std::string text(KindName(spec.kind));
   if (spec.window) text += fmt::format(":w{}", *spec.window);
   if (spec.memory) text += fmt::format(":m{}", *spec.memory);
   if (spec.chunk != 0) text += fmt::format(":c{}", spec.chunk);
+  if (spec.placement != wrapper.placement) text += ":otherplace";
+  if (spec.shift.kind != wrapper.shift.kind) {
+    text += fmt::format(
+        ":{}", kShiftNames.at(static_cast<std::size_t>(spec.shift.kind)));
+  }
   return text;
 }
 
@@ -102,12 +107,24 @@ Kind ReadKind(std::string_view name) {
   throw Bad{fmt::format("kind is '{}'", name)};
 }
 
-CacheSpec ReadPart(std::string_view text) {
+CacheSpec ReadPart(std::string_view text, const CacheSpec& wrapper) {
   const auto fields = Split(text, ':');
   if (fields.empty()) throw Bad{"a wrapper's cache is empty"};
   CacheSpec spec;
   spec.kind = ReadKind(fields[0]);
+  spec.placement = wrapper.placement;
+  spec.shift = wrapper.shift;
   for (std::size_t i = 1; i < fields.size(); ++i) {
+    if (fields[i] == "otherplace") {
+      spec.placement = wrapper.placement == Placement::kScatter
+                           ? Placement::kContiguous
+                           : Placement::kScatter;
+      continue;
+    }
+    if (const auto kind = FromName<ShiftKind>(kShiftNames, fields[i])) {
+      spec.shift.kind = *kind;
+      continue;
+    }
     Reader reader(fields[i]);
     if (reader.Take("w")) {
       spec.window = reader.Number();
@@ -172,12 +189,10 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
   if (key == "place" && value == "scatter") {
     return void(spec.placement = Placement::kScatter);
   }
-  if (key == "caches") {
-    for (const auto part : Split(value, '/')) {
-      spec.caches.push_back(ReadPart(part));
-    }
-    return;
-  }
+  Rope& rope = spec.shift.rope;
+  if (key == "ropebase") return void(rope.base = ReadSize(value));
+  if (key == "ropescale") return void(rope.scale = ReadSize(value));
+  if (key == "ropedims") return void(rope.dims = ReadSize(value));
   CacheConfig& config = setup.config;
   if (key == "pad") return void(config.cache_padding = ReadSize(value));
   if (key == "maskpad") {
@@ -193,6 +208,7 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
   if (key == "layers") return void(setup.layers = ReadSize(value));
   if (key == "legal") return void(setup.legal = ReadSize(value) != 0);
   if (key == "strided") return void(setup.strided = ReadSize(value) != 0);
+  if (key == "firstid") return void(setup.first_id = ReadSize(value));
   throw Bad{fmt::format("unknown setting '{}={}'", key, value)};
 }
 
@@ -220,13 +236,44 @@ void CheckSizes(const Setup& setup) {
   }
 }
 
-// Keeps a wrapper's caches like the wrapper in what they share.
-void SpreadToCaches(CacheSpec& spec) {
-  if (spec.caches.size() > 16) throw Bad{"more than 16 caches"};
-  for (CacheSpec& inner : spec.caches) {
-    inner.placement = spec.placement;
-    inner.shift = spec.shift;
+// A setting that its kind does not have is a mistake, too.
+void CheckKind(const CacheSpec& spec) {
+  const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
+  const auto check = [&](bool given, bool allowed, std::string_view key) {
+    if (!given || allowed) return;
+    throw Bad{fmt::format("kind {} has no {}", KindName(spec.kind), key)};
+  };
+  check(spec.window.has_value(), windowed, "window");
+  check(spec.memory.has_value(), spec.kind == Kind::kSwaMem, "memory");
+  check(spec.chunk != 0, spec.kind == Kind::kChunked, "chunk");
+  check(!spec.caches.empty(), spec.kind == Kind::kWrapper, "caches");
+  for (const CacheSpec& inner : spec.caches) CheckKind(inner);
+}
+
+void ReadSetup(const std::vector<std::string_view>& words, Setup& setup) {
+  if (words.empty() || words[0] != "kvt1") {
+    throw Bad{"a history starts with 'kvt1'"};
   }
+  std::string_view caches;  // Read last: they take after the wrapper.
+  for (std::size_t i = 1; i < words.size(); ++i) {
+    const std::size_t at = words[i].find('=');
+    if (at == std::string_view::npos) {
+      throw Bad{fmt::format("'{}' is not a setting", words[i])};
+    }
+    const std::string_view key = words[i].substr(0, at);
+    const std::string_view value = words[i].substr(at + 1);
+    if (key == "caches") {
+      caches = value;
+    } else {
+      ReadSetting(key, value, setup);
+    }
+  }
+  for (const auto part : Split(caches, '/')) {
+    setup.spec.caches.push_back(ReadPart(part, setup.spec));
+  }
+  if (setup.spec.caches.size() > 16) throw Bad{"more than 16 caches"};
+  CheckKind(setup.spec);
+  CheckSizes(setup);
 }
 
 Segment ReadSegment(std::string_view text) {
@@ -265,8 +312,8 @@ void ReadPut(const std::vector<std::string_view>& words, Op& op) {
       op.reserve = true;
     } else if (words[i] == "keep") {
       op.keep_rows = true;
-    } else if (words[i] == "image") {
-      op.multimodal = true;
+    } else if (words[i].starts_with("image=")) {
+      op.images = ReadIndices(words[i].substr(6));
     } else if (words[i].starts_with("except=")) {
       op.except = ReadIndices(words[i].substr(7));
     } else {
@@ -359,9 +406,15 @@ std::string ToText(const Setup& setup) {
                       spec.shift.rope.pairing == Rope::Pairing::kHalves;
   const auto shift = static_cast<std::size_t>(spec.shift.kind);
   add("shift", halves ? "rope_halves" : kShiftNames.at(shift), kShiftNames[0]);
+  if (spec.shift.kind == ShiftKind::kRope) {
+    const Rope& rope = spec.shift.rope;
+    add("ropebase", rope.base, Rope().base);
+    add("ropescale", rope.scale, Rope().scale);
+    add("ropedims", rope.dims, 0);
+  }
   for (std::size_t i = 0; i < spec.caches.size(); ++i) {
     text += i == 0 ? " caches=" : "/";
-    text += PartText(spec.caches[i]);
+    text += PartText(spec.caches[i], spec);
   }
   add("seqs", setup.init.max_sequences, defaults.init.max_sequences);
   add("cap", setup.init.capacity, defaults.init.capacity);
@@ -378,6 +431,7 @@ std::string ToText(const Setup& setup) {
   add("layers", setup.layers, defaults.layers);
   add("legal", setup.legal ? 1 : 0, 0);
   add("strided", setup.strided ? 1 : 0, 0);
+  add("firstid", setup.first_id, 0);
   return text;
 }
 
@@ -388,7 +442,9 @@ std::string ToText(const Op& op) {
       for (const Segment& segment : op.segments) text += SegmentText(segment);
       if (op.reserve) text += " reserve";
       if (op.keep_rows) text += " keep";
-      if (op.multimodal) text += " image";
+      if (!op.images.empty()) {
+        text += fmt::format(" image={}", fmt::join(op.images, ","));
+      }
       if (!op.except.empty()) {
         text += fmt::format(" except={}", fmt::join(op.except, ","));
       }
@@ -428,20 +484,8 @@ Result<History> ParseHistory(std::string_view text) {
     const auto parts = Split(text, '|');
     const auto words =
         parts.empty() ? std::vector<std::string_view>() : Split(parts[0], ' ');
-    if (words.empty() || words[0] != "kvt1") {
-      throw Bad{"a history starts with 'kvt1'"};
-    }
     History history;
-    for (std::size_t i = 1; i < words.size(); ++i) {
-      const std::size_t at = words[i].find('=');
-      if (at == std::string_view::npos) {
-        throw Bad{fmt::format("'{}' is not a setting", words[i])};
-      }
-      ReadSetting(words[i].substr(0, at), words[i].substr(at + 1),
-                  history.setup);
-    }
-    SpreadToCaches(history.setup.spec);
-    CheckSizes(history.setup);
+    ReadSetup(words, history.setup);
     for (std::size_t i = 1; i < parts.size(); ++i) {
       history.ops.push_back(ReadOp(parts[i]));
     }

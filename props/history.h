@@ -32,6 +32,8 @@ struct Setup {
   bool legal = false;
   // K and V come with gaps between their elements.
   bool strided = false;
+  // The id of the sequence that operations call 0; the others follow.
+  int first_id = 0;
 };
 
 // A position: `offset`, or counted from the sequence's next position.
@@ -71,9 +73,10 @@ struct Op {
   // kPut
   std::vector<Segment> segments;
   bool reserve = false;
-  bool keep_rows = false;   // No Put: rows of earlier owners stay.
-  bool multimodal = false;  // The last batch entry is an image.
-  // kPut and kCausal: batch indices, taken modulo the batch.
+  bool keep_rows = false;  // No Put: rows of earlier owners stay.
+  // kPut: batch entries that are images; kPut and kCausal: excepted ones. All
+  // are taken modulo the batch.
+  std::vector<int> images;
   std::vector<int> except;
   // kDrop (seq, begin, end), kCopy (seq to dst, end), kAsk (seq, end)
   int seq = 0;

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -74,12 +75,13 @@ void AddTwin(CLI::App& command, std::string& twin) {
 }
 
 // The recordings that a path stands for: itself, or all in the folder, sorted.
-std::vector<std::string> FilesOf(const std::string& path) {
-  std::error_code error;
-  if (!fs::is_directory(path, error)) return {path};
+// `error` says whether the folder could be read to its end.
+std::vector<std::string> FilesOf(const std::string& path,
+                                 std::error_code& error) {
+  std::error_code not_there;
+  if (!fs::is_directory(path, not_there)) return {path};
   std::vector<std::string> files;
-  fs::recursive_directory_iterator at(
-      path, fs::directory_options::skip_permission_denied, error);
+  fs::recursive_directory_iterator at(path, error);
   for (; !error && at != fs::recursive_directory_iterator();
        at.increment(error)) {
     std::error_code ignored;
@@ -112,7 +114,13 @@ struct CheckArguments {
 int Check(const CheckArguments& arguments) {
   std::vector<std::string> files;
   for (const std::string& path : arguments.paths) {
-    const std::vector<std::string> found = FilesOf(path);
+    std::error_code error;
+    const std::vector<std::string> found = FilesOf(path, error);
+    if (error) {
+      fmt::print(stderr, "kvtwin check: {} cannot be read to its end: {}\n",
+                 Printable(path, path.size()), error.message());
+      return 2;
+    }
     if (found.empty()) {
       fmt::print(stderr, "kvtwin check: no recordings (*.jsonl) in {}\n",
                  Printable(path, path.size()));
@@ -204,6 +212,15 @@ void AddShowCommand(CLI::App& app, int& exit_code) {
   show->callback([arguments, &exit_code] { exit_code = RunShow(*arguments); });
 }
 
+// The exit code, unless what was printed got lost, as on a full disk.
+int AfterOutput(int exit_code) {
+  const bool flushed = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (flushed) return exit_code;
+  fmt::print(stderr, "kvtwin: the output cannot be written: {}\n",
+             strerror(errno));
+  return 2;
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("kvtwin: an attention KV cache, written twice and held equal");
   app.set_version_flag("--version", "kvtwin 0.1.0");
@@ -231,7 +248,7 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return kvtwin::props::Main(argc, argv);
+    return kvtwin::props::AfterOutput(kvtwin::props::Main(argc, argv));
   } catch (const std::exception& error) {  // Such as a full disk.
     std::fprintf(stderr, "kvtwin: %s\n", error.what());
     return 2;

@@ -30,8 +30,11 @@ Status Start(Cache& cache, const std::vector<std::int32_t>& positions,
 // A Put of rows whose shapes differ from the right ones in one place.
 struct Wrong {
   std::int64_t k_dim = 0, k_heads = 0, v_dim = 0, v_heads = 0, tokens = 0;
+  std::int64_t fourth = 1;
   DType dtype = DType::kF32;
-  bool no_data = false;
+  bool no_key = false;
+  bool no_value = false;
+  bool huge = false;  // Strides of 0, more elements than can be counted.
 };
 Status PutWrong(Cache& cache, const MisuseContext& context,
                 const Wrong& wrong) {
@@ -40,12 +43,17 @@ Status PutWrong(Cache& cache, const MisuseContext& context,
   const Shape k = {rows.k_head_dim + wrong.k_dim, rows.kv_heads + wrong.k_heads,
                    tokens, 1};
   const Shape v = {rows.v_head_dim + wrong.v_dim, rows.kv_heads + wrong.v_heads,
-                   tokens, 1};
+                   tokens, wrong.fourth};
   // Sized for the right shapes, so that zero extents have memory too.
   const std::vector<std::byte> memory(std::size_t{1} << 16);
   TensorView key = DenseView(memory.data(), wrong.dtype, k);
-  const TensorView value = DenseView(memory.data(), wrong.dtype, v);
-  if (wrong.no_data) key.data = nullptr;
+  TensorView value = DenseView(memory.data(), wrong.dtype, v);
+  if (wrong.no_key) key.data = nullptr;
+  if (wrong.no_value) value.data = nullptr;
+  if (wrong.huge) {
+    key.shape = {1 << 30, 1 << 30, 16, 1};
+    key.stride = {0, 0, 0, 0};
+  }
   return cache.Put(key, value);
 }
 
@@ -66,147 +74,191 @@ Answer EmptyBatch(Cache& cache, const Context&) {
   return {Start(cache, {}, {})};
 }
 
-constexpr auto kMisuses =
-    std::to_array<Entry>({
-        {"an empty batch", EmptyBatch},
-        {"more positions than sequences",
-         [](Cache& c, const Context&) -> Answer {
-           return {Start(c, {0, 1}, {0})};
-         }},
-        {"more sequences than positions",
-         [](Cache& c, const Context&) -> Answer {
-           return {Start(c, {0}, {0, 1})};
-         }},
-        {"a batch larger than max_batch",
-         [](Cache& c, const Context& at) -> Answer {
-           const auto n = static_cast<std::size_t>(at.setup.init.max_batch) + 1;
-           return {Start(c, std::vector<std::int32_t>(n), std::vector<int>(n))};
-         }},
-        {"a negative position",
-         [](Cache& c, const Context&) -> Answer {
-           return {Start(c, {-1}, {0})};
-         }},
-        {"a negative sequence",
-         [](Cache& c, const Context&) -> Answer {
-           return {Start(c, {0}, {-1})};
-         }},
-        {"a multimodal index beyond the batch",
-         [](Cache& c, const Context&) -> Answer {
-           return {Start(c, {0}, {0}, {1})};
-         }},
-        {"a negative multimodal index",
-         [](Cache& c, const Context&) -> Answer {
-           return {Start(c, {0}, {0}, {-1})};
-         }},
-        {"Remove of a negative sequence",
-         [](Cache& c, const Context&) -> Answer {
-           return {c.Remove(-1, 0, 1)};
-         }},
-        {"Remove from a negative position",
-         [](Cache& c, const Context&) -> Answer {
-           return {c.Remove(0, -1, 1)};
-         }},
-        {"Remove with begin > end",
-         [](Cache& c, const Context&) -> Answer {
-           return {c.Remove(0, 2, 1)};
-         }},
-        {"CopyPrefix from a negative sequence",
-         [](Cache& c, const Context&) -> Answer {
-           return {c.CopyPrefix(-1, 0, 1)};
-         }},
-        {"CopyPrefix to a negative sequence",
-         [](Cache& c, const Context&) -> Answer {
-           return {c.CopyPrefix(0, -1, 1)};
-         }},
-        {"CopyPrefix of a negative length",
-         [](Cache& c, const Context&) -> Answer {
-           return {c.CopyPrefix(0, 1, -1)};
-         }},
-        {"CanResume of a negative sequence",
-         [](Cache& c, const Context&) -> Answer {
-           return {c.CanResume(-1, 0).status()};
-         }},
-        {"CanResume at a negative position",
-         [](Cache& c, const Context&) -> Answer {
-           return {c.CanResume(0, -1).status()};
-         }},
-        {"a negative layer",
-         [](Cache& c, const Context&) -> Answer { return {c.SetLayer(-1)}; }},
-        {"a negative layer type",
-         [](Cache& c, const Context& at) -> Answer {
-           const bool wrapper = at.setup.spec.kind == Kind::kWrapper;
-           return {c.SetLayerType(-1),
-                   wrapper ? kInvalid : StatusCode::kNotSupported};
-         }},
-        {"a layer type that the wrapper does not have",
-         [](Cache& c, const Context& at) -> Answer {
-           const bool wrapper = at.setup.spec.kind == Kind::kWrapper;
-           return {
-               c.SetLayerType(static_cast<int>(at.setup.spec.caches.size())),
-               wrapper ? kInvalid : StatusCode::kNotSupported};
-         }},
-        {"SetCausal of an index beyond the batch",
-         [](Cache& c, const Context& at) -> Answer {
-           const std::array<int, 2> except = {0, at.pass_tokens};
-           if (at.pass_tokens == 0) return {c.SetCausal(except), kUntimely};
-           return {c.SetCausal(except),
-                   at.encoder ? StatusCode::kNotSupported : kInvalid};
-         }},
-        {"SetCausal of a negative index",
-         [](Cache& c, const Context& at) -> Answer {
-           const std::array<int, 1> except = {-1};
-           if (at.pass_tokens == 0) return {c.SetCausal(except), kUntimely};
-           return {c.SetCausal(except),
-                   at.encoder ? StatusCode::kNotSupported : kInvalid};
-         }},
-        {"Init a second time",
-         [](Cache& c, const Context&) -> Answer {
-           return {c.Init(DType::kF32, 1, 1, 1), kUntimely};
-         }},
-        {"SetConfig after Init",
-         [](Cache& c, const Context&) -> Answer {
-           return {c.SetConfig({}), kUntimely};
-         }},
-        {"Get of a layer that was never put",
-         [](Cache& c, const Context& at) -> Answer {
-           Status status = c.SetLayer(1 << 20);
-           if (status.ok()) status = c.Get().status();
-           // Back to where it was, which is the last layer in use.
-           if (!c.SetLayer(at.setup.layers - 1).ok()) return {};
-           return {status, kUntimely};
-         }},
-        {"Put without K",
-         [](Cache& c, const Context& at) -> Answer {
-           return {PutWrong(c, at, {.no_data = true}), DueForPut(at)};
-         }},
-        {"Put with an extent of zero",
-         [](Cache& c, const Context& at) -> Answer {
-           return {PutWrong(c, at, {.k_dim = -at.setup.rows.k_head_dim}),
-                   DueForPut(at)};
-         }},
-        {"Put of more tokens than the batch has",
-         [](Cache& c, const Context& at) -> Answer {
-           if (at.encoder) return EmptyBatch(c, at);
-           return {PutWrong(c, at, {.tokens = 1}), DueForPut(at)};
-         }},
-        {"Put of other dimensions than the layer has",
-         [](Cache& c, const Context& at) -> Answer {
-           if (at.encoder || !at.layer_put) return EmptyBatch(c, at);
-           return {PutWrong(c, at, {.v_dim = 1}), DueForPut(at)};
-         }},
-        {"Put with fewer heads in V than in K",
-         [](Cache& c, const Context& at) -> Answer {
-           if (at.encoder) return EmptyBatch(c, at);
-           return {PutWrong(c, at, {.k_heads = 1}), DueForPut(at)};
-         }},
-        {"Put of f16 rows into an f32 cache",
-         [](Cache& c, const Context& at) -> Answer {
-           if (at.encoder || at.setup.init.dtype == DType::kF16) {
-             return EmptyBatch(c, at);
-           }
-           return {PutWrong(c, at, {.dtype = DType::kF16}), DueForPut(at)};
-         }},
-    });
+constexpr auto
+    kMisuses =
+        std::
+            to_array<Entry>(
+                {
+                    {"an empty batch", EmptyBatch},
+                    {"more positions than sequences",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {Start(c, {0, 1}, {0})};
+                     }},
+                    {"more sequences than positions",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {Start(c, {0}, {0, 1})};
+                     }},
+                    {"a batch larger than max_batch",
+                     [](Cache& c, const Context& at) -> Answer {
+                       const auto n =
+                           static_cast<std::size_t>(at.setup.init.max_batch) +
+                           1;
+                       return {Start(c, std::vector<std::int32_t>(n),
+                                     std::vector<int>(n))};
+                     }},
+                    {"a negative position",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {Start(c, {-1}, {0})};
+                     }},
+                    {"a negative sequence",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {Start(c, {0}, {-1})};
+                     }},
+                    {"a multimodal index beyond the batch",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {Start(c, {0}, {0}, {1})};
+                     }},
+                    {"a negative multimodal index",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {Start(c, {0}, {0}, {-1})};
+                     }},
+                    {"Remove of a negative sequence",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {c.Remove(-1, 0, 1)};
+                     }},
+                    {"Remove from a negative position",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {c.Remove(0, -1, 1)};
+                     }},
+                    {"Remove with begin > end",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {c.Remove(0, 2, 1)};
+                     }},
+                    {"CopyPrefix from a negative sequence",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {c.CopyPrefix(-1, 0, 1)};
+                     }},
+                    {"CopyPrefix to a negative sequence",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {c.CopyPrefix(0, -1, 1)};
+                     }},
+                    {"CopyPrefix of a negative length",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {c.CopyPrefix(0, 1, -1)};
+                     }},
+                    {"CanResume of a negative sequence",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {c.CanResume(-1, 0).status()};
+                     }},
+                    {"CanResume at a negative position",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {c.CanResume(0, -1).status()};
+                     }},
+                    {"a negative layer",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {c.SetLayer(-1)};
+                     }},
+                    {"a negative layer type",
+                     [](Cache& c, const Context& at) -> Answer {
+                       const bool wrapper =
+                           at.setup.spec.kind == Kind::kWrapper;
+                       return {c.SetLayerType(-1),
+                               wrapper ? kInvalid : StatusCode::kNotSupported};
+                     }},
+                    {"a layer type that the wrapper does not have",
+                     [](Cache& c, const Context& at) -> Answer {
+                       const bool wrapper =
+                           at.setup.spec.kind == Kind::kWrapper;
+                       return {c.SetLayerType(static_cast<int>(
+                                   at.setup.spec.caches.size())),
+                               wrapper ? kInvalid : StatusCode::kNotSupported};
+                     }},
+                    {"SetCausal of an index beyond the batch",
+                     [](Cache& c, const Context& at) -> Answer {
+                       const std::array<int, 2> except = {0, at.pass_tokens};
+                       if (at.pass_tokens == 0)
+                         return {c.SetCausal(except), kUntimely};
+                       return {
+                           c.SetCausal(except),
+                           at.encoder ? StatusCode::kNotSupported : kInvalid};
+                     }},
+                    {"SetCausal of a negative index",
+                     [](Cache& c, const Context& at) -> Answer {
+                       const std::array<int, 1> except = {-1};
+                       if (at.pass_tokens == 0)
+                         return {c.SetCausal(except), kUntimely};
+                       return {
+                           c.SetCausal(except),
+                           at.encoder ? StatusCode::kNotSupported : kInvalid};
+                     }},
+                    {"Init a second time",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {c.Init(DType::kF32, 1, 1, 1), kUntimely};
+                     }},
+                    {"SetConfig after Init",
+                     [](Cache& c, const Context&) -> Answer {
+                       return {c.SetConfig({}), kUntimely};
+                     }},
+                    {"Get of a layer that was never put",
+                     [](Cache& c, const Context& at) -> Answer {
+                       Status status = c.SetLayer(1 << 20);
+                       if (status.ok()) status = c.Get().status();
+                       // Back to where it was, which is the last layer in use.
+                       if (!c.SetLayer(at.setup.layers - 1).ok()) return {};
+                       return {status, kUntimely};
+                     }},
+                    {"Put without K",
+                     [](Cache& c, const Context& at) -> Answer {
+                       return {PutWrong(c, at, {.no_key = true}),
+                               DueForPut(at)};
+                     }},
+                    {"Put without V",
+                     [](Cache& c, const Context& at) -> Answer {
+                       return {PutWrong(c, at, {.no_value = true}),
+                               DueForPut(at)};
+                     }},
+                    {"Put of K with an extent of zero",
+                     [](Cache& c, const Context& at) -> Answer {
+                       return {PutWrong(c, at,
+                                        {.k_dim = -at.setup.rows.k_head_dim}),
+                               DueForPut(at)};
+                     }},
+                    {"Put of V with an extent of zero",
+                     [](Cache& c, const Context& at) -> Answer {
+                       return {PutWrong(c, at,
+                                        {.v_dim = -at.setup.rows.v_head_dim}),
+                               DueForPut(at)};
+                     }},
+                    {"Put of more elements than can be counted",
+                     [](Cache& c, const Context& at) -> Answer {
+                       return {PutWrong(c, at, {.huge = true}), DueForPut(at)};
+                     }},
+                    {"Put with a fourth dimension",
+                     [](Cache& c, const Context& at) -> Answer {
+                       if (at.encoder) return EmptyBatch(c, at);
+                       return {PutWrong(c, at, {.fourth = 2}), DueForPut(at)};
+                     }},
+                    {"Put of fewer tokens than the batch has",
+                     [](Cache& c, const Context& at) -> Answer {
+                       if (at.encoder || at.pass_tokens < 2)
+                         return EmptyBatch(c, at);
+                       return {PutWrong(c, at, {.tokens = -1}), DueForPut(at)};
+                     }},
+                    {"Put of more tokens than the batch has",
+                     [](Cache& c, const Context& at) -> Answer {
+                       if (at.encoder) return EmptyBatch(c, at);
+                       return {PutWrong(c, at, {.tokens = 1}), DueForPut(at)};
+                     }},
+                    {"Put of other dimensions than the layer has",
+                     [](Cache& c, const Context& at) -> Answer {
+                       if (at.encoder || !at.layer_put)
+                         return EmptyBatch(c, at);
+                       return {PutWrong(c, at, {.v_dim = 1}), DueForPut(at)};
+                     }},
+                    {"Put with fewer heads in V than in K",
+                     [](Cache& c, const Context& at) -> Answer {
+                       if (at.encoder) return EmptyBatch(c, at);
+                       return {PutWrong(c, at, {.k_heads = 1}), DueForPut(at)};
+                     }},
+                    {"Put of f16 rows into an f32 cache",
+                     [](Cache& c, const Context& at) -> Answer {
+                       if (at.encoder || at.setup.init.dtype == DType::kF16) {
+                         return EmptyBatch(c, at);
+                       }
+                       return {PutWrong(c, at, {.dtype = DType::kF16}),
+                               DueForPut(at)};
+                     }},
+                });
 
 // Everything that a caller can see.
 std::uint64_t Fingerprint(Cache& cache) {

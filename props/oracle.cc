@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <utility>
 
 #include "props/entitlement.h"
@@ -75,36 +74,27 @@ std::string IntsText(std::span<const int> values) {
       values.size() > kShown ? ", ..." : "");
 }
 
-// FindWrongRow where V was not recorded: K rows only.
-std::optional<WrongRow> FindWrongKey(const CausalLedger& ledger, int layer,
-                                     const KvView& view) {
-  for (int row = 0; row < ledger.rows(); ++row) {
-    std::map<std::vector<std::byte>, std::int64_t> due;
-    std::int64_t unknown = 0;  // Never put: may hold anything.
-    for (const LedgerToken& token : ledger.tokens()) {
-      if (!ledger.Entitled(row, token)) continue;
-      const auto rows = token.rows.find(layer);
-      ++(rows == token.rows.end() ? unknown : due[rows->second.key.bytes]);
-    }
-    for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
-      if (!Visible(view.mask, column, row)) continue;
-      const auto known = due.find(KeyBytes(view, column));
-      const bool is_due = known != due.end() && known->second > 0;
-      if (--(is_due ? known->second : unknown) >= 0) continue;
-      return WrongRow{row, static_cast<int>(column),
-                      "the row is not entitled to it"};
-    }
-    for (const auto& [key, count] : due) unknown += count;
-    if (unknown > 0) return WrongRow{row, -1, "the row misses a token"};
-  }
-  for (std::int64_t row = ledger.rows(); row < view.mask.shape[1]; ++row) {
-    for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
-      if (!Visible(view.mask, column, row)) continue;
-      return WrongRow{static_cast<int>(row), static_cast<int>(column),
-                      "a padding row sees something"};
+// About what the ledger keeps for a token, and for a token in a layer, besides
+// the rows themselves.
+constexpr double kTokenBytes = 128;
+constexpr double kSequenceBytes = 48;
+constexpr double kLayerBytes = 192;
+
+double RowsBytes(const DenseTensor& key, const DenseTensor& value) {
+  return kLayerBytes + static_cast<double>(key.bytes.size()) +
+         static_cast<double>(value.bytes.size());
+}
+
+double LedgerBytes(const CausalLedger& ledger) {
+  double bytes = 0;
+  for (const LedgerToken& token : ledger.tokens()) {
+    bytes += kTokenBytes +
+             kSequenceBytes * static_cast<double>(token.sequences.size());
+    for (const auto& [layer, rows] : token.rows) {
+      bytes += RowsBytes(rows.key, rows.value);
     }
   }
-  return std::nullopt;
+  return bytes;
 }
 
 // What makes a ledger that never refuses a batch, in two sequences or one: a
@@ -172,6 +162,9 @@ const CacheSpec& Oracle::ActiveSpec() const {
 Status Oracle::StartLedger() {
   TraceHeader header = header_;
   AllowShifts(header.spec);
+  if (header_.entitlement_only) {  // Whether there is any, is all that counts.
+    header.config.cache_padding = std::min(header.config.cache_padding, 2);
+  }
   ledger_.emplace(header.spec);
   Status status = ledger_->Init(header.config, header.init);
   if (!status.ok() || !header.entitlement_only) return status;
@@ -277,15 +270,35 @@ std::string Oracle::FindExcess(const TraceOp& op) {
     all_sequences_.insert(op.sequences.begin(), op.sequences.end());
   } else if (op.kind == TraceOpKind::kCopyPrefix) {
     all_sequences_.insert(op.dst);
-  } else {
+  } else if (op.kind != TraceOpKind::kRemove) {
     return "";
   }
   const double bytes =
-      CacheBytesBound(header_, rows_max_, all_sequences_.size());
+      header_.entitlement_only
+          ? LedgerExcess(op)
+          : CacheBytesBound(header_, rows_max_, all_sequences_.size());
   if (bytes <= kTraceCacheBytesMax) return "";
   return fmt::format(
       "the cache would now need {:.3g} bytes, this program stops at {:.3g}",
       bytes, kTraceCacheBytesMax);
+}
+
+// What the ledgers keep, but the rows that the recording itself brought.
+double Oracle::LedgerExcess(const TraceOp& op) {
+  if (op.kind == TraceOpKind::kPut) return 0;
+  const std::size_t caches = fresh_.size();
+  double bytes = static_cast<double>(op.positions.size() * caches) *
+                 (kTokenBytes + kSequenceBytes);
+  for (std::size_t i = 0; i < caches; ++i) {
+    if (header_.spec.kind == Kind::kWrapper) {
+      ledger_->SetLayerType(static_cast<int>(i));
+    }
+    if (ledger_->causal() != nullptr) bytes += LedgerBytes(*ledger_->causal());
+  }
+  if (header_.spec.kind == Kind::kWrapper) {
+    ledger_->SetLayerType(static_cast<int>(active_));
+  }
+  return bytes - put_bytes_;
 }
 
 void Oracle::Remember(const TraceOp& op) {
@@ -299,9 +312,16 @@ void Oracle::Remember(const TraceOp& op) {
   if (op.kind == TraceOpKind::kSetLayerType) {
     active_ = static_cast<std::size_t>(op.type);
   }
-  const bool stores = op.kind == TraceOpKind::kPut && !reserving_ &&
-                      ActiveSpec().kind != Kind::kEncoder;
-  for (std::size_t i = 0; stores && i < positions_.size(); ++i) {
+  if (op.kind != TraceOpKind::kPut || ActiveSpec().kind == Kind::kEncoder) {
+    return;
+  }
+  dims_[{active_, op.layer}] = {static_cast<int>(op.key.shape[0]),
+                                static_cast<int>(op.key.shape[1]),
+                                static_cast<int>(op.value->shape[0])};
+  if (reserving_) return;
+  put_bytes_ += RowsBytes(op.key, *op.value) +
+                kLayerBytes * static_cast<double>(positions_.size() - 1);
+  for (std::size_t i = 0; i < positions_.size(); ++i) {
     const auto column = static_cast<std::int64_t>(i);
     const TensorView key = Slice(op.key.view(), 2, column);
     puts_.push_back({op.line, active_, op.layer, sequences_[i], positions_[i],
@@ -610,22 +630,41 @@ std::optional<Finding> Oracle::FollowRemove(const TraceOp& op) {
   return Finding{fmt::format("result is ok, due is {}", status.ToString()), ""};
 }
 
+// Whether rows have the shape of those that were put.
+std::optional<Finding> Oracle::CheckDims(const TraceOp& op) const {
+  const auto dims = dims_.find({active_, op.layer});
+  if (dims == dims_.end()) return std::nullopt;
+  const auto& [k_head_dim, kv_heads, v_head_dim] = dims->second;
+  const std::int64_t columns = op.key.shape[2];
+  const auto differs = [](std::string_view what, const Shape& recorded,
+                          const Shape& due) -> std::optional<Finding> {
+    if (recorded == due) return std::nullopt;
+    return Finding{fmt::format("the shape of {} is {}, due is {}", what,
+                               ShapeText(recorded), ShapeText(due)),
+                   ""};
+  };
+  auto finding =
+      differs("key", op.key.shape, {k_head_dim, kv_heads, columns, 1});
+  if (finding || !op.value) return finding;
+  return differs("value", op.value->shape,
+                 header_.config.permuted_v
+                     ? Shape{columns, v_head_dim, kv_heads, 1}
+                     : Shape{v_head_dim, kv_heads, columns, 1});
+}
+
 std::optional<Finding> Oracle::CheckEntitlement(const TraceOp& op) const {
+  if (auto finding = CheckDims(op)) return finding;
   if (!fresh_[active_]) return std::nullopt;
   KvView view = RecordedView(op);
   const auto* encoder = ledger_->encoder();
   if (encoder == nullptr && !op.mask) {
     return Finding{"mask is null, one is due", ""};
   }
-  std::optional<WrongRow> wrong;
-  if (encoder != nullptr || op.value) {
-    if (!op.value) view.value = encoder->rows(op.layer)->value.view();
-    wrong = FindWrongRow(*ledger_, op.layer, view, header_.config.permuted_v);
-  } else if (view.mask.shape[1] < ledger_->causal()->rows()) {
-    wrong = WrongRow{0, -1, "the mask has fewer rows than the batch"};
-  } else {
-    wrong = FindWrongKey(*ledger_->causal(), op.layer, view);
+  if (encoder != nullptr && !op.value) {
+    view.value = encoder->rows(op.layer)->value.view();
   }
+  const auto wrong =
+      FindWrongRow(*ledger_, op.layer, view, header_.config.permuted_v);
   if (!wrong) return std::nullopt;
   Finding finding{wrong->text, "", wrong->row, wrong->column};
   if (wrong->column >= 0) {

@@ -12,11 +12,13 @@
 #include <cstdint>
 #include <functional>
 #include <istream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/trace.h"
@@ -98,6 +100,7 @@ class Oracle {
   Answer Ask(Cache& cache, const TraceOp& op) const;
   std::string FindMisuse(const TraceOp& op);
   std::string FindExcess(const TraceOp& op);
+  double LedgerExcess(const TraceOp& op);
   void Remember(const TraceOp& op);
 
   std::optional<Finding> CompareTwins(const TraceOp& op);
@@ -113,6 +116,7 @@ class Oracle {
   std::optional<Finding> FollowLedger(const TraceOp& op);
   std::optional<Finding> FollowStart(const TraceOp& op);
   std::optional<Finding> FollowRemove(const TraceOp& op);
+  std::optional<Finding> CheckDims(const TraceOp& op) const;
   std::optional<Finding> CheckEntitlement(const TraceOp& op) const;
 
   std::string SightText(int layer, const KvView& found, int row, int column,
@@ -137,6 +141,8 @@ class Oracle {
   std::vector<int> sequences_;
   RowDims rows_max_;
   std::set<int> all_sequences_;
+  std::map<std::pair<std::size_t, int>, RowDims> dims_;  // By cache and layer.
+  double put_bytes_ = 0;  // As much as the puts brought.
   std::vector<PutRow> puts_;
 };
 

@@ -14,13 +14,21 @@ constexpr std::byte kNaNByte{0xFF};  // Repeated: a NaN in every dtype.
 constexpr std::byte kPoisonByte{0x5A};
 
 // The first element names token and layer, exactly in every dtype; the others
-// have fractions, so that rounding shows.
+// have fractions, so that rounding shows. The second is a NaN now and then.
 float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
   if (index == 0) return static_cast<float>((token * 4 + source.layer) % 2048);
   const std::int64_t role = source.role == RowRole::kKey ? 1 : 2;
   const std::int64_t mixed =
       (token * 13 + std::int64_t{source.layer} * 5 + index * 7) * role % 601;
   return static_cast<float>(mixed) * 0.37F - 50.0F;
+}
+
+// With a payload, which only a plain copy keeps.
+void StoreNaN(std::byte* to, DType dtype) {
+  const std::uint32_t f32 = 0x7FC12345;
+  const std::uint16_t f16 = 0x7E12;
+  if (dtype == DType::kF32) std::memcpy(to, &f32, sizeof(f32));
+  if (dtype == DType::kF16) std::memcpy(to, &f16, sizeof(f16));
 }
 
 }  // namespace
@@ -42,8 +50,13 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
       for (std::int64_t i = 0; i < shape[0]; ++i) {
         const auto at = static_cast<std::size_t>(
             view.stride[0] * i + view.stride[1] * j + view.stride[2] * k);
-        StoreElement(Element(source, source.first + k, j * shape[0] + i),
-                     &bytes_[at], dtype);
+        const std::int64_t token = source.first + k;
+        const std::int64_t index = j * shape[0] + i;
+        if (index == 1 && token % 16 == 5) {
+          StoreNaN(&bytes_[at], dtype);
+        } else {
+          StoreElement(Element(source, token, index), &bytes_[at], dtype);
+        }
       }
     }
   }

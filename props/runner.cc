@@ -63,7 +63,10 @@ class Run {
     std::vector<int> multimodal;
     bool active = false;
     bool reserve = false;
-    bool fresh = false;  // No Remove or CopyPrefix since its StartForward.
+    // The ledger can judge the mask: no Remove since it was built, and no
+    // CopyPrefix since the view was chosen, which may now be too narrow.
+    bool fresh = false;
+    bool copied = false;
     std::int64_t first_serial = 0;
   };
 
@@ -84,6 +87,7 @@ class Run {
   template <class Call>
   void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
                   StatusCode subject);
+  void CheckAllCells();
   void CheckCells();
   void CheckTokens();
   void CheckViews(int layer);
@@ -138,8 +142,12 @@ class Run {
   std::int32_t Next(int seq);
   std::int64_t Free();
   std::int32_t Resolve(int seq, const RelativePos& pos);
-  int SeqOf(int seq) const {
-    return setup_.legal ? seq % setup_.init.max_sequences : seq;
+  // The id of the sequence that an operation calls `seq`.
+  int IdOf(int seq) const {
+    const std::int64_t legal =
+        setup_.legal ? seq % setup_.init.max_sequences : seq;
+    return static_cast<int>(
+        std::min<std::int64_t>(legal + setup_.first_id, kOpenEnd));
   }
 
   const Setup& setup_;
@@ -191,7 +199,19 @@ void Run::SetType(int type) {
         [&] { return fmt::format("SetLayerType({}) is refused", type); });
 }
 
-// Memberships are equal, and so is the multiset of tokens.
+// Memberships are equal, and so is the multiset of tokens, in all of a
+// wrapper's caches.
+void Run::CheckAllCells() {
+  const int kept_type = active_type_;
+  for (int type = 0; type < types(); ++type) {
+    SetType(type);
+    CheckCells();
+    Check(tested_->UnderlyingCache() != nullptr, "subject: underlying cache",
+          "UnderlyingCache is null");
+  }
+  SetType(kept_type);
+}
+
 void Run::CheckCells() {
   reference_->ListCells(reference_cells_);
   tested_->ListCells(tested_cells_);
@@ -367,15 +387,27 @@ bool Run::SetUp() {
       Check(false, "misuse: before Init", *wrong);
     }
   }
-  CheckCodes("SetConfig", reference_->SetConfig(setup_.config).code(),
-             StatusCode::kOk, tested_->SetConfig(setup_.config).code());
   const InitArgs& init = setup_.init;
+  const CacheConfig& config = setup_.config;
+  // The ledger has no gate: what that refuses is said here once more.
+  const auto due = [](std::initializer_list<int> sizes) {
+    return std::min(sizes) < 1 ? StatusCode::kInvalidArgument : StatusCode::kOk;
+  };
+  const StatusCode configured =
+      due({config.cache_padding, config.mask_batch_padding});
+  CheckCodes("SetConfig", configured, reference_->SetConfig(config).code(),
+             tested_->SetConfig(config).code());
+  StatusCode by_ledger =
+      due({init.max_sequences, init.capacity, init.max_batch});
+  if (configured != StatusCode::kOk) return false;
+  if (by_ledger == StatusCode::kOk) {
+    by_ledger = ledger_.Init(config, init).code();
+  }
   const auto init_of = [&](Cache& cache) {
     return cache
         .Init(init.dtype, init.max_sequences, init.capacity, init.max_batch)
         .code();
   };
-  const StatusCode by_ledger = ledger_.Init(setup_.config, init).code();
   CheckCodes("Init", by_ledger, init_of(*reference_), init_of(*tested_));
   if (by_ledger != StatusCode::kOk) return false;
   Check(reference_->CellCount() == tested_->CellCount(), "subject: cell count",
@@ -439,7 +471,6 @@ std::int32_t Run::Resolve(int seq, const RelativePos& pos) {
 // A segment as a legal client would send it, after making room for it.
 Segment Run::Legalized(Segment segment, std::size_t batch_room) {
   const int capacity = setup_.init.capacity;
-  segment.seq = SeqOf(segment.seq);
   segment.delta = 0;
   segment.order = Segment::Order::kUp;
   segment.count =
@@ -483,8 +514,9 @@ void Run::MakeBatch(const Op& op) {
           Free() + segment.count - Segment::kFree, 1, setup_.init.max_batch));
     }
     if (room == 0) break;
+    segment.seq = IdOf(segment.seq);
     if (setup_.legal) {
-      if (!seen.insert(SeqOf(segment.seq)).second) continue;
+      if (!seen.insert(segment.seq).second) continue;
       segment = Legalized(segment, room);
     }
     segment.count = std::min(segment.count, static_cast<int>(room));
@@ -493,8 +525,9 @@ void Run::MakeBatch(const Op& op) {
   }
   pass_ = Pass();
   for (const Segment& segment : segments) AppendSegment(segment);
-  if (op.multimodal) {
-    pass_.multimodal.push_back(static_cast<int>(pass_.positions.size()) - 1);
+  for (const int index : op.images) {
+    pass_.multimodal.push_back(index %
+                               static_cast<int>(pass_.positions.size()));
   }
 }
 
@@ -584,7 +617,7 @@ void Run::PutAll(const Op& op) {
     SetLayer(layer);
     if (op.keep_rows) continue;
     // A model encodes only what is new.
-    if (IsEncoder(TypeOf(layer)) && !op.multimodal) continue;
+    if (IsEncoder(TypeOf(layer)) && op.images.empty()) continue;
     PutRows(layer);
   }
 }
@@ -613,6 +646,7 @@ void Run::SetCausal(const std::vector<int>& except) {
         tested_->SetCausal(indices).code());
   }
   SetType(kept_type);
+  pass_.fresh = !pass_.copied;
 }
 
 StatusCode Run::Remove(int seq, std::int32_t begin, std::int32_t end) {
@@ -626,12 +660,12 @@ StatusCode Run::Remove(int seq, std::int32_t begin, std::int32_t end) {
       },
       by_ledger, reference, subject);
   pass_.fresh = false;
-  CheckCells();
+  CheckAllCells();
   return subject;
 }
 
 void Run::Drop(const Op& op) {
-  const int seq = SeqOf(op.seq);
+  const int seq = IdOf(op.seq);
   std::int32_t begin = Resolve(seq, op.begin);
   std::int32_t end = op.open ? kOpenEnd : Resolve(seq, op.end);
   if (begin > end) std::swap(begin, end);
@@ -648,12 +682,13 @@ void Run::CopyPrefix(int src, int dst, std::int32_t len) {
       reference_->CopyPrefix(src, dst, len).code(),
       tested_->CopyPrefix(src, dst, len).code());
   pass_.fresh = false;
-  CheckCells();
+  pass_.copied = true;
+  CheckAllCells();
 }
 
 void Run::Copy(const Op& op) {
-  const int src = SeqOf(op.seq);
-  const int dst = SeqOf(op.dst);
+  const int src = IdOf(op.seq);
+  const int dst = IdOf(op.dst);
   if (setup_.legal && src == dst) return;
   CopyPrefix(src, dst, Resolve(src, op.end));
   to_ask_.insert(dst);
@@ -746,7 +781,7 @@ void Run::Do(const Op& op) {
     case OpKind::kCopy:
       return Copy(op);
     case OpKind::kAsk:
-      return void(CanResume(SeqOf(op.seq), Resolve(op.seq, op.end)));
+      return void(CanResume(IdOf(op.seq), Resolve(IdOf(op.seq), op.end)));
     case OpKind::kCausal:
       if (!pass_.active) return;
       SetCausal(op.except);
@@ -779,7 +814,8 @@ RunResult RunHistory(const History& history, const Subject& subject,
   std::size_t step = history.ops.size();
   try {
     Run run(history, subject, story, result);
-    if (!run.SetUp()) return result;
+    result.ran = run.SetUp();
+    if (!result.ran) return result;
     for (step = 0; step < history.ops.size(); ++step) {
       run.Do(history.ops[step]);
     }

@@ -35,6 +35,7 @@ struct Difference {
 };
 
 struct RunResult {
+  bool ran = false;             // False: no cache can be made of the setup.
   std::int64_t operations = 0;  // Calls that the three answered.
   std::uint64_t digest = 0;     // Of all calls and answers.
   std::optional<Difference> difference;

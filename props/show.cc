@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/json_line.h"
+#include "core/names.h"
 #include "props/entitlement.h"
 
 namespace kvtwin::props {
@@ -170,11 +170,7 @@ class Shower {
   }
 
   static std::string SpecText(const CacheSpec& spec) {
-    static constexpr std::array<const char*, 6> kKinds = {
-        "causal", "swa", "swa_mem", "chunked", "encoder", "wrapper"};
-    static constexpr std::array<const char*, 6> kShifts = {
-        "none", "identity", "add", "tag_add", "rope", "custom"};
-    std::string text = kKinds[static_cast<std::size_t>(spec.kind)];
+    std::string text(KindName(spec.kind));
     if (spec.kind == Kind::kWrapper) {
       std::vector<std::string> caches;
       for (const CacheSpec& one : spec.caches) caches.push_back(SpecText(one));
@@ -186,7 +182,7 @@ class Shower {
     if (spec.kind == Kind::kEncoder) return text;
     return text +
            fmt::format(", shift {}",
-                       kShifts[static_cast<std::size_t>(spec.shift.kind)]);
+                       kShiftNames[static_cast<std::size_t>(spec.shift.kind)]);
   }
 
   std::string HeaderText(const TraceHeader& header) const {

@@ -71,6 +71,8 @@ class Shrinker {
     };
     change([](Setup& s) { s.legal = false; });
     change([](Setup& s) { s.strided = false; });
+    change([](Setup& s) { s.first_id = 0; });
+    change([](Setup& s) { s.spec.shift.rope = Rope(); });
     change([](Setup& s) { s.layers = 1; });
     change([](Setup& s) { s.rows = Setup().rows; });
     change([](Setup& s) { s.init.dtype = DType::kF32; });
@@ -132,7 +134,7 @@ class Shrinker {
       change([](Op& op) { op.except.clear(); });
       change([](Op& op) { op.reserve = false; });
       change([](Op& op) { op.keep_rows = false; });
-      change([](Op& op) { op.multimodal = false; });
+      change([](Op& op) { op.images.clear(); });
       change([](Op& op) { op.open = true; });
       change([](Op& op) { op.seq = 0; });
       change([](Op& op) { op.dst = 1; });

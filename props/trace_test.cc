@@ -126,6 +126,7 @@ TEST(Trace, RefusesBadHeaders) {
       {R"("capacity":4)", R"("capacity":3000000000)", "capacity is 3000000000"},
       {R"("capacity":4)", R"("capacity":2000000000)", "2000000000"},
       {R"("capacity":4)", R"("capacity":4.5)", "init.capacity is 4.5"},
+      {R"("capacity":4)", R"("capacity":8.0)", "init.capacity is 8.0"},
       {R"("capacity":4)", R"("capacity":true)", "init.capacity is true"},
       {R"("capacity":4)", R"("capacity":4,"capacity":5)", "'capacity' comes"},
       {R"("cache_padding":1)", R"("cache_padding":2147483647)", "bytes"},
@@ -218,6 +219,7 @@ TEST(Trace, RefusesBadGets) {
        "value has 1 columns, key has 2"},
       {R"("mask")", R"("musk")", "mask is missing"},
       {R"("first_cell":0)", R"("first_cell":0.5)", "first_cell is 0.5"},
+      {R"("first_cell":0)", R"("first_cell":-1)", "first_cell is -1"},
       {R"("layer":0)", R"("layer":1)", "layer is 1"},
   };
   for (const auto& [from, to, reason] : cases) {
@@ -261,6 +263,14 @@ TEST(Trace, RefusesOtherBadCalls) {
        "result is missing"},
       {"\"ok\"", "\"okay\"", "result is 'okay'"},
       {"\"ok\"", "true", "result is true"},
+      {"\"ok\"", "\"shared_cells\"", "result is 'shared_cells'"},
+      {"\"ok\"", "\"not_supported\"", "result is 'not_supported'"},
+      {kStart,
+       R"({"op":"remove","seq":0,"begin":0,"end":1,"result":"cache_full"})",
+       "result is 'cache_full'"},
+      {"[0,1]}", "[0]}", "cells has 1 numbers, positions has 2"},
+      {"[0,1]}", "[]}", "cells has 0 numbers, positions has 2"},
+      {"[0,1]}", "[0,-1]}", "cells[1] is -1"},
       {kStart, kPut, "failed_precondition"},
       {kStart, kGet, "failed_precondition"},
       {kStart, R"({"op":"set_causal","except":[]})", "failed_precondition"},
@@ -277,12 +287,15 @@ TEST(Trace, RefusesOtherBadCalls) {
        "pos is -1"},
       {kStart, R"({"op":"can_resume","seq":0,"pos":1,"result":"ok"})",
        "result is 'ok'"},
-      {kStart, "", "an empty line"},
+      {kStart, "\n{}", "an empty line"},
       {kStart, "null", "null where an object is due"},
   };
   for (const auto& [from, to, reason] : cases) {
     SCOPED_TRACE(to);
-    ExpectBadInput(Lines({kHeader, Replaced(kStart, from, to)}), 2, reason);
+    for (const char* placement : {"contiguous", "other"}) {
+      const std::string header = Replaced(kHeader, "contiguous", placement);
+      ExpectBadInput(Lines({header, Replaced(kStart, from, to)}), 2, reason);
+    }
   }
   ExpectBadInput(Lines({kHeader, kStart, kGet}), 3, "nothing was ever put");
   ExpectBadInput(
@@ -298,8 +311,12 @@ TEST(Trace, RefusesWhatWouldTakeTooMuch) {
   for (int i = 0; i < 5000; ++i) objects += ",{}";
   ExpectBadInput(Lines({kHeader, objects + "]}"}), 2, "more than 4096 values");
   // Each line alone is small: cells times rows, cells times sequences.
-  const std::string large =
-      Replaced(kHeader, R"("capacity":4)", R"("capacity":400000)");
+  const auto with_cells = [](double bytes_a_cell) {
+    return Replaced(kHeader, R"("capacity":4)",
+                    fmt::format(R"("capacity":{:.0f})",
+                                kTraceCacheBytesMax / bytes_a_cell));
+  };
+  const std::string large = with_cells(1000);
   std::string row = "1";
   for (int i = 1; i < 4000; ++i) row += ",1";
   ExpectBadInput(
@@ -309,8 +326,7 @@ TEST(Trace, RefusesWhatWouldTakeTooMuch) {
              R"({"op":"put","layer":0,"key":{"shape":[4000,1,1],"data":[)" +
                  row + R"(]},"value":{"shape":[1,1,1],"data":[1]}})"}),
       3, "the cache would now need");
-  std::vector<std::string> copies = {
-      Replaced(kHeader, R"("capacity":4)", R"("capacity":4000000)")};
+  std::vector<std::string> copies = {with_cells(250)};
   for (int seq = 1; seq < 2000; ++seq) {
     copies.push_back(
         fmt::format(R"({{"op":"copy_prefix","src":0,"dst":{},"len":1}})", seq));
@@ -319,6 +335,41 @@ TEST(Trace, RefusesWhatWouldTakeTooMuch) {
   const Judgement judgement = Judge(in, {});
   EXPECT_EQ(VerdictName(judgement.verdict), "bad_input");
   EXPECT_GT(judgement.line, 1000);
+}
+
+TEST(Trace, RefusesWhatWouldTakeTooMuchOfOtherCaches) {
+  // The sizes of a server: no cache of ours is made.
+  const std::string server =
+      Replaced(Replaced(Replaced(kHeader, "contiguous", "other"),
+                        R"("capacity":4)", R"("capacity":131072)"),
+               R"("max_batch":2)", R"("max_batch":100000)");
+  ExpectAccept(
+      Lines({Replaced(server, R"("layers":1)", R"("layers":2147483647)"),
+             kStart, kPut, kGet}),
+      Level::kEntitlement);
+  ExpectAccept(Lines({Replaced(server, R"("cache_padding":1)",
+                               R"("cache_padding":1000000000)")}),
+               Level::kEntitlement);
+  // Few bytes of each line, times those of the others.
+  std::string zeros = "0";
+  for (int i = 1; i < 20000; ++i) zeros += ",0";
+  std::vector<std::string> lines = {
+      server, fmt::format(R"({{"op":"start_forward","positions":[{0}],)"
+                          R"("sequences":[{0}],"result":"ok"}})",
+                          zeros)};
+  for (int seq = 1; seq < 1000; ++seq) {
+    lines.push_back(
+        fmt::format(R"({{"op":"copy_prefix","src":0,"dst":{},"len":1}})", seq));
+  }
+  const Judgement judgement = JudgeText(Lines(lines));
+  EXPECT_EQ(VerdictName(judgement.verdict), "bad_input");
+  EXPECT_GT(judgement.line, 200);
+}
+
+TEST(Trace, IgnoresEmptyLinesAtTheEnd) {
+  ExpectAccept(Lines({kHeader, kStart, "", " \r", ""}), Level::kIdentity);
+  ExpectAccept(Lines({kHeader, "", ""}), Level::kIdentity);
+  ExpectBadInput(Lines({kHeader, kStart, "", "", kPut}), 3, "an empty line");
 }
 
 // The recordings in props/recordings
@@ -477,7 +528,8 @@ bool Mutate(Json& line, bool permuted_v) {
   if (field.is_boolean()) {
     field = !field.get<bool>();
   } else if (key == "result") {
-    field = field == "ok" ? "not_supported" : "ok";
+    const bool starts = op == "start_forward";
+    field = field != "ok" ? "ok" : starts ? "cache_full" : "not_supported";
   } else if (key == "first_cell") {
     field = field.get<int>() + 1;
   } else if (key == "cells" || key == "shape") {
@@ -690,6 +742,9 @@ TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
   rejected({1, 3, 3});  // twice,
   rejected({3, 4});     // of nobody,
   rejected({1, 2});     // or in the place of another.
+  // Of another shape.
+  ExpectReject(Other({kStart, kPut, Replaced(kGet, "[2,1,2]", "[1,2,2]")}), 4,
+               Level::kNone);
   // A yes must be true.
   const std::string swa =
       Replaced(Other(Joined({Pass(0, 9, 1, {1}),
@@ -697,6 +752,24 @@ TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
                               R"("result":true})"}})),
                R"("type":"causal")", R"("type":"swa","window":2)");
   ExpectReject(swa, 5, Level::kNone);
+}
+
+TEST(Oracle, KnowsRowsBesideThoseThatWereNeverPut) {
+  // Position 1 was not put in this layer, and 0 and 2 were.
+  const std::string never = Pass(0, 1, 0, {0})[0];
+  const auto shown = [&](const std::vector<int>& rows) {
+    return Other(Joined({Pass(0, 0, 1, {1}), {never}, Pass(0, 2, 3, rows)}));
+  };
+  ExpectAccept(shown({1, 99, 3}), Level::kEntitlement);
+  ExpectAccept(shown({3, 1, 3}), Level::kEntitlement);
+  for (const std::vector<int>& rows : std::vector<std::vector<int>>{
+           {7, 99, 3}, {99, 98, 97}, {1, 3}, {1, 99, 98, 3}, {1, 1, 1}}) {
+    ExpectReject(shown(rows), 8, Level::kNone);
+    std::string keys = shown(rows);
+    const auto value = keys.rfind(R"("value")");
+    keys.erase(value, keys.rfind(R"("mask")") - value);
+    ExpectReject(keys, 8, Level::kNone);
+  }
 }
 
 TEST(Oracle, NamesTheStrongestLevelThatHeld) {

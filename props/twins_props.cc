@@ -61,7 +61,7 @@ RC_GTEST_PROP(HistoryProps, TextReadsBackAsTheSameHistory, ()) {
 TEST(Twins, LargeCachesAgree) {
   for (const std::string setup : {"", "place=scatter permuted=1 dtype=f16 "}) {
     const std::string text =
-        "kvt1 cap=1500 batch=500 dims=128,4,128 layers=2 shift=rope " + setup +
+        "kvt1 cap=2500 batch=500 dims=128,4,128 layers=2 shift=rope " + setup +
         "| put 0*250 1*250 | put 1*250 0*250 | put 0*500 | put 1*500 "
         "| drop 0:100-300 | drop 1:0-50 | put 0*500 | put 1*500 | put 0*500";
     const Result<History> history = ParseHistory(text);

@@ -110,13 +110,13 @@ class CausalLedger {
   }
 
   void Put(int layer, const TensorView& key, const TensorView& value) {
-    for (std::size_t i = 0; i < asking_.size(); ++i) {
-      const auto k = static_cast<std::int64_t>(i);
-      for (LedgerToken& token : tokens_) {
-        if (token.id != asking_[i].token) continue;
-        token.rows[layer] = {CopyOf(Slice(key, 2, k), args_.dtype),
-                             CopyOf(Slice(value, 2, k), args_.dtype)};
-      }
+    // The batch's tokens were born one after another.
+    const std::int64_t first = asking_.empty() ? -1 : asking_[0].token;
+    for (LedgerToken& token : tokens_) {
+      const std::int64_t k = token.id - first;
+      if (first < 0 || k < 0 || k >= std::ssize(asking_)) continue;
+      token.rows[layer] = {CopyOf(Slice(key, 2, k), args_.dtype),
+                           CopyOf(Slice(value, 2, k), args_.dtype)};
     }
   }
 

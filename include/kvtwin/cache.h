@@ -17,7 +17,9 @@
 // returns invalid_argument or failed_precondition and changes nothing.
 //
 // Not thread-safe: one call at a time on one cache. Views stay valid until the
-// next StartForward, SetCausal, Remove, Close or destruction.
+// next StartForward, SetCausal, Put to the same encoder layer, Close or
+// destruction. Where memory runs out, std::bad_alloc passes through; the cache
+// may then only be closed.
 
 #ifndef KVTWIN_CACHE_H_
 #define KVTWIN_CACHE_H_
@@ -131,7 +133,8 @@ class Cache {
 
   // Stores the batch's rows in the current layer: key = [k_head_dim, kv_heads,
   // batch], value = [v_head_dim, kv_heads, batch], any strides, dtype f32 or
-  // that of the cache. The first Put of a layer fixes its dimensions.
+  // that of the cache. The first Put of a layer fixes its dimensions. Encoder:
+  // any shape; stored as they come.
   virtual Status Put(const TensorView& key, const TensorView& value) = 0;
 
   // Views of the current layer. Needs a pass and an earlier Put to the layer.
