@@ -164,8 +164,12 @@ std::string Printable(std::string_view bytes, std::size_t length_max) {
   return bytes.size() > length_max ? text + "..." : text;
 }
 
+bool IsBlank(std::string_view line) {
+  return line.find_first_not_of(" \t\r") == line.npos;
+}
+
 std::string ParseJsonLine(const std::string& line, JsonValue& object) {
-  if (line.find_first_not_of(" \t\r") == line.npos) return "an empty line";
+  if (IsBlank(line)) return "an empty line";
   ValueBuilder builder;
   if (!nlohmann::json::sax_parse(line, &builder)) return builder.problem();
   if (builder.value().type != JsonValue::Type::kObject) {

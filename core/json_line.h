@@ -55,6 +55,9 @@ struct JsonValue {
 // For messages: "7", "'text'", "a list".
 std::string Describe(const JsonValue& value);
 
+// Nothing but blanks?
+bool IsBlank(std::string_view line);
+
 // The object in `line`. Otherwise what is wrong with it; empty if nothing is.
 std::string ParseJsonLine(const std::string& line, JsonValue& object);
 

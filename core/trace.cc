@@ -523,14 +523,6 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
   return bytes;
 }
 
-namespace {
-
-bool IsBlank(std::string_view line) {
-  return line.find_first_not_of(" \t\r") == line.npos;
-}
-
-}  // namespace
-
 bool TraceReader::Fail(std::string reason) {
   error_ = TraceError{line_, std::move(reason)};
   return false;

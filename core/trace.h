@@ -22,9 +22,11 @@
 namespace kvtwin {
 
 // What a recording may ask for at most: a longer line is not read, a larger
-// cache not made. core/json_line.h has limits of its own.
+// cache not made. Where none is made, no more is kept about tokens than this.
+// core/json_line.h has limits of its own.
 inline constexpr std::size_t kTraceLineBytesMax = std::size_t{256} << 20;
 inline constexpr double kTraceCacheBytesMax = 256 << 20;
+inline constexpr double kTraceTokenBytesMax = 64 << 20;
 
 // Where a recording is bad, counted from 1, and why.
 struct TraceError {

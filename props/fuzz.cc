@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <thread>
 #include <vector>
 
@@ -23,6 +24,20 @@ double Now() {
   return std::chrono::duration<double>(now).count();
 }
 
+// What this thread is running, for OnCrash.
+thread_local const History* running = nullptr;
+thread_local const Subject* running_on = nullptr;
+
+// Not what a signal handler may do, but the process is lost anyway.
+void OnCrash(int signal) {
+  std::signal(signal, SIG_DFL);
+  if (running != nullptr) {
+    fmt::print(stderr, "\ncrashed in\n  rerun   kvtwin run '{}' --twin {}\n",
+               ToText(*running), running_on->name);
+  }
+  std::raise(signal);
+}
+
 // Runs the histories from `first` on, each into its place in `results`.
 void RunBlock(const FuzzOptions& options, const Subject& subject,
               std::uint64_t first, std::vector<RunResult>& results) {
@@ -31,7 +46,10 @@ void RunBlock(const FuzzOptions& options, const Subject& subject,
     for (std::size_t i = next++; i < results.size(); i = next++) {
       const History history =
           MakeHistory(options.seed, first + i, options.kind, kOpsInHistory);
+      running = &history;
+      running_on = &subject;
       results[i] = RunHistory(history, subject);
+      running = nullptr;
     }
   };
   std::vector<std::jthread> helpers;
@@ -52,6 +70,12 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
 }
 
 }  // namespace
+
+void ReportCrashes() {
+  for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+    std::signal(signal, OnCrash);
+  }
+}
 
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   FuzzResult result;

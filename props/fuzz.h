@@ -43,6 +43,10 @@ struct FuzzResult {
 
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject);
 
+// From now on a crash (a failed assertion, a bad address) during Fuzz prints
+// the command that runs its history again, as it is, before the process dies.
+void ReportCrashes();
+
 // The failure as a story: what disagreed, the shortest history, every call up
 // to the difference, and the command that shows it again.
 std::string FailureText(const History& history, const Difference& difference,

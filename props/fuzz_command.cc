@@ -53,6 +53,7 @@ int RunFuzz(const Arguments& arguments) {
   const bool terminal = isatty(STDERR_FILENO) == 1;
   if (terminal) options.progress = ShowProgress;
   const Subject subject = TwinSubject(arguments.twin);
+  ReportCrashes();
   const FuzzResult result = Fuzz(options, subject);
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
   const double rate =

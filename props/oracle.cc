@@ -277,10 +277,12 @@ std::string Oracle::FindExcess(const TraceOp& op) {
       header_.entitlement_only
           ? LedgerExcess(op)
           : CacheBytesBound(header_, rows_max_, all_sequences_.size());
-  if (bytes <= kTraceCacheBytesMax) return "";
+  const double most =
+      header_.entitlement_only ? kTraceTokenBytesMax : kTraceCacheBytesMax;
+  if (bytes <= most) return "";
   return fmt::format(
       "the cache would now need {:.3g} bytes, this program stops at {:.3g}",
-      bytes, kTraceCacheBytesMax);
+      bytes, most);
 }
 
 // What the ledgers keep, but the rows that the recording itself brought.

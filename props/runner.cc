@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <limits>
 #include <set>
 #include <type_traits>
@@ -822,6 +823,8 @@ RunResult RunHistory(const History& history, const Subject& subject,
     run.TearDown();
   } catch (const Differs& differs) {
     result.difference = {step, differs.check, differs.text};
+  } catch (const std::exception& error) {
+    result.difference = {step, "subject: exception", error.what()};
   }
   return result;
 }

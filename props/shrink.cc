@@ -19,6 +19,7 @@ class Shrinker {
     bool smaller = true;
     while (smaller) {
       smaller = DropOps();
+      smaller = MergePuts() || smaller;
       smaller = SimplifySetup() || smaller;
       smaller = SimplifyOps() || smaller;
     }
@@ -64,6 +65,27 @@ class Shrinker {
     return best_.ops.size() < before;
   }
 
+  // Two passes one after the other, as one.
+  bool MergePuts() {
+    bool smaller = false;
+    for (std::size_t i = 0; i + 1 < best_.ops.size();) {
+      const bool merged =
+          best_.ops[i].kind == OpKind::kPut &&
+          best_.ops[i + 1].kind == OpKind::kPut && Try([i](History& h) {
+            const auto next =
+                h.ops.begin() + static_cast<std::ptrdiff_t>(i) + 1;
+            auto& segments = h.ops[i].segments;
+            segments.insert(segments.end(), next->segments.begin(),
+                            next->segments.end());
+            h.ops.erase(next);
+            h.setup.init.max_batch = std::max(h.setup.init.max_batch, 8);
+          });
+      smaller = smaller || merged;
+      if (!merged) ++i;
+    }
+    return smaller;
+  }
+
   bool SimplifySetup() {
     bool smaller = false;
     const auto change = [&](const std::function<void(Setup&)>& simplify) {
@@ -98,6 +120,15 @@ class Shrinker {
         s.spec.memory.reset();
         s.spec.chunk = 0;
         if (kind == Kind::kCausal) s.spec.window.reset();
+      });
+    }
+    for (const int window : {0, 1, 2, 3}) {
+      change([&](Setup& s) {
+        auto& spec = s.spec;
+        if (spec.window.value_or(0) > window) spec.window = window;
+        if (spec.window && spec.memory) {
+          spec.memory = std::max(*spec.memory, *spec.window);
+        }
       });
     }
     for (const int capacity : {1, 2, 3, 4, 6, 8, 16}) {
