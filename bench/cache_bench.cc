@@ -9,6 +9,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -45,8 +46,8 @@ void StartForward(benchmark::State& state, const char* twin, int tokens) {
   const auto cells = static_cast<int>(state.range(0));
   const auto cache = Filled(twin, cells);
   if (cache == nullptr) return state.SkipWithError("the cache is full");
-  std::vector<std::int32_t> positions;
-  for (int i = 0; i < tokens; ++i) positions.push_back(cells - kPrefill + i);
+  std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens));
+  std::iota(positions.begin(), positions.end(), cells - kPrefill);
   const std::vector<int> sequences(positions.size(), 0);
   for (auto _ : state) {
     if (!cache->StartForward({positions, sequences}, false).ok() ||
@@ -148,8 +149,8 @@ int main(int argc, char** argv) {
     Register("CopyPrefix", twin, CopyPrefix, {32768});
   }
   benchmark::RegisterBenchmark("Limit/memset", LimitMemset)
-      ->Arg(32768 * 4)
-      ->Arg(512 * 32768 * 4);
+      ->Arg(std::int64_t{32768} * 4)
+      ->Arg(std::int64_t{512} * 32768 * 4);
   benchmark::AddCustomContext("kvtwin_target", optimized::ActiveTarget());
   benchmark::RunSpecifiedBenchmarks();
 }

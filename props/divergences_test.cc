@@ -136,7 +136,7 @@ TEST_P(Divergences, ExceptOutsideOfTheBatchIsRefused) {
   const int outside = 2;
   const Status status = cache->SetCausal({&outside, 1});
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("2"), std::string::npos);
+  EXPECT_NE(status.message().find('2'), std::string::npos);
   EXPECT_EQ(cache.SeenV(0), (Floats{1}));
 }
 
