@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "core/names.h"
+#include "optimized/targets.h"
 #include "props/command.h"
 #include "props/fuzz.h"
 
@@ -77,7 +78,8 @@ int RunFuzz(const Arguments& arguments) {
         {"digest", fmt::format("{:016x}", result.digest)},
         {"operations_per_second", static_cast<std::int64_t>(rate)},
         {"seed", options.seed},
-        {"twin", arguments.twin}};
+        {"twin", arguments.twin},
+        {"target", optimized::ActiveTarget()}};
     if (result.failure) {
       json["check"] = result.failure->difference.check;
       json["history"] = ToText(result.failure->shrunk);
