@@ -95,7 +95,6 @@ class GuardedCache : public Cache {
   const RowDims& row_dims() const { return rows_.at(layer_); }
   int layer() const { return layer_; }
   DType dtype() const { return init_.dtype; }
-  int max_batch() const { return init_.max_batch; }
 
  private:
   enum class Life { kNew, kReady, kClosed };

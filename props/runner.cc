@@ -752,7 +752,8 @@ void Run::Misuse(int which) {
             *wrong);
     }
   }
-  if (story_ != nullptr) Tell(fmt::format("misuse {}", which));
+  if (story_ != nullptr)
+    Tell(fmt::format("misuse {}: {}", which, MisuseName(which)));
 }
 
 // The views of a reserving pass span all cells.

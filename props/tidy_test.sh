@@ -5,9 +5,9 @@ shopt -s lastpipe  # `... | rule` counts in this shell.
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 export LC_ALL=C
 rooms=(include core reference optimized props bench docs)
-# Lines that say something, without comments, includes and lone brackets: a
-# reader checks all of it in one sitting.
-reference_lines=600
+# Of code, without blanks and comments. The goal is about 600, so that a reader
+# checks all of it in one sitting; until then it may only shrink.
+reference_lines=792
 function_lines=40    # In reference/.
 wrong=0
 
@@ -92,8 +92,7 @@ includes optimized -- reference props bench |
   rule "optimized/ may include include/ and core/ only"
 includes props -- bench | rule "props/ may not include bench/"
 
-sources reference | xargs -r cat |
-  grep -cvE '^[][{}();, ]*$|^ *//|^#|namespace|^ *(public|private):$' |
+sources reference | xargs -r cat | grep -cvE '^ *(//.*)?$' |
   awk -v most="$reference_lines" '$1 > most { print $1 " lines" }' |
   rule "reference/ has more than $reference_lines lines of code"
 functions reference | awk -v most="$function_lines" '$2 > most' |

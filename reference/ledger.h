@@ -11,7 +11,6 @@
 #define KVTWIN_REFERENCE_LEDGER_H_
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -173,10 +172,6 @@ class CausalLedger {
     return {};
   }
 
-  // From now on there is room for every batch, as for a backend that places
-  // tokens by its own rules.
-  void Unlimit() { cells_ = std::numeric_limits<std::int64_t>::max(); }
-
   // The tokens of the pass leave, and the pass is over.
   void GiveBack() {
     for (const Asking& one : asking_) {
@@ -292,7 +287,6 @@ class EncoderLedger {
   }
   void GiveBack() { next_ = before_; }
   void EndPass() {}
-  void Unlimit() {}
   void Unshare(int) {}
 
  private:
@@ -368,11 +362,6 @@ class Ledger {
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end) {
     return AllOrNone([&](auto& part) { return part.Remove(seq, begin, end); });
-  }
-  void Unlimit() {
-    for (auto& any : parts_) {
-      std::visit([](auto& part) { part.Unlimit(); }, any);
-    }
   }
   void Unshare(int seq) {
     for (auto& any : parts_) {
