@@ -17,6 +17,10 @@ DenseTensor FilledTensor(DType dtype, const Shape& shape, float value) {
   return tensor;
 }
 
+DenseTensor ZerosLike(const TensorView& like) {
+  return FilledTensor(like.dtype, like.shape, 0);
+}
+
 DenseTensor CopyOf(const TensorView& from, DType dtype) {
   DenseTensor copy = FilledTensor(dtype, from.shape, 0);
   std::byte* to = copy.bytes.data();

@@ -23,6 +23,9 @@ struct DenseTensor {
 // Every element is `value`.
 DenseTensor FilledTensor(DType dtype, const Shape& shape, float value);
 
+// Zeros, of the shape and dtype of `like`.
+DenseTensor ZerosLike(const TensorView& like);
+
 // The elements of `from`, in its order, rounded to `dtype` if they have
 // another.
 DenseTensor CopyOf(const TensorView& from, DType dtype);

@@ -72,7 +72,7 @@ Status GuardedCache::CheckReady() const {
 
 Status GuardedCache::CheckPass() const {
   if (Status status = CheckReady(); !status.ok()) return status;
-  if (!pass_.active) return Untimely("there is no pass: call StartForward");
+  if (!active_) return Untimely("there is no pass: call StartForward");
   return {};
 }
 
@@ -92,7 +92,7 @@ Status GuardedCache::SetConfig(const CacheConfig& config) {
   return {};
 }
 
-Status GuardedCache::CheckInit(const InitArgs& args) const {
+Status GuardedCache::CheckInit(const InitArgs& args) {
   if (life_ == Life::kClosed) return CheckReady();
   if (life_ == Life::kReady) return Untimely("Init is called a second time");
   Status status = AtLeastOne("max_sequences", args.max_sequences);
@@ -107,7 +107,7 @@ Status GuardedCache::Init(DType dtype, int max_sequences, int capacity,
   const InitArgs args{dtype, max_sequences, capacity, max_batch};
   if (Status status = CheckInit(args); !status.ok()) return status;
   init_ = args;
-  DoInit(args);
+  DoInit();
   life_ = Life::kReady;
   return {};
 }
@@ -128,6 +128,7 @@ Status GuardedCache::SetLayer(int layer) {
 }
 
 Status GuardedCache::CheckBatch(const Batch& batch) const {
+  if (Status status = CheckReady(); !status.ok()) return status;
   const std::size_t tokens = batch.positions.size();
   if (tokens == 0) return Invalid("the batch is empty");
   if (batch.sequences.size() != tokens) {
@@ -150,20 +151,26 @@ Status GuardedCache::CheckBatch(const Batch& batch) const {
 }
 
 Status GuardedCache::StartForward(const Batch& batch, bool reserve) {
-  if (Status status = CheckReady(); !status.ok()) return status;
   if (Status status = CheckBatch(batch); !status.ok()) return status;
   EndPass();
-  Status status = DoStartForward(batch, reserve);
-  if (status.ok()) {
-    pass_ = {.active = true,
-             .reserve = reserve,
-             .batch = static_cast<int>(batch.positions.size())};
+  reserving_ = reserve;
+  batch_.clear();
+  for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+    batch_.push_back({batch.positions[i], batch.sequences[i], false});
   }
+  batch_cells_.clear();
+  Status status = DoStartForward(batch, reserve);
+  active_ = status.ok();
   return status;
 }
 
+std::span<const int> GuardedCache::BatchCells() const {
+  if (!active_) return {};
+  return batch_cells_;
+}
+
 void GuardedCache::GiveBack() {
-  if (pass_.active && !pass_.reserve) DoGiveBack();
+  if (active_ && !reserving_) DoGiveBack();
   EndPass();
 }
 
@@ -172,9 +179,15 @@ Status GuardedCache::SetCausal(std::span<const int> except) {
   if (IsEncoder()) {
     return {StatusCode::kNotSupported, "an encoder cache has no mask"};
   }
-  Status status = CheckIndices("except", except, pass_.batch);
-  if (status.ok()) DoSetCausal(except);
-  return status;
+  Status status =
+      CheckIndices("except", except, static_cast<int>(batch_.size()));
+  if (!status.ok()) return status;
+  for (BatchToken& token : batch_) token.excepted = false;
+  for (const int i : except) {
+    batch_[static_cast<std::size_t>(i)].excepted = true;
+  }
+  DoBuildMask();
+  return {};
 }
 
 Status GuardedCache::CheckDType(std::string_view name,
@@ -188,9 +201,9 @@ Status GuardedCache::CheckRows(const TensorView& key,
                                const TensorView& value) const {
   for (const auto& [name, tensor] :
        {std::pair("key", &key), std::pair("value", &value)}) {
-    if (tensor->shape[2] != pass_.batch || tensor->shape[3] != 1) {
+    if (tensor->shape[2] != std::ssize(batch_) || tensor->shape[3] != 1) {
       return Invalid("{} has shape {}, the batch has {} tokens", name,
-                     ShapeText(tensor->shape), pass_.batch);
+                     ShapeText(tensor->shape), batch_.size());
     }
   }
   if (key.shape[1] != value.shape[1]) {
@@ -291,7 +304,7 @@ Status GuardedCache::PrepareRemove(int seq, std::int32_t begin,
 
 Status GuardedCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
   Status status = PrepareRemove(seq, begin, end);
-  if (status.ok()) CommitRemove();
+  if (status.ok()) CommitRemove(seq, begin, end);
   return status;
 }
 

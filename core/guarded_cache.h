@@ -27,6 +27,12 @@ struct RowDims {
   bool operator==(const RowDims&) const = default;
 };
 
+struct BatchToken {
+  std::int32_t position = 0;
+  int sequence = 0;
+  bool excepted = false;  // By SetCausal: sees tokens after it.
+};
+
 // The base of every cache but wrappers.
 class GuardedCache : public Cache {
  public:
@@ -45,6 +51,9 @@ class GuardedCache : public Cache {
   Status SetLayerType(int type) final;
   Cache* UnderlyingCache() final { return this; }
   Result<bool> EncoderCached() final;
+  int CellCount() const override { return 0; }
+  std::span<const int> BatchCells() const final;
+  void ListCells(std::vector<CellEntry>& out) const override { out.clear(); }
 
   // For wrappers, which change all of their caches or none.
   //
@@ -52,45 +61,50 @@ class GuardedCache : public Cache {
   Status CheckReady() const;
   // What these would answer, without doing it.
   Status CheckConfig(const CacheConfig& config) const;
-  Status CheckInit(const InitArgs& args) const;
+  Status CheckInit(const InitArgs& args);
+  Status CheckBatch(const Batch& batch) const;
   Status CheckCopyPrefix(int src, int dst, std::int32_t len) const;
   // Remove in two steps: PrepareRemove answers and changes nothing, and if it
-  // says ok, CommitRemove does it.
+  // says ok, CommitRemove with the same arguments does it.
   Status PrepareRemove(int seq, std::int32_t begin, std::int32_t end);
-  void CommitRemove() { DoCommitRemove(); }
+  void CommitRemove(int seq, std::int32_t begin, std::int32_t end) {
+    DoCommitRemove(seq, begin, end);
+  }
   // Ends the pass, if there is one, and takes back what its StartForward
   // stored. What was evicted or moved to make room stays so.
   void GiveBack();
-  void EndPass() { pass_ = Pass(); }
+  void EndPass() { active_ = false; }
 
  protected:
-  struct Pass {
-    bool active = false;
-    bool reserve = false;
-    int batch = 0;  // Tokens.
-  };
-
-  // The twin's part. Called after Init, outside of any misuse.
-  virtual Status DoCheckInit(const InitArgs& args) const = 0;
-  virtual void DoInit(const InitArgs& args) = 0;
+  // The twin's part. Called after Init, outside of any misuse. An encoder is
+  // never asked for what it does not support.
+  //
+  // Works out what DoInit will make, of which nothing shows yet.
+  virtual Status DoCheckInit(const InitArgs& args) = 0;
+  virtual void DoInit() {}
   virtual void DoClose() = 0;
   virtual Status DoStartForward(const Batch& batch, bool reserve) = 0;
-  virtual void DoGiveBack() = 0;
-  virtual void DoSetCausal(std::span<const int> except) = 0;
+  virtual void DoGiveBack() {}
+  // The batch's excepted tokens are others now.
+  virtual void DoBuildMask() {}
   virtual void DoPut(const TensorView& key, const TensorView& value) = 0;
   // Null: nothing was ever put into the current layer.
   virtual std::optional<KvView> DoGet() = 0;
-  virtual void DoCopyPrefix(int src, int dst, std::int32_t len) = 0;
-  virtual bool DoCanResume(int seq, std::int32_t pos) const = 0;
-  virtual Status DoPrepareRemove(int seq, std::int32_t begin,
-                                 std::int32_t end) = 0;
-  virtual void DoCommitRemove() = 0;
+  virtual void DoCopyPrefix(int, int, std::int32_t) {}
+  virtual bool DoCanResume(int, std::int32_t) const { return true; }
+  virtual Status DoPrepareRemove(int, std::int32_t, std::int32_t) { return {}; }
+  virtual void DoCommitRemove(int seq, std::int32_t begin,
+                              std::int32_t end) = 0;
   virtual bool DoEncoderCached() const { return false; }
   // A cache of position independent rows: no cells, no mask, any shape.
   virtual bool IsEncoder() const { return false; }
 
   const CacheConfig& config() const { return config_; }
-  const Pass& pass() const { return pass_; }
+  // Of the current pass: its tokens, the cells that DoStartForward found for
+  // them, and whether it only reserves.
+  const std::vector<BatchToken>& batch() const { return batch_; }
+  std::vector<int>& batch_cells() { return batch_cells_; }
+  bool reserving() const { return reserving_; }
   // Of the current layer. Requires: a Put to it, at the latest now.
   const RowDims& row_dims() const { return rows_.at(layer_); }
   int layer() const { return layer_; }
@@ -100,7 +114,6 @@ class GuardedCache : public Cache {
   enum class Life { kNew, kReady, kClosed };
 
   Status CheckPass() const;
-  Status CheckBatch(const Batch& batch) const;
   Status CheckRows(const TensorView& key, const TensorView& value) const;
   Status CheckEncoderRows(const TensorView& value) const;
   Status CheckDType(std::string_view name, const TensorView& tensor) const;
@@ -110,7 +123,10 @@ class GuardedCache : public Cache {
   CacheConfig config_;
   InitArgs init_;
   int layer_ = 0;
-  Pass pass_;
+  bool active_ = false;  // There is a pass.
+  bool reserving_ = false;
+  std::vector<BatchToken> batch_;
+  std::vector<int> batch_cells_;
   std::map<int, RowDims> rows_;  // By layer.
 };
 

@@ -61,7 +61,7 @@ CausalCache::Reach CausalCache::ReachOf(const InitArgs& args) const {
 
 bool CausalCache::bounded_memory() const { return reach_.memory != kUnbounded; }
 
-Status CausalCache::DoCheckInit(const InitArgs& args) const {
+Status CausalCache::DoCheckInit(const InitArgs& args) {
   const Reach reach = ReachOf(args);
   if (reach.memory < reach.window) {
     return {StatusCode::kInvalidArgument,
@@ -73,11 +73,11 @@ Status CausalCache::DoCheckInit(const InitArgs& args) const {
             fmt::format("the cache would have {} cells, there can be {}",
                         reach.cells, kPosMax)};
   }
+  reach_ = reach;
   return {};
 }
 
-void CausalCache::DoInit(const InitArgs& args) {
-  reach_ = ReachOf(args);
+void CausalCache::DoInit() {
   table_ = std::make_unique<CellTable>(static_cast<std::size_t>(reach_.cells));
 }
 
@@ -94,39 +94,31 @@ void CausalCache::DoClose() {
   selection_ = Selection();
 }
 
-Status CausalCache::DoStartForward(const Batch& batch, bool reserve) {
-  StartBatch(batch);
+Status CausalCache::DoStartForward(const Batch&, bool reserve) {
+  std::vector<int>& cells = batch_cells();
   if (reserve) {
     // The worst case, and nothing else happens.
-    for (std::size_t i = 0; i < positions_.size(); ++i) {
-      batch_cells_.push_back(static_cast<int>(i));
+    for (std::size_t i = 0; i < batch().size(); ++i) {
+      cells.push_back(static_cast<int>(i));
     }
     view_ = {.first = 0, .end = table_->size()};
-    BuildMask();
+    DoBuildMask();
     return {};
   }
   if (bounded_memory()) Evict();
   if (!FindCells()) {
-    return {
-        StatusCode::kCacheFull,
-        fmt::format("{} of {} cells are free, the batch has {} tokens",
-                    table_->free_count(), table_->size(), positions_.size())};
+    return {StatusCode::kCacheFull,
+            fmt::format("{} of {} cells are free, the batch has {} tokens",
+                        table_->free_count(), table_->size(), batch().size())};
   }
-  for (std::size_t i = 0; i < positions_.size(); ++i) {
-    table_->Add(sequences_[i], static_cast<std::size_t>(batch_cells_[i]),
-                positions_[i]);
+  for (std::size_t i = 0; i < batch().size(); ++i) {
+    const auto& [position, sequence, excepted] = batch()[i];
+    table_->Add(sequence, static_cast<std::size_t>(cells[i]), position);
   }
   MarkBatch();
   view_ = FindView();
-  BuildMask();
+  DoBuildMask();
   return {};
-}
-
-void CausalCache::StartBatch(const Batch& batch) {
-  positions_.assign(batch.positions.begin(), batch.positions.end());
-  sequences_.assign(batch.sequences.begin(), batch.sequences.end());
-  batch_cells_.clear();
-  excepted_.assign(positions_.size(), false);
 }
 
 // Finds the batch's sequences that are stored, and the lowest position that
@@ -135,17 +127,17 @@ void CausalCache::MarkBatch() {
   ++batch_number_;
   batch_sequences_.clear();
   Sequence* sequence = nullptr;
-  for (std::size_t i = 0; i < positions_.size(); ++i) {
-    if (i == 0 || sequences_[i] != sequences_[i - 1]) {
-      sequence = table_->Find(sequences_[i]);
-    }
+  int id = -1;  // Its.
+  for (const BatchToken& token : batch()) {
+    if (token.sequence != id) sequence = table_->Find(token.sequence);
+    id = token.sequence;
     if (sequence == nullptr) continue;
     if (sequence->batch != batch_number_) {
       sequence->batch = batch_number_;
-      sequence->batch_low = positions_[i];
+      sequence->batch_low = token.position;
       batch_sequences_.push_back(sequence);
     }
-    sequence->batch_low = std::min(sequence->batch_low, positions_[i]);
+    sequence->batch_low = std::min(sequence->batch_low, token.position);
   }
 }
 
@@ -169,24 +161,24 @@ void CausalCache::Evict() {
 
 bool CausalCache::FindCells() {
   if (spec_.placement == Placement::kScatter) return FindScatteredCells();
-  std::size_t first = table_->FindRun(positions_.size());
+  std::size_t first = table_->FindRun(batch().size());
   if (first == kNone) {
     Defrag();
-    first = table_->FindRun(positions_.size());
+    first = table_->FindRun(batch().size());
   }
   if (first == kNone) return false;
-  for (std::size_t i = 0; i < positions_.size(); ++i) {
-    batch_cells_.push_back(static_cast<int>(first + i));
+  for (std::size_t i = 0; i < batch().size(); ++i) {
+    batch_cells().push_back(static_cast<int>(first + i));
   }
   return true;
 }
 
 bool CausalCache::FindScatteredCells() {
-  if (table_->free_count() < positions_.size()) return false;
+  if (table_->free_count() < batch().size()) return false;
   std::size_t next = 0;
-  for (std::size_t i = 0; i < positions_.size(); ++i) {
+  for (std::size_t i = 0; i < batch().size(); ++i) {
     const std::size_t cell = table_->free().Next(next);
-    batch_cells_.push_back(static_cast<int>(cell));
+    batch_cells().push_back(static_cast<int>(cell));
     next = cell + 1;
   }
   return true;
@@ -226,56 +218,47 @@ CellSpan CausalCache::FindView() const {
 }
 
 // The positions of its own sequence that a batch token may attend to.
-PosRange CausalCache::VisibleTo(std::size_t token) const {
-  const std::int32_t position = positions_[token];
+PosRange CausalCache::VisibleTo(const BatchToken& token) const {
   // An unbounded window reaches as far as positions go.
-  PosRange range = From(position - reach_.window);
-  if (!excepted_[token]) range.last = position;
+  PosRange range = From(token.position - reach_.window);
+  if (!token.excepted) range.last = token.position;
   if (spec_.kind == Kind::kChunked) {
-    range.first = std::max(range.first, position - position % spec_.chunk);
+    range.first =
+        std::max(range.first, token.position - token.position % spec_.chunk);
   }
   return range;
 }
 
 // For the cells as they are now: since the pass began, sequences may have come
 // and gone.
-void CausalCache::BuildMask() {
+void CausalCache::DoBuildMask() {
   rules_.clear();
   const Sequence* sequence = nullptr;
-  for (std::size_t i = 0; i < positions_.size(); ++i) {
-    if (i == 0 || sequences_[i] != sequences_[i - 1]) {
-      sequence = table_->Find(sequences_[i]);
-    }
+  int id = -1;  // Its.
+  for (const BatchToken& token : batch()) {
+    if (token.sequence != id) sequence = table_->Find(token.sequence);
+    id = token.sequence;
     rules_.push_back(
         {.members = sequence == nullptr ? nullptr : sequence->members.words(),
-         .range = VisibleTo(i)});
+         .range = VisibleTo(token)});
   }
   const std::int64_t rows =
-      RoundUp(static_cast<std::int64_t>(positions_.size()),
-              config().mask_batch_padding);
+      RoundUp(std::ssize(batch()), config().mask_batch_padding);
   mask_.Build(table_->positions(), rules_, static_cast<std::size_t>(rows),
               view_, config().mask_dtype);
-}
-
-void CausalCache::DoSetCausal(std::span<const int> except) {
-  excepted_.assign(positions_.size(), false);
-  for (const int token : except) {
-    excepted_[static_cast<std::size_t>(token)] = true;
-  }
-  BuildMask();
 }
 
 // Right after DoStartForward, so that the batch's sequences are known and its
 // cells are theirs alone.
 void CausalCache::DoGiveBack() {
   selection_.words.resize(table_->free().word_count());
-  for (std::size_t i = 0; i < positions_.size(); ++i) {
-    const auto cell = static_cast<std::size_t>(batch_cells_[i]);
+  for (std::size_t i = 0; i < batch().size(); ++i) {
+    const auto cell = static_cast<std::size_t>(batch_cells()[i]);
     selection_.begin = cell / kWordBits;
     selection_.end = selection_.begin + 1;
     selection_.count = 1;
     selection_.words[selection_.begin] = std::uint64_t{1} << cell % kWordBits;
-    table_->Drop(*table_->Find(sequences_[i]), selection_);
+    table_->Drop(*table_->Find(batch()[i].sequence), selection_);
   }
   for (Sequence* sequence : batch_sequences_) {
     table_->Settle(*sequence, /*stale=*/true);
@@ -303,7 +286,7 @@ void CausalCache::DoPut(const TensorView& key, const TensorView& value) {
     for (auto& [id, stored] : layers_) layer_list_.push_back(&stored);
     rows = CurrentLayer();
   }
-  if (!pass().reserve) rows->Put(key, value, batch_cells_);
+  if (!reserving()) rows->Put(key, value, batch_cells());
 }
 
 std::optional<KvView> CausalCache::DoGet() {
@@ -414,7 +397,8 @@ Status CausalCache::ShiftCustomRows() {
   return {};
 }
 
-void CausalCache::DoCommitRemove() {
+// As it was prepared, with the same arguments.
+void CausalCache::DoCommitRemove(int, std::int32_t, std::int32_t) {
   Sequence* sequence = table_->Find(removal_.seq);
   if (sequence == nullptr) return;
   table_->Drop(*sequence, removal_.leaving);
@@ -464,11 +448,6 @@ void CausalCache::ShiftKeys() {
 
 int CausalCache::CellCount() const {
   return table_ == nullptr ? 0 : static_cast<int>(table_->size());
-}
-
-std::span<const int> CausalCache::BatchCells() const {
-  if (!pass().active) return {};
-  return batch_cells_;
 }
 
 void CausalCache::ListCells(std::vector<CellEntry>& out) const {

@@ -24,7 +24,6 @@ class CausalCache final : public GuardedCache {
   explicit CausalCache(const CacheSpec& spec);
 
   int CellCount() const override;
-  std::span<const int> BatchCells() const override;
   void ListCells(std::vector<CellEntry>& out) const override;
 
  private:
@@ -44,32 +43,30 @@ class CausalCache final : public GuardedCache {
     Selection later;  // Those that move down, none if end is open.
   };
 
-  Status DoCheckInit(const InitArgs& args) const override;
-  void DoInit(const InitArgs& args) override;
+  Status DoCheckInit(const InitArgs& args) override;
+  void DoInit() override;
   void DoClose() override;
   Status DoStartForward(const Batch& batch, bool reserve) override;
   void DoGiveBack() override;
-  void DoSetCausal(std::span<const int> except) override;
+  void DoBuildMask() override;
   void DoPut(const TensorView& key, const TensorView& value) override;
   std::optional<KvView> DoGet() override;
   void DoCopyPrefix(int src, int dst, std::int32_t len) override;
   bool DoCanResume(int seq, std::int32_t pos) const override;
   Status DoPrepareRemove(int seq, std::int32_t begin,
                          std::int32_t end) override;
-  void DoCommitRemove() override;
+  void DoCommitRemove(int seq, std::int32_t begin, std::int32_t end) override;
 
   Reach ReachOf(const InitArgs& args) const;
   bool bounded_memory() const;
 
-  void StartBatch(const Batch& batch);
   void MarkBatch();
   void Evict();
   bool FindCells();
   bool FindScatteredCells();
   void Defrag();
   CellSpan FindView() const;
-  void BuildMask();
-  PosRange VisibleTo(std::size_t token) const;
+  PosRange VisibleTo(const BatchToken& token) const;
 
   Status CheckLater(const Sequence& sequence) const;
   Status ShiftCustomRows();
@@ -82,11 +79,7 @@ class CausalCache final : public GuardedCache {
   Reach reach_;
   std::unique_ptr<CellTable> table_;  // From Init to Close.
 
-  // The current pass, as it was started.
-  std::vector<std::int32_t> positions_;
-  std::vector<int> sequences_;
-  std::vector<int> batch_cells_;
-  std::vector<bool> excepted_;
+  // The current pass.
   CellSpan view_;
   Mask mask_;
   std::uint64_t batch_number_ = 0;

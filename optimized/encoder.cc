@@ -6,7 +6,8 @@
 #include "optimized/storage.h"
 
 namespace kvtwin::optimized {
-Status EncoderCache::DoCheckInit(const InitArgs& args) const {
+
+Status EncoderCache::DoCheckInit(const InitArgs& args) {
   if (args.max_sequences > 1) {
     return {StatusCode::kInvalidArgument,
             fmt::format("max_sequences is {}, an encoder cache has 1",
@@ -45,12 +46,12 @@ void EncoderCache::Reshape(const TensorView& like, Copy& copy) {
 
 void EncoderCache::DoPut(const TensorView& key, const TensorView& value) {
   const bool known = slots_.contains(layer());
-  if (pass().reserve && known) return;
+  if (reserving() && known) return;
   Slot& slot = slots_[layer()];
   const TensorView ordered = config().permuted_v ? PermutedView(value) : value;
   Reshape(key, slot.key);
   Reshape(ordered, slot.value);
-  if (pass().reserve) return;
+  if (reserving()) return;
   CopyDense(key, slot.key.buffer.data());
   CopyDense(ordered, slot.value.buffer.data());
   cached_ = true;
@@ -66,16 +67,8 @@ std::optional<KvView> EncoderCache::DoGet() {
                 .first_cell = 0};
 }
 
-Status EncoderCache::DoPrepareRemove(int, std::int32_t begin,
-                                     std::int32_t end) {
-  remove_begin_ = begin;
-  remove_end_ = end;
-  return {};
-}
-
-void EncoderCache::DoCommitRemove() {
-  if (remove_begin_ <= position_ &&
-      (position_ < remove_end_ || remove_end_ == kOpenEnd)) {
+void EncoderCache::DoCommitRemove(int, std::int32_t begin, std::int32_t end) {
+  if (begin <= position_ && (position_ < end || end == kOpenEnd)) {
     cached_ = false;
   }
 }

@@ -17,12 +17,6 @@
 namespace kvtwin::optimized {
 
 class EncoderCache final : public GuardedCache {
- public:
-  int CellCount() const override { return 0; }
-  std::span<const int> BatchCells() const override { return {}; }
-  void ListCells(std::vector<CellEntry>& out) const override { out.clear(); }
-
- private:
   // A dense copy of a tensor.
   struct Copy {
     AlignedBuffer buffer;
@@ -33,19 +27,13 @@ class EncoderCache final : public GuardedCache {
     Copy value;
   };
 
-  Status DoCheckInit(const InitArgs& args) const override;
-  void DoInit(const InitArgs&) override {}
+  Status DoCheckInit(const InitArgs& args) override;
   void DoClose() override { slots_.clear(); }
   Status DoStartForward(const Batch& batch, bool reserve) override;
   void DoGiveBack() override { pending_position_ = position_before_; }
-  void DoSetCausal(std::span<const int>) override {}  // Refused before.
   void DoPut(const TensorView& key, const TensorView& value) override;
   std::optional<KvView> DoGet() override;
-  void DoCopyPrefix(int, int, std::int32_t) override {}  // Refused before.
-  bool DoCanResume(int, std::int32_t) const override { return true; }
-  Status DoPrepareRemove(int seq, std::int32_t begin,
-                         std::int32_t end) override;
-  void DoCommitRemove() override;
+  void DoCommitRemove(int seq, std::int32_t begin, std::int32_t end) override;
   bool DoEncoderCached() const override { return cached_; }
   bool IsEncoder() const override { return true; }
 
@@ -56,9 +44,6 @@ class EncoderCache final : public GuardedCache {
   std::int32_t pending_position_ = 0;  // Of what the next Put brings.
   std::int32_t position_before_ = 0;   // pending_position_, one pass ago.
   std::map<int, Slot> slots_;          // By layer.
-
-  std::int32_t remove_begin_ = 0;
-  std::int32_t remove_end_ = 0;
 };
 
 }  // namespace kvtwin::optimized

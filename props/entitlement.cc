@@ -11,7 +11,7 @@
 namespace kvtwin::props {
 namespace {
 
-using reference::CausalLedger;
+using reference::CacheLedger;
 using reference::LedgerRows;
 using reference::LedgerToken;
 
@@ -74,7 +74,7 @@ std::string ElementsText(const TensorView& row) {
 
 std::string TokenText(const LedgerToken& token, int layer) {
   std::string text =
-      fmt::format("token {} (sequence {}, position {})", token.id,
+      fmt::format("the token (sequence {}, position {})",
                   fmt::join(token.sequences, "+"), token.position);
   const auto rows = token.rows.find(layer);
   if (rows == token.rows.end()) return text;
@@ -83,7 +83,7 @@ std::string TokenText(const LedgerToken& token, int layer) {
 }
 
 // The hashes of all tokens in a layer; 0 where nothing was put.
-std::vector<std::uint64_t> HashTokens(const CausalLedger& ledger, int layer,
+std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
                                       bool with_value) {
   std::vector<std::uint64_t> hashes;
   for (const LedgerToken& token : ledger.tokens()) {
@@ -101,7 +101,7 @@ std::vector<std::uint64_t> HashTokens(const CausalLedger& ledger, int layer,
 // sees with the tokens that are due, one by one. Tokens that were never put in
 // this layer may be any of the columns that are left.
 std::optional<WrongRow> Explain(
-    const CausalLedger& ledger, int layer, const KvView& view, bool permuted_v,
+    const CacheLedger& ledger, int layer, const KvView& view, bool permuted_v,
     int row, const std::vector<std::uint64_t>& token_hashes) {
   std::vector<const LedgerToken*> due;
   std::vector<std::uint64_t> due_hashes;
@@ -178,18 +178,16 @@ std::string RowText(const KvView& view, std::int64_t column, bool permuted_v) {
 
 std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
                                      const KvView& view, bool permuted_v) {
-  if (const auto* encoder = ledger.encoder()) {
-    return FindWrongEncoderRow(encoder->rows(layer), view);
-  }
-  const CausalLedger& causal = *ledger.causal();
+  const CacheLedger& active = ledger.active();
+  if (active.encoder()) return FindWrongEncoderRow(active.slot(layer), view);
   const std::vector<std::uint64_t> tokens =
-      HashTokens(causal, layer, view.value.data != nullptr);
+      HashTokens(active, layer, view.value.data != nullptr);
   const std::int64_t columns = view.mask.shape[0];
   std::vector<std::uint64_t> column_hashes(static_cast<std::size_t>(columns));
-  if (view.mask.shape[1] < causal.rows()) {
+  if (view.mask.shape[1] < active.rows()) {
     return WrongRow{0, -1,
                     fmt::format("the mask has {} rows, the batch {} tokens",
-                                view.mask.shape[1], causal.rows())};
+                                view.mask.shape[1], active.rows())};
   }
   for (int row = 0; row < static_cast<int>(view.mask.shape[1]); ++row) {
     // Sums of hashes compare multisets: equal ones always agree, and others
@@ -199,7 +197,7 @@ std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
     for (std::int64_t column = 0; column < columns; ++column) {
       const int bit = MaskBit(view.mask, column, row);
       if (bit == 1) continue;
-      if (bit == 2 || row >= causal.rows()) {
+      if (bit == 2 || row >= active.rows()) {
         return WrongRow{row, static_cast<int>(column),
                         bit == 2 ? "the mask is neither 0 nor -inf"
                                  : "a padding row sees something"};
@@ -209,16 +207,16 @@ std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
       seen_sum += hash;
       ++seen;
     }
-    if (row >= causal.rows()) continue;
+    if (row >= active.rows()) continue;
     bool all_known = true;
     for (std::size_t t = 0; t < tokens.size(); ++t) {
-      if (!causal.Entitled(row, causal.tokens()[t])) continue;
+      if (!active.Entitled(row, active.tokens()[t])) continue;
       all_known = all_known && tokens[t] != 0;
       seen_sum -= tokens[t];
       --seen;
     }
     if (seen == 0 && seen_sum == 0 && all_known) continue;
-    auto wrong = Explain(causal, layer, view, permuted_v, row, tokens);
+    auto wrong = Explain(active, layer, view, permuted_v, row, tokens);
     if (wrong) return wrong;
   }
   return std::nullopt;

@@ -12,7 +12,7 @@
 namespace kvtwin::props {
 namespace {
 
-using reference::CausalLedger;
+using reference::CacheLedger;
 using reference::Ledger;
 using reference::LedgerToken;
 
@@ -85,7 +85,7 @@ double RowsBytes(const DenseTensor& key, const DenseTensor& value) {
          static_cast<double>(value.bytes.size());
 }
 
-double LedgerBytes(const CausalLedger& ledger) {
+double LedgerBytes(const CacheLedger& ledger) {
   double bytes = 0;
   for (const LedgerToken& token : ledger.tokens()) {
     bytes += kTokenBytes +
@@ -291,15 +291,7 @@ double Oracle::LedgerExcess(const TraceOp& op) {
   const std::size_t caches = fresh_.size();
   double bytes = static_cast<double>(op.positions.size() * caches) *
                  (kTokenBytes + kSequenceBytes);
-  for (std::size_t i = 0; i < caches; ++i) {
-    if (header_.spec.kind == Kind::kWrapper) {
-      ledger_->SetLayerType(static_cast<int>(i));
-    }
-    if (ledger_->causal() != nullptr) bytes += LedgerBytes(*ledger_->causal());
-  }
-  if (header_.spec.kind == Kind::kWrapper) {
-    ledger_->SetLayerType(static_cast<int>(active_));
-  }
+  for (const CacheLedger& part : ledger_->parts()) bytes += LedgerBytes(part);
   return bytes - put_bytes_;
 }
 
@@ -598,7 +590,7 @@ std::optional<Finding> Oracle::FollowLedger(const TraceOp& op) {
       if (!op.answer || ledger_->CanResume(op.seq, op.pos)) return std::nullopt;
       return Finding{"result is true, but tokens in the window are gone", ""};
     case TraceOpKind::kEncoderCached:
-      if (!op.answer || ledger_->encoder()->cached()) return std::nullopt;
+      if (!op.answer || ledger_->active().cached()) return std::nullopt;
       return Finding{"result is true, but nothing is cached", ""};
   }
   return std::nullopt;
@@ -658,12 +650,12 @@ std::optional<Finding> Oracle::CheckEntitlement(const TraceOp& op) const {
   if (auto finding = CheckDims(op)) return finding;
   if (!fresh_[active_]) return std::nullopt;
   KvView view = RecordedView(op);
-  const auto* encoder = ledger_->encoder();
-  if (encoder == nullptr && !op.mask) {
+  const CacheLedger& active = ledger_->active();
+  if (!active.encoder() && !op.mask) {
     return Finding{"mask is null, one is due", ""};
   }
-  if (encoder != nullptr && !op.value) {
-    view.value = encoder->rows(op.layer)->value.view();
+  if (active.encoder() && !op.value) {
+    view.value = active.slot(op.layer)->value.view();
   }
   const auto wrong =
       FindWrongRow(*ledger_, op.layer, view, header_.config.permuted_v);

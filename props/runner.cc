@@ -228,7 +228,6 @@ void Run::CheckCells() {
 }
 
 void Run::CheckTokens() {
-  if (ledger_.causal() == nullptr) return;
   const auto mix = [](std::int64_t a, std::uint64_t seed) {
     return XXH3_64bits_withSeed(&a, sizeof(a), seed);
   };
@@ -244,7 +243,7 @@ void Run::CheckTokens() {
     owners = 0;
   }
   std::uint64_t in_ledger = 0;
-  for (const auto& token : ledger_.causal()->tokens()) {
+  for (const auto& token : ledger_.active().tokens()) {
     for (const int seq : token.sequences) owners += mix(seq, 0);
     in_ledger += mix(token.position, owners);
     owners = 0;
@@ -252,7 +251,7 @@ void Run::CheckTokens() {
   if (in_cells == in_ledger) return;
   std::string text = "the reference's cells do not hold the ledger's tokens";
   text += "\n  reference" + CellsText(*reference_) + "\n  ledger   ";
-  for (const auto& token : ledger_.causal()->tokens()) {
+  for (const auto& token : ledger_.active().tokens()) {
     text += fmt::format(" {}@s{}", token.position,
                         fmt::join(token.sequences, "+s"));
   }
@@ -417,13 +416,11 @@ bool Run::SetUp() {
                              reference_->CellCount(), tested_->CellCount(),
                              subject_.name);
         });
-  if (const auto* causal = ledger_.causal()) {
-    Check(causal->cells() == reference_->CellCount(), "reference: cell count",
-          [&] {
-            return fmt::format("{} cells by the ledger, {} by the reference",
-                               causal->cells(), reference_->CellCount());
-          });
-  }
+  const std::int64_t cells = ledger_.active().cells();
+  Check(cells == reference_->CellCount(), "reference: cell count", [&] {
+    return fmt::format("{} cells by the ledger, {} by the reference", cells,
+                       reference_->CellCount());
+  });
   return true;
 }
 
@@ -439,27 +436,20 @@ void Run::TearDown() {
 // By all of a wrapper's caches: one may have evicted what another still has.
 std::int32_t Run::Next(int seq) {
   std::int64_t next = 0;
-  for (int type = 0; type < types(); ++type) {
-    ledger_.SetLayerType(type);
-    if (ledger_.causal() == nullptr) continue;
-    for (const auto& token : ledger_.causal()->tokens()) {
-      if (!token.HeldBy(seq)) continue;
-      next = std::max(next, std::int64_t{token.position} + 1);
+  for (const auto& part : ledger_.parts()) {
+    for (const auto& token : part.tokens()) {
+      if (token.HeldBy(seq)) next = std::max(next, token.position + 1);
     }
   }
-  ledger_.SetLayerType(active_type_);
   return static_cast<std::int32_t>(std::min<std::int64_t>(next, kOpenEnd));
 }
 
 std::int64_t Run::Free() {
   std::int64_t free = setup_.init.max_batch;
-  for (int type = 0; type < types(); ++type) {
-    ledger_.SetLayerType(type);
-    if (ledger_.causal() == nullptr) continue;
-    free = std::min(free, ledger_.causal()->cells() -
-                              std::ssize(ledger_.causal()->tokens()));
+  for (const auto& part : ledger_.parts()) {
+    if (part.encoder()) continue;
+    free = std::min(free, part.cells() - std::ssize(part.tokens()));
   }
-  ledger_.SetLayerType(active_type_);
   return free;
 }
 
@@ -717,7 +707,7 @@ bool Run::CanResume(int seq, std::int32_t pos) {
 }
 
 void Run::EncoderCached() {
-  const bool by_ledger = ledger_.encoder()->cached();
+  const bool by_ledger = ledger_.active().cached();
   const Result<bool> reference = reference_->EncoderCached();
   const Result<bool> subject = tested_->EncoderCached();
   CheckCodes("EncoderCached", StatusCode::kOk, reference.status().code(),

@@ -24,7 +24,7 @@ constexpr std::size_t kWidth = 80;
 // A token that is somewhere: "0+1@4" is held by sequences 0 and 1.
 struct Held {
   int cell = 0;
-  std::int32_t position = 0;
+  std::int64_t position = 0;
   std::vector<int> sequences;
 };
 
@@ -32,8 +32,7 @@ struct Held {
 std::vector<Held> HeldTokens(const Oracle& oracle) {
   std::vector<Held> held;
   if (oracle.twin() == nullptr) {
-    if (oracle.ledger().causal() == nullptr) return held;
-    for (const auto& token : oracle.ledger().causal()->tokens()) {
+    for (const auto& token : oracle.ledger().active().tokens()) {
       held.push_back({-1,
                       token.position,
                       {token.sequences.begin(), token.sequences.end()}});

@@ -1,42 +1,339 @@
-// The reference twin's encoder and wrapper, and what makes any of its caches.
+// The reference twin: cells, ranges and masks in the most obvious way, to be
+// checked by eye against docs/semantics.md.
 
 #include "core/twin.h"
 
-#include <fmt/format.h>
-
+#include <algorithm>
+#include <limits>
 #include <map>
+#include <numeric>
+#include <set>
 
 #include "core/dense_tensor.h"
-#include "core/wrapper_base.h"
-#include "reference/causal.h"
+#include "core/elements.h"
+#include "core/row_store.h"
+#include "core/wrapper.h"
 
 namespace kvtwin::reference {
 namespace {
 
-class EncoderCache final : public GuardedCache {
+// Farther than any position.
+constexpr std::int64_t kUnbounded = std::int64_t{1} << 40;
+
+struct Cell {
+  std::int32_t position = 0;
+  std::set<int> sequences;  // Empty: the cell is free.
+
+  bool IsFree() const { return sequences.empty(); }
+  bool Holds(int seq) const { return sequences.contains(seq); }
+};
+
+struct Layer {
+  RowStore keys;
+  RowStore values;
+};
+
+class CausalCache final : public GuardedCache {
  public:
-  int CellCount() const override { return 0; }
-  std::span<const int> BatchCells() const override { return {}; }
-  void ListCells(std::vector<CellEntry>& out) const override { out.clear(); }
+  explicit CausalCache(const CacheSpec& spec) : spec_(spec) {}
+
+  int CellCount() const override { return static_cast<int>(cells_.size()); }
+
+  void ListCells(std::vector<CellEntry>& out) const override {
+    out.clear();
+    for (int i = 0; i < CellCount(); ++i) {
+      const auto& [position, sequences] = cells_[static_cast<std::size_t>(i)];
+      for (const int seq : sequences) out.push_back({i, position, seq});
+    }
+  }
 
  private:
+  // S2 to S4.
+  Status DoCheckInit(const InitArgs& args) override {
+    window_ = memory_ = kUnbounded;
+    const bool windowed =
+        spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem;
+    if (windowed && spec_.window) window_ = memory_ = *spec_.window;
+    if (spec_.kind == Kind::kSwaMem && spec_.memory) memory_ = *spec_.memory;
+    // Room for the stop token, which the next request will not have.
+    if (args.max_sequences > 1) memory_ = std::max(memory_, window_ + 1);
+    if (memory_ >= args.capacity) memory_ = kUnbounded;
+    if (memory_ < window_) {
+      return {StatusCode::kInvalidArgument, "memory is less than the window"};
+    }
+    cell_count_ = std::int64_t{args.max_sequences} * args.capacity;
+    if (memory_ < kUnbounded) {
+      cell_count_ = args.max_sequences * memory_ + args.max_batch;
+    }
+    cell_count_ = RoundUp(cell_count_, config().cache_padding);
+    if (cell_count_ <= std::numeric_limits<int>::max()) return {};
+    return {StatusCode::kInvalidArgument, "more cells than can be counted"};
+  }
+
+  static std::int64_t RoundUp(std::int64_t length, std::int64_t padding) {
+    return (length + padding - 1) / padding * padding;
+  }
+
+  void DoInit() override {
+    cells_.resize(static_cast<std::size_t>(cell_count_));
+  }
+
+  void DoClose() override {
+    cells_.clear();
+    layers_.clear();
+  }
+
+  Cell& CellAt(int i) { return cells_[static_cast<std::size_t>(i)]; }
+
+  Status DoStartForward(const Batch&, bool reserve) override {
+    view_first_ = 0;
+    view_cells_ = CellCount();
+    if (reserve) {
+      batch_cells().resize(batch().size());
+      std::iota(batch_cells().begin(), batch_cells().end(), 0);
+    } else {
+      if (memory_ < kUnbounded) Evict();
+      batch_cells() = FindCells();
+      if (batch_cells().empty() && spec_.placement == Placement::kContiguous) {
+        Defrag();
+        batch_cells() = FindCells();
+      }
+      if (batch_cells().empty()) return {StatusCode::kCacheFull, "no room"};
+      for (std::size_t i = 0; i < batch().size(); ++i) {
+        CellAt(batch_cells()[i]) = {batch()[i].position, {batch()[i].sequence}};
+      }
+      SetView();
+    }
+    DoBuildMask();
+    return {};
+  }
+
+  // The lowest position that `seq` has in the batch, or `otherwise`.
+  std::int64_t LowestInBatch(int seq, std::int64_t otherwise) const {
+    std::set<std::int64_t> positions;
+    for (const BatchToken& token : batch()) {
+      if (token.sequence == seq) positions.insert(token.position);
+    }
+    return positions.empty() ? otherwise : *positions.begin();
+  }
+
+  // S7.
+  void Evict() {
+    std::map<int, std::int64_t> next;  // By sequence.
+    for (const Cell& cell : cells_) {
+      for (const int seq : cell.sequences) {
+        next[seq] = std::max(next[seq], std::int64_t{cell.position} + 1);
+      }
+    }
+    for (const auto& [seq, next_position] : next) {
+      const std::int64_t low = LowestInBatch(seq, next_position);
+      for (Cell& cell : cells_) {
+        if (cell.position < low - memory_) cell.sequences.erase(seq);
+      }
+    }
+  }
+
+  // The cell of each batch token; empty if there is no room.
+  std::vector<int> FindCells() {
+    std::vector<int> found;
+    for (int i = 0; i < CellCount(); ++i) {
+      if (CellAt(i).IsFree()) {
+        found.push_back(i);
+      } else if (spec_.placement == Placement::kContiguous) {
+        found.clear();
+      }
+      if (found.size() == batch().size()) return found;
+    }
+    return {};
+  }
+
+  // One token at a time, so that rows and cells stay together.
+  void Defrag() {
+    int last = CellCount() - 1;
+    for (int hole = 0; hole < last; ++hole) {
+      if (!CellAt(hole).IsFree()) continue;
+      while (last > hole && CellAt(last).IsFree()) --last;
+      if (last == hole) return;
+      std::swap(CellAt(hole), CellAt(last));
+      for (auto& [id, layer] : layers_) {
+        layer.keys.Copy(last, hole);
+        layer.values.Copy(last, hole);
+      }
+    }
+  }
+
+  // With the batch's own cells in place, which it therefore spans.
+  void SetView() {
+    int first = CellCount();
+    int last = -1;
+    for (const BatchToken& token : batch()) {
+      std::int64_t oldest = 0;
+      if (memory_ < kUnbounded) {
+        oldest = LowestInBatch(token.sequence, 0) - window_;
+      }
+      for (int i = 0; i < CellCount(); ++i) {
+        const Cell& cell = CellAt(i);
+        if (!cell.Holds(token.sequence) || cell.position < oldest) continue;
+        first = std::min(first, i);
+        last = std::max(last, i);
+      }
+    }
+    const int padding = config().cache_padding;
+    view_first_ = first / padding * padding;
+    view_cells_ = static_cast<int>(RoundUp(last + 1, padding)) - view_first_;
+  }
+
+  bool Sees(const BatchToken& token, const Cell& cell) const {
+    const std::int64_t now = token.position;
+    if (!cell.Holds(token.sequence)) return false;
+    if (cell.position > now && !token.excepted) return false;
+    if (cell.position < now - window_) return false;
+    const bool chunked = spec_.kind == Kind::kChunked;
+    return !chunked || cell.position >= now - now % spec_.chunk;
+  }
+
+  void DoBuildMask() override {
+    const std::int64_t rows =
+        RoundUp(std::ssize(batch()), config().mask_batch_padding);
+    constexpr float kHidden = -std::numeric_limits<float>::infinity();
+    mask_ =
+        FilledTensor(config().mask_dtype, {view_cells_, rows, 1, 1}, kHidden);
+    std::byte* element = mask_.bytes.data();
+    for (const BatchToken& token : batch()) {
+      for (int column = 0; column < view_cells_; ++column) {
+        const bool sees = Sees(token, CellAt(view_first_ + column));
+        if (sees) StoreElement(0.0F, element, mask_.dtype);
+        element += SizeOf(mask_.dtype);
+      }
+    }
+  }
+
+  void DoGiveBack() override {
+    for (const int i : batch_cells()) CellAt(i).sequences.clear();
+  }
+
+  void DoPut(const TensorView& key, const TensorView& value) override {
+    if (!layers_.contains(layer())) {
+      const auto& [k_head_dim, kv_heads, v_head_dim] = row_dims();
+      const RowStore keys(dtype(), k_head_dim, kv_heads, CellCount(), false);
+      const RowStore values(dtype(), v_head_dim, kv_heads, CellCount(),
+                            config().permuted_v);
+      layers_.try_emplace(layer(), Layer{keys, values});
+    }
+    if (reserving()) return;
+    auto& [keys, values] = layers_.at(layer());
+    std::int64_t row = 0;
+    for (const int cell : batch_cells()) {
+      keys.Store(cell, Slice(key, 2, row));
+      values.Store(cell, Slice(value, 2, row));
+      ++row;
+    }
+  }
+
+  std::optional<KvView> DoGet() override {
+    const auto at = layers_.find(layer());
+    if (at == layers_.end()) return std::nullopt;
+    return KvView{at->second.keys.View(view_first_, view_cells_),
+                  at->second.values.View(view_first_, view_cells_),
+                  mask_.view(), view_first_};
+  }
+
+  void DoCopyPrefix(int src, int dst, std::int32_t len) override {
+    for (Cell& cell : cells_) {
+      const bool copied = cell.Holds(src) && cell.position < len;
+      cell.sequences.erase(dst);
+      if (copied) cell.sequences.insert(dst);
+    }
+  }
+
+  bool DoCanResume(int seq, std::int32_t pos) const override {
+    if (memory_ == kUnbounded) return true;
+    std::set<std::int64_t> stored;
+    for (const Cell& cell : cells_) {
+      if (cell.Holds(seq)) stored.insert(cell.position);
+    }
+    if (stored.empty()) return false;
+    return *stored.begin() <= std::max<std::int64_t>(0, pos - window_) &&
+           pos <= *stored.rbegin() + 1;
+  }
+
+  Status CheckRemove(int seq, std::int32_t begin, std::int32_t end) const {
+    bool remains = false;
+    for (const Cell& cell : cells_) {
+      if (!cell.Holds(seq)) continue;
+      remains = remains || cell.position < begin || cell.position >= end;
+      if (cell.position >= end && cell.sequences.size() > 1) {
+        return {StatusCode::kSharedCells, "a later token is shared"};
+      }
+    }
+    if (!remains || spec_.shift.kind != ShiftKind::kNone) return {};
+    return {StatusCode::kNotSupported, "there is no shift function"};
+  }
+
+  Status DoPrepareRemove(int seq, std::int32_t begin,
+                         std::int32_t end) override {
+    shifted_.clear();
+    if (end == kOpenEnd) return {};
+    if (Status why = CheckRemove(seq, begin, end); !why.ok()) return why;
+    for (int i = 0; i < CellCount(); ++i) {
+      if (!CellAt(i).Holds(seq) || CellAt(i).position < end) continue;
+      for (auto& [id, layer] : layers_) {
+        DenseTensor key = layer.keys.Load(i);
+        Status status = ShiftStored(spec_.shift, id, begin - end, key);
+        if (!status.ok()) return status;
+        shifted_.push_back({&layer.keys, i, key});
+      }
+    }
+    return {};
+  }
+
+  void DoCommitRemove(int seq, std::int32_t begin, std::int32_t end) override {
+    for (const auto& [keys, cell, key] : shifted_) {
+      keys->Store(cell, key.view());
+    }
+    for (Cell& cell : cells_) {
+      if (!cell.Holds(seq) || cell.position < begin) continue;
+      if (cell.position < end || end == kOpenEnd) {
+        cell.sequences.erase(seq);
+      } else {
+        cell.position -= end - begin;
+      }
+    }
+  }
+
+  struct ShiftedRow {
+    RowStore* keys;
+    int cell;
+    DenseTensor key;
+  };
+
+  const CacheSpec spec_;
+  std::int64_t window_ = kUnbounded;
+  std::int64_t memory_ = kUnbounded;
+  std::int64_t cell_count_ = 0;
+  std::vector<Cell> cells_;
+  std::map<int, Layer> layers_;
+  std::vector<ShiftedRow> shifted_;  // By DoPrepareRemove.
+
+  // The current pass.
+  int view_first_ = 0;
+  int view_cells_ = 0;
+  DenseTensor mask_;  // [view_cells, rows]
+};
+
+class EncoderCache final : public GuardedCache {
   struct Slot {
     DenseTensor key;
     DenseTensor value;
   };
 
   bool IsEncoder() const override { return true; }
-
-  Status DoCheckInit(const InitArgs& args) const override {
-    if (args.max_sequences == 1 && config().cache_padding == 1) return {};
-    return {StatusCode::kInvalidArgument,
-            fmt::format("max_sequences is {} and cache_padding {}, an encoder "
-                        "cache takes 1 and 1",
-                        args.max_sequences, config().cache_padding)};
-  }
-
-  void DoInit(const InitArgs&) override {}
   void DoClose() override { slots_.clear(); }
+
+  Status DoCheckInit(const InitArgs& args) override {
+    if (args.max_sequences == 1 && config().cache_padding == 1) return {};
+    return {StatusCode::kInvalidArgument, "one sequence and no padding only"};
+  }
 
   Status DoStartForward(const Batch& batch, bool reserve) override {
     position_before_ = next_position_;
@@ -48,14 +345,11 @@ class EncoderCache final : public GuardedCache {
   }
 
   void DoGiveBack() override { next_position_ = position_before_; }
-  void DoSetCausal(std::span<const int>) override {}
 
   void DoPut(const TensorView& key, const TensorView& value) override {
     const TensorView stored = config().permuted_v ? PermutedView(value) : value;
-    if (pass().reserve) {
-      slots_.try_emplace(layer(),
-                         Slot{FilledTensor(key.dtype, key.shape, 0),
-                              FilledTensor(stored.dtype, stored.shape, 0)});
+    if (reserving()) {
+      slots_.try_emplace(layer(), Slot{ZerosLike(key), ZerosLike(stored)});
       return;
     }
     slots_[layer()] = {CopyOf(key, key.dtype), CopyOf(stored, stored.dtype)};
@@ -69,15 +363,11 @@ class EncoderCache final : public GuardedCache {
     return KvView{slot->second.key.view(), slot->second.value.view(), {}, 0};
   }
 
-  void DoCopyPrefix(int, int, std::int32_t) override {}
-  bool DoCanResume(int, std::int32_t) const override { return true; }
-
-  Status DoPrepareRemove(int, std::int32_t begin, std::int32_t end) override {
+  void DoCommitRemove(int, std::int32_t begin, std::int32_t end) override {
     const bool before_end = position_ < end || end == kOpenEnd;
-    forgets_ = begin <= position_ && before_end;
-    return {};
+    if (begin <= position_ && before_end) cached_ = false;
   }
-  void DoCommitRemove() override { cached_ = cached_ && !forgets_; }
+
   bool DoEncoderCached() const override { return cached_; }
 
   std::map<int, Slot> slots_;  // By layer.
@@ -85,69 +375,17 @@ class EncoderCache final : public GuardedCache {
   std::int32_t position_ = 0;         // Of what the slots hold.
   std::int32_t next_position_ = 0;    // Of the next Put.
   std::int32_t position_before_ = 0;  // next_position_ before the pass.
-  bool forgets_ = false;              // Decided by DoPrepareRemove.
-};
-
-class WrapperCache final : public WrapperBase {
- public:
-  using WrapperBase::WrapperBase;
-
-  Status StartForward(const Batch& batch, bool reserve) override {
-    for (std::size_t i = 0; i < caches().size(); ++i) {
-      Status status = caches()[i]->StartForward(batch, reserve);
-      if (status.ok()) continue;
-      if (status.code() != StatusCode::kCacheFull) return status;
-      for (std::size_t j = 0; j < i; ++j) caches()[j]->GiveBack();
-      for (const auto& cache : caches()) cache->EndPass();
-      return status;
-    }
-    set_active(0);
-    return {};
-  }
-
-  Status CopyPrefix(int src, int dst, std::int32_t len) override {
-    for (const auto& cache : caches()) {
-      Status status = cache->CheckCopyPrefix(src, dst, len);
-      if (!status.ok()) return status;
-    }
-    Status status;
-    for (const auto& cache : caches())
-      status = cache->CopyPrefix(src, dst, len);
-    return status;
-  }
-
-  Result<bool> CanResume(int seq, std::int32_t pos) override {
-    bool all = true;
-    for (const auto& cache : caches()) {
-      const Result<bool> can = cache->CanResume(seq, pos);
-      if (!can.ok()) return can.status();
-      all = all && *can;
-    }
-    return all;
-  }
-
-  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
-    for (const auto& cache : caches()) {
-      Status status = cache->PrepareRemove(seq, begin, end);
-      if (!status.ok()) return status;
-    }
-    for (const auto& cache : caches()) cache->CommitRemove();
-    return {};
-  }
 };
 
 std::unique_ptr<GuardedCache> MakeOne(const CacheSpec& spec) {
   if (spec.kind == Kind::kEncoder) return std::make_unique<EncoderCache>();
-  return MakeCausal(spec);
+  return std::make_unique<CausalCache>(spec);
 }
 
 }  // namespace
 
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec) {
-  if (spec.kind != Kind::kWrapper) return MakeOne(spec);
-  std::vector<std::unique_ptr<GuardedCache>> caches;
-  for (const CacheSpec& inner : spec.caches) caches.push_back(MakeOne(inner));
-  return std::make_unique<WrapperCache>(std::move(caches));
+  return MakeWrapped(spec, MakeOne);
 }
 
 }  // namespace kvtwin::reference

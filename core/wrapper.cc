@@ -1,0 +1,113 @@
+#include "core/wrapper.h"
+
+#include <fmt/format.h>
+
+namespace kvtwin {
+
+Status WrapperCache::SetConfig(const CacheConfig& config) {
+  for (const auto& cache : caches_) {
+    Status status = cache->CheckConfig(config);
+    if (!status.ok()) return status;
+  }
+  for (const auto& cache : caches_) {
+    Status status = cache->SetConfig(config);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+Status WrapperCache::Init(DType dtype, int max_sequences, int capacity,
+                          int max_batch) {
+  for (const auto& cache : caches_) {
+    Status status =
+        cache->CheckInit({dtype, max_sequences, capacity, max_batch});
+    if (!status.ok()) return status;
+  }
+  for (const auto& cache : caches_) {
+    Status status = cache->Init(dtype, max_sequences, capacity, max_batch);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+void WrapperCache::Close() {
+  for (const auto& cache : caches_) cache->Close();
+}
+
+Status WrapperCache::SetLayer(int layer) {
+  Status status;  // All caches answer alike.
+  for (const auto& cache : caches_) status = cache->SetLayer(layer);
+  return status;
+}
+
+Status WrapperCache::SetLayerType(int type) {
+  if (Status status = active().CheckReady(); !status.ok()) return status;
+  if (type < 0 || static_cast<std::size_t>(type) >= caches_.size()) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("layer type is {}, the wrapper has {} caches", type,
+                        caches_.size())};
+  }
+  active_ = static_cast<std::size_t>(type);
+  return {};
+}
+
+Status WrapperCache::SetCausal(std::span<const int> except) {
+  return active().SetCausal(except);
+}
+
+Status WrapperCache::Put(const TensorView& key, const TensorView& value) {
+  return active().Put(key, value);
+}
+
+Status WrapperCache::StartForward(const Batch& batch, bool reserve) {
+  // Misuse changes nothing. All caches answer alike.
+  if (Status status = active().CheckBatch(batch); !status.ok()) return status;
+  for (const auto& cache : caches_) cache->EndPass();
+  for (const auto& cache : caches_) {
+    Status status = cache->StartForward(batch, reserve);
+    if (status.ok()) continue;
+    for (const auto& each : caches_) each->GiveBack();
+    return status;
+  }
+  active_ = 0;
+  return {};
+}
+
+Status WrapperCache::CopyPrefix(int src, int dst, std::int32_t len) {
+  for (const auto& cache : caches_) {
+    Status status = cache->CheckCopyPrefix(src, dst, len);
+    if (!status.ok()) return status;
+  }
+  Status status;  // All of them will say ok.
+  for (const auto& cache : caches_) status = cache->CopyPrefix(src, dst, len);
+  return status;
+}
+
+Result<bool> WrapperCache::CanResume(int seq, std::int32_t pos) {
+  bool all = true;
+  for (const auto& cache : caches_) {
+    const Result<bool> can = cache->CanResume(seq, pos);
+    if (!can.ok()) return can.status();
+    all = all && *can;
+  }
+  return all;
+}
+
+Status WrapperCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
+  for (const auto& cache : caches_) {
+    Status status = cache->PrepareRemove(seq, begin, end);
+    if (!status.ok()) return status;
+  }
+  for (const auto& cache : caches_) cache->CommitRemove(seq, begin, end);
+  return {};
+}
+
+std::unique_ptr<Cache> MakeWrapped(const CacheSpec& spec,
+                                   const MakeOne& make_one) {
+  if (spec.kind != Kind::kWrapper) return make_one(spec);
+  std::vector<std::unique_ptr<GuardedCache>> caches;
+  for (const CacheSpec& inner : spec.caches) caches.push_back(make_one(inner));
+  return std::make_unique<WrapperCache>(std::move(caches));
+}
+
+}  // namespace kvtwin

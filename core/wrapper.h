@@ -1,0 +1,65 @@
+// Several caches behind one interface. It has no cells and makes no decision of
+// its own: calls go to the active cache, or to all of them or none.
+
+#ifndef KVTWIN_CORE_WRAPPER_H_
+#define KVTWIN_CORE_WRAPPER_H_
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/guarded_cache.h"
+
+namespace kvtwin {
+
+// Makes a cache that is not a wrapper.
+using MakeOne = std::function<std::unique_ptr<GuardedCache>(const CacheSpec&)>;
+
+// The cache of `spec`, a wrapper or not, out of those that `make_one` makes.
+std::unique_ptr<Cache> MakeWrapped(const CacheSpec& spec,
+                                   const MakeOne& make_one);
+
+class WrapperCache final : public Cache {
+ public:
+  // Requires: at least one cache.
+  explicit WrapperCache(std::vector<std::unique_ptr<GuardedCache>> caches)
+      : caches_(std::move(caches)) {}
+
+  // To all of them or none. What StartForward evicted or moved before one of
+  // the caches was found full stays so.
+  Status SetConfig(const CacheConfig& config) override;
+  Status Init(DType dtype, int max_sequences, int capacity,
+              int max_batch) override;
+  void Close() override;
+  Status SetLayer(int layer) override;
+  Status StartForward(const Batch& batch, bool reserve) override;
+  Status CopyPrefix(int src, int dst, std::int32_t len) override;
+  Result<bool> CanResume(int seq, std::int32_t pos) override;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override;
+
+  Status SetLayerType(int type) override;
+
+  // The active cache's.
+  Status SetCausal(std::span<const int> except) override;
+  Status Put(const TensorView& key, const TensorView& value) override;
+  Result<KvView> Get() override { return active().Get(); }
+  Cache* UnderlyingCache() override { return &active(); }
+  Result<bool> EncoderCached() override { return active().EncoderCached(); }
+  int CellCount() const override { return active().CellCount(); }
+  std::span<const int> BatchCells() const override {
+    return active().BatchCells();
+  }
+  void ListCells(std::vector<CellEntry>& out) const override {
+    active().ListCells(out);
+  }
+
+ private:
+  GuardedCache& active() const { return *caches_[active_]; }
+
+  std::vector<std::unique_ptr<GuardedCache>> caches_;
+  std::size_t active_ = 0;
+};
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_WRAPPER_H_
