@@ -38,14 +38,18 @@ void OnCrash(int signal) {
   std::raise(signal);
 }
 
+History HistoryAt(const FuzzOptions& options, std::uint64_t number) {
+  return MakeHistory(options.seed, number, options.kind, kOpsInHistory,
+                     options.cells_max);
+}
+
 // Runs the histories from `first` on, each into its place in `results`.
 void RunBlock(const FuzzOptions& options, const Subject& subject,
               std::uint64_t first, std::vector<RunResult>& results) {
   std::atomic<std::size_t> next = 0;
   const auto work = [&] {
     for (std::size_t i = next++; i < results.size(); i = next++) {
-      const History history =
-          MakeHistory(options.seed, first + i, options.kind, kOpsInHistory);
+      const History history = HistoryAt(options, first + i);
       running = &history;
       running_on = &subject;
       results[i] = RunHistory(history, subject);
@@ -61,8 +65,7 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
                     std::uint64_t number) {
   FuzzFailure failure;
   failure.history_number = number;
-  const History found =
-      MakeHistory(options.seed, number, options.kind, kOpsInHistory);
+  const History found = HistoryAt(options, number);
   failure.operations = found.ops.size();
   failure.shrunk = Shrink(found, subject);
   failure.difference = *RunHistory(failure.shrunk, subject).difference;

@@ -20,6 +20,7 @@ struct FuzzOptions {
   std::uint64_t seed = 1;
   int threads = 1;
   std::optional<Kind> kind;
+  int cells_max = 0;  // If not 0, of each cache.
   // Called now and then, from one thread.
   std::function<void(std::int64_t operations, double seconds)> progress;
 };

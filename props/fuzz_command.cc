@@ -167,6 +167,9 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_option("--kind", fuzz_arguments->kind, "only this kind of cache")
       ->check(CLI::IsMember(
           std::vector<std::string>(kKindNames.begin(), kKindNames.end())));
+  fuzz->add_option("--cells-max", options.cells_max,
+                   "only caches of at most so many cells")
+      ->check(CLI::Range(1, 1 << 20));
   AddTwin(*fuzz, *fuzz_arguments);
   fuzz->callback(
       [fuzz_arguments, &exit_code] { exit_code = RunFuzz(*fuzz_arguments); });

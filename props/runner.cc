@@ -165,7 +165,6 @@ class Run {
   std::int64_t serial_ = 0;
   int first_cell_ = 0;  // Of the views that are compared.
   std::set<int> put_layers_;
-  std::set<int> to_ask_;  // Legal: sequences that must ask before going on.
   RowBuffer keys_;
   RowBuffer values_;
   std::vector<CellEntry> reference_cells_;
@@ -468,14 +467,11 @@ Segment Run::Legalized(Segment segment, std::size_t batch_room) {
       std::min({segment.count, capacity, static_cast<int>(batch_room)});
   const std::int64_t over =
       std::int64_t{Next(segment.seq)} + segment.count - capacity;
-  if (over > 0) {
-    const StatusCode code =
-        Remove(segment.seq, 0, static_cast<std::int32_t>(over));
+  if (over > 0) {  // A context shift: half of it goes.
+    const auto discard =
+        static_cast<std::int32_t>(std::max<std::int64_t>(over, capacity / 2));
+    const StatusCode code = Remove(segment.seq, 0, discard);
     if (code != StatusCode::kOk) Remove(segment.seq, 0, kOpenEnd);
-  }
-  if (to_ask_.erase(segment.seq) != 0 && Next(segment.seq) > 0 &&
-      !CanResume(segment.seq, Next(segment.seq))) {
-    Remove(segment.seq, 0, kOpenEnd);
   }
   return segment;
 }
@@ -660,9 +656,10 @@ void Run::Drop(const Op& op) {
   std::int32_t begin = Resolve(seq, op.begin);
   std::int32_t end = op.open ? kOpenEnd : Resolve(seq, op.end);
   if (begin > end) std::swap(begin, end);
+  if (!setup_.legal) return void(Remove(seq, begin, end));
+  // Going on at `begin`, or anew.
+  if (op.open && begin > 0 && !CanResume(seq, begin)) begin = 0;
   const StatusCode code = Remove(seq, begin, end);
-  if (!setup_.legal) return;
-  to_ask_.insert(seq);
   if (code != StatusCode::kOk) Remove(seq, 0, kOpenEnd);
 }
 
@@ -680,9 +677,12 @@ void Run::CopyPrefix(int src, int dst, std::int32_t len) {
 void Run::Copy(const Op& op) {
   const int src = IdOf(op.seq);
   const int dst = IdOf(op.dst);
-  if (setup_.legal && src == dst) return;
-  CopyPrefix(src, dst, Resolve(src, op.end));
-  to_ask_.insert(dst);
+  std::int32_t len = Resolve(src, op.end);
+  if (!setup_.legal) return CopyPrefix(src, dst, len);
+  if (src == dst) return;
+  len = std::min(len, Next(src));
+  CopyPrefix(src, dst, len);
+  if (len > 0 && !CanResume(dst, len)) Remove(dst, 0, kOpenEnd);
 }
 
 bool Run::CanResume(int seq, std::int32_t pos) {
