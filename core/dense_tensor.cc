@@ -1,6 +1,7 @@
 #include "core/dense_tensor.h"
 
 #include <bit>
+#include <cstring>
 
 #include "core/elements.h"
 
@@ -24,9 +25,19 @@ DenseTensor ZerosLike(const TensorView& like) {
 DenseTensor CopyOf(const TensorView& from, DType dtype) {
   DenseTensor copy = FilledTensor(dtype, from.shape, 0);
   std::byte* to = copy.bytes.data();
+  const std::size_t line =
+      SizeOf(dtype) * static_cast<std::size_t>(from.shape[0]);
+  const bool whole_lines =
+      from.dtype == dtype &&
+      from.stride[0] == static_cast<std::int64_t>(SizeOf(dtype));
   for (std::int64_t l = 0; l < from.shape[3]; ++l) {
     for (std::int64_t k = 0; k < from.shape[2]; ++k) {
       for (std::int64_t j = 0; j < from.shape[1]; ++j) {
+        if (whole_lines) {
+          std::memcpy(to, from.at(0, j, k, l), line);
+          to += line;
+          continue;
+        }
         for (std::int64_t i = 0; i < from.shape[0]; ++i) {
           CopyElement(from.at(i, j, k, l), from.dtype, to, dtype);
           to += SizeOf(dtype);

@@ -1,12 +1,12 @@
 #include "props/entitlement.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "core/elements.h"
+#include "props/hash.h"
 
 namespace kvtwin::props {
 namespace {
@@ -36,11 +36,11 @@ std::uint64_t HashRow(const TensorView& row, std::uint64_t seed) {
   const std::size_t size = SizeOf(row.dtype);
   if (row.stride[0] == static_cast<std::int64_t>(size) &&
       row.stride[1] == row.stride[0] * row.shape[0]) {
-    return XXH3_64bits_withSeed(
-        row.data, size * static_cast<std::size_t>(row.elements()), seed);
+    return HashBytes(row.data, size * static_cast<std::size_t>(row.elements()),
+                     seed);
   }
   const DenseTensor dense = CopyOf(row, row.dtype);
-  return XXH3_64bits_withSeed(dense.bytes.data(), dense.bytes.size(), seed);
+  return HashBytes(dense.bytes.data(), dense.bytes.size(), seed);
 }
 
 // Column `column` of V as [v_head_dim, kv_heads].

@@ -1,7 +1,6 @@
 #include "props/fuzz.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <atomic>
 #include <chrono>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "props/generate.h"
+#include "props/hash.h"
 #include "props/shrink.h"
 
 namespace kvtwin::props {
@@ -95,8 +95,7 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
     for (std::size_t i = 0; i < block.size(); ++i) {
       const RunResult& one = block[i];
       result.operations += one.operations;
-      result.digest =
-          XXH3_64bits_withSeed(&one.digest, sizeof(one.digest), result.digest);
+      result.digest = HashBytes(&one.digest, sizeof(one.digest), result.digest);
       ++result.histories;
       if (one.difference) {
         result.failure = Explain(options, subject, first + i);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <initializer_list>
 #include <numeric>
-#include <set>
 #include <utility>
 
 #include "props/misuse.h"
@@ -163,24 +162,29 @@ void DrawFragments(const Pick& pick, History& history) {
 }
 
 // Which sequences are likely to hold tokens after `op`.
-void Follow(const Op& op, std::set<int>& live) {
+void Follow(const Op& op, std::vector<int>& live) {
+  const auto at = [&](int seq) {
+    return std::find(live.begin(), live.end(), seq);
+  };
+  const auto add = [&](int seq) {
+    if (at(seq) == live.end()) live.push_back(seq);
+  };
   if (op.kind == OpKind::kPut && !op.reserve) {
-    for (const Segment& segment : op.segments) live.insert(segment.seq);
+    for (const Segment& segment : op.segments) add(segment.seq);
   }
-  if (op.kind == OpKind::kCopy && live.contains(op.seq)) live.insert(op.dst);
+  if (op.kind == OpKind::kCopy && at(op.seq) != live.end()) add(op.dst);
   if (op.kind == OpKind::kDrop && op.open && op.begin == RelativePos()) {
-    live.erase(op.seq);
+    std::erase(live, op.seq);
   }
 }
 
 void DrawOps(const Pick& pick, int ops, History& history) {
   const Weights weights = DrawWeights(pick);
-  std::set<int> live;
+  std::vector<int> live;
   if (Chance(pick, 30)) DrawFragments(pick, history);
   for (const Op& op : history.ops) Follow(op, live);
   const auto draw = [&](const Weights& by) {
-    history.ops.push_back(
-        DrawOp(pick, history.setup, by, {live.begin(), live.end()}));
+    history.ops.push_back(DrawOp(pick, history.setup, by, live));
     Follow(history.ops.back(), live);
     return history.ops.back().kind;
   };

@@ -1,13 +1,13 @@
 #include "props/misuse.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <array>
 #include <limits>
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "props/hash.h"
 
 namespace kvtwin::props {
 namespace {
@@ -268,7 +268,7 @@ std::uint64_t Fingerprint(Cache& cache) {
   std::uint64_t hash =
       XXH3_64bits(cells.data(), cells.size() * sizeof(cells[0]));
   const auto add = [&](const void* data, std::size_t size) {
-    hash = XXH3_64bits_withSeed(data, size, hash);
+    hash = HashBytes(data, size, hash);
   };
   add(batch.data(), batch.size_bytes());
   const Result<KvView> view = cache.Get();

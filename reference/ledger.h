@@ -159,16 +159,11 @@ class CacheLedger {
   Status Remove(int seq, std::int32_t begin, std::int32_t end) {
     const bool open = end == kOpenEnd;
     if (begin <= position_ && (position_ < end || open)) cached_ = false;
-    std::vector<LedgerToken> after = tokens_;
     bool remains = false;
-    for (LedgerToken& token : after) {
+    for (const LedgerToken& token : tokens_) {
       if (!token.HeldBy(seq)) continue;
       const bool later = token.position >= end && !open;
-      if (token.position >= begin && !later) {
-        token.sequences.erase(seq);
-        continue;
-      }
-      remains = true;
+      remains = remains || token.position < begin || later;
       if (later && token.sequences.size() > 1) {
         return {StatusCode::kSharedCells, "a later token is shared"};
       }
@@ -176,15 +171,26 @@ class CacheLedger {
     if (!open && remains && spec_.shift.kind == ShiftKind::kNone) {
       return {StatusCode::kNotSupported, "there is no shift function"};
     }
-    for (LedgerToken& token : after) {
+    std::vector<DenseTensor> keys;  // As shifted.
+    for (const LedgerToken& token : tokens_) {
       if (open || !token.HeldBy(seq) || token.position < end) continue;
-      token.position -= end - begin;
-      for (auto& [layer, rows] : token.rows) {
-        Status status = ShiftStored(spec_.shift, layer, begin - end, rows.key);
+      for (const auto& [layer, rows] : token.rows) {
+        keys.push_back(rows.key);
+        Status status =
+            ShiftStored(spec_.shift, layer, begin - end, keys.back());
         if (!status.ok()) return status;
       }
     }
-    tokens_ = std::move(after);
+    auto key = keys.begin();
+    for (LedgerToken& token : tokens_) {
+      if (!token.HeldBy(seq) || token.position < begin) continue;
+      if (token.position < end || open) {
+        token.sequences.erase(seq);
+        continue;
+      }
+      token.position -= end - begin;
+      for (auto& [layer, rows] : token.rows) rows.key = std::move(*key++);
+    }
     DropUnheld();
     return {};
   }
