@@ -8,9 +8,10 @@
 namespace kvtwin {
 
 DenseTensor FilledTensor(DType dtype, const Shape& shape, float value) {
-  DenseTensor tensor{dtype, shape, {}};
-  tensor.bytes.resize(static_cast<std::size_t>(tensor.view().elements()) *
-                      SizeOf(dtype));
+  const auto elements =
+      static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]);
+  DenseTensor tensor{dtype, shape,
+                     std::vector<std::byte>(elements * SizeOf(dtype))};
   if (value == 0) return tensor;
   for (std::size_t at = 0; at < tensor.bytes.size(); at += SizeOf(dtype)) {
     StoreElement(value, &tensor.bytes[at], dtype);

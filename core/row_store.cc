@@ -1,7 +1,5 @@
 #include "core/row_store.h"
 
-#include <cstring>
-
 #include "core/elements.h"
 
 namespace kvtwin {
@@ -26,10 +24,11 @@ void RowStore::Store(int cell, const TensorView& row) {
   const DenseTensor rounded = CopyOf(row, dtype_);
   std::visit(
       [&](auto& rows) {
-        // Bytes, so that a NaN keeps its bits.
+        // Copied, not computed with: a NaN keeps its bits.
         using Element = typename std::decay_t<decltype(rows)>::Scalar;
-        Eigen::Matrix<Element, Eigen::Dynamic, 1> column(row.elements());
-        std::memcpy(column.data(), rounded.bytes.data(), rounded.bytes.size());
+        const Eigen::Map<const Eigen::Matrix<Element, Eigen::Dynamic, 1>>
+            column(reinterpret_cast<const Element*>(rounded.bytes.data()),
+                   row.elements());
         if (cell_dim_ == 0) {
           rows.row(cell) = column.transpose();
         } else {

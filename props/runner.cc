@@ -228,7 +228,11 @@ void Run::CheckCells() {
 
 void Run::CheckTokens() {
   const auto mix = [](std::int64_t a, std::uint64_t seed) {
-    return HashBytes(&a, sizeof(a), seed);
+    std::uint64_t z =
+        static_cast<std::uint64_t>(a) + seed + 0x9E3779B97F4A7C15U;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+    return z ^ (z >> 31);
   };
   std::uint64_t in_cells = 0;
   std::uint64_t owners = 0;

@@ -309,8 +309,12 @@ class Ledger {
     parts_[active_].Put(layer, key, value);
   }
   Status CopyPrefix(int src, int dst, std::int32_t len) {
-    return AllOrNone(
-        [&](auto& part) { return part.CopyPrefix(src, dst, len); });
+    for (CacheLedger& part : parts_) {
+      if (part.encoder()) return part.CopyPrefix(src, dst, len);
+    }
+    Status status;  // All of them will say ok.
+    for (CacheLedger& part : parts_) status = part.CopyPrefix(src, dst, len);
+    return status;
   }
   bool CanResume(int seq, std::int32_t pos) const {
     return std::all_of(parts_.begin(), parts_.end(),
