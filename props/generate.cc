@@ -192,7 +192,7 @@ void DrawOps(const Pick& pick, int ops, History& history) {
     const OpKind last = draw(weights);
     // Two maintenance operations back to back, more often than by chance.
     if ((last == OpKind::kDrop || last == OpKind::kCopy) && Chance(pick, 30)) {
-      draw({0, 3, 2, 1, 0, 0, 0, 0, 0});
+      draw({0, 3, 2, 1, 0, 0, 0, 0, 0, 1});
     }
   }
 }
@@ -481,8 +481,9 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
 }
 
 Weights DrawWeights(const Pick& pick) {
-  // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison.
-  Weights weights = {40, 16, 10, 8, 4, 1, 2, 3, 2};
+  // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison,
+  // reload.
+  Weights weights = {40, 16, 10, 8, 4, 1, 2, 3, 2, 1};
   if (Chance(pick, 50)) return weights;
   for (int& weight : weights) {
     weight = Chance(pick, 30) ? 0 : weight * pick(1, 8);

@@ -22,7 +22,7 @@ namespace kvtwin::props {
 using Pick = std::function<int(int lo, int hi)>;
 
 // How likely each kind of operation is, by OpKind.
-using Weights = std::array<int, 9>;
+using Weights = std::array<int, 10>;
 
 // With a `cells_max`, of at most so many cells (each cache of a wrapper).
 Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max = 0);
