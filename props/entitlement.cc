@@ -30,6 +30,10 @@ int MaskBit(const TensorView& mask, std::int64_t column, std::int64_t row) {
   return bits == 0 ? 0 : bits == kHiddenF16 ? 1 : 2;
 }
 
+std::uint64_t HashDense(const DenseTensor& row, std::uint64_t seed) {
+  return HashBytes(row.bytes.data(), row.bytes.size(), seed);
+}
+
 // Of a whole row; equal rows have equal hashes.
 std::uint64_t HashRow(const TensorView& row, std::uint64_t seed) {
   const std::size_t size = SizeOf(row.dtype);
@@ -38,8 +42,7 @@ std::uint64_t HashRow(const TensorView& row, std::uint64_t seed) {
     return HashBytes(row.data, size * static_cast<std::size_t>(row.elements()),
                      seed);
   }
-  const DenseTensor dense = CopyOf(row, row.dtype);
-  return HashBytes(dense.bytes.data(), dense.bytes.size(), seed);
+  return HashDense(CopyOf(row, row.dtype), seed);
 }
 
 // Column `column` of V as [v_head_dim, kv_heads].
@@ -85,13 +88,14 @@ std::string TokenText(const LedgerToken& token, int layer) {
 std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
                                       bool with_value) {
   std::vector<std::uint64_t> hashes;
+  hashes.reserve(ledger.tokens().size());
   for (const LedgerToken& token : ledger.tokens()) {
     const auto rows = token.rows.find(layer);
     hashes.push_back(0);
     if (rows == token.rows.end()) continue;
-    hashes.back() = HashRow(rows->second.key.view(), 0);
+    hashes.back() = HashDense(rows->second.key, 0);
     if (!with_value) continue;
-    hashes.back() = HashRow(rows->second.value.view(), hashes.back());
+    hashes.back() = HashDense(rows->second.value, hashes.back());
   }
   return hashes;
 }

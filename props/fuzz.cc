@@ -15,7 +15,7 @@
 namespace kvtwin::props {
 namespace {
 
-constexpr int kOpsInHistory = 60;
+constexpr int kOpsInHistory = 100;
 // Histories between two looks at the clock and the count.
 constexpr std::size_t kBlock = 64;
 

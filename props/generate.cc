@@ -483,12 +483,12 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
 Weights DrawWeights(const Pick& pick) {
   // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison,
   // reload.
-  Weights weights = {40, 16, 10, 8, 4, 1, 2, 3, 2, 1};
+  Weights weights = {160, 64, 40, 32, 16, 4, 8, 12, 8, 2};
   if (Chance(pick, 50)) return weights;
   for (int& weight : weights) {
     weight = Chance(pick, 30) ? 0 : weight * pick(1, 8);
   }
-  weights[static_cast<std::size_t>(OpKind::kPut)] += 10;
+  weights[static_cast<std::size_t>(OpKind::kPut)] += 40;
   return weights;
 }
 

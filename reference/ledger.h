@@ -152,6 +152,7 @@ class CacheLedger {
     const bool open = end == kOpenEnd;
     if (begin <= position_ && (position_ < end || open)) cached_ = false;
     bool remains = false;
+    std::vector<LedgerToken> moved;
     for (const LedgerToken& token : tokens_) {
       if (!token.HeldBy(seq)) continue;
       const bool later = token.position >= end && !open;
@@ -159,29 +160,25 @@ class CacheLedger {
       if (later && token.sequences.size() > 1) {
         return {StatusCode::kSharedCells, "a later token is shared"};
       }
+      if (later) moved.push_back(token);
     }
     if (!open && remains && spec_.shift.kind == ShiftKind::kNone) {
       return {StatusCode::kNotSupported, "there is no shift function"};
     }
-    std::vector<DenseTensor> keys;  // As shifted.
-    for (const LedgerToken& token : tokens_) {
-      if (open || !token.HeldBy(seq) || token.position < end) continue;
-      for (const auto& [layer, rows] : token.rows) {
-        keys.push_back(rows.key);
-        Status status =
-            ShiftStored(spec_.shift, layer, begin - end, keys.back());
+    for (LedgerToken& token : moved) {
+      token.position -= end - begin;
+      for (auto& [layer, rows] : token.rows) {
+        Status status = ShiftStored(spec_.shift, layer, begin - end, rows.key);
         if (!status.ok()) return status;
       }
     }
-    auto key = keys.begin();
+    auto next = moved.begin();
     for (LedgerToken& token : tokens_) {
       if (!token.HeldBy(seq) || token.position < begin) continue;
-      if (token.position < end || open) {
+      if (token.position < end || open)
         token.sequences.erase(seq);
-        continue;
-      }
-      token.position -= end - begin;
-      for (auto& [layer, rows] : token.rows) rows.key = std::move(*key++);
+      else
+        token = std::move(*next++);
     }
     DropUnheld();
     return {};
@@ -328,12 +325,8 @@ class Ledger {
     parts_[active_].Put(layer, key, value);
   }
   Status CopyPrefix(int src, int dst, std::int32_t len) {
-    for (CacheLedger& part : parts_) {
-      if (part.encoder()) return part.CopyPrefix(src, dst, len);
-    }
-    Status status;  // All of them will say ok.
-    for (CacheLedger& part : parts_) status = part.CopyPrefix(src, dst, len);
-    return status;
+    return AllOrNone(
+        [&](auto& part) { return part.CopyPrefix(src, dst, len); });
   }
   bool CanResume(int seq, std::int32_t pos) const {
     return std::all_of(parts_.begin(), parts_.end(),
