@@ -43,3 +43,20 @@ set_tests_properties(command.unknown_target PROPERTIES
   ENVIRONMENT KVTWIN_TARGET=MMX)
 kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
+
+# Every rare state is reached, refusals and full caches are neither rare nor the
+# rule, and the instruction set that is asked for is the one that runs.
+kvtwin_command_test(fuzz_reaches_all_probes EXIT 0 PRINTS "\"vacuity\": ?\\[\\]"
+  ARGS fuzz --ops 300000 --seed 1 --probes --json)
+kvtwin_command_test(fuzz_complains_of_probes_not_reached EXIT 1
+  PRINTS "VACUOUS never: filled" ARGS fuzz --ops 500 --kind encoder --probes)
+kvtwin_command_test(fuzz_forced_target EXIT 0 PRINTS "\"target\": ?\"SSSE3\""
+  ARGS fuzz --ops 20000 --seed 1 --json)
+set_tests_properties(command.fuzz_forced_target PROPERTIES
+  ENVIRONMENT KVTWIN_TARGET=SSSE3)
+
+# The canary turns red, and within a second.
+add_test(NAME command.canary
+  COMMAND ${PROJECT_SOURCE_DIR}/props/expect.sh 1 "FAIL subject: mask bytes"
+          $<TARGET_FILE:kvtwin_canary> fuzz --seconds 1 --seed 1)
+set_tests_properties(command.canary PROPERTIES TIMEOUT 60)

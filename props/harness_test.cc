@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <utility>
 
 #include "props/fuzz.h"
 #include "props/shrink.h"
@@ -148,6 +149,37 @@ TEST(Harness, FindsAMisuseThatIsAccepted) {
 }
 TEST(Harness, FindsAReservationThatStores) {
   IsFoundAndShrunk<ReserveStores>(2);
+}
+
+// Wrong once in its life, and never again.
+class WrongOnce : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    return cache_->Remove(seq, begin, std::exchange(due, false) ? begin : end);
+  }
+  static inline bool due = true;
+};
+
+TEST(Harness, FindsWhatDoesNotHappenTwice) {
+  FuzzOptions options;
+  options.operations = 100000;
+  const Subject subject = {
+      .name = "faulty",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(std::make_unique<WrongOnce>(spec));
+      }};
+  const FuzzResult result = Fuzz(options, subject);
+  ASSERT_TRUE(result.failure.has_value());
+  EXPECT_EQ(result.failure->difference.check, "harness: not the same twice");
+}
+
+TEST(Harness, RunsOneHistoryInTwentyTwice) {
+  FuzzOptions options;
+  options.operations = 100000;
+  const FuzzResult result = Fuzz(options, TwinSubject("optimized"));
+  EXPECT_FALSE(result.failure.has_value());
+  EXPECT_GE(result.repeated * 20, result.histories);
 }
 
 TEST(Harness, GivesTheSameDigestOnAnyNumberOfThreads) {

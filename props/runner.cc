@@ -45,10 +45,11 @@ std::string CellsText(const Cache& cache) {
 class Run {
  public:
   Run(const History& history, const Subject& subject,
-      std::vector<std::string>* story, RunResult& result)
+      std::vector<std::string>* story, Observer* observer, RunResult& result)
       : setup_(history.setup),
         subject_(subject),
         story_(story),
+        observer_(observer),
         result_(result),
         ledger_(setup_.spec) {}
 
@@ -101,6 +102,10 @@ class Run {
     result_.digest = HashBytes(data, size, result_.digest);
   }
   void HashInt(std::int64_t value) { Hash(&value, sizeof(value)); }
+  // Before a call that the observer compares the state around.
+  void Look() {
+    if (observer_ != nullptr) observer_->Look(ledger_, *reference_);
+  }
   void Tell(std::string text) {
     if (story_ != nullptr) story_->push_back(std::move(text));
   }
@@ -155,6 +160,7 @@ class Run {
   const Setup& setup_;
   const Subject& subject_;
   std::vector<std::string>* story_;
+  Observer* observer_;
   RunResult& result_;
   const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
 
@@ -177,6 +183,7 @@ void Run::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
                      StatusCode subject) {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(subject));
+  if (observer_ != nullptr) observer_->Outcome(subject);
   if (story_ != nullptr) {
     Tell(fmt::format("{} -> {}", Made(call), StatusName(subject)));
   }
@@ -376,6 +383,10 @@ void Run::CheckViews(int layer) {
   if (has_mask) CheckBytes("mask", reference->mask, subject->mask, 0);
   CheckBytes("K", reference->key, subject->key, 2);
   CheckBytes("V", reference->value, subject->value, permuted ? 0 : 2);
+  if (observer_ != nullptr) {
+    observer_->Get(static_cast<std::size_t>(TypeOf(layer)), layer, *reference,
+                   ledger_, *reference_);
+  }
   if (!pass_.fresh && has_mask) return;
   const auto wrong = FindWrongRow(ledger_, layer, *reference, permuted);
   if (wrong) {
@@ -538,6 +549,7 @@ void Run::MakeBatch(const Op& op) {
 
 bool Run::StartForward(bool reserve) {
   const Batch batch{pass_.positions, pass_.sequences, pass_.multimodal};
+  Look();
   const StatusCode by_ledger = ledger_.StartForward(batch, reserve).code();
   const StatusCode reference = reference_->StartForward(batch, reserve).code();
   const StatusCode subject = tested_->StartForward(batch, reserve).code();
@@ -548,6 +560,9 @@ bool Run::StartForward(bool reserve) {
                        reserve ? ", reserve" : "");
   };
   CheckCodes(call, by_ledger, reference, subject);
+  if (observer_ != nullptr) {
+    observer_->StartForward(batch, reserve, by_ledger, ledger_);
+  }
   Hash(pass_.positions.data(), pass_.positions.size() * sizeof(std::int32_t));
   Hash(pass_.sequences.data(), pass_.sequences.size() * sizeof(int));
   pass_.active = pass_.fresh = subject == StatusCode::kOk;
@@ -604,6 +619,9 @@ void Run::PutRows(int layer) {
   };
   CheckCodes(call, StatusCode::kOk, reference, subject);
   put_layers_.insert(layer);
+  if (observer_ != nullptr) {
+    observer_->Put(static_cast<std::size_t>(TypeOf(layer)), layer, dtype);
+  }
 }
 
 void Run::GetAll() {
@@ -651,10 +669,12 @@ void Run::SetCausal(const std::vector<int>& except) {
         tested_->SetCausal(indices).code());
   }
   SetType(kept_type);
+  if (observer_ != nullptr) observer_->SetCausal(indices);
   pass_.fresh = !pass_.copied;
 }
 
 StatusCode Run::Remove(int seq, std::int32_t begin, std::int32_t end) {
+  Look();
   const StatusCode by_ledger = ledger_.Remove(seq, begin, end).code();
   const StatusCode reference = reference_->Remove(seq, begin, end).code();
   const StatusCode subject = tested_->Remove(seq, begin, end).code();
@@ -664,6 +684,9 @@ StatusCode Run::Remove(int seq, std::int32_t begin, std::int32_t end) {
                            end == kOpenEnd ? "open" : fmt::to_string(end));
       },
       by_ledger, reference, subject);
+  if (observer_ != nullptr) {
+    observer_->Remove(seq, begin, end, by_ledger, ledger_);
+  }
   pass_.fresh = false;
   CheckAllCells();
   return subject;
@@ -682,11 +705,13 @@ void Run::Drop(const Op& op) {
 }
 
 void Run::CopyPrefix(int src, int dst, std::int32_t len) {
+  Look();
+  const StatusCode by_ledger = ledger_.CopyPrefix(src, dst, len).code();
   CheckCodes(
       [&] { return fmt::format("CopyPrefix({}, {}, {})", src, dst, len); },
-      ledger_.CopyPrefix(src, dst, len).code(),
-      reference_->CopyPrefix(src, dst, len).code(),
+      by_ledger, reference_->CopyPrefix(src, dst, len).code(),
       tested_->CopyPrefix(src, dst, len).code());
+  if (observer_ != nullptr) observer_->CopyPrefix(src, dst, len, by_ledger);
   pass_.fresh = false;
   pass_.copied = true;
   CheckAllCells();
@@ -711,6 +736,7 @@ bool Run::CanResume(int seq, std::int32_t pos) {
              StatusCode::kOk, reference.status().code(),
              subject.status().code());
   HashInt(*subject ? 1 : 0);
+  if (observer_ != nullptr) observer_->CanResume(seq, pos, ledger_);
   Check(by_ledger == *reference, "reference: resume", [&] {
     return fmt::format(
         "CanResume({}, {}) is {} by the ledger, {} by the "
@@ -818,6 +844,7 @@ void Run::Reload() {
   Tell(in_place ? "Restore in place" : "Restore into new caches");
   result_.operations += 4;
   pass_ = Pass();
+  if (observer_ != nullptr) observer_->EndPass();
   active_type_ = 0;
   CheckAllCells();
 }
@@ -861,22 +888,26 @@ Subject TwinSubject(std::string_view twin) {
 }
 
 RunResult RunHistory(const History& history, const Subject& subject,
-                     std::vector<std::string>* story) {
+                     std::vector<std::string>* story, Census* census) {
   RunResult result;
+  std::optional<Observer> observer;
+  if (census != nullptr) observer.emplace(history.setup, *census);
   std::size_t step = history.ops.size();
   try {
-    Run run(history, subject, story, result);
+    Run run(history, subject, story, observer ? &*observer : nullptr, result);
     result.ran = run.SetUp();
-    if (!result.ran) return result;
-    for (step = 0; step < history.ops.size(); ++step) {
-      run.Do(history.ops[step]);
+    if (result.ran) {
+      for (step = 0; step < history.ops.size(); ++step) {
+        run.Do(history.ops[step]);
+      }
+      run.TearDown();
     }
-    run.TearDown();
   } catch (const Differs& differs) {
     result.difference = {step, differs.check, differs.text};
   } catch (const std::exception& error) {
     result.difference = {step, "subject: exception", error.what()};
   }
+  if (observer) observer->End(result.ran);
   return result;
 }
 

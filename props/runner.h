@@ -13,6 +13,7 @@
 
 #include "kvtwin/cache.h"
 #include "props/history.h"
+#include "props/probes.h"
 
 namespace kvtwin::props {
 
@@ -42,9 +43,10 @@ struct RunResult {
 };
 
 // `story`, if given, receives one line for each call: what was asked, and what
-// was answered.
+// was answered. To `census`, if given, is added what was seen on the way.
 RunResult RunHistory(const History& history, const Subject& subject,
-                     std::vector<std::string>* story = nullptr);
+                     std::vector<std::string>* story = nullptr,
+                     Census* census = nullptr);
 
 }  // namespace kvtwin::props
 
