@@ -18,9 +18,8 @@ constexpr std::uint32_t kHiddenF32 = 0xFF800000;  // -inf.
 constexpr std::uint16_t kHiddenF16 = 0xFC00;
 
 // 0: may attend, 1: may not, 2: neither.
-int MaskBit(const TensorView& mask, std::int64_t column, std::int64_t row) {
-  const std::byte* element = mask.at(column, row);
-  if (mask.dtype == DType::kF32) {
+int MaskBit(const std::byte* element, DType dtype) {
+  if (dtype == DType::kF32) {
     std::uint32_t bits;
     std::memcpy(&bits, element, sizeof(bits));
     return bits == 0 ? 0 : bits == kHiddenF32 ? 1 : 2;
@@ -163,7 +162,7 @@ std::optional<WrongRow> FindWrongEncoderRow(const KvRows* rows,
 }  // namespace
 
 bool Visible(const TensorView& mask, std::int64_t column, std::int64_t row) {
-  return MaskBit(mask, column, row) == 0;
+  return MaskBit(mask.at(column, row), mask.dtype) == 0;
 }
 
 std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
@@ -197,8 +196,10 @@ std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
     // agree once in 2^64.
     std::uint64_t seen_sum = 0;
     std::int64_t seen = 0;
+    const std::byte* element = view.mask.at(0, row);
     for (std::int64_t column = 0; column < columns; ++column) {
-      const int bit = MaskBit(view.mask, column, row);
+      const int bit =
+          MaskBit(element + column * view.mask.stride[0], view.mask.dtype);
       if (bit == 1) continue;
       if (bit == 2 || row >= active.rows()) {
         return WrongRow{row, static_cast<int>(column),

@@ -60,7 +60,7 @@ void DrawSizes(const Pick& pick, Setup& setup) {
   setup.config.cache_padding = OneOf(pick, {1, 1, 1, 2, 3, 4, 8});
   setup.config.mask_batch_padding = OneOf(pick, {1, 1, 1, 2, 4});
   // Mostly tiny; now and then wider than a vector.
-  if (Chance(pick, 95)) {
+  if (Chance(pick, 97)) {
     setup.rows = {pick(1, 4), pick(1, 2), pick(1, 3)};
   } else {
     setup.rows = {pick(1, 40), pick(1, 3), pick(1, 40)};
@@ -182,6 +182,7 @@ void Follow(const Op& op, std::vector<int>& live) {
 
 void DrawOps(const Pick& pick, int ops, History& history) {
   const Weights weights = DrawWeights(pick);
+  history.ops.reserve(static_cast<std::size_t>(ops) * 3 / 2);
   std::vector<int> live;
   if (Chance(pick, 30)) DrawFragments(pick, history);
   for (const Op& op : history.ops) Follow(op, live);

@@ -360,7 +360,7 @@ std::uint64_t Fingerprint(Cache& cache) {
   cache.ListCells(cells);
   const auto batch = cache.BatchCells();
   std::uint64_t hash =
-      XXH3_64bits(cells.data(), cells.size() * sizeof(cells[0]));
+      HashBytes(cells.data(), cells.size() * sizeof(cells[0]), 0);
   const auto add = [&](const void* data, std::size_t size) {
     hash = HashBytes(data, size, hash);
   };
