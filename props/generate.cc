@@ -195,7 +195,7 @@ void DrawOps(const Pick& pick, int ops, History& history) {
     const OpKind last = draw(weights);
     // Two maintenance operations back to back, more often than by chance.
     if ((last == OpKind::kDrop || last == OpKind::kCopy) && Chance(pick, 30)) {
-      draw({0, 3, 2, 1, 0, 0, 0, 0, 0, 1});
+      draw({0, 12, 8, 4, 0, 0, 0, 0, 0, 1});
     }
   }
 }

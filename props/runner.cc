@@ -778,8 +778,8 @@ void Run::Misuse(int which) {
   if (pass_.active) SetLayer(layer);
   context.encoder = IsEncoder(active_type_);
   context.layer_put = put_layers_.contains(layer) && pass_.active;
+  ++result_.operations;
   for (Cache* cache : {reference_.get(), tested_.get()}) {
-    ++result_.operations;
     if (const auto wrong = TryMisuse(*cache, which, context)) {
       Check(false,
             cache == tested_.get() ? "subject: misuse" : "reference: misuse",
@@ -842,7 +842,7 @@ void Run::Reload() {
     tested_ = std::move(*subject);
   }
   Tell(in_place ? "Restore in place" : "Restore into new caches");
-  result_.operations += 4;
+  result_.operations += 6;  // The calls above that have no line of their own.
   pass_ = Pass();
   if (observer_ != nullptr) observer_->EndPass();
   active_type_ = 0;

@@ -36,9 +36,11 @@ struct Difference {
 };
 
 struct RunResult {
-  bool ran = false;             // False: no cache can be made of the setup.
-  std::int64_t operations = 0;  // Calls that the three answered.
-  std::uint64_t digest = 0;     // Of all calls and answers.
+  bool ran = false;  // False: no cache can be made of the setup.
+  // Calls that the ledger (but for misuse) and both caches answered, and whose
+  // answers, cells, views and masks were compared.
+  std::int64_t operations = 0;
+  std::uint64_t digest = 0;  // Of all calls and answers.
   std::optional<Difference> difference;
 };
 
