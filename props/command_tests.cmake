@@ -55,6 +55,13 @@ kvtwin_command_test(fuzz_forced_target EXIT 0 PRINTS "\"target\": ?\"SSSE3\""
 set_tests_properties(command.fuzz_forced_target PROPERTIES
   ENVIRONMENT KVTWIN_TARGET=SSSE3)
 
+# The volume that every push gets; a build to debug or to sanitize is too slow.
+if(CMAKE_BUILD_TYPE STREQUAL Release)
+  kvtwin_command_test(fuzz_ten_million EXIT 0 PRINTS "\"differences\": ?0[,}]"
+    ARGS fuzz --ops 10000000 --seed 1 --threads 2 --json)
+  set_tests_properties(command.fuzz_ten_million PROPERTIES PROCESSORS 2)
+endif()
+
 # The canary turns red, and within a second.
 add_test(NAME command.canary
   COMMAND ${PROJECT_SOURCE_DIR}/props/expect.sh 1 "FAIL subject: mask bytes"
