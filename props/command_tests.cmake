@@ -47,7 +47,7 @@ kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
 # Every rare state is reached, refusals and full caches are neither rare nor the
 # rule, and the instruction set that is asked for is the one that runs.
 kvtwin_command_test(fuzz_reaches_all_probes EXIT 0 PRINTS "\"vacuity\": ?\\[\\]"
-  ARGS fuzz --ops 300000 --seed 1 --probes --json)
+  ARGS fuzz --ops 1000000 --seed 1 --threads 2 --probes --json)
 kvtwin_command_test(fuzz_complains_of_probes_not_reached EXIT 1
   PRINTS "VACUOUS never: filled" ARGS fuzz --ops 500 --kind encoder --probes)
 kvtwin_command_test(fuzz_forced_target EXIT 0 PRINTS "\"target\": ?\"SSSE3\""
