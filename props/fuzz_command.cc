@@ -85,8 +85,7 @@ int RunFuzz(const Arguments& arguments) {
       json["history"] = ToText(result.failure->shrunk);
       json["shrunk_to"] = result.failure->shrunk.ops.size();
       json["reason"] = result.failure->difference.text;
-      json["rerun"] = fmt::format("kvtwin run '{}' --twin {}",
-                                  ToText(result.failure->shrunk), subject.name);
+      json["rerun"] = RerunCommand(result.failure->shrunk, subject);
     }
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
@@ -108,13 +107,15 @@ int RunOne(const Arguments& arguments) {
     return 2;
   }
   const Subject subject = TwinSubject(arguments.twin);
-  std::vector<std::string> story;
+  Story story;
   const RunResult result = RunHistory(*history, subject, &story);
   const auto& difference = result.difference;
+  std::vector<std::string> calls;
+  for (const Step& step : story.steps) calls.push_back(StoryLine(step));
   if (!result.ran && !difference) {
     fmt::print(stderr, "kvtwin run: no cache can be made of '{}'{}{}\n",
-               ToText(history->setup), story.empty() ? "" : ": ",
-               story.empty() ? "" : story.back());
+               ToText(history->setup), calls.empty() ? "" : ": ",
+               calls.empty() ? "" : calls.back());
     return 2;
   }
   if (arguments.json) {
@@ -124,13 +125,13 @@ int RunOne(const Arguments& arguments) {
         {"digest", fmt::format("{:016x}", result.digest)},
         {"check", difference ? difference->check : ""},
         {"reason", difference ? difference->text : ""},
-        {"calls", story}};
+        {"calls", calls}};
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
   } else if (difference) {
     fmt::print("{}", FailureText(*history, *difference, subject));
   } else {
-    for (const std::string& line : story) fmt::print("  {}\n", line);
+    for (const std::string& line : calls) fmt::print("  {}\n", line);
     fmt::print("{} operations, no difference\n", result.operations);
   }
   return difference ? 1 : 0;

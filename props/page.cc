@@ -1,0 +1,310 @@
+#include "props/page.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+namespace kvtwin::props {
+
+extern const char* const kPageTemplate;  // props/page.html
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kSequencesShown = 6;
+
+// Nothing that came from outside makes the page large.
+std::string Cut(std::string text, std::size_t length_max = 4000) {
+  if (text.size() <= length_max) return text;
+  text.resize(length_max);
+  return text + " ...";
+}
+
+std::string Escaped(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      default:
+        escaped += c;
+    }
+  }
+  return escaped;
+}
+
+// JSON that may stand in a script element: nothing in it can end that.
+std::string Embedded(const Json& json) {
+  std::string text =
+      json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  for (std::size_t at = 0; (at = text.find('<', at)) != text.npos;) {
+    text.replace(at, 1, "\\u003c");
+  }
+  return text;
+}
+
+// "position 4 of sequence 0"
+std::string TokenName(const Held& token) {
+  const auto shown = std::min(kSequencesShown, token.sequences.size());
+  return fmt::format(
+      "position {} of sequence {}{}", token.position,
+      fmt::join(token.sequences.begin(),
+                token.sequences.begin() + static_cast<std::ptrdiff_t>(shown),
+                " and "),
+      shown < token.sequences.size() ? " and others" : "");
+}
+
+Json TokenJson(const Held& token) {
+  const auto shown = std::min(kSequencesShown, token.sequences.size());
+  Json json = {{"position", token.position}};
+  if (token.cell >= 0) json["cell"] = token.cell;
+  json["sequences"] = std::vector<int>(
+      token.sequences.begin(),
+      token.sequences.begin() + static_cast<std::ptrdiff_t>(shown));
+  if (shown < token.sequences.size()) {
+    json["more"] = token.sequences.size() - shown;
+  }
+  return json;
+}
+
+// The tokens that changed their cell since the step before: where each was, by
+// its cell now.
+using Moves = std::map<int, int>;
+
+Moves MovesOf(const Step& before, const Step& now) {
+  using Token = std::pair<std::int64_t, std::vector<int>>;
+  const auto places = [](const Step& step) {
+    std::map<Token, std::vector<int>> cells;
+    for (const Held& held : step.cells) {
+      cells[{held.position, held.sequences}].push_back(held.cell);
+    }
+    return cells;
+  };
+  const auto old = places(before);
+  Moves moves;
+  for (const auto& [token, cells] : places(now)) {
+    const auto at = old.find(token);
+    if (at == old.end() || at->second == cells) continue;
+    if (at->second.size() == 1 && cells.size() == 1) {
+      moves[cells[0]] = at->second[0];
+    }
+  }
+  return moves;
+}
+
+Json MaskJson(const MaskPicture& mask) {
+  Json rows = Json::array();
+  for (const MaskPicture::Row& row : mask.rows) {
+    Json json = {{"row", row.row}, {"sights", row.sights}};
+    if (row.token) json["token"] = TokenJson(*row.token);
+    rows.push_back(std::move(json));
+  }
+  return {{"first_cell", mask.first_cell},
+          {"columns", mask.columns},
+          {"from", mask.from},
+          {"rows", std::move(rows)}};
+}
+
+Json StepJson(const Step& step, const Moves& moves) {
+  Json json = {{"number", step.number},
+               {"call", Cut(step.call)},
+               {"arguments", Cut(step.arguments)},
+               {"answer", step.answer}};
+  if (!step.drawn) return json;
+  json["cell_count"] = step.cell_count;
+  json["cells_left_out"] = step.cells_left_out;
+  json["rows_left_out"] = step.rows_left_out;
+  Json& cells = json["cells"] = Json::array();
+  for (const Held& held : step.cells) cells.push_back(TokenJson(held));
+  Json& found = json["found"] = Json::array();
+  for (const FoundToken& one : step.found) {
+    Json token = TokenJson(one.token);
+    if (one.differs) token["differs"] = true;
+    if (!one.key) token["key"] = false;
+    if (!one.value) token["value"] = false;
+    found.push_back(std::move(token));
+  }
+  if (step.mask) json["mask"] = MaskJson(*step.mask);
+  for (const auto& [cell, from] : moves) {
+    json["moved"].push_back({{"cell", cell}, {"from", from}});
+  }
+  return json;
+}
+
+// What is in the wrong place, as far as the drawing of the last step shows it.
+struct Wrong {
+  int row = -1;  // Of the mask.
+  int cell = -1;
+  std::optional<Held> reader;  // The token whose mask row is wrong.
+  const Held* due = nullptr;   // Null: nothing.
+  const FoundToken* found = nullptr;
+  char sight = ' ';
+};
+
+Wrong WrongOf(const Step& step) {
+  Wrong wrong;
+  if (!step.mask) return wrong;
+  const MaskPicture& mask = *step.mask;
+  const std::int64_t at = step.wrong_column - mask.from;
+  if (step.wrong_column >= 0) wrong.cell = mask.first_cell + step.wrong_column;
+  for (const MaskPicture::Row& row : mask.rows) {
+    char sight = ' ';
+    if (at >= 0 && at < std::ssize(row.sights)) {
+      sight = row.sights[static_cast<std::size_t>(at)];
+    }
+    // If no row is named, the first that sees the column.
+    const bool sees = step.wrong_row < 0 && sight == 'x';
+    if (row.row != step.wrong_row && !sees) continue;
+    wrong.row = row.row;
+    wrong.reader = row.token;
+    wrong.sight = sight;
+    break;
+  }
+  for (const Held& held : step.cells) {
+    if (held.cell == wrong.cell && wrong.cell >= 0) wrong.due = &held;
+  }
+  for (const FoundToken& one : step.found) {
+    if (one.token.cell == wrong.cell) wrong.found = &one;
+  }
+  return wrong;
+}
+
+std::string Owner(const FoundToken& found) {
+  if (found.token.sequences.empty()) return "a row that is no token's";
+  const std::string name = TokenName(found.token);
+  if (found.key && found.value) return "the row of " + name;
+  return fmt::format("the {} row of {} with another {} row",
+                     found.key ? "K" : "V", name, found.key ? "V" : "K");
+}
+
+// How the token that is due came to its cell, if it was moved there.
+std::string MoveText(const Failure& failure, const std::vector<Moves>& moves,
+                     const Held& due) {
+  for (std::size_t i = moves.size(); i-- > 0;) {
+    const Step& step = failure.steps[i];
+    const auto move = moves[i].find(due.cell);
+    if (move == moves[i].end()) continue;
+    if (std::find(step.cells.begin(), step.cells.end(), due) ==
+        step.cells.end()) {
+      return "";
+    }
+    return fmt::format(", moved there from cell {} on {} {}", move->second,
+                       failure.unit, step.number);
+  }
+  return "";
+}
+
+// One sentence, and one that says more.
+std::pair<std::string, std::string> Sentences(const Failure& failure,
+                                              const Wrong& wrong,
+                                              const std::vector<Moves>& moves) {
+  const Step& step = failure.steps.back();
+  const auto& [row, cell, reader, due, found, sight] = wrong;
+  const std::string who = reader   ? "The token at " + TokenName(*reader)
+                          : row < 0 ? "A token"
+                                    : "A padding row";
+  if (due != nullptr && found != nullptr && found->differs) {
+    return {sight == 'x' ? who + " reads the wrong token."
+                         : "A cell holds the wrong token.",
+            fmt::format("In cell {}, {} is due{}. The cache returned {}.", cell,
+                        TokenName(*due), MoveText(failure, moves, *due),
+                        Owner(*found))};
+  }
+  const std::string holds =
+      due == nullptr ? "is free" : "holds " + TokenName(*due);
+  if (sight == '+') {
+    return {who + " reads what it must not see.",
+            fmt::format("The mask shows it cell {}, which {}.", cell, holds)};
+  }
+  if (sight == '-') {
+    return {who + " does not see what it must read.",
+            fmt::format("The mask hides cell {} from it, which {}.", cell,
+                        holds)};
+  }
+  if (reader) return {who + " reads the wrong tokens.", failure.reason};
+  return {step.call.substr(0, step.call.find('(')) + " gave a wrong answer.",
+          failure.reason};
+}
+
+}  // namespace
+
+std::string ShellWord(std::string_view text) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-+:,@";
+  if (!text.empty() && text.find_first_not_of(kPlain) == text.npos) {
+    return std::string(text);
+  }
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? "'\\''" : std::string(1, c);
+  return word + "'";
+}
+
+std::string PageHtml(const Failure& failure) {
+  std::vector<Moves> moves(failure.steps.size());
+  for (std::size_t i = 1; i < moves.size(); ++i) {
+    moves[i] = MovesOf(failure.steps[i - 1], failure.steps[i]);
+  }
+  const Wrong wrong = WrongOf(failure.steps.back());
+  const auto [headline, more] = Sentences(failure, wrong, moves);
+  Json json = {
+      {"headline", headline},
+      {"more", Cut(more)},
+      {"check", failure.check},
+      {"reason", Cut(failure.reason)},
+      {"command", failure.command},
+      {"unit", failure.unit},
+      {"left_out", failure.left_out},
+      {"wrong", {{"row", wrong.row}, {"cell", wrong.cell}}},
+      {"steps", Json::array()}};
+  for (std::size_t i = 0; i < moves.size(); ++i) {
+    json["steps"].push_back(StepJson(failure.steps[i], moves[i]));
+  }
+  const std::map<std::string_view, std::string> values = {
+      {"headline", Escaped(headline)},
+      {"more", Escaped(Cut(more))},
+      {"name", Escaped(Cut(failure.name))},
+      {"setup", Escaped(Cut(failure.setup))},
+      {"check", Escaped(failure.check)},
+      {"reason", Escaped(Cut(failure.reason))},
+      {"command", Escaped(failure.command)},
+      {"text", Escaped(Cut(failure.text, 40000))},
+      {"data", Embedded(json)}};
+  // {{name}} stands for a value. What is put in is not looked at again.
+  std::string page;
+  std::string_view rest = kPageTemplate;
+  for (std::size_t at; (at = rest.find("{{")) != rest.npos;) {
+    const std::size_t end = rest.find("}}", at);
+    page += rest.substr(0, at);
+    page += values.at(rest.substr(at + 2, end - at - 2));
+    rest.remove_prefix(end + 2);
+  }
+  return page += rest;
+}
+
+Status WritePage(const Failure& failure, const std::string& path) {
+  std::ofstream out(path, std::ios::binary);
+  if (out) out << PageHtml(failure) << std::flush;
+  if (out) return {};
+  return {StatusCode::kFailedPrecondition,
+          fmt::format("cannot be written: {}", strerror(errno))};
+}
+
+}  // namespace kvtwin::props
