@@ -140,6 +140,8 @@ Failure ExplainHistory(const History& history, const Difference& difference,
                   .reason = difference.text,
                   .command = RerunCommand(history, subject),
                   .text = FailureText(history, difference, subject),
+                  .frame = Frame::Around(difference.first_cell,
+                                         difference.column, difference.row),
                   .steps = {},
                   .left_out = 0};
   // Once to count the calls, and once more to draw the last of them.
@@ -147,10 +149,8 @@ Failure ExplainHistory(const History& history, const Difference& difference,
   RunHistory(history, subject, &story);
   const auto calls = std::ssize(story.steps);
   failure.left_out = std::max<std::int64_t>(0, calls - Failure::kSteps);
-  story = {.steps = {},
-           .frame = Frame::Around(difference.first_cell, difference.column,
-                                  difference.row),
-           .from = failure.left_out + 1};
+  story = {
+      .steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
   RunHistory(history, subject, &story);
   failure.steps.assign(story.steps.begin() + failure.left_out,
                        story.steps.end());

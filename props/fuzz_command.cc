@@ -22,6 +22,7 @@ struct Arguments {
   std::string kind;
   std::string twin = "optimized";
   std::string history;
+  std::string html;  // Where the page of a failure goes.
   bool json = false;
 };
 
@@ -37,6 +38,19 @@ void AddTwin(CLI::App& command, Arguments& arguments) {
       ->check(CLI::IsMember(Twins()))
       ->capture_default_str();
   command.add_flag("--json", arguments.json, "print one JSON object");
+  command.add_option("--html", arguments.html,
+                     "write the failure, if there is one, as a page");
+}
+
+// The exit code of a failure.
+int Failed(const Arguments& arguments, const History& history,
+           const Difference& difference, const Subject& subject) {
+  if (arguments.html.empty()) return 1;
+  const Status status = WritePage(ExplainHistory(history, difference, subject),
+                                  arguments.html);
+  if (status.ok()) return 1;
+  fmt::print(stderr, "kvtwin: {}\n", status.message());
+  return 2;
 }
 
 void ShowProgress(std::int64_t operations, double seconds) {
@@ -97,7 +111,9 @@ int RunFuzz(const Arguments& arguments) {
         result.operations, result.histories, result.failure ? 1 : 0, rate,
         options.seed, result.digest);
   }
-  return result.failure ? 1 : 0;
+  if (!result.failure) return 0;
+  return Failed(arguments, result.failure->shrunk, result.failure->difference,
+                subject);
 }
 
 int RunOne(const Arguments& arguments) {
@@ -134,7 +150,7 @@ int RunOne(const Arguments& arguments) {
     for (const std::string& line : calls) fmt::print("  {}\n", line);
     fmt::print("{} operations, no difference\n", result.operations);
   }
-  return difference ? 1 : 0;
+  return difference ? Failed(arguments, *history, *difference, subject) : 0;
 }
 
 }  // namespace

@@ -11,6 +11,8 @@
 #include <optional>
 #include <utility>
 
+#include "core/json_line.h"
+
 namespace kvtwin::props {
 
 extern const char* const kPageTemplate;  // props/page.html
@@ -272,6 +274,8 @@ std::string PageHtml(const Failure& failure) {
       {"command", failure.command},
       {"unit", failure.unit},
       {"left_out", failure.left_out},
+      {"from", failure.frame.from},
+      {"to", failure.frame.to},
       {"wrong", {{"row", wrong.row}, {"cell", wrong.cell}}},
       {"steps", Json::array()}};
   for (std::size_t i = 0; i < moves.size(); ++i) {
@@ -304,7 +308,8 @@ Status WritePage(const Failure& failure, const std::string& path) {
   if (out) out << PageHtml(failure) << std::flush;
   if (out) return {};
   return {StatusCode::kFailedPrecondition,
-          fmt::format("cannot be written: {}", strerror(errno))};
+          fmt::format("{} cannot be written: {}", Printable(path, path.size()),
+                      strerror(errno))};
 }
 
 }  // namespace kvtwin::props

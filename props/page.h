@@ -24,6 +24,7 @@ struct Failure {
   std::string reason;   // In full.
   std::string command;  // Shows it again.
   std::string text;     // The failing step, for browsers without JavaScript.
+  Frame frame;
   std::vector<Step> steps;    // Not empty; the last one is wrong.
   std::int64_t left_out = 0;  // Steps before them.
 };

@@ -104,9 +104,11 @@ class Run {
     result_.digest = XXH3_64bits_withSeed(data, size, result_.digest);
   }
   void HashInt(std::int64_t value) { Hash(&value, sizeof(value)); }
-  // Of a run with a story.
   void Tell(std::string call, std::string_view answer);
-  bool drawing() const { return !story_->steps.empty() && story_->steps.back().drawn; }
+  bool drawing() const {
+    return story_ != nullptr && !story_->steps.empty() &&
+           story_->steps.back().drawn;
+  }
   void DrawCellsNow();
   void DrawViewNow(int layer, const KvView& reference, const KvView& subject);
 
@@ -201,6 +203,7 @@ void Run::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
 }
 
 void Run::Tell(std::string call, std::string_view answer) {
+  if (story_ == nullptr) return;
   Step& step = story_->steps.emplace_back();
   step.number = std::ssize(story_->steps);
   step.call = std::move(call);
@@ -256,7 +259,7 @@ void Run::CheckCells() {
   reference_->ListCells(reference_cells_);
   tested_->ListCells(tested_cells_);
   if (reference_cells_ != tested_cells_) {
-    if (story_ != nullptr && drawing()) DrawCellsNow();  // Of this cache.
+    if (drawing()) DrawCellsNow();  // Of this cache.
     Check(false, "subject: cells", [&] {
       return fmt::format("cells are\n  reference {}\n  {}{}",
                          CellsText(*reference_), subject_.name,
@@ -401,7 +404,7 @@ void Run::CheckViews(int layer) {
   const bool has_mask = reference->mask.data != nullptr;
   Check(has_mask == (subject->mask.data != nullptr), "subject: mask bytes",
         "only one of them has a mask");
-  if (story_ != nullptr && drawing() && has_mask) {
+  if (drawing() && has_mask) {
     DrawViewNow(layer, *reference, *subject);
   }
   const bool permuted = setup_.config.permuted_v;
@@ -859,7 +862,7 @@ void Run::Reload() {
     reference_ = std::move(*reference);
     tested_ = std::move(*subject);
   }
-  Tell(in_place ? "Restore in place" : "Restore into new caches");
+  Tell(in_place ? "Restore in place" : "Restore into new caches", "");
   result_.operations += 4;
   pass_ = Pass();
   active_type_ = 0;

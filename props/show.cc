@@ -311,7 +311,8 @@ std::optional<Failure> ExplainRecording(const std::string& path,
                                         const std::vector<std::string>& twins) {
   // Once to see where it is wrong, and once more to draw what led there.
   std::int64_t wrong_line = 0;
-  Frame frame;
+  Failure failure;
+  Frame& frame = failure.frame;
   int column = -1;
   const auto find = [&](const Oracle&, const TraceOp& op,
                         const OracleStep& step) {
@@ -329,7 +330,6 @@ std::optional<Failure> ExplainRecording(const std::string& path,
   std::ifstream in(path, std::ios::binary);
   (void)Judge(in, twins, find);
 
-  Failure failure;
   const ShowOptions options{.twins = {}, .all = true};
   const Shower shower(path, options);
   const auto draw = [&](const Oracle& oracle, const TraceOp& op,
