@@ -169,19 +169,26 @@ RowOwners::RowOwners(const CacheLedger& ledger, int layer, const KvView& view,
   }
 }
 
-RowOwner RowOwners::Of(std::int64_t column, const LedgerToken* due) const {
-  if (due != nullptr && !due->rows.contains(layer_)) return {due, true, true};
+RowOwner RowOwners::Of(std::int64_t column,
+                       const std::vector<const LedgerToken*>& due) const {
+  const std::uint64_t rows = HashColumn(view_, column, permuted_v_);
+  for (const LedgerToken* token : due) {
+    if (!token->rows.contains(layer_)) return {token, true, true, rows};
+  }
   const bool has_value = view_.value.data != nullptr;
   const std::uint64_t key = HashRow(Slice(view_.key, 2, column), 0);
   const std::uint64_t value =
       has_value ? HashRow(ValueRow(view_.value, column, permuted_v_), 0) : 0;
-  RowOwner best;
+  const auto is_due = [&](const LedgerToken* token) {
+    return std::find(due.begin(), due.end(), token) != due.end();
+  };
+  RowOwner best{nullptr, false, false, rows};
   int best_score = 0;
   for (const Hashes& one : tokens_) {
     const RowOwner owner{one.token, one.key == key,
-                         !has_value || one.value == value};
+                         !has_value || one.value == value, rows};
     const int score = (owner.key ? 4 : 0) + (has_value && owner.value ? 2 : 0) +
-                      (one.token == due ? 1 : 0);
+                      (is_due(one.token) ? 1 : 0);
     if (score < 2 || score <= best_score) continue;
     best = owner;
     best_score = score;

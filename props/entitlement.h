@@ -36,6 +36,7 @@ struct RowOwner {
   const reference::LedgerToken* token = nullptr;
   bool key = false;
   bool value = false;
+  std::uint64_t rows = 0;  // The hash of what the column has.
 };
 
 class RowOwners {
@@ -43,8 +44,9 @@ class RowOwners {
   // Requires: all outlive this; rows in `view` have the shape of those put.
   RowOwners(const reference::CacheLedger& ledger, int layer, const KvView& view,
             bool permuted_v);
-  // Of equal tokens it is `due`, and also if `due` was never put here.
-  RowOwner Of(std::int64_t column, const reference::LedgerToken* due) const;
+  // Of equal rows, those of `due`; of a token that was never put here, any.
+  RowOwner Of(std::int64_t column,
+              const std::vector<const reference::LedgerToken*>& due) const;
 
  private:
   struct Hashes {

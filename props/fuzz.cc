@@ -133,9 +133,9 @@ std::string RerunCommand(const History& history, const Subject& subject) {
 
 Failure ExplainHistory(const History& history, const Difference& difference,
                        const Subject& subject) {
-  Failure failure{.name = "A random history",
+  Failure failure{.name = "a history of calls",
                   .setup = ToText(history.setup),
-                  .unit = "call",
+                  .unit = "Call",
                   .check = difference.check,
                   .reason = difference.text,
                   .command = RerunCommand(history, subject),
@@ -149,8 +149,7 @@ Failure ExplainHistory(const History& history, const Difference& difference,
   RunHistory(history, subject, &story);
   const auto calls = std::ssize(story.steps);
   failure.left_out = std::max<std::int64_t>(0, calls - Failure::kSteps);
-  story = {
-      .steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
+  story = {.steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
   RunHistory(history, subject, &story);
   failure.steps.assign(story.steps.begin() + failure.left_out,
                        story.steps.end());

@@ -46,8 +46,8 @@ void AddTwin(CLI::App& command, Arguments& arguments) {
 int Failed(const Arguments& arguments, const History& history,
            const Difference& difference, const Subject& subject) {
   if (arguments.html.empty()) return 1;
-  const Status status = WritePage(ExplainHistory(history, difference, subject),
-                                  arguments.html);
+  const Status status =
+      WritePage(ExplainHistory(history, difference, subject), arguments.html);
   if (status.ok()) return 1;
   fmt::print(stderr, "kvtwin: {}\n", status.message());
   return 2;

@@ -142,6 +142,7 @@ Json StepJson(const Step& step, const Moves& moves) {
     if (one.differs) token["differs"] = true;
     if (!one.key) token["key"] = false;
     if (!one.value) token["value"] = false;
+    if (one.gone) token["gone"] = true;
     found.push_back(std::move(token));
   }
   if (step.mask) json["mask"] = MaskJson(*step.mask);
@@ -189,29 +190,45 @@ Wrong WrongOf(const Step& step) {
   return wrong;
 }
 
-std::string Owner(const FoundToken& found) {
-  if (found.token.sequences.empty()) return "a row that is no token's";
-  const std::string name = TokenName(found.token);
+// A row that is no token's may be that of a token of earlier steps.
+void NameGoneTokens(Failure& failure) {
+  std::map<std::uint64_t, Held> seen;
+  for (Step& step : failure.steps) {
+    for (FoundToken& one : step.found) {
+      if (!one.token.sequences.empty()) {
+        if (one.key && one.value) seen[one.rows] = one.token;
+      } else if (const auto at = seen.find(one.rows); at != seen.end()) {
+        const int cell = std::exchange(one.token, at->second).cell;
+        one.token.cell = cell;
+        one.key = one.value = one.gone = true;
+      }
+    }
+  }
+}
+
+// What was found where `due` is due.
+std::string Owner(const FoundToken& found, const Held& due) {
+  const Held& token = found.token;
+  if (token.sequences.empty()) return "no token's row";
+  const std::string name = token.sequences == due.sequences
+                               ? fmt::format("position {}", token.position)
+                               : TokenName(token);
+  if (found.gone) return fmt::format("the row of {}, which it dropped", name);
   if (found.key && found.value) return "the row of " + name;
   return fmt::format("the {} row of {} with another {} row",
                      found.key ? "K" : "V", name, found.key ? "V" : "K");
 }
 
-// How the token that is due came to its cell, if it was moved there.
-std::string MoveText(const Failure& failure, const std::vector<Moves>& moves,
+// The step that moved the token to its cell; -1 if none did.
+std::int64_t MovedBy(const Failure& failure, const std::vector<Moves>& moves,
                      const Held& due) {
   for (std::size_t i = moves.size(); i-- > 0;) {
     const Step& step = failure.steps[i];
-    const auto move = moves[i].find(due.cell);
-    if (move == moves[i].end()) continue;
-    if (std::find(step.cells.begin(), step.cells.end(), due) ==
-        step.cells.end()) {
-      return "";
-    }
-    return fmt::format(", moved there from cell {} on {} {}", move->second,
-                       failure.unit, step.number);
+    if (!moves[i].contains(due.cell)) continue;
+    const auto at = std::find(step.cells.begin(), step.cells.end(), due);
+    return at == step.cells.end() ? -1 : step.number;
   }
-  return "";
+  return -1;
 }
 
 // One sentence, and one that says more.
@@ -220,15 +237,19 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
                                               const std::vector<Moves>& moves) {
   const Step& step = failure.steps.back();
   const auto& [row, cell, reader, due, found, sight] = wrong;
-  const std::string who = reader   ? "The token at " + TokenName(*reader)
+  const std::string who = reader    ? "The token at " + TokenName(*reader)
                           : row < 0 ? "A token"
                                     : "A padding row";
   if (due != nullptr && found != nullptr && found->differs) {
+    const std::int64_t mover = MovedBy(failure, moves, *due);
+    const std::string how =
+        mover < 0 ? fmt::format("Cell {} must hold {}", cell, TokenName(*due))
+                  : fmt::format("{} {} moved {} to cell {}", failure.unit,
+                                mover, TokenName(*due), cell);
     return {sight == 'x' ? who + " reads the wrong token."
                          : "A cell holds the wrong token.",
-            fmt::format("In cell {}, {} is due{}. The cache returned {}.", cell,
-                        TokenName(*due), MoveText(failure, moves, *due),
-                        Owner(*found))};
+            fmt::format("{}; what the cache returned there is {}.", how,
+                        Owner(*found, *due))};
   }
   const std::string holds =
       due == nullptr ? "is free" : "holds " + TokenName(*due);
@@ -237,9 +258,9 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
             fmt::format("The mask shows it cell {}, which {}.", cell, holds)};
   }
   if (sight == '-') {
-    return {who + " does not see what it must read.",
-            fmt::format("The mask hides cell {} from it, which {}.", cell,
-                        holds)};
+    return {
+        who + " does not see what it must read.",
+        fmt::format("The mask hides cell {} from it, which {}.", cell, holds)};
   }
   if (reader) return {who + " reads the wrong tokens.", failure.reason};
   return {step.call.substr(0, step.call.find('(')) + " gave a wrong answer.",
@@ -259,25 +280,25 @@ std::string ShellWord(std::string_view text) {
   return word + "'";
 }
 
-std::string PageHtml(const Failure& failure) {
+std::string PageHtml(Failure failure) {
+  NameGoneTokens(failure);
   std::vector<Moves> moves(failure.steps.size());
   for (std::size_t i = 1; i < moves.size(); ++i) {
     moves[i] = MovesOf(failure.steps[i - 1], failure.steps[i]);
   }
   const Wrong wrong = WrongOf(failure.steps.back());
   const auto [headline, more] = Sentences(failure, wrong, moves);
-  Json json = {
-      {"headline", headline},
-      {"more", Cut(more)},
-      {"check", failure.check},
-      {"reason", Cut(failure.reason)},
-      {"command", failure.command},
-      {"unit", failure.unit},
-      {"left_out", failure.left_out},
-      {"from", failure.frame.from},
-      {"to", failure.frame.to},
-      {"wrong", {{"row", wrong.row}, {"cell", wrong.cell}}},
-      {"steps", Json::array()}};
+  Json json = {{"headline", headline},
+               {"more", Cut(more)},
+               {"check", failure.check},
+               {"reason", Cut(failure.reason)},
+               {"command", failure.command},
+               {"unit", failure.unit},
+               {"left_out", failure.left_out},
+               {"from", failure.frame.from},
+               {"to", failure.frame.to},
+               {"wrong", {{"row", wrong.row}, {"cell", wrong.cell}}},
+               {"steps", Json::array()}};
   for (std::size_t i = 0; i < moves.size(); ++i) {
     json["steps"].push_back(StepJson(failure.steps[i], moves[i]));
   }

@@ -19,7 +19,7 @@ struct Failure {
 
   std::string name;     // Of the recording or the history.
   std::string setup;    // What cache it is.
-  std::string unit;     // What steps are numbered by: "line", "call".
+  std::string unit;     // What steps are numbered by: "Line", "Call".
   std::string check;    // "subject: K bytes", or the call.
   std::string reason;   // In full.
   std::string command;  // Shows it again.
@@ -29,7 +29,7 @@ struct Failure {
   std::int64_t left_out = 0;  // Steps before them.
 };
 
-std::string PageHtml(const Failure& failure);
+std::string PageHtml(Failure failure);
 
 // Errors: the file cannot be written.
 Status WritePage(const Failure& failure, const std::string& path);

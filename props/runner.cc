@@ -47,8 +47,8 @@ std::string CellsText(const Cache& cache) {
 
 class Run {
  public:
-  Run(const History& history, const Subject& subject,
-      Story* story, RunResult& result)
+  Run(const History& history, const Subject& subject, Story* story,
+      RunResult& result)
       : setup_(history.setup),
         subject_(subject),
         story_(story),

@@ -229,10 +229,10 @@ class Shower {
         ++elided;
         continue;
       }
-      text += fmt::format("    {:<10}{}\n",
-                          token ? TokenText(*token) : "padding",
-                          sights.substr(static_cast<std::size_t>(from),
-                                        static_cast<std::size_t>(to - from)));
+      text +=
+          fmt::format("    {:<10}{}\n", token ? TokenText(*token) : "padding",
+                      sights.substr(static_cast<std::size_t>(from),
+                                    static_cast<std::size_t>(to - from)));
       if (row == marked_row && marked >= 0) {
         text +=
             Red(fmt::format("    {:<10}{:{}}^", "", "", marked - from)) + "\n";
@@ -355,7 +355,7 @@ std::optional<Failure> ExplainRecording(const std::string& path,
   last.wrong_row = frame.row;
   last.wrong_column = column;
   failure.name = Printable(path, path.size());
-  failure.unit = "line";
+  failure.unit = "Line";
   failure.check = last.call;
   failure.command = fmt::format(
       "kvtwin show {}{}", twins.size() == 1 ? "--twin " + twins[0] + " " : "",

@@ -75,22 +75,19 @@ std::string AnswerText(const TraceOp& op) {
   }
 }
 
-// The ledger's token that a cell holds; null if it holds none.
-const LedgerToken* TokenOf(const CacheLedger& ledger, const Held& held) {
-  for (const LedgerToken& token : ledger.tokens()) {
-    if (token.position == held.position &&
-        std::equal(token.sequences.begin(), token.sequences.end(),
-                   held.sequences.begin(), held.sequences.end())) {
-      return &token;
-    }
-  }
-  return nullptr;
+Held HeldOf(const LedgerToken& token, int cell) {
+  return {
+      cell, token.position, {token.sequences.begin(), token.sequences.end()}};
 }
 
-Held HeldOf(const LedgerToken& token, int cell) {
-  return {cell,
-          token.position,
-          {token.sequences.begin(), token.sequences.end()}};
+// The ledger's tokens that a cell may hold: one, unless positions are repeated.
+std::vector<const LedgerToken*> TokensOf(const CacheLedger& ledger,
+                                         const Held& held) {
+  std::vector<const LedgerToken*> tokens;
+  for (const LedgerToken& token : ledger.tokens()) {
+    if (HeldOf(token, held.cell) == held) tokens.push_back(&token);
+  }
+  return tokens;
 }
 
 std::optional<Held> RowToken(std::int64_t row,
@@ -203,35 +200,36 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
   const TensorView& mask = view.found.mask;
   const int first_cell = view.found.first_cell;
   MaskPicture picture{first_cell, mask.shape[0], 0, {}};
-  picture.from = std::max<std::int64_t>(0, std::int64_t{frame.from} - first_cell);
+  picture.from =
+      std::max<std::int64_t>(0, std::int64_t{frame.from} - first_cell);
   const std::int64_t to = std::min<std::int64_t>(
       mask.shape[0], std::int64_t{frame.to} - first_cell);
 
-  std::map<int, const LedgerToken*> held;
-  for (const Held& one : step.cells) held[one.cell] = TokenOf(ledger, one);
+  std::map<int, std::vector<const LedgerToken*>> held;
+  for (const Held& one : step.cells) held[one.cell] = TokensOf(ledger, one);
   const RowOwners owners(ledger, view.layer, view.found, view.permuted_v);
   std::vector<const LedgerToken*> tokens;
   step.found.clear();
   for (std::int64_t column = picture.from; column < to; ++column) {
     const int cell = first_cell + static_cast<int>(column);
-    const auto at = held.find(cell);
-    const LedgerToken* due = at == held.end() ? nullptr : at->second;
+    const auto& due = held[cell];
     const RowOwner owner = owners.Of(column, due);
     FoundToken found;
     found.token.cell = cell;
     if (owner.token != nullptr) found.token = HeldOf(*owner.token, cell);
     found.key = owner.key;
     found.value = owner.value;
-    found.differs =
-        due != nullptr && (owner.token != due || !owner.key || !owner.value);
+    found.rows = owner.rows;
+    const bool is_due =
+        std::find(due.begin(), due.end(), owner.token) != due.end();
+    found.differs = !due.empty() && (!is_due || !owner.key || !owner.value);
     step.found.push_back(found);
     tokens.push_back(owner.token);
   }
 
-  const bool by_twin =
-      view.due && view.due->mask.data != nullptr &&
-      view.due->mask.shape == mask.shape &&
-      view.due->first_cell == first_cell;
+  const bool by_twin = view.due && view.due->mask.data != nullptr &&
+                       view.due->mask.shape == mask.shape &&
+                       view.due->first_cell == first_cell;
   for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
     if (row >= Frame::kRows && row != frame.row) {
       ++step.rows_left_out;

@@ -64,6 +64,8 @@ struct FoundToken {
   bool differs = false;  // It is not what is due.
   bool key = true;
   bool value = true;
+  std::uint64_t rows = 0;  // Of a view: the hash of both rows.
+  bool gone = false;       // The cache holds it no more.
 };
 
 struct Step {
