@@ -55,3 +55,14 @@ kvtwin_command_test(check_pages_need_a_folder EXIT 2 PRINTS "folder"
 kvtwin_command_test(check_page_needs_a_place EXIT 2 PRINTS "cannot be written"
   ARGS check --html no/such/folder/page.html
        recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
+
+kvtwin_command_test(explore_reaches_the_fixed_point EXIT 0
+  PRINTS "\"differences\":0,\"fixed_point\":true"
+  ARGS explore --cells 3 --positions 3 --kind swa --json)
+kvtwin_command_test(explore_stops_in_time EXIT 0
+  PRINTS "\"fixed_point\":false"
+  ARGS explore --cells 5 --kind causal --seconds 0.01 --json)
+kvtwin_command_test(explore_too_many_states EXIT 2 PRINTS "stops at"
+  ARGS explore --cells 16)
+kvtwin_command_test(explore_no_such_folder EXIT 2
+  ARGS explore --cells 3 --state no/such/folder)
