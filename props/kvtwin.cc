@@ -117,6 +117,7 @@ struct CheckArguments {
 std::string PageOf(const std::string& html, const std::string& recording) {
   if (!fs::is_directory(html)) return html;
   std::string name = fs::path(recording).lexically_normal().string();
+  name.erase(0, name.find_first_not_of("./"));
   std::replace(name.begin(), name.end(), '/', '-');
   return (fs::path(html) / (name + ".html")).string();
 }

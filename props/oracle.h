@@ -76,6 +76,8 @@ class Oracle {
   const reference::Ledger& ledger() const { return *ledger_; }
   // "sequence 1, position 4" for a row of the mask, or "padding".
   std::string RowLabel(int row) const;
+  // Of a wrapper's caches, the one that calls go to.
+  int active() const { return static_cast<int>(active_); }
   // Of the current pass.
   const std::vector<std::int32_t>& positions() const { return positions_; }
   const std::vector<int>& sequences() const { return sequences_; }

@@ -87,11 +87,14 @@ Json TokenJson(const Held& token) {
   return json;
 }
 
-// The tokens that changed their cell since the step before: where each was, by
-// its cell now.
-using Moves = std::map<int, int>;
+// The tokens that a step found in another cell than the step before it that
+// showed the same cache: where each was, by its cell now.
+struct Moves {
+  std::int64_t by = 0;  // The number of the step that moved them.
+  std::map<int, int> cells;
+};
 
-Moves MovesOf(const Step& before, const Step& now) {
+std::map<int, int> Moved(const Step& before, const Step& now) {
   using Token = std::pair<std::int64_t, std::vector<int>>;
   const auto places = [](const Step& step) {
     std::map<Token, std::vector<int>> cells;
@@ -101,15 +104,33 @@ Moves MovesOf(const Step& before, const Step& now) {
     return cells;
   };
   const auto old = places(before);
-  Moves moves;
+  std::map<int, int> moved;
   for (const auto& [token, cells] : places(now)) {
     const auto at = old.find(token);
     if (at == old.end() || at->second == cells) continue;
     if (at->second.size() == 1 && cells.size() == 1) {
-      moves[cells[0]] = at->second[0];
+      moved[cells[0]] = at->second[0];
     }
   }
-  return moves;
+  return moved;
+}
+
+// Only the begin of a pass moves tokens; of a wrapper's caches it is seen when
+// they are looked at next.
+std::vector<Moves> AllMoves(const std::vector<Step>& steps) {
+  std::vector<Moves> all(steps.size());
+  std::map<int, const Step*> before;  // By cache.
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const Step& step = steps[i];
+    const Step*& last = before[step.cache];
+    if (step.begins_pass) begin = step.number;
+    if (last != nullptr && begin > last->number) {
+      all[i] = {begin, Moved(*last, step)};
+    }
+    last = &step;
+  }
+  return all;
 }
 
 Json MaskJson(const MaskPicture& mask) {
@@ -131,6 +152,7 @@ Json StepJson(const Step& step, const Moves& moves) {
                {"arguments", Cut(step.arguments)},
                {"answer", step.answer}};
   if (!step.drawn) return json;
+  json["cache"] = step.cache;
   json["cell_count"] = step.cell_count;
   json["cells_left_out"] = step.cells_left_out;
   json["rows_left_out"] = step.rows_left_out;
@@ -146,7 +168,8 @@ Json StepJson(const Step& step, const Moves& moves) {
     found.push_back(std::move(token));
   }
   if (step.mask) json["mask"] = MaskJson(*step.mask);
-  for (const auto& [cell, from] : moves) {
+  if (step.begins_pass) json["begins_pass"] = true;
+  for (const auto& [cell, from] : moves.cells) {
     json["moved"].push_back({{"cell", cell}, {"from", from}});
   }
   return json;
@@ -219,16 +242,17 @@ std::string Owner(const FoundToken& found, const Held& due) {
                      found.key ? "K" : "V", name, found.key ? "V" : "K");
 }
 
-// The step that moved the token to its cell; -1 if none did.
+// The number of the step that moved the token to its cell; 0 if none did.
 std::int64_t MovedBy(const Failure& failure, const std::vector<Moves>& moves,
                      const Held& due) {
   for (std::size_t i = moves.size(); i-- > 0;) {
     const Step& step = failure.steps[i];
-    if (!moves[i].contains(due.cell)) continue;
+    if (step.cache != failure.steps.back().cache) continue;
+    if (!moves[i].cells.contains(due.cell)) continue;
     const auto at = std::find(step.cells.begin(), step.cells.end(), due);
-    return at == step.cells.end() ? -1 : step.number;
+    return at == step.cells.end() ? 0 : moves[i].by;
   }
-  return -1;
+  return 0;
 }
 
 // One sentence, and one that says more.
@@ -243,16 +267,22 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
   if (due != nullptr && found != nullptr && found->differs) {
     const std::int64_t mover = MovedBy(failure, moves, *due);
     const std::string how =
-        mover < 0 ? fmt::format("Cell {} must hold {}", cell, TokenName(*due))
-                  : fmt::format("{} {} moved {} to cell {}", failure.unit,
-                                mover, TokenName(*due), cell);
+        mover == 0 ? fmt::format("Cell {} must hold {}", cell, TokenName(*due))
+                   : fmt::format("{} {} moved {} to cell {}", failure.unit,
+                                 mover, TokenName(*due), cell);
     return {sight == 'x' ? who + " reads the wrong token."
                          : "A cell holds the wrong token.",
             fmt::format("{}; what the cache returned there is {}.", how,
                         Owner(*found, *due))};
   }
   const std::string holds =
-      due == nullptr ? "is free" : "holds " + TokenName(*due);
+      due != nullptr ? "holds " + TokenName(*due)
+      : found != nullptr && !found->token.sequences.empty()
+          ? "has the row of " + TokenName(found->token)
+          : "is free";
+  // In full it stands further down.
+  const std::string reason =
+      failure.reason.substr(0, failure.reason.find('\n'));
   if (sight == '+') {
     return {who + " reads what it must not see.",
             fmt::format("The mask shows it cell {}, which {}.", cell, holds)};
@@ -262,9 +292,9 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
         who + " does not see what it must read.",
         fmt::format("The mask hides cell {} from it, which {}.", cell, holds)};
   }
-  if (reader) return {who + " reads the wrong tokens.", failure.reason};
+  if (reader) return {who + " reads the wrong tokens.", reason};
   return {step.call.substr(0, step.call.find('(')) + " gave a wrong answer.",
-          failure.reason};
+          reason};
 }
 
 }  // namespace
@@ -282,10 +312,7 @@ std::string ShellWord(std::string_view text) {
 
 std::string PageHtml(Failure failure) {
   NameGoneTokens(failure);
-  std::vector<Moves> moves(failure.steps.size());
-  for (std::size_t i = 1; i < moves.size(); ++i) {
-    moves[i] = MovesOf(failure.steps[i - 1], failure.steps[i]);
-  }
+  const std::vector<Moves> moves = AllMoves(failure.steps);
   const Wrong wrong = WrongOf(failure.steps.back());
   const auto [headline, more] = Sentences(failure, wrong, moves);
   Json json = {{"headline", headline},

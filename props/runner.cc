@@ -208,6 +208,7 @@ void Run::Tell(std::string call, std::string_view answer) {
   step.number = std::ssize(story_->steps);
   step.call = std::move(call);
   step.answer = answer;
+  step.begins_pass = step.call.starts_with("StartForward");
   if (story_->frame && step.number >= story_->from) DrawCellsNow();
 }
 
@@ -216,6 +217,7 @@ void Run::DrawCellsNow() {
   Step& step = story_->steps.back();
   DrawCells(*story_->frame, HeldCells(*reference_), HeldCells(*tested_),
             reference_->CellCount(), step);
+  step.cache = active_type_;
 }
 
 void Run::DrawViewNow(int layer, const KvView& reference,

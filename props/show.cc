@@ -291,6 +291,7 @@ Step DrawnStep(const Oracle& oracle, const TraceOp& op, const Frame& frame) {
   const Cache* twin = oracle.twin();
   const std::vector<Held> held = HeldTokens(oracle);
   DrawCells(frame, held, held, twin == nullptr ? 0 : twin->CellCount(), step);
+  step.cache = oracle.active();
   if (!op.mask) return step;
   DrawView(frame,
            {.ledger = oracle.ledger().active(),

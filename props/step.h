@@ -74,8 +74,11 @@ struct Step {
   std::string arguments;    // "layer 0, K [3, 1, 5]", or none.
   std::string answer;       // "ok", "cache_full", "true", ... or none.
 
+  bool begins_pass = false;
+
   // The rest as far as the frame goes.
   bool drawn = false;
+  int cache = 0;  // Of a wrapper's.
   int cell_count = 0;
   std::vector<Held> cells;          // What is due.
   std::vector<FoundToken> found;    // What is there, as far as it is known.
