@@ -50,10 +50,10 @@ nlohmann::ordered_json Json(const Law& law, const Subject& subject,
 }
 
 std::string Text(const Law& law, const Subject& subject, const LawRun& run) {
-  std::string text = fmt::format(
-      "{:<6} {:<22} {:<10} {:>6} histories, judged {:>6} times\n",
-      run.failure ? "BROKEN" : "holds", law.name, subject.name, run.histories,
-      run.judged);
+  std::string text =
+      fmt::format("{:<6} {:<22} {:<10} {:>6} histories, judged {:>6} times\n",
+                  run.failure ? "BROKEN" : "holds", law.name, subject.name,
+                  run.histories, run.judged);
   if (!run.failure) return text;
   return text + fmt::format("\n  {}\n  {}\n  rerun   {}\n\n", law.statement,
                             run.failure->wrong,
@@ -98,8 +98,8 @@ int RunLaws(const Arguments& arguments) {
 
 void AddLawsCommand(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand(
-      "laws", "Judge the twins by the laws of docs/laws.md");
+  CLI::App* command =
+      app.add_subcommand("laws", "Judge the twins by the laws of docs/laws.md");
   std::vector<std::string> laws;
   for (const Law& law : Laws()) laws.emplace_back(law.name);
   const std::vector<std::string> twins(TwinNames().begin(), TwinNames().end());

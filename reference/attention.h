@@ -40,8 +40,8 @@ inline Eigen::MatrixXd Attend(const KvView& view, bool permuted_v,
                               double scale) {
   const TensorView& values = view.value;
   const std::int64_t group = queries.cols() / view.key.shape[1];
-  Eigen::MatrixXd out = Eigen::MatrixXd::Zero(values.shape[permuted_v ? 1 : 0],
-                                              queries.cols());
+  Eigen::MatrixXd out =
+      Eigen::MatrixXd::Zero(values.shape[permuted_v ? 1 : 0], queries.cols());
   for (std::int64_t head = 0; head < queries.cols(); ++head) {
     const std::int64_t kv_head = head / group;
     const Eigen::VectorXd scores =

@@ -24,8 +24,7 @@ std::optional<std::string> CompareMemberships(Session& left, Session& right) {
     const auto a = Memberships(left, type);
     const auto b = Memberships(right, type);
     if (a == b) continue;
-    const auto [at, bt] =
-        std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+    const auto [at, bt] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
     const bool in_left = at != a.end() && (bt == b.end() || *at < *bt);
     const auto& [seq, position] = in_left ? *at : *bt;
     return fmt::format("only {} holds position {} of sequence {}",
@@ -60,8 +59,8 @@ std::optional<std::string> Compare(Session& left, Session& right, Alike alike,
   if (alike == Alike::kTokens) {
     if (auto wrong = CompareMemberships(left, right)) return wrong;
   }
-  return CompareRows(left.PassRows(), right.PassRows(),
-                     left.setup().init.dtype, slack);
+  return CompareRows(left.PassRows(), right.PassRows(), left.setup().init.dtype,
+                     slack);
 }
 
 Answer PlayPlain(Session& session, const Script& script, std::size_t i) {
@@ -131,9 +130,8 @@ std::vector<Call> PutsOf(const Script& script, std::size_t start) {
 }
 
 Script WithoutRefused(Script script) {
-  std::erase_if(script.calls, [](const Call& call) {
-    return call.code != StatusCode::kOk;
-  });
+  std::erase_if(script.calls,
+                [](const Call& call) { return call.code != StatusCode::kOk; });
   return script;
 }
 

@@ -31,8 +31,8 @@ std::optional<std::string> Compare(Session& left, Session& right, Alike alike,
 
 // Plays call `i` of the script; the answer is what the other side must answer
 // too.
-using Play =
-    std::function<Answer(Session& session, const Script& script, std::size_t i)>;
+using Play = std::function<Answer(Session& session, const Script& script,
+                                  std::size_t i)>;
 Answer PlayPlain(Session& session, const Script& script, std::size_t i);
 
 struct Match {
@@ -79,8 +79,7 @@ std::int64_t LowestSeen(const CacheSpec& spec, const Setup& setup,
                         std::int64_t position);
 
 // Calls `change` with the spec of each cache but encoders.
-void ForEachCausal(Setup& setup,
-                   const std::function<void(CacheSpec&)>& change);
+void ForEachCausal(Setup& setup, const std::function<void(CacheSpec&)>& change);
 // With more cells; what is evicted stays the same.
 Setup WithMoreRoom(Setup setup);
 // With room for `tokens` more tokens, none of which is ever evicted.

@@ -45,11 +45,21 @@ std::set<int> Touched(const Call& call) {
   return {};
 }
 
-// Frame: before and after each call, at the next position of every sequence
-// that it does not touch.
+// What the next token of each of these sequences would see. An encoder has one
+// sequence only.
+std::vector<SeenRow> LookAhead(Session& session,
+                               const std::vector<Query>& queries) {
+  std::vector<SeenRow> rows = session.Look(queries);
+  std::erase_if(rows, [&](const SeenRow& row) {
+    return session.IsEncoder(session.TypeOf(row.layer));
+  });
+  return rows;
+}
+
+// Before and after each call, for every sequence that it does not touch.
 LawResult Frame(const History& history, const Subject& subject) {
-  const Script script =
-      Resolve(Without(history, {OpKind::kCausal, OpKind::kGet, OpKind::kReput}));
+  const Script script = Resolve(
+      Without(history, {OpKind::kCausal, OpKind::kGet, OpKind::kReput}));
   std::optional<Session> session = Session::Open(script.setup, subject);
   if (!session) return {};
   LawResult result;
@@ -59,7 +69,7 @@ LawResult Frame(const History& history, const Subject& subject) {
     for (const int seq : session->Sequences()) {
       if (!touched.contains(seq)) others.push_back({session->Next(seq), seq});
     }
-    const std::vector<SeenRow> before = session->Look(others);
+    const std::vector<SeenRow> before = LookAhead(*session, others);
     const std::set<int> layers = session->put_layers();
     PlayPlain(*session, script, i);
     for (const Call& put : PutsOf(script, i)) {
@@ -67,7 +77,7 @@ LawResult Frame(const History& history, const Subject& subject) {
     }
     if (session->put_layers() != layers || others.empty()) continue;
     ++result.judged;
-    if (auto wrong = CompareRows(before, session->Look(others),
+    if (auto wrong = CompareRows(before, LookAhead(*session, others),
                                  script.setup.init.dtype, 0)) {
       return {1, After(script, i, *wrong)};
     }
@@ -253,8 +263,8 @@ LawResult CopyThenClear(const History& history, const Subject& subject) {
 }
 
 LawResult CopyShows(const History& history, const Subject& subject) {
-  const Script script =
-      Resolve(Without(history, {OpKind::kCausal, OpKind::kGet, OpKind::kReput}));
+  const Script script = Resolve(
+      Without(history, {OpKind::kCausal, OpKind::kGet, OpKind::kReput}));
   std::optional<Session> session = Session::Open(script.setup, subject);
   if (!session) return {};
   LawResult result;
@@ -269,9 +279,8 @@ LawResult CopyShows(const History& history, const Subject& subject) {
       of_dst.push_back({call.end - back, call.dst});
     }
     ++result.judged;
-    if (auto wrong =
-            CompareRows(session->Look(of_src), session->Look(of_dst),
-                        script.setup.init.dtype, 0)) {
+    if (auto wrong = CompareRows(session->Look(of_src), session->Look(of_dst),
+                                 script.setup.init.dtype, 0)) {
       return {1, After(script, i, *wrong)};
     }
     if (session->Next(call.dst) > call.end) {
@@ -292,14 +301,13 @@ LawResult RemoveSplits(const History& history, const Subject& subject) {
     if (call.end != kOpenEnd && call.end - call.begin > kFar) return {};
   }
   const Play split = [](Session& session, const Script& of, std::size_t i) {
-    const auto& [seq, a, c] = std::tie(of.calls[i].seq, of.calls[i].begin,
-                                       of.calls[i].end);
+    const auto& [seq, a, c] =
+        std::tie(of.calls[i].seq, of.calls[i].begin, of.calls[i].end);
     if (!Done(of.calls[i], CallKind::kRemove) || c - a < 2 || c == kOpenEnd ||
         session.HasEncoder()) {
       return PlayPlain(session, of, i);
     }
-    const std::int32_t b =
-        a + 1 + static_cast<std::int32_t>(i) % (c - a - 1);
+    const std::int32_t b = a + 1 + static_cast<std::int32_t>(i) % (c - a - 1);
     const Answer first = session.Do(RemoveCall(seq, a, b));
     if (first.code == StatusCode::kOk) {
       return session.Do(RemoveCall(seq, a, a + c - b));
@@ -340,6 +348,7 @@ LawResult ShiftBack(const History& history, const Subject& subject) {
   if (alone.spec.kind == Kind::kEncoder || shift.kind == ShiftKind::kNone) {
     return {};
   }
+  constexpr std::int64_t kFirst = 32;  // None of the next rows has a NaN.
   LawResult result;
   for (const int distance : {1, 2, 5, 700}) {
     const std::int64_t tokens = 3;
@@ -355,7 +364,7 @@ LawResult ShiftBack(const History& history, const Subject& subject) {
     RowBuffer buffer;
     const auto fill = [&](RowRole role, int dim) {
       return CopyOf(buffer.Fill({dim, heads, tokens + 1, 1}, DType::kF32,
-                                {role, 0, distance}, setup.strided),
+                                {role, 0, kFirst}, setup.strided),
                     DType::kF32);
     };
     Call put;
@@ -366,22 +375,21 @@ LawResult ShiftBack(const History& history, const Subject& subject) {
     std::vector<SeenToken> due;
     for (std::int64_t i = 1; i <= tokens; ++i) {
       const TensorView key = Slice(put.key.view(), 2, i);
-      due.push_back({static_cast<std::int32_t>(i - 1),
-                     CopyOf(Slice(put.value.view(), 2, i), setup.init.dtype)
-                         .bytes,
-                     CopyOf(key, setup.init.dtype).bytes});
+      due.push_back(
+          {static_cast<std::int32_t>(i - 1),
+           CopyOf(Slice(put.value.view(), 2, i), setup.init.dtype).bytes,
+           CopyOf(key, setup.init.dtype).bytes});
       const auto count = static_cast<std::size_t>(key.elements());
       std::vector<float> row(count);
-      std::byte* bytes = put.key.bytes.data() + sizeof(float) * count *
-                                                    static_cast<std::size_t>(i);
+      std::byte* bytes = put.key.bytes.data() +
+                         sizeof(float) * count * static_cast<std::size_t>(i);
       std::memcpy(row.data(), bytes, sizeof(float) * count);
       if (!ShiftRow(shift, 0, distance, k_dim, heads, row).ok()) return {};
       std::memcpy(bytes, row.data(), sizeof(float) * count);
     }
     session->Do(start);
     session->Do(put);
-    const Answer answer =
-        session->Do(RemoveCall(setup.first_id, 0, distance));
+    const Answer answer = session->Do(RemoveCall(setup.first_id, 0, distance));
     if (answer.code != StatusCode::kOk) {
       return {1, "Remove of the filler answers " + ToText(answer)};
     }
@@ -395,9 +403,9 @@ LawResult ShiftBack(const History& history, const Subject& subject) {
     }
     // Rounded at the size that the elements have in between.
     const double slack = ShiftSlack(setup) * (distance > 5 ? 20 : 1);
-    if (auto wrong = CompareRows(
-            session->Look({last}), expected, setup.init.dtype,
-            shift.kind == ShiftKind::kIdentity ? 0 : slack)) {
+    if (auto wrong =
+            CompareRows(session->Look({last}), expected, setup.init.dtype,
+                        shift.kind == ShiftKind::kIdentity ? 0 : slack)) {
       return {1, fmt::format("shifted by {} and back: {}", distance, *wrong)};
     }
   }
@@ -440,8 +448,8 @@ LawResult ResumeIsHonest(const History& history, const Subject& subject) {
       ++result.judged;
       Session clone = session->Clone();
       clone.Do(RemoveCall(seq, pos, kOpenEnd));
-      const std::string yes = fmt::format("CanResume({}, {}) says yes, but ",
-                                          seq, pos);
+      const std::string yes =
+          fmt::format("CanResume({}, {}) says yes, but ", seq, pos);
       const Answer answer = clone.Do(StartCall({pos}, {seq}, false));
       if (answer.code != StatusCode::kOk) {
         return {1, yes + "the batch is refused: " + ToText(answer)};
@@ -473,8 +481,8 @@ std::vector<Law> SequenceLaws() {
        "A call on one sequence leaves what all others see, bit for bit.",
        Frame},
       {"replay",
-       "Any history shows what a fresh cache shows that got the surviving "
-       "tokens, a copy for each of their sequences.",
+       "Any history shows what a fresh cache does that got the surviving "
+       "tokens, a copy for each sequence.",
        Replay},
       {"renaming", "Other ids for the sequences change nothing but the ids.",
        Renaming},
@@ -500,8 +508,8 @@ std::vector<Law> SequenceLaws() {
       {"offset_zero", "Remove of an empty range changes nothing, bit for bit.",
        OffsetZero},
       {"resume_is_honest",
-       "Where CanResume says yes to a legal client, a batch at that position "
-       "is taken and sees its full window.",
+       "Where CanResume says yes to a legal client, a batch there is taken and "
+       "sees its full window.",
        ResumeIsHonest},
   };
 }

@@ -169,9 +169,9 @@ std::string ToText(const Call& call) {
       return fmt::format("CopyPrefix({}, {}, {})", call.seq, call.dst,
                          call.end);
     case Call::Kind::kRemove:
-      return fmt::format("Remove({}, {}, {})", call.seq, call.begin,
-                         call.end == kOpenEnd ? "open"
-                                              : fmt::to_string(call.end));
+      return fmt::format(
+          "Remove({}, {}, {})", call.seq, call.begin,
+          call.end == kOpenEnd ? "open" : fmt::to_string(call.end));
     case Call::Kind::kAsk:
       return fmt::format("CanResume({}, {})", call.seq, call.end);
   }
@@ -189,8 +189,8 @@ Script Resolve(const History& history) {
   Script script{.setup = plain.setup, .calls = {}};
   const Subject recorder = {
       .name = "recorder",
-      .make = [&script](const CacheSpec& spec)
-          -> Result<std::unique_ptr<Cache>> {
+      .make =
+          [&script](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
         Result<std::unique_ptr<Cache>> cache = MakeCache(spec, "reference");
         if (!cache.ok()) return cache.status();
         return std::unique_ptr<Cache>(
@@ -351,7 +351,7 @@ std::vector<Query> Session::Queries() {
   return queries;
 }
 
-void Session::AddRows(const std::vector<Query>& queries,
+void Session::AddRows(const std::vector<Query>& queries, bool slots,
                       std::vector<SeenRow>& rows) {
   const bool permuted = setup_.config.permuted_v;
   for (const int layer : put_layers_) {
@@ -359,6 +359,7 @@ void Session::AddRows(const std::vector<Query>& queries,
     const KvView view = View(layer);
     if (view.key.data == nullptr) continue;
     if (IsEncoder(type)) {
+      if (!slots) continue;
       const Result<bool> cached = cache_->EncoderCached();
       TensorView value = view.value;
       if (permuted) {
@@ -367,9 +368,11 @@ void Session::AddRows(const std::vector<Query>& queries,
         std::rotate(value.stride.begin(), value.stride.begin() + 1,
                     value.stride.begin() + 3);
       }
-      rows.push_back({layer, {}, {{cached.ok() && *cached ? 1 : 0,
-                                   CopyOf(value, value.dtype).bytes,
-                                   CopyOf(view.key, view.key.dtype).bytes}}});
+      rows.push_back(
+          {layer,
+           {},
+           {{cached.ok() && *cached ? 1 : 0, CopyOf(value, value.dtype).bytes,
+             CopyOf(view.key, view.key.dtype).bytes}}});
       continue;
     }
     const std::vector<CellEntry> cells = Cells(type);
@@ -406,7 +409,7 @@ std::vector<SeenRow> Session::PassRows() {
   for (std::size_t i = 0; i < pass_->positions.size(); ++i) {
     queries.push_back({pass_->positions[i], pass_->sequences[i]});
   }
-  AddRows(queries, rows);
+  AddRows(queries, /*slots=*/true, rows);
   return rows;
 }
 
@@ -423,13 +426,14 @@ std::vector<SeenRow> Session::Look(const std::vector<Query>& queries) {
       probe.positions.push_back(query.position);
       probe.sequences.push_back(query.seq);
     }
-    if (Do(probe).code == StatusCode::kOk) AddRows(some, rows);
+    if (Do(probe).code == StatusCode::kOk) {
+      AddRows(some, /*slots=*/first == 0, rows);
+    }
     calls_.pop_back();  // A probe leaves no trace.
   }
   pass_.reset();
-  std::stable_sort(rows.begin(), rows.end(), [](auto& a, auto& b) {
-    return a.layer < b.layer;
-  });
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](auto& a, auto& b) { return a.layer < b.layer; });
   return rows;
 }
 

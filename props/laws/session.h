@@ -147,7 +147,9 @@ class Session {
       : setup_(setup), subject_(&subject) {}
   void SetType(int type);
   void SetLayer(int layer);
-  void AddRows(const std::vector<Query>& queries, std::vector<SeenRow>& rows);
+  // With `slots`, those of encoders too.
+  void AddRows(const std::vector<Query>& queries, bool slots,
+               std::vector<SeenRow>& rows);
 
   Setup setup_;
   const Subject* subject_;
