@@ -468,7 +468,7 @@ std::vector<Law> StorageLaws() {
        "nothing of what is seen.",
        Layouts},
       {"padding",
-       "Views begin and end at multiples of the padding and span the batch; a "
+       "Views begin and end at the padding's multiples and span the batch; a "
        "mask is 0 or -inf, in extra rows -inf.",
        Padding},
       {"rounding",
