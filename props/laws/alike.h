@@ -16,6 +16,7 @@ namespace kvtwin::props {
 // The laws, by what they are about.
 std::vector<Law> SequenceLaws();
 std::vector<Law> PassLaws();
+Law LegalClientLaw();
 std::vector<Law> StorageLaws();
 
 enum class Alike {

@@ -448,7 +448,7 @@ TEST(Laws, OfSequencesAreBrokenByBrokenCaches) {
 }
 
 TEST(Laws, OfPassesAreBrokenByBrokenCaches) {
-  Breaks<FirstSeesAhead>({"batch_splitting"});
+  Breaks<FirstSeesAhead>({"batch_splitting", "visibility"});
   Breaks<ReserveStores>({"reserve"});
   Breaks<FullTooEarly>({"fullness", "legal_client", "capacity_returns"});
   Breaks<KeepsExceptions>({"causal_last"});

@@ -1,6 +1,7 @@
 // Laws of StartForward, SetCausal, Put, and of refusals.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -147,22 +148,6 @@ LawResult Fullness(const History& history, const Subject& subject) {
     return {1, After(script, i,
                      fmt::format("there is {}room, the answer is {}",
                                  room ? "" : "no ", ToText(answer)))};
-  }
-  return result;
-}
-
-LawResult LegalClient(const History& history, const Subject& subject) {
-  const Script script = Resolve(Legal(history));
-  std::optional<Session> session = Session::Open(script.setup, subject);
-  if (!session) return {};
-  LawResult result;
-  for (std::size_t i = 0; i < script.calls.size(); ++i) {
-    const Answer answer = PlayPlain(*session, script, i);
-    if (!Stores(script.calls[i])) continue;
-    ++result.judged;
-    if (answer.code != StatusCode::kOk) {
-      return {1, After(script, i, "answers " + ToText(answer))};
-    }
   }
   return result;
 }
@@ -344,6 +329,54 @@ LawResult CloseIsFinal(const History& history, const Subject& subject) {
   return {1, ""};
 }
 
+// By ListCells, in passes that no CopyPrefix or Remove came after.
+LawResult Visibility(const History& history, const Subject& subject) {
+  const Script script = Resolve(history);
+  std::optional<Session> session = Session::Open(script.setup, subject);
+  if (!session) return {};
+  LawResult result;
+  std::map<int, std::set<int>> excepted;  // By cache.
+  for (std::size_t i = 0; i < script.calls.size(); ++i) {
+    const Call& call = script.calls[i];
+    PlayPlain(*session, script, i);
+    if (call.kind == CallKind::kStart) excepted.clear();
+    if (call.kind == CallKind::kCausal) {
+      excepted[call.type] = {call.indices.begin(), call.indices.end()};
+    }
+    if (session->stale() || !AtRest(script, i)) continue;
+    int row = -1;  // Of its layer.
+    int layer = -1;
+    for (const SeenRow& seen : session->PassRows()) {
+      const int type = session->TypeOf(seen.layer);
+      if (session->IsEncoder(type)) continue;
+      row = seen.layer == layer ? row + 1 : 0;
+      layer = seen.layer;
+      const auto& [position, seq] = seen.query;
+      const std::int64_t low =
+          LowestSeen(session->spec(type), script.setup, position);
+      const std::int32_t high =
+          excepted[type].contains(row) ? kOpenEnd : position;
+      std::vector<std::int32_t> due;
+      for (const CellEntry& entry : session->Cells(type)) {
+        const bool in_range = entry.position >= low && entry.position <= high;
+        if (entry.sequence == seq && in_range) due.push_back(entry.position);
+      }
+      std::sort(due.begin(), due.end());
+      ++result.judged;
+      const bool same = std::equal(
+          due.begin(), due.end(), seen.tokens.begin(), seen.tokens.end(),
+          [](auto at, auto& token) { return at == token.position; });
+      if (same) continue;
+      return {1, After(script, i,
+                       fmt::format("row {} of layer {} sees {} tokens, or not "
+                                   "those at positions [{}]",
+                                   row, layer, seen.tokens.size(),
+                                   fmt::join(due, " ")))};
+    }
+  }
+  return result;
+}
+
 // Against a causal cache, which shows all of the past.
 LawResult WindowHides(const History& history, const Subject& subject) {
   const Script script = Resolve(Legal(history));
@@ -408,9 +441,7 @@ std::vector<Law> PassLaws() {
        "StartForward succeeds exactly when the cells that are free after its "
        "eviction are enough.",
        Fullness},
-      {"legal_client",
-       "A client that stays within its capacity is never refused a batch.",
-       LegalClient},
+      LegalClientLaw(),
       {"capacity_returns",
        "Once all sequences are removed, every cell can be used again, and not "
        "one more.",
@@ -432,6 +463,10 @@ std::vector<Law> PassLaws() {
       {"close_is_final",
        "After Close, every call but Close is a failed_precondition.",
        CloseIsFinal},
+      {"visibility",
+       "A row sees the tokens of its sequence from where its window or chunk "
+       "begins to itself or, excepted, to the end.",
+       Visibility},
       {"window_hides",
        "A window or chunk hides the past beyond it from a legal client, and "
        "nothing else.",

@@ -113,6 +113,9 @@ class Session {
   const Setup& setup() const { return setup_; }
   const std::vector<Call>& calls() const { return calls_; }
   bool in_pass() const { return pass_.has_value(); }
+  // The mask is older than the last CopyPrefix or Remove, and may show cells
+  // that are free by now.
+  bool stale() const { return stale_; }
   // StartForward of the current pass. Requires: in_pass().
   const Call& pass() const { return *pass_; }
   const std::set<int>& put_layers() const { return put_layers_; }
@@ -156,8 +159,6 @@ class Session {
   std::unique_ptr<Cache> cache_;
   std::vector<Call> calls_;
   std::optional<Call> pass_;
-  // The mask is older than the last CopyPrefix or Remove, and may show cells
-  // that are free by now.
   bool stale_ = false;
   std::set<int> put_layers_;
 };

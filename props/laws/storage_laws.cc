@@ -469,7 +469,7 @@ std::vector<Law> StorageLaws() {
        Layouts},
       {"padding",
        "Views begin and end at the padding's multiples and span the batch; a "
-       "mask is 0 or -inf, in extra rows -inf.",
+       "mask is 0 or -inf, extra rows -inf.",
        Padding},
       {"rounding",
        "A row comes back as it was put, bit for bit; f32 rows in an f16 cache "
