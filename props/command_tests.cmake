@@ -50,3 +50,14 @@ kvtwin_command_test(laws_judge_one_history EXIT 0 PRINTS "holds  frame"
   --history "kvt1 | put 0*2 | copy 0>1:1 | drop 0:0-")
 kvtwin_command_test(laws_unknown_law EXIT 2 ARGS laws --law gravity)
 kvtwin_command_test(laws_no_history EXIT 2 ARGS laws --history "kvt1 | fly")
+
+kvtwin_command_test(explore_reaches_the_fixed_point EXIT 0
+  PRINTS "\"differences\":0,\"fixed_point\":true"
+  ARGS explore --cells 3 --positions 3 --kind swa --json)
+kvtwin_command_test(explore_stops_in_time EXIT 0
+  PRINTS "\"fixed_point\":false"
+  ARGS explore --cells 5 --kind causal --seconds 0.01 --json)
+kvtwin_command_test(explore_too_many_states EXIT 2 PRINTS "stops at"
+  ARGS explore --cells 16)
+kvtwin_command_test(explore_no_such_folder EXIT 2
+  ARGS explore --cells 3 --state no/such/folder)

@@ -48,6 +48,12 @@ class ForwardingCache : public Cache {
   Status SetLayerType(int type) override { return cache_->SetLayerType(type); }
   Cache* UnderlyingCache() override { return cache_->UnderlyingCache(); }
   Result<bool> EncoderCached() override { return cache_->EncoderCached(); }
+  Status SnapshotTo(CacheState& state) const override {
+    return cache_->SnapshotTo(state);
+  }
+  Status Restore(const CacheState& state) override {
+    return cache_->Restore(state);
+  }
   int CellCount() const override { return cache_->CellCount(); }
   std::span<const int> BatchCells() const override {
     return cache_->BatchCells();

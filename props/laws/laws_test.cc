@@ -356,7 +356,6 @@ class OnePartForAll : public Broken {
 class RestoresElsewhere : public Broken {
  public:
   using Broken::Broken;
-  Result<CacheState> Snapshot() const override { return cache_->Snapshot(); }
   Status Restore(const CacheState& state) override {
     CacheState other = state;
     for (CellEntry& entry : other.cells) ++entry.position;
