@@ -464,8 +464,8 @@ std::vector<Law> PassLaws() {
        "After Close, every call but Close is a failed_precondition.",
        CloseIsFinal},
       {"visibility",
-       "A row sees the tokens of its sequence from where its window or chunk "
-       "begins to itself or, excepted, to the end.",
+       "A row sees its sequence's tokens from where its window or chunk begins "
+       "to itself; excepted, to the end.",
        Visibility},
       {"window_hides",
        "A window or chunk hides the past beyond it from a legal client, and "

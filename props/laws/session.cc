@@ -268,11 +268,12 @@ Answer Session::Do(const Call& call) {
       const Status status = cache_->StartForward(batch, call.reserve);
       pass_.reset();
       if (status.ok()) pass_ = call;
-      stale_ = false;
+      stale_ = copied_ = narrow_ = false;
       return {status.code()};
     }
     case Call::Kind::kCausal:
       if (!pass_) return {};
+      narrow_ = narrow_ || copied_;
       SetType(call.type);
       return {cache_->SetCausal(call.indices).code()};
     case Call::Kind::kPut: {
@@ -283,7 +284,7 @@ Answer Session::Do(const Call& call) {
       return {status.code()};
     }
     case Call::Kind::kCopy:
-      stale_ = true;
+      stale_ = copied_ = true;
       return {cache_->CopyPrefix(call.seq, call.dst, call.end).code()};
     case Call::Kind::kRemove:
       stale_ = true;
@@ -404,7 +405,7 @@ void Session::AddRows(const std::vector<Query>& queries, bool slots,
 
 std::vector<SeenRow> Session::PassRows() {
   std::vector<SeenRow> rows;
-  if (!pass_) return rows;
+  if (!pass_ || narrow_) return rows;
   std::vector<Query> queries;
   for (std::size_t i = 0; i < pass_->positions.size(); ++i) {
     queries.push_back({pass_->positions[i], pass_->sequences[i]});

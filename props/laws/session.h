@@ -116,6 +116,9 @@ class Session {
   // The mask is older than the last CopyPrefix or Remove, and may show cells
   // that are free by now.
   bool stale() const { return stale_; }
+  // SetCausal came after a CopyPrefix: the view may be too narrow for what the
+  // batch's sequences have got since (S19), and so depends on the cells.
+  bool narrow() const { return narrow_; }
   // StartForward of the current pass. Requires: in_pass().
   const Call& pass() const { return *pass_; }
   const std::set<int>& put_layers() const { return put_layers_; }
@@ -138,7 +141,8 @@ class Session {
   // Each sequence at its next and its stored positions.
   std::vector<Query> Queries();
 
-  // What the batch sees in the current pass, in every layer.
+  // What the batch sees in the current pass, in every layer; nothing if the
+  // view is narrow.
   std::vector<SeenRow> PassRows();
   // What the queries would see, by layer, from reserving passes. Ends the
   // current pass.
@@ -160,6 +164,8 @@ class Session {
   std::vector<Call> calls_;
   std::optional<Call> pass_;
   bool stale_ = false;
+  bool copied_ = false;
+  bool narrow_ = false;
   std::set<int> put_layers_;
 };
 

@@ -319,7 +319,10 @@ LawResult CellOrder(const History& history, const Subject& subject) {
   for (std::size_t i = 0; i < script.calls.size(); ++i) {
     PlayPlain(*left, script, i);
     PlayPlain(*right, script, i);
-    if (!left->in_pass() || !right->in_pass() || !AtRest(script, i)) continue;
+    if (!left->in_pass() || !right->in_pass() || !AtRest(script, i) ||
+        left->narrow()) {
+      continue;
+    }
     for (const int layer : left->put_layers()) {
       if (left->IsEncoder(left->TypeOf(layer))) continue;
       const KvView view = left->View(layer);
@@ -350,7 +353,7 @@ std::optional<std::string> CompareWithPart(Session& wrapper, int type,
                                            Session& part) {
   if (wrapper.Cells(type) != part.Cells(0)) return "the cells differ";
   if (wrapper.in_pass() != part.in_pass()) return "only one has a pass";
-  if (!wrapper.in_pass()) return std::nullopt;
+  if (!wrapper.in_pass() || wrapper.narrow()) return std::nullopt;
   if (wrapper.BatchCells(type) != part.BatchCells(0)) {
     return "the batch's cells differ";
   }
