@@ -56,9 +56,7 @@ std::optional<std::string> Compare(Session& left, Session& right, Alike alike,
   if (alike == Alike::kBytes) {
     return ComparePictures(left.Show(), right.Show());
   }
-  if (alike == Alike::kTokens) {
-    if (auto wrong = CompareMemberships(left, right)) return wrong;
-  }
+  if (auto wrong = CompareMemberships(left, right)) return wrong;
   return CompareRows(left.PassRows(), right.PassRows(), left.setup().init.dtype,
                      slack);
 }
@@ -88,13 +86,11 @@ LawResult Matched(const Script& script, std::optional<Session> left,
       return {1, After(script, i, *wrong)};
     }
   }
-  const LawResult result = Finished(*left, *right, compared);
-  if (match.alike == Alike::kVisible) return result;
   const std::vector<Query> queries = left->Queries();
   const auto wrong = CompareRows(left->Look(queries), right->Look(queries),
                                  left->setup().init.dtype, match.slack);
   if (wrong) return {1, "in the end: " + *wrong};
-  return result;
+  return Finished(*left, *right, compared);
 }
 
 LawResult MatchedBytes(const Script& script, const Subject& subject,

@@ -20,9 +20,8 @@ Law LegalClientLaw();
 std::vector<Law> StorageLaws();
 
 enum class Alike {
-  kBytes,    // The same cells and the same bytes.
-  kTokens,   // The same tokens, and each query sees the same.
-  kVisible,  // What the batch sees in a pass is the same.
+  kBytes,   // The same cells and the same bytes.
+  kTokens,  // The same tokens, and each query sees the same.
 };
 
 // The first difference, if any; reads both and changes nothing. `slack` is for

@@ -99,7 +99,7 @@ LawResult Padding(const History& history, const Subject& subject) {
       const KvView view = session->View(layer);
       const std::int64_t cells = view.key.shape[2];
       ++result.judged;
-      const auto wrong = [&](std::string text) {
+      const auto wrong = [&](const std::string& text) {
         return LawResult{1, After(script, i, text)};
       };
       if (view.first_cell % config.cache_padding != 0 ||
@@ -311,7 +311,7 @@ LawResult CellOrder(const History& history, const Subject& subject) {
   const RowDims& dims = script.setup.rows;
   // Two heads for each KV head.
   const Eigen::MatrixXd queries = Eigen::MatrixXd::NullaryExpr(
-      dims.k_head_dim, 2 * dims.kv_heads, [](auto i, auto h) {
+      dims.k_head_dim, std::int64_t{2} * dims.kv_heads, [](auto i, auto h) {
         return std::cos(static_cast<double>(1 + i + 5 * h)) / 64;
       });
   const double scale = 1 / std::sqrt(dims.k_head_dim);
