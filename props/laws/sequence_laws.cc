@@ -57,7 +57,7 @@ std::vector<SeenRow> LookAhead(Session& session,
 }
 
 // Before and after each call, for every sequence that it does not touch.
-LawResult Frame(const History& history, const Subject& subject) {
+LawResult OthersAreUntouched(const History& history, const Subject& subject) {
   const Script script = Resolve(
       Without(history, {OpKind::kCausal, OpKind::kGet, OpKind::kReput}));
   std::optional<Session> session = Session::Open(script.setup, subject);
@@ -484,7 +484,7 @@ std::vector<Law> SequenceLaws() {
   return {
       {"frame",
        "A call on one sequence leaves what all others see, bit for bit.",
-       Frame},
+       OthersAreUntouched},
       {"replay",
        "Any history shows what a fresh cache does that got the surviving "
        "tokens, a copy for each sequence.",
