@@ -14,8 +14,9 @@ namespace {
 
 using Move = std::function<void(History&)>;
 
-// How far a history is from the plainest one: first by operations, then by
-// what is special about it, then by the sizes of its numbers.
+// How far a history is from the plainest one: first by operations (a legal
+// client counts as two, for those that it adds unseen), then by what is special
+// about it, then by the sizes of its numbers.
 struct Cost {
   std::size_t operations = 0;
   std::int64_t special = 0;
@@ -54,21 +55,25 @@ void AddCost(const Setup& setup, Cost& cost) {
   special(setup.init.dtype != DType::kF32);
   special(setup.rows != plain.rows);
   special(setup.layers != 1);
-  special(setup.legal);
   special(setup.strided);
   special(setup.first_id != 0);
   const RowDims& rows = setup.rows;
   cost.numbers += setup.layers + config.cache_padding +
                   config.mask_batch_padding + rows.k_head_dim + rows.kv_heads +
                   rows.v_head_dim;
+}
+
+void AddSizesCost(const Setup& setup, Cost& cost) {
   const InitArgs& init = setup.init;
+  const InitArgs plain = Setup().init;
   Setup sized = setup;
   SetCells(init.capacity, sized);
   const bool of_cells = WhyNotOfCells(setup).empty();
+  const auto special = [&](bool is) { cost.special += is ? 1 : 0; };
   special(!of_cells);
-  special(!of_cells && init.max_sequences != plain.init.max_sequences);
+  special(!of_cells && init.max_sequences != plain.max_sequences);
   special(init.max_batch !=
-          (of_cells ? sized.init.max_batch : plain.init.max_batch));
+          (of_cells ? sized.init.max_batch : plain.max_batch));
   cost.numbers += init.max_sequences + init.capacity + init.max_batch;
 }
 
@@ -83,8 +88,10 @@ void AddCost(const Segment& segment, Cost& cost) {
       (free ? 2 + std::abs(segment.count - Segment::kFree) : segment.count);
 }
 
-Cost CostOf(const History& history) {
-  Cost cost{.operations = history.ops.size()};
+// But for the sizes of Init, which take longer.
+Cost CostWithoutSizes(const History& history) {
+  Cost cost;
+  cost.operations = history.ops.size() + (history.setup.legal ? 2 : 0);
   AddCost(history.setup, cost);
   // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison,
   // reload.
@@ -117,6 +124,12 @@ Cost CostOf(const History& history) {
   return cost;
 }
 
+Cost CostOf(const History& history) {
+  Cost cost = CostWithoutSizes(history);
+  AddSizesCost(history.setup, cost);
+  return cost;
+}
+
 // Sequences in the order of their first use, from 0.
 void RenameSequences(History& history) {
   std::map<int, int> names;
@@ -140,11 +153,47 @@ class Moves {
     for (std::size_t i = 0; i < history.setup.spec.caches.size(); ++i) {
       AddPart(i);
     }
+    if (history.setup.spec.caches.size() > 1) AddParts();
     for (std::size_t i = 0; i < history.ops.size(); ++i) {
       AddOp(i, history.ops[i]);
     }
+    if (history.setup.legal) AddWhatClientsDo(history.ops.size());
   }
   std::vector<Move> Take() { return std::move(moves_); }
+
+  // What most failures need, in their plainest form: caches and operations.
+  static const std::vector<CacheSpec>& PlainSpecs() {
+    static const std::vector<CacheSpec> specs = [] {
+      std::vector<CacheSpec> all(1);
+      for (const int reach : {0, 1, 2, 3}) {
+        CacheSpec& windowed = all.emplace_back();
+        windowed.kind = Kind::kSwa;
+        windowed.window = reach;
+        CacheSpec& chunked = all.emplace_back();
+        chunked.kind = Kind::kChunked;
+        chunked.chunk = reach + 1;
+      }
+      return all;
+    }();
+    return specs;
+  }
+  static const std::vector<Op>& PlainOps() {
+    static const std::vector<Op> ops =
+        ParseHistory(
+            "kvt1 | put 0*1 | put 0*2 | put 1*1 | put 0*free+0 | drop 0:0- | "
+            "drop 0:1- | drop 0:0-0 | drop 0:0-1 | drop 0:1-1 | drop 0:1-2 | "
+            "copy 0>0:0 | copy 0>0:1 | copy 0>1:0 | copy 0>1:1 | copy 0>1:2 | "
+            "copy 1>0:0 | ask 0@0 | ask 0@1 | ask 0@2 | causal 0 | get | reput")
+            ->ops;
+    return ops;
+  }
+  // Placement and shift stay.
+  static void Become(const CacheSpec& plain, CacheSpec& spec) {
+    spec.kind = plain.kind;
+    spec.window = plain.window;
+    spec.memory = plain.memory;
+    spec.chunk = plain.chunk;
+  }
 
  private:
   template <class Change>
@@ -160,22 +209,10 @@ class Moves {
         if (CacheSpec* spec = find(h)) change(*spec);
       });
     };
-    const auto become = [](CacheSpec& spec, Kind kind) {
-      spec.kind = kind;
-      spec.window.reset();
-      spec.memory.reset();
-      spec.chunk = 0;
-    };
-    add([become](CacheSpec& spec) { become(spec, Kind::kCausal); });
+    for (const CacheSpec& plain : PlainSpecs()) {
+      add([plain](CacheSpec& spec) { Become(plain, spec); });
+    }
     for (const int reach : {0, 1, 2, 3}) {
-      add([=](CacheSpec& spec) {
-        become(spec, Kind::kSwa);
-        spec.window = reach;
-      });
-      add([=](CacheSpec& spec) {
-        become(spec, Kind::kChunked);
-        spec.chunk = reach + 1;
-      });
       add([=](CacheSpec& spec) {
         if (spec.window) spec.window = reach;
         if (spec.memory) spec.memory = std::max(*spec.memory, reach);
@@ -202,11 +239,17 @@ class Moves {
     Setups([](Setup& s) { s.strided = false; });
     Setups([](Setup& s) { s.first_id = 0; });
     Setups([](Setup& s) { s.layers = 1; });
-    Setups([](Setup& s) { s.layers = std::min(s.layers, 2); });
+    Setups([](Setup& s) { s.layers = 2; });
     Setups([](Setup& s) { s.rows = Setup().rows; });
-    Setups([](Setup& s) { s.rows.k_head_dim = 2; });
-    Setups([](Setup& s) { s.rows.kv_heads = 1; });
-    Setups([](Setup& s) { s.rows.v_head_dim = 1; });
+    for (const int v_head_dim : {1, 2, 3}) {
+      for (const int kv_heads : {1, 2}) {
+        for (const int k_head_dim : {1, 2, 3, 4}) {
+          Setups([=](Setup& s) {
+            s.rows = {k_head_dim, kv_heads, v_head_dim};
+          });
+        }
+      }
+    }
     Setups([](Setup& s) { s.init.dtype = DType::kF32; });
     Setups([](Setup& s) { s.config = CacheConfig(); });
     Setups([](Setup& s) { s.config.mask_dtype = DType::kF32; });
@@ -245,6 +288,39 @@ class Moves {
       part->placement = h.setup.spec.placement;
       part->shift = h.setup.spec.shift;
     });
+  }
+
+  // Of all of a wrapper's caches at once.
+  void AddParts() {
+    moves_.emplace_back([](History& h) {
+      auto& caches = h.setup.spec.caches;
+      if (caches.empty()) return;
+      std::rotate(caches.begin(), caches.begin() + 1, caches.end());
+    });
+    for (const ShiftKind kind : {ShiftKind::kNone, ShiftKind::kIdentity}) {
+      Setups([kind](Setup& s) {
+        s.spec.shift = Shift();
+        s.spec.shift.kind = kind;
+        s.spec.placement = Placement::kContiguous;
+        for (CacheSpec& part : s.spec.caches) {
+          part.shift = s.spec.shift;
+          part.placement = s.spec.placement;
+        }
+      });
+    }
+  }
+
+  // A legal client removes and asks unseen: here in the open.
+  void AddWhatClientsDo(std::size_t ops) {
+    for (std::size_t i = 0; i <= ops; ++i) {
+      for (const Op& plain : PlainOps()) {
+        moves_.emplace_back([i, plain](History& h) {
+          if (i > h.ops.size()) return;
+          h.setup.legal = false;
+          h.ops.insert(h.ops.begin() + static_cast<std::ptrdiff_t>(i), plain);
+        });
+      }
+    }
   }
 
   // Of operation `i`, if it is still there.
@@ -291,18 +367,6 @@ class Moves {
                     next->segments.end());
     h.ops.erase(next);
     h.setup.init.max_batch = std::max(h.setup.init.max_batch, 8);
-  }
-
-  // What most failures need, in their plainest form.
-  static const std::vector<Op>& PlainOps() {
-    static const std::vector<Op> ops =
-        ParseHistory(
-            "kvt1 | put 0*1 | put 0*2 | put 1*1 | put 0*free+0 | drop 0:0- | "
-            "drop 0:1- | drop 0:0-0 | drop 0:0-1 | drop 0:1-1 | drop 0:1-2 | "
-            "copy 0>0:0 | copy 0>0:1 | copy 0>1:0 | copy 0>1:1 | copy 0>1:2 | "
-            "copy 1>0:0 | ask 0@0 | ask 0@1 | ask 0@2 | causal 0 | get | reput")
-            ->ops;
-    return ops;
   }
 
   void AddArguments(std::size_t i) {
@@ -376,7 +440,7 @@ class Shrinker {
   History Run() {
     DropOps();
     cost_ = CostOf(best_);
-    while (Step() || PairStep()) {
+    while (Step() || PlainStep() || PairStep()) {
     }
     return best_;
   }
@@ -392,24 +456,25 @@ class Shrinker {
     if (step + 1 < best_.ops.size()) best_.ops.resize(step + 1);
   }
 
-  bool Try(History candidate) {
+  bool Try(const History& candidate) {
     const RunResult result = RunHistory(candidate, subject_);
     if (!result.difference || BlamedBy(result.difference->check) != blamed_) {
       return false;
     }
-    best_ = std::move(candidate);
+    best_ = candidate;
     Cut(result.difference->step);
     return true;
   }
 
   // If it is plainer than the best one, and was not tried yet.
-  bool TryPlainer(History candidate) {
+  bool TryPlainer(const History& candidate) {
+    if (CostWithoutSizes(candidate) > cost_) return false;
     const Cost cost = CostOf(candidate);
     if (cost > cost_) return false;
     std::string text = ToText(candidate);
     if (cost == cost_ && text >= ToText(best_)) return false;
     if (!tried_.insert(std::move(text)).second) return false;
-    if (!Try(std::move(candidate))) return false;
+    if (!Try(candidate)) return false;
     cost_ = CostOf(best_);
     return true;
   }
@@ -424,7 +489,7 @@ class Shrinker {
         const auto first = candidate.ops.begin();
         candidate.ops.erase(first + static_cast<std::ptrdiff_t>(begin),
                             first + static_cast<std::ptrdiff_t>(at));
-        Try(std::move(candidate));
+        Try(candidate);
         at = begin;
       }
     }
@@ -436,23 +501,55 @@ class Shrinker {
     for (const Move& move : Moves(best_).Take()) {
       History candidate = best_;
       move(candidate);
-      plainer = TryPlainer(std::move(candidate)) || plainer;
+      plainer = TryPlainer(candidate) || plainer;
     }
     return plainer;
+  }
+
+  // Short histories of plain operations, where no step leads to one. They start
+  // with a put: before, there is little to go wrong.
+  bool PlainStep() {
+    if (!best_.setup.spec.caches.empty()) return false;
+    History candidate = best_;
+    candidate.setup.legal = false;
+    for (const CacheSpec& spec : Moves::PlainSpecs()) {
+      Moves::Become(spec, candidate.setup.spec);
+      for (const int cells : {1, 2, 3, 4}) {
+        SetCells(cells, candidate.setup);
+        for (const Op& first : Moves::PlainOps()) {
+          if (first.kind != OpKind::kPut) break;
+          candidate.ops = {first};
+          if (TryPlainer(candidate)) return true;
+          if (cost_.operations < 2) continue;
+          for (const Op& second : Moves::PlainOps()) {
+            candidate.ops = {first, second};
+            if (TryPlainer(candidate)) return true;
+          }
+        }
+      }
+    }
+    return false;
   }
 
   // Two moves at once, where none leads on alone.
   bool PairStep() {
     constexpr std::size_t kMostOps = 6;  // Their number grows with its square.
     if (best_.ops.size() > kMostOps) return false;
-    const std::vector<Move> moves = Moves(best_).Take();
+    std::vector<Move> moves = Moves(best_).Take();
+    const std::string text = ToText(best_);
+    std::erase_if(moves, [&](const Move& move) {  // What changes nothing.
+      History changed = best_;
+      move(changed);
+      return ToText(changed) == text;
+    });
     for (std::size_t i = 0; i < moves.size(); ++i) {
       History changed = best_;
       moves[i](changed);
+      History candidate;
       for (std::size_t j = i + 1; j < moves.size(); ++j) {
-        History candidate = changed;
+        candidate = changed;
         moves[j](candidate);
-        if (TryPlainer(std::move(candidate))) return true;
+        if (TryPlainer(candidate)) return true;
       }
     }
     return false;
