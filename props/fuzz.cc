@@ -4,11 +4,13 @@
 #include <xxhash.h>
 
 #include <atomic>
+#include <cctype>
 #include <chrono>
 #include <csignal>
 #include <thread>
 #include <vector>
 
+#include "optimized/targets.h"
 #include "props/generate.h"
 #include "props/shrink.h"
 
@@ -24,9 +26,9 @@ double Now() {
   return std::chrono::duration<double>(now).count();
 }
 
-// What this thread is running, for OnCrash.
+// What is running, for OnCrash: the history of this thread, and the subject.
 thread_local const History* running = nullptr;
-thread_local const Subject* running_on = nullptr;
+const Subject* running_on = nullptr;
 
 // Not what a signal handler may do, but the process is lost anyway.
 void OnCrash(int signal) {
@@ -47,7 +49,6 @@ void RunBlock(const FuzzOptions& options, const Subject& subject,
       const History history =
           MakeHistory(options.seed, first + i, options.kind, kOpsInHistory);
       running = &history;
-      running_on = &subject;
       results[i] = RunHistory(history, subject);
       running = nullptr;
     }
@@ -64,7 +65,9 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
   const History found =
       MakeHistory(options.seed, number, options.kind, kOpsInHistory);
   failure.operations = found.ops.size();
+  running = &found;
   failure.shrunk = Shrink(found, subject);
+  running = nullptr;
   failure.difference = *RunHistory(failure.shrunk, subject).difference;
   return failure;
 }
@@ -80,6 +83,7 @@ void ReportCrashes() {
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   FuzzResult result;
   const double start = Now();
+  running_on = &subject;
   const auto done = [&] {
     if (options.operations > 0) return result.operations >= options.operations;
     return Now() - start >= options.seconds;
@@ -107,6 +111,31 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   return result;
 }
 
+std::string BucketOf(const History& history, const Subject& subject) {
+  const History shrunk = Shrink(history, subject);
+  const std::string check = RunHistory(shrunk, subject).difference->check;
+  const std::string active = optimized::ActiveTarget();
+  bool on_all = true;
+  for (const std::string& target : optimized::SupportedTargets()) {
+    optimized::SelectTarget(target);
+    const auto there = RunHistory(shrunk, subject).difference;
+    on_all = on_all && there && there->check == check;
+  }
+  optimized::SelectTarget(active);
+  std::string bucket = subject.name;
+  if (!on_all) bucket += "-" + active;
+  bool dash = true;
+  for (const char c : check) {
+    const bool letter = std::isalnum(static_cast<unsigned char>(c)) != 0;
+    if (letter && dash) bucket += '-';
+    if (letter) {
+      bucket += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+    dash = !letter;
+  }
+  return bucket;
+}
+
 std::string FailureText(const History& history, const Difference& difference,
                         const Subject& subject) {
   std::vector<std::string> story;
@@ -122,7 +151,7 @@ std::string FailureText(const History& history, const Difference& difference,
         fmt::format("  {:3} {}{}\n", i + 1, story[i], last ? "   <- then" : "");
   }
   text += fmt::format("\n  {}\n", difference.text);
-  text += "\n";
+  text += fmt::format("\n  bucket: {}\n", BucketOf(history, subject));
   text += fmt::format("  rerun   kvtwin run '{}' --twin {}\n", ToText(history),
                       subject.name);
   return text;

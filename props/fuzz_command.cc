@@ -13,6 +13,7 @@
 #include "optimized/targets.h"
 #include "props/command.h"
 #include "props/fuzz.h"
+#include "props/shrink.h"
 
 namespace kvtwin::props {
 namespace {
@@ -82,6 +83,7 @@ int RunFuzz(const Arguments& arguments) {
         {"target", optimized::ActiveTarget()}};
     if (result.failure) {
       json["check"] = result.failure->difference.check;
+      json["bucket"] = BucketOf(result.failure->shrunk, subject);
       json["history"] = ToText(result.failure->shrunk);
       json["shrunk_to"] = result.failure->shrunk.ops.size();
       json["reason"] = result.failure->difference.text;
@@ -118,17 +120,25 @@ int RunOne(const Arguments& arguments) {
     return 2;
   }
   if (arguments.json) {
-    const nlohmann::ordered_json json = {
+    nlohmann::ordered_json json = {
         {"operations", result.operations},
         {"differences", difference ? 1 : 0},
         {"digest", fmt::format("{:016x}", result.digest)},
         {"check", difference ? difference->check : ""},
         {"reason", difference ? difference->text : ""},
         {"calls", story}};
+    if (difference) {
+      json["bucket"] = BucketOf(*history, subject);
+      json["history"] = ToText(Shrink(*history, subject));
+    }
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
   } else if (difference) {
     fmt::print("{}", FailureText(*history, *difference, subject));
+    const std::string shrunk = ToText(Shrink(*history, subject));
+    if (shrunk != ToText(*history)) {
+      fmt::print("  shrunk  kvtwin run '{}' --twin {}\n", shrunk, subject.name);
+    }
   } else {
     for (const std::string& line : story) fmt::print("  {}\n", line);
     fmt::print("{} operations, no difference\n", result.operations);

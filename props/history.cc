@@ -445,7 +445,7 @@ Op ReadOp(std::string_view text) {
   } else if (name == "poison" && argument.empty()) {
     op.kind = OpKind::kPoison;
   } else {
-    throw Bad{name, fmt::format("{} is no operation", Quoted(text))};
+    throw Bad{name, fmt::format("{} is no operation", Quoted(name))};
   }
   if (op.seq < 0 || op.dst < 0) throw Bad{argument, "a sequence is negative"};
   return op;
@@ -468,9 +468,9 @@ void SetCells(int cells, Setup& setup) {
 
 std::string WhyNotOfCells(const Setup& setup) {
   const auto& [dtype, max_sequences, capacity, max_batch] = setup.init;
-  const int least = std::min({capacity, max_batch, setup.config.cache_padding});
-  if (max_sequences != 1 || least < 1) {
-    return "only one sequence, and positive sizes, can have it";
+  if (max_sequences != 1) return "it has several sequences";
+  if (std::min({capacity, max_batch, setup.config.cache_padding}) < 1) {
+    return "its sizes must be at least 1";
   }
   reference::Ledger ledger(setup.spec);
   const Status status = ledger.Init(setup.config, setup.init);

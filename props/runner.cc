@@ -14,6 +14,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "props/check_name.h"
 #include "props/entitlement.h"
 #include "props/misuse.h"
 #include "props/rows.h"
@@ -82,8 +83,8 @@ class Run {
     }
   }
   template <class Text>
-  void Check(bool holds, std::string_view check, const Text& text) {
-    if (!holds) throw Differs{std::string(check), Made(text)};
+  void Check(bool holds, CheckName check, const Text& text) {
+    if (!holds) throw Differs{std::string(check.name()), Made(text)};
   }
   template <class Call>
   void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
@@ -286,7 +287,10 @@ void Run::CheckBytes(std::string_view what, const TensorView& reference,
       std::int64_t i = 0;
       while (std::memcmp(reference.at(i, j, k), subject.at(i, j, k), size) == 0)
         ++i;
-      throw Differs{fmt::format("subject: {} bytes", what),
+      const CheckName check = what == "mask" ? CheckName("subject: mask bytes")
+                              : what == "K"  ? CheckName("subject: K bytes")
+                                             : CheckName("subject: V bytes");
+      throw Differs{std::string(check.name()),
                     Picture(what, reference, subject, {i, j, k}, cell_dim)};
     }
   }
@@ -739,7 +743,8 @@ void Run::Misuse(int which) {
     ++result_.operations;
     if (const auto wrong = TryMisuse(*cache, which, context)) {
       Check(false,
-            cache == tested_.get() ? "subject: misuse" : "reference: misuse",
+            cache == tested_.get() ? CheckName("subject: misuse")
+                                   : CheckName("reference: misuse"),
             *wrong);
     }
   }
