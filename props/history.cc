@@ -475,12 +475,15 @@ std::string WhyNotOfCells(const Setup& setup) {
   reference::Ledger ledger(setup.spec);
   const Status status = ledger.Init(setup.config, setup.init);
   if (!status.ok()) return status.message();
+  bool any = false;
   for (const auto& part : ledger.parts()) {
-    if (part.cells() == capacity) continue;
-    return part.encoder() ? "an encoder has no cells"
-                          : fmt::format("it would have {}", part.cells());
+    if (part.encoder()) continue;
+    any = true;
+    if (part.cells() != capacity) {
+      return fmt::format("it would have {}", part.cells());
+    }
   }
-  return "";
+  return any ? "" : "an encoder has no cells";
 }
 
 std::string ToText(const Setup& setup) {

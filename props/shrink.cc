@@ -165,7 +165,7 @@ class Moves {
   static const std::vector<CacheSpec>& PlainSpecs() {
     static const std::vector<CacheSpec> specs = [] {
       std::vector<CacheSpec> all(1);
-      for (const int reach : {0, 1, 2, 3}) {
+      for (const int reach : {0, 1, 2}) {
         CacheSpec& windowed = all.emplace_back();
         windowed.kind = Kind::kSwa;
         windowed.window = reach;
@@ -180,10 +180,11 @@ class Moves {
   static const std::vector<Op>& PlainOps() {
     static const std::vector<Op> ops =
         ParseHistory(
-            "kvt1 | put 0*1 | put 0*2 | put 1*1 | put 0*free+0 | drop 0:0- | "
-            "drop 0:1- | drop 0:0-0 | drop 0:0-1 | drop 0:1-1 | drop 0:1-2 | "
-            "copy 0>0:0 | copy 0>0:1 | copy 0>1:0 | copy 0>1:1 | copy 0>1:2 | "
-            "copy 1>0:0 | ask 0@0 | ask 0@1 | ask 0@2 | causal 0 | get | reput")
+            "kvt1 | put 0*1 | put 0*2 | put 0*3 | put 1*1 | put 0*free+0 | "
+            "drop 0:0- | drop 0:1- | drop 0:0-0 | drop 0:0-1 | drop 0:0-2 | "
+            "drop 0:1-1 | drop 0:1-2 | drop 0:1-3 | copy 0>0:0 | copy 0>0:1 | "
+            "copy 0>0:2 | copy 0>1:0 | copy 0>1:1 | copy 0>1:2 | copy 1>0:0 | "
+            "ask 0@0 | ask 0@1 | ask 0@2 | causal 0 | get | reput")
             ->ops;
     return ops;
   }
