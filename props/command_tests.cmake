@@ -34,7 +34,7 @@ add_test(NAME link
 set_tests_properties(command.first_wrong_lines tidy link PROPERTIES TIMEOUT 300)
 
 kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"
-  ARGS run "kvt1 kind=swa window=2 cap=4 | put 0*2 | copy 0>1:2 | drop 1:0-1")
+  ARGS run "kvt1 kind=swa window=2 cells=4 | put 0*2 | copy 0>1:2 | drop 1:0-1")
 kvtwin_command_test(run_no_history EXIT 2 ARGS run "kvt1 | fly")
 kvtwin_command_test(fuzz_unknown_kind EXIT 2 ARGS fuzz --kind tree)
 kvtwin_command_test(unknown_target EXIT 2 PRINTS "this machine has"

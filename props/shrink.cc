@@ -184,7 +184,7 @@ class Moves {
             "drop 0:0- | drop 0:1- | drop 0:0-0 | drop 0:0-1 | drop 0:0-2 | "
             "drop 0:1-1 | drop 0:1-2 | drop 0:1-3 | copy 0>0:0 | copy 0>0:1 | "
             "copy 0>0:2 | copy 0>1:0 | copy 0>1:1 | copy 0>1:2 | copy 1>0:0 | "
-            "ask 0@0 | ask 0@1 | ask 0@2 | causal 0 | get | reput")
+            "ask 0@0 | ask 0@1 | ask 0@2 | causal 0 | get | reput | reload")
             ->ops;
     return ops;
   }
