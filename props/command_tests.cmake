@@ -56,8 +56,6 @@ kvtwin_command_test(explore_no_such_folder EXIT 2
   ARGS explore --cells 3 --state no/such/folder)
 
 # A history is one line, and what is wrong with one is said with its place.
-kvtwin_command_test(run_cells EXIT 0 PRINTS "Remove\\(1, 0, 1\\) -> shared_cells"
-  ARGS run "kvt1 kind=swa window=2 cells=4 | put 0*2 | copy 0>1:2 | drop 1:0-1")
 kvtwin_command_test(run_other_version EXIT 2
   PRINTS "character 1: 'kvt2' is another version" ARGS run "kvt2 | put 0*1")
 kvtwin_command_test(run_says_where EXIT 2
