@@ -320,9 +320,15 @@ TEST(Gen, MakesNoCallThatIsMisuse) {
     for (const char* answer : {"result", "cells", "first_cell", "mask"}) {
       EXPECT_FALSE(json.contains(answer)) << line;
     }
+    ASSERT_NE(cache, nullptr) << line;
     const StatusCode code = Make(*cache, json);
-    EXPECT_NE(code, StatusCode::kInvalidArgument) << line;
-    EXPECT_NE(code, StatusCode::kFailedPrecondition) << line;
+    if (json["op"] == "start_forward" && code == StatusCode::kCacheFull) {
+      continue;
+    }
+    const bool outcome =
+        json["op"] == "remove" &&
+        (code == StatusCode::kSharedCells || code == StatusCode::kNotSupported);
+    EXPECT_TRUE(code == StatusCode::kOk || outcome) << line;
     ++calls;
   }
   EXPECT_EQ(headers, 200);

@@ -21,6 +21,7 @@ struct Cost {
   std::size_t operations = 0;
   std::int64_t special = 0;
   std::int64_t numbers = 0;
+  // NOLINTNEXTLINE(modernize-use-nullptr): there is no pointer here.
   auto operator<=>(const Cost&) const = default;
 };
 
