@@ -71,7 +71,7 @@ kvtwin_command_test(explore_no_such_folder EXIT 2
 kvtwin_command_test(run_other_version EXIT 2
   PRINTS "character 1: 'kvt2' is another version" ARGS run "kvt2 | put 0*1")
 kvtwin_command_test(run_says_where EXIT 2
-  PRINTS "character 25: 'x' does not start with a number"
+  PRINTS "character 25: 'x:1' does not start with a number"
   ARGS run "kvt1 | put 0*1 | copy 0>x:1")
 kvtwin_command_test(gen_one EXIT 0 PRINTS "\"op\":\"start_forward\""
   ARGS gen "kvt1 | put 0*1")
