@@ -107,18 +107,19 @@ TEST(Page, QuotesWordsOfTheShell) {
 }
 
 TEST(Page, StaysSmallAndSaysWhatItLeavesOut) {
-  std::string history = "kvt1 cap=4000 batch=100 seqs=1 | put 0*100";
-  for (int i = 0; i < 39; ++i) history += " | put 0*100";
+  std::string history = "kvt1 cap=390 batch=100 seqs=1 | put 0*100";
+  for (int i = 0; i < 38; ++i) history += " | put 0*5";
+  history += " | put 0*100";
   const std::string page =
-      PageHtml(LastCallOf(history, "subject: K bytes", 90, 3000));
+      PageHtml(LastCallOf(history, "subject: K bytes", 90, 300));
   EXPECT_LT(page.size(), 1U << 20);
   const Json data = DataOf(page);
   EXPECT_EQ(data["steps"].size(), static_cast<std::size_t>(Failure::kSteps));
   EXPECT_EQ(data["left_out"], 2 + 3 * 40 - Failure::kSteps);
-  EXPECT_EQ(data["from"], 2968);
+  EXPECT_EQ(data["from"], 268);
   const Json& last = data["steps"].back();
   EXPECT_EQ(last["cells"].size(), static_cast<std::size_t>(Frame::kCells));
-  EXPECT_EQ(last["cells_left_out"], 4000 - Frame::kCells);
+  EXPECT_EQ(last["cells_left_out"], 390 - Frame::kCells);
   const Json& rows = last["mask"]["rows"];
   ASSERT_EQ(rows.size(), Frame::kRows + 1U);
   EXPECT_EQ(rows.back()["row"], 90);
