@@ -30,7 +30,7 @@ add_test(NAME tidy COMMAND ${PROJECT_SOURCE_DIR}/props/tidy_test.sh)
 add_test(NAME link
   COMMAND ${PROJECT_SOURCE_DIR}/props/link_test.sh
           ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
-          "${CMAKE_CXX_FLAGS}")
+          "${CMAKE_CXX_FLAGS}" ${KVTWIN_OPENMP})
 set_tests_properties(command.first_wrong_lines tidy link PROPERTIES TIMEOUT 300)
 
 kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"
