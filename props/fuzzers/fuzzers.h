@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "props/generate.h"
+
 namespace kvtwin::props {
 
 using Bytes = std::span<const std::uint8_t>;
@@ -23,15 +25,24 @@ std::string FuzzLine(Bytes bytes);
 // A recording: both twins judge it alike, and it can be written as it was read.
 std::string FuzzRecording(Bytes bytes);
 
+// What becomes of a snapshot: a damaged one is refused and changes nothing, any
+// other is exactly what the cache holds then.
+std::string FuzzSnapshot(Bytes bytes);
+
+// Chooses by the bytes, from their front on. Behind their end every chance is
+// missed.
+Pick PickFrom(Bytes& bytes);
+
 struct Fuzzer {
   std::string_view name;
   std::string (*run)(Bytes bytes);
 };
 
-inline constexpr std::array<Fuzzer, 3> kFuzzers = {{
+inline constexpr std::array<Fuzzer, 4> kFuzzers = {{
     {"history", FuzzHistory},
     {"line", FuzzLine},
     {"recording", FuzzRecording},
+    {"snapshot", FuzzSnapshot},
 }};
 
 }  // namespace kvtwin::props
