@@ -225,7 +225,7 @@ std::span<const int> GuardedCache::BatchCells() const {
 }
 
 void GuardedCache::GiveBack() {
-  if (active_ && !reserving_) DoGiveBack();
+  if (active_) DoGiveBack();  // A reserving pass is never refused.
   EndPass();
 }
 
@@ -300,13 +300,8 @@ Status GuardedCache::Put(const TensorView& key, const TensorView& value) {
     DoPut(key, value);
     return {};
   }
-  const bool is_new = rows_.try_emplace(layer_, DimsOf(key, value)).second;
-  try {
-    DoPut(key, value);
-  } catch (...) {  // No memory for the layer: it has no dimensions yet.
-    if (is_new) rows_.erase(layer_);
-    throw;
-  }
+  rows_.try_emplace(layer_, DimsOf(key, value));
+  DoPut(key, value);
   return {};
 }
 

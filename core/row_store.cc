@@ -39,13 +39,7 @@ void RowStore::Store(int cell, const TensorView& row) {
 }
 
 DenseTensor RowStore::Load(int cell) const {
-  TensorView row =
-      Slice(View(0, static_cast<int>(shape_[cell_dim_])), cell_dim_, cell);
-  if (cell_dim_ == 0) {
-    row.shape = {row.shape[1], row.shape[2], 1, 1};
-    row.stride = {row.stride[1], row.stride[2], 0, 0};
-  }
-  return CopyOf(row, dtype_);
+  return CopyOf(View(cell, 1), dtype_);
 }
 
 void RowStore::Copy(int from_cell, int to_cell) {

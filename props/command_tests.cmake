@@ -41,5 +41,19 @@ kvtwin_command_test(unknown_target EXIT 2 PRINTS "this machine has"
   ARGS fuzz --ops 100)
 set_tests_properties(command.unknown_target PROPERTIES
   ENVIRONMENT KVTWIN_TARGET=MMX)
+foreach(target "" SSE4)
+  kvtwin_command_test(known_target${target} EXIT 0
+    PRINTS "\"target\": ?\"${target}" ARGS fuzz --ops 100 --json)
+  set_tests_properties(command.known_target${target} PROPERTIES
+    ENVIRONMENT KVTWIN_TARGET=${target})
+endforeach()
 kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
+
+# What the fuzzers have found before, without a fuzzer.
+foreach(fuzzer ${fuzzers})
+  add_test(NAME fuzzers.${fuzzer}
+    COMMAND kvtwin_replay ${fuzzer} props/fuzzers/corpus/${fuzzer}.jsonl
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(fuzzers.${fuzzer} PROPERTIES TIMEOUT 300)
+endforeach()
