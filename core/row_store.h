@@ -20,13 +20,14 @@ class RowStore {
 
   // `row` = [head_dim, kv_heads], rounded if it has another dtype.
   void Store(int cell, const TensorView& row);
-  // Requires: not permuted.
   DenseTensor Load(int cell) const;
   void Copy(int from_cell, int to_cell);
   // [head_dim, kv_heads, count], or permuted [count, head_dim, kv_heads].
   TensorView View(int first_cell, int count) const;
 
  private:
+  TensorView Row(int cell) const;  // [head_dim, kv_heads]
+
   template <class T>
   using MatrixOf = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
 
