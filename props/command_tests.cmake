@@ -50,6 +50,27 @@ endforeach()
 kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
 
+kvtwin_command_test(explore_reaches_the_fixed_point EXIT 0
+  PRINTS "\"differences\":0,\"fixed_point\":true"
+  ARGS explore --cells 3 --positions 3 --kind swa --json)
+kvtwin_command_test(explore_stops_in_time EXIT 0
+  PRINTS "\"fixed_point\":false"
+  ARGS explore --cells 5 --kind causal --seconds 0.01 --json)
+kvtwin_command_test(explore_too_many_states EXIT 2 PRINTS "stops at"
+  ARGS explore --cells 16)
+kvtwin_command_test(explore_no_such_folder EXIT 2
+  ARGS explore --cells 3 --state no/such/folder)
+
+# So much work at once that several threads share it: a mask, a shift, a move.
+kvtwin_command_test(run_large_mask EXIT 0 PRINTS "no difference"
+  ARGS run "kvt1 cap=1024 batch=1024 seqs=1 | put 0*1024 | get")
+kvtwin_command_test(run_large_shift EXIT 0 PRINTS "no difference"
+  ARGS run "kvt1 shift=rope cap=1024 batch=1024 seqs=1 layers=4 dims=128,2,1 \
+| put 0*900 | drop 0:0-1 | put 0*1")
+kvtwin_command_test(run_large_move EXIT 0 PRINTS "no difference"
+  ARGS run "kvt1 cap=900 batch=900 seqs=1 layers=4 dims=512,2,128 \
+| put 0*200 1*200 0*200 1*200 | drop 1:0- | put 2*400")
+
 # What the fuzzers have found before, without a fuzzer.
 foreach(fuzzer ${fuzzers})
   add_test(NAME fuzzers.${fuzzer}

@@ -6,6 +6,14 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include "core/shift_row.h"
 #include "kvtwin/legacy.h"
@@ -13,6 +21,7 @@
 #include "optimized/bit_tree.h"
 #include "optimized/id_map.h"
 #include "optimized/kernels.h"
+#include "optimized/parallel.h"
 #include "optimized/row_shift.h"
 #include "optimized/targets.h"
 #include "props/fuzz.h"
@@ -332,6 +341,22 @@ TEST_P(Gate, RefusesEachDamageOfAState) {
   refused([](auto& state) { state.layers[0].key.shape[2] = 0; });
 }
 
+TEST_P(Gate, ASnapshotReplacesWhateverTheStateHeld) {
+  TestCache cache({}, GetParam());
+  ASSERT_EQ(cache.Init(1, 4, 2), StatusCode::kOk);
+  cache.Append(0, 0, {1, 2});
+  CacheState state;
+  state.cells = {{3, 3, 3}};
+  state.layers[0].key.bytes.resize(100);
+  state.layers[7];
+  state.caches.resize(2);
+  state.cached = true;
+  state.position = 5;
+  ASSERT_TRUE(cache->SnapshotTo(state).ok());
+  EXPECT_EQ(state, *cache->Snapshot());
+  EXPECT_EQ(state.cells.size(), 2);
+}
+
 TEST_P(Gate, RefusesEachDamageOfAnEncodersState) {
   for (const bool permuted_v : {false, true}) {
     const auto cache = Made(Kind::kEncoder);
@@ -380,6 +405,61 @@ std::byte* DataOf(std::size_t bytes) {
 TEST(Edges, MemoryThatIsNotThere) {
   EXPECT_THROW(DataOf(SIZE_MAX - 7), std::bad_alloc);
   EXPECT_THROW(DataOf(SIZE_MAX / 2), std::bad_alloc);
+}
+
+TEST(Edges, ThreadsShareWhatIsLarge) {
+  const auto threads = [](std::size_t bytes) {
+    std::mutex mutex;
+    std::set<std::thread::id> ids;
+    std::size_t done = 0;
+    optimized::ParallelFor(1000, bytes, [&](std::size_t) {
+      const std::scoped_lock lock(mutex);
+      ids.insert(std::this_thread::get_id());
+      ++done;
+    });
+    EXPECT_EQ(done, 1000);
+    return ids.size();
+  };
+  EXPECT_EQ(threads(1 << 20), 1);
+#ifdef _OPENMP
+  EXPECT_EQ(threads(1 << 22), omp_get_max_threads());
+#else
+  EXPECT_EQ(threads(1 << 22), 1);
+#endif
+}
+
+// By a function, and so much that threads share the work.
+TEST_P(Gate, ShiftsManyRowsByAFunction) {
+  constexpr std::int64_t kWide = 4096;
+  constexpr std::int64_t kTokens = 150;
+  CacheSpec spec;
+  spec.shift.kind = ShiftKind::kCustom;
+  spec.shift.fn = [](int layer, std::int32_t offset, int, int,
+                     std::span<float> key) {
+    key[7] += static_cast<float>(100 * layer + offset);
+    return Status();
+  };
+  const auto cache = std::move(*MakeCache(spec, GetParam()));
+  ASSERT_TRUE(cache->Init(DType::kF32, 1, kTokens, kTokens).ok());
+  std::vector<std::int32_t> positions(kTokens);
+  std::iota(positions.begin(), positions.end(), 0);
+  const std::vector<int> sequences(kTokens, 0);
+  ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
+  const DenseTensor rows = FilledTensor(DType::kF32, {kWide, 1, kTokens, 1}, 1);
+  for (const int layer : {0, 1}) {
+    ASSERT_TRUE(cache->SetLayer(layer).ok());
+    ASSERT_TRUE(cache->Put(rows.view(), rows.view()).ok());
+  }
+  ASSERT_TRUE(cache->Remove(0, 0, 2).ok());
+  const CacheState state = *cache->Snapshot();
+  for (const int layer : {0, 1}) {
+    const TensorView key = state.layers.at(layer).key.view();
+    ASSERT_EQ(key.shape[2], kTokens - 2);
+    for (std::int64_t token = 0; token < kTokens - 2; ++token) {
+      EXPECT_EQ(LoadElement(key.at(7, 0, token), key.dtype), 100 * layer - 1);
+      EXPECT_EQ(LoadElement(key.at(8, 0, token), key.dtype), 1);
+    }
+  }
 }
 
 TEST(Edges, SetsOfCells) {
