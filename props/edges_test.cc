@@ -186,6 +186,27 @@ TEST(Edges, TheLedgerAnswersAlone) {
   EXPECT_FALSE(ledger.tokens()[0].HeldBy(0));
 }
 
+TEST(Edges, TheLedgerTakesTheStateOfAWrapper) {
+  CacheSpec spec;
+  spec.kind = Kind::kWrapper;
+  spec.caches = {CacheSpec(), CacheSpec()};
+  spec.caches[1].kind = Kind::kEncoder;
+  TestCache cache(spec, "reference");
+  ASSERT_EQ(cache.Init(1, 4, 4), StatusCode::kOk);
+  cache.Append(0, 0, {1, 2});
+  ASSERT_TRUE(cache->SetLayerType(1).ok());
+  ASSERT_EQ(cache.Put({3}), StatusCode::kOk);
+  reference::Ledger ledger(spec);
+  ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 4, 4}).ok());
+  ledger.Restore(*cache->Snapshot());
+  EXPECT_EQ(ledger.parts()[0].tokens().size(), 2);
+  EXPECT_EQ(ledger.parts()[0].slot(0), nullptr);
+  EXPECT_TRUE(ledger.parts()[1].cached());
+  ASSERT_NE(ledger.parts()[1].slot(0), nullptr);
+  EXPECT_EQ(ledger.parts()[1].slot(0)->key,
+            cache->Snapshot()->caches[1].layers[0].key);
+}
+
 // The gate -------------------------------------------------------------------
 
 class Gate : public EachTwin {
