@@ -417,9 +417,10 @@ TEST_P(Gate, AWrapperRefusesStatesOfOthers) {
 
 // What the optimized twin is made of ------------------------------------------
 
+// Volatile, so that the compiler neither knows the size nor leaves it out.
 std::byte* DataOf(std::size_t bytes) {
-  // Volatile, so that the memory is asked for.
-  std::byte* volatile data = optimized::AlignedBuffer(bytes).data();
+  const volatile std::size_t size = bytes;
+  std::byte* volatile data = optimized::AlignedBuffer(size).data();
   return data;
 }
 
@@ -497,7 +498,8 @@ TEST(Edges, SetsOfCells) {
     EXPECT_EQ(set.Last(), last);
     EXPECT_EQ(set.NextWord(0), last / 64);
     EXPECT_EQ(set.NextWord(set.word_count()), optimized::kNone);
-    if (last > 0) EXPECT_EQ(set.Prev(last - 1), optimized::kNone);
+    EXPECT_EQ(last == 0 ? optimized::kNone : set.Prev(last - 1),
+              optimized::kNone);
     EXPECT_EQ(set.NextClear(last, size), size);
     set.SetWord(last / 64, 0);
     EXPECT_TRUE(set.empty());
