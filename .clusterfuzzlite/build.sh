@@ -12,8 +12,8 @@ cmake -S "$SRC/kvtwin" -B "$WORK/kvtwin" -G Ninja \
 cmake --build "$WORK/kvtwin"
 
 mkdir -p "$OUT/lib"
-for corpus in "$SRC"/kvtwin/props/fuzzers/corpus/*.jsonl; do
-  name=$(basename "$corpus" .jsonl)
+for corpus in "$SRC"/kvtwin/props/fuzzers/corpus/*.corpus; do
+  name=$(basename "$corpus" .corpus)
   fuzzer=fuzz_$name
   inputs=$(mktemp -d)
   "$WORK/kvtwin/kvtwin_replay" unpack "$corpus" "$inputs"

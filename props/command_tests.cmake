@@ -72,9 +72,11 @@ kvtwin_command_test(run_large_move EXIT 0 PRINTS "no difference"
 | put 0*200 1*200 0*200 1*200 | drop 1:0- | put 2*400")
 
 # What the fuzzers have found before, without a fuzzer.
+file(GLOB_RECURSE recording_inputs props/recordings/*.jsonl)
 foreach(fuzzer ${fuzzers})
   add_test(NAME fuzzers.${fuzzer}
-    COMMAND kvtwin_replay ${fuzzer} props/fuzzers/corpus/${fuzzer}.jsonl
+    COMMAND kvtwin_replay ${fuzzer} props/fuzzers/corpus/${fuzzer}.corpus
+            ${${fuzzer}_inputs}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(fuzzers.${fuzzer} PROPERTIES TIMEOUT 300)
 endforeach()

@@ -64,7 +64,7 @@ std::string BytesOf(const std::string& line) {
 // Each input of a corpus, or the one that a file of another name is.
 std::vector<std::string> InputsOf(const fs::path& path) {
   const std::string content = ReadFile(path);
-  if (path.extension() != ".jsonl") return {content};
+  if (path.extension() != ".corpus") return {content};
   std::vector<std::string> inputs;
   std::istringstream lines(content);
   for (std::string line; std::getline(lines, line);) {
@@ -132,7 +132,7 @@ int Main(int argc, char** argv) {
   for (const Fuzzer& fuzzer : kFuzzers) {
     CLI::App* replay = app.add_subcommand(std::string(fuzzer.name),
                                           "Run these inputs of this fuzzer");
-    replay->add_option("path", paths, "a corpus (*.jsonl), or one input")
+    replay->add_option("path", paths, "a corpus (*.corpus), or one input")
         ->required();
     replay->callback([&] { exit_code = Replay(fuzzer, paths); });
   }

@@ -1,4 +1,4 @@
-// Edges that random histories reach seldom or never (docs/coverage.md).
+// Corners that random histories reach seldom or never (docs/coverage.md).
 
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Targets, OnEachTarget,
                          ::testing::ValuesIn(optimized::SupportedTargets()),
                          TwinTestName);
 
-TEST_P(OnEachTarget, TheTwinsAgreeAtEdges) {
+TEST_P(OnEachTarget, TheTwinsAgreeAtCorners) {
   for (const std::string line : {
            // A token at the last position that there is, removed by the open
            // end and by a range that ends there.
@@ -105,7 +105,7 @@ std::string WhyNot(const CacheSpec& spec) {
   return MakeCache(spec, "reference").status().message();
 }
 
-TEST(Edges, SpecsThatAreWrongInside) {
+TEST(Corners, SpecsThatAreWrongInside) {
   CacheSpec spec;
   spec.shift.kind = ShiftKind::kRope;
   Rope& rope = spec.shift.rope;
@@ -126,11 +126,11 @@ TEST(Edges, SpecsThatAreWrongInside) {
   EXPECT_TRUE(LegacyCache::Make(wrapper).ok());
 }
 
-TEST(Edges, NamesThatNobodyHas) {
+TEST(Corners, NamesThatNobodyHas) {
   EXPECT_EQ(DTypeFromName("f64"), std::nullopt);
 }
 
-TEST(Edges, AShiftByNothing) {
+TEST(Corners, AShiftByNothing) {
   Shift shift;
   shift.kind = ShiftKind::kCustom;  // Without a function to call.
   std::array<float, 2> key = {1, 2};
@@ -155,7 +155,7 @@ TEST(Edges, AShiftByNothing) {
 
 // The ledger by itself -------------------------------------------------------
 
-TEST(Edges, TheLedgerAnswersAlone) {
+TEST(Corners, TheLedgerAnswersAlone) {
   reference::CacheLedger causal({});
   EXPECT_EQ(causal.Init({}, {DType::kF32, 1 << 20, 1 << 20, 1}).code(),
             kInvalid);
@@ -186,7 +186,7 @@ TEST(Edges, TheLedgerAnswersAlone) {
   EXPECT_FALSE(ledger.tokens()[0].HeldBy(0));
 }
 
-TEST(Edges, TheLedgerTakesTheStateOfAWrapper) {
+TEST(Corners, TheLedgerTakesTheStateOfAWrapper) {
   CacheSpec spec;
   spec.kind = Kind::kWrapper;
   spec.caches = {CacheSpec(), CacheSpec()};
@@ -424,12 +424,12 @@ std::byte* DataOf(std::size_t bytes) {
   return data;
 }
 
-TEST(Edges, MemoryThatIsNotThere) {
+TEST(Corners, MemoryThatIsNotThere) {
   EXPECT_THROW(DataOf(SIZE_MAX - 7), std::bad_alloc);
   EXPECT_THROW(DataOf(SIZE_MAX / 2), std::bad_alloc);
 }
 
-TEST(Edges, ThreadsShareWhatIsLarge) {
+TEST(Corners, ThreadsShareWhatIsLarge) {
   const auto threads = [](std::size_t bytes) {
     std::mutex mutex;
     std::set<std::thread::id> ids;
@@ -484,7 +484,7 @@ TEST_P(Gate, ShiftsManyRowsByAFunction) {
   }
 }
 
-TEST(Edges, SetsOfCells) {
+TEST(Corners, SetsOfCells) {
   for (const std::size_t size : {1U, 64U, 65U, 5000U}) {
     optimized::BitTree set(size);
     EXPECT_EQ(set.First(), optimized::kNone);
@@ -506,7 +506,7 @@ TEST(Edges, SetsOfCells) {
   }
 }
 
-TEST(Edges, MapsOfIds) {
+TEST(Corners, MapsOfIds) {
   std::array<int, 100> values = {};
   optimized::IdMap<int> map;
   for (int id = 0; id < 100; ++id) {
