@@ -337,7 +337,10 @@ TEST_P(Gate, RefusesEachDamageOfAState) {
   const auto refused = [&](const std::function<void(CacheState&)>& damage) {
     ExpectRefused(*cache, damage);
   };
-  refused([](auto& state) { state.cells[0].cell = -1; });
+  refused([](auto& state) {
+    state.layers.clear();
+    state.cells[0].cell = -1;
+  });
   refused([](auto& state) { std::swap(state.cells[0], state.cells[1]); });
   refused([](auto& state) { state.position = -1; });
   refused([](auto& state) { state.position = 1; });
