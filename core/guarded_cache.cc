@@ -33,15 +33,13 @@ Status AtLeastOne(std::string_view name, std::int64_t value) {
   return Invalid("{} is {}, it must be at least 1", name, value);
 }
 
-Status CheckTensor(std::string_view name, const TensorView& tensor) {
-  if (tensor.data == nullptr) return Invalid("{} has no data", name);
-  // Strides may repeat elements, so that memory does not bound their number.
-  auto bytes = static_cast<std::int64_t>(SizeOf(tensor.dtype));
+Status CheckShape(std::string_view name, const Shape& shape, DType dtype) {
+  auto bytes = static_cast<std::int64_t>(SizeOf(dtype));
   bool too_large = false;
-  for (const std::int64_t extent : tensor.shape) {
+  for (const std::int64_t extent : shape) {
     if (extent < 1) {
       return Invalid("{} has shape {}, every extent must be at least 1", name,
-                     ShapeText(tensor.shape));
+                     ShapeText(shape));
     }
     too_large = too_large ||
                 extent > std::numeric_limits<std::int32_t>::max() ||
@@ -49,9 +47,15 @@ Status CheckTensor(std::string_view name, const TensorView& tensor) {
   }
   if (too_large) {
     return Invalid("{} has shape {}, which is too large", name,
-                   ShapeText(tensor.shape));
+                   ShapeText(shape));
   }
   return {};
+}
+
+Status CheckTensor(std::string_view name, const TensorView& tensor) {
+  if (tensor.data == nullptr) return Invalid("{} has no data", name);
+  // Strides may repeat elements, so that memory does not bound their number.
+  return CheckShape(name, tensor.shape, tensor.dtype);
 }
 
 Status CheckIndices(std::string_view name, std::span<const int> indices,
@@ -108,12 +112,13 @@ void SaveRows(TensorView all, const std::vector<CellEntry>& entries,
 
 // A tensor of a state: whole, and not too large.
 Status CheckOwned(std::string_view name, const DenseTensor& tensor) {
-  TensorView view = tensor.view();
-  if (view.shape[2] == 0) view.shape[2] = 1;  // No rows yet.
-  view.data = &tensor;                        // None is needed.
-  if (Status status = CheckTensor(name, view); !status.ok()) return status;
-  const std::size_t bytes =
-      static_cast<std::size_t>(tensor.view().elements()) * SizeOf(tensor.dtype);
+  const bool empty = tensor.shape[2] == 0;  // No rows yet.
+  Shape shape = tensor.shape;
+  if (empty) shape[2] = 1;
+  Status status = CheckShape(name, shape, tensor.dtype);
+  if (!status.ok()) return status;
+  const std::int64_t elements = empty ? 0 : tensor.view().elements();
+  const auto bytes = static_cast<std::size_t>(elements) * SizeOf(tensor.dtype);
   if (bytes == tensor.bytes.size()) return {};
   return Invalid("{} has shape {} and {} bytes, which do not match", name,
                  ShapeText(tensor.shape), tensor.bytes.size());
@@ -227,7 +232,7 @@ std::span<const int> GuardedCache::BatchCells() const {
 }
 
 void GuardedCache::GiveBack() {
-  if (active_ && !reserving_) DoGiveBack();
+  if (active_) DoGiveBack();  // A reserving pass is never refused.
   EndPass();
 }
 
@@ -302,13 +307,8 @@ Status GuardedCache::Put(const TensorView& key, const TensorView& value) {
     DoPut(key, value);
     return {};
   }
-  const bool is_new = rows_.try_emplace(layer_, DimsOf(key, value)).second;
-  try {
-    DoPut(key, value);
-  } catch (...) {  // No memory for the layer: it has no dimensions yet.
-    if (is_new) rows_.erase(layer_);
-    throw;
-  }
+  rows_.try_emplace(layer_, DimsOf(key, value));
+  DoPut(key, value);
   return {};
 }
 

@@ -89,7 +89,7 @@ class GuardedCache : public Cache {
   virtual void DoClear() = 0;
   virtual void DoClose() = 0;
   virtual Status DoStartForward(const Batch& batch, bool reserve) = 0;
-  virtual void DoGiveBack() {}
+  virtual void DoGiveBack() = 0;
   // The batch's excepted tokens are others now.
   virtual void DoBuildMask() {}
   // Of the current layer.

@@ -146,10 +146,9 @@ std::string Describe(const JsonValue& value) {
       return fmt::format("'{}'", Printable(value.text, 40));
     case JsonValue::Type::kList:
       return "a list";
-    case JsonValue::Type::kObject:
+    default:
       return "an object";
   }
-  return "";
 }
 
 std::string Printable(std::string_view bytes, std::size_t length_max) {

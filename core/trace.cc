@@ -152,6 +152,7 @@ CacheSpec ReadSpec(const JsonValue& object, const std::string& path,
       fields.Wrong("caches", *caches, "a list of objects");
       return spec;
     }
+    if (caches->items.empty()) fields.Fail("caches", "is empty");
     for (std::size_t i = 0; i < caches->items.size(); ++i) {
       spec.caches.push_back(ReadSpec(caches->items[i],
                                      fmt::format("{}caches[{}].", path, i),
@@ -227,7 +228,6 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
 // K, V and mask must have the same number of columns.
 void CheckColumns(const JsonFields& fields, const TraceOp& op,
                   bool permuted_v) {
-  if (!op.mask) return;
   const std::int64_t columns = op.key.shape[2];
   if (op.mask->shape[0] != columns) {
     fields.Fail("mask", fmt::format("has {} columns, key has {}",
@@ -257,8 +257,7 @@ void ReadGet(const JsonFields& fields, const TraceHeader& header, TraceOp& op) {
 // of an encoder.
 void CheckCells(const JsonFields& fields, const TraceHeader& header,
                 const TraceOp& op) {
-  const bool wrapper =
-      header.spec.kind == Kind::kWrapper && !header.spec.caches.empty();
+  const bool wrapper = header.spec.kind == Kind::kWrapper;
   const Kind kind = wrapper ? header.spec.caches[0].kind : header.spec.kind;
   const bool may_lack =
       op.result != StatusCode::kOk || op.reserve || kind == Kind::kEncoder;
@@ -573,7 +572,8 @@ bool TraceReader::ReadHeader() {
     fields.Wrong("kvtrace", *version, "1");
   }
   if (problem.empty()) header_ = ReadHeaderFields(fields, problem);
-  return problem.empty() || Fail(problem);
+  if (!problem.empty()) return Fail(problem);
+  return true;
 }
 
 bool TraceReader::ReadOp(TraceOp& op) {
@@ -600,7 +600,8 @@ bool TraceReader::ReadOp(TraceOp& op) {
   }
   op = ReadOpFields(fields, header_);
   op.line = line_;
-  return problem.empty() || Fail(problem);
+  if (!problem.empty()) return Fail(problem);
+  return true;
 }
 
 bool TraceReader::SkipToHeader() {

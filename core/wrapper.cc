@@ -9,11 +9,9 @@ Status WrapperCache::SetConfig(const CacheConfig& config) {
     Status status = cache->CheckConfig(config);
     if (!status.ok()) return status;
   }
-  for (const auto& cache : caches_) {
-    Status status = cache->SetConfig(config);
-    if (!status.ok()) return status;
-  }
-  return {};
+  Status status;  // All of them will say ok.
+  for (const auto& cache : caches_) status = cache->SetConfig(config);
+  return status;
 }
 
 Status WrapperCache::Init(DType dtype, int max_sequences, int capacity,
@@ -23,11 +21,11 @@ Status WrapperCache::Init(DType dtype, int max_sequences, int capacity,
         cache->CheckInit({dtype, max_sequences, capacity, max_batch});
     if (!status.ok()) return status;
   }
+  Status status;  // All of them will say ok.
   for (const auto& cache : caches_) {
-    Status status = cache->Init(dtype, max_sequences, capacity, max_batch);
-    if (!status.ok()) return status;
+    status = cache->Init(dtype, max_sequences, capacity, max_batch);
   }
-  return {};
+  return status;
 }
 
 void WrapperCache::Close() {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/assert.h"
+
 namespace kvtwin::optimized {
 
 CellTable::CellTable(std::size_t cells)
@@ -118,13 +120,15 @@ void CellTable::Select(const Sequence& sequence, PosRange range,
 std::size_t CellTable::FirstIn(const Sequence& sequence, PosRange range) const {
   const Extent extent = ExtentOf(sequence);
   const std::size_t cell = FirstCellIn(MembersIn(sequence, extent), range);
-  return cell == kNone ? kNone : extent.begin * kWordBits + cell;
+  KVTWIN_ASSERT(cell != kNone);
+  return extent.begin * kWordBits + cell;
 }
 
 std::size_t CellTable::LastIn(const Sequence& sequence, PosRange range) const {
   const Extent extent = ExtentOf(sequence);
   const std::size_t cell = LastCellIn(MembersIn(sequence, extent), range);
-  return cell == kNone ? kNone : extent.begin * kWordBits + cell;
+  KVTWIN_ASSERT(cell != kNone);
+  return extent.begin * kWordBits + cell;
 }
 
 std::uint64_t CellTable::OwnedByOthers(const Sequence& sequence,

@@ -79,7 +79,7 @@ class CellTable {
 
   // The cells of `sequence` at positions in `range`.
   void Select(const Sequence& sequence, PosRange range, Selection& out) const;
-  // The first and the last of them, or kNone.
+  // The first and the last of them. Requires: there is one.
   std::size_t FirstIn(const Sequence& sequence, PosRange range) const;
   std::size_t LastIn(const Sequence& sequence, PosRange range) const;
 

@@ -37,9 +37,8 @@ void WriteRows(const std::int32_t* positions, std::span<const RowRule> rules,
 
 void Mask::Build(const std::int32_t* positions, std::span<const RowRule> rules,
                  std::size_t row_count, CellSpan view, DType dtype) {
-  std::size_t bytes;
-  if (__builtin_mul_overflow(row_count, view.size(), &bytes) ||
-      __builtin_mul_overflow(bytes, SizeOf(dtype), &bytes)) {
+  std::size_t bytes = row_count * view.size();  // Both are counted in an int.
+  if (__builtin_mul_overflow(bytes, SizeOf(dtype), &bytes)) {
     throw std::bad_alloc();
   }
   if (bytes > buffer_.bytes()) {

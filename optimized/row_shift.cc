@@ -25,23 +25,15 @@ void RowShift::Prepare(const Shift& shift, std::int32_t offset,
     cosines_.push_back(cosine);
     sines_.push_back(sine);
   }
-  nan_turns_ = HasNonFinite(cosines_.data(), cosines_.size()) ||
-               HasNonFinite(sines_.data(), sines_.size());
+  // An angle without a cosine has no sine either.
+  nan_turns_ = HasNonFinite(cosines_.data(), cosines_.size());
 }
 
 bool RowShift::idle() const {
-  switch (shift_->kind) {
-    case ShiftKind::kNone:
-    case ShiftKind::kIdentity:
-      return true;
-    case ShiftKind::kRope:
-      return cosines_.empty();
-    case ShiftKind::kAdd:
-    case ShiftKind::kTagAdd:
-    case ShiftKind::kCustom:
-      return offset_ == 0;
-  }
-  return true;
+  const ShiftKind kind = shift_->kind;
+  if (kind == ShiftKind::kRope) return cosines_.empty();
+  const bool adds = kind == ShiftKind::kAdd || kind == ShiftKind::kTagAdd;
+  return !adds || offset_ == 0;
 }
 
 void RowShift::Turn(std::span<float> row) const {

@@ -30,7 +30,7 @@ add_test(NAME tidy COMMAND ${PROJECT_SOURCE_DIR}/props/tidy_test.sh)
 add_test(NAME link
   COMMAND ${PROJECT_SOURCE_DIR}/props/link_test.sh
           ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
-          "${CMAKE_CXX_FLAGS}")
+          "${CMAKE_CXX_FLAGS}" ${KVTWIN_OPENMP})
 set_tests_properties(command.first_wrong_lines tidy link PROPERTIES TIMEOUT 300)
 
 kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"
@@ -41,6 +41,12 @@ kvtwin_command_test(unknown_target EXIT 2 PRINTS "this machine has"
   ARGS fuzz --ops 100)
 set_tests_properties(command.unknown_target PROPERTIES
   ENVIRONMENT KVTWIN_TARGET=MMX)
+foreach(target "" SSE4)
+  kvtwin_command_test(known_target${target} EXIT 0
+    PRINTS "\"target\": ?\"${target}" ARGS fuzz --ops 100 --json)
+  set_tests_properties(command.known_target${target} PROPERTIES
+    ENVIRONMENT KVTWIN_TARGET=${target})
+endforeach()
 kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
 kvtwin_command_test(laws_hold EXIT 0 PRINTS "\"broken\": ?0[,}]"
@@ -116,3 +122,22 @@ add_test(NAME command.pipe
           ${PROJECT_SOURCE_DIR}/docs/examples/toy_cache.py)
 set_tests_properties(command.pipe PROPERTIES
   SKIP_RETURN_CODE 77 TIMEOUT 300)
+# So much work at once that several threads share it: a mask, a shift, a move.
+kvtwin_command_test(run_large_mask EXIT 0 PRINTS "no difference"
+  ARGS run "kvt1 cap=1024 batch=1024 seqs=1 | put 0*1024 | get")
+kvtwin_command_test(run_large_shift EXIT 0 PRINTS "no difference"
+  ARGS run "kvt1 shift=rope cap=1024 batch=1024 seqs=1 layers=4 dims=128,2,1 \
+| put 0*900 | drop 0:0-1 | put 0*1")
+kvtwin_command_test(run_large_move EXIT 0 PRINTS "no difference"
+  ARGS run "kvt1 cap=900 batch=900 seqs=1 layers=4 dims=512,2,128 \
+| put 0*200 1*200 0*200 1*200 | drop 1:0- | put 2*400")
+
+# What the fuzzers have found before, without a fuzzer.
+file(GLOB_RECURSE recording_inputs props/recordings/*.jsonl)
+foreach(fuzzer ${fuzzers})
+  add_test(NAME fuzzers.${fuzzer}
+    COMMAND kvtwin_replay ${fuzzer} props/fuzzers/corpus/${fuzzer}.corpus
+            ${${fuzzer}_inputs}
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(fuzzers.${fuzzer} PROPERTIES TIMEOUT 300)
+endforeach()

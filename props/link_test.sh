@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# link_test.sh CMAKE CXX BUILD FLAGS: the project in docs/examples/link builds
+# link_test.sh CMAKE CXX BUILD FLAGS OPENMP: the project in docs/examples/link builds
 # and runs against kvtwin as installed from BUILD, and configures with kvtwin as
 # a folder of its own.
 set -eu
-cmake=$1 cxx=$2 build=$3 flags=$4
+cmake=$1 cxx=$2 build=$3 flags=$4 openmp=$5
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -13,7 +13,7 @@ trap 'rm -rf "$scratch"' EXIT
 
 configure() {
   "$cmake" -S "$root/docs/examples/link" -DCMAKE_CXX_COMPILER="$cxx" \
-    -DCMAKE_CXX_FLAGS="$flags" "$@"
+    -DCMAKE_CXX_FLAGS="$flags" -DKVTWIN_OPENMP="$openmp" "$@"
 }
 configure -B "$scratch/installed" -DCMAKE_PREFIX_PATH="$scratch/prefix"
 "$cmake" --build "$scratch/installed"

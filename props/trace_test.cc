@@ -13,9 +13,13 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <stdexcept>
+#include <streambuf>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/json_line.h"
 #include "props/oracle.h"
 
 namespace kvtwin::props {
@@ -107,6 +111,8 @@ TEST(Trace, RefusesBadHeaders) {
       {R"("tag_add")", R"("rope")", "cache.rope is missing"},
       {R"("tag_add")", R"("rope","rope":{"pairing":"halves","base":-1})",
        "rope base is -1"},
+      {R"("tag_add")", R"("rope","rope":{"pairing":"halves","base":"x"})",
+       "cache.rope.base is 'x'"},
       {R"("shift":"tag_add")", R"("shaft":1)", "cache.shift is missing"},
       {R"("causal")", R"("chunked")", "cache.chunk is missing"},
       {R"("causal")", R"("chunked","chunk":0)", "chunk is 0"},
@@ -114,7 +120,9 @@ TEST(Trace, RefusesBadHeaders) {
       {R"("causal")", R"("swa","window":1.5)", "cache.window is 1.5"},
       {R"("causal")", R"("swa_mem","window":3,"memory":2)", "memory"},
       {R"("causal")", R"("wrapper")", "cache.caches is missing"},
-      {R"("causal")", R"("wrapper","caches":[])", "caches"},
+      {R"("causal")", R"("wrapper","caches":[])", "caches is empty"},
+      {R"("causal")", R"("wrapper","caches":5)", "caches is 5"},
+      {R"("causal")", R"("wrapper","caches":["a"])", "caches is a list"},
       {R"("causal")", R"("wrapper","caches":[1])", "caches is a list"},
       {R"("causal")", R"("wrapper","caches":[{"type":"wrapper","caches":[]}])",
        "caches"},
@@ -137,6 +145,8 @@ TEST(Trace, RefusesBadHeaders) {
       {R"("layers":1)", R"("layers":0)", "model.layers is 0"},
       {R"("kv_heads":1)", R"("kv_heads":2147483647)", "bytes"},
       {R"("permuted_v":false)", R"("permuted_v":0)", "permuted_v is 0"},
+      {R"("capacity":4)", R"("capacity":false)", "init.capacity is false"},
+      {R"("capacity":4)", R"("capacity":{})", "init.capacity is an object"},
       {"{", "[[", "not JSON"},
       {"}}", "}", "not JSON"},
       {"test", "t\xff", "not UTF-8"},
@@ -175,6 +185,8 @@ TEST(Trace, RefusesBadPuts) {
       {"[2,1,2]", "[1,2,2]", "kv_heads"},
       {R"({"shape":[2,1,2],"data":[100,1000,200,1001]})", "[1,2]",
        "key is a list"},
+      {"[100,1000,200,1001]", "100", "key.data is 100"},
+      {"[100,1000,200,1001]", "[{}]", "key.data is a list"},
       {R"("data":[100,1)", R"("doota":[100,1)", "key.data is missing"},
       {"100,1000", "\"a\",1000", "key.data is a list"},
       {"100,1000", "null,1000", "key.data is a list"},
@@ -209,6 +221,8 @@ TEST(Trace, RefusesBadGets) {
       {R"(["10","11"])", R"(["10\n11",""])", "rows must be 2 times"},
       {R"(["10","11"])", R"(["1\n","11"])", "mask.rows[0]"},
       {R"(["10","11"])", R"(["10",11])", "mask.rows is a list"},
+      {R"(["10","11"])", R"([{}])", "mask.rows is a list"},
+      {R"(["10","11"])", R"("10")", "mask.rows is '10'"},
       {R"({"shape":[2,2],"rows":["10","11"]})",
        R"({"shape":[2147483647,1],"rows":[""]})", "rows must be 2147483647"},
       {R"("shape":[2,2])", R"("shape":[2,3])", "mask.rows has 2 strings"},
@@ -239,6 +253,11 @@ TEST(Trace, RefusesOtherBadCalls) {
        R"({"op":"start_forward","positions":[2147483648],)"
        R"("sequences":[0],"result":"ok"})",
        "positions[0] is 2147483648"},
+      {kStart,
+       R"({"op":"start_forward","positions":[-2147483649],)"
+       R"("sequences":[0],"result":"ok"})",
+       "positions[0] is -2147483649"},
+      {"[0,1],\"seq", "[\"0\"],\"seq", "positions is a list"},
       {kStart,
        R"({"op":"start_forward","positions":[-1],"sequences":[0],)"
        R"("result":"ok"})",
@@ -271,6 +290,7 @@ TEST(Trace, RefusesOtherBadCalls) {
       {"[0,1]}", "[0]}", "cells has 1 numbers, positions has 2"},
       {"[0,1]}", "[]}", "cells has 0 numbers, positions has 2"},
       {"[0,1]}", "[0,-1]}", "cells[1] is -1"},
+      {"[0,1]}", "[0,0.5]}", "cells[1] is 0.5"},
       {kStart, kPut, "failed_precondition"},
       {kStart, kGet, "failed_precondition"},
       {kStart, R"({"op":"set_causal","except":[]})", "failed_precondition"},
@@ -366,6 +386,89 @@ TEST(Trace, RefusesWhatWouldTakeTooMuchOfOtherCaches) {
   EXPECT_GT(judgement.line, 50);
 }
 
+// Of a first line that has no more than it must, and of a pass without cells.
+TEST(Trace, ReadsWhatIsLeftOut) {
+  const std::string bare = Replaced(kHeader, R"(,"mask_dtype":"f32")", "");
+  ExpectAccept(Lines({bare, kStart, kPut, kGet}), Level::kIdentity);
+  const std::string encoder = Replaced(
+      Replaced(kHeader, R"("causal","shift":"tag_add")", R"("encoder")"),
+      R"("capacity":4)", R"("capacity":1)");
+  const std::string none =
+      Replaced(kStart, R"("cells":[0,1])", R"("cells":[])");
+  ExpectAccept(Lines({encoder, none}), Level::kIdentity);
+  const std::string wrapper =
+      Replaced(kHeader, R"({"type":"causal","shift":"tag_add"})",
+               R"({"type":"wrapper","caches":[{"type":"encoder"},)"
+               R"({"type":"causal","shift":"none"}]})");
+  ExpectAccept(Lines({wrapper, none}), Level::kIdentity);
+  const std::string full =
+      R"({"op":"start_forward","positions":[2,3],"sequences":[0,0],)"
+      R"("result":"cache_full","cells":[]})";
+  ExpectAccept(Lines({Replaced(kHeader, R"("capacity":4)", R"("capacity":3)"),
+                      kStart, full}),
+               Level::kIdentity);
+  ExpectBadInput(Lines({kHeader, Replaced(full, "[]", "[1]")}), 2,
+                 "cells has 1 numbers");
+  const std::string reserving =
+      R"({"op":"start_forward","positions":[0],"sequences":[0],)"
+      R"("reserve":true,"result":"ok","cells":[]})";
+  ExpectAccept(Lines({kHeader, reserving}), Level::kIdentity);
+}
+
+// A stream that breaks, or never ends.
+class OddStream : public std::streambuf {
+ public:
+  OddStream(std::string text, bool endless)
+      : text_(std::move(text)), endless_(endless) {
+    setg(text_.data(), text_.data(), text_.data() + text_.size());
+  }
+
+ private:
+  int_type underflow() override {
+    if (!endless_) throw std::runtime_error("the disk is gone");
+    setg(text_.data(), text_.data(), text_.data() + text_.size());
+    return traits_type::to_int_type(text_[0]);
+  }
+
+  std::string text_;
+  bool endless_;
+};
+
+TEST(Trace, ReportsAStreamThatBreaks) {
+  TraceOp op;
+  for (const std::string& text :
+       {std::string(), Lines({kHeader}),
+        Lines({kHeader, ""}) + std::string(1 << 17, ' ')}) {
+    OddStream odd(text, /*endless=*/false);
+    std::istream in(&odd);
+    TraceReader reader(in);
+    if (reader.ReadHeader()) {
+      EXPECT_FALSE(reader.ReadOp(op));
+    }
+    ASSERT_TRUE(reader.error().has_value());
+    EXPECT_EQ(reader.error()->reason, "cannot be read");
+    EXPECT_FALSE(reader.ReadOp(op));  // And does not try again.
+  }
+}
+
+TEST(Trace, GivesUpOnALineThatDoesNotEnd) {
+  OddStream odd(std::string(1 << 16, ' '), /*endless=*/true);
+  std::istream in(&odd);
+  TraceReader reader(in);
+  EXPECT_FALSE(reader.ReadHeader());
+  EXPECT_EQ(reader.error()->reason, "the line is longer than 268435456 bytes");
+}
+
+TEST(Trace, GivesUpOnAListThatIsTooLong) {
+  std::string line = R"({"op":[)";
+  line.reserve(2 * kJsonElementsMax + 100);
+  for (std::size_t i = 0; i < kJsonElementsMax; ++i) line += "0,";
+  line += "0]}";
+  JsonValue object;
+  EXPECT_EQ(ParseJsonLine(line, object),
+            "a list has more than 67108864 numbers");
+}
+
 TEST(Trace, IgnoresEmptyLinesAtTheEnd) {
   ExpectAccept(Lines({kHeader, kStart, "", " \r", ""}), Level::kIdentity);
   ExpectAccept(Lines({kHeader, "", ""}), Level::kIdentity);
@@ -449,12 +552,31 @@ TEST(Trace, WritesWhatNoRecordingHasYet) {
   custom.spec.shift.kind = ShiftKind::kCustom;
   std::ostringstream out;
   EXPECT_FALSE(WriteTraceHeader(custom, out).ok());
+  TraceHeader inner;
+  inner.spec.kind = Kind::kWrapper;
+  inner.spec.caches = {CacheSpec(), custom.spec};
+  EXPECT_FALSE(WriteTraceHeader(inner, out).ok());
   TraceOp infinite;
   infinite.kind = TraceOpKind::kPut;
   infinite.key = FilledTensor(DType::kF16, {2, 1, 1, 1}, 1e30F);
   infinite.value = infinite.key;
   EXPECT_FALSE(WriteTraceOp(infinite, out).ok());
   EXPECT_EQ(out.str(), "");
+}
+
+TEST(Trace, WritesNothingForWhatIsNotThere) {
+  for (const std::string type : {"swa", "swa_mem"}) {
+    const std::string text =
+        Lines({Replaced(kHeader, "causal", type),
+               R"({"op":"reserved_mask","shape":[4,1]})",
+               R"({"op":"get","layer":0,"key":{"shape":[1,1,1],"data":[0]},)"
+               R"("mask":null})"});
+    const std::string written = Rewritten(text);
+    for (const std::string word : {"window", "memory", "first_cell", "value"}) {
+      EXPECT_EQ(written.find(word), std::string::npos) << written;
+    }
+    EXPECT_EQ(Rewritten(written), written);
+  }
 }
 
 TEST(Trace, KeepsTheSignOfZero) {

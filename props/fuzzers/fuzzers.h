@@ -1,0 +1,50 @@
+// What the fuzzers run: each takes any bytes and says what is wrong with what
+// came of them. A crash, a leak or a sanitizer's report is wrong, too.
+
+#ifndef KVTWIN_PROPS_FUZZERS_FUZZERS_H_
+#define KVTWIN_PROPS_FUZZERS_FUZZERS_H_
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "props/generate.h"
+
+namespace kvtwin::props {
+
+using Bytes = std::span<const std::uint8_t>;
+
+// The choices that a history is drawn from: the twins and the ledger agree.
+std::string FuzzHistory(Bytes bytes);
+
+// A kvt1 line: what is printed reads back as it was, and runs.
+std::string FuzzLine(Bytes bytes);
+
+// A recording: both twins judge it alike, and it can be written as it was read.
+std::string FuzzRecording(Bytes bytes);
+
+// What becomes of a snapshot: a damaged one is refused and changes nothing, any
+// other is exactly what the cache holds then.
+std::string FuzzSnapshot(Bytes bytes);
+
+// Chooses by the bytes, from their front on. Behind their end every chance is
+// missed.
+Pick PickFrom(Bytes& bytes);
+
+struct Fuzzer {
+  std::string_view name;
+  std::string (*run)(Bytes bytes);
+};
+
+inline constexpr std::array<Fuzzer, 4> kFuzzers = {{
+    {"history", FuzzHistory},
+    {"line", FuzzLine},
+    {"recording", FuzzRecording},
+    {"snapshot", FuzzSnapshot},
+}};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_FUZZERS_FUZZERS_H_

@@ -1,0 +1,167 @@
+// Runs what a fuzzer has found before, without a fuzzer, and keeps it.
+//
+// A corpus is one file: each line is an input, as a JSON string whose
+// characters U+0000 to U+00FF are the bytes.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "props/fuzzers/fuzzers.h"
+
+namespace kvtwin::props {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string bytes(std::istreambuf_iterator<char>(in), {});
+  if (!in.is_open() || in.bad()) {
+    throw std::runtime_error(fmt::format("{} cannot be read", path.string()));
+  }
+  return bytes;
+}
+
+std::string LineOf(std::string_view bytes) {
+  std::string text;
+  for (const char byte : bytes) {
+    const auto code = static_cast<unsigned char>(byte);
+    if (code < 0x80) {
+      text += byte;
+    } else {
+      text += static_cast<char>(0xC0 | code >> 6);
+      text += static_cast<char>(0x80 | (code & 0x3F));
+    }
+  }
+  return nlohmann::json(text).dump(-1, ' ', true);
+}
+
+std::string BytesOf(const std::string& line) {
+  const auto text = nlohmann::json::parse(line).get<std::string>();
+  std::string bytes;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto code = static_cast<unsigned char>(text[i]);
+    if (code < 0x80) {
+      bytes += text[i];
+    } else if (code > 0xC3) {
+      throw std::runtime_error("a character is above U+00FF");
+    } else {  // The parser has seen to it that another byte follows.
+      bytes += static_cast<char>((code & 0x03) << 6 | (text[++i] & 0x3F));
+    }
+  }
+  return bytes;
+}
+
+// Each input of a corpus, or the one that a file of another name is.
+std::vector<std::string> InputsOf(const fs::path& path) {
+  const std::string content = ReadFile(path);
+  if (path.extension() != ".corpus") return {content};
+  std::vector<std::string> inputs;
+  std::istringstream lines(content);
+  for (std::string line; std::getline(lines, line);) {
+    try {
+      inputs.push_back(BytesOf(line));
+    } catch (const std::exception& error) {
+      throw std::runtime_error(fmt::format("{}:{}: {}", path.string(),
+                                           inputs.size() + 1, error.what()));
+    }
+  }
+  return inputs;
+}
+
+int Replay(const Fuzzer& fuzzer, const std::vector<std::string>& paths) {
+  int exit_code = 0;
+  std::size_t count = 0;
+  for (const std::string& path : paths) {
+    const std::vector<std::string> inputs = InputsOf(path);
+    count += inputs.size();
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      // First, so that a crash leaves it behind.
+      fmt::print(stderr, "{}:{}\n", path, i + 1);
+      const auto* data = reinterpret_cast<const std::uint8_t*>(&inputs[i][0]);
+      const std::string wrong = fuzzer.run({data, inputs[i].size()});
+      if (wrong.empty()) continue;
+      fmt::print("{}:{}: {}\n", path, i + 1, wrong);
+      exit_code = 1;
+    }
+  }
+  fmt::print("{}: {} inputs\n", fuzzer.name, count);
+  return exit_code;
+}
+
+void Pack(const std::string& folder, const std::string& corpus) {
+  std::vector<std::string> lines;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    lines.push_back(LineOf(ReadFile(entry.path())));
+  }
+  // The same file for the same inputs.
+  std::sort(lines.begin(), lines.end());
+  std::ofstream out(corpus, std::ios::binary);
+  for (const std::string& line : lines) out << line << '\n';
+  if (!out.flush()) {
+    throw std::runtime_error(fmt::format("{} cannot be written", corpus));
+  }
+}
+
+void Unpack(const std::string& corpus, const std::string& folder) {
+  fs::create_directories(folder);
+  const std::vector<std::string> inputs = InputsOf(corpus);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    std::ofstream out(fs::path(folder) / fmt::format("{:04}", i + 1),
+                      std::ios::binary);
+    if (!(out << inputs[i]).flush()) {
+      throw std::runtime_error(fmt::format("{} cannot be written", folder));
+    }
+  }
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("kvtwin_replay: the fuzzers' inputs, without a fuzzer");
+  app.require_subcommand(1);
+  int exit_code = 0;
+  std::vector<std::string> paths;
+  for (const Fuzzer& fuzzer : kFuzzers) {
+    CLI::App* replay = app.add_subcommand(std::string(fuzzer.name),
+                                          "Run these inputs of this fuzzer");
+    replay->add_option("path", paths, "a corpus (*.corpus), or one input")
+        ->required();
+    replay->callback([&] { exit_code = Replay(fuzzer, paths); });
+  }
+  std::string corpus;
+  std::string folder;
+  CLI::App* pack = app.add_subcommand("pack", "Make a corpus of the files");
+  pack->add_option("folder", folder)->required();
+  pack->add_option("corpus", corpus)->required();
+  pack->callback([&] { Pack(folder, corpus); });
+  CLI::App* unpack = app.add_subcommand("unpack", "Make files of the corpus");
+  unpack->add_option("corpus", corpus)->required();
+  unpack->add_option("folder", folder)->required();
+  unpack->callback([&] { Unpack(corpus, folder); });
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace kvtwin::props
+
+int main(int argc, char** argv) {
+  try {
+    return kvtwin::props::Main(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "kvtwin_replay: {}\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,188 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/dense_tensor.h"
+#include "props/fuzzers/fuzzers.h"
+#include "props/rows.h"
+
+namespace kvtwin::props {
+namespace {
+
+using CachePtr = std::unique_ptr<Cache>;
+
+// Both twins; null where no cache can be made of the setup.
+using Twins = std::array<CachePtr, 2>;
+
+CachePtr Made(const Setup& setup, std::string_view twin) {
+  Result<CachePtr> made = MakeCache(setup.spec, twin);
+  if (!made.ok()) return nullptr;
+  const auto& [dtype, sequences, capacity, batch] = setup.init;
+  const bool ready = (*made)->SetConfig(setup.config).ok() &&
+                     (*made)->Init(dtype, sequences, capacity, batch).ok();
+  return ready ? std::move(*made) : nullptr;
+}
+
+Twins MadeTwins(const Setup& setup) {
+  return {Made(setup, "reference"), Made(setup, "optimized")};
+}
+
+// A pass of some tokens with rows in some layers, in both.
+void DoPass(const Pick& pick, const Setup& setup, const Twins& twins) {
+  std::vector<std::int32_t> positions;
+  std::vector<int> sequences;
+  std::vector<int> images;
+  const int tokens = pick(1, setup.init.max_batch);
+  for (int i = 0; i < tokens; ++i) {
+    positions.push_back(pick(0, 7));
+    sequences.push_back(pick(0, setup.init.max_sequences));
+  }
+  if (pick(0, 1) == 0) images.push_back(pick(0, tokens - 1));
+  const bool reserve = pick(0, 7) == 0;
+  const bool wrapper = setup.spec.kind == Kind::kWrapper;
+  const int types = wrapper ? static_cast<int>(setup.spec.caches.size()) : 1;
+  const RowDims& rows = setup.rows;
+  for (const CachePtr& cache : twins) {
+    if (!cache->StartForward({positions, sequences, images}, reserve).ok()) {
+      continue;
+    }
+    for (int layer = 0; layer < setup.layers; ++layer) {
+      RowBuffer keys;
+      RowBuffer values;
+      if (wrapper) (void)cache->SetLayerType(layer % types);
+      (void)cache->SetLayer(layer);
+      (void)cache->Put(
+          keys.Fill({rows.k_head_dim, rows.kv_heads, tokens, 1}, DType::kF32,
+                    {RowRole::kKey, layer, 0}, false),
+          values.Fill({rows.v_head_dim, rows.kv_heads, tokens, 1}, DType::kF32,
+                      {RowRole::kValue, layer, 0}, false));
+    }
+  }
+}
+
+int DrawNumber(const Pick& pick) {
+  constexpr std::array kNumbers = {0, 1,  2,  3,        4,
+                                   7, 64, -1, kOpenEnd, -kOpenEnd};
+  return kNumbers[static_cast<std::size_t>(pick(0, std::ssize(kNumbers) - 1))];
+}
+
+void DamageCells(const Pick& pick, std::vector<CellEntry>& cells) {
+  const int count = static_cast<int>(cells.size());
+  const int i = pick(0, count);
+  if (i == count) {
+    cells.push_back({DrawNumber(pick), DrawNumber(pick), DrawNumber(pick)});
+    return;
+  }
+  CellEntry& entry = cells[static_cast<std::size_t>(i)];
+  const int number = DrawNumber(pick);
+  switch (pick(0, 4)) {
+    case 0:
+      entry.cell = number;
+      return;
+    case 1:
+      entry.position = number;
+      return;
+    case 2:
+      entry.sequence = number;
+      return;
+    case 3:
+      return void(cells.erase(cells.begin() + i));
+    default:
+      std::swap(entry, cells[static_cast<std::size_t>(pick(0, count - 1))]);
+  }
+}
+
+// An extent changes alone, or with the bytes that belong to it.
+void DamageTensor(const Pick& pick, DenseTensor& tensor) {
+  constexpr std::int64_t kMost = 1 << 16;
+  const int way = pick(0, 3);
+  if (way == 0) {
+    tensor.dtype = tensor.dtype == DType::kF32 ? DType::kF16 : DType::kF32;
+  } else if (way == 1) {
+    tensor.bytes.resize(static_cast<std::size_t>(pick(0, 40)));
+    return;
+  } else {
+    // Without rows a layer may be of any width, but is not to fill the memory.
+    const bool empty = std::count(tensor.shape.begin(), tensor.shape.end(), 0);
+    const int number = DrawNumber(pick);
+    tensor.shape[static_cast<std::size_t>(pick(0, 3))] =
+        empty ? std::min(number, 64) : number;
+  }
+  if (way != 3) return;
+  std::int64_t elements = 1;
+  for (const std::int64_t extent : tensor.shape) {
+    elements *= std::clamp<std::int64_t>(extent, 0, 64);
+  }
+  if (elements <= kMost) {
+    tensor.bytes.resize(static_cast<std::size_t>(elements) *
+                        SizeOf(tensor.dtype));
+  }
+}
+
+void Damage(const Pick& pick, CacheState& state) {
+  switch (pick(0, 7)) {
+    case 0:
+    case 1:
+      return DamageCells(pick, state.cells);
+    case 2:
+      return DamageTensor(pick, state.layers[pick(-1, 3)].key);
+    case 3:
+      return DamageTensor(pick, state.layers[pick(0, 3)].value);
+    case 4:
+      state.layers.erase(pick(0, 3));
+      return;
+    case 5:
+      state.layers[pick(0, 3)] = state.layers[pick(0, 3)];
+      return;
+    case 6:
+      state.cached = pick(0, 1) == 0;
+      (pick(0, 1) == 0 ? state.position : state.next_position) =
+          DrawNumber(pick);
+      return;
+    default:
+      if (state.caches.empty() || pick(0, 3) == 0) {
+        state.caches.resize(static_cast<std::size_t>(pick(0, 3)));
+        return;
+      }
+      const auto last = static_cast<int>(state.caches.size()) - 1;
+      Damage(pick, state.caches[static_cast<std::size_t>(pick(0, last))]);
+  }
+}
+
+}  // namespace
+
+std::string FuzzSnapshot(Bytes bytes) {
+  const Pick pick = PickFrom(bytes);
+  const Setup setup = DrawSetup(pick, std::nullopt);
+  const Twins twins = MadeTwins(setup);
+  const auto& [reference, optimized] = twins;
+  if (!reference || !optimized) return "";
+  for (int left = pick(0, 3); left > 0; --left) DoPass(pick, setup, twins);
+  const CacheState before = *reference->Snapshot();
+  if (*optimized->Snapshot() != before) return "the twins' states differ";
+
+  CacheState state = before;
+  if (pick(0, 3) == 0) {  // One of another cache.
+    const Setup other = DrawSetup(pick, std::nullopt);
+    const Twins others = MadeTwins(other);
+    if (!others[0] || !others[1]) return "";
+    DoPass(pick, other, others);
+    state = *others[1]->Snapshot();
+  }
+  for (int left = pick(0, 3); left > 0; --left) Damage(pick, state);
+  const Status by_reference = reference->Restore(state);
+  const Status by_optimized = optimized->Restore(state);
+  if (by_reference.ToString() != by_optimized.ToString()) {
+    return fmt::format("Restore is '{}' by the reference, '{}' by optimized",
+                       by_reference.ToString(), by_optimized.ToString());
+  }
+  const CacheState& due = by_reference.ok() ? state : before;
+  if (*reference->Snapshot() != due) return "the reference is not as restored";
+  if (*optimized->Snapshot() != due) return "optimized is not as restored";
+  DoPass(pick, setup, twins);
+  if (*optimized->Snapshot() == *reference->Snapshot()) return "";
+  return "the twins go on differently";
+}
+
+}  // namespace kvtwin::props
