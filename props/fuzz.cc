@@ -96,12 +96,13 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
           XXH3_64bits_withSeed(&one.digest, sizeof(one.digest), result.digest);
       ++result.histories;
       if (one.difference) {
+        result.seconds = Now() - start;  // Without the shrinking.
         result.failure = Explain(options, subject, first + i);
         break;
       }
       if (options.operations > 0 && done()) break;
     }
-    result.seconds = Now() - start;
+    if (!result.failure) result.seconds = Now() - start;
     if (options.progress) options.progress(result.operations, result.seconds);
   }
   return result;

@@ -229,6 +229,7 @@ int Main(int argc, char** argv) {
   AddCheckCommand(app, exit_code);
   AddShowCommand(app, exit_code);
   AddFuzzCommand(app, exit_code);
+  AddMuseumCommand(app, exit_code);
   if (!optimized::UseTargetFromEnvironment()) {
     fmt::print(stderr, "kvtwin: KVTWIN_TARGET is '{}', this machine has {}\n",
                Printable(std::getenv("KVTWIN_TARGET"), 40),
