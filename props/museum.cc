@@ -319,14 +319,19 @@ Result<Workshop> FindWorkshop(const fs::path& build) {
                     build.string()));
   }
   for (const auto& one : commands) {
-    const fs::path file = one.value("file", "");
-    const std::string output = one.value("output", "");
-    // What the command is made of, not the tests.
-    if (output.find("/kvtwin.dir/") == std::string::npos &&
-        output.find("/kvtwin_props.dir/") == std::string::npos) {
+    // "... -o CMakeFiles/kvtwin.dir/core/status.cc.o -c ..."; an object of the
+    // command, not of the tests, and it goes elsewhere.
+    std::string command = one.value("command", "");
+    const std::size_t begin = command.find(" -o ");
+    const std::size_t end = command.find(' ', begin + 4);
+    if (begin == std::string::npos || end == std::string::npos) continue;
+    const std::string object = command.substr(begin, end - begin);
+    if (object.find("/kvtwin.dir/") == std::string::npos &&
+        object.find("/kvtwin_props.dir/") == std::string::npos) {
       continue;
     }
-    workshop.compile.push_back(one.value("command", ""));
+    workshop.compile.push_back(command.erase(begin, end - begin));
+    const fs::path file = one.value("file", "");
     workshop.compiled.push_back(file.lexically_relative(workshop.sources));
   }
   const fs::path make_link = build / "CMakeFiles/kvtwin_command.dir/link.txt";

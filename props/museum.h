@@ -48,7 +48,8 @@ struct Finding {
 struct Workshop {
   std::filesystem::path sources;
   std::filesystem::path build;
-  std::vector<std::string> compile;  // By object.
+  // By object: how it is compiled, but for its name, and from what.
+  std::vector<std::string> compile;
   std::vector<std::filesystem::path> compiled;
   std::string link;
 };
