@@ -1,24 +1,14 @@
-// A tensor that owns its elements, dense, first dimension fastest.
+// Making and shifting dense tensors.
 
 #ifndef KVTWIN_CORE_DENSE_TENSOR_H_
 #define KVTWIN_CORE_DENSE_TENSOR_H_
 
-#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "core/shift_row.h"
 #include "kvtwin/tensor.h"
 
 namespace kvtwin {
-
-struct DenseTensor {
-  DType dtype = DType::kF32;
-  Shape shape = {1, 1, 1, 1};
-  std::vector<std::byte> bytes;
-
-  TensorView view() const { return DenseView(bytes.data(), dtype, shape); }
-};
 
 // Every element is `value`.
 DenseTensor FilledTensor(DType dtype, const Shape& shape, float value);

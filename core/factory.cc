@@ -71,6 +71,14 @@ void NeverEvict(CacheSpec& spec) {
 
 }  // namespace
 
+Result<CacheState> Cache::Snapshot() const {
+  return Status(StatusCode::kNotSupported, "this cache has no snapshots");
+}
+
+Status Cache::Restore(const CacheState&) {
+  return {StatusCode::kNotSupported, "this cache has no snapshots"};
+}
+
 std::span<const std::string_view> TwinNames() { return kNames; }
 
 Result<std::unique_ptr<Cache>> MakeCache(const CacheSpec& spec,

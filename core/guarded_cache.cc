@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
+
+#include "core/dense_tensor.h"
 
 namespace kvtwin {
 namespace {
@@ -60,6 +63,53 @@ Status CheckIndices(std::string_view name, std::span<const int> indices,
     }
   }
   return {};
+}
+
+RowDims DimsOf(const TensorView& key, const TensorView& value) {
+  return {static_cast<int>(key.shape[0]), static_cast<int>(key.shape[1]),
+          static_cast<int>(value.shape[0])};
+}
+
+// The cells of `entries`, each once.
+std::vector<int> HeldCells(const std::vector<CellEntry>& entries) {
+  std::vector<int> cells;
+  for (const CellEntry& entry : entries) {
+    if (cells.empty() || cells.back() != entry.cell) {
+      cells.push_back(entry.cell);
+    }
+  }
+  return cells;
+}
+
+// The rows of some cells out of those of all; `cell_dim` is where they lie.
+DenseTensor RowsOf(TensorView all, const std::vector<int>& cells,
+                   std::size_t cell_dim) {
+  if (cell_dim == 0) {  // [cells, a, b] is read as [a, b, cells].
+    std::rotate(all.shape.begin(), all.shape.begin() + 1,
+                all.shape.begin() + 3);
+    std::rotate(all.stride.begin(), all.stride.begin() + 1,
+                all.stride.begin() + 3);
+  }
+  DenseTensor rows{all.dtype, all.shape, {}};
+  rows.shape[2] = std::ssize(cells);
+  for (const int cell : cells) {
+    const DenseTensor row = CopyOf(Slice(all, 2, cell), all.dtype);
+    rows.bytes.insert(rows.bytes.end(), row.bytes.begin(), row.bytes.end());
+  }
+  return rows;
+}
+
+// A tensor of a state: whole, and not too large.
+Status CheckOwned(std::string_view name, const DenseTensor& tensor) {
+  TensorView view = tensor.view();
+  if (view.elements() == 0) view.shape[2] = 1;  // No rows yet.
+  view.data = &tensor;                          // None is needed.
+  if (Status status = CheckTensor(name, view); !status.ok()) return status;
+  const std::size_t bytes =
+      static_cast<std::size_t>(tensor.view().elements()) * SizeOf(tensor.dtype);
+  if (bytes == tensor.bytes.size()) return {};
+  return Invalid("{} has shape {} and {} bytes, which do not match", name,
+                 ShapeText(tensor.shape), tensor.bytes.size());
 }
 
 }  // namespace
@@ -210,9 +260,7 @@ Status GuardedCache::CheckRows(const TensorView& key,
     return Invalid("key has {} kv_heads, value has {}", key.shape[1],
                    value.shape[1]);
   }
-  const RowDims dims{static_cast<int>(key.shape[0]),
-                     static_cast<int>(key.shape[1]),
-                     static_cast<int>(value.shape[0])};
+  const RowDims dims = DimsOf(key, value);
   const auto known = rows_.find(layer_);
   if (known != rows_.end() && known->second != dims) {
     return Invalid(
@@ -247,10 +295,7 @@ Status GuardedCache::Put(const TensorView& key, const TensorView& value) {
     DoPut(key, value);
     return {};
   }
-  const RowDims dims{static_cast<int>(key.shape[0]),
-                     static_cast<int>(key.shape[1]),
-                     static_cast<int>(value.shape[0])};
-  const bool is_new = rows_.try_emplace(layer_, dims).second;
+  const bool is_new = rows_.try_emplace(layer_, DimsOf(key, value)).second;
   try {
     DoPut(key, value);
   } catch (...) {  // No memory for the layer: it has no dimensions yet.
@@ -258,6 +303,11 @@ Status GuardedCache::Put(const TensorView& key, const TensorView& value) {
     throw;
   }
   return {};
+}
+
+void GuardedCache::DoPut(const TensorView& key, const TensorView& value) {
+  DoStoreRows(layer_, reserving_ ? std::span<const int>() : batch_cells_, key,
+              value);
 }
 
 Result<KvView> GuardedCache::Get() {
@@ -320,6 +370,117 @@ Result<bool> GuardedCache::EncoderCached() {
     return Status(StatusCode::kNotSupported, "this is not an encoder cache");
   }
   return DoEncoderCached();
+}
+
+Result<CacheState> GuardedCache::Snapshot() const {
+  if (Status status = CheckReady(); !status.ok()) return status;
+  CacheState state;
+  DoSaveSlots(state);
+  ListCells(state.cells);
+  const std::vector<int> held = HeldCells(state.cells);
+  for (const auto& [layer, dims] : rows_) {
+    const KvView all = DoAllRows(layer);
+    state.layers[layer] = {RowsOf(all.key, held, 2),
+                           RowsOf(all.value, held, config_.permuted_v ? 0 : 2)};
+  }
+  return state;
+}
+
+Status GuardedCache::CheckCells(const CacheState& state) const {
+  const CellEntry* before = nullptr;
+  for (const CellEntry& entry : state.cells) {
+    const auto& [cell, position, sequence] = entry;
+    if (cell < 0 || cell >= CellCount()) {
+      return Invalid("the state has cell {}, the cache has {} cells", cell,
+                     CellCount());
+    }
+    Status status = NotNegative("a position of the state", position);
+    if (status.ok()) status = NotNegative("a sequence of the state", sequence);
+    if (!status.ok()) return status;
+    const bool same = before != nullptr && before->cell == cell;
+    if (before != nullptr &&
+        (before->cell > cell || (same && before->sequence >= sequence))) {
+      return Invalid("cell {}, sequence {} of the state is out of order", cell,
+                     sequence);
+    }
+    if (same && before->position != position) {
+      return Invalid("cell {} of the state has positions {} and {}", cell,
+                     before->position, position);
+    }
+    before = &entry;
+  }
+  return {};
+}
+
+Status GuardedCache::CheckLayer(int layer, const KvRows& rows,
+                                std::int64_t held) const {
+  const auto& [key, value] = rows;
+  Status status = NotNegative("a layer of the state", layer);
+  if (status.ok()) status = CheckOwned("a key of the state", key);
+  if (status.ok()) status = CheckOwned("a value of the state", value);
+  if (!status.ok()) return status;
+  if (IsEncoder()) {
+    status = CheckDType("a key of the state", key.view());
+    if (status.ok()) status = CheckDType("a value of the state", value.view());
+    if (!status.ok() ||
+        (key.view().elements() > 0 && value.view().elements() > 0 &&
+         (!config_.permuted_v || value.shape[3] == 1))) {
+      return status;
+    }
+  } else if (key.dtype == init_.dtype && value.dtype == init_.dtype &&
+             key.shape[1] == value.shape[1] && key.shape[2] == held &&
+             value.shape[2] == held && key.shape[3] == 1 &&
+             value.shape[3] == 1) {
+    return {};
+  }
+  return Invalid(
+      "layer {} of the state has K {} of {} and V {} of {}, which "
+      "do not fit {} cells of {}",
+      layer, ShapeText(key.shape), DTypeName(key.dtype), ShapeText(value.shape),
+      DTypeName(value.dtype), held, DTypeName(init_.dtype));
+}
+
+Status GuardedCache::CheckRestore(const CacheState& state) const {
+  if (Status status = CheckReady(); !status.ok()) return status;
+  if (!state.caches.empty()) {
+    return Invalid("the state is of a wrapper of {} caches",
+                   state.caches.size());
+  }
+  Status status = NotNegative("position of the state", state.position);
+  if (status.ok())
+    status = NotNegative("next_position of the state", state.next_position);
+  if (status.ok()) status = CheckCells(state);
+  if (!status.ok()) return status;
+  const bool has_slots =
+      state.cached || state.position != 0 || state.next_position != 0;
+  if (has_slots && !IsEncoder()) return Invalid("the state is of an encoder");
+  if (state.cached && state.layers.empty()) {
+    return Invalid("the state is of an encoder that caches nothing");
+  }
+  const std::int64_t held = std::ssize(HeldCells(state.cells));
+  for (const auto& [layer, rows] : state.layers) {
+    status = CheckLayer(layer, rows, held);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+Status GuardedCache::Restore(const CacheState& state) {
+  if (Status status = CheckRestore(state); !status.ok()) return status;
+  EndPass();
+  layer_ = 0;
+  rows_.clear();
+  DoClear();
+  DoLoadSlots(state);
+  for (const CellEntry& entry : state.cells) DoHold(entry);
+  if (IsEncoder()) return {};
+  const std::vector<int> held = HeldCells(state.cells);
+  for (const auto& [layer, rows] : state.layers) {
+    const auto& [key, value] = rows;
+    rows_.emplace(layer, DimsOf(key.view(), value.view()));
+    DoStoreRows(layer, held, key.view(), value.view());
+  }
+  return {};
 }
 
 }  // namespace kvtwin

@@ -51,6 +51,8 @@ class GuardedCache : public Cache {
   Status SetLayerType(int type) final;
   Cache* UnderlyingCache() final { return this; }
   Result<bool> EncoderCached() final;
+  Result<CacheState> Snapshot() const final;
+  Status Restore(const CacheState& state) final;
   int CellCount() const override { return 0; }
   std::span<const int> BatchCells() const final;
   void ListCells(std::vector<CellEntry>& out) const override { out.clear(); }
@@ -64,6 +66,7 @@ class GuardedCache : public Cache {
   Status CheckInit(const InitArgs& args);
   Status CheckBatch(const Batch& batch) const;
   Status CheckCopyPrefix(int src, int dst, std::int32_t len) const;
+  Status CheckRestore(const CacheState& state) const;
   // Remove in two steps: PrepareRemove answers and changes nothing, and if it
   // says ok, CommitRemove with the same arguments does it.
   Status PrepareRemove(int seq, std::int32_t begin, std::int32_t end);
@@ -82,12 +85,15 @@ class GuardedCache : public Cache {
   // Works out what DoInit will make, of which nothing shows yet.
   virtual Status DoCheckInit(const InitArgs& args) = 0;
   virtual void DoInit() {}
+  // Holds nothing any more, as after DoInit; and for good, nothing at all.
+  virtual void DoClear() = 0;
   virtual void DoClose() = 0;
   virtual Status DoStartForward(const Batch& batch, bool reserve) = 0;
   virtual void DoGiveBack() {}
   // The batch's excepted tokens are others now.
   virtual void DoBuildMask() {}
-  virtual void DoPut(const TensorView& key, const TensorView& value) = 0;
+  // Of the current layer.
+  virtual void DoPut(const TensorView& key, const TensorView& value);
   // Null: nothing was ever put into the current layer.
   virtual std::optional<KvView> DoGet() = 0;
   virtual void DoCopyPrefix(int, int, std::int32_t) {}
@@ -95,9 +101,24 @@ class GuardedCache : public Cache {
   virtual Status DoPrepareRemove(int, std::int32_t, std::int32_t) { return {}; }
   virtual void DoCommitRemove(int seq, std::int32_t begin,
                               std::int32_t end) = 0;
-  virtual bool DoEncoderCached() const { return false; }
-  // A cache of position independent rows: no cells, no mask, any shape.
+
+  // Of caches with cells only.
+  //
+  // Row i of the tensors goes to cells[i] of the layer, which is made if there
+  // is none, even if there are no cells.
+  virtual void DoStoreRows(int, std::span<const int>, const TensorView&,
+                           const TensorView&) {}
+  // K and V of all cells, of a layer that was made.
+  virtual KvView DoAllRows(int) const { return {}; }
+  // One membership more; a cell that is held already is held at its position.
+  virtual void DoHold(const CellEntry&) {}
+
+  // Of an encoder only: a cache of rows without positions, in slots of any
+  // shape. It has no cells and no mask.
   virtual bool IsEncoder() const { return false; }
+  virtual bool DoEncoderCached() const { return false; }
+  virtual void DoSaveSlots(CacheState&) const {}
+  virtual void DoLoadSlots(const CacheState&) {}
 
   const CacheConfig& config() const { return config_; }
   // Of the current pass: its tokens, the cells that DoStartForward found for
@@ -105,8 +126,6 @@ class GuardedCache : public Cache {
   const std::vector<BatchToken>& batch() const { return batch_; }
   std::vector<int>& batch_cells() { return batch_cells_; }
   bool reserving() const { return reserving_; }
-  // Of the current layer. Requires: a Put to it, at the latest now.
-  const RowDims& row_dims() const { return rows_.at(layer_); }
   int layer() const { return layer_; }
   DType dtype() const { return init_.dtype; }
 
@@ -116,6 +135,8 @@ class GuardedCache : public Cache {
   Status CheckPass() const;
   Status CheckRows(const TensorView& key, const TensorView& value) const;
   Status CheckEncoderRows(const TensorView& value) const;
+  Status CheckCells(const CacheState& state) const;
+  Status CheckLayer(int layer, const KvRows& rows, std::int64_t held) const;
   Status CheckDType(std::string_view name, const TensorView& tensor) const;
 
   Life life_ = Life::kNew;

@@ -6,14 +6,13 @@
 
 namespace kvtwin {
 
-RowStore::RowStore(DType dtype, int head_dim, int kv_heads, int cells,
-                   bool permuted)
+RowStore::RowStore(DType dtype, const Shape& row, int cells, bool permuted)
     : dtype_(dtype),
-      shape_{head_dim, kv_heads, cells, 1},
+      shape_{row[0], row[1], cells, 1},
       cell_dim_(permuted ? 0 : 2) {
-  if (permuted) shape_ = {cells, head_dim, kv_heads, 1};
+  if (permuted) shape_ = {cells, row[0], row[1], 1};
   if (dtype == DType::kF16) rows_ = MatrixOf<Eigen::half>();
-  const std::int64_t elements = std::int64_t{head_dim} * kv_heads;
+  const std::int64_t elements = row[0] * row[1];
   std::visit(
       [&](auto& rows) {
         permuted ? rows.setZero(cells, elements)

@@ -14,8 +14,9 @@ namespace kvtwin {
 
 class RowStore {
  public:
-  // All zero. With `permuted`, cells are the first dimension of the views.
-  RowStore(DType dtype, int head_dim, int kv_heads, int cells, bool permuted);
+  // All zero; rows as the first two dimensions of `row`. With `permuted`, cells
+  // are the first dimension of the views.
+  RowStore(DType dtype, const Shape& row, int cells, bool permuted);
 
   // `row` = [head_dim, kv_heads], rounded if it has another dtype.
   void Store(int cell, const TensorView& row);

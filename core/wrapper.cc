@@ -102,6 +102,38 @@ Status WrapperCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
   return {};
 }
 
+Result<CacheState> WrapperCache::Snapshot() const {
+  CacheState state;
+  for (const auto& cache : caches_) {
+    Result<CacheState> one = cache->Snapshot();
+    if (!one.ok()) return one;
+    state.caches.push_back(std::move(*one));
+  }
+  return state;
+}
+
+Status WrapperCache::Restore(const CacheState& state) {
+  if (Status status = active().CheckReady(); !status.ok()) return status;
+  const std::size_t caches = state.caches.size();
+  CacheState bare;
+  bare.caches = state.caches;
+  if (caches != caches_.size() || state != bare) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("the state is not of a wrapper of {} caches",
+                        caches_.size())};
+  }
+  for (std::size_t i = 0; i < caches; ++i) {
+    Status status = caches_[i]->CheckRestore(state.caches[i]);
+    if (!status.ok()) return status;
+  }
+  Status status;  // All of them will say ok.
+  for (std::size_t i = 0; i < caches; ++i) {
+    status = caches_[i]->Restore(state.caches[i]);
+  }
+  active_ = 0;
+  return status;
+}
+
 std::unique_ptr<Cache> MakeWrapped(const CacheSpec& spec,
                                    const MakeOne& make_one) {
   if (spec.kind != Kind::kWrapper) return make_one(spec);

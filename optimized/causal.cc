@@ -81,17 +81,25 @@ void CausalCache::DoInit() {
   table_ = std::make_unique<CellTable>(static_cast<std::size_t>(reach_.cells));
 }
 
+void CausalCache::DoClear() {
+  table_->Clear();
+  ForgetLayers();
+}
+
 void CausalCache::DoClose() {
   table_.reset();
-  layers_.clear();
-  layer_list_.clear();
-  current_layer_ = -1;
-  current_ = nullptr;
+  ForgetLayers();
   mask_ = Mask();
   removal_ = Removal();
   custom_rows_.clear();
   batch_sequences_.clear();
   selection_ = Selection();
+}
+
+void CausalCache::ForgetLayers() {
+  layers_.clear();
+  layer_list_.clear();
+  found_ = nullptr;
 }
 
 Status CausalCache::DoStartForward(const Batch&, bool reserve) {
@@ -265,32 +273,47 @@ void CausalCache::DoGiveBack() {
   }
 }
 
-Layer* CausalCache::CurrentLayer() {
-  if (current_ == nullptr || current_layer_ != layer()) {
-    const auto found = layers_.find(layer());
-    current_ = found == layers_.end() ? nullptr : &found->second;
-    current_layer_ = layer();
+Layer* CausalCache::FindLayer(int layer) {
+  if (found_ == nullptr || found_id_ != layer) {
+    const auto found = layers_.find(layer);
+    found_ = found == layers_.end() ? nullptr : &found->second;
+    found_id_ = layer;
   }
-  return current_;
+  return found_;
 }
 
-void CausalCache::DoPut(const TensorView& key, const TensorView& value) {
-  Layer* rows = CurrentLayer();
+void CausalCache::DoStoreRows(int layer, std::span<const int> cells,
+                              const TensorView& key, const TensorView& value) {
+  Layer* rows = FindLayer(layer);
   if (rows == nullptr) {
     const RowDims dims{.k_head_dim = static_cast<int>(key.shape[0]),
                        .kv_heads = static_cast<int>(key.shape[1]),
                        .v_head_dim = static_cast<int>(value.shape[0])};
-    layers_.try_emplace(layer(), dims, dtype(), config().permuted_v,
+    layers_.try_emplace(layer, dims, dtype(), config().permuted_v,
                         table_->size());
     layer_list_.clear();
     for (auto& [id, stored] : layers_) layer_list_.push_back(&stored);
-    rows = CurrentLayer();
+    rows = FindLayer(layer);
   }
-  if (!reserving()) rows->Put(key, value, batch_cells());
+  if (!cells.empty()) rows->Put(key, value, cells);
+}
+
+KvView CausalCache::DoAllRows(int layer) const {
+  const Layer& rows = layers_.at(layer);
+  const CellSpan all{.first = 0, .end = table_->size()};
+  return {.key = rows.KeyView(all),
+          .value = rows.ValueView(all),
+          .mask = {},
+          .first_cell = 0};
+}
+
+void CausalCache::DoHold(const CellEntry& entry) {
+  table_->Add(entry.sequence, static_cast<std::size_t>(entry.cell),
+              entry.position);
 }
 
 std::optional<KvView> CausalCache::DoGet() {
-  const Layer* rows = CurrentLayer();
+  const Layer* rows = FindLayer(layer());
   if (rows == nullptr) return std::nullopt;
   return KvView{.key = rows->KeyView(view_),
                 .value = rows->ValueView(view_),

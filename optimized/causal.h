@@ -49,7 +49,11 @@ class CausalCache final : public GuardedCache {
   Status DoStartForward(const Batch& batch, bool reserve) override;
   void DoGiveBack() override;
   void DoBuildMask() override;
-  void DoPut(const TensorView& key, const TensorView& value) override;
+  void DoClear() override;
+  void DoStoreRows(int layer, std::span<const int> cells, const TensorView& key,
+                   const TensorView& value) override;
+  KvView DoAllRows(int layer) const override;
+  void DoHold(const CellEntry& entry) override;
   std::optional<KvView> DoGet() override;
   void DoCopyPrefix(int src, int dst, std::int32_t len) override;
   bool DoCanResume(int seq, std::int32_t pos) const override;
@@ -73,7 +77,8 @@ class CausalCache final : public GuardedCache {
   void ShiftKeys();
   void DropAll(Sequence& sequence);
 
-  Layer* CurrentLayer();
+  Layer* FindLayer(int layer);
+  void ForgetLayers();
 
   const CacheSpec spec_;
   Reach reach_;
@@ -87,8 +92,8 @@ class CausalCache final : public GuardedCache {
 
   std::map<int, Layer> layers_;
   std::vector<Layer*> layer_list_;  // By layer.
-  int current_layer_ = -1;          // Whose `current_` is.
-  Layer* current_ = nullptr;
+  int found_id_ = -1;               // Whose `found_` is.
+  Layer* found_ = nullptr;
 
   Removal removal_;
   std::vector<std::vector<float>> custom_rows_;  // By layer, then later cell.

@@ -49,6 +49,20 @@ void CellTable::Release(Sequence& sequence) {
   spare_.push_back(&sequence);
 }
 
+void CellTable::Clear() {
+  while (!live_.empty()) {
+    Sequence& sequence = *live_.back();
+    const Extent extent = ExtentOf(sequence);
+    for (std::size_t w = extent.begin; w < extent.end; ++w) {
+      sequence.members.SetWord(w, 0);
+    }
+    sequence.count = 0;
+    Release(sequence);
+  }
+  free_.SetAll();
+  free_count_ = size();
+}
+
 Sequence& CellTable::Add(int id, std::size_t cell, std::int32_t position) {
   Sequence* sequence = Find(id);
   if (sequence == nullptr) {
@@ -61,8 +75,10 @@ Sequence& CellTable::Add(int id, std::size_t cell, std::int32_t position) {
   sequence->members.Set(cell);
   ++sequence->count;
   positions_.as<std::int32_t>()[cell] = position;
-  free_.Clear(cell);
-  --free_count_;
+  if (free_.Test(cell)) {
+    free_.Clear(cell);
+    --free_count_;
+  }
   return *sequence;
 }
 

@@ -71,7 +71,10 @@ class CellTable {
   // The first cell of the first `count` free cells in a row, or kNone.
   std::size_t FindRun(std::size_t count) const;
 
-  // Puts a token in a free cell.
+  void Clear();
+
+  // Puts a token in a cell. One that is held already is shared then; its
+  // position is the same.
   Sequence& Add(int id, std::size_t cell, std::int32_t position);
 
   // The cells of `sequence` at positions in `range`.

@@ -67,6 +67,30 @@ std::optional<KvView> EncoderCache::DoGet() {
                 .first_cell = 0};
 }
 
+void EncoderCache::DoSaveSlots(CacheState& state) const {
+  for (const auto& [layer, slot] : slots_) {
+    state.layers[layer] = {CopyOf(slot.key.view, slot.key.view.dtype),
+                           CopyOf(slot.value.view, slot.value.view.dtype)};
+  }
+  state.cached = cached_;
+  state.position = position_;
+  state.next_position = pending_position_;
+}
+
+void EncoderCache::DoLoadSlots(const CacheState& state) {
+  slots_.clear();
+  for (const auto& [layer, rows] : state.layers) {
+    Slot& slot = slots_[layer];
+    Reshape(rows.key.view(), slot.key);
+    Reshape(rows.value.view(), slot.value);
+    CopyDense(rows.key.view(), slot.key.buffer.data());
+    CopyDense(rows.value.view(), slot.value.buffer.data());
+  }
+  cached_ = state.cached;
+  position_ = state.position;
+  pending_position_ = state.next_position;
+}
+
 void EncoderCache::DoCommitRemove(int, std::int32_t begin, std::int32_t end) {
   if (begin <= position_ && (position_ < end || end == kOpenEnd)) {
     cached_ = false;

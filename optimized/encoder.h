@@ -28,6 +28,7 @@ class EncoderCache final : public GuardedCache {
   };
 
   Status DoCheckInit(const InitArgs& args) override;
+  void DoClear() override { DoLoadSlots({}); }
   void DoClose() override { slots_.clear(); }
   Status DoStartForward(const Batch& batch, bool reserve) override;
   void DoGiveBack() override { pending_position_ = position_before_; }
@@ -36,6 +37,8 @@ class EncoderCache final : public GuardedCache {
   void DoCommitRemove(int seq, std::int32_t begin, std::int32_t end) override;
   bool DoEncoderCached() const override { return cached_; }
   bool IsEncoder() const override { return true; }
+  void DoSaveSlots(CacheState& state) const override;
+  void DoLoadSlots(const CacheState& state) override;
 
   static void Reshape(const TensorView& like, Copy& copy);
 

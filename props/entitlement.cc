@@ -12,7 +12,6 @@ namespace kvtwin::props {
 namespace {
 
 using reference::CacheLedger;
-using reference::LedgerRows;
 using reference::LedgerToken;
 
 constexpr std::uint32_t kHiddenF32 = 0xFF800000;  // -inf.
@@ -144,7 +143,7 @@ std::optional<WrongRow> Explain(
   return wrong;
 }
 
-std::optional<WrongRow> FindWrongEncoderRow(const LedgerRows* rows,
+std::optional<WrongRow> FindWrongEncoderRow(const KvRows* rows,
                                             const KvView& view) {
   const auto same = [](const DenseTensor& due, const TensorView& found) {
     return due.dtype == found.dtype && due.shape == found.shape &&

@@ -161,8 +161,9 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind) {
 }
 
 Weights DrawWeights(const Pick& pick) {
-  // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison.
-  Weights weights = {40, 16, 10, 8, 4, 1, 2, 3, 2};
+  // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison,
+  // reload.
+  Weights weights = {40, 16, 10, 8, 4, 1, 2, 3, 2, 1};
   if (Chance(pick, 50)) return weights;
   for (int& weight : weights) {
     weight = Chance(pick, 30) ? 0 : weight * pick(1, 8);
@@ -223,7 +224,7 @@ History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops) {
     const OpKind last = history.ops.back().kind;
     if ((last == OpKind::kDrop || last == OpKind::kCopy) && Chance(pick, 30)) {
       history.ops.push_back(
-          DrawOp(pick, history.setup, {0, 3, 2, 1, 0, 0, 0, 0, 0}));
+          DrawOp(pick, history.setup, {0, 3, 2, 1, 0, 0, 0, 0, 0, 1}));
     }
   }
   return history;

@@ -20,7 +20,7 @@ namespace kvtwin::props {
 using Pick = std::function<int(int lo, int hi)>;
 
 // How likely each kind of operation is, by OpKind.
-using Weights = std::array<int, 9>;
+using Weights = std::array<int, 10>;
 
 Setup DrawSetup(const Pick& pick, std::optional<Kind> kind);
 Weights DrawWeights(const Pick& pick);

@@ -378,6 +378,8 @@ Op ReadOp(std::string_view text) {
     op.kind = OpKind::kGet;
   } else if (name == "reput" && argument.empty()) {
     op.kind = OpKind::kReput;
+  } else if (name == "reload" && argument.empty()) {
+    op.kind = OpKind::kReload;
   } else if (name == "poison" && argument.empty()) {
     op.kind = OpKind::kPoison;
   } else {
@@ -469,6 +471,8 @@ std::string ToText(const Op& op) {
       return fmt::format("misuse {}", op.misuse);
     case OpKind::kPoison:
       return "poison";
+    case OpKind::kReload:
+      return "reload";
   }
   return "";
 }

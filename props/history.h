@@ -66,6 +66,7 @@ enum class OpKind {
   kReput,   // Put of other rows in the current pass, whatever came between.
   kMisuse,  // One of the calls that must be refused and change nothing.
   kPoison,  // Overwrites the rows of free cells, behind the cache's back.
+  kReload,  // Snapshot, then Restore, in place and into new caches.
 };
 
 struct Op {

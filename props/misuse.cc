@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <array>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -55,6 +56,16 @@ Status PutWrong(Cache& cache, const MisuseContext& context,
     key.stride = {0, 0, 0, 0};
   }
   return cache.Put(key, value);
+}
+
+// What `damage` makes of the cache's own state, or of that of a wrapper's last
+// cache, must not be restored.
+Answer RestoreDamaged(Cache& cache,
+                      const std::function<void(CacheState&)>& damage) {
+  Result<CacheState> state = cache.Snapshot();
+  if (!state.ok()) return {state.status(), StatusCode::kNotSupported};
+  damage(state->caches.empty() ? *state : state->caches.back());
+  return {cache.Restore(*state)};
 }
 
 // The code due for a Put that is wrong in itself.
@@ -258,6 +269,89 @@ constexpr auto
                        return {PutWrong(c, at, {.dtype = DType::kF16}),
                                DueForPut(at)};
                      }},
+                    {"Restore of a cell that is not there",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(c, [](CacheState& s) {
+                         s.cells.push_back({kOpenEnd, 0, 0});
+                       });
+                     }},
+                    {"Restore of a negative position",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(c, [](CacheState& s) {
+                         s.cells = {{0, -1, 0}};
+                       });
+                     }},
+                    {"Restore of a negative sequence",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(c, [](CacheState& s) {
+                         s.cells = {{0, 0, -1}};
+                       });
+                     }},
+                    {"Restore of a cell at two positions",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(c, [](CacheState& s) {
+                         s.cells = {{0, 1, 0}, {0, 2, 1}};
+                       });
+                     }},
+                    {"Restore of cells out of order",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(c, [](CacheState& s) {
+                         s.cells = {{0, 1, 1}, {0, 1, 0}};
+                       });
+                     }},
+                    {"Restore of a membership that is there twice",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(c, [](CacheState& s) {
+                         s.cells = {{0, 1, 0}, {0, 1, 0}};
+                       });
+                     }},
+                    {"Restore of rows with a byte too many",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(c, [](CacheState& s) {
+                         s.layers[0].key.bytes.push_back({});
+                       });
+                     }},
+                    {"Restore of rows without heads",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(c, [](CacheState& s) {
+                         s.layers[0].value.shape[1] = 0;
+                       });
+                     }},
+                    {"Restore of rows of too few cells",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(c, [](CacheState& s) {
+                         s.layers[0] = {{DType::kF32, {1, 1, -1, 1}, {}}, {}};
+                       });
+                     }},
+                    {"Restore of a negative layer",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(
+                           c, [](CacheState& s) { s.layers[-1]; });
+                     }},
+                    {"Restore of more bytes than can be counted",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(c, [](CacheState& s) {
+                         s.layers[0].key.shape = {kOpenEnd, kOpenEnd, kOpenEnd,
+                                                  1};
+                       });
+                     }},
+                    {"Restore of a wrapper's state into one of its caches",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(
+                           c, [](CacheState& s) { s.caches.emplace_back(); });
+                     }},
+                    {"Restore of a slot with nothing in it",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(c, [](CacheState& s) {
+                         s.cached = true;
+                         s.layers.clear();
+                       });
+                     }},
+                    {"Restore of an encoder's negative position",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(
+                           c, [](CacheState& s) { s.next_position = -1; });
+                     }},
                 });
 
 // Everything that a caller can see.
@@ -313,7 +407,7 @@ std::optional<std::string> TryMisuse(Cache& cache, int which,
 std::optional<std::string> MisuseOutsideOfLife(Cache& cache) {
   const float element = 0;
   const TensorView row = DenseView(&element, DType::kF32, {1, 1, 1, 1});
-  const std::array<std::pair<std::string_view, Status>, 10> answers = {{
+  const std::array<std::pair<std::string_view, Status>, 12> answers = {{
       {"SetLayer", cache.SetLayer(0)},
       {"StartForward", Start(cache, {0}, {0})},
       {"SetCausal", cache.SetCausal({})},
@@ -324,9 +418,13 @@ std::optional<std::string> MisuseOutsideOfLife(Cache& cache) {
       {"Remove", cache.Remove(0, 0, 1)},
       {"SetLayerType", cache.SetLayerType(0)},
       {"EncoderCached", cache.EncoderCached().status()},
+      {"Snapshot", cache.Snapshot().status()},
+      {"Restore", cache.Restore({})},
   }};
   for (const auto& [name, status] : answers) {
     if (status.code() == kUntimely && !status.message().empty()) continue;
+    const bool optional = name == "Snapshot" || name == "Restore";
+    if (optional && status.code() == StatusCode::kNotSupported) continue;
     return fmt::format("{} is '{}', due is {}", name, status.ToString(),
                        StatusName(kUntimely));
   }

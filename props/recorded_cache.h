@@ -21,6 +21,7 @@ class RecordedCache final : public GuardedCache {
  private:
   bool IsEncoder() const override { return encoder_; }
   Status DoCheckInit(const InitArgs&) override { return {}; }
+  void DoClear() override {}
   void DoClose() override {}
   Status DoStartForward(const Batch&, bool) override {
     return {*answer_, "as recorded"};

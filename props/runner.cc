@@ -123,6 +123,7 @@ class Run {
   void Copy(const Op& op);
   void Misuse(int which);
   void Poison();
+  void Reload();
   void MakeBatch(const Op& op);
   Segment Legalized(Segment segment, std::size_t batch_room);
   void AppendSegment(const Segment& segment);
@@ -764,6 +765,46 @@ void Run::Poison() {
   }
 }
 
+void Run::Reload() {
+  const Result<CacheState> due = reference_->Snapshot();
+  const Result<CacheState> found = tested_->Snapshot();
+  if (found.status().code() == StatusCode::kNotSupported) return;
+  CheckCodes("Snapshot", StatusCode::kOk, due.status().code(),
+             found.status().code());
+  Check(*due == *found, "subject: snapshot",
+        [&] { return "the snapshots are not equal" + CellsText(*tested_); });
+  Result<std::unique_ptr<Cache>> reference =
+      MakeCache(setup_.spec, "reference");
+  Result<std::unique_ptr<Cache>> subject = subject_.make(setup_.spec);
+  const auto restored = [&](Cache& cache) {
+    return cache.Restore(*due).ok() && *cache.Snapshot() == *due;
+  };
+  const auto renewed = [&](Cache& cache) {
+    const InitArgs& init = setup_.init;
+    return cache.SetConfig(setup_.config).ok() &&
+           cache
+               .Init(init.dtype, init.max_sequences, init.capacity,
+                     init.max_batch)
+               .ok() &&
+           restored(cache);
+  };
+  Check(restored(*reference_) && renewed(**reference), "reference: snapshot",
+        "what was restored is not what was saved");
+  Check(restored(*tested_) && renewed(**subject), "subject: snapshot",
+        "what was restored is not what was saved");
+  // Either goes on: what was restored in place, or what is new.
+  const bool in_place = serial_ % 2 == 0;
+  if (!in_place) {
+    reference_ = std::move(*reference);
+    tested_ = std::move(*subject);
+  }
+  Tell(in_place ? "Restore in place" : "Restore into new caches");
+  result_.operations += 4;
+  pass_ = Pass();
+  active_type_ = 0;
+  CheckAllCells();
+}
+
 void Run::Do(const Op& op) {
   switch (op.kind) {
     case OpKind::kPut:
@@ -788,6 +829,8 @@ void Run::Do(const Op& op) {
       return Misuse(op.misuse);
     case OpKind::kPoison:
       return Poison();
+    case OpKind::kReload:
+      return Reload();
   }
 }
 

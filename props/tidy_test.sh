@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 export LC_ALL=C
 rooms=(include core reference optimized props bench docs)
 # Of code, without blanks and comments: a reader checks all of it in one sitting.
-reference_lines=620
+reference_lines=665
 function_lines=40    # In reference/.
 wrong=0
 

@@ -21,18 +21,11 @@
 
 namespace kvtwin::reference {
 
-// What a layer holds for one token, in the dtype of the cache, key =
-// [k_head_dim, kv_heads] and value = [v_head_dim, kv_heads]; or for an encoder.
-struct LedgerRows {
-  DenseTensor key;
-  DenseTensor value;
-};
-
 struct LedgerToken {
   std::int64_t position = 0;
-  std::set<int> sequences;         // Never empty.
-  int row = -1;                    // In the batch of the current pass.
-  std::map<int, LedgerRows> rows;  // By layer; absent if never put.
+  std::set<int> sequences;     // Never empty.
+  int row = -1;                // In the batch of the current pass.
+  std::map<int, KvRows> rows;  // By layer, in the dtype of the cache.
   bool HeldBy(int seq) const { return sequences.contains(seq); }
 };
 
@@ -50,7 +43,7 @@ class CacheLedger {
   // Of an encoder.
   bool cached() const { return cached_; }
   // Of an encoder. Null if nothing was put into the layer.
-  const LedgerRows* slot(int layer) const {
+  const KvRows* slot(int layer) const {
     const auto at = slots_.find(layer);
     return at == slots_.end() ? nullptr : &at->second;
   }
@@ -129,8 +122,7 @@ class CacheLedger {
     if (encoder()) return PutSlot(layer, key, value);
     for (LedgerToken& token : tokens_) {
       if (token.row < 0) continue;
-      token.rows[layer] = {CopyOf(Slice(key, 2, token.row), args_.dtype),
-                           CopyOf(Slice(value, 2, token.row), args_.dtype)};
+      token.rows[layer] = RowsAt(token.row, key, value);
     }
   }
 
@@ -201,6 +193,27 @@ class CacheLedger {
     batch_.clear();
   }
 
+  void Restore(const CacheState& state) {
+    EndPass();
+    tokens_.clear();
+    slots_ = encoder() ? state.layers : std::map<int, KvRows>();
+    cached_ = state.cached;
+    position_ = state.position;
+    next_ = state.next_position;
+    int last = -1;
+    for (const auto& [cell, position, sequence] : state.cells) {
+      if (cell != last) tokens_.push_back({position, {}, -1, {}});
+      tokens_.back().sequences.insert(sequence);
+      last = cell;
+    }
+    for (const auto& [layer, rows] : state.layers) {
+      std::int64_t i = 0;
+      for (LedgerToken& token : tokens_) {
+        token.rows[layer] = RowsAt(i++, rows.key.view(), rows.value.view());
+      }
+    }
+  }
+
   // Gives `seq` its own copy of every token that it shares. For backends that
   // copy where ours refuse with shared_cells.
   void Unshare(int seq) {
@@ -215,10 +228,16 @@ class CacheLedger {
   }
 
  private:
+  KvRows RowsAt(std::int64_t i, const TensorView& key,
+                const TensorView& value) const {
+    return {CopyOf(Slice(key, 2, i), args_.dtype),
+            CopyOf(Slice(value, 2, i), args_.dtype)};
+  }
+
   void PutSlot(int layer, const TensorView& key, const TensorView& value) {
     const TensorView stored = permuted_v_ ? PermutedView(value) : value;
     if (reserve_) {
-      slots_.try_emplace(layer, LedgerRows{ZerosLike(key), ZerosLike(stored)});
+      slots_.try_emplace(layer, KvRows{ZerosLike(key), ZerosLike(stored)});
       return;
     }
     slots_[layer] = {CopyOf(key, key.dtype), CopyOf(stored, stored.dtype)};
@@ -262,7 +281,7 @@ class CacheLedger {
   bool reserve_ = false;
 
   // Of an encoder.
-  std::map<int, LedgerRows> slots_;  // By layer.
+  std::map<int, KvRows> slots_;  // By layer.
   bool cached_ = false;
   std::int32_t position_ = 0;  // Of what the slots hold.
   std::int32_t next_ = 0;      // Of the next Put.
@@ -315,6 +334,12 @@ class Ledger {
   }
   void Unshare(int seq) {
     for (CacheLedger& part : parts_) part.Unshare(seq);
+  }
+  void Restore(const CacheState& state) {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      parts_[i].Restore(state.caches.empty() ? state : state.caches[i]);
+    }
+    active_ = 0;
   }
 
  private:

@@ -78,6 +78,11 @@ class CausalCache final : public GuardedCache {
     cells_.resize(static_cast<std::size_t>(cell_count_));
   }
 
+  void DoClear() override {
+    cells_.assign(cells_.size(), {});
+    layers_.clear();
+  }
+
   void DoClose() override {
     cells_.clear();
     layers_.clear();
@@ -212,22 +217,31 @@ class CausalCache final : public GuardedCache {
     for (const int i : batch_cells()) CellAt(i).sequences.clear();
   }
 
-  void DoPut(const TensorView& key, const TensorView& value) override {
-    if (!layers_.contains(layer())) {
-      const auto& [k_head_dim, kv_heads, v_head_dim] = row_dims();
-      const RowStore keys(dtype(), k_head_dim, kv_heads, CellCount(), false);
-      const RowStore values(dtype(), v_head_dim, kv_heads, CellCount(),
+  void DoStoreRows(int layer, std::span<const int> cells, const TensorView& key,
+                   const TensorView& value) override {
+    if (!layers_.contains(layer)) {
+      const RowStore keys(dtype(), key.shape, CellCount(), false);
+      const RowStore values(dtype(), value.shape, CellCount(),
                             config().permuted_v);
-      layers_.try_emplace(layer(), Layer{keys, values});
+      layers_.try_emplace(layer, Layer{keys, values});
     }
-    if (reserving()) return;
-    auto& [keys, values] = layers_.at(layer());
+    auto& [keys, values] = layers_.at(layer);
     std::int64_t row = 0;
-    for (const int cell : batch_cells()) {
+    for (const int cell : cells) {
       keys.Store(cell, Slice(key, 2, row));
       values.Store(cell, Slice(value, 2, row));
       ++row;
     }
+  }
+
+  KvView DoAllRows(int layer) const override {
+    const auto& [keys, values] = layers_.at(layer);
+    return {keys.View(0, CellCount()), values.View(0, CellCount()), {}, 0};
+  }
+
+  void DoHold(const CellEntry& entry) override {
+    CellAt(entry.cell).position = entry.position;
+    CellAt(entry.cell).sequences.insert(entry.sequence);
   }
 
   std::optional<KvView> DoGet() override {
@@ -322,12 +336,8 @@ class CausalCache final : public GuardedCache {
 };
 
 class EncoderCache final : public GuardedCache {
-  struct Slot {
-    DenseTensor key;
-    DenseTensor value;
-  };
-
   bool IsEncoder() const override { return true; }
+  void DoClear() override { DoLoadSlots({}); }
   void DoClose() override { slots_.clear(); }
 
   Status DoCheckInit(const InitArgs& args) override {
@@ -349,7 +359,7 @@ class EncoderCache final : public GuardedCache {
   void DoPut(const TensorView& key, const TensorView& value) override {
     const TensorView stored = config().permuted_v ? PermutedView(value) : value;
     if (reserving()) {
-      slots_.try_emplace(layer(), Slot{ZerosLike(key), ZerosLike(stored)});
+      slots_.try_emplace(layer(), KvRows{ZerosLike(key), ZerosLike(stored)});
       return;
     }
     slots_[layer()] = {CopyOf(key, key.dtype), CopyOf(stored, stored.dtype)};
@@ -370,7 +380,21 @@ class EncoderCache final : public GuardedCache {
 
   bool DoEncoderCached() const override { return cached_; }
 
-  std::map<int, Slot> slots_;  // By layer.
+  void DoSaveSlots(CacheState& state) const override {
+    state.layers = slots_;
+    state.cached = cached_;
+    state.position = position_;
+    state.next_position = next_position_;
+  }
+
+  void DoLoadSlots(const CacheState& state) override {
+    slots_ = state.layers;
+    cached_ = state.cached;
+    position_ = state.position;
+    next_position_ = state.next_position;
+  }
+
+  std::map<int, KvRows> slots_;  // By layer.
   bool cached_ = false;
   std::int32_t position_ = 0;         // Of what the slots hold.
   std::int32_t next_position_ = 0;    // Of the next Put.

@@ -17,9 +17,9 @@
 // returns invalid_argument or failed_precondition and changes nothing.
 //
 // Not thread-safe: one call at a time on one cache. Views stay valid until the
-// next StartForward, SetCausal, Put to the same encoder layer, Close or
-// destruction. Where memory runs out, std::bad_alloc passes through; the cache
-// may then only be closed.
+// next StartForward, SetCausal, Put to the same encoder layer, Restore, Close
+// or destruction. Where memory runs out, std::bad_alloc passes through; the
+// cache may then only be closed.
 
 #ifndef KVTWIN_CACHE_H_
 #define KVTWIN_CACHE_H_
@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "kvtwin/shift.h"
+#include "kvtwin/state.h"
 #include "kvtwin/status.h"
 #include "kvtwin/tensor.h"
 
@@ -94,14 +95,6 @@ struct KvView {
   int first_cell = 0;  // The cell of the views' first column.
 };
 
-// One membership: `cell` holds the token at `position` of `sequence`.
-struct CellEntry {
-  int cell;
-  std::int32_t position;
-  int sequence;
-  bool operator==(const CellEntry&) const = default;
-};
-
 class Cache {
  public:
   virtual ~Cache() = default;
@@ -161,6 +154,16 @@ class Cache {
   // Encoder: whether the slot holds something. Wrapper: asks the active cache.
   // Others: not_supported.
   virtual Result<bool> EncoderCached() = 0;
+
+  // What the cache holds, without the current pass. A cache of your own may
+  // leave this and Restore out: not_supported.
+  virtual Result<CacheState> Snapshot() const;
+
+  // Holds exactly that from now on, as if Init were just over: no pass, layer
+  // and layer type 0. The state may come from a cache with another padding,
+  // placement, V layout (encoders: the same) or number of cells, if it fits.
+  // Else it is an invalid_argument.
+  virtual Status Restore(const CacheState& state);
 
   // For inspection. All of a wrapper's are those of its active cache.
   //

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace kvtwin {
 
@@ -48,6 +49,16 @@ struct TensorView {
 
 // A view of a dense tensor: each stride is the one before it times its extent.
 TensorView DenseView(const void* data, DType dtype, const Shape& shape);
+
+// A tensor that owns its elements, dense.
+struct DenseTensor {
+  DType dtype = DType::kF32;
+  Shape shape = {1, 1, 1, 1};
+  std::vector<std::byte> bytes;
+
+  TensorView view() const { return DenseView(bytes.data(), dtype, shape); }
+  bool operator==(const DenseTensor&) const = default;
+};
 
 // "[2, 4, 8]": trailing ones are dropped, the first three always shown.
 std::string ShapeText(const Shape& shape);
