@@ -43,3 +43,11 @@ set_tests_properties(command.unknown_target PROPERTIES
   ENVIRONMENT KVTWIN_TARGET=MMX)
 kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
+
+# The whole museum is for ./dev museum: it takes minutes.
+foreach(part apply find)
+  add_test(NAME museum.${part}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/museum_test.sh
+            $<TARGET_FILE:kvtwin_command> ${part})
+  set_tests_properties(museum.${part} PROPERTIES TIMEOUT 300)
+endforeach()

@@ -22,6 +22,7 @@ struct Arguments {
   MuseumOptions options;
   std::vector<std::string> only;
   std::string build;
+  std::string patches;
   bool json = false;
 };
 
@@ -81,6 +82,9 @@ std::string NameOf(const Exhibit& exhibit) {
 }
 
 std::string JsonText(const std::vector<Finding>& findings, int seeds) {
+  const auto whole = [](double number) {
+    return static_cast<std::int64_t>(number);
+  };
   auto list = nlohmann::ordered_json::array();
   for (const Finding& finding : findings) {
     const Summary sum = Summarize(finding, seeds);
@@ -93,12 +97,12 @@ std::string JsonText(const std::vector<Finding>& findings, int seeds) {
                     {"found_by_seeds", finding.catches.size()},
                     {"seeds", seeds},
                     {"error", finding.error},
-                    {"operations", sum.operations.median},
-                    {"worst_operations", sum.operations.worst},
+                    {"operations", whole(sum.operations.median)},
+                    {"worst_operations", whole(sum.operations.worst)},
                     {"seconds", sum.seconds.median},
                     {"worst_seconds", sum.seconds.worst},
-                    {"shrunk_to", sum.shrunk.median},
-                    {"worst_shrunk_to", sum.shrunk.worst},
+                    {"shrunk_to", whole(sum.shrunk.median)},
+                    {"worst_shrunk_to", whole(sum.shrunk.worst)},
                     {"identical", sum.identical},
                     {"check", sum.check},
                     {"history", sum.history}});
@@ -150,7 +154,7 @@ std::string TableText(const std::vector<Finding>& findings, int seeds) {
   const Numbers time = NumbersOf(seconds);
   const Numbers length = NumbersOf(shrunk);
   text += fmt::format(
-      "\n{} of {} found, each by {} seeds: in {:.3f} s (median) and {:.2f} s "
+      "\n{} of {} found by all of {} seeds: in {:.3f} s (median) and {:.2f} s "
       "(worst), shrunk to {:.0f} operations (median) and {:.0f} (worst); "
       "{:.0f} "
       "% of the seeds end with the same line.\n",
@@ -194,8 +198,9 @@ int RunMuseum(const Arguments& arguments) {
     build = fs::read_symlink("/proc/self/exe", error).parent_path();
   const Result<Workshop> workshop = FindWorkshop(fs::absolute(build, error));
   if (!workshop.ok()) return refuse(workshop.status());
-  const Result<std::vector<Exhibit>> exhibits =
-      Chosen(workshop->sources / "props/museum", arguments.only);
+  fs::path patches = arguments.patches;
+  if (patches.empty()) patches = workshop->sources / "props/museum";
+  const Result<std::vector<Exhibit>> exhibits = Chosen(patches, arguments.only);
   if (!exhibits.ok()) return refuse(exhibits.status());
 
   MuseumOptions options = arguments.options;
@@ -249,6 +254,8 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   museum->add_option("--build", arguments->build,
                      "where kvtwin was built, if not where it lies");
+  museum->add_option("--patches", arguments->patches,
+                     "a folder of patches, if not props/museum");
   museum->add_flag("--apply-only", options.apply_only,
                    "only see whether the patches apply");
   museum->add_flag("--json", arguments->json, "print a JSON list");
