@@ -1,6 +1,8 @@
 #include "core/dense_tensor.h"
 
+#include <array>
 #include <bit>
+#include <cstring>
 
 #include "core/elements.h"
 
@@ -11,8 +13,10 @@ DenseTensor FilledTensor(DType dtype, const Shape& shape, float value) {
   tensor.bytes.resize(static_cast<std::size_t>(tensor.view().elements()) *
                       SizeOf(dtype));
   if (value == 0) return tensor;
+  std::array<std::byte, 4> element{};
+  StoreElement(value, element.data(), dtype);
   for (std::size_t at = 0; at < tensor.bytes.size(); at += SizeOf(dtype)) {
-    StoreElement(value, &tensor.bytes[at], dtype);
+    std::memcpy(&tensor.bytes[at], element.data(), SizeOf(dtype));
   }
   return tensor;
 }
@@ -21,27 +25,32 @@ DenseTensor ZerosLike(const TensorView& like) {
   return FilledTensor(like.dtype, like.shape, 0);
 }
 
-DenseTensor CopyOf(const TensorView& from, DType dtype) {
-  DenseTensor copy = FilledTensor(dtype, from.shape, 0);
-  std::byte* to = copy.bytes.data();
+std::byte* WriteDense(const TensorView& from, DType dtype, std::byte* to) {
+  const std::size_t size = SizeOf(dtype);
+  const auto line = static_cast<std::size_t>(from.shape[0]);
+  const bool as_is =
+      from.dtype == dtype && from.stride[0] == static_cast<std::int64_t>(size);
   for (std::int64_t l = 0; l < from.shape[3]; ++l) {
     for (std::int64_t k = 0; k < from.shape[2]; ++k) {
       for (std::int64_t j = 0; j < from.shape[1]; ++j) {
-        for (std::int64_t i = 0; i < from.shape[0]; ++i) {
+        if (as_is) {
+          std::memcpy(to, from.at(0, j, k, l), line * size);
+          to += line * size;
+          continue;
+        }
+        for (std::int64_t i = 0; i < from.shape[0]; ++i, to += size) {
           CopyElement(from.at(i, j, k, l), from.dtype, to, dtype);
-          to += SizeOf(dtype);
         }
       }
     }
   }
-  return copy;
+  return to;
 }
 
-TensorView Slice(const TensorView& view, std::size_t dim, std::int64_t at) {
-  TensorView slice = view;
-  slice.data = static_cast<const std::byte*>(view.data) + view.stride[dim] * at;
-  slice.shape[dim] = 1;
-  return slice;
+DenseTensor CopyOf(const TensorView& from, DType dtype) {
+  DenseTensor copy = FilledTensor(dtype, from.shape, 0);
+  WriteDense(from, dtype, copy.bytes.data());
+  return copy;
 }
 
 TensorView PermutedView(const TensorView& value) {

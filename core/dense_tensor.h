@@ -16,12 +16,21 @@ DenseTensor FilledTensor(DType dtype, const Shape& shape, float value);
 // Zeros, of the shape and dtype of `like`.
 DenseTensor ZerosLike(const TensorView& like);
 
-// The elements of `from`, in its order, rounded to `dtype` if they have
-// another.
+// Writes the elements of `from`, in its order, one after another, rounded to
+// `dtype` if they have another. Returns where it stopped.
+std::byte* WriteDense(const TensorView& from, DType dtype, std::byte* to);
+
+// The same, as a tensor.
 DenseTensor CopyOf(const TensorView& from, DType dtype);
 
 // Entry `at` of dimension `dim`, which becomes 1.
-TensorView Slice(const TensorView& view, std::size_t dim, std::int64_t at);
+inline TensorView Slice(const TensorView& view, std::size_t dim,
+                        std::int64_t at) {
+  TensorView slice = view;
+  slice.data = static_cast<const std::byte*>(view.data) + view.stride[dim] * at;
+  slice.shape[dim] = 1;
+  return slice;
+}
 
 // V as [a, b, n], seen as [n, a, b]: what permuted_v stores.
 TensorView PermutedView(const TensorView& value);

@@ -72,7 +72,14 @@ void NeverEvict(CacheSpec& spec) {
 }  // namespace
 
 Result<CacheState> Cache::Snapshot() const {
-  return Status(StatusCode::kNotSupported, "this cache has no snapshots");
+  CacheState state;
+  Status status = SnapshotTo(state);
+  if (!status.ok()) return status;
+  return state;
+}
+
+Status Cache::SnapshotTo(CacheState&) const {
+  return {StatusCode::kNotSupported, "this cache has no snapshots"};
 }
 
 Status Cache::Restore(const CacheState&) {

@@ -70,40 +70,47 @@ RowDims DimsOf(const TensorView& key, const TensorView& value) {
           static_cast<int>(value.shape[0])};
 }
 
-// The cells of `entries`, each once.
-std::vector<int> HeldCells(const std::vector<CellEntry>& entries) {
-  std::vector<int> cells;
+// Calls visit(cell) for the cells of `entries`, each once.
+template <class Visit>
+void ForEachHeld(const std::vector<CellEntry>& entries, const Visit& visit) {
+  int last = -1;
   for (const CellEntry& entry : entries) {
-    if (cells.empty() || cells.back() != entry.cell) {
-      cells.push_back(entry.cell);
-    }
+    if (entry.cell != last) visit(entry.cell);
+    last = entry.cell;
   }
-  return cells;
 }
 
-// The rows of some cells out of those of all; `cell_dim` is where they lie.
-DenseTensor RowsOf(TensorView all, const std::vector<int>& cells,
-                   std::size_t cell_dim) {
+std::int64_t CountHeld(const std::vector<CellEntry>& entries) {
+  std::int64_t held = 0;
+  ForEachHeld(entries, [&](int) { ++held; });
+  return held;
+}
+
+// The rows of held cells out of those of all; `cell_dim` is where they lie.
+void SaveRows(TensorView all, const std::vector<CellEntry>& entries,
+              std::size_t cell_dim, DenseTensor& out) {
   if (cell_dim == 0) {  // [cells, a, b] is read as [a, b, cells].
     std::rotate(all.shape.begin(), all.shape.begin() + 1,
                 all.shape.begin() + 3);
     std::rotate(all.stride.begin(), all.stride.begin() + 1,
                 all.stride.begin() + 3);
   }
-  DenseTensor rows{all.dtype, all.shape, {}};
-  rows.shape[2] = std::ssize(cells);
-  for (const int cell : cells) {
-    const DenseTensor row = CopyOf(Slice(all, 2, cell), all.dtype);
-    rows.bytes.insert(rows.bytes.end(), row.bytes.begin(), row.bytes.end());
-  }
-  return rows;
+  out.dtype = all.dtype;
+  out.shape = all.shape;
+  out.shape[2] = CountHeld(entries);
+  out.bytes.resize(static_cast<std::size_t>(out.view().elements()) *
+                   SizeOf(all.dtype));
+  std::byte* to = out.bytes.data();
+  ForEachHeld(entries, [&](int cell) {
+    to = WriteDense(Slice(all, 2, cell), all.dtype, to);
+  });
 }
 
 // A tensor of a state: whole, and not too large.
 Status CheckOwned(std::string_view name, const DenseTensor& tensor) {
   TensorView view = tensor.view();
-  if (view.elements() == 0) view.shape[2] = 1;  // No rows yet.
-  view.data = &tensor;                          // None is needed.
+  if (view.shape[2] == 0) view.shape[2] = 1;  // No rows yet.
+  view.data = &tensor;                        // None is needed.
   if (Status status = CheckTensor(name, view); !status.ok()) return status;
   const std::size_t bytes =
       static_cast<std::size_t>(tensor.view().elements()) * SizeOf(tensor.dtype);
@@ -372,18 +379,27 @@ Result<bool> GuardedCache::EncoderCached() {
   return DoEncoderCached();
 }
 
-Result<CacheState> GuardedCache::Snapshot() const {
+Status GuardedCache::SnapshotTo(CacheState& state) const {
   if (Status status = CheckReady(); !status.ok()) return status;
-  CacheState state;
-  DoSaveSlots(state);
+  state.caches.clear();
+  if (IsEncoder()) {
+    state.cells.clear();
+    DoSaveSlots(state);
+    return {};
+  }
+  state.cached = false;
+  state.position = state.next_position = 0;
   ListCells(state.cells);
-  const std::vector<int> held = HeldCells(state.cells);
+  std::erase_if(state.layers, [&](const auto& layer) {
+    return !rows_.contains(layer.first);
+  });
   for (const auto& [layer, dims] : rows_) {
     const KvView all = DoAllRows(layer);
-    state.layers[layer] = {RowsOf(all.key, held, 2),
-                           RowsOf(all.value, held, config_.permuted_v ? 0 : 2)};
+    KvRows& rows = state.layers[layer];
+    SaveRows(all.key, state.cells, 2, rows.key);
+    SaveRows(all.value, state.cells, config_.permuted_v ? 0 : 2, rows.value);
   }
-  return state;
+  return {};
 }
 
 Status GuardedCache::CheckCells(const CacheState& state) const {
@@ -457,7 +473,7 @@ Status GuardedCache::CheckRestore(const CacheState& state) const {
   if (state.cached && state.layers.empty()) {
     return Invalid("the state is of an encoder that caches nothing");
   }
-  const std::int64_t held = std::ssize(HeldCells(state.cells));
+  const std::int64_t held = CountHeld(state.cells);
   for (const auto& [layer, rows] : state.layers) {
     status = CheckLayer(layer, rows, held);
     if (!status.ok()) return status;
@@ -474,11 +490,12 @@ Status GuardedCache::Restore(const CacheState& state) {
   DoLoadSlots(state);
   for (const CellEntry& entry : state.cells) DoHold(entry);
   if (IsEncoder()) return {};
-  const std::vector<int> held = HeldCells(state.cells);
+  batch_cells_.clear();
+  ForEachHeld(state.cells, [&](int cell) { batch_cells_.push_back(cell); });
   for (const auto& [layer, rows] : state.layers) {
     const auto& [key, value] = rows;
     rows_.emplace(layer, DimsOf(key.view(), value.view()));
-    DoStoreRows(layer, held, key.view(), value.view());
+    DoStoreRows(layer, batch_cells_, key.view(), value.view());
   }
   return {};
 }

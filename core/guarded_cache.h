@@ -51,7 +51,7 @@ class GuardedCache : public Cache {
   Status SetLayerType(int type) final;
   Cache* UnderlyingCache() final { return this; }
   Result<bool> EncoderCached() final;
-  Result<CacheState> Snapshot() const final;
+  Status SnapshotTo(CacheState& state) const final;
   Status Restore(const CacheState& state) final;
   int CellCount() const override { return 0; }
   std::span<const int> BatchCells() const final;

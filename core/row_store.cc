@@ -1,7 +1,5 @@
 #include "core/row_store.h"
 
-#include <cstring>
-
 #include "core/elements.h"
 
 namespace kvtwin {
@@ -22,42 +20,31 @@ RowStore::RowStore(DType dtype, const Shape& row, int cells, bool permuted)
 }
 
 void RowStore::Store(int cell, const TensorView& row) {
-  const DenseTensor rounded = CopyOf(row, dtype_);
-  std::visit(
-      [&](auto& rows) {
-        // Bytes, so that a NaN keeps its bits.
-        using Element = typename std::decay_t<decltype(rows)>::Scalar;
-        Eigen::Matrix<Element, Eigen::Dynamic, 1> column(row.elements());
-        std::memcpy(column.data(), rounded.bytes.data(), rounded.bytes.size());
-        if (cell_dim_ == 0) {
-          rows.row(cell) = column.transpose();
-        } else {
-          rows.col(cell) = column;
-        }
-      },
-      rows_);
+  const TensorView to = Row(cell);
+  for (std::int64_t j = 0; j < to.shape[1]; ++j) {
+    for (std::int64_t i = 0; i < to.shape[0]; ++i) {
+      // The rows are ours: only views of them are not to be written to.
+      CopyElement(row.at(i, j), row.dtype,
+                  const_cast<std::byte*>(to.at(i, j)),  // NOLINT
+                  dtype_);
+    }
+  }
 }
 
-DenseTensor RowStore::Load(int cell) const {
+DenseTensor RowStore::Load(int cell) const { return CopyOf(Row(cell), dtype_); }
+
+void RowStore::Copy(int from_cell, int to_cell) {
+  Store(to_cell, Row(from_cell));
+}
+
+TensorView RowStore::Row(int cell) const {
   TensorView row =
       Slice(View(0, static_cast<int>(shape_[cell_dim_])), cell_dim_, cell);
   if (cell_dim_ == 0) {
     row.shape = {row.shape[1], row.shape[2], 1, 1};
     row.stride = {row.stride[1], row.stride[2], 0, 0};
   }
-  return CopyOf(row, dtype_);
-}
-
-void RowStore::Copy(int from_cell, int to_cell) {
-  std::visit(
-      [&](auto& rows) {
-        if (cell_dim_ == 0) {
-          rows.row(to_cell) = rows.row(from_cell);
-        } else {
-          rows.col(to_cell) = rows.col(from_cell);
-        }
-      },
-      rows_);
+  return row;
 }
 
 TensorView RowStore::View(int first_cell, int count) const {

@@ -26,6 +26,8 @@ class RowStore {
   TensorView View(int first_cell, int count) const;
 
  private:
+  TensorView Row(int cell) const;  // [head_dim, kv_heads]
+
   template <class T>
   using MatrixOf = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
 

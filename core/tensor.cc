@@ -15,16 +15,6 @@ std::optional<DType> DTypeFromName(std::string_view name) {
   return std::nullopt;
 }
 
-TensorView DenseView(const void* data, DType dtype, const Shape& shape) {
-  TensorView view{.data = data, .dtype = dtype, .shape = shape, .stride = {}};
-  auto stride = static_cast<std::int64_t>(SizeOf(dtype));
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    view.stride[i] = stride;
-    stride *= shape[i];
-  }
-  return view;
-}
-
 std::string ShapeText(const Shape& shape) {
   std::string text = fmt::format("[{}, {}, {}", shape[0], shape[1], shape[2]);
   if (shape[3] != 1) text += fmt::format(", {}", shape[3]);

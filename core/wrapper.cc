@@ -102,14 +102,15 @@ Status WrapperCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
   return {};
 }
 
-Result<CacheState> WrapperCache::Snapshot() const {
-  CacheState state;
-  for (const auto& cache : caches_) {
-    Result<CacheState> one = cache->Snapshot();
-    if (!one.ok()) return one;
-    state.caches.push_back(std::move(*one));
+Status WrapperCache::SnapshotTo(CacheState& state) const {
+  if (Status status = active().CheckReady(); !status.ok()) return status;
+  state = CacheState();
+  state.caches.resize(caches_.size());
+  Status status;  // All of them will say ok.
+  for (std::size_t i = 0; i < caches_.size(); ++i) {
+    status = caches_[i]->SnapshotTo(state.caches[i]);
   }
-  return state;
+  return status;
 }
 
 Status WrapperCache::Restore(const CacheState& state) {

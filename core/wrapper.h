@@ -36,7 +36,7 @@ class WrapperCache final : public Cache {
   Status CopyPrefix(int src, int dst, std::int32_t len) override;
   Result<bool> CanResume(int seq, std::int32_t pos) override;
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override;
-  Result<CacheState> Snapshot() const override;
+  Status SnapshotTo(CacheState& state) const override;
   Status Restore(const CacheState& state) override;
 
   Status SetLayerType(int type) override;

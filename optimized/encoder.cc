@@ -68,6 +68,7 @@ std::optional<KvView> EncoderCache::DoGet() {
 }
 
 void EncoderCache::DoSaveSlots(CacheState& state) const {
+  state.layers.clear();
   for (const auto& [layer, slot] : slots_) {
     state.layers[layer] = {CopyOf(slot.key.view, slot.key.view.dtype),
                            CopyOf(slot.value.view, slot.value.view.dtype)};

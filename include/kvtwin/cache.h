@@ -157,7 +157,9 @@ class Cache {
 
   // What the cache holds, without the current pass. A cache of your own may
   // leave this and Restore out: not_supported.
-  virtual Result<CacheState> Snapshot() const;
+  Result<CacheState> Snapshot() const;
+  // The same; replaces `state` and uses its memory again.
+  virtual Status SnapshotTo(CacheState& state) const;
 
   // Holds exactly that from now on, as if Init were just over: no pass, layer
   // and layer type 0. The state may come from a cache with another padding,

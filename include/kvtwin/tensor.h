@@ -48,7 +48,15 @@ struct TensorView {
 };
 
 // A view of a dense tensor: each stride is the one before it times its extent.
-TensorView DenseView(const void* data, DType dtype, const Shape& shape);
+inline TensorView DenseView(const void* data, DType dtype, const Shape& shape) {
+  TensorView view{.data = data, .dtype = dtype, .shape = shape, .stride = {}};
+  auto stride = static_cast<std::int64_t>(SizeOf(dtype));
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    view.stride[i] = stride;
+    stride *= shape[i];
+  }
+  return view;
+}
 
 // A tensor that owns its elements, dense.
 struct DenseTensor {
