@@ -81,7 +81,7 @@ Ran Run(const std::string& command, const fs::path& folder,
   posix_spawn_file_actions_addopen(&actions, 2, err.c_str(), kFlags, 0600);
   posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
   // A mutant may hang.
-  std::string words[] = {"timeout", "-k", "1", "120", "sh", "-c", command};
+  std::string words[] = {"timeout", "--foreground", "120", "sh", "-c", command};
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
@@ -247,18 +247,17 @@ class Copy {
   std::set<fs::path> changed_;
 };
 
-Finding Visit(const Workshop& workshop, const Exhibit& exhibit,
-              const MuseumOptions& options) {
-  Finding finding{.exhibit = exhibit, .error = "", .catches = {}};
+// Into `finding`.
+void Visit(const Workshop& workshop, const MuseumOptions& options,
+           Finding& finding) {
   Copy copy(workshop);
-  finding.error = copy.Apply(exhibit.patch);
-  if (!finding.error.empty() || options.apply_only) return finding;
+  finding.error = copy.Apply(finding.exhibit.patch);
+  if (!finding.error.empty() || options.apply_only) return;
   finding.error = copy.Build();
   for (int seed = 1; seed <= options.seeds && finding.error.empty(); ++seed) {
     auto one = copy.Fuzz(seed, options.seconds, finding.error);
     if (one) finding.catches.push_back(std::move(*one));
   }
-  return finding;
 }
 
 }  // namespace
@@ -362,7 +361,12 @@ std::vector<Finding> VisitMuseum(const Workshop& workshop,
         const std::scoped_lock lock(progress);
         options.progress(i, exhibits[i]);
       }
-      findings[i] = Visit(workshop, exhibits[i], options);
+      findings[i].exhibit = exhibits[i];
+      try {
+        Visit(workshop, options, findings[i]);
+      } catch (const std::exception& error) {  // Such as a full disk.
+        findings[i].error = error.what();
+      }
     }
   };
   std::vector<std::jthread> helpers;

@@ -21,12 +21,14 @@ if [ "$part" = apply ]; then
   expect 0 "^$(find . -name '*.patch' | wc -l) patches, 0 do not apply" \
     --apply-only
   expect 2 "no exhibit 'X00'" --only X00
+  expect 2 'is not a folder where kvtwin was built' --build "$folder"
   not_as_before 's/Backwards/Forwards/'
   expect 1 'X02: does not apply' --apply-only --patches "$folder"
   not_as_before '/^reference/d'
   expect 2 'the header needs' --apply-only --patches "$folder"
 else
   expect 0 '4 of 4 found by all' --seeds 2 --only X01 H16 X27 A10
+  expect 0 '"found": true' --seeds 1 --only H18 --json
   not_as_before 's/^+   .*/+    \/\/ A comment is no bug./'
   expect 1 'not found.* by 1 of 1 seeds' --seeds 1 --seconds 0.1 \
     --patches "$folder"
