@@ -51,6 +51,19 @@ foreach(part apply find)
             $<TARGET_FILE:kvtwin_command> ${part})
   set_tests_properties(museum.${part} PROPERTIES TIMEOUT 300)
 endforeach()
+
+# The page of a failure, in a browser if there is one.
+add_test(NAME command.page
+  COMMAND ${PROJECT_SOURCE_DIR}/props/page_test.sh
+          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
+set_tests_properties(command.page PROPERTIES
+  TIMEOUT 300 SKIP_RETURN_CODE 77)
+kvtwin_command_test(check_pages_need_a_folder EXIT 2 PRINTS "folder"
+  ARGS check --html no/such/folder recordings/reject)
+kvtwin_command_test(check_page_needs_a_place EXIT 2 PRINTS "cannot be written"
+  ARGS check --html no/such/folder/page.html
+       recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
+
 kvtwin_command_test(explore_reaches_the_fixed_point EXIT 0
   PRINTS "\"differences\":0,\"fixed_point\":true"
   ARGS explore --cells 3 --positions 3 --kind swa --json)

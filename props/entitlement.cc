@@ -158,6 +158,44 @@ std::optional<WrongRow> FindWrongEncoderRow(const KvRows* rows,
 
 }  // namespace
 
+RowOwners::RowOwners(const CacheLedger& ledger, int layer, const KvView& view,
+                     bool permuted_v)
+    : layer_(layer), view_(view), permuted_v_(permuted_v) {
+  for (const LedgerToken& token : ledger.tokens()) {
+    const auto rows = token.rows.find(layer);
+    if (rows == token.rows.end()) continue;
+    tokens_.push_back({&token, HashRow(rows->second.key.view(), 0),
+                       HashRow(rows->second.value.view(), 0)});
+  }
+}
+
+RowOwner RowOwners::Of(std::int64_t column,
+                       const std::vector<const LedgerToken*>& due) const {
+  const std::uint64_t rows = HashColumn(view_, column, permuted_v_);
+  for (const LedgerToken* token : due) {
+    if (!token->rows.contains(layer_)) return {token, true, true, rows};
+  }
+  const bool has_value = view_.value.data != nullptr;
+  const std::uint64_t key = HashRow(Slice(view_.key, 2, column), 0);
+  const std::uint64_t value =
+      has_value ? HashRow(ValueRow(view_.value, column, permuted_v_), 0) : 0;
+  const auto is_due = [&](const LedgerToken* token) {
+    return std::find(due.begin(), due.end(), token) != due.end();
+  };
+  RowOwner best{nullptr, false, false, rows};
+  int best_score = 0;
+  for (const Hashes& one : tokens_) {
+    const RowOwner owner{one.token, one.key == key,
+                         !has_value || one.value == value, rows};
+    const int score = (owner.key ? 4 : 0) + (has_value && owner.value ? 2 : 0) +
+                      (is_due(one.token) ? 1 : 0);
+    if (score < 2 || score <= best_score) continue;
+    best = owner;
+    best_score = score;
+  }
+  return best;
+}
+
 bool Visible(const TensorView& mask, std::int64_t column, std::int64_t row) {
   return MaskBit(mask, column, row) == 0;
 }

@@ -110,23 +110,54 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
 
 std::string FailureText(const History& history, const Difference& difference,
                         const Subject& subject) {
-  std::vector<std::string> story;
+  Story story;
   RunHistory(history, subject, &story);
   std::string text =
       fmt::format("FAIL {}    {} against the reference and the ledger\n\n",
                   difference.check, subject.name);
-  for (std::size_t i = 0; i < story.size(); ++i) {
-    const bool last = i + 1 == story.size();
-    if (i >= 40 && i + 10 < story.size())
-      continue;  // The middle of a long one.
-    text +=
-        fmt::format("  {:3} {}{}\n", i + 1, story[i], last ? "   <- then" : "");
+  const std::size_t calls = story.steps.size();
+  for (std::size_t i = 0; i < calls; ++i) {
+    if (i >= 40 && i + 10 < calls) continue;  // The middle of a long one.
+    text += fmt::format("  {:3} {}{}\n", i + 1, StoryLine(story.steps[i]),
+                        i + 1 == calls ? "   <- then" : "");
   }
   text += fmt::format("\n  {}\n", difference.text);
   text += "\n";
-  text += fmt::format("  rerun   kvtwin run '{}' --twin {}\n", ToText(history),
-                      subject.name);
+  text += fmt::format("  rerun   {}\n", RerunCommand(history, subject));
   return text;
+}
+
+std::string RerunCommand(const History& history, const Subject& subject) {
+  return fmt::format("kvtwin run '{}' --twin {}", ToText(history),
+                     subject.name);
+}
+
+Failure ExplainHistory(const History& history, const Difference& difference,
+                       const Subject& subject) {
+  Failure failure{.name = "a history of calls",
+                  .setup = ToText(history.setup),
+                  .unit = "Call",
+                  .check = difference.check,
+                  .reason = difference.text,
+                  .command = RerunCommand(history, subject),
+                  .text = FailureText(history, difference, subject),
+                  .frame = Frame::Around(difference.first_cell,
+                                         difference.column, difference.row),
+                  .steps = {},
+                  .left_out = 0};
+  // Once to count the calls, and once more to draw the last of them.
+  Story story;
+  RunHistory(history, subject, &story);
+  const auto calls = std::ssize(story.steps);
+  failure.left_out = std::max<std::int64_t>(0, calls - Failure::kSteps);
+  story = {.steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
+  RunHistory(history, subject, &story);
+  failure.steps.assign(story.steps.begin() + failure.left_out,
+                       story.steps.end());
+  if (failure.steps.empty()) failure.steps.emplace_back().call = "setup";
+  failure.steps.back().wrong_row = difference.row;
+  failure.steps.back().wrong_column = difference.column;
+  return failure;
 }
 
 }  // namespace kvtwin::props

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "props/history.h"
+#include "props/page.h"
 #include "props/runner.h"
 
 namespace kvtwin::props {
@@ -51,6 +52,13 @@ void ReportCrashes();
 // to the difference, and the command that shows it again.
 std::string FailureText(const History& history, const Difference& difference,
                         const Subject& subject);
+
+// The same for a page.
+Failure ExplainHistory(const History& history, const Difference& difference,
+                       const Subject& subject);
+
+// "kvtwin run 'kvt1 ...' --twin optimized"
+std::string RerunCommand(const History& history, const Subject& subject);
 
 }  // namespace kvtwin::props
 

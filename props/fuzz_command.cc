@@ -22,6 +22,7 @@ struct Arguments {
   std::string kind;
   std::string twin = "optimized";
   std::string history;
+  std::string html;  // Where the page of a failure goes.
   bool json = false;
 };
 
@@ -37,6 +38,19 @@ void AddTwin(CLI::App& command, Arguments& arguments) {
       ->check(CLI::IsMember(Twins()))
       ->capture_default_str();
   command.add_flag("--json", arguments.json, "print one JSON object");
+  command.add_option("--html", arguments.html,
+                     "write the failure, if there is one, as a page");
+}
+
+// The exit code of a failure.
+int Failed(const Arguments& arguments, const History& history,
+           const Difference& difference, const Subject& subject) {
+  if (arguments.html.empty()) return 1;
+  const Status status =
+      WritePage(ExplainHistory(history, difference, subject), arguments.html);
+  if (status.ok()) return 1;
+  fmt::print(stderr, "kvtwin: {}\n", status.message());
+  return 2;
 }
 
 void ShowProgress(std::int64_t operations, double seconds) {
@@ -86,8 +100,7 @@ int RunFuzz(const Arguments& arguments) {
       json["history"] = ToText(result.failure->shrunk);
       json["shrunk_to"] = result.failure->shrunk.ops.size();
       json["reason"] = result.failure->difference.text;
-      json["rerun"] = fmt::format("kvtwin run '{}' --twin {}",
-                                  ToText(result.failure->shrunk), subject.name);
+      json["rerun"] = RerunCommand(result.failure->shrunk, subject);
     }
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
@@ -99,7 +112,9 @@ int RunFuzz(const Arguments& arguments) {
         result.operations, result.histories, result.failure ? 1 : 0, rate,
         options.seed, result.digest);
   }
-  return result.failure ? 1 : 0;
+  if (!result.failure) return 0;
+  return Failed(arguments, result.failure->shrunk, result.failure->difference,
+                subject);
 }
 
 int RunOne(const Arguments& arguments) {
@@ -109,13 +124,15 @@ int RunOne(const Arguments& arguments) {
     return 2;
   }
   const Subject subject = TwinSubject(arguments.twin);
-  std::vector<std::string> story;
+  Story story;
   const RunResult result = RunHistory(*history, subject, &story);
   const auto& difference = result.difference;
+  std::vector<std::string> calls;
+  for (const Step& step : story.steps) calls.push_back(StoryLine(step));
   if (!result.ran && !difference) {
     fmt::print(stderr, "kvtwin run: no cache can be made of '{}'{}{}\n",
-               ToText(history->setup), story.empty() ? "" : ": ",
-               story.empty() ? "" : story.back());
+               ToText(history->setup), calls.empty() ? "" : ": ",
+               calls.empty() ? "" : calls.back());
     return 2;
   }
   if (arguments.json) {
@@ -125,16 +142,16 @@ int RunOne(const Arguments& arguments) {
         {"digest", fmt::format("{:016x}", result.digest)},
         {"check", difference ? difference->check : ""},
         {"reason", difference ? difference->text : ""},
-        {"calls", story}};
+        {"calls", calls}};
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
   } else if (difference) {
     fmt::print("{}", FailureText(*history, *difference, subject));
   } else {
-    for (const std::string& line : story) fmt::print("  {}\n", line);
+    for (const std::string& line : calls) fmt::print("  {}\n", line);
     fmt::print("{} operations, no difference\n", result.operations);
   }
-  return difference ? 1 : 0;
+  return difference ? Failed(arguments, *history, *difference, subject) : 0;
 }
 
 }  // namespace

@@ -26,6 +26,9 @@ namespace {
 struct Differs {
   std::string check;
   std::string text;
+  int row = -1;
+  int column = -1;
+  int first_cell = 0;
 };
 
 std::string CellsText(const Cache& cache) {
@@ -44,8 +47,8 @@ std::string CellsText(const Cache& cache) {
 
 class Run {
  public:
-  Run(const History& history, const Subject& subject,
-      std::vector<std::string>* story, RunResult& result)
+  Run(const History& history, const Subject& subject, Story* story,
+      RunResult& result)
       : setup_(history.setup),
         subject_(subject),
         story_(story),
@@ -101,9 +104,13 @@ class Run {
     result_.digest = XXH3_64bits_withSeed(data, size, result_.digest);
   }
   void HashInt(std::int64_t value) { Hash(&value, sizeof(value)); }
-  void Tell(std::string text) {
-    if (story_ != nullptr) story_->push_back(std::move(text));
+  void Tell(std::string call, std::string_view answer);
+  bool drawing() const {
+    return story_ != nullptr && !story_->steps.empty() &&
+           story_->steps.back().drawn;
   }
+  void DrawCellsNow();
+  void DrawViewNow(int layer, const KvView& reference, const KvView& subject);
 
   // Calls, each to all three.
   bool StartForward(bool reserve);
@@ -154,7 +161,7 @@ class Run {
 
   const Setup& setup_;
   const Subject& subject_;
-  std::vector<std::string>* story_;
+  Story* story_;
   RunResult& result_;
   const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
 
@@ -173,14 +180,17 @@ class Run {
   std::vector<CellEntry> tested_cells_;
 };
 
+bool SameShape(const KvView& a, const KvView& b) {
+  return a.mask.shape == b.mask.shape && a.key.shape == b.key.shape &&
+         a.value.shape == b.value.shape;
+}
+
 template <class Call>
 void Run::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
                      StatusCode subject) {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(subject));
-  if (story_ != nullptr) {
-    Tell(fmt::format("{} -> {}", Made(call), StatusName(subject)));
-  }
+  if (story_ != nullptr) Tell(Made(call), StatusName(subject));
   Check(ledger == reference, "reference: result", [&] {
     return fmt::format("{} is {} by the ledger, {} by the reference",
                        Made(call), StatusName(ledger), StatusName(reference));
@@ -190,6 +200,39 @@ void Run::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
                        StatusName(reference), StatusName(subject),
                        subject_.name);
   });
+}
+
+void Run::Tell(std::string call, std::string_view answer) {
+  if (story_ == nullptr) return;
+  Step& step = story_->steps.emplace_back();
+  step.number = std::ssize(story_->steps);
+  step.call = std::move(call);
+  step.answer = answer;
+  step.begins_pass = step.call.starts_with("StartForward");
+  if (story_->frame && step.number >= story_->from) DrawCellsNow();
+}
+
+void Run::DrawCellsNow() {
+  if (reference_ == nullptr || tested_ == nullptr) return;
+  Step& step = story_->steps.back();
+  DrawCells(*story_->frame, HeldCells(*reference_), HeldCells(*tested_),
+            reference_->CellCount(), step);
+  step.cache = active_type_;
+}
+
+void Run::DrawViewNow(int layer, const KvView& reference,
+                      const KvView& subject) {
+  if (!SameShape(reference, subject)) return;
+  DrawView(*story_->frame,
+           {.ledger = ledger_.active(),
+            .layer = layer,
+            .found = subject,
+            .due = reference,
+            .permuted_v = setup_.config.permuted_v,
+            .fresh = pass_.fresh,
+            .positions = pass_.positions,
+            .sequences = pass_.sequences},
+           story_->steps.back());
 }
 
 void Run::SetType(int type) {
@@ -218,6 +261,7 @@ void Run::CheckCells() {
   reference_->ListCells(reference_cells_);
   tested_->ListCells(tested_cells_);
   if (reference_cells_ != tested_cells_) {
+    if (drawing()) DrawCellsNow();  // Of this cache.
     Check(false, "subject: cells", [&] {
       return fmt::format("cells are\n  reference {}\n  {}{}",
                          CellsText(*reference_), subject_.name,
@@ -287,7 +331,9 @@ void Run::CheckBytes(std::string_view what, const TensorView& reference,
       while (std::memcmp(reference.at(i, j, k), subject.at(i, j, k), size) == 0)
         ++i;
       throw Differs{fmt::format("subject: {} bytes", what),
-                    Picture(what, reference, subject, {i, j, k}, cell_dim)};
+                    Picture(what, reference, subject, {i, j, k}, cell_dim),
+                    what == "mask" ? static_cast<int>(j) : -1,
+                    static_cast<int>(std::array{i, j, k}.at(cell_dim))};
     }
   }
 }
@@ -340,6 +386,10 @@ void Run::CheckViews(int layer) {
   Result<KvView> reference = reference_->Get();
   Result<KvView> subject = tested_->Get();
   ++result_.operations;
+  if (story_ != nullptr) {
+    Tell(fmt::format("Get(layer {})", layer),
+         subject.ok() ? "" : StatusName(subject.status().code()));
+  }
   Check(reference.ok() && subject.ok(), "subject: result", [&] {
     return fmt::format("Get of layer {} is refused: reference {}, {} {}", layer,
                        reference.status().ToString(), subject_.name,
@@ -356,15 +406,30 @@ void Run::CheckViews(int layer) {
   const bool has_mask = reference->mask.data != nullptr;
   Check(has_mask == (subject->mask.data != nullptr), "subject: mask bytes",
         "only one of them has a mask");
+  if (drawing() && has_mask) {
+    DrawViewNow(layer, *reference, *subject);
+  }
   const bool permuted = setup_.config.permuted_v;
-  if (has_mask) CheckBytes("mask", reference->mask, subject->mask, 0);
-  CheckBytes("K", reference->key, subject->key, 2);
-  CheckBytes("V", reference->value, subject->value, permuted ? 0 : 2);
-  if (!pass_.fresh && has_mask) return;
-  const auto wrong = FindWrongRow(ledger_, layer, *reference, permuted);
-  if (wrong) {
-    Check(false, "reference: rows",
+  const bool judged = pass_.fresh || !has_mask;
+  try {
+    if (has_mask) CheckBytes("mask", reference->mask, subject->mask, 0);
+    CheckBytes("K", reference->key, subject->key, 2);
+    CheckBytes("V", reference->value, subject->value, permuted ? 0 : 2);
+    if (!judged) return;
+    const auto wrong = FindWrongRow(ledger_, layer, *reference, permuted);
+    Check(!wrong, "reference: rows",
           [&] { return fmt::format("layer {}: {}", layer, wrong->text); });
+  } catch (Differs& differs) {
+    differs.first_cell = first_cell_;
+    // A row that sees what it has no right to says more than the first byte.
+    if (has_mask && judged && SameShape(*reference, *subject)) {
+      const auto wrong = FindWrongRow(ledger_, layer, *subject, permuted);
+      if (wrong && wrong->column >= 0) {
+        differs.row = wrong->row;
+        differs.column = wrong->column;
+      }
+    }
+    throw;
   }
 }
 
@@ -743,8 +808,9 @@ void Run::Misuse(int which) {
             *wrong);
     }
   }
-  if (story_ != nullptr)
-    Tell(fmt::format("misuse {}: {}", which, MisuseName(which)));
+  if (story_ != nullptr) {
+    Tell(fmt::format("misuse {}: {}", which, MisuseName(which)), "");
+  }
 }
 
 // The views of a reserving pass span all cells.
@@ -798,7 +864,7 @@ void Run::Reload() {
     reference_ = std::move(*reference);
     tested_ = std::move(*subject);
   }
-  Tell(in_place ? "Restore in place" : "Restore into new caches");
+  Tell(in_place ? "Restore in place" : "Restore into new caches", "");
   result_.operations += 4;
   pass_ = Pass();
   active_type_ = 0;
@@ -843,8 +909,13 @@ Subject TwinSubject(std::string_view twin) {
           .can_be_poisoned = true};
 }
 
+std::string StoryLine(const Step& step) {
+  if (step.answer.empty()) return step.call;
+  return fmt::format("{} -> {}", step.call, step.answer);
+}
+
 RunResult RunHistory(const History& history, const Subject& subject,
-                     std::vector<std::string>* story) {
+                     Story* story) {
   RunResult result;
   std::size_t step = history.ops.size();
   try {
@@ -856,9 +927,15 @@ RunResult RunHistory(const History& history, const Subject& subject,
     }
     run.TearDown();
   } catch (const Differs& differs) {
-    result.difference = {step, differs.check, differs.text};
+    result.difference = {.step = step,
+                         .check = differs.check,
+                         .text = differs.text,
+                         .row = differs.row,
+                         .column = differs.column,
+                         .first_cell = differs.first_cell};
   } catch (const std::exception& error) {
-    result.difference = {step, "subject: exception", error.what()};
+    result.difference = {
+        .step = step, .check = "subject: exception", .text = error.what()};
   }
   return result;
 }
