@@ -44,13 +44,29 @@ set_tests_properties(command.unknown_target PROPERTIES
 kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
 
-# The whole museum is for ./dev museum: it takes minutes.
-foreach(part apply find)
-  add_test(NAME museum.${part}
-    COMMAND ${PROJECT_SOURCE_DIR}/props/museum_test.sh
-            $<TARGET_FILE:kvtwin_command> ${part})
-  set_tests_properties(museum.${part} PROPERTIES TIMEOUT 300)
-endforeach()
+# Every rare state is reached, refusals and full caches are neither rare nor the
+# rule, and the instruction set that is asked for is the one that runs.
+kvtwin_command_test(fuzz_reaches_all_probes EXIT 0 PRINTS "\"vacuity\": ?\\[\\]"
+  ARGS fuzz --ops 1000000 --seed 1 --threads 2 --probes --json)
+kvtwin_command_test(fuzz_complains_of_probes_not_reached EXIT 1
+  PRINTS "VACUOUS never: filled" ARGS fuzz --ops 500 --kind encoder --probes)
+kvtwin_command_test(fuzz_forced_target EXIT 0 PRINTS "\"target\": ?\"SSSE3\""
+  ARGS fuzz --ops 20000 --seed 1 --json)
+set_tests_properties(command.fuzz_forced_target PROPERTIES
+  ENVIRONMENT KVTWIN_TARGET=SSSE3)
+
+# The volume that every push gets; a build to debug or to sanitize is too slow.
+if(CMAKE_BUILD_TYPE STREQUAL Release)
+  kvtwin_command_test(fuzz_ten_million EXIT 0 PRINTS "\"differences\": ?0[,}]"
+    ARGS fuzz --ops 10000000 --seed 1 --threads 2 --json)
+  set_tests_properties(command.fuzz_ten_million PROPERTIES PROCESSORS 2)
+endif()
+
+# The canary turns red, and within a second.
+add_test(NAME command.canary
+  COMMAND ${PROJECT_SOURCE_DIR}/props/expect.sh 1 "FAIL subject: mask bytes"
+          $<TARGET_FILE:kvtwin_canary> fuzz --seconds 1 --seed 1)
+set_tests_properties(command.canary PROPERTIES TIMEOUT 60)
 
 # The page of a failure, in a browser if there is one.
 add_test(NAME command.page
@@ -74,3 +90,11 @@ kvtwin_command_test(explore_too_many_states EXIT 2 PRINTS "stops at"
   ARGS explore --cells 16)
 kvtwin_command_test(explore_no_such_folder EXIT 2
   ARGS explore --cells 3 --state no/such/folder)
+
+# The whole museum is for ./dev museum: it takes minutes.
+foreach(part apply find)
+  add_test(NAME museum.${part}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/museum_test.sh
+            $<TARGET_FILE:kvtwin_command> ${part})
+  set_tests_properties(museum.${part} PROPERTIES TIMEOUT 300)
+endforeach()

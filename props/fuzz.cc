@@ -1,7 +1,6 @@
 #include "props/fuzz.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <atomic>
 #include <chrono>
@@ -10,12 +9,13 @@
 #include <vector>
 
 #include "props/generate.h"
+#include "props/hash.h"
 #include "props/shrink.h"
 
 namespace kvtwin::props {
 namespace {
 
-constexpr int kOpsInHistory = 60;
+constexpr int kOpsInHistory = 100;
 // Histories between two looks at the clock and the count.
 constexpr std::size_t kBlock = 64;
 
@@ -38,17 +38,51 @@ void OnCrash(int signal) {
   std::raise(signal);
 }
 
-// Runs the histories from `first` on, each into its place in `results`.
+History HistoryAt(const FuzzOptions& options, std::uint64_t number) {
+  return MakeHistory(options.seed, number, options.kind, kOpsInHistory,
+                     options.cells_max);
+}
+
+// One in twenty histories is run twice, and each that fails.
+constexpr std::uint64_t kRepeatEvery = 20;
+constexpr std::string_view kNotTheSame = "harness: not the same twice";
+
+RunResult RunAgain(const History& history, const Subject& subject,
+                   const RunResult& first) {
+  RunResult again = RunHistory(history, subject);
+  const bool same =
+      again.digest == first.digest &&
+      again.difference.has_value() == first.difference.has_value();
+  if (same) return first;
+  if (!again.difference) again.difference = first.difference;
+  if (!again.difference) again.difference = {history.ops.size(), "", ""};
+  again.difference->check = kNotTheSame;
+  again.difference->text =
+      fmt::format("run twice, it gives the digests {:016x} and {:016x}\n{}",
+                  first.digest, again.digest, again.difference->text);
+  return again;
+}
+
+struct Ran {
+  RunResult result;
+  Census census;
+};
+
+// Runs the histories from `first` on, each into its place in `block`.
 void RunBlock(const FuzzOptions& options, const Subject& subject,
-              std::uint64_t first, std::vector<RunResult>& results) {
+              std::uint64_t first, std::vector<Ran>& block) {
   std::atomic<std::size_t> next = 0;
   const auto work = [&] {
-    for (std::size_t i = next++; i < results.size(); i = next++) {
-      const History history =
-          MakeHistory(options.seed, first + i, options.kind, kOpsInHistory);
+    for (std::size_t i = next++; i < block.size(); i = next++) {
+      const History history = HistoryAt(options, first + i);
       running = &history;
       running_on = &subject;
-      results[i] = RunHistory(history, subject);
+      RunResult& result = block[i].result;
+      result = RunHistory(history, subject, nullptr,
+                          options.probes ? &block[i].census : nullptr);
+      if ((first + i) % kRepeatEvery == 0 || result.difference) {
+        result = RunAgain(history, subject, result);
+      }
       running = nullptr;
     }
   };
@@ -58,12 +92,16 @@ void RunBlock(const FuzzOptions& options, const Subject& subject,
 }
 
 FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
-                    std::uint64_t number) {
+                    std::uint64_t number, const Difference& difference) {
   FuzzFailure failure;
   failure.history_number = number;
-  const History found =
-      MakeHistory(options.seed, number, options.kind, kOpsInHistory);
+  const History found = HistoryAt(options, number);
   failure.operations = found.ops.size();
+  if (difference.check == kNotTheSame) {
+    failure.shrunk = found;
+    failure.difference = difference;
+    return failure;
+  }
   failure.shrunk = Shrink(found, subject);
   failure.difference = *RunHistory(failure.shrunk, subject).difference;
   return failure;
@@ -86,18 +124,19 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   };
   while (!done() && !result.failure) {
     const auto first = static_cast<std::uint64_t>(result.histories);
-    std::vector<RunResult> block(kBlock);
+    std::vector<Ran> block(kBlock);
     RunBlock(options, subject, first, block);
     // In the order of the seed, whichever thread was first.
     for (std::size_t i = 0; i < block.size(); ++i) {
-      const RunResult& one = block[i];
+      const RunResult& one = block[i].result;
       result.operations += one.operations;
-      result.digest =
-          XXH3_64bits_withSeed(&one.digest, sizeof(one.digest), result.digest);
+      result.digest = HashBytes(&one.digest, sizeof(one.digest), result.digest);
       ++result.histories;
+      result.repeated += (first + i) % kRepeatEvery == 0 ? 1 : 0;
+      result.census.Add(block[i].census);
       if (one.difference) {
         result.seconds = Now() - start;  // Without the shrinking.
-        result.failure = Explain(options, subject, first + i);
+        result.failure = Explain(options, subject, first + i, *one.difference);
         break;
       }
       if (options.operations > 0 && done()) break;

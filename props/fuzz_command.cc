@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -60,6 +61,54 @@ void ShowProgress(std::int64_t operations, double seconds) {
   fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations, seconds);
 }
 
+// What KVTWIN_TARGET asks for, if it asks.
+std::string ForcedTarget() {
+  const char* forced = std::getenv("KVTWIN_TARGET");
+  return forced == nullptr ? "" : forced;
+}
+
+std::vector<std::string> VacuityOf(const Census& census) {
+  std::vector<std::string> reasons = Vacuity(census);
+  const std::string forced = ForcedTarget();
+  // By the kernels' own word, not by that of the setting.
+  const std::string active = optimized::ActiveTarget();
+  if (!forced.empty() && forced != active) {
+    reasons.push_back(fmt::format("{} was forced, {} ran", forced, active));
+  }
+  return reasons;
+}
+
+nlohmann::ordered_json CensusJson(const Census& census) {
+  nlohmann::ordered_json probes;
+  for (std::size_t i = 0; i < kProbes.size(); ++i) {
+    probes[std::string(kProbes[i].name)] = census.hits[i];
+  }
+  return {{"probes", probes},
+          {"calls", census.calls},
+          {"refused", census.refused},
+          {"discarded", census.discarded},
+          {"full", census.full},
+          {"forced_target", ForcedTarget()},
+          {"vacuity", VacuityOf(census)}};
+}
+
+void PrintCensus(const Census& census) {
+  for (std::size_t i = 0; i < kProbes.size(); ++i) {
+    fmt::print("{:>12} {:<22} {}\n", census.hits[i], kProbes[i].name,
+               kProbes[i].statement);
+  }
+  const auto print = [](std::int64_t count, std::int64_t of,
+                        std::string_view what) {
+    fmt::print("{:>12} of {} {}\n", count, of, what);
+  };
+  print(census.refused, census.calls, "calls were refused");
+  print(census.discarded, census.histories, "histories were discarded");
+  print(census.full, census.histories, "histories had a full cache");
+  for (const std::string& reason : VacuityOf(census)) {
+    fmt::print("VACUOUS {}\n", reason);
+  }
+}
+
 int RunFuzz(const Arguments& arguments) {
   FuzzOptions options = arguments.options;
   if (!arguments.kind.empty()) {
@@ -88,6 +137,7 @@ int RunFuzz(const Arguments& arguments) {
     nlohmann::ordered_json json = {
         {"operations", result.operations},
         {"histories", result.histories},
+        {"repeated", result.repeated},
         {"differences", result.failure ? 1 : 0},
         {"digest", fmt::format("{:016x}", result.digest)},
         {"seconds", result.seconds},
@@ -95,6 +145,7 @@ int RunFuzz(const Arguments& arguments) {
         {"seed", options.seed},
         {"twin", arguments.twin},
         {"target", optimized::ActiveTarget()}};
+    if (options.probes) json.update(CensusJson(result.census));
     if (result.failure) {
       json["check"] = result.failure->difference.check;
       json["history"] = ToText(result.failure->shrunk);
@@ -105,6 +156,7 @@ int RunFuzz(const Arguments& arguments) {
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
   } else {
+    if (options.probes) PrintCensus(result.census);
     fmt::print("{}", failure);
     fmt::print(
         "{} operations in {} histories, {} differences, {:.0f} operations a "
@@ -112,9 +164,11 @@ int RunFuzz(const Arguments& arguments) {
         result.operations, result.histories, result.failure ? 1 : 0, rate,
         options.seed, result.digest);
   }
-  if (!result.failure) return 0;
-  return Failed(arguments, result.failure->shrunk, result.failure->difference,
-                subject);
+  if (result.failure) {
+    return Failed(arguments, result.failure->shrunk, result.failure->difference,
+                  subject);
+  }
+  return options.probes && !VacuityOf(result.census).empty() ? 1 : 0;
 }
 
 int RunOne(const Arguments& arguments) {
@@ -185,6 +239,11 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_option("--kind", fuzz_arguments->kind, "only this kind of cache")
       ->check(CLI::IsMember(
           std::vector<std::string>(kKindNames.begin(), kKindNames.end())));
+  fuzz->add_option("--cells-max", options.cells_max,
+                   "only caches of at most so many cells")
+      ->check(CLI::Range(1, 1 << 20));
+  fuzz->add_flag("--probes", options.probes,
+                 "count rare states, and fail if one was never seen");
   AddTwin(*fuzz, *fuzz_arguments);
   fuzz->callback(
       [fuzz_arguments, &exit_code] { exit_code = RunFuzz(*fuzz_arguments); });

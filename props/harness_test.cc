@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "props/fuzz.h"
@@ -148,6 +149,47 @@ TEST(Harness, FindsAMisuseThatIsAccepted) {
 }
 TEST(Harness, FindsAReservationThatStores) {
   IsFoundAndShrunk<ReserveStores>(2);
+}
+
+// Wrong once in its life, and never again.
+class WrongOnce : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    std::vector<CellEntry> cells;
+    cache_->ListCells(cells);
+    const bool shows =
+        std::any_of(cells.begin(), cells.end(), [&](const CellEntry& entry) {
+          return entry.sequence == seq && entry.position >= begin;
+        });
+    if (due && shows && end == kOpenEnd) {
+      due = false;
+      return {};
+    }
+    return cache_->Remove(seq, begin, end);
+  }
+  static inline bool due = true;
+};
+
+TEST(Harness, FindsWhatDoesNotHappenTwice) {
+  FuzzOptions options;
+  options.operations = 100000;
+  const Subject subject = {
+      .name = "faulty",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(std::make_unique<WrongOnce>(spec));
+      }};
+  const FuzzResult result = Fuzz(options, subject);
+  ASSERT_TRUE(result.failure.has_value());
+  EXPECT_EQ(result.failure->difference.check, "harness: not the same twice");
+}
+
+TEST(Harness, RunsOneHistoryInTwentyTwice) {
+  FuzzOptions options;
+  options.operations = 100000;
+  const FuzzResult result = Fuzz(options, TwinSubject("optimized"));
+  EXPECT_FALSE(result.failure.has_value());
+  EXPECT_GE(result.repeated * 20, result.histories);
 }
 
 TEST(Harness, GivesTheSameDigestOnAnyNumberOfThreads) {

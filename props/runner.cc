@@ -1,7 +1,6 @@
 #include "props/runner.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +14,7 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "props/entitlement.h"
+#include "props/hash.h"
 #include "props/misuse.h"
 #include "props/rows.h"
 #include "reference/ledger.h"
@@ -48,10 +48,11 @@ std::string CellsText(const Cache& cache) {
 class Run {
  public:
   Run(const History& history, const Subject& subject, Story* story,
-      RunResult& result)
+      Observer* observer, RunResult& result)
       : setup_(history.setup),
         subject_(subject),
         story_(story),
+        observer_(observer),
         result_(result),
         ledger_(setup_.spec) {}
 
@@ -101,9 +102,13 @@ class Run {
                       const TensorView& subject,
                       std::array<std::int64_t, 3> index, std::size_t cell_dim);
   void Hash(const void* data, std::size_t size) {
-    result_.digest = XXH3_64bits_withSeed(data, size, result_.digest);
+    result_.digest = HashBytes(data, size, result_.digest);
   }
   void HashInt(std::int64_t value) { Hash(&value, sizeof(value)); }
+  // Before a call that the observer compares the state around.
+  void Look() {
+    if (observer_ != nullptr) observer_->Look(ledger_, *reference_);
+  }
   void Tell(std::string call, std::string_view answer);
   bool drawing() const {
     return story_ != nullptr && !story_->steps.empty() &&
@@ -162,6 +167,7 @@ class Run {
   const Setup& setup_;
   const Subject& subject_;
   Story* story_;
+  Observer* observer_;
   RunResult& result_;
   const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
 
@@ -173,7 +179,6 @@ class Run {
   std::int64_t serial_ = 0;
   int first_cell_ = 0;  // Of the views that are compared.
   std::set<int> put_layers_;
-  std::set<int> to_ask_;  // Legal: sequences that must ask before going on.
   RowBuffer keys_;
   RowBuffer values_;
   std::vector<CellEntry> reference_cells_;
@@ -190,6 +195,7 @@ void Run::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
                      StatusCode subject) {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(subject));
+  if (observer_ != nullptr) observer_->Outcome(subject);
   if (story_ != nullptr) Tell(Made(call), StatusName(subject));
   Check(ledger == reference, "reference: result", [&] {
     return fmt::format("{} is {} by the ledger, {} by the reference",
@@ -274,7 +280,11 @@ void Run::CheckCells() {
 
 void Run::CheckTokens() {
   const auto mix = [](std::int64_t a, std::uint64_t seed) {
-    return XXH3_64bits_withSeed(&a, sizeof(a), seed);
+    std::uint64_t z =
+        static_cast<std::uint64_t>(a) + seed + 0x9E3779B97F4A7C15U;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+    return z ^ (z >> 31);
   };
   std::uint64_t in_cells = 0;
   std::uint64_t owners = 0;
@@ -321,11 +331,24 @@ void Run::CheckBytes(std::string_view what, const TensorView& reference,
     return CheckBytes(what, reference, dense.view(), cell_dim);
   }
   const std::size_t run = size * static_cast<std::size_t>(reference.shape[0]);
+  const auto dense = [&](const TensorView& view) {
+    return view.stride[1] == static_cast<std::int64_t>(run) &&
+           view.stride[2] == view.stride[1] * view.shape[1];
+  };
+  if (dense(reference)) {
+    // In one piece, if they are equal.
+    const std::size_t all =
+        size * static_cast<std::size_t>(reference.elements());
+    Hash(reference.data, all);
+    if (dense(subject) && std::memcmp(reference.data, subject.data, all) == 0) {
+      return;
+    }
+  }
   for (std::int64_t k = 0; k < reference.shape[2]; ++k) {
     for (std::int64_t j = 0; j < reference.shape[1]; ++j) {
       const std::byte* due = reference.at(0, j, k);
       const std::byte* found = subject.at(0, j, k);
-      Hash(found, run);
+      if (!dense(reference)) Hash(due, run);
       if (std::memcmp(due, found, run) == 0) continue;
       std::int64_t i = 0;
       while (std::memcmp(reference.at(i, j, k), subject.at(i, j, k), size) == 0)
@@ -415,6 +438,10 @@ void Run::CheckViews(int layer) {
     if (has_mask) CheckBytes("mask", reference->mask, subject->mask, 0);
     CheckBytes("K", reference->key, subject->key, 2);
     CheckBytes("V", reference->value, subject->value, permuted ? 0 : 2);
+    if (observer_ != nullptr) {
+      observer_->Get(static_cast<std::size_t>(TypeOf(layer)), layer, *reference,
+                     ledger_, *reference_);
+    }
     if (!judged) return;
     const auto wrong = FindWrongRow(ledger_, layer, *reference, permuted);
     Check(!wrong, "reference: rows",
@@ -534,14 +561,11 @@ Segment Run::Legalized(Segment segment, std::size_t batch_room) {
       std::min({segment.count, capacity, static_cast<int>(batch_room)});
   const std::int64_t over =
       std::int64_t{Next(segment.seq)} + segment.count - capacity;
-  if (over > 0) {
-    const StatusCode code =
-        Remove(segment.seq, 0, static_cast<std::int32_t>(over));
+  if (over > 0) {  // A context shift: half of it goes.
+    const auto discard =
+        static_cast<std::int32_t>(std::max<std::int64_t>(over, capacity / 2));
+    const StatusCode code = Remove(segment.seq, 0, discard);
     if (code != StatusCode::kOk) Remove(segment.seq, 0, kOpenEnd);
-  }
-  if (to_ask_.erase(segment.seq) != 0 && Next(segment.seq) > 0 &&
-      !CanResume(segment.seq, Next(segment.seq))) {
-    Remove(segment.seq, 0, kOpenEnd);
   }
   return segment;
 }
@@ -590,6 +614,7 @@ void Run::MakeBatch(const Op& op) {
 
 bool Run::StartForward(bool reserve) {
   const Batch batch{pass_.positions, pass_.sequences, pass_.multimodal};
+  Look();
   const StatusCode by_ledger = ledger_.StartForward(batch, reserve).code();
   const StatusCode reference = reference_->StartForward(batch, reserve).code();
   const StatusCode subject = tested_->StartForward(batch, reserve).code();
@@ -600,6 +625,9 @@ bool Run::StartForward(bool reserve) {
                        reserve ? ", reserve" : "");
   };
   CheckCodes(call, by_ledger, reference, subject);
+  if (observer_ != nullptr) {
+    observer_->StartForward(batch, reserve, by_ledger, ledger_);
+  }
   Hash(pass_.positions.data(), pass_.positions.size() * sizeof(std::int32_t));
   Hash(pass_.sequences.data(), pass_.sequences.size() * sizeof(int));
   pass_.active = pass_.fresh = subject == StatusCode::kOk;
@@ -656,6 +684,9 @@ void Run::PutRows(int layer) {
   };
   CheckCodes(call, StatusCode::kOk, reference, subject);
   put_layers_.insert(layer);
+  if (observer_ != nullptr) {
+    observer_->Put(static_cast<std::size_t>(TypeOf(layer)), layer, dtype);
+  }
 }
 
 void Run::GetAll() {
@@ -703,10 +734,12 @@ void Run::SetCausal(const std::vector<int>& except) {
         tested_->SetCausal(indices).code());
   }
   SetType(kept_type);
+  if (observer_ != nullptr) observer_->SetCausal(indices);
   pass_.fresh = !pass_.copied;
 }
 
 StatusCode Run::Remove(int seq, std::int32_t begin, std::int32_t end) {
+  Look();
   const StatusCode by_ledger = ledger_.Remove(seq, begin, end).code();
   const StatusCode reference = reference_->Remove(seq, begin, end).code();
   const StatusCode subject = tested_->Remove(seq, begin, end).code();
@@ -716,6 +749,9 @@ StatusCode Run::Remove(int seq, std::int32_t begin, std::int32_t end) {
                            end == kOpenEnd ? "open" : fmt::to_string(end));
       },
       by_ledger, reference, subject);
+  if (observer_ != nullptr) {
+    observer_->Remove(seq, begin, end, by_ledger, ledger_);
+  }
   pass_.fresh = false;
   CheckAllCells();
   return subject;
@@ -726,18 +762,21 @@ void Run::Drop(const Op& op) {
   std::int32_t begin = Resolve(seq, op.begin);
   std::int32_t end = op.open ? kOpenEnd : Resolve(seq, op.end);
   if (begin > end) std::swap(begin, end);
+  if (!setup_.legal) return void(Remove(seq, begin, end));
+  // Going on at `begin`, or anew.
+  if (op.open && begin > 0 && !CanResume(seq, begin)) begin = 0;
   const StatusCode code = Remove(seq, begin, end);
-  if (!setup_.legal) return;
-  to_ask_.insert(seq);
   if (code != StatusCode::kOk) Remove(seq, 0, kOpenEnd);
 }
 
 void Run::CopyPrefix(int src, int dst, std::int32_t len) {
+  Look();
+  const StatusCode by_ledger = ledger_.CopyPrefix(src, dst, len).code();
   CheckCodes(
       [&] { return fmt::format("CopyPrefix({}, {}, {})", src, dst, len); },
-      ledger_.CopyPrefix(src, dst, len).code(),
-      reference_->CopyPrefix(src, dst, len).code(),
+      by_ledger, reference_->CopyPrefix(src, dst, len).code(),
       tested_->CopyPrefix(src, dst, len).code());
+  if (observer_ != nullptr) observer_->CopyPrefix(src, dst, len, by_ledger);
   pass_.fresh = false;
   pass_.copied = true;
   CheckAllCells();
@@ -746,9 +785,12 @@ void Run::CopyPrefix(int src, int dst, std::int32_t len) {
 void Run::Copy(const Op& op) {
   const int src = IdOf(op.seq);
   const int dst = IdOf(op.dst);
-  if (setup_.legal && src == dst) return;
-  CopyPrefix(src, dst, Resolve(src, op.end));
-  to_ask_.insert(dst);
+  std::int32_t len = Resolve(src, op.end);
+  if (!setup_.legal) return CopyPrefix(src, dst, len);
+  if (src == dst) return;
+  len = std::min(len, Next(src));
+  CopyPrefix(src, dst, len);
+  if (len > 0 && !CanResume(dst, len)) Remove(dst, 0, kOpenEnd);
 }
 
 bool Run::CanResume(int seq, std::int32_t pos) {
@@ -759,6 +801,7 @@ bool Run::CanResume(int seq, std::int32_t pos) {
              StatusCode::kOk, reference.status().code(),
              subject.status().code());
   HashInt(*subject ? 1 : 0);
+  if (observer_ != nullptr) observer_->CanResume(seq, pos, ledger_);
   Check(by_ledger == *reference, "reference: resume", [&] {
     return fmt::format(
         "CanResume({}, {}) is {} by the ledger, {} by the "
@@ -800,8 +843,8 @@ void Run::Misuse(int which) {
   if (pass_.active) SetLayer(layer);
   context.encoder = IsEncoder(active_type_);
   context.layer_put = put_layers_.contains(layer) && pass_.active;
+  ++result_.operations;
   for (Cache* cache : {reference_.get(), tested_.get()}) {
-    ++result_.operations;
     if (const auto wrong = TryMisuse(*cache, which, context)) {
       Check(false,
             cache == tested_.get() ? "subject: misuse" : "reference: misuse",
@@ -865,8 +908,9 @@ void Run::Reload() {
     tested_ = std::move(*subject);
   }
   Tell(in_place ? "Restore in place" : "Restore into new caches", "");
-  result_.operations += 4;
+  result_.operations += 6;  // The calls above that have no line of their own.
   pass_ = Pass();
+  if (observer_ != nullptr) observer_->EndPass();
   active_type_ = 0;
   CheckAllCells();
 }
@@ -915,17 +959,20 @@ std::string StoryLine(const Step& step) {
 }
 
 RunResult RunHistory(const History& history, const Subject& subject,
-                     Story* story) {
+                     Story* story, Census* census) {
   RunResult result;
+  std::optional<Observer> observer;
+  if (census != nullptr) observer.emplace(history.setup, *census);
   std::size_t step = history.ops.size();
   try {
-    Run run(history, subject, story, result);
+    Run run(history, subject, story, observer ? &*observer : nullptr, result);
     result.ran = run.SetUp();
-    if (!result.ran) return result;
-    for (step = 0; step < history.ops.size(); ++step) {
-      run.Do(history.ops[step]);
+    if (result.ran) {
+      for (step = 0; step < history.ops.size(); ++step) {
+        run.Do(history.ops[step]);
+      }
+      run.TearDown();
     }
-    run.TearDown();
   } catch (const Differs& differs) {
     result.difference = {.step = step,
                          .check = differs.check,
@@ -937,6 +984,7 @@ RunResult RunHistory(const History& history, const Subject& subject,
     result.difference = {
         .step = step, .check = "subject: exception", .text = error.what()};
   }
+  if (observer) observer->End(result.ran);
   return result;
 }
 

@@ -13,6 +13,7 @@
 
 #include "kvtwin/cache.h"
 #include "props/history.h"
+#include "props/probes.h"
 #include "props/step.h"
 
 namespace kvtwin::props {
@@ -51,14 +52,17 @@ struct Story {
 std::string StoryLine(const Step& step);
 
 struct RunResult {
-  bool ran = false;             // False: no cache can be made of the setup.
-  std::int64_t operations = 0;  // Calls that the three answered.
-  std::uint64_t digest = 0;     // Of all calls and answers.
+  bool ran = false;  // False: no cache can be made of the setup.
+  // Calls that the ledger (but for misuse) and both caches answered, and whose
+  // answers, cells, views and masks were compared.
+  std::int64_t operations = 0;
+  std::uint64_t digest = 0;  // Of all calls and answers.
   std::optional<Difference> difference;
 };
 
+// To `census`, if given, is added what was seen on the way.
 RunResult RunHistory(const History& history, const Subject& subject,
-                     Story* story = nullptr);
+                     Story* story = nullptr, Census* census = nullptr);
 
 }  // namespace kvtwin::props
 
