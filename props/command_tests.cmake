@@ -43,6 +43,13 @@ set_tests_properties(command.unknown_target PROPERTIES
   ENVIRONMENT KVTWIN_TARGET=MMX)
 kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
+kvtwin_command_test(laws_hold EXIT 0 PRINTS "\"broken\": ?0[,}]"
+  ARGS laws --runs 30 --seed 3 --json)
+kvtwin_command_test(laws_judge_one_history EXIT 0 PRINTS "holds  frame"
+  ARGS laws --law frame --twin optimized
+  --history "kvt1 | put 0*2 | copy 0>1:1 | drop 0:0-")
+kvtwin_command_test(laws_unknown_law EXIT 2 ARGS laws --law gravity)
+kvtwin_command_test(laws_no_history EXIT 2 ARGS laws --history "kvt1 | fly")
 
 # Every rare state is reached, refusals and full caches are neither rare nor the
 # rule, and the instruction set that is asked for is the one that runs.

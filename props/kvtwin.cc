@@ -268,6 +268,7 @@ int Main(int argc, char** argv) {
   AddCheckCommand(app, exit_code);
   AddShowCommand(app, exit_code);
   AddFuzzCommand(app, exit_code);
+  AddLawsCommand(app, exit_code);
   AddMuseumCommand(app, exit_code);
   AddExploreCommand(app, exit_code);
   if (!optimized::UseTargetFromEnvironment()) {
