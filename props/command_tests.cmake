@@ -122,6 +122,7 @@ add_test(NAME command.pipe
           ${PROJECT_SOURCE_DIR}/docs/examples/toy_cache.py)
 set_tests_properties(command.pipe PROPERTIES
   SKIP_RETURN_CODE 77 TIMEOUT 300)
+
 # So much work at once that several threads share it: a mask, a shift, a move.
 kvtwin_command_test(run_large_mask EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 cap=1024 batch=1024 seqs=1 | put 0*1024 | get")
@@ -140,4 +141,12 @@ foreach(fuzzer ${fuzzers})
             ${${fuzzer}_inputs}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(fuzzers.${fuzzer} PROPERTIES TIMEOUT 300)
+endforeach()
+
+# The whole museum is for ./dev museum: it takes minutes.
+foreach(part apply find)
+  add_test(NAME museum.${part}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/museum_test.sh
+            $<TARGET_FILE:kvtwin_command> ${part})
+  set_tests_properties(museum.${part} PROPERTIES TIMEOUT 300)
 endforeach()

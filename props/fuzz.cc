@@ -141,12 +141,13 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
       result.repeated += (first + i) % kRepeatEvery == 0 ? 1 : 0;
       result.census.Add(block[i].census);
       if (one.difference) {
+        result.seconds = Now() - start;  // Without the shrinking.
         result.failure = Explain(options, subject, first + i, *one.difference);
         break;
       }
       if (options.operations > 0 && done()) break;
     }
-    result.seconds = Now() - start;
+    if (!result.failure) result.seconds = Now() - start;
     if (options.progress) options.progress(result.operations, result.seconds);
   }
   return result;

@@ -37,7 +37,7 @@ struct FuzzFailure {
 struct FuzzResult {
   std::int64_t operations = 0;
   std::int64_t histories = 0;
-  double seconds = 0;
+  double seconds = 0;  // To the failure, if there is one.
   // Of all histories and answers, in the order of the seed. Depends on the
   // seed, the kind and the number of operations only.
   std::uint64_t digest = 0;

@@ -143,6 +143,7 @@ int RunFuzz(const Arguments& arguments) {
         {"repeated", result.repeated},
         {"differences", result.failure ? 1 : 0},
         {"digest", fmt::format("{:016x}", result.digest)},
+        {"seconds", result.seconds},
         {"operations_per_second", static_cast<std::int64_t>(rate)},
         {"seed", options.seed},
         {"twin", arguments.twin},

@@ -112,7 +112,7 @@ Segment DrawSegment(const Pick& pick, const Setup& setup) {
   segment.count = DrawCount(pick, setup);
   if (Chance(pick, 15)) segment.delta = pick(-4, 4);
   // To the end of the positions that there are.
-  if (Chance(pick, 1) && Chance(pick, 20)) {
+  if (Chance(pick, 1) && Chance(pick, 30)) {
     segment.delta = OneOf(pick, {1 << 30, 0x7FFFFFF0});
   }
   if (Chance(pick, 10)) {

@@ -299,6 +299,7 @@ int Main(int argc, char** argv) {
   AddShowCommand(app, exit_code);
   AddFuzzCommand(app, exit_code);
   AddLawsCommand(app, exit_code);
+  AddMuseumCommand(app, exit_code);
   AddExploreCommand(app, exit_code);
   if (!optimized::UseTargetFromEnvironment()) {
     fmt::print(stderr, "kvtwin: KVTWIN_TARGET is '{}', this machine has {}\n",

@@ -1,0 +1,379 @@
+#include "props/museum.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+namespace kvtwin::props {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The folders that a patch may change or whose headers are included.
+constexpr std::string_view kRooms[] = {"include", "core", "reference",
+                                       "optimized", "props"};
+
+Status Wrong(std::string message) {
+  return {StatusCode::kInvalidArgument, std::move(message)};
+}
+
+std::string ReadText(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// A folder of its own, gone with this object.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    std::string name = fs::temp_directory_path() / "kvtwin-museum-XXXXXX";
+    if (mkdtemp(name.data()) == nullptr) {
+      throw fs::filesystem_error(
+          "no folder for the museum", name,
+          std::error_code(errno, std::generic_category()));
+    }
+    path_ = name;
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  ~ScratchFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+struct Ran {
+  int exit_code = -1;  // 128 and more: ended by a signal, as a shell says it.
+  std::string out;
+  std::string err;
+};
+
+// Runs a command line of the shell in `folder`; what it prints goes through
+// files in `scratch`.
+Ran Run(const std::string& command, const fs::path& folder,
+        const fs::path& scratch) {
+  const fs::path out = scratch / "out";
+  const fs::path err = scratch / "err";
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC;
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 1, out.c_str(), kFlags, 0600);
+  posix_spawn_file_actions_addopen(&actions, 2, err.c_str(), kFlags, 0600);
+  posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
+  // A mutant may hang.
+  std::string words[] = {"timeout", "--foreground", "120", "sh", "-c", command};
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  Ran ran;
+  pid_t child = 0;
+  const int failed = posix_spawnp(&child, "timeout", &actions, nullptr,
+                                  arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (failed != 0) {
+    ran.err = "timeout cannot be run";
+    return ran;
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  ran.exit_code =
+      WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  ran.out = ReadText(out);
+  ran.err = ReadText(err);
+  return ran;
+}
+
+// For the shell.
+std::string Quoted(const fs::path& path) {
+  std::string quoted = "'";
+  for (const char c : path.string()) {
+    quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  }
+  return quoted + "'";
+}
+
+// The end of a compiler's or a crash's complaint, in one line.
+std::string LastLines(const std::string& text) {
+  std::string line =
+      text.substr(text.size() - std::min<std::size_t>(text.size(), 400));
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  return line;
+}
+
+bool Replace(std::string& text, std::string_view from, const std::string& to) {
+  bool found = false;
+  for (std::size_t at = text.find(from); at != std::string::npos;
+       at = text.find(from, at + to.size())) {
+    text.replace(at, from.size(), to);
+    found = true;
+  }
+  return found;
+}
+
+// What `#include "..."` lines of a file of the project name, themselves
+// included, in the project's own folders.
+void AddIncluded(const fs::path& sources, const fs::path& file,
+                 std::set<fs::path>& seen) {
+  if (!seen.insert(file).second) return;
+  std::ifstream in(sources / file);
+  for (std::string line; std::getline(in, line);) {
+    const bool ours = line.starts_with("#include <kvtwin/");
+    if (!ours && !line.starts_with("#include \"")) continue;
+    const std::size_t begin = line.find_first_of("<\"") + 1;
+    const std::size_t end = line.find_first_of(">\"", begin);
+    if (end == std::string::npos) continue;
+    const fs::path name = line.substr(begin, end - begin);
+    for (const fs::path& path : {name, "include" / name}) {
+      if (fs::exists(sources / path)) AddIncluded(sources, path, seen);
+    }
+  }
+}
+
+// A copy of the sources, patched, and the command built from it.
+class Copy {
+ public:
+  explicit Copy(const Workshop& workshop) : workshop_(workshop) {
+    sources_ = scratch_.path() / "sources";
+    for (const std::string_view room : kRooms) {
+      const auto all =
+          fs::recursive_directory_iterator(workshop.sources / room);
+      for (const fs::directory_entry& entry : all) {
+        const fs::path extension = entry.path().extension();
+        if (extension != ".cc" && extension != ".h") continue;
+        const fs::path to =
+            sources_ / entry.path().lexically_relative(workshop.sources);
+        fs::create_directories(to.parent_path());
+        fs::copy_file(entry.path(), to);
+      }
+    }
+  }
+
+  // What goes wrong, or nothing.
+  std::string Apply(const fs::path& patch) {
+    // Lines may have moved, but all that the patch shows must be there.
+    const Ran ran = Run(fmt::format("patch -p1 --batch --forward --fuzz=0 "
+                                    "--no-backup-if-mismatch -i {}",
+                                    Quoted(fs::absolute(patch))),
+                        sources_, scratch_.path());
+    if (ran.exit_code != 0) {
+      return "does not apply: " + LastLines(ran.out + ran.err);
+    }
+    std::ifstream in(patch);
+    for (std::string line; std::getline(in, line);) {
+      if (line.starts_with("+++ b/")) {
+        changed_.insert(line.substr(6, line.find('\t') - 6));
+      }
+    }
+    return changed_.empty() ? "changes nothing" : "";
+  }
+
+  std::string Build() {
+    std::string objects;
+    for (std::size_t i = 0; i < workshop_.compile.size(); ++i) {
+      if (!Changed(workshop_.compiled[i])) continue;
+      std::string command = workshop_.compile[i];
+      Replace(command, workshop_.sources.string(), sources_.string());
+      const fs::path object = scratch_.path() / fmt::format("{}.o", i);
+      // A bug may well leave something unused.
+      command += " -w -o " + Quoted(object);
+      const Ran ran = Run(command, workshop_.build, scratch_.path());
+      if (ran.exit_code != 0) return "does not compile: " + LastLines(ran.err);
+      objects += " " + Quoted(object);
+    }
+    if (objects.empty()) return "changes nothing that is compiled";
+    // Before the libraries, whose own objects of these names then stay out.
+    std::string command = workshop_.link;
+    Replace(command, " -o kvtwin ",
+            fmt::format(" -o {}{} ", Quoted(program()), objects));
+    const Ran ran = Run(command, workshop_.build, scratch_.path());
+    if (ran.exit_code != 0) return "does not link: " + LastLines(ran.err);
+    return "";
+  }
+
+  // Nothing: not found.
+  std::optional<Catch> Fuzz(int seed, double seconds, std::string& error) {
+    const Ran ran =
+        Run(fmt::format("exec {} fuzz --json --seed {} --seconds {}",
+                        Quoted(program()), seed, seconds),
+            scratch_.path(), scratch_.path());
+    if (ran.exit_code == 0) return std::nullopt;
+    const auto json =
+        nlohmann::json::parse(ran.out, nullptr, /*allow_exceptions=*/false);
+    if (ran.exit_code != 1 || !json.is_object()) {
+      error = fmt::format("seed {} ends with {}: {}", seed, ran.exit_code,
+                          LastLines(ran.err));
+      return std::nullopt;
+    }
+    return Catch{.operations = json.value("operations", std::int64_t{0}),
+                 .seconds = json.value("seconds", 0.0),
+                 .shrunk_to = json.value("shrunk_to", std::int64_t{0}),
+                 .check = json.value("check", ""),
+                 .history = json.value("history", "")};
+  }
+
+ private:
+  fs::path program() const { return scratch_.path() / "kvtwin"; }
+
+  bool Changed(const fs::path& file) const {
+    std::set<fs::path> included;
+    AddIncluded(sources_, file, included);
+    return std::any_of(changed_.begin(), changed_.end(),
+                       [&](const auto& one) { return included.contains(one); });
+  }
+
+  const Workshop& workshop_;
+  ScratchFolder scratch_;
+  fs::path sources_;
+  std::set<fs::path> changed_;
+};
+
+// Into `finding`.
+void Visit(const Workshop& workshop, const MuseumOptions& options,
+           Finding& finding) {
+  Copy copy(workshop);
+  finding.error = copy.Apply(finding.exhibit.patch);
+  if (!finding.error.empty() || options.apply_only) return;
+  finding.error = copy.Build();
+  for (int seed = 1; seed <= options.seeds && finding.error.empty(); ++seed) {
+    auto one = copy.Fuzz(seed, options.seconds, finding.error);
+    if (one) finding.catches.push_back(std::move(*one));
+  }
+}
+
+}  // namespace
+
+Result<std::vector<Exhibit>> ReadExhibits(const fs::path& folder) {
+  std::error_code error;
+  std::vector<Exhibit> exhibits;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (entry.path().extension() != ".patch") continue;
+    Exhibit one;
+    one.patch = entry.path();
+    std::ifstream in(one.patch);
+    for (std::string line; std::getline(in, line);) {
+      if (line.starts_with("--- a/")) break;
+      for (const auto& [key, value] :
+           {std::pair("id: ", &one.id), std::pair("also: ", &one.also),
+            std::pair("reference: ", &one.reference),
+            std::pair("wrong: ", &one.wrong),
+            std::pair("operation: ", &one.operation)}) {
+        if (line.starts_with(key)) {
+          *value = line.substr(std::string_view(key).size());
+        }
+      }
+    }
+    const bool whole = one.id == one.patch.stem() && !one.reference.empty() &&
+                       !one.wrong.empty() && !one.operation.empty();
+    if (!whole) {
+      return Wrong(
+          fmt::format("{}: the header needs id (the file's name), "
+                      "reference, wrong and operation",
+                      one.patch.string()));
+    }
+    exhibits.push_back(std::move(one));
+  }
+  if (exhibits.empty()) {
+    return Wrong(fmt::format("no patches in {}", folder.string()));
+  }
+  std::sort(exhibits.begin(), exhibits.end(),
+            [](const auto& a, const auto& b) { return a.id < b.id; });
+  return exhibits;
+}
+
+Result<Workshop> FindWorkshop(const fs::path& build) {
+  Workshop workshop;
+  workshop.build = build;
+  std::ifstream cache(build / "CMakeCache.txt");
+  constexpr std::string_view kHome = "CMAKE_HOME_DIRECTORY:INTERNAL=";
+  for (std::string line; std::getline(cache, line);) {
+    if (line.starts_with(kHome)) workshop.sources = line.substr(kHome.size());
+  }
+  const auto commands =
+      nlohmann::json::parse(ReadText(build / "compile_commands.json"), nullptr,
+                            /*allow_exceptions=*/false);
+  if (workshop.sources.empty() || !commands.is_array()) {
+    return Wrong(
+        fmt::format("{} is not a folder where kvtwin was built, with "
+                    "CMAKE_EXPORT_COMPILE_COMMANDS on (the presets do that)",
+                    build.string()));
+  }
+  for (const auto& one : commands) {
+    // "... -o CMakeFiles/kvtwin.dir/core/status.cc.o -c ..."; an object of the
+    // command, not of the tests, and it goes elsewhere.
+    std::string command = one.value("command", "");
+    const std::size_t begin = command.find(" -o ");
+    const std::size_t end = command.find(' ', begin + 4);
+    if (begin == std::string::npos || end == std::string::npos) continue;
+    const std::string object = command.substr(begin, end - begin);
+    if (object.find("/kvtwin.dir/") == std::string::npos &&
+        object.find("/kvtwin_props.dir/") == std::string::npos) {
+      continue;
+    }
+    workshop.compile.push_back(command.erase(begin, end - begin));
+    const fs::path file = one.value("file", "");
+    workshop.compiled.push_back(file.lexically_relative(workshop.sources));
+  }
+  const fs::path make_link = build / "CMakeFiles/kvtwin_command.dir/link.txt";
+  if (fs::exists(make_link)) {
+    workshop.link = ReadText(make_link);
+  } else {
+    const ScratchFolder scratch;
+    const Ran ran =
+        Run("ninja -t commands kvtwin | tail -n 1", build, scratch.path());
+    workshop.link = ran.out;
+  }
+  if (workshop.link.find(" -o kvtwin ") == std::string::npos) {
+    return Wrong(fmt::format("{}: how kvtwin is linked cannot be found out",
+                             build.string()));
+  }
+  return workshop;
+}
+
+std::vector<Finding> VisitMuseum(const Workshop& workshop,
+                                 const std::vector<Exhibit>& exhibits,
+                                 const MuseumOptions& options) {
+  std::vector<Finding> findings(exhibits.size());
+  std::atomic<std::size_t> next = 0;
+  std::mutex progress;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < exhibits.size(); i = next++) {
+      if (options.progress) {
+        const std::scoped_lock lock(progress);
+        options.progress(i, exhibits[i]);
+      }
+      findings[i].exhibit = exhibits[i];
+      try {
+        Visit(workshop, options, findings[i]);
+      } catch (const std::exception& error) {  // Such as a full disk.
+        findings[i].error = error.what();
+      }
+    }
+  };
+  std::vector<std::jthread> helpers;
+  for (int i = 1; i < options.threads; ++i) helpers.emplace_back(work);
+  work();
+  helpers.clear();  // Waits for them.
+  return findings;
+}
+
+}  // namespace kvtwin::props

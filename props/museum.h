@@ -1,0 +1,76 @@
+// The museum: real bugs of public KV caches, each a patch to our own sources
+// (props/museum/*.patch). Every one is built into a copy of the command, which
+// then has to find it.
+
+#ifndef KVTWIN_PROPS_MUSEUM_H_
+#define KVTWIN_PROPS_MUSEUM_H_
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kvtwin/status.h"
+
+namespace kvtwin::props {
+
+// A patch and what its header says.
+struct Exhibit {
+  std::filesystem::path patch;
+  std::string id;         // "X01", as in the file's name.
+  std::string also;       // Other names of the same bug, "H11", or none.
+  std::string reference;  // Where it was public.
+  std::string wrong;      // What went wrong, in one line.
+  std::string operation;  // Which operation does it.
+};
+
+// The exhibits in a folder of patches, by id; or what is wrong with one.
+Result<std::vector<Exhibit>> ReadExhibits(const std::filesystem::path& folder);
+
+// What one seed found.
+struct Catch {
+  std::int64_t operations = 0;
+  double seconds = 0;
+  std::int64_t shrunk_to = 0;
+  std::string check;
+  std::string history;
+};
+
+struct Finding {
+  Exhibit exhibit;
+  std::string error;           // It could not be tried, or crashed.
+  std::vector<Catch> catches;  // One for each seed that found it.
+};
+
+// Where the command was built: what is not changed by a patch is taken from
+// there.
+struct Workshop {
+  std::filesystem::path sources;
+  std::filesystem::path build;
+  // By object: how it is compiled, but for its name, and from what.
+  std::vector<std::string> compile;
+  std::vector<std::filesystem::path> compiled;
+  std::string link;
+};
+
+// Or why that folder is none.
+Result<Workshop> FindWorkshop(const std::filesystem::path& build);
+
+struct MuseumOptions {
+  int seeds = 20;
+  double seconds = 5;  // For each seed.
+  int threads = 1;
+  bool apply_only = false;  // Whether the patches apply, and no more.
+  // Called before each exhibit, from any thread but never at once.
+  std::function<void(std::size_t done, const Exhibit& next)> progress;
+};
+
+// In the order of the exhibits.
+std::vector<Finding> VisitMuseum(const Workshop& workshop,
+                                 const std::vector<Exhibit>& exhibits,
+                                 const MuseumOptions& options);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_MUSEUM_H_

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# museum_test.sh KVTWIN apply|find: that every exhibit of the museum applies and
+# that a bad one is noticed; that a sample of them is found.
+set -u
+kvtwin=$1 part=$2
+cd "$(dirname "${BASH_SOURCE[0]}")/museum" || exit 2
+wrong=0
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+# expect CODE REGEX ARG...: `kvtwin museum ARG...` exits with CODE and a line of
+# what it prints matches REGEX.
+expect() {
+  ../expect.sh "$1" "$2" "$kvtwin" museum "${@:3}" || wrong=$((wrong + 1))
+}
+
+# not_as_before SCRIPT: the folder holds exhibit X02, edited by sed's SCRIPT.
+not_as_before() { sed "$1" X02.patch >"$folder/X02.patch"; }
+
+if [ "$part" = apply ]; then
+  expect 0 "^$(find . -name '*.patch' | wc -l) patches, 0 do not apply" \
+    --apply-only
+  expect 2 "no exhibit 'X00'" --only X00
+  expect 2 'is not a folder where kvtwin was built' --build "$folder"
+  not_as_before 's/Backwards/Forwards/'
+  expect 1 'X02: does not apply' --apply-only --patches "$folder"
+  not_as_before '/^reference/d'
+  expect 2 'the header needs' --apply-only --patches "$folder"
+else
+  expect 0 '4 of 4 found by all' --seeds 2 --only X01 H16 X27 A10
+  expect 0 '"found": true' --seeds 1 --only H18 --json
+  not_as_before 's/^+   .*/+    \/\/ A comment is no bug./'
+  expect 1 'not found.* by 1 of 1 seeds' --seeds 1 --seconds 0.1 \
+    --patches "$folder"
+  not_as_before 's/^+   .*/+    no_such_name = 1;/'
+  expect 1 'does not compile' --patches "$folder"
+fi
+[ "$wrong" -eq 0 ]
