@@ -43,3 +43,14 @@ set_tests_properties(command.unknown_target PROPERTIES
   ENVIRONMENT KVTWIN_TARGET=MMX)
 kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
+
+kvtwin_command_test(explore_reaches_the_fixed_point EXIT 0
+  PRINTS "\"differences\":0,\"fixed_point\":true"
+  ARGS explore --cells 3 --positions 3 --kind swa --json)
+kvtwin_command_test(explore_stops_in_time EXIT 0
+  PRINTS "\"fixed_point\":false"
+  ARGS explore --cells 5 --kind causal --seconds 0.01 --json)
+kvtwin_command_test(explore_too_many_states EXIT 2 PRINTS "stops at"
+  ARGS explore --cells 16)
+kvtwin_command_test(explore_no_such_folder EXIT 2
+  ARGS explore --cells 3 --state no/such/folder)

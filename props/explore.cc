@@ -554,8 +554,8 @@ class ExplorerOfKeys final : public Explorer {
   }
 
  private:
-  static constexpr std::size_t kRound = 8192;  // States expanded at a time.
-  static constexpr std::size_t kChunk = 64;    // By one thread.
+  static constexpr std::size_t kRound = 256;  // States expanded at a time.
+  static constexpr std::size_t kChunk = 16;   // By one thread.
 
   struct Found {
     Key key;

@@ -437,11 +437,17 @@ class Bench:
 
     def commands_of_ctest(self):
         return self.simply(
-            ["ctest", "-R", "^command", "--stop-on-failure"], 120)
+            ["ctest", "-R", "^command", "-E", "first_wrong_lines",
+             "--stop-on-failure"], 120)
 
     def fuzz(self, operations, seed, seconds):
         return self.simply(["./kvtwin", "fuzz", "--ops", str(operations),
                             "--seed", str(seed)], seconds)
+
+    def last_outcome(self, sources):
+        """What becomes of a mutant that survived all else."""
+        seen = self.sanitized(sources)
+        return ("killed", f"sanitizers {seen}") if seen else ("survived", "")
 
     def sanitized(self, sources):
         objects = self.compile(sources, SANITIZE, prefix=False)
@@ -482,7 +488,7 @@ class Bench:
         objects = self.compile(sources, QUICK)
         if objects is None or not self.link("kvtwin_command", objects):
             return "not compiling", ""
-        for name, killer in (("fuzz", lambda: self.fuzz(20000, 1, 8)),
+        for name, killer in (("fuzz", lambda: self.fuzz(20000, 1, 4)),
                              ("check", self.recordings),
                              ("explore", self.explore)):
             if seen := killer():
@@ -501,20 +507,19 @@ class Bench:
             return "identical", ""
         for name, killer in (
                 ("command", self.commands_of_ctest),
-                ("long fuzz", lambda: self.fuzz(1000000, 2, 120)),
-                ("sanitizers", lambda: self.sanitized(sources))):
+                ("long fuzz", lambda: self.fuzz(1000000, 2, 120))):
             if seen := killer():
                 return "killed", f"{name} {seen}"
         return "survived", ""
 
-    def try_out(self, mutant):
+    def try_out(self, mutant, how):
         path = self.folder / mutant.file
         original = path.read_text()
         lines = original.splitlines(keepends=True)
         lines[mutant.line - 1] = mutant.after
         path.write_text("".join(lines))
         try:
-            return self.outcome(includers(mutant.file))
+            return how(self, includers(mutant.file))
         finally:
             path.write_text(original)
 
@@ -565,21 +570,16 @@ def main():
         known = results.get(mutant.key)
         return known is not None and known["outcome"] != "survived"
 
-    todo = queue.SimpleQueue()
-    for mutant in chosen:
-        if not is_done(mutant) and not is_argued(mutant):
-            todo.put(mutant)
     lock = threading.Lock()
 
-    def work(bench):
-        bench.prepare()
+    def work(bench, todo, how):
         while time.monotonic() - start < options.seconds:
             try:
                 mutant = todo.get_nowait()
             except queue.Empty:
                 return
             begin = time.monotonic()
-            outcome, by = bench.try_out(mutant)
+            outcome, by = bench.try_out(mutant, how)
             entry = {"key": mutant.key, "file": mutant.file,
                      "line": mutant.line, "before": one_line(mutant.before),
                      "after": one_line(mutant.after), "outcome": outcome,
@@ -588,18 +588,32 @@ def main():
                 results[mutant.key] = entry
                 with open(results_path, "a", encoding="ascii") as stream:
                     stream.write(json.dumps(entry) + "\n")
-                if outcome == "survived":
+                if outcome == "survived" and how is Bench.outcome:
                     print(f"survived: {mutant.file}:{mutant.line}\n"
                           f"  {entry['before']}\n  {entry['after']}",
                           flush=True)
 
     benches = [Bench(WORK / f"tree{job}") for job in range(options.jobs)]
-    threads = [threading.Thread(target=work, args=[bench])
-               for bench in benches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for bench in benches:
+        bench.prepare()
+
+    def try_all(mutants, how):
+        todo = queue.SimpleQueue()
+        for mutant in mutants:
+            todo.put(mutant)
+        threads = [threading.Thread(target=work, args=[bench, todo, how])
+                   for bench in benches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    open_ones = [mutant for mutant in chosen
+                 if not is_done(mutant) and not is_argued(mutant)]
+    # Those that survived before come last.
+    try_all(sorted(open_ones, key=lambda m: m.key in results), Bench.outcome)
+    try_all([mutant for mutant in open_ones if not is_done(mutant) and
+             mutant.key in results], Bench.last_outcome)
 
     counts = collections.Counter()
     killers = collections.Counter()

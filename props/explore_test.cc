@@ -1,0 +1,225 @@
+// The explorer ends, says the same however it is run, and sees.
+
+#include "props/explore.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <sstream>
+
+#include "props/forwarding_cache.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr ExploreSize kSmall = {.cells = 3, .sequences = 2, .positions = 2};
+
+std::unique_ptr<Explorer> MakeExplorer(const ExploreCase& what,
+                                       const Subject& subject) {
+  auto explorer = Explorer::Make(kSmall, what, subject);
+  EXPECT_TRUE(explorer.ok());
+  return std::move(*explorer);
+}
+
+ExploreResult Explored(Explorer& explorer, int threads) {
+  return explorer.Run(threads, [](const ExploreResult&) { return false; });
+}
+
+std::string Saved(const Explorer& explorer) {
+  std::ostringstream out;
+  explorer.Save(out);
+  return out.str();
+}
+
+TEST(Explorer, ReachesTheFixedPointOfEveryKind) {
+  std::set<Kind> kinds;
+  for (const ExploreCase& what : ExploreCases(kSmall)) {
+    const auto explorer = MakeExplorer(what, TwinSubject("optimized"));
+    const ExploreResult result = Explored(*explorer, 1);
+    EXPECT_TRUE(result.fixed_point) << what.name;
+    EXPECT_EQ(result.differences, 0) << what.name;
+    kinds.insert(what.setup.spec.kind);
+  }
+  EXPECT_EQ(kinds, (std::set{Kind::kCausal, Kind::kSwa, Kind::kSwaMem,
+                             Kind::kChunked}));
+}
+
+// A cache of three cells that scatters, as a toy: position and owners (bits) of
+// each cell, no owner being free.
+using Toy = std::array<std::pair<int, unsigned>, 3>;
+
+bool ToyPut(Toy& toy, int position, int seq) {
+  for (auto& [at, owners] : toy) {
+    if (owners != 0) continue;
+    at = position;
+    owners = 1U << seq;
+    return true;
+  }
+  return false;
+}
+
+bool ToyRemove(Toy& toy, int seq, int begin, int end, bool open) {
+  for (auto& [at, owners] : toy) {
+    if ((owners >> seq & 1U) == 0 || at < begin) continue;
+    if (open || at < end) {
+      owners &= ~(1U << seq);
+    } else if (owners == 1U << seq) {
+      at -= end - begin;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+void ToyCopy(Toy& toy, int src, int dst, int len) {
+  for (auto& [at, owners] : toy) {
+    const bool copied = (owners >> src & 1U) != 0 && at < len;
+    owners &= ~(1U << dst);
+    if (copied) owners |= 1U << dst;
+  }
+}
+
+// With 0 for the position of what is free, the less of both namings.
+Toy ToyName(Toy toy) {
+  Toy swapped;
+  for (std::size_t i = 0; i < toy.size(); ++i) {
+    auto& [at, owners] = toy[i];
+    if (owners == 0) at = 0;
+    swapped[i] = {at, (owners >> 1) | (owners & 1U) << 1};
+  }
+  return std::min(toy, swapped);
+}
+
+std::vector<Toy> ToyNext(const Toy& toy, int positions) {
+  std::vector<Toy> next;
+  for (int i = 0; i < 2 * positions; ++i) {
+    Toy one = toy;
+    if (!ToyPut(one, i / 2, i % 2)) break;
+    next.push_back(one);
+    for (int j = 0; j < 2 * positions; ++j) {
+      Toy two = one;
+      if (ToyPut(two, j / 2, j % 2)) next.push_back(two);
+    }
+  }
+  for (int seq = 0; seq < 2; ++seq) {
+    for (int begin = 0; begin <= positions; ++begin) {
+      for (int end = begin; end <= positions + 1; ++end) {
+        Toy removed = toy;
+        const bool open = end > positions;
+        if (ToyRemove(removed, seq, begin, end, open)) next.push_back(removed);
+      }
+      Toy copied = toy;
+      ToyCopy(copied, seq, 1 - seq, begin);
+      next.push_back(copied);
+      copied = toy;
+      ToyCopy(copied, seq, seq, begin);
+      next.push_back(copied);
+    }
+  }
+  return next;
+}
+
+TEST(Explorer, MissesNoStateOfAToy) {
+  std::set<Toy> seen = {Toy{}};
+  std::vector<Toy> queue = {Toy{}};
+  for (std::size_t i = 0; i < queue.size(); ++i) {
+    for (const Toy& next : ToyNext(queue[i], kSmall.positions)) {
+      const Toy name = ToyName(next);
+      if (seen.insert(name).second) queue.push_back(name);
+    }
+  }
+  const ExploreCase what = ExploreCases(kSmall)[1];
+  ASSERT_EQ(what.name, "causal place=scatter");
+  const auto explorer = MakeExplorer(what, TwinSubject("optimized"));
+  EXPECT_EQ(Explored(*explorer, 1).states, std::ssize(seen));
+}
+
+TEST(Explorer, SaysTheSameOnAnyNumberOfThreads) {
+  for (const ExploreCase& what : ExploreCases(kSmall)) {
+    const auto one = MakeExplorer(what, TwinSubject("optimized"));
+    const auto three = MakeExplorer(what, TwinSubject("optimized"));
+    Explored(*one, 1);
+    Explored(*three, 3);
+    EXPECT_EQ(Saved(*one), Saved(*three)) << what.name;
+  }
+}
+
+TEST(Explorer, GoesOnFromWhatItSaved) {
+  const ExploreCase what = ExploreCases({.cells = 4}).front();
+  const auto make = [&] {
+    auto made = Explorer::Make({.cells = 4, .positions = 2}, what,
+                               TwinSubject("optimized"));
+    EXPECT_TRUE(made.ok());
+    return std::move(*made);
+  };
+  const auto whole = make();
+  Explored(*whole, 1);
+  std::string saved = Saved(*make());
+  int parts = 0;
+  for (bool done = false; !done; ++parts) {
+    const auto part = make();
+    std::istringstream in(saved);
+    ASSERT_TRUE(part->Load(in).ok());
+    done = part->Run(1, [](const ExploreResult&) { return true; }).fixed_point;
+    saved = Saved(*part);
+  }
+  EXPECT_GT(parts, 2);
+  EXPECT_EQ(saved, Saved(*whole));
+}
+
+TEST(Explorer, RefusesWhatItDidNotSave) {
+  const std::vector<ExploreCase> cases = ExploreCases(kSmall);
+  const auto explorer = MakeExplorer(cases[0], TwinSubject("optimized"));
+  Explored(*explorer, 1);
+  const std::string saved = Saved(*explorer);
+  const auto refused = [&](const ExploreCase& what, const std::string& text) {
+    const auto other = MakeExplorer(what, TwinSubject("optimized"));
+    const std::string before = Saved(*other);
+    std::istringstream in(text);
+    const Status status = other->Load(in);
+    return !status.ok() && !status.message().empty() && Saved(*other) == before;
+  };
+  EXPECT_TRUE(refused(cases[1], saved));
+  EXPECT_TRUE(refused(cases[0], ""));
+  EXPECT_TRUE(refused(cases[0], saved.substr(0, saved.size() / 2)));
+  const std::size_t counts = saved.find('\n') + 1;
+  for (const std::string wrong :
+       {"2 1 0 0\n0 0 0\n", "0 2 0 0\n0 0 0\n99999999 0 0\n",
+        "0 2 0 0\n0 0 0\n0 0 0\n", "0 2 0 0\n0 0 0\n1 7 0\n",
+        "0 2 0 0\n0 0 0\n1 0 9999\n", "-1 1 0 0\n0 0 0\n", "x", "0 0 0 0\n"}) {
+    EXPECT_TRUE(refused(cases[0], saved.substr(0, counts) + wrong)) << wrong;
+  }
+}
+
+// Removes one position less where later tokens move down.
+class KeepsOne : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const bool middle = end != kOpenEnd && end > begin + 1;
+    return cache_->Remove(seq, begin, middle ? end - 1 : end);
+  }
+};
+
+TEST(Explorer, FindsARemoveThatKeepsAToken) {
+  const Subject subject = {
+      .name = "faulty",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(std::make_unique<KeepsOne>(
+            std::move(*MakeCache(spec, "reference"))));
+      }};
+  const auto explorer = MakeExplorer(ExploreCases(kSmall)[0], subject);
+  const ExploreResult result = Explored(*explorer, 2);
+  EXPECT_GT(result.differences, 0);
+  ASSERT_TRUE(result.failure.has_value());
+  // The history is the way there.
+  const RunResult run = RunHistory(result.failure->history, subject);
+  ASSERT_TRUE(run.difference.has_value()) << ToText(result.failure->history);
+  EXPECT_EQ(run.difference->step, result.failure->history.ops.size() - 1);
+}
+
+}  // namespace
+}  // namespace kvtwin::props
