@@ -78,8 +78,10 @@ NO_STATEMENT = re.compile(
     r"return\b|[}\])]|case\b|default\b|.*[^;]$|"
     r"(const |constexpr |static )?[\w:<>, *]+[ *&]+\**\w+( = .*|\{.*|\(.*)?;$")
 # Operators that there are not.
-NO_TOKEN = re.compile(r"[=!<>]==|<>|><|[-+*%/]/|/[-+%]|%[-+%/]|[-+]%|[-+]\*|"
-                      r"\+-|-\+|[=<>]!|=%")
+NO_TOKEN = re.compile(
+    r"[=!<>]==|<>|><|[-+*%]/|/[-+%]|%[-+%/]|[-+]%|[-+]\*|[*/]\+\w|\+-|-\+|"
+    r"[=<>]!|=%|[(,=\[{] *[|/%][\w(]|\[\|\]|--\d|\w  +\w|"
+    r"\b(\w+) (\w+), \1 \2\b")
 # Their arguments are messages for people.
 MESSAGE = re.compile(
     r"""\b(?:Invalid|Untimely|(?:fields\.)?(?:Fail|Wrong)|wrong|"""
@@ -407,8 +409,8 @@ class Bench:
         answers = []
         for folder in ("accept", "reject"):
             code, text = self.program.run(
-                ["./kvtwin", "check", "--json", f"../props/recordings/{folder}"],
-                20)
+                ["./kvtwin", "check", "--json",
+                 f"../props/recordings/{folder}"], 20)
             found = re.findall(
                 r'"(?:file|verdict|line|level)": *("[^"]*"|\d+)', text)
             answers.append((code, found))
