@@ -18,7 +18,7 @@ void RowShift::Prepare(const Shift& shift, std::int32_t offset,
   head_dim_ = head_dim;
   cosines_.clear();
   sines_.clear();
-  if (shift.kind != ShiftKind::kRope || offset == 0) return;
+  if (shift.kind != ShiftKind::kRope) return;
   const int dims = RopeDims(shift.rope, k_head_dim);
   for (int p = 0; p < dims / 2; ++p) {
     const auto [cosine, sine] = RopeTurn(shift.rope, dims, p, offset);
@@ -39,7 +39,7 @@ bool RowShift::idle() const {
     case ShiftKind::kAdd:
     case ShiftKind::kTagAdd:
     case ShiftKind::kCustom:
-      return offset_ == 0;
+      return false;
   }
   return true;
 }
@@ -65,7 +65,6 @@ void RowShift::Turn(std::span<float> row) const {
 }
 
 void RowShift::Apply(std::span<float> row) const {
-  if (idle()) return;
   const auto offset = static_cast<float>(offset_);
   if (shift_->kind == ShiftKind::kAdd) {
     AddToElements(row.data(), row.size(), offset);
