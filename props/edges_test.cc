@@ -4,12 +4,19 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 #include <sstream>
 
+#include "core/json_line.h"
 #include "core/shift_row.h"
 #include "core/trace.h"
 #include "optimized/aligned_buffer.h"
+#include "optimized/kernels.h"
+#include "optimized/row_shift.h"
+#include "optimized/targets.h"
 #include "props/test_cache.h"
 
 namespace kvtwin::props {
@@ -148,11 +155,114 @@ TEST(Trace, RefusesAnswersJustBesideTheRight) {
             "result is 1, it must be true or false");
 }
 
+TEST(Json, PrintsWhateverTheBytesAre) {
+  EXPECT_EQ(Printable(" ~\x1f\x7f\xe4", 5), " ~\\x1f\\x7f\\xe4");
+  EXPECT_EQ(Printable("abc", 3), "abc");
+  EXPECT_EQ(Printable("abcd", 3), "abc...");
+}
+
 TEST(ShiftFunctions, RopeTurnsAllOfAHeadIfNotToldOtherwise) {
   EXPECT_EQ(RopeDims({.dims = 0}, 6), 6);
   EXPECT_EQ(RopeDims({.dims = 0}, 7), 6);
   EXPECT_EQ(RopeDims({.dims = 4}, 6), 4);
   EXPECT_EQ(RopeDims({.dims = 10}, 7), 6);
+}
+
+// Bits, for a NaN is not equal to itself.
+template <class T>
+std::vector<std::uint32_t> Bits(const std::vector<T>& numbers) {
+  std::vector<std::uint32_t> bits;
+  bits.reserve(numbers.size());
+  for (const T number : numbers) {
+    if constexpr (sizeof(T) == 4) {
+      bits.push_back(std::bit_cast<std::uint32_t>(number));
+    } else {
+      bits.push_back(number);
+    }
+  }
+  return bits;
+}
+
+// Tests that hold for each instruction set by name.
+class EachTarget : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    before_ = optimized::ActiveTarget();
+    ASSERT_TRUE(optimized::SelectTarget(GetParam()));
+    ASSERT_EQ(optimized::ActiveTarget(), GetParam());
+  }
+  void TearDown() override { (void)optimized::SelectTarget(before_); }
+
+ private:
+  std::string before_;
+};
+INSTANTIATE_TEST_SUITE_P(Targets, EachTarget,
+                         ::testing::ValuesIn(optimized::SupportedTargets()),
+                         TwinTestName);
+
+// Heads from a pair to several vectors and a rest.
+TEST_P(EachTarget, ShiftsRowsAsTheDefinitionDoes) {
+  for (const ShiftKind kind :
+       {ShiftKind::kAdd, ShiftKind::kTagAdd, ShiftKind::kRope}) {
+    for (const auto pairing :
+         {Rope::Pairing::kAdjacent, Rope::Pairing::kHalves}) {
+      for (int head_dim = 2; head_dim < 150; head_dim += 7) {
+        Shift shift;
+        shift.kind = kind;
+        shift.rope.pairing = pairing;
+        shift.rope.scale = 0.3;
+        optimized::RowShift fast;
+        fast.Prepare(shift, -5, head_dim);
+        Floats due(static_cast<std::size_t>(3 * head_dim));
+        for (std::size_t i = 0; i < due.size(); ++i) {
+          due[i] = std::sin(static_cast<float>(i * i)) * 9;
+        }
+        for (const bool with_nan : {false, true}) {
+          if (with_nan) due.back() = std::nanf("");
+          Floats found = due;
+          fast.Apply(found);
+          ASSERT_TRUE(ShiftRow(shift, 0, -5, head_dim, 3, due).ok());
+          EXPECT_EQ(Bits(found), Bits(due)) << head_dim;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(EachTarget, ConvertsAsTheDefinitionDoes) {
+  std::vector<std::uint16_t> halves(1 << 16);
+  std::iota(halves.begin(), halves.end(), std::uint16_t{0});
+  Floats due(halves.size());
+  for (std::size_t i = 0; i < due.size(); ++i) {
+    due[i] = LoadElement(reinterpret_cast<const std::byte*>(&halves[i]),
+                         DType::kF16);
+  }
+  Floats floats(halves.size());
+  optimized::F16ToF32(halves.data(), floats.data(), floats.size());
+  EXPECT_EQ(Bits(floats), Bits(due));
+  // Each f16, halfway to the next, and just beside both.
+  Floats from;
+  from.reserve(6 * floats.size());
+  for (const float one : floats) {
+    const auto bits = std::bit_cast<std::uint32_t>(one);
+    for (const std::uint32_t step : {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, ~0U}) {
+      from.push_back(std::bit_cast<float>(bits + step));
+    }
+  }
+  std::vector<std::uint16_t> rounded(from.size());
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    StoreElement(from[i], reinterpret_cast<std::byte*>(&rounded[i]),
+                 DType::kF16);
+  }
+  // As many at a time as make whole vectors, and a few more.
+  for (const std::size_t count : {std::size_t{1}, std::size_t{37}}) {
+    std::vector<std::uint16_t> found(from.size());
+    for (std::size_t i = 0; i < from.size(); i += count) {
+      optimized::F32ToF16(&from[i], &found[i],
+                          std::min(count, from.size() - i));
+    }
+    EXPECT_EQ(Bits(found), Bits(rounded));
+  }
 }
 
 class Edges : public EachTwin {};
@@ -231,12 +341,10 @@ TEST_P(Edges, ACustomShiftDoesWhatItsFunctionDoes) {
       };
       auto cache = std::move(*MakeCache(spec, GetParam()));
       ASSERT_TRUE(cache->Init(dtype, 1, 128, kTokens).ok());
-      std::vector<std::int32_t> positions;
-      Floats rows;
-      for (int i = 0; i < kTokens; ++i) positions.push_back(i);
-      for (int i = 0; i < kTokens * 6; ++i) {
-        rows.push_back(static_cast<float>(i));
-      }
+      std::vector<std::int32_t> positions(kTokens);
+      std::iota(positions.begin(), positions.end(), 0);
+      Floats rows(kTokens * 6);
+      std::iota(rows.begin(), rows.end(), 0.0F);
       const std::vector<int> sequences(kTokens, 0);
       ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
       for (const int layer : {0, 3, 1}) {

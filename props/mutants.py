@@ -36,14 +36,11 @@ ROOMS = ("core", "reference", "optimized")
 RULES = ["universal.rules", "cpp.rules", "c_like.rules"]
 EQUIVALENT = ROOT / "docs" / "mutants.md"
 
-# What a mutant costs is to compile the sources that include it: of a header
-# that n of them include, one of n / 2 lines is taken.
-
 # What the mutated objects are compiled with. Clang without optimization, for
 # compiling is what takes the time; what is not initialized is not zero.
-QUICK = ("-O0 -w -fPIC -ffp-contract=off -Werror=return-type "
+QUICK = ("-O0 -w -fPIC -fopenmp -ffp-contract=off -Werror=return-type "
          "-ftrivial-auto-var-init=pattern").split()
-SANITIZE = ("-O1 -w -fPIC -ffp-contract=off -fno-sanitize-recover=all "
+SANITIZE = ("-O1 -w -fPIC -fopenmp -ffp-contract=off -fno-sanitize-recover=all "
             "-fsanitize=address,undefined").split()
 # What most sources include, compiled once.
 PREFIX = """#include <Eigen/Core>
@@ -141,7 +138,7 @@ def is_noise(source, number, mutant, messages, names):
     made = blank_text(mutant)
     if NO_TOKEN.search(made) and not NO_TOKEN.search(code):
         return True
-    if any(code.count(one) != made.count(one) for one in "()[]{}") or (
+    if any(code.count(one) != made.count(one) for one in "()[]{}\"") or (
             set(re.findall(r"[A-Za-z_]\w*", made)) - names):
         return True
     if line[first].isdigit() and re.search(r"[A-Za-z_]\d*$", line[:first]):
@@ -230,6 +227,8 @@ def sample(count, only):
             by_line[at] = min(by_line.get(at, rank), rank)
 
     # The least of several hashes is small: lines are ranked by another one.
+    # What a mutant costs is to compile the sources that include it: of a
+    # header that n of them include, one of n / 2 lines is taken.
     def order(mutant):
         rank = hashlib.sha256(mutant.key.encode()).digest()
         return (int.from_bytes(rank[:8], "big") *
@@ -404,7 +403,8 @@ class Bench:
     def link(self, target, objects, compiler=()):
         command = self.links[target]
         code, _ = self.program.run(
-            [*(compiler or command[:1]), *objects, *command[1:]], 60)
+            [*(compiler or command[:1]), *objects, *command[1:],
+             "-l:libomp.so.5"], 60)
         return code == 0
 
     # Killers: None if the mutant stands, otherwise what was seen.
