@@ -18,13 +18,15 @@
 #include "optimized/row_shift.h"
 #include "optimized/targets.h"
 #include "props/test_cache.h"
+#include "reference/ledger.h"
 
 namespace kvtwin::props {
 namespace {
 
 using Floats = std::vector<float>;
 
-// What a cache of the header needs, from what it has: cells, rows, a mask.
+// What a cache of the header needs, from what it has: cells with positions,
+// rows, a mask.
 void ExpectBound(const TraceHeader& header, const RowDims& rows) {
   auto cache = std::move(*MakeCache(header.spec));
   ASSERT_TRUE(cache->SetConfig(header.config).ok());
@@ -37,7 +39,7 @@ void ExpectBound(const TraceHeader& header, const RowDims& rows) {
                      (rows.k_head_dim + rows.v_head_dim);
   const double mask = static_cast<double>(SizeOf(header.config.mask_dtype)) *
                       std::max(init.max_batch, 1);
-  const double need = cache->CellCount() * (row + mask);
+  const double need = cache->CellCount() * (4 + row + mask);
   const double bound = CacheBytesBound(header, rows, 0);
   EXPECT_GE(bound, need);
   EXPECT_LE(bound, 2 * need + 200.0 * cache->CellCount());
@@ -369,8 +371,8 @@ TEST_P(Edges, TakesRowsOfAnyStrides) {
     std::memcpy(&bytes[i + 1], &number, sizeof(number));
   }
   const std::vector<std::array<std::int64_t, 4>> strides = {
-      {4, 12, 24, 0}, {0, 12, 24, 0}, {4, 0, 24, 0}, {4, 12, 25, 0},
-      {4, 12, 0, 0},  {8, 4, 24, 0},  {4, 16, 48, 0}};
+      {4, 12, 24, 0}, {0, 12, 24, 0}, {4, 0, 24, 0},  {4, 12, 25, 0},
+      {4, 12, 0, 0},  {8, 4, 24, 0},  {2, 12, 24, 0}, {4, 16, 48, 0}};
   for (const DType dtype : {DType::kF32, DType::kF16}) {
     for (const bool permuted_v : {false, true}) {
       for (const auto& stride : strides) {
@@ -398,6 +400,25 @@ TEST(Storage, BeginsOnACacheLine) {
     const optimized::AlignedBuffer buffer(bytes);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % 64, 0U);
   }
+}
+
+TEST(Ledger, RestoresEveryCacheOfAWrapper) {
+  CacheSpec spec;
+  spec.kind = Kind::kWrapper;
+  spec.caches.resize(2);
+  spec.caches[1].kind = Kind::kSwa;
+  spec.caches[1].window = 1;
+  TestCache cache(spec, "reference");
+  ASSERT_EQ(cache.Init(1, 8, 8), StatusCode::kOk);
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_EQ(cache.Start({i}, {0}), StatusCode::kOk);
+  }
+  reference::Ledger ledger(spec);
+  ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 8, 8}).ok());
+  ledger.Restore(*cache->Snapshot());
+  ASSERT_EQ(ledger.parts().size(), 2U);
+  EXPECT_EQ(ledger.parts()[0].tokens().size(), 5U);
+  EXPECT_EQ(ledger.parts()[1].tokens().size(), 2U);
 }
 
 // Whole words of 64 cells are shared, and nothing else.
