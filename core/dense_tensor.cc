@@ -9,9 +9,10 @@
 namespace kvtwin {
 
 DenseTensor FilledTensor(DType dtype, const Shape& shape, float value) {
-  DenseTensor tensor{dtype, shape, {}};
-  tensor.bytes.resize(static_cast<std::size_t>(tensor.view().elements()) *
-                      SizeOf(dtype));
+  const auto elements =
+      static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]);
+  DenseTensor tensor{dtype, shape,
+                     std::vector<std::byte>(elements * SizeOf(dtype))};
   if (value == 0) return tensor;
   std::array<std::byte, 4> element{};
   StoreElement(value, element.data(), dtype);

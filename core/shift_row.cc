@@ -2,9 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace kvtwin {
 namespace {
+
+// Which of two NaN a sum keeps is up to the compiler, so that it is said here.
+float Turned(float before, float after) {
+  if (std::isnan(before)) return before;
+  return std::isnan(after) ? std::numeric_limits<float>::quiet_NaN() : after;
+}
 
 void RopeHead(const Rope& rope, std::int32_t offset, std::span<float> head) {
   const int dims = RopeDims(rope, static_cast<int>(head.size()));
@@ -16,8 +23,8 @@ void RopeHead(const Rope& rope, std::int32_t offset, std::span<float> head) {
     const Turn turn = RopeTurn(rope, dims, p, offset);
     const float turned_x = x * turn.cosine - y * turn.sine;
     const float turned_y = x * turn.sine + y * turn.cosine;
-    x = turned_x;
-    y = turned_y;
+    x = Turned(x, turned_x);
+    y = Turned(y, turned_y);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -335,9 +336,9 @@ void TurnHalves(float* head, std::size_t pairs, const float* cosine,
   }
 }
 
-bool HasNan(const float* elements, std::size_t count) {
+bool HasNonFinite(const float* elements, std::size_t count) {
   const std::size_t lanes = hn::Lanes(F32());
-  const auto infinity = hn::Set(I32(), 0x7F800000);
+  const auto finite = hn::Set(I32(), 0x7F7FFFFF);
   const auto magnitude_bits = hn::Set(I32(), INT32_MAX);
   auto highest = hn::Zero(I32());
   std::size_t i = 0;
@@ -345,8 +346,8 @@ bool HasNan(const float* elements, std::size_t count) {
     const auto bits = hn::BitCast(I32(), hn::LoadU(F32(), elements + i));
     highest = hn::Max(highest, hn::And(bits, magnitude_bits));
   }
-  bool found = !hn::AllFalse(I32(), hn::Gt(highest, infinity));
-  for (; i < count; ++i) found |= elements[i] != elements[i];
+  bool found = !hn::AllFalse(I32(), hn::Gt(highest, finite));
+  for (; i < count; ++i) found |= !std::isfinite(elements[i]);
   return found;
 }
 
@@ -369,7 +370,7 @@ HWY_EXPORT(F16ToF32);
 HWY_EXPORT(AddToElements);
 HWY_EXPORT(TurnAdjacent);
 HWY_EXPORT(TurnHalves);
-HWY_EXPORT(HasNan);
+HWY_EXPORT(HasNonFinite);
 
 std::size_t SelectCells(Members members, PosRange range,
                         std::uint64_t* selected) {
@@ -424,8 +425,8 @@ void TurnHalves(float* head, std::size_t pairs, const float* cosine,
   HWY_DYNAMIC_DISPATCH(TurnHalves)(head, pairs, cosine, sine);
 }
 
-bool HasNan(const float* elements, std::size_t count) {
-  return HWY_DYNAMIC_DISPATCH(HasNan)(elements, count);
+bool HasNonFinite(const float* elements, std::size_t count) {
+  return HWY_DYNAMIC_DISPATCH(HasNonFinite)(elements, count);
 }
 
 namespace {

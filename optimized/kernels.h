@@ -71,7 +71,7 @@ void TurnAdjacent(float* head, std::size_t pairs, const float* cosine,
                   const float* sine);
 void TurnHalves(float* head, std::size_t pairs, const float* cosine,
                 const float* sine);
-bool HasNan(const float* elements, std::size_t count);
+bool HasNonFinite(const float* elements, std::size_t count);
 
 }  // namespace kvtwin::optimized
 

@@ -25,8 +25,8 @@ void RowShift::Prepare(const Shift& shift, std::int32_t offset,
     cosines_.push_back(cosine);
     sines_.push_back(sine);
   }
-  nan_turns_ = HasNan(cosines_.data(), cosines_.size()) ||
-               HasNan(sines_.data(), sines_.size());
+  nan_turns_ = HasNonFinite(cosines_.data(), cosines_.size()) ||
+               HasNonFinite(sines_.data(), sines_.size());
 }
 
 bool RowShift::idle() const {
@@ -45,9 +45,8 @@ bool RowShift::idle() const {
 }
 
 void RowShift::Turn(std::span<float> row) const {
-  // Which of two NaN a sum keeps is up to the compiler: leave it to the
-  // definition's.
-  if (nan_turns_ || HasNan(row.data(), row.size())) {
+  // What becomes a NaN, and which one: leave it to the definition.
+  if (nan_turns_ || HasNonFinite(row.data(), row.size())) {
     const Status status =
         ShiftRow(*shift_, /*layer=*/0, offset_, static_cast<int>(head_dim_),
                  static_cast<int>(row.size() / head_dim_), row);

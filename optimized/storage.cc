@@ -253,7 +253,7 @@ void Layer::StoreKey(std::size_t cell, std::span<const float> row) {
     return;
   }
   auto* stored = key_.as<std::uint16_t>() + cell * key_row_;
-  if (!HasNan(row.data(), row.size())) {
+  if (!HasNonFinite(row.data(), row.size())) {
     F32ToF16(row.data(), stored, row.size());
     return;
   }

@@ -11,6 +11,7 @@ class App;
 namespace kvtwin::props {
 
 void AddFuzzCommand(CLI::App& app, int& exit_code);
+void AddLawsCommand(CLI::App& app, int& exit_code);
 void AddExploreCommand(CLI::App& app, int& exit_code);
 
 }  // namespace kvtwin::props

@@ -43,6 +43,49 @@ set_tests_properties(command.unknown_target PROPERTIES
   ENVIRONMENT KVTWIN_TARGET=MMX)
 kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
+kvtwin_command_test(laws_hold EXIT 0 PRINTS "\"broken\": ?0[,}]"
+  ARGS laws --runs 30 --seed 3 --json)
+kvtwin_command_test(laws_judge_one_history EXIT 0 PRINTS "holds  frame"
+  ARGS laws --law frame --twin optimized
+  --history "kvt1 | put 0*2 | copy 0>1:1 | drop 0:0-")
+kvtwin_command_test(laws_unknown_law EXIT 2 ARGS laws --law gravity)
+kvtwin_command_test(laws_no_history EXIT 2 ARGS laws --history "kvt1 | fly")
+
+# Every rare state is reached, refusals and full caches are neither rare nor the
+# rule, and the instruction set that is asked for is the one that runs.
+kvtwin_command_test(fuzz_reaches_all_probes EXIT 0 PRINTS "\"vacuity\": ?\\[\\]"
+  ARGS fuzz --ops 1000000 --seed 1 --threads 2 --probes --json)
+kvtwin_command_test(fuzz_complains_of_probes_not_reached EXIT 1
+  PRINTS "VACUOUS never: filled" ARGS fuzz --ops 500 --kind encoder --probes)
+kvtwin_command_test(fuzz_forced_target EXIT 0 PRINTS "\"target\": ?\"SSSE3\""
+  ARGS fuzz --ops 20000 --seed 1 --json)
+set_tests_properties(command.fuzz_forced_target PROPERTIES
+  ENVIRONMENT KVTWIN_TARGET=SSSE3)
+
+# The volume that every push gets; a build to debug or to sanitize is too slow.
+if(CMAKE_BUILD_TYPE STREQUAL Release)
+  kvtwin_command_test(fuzz_ten_million EXIT 0 PRINTS "\"differences\": ?0[,}]"
+    ARGS fuzz --ops 10000000 --seed 1 --threads 2 --json)
+  set_tests_properties(command.fuzz_ten_million PROPERTIES PROCESSORS 2)
+endif()
+
+# The canary turns red, and within a second.
+add_test(NAME command.canary
+  COMMAND ${PROJECT_SOURCE_DIR}/props/expect.sh 1 "FAIL subject: mask bytes"
+          $<TARGET_FILE:kvtwin_canary> fuzz --seconds 1 --seed 1)
+set_tests_properties(command.canary PROPERTIES TIMEOUT 60)
+
+# The page of a failure, in a browser if there is one.
+add_test(NAME command.page
+  COMMAND ${PROJECT_SOURCE_DIR}/props/page_test.sh
+          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
+set_tests_properties(command.page PROPERTIES
+  TIMEOUT 300 SKIP_RETURN_CODE 77)
+kvtwin_command_test(check_pages_need_a_folder EXIT 2 PRINTS "folder"
+  ARGS check --html no/such/folder recordings/reject)
+kvtwin_command_test(check_page_needs_a_place EXIT 2 PRINTS "cannot be written"
+  ARGS check --html no/such/folder/page.html
+       recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
 
 kvtwin_command_test(explore_reaches_the_fixed_point EXIT 0
   PRINTS "\"differences\":0,\"fixed_point\":true"

@@ -1,12 +1,12 @@
 #include "props/entitlement.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "core/elements.h"
+#include "props/hash.h"
 
 namespace kvtwin::props {
 namespace {
@@ -18,9 +18,8 @@ constexpr std::uint32_t kHiddenF32 = 0xFF800000;  // -inf.
 constexpr std::uint16_t kHiddenF16 = 0xFC00;
 
 // 0: may attend, 1: may not, 2: neither.
-int MaskBit(const TensorView& mask, std::int64_t column, std::int64_t row) {
-  const std::byte* element = mask.at(column, row);
-  if (mask.dtype == DType::kF32) {
+int MaskBit(const std::byte* element, DType dtype) {
+  if (dtype == DType::kF32) {
     std::uint32_t bits;
     std::memcpy(&bits, element, sizeof(bits));
     return bits == 0 ? 0 : bits == kHiddenF32 ? 1 : 2;
@@ -30,16 +29,19 @@ int MaskBit(const TensorView& mask, std::int64_t column, std::int64_t row) {
   return bits == 0 ? 0 : bits == kHiddenF16 ? 1 : 2;
 }
 
+std::uint64_t HashDense(const DenseTensor& row, std::uint64_t seed) {
+  return HashBytes(row.bytes.data(), row.bytes.size(), seed);
+}
+
 // Of a whole row; equal rows have equal hashes.
 std::uint64_t HashRow(const TensorView& row, std::uint64_t seed) {
   const std::size_t size = SizeOf(row.dtype);
   if (row.stride[0] == static_cast<std::int64_t>(size) &&
       row.stride[1] == row.stride[0] * row.shape[0]) {
-    return XXH3_64bits_withSeed(
-        row.data, size * static_cast<std::size_t>(row.elements()), seed);
+    return HashBytes(row.data, size * static_cast<std::size_t>(row.elements()),
+                     seed);
   }
-  const DenseTensor dense = CopyOf(row, row.dtype);
-  return XXH3_64bits_withSeed(dense.bytes.data(), dense.bytes.size(), seed);
+  return HashDense(CopyOf(row, row.dtype), seed);
 }
 
 // Column `column` of V as [v_head_dim, kv_heads].
@@ -85,13 +87,14 @@ std::string TokenText(const LedgerToken& token, int layer) {
 std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
                                       bool with_value) {
   std::vector<std::uint64_t> hashes;
+  hashes.reserve(ledger.tokens().size());
   for (const LedgerToken& token : ledger.tokens()) {
     const auto rows = token.rows.find(layer);
     hashes.push_back(0);
     if (rows == token.rows.end()) continue;
-    hashes.back() = HashRow(rows->second.key.view(), 0);
+    hashes.back() = HashDense(rows->second.key, 0);
     if (!with_value) continue;
-    hashes.back() = HashRow(rows->second.value.view(), hashes.back());
+    hashes.back() = HashDense(rows->second.value, hashes.back());
   }
   return hashes;
 }
@@ -158,8 +161,46 @@ std::optional<WrongRow> FindWrongEncoderRow(const KvRows* rows,
 
 }  // namespace
 
+RowOwners::RowOwners(const CacheLedger& ledger, int layer, const KvView& view,
+                     bool permuted_v)
+    : layer_(layer), view_(view), permuted_v_(permuted_v) {
+  for (const LedgerToken& token : ledger.tokens()) {
+    const auto rows = token.rows.find(layer);
+    if (rows == token.rows.end()) continue;
+    tokens_.push_back({&token, HashRow(rows->second.key.view(), 0),
+                       HashRow(rows->second.value.view(), 0)});
+  }
+}
+
+RowOwner RowOwners::Of(std::int64_t column,
+                       const std::vector<const LedgerToken*>& due) const {
+  const std::uint64_t rows = HashColumn(view_, column, permuted_v_);
+  for (const LedgerToken* token : due) {
+    if (!token->rows.contains(layer_)) return {token, true, true, rows};
+  }
+  const bool has_value = view_.value.data != nullptr;
+  const std::uint64_t key = HashRow(Slice(view_.key, 2, column), 0);
+  const std::uint64_t value =
+      has_value ? HashRow(ValueRow(view_.value, column, permuted_v_), 0) : 0;
+  const auto is_due = [&](const LedgerToken* token) {
+    return std::find(due.begin(), due.end(), token) != due.end();
+  };
+  RowOwner best{nullptr, false, false, rows};
+  int best_score = 0;
+  for (const Hashes& one : tokens_) {
+    const RowOwner owner{one.token, one.key == key,
+                         !has_value || one.value == value, rows};
+    const int score = (owner.key ? 4 : 0) + (has_value && owner.value ? 2 : 0) +
+                      (is_due(one.token) ? 1 : 0);
+    if (score < 2 || score <= best_score) continue;
+    best = owner;
+    best_score = score;
+  }
+  return best;
+}
+
 bool Visible(const TensorView& mask, std::int64_t column, std::int64_t row) {
-  return MaskBit(mask, column, row) == 0;
+  return MaskBit(mask.at(column, row), mask.dtype) == 0;
 }
 
 std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
@@ -193,8 +234,10 @@ std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
     // agree once in 2^64.
     std::uint64_t seen_sum = 0;
     std::int64_t seen = 0;
+    const std::byte* element = view.mask.at(0, row);
     for (std::int64_t column = 0; column < columns; ++column) {
-      const int bit = MaskBit(view.mask, column, row);
+      const int bit =
+          MaskBit(element + column * view.mask.stride[0], view.mask.dtype);
       if (bit == 1) continue;
       if (bit == 2 || row >= active.rows()) {
         return WrongRow{row, static_cast<int>(column),

@@ -5,8 +5,11 @@
 #ifndef KVTWIN_PROPS_ENTITLEMENT_H_
 #define KVTWIN_PROPS_ENTITLEMENT_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kvtwin/cache.h"
 #include "reference/ledger.h"
@@ -26,6 +29,36 @@ struct WrongRow {
 // have the dtype of the cache. Without V (null data), K alone is compared.
 std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
                                      const KvView& view, bool permuted_v);
+
+// Whose K and V rows a column of a view has: of the token that has both, else
+// of one that has either.
+struct RowOwner {
+  const reference::LedgerToken* token = nullptr;
+  bool key = false;
+  bool value = false;
+  std::uint64_t rows = 0;  // The hash of what the column has.
+};
+
+class RowOwners {
+ public:
+  // Requires: all outlive this; rows in `view` have the shape of those put.
+  RowOwners(const reference::CacheLedger& ledger, int layer, const KvView& view,
+            bool permuted_v);
+  // Of equal rows, those of `due`; of a token that was never put here, any.
+  RowOwner Of(std::int64_t column,
+              const std::vector<const reference::LedgerToken*>& due) const;
+
+ private:
+  struct Hashes {
+    const reference::LedgerToken* token;
+    std::uint64_t key;
+    std::uint64_t value;
+  };
+  int layer_;
+  const KvView& view_;
+  bool permuted_v_;
+  std::vector<Hashes> tokens_;  // Those that were put.
+};
 
 // Whether column `column` is visible to mask row `row`.
 bool Visible(const TensorView& mask, std::int64_t column, std::int64_t row);

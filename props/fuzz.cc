@@ -1,7 +1,6 @@
 #include "props/fuzz.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <atomic>
 #include <chrono>
@@ -10,12 +9,13 @@
 #include <vector>
 
 #include "props/generate.h"
+#include "props/hash.h"
 #include "props/shrink.h"
 
 namespace kvtwin::props {
 namespace {
 
-constexpr int kOpsInHistory = 60;
+constexpr int kOpsInHistory = 100;
 // Histories between two looks at the clock and the count.
 constexpr std::size_t kBlock = 64;
 
@@ -38,17 +38,51 @@ void OnCrash(int signal) {
   std::raise(signal);
 }
 
-// Runs the histories from `first` on, each into its place in `results`.
+History HistoryAt(const FuzzOptions& options, std::uint64_t number) {
+  return MakeHistory(options.seed, number, options.kind, kOpsInHistory,
+                     options.cells_max);
+}
+
+// One in twenty histories is run twice, and each that fails.
+constexpr std::uint64_t kRepeatEvery = 20;
+constexpr std::string_view kNotTheSame = "harness: not the same twice";
+
+RunResult RunAgain(const History& history, const Subject& subject,
+                   const RunResult& first) {
+  RunResult again = RunHistory(history, subject);
+  const bool same =
+      again.digest == first.digest &&
+      again.difference.has_value() == first.difference.has_value();
+  if (same) return first;
+  if (!again.difference) again.difference = first.difference;
+  if (!again.difference) again.difference = {history.ops.size(), "", ""};
+  again.difference->check = kNotTheSame;
+  again.difference->text =
+      fmt::format("run twice, it gives the digests {:016x} and {:016x}\n{}",
+                  first.digest, again.digest, again.difference->text);
+  return again;
+}
+
+struct Ran {
+  RunResult result;
+  Census census;
+};
+
+// Runs the histories from `first` on, each into its place in `block`.
 void RunBlock(const FuzzOptions& options, const Subject& subject,
-              std::uint64_t first, std::vector<RunResult>& results) {
+              std::uint64_t first, std::vector<Ran>& block) {
   std::atomic<std::size_t> next = 0;
   const auto work = [&] {
-    for (std::size_t i = next++; i < results.size(); i = next++) {
-      const History history =
-          MakeHistory(options.seed, first + i, options.kind, kOpsInHistory);
+    for (std::size_t i = next++; i < block.size(); i = next++) {
+      const History history = HistoryAt(options, first + i);
       running = &history;
       running_on = &subject;
-      results[i] = RunHistory(history, subject);
+      RunResult& result = block[i].result;
+      result = RunHistory(history, subject, nullptr,
+                          options.probes ? &block[i].census : nullptr);
+      if ((first + i) % kRepeatEvery == 0 || result.difference) {
+        result = RunAgain(history, subject, result);
+      }
       running = nullptr;
     }
   };
@@ -58,12 +92,16 @@ void RunBlock(const FuzzOptions& options, const Subject& subject,
 }
 
 FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
-                    std::uint64_t number) {
+                    std::uint64_t number, const Difference& difference) {
   FuzzFailure failure;
   failure.history_number = number;
-  const History found =
-      MakeHistory(options.seed, number, options.kind, kOpsInHistory);
+  const History found = HistoryAt(options, number);
   failure.operations = found.ops.size();
+  if (difference.check == kNotTheSame) {
+    failure.shrunk = found;
+    failure.difference = difference;
+    return failure;
+  }
   failure.shrunk = Shrink(found, subject);
   failure.difference = *RunHistory(failure.shrunk, subject).difference;
   return failure;
@@ -86,17 +124,18 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   };
   while (!done() && !result.failure) {
     const auto first = static_cast<std::uint64_t>(result.histories);
-    std::vector<RunResult> block(kBlock);
+    std::vector<Ran> block(kBlock);
     RunBlock(options, subject, first, block);
     // In the order of the seed, whichever thread was first.
     for (std::size_t i = 0; i < block.size(); ++i) {
-      const RunResult& one = block[i];
+      const RunResult& one = block[i].result;
       result.operations += one.operations;
-      result.digest =
-          XXH3_64bits_withSeed(&one.digest, sizeof(one.digest), result.digest);
+      result.digest = HashBytes(&one.digest, sizeof(one.digest), result.digest);
       ++result.histories;
+      result.repeated += (first + i) % kRepeatEvery == 0 ? 1 : 0;
+      result.census.Add(block[i].census);
       if (one.difference) {
-        result.failure = Explain(options, subject, first + i);
+        result.failure = Explain(options, subject, first + i, *one.difference);
         break;
       }
       if (options.operations > 0 && done()) break;
@@ -109,23 +148,54 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
 
 std::string FailureText(const History& history, const Difference& difference,
                         const Subject& subject) {
-  std::vector<std::string> story;
+  Story story;
   RunHistory(history, subject, &story);
   std::string text =
       fmt::format("FAIL {}    {} against the reference and the ledger\n\n",
                   difference.check, subject.name);
-  for (std::size_t i = 0; i < story.size(); ++i) {
-    const bool last = i + 1 == story.size();
-    if (i >= 40 && i + 10 < story.size())
-      continue;  // The middle of a long one.
-    text +=
-        fmt::format("  {:3} {}{}\n", i + 1, story[i], last ? "   <- then" : "");
+  const std::size_t calls = story.steps.size();
+  for (std::size_t i = 0; i < calls; ++i) {
+    if (i >= 40 && i + 10 < calls) continue;  // The middle of a long one.
+    text += fmt::format("  {:3} {}{}\n", i + 1, StoryLine(story.steps[i]),
+                        i + 1 == calls ? "   <- then" : "");
   }
   text += fmt::format("\n  {}\n", difference.text);
   text += "\n";
-  text += fmt::format("  rerun   kvtwin run '{}' --twin {}\n", ToText(history),
-                      subject.name);
+  text += fmt::format("  rerun   {}\n", RerunCommand(history, subject));
   return text;
+}
+
+std::string RerunCommand(const History& history, const Subject& subject) {
+  return fmt::format("kvtwin run '{}' --twin {}", ToText(history),
+                     subject.name);
+}
+
+Failure ExplainHistory(const History& history, const Difference& difference,
+                       const Subject& subject) {
+  Failure failure{.name = "a history of calls",
+                  .setup = ToText(history.setup),
+                  .unit = "Call",
+                  .check = difference.check,
+                  .reason = difference.text,
+                  .command = RerunCommand(history, subject),
+                  .text = FailureText(history, difference, subject),
+                  .frame = Frame::Around(difference.first_cell,
+                                         difference.column, difference.row),
+                  .steps = {},
+                  .left_out = 0};
+  // Once to count the calls, and once more to draw the last of them.
+  Story story;
+  RunHistory(history, subject, &story);
+  const auto calls = std::ssize(story.steps);
+  failure.left_out = std::max<std::int64_t>(0, calls - Failure::kSteps);
+  story = {.steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
+  RunHistory(history, subject, &story);
+  failure.steps.assign(story.steps.begin() + failure.left_out,
+                       story.steps.end());
+  if (failure.steps.empty()) failure.steps.emplace_back().call = "setup";
+  failure.steps.back().wrong_row = difference.row;
+  failure.steps.back().wrong_column = difference.column;
+  return failure;
 }
 
 }  // namespace kvtwin::props

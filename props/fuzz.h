@@ -9,6 +9,7 @@
 #include <string>
 
 #include "props/history.h"
+#include "props/page.h"
 #include "props/runner.h"
 
 namespace kvtwin::props {
@@ -20,6 +21,8 @@ struct FuzzOptions {
   std::uint64_t seed = 1;
   int threads = 1;
   std::optional<Kind> kind;
+  int cells_max = 0;    // If not 0, of each cache.
+  bool probes = false;  // Take a census.
   // Called now and then, from one thread.
   std::function<void(std::int64_t operations, double seconds)> progress;
 };
@@ -38,6 +41,8 @@ struct FuzzResult {
   // Of all histories and answers, in the order of the seed. Depends on the
   // seed, the kind and the number of operations only.
   std::uint64_t digest = 0;
+  std::int64_t repeated = 0;  // Histories that were run a second time.
+  Census census;
   std::optional<FuzzFailure> failure;  // The first; the run ends with it.
 };
 
@@ -51,6 +56,13 @@ void ReportCrashes();
 // to the difference, and the command that shows it again.
 std::string FailureText(const History& history, const Difference& difference,
                         const Subject& subject);
+
+// The same for a page.
+Failure ExplainHistory(const History& history, const Difference& difference,
+                       const Subject& subject);
+
+// "kvtwin run 'kvt1 ...' --twin optimized"
+std::string RerunCommand(const History& history, const Subject& subject);
 
 }  // namespace kvtwin::props
 

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -22,6 +23,7 @@ struct Arguments {
   std::string kind;
   std::string twin = "optimized";
   std::string history;
+  std::string html;  // Where the page of a failure goes.
   bool json = false;
 };
 
@@ -37,6 +39,19 @@ void AddTwin(CLI::App& command, Arguments& arguments) {
       ->check(CLI::IsMember(Twins()))
       ->capture_default_str();
   command.add_flag("--json", arguments.json, "print one JSON object");
+  command.add_option("--html", arguments.html,
+                     "write the failure, if there is one, as a page");
+}
+
+// The exit code of a failure.
+int Failed(const Arguments& arguments, const History& history,
+           const Difference& difference, const Subject& subject) {
+  if (arguments.html.empty()) return 1;
+  const Status status =
+      WritePage(ExplainHistory(history, difference, subject), arguments.html);
+  if (status.ok()) return 1;
+  fmt::print(stderr, "kvtwin: {}\n", status.message());
+  return 2;
 }
 
 void ShowProgress(std::int64_t operations, double seconds) {
@@ -44,6 +59,54 @@ void ShowProgress(std::int64_t operations, double seconds) {
   if (seconds - shown < 0.2) return;
   shown = seconds;
   fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations, seconds);
+}
+
+// What KVTWIN_TARGET asks for, if it asks.
+std::string ForcedTarget() {
+  const char* forced = std::getenv("KVTWIN_TARGET");
+  return forced == nullptr ? "" : forced;
+}
+
+std::vector<std::string> VacuityOf(const Census& census) {
+  std::vector<std::string> reasons = Vacuity(census);
+  const std::string forced = ForcedTarget();
+  // By the kernels' own word, not by that of the setting.
+  const std::string active = optimized::ActiveTarget();
+  if (!forced.empty() && forced != active) {
+    reasons.push_back(fmt::format("{} was forced, {} ran", forced, active));
+  }
+  return reasons;
+}
+
+nlohmann::ordered_json CensusJson(const Census& census) {
+  nlohmann::ordered_json probes;
+  for (std::size_t i = 0; i < kProbes.size(); ++i) {
+    probes[std::string(kProbes[i].name)] = census.hits[i];
+  }
+  return {{"probes", probes},
+          {"calls", census.calls},
+          {"refused", census.refused},
+          {"discarded", census.discarded},
+          {"full", census.full},
+          {"forced_target", ForcedTarget()},
+          {"vacuity", VacuityOf(census)}};
+}
+
+void PrintCensus(const Census& census) {
+  for (std::size_t i = 0; i < kProbes.size(); ++i) {
+    fmt::print("{:>12} {:<22} {}\n", census.hits[i], kProbes[i].name,
+               kProbes[i].statement);
+  }
+  const auto print = [](std::int64_t count, std::int64_t of,
+                        std::string_view what) {
+    fmt::print("{:>12} of {} {}\n", count, of, what);
+  };
+  print(census.refused, census.calls, "calls were refused");
+  print(census.discarded, census.histories, "histories were discarded");
+  print(census.full, census.histories, "histories had a full cache");
+  for (const std::string& reason : VacuityOf(census)) {
+    fmt::print("VACUOUS {}\n", reason);
+  }
 }
 
 int RunFuzz(const Arguments& arguments) {
@@ -74,23 +137,25 @@ int RunFuzz(const Arguments& arguments) {
     nlohmann::ordered_json json = {
         {"operations", result.operations},
         {"histories", result.histories},
+        {"repeated", result.repeated},
         {"differences", result.failure ? 1 : 0},
         {"digest", fmt::format("{:016x}", result.digest)},
         {"operations_per_second", static_cast<std::int64_t>(rate)},
         {"seed", options.seed},
         {"twin", arguments.twin},
         {"target", optimized::ActiveTarget()}};
+    if (options.probes) json.update(CensusJson(result.census));
     if (result.failure) {
       json["check"] = result.failure->difference.check;
       json["history"] = ToText(result.failure->shrunk);
       json["shrunk_to"] = result.failure->shrunk.ops.size();
       json["reason"] = result.failure->difference.text;
-      json["rerun"] = fmt::format("kvtwin run '{}' --twin {}",
-                                  ToText(result.failure->shrunk), subject.name);
+      json["rerun"] = RerunCommand(result.failure->shrunk, subject);
     }
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
   } else {
+    if (options.probes) PrintCensus(result.census);
     fmt::print("{}", failure);
     fmt::print(
         "{} operations in {} histories, {} differences, {:.0f} operations a "
@@ -98,7 +163,11 @@ int RunFuzz(const Arguments& arguments) {
         result.operations, result.histories, result.failure ? 1 : 0, rate,
         options.seed, result.digest);
   }
-  return result.failure ? 1 : 0;
+  if (result.failure) {
+    return Failed(arguments, result.failure->shrunk, result.failure->difference,
+                  subject);
+  }
+  return options.probes && !VacuityOf(result.census).empty() ? 1 : 0;
 }
 
 int RunOne(const Arguments& arguments) {
@@ -108,13 +177,15 @@ int RunOne(const Arguments& arguments) {
     return 2;
   }
   const Subject subject = TwinSubject(arguments.twin);
-  std::vector<std::string> story;
+  Story story;
   const RunResult result = RunHistory(*history, subject, &story);
   const auto& difference = result.difference;
+  std::vector<std::string> calls;
+  for (const Step& step : story.steps) calls.push_back(StoryLine(step));
   if (!result.ran && !difference) {
     fmt::print(stderr, "kvtwin run: no cache can be made of '{}'{}{}\n",
-               ToText(history->setup), story.empty() ? "" : ": ",
-               story.empty() ? "" : story.back());
+               ToText(history->setup), calls.empty() ? "" : ": ",
+               calls.empty() ? "" : calls.back());
     return 2;
   }
   if (arguments.json) {
@@ -124,16 +195,16 @@ int RunOne(const Arguments& arguments) {
         {"digest", fmt::format("{:016x}", result.digest)},
         {"check", difference ? difference->check : ""},
         {"reason", difference ? difference->text : ""},
-        {"calls", story}};
+        {"calls", calls}};
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
   } else if (difference) {
     fmt::print("{}", FailureText(*history, *difference, subject));
   } else {
-    for (const std::string& line : story) fmt::print("  {}\n", line);
+    for (const std::string& line : calls) fmt::print("  {}\n", line);
     fmt::print("{} operations, no difference\n", result.operations);
   }
-  return difference ? 1 : 0;
+  return difference ? Failed(arguments, *history, *difference, subject) : 0;
 }
 
 }  // namespace
@@ -167,6 +238,11 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_option("--kind", fuzz_arguments->kind, "only this kind of cache")
       ->check(CLI::IsMember(
           std::vector<std::string>(kKindNames.begin(), kKindNames.end())));
+  fuzz->add_option("--cells-max", options.cells_max,
+                   "only caches of at most so many cells")
+      ->check(CLI::Range(1, 1 << 20));
+  fuzz->add_flag("--probes", options.probes,
+                 "count rare states, and fail if one was never seen");
   AddTwin(*fuzz, *fuzz_arguments);
   fuzz->callback(
       [fuzz_arguments, &exit_code] { exit_code = RunFuzz(*fuzz_arguments); });

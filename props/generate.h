@@ -2,7 +2,8 @@
 //
 // Values are few on purpose: bugs live at boundaries, and small caches reach
 // theirs often. Half of all histories draw their operations evenly, half with
-// random weights, so that every operation dominates now and then.
+// random weights, so that every operation dominates now and then. Of those of
+// legal clients, most are what a model server sends.
 
 #ifndef KVTWIN_PROPS_GENERATE_H_
 #define KVTWIN_PROPS_GENERATE_H_
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "props/history.h"
 
@@ -22,15 +24,19 @@ using Pick = std::function<int(int lo, int hi)>;
 // How likely each kind of operation is, by OpKind.
 using Weights = std::array<int, 10>;
 
-Setup DrawSetup(const Pick& pick, std::optional<Kind> kind);
+// With a `cells_max`, of at most so many cells (each cache of a wrapper).
+Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max = 0);
 Weights DrawWeights(const Pick& pick);
-Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights);
+// `live`: the sequences that are likely to hold tokens.
+Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
+          const std::vector<int>& live);
 
 // A whole history of about `ops` operations. The same for the same arguments,
 // on every machine.
-History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops);
+History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
+                    int cells_max = 0);
 History MakeHistory(std::uint64_t seed, std::uint64_t number,
-                    std::optional<Kind> kind, int ops);
+                    std::optional<Kind> kind, int ops, int cells_max = 0);
 
 }  // namespace kvtwin::props
 

@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
+#include "props/forwarding_cache.h"
 #include "props/fuzz.h"
 #include "props/shrink.h"
 
@@ -12,51 +14,10 @@ namespace kvtwin::props {
 namespace {
 
 // The reference twin, but for what a test overrides.
-class Faulty : public Cache {
+class Faulty : public ForwardingCache {
  public:
   explicit Faulty(const CacheSpec& spec)
-      : cache_(std::move(*MakeCache(spec, "reference"))) {}
-
-  Status SetConfig(const CacheConfig& c) override {
-    return cache_->SetConfig(c);
-  }
-  Status Init(DType dtype, int sequences, int capacity, int batch) override {
-    return cache_->Init(dtype, sequences, capacity, batch);
-  }
-  void Close() override { cache_->Close(); }
-  Status SetLayer(int layer) override { return cache_->SetLayer(layer); }
-  Status StartForward(const Batch& batch, bool reserve) override {
-    return cache_->StartForward(batch, reserve);
-  }
-  Status SetCausal(std::span<const int> except) override {
-    return cache_->SetCausal(except);
-  }
-  Status Put(const TensorView& key, const TensorView& value) override {
-    return cache_->Put(key, value);
-  }
-  Result<KvView> Get() override { return cache_->Get(); }
-  Status CopyPrefix(int src, int dst, std::int32_t len) override {
-    return cache_->CopyPrefix(src, dst, len);
-  }
-  Result<bool> CanResume(int seq, std::int32_t pos) override {
-    return cache_->CanResume(seq, pos);
-  }
-  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
-    return cache_->Remove(seq, begin, end);
-  }
-  Status SetLayerType(int type) override { return cache_->SetLayerType(type); }
-  Cache* UnderlyingCache() override { return cache_->UnderlyingCache(); }
-  Result<bool> EncoderCached() override { return cache_->EncoderCached(); }
-  int CellCount() const override { return cache_->CellCount(); }
-  std::span<const int> BatchCells() const override {
-    return cache_->BatchCells();
-  }
-  void ListCells(std::vector<CellEntry>& out) const override {
-    cache_->ListCells(out);
-  }
-
- protected:
-  std::unique_ptr<Cache> cache_;
+      : ForwardingCache(std::move(*MakeCache(spec, "reference"))) {}
 };
 
 // Seed 004's self-copy: the sequence is erased.
@@ -148,6 +109,47 @@ TEST(Harness, FindsAMisuseThatIsAccepted) {
 }
 TEST(Harness, FindsAReservationThatStores) {
   IsFoundAndShrunk<ReserveStores>(2);
+}
+
+// Wrong once in its life, and never again.
+class WrongOnce : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    std::vector<CellEntry> cells;
+    cache_->ListCells(cells);
+    const bool shows =
+        std::any_of(cells.begin(), cells.end(), [&](const CellEntry& entry) {
+          return entry.sequence == seq && entry.position >= begin;
+        });
+    if (due && shows && end == kOpenEnd) {
+      due = false;
+      return {};
+    }
+    return cache_->Remove(seq, begin, end);
+  }
+  static inline bool due = true;
+};
+
+TEST(Harness, FindsWhatDoesNotHappenTwice) {
+  FuzzOptions options;
+  options.operations = 100000;
+  const Subject subject = {
+      .name = "faulty",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(std::make_unique<WrongOnce>(spec));
+      }};
+  const FuzzResult result = Fuzz(options, subject);
+  ASSERT_TRUE(result.failure.has_value());
+  EXPECT_EQ(result.failure->difference.check, "harness: not the same twice");
+}
+
+TEST(Harness, RunsOneHistoryInTwentyTwice) {
+  FuzzOptions options;
+  options.operations = 100000;
+  const FuzzResult result = Fuzz(options, TwinSubject("optimized"));
+  EXPECT_FALSE(result.failure.has_value());
+  EXPECT_GE(result.repeated * 20, result.histories);
 }
 
 TEST(Harness, GivesTheSameDigestOnAnyNumberOfThreads) {

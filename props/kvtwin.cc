@@ -108,8 +108,33 @@ std::string TextLine(const std::string& file, const Judgement& judgement) {
 struct CheckArguments {
   std::vector<std::string> paths;
   std::string twin = "both";
+  std::string html;
   bool json = false;
 };
+
+// Where the page of a recording goes: the path that --html names, or a file in
+// it if it is a folder, called by the recording's path.
+std::string PageOf(const std::string& html, const std::string& recording) {
+  if (!fs::is_directory(html)) return html;
+  std::string name = fs::path(recording).lexically_normal().string();
+  name.erase(0, name.find_first_not_of("./"));
+  std::replace(name.begin(), name.end(), '/', '-');
+  return (fs::path(html) / (name + ".html")).string();
+}
+
+// False if there is none to write, or it cannot be written: says why.
+bool WritePageOf(const std::string& recording, const std::string& html,
+                 const std::vector<std::string>& twins) {
+  const auto failure = ExplainRecording(recording, twins);
+  const Status status =
+      failure ? WritePage(*failure, PageOf(html, recording))
+              : Status(StatusCode::kFailedPrecondition,
+                       "--html needs a recording that can be read twice");
+  if (!status.ok()) {
+    fmt::print(stderr, "kvtwin check: {}\n", status.message());
+  }
+  return status.ok();
+}
 
 int Check(const CheckArguments& arguments) {
   std::vector<std::string> files;
@@ -128,6 +153,13 @@ int Check(const CheckArguments& arguments) {
     }
     files.insert(files.end(), found.begin(), found.end());
   }
+  if (!arguments.html.empty() && files.size() > 1 &&
+      !fs::is_directory(arguments.html)) {
+    fmt::print(stderr,
+               "kvtwin check: with several recordings, --html must name a "
+               "folder that exists\n");
+    return 2;
+  }
   const bool counts = files.size() > 1 && isatty(STDERR_FILENO) == 1;
   const std::vector<std::string> twins = TwinsNamed(arguments.twin);
   std::vector<std::size_t> verdicts(3);
@@ -144,6 +176,10 @@ int Check(const CheckArguments& arguments) {
     }
     ++verdicts[static_cast<std::size_t>(judgement.verdict)];
     exit_code = std::max(exit_code, ExitCode(judgement.verdict));
+    if (judgement.verdict == Verdict::kReject && !arguments.html.empty() &&
+        !WritePageOf(files[i], arguments.html, twins)) {
+      exit_code = 2;
+    }
   }
   if (!arguments.json) {
     fmt::print("{} accepted, {} rejected, {} bad input\n", verdicts[0],
@@ -162,6 +198,9 @@ void AddCheckCommand(CLI::App& app, int& exit_code) {
       ->required();
   AddTwin(*check, arguments->twin);
   check->add_flag("--json", arguments->json, "print a JSON object a recording");
+  check->add_option("--html", arguments->html,
+                    "write a page for what is rejected; of several "
+                    "recordings, into this folder");
   check->callback([arguments, &exit_code] { exit_code = Check(*arguments); });
 }
 
@@ -229,6 +268,7 @@ int Main(int argc, char** argv) {
   AddCheckCommand(app, exit_code);
   AddShowCommand(app, exit_code);
   AddFuzzCommand(app, exit_code);
+  AddLawsCommand(app, exit_code);
   AddExploreCommand(app, exit_code);
   if (!optimized::UseTargetFromEnvironment()) {
     fmt::print(stderr, "kvtwin: KVTWIN_TARGET is '{}', this machine has {}\n",

@@ -1,7 +1,6 @@
 #include "props/misuse.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <array>
 #include <functional>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "props/hash.h"
 
 namespace kvtwin::props {
 namespace {
@@ -360,9 +360,9 @@ std::uint64_t Fingerprint(Cache& cache) {
   cache.ListCells(cells);
   const auto batch = cache.BatchCells();
   std::uint64_t hash =
-      XXH3_64bits(cells.data(), cells.size() * sizeof(cells[0]));
+      HashBytes(cells.data(), cells.size() * sizeof(cells[0]), 0);
   const auto add = [&](const void* data, std::size_t size) {
-    hash = XXH3_64bits_withSeed(data, size, hash);
+    hash = HashBytes(data, size, hash);
   };
   add(batch.data(), batch.size_bytes());
   const Result<KvView> view = cache.Get();

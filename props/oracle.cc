@@ -49,15 +49,6 @@ std::vector<int> FirstRows(const TensorView& mask) {
   return first;
 }
 
-KvView RecordedView(const TraceOp& op) {
-  KvView view;
-  view.key = op.key.view();
-  if (op.value) view.value = op.value->view();
-  if (op.mask) view.mask = op.mask->view();
-  view.first_cell = op.first_cell.value_or(0);
-  return view;
-}
-
 // "K [1, 2] V [3]", or without V where none was recorded.
 std::string RowsText(const KvView& view, std::int64_t column, bool permuted_v) {
   if (view.value.data != nullptr) return RowText(view, column, permuted_v);
@@ -146,6 +137,19 @@ std::string_view LevelName(Level level) {
 
 const Cache* Oracle::twin() const {
   return twins_.empty() ? nullptr : twins_.front().cache.get();
+}
+
+KvView Oracle::RecordedView(const TraceOp& op) {
+  KvView view;
+  view.key = op.key.view();
+  if (op.value) view.value = op.value->view();
+  if (op.mask) view.mask = op.mask->view();
+  view.first_cell = op.first_cell.value_or(0);
+  return view;
+}
+
+KvView Oracle::DueView(const TraceOp& op) const {
+  return twins_.empty() ? KvView() : Ask(*twins_.front().cache, op).view;
 }
 
 std::string Oracle::RowLabel(int row) const {
@@ -330,8 +334,9 @@ OracleStep Oracle::Step(const TraceOp& op) {
   if (step.bad_input.empty()) step.bad_input = FindExcess(op);
   if (!step.bad_input.empty()) return step;
   Remember(op);
+  if (!twins_hold_) twins_.clear();
   step.identity = CompareTwins(op);
-  if (step.identity) twins_.clear();
+  twins_hold_ = !step.identity;
   if (ledger_holds_) step.entitlement = FollowLedger(op);
   ledger_holds_ = ledger_holds_ && !step.entitlement;
   return step;

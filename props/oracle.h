@@ -64,11 +64,20 @@ class Oracle {
   OracleStep Step(const TraceOp& op);
 
   const TraceHeader& header() const { return header_; }
-  // A twin, as long as none has differed; else null.
+  // A twin, until the line after the first one that it differs on; else null.
   const Cache* twin() const;
+  // What it answers to this get; without one, or refused, null data.
+  KvView DueView(const TraceOp& op) const;
+  // The view of a get that was recorded.
+  static KvView RecordedView(const TraceOp& op);
+  // The ledger can judge the mask of a get: it is of this pass, and no Remove
+  // or CopyPrefix came between.
+  bool fresh() const { return fresh_[active_]; }
   const reference::Ledger& ledger() const { return *ledger_; }
   // "sequence 1, position 4" for a row of the mask, or "padding".
   std::string RowLabel(int row) const;
+  // Of a wrapper's caches, the one that calls go to.
+  int active() const { return static_cast<int>(active_); }
   // Of the current pass.
   const std::vector<std::int32_t>& positions() const { return positions_; }
   const std::vector<int>& sequences() const { return sequences_; }
@@ -131,6 +140,7 @@ class Oracle {
   std::unique_ptr<Cache> gate_;  // Knows misuse, and answers as recorded.
   StatusCode recorded_ = StatusCode::kOk;
   std::vector<Twin> twins_;
+  bool twins_hold_ = true;
   std::optional<reference::Ledger> ledger_;
   bool ledger_holds_ = true;
 

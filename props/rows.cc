@@ -43,7 +43,8 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
     view.stride[2] = view.stride[1] * shape[1] + 3 * size;
     view.stride[3] = view.stride[2] * shape[2];
   }
-  bytes_.assign(static_cast<std::size_t>(view.stride[3]), kNaNByte);
+  bytes_.resize(static_cast<std::size_t>(view.stride[3]));
+  if (strided) std::fill(bytes_.begin(), bytes_.end(), kNaNByte);
   view.data = bytes_.data();
   for (std::int64_t k = 0; k < shape[2]; ++k) {
     for (std::int64_t j = 0; j < shape[1]; ++j) {
@@ -65,15 +66,19 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
 
 void PoisonFreeCells(const KvView& view, const std::vector<CellEntry>& used,
                      bool permuted_v) {
+  std::vector<bool> is_used;
+  if (!used.empty()) {
+    is_used.resize(static_cast<std::size_t>(used.back().cell) + 1);
+  }
+  for (const CellEntry& entry : used) {
+    is_used[static_cast<std::size_t>(entry.cell)] = true;
+  }
   const auto poison = [&](const TensorView& tensor, std::size_t cell_dim) {
     for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
       for (std::int64_t j = 0; j < tensor.shape[1]; ++j) {
         for (std::int64_t k = 0; k < tensor.shape[2]; ++k) {
-          const int cell = static_cast<int>(cell_dim == 0 ? i : k);
-          const auto at = std::lower_bound(
-              used.begin(), used.end(), cell,
-              [](const CellEntry& entry, int c) { return entry.cell < c; });
-          if (at != used.end() && at->cell == cell) continue;
+          const auto cell = static_cast<std::size_t>(cell_dim == 0 ? i : k);
+          if (cell < is_used.size() && is_used[cell]) continue;
           // The cache's own memory, which only a test may write to.
           std::memset(const_cast<std::byte*>(tensor.at(i, j, k)),
                       static_cast<int>(kPoisonByte), SizeOf(tensor.dtype));

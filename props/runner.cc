@@ -1,7 +1,6 @@
 #include "props/runner.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +14,7 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "props/entitlement.h"
+#include "props/hash.h"
 #include "props/misuse.h"
 #include "props/rows.h"
 #include "reference/ledger.h"
@@ -26,6 +26,9 @@ namespace {
 struct Differs {
   std::string check;
   std::string text;
+  int row = -1;
+  int column = -1;
+  int first_cell = 0;
 };
 
 std::string CellsText(const Cache& cache) {
@@ -44,11 +47,12 @@ std::string CellsText(const Cache& cache) {
 
 class Run {
  public:
-  Run(const History& history, const Subject& subject,
-      std::vector<std::string>* story, RunResult& result)
+  Run(const History& history, const Subject& subject, Story* story,
+      Observer* observer, RunResult& result)
       : setup_(history.setup),
         subject_(subject),
         story_(story),
+        observer_(observer),
         result_(result),
         ledger_(setup_.spec) {}
 
@@ -98,12 +102,20 @@ class Run {
                       const TensorView& subject,
                       std::array<std::int64_t, 3> index, std::size_t cell_dim);
   void Hash(const void* data, std::size_t size) {
-    result_.digest = XXH3_64bits_withSeed(data, size, result_.digest);
+    result_.digest = HashBytes(data, size, result_.digest);
   }
   void HashInt(std::int64_t value) { Hash(&value, sizeof(value)); }
-  void Tell(std::string text) {
-    if (story_ != nullptr) story_->push_back(std::move(text));
+  // Before a call that the observer compares the state around.
+  void Look() {
+    if (observer_ != nullptr) observer_->Look(ledger_, *reference_);
   }
+  void Tell(std::string call, std::string_view answer);
+  bool drawing() const {
+    return story_ != nullptr && !story_->steps.empty() &&
+           story_->steps.back().drawn;
+  }
+  void DrawCellsNow();
+  void DrawViewNow(int layer, const KvView& reference, const KvView& subject);
 
   // Calls, each to all three.
   bool StartForward(bool reserve);
@@ -154,7 +166,8 @@ class Run {
 
   const Setup& setup_;
   const Subject& subject_;
-  std::vector<std::string>* story_;
+  Story* story_;
+  Observer* observer_;
   RunResult& result_;
   const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
 
@@ -166,21 +179,24 @@ class Run {
   std::int64_t serial_ = 0;
   int first_cell_ = 0;  // Of the views that are compared.
   std::set<int> put_layers_;
-  std::set<int> to_ask_;  // Legal: sequences that must ask before going on.
   RowBuffer keys_;
   RowBuffer values_;
   std::vector<CellEntry> reference_cells_;
   std::vector<CellEntry> tested_cells_;
 };
 
+bool SameShape(const KvView& a, const KvView& b) {
+  return a.mask.shape == b.mask.shape && a.key.shape == b.key.shape &&
+         a.value.shape == b.value.shape;
+}
+
 template <class Call>
 void Run::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
                      StatusCode subject) {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(subject));
-  if (story_ != nullptr) {
-    Tell(fmt::format("{} -> {}", Made(call), StatusName(subject)));
-  }
+  if (observer_ != nullptr) observer_->Outcome(subject);
+  if (story_ != nullptr) Tell(Made(call), StatusName(subject));
   Check(ledger == reference, "reference: result", [&] {
     return fmt::format("{} is {} by the ledger, {} by the reference",
                        Made(call), StatusName(ledger), StatusName(reference));
@@ -190,6 +206,39 @@ void Run::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
                        StatusName(reference), StatusName(subject),
                        subject_.name);
   });
+}
+
+void Run::Tell(std::string call, std::string_view answer) {
+  if (story_ == nullptr) return;
+  Step& step = story_->steps.emplace_back();
+  step.number = std::ssize(story_->steps);
+  step.call = std::move(call);
+  step.answer = answer;
+  step.begins_pass = step.call.starts_with("StartForward");
+  if (story_->frame && step.number >= story_->from) DrawCellsNow();
+}
+
+void Run::DrawCellsNow() {
+  if (reference_ == nullptr || tested_ == nullptr) return;
+  Step& step = story_->steps.back();
+  DrawCells(*story_->frame, HeldCells(*reference_), HeldCells(*tested_),
+            reference_->CellCount(), step);
+  step.cache = active_type_;
+}
+
+void Run::DrawViewNow(int layer, const KvView& reference,
+                      const KvView& subject) {
+  if (!SameShape(reference, subject)) return;
+  DrawView(*story_->frame,
+           {.ledger = ledger_.active(),
+            .layer = layer,
+            .found = subject,
+            .due = reference,
+            .permuted_v = setup_.config.permuted_v,
+            .fresh = pass_.fresh,
+            .positions = pass_.positions,
+            .sequences = pass_.sequences},
+           story_->steps.back());
 }
 
 void Run::SetType(int type) {
@@ -218,6 +267,7 @@ void Run::CheckCells() {
   reference_->ListCells(reference_cells_);
   tested_->ListCells(tested_cells_);
   if (reference_cells_ != tested_cells_) {
+    if (drawing()) DrawCellsNow();  // Of this cache.
     Check(false, "subject: cells", [&] {
       return fmt::format("cells are\n  reference {}\n  {}{}",
                          CellsText(*reference_), subject_.name,
@@ -230,7 +280,11 @@ void Run::CheckCells() {
 
 void Run::CheckTokens() {
   const auto mix = [](std::int64_t a, std::uint64_t seed) {
-    return XXH3_64bits_withSeed(&a, sizeof(a), seed);
+    std::uint64_t z =
+        static_cast<std::uint64_t>(a) + seed + 0x9E3779B97F4A7C15U;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+    return z ^ (z >> 31);
   };
   std::uint64_t in_cells = 0;
   std::uint64_t owners = 0;
@@ -277,17 +331,32 @@ void Run::CheckBytes(std::string_view what, const TensorView& reference,
     return CheckBytes(what, reference, dense.view(), cell_dim);
   }
   const std::size_t run = size * static_cast<std::size_t>(reference.shape[0]);
+  const auto dense = [&](const TensorView& view) {
+    return view.stride[1] == static_cast<std::int64_t>(run) &&
+           view.stride[2] == view.stride[1] * view.shape[1];
+  };
+  if (dense(reference)) {
+    // In one piece, if they are equal.
+    const std::size_t all =
+        size * static_cast<std::size_t>(reference.elements());
+    Hash(reference.data, all);
+    if (dense(subject) && std::memcmp(reference.data, subject.data, all) == 0) {
+      return;
+    }
+  }
   for (std::int64_t k = 0; k < reference.shape[2]; ++k) {
     for (std::int64_t j = 0; j < reference.shape[1]; ++j) {
       const std::byte* due = reference.at(0, j, k);
       const std::byte* found = subject.at(0, j, k);
-      Hash(found, run);
+      if (!dense(reference)) Hash(due, run);
       if (std::memcmp(due, found, run) == 0) continue;
       std::int64_t i = 0;
       while (std::memcmp(reference.at(i, j, k), subject.at(i, j, k), size) == 0)
         ++i;
       throw Differs{fmt::format("subject: {} bytes", what),
-                    Picture(what, reference, subject, {i, j, k}, cell_dim)};
+                    Picture(what, reference, subject, {i, j, k}, cell_dim),
+                    what == "mask" ? static_cast<int>(j) : -1,
+                    static_cast<int>(std::array{i, j, k}.at(cell_dim))};
     }
   }
 }
@@ -340,6 +409,10 @@ void Run::CheckViews(int layer) {
   Result<KvView> reference = reference_->Get();
   Result<KvView> subject = tested_->Get();
   ++result_.operations;
+  if (story_ != nullptr) {
+    Tell(fmt::format("Get(layer {})", layer),
+         subject.ok() ? "" : StatusName(subject.status().code()));
+  }
   Check(reference.ok() && subject.ok(), "subject: result", [&] {
     return fmt::format("Get of layer {} is refused: reference {}, {} {}", layer,
                        reference.status().ToString(), subject_.name,
@@ -356,15 +429,34 @@ void Run::CheckViews(int layer) {
   const bool has_mask = reference->mask.data != nullptr;
   Check(has_mask == (subject->mask.data != nullptr), "subject: mask bytes",
         "only one of them has a mask");
+  if (drawing() && has_mask) {
+    DrawViewNow(layer, *reference, *subject);
+  }
   const bool permuted = setup_.config.permuted_v;
-  if (has_mask) CheckBytes("mask", reference->mask, subject->mask, 0);
-  CheckBytes("K", reference->key, subject->key, 2);
-  CheckBytes("V", reference->value, subject->value, permuted ? 0 : 2);
-  if (!pass_.fresh && has_mask) return;
-  const auto wrong = FindWrongRow(ledger_, layer, *reference, permuted);
-  if (wrong) {
-    Check(false, "reference: rows",
+  const bool judged = pass_.fresh || !has_mask;
+  try {
+    if (has_mask) CheckBytes("mask", reference->mask, subject->mask, 0);
+    CheckBytes("K", reference->key, subject->key, 2);
+    CheckBytes("V", reference->value, subject->value, permuted ? 0 : 2);
+    if (observer_ != nullptr) {
+      observer_->Get(static_cast<std::size_t>(TypeOf(layer)), layer, *reference,
+                     ledger_, *reference_);
+    }
+    if (!judged) return;
+    const auto wrong = FindWrongRow(ledger_, layer, *reference, permuted);
+    Check(!wrong, "reference: rows",
           [&] { return fmt::format("layer {}: {}", layer, wrong->text); });
+  } catch (Differs& differs) {
+    differs.first_cell = first_cell_;
+    // A row that sees what it has no right to says more than the first byte.
+    if (has_mask && judged && SameShape(*reference, *subject)) {
+      const auto wrong = FindWrongRow(ledger_, layer, *subject, permuted);
+      if (wrong && wrong->column >= 0) {
+        differs.row = wrong->row;
+        differs.column = wrong->column;
+      }
+    }
+    throw;
   }
 }
 
@@ -469,14 +561,11 @@ Segment Run::Legalized(Segment segment, std::size_t batch_room) {
       std::min({segment.count, capacity, static_cast<int>(batch_room)});
   const std::int64_t over =
       std::int64_t{Next(segment.seq)} + segment.count - capacity;
-  if (over > 0) {
-    const StatusCode code =
-        Remove(segment.seq, 0, static_cast<std::int32_t>(over));
+  if (over > 0) {  // A context shift: half of it goes.
+    const auto discard =
+        static_cast<std::int32_t>(std::max<std::int64_t>(over, capacity / 2));
+    const StatusCode code = Remove(segment.seq, 0, discard);
     if (code != StatusCode::kOk) Remove(segment.seq, 0, kOpenEnd);
-  }
-  if (to_ask_.erase(segment.seq) != 0 && Next(segment.seq) > 0 &&
-      !CanResume(segment.seq, Next(segment.seq))) {
-    Remove(segment.seq, 0, kOpenEnd);
   }
   return segment;
 }
@@ -525,6 +614,7 @@ void Run::MakeBatch(const Op& op) {
 
 bool Run::StartForward(bool reserve) {
   const Batch batch{pass_.positions, pass_.sequences, pass_.multimodal};
+  Look();
   const StatusCode by_ledger = ledger_.StartForward(batch, reserve).code();
   const StatusCode reference = reference_->StartForward(batch, reserve).code();
   const StatusCode subject = tested_->StartForward(batch, reserve).code();
@@ -535,6 +625,9 @@ bool Run::StartForward(bool reserve) {
                        reserve ? ", reserve" : "");
   };
   CheckCodes(call, by_ledger, reference, subject);
+  if (observer_ != nullptr) {
+    observer_->StartForward(batch, reserve, by_ledger, ledger_);
+  }
   Hash(pass_.positions.data(), pass_.positions.size() * sizeof(std::int32_t));
   Hash(pass_.sequences.data(), pass_.sequences.size() * sizeof(int));
   pass_.active = pass_.fresh = subject == StatusCode::kOk;
@@ -591,6 +684,9 @@ void Run::PutRows(int layer) {
   };
   CheckCodes(call, StatusCode::kOk, reference, subject);
   put_layers_.insert(layer);
+  if (observer_ != nullptr) {
+    observer_->Put(static_cast<std::size_t>(TypeOf(layer)), layer, dtype);
+  }
 }
 
 void Run::GetAll() {
@@ -638,10 +734,12 @@ void Run::SetCausal(const std::vector<int>& except) {
         tested_->SetCausal(indices).code());
   }
   SetType(kept_type);
+  if (observer_ != nullptr) observer_->SetCausal(indices);
   pass_.fresh = !pass_.copied;
 }
 
 StatusCode Run::Remove(int seq, std::int32_t begin, std::int32_t end) {
+  Look();
   const StatusCode by_ledger = ledger_.Remove(seq, begin, end).code();
   const StatusCode reference = reference_->Remove(seq, begin, end).code();
   const StatusCode subject = tested_->Remove(seq, begin, end).code();
@@ -651,6 +749,9 @@ StatusCode Run::Remove(int seq, std::int32_t begin, std::int32_t end) {
                            end == kOpenEnd ? "open" : fmt::to_string(end));
       },
       by_ledger, reference, subject);
+  if (observer_ != nullptr) {
+    observer_->Remove(seq, begin, end, by_ledger, ledger_);
+  }
   pass_.fresh = false;
   CheckAllCells();
   return subject;
@@ -661,18 +762,21 @@ void Run::Drop(const Op& op) {
   std::int32_t begin = Resolve(seq, op.begin);
   std::int32_t end = op.open ? kOpenEnd : Resolve(seq, op.end);
   if (begin > end) std::swap(begin, end);
+  if (!setup_.legal) return void(Remove(seq, begin, end));
+  // Going on at `begin`, or anew.
+  if (op.open && begin > 0 && !CanResume(seq, begin)) begin = 0;
   const StatusCode code = Remove(seq, begin, end);
-  if (!setup_.legal) return;
-  to_ask_.insert(seq);
   if (code != StatusCode::kOk) Remove(seq, 0, kOpenEnd);
 }
 
 void Run::CopyPrefix(int src, int dst, std::int32_t len) {
+  Look();
+  const StatusCode by_ledger = ledger_.CopyPrefix(src, dst, len).code();
   CheckCodes(
       [&] { return fmt::format("CopyPrefix({}, {}, {})", src, dst, len); },
-      ledger_.CopyPrefix(src, dst, len).code(),
-      reference_->CopyPrefix(src, dst, len).code(),
+      by_ledger, reference_->CopyPrefix(src, dst, len).code(),
       tested_->CopyPrefix(src, dst, len).code());
+  if (observer_ != nullptr) observer_->CopyPrefix(src, dst, len, by_ledger);
   pass_.fresh = false;
   pass_.copied = true;
   CheckAllCells();
@@ -681,9 +785,12 @@ void Run::CopyPrefix(int src, int dst, std::int32_t len) {
 void Run::Copy(const Op& op) {
   const int src = IdOf(op.seq);
   const int dst = IdOf(op.dst);
-  if (setup_.legal && src == dst) return;
-  CopyPrefix(src, dst, Resolve(src, op.end));
-  to_ask_.insert(dst);
+  std::int32_t len = Resolve(src, op.end);
+  if (!setup_.legal) return CopyPrefix(src, dst, len);
+  if (src == dst) return;
+  len = std::min(len, Next(src));
+  CopyPrefix(src, dst, len);
+  if (len > 0 && !CanResume(dst, len)) Remove(dst, 0, kOpenEnd);
 }
 
 bool Run::CanResume(int seq, std::int32_t pos) {
@@ -694,6 +801,7 @@ bool Run::CanResume(int seq, std::int32_t pos) {
              StatusCode::kOk, reference.status().code(),
              subject.status().code());
   HashInt(*subject ? 1 : 0);
+  if (observer_ != nullptr) observer_->CanResume(seq, pos, ledger_);
   Check(by_ledger == *reference, "reference: resume", [&] {
     return fmt::format(
         "CanResume({}, {}) is {} by the ledger, {} by the "
@@ -735,16 +843,17 @@ void Run::Misuse(int which) {
   if (pass_.active) SetLayer(layer);
   context.encoder = IsEncoder(active_type_);
   context.layer_put = put_layers_.contains(layer) && pass_.active;
+  ++result_.operations;
   for (Cache* cache : {reference_.get(), tested_.get()}) {
-    ++result_.operations;
     if (const auto wrong = TryMisuse(*cache, which, context)) {
       Check(false,
             cache == tested_.get() ? "subject: misuse" : "reference: misuse",
             *wrong);
     }
   }
-  if (story_ != nullptr)
-    Tell(fmt::format("misuse {}: {}", which, MisuseName(which)));
+  if (story_ != nullptr) {
+    Tell(fmt::format("misuse {}: {}", which, MisuseName(which)), "");
+  }
 }
 
 // The views of a reserving pass span all cells.
@@ -798,9 +907,10 @@ void Run::Reload() {
     reference_ = std::move(*reference);
     tested_ = std::move(*subject);
   }
-  Tell(in_place ? "Restore in place" : "Restore into new caches");
-  result_.operations += 4;
+  Tell(in_place ? "Restore in place" : "Restore into new caches", "");
+  result_.operations += 6;  // The calls above that have no line of their own.
   pass_ = Pass();
+  if (observer_ != nullptr) observer_->EndPass();
   active_type_ = 0;
   CheckAllCells();
 }
@@ -843,23 +953,38 @@ Subject TwinSubject(std::string_view twin) {
           .can_be_poisoned = true};
 }
 
+std::string StoryLine(const Step& step) {
+  if (step.answer.empty()) return step.call;
+  return fmt::format("{} -> {}", step.call, step.answer);
+}
+
 RunResult RunHistory(const History& history, const Subject& subject,
-                     std::vector<std::string>* story) {
+                     Story* story, Census* census) {
   RunResult result;
+  std::optional<Observer> observer;
+  if (census != nullptr) observer.emplace(history.setup, *census);
   std::size_t step = history.ops.size();
   try {
-    Run run(history, subject, story, result);
+    Run run(history, subject, story, observer ? &*observer : nullptr, result);
     result.ran = run.SetUp();
-    if (!result.ran) return result;
-    for (step = 0; step < history.ops.size(); ++step) {
-      run.Do(history.ops[step]);
+    if (result.ran) {
+      for (step = 0; step < history.ops.size(); ++step) {
+        run.Do(history.ops[step]);
+      }
+      run.TearDown();
     }
-    run.TearDown();
   } catch (const Differs& differs) {
-    result.difference = {step, differs.check, differs.text};
+    result.difference = {.step = step,
+                         .check = differs.check,
+                         .text = differs.text,
+                         .row = differs.row,
+                         .column = differs.column,
+                         .first_cell = differs.first_cell};
   } catch (const std::exception& error) {
-    result.difference = {step, "subject: exception", error.what()};
+    result.difference = {
+        .step = step, .check = "subject: exception", .text = error.what()};
   }
+  if (observer) observer->End(result.ran);
   return result;
 }
 

@@ -13,6 +13,8 @@
 
 #include "kvtwin/cache.h"
 #include "props/history.h"
+#include "props/probes.h"
+#include "props/step.h"
 
 namespace kvtwin::props {
 
@@ -32,19 +34,35 @@ struct Difference {
   std::size_t step = 0;  // Index into History::ops; ops.size(): the set-up.
   std::string check;     // Which comparison, "subject: view cells".
   std::string text;      // What differed, and where.
+  // As in Finding; and the cell of the first column of the view.
+  int row = -1;
+  int column = -1;
+  int first_cell = 0;
 };
 
+// What a run tells: a step for each call; those from step number `from` on are
+// drawn, if there is a frame.
+struct Story {
+  std::vector<Step> steps;
+  std::optional<Frame> frame;
+  std::int64_t from = 1;
+};
+
+// "Remove(0, 1, 2) -> ok"
+std::string StoryLine(const Step& step);
+
 struct RunResult {
-  bool ran = false;             // False: no cache can be made of the setup.
-  std::int64_t operations = 0;  // Calls that the three answered.
-  std::uint64_t digest = 0;     // Of all calls and answers.
+  bool ran = false;  // False: no cache can be made of the setup.
+  // Calls that the ledger (but for misuse) and both caches answered, and whose
+  // answers, cells, views and masks were compared.
+  std::int64_t operations = 0;
+  std::uint64_t digest = 0;  // Of all calls and answers.
   std::optional<Difference> difference;
 };
 
-// `story`, if given, receives one line for each call: what was asked, and what
-// was answered.
+// To `census`, if given, is added what was seen on the way.
 RunResult RunHistory(const History& history, const Subject& subject,
-                     std::vector<std::string>* story = nullptr);
+                     Story* story = nullptr, Census* census = nullptr);
 
 }  // namespace kvtwin::props
 

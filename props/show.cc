@@ -3,12 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/json_line.h"
 #include "core/names.h"
-#include "props/entitlement.h"
+#include "props/step.h"
 
 namespace kvtwin::props {
 namespace {
@@ -18,41 +19,8 @@ constexpr std::size_t kCellsShown = 48;
 constexpr std::size_t kCellsInLine = 8;
 constexpr std::int64_t kColumnsShown = 64;
 constexpr std::int64_t kRowsShown = 24;
-constexpr std::size_t kTokensShown = 12;
+constexpr std::size_t kRunsShown = 12;
 constexpr std::size_t kWidth = 80;
-
-// A token that is somewhere: "0+1@4" is held by sequences 0 and 1.
-struct Held {
-  int cell = 0;
-  std::int64_t position = 0;
-  std::vector<int> sequences;
-};
-
-// By cell; without a twin, the tokens of the ledger, which have no cells.
-std::vector<Held> HeldTokens(const Oracle& oracle) {
-  std::vector<Held> held;
-  if (oracle.twin() == nullptr) {
-    for (const auto& token : oracle.ledger().active().tokens()) {
-      held.push_back({-1,
-                      token.position,
-                      {token.sequences.begin(), token.sequences.end()}});
-    }
-    return held;
-  }
-  std::vector<CellEntry> entries;
-  oracle.twin()->ListCells(entries);
-  for (const CellEntry& entry : entries) {
-    if (held.empty() || held.back().cell != entry.cell) {
-      held.push_back({entry.cell, entry.position, {}});
-    }
-    held.back().sequences.push_back(entry.sequence);
-  }
-  return held;
-}
-
-std::string TokenText(const Held& token) {
-  return fmt::format("{}@{}", fmt::join(token.sequences, "+"), token.position);
-}
 
 // Lines of at most kWidth columns, broken at blanks.
 std::string Wrapped(std::string_view text, std::size_t indent) {
@@ -84,9 +52,9 @@ std::string FreeText(const std::vector<Held>& held, int cells) {
   }
   add(cells);
   const std::size_t count = runs.size();
-  if (count > kTokensShown) {
-    runs.resize(kTokensShown);
-    runs.push_back(fmt::format("and {} more runs", count - kTokensShown));
+  if (count > kRunsShown) {
+    runs.resize(kRunsShown);
+    runs.push_back(fmt::format("and {} more runs", count - kRunsShown));
   }
   return runs.empty() ? "none" : fmt::format("{}", fmt::join(runs, ", "));
 }
@@ -135,11 +103,62 @@ std::string Digits(int first_cell, std::int64_t from, std::int64_t to,
   return digits;
 }
 
+// "layer 0, K [3, 1, 5]", "sequence 0 at 4: true".
+std::string CallText(const Step& step) {
+  const bool both = !step.arguments.empty() && !step.answer.empty();
+  return step.arguments + (both ? ": " : "") + step.answer;
+}
+
 // Or shows those of another cache.
 bool ChangesCells(const TraceOp& op) {
   return op.kind == TraceOpKind::kStartForward ||
          op.kind == TraceOpKind::kSetLayerType ||
          op.kind == TraceOpKind::kRemove || op.kind == TraceOpKind::kCopyPrefix;
+}
+
+std::string SpecText(const CacheSpec& spec) {
+  std::string text(KindName(spec.kind));
+  if (spec.kind == Kind::kWrapper) {
+    std::vector<std::string> caches;
+    for (const CacheSpec& one : spec.caches) caches.push_back(SpecText(one));
+    return text + fmt::format(" of ({})", fmt::join(caches, "; "));
+  }
+  if (spec.window) text += fmt::format(", window {}", *spec.window);
+  if (spec.memory) text += fmt::format(", memory {}", *spec.memory);
+  if (spec.kind == Kind::kChunked) text += fmt::format(" {}", spec.chunk);
+  if (spec.kind == Kind::kEncoder) return text;
+  return text +
+         fmt::format(", shift {}",
+                     kShiftNames[static_cast<std::size_t>(spec.shift.kind)]);
+}
+
+std::string CacheText(const TraceHeader& header) {
+  const CacheSpec& spec = header.spec;
+  const bool wrapper = spec.kind == Kind::kWrapper;
+  const Placement placement =
+      wrapper ? spec.caches[0].placement : spec.placement;
+  return fmt::format("{}; {} placement; recorded by '{}'", SpecText(spec),
+                     header.entitlement_only               ? "other"
+                     : placement == Placement::kContiguous ? "contiguous"
+                                                           : "scatter",
+                     Printable(header.producer, 60));
+}
+
+std::string SizesText(const TraceHeader& header) {
+  return fmt::format(
+      "max_sequences {}, capacity {}, max_batch {}, {}; cache padding {}, "
+      "mask batch padding {}{}",
+      header.init.max_sequences, header.init.capacity, header.init.max_batch,
+      DTypeName(header.init.dtype), header.config.cache_padding,
+      header.config.mask_batch_padding,
+      header.config.permuted_v ? ", permuted V" : "");
+}
+
+std::string HeaderText(const std::string& name, const TraceHeader& header) {
+  return fmt::format(
+      "{}\n{}{}    0@4 is the token of sequence 0 at position 4\n\n",
+      Printable(name, name.size()), Wrapped(CacheText(header), 4),
+      Wrapped(SizesText(header), 4));
 }
 
 class Shower {
@@ -150,7 +169,7 @@ class Shower {
   bool Watch(const Oracle& oracle, const TraceOp& op, const OracleStep& step) {
     const auto& finding = step.identity ? step.identity : step.entitlement;
     if (!std::exchange(has_begun_, true) && !options_.json) {
-      fmt::print("{}", HeaderText(oracle.header()));
+      fmt::print("{}", HeaderText(name_, oracle.header()));
     }
     if (op.line >= options_.from && op.line <= options_.to) {
       const Finding* wrong = finding ? &*finding : nullptr;
@@ -163,105 +182,11 @@ class Shower {
     return !finding || options_.all;
   }
 
- private:
-  std::string Red(std::string text) const {
-    return options_.color ? fmt::format("\x1b[31m{}\x1b[0m", text) : text;
-  }
-
-  static std::string SpecText(const CacheSpec& spec) {
-    std::string text(KindName(spec.kind));
-    if (spec.kind == Kind::kWrapper) {
-      std::vector<std::string> caches;
-      for (const CacheSpec& one : spec.caches) caches.push_back(SpecText(one));
-      return text + fmt::format(" of ({})", fmt::join(caches, "; "));
-    }
-    if (spec.window) text += fmt::format(", window {}", *spec.window);
-    if (spec.memory) text += fmt::format(", memory {}", *spec.memory);
-    if (spec.kind == Kind::kChunked) text += fmt::format(" {}", spec.chunk);
-    if (spec.kind == Kind::kEncoder) return text;
-    return text +
-           fmt::format(", shift {}",
-                       kShiftNames[static_cast<std::size_t>(spec.shift.kind)]);
-  }
-
-  std::string HeaderText(const TraceHeader& header) const {
-    const CacheSpec& spec = header.spec;
-    const bool wrapper = spec.kind == Kind::kWrapper;
-    const Placement placement =
-        wrapper ? spec.caches[0].placement : spec.placement;
-    std::string text = fmt::format("{}\n", Printable(name_, name_.size()));
-    text += Wrapped(
-        fmt::format("{}; {} placement; recorded by '{}'", SpecText(spec),
-                    header.entitlement_only               ? "other"
-                    : placement == Placement::kContiguous ? "contiguous"
-                                                          : "scatter",
-                    Printable(header.producer, 60)),
-        4);
-    text +=
-        Wrapped(fmt::format("max_sequences {}, capacity {}, max_batch {}, {}; "
-                            "cache padding {}, "
-                            "mask batch padding {}{}",
-                            header.init.max_sequences, header.init.capacity,
-                            header.init.max_batch, DTypeName(header.init.dtype),
-                            header.config.cache_padding,
-                            header.config.mask_batch_padding,
-                            header.config.permuted_v ? ", permuted V" : ""),
-                4);
-    return text + "    0@4 is the token of sequence 0 at position 4\n\n";
-  }
-
-  static std::string BatchText(const TraceOp& op) {
-    std::string text;
-    for (std::size_t i = 0; i < op.positions.size(); ++i) {
-      if (i == kTokensShown) {
-        return text + fmt::format(" and {} more", op.positions.size() - i);
-      }
-      text += fmt::format("{}{}@{}", i == 0 ? "" : " ", op.sequences[i],
-                          op.positions[i]);
-    }
-    return text;
-  }
-
-  // What was asked, and the short answers.
-  static std::string CallText(const TraceOp& op) {
-    switch (op.kind) {
-      case TraceOpKind::kStartForward:
-        return fmt::format(
-            "{}{}{}: {}", BatchText(op), op.reserve ? ", reserving" : "",
-            op.indices.empty() ? "" : ", with images", StatusName(op.result));
-      case TraceOpKind::kSetCausal:
-        return fmt::format("except {}",
-                           op.indices.empty()
-                               ? "none"
-                               : fmt::format("{}", fmt::join(op.indices, " ")));
-      case TraceOpKind::kSetLayerType:
-        return fmt::format("{}", op.type);
-      case TraceOpKind::kPut:
-      case TraceOpKind::kGet:
-        return fmt::format("layer {}, K {}", op.layer, ShapeText(op.key.shape));
-      case TraceOpKind::kReservedMask:
-        return ShapeText(op.shape);
-      case TraceOpKind::kRemove:
-        return op.end == kOpenEnd
-                   ? fmt::format("sequence {}, from {}: {}", op.seq, op.begin,
-                                 StatusName(op.result))
-                   : fmt::format("sequence {}, [{}, {}): {}", op.seq, op.begin,
-                                 op.end, StatusName(op.result));
-      case TraceOpKind::kCopyPrefix:
-        return fmt::format("sequence {} to {}, {} tokens", op.src, op.dst,
-                           op.len);
-      case TraceOpKind::kCanResume:
-        return fmt::format("sequence {} at {}: {}", op.seq, op.pos, op.answer);
-      case TraceOpKind::kEncoderCached:
-        return fmt::format("{}", op.answer);
-    }
-    return "";
-  }
-
   std::string StepText(const Oracle& oracle, const TraceOp& op,
                        const Finding* wrong) const {
-    std::string text = fmt::format("{:>5}  {}  {}\n", op.line,
-                                   TraceOpName(op.kind), CallText(op));
+    const Step step = StepOf(op);
+    std::string text =
+        fmt::format("{:>5}  {}  {}\n", op.line, step.call, CallText(step));
     if (wrong == nullptr && ChangesCells(op)) text += CellsText(oracle);
     if (op.mask) text += MaskText(oracle, op, wrong);
     if (wrong == nullptr) return text;
@@ -276,16 +201,22 @@ class Shower {
     return text;
   }
 
+ private:
+  std::string Red(std::string text) const {
+    return options_.color ? fmt::format("\x1b[31m{}\x1b[0m", text) : text;
+  }
+
   std::string MaskText(const Oracle& oracle, const TraceOp& op,
                        const Finding* wrong) const {
-    const TensorView mask = op.mask->view();
     const int first_cell = op.first_cell.value_or(0);
+    const MaskPicture mask = PictureOf(op.mask->view(), first_cell,
+                                       oracle.positions(), oracle.sequences());
     const std::int64_t marked_row = wrong == nullptr ? -1 : wrong->row;
     const std::int64_t marked = wrong == nullptr ? -1 : wrong->column;
     // The window of columns that is drawn has the marked one.
     const std::int64_t from =
         marked < kColumnsShown ? 0 : marked - kColumnsShown / 2;
-    const std::int64_t to = std::min(mask.shape[0], from + kColumnsShown);
+    const std::int64_t to = std::min(mask.columns, from + kColumnsShown);
     std::string text;
     for (const int place : {1000, 100, 10, 1}) {
       if (place > 1 && first_cell + to - 1 < place) continue;
@@ -293,40 +224,33 @@ class Shower {
                           Digits(first_cell, from, to, place));
     }
     std::int64_t elided = 0;
-    for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
+    for (const auto& [row, token, sights] : mask.rows) {
       if (row >= kRowsShown && row != marked_row) {
         ++elided;
         continue;
       }
-      std::string bits;
-      for (std::int64_t column = from; column < to; ++column) {
-        bits += Visible(mask, column, row) ? '#' : '.';
-      }
-      text += fmt::format("    {:<10}{}\n", RowName(oracle, row), bits);
+      text +=
+          fmt::format("    {:<10}{}\n", token ? TokenText(*token) : "padding",
+                      sights.substr(static_cast<std::size_t>(from),
+                                    static_cast<std::size_t>(to - from)));
       if (row == marked_row && marked >= 0) {
         text +=
             Red(fmt::format("    {:<10}{:{}}^", "", "", marked - from)) + "\n";
       }
     }
     if (elided > 0) text += fmt::format("    ... and {} more rows\n", elided);
-    if (to - from < mask.shape[0]) {
+    if (to - from < mask.columns) {
       text += fmt::format("    (columns {} to {} of {})\n", from, to - 1,
-                          mask.shape[0]);
+                          mask.columns);
     }
     return text;
   }
 
-  static std::string RowName(const Oracle& oracle, std::int64_t row) {
-    const auto i = static_cast<std::size_t>(row);
-    if (i >= oracle.positions().size()) return "padding";
-    return fmt::format("{}@{}", oracle.sequences()[i], oracle.positions()[i]);
-  }
-
   static std::string StepJson(const Oracle& oracle, const TraceOp& op,
                               const Finding* wrong) {
-    nlohmann::ordered_json json = {{"line", op.line},
-                                   {"op", TraceOpName(op.kind)},
-                                   {"call", CallText(op)}};
+    const Step step = StepOf(op);
+    nlohmann::ordered_json json = {
+        {"line", op.line}, {"op", step.call}, {"call", CallText(step)}};
     if (ChangesCells(op)) {
       auto& cells = json["cells"] = nlohmann::ordered_json::array();
       for (const Held& token : HeldTokens(oracle)) {
@@ -338,15 +262,15 @@ class Shower {
       }
     }
     if (op.mask) {
-      const TensorView mask = op.mask->view();
-      json["first_cell"] = op.first_cell.value_or(0);
+      const MaskPicture mask =
+          PictureOf(op.mask->view(), op.first_cell.value_or(0),
+                    oracle.positions(), oracle.sequences());
+      json["first_cell"] = mask.first_cell;
       auto& rows = json["mask"] = nlohmann::ordered_json::array();
-      for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
-        std::string bits;
-        for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
-          bits += Visible(mask, column, row) ? '1' : '0';
-        }
-        rows.push_back(bits);
+      for (MaskPicture::Row row : mask.rows) {
+        std::replace(row.sights.begin(), row.sights.end(), '#', '1');
+        std::replace(row.sights.begin(), row.sights.end(), '.', '0');
+        rows.push_back(row.sights);
       }
     }
     if (wrong != nullptr) {
@@ -362,7 +286,83 @@ class Shower {
   bool has_begun_ = false;
 };
 
+Step DrawnStep(const Oracle& oracle, const TraceOp& op, const Frame& frame) {
+  Step step = StepOf(op);
+  const Cache* twin = oracle.twin();
+  const std::vector<Held> held = HeldTokens(oracle);
+  DrawCells(frame, held, held, twin == nullptr ? 0 : twin->CellCount(), step);
+  step.cache = oracle.active();
+  if (!op.mask) return step;
+  DrawView(frame,
+           {.ledger = oracle.ledger().active(),
+            .layer = op.layer,
+            .found = Oracle::RecordedView(op),
+            .due = oracle.DueView(op),
+            .permuted_v = oracle.header().config.permuted_v,
+            .fresh = oracle.fresh(),
+            .positions = oracle.positions(),
+            .sequences = oracle.sequences()},
+           step);
+  return step;
+}
+
 }  // namespace
+
+std::optional<Failure> ExplainRecording(const std::string& path,
+                                        const std::vector<std::string>& twins) {
+  // Once to see where it is wrong, and once more to draw what led there.
+  std::int64_t wrong_line = 0;
+  Failure failure;
+  Frame& frame = failure.frame;
+  int column = -1;
+  const auto find = [&](const Oracle&, const TraceOp& op,
+                        const OracleStep& step) {
+    const auto& first = step.identity ? step.identity : step.entitlement;
+    if (!first) return true;
+    wrong_line = op.line;
+    // A row that sees what it has no right to says more than one that sees the
+    // right tokens in the wrong places.
+    const bool harmed = step.entitlement && step.entitlement->column >= 0;
+    const Finding& finding = harmed ? *step.entitlement : *first;
+    column = finding.column;
+    frame = Frame::Around(op.first_cell.value_or(0), column, finding.row);
+    return false;
+  };
+  std::ifstream in(path, std::ios::binary);
+  (void)Judge(in, twins, find);
+
+  const ShowOptions options{.twins = {}, .all = true};
+  const Shower shower(path, options);
+  const auto draw = [&](const Oracle& oracle, const TraceOp& op,
+                        const OracleStep& step) {
+    if (op.line > wrong_line - Failure::kSteps) {
+      failure.steps.push_back(DrawnStep(oracle, op, frame));
+    } else {
+      ++failure.left_out;
+    }
+    if (op.line < wrong_line) return true;
+    const Finding& finding = step.identity ? *step.identity : *step.entitlement;
+    const TraceHeader& header = oracle.header();
+    failure.setup = CacheText(header) + "; " + SizesText(header);
+    failure.reason = finding.text;
+    failure.text = HeaderText(path, header) + CellsText(oracle) +
+                   shower.StepText(oracle, op, &finding);
+    return false;
+  };
+  std::ifstream again(path, std::ios::binary);
+  if (wrong_line > 0) (void)Judge(again, twins, draw);
+  if (failure.reason.empty()) return std::nullopt;
+  Step& last = failure.steps.back();
+  last.wrong_row = frame.row;
+  last.wrong_column = column;
+  failure.name = Printable(path, path.size());
+  failure.unit = "Line";
+  failure.check = last.call;
+  failure.command = fmt::format(
+      "kvtwin show {}{}", twins.size() == 1 ? "--twin " + twins[0] + " " : "",
+      ShellWord(path));
+  return failure;
+}
 
 std::string JudgementJson(const std::string& name, const Judgement& judgement) {
   nlohmann::ordered_json json = {{"file", name},

@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <istream>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "props/oracle.h"
+#include "props/page.h"
 
 namespace kvtwin::props {
 
@@ -26,6 +28,11 @@ struct ShowOptions {
 // Prints to stdout. `name` is what to call the recording.
 Judgement Show(std::istream& in, const std::string& name,
                const ShowOptions& options);
+
+// What is wrong in a recording, and what led there; nothing if nothing is, or
+// if the file cannot be read again.
+std::optional<Failure> ExplainRecording(const std::string& path,
+                                        const std::vector<std::string>& twins);
 
 // The judgement as one line of JSON.
 std::string JudgementJson(const std::string& name, const Judgement& judgement);

@@ -8,11 +8,11 @@ namespace {
 
 class Shrinker {
  public:
-  Shrinker(const History& history, const Subject& subject)
-      : best_(history), subject_(subject) {
-    const RunResult result = RunHistory(history, subject);
-    check_ = result.difference->check;
-    Cut(result.difference->step);
+  Shrinker(const History& history, const Rerun& rerun)
+      : best_(history), rerun_(rerun) {
+    const std::optional<Difference> difference = rerun(history);
+    check_ = difference->check;
+    Cut(difference->step);
   }
 
   History Run() {
@@ -33,10 +33,10 @@ class Shrinker {
   }
 
   bool Try(History candidate) {
-    const RunResult result = RunHistory(candidate, subject_);
-    if (!result.difference || result.difference->check != check_) return false;
+    const std::optional<Difference> difference = rerun_(candidate);
+    if (!difference || difference->check != check_) return false;
     best_ = std::move(candidate);
-    Cut(result.difference->step);
+    Cut(difference->step);
     return true;
   }
 
@@ -206,14 +206,20 @@ class Shrinker {
   }
 
   History best_;
-  const Subject& subject_;
+  const Rerun& rerun_;
   std::string check_;
 };
 
 }  // namespace
 
 History Shrink(const History& history, const Subject& subject) {
-  return Shrinker(history, subject).Run();
+  return Shrink(history, [&](const History& candidate) {
+    return RunHistory(candidate, subject).difference;
+  });
+}
+
+History Shrink(const History& history, const Rerun& rerun) {
+  return Shrinker(history, rerun).Run();
 }
 
 }  // namespace kvtwin::props

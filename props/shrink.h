@@ -3,6 +3,9 @@
 #ifndef KVTWIN_PROPS_SHRINK_H_
 #define KVTWIN_PROPS_SHRINK_H_
 
+#include <functional>
+#include <optional>
+
 #include "props/history.h"
 #include "props/runner.h"
 
@@ -12,6 +15,10 @@ namespace kvtwin::props {
 // can be left out, and no value made plainer, without losing the failure.
 // Requires: that it fails.
 History Shrink(const History& history, const Subject& subject);
+
+// The same for another judge than RunHistory: what is wrong, if anything.
+using Rerun = std::function<std::optional<Difference>(const History&)>;
+History Shrink(const History& history, const Rerun& rerun);
 
 }  // namespace kvtwin::props
 

@@ -151,32 +151,35 @@ class CacheLedger {
   Status Remove(int seq, std::int32_t begin, std::int32_t end) {
     const bool open = end == kOpenEnd;
     if (begin <= position_ && (position_ < end || open)) cached_ = false;
-    std::vector<LedgerToken> after = tokens_;
     bool remains = false;
-    for (LedgerToken& token : after) {
+    std::vector<LedgerToken> moved;
+    for (const LedgerToken& token : tokens_) {
       if (!token.HeldBy(seq)) continue;
       const bool later = token.position >= end && !open;
-      if (token.position >= begin && !later) {
-        token.sequences.erase(seq);
-        continue;
-      }
-      remains = true;
+      remains = remains || token.position < begin || later;
       if (later && token.sequences.size() > 1) {
         return {StatusCode::kSharedCells, "a later token is shared"};
       }
+      if (later) moved.push_back(token);
     }
     if (!open && remains && spec_.shift.kind == ShiftKind::kNone) {
       return {StatusCode::kNotSupported, "there is no shift function"};
     }
-    for (LedgerToken& token : after) {
-      if (open || !token.HeldBy(seq) || token.position < end) continue;
+    for (LedgerToken& token : moved) {
       token.position -= end - begin;
       for (auto& [layer, rows] : token.rows) {
         Status status = ShiftStored(spec_.shift, layer, begin - end, rows.key);
         if (!status.ok()) return status;
       }
     }
-    tokens_ = std::move(after);
+    auto next = moved.begin();
+    for (LedgerToken& token : tokens_) {
+      if (!token.HeldBy(seq) || token.position < begin) continue;
+      if (token.position < end || open)
+        token.sequences.erase(seq);
+      else
+        token = std::move(*next++);
+    }
     DropUnheld();
     return {};
   }

@@ -115,11 +115,11 @@ class CausalCache final : public GuardedCache {
 
   // The lowest position that `seq` has in the batch, or `otherwise`.
   std::int64_t LowestInBatch(int seq, std::int64_t otherwise) const {
-    std::set<std::int64_t> positions;
-    for (const BatchToken& token : batch()) {
-      if (token.sequence == seq) positions.insert(token.position);
+    std::int64_t lowest = kUnbounded;
+    for (const auto& [position, sequence, excepted] : batch()) {
+      if (sequence == seq && position < lowest) lowest = position;
     }
-    return positions.empty() ? otherwise : *positions.begin();
+    return lowest == kUnbounded ? otherwise : lowest;
   }
 
   // S7.

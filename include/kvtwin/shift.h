@@ -26,7 +26,8 @@ enum class ShiftKind {
 // Rotary position embedding. Pair p of 0 .. dims/2 - 1 turns by
 //   angle = offset * scale * base^(-2p / dims),
 // computed in double; its cosine c and sine s are rounded to f32, and the pair
-// (x, y) becomes (x*c - y*s, x*s + y*c) in f32, each operation rounded.
+// (x, y) becomes (x*c - y*s, x*s + y*c) in f32, each operation rounded. A NaN
+// keeps its bits; what becomes one is the quiet NaN 0x7FC00000.
 struct Rope {
   // Which elements of a head make pair p: (2p, 2p + 1), or (p, p + dims/2),
   // known as the NeoX order.

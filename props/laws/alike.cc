@@ -1,0 +1,208 @@
+#include "props/laws/alike.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace kvtwin::props {
+namespace {
+
+// (sequence, position), sorted.
+std::vector<std::pair<int, std::int32_t>> Memberships(Session& session,
+                                                      int type) {
+  std::vector<std::pair<int, std::int32_t>> held;
+  for (const CellEntry& entry : session.Cells(type)) {
+    held.emplace_back(entry.sequence, entry.position);
+  }
+  std::sort(held.begin(), held.end());
+  return held;
+}
+
+std::optional<std::string> CompareMemberships(Session& left, Session& right) {
+  for (int type = 0; type < left.types(); ++type) {
+    const auto a = Memberships(left, type);
+    const auto b = Memberships(right, type);
+    if (a == b) continue;
+    const auto [at, bt] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+    const bool in_left = at != a.end() && (bt == b.end() || *at < *bt);
+    const auto& [seq, position] = in_left ? *at : *bt;
+    return fmt::format("only {} holds position {} of sequence {}",
+                       in_left ? "the first" : "the second", position, seq);
+  }
+  return std::nullopt;
+}
+
+LawResult Finished(const Session& left, const Session& right,
+                   std::int64_t compared) {
+  const std::int64_t extra =
+      std::max(std::ssize(left.calls()), std::ssize(right.calls())) -
+      std::min(std::ssize(left.calls()), std::ssize(right.calls()));
+  return {extra > 0 ? extra : compared, ""};
+}
+
+void NeverEvict(CacheSpec& spec) {
+  if (spec.kind == Kind::kSwa) spec.kind = Kind::kSwaMem;
+  spec.memory.reset();
+  if (spec.window) spec.memory = kOpenEnd;
+}
+
+bool IsStart(const Call& call) { return call.kind == Call::Kind::kStart; }
+
+}  // namespace
+
+std::optional<std::string> Compare(Session& left, Session& right, Alike alike,
+                                   double slack) {
+  if (alike == Alike::kBytes) {
+    return ComparePictures(left.Show(), right.Show());
+  }
+  if (auto wrong = CompareMemberships(left, right)) return wrong;
+  return CompareRows(left.PassRows(), right.PassRows(), left.setup().init.dtype,
+                     slack);
+}
+
+Answer PlayPlain(Session& session, const Script& script, std::size_t i) {
+  return session.Do(script.calls[i]);
+}
+
+LawResult Matched(const Script& script, std::optional<Session> left,
+                  std::optional<Session> right, const Match& match,
+                  const Play& play_left, const Play& play_right) {
+  if (!left || !right) return {};
+  std::int64_t compared = 0;
+  for (std::size_t i = 0; i < script.calls.size(); ++i) {
+    const Answer a = play_left(*left, script, i);
+    const bool full = IsStart(script.calls[i]) && a.code != StatusCode::kOk;
+    if (match.more_room && full) return Finished(*left, *right, compared);
+    const Answer b = play_right(*right, script, i);
+    if (a != b) {
+      return {1, After(script, i,
+                       fmt::format("one answers {}, the other {}", ToText(a),
+                                   ToText(b)))};
+    }
+    if (!AtRest(script, i)) continue;
+    ++compared;
+    if (auto wrong = Compare(*left, *right, match.alike, match.slack)) {
+      return {1, After(script, i, *wrong)};
+    }
+  }
+  const std::vector<Query> queries = left->Queries();
+  const auto wrong = CompareRows(left->Look(queries), right->Look(queries),
+                                 left->setup().init.dtype, match.slack);
+  if (wrong) return {1, "in the end: " + *wrong};
+  return Finished(*left, *right, compared);
+}
+
+LawResult MatchedBytes(const Script& script, const Subject& subject,
+                       const Play& changed) {
+  return Matched(script, Session::Open(script.setup, subject),
+                 Session::Open(script.setup, subject), Match(), PlayPlain,
+                 changed);
+}
+
+bool AtRest(const Script& script, std::size_t i) {
+  if (i + 1 == script.calls.size()) return true;
+  const Call::Kind next = script.calls[i + 1].kind;
+  if (next == Call::Kind::kPut) return false;
+  if (next != Call::Kind::kCausal) return true;
+  // SetCausal between StartForward and Put.
+  for (std::size_t j = i + 1; j-- > 0;) {
+    if (script.calls[j].kind == Call::Kind::kStart) return false;
+    if (script.calls[j].kind != Call::Kind::kCausal) return true;
+  }
+  return true;
+}
+
+std::vector<Call> PutsOf(const Script& script, std::size_t start) {
+  std::vector<Call> puts;
+  for (std::size_t i = start + 1; i < script.calls.size(); ++i) {
+    const Call& call = script.calls[i];
+    if (call.kind == Call::Kind::kPut) puts.push_back(call);
+    if (call.kind != Call::Kind::kPut && call.kind != Call::Kind::kCausal) {
+      break;
+    }
+  }
+  return puts;
+}
+
+Script WithoutRefused(Script script) {
+  std::erase_if(script.calls,
+                [](const Call& call) { return call.code != StatusCode::kOk; });
+  return script;
+}
+
+History Without(History history, std::initializer_list<OpKind> kinds) {
+  std::erase_if(history.ops, [&](const Op& op) {
+    return std::find(kinds.begin(), kinds.end(), op.kind) != kinds.end();
+  });
+  return history;
+}
+
+History Legal(History history) {
+  history.setup.legal = true;
+  return history;
+}
+
+Limits LimitsOf(const CacheSpec& spec, const Setup& setup) {
+  const InitArgs& init = setup.init;
+  Limits limits;
+  if (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem) {
+    limits.window = spec.window;
+    limits.memory = spec.window;
+    if (spec.kind == Kind::kSwaMem && spec.memory) limits.memory = spec.memory;
+  }
+  if (limits.memory && limits.window && init.max_sequences > 1) {
+    limits.memory = std::max(*limits.memory, *limits.window + 1);
+  }
+  if (limits.memory && (!limits.window || *limits.memory >= init.capacity)) {
+    limits.memory.reset();
+  }
+  limits.cells = init.max_sequences * limits.memory.value_or(init.capacity);
+  if (limits.memory) limits.cells += init.max_batch;
+  const std::int64_t padding = setup.config.cache_padding;
+  limits.cells += (padding - limits.cells % padding) % padding;
+  return limits;
+}
+
+std::int64_t LowestSeen(const CacheSpec& spec, const Setup& setup,
+                        std::int64_t position) {
+  if (spec.kind == Kind::kChunked) return position - position % spec.chunk;
+  const Limits limits = LimitsOf(spec, setup);
+  return limits.window ? std::max<std::int64_t>(0, position - *limits.window)
+                       : 0;
+}
+
+void ForEachCausal(Setup& setup,
+                   const std::function<void(CacheSpec&)>& change) {
+  const auto one = [&](CacheSpec& spec) {
+    if (spec.kind != Kind::kEncoder) change(spec);
+  };
+  if (setup.spec.kind != Kind::kWrapper) return one(setup.spec);
+  for (CacheSpec& spec : setup.spec.caches) one(spec);
+}
+
+Setup WithMoreRoom(Setup setup) {
+  constexpr int kMore = 40;
+  ForEachCausal(setup, [&](CacheSpec& spec) {
+    if (LimitsOf(spec, setup).memory) return;
+    NeverEvict(spec);
+  });
+  setup.init.capacity += kMore;
+  setup.init.max_batch += kMore;
+  return setup;
+}
+
+Setup WithoutEviction(Setup setup, std::int64_t tokens) {
+  ForEachCausal(setup, NeverEvict);
+  setup.init.capacity += static_cast<int>(tokens);
+  setup.init.max_batch += static_cast<int>(tokens);
+  return setup;
+}
+
+std::string After(const Script& script, std::size_t i,
+                  const std::string& text) {
+  return fmt::format("after call {}, {}: {}", i + 1, ToText(script.calls[i]),
+                     text);
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,177 @@
+// Never full for a client that keeps to the rules: one that drives the cache as
+// a model server does. It knows how many tokens of each slot it can build on,
+// its record, and nothing of what the cache holds.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "props/laws/alike.h"
+
+namespace kvtwin::props {
+namespace {
+
+// Thrown at a refused batch.
+struct Refused {
+  std::string text;
+};
+
+class Client {
+ public:
+  explicit Client(Session& session)
+      : session_(session),
+        setup_(session.setup()),
+        slots_(static_cast<std::size_t>(setup_.init.max_sequences)) {}
+
+  std::int64_t batches() const { return batches_; }
+
+  // Operations as requests: a put goes on with some slots, a drop edits a
+  // prompt, a copy branches off another slot's, and a question is a token that
+  // was computed ahead, for nothing.
+  void Do(const Op& op) {
+    switch (op.kind) {
+      case OpKind::kPut:
+        for (const Segment& segment : op.segments) {
+          const int slot = SlotOf(segment.seq);
+          Load(slot, At(slot).record);
+          At(slot).queue += std::min(segment.count, setup_.init.capacity);
+        }
+        return Forward();
+      case OpKind::kDrop:
+        return Load(SlotOf(op.seq), Prefix(SlotOf(op.seq), op.begin));
+      case OpKind::kCopy:
+        return Fork(SlotOf(op.seq), SlotOf(op.dst), op.end);
+      case OpKind::kAsk:
+        Load(SlotOf(op.seq), At(SlotOf(op.seq)).record);
+        At(SlotOf(op.seq)).queue = 1;
+        Forward();
+        At(SlotOf(op.seq)).record -= 1;
+        return;
+      default:
+        return;
+    }
+  }
+
+ private:
+  struct Slot {
+    int record = 0;
+    int queue = 0;    // Tokens to come.
+    int pending = 0;  // In the batch that is being filled.
+  };
+
+  int SlotOf(int seq) const { return seq % setup_.init.max_sequences; }
+  Slot& At(int slot) { return slots_[static_cast<std::size_t>(slot)]; }
+  int IdOf(int slot) const { return setup_.first_id + slot; }
+  int Prefix(int slot, const RelativePos& pos) {
+    const int from = pos.from_end ? At(slot).record : 0;
+    return std::clamp(from + pos.offset, 0, At(slot).record);
+  }
+
+  bool Remove(int slot, int begin, int end) {
+    const Answer answer = session_.Do(RemoveCall(IdOf(slot), begin, end));
+    return answer.code == StatusCode::kOk;
+  }
+
+  // A request whose first `past` tokens are stored already, it seems.
+  void Load(int slot, int past) {
+    Call ask;
+    ask.kind = Call::Kind::kAsk;
+    ask.seq = IdOf(slot);
+    ask.end = past;
+    if (past > 0 && !session_.Do(ask).yes) past = 0;
+    if (!Remove(slot, past, kOpenEnd)) {
+      past = 0;
+      Remove(slot, 0, kOpenEnd);
+    }
+    At(slot).record = past;
+  }
+
+  void Fork(int src, int dst, const RelativePos& end) {
+    const int len = Prefix(src, end);
+    if (src == dst || len == 0) return;
+    session_.Do(CopyCall(IdOf(src), IdOf(dst), len));
+    Load(dst, len);
+  }
+
+  // Makes room in a slot that is full. False: all of it has to come again.
+  bool Shift(int slot) {
+    Slot& full = At(slot);
+    const int keep = std::min(slot, setup_.init.capacity - 1);
+    const int discard = std::max((setup_.init.capacity - keep) / 2, 1);
+    full.record -= discard;
+    if (Remove(slot, keep, keep + discard)) return true;
+    Remove(slot, 0, kOpenEnd);
+    full.queue += full.record;
+    full.record = 0;
+    return false;
+  }
+
+  void Fill(int slot, int batch, Call& start) {
+    Slot& one = At(slot);
+    while (one.queue > 0 && std::ssize(start.positions) < batch) {
+      const int position = one.record + one.pending;
+      if (position >= setup_.init.capacity) {
+        if (one.pending > 0 || !Shift(slot)) return;
+        continue;
+      }
+      start.positions.push_back(position);
+      start.sequences.push_back(IdOf(slot));
+      ++one.pending;
+      --one.queue;
+    }
+  }
+
+  void Forward() {
+    const int batch = std::min(setup_.init.max_batch, setup_.init.capacity);
+    const int count = setup_.init.max_sequences;
+    while (std::any_of(slots_.begin(), slots_.end(),
+                       [](const Slot& slot) { return slot.queue > 0; })) {
+      Call start = StartCall({}, {}, /*reserve=*/false);
+      for (int i = 0; i < count; ++i) {
+        Fill((next_slot_ + i) % count, batch, start);
+      }
+      next_slot_ = (next_slot_ + 1) % count;
+      if (start.positions.empty()) continue;
+      ++batches_;
+      const Answer answer = session_.Do(start);
+      if (answer.code != StatusCode::kOk) {
+        throw Refused{
+            fmt::format("{} answers {}", ToText(start), ToText(answer))};
+      }
+      for (Slot& slot : slots_) {
+        slot.record += slot.pending;
+        slot.pending = 0;
+      }
+    }
+  }
+
+  Session& session_;
+  const Setup& setup_;
+  std::vector<Slot> slots_;
+  int next_slot_ = 0;
+  std::int64_t batches_ = 0;
+};
+
+LawResult LegalClient(const History& history, const Subject& subject) {
+  std::optional<Session> session = Session::Open(history.setup, subject);
+  if (!session) return {};
+  Client client(*session);
+  try {
+    for (const Op& op : history.ops) client.Do(op);
+  } catch (const Refused& refused) {
+    return {1, refused.text};
+  }
+  return {client.batches(), ""};
+}
+
+}  // namespace
+
+Law LegalClientLaw() {
+  return {"legal_client",
+          "A client that stays within its capacity, as a model server does, is "
+          "never refused a batch.",
+          LegalClient};
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,491 @@
+// The laws hold for each twin, can be broken, and are listed in docs/laws.md.
+
+#include "props/laws/laws.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+#include "props/arbitrary.h"
+#include "props/forwarding_cache.h"
+#include "reference/attention.h"
+
+namespace kvtwin::props {
+namespace {
+
+struct Case {
+  const Law* law;
+  std::string_view twin;
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const Law& law : Laws()) {
+    for (const std::string_view twin : TwinNames()) {
+      cases.push_back({&law, twin});
+    }
+  }
+  return cases;
+}
+
+class LawProps : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, LawProps, ::testing::ValuesIn(Cases()),
+                         [](const ::testing::TestParamInfo<Case>& info) {
+                           return fmt::format("{}_{}", info.param.law->name,
+                                              info.param.twin);
+                         });
+
+TEST_P(LawProps, Holds) {
+  const auto& [law, twin] = GetParam();
+  const Subject subject = TwinSubject(twin);
+  std::int64_t judged = 0;
+  EXPECT_TRUE(rc::check(std::string(law->statement), [&] {
+    const History history = *ArbitraryHistory(std::nullopt, 20);
+    const LawResult result = Judge(*law, history, subject);
+    judged += result.judged;
+    if (result.wrong.empty()) return;
+    RC_FAIL(result.wrong + "\n  rerun   " +
+            LawCommand(*law, ShrinkUnderLaw(*law, history, subject), subject));
+  }));
+  // A law that never speaks is no law.
+  EXPECT_GT(judged, 0);
+}
+
+TEST(Laws, AreListedInTheDocs) {
+  std::ifstream in(KVTWIN_DOCS "/laws.md");
+  std::vector<std::string> listed;
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("- **")) listed.push_back(line);
+  }
+  std::vector<std::string> due;
+  for (const Law& law : Laws()) {
+    due.push_back(fmt::format("- **{}** {}", law.name, law.statement));
+  }
+  EXPECT_EQ(listed, due);
+}
+
+// The optimized twin, wrong in one way.
+class Broken : public ForwardingCache {
+ public:
+  explicit Broken(const CacheSpec& spec)
+      : ForwardingCache(std::move(*MakeCache(spec, "optimized"))) {}
+};
+
+// Some say so by the spec alone.
+template <void (*change)(CacheSpec&)>
+class OtherSpec : public Broken {
+ public:
+  explicit OtherSpec(CacheSpec spec) : Broken(Changed(std::move(spec))) {}
+
+ private:
+  static CacheSpec Changed(CacheSpec spec) {
+    for (CacheSpec& part : spec.caches) change(part);
+    change(spec);
+    return spec;
+  }
+};
+
+void ShiftNothing(CacheSpec& spec) {
+  if (spec.shift.kind != ShiftKind::kNone) {
+    spec.shift.kind = ShiftKind::kIdentity;
+  }
+}
+
+void SeeOneMore(CacheSpec& spec) {
+  if (spec.window) ++*spec.window;
+  if (spec.memory) ++*spec.memory;
+}
+
+void ShiftIfScattered(CacheSpec& spec) {
+  if (spec.placement == Placement::kScatter) {
+    spec.shift.kind = ShiftKind::kIdentity;
+  }
+}
+
+class CopyCutsTheSource : public Broken {
+ public:
+  using Broken::Broken;
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    Status status = cache_->CopyPrefix(src, dst, len);
+    if (!status.ok() || src == dst) return status;
+    return cache_->Remove(src, len, kOpenEnd);
+  }
+};
+
+class CopyStopsShort : public Broken {
+ public:
+  using Broken::Broken;
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    return cache_->CopyPrefix(src, dst, len > 1 ? len - 1 : len);
+  }
+};
+
+// The same copy again undoes it.
+class CopyToggles : public Broken {
+ public:
+  using Broken::Broken;
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    const std::array<int, 3> copy = {src, dst, len};
+    const bool again = copy == last_;
+    last_ = again ? std::array<int, 3>() : copy;
+    Status status = cache_->CopyPrefix(src, dst, len);
+    if (!status.ok() || !again) return status;
+    return cache_->Remove(dst, 0, kOpenEnd);
+  }
+
+ private:
+  std::array<int, 3> last_ = {0, 0, 0};
+};
+
+class ClearTakesTheSource : public Broken {
+ public:
+  using Broken::Broken;
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    source_[dst] = src;
+    return cache_->CopyPrefix(src, dst, len);
+  }
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const auto source = source_.find(seq);
+    if (begin == 0 && end == kOpenEnd && source != source_.end()) {
+      static_cast<void>(cache_->Remove(source->second, 0, kOpenEnd).ok());
+    }
+    return cache_->Remove(seq, begin, end);
+  }
+
+ private:
+  std::map<int, int> source_;  // Of copies.
+};
+
+class SequenceZeroIsSpecial : public Broken {
+ public:
+  using Broken::Broken;
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    const Result<bool> can = cache_->CanResume(seq, pos);
+    return can.ok() && seq == 0 ? Result<bool>(false) : can;
+  }
+};
+
+class LongRemovesTakeMore : public Broken {
+ public:
+  using Broken::Broken;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const bool takes = end != kOpenEnd && end - begin > 1;
+    return cache_->Remove(seq, begin, takes ? end + 1 : end);
+  }
+};
+
+class OpenRemoveKeepsOne : public Broken {
+ public:
+  using Broken::Broken;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const bool keeps = end == kOpenEnd && begin % 2 == 1;
+    return cache_->Remove(seq, begin + (keeps ? 1 : 0), end);
+  }
+};
+
+class EmptyRemoveShifts : public Broken {
+ public:
+  using Broken::Broken;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const bool shifts = begin == end && end > 0 && end < kOpenEnd;
+    return cache_->Remove(seq, shifts ? begin - 1 : begin, end);
+  }
+};
+
+class RefusedRemoveCuts : public Broken {
+ public:
+  using Broken::Broken;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    Status status = cache_->Remove(seq, begin, end);
+    if (status.code() == StatusCode::kSharedCells) {
+      static_cast<void>(cache_->Remove(seq, begin, kOpenEnd).ok());
+    }
+    return status;
+  }
+};
+
+class ResumesAnywhere : public Broken {
+ public:
+  using Broken::Broken;
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    const Result<bool> can = cache_->CanResume(seq, pos);
+    return can.ok() ? Result<bool>(true) : can;
+  }
+};
+
+class AskingCuts : public Broken {
+ public:
+  using Broken::Broken;
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    Result<bool> can = cache_->CanResume(seq, pos);
+    if (pos > 0) {
+      static_cast<void>(cache_->Remove(seq, pos - 1, kOpenEnd).ok());
+    }
+    return can;
+  }
+};
+
+class AnswersByTheHour : public Broken {
+ public:
+  using Broken::Broken;
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    static int hour = 0;
+    const Result<bool> can = cache_->CanResume(seq, pos);
+    return can.ok() ? Result<bool>(++hour % 2 == 0) : can;
+  }
+};
+
+class ReserveStores : public Broken {
+ public:
+  using Broken::Broken;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    return cache_->StartForward(batch, reserve && batch.positions.size() < 2);
+  }
+};
+
+class FullTooEarly : public Broken {
+ public:
+  using Broken::Broken;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    std::vector<CellEntry> cells;
+    ListCells(cells);
+    if (!reserve && CellCount() > 1 && std::ssize(cells) + 1 == CellCount()) {
+      return {StatusCode::kCacheFull, "one cell is not enough"};
+    }
+    return cache_->StartForward(batch, reserve);
+  }
+};
+
+class FirstSeesAhead : public Broken {
+ public:
+  using Broken::Broken;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    Status status = cache_->StartForward(batch, reserve);
+    const std::array<int, 1> first = {0};
+    if (status.ok()) static_cast<void>(cache_->SetCausal(first).ok());
+    return status;
+  }
+};
+
+class KeepsExceptions : public Broken {
+ public:
+  using Broken::Broken;
+  Status SetCausal(std::span<const int> except) override {
+    if (except.empty()) return {};
+    return cache_->SetCausal(except);
+  }
+};
+
+class FirstPutCounts : public Broken {
+ public:
+  using Broken::Broken;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    put_.clear();
+    return cache_->StartForward(batch, reserve);
+  }
+  Status SetLayer(int layer) override {
+    layer_ = layer;
+    return cache_->SetLayer(layer);
+  }
+  Status Put(const TensorView& key, const TensorView& value) override {
+    if (!put_.insert(layer_).second) return {};
+    return cache_->Put(key, value);
+  }
+
+ private:
+  std::set<int> put_;
+  int layer_ = 0;
+};
+
+class IgnoresStrides : public Broken {
+ public:
+  using Broken::Broken;
+  Status Put(const TensorView& key, const TensorView& value) override {
+    return cache_->Put(DenseView(key.data, key.dtype, key.shape), value);
+  }
+};
+
+// As rounding to f16 by cutting off would.
+class Truncates : public Broken {
+ public:
+  using Broken::Broken;
+  Status Put(const TensorView& key, const TensorView& value) override {
+    if (value.data == nullptr || value.dtype != DType::kF32) {
+      return cache_->Put(key, value);
+    }
+    DenseTensor cut = CopyOf(value, DType::kF32);
+    for (std::size_t at = 0; at < cut.bytes.size(); at += 4) {
+      cut.bytes[at] = std::byte{0};  // Little endian.
+      cut.bytes[at + 1] &= std::byte{0xE0};
+    }
+    return cache_->Put(key, cut.view());
+  }
+};
+
+class IgnoresPadding : public Broken {
+ public:
+  using Broken::Broken;
+  Status SetConfig(const CacheConfig& config) override {
+    CacheConfig other = config;
+    if (config.cache_padding > 0) other.cache_padding = 1;
+    return cache_->SetConfig(other);
+  }
+};
+
+class ForgetsToClose : public Broken {
+ public:
+  using Broken::Broken;
+  void Close() override {}
+};
+
+class OnePartForAll : public Broken {
+ public:
+  using Broken::Broken;
+  Status SetLayerType(int type) override {
+    return cache_->SetLayerType(std::min(type, 0));
+  }
+};
+
+class RestoresElsewhere : public Broken {
+ public:
+  using Broken::Broken;
+  Status Restore(const CacheState& state) override {
+    CacheState other = state;
+    for (CellEntry& entry : other.cells) ++entry.position;
+    return cache_->Restore(other);
+  }
+};
+
+// A mask that is not the cache's.
+class Remasked : public Broken {
+ public:
+  using Broken::Broken;
+  Result<KvView> Get() override {
+    Result<KvView> view = cache_->Get();
+    if (!view.ok() || view->mask.data == nullptr) return view;
+    mask_ = CopyOf(view->mask, view->mask.dtype);
+    Change(view->first_cell);
+    view->mask = mask_.view();
+    return view;
+  }
+
+ protected:
+  virtual void Change(int first_cell) = 0;
+  void SetRowZero(std::int64_t column, float value) {
+    const auto at = static_cast<std::size_t>(column) * SizeOf(mask_.dtype);
+    StoreElement(value, &mask_.bytes[at], mask_.dtype);
+  }
+
+  DenseTensor mask_;
+};
+
+class ShowsFreeCells final : public Remasked {
+ public:
+  using Remasked::Remasked;
+
+ private:
+  void Change(int first_cell) override {
+    std::vector<CellEntry> used;
+    ListCells(used);
+    for (int column = 0; column < mask_.shape[0]; ++column) {
+      const bool free = std::none_of(used.begin(), used.end(), [&](auto& one) {
+        return one.cell == first_cell + column;
+      });
+      if (free) SetRowZero(column, 0);
+    }
+  }
+};
+
+class HidesTheFirstCell final : public Remasked {
+ public:
+  using Remasked::Remasked;
+
+ private:
+  void Change(int) override { SetRowZero(0, -INFINITY); }
+};
+
+template <class Backend>
+void Breaks(const std::vector<std::string_view>& laws) {
+  const Subject subject = {
+      .name = "broken",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        Result<std::unique_ptr<Cache>> cache = MakeCache(spec, "optimized");
+        if (!cache.ok()) return cache.status();
+        return std::unique_ptr<Cache>(std::make_unique<Backend>(spec));
+      },
+      .can_be_poisoned = true};
+  for (const std::string_view name : laws) {
+    const Law* law = FindLaw(name);
+    ASSERT_NE(law, nullptr) << name;
+    const LawRun run = RunLaw(*law, subject, /*seed=*/1, /*histories=*/300);
+    ASSERT_TRUE(run.failure.has_value()) << name;
+    EXPECT_LE(run.failure->shrunk.ops.size(), 4U)
+        << name << ": " << ToText(run.failure->shrunk);
+    EXPECT_FALSE(run.failure->wrong.empty());
+  }
+}
+
+// Each law can fail.
+TEST(Laws, OfSequencesAreBrokenByBrokenCaches) {
+  Breaks<CopyCutsTheSource>({"frame"});
+  Breaks<CopyStopsShort>({"replay", "copy_shows"});
+  Breaks<SequenceZeroIsSpecial>({"renaming"});
+  Breaks<CopyToggles>({"copy_twice"});
+  Breaks<ClearTakesTheSource>({"copy_then_clear"});
+  Breaks<LongRemovesTakeMore>({"remove_splits"});
+  Breaks<OpenRemoveKeepsOne>({"remove_open"});
+  Breaks<OtherSpec<ShiftNothing>>({"shift_back"});
+  Breaks<EmptyRemoveShifts>({"offset_zero"});
+  Breaks<ResumesAnywhere>({"resume_is_honest"});
+}
+
+TEST(Laws, OfPassesAreBrokenByBrokenCaches) {
+  Breaks<FirstSeesAhead>({"batch_splitting", "visibility"});
+  Breaks<ReserveStores>({"reserve"});
+  Breaks<FullTooEarly>({"fullness", "legal_client", "capacity_returns"});
+  Breaks<KeepsExceptions>({"causal_last"});
+  Breaks<FirstPutCounts>({"put_last"});
+  Breaks<AskingCuts>({"asking"});
+  Breaks<RefusedRemoveCuts>({"refusals"});
+  Breaks<AnswersByTheHour>({"repeatable"});
+  Breaks<ForgetsToClose>({"close_is_final"});
+  Breaks<OtherSpec<SeeOneMore>>({"window_hides"});
+}
+
+TEST(Laws, OfStorageAreBrokenByBrokenCaches) {
+  Breaks<OtherSpec<ShiftIfScattered>>({"placement_is_invisible"});
+  Breaks<HidesTheFirstCell>({"defrag_is_invisible", "cell_order"});
+  Breaks<IgnoresStrides>({"layouts"});
+  Breaks<IgnoresPadding>({"padding"});
+  Breaks<Truncates>({"rounding"});
+  Breaks<ShowsFreeCells>({"poison_never_shows"});
+  Breaks<OnePartForAll>({"wrapper_parts"});
+  Breaks<RestoresElsewhere>({"snapshot_is_all"});
+}
+
+// Two cells, one head: by hand.
+TEST(Attention, IsAWeightedMean) {
+  const std::vector<float> keys = {0, std::log(3.0F), 7};
+  const std::vector<float> values = {4, 8, std::nanf("")};
+  const std::vector<float> mask = {0,         0,         -INFINITY,
+                                   -INFINITY, -INFINITY, -INFINITY};
+  const KvView view{DenseView(keys.data(), DType::kF32, {1, 1, 3, 1}),
+                    DenseView(values.data(), DType::kF32, {1, 1, 3, 1}),
+                    DenseView(mask.data(), DType::kF32, {3, 2, 1, 1}), 0};
+  const Eigen::MatrixXd queries = Eigen::MatrixXd::Constant(1, 2, 2.0);
+  // Weights 1/4 and 3/4.
+  const Eigen::MatrixXd seen = reference::Attend(view, false, 0, queries, 0.5);
+  EXPECT_NEAR(seen(0, 0), 7, 1e-6);
+  EXPECT_EQ(seen(0, 1), seen(0, 0));
+  EXPECT_EQ(reference::Attend(view, false, 1, queries, 0.5).norm(), 0);
+}
+
+}  // namespace
+}  // namespace kvtwin::props

@@ -1,0 +1,497 @@
+// Laws of where tokens lie and how: placement, layouts, number formats, several
+// caches behind one.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/elements.h"
+#include "props/entitlement.h"
+#include "props/laws/alike.h"
+#include "props/rows.h"
+#include "reference/attention.h"
+
+namespace kvtwin::props {
+namespace {
+
+using CallKind = Call::Kind;
+
+Setup OtherPlacement(Setup setup) {
+  ForEachCausal(setup, [](CacheSpec& spec) {
+    spec.placement = spec.placement == Placement::kScatter
+                         ? Placement::kContiguous
+                         : Placement::kScatter;
+  });
+  return setup;
+}
+
+LawResult PlacementIsInvisible(const History& history, const Subject& subject) {
+  const Script script = Resolve(history);
+  return Matched(script, Session::Open(script.setup, subject),
+                 Session::Open(OtherPlacement(script.setup), subject),
+                 {.alike = Alike::kTokens}, PlayPlain, PlayPlain);
+}
+
+// With room to spare nothing is ever moved.
+LawResult DefragIsInvisible(const History& history, const Subject& subject) {
+  const Script script = WithoutRefused(Resolve(history));
+  return Matched(script, Session::Open(script.setup, subject),
+                 Session::Open(WithMoreRoom(script.setup), subject),
+                 {.alike = Alike::kTokens, .more_room = true}, PlayPlain,
+                 PlayPlain);
+}
+
+// The same elements with gaps of one element between them.
+TensorView Gapped(const DenseTensor& dense, std::vector<std::byte>& memory) {
+  TensorView view = dense.view();
+  const std::size_t size = SizeOf(dense.dtype);
+  memory.assign(2 * dense.bytes.size(), std::byte{0xFF});
+  for (std::size_t at = 0; at < dense.bytes.size(); at += size) {
+    std::memcpy(&memory[2 * at], &dense.bytes[at], size);
+  }
+  view.data = memory.data();
+  for (std::int64_t& stride : view.stride) stride *= 2;
+  return view;
+}
+
+LawResult Layouts(const History& history, const Subject& subject) {
+  const Script script = WithoutRefused(Resolve(history));
+  std::optional<Session> left = Session::Open(script.setup, subject);
+  if (!left) return {};
+  Setup other = script.setup;
+  other.config.permuted_v = !other.config.permuted_v;
+  other.config.mask_dtype =
+      other.config.mask_dtype == DType::kF32 ? DType::kF16 : DType::kF32;
+  other.config.mask_batch_padding = 3;
+  if (!left->HasEncoder()) other.config.cache_padding *= 3;
+  const Play gapped = [](Session& session, const Script& of, std::size_t i) {
+    const Call& call = of.calls[i];
+    if (call.kind != CallKind::kPut || !session.in_pass()) {
+      return PlayPlain(session, of, i);
+    }
+    session.Do(call);  // Makes the layer the current one.
+    std::vector<std::byte> keys;
+    std::vector<std::byte> values;
+    const Status status =
+        session.cache().Put(Gapped(call.key, keys), Gapped(call.value, values));
+    return Answer{status.code()};
+  };
+  return Matched(script, std::move(left), Session::Open(other, subject),
+                 {.alike = Alike::kTokens, .more_room = true}, PlayPlain,
+                 gapped);
+}
+
+LawResult Padding(const History& history, const Subject& subject) {
+  const Script script = Resolve(history);
+  std::optional<Session> session = Session::Open(script.setup, subject);
+  if (!session) return {};
+  const CacheConfig& config = script.setup.config;
+  LawResult result;
+  for (std::size_t i = 0; i < script.calls.size(); ++i) {
+    PlayPlain(*session, script, i);
+    if (!session->in_pass()) continue;
+    const auto tokens = std::ssize(session->pass().positions);
+    for (const int layer : session->put_layers()) {
+      const int type = session->TypeOf(layer);
+      if (session->IsEncoder(type)) continue;
+      const KvView view = session->View(layer);
+      const std::int64_t cells = view.key.shape[2];
+      ++result.judged;
+      const auto wrong = [&](const std::string& text) {
+        return LawResult{1, After(script, i, text)};
+      };
+      if (view.first_cell % config.cache_padding != 0 ||
+          cells % config.cache_padding != 0) {
+        return wrong(fmt::format("the view is {} cells from {} on", cells,
+                                 view.first_cell));
+      }
+      for (const int cell : session->BatchCells(type)) {
+        const bool viewed =
+            cell >= view.first_cell && cell < view.first_cell + cells;
+        // A reserving pass may report more cells than there are.
+        if (viewed || session->pass().reserve) continue;
+        return wrong(fmt::format("cell {} of the batch is not viewed", cell));
+      }
+      const std::int64_t rows = view.mask.shape[1];
+      if (rows < tokens || rows % config.mask_batch_padding != 0 ||
+          rows >= tokens + config.mask_batch_padding) {
+        return wrong(fmt::format("the mask has {} rows", rows));
+      }
+      for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t column = 0; column < cells; ++column) {
+          const float mask =
+              LoadElement(view.mask.at(column, row), view.mask.dtype);
+          const bool hidden = std::isinf(mask) && mask < 0;
+          if (hidden || (mask == 0 && row < tokens)) continue;
+          return wrong(fmt::format("the mask is {} in row {}", mask, row));
+        }
+      }
+    }
+  }
+  return result;
+}
+
+// The number that these bits are in f16; for infinity, the one after the last.
+double HalfValue(int bits) {
+  const int exponent = bits >> 10;
+  const double mantissa = bits & 0x3FF;
+  if (exponent == 0) return std::ldexp(mantissa, -24);
+  return std::ldexp(mantissa + 1024, exponent - 25);
+}
+
+// Whether `half` is `value`, rounded to the nearest, ties to even.
+bool IsRounded(float value, std::uint16_t half) {
+  const int bits = half & 0x7FFF;
+  if (std::isnan(value)) return bits > 0x7C00;
+  if (bits > 0x7C00 || std::signbit(value) != (half > 0x7FFF)) return false;
+  const double size = std::fabs(static_cast<double>(value));
+  const double distance = std::fabs(size - HalfValue(bits));
+  for (const int other : {bits - 1, bits + 1}) {
+    if (other < 0 || other > 0x7C00) continue;
+    const double further = std::fabs(size - HalfValue(other));
+    if (further < distance || (further == distance && bits % 2 == 1)) {
+      return std::isinf(value) && bits == 0x7C00;
+    }
+  }
+  return true;
+}
+
+bool IsRounded(const std::vector<std::byte>& wide,
+               const std::vector<std::byte>& narrow) {
+  if (wide.size() != 2 * narrow.size()) return false;
+  for (std::size_t at = 0; at < narrow.size(); at += 2) {
+    float value;
+    std::uint16_t half;
+    std::memcpy(&value, &wide[2 * at], sizeof(value));
+    std::memcpy(&half, &narrow[at], sizeof(half));
+    if (!IsRounded(value, half)) return false;
+  }
+  return true;
+}
+
+// The row of each batch token, bit for bit if the cache has the rows' dtype.
+std::optional<std::string> StoredAsPut(Session& session, const Call& put) {
+  const int type = session.TypeOf(put.layer);
+  if (session.IsEncoder(type) || session.pass().reserve) return std::nullopt;
+  const KvView view = session.View(put.layer);
+  const std::vector<int> cells = session.BatchCells(type);
+  const bool permuted = session.setup().config.permuted_v;
+  for (std::size_t row = 0; row < cells.size(); ++row) {
+    const auto at = static_cast<std::int64_t>(row);
+    const std::int64_t column = cells[row] - view.first_cell;
+    const auto same = [&](const DenseTensor& given, const TensorView& stored,
+                          int cell_dim) {
+      const std::vector<std::byte> due =
+          CopyOf(Slice(given.view(), 2, at), given.dtype).bytes;
+      const std::vector<std::byte> found = RowBytes(stored, column, cell_dim);
+      return given.dtype == stored.dtype ? due == found : IsRounded(due, found);
+    };
+    if (same(put.key, view.key, 2) &&
+        same(put.value, view.value, permuted ? 0 : 2)) {
+      continue;
+    }
+    return fmt::format("the row of batch token {} is not as it was put", row);
+  }
+  return std::nullopt;
+}
+
+// An f16 cache and an f32 one get the same rows; no row is shifted.
+LawResult Rounding(const History& history, const Subject& subject) {
+  History unshifted = history;
+  unshifted.setup.legal = false;
+  unshifted.setup.init.dtype = DType::kF16;
+  for (Op& op : unshifted.ops) op.open = true;
+  const Script script = Resolve(unshifted);
+  Setup wide_setup = script.setup;
+  wide_setup.init.dtype = DType::kF32;
+  std::optional<Session> narrow = Session::Open(script.setup, subject);
+  std::optional<Session> wide = Session::Open(wide_setup, subject);
+  if (!narrow || !wide || wide->HasEncoder()) return {};
+  LawResult result;
+  for (std::size_t i = 0; i < script.calls.size(); ++i) {
+    Call call = script.calls[i];
+    narrow->Do(call);
+    const bool puts = call.kind == CallKind::kPut && narrow->in_pass();
+    std::optional<std::string> wrong;
+    if (puts) wrong = StoredAsPut(*narrow, call);
+    if (call.kind == CallKind::kPut) {
+      call.key = CopyOf(call.key.view(), DType::kF32);
+      call.value = CopyOf(call.value.view(), DType::kF32);
+    }
+    wide->Do(call);
+    if (puts && !wrong) wrong = StoredAsPut(*wide, call);
+    if (wrong) return {1, After(script, i, *wrong)};
+    if (!AtRest(script, i)) continue;
+    const std::vector<SeenRow> due = wide->PassRows();
+    const std::vector<SeenRow> found = narrow->PassRows();
+    for (std::size_t row = 0; row < due.size(); ++row) {
+      ++result.judged;
+      const auto& tokens = due[row].tokens;
+      // Tokens at one position may come in another order; they are judged when
+      // they are put.
+      for (std::size_t t = 0; t < tokens.size(); ++t) {
+        const bool alone =
+            (t == 0 || tokens[t - 1].position != tokens[t].position) &&
+            (t + 1 == tokens.size() ||
+             tokens[t + 1].position != tokens[t].position);
+        if (row >= found.size() || t >= found[row].tokens.size()) {
+          return {1, After(script, i, "the f16 cache shows fewer rows")};
+        }
+        const SeenToken& rounded = found[row].tokens[t];
+        if (!alone || (IsRounded(tokens[t].key, rounded.key) &&
+                       IsRounded(tokens[t].value, rounded.value))) {
+          continue;
+        }
+        return {1, After(script, i,
+                         fmt::format("a row at position {} is not the f32 row "
+                                     "rounded to f16",
+                                     tokens[t].position))};
+      }
+    }
+  }
+  return result;
+}
+
+LawResult PoisonNeverShows(const History& history, const Subject& subject) {
+  if (!subject.can_be_poisoned) return {};
+  const Script script = Resolve(history);
+  const Play poisoned = [](Session& session, const Script& of, std::size_t i) {
+    if (of.calls[i].kind == CallKind::kStart &&
+        session.Do(StartCall({0}, {of.setup.first_id}, true)).code ==
+            StatusCode::kOk) {
+      for (const int layer : session.put_layers()) {
+        const int type = session.TypeOf(layer);
+        if (session.IsEncoder(type)) continue;
+        const std::vector<CellEntry> used = session.Cells(type);
+        PoisonFreeCells(session.View(layer), used, of.setup.config.permuted_v);
+      }
+    }
+    return PlayPlain(session, of, i);
+  };
+  return Matched(script, Session::Open(script.setup, subject),
+                 Session::Open(script.setup, subject),
+                 {.alike = Alike::kTokens}, PlayPlain, poisoned);
+}
+
+// The same cells in the other order.
+KvView Reversed(KvView view, bool permuted_v) {
+  const auto reverse = [&](TensorView& tensor, std::size_t dim) {
+    std::array<std::int64_t, 4> last = {0, 0, 0, 0};
+    last[dim] = tensor.shape[dim] - 1;
+    tensor.data = tensor.at(last[0], last[1], last[2]);
+    tensor.stride[dim] = -tensor.stride[dim];
+  };
+  reverse(view.key, 2);
+  reverse(view.value, permuted_v ? 0 : 2);
+  reverse(view.mask, 0);
+  return view;
+}
+
+bool Close(const Eigen::MatrixXd& left, const Eigen::MatrixXd& right) {
+  // V is at most some thousands, and a sum has few terms.
+  constexpr double kSlack = 1e-7;
+  for (std::int64_t i = 0; i < left.size(); ++i) {
+    const double a = left.reshaped()[i];
+    const double b = right.reshaped()[i];
+    if (std::isnan(a) && std::isnan(b)) continue;
+    if (a != b && !(std::fabs(a - b) <= kSlack)) return false;
+  }
+  return true;
+}
+
+LawResult CellOrder(const History& history, const Subject& subject) {
+  const Script script = Resolve(history);
+  std::optional<Session> left = Session::Open(script.setup, subject);
+  std::optional<Session> right =
+      Session::Open(OtherPlacement(script.setup), subject);
+  if (!left || !right) return {};
+  const bool permuted = script.setup.config.permuted_v;
+  const RowDims& dims = script.setup.rows;
+  // Two heads for each KV head.
+  const Eigen::MatrixXd queries = Eigen::MatrixXd::NullaryExpr(
+      dims.k_head_dim, std::int64_t{2} * dims.kv_heads, [](auto i, auto h) {
+        return std::cos(static_cast<double>(1 + i + 5 * h)) / 64;
+      });
+  const double scale = 1 / std::sqrt(dims.k_head_dim);
+  LawResult result;
+  for (std::size_t i = 0; i < script.calls.size(); ++i) {
+    PlayPlain(*left, script, i);
+    PlayPlain(*right, script, i);
+    if (!left->in_pass() || !right->in_pass() || !AtRest(script, i) ||
+        left->narrow()) {
+      continue;
+    }
+    for (const int layer : left->put_layers()) {
+      if (left->IsEncoder(left->TypeOf(layer))) continue;
+      const KvView view = left->View(layer);
+      const KvView other = right->View(layer);
+      const auto tokens = std::ssize(left->pass().positions);
+      for (std::int64_t row = 0; row < tokens; ++row) {
+        const auto attend = [&](const KvView& in) {
+          return reference::Attend(in, permuted, row, queries, scale);
+        };
+        const Eigen::MatrixXd due = attend(view);
+        ++result.judged;
+        if (Close(due, attend(Reversed(view, permuted))) &&
+            Close(due, attend(other))) {
+          continue;
+        }
+        return {1, After(script, i,
+                         fmt::format("attention of row {} in layer {} depends "
+                                     "on the order of the cells",
+                                     row, layer))};
+      }
+    }
+  }
+  return result;
+}
+
+// What a wrapper's cache `type` shows, and what it would show alone.
+std::optional<std::string> CompareWithPart(Session& wrapper, int type,
+                                           Session& part) {
+  if (wrapper.Cells(type) != part.Cells(0)) return "the cells differ";
+  if (wrapper.in_pass() != part.in_pass()) return "only one has a pass";
+  if (!wrapper.in_pass() || wrapper.narrow()) return std::nullopt;
+  if (wrapper.BatchCells(type) != part.BatchCells(0)) {
+    return "the batch's cells differ";
+  }
+  std::vector<SeenRow> seen = wrapper.PassRows();
+  std::erase_if(seen, [&](const SeenRow& row) {
+    return wrapper.TypeOf(row.layer) != type;
+  });
+  return CompareRows(seen, part.PassRows(), wrapper.setup().init.dtype, 0);
+}
+
+// A history of one cache is played by a wrapper of two of its kind.
+LawResult WrapperParts(const History& history, const Subject& subject) {
+  History wrapped = history;
+  CacheSpec& spec = wrapped.setup.spec;
+  if (spec.kind != Kind::kWrapper) {
+    const CacheSpec one = spec;
+    spec.kind = Kind::kWrapper;
+    spec.caches = {one, one};
+    wrapped.setup.layers = std::max(2, wrapped.setup.layers);
+  }
+  const Script script = WithoutRefused(Resolve(wrapped));
+  std::optional<Session> whole = Session::Open(script.setup, subject);
+  if (!whole) return {};
+  std::vector<Session> parts;
+  for (const CacheSpec& one : spec.caches) {
+    Setup setup = script.setup;
+    setup.spec = one;
+    std::optional<Session> part = Session::Open(setup, subject);
+    if (!part) return {1, "a wrapper takes a setup that its cache refuses"};
+    parts.push_back(std::move(*part));
+  }
+  LawResult result;
+  for (std::size_t i = 0; i < script.calls.size(); ++i) {
+    const Call& call = script.calls[i];
+    const Answer answer = PlayPlain(*whole, script, i);
+    // What a wrapper refuses, a cache alone may do.
+    if (answer.code != StatusCode::kOk) return result;
+    bool all = true;
+    const bool one_only =
+        call.kind == CallKind::kPut || call.kind == CallKind::kCausal;
+    for (int type = 0; type < whole->types(); ++type) {
+      Session& part = parts[static_cast<std::size_t>(type)];
+      if (one_only && call.type != type) continue;
+      const Answer alone = PlayPlain(part, script, i);
+      all = all && alone.yes;
+      if (alone.code != StatusCode::kOk) {
+        return {1, After(script, i,
+                         fmt::format("cache {} alone answers {}", type,
+                                     ToText(alone)))};
+      }
+    }
+    if (call.kind == CallKind::kAsk && answer.yes != all) {
+      return {1, After(script, i, "the caches alone do not agree")};
+    }
+    if (!AtRest(script, i)) continue;
+    ++result.judged;
+    for (int type = 0; type < whole->types(); ++type) {
+      const auto wrong =
+          CompareWithPart(*whole, type, parts[static_cast<std::size_t>(type)]);
+      if (!wrong) continue;
+      return {1, After(script, i,
+                       fmt::format("cache {} and it alone: {}", type, *wrong))};
+    }
+  }
+  return result;
+}
+
+// Each pass begins in a cache that was just made of the one before.
+LawResult SnapshotIsAll(const History& history, const Subject& subject) {
+  const Script script = Resolve(history);
+  std::optional<Session> left = Session::Open(script.setup, subject);
+  std::optional<Session> right = Session::Open(script.setup, subject);
+  if (!left || !right) return {};
+  if (right->cache().Snapshot().status().code() == StatusCode::kNotSupported) {
+    return {};
+  }
+  LawResult result;
+  for (std::size_t i = 0; i < script.calls.size(); ++i) {
+    const bool start = script.calls[i].kind == CallKind::kStart;
+    if (start && !right->Reload()) {
+      return {1, After(script, i, "its state is refused")};
+    }
+    const Answer a = PlayPlain(*left, script, i);
+    // Without a change, whenever it is asked.
+    const Result<CacheState> state = right->cache().Snapshot();
+    const Answer b = PlayPlain(*right, script, i);
+    if (a != b || !state.ok()) {
+      return {1, After(script, i, ToText(a) + ", restored " + ToText(b))};
+    }
+    if (!AtRest(script, i)) continue;
+    ++result.judged;
+    auto wrong = Compare(*left, *right, Alike::kTokens, 0);
+    if (!wrong && left->Show().cells != right->Show().cells) {
+      wrong = "the cells differ";
+    }
+    if (wrong) return {1, After(script, i, "with a restored cache: " + *wrong)};
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<Law> StorageLaws() {
+  return {
+      {"placement_is_invisible",
+       "A contiguous and a scattering cache answer and show the same, but for "
+       "the cells.",
+       PlacementIsInvisible},
+      {"defrag_is_invisible",
+       "A cache with room to spare, where nothing is ever moved, shows the "
+       "same.",
+       DefragIsInvisible},
+      {"layouts",
+       "Permuted V, padding, the mask's dtype and gaps in what is put change "
+       "nothing of what is seen.",
+       Layouts},
+      {"padding",
+       "Views begin and end at the padding's multiples and span the batch; a "
+       "mask is 0 or -inf, extra rows -inf.",
+       Padding},
+      {"rounding",
+       "A row comes back as it was put, bit for bit; f32 rows in an f16 cache "
+       "rounded once, ties to even.",
+       Rounding},
+      {"poison_never_shows",
+       "What is written over the rows of free cells is never seen.",
+       PoisonNeverShows},
+      {"cell_order", "The order of the cells does not change attention.",
+       CellOrder},
+      {"wrapper_parts",
+       "Each cache of a wrapper shows what it shows alone, and all resume or "
+       "none.",
+       WrapperParts},
+      {"snapshot_is_all",
+       "A cache that is restored from a snapshot goes on as if nothing had "
+       "happened.",
+       SnapshotIsAll},
+  };
+}
+
+}  // namespace kvtwin::props

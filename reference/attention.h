@@ -1,0 +1,70 @@
+// Attention as the textbook has it, in double: what the rows of a view are for.
+// It decides whether two views are the same to a model.
+
+#ifndef KVTWIN_REFERENCE_ATTENTION_H_
+#define KVTWIN_REFERENCE_ATTENTION_H_
+
+#include <Eigen/Core>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "core/elements.h"
+#include "kvtwin/cache.h"
+
+namespace kvtwin::reference {
+
+// q.k * scale + mask of every cell; -inf where the mask hides it, whatever its
+// K row holds. `query` is [k_head_dim].
+inline Eigen::VectorXd Scores(const KvView& view, std::int64_t row,
+                              std::int64_t kv_head,
+                              const Eigen::VectorXd& query, double scale) {
+  Eigen::VectorXd scores(view.key.shape[2]);
+  for (std::int64_t cell = 0; cell < scores.size(); ++cell) {
+    scores[cell] = LoadElement(view.mask.at(cell, row), view.mask.dtype);
+    if (std::isinf(scores[cell])) continue;
+    for (std::int64_t i = 0; i < query.size(); ++i) {
+      const std::byte* element = view.key.at(i, kv_head, cell);
+      scores[cell] += query[i] * LoadElement(element, view.key.dtype) * scale;
+    }
+  }
+  return scores;
+}
+
+// The heads of batch row `row`: column h of the result, [v_head_dim, heads], is
+// the sum over the cells of softmax(q.k * scale + mask) v, where q is column h
+// of `queries`, [k_head_dim, heads]. Each KV head serves the same number of
+// heads, in order. A row that sees nothing gives zeros.
+inline Eigen::MatrixXd Attend(const KvView& view, bool permuted_v,
+                              std::int64_t row, const Eigen::MatrixXd& queries,
+                              double scale) {
+  const TensorView& values = view.value;
+  const std::int64_t group = queries.cols() / view.key.shape[1];
+  Eigen::MatrixXd out =
+      Eigen::MatrixXd::Zero(values.shape[permuted_v ? 1 : 0], queries.cols());
+  for (std::int64_t head = 0; head < queries.cols(); ++head) {
+    const std::int64_t kv_head = head / group;
+    const Eigen::VectorXd scores =
+        Scores(view, row, kv_head, queries.col(head), scale);
+    double most = -std::numeric_limits<double>::infinity();
+    for (const double score : scores) most = std::fmax(most, score);
+    double sum = 0;
+    for (std::int64_t cell = 0; cell < scores.size(); ++cell) {
+      // Not even a NaN in a hidden V row may count.
+      if (std::isinf(scores[cell]) && scores[cell] < 0) continue;
+      const double weight = std::exp(scores[cell] - most);
+      sum += weight;
+      for (std::int64_t i = 0; i < out.rows(); ++i) {
+        const std::byte* v = permuted_v ? values.at(cell, i, kv_head)
+                                        : values.at(i, kv_head, cell);
+        out(i, head) += weight * LoadElement(v, values.dtype);
+      }
+    }
+    if (sum != 0) out.col(head) /= sum;
+  }
+  return out;
+}
+
+}  // namespace kvtwin::reference
+
+#endif  // KVTWIN_REFERENCE_ATTENTION_H_
