@@ -402,6 +402,28 @@ TEST(Storage, BeginsOnACacheLine) {
   }
 }
 
+// What a cache forgot, for Restore and when a batch is given back.
+TEST_P(Edges, GivesBackAfterARestoreInPlace) {
+  CacheSpec spec;
+  spec.kind = Kind::kWrapper;
+  spec.caches.resize(2);
+  spec.caches[0].kind = Kind::kSwa;
+  spec.caches[0].window = 1;
+  TestCache cache(spec, GetParam());
+  ASSERT_EQ(cache.Init(2, 4, 4), StatusCode::kOk);
+  ASSERT_EQ(cache.Start({0, 1, 2, 3}, {0, 0, 0, 0}), StatusCode::kOk);
+  ASSERT_EQ(cache.Start({4, 5, 6}, {0, 0, 0}), StatusCode::kOk);
+  const CacheState seven = *cache->Snapshot();
+  ASSERT_EQ(cache.Start({0}, {1}), StatusCode::kOk);
+  ASSERT_TRUE(cache->Restore(seven).ok());
+  ASSERT_EQ(cache.Start({0, 1}, {1, 1}), StatusCode::kCacheFull);
+  const CacheState after = *cache->Snapshot();
+  EXPECT_TRUE(after.caches[1] == seven.caches[1]);
+  for (const CellEntry& entry : after.caches[0].cells) {
+    EXPECT_EQ(entry.sequence, 0);
+  }
+}
+
 TEST(Ledger, RestoresEveryCacheOfAWrapper) {
   CacheSpec spec;
   spec.kind = Kind::kWrapper;
