@@ -622,8 +622,9 @@ def main():
 
     open_ones = [mutant for mutant in chosen
                  if not is_done(mutant) and not is_argued(mutant)]
-    # Those that survived before come last.
-    try_all(sorted(open_ones, key=lambda m: m.key in results), Bench.outcome)
+    # Those that survived before come first: there may be a new test.
+    try_all(sorted(open_ones, key=lambda m: m.key not in results),
+            Bench.outcome)
     try_all([mutant for mutant in open_ones if not is_done(mutant) and
              mutant.key in results], Bench.last_outcome)
 
