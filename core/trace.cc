@@ -224,10 +224,9 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
   return header;
 }
 
-// K, V and mask must have the same number of columns.
+// K, V and the mask, which there is, must have the same number of columns.
 void CheckColumns(const JsonFields& fields, const TraceOp& op,
                   bool permuted_v) {
-  if (!op.mask) return;
   const std::int64_t columns = op.key.shape[2];
   if (op.mask->shape[0] != columns) {
     fields.Fail("mask", fmt::format("has {} columns, key has {}",
