@@ -340,6 +340,10 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
   return op;
 }
 
+bool LooksLikeHeader(std::string_view line) {
+  return line.find("\"kvtrace\"") != line.npos;
+}
+
 // The shortest decimals that read back as the same float. Errors: not finite.
 Status AppendNumbers(const DenseTensor& tensor, std::string& text) {
   const std::size_t size = SizeOf(tensor.dtype);
@@ -551,8 +555,10 @@ bool TraceReader::ReadLine(std::string& text) {
 }
 
 bool TraceReader::ReadHeader() {
-  std::string text;
-  if (!ReadLine(text)) return error_ ? false : Fail("the file is empty");
+  std::string text = std::exchange(next_header_, "");
+  if (text.empty() && !ReadLine(text)) {
+    return error_ ? false : Fail("the file is empty");
+  }
   JsonValue object;
   std::string problem = ParseJsonLine(text, object);
   if (!problem.empty()) return Fail(problem);
@@ -577,17 +583,33 @@ bool TraceReader::ReadOp(TraceOp& op) {
     while (IsBlank(text) && ReadLine(text)) {
     }
     if (error_ || IsBlank(text)) return false;
-    line_ = blank;
-    return Fail("an empty line");
+    if (!several_ || !LooksLikeHeader(text)) {
+      line_ = blank;
+      return Fail("an empty line");
+    }
   }
   JsonValue object;
   std::string problem = ParseJsonLine(text, object);
   if (!problem.empty()) return Fail(problem);
   const JsonFields fields(object, "", problem);
-  if (fields.Find("kvtrace") != nullptr) return Fail("a second header");
+  if (fields.Find("kvtrace") != nullptr) {
+    if (!several_) return Fail("a second header");
+    next_header_ = std::move(text);
+    return false;
+  }
   op = ReadOpFields(fields, header_);
   op.line = line_;
   return problem.empty() || Fail(problem);
+}
+
+bool TraceReader::SkipToHeader() {
+  error_.reset();
+  std::string text;
+  while (next_header_.empty()) {
+    if (!ReadLine(text)) return false;
+    if (LooksLikeHeader(text)) next_header_ = std::move(text);
+  }
+  return true;
 }
 
 Status WriteTraceHeader(const TraceHeader& header, std::ostream& out) {

@@ -96,12 +96,17 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
 // Reads one line at a time and keeps none.
 class TraceReader {
  public:
-  explicit TraceReader(std::istream& in) : in_(in) {}
+  // With `several`, recordings may follow one another.
+  explicit TraceReader(std::istream& in, bool several = false)
+      : in_(in), several_(several) {}
 
   // First. False: see error().
   bool ReadHeader();
   // The next operation. False at the end, and for an error.
   bool ReadOp(TraceOp& op);
+  // Passes over what is left of this recording. True: another one follows, to
+  // begin with its header.
+  bool SkipToHeader();
 
   const TraceHeader& header() const { return header_; }
   const std::optional<TraceError>& error() const { return error_; }
@@ -111,7 +116,9 @@ class TraceReader {
   bool Fail(std::string reason);
 
   std::istream& in_;
-  std::string chunk_;  // Read, but not yet a line, from chunk_at_ on.
+  const bool several_;
+  std::string next_header_;  // Read ahead, by ReadOp or SkipToHeader.
+  std::string chunk_;        // Read, but not yet a line, from chunk_at_ on.
   std::size_t chunk_at_ = 0;
   std::int64_t line_ = 0;
   TraceHeader header_;

@@ -34,7 +34,7 @@ add_test(NAME link
 set_tests_properties(command.first_wrong_lines tidy link PROPERTIES TIMEOUT 300)
 
 kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"
-  ARGS run "kvt1 kind=swa window=2 cap=4 | put 0*2 | copy 0>1:2 | drop 1:0-1")
+  ARGS run "kvt1 kind=swa window=2 cells=4 | put 0*2 | copy 0>1:2 | drop 1:0-1")
 kvtwin_command_test(run_no_history EXIT 2 ARGS run "kvt1 | fly")
 kvtwin_command_test(fuzz_unknown_kind EXIT 2 ARGS fuzz --kind tree)
 kvtwin_command_test(unknown_target EXIT 2 PRINTS "this machine has"
@@ -97,3 +97,22 @@ kvtwin_command_test(explore_too_many_states EXIT 2 PRINTS "stops at"
   ARGS explore --cells 16)
 kvtwin_command_test(explore_no_such_folder EXIT 2
   ARGS explore --cells 3 --state no/such/folder)
+
+# A history is one line, and what is wrong with one is said with its place.
+kvtwin_command_test(run_other_version EXIT 2
+  PRINTS "character 1: 'kvt2' is another version" ARGS run "kvt2 | put 0*1")
+kvtwin_command_test(run_says_where EXIT 2
+  PRINTS "character 25: 'x:1' does not start with a number"
+  ARGS run "kvt1 | put 0*1 | copy 0>x:1")
+kvtwin_command_test(gen_one EXIT 0 PRINTS "\"op\":\"start_forward\""
+  ARGS gen "kvt1 | put 0*1")
+kvtwin_command_test(gen_no_history EXIT 2 PRINTS "character 8" ARGS gen "kvt1 | fly")
+kvtwin_command_test(gen_no_cache EXIT 2 PRINTS "no cache" ARGS gen "kvt1 pad=0")
+kvtwin_command_test(check_empty_input EXIT 2 PRINTS "-:1: the file is empty"
+  ARGS check -)
+add_test(NAME command.pipe
+  COMMAND ${PROJECT_SOURCE_DIR}/props/pipe_test.sh
+          $<TARGET_FILE:kvtwin_command>
+          ${PROJECT_SOURCE_DIR}/docs/examples/toy_cache.py)
+set_tests_properties(command.pipe PROPERTIES
+  SKIP_RETURN_CODE 77 TIMEOUT 300)

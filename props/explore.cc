@@ -16,6 +16,7 @@
 
 #include "core/elements.h"
 #include "core/names.h"
+#include "props/check_name.h"
 #include "props/entitlement.h"
 #include "reference/ledger.h"
 
@@ -128,8 +129,8 @@ struct Differs {
   std::string text;
 };
 
-void Check(bool holds, std::string_view check, std::string_view text) {
-  if (!holds) throw Differs{std::string(check), std::string(text)};
+void Check(bool holds, CheckName check, std::string_view text) {
+  if (!holds) throw Differs{std::string(check.name()), std::string(text)};
 }
 
 // Keys and what they stand for.
@@ -398,13 +399,13 @@ class Worker {
                         found->mask.shape[0], found->first_cell,
                         due->mask.shape[0], due->first_cell));
     }
-    Check(SameBytes(due->mask, found->mask), "subject: mask",
+    Check(SameBytes(due->mask, found->mask), "subject: mask bytes",
           "the masks are not equal");
     Check(
         SameBytes(due->key, found->key) && SameBytes(due->value, found->value),
         "subject: rows", "the rows of the view are not equal");
     const auto wrong = FindWrongRow(ledger_, 0, *due, false);
-    if (wrong) Check(false, "reference: entitlement", wrong->text);
+    if (wrong) Check(false, "reference: rows", wrong->text);
   }
 
   // Cells, positions, owners and rows, also of what no view shows.
@@ -413,7 +414,8 @@ class Worker {
     cells_ = due_.cells;
     if (due_ != found_) {
       const bool cells = due_.cells != found_.cells;
-      Check(false, cells ? "subject: cells" : "subject: rows",
+      Check(false,
+            cells ? CheckName("subject: cells") : CheckName("subject: rows"),
             cells ? fmt::format("cells are{}, due are{}",
                                 CellsText(found_.cells), CellsText(due_.cells))
                   : "rows that the view does not show are not equal");

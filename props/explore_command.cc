@@ -147,7 +147,10 @@ class Session {
     if (result.failure) {
       json["check"] = result.failure->check;
       json["reason"] = result.failure->text;
-      json["history"] = ToText(result.failure->history);
+      const History& history = result.failure->history;
+      const bool shown = RunHistory(history, subject_).difference.has_value();
+      json["history"] = ToText(shown ? Shrink(history, subject_) : history);
+      if (shown) json["bucket"] = BucketOf(history, subject_);
     }
     cases_.push_back(json);
   }

@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <cctype>
 #include <chrono>
 #include <csignal>
 #include <thread>
 #include <vector>
 
+#include "optimized/targets.h"
+#include "props/check_name.h"
 #include "props/generate.h"
 #include "props/hash.h"
 #include "props/shrink.h"
@@ -24,9 +27,9 @@ double Now() {
   return std::chrono::duration<double>(now).count();
 }
 
-// What this thread is running, for OnCrash.
+// What is running, for OnCrash: the history of this thread, and the subject.
 thread_local const History* running = nullptr;
-thread_local const Subject* running_on = nullptr;
+const Subject* running_on = nullptr;
 
 // Not what a signal handler may do, but the process is lost anyway.
 void OnCrash(int signal) {
@@ -45,7 +48,8 @@ History HistoryAt(const FuzzOptions& options, std::uint64_t number) {
 
 // One in twenty histories is run twice, and each that fails.
 constexpr std::uint64_t kRepeatEvery = 20;
-constexpr std::string_view kNotTheSame = "harness: not the same twice";
+constexpr std::string_view kNotTheSame =
+    CheckName("harness: not the same twice").name();
 
 RunResult RunAgain(const History& history, const Subject& subject,
                    const RunResult& first) {
@@ -76,7 +80,6 @@ void RunBlock(const FuzzOptions& options, const Subject& subject,
     for (std::size_t i = next++; i < block.size(); i = next++) {
       const History history = HistoryAt(options, first + i);
       running = &history;
-      running_on = &subject;
       RunResult& result = block[i].result;
       result = RunHistory(history, subject, nullptr,
                           options.probes ? &block[i].census : nullptr);
@@ -102,7 +105,9 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
     failure.difference = difference;
     return failure;
   }
+  running = &found;
   failure.shrunk = Shrink(found, subject);
+  running = nullptr;
   failure.difference = *RunHistory(failure.shrunk, subject).difference;
   return failure;
 }
@@ -118,6 +123,7 @@ void ReportCrashes() {
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   FuzzResult result;
   const double start = Now();
+  running_on = &subject;
   const auto done = [&] {
     if (options.operations > 0) return result.operations >= options.operations;
     return Now() - start >= options.seconds;
@@ -146,6 +152,31 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   return result;
 }
 
+std::string BucketOf(const History& history, const Subject& subject) {
+  const History shrunk = Shrink(history, subject);
+  const std::string check = RunHistory(shrunk, subject).difference->check;
+  const std::string active = optimized::ActiveTarget();
+  bool on_all = true;
+  for (const std::string& target : optimized::SupportedTargets()) {
+    optimized::SelectTarget(target);
+    const auto there = RunHistory(shrunk, subject).difference;
+    on_all = on_all && there && there->check == check;
+  }
+  optimized::SelectTarget(active);
+  std::string bucket = subject.name;
+  if (!on_all) bucket += "-" + active;
+  bool dash = true;
+  for (const char c : check) {
+    const bool letter = std::isalnum(static_cast<unsigned char>(c)) != 0;
+    if (letter && dash) bucket += '-';
+    if (letter) {
+      bucket += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+    dash = !letter;
+  }
+  return bucket;
+}
+
 std::string FailureText(const History& history, const Difference& difference,
                         const Subject& subject) {
   Story story;
@@ -160,7 +191,7 @@ std::string FailureText(const History& history, const Difference& difference,
                         i + 1 == calls ? "   <- then" : "");
   }
   text += fmt::format("\n  {}\n", difference.text);
-  text += "\n";
+  text += fmt::format("\n  bucket: {}\n", BucketOf(history, subject));
   text += fmt::format("  rerun   {}\n", RerunCommand(history, subject));
   return text;
 }

@@ -52,6 +52,11 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject);
 // the command that runs its history again, as it is, before the process dies.
 void ReportCrashes();
 
+// What tells bugs apart: "optimized-subject-mask-bytes", the subject and the
+// check that the shrunk history fails; and, between them, the SIMD target, if
+// it does not fail on all that this machine has. Requires: that it fails.
+std::string BucketOf(const History& history, const Subject& subject);
+
 // The failure as a story: what disagreed, the shortest history, every call up
 // to the difference, and the command that shows it again.
 std::string FailureText(const History& history, const Difference& difference,

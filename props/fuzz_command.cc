@@ -1,4 +1,4 @@
-// The subcommands `fuzz` and `run`.
+// The subcommands `fuzz`, `run` and `gen`.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
+#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -14,6 +15,8 @@
 #include "optimized/targets.h"
 #include "props/command.h"
 #include "props/fuzz.h"
+#include "props/gen.h"
+#include "props/shrink.h"
 
 namespace kvtwin::props {
 namespace {
@@ -147,6 +150,7 @@ int RunFuzz(const Arguments& arguments) {
     if (options.probes) json.update(CensusJson(result.census));
     if (result.failure) {
       json["check"] = result.failure->difference.check;
+      json["bucket"] = BucketOf(result.failure->shrunk, subject);
       json["history"] = ToText(result.failure->shrunk);
       json["shrunk_to"] = result.failure->shrunk.ops.size();
       json["reason"] = result.failure->difference.text;
@@ -189,22 +193,100 @@ int RunOne(const Arguments& arguments) {
     return 2;
   }
   if (arguments.json) {
-    const nlohmann::ordered_json json = {
+    nlohmann::ordered_json json = {
         {"operations", result.operations},
         {"differences", difference ? 1 : 0},
         {"digest", fmt::format("{:016x}", result.digest)},
         {"check", difference ? difference->check : ""},
         {"reason", difference ? difference->text : ""},
         {"calls", calls}};
+    if (difference) {
+      json["bucket"] = BucketOf(*history, subject);
+      json["history"] = ToText(Shrink(*history, subject));
+    }
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
   } else if (difference) {
     fmt::print("{}", FailureText(*history, *difference, subject));
+    const History shrunk = Shrink(*history, subject);
+    if (ToText(shrunk) != ToText(*history)) {
+      fmt::print("  shrunk  {}\n", RerunCommand(shrunk, subject));
+    }
   } else {
     for (const std::string& line : calls) fmt::print("  {}\n", line);
     fmt::print("{} operations, no difference\n", result.operations);
   }
   return difference ? Failed(arguments, *history, *difference, subject) : 0;
+}
+
+int RunGen(const GenOptions& options, const std::string& line) {
+  if (line.empty()) {
+    Generate(options, std::cout);
+  } else {
+    const Result<History> history = ParseHistory(line);
+    if (!history.ok()) {
+      fmt::print(stderr, "kvtwin gen: {}\n", history.status().message());
+      return 2;
+    }
+    if (WriteCalls(*history, std::cout) == 0) {
+      fmt::print(stderr, "kvtwin gen: no cache can be made of '{}'\n",
+                 ToText(history->setup));
+      return 2;
+    }
+  }
+  if (std::cout.flush()) return 0;
+  fmt::print(stderr, "kvtwin gen: the output cannot be written\n");
+  return 2;
+}
+
+// Any 64 bits, as decimals.
+CLI::Validator Whole() {
+  return {[](const std::string& text) {
+            const bool digits =
+                text.find_first_not_of("0123456789") == std::string::npos;
+            return digits && text.size() < 20 ? "" : "not a number below 10^19";
+          },
+          "UINT"};
+}
+
+void AddSeedAndKind(CLI::App& command, std::uint64_t& seed, std::string& kind) {
+  command.add_option("--seed", seed, "of all that is random")
+      ->check(Whole())
+      ->capture_default_str();
+  command.add_option("--kind", kind, "only this kind of cache")
+      ->check(CLI::IsMember(
+          std::vector<std::string>(kKindNames.begin(), kKindNames.end())));
+}
+
+void AddGenCommand(CLI::App& app, int& exit_code) {
+  struct GenArguments {
+    GenOptions options;
+    std::string kind;
+    std::string history;
+  };
+  const auto arguments = std::make_shared<GenArguments>();
+  GenOptions& options = arguments->options;
+  CLI::App* gen = app.add_subcommand(
+      "gen",
+      "Print random histories, or one, for a program of yours to answer and "
+      "`check -` to judge (docs/adapter.md)");
+  gen->add_option("history", arguments->history, "'kvt1 ... | ...'");
+  const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 50);
+  auto* ops =
+      gen->add_option("--ops", options.operations, "at least this many calls")
+          ->check(count);
+  gen->add_option("--histories", options.histories, "this many histories")
+      ->check(count)
+      ->excludes(ops)
+      ->capture_default_str();
+  AddSeedAndKind(*gen, options.seed, arguments->kind);
+  gen->callback([arguments, &exit_code] {
+    GenOptions& chosen = arguments->options;
+    if (!arguments->kind.empty()) {
+      chosen.kind = FromName<Kind>(kKindNames, arguments->kind);
+    }
+    exit_code = RunGen(chosen, arguments->history);
+  });
 }
 
 }  // namespace
@@ -222,22 +304,10 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_option("--seconds", options.seconds, "run for so long")
       ->check(CLI::Range(0.01, 1e7))
       ->excludes(ops);
-  const CLI::Validator whole(
-      [](const std::string& text) {
-        const bool digits =
-            text.find_first_not_of("0123456789") == std::string::npos;
-        return digits && text.size() < 20 ? "" : "not a number below 10^19";
-      },
-      "UINT");
-  fuzz->add_option("--seed", options.seed, "of all that is random")
-      ->check(whole)
-      ->capture_default_str();
+  AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind);
   fuzz->add_option("--threads", options.threads, "the verdict is the same")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
-  fuzz->add_option("--kind", fuzz_arguments->kind, "only this kind of cache")
-      ->check(CLI::IsMember(
-          std::vector<std::string>(kKindNames.begin(), kKindNames.end())));
   fuzz->add_option("--cells-max", options.cells_max,
                    "only caches of at most so many cells")
       ->check(CLI::Range(1, 1 << 20));
@@ -255,6 +325,8 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   AddTwin(*run, *run_arguments);
   run->callback(
       [run_arguments, &exit_code] { exit_code = RunOne(*run_arguments); });
+
+  AddGenCommand(app, exit_code);
 }
 
 }  // namespace kvtwin::props

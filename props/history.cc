@@ -2,18 +2,29 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
+#include <set>
 
+#include "core/json_line.h"
 #include "core/names.h"
+#include "reference/ledger.h"
 
 namespace kvtwin::props {
 namespace {
 
-// A number or a text in the history's grammar, or why there is none.
+// Thrown: what is wrong, and the part of the line that is.
 struct Bad {
+  std::string_view where;
   std::string why;
 };
+
+// `text` for messages: not all of a long one, and as ASCII.
+std::string Quoted(std::string_view text) {
+  constexpr std::size_t kShown = 40;
+  return fmt::format("'{}'", Printable(text, kShown));
+}
 
 // Reads `text` from its front.
 class Reader {
@@ -32,15 +43,17 @@ class Reader {
     const auto [end, error] =
         std::from_chars(begin, begin + text_.size(), value);
     if (error != std::errc() || value > kLargest || value < -kLargest) {
-      throw Bad{fmt::format("'{}' does not start with a number of at most {}",
-                            text_, kLargest)};
+      throw Bad{text_, fmt::format("{} does not start with a number of at most "
+                                   "{}",
+                                   Quoted(text_), kLargest)};
     }
     text_.remove_prefix(static_cast<std::size_t>(end - begin));
     return value;
   }
   void Expect(std::string_view token) {
     if (!Take(token)) {
-      throw Bad{fmt::format("'{}' should go on with '{}'", text_, token)};
+      throw Bad{text_,
+                fmt::format("{} should go on with '{}'", Quoted(text_), token)};
     }
   }
   RelativePos Pos() {
@@ -50,7 +63,10 @@ class Reader {
   }
   bool empty() const { return text_.empty(); }
   void ExpectEnd() const {
-    if (!text_.empty()) throw Bad{fmt::format("'{}' is left over", text_)};
+    if (!text_.empty()) Fail("is left over");
+  }
+  [[noreturn]] void Fail(std::string_view why) const {
+    throw Bad{text_, fmt::format("{} {}", Quoted(text_), why)};
   }
 
  private:
@@ -104,12 +120,12 @@ std::string SegmentText(const Segment& segment) {
 
 Kind ReadKind(std::string_view name) {
   if (const auto kind = FromName<Kind>(kKindNames, name)) return *kind;
-  throw Bad{fmt::format("kind is '{}'", name)};
+  throw Bad{name, fmt::format("{} is no kind of cache", Quoted(name))};
 }
 
 CacheSpec ReadPart(std::string_view text, const CacheSpec& wrapper) {
   const auto fields = Split(text, ':');
-  if (fields.empty()) throw Bad{"a wrapper's cache is empty"};
+  if (fields.empty()) throw Bad{text, "a wrapper's cache is empty"};
   CacheSpec spec;
   spec.kind = ReadKind(fields[0]);
   spec.placement = wrapper.placement;
@@ -150,19 +166,21 @@ Shift ReadShift(std::string_view name) {
     shift.kind = *kind;
     return shift;
   }
-  throw Bad{fmt::format("shift is '{}'", name)};
+  throw Bad{name, fmt::format("{} is no shift function", Quoted(name))};
 }
 
 DType ReadDType(std::string_view name) {
   if (const auto dtype = DTypeFromName(name)) return *dtype;
-  throw Bad{fmt::format("dtype is '{}'", name)};
+  throw Bad{name, fmt::format("{} is no dtype", Quoted(name))};
 }
 
 int ReadSize(std::string_view text) {
   Reader reader(text);
   const int value = reader.Number();
   reader.ExpectEnd();
-  if (value < 0) throw Bad{fmt::format("{} must not be negative", value)};
+  if (value < 0) {
+    throw Bad{text, fmt::format("{} must not be negative", value)};
+  }
   return value;
 }
 
@@ -175,7 +193,9 @@ void ReadDims(std::string_view text, RowDims& rows) {
   rows.v_head_dim = reader.Number();
   reader.ExpectEnd();
   for (const int dim : {rows.k_head_dim, rows.kv_heads, rows.v_head_dim}) {
-    if (dim < 1 || dim > 4096) throw Bad{fmt::format("dims '{}'", text)};
+    if (dim < 1 || dim > 4096) {
+      throw Bad{text, fmt::format("{} is not in 1 to 4096", dim)};
+    }
   }
 }
 
@@ -209,11 +229,12 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
   if (key == "legal") return void(setup.legal = ReadSize(value) != 0);
   if (key == "strided") return void(setup.strided = ReadSize(value) != 0);
   if (key == "firstid") return void(setup.first_id = ReadSize(value));
-  throw Bad{fmt::format("unknown setting '{}={}'", key, value)};
+  throw Bad{key, fmt::format("{} is no setting with the value {}", Quoted(key),
+                             Quoted(value))};
 }
 
 // A line may be a mistake: nothing is made that would not fit into memory.
-void CheckSizes(const Setup& setup) {
+void CheckSizes(const Setup& setup, std::string_view where) {
   constexpr std::int64_t kCellsMax = 1 << 20;
   constexpr std::int64_t kElementsMax = 1 << 26;
   const InitArgs& init = setup.init;
@@ -222,58 +243,95 @@ void CheckSizes(const Setup& setup) {
   const std::int64_t rows =
       std::int64_t{init.max_batch} + setup.config.mask_batch_padding;
   if (cells > kCellsMax || rows > kCellsMax) {
-    throw Bad{fmt::format("more than {} cells or mask rows", kCellsMax)};
+    throw Bad{where, fmt::format("more than {} cells or mask rows", kCellsMax)};
   }
   const std::int64_t row_elements =
       std::int64_t{setup.rows.kv_heads} *
       (setup.rows.k_head_dim + setup.rows.v_head_dim);
   if (setup.layers < 1 || setup.layers > 64) {
-    throw Bad{fmt::format("layers is {}, there can be 1 to 64", setup.layers)};
+    throw Bad{where,
+              fmt::format("layers is {}, there can be 1 to 64", setup.layers)};
   }
   if (cells * rows > kElementsMax ||
       cells * row_elements > kElementsMax / setup.layers) {
-    throw Bad{"a cache of this size is too large for a test"};
+    throw Bad{where, "a cache of this size is too large for a test"};
   }
 }
 
 // A setting that its kind does not have is a mistake, too.
-void CheckKind(const CacheSpec& spec) {
+void CheckKind(const CacheSpec& spec, std::string_view where) {
   const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
   const auto check = [&](bool given, bool allowed, std::string_view key) {
     if (!given || allowed) return;
-    throw Bad{fmt::format("kind {} has no {}", KindName(spec.kind), key)};
+    throw Bad{where,
+              fmt::format("kind {} has no {}", KindName(spec.kind), key)};
   };
   check(spec.window.has_value(), windowed, "window");
   check(spec.memory.has_value(), spec.kind == Kind::kSwaMem, "memory");
   check(spec.chunk != 0, spec.kind == Kind::kChunked, "chunk");
   check(!spec.caches.empty(), spec.kind == Kind::kWrapper, "caches");
-  for (const CacheSpec& inner : spec.caches) CheckKind(inner);
+  for (const CacheSpec& inner : spec.caches) CheckKind(inner, where);
 }
 
-void ReadSetup(const std::vector<std::string_view>& words, Setup& setup) {
-  if (words.empty() || words[0] != "kvt1") {
-    throw Bad{"a history starts with 'kvt1'"};
+void ReadCells(std::string_view text, const std::set<std::string_view>& seen,
+               Setup& setup) {
+  if (seen.contains("seqs") || seen.contains("cap")) {
+    throw Bad{text, "cells goes without seqs and cap"};
   }
-  std::string_view caches;  // Read last: they take after the wrapper.
+  const int cells = ReadSize(text);
+  const int batch = setup.init.max_batch;
+  SetCells(cells, setup);
+  if (seen.contains("batch")) setup.init.max_batch = batch;
+  CheckSizes(setup, text);
+  if (const std::string why = WhyNotOfCells(setup); !why.empty()) {
+    throw Bad{text, fmt::format("no such cache has exactly {} cells: {}", cells,
+                                why)};
+  }
+}
+
+void ReadVersion(std::string_view word) {
+  if (word == "kvt1") return;
+  if (word.starts_with("kvt")) {
+    throw Bad{word,
+              fmt::format("{} is another version, this program reads kvt1",
+                          Quoted(word))};
+  }
+  throw Bad{word, "a history starts with 'kvt1'"};
+}
+
+// `part` is the line up to the first operation.
+void ReadSetup(std::string_view part, Setup& setup) {
+  const auto words = Split(part, ' ');
+  ReadVersion(words.empty() ? part : words[0]);
+  // Read last: what they mean depends on the others.
+  std::optional<std::string_view> caches;
+  std::optional<std::string_view> cells;
+  std::set<std::string_view> seen;
   for (std::size_t i = 1; i < words.size(); ++i) {
     const std::size_t at = words[i].find('=');
     if (at == std::string_view::npos) {
-      throw Bad{fmt::format("'{}' is not a setting", words[i])};
+      throw Bad{words[i], fmt::format("{} is no setting", Quoted(words[i]))};
     }
     const std::string_view key = words[i].substr(0, at);
     const std::string_view value = words[i].substr(at + 1);
+    if (!seen.insert(key).second) {
+      throw Bad{key, fmt::format("{} comes twice", Quoted(key))};
+    }
     if (key == "caches") {
       caches = value;
+    } else if (key == "cells") {
+      cells = value;
     } else {
       ReadSetting(key, value, setup);
     }
   }
-  for (const auto part : Split(caches, '/')) {
-    setup.spec.caches.push_back(ReadPart(part, setup.spec));
+  for (const auto one : Split(caches.value_or(""), '/')) {
+    setup.spec.caches.push_back(ReadPart(one, setup.spec));
   }
-  if (setup.spec.caches.size() > 16) throw Bad{"more than 16 caches"};
-  CheckKind(setup.spec);
-  CheckSizes(setup);
+  if (setup.spec.caches.size() > 16) throw Bad{part, "more than 16 caches"};
+  CheckKind(setup.spec, part);
+  if (cells) ReadCells(*cells, seen, setup);
+  CheckSizes(setup, part);
 }
 
 Segment ReadSegment(std::string_view text) {
@@ -295,7 +353,8 @@ Segment ReadSegment(std::string_view text) {
   if (reader.Take("=")) segment.order = Segment::Order::kSame;
   reader.ExpectEnd();
   if (segment.seq < 0 || segment.count < 1) {
-    throw Bad{fmt::format("segment '{}' is negative or empty", text)};
+    throw Bad{text,
+              fmt::format("segment {} is negative or empty", Quoted(text))};
   }
   return segment;
 }
@@ -320,7 +379,7 @@ void ReadPut(const std::vector<std::string_view>& words, Op& op) {
       op.segments.push_back(ReadSegment(words[i]));
     }
   }
-  if (op.segments.empty()) throw Bad{"put what?"};
+  if (op.segments.empty()) throw Bad{words[0], "put what?"};
 }
 
 void ReadDrop(std::string_view text, Op& op) {
@@ -346,15 +405,18 @@ void ReadCopy(std::string_view text, Op& op) {
 
 Op ReadOp(std::string_view text) {
   const auto words = Split(text, ' ');
-  if (words.empty()) throw Bad{"an operation is empty"};
+  if (words.empty()) throw Bad{text, "an operation is empty"};
   const std::string_view name = words[0];
-  const std::string_view argument = words.size() > 1 ? words[1] : "";
+  const std::string_view argument =
+      words.size() > 1 ? words[1] : name.substr(name.size());
   Op op;
   if (name == "put") {
     ReadPut(words, op);
     return op;
   }
-  if (words.size() > 2) throw Bad{fmt::format("'{}' has too many words", text)};
+  if (words.size() > 2) {
+    throw Bad{words[2], fmt::format("{} is left over", Quoted(words[2]))};
+  }
   if (name == "drop") {
     op.kind = OpKind::kDrop;
     ReadDrop(argument, op);
@@ -383,13 +445,46 @@ Op ReadOp(std::string_view text) {
   } else if (name == "poison" && argument.empty()) {
     op.kind = OpKind::kPoison;
   } else {
-    throw Bad{fmt::format("unknown operation '{}'", text)};
+    throw Bad{name, fmt::format("{} is no operation", Quoted(name))};
   }
-  if (op.seq < 0 || op.dst < 0) throw Bad{"a sequence is negative"};
+  if (op.seq < 0 || op.dst < 0) throw Bad{argument, "a sequence is negative"};
   return op;
 }
 
 }  // namespace
+
+void SetCells(int cells, Setup& setup) {
+  InitArgs& init = setup.init;
+  init.max_sequences = 1;
+  init.capacity = init.max_batch = cells;
+  const auto leave = [&](const CacheSpec& spec) {
+    const int memory = spec.memory.value_or(spec.window.value_or(cells));
+    if (memory < cells)
+      init.max_batch = std::min(init.max_batch, cells - memory);
+  };
+  leave(setup.spec);
+  for (const CacheSpec& part : setup.spec.caches) leave(part);
+}
+
+std::string WhyNotOfCells(const Setup& setup) {
+  const auto& [dtype, max_sequences, capacity, max_batch] = setup.init;
+  if (max_sequences != 1) return "it has several sequences";
+  if (std::min({capacity, max_batch, setup.config.cache_padding}) < 1) {
+    return "its sizes must be at least 1";
+  }
+  reference::Ledger ledger(setup.spec);
+  const Status status = ledger.Init(setup.config, setup.init);
+  if (!status.ok()) return status.message();
+  bool any = false;
+  for (const auto& part : ledger.parts()) {
+    if (part.encoder()) continue;
+    any = true;
+    if (part.cells() != capacity) {
+      return fmt::format("it would have {}", part.cells());
+    }
+  }
+  return any ? "" : "an encoder has no cells";
+}
 
 std::string ToText(const Setup& setup) {
   const Setup defaults;
@@ -418,9 +513,16 @@ std::string ToText(const Setup& setup) {
     text += i == 0 ? " caches=" : "/";
     text += PartText(spec.caches[i], spec);
   }
-  add("seqs", setup.init.max_sequences, defaults.init.max_sequences);
-  add("cap", setup.init.capacity, defaults.init.capacity);
-  add("batch", setup.init.max_batch, defaults.init.max_batch);
+  Setup sized = setup;
+  SetCells(setup.init.capacity, sized);
+  if (WhyNotOfCells(setup).empty()) {
+    text += fmt::format(" cells={}", setup.init.capacity);
+  } else {
+    sized.init = defaults.init;
+    add("seqs", setup.init.max_sequences, sized.init.max_sequences);
+    add("cap", setup.init.capacity, sized.init.capacity);
+  }
+  add("batch", setup.init.max_batch, sized.init.max_batch);
   add("pad", setup.config.cache_padding, 1);
   add("maskpad", setup.config.mask_batch_padding, 1);
   add("permuted", setup.config.permuted_v ? 1 : 0, 0);
@@ -486,16 +588,17 @@ std::string ToText(const History& history) {
 Result<History> ParseHistory(std::string_view text) {
   try {
     const auto parts = Split(text, '|');
-    const auto words =
-        parts.empty() ? std::vector<std::string_view>() : Split(parts[0], ' ');
     History history;
-    ReadSetup(words, history.setup);
+    ReadSetup(parts.empty() ? text : parts[0], history.setup);
     for (std::size_t i = 1; i < parts.size(); ++i) {
       history.ops.push_back(ReadOp(parts[i]));
     }
     return history;
   } catch (const Bad& bad) {
-    return Status(StatusCode::kInvalidArgument, bad.why);
+    // Every part that is complained of is one of `text`.
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("character {}: {}",
+                              bad.where.data() - text.data() + 1, bad.why));
   }
 }
 

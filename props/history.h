@@ -1,7 +1,7 @@
 // Histories: a cache's setup and what happens to it, as one line that a person
 // can read and edit:
 //
-//   kvt1 kind=swa window=2 cap=4 | put 0*2 | copy 0>1:2 | drop 1:0-1
+//   kvt1 kind=swa window=2 cells=4 | put 0*2 | copy 0>1:2 | drop 1:0-1
 //
 // Arguments are relative to the state (tokens are appended, ends counted from
 // the end), so that a history keeps its sense when parts of it are taken out.
@@ -92,6 +92,13 @@ struct History {
   Setup setup;
   std::vector<Op> ops;
 };
+
+// Sizes for a cache of `cells` cells: one sequence of that capacity; a batch is
+// as large, or takes what a bounded memory leaves (docs/histories.md).
+void SetCells(int cells, Setup& setup);
+// Why a cache of this setup is not one of one sequence and as many cells as its
+// capacity; empty if it is.
+std::string WhyNotOfCells(const Setup& setup);
 
 std::string ToText(const Setup& setup);
 std::string ToText(const Op& op);

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iostream>
 #include <memory>
 #include <new>
 #include <string>
@@ -105,6 +106,27 @@ std::string TextLine(const std::string& file, const Judgement& judgement) {
                      line, name, judgement.reason);
 }
 
+// Standard input, where recordings may follow one another.
+void JudgeInput(
+    const std::vector<std::string>& twins,
+    const std::function<void(const std::string&, const Judgement&)>& tell) {
+  TraceReader reader(std::cin, /*several=*/true);
+  int count = 0;
+  do {
+    Judgement judgement;
+    try {
+      judgement = Judge(reader, twins);
+    } catch (const std::bad_alloc&) {
+      judgement = {Verdict::kBadInput, Level::kNone, 0,
+                   "there is not enough memory for it", ""};
+    }
+    tell(fmt::format("-:{}", ++count), judgement);
+  } while (reader.SkipToHeader());
+  if (!reader.error()) return;
+  tell("-", {Verdict::kBadInput, Level::kNone, reader.error()->line,
+             reader.error()->reason, ""});
+}
+
 struct CheckArguments {
   std::vector<std::string> paths;
   std::string twin = "both";
@@ -164,22 +186,29 @@ int Check(const CheckArguments& arguments) {
   const std::vector<std::string> twins = TwinsNamed(arguments.twin);
   std::vector<std::size_t> verdicts(3);
   int exit_code = 0;
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    if (counts) fmt::print(stderr, "\r{} of {} ", i + 1, files.size());
-    const Judgement judgement =
-        OnFile(files[i], [&](std::istream& in) { return Judge(in, twins); });
-    if (counts) fmt::print(stderr, "\r{:24}\r", "");
+  const auto tell = [&](const std::string& file, const Judgement& judgement) {
     if (arguments.json) {
-      fmt::print("{}\n", JudgementJson(files[i], judgement));
+      fmt::print("{}\n", JudgementJson(file, judgement));
     } else {
-      fmt::print("{}", TextLine(files[i], judgement));
+      fmt::print("{}", TextLine(file, judgement));
     }
     ++verdicts[static_cast<std::size_t>(judgement.verdict)];
     exit_code = std::max(exit_code, ExitCode(judgement.verdict));
     if (judgement.verdict == Verdict::kReject && !arguments.html.empty() &&
-        !WritePageOf(files[i], arguments.html, twins)) {
+        !WritePageOf(file, arguments.html, twins)) {
       exit_code = 2;
     }
+  };
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (files[i] == "-") {
+      JudgeInput(twins, tell);
+      continue;
+    }
+    if (counts) fmt::print(stderr, "\r{} of {} ", i + 1, files.size());
+    const Judgement judgement =
+        OnFile(files[i], [&](std::istream& in) { return Judge(in, twins); });
+    if (counts) fmt::print(stderr, "\r{:24}\r", "");
+    tell(files[i], judgement);
   }
   if (!arguments.json) {
     fmt::print("{} accepted, {} rejected, {} bad input\n", verdicts[0],
@@ -194,7 +223,8 @@ void AddCheckCommand(CLI::App& app, int& exit_code) {
       "check", "Judge recordings of caches (docs/trace_format.md)");
   check
       ->add_option("path", arguments->paths,
-                   "recordings, or folders with *.jsonl in them")
+                   "recordings, folders with *.jsonl in them, or - for any "
+                   "number of recordings on standard input")
       ->required();
   AddTwin(*check, arguments->twin);
   check->add_flag("--json", arguments->json, "print a JSON object a recording");

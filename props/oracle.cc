@@ -677,11 +677,16 @@ std::optional<Finding> Oracle::CheckEntitlement(const TraceOp& op) const {
 
 Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
                 const OracleWatch& watch) {
+  TraceReader reader(in);
+  return Judge(reader, twins, watch);
+}
+
+Judgement Judge(TraceReader& reader, const std::vector<std::string>& twins,
+                const OracleWatch& watch) {
   const auto bad_input = [](std::int64_t line, std::string reason) {
     return Judgement{Verdict::kBadInput, Level::kNone, line, std::move(reason),
                      ""};
   };
-  TraceReader reader(in);
   if (!reader.ReadHeader()) {
     return bad_input(reader.error()->line, reader.error()->reason);
   }

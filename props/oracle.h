@@ -161,6 +161,8 @@ using OracleWatch = std::function<bool(const Oracle& oracle, const TraceOp& op,
                                        const OracleStep& step)>;
 
 // Judges a whole recording. With `watch`, goes on behind what is wrong.
+Judgement Judge(TraceReader& reader, const std::vector<std::string>& twins,
+                const OracleWatch& watch = nullptr);
 Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
                 const OracleWatch& watch = nullptr);
 

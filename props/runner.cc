@@ -13,6 +13,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "props/check_name.h"
 #include "props/entitlement.h"
 #include "props/hash.h"
 #include "props/misuse.h"
@@ -86,8 +87,8 @@ class Run {
     }
   }
   template <class Text>
-  void Check(bool holds, std::string_view check, const Text& text) {
-    if (!holds) throw Differs{std::string(check), Made(text)};
+  void Check(bool holds, CheckName check, const Text& text) {
+    if (!holds) throw Differs{std::string(check.name()), Made(text)};
   }
   template <class Call>
   void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
@@ -353,7 +354,10 @@ void Run::CheckBytes(std::string_view what, const TensorView& reference,
       std::int64_t i = 0;
       while (std::memcmp(reference.at(i, j, k), subject.at(i, j, k), size) == 0)
         ++i;
-      throw Differs{fmt::format("subject: {} bytes", what),
+      const CheckName check = what == "mask" ? CheckName("subject: mask bytes")
+                              : what == "K"  ? CheckName("subject: K bytes")
+                                             : CheckName("subject: V bytes");
+      throw Differs{std::string(check.name()),
                     Picture(what, reference, subject, {i, j, k}, cell_dim),
                     what == "mask" ? static_cast<int>(j) : -1,
                     static_cast<int>(std::array{i, j, k}.at(cell_dim))};
@@ -847,7 +851,8 @@ void Run::Misuse(int which) {
   for (Cache* cache : {reference_.get(), tested_.get()}) {
     if (const auto wrong = TryMisuse(*cache, which, context)) {
       Check(false,
-            cache == tested_.get() ? "subject: misuse" : "reference: misuse",
+            cache == tested_.get() ? CheckName("subject: misuse")
+                                   : CheckName("reference: misuse"),
             *wrong);
     }
   }

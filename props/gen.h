@@ -1,0 +1,35 @@
+// Histories for programs in any language: calls with absolute arguments and
+// rows, as a recording has them (docs/trace_format.md) but without answers.
+
+#ifndef KVTWIN_PROPS_GEN_H_
+#define KVTWIN_PROPS_GEN_H_
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+
+#include "kvtwin/cache.h"
+#include "props/history.h"
+
+namespace kvtwin::props {
+
+struct GenOptions {
+  std::uint64_t seed = 1;
+  std::optional<Kind> kind;
+  // Stops behind the history with which there are as many calls, or, if 0, as
+  // many histories.
+  std::int64_t operations = 0;
+  std::int64_t histories = 10;
+};
+
+// The calls of one history; returns their number. Nothing, and 0, if no cache
+// can be made of its setup. Left out are misuse, which no recording has, and
+// what is done behind a cache's back.
+std::int64_t WriteCalls(History history, std::ostream& out);
+
+// Random histories, one after the other.
+void Generate(const GenOptions& options, std::ostream& out);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_GEN_H_

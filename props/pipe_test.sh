@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# pipe_test.sh KVTWIN TOY: `gen | program | check -`, with a program that is
+# right, then with its bug. Exit code 77: there is nothing to run it with.
+set -uo pipefail
+kvtwin=$1 toy=$2
+if ! command -v python3 >/dev/null; then
+  echo "skipped: there is no python3 here to run $toy"
+  exit 77
+fi
+
+# piped CODE LINE [ARG...]: with these arguments for the toy, check exits with
+# CODE and its last line matches LINE.
+piped() {
+  local want=$1 regex=$2 output code
+  shift 2
+  output=$("$kvtwin" gen --seed 3 --histories 150 |
+    python3 "$toy" "$@" | "$kvtwin" check -)
+  code=$?
+  output=$(tail -n 1 <<<"$output")
+  echo "$output"
+  if [ "$code" -ne "$want" ] || ! [[ $output =~ $regex ]]; then
+    echo "pipe_test.sh: exit code $code, expected $want and '$regex'"
+    exit 1
+  fi
+}
+
+piped 0 '^[1-9][0-9]* accepted, 0 rejected, 0 bad input$'
+piped 1 '^[1-9][0-9]* accepted, [1-9][0-9]* rejected, 0 bad input$' --bug
