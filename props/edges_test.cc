@@ -13,7 +13,6 @@
 #include "core/json_line.h"
 #include "core/shift_row.h"
 #include "core/trace.h"
-#include "optimized/aligned_buffer.h"
 #include "optimized/kernels.h"
 #include "optimized/row_shift.h"
 #include "optimized/targets.h"
@@ -396,9 +395,16 @@ TEST_P(Edges, TakesRowsOfAnyStrides) {
 }
 
 TEST(Storage, BeginsOnACacheLine) {
-  for (std::size_t bytes = 1; bytes < 100; ++bytes) {
-    const optimized::AlignedBuffer buffer(bytes);
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % 64, 0U);
+  TestCache cache({}, "optimized");
+  ASSERT_EQ(cache.Init(1, 4, 4), StatusCode::kOk);
+  ASSERT_EQ(cache.Start({0}, {0}), StatusCode::kOk);
+  for (int layer = 0; layer < 8; ++layer) {
+    ASSERT_TRUE(cache->SetLayer(layer).ok());
+    ASSERT_EQ(cache.Put({1}), StatusCode::kOk);
+    const KvView view = *cache->Get();
+    for (const TensorView& tensor : {view.key, view.value, view.mask}) {
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.data) % 64, 0U);
+    }
   }
 }
 
