@@ -231,8 +231,9 @@ def sample(count, only):
     # header that n of them include, one of n / 2 lines is taken.
     def order(mutant):
         rank = hashlib.sha256(mutant.key.encode()).digest()
-        return (int.from_bytes(rank[:8], "big") *
-                max(2, len(includers(mutant.file))))
+        costly = [source for source in includers(mutant.file)
+                  if not source.endswith(("_test.cc", "_props.cc"))]
+        return int.from_bytes(rank[:8], "big") * max(2, len(costly))
     chosen = sorted((mutant for _, mutant in by_line.values()),
                     key=order)[:count]
     return generated, len(kept), chosen
@@ -258,8 +259,7 @@ def includers(file, cache={}):
             continue
         found.add(one)
         todo += cache["direct"][one]
-    return sorted(one for one in found if one.endswith(".cc")
-                  and not one.endswith(("_test.cc", "_props.cc")))
+    return sorted(one for one in found if one.endswith(".cc"))
 
 
 def argued_equivalent():
@@ -348,12 +348,16 @@ class Bench:
                       "kvtwin_command", "kvtwin_tests", "--parallel",
                       str(os.cpu_count())])
         self.commands = {}
+        self.tests_of = {}  # The objects of kvtwin_tests.
         for entry in json.loads(
                 (self.build / "compile_commands.json").read_text()):
             name = str(pathlib.Path(entry["file"]).relative_to(self.folder))
-            # Of the library and the harness; programs and tests stay.
-            if re.search("CMakeFiles/kvtwin(_props)?\\.dir/", entry["command"]):
-                self.commands[name] = shlex.split(entry["command"])
+            if re.search(r"CMakeFiles/kvtwin(_props|_tests)?\.dir/",
+                         entry["command"]):
+                command = shlex.split(entry["command"])
+                self.commands[name] = command
+                if "CMakeFiles/kvtwin_tests.dir/" in entry["command"]:
+                    self.tests_of[name] = command[command.index("-o") + 1]
         self.links = {}
         for target in ("kvtwin_command", "kvtwin_tests"):
             last = self.checked(["ninja", "-C", "build", "-t", "commands",
@@ -390,7 +394,7 @@ class Bench:
         """Their objects, or None if one does not compile."""
         objects = []
         for source in sources:
-            made = self.folder / f"mutant{len(objects)}.o"
+            made = self.folder / (source.replace("/", "_") + ".o")
             with_prefix = prefix and "kernels" not in source
             code, _ = self.program.run(
                 ["clang++", *flags, *self.seen_by(source),
@@ -402,8 +406,8 @@ class Bench:
             objects.append(str(made))
         return objects
 
-    def link(self, target, objects, compiler=()):
-        command = self.links[target]
+    def link(self, target, objects, without=(), compiler=()):
+        command = [word for word in self.links[target] if word not in without]
         code, _ = self.program.run(
             [*(compiler or command[:1]), *objects, *command[1:],
              "-l:libomp.so.5"], 60)
@@ -468,6 +472,7 @@ class Bench:
         return ("killed", f"sanitizers {seen}") if seen else ("survived", "")
 
     def sanitized(self, sources):
+        sources = [source for source in sources if source not in self.tests_of]
         objects = self.compile(sources, SANITIZE, prefix=False)
         compiler = ["clang++", "-fsanitize=address,undefined"]
         env = {"ASAN_OPTIONS": "detect_container_overflow=0:detect_leaks=0:"
@@ -478,7 +483,7 @@ class Bench:
                 ("kvtwin_command",
                  ["./kvtwin", "fuzz", "--ops", "50000", "--seed", "3"]),
                 ("kvtwin_tests", ["./kvtwin_tests", "--gtest_fail_fast"])):
-            if not self.link(target, objects, compiler):
+            if not self.link(target, objects, compiler=compiler):
                 return None
             seen = self.simply(
                 args, 200, {**env, "RC_PARAMS": "seed=1 max_success=40"}, False)
@@ -503,7 +508,8 @@ class Bench:
 
     def quick_outcome(self, sources):
         """("killed", by whom) or ("not compiling", "") or None"""
-        objects = self.compile(sources, QUICK)
+        library = [source for source in sources if source not in self.tests_of]
+        objects = self.compile(library, QUICK)
         if objects is None or not self.link("kvtwin_command", objects):
             return "not compiling", ""
         for name, killer in (("fuzz", lambda: self.fuzz(20000, 1, 4)),
@@ -512,7 +518,11 @@ class Bench:
                              ("laws", self.laws)):
             if seen := killer():
                 return "killed", f"{name} {seen}"
-        if not self.link("kvtwin_tests", objects):
+        tests = [source for source in sources if source in self.tests_of]
+        changed = self.compile(tests, QUICK)
+        if changed is None or not self.link(
+                "kvtwin_tests", objects + changed,
+                [self.tests_of[source] for source in tests]):
             return "not compiling", ""
         if seen := self.tests():
             return "killed", f"tests {seen}"
@@ -522,7 +532,8 @@ class Bench:
         """(what becomes of the mutant that these sources see, by whom)"""
         if quick := self.quick_outcome(sources):
             return quick
-        if self.identical(sources):
+        if self.identical([source for source in sources
+                           if source not in self.tests_of]):
             return "identical", ""
         for name, killer in (
                 ("command", self.commands_of_ctest),
@@ -614,9 +625,6 @@ def main():
                           flush=True)
 
     benches = [Bench(WORK / f"tree{job}") for job in range(options.jobs)]
-    for bench in benches:
-        bench.prepare()
-
     def try_all(mutants, how):
         todo = queue.SimpleQueue()
         for mutant in mutants:
@@ -630,6 +638,9 @@ def main():
 
     open_ones = [mutant for mutant in chosen
                  if not is_done(mutant) and not is_argued(mutant)]
+    if open_ones and options.seconds > 0:
+        for bench in benches:
+            bench.prepare()
     # Those that survived before come first: there may be a new test.
     try_all(sorted(open_ones, key=lambda m: m.key not in results),
             Bench.outcome)
