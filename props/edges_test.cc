@@ -324,6 +324,11 @@ TEST_P(Edges, AnEncoderKeepsFourDimensionsUnlessPermuted) {
   EXPECT_FALSE(permuted->Restore(state).ok());
   ASSERT_EQ(permuted.Start({0}, {0}), StatusCode::kOk);
   EXPECT_FALSE(permuted->Put(view, view).ok());
+  // K is not permuted.
+  const TensorView three = DenseView(rows.data(), DType::kF32, {1, 2, 2, 1});
+  EXPECT_TRUE(permuted->Put(view, three).ok());
+  const CacheState mixed = *permuted->Snapshot();
+  EXPECT_TRUE(permuted->Restore(mixed).ok());
 }
 
 // Rows of several elements in several layers, with a function of the user's
