@@ -17,6 +17,7 @@
 #include "optimized/row_shift.h"
 #include "optimized/targets.h"
 #include "props/test_cache.h"
+#include "reference/attention.h"
 #include "reference/ledger.h"
 
 namespace kvtwin::props {
@@ -122,6 +123,19 @@ TEST(Trace, WritesWrappersByTheirCaches) {
   header.spec.caches.push_back(inner);
   std::ostringstream out;
   EXPECT_FALSE(WriteTraceHeader(header, out).ok());
+}
+
+TEST(Trace, RefusesAHeaderWithANought) {
+  for (const std::string key :
+       {"max_sequences", "capacity", "max_batch", "layers", "k_head_dim",
+        "kv_heads", "v_head_dim"}) {
+    std::string text = HeaderText(AnyHeader());
+    const std::size_t at = text.find("\"" + key + "\":") + key.size() + 3;
+    std::istringstream in(text.replace(at, 1, "0"));
+    TraceReader reader(in);
+    EXPECT_FALSE(reader.ReadHeader()) << text;
+    EXPECT_NE(reader.error()->reason.find(key + " is 0"), std::string::npos);
+  }
 }
 
 // Why the line after the header cannot be read.
@@ -433,6 +447,19 @@ TEST_P(Edges, GivesBackAfterARestoreInPlace) {
   for (const CellEntry& entry : after.caches[0].cells) {
     EXPECT_EQ(entry.sequence, 0);
   }
+}
+
+// Two tokens with K = V = 1 and 2, a query of 3, a scale of a half.
+TEST(Attention, WeighsByTheProducts) {
+  TestCache cache({}, "reference");
+  ASSERT_EQ(cache.Init(1, 4, 4), StatusCode::kOk);
+  cache.Append(0, 0, {1, 2});
+  const Eigen::MatrixXd query = Eigen::MatrixXd::Constant(1, 1, 3);
+  const double seen =
+      reference::Attend(*cache->Get(), false, 1, query, 0.5)(0, 0);
+  const double one = std::exp(3 * 1 * 0.5);
+  const double two = std::exp(3 * 2 * 0.5);
+  EXPECT_NEAR(seen, (one * 1 + two * 2) / (one + two), 1e-12);
 }
 
 TEST(Ledger, RestoresEveryCacheOfAWrapper) {
