@@ -225,7 +225,7 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
   return header;
 }
 
-// K, V and mask must have the same number of columns.
+// K, V and the mask, which there is, must have the same number of columns.
 void CheckColumns(const JsonFields& fields, const TraceOp& op,
                   bool permuted_v) {
   const std::int64_t columns = op.key.shape[2];

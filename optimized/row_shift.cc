@@ -18,7 +18,7 @@ void RowShift::Prepare(const Shift& shift, std::int32_t offset,
   head_dim_ = head_dim;
   cosines_.clear();
   sines_.clear();
-  if (shift.kind != ShiftKind::kRope || offset == 0) return;
+  if (shift.kind != ShiftKind::kRope) return;
   const int dims = RopeDims(shift.rope, k_head_dim);
   for (int p = 0; p < dims / 2; ++p) {
     const auto [cosine, sine] = RopeTurn(shift.rope, dims, p, offset);
@@ -32,8 +32,7 @@ void RowShift::Prepare(const Shift& shift, std::int32_t offset,
 bool RowShift::idle() const {
   const ShiftKind kind = shift_->kind;
   if (kind == ShiftKind::kRope) return cosines_.empty();
-  const bool adds = kind == ShiftKind::kAdd || kind == ShiftKind::kTagAdd;
-  return !adds || offset_ == 0;
+  return kind != ShiftKind::kAdd && kind != ShiftKind::kTagAdd;
 }
 
 void RowShift::Turn(std::span<float> row) const {
@@ -56,7 +55,6 @@ void RowShift::Turn(std::span<float> row) const {
 }
 
 void RowShift::Apply(std::span<float> row) const {
-  if (idle()) return;
   const auto offset = static_cast<float>(offset_);
   if (shift_->kind == ShiftKind::kAdd) {
     AddToElements(row.data(), row.size(), offset);

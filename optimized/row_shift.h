@@ -16,10 +16,11 @@ namespace kvtwin::optimized {
 class RowShift {
  public:
   // Computes the turns of a Rope, if this is not what is prepared already.
-  // Refers to `shift` from then on.
+  // Refers to `shift` from then on. Requires: offset is not 0.
   void Prepare(const Shift& shift, std::int32_t offset, int k_head_dim);
 
   // Rewrites one row, [k_head_dim, kv_heads]; k_head_dim as prepared.
+  // Requires: not idle.
   void Apply(std::span<float> row) const;
 
   // Whether Apply leaves every row as it is.

@@ -3,7 +3,7 @@
 # byte for byte, on one and two threads and on every SIMD target? What must
 # differ is taken out first: times, rates, and the target's own name.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
+cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
 history="kvt1 kind=swa window=2 cap=4 shift=rope dtype=f16 | put 0*2"
 history+=" | copy 0>1:2 | put 1*3 | drop 1:0-1 | reload | put 0*free"
 work=$(mktemp -d)
@@ -43,7 +43,7 @@ for kvtwin in "$@"; do
   same "$name-1" "$kvtwin" 1
   same "$name-2" "$kvtwin" 2
   # "... this machine has AVX3, AVX2"
-  targets=$(KVTWIN_TARGET=? "$kvtwin" fuzz --ops 1 2>&1 | sed 's/.* has //') ||
+  targets=$(KVTWIN_TARGET=none "$kvtwin" fuzz --ops 1 2>&1 | sed 's/.* has //') ||
     true
   for target in ${targets//,/}; do
     KVTWIN_TARGET=$target same "$name-$target" "$kvtwin" 1
