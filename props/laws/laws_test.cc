@@ -43,8 +43,8 @@ INSTANTIATE_TEST_SUITE_P(All, LawProps, ::testing::ValuesIn(Cases()),
                          });
 
 TEST_P(LawProps, Holds) {
-  const auto& [law, twin] = GetParam();
-  const Subject subject = TwinSubject(twin);
+  const Law* law = GetParam().law;
+  const Subject subject = TwinSubject(GetParam().twin);
   std::int64_t judged = 0;
   EXPECT_TRUE(rc::check(std::string(law->statement), [&] {
     const History history = *ArbitraryHistory(std::nullopt, 20);
