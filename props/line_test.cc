@@ -270,7 +270,7 @@ StatusCode Make(Cache& cache, const nlohmann::json& op) {
         .code();
   }
   if (name == "set_causal") {
-    return cache.SetCausal(std::vector<int>(op["except"])).code();
+    return cache.SetCausal(op["except"].get<std::vector<int>>()).code();
   }
   if (name == "set_layer_type") return cache.SetLayerType(op["type"]).code();
   if (name == "put") {
