@@ -249,7 +249,7 @@ class Copy {
 
 // Into `finding`.
 void Visit(const Workshop& workshop, const MuseumOptions& options,
-           Finding& finding) {
+           ExhibitReport& finding) {
   Copy copy(workshop);
   finding.error = copy.Apply(finding.exhibit.patch);
   if (!finding.error.empty() || options.apply_only) return;
@@ -349,10 +349,10 @@ Result<Workshop> FindWorkshop(const fs::path& build) {
   return workshop;
 }
 
-std::vector<Finding> VisitMuseum(const Workshop& workshop,
-                                 const std::vector<Exhibit>& exhibits,
-                                 const MuseumOptions& options) {
-  std::vector<Finding> findings(exhibits.size());
+std::vector<ExhibitReport> VisitMuseum(const Workshop& workshop,
+                                       const std::vector<Exhibit>& exhibits,
+                                       const MuseumOptions& options) {
+  std::vector<ExhibitReport> findings(exhibits.size());
   std::atomic<std::size_t> next = 0;
   std::mutex progress;
   const auto work = [&] {

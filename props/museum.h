@@ -37,7 +37,7 @@ struct Catch {
   std::string history;
 };
 
-struct Finding {
+struct ExhibitReport {
   Exhibit exhibit;
   std::string error;           // It could not be tried, or crashed.
   std::vector<Catch> catches;  // One for each seed that found it.
@@ -67,9 +67,9 @@ struct MuseumOptions {
 };
 
 // In the order of the exhibits.
-std::vector<Finding> VisitMuseum(const Workshop& workshop,
-                                 const std::vector<Exhibit>& exhibits,
-                                 const MuseumOptions& options);
+std::vector<ExhibitReport> VisitMuseum(const Workshop& workshop,
+                                       const std::vector<Exhibit>& exhibits,
+                                       const MuseumOptions& options);
 
 }  // namespace kvtwin::props
 

@@ -46,7 +46,7 @@ struct Summary {
   double identical = 0;  // and which part of them does.
 };
 
-Summary Summarize(const Finding& finding, int seeds) {
+Summary Summarize(const ExhibitReport& finding, int seeds) {
   Summary sum;
   std::vector<double> operations;
   std::vector<double> seconds;
@@ -81,12 +81,12 @@ std::string NameOf(const Exhibit& exhibit) {
              : fmt::format("{} ({})", exhibit.id, exhibit.also);
 }
 
-std::string JsonText(const std::vector<Finding>& findings, int seeds) {
+std::string JsonText(const std::vector<ExhibitReport>& findings, int seeds) {
   const auto whole = [](double number) {
     return static_cast<std::int64_t>(number);
   };
   auto list = nlohmann::ordered_json::array();
-  for (const Finding& finding : findings) {
+  for (const ExhibitReport& finding : findings) {
     const Summary sum = Summarize(finding, seeds);
     list.push_back({{"id", finding.exhibit.id},
                     {"also", finding.exhibit.also},
@@ -112,7 +112,7 @@ std::string JsonText(const std::vector<Finding>& findings, int seeds) {
 }
 
 // Markdown, as docs/museum.md has it.
-std::string TableText(const std::vector<Finding>& findings, int seeds) {
+std::string TableText(const std::vector<ExhibitReport>& findings, int seeds) {
   std::string text =
       "| bug | reference | what went wrong | operations | seconds | shrunk to "
       "| same line | check | shortest history |\n"
@@ -121,7 +121,7 @@ std::string TableText(const std::vector<Finding>& findings, int seeds) {
   std::vector<double> shrunk;
   double identical = 0;
   std::size_t found = 0;
-  for (const Finding& finding : findings) {
+  for (const ExhibitReport& finding : findings) {
     const Summary sum = Summarize(finding, seeds);
     found += sum.found ? 1 : 0;
     identical += sum.identical;
@@ -211,13 +211,13 @@ int RunMuseum(const Arguments& arguments) {
                  next.id);
     };
   }
-  const std::vector<Finding> findings =
+  const std::vector<ExhibitReport> findings =
       VisitMuseum(*workshop, *exhibits, options);
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
 
   if (options.apply_only) {
     int wrong = 0;
-    for (const Finding& finding : findings) {
+    for (const ExhibitReport& finding : findings) {
       if (finding.error.empty()) continue;
       ++wrong;
       fmt::print("{}: {}\n", finding.exhibit.id, finding.error);
