@@ -228,6 +228,7 @@ TEST(Bucket, NamesTheSubjectAndTheCheck) {
 
 TEST(Bucket, NamesTheTargetWhereItMatters) {
   if (optimized::SupportedTargets().size() < 2) {
+    // A bucket names the target only if another one does not fail.
     GTEST_SKIP() << "this machine has one target only";
   }
   const std::string best = optimized::ActiveTarget();
