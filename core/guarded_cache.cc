@@ -160,8 +160,20 @@ Status GuardedCache::CheckInit(const InitArgs& args) {
   Status status = AtLeastOne("max_sequences", args.max_sequences);
   if (status.ok()) status = AtLeastOne("capacity", args.capacity);
   if (status.ok()) status = AtLeastOne("max_batch", args.max_batch);
-  if (status.ok()) status = DoCheckInit(args);
-  return status;
+  if (!status.ok()) return status;
+  const Result<std::int64_t> cells = DoCheckInit(args);
+  if (!cells.ok()) return cells.status();
+  constexpr int kMost = std::numeric_limits<int>::max();
+  if (*cells > kMost) {
+    return Invalid("the cache would have {} cells, there can be {}", *cells,
+                   kMost);
+  }
+  cells_ = *cells;
+  return {};
+}
+
+int GuardedCache::CellCount() const {
+  return life_ == Life::kReady ? static_cast<int>(cells_) : 0;
 }
 
 Status GuardedCache::Init(DType dtype, int max_sequences, int capacity,
@@ -169,8 +181,8 @@ Status GuardedCache::Init(DType dtype, int max_sequences, int capacity,
   const InitArgs args{dtype, max_sequences, capacity, max_batch};
   if (Status status = CheckInit(args); !status.ok()) return status;
   init_ = args;
-  DoInit();
   life_ = Life::kReady;
+  DoInit();
   return {};
 }
 
@@ -303,10 +315,6 @@ Status GuardedCache::Put(const TensorView& key, const TensorView& value) {
     status = IsEncoder() ? CheckEncoderRows(value) : CheckRows(key, value);
   }
   if (!status.ok()) return status;
-  if (IsEncoder()) {
-    DoPut(key, value);
-    return {};
-  }
   rows_.try_emplace(layer_, DimsOf(key, value));
   DoPut(key, value);
   return {};
@@ -319,7 +327,7 @@ void GuardedCache::DoPut(const TensorView& key, const TensorView& value) {
 
 Result<KvView> GuardedCache::Get() {
   if (Status status = CheckPass(); !status.ok()) return status;
-  if (std::optional<KvView> view = DoGet()) return *view;
+  if (rows_.contains(layer_)) return DoGet();
   return Untimely("nothing was ever put into layer {}", layer_);
 }
 
@@ -486,10 +494,9 @@ Status GuardedCache::Restore(const CacheState& state) {
   EndPass();
   layer_ = 0;
   rows_.clear();
-  DoClear();
+  DoInit();
   DoLoadSlots(state);
   for (const CellEntry& entry : state.cells) DoHold(entry);
-  if (IsEncoder()) return {};
   batch_cells_.clear();
   ForEachHeld(state.cells, [&](int cell) { batch_cells_.push_back(cell); });
   for (const auto& [layer, rows] : state.layers) {

@@ -53,7 +53,7 @@ class GuardedCache : public Cache {
   Result<bool> EncoderCached() final;
   Status SnapshotTo(CacheState& state) const final;
   Status Restore(const CacheState& state) final;
-  int CellCount() const override { return 0; }
+  int CellCount() const final;
   std::span<const int> BatchCells() const final;
   void ListCells(std::vector<CellEntry>& out) const override { out.clear(); }
 
@@ -82,11 +82,11 @@ class GuardedCache : public Cache {
   // The twin's part. Called after Init, outside of any misuse. An encoder is
   // never asked for what it does not support.
   //
-  // Works out what DoInit will make, of which nothing shows yet.
-  virtual Status DoCheckInit(const InitArgs& args) = 0;
+  // Works out what DoInit will make, of which nothing shows yet: how many
+  // cells.
+  virtual Result<std::int64_t> DoCheckInit(const InitArgs& args) = 0;
+  // CellCount() free cells, and no layers. Restore calls it again.
   virtual void DoInit() {}
-  // Holds nothing any more, as after DoInit; and for good, nothing at all.
-  virtual void DoClear() = 0;
   virtual void DoClose() = 0;
   virtual Status DoStartForward(const Batch& batch, bool reserve) = 0;
   virtual void DoGiveBack() = 0;
@@ -94,8 +94,8 @@ class GuardedCache : public Cache {
   virtual void DoBuildMask() {}
   // Of the current layer.
   virtual void DoPut(const TensorView& key, const TensorView& value);
-  // Null: nothing was ever put into the current layer.
-  virtual std::optional<KvView> DoGet() = 0;
+  // Of the current layer, into which something was put.
+  virtual KvView DoGet() = 0;
   virtual void DoCopyPrefix(int, int, std::int32_t) {}
   virtual bool DoCanResume(int, std::int32_t) const { return true; }
   virtual Status DoPrepareRemove(int, std::int32_t, std::int32_t) { return {}; }
@@ -114,7 +114,7 @@ class GuardedCache : public Cache {
   virtual void DoHold(const CellEntry&) {}
 
   // Of an encoder only: a cache of rows without positions, in slots of any
-  // shape. It has no cells and no mask.
+  // shape. It has no cells and no mask. DoLoadSlots replaces all that it holds.
   virtual bool IsEncoder() const { return false; }
   virtual bool DoEncoderCached() const { return false; }
   virtual void DoSaveSlots(CacheState&) const {}
@@ -143,12 +143,14 @@ class GuardedCache : public Cache {
   bool configured_ = false;
   CacheConfig config_;
   InitArgs init_;
+  std::int64_t cells_ = 0;
   int layer_ = 0;
   bool active_ = false;  // There is a pass.
   bool reserving_ = false;
   std::vector<BatchToken> batch_;
   std::vector<int> batch_cells_;
-  std::map<int, RowDims> rows_;  // By layer.
+  // By layer, if anything was ever put there. An encoder's mean nothing.
+  std::map<int, RowDims> rows_;
 };
 
 }  // namespace kvtwin

@@ -51,39 +51,29 @@ CausalCache::Reach CausalCache::ReachOf(const InitArgs& args) const {
     reach.memory = std::max(reach.memory, reach.window + 1);
   }
   if (reach.memory >= args.capacity) reach.memory = kUnbounded;
-  const std::int64_t cells =
-      reach.memory == kUnbounded
-          ? std::int64_t{args.max_sequences} * args.capacity
-          : args.max_sequences * reach.memory + args.max_batch;
-  reach.cells = RoundUp(cells, config().cache_padding);
   return reach;
 }
 
 bool CausalCache::bounded_memory() const { return reach_.memory != kUnbounded; }
 
-Status CausalCache::DoCheckInit(const InitArgs& args) {
+Result<std::int64_t> CausalCache::DoCheckInit(const InitArgs& args) {
   const Reach reach = ReachOf(args);
   if (reach.memory < reach.window) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("memory is {}, less than the window, which is {}",
-                        reach.memory, reach.window)};
-  }
-  if (reach.cells > kPosMax) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("the cache would have {} cells, there can be {}",
-                        reach.cells, kPosMax)};
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("memory is {}, less than the window, which is {}",
+                              reach.memory, reach.window));
   }
   reach_ = reach;
-  return {};
+  const std::int64_t cells =
+      bounded_memory() ? args.max_sequences * reach.memory + args.max_batch
+                       : std::int64_t{args.max_sequences} * args.capacity;
+  return RoundUp(cells, config().cache_padding);
 }
 
 void CausalCache::DoInit() {
-  table_ = std::make_unique<CellTable>(static_cast<std::size_t>(reach_.cells));
-}
-
-void CausalCache::DoClear() {
-  table_->Clear();
   ForgetLayers();
+  if (table_ != nullptr) return table_->Clear();
+  table_ = std::make_unique<CellTable>(static_cast<std::size_t>(CellCount()));
 }
 
 void CausalCache::DoClose() {
@@ -312,13 +302,12 @@ void CausalCache::DoHold(const CellEntry& entry) {
               entry.position);
 }
 
-std::optional<KvView> CausalCache::DoGet() {
-  const Layer* rows = FindLayer(layer());
-  if (rows == nullptr) return std::nullopt;
-  return KvView{.key = rows->KeyView(view_),
-                .value = rows->ValueView(view_),
-                .mask = mask_.view(),
-                .first_cell = static_cast<int>(view_.first)};
+KvView CausalCache::DoGet() {
+  const Layer& rows = *FindLayer(layer());
+  return {.key = rows.KeyView(view_),
+          .value = rows.ValueView(view_),
+          .mask = mask_.view(),
+          .first_cell = static_cast<int>(view_.first)};
 }
 
 void CausalCache::DropAll(Sequence& sequence) {
@@ -467,10 +456,6 @@ void CausalCache::ShiftKeys() {
     Layer& layer = *layer_list_[i];
     layer.Shift(later, shifts_.find(layer.dims().k_head_dim)->second);
   });
-}
-
-int CausalCache::CellCount() const {
-  return table_ == nullptr ? 0 : static_cast<int>(table_->size());
 }
 
 void CausalCache::ListCells(std::vector<CellEntry>& out) const {

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,7 +22,6 @@ class CausalCache final : public GuardedCache {
  public:
   explicit CausalCache(const CacheSpec& spec);
 
-  int CellCount() const override;
   void ListCells(std::vector<CellEntry>& out) const override;
 
  private:
@@ -31,7 +29,6 @@ class CausalCache final : public GuardedCache {
   struct Reach {
     std::int64_t window = 0;
     std::int64_t memory = 0;
-    std::int64_t cells = 0;
   };
 
   // What a Remove that was prepared is going to do.
@@ -43,18 +40,17 @@ class CausalCache final : public GuardedCache {
     Selection later;  // Those that move down, none if end is open.
   };
 
-  Status DoCheckInit(const InitArgs& args) override;
+  Result<std::int64_t> DoCheckInit(const InitArgs& args) override;
   void DoInit() override;
   void DoClose() override;
   Status DoStartForward(const Batch& batch, bool reserve) override;
   void DoGiveBack() override;
   void DoBuildMask() override;
-  void DoClear() override;
   void DoStoreRows(int layer, std::span<const int> cells, const TensorView& key,
                    const TensorView& value) override;
   KvView DoAllRows(int layer) const override;
   void DoHold(const CellEntry& entry) override;
-  std::optional<KvView> DoGet() override;
+  KvView DoGet() override;
   void DoCopyPrefix(int src, int dst, std::int32_t len) override;
   bool DoCanResume(int seq, std::int32_t pos) const override;
   Status DoPrepareRemove(int seq, std::int32_t begin,

@@ -7,18 +7,19 @@
 
 namespace kvtwin::optimized {
 
-Status EncoderCache::DoCheckInit(const InitArgs& args) {
+Result<std::int64_t> EncoderCache::DoCheckInit(const InitArgs& args) {
   if (args.max_sequences > 1) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("max_sequences is {}, an encoder cache has 1",
-                        args.max_sequences)};
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("max_sequences is {}, an encoder cache has 1",
+                              args.max_sequences));
   }
   if (config().cache_padding != 1) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("cache_padding is {}, that of an encoder cache is 1",
-                        config().cache_padding)};
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format("cache_padding is {}, that of an encoder cache is 1",
+                    config().cache_padding));
   }
-  return {};
+  return 0;
 }
 
 Status EncoderCache::DoStartForward(const Batch& batch, bool reserve) {
@@ -58,13 +59,12 @@ void EncoderCache::DoPut(const TensorView& key, const TensorView& value) {
   position_ = pending_position_;
 }
 
-std::optional<KvView> EncoderCache::DoGet() {
-  const auto found = slots_.find(layer());
-  if (found == slots_.end()) return std::nullopt;
-  return KvView{.key = found->second.key.view,
-                .value = found->second.value.view,
-                .mask = {},
-                .first_cell = 0};
+KvView EncoderCache::DoGet() {
+  const Slot& slot = slots_.at(layer());
+  return {.key = slot.key.view,
+          .value = slot.value.view,
+          .mask = {},
+          .first_cell = 0};
 }
 
 void EncoderCache::DoSaveSlots(CacheState& state) const {

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -27,13 +26,12 @@ class EncoderCache final : public GuardedCache {
     Copy value;
   };
 
-  Status DoCheckInit(const InitArgs& args) override;
-  void DoClear() override { DoLoadSlots({}); }
+  Result<std::int64_t> DoCheckInit(const InitArgs& args) override;
   void DoClose() override { slots_.clear(); }
   Status DoStartForward(const Batch& batch, bool reserve) override;
   void DoGiveBack() override { pending_position_ = position_before_; }
   void DoPut(const TensorView& key, const TensorView& value) override;
-  std::optional<KvView> DoGet() override;
+  KvView DoGet() override;
   void DoCommitRemove(int seq, std::int32_t begin, std::int32_t end) override;
   bool DoEncoderCached() const override { return cached_; }
   bool IsEncoder() const override { return true; }

@@ -1,5 +1,6 @@
 // Corners that random histories reach seldom or never (docs/coverage.md).
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -10,6 +11,7 @@
 #include <numeric>
 #include <set>
 #include <thread>
+#include <tuple>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -159,7 +161,7 @@ TEST(Corners, TheLedgerAnswersAlone) {
             kInvalid);
   CacheSpec spec;
   spec.kind = Kind::kEncoder;
-  EXPECT_EQ(reference::CacheLedger(spec).slot(0), nullptr);
+  EXPECT_TRUE(reference::CacheLedger(spec).slots().layers.empty());
 
   spec.kind = Kind::kCausal;
   spec.shift.kind = ShiftKind::kCustom;
@@ -176,12 +178,29 @@ TEST(Corners, TheLedgerAnswersAlone) {
   ledger.Put(0, view, view);
   EXPECT_EQ(ledger.Remove(0, 0, 1).message(), "not this one");
   EXPECT_EQ(ledger.tokens().size(), 3);
-  // Only what is shared gets a copy.
-  ASSERT_TRUE(ledger.CopyPrefix(0, 2, 1).ok());
-  ledger.Unshare(0);
-  EXPECT_EQ(ledger.tokens().size(), 4);
-  EXPECT_TRUE(ledger.tokens()[0].HeldBy(2));
-  EXPECT_FALSE(ledger.tokens()[0].HeldBy(0));
+}
+
+TEST(Corners, TheLedgerCopiesWhatIsSharedIfAsked) {
+  CacheSpec spec;
+  spec.shift.kind = ShiftKind::kIdentity;
+  reference::CacheLedger ledger(spec);
+  ASSERT_TRUE(ledger.Init({}, {DType::kF32, 2, 8, 8}).ok());
+  const std::array<std::int32_t, 4> positions = {0, 1, 2, 3};
+  const std::array<int, 4> sequences = {0, 0, 0, 0};
+  ASSERT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
+  ASSERT_TRUE(ledger.CopyPrefix(0, 1, 3).ok());
+  EXPECT_EQ(ledger.Remove(0, 0, 2).code(), StatusCode::kSharedCells);
+  ASSERT_TRUE(ledger.Remove(0, 0, 2, /*copies=*/true).ok());
+  // Token 2 is now two, of which the other one's is as it was.
+  std::vector<std::tuple<std::int64_t, std::set<int>, int>> found;
+  for (const reference::LedgerToken& token : ledger.tokens()) {
+    found.emplace_back(token.position, token.sequences, token.row);
+  }
+  EXPECT_THAT(found,
+              ::testing::UnorderedElementsAre(
+                  std::tuple(0, std::set{1}, 0), std::tuple(1, std::set{1}, 1),
+                  std::tuple(2, std::set{1}, 2), std::tuple(0, std::set{0}, -1),
+                  std::tuple(1, std::set{0}, 3)));
 }
 
 TEST(Corners, TheLedgerTakesTheStateOfAWrapper) {
@@ -198,11 +217,8 @@ TEST(Corners, TheLedgerTakesTheStateOfAWrapper) {
   ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 4, 4}).ok());
   ledger.Restore(*cache->Snapshot());
   EXPECT_EQ(ledger.parts()[0].tokens().size(), 2);
-  EXPECT_EQ(ledger.parts()[0].slot(0), nullptr);
-  EXPECT_TRUE(ledger.parts()[1].cached());
-  ASSERT_NE(ledger.parts()[1].slot(0), nullptr);
-  EXPECT_EQ(ledger.parts()[1].slot(0)->key,
-            cache->Snapshot()->caches[1].layers[0].key);
+  EXPECT_TRUE(ledger.parts()[0].slots().layers.empty());
+  EXPECT_EQ(ledger.parts()[1].slots(), cache->Snapshot()->caches[1]);
 }
 
 // The gate -------------------------------------------------------------------

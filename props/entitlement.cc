@@ -146,15 +146,17 @@ std::optional<WrongRow> Explain(
   return wrong;
 }
 
-std::optional<WrongRow> FindWrongEncoderRow(const KvRows* rows,
-                                            const KvView& view) {
+std::optional<WrongRow> FindWrongEncoderRow(const std::map<int, KvRows>& slots,
+                                            int layer, const KvView& view) {
   const auto same = [](const DenseTensor& due, const TensorView& found) {
     return due.dtype == found.dtype && due.shape == found.shape &&
            due.bytes == CopyOf(found, found.dtype).bytes;
   };
-  if (rows == nullptr) return WrongRow{0, -1, "nothing was ever put here"};
-  if (!same(rows->key, view.key)) return WrongRow{0, -1, "K differs"};
-  if (!same(rows->value, view.value)) return WrongRow{0, -1, "V differs"};
+  const auto slot = slots.find(layer);
+  if (slot == slots.end()) return WrongRow{0, -1, "nothing was ever put here"};
+  const auto& [key, value] = slot->second;
+  if (!same(key, view.key)) return WrongRow{0, -1, "K differs"};
+  if (!same(value, view.value)) return WrongRow{0, -1, "V differs"};
   if (view.mask.data != nullptr) return WrongRow{0, -1, "there is a mask"};
   return std::nullopt;
 }
@@ -219,7 +221,9 @@ std::string RowText(const KvView& view, std::int64_t column, bool permuted_v) {
 std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
                                      const KvView& view, bool permuted_v) {
   const CacheLedger& active = ledger.active();
-  if (active.encoder()) return FindWrongEncoderRow(active.slot(layer), view);
+  if (active.encoder()) {
+    return FindWrongEncoderRow(active.slots().layers, layer, view);
+  }
   const std::vector<std::uint64_t> tokens =
       HashTokens(active, layer, view.value.data != nullptr);
   const std::int64_t columns = view.mask.shape[0];

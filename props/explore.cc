@@ -364,7 +364,7 @@ class Worker {
         if ((set >> i & 1) != 0) step.except.push_back(i);
       }
       ++checked;
-      CheckCodes(ledger_.SetCausal(step.except),
+      CheckCodes(ledger_.active().SetCausal(step.except),
                  reference_->SetCausal(step.except),
                  tested_->SetCausal(step.except));
       CheckView();
@@ -384,7 +384,7 @@ class Worker {
         DenseView(keys.data(), DType::kF32, {kKeyDims, 1, tokens, 1});
     const TensorView value =
         DenseView(kBatchTags.data(), DType::kF32, {1, 1, tokens, 1});
-    ledger_.Put(0, key, value);
+    ledger_.active().Put(0, key, value);
     CheckCodes({}, reference_->Put(key, value), tested_->Put(key, value));
   }
 

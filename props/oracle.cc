@@ -573,14 +573,14 @@ std::optional<Finding> Oracle::FollowLedger(const TraceOp& op) {
     case TraceOpKind::kStartForward:
       return FollowStart(op);
     case TraceOpKind::kSetCausal:
-      (void)ledger_->SetCausal(op.indices);  // Legal, says the gate.
+      (void)ledger_->active().SetCausal(op.indices);  // Legal, says the gate.
       fresh_[active_] = !reserving_;
       return std::nullopt;
     case TraceOpKind::kSetLayerType:
       ledger_->SetLayerType(op.type);
       return std::nullopt;
     case TraceOpKind::kPut:
-      ledger_->Put(op.layer, op.key.view(), op.value->view());
+      ledger_->active().Put(op.layer, op.key.view(), op.value->view());
       return std::nullopt;
     case TraceOpKind::kGet:
       return CheckEntitlement(op);
@@ -596,7 +596,7 @@ std::optional<Finding> Oracle::FollowLedger(const TraceOp& op) {
       if (!op.answer || ledger_->CanResume(op.seq, op.pos)) return std::nullopt;
       return Finding{"result is true, but tokens in the window are gone", ""};
     case TraceOpKind::kEncoderCached:
-      if (!op.answer || ledger_->active().cached()) return std::nullopt;
+      if (!op.answer || ledger_->active().slots().cached) return std::nullopt;
       return Finding{"result is true, but nothing is cached", ""};
   }
   return std::nullopt;
@@ -621,11 +621,8 @@ std::optional<Finding> Oracle::FollowStart(const TraceOp& op) {
 std::optional<Finding> Oracle::FollowRemove(const TraceOp& op) {
   if (op.result != StatusCode::kOk) return std::nullopt;
   fresh_.assign(fresh_.size(), false);
-  Status status = ledger_->Remove(op.seq, op.begin, op.end);
-  if (status.code() == StatusCode::kSharedCells) {
-    ledger_->Unshare(op.seq);
-    status = ledger_->Remove(op.seq, op.begin, op.end);
-  }
+  const Status status =
+      ledger_->Remove(op.seq, op.begin, op.end, /*copies=*/true);
   if (status.ok()) return std::nullopt;
   return Finding{fmt::format("result is ok, due is {}", status.ToString()), ""};
 }
@@ -661,7 +658,7 @@ std::optional<Finding> Oracle::CheckEntitlement(const TraceOp& op) const {
     return Finding{"mask is null, one is due", ""};
   }
   if (active.encoder() && !op.value) {
-    view.value = active.slot(op.layer)->value.view();
+    view.value = active.slots().layers.at(op.layer).value.view();
   }
   const auto wrong =
       FindWrongRow(*ledger_, op.layer, view, header_.config.permuted_v);

@@ -389,8 +389,8 @@ void Observer::Remove(int seq, std::int32_t begin, std::int32_t end,
   if (!ok) return;
   for (std::size_t i = 0; i < before_.size(); ++i) {
     if (before_[i].encoder()) {
-      const bool cached = ledger.parts()[i].cached();
-      Hit(At("encoder_forgets"), before_[i].cached() && !cached);
+      const bool cached = ledger.parts()[i].slots().cached;
+      Hit(At("encoder_forgets"), before_[i].slots().cached && !cached);
       Hit(At("encoder_keeps"), cached && end > begin);
       continue;
     }

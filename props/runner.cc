@@ -681,7 +681,7 @@ void Run::PutRows(int layer) {
                    {RowRole::kValue, layer, first}, setup_.strided);
   const StatusCode reference = reference_->Put(key, value).code();
   const StatusCode subject = tested_->Put(key, value).code();
-  ledger_.Put(layer, key, value);
+  ledger_.active().Put(layer, key, value);
   const auto call = [&] {
     return fmt::format("Put(layer {}, rows of tokens {} to {})", layer, first,
                        first + count - 1);
@@ -733,7 +733,7 @@ void Run::SetCausal(const std::vector<int>& except) {
     SetType(type);
     CheckCodes(
         [&] { return fmt::format("SetCausal([{}])", fmt::join(indices, " ")); },
-        ledger_.SetCausal(indices).code(),
+        ledger_.active().SetCausal(indices).code(),
         reference_->SetCausal(indices).code(),
         tested_->SetCausal(indices).code());
   }
@@ -820,7 +820,7 @@ bool Run::CanResume(int seq, std::int32_t pos) {
 }
 
 void Run::EncoderCached() {
-  const bool by_ledger = ledger_.active().cached();
+  const bool by_ledger = ledger_.active().slots().cached;
   const Result<bool> reference = reference_->EncoderCached();
   const Result<bool> subject = tested_->EncoderCached();
   CheckCodes("EncoderCached", StatusCode::kOk, reference.status().code(),

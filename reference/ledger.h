@@ -29,6 +29,8 @@ struct LedgerToken {
   bool HeldBy(int seq) const { return sequences.contains(seq); }
 };
 
+using enum StatusCode;
+
 // Of one cache. An encoder has no tokens but one slot a layer, of any shape.
 class CacheLedger {
  public:
@@ -40,13 +42,8 @@ class CacheLedger {
   std::int64_t cells() const { return cells_; }
   // Batch rows of the current pass; 0 without one.
   int rows() const { return static_cast<int>(batch_.size()); }
-  // Of an encoder.
-  bool cached() const { return cached_; }
-  // Of an encoder. Null if nothing was put into the layer.
-  const KvRows* slot(int layer) const {
-    const auto at = slots_.find(layer);
-    return at == slots_.end() ? nullptr : &at->second;
-  }
+  // Of an encoder: all that it holds.
+  const CacheState& slots() const { return slots_; }
 
   // Whether batch row `row` of the current pass may attend to `token` (S16).
   bool Entitled(int row, const LedgerToken& token) const {
@@ -64,7 +61,7 @@ class CacheLedger {
     permuted_v_ = config.permuted_v;
     if (encoder()) {
       if (args.max_sequences == 1 && config.cache_padding == 1) return {};
-      return {StatusCode::kInvalidArgument, "one sequence and no padding only"};
+      return {kInvalidArgument, "one sequence and no padding only"};
     }
     if (spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem) {
       window_ = memory_ = spec_.window;
@@ -74,14 +71,13 @@ class CacheLedger {
       memory_ = std::max(*memory_, window_.value_or(kOpenEnd) + 1);
     }
     if (memory_ && *memory_ >= args.capacity) memory_.reset();
-    if (memory_ && *memory_ < window_.value_or(kOpenEnd)) {
-      return {StatusCode::kInvalidArgument, "memory is less than the window"};
-    }
+    const bool too_short = memory_ && *memory_ < window_.value_or(kOpenEnd);
+    if (too_short) return {kInvalidArgument, "memory is below the window"};
     cells_ = std::int64_t{args.max_sequences} * memory_.value_or(args.capacity);
     if (memory_) cells_ += args.max_batch;
     while (cells_ % config.cache_padding != 0) ++cells_;
     if (cells_ <= kOpenEnd) return {};
-    return {StatusCode::kInvalidArgument, "more cells than can be counted"};
+    return {kInvalidArgument, "more cells than can be counted"};
   }
 
   Status StartForward(const Batch& batch, bool reserve) {
@@ -90,7 +86,7 @@ class CacheLedger {
     if (encoder()) {
       if (reserve || batch.multimodal.empty()) return {};
       const auto last = static_cast<std::size_t>(batch.multimodal.back());
-      next_ = batch.positions[last];
+      slots_.next_position = batch.positions[last];
       return {};
     }
     for (std::size_t i = 0; i < batch.positions.size(); ++i) {
@@ -100,7 +96,7 @@ class CacheLedger {
     if (memory_) Evict();
     if (std::ssize(tokens_) + rows() > cells_) {
       EndPass();
-      return {StatusCode::kCacheFull, "more tokens than cells"};
+      return {kCacheFull, "more tokens than cells"};
     }
     for (int row = 0; row < rows(); ++row) {
       const BatchToken& born = batch_[static_cast<std::size_t>(row)];
@@ -110,7 +106,7 @@ class CacheLedger {
   }
 
   Status SetCausal(std::span<const int> except) {
-    if (encoder()) return {StatusCode::kNotSupported, "there is no mask"};
+    if (encoder()) return {kNotSupported, "there is no mask"};
     for (BatchToken& token : batch_) token.excepted = false;
     for (const int i : except) {
       batch_[static_cast<std::size_t>(i)].excepted = true;
@@ -127,7 +123,7 @@ class CacheLedger {
   }
 
   Status CopyPrefix(int src, int dst, std::int32_t len) {
-    if (encoder()) return {StatusCode::kNotSupported, "there is one sequence"};
+    if (encoder()) return {kNotSupported, "there is one sequence"};
     for (LedgerToken& token : tokens_) {
       const bool copied = token.HeldBy(src) && token.position < len;
       token.sequences.erase(dst);
@@ -148,61 +144,58 @@ class CacheLedger {
            pos <= *stored.rbegin() + 1;
   }
 
-  Status Remove(int seq, std::int32_t begin, std::int32_t end) {
+  // With `copies`, as backends do it that copy where ours refuse with
+  // shared_cells.
+  Status Remove(int seq, std::int32_t begin, std::int32_t end,
+                bool copies = false) {
     const bool open = end == kOpenEnd;
-    if (begin <= position_ && (position_ < end || open)) cached_ = false;
+    const bool before_end = slots_.position < end || open;
+    if (begin <= slots_.position && before_end) slots_.cached = false;
     bool remains = false;
     std::vector<LedgerToken> moved;
     for (const LedgerToken& token : tokens_) {
       if (!token.HeldBy(seq)) continue;
       const bool later = token.position >= end && !open;
       remains = remains || token.position < begin || later;
-      if (later && token.sequences.size() > 1) {
-        return {StatusCode::kSharedCells, "a later token is shared"};
-      }
-      if (later) moved.push_back(token);
+      if (!later) continue;
+      const bool shared = token.sequences.size() > 1;
+      if (shared && !copies) return {kSharedCells, "a later token is shared"};
+      const std::int64_t position = token.position - (end - begin);
+      moved.push_back({position, {seq}, shared ? -1 : token.row, token.rows});
     }
     if (!open && remains && spec_.shift.kind == ShiftKind::kNone) {
-      return {StatusCode::kNotSupported, "there is no shift function"};
+      return {kNotSupported, "there is no shift function"};
     }
     for (LedgerToken& token : moved) {
-      token.position -= end - begin;
       for (auto& [layer, rows] : token.rows) {
         Status status = ShiftStored(spec_.shift, layer, begin - end, rows.key);
         if (!status.ok()) return status;
       }
     }
-    auto next = moved.begin();
     for (LedgerToken& token : tokens_) {
-      if (!token.HeldBy(seq) || token.position < begin) continue;
-      if (token.position < end || open)
-        token.sequences.erase(seq);
-      else
-        token = std::move(*next++);
+      if (token.position >= begin) token.sequences.erase(seq);
     }
     DropUnheld();
+    tokens_.insert(tokens_.end(), moved.begin(), moved.end());
     return {};
   }
 
   // Ends the pass; what it stored leaves.
   void GiveBack() {
     std::erase_if(tokens_, [](auto& token) { return token.row >= 0; });
-    next_ = before_;
+    slots_.next_position = before_;
     EndPass();
   }
   void EndPass() {
     for (LedgerToken& token : tokens_) token.row = -1;
-    before_ = next_;
+    before_ = slots_.next_position;
     batch_.clear();
   }
 
   void Restore(const CacheState& state) {
     EndPass();
     tokens_.clear();
-    slots_ = encoder() ? state.layers : std::map<int, KvRows>();
-    cached_ = state.cached;
-    position_ = state.position;
-    next_ = state.next_position;
+    slots_ = encoder() ? state : CacheState();
     int last = -1;
     for (const auto& [cell, position, sequence] : state.cells) {
       if (cell != last) tokens_.push_back({position, {}, -1, {}});
@@ -217,19 +210,6 @@ class CacheLedger {
     }
   }
 
-  // Gives `seq` its own copy of every token that it shares. For backends that
-  // copy where ours refuse with shared_cells.
-  void Unshare(int seq) {
-    for (std::size_t i = tokens_.size(); i-- > 0;) {
-      LedgerToken copy = tokens_[i];
-      if (!copy.HeldBy(seq) || copy.sequences.size() == 1) continue;
-      tokens_[i].sequences.erase(seq);
-      copy.sequences = {seq};
-      copy.row = -1;
-      tokens_.push_back(std::move(copy));
-    }
-  }
-
  private:
   KvRows RowsAt(std::int64_t i, const TensorView& key,
                 const TensorView& value) const {
@@ -240,12 +220,14 @@ class CacheLedger {
   void PutSlot(int layer, const TensorView& key, const TensorView& value) {
     const TensorView stored = permuted_v_ ? PermutedView(value) : value;
     if (reserve_) {
-      slots_.try_emplace(layer, KvRows{ZerosLike(key), ZerosLike(stored)});
+      const KvRows zeros = {ZerosLike(key), ZerosLike(stored)};
+      slots_.layers.try_emplace(layer, zeros);
       return;
     }
-    slots_[layer] = {CopyOf(key, key.dtype), CopyOf(stored, stored.dtype)};
-    cached_ = true;
-    position_ = next_;
+    slots_.layers[layer] = {CopyOf(key, key.dtype),
+                            CopyOf(stored, stored.dtype)};
+    slots_.cached = true;
+    slots_.position = slots_.next_position;
   }
 
   // S7.
@@ -257,9 +239,8 @@ class CacheLedger {
       }
     }
     for (const BatchToken& one : batch_) low[one.sequence] = one.position;
-    for (const BatchToken& one : batch_) {
-      std::int64_t& lowest = low[one.sequence];
-      lowest = std::min<std::int64_t>(lowest, one.position);
+    for (const auto& [position, seq, excepted] : batch_) {
+      low[seq] = std::min<std::int64_t>(low[seq], position);
     }
     for (LedgerToken& token : tokens_) {
       std::erase_if(token.sequences, [&](int seq) {
@@ -284,15 +265,11 @@ class CacheLedger {
   bool reserve_ = false;
 
   // Of an encoder.
-  std::map<int, KvRows> slots_;  // By layer.
-  bool cached_ = false;
-  std::int32_t position_ = 0;  // Of what the slots hold.
-  std::int32_t next_ = 0;      // Of the next Put.
-  std::int32_t before_ = 0;    // Of the next Put, before the pass.
+  CacheState slots_;
+  std::int32_t before_ = 0;  // slots_.next_position before the pass.
 };
 
-// Of any cache: one ledger, or those of a wrapper. The calls of Cache, with the
-// layer as an argument.
+// Of any cache: one ledger, or those of a wrapper.
 class Ledger {
  public:
   explicit Ledger(const CacheSpec& spec) {
@@ -300,12 +277,14 @@ class Ledger {
     if (spec.kind != Kind::kWrapper) parts_ = {CacheLedger(spec)};
   }
 
+  // For SetCausal, Put, and to look.
+  CacheLedger& active() { return parts_[active_]; }
   const CacheLedger& active() const { return parts_[active_]; }
   const std::vector<CacheLedger>& parts() const { return parts_; }
   void SetLayerType(int type) { active_ = static_cast<std::size_t>(type); }
 
   Status Init(const CacheConfig& config, const InitArgs& args) {
-    return AllOrNone([&](auto& part) { return part.Init(config, args); });
+    return All([&](auto& part) { return part.Init(config, args); });
   }
   Status StartForward(const Batch& batch, bool reserve) {
     for (CacheLedger& part : parts_) part.EndPass();
@@ -318,25 +297,16 @@ class Ledger {
     active_ = 0;
     return {};
   }
-  Status SetCausal(std::span<const int> except) {
-    return parts_[active_].SetCausal(except);
-  }
-  void Put(int layer, const TensorView& key, const TensorView& value) {
-    parts_[active_].Put(layer, key, value);
-  }
   Status CopyPrefix(int src, int dst, std::int32_t len) {
-    return AllOrNone(
-        [&](auto& part) { return part.CopyPrefix(src, dst, len); });
+    return All([&](auto& part) { return part.CopyPrefix(src, dst, len); });
   }
   bool CanResume(int seq, std::int32_t pos) const {
     return std::all_of(parts_.begin(), parts_.end(),
                        [&](auto& part) { return part.CanResume(seq, pos); });
   }
-  Status Remove(int seq, std::int32_t begin, std::int32_t end) {
-    return AllOrNone([&](auto& part) { return part.Remove(seq, begin, end); });
-  }
-  void Unshare(int seq) {
-    for (CacheLedger& part : parts_) part.Unshare(seq);
+  Status Remove(int seq, std::int32_t begin, std::int32_t end,
+                bool copies = false) {
+    return All([&](auto& p) { return p.Remove(seq, begin, end, copies); });
   }
   void Restore(const CacheState& state) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -348,7 +318,7 @@ class Ledger {
  private:
   // Makes the call to every ledger, or to none if one of them refuses.
   template <class Call>
-  Status AllOrNone(const Call& call) {
+  Status All(const Call& call) {
     if (parts_.size() == 1) return call(parts_[0]);
     std::vector<CacheLedger> after = parts_;
     for (CacheLedger& part : after) {

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <set>
+#include <tuple>
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
@@ -16,6 +16,8 @@
 
 namespace kvtwin::reference {
 namespace {
+
+using enum StatusCode;
 
 // Farther than any position.
 constexpr std::int64_t kUnbounded = std::int64_t{1} << 40;
@@ -37,8 +39,6 @@ class CausalCache final : public GuardedCache {
  public:
   explicit CausalCache(const CacheSpec& spec) : spec_(spec) {}
 
-  int CellCount() const override { return static_cast<int>(cells_.size()); }
-
   void ListCells(std::vector<CellEntry>& out) const override {
     out.clear();
     for (int i = 0; i < CellCount(); ++i) {
@@ -49,7 +49,7 @@ class CausalCache final : public GuardedCache {
 
  private:
   // S2 to S4.
-  Status DoCheckInit(const InitArgs& args) override {
+  Result<std::int64_t> DoCheckInit(const InitArgs& args) override {
     window_ = memory_ = kUnbounded;
     const bool windowed =
         spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem;
@@ -58,16 +58,12 @@ class CausalCache final : public GuardedCache {
     // Room for the stop token, which the next request will not have.
     if (args.max_sequences > 1) memory_ = std::max(memory_, window_ + 1);
     if (memory_ >= args.capacity) memory_ = kUnbounded;
-    if (memory_ < window_) {
-      return {StatusCode::kInvalidArgument, "memory is less than the window"};
-    }
-    cell_count_ = std::int64_t{args.max_sequences} * args.capacity;
+    if (memory_ < window_) return Status(kInvalidArgument, "short memory");
+    std::int64_t cells = std::int64_t{args.max_sequences} * args.capacity;
     if (memory_ < kUnbounded) {
-      cell_count_ = args.max_sequences * memory_ + args.max_batch;
+      cells = args.max_sequences * memory_ + args.max_batch;
     }
-    cell_count_ = RoundUp(cell_count_, config().cache_padding);
-    if (cell_count_ <= std::numeric_limits<int>::max()) return {};
-    return {StatusCode::kInvalidArgument, "more cells than can be counted"};
+    return RoundUp(cells, config().cache_padding);
   }
 
   static std::int64_t RoundUp(std::int64_t length, std::int64_t padding) {
@@ -75,11 +71,7 @@ class CausalCache final : public GuardedCache {
   }
 
   void DoInit() override {
-    cells_.resize(static_cast<std::size_t>(cell_count_));
-  }
-
-  void DoClear() override {
-    cells_.assign(cells_.size(), {});
+    cells_.assign(static_cast<std::size_t>(CellCount()), {});
     layers_.clear();
   }
 
@@ -94,8 +86,7 @@ class CausalCache final : public GuardedCache {
     view_first_ = 0;
     view_cells_ = CellCount();
     if (reserve) {
-      batch_cells().resize(batch().size());
-      std::iota(batch_cells().begin(), batch_cells().end(), 0);
+      for (int i = 0; i < std::ssize(batch()); ++i) batch_cells().push_back(i);
     } else {
       if (memory_ < kUnbounded) Evict();
       batch_cells() = FindCells();
@@ -103,7 +94,7 @@ class CausalCache final : public GuardedCache {
         Defrag();
         batch_cells() = FindCells();
       }
-      if (batch_cells().empty()) return {StatusCode::kCacheFull, "no room"};
+      if (batch_cells().empty()) return {kCacheFull, "no room"};
       for (std::size_t i = 0; i < batch().size(); ++i) {
         CellAt(batch_cells()[i]) = {batch()[i].position, {batch()[i].sequence}};
       }
@@ -158,7 +149,6 @@ class CausalCache final : public GuardedCache {
     for (int hole = 0; hole < last; ++hole) {
       if (!CellAt(hole).IsFree()) continue;
       while (last > hole && CellAt(last).IsFree()) --last;
-      if (last == hole) return;
       std::swap(CellAt(hole), CellAt(last));
       for (auto& [id, layer] : layers_) {
         layer.keys.Copy(last, hole);
@@ -172,10 +162,8 @@ class CausalCache final : public GuardedCache {
     int first = CellCount();
     int last = -1;
     for (const BatchToken& token : batch()) {
-      std::int64_t oldest = 0;
-      if (memory_ < kUnbounded) {
-        oldest = LowestInBatch(token.sequence, 0) - window_;
-      }
+      const std::int64_t low = LowestInBatch(token.sequence, 0);
+      const std::int64_t oldest = memory_ < kUnbounded ? low - window_ : 0;
       for (int i = 0; i < CellCount(); ++i) {
         const Cell& cell = CellAt(i);
         if (!cell.Holds(token.sequence) || cell.position < oldest) continue;
@@ -229,8 +217,7 @@ class CausalCache final : public GuardedCache {
     std::int64_t row = 0;
     for (const int cell : cells) {
       keys.Store(cell, Slice(key, 2, row));
-      values.Store(cell, Slice(value, 2, row));
-      ++row;
+      values.Store(cell, Slice(value, 2, row++));
     }
   }
 
@@ -244,12 +231,10 @@ class CausalCache final : public GuardedCache {
     CellAt(entry.cell).sequences.insert(entry.sequence);
   }
 
-  std::optional<KvView> DoGet() override {
-    const auto at = layers_.find(layer());
-    if (at == layers_.end()) return std::nullopt;
-    return KvView{at->second.keys.View(view_first_, view_cells_),
-                  at->second.values.View(view_first_, view_cells_),
-                  mask_.view(), view_first_};
+  KvView DoGet() override {
+    const auto& [keys, values] = layers_.at(layer());
+    return {keys.View(view_first_, view_cells_),
+            values.View(view_first_, view_cells_), mask_.view(), view_first_};
   }
 
   void DoCopyPrefix(int src, int dst, std::int32_t len) override {
@@ -277,11 +262,11 @@ class CausalCache final : public GuardedCache {
       if (!cell.Holds(seq)) continue;
       remains = remains || cell.position < begin || cell.position >= end;
       if (cell.position >= end && cell.sequences.size() > 1) {
-        return {StatusCode::kSharedCells, "a later token is shared"};
+        return {kSharedCells, "a later token is shared"};
       }
     }
     if (!remains || spec_.shift.kind != ShiftKind::kNone) return {};
-    return {StatusCode::kNotSupported, "there is no shift function"};
+    return {kNotSupported, "there is no shift function"};
   }
 
   Status DoPrepareRemove(int seq, std::int32_t begin,
@@ -295,7 +280,7 @@ class CausalCache final : public GuardedCache {
         DenseTensor key = layer.keys.Load(i);
         Status status = ShiftStored(spec_.shift, id, begin - end, key);
         if (!status.ok()) return status;
-        shifted_.push_back({&layer.keys, i, key});
+        shifted_.emplace_back(&layer.keys, i, key);
       }
     }
     return {};
@@ -315,19 +300,13 @@ class CausalCache final : public GuardedCache {
     }
   }
 
-  struct ShiftedRow {
-    RowStore* keys;
-    int cell;
-    DenseTensor key;
-  };
-
   const CacheSpec spec_;
   std::int64_t window_ = kUnbounded;
   std::int64_t memory_ = kUnbounded;
-  std::int64_t cell_count_ = 0;
   std::vector<Cell> cells_;
   std::map<int, Layer> layers_;
-  std::vector<ShiftedRow> shifted_;  // By DoPrepareRemove.
+  // By DoPrepareRemove: what goes where.
+  std::vector<std::tuple<RowStore*, int, DenseTensor>> shifted_;
 
   // The current pass.
   int view_first_ = 0;
@@ -337,68 +316,50 @@ class CausalCache final : public GuardedCache {
 
 class EncoderCache final : public GuardedCache {
   bool IsEncoder() const override { return true; }
-  void DoClear() override { DoLoadSlots({}); }
-  void DoClose() override { slots_.clear(); }
+  void DoClose() override { slots_ = {}; }
+  void DoSaveSlots(CacheState& state) const override { state = slots_; }
+  void DoLoadSlots(const CacheState& state) override { slots_ = state; }
+  bool DoEncoderCached() const override { return slots_.cached; }
+  void DoGiveBack() override { slots_.next_position = position_before_; }
 
-  Status DoCheckInit(const InitArgs& args) override {
-    if (args.max_sequences == 1 && config().cache_padding == 1) return {};
-    return {StatusCode::kInvalidArgument, "one sequence and no padding only"};
+  Result<std::int64_t> DoCheckInit(const InitArgs& args) override {
+    if (args.max_sequences == 1 && config().cache_padding == 1) return 0;
+    return Status(kInvalidArgument, "one sequence and no padding only");
   }
 
   Status DoStartForward(const Batch& batch, bool reserve) override {
-    position_before_ = next_position_;
+    position_before_ = slots_.next_position;
     if (!reserve && !batch.multimodal.empty()) {
       const auto last = static_cast<std::size_t>(batch.multimodal.back());
-      next_position_ = batch.positions[last];
+      slots_.next_position = batch.positions[last];
     }
     return {};
   }
 
-  void DoGiveBack() override { next_position_ = position_before_; }
-
   void DoPut(const TensorView& key, const TensorView& value) override {
     const TensorView stored = config().permuted_v ? PermutedView(value) : value;
-    if (reserving()) {
-      slots_.try_emplace(layer(), KvRows{ZerosLike(key), ZerosLike(stored)});
-      return;
+    KvRows& slot = slots_.layers[layer()];
+    if (!reserving()) {
+      slot = {CopyOf(key, key.dtype), CopyOf(stored, stored.dtype)};
+      slots_.cached = true;
+      slots_.position = slots_.next_position;
+    } else if (slot.key.bytes.empty()) {  // It is new.
+      slot = {ZerosLike(key), ZerosLike(stored)};
     }
-    slots_[layer()] = {CopyOf(key, key.dtype), CopyOf(stored, stored.dtype)};
-    cached_ = true;
-    position_ = next_position_;
   }
 
-  std::optional<KvView> DoGet() override {
-    const auto slot = slots_.find(layer());
-    if (slot == slots_.end()) return std::nullopt;
-    return KvView{slot->second.key.view(), slot->second.value.view(), {}, 0};
+  KvView DoGet() override {
+    const auto& [key, value] = slots_.layers.at(layer());
+    return {key.view(), value.view(), {}, 0};
   }
 
   void DoCommitRemove(int, std::int32_t begin, std::int32_t end) override {
-    const bool before_end = position_ < end || end == kOpenEnd;
-    if (begin <= position_ && before_end) cached_ = false;
+    const bool before_end = slots_.position < end || end == kOpenEnd;
+    if (begin <= slots_.position && before_end) slots_.cached = false;
   }
 
-  bool DoEncoderCached() const override { return cached_; }
-
-  void DoSaveSlots(CacheState& state) const override {
-    state.layers = slots_;
-    state.cached = cached_;
-    state.position = position_;
-    state.next_position = next_position_;
-  }
-
-  void DoLoadSlots(const CacheState& state) override {
-    slots_ = state.layers;
-    cached_ = state.cached;
-    position_ = state.position;
-    next_position_ = state.next_position;
-  }
-
-  std::map<int, KvRows> slots_;  // By layer.
-  bool cached_ = false;
-  std::int32_t position_ = 0;         // Of what the slots hold.
-  std::int32_t next_position_ = 0;    // Of the next Put.
-  std::int32_t position_before_ = 0;  // next_position_ before the pass.
+  CacheState slots_;
+  std::int32_t position_before_ = 0;  // slots_.next_position before the pass.
 };
 
 std::unique_ptr<GuardedCache> MakeOne(const CacheSpec& spec) {

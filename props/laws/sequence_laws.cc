@@ -131,7 +131,7 @@ void Do(reference::Ledger& ledger, const Call& call) {
       ignored = ledger.StartForward(batch, call.reserve);
       break;
     case CallKind::kPut:
-      ledger.Put(call.layer, call.key.view(), call.value.view());
+      ledger.active().Put(call.layer, call.key.view(), call.value.view());
       break;
     case CallKind::kCopy:
       ignored = ledger.CopyPrefix(call.seq, call.dst, call.end);
