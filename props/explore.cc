@@ -165,7 +165,7 @@ class ExplorerOfKeys final : public Explorer {
   }
 
   void ExpandOne(ExploreWorker& worker, std::size_t state, Chunk& chunk) {
-    const auto differs = [&](const StepDiffers& difference,
+    const auto differs = [&](const Differs& difference,
                              const ExploreStep* step) {
       ++chunk.differences;
       if (chunk.failure || result_.failure) return;
@@ -176,7 +176,7 @@ class ExplorerOfKeys final : public Explorer {
     };
     try {
       worker.Enter(keys_[state]);
-    } catch (const StepDiffers& difference) {
+    } catch (const Differs& difference) {
       return differs(difference, nullptr);
     }
     for (std::size_t i = 0; i < steps_.size(); ++i) {
@@ -187,7 +187,7 @@ class ExplorerOfKeys final : public Explorer {
         chunk.found.push_back({key,
                                {static_cast<std::uint32_t>(state),
                                 static_cast<std::uint32_t>(i)}});
-      } catch (const StepDiffers& difference) {
+      } catch (const Differs& difference) {
         ExploreStep step = steps_[i];
         step.except = worker.except();
         differs(difference, &step);

@@ -51,7 +51,7 @@ class StateCodec {
   std::vector<std::vector<StateKey>> renamed_digits_;  // By renaming, by digit.
 };
 
-// " 0:1@s0+s1 2:0@s1": cell, position, sequences.
+// " 0:1@s0+s1 2:0@s1": cell, position, sequences; or " none".
 std::string CellsText(const std::vector<CellEntry>& cells);
 
 }  // namespace kvtwin::props

@@ -15,7 +15,7 @@ namespace kvtwin::props {
 namespace {
 
 void Check(bool holds, CheckName check, std::string_view text) {
-  if (!holds) throw StepDiffers{std::string(check.name()), std::string(text)};
+  if (!holds) throw Differs{std::string(check.name()), std::string(text)};
 }
 
 void CheckCodes(const Status& ledger, const Status& reference,

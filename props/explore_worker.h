@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvtwin/cache.h"
+#include "props/differs.h"
 #include "props/explore_state.h"
 #include "props/explore_step.h"
 #include "props/history.h"
@@ -16,12 +17,6 @@
 #include "reference/ledger.h"
 
 namespace kvtwin::props {
-
-// Thrown at a difference, caught where the step is known.
-struct StepDiffers {
-  std::string check;
-  std::string text;
-};
 
 // The ledger and two caches that are put into one state after another.
 class ExploreWorker {
