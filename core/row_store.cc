@@ -20,15 +20,13 @@ RowStore::RowStore(DType dtype, const Shape& row, int cells, bool permuted)
 }
 
 void RowStore::Store(int cell, const TensorView& row) {
-  // The rows are ours: only views of them are not to be written to.
   const TensorView to = Row(cell);
-  const auto at = [&](std::int64_t i, std::int64_t j) {
-    return const_cast<std::byte*>(to.at(i, j));  // NOLINT
-  };
-  if (cell_dim_ == 2) return void(WriteDense(row, dtype_, at(0, 0)));
   for (std::int64_t j = 0; j < to.shape[1]; ++j) {
     for (std::int64_t i = 0; i < to.shape[0]; ++i) {
-      CopyElement(row.at(i, j), row.dtype, at(i, j), dtype_);
+      // The rows are ours: only views of them are not to be written to.
+      CopyElement(row.at(i, j), row.dtype,
+                  const_cast<std::byte*>(to.at(i, j)),  // NOLINT
+                  dtype_);
     }
   }
 }
