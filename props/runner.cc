@@ -13,7 +13,7 @@ namespace kvtwin::props {
 namespace {
 
 // Turns the operations of a history, whose arguments are relative to the state,
-// into calls. One that is legal keeps to ../shared/CLIENT.md.
+// into calls. If the setup is legal, into calls that are never refused.
 class Client {
  public:
   Client(const Setup& setup, Trio& trio) : setup_(setup), trio_(trio) {}
