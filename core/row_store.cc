@@ -38,8 +38,7 @@ void RowStore::Copy(int from_cell, int to_cell) {
 }
 
 TensorView RowStore::Row(int cell) const {
-  TensorView row =
-      Slice(View(0, static_cast<int>(shape_[cell_dim_])), cell_dim_, cell);
+  TensorView row = View(cell, 1);
   if (cell_dim_ == 0) {
     row.shape = {row.shape[1], row.shape[2], 1, 1};
     row.stride = {row.stride[1], row.stride[2], 0, 0};

@@ -208,10 +208,9 @@ class CausalCache final : public GuardedCache {
   void DoStoreRows(int layer, std::span<const int> cells, const TensorView& key,
                    const TensorView& value) override {
     if (!layers_.contains(layer)) {
-      const RowStore keys(dtype(), key.shape, CellCount(), false);
-      const RowStore values(dtype(), value.shape, CellCount(),
-                            config().permuted_v);
-      layers_.try_emplace(layer, Layer{keys, values});
+      RowStore keys(dtype(), key.shape, CellCount(), false);
+      RowStore values(dtype(), value.shape, CellCount(), config().permuted_v);
+      layers_.try_emplace(layer, Layer{std::move(keys), std::move(values)});
     }
     auto& [keys, values] = layers_.at(layer);
     std::int64_t row = 0;

@@ -1,0 +1,379 @@
+#include "props/trio.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "props/misuse.h"
+
+namespace kvtwin::props {
+
+template <class Call>
+void Trio::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
+                      StatusCode subject) {
+  ++result_.operations;
+  HashInt(static_cast<std::int64_t>(subject));
+  if (observer_ != nullptr) observer_->Outcome(subject);
+  if (story_ != nullptr) Tell(Made(call), StatusName(subject));
+  Check(ledger == reference, "reference: result", [&] {
+    return fmt::format("{} is {} by the ledger, {} by the reference",
+                       Made(call), StatusName(ledger), StatusName(reference));
+  });
+  Check(reference == subject, "subject: result", [&] {
+    return fmt::format("{} is {} by the reference, {} by {}", Made(call),
+                       StatusName(reference), StatusName(subject),
+                       subject_.name);
+  });
+}
+
+bool Trio::SetUp() {
+  Result<std::unique_ptr<Cache>> reference =
+      MakeCache(setup_.spec, "reference");
+  Result<std::unique_ptr<Cache>> subject = subject_.make(setup_.spec);
+  if (subject.status().code() == StatusCode::kNotSupported) {
+    ++result_.operations;  // A kind that the subject does not have.
+    return false;
+  }
+  if (!reference.ok() || !subject.ok()) {
+    CheckCodes("making the cache", reference.status().code(),
+               reference.status().code(), subject.status().code());
+    return false;
+  }
+  reference_ = std::move(*reference);
+  tested_ = std::move(*subject);
+  for (Cache* cache : {reference_.get(), tested_.get()}) {
+    if (const auto wrong = MisuseOutsideOfLife(*cache)) {
+      Check(false, "misuse: before Init", *wrong);
+    }
+  }
+  const InitArgs& init = setup_.init;
+  const CacheConfig& config = setup_.config;
+  // The ledger has no gate: what that refuses is said here once more.
+  const auto due = [](std::initializer_list<int> sizes) {
+    return std::min(sizes) < 1 ? StatusCode::kInvalidArgument : StatusCode::kOk;
+  };
+  const StatusCode configured =
+      due({config.cache_padding, config.mask_batch_padding});
+  CheckCodes("SetConfig", configured, reference_->SetConfig(config).code(),
+             tested_->SetConfig(config).code());
+  StatusCode by_ledger =
+      due({init.max_sequences, init.capacity, init.max_batch});
+  if (configured != StatusCode::kOk) return false;
+  if (by_ledger == StatusCode::kOk) {
+    by_ledger = ledger_.Init(config, init).code();
+  }
+  const auto init_of = [&](Cache& cache) {
+    return cache
+        .Init(init.dtype, init.max_sequences, init.capacity, init.max_batch)
+        .code();
+  };
+  CheckCodes("Init", by_ledger, init_of(*reference_), init_of(*tested_));
+  if (by_ledger != StatusCode::kOk) return false;
+  Check(reference_->CellCount() == tested_->CellCount(), "subject: cell count",
+        [&] {
+          return fmt::format("{} cells by the reference, {} by {}",
+                             reference_->CellCount(), tested_->CellCount(),
+                             subject_.name);
+        });
+  const std::int64_t cells = ledger_.active().cells();
+  Check(cells == reference_->CellCount(), "reference: cell count", [&] {
+    return fmt::format("{} cells by the ledger, {} by the reference", cells,
+                       reference_->CellCount());
+  });
+  return true;
+}
+
+void Trio::TearDown() {
+  for (Cache* cache : {reference_.get(), tested_.get()}) {
+    cache->Close();
+    if (const auto wrong = MisuseOutsideOfLife(*cache)) {
+      Check(false, "misuse: after Close", *wrong);
+    }
+  }
+}
+
+void Trio::SetType(int type) {
+  ledger_.SetLayerType(type);
+  if (!wrapper_ || active_type_ == type) return;
+  active_type_ = type;
+  Check(reference_->SetLayerType(type).ok() && tested_->SetLayerType(type).ok(),
+        "subject: result",
+        [&] { return fmt::format("SetLayerType({}) is refused", type); });
+}
+
+void Trio::SetLayer(int layer) {
+  SetType(TypeOf(layer));
+  Check(reference_->SetLayer(layer).ok() && tested_->SetLayer(layer).ok(),
+        "subject: result",
+        [&] { return fmt::format("SetLayer({}) is refused", layer); });
+}
+
+bool Trio::StartForward(Tokens tokens, bool reserve) {
+  pass_ = {.tokens = std::move(tokens)};
+  const Batch batch{pass_.tokens.positions, pass_.tokens.sequences,
+                    pass_.tokens.multimodal};
+  Look();
+  const StatusCode by_ledger = ledger_.StartForward(batch, reserve).code();
+  const StatusCode reference = reference_->StartForward(batch, reserve).code();
+  const StatusCode subject = tested_->StartForward(batch, reserve).code();
+  const auto call = [&] {
+    return fmt::format("StartForward(positions [{}], sequences [{}]{})",
+                       fmt::join(pass_.tokens.positions, " "),
+                       fmt::join(pass_.tokens.sequences, " "),
+                       reserve ? ", reserve" : "");
+  };
+  CheckCodes(call, by_ledger, reference, subject);
+  if (observer_ != nullptr) {
+    observer_->StartForward(batch, reserve, by_ledger, ledger_);
+  }
+  Hash(pass_.tokens.positions.data(),
+       pass_.tokens.positions.size() * sizeof(std::int32_t));
+  Hash(pass_.tokens.sequences.data(),
+       pass_.tokens.sequences.size() * sizeof(int));
+  pass_.active = pass_.fresh = subject == StatusCode::kOk;
+  pass_.reserve = reserve;
+  if (pass_.active) active_type_ = 0;
+  if (setup_.legal) {
+    Check(pass_.active || reserve, "reference: a legal client is refused",
+          [&] { return call() + " is refused"; });
+  }
+  const int kept_type = active_type_;
+  for (int type = 0; type < types(); ++type) {
+    SetType(type);
+    CheckCells();
+    const auto due = reference_->BatchCells();
+    const auto found = tested_->BatchCells();
+    Check(std::equal(due.begin(), due.end(), found.begin(), found.end()),
+          "subject: batch cells", [&] {
+            return fmt::format(
+                "the batch is in cells [{}] by the reference, [{}] by {}",
+                fmt::join(due, " "), fmt::join(found, " "), subject_.name);
+          });
+    Hash(found.data(), found.size() * sizeof(int));
+  }
+  SetType(kept_type);
+  return pass_.active;
+}
+
+void Trio::PutRows(int layer) {
+  const bool half_input =
+      setup_.init.dtype == DType::kF16 && (pass_.first_serial + layer) % 2 == 1;
+  const DType dtype = half_input ? DType::kF16 : DType::kF32;
+  const RowDims& rows = setup_.rows;
+  const auto count = static_cast<std::int64_t>(pass_.tokens.positions.size());
+  const std::int64_t first = pass_.first_serial;
+  const TensorView key =
+      keys_.Fill({rows.k_head_dim, rows.kv_heads, count, 1}, dtype,
+                 {RowRole::kKey, layer, first}, setup_.strided);
+  const TensorView value =
+      values_.Fill({rows.v_head_dim, rows.kv_heads, count, 1}, dtype,
+                   {RowRole::kValue, layer, first}, setup_.strided);
+  const StatusCode reference = reference_->Put(key, value).code();
+  const StatusCode subject = tested_->Put(key, value).code();
+  ledger_.active().Put(layer, key, value);
+  const auto call = [&] {
+    return fmt::format("Put(layer {}, rows of tokens {} to {})", layer, first,
+                       first + count - 1);
+  };
+  CheckCodes(call, StatusCode::kOk, reference, subject);
+  put_layers_.insert(layer);
+  if (observer_ != nullptr) {
+    observer_->Put(static_cast<std::size_t>(TypeOf(layer)), layer, dtype);
+  }
+}
+
+void Trio::PutAll(const Op& op) {
+  pass_.first_serial = serial_;
+  serial_ += static_cast<std::int64_t>(pass_.tokens.positions.size());
+  for (int layer = 0; layer < setup_.layers; ++layer) {
+    SetLayer(layer);
+    if (op.keep_rows) continue;
+    // A model encodes only what is new.
+    if (IsEncoder(TypeOf(layer)) && op.images.empty()) continue;
+    PutRows(layer);
+  }
+}
+
+void Trio::GetAll() {
+  for (int layer = 0; layer < setup_.layers; ++layer) {
+    if (!put_layers_.contains(layer)) continue;
+    SetLayer(layer);
+    CheckViews(layer);
+    if (IsEncoder(TypeOf(layer))) EncoderCached();
+  }
+}
+
+void Trio::SetCausal(const std::vector<int>& except) {
+  std::vector<int> indices;
+  indices.reserve(except.size());
+  for (const int index : except) {
+    indices.push_back(index % static_cast<int>(pass_.tokens.positions.size()));
+  }
+  const int kept_type = active_type_;
+  for (int type = 0; type < types(); ++type) {
+    SetType(type);
+    CheckCodes(
+        [&] { return fmt::format("SetCausal([{}])", fmt::join(indices, " ")); },
+        ledger_.active().SetCausal(indices).code(),
+        reference_->SetCausal(indices).code(),
+        tested_->SetCausal(indices).code());
+  }
+  SetType(kept_type);
+  if (observer_ != nullptr) observer_->SetCausal(indices);
+  pass_.fresh = !pass_.copied;
+}
+
+StatusCode Trio::Remove(int seq, std::int32_t begin, std::int32_t end) {
+  Look();
+  const StatusCode by_ledger = ledger_.Remove(seq, begin, end).code();
+  const StatusCode reference = reference_->Remove(seq, begin, end).code();
+  const StatusCode subject = tested_->Remove(seq, begin, end).code();
+  CheckCodes(
+      [&] {
+        return fmt::format("Remove({}, {}, {})", seq, begin,
+                           end == kOpenEnd ? "open" : fmt::to_string(end));
+      },
+      by_ledger, reference, subject);
+  if (observer_ != nullptr) {
+    observer_->Remove(seq, begin, end, by_ledger, ledger_);
+  }
+  pass_.fresh = false;
+  CheckAllCells();
+  return subject;
+}
+
+void Trio::CopyPrefix(int src, int dst, std::int32_t len) {
+  Look();
+  const StatusCode by_ledger = ledger_.CopyPrefix(src, dst, len).code();
+  CheckCodes(
+      [&] { return fmt::format("CopyPrefix({}, {}, {})", src, dst, len); },
+      by_ledger, reference_->CopyPrefix(src, dst, len).code(),
+      tested_->CopyPrefix(src, dst, len).code());
+  if (observer_ != nullptr) observer_->CopyPrefix(src, dst, len, by_ledger);
+  pass_.fresh = false;
+  pass_.copied = true;
+  CheckAllCells();
+}
+
+bool Trio::CanResume(int seq, std::int32_t pos) {
+  const bool by_ledger = ledger_.CanResume(seq, pos);
+  const Result<bool> reference = reference_->CanResume(seq, pos);
+  const Result<bool> subject = tested_->CanResume(seq, pos);
+  CheckCodes([&] { return fmt::format("CanResume({}, {})", seq, pos); },
+             StatusCode::kOk, reference.status().code(),
+             subject.status().code());
+  HashInt(*subject ? 1 : 0);
+  if (observer_ != nullptr) observer_->CanResume(seq, pos, ledger_);
+  Check(by_ledger == *reference, "reference: resume", [&] {
+    return fmt::format(
+        "CanResume({}, {}) is {} by the ledger, {} by the "
+        "reference",
+        seq, pos, by_ledger, *reference);
+  });
+  Check(*reference == *subject, "subject: resume", [&] {
+    return fmt::format("CanResume({}, {}) is {} by the reference, {} by {}",
+                       seq, pos, *reference, *subject, subject_.name);
+  });
+  return *subject;
+}
+
+void Trio::EncoderCached() {
+  const bool by_ledger = ledger_.active().slots().cached;
+  const Result<bool> reference = reference_->EncoderCached();
+  const Result<bool> subject = tested_->EncoderCached();
+  CheckCodes("EncoderCached", StatusCode::kOk, reference.status().code(),
+             subject.status().code());
+  Check(by_ledger == *reference && by_ledger == *subject,
+        "subject: encoder cached", [&] {
+          return fmt::format(
+              "EncoderCached is {} by the ledger, {} by the reference, "
+              "{} by {}",
+              by_ledger, *reference, *subject, subject_.name);
+        });
+}
+
+void Trio::Misuse(int which) {
+  MisuseContext context{.setup = setup_,
+                        .pass_tokens = 0,
+                        .encoder = IsEncoder(active_type_),
+                        .layer_put = false};
+  if (pass_.active) {
+    context.pass_tokens = static_cast<int>(pass_.tokens.positions.size());
+  }
+  // The last layer in use is the current one.
+  const int layer = setup_.layers - 1;
+  if (pass_.active) SetLayer(layer);
+  context.encoder = IsEncoder(active_type_);
+  context.layer_put = put_layers_.contains(layer) && pass_.active;
+  ++result_.operations;
+  for (Cache* cache : {reference_.get(), tested_.get()}) {
+    if (const auto wrong = TryMisuse(*cache, which, context)) {
+      Check(false,
+            cache == tested_.get() ? CheckName("subject: misuse")
+                                   : CheckName("reference: misuse"),
+            *wrong);
+    }
+  }
+  if (story_ != nullptr) {
+    Tell(fmt::format("misuse {}: {}", which, MisuseName(which)), "");
+  }
+}
+
+// The views of a reserving pass span all cells.
+void Trio::Poison() {
+  if (!subject_.can_be_poisoned) return;
+  const Tokens one = {.positions = {0}, .sequences = {0}, .multimodal = {}};
+  if (!StartForward(one, /*reserve=*/true)) return;
+  for (const int layer : put_layers_) {
+    SetLayer(layer);
+    if (IsEncoder(TypeOf(layer))) continue;
+    std::vector<CellEntry> used;
+    reference_->ListCells(used);
+    for (Cache* cache : {reference_.get(), tested_.get()}) {
+      PoisonFreeCells(*cache->Get(), used, setup_.config.permuted_v);
+    }
+  }
+}
+
+void Trio::Reload() {
+  const Result<CacheState> due = reference_->Snapshot();
+  const Result<CacheState> found = tested_->Snapshot();
+  if (found.status().code() == StatusCode::kNotSupported) return;
+  CheckCodes("Snapshot", StatusCode::kOk, due.status().code(),
+             found.status().code());
+  Check(*due == *found, "subject: snapshot",
+        [&] { return "the snapshots are not equal" + CellsText(*tested_); });
+  Result<std::unique_ptr<Cache>> reference =
+      MakeCache(setup_.spec, "reference");
+  Result<std::unique_ptr<Cache>> subject = subject_.make(setup_.spec);
+  const auto restored = [&](Cache& cache) {
+    return cache.Restore(*due).ok() && *cache.Snapshot() == *due;
+  };
+  const auto renewed = [&](Cache& cache) {
+    const InitArgs& init = setup_.init;
+    return cache.SetConfig(setup_.config).ok() &&
+           cache
+               .Init(init.dtype, init.max_sequences, init.capacity,
+                     init.max_batch)
+               .ok() &&
+           restored(cache);
+  };
+  Check(restored(*reference_) && renewed(**reference), "reference: snapshot",
+        "what was restored is not what was saved");
+  Check(restored(*tested_) && renewed(**subject), "subject: snapshot",
+        "what was restored is not what was saved");
+  // Either goes on: what was restored in place, or what is new.
+  const bool in_place = serial_ % 2 == 0;
+  if (!in_place) {
+    reference_ = std::move(*reference);
+    tested_ = std::move(*subject);
+  }
+  Tell(in_place ? "Restore in place" : "Restore into new caches", "");
+  result_.operations += 6;  // The calls above that have no line of their own.
+  pass_ = Pass();
+  if (observer_ != nullptr) observer_->EndPass();
+  active_type_ = 0;
+  CheckAllCells();
+}
+
+}  // namespace kvtwin::props

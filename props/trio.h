@@ -1,0 +1,165 @@
+// The ledger, the reference twin and a subject, side by side: every call goes
+// to all three, and after it all their answers are compared.
+
+#ifndef KVTWIN_PROPS_TRIO_H_
+#define KVTWIN_PROPS_TRIO_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "kvtwin/cache.h"
+#include "props/check_name.h"
+#include "props/differs.h"
+#include "props/hash.h"
+#include "props/history.h"
+#include "props/probes.h"
+#include "props/rows.h"
+#include "props/runner.h"
+#include "reference/ledger.h"
+
+namespace kvtwin::props {
+
+// Of a batch.
+struct Tokens {
+  std::vector<std::int32_t> positions;
+  std::vector<int> sequences;
+  std::vector<int> multimodal;
+};
+
+// " 0:1@s0+s1 2:0@s1": cell, position, sequences.
+std::string CellsText(const Cache& cache);
+
+// Any call may throw Differs.
+class Trio {
+ public:
+  // Requires: all outlive this. `story` and `observer` may be null.
+  Trio(const Setup& setup, const Subject& subject, Story* story,
+       Observer* observer, RunResult& result)
+      : setup_(setup),
+        subject_(subject),
+        story_(story),
+        observer_(observer),
+        result_(result),
+        ledger_(setup_.spec) {}
+
+  // False if the caches cannot be made of this setup.
+  bool SetUp();
+  void TearDown();
+
+  bool StartForward(Tokens tokens, bool reserve);
+  // In each layer. New rows, unless the operation keeps them.
+  void PutAll(const Op& op);
+  void GetAll();
+  // Indices as an operation has them: modulo the batch.
+  void SetCausal(const std::vector<int>& except);
+  StatusCode Remove(int seq, std::int32_t begin, std::int32_t end);
+  void CopyPrefix(int src, int dst, std::int32_t len);
+  bool CanResume(int seq, std::int32_t pos);
+  void Misuse(int which);
+  void Poison();
+  void Reload();
+
+  const reference::Ledger& ledger() const { return ledger_; }
+  bool in_pass() const { return pass_.active; }
+
+ private:
+  struct Pass {
+    Tokens tokens;
+    bool active = false;
+    bool reserve = false;
+    // The ledger can judge the mask: no Remove since it was built, and no
+    // CopyPrefix since the view was chosen, which may now be too narrow.
+    bool fresh = false;
+    bool copied = false;
+    std::int64_t first_serial = 0;
+  };
+
+  // Comparing.
+  // Texts may be given as functions that make them: most are never needed.
+  template <class Text>
+  static std::string Made(const Text& text) {
+    if constexpr (std::is_invocable_v<Text>) {
+      return text();
+    } else {
+      return std::string(text);
+    }
+  }
+  template <class Text>
+  void Check(bool holds, CheckName check, const Text& text) {
+    if (!holds) throw Differs{std::string(check.name()), Made(text)};
+  }
+  template <class Call>
+  void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
+                  StatusCode subject);
+  void CheckAllCells();
+  void CheckCells();
+  void CheckTokens();
+  void CheckViews(int layer);
+  void CheckBytes(std::string_view what, const TensorView& reference,
+                  const TensorView& subject, std::size_t cell_dim);
+  std::string Picture(std::string_view what, const TensorView& reference,
+                      const TensorView& subject,
+                      std::array<std::int64_t, 3> index, std::size_t cell_dim);
+  void Hash(const void* data, std::size_t size) {
+    result_.digest = HashBytes(data, size, result_.digest);
+  }
+  void HashInt(std::int64_t value) { Hash(&value, sizeof(value)); }
+  // Before a call that the observer compares the state around.
+  void Look() {
+    if (observer_ != nullptr) observer_->Look(ledger_, *reference_);
+  }
+  void Tell(std::string call, std::string_view answer);
+  bool drawing() const {
+    return story_ != nullptr && !story_->steps.empty() &&
+           story_->steps.back().drawn;
+  }
+  void DrawCellsNow();
+  void DrawViewNow(int layer, const KvView& reference, const KvView& subject);
+
+  void PutRows(int layer);
+  void SetLayer(int layer);
+  void EncoderCached();
+
+  int TypeOf(int layer) const {
+    return wrapper_ ? layer % static_cast<int>(setup_.spec.caches.size()) : 0;
+  }
+  bool IsEncoder(int type) const {
+    const CacheSpec& spec = setup_.spec;
+    return (wrapper_ ? spec.caches[static_cast<std::size_t>(type)] : spec)
+               .kind == Kind::kEncoder;
+  }
+  int types() const {
+    return wrapper_ ? static_cast<int>(setup_.spec.caches.size()) : 1;
+  }
+  void SetType(int type);
+
+  const Setup& setup_;
+  const Subject& subject_;
+  Story* story_;
+  Observer* observer_;
+  RunResult& result_;
+  const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
+
+  reference::Ledger ledger_;
+  std::unique_ptr<Cache> reference_;
+  std::unique_ptr<Cache> tested_;
+  int active_type_ = 0;
+  Pass pass_;
+  std::int64_t serial_ = 0;
+  int first_cell_ = 0;  // Of the views that are compared.
+  std::set<int> put_layers_;
+  RowBuffer keys_;
+  RowBuffer values_;
+  std::vector<CellEntry> reference_cells_;
+  std::vector<CellEntry> tested_cells_;
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_TRIO_H_
