@@ -13,10 +13,12 @@ namespace kvtwin::props {
 namespace {
 
 constexpr std::size_t kMostOps = 4;
-constexpr std::array<std::int64_t, kMostOps + 1> kMostSpecial = {0, 5, 9, 12, 16};
+// The most that may be special besides the cache.
+constexpr std::array<std::int64_t, kMostOps + 1> kMostSpecial = {0, 5, 10, 12,
+                                                                 16};
 // Tries by the number of operations.
-constexpr std::array<std::size_t, kMostOps + 1> kTries = {0, 800, 5000, 6000,
-                                                          3000};
+constexpr std::array<std::size_t, kMostOps + 1> kTries = {0, 1500, 7000, 7500,
+                                                          4000};
 
 CacheSpec Windowed(Kind kind, int window, std::optional<int> memory = {}) {
   CacheSpec spec;
@@ -73,30 +75,14 @@ Setup WithCache(Setup setup, const CacheSpec& spec, const Shift& shift) {
   return setup;
 }
 
-// Plain setups, each with at most one thing that is special about `model`, and
-// one with all of them.
+// A setup with what is special about `model`, and neighbours of it.
 std::vector<Setup> LayoutsLike(const Setup& model) {
-  std::vector<Setup> layouts(1);
-  const auto with = [&](bool is, auto change) {
-    if (is) change(layouts.emplace_back());
-  };
-  const CacheConfig& config = model.config;
+  std::vector<Setup> layouts(1, model);
+  layouts[0].legal = false;
+  if (model.config.cache_padding == 1) return layouts;
   for (const int padding : {2, 3}) {
-    with(config.cache_padding > 1,
-         [&](Setup& s) { s.config.cache_padding = padding; });
-  }
-  with(config.mask_batch_padding > 1,
-       [&](Setup& s) { s.config.mask_batch_padding = 2; });
-  with(config.permuted_v, [&](Setup& s) { s.config.permuted_v = true; });
-  with(config.mask_dtype != DType::kF32,
-       [&](Setup& s) { s.config.mask_dtype = config.mask_dtype; });
-  with(model.init.dtype != DType::kF32,
-       [&](Setup& s) { s.init.dtype = model.init.dtype; });
-  with(model.strided, [&](Setup& s) { s.strided = true; });
-  with(model.layers > 1, [&](Setup& s) { s.layers = 2; });
-  if (layouts.size() > 2) {
-    layouts.push_back(model);
-    layouts.back().legal = false;
+    layouts.push_back(layouts[0]);
+    layouts.back().config.cache_padding = padding;
   }
   return layouts;
 }
@@ -108,29 +94,34 @@ Segment SegmentOf(int seq, int count, int delta = 0,
 
 class Catalog {
  public:
-  Catalog(const History& model, const std::vector<Setup>& setups)
-      : below_(CostOf(model)) {
+  Catalog(const History& model, const std::vector<Setup>& setups,
+          std::size_t percent)
+      : below_(CostOf(model)), percent_(percent) {
     for (const Setup& setup : setups) AddBase(setup);
+    AddKinds(model);
     AddChoices(model);
   }
 
   std::optional<History> Search(
       const std::function<bool(const History&)>& fails) {
+    if (bases_.empty()) return std::nullopt;
     const std::size_t most = std::min(below_.operations, kMostOps);
     for (std::size_t ops = 1; ops <= most; ++ops) {
-      std::size_t tries = kTries.at(ops);
+      std::size_t tries = kTries.at(ops) * percent_ / 100;
       const bool last = ops == below_.operations;
-      const std::int64_t limit = std::min<std::int64_t>(kMostSpecial.at(ops), last ? below_.special : 100);
-      for (std::int64_t special = 0; special <= limit && tries > 0; ++special) {
-        auto level = Level(ops, special);
-        if (getenv("KV")) fprintf(stderr, "ops %zu special %ld: %zu, left %zu\n", ops, special, level.size(), tries);
-        for (const Draft& draft : level) {
-          if (tries-- == 0) break;
+      std::int64_t end = bases_.begin()->first + kMostSpecial.at(ops);
+      if (last) end = std::min(end, below_.special);
+      for (std::int64_t special = 0; special <= end; ++special) {
+        for (const Draft& draft : Level(ops, special, tries)) {
+          if (tries == 0) break;
+          --tries;
+          if (last && special == below_.special &&
+              draft.numbers >= below_.numbers) {
+            return std::nullopt;
+          }
           History history = HistoryOf(draft);
-          if (last && CostOf(history) >= below_) break;
           if (fails(history)) return history;
         }
-        if (tries > kTries.at(ops)) break;
       }
     }
     return std::nullopt;
@@ -145,43 +136,50 @@ class Catalog {
     Op op;
     Cost cost;
     int tokens = 0;
-    unsigned reads = 0;   // Sequences, as bits.
+    unsigned reads = 0;  // Sequences, as bits.
     unsigned writes = 0;
+    bool first_only = false;
   };
+  using Kinds = std::vector<OpKind>;
+  // A history, or the first operations of one.
   struct Draft {
     std::int64_t numbers = 0;
     const Base* base = nullptr;
     std::array<const Choice*, kMostOps> ops = {};
     std::size_t count = 0;
     int tokens = 0;
-    int largest = 0;    // Of the batches but the last operation's.
-    int held = 0;       // Tokens before the first drop.
+    int largest = 0;  // Of the batches but the last operation's.
+    int held = 0;     // Tokens before the first drop, the same.
     bool dropped = false;
     unsigned live = 0;  // Sequences that may hold tokens.
   };
+  struct Request {
+    std::size_t ops;
+    std::size_t visits;  // How many are left.
+    std::vector<Draft> drafts;
+  };
 
   void AddBase(const Setup& setup);
+  void AddKinds(const History& model);
+  void AddSubsequences(const Kinds& all);
   void AddChoices(const History& model);
-  // Whether an operation of that kind may be number `at` of `ops`.
-  bool Fits(OpKind kind, std::size_t at, std::size_t ops) const {
-    if (at == 0) return kind == OpKind::kPut;
-    if (at + 1 == ops) return ops < 3 || last_.contains(kind);
-    return kind == OpKind::kPut || middle_.contains(kind);
-  }
   void AddPuts(const History& model);
-  void AddPut(std::vector<Segment> segments) {
+  void AddPut(std::vector<Segment> segments, bool first_only = false) {
     Op op;
     op.segments = std::move(segments);
-    Add(op);
+    Add(op, first_only);
   }
   void AddRanges();
-  void Add(const Op& op);
+  void Add(const Op& op, bool first_only = false);
 
-  std::vector<Draft> Level(std::size_t ops, std::int64_t special) const;
-  void Extend(Draft& draft, std::size_t ops, std::int64_t special,
-              std::vector<Draft>& level) const;
-  void Base_(Draft& draft, std::int64_t special,
-             std::vector<Draft>& level) const;
+  // The drafts of that cost, sorted; not many more than are of use.
+  std::vector<Draft> Level(std::size_t ops, std::int64_t special,
+                           std::size_t tries) const;
+  void Extend(const Draft& draft, std::int64_t special, Request& request) const;
+  void PutOnBases(const Draft& draft, std::int64_t special,
+                  Request& request) const;
+  bool MayFollow(const Draft& draft, const Choice& next, std::size_t ops) const;
+  static Draft Longer(const Draft& draft, const Choice& next, std::size_t ops);
 
   static History HistoryOf(const Draft& draft) {
     History history{.setup = draft.base->setup, .ops = {}};
@@ -192,12 +190,14 @@ class Catalog {
   }
 
   const Cost below_;
+  const std::size_t percent_;
   std::map<std::int64_t, std::vector<Base>> bases_;  // By what is special.
   std::set<std::string> setups_;
   std::vector<Choice> choices_;
   std::set<OpKind> kinds_;
-  std::set<OpKind> middle_ = {OpKind::kPut, OpKind::kDrop};
-  std::set<OpKind> last_;
+  // Which kinds may follow each other where there are more than two
+  // operations; and how each such row begins.
+  std::array<std::set<Kinds>, kMostOps + 1> rows_;
 };
 
 void Catalog::AddBase(const Setup& setup) {
@@ -212,8 +212,8 @@ void Catalog::AddBase(const Setup& setup) {
   }
 }
 
-void Catalog::Add(const Op& op) {
-  Choice choice{.op = op, .cost = CostOf(op)};
+void Catalog::Add(const Op& op, bool first_only) {
+  Choice choice{.op = op, .cost = CostOf(op), .first_only = first_only};
   const auto bit = [](int seq) { return 1U << std::min(seq, 31); };
   for (const Segment& segment : op.segments) {
     choice.tokens += segment.count;
@@ -244,12 +244,12 @@ void Catalog::AddPuts(const History& model) {
     for (Segment second : short_ones) {
       AddPut({first, second});
       second.delta = 1;
-      AddPut({first, second});
-      AddPut({second, first});
+      AddPut({first, second}, /*first_only=*/true);
+      AddPut({second, first}, /*first_only=*/true);
       second.delta = 0;
       for (const Segment& third : short_ones) {
         if (std::max({first.count, second.count, third.count}) < 3) {
-          AddPut({first, second, third});
+          AddPut({first, second, third}, /*first_only=*/true);
         }
       }
     }
@@ -305,17 +305,48 @@ void Catalog::AddRanges() {
   }
 }
 
+// Rows of kinds as in the model, but for some that are left out; where a batch
+// in the middle evicts, a drop does as well.
+void Catalog::AddSubsequences(const Kinds& all) {
+  constexpr std::size_t kMostKinds = 8;
+  const Kinds kinds(
+      all.end() - static_cast<std::ptrdiff_t>(std::min(all.size(), kMostKinds)),
+      all.end());
+  for (unsigned chosen = 0; chosen < 1U << kinds.size(); ++chosen) {
+    Kinds row = {OpKind::kPut};
+    for (std::size_t i = 0; i + 1 < kinds.size(); ++i) {
+      if ((chosen >> i & 1) != 0) row.push_back(kinds[i]);
+    }
+    row.push_back(kinds.back());
+    if (row.size() > kMostOps) continue;
+    auto& rows = rows_.at(row.size());
+    for (const bool drops : {false, true}) {
+      for (std::size_t i = 1; i + 1 < row.size() && drops; ++i) {
+        if (row[i] == OpKind::kPut) row[i] = OpKind::kDrop;
+      }
+      for (std::size_t length = 1; length <= row.size(); ++length) {
+        const auto begin = row.begin();
+        rows.insert(Kinds(begin, begin + static_cast<std::ptrdiff_t>(length)));
+      }
+    }
+  }
+}
+
+void Catalog::AddKinds(const History& model) {
+  Kinds kinds;
+  for (const Op& op : model.ops) kinds.push_back(op.kind);
+  AddSubsequences(kinds);
+  if (model.setup.legal) {  // What it does unseen.
+    AddSubsequences({OpKind::kDrop, OpKind::kDrop, kinds.back()});
+    AddSubsequences({OpKind::kDrop, OpKind::kDrop, OpKind::kGet});
+    AddSubsequences({OpKind::kDrop, OpKind::kDrop, OpKind::kAsk});
+    kinds_.insert(OpKind::kAsk);
+  }
+  kinds_.insert(kinds.begin(), kinds.end());
+  kinds_.insert({OpKind::kDrop, OpKind::kGet, OpKind::kReput, OpKind::kReload});
+}
+
 void Catalog::AddChoices(const History& model) {
-  for (const Op& op : model.ops) {
-    kinds_.insert(op.kind);
-    if (&op != &model.ops.back()) middle_.insert(op.kind);
-  }
-  last_.insert(model.ops.back().kind);
-  kinds_.insert(OpKind::kDrop);
-  if (model.setup.legal) {
-    kinds_.insert({OpKind::kAsk, OpKind::kGet});
-    last_.insert({OpKind::kDrop, OpKind::kAsk, OpKind::kGet});
-  }
   AddPuts(model);
   AddRanges();
   for (const OpKind kind : {OpKind::kCausal, OpKind::kGet, OpKind::kReput,
@@ -334,55 +365,80 @@ void Catalog::AddChoices(const History& model) {
 }
 
 std::vector<Catalog::Draft> Catalog::Level(std::size_t ops,
-                                           std::int64_t special) const {
-  std::vector<Draft> level;
-  Draft draft;
-  Extend(draft, ops, special, level);
+                                           std::int64_t special,
+                                           std::size_t tries) const {
+  Request request{.ops = ops, .visits = 30 * tries, .drafts = {}};
+  Extend(Draft(), special, request);
   std::stable_sort(
-      level.begin(), level.end(),
+      request.drafts.begin(), request.drafts.end(),
       [](const Draft& a, const Draft& b) { return a.numbers < b.numbers; });
-  return level;
+  return std::move(request.drafts);
 }
 
-void Catalog::Extend(Draft& draft, std::size_t ops, std::int64_t special,
-                     std::vector<Draft>& level) const {
-  if (draft.count == ops) return Base_(draft, special, level);
+bool Catalog::MayFollow(const Draft& draft, const Choice& next,
+                        std::size_t ops) const {
   const bool last = draft.count + 1 == ops;
+  if (draft.count == 0 && ops > 1) {
+    // Sequence 0 takes part.
+    return next.op.kind == OpKind::kPut && (next.writes & 1) != 0;
+  }
+  if (draft.count > 0 && next.first_only) return false;
+  // Nothing comes of a sequence that holds nothing.
+  if (!last && (next.reads & ~draft.live) != 0) return false;
+  if (ops < 3) return true;
+  Kinds kinds;
+  for (std::size_t i = 0; i < draft.count; ++i) {
+    kinds.push_back(draft.ops[i]->op.kind);
+  }
+  kinds.push_back(next.op.kind);
+  return rows_.at(ops).contains(kinds);
+}
+
+Catalog::Draft Catalog::Longer(const Draft& draft, const Choice& next,
+                               std::size_t ops) {
+  Draft longer = draft;
+  longer.ops[longer.count++] = &next;
+  longer.numbers += next.cost.numbers;
+  longer.tokens += next.tokens;
+  longer.live |= next.writes;
+  if (longer.count < ops) {
+    longer.largest = std::max(longer.largest, next.tokens);
+    longer.dropped = longer.dropped || next.op.kind == OpKind::kDrop;
+    if (!longer.dropped) longer.held += next.tokens;
+  }
+  return longer;
+}
+
+void Catalog::Extend(const Draft& draft, std::int64_t special,
+                     Request& request) const {
+  if (draft.count == request.ops) return PutOnBases(draft, special, request);
+  // What the other operations and the cache need.
+  const auto after = static_cast<std::int64_t>(request.ops - draft.count - 1);
+  const std::int64_t least =
+      after * choices_.front().cost.special + bases_.begin()->first;
   for (const Choice& choice : choices_) {
-    if (choice.cost.special > special) break;
-    if (ops > 1 && !Fits(choice.op.kind, draft.count, ops)) continue;
-    // Nothing comes of a sequence that holds nothing.
-    if (!last && (choice.reads & ~draft.live) != 0) continue;
-    if (draft.count == 0 && ops > 1 && (choice.writes & 1) == 0) continue;
-    Draft longer = draft;
-    longer.ops[longer.count++] = &choice;
-    longer.numbers += choice.cost.numbers;
-    longer.tokens += choice.tokens;
-    if (!last) {
-      longer.largest = std::max(longer.largest, choice.tokens);
-      longer.dropped = longer.dropped || choice.op.kind == OpKind::kDrop;
-      if (!longer.dropped) longer.held += choice.tokens;
-    }
-    longer.live |= choice.writes;
-    Extend(longer, ops, special - choice.cost.special, level);
+    const std::int64_t left = special - choice.cost.special;
+    if (left < least || request.visits == 0) break;
+    --request.visits;
+    if (!MayFollow(draft, choice, request.ops)) continue;
+    Extend(Longer(draft, choice, request.ops), left, request);
   }
 }
 
-void Catalog::Base_(Draft& draft, std::int64_t special,
-                    std::vector<Draft>& level) const {
+void Catalog::PutOnBases(const Draft& draft, std::int64_t special,
+                         Request& request) const {
   const auto bases = bases_.find(special);
   if (bases == bases_.end()) return;
   for (const Base& base : bases->second) {
-    const InitArgs& init = base.setup.init;
-    const int pad = base.setup.config.cache_padding;
+    const Setup& setup = base.setup;
+    const InitArgs& init = setup.init;
     // There is one cell that is never used, at most.
-    if (init.capacity >= draft.tokens + 1 + pad) continue;
+    if (init.capacity > draft.tokens + setup.config.cache_padding) continue;
+    // What is refused before the end is of no use.
     if (init.max_batch < draft.largest) continue;
-    if (!base.setup.spec.window && base.setup.spec.caches.empty() &&
-        init.capacity < draft.held) {
-      continue;
-    }
-    Draft& whole = level.emplace_back(draft);
+    const bool keeps = !setup.spec.window && setup.spec.caches.empty();
+    if (keeps && init.capacity < draft.held) continue;
+    Draft& whole = request.drafts.emplace_back(draft);
     whole.base = &base;
     whole.numbers += base.cost.numbers;
   }
@@ -394,31 +450,22 @@ std::optional<History> PlainestThatFails(
     const History& model, const std::function<bool(const History&)>& fails) {
   if (model.ops.empty()) return std::nullopt;
   const Setup& setup = model.setup;
-  const std::vector<CacheSpec> specs = SpecsLike(setup.spec);
   std::vector<Setup> plain;
-  for (const CacheSpec& spec : specs) {
-    plain.push_back(WithCache(Setup(), spec, Shift()));
-  }
-  if (auto found = Catalog(model, plain).Search(fails)) return found;
-
-  std::vector<Shift> shifts(1);
-  if (setup.spec.shift.kind != ShiftKind::kNone) {
-    shifts.emplace_back().kind = ShiftKind::kIdentity;
-    shifts.push_back(setup.spec.shift);
-  }
-  if (setup.spec.shift.kind > ShiftKind::kAdd) {
-    shifts.emplace_back().kind = ShiftKind::kAdd;
-  }
   std::vector<Setup> special;
-  for (const CacheSpec& spec : specs) {
-    for (const Shift& shift : shifts) {
-      for (const Setup& layout : LayoutsLike(setup)) {
-        special.push_back(WithCache(layout, spec, shift));
-      }
+  for (const CacheSpec& spec : SpecsLike(setup.spec)) {
+    plain.push_back(WithCache(Setup(), spec, Shift()));
+    for (const Setup& layout : LayoutsLike(setup)) {
+      special.push_back(WithCache(layout, spec, setup.spec.shift));
     }
   }
-  special.erase(special.begin());
-  return special.empty() ? std::nullopt : Catalog(model, special).Search(fails);
+  const std::int64_t least =
+      CostWithoutSizes({.setup = plain.front(), .ops = {}}).special;
+  const bool is_plain =
+      CostWithoutSizes({.setup = special.front(), .ops = {}}).special == least;
+  // Most that are special have to be.
+  auto found = Catalog(model, plain, is_plain ? 100 : 40).Search(fails);
+  if (found || is_plain) return found;
+  return Catalog(model, special, 80).Search(fails);
 }
 
 }  // namespace kvtwin::props

@@ -5,14 +5,10 @@
 
 #include <functional>
 #include <optional>
-#include <vector>
 
 #include "props/history.h"
 
 namespace kvtwin::props {
-
-// Caches that most failures need, in their plainest form.
-const std::vector<CacheSpec>& PlainSpecs();
 
 // The plainest history of a catalog that `fails`, if there is one that is
 // plainer than `model`. The catalog has all short histories of plain arguments

@@ -23,7 +23,10 @@ void AddCost(const CacheSpec& spec, Cost& cost) {
   cost.special += spec.memory.has_value() ? 1 : 0;
   cost.numbers +=
       spec.window.value_or(0) + spec.memory.value_or(0) + spec.chunk;
-  for (const CacheSpec& part : spec.caches) AddCost(part, cost);
+  for (const CacheSpec& part : spec.caches) {
+    ++cost.special;
+    AddCost(part, cost);
+  }
 }
 
 void AddCost(const Setup& setup, Cost& cost) {

@@ -17,9 +17,8 @@ std::optional<Step> LastState(const History& history) {
   Story story;
   RunHistory(history, reference, &story);
   if (story.steps.empty()) return std::nullopt;
-  story = {.steps = {},
-           .frame = Frame{.to = 1000},
-           .from = std::ssize(story.steps)};
+  story = {
+      .steps = {}, .frame = Frame{.to = 1000}, .from = std::ssize(story.steps)};
   RunHistory(history, reference, &story);
   if (!story.steps.back().drawn) return std::nullopt;
   return std::move(story.steps.back());

@@ -379,16 +379,19 @@ class Shrinker {
   History Run() {
     DropOps();
     cost_ = CostOf(best_);
-    Rebuild();
-    while (Step()) {
-    }
-    if (Rebuild()) {
+    do {
+      Rebuild();
       while (Step()) {
       }
-    }
-    Look();
-    while (Step() || PairStep()) {
-    }
+    } while (Rebuild());
+    Cost before;
+    do {
+      LookUp();
+      before = cost_;
+      while (Step() || PairStep()) {
+      }
+      // Of other kinds of operations, there is another catalog.
+    } while (cost_ != before && best_.ops.size() < 3);
     return best_;
   }
 
@@ -451,35 +454,30 @@ class Shrinker {
     return plainer;
   }
 
+  // The last operations, after a state that is reached at once.
   bool Rebuild() {
-    for (const std::size_t kept : {1, 2, 3, 4}) {
+    constexpr std::size_t kMostKept = 4;
+    for (std::size_t kept = 1; kept <= kMostKept; ++kept) {
       const std::optional<History> rebuilt = Rebuilt(best_, kept);
-      if (getenv("KV") && rebuilt) fprintf(stderr, "REB %zu %s\n  -> %s\n", kept, ToText(best_).c_str(), ToText(*rebuilt).c_str());
-      if (rebuilt && TryPlainer(*rebuilt)) {
-      if (getenv("KV") && rebuilt) fprintf(stderr, "YES\n");
-      return true;
-    }}
+      if (rebuilt && TryPlainer(*rebuilt)) return true;
+    }
     return false;
   }
-  void Look() {
-    const auto found =
-        PlainestThatFails(best_, [&](const History& h) {
-          ++cat_;
-          return Try(h); });
-    (void)found;
+
+  // What no step leads to may still be known.
+  void LookUp() {
+    PlainestThatFails(best_, [&](const History& one) { return Try(one); });
     cost_ = CostOf(best_);
-    if (getenv("KV")) fprintf(stderr, "CAT %d\n", cat_);
   }
-  int cat_ = 0;
 
   // Two moves at once, where none leads on alone.
   bool PairStep() {
-    constexpr std::size_t kMostOps = 6;  // Their number grows with its square.
-    if (best_.ops.size() > kMostOps) return false;
+    // Their number grows with the square of that of the operations.
+    constexpr std::size_t kMostTries = 12000;
+    const std::size_t enough =
+        tried_.size() + kMostTries / std::max<std::size_t>(best_.ops.size(), 1);
     std::vector<Move> moves = Moves(best_).Take();
     const std::string text = ToText(best_);
-    const std::size_t before = tried_.size();
-    static const int pairs_ = getenv("PAIRS") ? atoi(getenv("PAIRS")) : 4000;
     std::erase_if(moves, [&](const Move& move) {  // What changes nothing.
       History changed = best_;
       move(changed);
@@ -492,8 +490,8 @@ class Shrinker {
       for (std::size_t j = i + 1; j < moves.size(); ++j) {
         candidate = changed;
         moves[j](candidate);
-        if (pairs_ > 0 && tried_.size() > before + static_cast<std::size_t>(pairs_)) return false;
         if (TryPlainer(candidate)) return true;
+        if (tried_.size() == enough) return false;
       }
     }
     return false;
