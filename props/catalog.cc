@@ -17,8 +17,8 @@ constexpr std::size_t kMostOps = 4;
 constexpr std::array<std::int64_t, kMostOps + 1> kMostSpecial = {0, 5, 10, 12,
                                                                  16};
 // Tries by the number of operations.
-constexpr std::array<std::size_t, kMostOps + 1> kTries = {0, 1500, 7000, 7500,
-                                                          4000};
+constexpr std::array<std::size_t, kMostOps + 1> kTries = {0, 1500, 7000, 7000,
+                                                          6000};
 
 CacheSpec Windowed(Kind kind, int window, std::optional<int> memory = {}) {
   CacheSpec spec;
@@ -141,6 +141,10 @@ class Catalog {
     bool first_only = false;
   };
   using Kinds = std::vector<OpKind>;
+  // A row of kinds as a number.
+  static unsigned WithKind(unsigned row, std::size_t kind) {
+    return row * 16 + static_cast<unsigned>(kind) + 1;
+  }
   // A history, or the first operations of one.
   struct Draft {
     std::int64_t numbers = 0;
@@ -152,6 +156,7 @@ class Catalog {
     int held = 0;     // Tokens before the first drop, the same.
     bool dropped = false;
     unsigned live = 0;  // Sequences that may hold tokens.
+    unsigned row = 0;   // Of the kinds.
   };
   struct Request {
     std::size_t ops;
@@ -178,7 +183,9 @@ class Catalog {
   void Extend(const Draft& draft, std::int64_t special, Request& request) const;
   void PutOnBases(const Draft& draft, std::int64_t special,
                   Request& request) const;
-  bool MayFollow(const Draft& draft, const Choice& next, std::size_t ops) const;
+  std::array<bool, 10> KindsAfter(const Draft& draft, std::size_t ops) const;
+  static bool MayFollow(const Draft& draft, const Choice& next,
+                        std::size_t ops);
   static Draft Longer(const Draft& draft, const Choice& next, std::size_t ops);
 
   static History HistoryOf(const Draft& draft) {
@@ -197,7 +204,7 @@ class Catalog {
   std::set<OpKind> kinds_;
   // Which kinds may follow each other where there are more than two
   // operations; and how each such row begins.
-  std::array<std::set<Kinds>, kMostOps + 1> rows_;
+  std::array<std::set<unsigned>, kMostOps + 1> rows_;
 };
 
 void Catalog::AddBase(const Setup& setup) {
@@ -324,9 +331,10 @@ void Catalog::AddSubsequences(const Kinds& all) {
       for (std::size_t i = 1; i + 1 < row.size() && drops; ++i) {
         if (row[i] == OpKind::kPut) row[i] = OpKind::kDrop;
       }
-      for (std::size_t length = 1; length <= row.size(); ++length) {
-        const auto begin = row.begin();
-        rows.insert(Kinds(begin, begin + static_cast<std::ptrdiff_t>(length)));
+      unsigned number = 0;
+      for (const OpKind kind : row) {
+        number = WithKind(number, static_cast<std::size_t>(kind));
+        rows.insert(number);
       }
     }
   }
@@ -375,23 +383,25 @@ std::vector<Catalog::Draft> Catalog::Level(std::size_t ops,
   return std::move(request.drafts);
 }
 
+// By OpKind: whether one of that kind may be next.
+std::array<bool, 10> Catalog::KindsAfter(const Draft& draft,
+                                         std::size_t ops) const {
+  std::array<bool, 10> kinds = {};
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+    const bool put = static_cast<OpKind>(kind) == OpKind::kPut;
+    kinds.at(kind) = ops == 1 || (draft.count == 0 ? put : ops == 2) ||
+                     rows_.at(ops).contains(WithKind(draft.row, kind));
+  }
+  return kinds;
+}
+
 bool Catalog::MayFollow(const Draft& draft, const Choice& next,
-                        std::size_t ops) const {
-  const bool last = draft.count + 1 == ops;
-  if (draft.count == 0 && ops > 1) {
-    // Sequence 0 takes part.
-    return next.op.kind == OpKind::kPut && (next.writes & 1) != 0;
-  }
-  if (draft.count > 0 && next.first_only) return false;
-  // Nothing comes of a sequence that holds nothing.
-  if (!last && (next.reads & ~draft.live) != 0) return false;
-  if (ops < 3) return true;
-  Kinds kinds;
-  for (std::size_t i = 0; i < draft.count; ++i) {
-    kinds.push_back(draft.ops[i]->op.kind);
-  }
-  kinds.push_back(next.op.kind);
-  return rows_.at(ops).contains(kinds);
+                        std::size_t ops) {
+  // Sequence 0 takes part.
+  if (draft.count == 0) return ops == 1 || (next.writes & 1) != 0;
+  if (next.first_only) return false;
+  // Little comes of a sequence that holds nothing.
+  return ops < 3 || (next.reads & ~draft.live) == 0;
 }
 
 Catalog::Draft Catalog::Longer(const Draft& draft, const Choice& next,
@@ -400,7 +410,10 @@ Catalog::Draft Catalog::Longer(const Draft& draft, const Choice& next,
   longer.ops[longer.count++] = &next;
   longer.numbers += next.cost.numbers;
   longer.tokens += next.tokens;
+  const bool clears = next.op.open && next.op.begin == RelativePos();
+  if (clears) longer.live &= ~next.reads;
   longer.live |= next.writes;
+  longer.row = WithKind(draft.row, static_cast<std::size_t>(next.op.kind));
   if (longer.count < ops) {
     longer.largest = std::max(longer.largest, next.tokens);
     longer.dropped = longer.dropped || next.op.kind == OpKind::kDrop;
@@ -416,11 +429,13 @@ void Catalog::Extend(const Draft& draft, std::int64_t special,
   const auto after = static_cast<std::int64_t>(request.ops - draft.count - 1);
   const std::int64_t least =
       after * choices_.front().cost.special + bases_.begin()->first;
+  const std::array<bool, 10> kinds = KindsAfter(draft, request.ops);
   for (const Choice& choice : choices_) {
     const std::int64_t left = special - choice.cost.special;
     if (left < least || request.visits == 0) break;
-    --request.visits;
+    if (!kinds.at(static_cast<std::size_t>(choice.op.kind))) continue;
     if (!MayFollow(draft, choice, request.ops)) continue;
+    --request.visits;
     Extend(Longer(draft, choice, request.ops), left, request);
   }
 }

@@ -1,7 +1,6 @@
 #include "props/fuzz.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
 
 #include <atomic>
 #include <cctype>
@@ -107,10 +106,7 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
     return failure;
   }
   running = &found;
-  struct rusage a_, b_; getrusage(RUSAGE_SELF, &a_);
   failure.shrunk = Shrink(found, subject);
-  getrusage(RUSAGE_SELF, &b_);
-  fmt::print(stderr, "SHRINK {:.4f}\n", double(b_.ru_utime.tv_sec - a_.ru_utime.tv_sec) + 1e-6 * double(b_.ru_utime.tv_usec - a_.ru_utime.tv_usec));
   running = nullptr;
   failure.difference = *RunHistory(failure.shrunk, subject).difference;
   return failure;
