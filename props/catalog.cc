@@ -35,6 +35,7 @@ CacheSpec Wrapped(std::vector<CacheSpec> caches) {
   return spec;
 }
 
+// Plain caches, and the model's.
 std::vector<CacheSpec> SpecsLike(const CacheSpec& model) {
   const CacheSpec causal;
   const CacheSpec windowed = Windowed(Kind::kSwa, 0);
@@ -92,6 +93,8 @@ Segment SegmentOf(int seq, int count, int delta = 0,
   return {.seq = seq, .count = count, .delta = delta, .order = order};
 }
 
+// All short histories on some caches, by what they cost. Those are left out of
+// which nothing is to be expected.
 class Catalog {
  public:
   Catalog(const History& model, const std::vector<Setup>& setups,
@@ -128,6 +131,7 @@ class Catalog {
   }
 
  private:
+  // A cache, and an operation, that histories are made of.
   struct Base {
     Setup setup;
     Cost cost;
@@ -160,7 +164,7 @@ class Catalog {
   };
   struct Request {
     std::size_t ops;
-    std::size_t visits;  // How many are left.
+    std::size_t visits;  // Of the search, that are left: a level may be huge.
     std::vector<Draft> drafts;
   };
 
@@ -169,6 +173,7 @@ class Catalog {
   void AddSubsequences(const Kinds& all);
   void AddChoices(const History& model);
   void AddPuts(const History& model);
+  void AddMarkedPuts(const History& model);
   void AddPut(std::vector<Segment> segments, bool first_only = false) {
     Op op;
     op.segments = std::move(segments);
@@ -261,26 +266,30 @@ void Catalog::AddPuts(const History& model) {
       }
     }
   }
-  Op op;
+  AddMarkedPuts(model);
+}
+
+// Those that only reserve, have images or exceptions, or leave out the rows.
+void Catalog::AddMarkedPuts(const History& model) {
+  const auto used = [&](auto member) {
+    return std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& one) {
+      return (one.*member) != Op().*member;
+    });
+  };
   for (const int count : {1, 2, 3}) {
-    op.segments = {SegmentOf(0, count)};
+    Op plain;
+    plain.segments = {SegmentOf(0, count)};
+    Op op = plain;
     op.reserve = true;
     Add(op);
-    op.reserve = false;
-    const auto used = [&](auto member) {
-      return std::any_of(
-          model.ops.begin(), model.ops.end(),
-          [&](const Op& one) { return (one.*member) != Op().*member; });
-    };
     for (const auto indices : {&Op::images, &Op::except}) {
-      if (!used(indices)) continue;
+      op = plain;
       op.*indices = {0};
-      Add(op);
-      (op.*indices).clear();
+      if (used(indices)) Add(op);
     }
+    op = plain;
     op.keep_rows = true;
     if (used(&Op::keep_rows)) Add(op);
-    op.keep_rows = false;
   }
 }
 
@@ -319,9 +328,10 @@ void Catalog::AddSubsequences(const Kinds& all) {
   const Kinds kinds(
       all.end() - static_cast<std::ptrdiff_t>(std::min(all.size(), kMostKinds)),
       all.end());
-  for (unsigned chosen = 0; chosen < 1U << kinds.size(); ++chosen) {
+  const std::size_t before_last = kinds.size() - 1;
+  for (unsigned chosen = 0; chosen < 1U << before_last; ++chosen) {
     Kinds row = {OpKind::kPut};
-    for (std::size_t i = 0; i + 1 < kinds.size(); ++i) {
+    for (std::size_t i = 0; i < before_last; ++i) {
       if ((chosen >> i & 1) != 0) row.push_back(kinds[i]);
     }
     row.push_back(kinds.back());
