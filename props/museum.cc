@@ -172,17 +172,28 @@ class Copy {
   std::string Apply(const fs::path& patch) {
     // Lines may have moved, but all that the patch shows must be there.
     const Ran ran = Run(fmt::format("patch -p1 --batch --forward --fuzz=0 "
-                                    "--no-backup-if-mismatch -i {}",
+                                    "--no-backup-if-mismatch --verbose -i {}",
                                     Quoted(fs::absolute(patch))),
                         sources_, scratch_.path());
     if (ran.exit_code != 0) {
       return "does not apply: " + LastLines(ran.out + ran.err);
     }
     std::ifstream in(patch);
+    std::size_t hunks = 0;
     for (std::string line; std::getline(in, line);) {
       if (line.starts_with("+++ b/")) {
         changed_.insert(line.substr(6, line.find('\t') - 6));
       }
+      hunks += line.starts_with("@@ ") ? 1 : 0;
+    }
+    // `patch` takes what follows a line too many for a comment.
+    std::size_t applied = 0;
+    for (std::size_t at = 0;
+         (at = ran.out.find("\nHunk #", at)) != ran.out.npos; ++at) {
+      ++applied;
+    }
+    if (applied != hunks) {
+      return fmt::format("of {} hunks, {} apply", hunks, applied);
     }
     return changed_.empty() ? "changes nothing" : "";
   }

@@ -24,6 +24,8 @@ if [ "$part" = apply ]; then
   expect 2 'is not a folder where kvtwin was built' --build "$folder"
   not_as_before 's/Backwards/Forwards/'
   expect 1 'X02: does not apply' --apply-only --patches "$folder"
+  not_as_before '$a\ \n@@ -1 +1 @@\n-a\n+b'
+  expect 1 'X02: of 2 hunks, 1 apply' --apply-only --patches "$folder"
   not_as_before '/^reference/d'
   expect 2 'the header needs' --apply-only --patches "$folder"
 else

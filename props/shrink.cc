@@ -7,133 +7,18 @@
 #include <set>
 #include <utility>
 
+#include "props/catalog.h"
+#include "props/cost.h"
 #include "props/misuse.h"
+#include "props/rebuild.h"
 
 namespace kvtwin::props {
 namespace {
 
 using Move = std::function<void(History&)>;
 
-// How far a history is from the plainest one: first by operations (a legal
-// client counts as two, for those that it adds unseen), then by what is special
-// about it, then by the sizes of its numbers.
-struct Cost {
-  std::size_t operations = 0;
-  std::int64_t special = 0;
-  std::int64_t numbers = 0;
-  // NOLINTNEXTLINE(modernize-use-nullptr): there is no pointer here.
-  auto operator<=>(const Cost&) const = default;
-};
-
-void AddCost(const CacheSpec& spec, Cost& cost) {
-  constexpr std::array kSpecial = {0, 2, 4, 2, 4, 8};  // By kind.
-  cost.special += kSpecial.at(static_cast<std::size_t>(spec.kind));
-  cost.special += spec.placement == Placement::kScatter ? 1 : 0;
-  cost.special += static_cast<int>(spec.shift.kind);
-  const Rope& rope = spec.shift.rope;
-  const Rope plain;
-  if (spec.shift.kind == ShiftKind::kRope) {
-    cost.special += (rope.pairing != plain.pairing ? 1 : 0) +
-                    (rope.base != plain.base ? 1 : 0) +
-                    (rope.scale != plain.scale ? 1 : 0) +
-                    (rope.dims != plain.dims ? 1 : 0);
-  }
-  cost.special += spec.memory.has_value() ? 1 : 0;
-  cost.numbers +=
-      spec.window.value_or(0) + spec.memory.value_or(0) + spec.chunk;
-  for (const CacheSpec& part : spec.caches) AddCost(part, cost);
-}
-
-void AddCost(const Setup& setup, Cost& cost) {
-  AddCost(setup.spec, cost);
-  const CacheConfig& config = setup.config;
-  const Setup plain;
-  const auto special = [&](bool is) { cost.special += is ? 1 : 0; };
-  special(config.permuted_v);
-  special(config.mask_dtype != DType::kF32);
-  special(config.cache_padding != 1);
-  special(config.mask_batch_padding != 1);
-  special(setup.init.dtype != DType::kF32);
-  special(setup.rows != plain.rows);
-  special(setup.layers != 1);
-  special(setup.strided);
-  special(setup.first_id != 0);
-  const RowDims& rows = setup.rows;
-  cost.numbers += setup.layers + config.cache_padding +
-                  config.mask_batch_padding + rows.k_head_dim + rows.kv_heads +
-                  rows.v_head_dim;
-}
-
-void AddSizesCost(const Setup& setup, Cost& cost) {
-  const InitArgs& init = setup.init;
-  const InitArgs plain = Setup().init;
-  Setup sized = setup;
-  SetCells(init.capacity, sized);
-  const bool of_cells = WhyNotOfCells(setup).empty();
-  const auto special = [&](bool is) { cost.special += is ? 1 : 0; };
-  special(!of_cells);
-  special(!of_cells && init.max_sequences != plain.max_sequences);
-  special(init.max_batch !=
-          (of_cells ? sized.init.max_batch : plain.max_batch));
-  cost.numbers += init.max_sequences + init.capacity + init.max_batch;
-}
-
-void AddCost(const Segment& segment, Cost& cost) {
-  cost.special += 2;
-  cost.special += segment.order != Segment::Order::kUp ? 1 : 0;
-  cost.special += segment.delta != 0 ? 1 : 0;
-  const bool free = segment.count >= Segment::kFree / 2;
-  cost.special += free ? 1 : 0;
-  cost.numbers +=
-      segment.seq + std::abs(std::int64_t{segment.delta}) +
-      (free ? 2 + std::abs(segment.count - Segment::kFree) : segment.count);
-}
-
-// But for the sizes of Init, which take longer.
-Cost CostWithoutSizes(const History& history) {
-  Cost cost;
-  cost.operations = history.ops.size() + (history.setup.legal ? 2 : 0);
-  AddCost(history.setup, cost);
-  // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison,
-  // reload.
-  constexpr std::array kSpecial = {0, 2, 3, 2, 3, 2, 3, 5, 4, 5};
-  const auto add = [&](const RelativePos& pos) {
-    cost.special += pos.from_end ? 1 : 0;
-    cost.numbers += std::abs(std::int64_t{pos.offset});
-  };
-  for (const Op& op : history.ops) {
-    cost.special += kSpecial.at(static_cast<std::size_t>(op.kind));
-    for (const Segment& segment : op.segments) AddCost(segment, cost);
-    cost.special += (op.reserve ? 1 : 0) + (op.keep_rows ? 1 : 0);
-    for (const auto* indices : {&op.images, &op.except}) {
-      cost.special += std::ssize(*indices);
-      for (const int index : *indices) cost.numbers += index;
-    }
-    if (op.kind == OpKind::kMisuse) cost.numbers += op.misuse;
-    if (op.kind != OpKind::kDrop && op.kind != OpKind::kCopy &&
-        op.kind != OpKind::kAsk) {
-      continue;
-    }
-    cost.numbers += op.seq;
-    if (op.kind == OpKind::kCopy) cost.numbers += op.dst;
-    if (op.kind == OpKind::kDrop) add(op.begin);
-    if (op.kind != OpKind::kDrop || !op.open) {
-      cost.special += op.kind == OpKind::kDrop ? 1 : 0;
-      add(op.end);
-    }
-  }
-  return cost;
-}
-
-Cost CostOf(const History& history) {
-  Cost cost = CostWithoutSizes(history);
-  AddSizesCost(history.setup, cost);
-  return cost;
-}
-
 // Sequences in the order of their first use, from 0.
-void RenameSequences(History& history) {
-  std::map<int, int> names;
+void RenameSequences(History& history, std::map<int, int> names = {}) {
   const auto rename = [&](int& seq) {
     seq = names.try_emplace(seq, static_cast<int>(names.size())).first->second;
   };
@@ -149,12 +34,13 @@ void RenameSequences(History& history) {
 class Moves {
  public:
   explicit Moves(const History& history) {
-    moves_.emplace_back(RenameSequences);
+    moves_.emplace_back([](History& h) { RenameSequences(h); });
     AddSetup();
     for (std::size_t i = 0; i < history.setup.spec.caches.size(); ++i) {
       AddPart(i);
     }
-    if (history.setup.spec.caches.size() > 1) AddParts();
+    if (!history.setup.spec.caches.empty()) AddParts();
+    AddNames(history);
     for (std::size_t i = 0; i < history.ops.size(); ++i) {
       AddOp(i, history.ops[i]);
     }
@@ -260,6 +146,12 @@ class Moves {
       Setups([=](Setup& s) { s.config.mask_batch_padding = padding; });
       Setups([=](Setup& s) { s.config.cache_padding = padding; });
     }
+    Setups([](Setup& s) { SetCells(s.init.capacity, s); });
+    for (const int less : {32, 8, 1}) {
+      Setups([=](Setup& s) {
+        if (s.init.capacity > less) SetCells(s.init.capacity - less, s);
+      });
+    }
     for (const int size : {1, 2, 3, 4, 5, 6, 8}) {
       Setups([=](Setup& s) { SetCells(size, s); });
       Setups([=](Setup& s) { s.init.capacity = size; });
@@ -299,6 +191,17 @@ class Moves {
       if (caches.empty()) return;
       std::rotate(caches.begin(), caches.begin() + 1, caches.end());
     });
+    Setups([](Setup& s) {
+      s.spec.placement = Placement::kContiguous;
+      for (CacheSpec& part : s.spec.caches) part.placement = s.spec.placement;
+    });
+    for (const ShiftKind kind :
+         {ShiftKind::kNone, ShiftKind::kIdentity, ShiftKind::kAdd}) {
+      Setups([kind](Setup& s) {
+        s.spec.shift = Shift();
+        s.spec.shift.kind = kind;
+      });
+    }
     for (const ShiftKind kind : {ShiftKind::kNone, ShiftKind::kIdentity}) {
       Setups([kind](Setup& s) {
         s.spec.shift = Shift();
@@ -309,6 +212,29 @@ class Moves {
           part.placement = s.spec.placement;
         }
       });
+    }
+  }
+
+  // Where two sequences take part, and which they are matters.
+  void AddNames(const History& history) {
+    std::set<int> names;
+    for (const Op& op : history.ops) {
+      for (const Segment& segment : op.segments) names.insert(segment.seq);
+      if (op.kind == OpKind::kDrop || op.kind == OpKind::kCopy) {
+        names.insert(op.seq);
+      }
+      if (op.kind == OpKind::kCopy) names.insert(op.dst);
+    }
+    const auto largest = names.empty() ? 0 : *names.rbegin();
+    if (names.size() != 2 || largest < 3) return;
+    for (int name = 1; name <= 40; ++name) {
+      for (const int first : {0, name}) {
+        moves_.emplace_back(
+            [first, name, one = *names.begin(), other = largest](History& h) {
+              h.setup.first_id = 0;
+              RenameSequences(h, {{one, first}, {other, name - first}});
+            });
+      }
     }
   }
 
@@ -416,7 +342,7 @@ class Moves {
       });
     };
     add([](Segment& one) { one.order = Segment::Order::kUp; });
-    for (const int delta : {0, 1, -1}) {
+    for (const int delta : {0, 1, -1, 1 << 30}) {
       add([delta](Segment& one) { one.delta = delta; });
     }
     for (const int seq : {0, 1}) {
@@ -425,6 +351,17 @@ class Moves {
     for (const int count : {1, 2, 3, 4, 5}) {
       add([count](Segment& one) { one.count = count; });
     }
+    for (const int less : {32, 8, 1}) {
+      add([less](Segment& one) {
+        if (one.count > less) one.count -= less;
+      });
+    }
+    // As many as there are cells.
+    moves_.emplace_back([i, s](History& h) {
+      if (i < h.ops.size() && s < h.ops[i].segments.size()) {
+        h.ops[i].segments[s].count = h.setup.init.capacity;
+      }
+    });
   }
 
   std::vector<Move> moves_;
@@ -442,8 +379,19 @@ class Shrinker {
   History Run() {
     DropOps();
     cost_ = CostOf(best_);
-    while (Step() || PlainStep() || PairStep()) {
-    }
+    do {
+      Rebuild();
+      while (Step()) {
+      }
+    } while (Rebuild());
+    Cost before;
+    do {
+      LookUp();
+      before = cost_;
+      while (Step() || PairStep()) {
+      }
+      // Of other kinds of operations, there is another catalog.
+    } while (cost_ != before && best_.ops.size() < 3);
     return best_;
   }
 
@@ -506,35 +454,28 @@ class Shrinker {
     return plainer;
   }
 
-  // Short histories of plain operations, where no step leads to one. They start
-  // with a put: before, there is little to go wrong.
-  bool PlainStep() {
-    if (!best_.setup.spec.caches.empty()) return false;
-    History candidate = best_;
-    candidate.setup.legal = false;
-    for (const CacheSpec& spec : Moves::PlainSpecs()) {
-      Moves::Become(spec, candidate.setup.spec);
-      for (const int cells : {1, 2, 3, 4}) {
-        SetCells(cells, candidate.setup);
-        for (const Op& first : Moves::PlainOps()) {
-          if (first.kind != OpKind::kPut) break;
-          candidate.ops = {first};
-          if (TryPlainer(candidate)) return true;
-          if (cost_.operations < 2) continue;
-          for (const Op& second : Moves::PlainOps()) {
-            candidate.ops = {first, second};
-            if (TryPlainer(candidate)) return true;
-          }
-        }
-      }
+  // The last operations, after a state that is reached at once.
+  bool Rebuild() {
+    constexpr std::size_t kMostKept = 4;
+    for (std::size_t kept = 1; kept <= kMostKept; ++kept) {
+      const std::optional<History> rebuilt = Rebuilt(best_, kept);
+      if (rebuilt && TryPlainer(*rebuilt)) return true;
     }
     return false;
   }
 
+  // What no step leads to may still be known.
+  void LookUp() {
+    PlainestThatFails(best_, [&](const History& one) { return Try(one); });
+    cost_ = CostOf(best_);
+  }
+
   // Two moves at once, where none leads on alone.
   bool PairStep() {
-    constexpr std::size_t kMostOps = 6;  // Their number grows with its square.
-    if (best_.ops.size() > kMostOps) return false;
+    // Their number grows with the square of that of the operations.
+    constexpr std::size_t kMostTries = 12000;
+    const std::size_t enough =
+        tried_.size() + kMostTries / std::max<std::size_t>(best_.ops.size(), 1);
     std::vector<Move> moves = Moves(best_).Take();
     const std::string text = ToText(best_);
     std::erase_if(moves, [&](const Move& move) {  // What changes nothing.
@@ -550,6 +491,7 @@ class Shrinker {
         candidate = changed;
         moves[j](candidate);
         if (TryPlainer(candidate)) return true;
+        if (tried_.size() == enough) return false;
       }
     }
     return false;

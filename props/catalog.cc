@@ -1,0 +1,496 @@
+#include "props/catalog.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "props/cost.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr std::size_t kMostOps = 4;
+// The most that may be special besides the cache.
+constexpr std::array<std::int64_t, kMostOps + 1> kMostSpecial = {0, 5, 10, 12,
+                                                                 16};
+// Tries by the number of operations.
+constexpr std::array<std::size_t, kMostOps + 1> kTries = {0, 1500, 7000, 7000,
+                                                          6000};
+
+CacheSpec Windowed(Kind kind, int window, std::optional<int> memory = {}) {
+  CacheSpec spec;
+  spec.kind = kind;
+  spec.window = window;
+  spec.memory = memory;
+  return spec;
+}
+
+CacheSpec Wrapped(std::vector<CacheSpec> caches) {
+  CacheSpec spec;
+  spec.kind = Kind::kWrapper;
+  spec.caches = std::move(caches);
+  return spec;
+}
+
+// Plain caches, and the model's.
+std::vector<CacheSpec> SpecsLike(const CacheSpec& model) {
+  const CacheSpec causal;
+  const CacheSpec windowed = Windowed(Kind::kSwa, 0);
+  CacheSpec encoder;
+  encoder.kind = Kind::kEncoder;
+  if (model.kind == Kind::kWrapper) {
+    return {Wrapped({causal, causal}),   Wrapped({causal, windowed}),
+            Wrapped({windowed, causal}), Wrapped({causal, encoder}),
+            Wrapped({encoder, causal}),  model};
+  }
+  std::vector<CacheSpec> specs = {causal, windowed, Windowed(Kind::kSwa, 1),
+                                  Windowed(Kind::kSwa, 2)};
+  if (model.kind == Kind::kSwaMem) {
+    for (const auto& [window, memory] : {std::pair(0, 0), {0, 1}, {1, 2}}) {
+      specs.push_back(Windowed(Kind::kSwaMem, window, memory));
+    }
+  }
+  if (model.kind == Kind::kEncoder) specs = {encoder};
+  if (model.kind == Kind::kChunked) {
+    for (const int chunk : {1, 2}) {
+      specs.emplace_back().kind = Kind::kChunked;
+      specs.back().chunk = chunk;
+    }
+  }
+  specs.push_back(model);
+  return specs;
+}
+
+// `setup` with another cache and shift function.
+Setup WithCache(Setup setup, const CacheSpec& spec, const Shift& shift) {
+  setup.spec = spec;
+  setup.spec.placement = Placement::kContiguous;
+  setup.spec.shift = shift;
+  for (CacheSpec& part : setup.spec.caches) {
+    part.placement = Placement::kContiguous;
+    part.shift = shift;
+  }
+  return setup;
+}
+
+// A setup with what is special about `model`, and neighbours of it.
+std::vector<Setup> LayoutsLike(const Setup& model) {
+  std::vector<Setup> layouts(1, model);
+  layouts[0].legal = false;
+  if (model.config.cache_padding == 1) return layouts;
+  for (const int padding : {2, 3}) {
+    layouts.push_back(layouts[0]);
+    layouts.back().config.cache_padding = padding;
+  }
+  return layouts;
+}
+
+Segment SegmentOf(int seq, int count, int delta = 0,
+                  Segment::Order order = Segment::Order::kUp) {
+  return {.seq = seq, .count = count, .delta = delta, .order = order};
+}
+
+// All short histories on some caches, by what they cost. Those are left out of
+// which nothing is to be expected.
+class Catalog {
+ public:
+  Catalog(const History& model, const std::vector<Setup>& setups,
+          std::size_t percent)
+      : below_(CostOf(model)), percent_(percent) {
+    for (const Setup& setup : setups) AddBase(setup);
+    AddKinds(model);
+    AddChoices(model);
+  }
+
+  std::optional<History> Search(
+      const std::function<bool(const History&)>& fails) {
+    if (bases_.empty()) return std::nullopt;
+    const std::size_t most = std::min(below_.operations, kMostOps);
+    for (std::size_t ops = 1; ops <= most; ++ops) {
+      std::size_t tries = kTries.at(ops) * percent_ / 100;
+      const bool last = ops == below_.operations;
+      std::int64_t end = bases_.begin()->first + kMostSpecial.at(ops);
+      if (last) end = std::min(end, below_.special);
+      for (std::int64_t special = 0; special <= end; ++special) {
+        for (const Draft& draft : Level(ops, special, tries)) {
+          if (tries == 0) break;
+          --tries;
+          if (last && special == below_.special &&
+              draft.numbers >= below_.numbers) {
+            return std::nullopt;
+          }
+          History history = HistoryOf(draft);
+          if (fails(history)) return history;
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  // A cache, and an operation, that histories are made of.
+  struct Base {
+    Setup setup;
+    Cost cost;
+  };
+  struct Choice {
+    Op op;
+    Cost cost;
+    int tokens = 0;
+    unsigned reads = 0;  // Sequences, as bits.
+    unsigned writes = 0;
+    bool first_only = false;
+  };
+  using Kinds = std::vector<OpKind>;
+  // A row of kinds as a number.
+  static unsigned WithKind(unsigned row, std::size_t kind) {
+    return row * 16 + static_cast<unsigned>(kind) + 1;
+  }
+  // A history, or the first operations of one.
+  struct Draft {
+    std::int64_t numbers = 0;
+    const Base* base = nullptr;
+    std::array<const Choice*, kMostOps> ops = {};
+    std::size_t count = 0;
+    int tokens = 0;
+    int largest = 0;  // Of the batches but the last operation's.
+    int held = 0;     // Tokens before the first drop, the same.
+    bool dropped = false;
+    unsigned live = 0;  // Sequences that may hold tokens.
+    unsigned row = 0;   // Of the kinds.
+  };
+  struct Request {
+    std::size_t ops;
+    std::size_t visits;  // Of the search, that are left: a level may be huge.
+    std::vector<Draft> drafts;
+  };
+
+  void AddBase(const Setup& setup);
+  void AddKinds(const History& model);
+  void AddSubsequences(const Kinds& all);
+  void AddChoices(const History& model);
+  void AddPuts(const History& model);
+  void AddMarkedPuts(const History& model);
+  void AddPut(std::vector<Segment> segments, bool first_only = false) {
+    Op op;
+    op.segments = std::move(segments);
+    Add(op, first_only);
+  }
+  void AddRanges();
+  void Add(const Op& op, bool first_only = false);
+
+  // The drafts of that cost, sorted; not many more than are of use.
+  std::vector<Draft> Level(std::size_t ops, std::int64_t special,
+                           std::size_t tries) const;
+  void Extend(const Draft& draft, std::int64_t special, Request& request) const;
+  void PutOnBases(const Draft& draft, std::int64_t special,
+                  Request& request) const;
+  std::array<bool, 10> KindsAfter(const Draft& draft, std::size_t ops) const;
+  static bool MayFollow(const Draft& draft, const Choice& next,
+                        std::size_t ops);
+  static Draft Longer(const Draft& draft, const Choice& next, std::size_t ops);
+
+  static History HistoryOf(const Draft& draft) {
+    History history{.setup = draft.base->setup, .ops = {}};
+    for (std::size_t i = 0; i < draft.count; ++i) {
+      history.ops.push_back(draft.ops[i]->op);
+    }
+    return history;
+  }
+
+  const Cost below_;
+  const std::size_t percent_;
+  std::map<std::int64_t, std::vector<Base>> bases_;  // By what is special.
+  std::set<std::string> setups_;
+  std::vector<Choice> choices_;
+  std::set<OpKind> kinds_;
+  // Which kinds may follow each other where there are more than two
+  // operations; and how each such row begins.
+  std::array<std::set<unsigned>, kMostOps + 1> rows_;
+};
+
+void Catalog::AddBase(const Setup& setup) {
+  for (const int cells : {1, 2, 3, 4, 5, 6, 8}) {
+    Setup sized = setup;
+    SetCells(cells, sized);
+    const bool encoder = setup.spec.kind == Kind::kEncoder;
+    if (!encoder && !WhyNotOfCells(sized).empty()) continue;
+    if (!setups_.insert(ToText(sized)).second) continue;
+    const Cost cost = CostOf({.setup = sized, .ops = {}});
+    bases_[cost.special].push_back({sized, cost});
+  }
+}
+
+void Catalog::Add(const Op& op, bool first_only) {
+  Choice choice{.op = op, .cost = CostOf(op), .first_only = first_only};
+  const auto bit = [](int seq) { return 1U << std::min(seq, 31); };
+  for (const Segment& segment : op.segments) {
+    choice.tokens += segment.count;
+    choice.writes |= bit(segment.seq);
+  }
+  if (op.kind == OpKind::kDrop || op.kind == OpKind::kCopy) {
+    choice.reads = bit(op.seq);
+  }
+  if (op.kind == OpKind::kCopy) choice.writes = bit(op.dst);
+  choices_.push_back(std::move(choice));
+}
+
+void Catalog::AddPuts(const History& model) {
+  constexpr auto kDown = Segment::Order::kDown;
+  constexpr auto kSame = Segment::Order::kSame;
+  std::vector<Segment> short_ones;
+  for (const int seq : {0, 1}) {
+    for (const int count : {1, 2, 3, 4}) {
+      AddPut({SegmentOf(seq, count)});
+      AddPut({SegmentOf(seq, count, 1)});
+      AddPut({SegmentOf(seq, count, -1)});
+      if (count > 1) AddPut({SegmentOf(seq, count, 0, kDown)});
+      if (count > 1) AddPut({SegmentOf(seq, count, 0, kSame)});
+      if (count < 4) short_ones.push_back(SegmentOf(seq, count));
+    }
+  }
+  for (const Segment& first : short_ones) {
+    for (Segment second : short_ones) {
+      AddPut({first, second});
+      second.delta = 1;
+      AddPut({first, second}, /*first_only=*/true);
+      AddPut({second, first}, /*first_only=*/true);
+      second.delta = 0;
+      for (const Segment& third : short_ones) {
+        if (std::max({first.count, second.count, third.count}) < 3) {
+          AddPut({first, second, third}, /*first_only=*/true);
+        }
+      }
+    }
+  }
+  AddMarkedPuts(model);
+}
+
+// Those that only reserve, have images or exceptions, or leave out the rows.
+void Catalog::AddMarkedPuts(const History& model) {
+  const auto used = [&](auto member) {
+    return std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& one) {
+      return (one.*member) != Op().*member;
+    });
+  };
+  for (const int count : {1, 2, 3}) {
+    Op plain;
+    plain.segments = {SegmentOf(0, count)};
+    Op op = plain;
+    op.reserve = true;
+    Add(op);
+    for (const auto indices : {&Op::images, &Op::except}) {
+      op = plain;
+      op.*indices = {0};
+      if (used(indices)) Add(op);
+    }
+    op = plain;
+    op.keep_rows = true;
+    if (used(&Op::keep_rows)) Add(op);
+  }
+}
+
+void Catalog::AddRanges() {
+  Op op;
+  for (const int seq : {0, 1}) {
+    op.seq = seq;
+    op.kind = OpKind::kDrop;
+    for (const int begin : {0, 1, 2}) {
+      if (!kinds_.contains(OpKind::kDrop)) break;
+      op.begin.offset = begin;
+      op.open = true;
+      Add(op);
+      op.open = false;
+      for (op.end.offset = begin; op.end.offset <= 3; ++op.end.offset) {
+        if (op.end.offset < begin + 3) Add(op);
+      }
+    }
+    op.begin.offset = 0;
+    for (op.end.offset = 0; op.end.offset <= 3; ++op.end.offset) {
+      op.kind = OpKind::kAsk;
+      if (kinds_.contains(op.kind)) Add(op);
+      op.kind = OpKind::kCopy;
+      for (op.dst = 0; op.dst <= 1 && kinds_.contains(op.kind); ++op.dst) {
+        Add(op);
+      }
+      op.dst = 0;
+    }
+  }
+}
+
+// Rows of kinds as in the model, but for some that are left out; where a batch
+// in the middle evicts, a drop does as well.
+void Catalog::AddSubsequences(const Kinds& all) {
+  constexpr std::size_t kMostKinds = 8;
+  const Kinds kinds(
+      all.end() - static_cast<std::ptrdiff_t>(std::min(all.size(), kMostKinds)),
+      all.end());
+  const std::size_t before_last = kinds.size() - 1;
+  for (unsigned chosen = 0; chosen < 1U << before_last; ++chosen) {
+    Kinds row = {OpKind::kPut};
+    for (std::size_t i = 0; i < before_last; ++i) {
+      if ((chosen >> i & 1) != 0) row.push_back(kinds[i]);
+    }
+    row.push_back(kinds.back());
+    if (row.size() > kMostOps) continue;
+    auto& rows = rows_.at(row.size());
+    for (const bool drops : {false, true}) {
+      for (std::size_t i = 1; i + 1 < row.size() && drops; ++i) {
+        if (row[i] == OpKind::kPut) row[i] = OpKind::kDrop;
+      }
+      unsigned number = 0;
+      for (const OpKind kind : row) {
+        number = WithKind(number, static_cast<std::size_t>(kind));
+        rows.insert(number);
+      }
+    }
+  }
+}
+
+void Catalog::AddKinds(const History& model) {
+  Kinds kinds;
+  for (const Op& op : model.ops) kinds.push_back(op.kind);
+  AddSubsequences(kinds);
+  if (model.setup.legal) {  // What it does unseen.
+    AddSubsequences({OpKind::kDrop, OpKind::kDrop, kinds.back()});
+    AddSubsequences({OpKind::kDrop, OpKind::kDrop, OpKind::kGet});
+    AddSubsequences({OpKind::kDrop, OpKind::kDrop, OpKind::kAsk});
+    kinds_.insert(OpKind::kAsk);
+  }
+  kinds_.insert(kinds.begin(), kinds.end());
+  kinds_.insert({OpKind::kDrop, OpKind::kGet, OpKind::kReput, OpKind::kReload});
+}
+
+void Catalog::AddChoices(const History& model) {
+  AddPuts(model);
+  AddRanges();
+  for (const OpKind kind : {OpKind::kCausal, OpKind::kGet, OpKind::kReput,
+                            OpKind::kPoison, OpKind::kReload}) {
+    Op op;
+    op.kind = kind;
+    if (kinds_.contains(kind)) Add(op);
+  }
+  for (const Op& op : model.ops) {
+    if (op.kind == OpKind::kMisuse) Add(op);
+  }
+  std::stable_sort(choices_.begin(), choices_.end(),
+                   [](const Choice& a, const Choice& b) {
+                     return a.cost.special < b.cost.special;
+                   });
+}
+
+std::vector<Catalog::Draft> Catalog::Level(std::size_t ops,
+                                           std::int64_t special,
+                                           std::size_t tries) const {
+  Request request{.ops = ops, .visits = 30 * tries, .drafts = {}};
+  Extend(Draft(), special, request);
+  std::stable_sort(
+      request.drafts.begin(), request.drafts.end(),
+      [](const Draft& a, const Draft& b) { return a.numbers < b.numbers; });
+  return std::move(request.drafts);
+}
+
+// By OpKind: whether one of that kind may be next.
+std::array<bool, 10> Catalog::KindsAfter(const Draft& draft,
+                                         std::size_t ops) const {
+  std::array<bool, 10> kinds = {};
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+    const bool put = static_cast<OpKind>(kind) == OpKind::kPut;
+    kinds.at(kind) = ops == 1 || (draft.count == 0 ? put : ops == 2) ||
+                     rows_.at(ops).contains(WithKind(draft.row, kind));
+  }
+  return kinds;
+}
+
+bool Catalog::MayFollow(const Draft& draft, const Choice& next,
+                        std::size_t ops) {
+  // Sequence 0 takes part.
+  if (draft.count == 0) return ops == 1 || (next.writes & 1) != 0;
+  if (next.first_only) return false;
+  // Little comes of a sequence that holds nothing.
+  return ops < 3 || (next.reads & ~draft.live) == 0;
+}
+
+Catalog::Draft Catalog::Longer(const Draft& draft, const Choice& next,
+                               std::size_t ops) {
+  Draft longer = draft;
+  longer.ops[longer.count++] = &next;
+  longer.numbers += next.cost.numbers;
+  longer.tokens += next.tokens;
+  const bool clears = next.op.open && next.op.begin == RelativePos();
+  if (clears) longer.live &= ~next.reads;
+  longer.live |= next.writes;
+  longer.row = WithKind(draft.row, static_cast<std::size_t>(next.op.kind));
+  if (longer.count < ops) {
+    longer.largest = std::max(longer.largest, next.tokens);
+    longer.dropped = longer.dropped || next.op.kind == OpKind::kDrop;
+    if (!longer.dropped) longer.held += next.tokens;
+  }
+  return longer;
+}
+
+void Catalog::Extend(const Draft& draft, std::int64_t special,
+                     Request& request) const {
+  if (draft.count == request.ops) return PutOnBases(draft, special, request);
+  // What the other operations and the cache need.
+  const auto after = static_cast<std::int64_t>(request.ops - draft.count - 1);
+  const std::int64_t least =
+      after * choices_.front().cost.special + bases_.begin()->first;
+  const std::array<bool, 10> kinds = KindsAfter(draft, request.ops);
+  for (const Choice& choice : choices_) {
+    const std::int64_t left = special - choice.cost.special;
+    if (left < least || request.visits == 0) break;
+    if (!kinds.at(static_cast<std::size_t>(choice.op.kind))) continue;
+    if (!MayFollow(draft, choice, request.ops)) continue;
+    --request.visits;
+    Extend(Longer(draft, choice, request.ops), left, request);
+  }
+}
+
+void Catalog::PutOnBases(const Draft& draft, std::int64_t special,
+                         Request& request) const {
+  const auto bases = bases_.find(special);
+  if (bases == bases_.end()) return;
+  for (const Base& base : bases->second) {
+    const Setup& setup = base.setup;
+    const InitArgs& init = setup.init;
+    // There is one cell that is never used, at most.
+    if (init.capacity > draft.tokens + setup.config.cache_padding) continue;
+    // What is refused before the end is of no use.
+    if (init.max_batch < draft.largest) continue;
+    const bool keeps = !setup.spec.window && setup.spec.caches.empty();
+    if (keeps && init.capacity < draft.held) continue;
+    Draft& whole = request.drafts.emplace_back(draft);
+    whole.base = &base;
+    whole.numbers += base.cost.numbers;
+  }
+}
+
+}  // namespace
+
+std::optional<History> PlainestThatFails(
+    const History& model, const std::function<bool(const History&)>& fails) {
+  if (model.ops.empty()) return std::nullopt;
+  const Setup& setup = model.setup;
+  std::vector<Setup> plain;
+  std::vector<Setup> special;
+  for (const CacheSpec& spec : SpecsLike(setup.spec)) {
+    plain.push_back(WithCache(Setup(), spec, Shift()));
+    for (const Setup& layout : LayoutsLike(setup)) {
+      special.push_back(WithCache(layout, spec, setup.spec.shift));
+    }
+  }
+  const std::int64_t least =
+      CostWithoutSizes({.setup = plain.front(), .ops = {}}).special;
+  const bool is_plain =
+      CostWithoutSizes({.setup = special.front(), .ops = {}}).special == least;
+  // Most that are special have to be.
+  auto found = Catalog(model, plain, is_plain ? 100 : 40).Search(fails);
+  if (found || is_plain) return found;
+  return Catalog(model, special, 80).Search(fails);
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,127 @@
+// What the shrinker knows besides its steps: the catalog of short histories,
+// and states that are reached at once.
+
+#include "props/catalog.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "props/cost.h"
+#include "props/forwarding_cache.h"
+#include "props/generate.h"
+#include "props/rebuild.h"
+#include "props/shrink.h"
+
+namespace kvtwin::props {
+namespace {
+
+std::vector<History> AllOf(const History& model) {
+  std::vector<History> all;
+  PlainestThatFails(model, [&](const History& one) {
+    all.push_back(one);
+    return false;
+  });
+  return all;
+}
+
+TEST(Catalog, GoesFromThePlainestUp) {
+  const History model =
+      *ParseHistory("kvt1 cells=6 | put 0*2 1*2 | drop 0:0- | put 1*4@+1");
+  const std::vector<History> all = AllOf(model);
+  ASSERT_GT(all.size(), 5000U);
+  EXPECT_LT(all.size(), 30000U);
+  EXPECT_EQ(ToText(all.front()), "kvt1 cells=1 | drop 0:0-");
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_LT(CostOf(all[i]), CostOf(model)) << ToText(all[i]);
+    if (i == 0) continue;
+    EXPECT_LE(CostOf(all[i - 1]), CostOf(all[i])) << ToText(all[i]);
+  }
+}
+
+TEST(Catalog, HasWhatIsSpecial) {
+  for (const std::string line :
+       {"cells=2 permuted=1 | put 0*3 image=2", "cells=2 pad=2 | put 0*3 keep",
+        "kind=swa_mem window=1 memory=4 cells=5 | put 0*3",
+        "kind=chunked chunk=3 cells=3 | put 0*3",
+        "kind=encoder seqs=1 cap=1 | put 0*2 image=1 | put 0*1 | misuse 3",
+        "kind=wrapper shift=add caches=causal/encoder cells=2 | put 0*2",
+        "cap=4 legal=1 | put 0*3 | put 0*2 | causal 0"}) {
+    const History model = *ParseHistory("kvt1 " + line);
+    std::map<std::string, int> seen;
+    for (const History& one : AllOf(model)) {
+      EXPECT_EQ(++seen[ToText(one)], 1) << ToText(one);
+    }
+    EXPECT_GT(seen.size(), 20U) << line;
+  }
+  EXPECT_TRUE(AllOf(*ParseHistory("kvt1 kind=swa window=0 cap=2")).empty());
+}
+
+TEST(Rebuild, MakesTheStateInOneBatch) {
+  const History history = *ParseHistory(
+      "kvt1 cells=6 | put 0*1 | put 1*1 | put 0*2 | copy 0>2:1 | drop 1:0- | "
+      "ask 0@1");
+  EXPECT_EQ(ToText(*Rebuilt(history, 1)),
+            "kvt1 cells=6 | put 0*1 3*1 0*2@+1 | copy 0>2:1 | drop 3:0- | "
+            "ask 0@1");
+  EXPECT_EQ(ToText(*Rebuilt(history, 3)),
+            "kvt1 cells=6 | put 0*1 1*1 0*2@+1 | copy 0>2:1 | drop 1:0- | "
+            "ask 0@1");
+  EXPECT_FALSE(Rebuilt(history, 5));
+  EXPECT_FALSE(Rebuilt(*ParseHistory("kvt1 cap=0 | put 0*1 | get | get"), 1));
+  EXPECT_FALSE(Rebuilt(*ParseHistory("kvt1 kind=wrapper caches=causal/causal "
+                                     "cells=2 | put 0*1 | put 0*1 | get"),
+                       1));
+}
+
+TEST(Rebuild, KeepsTheOrderOfPositions) {
+  const History history = *ParseHistory(
+      "kvt1 cells=8 | put 0*3r | put 1*2= | put 0*1@+1 | put 2*1 | drop 0:0-0 |"
+      " get");
+  EXPECT_EQ(ToText(*Rebuilt(history, 1)),
+            "kvt1 cells=8 | put 0*3r 1*2= 0*1@+4 2*1 | get");
+}
+
+// Resumes nothing that lies in cells of another order than its positions.
+class ResumesInOrder : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    std::vector<CellEntry> cells;
+    ListCells(cells);
+    std::int32_t last = -1;
+    for (const CellEntry& entry : cells) {
+      if (entry.sequence != seq) continue;
+      if (entry.position < last) return false;
+      last = entry.position;
+    }
+    return ForwardingCache::CanResume(seq, pos);
+  }
+};
+
+TEST(Shrink, GivesOneLineWhereNoStepLeadsToIt) {
+  const Subject subject = {
+      .name = "faulty",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        auto cache = MakeCache(spec, "reference");
+        if (!cache.ok()) return cache.status();
+        return std::unique_ptr<Cache>(
+            std::make_unique<ResumesInOrder>(std::move(*cache)));
+      }};
+  std::map<std::string, int> lines;
+  for (std::uint64_t number = 0, failed = 0; failed < 20; ++number) {
+    const History history = MakeHistory(1, number, {}, 60);
+    if (!RunHistory(history, subject).difference) continue;
+    ++failed;
+    ++lines[ToText(Shrink(history, subject))];
+  }
+  EXPECT_GE(lines["kvt1 cells=2 | put 0*2r | ask 0@0"], 18)
+      << testing::PrintToString(lines);
+}
+
+}  // namespace
+}  // namespace kvtwin::props

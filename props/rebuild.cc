@@ -1,0 +1,133 @@
+#include "props/rebuild.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "props/runner.h"
+#include "props/step.h"
+
+namespace kvtwin::props {
+namespace {
+
+// The cells after the last operation, and how many there are.
+std::optional<Step> LastState(const History& history) {
+  static const Subject reference = TwinSubject("reference");
+  Story story;
+  RunHistory(history, reference, &story);
+  if (story.steps.empty()) return std::nullopt;
+  story = {
+      .steps = {}, .frame = Frame{.to = 1000}, .from = std::ssize(story.steps)};
+  RunHistory(history, reference, &story);
+  if (!story.steps.back().drawn) return std::nullopt;
+  return std::move(story.steps.back());
+}
+
+// Makes the segment one longer, if the position goes on with it.
+bool Extend(Segment& segment, int seq, int position) {
+  using Order = Segment::Order;
+  if (segment.seq != seq) return false;
+  const auto is = [&](Order order, int next) {
+    if (segment.count > 1 && segment.order != order) return false;
+    if (position != next) return false;
+    segment.order = order;
+    return true;
+  };
+  if (is(Order::kDown, segment.delta - 1)) {
+    --segment.delta;
+  } else if (!is(Order::kUp, segment.delta + segment.count) &&
+             !is(Order::kSame, segment.delta)) {
+    return false;
+  }
+  ++segment.count;
+  return true;
+}
+
+class Builder {
+ public:
+  Builder(int first_id, int unused) : first_id_(first_id), unused_(unused) {}
+
+  void Add(const Held& held) {
+    while (next_ < held.cell) Token(unused_, next_ - first_free_);
+    const int seq = held.sequences.front() - first_id_;
+    Token(seq, static_cast<int>(held.position));
+    first_free_ = next_;
+    for (const int id : held.sequences) {
+      if (id - first_id_ == seq) continue;
+      int& end = copies_[{seq, id - first_id_}];
+      end = std::max(end, static_cast<int>(held.position) + 1);
+    }
+  }
+
+  std::vector<Op> Ops() const {
+    Op put;
+    put.segments = segments_;
+    std::vector<Op> ops = {put};
+    for (const auto& [pair, end] : copies_) {
+      Op& copy = ops.emplace_back();
+      copy.kind = OpKind::kCopy;
+      copy.seq = pair.first;
+      copy.dst = pair.second;
+      copy.end.offset = end;
+    }
+    const bool holes = std::any_of(
+        segments_.begin(), segments_.end(),
+        [&](const Segment& segment) { return segment.seq == unused_; });
+    if (holes) {
+      Op& drop = ops.emplace_back();
+      drop.kind = OpKind::kDrop;
+      drop.seq = unused_;
+      drop.open = true;
+    }
+    return ops;
+  }
+  int tokens() const { return next_; }
+
+ private:
+  void Token(int seq, int position) {
+    ++next_;
+    if (!segments_.empty() && Extend(segments_.back(), seq, position)) return;
+    segments_.push_back({.seq = seq, .count = 1, .delta = position});
+  }
+
+  int first_id_;
+  int unused_;
+  int next_ = 0;        // The first cell that is not filled yet.
+  int first_free_ = 0;  // Of a hole.
+  std::vector<Segment> segments_;
+  std::map<std::pair<int, int>, int> copies_;
+};
+
+}  // namespace
+
+std::optional<History> Rebuilt(const History& history, std::size_t kept) {
+  if (history.setup.spec.kind == Kind::kWrapper ||
+      history.ops.size() <= kept + 1) {
+    return std::nullopt;
+  }
+  History before = history;
+  before.ops.resize(history.ops.size() - kept);
+  const std::optional<Step> state = LastState(before);
+  if (!state || state->cells.empty()) return std::nullopt;
+  int unused = 0;
+  const int first_id = history.setup.first_id;
+  for (const Held& held : state->cells) {
+    for (const int id : held.sequences) {
+      unused = std::max(unused, id - first_id + 1);
+    }
+  }
+  Builder builder(first_id, unused);
+  for (const Held& held : state->cells) builder.Add(held);
+  History rebuilt{.setup = history.setup, .ops = builder.Ops()};
+  rebuilt.setup.legal = false;
+  SetCells(state->cell_count, rebuilt.setup);
+  int& batch = rebuilt.setup.init.max_batch;
+  batch = std::max(batch, builder.tokens());
+  rebuilt.ops.insert(rebuilt.ops.end(),
+                     history.ops.end() - static_cast<std::ptrdiff_t>(kept),
+                     history.ops.end());
+  return rebuilt;
+}
+
+}  // namespace kvtwin::props
