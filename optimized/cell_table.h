@@ -27,7 +27,7 @@ struct Sequence {
 
   int id = 0;
   BitTree members;
-  std::size_t count = 0;  // Of cells.
+  std::size_t count = 0;  // Of its cells.
   PosRange extremes;      // Its lowest and highest position.
   std::size_t live_index = 0;
 

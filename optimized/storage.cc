@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <new>
 
+#include "core/assert.h"
 #include "optimized/kernels.h"
 
 namespace kvtwin::optimized {
@@ -79,6 +80,7 @@ void Store(const std::byte* from, DType from_dtype, std::byte* to, DType dtype,
     std::memcpy(to, from, count * SizeOf(dtype));
     return;
   }
+  KVTWIN_ASSERT(reinterpret_cast<std::uintptr_t>(from) % alignof(float) == 0);
   F32ToF16(reinterpret_cast<const float*>(from),
            reinterpret_cast<std::uint16_t*>(to), count);
 }

@@ -23,6 +23,7 @@
 #include "optimized/bit_tree.h"
 #include "optimized/id_map.h"
 #include "optimized/kernels.h"
+#include "optimized/mask.h"
 #include "optimized/parallel.h"
 #include "optimized/row_shift.h"
 #include "optimized/targets.h"
@@ -444,6 +445,43 @@ std::byte* DataOf(std::size_t bytes) {
 TEST(Corners, MemoryThatIsNotThere) {
   EXPECT_THROW(DataOf(SIZE_MAX - 7), std::bad_alloc);
   EXPECT_THROW(DataOf(SIZE_MAX / 2), std::bad_alloc);
+}
+
+// Long rows are written in pieces.
+TEST(Corners, ALongMask) {
+  constexpr std::size_t kCells = 40000;
+  constexpr std::size_t kFirst = 100;
+  std::vector<std::int32_t> positions(kCells);
+  std::iota(positions.begin(), positions.end(), 0);
+  const std::vector<std::uint64_t> members(kCells / 64, ~std::uint64_t{0});
+  const std::array<optimized::RowRule, 2> rules = {
+      optimized::RowRule{members.data(), {150, 30000}},
+      optimized::RowRule{members.data(), {20000, 39998}}};
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    optimized::Mask mask;
+    mask.Build(positions.data(), rules, 3, {.first = kFirst, .end = kCells},
+               dtype);
+    for (std::size_t row = 0; row < 3; ++row) {
+      for (std::size_t cell = kFirst; cell < kCells; ++cell) {
+        const bool seen = row < 2 &&
+                          positions[cell] >= rules[row].range.first &&
+                          positions[cell] <= rules[row].range.last;
+        const float found =
+            LoadElement(mask.view().at(static_cast<std::int64_t>(cell - kFirst),
+                                       static_cast<std::int64_t>(row)),
+                        dtype);
+        ASSERT_EQ(found, seen ? 0 : -kInfinite) << row << " " << cell;
+      }
+    }
+  }
+}
+
+TEST(Corners, AMaskThatIsMoreThanAllMemory) {
+  optimized::Mask mask;
+  EXPECT_THROW(
+      mask.Build(nullptr, {}, std::size_t{1} << 31,
+                 {.first = 0, .end = std::size_t{1} << 31}, DType::kF32),
+      std::bad_alloc);
 }
 
 TEST(Corners, ThreadsShareWhatIsLarge) {

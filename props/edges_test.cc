@@ -64,8 +64,15 @@ TEST(Trace, BoundsTheBytesOfACache) {
     ExpectBound(header, small);
   }
   header.spec = {};
-  header.spec.kind = Kind::kEncoder;
+  const double one = CacheBytesBound(header, large, 5);
+  CacheSpec encoder;
+  encoder.kind = Kind::kEncoder;
+  const std::vector<CacheSpec> caches = {header.spec, encoder, header.spec};
+  header.spec = encoder;
   EXPECT_EQ(CacheBytesBound(header, large, 5), 0);
+  header.spec.kind = Kind::kWrapper;
+  header.spec.caches = caches;
+  EXPECT_EQ(CacheBytesBound(header, large, 5), 2 * one);
 }
 
 // A header and operations as text, for tests that change a part of it.
@@ -125,6 +132,27 @@ TEST(Trace, WritesWrappersByTheirCaches) {
   EXPECT_FALSE(WriteTraceHeader(header, out).ok());
 }
 
+TEST(Trace, WritesOfACacheWhatItsKindHas) {
+  TraceHeader header = AnyHeader();
+  header.spec.window = 3;
+  header.spec.memory = 4;
+  header.spec.chunk = 5;
+  const auto written = [&](Kind kind) {
+    header.spec.kind = kind;
+    const std::string text = HeaderText(header);
+    std::string found;
+    for (const std::string key : {"window", "memory", "chunk"}) {
+      if (text.find("\"" + key + "\":") != text.npos) found += key + " ";
+    }
+    return found;
+  };
+  EXPECT_EQ(written(Kind::kCausal), "");
+  EXPECT_EQ(written(Kind::kSwa), "window ");
+  EXPECT_EQ(written(Kind::kSwaMem), "window memory ");
+  EXPECT_EQ(written(Kind::kChunked), "chunk ");
+  EXPECT_EQ(written(Kind::kEncoder), "");
+}
+
 TEST(Trace, RefusesAHeaderWithANought) {
   for (const std::string key :
        {"max_sequences", "capacity", "max_batch", "layers", "k_head_dim",
@@ -174,6 +202,11 @@ TEST(Json, PrintsWhateverTheBytesAre) {
   EXPECT_EQ(Printable(" ~\x1f\x7f\xe4", 5), " ~\\x1f\\x7f\\xe4");
   EXPECT_EQ(Printable("abc", 3), "abc");
   EXPECT_EQ(Printable("abcd", 3), "abc...");
+}
+
+TEST(Json, SaysAtWhichColumnItStops) {
+  JsonValue object;
+  EXPECT_TRUE(ParseJsonLine("{?", object).starts_with("not JSON: column 2: "));
 }
 
 TEST(ShiftFunctions, RopeTurnsAllOfAHeadIfNotToldOtherwise) {
@@ -491,7 +524,13 @@ TEST_P(Edges, ALaterTokenIsSharedInAFullWord) {
   cache.Append(5, 0, tags);
   cache.Append(6, 64, tags);
   ASSERT_TRUE(cache->CopyPrefix(6, 7, 128).ok());
-  EXPECT_EQ(cache->Remove(7, 0, 10).code(), StatusCode::kSharedCells);
+  const Status refused = cache->Remove(7, 0, 10);
+  EXPECT_EQ(refused.code(), StatusCode::kSharedCells);
+  if (GetParam() == "optimized") {
+    EXPECT_EQ(refused.message(),
+              "sequence 7 shares its token at position 64, in cell 64, with "
+              "another sequence");
+  }
   EXPECT_EQ(cache->Remove(5, 0, 10).code(), StatusCode::kOk);
 }
 
