@@ -291,10 +291,7 @@ void CausalCache::DoStoreRows(int layer, std::span<const int> cells,
 KvView CausalCache::DoAllRows(int layer) const {
   const Layer& rows = layers_.at(layer);
   const CellSpan all{.first = 0, .end = table_->size()};
-  return {.key = rows.KeyView(all),
-          .value = rows.ValueView(all),
-          .mask = {},
-          .first_cell = 0};
+  return {.key = rows.KeyView(all), .value = rows.ValueView(all), .mask = {}};
 }
 
 void CausalCache::DoHold(const CellEntry& entry) {

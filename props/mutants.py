@@ -379,7 +379,8 @@ class Bench:
             return
         sources = [source for source in self.commands
                    if source.startswith(ROOMS)]
-        if outcome := self.quick_outcome(sources) or self.commands_of_ctest():
+        if outcome := (self.quick_outcome(sources) or
+                       self.commands_of_ctest() or self.sanitized(sources)):
             sys.exit(f"mutants: without a mutant: {outcome}")
         stood.write_text(digest.hexdigest())
 
@@ -485,6 +486,7 @@ class Bench:
         objects = self.compile(sources, SANITIZE, prefix=False)
         compiler = ["clang++", "-fsanitize=address,undefined"]
         env = {"ASAN_OPTIONS": "detect_container_overflow=0:detect_leaks=0:"
+                               "allocator_may_return_null=1:"
                                "hard_rss_limit_mb=4000"}
         if objects is None:
             return None
