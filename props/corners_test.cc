@@ -431,6 +431,27 @@ TEST_P(Gate, AWrapperRefusesStatesOfOthers) {
   ASSERT_TRUE(cache->Init(DType::kF32, 1, 4, 1).ok());
   ExpectRefused(*cache, [](auto& state) { state.caches.pop_back(); });
   ExpectRefused(*cache, [](auto& state) { state.position = 1; });
+  for (const std::size_t i : {0U, 1U}) {
+    ExpectRefused(*cache, [i](auto& state) {
+      state.caches[1 - i].cells = {{0, 0, 0}};
+      state.caches[i].cells = {{-1, 0, 0}};
+    });
+  }
+}
+
+TEST_P(Gate, NamesTheArgumentThatIsNegative) {
+  const auto cache = Made(Kind::kCausal);
+  ASSERT_TRUE(cache->Init(DType::kF32, 1, 4, 1).ok());
+  const auto names = [](const Status& status, const std::string& name) {
+    return status.message().find(name) != std::string::npos;
+  };
+  EXPECT_TRUE(names(cache->CopyPrefix(-1, 0, 0), "src"));
+  EXPECT_TRUE(names(cache->CopyPrefix(0, -1, 0), "dst"));
+  EXPECT_TRUE(names(cache->CopyPrefix(0, 0, -1), "len"));
+  EXPECT_TRUE(names(cache->Remove(-1, 0, 0), "seq"));
+  EXPECT_TRUE(names(cache->Remove(0, -1, 0), "begin"));
+  EXPECT_TRUE(names(cache->CanResume(-1, 0).status(), "seq"));
+  EXPECT_TRUE(names(cache->CanResume(0, -1).status(), "pos"));
 }
 
 // What the optimized twin is made of ------------------------------------------

@@ -493,6 +493,8 @@ TEST(Attention, WeighsByTheProducts) {
   const double one = std::exp(3 * 1 * 0.5);
   const double two = std::exp(3 * 2 * 0.5);
   EXPECT_NEAR(seen, (one * 1 + two * 2) / (one + two), 1e-12);
+  // What weighs more than a double holds is all there is.
+  EXPECT_EQ(reference::Attend(*cache->Get(), false, 1, query, 200)(0, 0), 2);
 }
 
 TEST(Ledger, RestoresEveryCacheOfAWrapper) {
