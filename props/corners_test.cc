@@ -440,18 +440,20 @@ TEST_P(Gate, AWrapperRefusesStatesOfOthers) {
 }
 
 TEST_P(Gate, NamesTheArgumentThatIsNegative) {
-  const auto cache = Made(Kind::kCausal);
-  ASSERT_TRUE(cache->Init(DType::kF32, 1, 4, 1).ok());
   const auto names = [](const Status& status, const std::string& name) {
     return status.message().find(name) != std::string::npos;
   };
-  EXPECT_TRUE(names(cache->CopyPrefix(-1, 0, 0), "src"));
-  EXPECT_TRUE(names(cache->CopyPrefix(0, -1, 0), "dst"));
-  EXPECT_TRUE(names(cache->CopyPrefix(0, 0, -1), "len"));
-  EXPECT_TRUE(names(cache->Remove(-1, 0, 0), "seq"));
-  EXPECT_TRUE(names(cache->Remove(0, -1, 0), "begin"));
-  EXPECT_TRUE(names(cache->CanResume(-1, 0).status(), "seq"));
-  EXPECT_TRUE(names(cache->CanResume(0, -1).status(), "pos"));
+  for (const Kind kind : {Kind::kCausal, Kind::kWrapper}) {
+    const auto cache = Made(kind);
+    ASSERT_TRUE(cache->Init(DType::kF32, 1, 4, 1).ok());
+    EXPECT_TRUE(names(cache->CopyPrefix(-1, 0, 0), "src"));
+    EXPECT_TRUE(names(cache->CopyPrefix(0, -1, 0), "dst"));
+    EXPECT_TRUE(names(cache->CopyPrefix(0, 0, -1), "len"));
+    EXPECT_TRUE(names(cache->Remove(-1, 0, 0), "seq"));
+    EXPECT_TRUE(names(cache->Remove(0, -1, 0), "begin"));
+    EXPECT_TRUE(names(cache->CanResume(-1, 0).status(), "seq"));
+    EXPECT_TRUE(names(cache->CanResume(0, -1).status(), "pos"));
+  }
 }
 
 // What the optimized twin is made of ------------------------------------------

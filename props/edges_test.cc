@@ -332,6 +332,14 @@ TEST_P(Edges, RestoreRefusesRowsOfAnotherDType) {
   ASSERT_EQ(cache.Init(1, 4, 4), StatusCode::kOk);
   EXPECT_FALSE(cache->Restore(states[1]).ok());
   EXPECT_TRUE(cache->Restore(states[0]).ok());
+  TestCache half({}, GetParam());
+  ASSERT_TRUE(half->Init(DType::kF16, 1, 4, 4).ok());
+  CacheState mixed = states[1];
+  std::swap(mixed.layers[0].key, states[0].layers[0].key);
+  EXPECT_FALSE(half->Restore(mixed).ok());
+  std::swap(mixed.layers[0].key, states[0].layers[0].key);
+  std::swap(mixed.layers[0].value, states[0].layers[0].value);
+  EXPECT_FALSE(half->Restore(mixed).ok());
 }
 
 TEST_P(Edges, RestoreRefusesACellAtTwoPositions) {
