@@ -129,6 +129,24 @@ TEST(Corners, SpecsThatAreWrongInside) {
   EXPECT_TRUE(LegacyCache::Make(wrapper).ok());
 }
 
+TEST(Corners, OfASpecOnlyWhatItsKindHasCounts) {
+  CacheSpec spec;
+  spec.window = spec.memory = spec.chunk = -1;
+  EXPECT_EQ(WhyNot(spec), "");
+  spec.kind = Kind::kEncoder;
+  EXPECT_EQ(WhyNot(spec), "");
+  spec.kind = Kind::kChunked;
+  EXPECT_NE(WhyNot(spec), "");
+  spec.chunk = 1;
+  EXPECT_EQ(WhyNot(spec), "");
+  spec.kind = Kind::kSwa;
+  EXPECT_NE(WhyNot(spec), "");
+  spec.window = 1;
+  EXPECT_EQ(WhyNot(spec), "");
+  spec.kind = Kind::kSwaMem;
+  EXPECT_NE(WhyNot(spec), "");
+}
+
 TEST(Corners, NamesThatNobodyHas) {
   EXPECT_EQ(DTypeFromName("f64"), std::nullopt);
 }
