@@ -103,6 +103,11 @@ class ResumesInOrder : public ForwardingCache {
   }
 };
 
+TEST(Shrink, LeavesAHistoryThatPassesAsItIs) {
+  const History history = *ParseHistory("kvt1 cells=4 | put 0*2 | get");
+  EXPECT_EQ(ToText(Shrink(history, TwinSubject("reference"))), ToText(history));
+}
+
 TEST(Shrink, GivesOneLineWhereNoStepLeadsToIt) {
   const Subject subject = {
       .name = "faulty",

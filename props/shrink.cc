@@ -369,11 +369,10 @@ class Moves {
 
 class Shrinker {
  public:
-  Shrinker(const History& history, const Rerun& rerun)
-      : best_(history), rerun_(rerun) {
-    const std::optional<Difference> difference = rerun(history);
-    blamed_ = BlamedBy(difference->check);
-    Cut(difference->step);
+  Shrinker(const History& history, const Difference& difference,
+           const Rerun& rerun)
+      : best_(history), rerun_(rerun), blamed_(BlamedBy(difference.check)) {
+    Cut(difference.step);
   }
 
   History Run() {
@@ -513,7 +512,9 @@ History Shrink(const History& history, const Subject& subject) {
 }
 
 History Shrink(const History& history, const Rerun& rerun) {
-  return Shrinker(history, rerun).Run();
+  const std::optional<Difference> difference = rerun(history);
+  if (!difference) return history;
+  return Shrinker(history, *difference, rerun).Run();
 }
 
 }  // namespace kvtwin::props
