@@ -354,12 +354,6 @@ void Catalog::AddKinds(const History& model) {
   Kinds kinds;
   for (const Op& op : model.ops) kinds.push_back(op.kind);
   AddSubsequences(kinds);
-  if (model.setup.legal) {  // What it does unseen.
-    AddSubsequences({OpKind::kDrop, OpKind::kDrop, kinds.back()});
-    AddSubsequences({OpKind::kDrop, OpKind::kDrop, OpKind::kGet});
-    AddSubsequences({OpKind::kDrop, OpKind::kDrop, OpKind::kAsk});
-    kinds_.insert(OpKind::kAsk);
-  }
   kinds_.insert(kinds.begin(), kinds.end());
   kinds_.insert({OpKind::kDrop, OpKind::kGet, OpKind::kReput, OpKind::kReload});
 }

@@ -50,7 +50,7 @@ TEST(Catalog, HasWhatIsSpecial) {
         "kind=chunked chunk=3 cells=3 | put 0*3",
         "kind=encoder seqs=1 cap=1 | put 0*2 image=1 | put 0*1 | misuse 3",
         "kind=wrapper shift=add caches=causal/encoder cells=2 | put 0*2",
-        "cap=4 legal=1 | put 0*3 | put 0*2 | causal 0"}) {
+        "cap=4 | put 0*3 | put 0*2 | causal 0"}) {
     const History model = *ParseHistory("kvt1 " + line);
     std::map<std::string, int> seen;
     for (const History& one : AllOf(model)) {
@@ -102,6 +102,21 @@ class ResumesInOrder : public ForwardingCache {
     return ForwardingCache::CanResume(seq, pos);
   }
 };
+
+TEST(Shrink, WritesOutWhatALegalClientDoes) {
+  for (std::uint64_t number = 0, legal = 0; legal < 50; ++number) {
+    const History history = MakeHistory(1, number, {}, 60);
+    if (!history.setup.legal) continue;
+    ++legal;
+    const History open = InTheOpen(history);
+    EXPECT_FALSE(open.setup.legal);
+    const Subject twin = TwinSubject("optimized");
+    const RunResult want = RunHistory(history, twin);
+    const RunResult got = RunHistory(open, twin);
+    EXPECT_EQ(got.operations, want.operations) << ToText(history);
+    EXPECT_EQ(got.digest, want.digest) << ToText(history) << ToText(open);
+  }
+}
 
 TEST(Shrink, LeavesAHistoryThatPassesAsItIs) {
   const History history = *ParseHistory("kvt1 cells=4 | put 0*2 | get");

@@ -42,6 +42,7 @@ void AddCost(const Setup& setup, Cost& cost) {
   special(setup.rows != plain.rows);
   special(setup.layers != 1);
   special(setup.strided);
+  special(setup.legal);
   special(setup.first_id != 0);
   const RowDims& rows = setup.rows;
   cost.numbers += setup.layers + config.cache_padding +
@@ -110,7 +111,6 @@ Cost CostOf(const Op& op) {
 
 Cost CostWithoutSizes(const History& history) {
   Cost cost;
-  cost.operations = history.setup.legal ? 2 : 0;
   AddCost(history.setup, cost);
   for (const Op& op : history.ops) {
     const Cost one = CostOf(op);

@@ -11,9 +11,8 @@
 
 namespace kvtwin::props {
 
-// How far a history is from the plainest one: first by operations (a legal
-// client counts as two, for those that it adds unseen), then by what is special
-// about it, then by the sizes of its numbers.
+// How far a history is from the plainest one: first by operations, then by
+// what is special about it, then by the sizes of its numbers.
 struct Cost {
   std::size_t operations = 0;
   std::int64_t special = 0;

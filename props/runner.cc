@@ -16,15 +16,45 @@ namespace {
 // into calls. If the setup is legal, into calls that are never refused.
 class Client {
  public:
-  Client(const Setup& setup, Trio& trio) : setup_(setup), trio_(trio) {}
+  // What it does, legal or not, is added to `done`, if given.
+  Client(const Setup& setup, Trio& trio, std::vector<Op>* done = nullptr)
+      : setup_(setup), trio_(trio), done_(done) {}
 
   void Do(const Op& op);
 
  private:
+  void Note(const Op& op) {
+    if (done_ != nullptr) done_->push_back(op);
+  }
+  void Note(OpKind kind, int seq, std::int32_t begin, std::int32_t end,
+            int dst = 0) {
+    if (done_ == nullptr) return;
+    Op& op = done_->emplace_back();
+    op.kind = kind;
+    op.seq = seq - setup_.first_id;
+    op.dst = dst;
+    op.begin.offset = begin;
+    op.open = end == kOpenEnd;
+    if (!op.open) op.end.offset = end;
+  }
+  StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) {
+    Note(OpKind::kDrop, seq, begin, end);
+    return trio_.Remove(seq, begin, end);
+  }
+  bool CanResume(int seq, std::int32_t pos) {
+    Note(OpKind::kAsk, seq, 0, pos);
+    return trio_.CanResume(seq, pos);
+  }
+  void CopyPrefix(int src, int dst, std::int32_t len) {
+    Note(OpKind::kCopy, src, 0, len, dst - setup_.first_id);
+    trio_.CopyPrefix(src, dst, len);
+  }
+
   void Put(const Op& op);
   void Drop(const Op& op);
   void Copy(const Op& op);
-  Tokens MakeBatch(const Op& op);
+  void DoPlain(const Op& op);
+  std::vector<Segment> MakeSegments(const Op& op);
   Segment Legalized(Segment segment, std::size_t batch_room);
   void AppendSegment(const Segment& segment, Tokens& batch);
 
@@ -42,6 +72,7 @@ class Client {
 
   const Setup& setup_;
   Trio& trio_;
+  std::vector<Op>* done_;
 };
 
 // By all of a wrapper's caches: one may have evicted what another still has.
@@ -82,8 +113,8 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
   if (over > 0) {  // A context shift: half of it goes.
     const auto discard =
         static_cast<std::int32_t>(std::max<std::int64_t>(over, capacity / 2));
-    const StatusCode code = trio_.Remove(segment.seq, 0, discard);
-    if (code != StatusCode::kOk) trio_.Remove(segment.seq, 0, kOpenEnd);
+    const StatusCode code = Remove(segment.seq, 0, discard);
+    if (code != StatusCode::kOk) Remove(segment.seq, 0, kOpenEnd);
   }
   return segment;
 }
@@ -102,7 +133,8 @@ void Client::AppendSegment(const Segment& segment, Tokens& batch) {
   }
 }
 
-Tokens Client::MakeBatch(const Op& op) {
+// Of ids.
+std::vector<Segment> Client::MakeSegments(const Op& op) {
   const auto max_batch = static_cast<std::size_t>(setup_.init.max_batch);
   std::vector<Segment> segments;
   std::set<int> seen;
@@ -122,17 +154,23 @@ Tokens Client::MakeBatch(const Op& op) {
     room -= static_cast<std::size_t>(segment.count);
     segments.push_back(segment);
   }
+  return segments;
+}
+
+void Client::Put(const Op& op) {
+  const std::vector<Segment> segments = MakeSegments(op);
+  Note(op);
+  if (done_ != nullptr) {
+    done_->back().segments = segments;
+    for (Segment& one : done_->back().segments) one.seq -= setup_.first_id;
+  }
   Tokens batch;
   for (const Segment& segment : segments) AppendSegment(segment, batch);
   for (const int index : op.images) {
     batch.multimodal.push_back(index %
                                static_cast<int>(batch.positions.size()));
   }
-  return batch;
-}
-
-void Client::Put(const Op& op) {
-  if (!trio_.StartForward(MakeBatch(op), op.reserve)) return;
+  if (!trio_.StartForward(batch, op.reserve)) return;
   if (!op.except.empty()) trio_.SetCausal(op.except);
   trio_.PutAll(op);
   trio_.GetAll();
@@ -143,22 +181,22 @@ void Client::Drop(const Op& op) {
   std::int32_t begin = Resolve(seq, op.begin);
   std::int32_t end = op.open ? kOpenEnd : Resolve(seq, op.end);
   if (begin > end) std::swap(begin, end);
-  if (!setup_.legal) return void(trio_.Remove(seq, begin, end));
+  if (!setup_.legal) return void(Remove(seq, begin, end));
   // Going on at `begin`, or anew.
-  if (op.open && begin > 0 && !trio_.CanResume(seq, begin)) begin = 0;
-  const StatusCode code = trio_.Remove(seq, begin, end);
-  if (code != StatusCode::kOk) trio_.Remove(seq, 0, kOpenEnd);
+  if (op.open && begin > 0 && !CanResume(seq, begin)) begin = 0;
+  const StatusCode code = Remove(seq, begin, end);
+  if (code != StatusCode::kOk) Remove(seq, 0, kOpenEnd);
 }
 
 void Client::Copy(const Op& op) {
   const int src = IdOf(op.seq);
   const int dst = IdOf(op.dst);
   std::int32_t len = Resolve(src, op.end);
-  if (!setup_.legal) return trio_.CopyPrefix(src, dst, len);
+  if (!setup_.legal) return CopyPrefix(src, dst, len);
   if (src == dst) return;
   len = std::min(len, Next(src));
-  trio_.CopyPrefix(src, dst, len);
-  if (len > 0 && !trio_.CanResume(dst, len)) trio_.Remove(dst, 0, kOpenEnd);
+  CopyPrefix(src, dst, len);
+  if (len > 0 && !CanResume(dst, len)) Remove(dst, 0, kOpenEnd);
 }
 
 void Client::Do(const Op& op) {
@@ -170,7 +208,16 @@ void Client::Do(const Op& op) {
     case OpKind::kCopy:
       return Copy(op);
     case OpKind::kAsk:
-      return void(trio_.CanResume(IdOf(op.seq), Resolve(IdOf(op.seq), op.end)));
+      return void(CanResume(IdOf(op.seq), Resolve(IdOf(op.seq), op.end)));
+    default:
+      Note(op);
+      return DoPlain(op);
+  }
+}
+
+// Whose arguments mean the same for all clients.
+void Client::DoPlain(const Op& op) {
+  switch (op.kind) {
     case OpKind::kCausal:
       if (!trio_.in_pass()) return;
       trio_.SetCausal(op.except);
@@ -187,6 +234,8 @@ void Client::Do(const Op& op) {
       return trio_.Poison();
     case OpKind::kReload:
       return trio_.Reload();
+    default:
+      return;
   }
 }
 
@@ -202,6 +251,22 @@ Subject TwinSubject(std::string_view twin) {
 std::string StoryLine(const Step& step) {
   if (step.answer.empty()) return step.call;
   return fmt::format("{} -> {}", step.call, step.answer);
+}
+
+History InTheOpen(const History& history) {
+  static const Subject reference = TwinSubject("reference");
+  History open{.setup = history.setup, .ops = {}};
+  open.setup.legal = false;
+  RunResult result;
+  try {
+    Trio trio(history.setup, reference, nullptr, nullptr, result);
+    Client client(history.setup, trio, &open.ops);
+    if (trio.SetUp()) {
+      for (const Op& op : history.ops) client.Do(op);
+    }
+  } catch (const Differs&) {  // The reference is what is wrong: up to there.
+  }
+  return open;
 }
 
 RunResult RunHistory(const History& history, const Subject& subject,

@@ -64,6 +64,10 @@ struct RunResult {
 RunResult RunHistory(const History& history, const Subject& subject,
                      Story* story = nullptr, Census* census = nullptr);
 
+// What a legal client does in `history`, unseen things too, as that of one that
+// is not legal.
+History InTheOpen(const History& history);
+
 }  // namespace kvtwin::props
 
 #endif  // KVTWIN_PROPS_RUNNER_H_

@@ -44,7 +44,6 @@ class Moves {
     for (std::size_t i = 0; i < history.ops.size(); ++i) {
       AddOp(i, history.ops[i]);
     }
-    if (history.setup.legal) AddWhatClientsDo(history.ops.size());
   }
   std::vector<Move> Take() { return std::move(moves_); }
 
@@ -238,19 +237,6 @@ class Moves {
     }
   }
 
-  // A legal client removes and asks unseen: here in the open.
-  void AddWhatClientsDo(std::size_t ops) {
-    for (std::size_t i = 0; i <= ops; ++i) {
-      for (const Op& plain : PlainOps()) {
-        moves_.emplace_back([i, plain](History& h) {
-          if (i > h.ops.size()) return;
-          h.setup.legal = false;
-          h.ops.insert(h.ops.begin() + static_cast<std::ptrdiff_t>(i), plain);
-        });
-      }
-    }
-  }
-
   // Of operation `i`, if it is still there.
   template <class Change>
   void Ops(std::size_t i, const Change& change) {
@@ -376,6 +362,7 @@ class Shrinker {
   }
 
   History Run() {
+    if (best_.setup.legal) Try(InTheOpen(best_));
     DropOps();
     cost_ = CostOf(best_);
     do {
