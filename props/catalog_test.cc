@@ -78,6 +78,18 @@ TEST(Rebuild, MakesTheStateInOneBatch) {
                        1));
 }
 
+// Whatever is written can be read.
+TEST(Rebuild, GoesUpToTheLargestPosition) {
+  const History history = *ParseHistory(
+      "kvt1 cells=8 | put 0*1@+2147483646 | put 0*3 2147483647*1 | "
+      "copy 0>1:2147483647 | get");
+  const std::optional<History> rebuilt = Rebuilt(history, 1);
+  ASSERT_TRUE(rebuilt.has_value());
+  const auto again = ParseHistory(ToText(*rebuilt));
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(ToText(*again), ToText(*rebuilt));
+}
+
 TEST(Rebuild, KeepsTheOrderOfPositions) {
   const History history = *ParseHistory(
       "kvt1 cells=8 | put 0*3r | put 1*2= | put 0*1@+1 | put 2*1 | drop 0:0-0 |"

@@ -42,10 +42,10 @@ class Reader {
     const char* begin = text_.data();
     const auto [end, error] =
         std::from_chars(begin, begin + text_.size(), value);
-    if (error != std::errc() || value > kLargest || value < -kLargest) {
+    if (error != std::errc() || value < -kOpenEnd) {
       throw Bad{text_, fmt::format("{} does not start with a number of at most "
                                    "{}",
-                                   Quoted(text_), kLargest)};
+                                   Quoted(text_), kOpenEnd)};
     }
     text_.remove_prefix(static_cast<std::size_t>(end - begin));
     return value;
@@ -70,8 +70,6 @@ class Reader {
   }
 
  private:
-  // Large enough for every test, small enough that sums do not overflow.
-  static constexpr int kLargest = 0x7FFFFFF0;
   std::string_view text_;
 };
 
@@ -339,11 +337,9 @@ Segment ReadSegment(std::string_view text) {
   Segment segment;
   segment.seq = reader.Number();
   reader.Expect("*");
-  if (reader.Take("free")) {
-    segment.count = Segment::kFree;
-    if (reader.Take("+") || reader.Sees("-")) segment.count += reader.Number();
-  } else {
-    segment.count = reader.Number();
+  std::int64_t count = reader.Take("free") ? Segment::kFree : 0;
+  if (count == 0 || reader.Take("+") || reader.Sees("-")) {
+    count += reader.Number();
   }
   if (reader.Take("@")) {
     reader.Take("+");
@@ -352,10 +348,11 @@ Segment ReadSegment(std::string_view text) {
   if (reader.Take("r")) segment.order = Segment::Order::kDown;
   if (reader.Take("=")) segment.order = Segment::Order::kSame;
   reader.ExpectEnd();
-  if (segment.seq < 0 || segment.count < 1) {
-    throw Bad{text,
-              fmt::format("segment {} is negative or empty", Quoted(text))};
+  if (segment.seq < 0 || count < 1 || count > Segment::kMost) {
+    throw Bad{text, fmt::format("segment {} is negative, empty or too long",
+                                Quoted(text))};
   }
+  segment.count = static_cast<int>(count);
   return segment;
 }
 

@@ -54,6 +54,7 @@ struct Segment {
   Order order = Order::kUp;
 
   static constexpr int kFree = 1000;
+  static constexpr int kMost = 1 << 20;
 };
 
 enum class OpKind {

@@ -1,6 +1,7 @@
 #include "props/rebuild.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <utility>
 #include <vector>
@@ -24,20 +25,26 @@ std::optional<Step> LastState(const History& history) {
   return std::move(story.steps.back());
 }
 
+// The next number, but for the largest.
+int After(std::int64_t number) {
+  return static_cast<int>(std::min<std::int64_t>(number + 1, kOpenEnd));
+}
+
 // Makes the segment one longer, if the position goes on with it.
-bool Extend(Segment& segment, int seq, int position) {
+bool Extend(Segment& segment, int seq, std::int64_t position) {
   using Order = Segment::Order;
   if (segment.seq != seq) return false;
-  const auto is = [&](Order order, int next) {
+  const auto is = [&](Order order, std::int64_t next) {
     if (segment.count > 1 && segment.order != order) return false;
     if (position != next) return false;
     segment.order = order;
     return true;
   };
-  if (is(Order::kDown, segment.delta - 1)) {
+  const std::int64_t delta = segment.delta;
+  if (is(Order::kDown, delta - 1)) {
     --segment.delta;
-  } else if (!is(Order::kUp, segment.delta + segment.count) &&
-             !is(Order::kSame, segment.delta)) {
+  } else if (!is(Order::kUp, delta + segment.count) &&
+             !is(Order::kSame, delta)) {
     return false;
   }
   ++segment.count;
@@ -56,7 +63,7 @@ class Builder {
     for (const int id : held.sequences) {
       if (id - first_id_ == seq) continue;
       int& end = copies_[{seq, id - first_id_}];
-      end = std::max(end, static_cast<int>(held.position) + 1);
+      end = std::max(end, After(held.position));
     }
   }
 
@@ -114,7 +121,7 @@ std::optional<History> Rebuilt(const History& history, std::size_t kept) {
   const int first_id = history.setup.first_id;
   for (const Held& held : state->cells) {
     for (const int id : held.sequences) {
-      unused = std::max(unused, id - first_id + 1);
+      unused = std::max(unused, After(id - first_id));
     }
   }
   Builder builder(first_id, unused);

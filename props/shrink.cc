@@ -319,7 +319,8 @@ class Moves {
     Ops(i, [s](Op& o) {
       if (s + 1 >= o.segments.size()) return;
       if (o.segments[s].seq != o.segments[s + 1].seq) return;
-      o.segments[s].count += o.segments[s + 1].count;
+      int& count = o.segments[s].count;
+      count = std::min(count + o.segments[s + 1].count, Segment::kMost);
       o.segments.erase(o.segments.begin() + static_cast<std::ptrdiff_t>(s) + 1);
     });
     const auto add = [&](auto change) {
