@@ -28,10 +28,11 @@ struct Arguments {
 
 // As a failure of `fuzz`, if a history shows it at all.
 std::string Explained(const ExploreFailure& failure, const Subject& subject) {
-  if (RunHistory(failure.history, subject).difference) {
+  const auto found = RunHistory(failure.history, subject).difference;
+  if (found) {
     const History shrunk = Shrink(failure.history, subject);
-    return FailureText(shrunk, *RunHistory(shrunk, subject).difference,
-                       subject);
+    const auto again = RunHistory(shrunk, subject).difference;
+    return FailureText(shrunk, again.value_or(*found), subject);
   }
   return fmt::format(
       "FAIL {}    {} against the reference and the ledger\n\n"

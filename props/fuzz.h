@@ -54,7 +54,8 @@ void ReportCrashes();
 
 // What tells bugs apart: "optimized-subject-mask-bytes", the subject and the
 // check that the shrunk history fails; and, between them, the SIMD target, if
-// it does not fail on all that this machine has. Requires: that it fails.
+// it does not fail on all that this machine has. "toy-not-reproduced" if it
+// does not fail at all, as with a backend whose answers change from run to run.
 std::string BucketOf(const History& history, const Subject& subject);
 
 // The failure as a story: what disagreed, the shortest history, every call up

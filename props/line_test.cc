@@ -226,6 +226,12 @@ TEST(Bucket, NamesTheSubjectAndTheCheck) {
   EXPECT_NE(text.find("\n  bucket: faulty-subject-mask-bytes\n"), text.npos);
 }
 
+TEST(Bucket, SaysThatItDidNotHappenAgain) {
+  EXPECT_EQ(BucketOf(*ParseHistory("kvt1 cells=4 | put 0*2"),
+                     TwinSubject("optimized")),
+            "optimized-not-reproduced");
+}
+
 TEST(Bucket, NamesTheTargetWhereItMatters) {
   if (optimized::SupportedTargets().size() < 2) {
     // A bucket names the target only if another one does not fail.
