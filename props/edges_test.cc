@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <sstream>
 
@@ -503,6 +504,10 @@ TEST(Attention, WeighsByTheProducts) {
   EXPECT_NEAR(seen, (one * 1 + two * 2) / (one + two), 1e-12);
   // What weighs more than a double holds is all there is.
   EXPECT_EQ(reference::Attend(*cache->Get(), false, 1, query, 200)(0, 0), 2);
+  // What is infinite has no weight that could be told; it is not hidden.
+  cache.Append(0, 2, {std::numeric_limits<float>::infinity()});
+  EXPECT_TRUE(
+      std::isnan(reference::Attend(*cache->Get(), false, 1, query, 0.5)(0, 0)));
 }
 
 TEST(Ledger, RestoresEveryCacheOfAWrapper) {

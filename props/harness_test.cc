@@ -56,6 +56,17 @@ class ResumesTooFar : public Faulty {
   }
 };
 
+class HasNoSnapshots : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status SnapshotTo(CacheState& state) const override {
+    return Cache::SnapshotTo(state);
+  }
+  Status Restore(const CacheState& state) override {
+    return Cache::Restore(state);
+  }
+};
+
 class AcceptsAnything : public Faulty {
  public:
   using Faulty::Faulty;
@@ -142,6 +153,23 @@ TEST(Harness, FindsWhatDoesNotHappenTwice) {
   const FuzzResult result = Fuzz(options, subject);
   ASSERT_TRUE(result.failure.has_value());
   EXPECT_EQ(result.failure->difference.check, "harness: not the same twice");
+  EXPECT_NE(
+      FailureText(result.failure->shrunk, result.failure->difference, subject)
+          .find("bucket: faulty-not-reproduced"),
+      std::string::npos);
+}
+
+TEST(Harness, NeedsNoSnapshots) {
+  const Subject subject = {
+      .name = "right",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(std::make_unique<HasNoSnapshots>(spec));
+      }};
+  const History history =
+      *ParseHistory("kvt1 cells=4 | put 0*2 | reload | get");
+  EXPECT_FALSE(RunHistory(history, subject).difference.has_value());
+  const auto made = subject.make({});
+  EXPECT_EQ((*made)->Restore({}).code(), StatusCode::kNotSupported);
 }
 
 TEST(Harness, RunsOneHistoryInTwentyTwice) {

@@ -375,7 +375,8 @@ TEST(Stream, HoldsSeveralRecordings) {
       "\n";
   std::istringstream in(start + header + start + header + resume + start +
                         header + start + hidden + start + "\n\n" + header +
-                        start + "\n\n" + header + "{");
+                        start + "\n\n" + header + "{\n" + header + "\n" +
+                        start);
   TraceReader reader(in, /*several=*/true);
   std::vector<std::pair<Verdict, std::int64_t>> verdicts;
   do {
@@ -385,7 +386,8 @@ TEST(Stream, HoldsSeveralRecordings) {
   EXPECT_FALSE(reader.error());
   const std::vector<std::pair<Verdict, std::int64_t>> due = {
       {Verdict::kBadInput, 1}, {Verdict::kAccept, 0}, {Verdict::kBadInput, 5},
-      {Verdict::kReject, 10},  {Verdict::kAccept, 0}, {Verdict::kBadInput, 19}};
+      {Verdict::kReject, 10},  {Verdict::kAccept, 0}, {Verdict::kBadInput, 19},
+      {Verdict::kBadInput, 21}};
   EXPECT_EQ(verdicts, due);
 }
 
