@@ -507,7 +507,7 @@ TEST(Attention, WeighsByTheProducts) {
   // What is infinite has no weight that could be told; it is not hidden.
   cache.Append(0, 2, {std::numeric_limits<float>::infinity()});
   EXPECT_TRUE(
-      std::isnan(reference::Attend(*cache->Get(), false, 1, query, 0.5)(0, 0)));
+      std::isnan(reference::Attend(*cache->Get(), false, 0, query, 0.5)(0, 0)));
 }
 
 TEST(Ledger, RestoresEveryCacheOfAWrapper) {
