@@ -56,15 +56,18 @@ class ResumesTooFar : public Faulty {
   }
 };
 
+// As a cache that leaves them out.
 class HasNoSnapshots : public Faulty {
  public:
   using Faulty::Faulty;
+  // NOLINTBEGIN(bugprone-parent-virtual-call): the interface's own are meant.
   Status SnapshotTo(CacheState& state) const override {
     return Cache::SnapshotTo(state);
   }
   Status Restore(const CacheState& state) override {
     return Cache::Restore(state);
   }
+  // NOLINTEND(bugprone-parent-virtual-call)
 };
 
 class AcceptsAnything : public Faulty {
