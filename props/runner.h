@@ -25,6 +25,9 @@ struct Subject {
   std::function<Result<std::unique_ptr<Cache>>(const CacheSpec&)> make;
   // Views point to memory that may be written to, for poisoning.
   bool can_be_poisoned = false;
+  // Misuse before Init and after Close is tried. It takes as long as a short
+  // history.
+  bool tried_outside_of_life = true;
 };
 
 // The twin of that name.

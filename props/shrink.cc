@@ -146,6 +146,7 @@ class Moves {
       Setups([=](Setup& s) { s.config.cache_padding = padding; });
     }
     Setups([](Setup& s) { SetCells(s.init.capacity, s); });
+    Setups([](Setup& s) { SetCells((s.init.capacity + 1) / 2, s); });
     for (const int less : {32, 8, 1}) {
       Setups([=](Setup& s) {
         if (s.init.capacity > less) SetCells(s.init.capacity - less, s);
@@ -338,6 +339,7 @@ class Moves {
     for (const int count : {1, 2, 3, 4, 5}) {
       add([count](Segment& one) { one.count = count; });
     }
+    add([](Segment& one) { one.count = (one.count + 1) / 2; });
     for (const int less : {32, 8, 1}) {
       add([less](Segment& one) {
         if (one.count > less) one.count -= less;
@@ -364,6 +366,8 @@ class Shrinker {
 
   History Run() {
     if (best_.setup.legal) Try(InTheOpen(best_));
+    cost_ = CostOf(best_);
+    Rebuild();
     DropOps();
     cost_ = CostOf(best_);
     do {
@@ -494,8 +498,13 @@ class Shrinker {
 }  // namespace
 
 History Shrink(const History& history, const Subject& subject) {
+  Subject quick = subject;
+  const std::optional<Difference> difference =
+      RunHistory(history, subject).difference;
+  quick.tried_outside_of_life =
+      difference && difference->check.starts_with("misuse: ");
   return Shrink(history, [&](const History& candidate) {
-    return RunHistory(candidate, subject).difference;
+    return RunHistory(candidate, quick).difference;
   });
 }
 

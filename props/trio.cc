@@ -41,11 +41,7 @@ bool Trio::SetUp() {
   }
   reference_ = std::move(*reference);
   tested_ = std::move(*subject);
-  for (Cache* cache : {reference_.get(), tested_.get()}) {
-    if (const auto wrong = MisuseOutsideOfLife(*cache)) {
-      Check(false, "misuse: before Init", *wrong);
-    }
-  }
+  CheckOutsideOfLife("misuse: before Init");
   const InitArgs& init = setup_.init;
   const CacheConfig& config = setup_.config;
   // The ledger has no gate: what that refuses is said here once more.
@@ -84,10 +80,16 @@ bool Trio::SetUp() {
 }
 
 void Trio::TearDown() {
+  reference_->Close();
+  tested_->Close();
+  CheckOutsideOfLife("misuse: after Close");
+}
+
+void Trio::CheckOutsideOfLife(CheckName check) {
+  if (!subject_.tried_outside_of_life) return;
   for (Cache* cache : {reference_.get(), tested_.get()}) {
-    cache->Close();
     if (const auto wrong = MisuseOutsideOfLife(*cache)) {
-      Check(false, "misuse: after Close", *wrong);
+      Check(false, check, *wrong);
     }
   }
 }

@@ -97,6 +97,7 @@ class Trio {
   template <class Call>
   void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
                   StatusCode subject);
+  void CheckOutsideOfLife(CheckName check);
   void CheckAllCells();
   void CheckCells();
   void CheckTokens();
