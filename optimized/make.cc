@@ -4,6 +4,7 @@
 #include "core/wrapper.h"
 #include "optimized/causal.h"
 #include "optimized/encoder.h"
+#include "optimized/fast_paths.h"
 #include "optimized/targets.h"
 
 namespace kvtwin::optimized {
@@ -17,8 +18,9 @@ std::unique_ptr<GuardedCache> MakeOne(const CacheSpec& spec) {
 }  // namespace
 
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec) {
-  // A target that does not exist is the command line's to report.
+  // A name that does not exist is the command line's to report.
   (void)UseTargetFromEnvironment();
+  (void)UseFastPathsFromEnvironment();
   return MakeWrapped(spec, MakeOne);
 }
 

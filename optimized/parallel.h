@@ -5,6 +5,8 @@
 
 #include <cstddef>
 
+#include "optimized/fast_paths.h"
+
 namespace kvtwin::optimized {
 
 // Calls body(i) for every i < count, in any order. `bytes` is what all of them
@@ -16,7 +18,7 @@ template <class Body>
 void ParallelFor(std::size_t count, std::size_t bytes, const Body& body) {
 #ifdef _OPENMP
   constexpr std::size_t kWorthwhile = std::size_t{2} << 20;
-  if (count > 1 && bytes > kWorthwhile) {
+  if (count > 1 && TakeFastPath(bytes > kWorthwhile)) {
 #pragma omp parallel for schedule(static)
     for (std::size_t i = 0; i < count; ++i) body(i);
     return;

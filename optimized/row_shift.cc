@@ -4,7 +4,7 @@
 
 #include "core/assert.h"
 #include "core/shift_row.h"
-#include "optimized/kernels.h"
+#include "optimized/row_kernels.h"
 
 namespace kvtwin::optimized {
 

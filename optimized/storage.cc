@@ -8,7 +8,7 @@
 #include <new>
 
 #include "core/assert.h"
-#include "optimized/kernels.h"
+#include "optimized/row_kernels.h"
 
 namespace kvtwin::optimized {
 namespace {

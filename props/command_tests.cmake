@@ -41,6 +41,16 @@ kvtwin_command_test(unknown_target EXIT 2 PRINTS "this machine has"
   ARGS fuzz --ops 100)
 set_tests_properties(command.unknown_target PROPERTIES
   ENVIRONMENT KVTWIN_TARGET=MMX)
+kvtwin_command_test(unknown_fast_paths EXIT 2 PRINTS "not on or off"
+  ARGS fuzz --ops 100)
+set_tests_properties(command.unknown_fast_paths PROPERTIES
+  ENVIRONMENT KVTWIN_FAST_PATHS=maybe)
+foreach(use on off)
+  kvtwin_command_test(fuzz_fast_paths_${use} EXIT 0
+    PRINTS "\"differences\": ?0[,}]" ARGS fuzz --ops 200000 --seed 1 --json)
+  set_tests_properties(command.fuzz_fast_paths_${use} PROPERTIES
+    ENVIRONMENT KVTWIN_FAST_PATHS=${use})
+endforeach()
 foreach(target "" SSE4)
   kvtwin_command_test(known_target${target} EXIT 0
     PRINTS "\"target\": ?\"${target}" ARGS fuzz --ops 100 --json)

@@ -14,7 +14,7 @@
 #include "core/json_line.h"
 #include "core/shift_row.h"
 #include "core/trace.h"
-#include "optimized/kernels.h"
+#include "optimized/row_kernels.h"
 #include "optimized/row_shift.h"
 #include "optimized/targets.h"
 #include "props/test_cache.h"

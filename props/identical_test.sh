@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # identical_test.sh KVTWIN...: do all these builds of the command print the same,
-# byte for byte, on one and two threads and on every SIMD target? What must
-# differ is taken out first: times, rates, and the target's own name.
+# byte for byte, on one and two threads, on every SIMD target and with all fast
+# paths forced on and off? What must differ is taken out first: times, rates,
+# and the target's own name.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
 history="kvt1 kind=swa window=2 cap=4 shift=rope dtype=f16 | put 0*2"
@@ -53,7 +54,10 @@ for kvtwin in "$@"; do
       wrong=1
     fi
   done
-  printf '%s: %s, 1 and 2 threads\n' "$name" "$targets"
+  for use in on off; do
+    KVTWIN_FAST_PATHS=$use same "$name-fast-paths-$use" "$kvtwin" 1
+  done
+  printf '%s: %s, 1 and 2 threads, fast paths on and off\n' "$name" "$targets"
 done
 [ "$wrong" -eq 0 ] && printf 'identical: %s lines from each\n' \
   "$(wc -l <"$work/first")"

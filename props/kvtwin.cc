@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/json_line.h"
+#include "optimized/fast_paths.h"
 #include "optimized/targets.h"
 #include "props/command.h"
 #include "props/oracle.h"
@@ -305,6 +306,11 @@ int Main(int argc, char** argv) {
     fmt::print(stderr, "kvtwin: KVTWIN_TARGET is '{}', this machine has {}\n",
                Printable(std::getenv("KVTWIN_TARGET"), 40),
                fmt::join(optimized::SupportedTargets(), ", "));
+    return 2;
+  }
+  if (!optimized::UseFastPathsFromEnvironment()) {
+    fmt::print(stderr, "kvtwin: KVTWIN_FAST_PATHS is '{}', not on or off\n",
+               Printable(std::getenv("KVTWIN_FAST_PATHS"), 40));
     return 2;
   }
   try {

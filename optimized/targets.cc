@@ -1,0 +1,77 @@
+// See targets.h. Highway compiles this file once for each target.
+
+#include "optimized/targets.h"
+
+#include <cstdint>
+#include <cstdlib>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optimized/targets.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvtwin::optimized::HWY_NAMESPACE {
+
+const char* TargetOfThisCode() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace kvtwin::optimized::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvtwin::optimized {
+
+HWY_EXPORT(TargetOfThisCode);
+
+namespace {
+
+// Asked for once, before anything is forced: Highway answers with the forced
+// target afterwards.
+const std::vector<std::int64_t>& TargetBits() {
+  static const std::vector<std::int64_t> bits = [] {
+    const auto found = hwy::SupportedAndGeneratedTargets();
+    return std::vector<std::int64_t>(found.begin(), found.end());
+  }();
+  return bits;
+}
+
+bool ForceTarget(std::string_view name) {
+  for (const std::int64_t bit : TargetBits()) {
+    if (name != hwy::TargetName(bit)) continue;
+    hwy::SetSupportedTargetsForTest(bit);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<std::string> SupportedTargets() {
+  std::vector<std::string> names;
+  for (const std::int64_t bit : TargetBits()) {
+    names.emplace_back(hwy::TargetName(bit));
+  }
+  return names;
+}
+
+bool UseTargetFromEnvironment() {
+  static const bool known = [] {
+    const char* name = std::getenv("KVTWIN_TARGET");
+    return name == nullptr || *name == '\0' || ForceTarget(name);
+  }();
+  return known;
+}
+
+bool SelectTarget(std::string_view name) {
+  // First, so that the environment does not override this later.
+  (void)UseTargetFromEnvironment();
+  return ForceTarget(name);
+}
+
+std::string ActiveTarget() {
+  (void)UseTargetFromEnvironment();
+  return HWY_DYNAMIC_DISPATCH(TargetOfThisCode)();
+}
+
+}  // namespace kvtwin::optimized
+#endif  // HWY_ONCE
