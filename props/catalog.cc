@@ -16,9 +16,12 @@ constexpr std::size_t kMostOps = 4;
 // The most that may be special besides the cache.
 constexpr std::array<std::int64_t, kMostOps + 1> kMostSpecial = {0, 5, 10, 12,
                                                                  16};
-// Tries by the number of operations.
-constexpr std::array<std::size_t, kMostOps + 1> kTries = {0, 1500, 7000, 7000,
-                                                          6000};
+// How often to try, by the number of operations. In the museum nearly all that
+// is found is found within so many.
+using Tries = std::array<std::size_t, kMostOps + 1>;
+constexpr Tries kOnlyPlain = {0, 700, 7000, 6000, 1500};
+constexpr Tries kPlainFirst = {0, 600, 2800, 1600, 500};
+constexpr Tries kSpecial = {0, 400, 5600, 5000, 4800};
 
 CacheSpec Windowed(Kind kind, int window, std::optional<int> memory = {}) {
   CacheSpec spec;
@@ -98,8 +101,8 @@ Segment SegmentOf(int seq, int count, int delta = 0,
 class Catalog {
  public:
   Catalog(const History& model, const std::vector<Setup>& setups,
-          std::size_t percent)
-      : below_(CostOf(model)), percent_(percent) {
+          const Tries& tries)
+      : below_(CostOf(model)), tries_(tries) {
     for (const Setup& setup : setups) AddBase(setup);
     AddKinds(model);
     AddChoices(model);
@@ -110,7 +113,7 @@ class Catalog {
     if (bases_.empty()) return std::nullopt;
     const std::size_t most = std::min(below_.operations, kMostOps);
     for (std::size_t ops = 1; ops <= most; ++ops) {
-      std::size_t tries = kTries.at(ops) * percent_ / 100;
+      std::size_t tries = tries_.at(ops);
       const bool last = ops == below_.operations;
       std::int64_t end = bases_.begin()->first + kMostSpecial.at(ops);
       if (last) end = std::min(end, below_.special);
@@ -202,7 +205,7 @@ class Catalog {
   }
 
   const Cost below_;
-  const std::size_t percent_;
+  const Tries& tries_;
   std::map<std::int64_t, std::vector<Base>> bases_;  // By what is special.
   std::set<std::string> setups_;
   std::vector<Choice> choices_;
@@ -482,9 +485,10 @@ std::optional<History> PlainestThatFails(
   const bool is_plain =
       CostWithoutSizes({.setup = special.front(), .ops = {}}).special == least;
   // Most that are special have to be.
-  auto found = Catalog(model, plain, is_plain ? 100 : 40).Search(fails);
+  auto found =
+      Catalog(model, plain, is_plain ? kOnlyPlain : kPlainFirst).Search(fails);
   if (found || is_plain) return found;
-  return Catalog(model, special, 80).Search(fails);
+  return Catalog(model, special, kSpecial).Search(fails);
 }
 
 }  // namespace kvtwin::props

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -57,9 +58,14 @@ class Builder {
 
   void Add(const Held& held) {
     while (next_ < held.cell) Token(unused_, next_ - first_free_);
-    const int seq = held.sequences.front() - first_id_;
-    Token(seq, static_cast<int>(held.position));
+    AddAnywhere(held);
     first_free_ = next_;
+  }
+
+  // In the next cell, not in its own. `after`: where positions go on from.
+  void AddAnywhere(const Held& held, std::int64_t after = 0) {
+    const int seq = held.sequences.front() - first_id_;
+    Token(seq, static_cast<int>(held.position - after));
     for (const int id : held.sequences) {
       if (id - first_id_ == seq) continue;
       int& end = copies_[{seq, id - first_id_}];
@@ -106,6 +112,47 @@ class Builder {
   std::map<std::pair<int, int>, int> copies_;
 };
 
+// One batch as the cells are, and copies.
+std::vector<Op> InTheirCells(const std::vector<Held>& cells, Builder builder) {
+  for (const Held& held : cells) builder.Add(held);
+  return builder.Ops();
+}
+
+// Where that would copy over what a sequence has of its own: what is shared,
+// the copies, and then the rest.
+std::vector<Op> SharedFirst(const std::vector<Held>& cells,
+                            const Builder& builder) {
+  Builder shared = builder;
+  Builder own = builder;
+  std::map<int, std::int64_t> ends;
+  for (const Held& held : cells) {
+    if (held.sequences.size() == 1) continue;
+    shared.AddAnywhere(held);
+    for (const int id : held.sequences) {
+      ends[id] = std::max(ends[id], std::int64_t{held.position} + 1);
+    }
+  }
+  for (const Held& held : cells) {
+    if (held.sequences.size() > 1) continue;
+    own.AddAnywhere(held, ends[held.sequences.front()]);
+  }
+  std::vector<Op> ops = shared.Ops();
+  if (own.tokens() > 0) ops.push_back(own.Ops().front());
+  return ops;
+}
+
+// Whether a sequence that others share tokens with has some of its own.
+bool CopiesHideTokens(const std::vector<Held>& cells) {
+  std::set<int> copies;
+  for (const Held& held : cells) {
+    const auto& all = held.sequences;
+    if (!all.empty()) copies.insert(all.begin() + 1, all.end());
+  }
+  return std::any_of(cells.begin(), cells.end(), [&](const Held& held) {
+    return copies.contains(held.sequences.front());
+  });
+}
+
 }  // namespace
 
 std::optional<History> Rebuilt(const History& history, std::size_t kept) {
@@ -124,13 +171,15 @@ std::optional<History> Rebuilt(const History& history, std::size_t kept) {
       unused = std::max(unused, After(id - first_id));
     }
   }
-  Builder builder(first_id, unused);
-  for (const Held& held : state->cells) builder.Add(held);
-  History rebuilt{.setup = history.setup, .ops = builder.Ops()};
+  const Builder builder(first_id, unused);
+  History rebuilt{.setup = history.setup,
+                  .ops = CopiesHideTokens(state->cells)
+                             ? SharedFirst(state->cells, builder)
+                             : InTheirCells(state->cells, builder)};
   rebuilt.setup.legal = false;
   SetCells(state->cell_count, rebuilt.setup);
   int& batch = rebuilt.setup.init.max_batch;
-  batch = std::max(batch, builder.tokens());
+  batch = std::max(batch, state->cell_count);
   rebuilt.ops.insert(rebuilt.ops.end(),
                      history.ops.end() - static_cast<std::ptrdiff_t>(kept),
                      history.ops.end());

@@ -33,7 +33,8 @@ void RenameSequences(History& history, std::map<int, int> names = {}) {
 // Steps that may make a history plainer, each of which may also do nothing.
 class Moves {
  public:
-  explicit Moves(const History& history) {
+  // All of them, or those that make it shorter.
+  Moves(const History& history, bool all) : all_(all) {
     moves_.emplace_back([](History& h) { RenameSequences(h); });
     AddSetup();
     for (std::size_t i = 0; i < history.setup.spec.caches.size(); ++i) {
@@ -253,6 +254,7 @@ class Moves {
       }
     });
     moves_.emplace_back([i](History& h) { Join(h, i); });
+    if (!all_) return;
     moves_.emplace_back([i](History& h) {
       if (i + 1 < h.ops.size()) std::swap(h.ops[i], h.ops[i + 1]);
     });
@@ -278,6 +280,12 @@ class Moves {
     const auto next = h.ops.begin() + static_cast<std::ptrdiff_t>(i) + 1;
     if (h.ops[i].kind != OpKind::kPut || next->kind != OpKind::kPut) return;
     auto& segments = h.ops[i].segments;
+    std::map<int, int> tokens;  // By sequence: positions go on after them.
+    for (const Segment& one : segments) tokens[one.seq] += one.count;
+    for (Segment& one : next->segments) {
+      const auto before = tokens.find(one.seq);
+      if (before != tokens.end()) one.delta += before->second;
+    }
     segments.insert(segments.end(), next->segments.begin(),
                     next->segments.end());
     h.ops.erase(next);
@@ -353,6 +361,7 @@ class Moves {
     });
   }
 
+  const bool all_;
   std::vector<Move> moves_;
 };
 
@@ -366,14 +375,15 @@ class Shrinker {
 
   History Run() {
     if (best_.setup.legal) Try(InTheOpen(best_));
-    cost_ = CostOf(best_);
-    Rebuild();
+    PlainSetup();
+    Rebuild(/*most_kept=*/2);  // Of a long history each takes long.
     DropOps();
     cost_ = CostOf(best_);
     do {
       Rebuild();
-      while (Step()) {
-      }
+      do {
+        Halve();
+      } while (Step());
     } while (Rebuild());
     Cost before;
     do {
@@ -434,10 +444,69 @@ class Shrinker {
     }
   }
 
+  // Every try takes as long as there are rows and rows are wide.
+  void PlainSetup() {
+    const auto attempt = [&](const auto& change) {
+      History candidate = best_;
+      change(candidate.setup);
+      return Try(candidate);
+    };
+    const auto rows = [](Setup& setup) {
+      setup.rows = Setup().rows;
+      setup.layers = 1;
+    };
+    const auto layout = [](Setup& setup) {
+      setup.config = CacheConfig();
+      setup.init.dtype = DType::kF32;
+      setup.strided = false;
+      setup.first_id = 0;
+    };
+    if (!attempt([&](Setup& setup) { rows(setup), layout(setup); })) {
+      attempt(rows);
+      attempt(layout);
+    }
+    cost_ = CostOf(best_);
+  }
+
+  // Half the cells, and half the tokens or batches, for as long as that leads
+  // on: many tries follow, each as long as the cache is large.
+  void Halve() {
+    while (TryPlainer(Halved(/*batches=*/false)) ||
+           TryPlainer(Halved(/*batches=*/true))) {
+    }
+  }
+  History Halved(bool batches) const {
+    History half = best_;
+    Setup& setup = half.setup;
+    const bool of_cells = WhyNotOfCells(setup).empty();
+    setup.init.capacity = (setup.init.capacity + 1) / 2;
+    if (of_cells) SetCells(setup.init.capacity, setup);
+    bool leave_out = false;
+    std::erase_if(half.ops, [&](const Op& op) {
+      leave_out = batches && op.kind == OpKind::kPut && !leave_out;
+      return leave_out;
+    });
+    for (Op& op : half.ops) {
+      for (Segment& segment : op.segments) {
+        if (!batches) segment.count = (segment.count + 1) / 2;
+      }
+      op.begin.offset /= 2;
+      op.end.offset = (op.end.offset + 1) / 2;
+    }
+    return half;
+  }
+
   // One round of single moves; whether one of them led on.
   bool Step() {
+    // Of many operations, most of which will go, not every detail.
+    constexpr std::size_t kMany = 12;
+    const std::size_t before = best_.ops.size();
+    if (before > kMany) Step(Moves(best_, /*all=*/false));
+    return best_.ops.size() < before || Step(Moves(best_, /*all=*/true));
+  }
+  bool Step(Moves moves) {
     bool plainer = false;
-    for (const Move& move : Moves(best_).Take()) {
+    for (const Move& move : moves.Take()) {
       History candidate = best_;
       move(candidate);
       plainer = TryPlainer(candidate) || plainer;
@@ -446,9 +515,8 @@ class Shrinker {
   }
 
   // The last operations, after a state that is reached at once.
-  bool Rebuild() {
-    constexpr std::size_t kMostKept = 4;
-    for (std::size_t kept = 1; kept <= kMostKept; ++kept) {
+  bool Rebuild(std::size_t most_kept = 4) {
+    for (std::size_t kept = 1; kept <= most_kept; ++kept) {
       const std::optional<History> rebuilt = Rebuilt(best_, kept);
       if (rebuilt && TryPlainer(*rebuilt)) return true;
     }
@@ -467,7 +535,7 @@ class Shrinker {
     constexpr std::size_t kMostTries = 12000;
     const std::size_t enough =
         tried_.size() + kMostTries / std::max<std::size_t>(best_.ops.size(), 1);
-    std::vector<Move> moves = Moves(best_).Take();
+    std::vector<Move> moves = Moves(best_, /*all=*/true).Take();
     const std::string text = ToText(best_);
     std::erase_if(moves, [&](const Move& move) {  // What changes nothing.
       History changed = best_;
@@ -498,11 +566,11 @@ class Shrinker {
 }  // namespace
 
 History Shrink(const History& history, const Subject& subject) {
-  Subject quick = subject;
   const std::optional<Difference> difference =
       RunHistory(history, subject).difference;
-  quick.tried_outside_of_life =
-      difference && difference->check.starts_with("misuse: ");
+  if (!difference) return history;
+  Subject quick = subject;
+  quick.tried_outside_of_life = difference->check.starts_with("misuse: ");
   return Shrink(history, [&](const History& candidate) {
     return RunHistory(candidate, quick).difference;
   });
