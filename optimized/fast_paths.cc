@@ -11,6 +11,13 @@ std::atomic<FastPaths> forced = FastPaths::kAuto;
 
 }  // namespace
 
+std::optional<FastPaths> FastPathsFromName(std::string_view name) {
+  if (name.empty()) return FastPaths::kAuto;
+  if (name == "on") return FastPaths::kOn;
+  if (name == "off") return FastPaths::kOff;
+  return std::nullopt;
+}
+
 void ForceFastPaths(FastPaths use) {
   // First, so that the environment does not override this later.
   (void)UseFastPathsFromEnvironment();
@@ -19,11 +26,10 @@ void ForceFastPaths(FastPaths use) {
 
 bool UseFastPathsFromEnvironment() {
   static const bool known = [] {
-    const char* text = std::getenv("KVTWIN_FAST_PATHS");
-    const std::string_view name = text == nullptr ? "" : text;
-    if (name == "on") forced = FastPaths::kOn;
-    if (name == "off") forced = FastPaths::kOff;
-    return name.empty() || name == "on" || name == "off";
+    const char* name = std::getenv("KVTWIN_FAST_PATHS");
+    const auto use = FastPathsFromName(name == nullptr ? "" : name);
+    if (use) forced = *use;
+    return use.has_value();
   }();
   return known;
 }

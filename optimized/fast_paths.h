@@ -4,9 +4,15 @@
 #ifndef KVTWIN_OPTIMIZED_FAST_PATHS_H_
 #define KVTWIN_OPTIMIZED_FAST_PATHS_H_
 
+#include <optional>
+#include <string_view>
+
 namespace kvtwin::optimized {
 
 enum class FastPaths { kAuto, kOn, kOff };
+
+// "on", "off", and "" for kAuto; nothing for any other name.
+std::optional<FastPaths> FastPathsFromName(std::string_view name);
 
 // From now on, in all threads. Not while another thread is in a cache.
 void ForceFastPaths(FastPaths use);

@@ -21,6 +21,7 @@
 #include "kvtwin/legacy.h"
 #include "optimized/aligned_buffer.h"
 #include "optimized/bit_tree.h"
+#include "optimized/fast_paths.h"
 #include "optimized/id_map.h"
 #include "optimized/kernels.h"
 #include "optimized/mask.h"
@@ -524,6 +525,23 @@ TEST(Corners, AMaskThatIsMoreThanAllMemory) {
       mask.Build(nullptr, {}, std::size_t{1} << 31,
                  {.first = 0, .end = std::size_t{1} << 31}, DType::kF32),
       std::bad_alloc);
+}
+
+TEST(Corners, FastPathsAreForced) {
+  using optimized::FastPaths;
+  EXPECT_EQ(optimized::FastPathsFromName(""), FastPaths::kAuto);
+  EXPECT_EQ(optimized::FastPathsFromName("on"), FastPaths::kOn);
+  EXPECT_EQ(optimized::FastPathsFromName("off"), FastPaths::kOff);
+  EXPECT_FALSE(optimized::FastPathsFromName("of"));
+  EXPECT_FALSE(optimized::FastPathsFromName("one"));
+  for (const bool pays : {false, true}) {
+    optimized::ForceFastPaths(FastPaths::kOn);
+    EXPECT_TRUE(optimized::TakeFastPath(pays));
+    optimized::ForceFastPaths(FastPaths::kOff);
+    EXPECT_FALSE(optimized::TakeFastPath(pays));
+    optimized::ForceFastPaths(FastPaths::kAuto);
+    EXPECT_EQ(optimized::TakeFastPath(pays), pays);
+  }
 }
 
 TEST(Corners, ThreadsShareWhatIsLarge) {
