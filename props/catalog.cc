@@ -19,9 +19,9 @@ constexpr std::array<std::int64_t, kMostOps + 1> kMostSpecial = {0, 5, 10, 12,
 // How often to try, by the number of operations. In the museum nearly all that
 // is found is found within so many.
 using Tries = std::array<std::size_t, kMostOps + 1>;
-constexpr Tries kOnlyPlain = {0, 700, 7000, 6000, 1500};
-constexpr Tries kPlainFirst = {0, 600, 2800, 1600, 500};
-constexpr Tries kSpecial = {0, 400, 5600, 5000, 4800};
+constexpr Tries kOnlyPlain = {0, 600, 7000, 5500, 1000};
+constexpr Tries kPlainFirst = {0, 500, 2400, 1400, 300};
+constexpr Tries kSpecial = {0, 250, 5600, 4600, 4400};
 
 CacheSpec Windowed(Kind kind, int window, std::optional<int> memory = {}) {
   CacheSpec spec;

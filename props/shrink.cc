@@ -571,9 +571,10 @@ History Shrink(const History& history, const Subject& subject) {
   if (!difference) return history;
   Subject quick = subject;
   quick.tried_outside_of_life = difference->check.starts_with("misuse: ");
-  return Shrink(history, [&](const History& candidate) {
+  const Rerun rerun = [&](const History& candidate) {
     return RunHistory(candidate, quick).difference;
-  });
+  };
+  return Shrinker(history, *difference, rerun).Run();
 }
 
 History Shrink(const History& history, const Rerun& rerun) {
