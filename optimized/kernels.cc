@@ -51,12 +51,17 @@ HWY_INLINE hn::Mask<I32> Outside(PosRange range, IntVec position) {
                 hn::Gt(position, hn::Set(I32(), range.last)));
 }
 
-HWY_INLINE std::uint64_t SelectWord(const std::int32_t* positions,
-                                    std::uint64_t word, PosRange range) {
+// The cells of word w of the members at positions in `range`.
+HWY_INLINE std::uint64_t SelectWord(const Members& members, std::size_t w,
+                                    PosRange range) {
+  const std::uint64_t word = members.words[w];
   if (word == 0) return 0;
+  const PosRange stored = members.ranges[w];
+  if (stored.last < range.first || range.last < stored.first) return 0;
+  if (range.first <= stored.first && stored.last <= range.last) return word;
   std::uint64_t excluded = 0;
   for (std::size_t i = 0; i < kWord; i += hn::Lanes(I32())) {
-    const auto position = hn::LoadU(I32(), positions + i);
+    const auto position = hn::LoadU(I32(), members.positions + w * kWord + i);
     excluded |= BitsOf(Outside(range, position)) << i;
   }
   return word & ~excluded;
@@ -66,8 +71,7 @@ std::size_t SelectCells(Members members, PosRange range,
                         std::uint64_t* selected) {
   std::size_t count = 0;
   for (std::size_t w = 0; w < members.word_count; ++w) {
-    selected[w] =
-        SelectWord(members.positions + w * kWord, members.words[w], range);
+    selected[w] = SelectWord(members, w, range);
     count += static_cast<std::size_t>(std::popcount(selected[w]));
   }
   return count;
@@ -75,8 +79,7 @@ std::size_t SelectCells(Members members, PosRange range,
 
 std::size_t FirstCellIn(Members members, PosRange range) {
   for (std::size_t w = 0; w < members.word_count; ++w) {
-    const std::uint64_t selected =
-        SelectWord(members.positions + w * kWord, members.words[w], range);
+    const std::uint64_t selected = SelectWord(members, w, range);
     if (selected != 0) {
       return w * kWord + static_cast<std::size_t>(std::countr_zero(selected));
     }
@@ -86,8 +89,7 @@ std::size_t FirstCellIn(Members members, PosRange range) {
 
 std::size_t LastCellIn(Members members, PosRange range) {
   for (std::size_t w = members.word_count; w-- > 0;) {
-    const std::uint64_t selected =
-        SelectWord(members.positions + w * kWord, members.words[w], range);
+    const std::uint64_t selected = SelectWord(members, w, range);
     if (selected != 0) {
       return w * kWord + static_cast<std::size_t>(std::bit_width(selected)) - 1;
     }
@@ -95,38 +97,45 @@ std::size_t LastCellIn(Members members, PosRange range) {
   return SIZE_MAX;
 }
 
-PosRange Extremes(Members members) {
+PosRange RangeOf(const std::int32_t* positions, std::uint64_t cells) {
   const auto lowest_start = hn::Set(I32(), INT32_MAX);
   const auto highest_start = hn::Set(I32(), -1);
   auto lowest = lowest_start;
   auto highest = highest_start;
-  for (std::size_t w = 0; w < members.word_count; ++w) {
-    const std::uint64_t word = members.words[w];
-    if (word == 0) continue;
-    for (std::size_t i = 0; i < kWord; i += hn::Lanes(I32())) {
-      const auto lanes = LanesOf(word >> i);
-      const auto position = hn::LoadU(I32(), members.positions + w * kWord + i);
-      lowest = hn::Min(lowest, hn::IfThenElse(lanes, position, lowest_start));
-      highest =
-          hn::Max(highest, hn::IfThenElse(lanes, position, highest_start));
-    }
+  for (std::size_t i = 0; i < kWord; i += hn::Lanes(I32())) {
+    const auto lanes = LanesOf(cells >> i);
+    const auto position = hn::LoadU(I32(), positions + i);
+    lowest = hn::Min(lowest, hn::IfThenElse(lanes, position, lowest_start));
+    highest = hn::Max(highest, hn::IfThenElse(lanes, position, highest_start));
   }
   return {hn::GetLane(hn::MinOfLanes(I32(), lowest)),
           hn::GetLane(hn::MaxOfLanes(I32(), highest))};
 }
 
-void AddToPositions(std::int32_t* positions, const std::uint64_t* selected,
-                    std::size_t word_count, std::int32_t offset) {
-  const auto offsets = hn::Set(I32(), offset);
-  for (std::size_t w = 0; w < word_count; ++w) {
-    const std::uint64_t word = selected[w];
-    if (word == 0) continue;
-    for (std::size_t i = 0; i < kWord; i += hn::Lanes(I32())) {
-      std::int32_t* at = positions + w * kWord + i;
-      const auto position = hn::LoadU(I32(), at);
-      const auto step = hn::IfThenElseZero(LanesOf(word >> i), offsets);
-      hn::StoreU(hn::Add(position, step), I32(), at);
+PosRange Extremes(Members members) {
+  PosRange all{.first = INT32_MAX, .last = -1};
+  for (std::size_t w = 0; w < members.word_count; ++w) {
+    const std::uint64_t word = members.words[w];
+    PosRange range = members.ranges[w];
+    if (word == 0 || (all.first <= range.first && range.last <= all.last)) {
+      continue;
     }
+    if (word != ~members.free[w]) {
+      range = RangeOf(members.positions + w * kWord, word);
+    }
+    all.first = std::min(all.first, range.first);
+    all.last = std::max(all.last, range.last);
+  }
+  return all;
+}
+
+void AddToPositions(std::int32_t* positions, std::uint64_t cells,
+                    std::int32_t offset) {
+  const auto offsets = hn::Set(I32(), offset);
+  for (std::size_t i = 0; i < kWord; i += hn::Lanes(I32())) {
+    const auto position = hn::LoadU(I32(), positions + i);
+    const auto step = hn::IfThenElseZero(LanesOf(cells >> i), offsets);
+    hn::StoreU(hn::Add(position, step), I32(), positions + i);
   }
 }
 
@@ -201,6 +210,7 @@ HWY_EXPORT(SelectCells);
 HWY_EXPORT(FirstCellIn);
 HWY_EXPORT(LastCellIn);
 HWY_EXPORT(Extremes);
+HWY_EXPORT(RangeOf);
 HWY_EXPORT(AddToPositions);
 HWY_EXPORT(WriteMaskRowF32);
 HWY_EXPORT(WriteMaskRowF16);
@@ -222,10 +232,13 @@ PosRange Extremes(Members members) {
   return HWY_DYNAMIC_DISPATCH(Extremes)(members);
 }
 
-void AddToPositions(std::int32_t* positions, const std::uint64_t* selected,
-                    std::size_t word_count, std::int32_t offset) {
-  HWY_DYNAMIC_DISPATCH(AddToPositions)
-  (positions, selected, word_count, offset);
+PosRange RangeOf(const std::int32_t* positions, std::uint64_t cells) {
+  return HWY_DYNAMIC_DISPATCH(RangeOf)(positions, cells);
+}
+
+void AddToPositions(std::int32_t* positions, std::uint64_t cells,
+                    std::int32_t offset) {
+  HWY_DYNAMIC_DISPATCH(AddToPositions)(positions, cells, offset);
 }
 
 void WriteMaskRow(const MaskRow& row, float* out) {
