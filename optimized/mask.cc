@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <new>
 
+#include "hwy/cache_control.h"
+#include "optimized/fast_paths.h"
+#include "optimized/mask_kernels.h"
 #include "optimized/parallel.h"
 
 namespace kvtwin::optimized {
@@ -12,11 +15,16 @@ namespace {
 // write one long row. A multiple of a word.
 constexpr std::size_t kPieceCells = std::size_t{16} * 1024;
 
-template <class T>
+// A buffer that no cache holds is written past them.
+constexpr std::size_t kBeyondCaches = std::size_t{16} << 20;
+
 void WriteRows(const std::int32_t* positions, std::span<const RowRule> rules,
-               std::size_t row_count, CellSpan view, T* out) {
+               std::size_t row_count, CellSpan view, DType dtype,
+               std::byte* out) {
   const std::size_t pieces = (view.size() + kPieceCells - 1) / kPieceCells;
-  const std::size_t bytes = row_count * view.size() * sizeof(T);
+  const std::size_t row_bytes = MaskRowBytes(dtype, view.size());
+  const std::size_t bytes = row_count * row_bytes;
+  const bool stream = TakeFastPath(bytes > kBeyondCaches);
   ParallelFor(row_count * pieces, bytes, [&](std::size_t i) {
     const std::size_t row = i / pieces;
     const std::size_t column = i % pieces * kPieceCells;
@@ -28,8 +36,11 @@ void WriteRows(const std::int32_t* positions, std::span<const RowRule> rules,
                   .members = rule.members,
                   .range = rule.range,
                   .first = first,
-                  .end = end},
-                 out + row * view.size() + column);
+                  .end = end,
+                  .ranges = nullptr,
+                  .stream = stream},
+                 dtype, out + row * row_bytes + MaskRowBytes(dtype, column));
+    if (stream) hwy::FlushStream();
   });
 }
 
@@ -37,8 +48,9 @@ void WriteRows(const std::int32_t* positions, std::span<const RowRule> rules,
 
 void Mask::Build(const std::int32_t* positions, std::span<const RowRule> rules,
                  std::size_t row_count, CellSpan view, DType dtype) {
-  std::size_t bytes = row_count * view.size();  // Both are counted in an int.
-  if (__builtin_mul_overflow(bytes, SizeOf(dtype), &bytes)) {
+  std::size_t bytes;
+  if (__builtin_mul_overflow(MaskRowBytes(dtype, view.size()), row_count,
+                             &bytes)) {
     throw std::bad_alloc();
   }
   if (bytes > buffer_.bytes()) {
@@ -47,11 +59,7 @@ void Mask::Build(const std::int32_t* positions, std::span<const RowRule> rules,
     buffer_ = AlignedBuffer();  // Never both at once.
     buffer_ = AlignedBuffer(std::max(bytes, grown));
   }
-  if (dtype == DType::kF32) {
-    WriteRows(positions, rules, row_count, view, buffer_.as<float>());
-  } else {
-    WriteRows(positions, rules, row_count, view, buffer_.as<std::uint16_t>());
-  }
+  WriteRows(positions, rules, row_count, view, dtype, buffer_.data());
   view_ = DenseView(buffer_.data(), dtype,
                     {static_cast<std::int64_t>(view.size()),
                      static_cast<std::int64_t>(row_count), 1, 1});
