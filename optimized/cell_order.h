@@ -16,7 +16,7 @@ namespace kvtwin::optimized {
 
 class CellOrder {
  public:
-  // No allocation until there are more than `most` cells.
+  // Nothing is known until Clear. No allocation for up to `most` cells.
   void Reserve(std::size_t most) { cells_.reserve(2 * most + 1); }
 
   // Of no cells.
@@ -54,9 +54,8 @@ class CellOrder {
            cell = members.Next(cell + 1)) {
         cells_.push_back(static_cast<std::int32_t>(cell));
       }
-      std::sort(cells_.begin(), cells_.end(), [&](auto a, auto b) {
-        return positions[a] < positions[b];
-      });
+      std::sort(cells_.begin(), cells_.end(),
+                [&](auto a, auto b) { return positions[a] < positions[b]; });
     }
     return std::span<const std::int32_t>(cells_).subspan(begin_);
   }
@@ -64,7 +63,7 @@ class CellOrder {
  private:
   std::vector<std::int32_t> cells_;  // From begin_ on.
   std::size_t begin_ = 0;
-  bool known_ = true;
+  bool known_ = false;
 };
 
 }  // namespace kvtwin::optimized

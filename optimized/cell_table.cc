@@ -16,9 +16,8 @@ constexpr std::int64_t kNever = INT64_MAX;
 
 }  // namespace
 
-CellTable::CellTable(std::size_t cells, std::size_t sequences,
-                     std::size_t most)
-    : most_(most),
+CellTable::CellTable(std::size_t cells, std::size_t sequences, std::size_t most)
+    : most_(std::min(most, cells)),
       positions_(WordsFor(cells) * kWordBits * sizeof(std::int32_t)),
       ranges_(WordsFor(cells) * sizeof(PosRange)),
       shared_(WordsFor(cells) * sizeof(std::uint64_t)),
@@ -54,7 +53,7 @@ Sequence& CellTable::New(int id) {
   // Whatever was known of the object's last sequence is not known any more.
   sequence.changes += Sequence::kRecent + 1;
   sequence.since = kNever;
-  sequence.order.Clear();
+  if (ordered()) sequence.order.Clear();
   live_.push_back(&sequence);
   by_id_.Insert(id, &sequence);
   return sequence;

@@ -49,20 +49,6 @@ PosRange RangeOf(const std::int32_t* positions, std::uint64_t cells);
 void AddToPositions(std::int32_t* positions, std::uint64_t cells,
                     std::int32_t offset);
 
-// A stretch of one row of a mask, for the cells first .. end - 1: those of
-// `members` (from cell 0 on) at positions in `range` may be attended to.
-struct MaskRow {
-  const std::int32_t* positions;
-  const std::uint64_t* members;  // Null: none.
-  PosRange range;
-  std::size_t first;
-  std::size_t end;
-};
-
-// Writes 0 or -inf to out[0 .. end - first - 1], as f32 and as f16.
-void WriteMaskRow(const MaskRow& row, float* out);
-void WriteMaskRow(const MaskRow& row, std::uint16_t* out);
-
 }  // namespace kvtwin::optimized
 
 #endif  // KVTWIN_OPTIMIZED_KERNELS_H_

@@ -44,7 +44,7 @@ class RunTree {
   static Runs Join(const Runs& low, const Runs& high, std::size_t half);
 
   const BitTree& cells_;
-  std::size_t leaves_;  // A power of two: leaf w is node leaves_ + w.
+  std::size_t leaves_;   // A power of two: leaf w is node leaves_ + w.
   AlignedBuffer nodes_;  // Without the leaves; the root is node 1.
   BitTree changed_;      // Words.
   std::vector<std::size_t> nodes_to_join_;

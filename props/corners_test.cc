@@ -494,21 +494,22 @@ TEST(Corners, MemoryThatIsNotThere) {
 TEST(Corners, ALongMask) {
   constexpr std::size_t kCells = 40000;
   constexpr std::size_t kFirst = 100;
-  std::vector<std::int32_t> positions(kCells);
-  std::iota(positions.begin(), positions.end(), 0);
-  const std::vector<std::uint64_t> members(kCells / 64, ~std::uint64_t{0});
+  optimized::CellTable table(kCells, 1, 0);
+  for (std::size_t cell = 0; cell < kCells; ++cell) {
+    table.Add(0, cell, static_cast<std::int32_t>(cell));
+  }
+  optimized::Sequence* sequence = table.Find(0);
   const std::array<optimized::RowRule, 2> rules = {
-      optimized::RowRule{members.data(), {150, 30000}},
-      optimized::RowRule{members.data(), {20000, 39998}}};
+      optimized::RowRule{sequence, {150, 30000}},
+      optimized::RowRule{sequence, {20000, 39998}}};
   for (const DType dtype : {DType::kF32, DType::kF16}) {
     optimized::Mask mask;
-    mask.Build(positions.data(), rules, 3, {.first = kFirst, .end = kCells},
-               dtype);
+    mask.Build(table, rules, 3, {.first = kFirst, .end = kCells}, dtype);
     for (std::size_t row = 0; row < 3; ++row) {
       for (std::size_t cell = kFirst; cell < kCells; ++cell) {
         const bool seen = row < 2 &&
-                          positions[cell] >= rules[row].range.first &&
-                          positions[cell] <= rules[row].range.last;
+                          table.positions()[cell] >= rules[row].range.first &&
+                          table.positions()[cell] <= rules[row].range.last;
         const float found =
             LoadElement(mask.view().at(static_cast<std::int64_t>(cell - kFirst),
                                        static_cast<std::int64_t>(row)),
@@ -520,11 +521,11 @@ TEST(Corners, ALongMask) {
 }
 
 TEST(Corners, AMaskThatIsMoreThanAllMemory) {
+  const optimized::CellTable table(64, 1, 0);
   optimized::Mask mask;
-  EXPECT_THROW(
-      mask.Build(nullptr, {}, std::size_t{1} << 31,
-                 {.first = 0, .end = std::size_t{1} << 31}, DType::kF32),
-      std::bad_alloc);
+  EXPECT_THROW(mask.Build(table, {}, SIZE_MAX / 64, {.first = 0, .end = 64},
+                          DType::kF32),
+               std::bad_alloc);
 }
 
 TEST(Corners, FastPathsAreForced) {
@@ -638,15 +639,23 @@ TEST_P(OnEachTarget, WordsWithoutTheCellThatIsAskedFor) {
   std::array<std::int32_t, 192> positions = {};
   positions[70] = 5;
   const std::array<std::uint64_t, 3> words = {0, std::uint64_t{1} << 6, 0};
-  const optimized::Members members = {positions.data(), words.data(), 3};
+  const std::array<std::uint64_t, 3> free = {~words[0], ~words[1], ~words[2]};
+  // As wide as it may be.
+  const std::array<optimized::PosRange, 3> ranges = {{{0, 9}, {0, 9}, {0, 9}}};
+  const optimized::Members members = {.positions = positions.data(),
+                                      .words = words.data(),
+                                      .free = free.data(),
+                                      .ranges = ranges.data(),
+                                      .word_count = 3};
   EXPECT_EQ(FirstCellIn(members, {5, 5}), 70);
   EXPECT_EQ(LastCellIn(members, {5, 5}), 70);
   EXPECT_EQ(FirstCellIn(members, {6, 9}), SIZE_MAX);
   EXPECT_EQ(LastCellIn(members, {6, 9}), SIZE_MAX);
-  const optimized::PosRange extremes = optimized::Extremes(members);
-  EXPECT_EQ(extremes.first, 5);
-  EXPECT_EQ(extremes.last, 5);
-  optimized::AddToPositions(positions.data(), words.data(), 3, 2);
+  const optimized::PosRange range =
+      optimized::RangeOf(&positions[64], words[1]);
+  EXPECT_EQ(range.first, 5);
+  EXPECT_EQ(range.last, 5);
+  optimized::AddToPositions(&positions[64], words[1], 2);
   EXPECT_EQ(positions[70], 7);
   EXPECT_EQ(positions[0], 0);
 }

@@ -1,0 +1,141 @@
+// See mask_kernels.h. Highway compiles this file once for each target.
+//
+// First one bit for each column, 64 at a time: cheap, for most words need no
+// look at a position. Then the bits are spread to the elements of the dtype.
+
+#include "optimized/mask_kernels.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optimized/mask_kernels.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "optimized/words-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvtwin::optimized::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Columns are taken in chunks, whose bits stay in the nearest cache.
+constexpr std::size_t kChunk = 64 * kWord;
+// Their words, one more since cells may begin within a word, and a zero.
+using ChunkBits = std::array<std::uint64_t, kChunk / kWord + 2>;
+
+// One bit for each of the cells first .. first + size - 1, and zeros up to a
+// whole word.
+HWY_INLINE void VisibleColumns(const MaskRow& row, std::size_t first,
+                               std::size_t size, ChunkBits& bits) {
+  const std::size_t begin = first / kWord;
+  const std::size_t end = (first + size - 1) / kWord + 1;
+  if (row.members == nullptr) return bits.fill(0);
+  for (std::size_t w = begin; w < end; ++w) {
+    bits[w - begin] = SelectWord(row.positions + w * kWord, row.ranges[w],
+                                 row.members[w], row.range);
+  }
+  bits[end - begin] = 0;
+  const std::size_t shift = first % kWord;
+  const std::size_t count = (size + kWord - 1) / kWord;
+  for (std::size_t i = 0; i < count; ++i) {
+    // In two steps: by 64 bits at once is not defined.
+    bits[i] = bits[i] >> shift | bits[i + 1] << 1 << (kWord - 1 - shift);
+  }
+  const std::size_t unused = count * kWord - size;
+  bits[count - 1] &= ~std::uint64_t{0} >> unused;
+}
+
+constexpr std::size_t kLine = 64;  // Bytes of a line of the cache.
+
+// A line at most, so that a word is a whole number of vectors.
+template <class T>
+using ElementTag = hn::CappedTag<T, kLine / sizeof(T)>;
+
+// To a line's beginning and past the cache, or anywhere.
+template <bool kStream, class T>
+HWY_INLINE void StoreWord(std::uint64_t visible, T minus_inf, T* out) {
+  const ElementTag<T> d;
+  const auto hidden = hn::Set(d, minus_inf);
+  for (std::size_t i = 0; i < kWord; i += hn::Lanes(d)) {
+    const auto value = hn::IfThenZeroElse(LanesOf(d, visible >> i), hidden);
+    if constexpr (kStream) {
+      hn::Stream(value, d, out + i);
+    } else {
+      hn::StoreU(value, d, out + i);
+    }
+  }
+}
+
+template <class T>
+HWY_INLINE void StoreColumns(const ChunkBits& bits, std::size_t size,
+                             T minus_inf, bool stream, T* out) {
+  const std::size_t words = size / kWord;
+  if (stream) {
+    for (std::size_t i = 0; i < words; ++i) {
+      StoreWord<true>(bits[i], minus_inf, out + i * kWord);
+    }
+  } else {
+    for (std::size_t i = 0; i < words; ++i) {
+      StoreWord<false>(bits[i], minus_inf, out + i * kWord);
+    }
+  }
+  if (size % kWord == 0) return;
+  // `out` is only as long as the row.
+  T last[kWord];
+  StoreWord<false>(bits[words], minus_inf, last);
+  std::copy_n(last, size % kWord, out + words * kWord);
+}
+
+// How many elements there are before a line of the cache begins.
+template <class T>
+std::size_t BeforeLine(const T* out) {
+  const auto at = reinterpret_cast<std::uintptr_t>(out);
+  return (kLine - at % kLine) % kLine / sizeof(T);
+}
+
+template <class T>
+HWY_INLINE void WriteElements(const MaskRow& row, T minus_inf,
+                              std::byte* bytes) {
+  T* out = reinterpret_cast<T*>(bytes);
+  ChunkBits bits;
+  std::size_t first = row.first;
+  while (first < row.end) {
+    // Whole lines are streamed, so that the first chunk ends where one begins.
+    const std::size_t before = row.stream ? BeforeLine(out) : 0;
+    const std::size_t size =
+        std::min(before > 0 ? before : kChunk, row.end - first);
+    VisibleColumns(row, first, size, bits);
+    StoreColumns(bits, size, minus_inf, row.stream, out);
+    first += size;
+    out += size;
+  }
+}
+
+void WriteMaskRowAs(const MaskRow& row, DType dtype, std::byte* out) {
+  switch (dtype) {
+    case DType::kF32:
+      return WriteElements(row, std::uint32_t{0xFF800000}, out);
+    case DType::kF16:
+      return WriteElements(row, std::uint16_t{0xFC00}, out);
+  }
+}
+
+}  // namespace kvtwin::optimized::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvtwin::optimized {
+
+HWY_EXPORT(WriteMaskRowAs);
+
+std::size_t MaskRowBytes(DType dtype, std::size_t cells) {
+  return cells * SizeOf(dtype);
+}
+
+void WriteMaskRow(const MaskRow& row, DType dtype, std::byte* out) {
+  HWY_DYNAMIC_DISPATCH(WriteMaskRowAs)(row, dtype, out);
+}
+
+}  // namespace kvtwin::optimized
+#endif  // HWY_ONCE
