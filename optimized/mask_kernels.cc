@@ -24,23 +24,65 @@ constexpr std::size_t kChunk = 64 * kWord;
 // Their words, one more since cells may begin within a word, and a zero.
 using ChunkBits = std::array<std::uint64_t, kChunk / kWord + 2>;
 
+// As many words at a time as there are 64-bit lanes.
+using U64 = hn::CappedTag<std::uint64_t, 8>;
+using I64 = hn::RebindToSigned<U64>;
+
+HWY_INLINE std::uint64_t VisibleWord(const MaskRow& row, std::size_t w) {
+  return SelectWord(row.positions + w * kWord, row.ranges[w], row.members[w],
+                    row.range);
+}
+
+// Writes the visible cells of the words begin .. end - 1.
+HWY_INLINE void VisibleWords(const MaskRow& row, std::size_t begin,
+                             std::size_t end, std::uint64_t* out) {
+  if (row.members == nullptr) {
+    std::fill_n(out, end - begin, 0);
+    return;
+  }
+  std::size_t w = begin;
+  constexpr std::size_t kLanes = hn::MaxLanes(U64());
+  const auto row_first = hn::Set(I64(), row.range.first);
+  const auto row_last = hn::Set(I64(), row.range.last);
+  for (; w + kLanes <= end; w += kLanes, out += kLanes) {
+    // The first is the lower half of 64 bits.
+    std::array<std::uint64_t, kLanes> ranges;
+    std::memcpy(ranges.data(), row.ranges + w, sizeof(ranges));
+    const auto range = hn::LoadU(U64(), ranges.data());
+    const auto first =
+        hn::BitCast(I64(), hn::And(range, hn::Set(U64(), UINT32_MAX)));
+    const auto last = hn::BitCast(I64(), hn::ShiftRight<32>(range));
+    const auto not_inside =
+        hn::Or(hn::Gt(row_first, first), hn::Gt(last, row_last));
+    const auto outside =
+        hn::Or(hn::Gt(first, row_last), hn::Gt(row_first, last));
+    const auto members = hn::LoadU(U64(), row.members + w);
+    hn::StoreU(hn::IfThenZeroElse(hn::RebindMask(U64(), not_inside), members),
+               U64(), out);
+    const auto straddles = hn::AndNot(outside, not_inside);
+    if (hn::AllFalse(I64(), straddles)) continue;
+    // Those wholly outside need not be asked again, but that is rare.
+    for (std::size_t i = 0; i < kLanes; ++i) {
+      if (out[i] == 0) out[i] = VisibleWord(row, w + i);
+    }
+  }
+  for (; w < end; ++w) *out++ = VisibleWord(row, w);
+}
+
 // One bit for each of the cells first .. first + size - 1, and zeros up to a
 // whole word.
 HWY_INLINE void VisibleColumns(const MaskRow& row, std::size_t first,
                                std::size_t size, ChunkBits& bits) {
   const std::size_t begin = first / kWord;
   const std::size_t end = (first + size - 1) / kWord + 1;
-  if (row.members == nullptr) return bits.fill(0);
-  for (std::size_t w = begin; w < end; ++w) {
-    bits[w - begin] = SelectWord(row.positions + w * kWord, row.ranges[w],
-                                 row.members[w], row.range);
-  }
-  bits[end - begin] = 0;
+  VisibleWords(row, begin, end, bits.data());
   const std::size_t shift = first % kWord;
   const std::size_t count = (size + kWord - 1) / kWord;
-  for (std::size_t i = 0; i < count; ++i) {
-    // In two steps: by 64 bits at once is not defined.
-    bits[i] = bits[i] >> shift | bits[i + 1] << 1 << (kWord - 1 - shift);
+  if (shift != 0) {
+    bits[end - begin] = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      bits[i] = bits[i] >> shift | bits[i + 1] << (kWord - shift);
+    }
   }
   const std::size_t unused = count * kWord - size;
   bits[count - 1] &= ~std::uint64_t{0} >> unused;

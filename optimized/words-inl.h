@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "optimized/kernels.h"
@@ -33,11 +34,14 @@ HWY_INLINE hn::Mask<D> LanesOf(D d, std::uint64_t bits) {
   return hn::LoadMaskBits(d, bytes.data());
 }
 
-// And back.
+// And back. Read as wide as they were written: anything wider would wait for
+// the store.
 HWY_INLINE std::uint64_t BitsOf(hn::Mask<I32> lanes) {
-  std::array<std::uint8_t, sizeof(std::uint64_t)> bytes = {};
+  using Bits = std::conditional_t<(hn::MaxLanes(I32()) > 8), std::uint16_t,
+                                  std::uint8_t>;
+  std::array<std::uint8_t, sizeof(std::uint64_t)> bytes;
   hn::StoreMaskBits(I32(), lanes, bytes.data());
-  std::uint64_t bits;
+  Bits bits;
   std::memcpy(&bits, bytes.data(), sizeof(bits));
   return bits;
 }
