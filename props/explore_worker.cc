@@ -43,8 +43,7 @@ bool SameBytes(const TensorView& a, const TensorView& b) {
   if (!IsDense(a) || !IsDense(b)) {
     return CopyOf(a, a.dtype) == CopyOf(b, b.dtype);
   }
-  const auto elements = static_cast<std::size_t>(a.elements());
-  return std::memcmp(a.data, b.data, elements * SizeOf(a.dtype)) == 0;
+  return std::memcmp(a.data, b.data, DenseBytes(a.dtype, a.shape)) == 0;
 }
 
 // Row `row` of `rows` = [dims, kv_heads, n] is `one` = [dims, kv_heads].
