@@ -18,25 +18,21 @@ constexpr std::size_t kPieceCells = std::size_t{16} * 1024;
 // What no cache holds is written past them.
 constexpr std::size_t kBeyondCaches = std::size_t{16} << 20;
 
-std::size_t RoundDown(std::size_t value) {
-  return value / kWordBits * kWordBits;
-}
-
-std::size_t RoundUp(std::size_t value) { return WordsFor(value) * kWordBits; }
-
 }  // namespace
 
 // Rows that do not fit where they are lose what they show.
 void Mask::FindRoom(std::size_t row_count, CellSpan view, DType dtype,
                     std::size_t cells) {
+  // Bits have no address but in words of 64 columns.
+  const bool words = dtype == DType::kBits;
   if (base_ <= view.first && view.end <= base_ + columns_ &&
-      row_count <= rows_.size()) {
+      row_count <= rows_.size() && (!words || Word(view.first) == view.first)) {
     return;
   }
-  base_ = RoundDown(view.first);
+  base_ = words ? view.first : view.first / kWordBits * kWordBits;
   // The view of a decode step grows by a cell at a time: not by as little.
   const std::size_t needed = view.end - base_;
-  columns_ = RoundUp(std::min(needed + needed / 2, cells - base_));
+  columns_ = WordsFor(std::min(needed + needed / 2, cells - base_)) * kWordBits;
   const std::size_t row_bytes = MaskRowBytes(dtype, columns_);
   std::size_t bytes;
   if (__builtin_mul_overflow(row_bytes, row_count, &bytes)) {
@@ -61,11 +57,14 @@ void Mask::Add(std::size_t row, CellSpan cells) {
   }
 }
 
-// The columns of word w that are among `cells`, which begin with a word.
-void Mask::AddWord(std::size_t row, CellSpan cells, std::size_t w) {
-  const std::size_t first = w * kWordBits;
-  if (first < cells.first) return;
-  // No column twice: threads do not write the same one.
+// The first cell of the 64 columns that a cell is in.
+std::size_t Mask::Word(std::size_t cell) const {
+  return base_ + (cell - base_) / kWordBits * kWordBits;
+}
+
+// The 64 columns that a cell is in. Not twice: threads do not write the same.
+void Mask::AddWordOf(std::size_t row, CellSpan cells, std::size_t cell) {
+  const std::size_t first = Word(cell);
   for (std::size_t i = pieces_.size(); i-- > 0 && pieces_[i].row == row;) {
     const CellSpan& known = pieces_[i].cells;
     if (known.first <= first && first < known.end) return;
@@ -88,7 +87,10 @@ bool Mask::AddCellsAt(const CellTable& table, std::size_t row, CellSpan cells,
   const auto found = table.CellsAt(sequence, range);
   if (found.size() > Sequence::kRecent) return false;
   for (const std::int32_t cell : found) {
-    AddWord(row, cells, static_cast<std::size_t>(cell) / kWordBits);
+    const auto changed = static_cast<std::size_t>(cell);
+    if (cells.first <= changed && changed < cells.end) {
+      AddWordOf(row, cells, changed);
+    }
   }
   return true;
 }
@@ -104,14 +106,20 @@ bool Mask::AddChanges(const CellTable& table, const RowRule& rule,
   }
   if (view.end != before.cells.end) {
     // From a word on: as bits, what lies beyond the view is zero.
-    Add(row, {RoundDown(std::min(view.end, before.cells.end)), view.end});
+    Add(row, {Word(std::min(view.end, before.cells.end)), view.end});
   }
   if (rule.sequence == nullptr) return true;
   const Sequence& sequence = *rule.sequence;
   if (sequence.changes - before.changes > Sequence::kRecent) return false;
   const CellSpan cells{before.cells.first, view.end};
   for (std::uint64_t i = before.changes; i < sequence.changes; ++i) {
-    AddWord(row, cells, sequence.recent[i % Sequence::kRecent]);
+    const std::size_t cell =
+        std::size_t{sequence.recent[i % Sequence::kRecent]} * kWordBits;
+    const std::size_t first = std::max(cell, cells.first);
+    const std::size_t end = std::min(cell + kWordBits, cells.end);
+    if (first >= end) continue;
+    AddWordOf(row, cells, first);
+    AddWordOf(row, cells, end - 1);  // Another one if columns are off cells.
   }
   const PosRange was = before.rule.range;
   const PosRange is = rule.range;
@@ -132,7 +140,7 @@ void Mask::Update(const CellTable& table, const RowRule& rule, std::size_t row,
     state.cells.end = view.end;
   } else {
     pieces_.resize(written);
-    state.cells = {RoundDown(view.first), view.end};
+    state.cells = {Word(view.first), view.end};
     Add(row, state.cells);
   }
   state.rule = rule;
@@ -152,11 +160,11 @@ void Mask::Write(const CellTable& table, DType dtype) {
     const auto& [sequence, range] = rows_[row].rule;
     WriteMaskRow(
         {.positions = table.positions(),
-         .ranges = table.ranges(),
          .members = sequence == nullptr ? nullptr : sequence->members.words(),
          .range = range,
          .first = cells.first,
          .end = cells.end,
+         .ranges = table.ranges(),
          .stream = stream},
         dtype,
         buffer_.data() + row * row_bytes +

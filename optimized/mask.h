@@ -66,7 +66,8 @@ class Mask {
                   CellSpan view);
   bool AddCellsAt(const CellTable& table, std::size_t row, CellSpan cells,
                   PosRange range);
-  void AddWord(std::size_t row, CellSpan cells, std::size_t w);
+  std::size_t Word(std::size_t cell) const;
+  void AddWordOf(std::size_t row, CellSpan cells, std::size_t cell);
   void Add(std::size_t row, CellSpan cells);
   void Write(const CellTable& table, DType dtype);
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 
 #undef HWY_TARGET_INCLUDE
@@ -20,9 +21,7 @@ namespace kvtwin::optimized::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Columns are taken in chunks, whose bits stay in the nearest cache.
-constexpr std::size_t kChunk = 64 * kWord;
-// Their words, one more since cells may begin within a word, and a zero.
-using ChunkBits = std::array<std::uint64_t, kChunk / kWord + 2>;
+constexpr std::size_t kChunk = 128 * kWord;
 
 // As many words at a time as there are 64-bit lanes.
 using U64 = hn::CappedTag<std::uint64_t, 8>;
@@ -60,33 +59,40 @@ HWY_INLINE void VisibleWords(const MaskRow& row, std::size_t begin,
     hn::StoreU(hn::IfThenZeroElse(hn::RebindMask(U64(), not_inside), members),
                U64(), out);
     const auto straddles = hn::AndNot(outside, not_inside);
-    if (hn::AllFalse(I64(), straddles)) continue;
-    // Those wholly outside need not be asked again, but that is rare.
-    for (std::size_t i = 0; i < kLanes; ++i) {
-      if (out[i] == 0) out[i] = VisibleWord(row, w + i);
+    std::array<std::uint8_t, sizeof(std::uint64_t)> lanes;
+    hn::StoreMaskBits(I64(), straddles, lanes.data());
+    for (unsigned rest = lanes[0]; rest != 0; rest &= rest - 1) {
+      const auto i = static_cast<std::size_t>(std::countr_zero(rest));
+      out[i] = VisibleWord(row, w + i);
     }
   }
   for (; w < end; ++w) *out++ = VisibleWord(row, w);
 }
 
-// One bit for each of the cells first .. first + size - 1, and zeros up to a
-// whole word.
+// Writes one bit for each of the cells first .. first + size - 1, and zeros up
+// to a whole word. At most a chunk.
 HWY_INLINE void VisibleColumns(const MaskRow& row, std::size_t first,
-                               std::size_t size, ChunkBits& bits) {
+                               std::size_t size, std::uint64_t* bits) {
   const std::size_t begin = first / kWord;
   const std::size_t end = (first + size - 1) / kWord + 1;
-  VisibleWords(row, begin, end, bits.data());
   const std::size_t shift = first % kWord;
   const std::size_t count = (size + kWord - 1) / kWord;
-  if (shift != 0) {
-    bits[end - begin] = 0;
+  if (shift == 0) {
+    VisibleWords(row, begin, end, bits);
+  } else {
+    // A word of columns is of two words of cells, the last perhaps of one.
+    std::array<std::uint64_t, kChunk / kWord + 2> words;
+    VisibleWords(row, begin, end, words.data());
+    words[end - begin] = 0;
     for (std::size_t i = 0; i < count; ++i) {
-      bits[i] = bits[i] >> shift | bits[i + 1] << (kWord - shift);
+      bits[i] = words[i] >> shift | words[i + 1] << (kWord - shift);
     }
   }
-  const std::size_t unused = count * kWord - size;
-  bits[count - 1] &= ~std::uint64_t{0} >> unused;
+  bits[count - 1] &= ~std::uint64_t{0} >> (count * kWord - size);
 }
+
+// The bits of a chunk.
+using ChunkBits = std::array<std::uint64_t, kChunk / kWord>;
 
 constexpr std::size_t kLine = 64;  // Bytes of a line of the cache.
 
@@ -147,10 +153,20 @@ HWY_INLINE void WriteElements(const MaskRow& row, T minus_inf,
     const std::size_t before = row.stream ? BeforeLine(out) : 0;
     const std::size_t size =
         std::min(before > 0 ? before : kChunk, row.end - first);
-    VisibleColumns(row, first, size, bits);
+    VisibleColumns(row, first, size, bits.data());
     StoreColumns(bits, size, minus_inf, row.stream, out);
     first += size;
     out += size;
+  }
+}
+
+// There is little to write, so that nothing is streamed.
+HWY_INLINE void WriteBits(const MaskRow& row, std::byte* bytes) {
+  auto* out = reinterpret_cast<std::uint64_t*>(bytes);
+  for (std::size_t first = row.first; first < row.end; first += kChunk) {
+    const std::size_t size = std::min(kChunk, row.end - first);
+    VisibleColumns(row, first, size, out);
+    out += kChunk / kWord;
   }
 }
 
@@ -160,6 +176,10 @@ void WriteMaskRowAs(const MaskRow& row, DType dtype, std::byte* out) {
       return WriteElements(row, std::uint32_t{0xFF800000}, out);
     case DType::kF16:
       return WriteElements(row, std::uint16_t{0xFC00}, out);
+    case DType::kBF16:
+      return WriteElements(row, std::uint16_t{0xFF80}, out);
+    case DType::kBits:
+      return WriteBits(row, out);
   }
 }
 
@@ -170,10 +190,6 @@ HWY_AFTER_NAMESPACE();
 namespace kvtwin::optimized {
 
 HWY_EXPORT(WriteMaskRowAs);
-
-std::size_t MaskRowBytes(DType dtype, std::size_t cells) {
-  return cells * SizeOf(dtype);
-}
 
 void WriteMaskRow(const MaskRow& row, DType dtype, std::byte* out) {
   HWY_DYNAMIC_DISPATCH(WriteMaskRowAs)(row, dtype, out);

@@ -16,13 +16,13 @@ namespace kvtwin::optimized {
 // `members` (from cell 0 on) at positions in `range` may be attended to.
 struct MaskRow {
   const std::int32_t* positions;
-  // For each word of 64 cells, from cell 0 on: none of its members is at a
-  // position outside of it.
-  const PosRange* ranges;
   const std::uint64_t* members;  // Null: none.
   PosRange range;
   std::size_t first;
   std::size_t end;
+  // For each word of 64 cells, from cell 0 on: none of its members is at a
+  // position outside of it.
+  const PosRange* ranges;
   // Write past the cache. The caller must then call hwy::FlushStream() before
   // another thread reads. Only speed.
   bool stream = false;
@@ -30,9 +30,14 @@ struct MaskRow {
 
 // Bytes of a row of `cells` cells; of the columns before column `cells`, if
 // that is a multiple of 64.
-std::size_t MaskRowBytes(DType dtype, std::size_t cells);
+constexpr std::size_t MaskRowBytes(DType dtype, std::size_t cells) {
+  return static_cast<std::size_t>(
+      RunBytes(dtype, static_cast<std::int64_t>(cells)));
+}
 
-// Writes end - first columns: 0 or -inf.
+// Writes end - first columns: 0 or -inf. As bits, whole words, the last filled
+// up with zeros: so a stretch ends after a multiple of 64 columns, or a row
+// does.
 void WriteMaskRow(const MaskRow& row, DType dtype, std::byte* out);
 
 }  // namespace kvtwin::optimized

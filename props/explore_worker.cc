@@ -41,8 +41,7 @@ bool IsDense(const TensorView& view) {
 bool SameBytes(const TensorView& a, const TensorView& b) {
   if (a.dtype != b.dtype || a.shape != b.shape) return false;
   if (IsDense(a) && IsDense(b)) {
-    const auto elements = static_cast<std::size_t>(a.elements());
-    return std::memcmp(a.data, b.data, elements * SizeOf(a.dtype)) == 0;
+    return std::memcmp(a.data, b.data, DenseBytes(a.dtype, a.shape)) == 0;
   }
   return CopyOf(a, a.dtype) == CopyOf(b, b.dtype);
 }

@@ -307,8 +307,8 @@ TEST(Table, SaysWhatANaiveOneSays) {
 // What the rows of two masks show is the same.
 void ExpectSame(const Mask& kept, const Mask& fresh, DType dtype) {
   ASSERT_EQ(kept.view().shape, fresh.view().shape);
-  const std::size_t bytes =
-      static_cast<std::size_t>(kept.view().shape[0]) * SizeOf(dtype);
+  const auto bytes =
+      static_cast<std::size_t>(RunBytes(dtype, kept.view().shape[0]));
   for (std::int64_t row = 0; row < kept.view().shape[1]; ++row) {
     ASSERT_EQ(
         0, std::memcmp(kept.view().at(0, row), fresh.view().at(0, row), bytes))
@@ -366,7 +366,8 @@ class Batches {
 };
 
 TEST(Table, RowsThatAreKeptAreAsWrittenAnew) {
-  for (const DType dtype : {DType::kF32, DType::kF16}) {
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kBits}) {
     for (const std::size_t cells : kSizes) {
       for (std::uint32_t seed = 0; seed < 6; ++seed) {
         Tables tables(seed, cells);
