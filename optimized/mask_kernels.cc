@@ -171,16 +171,12 @@ HWY_INLINE void WriteBits(const MaskRow& row, std::byte* bytes) {
 }
 
 void WriteMaskRowAs(const MaskRow& row, DType dtype, std::byte* out) {
-  switch (dtype) {
-    case DType::kF32:
-      return WriteElements(row, std::uint32_t{0xFF800000}, out);
-    case DType::kF16:
-      return WriteElements(row, std::uint16_t{0xFC00}, out);
-    case DType::kBF16:
-      return WriteElements(row, std::uint16_t{0xFF80}, out);
-    case DType::kBits:
-      return WriteBits(row, out);
+  if (dtype == DType::kBits) return WriteBits(row, out);
+  if (dtype == DType::kF32) {
+    return WriteElements(row, std::uint32_t{0xFF800000}, out);
   }
+  const std::uint16_t minus_inf = dtype == DType::kF16 ? 0xFC00 : 0xFF80;
+  WriteElements(row, minus_inf, out);
 }
 
 }  // namespace kvtwin::optimized::HWY_NAMESPACE

@@ -17,6 +17,7 @@
 #include <omp.h>
 #endif
 
+#include "core/mask_elements.h"
 #include "core/shift_row.h"
 #include "kvtwin/legacy.h"
 #include "optimized/aligned_buffer.h"
@@ -37,7 +38,6 @@ namespace {
 
 constexpr auto kInvalid = StatusCode::kInvalidArgument;
 constexpr auto kUntimely = StatusCode::kFailedPrecondition;
-constexpr float kInfinite = std::numeric_limits<float>::infinity();
 
 void ExpectAgreement(const History& history) {
   const Subject subject = TwinSubject("optimized");
@@ -502,7 +502,8 @@ TEST(Corners, ALongMask) {
   const std::array<optimized::RowRule, 2> rules = {
       optimized::RowRule{sequence, {150, 30000}},
       optimized::RowRule{sequence, {20000, 39998}}};
-  for (const DType dtype : {DType::kF32, DType::kF16}) {
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kBits}) {
     optimized::Mask mask;
     mask.Build(table, rules, 3, {.first = kFirst, .end = kCells}, dtype);
     for (std::size_t row = 0; row < 3; ++row) {
@@ -510,11 +511,11 @@ TEST(Corners, ALongMask) {
         const bool seen = row < 2 &&
                           table.positions()[cell] >= rules[row].range.first &&
                           table.positions()[cell] <= rules[row].range.last;
-        const float found =
-            LoadElement(mask.view().at(static_cast<std::int64_t>(cell - kFirst),
-                                       static_cast<std::int64_t>(row)),
-                        dtype);
-        ASSERT_EQ(found, seen ? 0 : -kInfinite) << row << " " << cell;
+        const MaskElement found =
+            MaskElementAt(mask.view(), static_cast<std::int64_t>(cell - kFirst),
+                          static_cast<std::int64_t>(row));
+        ASSERT_EQ(found, seen ? MaskElement::kAllows : MaskElement::kHides)
+            << row << " " << cell;
       }
     }
   }

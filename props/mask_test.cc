@@ -1,6 +1,7 @@
 // Masks of every dtype: what their elements are, and that the optimized twin's
 // kernels write what a plain loop does, wherever a row begins and ends.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -14,6 +15,8 @@
 #include "hwy/cache_control.h"
 #include "optimized/mask_kernels.h"
 #include "optimized/targets.h"
+#include "props/forwarding_cache.h"
+#include "props/fuzz.h"
 #include "props/test_cache.h"
 
 namespace kvtwin::props {
@@ -114,6 +117,79 @@ TEST(MaskDTypes, AreNotForRows) {
       }
     }
   }
+}
+
+// Changes something of each bit mask.
+class OtherBits : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Result<KvView> Get() override {
+    Result<KvView> view = ForwardingCache::Get();
+    if (!view.ok() || view->mask.data == nullptr) return view;
+    mask_ = CopyOf(view->mask, view->mask.dtype);
+    if (mask_.dtype == DType::kBits) Change(mask_);
+    view->mask = mask_.view();
+    return view;
+  }
+
+ private:
+  virtual void Change(DenseTensor& mask) = 0;
+  DenseTensor mask_;
+};
+
+class SetsUnusedBits final : public OtherBits {
+ public:
+  using OtherBits::OtherBits;
+
+ private:
+  void Change(DenseTensor& mask) override {
+    if (mask.shape[0] % 64 != 0) AllowInMask(mask, mask.shape[0], 0);
+  }
+};
+
+class TurnsBytesAround final : public OtherBits {
+ public:
+  using OtherBits::OtherBits;
+
+ private:
+  void Change(DenseTensor& mask) override {
+    const DenseTensor before = mask;
+    mask = HidingMask(DType::kBits, mask.shape[0], mask.shape[1]);
+    const std::int64_t bits = std::ssize(mask.bytes) * 8;
+    const TensorView all =
+        DenseView(before.bytes.data(), DType::kBits, {bits, 1, 1, 1});
+    for (std::int64_t i = 0; i < bits; ++i) {
+      if (MaskAllows(all, i, 0)) AllowInMask(mask, i ^ 7, 0);
+    }
+  }
+};
+
+template <class Backend>
+std::string WhatIsWrongWith() {
+  FuzzOptions options;
+  options.operations = 20000;
+  const FuzzResult result =
+      Fuzz(options, {.name = "faulty", .make = [](const CacheSpec& spec) {
+                       auto cache = std::move(*MakeCache(spec, "reference"));
+                       return Result<std::unique_ptr<Cache>>(
+                           std::make_unique<Backend>(std::move(cache)));
+                     }});
+  if (!result.failure) return "";
+  EXPECT_EQ(result.failure->shrunk.setup.config.mask_dtype, DType::kBits);
+  return result.failure->difference.check + ": " +
+         result.failure->difference.text;
+}
+
+TEST(MaskDTypes, BitsPastARowAreFound) {
+  EXPECT_THAT(WhatIsWrongWith<SetsUnusedBits>(),
+              ::testing::StartsWith(
+                  "subject: mask bytes: row 0 of the mask has bits past its"));
+}
+
+TEST(MaskDTypes, BitsInAnotherOrderAreFound) {
+  EXPECT_THAT(WhatIsWrongWith<TurnsBytesAround>(),
+              ::testing::StartsWith("subject: mask bytes: row 0 of the mask "
+                                    "(# visible, . hidden) differs"));
 }
 
 class MaskKernels : public ::testing::TestWithParam<std::string> {
