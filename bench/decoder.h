@@ -27,15 +27,16 @@ class Decoder {
   explicit Decoder(const DecodeCase& what, std::string_view twin = "optimized");
 
   // Nanoseconds of a step: all of StartForward, the mask included, and Get. The
-  // mean of `rounds` times all the steps until the view grows.
-  double Time(int rounds = 8);
+  // mean of `rounds` times all the steps until the view grows, or the first
+  // `most` of them.
+  double Time(int rounds = 8, int most = 255);
 
   // Every step of a small cache; of a large one the first few, and the last
   // one, whose mask holds what all before it wrote.
   void Check(const std::string& name);
 
  private:
-  // Those that are measured: not the one that starts them.
+  // Those that are measured at most: not the one that starts them.
   int steps() const;
   void Step();
   void Rewind();

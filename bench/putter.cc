@@ -21,9 +21,8 @@ Putter::Putter(const PutCase& what, int cells, std::string_view twin)
 }
 
 double Putter::Time() {
-  if (used_ + what_.batch > cells_) TakeBack();
-  Forward(*cache_, sequences_++);
-  used_ += what_.batch;
+  if ((batches_ + 1) * what_.batch > cells_) TakeBack();
+  Forward(*cache_, batches_++);
   return bench::Time([&] { Must(cache_->Put(key_.view(), value_.view())); });
 }
 
@@ -49,15 +48,17 @@ CacheSetup Putter::Setup(int cells) const {
   return setup;
 }
 
-void Putter::Forward(Cache& cache, int sequence) const {
+void Putter::Forward(Cache& cache, int number) const {
   Tokens tokens;
-  for (int i = 0; i < what_.batch; ++i) tokens.Add(i, sequence);
+  for (int i = 0; i < what_.batch; ++i) {
+    tokens.Add(number / kSequences * what_.batch + i, number % kSequences);
+  }
   Must(cache.StartForward(tokens, /*reserve=*/false));
 }
 
 void Putter::TakeBack() {
-  while (sequences_ > 0) Must(cache_->Remove(--sequences_, 0, kOpenEnd));
-  used_ = 0;
+  for (int i = 0; i < kSequences; ++i) Must(cache_->Remove(i, 0, kOpenEnd));
+  batches_ = 0;
 }
 
 CopyLimit::CopyLimit(const PutCase& what, int cells)

@@ -21,8 +21,8 @@ struct PutCase {
   bool permuted = false;
 };
 
-// Each batch is a sequence of its own, so that its view, and the mask that
-// nobody times, is small.
+// Batches are of one sequence after the other, so that views, and masks, which
+// nobody times, are small.
 class Putter {
  public:
   Putter(const PutCase& what, int cells, std::string_view twin = "optimized");
@@ -38,8 +38,10 @@ class Putter {
   const DenseTensor& value() const { return value_; }
 
  private:
+  static constexpr int kSequences = 1024;
+
   CacheSetup Setup(int cells) const;
-  void Forward(Cache& cache, int sequence) const;
+  void Forward(Cache& cache, int number) const;
   void TakeBack();
 
   PutCase what_;
@@ -47,8 +49,7 @@ class Putter {
   DenseTensor key_;
   DenseTensor value_;
   std::unique_ptr<Cache> cache_;
-  int sequences_ = 0;
-  int used_ = 0;
+  int batches_ = 0;  // That are stored.
 };
 
 // As many bytes to memory that was written long ago, as often as Putter.
