@@ -194,8 +194,10 @@ void CausalCache::Defrag() {
   if (moves_.empty()) return;
   std::size_t row_bytes = 0;
   for (const Layer* layer : layer_list_) row_bytes += layer->key_row_bytes();
-  ParallelFor(layer_list_.size(), moves_.size() * row_bytes,
-              [&](std::size_t i) { layer_list_[i]->Move(moves_); });
+  // K and V are read and written.
+  ParallelShares(
+      layer_list_.size(), 4 * moves_.size() * row_bytes,
+      [&](std::size_t i, Share share) { layer_list_[i]->Move(moves_, share); });
 }
 
 CellSpan CausalCache::FindView() const {
@@ -449,9 +451,9 @@ void CausalCache::ShiftKeys() {
     const int head_dim = layer->dims().k_head_dim;
     shifts_[head_dim].Prepare(spec_.shift, offset, head_dim);
   }
-  ParallelFor(layer_list_.size(), bytes, [&](std::size_t i) {
+  ParallelShares(layer_list_.size(), bytes, [&](std::size_t i, Share share) {
     Layer& layer = *layer_list_[i];
-    layer.Shift(later, shifts_.find(layer.dims().k_head_dim)->second);
+    layer.Shift(later, shifts_.find(layer.dims().k_head_dim)->second, share);
   });
 }
 
