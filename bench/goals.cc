@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "optimized/targets.h"
@@ -38,16 +39,18 @@ void Print(const Goal& row) {
   std::fflush(stdout);
 }
 
-void PrintJson(const std::vector<Goal>& rows) {
+// One row a line.
+std::string Json(const std::vector<Goal>& rows) {
+  std::string text;
   const char* separator = "[";
   for (const Goal& row : rows) {
     const nlohmann::ordered_json object = {
         {"name", row.name},   {"value", row.value}, {"limit", row.limit},
         {"ratio", row.ratio}, {"goal", row.goal},   {"met", row.met}};
-    fmt::print("{}\n {}", separator, object.dump());
+    text += fmt::format("{}\n {}", separator, object.dump());
     separator = ",";
   }
-  fmt::print("\n]\n");
+  return text + "\n]\n";
 }
 
 }  // namespace
@@ -105,12 +108,13 @@ int RunGoals(const GoalOptions& options) {
   ChatGoals(goals);
   const std::vector<Goal>& rows = goals.rows();
   const auto met = std::ranges::count(rows, true, &Goal::met);
+  if (rows.empty()) return 2;
+  if (!options.save.empty()) std::ofstream(options.save) << Json(rows);
   if (options.json) {
-    PrintJson(rows);
+    fmt::print("{}", Json(rows));
   } else {
     fmt::print("\n{} of {} goals are met\n", met, rows.size());
   }
-  if (rows.empty()) return 2;
   return options.quick || met == std::ssize(rows) ? 0 : 1;
 }
 
