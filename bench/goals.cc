@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -39,6 +40,14 @@ void Print(const Goal& row) {
   std::fflush(stdout);
 }
 
+void Spin(double seconds, const Timing& run) {
+  const auto start = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - start <
+         std::chrono::duration<double>(seconds)) {
+    run();
+  }
+}
+
 // One row a line.
 std::string Json(const std::vector<Goal>& rows) {
   std::string text;
@@ -62,6 +71,7 @@ bool Goals::Wanted(std::string_view name) const {
 void Goals::Judge(const std::string& name, double goal, const Timing& value,
                   const Timing& limit, int rounds) {
   if (!Wanted(name)) return;
+  if (options_.spin > 0) return Spin(options_.spin, value);
   Goal best;
   for (int i = 0; i < (quick() ? 1 : kTries); ++i) {
     std::vector<Goal> tries;

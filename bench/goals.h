@@ -31,6 +31,7 @@ struct GoalOptions {
   std::string only;      // Rows whose name contains this.
   std::string workload;  // The file of chat requests.
   std::string save;      // Where the JSON goes as well, if anywhere.
+  double spin = 0;       // Seconds for a profiler, see main.cc.
 };
 
 // Does a thing once; the nanoseconds that it took.
