@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "optimized/targets.h"
@@ -38,16 +40,26 @@ void Print(const Goal& row) {
   std::fflush(stdout);
 }
 
-void PrintJson(const std::vector<Goal>& rows) {
+void Spin(double seconds, const Timing& run) {
+  const auto start = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - start <
+         std::chrono::duration<double>(seconds)) {
+    run();
+  }
+}
+
+// One row a line.
+std::string Json(const std::vector<Goal>& rows) {
+  std::string text;
   const char* separator = "[";
   for (const Goal& row : rows) {
     const nlohmann::ordered_json object = {
         {"name", row.name},   {"value", row.value}, {"limit", row.limit},
         {"ratio", row.ratio}, {"goal", row.goal},   {"met", row.met}};
-    fmt::print("{}\n {}", separator, object.dump());
+    text += fmt::format("{}\n {}", separator, object.dump());
     separator = ",";
   }
-  fmt::print("\n]\n");
+  return text + "\n]\n";
 }
 
 }  // namespace
@@ -59,6 +71,7 @@ bool Goals::Wanted(std::string_view name) const {
 void Goals::Judge(const std::string& name, double goal, const Timing& value,
                   const Timing& limit, int rounds) {
   if (!Wanted(name)) return;
+  if (options_.spin > 0) return Spin(options_.spin, value);
   Goal best;
   for (int i = 0; i < (quick() ? 1 : kTries); ++i) {
     std::vector<Goal> tries;
@@ -105,12 +118,13 @@ int RunGoals(const GoalOptions& options) {
   ChatGoals(goals);
   const std::vector<Goal>& rows = goals.rows();
   const auto met = std::ranges::count(rows, true, &Goal::met);
+  if (rows.empty()) return 2;
+  if (!options.save.empty()) std::ofstream(options.save) << Json(rows);
   if (options.json) {
-    PrintJson(rows);
+    fmt::print("{}", Json(rows));
   } else {
     fmt::print("\n{} of {} goals are met\n", met, rows.size());
   }
-  if (rows.empty()) return 2;
   return options.quick || met == std::ssize(rows) ? 0 : 1;
 }
 

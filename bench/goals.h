@@ -27,9 +27,11 @@ struct Goal {
 
 struct GoalOptions {
   bool json = false;
-  bool quick = false;  // Small and few: to see that it works, not how fast.
-  std::string only;    // Rows whose name contains this.
-  std::string workload;
+  bool quick = false;    // Small and few: to see that it works, not how fast.
+  std::string only;      // Rows whose name contains this.
+  std::string workload;  // The file of chat requests.
+  std::string save;      // Where the JSON goes as well, if anywhere.
+  double spin = 0;       // Seconds for a profiler, see main.cc.
 };
 
 // Does a thing once; the nanoseconds that it took.

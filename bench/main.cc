@@ -31,6 +31,11 @@ int main(int argc, char** argv) {
   app.add_flag("--quick", options.quick,
                "Small and few: says whether it works; no goal is missed");
   app.add_option("--only", options.only, "Goals whose name contains this");
+  app.add_option("--save", options.save,
+                 "A file that gets what --json prints as well");
+  app.add_option("--spin", options.spin,
+                 "Do what is measured for so many seconds each, and nothing "
+                 "else, for a profiler");
   app.add_option("--workload", options.workload,
                  "The file of chat requests; without it, no chat");
   CLI11_PARSE(app, argc, argv);
