@@ -42,9 +42,8 @@ HWY_INLINE hn::Mask<HalvesOf<D>> IsAbove(D, hn::Vec<HalvesOf<D>> value,
   const ShortsOf<D> shorts;
   const auto magnitude =
       hn::And(hn::BitCast(shorts, value), hn::Set(shorts, INT16_MAX));
-  const auto above =
-      hn::VecFromMask(shorts, hn::Gt(magnitude, hn::Set(shorts, bound)));
-  return hn::MaskFromVec(hn::BitCast(HalvesOf<D>(), above));
+  return hn::RebindMask(HalvesOf<D>(),
+                        hn::Gt(magnitude, hn::Set(shorts, bound)));
 }
 
 template <class D>

@@ -9,13 +9,27 @@
 namespace kvtwin::optimized {
 namespace {
 
-template <class T>
-void MoveElements(std::span<const CellMove> moves, std::byte* columns,
-                  std::size_t count, std::size_t stride) {
-  for (std::size_t c = 0; c < count; ++c, columns += stride) {
-    T* column = reinterpret_cast<T*>(columns);
-    for (const CellMove& move : moves) column[move.to] = column[move.from];
+// In kColumns columns at a time: the moves are read once for all of them.
+template <std::size_t kColumns, class T>
+void MoveTogether(std::span<const CellMove> moves, T* column,
+                  std::size_t stride) {
+  for (const auto& [from, to] : moves) {
+#pragma GCC unroll 8
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      column[c * stride + to] = column[c * stride + from];
+    }
   }
+}
+
+template <class T>
+void MoveElements(std::span<const CellMove> moves, T* columns,
+                  std::size_t count, std::size_t stride) {
+  constexpr std::size_t kTogether = 8;
+  std::size_t c = 0;
+  for (; c + kTogether <= count; c += kTogether) {
+    MoveTogether<kTogether>(moves, columns + c * stride, stride);
+  }
+  for (; c < count; ++c) MoveTogether<1>(moves, columns + c * stride, stride);
 }
 
 }  // namespace
@@ -44,9 +58,11 @@ void MoveRows(std::span<const CellMove> moves, std::byte* rows,
 void MoveInColumns(std::span<const CellMove> moves, DType dtype,
                    std::byte* columns, std::size_t count, std::size_t stride) {
   if (dtype == DType::kF32) {
-    MoveElements<float>(moves, columns, count, stride);
+    MoveElements(moves, reinterpret_cast<float*>(columns), count,
+                 stride / sizeof(float));
   } else {
-    MoveElements<std::uint16_t>(moves, columns, count, stride);
+    MoveElements(moves, reinterpret_cast<std::uint16_t*>(columns), count,
+                 stride / sizeof(std::uint16_t));
   }
 }
 

@@ -198,7 +198,9 @@ class ColumnWriter {
     return static_cast<std::size_t>(cell) * sizeof(T);
   }
 
-  void Prefetch(const std::byte* columns, std::size_t count) const {
+  // Inline, for g++ leaves out calls of functions that only prefetch.
+  [[gnu::always_inline]] void Prefetch(const std::byte* columns,
+                                       std::size_t count) const {
     if (stream_) return;
     for (std::size_t c = 0; c < count; ++c, columns += to_.stride) {
       for (std::size_t i = 0; i < line_count_; ++i) {

@@ -50,6 +50,17 @@ bool Streams(std::size_t bytes, const AlignedBuffer& buffer) {
   return TakeFastPath(bytes >= kMuch && buffer.bytes() >= kLarge);
 }
 
+// Has the beginning of what is needed next on its way; processors find the
+// rest themselves. (g++ leaves out calls of functions that only prefetch.)
+template <class T>
+[[gnu::always_inline]] inline void FetchAhead(std::span<T> next) {
+  constexpr std::size_t kLine = 64 / sizeof(T);
+  constexpr std::size_t kMost = 4096 / sizeof(T);
+  for (std::size_t i = 0; i < std::min(next.size(), kMost); i += kLine) {
+    __builtin_prefetch(&next[i]);
+  }
+}
+
 // A stretch of cells of a tensor whose last dimension is cells.
 TensorView RowsView(const AlignedBuffer& buffer, DType dtype, int head_dim,
                     int heads, CellSpan cells) {
@@ -153,19 +164,25 @@ void Layer::Shift(const Selection& cells, const RowShift& shift, Share share) {
 template <class T>
 void Layer::ShiftRows(const Selection& cells, const RowShift& shift,
                       Share share) {
+  std::span<T> run;
   const std::size_t words = cells.end - cells.begin;
   const std::size_t end = cells.begin + share.End(words);
   for (std::size_t w = cells.begin + share.Begin(words); w < end; ++w) {
     std::uint64_t left = cells.words[w];
     while (left != 0) {
       const auto first = static_cast<std::size_t>(std::countr_zero(left));
-      const auto run = static_cast<std::size_t>(std::countr_one(left >> first));
+      const auto rows =
+          static_cast<std::size_t>(std::countr_one(left >> first));
       const std::size_t cell = w * kWordBits + first;
-      shift.Apply(std::span(key_.as<T>() + cell * key_row_, run * key_row_));
+      const std::span<T> next(key_.as<T>() + cell * key_row_, rows * key_row_);
+      FetchAhead(next);
+      shift.Apply(run);
+      run = next;
       // All below the run are zeros: this carries them and it away.
       left &= left + (std::uint64_t{1} << first);
     }
   }
+  shift.Apply(run);
 }
 
 void Layer::LoadKey(std::size_t cell, std::span<float> row) const {
