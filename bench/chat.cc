@@ -147,6 +147,7 @@ bool Chat::Step(Cache& cache) {
   cache_time_ += TimeForward(cache, batch_);
   ++passes_;
   tokens_ += std::ssize(batch_.positions);
+  mask_elements_ += static_cast<double>(cache.Get()->mask.elements());
   Advance(cache);
   return true;
 }

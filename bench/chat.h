@@ -49,6 +49,7 @@ class Chat {
   double cache_time() const { return cache_time_; }  // Nanoseconds in calls.
   std::int64_t passes() const { return passes_; }
   std::int64_t tokens() const { return tokens_; }
+  double mask_elements() const { return mask_elements_; }
   std::size_t finished() const { return finished_; }
 
  private:
@@ -78,6 +79,7 @@ class Chat {
   double cache_time_ = 0;
   std::int64_t passes_ = 0;
   std::int64_t tokens_ = 0;
+  double mask_elements_ = 0;
   std::int64_t clock_ = 0;
   std::size_t finished_ = 0;
 };

@@ -43,8 +43,9 @@ void PlayAll(Goals& goals, const std::vector<Request>& requests,
     Wrong(name, "requests are left");
   }
   if (!goals.options().json) {
-    fmt::print("{} requests in {} passes of {} tokens:\n", chat.finished(),
-               chat.passes(), chat.tokens());
+    fmt::print("{} requests, {} passes, {} tokens, {:.3g} mask elements:\n",
+               chat.finished(), chat.passes(), chat.tokens(),
+               chat.mask_elements());
   }
   goals.Add(name, 1, chat.cache_time(), kHour);
 }
