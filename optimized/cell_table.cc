@@ -260,8 +260,6 @@ void CellTable::AddToSelected(Sequence& sequence, const Selection& cells,
     UpdateRange(w);
     sequence.Changed(w);
   }
-  sequence.order.Forget();
-  sequence.since = kNever;
 }
 
 void CellTable::CopyPrefix(const Sequence& src, int id, std::int32_t len,

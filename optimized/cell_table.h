@@ -143,8 +143,9 @@ class CellTable {
   // sequence (the reference dangles then) if it has no cells.
   void Settle(Sequence& sequence, bool stale);
 
-  // The positions of the sequence's selected cells change. Settle is next.
-  // Requires: nobody else owns them.
+  // The positions of the sequence's selected cells change: of all from some
+  // position on, and its others stay below them. Settle is next. Requires:
+  // nobody else owns them; offset <= 0.
   void AddToSelected(Sequence& sequence, const Selection& cells,
                      std::int32_t offset);
 

@@ -93,6 +93,7 @@ struct KvView {
   TensorView value;    // [v_head_dim, kv_heads, cells], or permuted.
   TensorView mask;     // [cells, rows]: 0 may attend, -inf may not; of bits,
                        // 1 may. Column 0 is first_cell, wherever that is.
+                       // Rows may lie apart: stride[1].
   int first_cell = 0;  // The cell of the views' first column.
 };
 
