@@ -26,6 +26,8 @@ using optimized::MaskRow;
 using optimized::MaskRowBytes;
 using optimized::PosRange;
 
+using Sizes = std::vector<std::size_t>;
+
 constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16,
                                 DType::kBits};
 
@@ -292,7 +294,7 @@ void ExpectAllAsPlain(const Cells& cells, std::size_t first, std::size_t end,
                            .end = end,
                            .ranges = cells.ranges.data(),
                            .stream = stream};
-      for (const std::size_t skew : {0, 1, 15}) {
+      for (const std::size_t skew : Sizes{0, 1, 15}) {
         ASSERT_NO_FATAL_FAILURE(ExpectAsPlain(row, dtype, skew));
       }
     }
@@ -301,8 +303,9 @@ void ExpectAllAsPlain(const Cells& cells, std::size_t first, std::size_t end,
 
 TEST_P(MaskKernels, WriteWhatALoopWrites) {
   const Cells cells(11);
-  for (const std::size_t first : {0, 1, 8, 37, 63, 64, 100}) {
-    for (const std::size_t size : {1, 7, 63, 64, 65, 127, 128, 200, 600, 604}) {
+  for (const std::size_t first : Sizes{0, 1, 8, 37, 63, 64, 100}) {
+    for (const std::size_t size :
+         Sizes{1, 7, 63, 64, 65, 127, 128, 200, 600, 604}) {
       const std::size_t end = first + size;
       if (end > cells.positions.size()) continue;
       for (const PosRange range : {PosRange{0, INT32_MAX},
@@ -338,8 +341,8 @@ TEST_P(MaskKernels, MeetTheEndsOfARange) {
 // More than is worked out at a time.
 TEST_P(MaskKernels, WriteLongRows) {
   const Cells cells(400);
-  for (const std::size_t first : {0, 13, 64}) {
-    for (const std::size_t end : {8192, 8193, 16384 + 77, 25600}) {
+  for (const std::size_t first : Sizes{0, 13, 64}) {
+    for (const std::size_t end : Sizes{8192, 8193, 16384 + 77, 25600}) {
       ASSERT_NO_FATAL_FAILURE(
           ExpectAllAsPlain(cells, first, end, {5000, 20000}));
     }
@@ -350,7 +353,7 @@ TEST_P(MaskKernels, WriteLongRows) {
 TEST_P(MaskKernels, WriteRowsInPieces) {
   const Cells cells(20);
   for (const DType dtype : kDTypes) {
-    for (const std::size_t first : {0, 5}) {
+    for (const std::size_t first : Sizes{0, 5}) {
       MaskRow row = {.positions = cells.positions.data(),
                      .members = cells.members.data(),
                      .range = {100, 900},
@@ -372,7 +375,7 @@ TEST_P(MaskKernels, WriteRowsInPieces) {
 }
 
 TEST_P(MaskKernels, WriteRowsOfNobody) {
-  for (const std::size_t first : {0, 3}) {
+  for (const std::size_t first : Sizes{0, 3}) {
     for (const DType dtype : kDTypes) {
       for (const bool stream : {false, true}) {
         ASSERT_NO_FATAL_FAILURE(ExpectAsPlain({.positions = nullptr,
