@@ -25,7 +25,7 @@ Operations::Operations(int cells, int sequences, std::string_view twin)
 double Operations::TimeRemove() {
   Status status;
   const double time =
-      Time([&] { status = cache_->Remove(0, half_, half_ + 4); });
+      Time([&] { status = cache_->Remove(0, half_, half_ + 2); });
   Must(status);
   return time;
 }
