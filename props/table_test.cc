@@ -251,17 +251,24 @@ class Tables {
     table_.CopyPrefix(sequence, to, len, scratch);
   }
 
+  // As Remove: some leave, and all after them move down by as much.
   void ShiftFrom(Sequence& sequence) {
-    const PosRange range{RangeIn(sequence).first, INT32_MAX};
-    const std::int32_t offset = -Pick(range.first + 1);
-    Selection later;
-    table_.Select(sequence, range, later);
-    for (const std::size_t cell : CellsAt(sequence.id, range)) {
+    const int id = sequence.id;
+    const PosRange later{RangeIn(sequence).first, INT32_MAX};
+    for (const std::size_t cell : CellsAt(id, later)) {
       if (cells_[cell].owners.size() > 1) return;
     }
-    table_.AddToSelected(sequence, later, offset);
+    const std::int32_t offset = -Pick(std::min(later.first, 40) + 1);
+    const PosRange leaving{later.first + offset, later.first - 1};
+    Selection out;
+    Selection moving;
+    table_.Select(sequence, leaving, out);
+    table_.Select(sequence, later, moving);
+    table_.Drop(sequence, out);
+    table_.AddToSelected(sequence, moving, offset);
     table_.Settle(sequence, /*stale=*/true);
-    for (const std::size_t cell : CellsAt(sequence.id, range)) {
+    Leave(id, leaving);
+    for (const std::size_t cell : CellsAt(id, later)) {
       cells_[cell].position += offset;
     }
   }
