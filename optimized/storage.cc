@@ -40,7 +40,7 @@ class Rows {
     const bool row_dense =
         tensor.shape[1] == 1 || tensor.stride[1] == element * tensor.shape[0];
     const auto misaligned = [&](std::uintptr_t offset) {
-      return offset % SizeOf(tensor.dtype) != 0;
+      return (offset & (SizeOf(tensor.dtype) - 1)) != 0;  // A power of 2.
     };
     in_order_ = heads_dense && row_dense &&
                 !misaligned(reinterpret_cast<std::uintptr_t>(tensor.data)) &&
