@@ -65,7 +65,7 @@ Status ShiftStored(const Shift& shift, int layer, std::int32_t offset,
                    DenseTensor& key) {
   if (offset == 0 || shift.kind == ShiftKind::kIdentity) return {};
   const std::size_t size = SizeOf(key.dtype);
-  std::vector<float> row(key.bytes.size() / size);
+  std::vector<float> row(static_cast<std::size_t>(key.view().elements()));
   for (std::size_t i = 0; i < row.size(); ++i) {
     row[i] = LoadElement(&key.bytes[i * size], key.dtype);
   }

@@ -352,7 +352,7 @@ bool LooksLikeHeader(std::string_view line) {
 // The shortest decimals that read back as the same float. Errors: not finite.
 Status AppendNumbers(const DenseTensor& tensor, std::string& text) {
   const std::size_t size = SizeOf(tensor.dtype);
-  for (std::size_t i = 0; i < tensor.bytes.size() / size; ++i) {
+  for (std::size_t i = 0; i * size < tensor.bytes.size(); ++i) {
     const float number = LoadElement(&tensor.bytes[i * size], tensor.dtype);
     if (!std::isfinite(number)) {
       return {StatusCode::kInvalidArgument,
