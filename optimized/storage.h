@@ -56,7 +56,6 @@ class Layer {
   RowDims dims_;
   DType dtype_;
   bool permuted_v_;
-  std::size_t cells_;
   std::size_t key_row_;  // Elements.
   std::size_t value_row_;
   std::size_t column_bytes_;  // From one column of permuted V to the next.
