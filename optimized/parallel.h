@@ -3,22 +3,30 @@
 #ifndef KVTWIN_OPTIMIZED_PARALLEL_H_
 #define KVTWIN_OPTIMIZED_PARALLEL_H_
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include <cstddef>
 
 #include "optimized/fast_paths.h"
 
 namespace kvtwin::optimized {
 
+// Whether to share out work that touches so many bytes. On a quiet machine
+// handing work to another thread costs as much as writing about 64 KiB; on a
+// busy one the other thread may first have to wait for its turn, milliseconds,
+// so that only much larger work is worth it.
+inline bool WorthSharing(std::size_t bytes) {
+  return TakeFastPath(bytes > (std::size_t{2} << 20));
+}
+
 // Calls body(i) for every i < count, in any order. `bytes` is what all of them
-// touch together. On a quiet machine handing work to another thread costs as
-// much as writing about 64 KiB; on a busy one the other thread may first have
-// to wait for its turn, milliseconds, so only much larger work is shared out.
-// Without OpenMP there is one thread. `body` must not throw.
+// touch together. Without OpenMP there is one thread. `body` must not throw.
 template <class Body>
 void ParallelFor(std::size_t count, std::size_t bytes, const Body& body) {
 #ifdef _OPENMP
-  constexpr std::size_t kWorthwhile = std::size_t{2} << 20;
-  if (count > 1 && TakeFastPath(bytes > kWorthwhile)) {
+  if (count > 1 && WorthSharing(bytes)) {
 #pragma omp parallel for schedule(static)
     for (std::size_t i = 0; i < count; ++i) body(i);
     return;
@@ -26,6 +34,36 @@ void ParallelFor(std::size_t count, std::size_t bytes, const Body& body) {
 #endif
   (void)bytes;
   for (std::size_t i = 0; i < count; ++i) body(i);
+}
+
+// One of `count` about equal parts of something.
+struct Share {
+  std::size_t index = 0;
+  std::size_t count = 1;
+
+  // Of n things in a row, this share has those from Begin to before End.
+  std::size_t Begin(std::size_t n) const { return n * index / count; }
+  std::size_t End(std::size_t n) const { return n * (index + 1) / count; }
+};
+
+// Into how many shares to cut such work: one for each thread.
+inline std::size_t ShareCount(std::size_t bytes) {
+#ifdef _OPENMP
+  if (WorthSharing(bytes)) {
+    return static_cast<std::size_t>(omp_get_max_threads());
+  }
+#endif
+  (void)bytes;
+  return 1;
+}
+
+// Calls body(i, share) for every i < count and every share of its work.
+template <class Body>
+void ParallelShares(std::size_t count, std::size_t bytes, const Body& body) {
+  const std::size_t shares = ShareCount(bytes);
+  ParallelFor(count * shares, bytes, [&](std::size_t i) {
+    body(i / shares, Share{.index = i % shares, .count = shares});
+  });
 }
 
 }  // namespace kvtwin::optimized

@@ -1,91 +1,35 @@
 // See row_kernels.h. Highway compiles this file once for each target.
-//
-// Sums of products rely on -ffp-contract=off: a fused multiply-add rounds once
-// where ShiftRow rounds twice.
 
 #include "optimized/row_kernels.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/row_kernels.cc"
+// After the target is chosen.
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "optimized/half-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // At most 16 lanes: a rest is copied to so much.
-using I32 = hn::CappedTag<std::int32_t, 16>;
-using F32 = hn::RebindToFloat<I32>;
-using U16 = hn::Rebind<std::uint16_t, I32>;
-using I16 = hn::Rebind<std::int16_t, I32>;
 constexpr std::size_t kLanesMax = 16;
-
-// In integers, for Highway's own conversion truncates on some targets and
-// keeps the payload of a NaN on others.
-HWY_INLINE hn::Vec<U16> ToF16(hn::Vec<F32> value) {
-  const auto bits = hn::BitCast(I32(), value);
-  const auto magnitude = hn::And(bits, hn::Set(I32(), INT32_MAX));
-  const auto sign = hn::Xor(bits, magnitude);
-
-  // Normal numbers: exponent from bias 127 to 15; half of the last place that
-  // stays, less one, and one more if that place is odd, round to even.
-  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(I32(), 1));
-  const auto rounding = hn::Set(I32(), ((15 - 127) * (1 << 23)) + 0xFFF);
-  const auto normal =
-      hn::ShiftRight<13>(hn::Add(hn::Add(magnitude, rounding), odd));
-
-  // Below 2^-14: adding 0.5, whose last place is that of a subnormal f16,
-  // makes the adder round.
-  const auto half = hn::Set(F32(), 0.5f);
-  const auto tiny =
-      hn::Sub(hn::BitCast(I32(), hn::Add(hn::BitCast(F32(), magnitude), half)),
-              hn::BitCast(I32(), half));
-
-  const auto first_normal = hn::Set(I32(), (127 - 14) << 23);
-  const auto first_infinite = hn::Set(I32(), (127 + 16) << 23);
-  const auto infinity = hn::Set(I32(), 0xFF << 23);
-  const auto special =
-      hn::IfThenElse(hn::Gt(magnitude, infinity), hn::Set(I32(), 0x7E00),
-                     hn::Set(I32(), 0x7C00));
-  auto result = hn::IfThenElse(hn::Gt(first_normal, magnitude), tiny, normal);
-  result = hn::IfThenElse(hn::Gt(first_infinite, magnitude), result, special);
-  // The sign arrives extended, and result has 15 bits: this narrows exactly.
-  result = hn::Or(result, hn::ShiftRight<16>(sign));
-  return hn::BitCast(U16(), hn::DemoteTo(I16(), result));
-}
-
-HWY_INLINE hn::Vec<F32> ToF32(hn::Vec<U16> value) {
-  const auto bits = hn::PromoteTo(I32(), value);
-  const auto magnitude =
-      hn::ShiftLeft<13>(hn::And(bits, hn::Set(I32(), 0x7FFF)));
-  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(I32(), 0x8000)));
-  const auto rebias = hn::Set(I32(), (127 - 15) << 23);
-  const auto normal = hn::Add(magnitude, rebias);
-  const auto special = hn::Add(normal, hn::Set(I32(), (128 - 16) << 23));
-  // A subnormal is its mantissa's share of 2^-14: put it behind a leading one
-  // and take that away again.
-  const auto first = hn::Set(I32(), (127 - 14) << 23);
-  const auto tiny =
-      hn::BitCast(I32(), hn::Sub(hn::BitCast(F32(), hn::Add(magnitude, first)),
-                                 hn::BitCast(F32(), first)));
-
-  const auto first_normal = hn::Set(I32(), 0x0400 << 13);
-  const auto last_finite = hn::Set(I32(), (0x7C00 << 13) - 1);
-  auto result = hn::IfThenElse(hn::Gt(first_normal, magnitude), tiny, normal);
-  result = hn::IfThenElse(hn::Gt(magnitude, last_finite), special, result);
-  return hn::BitCast(F32(), hn::Or(result, sign));
-}
+using F32 = hn::CappedTag<float, kLanesMax>;
+using U16 = HalvesOf<F32>;
+constexpr std::size_t kLine = 64;
 
 // Applies convert(from, to), which handles one vector, to count elements.
 template <class From, class To, class Convert>
 HWY_INLINE void ForEachVector(const From* from, To* to, std::size_t count,
                               const Convert& convert) {
-  const std::size_t lanes = hn::Lanes(I32());
+  const std::size_t lanes = hn::Lanes(F32());
   std::size_t i = 0;
+  HWY_UNROLL(4)
   for (; i + lanes <= count; i += lanes) convert(from + i, to + i);
   if (i == count) return;
   // The rest goes through a copy, so that nothing beyond it is touched.
@@ -97,83 +41,236 @@ HWY_INLINE void ForEachVector(const From* from, To* to, std::size_t count,
 }
 
 void F32ToF16(const float* from, std::uint16_t* to, std::size_t count) {
-  ForEachVector(from, to, count,
-                [](const float* in, std::uint16_t* out) HWY_ATTR {
-                  hn::StoreU(ToF16(hn::LoadU(F32(), in)), U16(), out);
-                });
+  ForEachVector(
+      from, to, count, [](const float* in, std::uint16_t* out) HWY_ATTR {
+        const F32 d;
+        hn::StoreU(ToCanonicalHalves(d, hn::LoadU(d, in)), U16(), out);
+      });
 }
 
 void F16ToF32(const std::uint16_t* from, float* to, std::size_t count) {
   ForEachVector(from, to, count,
                 [](const std::uint16_t* in, float* out) HWY_ATTR {
-                  hn::StoreU(ToF32(hn::LoadU(U16(), in)), F32(), out);
+                  const F32 d;
+                  hn::StoreU(ExactFromHalves(d, hn::LoadU(U16(), in)), d, out);
                 });
 }
 
-void AddToElements(float* elements, std::size_t count, float offset) {
-  const auto offsets = hn::Set(F32(), offset);
-  ForEachVector(
-      elements, elements, count, [&](const float* in, float* out) HWY_ATTR {
-        hn::StoreU(hn::Add(hn::LoadU(F32(), in), offsets), F32(), out);
-      });
+// Of `bytes` at `to`, those before the first whole cache line.
+HWY_INLINE std::size_t BytesBeforeLine(const void* to, std::size_t bytes) {
+  const auto address = reinterpret_cast<std::uintptr_t>(to);
+  return std::min(bytes, (kLine - address % kLine) % kLine);
 }
 
-void TurnAdjacent(float* head, std::size_t pairs, const float* cosine,
-                  const float* sine) {
-  const std::size_t lanes = hn::Lanes(F32());
-  std::size_t p = 0;
-  for (; p + lanes <= pairs; p += lanes) {
-    hn::Vec<F32> x;
-    hn::Vec<F32> y;
-    hn::LoadInterleaved2(F32(), head + 2 * p, x, y);
-    const auto c = hn::LoadU(F32(), cosine + p);
-    const auto s = hn::LoadU(F32(), sine + p);
-    hn::StoreInterleaved2(hn::Sub(hn::Mul(x, c), hn::Mul(y, s)),
-                          hn::Add(hn::Mul(x, s), hn::Mul(y, c)), F32(),
-                          head + 2 * p);
-  }
-  for (; p < pairs; ++p) {
-    const float x = head[2 * p];
-    const float y = head[2 * p + 1];
-    head[2 * p] = x * cosine[p] - y * sine[p];
-    head[2 * p + 1] = x * sine[p] + y * cosine[p];
-  }
+#if HWY_TARGET == HWY_SCALAR
+
+HWY_INLINE void StreamLineAsF16(const float* from, std::uint16_t* to) {
+  F32ToF16(from, to, kLine / sizeof(*to));
 }
 
-void TurnHalves(float* head, std::size_t pairs, const float* cosine,
-                const float* sine) {
-  const std::size_t lanes = hn::Lanes(F32());
-  float* high = head + pairs;
-  std::size_t p = 0;
-  for (; p + lanes <= pairs; p += lanes) {
-    const auto x = hn::LoadU(F32(), head + p);
-    const auto y = hn::LoadU(F32(), high + p);
-    const auto c = hn::LoadU(F32(), cosine + p);
-    const auto s = hn::LoadU(F32(), sine + p);
-    hn::StoreU(hn::Sub(hn::Mul(x, c), hn::Mul(y, s)), F32(), head + p);
-    hn::StoreU(hn::Add(hn::Mul(x, s), hn::Mul(y, c)), F32(), high + p);
-  }
-  for (; p < pairs; ++p) {
-    const float x = head[p];
-    const float y = high[p];
-    head[p] = x * cosine[p] - y * sine[p];
-    high[p] = x * sine[p] + y * cosine[p];
+// Requires: `to` lies on a cache line.
+HWY_INLINE void StreamLine(const std::byte* from, std::byte* to) {
+  std::memcpy(to, from, kLine);
+}
+
+#else
+
+// Only whole vectors can be streamed.
+HWY_INLINE void StreamLineAsF16(const float* from, std::uint16_t* to) {
+  const F32 d;
+  const hn::Twice<U16> halves;
+  HWY_UNROLL(4)
+  for (std::size_t i = 0; i < kLine / sizeof(*to); i += hn::Lanes(halves)) {
+    const auto low = ToCanonicalHalves(d, hn::LoadU(d, from + i));
+    const auto high =
+        ToCanonicalHalves(d, hn::LoadU(d, from + i + hn::Lanes(d)));
+    hn::Stream(hn::Combine(halves, high, low), halves, to + i);
   }
 }
 
-bool HasNonFinite(const float* elements, std::size_t count) {
-  const std::size_t lanes = hn::Lanes(F32());
-  const auto finite = hn::Set(I32(), 0x7F7FFFFF);
-  const auto magnitude_bits = hn::Set(I32(), INT32_MAX);
-  auto highest = hn::Zero(I32());
-  std::size_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    const auto bits = hn::BitCast(I32(), hn::LoadU(F32(), elements + i));
-    highest = hn::Max(highest, hn::And(bits, magnitude_bits));
+// Requires: `to` lies on a cache line.
+HWY_INLINE void StreamLine(const std::byte* from, std::byte* to) {
+  const hn::CappedTag<std::uint8_t, kLine> d;
+  const auto* in = reinterpret_cast<const std::uint8_t*>(from);
+  auto* out = reinterpret_cast<std::uint8_t*>(to);
+  HWY_UNROLL(4)
+  for (std::size_t i = 0; i < kLine; i += hn::Lanes(d)) {
+    hn::Stream(hn::LoadU(d, in + i), d, out + i);
   }
-  bool found = !hn::AllFalse(I32(), hn::Gt(highest, finite));
-  for (; i < count; ++i) found |= !std::isfinite(elements[i]);
-  return found;
+}
+
+#endif  // HWY_TARGET
+
+void StreamF32ToF16(const float* from, std::uint16_t* to, std::size_t count) {
+  constexpr std::size_t kLineElements = kLine / sizeof(*to);
+  std::size_t i = BytesBeforeLine(to, count * sizeof(*to)) / sizeof(*to);
+  F32ToF16(from, to, i);
+  for (; i + kLineElements <= count; i += kLineElements) {
+    StreamLineAsF16(from + i, to + i);
+  }
+  F32ToF16(from + i, to + i, count - i);
+}
+
+void StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes) {
+  std::size_t i = BytesBeforeLine(to, bytes);
+  std::memcpy(to, from, i);
+  for (; i + kLine <= bytes; i += kLine) StreamLine(from + i, to + i);
+  std::memcpy(to + i, from + i, bytes - i);
+}
+
+void StreamBytesAhead(const std::byte* from, std::byte* to, std::size_t bytes,
+                      const std::byte* ahead) {
+  std::size_t i = BytesBeforeLine(to, bytes);
+  std::memcpy(to, from, i);
+  for (; i + kLine <= bytes; i += kLine) {
+    hwy::Prefetch(ahead + i);
+    StreamLine(from + i, to + i);
+  }
+  std::memcpy(to + i, from + i, bytes - i);
+}
+
+#if HWY_TARGET == HWY_SCALAR
+
+// Calls write(tag, row, column, vector) for the elements of a tile: those of
+// rows [row, row + lanes of the vector) in a column.
+template <class T, class Write>
+HWY_INLINE void TransposeTile(const T* rows, std::size_t row_stride,
+                              std::size_t count, const Write& write) {
+  const hn::CappedTag<T, 1> d;
+  for (std::size_t r = 0; r < count; ++r) {
+    for (std::size_t c = 0; c < kTileColumns; ++c) {
+      write(d, r, c, hn::LoadU(d, rows + r * row_stride + c));
+    }
+  }
+}
+
+#else
+
+template <class D, class V>
+HWY_INLINE void Zip(D d, V& low, V& high) {
+  const V upper = hn::InterleaveUpper(d, low, high);
+  low = hn::InterleaveLower(d, low, high);
+  high = upper;
+}
+
+// For each 16 bytes of the vector, 16 bytes that are `step` elements further.
+template <class T, class D>
+HWY_INLINE hn::Vec<D> LoadBlocks(D d, const T* from, std::size_t step) {
+  if constexpr (hn::MaxLanes(d) * sizeof(T) <= 16) {
+    return hn::LoadU(d, from);
+  } else {
+    const hn::Half<D> half;
+    const std::size_t blocks = hn::MaxLanes(half) * sizeof(T) / 16;
+    return hn::Combine(d, LoadBlocks(half, from + step * blocks, step),
+                       LoadBlocks(half, from, step));
+  }
+}
+
+// Transposes square blocks of 16 bytes each way, side by side in a vector.
+// What lies half a block apart is zipped, then what lies a quarter apart, ...:
+// each round changes one bit of an element's row for one of its column.
+template <class D, class Write>
+HWY_INLINE void TransposeBlocks(D d, const float* rows, std::size_t stride,
+                                const Write& write) {
+  auto v0 = LoadBlocks(d, rows, 4 * stride);
+  auto v1 = LoadBlocks(d, rows + stride, 4 * stride);
+  auto v2 = LoadBlocks(d, rows + 2 * stride, 4 * stride);
+  auto v3 = LoadBlocks(d, rows + 3 * stride, 4 * stride);
+  Zip(d, v0, v2);
+  Zip(d, v1, v3);
+  Zip(d, v0, v1);
+  Zip(d, v2, v3);
+  write(0, v0);
+  write(1, v1);
+  write(2, v2);
+  write(3, v3);
+}
+
+template <class D, class Write>
+HWY_INLINE void TransposeBlocks(D d, const std::uint16_t* rows,
+                                std::size_t stride, const Write& write) {
+  auto v0 = LoadBlocks(d, rows, 8 * stride);
+  auto v1 = LoadBlocks(d, rows + stride, 8 * stride);
+  auto v2 = LoadBlocks(d, rows + 2 * stride, 8 * stride);
+  auto v3 = LoadBlocks(d, rows + 3 * stride, 8 * stride);
+  auto v4 = LoadBlocks(d, rows + 4 * stride, 8 * stride);
+  auto v5 = LoadBlocks(d, rows + 5 * stride, 8 * stride);
+  auto v6 = LoadBlocks(d, rows + 6 * stride, 8 * stride);
+  auto v7 = LoadBlocks(d, rows + 7 * stride, 8 * stride);
+  Zip(d, v0, v4);
+  Zip(d, v1, v5);
+  Zip(d, v2, v6);
+  Zip(d, v3, v7);
+  Zip(d, v0, v2);
+  Zip(d, v1, v3);
+  Zip(d, v4, v6);
+  Zip(d, v5, v7);
+  Zip(d, v0, v1);
+  Zip(d, v2, v3);
+  Zip(d, v4, v5);
+  Zip(d, v6, v7);
+  write(0, v0);
+  write(1, v1);
+  write(2, v2);
+  write(3, v3);
+  write(4, v4);
+  write(5, v5);
+  write(6, v6);
+  write(7, v7);
+}
+
+// Calls write(tag, row, column, vector) for the elements of a tile: those of
+// rows [row, row + lanes of the vector) in a column.
+template <class T, class Write>
+HWY_INLINE void TransposeTile(const T* rows, std::size_t row_stride,
+                              std::size_t count, const Write& write) {
+  const hn::CappedTag<T, kLine / sizeof(T)> d;
+  for (std::size_t c = 0; c < kTileColumns; c += 16 / sizeof(T)) {
+    for (std::size_t r = 0; r < count; r += hn::Lanes(d)) {
+      TransposeBlocks(d, rows + r * row_stride + c, row_stride,
+                      [&](std::size_t column, auto vector)
+                          HWY_ATTR { write(d, r, c + column, vector); });
+    }
+  }
+}
+
+#endif  // HWY_TARGET
+
+template <class T>
+HWY_INLINE void TransposeInto(const T* rows, std::size_t row_stride,
+                              std::size_t count, T* tile) {
+  TransposeTile(rows, row_stride, count,
+                [&](auto d, std::size_t r, std::size_t c, auto v)
+                    HWY_ATTR { hn::Store(v, d, tile + c * kTileRows + r); });
+}
+
+template <class T>
+HWY_INLINE void StreamTransposedTo(const T* rows, std::size_t row_stride,
+                                   std::byte* to, std::size_t stride) {
+  TransposeTile(rows, row_stride, kTileRows,
+                [&](auto d, std::size_t r, std::size_t c, auto v) HWY_ATTR {
+                  hn::Stream(v, d, reinterpret_cast<T*>(to + c * stride) + r);
+                });
+}
+
+void TransposeF32(const float* rows, std::size_t row_stride, std::size_t count,
+                  float* tile) {
+  TransposeInto(rows, row_stride, count, tile);
+}
+
+void TransposeF16(const std::uint16_t* rows, std::size_t row_stride,
+                  std::size_t count, std::uint16_t* tile) {
+  TransposeInto(rows, row_stride, count, tile);
+}
+
+void StreamTransposedF32(const float* rows, std::size_t row_stride,
+                         std::byte* to, std::size_t stride) {
+  StreamTransposedTo(rows, row_stride, to, stride);
+}
+
+void StreamTransposedF16(const std::uint16_t* rows, std::size_t row_stride,
+                         std::byte* to, std::size_t stride) {
+  StreamTransposedTo(rows, row_stride, to, stride);
 }
 
 }  // namespace kvtwin::optimized::HWY_NAMESPACE
@@ -184,10 +281,13 @@ namespace kvtwin::optimized {
 
 HWY_EXPORT(F32ToF16);
 HWY_EXPORT(F16ToF32);
-HWY_EXPORT(AddToElements);
-HWY_EXPORT(TurnAdjacent);
-HWY_EXPORT(TurnHalves);
-HWY_EXPORT(HasNonFinite);
+HWY_EXPORT(StreamF32ToF16);
+HWY_EXPORT(StreamBytes);
+HWY_EXPORT(StreamBytesAhead);
+HWY_EXPORT(TransposeF32);
+HWY_EXPORT(TransposeF16);
+HWY_EXPORT(StreamTransposedF32);
+HWY_EXPORT(StreamTransposedF16);
 
 void F32ToF16(const float* from, std::uint16_t* to, std::size_t count) {
   HWY_DYNAMIC_DISPATCH(F32ToF16)(from, to, count);
@@ -197,22 +297,39 @@ void F16ToF32(const std::uint16_t* from, float* to, std::size_t count) {
   HWY_DYNAMIC_DISPATCH(F16ToF32)(from, to, count);
 }
 
-void AddToElements(float* elements, std::size_t count, float offset) {
-  HWY_DYNAMIC_DISPATCH(AddToElements)(elements, count, offset);
+void StreamF32ToF16(const float* from, std::uint16_t* to, std::size_t count) {
+  HWY_DYNAMIC_DISPATCH(StreamF32ToF16)(from, to, count);
 }
 
-void TurnAdjacent(float* head, std::size_t pairs, const float* cosine,
-                  const float* sine) {
-  HWY_DYNAMIC_DISPATCH(TurnAdjacent)(head, pairs, cosine, sine);
+void StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes) {
+  HWY_DYNAMIC_DISPATCH(StreamBytes)(from, to, bytes);
 }
 
-void TurnHalves(float* head, std::size_t pairs, const float* cosine,
-                const float* sine) {
-  HWY_DYNAMIC_DISPATCH(TurnHalves)(head, pairs, cosine, sine);
+void StreamBytesAhead(const std::byte* from, std::byte* to, std::size_t bytes,
+                      const std::byte* ahead) {
+  HWY_DYNAMIC_DISPATCH(StreamBytesAhead)(from, to, bytes, ahead);
 }
 
-bool HasNonFinite(const float* elements, std::size_t count) {
-  return HWY_DYNAMIC_DISPATCH(HasNonFinite)(elements, count);
+void FenceStreams() { hwy::FlushStream(); }
+
+void Transpose(const float* rows, std::size_t row_stride, std::size_t count,
+               float* tile) {
+  HWY_DYNAMIC_DISPATCH(TransposeF32)(rows, row_stride, count, tile);
+}
+
+void Transpose(const std::uint16_t* rows, std::size_t row_stride,
+               std::size_t count, std::uint16_t* tile) {
+  HWY_DYNAMIC_DISPATCH(TransposeF16)(rows, row_stride, count, tile);
+}
+
+void StreamTransposed(const float* rows, std::size_t row_stride, std::byte* to,
+                      std::size_t stride) {
+  HWY_DYNAMIC_DISPATCH(StreamTransposedF32)(rows, row_stride, to, stride);
+}
+
+void StreamTransposed(const std::uint16_t* rows, std::size_t row_stride,
+                      std::byte* to, std::size_t stride) {
+  HWY_DYNAMIC_DISPATCH(StreamTransposedF16)(rows, row_stride, to, stride);
 }
 
 }  // namespace kvtwin::optimized

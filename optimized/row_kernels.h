@@ -14,17 +14,35 @@ namespace kvtwin::optimized {
 void F32ToF16(const float* from, std::uint16_t* to, std::size_t count);
 void F16ToF32(const std::uint16_t* from, float* to, std::size_t count);
 
-// The parts of ShiftRow (core/shift_row.h), in place.
-//
-// Adds `offset` to count elements.
-void AddToElements(float* elements, std::size_t count, float offset);
-// Turns the pairs of one head by the given cosines and sines: pair p is
-// elements (2p, 2p + 1) or (p, p + pairs). Requires: no NaN among them.
-void TurnAdjacent(float* head, std::size_t pairs, const float* cosine,
-                  const float* sine);
-void TurnHalves(float* head, std::size_t pairs, const float* cosine,
-                const float* sine);
-bool HasNonFinite(const float* elements, std::size_t count);
+// The same as F32ToF16 and memcpy, past the caches: for memory that is not in
+// them and will not be read soon. Others may not see what was written before
+// this thread's FenceStreams.
+void StreamF32ToF16(const float* from, std::uint16_t* to, std::size_t count);
+void StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes);
+// StreamBytes, while `ahead` and as many bytes after it come to the caches.
+void StreamBytesAhead(const std::byte* from, std::byte* to, std::size_t bytes,
+                      const std::byte* ahead);
+void FenceStreams();
+
+// Tiles, through which rows become columns. Rows are `row_stride` elements
+// apart.
+inline constexpr std::size_t kTileRows = 32;
+inline constexpr std::size_t kTileColumns = 16;
+
+// Element c of row r < count goes to tile[c * kTileRows + r]. Rows and elements
+// of the tile from `count` on may be read and written: there are kTileRows.
+// Requires: `tile` lies on a cache line.
+void Transpose(const float* rows, std::size_t row_stride, std::size_t count,
+               float* tile);
+void Transpose(const std::uint16_t* rows, std::size_t row_stride,
+               std::size_t count, std::uint16_t* tile);
+
+// All of a whole tile, past the caches, to columns that are `stride` bytes
+// apart. Requires: each goes to cache lines of its own.
+void StreamTransposed(const float* rows, std::size_t row_stride, std::byte* to,
+                      std::size_t stride);
+void StreamTransposed(const std::uint16_t* rows, std::size_t row_stride,
+                      std::byte* to, std::size_t stride);
 
 }  // namespace kvtwin::optimized
 

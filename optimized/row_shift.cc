@@ -4,7 +4,7 @@
 
 #include "core/assert.h"
 #include "core/shift_row.h"
-#include "optimized/row_kernels.h"
+#include "optimized/shift_kernels.h"
 
 namespace kvtwin::optimized {
 
@@ -20,13 +20,19 @@ void RowShift::Prepare(const Shift& shift, std::int32_t offset,
   sines_.clear();
   if (shift.kind != ShiftKind::kRope) return;
   const int dims = RopeDims(shift.rope, k_head_dim);
-  for (int p = 0; p < dims / 2; ++p) {
-    const auto [cosine, sine] = RopeTurn(shift.rope, dims, p, offset);
-    cosines_.push_back(cosine);
-    sines_.push_back(sine);
+  cosines_.resize(static_cast<std::size_t>(dims));
+  sines_.resize(cosines_.size());
+  const bool halves = shift.rope.pairing == Rope::Pairing::kHalves;
+  const std::size_t pairs = cosines_.size() / 2;
+  for (std::size_t p = 0; p < pairs; ++p) {
+    const auto [cosine, sine] =
+        RopeTurn(shift.rope, dims, static_cast<int>(p), offset);
+    const std::size_t x = halves ? p : 2 * p;
+    const std::size_t y = halves ? p + pairs : 2 * p + 1;
+    cosines_[x] = cosines_[y] = cosine;
+    sines_[x] = -sine;
+    sines_[y] = sine;
   }
-  // An angle without a cosine has no sine either.
-  nan_turns_ = HasNonFinite(cosines_.data(), cosines_.size());
 }
 
 bool RowShift::idle() const {
@@ -35,36 +41,28 @@ bool RowShift::idle() const {
   return kind != ShiftKind::kAdd && kind != ShiftKind::kTagAdd;
 }
 
-void RowShift::Turn(std::span<float> row) const {
-  // What becomes a NaN, and which one: leave it to the definition.
-  if (nan_turns_ || HasNonFinite(row.data(), row.size())) {
-    const Status status =
-        ShiftRow(*shift_, /*layer=*/0, offset_, static_cast<int>(head_dim_),
-                 static_cast<int>(row.size() / head_dim_), row);
-    KVTWIN_ASSERT(status.ok());
-    return;
-  }
-  const bool halves = shift_->rope.pairing == Rope::Pairing::kHalves;
-  for (std::size_t head = 0; head < row.size(); head += head_dim_) {
-    if (halves) {
-      TurnHalves(&row[head], cosines_.size(), cosines_.data(), sines_.data());
-    } else {
-      TurnAdjacent(&row[head], cosines_.size(), cosines_.data(), sines_.data());
+template <class T>
+void RowShift::ApplyTo(std::span<T> rows) const {
+  const auto offset = static_cast<float>(offset_);
+  const std::size_t heads = rows.size() / head_dim_;
+  const Turns turns{.pairs = cosines_.size() / 2,
+                    .cosines = cosines_.data(),
+                    .sines = sines_.data()};
+  if (shift_->kind == ShiftKind::kAdd) {
+    AddToElements(rows.data(), rows.size(), offset);
+  } else if (shift_->kind == ShiftKind::kTagAdd) {
+    for (std::size_t h = 0; h < heads; ++h) {
+      AddToElements(&rows[h * head_dim_] + 1, head_dim_ - 1, offset);
     }
+  } else if (shift_->rope.pairing == Rope::Pairing::kHalves) {
+    TurnHalves(rows.data(), heads, head_dim_, turns);
+  } else {
+    TurnAdjacent(rows.data(), heads, head_dim_, turns);
   }
 }
 
-void RowShift::Apply(std::span<float> row) const {
-  const auto offset = static_cast<float>(offset_);
-  if (shift_->kind == ShiftKind::kAdd) {
-    AddToElements(row.data(), row.size(), offset);
-  } else if (shift_->kind == ShiftKind::kTagAdd) {
-    for (std::size_t head = 0; head < row.size(); head += head_dim_) {
-      AddToElements(&row[head] + 1, head_dim_ - 1, offset);
-    }
-  } else {
-    Turn(row);
-  }
-}
+void RowShift::Apply(std::span<float> rows) const { ApplyTo(rows); }
+
+void RowShift::Apply(std::span<std::uint16_t> rows) const { ApplyTo(rows); }
 
 }  // namespace kvtwin::optimized

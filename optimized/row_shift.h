@@ -19,22 +19,26 @@ class RowShift {
   // Refers to `shift` from then on. Requires: offset is not 0.
   void Prepare(const Shift& shift, std::int32_t offset, int k_head_dim);
 
-  // Rewrites one row, [k_head_dim, kv_heads]; k_head_dim as prepared.
-  // Requires: not idle.
-  void Apply(std::span<float> row) const;
+  // Rewrites rows that lie one after another, [k_head_dim, kv_heads, any
+  // number]; k_head_dim as prepared. f16 is shifted as f32 and rounded; what
+  // does not change keeps its bits. Requires: not idle.
+  void Apply(std::span<float> rows) const;
+  void Apply(std::span<std::uint16_t> rows) const;
 
   // Whether Apply leaves every row as it is.
   bool idle() const;
 
  private:
-  void Turn(std::span<float> row) const;
+  template <class T>
+  void ApplyTo(std::span<T> rows) const;
 
   const Shift* shift_ = nullptr;
   std::int32_t offset_ = 0;
   std::size_t head_dim_ = 0;
-  std::vector<float> cosines_;  // By pair.
+  // By element of a head, of those that turn; a sine with the sign that it has
+  // for this element of its pair.
+  std::vector<float> cosines_;
   std::vector<float> sines_;
-  bool nan_turns_ = false;
 };
 
 }  // namespace kvtwin::optimized

@@ -1,13 +1,16 @@
 #include "optimized/storage.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
 #include <new>
 
-#include "core/assert.h"
+#include "optimized/fast_paths.h"
+#include "optimized/move_rows.h"
+#include "optimized/put_rows.h"
 #include "optimized/row_kernels.h"
 
 namespace kvtwin::optimized {
@@ -28,107 +31,33 @@ std::size_t RowElements(int head_dim, int heads) {
       {static_cast<std::size_t>(head_dim), static_cast<std::size_t>(heads)});
 }
 
-// Where rows come from: a tensor [head_dim, heads, tokens] of any strides.
-class Rows {
- public:
-  // `scratch` holds a row that is not in order.
-  Rows(const TensorView& tensor, std::vector<std::byte>& scratch)
-      : tensor_(tensor), scratch_(scratch) {
-    const auto element = static_cast<std::int64_t>(SizeOf(tensor.dtype));
-    const bool heads_dense =
-        tensor.shape[0] == 1 || tensor.stride[0] == element;
-    const bool row_dense =
-        tensor.shape[1] == 1 || tensor.stride[1] == element * tensor.shape[0];
-    const auto misaligned = [&](std::uintptr_t offset) {
-      return offset % SizeOf(tensor.dtype) != 0;
-    };
-    in_order_ = heads_dense && row_dense &&
-                !misaligned(reinterpret_cast<std::uintptr_t>(tensor.data)) &&
-                !misaligned(static_cast<std::uintptr_t>(tensor.stride[2]));
-    touching_ = in_order_ &&
-                tensor.stride[2] == element * tensor.shape[0] * tensor.shape[1];
-  }
-
-  DType dtype() const { return tensor_.dtype; }
-
-  // Whether a row and those after it are one dense piece of memory.
-  bool touching() const { return touching_; }
-
-  // The elements of a row in order, until the next call.
-  const std::byte* Row(std::size_t token) {
-    TensorView row = tensor_;
-    row.data = tensor_.at(0, 0, static_cast<std::int64_t>(token));
-    row.shape[2] = 1;
-    if (in_order_) return row.at(0);
-    scratch_.resize(static_cast<std::size_t>(row.elements()) *
-                    SizeOf(row.dtype));
-    CopyDense(row, scratch_.data());
-    return scratch_.data();
-  }
-
- private:
-  const TensorView& tensor_;
-  std::vector<std::byte>& scratch_;
-  bool in_order_;
-  bool touching_;
-};
-
-// Copies dense elements; f32 to f16 is the only conversion there is.
-void Store(const std::byte* from, DType from_dtype, std::byte* to, DType dtype,
-           std::size_t count) {
-  if (from_dtype == dtype) {
-    std::memcpy(to, from, count * SizeOf(dtype));
-    return;
-  }
-  KVTWIN_ASSERT(reinterpret_cast<std::uintptr_t>(from) % alignof(float) == 0);
-  F32ToF16(reinterpret_cast<const float*>(from),
-           reinterpret_cast<std::uint16_t*>(to), count);
+// The columns of permuted V begin on cache lines, and not too many of them in
+// the same set of a cache: unless they are so short that it does not matter,
+// they are an odd number of lines apart.
+std::size_t ColumnBytes(std::size_t cells, DType dtype) {
+  constexpr std::size_t kLine = 64;
+  constexpr std::size_t kShort = 4096;
+  const std::size_t bytes = Product({cells, SizeOf(dtype)});
+  if (bytes < kShort) return bytes;
+  return ((bytes + kLine - 1) / kLine | 1) * kLine;
 }
 
-// Token i .. end - 1 lie in consecutive cells.
-std::size_t RunEnd(std::span<const int> cells, std::size_t i) {
-  std::size_t end = i + 1;
-  while (end < cells.size() && cells[end] == cells[end - 1] + 1) ++end;
-  return end;
+// Whether to write so much to the buffer past the caches. Little of it will
+// soon be read there, and a small buffer has a place in them.
+bool Streams(std::size_t bytes, const AlignedBuffer& buffer) {
+  constexpr std::size_t kMuch = std::size_t{64} << 10;
+  constexpr std::size_t kLarge = std::size_t{4} << 20;
+  return TakeFastPath(bytes >= kMuch && buffer.bytes() >= kLarge);
 }
 
-void PutRows(Rows rows, std::size_t row_elements, std::span<const int> cells,
-             std::byte* to, DType dtype) {
-  const std::size_t row_bytes = row_elements * SizeOf(dtype);
-  for (std::size_t i = 0; i < cells.size();) {
-    const std::size_t end = rows.touching() ? RunEnd(cells, i) : i + 1;
-    Store(rows.Row(i), rows.dtype(),
-          to + static_cast<std::size_t>(cells[i]) * row_bytes, dtype,
-          (end - i) * row_elements);
-    i = end;
-  }
-}
-
-// Element e of the tile's row i goes to cell cells[i] of column e.
+// Has the beginning of what is needed next on its way; processors find the
+// rest themselves. (g++ leaves out calls of functions that only prefetch.)
 template <class T>
-void Scatter(const T* tile, std::size_t row_elements,
-             std::span<const int> cells, T* to, std::size_t column_cells) {
-  for (std::size_t e = 0; e < row_elements; ++e) {
-    T* column = to + e * column_cells;
-    for (std::size_t i = 0; i < cells.size(); ++i) {
-      column[cells[i]] = tile[i * row_elements + e];
-    }
-  }
-}
-
-template <class T>
-void MoveWithinColumns(std::span<const CellMove> moves, T* column,
-                       std::size_t column_cells, std::size_t columns) {
-  for (std::size_t e = 0; e < columns; ++e, column += column_cells) {
-    for (const CellMove& move : moves) column[move.to] = column[move.from];
-  }
-}
-
-void MoveRows(std::span<const CellMove> moves, std::byte* rows,
-              std::size_t row_bytes) {
-  for (const CellMove& move : moves) {
-    std::memcpy(rows + move.to * row_bytes, rows + move.from * row_bytes,
-                row_bytes);
+[[gnu::always_inline]] inline void FetchAhead(std::span<T> next) {
+  constexpr std::size_t kLine = 64 / sizeof(T);
+  constexpr std::size_t kMost = 4096 / sizeof(T);
+  for (std::size_t i = 0; i < std::min(next.size(), kMost); i += kLine) {
+    __builtin_prefetch(&next[i]);
   }
 }
 
@@ -173,69 +102,87 @@ Layer::Layer(const RowDims& dims, DType dtype, bool permuted_v,
       cells_(cells),
       key_row_(RowElements(dims.k_head_dim, dims.kv_heads)),
       value_row_(RowElements(dims.v_head_dim, dims.kv_heads)),
+      column_bytes_(ColumnBytes(cells, dtype)),
       key_(Product({key_row_, cells, SizeOf(dtype)})),
-      value_(Product({value_row_, cells, SizeOf(dtype)})),
-      row_(dtype == DType::kF32 ? 0 : key_row_) {}
+      value_(permuted_v ? Product({value_row_, column_bytes_})
+                        : Product({value_row_, cells, SizeOf(dtype)})) {}
 
 void Layer::Put(const TensorView& key, const TensorView& value,
                 std::span<const int> cells) {
-  PutRows(Rows(key, gathered_), key_row_, cells, key_.data(), dtype_);
-  if (permuted_v_) {
-    PutPermuted(value, cells);
-  } else {
-    PutRows(Rows(value, gathered_), value_row_, cells, value_.data(), dtype_);
-  }
+  const std::size_t key_bytes = cells.size() * key_row_bytes();
+  const std::size_t value_bytes = cells.size() * value_row_bytes();
+  const bool stream_key = Streams(key_bytes, key_);
+  const bool stream_value = Streams(value_bytes, value_);
+  const StoredRows keys{key_.data(), dtype_, key_row_bytes(), stream_key};
+  const StoredRows values{value_.data(), dtype_, value_row_bytes(),
+                          stream_value};
+  // What is read is as much, or twice that.
+  ParallelShares(1, 2 * (key_bytes + value_bytes),
+                 [&](std::size_t, Share share) {
+                   const std::size_t begin = share.Begin(cells.size());
+                   const std::size_t end = share.End(cells.size());
+                   PutRows(key, cells, begin, end, keys);
+                   if (permuted_v_) {
+                     PutPermuted(value, cells, share, stream_value);
+                   } else {
+                     PutRows(value, cells, begin, end, values);
+                   }
+                   if (stream_key || stream_value) FenceStreams();
+                 });
 }
 
-void Layer::PutPermuted(const TensorView& value, std::span<const int> cells) {
-  // Every element of a row goes to another cache line: some rows at a time, so
-  // that what one of them brought in serves the others.
-  constexpr std::size_t kTileRows = 32;
-  const std::size_t row_bytes = value_row_ * SizeOf(dtype_);
-  Rows rows(value, gathered_);
-  tile_.resize(kTileRows * row_bytes);
-  for (std::size_t i = 0; i < cells.size(); i += kTileRows) {
-    const std::size_t count = std::min(kTileRows, cells.size() - i);
-    for (std::size_t r = 0; r < count; ++r) {
-      Store(rows.Row(i + r), rows.dtype(), tile_.data() + r * row_bytes, dtype_,
-            value_row_);
-    }
-    if (dtype_ == DType::kF32) {
-      Scatter(reinterpret_cast<const float*>(tile_.data()), value_row_,
-              cells.subspan(i, count), value_.as<float>(), cells_);
-    } else {
-      Scatter(reinterpret_cast<const std::uint16_t*>(tile_.data()), value_row_,
-              cells.subspan(i, count), value_.as<std::uint16_t>(), cells_);
-    }
-  }
+void Layer::PutPermuted(const TensorView& value, std::span<const int> cells,
+                        Share share, bool stream) {
+  const StoredColumns columns{value_.data(), dtype_, column_bytes_, stream};
+  const std::size_t tiles = (value_row_ + kTileColumns - 1) / kTileColumns;
+  PutColumns(value, cells, share.Begin(tiles) * kTileColumns,
+             std::min(share.End(tiles) * kTileColumns, value_row_), columns);
 }
 
-void Layer::Move(std::span<const CellMove> moves) {
-  MoveRows(moves, key_.data(), key_row_bytes());
+void Layer::Move(std::span<const CellMove> moves, Share share) {
+  const std::size_t begin = share.Begin(moves.size());
+  const auto part = moves.subspan(begin, share.End(moves.size()) - begin);
+  MoveRows(part, key_.data(), key_row_bytes());
   if (!permuted_v_) {
-    MoveRows(moves, value_.data(), value_row_ * SizeOf(dtype_));
-  } else if (dtype_ == DType::kF32) {
-    MoveWithinColumns(moves, value_.as<float>(), cells_, value_row_);
+    MoveRows(part, value_.data(), value_row_bytes());
+    return;
+  }
+  const std::size_t first = share.Begin(value_row_);
+  MoveInColumns(moves, dtype_, value_.data() + first * column_bytes_,
+                share.End(value_row_) - first, column_bytes_);
+}
+
+void Layer::Shift(const Selection& cells, const RowShift& shift, Share share) {
+  if (shift.idle()) return;
+  if (dtype_ == DType::kF32) {
+    ShiftRows<float>(cells, shift, share);
   } else {
-    MoveWithinColumns(moves, value_.as<std::uint16_t>(), cells_, value_row_);
+    ShiftRows<std::uint16_t>(cells, shift, share);
   }
 }
 
-void Layer::Shift(const Selection& cells, const RowShift& shift) {
-  if (shift.idle()) return;
-  for (std::size_t w = cells.begin; w < cells.end; ++w) {
-    for (std::uint64_t left = cells.words[w]; left != 0; left &= left - 1) {
-      const std::size_t cell =
-          w * kWordBits + static_cast<std::size_t>(std::countr_zero(left));
-      if (dtype_ == DType::kF32) {
-        shift.Apply({key_.as<float>() + cell * key_row_, key_row_});
-        continue;
-      }
-      LoadKey(cell, row_);
-      shift.Apply(row_);
-      StoreKey(cell, row_);
+template <class T>
+void Layer::ShiftRows(const Selection& cells, const RowShift& shift,
+                      Share share) {
+  std::span<T> run;
+  const std::size_t words = cells.end - cells.begin;
+  const std::size_t end = cells.begin + share.End(words);
+  for (std::size_t w = cells.begin + share.Begin(words); w < end; ++w) {
+    std::uint64_t left = cells.words[w];
+    while (left != 0) {
+      const auto first = static_cast<std::size_t>(std::countr_zero(left));
+      const auto rows =
+          static_cast<std::size_t>(std::countr_one(left >> first));
+      const std::size_t cell = w * kWordBits + first;
+      const std::span<T> next(key_.as<T>() + cell * key_row_, rows * key_row_);
+      FetchAhead(next);
+      shift.Apply(run);
+      run = next;
+      // All below the run are zeros: this carries them and it away.
+      left &= left + (std::uint64_t{1} << first);
     }
   }
+  shift.Apply(run);
 }
 
 void Layer::LoadKey(std::size_t cell, std::span<float> row) const {
@@ -255,17 +202,19 @@ void Layer::StoreKey(std::size_t cell, std::span<const float> row) {
     return;
   }
   auto* stored = key_.as<std::uint16_t>() + cell * key_row_;
-  if (!HasNonFinite(row.data(), row.size())) {
-    F32ToF16(row.data(), stored, row.size());
-    return;
-  }
-  // What did not change keeps its bits; only a NaN would lose some.
-  std::vector<float> before(row.size());
-  F16ToF32(stored, before.data(), row.size());
-  for (std::size_t i = 0; i < row.size(); ++i) {
-    const bool same = std::bit_cast<std::uint32_t>(before[i]) ==
-                      std::bit_cast<std::uint32_t>(row[i]);
-    if (!same) F32ToF16(&row[i], &stored[i], 1);
+  constexpr std::size_t kPiece = 64;
+  for (std::size_t i = 0; i < row.size(); i += kPiece) {
+    const std::size_t count = std::min(kPiece, row.size() - i);
+    std::array<float, kPiece> before;
+    std::array<std::uint16_t, kPiece> rounded;
+    F16ToF32(stored + i, before.data(), count);
+    F32ToF16(&row[i], rounded.data(), count);
+    for (std::size_t k = 0; k < count; ++k) {
+      // What did not change keeps its bits; only a NaN would lose some.
+      const bool same = std::bit_cast<std::uint32_t>(before[k]) ==
+                        std::bit_cast<std::uint32_t>(row[i + k]);
+      if (!same) stored[i + k] = rounded[k];
+    }
   }
 }
 
@@ -277,12 +226,14 @@ TensorView Layer::ValueView(CellSpan cells) const {
   if (!permuted_v_) {
     return RowsView(value_, dtype_, dims_.v_head_dim, dims_.kv_heads, cells);
   }
-  TensorView view = DenseView(
-      value_.data(), dtype_,
-      {static_cast<std::int64_t>(cells_), dims_.v_head_dim, dims_.kv_heads, 1});
-  view.data = view.at(static_cast<std::int64_t>(cells.first));
-  view.shape[0] = static_cast<std::int64_t>(cells.size());
-  return view;
+  const auto element = static_cast<std::int64_t>(SizeOf(dtype_));
+  const auto column = static_cast<std::int64_t>(column_bytes_);
+  const std::int64_t head = column * dims_.v_head_dim;
+  return {.data = value_.data() + cells.first * SizeOf(dtype_),
+          .dtype = dtype_,
+          .shape = {static_cast<std::int64_t>(cells.size()), dims_.v_head_dim,
+                    dims_.kv_heads, 1},
+          .stride = {element, column, head, head * dims_.kv_heads}};
 }
 
 }  // namespace kvtwin::optimized

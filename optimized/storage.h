@@ -8,13 +8,13 @@
 
 #include <cstddef>
 #include <span>
-#include <vector>
 
 #include "core/guarded_cache.h"
 #include "kvtwin/tensor.h"
 #include "optimized/aligned_buffer.h"
 #include "optimized/cell_table.h"
 #include "optimized/mask.h"
+#include "optimized/parallel.h"
 #include "optimized/row_shift.h"
 
 namespace kvtwin::optimized {
@@ -27,16 +27,18 @@ class Layer {
   const RowDims& dims() const { return dims_; }
   std::size_t key_row_elements() const { return key_row_; }
   std::size_t key_row_bytes() const { return key_row_ * SizeOf(dtype_); }
+  std::size_t value_row_bytes() const { return value_row_ * SizeOf(dtype_); }
 
   // Stores row i of the tensors in cells[i]. Requires: distinct cells.
   void Put(const TensorView& key, const TensorView& value,
            std::span<const int> cells);
 
-  // Copies rows. Requires: no cell is in two moves.
-  void Move(std::span<const CellMove> moves);
+  // Copies rows, or what a share has of that. Requires: no cell is in two
+  // moves.
+  void Move(std::span<const CellMove> moves, Share share);
 
-  // Shifts the K rows of the selected cells.
-  void Shift(const Selection& cells, const RowShift& shift);
+  // Shifts the K rows of the selected cells, or what a share has of them.
+  void Shift(const Selection& cells, const RowShift& shift, Share share);
 
   // One K row as f32; `row` has k_head_dim x kv_heads elements.
   void LoadKey(std::size_t cell, std::span<float> row) const;
@@ -46,7 +48,10 @@ class Layer {
   TensorView ValueView(CellSpan cells) const;
 
  private:
-  void PutPermuted(const TensorView& value, std::span<const int> cells);
+  void PutPermuted(const TensorView& value, std::span<const int> cells,
+                   Share share, bool stream);
+  template <class T>
+  void ShiftRows(const Selection& cells, const RowShift& shift, Share share);
 
   RowDims dims_;
   DType dtype_;
@@ -54,11 +59,9 @@ class Layer {
   std::size_t cells_;
   std::size_t key_row_;  // Elements.
   std::size_t value_row_;
+  std::size_t column_bytes_;  // From one column of permuted V to the next.
   AlignedBuffer key_;
   AlignedBuffer value_;
-  std::vector<std::byte> gathered_;  // Scratch: rows in order,
-  std::vector<std::byte> tile_;      // rows before they are permuted,
-  std::vector<float> row_;           // a row in f32.
 };
 
 // Copies a tensor of any strides to dense memory, dtype unchanged.

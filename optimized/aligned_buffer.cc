@@ -1,0 +1,43 @@
+#include "optimized/aligned_buffer.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace kvtwin::optimized {
+namespace {
+
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+// Whether a buffer gains from huge pages: what is lost at its ends is little.
+bool IsLarge(std::size_t bytes) { return bytes >= 4 * kHugePage; }
+
+// Where the system has no huge pages, or keeps them to itself, nothing happens.
+void AskForHugePages([[maybe_unused]] std::byte* data,
+                     [[maybe_unused]] std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  (void)madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+#endif
+}
+
+}  // namespace
+
+AlignedBuffer::AlignedBuffer(std::size_t bytes) : bytes_(bytes) {
+  const std::size_t alignment = IsLarge(bytes) ? kHugePage : kLine;
+  if (bytes > SIZE_MAX - alignment) throw std::bad_alloc();
+  // Not aligned_alloc and memset: a large calloc is pages that are zeroed when
+  // they are first used.
+  memory_.reset(std::calloc(1, bytes + alignment));
+  if (memory_ == nullptr) throw std::bad_alloc();
+  const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
+  const std::size_t skip = (alignment - address % alignment) % alignment;
+  data_ = static_cast<std::byte*>(memory_.get()) + skip;
+  if (IsLarge(bytes)) AskForHugePages(data_, bytes);
+}
+
+void AlignedBuffer::Free::operator()(void* memory) const { std::free(memory); }
+
+}  // namespace kvtwin::optimized

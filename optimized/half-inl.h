@@ -1,0 +1,154 @@
+// Vectors of f32 to f16 and back, for files that Highway compiles once for each
+// target (see targets.h). The results do not depend on the target.
+
+// Once for each target: the toggle is defined in every other round.
+#if defined(KVTWIN_OPTIMIZED_HALF_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVTWIN_OPTIMIZED_HALF_INL_H_
+#undef KVTWIN_OPTIMIZED_HALF_INL_H_
+#else
+#define KVTWIN_OPTIMIZED_HALF_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+
+// Whether Highway converts by an instruction: it rounds to the nearest, ties to
+// even, subnormals too, whatever the mode of the processor. Elsewhere Highway's
+// conversion truncates, and what is here does it in integers.
+#undef KVTWIN_F16C
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
+#define KVTWIN_F16C 1
+#else
+#define KVTWIN_F16C 0
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace kvtwin::optimized::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// D is a tag of float.
+template <class D>
+using IntsOf = hn::RebindToSigned<D>;
+template <class D>
+using HalvesOf = hn::Rebind<std::uint16_t, D>;
+template <class D>
+using ShortsOf = hn::Rebind<std::int16_t, D>;
+
+// Whether an f16, without its sign, is more than `bound`, without a sign too.
+template <class D>
+HWY_INLINE hn::Mask<HalvesOf<D>> IsAbove(D, hn::Vec<HalvesOf<D>> value,
+                                         std::int16_t bound) {
+  const ShortsOf<D> shorts;
+  const auto magnitude =
+      hn::And(hn::BitCast(shorts, value), hn::Set(shorts, INT16_MAX));
+  return hn::RebindMask(HalvesOf<D>(),
+                        hn::Gt(magnitude, hn::Set(shorts, bound)));
+}
+
+template <class D>
+HWY_INLINE hn::Mask<HalvesOf<D>> IsNaN16(D d, hn::Vec<HalvesOf<D>> value) {
+  return IsAbove(d, value, 0x7C00);
+}
+
+// In integers. Any NaN becomes 0x7E00 and its sign.
+template <class D>
+HWY_INLINE hn::Vec<HalvesOf<D>> RoundedInIntegers(D d, hn::Vec<D> value) {
+  const IntsOf<D> ints;
+  const auto bits = hn::BitCast(ints, value);
+  const auto magnitude = hn::And(bits, hn::Set(ints, INT32_MAX));
+  const auto sign = hn::Xor(bits, magnitude);
+
+  // Normal numbers: exponent from bias 127 to 15; half of the last place that
+  // stays, less one, and one more if that place is odd, round to even.
+  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(ints, 1));
+  const auto rounding = hn::Set(ints, ((15 - 127) * (1 << 23)) + 0xFFF);
+  const auto normal =
+      hn::ShiftRight<13>(hn::Add(hn::Add(magnitude, rounding), odd));
+
+  // Below 2^-14: adding 0.5, whose last place is that of a subnormal f16,
+  // makes the adder round.
+  const auto half = hn::Set(d, 0.5f);
+  const auto tiny =
+      hn::Sub(hn::BitCast(ints, hn::Add(hn::BitCast(d, magnitude), half)),
+              hn::BitCast(ints, half));
+
+  const auto first_normal = hn::Set(ints, (127 - 14) << 23);
+  const auto first_infinite = hn::Set(ints, (127 + 16) << 23);
+  const auto infinity = hn::Set(ints, 0xFF << 23);
+  const auto special =
+      hn::IfThenElse(hn::Gt(magnitude, infinity), hn::Set(ints, 0x7E00),
+                     hn::Set(ints, 0x7C00));
+  auto result = hn::IfThenElse(hn::Gt(first_normal, magnitude), tiny, normal);
+  result = hn::IfThenElse(hn::Gt(first_infinite, magnitude), result, special);
+  // The sign arrives extended, and result has 15 bits: this narrows exactly.
+  result = hn::Or(result, hn::ShiftRight<16>(sign));
+  return hn::BitCast(HalvesOf<D>(), hn::DemoteTo(ShortsOf<D>(), result));
+}
+
+// In integers, exact.
+template <class D>
+HWY_INLINE hn::Vec<D> ExactFromHalves(D d, hn::Vec<HalvesOf<D>> value) {
+  const IntsOf<D> ints;
+  const auto bits = hn::PromoteTo(ints, value);
+  const auto magnitude =
+      hn::ShiftLeft<13>(hn::And(bits, hn::Set(ints, 0x7FFF)));
+  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(ints, 0x8000)));
+  const auto rebias = hn::Set(ints, (127 - 15) << 23);
+  const auto normal = hn::Add(magnitude, rebias);
+  const auto special = hn::Add(normal, hn::Set(ints, (128 - 16) << 23));
+  // A subnormal is its mantissa's share of 2^-14: put it behind a leading one
+  // and take that away again.
+  const auto first = hn::Set(ints, (127 - 14) << 23);
+  const auto tiny =
+      hn::BitCast(ints, hn::Sub(hn::BitCast(d, hn::Add(magnitude, first)),
+                                hn::BitCast(d, first)));
+
+  const auto first_normal = hn::Set(ints, 0x0400 << 13);
+  const auto last_finite = hn::Set(ints, (0x7C00 << 13) - 1);
+  auto result = hn::IfThenElse(hn::Gt(first_normal, magnitude), tiny, normal);
+  result = hn::IfThenElse(hn::Gt(magnitude, last_finite), special, result);
+  return hn::BitCast(d, hn::Or(result, sign));
+}
+
+// To the nearest, ties to even. Any NaN becomes some NaN.
+template <class D>
+HWY_INLINE hn::Vec<HalvesOf<D>> ToHalves(D d, hn::Vec<D> value) {
+#if KVTWIN_F16C
+  (void)d;
+  const hn::Rebind<hwy::float16_t, D> halves;
+  return hn::BitCast(HalvesOf<D>(), hn::DemoteTo(halves, value));
+#else
+  return RoundedInIntegers(d, value);
+#endif
+}
+
+// The same, and any NaN becomes 0x7E00 and its sign.
+template <class D>
+HWY_INLINE hn::Vec<HalvesOf<D>> ToCanonicalHalves(D d, hn::Vec<D> value) {
+#if KVTWIN_F16C
+  const HalvesOf<D> halves;
+  const auto result = ToHalves(d, value);
+  const auto quiet =
+      hn::Or(hn::And(result, hn::Set(halves, 0x8000)), hn::Set(halves, 0x7E00));
+  return hn::IfThenElse(IsNaN16(d, result), quiet, result);
+#else
+  return RoundedInIntegers(d, value);
+#endif
+}
+
+// Exact, but for a NaN, which becomes some NaN.
+template <class D>
+HWY_INLINE hn::Vec<D> FromHalves(D d, hn::Vec<HalvesOf<D>> value) {
+#if KVTWIN_F16C
+  const hn::Rebind<hwy::float16_t, D> halves;
+  return hn::PromoteTo(d, hn::BitCast(halves, value));
+#else
+  return ExactFromHalves(d, value);
+#endif
+}
+
+}  // namespace kvtwin::optimized::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVTWIN_OPTIMIZED_HALF_INL_H_

@@ -1,0 +1,285 @@
+#include "optimized/put_rows.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#include "optimized/row_kernels.h"
+
+namespace kvtwin::optimized {
+namespace {
+
+// What is gathered of a row at a time.
+constexpr std::size_t kPieceElements = 256;
+using Piece = std::array<std::byte, kPieceElements * sizeof(float)>;
+
+template <class T>
+void CopyStrided(const std::byte* from, std::int64_t stride, std::size_t count,
+                 std::byte* to) {
+  for (std::size_t i = 0; i < count; ++i) {
+    std::memcpy(to, from, sizeof(T));
+    from += stride;
+    to += sizeof(T);
+  }
+}
+
+// Where rows come from.
+class Source {
+ public:
+  explicit Source(const TensorView& tensor)
+      : tensor_(tensor),
+        size_(SizeOf(tensor.dtype)),
+        head_dim_(static_cast<std::size_t>(tensor.shape[0])),
+        heads_(static_cast<std::size_t>(tensor.shape[1])) {
+    const auto size = static_cast<std::int64_t>(size_);
+    const std::int64_t head = size * tensor.shape[0];
+    dense_heads_ = tensor.shape[0] == 1 || tensor.stride[0] == size;
+    const auto address = reinterpret_cast<std::uintptr_t>(tensor.data);
+    const auto offsets =
+        static_cast<std::uintptr_t>(tensor.stride[1] | tensor.stride[2]);
+    readable_ = dense_heads_ && (address | offsets) % size_ == 0;
+    in_order_ = readable_ && (heads_ == 1 || tensor.stride[1] == head);
+    touching_ = in_order_ && tensor.stride[2] == head * tensor.shape[1];
+  }
+
+  DType dtype() const { return tensor_.dtype; }
+  std::size_t head_dim() const { return head_dim_; }
+  std::size_t row_elements() const { return head_dim_ * heads_; }
+
+  // Whether the elements of a head, of a row, of all rows lie one after
+  // another, where elements of their type may lie.
+  bool readable() const { return readable_; }
+  bool in_order() const { return in_order_; }
+  bool touching() const { return touching_; }
+
+  const std::byte* At(std::size_t token, std::size_t element) const {
+    return tensor_.at(static_cast<std::int64_t>(element % head_dim_),
+                      static_cast<std::int64_t>(element / head_dim_),
+                      static_cast<std::int64_t>(token));
+  }
+
+  // Copies elements [begin, begin + count) of a row, in order.
+  void Gather(std::size_t token, std::size_t begin, std::size_t count,
+              std::byte* to) const {
+    while (count > 0) {
+      const std::size_t line = std::min(count, head_dim_ - begin % head_dim_);
+      const std::byte* from = At(token, begin);
+      if (dense_heads_) {
+        std::memcpy(to, from, line * size_);
+      } else if (tensor_.dtype == DType::kF32) {
+        CopyStrided<float>(from, tensor_.stride[0], line, to);
+      } else {
+        CopyStrided<std::uint16_t>(from, tensor_.stride[0], line, to);
+      }
+      begin += line;
+      count -= line;
+      to += line * size_;
+    }
+  }
+
+ private:
+  const TensorView& tensor_;
+  std::size_t size_;  // Of an element.
+  std::size_t head_dim_;
+  std::size_t heads_;
+  bool dense_heads_;
+  bool readable_;
+  bool in_order_;
+  bool touching_;
+};
+
+// Copies elements that lie in order; f32 to f16 is the only conversion.
+void Store(const std::byte* from, DType from_dtype, std::size_t count,
+           std::byte* to, DType dtype, bool stream) {
+  if (from_dtype != dtype) {
+    const auto* floats = reinterpret_cast<const float*>(from);
+    auto* halves = reinterpret_cast<std::uint16_t*>(to);
+    stream ? StreamF32ToF16(floats, halves, count)
+           : F32ToF16(floats, halves, count);
+  } else if (stream) {
+    StreamBytes(from, to, count * SizeOf(dtype));
+  } else {
+    std::memcpy(to, from, count * SizeOf(dtype));
+  }
+}
+
+// Tokens i .. end - 1 lie in consecutive cells.
+std::size_t RunEnd(std::span<const int> cells, std::size_t i) {
+  std::size_t end = i + 1;
+  while (end < cells.size() && cells[end] == cells[end - 1] + 1) ++end;
+  return end;
+}
+
+// Stores elements [begin, end) of a row, in order.
+void StorePart(const Source& source, std::size_t token, std::size_t begin,
+               std::size_t end, std::byte* to, DType dtype, bool stream) {
+  alignas(64) Piece piece;
+  while (begin < end) {
+    const std::byte* from = source.At(token, begin);
+    std::size_t count = end - begin;
+    if (!source.in_order()) {
+      // A part of a head, or what of the row a piece has room for.
+      const std::size_t most =
+          source.readable() ? source.head_dim() - begin % source.head_dim()
+                            : kPieceElements;
+      count = std::min(count, most);
+    }
+    if (!source.readable()) {
+      source.Gather(token, begin, count, piece.data());
+      from = piece.data();
+    }
+    Store(from, source.dtype(), count, to, dtype, stream);
+    begin += count;
+    to += count * SizeOf(dtype);
+  }
+}
+
+// Where a tile that begins with token `first` ends: it takes whole lines of
+// consecutive cells if it can.
+std::size_t TileEnd(std::span<const int> cells, std::size_t first) {
+  const std::size_t most = std::min(cells.size(), first + kTileRows);
+  const std::size_t to_line =
+      first + kTileRows - static_cast<std::size_t>(cells[first]) % kTileRows;
+  return RunEnd(cells.first(most), first) >= to_line ? to_line : most;
+}
+
+// Rows of up to kTileRows tokens that become columns, stored as T.
+template <class T>
+class ColumnWriter {
+ public:
+  // For the tokens from `first` on that go to `cells`.
+  ColumnWriter(const Source& source, std::size_t first,
+               std::span<const int> cells, const StoredColumns& to)
+      : source_(source), first_(first), cells_(cells), to_(to) {
+    constexpr std::size_t kLineCells = kLine / sizeof(T);
+    std::size_t line = SIZE_MAX;
+    for (const int cell : cells) {
+      const std::size_t next = static_cast<std::size_t>(cell) / kLineCells;
+      if (next != line) lines_[line_count_++] = next * kLine;
+      line = next;
+    }
+    const std::byte* run = to.data + Offset(cells[0]);
+    run_ = cells.size() > 1 && RunEnd(cells, 0) == cells.size();
+    stream_ = to.stream && run_ && cells.size() == kTileRows &&
+              (reinterpret_cast<std::uintptr_t>(run) | to.stride) % kLine == 0;
+  }
+
+  // Stores elements [begin, end).
+  void Put(std::size_t begin, std::size_t end) {
+    for (std::size_t e = begin; e < end; e += kStaged) {
+      const std::size_t count = std::min(kStaged, end - e);
+      std::byte* columns = to_.data + e * to_.stride;
+      Prefetch(columns, std::min(count, kTileColumns));
+      for (std::size_t r = 0; r < cells_.size(); ++r) {
+        StorePart(source_, first_ + r, e, e + count,
+                  reinterpret_cast<std::byte*>(staged_[r].data()), to_.dtype,
+                  /*stream=*/false);
+      }
+      for (std::size_t c = 0; c < count; c += kTileColumns) {
+        const std::size_t rest = count - c;
+        const std::size_t next = std::min(rest, kTileColumns);
+        Prefetch(columns + next * to_.stride,
+                 std::min(rest - next, kTileColumns));
+        Write(c, next, columns);
+        columns += next * to_.stride;
+      }
+    }
+  }
+
+ private:
+  // What is converted of each row before it is written to its columns. Rows
+  // are a line apart besides, so that they do not share a set of the cache.
+  static constexpr std::size_t kLine = 64;
+  static constexpr std::size_t kStaged = 512 / sizeof(T);
+  static constexpr std::size_t kStride = kStaged + kLine / sizeof(T);
+
+  static std::size_t Offset(int cell) {
+    return static_cast<std::size_t>(cell) * sizeof(T);
+  }
+
+  // Inline, for g++ leaves out calls of functions that only prefetch.
+  [[gnu::always_inline]] void Prefetch(const std::byte* columns,
+                                       std::size_t count) const {
+    if (stream_) return;
+    for (std::size_t c = 0; c < count; ++c, columns += to_.stride) {
+      for (std::size_t i = 0; i < line_count_; ++i) {
+        __builtin_prefetch(columns + lines_[i], /*rw=*/1);
+      }
+    }
+  }
+
+  // What is staged from element c on, to so many columns.
+  void Write(std::size_t c, std::size_t count, std::byte* columns) {
+    if (stream_ && count == kTileColumns) {
+      StreamTransposed(&staged_[0][c], kStride, columns + Offset(cells_[0]),
+                       to_.stride);
+    } else if (run_) {
+      Transpose(&staged_[0][c], kStride, cells_.size(), tile_.data());
+      columns += Offset(cells_[0]);
+      for (std::size_t k = 0; k < count; ++k, columns += to_.stride) {
+        std::memcpy(columns, &tile_[k * kTileRows], cells_.size() * sizeof(T));
+      }
+    } else {
+      for (std::size_t r = 0; r < cells_.size(); ++r) {
+        std::byte* column = columns + Offset(cells_[r]);
+        const T* row = &staged_[r][c];
+        for (std::size_t k = 0; k < count; ++k, column += to_.stride) {
+          std::memcpy(column, &row[k], sizeof(T));
+        }
+      }
+    }
+  }
+
+  const Source& source_;
+  std::size_t first_;
+  std::span<const int> cells_;
+  const StoredColumns& to_;
+  bool run_;                                  // Several consecutive cells,
+  bool stream_;                               // which are whole lines.
+  std::array<std::size_t, kTileRows> lines_;  // Of a column, where cells lie.
+  std::size_t line_count_ = 0;
+  alignas(64) std::array<std::array<T, kStride>, kTileRows> staged_;
+  alignas(64) std::array<T, kTileRows * kTileColumns> tile_;
+};
+
+template <class T>
+void PutTiles(const Source& source, std::span<const int> cells,
+              std::size_t begin, std::size_t end, const StoredColumns& to) {
+  for (std::size_t i = 0; i < cells.size();) {
+    const std::size_t last = TileEnd(cells, i);
+    ColumnWriter<T>(source, i, cells.subspan(i, last - i), to).Put(begin, end);
+    i = last;
+  }
+}
+
+}  // namespace
+
+void PutRows(const TensorView& from, std::span<const int> cells,
+             std::size_t begin, std::size_t end, const StoredRows& to) {
+  const Source source(from);
+  for (std::size_t i = begin; i < end;) {
+    std::byte* row = to.data + static_cast<std::size_t>(cells[i]) * to.stride;
+    if (!source.touching()) {
+      StorePart(source, i, 0, source.row_elements(), row, to.dtype, to.stream);
+      ++i;
+      continue;
+    }
+    const std::size_t run = RunEnd(cells.first(end), i);
+    Store(source.At(i, 0), source.dtype(), (run - i) * source.row_elements(),
+          row, to.dtype, to.stream);
+    i = run;
+  }
+}
+
+void PutColumns(const TensorView& from, std::span<const int> cells,
+                std::size_t begin, std::size_t end, const StoredColumns& to) {
+  const Source source(from);
+  if (to.dtype == DType::kF32) {
+    PutTiles<float>(source, cells, begin, end, to);
+  } else {
+    PutTiles<std::uint16_t>(source, cells, begin, end, to);
+  }
+}
+
+}  // namespace kvtwin::optimized

@@ -1,0 +1,43 @@
+// Rows of a batch on their way into storage: from a tensor of any strides,
+// converted if need be, to rows or to columns.
+
+#ifndef KVTWIN_OPTIMIZED_PUT_ROWS_H_
+#define KVTWIN_OPTIMIZED_PUT_ROWS_H_
+
+#include <cstddef>
+#include <span>
+
+#include "kvtwin/tensor.h"
+
+namespace kvtwin::optimized {
+
+// Stored rows: cell c's begins c * stride bytes after `data`.
+struct StoredRows {
+  std::byte* data;
+  DType dtype;
+  std::size_t stride;
+  bool stream;  // Writes past the caches; see FenceStreams.
+};
+
+// Stored columns, one for each element of a row: cell c's part of column e lies
+// e * stride bytes, and c elements, after `data`.
+struct StoredColumns {
+  std::byte* data;
+  DType dtype;
+  std::size_t stride;
+  bool stream;
+};
+
+// `from` is [head_dim, heads, tokens], of f32 or the dtype that is stored.
+// Stores the rows of tokens [begin, end), token i's in cells[i]. Requires:
+// distinct cells.
+void PutRows(const TensorView& from, std::span<const int> cells,
+             std::size_t begin, std::size_t end, const StoredRows& to);
+
+// Stores elements [begin, end) of all rows.
+void PutColumns(const TensorView& from, std::span<const int> cells,
+                std::size_t begin, std::size_t end, const StoredColumns& to);
+
+}  // namespace kvtwin::optimized
+
+#endif  // KVTWIN_OPTIMIZED_PUT_ROWS_H_

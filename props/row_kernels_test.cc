@@ -1,0 +1,483 @@
+// The loops over rows, on each instruction set, against loops that anyone can
+// read; and rows of many shapes through a cache with each fast path forced.
+
+#include "optimized/row_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/elements.h"
+#include "core/shift_row.h"
+#include "optimized/fast_paths.h"
+#include "optimized/move_rows.h"
+#include "optimized/parallel.h"
+#include "optimized/put_rows.h"
+#include "optimized/row_shift.h"
+#include "optimized/targets.h"
+
+namespace kvtwin::optimized {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using Floats = std::vector<float>;
+using Halves = std::vector<std::uint16_t>;
+
+// What memory holds that nobody wrote to.
+constexpr auto kUntouched = std::byte{0xA5};
+constexpr std::size_t kLine = 64;
+
+// Bytes that begin `offset` after a cache line, and a line after them.
+class Memory {
+ public:
+  Memory(std::size_t bytes, std::size_t offset)
+      : offset_(offset),
+        size_(offset + bytes + kLine),
+        bytes_(size_ + kLine, kUntouched) {}
+
+  template <class T = std::byte>
+  T* data() {
+    return reinterpret_cast<T*>(&bytes_[line()] + offset_);
+  }
+
+  // Also what is around the bytes.
+  bool operator==(const Memory& other) const {
+    return size_ == other.size_ &&
+           std::memcmp(&bytes_[line()], &other.bytes_[other.line()], size_) ==
+               0;
+  }
+
+ private:
+  std::size_t line() const {
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
+    return (kLine - address % kLine) % kLine;
+  }
+
+  std::size_t offset_;
+  std::size_t size_;
+  Bytes bytes_;
+};
+
+// Numbers of every kind: normal, subnormal, infinite, NaN with a payload.
+Floats SomeFloats(std::size_t count) {
+  Floats floats(count);
+  std::uint32_t state = 12345;
+  for (std::size_t i = 0; i < count; ++i) {
+    state = state * 1664525U + 1013904223U;
+    switch (i % 7) {
+      case 0:
+        floats[i] = std::bit_cast<float>(state);
+        break;
+      case 1:
+        floats[i] = std::ldexp(1.0F, -10 - static_cast<int>(state % 16));
+        break;
+      case 2:
+        floats[i] = std::bit_cast<float>(0x7F800001U | state);
+        break;
+      default:
+        floats[i] = std::sin(static_cast<float>(state)) * 100;
+    }
+  }
+  floats[count / 2] = std::numeric_limits<float>::infinity();
+  return floats;
+}
+
+std::uint16_t HalfOf(float value) {
+  std::uint16_t half;
+  StoreElement(value, reinterpret_cast<std::byte*>(&half), DType::kF16);
+  return half;
+}
+
+float FloatOf(std::uint16_t half) {
+  return LoadElement(reinterpret_cast<const std::byte*>(&half), DType::kF16);
+}
+
+template <class T>
+Bytes BitsOf(const std::vector<T>& values) {
+  Bytes bits(values.size() * sizeof(T));
+  std::memcpy(bits.data(), values.data(), bits.size());
+  return bits;
+}
+
+class RowKernels : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { ASSERT_TRUE(SelectTarget(GetParam())); }
+  void TearDown() override {
+    ForceFastPaths(FastPaths::kAuto);
+    SelectTarget(SupportedTargets().front());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Targets, RowKernels,
+                         ::testing::ValuesIn(SupportedTargets()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(RowKernels, RoundsAnyNumberOfFloatsAnywhere) {
+  const Floats from = SomeFloats(200);
+  for (std::size_t count = 0; count <= 130; ++count) {
+    const std::size_t offset = 2 * (count * 7 % 32);
+    const std::size_t first = count % 5;
+    Memory due(2 * count, offset);
+    for (std::size_t i = 0; i < count; ++i) {
+      due.data<std::uint16_t>()[i] = HalfOf(from[first + i]);
+    }
+    Memory kept(2 * count, offset);
+    F32ToF16(&from[first], kept.data<std::uint16_t>(), count);
+    EXPECT_TRUE(kept == due) << count;
+    Memory streamed(2 * count, offset);
+    StreamF32ToF16(&from[first], streamed.data<std::uint16_t>(), count);
+    FenceStreams();
+    EXPECT_TRUE(streamed == due) << count;
+  }
+}
+
+TEST_P(RowKernels, CopiesAnyNumberOfBytesAnywhere) {
+  const Bytes from = BitsOf(SomeFloats(200));
+  for (std::size_t count = 0; count <= 300; ++count) {
+    const std::size_t offset = count * 11 % kLine;
+    const std::byte* first = &from[count % 9];
+    Memory due(count, offset);
+    std::memcpy(due.data(), first, count);
+    Memory streamed(count, offset);
+    StreamBytes(first, streamed.data(), count);
+    Memory ahead(count, offset);
+    StreamBytesAhead(first, ahead.data(), count, from.data());
+    FenceStreams();
+    EXPECT_TRUE(streamed == due) << count;
+    EXPECT_TRUE(ahead == due) << count;
+  }
+}
+
+// Near every f16, and near every point halfway between two of them.
+TEST_P(RowKernels, RoundsAsTheDefinitionDoes) {
+  Floats from;
+  for (std::uint32_t half = 0; half < 1 << 16; ++half) {
+    const auto bits =
+        std::bit_cast<std::uint32_t>(FloatOf(static_cast<std::uint16_t>(half)));
+    for (const std::uint32_t step : {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, ~0U}) {
+      from.push_back(std::bit_cast<float>(bits + step));
+    }
+  }
+  // All exponents, and what decides between two neighbours.
+  for (std::uint32_t high = 0; high < 1 << 16; high += 3) {
+    for (const std::uint32_t low : {0U, 1U, 0x7FFFU, 0x8000U, 0xFFFFU}) {
+      from.push_back(std::bit_cast<float>(high << 16 | low));
+    }
+  }
+  Halves due(from.size());
+  std::transform(from.begin(), from.end(), due.begin(), HalfOf);
+  Halves found(from.size());
+  F32ToF16(from.data(), found.data(), from.size());
+  EXPECT_EQ(BitsOf(found), BitsOf(due));
+  std::fill(found.begin(), found.end(), std::uint16_t{0xA5A5});
+  StreamF32ToF16(from.data(), found.data(), from.size());
+  FenceStreams();
+  EXPECT_EQ(BitsOf(found), BitsOf(due));
+}
+
+template <class T>
+void ExpectTransposed(std::size_t count, std::size_t stride) {
+  std::vector<T> rows(kTileRows * stride);
+  std::iota(rows.begin(), rows.end(), T{1});
+  Memory tile(sizeof(T) * kTileRows * kTileColumns, 0);
+  Transpose(rows.data(), stride, count, tile.data<T>());
+  for (std::size_t c = 0; c < kTileColumns; ++c) {
+    for (std::size_t r = 0; r < count; ++r) {
+      ASSERT_EQ(tile.data<T>()[c * kTileRows + r], rows[r * stride + c])
+          << c << " of row " << r << " of " << count;
+    }
+  }
+  if (count < kTileRows) return;
+  const std::size_t bytes = sizeof(T) * kTileRows + kLine;
+  Memory columns(kTileColumns * bytes, 0);
+  Memory due(kTileColumns * bytes, 0);
+  StreamTransposed(rows.data(), stride, columns.data(), bytes);
+  FenceStreams();
+  for (std::size_t c = 0; c < kTileColumns; ++c) {
+    for (std::size_t r = 0; r < count; ++r) {
+      due.data<T>()[c * bytes / sizeof(T) + r] = rows[r * stride + c];
+    }
+  }
+  EXPECT_TRUE(columns == due);
+}
+
+TEST_P(RowKernels, TransposesTiles) {
+  for (std::size_t count = 1; count <= kTileRows; ++count) {
+    for (const std::size_t stride : {16U, 17U, 48U}) {
+      ExpectTransposed<float>(count, stride);
+      ExpectTransposed<std::uint16_t>(count, stride);
+    }
+  }
+}
+
+// A row of f16 is shifted as f32 and rounded; what does not change keeps its
+// bits, as what a NaN's are.
+Halves ShiftedAsF32(const Shift& shift, int head_dim, const Halves& row) {
+  Floats floats(row.size());
+  std::transform(row.begin(), row.end(), floats.begin(), FloatOf);
+  const Floats before = floats;
+  const auto heads = static_cast<int>(row.size()) / head_dim;
+  EXPECT_TRUE(ShiftRow(shift, 0, -5, head_dim, heads, floats).ok());
+  Halves after = row;
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    const bool same = std::bit_cast<std::uint32_t>(before[i]) ==
+                      std::bit_cast<std::uint32_t>(floats[i]);
+    if (!same) after[i] = HalfOf(floats[i]);
+  }
+  return after;
+}
+
+std::vector<Shift> Shifts() {
+  std::vector<Shift> shifts(5);
+  shifts[0].kind = ShiftKind::kAdd;
+  shifts[1].kind = ShiftKind::kTagAdd;
+  for (std::size_t i = 2; i < shifts.size(); ++i) {
+    shifts[i].kind = ShiftKind::kRope;
+    shifts[i].rope.scale = 0.3;
+  }
+  shifts[3].rope.pairing = Rope::Pairing::kHalves;
+  shifts[4].rope.dims = 6;
+  return shifts;
+}
+
+TEST_P(RowKernels, ShiftsEveryKindOfNumber) {
+  const Floats numbers = SomeFloats(3 * 150);
+  for (const Shift& shift : Shifts()) {
+    for (int head_dim = 2; head_dim < 150; ++head_dim) {
+      RowShift fast;
+      fast.Prepare(shift, -5, head_dim);
+      const auto end =
+          numbers.begin() + std::ptrdiff_t{3} * std::ptrdiff_t{head_dim};
+      Floats due(numbers.begin(), end);
+      Floats found = due;
+      fast.Apply(std::span<float>(found));
+      ASSERT_TRUE(ShiftRow(shift, 0, -5, head_dim, 3, due).ok());
+      EXPECT_EQ(BitsOf(found), BitsOf(due)) << head_dim;
+    }
+  }
+}
+
+// All 65,536 of them.
+TEST_P(RowKernels, ShiftsEveryF16) {
+  Halves all(1 << 16);
+  std::iota(all.begin(), all.end(), std::uint16_t{0});
+  for (const Shift& shift : Shifts()) {
+    for (const int head_dim : {2, 64, 1 << 16}) {
+      RowShift fast;
+      fast.Prepare(shift, -5, head_dim);
+      Halves found = all;
+      fast.Apply(std::span<std::uint16_t>(found));
+      EXPECT_EQ(BitsOf(found), BitsOf(ShiftedAsF32(shift, head_dim, all)))
+          << head_dim;
+    }
+  }
+  Shift infinite;
+  infinite.kind = ShiftKind::kRope;
+  infinite.rope.scale = std::numeric_limits<double>::max();
+  infinite.rope.base = 1e-300;
+  RowShift fast;  // Some turns have no cosine.
+  fast.Prepare(infinite, -5, 64);
+  Halves found = all;
+  fast.Apply(std::span<std::uint16_t>(found));
+  EXPECT_EQ(BitsOf(found), BitsOf(ShiftedAsF32(infinite, 64, all)));
+}
+
+// Rows on their way into storage ----------------------------------------------
+
+// Tokens of [head_dim, heads] at strides that leave gaps, or do not.
+struct Source {
+  Source(DType dtype, std::int64_t head_dim, std::int64_t heads,
+         std::int64_t tokens, const Shape& gaps) {
+    const auto size = static_cast<std::int64_t>(SizeOf(dtype));
+    view.dtype = dtype;
+    view.shape = {head_dim, heads, tokens, 1};
+    view.stride[0] = size + gaps[0];
+    view.stride[1] = view.stride[0] * head_dim + gaps[1];
+    view.stride[2] = view.stride[1] * heads + gaps[2];
+    const auto length = static_cast<std::size_t>(view.stride[2] * tokens);
+    const auto misaligned = static_cast<std::size_t>(gaps[3]);
+    bytes.resize(length + misaligned);
+    const Floats numbers = SomeFloats(bytes.size() / sizeof(float) + 1);
+    std::memcpy(bytes.data(), numbers.data(), bytes.size());
+    view.data = &bytes[misaligned];
+  }
+
+  Bytes bytes;
+  TensorView view;
+};
+
+// Alone, in a run, in runs, everywhere; at the beginning of lines and not.
+std::vector<std::vector<int>> SomeCells() {
+  std::vector<std::vector<int>> lists = {{0}, {37}};
+  for (const int first : {0, 3, 32}) {
+    for (const int count : {2, 31, 32, 33, 70}) {
+      lists.emplace_back(count);
+      std::iota(lists.back().begin(), lists.back().end(), first);
+    }
+  }
+  for (const int skip : {2, 5}) {
+    std::vector<int> cells;
+    for (int cell = 0; cell < 100; ++cell) {
+      if (cell % skip != 0 || cell > 70) cells.push_back(cell);
+    }
+    lists.push_back(cells);
+    std::reverse(cells.begin(), cells.end());
+    lists.push_back(cells);
+  }
+  return lists;
+}
+
+constexpr std::size_t kCells = 128;
+
+void ExpectRows(const Source& source, const std::vector<int>& cells,
+                DType dtype, bool stream) {
+  const TensorView& view = source.view;
+  const std::size_t size = SizeOf(dtype);
+  const std::size_t row =
+      static_cast<std::size_t>(view.shape[0] * view.shape[1]);
+  const std::size_t begin = cells.size() > 3 ? 1 : 0;
+  Memory due(kCells * row * size, 0);
+  Memory found(kCells * row * size, 0);
+  for (std::size_t i = begin; i < cells.size(); ++i) {
+    for (std::size_t e = 0; e < row; ++e) {
+      const auto element = static_cast<std::int64_t>(e);
+      const auto cell = static_cast<std::size_t>(cells[i]);
+      CopyElement(view.at(element % view.shape[0], element / view.shape[0],
+                          static_cast<std::int64_t>(i)),
+                  view.dtype, due.data() + (cell * row + e) * size, dtype);
+    }
+  }
+  PutRows(view, cells, begin, cells.size(),
+          {found.data(), dtype, row * size, stream});
+  FenceStreams();
+  EXPECT_TRUE(found == due);
+}
+
+void ExpectColumns(const Source& source, const std::vector<int>& cells,
+                   DType dtype, bool stream, std::size_t gap) {
+  const TensorView& view = source.view;
+  const std::size_t size = SizeOf(dtype);
+  const std::size_t row =
+      static_cast<std::size_t>(view.shape[0] * view.shape[1]);
+  const std::size_t stride = kCells * size + gap;
+  const std::size_t begin = row > 40 ? 16 : 0;
+  Memory due(row * stride, 0);
+  Memory found(row * stride, 0);
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    for (std::size_t e = begin; e < row; ++e) {
+      const auto element = static_cast<std::int64_t>(e);
+      const auto cell = static_cast<std::size_t>(cells[i]);
+      CopyElement(view.at(element % view.shape[0], element / view.shape[0],
+                          static_cast<std::int64_t>(i)),
+                  view.dtype, due.data() + e * stride + cell * size, dtype);
+    }
+  }
+  PutColumns(view, cells, begin, row, {found.data(), dtype, stride, stream});
+  FenceStreams();
+  EXPECT_TRUE(found == due);
+}
+
+TEST_P(RowKernels, PutsRowsOfAnyShape) {
+  const std::vector<Shape> gaps = {
+      {0, 0, 0, 0}, {0, 0, 8, 0}, {0, 4, 0, 0}, {4, 0, 0, 0}, {2, 0, 0, 0},
+      {0, 0, 1, 0}, {0, 0, 0, 3}, {0, 0, 0, 4}, {0, 2, 0, 0}, {0, 3, 3, 1}};
+  const std::vector<std::array<std::int64_t, 2>> dims = {
+      {1, 1}, {3, 2}, {1, 20}, {16, 3}, {40, 7}, {64, 5}, {300, 1}};
+  const std::vector<std::vector<int>> lists = SomeCells();
+  for (const auto& [head_dim, heads] : dims) {
+    for (const Shape& gap : gaps) {
+      for (const auto& [from, to] : {std::pair(DType::kF32, DType::kF32),
+                                     std::pair(DType::kF32, DType::kF16),
+                                     std::pair(DType::kF16, DType::kF16)}) {
+        const Source source(from, head_dim, heads, 100, gap);
+        for (const std::vector<int>& cells : lists) {
+          SCOPED_TRACE(::testing::Message()
+                       << head_dim << " x " << heads << ", gaps " << gap[0]
+                       << " " << gap[1] << " " << gap[2] << " " << gap[3]
+                       << ", " << cells.size() << " tokens from cell "
+                       << cells[0] << ", " << DTypeName(from) << " to "
+                       << DTypeName(to));
+          for (const bool stream : {false, true}) {
+            ExpectRows(source, cells, to, stream);
+            ExpectColumns(source, cells, to, stream, kLine);
+            ExpectColumns(source, cells, to, stream, 4);
+          }
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Moves
+// ------------------------------------------------------------------------
+
+TEST_P(RowKernels, MovesRowsAndColumns) {
+  const std::vector<CellMove> moves = {{.from = 9, .to = 0},
+                                       {.from = 8, .to = 1},
+                                       {.from = 5, .to = 3},
+                                       {.from = 7, .to = 2}};
+  constexpr std::size_t kRows = 10;
+  for (const FastPaths use : {FastPaths::kOn, FastPaths::kOff}) {
+    ForceFastPaths(use);
+    for (const std::size_t row_bytes : {2U, 60U, 64U, 200U}) {
+      const Bytes before = BitsOf(SomeFloats(kRows * row_bytes));
+      Bytes due(before.begin(), before.begin() + kRows * row_bytes);
+      Bytes found = due;
+      for (const auto& [from, to] : moves) {
+        std::copy_n(&due[from * row_bytes], row_bytes, &due[to * row_bytes]);
+      }
+      MoveRows(moves, found.data(), row_bytes);
+      EXPECT_EQ(found, due) << row_bytes;
+    }
+    for (const DType dtype : {DType::kF32, DType::kF16}) {
+      for (std::size_t columns = 0; columns < 20; ++columns) {
+        const std::size_t size = SizeOf(dtype);
+        const std::size_t stride = (kRows + 3) * size;
+        Bytes due = BitsOf(SomeFloats(20 * stride));
+        Bytes found = due;
+        for (std::size_t c = 0; c < columns; ++c) {
+          for (const auto& [from, to] : moves) {
+            std::copy_n(&due[c * stride + from * size], size,
+                        &due[c * stride + to * size]);
+          }
+        }
+        MoveInColumns(moves, dtype, found.data(), columns, stride);
+        EXPECT_EQ(found, due) << columns;
+      }
+    }
+  }
+}
+
+// Shares ----------------------------------------------------------------------
+
+TEST(Shares, CoverEverythingOnce) {
+  for (const FastPaths use : {FastPaths::kOn, FastPaths::kOff}) {
+    ForceFastPaths(use);
+    for (const std::size_t n : {0U, 1U, 5U, 64U}) {
+      std::array<std::array<std::atomic<int>, 64>, 3> seen = {};
+      ParallelShares(seen.size(), 0, [&](std::size_t i, Share share) {
+        for (std::size_t k = share.Begin(n); k < share.End(n); ++k) {
+          ++seen[i][k];
+        }
+      });
+      for (const auto& one : seen) {
+        for (std::size_t k = 0; k < one.size(); ++k) {
+          EXPECT_EQ(one[k], k < n ? 1 : 0);
+        }
+      }
+    }
+  }
+  ForceFastPaths(FastPaths::kAuto);
+}
+
+}  // namespace
+}  // namespace kvtwin::optimized
