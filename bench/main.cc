@@ -3,6 +3,8 @@
 #include <benchmark/benchmark.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -15,9 +17,7 @@ constexpr const char* kAbout =
     "How fast the optimized twin is. Without --goals, every benchmark of both "
     "twins; options that begin with --benchmark_ go to Google Benchmark.";
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int Main(int argc, char** argv) {
   using namespace kvtwin;
   bench::GoalOptions options;
   options.workload = KVTWIN_BENCH_WORKLOAD;
@@ -51,4 +51,15 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&count, arguments.data());
   if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 2;
   return bench::RunSuites();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return Main(argc, argv);
+  } catch (const std::exception& error) {  // Such as no memory for a limit.
+    std::fprintf(stderr, "kvtwin-bench: %s\n", error.what());
+    return 1;
+  }
 }
