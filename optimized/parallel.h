@@ -13,6 +13,7 @@
 
 namespace kvtwin::optimized {
 
+#ifdef _OPENMP
 // Whether to share out work that touches so many bytes. On a quiet machine
 // handing work to another thread costs as much as writing about 64 KiB; on a
 // busy one the other thread may first have to wait for its turn, milliseconds,
@@ -20,6 +21,7 @@ namespace kvtwin::optimized {
 inline bool WorthSharing(std::size_t bytes) {
   return TakeFastPath(bytes > (std::size_t{2} << 20));
 }
+#endif
 
 // Calls body(i) for every i < count, in any order. `bytes` is what all of them
 // touch together. Without OpenMP there is one thread. `body` must not throw.

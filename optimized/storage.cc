@@ -42,12 +42,12 @@ std::size_t ColumnBytes(std::size_t cells, DType dtype) {
   return ((bytes + kLine - 1) / kLine | 1) * kLine;
 }
 
-// Whether to write so much to the buffer past the caches. Little of it will
-// soon be read there, and a small buffer has a place in them.
-bool Streams(std::size_t bytes, const AlignedBuffer& buffer) {
-  constexpr std::size_t kMuch = std::size_t{64} << 10;
-  constexpr std::size_t kLarge = std::size_t{4} << 20;
-  return TakeFastPath(bytes >= kMuch && buffer.bytes() >= kLarge);
+// Whether to write so much to buffers of that size past the caches. Little of
+// it will soon be read there, and small buffers have a place in them.
+bool Streams(std::size_t bytes, std::size_t buffer_bytes) {
+  constexpr std::size_t kMuch = std::size_t{128} << 10;
+  constexpr std::size_t kLarge = std::size_t{8} << 20;
+  return TakeFastPath(bytes >= kMuch && buffer_bytes >= kLarge);
 }
 
 // Has the beginning of what is needed next on its way; processors find the
@@ -108,26 +108,23 @@ Layer::Layer(const RowDims& dims, DType dtype, bool permuted_v,
 
 void Layer::Put(const TensorView& key, const TensorView& value,
                 std::span<const int> cells) {
-  const std::size_t key_bytes = cells.size() * key_row_bytes();
-  const std::size_t value_bytes = cells.size() * value_row_bytes();
-  const bool stream_key = Streams(key_bytes, key_);
-  const bool stream_value = Streams(value_bytes, value_);
-  const StoredRows keys{key_.data(), dtype_, key_row_bytes(), stream_key};
-  const StoredRows values{value_.data(), dtype_, value_row_bytes(),
-                          stream_value};
+  const std::size_t bytes =
+      cells.size() * (key_row_bytes() + value_row_bytes());
+  const bool stream = Streams(bytes, key_.bytes() + value_.bytes());
+  const StoredRows keys{key_.data(), dtype_, key_row_bytes(), stream};
+  const StoredRows values{value_.data(), dtype_, value_row_bytes(), stream};
   // What is read is as much, or twice that.
-  ParallelShares(1, 2 * (key_bytes + value_bytes),
-                 [&](std::size_t, Share share) {
-                   const std::size_t begin = share.Begin(cells.size());
-                   const std::size_t end = share.End(cells.size());
-                   PutRows(key, cells, begin, end, keys);
-                   if (permuted_v_) {
-                     PutPermuted(value, cells, share, stream_value);
-                   } else {
-                     PutRows(value, cells, begin, end, values);
-                   }
-                   if (stream_key || stream_value) FenceStreams();
-                 });
+  ParallelShares(1, 2 * bytes, [&](std::size_t, Share share) {
+    const std::size_t begin = share.Begin(cells.size());
+    const std::size_t end = share.End(cells.size());
+    PutRows(key, cells, begin, end, keys);
+    if (permuted_v_) {
+      PutPermuted(value, cells, share, stream);
+    } else {
+      PutRows(value, cells, begin, end, values);
+    }
+    if (stream) FenceStreams();
+  });
 }
 
 void Layer::PutPermuted(const TensorView& value, std::span<const int> cells,
