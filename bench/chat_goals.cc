@@ -32,11 +32,16 @@ std::unique_ptr<Cache> MakeChatCache(int context, std::string_view twin) {
 void PlayAll(Goals& goals, const std::vector<Request>& requests,
              const std::string& name) {
   constexpr std::int64_t kChecked = 997;
+  constexpr std::int64_t kTold = 50000;  // It takes minutes.
   const auto cache = MakeChatCache(Context(goals), "optimized");
   Chat chat(requests);
   while (chat.Step(*cache)) {
     if (chat.passes() % kChecked == 1) chat.CheckMask(name, *cache);
     if (goals.quick() && chat.passes() == 100) break;
+    if (chat.passes() % kTold == 0) {
+      fmt::print(stderr, "chat: {} of {} requests, {} so far\n",
+                 chat.finished(), requests.size(), TimeText(chat.cache_time()));
+    }
   }
   if (!goals.quick() && chat.finished() != requests.size()) {
     Wrong(name, "requests are left");
