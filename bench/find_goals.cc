@@ -4,8 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <memory>
-#include <type_traits>
 #include <vector>
 
 #include "bench/goals.h"
@@ -37,26 +35,16 @@ bool IsFree(Layout layout, std::size_t cell, std::size_t cells) {
                                    : cell % kWanted != kWanted - 1);
 }
 
-// Tables that are told how many sequences there will be are told one.
-template <class Table>
-std::unique_ptr<Table> MakeTable(std::size_t cells) {
-  if constexpr (std::is_constructible_v<Table, std::size_t>) {
-    return std::make_unique<Table>(cells);
-  } else {
-    return std::make_unique<Table>(cells, 1, 0);
-  }
-}
-
 // A table, and the same as a flat array.
 class Finder {
  public:
   Finder(Layout layout, std::size_t cells)
       : contiguous_(layout != Layout::kScattered),
-        table_(MakeTable<CellTable>(cells)) {
+        table_(cells, /*sequences=*/1, /*most=*/0) {
     for (std::size_t cell = 0; cell < cells; ++cell) {
       const bool free = IsFree(layout, cell, cells);
       positions_.push_back(free ? -1 : static_cast<std::int32_t>(cell));
-      if (!free) table_->Add(0, cell, static_cast<std::int32_t>(cell));
+      if (!free) table_.Add(0, cell, static_cast<std::int32_t>(cell));
     }
     found_.reserve(kWanted);
   }
@@ -93,7 +81,7 @@ class Finder {
  private:
   void FindRun() {
     found_.clear();
-    const std::size_t first = table_->FindRun(kWanted);
+    const std::size_t first = table_.FindRun(kWanted);
     if (first != kNone) found_.push_back(static_cast<int>(first));
   }
   // As StartForward does.
@@ -101,7 +89,7 @@ class Finder {
     found_.clear();
     std::size_t next = 0;
     for (std::size_t i = 0; i < kWanted; ++i) {
-      const std::size_t cell = table_->free().Next(next);
+      const std::size_t cell = table_.free().Next(next);
       found_.push_back(static_cast<int>(cell));
       next = cell + 1;
     }
@@ -125,7 +113,7 @@ class Finder {
   }
 
   bool contiguous_;
-  std::unique_ptr<CellTable> table_;
+  CellTable table_;
   std::vector<std::int32_t> positions_;
   std::vector<int> found_;
 };

@@ -71,9 +71,9 @@ void JudgeBits(Goals& goals, DType bits, int cells, int sequences) {
 
 void MaskGoals(Goals& goals) {
   const int cells = goals.Cells(1 << 15);
-  for (const DType dtype : MaskTypes()) {
+  for (const DType dtype : kMaskTypes) {
     for (const int sequences : {1, 8}) {
-      if (IsBits(dtype)) {
+      if (dtype == DType::kBits) {
         JudgeBits(goals, dtype, cells, sequences);
       } else {
         JudgeNumbers(goals, dtype, cells, sequences);

@@ -77,7 +77,8 @@ void Defragger::Fill(bool with_rows) {
     Tokens tokens;
     std::int32_t next[2] = {0, 0};
     for (int i = 0; i < kBatch; ++i) {
-      const int hole = runs_ ? i / kRun % 2 : static_cast<int>(random_() % 2);
+      random_ = random_ * 1664525 + 1013904223;
+      const int hole = runs_ ? i / kRun % 2 : static_cast<int>(random_ >> 31);
       tokens.Add(next[hole]++, 2 * batch + hole);
     }
     Must(cache_->StartForward(tokens, /*reserve=*/false));

@@ -3,8 +3,8 @@
 #ifndef KVTWIN_BENCH_MOVER_H_
 #define KVTWIN_BENCH_MOVER_H_
 
+#include <cstdint>
 #include <memory>
-#include <random>
 #include <string>
 #include <string_view>
 
@@ -47,7 +47,7 @@ class Defragger {
 
   int cells_;
   bool runs_;
-  std::mt19937 random_;  // The same numbers everywhere.
+  std::uint32_t random_ = 1;
   std::unique_ptr<Cache> cache_;
   bool defragged_ = false;
   int kept_ = 0;

@@ -103,7 +103,7 @@ void RegisterDecode() {
 
 void RegisterMask() {
   constexpr std::size_t kMost = std::size_t{1} << 27;  // Elements.
-  for (const DType dtype : MaskTypes()) {
+  for (const DType dtype : kMaskTypes) {
     for (const int cells : kSizes) {
       for (const int batch : {1, 32, 512}) {
         for (const int sequences : {1, 8, 64}) {
@@ -111,11 +111,12 @@ void RegisterMask() {
               static_cast<std::size_t>(cells) * static_cast<std::size_t>(batch);
           if (batch < sequences || elements > kMost) continue;
           const MaskCase what = {cells, batch, sequences, dtype};
-          Register(fmt::format("Mask/{}", DTypeName(dtype)),
-                   fmt::format("cells:{}/batch:{}/sequences:{}", cells, batch,
-                               sequences),
-                   IsBits(dtype) ? elements / 8 : elements * SizeOf(dtype),
-                   MakerOf<MaskBuilder>(what));
+          Register(
+              fmt::format("Mask/{}", DTypeName(dtype)),
+              fmt::format("cells:{}/batch:{}/sequences:{}", cells, batch,
+                          sequences),
+              dtype == DType::kBits ? elements / 8 : elements * SizeOf(dtype),
+              MakerOf<MaskBuilder>(what));
         }
       }
     }

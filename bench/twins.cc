@@ -71,10 +71,7 @@ void CheckTensors(std::string_view name, const TensorView& a,
                             DTypeName(a.dtype), ShapeText(b.shape),
                             DTypeName(b.dtype)));
   }
-  // Lines of a mask of bits are less than an element each apart.
-  const auto line = a.stride[0] == 0
-                        ? static_cast<std::size_t>(a.stride[1])
-                        : static_cast<std::size_t>(a.stride[0] * a.shape[0]);
+  const auto line = static_cast<std::size_t>(RunBytes(a.dtype, a.shape[0]));
   for (std::int64_t k = 0; k < a.shape[2]; ++k) {
     for (std::int64_t j = 0; j < a.shape[1]; ++j) {
       if (std::memcmp(a.at(0, j, k), b.at(0, j, k), line) != 0) {
@@ -103,7 +100,7 @@ void CheckCells(std::string_view name, const Cache& a, const Cache& b) {
 }
 
 bool Visible(const TensorView& mask, std::int64_t row, std::int64_t column) {
-  if (IsBits(mask.dtype)) {
+  if (mask.dtype == DType::kBits) {
     const auto* bits = static_cast<const std::uint8_t*>(mask.data);
     return (bits[mask.stride[1] * row + column / 8] >> column % 8 & 1) != 0;
   }
@@ -122,15 +119,5 @@ DenseTensor SomeRows(DType dtype, const Shape& shape, std::uint32_t seed) {
   }
   return dtype == DType::kF32 ? rows : CopyOf(rows.view(), dtype);
 }
-
-std::vector<DType> MaskTypes() {
-  std::vector<DType> types;
-  for (const char* name : {"f32", "f16", "bf16", "bits"}) {
-    if (const auto type = DTypeFromName(name)) types.push_back(*type);
-  }
-  return types;
-}
-
-bool IsBits(DType dtype) { return DTypeName(dtype) == "bits"; }
 
 }  // namespace kvtwin::bench

@@ -80,9 +80,8 @@ bool Visible(const TensorView& mask, std::int64_t row, std::int64_t column);
 // [head_dim, heads, tokens], f32 or rounded to f16.
 DenseTensor SomeRows(DType dtype, const Shape& shape, std::uint32_t seed);
 
-// Bits, if this build has masks of them.
-std::vector<DType> MaskTypes();
-bool IsBits(DType dtype);
+inline constexpr DType kMaskTypes[] = {DType::kF32, DType::kF16, DType::kBF16,
+                                       DType::kBits};
 
 }  // namespace kvtwin::bench
 
