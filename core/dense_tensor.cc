@@ -9,10 +9,8 @@
 namespace kvtwin {
 
 DenseTensor FilledTensor(DType dtype, const Shape& shape, float value) {
-  const auto elements =
-      static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]);
   DenseTensor tensor{dtype, shape,
-                     std::vector<std::byte>(elements * SizeOf(dtype))};
+                     std::vector<std::byte>(DenseBytes(dtype, shape))};
   if (value == 0) return tensor;
   std::array<std::byte, 4> element{};
   StoreElement(value, element.data(), dtype);
@@ -28,15 +26,15 @@ DenseTensor ZerosLike(const TensorView& like) {
 
 std::byte* WriteDense(const TensorView& from, DType dtype, std::byte* to) {
   const std::size_t size = SizeOf(dtype);
-  const auto line = static_cast<std::size_t>(from.shape[0]);
+  const auto run = static_cast<std::size_t>(RunBytes(dtype, from.shape[0]));
   const bool as_is =
       from.dtype == dtype && from.stride[0] == static_cast<std::int64_t>(size);
   for (std::int64_t l = 0; l < from.shape[3]; ++l) {
     for (std::int64_t k = 0; k < from.shape[2]; ++k) {
       for (std::int64_t j = 0; j < from.shape[1]; ++j) {
         if (as_is) {
-          std::memcpy(to, from.at(0, j, k, l), line * size);
-          to += line * size;
+          std::memcpy(to, from.at(0, j, k, l), run);
+          to += run;
           continue;
         }
         for (std::int64_t i = 0; i < from.shape[0]; ++i, to += size) {
@@ -67,7 +65,7 @@ Status ShiftStored(const Shift& shift, int layer, std::int32_t offset,
                    DenseTensor& key) {
   if (offset == 0 || shift.kind == ShiftKind::kIdentity) return {};
   const std::size_t size = SizeOf(key.dtype);
-  std::vector<float> row(key.bytes.size() / size);
+  std::vector<float> row(static_cast<std::size_t>(key.view().elements()));
   for (std::size_t i = 0; i < row.size(); ++i) {
     row[i] = LoadElement(&key.bytes[i * size], key.dtype);
   }

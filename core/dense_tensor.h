@@ -10,14 +10,15 @@
 
 namespace kvtwin {
 
-// Every element is `value`.
+// Every element is `value`; of a dtype for rows, unless that is 0.
 DenseTensor FilledTensor(DType dtype, const Shape& shape, float value);
 
 // Zeros, of the shape and dtype of `like`.
 DenseTensor ZerosLike(const TensorView& like);
 
-// Writes the elements of `from`, in its order, one after another, rounded to
-// `dtype` if they have another. Returns where it stopped.
+// Writes the elements of `from`, in its order, one run after another, rounded
+// to `dtype` if they have another; both are of rows then. Returns where it
+// stopped.
 std::byte* WriteDense(const TensorView& from, DType dtype, std::byte* to);
 
 // The same, as a tensor.

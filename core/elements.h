@@ -1,4 +1,4 @@
-// One element of a tensor, as f32 whatever its dtype. f32 to f16 rounds to the
+// One element of a row, f32 or f16, as f32. f32 to f16 rounds to the
 // nearest, ties to even (Eigen's conversion); f16 to f32 is exact.
 
 #ifndef KVTWIN_CORE_ELEMENTS_H_

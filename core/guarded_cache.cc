@@ -33,7 +33,13 @@ Status AtLeastOne(std::string_view name, std::int64_t value) {
   return Invalid("{} is {}, it must be at least 1", name, value);
 }
 
+Status CheckRowDType(std::string_view name, DType dtype) {
+  if (IsRowDType(dtype)) return {};
+  return Invalid("{} is {}, rows are f32 or f16", name, DTypeName(dtype));
+}
+
 Status CheckShape(std::string_view name, const Shape& shape, DType dtype) {
+  if (Status status = CheckRowDType(name, dtype); !status.ok()) return status;
   auto bytes = static_cast<std::int64_t>(SizeOf(dtype));
   bool too_large = false;
   for (const std::int64_t extent : shape) {
@@ -157,7 +163,8 @@ Status GuardedCache::SetConfig(const CacheConfig& config) {
 Status GuardedCache::CheckInit(const InitArgs& args) {
   if (life_ == Life::kClosed) return CheckReady();
   if (life_ == Life::kReady) return Untimely("Init is called a second time");
-  Status status = AtLeastOne("max_sequences", args.max_sequences);
+  Status status = CheckRowDType("dtype", args.dtype);
+  if (status.ok()) status = AtLeastOne("max_sequences", args.max_sequences);
   if (status.ok()) status = AtLeastOne("capacity", args.capacity);
   if (status.ok()) status = AtLeastOne("max_batch", args.max_batch);
   if (!status.ok()) return status;

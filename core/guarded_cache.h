@@ -127,6 +127,7 @@ class GuardedCache : public Cache {
   std::vector<int>& batch_cells() { return batch_cells_; }
   bool reserving() const { return reserving_; }
   int layer() const { return layer_; }
+  const InitArgs& init_args() const { return init_; }
   DType dtype() const { return init_.dtype; }
 
  private:

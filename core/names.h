@@ -1,5 +1,5 @@
-// What kinds of caches and shift functions are called in recordings, histories
-// and on the command line.
+// What kinds of caches, shift functions and dtypes are called in recordings,
+// histories and on the command line.
 
 #ifndef KVTWIN_CORE_NAMES_H_
 #define KVTWIN_CORE_NAMES_H_
@@ -17,6 +17,10 @@ inline constexpr std::array<std::string_view, 6> kKindNames = {
     "causal", "swa", "swa_mem", "chunked", "encoder", "wrapper"};
 inline constexpr std::array<std::string_view, 5> kShiftNames = {
     "none", "identity", "add", "tag_add", "rope"};
+inline constexpr std::array<std::string_view, 4> kDTypeNames = {"f32", "f16",
+                                                                "bf16", "bits"};
+inline constexpr std::array<std::string_view, 2> kRowDTypeNames = {"f32",
+                                                                   "f16"};
 
 inline std::string_view KindName(Kind kind) {
   return kKindNames[static_cast<std::size_t>(kind)];

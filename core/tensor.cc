@@ -2,17 +2,16 @@
 
 #include <fmt/format.h>
 
+#include "core/names.h"
+
 namespace kvtwin {
 
 std::string_view DTypeName(DType dtype) {
-  return dtype == DType::kF32 ? "f32" : "f16";
+  return kDTypeNames[static_cast<std::size_t>(dtype)];
 }
 
 std::optional<DType> DTypeFromName(std::string_view name) {
-  for (const DType dtype : {DType::kF32, DType::kF16}) {
-    if (name == DTypeName(dtype)) return dtype;
-  }
-  return std::nullopt;
+  return FromName<DType>(kDTypeNames, name);
 }
 
 std::string ShapeText(const Shape& shape) {

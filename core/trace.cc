@@ -12,6 +12,7 @@
 
 #include "core/elements.h"
 #include "core/json_line.h"
+#include "core/mask_elements.h"
 #include "core/names.h"
 
 namespace kvtwin {
@@ -23,7 +24,6 @@ constexpr std::array<std::string_view, 10> kOpNames = {
     "can_resume",    "encoder_cached"};
 constexpr std::array<std::string_view, 2> kPairingNames = {"adjacent",
                                                            "halves"};
-constexpr std::array<std::string_view, 2> kDTypeNames = {"f32", "f16"};
 constexpr std::array<std::string_view, 3> kPlacementNames = {
     "contiguous", "scatter", "other"};
 // What there is to say to start_forward and to remove.
@@ -103,7 +103,6 @@ DenseTensor Mask(const JsonFields& op, std::string_view key, DType dtype) {
                                     rows->strings, columns, mask.shape[1]));
     return mask;
   }
-  const std::size_t size = SizeOf(dtype);
   // Each row and its line end, one after the other, and no other line ends.
   const std::string_view text = rows->text;
   const auto wrong = [&](std::string_view which) {
@@ -111,19 +110,19 @@ DenseTensor Mask(const JsonFields& op, std::string_view key, DType dtype) {
     return mask;
   };
   if (text.size() != rows->strings * (columns + 1)) return wrong("rows");
-  mask.bytes.resize(columns * rows->strings * size);
-  std::byte* to = mask.bytes.data();
+  mask = HidingMask(dtype, mask.shape[0], mask.shape[1]);
   for (std::size_t i = 0; i < text.size(); ++i) {
-    const bool at_end = i % (columns + 1) == columns;
+    const std::size_t row = i / (columns + 1);
+    const std::size_t column = i % (columns + 1);
+    const bool at_end = column == columns;
     const bool fits =
         at_end ? text[i] == '\n' : text[i] == '0' || text[i] == '1';
     if (!fits) {
-      return wrong(fmt::format("rows[{}]", i / (columns + 1)));
+      return wrong(fmt::format("rows[{}]", row));
     }
-    if (at_end) continue;
-    StoreElement(text[i] == '1' ? 0 : -std::numeric_limits<float>::infinity(),
-                 to, dtype);
-    to += size;
+    if (text[i] != '1') continue;
+    AllowInMask(mask, static_cast<std::int64_t>(column),
+                static_cast<std::int64_t>(row));
   }
   return mask;
 }
@@ -203,7 +202,7 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
       placement == 1 ? Placement::kScatter : Placement::kContiguous, problem);
   header.config = ReadConfig(fields.Object("config"));
   const JsonFields init = fields.Object("init");
-  header.init.dtype = static_cast<DType>(init.Name("dtype", kDTypeNames));
+  header.init.dtype = static_cast<DType>(init.Name("dtype", kRowDTypeNames));
   header.init.max_sequences = init.Int("max_sequences", 1);
   header.init.capacity = init.Int("capacity", 1);
   header.init.max_batch = init.Int("max_batch", 1);
@@ -340,6 +339,12 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
   return op;
 }
 
+// Of a mask: cells may be more than an integer holds.
+double MaskRowBytes(DType dtype, double cells) {
+  if (dtype == DType::kBits) return cells / 8 + 8;
+  return cells * static_cast<double>(SizeOf(dtype));
+}
+
 bool LooksLikeHeader(std::string_view line) {
   return line.find("\"kvtrace\"") != line.npos;
 }
@@ -347,7 +352,7 @@ bool LooksLikeHeader(std::string_view line) {
 // The shortest decimals that read back as the same float. Errors: not finite.
 Status AppendNumbers(const DenseTensor& tensor, std::string& text) {
   const std::size_t size = SizeOf(tensor.dtype);
-  for (std::size_t i = 0; i < tensor.bytes.size() / size; ++i) {
+  for (std::size_t i = 0; i * size < tensor.bytes.size(); ++i) {
     const float number = LoadElement(&tensor.bytes[i * size], tensor.dtype);
     if (!std::isfinite(number)) {
       return {StatusCode::kInvalidArgument,
@@ -378,7 +383,7 @@ void AppendMask(const DenseTensor& mask, std::string& text) {
   for (std::int64_t row = 0; row < view.shape[1]; ++row) {
     text += row == 0 ? "\"" : ",\"";
     for (std::int64_t column = 0; column < view.shape[0]; ++column) {
-      text += LoadElement(view.at(column, row), view.dtype) == 0 ? '1' : '0';
+      text += MaskAllows(view, column, row) ? '1' : '0';
     }
     text += '"';
   }
@@ -506,9 +511,7 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
       static_cast<double>(rows.kv_heads) *
       (static_cast<double>(rows.k_head_dim) + rows.v_head_dim) *
       static_cast<double>(SizeOf(header.init.dtype)) * header.layers;
-  const double mask_bytes =
-      (max_batch + header.config.mask_batch_padding) *
-      static_cast<double>(SizeOf(header.config.mask_dtype));
+  const double mask_rows = max_batch + header.config.mask_batch_padding;
   double bytes = 0;
   for (const CacheSpec& spec :
        wrapper ? header.spec.caches : std::vector{header.spec}) {
@@ -520,8 +523,9 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
     }
     const double cells = header.init.max_sequences * kept + max_batch +
                          header.config.cache_padding;
-    bytes += cells * (kCellBytes + row_bytes + mask_bytes +
-                      static_cast<double>(sequences) / 8);
+    bytes +=
+        cells * (kCellBytes + row_bytes + static_cast<double>(sequences) / 8) +
+        mask_rows * MaskRowBytes(header.config.mask_dtype, cells);
   }
   return bytes;
 }

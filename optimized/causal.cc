@@ -73,7 +73,17 @@ Result<std::int64_t> CausalCache::DoCheckInit(const InitArgs& args) {
 void CausalCache::DoInit() {
   ForgetLayers();
   if (table_ != nullptr) return table_->Clear();
-  table_ = std::make_unique<CellTable>(static_cast<std::size_t>(CellCount()));
+  // Sequences beyond so many cost an allocation when they first come.
+  constexpr int kSequencesMost = 64;
+  const bool forgets = reach_.window != kUnbounded;
+  const std::int64_t most = bounded_memory()
+                                ? reach_.memory + init_args().max_batch
+                                : std::int64_t{init_args().capacity};
+  table_ = std::make_unique<CellTable>(
+      static_cast<std::size_t>(CellCount()),
+      static_cast<std::size_t>(
+          std::min(init_args().max_sequences, kSequencesMost)),
+      forgets ? static_cast<std::size_t>(most) : 0);
 }
 
 void CausalCache::DoClose() {
@@ -150,10 +160,7 @@ void CausalCache::Evict() {
                                  : std::int64_t{sequence.extremes.last} + 1;
     const std::int64_t last_to_go = low - reach_.memory - 1;
     if (last_to_go < sequence.extremes.first) continue;
-    table_->Select(sequence, {0, static_cast<std::int32_t>(last_to_go)},
-                   selection_);
-    table_->Drop(sequence, selection_);
-    table_->Settle(sequence, /*stale=*/true);
+    table_->DropOldest(sequence, static_cast<std::int32_t>(last_to_go));
   }
 }
 
@@ -196,7 +203,7 @@ void CausalCache::Defrag() {
 CellSpan CausalCache::FindView() const {
   std::size_t first = kNone;
   std::size_t last = 0;
-  for (const Sequence* sequence : batch_sequences_) {
+  for (Sequence* sequence : batch_sequences_) {
     // What the earliest of its tokens can see. That includes the new cells,
     // none of which has a lower position.
     const std::int64_t oldest = bounded_memory()
@@ -206,8 +213,9 @@ CellSpan CausalCache::FindView() const {
       first = std::min(first, sequence->members.First());
       last = std::max(last, sequence->members.Last());
     } else {
-      first = std::min(first, table_->FirstIn(*sequence, From(oldest)));
-      last = std::max(last, table_->LastIn(*sequence, From(oldest)));
+      const CellBounds bounds = table_->Since(*sequence, From(oldest).first);
+      first = std::min(first, bounds.first);
+      last = std::max(last, bounds.last);
     }
   }
   KVTWIN_ASSERT(first <= last);
@@ -233,32 +241,25 @@ PosRange CausalCache::VisibleTo(const BatchToken& token) const {
 // and gone.
 void CausalCache::DoBuildMask() {
   rules_.clear();
-  const Sequence* sequence = nullptr;
+  Sequence* sequence = nullptr;
   int id = -1;  // Its.
   for (const BatchToken& token : batch()) {
     if (token.sequence != id) sequence = table_->Find(token.sequence);
     id = token.sequence;
-    rules_.push_back(
-        {.members = sequence == nullptr ? nullptr : sequence->members.words(),
-         .range = VisibleTo(token)});
+    rules_.push_back({.sequence = sequence, .range = VisibleTo(token)});
   }
   const std::int64_t rows =
       RoundUp(std::ssize(batch()), config().mask_batch_padding);
-  mask_.Build(table_->positions(), rules_, static_cast<std::size_t>(rows),
-              view_, config().mask_dtype);
+  mask_.Build(*table_, rules_, static_cast<std::size_t>(rows), view_,
+              config().mask_dtype);
 }
 
 // Right after DoStartForward, so that the batch's sequences are known and its
 // cells are theirs alone.
 void CausalCache::DoGiveBack() {
-  selection_.words.resize(table_->free().word_count());
   for (std::size_t i = 0; i < batch().size(); ++i) {
-    const auto cell = static_cast<std::size_t>(batch_cells()[i]);
-    selection_.begin = cell / kWordBits;
-    selection_.end = selection_.begin + 1;
-    selection_.count = 1;
-    selection_.words[selection_.begin] = std::uint64_t{1} << cell % kWordBits;
-    table_->Drop(*table_->Find(batch()[i].sequence), selection_);
+    table_->DropCell(*table_->Find(batch()[i].sequence),
+                     static_cast<std::size_t>(batch_cells()[i]));
   }
   for (Sequence* sequence : batch_sequences_) {
     table_->Settle(*sequence, /*stale=*/true);
@@ -367,8 +368,7 @@ Status CausalCache::CheckLater(const Sequence& sequence) const {
   const Selection& later = removal_.later;
   for (std::size_t w = later.begin; w < later.end; ++w) {
     if (later.words[w] == 0) continue;
-    const std::uint64_t shared =
-        later.words[w] & table_->OwnedByOthers(sequence, w);
+    const std::uint64_t shared = later.words[w] & table_->shared(w);
     if (shared == 0) continue;
     const std::size_t cell =
         w * kWordBits + static_cast<std::size_t>(std::countr_zero(shared));
@@ -421,7 +421,7 @@ void CausalCache::DoCommitRemove(int, std::int32_t, std::int32_t) {
   const bool stale = leaves(extremes.first) || leaves(extremes.last);
   const std::int32_t offset = removal_.begin - removal_.end;
   if (removal_.end != kOpenEnd && offset != 0 && removal_.later.count > 0) {
-    table_->AddToSelected(removal_.later, offset);
+    table_->AddToSelected(*sequence, removal_.later, offset);
     ShiftKeys();
     // The last token is a later one, the first one may be.
     if (extremes.first >= removal_.end) extremes.first += offset;

@@ -4,40 +4,56 @@
 #include <bit>
 
 #include "core/assert.h"
+#include "optimized/fast_paths.h"
 
 namespace kvtwin::optimized {
+namespace {
 
-CellTable::CellTable(std::size_t cells)
-    : positions_(WordsFor(cells) * kWordBits * sizeof(std::int32_t)),
+constexpr PosRange kNoPositions = {.first = INT32_MAX, .last = -1};
+
+// Above all positions.
+constexpr std::int64_t kNever = INT64_MAX;
+
+}  // namespace
+
+CellTable::CellTable(std::size_t cells, std::size_t sequences, std::size_t most)
+    : most_(std::min(most, cells)),
+      positions_(WordsFor(cells) * kWordBits * sizeof(std::int32_t)),
+      ranges_(WordsFor(cells) * sizeof(PosRange)),
+      shared_(WordsFor(cells) * sizeof(std::uint64_t)),
       free_(cells),
+      free_runs_(free_),
       free_count_(cells) {
   free_.SetAll();
+  std::fill_n(ranges_.as<PosRange>(), free_.word_count(), kNoPositions);
+  for (std::size_t i = 0; i < sequences; ++i) MakeSpare();
 }
 
-std::size_t CellTable::FindRun(std::size_t count) const {
+std::size_t CellTable::FindRun(std::size_t count) {
   if (count > free_count_) return kNone;
-  std::size_t start = free_.First();
-  while (start != kNone && count <= size() - start) {
-    // Clear in the free map is used.
-    const std::size_t used = free_.NextClear(start, start + count);
-    if (used == start + count) return start;
-    start = free_.Next(used);
-  }
-  return kNone;
+  return count == 1 ? free_.First() : free_runs_.Find(count);
+}
+
+void CellTable::MakeSpare() {
+  all_.push_back(std::make_unique<Sequence>(size()));
+  all_.back()->order.Reserve(most_);
+  // So that Release and New never allocate.
+  spare_.reserve(all_.capacity());
+  live_.reserve(all_.capacity());
+  spare_.push_back(all_.back().get());
 }
 
 Sequence& CellTable::New(int id) {
-  if (spare_.empty()) {
-    all_.push_back(std::make_unique<Sequence>(size()));
-    // So that Release never allocates.
-    spare_.reserve(all_.capacity());
-    spare_.push_back(all_.back().get());
-  }
+  if (spare_.empty()) MakeSpare();
   Sequence& sequence = *spare_.back();
   spare_.pop_back();
   sequence.id = id;
   sequence.live_index = live_.size();
   sequence.batch = 0;
+  // Whatever was known of the object's last sequence is not known any more.
+  sequence.changes += Sequence::kRecent + 1;
+  sequence.since = kNever;
+  if (ordered()) sequence.order.Clear();
   live_.push_back(&sequence);
   by_id_.Insert(id, &sequence);
   return sequence;
@@ -62,7 +78,10 @@ void CellTable::Clear() {
     Release(sequence);
   }
   free_.SetAll();
+  free_runs_.AllChanged();
   free_count_ = size();
+  std::fill_n(ranges_.as<PosRange>(), free_.word_count(), kNoPositions);
+  std::fill_n(shared_.as<std::uint64_t>(), free_.word_count(), 0);
 }
 
 Sequence& CellTable::Add(int id, std::size_t cell, std::int32_t position) {
@@ -76,12 +95,31 @@ Sequence& CellTable::Add(int id, std::size_t cell, std::int32_t position) {
   extremes.last = std::max(extremes.last, position);
   sequence->members.Set(cell);
   ++sequence->count;
-  positions_.as<std::int32_t>()[cell] = position;
-  if (free_.Test(cell)) {
+  sequence->Changed(cell / kWordBits);
+  sequence->since_first = std::min(sequence->since_first, cell);
+  sequence->since_last = std::max(sequence->since_last, cell);
+  if (!free_.Test(cell)) {
+    shared_.as<std::uint64_t>()[cell / kWordBits] |= std::uint64_t{1}
+                                                     << cell % kWordBits;
+  } else {
     free_.Clear(cell);
+    free_runs_.Changed(cell / kWordBits);
     --free_count_;
+    positions_.as<std::int32_t>()[cell] = position;
+    PosRange& range = ranges_.as<PosRange>()[cell / kWordBits];
+    range.first = std::min(range.first, position);
+    range.last = std::max(range.last, position);
   }
+  sequence->order.Add(cell, positions());
   return *sequence;
+}
+
+// After some of its cells became free.
+void CellTable::UpdateRange(std::size_t w) {
+  const std::size_t cells = std::min(kWordBits, size() - w * kWordBits);
+  const std::uint64_t used =
+      ~free_.word(w) & (~std::uint64_t{0} >> (kWordBits - cells));
+  ranges_.as<PosRange>()[w] = RangeOf(positions() + w * kWordBits, used);
 }
 
 CellTable::Extent CellTable::ExtentOf(const Sequence& sequence) {
@@ -92,6 +130,8 @@ CellTable::Extent CellTable::ExtentOf(const Sequence& sequence) {
 Members CellTable::MembersIn(const Sequence& sequence, Extent extent) const {
   return {.positions = positions() + extent.begin * kWordBits,
           .words = sequence.members.words() + extent.begin,
+          .free = free_.words() + extent.begin,
+          .ranges = ranges() + extent.begin,
           .word_count = extent.end - extent.begin};
 }
 
@@ -117,39 +157,90 @@ void CellTable::Select(const Sequence& sequence, PosRange range,
   }
 }
 
-std::size_t CellTable::FirstIn(const Sequence& sequence, PosRange range) const {
-  const Extent extent = ExtentOf(sequence);
-  const std::size_t cell = FirstCellIn(MembersIn(sequence, extent), range);
-  KVTWIN_ASSERT(cell != kNone);
-  return extent.begin * kWordBits + cell;
-}
-
-std::size_t CellTable::LastIn(const Sequence& sequence, PosRange range) const {
-  const Extent extent = ExtentOf(sequence);
-  const std::size_t cell = LastCellIn(MembersIn(sequence, extent), range);
-  KVTWIN_ASSERT(cell != kNone);
-  return extent.begin * kWordBits + cell;
-}
-
-std::uint64_t CellTable::OwnedByOthers(const Sequence& sequence,
-                                       std::size_t w) const {
-  std::uint64_t others = 0;
-  for (const Sequence* other : live_) {
-    if (other != &sequence) others |= other->members.word(w);
+CellBounds CellTable::Since(Sequence& sequence, std::int32_t since) const {
+  CellBounds bounds{sequence.members.First(), sequence.members.Last()};
+  if (since >= sequence.since && TakeFastPath(true)) {
+    bounds = {std::max(bounds.first, sequence.since_first),
+              std::min(bounds.last, sequence.since_last)};
   }
-  return others;
+  const Extent extent{bounds.first / kWordBits, bounds.last / kWordBits + 1};
+  const Members members = MembersIn(sequence, extent);
+  const std::size_t first = FirstCellIn(members, {since, INT32_MAX});
+  const std::size_t last = LastCellIn(members, {since, INT32_MAX});
+  KVTWIN_ASSERT(first <= last && last != kNone);
+  sequence.since = since;
+  sequence.since_first = extent.begin * kWordBits + first;
+  sequence.since_last = extent.begin * kWordBits + last;
+  return {sequence.since_first, sequence.since_last};
+}
+
+std::span<const std::int32_t> CellTable::CellsAt(Sequence& sequence,
+                                                 PosRange range) const {
+  const auto cells = sequence.order.Cells(sequence.members, positions());
+  const auto begin = std::partition_point(
+      cells.begin(), cells.end(),
+      [&](std::int32_t cell) { return positions()[cell] < range.first; });
+  const auto end = std::partition_point(
+      begin, cells.end(),
+      [&](std::int32_t cell) { return positions()[cell] <= range.last; });
+  return {begin, end};
+}
+
+// The cells of word w that at least two others than `sequence` own.
+std::uint64_t CellTable::SharedByOthers(const Sequence& sequence,
+                                        std::size_t w) const {
+  std::uint64_t once = 0;
+  std::uint64_t twice = 0;
+  for (const Sequence* other : live_) {
+    if (other == &sequence) continue;
+    twice |= once & other->members.word(w);
+    once |= other->members.word(w);
+  }
+  return twice;
+}
+
+void CellTable::DropFromWord(Sequence& sequence, std::size_t w,
+                             std::uint64_t leaving) {
+  std::uint64_t& shared = shared_.as<std::uint64_t>()[w];
+  const std::uint64_t freed = leaving & ~shared;
+  if (freed != leaving) shared &= ~leaving | SharedByOthers(sequence, w);
+  sequence.members.SetWord(w, sequence.members.word(w) & ~leaving);
+  sequence.Changed(w);
+  if (freed == 0) return;
+  free_.SetWord(w, free_.word(w) | freed);
+  free_runs_.Changed(w);
+  free_count_ += static_cast<std::size_t>(std::popcount(freed));
+  UpdateRange(w);
 }
 
 void CellTable::Drop(Sequence& sequence, const Selection& cells) {
   for (std::size_t w = cells.begin; w < cells.end; ++w) {
-    const std::uint64_t leaving = cells.words[w];
-    if (leaving == 0) continue;
-    const std::uint64_t freed = leaving & ~OwnedByOthers(sequence, w);
-    sequence.members.SetWord(w, sequence.members.word(w) & ~leaving);
-    free_.SetWord(w, free_.word(w) | freed);
-    free_count_ += static_cast<std::size_t>(std::popcount(freed));
+    if (cells.words[w] != 0) DropFromWord(sequence, w, cells.words[w]);
   }
   sequence.count -= cells.count;
+  if (cells.count > 0) sequence.order.Forget();
+}
+
+void CellTable::DropCell(Sequence& sequence, std::size_t cell) {
+  DropFromWord(sequence, cell / kWordBits,
+               std::uint64_t{1} << cell % kWordBits);
+  --sequence.count;
+  sequence.order.Forget();
+}
+
+void CellTable::DropOldest(Sequence& sequence, std::int32_t last) {
+  const auto leaving = CellsAt(sequence, {0, last});
+  for (const std::int32_t cell : leaving) {
+    const auto gone = static_cast<std::size_t>(cell);
+    DropFromWord(sequence, gone / kWordBits,
+                 std::uint64_t{1} << gone % kWordBits);
+  }
+  sequence.count -= leaving.size();
+  if (sequence.count > 0) {
+    sequence.extremes.first = positions()[*leaving.end()];
+  }
+  sequence.order.DropFirst(leaving.size());
+  Settle(sequence, /*stale=*/false);
 }
 
 void CellTable::Settle(Sequence& sequence, bool stale) {
@@ -160,10 +251,15 @@ void CellTable::Settle(Sequence& sequence, bool stale) {
   }
 }
 
-void CellTable::AddToSelected(const Selection& cells, std::int32_t offset) {
-  AddToPositions(positions_.as<std::int32_t>() + cells.begin * kWordBits,
-                 cells.words.data() + cells.begin, cells.end - cells.begin,
-                 offset);
+void CellTable::AddToSelected(Sequence& sequence, const Selection& cells,
+                              std::int32_t offset) {
+  for (std::size_t w = cells.begin; w < cells.end; ++w) {
+    if (cells.words[w] == 0) continue;
+    AddToPositions(positions_.as<std::int32_t>() + w * kWordBits,
+                   cells.words[w], offset);
+    UpdateRange(w);
+    sequence.Changed(w);
+  }
 }
 
 void CellTable::CopyPrefix(const Sequence& src, int id, std::int32_t len,
@@ -172,8 +268,11 @@ void CellTable::CopyPrefix(const Sequence& src, int id, std::int32_t len,
   if (scratch.count == 0) return;
   Sequence& dst = New(id);
   for (std::size_t w = scratch.begin; w < scratch.end; ++w) {
-    if (scratch.words[w] != 0) dst.members.SetWord(w, scratch.words[w]);
+    if (scratch.words[w] == 0) continue;
+    dst.members.SetWord(w, scratch.words[w]);
+    shared_.as<std::uint64_t>()[w] |= scratch.words[w];
   }
+  dst.order.Forget();
   dst.count = scratch.count;
   dst.extremes = src.extremes;
   Settle(dst, /*stale=*/len <= src.extremes.last);
@@ -196,18 +295,34 @@ void CellTable::Defrag(std::vector<CellMove>& moves) {
     targets_[from - used_count] = hole;
     positions[hole] = positions[from];
   }
+  // What was at a cell, and who owned it, goes along with the token.
+  std::uint64_t* shared = shared_.as<std::uint64_t>();
   for (const CellMove& move : moves) {
     free_.Clear(move.to);
     free_.Set(move.from);
+    free_runs_.Changed(move.to / kWordBits);
+    free_runs_.Changed(move.from / kWordBits);
+    const std::uint64_t bit = std::uint64_t{1} << move.from % kWordBits;
+    const bool was_shared = (shared[move.from / kWordBits] & bit) != 0;
+    shared[move.from / kWordBits] &= ~bit;
+    if (was_shared) {
+      shared[move.to / kWordBits] |= std::uint64_t{1} << move.to % kWordBits;
+    }
   }
   for (Sequence* sequence : live_) {
     BitTree& members = sequence->members;
     for (std::size_t cell = members.Next(used_count); cell != kNone;
          cell = members.Next(cell + 1)) {
+      const std::size_t target = targets_[cell - used_count];
       members.Clear(cell);
-      members.Set(targets_[cell - used_count]);
+      members.Set(target);
+      sequence->Changed(cell / kWordBits);
+      sequence->Changed(target / kWordBits);
     }
+    sequence->order.Forget();
+    sequence->since = kNever;
   }
+  for (std::size_t w = 0; w < free_.word_count(); ++w) UpdateRange(w);
 }
 
 void CellTable::List(std::vector<CellEntry>& out) const {

@@ -2,22 +2,33 @@
 //
 // A cell's position is in one flat array. Who owns it is not written at the
 // cell: every sequence has a BitTree of its cells, so that whatever is asked
-// about many cells is answered for 64 of them at a time. The owners of a cell
-// besides one sequence are the OR of the other sequences' words.
+// about many cells is answered for 64 of them at a time. For each such word the
+// lowest and highest position of its used cells is kept, so that words that are
+// wholly within or without a range are not looked into, and which of its cells
+// have several owners.
+//
+// Bytes for each cell: 4 for the position, 1/8 for the range of its word, 1/8
+// each for being free and shared, 3/16 to 3/8 for free runs; for each sequence
+// 1/8, and in caches with a window 8 more for the order of its own cells. Pages
+// that were never needed are not in memory.
 
 #ifndef KVTWIN_OPTIMIZED_CELL_TABLE_H_
 #define KVTWIN_OPTIMIZED_CELL_TABLE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "kvtwin/cache.h"
 #include "optimized/aligned_buffer.h"
 #include "optimized/bit_tree.h"
+#include "optimized/cell_order.h"
 #include "optimized/id_map.h"
 #include "optimized/kernels.h"
+#include "optimized/run_tree.h"
 
 namespace kvtwin::optimized {
 
@@ -30,6 +41,22 @@ struct Sequence {
   std::size_t count = 0;  // Of its cells.
   PosRange extremes;      // Its lowest and highest position.
   std::size_t live_index = 0;
+
+  // The words whose cells or positions changed last: change number i is at
+  // i % kRecent. Numbers go on when the object becomes another sequence.
+  static constexpr std::size_t kRecent = 32;
+  std::uint64_t changes = 0;
+  std::array<std::uint32_t, kRecent> recent = {};
+  void Changed(std::size_t w) {
+    recent[changes++ % kRecent] = static_cast<std::uint32_t>(w);
+  }
+
+  CellOrder order;
+
+  // All its cells at positions >= since lie in [since_first, since_last].
+  std::int64_t since = 0;
+  std::size_t since_first = 0;
+  std::size_t since_last = 0;
 
   // Its lowest position in batch number `batch`, if it is in that batch.
   std::uint64_t batch = 0;
@@ -45,6 +72,12 @@ struct Selection {
   std::vector<std::uint64_t> words;
 };
 
+// From the first to the last cell, both included.
+struct CellBounds {
+  std::size_t first;
+  std::size_t last;
+};
+
 // The token in `from` now lies in `to`.
 struct CellMove {
   std::size_t from;
@@ -53,8 +86,10 @@ struct CellMove {
 
 class CellTable {
  public:
-  // Requires: 1 <= cells <= INT32_MAX.
-  explicit CellTable(std::size_t cells);
+  // For so many sequences nothing is allocated later on. `most`: cells of one
+  // sequence that are kept in order, 0 if none are. Requires: 1 <= cells <=
+  // INT32_MAX.
+  CellTable(std::size_t cells, std::size_t sequences, std::size_t most);
 
   std::size_t size() const { return free_.size(); }
   std::size_t free_count() const { return free_count_; }
@@ -62,6 +97,9 @@ class CellTable {
   const std::int32_t* positions() const {
     return positions_.as<std::int32_t>();
   }
+  // For each word, the lowest and highest position of its cells that are used,
+  // {INT32_MAX, -1} if none is.
+  const PosRange* ranges() const { return ranges_.as<PosRange>(); }
   // All that are stored, in no order that means anything.
   const std::vector<Sequence*>& sequences() const { return live_; }
 
@@ -69,7 +107,7 @@ class CellTable {
   Sequence* Find(int id) const { return by_id_.Find(id); }
 
   // The first cell of the first `count` free cells in a row, or kNone.
-  std::size_t FindRun(std::size_t count) const;
+  std::size_t FindRun(std::size_t count);
 
   void Clear();
 
@@ -79,22 +117,37 @@ class CellTable {
 
   // The cells of `sequence` at positions in `range`.
   void Select(const Sequence& sequence, PosRange range, Selection& out) const;
-  // The first and the last of them. Requires: there is one.
-  std::size_t FirstIn(const Sequence& sequence, PosRange range) const;
-  std::size_t LastIn(const Sequence& sequence, PosRange range) const;
+  // The first and the last of its cells at positions >= since. Quick if it is
+  // asked for ever later positions. Requires: there is one.
+  CellBounds Since(Sequence& sequence, std::int32_t since) const;
+  // Its cells at positions in `range`, by position. Requires: cells are kept in
+  // order.
+  std::span<const std::int32_t> CellsAt(Sequence& sequence,
+                                        PosRange range) const;
+  bool ordered() const { return most_ > 0; }
 
-  // The cells of word w that others than `sequence` own.
-  std::uint64_t OwnedByOthers(const Sequence& sequence, std::size_t w) const;
+  // The cells of word w that several sequences own.
+  std::uint64_t shared(std::size_t w) const {
+    return shared_.as<std::uint64_t>()[w];
+  }
 
   // The selected cells leave the sequence; those that nobody else owns become
   // free. `extremes` may be wrong, or there may be no cells: Settle is next.
   void Drop(Sequence& sequence, const Selection& cells);
+  // The same for one cell.
+  void DropCell(Sequence& sequence, std::size_t cell);
+  // The same for its cells at positions <= last, and settles. Requires: cells
+  // are kept in order.
+  void DropOldest(Sequence& sequence, std::int32_t last);
   // Ends a change: computes the extremes if they are stale, and forgets the
   // sequence (the reference dangles then) if it has no cells.
   void Settle(Sequence& sequence, bool stale);
 
-  // The selected cells' positions change. Settle is next.
-  void AddToSelected(const Selection& cells, std::int32_t offset);
+  // The positions of the sequence's selected cells change: of all from some
+  // position on, and its others stay below them. Settle is next. Requires:
+  // nobody else owns them; offset <= 0.
+  void AddToSelected(Sequence& sequence, const Selection& cells,
+                     std::int32_t offset);
 
   // `id` gets the cells of src at positions < len. Requires: `id` is not
   // stored.
@@ -118,11 +171,19 @@ class CellTable {
   static Extent ExtentOf(const Sequence& sequence);
   Members MembersIn(const Sequence& sequence, Extent extent) const;
 
+  void MakeSpare();
   Sequence& New(int id);
   void Release(Sequence& sequence);
+  void DropFromWord(Sequence& sequence, std::size_t w, std::uint64_t leaving);
+  std::uint64_t SharedByOthers(const Sequence& sequence, std::size_t w) const;
+  void UpdateRange(std::size_t w);
 
+  const std::size_t most_;   // Cells of a sequence in order.
   AlignedBuffer positions_;  // A whole number of words.
+  AlignedBuffer ranges_;     // For each word,
+  AlignedBuffer shared_;     // and which of its cells.
   BitTree free_;
+  RunTree free_runs_;
   std::size_t free_count_;
   IdMap<Sequence> by_id_;
   std::vector<Sequence*> live_;

@@ -15,12 +15,15 @@ struct PosRange {
   std::int32_t last = 0;
 };
 
-// Some words of a set of cells, each word 64 cells, and their positions, 64
-// for each word. Positions of cells outside of the set do not matter, but are
-// there.
+// Some words of a set of cells, each word 64 cells, and for each word their
+// positions, which of them are free, and the lowest and highest position of
+// those that are not. Positions of cells outside of the set do not matter, but
+// are there.
 struct Members {
   const std::int32_t* positions;
   const std::uint64_t* words;
+  const std::uint64_t* free;
+  const PosRange* ranges;
   std::size_t word_count;
 };
 
@@ -37,24 +40,14 @@ std::size_t LastCellIn(Members members, PosRange range);
 // The lowest and highest position; {INT32_MAX, -1} without members.
 PosRange Extremes(Members members);
 
-// Adds `offset` to the positions of the cells in `selected`. Requires: none of
-// them overflows.
-void AddToPositions(std::int32_t* positions, const std::uint64_t* selected,
-                    std::size_t word_count, std::int32_t offset);
+// The lowest and highest of 64 positions, of those in `cells`; {INT32_MAX, -1}
+// if that is none.
+PosRange RangeOf(const std::int32_t* positions, std::uint64_t cells);
 
-// A stretch of one row of a mask, for the cells first .. end - 1: those of
-// `members` (from cell 0 on) at positions in `range` may be attended to.
-struct MaskRow {
-  const std::int32_t* positions;
-  const std::uint64_t* members;  // Null: none.
-  PosRange range;
-  std::size_t first;
-  std::size_t end;
-};
-
-// Writes 0 or -inf to out[0 .. end - first - 1], as f32 and as f16.
-void WriteMaskRow(const MaskRow& row, float* out);
-void WriteMaskRow(const MaskRow& row, std::uint16_t* out);
+// Adds `offset` to 64 positions, to those in `cells`. Requires: none of them
+// overflows.
+void AddToPositions(std::int32_t* positions, std::uint64_t cells,
+                    std::int32_t offset);
 
 }  // namespace kvtwin::optimized
 

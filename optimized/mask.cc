@@ -3,58 +3,190 @@
 #include <algorithm>
 #include <new>
 
+#include "hwy/cache_control.h"
+#include "optimized/fast_paths.h"
+#include "optimized/mask_kernels.h"
 #include "optimized/parallel.h"
 
 namespace kvtwin::optimized {
 namespace {
 
-// Rows are cut into pieces of this many cells, so that several threads can
-// write one long row. A multiple of a word.
+// Rows are cut into pieces of at most this many cells, so that several threads
+// can write one long row. A multiple of a word.
 constexpr std::size_t kPieceCells = std::size_t{16} * 1024;
 
-template <class T>
-void WriteRows(const std::int32_t* positions, std::span<const RowRule> rules,
-               std::size_t row_count, CellSpan view, T* out) {
-  const std::size_t pieces = (view.size() + kPieceCells - 1) / kPieceCells;
-  const std::size_t bytes = row_count * view.size() * sizeof(T);
-  ParallelFor(row_count * pieces, bytes, [&](std::size_t i) {
-    const std::size_t row = i / pieces;
-    const std::size_t column = i % pieces * kPieceCells;
-    const RowRule rule =
-        row < rules.size() ? rules[row] : RowRule{nullptr, {0, -1}};
-    const std::size_t first = view.first + column;
-    const std::size_t end = std::min(view.end, first + kPieceCells);
-    WriteMaskRow({.positions = positions,
-                  .members = rule.members,
-                  .range = rule.range,
-                  .first = first,
-                  .end = end},
-                 out + row * view.size() + column);
-  });
-}
+// What no cache holds is written past them.
+constexpr std::size_t kBeyondCaches = std::size_t{16} << 20;
 
 }  // namespace
 
-void Mask::Build(const std::int32_t* positions, std::span<const RowRule> rules,
-                 std::size_t row_count, CellSpan view, DType dtype) {
-  std::size_t bytes = row_count * view.size();  // Both are counted in an int.
-  if (__builtin_mul_overflow(bytes, SizeOf(dtype), &bytes)) {
+// Rows that do not fit where they are lose what they show.
+void Mask::FindRoom(std::size_t row_count, CellSpan view, DType dtype,
+                    std::size_t cells) {
+  // Bits have no address but in words of 64 columns.
+  const bool words = dtype == DType::kBits;
+  if (base_ <= view.first && view.end <= base_ + columns_ &&
+      row_count <= rows_.size() && (!words || Word(view.first) == view.first)) {
+    return;
+  }
+  base_ = words ? view.first : view.first / kWordBits * kWordBits;
+  // The view of a decode step grows by a cell at a time: not by as little.
+  const std::size_t needed = view.end - base_;
+  columns_ = WordsFor(std::min(needed + needed / 2, cells - base_)) * kWordBits;
+  const std::size_t row_bytes = MaskRowBytes(dtype, columns_);
+  std::size_t bytes;
+  if (__builtin_mul_overflow(row_bytes, row_count, &bytes)) {
     throw std::bad_alloc();
   }
   if (bytes > buffer_.bytes()) {
-    // The view of a decode step grows by a cell at a time: not by as little.
     const std::size_t grown = buffer_.bytes() + buffer_.bytes() / 2;
     buffer_ = AlignedBuffer();  // Never both at once.
     buffer_ = AlignedBuffer(std::max(bytes, grown));
   }
-  if (dtype == DType::kF32) {
-    WriteRows(positions, rules, row_count, view, buffer_.as<float>());
-  } else {
-    WriteRows(positions, rules, row_count, view, buffer_.as<std::uint16_t>());
+  rows_.assign(std::min(buffer_.bytes() / row_bytes,
+                        std::max(rows_.size(), 2 * row_count)),
+               Row{});
+}
+
+// Cuts cells into pieces.
+void Mask::Add(std::size_t row, CellSpan cells) {
+  while (cells.first < cells.end) {
+    const std::size_t end = std::min(cells.end, cells.first + kPieceCells);
+    pieces_.push_back({.row = row, .cells = {cells.first, end}});
+    cells.first = end;
   }
-  view_ = DenseView(buffer_.data(), dtype,
-                    {static_cast<std::int64_t>(view.size()),
-                     static_cast<std::int64_t>(row_count), 1, 1});
+}
+
+// The first cell of the 64 columns that a cell is in.
+std::size_t Mask::Word(std::size_t cell) const {
+  return base_ + (cell - base_) / kWordBits * kWordBits;
+}
+
+// The 64 columns that a cell is in. Not twice: threads do not write the same.
+void Mask::AddWordOf(std::size_t row, CellSpan cells, std::size_t cell) {
+  const std::size_t first = Word(cell);
+  for (std::size_t i = pieces_.size(); i-- > 0 && pieces_[i].row == row;) {
+    const CellSpan& known = pieces_[i].cells;
+    if (known.first <= first && first < known.end) return;
+  }
+  Add(row, {first, std::min(first + kWordBits, cells.end)});
+}
+
+// Its sequence's cells at positions in `range`; false if they are many, or
+// nobody knows which they are.
+bool Mask::AddCellsAt(const CellTable& table, std::size_t row, CellSpan cells,
+                      PosRange range) {
+  const Row& before = rows_[row];
+  Sequence& sequence = *before.rule.sequence;
+  range.first =
+      std::max({range.first, before.extremes.first, sequence.extremes.first});
+  range.last =
+      std::min({range.last, before.extremes.last, sequence.extremes.last});
+  if (range.first > range.last) return true;  // No such cell is as it was.
+  if (!table.ordered()) return false;
+  const auto found = table.CellsAt(sequence, range);
+  if (found.size() > Sequence::kRecent) return false;
+  for (const std::int32_t cell : found) {
+    const auto changed = static_cast<std::size_t>(cell);
+    if (cells.first <= changed && changed < cells.end) {
+      AddWordOf(row, cells, changed);
+    }
+  }
+  return true;
+}
+
+// The columns of a row that are not as they were, if those are few: else
+// false, and some of them.
+bool Mask::AddChanges(const CellTable& table, const RowRule& rule,
+                      std::size_t row, CellSpan view) {
+  const Row& before = rows_[row];
+  if (before.cells.size() == 0 || before.rule.sequence != rule.sequence ||
+      view.first < before.cells.first) {
+    return false;
+  }
+  if (view.end != before.cells.end) {
+    // From a word on: as bits, what lies beyond the view is zero.
+    Add(row, {Word(std::min(view.end, before.cells.end)), view.end});
+  }
+  if (rule.sequence == nullptr) return true;
+  const Sequence& sequence = *rule.sequence;
+  if (sequence.changes - before.changes > Sequence::kRecent) return false;
+  const CellSpan cells{before.cells.first, view.end};
+  for (std::uint64_t i = before.changes; i < sequence.changes; ++i) {
+    const std::size_t cell =
+        std::size_t{sequence.recent[i % Sequence::kRecent]} * kWordBits;
+    const std::size_t first = std::max(cell, cells.first);
+    const std::size_t end = std::min(cell + kWordBits, cells.end);
+    if (first >= end) continue;
+    AddWordOf(row, cells, first);
+    AddWordOf(row, cells, end - 1);  // Another one if columns are off cells.
+  }
+  const PosRange was = before.rule.range;
+  const PosRange is = rule.range;
+  return (was.first == is.first ||
+          AddCellsAt(table, row, cells,
+                     {std::min(was.first, is.first),
+                      std::max(was.first, is.first) - 1})) &&
+         (was.last == is.last || AddCellsAt(table, row, cells,
+                                            {std::min(was.last, is.last) + 1,
+                                             std::max(was.last, is.last)}));
+}
+
+void Mask::Update(const CellTable& table, const RowRule& rule, std::size_t row,
+                  CellSpan view) {
+  const std::size_t written = pieces_.size();
+  Row& state = rows_[row];
+  if (TakeFastPath(true) && AddChanges(table, rule, row, view)) {
+    state.cells.end = view.end;
+  } else {
+    pieces_.resize(written);
+    state.cells = {Word(view.first), view.end};
+    Add(row, state.cells);
+  }
+  state.rule = rule;
+  if (rule.sequence == nullptr) return;
+  state.changes = rule.sequence->changes;
+  state.extremes = rule.sequence->extremes;
+}
+
+void Mask::Write(const CellTable& table, DType dtype) {
+  std::size_t columns = 0;
+  for (const Piece& piece : pieces_) columns += piece.cells.size();
+  const std::size_t bytes = MaskRowBytes(dtype, columns);
+  const bool stream = TakeFastPath(bytes > kBeyondCaches);
+  const std::size_t row_bytes = MaskRowBytes(dtype, columns_);
+  ParallelFor(pieces_.size(), bytes, [&](std::size_t i) {
+    const auto& [row, cells] = pieces_[i];
+    const auto& [sequence, range] = rows_[row].rule;
+    WriteMaskRow(
+        {.positions = table.positions(),
+         .members = sequence == nullptr ? nullptr : sequence->members.words(),
+         .range = range,
+         .first = cells.first,
+         .end = cells.end,
+         .ranges = table.ranges(),
+         .stream = stream},
+        dtype,
+        buffer_.data() + row * row_bytes +
+            MaskRowBytes(dtype, cells.first - base_));
+    if (stream) hwy::FlushStream();
+  });
+}
+
+void Mask::Build(const CellTable& table, std::span<const RowRule> rules,
+                 std::size_t row_count, CellSpan view, DType dtype) {
+  FindRoom(row_count, view, dtype, table.size());
+  pieces_.clear();
+  for (std::size_t row = 0; row < row_count; ++row) {
+    Update(table, row < rules.size() ? rules[row] : RowRule{nullptr, {0, -1}},
+           row, view);
+  }
+  Write(table, dtype);
+  view_ =
+      DenseView(buffer_.data() + MaskRowBytes(dtype, view.first - base_), dtype,
+                {static_cast<std::int64_t>(view.size()),
+                 static_cast<std::int64_t>(row_count), 1, 1});
+  view_.stride[1] = static_cast<std::int64_t>(MaskRowBytes(dtype, columns_));
 }
 
 }  // namespace kvtwin::optimized

@@ -6,17 +6,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kvtwin/tensor.h"
 #include "optimized/aligned_buffer.h"
+#include "optimized/cell_table.h"
 #include "optimized/kernels.h"
 
 namespace kvtwin::optimized {
 
-// What one batch token may attend to: the cells of `members` (one bit each,
-// null for none) at positions in `range`.
+// What one batch token may attend to: the cells of `sequence` (null: none) at
+// positions in `range`.
 struct RowRule {
-  const std::uint64_t* members;
+  Sequence* sequence;
   PosRange range;
 };
 
@@ -27,18 +29,54 @@ struct CellSpan {
   std::size_t size() const { return end - first; }
 };
 
+// Rows stay in memory from one pass to the next. A row that is for the same
+// sequence as before is not written again but for the columns that changed:
+// those of cells that came, went or moved, that the view now has, or whose
+// positions the rule now includes or excludes.
 class Mask {
  public:
-  // One row for each rule, then rows of -inf, `row_count` in all. Keeps its
-  // memory from one call to the next.
-  void Build(const std::int32_t* positions, std::span<const RowRule> rules,
+  // One row for each rule, then rows of -inf, `row_count` in all. `dtype` is
+  // the same in all calls.
+  void Build(const CellTable& table, std::span<const RowRule> rules,
              std::size_t row_count, CellSpan view, DType dtype);
 
   // [cells of the view, row_count].
   const TensorView& view() const { return view_; }
 
  private:
+  // What a row of the buffer shows.
+  struct Row {
+    CellSpan cells;  // None: nothing.
+    RowRule rule;
+    std::uint64_t changes;  // Of the sequence, so far,
+    PosRange extremes;      // and its extremes.
+  };
+
+  // Columns of a row that are to be written.
+  struct Piece {
+    std::size_t row;
+    CellSpan cells;
+  };
+
+  void FindRoom(std::size_t row_count, CellSpan view, DType dtype,
+                std::size_t cells);
+  void Update(const CellTable& table, const RowRule& rule, std::size_t row,
+              CellSpan view);
+  bool AddChanges(const CellTable& table, const RowRule& rule, std::size_t row,
+                  CellSpan view);
+  bool AddCellsAt(const CellTable& table, std::size_t row, CellSpan cells,
+                  PosRange range);
+  std::size_t Word(std::size_t cell) const;
+  void AddWordOf(std::size_t row, CellSpan cells, std::size_t cell);
+  void Add(std::size_t row, CellSpan cells);
+  void Write(const CellTable& table, DType dtype);
+
   AlignedBuffer buffer_;
+  // Column 0 of the buffer is cell `base_`; a row has `columns_` of them.
+  std::size_t base_ = 0;
+  std::size_t columns_ = 0;
+  std::vector<Row> rows_;
+  std::vector<Piece> pieces_;
   TensorView view_;
 };
 

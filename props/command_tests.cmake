@@ -136,6 +136,8 @@ set_tests_properties(command.pipe PROPERTIES
 # So much work at once that several threads share it: a mask, a shift, a move.
 kvtwin_command_test(run_large_mask EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 cap=1024 batch=1024 seqs=1 | put 0*1024 | get")
+kvtwin_command_test(run_large_bit_mask EXIT 0 PRINTS "no difference"
+  ARGS run "kvt1 mask=bits cap=4200 batch=4100 seqs=1 | put 1*37 | put 0*4100")
 kvtwin_command_test(run_large_shift EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 shift=rope cap=1024 batch=1024 seqs=1 layers=4 dims=128,2,1 \
 | put 0*900 | drop 0:0-1 | put 0*1")

@@ -17,6 +17,7 @@
 #include <omp.h>
 #endif
 
+#include "core/mask_elements.h"
 #include "core/shift_row.h"
 #include "kvtwin/legacy.h"
 #include "optimized/aligned_buffer.h"
@@ -37,7 +38,6 @@ namespace {
 
 constexpr auto kInvalid = StatusCode::kInvalidArgument;
 constexpr auto kUntimely = StatusCode::kFailedPrecondition;
-constexpr float kInfinite = std::numeric_limits<float>::infinity();
 
 void ExpectAgreement(const History& history) {
   const Subject subject = TwinSubject("optimized");
@@ -494,37 +494,39 @@ TEST(Corners, MemoryThatIsNotThere) {
 TEST(Corners, ALongMask) {
   constexpr std::size_t kCells = 40000;
   constexpr std::size_t kFirst = 100;
-  std::vector<std::int32_t> positions(kCells);
-  std::iota(positions.begin(), positions.end(), 0);
-  const std::vector<std::uint64_t> members(kCells / 64, ~std::uint64_t{0});
+  optimized::CellTable table(kCells, 1, 0);
+  for (std::size_t cell = 0; cell < kCells; ++cell) {
+    table.Add(0, cell, static_cast<std::int32_t>(cell));
+  }
+  optimized::Sequence* sequence = table.Find(0);
   const std::array<optimized::RowRule, 2> rules = {
-      optimized::RowRule{members.data(), {150, 30000}},
-      optimized::RowRule{members.data(), {20000, 39998}}};
-  for (const DType dtype : {DType::kF32, DType::kF16}) {
+      optimized::RowRule{sequence, {150, 30000}},
+      optimized::RowRule{sequence, {20000, 39998}}};
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kBits}) {
     optimized::Mask mask;
-    mask.Build(positions.data(), rules, 3, {.first = kFirst, .end = kCells},
-               dtype);
+    mask.Build(table, rules, 3, {.first = kFirst, .end = kCells}, dtype);
     for (std::size_t row = 0; row < 3; ++row) {
       for (std::size_t cell = kFirst; cell < kCells; ++cell) {
         const bool seen = row < 2 &&
-                          positions[cell] >= rules[row].range.first &&
-                          positions[cell] <= rules[row].range.last;
-        const float found =
-            LoadElement(mask.view().at(static_cast<std::int64_t>(cell - kFirst),
-                                       static_cast<std::int64_t>(row)),
-                        dtype);
-        ASSERT_EQ(found, seen ? 0 : -kInfinite) << row << " " << cell;
+                          table.positions()[cell] >= rules[row].range.first &&
+                          table.positions()[cell] <= rules[row].range.last;
+        const MaskElement found =
+            MaskElementAt(mask.view(), static_cast<std::int64_t>(cell - kFirst),
+                          static_cast<std::int64_t>(row));
+        ASSERT_EQ(found, seen ? MaskElement::kAllows : MaskElement::kHides)
+            << row << " " << cell;
       }
     }
   }
 }
 
 TEST(Corners, AMaskThatIsMoreThanAllMemory) {
+  const optimized::CellTable table(64, 1, 0);
   optimized::Mask mask;
-  EXPECT_THROW(
-      mask.Build(nullptr, {}, std::size_t{1} << 31,
-                 {.first = 0, .end = std::size_t{1} << 31}, DType::kF32),
-      std::bad_alloc);
+  EXPECT_THROW(mask.Build(table, {}, SIZE_MAX / 64, {.first = 0, .end = 64},
+                          DType::kF32),
+               std::bad_alloc);
 }
 
 TEST(Corners, FastPathsAreForced) {
@@ -638,15 +640,23 @@ TEST_P(OnEachTarget, WordsWithoutTheCellThatIsAskedFor) {
   std::array<std::int32_t, 192> positions = {};
   positions[70] = 5;
   const std::array<std::uint64_t, 3> words = {0, std::uint64_t{1} << 6, 0};
-  const optimized::Members members = {positions.data(), words.data(), 3};
+  const std::array<std::uint64_t, 3> free = {~words[0], ~words[1], ~words[2]};
+  // As wide as it may be.
+  const std::array<optimized::PosRange, 3> ranges = {{{0, 9}, {0, 9}, {0, 9}}};
+  const optimized::Members members = {.positions = positions.data(),
+                                      .words = words.data(),
+                                      .free = free.data(),
+                                      .ranges = ranges.data(),
+                                      .word_count = 3};
   EXPECT_EQ(FirstCellIn(members, {5, 5}), 70);
   EXPECT_EQ(LastCellIn(members, {5, 5}), 70);
   EXPECT_EQ(FirstCellIn(members, {6, 9}), SIZE_MAX);
   EXPECT_EQ(LastCellIn(members, {6, 9}), SIZE_MAX);
-  const optimized::PosRange extremes = optimized::Extremes(members);
-  EXPECT_EQ(extremes.first, 5);
-  EXPECT_EQ(extremes.last, 5);
-  optimized::AddToPositions(positions.data(), words.data(), 3, 2);
+  const optimized::PosRange range =
+      optimized::RangeOf(&positions[64], words[1]);
+  EXPECT_EQ(range.first, 5);
+  EXPECT_EQ(range.last, 5);
+  optimized::AddToPositions(&positions[64], words[1], 2);
   EXPECT_EQ(positions[70], 7);
   EXPECT_EQ(positions[0], 0);
 }

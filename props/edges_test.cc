@@ -38,9 +38,10 @@ void ExpectBound(const TraceHeader& header, const RowDims& rows) {
   const auto element = static_cast<double>(SizeOf(init.dtype));
   const double row = element * header.layers * rows.kv_heads *
                      (rows.k_head_dim + rows.v_head_dim);
-  const double mask = static_cast<double>(SizeOf(header.config.mask_dtype)) *
-                      std::max(init.max_batch, 1);
-  const double need = cache->CellCount() * (4 + row + mask);
+  const auto mask = static_cast<double>(
+      DenseBytes(header.config.mask_dtype,
+                 {cache->CellCount(), std::max(init.max_batch, 1), 1, 1}));
+  const double need = cache->CellCount() * (4 + row) + mask;
   const double bound = CacheBytesBound(header, rows, 0);
   EXPECT_GE(bound, need);
   EXPECT_LE(bound, 2 * need + 200.0 * cache->CellCount());
@@ -62,7 +63,11 @@ TEST(Trace, BoundsTheBytesOfACache) {
     ExpectBound(header, small);
     ExpectBound(header, large);
     header.init.max_batch = 1000;  // Masks are what is large.
-    ExpectBound(header, small);
+    for (const DType dtype :
+         {DType::kBF16, DType::kBits, DType::kF16, DType::kF32}) {
+      header.config.mask_dtype = dtype;
+      ExpectBound(header, small);
+    }
   }
   header.spec = {};
   const double one = CacheBytesBound(header, large, 5);

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/elements.h"
+#include "core/mask_elements.h"
 #include "props/hash.h"
 
 namespace kvtwin::props {
@@ -13,21 +13,6 @@ namespace {
 
 using reference::CacheLedger;
 using reference::LedgerToken;
-
-constexpr std::uint32_t kHiddenF32 = 0xFF800000;  // -inf.
-constexpr std::uint16_t kHiddenF16 = 0xFC00;
-
-// 0: may attend, 1: may not, 2: neither.
-int MaskBit(const std::byte* element, DType dtype) {
-  if (dtype == DType::kF32) {
-    std::uint32_t bits;
-    std::memcpy(&bits, element, sizeof(bits));
-    return bits == 0 ? 0 : bits == kHiddenF32 ? 1 : 2;
-  }
-  std::uint16_t bits;
-  std::memcpy(&bits, element, sizeof(bits));
-  return bits == 0 ? 0 : bits == kHiddenF16 ? 1 : 2;
-}
 
 std::uint64_t HashDense(const DenseTensor& row, std::uint64_t seed) {
   return HashBytes(row.bytes.data(), row.bytes.size(), seed);
@@ -116,7 +101,7 @@ std::optional<WrongRow> Explain(
   auto unknown = std::count(due_hashes.begin(), due_hashes.end(), 0U);
   WrongRow wrong{.row = row, .column = -1, .text = ""};
   for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
-    if (!Visible(view.mask, column, row)) continue;
+    if (!MaskAllows(view.mask, column, row)) continue;
     const std::uint64_t hash = HashColumn(view, column, permuted_v);
     bool found = false;
     for (std::size_t i = 0; i < due.size() && !found; ++i) {
@@ -201,10 +186,6 @@ RowOwner RowOwners::Of(std::int64_t column,
   return best;
 }
 
-bool Visible(const TensorView& mask, std::int64_t column, std::int64_t row) {
-  return MaskBit(mask.at(column, row), mask.dtype) == 0;
-}
-
 std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
                                 int cell_dim) {
   const TensorView row =
@@ -238,15 +219,14 @@ std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
     // agree once in 2^64.
     std::uint64_t seen_sum = 0;
     std::int64_t seen = 0;
-    const std::byte* element = view.mask.at(0, row);
     for (std::int64_t column = 0; column < columns; ++column) {
-      const int bit =
-          MaskBit(element + column * view.mask.stride[0], view.mask.dtype);
-      if (bit == 1) continue;
-      if (bit == 2 || row >= active.rows()) {
+      const MaskElement element = MaskElementAt(view.mask, column, row);
+      if (element == MaskElement::kHides) continue;
+      const bool neither = element == MaskElement::kNeither;
+      if (neither || row >= active.rows()) {
         return WrongRow{row, static_cast<int>(column),
-                        bit == 2 ? "the mask is neither 0 nor -inf"
-                                 : "a padding row sees something"};
+                        neither ? "the mask is neither 0 nor -inf"
+                                : "a padding row sees something"};
       }
       std::uint64_t& hash = column_hashes[static_cast<std::size_t>(column)];
       if (hash == 0) hash = HashColumn(view, column, permuted_v);

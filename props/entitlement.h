@@ -25,8 +25,8 @@ struct WrongRow {
 
 // Compares the view of `layer` with the active ledger, whose pass it must be:
 // no Remove or CopyPrefix since its StartForward. Rows that were never put in
-// this layer may hold anything. `view.mask` is f32 or f16; the rows of `view`
-// have the dtype of the cache. Without V (null data), K alone is compared.
+// this layer may hold anything. The rows of `view` have the dtype of the cache.
+// Without V (null data), K alone is compared.
 std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
                                      const KvView& view, bool permuted_v);
 
@@ -59,9 +59,6 @@ class RowOwners {
   bool permuted_v_;
   std::vector<Hashes> tokens_;  // Those that were put.
 };
-
-// Whether column `column` is visible to mask row `row`.
-bool Visible(const TensorView& mask, std::int64_t column, std::int64_t row);
 
 // The bytes of one cell's row of a K or V view, dense, first dimension
 // fastest. `cell_dim` is the dimension that counts cells: 2, or 0 if permuted.

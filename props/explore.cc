@@ -172,7 +172,8 @@ class ExplorerOfKeys final : public Explorer {
       chunk.failure = ExploreFailure{
           difference.check,
           (step == nullptr ? "" : ToText(*step) + ": ") + difference.text,
-          CellsText(codec_.Decode(keys_[state]).cells), PathTo(state, step)};
+          CellsText(codec_.Decode(keys_[state]).cells),
+          PathTo(state, step, worker)};
     };
     try {
       worker.Enter(keys_[state]);
@@ -196,8 +197,10 @@ class ExplorerOfKeys final : public Explorer {
     }
   }
 
-  // The history that leads to a state, and then `last`.
-  History PathTo(std::size_t state, const ExploreStep* last) const {
+  // The history that leads to a state, and then `last`, if it is not null, as
+  // `by` did it.
+  History PathTo(std::size_t state, const ExploreStep* last,
+                 const ExploreWorker& by) const {
     std::vector<ExploreStep> path;
     std::vector<std::size_t> states;
     if (last != nullptr) {
@@ -216,13 +219,20 @@ class ExplorerOfKeys final : public Explorer {
     std::vector<int> names(static_cast<std::size_t>(size_.sequences));
     std::iota(names.begin(), names.end(), 0);
     for (std::size_t i = 0; i < path.size(); ++i) {
-      const CacheState before = codec_.Decode(keys_[states[i]]);
+      CacheState before = codec_.Decode(keys_[states[i]]);
+      const bool is_last = last != nullptr && i + 1 == path.size();
+      if (is_last && last->kind != OpKind::kAsk) {
+        history.ops.push_back(ToOp(by.reserving(), before, names));
+      }
       history.ops.push_back(ToOp(path[i], before, names));
-      if (i + 1 == path.size()) break;
       worker.Enter(keys_[states[i]]);
       std::int64_t checked = 0;
       const std::vector<int>* renaming = nullptr;
       worker.Do(path[i], checked);
+      if (is_last && by.went_on()) {
+        before.cells = worker.cells();
+        history.ops.push_back(ToOp(by.reserving(), before, names));
+      }
       codec_.Encode(worker.cells(), &renaming);
       std::vector<int> renamed(names.size());
       for (std::size_t s = 0; s < names.size(); ++s) {

@@ -25,6 +25,7 @@ using StateKey = std::uint64_t;
 class StateCodec {
  public:
   explicit StateCodec(const ExploreSize& size);
+  const ExploreSize& size() const { return size_; }
 
   // How many keys there can be; more than a StateKey holds, perhaps.
   double keys() const;

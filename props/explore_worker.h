@@ -31,12 +31,17 @@ class ExploreWorker {
   // changed that state. Adds what it checked to `checked`.
   bool Do(const ExploreStep& step, std::int64_t& checked);
 
-  // After Do: the cells; and what was excepted when a difference was thrown.
+  // After Do: the cells; and when a difference was thrown: what was excepted,
+  // the reserving pass before the step, and whether the same came after it.
   const std::vector<CellEntry>& cells() const { return due_.cells; }
   const std::vector<int>& except() const { return except_; }
+  const ExploreStep& reserving() const { return reserving_; }
+  bool went_on() const { return went_on_; }
 
  private:
   void RestoreCaches();
+  void Reserve(const ExploreStep& step);
+  void GoOn();
   void DoBatch(const ExploreStep& step, std::int64_t& checked);
   void PutRows(const ExploreStep& step);
   void SetCausal();
@@ -54,6 +59,9 @@ class ExploreWorker {
   CacheState state_;
   bool changed_ = false;  // By the last step: the caches are in due_.
   std::vector<int> except_;
+  ExploreStep reserving_;
+  int turn_ = 0;
+  bool went_on_ = false;
 
   // Scratch.
   CacheState due_;

@@ -450,7 +450,8 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
       OneOf(pick, {Placement::kContiguous, Placement::kScatter});
   setup.config.permuted_v = Chance(pick, 40);
   setup.config.mask_dtype =
-      OneOf(pick, {DType::kF32, DType::kF32, DType::kF16});
+      OneOf(pick, {DType::kF32, DType::kF32, DType::kF16, DType::kBF16,
+                   DType::kBits, DType::kBits});
   setup.init.dtype = OneOf(pick, {DType::kF32, DType::kF32, DType::kF16});
   bool encoder = drawn == Kind::kEncoder;
   if (drawn == Kind::kWrapper) {

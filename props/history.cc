@@ -172,6 +172,11 @@ DType ReadDType(std::string_view name) {
   throw Bad{name, fmt::format("{} is no dtype", Quoted(name))};
 }
 
+DType ReadRowDType(std::string_view name) {
+  if (const DType dtype = ReadDType(name); IsRowDType(dtype)) return dtype;
+  throw Bad{name, fmt::format("{} is no dtype of rows", Quoted(name))};
+}
+
 int ReadSize(std::string_view text) {
   Reader reader(text);
   const int value = reader.Number();
@@ -218,7 +223,7 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
   }
   if (key == "permuted") return void(config.permuted_v = ReadSize(value) != 0);
   if (key == "mask") return void(config.mask_dtype = ReadDType(value));
-  if (key == "dtype") return void(setup.init.dtype = ReadDType(value));
+  if (key == "dtype") return void(setup.init.dtype = ReadRowDType(value));
   if (key == "seqs") return void(setup.init.max_sequences = ReadSize(value));
   if (key == "cap") return void(setup.init.capacity = ReadSize(value));
   if (key == "batch") return void(setup.init.max_batch = ReadSize(value));

@@ -81,6 +81,10 @@ TEST(Line, SaysWhereItIsWrong) {
       {"kvt1 | put 0*1 except=0,-1", "character 25: -1 must not be negative"},
       {"kvt1 | get now", "character 8: 'get' is no operation"},
       {"kvt1 | drop 0:1- 2", "character 18: '2' is left over"},
+      {"kvt1 mask=bit", "character 11: 'bit' is no dtype"},
+      {"kvt1 dtype=f64", "character 12: 'f64' is no dtype"},
+      {"kvt1 dtype=bits", "character 12: 'bits' is no dtype of rows"},
+      {"kvt1 dtype=bf16", "character 12: 'bf16' is no dtype of rows"},
       {"kvt1 \x01", "character 6: '\\x01' is no setting"},
   };
   for (const auto& [line, why] : lines) {
@@ -155,7 +159,11 @@ class HidesTheFirstColumn : public ForwardingCache {
     if (!view.ok() || view->mask.data == nullptr) return view;
     if (view->mask.shape[0] < 3) return view;
     mask_ = CopyOf(view->mask, view->mask.dtype);
-    std::fill_n(mask_.bytes.begin(), SizeOf(mask_.dtype), std::byte{0x7F});
+    if (mask_.dtype == DType::kBits) {
+      mask_.bytes[0] &= std::byte{0xFE};
+    } else {
+      std::fill_n(mask_.bytes.begin(), SizeOf(mask_.dtype), std::byte{0x7F});
+    }
     view->mask = mask_.view();
     return view;
   }

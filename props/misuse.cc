@@ -269,6 +269,16 @@ constexpr auto
                        return {PutWrong(c, at, {.dtype = DType::kF16}),
                                DueForPut(at)};
                      }},
+                    {"Put of bf16 rows",
+                     [](Cache& c, const Context& at) -> Answer {
+                       return {PutWrong(c, at, {.dtype = DType::kBF16}),
+                               DueForPut(at)};
+                     }},
+                    {"Put of rows of bits",
+                     [](Cache& c, const Context& at) -> Answer {
+                       return {PutWrong(c, at, {.dtype = DType::kBits}),
+                               DueForPut(at)};
+                     }},
                     {"Restore of a cell that is not there",
                      [](Cache& c, const Context&) -> Answer {
                        return RestoreDamaged(c, [](CacheState& s) {
@@ -309,6 +319,12 @@ constexpr auto
                      [](Cache& c, const Context&) -> Answer {
                        return RestoreDamaged(c, [](CacheState& s) {
                          s.layers[0].key.bytes.push_back({});
+                       });
+                     }},
+                    {"Restore of rows of bits",
+                     [](Cache& c, const Context&) -> Answer {
+                       return RestoreDamaged(c, [](CacheState& s) {
+                         s.layers[0].key.dtype = DType::kBits;
                        });
                      }},
                     {"Restore of rows without heads",

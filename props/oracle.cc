@@ -6,6 +6,7 @@
 #include <array>
 #include <utility>
 
+#include "core/mask_elements.h"
 #include "props/entitlement.h"
 #include "props/recorded_cache.h"
 
@@ -42,7 +43,7 @@ std::vector<int> FirstRows(const TensorView& mask) {
   std::vector<int> first(static_cast<std::size_t>(mask.shape[0]), -1);
   for (std::int64_t row = mask.shape[1] - 1; row >= 0; --row) {
     for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
-      if (!Visible(mask, column, row)) continue;
+      if (!MaskAllows(mask, column, row)) continue;
       first[static_cast<std::size_t>(column)] = static_cast<int>(row);
     }
   }
@@ -446,8 +447,8 @@ std::optional<Finding> Oracle::CompareMask(const DenseTensor& mask,
   const TensorView found = mask.view();
   for (int row = 0; row < found.shape[1]; ++row) {
     for (int column = 0; column < found.shape[0]; ++column) {
-      const bool sees = Visible(found, column, row);
-      if (sees == Visible(due.mask, column, row)) continue;
+      const bool sees = MaskAllows(found, column, row);
+      if (sees == MaskAllows(due.mask, column, row)) continue;
       std::vector<CellEntry> cells;
       twin.ListCells(cells);
       const int cell = due.first_cell + column;

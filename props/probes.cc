@@ -18,6 +18,9 @@ consteval std::size_t At(std::string_view name) {
   throw "no such probe";
 }
 
+// Cells that the optimized twin takes at a time.
+constexpr std::size_t kWordCells = 64;
+
 // What a sequence holds.
 struct Extent {
   std::int64_t count = 0;
@@ -327,6 +330,11 @@ void Observer::SeeView(const KvView& view, const std::vector<CellEntry>& cells,
   Hit(At("view_cuts_sequence"), cut);
   Hit(At("view_strangers"), strangers);
   Hit(At("mask_padded"), view.mask.shape[1] > std::ssize(positions_));
+  const bool within_word =
+      view.mask.dtype == DType::kBits && first % kWordCells != 0;
+  Hit(At("mask_bits_within_word"), within_word);
+  Hit(At("mask_bits_two_words"),
+      within_word && first / kWordCells != (end - 1) / kWordCells);
 }
 
 void Observer::SeeRows(std::size_t part, int layer, const CacheLedger& ledger) {

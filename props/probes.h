@@ -76,6 +76,8 @@ inline constexpr auto kProbes = std::to_array<Probe>({
     {"view_cuts_sequence", "a token of the batch's sequence is not in view"},
     {"view_strangers", "the view holds tokens of sequences not in the batch"},
     {"mask_padded", "the mask has rows that belong to no token"},
+    {"mask_bits_within_word", "the view of a bit mask begins within a word"},
+    {"mask_bits_two_words", "a word of a bit mask takes bits of two words"},
     {"window_edge", "the oldest token lies just inside of the window"},
     {"window_past_edge", "the oldest token in view lies just outside of it"},
     {"chunk_edge", "a token begins a chunk, the one before it is stored"},

@@ -145,13 +145,15 @@ std::string CacheText(const TraceHeader& header) {
 }
 
 std::string SizesText(const TraceHeader& header) {
+  const DType mask = header.config.mask_dtype;
   return fmt::format(
       "max_sequences {}, capacity {}, max_batch {}, {}; cache padding {}, "
-      "mask batch padding {}{}",
+      "mask batch padding {}{}{}",
       header.init.max_sequences, header.init.capacity, header.init.max_batch,
       DTypeName(header.init.dtype), header.config.cache_padding,
       header.config.mask_batch_padding,
-      header.config.permuted_v ? ", permuted V" : "");
+      header.config.permuted_v ? ", permuted V" : "",
+      mask == DType::kF32 ? "" : fmt::format(", mask {}", DTypeName(mask)));
 }
 
 std::string HeaderText(const std::string& name, const TraceHeader& header) {

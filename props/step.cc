@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "core/mask_elements.h"
 #include "props/entitlement.h"
 
 namespace kvtwin::props {
@@ -159,7 +160,7 @@ MaskPicture PictureOf(const TensorView& mask, int first_cell,
   for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
     std::string sights;
     for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
-      sights += Visible(mask, column, row) ? '#' : '.';
+      sights += MaskAllows(mask, column, row) ? '#' : '.';
     }
     picture.rows.push_back({static_cast<int>(row),
                             RowToken(row, positions, sequences),
@@ -239,10 +240,10 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
     std::string sights;
     for (std::int64_t column = picture.from; column < to; ++column) {
       const auto i = static_cast<std::size_t>(column - picture.from);
-      const bool seen = Visible(mask, column, row);
+      const bool seen = MaskAllows(mask, column, row);
       bool due = seen;
       if (by_twin) {
-        due = Visible(view.due->mask, column, row);
+        due = MaskAllows(view.due->mask, column, row);
       } else if (view.fresh) {
         due = row < ledger.rows() && tokens[i] != nullptr &&
               ledger.Entitled(static_cast<int>(row), *tokens[i]);

@@ -12,6 +12,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/mask_elements.h"
 #include "kvtwin/cache.h"
 #include "props/entitlement.h"
 
@@ -80,7 +81,7 @@ class TestCache {
     EXPECT_TRUE(view.ok()) << view.status().ToString();
     if (!view.ok()) return seen;
     for (std::int64_t column = 0; column < view->mask.shape[0]; ++column) {
-      if (!Visible(view->mask, column, row)) continue;
+      if (!MaskAllows(view->mask, column, row)) continue;
       const TensorView& rows = key ? view->key : view->value;
       seen.push_back(LoadElement(rows.at(0, 0, column), rows.dtype));
     }

@@ -145,6 +145,15 @@ TEST(Trace, RefusesBadHeaders) {
       {R"("layers":1)", R"("layers":0)", "model.layers is 0"},
       {R"("kv_heads":1)", R"("kv_heads":2147483647)", "bytes"},
       {R"("permuted_v":false)", R"("permuted_v":0)", "permuted_v is 0"},
+      {R"("dtype":"f32",)", R"("dtype":"bits",)", "init.dtype is 'bits'"},
+      {R"("mask_dtype":"f32")", R"("mask_dtype":"bit")",
+       "config.mask_dtype is 'bit'"},
+      {R"("mask_dtype":"f32")", R"("mask_dtype":3)", "config.mask_dtype is 3"},
+      // A row of bits is never less than a word, however few the cells are.
+      {R"("mask_batch_padding":1,"permuted_v":false,"mask_dtype":"f32")",
+       R"("mask_batch_padding":40000000,"permuted_v":false,)"
+       R"("mask_dtype":"bits")",
+       "bytes"},
       {R"("capacity":4)", R"("capacity":false)", "init.capacity is false"},
       {R"("capacity":4)", R"("capacity":{})", "init.capacity is an object"},
       {"{", "[[", "not JSON"},
@@ -384,6 +393,32 @@ TEST(Trace, RefusesWhatWouldTakeTooMuchOfOtherCaches) {
   const Judgement judgement = JudgeText(Lines(lines));
   EXPECT_EQ(VerdictName(judgement.verdict), "bad_input");
   EXPECT_GT(judgement.line, 50);
+}
+
+// A recording's masks are texts, whatever their dtype is: the shape of bits is
+// that of elements, not of words.
+TEST(Trace, ReadsMasksOfEveryDType) {
+  for (const char* dtype : {"f32", "f16", "bf16", "bits"}) {
+    const std::string header =
+        Replaced(kHeader, R"("mask_dtype":"f32")",
+                 fmt::format(R"("mask_dtype":"{}")", dtype));
+    SCOPED_TRACE(header);
+    ExpectAccept(Lines({header, kStart, kPut, kGet}), Level::kIdentity);
+    ExpectReject(
+        Lines({header, kStart, kPut, Replaced(kGet, R"("10")", R"("11")")}), 4,
+        Level::kNone);
+    for (const auto& [from, to, reason] :
+         Cases{{R"(["10","11"])", R"(["10","1"])", "must be 2 times 0 or 1"},
+               {R"("shape":[2,2],"rows":["10","11"])",
+                R"("shape":[1,2],"rows":["1","3"])", "must be 1 times 0 or 1"},
+               {R"("shape":[2,2],"rows":["10","11"])",
+                R"("shape":[64,2],"rows":["10","11"])", "must be 64 times"},
+               {R"("shape":[2,2])", R"("shape":[2,9223372036854775807])",
+                "mask.shape[1]"}}) {
+      ExpectBadInput(Lines({header, kStart, kPut, Replaced(kGet, from, to)}), 4,
+                     reason);
+    }
+  }
 }
 
 // Of a first line that has no more than it must, and of a pass without cells.

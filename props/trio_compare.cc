@@ -9,6 +9,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/mask_elements.h"
 #include "props/entitlement.h"
 #include "props/trio.h"
 
@@ -18,6 +19,20 @@ namespace {
 bool SameShape(const KvView& a, const KvView& b) {
   return a.mask.shape == b.mask.shape && a.key.shape == b.key.shape &&
          a.value.shape == b.value.shape;
+}
+
+// The first element of run (j, k) that differs; past its end if only the unused
+// bits of a bit mask do. Requires: the runs differ.
+std::int64_t FirstDifference(const TensorView& a, const TensorView& b,
+                             std::int64_t j, std::int64_t k) {
+  std::int64_t i = 0;
+  if (a.dtype == DType::kBits) {
+    while (i < a.shape[0] && MaskAllows(a, i, j) == MaskAllows(b, i, j)) ++i;
+    return i;
+  }
+  const std::size_t size = SizeOf(a.dtype);
+  while (std::memcmp(a.at(i, j, k), b.at(i, j, k), size) == 0) ++i;
+  return i;
 }
 
 }  // namespace
@@ -144,20 +159,19 @@ void Trio::CheckBytes(std::string_view what, const TensorView& reference,
         });
   // Ours are dense in dimension 0, so that whole runs can be compared; other
   // backends' are made so.
-  const std::size_t size = SizeOf(reference.dtype);
-  if (subject.stride[0] != static_cast<std::int64_t>(size)) {
+  if (subject.stride[0] != static_cast<std::int64_t>(SizeOf(reference.dtype))) {
     const DenseTensor dense = CopyOf(subject, subject.dtype);
     return CheckBytes(what, reference, dense.view(), cell_dim);
   }
-  const std::size_t run = size * static_cast<std::size_t>(reference.shape[0]);
+  const auto run =
+      static_cast<std::size_t>(RunBytes(reference.dtype, reference.shape[0]));
   const auto dense = [&](const TensorView& view) {
     return view.stride[1] == static_cast<std::int64_t>(run) &&
            view.stride[2] == view.stride[1] * view.shape[1];
   };
   if (dense(reference)) {
     // In one piece, if they are equal.
-    const std::size_t all =
-        size * static_cast<std::size_t>(reference.elements());
+    const std::size_t all = DenseBytes(reference.dtype, reference.shape);
     Hash(reference.data, all);
     if (dense(subject) && std::memcmp(reference.data, subject.data, all) == 0) {
       return;
@@ -169,12 +183,17 @@ void Trio::CheckBytes(std::string_view what, const TensorView& reference,
       const std::byte* found = subject.at(0, j, k);
       if (!dense(reference)) Hash(due, run);
       if (std::memcmp(due, found, run) == 0) continue;
-      std::int64_t i = 0;
-      while (std::memcmp(reference.at(i, j, k), subject.at(i, j, k), size) == 0)
-        ++i;
+      const std::int64_t i = FirstDifference(reference, subject, j, k);
       const CheckName check = what == "mask" ? CheckName("subject: mask bytes")
                               : what == "K"  ? CheckName("subject: K bytes")
                                              : CheckName("subject: V bytes");
+      if (i == reference.shape[0]) {
+        throw Differs{std::string(check.name()),
+                      fmt::format("row {} of the mask has bits past its {} "
+                                  "columns",
+                                  j, i),
+                      static_cast<int>(j)};
+      }
       throw Differs{std::string(check.name()),
                     Picture(what, reference, subject, {i, j, k}, cell_dim),
                     what == "mask" ? static_cast<int>(j) : -1,
@@ -207,10 +226,19 @@ std::string Trio::Picture(std::string_view what, const TensorView& reference,
       }
     }
     const auto value = [&](const TensorView& tensor) {
-      const float element =
-          LoadElement(tensor.at(index[0], index[1], index[2]), tensor.dtype);
-      if (what != "mask") return fmt::format("{:g}", element);
-      return std::string(element == 0 ? "#" : std::isinf(element) ? "." : "?");
+      const auto& [i, j, k] = index;
+      if (what != "mask") {
+        return fmt::format("{:g}",
+                           LoadElement(tensor.at(i, j, k), tensor.dtype));
+      }
+      switch (MaskElementAt(tensor, i, j)) {
+        case MaskElement::kAllows:
+          return std::string("#");
+        case MaskElement::kHides:
+          return std::string(".");
+        default:
+          return std::string("?");
+      }
     };
     lines[0] += fmt::format("{:<9} ", cell);
     lines[1] += fmt::format("{:<9} ", holds.empty() ? "-" : holds);

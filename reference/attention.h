@@ -10,19 +10,21 @@
 #include <limits>
 
 #include "core/elements.h"
+#include "core/mask_elements.h"
 #include "kvtwin/cache.h"
 
 namespace kvtwin::reference {
 
-// q.k * scale + mask of every cell; -inf where the mask hides it, whatever its
-// K row holds. `query` is [k_head_dim].
+// q.k * scale of every cell; -inf where the mask hides it, whatever its K row
+// holds. `query` is [k_head_dim].
 inline Eigen::VectorXd Scores(const KvView& view, std::int64_t row,
                               std::int64_t kv_head,
                               const Eigen::VectorXd& query, double scale) {
   Eigen::VectorXd scores(view.key.shape[2]);
   for (std::int64_t cell = 0; cell < scores.size(); ++cell) {
-    scores[cell] = LoadElement(view.mask.at(cell, row), view.mask.dtype);
-    if (std::isinf(scores[cell])) continue;
+    scores[cell] = -std::numeric_limits<double>::infinity();
+    if (!MaskAllows(view.mask, cell, row)) continue;
+    scores[cell] = 0;
     for (std::int64_t i = 0; i < query.size(); ++i) {
       const std::byte* element = view.key.at(i, kv_head, cell);
       scores[cell] += query[i] * LoadElement(element, view.key.dtype) * scale;

@@ -4,14 +4,13 @@
 #include "core/twin.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
 #include <utility>
 
 #include "core/dense_tensor.h"
-#include "core/elements.h"
+#include "core/mask_elements.h"
 #include "core/row_store.h"
 #include "core/wrapper.h"
 
@@ -189,16 +188,14 @@ class CausalCache final : public GuardedCache {
   void DoBuildMask() override {
     const std::int64_t rows =
         RoundUp(std::ssize(batch()), config().mask_batch_padding);
-    constexpr float kHidden = -std::numeric_limits<float>::infinity();
-    mask_ =
-        FilledTensor(config().mask_dtype, {view_cells_, rows, 1, 1}, kHidden);
-    std::byte* element = mask_.bytes.data();
+    mask_ = HidingMask(config().mask_dtype, view_cells_, rows);
+    int row = 0;
     for (const BatchToken& token : batch()) {
       for (int column = 0; column < view_cells_; ++column) {
         const bool sees = Sees(token, CellAt(view_first_ + column));
-        if (sees) StoreElement(0.0F, element, mask_.dtype);
-        element += SizeOf(mask_.dtype);
+        if (sees) AllowInMask(mask_, column, row);
       }
+      ++row;
     }
   }
 

@@ -76,7 +76,7 @@ struct CacheConfig {
   int mask_batch_padding = 1;  // Mask rows are rounded up to this; extra rows
                                // are all -inf.
   bool permuted_v = false;     // V is [cells, v_head_dim, kv_heads].
-  DType mask_dtype = DType::kF32;
+  DType mask_dtype = DType::kF32;  // Any.
 };
 
 // The tokens of one forward pass, entry i being token i.
@@ -91,7 +91,9 @@ struct Batch {
 struct KvView {
   TensorView key;      // [k_head_dim, kv_heads, cells]
   TensorView value;    // [v_head_dim, kv_heads, cells], or permuted.
-  TensorView mask;     // [cells, rows]: 0 may attend, -inf may not.
+  TensorView mask;     // [cells, rows]: 0 may attend, -inf may not; of bits,
+                       // 1 may. Column 0 is first_cell, wherever that is.
+                       // Rows may lie apart: stride[1].
   int first_cell = 0;  // The cell of the views' first column.
 };
 
@@ -102,9 +104,10 @@ class Cache {
   // Before Init, and at most once.
   virtual Status SetConfig(const CacheConfig& config) = 0;
 
-  // Once. `dtype` is that of the stored rows. `capacity` is in tokens for each
-  // sequence, `max_batch` in tokens. Errors: a value < 1; memory < window;
-  // more than INT32_MAX cells; an encoder with several sequences or a padding.
+  // Once. `dtype` is that of the stored rows, f32 or f16. `capacity` is in
+  // tokens for each sequence, `max_batch` in tokens. Errors: another dtype; a
+  // value < 1; memory < window; more than INT32_MAX cells; an encoder with
+  // several sequences or a padding.
   virtual Status Init(DType dtype, int max_sequences, int capacity,
                       int max_batch) = 0;
 

@@ -13,15 +13,33 @@
 
 namespace kvtwin {
 
-// Element types. bf16 and quantized blocks will join here.
-enum class DType { kF32, kF16 };
+// Element types. Rows are f32 or f16, masks any. Quantized blocks will join
+// here.
+enum class DType {
+  kF32,
+  kF16,
+  kBF16,  // The upper half of an f32.
+  kBits,  // One bit for each element; see TensorView.
+};
 
-// Bytes of one element.
+// Whether K and V rows can be of this type.
+constexpr bool IsRowDType(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16;
+}
+
+// Bytes of one element; 0 of kBits, whose elements have no address.
 constexpr std::size_t SizeOf(DType dtype) {
+  if (dtype == DType::kBits) return 0;
   return dtype == DType::kF32 ? 4 : 2;
 }
 
-// "f32", "f16"; the other way, nothing for any other name.
+// Bytes of `count` elements one after another; of kBits, whole 64-bit words.
+constexpr std::int64_t RunBytes(DType dtype, std::int64_t count) {
+  if (dtype == DType::kBits) return (count + 63) / 64 * 8;
+  return count * static_cast<std::int64_t>(SizeOf(dtype));
+}
+
+// "f32", "f16", "bf16", "bits"; the other way, nothing for any other name.
 std::string_view DTypeName(DType dtype);
 std::optional<DType> DTypeFromName(std::string_view name);
 
@@ -31,6 +49,11 @@ using Shape = std::array<std::int64_t, 4>;
 // A tensor in memory that the view does not own. Element (i, j, k, l) lies
 // stride[0]*i + stride[1]*j + stride[2]*k + stride[3]*l bytes after `data`. A
 // null `data` means that there is no tensor (the mask of an encoder cache).
+//
+// Of kBits, element i of a run (j, k, l) is bit i % 8, the lowest being bit 0,
+// of byte i / 8 after at(0, j, k, l): so a 64-bit word, read as little-endian,
+// has element i in its bit i % 64. stride[0] is 0. Runs are whole 64-bit words,
+// on 8-byte boundaries; the bits of the last one past shape[0] are 0.
 struct TensorView {
   const void* data = nullptr;
   DType dtype = DType::kF32;
@@ -47,15 +70,21 @@ struct TensorView {
   }
 };
 
-// A view of a dense tensor: each stride is the one before it times its extent.
+// A view of a dense tensor: runs of the first dimension (RunBytes) one after
+// another.
 inline TensorView DenseView(const void* data, DType dtype, const Shape& shape) {
   TensorView view{.data = data, .dtype = dtype, .shape = shape, .stride = {}};
-  auto stride = static_cast<std::int64_t>(SizeOf(dtype));
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    view.stride[i] = stride;
-    stride *= shape[i];
-  }
+  view.stride[0] = static_cast<std::int64_t>(SizeOf(dtype));
+  view.stride[1] = RunBytes(dtype, shape[0]);
+  view.stride[2] = view.stride[1] * shape[1];
+  view.stride[3] = view.stride[2] * shape[2];
   return view;
+}
+
+// Bytes of a dense tensor.
+constexpr std::size_t DenseBytes(DType dtype, const Shape& shape) {
+  return static_cast<std::size_t>(RunBytes(dtype, shape[0]) * shape[1] *
+                                  shape[2] * shape[3]);
 }
 
 // A tensor that owns its elements, dense.

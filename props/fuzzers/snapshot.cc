@@ -98,7 +98,7 @@ void DamageTensor(const Pick& pick, DenseTensor& tensor) {
   constexpr std::int64_t kMost = 1 << 16;
   const int way = pick(0, 3);
   if (way == 0) {
-    tensor.dtype = tensor.dtype == DType::kF32 ? DType::kF16 : DType::kF32;
+    tensor.dtype = static_cast<DType>(pick(0, 3));
   } else if (way == 1) {
     tensor.bytes.resize(static_cast<std::size_t>(pick(0, 40)));
     return;

@@ -13,6 +13,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/mask_elements.h"
 #include "props/arbitrary.h"
 #include "props/forwarding_cache.h"
 #include "reference/attention.h"
@@ -378,10 +379,6 @@ class Remasked : public Broken {
 
  protected:
   virtual void Change(int first_cell) = 0;
-  void SetRowZero(std::int64_t column, float value) {
-    const auto at = static_cast<std::size_t>(column) * SizeOf(mask_.dtype);
-    StoreElement(value, &mask_.bytes[at], mask_.dtype);
-  }
 
   DenseTensor mask_;
 };
@@ -398,7 +395,7 @@ class ShowsFreeCells final : public Remasked {
       const bool free = std::none_of(used.begin(), used.end(), [&](auto& one) {
         return one.cell == first_cell + column;
       });
-      if (free) SetRowZero(column, 0);
+      if (free) AllowInMask(mask_, column, 0);
     }
   }
 };
@@ -408,7 +405,17 @@ class HidesTheFirstCell final : public Remasked {
   using Remasked::Remasked;
 
  private:
-  void Change(int) override { SetRowZero(0, -INFINITY); }
+  void Change(int) override {
+    const DenseTensor shown = mask_;
+    mask_ = HidingMask(shown.dtype, shown.shape[0], shown.shape[1]);
+    for (std::int64_t row = 0; row < shown.shape[1]; ++row) {
+      for (std::int64_t column = 0; column < shown.shape[0]; ++column) {
+        const bool first = column == 0 && row == 0;
+        if (first || !MaskAllows(shown.view(), column, row)) continue;
+        AllowInMask(mask_, column, row);
+      }
+    }
+  }
 };
 
 template <class Backend>

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "core/elements.h"
+#include "core/mask_elements.h"
 #include "props/entitlement.h"
 #include "props/forwarding_cache.h"
 
@@ -393,7 +394,8 @@ void Session::AddRows(const std::vector<Query>& queries, bool slots,
     for (std::size_t i = 0; i < queries.size(); ++i) {
       SeenRow row{layer, queries[i], {}};
       for (std::int64_t column = 0; column < columns; ++column) {
-        if (!Visible(view.mask, column, static_cast<std::int64_t>(i))) continue;
+        if (!MaskAllows(view.mask, column, static_cast<std::int64_t>(i)))
+          continue;
         const SeenToken& token = tokens[static_cast<std::size_t>(column)];
         if (token.position >= 0 || !stale_) row.tokens.push_back(token);
       }

@@ -1,0 +1,161 @@
+// 512 free cells in the worst places, by the cell table itself, which no call
+// of the interface asks alone. The limit is what programs without an index do:
+// look at one cell after the other.
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "bench/goals.h"
+#include "bench/limits.h"
+#include "bench/twins.h"
+#include "optimized/cell_table.h"
+
+namespace kvtwin::bench {
+namespace {
+
+using optimized::CellTable;
+using optimized::kNone;
+
+constexpr std::size_t kWanted = 512;
+
+enum class Layout {
+  kScattered,  // Every other cell of the last quarter is free.
+  kHoles,      // Every other cell is free, and then 512.
+  kShortRuns,  // Runs of 511 are free, and then 512.
+};
+
+bool IsFree(Layout layout, std::size_t cell, std::size_t cells) {
+  if (layout == Layout::kScattered) {
+    return cell >= cells / 4 * 3 && cell % 2 == 1;
+  }
+  if (cell == cells - kWanted - 1) return false;
+  return cell >= cells - kWanted ||
+         (layout == Layout::kHoles ? cell % 2 == 1
+                                   : cell % kWanted != kWanted - 1);
+}
+
+// Tables that are told how many sequences there will be are told one.
+template <class Table>
+std::unique_ptr<Table> MakeTable(std::size_t cells) {
+  if constexpr (std::is_constructible_v<Table, std::size_t>) {
+    return std::make_unique<Table>(cells);
+  } else {
+    return std::make_unique<Table>(cells, 1, 0);
+  }
+}
+
+// A table, and the same as a flat array.
+class Finder {
+ public:
+  Finder(Layout layout, std::size_t cells)
+      : contiguous_(layout != Layout::kScattered),
+        table_(MakeTable<CellTable>(cells)) {
+    for (std::size_t cell = 0; cell < cells; ++cell) {
+      const bool free = IsFree(layout, cell, cells);
+      positions_.push_back(free ? -1 : static_cast<std::int32_t>(cell));
+      if (!free) table_->Add(0, cell, static_cast<std::int32_t>(cell));
+    }
+    found_.reserve(kWanted);
+  }
+
+  void Find() { contiguous_ ? FindRun() : FindScattered(); }
+  void Scan() { contiguous_ ? ScanRun() : ScanScattered(); }
+
+  void Check(const std::string& name) {
+    Scan();
+    const std::vector<int> expected = found_;
+    Find();
+    if (found_ != expected || found_.empty()) {
+      Wrong(name, "found other cells than a scan does");
+    }
+  }
+
+  double TimeFind() {
+    constexpr int kTimes = 200;
+    return Time([&] {
+             for (int i = 0; i < kTimes; ++i) {
+               Find();
+               KeepAlive(found_.data());
+             }
+           }) /
+           kTimes;
+  }
+  double TimeScan() {
+    return Time([&] {
+      Scan();
+      KeepAlive(found_.data());
+    });
+  }
+
+ private:
+  void FindRun() {
+    found_.clear();
+    const std::size_t first = table_->FindRun(kWanted);
+    if (first != kNone) found_.push_back(static_cast<int>(first));
+  }
+  // As StartForward does.
+  void FindScattered() {
+    found_.clear();
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < kWanted; ++i) {
+      const std::size_t cell = table_->free().Next(next);
+      found_.push_back(static_cast<int>(cell));
+      next = cell + 1;
+    }
+  }
+
+  void ScanRun() {
+    found_.clear();
+    std::size_t run = 0;
+    for (std::size_t cell = 0; cell < positions_.size(); ++cell) {
+      run = positions_[cell] < 0 ? run + 1 : 0;
+      if (run < kWanted) continue;
+      found_.push_back(static_cast<int>(cell + 1 - kWanted));
+      return;
+    }
+  }
+  void ScanScattered() {
+    found_.clear();
+    for (std::size_t cell = 0; found_.size() < kWanted; ++cell) {
+      if (positions_[cell] < 0) found_.push_back(static_cast<int>(cell));
+    }
+  }
+
+  bool contiguous_;
+  std::unique_ptr<CellTable> table_;
+  std::vector<std::int32_t> positions_;
+  std::vector<int> found_;
+};
+
+void Judge(Goals& goals, Layout layout, const std::string& what) {
+  const int large = goals.Cells(1 << 20);
+  const int small = 1 << 12;
+  const std::string by_scan =
+      fmt::format("find 512 of {} cells, {} / scan", SizeName(large), what);
+  const std::string by_size = fmt::format("find 512, {}, {} / {} cells", what,
+                                          SizeName(large), SizeName(small));
+  if (!goals.Wanted(by_scan) && !goals.Wanted(by_size)) return;
+  Finder above(layout, static_cast<std::size_t>(large));
+  Finder below(layout, small);
+  above.Check(by_scan);
+  below.Check(by_size);
+  goals.Judge(
+      by_scan, 1e-3, [&] { return above.TimeFind(); },
+      [&] { return above.TimeScan(); });
+  goals.Judge(
+      by_size, 2, [&] { return above.TimeFind(); },
+      [&] { return below.TimeFind(); });
+}
+
+}  // namespace
+
+void FindGoals(Goals& goals) {
+  Judge(goals, Layout::kScattered, "scattered");
+  Judge(goals, Layout::kHoles, "a run among holes");
+  Judge(goals, Layout::kShortRuns, "a run among runs of 511");
+}
+
+}  // namespace kvtwin::bench

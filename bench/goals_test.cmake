@@ -1,0 +1,37 @@
+# cmake -DBENCH=PROGRAM -P goals_test.cmake
+#
+# The goals in small: each thing that is timed is right, and what is printed is
+# a list of objects of the six members that docs/performance.md tells of.
+
+cmake_policy(VERSION 3.22)
+execute_process(COMMAND ${BENCH} --goals --quick --json
+                OUTPUT_VARIABLE json RESULT_VARIABLE code)
+if(NOT code EQUAL 0)
+  message(FATAL_ERROR "exits with ${code}")
+endif()
+string(JSON rows LENGTH "${json}")
+if(rows LESS 45)
+  message(FATAL_ERROR "only ${rows} rows:\n${json}")
+endif()
+
+math(EXPR last "${rows} - 1")
+foreach(i RANGE ${last})
+  string(JSON members LENGTH "${json}" ${i})
+  if(NOT members EQUAL 6)
+    message(FATAL_ERROR "row ${i} has ${members} members:\n${json}")
+  endif()
+  foreach(member name:STRING value:NUMBER limit:NUMBER ratio:NUMBER goal:NUMBER
+                 met:BOOLEAN)
+    string(REGEX MATCH "(.+):(.+)" found ${member})
+    string(JSON type TYPE "${json}" ${i} ${CMAKE_MATCH_1})
+    if(NOT type STREQUAL CMAKE_MATCH_2)
+      message(FATAL_ERROR "row ${i}: ${CMAKE_MATCH_1} is a ${type}")
+    endif()
+  endforeach()
+  string(JSON name GET "${json}" ${i} name)
+  if(name IN_LIST names)
+    message(FATAL_ERROR "twice: ${name}")
+  endif()
+  list(APPEND names "${name}")
+endforeach()
+message(STATUS "${rows} rows")

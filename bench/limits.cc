@@ -1,0 +1,241 @@
+// See limits.h. Highway compiles this file once for each target.
+
+#include "bench/limits.h"
+
+#include <algorithm>
+#include <cstring>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "bench/limits.cc"
+#include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvtwin::bench::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr std::size_t kLine = 64;
+
+void StreamPiece(const std::byte* from, std::byte* to, std::size_t bytes) {
+  const hn::ScalableTag<std::uint8_t> d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto* in = reinterpret_cast<const std::uint8_t*>(from);
+  auto* out = reinterpret_cast<std::uint8_t*>(to);
+  const std::size_t whole = bytes / kLine * kLine;
+  for (std::size_t i = 0; i < whole; i += lanes) {
+    hn::Stream(hn::LoadU(d, in + i), d, out + i);
+  }
+  hwy::FlushStream();
+  std::memcpy(to + whole, from + whole, bytes - whole);
+}
+
+// The upper half of each f32, which is what a conversion would write if it had
+// nothing to do.
+template <bool stream>
+void HalvePiece(const std::byte* from, std::byte* to, std::size_t bytes) {
+  const auto* in = reinterpret_cast<const std::uint32_t*>(from);
+  auto* out = reinterpret_cast<std::uint16_t*>(to);
+  const std::size_t count = bytes / sizeof(std::uint32_t);
+#if HWY_TARGET == HWY_SCALAR
+  for (std::size_t i = 0; i < count; ++i) {
+    out[i] = static_cast<std::uint16_t>(in[i] >> 16);
+  }
+#else
+  const hn::ScalableTag<std::uint16_t> d;
+  const hn::Repartition<std::uint32_t, decltype(d)> d32;
+  const std::size_t lanes = hn::Lanes(d32);
+  for (std::size_t i = 0; i < count; i += 2 * lanes) {
+    const auto low = hn::BitCast(d, hn::LoadU(d32, in + i));
+    const auto high = hn::BitCast(d, hn::LoadU(d32, in + i + lanes));
+    const auto both = hn::ConcatOdd(d, high, low);
+    stream ? hn::Stream(both, d, out + i) : hn::Store(both, d, out + i);
+  }
+  if (stream) hwy::FlushStream();
+#endif
+}
+
+void HalveStored(const std::byte* from, std::byte* to, std::size_t bytes) {
+  HalvePiece<false>(from, to, bytes);
+}
+void HalveStreamed(const std::byte* from, std::byte* to, std::size_t bytes) {
+  HalvePiece<true>(from, to, bytes);
+}
+
+void ModifyPiece(std::byte* bytes, std::size_t count) {
+  const hn::ScalableTag<float> d;
+  const std::size_t lanes = hn::Lanes(d);
+  auto* values = reinterpret_cast<float*>(bytes);
+  const auto factor = hn::Set(d, -1.0F);
+  for (std::size_t i = 0; i < count / sizeof(float); i += lanes) {
+    hn::Store(hn::Mul(hn::Load(d, values + i), factor), d, values + i);
+  }
+}
+
+// Four streams: one alone does not reach what the memory has.
+std::uint32_t ReadPiece(const std::byte* bytes, std::size_t count) {
+  const hn::ScalableTag<std::uint32_t> d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto* values = reinterpret_cast<const std::uint32_t*>(bytes);
+  const std::size_t quarter = count / sizeof(std::uint32_t) / 4;
+  auto a = hn::Zero(d);
+  auto b = a;
+  auto c = a;
+  auto e = a;
+  for (std::size_t i = 0; i + lanes <= quarter; i += lanes) {
+    a = hn::Xor(a, hn::LoadU(d, values + i));
+    b = hn::Xor(b, hn::LoadU(d, values + quarter + i));
+    c = hn::Xor(c, hn::LoadU(d, values + 2 * quarter + i));
+    e = hn::Xor(e, hn::LoadU(d, values + 3 * quarter + i));
+  }
+  return hn::GetLane(hn::SumOfLanes(d, hn::Xor(hn::Xor(a, b), hn::Xor(c, e))));
+}
+
+}  // namespace kvtwin::bench::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvtwin::bench {
+
+HWY_EXPORT(StreamPiece);
+HWY_EXPORT(HalveStored);
+HWY_EXPORT(HalveStreamed);
+HWY_EXPORT(ModifyPiece);
+HWY_EXPORT(ReadPiece);
+
+namespace {
+
+// Nanoseconds of body(begin, end) for pieces of whole pages, one for each
+// thread.
+template <class Body>
+double TimePieces(std::size_t bytes, const Body& body) {
+#ifdef _OPENMP
+  constexpr std::size_t kPage = 4096;
+  const auto threads = static_cast<std::size_t>(omp_get_max_threads());
+  const std::size_t piece =
+      (bytes + threads * kPage - 1) / (threads * kPage) * kPage;
+  if (threads > 1) {
+    return Time([&] {
+#pragma omp parallel for schedule(static)
+      for (std::size_t i = 0; i < threads; ++i) {
+        const std::size_t begin = std::min(bytes, i * piece);
+        const std::size_t end = std::min(bytes, begin + piece);
+        if (begin < end) body(begin, end);
+      }
+    });
+  }
+#endif
+  return Time([&] { body(0, bytes); });
+}
+
+}  // namespace
+
+void UseThreads(int threads) {
+#ifdef _OPENMP
+  omp_set_num_threads(threads);
+#else
+  (void)threads;
+#endif
+}
+
+double OnBestThreads(const std::function<double()>& run) {
+  const double together = run();
+#ifdef _OPENMP
+  const int threads = omp_get_max_threads();
+  if (threads > 1) {
+    UseThreads(1);
+    const double alone = run();
+    UseThreads(threads);
+    return std::min(alone, together);
+  }
+#endif
+  return together;
+}
+
+Buffer WrittenBuffer(std::size_t bytes) {
+  Buffer buffer(bytes);
+  std::memset(buffer.data(), 1, bytes);
+  return buffer;
+}
+
+double SetBytes(std::byte* to, int value, std::size_t bytes) {
+  return TimePieces(bytes, [&](std::size_t begin, std::size_t end) {
+    std::memset(to + begin, value, end - begin);
+    KeepAlive(to);
+  });
+}
+
+double CopyBytes(const std::byte* from, std::byte* to, std::size_t bytes) {
+  return TimePieces(bytes, [&](std::size_t begin, std::size_t end) {
+    std::memcpy(to + begin, from + begin, end - begin);
+  });
+}
+
+double StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes) {
+  return TimePieces(bytes, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(StreamPiece)(from + begin, to + begin, end - begin);
+  });
+}
+
+double HalveBytes(const std::byte* from, std::byte* to, std::size_t from_bytes,
+                  bool stream) {
+  return TimePieces(from_bytes, [&](std::size_t begin, std::size_t end) {
+    if (stream) {
+      HWY_DYNAMIC_DISPATCH(HalveStreamed)
+      (from + begin, to + begin / 2, end - begin);
+    } else {
+      HWY_DYNAMIC_DISPATCH(HalveStored)
+      (from + begin, to + begin / 2, end - begin);
+    }
+  });
+}
+
+double ModifyBytes(std::byte* bytes, std::size_t count) {
+  return TimePieces(count, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(ModifyPiece)(bytes + begin, end - begin);
+  });
+}
+
+double ReadBytes(const std::byte* bytes, std::size_t count) {
+  return Time(
+      [&] { KeepAlive(HWY_DYNAMIC_DISPATCH(ReadPiece)(bytes, count)); });
+}
+
+namespace {
+
+constexpr std::size_t kLineWords = 64 / sizeof(std::uint32_t);
+
+}  // namespace
+
+LineChase::LineChase(std::size_t bytes) : buffer_(WrittenBuffer(bytes)) {
+  const std::size_t lines = bytes / 64;
+  auto* words = buffer_.as<std::uint32_t>();
+  // A generator of full period visits every line once, and no prefetcher sees
+  // through it.
+  for (std::size_t i = 0; i < lines; ++i) {
+    words[i * kLineWords] =
+        static_cast<std::uint32_t>((i * 1664525 + 1013904223) & (lines - 1));
+  }
+}
+
+double LineChase::Time() {
+  constexpr int kWrites = 2000;
+  auto* words = buffer_.as<std::uint32_t>();
+  std::uint32_t at = next_;
+  const double time = bench::Time([&] {
+    for (int i = 0; i < kWrites; ++i) {
+      std::uint32_t* line = words + std::size_t{at} * kLineWords;
+      at = line[0];
+      line[1] = at;
+    }
+    KeepAlive(at);
+  });
+  next_ = at;
+  return time / kWrites;
+}
+
+}  // namespace kvtwin::bench
+#endif  // HWY_ONCE

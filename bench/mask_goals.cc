@@ -1,0 +1,85 @@
+// The goals of masks: 512 tokens that fill a cache of 32k cells, beside memset
+// of as many bytes.
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "bench/goals.h"
+#include "bench/limits.h"
+#include "bench/mask_builder.h"
+#include "bench/twins.h"
+
+namespace kvtwin::bench {
+namespace {
+
+constexpr int kBatch = 512;
+
+std::string SequencesName(int sequences) {
+  return sequences == 1 ? "1 sequence"
+                        : fmt::format("{} interleaved", sequences);
+}
+
+void JudgeNumbers(Goals& goals, DType dtype, int cells, int sequences) {
+  const std::size_t bytes =
+      std::size_t{kBatch} * static_cast<std::size_t>(cells) * SizeOf(dtype);
+  const MaskCase what = {
+      .cells = cells, .batch = kBatch, .sequences = sequences, .dtype = dtype};
+  std::unique_ptr<MaskBuilder> builder;
+  Buffer memory;
+  for (const int threads : ThreadCounts()) {
+    const std::string name = fmt::format(
+        "mask {}, {} x {}, {} / memset, {}", DTypeName(dtype), kBatch,
+        SizeName(cells), SequencesName(sequences), ThreadsName(threads));
+    if (!goals.Wanted(name)) continue;
+    UseThreads(threads);
+    if (builder == nullptr) {
+      builder = std::make_unique<MaskBuilder>(what);
+      memory = WrittenBuffer(bytes);
+    }
+    builder->Check(name);
+    goals.Judge(
+        name, 1 / (dtype == DType::kF32 ? 0.9 : 0.85),
+        [&] { return builder->Time(); },
+        [&] {
+          return OnBestThreads(
+              [&] { return SetBytes(memory.data(), 0xff, bytes); });
+        });
+  }
+}
+
+void JudgeBits(Goals& goals, DType bits, int cells, int sequences) {
+  for (const int threads : ThreadCounts()) {
+    const std::string name =
+        fmt::format("mask bits, {} x {}, {} / f32, {}", kBatch, SizeName(cells),
+                    SequencesName(sequences), ThreadsName(threads));
+    if (!goals.Wanted(name)) continue;
+    UseThreads(threads);
+    MaskCase what = {.cells = cells, .batch = kBatch, .sequences = sequences};
+    MaskBuilder floats(what);
+    what.dtype = bits;
+    MaskBuilder builder(what);
+    builder.Check(name);
+    floats.Check(name);
+    goals.Judge(
+        name, 1 / 15.0, [&] { return builder.Time(); },
+        [&] { return floats.Time(); });
+  }
+}
+
+}  // namespace
+
+void MaskGoals(Goals& goals) {
+  const int cells = goals.Cells(1 << 15);
+  for (const DType dtype : MaskTypes()) {
+    for (const int sequences : {1, 8}) {
+      if (IsBits(dtype)) {
+        JudgeBits(goals, dtype, cells, sequences);
+      } else {
+        JudgeNumbers(goals, dtype, cells, sequences);
+      }
+    }
+  }
+}
+
+}  // namespace kvtwin::bench

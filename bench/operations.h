@@ -1,0 +1,56 @@
+// Operations on sequences in a cache without rows: what they do to cells and
+// positions.
+
+#ifndef KVTWIN_BENCH_OPERATIONS_H_
+#define KVTWIN_BENCH_OPERATIONS_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "bench/twins.h"
+
+namespace kvtwin::bench {
+
+// A cache that is 15/16 full of interleaved sequences.
+class Operations {
+ public:
+  Operations(int cells, int sequences, std::string_view twin = "optimized");
+
+  // Nanoseconds of each. Some tokens of the middle go and the later ones move
+  // down, which can be done some hundred times.
+  double TimeRemove();
+  // The first half of a sequence becomes another one.
+  double TimeCopy();
+
+  // Does all of these here and there. Requires: `reference` is as new as this.
+  void Check(const std::string& name, Operations& reference);
+
+ private:
+  std::int32_t half_;  // Of the tokens of a sequence.
+  std::unique_ptr<Cache> cache_;
+};
+
+// A sequence that fills a sliding window with memory, and has lost its first
+// tokens.
+class Resumer {
+ public:
+  explicit Resumer(int cells, std::string_view twin = "optimized");
+
+  // Nanoseconds of CanResume.
+  double Time(int rounds = 20000);
+
+  // At both ends of what can be resumed, and beyond.
+  void Check(const std::string& name);
+
+ private:
+  CacheSetup setup_;
+  CacheState state_;
+  std::int32_t window_;
+  std::int32_t last_;
+  std::unique_ptr<Cache> cache_;
+};
+
+}  // namespace kvtwin::bench
+
+#endif  // KVTWIN_BENCH_OPERATIONS_H_

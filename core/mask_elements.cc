@@ -1,0 +1,60 @@
+#include "core/mask_elements.h"
+
+#include <cstddef>
+#include <cstring>
+
+namespace kvtwin {
+namespace {
+
+// -inf. Requires: not kBits, which has none.
+std::uint32_t Hiding(DType dtype) {
+  if (dtype == DType::kF32) return 0xFF800000;
+  return dtype == DType::kF16 ? 0xFC00 : 0xFF80;
+}
+
+constexpr std::byte BitOf(std::int64_t column) {
+  return std::byte{1} << column % 8;
+}
+
+}  // namespace
+
+MaskElement MaskElementAt(const TensorView& mask, std::int64_t column,
+                          std::int64_t row) {
+  if (mask.dtype == DType::kBits) {
+    const std::byte byte = mask.at(0, row)[column / 8];
+    return (byte & BitOf(column)) != std::byte{0} ? MaskElement::kAllows
+                                                  : MaskElement::kHides;
+  }
+  // The lowest byte comes first.
+  std::uint32_t element = 0;
+  std::memcpy(&element, mask.at(column, row), SizeOf(mask.dtype));
+  if (element == 0) return MaskElement::kAllows;
+  return element == Hiding(mask.dtype) ? MaskElement::kHides
+                                       : MaskElement::kNeither;
+}
+
+DenseTensor HidingMask(DType dtype, std::int64_t columns, std::int64_t rows) {
+  const Shape shape = {columns, rows, 1, 1};
+  DenseTensor mask{dtype, shape, {}};
+  mask.bytes.resize(DenseBytes(dtype, shape));
+  if (dtype == DType::kBits) return mask;
+  const std::uint32_t hiding = Hiding(dtype);
+  const std::size_t size = SizeOf(dtype);
+  for (std::size_t at = 0; at < mask.bytes.size(); at += size) {
+    std::memcpy(&mask.bytes[at], &hiding, size);
+  }
+  return mask;
+}
+
+void AllowInMask(DenseTensor& mask, std::int64_t column, std::int64_t row) {
+  const std::int64_t begin = row * mask.view().stride[1];
+  if (mask.dtype == DType::kBits) {
+    mask.bytes[static_cast<std::size_t>(begin + column / 8)] |= BitOf(column);
+    return;
+  }
+  const auto size = static_cast<std::int64_t>(SizeOf(mask.dtype));
+  std::memset(&mask.bytes[static_cast<std::size_t>(begin + column * size)], 0,
+              SizeOf(mask.dtype));
+}
+
+}  // namespace kvtwin

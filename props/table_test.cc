@@ -1,0 +1,402 @@
+// The optimized twin's table of cells against a naive one, and rows of masks
+// that are kept against rows that are written anew, in caches of many words:
+// the harness's are small.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "core/guarded_cache.h"
+#include "optimized/cell_table.h"
+#include "optimized/mask.h"
+
+namespace kvtwin::props {
+namespace {
+
+using optimized::CellMove;
+using optimized::CellTable;
+using optimized::kNone;
+using optimized::kWordBits;
+using optimized::Mask;
+using optimized::PosRange;
+using optimized::RowRule;
+using optimized::Selection;
+using optimized::Sequence;
+
+struct NaiveCell {
+  std::int32_t position = 0;
+  std::set<int> owners;
+};
+
+// Drives a table and the naive one through the same random changes.
+class Tables {
+ public:
+  Tables(std::uint32_t seed, std::size_t cells)
+      : random_(seed), cells_(cells), table_(cells, 2, cells) {}
+
+  CellTable& table() { return table_; }
+  std::size_t size() const { return cells_.size(); }
+
+  int Pick(int end) {
+    return std::uniform_int_distribution<int>(0, end - 1)(random_);
+  }
+
+  void Change() {
+    const int seq = Pick(kSequences);
+    Sequence* sequence = table_.Find(seq);
+    const int kind = Pick(20);
+    if (kind < 9 || sequence == nullptr) return Append(seq);
+    if (kind < 11) return Drop(*sequence, RangeIn(*sequence));
+    if (kind < 13) return DropOldest(*sequence);
+    if (kind < 15) return DropLast(*sequence);
+    if (kind < 17) return Copy(*sequence, Pick(kSequences));
+    if (kind < 19) return ShiftFrom(*sequence);
+    if (Pick(4) == 0) return Clear();
+    Defrag();
+  }
+
+  // Everything that the table says.
+  void Check() {
+    std::vector<CellEntry> due;
+    std::vector<CellEntry> found;
+    std::size_t free = 0;
+    std::map<int, PosRange> extremes;
+    for (std::size_t cell = 0; cell < size(); ++cell) {
+      const auto& [position, owners] = cells_[cell];
+      if (owners.empty()) ++free;
+      for (const int id : owners) {
+        due.push_back({static_cast<int>(cell), position, id});
+        auto& range = extremes.try_emplace(id, PosRange{position, position})
+                          .first->second;
+        range.first = std::min(range.first, position);
+        range.last = std::max(range.last, position);
+      }
+    }
+    table_.List(found);
+    ASSERT_EQ(found, due);
+    ASSERT_EQ(table_.free_count(), free);
+    ASSERT_EQ(table_.sequences().size(), extremes.size());
+    for (const auto& [id, range] : extremes) {
+      ASSERT_EQ(table_.Find(id)->extremes.first, range.first);
+      ASSERT_EQ(table_.Find(id)->extremes.last, range.last);
+    }
+    CheckWords();
+    CheckRuns();
+    if (!extremes.empty()) CheckSequence(*table_.sequences().front());
+  }
+
+  // Of its stored positions, and a little around them.
+  PosRange RangeIn(const Sequence& sequence) {
+    const auto [first, last] = sequence.extremes;
+    const std::int32_t from = std::max(0, first - 2 + Pick(last - first + 4));
+    return {from, from + Pick(last - from + 3 > 0 ? last - from + 3 : 1)};
+  }
+
+ private:
+  static constexpr int kSequences = 5;
+
+  void CheckWords() const {
+    for (std::size_t w = 0; w * kWordBits < size(); ++w) {
+      PosRange range{INT32_MAX, -1};
+      std::uint64_t shared = 0;
+      const std::size_t end = std::min(size(), (w + 1) * kWordBits);
+      for (std::size_t cell = w * kWordBits; cell < end; ++cell) {
+        const auto& [position, owners] = cells_[cell];
+        if (owners.empty()) continue;
+        range.first = std::min(range.first, position);
+        range.last = std::max(range.last, position);
+        if (owners.size() > 1) shared |= std::uint64_t{1} << cell % kWordBits;
+      }
+      ASSERT_EQ(table_.ranges()[w].first, range.first) << "word " << w;
+      ASSERT_EQ(table_.ranges()[w].last, range.last) << "word " << w;
+      ASSERT_EQ(table_.shared(w), shared) << "word " << w;
+    }
+  }
+
+  void CheckRuns() {
+    // One that there is, one that there may be, one that there is not.
+    const std::size_t longest = LongestRun();
+    for (const std::size_t count :
+         {std::size_t{1}, std::size_t{1} + longest / 2, longest, longest + 1,
+          static_cast<std::size_t>(Pick(300)) + 1}) {
+      if (count == 0) continue;
+      ASSERT_EQ(table_.FindRun(count), NaiveRun(count)) << count;
+    }
+  }
+
+  std::size_t LongestRun() const {
+    std::size_t longest = 0;
+    std::size_t length = 0;
+    for (const NaiveCell& cell : cells_) {
+      length = cell.owners.empty() ? length + 1 : 0;
+      longest = std::max(longest, length);
+    }
+    return longest;
+  }
+
+  std::size_t NaiveRun(std::size_t count) const {
+    std::size_t length = 0;
+    for (std::size_t cell = 0; cell < size(); ++cell) {
+      length = cells_[cell].owners.empty() ? length + 1 : 0;
+      if (length == count) return cell + 1 - count;
+    }
+    return kNone;
+  }
+
+  void CheckSequence(Sequence& sequence) {
+    // Ever later, as in decoding, and sometimes not.
+    since_ = Pick(8) == 0 ? 0 : since_ + Pick(3);
+    since_ = std::min(since_, sequence.extremes.last);
+    const std::vector<std::size_t> later =
+        CellsAt(sequence.id, {since_, INT32_MAX});
+    const optimized::CellBounds bounds = table_.Since(sequence, since_);
+    ASSERT_EQ(bounds.first, later.front());
+    ASSERT_EQ(bounds.last, later.back());
+
+    const PosRange range = RangeIn(sequence);
+    std::vector<std::size_t> due = CellsAt(sequence.id, range);
+    Selection selected;
+    table_.Select(sequence, range, selected);
+    ASSERT_EQ(selected.count, due.size());
+    const auto in_order = table_.CellsAt(sequence, range);
+    ASSERT_EQ(in_order.size(), due.size());
+    ASSERT_TRUE(std::is_sorted(
+        in_order.begin(), in_order.end(), [&](std::int32_t a, std::int32_t b) {
+          return table_.positions()[a] < table_.positions()[b];
+        }));
+    std::vector<std::size_t> found(in_order.begin(), in_order.end());
+    std::sort(found.begin(), found.end());
+    ASSERT_EQ(found, due);
+  }
+
+  std::vector<std::size_t> CellsAt(int id, PosRange range) const {
+    std::vector<std::size_t> found;
+    for (std::size_t cell = 0; cell < size(); ++cell) {
+      const auto& [position, owners] = cells_[cell];
+      if (owners.contains(id) && position >= range.first &&
+          position <= range.last) {
+        found.push_back(cell);
+      }
+    }
+    return found;
+  }
+
+  void Append(int seq) {
+    const Sequence* sequence = table_.Find(seq);
+    std::int32_t position = sequence == nullptr
+                                ? Pick(3)
+                                : std::min(sequence->extremes.last, 1 << 20);
+    if (Pick(30) == 0) position = Pick(100);
+    const bool run = Pick(2) == 0;
+    for (int count = Pick(3) == 0 ? Pick(150) : 1; count > 0; --count) {
+      const std::size_t from =
+          run ? 0 : static_cast<std::size_t>(Pick(static_cast<int>(size())));
+      const std::size_t cell = table_.free().Next(from);
+      if (cell == kNone) return;
+      table_.Add(seq, cell, ++position);
+      cells_[cell] = {position, {seq}};
+    }
+  }
+
+  void Leave(int id, PosRange range) {
+    for (const std::size_t cell : CellsAt(id, range)) {
+      cells_[cell].owners.erase(id);
+    }
+  }
+
+  void Drop(Sequence& sequence, PosRange range) {
+    Leave(sequence.id, range);
+    Selection leaving;
+    table_.Select(sequence, range, leaving);
+    table_.Drop(sequence, leaving);
+    table_.Settle(sequence, /*stale=*/true);
+  }
+
+  void DropOldest(Sequence& sequence) {
+    const std::int32_t last =
+        sequence.extremes.first + (Pick(20) == 0 ? 1 << 21 : Pick(3));
+    Leave(sequence.id, {0, last});
+    table_.DropOldest(sequence, last);
+  }
+
+  // The cells of its last position, one by one, as a pass that is taken back.
+  void DropLast(Sequence& sequence) {
+    const std::int32_t last = sequence.extremes.last;
+    for (const std::size_t cell : CellsAt(sequence.id, {last, last})) {
+      table_.DropCell(sequence, cell);
+      cells_[cell].owners.erase(sequence.id);
+    }
+    table_.Settle(sequence, /*stale=*/true);
+  }
+
+  void Copy(const Sequence& sequence, int to) {
+    if (to == sequence.id) return;
+    Sequence* old = table_.Find(to);
+    if (old != nullptr) Drop(*old, {0, INT32_MAX});
+    const std::int32_t len = RangeIn(sequence).last;
+    for (const std::size_t cell : CellsAt(sequence.id, {0, len - 1})) {
+      cells_[cell].owners.insert(to);
+    }
+    Selection scratch;
+    table_.CopyPrefix(sequence, to, len, scratch);
+  }
+
+  // As Remove: some leave, and all after them move down by as much.
+  void ShiftFrom(Sequence& sequence) {
+    const int id = sequence.id;
+    const PosRange later{RangeIn(sequence).first, INT32_MAX};
+    for (const std::size_t cell : CellsAt(id, later)) {
+      if (cells_[cell].owners.size() > 1) return;
+    }
+    const std::int32_t offset = -Pick(std::min(later.first, 40) + 1);
+    const PosRange leaving{later.first + offset, later.first - 1};
+    Selection out;
+    Selection moving;
+    table_.Select(sequence, leaving, out);
+    table_.Select(sequence, later, moving);
+    table_.Drop(sequence, out);
+    table_.AddToSelected(sequence, moving, offset);
+    table_.Settle(sequence, /*stale=*/true);
+    Leave(id, leaving);
+    for (const std::size_t cell : CellsAt(id, later)) {
+      cells_[cell].position += offset;
+    }
+  }
+
+  void Clear() {
+    table_.Clear();
+    cells_.assign(size(), {});
+  }
+
+  void Defrag() {
+    std::vector<CellMove> moves;
+    table_.Defrag(moves);
+    for (const CellMove& move : moves) {
+      ASSERT_TRUE(cells_[move.to].owners.empty());
+      std::swap(cells_[move.to], cells_[move.from]);
+    }
+    ASSERT_EQ(table_.free_count() == 0 ? size() : table_.free().First(),
+              size() - table_.free_count());
+  }
+
+  std::mt19937 random_;
+  std::vector<NaiveCell> cells_;
+  CellTable table_;
+  std::int32_t since_ = 0;
+};
+
+constexpr std::size_t kSizes[] = {1, 63, 64, 65, 200, 640, 3000};
+
+TEST(Table, SaysWhatANaiveOneSays) {
+  for (const std::size_t cells : kSizes) {
+    for (std::uint32_t seed = 0; seed < 4; ++seed) {
+      Tables tables(seed, cells);
+      for (int step = 0; step < 400; ++step) {
+        tables.Change();
+        SCOPED_TRACE(testing::Message()
+                     << cells << " cells, seed " << seed << ", step " << step);
+        ASSERT_NO_FATAL_FAILURE(tables.Check());
+      }
+    }
+  }
+}
+
+// What the rows of two masks show is the same.
+void ExpectSame(const Mask& kept, const Mask& fresh, DType dtype) {
+  ASSERT_EQ(kept.view().shape, fresh.view().shape);
+  const auto bytes =
+      static_cast<std::size_t>(RunBytes(dtype, kept.view().shape[0]));
+  for (std::int64_t row = 0; row < kept.view().shape[1]; ++row) {
+    ASSERT_EQ(
+        0, std::memcmp(kept.view().at(0, row), fresh.view().at(0, row), bytes))
+        << "row " << row;
+  }
+}
+
+// Batches as of a server: mostly the next token of each sequence, sometimes
+// other shapes, other sequences, tokens that see the future, other views.
+class Batches {
+ public:
+  explicit Batches(Tables& tables) : tables_(tables) {}
+
+  const std::vector<RowRule>& Next() {
+    if (rules_.empty() || tables_.Pick(12) == 0) {
+      ids_.clear();
+      for (int n = 1 + tables_.Pick(6); n > 0; --n) {
+        ids_.push_back(tables_.Pick(6));
+      }
+      window_ = tables_.Pick(2) == 0 ? 1 << 22 : 1 + tables_.Pick(70);
+    }
+    rules_.clear();
+    for (const int id : ids_) {
+      Sequence* sequence = tables_.table().Find(id);
+      std::int32_t position = sequence == nullptr ? 0 : sequence->extremes.last;
+      if (tables_.Pick(25) == 0) position = tables_.Pick(position + 3);
+      const bool sees_all = tables_.Pick(20) == 0;
+      rules_.push_back(
+          {sequence,
+           {std::max(0, position - window_), sees_all ? INT32_MAX : position}});
+    }
+    return rules_;
+  }
+
+  optimized::CellSpan View() {
+    const auto padding = std::size_t{1}
+                         << (tables_.Pick(10) == 0 ? tables_.Pick(9) : 5);
+    std::size_t first = tables_.size();
+    std::size_t end = 0;
+    for (const RowRule& rule : rules_) {
+      if (rule.sequence == nullptr) continue;
+      first = std::min(first, rule.sequence->members.First());
+      end = std::max(end, rule.sequence->members.Last() + 1);
+    }
+    if (first >= end) return {0, tables_.size()};
+    return {first / padding * padding,
+            std::min(tables_.size(), (end / padding + 1) * padding)};
+  }
+
+ private:
+  Tables& tables_;
+  std::vector<int> ids_;
+  std::vector<RowRule> rules_;
+  std::int32_t window_ = 0;
+};
+
+TEST(Table, RowsThatAreKeptAreAsWrittenAnew) {
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kBits}) {
+    for (const std::size_t cells : kSizes) {
+      for (std::uint32_t seed = 0; seed < 6; ++seed) {
+        Tables tables(seed, cells);
+        Batches batches(tables);
+        Mask kept;
+        for (int step = 0; step < 400; ++step) {
+          for (int n = tables.Pick(3); n > 0; --n) tables.Change();
+          const std::vector<RowRule>& rules = batches.Next();
+          const std::size_t rows =
+              rules.size() + static_cast<std::size_t>(tables.Pick(2));
+          const optimized::CellSpan view = batches.View();
+          Mask fresh;
+          kept.Build(tables.table(), rules, rows, view, dtype);
+          fresh.Build(tables.table(), rules, rows, view, dtype);
+          SCOPED_TRACE(testing::Message() << cells << " cells, seed " << seed
+                                          << ", step " << step);
+          ASSERT_NO_FATAL_FAILURE(ExpectSame(kept, fresh, dtype));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvtwin::props
