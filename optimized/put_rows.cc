@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/assert.h"
 #include "optimized/row_kernels.h"
 
 namespace kvtwin::optimized {
@@ -94,6 +95,7 @@ void Store(const std::byte* from, DType from_dtype, std::size_t count,
            std::byte* to, DType dtype, bool stream) {
   if (from_dtype != dtype) {
     const auto* floats = reinterpret_cast<const float*>(from);
+    KVTWIN_ASSERT(reinterpret_cast<std::uintptr_t>(from) % alignof(float) == 0);
     auto* halves = reinterpret_cast<std::uint16_t*>(to);
     stream ? StreamF32ToF16(floats, halves, count)
            : F32ToF16(floats, halves, count);
