@@ -63,7 +63,7 @@ void JudgeBits(Goals& goals, DType bits, int cells, int sequences) {
     floats.Check(name);
     goals.Judge(
         name, 1 / 15.0, [&] { return builder.Time(); },
-        [&] { return floats.Time(); });
+        [&] { return OnBestThreads([&] { return floats.Time(); }); });
   }
 }
 

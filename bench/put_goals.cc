@@ -58,7 +58,7 @@ void JudgePermuted(Goals& goals, PutCase what, int cells) {
     permuted->Check(name);
     goals.Judge(
         name, 1 / 0.45, [&] { return permuted->Time(); },
-        [&] { return plain->Time(); }, 51);
+        [&] { return OnBestThreads([&] { return plain->Time(); }); }, 51);
   }
 }
 
