@@ -122,21 +122,6 @@ class BitTree {
     return i;
   }
 
-  // The first cell in [cell, end) that is not in the set, or `end`. A step for
-  // each word: for ends that are near. Requires: end <= size().
-  std::size_t NextClear(std::size_t cell, std::size_t end) const {
-    while (cell < end) {
-      const std::uint64_t clear =
-          ~levels_[0][cell / kWordBits] >> cell % kWordBits;
-      if (clear != 0) {
-        cell += static_cast<std::size_t>(std::countr_zero(clear));
-        break;
-      }
-      cell = (cell / kWordBits + 1) * kWordBits;
-    }
-    return std::min(cell, end);
-  }
-
  private:
   // Cells are counted in an int: 64^6 > 2^31.
   static constexpr std::size_t kLevelsMax = 6;

@@ -617,7 +617,6 @@ TEST(Corners, SetsOfCells) {
     EXPECT_EQ(set.NextWord(set.word_count()), optimized::kNone);
     EXPECT_EQ(last == 0 ? optimized::kNone : set.Prev(last - 1),
               optimized::kNone);
-    EXPECT_EQ(set.NextClear(last, size), size);
     set.SetWord(last / 64, 0);
     EXPECT_TRUE(set.empty());
   }
