@@ -84,16 +84,7 @@ class Finder {
     const std::size_t first = table_.FindRun(kWanted);
     if (first != kNone) found_.push_back(static_cast<int>(first));
   }
-  // As StartForward does.
-  void FindScattered() {
-    found_.clear();
-    std::size_t next = 0;
-    for (std::size_t i = 0; i < kWanted; ++i) {
-      const std::size_t cell = table_.free().Next(next);
-      found_.push_back(static_cast<int>(cell));
-      next = cell + 1;
-    }
-  }
+  void FindScattered() { table_.FindFree(kWanted, found_); }
 
   void ScanRun() {
     found_.clear();

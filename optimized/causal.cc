@@ -84,6 +84,8 @@ void CausalCache::DoInit() {
       static_cast<std::size_t>(
           std::min(init_args().max_sequences, kSequencesMost)),
       forgets ? static_cast<std::size_t>(most) : 0);
+  // A defrag moves at most as many cells as there are holes to fill.
+  moves_.reserve(table_->size() / 2);
 }
 
 void CausalCache::DoClose() {
@@ -91,6 +93,7 @@ void CausalCache::DoClose() {
   ForgetLayers();
   mask_ = Mask();
   removal_ = Removal();
+  moves_ = {};
   custom_rows_.clear();
   batch_sequences_.clear();
   selection_ = Selection();
@@ -180,12 +183,7 @@ bool CausalCache::FindCells() {
 
 bool CausalCache::FindScatteredCells() {
   if (table_->free_count() < batch().size()) return false;
-  std::size_t next = 0;
-  for (std::size_t i = 0; i < batch().size(); ++i) {
-    const std::size_t cell = table_->free().Next(next);
-    batch_cells().push_back(static_cast<int>(cell));
-    next = cell + 1;
-  }
+  table_->FindFree(batch().size(), batch_cells());
   return true;
 }
 

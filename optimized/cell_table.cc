@@ -24,6 +24,7 @@ CellTable::CellTable(std::size_t cells, std::size_t sequences, std::size_t most)
       free_(cells),
       free_runs_(free_),
       free_count_(cells) {
+  targets_.reserve(cells);
   free_.SetAll();
   std::fill_n(ranges_.as<PosRange>(), free_.word_count(), kNoPositions);
   for (std::size_t i = 0; i < sequences; ++i) MakeSpare();
@@ -32,6 +33,25 @@ CellTable::CellTable(std::size_t cells, std::size_t sequences, std::size_t most)
 std::size_t CellTable::FindRun(std::size_t count) {
   if (count > free_count_) return kNone;
   return count == 1 ? free_.First() : free_runs_.Find(count);
+}
+
+void CellTable::FindFree(std::size_t count, std::vector<int>& out) const {
+  KVTWIN_ASSERT(count <= free_count_);
+  out.resize(count);
+  int* next = out.data();
+  int* const end = next + count;
+  for (std::size_t w = 0; next != end; ++w) {
+    w = free_.NextWord(w);
+    std::uint64_t word = free_.word(w);
+    const int first = static_cast<int>(w * kWordBits);
+    if (end - next >= static_cast<std::ptrdiff_t>(kWordBits)) {
+      next += ListCells(word, first, next);
+      continue;
+    }
+    for (; word != 0 && next != end; word &= word - 1) {
+      *next++ = first + std::countr_zero(word);
+    }
+  }
 }
 
 void CellTable::MakeSpare() {
@@ -257,7 +277,12 @@ void CellTable::AddToSelected(Sequence& sequence, const Selection& cells,
     if (cells.words[w] == 0) continue;
     AddToPositions(positions_.as<std::int32_t>() + w * kWordBits,
                    cells.words[w], offset);
-    UpdateRange(w);
+    if (cells.words[w] == ~free_.word(w)) {  // All that are used.
+      PosRange& range = ranges_.as<PosRange>()[w];
+      range = {range.first + offset, range.last + offset};
+    } else {
+      UpdateRange(w);
+    }
     sequence.Changed(w);
   }
 }

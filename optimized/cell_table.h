@@ -108,6 +108,8 @@ class CellTable {
 
   // The first cell of the first `count` free cells in a row, or kNone.
   std::size_t FindRun(std::size_t count);
+  // The first `count` free cells. Requires: there are as many.
+  void FindFree(std::size_t count, std::vector<int>& out) const;
 
   void Clear();
 

@@ -66,19 +66,25 @@ PosRange RangeOf(const std::int32_t* positions, std::uint64_t cells) {
           hn::GetLane(hn::MaxOfLanes(I32(), highest))};
 }
 
+HWY_INLINE PosRange RangeOfWord(const Members& members, std::size_t w) {
+  const std::uint64_t word = members.words[w];
+  if (word == ~members.free[w]) return members.ranges[w];
+  return RangeOf(members.positions + w * kWord, word);
+}
+
+// Most sequences have their lowest positions in their first cells and their
+// highest ones in their last: then few words are looked into.
 PosRange Extremes(Members members) {
   PosRange all{.first = INT32_MAX, .last = -1};
   for (std::size_t w = 0; w < members.word_count; ++w) {
-    const std::uint64_t word = members.words[w];
-    PosRange range = members.ranges[w];
-    if (word == 0 || (all.first <= range.first && range.last <= all.last)) {
-      continue;
+    if (members.ranges[w].first < all.first && members.words[w] != 0) {
+      all.first = std::min(all.first, RangeOfWord(members, w).first);
     }
-    if (word != ~members.free[w]) {
-      range = RangeOf(members.positions + w * kWord, word);
+  }
+  for (std::size_t w = members.word_count; w-- > 0;) {
+    if (members.ranges[w].last > all.last && members.words[w] != 0) {
+      all.last = std::max(all.last, RangeOfWord(members, w).last);
     }
-    all.first = std::min(all.first, range.first);
-    all.last = std::max(all.last, range.last);
   }
   return all;
 }
@@ -93,6 +99,17 @@ void AddToPositions(std::int32_t* positions, std::uint64_t cells,
   }
 }
 
+std::size_t ListCells(std::uint64_t cells, std::int32_t first,
+                      std::int32_t* out) {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < kWord; i += hn::Lanes(I32())) {
+    const auto cell = hn::Iota(I32(), first + static_cast<std::int32_t>(i));
+    count +=
+        hn::CompressStore(cell, LanesOf(I32(), cells >> i), I32(), out + count);
+  }
+  return count;
+}
+
 }  // namespace kvtwin::optimized::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -105,6 +122,7 @@ HWY_EXPORT(LastCellIn);
 HWY_EXPORT(Extremes);
 HWY_EXPORT(RangeOf);
 HWY_EXPORT(AddToPositions);
+HWY_EXPORT(ListCells);
 
 std::size_t SelectCells(Members members, PosRange range,
                         std::uint64_t* selected) {
@@ -130,6 +148,11 @@ PosRange RangeOf(const std::int32_t* positions, std::uint64_t cells) {
 void AddToPositions(std::int32_t* positions, std::uint64_t cells,
                     std::int32_t offset) {
   HWY_DYNAMIC_DISPATCH(AddToPositions)(positions, cells, offset);
+}
+
+std::size_t ListCells(std::uint64_t cells, std::int32_t first,
+                      std::int32_t* out) {
+  return HWY_DYNAMIC_DISPATCH(ListCells)(cells, first, out);
 }
 
 }  // namespace kvtwin::optimized

@@ -49,6 +49,12 @@ PosRange RangeOf(const std::int32_t* positions, std::uint64_t cells);
 void AddToPositions(std::int32_t* positions, std::uint64_t cells,
                     std::int32_t offset);
 
+// Lists the cells of a word whose first cell is `first`, and returns how many
+// they are. Requires: `out` has 64 places; those that are not needed may be
+// written to.
+std::size_t ListCells(std::uint64_t cells, std::int32_t first,
+                      std::int32_t* out);
+
 }  // namespace kvtwin::optimized
 
 #endif  // KVTWIN_OPTIMIZED_KERNELS_H_

@@ -44,10 +44,10 @@ HWY_INLINE void VisibleWords(const MaskRow& row, std::size_t begin,
   const auto row_first = hn::Set(I64(), row.range.first);
   const auto row_last = hn::Set(I64(), row.range.last);
   for (; w + kLanes <= end; w += kLanes, out += kLanes) {
-    // The first is the lower half of 64 bits.
-    std::array<std::uint64_t, kLanes> ranges;
-    std::memcpy(ranges.data(), row.ranges + w, sizeof(ranges));
-    const auto range = hn::LoadU(U64(), ranges.data());
+    // The first is the lower half of 64 bits. By words, not as an array: a
+    // vector that was just written in parts waits for them.
+    const auto range = hn::LoadU(
+        U64(), reinterpret_cast<const std::uint64_t*>(row.ranges + w));
     const auto first =
         hn::BitCast(I64(), hn::And(range, hn::Set(U64(), UINT32_MAX)));
     const auto last = hn::BitCast(I64(), hn::ShiftRight<32>(range));

@@ -3,8 +3,17 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/assert.h"
+
 namespace kvtwin::optimized {
 namespace {
+
+// Of each child of a node of that level.
+constexpr std::uint32_t ChildCells(std::size_t level) {
+  std::size_t cells = kWordBits;
+  for (; level > 0; --level) cells *= RunTree::kFanOut;
+  return static_cast<std::uint32_t>(cells);
+}
 
 // The first cell of `count` cells in a row, within one word that has them.
 std::size_t FirstRun(std::uint64_t word, std::size_t count) {
@@ -21,11 +30,22 @@ std::size_t FirstRun(std::uint64_t word, std::size_t count) {
 }  // namespace
 
 RunTree::RunTree(const BitTree& cells)
-    : cells_(cells),
-      leaves_(std::bit_ceil(cells.word_count())),
-      nodes_(leaves_ * sizeof(Runs)),
-      changed_(cells.word_count()) {
-  nodes_to_join_.reserve(cells.word_count());
+    : cells_(cells), changed_(cells.word_count()) {
+  std::array<std::size_t, kLevelsMax> first{};  // Nodes below the level.
+  std::size_t nodes = 0;
+  std::size_t children = cells.word_count();
+  do {
+    KVTWIN_ASSERT(level_count_ < kLevelsMax);
+    first[level_count_++] = nodes;
+    children = (children + kFanOut - 1) / kFanOut;
+    nodes += children;
+  } while (children > 1);
+  nodes_ = AlignedBuffer(nodes * sizeof(Node));
+  for (std::size_t level = 0; level < level_count_; ++level) {
+    levels_[level] = nodes_.as<Node>() + first[level];
+  }
+  to_join_.reserve(first[1] + 1);
+  joining_.reserve(first[1] + 1);
   AllChanged();
 }
 
@@ -41,55 +61,68 @@ RunTree::Runs RunTree::OfWord(std::uint64_t word) {
   return runs;
 }
 
-// Of two neighbours of `half` cells each.
-RunTree::Runs RunTree::Join(const Runs& low, const Runs& high,
-                            std::size_t half) {
-  return {.first = low.first == half ? low.first + high.first : low.first,
-          .last = high.last == half ? high.last + low.last : high.last,
-          .most = std::max({low.most, high.most, low.last + high.first})};
+// The node as a child of the one above it, after one of its own changed.
+RunTree::Runs RunTree::Join(Node& node, std::uint32_t child_cells) {
+  // Of the run that begins with the first cell of the child to the right.
+  std::uint32_t on = 0;
+  for (std::size_t i = kFanOut; i-- > 0;) {
+    const Runs& runs = node.children[i];
+    node.most_so_far[i] =
+        std::max(runs.most, runs.last > 0 ? runs.last + on : 0);
+    on = runs.first == child_cells ? child_cells + on : runs.first;
+  }
+  std::uint32_t before = 0;  // Of the run that ends with the last cell so far.
+  std::uint32_t most = 0;
+  for (std::size_t i = 0; i < kFanOut; ++i) {
+    const Runs& runs = node.children[i];
+    before = runs.last == child_cells ? child_cells + before : runs.last;
+    most = std::max(most, node.most_so_far[i]);
+    node.most_so_far[i] = most;
+  }
+  return {.first = on, .last = before, .most = most};
 }
 
-RunTree::Runs RunTree::At(std::size_t node) const {
-  if (node < leaves_) return nodes_.as<Runs>()[node];
-  const std::size_t w = node - leaves_;
-  return OfWord(w < cells_.word_count() ? cells_.word(w) : 0);
+// Tells the node above of a child's runs, if they are news to it.
+void RunTree::Tell(std::size_t level, std::size_t child, const Runs& runs) {
+  if (level == level_count_) return;
+  const std::size_t node = child / kFanOut;
+  Runs& known = levels_[level][node].children[child % kFanOut];
+  if (known == runs) return;
+  known = runs;
+  if (to_join_.empty() || to_join_.back() != node) to_join_.push_back(node);
 }
 
 void RunTree::Update() {
-  nodes_to_join_.clear();
   for (std::size_t w = changed_.First(); w != kNone; w = changed_.Next(w + 1)) {
-    nodes_to_join_.push_back(leaves_ + w);
     changed_.Clear(w);
+    Tell(0, w, OfWord(cells_.word(w)));
   }
   // Level by level, so that no node is joined twice.
-  for (std::size_t half = kWordBits; half < leaves_ * kWordBits; half *= 2) {
-    std::size_t count = 0;
-    for (const std::size_t child : nodes_to_join_) {
-      const std::size_t node = child / 2;
-      if (count > 0 && nodes_to_join_[count - 1] == node) continue;
-      nodes_to_join_[count++] = node;
-      nodes_.as<Runs>()[node] = Join(At(2 * node), At(2 * node + 1), half);
+  for (std::size_t level = 0; level < level_count_; ++level) {
+    std::swap(joining_, to_join_);
+    to_join_.clear();
+    for (const std::size_t node : joining_) {
+      Tell(level + 1, node, Join(levels_[level][node], ChildCells(level)));
     }
-    nodes_to_join_.resize(count);
   }
 }
 
 std::size_t RunTree::Find(std::size_t count) {
   Update();
-  if (At(1).most < count) return kNone;
-  std::size_t node = 1;
-  std::size_t first = 0;  // Of its cells.
-  for (std::size_t half = leaves_ * kWordBits / 2; node < leaves_; half /= 2) {
-    const Runs low = At(2 * node);
-    if (low.most < count) {
-      if (low.last + At(2 * node + 1).first >= count) {
-        return first + half - low.last;
-      }
-      first += half;
+  const auto wanted = static_cast<std::uint32_t>(count);
+  std::size_t node = 0;
+  for (std::size_t level = level_count_; level-- > 0;) {
+    const Node& here = levels_[level][node];
+    std::uint32_t child = 0;
+    for (const std::uint32_t most : here.most_so_far) child += most < wanted;
+    if (child == kFanOut) return kNone;  // Only at the root.
+    node = node * kFanOut + child;
+    const Runs& runs = here.children[child];
+    if (runs.most < wanted) {
+      return (node + 1) * ChildCells(level) - runs.last;
     }
-    node = 2 * node + (low.most < count ? 1 : 0);
   }
-  return first + FirstRun(cells_.word(node - leaves_), count);
+  return node * kWordBits + FirstRun(cells_.word(node), count);
 }
 
 }  // namespace kvtwin::optimized

@@ -1,12 +1,13 @@
 // Where the runs of free cells are: the first one that is long enough, in steps
 // that do not depend on how many cells lie before it.
 //
-// A binary tree over the words of a set of cells. Each node knows the longest
-// run within its cells, and those that touch its two ends.
+// A tree over the words of a set of cells, thirty-two children to a node. Each
+// child is known by its longest run, and by those that touch its two ends.
 
 #ifndef KVTWIN_OPTIMIZED_RUN_TREE_H_
 #define KVTWIN_OPTIMIZED_RUN_TREE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -18,6 +19,8 @@ namespace kvtwin::optimized {
 
 class RunTree {
  public:
+  static constexpr std::size_t kFanOut = 32;
+
   // Over `cells`, which it refers to from then on. The set may change at any
   // time, as long as Changed is called for each word that did.
   explicit RunTree(const BitTree& cells);
@@ -31,23 +34,39 @@ class RunTree {
   std::size_t Find(std::size_t count);
 
  private:
+  static constexpr std::size_t kLevelsMax = 5;  // 64 * 32^5 = 2^31 cells.
+
   // Lengths in cells.
   struct Runs {
     std::uint32_t first;  // Of the run that begins with the first cell,
     std::uint32_t last;   // of that which ends with the last one,
     std::uint32_t most;   // of the longest one.
+
+    bool operator==(const Runs&) const = default;
+  };
+
+  struct Node {
+    // Of those that begin in one of the children 0 .. i and end anywhere in
+    // the node: the longest. So the first child in which a long enough one
+    // begins is found by a comparison with all of them.
+    std::array<std::uint32_t, kFanOut> most_so_far;
+    std::array<Runs, kFanOut> children;
   };
 
   void Update();
-  Runs At(std::size_t node) const;
+  void Tell(std::size_t level, std::size_t child, const Runs& runs);
   static Runs OfWord(std::uint64_t word);
-  static Runs Join(const Runs& low, const Runs& high, std::size_t half);
+  static Runs Join(Node& node, std::uint32_t child_cells);
 
   const BitTree& cells_;
-  std::size_t leaves_;   // A power of two: leaf w is node leaves_ + w.
-  AlignedBuffer nodes_;  // Without the leaves; the root is node 1.
-  BitTree changed_;      // Words.
-  std::vector<std::size_t> nodes_to_join_;
+  // Level 0's children are words; the last level is one node.
+  std::size_t level_count_ = 0;
+  std::array<Node*, kLevelsMax> levels_ = {};
+  AlignedBuffer nodes_;
+  BitTree changed_;  // Words.
+  // Nodes of the level at hand, and of the one above it.
+  std::vector<std::size_t> joining_;
+  std::vector<std::size_t> to_join_;
 };
 
 }  // namespace kvtwin::optimized

@@ -5,6 +5,8 @@
 
 #include "optimized/shift_kernels.h"
 
+#include <algorithm>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/shift_kernels.cc"
 // After the target is chosen.
@@ -65,9 +67,12 @@ struct HalfRows {
   HWY_INLINE static hn::Vec<HalvesOf<D>> Turned(D d,
                                                 hn::Vec<HalvesOf<D>> before,
                                                 hn::Vec<D> turned) {
-    const auto quiet = hn::Set(HalvesOf<D>(), 0x7E00);
     const auto rounded = ToHalves(d, turned);
-    const auto after = hn::IfThenElse(IsNaN16(d, rounded), quiet, rounded);
+    const auto nan = IsNaN16(d, rounded);
+    // What was a NaN still is one, if perhaps another.
+    if (HWY_LIKELY(hn::AllFalse(HalvesOf<D>(), nan))) return rounded;
+    const auto quiet = hn::Set(HalvesOf<D>(), 0x7E00);
+    const auto after = hn::IfThenElse(nan, quiet, rounded);
     return hn::IfThenElse(IsNaN16(d, before), before, after);
   }
 };
@@ -94,35 +99,52 @@ HWY_INLINE void AddTo(typename Rows::T* elements, std::size_t count,
 // Turns a vector of x and one of y, elements `x` and `y` of a head.
 template <class Rows, class D>
 HWY_INLINE void TurnPairs(D d, typename Rows::T* head, std::size_t x,
-                          std::size_t y, const Turns& turns) {
+                          std::size_t y, hn::Vec<D> cosines, hn::Vec<D> x_sines,
+                          hn::Vec<D> y_sines) {
   const typename Rows::template Stored<D> stored;
   const auto x_before = hn::LoadU(stored, head + x);
   const auto y_before = hn::LoadU(stored, head + y);
   const auto x_float = Rows::Floats(d, x_before);
   const auto y_float = Rows::Floats(d, y_before);
-  const auto cosine = hn::LoadU(d, turns.cosines + x);
   const auto x_turned =
-      hn::Add(hn::Mul(x_float, cosine),
-              hn::Mul(y_float, hn::LoadU(d, turns.sines + x)));
+      hn::Add(hn::Mul(x_float, cosines), hn::Mul(y_float, x_sines));
   const auto y_turned =
-      hn::Add(hn::Mul(y_float, cosine),
-              hn::Mul(x_float, hn::LoadU(d, turns.sines + y)));
+      hn::Add(hn::Mul(y_float, cosines), hn::Mul(x_float, y_sines));
   hn::StoreU(Rows::Turned(d, x_before, x_turned), stored, head + x);
   hn::StoreU(Rows::Turned(d, y_before, y_turned), stored, head + y);
+}
+
+// Of so many heads, the vectors of x and of y at elements `x` and `y`.
+template <class Rows, class D>
+HWY_INLINE void TurnPairsOf(D d, typename Rows::T* heads, std::size_t count,
+                            std::size_t head_dim, std::size_t x, std::size_t y,
+                            const Turns& turns) {
+  const auto cosines = hn::LoadU(d, turns.cosines + x);
+  const auto x_sines = hn::LoadU(d, turns.sines + x);
+  const auto y_sines = hn::LoadU(d, turns.sines + y);
+  for (std::size_t h = 0; h < count; ++h, heads += head_dim) {
+    TurnPairs<Rows>(d, heads, x, y, cosines, x_sines, y_sines);
+  }
 }
 
 template <class Rows>
 HWY_INLINE void TurnHalvesOf(typename Rows::T* heads, std::size_t count,
                              std::size_t head_dim, const Turns& turns) {
   const std::size_t lanes = hn::Lanes(F32());
-  for (std::size_t h = 0; h < count; ++h, heads += head_dim) {
+  constexpr std::size_t kHeads = 8;  // So many stay in the nearest cache.
+  while (count > 0) {
+    const std::size_t some = std::min(count, kHeads);
     std::size_t p = 0;
     for (; p + lanes <= turns.pairs; p += lanes) {
-      TurnPairs<Rows>(F32(), heads, p, p + turns.pairs, turns);
+      TurnPairsOf<Rows>(F32(), heads, some, head_dim, p, p + turns.pairs,
+                        turns);
     }
     for (; p < turns.pairs; ++p) {
-      TurnPairs<Rows>(OneF32(), heads, p, p + turns.pairs, turns);
+      TurnPairsOf<Rows>(OneF32(), heads, some, head_dim, p, p + turns.pairs,
+                        turns);
     }
+    heads += some * head_dim;
+    count -= some;
   }
 }
 
@@ -152,7 +174,7 @@ HWY_INLINE void TurnAdjacentOf(typename Rows::T* heads, std::size_t count,
       }
     }
     for (; i < end; i += 2) {
-      TurnPairs<Rows>(OneF32(), heads, i, i + 1, turns);
+      TurnPairsOf<Rows>(OneF32(), heads, 1, head_dim, i, i + 1, turns);
     }
   }
 }

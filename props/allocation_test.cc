@@ -234,6 +234,14 @@ TEST(Allocations, NoneWhereTheWindowMoves) {
   ExpectNoneForRows(spec);
 }
 
+// What windows leave behind are holes, so that a batch needs a defrag.
+TEST(Allocations, NoneByDefrags) {
+  CacheSpec spec;
+  spec.kind = Kind::kSwa;
+  spec.window = 50;
+  ExpectNoneForRows(spec);
+}
+
 TEST(Allocations, NoneOnFastPaths) {
   optimized::ForceFastPaths(optimized::FastPaths::kOn);
   for (const bool permuted_v : {false, true}) {

@@ -221,7 +221,7 @@ class ExplorerOfKeys final : public Explorer {
     for (std::size_t i = 0; i < path.size(); ++i) {
       CacheState before = codec_.Decode(keys_[states[i]]);
       const bool is_last = last != nullptr && i + 1 == path.size();
-      if (is_last && last->kind != OpKind::kAsk) {
+      if (is_last && by.reserved()) {
         history.ops.push_back(ToOp(by.reserving(), before, names));
       }
       history.ops.push_back(ToOp(path[i], before, names));

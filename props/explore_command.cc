@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "core/names.h"
 #include "props/command.h"
@@ -21,7 +23,8 @@ struct Arguments {
   std::string kind;
   std::string twin = "optimized";
   std::string state;
-  int threads = 1;
+  int threads =
+      std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 256);
   double seconds = 0;
   bool json = false;
 };
@@ -198,7 +201,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   explore->add_option("--threads", arguments->threads, "the result is the same")
       ->check(CLI::Range(1, 256))
-      ->capture_default_str();
+      ->default_str("one for each core");
   explore->add_option("--seconds", arguments->seconds, "stop after so long")
       ->check(CLI::Range(0.0, 1e7));
   explore

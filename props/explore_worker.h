@@ -32,10 +32,11 @@ class ExploreWorker {
   bool Do(const ExploreStep& step, std::int64_t& checked);
 
   // After Do: the cells; and when a difference was thrown: what was excepted,
-  // the reserving pass before the step, and whether the same came after it.
+  // the reserving pass, and whether it came before the step and after it.
   const std::vector<CellEntry>& cells() const { return due_.cells; }
   const std::vector<int>& except() const { return except_; }
   const ExploreStep& reserving() const { return reserving_; }
+  bool reserved() const { return reserved_; }
   bool went_on() const { return went_on_; }
 
  private:
@@ -61,6 +62,7 @@ class ExploreWorker {
   std::vector<int> except_;
   ExploreStep reserving_;
   int turn_ = 0;
+  bool reserved_ = false;
   bool went_on_ = false;
 
   // Scratch.

@@ -17,12 +17,15 @@
 #include <vector>
 
 #include "core/guarded_cache.h"
+#include "optimized/bit_tree.h"
 #include "optimized/cell_table.h"
 #include "optimized/mask.h"
+#include "optimized/run_tree.h"
 
 namespace kvtwin::props {
 namespace {
 
+using optimized::BitTree;
 using optimized::CellMove;
 using optimized::CellTable;
 using optimized::kNone;
@@ -30,6 +33,7 @@ using optimized::kWordBits;
 using optimized::Mask;
 using optimized::PosRange;
 using optimized::RowRule;
+using optimized::RunTree;
 using optimized::Selection;
 using optimized::Sequence;
 
@@ -92,6 +96,7 @@ class Tables {
     }
     CheckWords();
     CheckRuns();
+    CheckFree();
     if (!extremes.empty()) CheckSequence(*table_.sequences().front());
   }
 
@@ -132,6 +137,18 @@ class Tables {
       if (count == 0) continue;
       ASSERT_EQ(table_.FindRun(count), NaiveRun(count)) << count;
     }
+  }
+
+  void CheckFree() {
+    std::vector<int> due;
+    for (std::size_t cell = 0; cell < size(); ++cell) {
+      if (cells_[cell].owners.empty()) due.push_back(static_cast<int>(cell));
+    }
+    const int count = Pick(static_cast<int>(due.size()) + 1);
+    due.resize(static_cast<std::size_t>(count));
+    std::vector<int> found{-1};
+    table_.FindFree(due.size(), found);
+    ASSERT_EQ(found, due);
   }
 
   std::size_t LongestRun() const {
@@ -307,6 +324,44 @@ TEST(Table, SaysWhatANaiveOneSays) {
                      << cells << " cells, seed " << seed << ", step " << step);
         ASSERT_NO_FATAL_FAILURE(tables.Check());
       }
+    }
+  }
+}
+
+std::size_t RunByScan(const BitTree& cells, std::size_t count) {
+  std::size_t length = 0;
+  for (std::size_t cell = 0; cell < cells.size(); ++cell) {
+    length = cells.Test(cell) ? length + 1 : 0;
+    if (length == count) return cell + 1 - count;
+  }
+  return kNone;
+}
+
+// Where the tree has three levels, and stretches span many of its nodes.
+TEST(RunTree, FindsWhatAScanFinds) {
+  constexpr std::size_t kWords = 1100;
+  BitTree cells(kWords * kWordBits - 7);
+  RunTree runs(cells);
+  std::mt19937 random(5);
+  const auto pick = [&](std::size_t end) {
+    return std::uniform_int_distribution<std::size_t>(0, end - 1)(random);
+  };
+  for (int step = 0; step < 300; ++step) {
+    const std::size_t end = kWords - 1;  // The last word is not a whole one.
+    const std::size_t first = pick(end);
+    const std::size_t last =
+        std::min(end, first + pick(std::size_t{1} << (1 + step % 11)) + 1);
+    const std::size_t kind = pick(4);
+    for (std::size_t w = first; w < last; ++w) {
+      const std::uint64_t holes =
+          std::uint64_t{random()} << 32 | std::uint64_t{random()};
+      cells.SetWord(w, kind < 2 ? ~std::uint64_t{0} : kind < 3 ? holes : 0);
+      runs.Changed(w);
+    }
+    for (int bits = 0; bits < 17; ++bits) {
+      const std::size_t count = pick(std::size_t{1} << bits) + 1;
+      ASSERT_EQ(runs.Find(count), RunByScan(cells, count))
+          << "step " << step << ", " << count << " cells";
     }
   }
 }
