@@ -59,6 +59,7 @@ HWY_INLINE void VisibleWords(const MaskRow& row, std::size_t begin,
     hn::StoreU(hn::IfThenZeroElse(hn::RebindMask(U64(), not_inside), members),
                U64(), out);
     const auto straddles = hn::AndNot(outside, not_inside);
+    if (HWY_LIKELY(hn::AllFalse(I64(), straddles))) continue;
     std::array<std::uint8_t, sizeof(std::uint64_t)> lanes;
     hn::StoreMaskBits(I64(), straddles, lanes.data());
     for (unsigned rest = lanes[0]; rest != 0; rest &= rest - 1) {

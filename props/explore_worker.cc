@@ -93,7 +93,7 @@ ExploreWorker::ExploreWorker(const Setup& setup, const StateCodec& codec,
 
 void ExploreWorker::Enter(StateKey key) {
   state_ = codec_.Decode(key);
-  turn_ = static_cast<int>(key % 8);
+  turn_ = static_cast<int>(key % 64);
   ledger_.Restore(state_);
   entered_ = ledger_;
   RestoreCaches();
@@ -126,9 +126,9 @@ bool ExploreWorker::Do(const ExploreStep& step, std::int64_t& checked) {
     Ask(step);
     return false;
   }
-  // Before every second one, in another state the others: it costs half as much
+  // Before every fourth one, in other states the others: it costs half as much
   // as the step.
-  if (turn_ % 2 == 0) Reserve(step);
+  if (turn_ % 4 == 0) Reserve(step);
   switch (step.kind) {
     case OpKind::kPut:
       DoBatch(step, checked);
@@ -158,7 +158,7 @@ void ExploreWorker::Reserve(const ExploreStep& step) {
   if (step.kind == OpKind::kDrop) reserving_.sequences = {step.seq};
   if (step.kind == OpKind::kCopy) reserving_.sequences = {step.dst, step.seq};
   reserving_.positions.assign(reserving_.sequences.size(),
-                              turn_ / 2 % codec_.size().positions);
+                              turn_ / 4 % codec_.size().positions);
   CheckCodes({}, {},
              tested_->StartForward(
                  {reserving_.positions, reserving_.sequences, {}}, true));
