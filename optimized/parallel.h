@@ -19,7 +19,7 @@ namespace kvtwin::optimized {
 // busy one the other thread may first have to wait for its turn, milliseconds,
 // so that only much larger work is worth it.
 inline bool WorthSharing(std::size_t bytes) {
-  return TakeFastPath(bytes > (std::size_t{2} << 20));
+  return TakeFastPath(bytes > (std::size_t{1} << 20));
 }
 #endif
 
