@@ -448,7 +448,8 @@ class Bench:
     def explore(self):
         for kind in ("causal", "swa", "swa_mem", "chunked"):
             seen = self.simply(["./kvtwin", "explore", "--cells", "3",
-                                "--positions", "3", "--kind", kind], 8)
+                                "--positions", "3", "--kind", kind,
+                                "--threads", "1"], 8)
             if seen:
                 return seen
         return None
