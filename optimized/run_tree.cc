@@ -67,8 +67,9 @@ RunTree::Runs RunTree::Join(Node& node, std::uint32_t child_cells) {
   std::uint32_t on = 0;
   for (std::size_t i = kFanOut; i-- > 0;) {
     const Runs& runs = node.children[i];
-    node.most_so_far[i] =
-        std::max(runs.most, runs.last > 0 ? runs.last + on : 0);
+    // Where the child's last cell is not in the set this is the run that begins
+    // with the next one's first cell, and so is what Find finds.
+    node.most_so_far[i] = std::max(runs.most, runs.last + on);
     on = runs.first == child_cells ? child_cells + on : runs.first;
   }
   std::uint32_t before = 0;  // Of the run that ends with the last cell so far.

@@ -351,11 +351,14 @@ TEST(RunTree, FindsWhatAScanFinds) {
     const std::size_t first = pick(end);
     const std::size_t last =
         std::min(end, first + pick(std::size_t{1} << (1 + step % 11)) + 1);
-    const std::size_t kind = pick(4);
+    const std::size_t kind = pick(5);
     for (std::size_t w = first; w < last; ++w) {
-      const std::uint64_t holes =
-          std::uint64_t{random()} << 32 | std::uint64_t{random()};
-      cells.SetWord(w, kind < 2 ? ~std::uint64_t{0} : kind < 3 ? holes : 0);
+      // The last of these: as long runs as before, elsewhere in the word.
+      const std::uint64_t words[] = {
+          ~std::uint64_t{0}, ~std::uint64_t{0}, 0,
+          std::uint64_t{random()} << 32 | std::uint64_t{random()},
+          std::uint64_t{0xFFFFF} << pick(45)};
+      cells.SetWord(w, words[kind]);
       runs.Changed(w);
     }
     for (int bits = step % 2; bits < 17; bits += 2) {
