@@ -337,8 +337,9 @@ std::size_t RunByScan(const BitTree& cells, std::size_t count) {
   return kNone;
 }
 
-// Where the tree has three levels, and stretches span many of its nodes.
-TEST(RunTree, FindsWhatAScanFinds) {
+// Where the tree has three levels. Changes stretches of words, each to one of
+// `menu` if they are `alike`, and asks for up to 2^bits cells in a row.
+void ExpectRuns(std::span<const std::uint64_t> menu, bool alike, int bits) {
   constexpr std::size_t kWords = 1100;
   BitTree cells(kWords * kWordBits - 7);
   RunTree runs(cells);
@@ -348,25 +349,35 @@ TEST(RunTree, FindsWhatAScanFinds) {
   };
   for (int step = 0; step < 60; ++step) {
     const std::size_t end = kWords - 1;  // The last word is not a whole one.
-    const std::size_t first = pick(end);
+    // What is found lies near the beginning.
+    const std::size_t first = step % 2 == 0 ? 0 : pick(end);
     const std::size_t last =
         std::min(end, first + pick(std::size_t{1} << (1 + step % 11)) + 1);
-    const std::size_t kind = pick(5);
+    const std::uint64_t chosen = menu[pick(menu.size())];
     for (std::size_t w = first; w < last; ++w) {
-      // The last of these: as long runs as before, elsewhere in the word.
-      const std::uint64_t words[] = {
-          ~std::uint64_t{0}, ~std::uint64_t{0}, 0,
-          std::uint64_t{random()} << 32 | std::uint64_t{random()},
-          std::uint64_t{0xFFFFF} << pick(45)};
-      cells.SetWord(w, words[kind]);
+      cells.SetWord(w, alike ? chosen : menu[pick(menu.size())]);
       runs.Changed(w);
     }
-    for (int bits = step % 2; bits < 17; bits += 2) {
-      const std::size_t count = pick(std::size_t{1} << bits) + 1;
+    for (int i = 0; i < 8; ++i) {
+      const std::size_t count = pick(std::size_t{1} << pick(bits + 1)) + 1;
       ASSERT_EQ(runs.Find(count), RunByScan(cells, count))
           << "step " << step << ", " << count << " cells";
     }
   }
+}
+
+TEST(RunTree, FindsRunsOverManyNodes) {
+  const std::uint64_t menu[] = {~std::uint64_t{0}, ~std::uint64_t{0}, 0,
+                                0xF0F0'FFFF'00FF'0F03};
+  ExpectRuns(menu, /*alike=*/true, /*bits=*/16);
+}
+
+// The longest run of a word is always as long, but elsewhere.
+TEST(RunTree, FindsRunsAcrossWords) {
+  const std::uint64_t menu[] = {
+      0xFFFFF, std::uint64_t{0xFFFFF} << 20, std::uint64_t{0xFFFFF} << 20,
+      std::uint64_t{0xFFFFF} << 20, std::uint64_t{0xFFFFF} << 44};
+  ExpectRuns(menu, /*alike=*/false, /*bits=*/6);
 }
 
 // What the rows of two masks show is the same.
