@@ -461,7 +461,7 @@ class Bench:
         for chosen in (f"-Page.*:{SLOW}", SLOW):
             seen = self.simply(
                 ["./kvtwin_tests", "--gtest_fail_fast", "--gtest_brief=1",
-                 f"--gtest_filter={chosen}"], 40,
+                 f"--gtest_filter={chosen}"], 80,
                 {"RC_PARAMS": "seed=1 max_success=40"})
             if seen:
                 return seen
