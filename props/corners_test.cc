@@ -601,6 +601,33 @@ TEST_P(Gate, ShiftsManyRowsByAFunction) {
   }
 }
 
+// What lies elsewhere in a row than before is told from what did not change.
+TEST_P(Gate, AFunctionMayMoveTheElementsOfARow) {
+  constexpr std::int64_t kHeadDim = 70;
+  CacheSpec spec;
+  spec.shift.kind = ShiftKind::kCustom;
+  spec.shift.fn = [](int, std::int32_t, int, int, std::span<float> key) {
+    std::rotate(key.begin(), key.begin() + 1, key.end());
+    return Status();
+  };
+  const auto cache = std::move(*MakeCache(spec, GetParam()));
+  ASSERT_TRUE(cache->Init(DType::kF16, 1, 2, 2).ok());
+  const std::vector<std::int32_t> positions = {0, 1};
+  const std::vector<int> sequences = {0, 0};
+  ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
+  std::vector<float> numbers(2 * kHeadDim);
+  std::iota(numbers.begin(), numbers.end(), -kHeadDim);
+  const TensorView rows =
+      DenseView(numbers.data(), DType::kF32, {kHeadDim, 1, 2, 1});
+  ASSERT_TRUE(cache->Put(rows, rows).ok());
+  ASSERT_TRUE(cache->Remove(0, 0, 1).ok());
+  const CacheState state = *cache->Snapshot();
+  const TensorView key = state.layers.at(0).key.view();
+  for (std::int64_t i = 0; i < kHeadDim; ++i) {
+    EXPECT_EQ(LoadElement(key.at(i), key.dtype), (i + 1) % kHeadDim);
+  }
+}
+
 TEST(Corners, SetsOfCells) {
   for (const std::size_t size : {1U, 64U, 65U, 5000U}) {
     optimized::BitTree set(size);

@@ -43,6 +43,7 @@ QUICK = ("-O0 -w -fPIC -fopenmp -ffp-contract=off -Werror=return-type "
 SANITIZE = ("-O1 -w -fPIC -fopenmp -ffp-contract=off -fno-sanitize-recover=all "
             "-fsanitize=address,undefined").split()
 LINKER = ["-fuse-ld=lld"] if shutil.which("ld.lld") else []
+TARGETS = ("kvtwin_command", "kvtwin_tests", "kvtwin_allocation_test")
 # Tests that take most of the time of all.
 SLOWEST = "Trace.GivesUp*"
 SLOW = "Trace.GivesUp*:Explorer.*:Targets.*:Shrink.*:Harness.*:Twins.*"
@@ -345,13 +346,12 @@ class Bench:
                 continue
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, copy)
-        for old in ("kvtwin", "kvtwin_tests"):  # They may be mutants.
+        for old in ("kvtwin", *TARGETS[1:]):  # They may be mutants.
             (self.build / old).unlink(missing_ok=True)
         self.checked(["cmake", "--preset", "release", "-G", "Ninja",
                       "-DKVTWIN_BENCH=OFF", "-DKVTWIN_WERROR=OFF"])
         self.checked(["cmake", "--build", "build", "--target",
-                      "kvtwin_command", "kvtwin_tests", "--parallel",
-                      str(os.cpu_count())])
+                      *TARGETS, "--parallel", str(os.cpu_count())])
         self.commands = {}
         self.tests_of = {}  # The objects of kvtwin_tests.
         for entry in json.loads(
@@ -364,7 +364,7 @@ class Bench:
                 if "CMakeFiles/kvtwin_tests.dir/" in entry["command"]:
                     self.tests_of[name] = command[command.index("-o") + 1]
         self.links = {}
-        for target in ("kvtwin_command", "kvtwin_tests"):
+        for target in TARGETS:
             last = self.checked(["ninja", "-C", "build", "-t", "commands",
                                  target]).splitlines()[-1]
             link = shlex.split(last)
@@ -540,6 +540,10 @@ class Bench:
             return "not compiling", ""
         if seen := self.tests():
             return "killed", f"tests {seen}"
+        if not self.link("kvtwin_allocation_test", objects):
+            return "not compiling", ""
+        if seen := self.simply(["./kvtwin_allocation_test"], 20):
+            return "killed", f"allocation test {seen}"
         return None
 
     def outcome(self, sources):
