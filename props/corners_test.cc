@@ -628,6 +628,51 @@ TEST_P(Gate, AFunctionMayMoveTheElementsOfARow) {
   }
 }
 
+// One number that stands for a whole line.
+TEST_P(Gate, AnEncoderTakesLinesThatRepeatAnElement) {
+  const auto cache = Made(Kind::kEncoder);
+  ASSERT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
+  const std::vector<std::int32_t> positions = {0};
+  const std::vector<int> sequences = {0};
+  const std::vector<int> multimodal = {0};
+  ASSERT_TRUE(
+      cache->StartForward({positions, sequences, multimodal}, false).ok());
+  const float numbers[] = {3, 4, 5};
+  TensorView lines = DenseView(&numbers[0], DType::kF32, {3, 1, 1, 1});
+  lines.stride[0] = 0;
+  ASSERT_TRUE(cache->Put(lines, lines).ok());
+  const KvView view = *cache->Get();
+  for (std::int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(LoadElement(view.key.at(i), view.key.dtype), 3);
+    EXPECT_EQ(LoadElement(view.value.at(i), view.value.dtype), 3);
+  }
+}
+
+// Of several sizes, for columns are kept apart by lines of the processor's
+// caches.
+TEST_P(Gate, ColumnsOfPermutedVDoNotOverlap) {
+  for (const int cells : {1023, 1024, 1025, 1041, 1057}) {
+    TestCache cache({}, GetParam(), {.permuted_v = true});
+    ASSERT_EQ(cache.Init(1, cells, cells), StatusCode::kOk);
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(cells));
+    std::iota(positions.begin(), positions.end(), 0);
+    ASSERT_EQ(cache.Start(positions, std::vector<int>(positions.size(), 0)),
+              StatusCode::kOk);
+    std::vector<float> numbers(3 * positions.size());
+    std::iota(numbers.begin(), numbers.end(), 0);
+    const TensorView rows =
+        DenseView(numbers.data(), DType::kF32, {3, 1, cells, 1});
+    ASSERT_TRUE(cache->Put(rows, rows).ok());
+    const TensorView value = cache->Get()->value;
+    for (std::int64_t i = 0; i < 3; ++i) {
+      for (std::int64_t cell = 0; cell < cells; ++cell) {
+        ASSERT_EQ(LoadElement(value.at(cell, i), value.dtype), 3 * cell + i)
+            << cells << " cells";
+      }
+    }
+  }
+}
+
 TEST(Corners, SetsOfCells) {
   for (const std::size_t size : {1U, 64U, 65U, 5000U}) {
     optimized::BitTree set(size);
