@@ -115,7 +115,8 @@ void SaveRows(TensorView all, const std::vector<CellEntry>& entries,
   const auto row_bytes = DenseBytes(row.dtype, row.shape);
   // The usual case: the explorer takes a snapshot after each operation.
   const Shape due = DenseView(nullptr, row.dtype, row.shape).stride;
-  const bool dense = row.stride[0] == due[0] && row.stride[1] == due[1];
+  const bool dense =
+      std::equal(due.begin(), due.begin() + 2, row.stride.begin());
   ForEachHeld(entries, [&](int cell) {
     if (dense) {
       std::memcpy(to, all.at(0, 0, cell), row_bytes);

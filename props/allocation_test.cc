@@ -242,6 +242,26 @@ TEST(Allocations, NoneByDefrags) {
   ExpectNoneForRows(spec);
 }
 
+TEST(Allocations, NoneBySequencesThatComeLater) {
+  for (const Placement placement :
+       {Placement::kContiguous, Placement::kScatter}) {
+    CacheSpec spec;
+    spec.placement = placement;
+    Client client({.spec = spec, .config = {}});
+    ASSERT_TRUE(client.Pass(0, kSequences, kBatch / kSequences,
+                            /*reserve=*/true));
+    ASSERT_TRUE(client.Pass(0, 1, 1));
+    const std::size_t before = allocations;
+    bool done = true;
+    for (int seq = 1; seq < kSequences; ++seq) {
+      done = done && client.Pass(seq, seq + 1, 2);
+    }
+    const std::size_t after = allocations;
+    EXPECT_TRUE(done);
+    EXPECT_EQ(after - before, 0U);
+  }
+}
+
 TEST(Allocations, NoneOnFastPaths) {
   optimized::ForceFastPaths(optimized::FastPaths::kOn);
   for (const bool permuted_v : {false, true}) {

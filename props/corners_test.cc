@@ -617,6 +617,7 @@ TEST_P(Gate, AFunctionMayMoveTheElementsOfARow) {
   ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
   std::vector<float> numbers(2 * kHeadDim);
   std::iota(numbers.begin(), numbers.end(), -kHeadDim);
+  numbers[kHeadDim + 6] = 5;  // What takes the place of a 5.
   const TensorView rows =
       DenseView(numbers.data(), DType::kF32, {kHeadDim, 1, 2, 1});
   ASSERT_TRUE(cache->Put(rows, rows).ok());
@@ -624,7 +625,8 @@ TEST_P(Gate, AFunctionMayMoveTheElementsOfARow) {
   const CacheState state = *cache->Snapshot();
   const TensorView key = state.layers.at(0).key.view();
   for (std::int64_t i = 0; i < kHeadDim; ++i) {
-    EXPECT_EQ(LoadElement(key.at(i), key.dtype), (i + 1) % kHeadDim);
+    const auto from = static_cast<std::size_t>((i + 1) % kHeadDim);
+    EXPECT_EQ(LoadElement(key.at(i), key.dtype), numbers[kHeadDim + from]);
   }
 }
 
@@ -670,6 +672,40 @@ TEST_P(Gate, ColumnsOfPermutedVDoNotOverlap) {
             << cells << " cells";
       }
     }
+  }
+}
+
+// As many of the processor's cache lines as a tile of permuted V has rows.
+TEST_P(Gate, PermutedVTakesCellsThatAreFarApart) {
+  constexpr int kApart = 32;
+  constexpr int kTokens = 40;
+  CacheSpec spec;
+  spec.placement = Placement::kScatter;
+  TestCache cache(spec, GetParam(), {.permuted_v = true});
+  ASSERT_EQ(cache.Init(3, kApart * kTokens, kApart * kTokens), StatusCode::kOk);
+  std::vector<std::int32_t> positions;
+  std::vector<int> sequences;
+  std::vector<float> tags;
+  for (int cell = 0; cell < kApart * kTokens; ++cell) {
+    positions.push_back(cell);
+    sequences.push_back(cell % kApart == 0 ? 1 : 0);
+    tags.push_back(static_cast<float>(cell));
+  }
+  ASSERT_EQ(cache.Start(positions, sequences), StatusCode::kOk);
+  ASSERT_EQ(cache.Put(tags), StatusCode::kOk);
+  ASSERT_TRUE(cache->Remove(1, 0, kOpenEnd).ok());
+  std::vector<float> expected(kTokens);
+  std::iota(expected.begin(), expected.end(), 0.5F);
+  positions.resize(kTokens);
+  ASSERT_EQ(cache.Start(positions, std::vector<int>(kTokens, 2)),
+            StatusCode::kOk);
+  ASSERT_EQ(cache.Put(expected), StatusCode::kOk);
+  const KvView view = *cache->Get();
+  for (int i = 0; i < kTokens; ++i) {
+    ASSERT_EQ(cache->BatchCells()[static_cast<std::size_t>(i)], i * kApart);
+    EXPECT_EQ(LoadElement(view.value.at(i * kApart - view.first_cell),
+                          view.value.dtype),
+              expected[static_cast<std::size_t>(i)]);
   }
 }
 

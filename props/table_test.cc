@@ -328,6 +328,22 @@ TEST(Table, SaysWhatANaiveOneSays) {
   }
 }
 
+TEST(Table, LooksForExtremesBeyondWordsOfOthers) {
+  CellTable table(400, 2, 0);
+  table.Add(0, 0, 10);
+  table.Add(1, 100, 3);
+  table.Add(1, 101, 50);
+  table.Add(0, 200, 12);
+  table.Add(0, 300, 5);
+  Sequence& sequence = *table.Find(0);
+  Selection leaving;
+  table.Select(sequence, {5, 5}, leaving);
+  table.Drop(sequence, leaving);
+  table.Settle(sequence, /*stale=*/true);
+  EXPECT_EQ(sequence.extremes.first, 10);
+  EXPECT_EQ(sequence.extremes.last, 12);
+}
+
 std::size_t RunByScan(const BitTree& cells, std::size_t count) {
   std::size_t length = 0;
   for (std::size_t cell = 0; cell < cells.size(); ++cell) {
