@@ -14,6 +14,7 @@
 #include <random>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/guarded_cache.h"
@@ -21,6 +22,7 @@
 #include "optimized/cell_table.h"
 #include "optimized/mask.h"
 #include "optimized/run_tree.h"
+#include "optimized/targets.h"
 
 namespace kvtwin::props {
 namespace {
@@ -329,19 +331,24 @@ TEST(Table, SaysWhatANaiveOneSays) {
 }
 
 TEST(Table, LooksForExtremesBeyondWordsOfOthers) {
-  CellTable table(400, 2, 0);
-  table.Add(0, 0, 10);
-  table.Add(1, 100, 3);
-  table.Add(1, 101, 50);
-  table.Add(0, 200, 12);
-  table.Add(0, 300, 5);
-  Sequence& sequence = *table.Find(0);
-  Selection leaving;
-  table.Select(sequence, {5, 5}, leaving);
-  table.Drop(sequence, leaving);
-  table.Settle(sequence, /*stale=*/true);
-  EXPECT_EQ(sequence.extremes.first, 10);
-  EXPECT_EQ(sequence.extremes.last, 12);
+  const std::vector<std::string> targets = optimized::SupportedTargets();
+  for (const std::string& target : targets) {
+    ASSERT_TRUE(optimized::SelectTarget(target));
+    CellTable table(400, 2, 0);
+    table.Add(0, 0, 10);
+    table.Add(1, 100, 3);
+    table.Add(1, 101, 50);
+    table.Add(0, 200, 12);
+    table.Add(0, 300, 5);
+    Sequence& sequence = *table.Find(0);
+    Selection leaving;
+    table.Select(sequence, {5, 5}, leaving);
+    table.Drop(sequence, leaving);
+    table.Settle(sequence, /*stale=*/true);
+    EXPECT_EQ(sequence.extremes.first, 10);
+    EXPECT_EQ(sequence.extremes.last, 12);
+  }
+  ASSERT_TRUE(optimized::SelectTarget(targets.front()));
 }
 
 std::size_t RunByScan(const BitTree& cells, std::size_t count) {
