@@ -362,7 +362,8 @@ std::size_t RunByScan(const BitTree& cells, std::size_t count) {
 
 // Where the tree has three levels. Changes stretches of words, each to one of
 // `menu` if they are `alike`, and asks for up to 2^bits cells in a row.
-void ExpectRuns(std::span<const std::uint64_t> menu, bool alike, int bits) {
+void ExpectRuns(std::span<const std::uint64_t> menu, bool alike,
+                std::size_t bits) {
   constexpr std::size_t kWords = 1100;
   BitTree cells(kWords * kWordBits - 7);
   RunTree runs(cells);
