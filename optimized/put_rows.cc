@@ -33,6 +33,7 @@ class Source {
         size_(SizeOf(tensor.dtype)),
         head_dim_(static_cast<std::size_t>(tensor.shape[0])),
         heads_(static_cast<std::size_t>(tensor.shape[1])) {
+    KVTWIN_ASSERT(size_ > 0);
     const auto size = static_cast<std::int64_t>(size_);
     const std::int64_t head = size * tensor.shape[0];
     dense_heads_ = tensor.shape[0] == 1 || tensor.stride[0] == size;

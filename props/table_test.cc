@@ -363,11 +363,11 @@ std::size_t RunByScan(const BitTree& cells, std::size_t count) {
 // Where the tree has three levels. Changes stretches of words, each to one of
 // `menu` if they are `alike`, and asks for up to 2^bits cells in a row.
 void ExpectRuns(std::span<const std::uint64_t> menu, bool alike,
-                std::size_t bits) {
+                std::size_t bits, std::uint32_t seed = 5) {
   constexpr std::size_t kWords = 1100;
   BitTree cells(kWords * kWordBits - 7);
   RunTree runs(cells);
-  std::mt19937 random(5);
+  std::mt19937 random(seed);
   const auto pick = [&](std::size_t end) {
     return std::uniform_int_distribution<std::size_t>(0, end - 1)(random);
   };
