@@ -46,7 +46,7 @@ LINKER = ["-fuse-ld=lld"] if shutil.which("ld.lld") else []
 TARGETS = ("kvtwin_command", "kvtwin_tests", "kvtwin_allocation_test")
 # Tests that take most of the time of all.
 SLOWEST = "Trace.GivesUp*"
-SLOW = "Trace.GivesUp*:Explorer.*:Targets.*:Shrink.*:Harness.*:Twins.*"
+SLOW = f"{SLOWEST}:Explorer.*:Targets.*:Shrink.*:Harness.*:Twins.*"
 # What most sources include, compiled once.
 PREFIX = """#include <Eigen/Core>
 #include <algorithm>
