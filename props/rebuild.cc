@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -12,19 +13,6 @@
 
 namespace kvtwin::props {
 namespace {
-
-// The cells after the last operation, and how many there are.
-std::optional<Step> LastState(const History& history) {
-  static const Subject reference = TwinSubject("reference");
-  Story story;
-  RunHistory(history, reference, &story);
-  if (story.steps.empty()) return std::nullopt;
-  story = {
-      .steps = {}, .frame = Frame{.to = 1000}, .from = std::ssize(story.steps)};
-  RunHistory(history, reference, &story);
-  if (!story.steps.back().drawn) return std::nullopt;
-  return std::move(story.steps.back());
-}
 
 // The next number, but for the largest.
 int After(std::int64_t number) {
@@ -162,24 +150,26 @@ std::optional<History> Rebuilt(const History& history, std::size_t kept) {
   }
   History before = history;
   before.ops.resize(history.ops.size() - kept);
-  const std::optional<Step> state = LastState(before);
-  if (!state || state->cells.empty()) return std::nullopt;
+  const std::unique_ptr<Cache> cache = ReferenceAfter(before);
+  if (cache == nullptr) return std::nullopt;
+  const std::vector<Held> cells = HeldCells(*cache);
+  if (cells.empty()) return std::nullopt;
   int unused = 0;
   const int first_id = history.setup.first_id;
-  for (const Held& held : state->cells) {
+  for (const Held& held : cells) {
     for (const int id : held.sequences) {
       unused = std::max(unused, After(id - first_id));
     }
   }
   const Builder builder(first_id, unused);
   History rebuilt{.setup = history.setup,
-                  .ops = CopiesHideTokens(state->cells)
-                             ? SharedFirst(state->cells, builder)
-                             : InTheirCells(state->cells, builder)};
+                  .ops = CopiesHideTokens(cells)
+                             ? SharedFirst(cells, builder)
+                             : InTheirCells(cells, builder)};
   rebuilt.setup.legal = false;
-  SetCells(state->cell_count, rebuilt.setup);
+  SetCells(cache->CellCount(), rebuilt.setup);
   int& batch = rebuilt.setup.init.max_batch;
-  batch = std::max(batch, state->cell_count);
+  batch = std::max(batch, cache->CellCount());
   rebuilt.ops.insert(rebuilt.ops.end(),
                      history.ops.end() - static_cast<std::ptrdiff_t>(kept),
                      history.ops.end());

@@ -253,20 +253,34 @@ std::string StoryLine(const Step& step) {
   return fmt::format("{} -> {}", step.call, step.answer);
 }
 
-History InTheOpen(const History& history) {
+namespace {
+
+// What ReferenceAfter gives; to `open`, if given, is added what was done.
+std::unique_ptr<Cache> RunReference(const History& history,
+                                    std::vector<Op>* open) {
   static const Subject reference = TwinSubject("reference");
-  History open{.setup = history.setup, .ops = {}};
-  open.setup.legal = false;
   RunResult result;
+  Trio trio(history.setup, reference, nullptr, nullptr, result);
   try {
-    Trio trio(history.setup, reference, nullptr, nullptr, result);
-    Client client(history.setup, trio, &open.ops);
-    if (trio.SetUp()) {
-      for (const Op& op : history.ops) client.Do(op);
-    }
+    Client client(history.setup, trio, open);
+    if (!trio.SetUp()) return nullptr;
+    for (const Op& op : history.ops) client.Do(op);
   } catch (const Differs&) {  // The reference is what is wrong: up to there.
   }
+  return trio.TakeReference();
+}
+
+}  // namespace
+
+History InTheOpen(const History& history) {
+  History open{.setup = history.setup, .ops = {}};
+  open.setup.legal = false;
+  RunReference(history, &open.ops);
   return open;
+}
+
+std::unique_ptr<Cache> ReferenceAfter(const History& history) {
+  return RunReference(history, nullptr);
 }
 
 RunResult RunHistory(const History& history, const Subject& subject,

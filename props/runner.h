@@ -71,6 +71,10 @@ RunResult RunHistory(const History& history, const Subject& subject,
 // is not legal.
 History InTheOpen(const History& history);
 
+// The reference twin as it is after `history`, before Close; null if its setup
+// is refused.
+std::unique_ptr<Cache> ReferenceAfter(const History& history);
+
 }  // namespace kvtwin::props
 
 #endif  // KVTWIN_PROPS_RUNNER_H_

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "props/catalog.h"
 #include "props/cost.h"
@@ -405,6 +406,7 @@ class Shrinker {
   // Operations after the one that shows the failure are of no use.
   void Cut(std::size_t step) {
     if (step + 1 < best_.ops.size()) best_.ops.resize(step + 1);
+    fails_in_last_ = step + 1 == best_.ops.size();
   }
 
   bool Try(const History& candidate) {
@@ -428,11 +430,15 @@ class Shrinker {
     return true;
   }
 
-  // Leaves out runs of operations: halves, quarters, ..., single ones.
+  // Leaves out runs of operations: halves, quarters, ..., single ones. Those
+  // before the last one: what fails there does not fail before.
   void DropOps() {
-    for (std::size_t run = best_.ops.size(); run > 0; run /= 2) {
-      for (std::size_t at = best_.ops.size(); at > 0;) {
-        at = std::min(at, best_.ops.size());
+    const auto before_last = [&] {
+      return best_.ops.size() - (fails_in_last_ ? 1 : 0);
+    };
+    for (std::size_t run = before_last(); run > 0; run /= 2) {
+      for (std::size_t at = before_last(); at > 0;) {
+        at = std::min(at, before_last());
         const std::size_t begin = at > run ? at - run : 0;
         History candidate = best_;
         const auto first = candidate.ops.begin();
@@ -444,7 +450,7 @@ class Shrinker {
     }
   }
 
-  // Every try takes as long as there are rows and rows are wide.
+  // Every try takes as long as there are caches, rows, and rows are wide.
   void PlainSetup() {
     const auto attempt = [&](const auto& change) {
       History candidate = best_;
@@ -464,6 +470,10 @@ class Shrinker {
     if (!attempt([&](Setup& setup) { rows(setup), layout(setup); })) {
       attempt(rows);
       attempt(layout);
+    }
+    // Of a wrapper, one of its caches.
+    for (const CacheSpec& part : std::vector(best_.setup.spec.caches)) {
+      if (attempt([&](Setup& setup) { setup.spec = part; })) break;
     }
     cost_ = CostOf(best_);
   }
@@ -557,7 +567,8 @@ class Shrinker {
   }
 
   History best_;
-  Cost cost_;  // Of `best_`.
+  bool fails_in_last_ = false;  // Not at the end of it all, nor before.
+  Cost cost_;                   // Of `best_`.
   const Rerun& rerun_;
   std::string blamed_;
   std::set<std::string> tried_;

@@ -66,6 +66,8 @@ class Trio {
   void Reload();
 
   const reference::Ledger& ledger() const { return ledger_; }
+  // Nothing can be done any more.
+  std::unique_ptr<Cache> TakeReference() { return std::move(reference_); }
   bool in_pass() const { return pass_.active; }
 
  private:
