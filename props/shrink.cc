@@ -430,21 +430,20 @@ class Shrinker {
     return true;
   }
 
-  // Leaves out runs of operations: halves, quarters, ..., single ones. Those
-  // before the last one: what fails there does not fail before.
+  // Leaves out runs of operations: halves, quarters, ..., single ones. Without
+  // the last one, nothing fails that did not before.
   void DropOps() {
-    const auto before_last = [&] {
-      return best_.ops.size() - (fails_in_last_ ? 1 : 0);
-    };
-    for (std::size_t run = before_last(); run > 0; run /= 2) {
-      for (std::size_t at = before_last(); at > 0;) {
-        at = std::min(at, before_last());
+    for (std::size_t run = best_.ops.size(); run > 0; run /= 2) {
+      for (std::size_t at = best_.ops.size(); at > 0;) {
+        at = std::min(at, best_.ops.size());
         const std::size_t begin = at > run ? at - run : 0;
-        History candidate = best_;
-        const auto first = candidate.ops.begin();
-        candidate.ops.erase(first + static_cast<std::ptrdiff_t>(begin),
-                            first + static_cast<std::ptrdiff_t>(at));
-        Try(candidate);
+        if (at < best_.ops.size() || !fails_in_last_) {
+          History candidate = best_;
+          const auto first = candidate.ops.begin();
+          candidate.ops.erase(first + static_cast<std::ptrdiff_t>(begin),
+                              first + static_cast<std::ptrdiff_t>(at));
+          Try(candidate);
+        }
         at = begin;
       }
     }
