@@ -98,6 +98,36 @@ TEST(Rebuild, KeepsTheOrderOfPositions) {
             "kvt1 cells=8 | put 0*3r 1*2= 0*1@+4 2*1 | get");
 }
 
+// Of a thousand operations in a cache of hundreds of cells, leaving out what is
+// not needed takes all the time that there is.
+TEST(Shrink, LooksLittleUpAfterMuchWork) {
+  const auto tries = [](const std::string& line, std::size_t gets) {
+    History history = *ParseHistory(line);
+    const std::vector<Op> pair = {history.ops.begin() + 1, history.ops.end()};
+    history.ops.resize(1);
+    for (int i = 0; i < 8; ++i) {
+      history.ops.insert(history.ops.end(), gets, pair[0]);
+      history.ops.push_back(pair[1]);
+    }
+    std::size_t count = 0;
+    const Rerun rerun = [&](const History& one) -> std::optional<Difference> {
+      ++count;
+      const auto& segments = one.ops.front().segments;
+      if (segments.empty() || segments.front().count != 37) return std::nullopt;
+      if (std::ranges::count(one.ops, pair[1].kind, &Op::kind) < 8) {
+        return std::nullopt;
+      }
+      return Difference{
+          .step = one.ops.size() - 1, .check = "subject: cells", .text = ""};
+    };
+    EXPECT_EQ(Shrink(history, rerun).ops.size(), 9U);
+    return count;
+  };
+  const std::size_t all = tries("kvt1 cells=37 | put 0*37 | get | causal 0", 0);
+  EXPECT_GT(all, 10000U);
+  EXPECT_LT(tries("kvt1 cells=700 | put 0*37 | get | causal 0", 125), all / 2);
+}
+
 // Resumes nothing that lies in cells of another order than its positions.
 class ResumesInOrder : public ForwardingCache {
  public:

@@ -1,6 +1,7 @@
 #include "props/shrink.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <map>
@@ -411,11 +412,25 @@ class Shrinker {
 
   bool Try(const History& candidate) {
     const std::optional<Difference> difference = rerun_(candidate);
+    CountWork(candidate, difference ? difference->step : candidate.ops.size());
     if (!difference || BlamedBy(difference->check) != blamed_) return false;
     best_ = candidate;
     Cut(difference->step);
     return true;
   }
+
+  // About how long a run of so many operations took. Of a history of a thousand
+  // in a cache of hundreds of cells, shrinking takes long before anything is
+  // looked up; time itself would make the line depend on the machine.
+  void CountWork(const History& history, std::size_t ops) {
+    if (TooMuchWork()) return;
+    const InitArgs& init = history.setup.init;
+    const auto cells =
+        std::min(std::int64_t{init.capacity} * init.max_sequences,
+                 std::int64_t{1} << 20);
+    work_ += 2500 + static_cast<std::int64_t>(ops) * (600 + 30 * cells);
+  }
+  bool TooMuchWork() const { return work_ > kMostWork; }
 
   // If it is plainer than the best one, and was not tried yet.
   bool TryPlainer(const History& candidate) {
@@ -534,7 +549,8 @@ class Shrinker {
 
   // What no step leads to may still be known.
   void LookUp() {
-    PlainestThatFails(best_, [&](const History& one) { return Try(one); });
+    PlainestThatFails(
+        best_, [&](const History& one) { return !TooMuchWork() && Try(one); });
     cost_ = CostOf(best_);
   }
 
@@ -559,13 +575,16 @@ class Shrinker {
         candidate = changed;
         moves[j](candidate);
         if (TryPlainer(candidate)) return true;
-        if (tried_.size() == enough) return false;
+        if (tried_.size() == enough || TooMuchWork()) return false;
       }
     }
     return false;
   }
 
+  static constexpr std::int64_t kMostWork = 125'000'000;  // Nanoseconds.
+
   History best_;
+  std::int64_t work_ = 0;
   bool fails_in_last_ = false;  // Not at the end of it all, nor before.
   Cost cost_;                   // Of `best_`.
   const Rerun& rerun_;
