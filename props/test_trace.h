@@ -1,0 +1,107 @@
+// Recordings for tests, as text, and what the oracle has to say of them.
+
+#ifndef KVTWIN_PROPS_TEST_TRACE_H_
+#define KVTWIN_PROPS_TEST_TRACE_H_
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "props/oracle.h"
+
+namespace kvtwin::props {
+
+inline const std::vector<std::string> kTwins = {"reference", "optimized"};
+
+// Two tokens, of which the first is then removed (docs/trace_format.md).
+inline constexpr const char* kHeader =
+    R"({"kvtrace":1,"producer":"test","placement":"contiguous",)"
+    R"("cache":{"type":"causal","shift":"tag_add"},)"
+    R"("config":{"cache_padding":1,"mask_batch_padding":1,)"
+    R"("permuted_v":false,"mask_dtype":"f32"},)"
+    R"("init":{"dtype":"f32","max_sequences":1,"capacity":4,"max_batch":2},)"
+    R"("model":{"layers":1,"k_head_dim":2,"kv_heads":1,"v_head_dim":1}})";
+inline constexpr const char* kStart =
+    R"({"op":"start_forward","positions":[0,1],"sequences":[0,0],)"
+    R"("result":"ok","cells":[0,1]})";
+inline constexpr const char* kPut =
+    R"({"op":"put","layer":0,)"
+    R"("key":{"shape":[2,1,2],"data":[100,1000,200,1001]},)"
+    R"("value":{"shape":[1,1,2],"data":[100,200]}})";
+inline constexpr const char* kGet =
+    R"({"op":"get","layer":0,"first_cell":0,)"
+    R"("key":{"shape":[2,1,2],"data":[100,1000,200,1001]},)"
+    R"("value":{"shape":[1,1,2],"data":[100,200]},)"
+    R"("mask":{"shape":[2,2],"rows":["10","11"]}})";
+inline constexpr const char* kRemove =
+    R"({"op":"remove","seq":0,"begin":0,"end":1,"result":"ok"})";
+
+inline std::string Replaced(std::string text, const std::string& from,
+                            const std::string& to) {
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, text.npos) << from << " in " << text;
+  return at == text.npos ? text : text.replace(at, from.size(), to);
+}
+
+inline std::string Lines(const std::vector<std::string>& lines) {
+  return fmt::format("{}\n", fmt::join(lines, "\n"));
+}
+
+inline Judgement JudgeText(const std::string& text) {
+  std::istringstream in(text);
+  return Judge(in, kTwins);
+}
+
+inline void ExpectBadInput(const std::string& text, std::int64_t line,
+                           const std::string& reason) {
+  const Judgement judgement = JudgeText(text);
+  EXPECT_EQ(VerdictName(judgement.verdict), "bad_input") << text;
+  EXPECT_EQ(LevelName(judgement.level), "none");
+  EXPECT_EQ(judgement.line, line) << judgement.reason << "\n" << text;
+  EXPECT_NE(judgement.reason.find(reason), std::string::npos)
+      << "'" << judgement.reason << "' lacks '" << reason << "'";
+}
+
+inline void ExpectReject(const std::string& text, std::int64_t line,
+                         Level level) {
+  const Judgement judgement = JudgeText(text);
+  EXPECT_EQ(VerdictName(judgement.verdict), "reject") << judgement.reason;
+  EXPECT_EQ(judgement.line, line) << judgement.reason;
+  EXPECT_EQ(LevelName(judgement.level), LevelName(level)) << judgement.reason;
+}
+
+inline void ExpectAccept(const std::string& text, Level level) {
+  const Judgement judgement = JudgeText(text);
+  EXPECT_EQ(VerdictName(judgement.verdict), "accept")
+      << judgement.line << ": " << judgement.reason;
+  EXPECT_EQ(LevelName(judgement.level), LevelName(level));
+}
+
+inline std::string FileText(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+inline std::vector<std::filesystem::path> Recordings(
+    const std::string& folder) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(
+           std::filesystem::path(KVTWIN_RECORDINGS) / folder)) {
+    if (entry.path().extension() == ".jsonl") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  EXPECT_FALSE(files.empty());
+  return files;
+}
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_TEST_TRACE_H_
