@@ -36,6 +36,10 @@ struct SingleRows {
   HWY_INLINE static hn::Vec<D> Added(D, hn::Vec<D>, hn::Vec<D> sum) {
     return sum;
   }
+  template <class D>
+  HWY_INLINE static hn::Vec<D> Rounded(D, hn::Vec<D> turned) {
+    return turned;
+  }
   // A NaN keeps its bits; what becomes one is the quiet NaN 0x7FC00000.
   template <class D>
   HWY_INLINE static hn::Vec<D> Turned(D d, hn::Vec<D> before,
@@ -64,15 +68,17 @@ struct HalfRows {
                           ToCanonicalHalves(d, sum));
   }
   template <class D>
+  HWY_INLINE static hn::Vec<HalvesOf<D>> Rounded(D d, hn::Vec<D> turned) {
+    return ToHalves(d, turned);
+  }
+  // What was a NaN still is one, if perhaps another: it keeps its bits.
+  template <class D>
   HWY_INLINE static hn::Vec<HalvesOf<D>> Turned(D d,
                                                 hn::Vec<HalvesOf<D>> before,
                                                 hn::Vec<D> turned) {
     const auto rounded = ToHalves(d, turned);
-    const auto nan = IsNaN16(d, rounded);
-    // What was a NaN still is one, if perhaps another.
-    if (HWY_LIKELY(hn::AllFalse(HalvesOf<D>(), nan))) return rounded;
     const auto quiet = hn::Set(HalvesOf<D>(), 0x7E00);
-    const auto after = hn::IfThenElse(nan, quiet, rounded);
+    const auto after = hn::IfThenElse(IsNaN16(d, rounded), quiet, rounded);
     return hn::IfThenElse(IsNaN16(d, before), before, after);
   }
 };
@@ -96,34 +102,40 @@ HWY_INLINE void AddTo(typename Rows::T* elements, std::size_t count,
   for (; i < count; ++i) AddToVector<Rows>(OneF32(), elements + i, offset);
 }
 
-// Turns a vector of x and one of y, elements `x` and `y` of a head.
-template <class Rows, class D>
-HWY_INLINE void TurnPairs(D d, typename Rows::T* head, std::size_t x,
-                          std::size_t y, hn::Vec<D> cosines, hn::Vec<D> x_sines,
-                          hn::Vec<D> y_sines) {
-  const typename Rows::template Stored<D> stored;
-  const auto x_before = hn::LoadU(stored, head + x);
-  const auto y_before = hn::LoadU(stored, head + y);
-  const auto x_float = Rows::Floats(d, x_before);
-  const auto y_float = Rows::Floats(d, y_before);
-  const auto x_turned =
-      hn::Add(hn::Mul(x_float, cosines), hn::Mul(y_float, x_sines));
-  const auto y_turned =
-      hn::Add(hn::Mul(y_float, cosines), hn::Mul(x_float, y_sines));
-  hn::StoreU(Rows::Turned(d, x_before, x_turned), stored, head + x);
-  hn::StoreU(Rows::Turned(d, y_before, y_turned), stored, head + y);
-}
-
-// Of so many heads, the vectors of x and of y at elements `x` and `y`.
-template <class Rows, class D>
-HWY_INLINE void TurnPairsOf(D d, typename Rows::T* heads, std::size_t count,
+// Turns the vectors at elements `x` and `y` of so many heads. The other element
+// of each pair is in the other vector, or its neighbour.
+template <class Rows, bool kNeighbours, class D>
+HWY_INLINE void TurnVectors(D d, typename Rows::T* heads, std::size_t count,
                             std::size_t head_dim, std::size_t x, std::size_t y,
                             const Turns& turns) {
-  const auto cosines = hn::LoadU(d, turns.cosines + x);
+  const typename Rows::template Stored<D> stored;
+  const auto x_cosines = hn::LoadU(d, turns.cosines + x);
+  const auto y_cosines = hn::LoadU(d, turns.cosines + y);
   const auto x_sines = hn::LoadU(d, turns.sines + x);
   const auto y_sines = hn::LoadU(d, turns.sines + y);
   for (std::size_t h = 0; h < count; ++h, heads += head_dim) {
-    TurnPairs<Rows>(d, heads, x, y, cosines, x_sines, y_sines);
+    const auto x_before = hn::LoadU(stored, heads + x);
+    const auto y_before = hn::LoadU(stored, heads + y);
+    const auto x_float = Rows::Floats(d, x_before);
+    const auto y_float = Rows::Floats(d, y_before);
+    auto x_other = y_float;
+    auto y_other = x_float;
+    if constexpr (kNeighbours) {
+      x_other = hn::Reverse2(d, x_float);
+      y_other = hn::Reverse2(d, y_float);
+    }
+    const auto x_turned =
+        hn::Add(hn::Mul(x_float, x_cosines), hn::Mul(x_other, x_sines));
+    const auto y_turned =
+        hn::Add(hn::Mul(y_float, y_cosines), hn::Mul(y_other, y_sines));
+    // One test for both: a sum with a NaN is one. (So is one of infinities.)
+    if (HWY_LIKELY(hn::AllFalse(d, hn::IsNaN(hn::Add(x_turned, y_turned))))) {
+      hn::StoreU(Rows::Rounded(d, x_turned), stored, heads + x);
+      hn::StoreU(Rows::Rounded(d, y_turned), stored, heads + y);
+    } else {
+      hn::StoreU(Rows::Turned(d, x_before, x_turned), stored, heads + x);
+      hn::StoreU(Rows::Turned(d, y_before, y_turned), stored, heads + y);
+    }
   }
 }
 
@@ -131,51 +143,63 @@ template <class Rows>
 HWY_INLINE void TurnHalvesOf(typename Rows::T* heads, std::size_t count,
                              std::size_t head_dim, const Turns& turns) {
   const std::size_t lanes = hn::Lanes(F32());
-  constexpr std::size_t kHeads = 8;  // So many stay in the nearest cache.
-  while (count > 0) {
-    const std::size_t some = std::min(count, kHeads);
-    std::size_t p = 0;
-    for (; p + lanes <= turns.pairs; p += lanes) {
-      TurnPairsOf<Rows>(F32(), heads, some, head_dim, p, p + turns.pairs,
-                        turns);
-    }
-    for (; p < turns.pairs; ++p) {
-      TurnPairsOf<Rows>(OneF32(), heads, some, head_dim, p, p + turns.pairs,
-                        turns);
-    }
-    heads += some * head_dim;
-    count -= some;
+  std::size_t p = 0;
+  for (; p + lanes <= turns.pairs; p += lanes) {
+    TurnVectors<Rows, /*kNeighbours=*/false>(F32(), heads, count, head_dim, p,
+                                             p + turns.pairs, turns);
   }
-}
-
-// Turns a vector of pairs, from element i of a head on.
-template <class Rows, class D>
-HWY_INLINE void TurnNeighbours(D d, typename Rows::T* head, std::size_t i,
-                               const Turns& turns) {
-  const typename Rows::template Stored<D> stored;
-  const auto before = hn::LoadU(stored, head + i);
-  const auto floats = Rows::Floats(d, before);
-  const auto turned =
-      hn::Add(hn::Mul(floats, hn::LoadU(d, turns.cosines + i)),
-              hn::Mul(hn::Reverse2(d, floats), hn::LoadU(d, turns.sines + i)));
-  hn::StoreU(Rows::Turned(d, before, turned), stored, head + i);
+  for (; p < turns.pairs; ++p) {
+    TurnVectors<Rows, /*kNeighbours=*/false>(OneF32(), heads, count, head_dim,
+                                             p, p + turns.pairs, turns);
+  }
 }
 
 template <class Rows>
 HWY_INLINE void TurnAdjacentOf(typename Rows::T* heads, std::size_t count,
                                std::size_t head_dim, const Turns& turns) {
-  const std::size_t lanes = hn::Lanes(F32());
   const std::size_t end = 2 * turns.pairs;
-  for (std::size_t h = 0; h < count; ++h, heads += head_dim) {
-    std::size_t i = 0;
-    if constexpr (hn::MaxLanes(F32()) > 1) {
-      for (; i + lanes <= end; i += lanes) {
-        TurnNeighbours<Rows>(F32(), heads, i, turns);
-      }
+  std::size_t i = 0;
+  if constexpr (hn::MaxLanes(F32()) > 1) {
+    const std::size_t lanes = hn::Lanes(F32());
+    for (; i + 2 * lanes <= end; i += 2 * lanes) {
+      TurnVectors<Rows, /*kNeighbours=*/true>(F32(), heads, count, head_dim, i,
+                                              i + lanes, turns);
     }
-    for (; i < end; i += 2) {
-      TurnPairsOf<Rows>(OneF32(), heads, 1, head_dim, i, i + 1, turns);
+    if (i + lanes <= end) {
+      // A single one: twice the same is read, then twice the same written.
+      TurnVectors<Rows, /*kNeighbours=*/true>(F32(), heads, count, head_dim, i,
+                                              i, turns);
+      i += lanes;
     }
+  }
+  for (; i < end; i += 2) {
+    TurnVectors<Rows, /*kNeighbours=*/false>(OneF32(), heads, count, head_dim,
+                                             i, i + 1, turns);
+  }
+}
+
+template <class Rows, bool kNeighbours>
+HWY_INLINE void Turn(typename Rows::T* heads, std::size_t count,
+                     std::size_t head_dim, const Turns& turns) {
+  // So many are turned by sines that are loaded once. More of them are out of
+  // the order in which memory is quickest.
+  constexpr std::size_t kHeads = 2;
+  constexpr std::size_t kLine = 64 / sizeof(typename Rows::T);
+  constexpr std::size_t kAhead = kTurnsAhead / sizeof(typename Rows::T);
+  while (count > 0) {
+    const std::size_t some = std::min(count, kHeads);
+    const std::size_t end =
+        std::min(count * head_dim, kAhead + some * head_dim);
+    for (std::size_t i = kAhead; i < end; i += kLine) {
+      __builtin_prefetch(heads + i, /*rw=*/1);
+    }
+    if constexpr (kNeighbours) {
+      TurnAdjacentOf<Rows>(heads, some, head_dim, turns);
+    } else {
+      TurnHalvesOf<Rows>(heads, some, head_dim, turns);
+    }
+    heads += some * head_dim;
+    count -= some;
   }
 }
 
@@ -187,19 +211,19 @@ void AddToF16(std::uint16_t* elements, std::size_t count, float offset) {
 }
 void TurnAdjacentF32(float* heads, std::size_t count, std::size_t head_dim,
                      const Turns& turns) {
-  TurnAdjacentOf<SingleRows>(heads, count, head_dim, turns);
+  Turn<SingleRows, /*kNeighbours=*/true>(heads, count, head_dim, turns);
 }
 void TurnAdjacentF16(std::uint16_t* heads, std::size_t count,
                      std::size_t head_dim, const Turns& turns) {
-  TurnAdjacentOf<HalfRows>(heads, count, head_dim, turns);
+  Turn<HalfRows, /*kNeighbours=*/true>(heads, count, head_dim, turns);
 }
 void TurnHalvesF32(float* heads, std::size_t count, std::size_t head_dim,
                    const Turns& turns) {
-  TurnHalvesOf<SingleRows>(heads, count, head_dim, turns);
+  Turn<SingleRows, /*kNeighbours=*/false>(heads, count, head_dim, turns);
 }
 void TurnHalvesF16(std::uint16_t* heads, std::size_t count,
                    std::size_t head_dim, const Turns& turns) {
-  TurnHalvesOf<HalfRows>(heads, count, head_dim, turns);
+  Turn<HalfRows, /*kNeighbours=*/false>(heads, count, head_dim, turns);
 }
 
 }  // namespace kvtwin::optimized::HWY_NAMESPACE

@@ -24,6 +24,10 @@ struct Turns {
   const float* sines;
 };
 
+// Of what is turned, so many bytes are better on their way from memory before:
+// the rest is fetched that far ahead.
+inline constexpr std::size_t kTurnsAhead = 8192;
+
 // Pair p is elements (2p, 2p + 1) of a head, or (p, p + pairs). The heads lie
 // one after another.
 void TurnAdjacent(float* heads, std::size_t count, std::size_t head_dim,

@@ -12,6 +12,7 @@
 #include "optimized/move_rows.h"
 #include "optimized/put_rows.h"
 #include "optimized/row_kernels.h"
+#include "optimized/shift_kernels.h"
 
 namespace kvtwin::optimized {
 namespace {
@@ -50,12 +51,12 @@ bool Streams(std::size_t bytes, std::size_t buffer_bytes) {
   return TakeFastPath(bytes >= kMuch && buffer_bytes >= kLarge);
 }
 
-// Has the beginning of what is needed next on its way; processors find the
-// rest themselves. (g++ leaves out calls of functions that only prefetch.)
+// Has the beginning of what is turned next on its way. (g++ leaves out calls of
+// functions that only prefetch.)
 template <class T>
 [[gnu::always_inline]] inline void FetchAhead(std::span<T> next) {
   constexpr std::size_t kLine = 64 / sizeof(T);
-  constexpr std::size_t kMost = 4096 / sizeof(T);
+  constexpr std::size_t kMost = kTurnsAhead / sizeof(T);
   for (std::size_t i = 0; i < std::min(next.size(), kMost); i += kLine) {
     __builtin_prefetch(&next[i]);
   }
