@@ -133,7 +133,7 @@ void ChatGoals(Goals& goals) {
     both.Check(stretch);
     goals.Judge(
         stretch, 0.01, [&] { return both.Time(); },
-        [&] { return both.reference_time(); }, 3);
+        {[&] { return both.reference_time(); }}, 3);
   }
   if (goals.Wanted(hour)) PlayAll(goals, requests, hour);
 }

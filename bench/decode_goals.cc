@@ -21,16 +21,14 @@ class Pair {
     Decoder below(limit);
     above.Check(name_);
     below.Check(name_);
-    goals_.Judge(
-        name_, goal_, [&] { return above.Time(); },
-        [&] { return below.Time(); });
+    goals_.Judge(name_, goal_, [&] { return above.Time(); },
+                 {[&] { return below.Time(); }});
   }
 
   void Judge(const DecodeCase& value, const Timing& limit) {
     Decoder decoder(value);
     decoder.Check(name_);
-    goals_.Judge(
-        name_, goal_, [&] { return decoder.Time(); }, limit);
+    goals_.Judge(name_, goal_, [&] { return decoder.Time(); }, {limit});
   }
 
  private:

@@ -121,12 +121,10 @@ void Judge(Goals& goals, Layout layout, const std::string& what) {
   Finder below(layout, small);
   above.Check(by_scan);
   below.Check(by_size);
-  goals.Judge(
-      by_scan, 1e-3, [&] { return above.TimeFind(); },
-      [&] { return above.TimeScan(); });
-  goals.Judge(
-      by_size, 2, [&] { return above.TimeFind(); },
-      [&] { return below.TimeFind(); });
+  goals.Judge(by_scan, 1e-3, [&] { return above.TimeFind(); },
+              {[&] { return above.TimeScan(); }});
+  goals.Judge(by_size, 2, [&] { return above.TimeFind(); },
+              {[&] { return below.TimeFind(); }});
 }
 
 }  // namespace

@@ -17,8 +17,7 @@ namespace {
 
 constexpr int kTries = 6;
 
-// Whether noise may be what makes a row miss its goal.
-bool MissesByLittle(const Goal& row) { return row.ratio <= 2 * row.goal; }
+constexpr double kMuch = 2;  // Noise does not make a row miss by that much.
 
 void PrintHead() {
   fmt::print(
@@ -38,6 +37,35 @@ void Print(const Goal& row) {
              TimeText(row.value), TimeText(row.limit), number(row.ratio),
              number(row.goal), row.met ? "yes" : "NO");
   std::fflush(stdout);
+}
+
+// See Judge.
+Goal Measure(const Timing& value, const std::vector<Timing>& limits,
+             int rounds) {
+  std::vector<std::vector<Goal>> tries(limits.size());
+  for (int round = 0; round < rounds; ++round) {
+    const auto time_limits = [&] {
+      for (std::size_t i = 0; i < limits.size(); ++i) {
+        tries[i].emplace_back().limit = limits[i]();
+      }
+    };
+    const bool limits_first = round % 2 == 1;
+    if (limits_first) time_limits();
+    const double time = value();
+    if (!limits_first) time_limits();
+    for (std::vector<Goal>& of_limit : tries) {
+      Goal& row = of_limit.back();
+      row.value = time;
+      row.ratio = time / row.limit;
+    }
+  }
+  Goal hardest;
+  for (std::vector<Goal>& of_limit : tries) {
+    const auto median = of_limit.begin() + rounds / 2;
+    std::ranges::nth_element(of_limit, median, {}, &Goal::ratio);
+    if (median->ratio > hardest.ratio) hardest = *median;
+  }
+  return hardest;
 }
 
 void Spin(double seconds, const Timing& run) {
@@ -69,27 +97,14 @@ bool Goals::Wanted(std::string_view name) const {
 }
 
 void Goals::Judge(const std::string& name, double goal, const Timing& value,
-                  const Timing& limit, int rounds) {
+                  const std::vector<Timing>& limits, int rounds) {
   if (!Wanted(name)) return;
   if (options_.spin > 0) return Spin(options_.spin, value);
   Goal best;
   for (int i = 0; i < (quick() ? 1 : kTries); ++i) {
-    std::vector<Goal> tries;
-    for (int round = 0; round < (quick() ? 3 : rounds); ++round) {
-      Goal row{.name = name, .goal = goal};
-      const bool limit_first = round % 2 == 1;
-      if (limit_first) row.limit = limit();
-      row.value = value();
-      if (!limit_first) row.limit = limit();
-      row.ratio = row.value / row.limit;
-      tries.push_back(row);
-    }
-    const auto median = tries.begin() + std::ssize(tries) / 2;
-    std::nth_element(
-        tries.begin(), median, tries.end(),
-        [](const Goal& a, const Goal& b) { return a.ratio < b.ratio; });
-    if (i == 0 || median->ratio < best.ratio) best = *median;
-    if (best.ratio <= goal || !MissesByLittle(best)) break;
+    const Goal row = Measure(value, limits, quick() ? 3 : rounds);
+    if (i == 0 || row.ratio < best.ratio) best = row;
+    if (best.ratio <= goal || best.ratio > kMuch * goal) break;
   }
   Add(name, goal, best.value, best.limit);
 }

@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/limits.h"
+
 namespace kvtwin::bench {
 
 struct Goal {
@@ -34,9 +36,6 @@ struct GoalOptions {
   double spin = 0;       // Seconds for a profiler, see main.cc.
 };
 
-// Does a thing once; the nanoseconds that it took.
-using Timing = std::function<double()>;
-
 // Measures and collects rows.
 class Goals {
  public:
@@ -50,11 +49,13 @@ class Goals {
   // Whether a row is asked for.
   bool Wanted(std::string_view name) const;
 
-  // Measures value and limit in turns, `rounds` times, and takes the round with
-  // the median ratio. The machine has other things to do, which can make a
-  // thing only slower: a row that misses by little gets more tries.
+  // Measures value and limits in turns, `rounds` times. Of each limit it takes
+  // the round with the median ratio; the row is that of the limit which is the
+  // hardest to meet. (The best limit of each single round would be luck.) The
+  // machine has other things to do, which can make a thing only slower: a row
+  // that misses by little gets more tries.
   void Judge(const std::string& name, double goal, const Timing& value,
-             const Timing& limit, int rounds = 15);
+             const std::vector<Timing>& limits, int rounds = 15);
 
   // Adds a row that is measured already.
   void Add(const std::string& name, double goal, double value, double limit);

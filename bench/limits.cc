@@ -141,18 +141,21 @@ void UseThreads(int threads) {
 #endif
 }
 
-double OnBestThreads(const std::function<double()>& run) {
-  const double together = run();
+std::vector<Timing> OnAnyThreads(const std::vector<Timing>& runs) {
+  std::vector<Timing> all = runs;
 #ifdef _OPENMP
   const int threads = omp_get_max_threads();
-  if (threads > 1) {
-    UseThreads(1);
-    const double alone = run();
-    UseThreads(threads);
-    return std::min(alone, together);
+  if (threads == 1) return all;
+  for (const Timing& run : runs) {
+    all.push_back([run, threads] {
+      UseThreads(1);
+      const double time = run();
+      UseThreads(threads);
+      return time;
+    });
   }
 #endif
-  return together;
+  return all;
 }
 
 Buffer WrittenBuffer(std::size_t bytes) {

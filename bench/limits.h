@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "optimized/aligned_buffer.h"
 
@@ -37,9 +38,12 @@ void KeepAlive(const T& value) {
 // From now on, of OpenMP: the optimized twin's, and the limits'.
 void UseThreads(int threads);
 
-// The lower of run() on one thread and on as many as are to be used: on a busy
+// Does a thing once; the nanoseconds that it took.
+using Timing = std::function<double()>;
+
+// Each of these on as many threads as are to be used, and on one: on a busy
 // machine threads wait for each other, which is no limit.
-double OnBestThreads(const std::function<double()>& run);
+std::vector<Timing> OnAnyThreads(const std::vector<Timing>& runs);
 
 // Nanoseconds of each of these, on as many threads.
 double SetBytes(std::byte* to, int value, std::size_t bytes);

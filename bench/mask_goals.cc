@@ -43,10 +43,7 @@ void JudgeNumbers(Goals& goals, DType dtype, int cells, int sequences) {
     goals.Judge(
         name, 1 / (dtype == DType::kF32 ? 0.9 : 0.85),
         [&] { return builder->Time(); },
-        [&] {
-          return OnBestThreads(
-              [&] { return SetBytes(memory.data(), 0xff, bytes); });
-        });
+        OnAnyThreads({[&] { return SetBytes(memory.data(), 0xff, bytes); }}));
   }
 }
 
@@ -67,13 +64,9 @@ void JudgeBits(Goals& goals, DType bits, int cells, int sequences) {
         std::size_t{kBatch} * static_cast<std::size_t>(cells) * sizeof(float);
     Buffer memory = WrittenBuffer(bytes);
     goals.Judge(
-        name, 1 / 15.0, [&] { return builder.Time(); },
-        [&] {
-          return OnBestThreads([&] {
-            return std::max(floats.Time(),
-                            SetBytes(memory.data(), 0xff, bytes));
-          });
-        });
+        name, 1 / 15.0, [&] { return builder.Time(); }, OnAnyThreads({[&] {
+          return std::max(floats.Time(), SetBytes(memory.data(), 0xff, bytes));
+        }}));
   }
 }
 

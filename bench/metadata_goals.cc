@@ -53,10 +53,10 @@ void JudgeOperations(Goals& goals, int cells, int sequences) {
   };
   // Of the 1/200, as above.
   const double of_copy = sequences == 1 ? 1 / 200.0 : 1 / 50.0;
-  goals.Judge(remove[1], 6, remove_from(fast), read, 25);
-  goals.Judge(copy[1], 6, copy_in(fast), read, 25);
-  goals.Judge(remove[0], 1 / 50.0, remove_from(fast), remove_from(slow), 5);
-  goals.Judge(copy[0], of_copy, copy_in(fast), copy_in(slow), 5);
+  goals.Judge(remove[1], 6, remove_from(fast), {read}, 25);
+  goals.Judge(copy[1], 6, copy_in(fast), {read}, 25);
+  goals.Judge(remove[0], 1 / 50.0, remove_from(fast), {remove_from(slow)}, 5);
+  goals.Judge(copy[0], of_copy, copy_in(fast), {copy_in(slow)}, 5);
 }
 
 void JudgeResume(Goals& goals) {
@@ -71,8 +71,8 @@ void JudgeResume(Goals& goals) {
   above.Check(name);
   below.Check(name);
   // The same instructions; the half is for the noise of a few nanoseconds.
-  goals.Judge(
-      name, 1.5, [&] { return above.Time(); }, [&] { return below.Time(); });
+  goals.Judge(name, 1.5, [&] { return above.Time(); },
+              {[&] { return below.Time(); }});
 }
 
 }  // namespace

@@ -51,8 +51,7 @@ double Defragger::TimeCopy() {
     from_ = WrittenBuffer(bytes + bytes / 8);
     to_ = WrittenBuffer(bytes + bytes / 8);
   }
-  return OnBestThreads(
-      [&] { return CopyBytes(from_.data(), to_.data(), bytes); });
+  return CopyBytes(from_.data(), to_.data(), bytes);
 }
 
 void Defragger::Check(const std::string& name) {
@@ -157,9 +156,7 @@ double Shifter::Time() {
   return time;
 }
 
-double Shifter::TimeModify() {
-  return OnBestThreads([&] { return ModifyBytes(memory_.data(), bytes()); });
-}
+double Shifter::TimeModify() { return ModifyBytes(memory_.data(), bytes()); }
 
 void Shifter::Check(const std::string& name) {
   const auto reference = Make(setup_, "reference");

@@ -35,7 +35,9 @@ void JudgePlain(Goals& goals, const PutCase& what, int cells) {
     putter->Check(name);
     goals.Judge(
         name, 1 / (same ? 0.9 : 0.85), [&] { return putter->Time(); },
-        [&] { return limit->Time(*putter); }, 51);
+        OnAnyThreads({[&] { return limit->Time(*putter, /*stream=*/false); },
+                      [&] { return limit->Time(*putter, /*stream=*/true); }}),
+        51);
   }
 }
 
@@ -58,7 +60,7 @@ void JudgePermuted(Goals& goals, PutCase what, int cells) {
     permuted->Check(name);
     goals.Judge(
         name, 1 / 0.45, [&] { return permuted->Time(); },
-        [&] { return OnBestThreads([&] { return plain->Time(); }); }, 51);
+        OnAnyThreads({[&] { return plain->Time(); }}), 51);
   }
 }
 
@@ -70,7 +72,7 @@ void JudgeOnePermuted(Goals& goals, DType dtype, int cells) {
   putter.Check(name);
   goals.Judge(
       name, 1.3, [&] { return putter.Time(); },
-      [&] { return putter.TimeTouch(); }, 151);
+      {[&] { return putter.TimeTouch(); }}, 151);
 }
 
 }  // namespace

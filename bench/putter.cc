@@ -71,14 +71,7 @@ CopyLimit::CopyLimit(const PutCase& what, int cells)
   value_ = WrittenBuffer(bytes);
 }
 
-double CopyLimit::Time(const Putter& from) {
-  return OnBestThreads([&] {
-    const double stored = Copy(from, /*stream=*/false);
-    return std::min(stored, Copy(from, /*stream=*/true));
-  });
-}
-
-double CopyLimit::Copy(const Putter& from, bool stream) {
+double CopyLimit::Time(const Putter& from, bool stream) {
   at_ = at_ + 2 * to_bytes_ > key_.bytes() ? 0 : at_ + to_bytes_;
   return CopyOne(from.key(), key_.data() + at_, stream) +
          CopyOne(from.value(), value_.data() + at_, stream);

@@ -57,11 +57,10 @@ class CopyLimit {
  public:
   CopyLimit(const PutCase& what, int cells);
 
-  // Nanoseconds of the better of two ways: through the caches, or past them.
-  double Time(const Putter& from);
+  // Nanoseconds, through the caches, or past them.
+  double Time(const Putter& from, bool stream);
 
  private:
-  double Copy(const Putter& from, bool stream);
   double CopyOne(const DenseTensor& from, std::byte* to, bool stream) const;
 
   std::size_t to_bytes_;
