@@ -155,8 +155,8 @@ void Mask::Write(const CellTable& table, DType dtype) {
   const std::size_t bytes = MaskRowBytes(dtype, columns);
   const bool stream = TakeFastPath(bytes > kBeyondCaches);
   const std::size_t row_bytes = MaskRowBytes(dtype, columns_);
-  ParallelFor(pieces_.size(), bytes, [&](std::size_t i) {
-    const auto& [row, cells] = pieces_[i];
+  const auto write = [&](const Piece& piece) {
+    const auto& [row, cells] = piece;
     const auto& [sequence, range] = rows_[row].rule;
     WriteMaskRow(
         {.positions = table.positions(),
@@ -169,7 +169,13 @@ void Mask::Write(const CellTable& table, DType dtype) {
         dtype,
         buffer_.data() + row * row_bytes +
             MaskRowBytes(dtype, cells.first - base_));
-    if (stream) hwy::FlushStream();
+  };
+  ParallelShares(1, bytes, [&](std::size_t, Share share) {
+    const std::size_t end = share.End(pieces_.size());
+    for (std::size_t i = share.Begin(pieces_.size()); i < end; ++i) {
+      write(pieces_[i]);
+    }
+    if (stream) hwy::FlushStream();  // Once: it waits for all of them.
   });
 }
 
