@@ -158,10 +158,14 @@ void Mask::Write(const CellTable& table, DType dtype) {
   const auto write = [&](const Piece& piece) {
     const auto& [row, cells] = piece;
     const auto& [sequence, range] = rows_[row].rule;
+    // No position of such a sequence needs a look.
+    const bool all = sequence != nullptr &&
+                     range.first <= sequence->extremes.first &&
+                     sequence->extremes.last <= range.last;
     WriteMaskRow(
         {.positions = table.positions(),
          .members = sequence == nullptr ? nullptr : sequence->members.words(),
-         .range = range,
+         .range = all ? PosRange{0, INT32_MAX} : range,
          .first = cells.first,
          .end = cells.end,
          .ranges = table.ranges(),

@@ -58,7 +58,8 @@ HWY_INLINE void VisibleWords(const MaskRow& row, std::size_t begin,
     const auto members = hn::LoadU(U64(), row.members + w);
     hn::StoreU(hn::IfThenZeroElse(hn::RebindMask(U64(), not_inside), members),
                U64(), out);
-    const auto straddles = hn::AndNot(outside, not_inside);
+    const auto none = hn::RebindMask(I64(), hn::Eq(members, hn::Zero(U64())));
+    const auto straddles = hn::AndNot(hn::Or(outside, none), not_inside);
     if (HWY_LIKELY(hn::AllFalse(I64(), straddles))) continue;
     std::array<std::uint8_t, sizeof(std::uint64_t)> lanes;
     hn::StoreMaskBits(I64(), straddles, lanes.data());
@@ -161,12 +162,25 @@ HWY_INLINE void WriteElements(const MaskRow& row, T minus_inf,
   }
 }
 
-// There is little to write, so that nothing is streamed.
+// To anywhere, past the cache where whole lines lie.
+HWY_INLINE void StreamWords(const std::uint64_t* bits, std::size_t count,
+                            std::uint64_t* out) {
+  std::size_t i = std::min(BeforeLine(out), count);
+  std::copy_n(bits, i, out);
+  constexpr std::size_t kLanes = hn::MaxLanes(U64());
+  for (; i + kLanes <= count; i += kLanes) {
+    hn::Stream(hn::LoadU(U64(), bits + i), U64(), out + i);
+  }
+  std::copy(bits + i, bits + count, out + i);
+}
+
 HWY_INLINE void WriteBits(const MaskRow& row, std::byte* bytes) {
   auto* out = reinterpret_cast<std::uint64_t*>(bytes);
+  ChunkBits bits;
   for (std::size_t first = row.first; first < row.end; first += kChunk) {
     const std::size_t size = std::min(kChunk, row.end - first);
-    VisibleColumns(row, first, size, out);
+    VisibleColumns(row, first, size, row.stream ? bits.data() : out);
+    if (row.stream) StreamWords(bits.data(), (size + kWord - 1) / kWord, out);
     out += kChunk / kWord;
   }
 }
