@@ -53,14 +53,18 @@ HWY_INLINE void VisibleWords(const MaskRow& row, std::size_t begin,
     const auto last = hn::BitCast(I64(), hn::ShiftRight<32>(range));
     const auto not_inside =
         hn::Or(hn::Gt(row_first, first), hn::Gt(last, row_last));
-    const auto outside =
-        hn::Or(hn::Gt(first, row_last), hn::Gt(row_first, last));
     const auto members = hn::LoadU(U64(), row.members + w);
+    const auto none = hn::RebindMask(I64(), hn::Eq(members, hn::Zero(U64())));
+    const auto partly = hn::AndNot(none, not_inside);
+    if (HWY_LIKELY(hn::AllFalse(I64(), partly))) {
+      hn::StoreU(members, U64(), out);
+      continue;
+    }
     hn::StoreU(hn::IfThenZeroElse(hn::RebindMask(U64(), not_inside), members),
                U64(), out);
-    const auto none = hn::RebindMask(I64(), hn::Eq(members, hn::Zero(U64())));
-    const auto straddles = hn::AndNot(hn::Or(outside, none), not_inside);
-    if (HWY_LIKELY(hn::AllFalse(I64(), straddles))) continue;
+    const auto outside =
+        hn::Or(hn::Gt(first, row_last), hn::Gt(row_first, last));
+    const auto straddles = hn::AndNot(outside, partly);
     std::array<std::uint8_t, sizeof(std::uint64_t)> lanes;
     hn::StoreMaskBits(I64(), straddles, lanes.data());
     for (unsigned rest = lanes[0]; rest != 0; rest &= rest - 1) {
