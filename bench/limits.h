@@ -20,6 +20,24 @@ using Buffer = optimized::AlignedBuffer;
 // A buffer whose pages are all there.
 Buffer WrittenBuffer(std::size_t bytes);
 
+// Pieces of memory, each of which was written long ago when its turn comes: it
+// is in no cache if all of them together are larger than those.
+class ColdMemory {
+ public:
+  ColdMemory(std::size_t piece_bytes, std::size_t pieces)
+      : buffer_(WrittenBuffer(piece_bytes * pieces)), bytes_(piece_bytes) {}
+
+  std::byte* Next() {
+    at_ = at_ + 2 * bytes_ > buffer_.bytes() ? 0 : at_ + bytes_;
+    return buffer_.data() + at_;
+  }
+
+ private:
+  Buffer buffer_;
+  std::size_t bytes_;
+  std::size_t at_ = 0;
+};
+
 // Nanoseconds of run().
 template <class Run>
 double Time(const Run& run) {

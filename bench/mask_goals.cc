@@ -17,6 +17,10 @@ namespace {
 
 constexpr int kBatch = 512;
 
+// So many masks do not fit into the caches: their memory is as cold as that of
+// a mask that is written past them.
+constexpr std::size_t kMemories = 4;
+
 std::string SequencesName(int sequences) {
   return sequences == 1 ? "1 sequence"
                         : fmt::format("{} interleaved", sequences);
@@ -28,7 +32,7 @@ void JudgeNumbers(Goals& goals, DType dtype, int cells, int sequences) {
   const MaskCase what = {
       .cells = cells, .batch = kBatch, .sequences = sequences, .dtype = dtype};
   std::unique_ptr<MaskBuilder> builder;
-  Buffer memory;
+  std::unique_ptr<ColdMemory> memory;
   for (const int threads : ThreadCounts()) {
     const std::string name = fmt::format(
         "mask {}, {} x {}, {} / memset, {}", DTypeName(dtype), kBatch,
@@ -37,13 +41,13 @@ void JudgeNumbers(Goals& goals, DType dtype, int cells, int sequences) {
     UseThreads(threads);
     if (builder == nullptr) {
       builder = std::make_unique<MaskBuilder>(what);
-      memory = WrittenBuffer(bytes);
+      memory = std::make_unique<ColdMemory>(bytes, kMemories);
     }
     builder->Check(name);
     goals.Judge(
         name, 1 / (dtype == DType::kF32 ? 0.9 : 0.85),
         [&] { return builder->Time(); },
-        OnAnyThreads({[&] { return SetBytes(memory.data(), 0xff, bytes); }}));
+        OnAnyThreads({[&] { return SetBytes(memory->Next(), 0xff, bytes); }}));
   }
 }
 
@@ -62,7 +66,7 @@ void JudgeBits(Goals& goals, DType bits, int cells, int sequences) {
     floats.Check(name);
     const std::size_t bytes =
         std::size_t{kBatch} * static_cast<std::size_t>(cells) * sizeof(float);
-    Buffer memory = WrittenBuffer(bytes);
+    ColdMemory memory(bytes, kMemories);
     goals.Judge(
         name, 1 / 15.0,
         [&] {
@@ -72,7 +76,7 @@ void JudgeBits(Goals& goals, DType bits, int cells, int sequences) {
           return builder.Time();
         },
         OnAnyThreads({[&] {
-          return std::max(floats.Time(), SetBytes(memory.data(), 0xff, bytes));
+          return std::max(floats.Time(), SetBytes(memory.Next(), 0xff, bytes));
         }}));
   }
 }

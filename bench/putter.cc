@@ -43,6 +43,7 @@ void Putter::Check(const std::string& name) {
 CacheSetup Putter::Setup(int cells) const {
   CacheSetup setup;
   setup.config.permuted_v = what_.permuted;
+  setup.config.mask_dtype = DType::kBits;
   setup.dtype = what_.stored;
   setup.capacity = cells;
   return setup;
@@ -64,17 +65,13 @@ void Putter::TakeBack() {
 CopyLimit::CopyLimit(const PutCase& what, int cells)
     : to_bytes_(static_cast<std::size_t>(what.batch) * kRow *
                 SizeOf(what.stored)),
-      halves_(what.source != what.stored) {
-  const std::size_t bytes =
-      static_cast<std::size_t>(cells) * kRow * SizeOf(what.stored);
-  key_ = WrittenBuffer(bytes);
-  value_ = WrittenBuffer(bytes);
-}
+      halves_(what.source != what.stored),
+      key_(to_bytes_, static_cast<std::size_t>(cells / what.batch)),
+      value_(to_bytes_, static_cast<std::size_t>(cells / what.batch)) {}
 
 double CopyLimit::Time(const Putter& from, bool stream) {
-  at_ = at_ + 2 * to_bytes_ > key_.bytes() ? 0 : at_ + to_bytes_;
-  return CopyOne(from.key(), key_.data() + at_, stream) +
-         CopyOne(from.value(), value_.data() + at_, stream);
+  return CopyOne(from.key(), key_.Next(), stream) +
+         CopyOne(from.value(), value_.Next(), stream);
 }
 
 double CopyLimit::CopyOne(const DenseTensor& from, std::byte* to,

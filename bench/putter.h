@@ -65,9 +65,8 @@ class CopyLimit {
 
   std::size_t to_bytes_;
   bool halves_;
-  std::size_t at_ = 0;
-  Buffer key_;
-  Buffer value_;
+  ColdMemory key_;
+  ColdMemory value_;
 };
 
 // One token into permuted V: its elements go to a cache line each. Only one

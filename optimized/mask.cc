@@ -13,10 +13,13 @@ namespace {
 
 // Rows are cut into pieces of at most this many cells, so that several threads
 // can write one long row. A multiple of a word.
-constexpr std::size_t kPieceCells = std::size_t{16} * 1024;
+constexpr std::size_t kPieceCells = std::size_t{64} * 1024;
 
 // What no cache holds is written past them.
 constexpr std::size_t kBeyondCaches = std::size_t{16} << 20;
+
+// From so many rows on it pays to look at each word of the view beforehand.
+constexpr std::size_t kManyRows = 8;
 
 }  // namespace
 
@@ -149,11 +152,32 @@ void Mask::Update(const CellTable& table, const RowRule& rule, std::size_t row,
   state.extremes = rule.sequence->extremes;
 }
 
-void Mask::Write(const CellTable& table, DType dtype) {
+// The range of positions of each block that the cells are in.
+const PosRange* Mask::Blocks(const CellTable& table, CellSpan cells) {
+  blocks_.resize(WordsFor(table.size()) / kBlockWords + 1);
+  const PosRange* ranges = table.ranges();
+  const std::size_t end = WordsFor(cells.end);
+  for (std::size_t w = cells.first / kWordBits; w < end;) {
+    PosRange block = ranges[w];
+    const std::size_t next = std::min(end, (w / kBlockWords + 1) * kBlockWords);
+    PosRange& of_block = blocks_[w / kBlockWords];
+    for (; w < next; ++w) {
+      block = {std::min(block.first, ranges[w].first),
+               std::max(block.last, ranges[w].last)};
+    }
+    of_block = block;
+  }
+  return blocks_.data();
+}
+
+void Mask::Write(const CellTable& table, CellSpan view, DType dtype) {
   std::size_t columns = 0;
   for (const Piece& piece : pieces_) columns += piece.cells.size();
   const std::size_t bytes = MaskRowBytes(dtype, columns);
   const bool stream = TakeFastPath(bytes > kBeyondCaches);
+  // Many rows look at the same words.
+  const bool many = TakeFastPath(columns >= kManyRows * (view.end - base_));
+  const PosRange* blocks = many ? Blocks(table, {base_, view.end}) : nullptr;
   const std::size_t row_bytes = MaskRowBytes(dtype, columns_);
   const auto write = [&](const Piece& piece) {
     const auto& [row, cells] = piece;
@@ -169,6 +193,7 @@ void Mask::Write(const CellTable& table, DType dtype) {
          .first = cells.first,
          .end = cells.end,
          .ranges = table.ranges(),
+         .blocks = blocks,
          .stream = stream},
         dtype,
         buffer_.data() + row * row_bytes +
@@ -191,7 +216,7 @@ void Mask::Build(const CellTable& table, std::span<const RowRule> rules,
     Update(table, row < rules.size() ? rules[row] : RowRule{nullptr, {0, -1}},
            row, view);
   }
-  Write(table, dtype);
+  Write(table, view, dtype);
   view_ =
       DenseView(buffer_.data() + MaskRowBytes(dtype, view.first - base_), dtype,
                 {static_cast<std::int64_t>(view.size()),

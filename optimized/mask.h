@@ -69,7 +69,8 @@ class Mask {
   std::size_t Word(std::size_t cell) const;
   void AddWordOf(std::size_t row, CellSpan cells, std::size_t cell);
   void Add(std::size_t row, CellSpan cells);
-  void Write(const CellTable& table, DType dtype);
+  const PosRange* Blocks(const CellTable& table, CellSpan cells);
+  void Write(const CellTable& table, CellSpan view, DType dtype);
 
   AlignedBuffer buffer_;
   // Column 0 of the buffer is cell `base_`; a row has `columns_` of them.
@@ -77,6 +78,7 @@ class Mask {
   std::size_t columns_ = 0;
   std::vector<Row> rows_;
   std::vector<Piece> pieces_;
+  std::vector<PosRange> blocks_;  // See MaskRow.
   TensorView view_;
 };
 

@@ -20,8 +20,10 @@ HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Columns are taken in chunks, whose bits stay in the nearest cache.
+// Columns are taken in chunks, whose bits stay in the nearest cache; if there
+// is nothing but the bits, more at a time.
 constexpr std::size_t kChunk = 128 * kWord;
+constexpr std::size_t kBitsChunk = 512 * kWord;
 
 // As many words at a time as there are 64-bit lanes.
 using U64 = hn::CappedTag<std::uint64_t, 8>;
@@ -32,14 +34,9 @@ HWY_INLINE std::uint64_t VisibleWord(const MaskRow& row, std::size_t w) {
                     row.range);
 }
 
-// Writes the visible cells of the words begin .. end - 1.
-HWY_INLINE void VisibleWords(const MaskRow& row, std::size_t begin,
-                             std::size_t end, std::uint64_t* out) {
-  if (row.members == nullptr) {
-    std::fill_n(out, end - begin, 0);
-    return;
-  }
-  std::size_t w = begin;
+// Writes the visible cells of the words w .. end - 1, which have members.
+HWY_INLINE void LookAtWords(const MaskRow& row, std::size_t w, std::size_t end,
+                            std::uint64_t* out) {
   constexpr std::size_t kLanes = hn::MaxLanes(U64());
   const auto row_first = hn::Set(I64(), row.range.first);
   const auto row_last = hn::Set(I64(), row.range.last);
@@ -75,8 +72,50 @@ HWY_INLINE void VisibleWords(const MaskRow& row, std::size_t begin,
   for (; w < end; ++w) *out++ = VisibleWord(row, w);
 }
 
+// A short memcpy is slower.
+HWY_INLINE void CopyWords(const std::uint64_t* from, std::size_t count,
+                          std::uint64_t* to) {
+  constexpr std::size_t kLanes = hn::MaxLanes(U64());
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    hn::StoreU(hn::LoadU(U64(), from + i), U64(), to + i);
+  }
+  for (; i < count; ++i) to[i] = from[i];
+}
+
+// Whether all members of the block that a word is in are visible.
+HWY_INLINE bool SeesBlockOf(const MaskRow& row, std::size_t w) {
+  if (row.blocks == nullptr) return false;
+  const PosRange block = row.blocks[w / kBlockWords];
+  return row.range.first <= block.first && block.last <= row.range.last;
+}
+
+// Writes the visible cells of the words begin .. end - 1.
+HWY_INLINE void VisibleWords(const MaskRow& row, std::size_t begin,
+                             std::size_t end, std::uint64_t* out) {
+  if (row.members == nullptr) {
+    std::fill_n(out, end - begin, 0);
+    return;
+  }
+  for (std::size_t w = begin; w < end;) {
+    // Blocks that are alike are taken together.
+    const bool whole = SeesBlockOf(row, w);
+    std::size_t next = w;
+    do {
+      next = std::min(end, (next / kBlockWords + 1) * kBlockWords);
+    } while (next < end && SeesBlockOf(row, next) == whole);
+    if (whole) {
+      CopyWords(row.members + w, next - w, out);
+    } else {
+      LookAtWords(row, w, next, out);
+    }
+    out += next - w;
+    w = next;
+  }
+}
+
 // Writes one bit for each of the cells first .. first + size - 1, and zeros up
-// to a whole word. At most a chunk.
+// to a whole word. At most kBitsChunk cells.
 HWY_INLINE void VisibleColumns(const MaskRow& row, std::size_t first,
                                std::size_t size, std::uint64_t* bits) {
   const std::size_t begin = first / kWord;
@@ -87,7 +126,7 @@ HWY_INLINE void VisibleColumns(const MaskRow& row, std::size_t first,
     VisibleWords(row, begin, end, bits);
   } else {
     // A word of columns is of two words of cells, the last perhaps of one.
-    std::array<std::uint64_t, kChunk / kWord + 2> words;
+    std::array<std::uint64_t, kBitsChunk / kWord + 2> words;
     VisibleWords(row, begin, end, words.data());
     words[end - begin] = 0;
     for (std::size_t i = 0; i < count; ++i) {
@@ -180,12 +219,12 @@ HWY_INLINE void StreamWords(const std::uint64_t* bits, std::size_t count,
 
 HWY_INLINE void WriteBits(const MaskRow& row, std::byte* bytes) {
   auto* out = reinterpret_cast<std::uint64_t*>(bytes);
-  ChunkBits bits;
-  for (std::size_t first = row.first; first < row.end; first += kChunk) {
-    const std::size_t size = std::min(kChunk, row.end - first);
+  std::array<std::uint64_t, kBitsChunk / kWord> bits;
+  for (std::size_t first = row.first; first < row.end; first += kBitsChunk) {
+    const std::size_t size = std::min(kBitsChunk, row.end - first);
     VisibleColumns(row, first, size, row.stream ? bits.data() : out);
     if (row.stream) StreamWords(bits.data(), (size + kWord - 1) / kWord, out);
-    out += kChunk / kWord;
+    out += kBitsChunk / kWord;
   }
 }
 

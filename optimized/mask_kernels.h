@@ -12,6 +12,9 @@
 
 namespace kvtwin::optimized {
 
+// Words of 64 cells whose ranges are known together, see MaskRow.
+constexpr std::size_t kBlockWords = 16;
+
 // A stretch of one row of a mask, for the cells first .. end - 1: those of
 // `members` (from cell 0 on) at positions in `range` may be attended to.
 struct MaskRow {
@@ -23,6 +26,8 @@ struct MaskRow {
   // For each word of 64 cells, from cell 0 on: none of its members is at a
   // position outside of it.
   const PosRange* ranges;
+  // The same for each kBlockWords words; null: nobody knows. Only speed.
+  const PosRange* blocks = nullptr;
   // Write past the cache. The caller must then call hwy::FlushStream() before
   // another thread reads. Only speed.
   bool stream = false;

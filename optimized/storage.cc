@@ -44,11 +44,15 @@ std::size_t ColumnBytes(std::size_t cells, DType dtype) {
 }
 
 // Whether to write so much to buffers of that size past the caches. Little of
-// it will soon be read there, and small buffers have a place in them.
-bool Streams(std::size_t bytes, std::size_t buffer_bytes) {
+// it will soon be read there, and small buffers have a place in them. So have
+// copies by several threads, if each has little enough for a cache of its own.
+bool Streams(std::size_t bytes, std::size_t buffer_bytes, bool copies,
+             std::size_t threads) {
   constexpr std::size_t kMuch = std::size_t{128} << 10;
   constexpr std::size_t kLarge = std::size_t{8} << 20;
-  return TakeFastPath(bytes >= kMuch && buffer_bytes >= kLarge);
+  constexpr std::size_t kOwnCache = std::size_t{1} << 20;
+  const bool own = copies && threads > 1 && bytes <= threads * kOwnCache;
+  return TakeFastPath(bytes >= kMuch && buffer_bytes >= kLarge && !own);
 }
 
 // Has the beginning of what is turned next on its way. (g++ leaves out calls of
@@ -111,11 +115,13 @@ void Layer::Put(const TensorView& key, const TensorView& value,
                 std::span<const int> cells) {
   const std::size_t bytes =
       cells.size() * (key_row_bytes() + value_row_bytes());
-  const bool stream = Streams(bytes, key_.bytes() + value_.bytes());
+  const std::size_t touched = 2 * bytes;  // What is read is as much, or twice.
+  const bool copies = key.dtype == dtype_ && !permuted_v_;
+  const bool stream = Streams(bytes, key_.bytes() + value_.bytes(), copies,
+                              ShareCount(touched));
   const StoredRows keys{key_.data(), dtype_, key_row_bytes(), stream};
   const StoredRows values{value_.data(), dtype_, value_row_bytes(), stream};
-  // What is read is as much, or twice that.
-  ParallelShares(1, 2 * bytes, [&](std::size_t, Share share) {
+  ParallelShares(1, touched, [&](std::size_t, Share share) {
     const std::size_t begin = share.Begin(cells.size());
     const std::size_t end = share.End(cells.size());
     PutRows(key, cells, begin, end, keys);
