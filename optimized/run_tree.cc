@@ -94,6 +94,7 @@ void RunTree::Tell(std::size_t level, std::size_t child, const Runs& runs) {
 }
 
 void RunTree::Update() {
+  if (changed_.empty()) return;
   for (std::size_t w = changed_.First(); w != kNone; w = changed_.Next(w)) {
     changed_.Clear(w);
     Tell(0, w, OfWord(cells_.word(w)));
