@@ -185,7 +185,11 @@ void Client::Drop(const Op& op) {
   // Going on at `begin`, or anew.
   if (op.open && begin > 0 && !CanResume(seq, begin)) begin = 0;
   const StatusCode code = Remove(seq, begin, end);
-  if (code != StatusCode::kOk) Remove(seq, 0, kOpenEnd);
+  // Without what was last in the window, the past beyond it would have to be
+  // there.
+  const bool goes_on =
+      code == StatusCode::kOk && (Next(seq) == 0 || CanResume(seq, Next(seq)));
+  if (!goes_on) Remove(seq, 0, kOpenEnd);
 }
 
 void Client::Copy(const Op& op) {

@@ -439,6 +439,23 @@ void Breaks(const std::vector<std::string_view>& laws) {
   }
 }
 
+// A legal client goes on only where its window is still there: here the last
+// positions leave, in the middle of one window and at the end of a sequence.
+TEST(Laws, WindowsHideNothingElseFromALegalClient) {
+  for (const char* line :
+       {"kvt1 kind=wrapper caches=swa:w1:identity/causal:identity cells=3 "
+        "| put 0*2 | put 0*1 | drop 0:1-3 | put 0*1",
+        "kvt1 kind=swa window=4 shift=identity seqs=1 cap=12 batch=8 "
+        "| put 0*8 | put 0*1 | drop 0:6-8 | put 0*2"}) {
+    const Result<History> history = ParseHistory(line);
+    ASSERT_TRUE(history.ok()) << history.status().ToString();
+    const LawResult result =
+        Judge(*FindLaw("window_hides"), *history, TwinSubject("reference"));
+    EXPECT_EQ(result.wrong, "") << line;
+    EXPECT_GT(result.judged, 0) << line;
+  }
+}
+
 // Each law can fail.
 TEST(Laws, OfSequencesAreBrokenByBrokenCaches) {
   Breaks<CopyCutsTheSource>({"frame"});
