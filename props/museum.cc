@@ -287,7 +287,8 @@ Result<std::vector<Exhibit>> ReadExhibits(const fs::path& folder) {
            {std::pair("id: ", &one.id), std::pair("also: ", &one.also),
             std::pair("reference: ", &one.reference),
             std::pair("wrong: ", &one.wrong),
-            std::pair("operation: ", &one.operation)}) {
+            std::pair("operation: ", &one.operation),
+            std::pair("needs: ", &one.needs)}) {
         if (line.starts_with(key)) {
           *value = line.substr(std::string_view(key).size());
         }

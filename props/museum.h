@@ -23,6 +23,7 @@ struct Exhibit {
   std::string reference;  // Where it was public.
   std::string wrong;      // What went wrong, in one line.
   std::string operation;  // Which operation does it.
+  std::string needs;      // "fast paths" if it is in one of these, or none.
 };
 
 // The exhibits in a folder of patches, by id; or what is wrong with one.
