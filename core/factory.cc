@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 
+#include "core/guarded_paged.h"
 #include "core/twin.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/legacy.h"
@@ -17,6 +18,15 @@ constexpr std::array<MakeFn, 2> kMakers = {&reference::MakeCache,
 
 Status Invalid(std::string message) {
   return {StatusCode::kInvalidArgument, std::move(message)};
+}
+
+using MakePoolFn = std::unique_ptr<PagedPool> (*)(const PagedSpec&);
+constexpr std::array<MakePoolFn, 2> kPoolMakers = {&reference::MakePagedPool,
+                                                   &optimized::MakePagedPool};
+
+Status UnknownTwin(std::string_view twin) {
+  return Invalid(
+      fmt::format("twin is '{}', there are {}", twin, fmt::join(kNames, ", ")));
 }
 
 Status CheckShift(const Shift& shift) {
@@ -94,8 +104,21 @@ Result<std::unique_ptr<Cache>> MakeCache(const CacheSpec& spec,
   for (std::size_t i = 0; i < kNames.size(); ++i) {
     if (kNames[i] == twin) return kMakers[i](spec);
   }
-  return Invalid(
-      fmt::format("twin is '{}', there are {}", twin, fmt::join(kNames, ", ")));
+  return UnknownTwin(twin);
+}
+
+Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec,
+                                                 std::string_view twin) {
+  if (Status status = CheckPagedSpec(spec); !status.ok()) return status;
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == twin) return kPoolMakers[i](spec);
+  }
+  return UnknownTwin(twin);
+}
+
+int PagedSequence::SeqLen() const {
+  const Result<int> len = pool_->SeqLen(sequence_);
+  return len.ok() ? *len : 0;
 }
 
 Result<LegacyCache> LegacyCache::Make(CacheSpec spec, std::string_view twin) {

@@ -7,36 +7,10 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
+#include "core/refusals.h"
 
 namespace kvtwin {
 namespace {
-
-template <class... Args>
-Status Invalid(fmt::format_string<Args...> format, Args&&... args) {
-  return {StatusCode::kInvalidArgument,
-          fmt::format(format, std::forward<Args>(args)...)};
-}
-
-template <class... Args>
-Status Untimely(fmt::format_string<Args...> format, Args&&... args) {
-  return {StatusCode::kFailedPrecondition,
-          fmt::format(format, std::forward<Args>(args)...)};
-}
-
-Status NotNegative(std::string_view name, std::int64_t value) {
-  if (value >= 0) return {};
-  return Invalid("{} is {}, it must not be negative", name, value);
-}
-
-Status AtLeastOne(std::string_view name, std::int64_t value) {
-  if (value >= 1) return {};
-  return Invalid("{} is {}, it must be at least 1", name, value);
-}
-
-Status CheckRowDType(std::string_view name, DType dtype) {
-  if (IsRowDType(dtype)) return {};
-  return Invalid("{} is {}, rows are f32 or f16", name, DTypeName(dtype));
-}
 
 Status CheckShape(std::string_view name, const Shape& shape, DType dtype) {
   if (Status status = CheckRowDType(name, dtype); !status.ok()) return status;

@@ -6,16 +6,19 @@
 #include <memory>
 
 #include "kvtwin/cache.h"
+#include "kvtwin/paged.h"
 
 namespace kvtwin {
 
-// Requires: a spec that MakeCache accepts.
+// Requires: a spec that MakeCache, or MakePagedPool, accepts.
 namespace reference {
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec);
-}
+std::unique_ptr<PagedPool> MakePagedPool(const PagedSpec& spec);
+}  // namespace reference
 namespace optimized {
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec);
-}
+std::unique_ptr<PagedPool> MakePagedPool(const PagedSpec& spec);
+}  // namespace optimized
 
 }  // namespace kvtwin
 

@@ -26,6 +26,7 @@ kvtwin_command_test(fuzz_finds_nothing EXIT 0
 add_test(NAME command.first_wrong_lines
   COMMAND ${PROJECT_SOURCE_DIR}/props/first_wrong_lines_test.sh
           $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
+add_test(NAME seeds COMMAND ${PROJECT_SOURCE_DIR}/props/seeds_test.sh)
 add_test(NAME tidy COMMAND ${PROJECT_SOURCE_DIR}/props/tidy_test.sh)
 add_test(NAME link
   COMMAND ${PROJECT_SOURCE_DIR}/props/link_test.sh

@@ -16,6 +16,7 @@
 #include "props/command.h"
 #include "props/fuzz.h"
 #include "props/gen.h"
+#include "props/paged_fuzz.h"
 #include "props/shrink.h"
 
 namespace kvtwin::props {
@@ -112,7 +113,54 @@ void PrintCensus(const Census& census) {
   }
 }
 
+std::string RunCommand(const PagedHistory& history) {
+  return fmt::format("kvtwin run '{}'", ToText(history));
+}
+
+int RunFuzzPaged(const Arguments& arguments) {
+  const FuzzOptions& options = arguments.options;
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  const PagedFuzzResult result = FuzzPaged(
+      options.seed, options.operations, options.seconds,
+      terminal ? ShowProgress : std::function<void(std::int64_t, double)>());
+  if (terminal) fmt::print(stderr, "\r{:40}\r", "");
+  const PagedCensus& census = result.census;
+  const int differences = result.wrong.empty() ? 0 : 1;
+  if (arguments.json) {
+    nlohmann::ordered_json json = {{"operations", census.operations},
+                                   {"histories", result.histories},
+                                   {"differences", differences},
+                                   {"seconds", result.seconds},
+                                   {"seed", options.seed},
+                                   {"blocks_found", census.found},
+                                   {"blocks_copied", census.copied},
+                                   {"blocks_evicted", census.evicted},
+                                   {"truncations", census.truncated},
+                                   {"refused", census.full}};
+    if (differences > 0) {
+      json["reason"] = result.wrong;
+      json["rerun"] = RunCommand(result.shrunk);
+    }
+    fmt::print("{}\n", json.dump());
+    return differences;
+  }
+  if (differences > 0) {
+    fmt::print("DIFFERENCE {}\n  rerun   {}\n  found   seed {}, history {}\n",
+               result.wrong, RunCommand(result.shrunk), options.seed,
+               result.histories - 1);
+  }
+  fmt::print(
+      "{} operations in {} histories, {} differences, seed {}; {} blocks found "
+      "by prompts, {} copied on write, {} evicted, {} truncations, {} appends "
+      "refused\n",
+      census.operations, result.histories, differences, options.seed,
+      census.found, census.copied, census.evicted, census.truncated,
+      census.full);
+  return differences;
+}
+
 int RunFuzz(const Arguments& arguments) {
+  if (arguments.kind == "paged") return RunFuzzPaged(arguments);
   FuzzOptions options = arguments.options;
   if (!arguments.kind.empty()) {
     options.kind = FromName<Kind>(kKindNames, arguments.kind);
@@ -175,7 +223,24 @@ int RunFuzz(const Arguments& arguments) {
   return options.probes && !VacuityOf(result.census).empty() ? 1 : 0;
 }
 
+int RunOnePaged(const Arguments& arguments) {
+  const Result<PagedHistory> history = ParsePagedHistory(arguments.history);
+  if (!history.ok()) {
+    fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
+    return 2;
+  }
+  const std::string wrong = RunPaged(*history);
+  if (wrong.empty()) {
+    fmt::print("{} operations, no difference\n", history->ops.size());
+    return 0;
+  }
+  fmt::print("DIFFERENCE {}\n  rerun   {}\n", wrong,
+             RunCommand(ShrinkPaged(*history)));
+  return 1;
+}
+
 int RunOne(const Arguments& arguments) {
+  if (arguments.history.starts_with("kvp1")) return RunOnePaged(arguments);
   const Result<History> history = ParseHistory(arguments.history);
   if (!history.ok()) {
     fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
@@ -250,13 +315,15 @@ CLI::Validator Whole() {
           "UINT"};
 }
 
-void AddSeedAndKind(CLI::App& command, std::uint64_t& seed, std::string& kind) {
+void AddSeedAndKind(CLI::App& command, std::uint64_t& seed, std::string& kind,
+                    bool with_paged) {
+  std::vector<std::string> kinds(kKindNames.begin(), kKindNames.end());
+  if (with_paged) kinds.emplace_back("paged");
   command.add_option("--seed", seed, "of all that is random")
       ->check(Whole())
       ->capture_default_str();
   command.add_option("--kind", kind, "only this kind of cache")
-      ->check(CLI::IsMember(
-          std::vector<std::string>(kKindNames.begin(), kKindNames.end())));
+      ->check(CLI::IsMember(std::move(kinds)));
 }
 
 void AddGenCommand(CLI::App& app, int& exit_code) {
@@ -280,7 +347,7 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
       ->check(count)
       ->excludes(ops)
       ->capture_default_str();
-  AddSeedAndKind(*gen, options.seed, arguments->kind);
+  AddSeedAndKind(*gen, options.seed, arguments->kind, /*with_paged=*/false);
   gen->callback([arguments, &exit_code] {
     GenOptions& chosen = arguments->options;
     if (!arguments->kind.empty()) {
@@ -305,7 +372,8 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_option("--seconds", options.seconds, "run for so long")
       ->check(CLI::Range(0.01, 1e7))
       ->excludes(ops);
-  AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind);
+  AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind,
+                 /*with_paged=*/true);
   fuzz->add_option("--threads", options.threads, "the verdict is the same")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();

@@ -1,0 +1,95 @@
+// What both twins of the paged pool share: the gate that refuses misuse, how
+// long sequences are, and the views and tables that follow from their blocks.
+
+#ifndef KVTWIN_CORE_GUARDED_PAGED_H_
+#define KVTWIN_CORE_GUARDED_PAGED_H_
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kvtwin/paged.h"
+
+namespace kvtwin {
+
+// What MakePagedPool refuses.
+Status CheckPagedSpec(const PagedSpec& spec);
+
+class GuardedPaged : public PagedPool {
+ public:
+  // Requires: CheckPagedSpec accepts it.
+  explicit GuardedPaged(const PagedSpec& spec) : spec_(spec) {}
+
+  const PagedSpec& spec() const final { return spec_; }
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) final;
+  Result<int> Fork(int sequence, int len) final;
+  Result<int> SeqLen(int sequence) const final;
+  Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
+                             const TensorView& value) final;
+  Status Commit(int sequence, int new_tokens) final;
+  Status Commit(int sequence, std::span<const std::int32_t> tokens) final;
+  Result<std::vector<PagedView>> Views(int sequence, int layer) const final;
+  Result<std::vector<PagedView>> ViewsPacked(int sequence,
+                                             int layer) const final;
+  Result<std::optional<PagedKv>> ContiguousKV(int sequence, int layer,
+                                              int kv_len) const final;
+  Status Truncate(int sequence, int len) final;
+  Status Free(int sequence) final;
+  Result<Device> LayerDevice(int layer) const final;
+  Result<PagedCsr> ExportCsr(std::span<const int> sequences) const final;
+  Result<PagedTable> ExportTable(std::span<const int> sequences) const final;
+  Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
+                                                int end) const final;
+
+ protected:
+  // The twin's part, outside of any misuse. DoOpen and DoFork make `sequence`;
+  // DoOpen answers how many tokens it took over.
+  virtual int DoOpen(int sequence, std::span<const std::int32_t> prompt,
+                     const PrefixKey& key) = 0;
+  virtual void DoFork(int from, int sequence, int len) = 0;
+  // Blocks for positions up to `end`, those from `begin` on in blocks of its
+  // own; false, and nothing changes, if there are not enough.
+  virtual bool DoReserve(int sequence, int begin, int end) = 0;
+  virtual void DoStore(int sequence, int layer, int start,
+                       const TensorView& key, const TensorView& value) = 0;
+  // The sequence is `len` long from now on; of the tokens before, `known` are
+  // these, and more.
+  virtual void DoCommit(int sequence, int len,
+                        std::span<const std::int32_t> tokens) = 0;
+  virtual void DoTruncate(int sequence, int len) = 0;
+  virtual void DoFree(int sequence) = 0;
+  virtual std::span<const int> DoBlocks(int sequence) const = 0;
+  // `count` rows from a slot on; [head_dim, kv_heads, count]. Rows of other
+  // blocks follow if they lie one after another.
+  virtual PagedKv DoRows(int layer, std::int64_t slot, int count) const = 0;
+
+  DType k_dtype() const { return spec_.dtype; }
+  DType v_dtype() const { return spec_.v_dtype.value_or(spec_.dtype); }
+  int BlocksFor(int tokens) const {
+    return (tokens + spec_.block_size - 1) / spec_.block_size;
+  }
+
+ private:
+  struct Length {
+    int len = 0;
+    std::vector<int> appended;  // Rows of each layer, behind.
+  };
+
+  Status CheckSequence(int sequence) const;
+  Status CheckLayer(int layer) const;
+  Status CheckRows(const TensorView& key, const TensorView& value) const;
+  Status CheckCommit(int sequence, std::int64_t new_tokens) const;
+  Status CheckSequences(std::span<const int> sequences) const;
+  int LowestFree() const;
+  Length& Add(int sequence, int len);
+
+  PagedSpec spec_;
+  std::map<int, Length> sequences_;
+};
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_GUARDED_PAGED_H_

@@ -1,0 +1,47 @@
+// How the gates of both twins refuse misuse: messages that name the argument
+// and its value.
+
+#ifndef KVTWIN_CORE_REFUSALS_H_
+#define KVTWIN_CORE_REFUSALS_H_
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "kvtwin/status.h"
+#include "kvtwin/tensor.h"
+
+namespace kvtwin {
+
+template <class... Args>
+Status Invalid(fmt::format_string<Args...> format, Args&&... args) {
+  return {StatusCode::kInvalidArgument,
+          fmt::format(format, std::forward<Args>(args)...)};
+}
+
+template <class... Args>
+Status Untimely(fmt::format_string<Args...> format, Args&&... args) {
+  return {StatusCode::kFailedPrecondition,
+          fmt::format(format, std::forward<Args>(args)...)};
+}
+
+inline Status NotNegative(std::string_view name, std::int64_t value) {
+  if (value >= 0) return {};
+  return Invalid("{} is {}, it must not be negative", name, value);
+}
+
+inline Status AtLeastOne(std::string_view name, std::int64_t value) {
+  if (value >= 1) return {};
+  return Invalid("{} is {}, it must be at least 1", name, value);
+}
+
+inline Status CheckRowDType(std::string_view name, DType dtype) {
+  if (IsRowDType(dtype)) return {};
+  return Invalid("{} is {}, rows are f32 or f16", name, DTypeName(dtype));
+}
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_REFUSALS_H_

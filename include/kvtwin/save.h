@@ -1,0 +1,60 @@
+// A cache's state as bytes, and as a file: what Snapshot gives, to be restored
+// in another process.
+//
+// The format is that of safetensors, so that other tools read the rows: tensors
+// "layers.0.key" and "layers.0.value" of [tokens, kv_heads, head_dim], "cells"
+// of [entries, (cell, position, sequence)], and "caches.0." before the names of
+// a wrapper's. Its metadata has the version, an encoder's positions, and a
+// checksum of everything. Little-endian.
+
+#ifndef KVTWIN_SAVE_H_
+#define KVTWIN_SAVE_H_
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvtwin/state.h"
+#include "kvtwin/status.h"
+
+namespace kvtwin {
+
+// Equal states have equal bytes.
+std::vector<std::byte> StateToBytes(const CacheState& state);
+
+// Errors: invalid_argument unless StateToBytes gave exactly these bytes,
+// whatever they are; never takes much more memory than they do. Whether the
+// state fits a cache, its Restore says.
+Result<CacheState> StateFromBytes(std::span<const std::byte> bytes);
+
+// Writes the file beside `path`, and renames it once it is whole and on disk:
+// whoever loads `path`, at any moment, finds what was there before or this.
+// Errors: failed_precondition, with what the system said.
+Status SaveState(const CacheState& state, const std::string& path);
+
+// Errors: failed_precondition if the file cannot be read; as StateFromBytes.
+Result<CacheState> LoadState(const std::string& path);
+
+// What one sequence has of a state, as a state: its tokens and their rows. Of a
+// wrapper, what it has of each cache. An encoder's slots belong to nobody: they
+// are left out.
+CacheState SequenceOf(const CacheState& state, int sequence);
+
+// `state` and one sequence more, of what SequenceOf gave of another state: its
+// tokens come to the lowest cells that are free, `cells` being how many each of
+// the wrapper's caches has, or the cache itself. So a sequence is loaded beside
+// others:
+//
+//   cache->Restore(*WithSequence(*cache->Snapshot(), 5, saved, {{cells}}))
+//
+// Errors: cache_full; invalid_argument if the state has that sequence already,
+// the rows of a layer have other dimensions or dtypes, or caches are not as
+// many.
+Result<CacheState> WithSequence(const CacheState& state, int sequence,
+                                const CacheState& added,
+                                std::span<const int> cells);
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_SAVE_H_

@@ -1,0 +1,365 @@
+// The optimized twin of the paged pool.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include "core/guarded_paged.h"
+#include "core/twin.h"
+#include "optimized/aligned_buffer.h"
+#include "optimized/bit_tree.h"
+#include "optimized/parallel.h"
+#include "optimized/prefix_index.h"
+#include "optimized/put_rows.h"
+
+namespace kvtwin::optimized {
+namespace {
+
+constexpr int kNoBlock = -1;
+
+// Without an owner it is free, or, if it has a node, in the list of those that
+// were released.
+struct Block {
+  int owners = 0;
+  int node = -1;  // Of the prefix that it ends.
+  int before = kNoBlock;
+  int after = kNoBlock;
+};
+
+struct Sequence {
+  std::vector<int> blocks;
+  std::vector<std::int32_t> known;  // Tokens from its start.
+  std::vector<int> nodes;  // The root, and of each block that is all known.
+};
+
+// K or V rows of one layer.
+struct Rows {
+  AlignedBuffer buffer;
+  DType dtype;
+  std::int64_t head_dim;
+
+  std::size_t head_bytes() const {
+    return static_cast<std::size_t>(head_dim) * SizeOf(dtype);
+  }
+};
+
+class Pool final : public GuardedPaged {
+ public:
+  explicit Pool(const PagedSpec& spec)
+      : GuardedPaged(spec),
+        size_(static_cast<std::size_t>(spec.block_size)),
+        heads_(static_cast<std::size_t>(spec.kv_heads)),
+        blocks_(static_cast<std::size_t>(spec.blocks)),
+        free_(blocks_.size()),
+        offsets_(size_) {
+    free_.SetAll();
+    usage_.free = spec.blocks;
+    std::iota(offsets_.begin(), offsets_.end(), 0);
+    for (int layer = 0; layer < spec.layers; ++layer) {
+      keys_.push_back(MakeRows(k_dtype(), spec.k_head_dim));
+      values_.push_back(MakeRows(v_dtype(), spec.v_head_dim));
+    }
+  }
+
+  PagedUsage Usage() const override { return usage_; }
+
+ protected:
+  int DoOpen(int sequence, std::span<const std::int32_t> prompt,
+             const PrefixKey& key) override {
+    Sequence& opened = sequences_[sequence];
+    opened.nodes = {index_.NeedRoot(key)};
+    const std::size_t most = std::min(
+        prompt.size(), static_cast<std::size_t>(spec().max_seq_len) + 1);
+    std::size_t end = size_;
+    for (; end < most; end += size_) {
+      const auto tokens = prompt.subspan(end - size_, size_);
+      const int node = index_.FindChild(opened.nodes.back(), tokens);
+      if (node < 0 || index_.block(node) == kNoBlock) break;
+      index_.Need(node);
+      opened.nodes.push_back(node);
+      Take(opened, index_.block(node));
+    }
+    const auto taken = prompt.first(end - size_);
+    opened.known.assign(taken.begin(), taken.end());
+    return static_cast<int>(taken.size());
+  }
+
+  void DoFork(int from, int sequence, int len) override {
+    Sequence& forked = sequences_[sequence];
+    const Sequence& source = sequences_.at(from);
+    for (int i = 0; i < BlocksFor(len); ++i) {
+      Take(forked, source.blocks[static_cast<std::size_t>(i)]);
+    }
+    forked.known = source.known;
+    forked.nodes = source.nodes;
+    for (const int node : forked.nodes) index_.Need(node);
+    Forget(forked, len);
+  }
+
+  bool DoReserve(int sequence, int begin, int end) override {
+    std::vector<int>& blocks = sequences_.at(sequence).blocks;
+    const auto first = static_cast<std::size_t>(begin) / size_;
+    const bool copies =
+        first < blocks.size() && BlockOf(blocks[first]).owners > 1;
+    const int missing =
+        std::max(0, BlocksFor(end) - static_cast<int>(blocks.size()));
+    if (missing + (copies ? 1 : 0) > usage_.free + usage_.cached) return false;
+    if (copies) {
+      const int shared = blocks[first];
+      blocks[first] = Fresh();
+      CopyBlock(shared, blocks[first]);
+      Drop(shared);
+    } else if (first < blocks.size()) {
+      Hide(blocks[first]);
+    }
+    for (int i = 0; i < missing; ++i) blocks.push_back(Fresh());
+    return true;
+  }
+
+  void DoStore(int sequence, int layer, int start, const TensorView& key,
+               const TensorView& value) override {
+    const std::vector<int>& blocks = sequences_.at(sequence).blocks;
+    const auto at = static_cast<std::size_t>(layer);
+    if (spec().layout == PagedLayout::kHeadMajor) {
+      StoreHeads(blocks, start, key, keys_[at]);
+      StoreHeads(blocks, start, value, values_[at]);
+      return;
+    }
+    slots_.clear();
+    for (std::int64_t i = 0; i < key.shape[2]; ++i) {
+      const auto position = static_cast<std::size_t>(start + i);
+      slots_.push_back(blocks[position / size_] * spec().block_size +
+                       static_cast<int>(position % size_));
+    }
+    const auto stored = [&](Rows& rows) {
+      return StoredRows{rows.buffer.data(), rows.dtype,
+                        heads_ * rows.head_bytes(), /*stream=*/false};
+    };
+    const StoredRows keys = stored(keys_[at]);
+    const StoredRows values = stored(values_[at]);
+    // What is read is as much, or twice.
+    const std::size_t touched =
+        2 * slots_.size() * (keys.stride + values.stride);
+    ParallelShares(1, touched, [&](std::size_t, Share share) {
+      const std::size_t begin = share.Begin(slots_.size());
+      const std::size_t end = share.End(slots_.size());
+      PutRows(key, slots_, begin, end, keys);
+      PutRows(value, slots_, begin, end, values);
+    });
+  }
+
+  void DoCommit(int sequence, int len,
+                std::span<const std::int32_t> tokens) override {
+    Sequence& to = sequences_.at(sequence);
+    DropBlocks(to, BlocksFor(len));
+    const std::size_t known = to.known.size() + tokens.size();
+    if (known != static_cast<std::size_t>(len)) return;
+    to.known.insert(to.known.end(), tokens.begin(), tokens.end());
+    for (std::size_t i = to.nodes.size() - 1; i < known / size_; ++i) {
+      const int node = index_.NeedChild(
+          to.nodes.back(), std::span(to.known).subspan(i * size_, size_));
+      to.nodes.push_back(node);
+      if (index_.block(node) == kNoBlock) Show(to.blocks[i], node);
+    }
+  }
+
+  void DoTruncate(int sequence, int len) override {
+    Sequence& of = sequences_.at(sequence);
+    DropBlocks(of, BlocksFor(len));
+    Forget(of, len);
+  }
+
+  void DoFree(int sequence) override {
+    Sequence& freed = sequences_.at(sequence);
+    DropBlocks(freed, 0);
+    for (const int node : freed.nodes) index_.Release(node);
+    sequences_.erase(sequence);
+  }
+
+  std::span<const int> DoBlocks(int sequence) const override {
+    return sequences_.at(sequence).blocks;
+  }
+
+  PagedKv DoRows(int layer, std::int64_t slot, int count) const override {
+    const auto at = static_cast<std::size_t>(layer);
+    return {View(keys_[at], slot, count), View(values_[at], slot, count)};
+  }
+
+ private:
+  Block& BlockOf(int block) { return blocks_[static_cast<std::size_t>(block)]; }
+
+  Rows MakeRows(DType dtype, int head_dim) const {
+    Rows rows{{}, dtype, head_dim};
+    rows.buffer =
+        AlignedBuffer(blocks_.size() * size_ * heads_ * rows.head_bytes());
+    return rows;
+  }
+
+  std::size_t BlockBytes(const Rows& rows) const {
+    return size_ * heads_ * rows.head_bytes();
+  }
+
+  TensorView View(const Rows& rows, std::int64_t slot, int count) const {
+    const auto at = static_cast<std::size_t>(slot);
+    const auto head = static_cast<std::int64_t>(rows.head_bytes());
+    const auto heads = static_cast<std::int64_t>(heads_);
+    TensorView view = DenseView(rows.buffer.data(), rows.dtype,
+                                {rows.head_dim, heads, count, 1});
+    std::size_t before = at * heads_ * rows.head_bytes();
+    if (spec().layout == PagedLayout::kHeadMajor) {
+      view.stride[1] = head * spec().block_size;
+      view.stride[2] = head;
+      view.stride[3] = head * count;
+      before = at / size_ * BlockBytes(rows) + at % size_ * rows.head_bytes();
+    }
+    view.data = rows.buffer.data() + before;
+    return view;
+  }
+
+  // Head by head, block by block.
+  void StoreHeads(const std::vector<int>& blocks, int start,
+                  const TensorView& from, Rows& to) {
+    const auto begin = static_cast<std::size_t>(start);
+    const std::size_t end = begin + static_cast<std::size_t>(from.shape[2]);
+    for (std::size_t at = begin; at < end;) {
+      const std::size_t offset = at % size_;
+      const std::size_t count = std::min(size_ - offset, end - at);
+      std::byte* block =
+          to.buffer.data() +
+          static_cast<std::size_t>(blocks[at / size_]) * BlockBytes(to);
+      const auto cells = std::span(offsets_).subspan(offset, count);
+      for (std::size_t head = 0; head < heads_; ++head) {
+        TensorView part = from;
+        part.data = from.at(0, static_cast<std::int64_t>(head),
+                            static_cast<std::int64_t>(at - begin));
+        part.shape[1] = 1;
+        part.shape[2] = static_cast<std::int64_t>(count);
+        PutRows(part, cells, 0, count,
+                {block + head * size_ * to.head_bytes(), to.dtype,
+                 to.head_bytes(), /*stream=*/false});
+      }
+      at += count;
+    }
+  }
+
+  void CopyBlock(int from, int to) {
+    for (std::vector<Rows>* layers : {&keys_, &values_}) {
+      for (Rows& rows : *layers) {
+        const std::size_t bytes = BlockBytes(rows);
+        std::byte* data = rows.buffer.data();
+        std::memcpy(data + static_cast<std::size_t>(to) * bytes,
+                    data + static_cast<std::size_t>(from) * bytes, bytes);
+      }
+    }
+  }
+
+  // Requires: there is one.
+  int Fresh() {
+    std::size_t fresh = free_.First();
+    if (fresh != kNone) {
+      free_.Clear(fresh);
+      --usage_.free;
+    } else {
+      fresh = static_cast<std::size_t>(oldest_);
+      Unlist(oldest_);
+      Hide(static_cast<int>(fresh));
+    }
+    blocks_[fresh].owners = 1;
+    ++usage_.used;
+    return static_cast<int>(fresh);
+  }
+
+  void Take(Sequence& sequence, int block) {
+    Block& taken = BlockOf(block);
+    if (taken.owners == 0) {
+      Unlist(block);
+      ++usage_.used;
+    }
+    if (++taken.owners == 2) ++usage_.shared;
+    sequence.blocks.push_back(block);
+  }
+
+  void Drop(int block) {
+    Block& dropped = BlockOf(block);
+    if (--dropped.owners == 1) --usage_.shared;
+    if (dropped.owners > 0) return;
+    --usage_.used;
+    if (dropped.node >= 0) {
+      List(block);
+    } else {
+      free_.Set(static_cast<std::size_t>(block));
+      ++usage_.free;
+    }
+  }
+
+  void DropBlocks(Sequence& sequence, int count) {
+    while (static_cast<int>(sequence.blocks.size()) > count) {
+      Drop(sequence.blocks.back());
+      sequence.blocks.pop_back();
+    }
+  }
+
+  // Prompts find the block from now on, or no longer.
+  void Show(int block, int node) {
+    index_.Need(node);
+    index_.SetBlock(node, block);
+    BlockOf(block).node = node;
+  }
+  void Hide(int block) {
+    int& node = BlockOf(block).node;
+    if (node < 0) return;
+    index_.SetBlock(node, kNoBlock);
+    index_.Release(node);
+    node = -1;
+  }
+
+  // The list of those that were released, by when they were.
+  void List(int block) {
+    BlockOf(block).before = newest_;
+    BlockOf(block).after = kNoBlock;
+    (newest_ == kNoBlock ? oldest_ : BlockOf(newest_).after) = block;
+    newest_ = block;
+    ++usage_.cached;
+  }
+  void Unlist(int block) {
+    const auto [owners, node, before, after] = BlockOf(block);
+    (before == kNoBlock ? oldest_ : BlockOf(before).after) = after;
+    (after == kNoBlock ? newest_ : BlockOf(after).before) = before;
+    --usage_.cached;
+  }
+
+  void Forget(Sequence& sequence, int len) {
+    const std::size_t known =
+        std::min(sequence.known.size(), static_cast<std::size_t>(len));
+    sequence.known.resize(known);
+    while (sequence.nodes.size() > known / size_ + 1) {
+      index_.Release(sequence.nodes.back());
+      sequence.nodes.pop_back();
+    }
+  }
+
+  std::size_t size_;  // Of a block, in tokens.
+  std::size_t heads_;
+  std::vector<Block> blocks_;
+  BitTree free_;
+  int oldest_ = kNoBlock;
+  int newest_ = kNoBlock;
+  PagedUsage usage_;
+  PrefixIndex index_;
+  std::map<int, Sequence> sequences_;
+  std::vector<Rows> keys_;
+  std::vector<Rows> values_;
+  std::vector<int> offsets_;  // 0, 1, ... of a block.
+  std::vector<int> slots_;    // Of what is stored.
+};
+
+}  // namespace
+
+std::unique_ptr<PagedPool> MakePagedPool(const PagedSpec& spec) {
+  return std::make_unique<Pool>(spec);
+}
+
+}  // namespace kvtwin::optimized

@@ -1,0 +1,52 @@
+// Random histories of paged pools: drawn, played, shortened, and written on a
+// line that `kvtwin run` plays again.
+
+#ifndef KVTWIN_PROPS_PAGED_FUZZ_H_
+#define KVTWIN_PROPS_PAGED_FUZZ_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "props/paged_trio.h"
+
+namespace kvtwin::props {
+
+struct PagedHistory {
+  PagedSpec spec;
+  std::vector<PagedOp> ops;
+};
+
+// "kvp1 block=4 blocks=8 ... | append 0 3 1 | commit 0 1 0".
+std::string ToText(const PagedHistory& history);
+// Errors: anything else; more than a few thousand tokens.
+Result<PagedHistory> ParsePagedHistory(std::string_view text);
+
+// The same for the same arguments, on every machine.
+PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number);
+
+// What is wrong, and empty if nothing is.
+std::string RunPaged(const PagedHistory& history,
+                     PagedCensus* census = nullptr);
+
+// As short as leaving out operations makes it. Requires: something is wrong.
+PagedHistory ShrinkPaged(PagedHistory history);
+
+struct PagedFuzzResult {
+  PagedCensus census;
+  std::int64_t histories = 0;
+  double seconds = 0;
+  std::string wrong;  // With `shrunk`; the run ends with the first.
+  PagedHistory shrunk;
+};
+
+// At least so many operations, or, if 0, for so long.
+PagedFuzzResult FuzzPaged(
+    std::uint64_t seed, std::int64_t operations, double seconds,
+    const std::function<void(std::int64_t, double)>& progress);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_PAGED_FUZZ_H_

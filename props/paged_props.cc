@@ -1,0 +1,166 @@
+// The paged pool: random histories, and a few that are large.
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "core/dense_tensor.h"
+#include "kvtwin/paged.h"
+#include "props/paged_fuzz.h"
+
+namespace rc {
+
+template <>
+struct Arbitrary<kvtwin::props::PagedOp> {
+  static Gen<kvtwin::props::PagedOp> arbitrary() {
+    using kvtwin::props::PagedOp;
+    using kvtwin::props::PagedOpKind;
+    const auto number = [] { return gen::inRange(0, 64); };
+    return gen::build<PagedOp>(
+        gen::set(&PagedOp::kind, gen::weightedElement<PagedOpKind>(
+                                     {{3, PagedOpKind::kOpen},
+                                      {2, PagedOpKind::kFork},
+                                      {8, PagedOpKind::kAppend},
+                                      {8, PagedOpKind::kCommit},
+                                      {1, PagedOpKind::kCommitUnknown},
+                                      {3, PagedOpKind::kTruncate},
+                                      {2, PagedOpKind::kFree},
+                                      {1, PagedOpKind::kMisuse}})),
+        gen::set(&PagedOp::a, number()), gen::set(&PagedOp::b, number()),
+        gen::set(&PagedOp::c, number()));
+  }
+};
+
+}  // namespace rc
+
+namespace kvtwin::props {
+namespace {
+
+RC_GTEST_PROP(Paged, TwinsAndLedgerAgree, ()) {
+  PagedHistory history =
+      MakePagedHistory(2, *rc::gen::inRange<std::uint64_t>(0, 1000));
+  history.ops =
+      *rc::gen::container<std::vector<PagedOp>>(rc::gen::arbitrary<PagedOp>());
+  const std::string wrong = RunPaged(history);
+  if (!wrong.empty()) RC_LOG() << wrong << "\n" << ToText(history);
+  RC_ASSERT(wrong.empty());
+}
+
+// Everything that is rare happens, and often.
+TEST(Paged, HistoriesReachSharingCopiesEvictionAndTruncation) {
+  const PagedFuzzResult result =
+      FuzzPaged(/*seed=*/1, /*operations=*/20000, /*seconds=*/0, nullptr);
+  EXPECT_EQ(result.wrong, "") << ToText(result.shrunk);
+  EXPECT_GT(result.census.found, 100);
+  EXPECT_GT(result.census.copied, 50);
+  EXPECT_GT(result.census.evicted, 100);
+  EXPECT_GT(result.census.truncated, 100);
+  EXPECT_GT(result.census.full, 100);
+}
+
+TEST(Paged, LinesAreReadAsTheyAreWritten) {
+  for (std::uint64_t number = 0; number < 50; ++number) {
+    const std::string text = ToText(MakePagedHistory(3, number));
+    const Result<PagedHistory> read = ParsePagedHistory(text);
+    ASSERT_TRUE(read.ok()) << read.status().ToString();
+    EXPECT_EQ(ToText(*read), text);
+  }
+  for (const char* text :
+       {"", "kvt1", "kvp1 block", "kvp1 block=0", "kvp1 block=1x",
+        "kvp1 size=3", "kvp1 dtype=bits", "kvp1 layout=flat", "kvp1 | append",
+        "kvp1 | append 1 2 x", "kvp1 | put 1 2 3",
+        "kvp1 | append 1 2 99999999999", "kvp1 blocks=16384 block=16384"}) {
+    EXPECT_FALSE(ParsePagedHistory(text).ok()) << text;
+  }
+}
+
+// Seed 003's interface, one method after the other.
+TEST(Paged, SequencesAreCachesOfOne) {
+  for (const char* twin : {"reference", "optimized"}) {
+    SCOPED_TRACE(twin);
+    const PagedSpec spec = {.block_size = 2,
+                            .blocks = 4,
+                            .max_seq_len = 5,
+                            .layers = 2,
+                            .k_head_dim = 2,
+                            .dtype = DType::kF32,
+                            .layout = PagedLayout::kHeadMajor};
+    const auto pool = std::move(*MakePagedPool(spec, twin));
+    PagedSequence cache(*pool, *pool->Open());
+    EXPECT_EQ(cache.SeqLen(), 0);
+    EXPECT_EQ(cache.MaxSeqLen(), 5);
+    EXPECT_FALSE(cache.IsOnGPU());
+    EXPECT_EQ(*cache.LayerDevice(1), Device::kCpu);
+    EXPECT_FALSE(cache.LayerDevice(2).ok());
+    const DenseTensor key = FilledTensor(DType::kF32, {2, 1, 3, 1}, 7);
+    const DenseTensor value = FilledTensor(DType::kF32, {1, 1, 3, 1}, 8);
+    for (const int layer : {0, 1}) {
+      const auto appended = cache.Append(layer, key.view(), value.view());
+      ASSERT_TRUE(appended.ok());
+      EXPECT_EQ(appended->start, 0);
+      EXPECT_EQ(appended->views.size(), 2U);
+    }
+    EXPECT_EQ(cache.SeqLen(), 0);
+    ASSERT_TRUE(cache.Commit(3).ok());
+    EXPECT_EQ(cache.SeqLen(), 3);
+    EXPECT_EQ(cache.Append(0, key.view(), value.view()).status().code(),
+              StatusCode::kCacheFull);
+    const auto views = *cache.Views(0);
+    const auto packed = *cache.ViewsPacked(0);
+    ASSERT_EQ(views.size(), 2U);
+    EXPECT_EQ(views[1].start, 2);
+    EXPECT_EQ(views[1].key.shape, (Shape{2, 1, 1, 1}));
+    EXPECT_EQ(packed[0].key.shape, (Shape{2, 2, 1, 1}));
+    EXPECT_FALSE(cache.ContiguousKV(0, 3)->has_value());  // Of two blocks.
+    ASSERT_TRUE(cache.Truncate(2).ok());
+    const std::optional<PagedKv> whole = *cache.ContiguousKV(0, 2);
+    ASSERT_TRUE(whole.has_value());
+    EXPECT_EQ(whole->value.shape, (Shape{1, 1, 2, 1}));
+    ASSERT_TRUE(cache.Free().ok());
+    EXPECT_EQ(cache.SeqLen(), 0);
+    EXPECT_EQ(pool->Usage(), (PagedUsage{.free = 4}));
+  }
+}
+
+// A million tokens of metadata, 64 forks of all of it, and nothing is left.
+TEST(Paged, AMillionTokensAreForkedTruncatedAndFreed) {
+  constexpr int kTokens = 1 << 20;
+  constexpr int kForks = 64;
+  const PagedSpec spec = {.block_size = 16,
+                          .blocks = kTokens / 16 + kForks,
+                          .max_seq_len = kTokens + 1,
+                          .layers = 1,
+                          .kv_heads = 1,
+                          .k_head_dim = 2,
+                          .v_head_dim = 2};
+  const auto pool = std::move(*MakePagedPool(spec));
+  const int first = *pool->Open();
+  constexpr int kBatch = 1 << 14;
+  const DenseTensor rows = FilledTensor(DType::kF32, {2, 1, kBatch, 1}, 1);
+  std::vector<std::int32_t> tokens(kBatch);
+  for (int done = 0; done < kTokens; done += kBatch) {
+    for (int i = 0; i < kBatch; ++i) {
+      tokens[static_cast<std::size_t>(i)] = done + i;
+    }
+    ASSERT_TRUE(pool->Append(first, 0, rows.view(), rows.view()).ok());
+    ASSERT_TRUE(pool->Commit(first, tokens).ok());
+  }
+  const DenseTensor one = FilledTensor(DType::kF32, {2, 1, 1, 1}, 2);
+  for (int i = 0; i < kForks; ++i) {
+    const int fork = *pool->Fork(first, kTokens - i - 1);
+    ASSERT_TRUE(pool->Append(fork, 0, one.view(), one.view()).ok());
+    ASSERT_TRUE(pool->Commit(fork, 1).ok());
+  }
+  EXPECT_GT(pool->Usage().shared, kTokens / 16 - kForks);
+  for (int i = kForks; i > 0; --i) {
+    ASSERT_TRUE(pool->Truncate(i, kTokens / (i + 1)).ok());
+    ASSERT_TRUE(pool->Free(i).ok());
+  }
+  ASSERT_TRUE(pool->Free(first).ok());
+  const PagedUsage usage = pool->Usage();
+  EXPECT_EQ(usage.used, 0);
+  EXPECT_EQ(usage.shared, 0);
+  EXPECT_EQ(usage.free + usage.cached, spec.blocks);
+}
+
+}  // namespace
+}  // namespace kvtwin::props

@@ -1,0 +1,425 @@
+#include "props/paged_trio.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <ostream>
+#include <utility>
+
+#include "core/dense_tensor.h"
+#include "props/hash.h"
+
+namespace kvtwin::props {
+namespace {
+
+int Mod(int number, int size) { return ((number % size) + size) % size; }
+
+// Rows of f32 that say which tokens they are of. Exact in every dtype.
+DenseTensor RowsOf(const std::vector<std::uint64_t>& chains, int layer,
+                   int role, std::int64_t head_dim, std::int64_t heads) {
+  DenseTensor rows =
+      FilledTensor(DType::kF32, {head_dim, heads, std::ssize(chains), 1}, 0);
+  std::byte* to = rows.bytes.data();
+  for (const std::uint64_t chain : chains) {
+    for (std::int64_t i = 0; i < head_dim * heads; ++i, to += sizeof(float)) {
+      const std::uint64_t mixed =
+          (chain + static_cast<std::uint64_t>(i * 5 + layer * 2 + role)) *
+          0x9E3779B97F4A7C15U;
+      const auto value = static_cast<float>(mixed >> 56);
+      std::memcpy(to, &value, sizeof(value));
+    }
+  }
+  return rows;
+}
+
+std::vector<std::byte> BytesOf(const TensorView& view) {
+  return CopyOf(view, view.dtype).bytes;
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const PagedOp& op) {
+  return out << kPagedOpNames[static_cast<std::size_t>(op.kind)] << ' ' << op.a
+             << ' ' << op.b << ' ' << op.c;
+}
+
+PagedTrio::PagedTrio(const PagedSpec& spec, PagedCensus* census)
+    : spec_(spec), ledger_(spec), census_(census) {
+  for (auto* twin : {&reference_, &optimized_}) {
+    auto made =
+        MakePagedPool(spec, twin == &reference_ ? "reference" : "optimized");
+    if (!made.ok()) {
+      wrong_ = made.status().ToString();
+      return;
+    }
+    *twin = std::move(*made);
+  }
+}
+
+void PagedTrio::Expect(bool holds, std::string_view what) {
+  if (!holds && wrong_.empty()) wrong_ = what;
+}
+
+void PagedTrio::ExpectSame(const Status& reference, const Status& optimized,
+                           std::string_view call) {
+  Expect(reference.code() == optimized.code() &&
+             reference.message() == optimized.message(),
+         fmt::format("{}: {} by the reference, {} by the optimized twin", call,
+                     reference.ToString(), optimized.ToString()));
+}
+
+int PagedTrio::Pick(int number) const {
+  return std::next(clients_.begin(),
+                   Mod(number, static_cast<int>(clients_.size())))
+      ->first;
+}
+
+std::uint64_t PagedTrio::ChainOf(const Client& client,
+                                 std::size_t count) const {
+  std::uint64_t chain = client.key.salt.size() * 31 + client.key.extra.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t own = client.tokens.size();
+    const std::int32_t token =
+        i < own ? client.tokens[i] : client.pending[i - own];
+    chain = (chain ^ static_cast<std::uint64_t>(token + 1)) * 0x100000001B3U;
+    chain ^= chain >> 29;
+  }
+  return chain;
+}
+
+std::string PagedTrio::Do(const PagedOp& op) {
+  if (!wrong_.empty()) return wrong_;
+  if (census_ != nullptr) ++census_->operations;
+  if (clients_.empty() || op.kind == PagedOpKind::kOpen) {
+    Open(op);
+  } else {
+    switch (op.kind) {
+      case PagedOpKind::kFork:
+        Fork(op);
+        break;
+      case PagedOpKind::kAppend:
+        Append(op);
+        break;
+      case PagedOpKind::kCommit:
+        Commit(op, /*known=*/true);
+        break;
+      case PagedOpKind::kCommitUnknown:
+        Commit(op, /*known=*/false);
+        break;
+      case PagedOpKind::kTruncate:
+        Truncate(op);
+        break;
+      case PagedOpKind::kFree:
+        Free(Pick(op.a));
+        break;
+      default:
+        Misuse(op);
+        break;
+    }
+  }
+  CompareAll();
+  return wrong_;
+}
+
+void PagedTrio::Open(const PagedOp& op) {
+  if (clients_.size() > 5) return;
+  Client client;
+  if (op.c % 4 == 1) client.key.salt = "s";
+  if (op.c % 8 == 2) client.key.extra = {"x"};
+  if (!seen_.empty()) {
+    client.tokens = seen_[static_cast<std::size_t>(
+        Mod(op.a, static_cast<int>(seen_.size())))];
+  }
+  for (int i = 0; i < Mod(op.b, 4); ++i) client.tokens.push_back(i % 2);
+  const Result<int> reference = reference_->Open(client.tokens, client.key);
+  const Result<int> optimized = optimized_->Open(client.tokens, client.key);
+  ExpectSame(reference.status(), optimized.status(), "Open");
+  if (!wrong_.empty() || !reference.ok()) return;
+  Expect(*reference == *optimized, "Open: other numbers");
+  const int taken = *reference_->SeqLen(*reference);
+  Expect(ledger_.MayOpen(client.tokens, client.key, taken),
+         fmt::format("Open: {} tokens are taken over that were never there",
+                     taken));
+  if (!wrong_.empty()) return;
+  ledger_.Open(*reference, client.tokens, client.key, taken);
+  client.tokens.resize(static_cast<std::size_t>(taken));
+  clients_[*reference] = client;
+  if (census_ != nullptr) census_->found += taken / spec_.block_size;
+}
+
+void PagedTrio::Fork(const PagedOp& op) {
+  if (clients_.size() > 5) return;
+  const int from = Pick(op.a);
+  const int len = Mod(op.b, ledger_.SeqLen(from) + 1);
+  const Result<int> reference = reference_->Fork(from, len);
+  const Result<int> optimized = optimized_->Fork(from, len);
+  ExpectSame(reference.status(), optimized.status(), "Fork");
+  if (!wrong_.empty() || !reference.ok()) return;
+  Expect(*reference == *optimized, "Fork: other numbers");
+  ledger_.Fork(from, *reference, len);
+  Client client = clients_.at(from);
+  client.tokens.resize(static_cast<std::size_t>(len));
+  client.pending.clear();
+  clients_[*reference] = client;
+}
+
+void PagedTrio::Append(const PagedOp& op) {
+  const int sequence = Pick(op.a);
+  Client& client = clients_.at(sequence);
+  const int count = 1 + Mod(op.b, 2 * spec_.block_size);
+  std::vector<std::int32_t> tokens;
+  for (int i = 0; i < count; ++i) tokens.push_back((op.c >> i % 8) & 1);
+  const std::vector<std::int32_t> before = client.pending;
+  client.pending = tokens;
+  std::vector<std::uint64_t> chains;
+  for (int i = 1; i <= count; ++i) {
+    chains.push_back(
+        ChainOf(client, client.tokens.size() + static_cast<std::size_t>(i)));
+  }
+  // Now and then not to all, so that none can be committed. Layers that have
+  // rows of other tokens would be the client's own mistake.
+  const int layers = op.c % 5 == 0 && before.empty() ? 1 : spec_.layers;
+  for (int layer = 0; layer < layers; ++layer) {
+    const DenseTensor key =
+        RowsOf(chains, layer, 0, spec_.k_head_dim, spec_.kv_heads);
+    const DenseTensor value =
+        RowsOf(chains, layer, 1, spec_.v_head_dim, spec_.kv_heads);
+    const PagedUsage usage = reference_->Usage();
+    const int len = ledger_.SeqLen(sequence);
+    // The slot of the last token; it moves if its block is copied.
+    const auto last =
+        reference_->SlotMapping(sequence, std::max(0, len - 1), len);
+    const auto reference =
+        reference_->Append(sequence, layer, key.view(), value.view());
+    const auto optimized =
+        optimized_->Append(sequence, layer, key.view(), value.view());
+    ExpectSame(reference.status(), optimized.status(), "Append");
+    if (!wrong_.empty()) return;
+    if (!reference.ok()) {
+      if (census_ != nullptr) ++census_->full;
+      Expect(reference_->Usage() == usage, "Append: refused, but not nothing");
+      // Of the layers before, other rows are appended now.
+      if (layer == 0) client.pending = before;
+      return;
+    }
+    if (census_ != nullptr) {
+      const PagedUsage now = reference_->Usage();
+      const auto moved =
+          reference_->SlotMapping(sequence, std::max(0, len - 1), len);
+      census_->copied += *moved != *last ? 1 : 0;
+      census_->evicted += std::max(0, usage.cached - now.cached);
+    }
+    ledger_.Append(sequence, layer, key.view(), value.view());
+    Expect(reference->start == ledger_.SeqLen(sequence) &&
+               optimized->start == reference->start &&
+               optimized->views.size() == reference->views.size(),
+           "Append: other views");
+    int at = reference->start;
+    for (std::size_t i = 0; i < reference->views.size() && wrong_.empty();
+         ++i) {
+      const PagedView& a = reference->views[i];
+      const PagedView& b = optimized->views[i];
+      Expect(a.start == at && a.start == b.start && a.length == b.length &&
+                 a.block == b.block && BytesOf(a.key) == BytesOf(b.key) &&
+                 BytesOf(a.value) == BytesOf(b.value),
+             "Append: other views");
+      at += a.length;
+    }
+    Expect(at == reference->start + count, "Append: views of other rows");
+  }
+}
+
+void PagedTrio::Commit(const PagedOp& op, bool known) {
+  const int sequence = Pick(op.a);
+  Client& client = clients_.at(sequence);
+  // Mostly all of them; sometimes more than there are, which is refused.
+  int count = static_cast<int>(client.pending.size());
+  if (op.b % 4 == 0) count = Mod(op.c, count + 2);
+  std::vector<std::int32_t> tokens = client.pending;
+  tokens.resize(static_cast<std::size_t>(count));
+  const auto commit = [&](PagedPool& pool) {
+    return known ? pool.Commit(sequence, tokens) : pool.Commit(sequence, count);
+  };
+  const Status reference = commit(*reference_);
+  const Status optimized = commit(*optimized_);
+  ExpectSame(reference, optimized, "Commit");
+  if (!wrong_.empty() || !reference.ok()) return;
+  ledger_.Commit(sequence, count,
+                 known ? std::span<const std::int32_t>(tokens)
+                       : std::span<const std::int32_t>());
+  client.tokens.insert(client.tokens.end(), tokens.begin(), tokens.end());
+  client.pending.clear();
+  if (seen_.size() < 20) seen_.push_back(client.tokens);
+}
+
+void PagedTrio::Truncate(const PagedOp& op) {
+  const int sequence = Pick(op.a);
+  const int all = ledger_.SeqLen(sequence);
+  const int len = Mod(op.b, all + 1);
+  ExpectSame(reference_->Truncate(sequence, len),
+             optimized_->Truncate(sequence, len), "Truncate");
+  ledger_.Truncate(sequence, len);
+  Client& client = clients_.at(sequence);
+  client.tokens.resize(static_cast<std::size_t>(len));
+  client.pending.clear();
+  if (census_ != nullptr && len < all) ++census_->truncated;
+}
+
+void PagedTrio::Free(int sequence) {
+  ExpectSame(reference_->Free(sequence), optimized_->Free(sequence), "Free");
+  ledger_.Free(sequence);
+  clients_.erase(sequence);
+}
+
+// What changes nothing.
+void PagedTrio::Misuse(const PagedOp& op) {
+  const int sequence = Pick(op.a);
+  const int none = 1000 + Mod(op.b, 3);
+  const float number = 0;
+  const Shape shape = {spec_.k_head_dim + 1, spec_.kv_heads, 1, 1};
+  TensorView wide = DenseView(&number, DType::kF32, shape);
+  wide.stride = {0, 0, 0, 0};
+  TensorView right = wide;
+  right.shape[0] = spec_.k_head_dim;
+  TensorView value = right;
+  value.shape[0] = spec_.v_head_dim;
+  TensorView nothing = right;
+  nothing.data = nullptr;
+  const std::array<std::int32_t, 2> negative = {0, -1};
+  const std::array<int, 1> sequences = {none};
+  const auto call = [&](PagedPool& pool) -> Status {
+    const int len = *pool.SeqLen(sequence);
+    switch (Mod(op.c, 18)) {
+      case 0:
+        return pool.Open(negative, {}).status();
+      case 1:
+        return pool.Fork(none, 0).status();
+      case 2:
+        return pool.Fork(sequence, len + 1).status();
+      case 3:
+        return pool.SeqLen(none).status();
+      case 4:
+        return pool.Append(sequence, spec_.layers, right, value).status();
+      case 5:
+        return pool.Append(sequence, 0, wide, value).status();
+      case 6:
+        return pool.Append(sequence, 0, nothing, value).status();
+      case 7:
+        return pool.Append(none, 0, right, value).status();
+      case 8:
+        return pool.Commit(sequence, -1);
+      case 9:
+        return pool.Commit(sequence, spec_.max_seq_len + 1);
+      case 10:
+        return pool.Truncate(sequence, -1);
+      case 11:
+        return pool.Truncate(sequence, len + 1);
+      case 12:
+        return pool.Free(none);
+      case 13:
+        return pool.Views(sequence, -1).status();
+      case 14:
+        return pool.ContiguousKV(sequence, 0, 0).status();
+      case 15:
+        return pool.ExportCsr(sequences).status();
+      case 16:
+        return pool.ExportTable(sequences).status();
+      default:
+        return pool.SlotMapping(sequence, 1, 0).status();
+    }
+  };
+  const Status reference = call(*reference_);
+  ExpectSame(reference, call(*optimized_), "misuse");
+  Expect(reference.code() == StatusCode::kInvalidArgument ||
+             reference.code() == StatusCode::kFailedPrecondition,
+         fmt::format("misuse {} is answered by {}", Mod(op.c, 18),
+                     reference.ToString()));
+}
+
+void PagedTrio::CompareSequence(int sequence) {
+  const int len = ledger_.SeqLen(sequence);
+  Expect(*reference_->SeqLen(sequence) == len &&
+             *optimized_->SeqLen(sequence) == len,
+         "SeqLen differs");
+  for (int layer = 0; layer < spec_.layers && wrong_.empty(); ++layer) {
+    const auto rows = ledger_.RowsOf(sequence, layer);
+    const auto a = *reference_->Views(sequence, layer);
+    const auto b = *optimized_->Views(sequence, layer);
+    Expect(a.size() == b.size(), "Views differ");
+    const auto packed = optimized_->ViewsPacked(sequence, layer);
+    ExpectSame(reference_->ViewsPacked(sequence, layer).status(),
+               packed.status(), "ViewsPacked");
+    std::size_t position = 0;
+    for (std::size_t i = 0; i < a.size() && wrong_.empty(); ++i) {
+      Expect(
+          a[i].start == b[i].start && a[i].length == b[i].length &&
+              a[i].block == b[i].block && a[i].key.stride == b[i].key.stride &&
+              BytesOf(a[i].key) == BytesOf(b[i].key) &&
+              BytesOf(a[i].value) == BytesOf(b[i].value),
+          fmt::format("Views: block {} of sequence {} differs", i, sequence));
+      Expect(a[i].start == static_cast<int>(position),
+             "Views: not one after another");
+      for (int t = 0; t < a[i].length && wrong_.empty(); ++t, ++position) {
+        Expect(
+            position < rows.size() &&
+                BytesOf(Slice(a[i].key, 2, t)) == rows[position].key.bytes &&
+                BytesOf(Slice(a[i].value, 2, t)) == rows[position].value.bytes,
+            fmt::format("position {} of sequence {} has another row", position,
+                        sequence));
+        if (!packed.ok() || !wrong_.empty()) continue;
+        Expect(BytesOf(Slice((*packed)[i].key, 1, t)) ==
+                       rows[position].key.bytes &&
+                   (*packed)[i].key.stride[1] ==
+                       (*packed)[i].key.stride[0] * spec_.k_head_dim,
+               "ViewsPacked: not packed, or other rows");
+      }
+    }
+    Expect(position == rows.size(), "Views: not all rows");
+    if (rows.empty() || !wrong_.empty()) continue;
+    const int kv_len = static_cast<int>(rows.size());
+    const auto whole = *reference_->ContiguousKV(sequence, layer, kv_len);
+    const auto other = *optimized_->ContiguousKV(sequence, layer, kv_len);
+    Expect(whole.has_value() == other.has_value(), "ContiguousKV differs");
+    if (!whole || !wrong_.empty()) continue;
+    for (int t = 0; t < kv_len && wrong_.empty(); ++t) {
+      const auto& due = rows[static_cast<std::size_t>(t)];
+      Expect(BytesOf(Slice(whole->key, 2, t)) == due.key.bytes &&
+                 BytesOf(Slice(other->key, 2, t)) == due.key.bytes &&
+                 BytesOf(Slice(other->value, 2, t)) == due.value.bytes,
+             "ContiguousKV: other rows");
+    }
+  }
+  const auto slots = optimized_->SlotMapping(sequence, 0, len);
+  Expect(*reference_->SlotMapping(sequence, 0, len) == *slots,
+         "SlotMapping differs");
+}
+
+void PagedTrio::CompareAll() {
+  if (!wrong_.empty()) return;
+  std::vector<int> sequences;
+  for (const auto& [sequence, client] : clients_) {
+    sequences.push_back(sequence);
+    CompareSequence(sequence);
+  }
+  if (!wrong_.empty()) return;
+  Expect(*reference_->ExportCsr(sequences) == *optimized_->ExportCsr(sequences),
+         "ExportCsr differs");
+  Expect(*reference_->ExportTable(sequences) ==
+             *optimized_->ExportTable(sequences),
+         "ExportTable differs");
+  const PagedUsage usage = reference_->Usage();
+  Expect(usage == optimized_->Usage(), "Usage differs");
+  Expect(usage.free + usage.cached + usage.used == spec_.blocks,
+         "Usage does not add up");
+}
+
+std::string PagedTrio::End() {
+  while (!clients_.empty() && wrong_.empty()) Free(clients_.begin()->first);
+  CompareAll();
+  Expect(!wrong_.empty() || reference_->Usage().used == 0, "blocks leak");
+  return wrong_;
+}
+
+}  // namespace kvtwin::props

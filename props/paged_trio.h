@@ -1,0 +1,102 @@
+// A random history of a paged pool, by the ledger, the reference and the
+// optimized twin.
+
+#ifndef KVTWIN_PROPS_PAGED_TRIO_H_
+#define KVTWIN_PROPS_PAGED_TRIO_H_
+
+#include <array>
+#include <cstdint>
+#include <iosfwd>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvtwin/paged.h"
+#include "reference/paged_ledger.h"
+
+namespace kvtwin::props {
+
+enum class PagedOpKind {
+  kOpen,
+  kFork,
+  kAppend,  // To all layers, or the first few of them.
+  kCommit,
+  kCommitUnknown,  // By number.
+  kTruncate,
+  kFree,
+  kMisuse,
+};
+
+// In the order of the enum.
+inline constexpr std::array<std::string_view, 8> kPagedOpNames = {
+    "open",           "fork",     "append", "commit",
+    "commit_unknown", "truncate", "free",   "misuse"};
+
+// Numbers mean what the state makes of them: any are fine.
+struct PagedOp {
+  PagedOpKind kind = PagedOpKind::kOpen;
+  int a = 0;
+  int b = 0;
+  int c = 0;
+};
+std::ostream& operator<<(std::ostream& out, const PagedOp& op);
+
+// How often something rare happened.
+struct PagedCensus {
+  std::int64_t operations = 0;
+  std::int64_t found = 0;      // Blocks that a prompt found.
+  std::int64_t copied = 0;     // Blocks that were copied on write.
+  std::int64_t evicted = 0;    // Cached blocks that had to go.
+  std::int64_t truncated = 0;  // Truncations that took tokens away.
+  std::int64_t full = 0;       // Appends that were refused.
+};
+
+class PagedTrio {
+ public:
+  explicit PagedTrio(const PagedSpec& spec, PagedCensus* census = nullptr);
+
+  // What is wrong after it; empty if nothing is.
+  std::string Do(const PagedOp& op);
+  // Frees all sequences: no block may have an owner then.
+  std::string End();
+
+ private:
+  // What the client knows of a sequence.
+  struct Client {
+    PrefixKey key;
+    std::vector<std::int32_t> tokens;
+    std::vector<std::int32_t> pending;  // Appended, to how many layers at most.
+    int known = 0;
+    bool all_known = true;
+  };
+
+  void Expect(bool holds, std::string_view what);
+  void ExpectSame(const Status& reference, const Status& optimized,
+                  std::string_view call);
+  int Pick(int number) const;  // A sequence that there is.
+  std::uint64_t ChainOf(const Client& client, std::size_t count) const;
+  void Open(const PagedOp& op);
+  void Fork(const PagedOp& op);
+  void Append(const PagedOp& op);
+  void Commit(const PagedOp& op, bool known);
+  void Truncate(const PagedOp& op);
+  void Free(int sequence);
+  void Misuse(const PagedOp& op);
+  void CompareSequence(int sequence);
+  void CompareAll();
+
+  PagedSpec spec_;
+  std::unique_ptr<PagedPool> reference_;
+  std::unique_ptr<PagedPool> optimized_;
+  reference::PagedLedger ledger_;
+  std::map<int, Client> clients_;
+  std::vector<std::vector<std::int32_t>> seen_;  // Tokens of sequences, once.
+  PagedCensus* census_;
+  std::string wrong_;
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_PAGED_TRIO_H_

@@ -1,0 +1,211 @@
+// States as bytes and as files: what is saved is loaded, and nothing else.
+
+#include "kvtwin/save.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "core/dense_tensor.h"
+#include "props/test_cache.h"
+
+namespace kvtwin::props {
+namespace {
+
+namespace fs = std::filesystem;
+using Floats = std::vector<float>;
+
+class Save : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ =
+        fs::temp_directory_path() / fmt::format("kvtwin-save-{}", ::getpid());
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string Path() const { return (folder_ / "state").string(); }
+
+  fs::path folder_;
+};
+
+CacheState SomeState(int tokens, float number, DType dtype = DType::kF16) {
+  CacheState state;
+  for (int i = 0; i < tokens; ++i) state.cells.push_back({2 * i, i, i % 3});
+  for (const int layer : {0, 7}) {
+    state.layers[layer] = {FilledTensor(dtype, {4, 2, tokens, 1}, number),
+                           FilledTensor(dtype, {3, 2, tokens, 1}, -number)};
+  }
+  return state;
+}
+
+CacheState OfAWrapper() {
+  CacheState state;
+  state.caches = {SomeState(3, 1), CacheState(), SomeState(1, 2)};
+  state.caches[1].cached = true;
+  state.caches[1].position = 5;
+  state.caches[1].next_position = 6;
+  state.caches[1].layers[1] = {FilledTensor(DType::kF16, {2, 3, 1, 2}, 4),
+                               FilledTensor(DType::kF32, {1, 1, 1, 1}, 5)};
+  return state;
+}
+
+TEST_F(Save, LoadsWhatWasSaved) {
+  for (const CacheState& state :
+       {CacheState(), SomeState(5, 3), SomeState(1, 2, DType::kF32),
+        SomeState(2, 9, DType::kF16), OfAWrapper()}) {
+    const Result<CacheState> read = StateFromBytes(StateToBytes(state));
+    ASSERT_TRUE(read.ok()) << read.status().ToString();
+    EXPECT_TRUE(*read == state);
+    ASSERT_TRUE(SaveState(state, Path()).ok());
+    const Result<CacheState> loaded = LoadState(Path());
+    ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+    EXPECT_TRUE(*loaded == state);
+  }
+}
+
+// No byte may be another one, be missing, or be too many.
+TEST_F(Save, RefusesWhatIsDamaged) {
+  for (const CacheState& state :
+       {CacheState(), SomeState(2, 3), OfAWrapper()}) {
+    const std::vector<std::byte> bytes = StateToBytes(state);
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      std::vector<std::byte> damaged = bytes;
+      for (const int bit : {0, 3, 7}) {
+        damaged[i] = bytes[i] ^ std::byte{1} << bit;
+        const Result<CacheState> read = StateFromBytes(damaged);
+        ASSERT_FALSE(read.ok()) << "bit " << bit << " of byte " << i;
+        ASSERT_EQ(read.status().code(), StatusCode::kInvalidArgument);
+      }
+      ASSERT_FALSE(StateFromBytes(std::span(bytes).first(i)).ok()) << i;
+    }
+    std::vector<std::byte> longer = bytes;
+    longer.push_back(std::byte{0});
+    EXPECT_FALSE(StateFromBytes(longer).ok());
+  }
+}
+
+TEST_F(Save, RefusesWhatIsHostile) {
+  const auto refused = [](const std::string& header, std::size_t data = 64) {
+    const std::uint64_t length = header.size();
+    std::vector<std::byte> bytes(8 + header.size() + data);
+    std::memcpy(bytes.data(), &length, 8);
+    std::memcpy(bytes.data() + 8, header.data(), header.size());
+    return !StateFromBytes(bytes).ok();
+  };
+  EXPECT_TRUE(refused(""));
+  EXPECT_TRUE(refused("{}"));
+  EXPECT_TRUE(refused(std::string(100000, '[')));
+  EXPECT_TRUE(refused(R"({"cells":{"dtype":"I32","shape":[1e300,3],)"
+                      R"("data_offsets":[0,1e300]}})"));
+  EXPECT_TRUE(refused(R"({"layers.0.key":{"dtype":"F32","shape":)"
+                      R"([65536,65536,65536,65536],"data_offsets":[0,0]}})"));
+  EXPECT_TRUE(refused(R"({"layers.-1.key":{"dtype":"F32","shape":[1,1,1,1],)"
+                      R"("data_offsets":[0,4]}})"));
+  EXPECT_TRUE(refused(R"({"caches.9999.cells":{"dtype":"I32","shape":[0,3],)"
+                      R"("data_offsets":[0,0]}})"));
+  EXPECT_TRUE(refused(R"({"__metadata__":7})"));
+  std::vector<std::byte> huge(8, std::byte{0xFF});
+  EXPECT_FALSE(StateFromBytes(huge).ok());
+}
+
+TEST_F(Save, SaysWhatTheSystemSays) {
+  EXPECT_EQ(LoadState(Path()).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(LoadState(folder_.string()).ok(), false);
+  const Status status = SaveState(SomeState(1, 1), Path() + "/no/folder");
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_NE(status.message().find("No such file"), std::string::npos);
+}
+
+// A sequence of one cache goes on in another one, fragmented, beside others,
+// under another padding, placement and V layout, as it would have at home.
+TEST_F(Save, ASequenceMovesToACacheThatIsInUse) {
+  for (const char* twin : {"reference", "optimized"}) {
+    SCOPED_TRACE(twin);
+    TestCache home({}, twin);
+    ASSERT_EQ(home.Init(3, 8, 8), StatusCode::kOk);
+    home.Append(0, 0, {1, 2});
+    home.Append(1, 0, {3, 4, 5});
+    home.Append(0, 2, {6});
+    ASSERT_TRUE(home->CopyPrefix(1, 2, 2).ok());
+    ASSERT_TRUE(SaveState(SequenceOf(*home->Snapshot(), 1), Path()).ok());
+
+    CacheSpec scatter;
+    scatter.placement = Placement::kScatter;
+    TestCache away(scatter, twin, {.cache_padding = 3, .permuted_v = true});
+    ASSERT_EQ(away.Init(3, 8, 8), StatusCode::kOk);
+    away.Append(0, 0, {7, 8, 9});
+    ASSERT_TRUE(away->CopyPrefix(0, 1, 1).ok());
+    ASSERT_TRUE(away->Remove(0, 2, kOpenEnd).ok());
+    const int cells[] = {away->CellCount()};
+    const CacheState saved = *LoadState(Path());
+    EXPECT_EQ(saved.cells.size(), 3U);
+    const auto both = WithSequence(*away->Snapshot(), 5, saved, cells);
+    ASSERT_TRUE(both.ok()) << both.status().ToString();
+    ASSERT_TRUE(away->Restore(*both).ok());
+    EXPECT_EQ(SequenceOf(*away->Snapshot(), 0).cells.size(), 2U);
+    away.Append(5, 3, {10});
+    EXPECT_EQ(away.SeenK(0), (Floats{3, 4, 5, 10}));
+    away.Append(0, 2, {11});
+    EXPECT_EQ(away.SeenK(0), (Floats{7, 8, 11}));
+
+    // What does not fit, or is there.
+    const int few[] = {3};
+    EXPECT_EQ(WithSequence(*away->Snapshot(), 6, saved, few).status().code(),
+              StatusCode::kCacheFull);
+    EXPECT_EQ(WithSequence(*away->Snapshot(), 5, saved, cells).status().code(),
+              StatusCode::kInvalidArgument);
+    CacheState half = saved;
+    half.layers[0].key = CopyOf(half.layers[0].key.view(), DType::kF16);
+    EXPECT_EQ(WithSequence(*away->Snapshot(), 6, half, cells).status().code(),
+              StatusCode::kInvalidArgument);
+    EXPECT_EQ(WithSequence(OfAWrapper(), 6, saved, cells).status().code(),
+              StatusCode::kInvalidArgument);
+  }
+}
+
+// A process that saves two states in turns is killed at a random moment: one of
+// them is there, whole.
+TEST_F(Save, IsWholeWheneverTheProcessDies) {
+  const std::vector<CacheState> states = {SomeState(4000, 1),
+                                          SomeState(5000, 2)};
+  ASSERT_TRUE(SaveState(states[0], Path()).ok());
+  // Up to as long as it takes to save some of them.
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(SaveState(states[0], Path()).ok());
+  const auto some = std::chrono::duration_cast<std::chrono::microseconds>(
+      std::chrono::steady_clock::now() - start);
+  std::mt19937 random(1);
+  int changed = 0;
+  std::size_t last = 0;
+  for (int i = 0; i < 200; ++i) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      for (std::size_t n = last + 1;; ++n) {
+        static_cast<void>(SaveState(states[n % 2], Path()).ok());
+      }
+    }
+    std::this_thread::sleep_for(some * (random() % 1000) / 1000);
+    ASSERT_EQ(::kill(child, SIGKILL), 0);
+    ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+    const Result<CacheState> loaded = LoadState(Path());
+    ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+    const std::size_t now = *loaded == states[0] ? 0 : 1;
+    ASSERT_TRUE(*loaded == states[now]);
+    changed += now == last ? 0 : 1;
+    last = now;
+  }
+  EXPECT_GT(changed, 10);  // Some were killed after it, some before.
+}
+
+}  // namespace
+}  // namespace kvtwin::props

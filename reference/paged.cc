@@ -1,0 +1,260 @@
+// The reference twin of the paged pool, in the most obvious way: docs/
+// semantics.md says what it must do.
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+#include "core/guarded_paged.h"
+#include "core/twin.h"
+
+namespace kvtwin::reference {
+namespace {
+
+// Tokens from the start of a sequence, and what else rows depend on.
+struct Prefix {
+  PrefixKey key;
+  std::vector<std::int32_t> tokens;
+  bool operator==(const Prefix&) const = default;
+};
+
+struct Block {
+  int owners = 0;  // Sequences that have it.
+  // Up to its last token, if prompts may find it.
+  std::optional<Prefix> prefix;
+};
+
+struct Sequence {
+  std::vector<int> blocks;
+  Prefix known;  // The tokens from its start that are known.
+};
+
+class Pool final : public GuardedPaged {
+ public:
+  explicit Pool(const PagedSpec& spec)
+      : GuardedPaged(spec), blocks_(static_cast<std::size_t>(spec.blocks)) {
+    const std::int64_t tokens = std::int64_t{spec.blocks} * spec.block_size;
+    for (int layer = 0; layer < spec.layers; ++layer) {
+      keys_.push_back(FilledTensor(
+          k_dtype(), {spec.k_head_dim, spec.kv_heads, tokens, 1}, 0));
+      values_.push_back(FilledTensor(
+          v_dtype(), {spec.v_head_dim, spec.kv_heads, tokens, 1}, 0));
+    }
+  }
+
+  PagedUsage Usage() const override {
+    PagedUsage usage;
+    for (const Block& block : blocks_) {
+      if (block.owners > 0) ++usage.used;
+      if (block.owners > 1) ++usage.shared;
+      if (block.owners == 0) ++(block.prefix ? usage.cached : usage.free);
+    }
+    return usage;
+  }
+
+ protected:
+  int DoOpen(int sequence, std::span<const std::int32_t> prompt,
+             const PrefixKey& key) override {
+    Sequence& opened = sequences_[sequence];
+    opened.known.key = key;
+    const std::size_t size = static_cast<std::size_t>(spec().block_size);
+    for (std::size_t end = size; end < prompt.size(); end += size) {
+      if (end > static_cast<std::size_t>(spec().max_seq_len)) break;
+      const Prefix wanted{
+          key,
+          {prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(end)}};
+      const auto found = std::ranges::find(blocks_, wanted, &Block::prefix);
+      if (found == blocks_.end()) break;
+      Take(opened, static_cast<int>(found - blocks_.begin()));
+      opened.known = wanted;
+    }
+    return static_cast<int>(opened.known.tokens.size());
+  }
+
+  void DoFork(int from, int sequence, int len) override {
+    const Sequence& source = sequences_.at(from);
+    Sequence& forked = sequences_[sequence];
+    for (int i = 0; i < BlocksFor(len); ++i) {
+      Take(forked, source.blocks[static_cast<std::size_t>(i)]);
+    }
+    forked.known = source.known;
+    Forget(forked, len);
+  }
+
+  bool DoReserve(int sequence, int begin, int end) override {
+    std::vector<int>& blocks = sequences_.at(sequence).blocks;
+    const auto first = static_cast<std::size_t>(begin / spec().block_size);
+    const bool copies =
+        first < blocks.size() && BlockOf(blocks[first]).owners > 1;
+    const int missing =
+        std::max(0, BlocksFor(end) - static_cast<int>(blocks.size()));
+    const PagedUsage usage = Usage();
+    if (missing + (copies ? 1 : 0) > usage.free + usage.cached) return false;
+    if (copies) {
+      const int shared = blocks[first];
+      blocks[first] = Fresh();
+      CopyBlock(shared, blocks[first]);
+      --BlockOf(shared).owners;
+    }
+    // What it holds is about to change.
+    if (first < blocks.size()) BlockOf(blocks[first]).prefix.reset();
+    for (int i = 0; i < missing; ++i) blocks.push_back(Fresh());
+    return true;
+  }
+
+  void DoStore(int sequence, int layer, int start, const TensorView& key,
+               const TensorView& value) override {
+    const auto at = static_cast<std::size_t>(layer);
+    for (std::int64_t i = 0; i < key.shape[2]; ++i) {
+      const auto position = static_cast<std::size_t>(start + i);
+      const auto size = static_cast<std::size_t>(spec().block_size);
+      const int block = sequences_.at(sequence).blocks[position / size];
+      const std::int64_t slot = std::int64_t{block} * spec().block_size +
+                                static_cast<std::int64_t>(position % size);
+      CopyRow(Slice(key, 2, i), keys_[at], slot);
+      CopyRow(Slice(value, 2, i), values_[at], slot);
+    }
+  }
+
+  void DoCommit(int sequence, int len,
+                std::span<const std::int32_t> tokens) override {
+    Sequence& to = sequences_.at(sequence);
+    DropBlocks(to, BlocksFor(len));
+    std::vector<std::int32_t>& known = to.known.tokens;
+    const bool all_known =
+        static_cast<int>(known.size() + tokens.size()) == len;
+    if (!all_known) return;
+    // Those that these tokens filled.
+    const int first = static_cast<int>(known.size()) / spec().block_size;
+    known.insert(known.end(), tokens.begin(), tokens.end());
+    for (int i = first; i < len / spec().block_size; ++i) {
+      Block& block = BlockOf(to.blocks[static_cast<std::size_t>(i)]);
+      const Prefix prefix{
+          to.known.key,
+          {known.begin(), known.begin() + (i + 1) * spec().block_size}};
+      const bool is_known =
+          std::ranges::find(blocks_, prefix, &Block::prefix) != blocks_.end();
+      if (!is_known) block.prefix = prefix;
+    }
+  }
+
+  void DoTruncate(int sequence, int len) override {
+    Sequence& of = sequences_.at(sequence);
+    DropBlocks(of, BlocksFor(len));
+    Forget(of, len);
+  }
+
+  void DoFree(int sequence) override {
+    DropBlocks(sequences_.at(sequence), 0);
+    sequences_.erase(sequence);
+  }
+
+  std::span<const int> DoBlocks(int sequence) const override {
+    return sequences_.at(sequence).blocks;
+  }
+
+  PagedKv DoRows(int layer, std::int64_t slot, int count) const override {
+    const auto at = static_cast<std::size_t>(layer);
+    return {Rows(keys_[at], slot, count), Rows(values_[at], slot, count)};
+  }
+
+ private:
+  Block& BlockOf(int block) { return blocks_[static_cast<std::size_t>(block)]; }
+
+  // The rows of `all`, wherever the layout has them.
+  TensorView Rows(const DenseTensor& all, std::int64_t slot, int count) const {
+    TensorView view = all.view();
+    if (spec().layout == PagedLayout::kHeadMajor) {
+      // In a block, the tokens of a head lie one after another.
+      view.stride[2] = view.stride[1];
+      view.stride[1] *= spec().block_size;
+      const std::int64_t block = slot / spec().block_size;
+      view.data = static_cast<const std::byte*>(view.data) +
+                  block * view.stride[1] * spec().kv_heads +
+                  slot % spec().block_size * view.stride[2];
+    } else {
+      view.data = view.at(0, 0, slot);
+    }
+    view.shape[2] = count;
+    view.stride[3] = view.stride[2] * count;
+    return view;
+  }
+
+  void CopyRow(const TensorView& row, DenseTensor& all, std::int64_t slot) {
+    const TensorView to = Rows(all, slot, 1);
+    for (std::int64_t j = 0; j < row.shape[1]; ++j) {
+      for (std::int64_t i = 0; i < row.shape[0]; ++i) {
+        // The rows are ours: only views of them are not to be written to.
+        CopyElement(row.at(i, j), row.dtype,
+                    const_cast<std::byte*>(to.at(i, j)),  // NOLINT
+                    to.dtype);
+      }
+    }
+  }
+
+  void CopyBlock(int from, int to) {
+    const std::int64_t size = spec().block_size;
+    for (std::vector<DenseTensor>* tensors : {&keys_, &values_}) {
+      for (DenseTensor& all : *tensors) {
+        for (std::int64_t i = 0; i < size; ++i) {
+          CopyRow(Rows(all, from * size + i, 1), all, to * size + i);
+        }
+      }
+    }
+  }
+
+  // The lowest free block, else the one that was released first of those that
+  // prompts may find. Requires: there is one.
+  int Fresh() {
+    for (std::size_t b = 0; b < blocks_.size(); ++b) {
+      if (blocks_[b].owners == 0 && !blocks_[b].prefix) {
+        blocks_[b].owners = 1;
+        return static_cast<int>(b);
+      }
+    }
+    const int oldest = released_.front();
+    released_.erase(released_.begin());
+    BlockOf(oldest) = {1, std::nullopt};
+    return oldest;
+  }
+
+  void Take(Sequence& sequence, int block) {
+    if (BlockOf(block).owners++ == 0) std::erase(released_, block);
+    sequence.blocks.push_back(block);
+  }
+
+  // Keeps the first `count` blocks. The last goes first.
+  void DropBlocks(Sequence& sequence, int count) {
+    while (static_cast<int>(sequence.blocks.size()) > count) {
+      const int block = sequence.blocks.back();
+      sequence.blocks.pop_back();
+      if (--BlockOf(block).owners == 0 && BlockOf(block).prefix) {
+        released_.push_back(block);
+      }
+    }
+  }
+
+  void Forget(Sequence& sequence, int len) {
+    std::vector<std::int32_t>& known = sequence.known.tokens;
+    known.resize(std::min(known.size(), static_cast<std::size_t>(len)));
+  }
+
+  std::vector<Block> blocks_;
+  // Blocks without an owner that prompts may find, by when they were released.
+  std::vector<int> released_;
+  std::map<int, Sequence> sequences_;
+  std::vector<DenseTensor> keys_;  // [k_head_dim, kv_heads, all slots]
+  std::vector<DenseTensor> values_;
+};
+
+}  // namespace
+
+std::unique_ptr<PagedPool> MakePagedPool(const PagedSpec& spec) {
+  return std::make_unique<Pool>(spec);
+}
+
+}  // namespace kvtwin::reference
