@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -135,8 +134,8 @@ CacheState* StateOf(std::string_view& name, CacheState& state) {
   if (!name.starts_with("caches.")) return &state;
   TakeWord(name);
   int number = -1;
-  if (!ReadWhole(TakeWord(name), number) || number < 0) return nullptr;
-  const auto at = static_cast<std::size_t>(number);
+  if (!ReadWhole(TakeWord(name), number)) return nullptr;
+  const auto at = static_cast<std::size_t>(number);  // None if negative.
   if (at > state.caches.size()) return nullptr;
   if (at == state.caches.size()) state.caches.emplace_back();
   return &state.caches[at];
@@ -252,32 +251,24 @@ class File {
 
   bool Write(std::span<const std::byte> bytes) const {
     while (!bytes.empty()) {
-      const ssize_t written =
-          ::write(descriptor_, bytes.data(),
-                  std::min(bytes.size(), std::size_t{1} << 30));
-      if (written < 0 && errno == EINTR) continue;
+      const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
       if (written <= 0) return false;
       bytes = bytes.subspan(static_cast<std::size_t>(written));
     }
     return true;
   }
 
-  // What is left of the file.
-  bool Read(std::vector<std::byte>& bytes) const {
-    struct stat info {};
-    if (::fstat(descriptor_, &info) != 0) return false;
-    bytes.resize(static_cast<std::size_t>(info.st_size));
+  // Up to so many bytes.
+  std::vector<std::byte> Read(std::size_t most) const {
+    std::vector<std::byte> bytes(most);
     std::size_t at = 0;
-    while (at < bytes.size()) {
-      const ssize_t read =
-          ::read(descriptor_, bytes.data() + at,
-                 std::min(bytes.size() - at, std::size_t{1} << 30));
-      if (read < 0 && errno == EINTR) continue;
-      if (read <= 0) break;
-      at += static_cast<std::size_t>(read);
+    ssize_t read = 1;
+    while (read > 0) {
+      read = ::read(descriptor_, bytes.data() + at, most - at);
+      at += static_cast<std::size_t>(std::max<ssize_t>(read, 0));
     }
     bytes.resize(at);
-    return true;
+    return bytes;
   }
 
  private:
@@ -357,10 +348,11 @@ Status SaveState(const CacheState& state, const std::string& path) {
   {
     const File file(written, O_WRONLY | O_CREAT | O_TRUNC);
     if (!file.is_open()) return SystemError("cannot be made", written);
-    bool done = file.Write(std::as_bytes(std::span(&length, 1))) &&
-                file.Write(std::as_bytes(std::span(header)));
-    for (const Piece& piece : pieces) done = done && file.Write(piece.bytes);
-    if (!done || ::fsync(file.descriptor()) != 0) {
+    bool done = file.Write(std::as_bytes(std::span(&length, 1)));
+    done &= file.Write(std::as_bytes(std::span(header)));
+    for (const Piece& piece : pieces) done &= file.Write(piece.bytes);
+    done &= ::fsync(file.descriptor()) == 0;
+    if (!done) {
       const Status status = SystemError("cannot be written", written);
       ::unlink(written.c_str());
       return status;
@@ -371,25 +363,20 @@ Status SaveState(const CacheState& state, const std::string& path) {
     ::unlink(written.c_str());
     return status;
   }
-  // So that the name is on disk too.
-  const std::filesystem::path parent =
-      std::filesystem::path(path).parent_path();
-  const std::string folder =
-      parent.empty() ? std::string(1, '.') : parent.string();
-  const File directory(folder, O_RDONLY | O_DIRECTORY);
-  if (!directory.is_open() || ::fsync(directory.descriptor()) != 0) {
-    return SystemError("cannot be synced", folder);
-  }
+  // So that the name is on disk too, where folders can be synced.
+  const File folder(std::filesystem::path(path).parent_path() / ".",
+                    O_RDONLY | O_DIRECTORY);
+  static_cast<void>(::fsync(folder.descriptor()));
   return {};
 }
 
 Result<CacheState> LoadState(const std::string& path) {
   const File file(path, O_RDONLY);
-  std::vector<std::byte> bytes;
-  if (!file.is_open() || !file.Read(bytes)) {
-    return SystemError("cannot be read", path);
-  }
-  return StateFromBytes(bytes);
+  if (!file.is_open()) return SystemError("cannot be read", path);
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(path, error);
+  if (error) return Untimely("'{}' is no file", Printable(path, 200));
+  return StateFromBytes(file.Read(bytes));
 }
 
 }  // namespace kvtwin

@@ -1,10 +1,11 @@
 // Which block has the rows of which prefix: a tree over whole blocks of tokens,
-// the children of a node found by a chained xxHash of theirs and all before.
-// Equal hashes are not taken for equal tokens.
+// the children of a node found by the xxHash of their tokens, chained to the
+// node. Equal hashes are not taken for equal tokens.
 
 #ifndef KVTWIN_OPTIMIZED_PREFIX_INDEX_H_
 #define KVTWIN_OPTIMIZED_PREFIX_INDEX_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -24,8 +25,7 @@ class PrefixIndex {
   void Need(int node) { ++nodes_[static_cast<std::size_t>(node)].needs; }
   void Release(int node);
 
-  // As NeedRoot and NeedChild, but -1 if there is none, and needs nothing.
-  int FindRoot(const PrefixKey& key) const;
+  // As NeedChild, but -1 if there is none, and needs nothing.
   int FindChild(int node, std::span<const std::int32_t> tokens) const;
 
   // The block with the rows of the node's last tokens; -1: none.
@@ -37,20 +37,28 @@ class PrefixIndex {
   }
 
  private:
+  // Whole blocks of tokens behind a node, or behind none: a root's key.
+  struct Step {
+    int parent = -1;
+    std::vector<std::int32_t> tokens;
+    PrefixKey key;
+    bool operator==(const Step&) const = default;
+  };
+  struct Hash {
+    std::size_t operator()(const Step& step) const;
+  };
   struct Node {
-    int parent = -1;  // Of a root.
-    std::uint64_t hash = 0;
+    Step step;
     std::int64_t needs = 0;  // Its children need it too.
     int block = -1;
-    std::vector<std::int32_t> tokens;
-    PrefixKey key;  // Of a root.
   };
 
-  int Add(Node node);
+  int NeedStep(Step step);
+  int FindStep(const Step& step) const;
 
   std::vector<Node> nodes_;
   std::vector<int> unused_;
-  std::unordered_multimap<std::uint64_t, int> by_hash_;
+  std::unordered_map<Step, int, Hash> by_step_;
 };
 
 }  // namespace kvtwin::optimized

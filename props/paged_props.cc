@@ -121,6 +121,59 @@ TEST(Paged, SequencesAreCachesOfOne) {
   }
 }
 
+// What Paged.TwinsAndLedgerAgree draws no misuse of.
+TEST(Paged, RefusesWhatIsWrong) {
+  const PagedSpec spec = {
+      .block_size = 2, .blocks = 4, .max_seq_len = 8, .dtype = DType::kF32};
+  const auto refused = [](const auto& result) {
+    return result.status().code() == StatusCode::kInvalidArgument;
+  };
+  const auto bad = [&](const auto& change) {
+    PagedSpec other = spec;
+    change(other);
+    return refused(MakePagedPool(other));
+  };
+  EXPECT_TRUE(bad([](PagedSpec& s) { s.block_size = 0; }));
+  EXPECT_TRUE(bad([](PagedSpec& s) { s.dtype = DType::kBits; }));
+  EXPECT_TRUE(bad([](PagedSpec& s) { s.v_dtype = DType::kBits; }));
+  EXPECT_TRUE(bad([](PagedSpec& s) { s.block_size = s.blocks = 1 << 16; }));
+  EXPECT_TRUE(refused(MakePagedPool(spec, "third")));
+  const auto pool = std::move(*MakePagedPool(spec));
+  const int open = *pool->Open();
+  const DenseTensor row = FilledTensor(DType::kF32, {1, 1, 1, 1}, 1);
+  const DenseTensor half = FilledTensor(DType::kF16, {1, 1, 1, 1}, 1);
+  TensorView none = row.view();
+  none.shape[2] = 0;
+  EXPECT_TRUE(refused(pool->Append(open, 0, half.view(), row.view())));
+  EXPECT_TRUE(refused(pool->Append(open, 0, none, none)));
+  ASSERT_TRUE(pool->Append(open, 0, row.view(), row.view()).ok());
+  const std::int32_t negative[] = {-1};
+  EXPECT_EQ(pool->Commit(open, negative).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(pool->Commit(7, 0).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(pool->Truncate(7, 0).code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(refused(pool->Fork(open, -1)));
+  EXPECT_TRUE(refused(pool->Views(7, 0)));
+  EXPECT_TRUE(refused(pool->ViewsPacked(7, 0)));
+  EXPECT_TRUE(refused(pool->ContiguousKV(7, 0, 1)));
+  EXPECT_TRUE(refused(pool->ContiguousKV(open, 1, 1)));
+  EXPECT_TRUE(refused(pool->ContiguousKV(open, 0, 2)));
+  EXPECT_TRUE(refused(pool->SlotMapping(7, 0, 0)));
+  EXPECT_TRUE(refused(pool->SlotMapping(open, -1, 0)));
+  EXPECT_TRUE(refused(pool->SlotMapping(open, 0, 2)));
+}
+
+// More than was committed, or would be found.
+TEST(Paged, TheLedgerKnowsWhichPrefixesCannotBe) {
+  const PagedSpec spec = {.block_size = 2, .blocks = 4, .max_seq_len = 4};
+  const reference::PagedLedger ledger(spec);
+  const std::vector<std::int32_t> prompt(9);
+  EXPECT_TRUE(ledger.MayOpen(prompt, {}, 0));
+  EXPECT_FALSE(ledger.MayOpen(prompt, {}, 1));
+  EXPECT_FALSE(ledger.MayOpen(prompt, {}, 2));
+  EXPECT_FALSE(ledger.MayOpen(prompt, {}, 6));
+  EXPECT_FALSE(ledger.MayOpen(prompt, {}, 10));
+}
+
 // A million tokens of metadata, 64 forks of all of it, and nothing is left.
 TEST(Paged, AMillionTokensAreForkedTruncatedAndFreed) {
   constexpr int kTokens = 1 << 20;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include <thread>
 
 #include "core/dense_tensor.h"
+#include "core/elements.h"
 #include "props/test_cache.h"
 
 namespace kvtwin::props {
@@ -113,6 +115,24 @@ TEST_F(Save, RefusesWhatIsHostile) {
   EXPECT_TRUE(refused(R"({"caches.9999.cells":{"dtype":"I32","shape":[0,3],)"
                       R"("data_offsets":[0,0]}})"));
   EXPECT_TRUE(refused(R"({"__metadata__":7})"));
+  for (const char* tensor :
+       {R"({"dtype":7,"shape":[0,3],"data_offsets":[0,0]})",
+        R"({"dtype":"I32","shape":3,"data_offsets":[0,0]})",
+        R"({"dtype":"I32","shape":[0,3],"data_offsets":0})",
+        R"({"dtype":"I32","shape":[0,3],"data_offsets":[0]})",
+        R"({"dtype":"I32","shape":[0,3],"data_offsets":[-1,0]})",
+        R"({"dtype":"I32","shape":[0,3],"data_offsets":[4,0]})",
+        R"({"dtype":"I32","shape":[0,3],"data_offsets":[0,99]})",
+        R"({"dtype":"I32","shape":[0,3],"data_offsets":[0,5]})", "7"}) {
+    EXPECT_TRUE(refused(fmt::format(R"({{"cells":{}}})", tensor))) << tensor;
+  }
+  for (const char* shape :
+       {"[1,1,1]", "[1,1,1,-1]", "[1,1,1,1e10]", "[1,1,1,2]"}) {
+    EXPECT_TRUE(refused(fmt::format(R"({{"layers.0.key":{{"dtype":"F32",)"
+                                    R"("shape":{},"data_offsets":[0,4]}}}})",
+                                    shape)))
+        << shape;
+  }
   std::vector<std::byte> huge(8, std::byte{0xFF});
   EXPECT_FALSE(StateFromBytes(huge).ok());
 }
@@ -170,6 +190,82 @@ TEST_F(Save, ASequenceMovesToACacheThatIsInUse) {
     EXPECT_EQ(WithSequence(OfAWrapper(), 6, saved, cells).status().code(),
               StatusCode::kInvalidArgument);
   }
+}
+
+CacheState OfLayers(const std::vector<int>& layers, int tokens) {
+  CacheState state;
+  for (int i = 0; i < tokens; ++i) state.cells.push_back({i, i, 1});
+  for (const int layer : layers) {
+    state.layers[layer] = {FilledTensor(DType::kF32, {2, 2, tokens, 1}, 1),
+                           FilledTensor(DType::kF32, {3, 2, tokens, 1}, 2)};
+  }
+  return state;
+}
+
+// Layers that only one of them has are zeros for the other one's tokens.
+TEST_F(Save, LayersOfASequenceMayBeOthers) {
+  const CacheState state = OfLayers({0, 1}, 2);
+  const CacheState added = OfLayers({1, 2}, 3);
+  const int cells[] = {5};
+  const CacheState both = *WithSequence(state, 4, added, cells);
+  ASSERT_EQ(both.layers.size(), 3U);
+  const std::vector<float> sums = {2, 5, 3};
+  for (const int layer : {0, 1, 2}) {
+    const TensorView key = both.layers.at(layer).key.view();
+    EXPECT_EQ(key.shape, (Shape{2, 2, 5, 1}));
+    float sum = 0;
+    for (int i = 0; i < 5; ++i) sum += LoadElement(key.at(1, 1, i), key.dtype);
+    EXPECT_EQ(sum, sums[static_cast<std::size_t>(layer)]);
+  }
+  EXPECT_EQ(SequenceOf(both, 4).cells.size(), 3U);
+  EXPECT_TRUE(SequenceOf(both, 9).cells.empty());
+  EXPECT_TRUE(*WithSequence(state, 4, SequenceOf(both, 9), cells) == state);
+  for (const Shape& shape : {Shape{1, 2, 3, 1}, Shape{2, 1, 3, 1}}) {
+    CacheState other = added;
+    other.layers[1].key = FilledTensor(DType::kF32, shape, 1);
+    EXPECT_FALSE(WithSequence(state, 4, other, cells).ok());
+    other.layers[1].key = added.layers.at(1).key;
+    other.layers[1].value = FilledTensor(DType::kF32, shape, 1);
+    EXPECT_FALSE(WithSequence(state, 4, other, cells).ok());
+  }
+  EXPECT_FALSE(WithSequence(state, -1, added, cells).ok());
+  EXPECT_FALSE(WithSequence(state, 4, added, {}).ok());
+}
+
+TEST_F(Save, ASequenceOfAWrapperIsInAllItsCaches) {
+  CacheState wrapper;
+  wrapper.caches = {OfLayers({0}, 2), OfLayers({1}, 3)};
+  const CacheState one = SequenceOf(wrapper, 1);
+  EXPECT_TRUE(one == wrapper);
+  const int cells[] = {4, 6};
+  const auto both = WithSequence(wrapper, 2, one, cells);
+  ASSERT_TRUE(both.ok()) << both.status().ToString();
+  EXPECT_EQ(both->caches[1].cells.size(), 6U);
+  const int few[] = {4, 5};
+  EXPECT_EQ(WithSequence(wrapper, 2, one, few).status().code(),
+            StatusCode::kCacheFull);
+}
+
+// Where nothing fits, or something else has that name.
+TEST_F(Save, LeavesNothingBehindIfItFails) {
+  fs::create_directories(folder_ / "state");
+  EXPECT_NE(SaveState(SomeState(1, 1), Path()).message().find("renamed"),
+            std::string::npos);
+  // The largest file that this process may write.
+  rlimit before;
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small = {64, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status status = SaveState(SomeState(99, 1), Path() + "2");
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  ::signal(SIGXFSZ, handler);
+  EXPECT_NE(status.message().find("written"), std::string::npos);
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    files += entry.is_regular_file() ? 1 : 0;
+  }
+  EXPECT_EQ(files, 0);
 }
 
 // A process that saves two states in turns is killed at a random moment: one of
