@@ -7,6 +7,7 @@
 #include <omp.h>
 #endif
 
+#include <algorithm>
 #include <cstddef>
 
 #include "optimized/fast_paths.h"
@@ -57,6 +58,13 @@ inline std::size_t ShareCount(std::size_t bytes) {
 #endif
   (void)bytes;
   return 1;
+}
+
+// What the caches of several threads take of work that touches so many bytes;
+// of one thread, which has it all to itself, nothing.
+inline std::size_t OwnCacheBytes(std::size_t bytes) {
+  const std::size_t shares = ShareCount(bytes);
+  return shares * std::min<std::size_t>(shares - 1, 1) << 20;
 }
 
 // Calls body(i, share) for every i < count and every share of its work.

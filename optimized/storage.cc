@@ -44,15 +44,13 @@ std::size_t ColumnBytes(std::size_t cells, DType dtype) {
 }
 
 // Whether to write so much to buffers of that size past the caches. Little of
-// it will soon be read there, and small buffers have a place in them. So have
-// copies by several threads, if each has little enough for a cache of its own.
-bool Streams(std::size_t bytes, std::size_t buffer_bytes, bool copies,
-             std::size_t threads) {
+// it will soon be read there, and small buffers have a place in them. So has
+// what is copied to the threads' own caches, which take `own` bytes.
+bool Streams(std::size_t bytes, std::size_t buffer_bytes, std::size_t own) {
   constexpr std::size_t kMuch = std::size_t{128} << 10;
   constexpr std::size_t kLarge = std::size_t{8} << 20;
-  constexpr std::size_t kOwnCache = std::size_t{1} << 20;
-  const bool own = copies && threads > 1 && bytes <= threads * kOwnCache;
-  return TakeFastPath(bytes >= kMuch && buffer_bytes >= kLarge && !own);
+  return TakeFastPath(bytes >= std::max(kMuch, own + 1) &&
+                      buffer_bytes >= kLarge);
 }
 
 // Has the beginning of what is turned next on its way. (g++ leaves out calls of
@@ -117,8 +115,9 @@ void Layer::Put(const TensorView& key, const TensorView& value,
       cells.size() * (key_row_bytes() + value_row_bytes());
   const std::size_t touched = 2 * bytes;  // What is read is as much, or twice.
   const bool copies = key.dtype == dtype_ && !permuted_v_;
-  const bool stream = Streams(bytes, key_.bytes() + value_.bytes(), copies,
-                              ShareCount(touched));
+  const bool stream =
+      Streams(bytes, key_.bytes() + value_.bytes(),
+              static_cast<std::size_t>(copies) * OwnCacheBytes(touched));
   const StoredRows keys{key_.data(), dtype_, key_row_bytes(), stream};
   const StoredRows values{value_.data(), dtype_, value_row_bytes(), stream};
   ParallelShares(1, touched, [&](std::size_t, Share share) {

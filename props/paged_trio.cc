@@ -182,10 +182,14 @@ void PagedTrio::Append(const PagedOp& op) {
   // rows of other tokens would be the client's own mistake.
   const int layers = op.c % 5 == 0 && before.empty() ? 1 : spec_.layers;
   for (int layer = 0; layer < layers; ++layer) {
-    const DenseTensor key =
+    DenseTensor key =
         RowsOf(chains, layer, 0, spec_.k_head_dim, spec_.kv_heads);
-    const DenseTensor value =
+    DenseTensor value =
         RowsOf(chains, layer, 1, spec_.v_head_dim, spec_.kv_heads);
+    if (op.c % 2 == 1) {  // As they are stored.
+      key = CopyOf(key.view(), spec_.dtype);
+      value = CopyOf(value.view(), spec_.v_dtype.value_or(spec_.dtype));
+    }
     const PagedUsage usage = reference_->Usage();
     const int len = ledger_.SeqLen(sequence);
     // The slot of the last token; it moves if its block is copied.

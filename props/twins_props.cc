@@ -4,6 +4,7 @@
 // The volume is `kvtwin fuzz`'s; here the same histories come from RapidCheck,
 // which shrinks them its own way.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "optimized/targets.h"
@@ -71,6 +72,24 @@ TEST(Twins, LargeCachesAgree) {
     EXPECT_GT(result.operations, 30);
     ASSERT_FALSE(result.difference.has_value()) << result.difference->text;
   }
+}
+
+// Rows that see some blocks of words whole, and parts of others.
+TEST(Twins, MasksOfManyBlocksAgree) {
+  for (const std::string& target : optimized::SupportedTargets()) {
+    ASSERT_TRUE(optimized::SelectTarget(target));
+    const char* mask =
+        target == optimized::SupportedTargets().front() ? "f32" : "bits";
+    std::string line =
+        fmt::format("kvt1 seqs=1 cap=4096 batch=490 mask={}", mask);
+    for (int i = 0; i < 8; ++i) line += " | put 0*490";
+    const Result<History> history = ParseHistory(line);
+    ASSERT_TRUE(history.ok()) << history.status().ToString();
+    const RunResult result = RunHistory(*history, TwinSubject("optimized"));
+    EXPECT_GT(result.operations, 24);
+    ASSERT_FALSE(result.difference.has_value()) << result.difference->text;
+  }
+  optimized::SelectTarget(optimized::SupportedTargets().front());
 }
 
 // The same bytes on each instruction set, which really runs.
