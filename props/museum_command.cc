@@ -168,11 +168,12 @@ std::string TableText(const std::vector<ExhibitReport>& findings, int seeds) {
 
 // The chosen ones; not found: a message.
 Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
-                                    const std::vector<std::string>& only) {
+                                    const std::vector<std::string>& only,
+                                    bool apply_only) {
   Result<std::vector<Exhibit>> all = ReadExhibits(folder);
   if (!all.ok()) return all;
   // Where no path is taken there is no bug of it.
-  if (!optimized::TakeFastPath(true)) {
+  if (!apply_only && !optimized::TakeFastPath(true)) {
     std::erase_if(*all, [](const Exhibit& one) {
       if (one.needs != "fast paths") return false;
       fmt::print(stderr, "{} is left out: fast paths are off\n", one.id);
@@ -210,7 +211,8 @@ int RunMuseum(const Arguments& arguments) {
   if (!workshop.ok()) return refuse(workshop.status());
   fs::path patches = arguments.patches;
   if (patches.empty()) patches = workshop->sources / "props/museum";
-  const Result<std::vector<Exhibit>> exhibits = Chosen(patches, arguments.only);
+  const Result<std::vector<Exhibit>> exhibits =
+      Chosen(patches, arguments.only, arguments.options.apply_only);
   if (!exhibits.ok()) return refuse(exhibits.status());
 
   MuseumOptions options = arguments.options;
