@@ -67,6 +67,11 @@ Status GuardedPaged::CheckLayer(int layer) const {
   return Invalid("layer is {}, there are {}", layer, spec_.layers);
 }
 
+Status GuardedPaged::CheckRowsOf(int sequence, int layer) const {
+  Status status = CheckSequence(sequence);
+  return status.ok() ? CheckLayer(layer) : status;
+}
+
 Status GuardedPaged::CheckRows(const TensorView& key,
                                const TensorView& value) const {
   const std::int64_t tokens = key.shape[2];
@@ -132,8 +137,7 @@ Result<int> GuardedPaged::SeqLen(int sequence) const {
 Result<PagedAppend> GuardedPaged::Append(int sequence, int layer,
                                          const TensorView& key,
                                          const TensorView& value) {
-  Status status = CheckSequence(sequence);
-  if (status.ok()) status = CheckLayer(layer);
+  Status status = CheckRowsOf(sequence, layer);
   if (status.ok()) status = CheckRows(key, value);
   if (!status.ok()) return status;
   Length& to = sequences_.at(sequence);
@@ -202,8 +206,7 @@ Status GuardedPaged::Commit(int sequence,
 
 Result<std::vector<PagedView>> GuardedPaged::Views(int sequence,
                                                    int layer) const {
-  Status status = CheckSequence(sequence);
-  if (status.ok()) status = CheckLayer(layer);
+  Status status = CheckRowsOf(sequence, layer);
   if (!status.ok()) return status;
   const Length& of = sequences_.at(sequence);
   const int end = of.len + of.appended[static_cast<std::size_t>(layer)];
@@ -237,8 +240,7 @@ Result<std::vector<PagedView>> GuardedPaged::ViewsPacked(int sequence,
 Result<std::optional<PagedKv>> GuardedPaged::ContiguousKV(int sequence,
                                                           int layer,
                                                           int kv_len) const {
-  Status status = CheckSequence(sequence);
-  if (status.ok()) status = CheckLayer(layer);
+  Status status = CheckRowsOf(sequence, layer);
   if (!status.ok()) return status;
   const Length& of = sequences_.at(sequence);
   const int end = of.len + of.appended[static_cast<std::size_t>(layer)];

@@ -55,8 +55,8 @@ class GuardedPaged : public PagedPool {
   virtual bool DoReserve(int sequence, int begin, int end) = 0;
   virtual void DoStore(int sequence, int layer, int start,
                        const TensorView& key, const TensorView& value) = 0;
-  // The sequence is `len` long from now on; of the tokens before, `known` are
-  // these, and more.
+  // The sequence is `len` long from now on. The tokens that it got are these,
+  // or, if there are none here, nobody knows which.
   virtual void DoCommit(int sequence, int len,
                         std::span<const std::int32_t> tokens) = 0;
   virtual void DoTruncate(int sequence, int len) = 0;
@@ -80,6 +80,7 @@ class GuardedPaged : public PagedPool {
 
   Status CheckSequence(int sequence) const;
   Status CheckLayer(int layer) const;
+  Status CheckRowsOf(int sequence, int layer) const;
   Status CheckRows(const TensorView& key, const TensorView& value) const;
   Status CheckCommit(int sequence, std::int64_t new_tokens) const;
   Status CheckSequences(std::span<const int> sequences) const;

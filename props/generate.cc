@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <memory>
 #include <numeric>
 #include <utility>
 
@@ -537,23 +538,27 @@ History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
   return history;
 }
 
-History MakeHistory(std::uint64_t seed, std::uint64_t number,
-                    std::optional<Kind> kind, int ops, int cells_max) {
+Pick SeededPick(std::uint64_t seed, std::uint64_t number) {
   // SplitMix64: tiny, and the same everywhere (standard distributions are
-  // not).
-  std::uint64_t state = seed * 0x9E3779B97F4A7C15U + number;
-  const auto next = [&state] {
-    std::uint64_t z = (state += 0x9E3779B97F4A7C15U);
+  // not). Copies of the function go on together.
+  const auto state =
+      std::make_shared<std::uint64_t>(seed * 0x9E3779B97F4A7C15U + number);
+  const auto next = [state] {
+    std::uint64_t z = (*state += 0x9E3779B97F4A7C15U);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
     return z ^ (z >> 31);
   };
-  state = next() ^ number * 0xD1342543DE82EF95U;
-  const Pick pick = [&next](int lo, int hi) {
+  *state = next() ^ number * 0xD1342543DE82EF95U;
+  return [next](int lo, int hi) {
     const auto span = static_cast<std::uint64_t>(hi - lo) + 1;
     return lo + static_cast<int>((next() >> 32) * span >> 32);
   };
-  return DrawHistory(pick, kind, ops, cells_max);
+}
+
+History MakeHistory(std::uint64_t seed, std::uint64_t number,
+                    std::optional<Kind> kind, int ops, int cells_max) {
+  return DrawHistory(SeededPick(seed, number), kind, ops, cells_max);
 }
 
 }  // namespace kvtwin::props

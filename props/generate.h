@@ -31,6 +31,9 @@ Weights DrawWeights(const Pick& pick);
 Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
           const std::vector<int>& live);
 
+// The numbers of a seed, the same on every machine.
+Pick SeededPick(std::uint64_t seed, std::uint64_t number);
+
 // A whole history of about `ops` operations. The same for the same arguments,
 // on every machine.
 History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/names.h"
-#include "props/hash.h"
+#include "props/generate.h"
 
 namespace kvtwin::props {
 namespace {
@@ -86,22 +86,6 @@ Result<PagedOp> ReadOp(const std::vector<std::string>& words) {
   return op;
 }
 
-// Numbers out of a seed, the same on every machine.
-class Numbers {
- public:
-  Numbers(std::uint64_t seed, std::uint64_t number) : state_{seed, number, 0} {}
-
-  int Pick(int low, int high) {
-    ++state_[2];
-    const std::uint64_t drawn = HashBytes(state_.data(), sizeof(state_), 0);
-    const auto range = static_cast<std::uint64_t>(high - low) + 1;
-    return low + static_cast<int>(drawn % range);
-  }
-
- private:
-  std::array<std::uint64_t, 3> state_;
-};
-
 }  // namespace
 
 std::string ToText(const PagedHistory& history) {
@@ -155,8 +139,7 @@ Result<PagedHistory> ParsePagedHistory(std::string_view text) {
 }
 
 PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number) {
-  Numbers numbers(seed, number);
-  const auto pick = [&](int low, int high) { return numbers.Pick(low, high); };
+  const Pick pick = SeededPick(seed, number);
   PagedHistory history;
   PagedSpec& spec = history.spec;
   spec.block_size = pick(1, 5);

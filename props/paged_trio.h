@@ -68,8 +68,6 @@ class PagedTrio {
     PrefixKey key;
     std::vector<std::int32_t> tokens;
     std::vector<std::int32_t> pending;  // Appended, to how many layers at most.
-    int known = 0;
-    bool all_known = true;
   };
 
   void Expect(bool holds, std::string_view what);
