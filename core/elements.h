@@ -1,5 +1,5 @@
-// One element of a row, f32 or f16, as f32. f32 to f16 rounds to the
-// nearest, ties to even (Eigen's conversion); f16 to f32 is exact.
+// One element of a row, f32, f16 or bf16, as f32. From f32 it is rounded to the
+// nearest, ties to even (Eigen's conversions); to f32 is exact.
 
 #ifndef KVTWIN_CORE_ELEMENTS_H_
 #define KVTWIN_CORE_ELEMENTS_H_
@@ -12,24 +12,29 @@
 
 namespace kvtwin {
 
-inline float LoadElement(const std::byte* from, DType dtype) {
-  if (dtype == DType::kF32) {
-    float value;
-    std::memcpy(&value, from, sizeof(value));
-    return value;
-  }
-  Eigen::half value;
+template <class T>
+float LoadAs(const std::byte* from) {
+  T value;
   std::memcpy(&value, from, sizeof(value));
   return static_cast<float>(value);
 }
 
+template <class T>
+void StoreAs(float value, std::byte* to) {
+  const T element(value);
+  std::memcpy(to, &element, sizeof(element));
+}
+
+inline float LoadElement(const std::byte* from, DType dtype) {
+  if (dtype == DType::kF32) return LoadAs<float>(from);
+  if (dtype == DType::kBF16) return LoadAs<Eigen::bfloat16>(from);
+  return LoadAs<Eigen::half>(from);
+}
+
 inline void StoreElement(float value, std::byte* to, DType dtype) {
-  if (dtype == DType::kF32) {
-    std::memcpy(to, &value, sizeof(value));
-    return;
-  }
-  const Eigen::half half(value);
-  std::memcpy(to, &half, sizeof(half));
+  if (dtype == DType::kF32) return StoreAs<float>(value, to);
+  if (dtype == DType::kBF16) return StoreAs<Eigen::bfloat16>(value, to);
+  StoreAs<Eigen::half>(value, to);
 }
 
 // From one dtype to another; bit for bit if they are the same.

@@ -39,7 +39,7 @@ inline Status AtLeastOne(std::string_view name, std::int64_t value) {
 
 inline Status CheckRowDType(std::string_view name, DType dtype) {
   if (IsRowDType(dtype)) return {};
-  return Invalid("{} is {}, rows are f32 or f16", name, DTypeName(dtype));
+  return Invalid("{} is {}, rows are f32, f16 or bf16", name, DTypeName(dtype));
 }
 
 }  // namespace kvtwin

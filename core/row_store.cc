@@ -10,6 +10,7 @@ RowStore::RowStore(DType dtype, const Shape& row, int cells, bool permuted)
       cell_dim_(permuted ? 0 : 2) {
   if (permuted) shape_ = {cells, row[0], row[1], 1};
   if (dtype == DType::kF16) rows_ = MatrixOf<Eigen::half>();
+  if (dtype == DType::kBF16) rows_ = MatrixOf<Eigen::bfloat16>();
   const std::int64_t elements = row[0] * row[1];
   std::visit(
       [&](auto& rows) {

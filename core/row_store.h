@@ -35,7 +35,9 @@ class RowStore {
   Shape shape_;  // Over all cells.
   std::size_t cell_dim_;
   // A column for each cell, or, permuted, a row.
-  std::variant<MatrixOf<float>, MatrixOf<Eigen::half>> rows_;
+  std::variant<MatrixOf<float>, MatrixOf<Eigen::half>,
+               MatrixOf<Eigen::bfloat16>>
+      rows_;
 };
 
 }  // namespace kvtwin

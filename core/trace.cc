@@ -44,7 +44,9 @@ bool MultipliesOutTo(const Shape& shape, std::size_t count) {
 
 // Whether a number becomes infinite in `dtype`: half a step above the largest.
 bool OutOfRange(double number, DType dtype) {
-  return std::abs(number) >= (dtype == DType::kF32 ? 0x1.ffffffp127 : 65520.0);
+  if (dtype == DType::kF16) return std::abs(number) >= 65520;
+  return std::abs(number) >=
+         (dtype == DType::kF32 ? 0x1.ffffffp127 : 0x1.ffp127);
 }
 
 template <std::size_t n>
@@ -74,7 +76,7 @@ DenseTensor Tensor(const JsonFields& op, std::string_view key, DType dtype) {
   tensor.bytes.resize(data->numbers.size() * size);
   for (std::size_t i = 0; i < data->numbers.size(); ++i) {
     const double number = data->numbers[i];
-    // f16 is reached by way of f32, as in Put.
+    // The others are reached by way of f32, as in Put.
     const bool finite = !OutOfRange(number, DType::kF32) &&
                         !OutOfRange(static_cast<float>(number), dtype);
     if (!finite) {

@@ -1,4 +1,4 @@
-// Vectors of f32 to f16 and back, for files that Highway compiles once for each
+// Vectors of f32 to f16 and bf16, and back, for files that Highway compiles once for each
 // target (see targets.h). The results do not depend on the target.
 
 // Once for each target: the toggle is defined in every other round.
@@ -35,7 +35,7 @@ using HalvesOf = hn::Rebind<std::uint16_t, D>;
 template <class D>
 using ShortsOf = hn::Rebind<std::int16_t, D>;
 
-// Whether an f16, without its sign, is more than `bound`, without a sign too.
+// Whether 16 bits of a number, without its sign, are more than `bound`.
 template <class D>
 HWY_INLINE hn::Mask<HalvesOf<D>> IsAbove(D, hn::Vec<HalvesOf<D>> value,
                                          std::int16_t bound) {
@@ -44,11 +44,6 @@ HWY_INLINE hn::Mask<HalvesOf<D>> IsAbove(D, hn::Vec<HalvesOf<D>> value,
       hn::And(hn::BitCast(shorts, value), hn::Set(shorts, INT16_MAX));
   return hn::RebindMask(HalvesOf<D>(),
                         hn::Gt(magnitude, hn::Set(shorts, bound)));
-}
-
-template <class D>
-HWY_INLINE hn::Mask<HalvesOf<D>> IsNaN16(D d, hn::Vec<HalvesOf<D>> value) {
-  return IsAbove(d, value, 0x7C00);
 }
 
 // In integers. Any NaN becomes 0x7E00 and its sign.
@@ -131,7 +126,7 @@ HWY_INLINE hn::Vec<HalvesOf<D>> ToCanonicalHalves(D d, hn::Vec<D> value) {
   const auto result = ToHalves(d, value);
   const auto quiet =
       hn::Or(hn::And(result, hn::Set(halves, 0x8000)), hn::Set(halves, 0x7E00));
-  return hn::IfThenElse(IsNaN16(d, result), quiet, result);
+  return hn::IfThenElse(IsAbove(d, result, 0x7C00), quiet, result);
 #else
   return RoundedInIntegers(d, value);
 #endif
@@ -147,6 +142,81 @@ HWY_INLINE hn::Vec<D> FromHalves(D d, hn::Vec<HalvesOf<D>> value) {
   return ExactFromHalves(d, value);
 #endif
 }
+
+// bf16 is the upper half of an f32. To the nearest, ties to even; any NaN
+// becomes 0x7FC0 and its sign.
+template <class D>
+HWY_INLINE hn::Vec<HalvesOf<D>> RoundedToUpper(D d, hn::Vec<D> value) {
+  const IntsOf<D> ints;
+  const auto bits = hn::BitCast(ints, value);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(ints, 1));
+  const auto rounded = hn::Add(hn::Add(bits, hn::Set(ints, 0x7FFF)), odd);
+  const auto quiet = hn::Or(hn::And(bits, hn::Set(ints, INT32_MIN)),
+                            hn::Set(ints, 0x7FC00000));
+  const auto result =
+      hn::IfThenElse(hn::RebindMask(ints, hn::IsNaN(value)), quiet, rounded);
+  // The sign arrives extended: this narrows exactly.
+  return hn::BitCast(
+      HalvesOf<D>(),
+      hn::DemoteTo(ShortsOf<D>(), hn::ShiftRight<16>(result)));
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> FromUpper(D d, hn::Vec<HalvesOf<D>> value) {
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(IntsOf<D>(), value)));
+}
+
+// The formats of 16 bits. The magnitudes of NaNs are above kInfinity; those of
+// quiet ones above kLastSignaling, kQuiet being the first.
+struct HalfFormat {
+  static constexpr std::int16_t kInfinity = 0x7C00;
+  static constexpr std::int16_t kLastSignaling = 0x7DFF;
+  static constexpr std::uint16_t kQuiet = 0x7E00;
+
+  // To the nearest, ties to even. Any NaN becomes some NaN.
+  template <class D>
+  HWY_INLINE static hn::Vec<HalvesOf<D>> Rounded(D d, hn::Vec<D> value) {
+    return ToHalves(d, value);
+  }
+  // The same, and any NaN becomes kQuiet and its sign.
+  template <class D>
+  HWY_INLINE static hn::Vec<HalvesOf<D>> Canonical(D d, hn::Vec<D> value) {
+    return ToCanonicalHalves(d, value);
+  }
+  // Exact, but for a NaN, which becomes some NaN.
+  template <class D>
+  HWY_INLINE static hn::Vec<D> Floats(D d, hn::Vec<HalvesOf<D>> value) {
+    return FromHalves(d, value);
+  }
+  // Exact.
+  template <class D>
+  HWY_INLINE static hn::Vec<D> Exact(D d, hn::Vec<HalvesOf<D>> value) {
+    return ExactFromHalves(d, value);
+  }
+};
+
+struct UpperFormat {
+  static constexpr std::int16_t kInfinity = 0x7F80;
+  static constexpr std::int16_t kLastSignaling = 0x7FBF;
+  static constexpr std::uint16_t kQuiet = 0x7FC0;
+
+  template <class D>
+  HWY_INLINE static hn::Vec<HalvesOf<D>> Rounded(D d, hn::Vec<D> value) {
+    return RoundedToUpper(d, value);
+  }
+  template <class D>
+  HWY_INLINE static hn::Vec<HalvesOf<D>> Canonical(D d, hn::Vec<D> value) {
+    return RoundedToUpper(d, value);
+  }
+  template <class D>
+  HWY_INLINE static hn::Vec<D> Floats(D d, hn::Vec<HalvesOf<D>> value) {
+    return FromUpper(d, value);
+  }
+  template <class D>
+  HWY_INLINE static hn::Vec<D> Exact(D d, hn::Vec<HalvesOf<D>> value) {
+    return FromUpper(d, value);
+  }
+};
 
 }  // namespace kvtwin::optimized::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -91,15 +91,16 @@ class Source {
   bool touching_;
 };
 
-// Copies elements that lie in order; f32 to f16 is the only conversion.
+// Copies elements that lie in order, rounded if they are of another dtype: then
+// they are f32.
 void Store(const std::byte* from, DType from_dtype, std::size_t count,
            std::byte* to, DType dtype, bool stream) {
   if (from_dtype != dtype) {
     const auto* floats = reinterpret_cast<const float*>(from);
     KVTWIN_ASSERT(reinterpret_cast<std::uintptr_t>(from) % alignof(float) == 0);
     auto* halves = reinterpret_cast<std::uint16_t*>(to);
-    stream ? StreamF32ToF16(floats, halves, count)
-           : F32ToF16(floats, halves, count);
+    stream ? StreamRoundedF32(dtype, floats, halves, count)
+           : RoundF32(dtype, floats, halves, count);
   } else if (stream) {
     StreamBytes(from, to, count * SizeOf(dtype));
   } else {

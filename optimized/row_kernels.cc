@@ -40,20 +40,36 @@ HWY_INLINE void ForEachVector(const From* from, To* to, std::size_t count,
   std::copy(converted, converted + (count - i), to + i);
 }
 
-void F32ToF16(const float* from, std::uint16_t* to, std::size_t count) {
+template <class Format>
+HWY_INLINE void RoundTo(const float* from, std::uint16_t* to,
+                        std::size_t count) {
   ForEachVector(
       from, to, count, [](const float* in, std::uint16_t* out) HWY_ATTR {
         const F32 d;
-        hn::StoreU(ToCanonicalHalves(d, hn::LoadU(d, in)), U16(), out);
+        hn::StoreU(Format::Canonical(d, hn::LoadU(d, in)), U16(), out);
       });
 }
 
-void F16ToF32(const std::uint16_t* from, float* to, std::size_t count) {
+void RoundToAny(DType dtype, const float* from, std::uint16_t* to,
+                std::size_t count) {
+  if (dtype == DType::kF16) return RoundTo<HalfFormat>(from, to, count);
+  RoundTo<UpperFormat>(from, to, count);
+}
+
+template <class Format>
+HWY_INLINE void WidenFrom(const std::uint16_t* from, float* to,
+                          std::size_t count) {
   ForEachVector(from, to, count,
                 [](const std::uint16_t* in, float* out) HWY_ATTR {
                   const F32 d;
-                  hn::StoreU(ExactFromHalves(d, hn::LoadU(U16(), in)), d, out);
+                  hn::StoreU(Format::Exact(d, hn::LoadU(U16(), in)), d, out);
                 });
+}
+
+void WidenFromAny(DType dtype, const std::uint16_t* from, float* to,
+                  std::size_t count) {
+  if (dtype == DType::kF16) return WidenFrom<HalfFormat>(from, to, count);
+  WidenFrom<UpperFormat>(from, to, count);
 }
 
 // Of `bytes` at `to`, those before the first whole cache line.
@@ -64,8 +80,9 @@ HWY_INLINE std::size_t BytesBeforeLine(const void* to, std::size_t bytes) {
 
 #if HWY_TARGET == HWY_SCALAR
 
-HWY_INLINE void StreamLineAsF16(const float* from, std::uint16_t* to) {
-  F32ToF16(from, to, kLine / sizeof(*to));
+template <class Format>
+HWY_INLINE void StreamLineAs(const float* from, std::uint16_t* to) {
+  RoundTo<Format>(from, to, kLine / sizeof(*to));
 }
 
 // Requires: `to` lies on a cache line.
@@ -76,14 +93,15 @@ HWY_INLINE void StreamLine(const std::byte* from, std::byte* to) {
 #else
 
 // Only whole vectors can be streamed.
-HWY_INLINE void StreamLineAsF16(const float* from, std::uint16_t* to) {
+template <class Format>
+HWY_INLINE void StreamLineAs(const float* from, std::uint16_t* to) {
   const F32 d;
   const hn::Twice<U16> halves;
   HWY_UNROLL(4)
   for (std::size_t i = 0; i < kLine / sizeof(*to); i += hn::Lanes(halves)) {
-    const auto low = ToCanonicalHalves(d, hn::LoadU(d, from + i));
+    const auto low = Format::Canonical(d, hn::LoadU(d, from + i));
     const auto high =
-        ToCanonicalHalves(d, hn::LoadU(d, from + i + hn::Lanes(d)));
+        Format::Canonical(d, hn::LoadU(d, from + i + hn::Lanes(d)));
     hn::Stream(hn::Combine(halves, high, low), halves, to + i);
   }
 }
@@ -101,14 +119,22 @@ HWY_INLINE void StreamLine(const std::byte* from, std::byte* to) {
 
 #endif  // HWY_TARGET
 
-void StreamF32ToF16(const float* from, std::uint16_t* to, std::size_t count) {
+template <class Format>
+HWY_INLINE void StreamAs(const float* from, std::uint16_t* to,
+                         std::size_t count) {
   constexpr std::size_t kLineElements = kLine / sizeof(*to);
   std::size_t i = BytesBeforeLine(to, count * sizeof(*to)) / sizeof(*to);
-  F32ToF16(from, to, i);
+  RoundTo<Format>(from, to, i);
   for (; i + kLineElements <= count; i += kLineElements) {
-    StreamLineAsF16(from + i, to + i);
+    StreamLineAs<Format>(from + i, to + i);
   }
-  F32ToF16(from + i, to + i, count - i);
+  RoundTo<Format>(from + i, to + i, count - i);
+}
+
+void StreamAsAny(DType dtype, const float* from, std::uint16_t* to,
+                 std::size_t count) {
+  if (dtype == DType::kF16) return StreamAs<HalfFormat>(from, to, count);
+  StreamAs<UpperFormat>(from, to, count);
 }
 
 void StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes) {
@@ -279,9 +305,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvtwin::optimized {
 
-HWY_EXPORT(F32ToF16);
-HWY_EXPORT(F16ToF32);
-HWY_EXPORT(StreamF32ToF16);
+HWY_EXPORT(RoundToAny);
+HWY_EXPORT(WidenFromAny);
+HWY_EXPORT(StreamAsAny);
 HWY_EXPORT(StreamBytes);
 HWY_EXPORT(StreamBytesAhead);
 HWY_EXPORT(TransposeF32);
@@ -289,16 +315,19 @@ HWY_EXPORT(TransposeF16);
 HWY_EXPORT(StreamTransposedF32);
 HWY_EXPORT(StreamTransposedF16);
 
-void F32ToF16(const float* from, std::uint16_t* to, std::size_t count) {
-  HWY_DYNAMIC_DISPATCH(F32ToF16)(from, to, count);
+void RoundF32(DType dtype, const float* from, std::uint16_t* to,
+              std::size_t count) {
+  HWY_DYNAMIC_DISPATCH(RoundToAny)(dtype, from, to, count);
 }
 
-void F16ToF32(const std::uint16_t* from, float* to, std::size_t count) {
-  HWY_DYNAMIC_DISPATCH(F16ToF32)(from, to, count);
+void WidenToF32(DType dtype, const std::uint16_t* from, float* to,
+                std::size_t count) {
+  HWY_DYNAMIC_DISPATCH(WidenFromAny)(dtype, from, to, count);
 }
 
-void StreamF32ToF16(const float* from, std::uint16_t* to, std::size_t count) {
-  HWY_DYNAMIC_DISPATCH(StreamF32ToF16)(from, to, count);
+void StreamRoundedF32(DType dtype, const float* from, std::uint16_t* to,
+                      std::size_t count) {
+  HWY_DYNAMIC_DISPATCH(StreamAsAny)(dtype, from, to, count);
 }
 
 void StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes) {

@@ -7,17 +7,22 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvtwin/tensor.h"
+
 namespace kvtwin::optimized {
 
-// As core/elements.h: rounds to the nearest, ties to even, every NaN becomes
-// 0x7e00 and its sign; and back, exactly.
-void F32ToF16(const float* from, std::uint16_t* to, std::size_t count);
-void F16ToF32(const std::uint16_t* from, float* to, std::size_t count);
+// To and from f16 or bf16, as core/elements.h: rounds to the nearest, ties to
+// even, every NaN becomes the first quiet one and its sign; and back, exactly.
+void RoundF32(DType dtype, const float* from, std::uint16_t* to,
+              std::size_t count);
+void WidenToF32(DType dtype, const std::uint16_t* from, float* to,
+                std::size_t count);
 
-// The same as F32ToF16 and memcpy, past the caches: for memory that is not in
+// The same as RoundF32 and memcpy, past the caches: for memory that is not in
 // them and will not be read soon. Others may not see what was written before
 // this thread's FenceStreams.
-void StreamF32ToF16(const float* from, std::uint16_t* to, std::size_t count);
+void StreamRoundedF32(DType dtype, const float* from, std::uint16_t* to,
+                      std::size_t count);
 void StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes);
 // StreamBytes, while `ahead` and as many bytes after it come to the caches.
 void StreamBytesAhead(const std::byte* from, std::byte* to, std::size_t bytes,

@@ -41,28 +41,25 @@ bool RowShift::idle() const {
   return kind != ShiftKind::kAdd && kind != ShiftKind::kTagAdd;
 }
 
-template <class T>
-void RowShift::ApplyTo(std::span<T> rows) const {
+void RowShift::Apply(DType dtype, std::span<std::byte> rows) const {
   const auto offset = static_cast<float>(offset_);
-  const std::size_t heads = rows.size() / head_dim_;
+  const std::size_t size = SizeOf(dtype);
+  const std::size_t heads = rows.size() / (head_dim_ * size);
   const Turns turns{.pairs = cosines_.size() / 2,
                     .cosines = cosines_.data(),
                     .sines = sines_.data()};
   if (shift_->kind == ShiftKind::kAdd) {
-    AddToElements(rows.data(), rows.size(), offset);
+    AddToElements(dtype, rows.data(), heads * head_dim_, offset);
   } else if (shift_->kind == ShiftKind::kTagAdd) {
     for (std::size_t h = 0; h < heads; ++h) {
-      AddToElements(&rows[h * head_dim_] + 1, head_dim_ - 1, offset);
+      AddToElements(dtype, rows.data() + (h * head_dim_ + 1) * size,
+                    head_dim_ - 1, offset);
     }
   } else if (shift_->rope.pairing == Rope::Pairing::kHalves) {
-    TurnHalves(rows.data(), heads, head_dim_, turns);
+    TurnHalves(dtype, rows.data(), heads, head_dim_, turns);
   } else {
-    TurnAdjacent(rows.data(), heads, head_dim_, turns);
+    TurnAdjacent(dtype, rows.data(), heads, head_dim_, turns);
   }
 }
-
-void RowShift::Apply(std::span<float> rows) const { ApplyTo(rows); }
-
-void RowShift::Apply(std::span<std::uint16_t> rows) const { ApplyTo(rows); }
 
 }  // namespace kvtwin::optimized

@@ -4,11 +4,13 @@
 #ifndef KVTWIN_OPTIMIZED_ROW_SHIFT_H_
 #define KVTWIN_OPTIMIZED_ROW_SHIFT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "kvtwin/shift.h"
+#include "kvtwin/tensor.h"
 
 namespace kvtwin::optimized {
 
@@ -20,18 +22,14 @@ class RowShift {
   void Prepare(const Shift& shift, std::int32_t offset, int k_head_dim);
 
   // Rewrites rows that lie one after another, [k_head_dim, kv_heads, any
-  // number]; k_head_dim as prepared. f16 is shifted as f32 and rounded; what
+  // number]; k_head_dim as prepared. They are shifted as f32 and rounded; what
   // does not change keeps its bits. Requires: not idle.
-  void Apply(std::span<float> rows) const;
-  void Apply(std::span<std::uint16_t> rows) const;
+  void Apply(DType dtype, std::span<std::byte> rows) const;
 
   // Whether Apply leaves every row as it is.
   bool idle() const;
 
  private:
-  template <class T>
-  void ApplyTo(std::span<T> rows) const;
-
   const Shift* shift_ = nullptr;
   std::int32_t offset_ = 0;
   std::size_t head_dim_ = 0;

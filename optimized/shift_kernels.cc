@@ -21,7 +21,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::CappedTag<float, 16>;
 using OneF32 = hn::CappedTag<float, 1>;
 
-// Rows of f32 and of f16: the elements as they are stored, D being the tag of
+// Rows of f32, and of 16 bits: the elements as they are stored, D being the tag of
 // as many floats, and what becomes of them.
 struct SingleRows {
   using T = float;
@@ -50,36 +50,38 @@ struct SingleRows {
   }
 };
 
-struct HalfRows {
+template <class Format>
+struct ShortRows {
   using T = std::uint16_t;
   template <class D>
   using Stored = HalvesOf<D>;
 
   template <class D>
   HWY_INLINE static hn::Vec<D> Floats(D d, hn::Vec<HalvesOf<D>> stored) {
-    return FromHalves(d, stored);
+    return Format::Floats(d, stored);
   }
   // A sum with a NaN is that NaN, made quiet: one that was quiet did not
   // change, any other one is rounded.
   template <class D>
   HWY_INLINE static hn::Vec<HalvesOf<D>> Added(D d, hn::Vec<HalvesOf<D>> before,
                                                hn::Vec<D> sum) {
-    return hn::IfThenElse(IsAbove(d, before, 0x7DFF), before,
-                          ToCanonicalHalves(d, sum));
+    return hn::IfThenElse(IsAbove(d, before, Format::kLastSignaling), before,
+                          Format::Canonical(d, sum));
   }
   template <class D>
   HWY_INLINE static hn::Vec<HalvesOf<D>> Rounded(D d, hn::Vec<D> turned) {
-    return ToHalves(d, turned);
+    return Format::Rounded(d, turned);
   }
   // What was a NaN still is one, if perhaps another: it keeps its bits.
   template <class D>
   HWY_INLINE static hn::Vec<HalvesOf<D>> Turned(D d,
                                                 hn::Vec<HalvesOf<D>> before,
                                                 hn::Vec<D> turned) {
-    const auto rounded = ToHalves(d, turned);
-    const auto quiet = hn::Set(HalvesOf<D>(), 0x7E00);
-    const auto after = hn::IfThenElse(IsNaN16(d, rounded), quiet, rounded);
-    return hn::IfThenElse(IsNaN16(d, before), before, after);
+    const auto rounded = Format::Rounded(d, turned);
+    const auto quiet = hn::Set(HalvesOf<D>(), Format::kQuiet);
+    const auto after = hn::IfThenElse(IsAbove(d, rounded, Format::kInfinity),
+                                      quiet, rounded);
+    return hn::IfThenElse(IsAbove(d, before, Format::kInfinity), before, after);
   }
 };
 
@@ -203,27 +205,42 @@ HWY_INLINE void Turn(typename Rows::T* heads, std::size_t count,
   }
 }
 
-void AddToF32(float* elements, std::size_t count, float offset) {
-  AddTo<SingleRows>(elements, count, offset);
+// Calls does(rows), `rows` being of the kind that is stored as `dtype`.
+template <class Does>
+HWY_INLINE void WithRows(DType dtype, const Does& does) {
+  if (dtype == DType::kF32) return does(SingleRows());
+  if (dtype == DType::kF16) return does(ShortRows<HalfFormat>());
+  does(ShortRows<UpperFormat>());
 }
-void AddToF16(std::uint16_t* elements, std::size_t count, float offset) {
-  AddTo<HalfRows>(elements, count, offset);
+
+template <class Rows>
+HWY_INLINE typename Rows::T* ElementsOf(Rows, std::byte* bytes) {
+  return reinterpret_cast<typename Rows::T*>(bytes);
 }
-void TurnAdjacentF32(float* heads, std::size_t count, std::size_t head_dim,
-                     const Turns& turns) {
-  Turn<SingleRows, /*kNeighbours=*/true>(heads, count, head_dim, turns);
+
+void AddToAny(DType dtype, std::byte* elements, std::size_t count,
+              float offset) {
+  WithRows(dtype, [&](auto rows) HWY_ATTR {
+    AddTo<decltype(rows)>(ElementsOf(rows, elements), count, offset);
+  });
 }
-void TurnAdjacentF16(std::uint16_t* heads, std::size_t count,
+
+template <bool kNeighbours>
+HWY_INLINE void TurnAny(DType dtype, std::byte* heads, std::size_t count,
+                        std::size_t head_dim, const Turns& turns) {
+  WithRows(dtype, [&](auto rows) HWY_ATTR {
+    Turn<decltype(rows), kNeighbours>(ElementsOf(rows, heads), count, head_dim,
+                                      turns);
+  });
+}
+
+void TurnAdjacentAny(DType dtype, std::byte* heads, std::size_t count,
                      std::size_t head_dim, const Turns& turns) {
-  Turn<HalfRows, /*kNeighbours=*/true>(heads, count, head_dim, turns);
+  TurnAny</*kNeighbours=*/true>(dtype, heads, count, head_dim, turns);
 }
-void TurnHalvesF32(float* heads, std::size_t count, std::size_t head_dim,
-                   const Turns& turns) {
-  Turn<SingleRows, /*kNeighbours=*/false>(heads, count, head_dim, turns);
-}
-void TurnHalvesF16(std::uint16_t* heads, std::size_t count,
+void TurnHalvesAny(DType dtype, std::byte* heads, std::size_t count,
                    std::size_t head_dim, const Turns& turns) {
-  Turn<HalfRows, /*kNeighbours=*/false>(heads, count, head_dim, turns);
+  TurnAny</*kNeighbours=*/false>(dtype, heads, count, head_dim, turns);
 }
 
 }  // namespace kvtwin::optimized::HWY_NAMESPACE
@@ -232,36 +249,23 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvtwin::optimized {
 
-HWY_EXPORT(AddToF32);
-HWY_EXPORT(AddToF16);
-HWY_EXPORT(TurnAdjacentF32);
-HWY_EXPORT(TurnAdjacentF16);
-HWY_EXPORT(TurnHalvesF32);
-HWY_EXPORT(TurnHalvesF16);
+HWY_EXPORT(AddToAny);
+HWY_EXPORT(TurnAdjacentAny);
+HWY_EXPORT(TurnHalvesAny);
 
-void AddToElements(float* elements, std::size_t count, float offset) {
-  HWY_DYNAMIC_DISPATCH(AddToF32)(elements, count, offset);
-}
-void AddToElements(std::uint16_t* elements, std::size_t count, float offset) {
-  HWY_DYNAMIC_DISPATCH(AddToF16)(elements, count, offset);
+void AddToElements(DType dtype, std::byte* elements, std::size_t count,
+                   float offset) {
+  HWY_DYNAMIC_DISPATCH(AddToAny)(dtype, elements, count, offset);
 }
 
-void TurnAdjacent(float* heads, std::size_t count, std::size_t head_dim,
-                  const Turns& turns) {
-  HWY_DYNAMIC_DISPATCH(TurnAdjacentF32)(heads, count, head_dim, turns);
-}
-void TurnAdjacent(std::uint16_t* heads, std::size_t count, std::size_t head_dim,
-                  const Turns& turns) {
-  HWY_DYNAMIC_DISPATCH(TurnAdjacentF16)(heads, count, head_dim, turns);
+void TurnAdjacent(DType dtype, std::byte* heads, std::size_t count,
+                  std::size_t head_dim, const Turns& turns) {
+  HWY_DYNAMIC_DISPATCH(TurnAdjacentAny)(dtype, heads, count, head_dim, turns);
 }
 
-void TurnHalves(float* heads, std::size_t count, std::size_t head_dim,
-                const Turns& turns) {
-  HWY_DYNAMIC_DISPATCH(TurnHalvesF32)(heads, count, head_dim, turns);
-}
-void TurnHalves(std::uint16_t* heads, std::size_t count, std::size_t head_dim,
-                const Turns& turns) {
-  HWY_DYNAMIC_DISPATCH(TurnHalvesF16)(heads, count, head_dim, turns);
+void TurnHalves(DType dtype, std::byte* heads, std::size_t count,
+                std::size_t head_dim, const Turns& turns) {
+  HWY_DYNAMIC_DISPATCH(TurnHalvesAny)(dtype, heads, count, head_dim, turns);
 }
 
 }  // namespace kvtwin::optimized

@@ -5,16 +5,17 @@
 #define KVTWIN_OPTIMIZED_SHIFT_KERNELS_H_
 
 #include <cstddef>
-#include <cstdint>
+
+#include "kvtwin/tensor.h"
 
 namespace kvtwin::optimized {
 
-// As ShiftRow (core/shift_row.h), in place. f16 elements are shifted as f32,
-// and what does not change keeps its bits.
+// As ShiftRow (core/shift_row.h), in place, on elements of any dtype of rows.
+// They are shifted as f32 and rounded, and what does not change keeps its bits.
 //
 // Adds `offset` to count elements.
-void AddToElements(float* elements, std::size_t count, float offset);
-void AddToElements(std::uint16_t* elements, std::size_t count, float offset);
+void AddToElements(DType dtype, std::byte* elements, std::size_t count,
+                   float offset);
 
 // How the first 2 * pairs elements of a head turn: x becomes
 // x * cosine + y * sine, where y is the other one of its pair.
@@ -30,14 +31,10 @@ inline constexpr std::size_t kTurnsAhead = 8192;
 
 // Pair p is elements (2p, 2p + 1) of a head, or (p, p + pairs). The heads lie
 // one after another.
-void TurnAdjacent(float* heads, std::size_t count, std::size_t head_dim,
-                  const Turns& turns);
-void TurnAdjacent(std::uint16_t* heads, std::size_t count, std::size_t head_dim,
-                  const Turns& turns);
-void TurnHalves(float* heads, std::size_t count, std::size_t head_dim,
-                const Turns& turns);
-void TurnHalves(std::uint16_t* heads, std::size_t count, std::size_t head_dim,
-                const Turns& turns);
+void TurnAdjacent(DType dtype, std::byte* heads, std::size_t count,
+                  std::size_t head_dim, const Turns& turns);
+void TurnHalves(DType dtype, std::byte* heads, std::size_t count,
+                std::size_t head_dim, const Turns& turns);
 
 }  // namespace kvtwin::optimized
 

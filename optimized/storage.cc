@@ -55,11 +55,9 @@ bool Streams(std::size_t bytes, std::size_t buffer_bytes, std::size_t own) {
 
 // Has the beginning of what is turned next on its way. (g++ leaves out calls of
 // functions that only prefetch.)
-template <class T>
-[[gnu::always_inline]] inline void FetchAhead(std::span<T> next) {
-  constexpr std::size_t kLine = 64 / sizeof(T);
-  constexpr std::size_t kMost = kTurnsAhead / sizeof(T);
-  for (std::size_t i = 0; i < std::min(next.size(), kMost); i += kLine) {
+[[gnu::always_inline]] inline void FetchAhead(std::span<std::byte> next) {
+  constexpr std::size_t kLine = 64;
+  for (std::size_t i = 0; i < std::min(next.size(), kTurnsAhead); i += kLine) {
     __builtin_prefetch(&next[i]);
   }
 }
@@ -156,17 +154,7 @@ void Layer::Move(std::span<const CellMove> moves, Share share) {
 
 void Layer::Shift(const Selection& cells, const RowShift& shift, Share share) {
   if (shift.idle()) return;
-  if (dtype_ == DType::kF32) {
-    ShiftRows<float>(cells, shift, share);
-  } else {
-    ShiftRows<std::uint16_t>(cells, shift, share);
-  }
-}
-
-template <class T>
-void Layer::ShiftRows(const Selection& cells, const RowShift& shift,
-                      Share share) {
-  std::span<T> run;
+  std::span<std::byte> run;
   const std::size_t words = cells.end - cells.begin;
   const std::size_t end = cells.begin + share.End(words);
   for (std::size_t w = cells.begin + share.Begin(words); w < end; ++w) {
@@ -176,15 +164,16 @@ void Layer::ShiftRows(const Selection& cells, const RowShift& shift,
       const auto rows =
           static_cast<std::size_t>(std::countr_one(left >> first));
       const std::size_t cell = w * kWordBits + first;
-      const std::span<T> next(key_.as<T>() + cell * key_row_, rows * key_row_);
+      const std::span<std::byte> next(key_.data() + cell * key_row_bytes(),
+                                      rows * key_row_bytes());
       FetchAhead(next);
-      shift.Apply(run);
+      shift.Apply(dtype_, run);
       run = next;
       // All below the run are zeros: this carries them and it away.
       left &= left + (std::uint64_t{1} << first);
     }
   }
-  shift.Apply(run);
+  shift.Apply(dtype_, run);
 }
 
 void Layer::LoadKey(std::size_t cell, std::span<float> row) const {
@@ -192,8 +181,8 @@ void Layer::LoadKey(std::size_t cell, std::span<float> row) const {
     std::memcpy(row.data(), key_.as<float>() + cell * key_row_,
                 row.size_bytes());
   } else {
-    F16ToF32(key_.as<std::uint16_t>() + cell * key_row_, row.data(),
-             row.size());
+    WidenToF32(dtype_, key_.as<std::uint16_t>() + cell * key_row_, row.data(),
+               row.size());
   }
 }
 
@@ -209,8 +198,8 @@ void Layer::StoreKey(std::size_t cell, std::span<const float> row) {
     const std::size_t count = std::min(kPiece, row.size() - i);
     std::array<float, kPiece> before;
     std::array<std::uint16_t, kPiece> rounded;
-    F16ToF32(stored + i, before.data(), count);
-    F32ToF16(&row[i], rounded.data(), count);
+    WidenToF32(dtype_, stored + i, before.data(), count);
+    RoundF32(dtype_, &row[i], rounded.data(), count);
     for (std::size_t k = 0; k < count; ++k) {
       // What did not change keeps its bits; only a NaN would lose some.
       const bool same = std::bit_cast<std::uint32_t>(before[k]) ==

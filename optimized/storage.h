@@ -50,8 +50,6 @@ class Layer {
  private:
   void PutPermuted(const TensorView& value, std::span<const int> cells,
                    Share share, bool stream);
-  template <class T>
-  void ShiftRows(const Selection& cells, const RowShift& shift, Share share);
 
   RowDims dims_;
   DType dtype_;

@@ -182,7 +182,7 @@ void ExpectNone(const Case& one) {
 }
 
 void ExpectNoneForRows(const CacheSpec& spec) {
-  for (const DType dtype : {DType::kF32, DType::kF16}) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const bool permuted_v : {false, true}) {
       for (const bool strided : {false, true}) {
         SCOPED_TRACE(std::string(DTypeName(dtype)) +

@@ -274,7 +274,7 @@ TEST_P(EachTarget, ShiftsRowsAsTheDefinitionDoes) {
         for (const bool with_nan : {false, true}) {
           if (with_nan) due.back() = std::nanf("");
           Floats found = due;
-          fast.Apply(found);
+          fast.Apply(DType::kF32, std::as_writable_bytes(std::span(found)));
           ASSERT_TRUE(ShiftRow(shift, 0, -5, head_dim, 3, due).ok());
           EXPECT_EQ(Bits(found), Bits(due)) << head_dim;
         }
@@ -283,39 +283,46 @@ TEST_P(EachTarget, ShiftsRowsAsTheDefinitionDoes) {
   }
 }
 
-TEST_P(EachTarget, ConvertsAsTheDefinitionDoes) {
+void ExpectConversions(DType dtype) {
   std::vector<std::uint16_t> halves(1 << 16);
   std::iota(halves.begin(), halves.end(), std::uint16_t{0});
   Floats due(halves.size());
   for (std::size_t i = 0; i < due.size(); ++i) {
-    due[i] = LoadElement(reinterpret_cast<const std::byte*>(&halves[i]),
-                         DType::kF16);
+    due[i] =
+        LoadElement(reinterpret_cast<const std::byte*>(&halves[i]), dtype);
   }
   Floats floats(halves.size());
-  optimized::F16ToF32(halves.data(), floats.data(), floats.size());
+  optimized::WidenToF32(dtype, halves.data(), floats.data(), floats.size());
   EXPECT_EQ(Bits(floats), Bits(due));
-  // Each f16, halfway to the next, and just beside both.
+  // Each number, halfway to the next, and just beside both.
   Floats from;
-  from.reserve(6 * floats.size());
+  from.reserve(9 * floats.size());
   for (const float one : floats) {
     const auto bits = std::bit_cast<std::uint32_t>(one);
-    for (const std::uint32_t step : {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, ~0U}) {
+    for (const std::uint32_t step :
+         {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, 0x7FFFU, 0x8000U, 0x8001U, ~0U}) {
       from.push_back(std::bit_cast<float>(bits + step));
     }
   }
   std::vector<std::uint16_t> rounded(from.size());
   for (std::size_t i = 0; i < from.size(); ++i) {
-    StoreElement(from[i], reinterpret_cast<std::byte*>(&rounded[i]),
-                 DType::kF16);
+    StoreElement(from[i], reinterpret_cast<std::byte*>(&rounded[i]), dtype);
   }
   // As many at a time as make whole vectors, and a few more.
   for (const std::size_t count : {std::size_t{1}, std::size_t{37}}) {
     std::vector<std::uint16_t> found(from.size());
     for (std::size_t i = 0; i < from.size(); i += count) {
-      optimized::F32ToF16(&from[i], &found[i],
+      optimized::RoundF32(dtype, &from[i], &found[i],
                           std::min(count, from.size() - i));
     }
     EXPECT_EQ(Bits(found), Bits(rounded));
+  }
+}
+
+TEST_P(EachTarget, ConvertsAsTheDefinitionDoes) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    SCOPED_TRACE(DTypeName(dtype));
+    ExpectConversions(dtype);
   }
 }
 
@@ -325,7 +332,7 @@ INSTANTIATE_TEST_SUITE_P(Twins, Edges, ::testing::ValuesIn(TwinList()),
 
 TEST_P(Edges, RestoreRefusesRowsOfAnotherDType) {
   std::vector<CacheState> states;
-  for (const DType dtype : {DType::kF32, DType::kF16}) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     TestCache cache({}, GetParam());
     ASSERT_TRUE(cache->Init(dtype, 1, 4, 4).ok());
     cache.Append(0, 0, {1, 2});
@@ -396,7 +403,7 @@ TEST_P(Edges, AnEncoderKeepsFourDimensionsUnlessPermuted) {
 // that does what the one of ours does.
 TEST_P(Edges, ACustomShiftDoesWhatItsFunctionDoes) {
   constexpr std::int64_t kTokens = 70;
-  for (const DType dtype : {DType::kF32, DType::kF16}) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     std::vector<CacheState> states;
     for (const ShiftKind kind : {ShiftKind::kAdd, ShiftKind::kCustom}) {
       CacheSpec spec;
@@ -438,7 +445,7 @@ TEST_P(Edges, TakesRowsOfAnyStrides) {
   const std::vector<std::array<std::int64_t, 4>> strides = {
       {4, 12, 24, 0}, {0, 12, 24, 0}, {4, 0, 24, 0},  {4, 12, 25, 0},
       {4, 12, 0, 0},  {8, 4, 24, 0},  {2, 12, 24, 0}, {4, 16, 48, 0}};
-  for (const DType dtype : {DType::kF32, DType::kF16}) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const bool permuted_v : {false, true}) {
       for (const auto& stride : strides) {
         for (const std::int64_t head_dim : {1, 3}) {

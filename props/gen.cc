@@ -15,8 +15,10 @@ namespace kvtwin::props {
 namespace {
 
 constexpr int kOpsInHistory = 40;
-// Exact in f16, as are all whole numbers below it.
-constexpr std::int64_t kNumbers = 2048;
+// All whole numbers up to this are exact.
+std::int64_t LastNumber(DType dtype) {
+  return dtype == DType::kBF16 ? 256 : 2048;
+}
 
 // Writes down the calls that a recording may have. The answers are a twin's,
 // and go to the caller only.
@@ -136,7 +138,7 @@ class CallWriter : public ForwardingCache {
       for (std::int64_t i = 0; i < rows.shape[0]; ++i) {
         const std::int64_t number = i == 0 ? rows_ : rest;
         elements[(row * rows.shape[1] + j) * rows.shape[0] + i] =
-            static_cast<float>(number % kNumbers);
+            static_cast<float>(number % LastNumber(history_.setup.init.dtype));
       }
     }
   }

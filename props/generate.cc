@@ -453,7 +453,8 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
   setup.config.mask_dtype =
       OneOf(pick, {DType::kF32, DType::kF32, DType::kF16, DType::kBF16,
                    DType::kBits, DType::kBits});
-  setup.init.dtype = OneOf(pick, {DType::kF32, DType::kF32, DType::kF16});
+  setup.init.dtype =
+      OneOf(pick, {DType::kF32, DType::kF32, DType::kF16, DType::kBF16});
   bool encoder = drawn == Kind::kEncoder;
   if (drawn == Kind::kWrapper) {
     const int parts = pick(1, 3);

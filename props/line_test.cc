@@ -84,7 +84,6 @@ TEST(Line, SaysWhereItIsWrong) {
       {"kvt1 mask=bit", "character 11: 'bit' is no dtype"},
       {"kvt1 dtype=f64", "character 12: 'f64' is no dtype"},
       {"kvt1 dtype=bits", "character 12: 'bits' is no dtype of rows"},
-      {"kvt1 dtype=bf16", "character 12: 'bf16' is no dtype of rows"},
       {"kvt1 \x01", "character 6: '\\x01' is no setting"},
   };
   for (const auto& [line, why] : lines) {

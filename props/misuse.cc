@@ -269,8 +269,11 @@ constexpr auto
                        return {PutWrong(c, at, {.dtype = DType::kF16}),
                                DueForPut(at)};
                      }},
-                    {"Put of bf16 rows",
+                    {"Put of bf16 rows into another cache",
                      [](Cache& c, const Context& at) -> Answer {
+                       if (at.encoder || at.setup.init.dtype == DType::kBF16) {
+                         return EmptyBatch(c, at);
+                       }
                        return {PutWrong(c, at, {.dtype = DType::kBF16}),
                                DueForPut(at)};
                      }},

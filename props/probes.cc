@@ -279,7 +279,7 @@ void Observer::SetCausal(std::span<const int> except) {
 void Observer::Put(std::size_t part, int layer, DType dtype) {
   const bool known = layers_.contains(layer);
   Hit(At("put_rounded"),
-      setup_.init.dtype == DType::kF16 && dtype == DType::kF32);
+      setup_.init.dtype != DType::kF32 && dtype == DType::kF32);
   Hit(At("reput"), pass_layers_.contains(layer));
   Hit(At("layer_reserved"), reserved_ && !known);
   Hit(At("encoder_reput"),
@@ -456,6 +456,7 @@ void Observer::SeeShift(int seq, std::int64_t begin, std::int64_t end,
   Hit(At("shift"), moves);
   Hit(At("shift_shared_earlier"), moves && shared);
   Hit(At("shift_f16"), moves && rows && setup_.init.dtype == DType::kF16);
+  Hit(At("shift_bf16"), moves && rows && setup_.init.dtype == DType::kBF16);
   Hit(At("shift_layers"), moves && layers);
   Hit(At("shift_bare"), moves && bare);
 }

@@ -91,14 +91,17 @@ Floats SomeFloats(std::size_t count) {
   return floats;
 }
 
-std::uint16_t HalfOf(float value) {
+// f16 and bf16.
+constexpr DType kShortTypes[] = {DType::kF16, DType::kBF16};
+
+std::uint16_t RoundedTo(DType dtype, float value) {
   std::uint16_t half;
-  StoreElement(value, reinterpret_cast<std::byte*>(&half), DType::kF16);
+  StoreElement(value, reinterpret_cast<std::byte*>(&half), dtype);
   return half;
 }
 
-float FloatOf(std::uint16_t half) {
-  return LoadElement(reinterpret_cast<const std::byte*>(&half), DType::kF16);
+float FloatOf(DType dtype, std::uint16_t half) {
+  return LoadElement(reinterpret_cast<const std::byte*>(&half), dtype);
 }
 
 template <class T>
@@ -120,23 +123,28 @@ INSTANTIATE_TEST_SUITE_P(Targets, RowKernels,
                          ::testing::ValuesIn(SupportedTargets()),
                          [](const auto& info) { return info.param; });
 
-TEST_P(RowKernels, RoundsAnyNumberOfFloatsAnywhere) {
+void ExpectRounded(DType dtype) {
   const Floats from = SomeFloats(200);
   for (std::size_t count = 0; count <= 130; ++count) {
     const std::size_t offset = 2 * (count * 7 % 32);
     const std::size_t first = count % 5;
     Memory due(2 * count, offset);
     for (std::size_t i = 0; i < count; ++i) {
-      due.data<std::uint16_t>()[i] = HalfOf(from[first + i]);
+      due.data<std::uint16_t>()[i] = RoundedTo(dtype, from[first + i]);
     }
     Memory kept(2 * count, offset);
-    F32ToF16(&from[first], kept.data<std::uint16_t>(), count);
+    RoundF32(dtype, &from[first], kept.data<std::uint16_t>(), count);
     EXPECT_TRUE(kept == due) << count;
     Memory streamed(2 * count, offset);
-    StreamF32ToF16(&from[first], streamed.data<std::uint16_t>(), count);
+    StreamRoundedF32(dtype, &from[first], streamed.data<std::uint16_t>(),
+                     count);
     FenceStreams();
     EXPECT_TRUE(streamed == due) << count;
   }
+}
+
+TEST_P(RowKernels, RoundsAnyNumberOfFloatsAnywhere) {
+  for (const DType dtype : kShortTypes) ExpectRounded(dtype);
 }
 
 TEST_P(RowKernels, CopiesAnyNumberOfBytesAnywhere) {
@@ -156,12 +164,13 @@ TEST_P(RowKernels, CopiesAnyNumberOfBytesAnywhere) {
   }
 }
 
-// Near every f16, and near every point halfway between two of them.
-TEST_P(RowKernels, RoundsAsTheDefinitionDoes) {
+// Near every number, and near every point halfway between two of them.
+void ExpectRoundedAsDefined(DType dtype) {
   Floats from;
   for (std::uint32_t half = 0; half < 1 << 16; ++half) {
     const auto bits =
-        std::bit_cast<std::uint32_t>(FloatOf(static_cast<std::uint16_t>(half)));
+        std::bit_cast<std::uint32_t>(
+            FloatOf(dtype, static_cast<std::uint16_t>(half)));
     for (const std::uint32_t step : {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, ~0U}) {
       from.push_back(std::bit_cast<float>(bits + step));
     }
@@ -173,14 +182,19 @@ TEST_P(RowKernels, RoundsAsTheDefinitionDoes) {
     }
   }
   Halves due(from.size());
-  std::transform(from.begin(), from.end(), due.begin(), HalfOf);
+  std::transform(from.begin(), from.end(), due.begin(),
+                 [&](float value) { return RoundedTo(dtype, value); });
   Halves found(from.size());
-  F32ToF16(from.data(), found.data(), from.size());
+  RoundF32(dtype, from.data(), found.data(), from.size());
   EXPECT_EQ(BitsOf(found), BitsOf(due));
   std::fill(found.begin(), found.end(), std::uint16_t{0xA5A5});
-  StreamF32ToF16(from.data(), found.data(), from.size());
+  StreamRoundedF32(dtype, from.data(), found.data(), from.size());
   FenceStreams();
   EXPECT_EQ(BitsOf(found), BitsOf(due));
+}
+
+TEST_P(RowKernels, RoundsAsTheDefinitionDoes) {
+  for (const DType dtype : kShortTypes) ExpectRoundedAsDefined(dtype);
 }
 
 template <class T>
@@ -218,11 +232,13 @@ TEST_P(RowKernels, TransposesTiles) {
   }
 }
 
-// A row of f16 is shifted as f32 and rounded; what does not change keeps its
-// bits, as what a NaN's are.
-Halves ShiftedAsF32(const Shift& shift, int head_dim, const Halves& row) {
+// A row of 16 bits is shifted as f32 and rounded; what does not change keeps
+// its bits, as what a NaN's are.
+Halves ShiftedAsF32(DType dtype, const Shift& shift, int head_dim,
+                    const Halves& row) {
   Floats floats(row.size());
-  std::transform(row.begin(), row.end(), floats.begin(), FloatOf);
+  std::transform(row.begin(), row.end(), floats.begin(),
+                 [&](std::uint16_t one) { return FloatOf(dtype, one); });
   const Floats before = floats;
   const auto heads = static_cast<int>(row.size()) / head_dim;
   EXPECT_TRUE(ShiftRow(shift, 0, -5, head_dim, heads, floats).ok());
@@ -230,7 +246,7 @@ Halves ShiftedAsF32(const Shift& shift, int head_dim, const Halves& row) {
   for (std::size_t i = 0; i < row.size(); ++i) {
     const bool same = std::bit_cast<std::uint32_t>(before[i]) ==
                       std::bit_cast<std::uint32_t>(floats[i]);
-    if (!same) after[i] = HalfOf(floats[i]);
+    if (!same) after[i] = RoundedTo(dtype, floats[i]);
   }
   return after;
 }
@@ -258,7 +274,7 @@ TEST_P(RowKernels, ShiftsEveryKindOfNumber) {
           numbers.begin() + std::ptrdiff_t{3} * std::ptrdiff_t{head_dim};
       Floats due(numbers.begin(), end);
       Floats found = due;
-      fast.Apply(std::span<float>(found));
+      fast.Apply(DType::kF32, std::as_writable_bytes(std::span(found)));
       ASSERT_TRUE(ShiftRow(shift, 0, -5, head_dim, 3, due).ok());
       EXPECT_EQ(BitsOf(found), BitsOf(due)) << head_dim;
     }
@@ -266,7 +282,7 @@ TEST_P(RowKernels, ShiftsEveryKindOfNumber) {
 }
 
 // All 65,536 of them.
-TEST_P(RowKernels, ShiftsEveryF16) {
+void ExpectShifted(DType dtype) {
   Halves all(1 << 16);
   std::iota(all.begin(), all.end(), std::uint16_t{0});
   for (const Shift& shift : Shifts()) {
@@ -274,8 +290,9 @@ TEST_P(RowKernels, ShiftsEveryF16) {
       RowShift fast;
       fast.Prepare(shift, -5, head_dim);
       Halves found = all;
-      fast.Apply(std::span<std::uint16_t>(found));
-      EXPECT_EQ(BitsOf(found), BitsOf(ShiftedAsF32(shift, head_dim, all)))
+      fast.Apply(dtype, std::as_writable_bytes(std::span(found)));
+      EXPECT_EQ(BitsOf(found),
+                BitsOf(ShiftedAsF32(dtype, shift, head_dim, all)))
           << head_dim;
     }
   }
@@ -286,8 +303,15 @@ TEST_P(RowKernels, ShiftsEveryF16) {
   RowShift fast;  // Some turns have no cosine.
   fast.Prepare(infinite, -5, 64);
   Halves found = all;
-  fast.Apply(std::span<std::uint16_t>(found));
-  EXPECT_EQ(BitsOf(found), BitsOf(ShiftedAsF32(infinite, 64, all)));
+  fast.Apply(dtype, std::as_writable_bytes(std::span(found)));
+  EXPECT_EQ(BitsOf(found), BitsOf(ShiftedAsF32(dtype, infinite, 64, all)));
+}
+
+TEST_P(RowKernels, ShiftsEveryNumberOf16Bits) {
+  for (const DType dtype : kShortTypes) {
+    SCOPED_TRACE(DTypeName(dtype));
+    ExpectShifted(dtype);
+  }
 }
 
 // Rows on their way into storage ----------------------------------------------
@@ -397,8 +421,9 @@ TEST_P(RowKernels, PutsRowsOfAnyShape) {
     for (const Shape& gap : gaps) {
       for (const auto& [from, to] : {std::pair(DType::kF32, DType::kF32),
                                      std::pair(DType::kF32, DType::kF16),
+                                     std::pair(DType::kF32, DType::kBF16),
                                      std::pair(DType::kF16, DType::kF16)}) {
-        if (++count % 4 != 0) continue;  // Each shape with some type.
+        if (++count % 3 != 0) continue;  // Each shape with some type.
         const Source source(from, head_dim, heads, 100, gap);
         for (const std::vector<int>& cells : lists) {
           SCOPED_TRACE(::testing::Message()
@@ -439,7 +464,7 @@ TEST_P(RowKernels, MovesRowsAndColumns) {
       MoveRows(moves, found.data(), row_bytes);
       EXPECT_EQ(found, due) << row_bytes;
     }
-    for (const DType dtype : {DType::kF32, DType::kF16}) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
       for (std::size_t columns = 0; columns < 20; ++columns) {
         const std::size_t size = SizeOf(dtype);
         const std::size_t stride = (kRows + 3) * size;

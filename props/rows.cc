@@ -16,7 +16,11 @@ constexpr std::byte kPoisonByte{0x5A};
 // The first element names token and layer, exactly in every dtype; the others
 // have fractions, so that rounding shows. The second is a NaN now and then.
 float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
-  if (index == 0) return static_cast<float>((token * 4 + source.layer) % 2048);
+  if (index == 0) {
+    // Eight bits and an exponent are what bf16 has room for.
+    const std::int64_t tag = (token * 4 + source.layer) % 2048;
+    return static_cast<float>((128 + tag % 128) << tag / 128) / 256;
+  }
   const std::int64_t role = source.role == RowRole::kKey ? 1 : 2;
   const std::int64_t mixed =
       (token * 13 + std::int64_t{source.layer} * 5 + index * 7) * role % 601;
@@ -27,8 +31,10 @@ float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
 void StoreNaN(std::byte* to, DType dtype) {
   const std::uint32_t f32 = 0x7FC12345;
   const std::uint16_t f16 = 0x7E12;
+  const std::uint16_t bf16 = 0x7FD2;
   if (dtype == DType::kF32) std::memcpy(to, &f32, sizeof(f32));
   if (dtype == DType::kF16) std::memcpy(to, &f16, sizeof(f16));
+  if (dtype == DType::kBF16) std::memcpy(to, &bf16, sizeof(bf16));
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ TEST(Trace, RefusesBadHeaders) {
       {R"("causal")", R"("wrapper","caches":[{"type":"x"}])",
        "cache.caches[0].type is 'x'"},
       {R"("cache":{)", R"("cache":[],"x":{)", "cache is a list"},
-      {R"("dtype":"f32",)", R"("dtype":"bf16",)", "init.dtype is 'bf16'"},
+      {R"("dtype":"f32",)", R"("dtype":"bits",)", "init.dtype is 'bits'"},
       {R"("max_sequences":1)", R"("max_sequences":0)", "max_sequences is 0"},
       {R"("capacity":4)", R"("capacity":3000000000)", "capacity is 3000000000"},
       {R"("capacity":4)", R"("capacity":2000000000)", "2000000000"},
@@ -151,6 +151,12 @@ TEST(Trace, RefusesBadPuts) {
                Level::kIdentity);
   ExpectBadInput(Lines({f16, kStart, Replaced(kPut, "1000", "65520")}), 3,
                  "key.data[1] is 65520, out of the range of f16");
+  const std::string bf16 =
+      Replaced(kHeader, R"("dtype":"f32","max)", R"("dtype":"bf16","max)");
+  ExpectAccept(Lines({bf16, kStart, Replaced(kPut, "1000", "3.395e38")}),
+               Level::kIdentity);
+  ExpectBadInput(Lines({bf16, kStart, Replaced(kPut, "1000", "3.397e38")}), 3,
+                 "out of the range of bf16");
 }
 
 TEST(Trace, RefusesBadGets) {

@@ -158,9 +158,8 @@ bool Trio::StartForward(Tokens tokens, bool reserve) {
 }
 
 void Trio::PutRows(int layer) {
-  const bool half_input =
-      setup_.init.dtype == DType::kF16 && (pass_.first_serial + layer) % 2 == 1;
-  const DType dtype = half_input ? DType::kF16 : DType::kF32;
+  const bool rounded = (pass_.first_serial + layer) % 2 == 1;
+  const DType dtype = rounded ? setup_.init.dtype : DType::kF32;
   const RowDims& rows = setup_.rows;
   const auto count = static_cast<std::int64_t>(pass_.tokens.positions.size());
   const std::int64_t first = pass_.first_serial;

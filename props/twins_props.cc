@@ -60,7 +60,8 @@ RC_GTEST_PROP(HistoryProps, TextReadsBackAsTheSameHistory, ()) {
 // Large enough for the optimized twin to share out its work to threads: mask
 // rows, moves of a defrag, shifted rows.
 TEST(Twins, LargeCachesAgree) {
-  for (const std::string setup : {"", "place=scatter permuted=1 dtype=f16 "}) {
+  for (const std::string setup :
+       {"", "dtype=bf16 ", "place=scatter permuted=1 dtype=f16 "}) {
     const std::string text =
         "kvt1 cap=2500 batch=500 dims=128,4,128 layers=2 shift=rope " + setup +
         "| put 0*250 1*250 | put 1*250 0*250 | put 0*500 | put 1*500 "

@@ -104,8 +104,8 @@ class Cache {
   // Before Init, and at most once.
   virtual Status SetConfig(const CacheConfig& config) = 0;
 
-  // Once. `dtype` is that of the stored rows, f32 or f16. `capacity` is in
-  // tokens for each sequence, `max_batch` in tokens. Errors: another dtype; a
+  // Once. `dtype` is that of the stored rows: f32, f16 or bf16. `capacity` is
+  // in tokens for each sequence, `max_batch` in tokens. Errors: another dtype; a
   // value < 1; memory < window; more than INT32_MAX cells; an encoder with
   // several sequences or a padding.
   virtual Status Init(DType dtype, int max_sequences, int capacity,

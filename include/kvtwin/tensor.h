@@ -13,7 +13,7 @@
 
 namespace kvtwin {
 
-// Element types. Rows are f32 or f16, masks any. Quantized blocks will join
+// Element types. Rows are of numbers, masks of any. Quantized blocks will join
 // here.
 enum class DType {
   kF32,
@@ -24,7 +24,7 @@ enum class DType {
 
 // Whether K and V rows can be of this type.
 constexpr bool IsRowDType(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16;
+  return dtype != DType::kBits;
 }
 
 // Bytes of one element; 0 of kBits, whose elements have no address.

@@ -137,32 +137,49 @@ LawResult Padding(const History& history, const Subject& subject) {
   return result;
 }
 
-// The number that these bits are in f16; for infinity, the one after the last.
-double HalfValue(int bits) {
-  const int exponent = bits >> 10;
-  const double mantissa = bits & 0x3FF;
-  if (exponent == 0) return std::ldexp(mantissa, -24);
-  return std::ldexp(mantissa + 1024, exponent - 25);
+// A format of 16 bits: a sign, an exponent and `digits` bits of mantissa.
+struct Format {
+  int digits;
+  int bias;
+  int infinity;  // Its bits.
+};
+
+Format FormatOf(DType dtype) {
+  if (dtype == DType::kF16) return {10, 15, 0x7C00};
+  return {7, 127, 0x7F80};
 }
 
-// Whether `half` is `value`, rounded to the nearest, ties to even.
-bool IsRounded(float value, std::uint16_t half) {
-  const int bits = half & 0x7FFF;
-  if (std::isnan(value)) return bits > 0x7C00;
-  if (bits > 0x7C00 || std::signbit(value) != (half > 0x7FFF)) return false;
+// The number that these bits are; for infinity, the one after the last.
+double ValueOf(const Format& format, int bits) {
+  const int exponent = bits >> format.digits;
+  const int mantissa = bits - (exponent << format.digits);
+  const int least = 1 - format.bias - format.digits;
+  if (exponent == 0) return std::ldexp(mantissa, least);
+  return std::ldexp(mantissa + (1 << format.digits), exponent - 1 + least);
+}
+
+// Whether `rounded` is `value`, rounded to the nearest, ties to even.
+bool IsRounded(const Format& format, float value, std::uint16_t rounded) {
+  const int bits = rounded & 0x7FFF;
+  const int infinity = format.infinity;
+  if (std::isnan(value)) return bits > infinity;
+  if (bits > infinity || std::signbit(value) != (rounded > 0x7FFF)) {
+    return false;
+  }
   const double size = std::fabs(static_cast<double>(value));
-  const double distance = std::fabs(size - HalfValue(bits));
+  const double distance = std::fabs(size - ValueOf(format, bits));
   for (const int other : {bits - 1, bits + 1}) {
-    if (other < 0 || other > 0x7C00) continue;
-    const double further = std::fabs(size - HalfValue(other));
+    if (other < 0 || other > infinity) continue;
+    const double further = std::fabs(size - ValueOf(format, other));
     if (further < distance || (further == distance && bits % 2 == 1)) {
-      return std::isinf(value) && bits == 0x7C00;
+      return std::isinf(value) && bits == infinity;
     }
   }
   return true;
 }
 
-bool IsRounded(const std::vector<std::byte>& wide,
+// `narrow` is of `dtype`, `wide` of f32.
+bool IsRounded(DType dtype, const std::vector<std::byte>& wide,
                const std::vector<std::byte>& narrow) {
   if (wide.size() != 2 * narrow.size()) return false;
   for (std::size_t at = 0; at < narrow.size(); at += 2) {
@@ -170,7 +187,7 @@ bool IsRounded(const std::vector<std::byte>& wide,
     std::uint16_t half;
     std::memcpy(&value, &wide[2 * at], sizeof(value));
     std::memcpy(&half, &narrow[at], sizeof(half));
-    if (!IsRounded(value, half)) return false;
+    if (!IsRounded(FormatOf(dtype), value, half)) return false;
   }
   return true;
 }
@@ -190,7 +207,9 @@ std::optional<std::string> StoredAsPut(Session& session, const Call& put) {
       const std::vector<std::byte> due =
           CopyOf(Slice(given.view(), 2, at), given.dtype).bytes;
       const std::vector<std::byte> found = RowBytes(stored, column, cell_dim);
-      return given.dtype == stored.dtype ? due == found : IsRounded(due, found);
+      return given.dtype == stored.dtype
+                 ? due == found
+                 : IsRounded(stored.dtype, due, found);
     };
     if (same(put.key, view.key, 2) &&
         same(put.value, view.value, permuted ? 0 : 2)) {
@@ -201,11 +220,14 @@ std::optional<std::string> StoredAsPut(Session& session, const Call& put) {
   return std::nullopt;
 }
 
-// An f16 cache and an f32 one get the same rows; no row is shifted.
+// A cache of 16 bits and an f32 one get the same rows; no row is shifted.
 LawResult Rounding(const History& history, const Subject& subject) {
   History unshifted = history;
   unshifted.setup.legal = false;
-  unshifted.setup.init.dtype = DType::kF16;
+  if (unshifted.setup.init.dtype == DType::kF32) {
+    unshifted.setup.init.dtype = DType::kF16;
+  }
+  const DType dtype = unshifted.setup.init.dtype;
   for (Op& op : unshifted.ops) op.open = true;
   const Script script = Resolve(unshifted);
   Setup wide_setup = script.setup;
@@ -241,17 +263,17 @@ LawResult Rounding(const History& history, const Subject& subject) {
             (t + 1 == tokens.size() ||
              tokens[t + 1].position != tokens[t].position);
         if (row >= found.size() || t >= found[row].tokens.size()) {
-          return {1, After(script, i, "the f16 cache shows fewer rows")};
+          return {1, After(script, i, "the rounded cache shows fewer rows")};
         }
         const SeenToken& rounded = found[row].tokens[t];
-        if (!alone || (IsRounded(tokens[t].key, rounded.key) &&
-                       IsRounded(tokens[t].value, rounded.value))) {
+        if (!alone || (IsRounded(dtype, tokens[t].key, rounded.key) &&
+                       IsRounded(dtype, tokens[t].value, rounded.value))) {
           continue;
         }
         return {1, After(script, i,
                          fmt::format("a row at position {} is not the f32 row "
-                                     "rounded to f16",
-                                     tokens[t].position))};
+                                     "rounded to {}",
+                                     tokens[t].position, DTypeName(dtype)))};
       }
     }
   }
@@ -489,7 +511,7 @@ std::vector<Law> StorageLaws() {
        "mask is 0 or -inf, extra rows -inf.",
        Padding},
       {"rounding",
-       "A row comes back as it was put, bit for bit; f32 rows in an f16 cache "
+       "A row comes back as it was put, bit for bit; f32 rows in a cache of 16 bits "
        "rounded once, ties to even.",
        Rounding},
       {"poison_never_shows",
