@@ -134,8 +134,11 @@ Status GuardedCache::CheckConfig(const CacheConfig& config) const {
   if (configured_) return Untimely("SetConfig is called a second time");
   if (life_ == Life::kReady) return Untimely("SetConfig is called after Init");
   Status status = AtLeastOne("cache_padding", config.cache_padding);
-  if (!status.ok()) return status;
-  return AtLeastOne("mask_batch_padding", config.mask_batch_padding);
+  if (status.ok()) {
+    status = AtLeastOne("mask_batch_padding", config.mask_batch_padding);
+  }
+  if (!status.ok() || !config.v_dtype) return status;
+  return CheckRowDType("v_dtype", *config.v_dtype);
 }
 
 Status GuardedCache::SetConfig(const CacheConfig& config) {
@@ -256,11 +259,17 @@ Status GuardedCache::SetCausal(std::span<const int> except) {
   return {};
 }
 
-Status GuardedCache::CheckDType(std::string_view name,
-                                const TensorView& tensor) const {
-  if (tensor.dtype == DType::kF32 || tensor.dtype == init_.dtype) return {};
-  return Invalid("{} is {}, the cache takes f32 or {}", name,
-                 DTypeName(tensor.dtype), DTypeName(init_.dtype));
+Status GuardedCache::CheckDTypes(const TensorView& key,
+                                 const TensorView& value) const {
+  const auto check = [](std::string_view name, DType given,
+                        DType stored) -> Status {
+    if (given == DType::kF32 || given == stored) return {};
+    return Invalid("{} is {}, the cache takes f32 or {}", name,
+                   DTypeName(given), DTypeName(stored));
+  };
+  Status status = check("key", key.dtype, k_dtype());
+  if (status.ok()) status = check("value", value.dtype, v_dtype());
+  return status;
 }
 
 Status GuardedCache::CheckRows(const TensorView& key,
@@ -301,8 +310,7 @@ Status GuardedCache::Put(const TensorView& key, const TensorView& value) {
   Status status = CheckPass();
   if (status.ok()) status = CheckTensor("key", key);
   if (status.ok()) status = CheckTensor("value", value);
-  if (status.ok()) status = CheckDType("key", key);
-  if (status.ok()) status = CheckDType("value", value);
+  if (status.ok()) status = CheckDTypes(key, value);
   if (status.ok()) {
     status = IsEncoder() ? CheckEncoderRows(value) : CheckRows(key, value);
   }
@@ -436,14 +444,13 @@ Status GuardedCache::CheckLayer(int layer, const KvRows& rows,
   if (status.ok()) status = CheckOwned("a value of the state", value);
   if (!status.ok()) return status;
   if (IsEncoder()) {
-    status = CheckDType("a key of the state", key.view());
-    if (status.ok()) status = CheckDType("a value of the state", value.view());
+    status = CheckDTypes(key.view(), value.view());
     if (!status.ok() ||
         (key.view().elements() > 0 && value.view().elements() > 0 &&
          (!config_.permuted_v || value.shape[3] == 1))) {
       return status;
     }
-  } else if (key.dtype == init_.dtype && value.dtype == init_.dtype &&
+  } else if (key.dtype == k_dtype() && value.dtype == v_dtype() &&
              key.shape[1] == value.shape[1] && key.shape[2] == held &&
              value.shape[2] == held && key.shape[3] == 1 &&
              value.shape[3] == 1) {
@@ -451,9 +458,9 @@ Status GuardedCache::CheckLayer(int layer, const KvRows& rows,
   }
   return Invalid(
       "layer {} of the state has K {} of {} and V {} of {}, which "
-      "do not fit {} cells of {}",
+      "do not fit {} cells of {} and {}",
       layer, ShapeText(key.shape), DTypeName(key.dtype), ShapeText(value.shape),
-      DTypeName(value.dtype), held, DTypeName(init_.dtype));
+      DTypeName(value.dtype), held, DTypeName(k_dtype()), DTypeName(v_dtype()));
 }
 
 Status GuardedCache::CheckRestore(const CacheState& state) const {

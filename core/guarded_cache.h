@@ -128,7 +128,8 @@ class GuardedCache : public Cache {
   bool reserving() const { return reserving_; }
   int layer() const { return layer_; }
   const InitArgs& init_args() const { return init_; }
-  DType dtype() const { return init_.dtype; }
+  DType k_dtype() const { return init_.dtype; }
+  DType v_dtype() const { return config_.v_dtype.value_or(init_.dtype); }
 
  private:
   enum class Life { kNew, kReady, kClosed };
@@ -138,7 +139,7 @@ class GuardedCache : public Cache {
   Status CheckEncoderRows(const TensorView& value) const;
   Status CheckCells(const CacheState& state) const;
   Status CheckLayer(int layer, const KvRows& rows, std::int64_t held) const;
-  Status CheckDType(std::string_view name, const TensorView& tensor) const;
+  Status CheckDTypes(const TensorView& key, const TensorView& value) const;
 
   Life life_ = Life::kNew;
   bool configured_ = false;

@@ -174,6 +174,10 @@ CacheSpec ReadSpec(const JsonValue& object, const std::string& path,
   return spec;
 }
 
+DType ValueDType(const TraceHeader& header) {
+  return header.config.v_dtype.value_or(header.init.dtype);
+}
+
 CacheConfig ReadConfig(const JsonFields& fields) {
   CacheConfig config;
   config.cache_padding =
@@ -186,6 +190,9 @@ CacheConfig ReadConfig(const JsonFields& fields) {
   if (fields.Find("mask_dtype") != nullptr) {
     config.mask_dtype =
         static_cast<DType>(fields.Name("mask_dtype", kDTypeNames));
+  }
+  if (fields.Find("v_dtype") != nullptr) {
+    config.v_dtype = static_cast<DType>(fields.Name("v_dtype", kRowDTypeNames));
   }
   return config;
 }
@@ -246,7 +253,7 @@ void ReadGet(const JsonFields& fields, const TraceHeader& header, TraceOp& op) {
   op.first_cell = fields.OptionalInt("first_cell", 0);
   op.key = Tensor(fields, "key", header.init.dtype);
   if (fields.Find("value") != nullptr) {
-    op.value = Tensor(fields, "value", header.init.dtype);
+    op.value = Tensor(fields, "value", ValueDType(header));
   }
   const JsonValue* mask = fields.Need("mask");
   if (mask == nullptr || mask->type == JsonValue::Type::kNull) return;
@@ -309,7 +316,7 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
       break;
     case TraceOpKind::kPut:
       op.key = Tensor(fields, "key", header.init.dtype);
-      op.value = Tensor(fields, "value", header.init.dtype);
+      op.value = Tensor(fields, "value", ValueDType(header));
       break;
     case TraceOpKind::kGet:
       ReadGet(fields, header, op);
@@ -509,10 +516,11 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
   constexpr double kCellBytes = 64;  // Position, sequences, bookkeeping.
   const bool wrapper = header.spec.kind == Kind::kWrapper;
   const double max_batch = header.init.max_batch;
-  const double row_bytes =
-      static_cast<double>(rows.kv_heads) *
-      (static_cast<double>(rows.k_head_dim) + rows.v_head_dim) *
-      static_cast<double>(SizeOf(header.init.dtype)) * header.layers;
+  const auto k_size = static_cast<double>(SizeOf(header.init.dtype));
+  const auto v_size = static_cast<double>(SizeOf(ValueDType(header)));
+  const double row_bytes = static_cast<double>(rows.kv_heads) *
+                           (rows.k_head_dim * k_size + rows.v_head_dim * v_size) *
+                           header.layers;
   const double mask_rows = max_batch + header.config.mask_batch_padding;
   double bytes = 0;
   for (const CacheSpec& spec :
@@ -636,9 +644,12 @@ Status WriteTraceHeader(const TraceHeader& header, std::ostream& out) {
       kPlacementNames[header.entitlement_only ? 2 : placement],
       SpecText(header.spec));
   out << fmt::format(R"("config":{{"cache_padding":{},"mask_batch_padding":{},)"
-                     R"("permuted_v":{},"mask_dtype":"{}"}},)",
+                     R"("permuted_v":{},"mask_dtype":"{}"{}}},)",
                      config.cache_padding, config.mask_batch_padding,
-                     config.permuted_v, DTypeName(config.mask_dtype));
+                     config.permuted_v, DTypeName(config.mask_dtype),
+                     config.v_dtype ? fmt::format(R"(,"v_dtype":"{}")",
+                                                  DTypeName(*config.v_dtype))
+                                    : "");
   out << fmt::format(
       R"("init":{{"dtype":"{}","max_sequences":{},"capacity":{},)"
       R"("max_batch":{}}},)",

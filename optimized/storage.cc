@@ -95,29 +95,31 @@ void CopyDense(const TensorView& from, std::byte* to) {
   }
 }
 
-Layer::Layer(const RowDims& dims, DType dtype, bool permuted_v,
+Layer::Layer(const RowDims& dims, DType k_dtype, DType v_dtype, bool permuted_v,
              std::size_t cells)
     : dims_(dims),
-      dtype_(dtype),
+      k_dtype_(k_dtype),
+      v_dtype_(v_dtype),
       permuted_v_(permuted_v),
       key_row_(RowElements(dims.k_head_dim, dims.kv_heads)),
       value_row_(RowElements(dims.v_head_dim, dims.kv_heads)),
-      column_bytes_(ColumnBytes(cells, dtype)),
-      key_(Product({key_row_, cells, SizeOf(dtype)})),
+      column_bytes_(ColumnBytes(cells, v_dtype)),
+      key_(Product({key_row_, cells, SizeOf(k_dtype)})),
       value_(permuted_v ? Product({value_row_, column_bytes_})
-                        : Product({value_row_, cells, SizeOf(dtype)})) {}
+                        : Product({value_row_, cells, SizeOf(v_dtype)})) {}
 
 void Layer::Put(const TensorView& key, const TensorView& value,
                 std::span<const int> cells) {
   const std::size_t bytes =
       cells.size() * (key_row_bytes() + value_row_bytes());
   const std::size_t touched = 2 * bytes;  // What is read is as much, or twice.
-  const bool copies = key.dtype == dtype_ && !permuted_v_;
+  const bool copies = key.dtype == k_dtype_ && value.dtype == v_dtype_ &&
+                      !permuted_v_;
   const bool stream =
       Streams(bytes, key_.bytes() + value_.bytes(),
               static_cast<std::size_t>(copies) * OwnCacheBytes(touched));
-  const StoredRows keys{key_.data(), dtype_, key_row_bytes(), stream};
-  const StoredRows values{value_.data(), dtype_, value_row_bytes(), stream};
+  const StoredRows keys{key_.data(), k_dtype_, key_row_bytes(), stream};
+  const StoredRows values{value_.data(), v_dtype_, value_row_bytes(), stream};
   ParallelShares(1, touched, [&](std::size_t, Share share) {
     const std::size_t begin = share.Begin(cells.size());
     const std::size_t end = share.End(cells.size());
@@ -133,7 +135,7 @@ void Layer::Put(const TensorView& key, const TensorView& value,
 
 void Layer::PutPermuted(const TensorView& value, std::span<const int> cells,
                         Share share, bool stream) {
-  const StoredColumns columns{value_.data(), dtype_, column_bytes_, stream};
+  const StoredColumns columns{value_.data(), v_dtype_, column_bytes_, stream};
   const std::size_t tiles = (value_row_ + kTileColumns - 1) / kTileColumns;
   PutColumns(value, cells, share.Begin(tiles) * kTileColumns,
              std::min(share.End(tiles) * kTileColumns, value_row_), columns);
@@ -148,7 +150,7 @@ void Layer::Move(std::span<const CellMove> moves, Share share) {
     return;
   }
   const std::size_t first = share.Begin(value_row_);
-  MoveInColumns(moves, dtype_, value_.data() + first * column_bytes_,
+  MoveInColumns(moves, v_dtype_, value_.data() + first * column_bytes_,
                 share.End(value_row_) - first, column_bytes_);
 }
 
@@ -167,27 +169,27 @@ void Layer::Shift(const Selection& cells, const RowShift& shift, Share share) {
       const std::span<std::byte> next(key_.data() + cell * key_row_bytes(),
                                       rows * key_row_bytes());
       FetchAhead(next);
-      shift.Apply(dtype_, run);
+      shift.Apply(k_dtype_, run);
       run = next;
       // All below the run are zeros: this carries them and it away.
       left &= left + (std::uint64_t{1} << first);
     }
   }
-  shift.Apply(dtype_, run);
+  shift.Apply(k_dtype_, run);
 }
 
 void Layer::LoadKey(std::size_t cell, std::span<float> row) const {
-  if (dtype_ == DType::kF32) {
+  if (k_dtype_ == DType::kF32) {
     std::memcpy(row.data(), key_.as<float>() + cell * key_row_,
                 row.size_bytes());
   } else {
-    WidenToF32(dtype_, key_.as<std::uint16_t>() + cell * key_row_, row.data(),
+    WidenToF32(k_dtype_, key_.as<std::uint16_t>() + cell * key_row_, row.data(),
                row.size());
   }
 }
 
 void Layer::StoreKey(std::size_t cell, std::span<const float> row) {
-  if (dtype_ == DType::kF32) {
+  if (k_dtype_ == DType::kF32) {
     std::memcpy(key_.as<float>() + cell * key_row_, row.data(),
                 row.size_bytes());
     return;
@@ -198,8 +200,8 @@ void Layer::StoreKey(std::size_t cell, std::span<const float> row) {
     const std::size_t count = std::min(kPiece, row.size() - i);
     std::array<float, kPiece> before;
     std::array<std::uint16_t, kPiece> rounded;
-    WidenToF32(dtype_, stored + i, before.data(), count);
-    RoundF32(dtype_, &row[i], rounded.data(), count);
+    WidenToF32(k_dtype_, stored + i, before.data(), count);
+    RoundF32(k_dtype_, &row[i], rounded.data(), count);
     for (std::size_t k = 0; k < count; ++k) {
       // What did not change keeps its bits; only a NaN would lose some.
       const bool same = std::bit_cast<std::uint32_t>(before[k]) ==
@@ -210,18 +212,18 @@ void Layer::StoreKey(std::size_t cell, std::span<const float> row) {
 }
 
 TensorView Layer::KeyView(CellSpan cells) const {
-  return RowsView(key_, dtype_, dims_.k_head_dim, dims_.kv_heads, cells);
+  return RowsView(key_, k_dtype_, dims_.k_head_dim, dims_.kv_heads, cells);
 }
 
 TensorView Layer::ValueView(CellSpan cells) const {
   if (!permuted_v_) {
-    return RowsView(value_, dtype_, dims_.v_head_dim, dims_.kv_heads, cells);
+    return RowsView(value_, v_dtype_, dims_.v_head_dim, dims_.kv_heads, cells);
   }
-  const auto element = static_cast<std::int64_t>(SizeOf(dtype_));
+  const auto element = static_cast<std::int64_t>(SizeOf(v_dtype_));
   const auto column = static_cast<std::int64_t>(column_bytes_);
   const std::int64_t head = column * dims_.v_head_dim;
-  return {.data = value_.data() + cells.first * SizeOf(dtype_),
-          .dtype = dtype_,
+  return {.data = value_.data() + cells.first * SizeOf(v_dtype_),
+          .dtype = v_dtype_,
           .shape = {static_cast<std::int64_t>(cells.size()), dims_.v_head_dim,
                     dims_.kv_heads, 1},
           .stride = {element, column, head, head * dims_.kv_heads}};

@@ -22,12 +22,13 @@ namespace kvtwin::optimized {
 class Layer {
  public:
   // Zeroed.
-  Layer(const RowDims& dims, DType dtype, bool permuted_v, std::size_t cells);
+  Layer(const RowDims& dims, DType k_dtype, DType v_dtype, bool permuted_v,
+        std::size_t cells);
 
   const RowDims& dims() const { return dims_; }
   std::size_t key_row_elements() const { return key_row_; }
-  std::size_t key_row_bytes() const { return key_row_ * SizeOf(dtype_); }
-  std::size_t value_row_bytes() const { return value_row_ * SizeOf(dtype_); }
+  std::size_t key_row_bytes() const { return key_row_ * SizeOf(k_dtype_); }
+  std::size_t value_row_bytes() const { return value_row_ * SizeOf(v_dtype_); }
 
   // Stores row i of the tensors in cells[i]. Requires: distinct cells.
   void Put(const TensorView& key, const TensorView& value,
@@ -52,7 +53,8 @@ class Layer {
                    Share share, bool stream);
 
   RowDims dims_;
-  DType dtype_;
+  DType k_dtype_;
+  DType v_dtype_;
   bool permuted_v_;
   std::size_t key_row_;  // Elements.
   std::size_t value_row_;

@@ -264,6 +264,7 @@ TEST_P(Gate, KnowsTheOrderOfTheFirstCalls) {
     EXPECT_TRUE(cells.empty());
     EXPECT_EQ(cache->SetConfig({.cache_padding = 0}).code(), kInvalid);
     EXPECT_EQ(cache->SetConfig({.mask_batch_padding = 0}).code(), kInvalid);
+    EXPECT_EQ(cache->SetConfig({.v_dtype = DType::kBits}).code(), kInvalid);
     EXPECT_EQ(cache->Init(DType::kF32, 0, 1, 1).code(), kInvalid);
     EXPECT_EQ(cache->Init(DType::kF32, 1, 0, 1).code(), kInvalid);
     EXPECT_EQ(cache->Init(DType::kF32, 1, 1, 0).code(), kInvalid);

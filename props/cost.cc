@@ -36,6 +36,7 @@ void AddCost(const Setup& setup, Cost& cost) {
   const auto special = [&](bool is) { cost.special += is ? 1 : 0; };
   special(config.permuted_v);
   special(config.mask_dtype != DType::kF32);
+  special(config.v_dtype.has_value());
   special(config.cache_padding != 1);
   special(config.mask_batch_padding != 1);
   special(setup.init.dtype != DType::kF32);

@@ -455,6 +455,10 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
                    DType::kBits, DType::kBits});
   setup.init.dtype =
       OneOf(pick, {DType::kF32, DType::kF32, DType::kF16, DType::kBF16});
+  if (Chance(pick, 20)) {
+    setup.config.v_dtype =
+        OneOf(pick, {DType::kF32, DType::kF16, DType::kBF16});
+  }
   bool encoder = drawn == Kind::kEncoder;
   if (drawn == Kind::kWrapper) {
     const int parts = pick(1, 3);

@@ -224,6 +224,7 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
   if (key == "permuted") return void(config.permuted_v = ReadSize(value) != 0);
   if (key == "mask") return void(config.mask_dtype = ReadDType(value));
   if (key == "dtype") return void(setup.init.dtype = ReadRowDType(value));
+  if (key == "vdtype") return void(config.v_dtype = ReadRowDType(value));
   if (key == "seqs") return void(setup.init.max_sequences = ReadSize(value));
   if (key == "cap") return void(setup.init.capacity = ReadSize(value));
   if (key == "batch") return void(setup.init.max_batch = ReadSize(value));
@@ -530,6 +531,7 @@ std::string ToText(const Setup& setup) {
   add("permuted", setup.config.permuted_v ? 1 : 0, 0);
   add("mask", DTypeName(setup.config.mask_dtype), "f32");
   add("dtype", DTypeName(setup.init.dtype), "f32");
+  if (setup.config.v_dtype) add("vdtype", DTypeName(*setup.config.v_dtype), "");
   if (setup.rows != defaults.rows) {
     text += fmt::format(" dims={},{},{}", setup.rows.k_head_dim,
                         setup.rows.kv_heads, setup.rows.v_head_dim);

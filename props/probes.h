@@ -83,6 +83,7 @@ inline constexpr auto kProbes = std::to_array<Probe>({
     {"chunk_edge", "a token begins a chunk, the one before it is stored"},
     {"row_never_put", "a token is seen whose rows were never put"},
     {"put_rounded", "f32 rows are put into a cache of f16 or bf16"},
+    {"v_dtype", "V is stored in another dtype than K"},
     {"reput", "rows are put a second time in a pass"},
     {"layer_reserved", "a layer is first put in a reserving pass"},
     {"pass_outlived", "Get after the pass's own tokens are partly gone"},

@@ -144,13 +144,19 @@ std::string CacheText(const TraceHeader& header) {
                      Printable(header.producer, 60));
 }
 
+std::string RowsText(const TraceHeader& header) {
+  const std::string text(DTypeName(header.init.dtype));
+  const std::optional<DType> v_dtype = header.config.v_dtype;
+  return v_dtype ? fmt::format("{} (V {})", text, DTypeName(*v_dtype)) : text;
+}
+
 std::string SizesText(const TraceHeader& header) {
   const DType mask = header.config.mask_dtype;
   return fmt::format(
       "max_sequences {}, capacity {}, max_batch {}, {}; cache padding {}, "
       "mask batch padding {}{}{}",
       header.init.max_sequences, header.init.capacity, header.init.max_batch,
-      DTypeName(header.init.dtype), header.config.cache_padding,
+      RowsText(header), header.config.cache_padding,
       header.config.mask_batch_padding,
       header.config.permuted_v ? ", permuted V" : "",
       mask == DType::kF32 ? "" : fmt::format(", mask {}", DTypeName(mask)));

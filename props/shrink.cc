@@ -143,6 +143,7 @@ class Moves {
     Setups([](Setup& s) { s.init.dtype = DType::kF32; });
     Setups([](Setup& s) { s.config = CacheConfig(); });
     Setups([](Setup& s) { s.config.mask_dtype = DType::kF32; });
+    Setups([](Setup& s) { s.config.v_dtype.reset(); });
     Setups([](Setup& s) { s.config.permuted_v = false; });
     for (const int padding : {1, 2, 3}) {
       Setups([=](Setup& s) { s.config.mask_batch_padding = padding; });

@@ -157,6 +157,15 @@ TEST(Trace, RefusesBadPuts) {
                Level::kIdentity);
   ExpectBadInput(Lines({bf16, kStart, Replaced(kPut, "1000", "3.397e38")}), 3,
                  "out of the range of bf16");
+  // What V may be goes by its own dtype.
+  const std::string mixed =
+      Replaced(f16, R"("mask_dtype":"f32")",
+               R"("mask_dtype":"f32","v_dtype":"bf16")");
+  const std::string large =
+      Replaced(kPut, R"("data":[100,200]}})", R"("data":[100,70000]}})");
+  ExpectAccept(Lines({mixed, kStart, large}), Level::kIdentity);
+  ExpectBadInput(Lines({f16, kStart, large}), 3,
+                 "value.data[1] is 70000, out of the range of f16");
 }
 
 TEST(Trace, RefusesBadGets) {

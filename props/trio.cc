@@ -158,16 +158,18 @@ bool Trio::StartForward(Tokens tokens, bool reserve) {
 }
 
 void Trio::PutRows(int layer) {
-  const bool rounded = (pass_.first_serial + layer) % 2 == 1;
-  const DType dtype = rounded ? setup_.init.dtype : DType::kF32;
+  const bool as_stored = (pass_.first_serial + layer) % 2 == 1;
+  const DType k_dtype = as_stored ? setup_.init.dtype : DType::kF32;
+  const DType v_dtype =
+      as_stored ? setup_.config.v_dtype.value_or(k_dtype) : DType::kF32;
   const RowDims& rows = setup_.rows;
   const auto count = static_cast<std::int64_t>(pass_.tokens.positions.size());
   const std::int64_t first = pass_.first_serial;
   const TensorView key =
-      keys_.Fill({rows.k_head_dim, rows.kv_heads, count, 1}, dtype,
+      keys_.Fill({rows.k_head_dim, rows.kv_heads, count, 1}, k_dtype,
                  {RowRole::kKey, layer, first}, setup_.strided);
   const TensorView value =
-      values_.Fill({rows.v_head_dim, rows.kv_heads, count, 1}, dtype,
+      values_.Fill({rows.v_head_dim, rows.kv_heads, count, 1}, v_dtype,
                    {RowRole::kValue, layer, first}, setup_.strided);
   const StatusCode reference = reference_->Put(key, value).code();
   const StatusCode subject = tested_->Put(key, value).code();
@@ -179,7 +181,7 @@ void Trio::PutRows(int layer) {
   CheckCodes(call, StatusCode::kOk, reference, subject);
   put_layers_.insert(layer);
   if (observer_ != nullptr) {
-    observer_->Put(static_cast<std::size_t>(TypeOf(layer)), layer, dtype);
+    observer_->Put(static_cast<std::size_t>(TypeOf(layer)), layer, k_dtype);
   }
 }
 

@@ -61,7 +61,8 @@ RC_GTEST_PROP(HistoryProps, TextReadsBackAsTheSameHistory, ()) {
 // rows, moves of a defrag, shifted rows.
 TEST(Twins, LargeCachesAgree) {
   for (const std::string setup :
-       {"", "dtype=bf16 ", "place=scatter permuted=1 dtype=f16 "}) {
+       {"", "dtype=bf16 vdtype=f32 ", "place=scatter permuted=1 dtype=f16 ",
+        "dtype=f16 vdtype=bf16 permuted=1 "}) {
     const std::string text =
         "kvt1 cap=2500 batch=500 dims=128,4,128 layers=2 shift=rope " + setup +
         "| put 0*250 1*250 | put 1*250 0*250 | put 0*500 | put 1*500 "

@@ -25,7 +25,7 @@ struct LedgerToken {
   std::int64_t position = 0;
   std::set<int> sequences;     // Never empty.
   int row = -1;                // In the batch of the current pass.
-  std::map<int, KvRows> rows;  // By layer, in the dtype of the cache.
+  std::map<int, KvRows> rows;  // By layer, in the dtypes of the cache.
   bool HeldBy(int seq) const { return sequences.contains(seq); }
 };
 
@@ -59,6 +59,7 @@ class CacheLedger {
   Status Init(const CacheConfig& config, const InitArgs& args) {
     args_ = args;
     permuted_v_ = config.permuted_v;
+    v_dtype_ = config.v_dtype.value_or(args.dtype);
     if (encoder()) {
       if (args.max_sequences == 1 && config.cache_padding == 1) return {};
       return {kInvalidArgument, "one sequence and no padding only"};
@@ -214,7 +215,7 @@ class CacheLedger {
   KvRows RowsAt(std::int64_t i, const TensorView& key,
                 const TensorView& value) const {
     return {CopyOf(Slice(key, 2, i), args_.dtype),
-            CopyOf(Slice(value, 2, i), args_.dtype)};
+            CopyOf(Slice(value, 2, i), v_dtype_)};
   }
 
   void PutSlot(int layer, const TensorView& key, const TensorView& value) {
@@ -257,6 +258,7 @@ class CacheLedger {
   CacheSpec spec_;
   InitArgs args_;
   bool permuted_v_ = false;
+  DType v_dtype_ = DType::kF32;
   std::optional<std::int64_t> window_;
   std::optional<std::int64_t> memory_;
   std::int64_t cells_ = 0;

@@ -206,8 +206,8 @@ class CausalCache final : public GuardedCache {
   void DoStoreRows(int layer, std::span<const int> cells, const TensorView& key,
                    const TensorView& value) override {
     if (!layers_.contains(layer)) {
-      RowStore keys(dtype(), key.shape, CellCount(), false);
-      RowStore values(dtype(), value.shape, CellCount(), config().permuted_v);
+      RowStore keys(k_dtype(), key.shape, CellCount(), false);
+      RowStore values(v_dtype(), value.shape, CellCount(), config().permuted_v);
       layers_.try_emplace(layer, Layer{std::move(keys), std::move(values)});
     }
     auto& [keys, values] = layers_.at(layer);

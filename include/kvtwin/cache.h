@@ -77,6 +77,7 @@ struct CacheConfig {
                                // are all -inf.
   bool permuted_v = false;     // V is [cells, v_head_dim, kv_heads].
   DType mask_dtype = DType::kF32;  // Any.
+  std::optional<DType> v_dtype;    // Of the stored V rows. Unset: as K's.
 };
 
 // The tokens of one forward pass, entry i being token i.
@@ -101,11 +102,12 @@ class Cache {
  public:
   virtual ~Cache() = default;
 
-  // Before Init, and at most once.
+  // Before Init, and at most once. Errors: a padding < 1; V rows of bits.
   virtual Status SetConfig(const CacheConfig& config) = 0;
 
-  // Once. `dtype` is that of the stored rows: f32, f16 or bf16. `capacity` is
-  // in tokens for each sequence, `max_batch` in tokens. Errors: another dtype; a
+  // Once. `dtype` is that of the stored rows, but for V if the configuration
+  // has another: f32, f16 or bf16. `capacity` is in tokens for each sequence,
+  // `max_batch` in tokens. Errors: another dtype; a
   // value < 1; memory < window; more than INT32_MAX cells; an encoder with
   // several sequences or a padding.
   virtual Status Init(DType dtype, int max_sequences, int capacity,
@@ -129,7 +131,7 @@ class Cache {
 
   // Stores the batch's rows in the current layer: key = [k_head_dim, kv_heads,
   // batch], value = [v_head_dim, kv_heads, batch], any strides, dtype f32 or
-  // that of the cache. The first Put of a layer fixes its dimensions. Encoder:
+  // that of the stored rows. The first Put of a layer fixes its dimensions. Encoder:
   // any shape; stored as they come.
   virtual Status Put(const TensorView& key, const TensorView& value) = 0;
 

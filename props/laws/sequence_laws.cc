@@ -104,7 +104,8 @@ std::optional<Refill> RefillOf(const reference::CacheLedger& ledger,
         Call& put = puts[layer];
         put.kind = CallKind::kPut;
         put.layer = layer;
-        put.key.dtype = put.value.dtype = setup.init.dtype;
+        put.key.dtype = setup.init.dtype;
+        put.value.dtype = setup.config.v_dtype.value_or(setup.init.dtype);
         const auto append = [](DenseTensor& to, const DenseTensor& row) {
           to.shape = {row.shape[0], row.shape[1], to.shape[2] + 1, 1};
           to.bytes.insert(to.bytes.end(), row.bytes.begin(), row.bytes.end());
@@ -382,10 +383,13 @@ std::optional<std::string> ShiftedAndBack(const Setup& setup, int distance,
   std::vector<SeenRow> due = {{0, last, {}}};
   const auto low = LowestSeen(setup.spec, setup, last.position);
   for (auto i = static_cast<std::int32_t>(low); i < kTokens; ++i) {
-    const auto stored = [&](const DenseTensor& rows) {
-      return CopyOf(Slice(rows.view(), 2, i + 1), setup.init.dtype).bytes;
+    const auto stored = [&](const DenseTensor& rows, DType dtype) {
+      return CopyOf(Slice(rows.view(), 2, i + 1), dtype).bytes;
     };
-    due[0].tokens.push_back({i, stored(put.value), stored(put.key)});
+    const DType k_dtype = setup.init.dtype;
+    due[0].tokens.push_back(
+        {i, stored(put.value, setup.config.v_dtype.value_or(k_dtype)),
+         stored(put.key, k_dtype)});
   }
   ShiftRows(setup, distance, put);
   session->Do(start);

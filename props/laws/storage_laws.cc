@@ -227,11 +227,15 @@ LawResult Rounding(const History& history, const Subject& subject) {
   if (unshifted.setup.init.dtype == DType::kF32) {
     unshifted.setup.init.dtype = DType::kF16;
   }
-  const DType dtype = unshifted.setup.init.dtype;
+  const DType k_dtype = unshifted.setup.init.dtype;
+  std::optional<DType>& other = unshifted.setup.config.v_dtype;
+  if (other == DType::kF32) other.reset();
+  const DType v_dtype = other.value_or(k_dtype);
   for (Op& op : unshifted.ops) op.open = true;
   const Script script = Resolve(unshifted);
   Setup wide_setup = script.setup;
   wide_setup.init.dtype = DType::kF32;
+  wide_setup.config.v_dtype.reset();
   std::optional<Session> narrow = Session::Open(script.setup, subject);
   std::optional<Session> wide = Session::Open(wide_setup, subject);
   if (!narrow || !wide || wide->HasEncoder()) return {};
@@ -266,14 +270,15 @@ LawResult Rounding(const History& history, const Subject& subject) {
           return {1, After(script, i, "the rounded cache shows fewer rows")};
         }
         const SeenToken& rounded = found[row].tokens[t];
-        if (!alone || (IsRounded(dtype, tokens[t].key, rounded.key) &&
-                       IsRounded(dtype, tokens[t].value, rounded.value))) {
+        if (!alone || (IsRounded(k_dtype, tokens[t].key, rounded.key) &&
+                       IsRounded(v_dtype, tokens[t].value, rounded.value))) {
           continue;
         }
         return {1, After(script, i,
                          fmt::format("a row at position {} is not the f32 row "
-                                     "rounded to {}",
-                                     tokens[t].position, DTypeName(dtype)))};
+                                     "rounded to {} and {}",
+                                     tokens[t].position, DTypeName(k_dtype),
+                                     DTypeName(v_dtype)))};
       }
     }
   }
