@@ -19,8 +19,8 @@ inline constexpr std::array<std::string_view, 5> kShiftNames = {
     "none", "identity", "add", "tag_add", "rope"};
 inline constexpr std::array<std::string_view, 4> kDTypeNames = {"f32", "f16",
                                                                 "bf16", "bits"};
-inline constexpr std::array<std::string_view, 3> kRowDTypeNames = {
-    "f32", "f16", "bf16"};
+inline constexpr std::array<std::string_view, 3> kRowDTypeNames = {"f32", "f16",
+                                                                   "bf16"};
 
 inline std::string_view KindName(Kind kind) {
   return kKindNames[static_cast<std::size_t>(kind)];

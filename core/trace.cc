@@ -518,9 +518,9 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
   const double max_batch = header.init.max_batch;
   const auto k_size = static_cast<double>(SizeOf(header.init.dtype));
   const auto v_size = static_cast<double>(SizeOf(ValueDType(header)));
-  const double row_bytes = static_cast<double>(rows.kv_heads) *
-                           (rows.k_head_dim * k_size + rows.v_head_dim * v_size) *
-                           header.layers;
+  const double row_bytes =
+      static_cast<double>(rows.kv_heads) *
+      (rows.k_head_dim * k_size + rows.v_head_dim * v_size) * header.layers;
   const double mask_rows = max_batch + header.config.mask_batch_padding;
   double bytes = 0;
   for (const CacheSpec& spec :

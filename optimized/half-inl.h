@@ -1,5 +1,6 @@
-// Vectors of f32 to f16 and bf16, and back, for files that Highway compiles once for each
-// target (see targets.h). The results do not depend on the target.
+// Vectors of f32 to f16 and bf16, and back, for files that Highway compiles
+// once for each target (see targets.h). The results do not depend on the
+// target.
 
 // Once for each target: the toggle is defined in every other round.
 #if defined(KVTWIN_OPTIMIZED_HALF_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -146,7 +147,7 @@ HWY_INLINE hn::Vec<D> FromHalves(D d, hn::Vec<HalvesOf<D>> value) {
 // bf16 is the upper half of an f32. To the nearest, ties to even; any NaN
 // becomes 0x7FC0 and its sign.
 template <class D>
-HWY_INLINE hn::Vec<HalvesOf<D>> RoundedToUpper(D d, hn::Vec<D> value) {
+HWY_INLINE hn::Vec<HalvesOf<D>> RoundedToUpper(D, hn::Vec<D> value) {
   const IntsOf<D> ints;
   const auto bits = hn::BitCast(ints, value);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(ints, 1));
@@ -156,9 +157,8 @@ HWY_INLINE hn::Vec<HalvesOf<D>> RoundedToUpper(D d, hn::Vec<D> value) {
   const auto result =
       hn::IfThenElse(hn::RebindMask(ints, hn::IsNaN(value)), quiet, rounded);
   // The sign arrives extended: this narrows exactly.
-  return hn::BitCast(
-      HalvesOf<D>(),
-      hn::DemoteTo(ShortsOf<D>(), hn::ShiftRight<16>(result)));
+  return hn::BitCast(HalvesOf<D>(),
+                     hn::DemoteTo(ShortsOf<D>(), hn::ShiftRight<16>(result)));
 }
 
 template <class D>

@@ -21,8 +21,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::CappedTag<float, 16>;
 using OneF32 = hn::CappedTag<float, 1>;
 
-// Rows of f32, and of 16 bits: the elements as they are stored, D being the tag of
-// as many floats, and what becomes of them.
+// Rows of f32, and of 16 bits: the elements as they are stored, D being the tag
+// of as many floats, and what becomes of them.
 struct SingleRows {
   using T = float;
   template <class D>
@@ -79,8 +79,8 @@ struct ShortRows {
                                                 hn::Vec<D> turned) {
     const auto rounded = Format::Rounded(d, turned);
     const auto quiet = hn::Set(HalvesOf<D>(), Format::kQuiet);
-    const auto after = hn::IfThenElse(IsAbove(d, rounded, Format::kInfinity),
-                                      quiet, rounded);
+    const auto after =
+        hn::IfThenElse(IsAbove(d, rounded, Format::kInfinity), quiet, rounded);
     return hn::IfThenElse(IsAbove(d, before, Format::kInfinity), before, after);
   }
 };

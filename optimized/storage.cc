@@ -113,8 +113,8 @@ void Layer::Put(const TensorView& key, const TensorView& value,
   const std::size_t bytes =
       cells.size() * (key_row_bytes() + value_row_bytes());
   const std::size_t touched = 2 * bytes;  // What is read is as much, or twice.
-  const bool copies = key.dtype == k_dtype_ && value.dtype == v_dtype_ &&
-                      !permuted_v_;
+  const bool copies =
+      key.dtype == k_dtype_ && value.dtype == v_dtype_ && !permuted_v_;
   const bool stream =
       Streams(bytes, key_.bytes() + value_.bytes(),
               static_cast<std::size_t>(copies) * OwnCacheBytes(touched));

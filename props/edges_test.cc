@@ -288,8 +288,7 @@ void ExpectConversions(DType dtype) {
   std::iota(halves.begin(), halves.end(), std::uint16_t{0});
   Floats due(halves.size());
   for (std::size_t i = 0; i < due.size(); ++i) {
-    due[i] =
-        LoadElement(reinterpret_cast<const std::byte*>(&halves[i]), dtype);
+    due[i] = LoadElement(reinterpret_cast<const std::byte*>(&halves[i]), dtype);
   }
   Floats floats(halves.size());
   optimized::WidenToF32(dtype, halves.data(), floats.data(), floats.size());

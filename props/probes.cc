@@ -280,8 +280,8 @@ void Observer::Put(std::size_t part, int layer, DType dtype) {
   const bool known = layers_.contains(layer);
   Hit(At("put_rounded"),
       setup_.init.dtype != DType::kF32 && dtype == DType::kF32);
-  Hit(At("v_dtype"), setup_.config.v_dtype.value_or(setup_.init.dtype) !=
-                         setup_.init.dtype);
+  Hit(At("v_dtype"),
+      setup_.config.v_dtype.value_or(setup_.init.dtype) != setup_.init.dtype);
   Hit(At("reput"), pass_layers_.contains(layer));
   Hit(At("layer_reserved"), reserved_ && !known);
   Hit(At("encoder_reput"),

@@ -95,13 +95,14 @@ Floats SomeFloats(std::size_t count) {
 constexpr DType kShortTypes[] = {DType::kF16, DType::kBF16};
 
 std::uint16_t RoundedTo(DType dtype, float value) {
-  std::uint16_t half;
-  StoreElement(value, reinterpret_cast<std::byte*>(&half), dtype);
-  return half;
+  std::array<std::uint16_t, 2> bits;  // Room for any element.
+  StoreElement(value, reinterpret_cast<std::byte*>(bits.data()), dtype);
+  return bits[0];
 }
 
 float FloatOf(DType dtype, std::uint16_t half) {
-  return LoadElement(reinterpret_cast<const std::byte*>(&half), dtype);
+  const std::array<std::uint16_t, 2> bits = {half};
+  return LoadElement(reinterpret_cast<const std::byte*>(bits.data()), dtype);
 }
 
 template <class T>
@@ -168,9 +169,8 @@ TEST_P(RowKernels, CopiesAnyNumberOfBytesAnywhere) {
 void ExpectRoundedAsDefined(DType dtype) {
   Floats from;
   for (std::uint32_t half = 0; half < 1 << 16; ++half) {
-    const auto bits =
-        std::bit_cast<std::uint32_t>(
-            FloatOf(dtype, static_cast<std::uint16_t>(half)));
+    const auto bits = std::bit_cast<std::uint32_t>(
+        FloatOf(dtype, static_cast<std::uint16_t>(half)));
     for (const std::uint32_t step : {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, ~0U}) {
       from.push_back(std::bit_cast<float>(bits + step));
     }

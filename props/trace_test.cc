@@ -158,9 +158,8 @@ TEST(Trace, RefusesBadPuts) {
   ExpectBadInput(Lines({bf16, kStart, Replaced(kPut, "1000", "3.397e38")}), 3,
                  "out of the range of bf16");
   // What V may be goes by its own dtype.
-  const std::string mixed =
-      Replaced(f16, R"("mask_dtype":"f32")",
-               R"("mask_dtype":"f32","v_dtype":"bf16")");
+  const std::string mixed = Replaced(f16, R"("mask_dtype":"f32")",
+                                     R"("mask_dtype":"f32","v_dtype":"bf16")");
   const std::string large =
       Replaced(kPut, R"("data":[100,200]}})", R"("data":[100,70000]}})");
   ExpectAccept(Lines({mixed, kStart, large}), Level::kIdentity);

@@ -76,8 +76,8 @@ struct CacheConfig {
   int mask_batch_padding = 1;  // Mask rows are rounded up to this; extra rows
                                // are all -inf.
   bool permuted_v = false;     // V is [cells, v_head_dim, kv_heads].
-  DType mask_dtype = DType::kF32;  // Any.
-  std::optional<DType> v_dtype;    // Of the stored V rows. Unset: as K's.
+  DType mask_dtype = DType::kF32;     // Any.
+  std::optional<DType> v_dtype = {};  // Of stored V rows. Unset: as of K.
 };
 
 // The tokens of one forward pass, entry i being token i.
@@ -131,8 +131,8 @@ class Cache {
 
   // Stores the batch's rows in the current layer: key = [k_head_dim, kv_heads,
   // batch], value = [v_head_dim, kv_heads, batch], any strides, dtype f32 or
-  // that of the stored rows. The first Put of a layer fixes its dimensions. Encoder:
-  // any shape; stored as they come.
+  // that of the stored rows. The first Put of a layer fixes its dimensions.
+  // Encoder: any shape; stored as they come.
   virtual Status Put(const TensorView& key, const TensorView& value) = 0;
 
   // Views of the current layer. Needs a pass and an earlier Put to the layer.

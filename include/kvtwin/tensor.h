@@ -23,9 +23,7 @@ enum class DType {
 };
 
 // Whether K and V rows can be of this type.
-constexpr bool IsRowDType(DType dtype) {
-  return dtype != DType::kBits;
-}
+constexpr bool IsRowDType(DType dtype) { return dtype != DType::kBits; }
 
 // Bytes of one element; 0 of kBits, whose elements have no address.
 constexpr std::size_t SizeOf(DType dtype) {

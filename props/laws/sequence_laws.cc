@@ -400,9 +400,8 @@ std::optional<std::string> ShiftedAndBack(const Setup& setup, int distance,
   }
   // Rounded at the size that the elements have in between.
   const bool exact = setup.spec.shift.kind == ShiftKind::kIdentity;
-  const double slack = ShiftSlack(setup) * (distance > 5 ? 20 : 1);
   return CompareRows(session->Look({last}), due, setup.init.dtype,
-                     exact ? 0 : slack);
+                     exact ? 0 : ShiftSlack(setup), distance);
 }
 
 LawResult ShiftBack(const History& history, const Subject& subject) {

@@ -103,7 +103,7 @@ std::string TokensText(const SeenRow& row) {
 }
 
 double Largest(const std::vector<std::byte>& row, DType dtype) {
-  double largest = 1;
+  double largest = 0;
   for (std::size_t at = 0; at < row.size(); at += SizeOf(dtype)) {
     const double size = std::fabs(LoadElement(&row[at], dtype));
     if (std::isfinite(size)) largest = std::max(largest, size);
@@ -112,11 +112,12 @@ double Largest(const std::vector<std::byte>& row, DType dtype) {
 }
 
 bool Close(const std::vector<std::byte>& left,
-           const std::vector<std::byte>& right, DType dtype, double slack) {
+           const std::vector<std::byte>& right, DType dtype, double slack,
+           double size) {
   if (left == right) return true;
   if (slack == 0 || left.size() != right.size()) return false;
   const double most =
-      slack * std::max(Largest(left, dtype), Largest(right, dtype));
+      slack * std::max({size, Largest(left, dtype), Largest(right, dtype)});
   for (std::size_t at = 0; at < left.size(); at += SizeOf(dtype)) {
     const double a = LoadElement(&left[at], dtype);
     const double b = LoadElement(&right[at], dtype);
@@ -463,7 +464,7 @@ Picture Session::Show() {
 
 std::optional<std::string> CompareRows(const std::vector<SeenRow>& left,
                                        const std::vector<SeenRow>& right,
-                                       DType dtype, double slack) {
+                                       DType dtype, double slack, double size) {
   if (left.size() != right.size()) {
     return fmt::format("{} rows are seen, and {}", left.size(), right.size());
   }
@@ -478,7 +479,8 @@ std::optional<std::string> CompareRows(const std::vector<SeenRow>& left,
       return fmt::format("{} sees {}, and {}", row, a_text, TokensText(b));
     }
     for (std::size_t t = 0; t < a.tokens.size(); ++t) {
-      const bool keys = Close(a.tokens[t].key, b.tokens[t].key, dtype, slack);
+      const bool keys =
+          Close(a.tokens[t].key, b.tokens[t].key, dtype, slack, size);
       if (keys && a.tokens[t].value == b.tokens[t].value) continue;
       return fmt::format("{} sees another {} row at position {}", row,
                          keys ? "V" : "K", a.tokens[t].position);

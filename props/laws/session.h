@@ -171,10 +171,11 @@ class Session {
 };
 
 // The first difference between what is seen, if any. K elements may differ by
-// `slack` times the row's largest, at least 1; 0 compares bits.
+// `slack` times the row's largest, at least `size`; 0 compares bits.
 std::optional<std::string> CompareRows(const std::vector<SeenRow>& left,
                                        const std::vector<SeenRow>& right,
-                                       DType dtype, double slack);
+                                       DType dtype, double slack,
+                                       double size = 1);
 std::optional<std::string> ComparePictures(const Picture& left,
                                            const Picture& right);
 

@@ -207,9 +207,8 @@ std::optional<std::string> StoredAsPut(Session& session, const Call& put) {
       const std::vector<std::byte> due =
           CopyOf(Slice(given.view(), 2, at), given.dtype).bytes;
       const std::vector<std::byte> found = RowBytes(stored, column, cell_dim);
-      return given.dtype == stored.dtype
-                 ? due == found
-                 : IsRounded(stored.dtype, due, found);
+      return given.dtype == stored.dtype ? due == found
+                                         : IsRounded(stored.dtype, due, found);
     };
     if (same(put.key, view.key, 2) &&
         same(put.value, view.value, permuted ? 0 : 2)) {
@@ -516,7 +515,8 @@ std::vector<Law> StorageLaws() {
        "mask is 0 or -inf, extra rows -inf.",
        Padding},
       {"rounding",
-       "A row comes back as it was put, bit for bit; f32 rows in a cache of 16 bits "
+       "A row comes back as it was put, bit for bit; f32 rows in a cache of 16 "
+       "bits "
        "rounded once, ties to even.",
        Rounding},
       {"poison_never_shows",
