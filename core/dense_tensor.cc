@@ -1,8 +1,8 @@
 #include "core/dense_tensor.h"
 
-#include <array>
-#include <bit>
 #include <cstring>
+#include <span>
+#include <vector>
 
 #include "core/elements.h"
 
@@ -12,11 +12,9 @@ DenseTensor FilledTensor(DType dtype, const Shape& shape, float value) {
   DenseTensor tensor{dtype, shape,
                      std::vector<std::byte>(DenseBytes(dtype, shape))};
   if (value == 0) return tensor;
-  std::array<std::byte, 4> element{};
-  StoreElement(value, element.data(), dtype);
-  for (std::size_t at = 0; at < tensor.bytes.size(); at += SizeOf(dtype)) {
-    std::memcpy(&tensor.bytes[at], element.data(), SizeOf(dtype));
-  }
+  TensorView repeated = DenseView(&value, DType::kF32, shape);
+  repeated.stride = {};
+  WriteDense(repeated, dtype, tensor.bytes.data());
   return tensor;
 }
 
@@ -25,21 +23,18 @@ DenseTensor ZerosLike(const TensorView& like) {
 }
 
 std::byte* WriteDense(const TensorView& from, DType dtype, std::byte* to) {
-  const std::size_t size = SizeOf(dtype);
+  const auto size = static_cast<std::int64_t>(SizeOf(dtype));
   const auto run = static_cast<std::size_t>(RunBytes(dtype, from.shape[0]));
-  const bool as_is =
-      from.dtype == dtype && from.stride[0] == static_cast<std::int64_t>(size);
+  const bool as_is = from.dtype == dtype && from.stride[0] == size;
   for (std::int64_t l = 0; l < from.shape[3]; ++l) {
     for (std::int64_t k = 0; k < from.shape[2]; ++k) {
       for (std::int64_t j = 0; j < from.shape[1]; ++j) {
         if (as_is) {
           std::memcpy(to, from.at(0, j, k, l), run);
-          to += run;
-          continue;
+        } else {
+          CopyRun(from, j, k, l, to, size, dtype);
         }
-        for (std::int64_t i = 0; i < from.shape[0]; ++i, to += size) {
-          CopyElement(from.at(i, j, k, l), from.dtype, to, dtype);
-        }
+        to += run;
       }
     }
   }
@@ -64,22 +59,23 @@ TensorView PermutedView(const TensorView& value) {
 Status ShiftStored(const Shift& shift, int layer, std::int32_t offset,
                    DenseTensor& key) {
   if (offset == 0 || shift.kind == ShiftKind::kIdentity) return {};
-  const std::size_t size = SizeOf(key.dtype);
   std::vector<float> row(static_cast<std::size_t>(key.view().elements()));
-  for (std::size_t i = 0; i < row.size(); ++i) {
-    row[i] = LoadElement(&key.bytes[i * size], key.dtype);
-  }
+  WriteDense(key.view(), DType::kF32,
+             std::as_writable_bytes(std::span(row)).data());
   const std::vector<float> before = row;
   Status status = ShiftRow(shift, layer, offset, static_cast<int>(key.shape[0]),
                            static_cast<int>(key.shape[1]), row);
   if (!status.ok()) return status;
-  for (std::size_t i = 0; i < row.size(); ++i) {
-    // As bits: a zero may change its sign, a NaN stays what it is.
-    if (std::bit_cast<std::uint32_t>(row[i]) ==
-        std::bit_cast<std::uint32_t>(before[i])) {
-      continue;
+  // An element, or a block of them, keeps its bits unless it changes. As bits:
+  // a zero may change its sign, a NaN stays what it is.
+  const std::size_t step = IsBlockDType(key.dtype) ? kBlockElements : 1;
+  std::byte* to = key.bytes.data();
+  for (std::size_t i = 0; i < row.size(); i += step) {
+    if (std::memcmp(&row[i], &before[i], step * sizeof(float)) != 0) {
+      const Shape run = {static_cast<std::int64_t>(step), 1, 1, 1};
+      WriteDense(DenseView(&row[i], DType::kF32, run), key.dtype, to);
     }
-    StoreElement(row[i], &key.bytes[i * size], key.dtype);
+    to += RunBytes(key.dtype, static_cast<std::int64_t>(step));
   }
   return {};
 }

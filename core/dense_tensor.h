@@ -10,7 +10,7 @@
 
 namespace kvtwin {
 
-// Every element is `value`; of a dtype for rows, unless that is 0.
+// Every element is `value`; of a dtype of rows, unless that is 0.
 DenseTensor FilledTensor(DType dtype, const Shape& shape, float value);
 
 // Zeros, of the shape and dtype of `like`.

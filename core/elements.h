@@ -1,13 +1,17 @@
-// One element of a row, f32, f16 or bf16, as f32. From f32 it is rounded to the
-// nearest, ties to even (Eigen's conversions); to f32 is exact.
+// Elements of rows as f32. From f32 they are rounded to the nearest, ties to
+// even (Eigen's conversions, and those of narrow.h); to f32 is exact.
 
 #ifndef KVTWIN_CORE_ELEMENTS_H_
 #define KVTWIN_CORE_ELEMENTS_H_
 
 #include <Eigen/Core>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <span>
+#include <vector>
 
+#include "core/narrow.h"
 #include "kvtwin/tensor.h"
 
 namespace kvtwin {
@@ -25,25 +29,70 @@ void StoreAs(float value, std::byte* to) {
   std::memcpy(to, &element, sizeof(element));
 }
 
+// Of a dtype whose elements have addresses.
 inline float LoadElement(const std::byte* from, DType dtype) {
   if (dtype == DType::kF32) return LoadAs<float>(from);
   if (dtype == DType::kBF16) return LoadAs<Eigen::bfloat16>(from);
+  if (dtype == DType::kF8) return F32FromF8(static_cast<std::uint8_t>(*from));
   return LoadAs<Eigen::half>(from);
 }
 
 inline void StoreElement(float value, std::byte* to, DType dtype) {
   if (dtype == DType::kF32) return StoreAs<float>(value, to);
   if (dtype == DType::kBF16) return StoreAs<Eigen::bfloat16>(value, to);
-  StoreAs<Eigen::half>(value, to);
+  if (dtype == DType::kF8) {
+    *to = static_cast<std::byte>(F8FromF32(value));
+  } else {
+    StoreAs<Eigen::half>(value, to);
+  }
 }
 
-// From one dtype to another; bit for bit if they are the same.
-inline void CopyElement(const std::byte* from, DType from_dtype, std::byte* to,
-                        DType to_dtype) {
-  if (from_dtype == to_dtype) {
-    std::memcpy(to, from, SizeOf(to_dtype));
-  } else {
-    StoreElement(LoadElement(from, from_dtype), to, to_dtype);
+// Of any dtype of rows.
+inline float LoadFrom(const TensorView& rows, std::int64_t i,
+                      std::int64_t j = 0, std::int64_t k = 0,
+                      std::int64_t l = 0) {
+  if (!IsBlockDType(rows.dtype)) {
+    return LoadElement(rows.at(i, j, k, l), rows.dtype);
+  }
+  const std::int64_t before =
+      RunBytes(rows.dtype, i / kBlockElements * kBlockElements);
+  return LoadFromBlock(rows.at(0, j, k, l) + before, rows.dtype,
+                       static_cast<std::size_t>(i % kBlockElements));
+}
+
+// Stores numbers as blocks, one after another.
+inline void StoreBlocks(std::span<const float> from, DType dtype,
+                        std::byte* to) {
+  for (std::size_t i = 0; i < from.size(); i += kBlockElements) {
+    StoreBlock(from.subspan(i).first<kBlockElements>(), dtype, to);
+    to += RunBytes(dtype, kBlockElements);
+  }
+}
+
+// Copies run (j, k, l) to `to`, where elements are `stride` bytes apart: bit
+// for bit if the dtypes are the same.
+inline void CopyRun(const TensorView& from, std::int64_t j, std::int64_t k,
+                    std::int64_t l, std::byte* to, std::int64_t stride,
+                    DType dtype) {
+  const bool same = from.dtype == dtype;
+  if (IsBlockDType(dtype)) {
+    if (same) {
+      const std::int64_t bytes = RunBytes(dtype, from.shape[0]);
+      std::memcpy(to, from.at(0, j, k, l), static_cast<std::size_t>(bytes));
+      return;
+    }
+    std::vector<float> numbers;
+    for (std::int64_t i = 0; i < from.shape[0]; ++i) {
+      numbers.push_back(LoadFrom(from, i, j, k, l));
+    }
+    return StoreBlocks(numbers, dtype, to);
+  }
+  for (std::int64_t i = 0; i < from.shape[0]; ++i, to += stride) {
+    if (same) {
+      std::memcpy(to, from.at(i, j, k, l), SizeOf(dtype));
+    } else {
+      StoreElement(LoadFrom(from, i, j, k, l), to, dtype);
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "core/dense_tensor.h"
@@ -14,7 +15,8 @@ namespace {
 
 Status CheckShape(std::string_view name, const Shape& shape, DType dtype) {
   if (Status status = CheckRowDType(name, dtype); !status.ok()) return status;
-  auto bytes = static_cast<std::int64_t>(SizeOf(dtype));
+  // Of an element, of a block a little more than that.
+  std::int64_t bytes = IsBlockDType(dtype) ? 2 : RunBytes(dtype, 1);
   bool too_large = false;
   for (const std::int64_t extent : shape) {
     if (extent < 1) {
@@ -29,7 +31,7 @@ Status CheckShape(std::string_view name, const Shape& shape, DType dtype) {
     return Invalid("{} has shape {}, which is too large", name,
                    ShapeText(shape));
   }
-  return {};
+  return CheckWholeBlocks(name, shape[0], dtype);
 }
 
 Status CheckTensor(std::string_view name, const TensorView& tensor) {
@@ -82,8 +84,7 @@ void SaveRows(TensorView all, const std::vector<CellEntry>& entries,
   out.dtype = all.dtype;
   out.shape = all.shape;
   out.shape[2] = CountHeld(entries);
-  out.bytes.resize(static_cast<std::size_t>(out.view().elements()) *
-                   SizeOf(all.dtype));
+  out.bytes.resize(DenseBytes(out.dtype, out.shape));
   std::byte* to = out.bytes.data();
   const TensorView row = Slice(all, 2, 0);
   const auto row_bytes = DenseBytes(row.dtype, row.shape);
@@ -108,8 +109,7 @@ Status CheckOwned(std::string_view name, const DenseTensor& tensor) {
   if (empty) shape[2] = 1;
   Status status = CheckShape(name, shape, tensor.dtype);
   if (!status.ok()) return status;
-  const std::int64_t elements = empty ? 0 : tensor.view().elements();
-  const auto bytes = static_cast<std::size_t>(elements) * SizeOf(tensor.dtype);
+  const std::size_t bytes = empty ? 0 : DenseBytes(tensor.dtype, tensor.shape);
   if (bytes == tensor.bytes.size()) return {};
   return Invalid("{} has shape {} and {} bytes, which do not match", name,
                  ShapeText(tensor.shape), tensor.bytes.size());
@@ -137,6 +137,10 @@ Status GuardedCache::CheckConfig(const CacheConfig& config) const {
   if (status.ok()) {
     status = AtLeastOne("mask_batch_padding", config.mask_batch_padding);
   }
+  if (status.ok() && !IsMaskDType(config.mask_dtype)) {
+    return Invalid("mask_dtype is {}, masks are f32, f16, bf16 or bits",
+                   DTypeName(config.mask_dtype));
+  }
   if (!status.ok() || !config.v_dtype) return status;
   return CheckRowDType("v_dtype", *config.v_dtype);
 }
@@ -156,6 +160,11 @@ Status GuardedCache::CheckInit(const InitArgs& args) {
   if (status.ok()) status = AtLeastOne("capacity", args.capacity);
   if (status.ok()) status = AtLeastOne("max_batch", args.max_batch);
   if (!status.ok()) return status;
+  const DType v_dtype = config_.v_dtype.value_or(args.dtype);
+  if (config_.permuted_v && IsBlockDType(v_dtype)) {
+    return Invalid("permuted V is {}, whose blocks would be of {} tokens",
+                   DTypeName(v_dtype), kBlockElements);
+  }
   const Result<std::int64_t> cells = DoCheckInit(args);
   if (!cells.ok()) return cells.status();
   constexpr int kMost = std::numeric_limits<int>::max();
@@ -274,12 +283,15 @@ Status GuardedCache::CheckDTypes(const TensorView& key,
 
 Status GuardedCache::CheckRows(const TensorView& key,
                                const TensorView& value) const {
-  for (const auto& [name, tensor] :
-       {std::pair("key", &key), std::pair("value", &value)}) {
+  for (const auto& [name, tensor, stored] :
+       {std::tuple("key", &key, k_dtype()),
+        std::tuple("value", &value, v_dtype())}) {
     if (tensor->shape[2] != std::ssize(batch_) || tensor->shape[3] != 1) {
       return Invalid("{} has shape {}, the batch has {} tokens", name,
                      ShapeText(tensor->shape), batch_.size());
     }
+    Status status = CheckWholeBlocks(name, tensor->shape[0], stored);
+    if (!status.ok()) return status;
   }
   if (key.shape[1] != value.shape[1]) {
     return Invalid("key has {} kv_heads, value has {}", key.shape[1],

@@ -48,6 +48,13 @@ Status CheckPagedSpec(const PagedSpec& spec) {
   if (status.ok()) {
     status = CheckRowDType("v_dtype", spec.v_dtype.value_or(spec.dtype));
   }
+  if (status.ok()) {
+    status = CheckWholeBlocks("K", spec.k_head_dim, spec.dtype);
+  }
+  if (status.ok()) {
+    status = CheckWholeBlocks("V", spec.v_head_dim,
+                              spec.v_dtype.value_or(spec.dtype));
+  }
   if (!status.ok()) return status;
   const std::int64_t tokens = std::int64_t{spec.blocks} * spec.block_size;
   if (tokens > std::numeric_limits<std::int32_t>::max()) {

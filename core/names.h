@@ -17,10 +17,25 @@ inline constexpr std::array<std::string_view, 6> kKindNames = {
     "causal", "swa", "swa_mem", "chunked", "encoder", "wrapper"};
 inline constexpr std::array<std::string_view, 5> kShiftNames = {
     "none", "identity", "add", "tag_add", "rope"};
-inline constexpr std::array<std::string_view, 4> kDTypeNames = {"f32", "f16",
-                                                                "bf16", "bits"};
-inline constexpr std::array<std::string_view, 3> kRowDTypeNames = {"f32", "f16",
-                                                                   "bf16"};
+inline constexpr std::array<std::string_view, 7> kDTypeNames = {
+    "f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0", "bits"};
+
+inline constexpr std::array kRowDTypes = {
+    DType::kF32, DType::kF16, DType::kBF16, DType::kF8, DType::kQ8, DType::kQ4};
+inline constexpr std::array kMaskDTypes = {DType::kF32, DType::kF16,
+                                           DType::kBF16, DType::kBits};
+
+template <std::size_t n>
+constexpr std::array<std::string_view, n> NamesOf(
+    const std::array<DType, n>& dtypes) {
+  std::array<std::string_view, n> names;
+  for (std::size_t i = 0; i < n; ++i) {
+    names[i] = kDTypeNames[static_cast<std::size_t>(dtypes[i])];
+  }
+  return names;
+}
+inline constexpr auto kRowDTypeNames = NamesOf(kRowDTypes);
+inline constexpr auto kMaskDTypeNames = NamesOf(kMaskDTypes);
 
 inline std::string_view KindName(Kind kind) {
   return kKindNames[static_cast<std::size_t>(kind)];

@@ -39,7 +39,14 @@ inline Status AtLeastOne(std::string_view name, std::int64_t value) {
 
 inline Status CheckRowDType(std::string_view name, DType dtype) {
   if (IsRowDType(dtype)) return {};
-  return Invalid("{} is {}, rows are f32, f16 or bf16", name, DTypeName(dtype));
+  return Invalid("{} is {}, rows are of numbers", name, DTypeName(dtype));
+}
+
+inline Status CheckWholeBlocks(std::string_view name, std::int64_t head_dim,
+                               DType dtype) {
+  if (!IsBlockDType(dtype) || head_dim % kBlockElements == 0) return {};
+  return Invalid("{} has a head_dim of {}, {} is in blocks of {}", name,
+                 head_dim, DTypeName(dtype), kBlockElements);
 }
 
 }  // namespace kvtwin

@@ -1,5 +1,8 @@
 #include "core/row_store.h"
 
+#include <cstdint>
+#include <new>
+
 #include "core/elements.h"
 
 namespace kvtwin {
@@ -9,26 +12,20 @@ RowStore::RowStore(DType dtype, const Shape& row, int cells, bool permuted)
       shape_{row[0], row[1], cells, 1},
       cell_dim_(permuted ? 0 : 2) {
   if (permuted) shape_ = {cells, row[0], row[1], 1};
-  if (dtype == DType::kF16) rows_ = MatrixOf<Eigen::half>();
-  if (dtype == DType::kBF16) rows_ = MatrixOf<Eigen::bfloat16>();
-  const std::int64_t elements = row[0] * row[1];
-  std::visit(
-      [&](auto& rows) {
-        permuted ? rows.setZero(cells, elements)
-                 : rows.setZero(elements, cells);
-      },
-      rows_);
+  std::int64_t bytes = RunBytes(dtype, shape_[0]);
+  if (__builtin_mul_overflow(bytes, shape_[1], &bytes) ||
+      __builtin_mul_overflow(bytes, shape_[2], &bytes)) {
+    throw std::bad_alloc();
+  }
+  rows_.resize(static_cast<std::size_t>(bytes));
 }
 
 void RowStore::Store(int cell, const TensorView& row) {
   const TensorView to = Row(cell);
   for (std::int64_t j = 0; j < to.shape[1]; ++j) {
-    for (std::int64_t i = 0; i < to.shape[0]; ++i) {
-      // The rows are ours: only views of them are not to be written to.
-      CopyElement(row.at(i, j), row.dtype,
-                  const_cast<std::byte*>(to.at(i, j)),  // NOLINT
-                  dtype_);
-    }
+    // The rows are ours: only views of them are not to be written to.
+    CopyRun(row, j, 0, 0, const_cast<std::byte*>(to.at(0, j)),  // NOLINT
+            to.stride[0], dtype_);
   }
 }
 
@@ -48,11 +45,8 @@ TensorView RowStore::Row(int cell) const {
 }
 
 TensorView RowStore::View(int first_cell, int count) const {
-  const void* data = std::visit(
-      [](const auto& rows) { return static_cast<const void*>(rows.data()); },
-      rows_);
   TensorView view =
-      Slice(DenseView(data, dtype_, shape_), cell_dim_, first_cell);
+      Slice(DenseView(rows_.data(), dtype_, shape_), cell_dim_, first_cell);
   view.shape[cell_dim_] = count;
   return view;
 }

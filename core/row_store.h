@@ -1,11 +1,10 @@
-// The K or the V rows of all cells in one layer, as an Eigen matrix.
+// The K or the V rows of all cells in one layer.
 
 #ifndef KVTWIN_CORE_ROW_STORE_H_
 #define KVTWIN_CORE_ROW_STORE_H_
 
-#include <Eigen/Core>
-#include <cstdint>
-#include <variant>
+#include <cstddef>
+#include <vector>
 
 #include "core/dense_tensor.h"
 #include "kvtwin/tensor.h"
@@ -28,16 +27,10 @@ class RowStore {
  private:
   TensorView Row(int cell) const;  // [head_dim, kv_heads]
 
-  template <class T>
-  using MatrixOf = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
-
   DType dtype_;
   Shape shape_;  // Over all cells.
   std::size_t cell_dim_;
-  // A column for each cell, or, permuted, a row.
-  std::variant<MatrixOf<float>, MatrixOf<Eigen::half>,
-               MatrixOf<Eigen::bfloat16>>
-      rows_;
+  std::vector<std::byte> rows_;
 };
 
 }  // namespace kvtwin

@@ -32,8 +32,11 @@ constexpr std::string_view kVersion = "1";
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::size_t kHeaderMax = std::size_t{16} << 20;
 
-// As safetensors calls row dtypes, in the order of DType.
-constexpr std::array<std::string_view, 2> kTypeNames = {"F32", "F16"};
+// As safetensors calls row dtypes, in the order of DType. It has no blocks:
+// they are bytes, and which ones is in the metadata.
+constexpr std::array<std::string_view, 4> kTypeNames = {"F32", "F16", "BF16",
+                                                        "F8_E4M3"};
+constexpr std::string_view kBytes = "U8";
 
 // A piece of the file, in its order.
 struct Piece {
@@ -46,10 +49,13 @@ struct Piece {
 void AddTensor(std::string name, const DenseTensor& tensor,
                std::vector<Piece>& pieces) {
   const Shape& shape = tensor.shape;
-  pieces.push_back({std::move(name),
-                    kTypeNames[static_cast<std::size_t>(tensor.dtype)],
-                    {shape[3], shape[2], shape[1], shape[0]},
-                    tensor.bytes});
+  const bool blocks = IsBlockDType(tensor.dtype);
+  pieces.push_back(
+      {std::move(name),
+       blocks ? kBytes : kTypeNames[static_cast<std::size_t>(tensor.dtype)],
+       {shape[3], shape[2], shape[1],
+        blocks ? RunBytes(tensor.dtype, shape[0]) : shape[0]},
+       tensor.bytes});
 }
 
 void AddPieces(const CacheState& state, const std::string& path,
@@ -68,11 +74,20 @@ void AddPieces(const CacheState& state, const std::string& path,
   }
 }
 
-// Of an encoder, "path.encoder": what is not in tensors.
+// Of an encoder, "path.encoder": what is not in tensors. Of a tensor of blocks,
+// its dtype by its name.
 void AddMetadata(const CacheState& state, const std::string& path,
                  std::string& text) {
   text += fmt::format(R"(,"{}encoder":"{} {} {}")", path, state.cached ? 1 : 0,
                       state.position, state.next_position);
+  for (const auto& [layer, rows] : state.layers) {
+    for (const auto& [name, tensor] :
+         {std::pair("key", &rows.key), std::pair("value", &rows.value)}) {
+      if (!IsBlockDType(tensor->dtype)) continue;
+      text += fmt::format(R"(,"{}layers.{}.{}":"{}")", path, layer, name,
+                          DTypeName(tensor->dtype));
+    }
+  }
   for (std::size_t i = 0; i < state.caches.size(); ++i) {
     AddMetadata(state.caches[i], fmt::format("{}caches.{}.", path, i), text);
   }
@@ -167,12 +182,28 @@ std::optional<TensorHeader> ReadTensorHeader(const JsonValue& value,
                       static_cast<std::size_t>(end)};
 }
 
+// The layer's tensor that a name is about; null if it is none.
+DenseTensor* TensorOf(std::string_view name, CacheState& state) {
+  int layer = -1;
+  if (TakeWord(name) != "layers" || !ReadWhole(TakeWord(name), layer)) {
+    return nullptr;
+  }
+  if (name == "key") return &state.layers[layer].key;
+  return name == "value" ? &state.layers[layer].value : nullptr;
+}
+
 bool FillTensor(const TensorHeader& header, std::span<const std::byte> bytes,
                 DenseTensor& tensor) {
-  const auto type = std::ranges::find(kTypeNames, header.dtype);
-  if (type == kTypeNames.end() || header.shape.size() != 4) return false;
-  tensor.dtype = static_cast<DType>(type - kTypeNames.begin());
-  double size = static_cast<double>(SizeOf(tensor.dtype));
+  if (header.shape.size() != 4) return false;
+  double size = 1;
+  if (header.dtype != kBytes) {
+    const auto type = std::ranges::find(kTypeNames, header.dtype);
+    if (type == kTypeNames.end()) return false;
+    tensor.dtype = static_cast<DType>(type - kTypeNames.begin());
+    size = static_cast<double>(SizeOf(tensor.dtype));
+  } else if (!IsBlockDType(tensor.dtype)) {
+    return false;
+  }
   for (std::size_t i = 0; i < 4; ++i) {
     const double extent = header.shape[3 - i];
     if (!(extent >= 0 && extent <= 2147483647)) return false;
@@ -180,6 +211,11 @@ bool FillTensor(const TensorHeader& header, std::span<const std::byte> bytes,
     size *= extent;
   }
   if (size != static_cast<double>(bytes.size())) return false;
+  if (IsBlockDType(tensor.dtype)) {
+    const std::int64_t block = RunBytes(tensor.dtype, kBlockElements);
+    if (tensor.shape[0] % block != 0) return false;
+    tensor.shape[0] = tensor.shape[0] / block * kBlockElements;
+  }
   tensor.bytes.assign(bytes.begin(), bytes.end());
   return true;
 }
@@ -197,13 +233,8 @@ bool Fill(std::string_view name, const TensorHeader& header,
     }
     return true;
   }
-  int layer = -1;
-  if (TakeWord(name) != "layers" || !ReadWhole(TakeWord(name), layer)) {
-    return false;
-  }
-  if (name == "key") return FillTensor(header, bytes, state->layers[layer].key);
-  return name == "value" &&
-         FillTensor(header, bytes, state->layers[layer].value);
+  DenseTensor* tensor = TensorOf(name, *state);
+  return tensor != nullptr && FillTensor(header, bytes, *tensor);
 }
 
 bool FillMetadata(std::string_view name, std::string_view text,
@@ -211,7 +242,14 @@ bool FillMetadata(std::string_view name, std::string_view text,
   if (name == "kvtwin_state") return text == kVersion;
   if (name == "xxh3") return true;  // The header is written again, with it.
   CacheState* state = StateOf(name, all);
-  if (state == nullptr || name != "encoder") return false;
+  if (state == nullptr) return false;
+  if (name != "encoder") {
+    DenseTensor* tensor = TensorOf(name, *state);
+    const auto dtype = DTypeFromName(text);
+    if (tensor == nullptr || !dtype || !IsBlockDType(*dtype)) return false;
+    tensor->dtype = *dtype;
+    return true;
+  }
   std::array<int, 3> numbers = {};
   for (int& number : numbers) {
     const std::size_t blank = std::min(text.find(' '), text.size());

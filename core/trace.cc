@@ -45,6 +45,7 @@ bool MultipliesOutTo(const Shape& shape, std::size_t count) {
 // Whether a number becomes infinite in `dtype`: half a step above the largest.
 bool OutOfRange(double number, DType dtype) {
   if (dtype == DType::kF16) return std::abs(number) >= 65520;
+  if (dtype == DType::kF8) return std::abs(number) > 448;
   return std::abs(number) >=
          (dtype == DType::kF32 ? 0x1.ffffffp127 : 0x1.ffp127);
 }
@@ -57,7 +58,9 @@ StatusCode ReadResult(const JsonFields& fields,
   return results[fields.Name("result", names)];
 }
 
-DenseTensor Tensor(const JsonFields& op, std::string_view key, DType dtype) {
+// `stored` is the dtype of the cache. What it keeps in blocks is numbers here.
+DenseTensor Tensor(const JsonFields& op, std::string_view key, DType stored) {
+  const DType dtype = IsBlockDType(stored) ? DType::kF32 : stored;
   const JsonFields fields = op.Object(key);
   DenseTensor tensor{dtype, fields.Extents("shape", 1, 4), {}};
   const JsonValue* data = fields.Need("data");
@@ -188,11 +191,10 @@ CacheConfig ReadConfig(const JsonFields& fields) {
     config.permuted_v = fields.Bool("permuted_v");
   }
   if (fields.Find("mask_dtype") != nullptr) {
-    config.mask_dtype =
-        static_cast<DType>(fields.Name("mask_dtype", kDTypeNames));
+    config.mask_dtype = kMaskDTypes[fields.Name("mask_dtype", kMaskDTypeNames)];
   }
   if (fields.Find("v_dtype") != nullptr) {
-    config.v_dtype = static_cast<DType>(fields.Name("v_dtype", kRowDTypeNames));
+    config.v_dtype = kRowDTypes[fields.Name("v_dtype", kRowDTypeNames)];
   }
   return config;
 }
@@ -211,7 +213,7 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
       placement == 1 ? Placement::kScatter : Placement::kContiguous, problem);
   header.config = ReadConfig(fields.Object("config"));
   const JsonFields init = fields.Object("init");
-  header.init.dtype = static_cast<DType>(init.Name("dtype", kRowDTypeNames));
+  header.init.dtype = kRowDTypes[init.Name("dtype", kRowDTypeNames)];
   header.init.max_sequences = init.Int("max_sequences", 1);
   header.init.capacity = init.Int("capacity", 1);
   header.init.max_batch = init.Int("max_batch", 1);
@@ -360,9 +362,10 @@ bool LooksLikeHeader(std::string_view line) {
 
 // The shortest decimals that read back as the same float. Errors: not finite.
 Status AppendNumbers(const DenseTensor& tensor, std::string& text) {
-  const std::size_t size = SizeOf(tensor.dtype);
-  for (std::size_t i = 0; i * size < tensor.bytes.size(); ++i) {
-    const float number = LoadElement(&tensor.bytes[i * size], tensor.dtype);
+  if (tensor.bytes.empty()) return {};
+  const DenseTensor numbers = CopyOf(tensor.view(), DType::kF32);
+  for (std::size_t i = 0; i * sizeof(float) < numbers.bytes.size(); ++i) {
+    const float number = LoadAs<float>(&numbers.bytes[i * sizeof(float)]);
     if (!std::isfinite(number)) {
       return {StatusCode::kInvalidArgument,
               fmt::format("element {} is {}, which no recording can hold", i,
@@ -516,11 +519,10 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
   constexpr double kCellBytes = 64;  // Position, sequences, bookkeeping.
   const bool wrapper = header.spec.kind == Kind::kWrapper;
   const double max_batch = header.init.max_batch;
-  const auto k_size = static_cast<double>(SizeOf(header.init.dtype));
-  const auto v_size = static_cast<double>(SizeOf(ValueDType(header)));
-  const double row_bytes =
-      static_cast<double>(rows.kv_heads) *
-      (rows.k_head_dim * k_size + rows.v_head_dim * v_size) * header.layers;
+  const std::int64_t head_bytes = RunBytes(header.init.dtype, rows.k_head_dim) +
+                                  RunBytes(ValueDType(header), rows.v_head_dim);
+  const double row_bytes = static_cast<double>(rows.kv_heads) *
+                           static_cast<double>(head_bytes) * header.layers;
   const double mask_rows = max_batch + header.config.mask_batch_padding;
   double bytes = 0;
   for (const CacheSpec& spec :

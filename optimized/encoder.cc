@@ -39,9 +39,7 @@ void EncoderCache::Reshape(const TensorView& like, Copy& copy) {
     return;
   }
   // The gate has seen to it that this does not overflow.
-  const auto bytes =
-      static_cast<std::size_t>(like.elements()) * SizeOf(like.dtype);
-  copy.buffer = AlignedBuffer(bytes);
+  copy.buffer = AlignedBuffer(DenseBytes(like.dtype, like.shape));
   copy.view = DenseView(copy.buffer.data(), like.dtype, like.shape);
 }
 

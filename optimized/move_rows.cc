@@ -60,6 +60,9 @@ void MoveInColumns(std::span<const CellMove> moves, DType dtype,
   if (dtype == DType::kF32) {
     MoveElements(moves, reinterpret_cast<float*>(columns), count,
                  stride / sizeof(float));
+  } else if (dtype == DType::kF8) {
+    MoveElements(moves, reinterpret_cast<std::uint8_t*>(columns), count,
+                 stride);
   } else {
     MoveElements(moves, reinterpret_cast<std::uint16_t*>(columns), count,
                  stride / sizeof(std::uint16_t));

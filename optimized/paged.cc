@@ -42,7 +42,7 @@ struct Rows {
   std::int64_t head_dim;
 
   std::size_t head_bytes() const {
-    return static_cast<std::size_t>(head_dim) * SizeOf(dtype);
+    return static_cast<std::size_t>(RunBytes(dtype, head_dim));
   }
 };
 

@@ -25,27 +25,40 @@ void CopyStrided(const std::byte* from, std::int64_t stride, std::size_t count,
   }
 }
 
+// As many bytes of a row as blocks are copied: their elements.
+TensorView InBytes(TensorView blocks) {
+  blocks.shape[0] = RunBytes(blocks.dtype, blocks.shape[0]);
+  blocks.stride[0] = 1;
+  return blocks;
+}
+
 // Where rows come from.
 class Source {
  public:
   explicit Source(const TensorView& tensor)
-      : tensor_(tensor),
-        size_(SizeOf(tensor.dtype)),
-        head_dim_(static_cast<std::size_t>(tensor.shape[0])),
-        heads_(static_cast<std::size_t>(tensor.shape[1])) {
+      : tensor_(IsBlockDType(tensor.dtype) ? InBytes(tensor) : tensor),
+        size_(IsBlockDType(tensor.dtype) ? 1 : SizeOf(tensor.dtype)),
+        head_dim_(static_cast<std::size_t>(tensor_.shape[0])),
+        heads_(static_cast<std::size_t>(tensor_.shape[1])) {
     KVTWIN_ASSERT(size_ > 0);
     const auto size = static_cast<std::int64_t>(size_);
-    const std::int64_t head = size * tensor.shape[0];
-    dense_heads_ = tensor.shape[0] == 1 || tensor.stride[0] == size;
-    const auto address = reinterpret_cast<std::uintptr_t>(tensor.data);
+    const std::int64_t head = size * tensor_.shape[0];
+    dense_heads_ = tensor_.shape[0] == 1 || tensor_.stride[0] == size;
+    const auto address = reinterpret_cast<std::uintptr_t>(tensor_.data);
     const auto offsets =
-        static_cast<std::uintptr_t>(tensor.stride[1] | tensor.stride[2]);
+        static_cast<std::uintptr_t>(tensor_.stride[1] | tensor_.stride[2]);
     readable_ = dense_heads_ && (address | offsets) % size_ == 0;
-    in_order_ = readable_ && (heads_ == 1 || tensor.stride[1] == head);
-    touching_ = in_order_ && tensor.stride[2] == head * tensor.shape[1];
+    in_order_ = readable_ && (heads_ == 1 || tensor_.stride[1] == head);
+    touching_ = in_order_ && tensor_.stride[2] == head * tensor_.shape[1];
   }
 
   DType dtype() const { return tensor_.dtype; }
+  // What so many elements take, stored as `dtype`.
+  std::size_t StoredBytes(std::size_t count, DType dtype) const {
+    if (dtype == tensor_.dtype) return count * size_;
+    const auto elements = static_cast<std::int64_t>(count);
+    return static_cast<std::size_t>(RunBytes(dtype, elements));
+  }
   std::size_t head_dim() const { return head_dim_; }
   std::size_t row_elements() const { return head_dim_ * heads_; }
 
@@ -69,10 +82,12 @@ class Source {
       const std::byte* from = At(token, begin);
       if (dense_heads_) {
         std::memcpy(to, from, line * size_);
-      } else if (tensor_.dtype == DType::kF32) {
+      } else if (size_ == sizeof(float)) {
         CopyStrided<float>(from, tensor_.stride[0], line, to);
-      } else {
+      } else if (size_ == sizeof(std::uint16_t)) {
         CopyStrided<std::uint16_t>(from, tensor_.stride[0], line, to);
+      } else {
+        CopyStrided<std::byte>(from, tensor_.stride[0], line, to);
       }
       begin += line;
       count -= line;
@@ -81,7 +96,7 @@ class Source {
   }
 
  private:
-  const TensorView& tensor_;
+  TensorView tensor_;
   std::size_t size_;  // Of an element.
   std::size_t head_dim_;
   std::size_t heads_;
@@ -91,20 +106,20 @@ class Source {
   bool touching_;
 };
 
-// Copies elements that lie in order, rounded if they are of another dtype: then
-// they are f32.
-void Store(const std::byte* from, DType from_dtype, std::size_t count,
+// Copies elements of the source that lie in order, rounded if they are of
+// another dtype: then they are f32.
+void Store(const Source& source, const std::byte* from, std::size_t count,
            std::byte* to, DType dtype, bool stream) {
-  if (from_dtype != dtype) {
+  if (source.dtype() != dtype) {
     const auto* floats = reinterpret_cast<const float*>(from);
     KVTWIN_ASSERT(reinterpret_cast<std::uintptr_t>(from) % alignof(float) == 0);
-    auto* halves = reinterpret_cast<std::uint16_t*>(to);
-    stream ? StreamRoundedF32(dtype, floats, halves, count)
-           : RoundF32(dtype, floats, halves, count);
+    // Blocks lie across cache lines, which are better written in the caches.
+    stream && !IsBlockDType(dtype) ? StreamRoundedF32(dtype, floats, to, count)
+                                   : RoundF32(dtype, floats, to, count);
   } else if (stream) {
-    StreamBytes(from, to, count * SizeOf(dtype));
+    StreamBytes(from, to, source.StoredBytes(count, dtype));
   } else {
-    std::memcpy(to, from, count * SizeOf(dtype));
+    std::memcpy(to, from, source.StoredBytes(count, dtype));
   }
 }
 
@@ -133,9 +148,9 @@ void StorePart(const Source& source, std::size_t token, std::size_t begin,
       source.Gather(token, begin, count, piece.data());
       from = piece.data();
     }
-    Store(from, source.dtype(), count, to, dtype, stream);
+    Store(source, from, count, to, dtype, stream);
     begin += count;
-    to += count * SizeOf(dtype);
+    to += source.StoredBytes(count, dtype);
   }
 }
 
@@ -165,7 +180,7 @@ class ColumnWriter {
     }
     const std::byte* run = to.data + Offset(cells[0]);
     run_ = cells.size() > 1 && RunEnd(cells, 0) == cells.size();
-    stream_ = to.stream && run_ && cells.size() == kTileRows &&
+    stream_ = kWholeLines && to.stream && run_ && cells.size() == kTileRows &&
               (reinterpret_cast<std::uintptr_t>(run) | to.stride) % kLine == 0;
   }
 
@@ -195,6 +210,7 @@ class ColumnWriter {
   // What is converted of each row before it is written to its columns. Rows
   // are a line apart besides, so that they do not share a set of the cache.
   static constexpr std::size_t kLine = 64;
+  static constexpr bool kWholeLines = kTileRows * sizeof(T) % kLine == 0;
   static constexpr std::size_t kStaged = 512 / sizeof(T);
   static constexpr std::size_t kStride = kStaged + kLine / sizeof(T);
 
@@ -215,10 +231,14 @@ class ColumnWriter {
 
   // What is staged from element c on, to so many columns.
   void Write(std::size_t c, std::size_t count, std::byte* columns) {
-    if (stream_ && count == kTileColumns) {
-      StreamTransposed(&staged_[0][c], kStride, columns + Offset(cells_[0]),
-                       to_.stride);
-    } else if (run_) {
+    if constexpr (kWholeLines) {
+      if (stream_ && count == kTileColumns) {
+        StreamTransposed(&staged_[0][c], kStride, columns + Offset(cells_[0]),
+                         to_.stride);
+        return;
+      }
+    }
+    if (run_) {
       Transpose(&staged_[0][c], kStride, cells_.size(), tile_.data());
       columns += Offset(cells_[0]);
       for (std::size_t k = 0; k < count; ++k, columns += to_.stride) {
@@ -270,8 +290,8 @@ void PutRows(const TensorView& from, std::span<const int> cells,
       continue;
     }
     const std::size_t run = RunEnd(cells.first(end), i);
-    Store(source.At(i, 0), source.dtype(), (run - i) * source.row_elements(),
-          row, to.dtype, to.stream);
+    Store(source, source.At(i, 0), (run - i) * source.row_elements(), row,
+          to.dtype, to.stream);
     i = run;
   }
 }
@@ -281,6 +301,8 @@ void PutColumns(const TensorView& from, std::span<const int> cells,
   const Source source(from);
   if (to.dtype == DType::kF32) {
     PutTiles<float>(source, cells, begin, end, to);
+  } else if (to.dtype == DType::kF8) {
+    PutTiles<std::uint8_t>(source, cells, begin, end, to);
   } else {
     PutTiles<std::uint16_t>(source, cells, begin, end, to);
   }

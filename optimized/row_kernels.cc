@@ -5,13 +5,15 @@
 #include <algorithm>
 #include <cstring>
 
+#include "optimized/block_kernels.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/row_kernels.cc"
 // After the target is chosen.
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "optimized/half-inl.h"
+#include "optimized/narrow-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
@@ -20,7 +22,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 // At most 16 lanes: a rest is copied to so much.
 constexpr std::size_t kLanesMax = 16;
 using F32 = hn::CappedTag<float, kLanesMax>;
-using U16 = HalvesOf<F32>;
 constexpr std::size_t kLine = 64;
 
 // Applies convert(from, to), which handles one vector, to count elements.
@@ -40,36 +41,45 @@ HWY_INLINE void ForEachVector(const From* from, To* to, std::size_t count,
   std::copy(converted, converted + (count - i), to + i);
 }
 
+// Calls does(format) with how `dtype` is stored.
+template <class Does>
+HWY_INLINE void WithFormat(DType dtype, const Does& does) {
+  if (dtype == DType::kF16) return does(HalfFormat());
+  if (dtype == DType::kBF16) return does(UpperFormat());
+  does(F8Format());
+}
+
 template <class Format>
-HWY_INLINE void RoundTo(const float* from, std::uint16_t* to,
+HWY_INLINE void RoundTo(Format, const float* from, typename Format::T* to,
                         std::size_t count) {
-  ForEachVector(
-      from, to, count, [](const float* in, std::uint16_t* out) HWY_ATTR {
-        const F32 d;
-        hn::StoreU(Format::Canonical(d, hn::LoadU(d, in)), U16(), out);
-      });
+  using T = typename Format::T;
+  ForEachVector(from, to, count, [](const float* in, T* out) HWY_ATTR {
+    const F32 d;
+    hn::StoreU(Format::Canonical(d, hn::LoadU(d, in)), hn::Rebind<T, F32>(),
+               out);
+  });
 }
 
-void RoundToAny(DType dtype, const float* from, std::uint16_t* to,
+void RoundToAny(DType dtype, const float* from, std::byte* to,
                 std::size_t count) {
-  if (dtype == DType::kF16) return RoundTo<HalfFormat>(from, to, count);
-  RoundTo<UpperFormat>(from, to, count);
+  WithFormat(dtype, [&](auto format) HWY_ATTR {
+    using T = typename decltype(format)::T;
+    RoundTo(format, from, reinterpret_cast<T*>(to), count);
+  });
 }
 
-template <class Format>
-HWY_INLINE void WidenFrom(const std::uint16_t* from, float* to,
-                          std::size_t count) {
-  ForEachVector(from, to, count,
-                [](const std::uint16_t* in, float* out) HWY_ATTR {
-                  const F32 d;
-                  hn::StoreU(Format::Exact(d, hn::LoadU(U16(), in)), d, out);
-                });
-}
-
-void WidenFromAny(DType dtype, const std::uint16_t* from, float* to,
+void WidenFromAny(DType dtype, const std::byte* from, float* to,
                   std::size_t count) {
-  if (dtype == DType::kF16) return WidenFrom<HalfFormat>(from, to, count);
-  WidenFrom<UpperFormat>(from, to, count);
+  WithFormat(dtype, [&](auto format) HWY_ATTR {
+    using Format = decltype(format);
+    using T = typename Format::T;
+    ForEachVector(reinterpret_cast<const T*>(from), to, count,
+                  [](const T* in, float* out) HWY_ATTR {
+                    const F32 d;
+                    const hn::Rebind<T, F32> stored;
+                    hn::StoreU(Format::Exact(d, hn::LoadU(stored, in)), d, out);
+                  });
+  });
 }
 
 // Of `bytes` at `to`, those before the first whole cache line.
@@ -81,8 +91,9 @@ HWY_INLINE std::size_t BytesBeforeLine(const void* to, std::size_t bytes) {
 #if HWY_TARGET == HWY_SCALAR
 
 template <class Format>
-HWY_INLINE void StreamLineAs(const float* from, std::uint16_t* to) {
-  RoundTo<Format>(from, to, kLine / sizeof(*to));
+HWY_INLINE void StreamLineAs(Format format, const float* from,
+                             typename Format::T* to) {
+  RoundTo(format, from, to, kLine / sizeof(*to));
 }
 
 // Requires: `to` lies on a cache line.
@@ -92,17 +103,37 @@ HWY_INLINE void StreamLine(const std::byte* from, std::byte* to) {
 
 #else
 
-// Only whole vectors can be streamed.
+// Only whole vectors can be streamed: two of the half of it, or four quarters.
 template <class Format>
-HWY_INLINE void StreamLineAs(const float* from, std::uint16_t* to) {
+HWY_INLINE hn::Vec<hn::Twice<HalvesOf<F32> > > WholeVector(Format,
+                                                           const float* from) {
   const F32 d;
-  const hn::Twice<U16> halves;
+  const hn::Twice<HalvesOf<F32> > halves;
+  const auto low = Format::Canonical(d, hn::LoadU(d, from));
+  const auto high = Format::Canonical(d, hn::LoadU(d, from + hn::Lanes(d)));
+  return hn::Combine(halves, high, low);
+}
+HWY_INLINE hn::Vec<hn::Twice<hn::Twice<BytesOf<F32> > > > WholeVector(
+    F8Format, const float* from) {
+  const F32 d;
+  const std::size_t lanes = hn::Lanes(d);
+  const hn::Twice<BytesOf<F32> > two;
+  const hn::Twice<decltype(two)> four;
+  const auto next = [&](std::size_t i) HWY_ATTR {
+    return F8Format::Canonical(d, hn::LoadU(d, from + i * lanes));
+  };
+  return hn::Combine(four, hn::Combine(two, next(3), next(2)),
+                     hn::Combine(two, next(1), next(0)));
+}
+
+template <class Format>
+HWY_INLINE void StreamLineAs(Format format, const float* from,
+                             typename Format::T* to) {
+  using T = typename Format::T;
+  const hn::CappedTag<T, kLine / sizeof(T)> d;
   HWY_UNROLL(4)
-  for (std::size_t i = 0; i < kLine / sizeof(*to); i += hn::Lanes(halves)) {
-    const auto low = Format::Canonical(d, hn::LoadU(d, from + i));
-    const auto high =
-        Format::Canonical(d, hn::LoadU(d, from + i + hn::Lanes(d)));
-    hn::Stream(hn::Combine(halves, high, low), halves, to + i);
+  for (std::size_t i = 0; i < kLine / sizeof(T); i += hn::Lanes(d)) {
+    hn::Stream(WholeVector(format, from + i), d, to + i);
   }
 }
 
@@ -119,22 +150,19 @@ HWY_INLINE void StreamLine(const std::byte* from, std::byte* to) {
 
 #endif  // HWY_TARGET
 
-template <class Format>
-HWY_INLINE void StreamAs(const float* from, std::uint16_t* to,
-                         std::size_t count) {
-  constexpr std::size_t kLineElements = kLine / sizeof(*to);
-  std::size_t i = BytesBeforeLine(to, count * sizeof(*to)) / sizeof(*to);
-  RoundTo<Format>(from, to, i);
-  for (; i + kLineElements <= count; i += kLineElements) {
-    StreamLineAs<Format>(from + i, to + i);
-  }
-  RoundTo<Format>(from + i, to + i, count - i);
-}
-
-void StreamAsAny(DType dtype, const float* from, std::uint16_t* to,
+void StreamAsAny(DType dtype, const float* from, std::byte* bytes,
                  std::size_t count) {
-  if (dtype == DType::kF16) return StreamAs<HalfFormat>(from, to, count);
-  StreamAs<UpperFormat>(from, to, count);
+  WithFormat(dtype, [&](auto format) HWY_ATTR {
+    using T = typename decltype(format)::T;
+    constexpr std::size_t kLineElements = kLine / sizeof(T);
+    T* to = reinterpret_cast<T*>(bytes);
+    std::size_t i = BytesBeforeLine(to, count * sizeof(T)) / sizeof(T);
+    RoundTo(format, from, to, i);
+    for (; i + kLineElements <= count; i += kLineElements) {
+      StreamLineAs(format, from + i, to + i);
+    }
+    RoundTo(format, from + i, to + i, count - i);
+  });
 }
 
 void StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes) {
@@ -249,15 +277,34 @@ HWY_INLINE void TransposeBlocks(D d, const std::uint16_t* rows,
 // rows [row, row + lanes of the vector) in a column.
 template <class T, class Write>
 HWY_INLINE void TransposeTile(const T* rows, std::size_t row_stride,
-                              std::size_t count, const Write& write) {
+                              std::size_t count, const Write& write,
+                              std::size_t columns = kTileColumns) {
   const hn::CappedTag<T, kLine / sizeof(T)> d;
-  for (std::size_t c = 0; c < kTileColumns; c += 16 / sizeof(T)) {
+  for (std::size_t c = 0; c < columns; c += 16 / sizeof(T)) {
     for (std::size_t r = 0; r < count; r += hn::Lanes(d)) {
       TransposeBlocks(d, rows + r * row_stride + c, row_stride,
                       [&](std::size_t column, auto vector)
                           HWY_ATTR { write(d, r, c + column, vector); });
     }
   }
+}
+
+// Of bytes, two columns at a time, as if they were one of 16 bits.
+template <class Write>
+HWY_INLINE void TransposeTile(const std::uint8_t* rows, std::size_t row_stride,
+                              std::size_t count, const Write& write) {
+  TransposeTile(
+      reinterpret_cast<const std::uint16_t*>(rows), row_stride / 2, count,
+      [&](auto d, std::size_t r, std::size_t c, auto both) HWY_ATTR {
+        const hn::RebindToSigned<decltype(d)> shorts;
+        const hn::Rebind<std::uint8_t, decltype(d)> bytes;
+        const auto low = hn::And(both, hn::Set(d, 0xFF));
+        const auto high = hn::ShiftRight<8>(both);
+        write(bytes, r, 2 * c, hn::DemoteTo(bytes, hn::BitCast(shorts, low)));
+        write(bytes, r, 2 * c + 1,
+              hn::DemoteTo(bytes, hn::BitCast(shorts, high)));
+      },
+      kTileColumns / 2);
 }
 
 #endif  // HWY_TARGET
@@ -277,6 +324,11 @@ HWY_INLINE void StreamTransposedTo(const T* rows, std::size_t row_stride,
                 [&](auto d, std::size_t r, std::size_t c, auto v) HWY_ATTR {
                   hn::Stream(v, d, reinterpret_cast<T*>(to + c * stride) + r);
                 });
+}
+
+void TransposeF8(const std::uint8_t* rows, std::size_t row_stride,
+                 std::size_t count, std::uint8_t* tile) {
+  TransposeInto(rows, row_stride, count, tile);
 }
 
 void TransposeF32(const float* rows, std::size_t row_stride, std::size_t count,
@@ -310,22 +362,25 @@ HWY_EXPORT(WidenFromAny);
 HWY_EXPORT(StreamAsAny);
 HWY_EXPORT(StreamBytes);
 HWY_EXPORT(StreamBytesAhead);
+HWY_EXPORT(TransposeF8);
 HWY_EXPORT(TransposeF32);
 HWY_EXPORT(TransposeF16);
 HWY_EXPORT(StreamTransposedF32);
 HWY_EXPORT(StreamTransposedF16);
 
-void RoundF32(DType dtype, const float* from, std::uint16_t* to,
+void RoundF32(DType dtype, const float* from, std::byte* to,
               std::size_t count) {
+  if (IsBlockDType(dtype)) return QuantizeF32(dtype, from, to, count);
   HWY_DYNAMIC_DISPATCH(RoundToAny)(dtype, from, to, count);
 }
 
-void WidenToF32(DType dtype, const std::uint16_t* from, float* to,
+void WidenToF32(DType dtype, const std::byte* from, float* to,
                 std::size_t count) {
+  if (IsBlockDType(dtype)) return DequantizeToF32(dtype, from, to, count);
   HWY_DYNAMIC_DISPATCH(WidenFromAny)(dtype, from, to, count);
 }
 
-void StreamRoundedF32(DType dtype, const float* from, std::uint16_t* to,
+void StreamRoundedF32(DType dtype, const float* from, std::byte* to,
                       std::size_t count) {
   HWY_DYNAMIC_DISPATCH(StreamAsAny)(dtype, from, to, count);
 }
@@ -349,6 +404,11 @@ void Transpose(const float* rows, std::size_t row_stride, std::size_t count,
 void Transpose(const std::uint16_t* rows, std::size_t row_stride,
                std::size_t count, std::uint16_t* tile) {
   HWY_DYNAMIC_DISPATCH(TransposeF16)(rows, row_stride, count, tile);
+}
+
+void Transpose(const std::uint8_t* rows, std::size_t row_stride,
+               std::size_t count, std::uint8_t* tile) {
+  HWY_DYNAMIC_DISPATCH(TransposeF8)(rows, row_stride, count, tile);
 }
 
 void StreamTransposed(const float* rows, std::size_t row_stride, std::byte* to,

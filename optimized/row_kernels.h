@@ -11,17 +11,17 @@
 
 namespace kvtwin::optimized {
 
-// To and from f16 or bf16, as core/elements.h: rounds to the nearest, ties to
-// even, every NaN becomes the first quiet one and its sign; and back, exactly.
-void RoundF32(DType dtype, const float* from, std::uint16_t* to,
-              std::size_t count);
-void WidenToF32(DType dtype, const std::uint16_t* from, float* to,
+// To and from any dtype of rows but f32, as core/elements.h: rounds to the
+// nearest, ties to even, every NaN becomes the first quiet one and its sign;
+// and back, exactly. 16 bits lie on even addresses; blocks are whole.
+void RoundF32(DType dtype, const float* from, std::byte* to, std::size_t count);
+void WidenToF32(DType dtype, const std::byte* from, float* to,
                 std::size_t count);
 
-// The same as RoundF32 and memcpy, past the caches: for memory that is not in
-// them and will not be read soon. Others may not see what was written before
-// this thread's FenceStreams.
-void StreamRoundedF32(DType dtype, const float* from, std::uint16_t* to,
+// The same as RoundF32, but for blocks, and memcpy, past the caches: for memory
+// that is not in them and will not be read soon. Others may not see what was
+// written before this thread's FenceStreams.
+void StreamRoundedF32(DType dtype, const float* from, std::byte* to,
                       std::size_t count);
 void StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes);
 // StreamBytes, while `ahead` and as many bytes after it come to the caches.
@@ -41,6 +41,8 @@ void Transpose(const float* rows, std::size_t row_stride, std::size_t count,
                float* tile);
 void Transpose(const std::uint16_t* rows, std::size_t row_stride,
                std::size_t count, std::uint16_t* tile);
+void Transpose(const std::uint8_t* rows, std::size_t row_stride,
+               std::size_t count, std::uint8_t* tile);  // An even stride.
 
 // All of a whole tile, past the caches, to columns that are `stride` bytes
 // apart. Requires: each goes to cache lines of its own.

@@ -1,9 +1,13 @@
 #include "optimized/row_shift.h"
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
+#include <cstring>
 
 #include "core/assert.h"
 #include "core/shift_row.h"
+#include "optimized/row_kernels.h"
 #include "optimized/shift_kernels.h"
 
 namespace kvtwin::optimized {
@@ -41,7 +45,48 @@ bool RowShift::idle() const {
   return kind != ShiftKind::kAdd && kind != ShiftKind::kTagAdd;
 }
 
+void StoreChanged(DType dtype, std::span<const float> row, std::byte* to) {
+  constexpr std::size_t kPiece = 64;
+  const std::size_t step = IsBlockDType(dtype) ? kBlockElements : 1;
+  const auto bytes =
+      static_cast<std::size_t>(RunBytes(dtype, static_cast<int>(step)));
+  for (std::size_t i = 0; i < row.size(); i += kPiece) {
+    const std::size_t count = std::min(kPiece, row.size() - i);
+    std::array<float, kPiece> before;
+    alignas(8) std::array<std::byte, kPiece * 2> rounded;
+    WidenToF32(dtype, to, before.data(), count);
+    RoundF32(dtype, &row[i], rounded.data(), count);
+    const std::byte* from = rounded.data();
+    for (std::size_t k = 0; k < count; k += step) {
+      // As bits: a NaN is what it was, a zero may change its sign.
+      if (std::memcmp(&before[k], &row[i + k], step * sizeof(float)) != 0) {
+        std::memcpy(to, from, bytes);
+      }
+      from += bytes;
+      to += bytes;
+    }
+  }
+}
+
+void RowShift::ApplyToBlocks(DType dtype, std::span<std::byte> rows) const {
+  constexpr std::size_t kElements = 1024;  // At a time, if that is a head.
+  const auto head_bytes = static_cast<std::size_t>(
+      RunBytes(dtype, static_cast<std::int64_t>(head_dim_)));
+  std::vector<float> numbers(std::max<std::size_t>(1, kElements / head_dim_) *
+                             head_dim_);
+  while (!rows.empty()) {
+    const std::size_t count =
+        std::min(numbers.size(), rows.size() / head_bytes * head_dim_);
+    const auto some = std::span(numbers).first(count);
+    WidenToF32(dtype, rows.data(), some.data(), count);
+    Apply(DType::kF32, std::as_writable_bytes(some));
+    StoreChanged(dtype, some, rows.data());
+    rows = rows.subspan(count / head_dim_ * head_bytes);
+  }
+}
+
 void RowShift::Apply(DType dtype, std::span<std::byte> rows) const {
+  if (IsBlockDType(dtype)) return ApplyToBlocks(dtype, rows);
   const auto offset = static_cast<float>(offset_);
   const std::size_t size = SizeOf(dtype);
   const std::size_t heads = rows.size() / (head_dim_ * size);

@@ -14,6 +14,10 @@
 
 namespace kvtwin::optimized {
 
+// Stores numbers in place of those that are there, of another dtype than f32.
+// What did not change keeps its bits: an element, or a block of them.
+void StoreChanged(DType dtype, std::span<const float> row, std::byte* to);
+
 // For every kind but a custom function, which may fail.
 class RowShift {
  public:
@@ -30,6 +34,8 @@ class RowShift {
   bool idle() const;
 
  private:
+  void ApplyToBlocks(DType dtype, std::span<std::byte> rows) const;
+
   const Shift* shift_ = nullptr;
   std::int32_t offset_ = 0;
   std::size_t head_dim_ = 0;

@@ -12,7 +12,7 @@
 // After the target is chosen.
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "optimized/half-inl.h"
+#include "optimized/narrow-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
@@ -21,7 +21,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::CappedTag<float, 16>;
 using OneF32 = hn::CappedTag<float, 1>;
 
-// Rows of f32, and of 16 bits: the elements as they are stored, D being the tag
+// Rows of f32, and of less: the elements as they are stored, D being the tag
 // of as many floats, and what becomes of them.
 struct SingleRows {
   using T = float;
@@ -51,37 +51,36 @@ struct SingleRows {
 };
 
 template <class Format>
-struct ShortRows {
-  using T = std::uint16_t;
+struct NarrowRows {
+  using T = typename Format::T;
   template <class D>
-  using Stored = HalvesOf<D>;
+  using Stored = hn::Rebind<T, D>;
 
   template <class D>
-  HWY_INLINE static hn::Vec<D> Floats(D d, hn::Vec<HalvesOf<D>> stored) {
+  HWY_INLINE static hn::Vec<D> Floats(D d, hn::Vec<Stored<D>> stored) {
     return Format::Floats(d, stored);
   }
   // A sum with a NaN is that NaN, made quiet: one that was quiet did not
   // change, any other one is rounded.
   template <class D>
-  HWY_INLINE static hn::Vec<HalvesOf<D>> Added(D d, hn::Vec<HalvesOf<D>> before,
-                                               hn::Vec<D> sum) {
-    return hn::IfThenElse(IsAbove(d, before, Format::kLastSignaling), before,
+  HWY_INLINE static hn::Vec<Stored<D>> Added(D d, hn::Vec<Stored<D>> before,
+                                             hn::Vec<D> sum) {
+    return hn::IfThenElse(Format::IsQuiet(d, before), before,
                           Format::Canonical(d, sum));
   }
   template <class D>
-  HWY_INLINE static hn::Vec<HalvesOf<D>> Rounded(D d, hn::Vec<D> turned) {
+  HWY_INLINE static hn::Vec<Stored<D>> Rounded(D d, hn::Vec<D> turned) {
     return Format::Rounded(d, turned);
   }
   // What was a NaN still is one, if perhaps another: it keeps its bits.
   template <class D>
-  HWY_INLINE static hn::Vec<HalvesOf<D>> Turned(D d,
-                                                hn::Vec<HalvesOf<D>> before,
-                                                hn::Vec<D> turned) {
+  HWY_INLINE static hn::Vec<Stored<D>> Turned(D d, hn::Vec<Stored<D>> before,
+                                              hn::Vec<D> turned) {
     const auto rounded = Format::Rounded(d, turned);
-    const auto quiet = hn::Set(HalvesOf<D>(), Format::kQuiet);
+    const auto quiet = hn::Set(Stored<D>(), Format::kQuiet);
     const auto after =
-        hn::IfThenElse(IsAbove(d, rounded, Format::kInfinity), quiet, rounded);
-    return hn::IfThenElse(IsAbove(d, before, Format::kInfinity), before, after);
+        hn::IfThenElse(Format::IsNaN(d, rounded), quiet, rounded);
+    return hn::IfThenElse(Format::IsNaN(d, before), before, after);
   }
 };
 
@@ -209,8 +208,9 @@ HWY_INLINE void Turn(typename Rows::T* heads, std::size_t count,
 template <class Does>
 HWY_INLINE void WithRows(DType dtype, const Does& does) {
   if (dtype == DType::kF32) return does(SingleRows());
-  if (dtype == DType::kF16) return does(ShortRows<HalfFormat>());
-  does(ShortRows<UpperFormat>());
+  if (dtype == DType::kF16) return does(NarrowRows<HalfFormat>());
+  if (dtype == DType::kBF16) return does(NarrowRows<UpperFormat>());
+  does(NarrowRows<F8Format>());
 }
 
 template <class Rows>

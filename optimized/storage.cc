@@ -1,7 +1,6 @@
 #include "optimized/storage.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -30,6 +29,11 @@ std::size_t Product(std::initializer_list<std::size_t> factors) {
 std::size_t RowElements(int head_dim, int heads) {
   return Product(
       {static_cast<std::size_t>(head_dim), static_cast<std::size_t>(heads)});
+}
+
+std::size_t RowBytes(DType dtype, int head_dim, int heads) {
+  return Product({static_cast<std::size_t>(RunBytes(dtype, head_dim)),
+                  static_cast<std::size_t>(heads)});
 }
 
 // The columns of permuted V begin on cache lines, and not too many of them in
@@ -65,10 +69,8 @@ bool Streams(std::size_t bytes, std::size_t buffer_bytes, std::size_t own) {
 // A stretch of cells of a tensor whose last dimension is cells.
 TensorView RowsView(const AlignedBuffer& buffer, DType dtype, int head_dim,
                     int heads, CellSpan cells) {
-  const std::size_t row_bytes = static_cast<std::size_t>(head_dim) *
-                                static_cast<std::size_t>(heads) * SizeOf(dtype);
   return DenseView(
-      buffer.data() + cells.first * row_bytes, dtype,
+      buffer.data() + cells.first * RowBytes(dtype, head_dim, heads), dtype,
       {head_dim, heads, static_cast<std::int64_t>(cells.size()), 1});
 }
 
@@ -76,13 +78,13 @@ TensorView RowsView(const AlignedBuffer& buffer, DType dtype, int head_dim,
 
 void CopyDense(const TensorView& from, std::byte* to) {
   const std::size_t element = SizeOf(from.dtype);
+  const auto line =
+      static_cast<std::size_t>(RunBytes(from.dtype, from.shape[0]));
   const bool dense_lines = from.stride[0] == static_cast<std::int64_t>(element);
   for (std::int64_t l = 0; l < from.shape[3]; ++l) {
     for (std::int64_t k = 0; k < from.shape[2]; ++k) {
       for (std::int64_t j = 0; j < from.shape[1]; ++j) {
         if (dense_lines) {
-          const std::size_t line =
-              element * static_cast<std::size_t>(from.shape[0]);
           std::memcpy(to, from.at(0, j, k, l), line);
           to += line;
           continue;
@@ -103,10 +105,12 @@ Layer::Layer(const RowDims& dims, DType k_dtype, DType v_dtype, bool permuted_v,
       permuted_v_(permuted_v),
       key_row_(RowElements(dims.k_head_dim, dims.kv_heads)),
       value_row_(RowElements(dims.v_head_dim, dims.kv_heads)),
+      key_row_bytes_(RowBytes(k_dtype, dims.k_head_dim, dims.kv_heads)),
+      value_row_bytes_(RowBytes(v_dtype, dims.v_head_dim, dims.kv_heads)),
       column_bytes_(ColumnBytes(cells, v_dtype)),
-      key_(Product({key_row_, cells, SizeOf(k_dtype)})),
+      key_(Product({key_row_bytes_, cells})),
       value_(permuted_v ? Product({value_row_, column_bytes_})
-                        : Product({value_row_, cells, SizeOf(v_dtype)})) {}
+                        : Product({value_row_bytes_, cells})) {}
 
 void Layer::Put(const TensorView& key, const TensorView& value,
                 std::span<const int> cells) {
@@ -183,7 +187,7 @@ void Layer::LoadKey(std::size_t cell, std::span<float> row) const {
     std::memcpy(row.data(), key_.as<float>() + cell * key_row_,
                 row.size_bytes());
   } else {
-    WidenToF32(k_dtype_, key_.as<std::uint16_t>() + cell * key_row_, row.data(),
+    WidenToF32(k_dtype_, key_.data() + cell * key_row_bytes_, row.data(),
                row.size());
   }
 }
@@ -194,21 +198,7 @@ void Layer::StoreKey(std::size_t cell, std::span<const float> row) {
                 row.size_bytes());
     return;
   }
-  auto* stored = key_.as<std::uint16_t>() + cell * key_row_;
-  constexpr std::size_t kPiece = 64;
-  for (std::size_t i = 0; i < row.size(); i += kPiece) {
-    const std::size_t count = std::min(kPiece, row.size() - i);
-    std::array<float, kPiece> before;
-    std::array<std::uint16_t, kPiece> rounded;
-    WidenToF32(k_dtype_, stored + i, before.data(), count);
-    RoundF32(k_dtype_, &row[i], rounded.data(), count);
-    for (std::size_t k = 0; k < count; ++k) {
-      // What did not change keeps its bits; only a NaN would lose some.
-      const bool same = std::bit_cast<std::uint32_t>(before[k]) ==
-                        std::bit_cast<std::uint32_t>(row[i + k]);
-      if (!same) stored[i + k] = rounded[k];
-    }
-  }
+  StoreChanged(k_dtype_, row, key_.data() + cell * key_row_bytes_);
 }
 
 TensorView Layer::KeyView(CellSpan cells) const {

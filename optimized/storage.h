@@ -27,8 +27,8 @@ class Layer {
 
   const RowDims& dims() const { return dims_; }
   std::size_t key_row_elements() const { return key_row_; }
-  std::size_t key_row_bytes() const { return key_row_ * SizeOf(k_dtype_); }
-  std::size_t value_row_bytes() const { return value_row_ * SizeOf(v_dtype_); }
+  std::size_t key_row_bytes() const { return key_row_bytes_; }
+  std::size_t value_row_bytes() const { return value_row_bytes_; }
 
   // Stores row i of the tensors in cells[i]. Requires: distinct cells.
   void Put(const TensorView& key, const TensorView& value,
@@ -58,6 +58,8 @@ class Layer {
   bool permuted_v_;
   std::size_t key_row_;  // Elements.
   std::size_t value_row_;
+  std::size_t key_row_bytes_;
+  std::size_t value_row_bytes_;
   std::size_t column_bytes_;  // From one column of permuted V to the next.
   AlignedBuffer key_;
   AlignedBuffer value_;

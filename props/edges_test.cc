@@ -11,6 +11,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "core/elements.h"
 #include "core/json_line.h"
 #include "core/shift_row.h"
 #include "core/trace.h"
@@ -284,42 +285,45 @@ TEST_P(EachTarget, ShiftsRowsAsTheDefinitionDoes) {
 }
 
 void ExpectConversions(DType dtype) {
-  std::vector<std::uint16_t> halves(1 << 16);
-  std::iota(halves.begin(), halves.end(), std::uint16_t{0});
-  Floats due(halves.size());
-  for (std::size_t i = 0; i < due.size(); ++i) {
-    due[i] = LoadElement(reinterpret_cast<const std::byte*>(&halves[i]), dtype);
+  const std::size_t size = SizeOf(dtype);
+  const std::size_t all = std::size_t{1} << (8 * size);
+  std::vector<std::byte> codes(all * size);
+  Floats due(all);
+  for (std::size_t i = 0; i < all; ++i) {
+    std::memcpy(&codes[i * size], &i, size);
+    due[i] = LoadElement(&codes[i * size], dtype);
   }
-  Floats floats(halves.size());
-  optimized::WidenToF32(dtype, halves.data(), floats.data(), floats.size());
+  Floats floats(all);
+  optimized::WidenToF32(dtype, codes.data(), floats.data(), floats.size());
   EXPECT_EQ(Bits(floats), Bits(due));
   // Each number, halfway to the next, and just beside both.
   Floats from;
-  from.reserve(9 * floats.size());
+  from.reserve(12 * floats.size());
   for (const float one : floats) {
     const auto bits = std::bit_cast<std::uint32_t>(one);
     for (const std::uint32_t step :
-         {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, 0x7FFFU, 0x8000U, 0x8001U, ~0U}) {
+         {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, 0x7FFFU, 0x8000U, 0x8001U, 0x7FFFFU,
+          0x80000U, 0x80001U, ~0U}) {
       from.push_back(std::bit_cast<float>(bits + step));
     }
   }
-  std::vector<std::uint16_t> rounded(from.size());
+  std::vector<std::byte> rounded(from.size() * size);
   for (std::size_t i = 0; i < from.size(); ++i) {
-    StoreElement(from[i], reinterpret_cast<std::byte*>(&rounded[i]), dtype);
+    StoreElement(from[i], &rounded[i * size], dtype);
   }
   // As many at a time as make whole vectors, and a few more.
   for (const std::size_t count : {std::size_t{1}, std::size_t{37}}) {
-    std::vector<std::uint16_t> found(from.size());
+    std::vector<std::byte> found(rounded.size());
     for (std::size_t i = 0; i < from.size(); i += count) {
-      optimized::RoundF32(dtype, &from[i], &found[i],
+      optimized::RoundF32(dtype, &from[i], &found[i * size],
                           std::min(count, from.size() - i));
     }
-    EXPECT_EQ(Bits(found), Bits(rounded));
+    EXPECT_TRUE(found == rounded);
   }
 }
 
 TEST_P(EachTarget, ConvertsAsTheDefinitionDoes) {
-  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF8}) {
     SCOPED_TRACE(DTypeName(dtype));
     ExpectConversions(dtype);
   }
@@ -331,7 +335,8 @@ INSTANTIATE_TEST_SUITE_P(Twins, Edges, ::testing::ValuesIn(TwinList()),
 
 TEST_P(Edges, RestoreRefusesRowsOfAnotherDType) {
   std::vector<CacheState> states;
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {
     TestCache cache({}, GetParam());
     ASSERT_TRUE(cache->Init(dtype, 1, 4, 4).ok());
     cache.Append(0, 0, {1, 2});
@@ -402,7 +407,8 @@ TEST_P(Edges, AnEncoderKeepsFourDimensionsUnlessPermuted) {
 // that does what the one of ours does.
 TEST_P(Edges, ACustomShiftDoesWhatItsFunctionDoes) {
   constexpr std::int64_t kTokens = 70;
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {
     std::vector<CacheState> states;
     for (const ShiftKind kind : {ShiftKind::kAdd, ShiftKind::kCustom}) {
       CacheSpec spec;
@@ -444,7 +450,8 @@ TEST_P(Edges, TakesRowsOfAnyStrides) {
   const std::vector<std::array<std::int64_t, 4>> strides = {
       {4, 12, 24, 0}, {0, 12, 24, 0}, {4, 0, 24, 0},  {4, 12, 25, 0},
       {4, 12, 0, 0},  {8, 4, 24, 0},  {2, 12, 24, 0}, {4, 16, 48, 0}};
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {
     for (const bool permuted_v : {false, true}) {
       for (const auto& stride : strides) {
         for (const std::int64_t head_dim : {1, 3}) {

@@ -20,11 +20,9 @@ std::uint64_t HashDense(const DenseTensor& row, std::uint64_t seed) {
 
 // Of a whole row; equal rows have equal hashes.
 std::uint64_t HashRow(const TensorView& row, std::uint64_t seed) {
-  const std::size_t size = SizeOf(row.dtype);
-  if (row.stride[0] == static_cast<std::int64_t>(size) &&
-      row.stride[1] == row.stride[0] * row.shape[0]) {
-    return HashBytes(row.data, size * static_cast<std::size_t>(row.elements()),
-                     seed);
+  const TensorView dense = DenseView(row.data, row.dtype, row.shape);
+  if (row.stride[0] == dense.stride[0] && row.stride[1] == dense.stride[1]) {
+    return HashBytes(row.data, DenseBytes(row.dtype, row.shape), seed);
   }
   return HashDense(CopyOf(row, row.dtype), seed);
 }

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/names.h"
 #include "optimized/targets.h"
 #include "props/check_name.h"
 #include "props/generate.h"
@@ -42,8 +43,16 @@ void OnCrash(int signal) {
 }
 
 History HistoryAt(const FuzzOptions& options, std::uint64_t number) {
-  return MakeHistory(options.seed, number, options.kind, kOpsInHistory,
-                     options.cells_max);
+  History history = MakeHistory(options.seed, number, options.kind,
+                                kOpsInHistory, options.cells_max);
+  if (options.dtypes) {
+    Setup& setup = history.setup;
+    setup.init.dtype = kRowDTypes.at(number % kRowDTypes.size());
+    setup.config.v_dtype =
+        kRowDTypes.at(number / kRowDTypes.size() % kRowDTypes.size());
+    FitBlocks(setup);
+  }
+  return history;
 }
 
 // One in twenty histories is run twice, and each that fails.

@@ -23,6 +23,8 @@ struct FuzzOptions {
   std::optional<Kind> kind;
   int cells_max = 0;    // If not 0, of each cache.
   bool probes = false;  // Take a census.
+  // All pairs of dtypes of K and V take turns.
+  bool dtypes = false;
   // Called now and then, from one thread.
   std::function<void(std::int64_t operations, double seconds)> progress;
 };

@@ -136,7 +136,8 @@ int RunFuzzPaged(const Arguments& arguments) {
                                    {"blocks_copied", census.copied},
                                    {"blocks_evicted", census.evicted},
                                    {"truncations", census.truncated},
-                                   {"refused", census.full}};
+                                   {"refused", census.full},
+                                   {"dtype_pairs", result.dtypes.size()}};
     if (differences > 0) {
       json["reason"] = result.wrong;
       json["rerun"] = RunCommand(result.shrunk);
@@ -152,10 +153,10 @@ int RunFuzzPaged(const Arguments& arguments) {
   fmt::print(
       "{} operations in {} histories, {} differences, seed {}; {} blocks found "
       "by prompts, {} copied on write, {} evicted, {} truncations, {} appends "
-      "refused\n",
+      "refused, {} pairs of dtypes\n",
       census.operations, result.histories, differences, options.seed,
       census.found, census.copied, census.evicted, census.truncated,
-      census.full);
+      census.full, result.dtypes.size());
   return differences;
 }
 
@@ -380,6 +381,8 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_option("--cells-max", options.cells_max,
                    "only caches of at most so many cells")
       ->check(CLI::Range(1, 1 << 20));
+  fuzz->add_flag("--dtypes", options.dtypes,
+                 "all pairs of dtypes of K and V take turns");
   fuzz->add_flag("--probes", options.probes,
                  "count rare states, and fail if one was never seen");
   AddTwin(*fuzz, *fuzz_arguments);

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/names.h"
 #include "props/misuse.h"
 #include "reference/ledger.h"
 
@@ -18,6 +19,11 @@ T OneOf(const Pick& pick, std::initializer_list<T> values) {
 }
 
 bool Chance(const Pick& pick, int percent) { return pick(0, 99) < percent; }
+
+DType DrawRowDType(const Pick& pick) {
+  return kRowDTypes.at(static_cast<std::size_t>(
+      pick(0, static_cast<int>(kRowDTypes.size()) - 1)));
+}
 
 CacheSpec DrawPart(const Pick& pick, Kind kind) {
   CacheSpec spec;
@@ -453,12 +459,9 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
   setup.config.mask_dtype =
       OneOf(pick, {DType::kF32, DType::kF32, DType::kF16, DType::kBF16,
                    DType::kBits, DType::kBits});
-  setup.init.dtype =
-      OneOf(pick, {DType::kF32, DType::kF32, DType::kF16, DType::kBF16});
-  if (Chance(pick, 20)) {
-    setup.config.v_dtype =
-        OneOf(pick, {DType::kF32, DType::kF16, DType::kBF16});
-  }
+  setup.init.dtype = Chance(pick, 40) ? DType::kF32 : DrawRowDType(pick);
+  if (Chance(pick, 20)) setup.config.v_dtype = DrawRowDType(pick);
+  FitBlocks(setup);
   bool encoder = drawn == Kind::kEncoder;
   if (drawn == Kind::kWrapper) {
     const int parts = pick(1, 3);

@@ -177,6 +177,11 @@ DType ReadRowDType(std::string_view name) {
   throw Bad{name, fmt::format("{} is no dtype of rows", Quoted(name))};
 }
 
+DType ReadMaskDType(std::string_view name) {
+  if (const DType dtype = ReadDType(name); IsMaskDType(dtype)) return dtype;
+  throw Bad{name, fmt::format("{} is no dtype of masks", Quoted(name))};
+}
+
 int ReadSize(std::string_view text) {
   Reader reader(text);
   const int value = reader.Number();
@@ -222,7 +227,7 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
     return void(config.mask_batch_padding = ReadSize(value));
   }
   if (key == "permuted") return void(config.permuted_v = ReadSize(value) != 0);
-  if (key == "mask") return void(config.mask_dtype = ReadDType(value));
+  if (key == "mask") return void(config.mask_dtype = ReadMaskDType(value));
   if (key == "dtype") return void(setup.init.dtype = ReadRowDType(value));
   if (key == "vdtype") return void(config.v_dtype = ReadRowDType(value));
   if (key == "seqs") return void(setup.init.max_sequences = ReadSize(value));
@@ -259,6 +264,14 @@ void CheckSizes(const Setup& setup, std::string_view where) {
   if (cells * rows > kElementsMax ||
       cells * row_elements > kElementsMax / setup.layers) {
     throw Bad{where, "a cache of this size is too large for a test"};
+  }
+  Setup fitting = setup;
+  FitBlocks(fitting);
+  if (fitting.rows != setup.rows ||
+      fitting.config.permuted_v != setup.config.permuted_v) {
+    throw Bad{where, fmt::format("blocks need head_dims that are multiples of "
+                                 "{}, and V that is not permuted",
+                                 kBlockElements)};
   }
 }
 
@@ -455,6 +468,17 @@ Op ReadOp(std::string_view text) {
 }
 
 }  // namespace
+
+void FitBlocks(Setup& setup) {
+  const auto widen = [](DType dtype, int& head_dim) {
+    constexpr auto kBlock = static_cast<int>(kBlockElements);
+    if (!IsBlockDType(dtype)) return;
+    head_dim = (head_dim + kBlock - 1) / kBlock * kBlock;
+  };
+  widen(setup.init.dtype, setup.rows.k_head_dim);
+  widen(setup.v_dtype(), setup.rows.v_head_dim);
+  if (IsBlockDType(setup.v_dtype())) setup.config.permuted_v = false;
+}
 
 void SetCells(int cells, Setup& setup) {
   InitArgs& init = setup.init;

@@ -34,7 +34,13 @@ struct Setup {
   bool strided = false;
   // The id of the sequence that operations call 0; the others follow.
   int first_id = 0;
+
+  DType v_dtype() const { return config.v_dtype.value_or(init.dtype); }
 };
+
+// Rows that are stored in blocks need whole ones: makes heads so wide, and V
+// not permuted.
+void FitBlocks(Setup& setup);
 
 // A position: `offset`, or counted from the sequence's next position.
 struct RelativePos {

@@ -432,10 +432,10 @@ std::optional<Finding> Oracle::CompareView(const TraceOp& op, const KvView& due,
   if (!finding && masked) finding = CompareMask(*op.mask, due, twin);
   if (!finding && masked) finding = CompareRows(op, due, twin);
   if (finding || masked) return finding;
-  if (op.key.bytes != CopyOf(due.key, due.key.dtype).bytes) {
+  if (op.key.bytes != CopyOf(due.key, op.key.dtype).bytes) {
     return Finding{"key is not what was put last", ""};
   }
-  if (op.value && op.value->bytes != CopyOf(due.value, due.value.dtype).bytes) {
+  if (op.value && op.value->bytes != CopyOf(due.value, op.value->dtype).bytes) {
     return Finding{"value is not what was put last", ""};
   }
   return std::nullopt;

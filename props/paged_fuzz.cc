@@ -149,12 +149,16 @@ PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number) {
   spec.kv_heads = pick(1, 3);
   spec.k_head_dim = pick(1, 3);
   spec.v_head_dim = pick(1, 3);
-  constexpr std::array kTypes = {DType::kF32, DType::kF16};
   const auto type = [&] {
-    return kTypes[static_cast<std::size_t>(pick(0, 1))];
+    return kRowDTypes.at(static_cast<std::size_t>(pick(0, 5)));
   };
   spec.dtype = type();
   if (pick(0, 1) == 1) spec.v_dtype = type();
+  constexpr int kBlock = kBlockElements;
+  if (IsBlockDType(spec.dtype)) spec.k_head_dim *= kBlock;
+  if (IsBlockDType(spec.v_dtype.value_or(spec.dtype))) {
+    spec.v_head_dim *= kBlock;
+  }
   if (pick(0, 1) == 1) spec.layout = PagedLayout::kHeadMajor;
   // Weights are random, so that each kind dominates now and then.
   std::vector<PagedOpKind> kinds;
@@ -216,6 +220,8 @@ PagedFuzzResult FuzzPaged(
     const PagedHistory history =
         MakePagedHistory(seed, static_cast<std::uint64_t>(result.histories++));
     result.wrong = RunPaged(history, &result.census);
+    const PagedSpec& spec = history.spec;
+    result.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
     result.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
             .count();

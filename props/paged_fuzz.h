@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "props/paged_trio.h"
@@ -37,6 +39,7 @@ PagedHistory ShrinkPaged(PagedHistory history);
 struct PagedFuzzResult {
   PagedCensus census;
   std::int64_t histories = 0;
+  std::set<std::pair<DType, DType>> dtypes;  // Of K and V, that there were.
   double seconds = 0;
   std::string wrong;  // With `shrunk`; the run ends with the first.
   PagedHistory shrunk;

@@ -16,7 +16,7 @@ namespace {
 
 int Mod(int number, int size) { return ((number % size) + size) % size; }
 
-// Rows of f32 that say which tokens they are of. Exact in every dtype.
+// Rows of f32 that say which tokens they are of. Exact in 16 bits.
 DenseTensor RowsOf(const std::vector<std::uint64_t>& chains, int layer,
                    int role, std::int64_t head_dim, std::int64_t heads) {
   DenseTensor rows =
@@ -376,7 +376,7 @@ void PagedTrio::CompareSequence(int sequence) {
         Expect(BytesOf(Slice((*packed)[i].key, 1, t)) ==
                        rows[position].key.bytes &&
                    (*packed)[i].key.stride[1] ==
-                       (*packed)[i].key.stride[0] * spec_.k_head_dim,
+                       RunBytes(spec_.dtype, spec_.k_head_dim),
                "ViewsPacked: not packed, or other rows");
       }
     }

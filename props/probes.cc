@@ -457,8 +457,11 @@ void Observer::SeeShift(int seq, std::int64_t begin, std::int64_t end,
   }
   Hit(At("shift"), moves);
   Hit(At("shift_shared_earlier"), moves && shared);
-  Hit(At("shift_f16"), moves && rows && setup_.init.dtype == DType::kF16);
-  Hit(At("shift_bf16"), moves && rows && setup_.init.dtype == DType::kBF16);
+  const DType dtype = setup_.init.dtype;
+  Hit(At("shift_f16"), moves && rows && dtype == DType::kF16);
+  Hit(At("shift_bf16"), moves && rows && dtype == DType::kBF16);
+  Hit(At("shift_f8"), moves && rows && dtype == DType::kF8);
+  Hit(At("shift_blocks"), moves && rows && IsBlockDType(dtype));
   Hit(At("shift_layers"), moves && layers);
   Hit(At("shift_bare"), moves && bare);
 }

@@ -16,8 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "core/dense_tensor.h"
 #include "core/elements.h"
-#include "core/shift_row.h"
+#include "core/names.h"
 #include "optimized/fast_paths.h"
 #include "optimized/move_rows.h"
 #include "optimized/parallel.h"
@@ -91,19 +92,7 @@ Floats SomeFloats(std::size_t count) {
   return floats;
 }
 
-// f16 and bf16.
-constexpr DType kShortTypes[] = {DType::kF16, DType::kBF16};
-
-std::uint16_t RoundedTo(DType dtype, float value) {
-  std::array<std::uint16_t, 2> bits;  // Room for any element.
-  StoreElement(value, reinterpret_cast<std::byte*>(bits.data()), dtype);
-  return bits[0];
-}
-
-float FloatOf(DType dtype, std::uint16_t half) {
-  const std::array<std::uint16_t, 2> bits = {half};
-  return LoadElement(reinterpret_cast<const std::byte*>(bits.data()), dtype);
-}
+constexpr DType kNarrowTypes[] = {DType::kF16, DType::kBF16, DType::kF8};
 
 template <class T>
 Bytes BitsOf(const std::vector<T>& values) {
@@ -126,26 +115,26 @@ INSTANTIATE_TEST_SUITE_P(Targets, RowKernels,
 
 void ExpectRounded(DType dtype) {
   const Floats from = SomeFloats(200);
+  const std::size_t size = SizeOf(dtype);
   for (std::size_t count = 0; count <= 130; ++count) {
-    const std::size_t offset = 2 * (count * 7 % 32);
+    const std::size_t offset = size * (count * 7 % 32);
     const std::size_t first = count % 5;
-    Memory due(2 * count, offset);
+    Memory due(size * count, offset);
     for (std::size_t i = 0; i < count; ++i) {
-      due.data<std::uint16_t>()[i] = RoundedTo(dtype, from[first + i]);
+      StoreElement(from[first + i], due.data() + i * size, dtype);
     }
-    Memory kept(2 * count, offset);
-    RoundF32(dtype, &from[first], kept.data<std::uint16_t>(), count);
+    Memory kept(size * count, offset);
+    RoundF32(dtype, &from[first], kept.data(), count);
     EXPECT_TRUE(kept == due) << count;
-    Memory streamed(2 * count, offset);
-    StreamRoundedF32(dtype, &from[first], streamed.data<std::uint16_t>(),
-                     count);
+    Memory streamed(size * count, offset);
+    StreamRoundedF32(dtype, &from[first], streamed.data(), count);
     FenceStreams();
     EXPECT_TRUE(streamed == due) << count;
   }
 }
 
 TEST_P(RowKernels, RoundsAnyNumberOfFloatsAnywhere) {
-  for (const DType dtype : kShortTypes) ExpectRounded(dtype);
+  for (const DType dtype : kNarrowTypes) ExpectRounded(dtype);
 }
 
 TEST_P(RowKernels, CopiesAnyNumberOfBytesAnywhere) {
@@ -167,11 +156,13 @@ TEST_P(RowKernels, CopiesAnyNumberOfBytesAnywhere) {
 
 // Near every number, and near every point halfway between two of them.
 void ExpectRoundedAsDefined(DType dtype) {
+  const std::size_t size = SizeOf(dtype);
   Floats from;
-  for (std::uint32_t half = 0; half < 1 << 16; ++half) {
+  for (std::uint32_t code = 0; code < 1U << (8 * size); ++code) {
     const auto bits = std::bit_cast<std::uint32_t>(
-        FloatOf(dtype, static_cast<std::uint16_t>(half)));
-    for (const std::uint32_t step : {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, ~0U}) {
+        LoadElement(reinterpret_cast<const std::byte*>(&code), dtype));
+    for (const std::uint32_t step : {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, 0x7FFFFU,
+                                     0x80000U, 0x80001U, ~0U}) {
       from.push_back(std::bit_cast<float>(bits + step));
     }
   }
@@ -181,20 +172,21 @@ void ExpectRoundedAsDefined(DType dtype) {
       from.push_back(std::bit_cast<float>(high << 16 | low));
     }
   }
-  Halves due(from.size());
-  std::transform(from.begin(), from.end(), due.begin(),
-                 [&](float value) { return RoundedTo(dtype, value); });
-  Halves found(from.size());
+  Bytes due(from.size() * size);
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    StoreElement(from[i], &due[i * size], dtype);
+  }
+  Bytes found(due.size());
   RoundF32(dtype, from.data(), found.data(), from.size());
-  EXPECT_EQ(BitsOf(found), BitsOf(due));
-  std::fill(found.begin(), found.end(), std::uint16_t{0xA5A5});
+  EXPECT_TRUE(found == due);
+  std::fill(found.begin(), found.end(), std::byte{0xA5});
   StreamRoundedF32(dtype, from.data(), found.data(), from.size());
   FenceStreams();
-  EXPECT_EQ(BitsOf(found), BitsOf(due));
+  EXPECT_TRUE(found == due);
 }
 
 TEST_P(RowKernels, RoundsAsTheDefinitionDoes) {
-  for (const DType dtype : kShortTypes) ExpectRoundedAsDefined(dtype);
+  for (const DType dtype : kNarrowTypes) ExpectRoundedAsDefined(dtype);
 }
 
 template <class T>
@@ -209,18 +201,20 @@ void ExpectTransposed(std::size_t count, std::size_t stride) {
           << c << " of row " << r << " of " << count;
     }
   }
-  if (count < kTileRows) return;
-  const std::size_t bytes = sizeof(T) * kTileRows + kLine;
-  Memory columns(kTileColumns * bytes, 0);
-  Memory due(kTileColumns * bytes, 0);
-  StreamTransposed(rows.data(), stride, columns.data(), bytes);
-  FenceStreams();
-  for (std::size_t c = 0; c < kTileColumns; ++c) {
-    for (std::size_t r = 0; r < count; ++r) {
-      due.data<T>()[c * bytes / sizeof(T) + r] = rows[r * stride + c];
+  if constexpr (sizeof(T) > 1) {
+    if (count < kTileRows) return;
+    const std::size_t bytes = sizeof(T) * kTileRows + kLine;
+    Memory columns(kTileColumns * bytes, 0);
+    Memory due(kTileColumns * bytes, 0);
+    StreamTransposed(rows.data(), stride, columns.data(), bytes);
+    FenceStreams();
+    for (std::size_t c = 0; c < kTileColumns; ++c) {
+      for (std::size_t r = 0; r < count; ++r) {
+        due.data<T>()[c * bytes / sizeof(T) + r] = rows[r * stride + c];
+      }
     }
+    EXPECT_TRUE(columns == due);
   }
-  EXPECT_TRUE(columns == due);
 }
 
 TEST_P(RowKernels, TransposesTiles) {
@@ -228,27 +222,9 @@ TEST_P(RowKernels, TransposesTiles) {
     for (const std::size_t stride : {16U, 17U, 48U}) {
       ExpectTransposed<float>(count, stride);
       ExpectTransposed<std::uint16_t>(count, stride);
+      if (stride % 2 == 0) ExpectTransposed<std::uint8_t>(count, stride);
     }
   }
-}
-
-// A row of 16 bits is shifted as f32 and rounded; what does not change keeps
-// its bits, as what a NaN's are.
-Halves ShiftedAsF32(DType dtype, const Shift& shift, int head_dim,
-                    const Halves& row) {
-  Floats floats(row.size());
-  std::transform(row.begin(), row.end(), floats.begin(),
-                 [&](std::uint16_t one) { return FloatOf(dtype, one); });
-  const Floats before = floats;
-  const auto heads = static_cast<int>(row.size()) / head_dim;
-  EXPECT_TRUE(ShiftRow(shift, 0, -5, head_dim, heads, floats).ok());
-  Halves after = row;
-  for (std::size_t i = 0; i < row.size(); ++i) {
-    const bool same = std::bit_cast<std::uint32_t>(before[i]) ==
-                      std::bit_cast<std::uint32_t>(floats[i]);
-    if (!same) after[i] = RoundedTo(dtype, floats[i]);
-  }
-  return after;
 }
 
 std::vector<Shift> Shifts() {
@@ -281,36 +257,98 @@ TEST_P(RowKernels, ShiftsEveryKindOfNumber) {
   }
 }
 
-// All 65,536 of them.
-void ExpectShifted(DType dtype) {
-  Halves all(1 << 16);
-  std::iota(all.begin(), all.end(), std::uint16_t{0});
-  for (const Shift& shift : Shifts()) {
-    for (const int head_dim : {2, 64, 1 << 16}) {
-      RowShift fast;
-      fast.Prepare(shift, -5, head_dim);
-      Halves found = all;
-      fast.Apply(dtype, std::as_writable_bytes(std::span(found)));
-      EXPECT_EQ(BitsOf(found),
-                BitsOf(ShiftedAsF32(dtype, shift, head_dim, all)))
-          << head_dim;
-    }
+// Every number of 16 or 8 bits, as often as fills the rows; or blocks of any
+// bytes.
+DenseTensor AllOf(DType dtype, std::int64_t head_dim) {
+  constexpr std::int64_t kElements = 1 << 16;
+  DenseTensor rows{dtype, {head_dim, kElements / head_dim, 1, 1}, {}};
+  rows.bytes.resize(DenseBytes(dtype, rows.shape));
+  std::uint32_t state = 1;
+  for (std::size_t i = 0; i < rows.bytes.size(); ++i) {
+    state = state * 1664525U + 1013904223U;
+    const auto number = static_cast<std::uint32_t>(i / SizeOf(DType::kF16));
+    const auto byte = IsBlockDType(dtype)  ? state >> 24
+                      : SizeOf(dtype) == 1 ? static_cast<std::uint32_t>(i)
+                      : i % 2 == 0         ? number
+                                           : number >> 8;
+    rows.bytes[i] = static_cast<std::byte>(byte);
   }
-  Shift infinite;
-  infinite.kind = ShiftKind::kRope;
-  infinite.rope.scale = std::numeric_limits<double>::max();
-  infinite.rope.base = 1e-300;
-  RowShift fast;  // Some turns have no cosine.
-  fast.Prepare(infinite, -5, 64);
-  Halves found = all;
-  fast.Apply(dtype, std::as_writable_bytes(std::span(found)));
-  EXPECT_EQ(BitsOf(found), BitsOf(ShiftedAsF32(dtype, infinite, 64, all)));
+  return rows;
 }
 
-TEST_P(RowKernels, ShiftsEveryNumberOf16Bits) {
-  for (const DType dtype : kShortTypes) {
-    SCOPED_TRACE(DTypeName(dtype));
-    ExpectShifted(dtype);
+void ExpectShifted(DType dtype, const Shift& shift, int head_dim) {
+  RowShift fast;
+  fast.Prepare(shift, -5, head_dim);
+  DenseTensor due = AllOf(dtype, head_dim);
+  DenseTensor found = due;
+  ASSERT_TRUE(ShiftStored(shift, 0, -5, due).ok());
+  fast.Apply(dtype, found.bytes);
+  EXPECT_TRUE(found == due) << DTypeName(dtype) << ' ' << head_dim;
+}
+
+TEST_P(RowKernels, ShiftsRowsOfEveryNarrowNumber) {
+  std::vector<Shift> shifts = Shifts();
+  shifts.emplace_back();  // Some turns have no cosine.
+  shifts.back().kind = ShiftKind::kRope;
+  shifts.back().rope.scale = std::numeric_limits<double>::max();
+  shifts.back().rope.base = 1e-300;
+  for (const DType dtype : kRowDTypes) {
+    if (dtype == DType::kF32) continue;
+    for (const Shift& shift : shifts) {
+      for (const int head_dim : {2, 64, 1 << 16}) {
+        if (IsBlockDType(dtype) && head_dim < kBlockElements) continue;
+        ExpectShifted(dtype, shift, head_dim);
+      }
+    }
+  }
+}
+
+// Blocks
+// -----------------------------------------------------------------------------
+
+using Block = std::array<float, kBlockElements>;
+
+// Of every size, with ties of the largest, and now and then with what no block
+// can hold.
+Block SomeBlock(int number) {
+  Block block;
+  std::uint32_t state = static_cast<std::uint32_t>(number) * 747796405U + 1;
+  for (float& value : block) {
+    state = state * 1664525U + 1013904223U;
+    const float size = std::ldexp(1.0F, number % 300 - 160);
+    // Multiples of an eighth of the largest: halfway between two numbers, too.
+    const auto eighths = static_cast<float>(state >> 24) / 8 - 16;
+    value = (number % 3 == 0 ? eighths : std::sin(static_cast<float>(state))) *
+            size;
+  }
+  const std::size_t odd = state >> 27;
+  if (number % 11 == 3) block[odd] = std::numeric_limits<float>::infinity();
+  if (number % 11 == 5) block[odd] = std::bit_cast<float>(0xFFC00001U);
+  if (number % 11 == 7) block = {};
+  if (number % 11 == 9) block = {0, -0.0F, 1, -1, 1};
+  return block;
+}
+
+TEST_P(RowKernels, StoresAndLoadsBlocksAsTheDefinitionDoes) {
+  constexpr int kBlocks = 3000;
+  std::vector<float> from;
+  for (int i = 0; i < kBlocks; ++i) {
+    const Block block = SomeBlock(i);
+    from.insert(from.end(), block.begin(), block.end());
+  }
+  const Shape shape = {std::ssize(from), 1, 1, 1};
+  for (const DType dtype : {DType::kQ8, DType::kQ4}) {
+    const DenseTensor due =
+        CopyOf(DenseView(from.data(), DType::kF32, shape), dtype);
+    Bytes found(due.bytes.size());
+    RoundF32(dtype, from.data(), found.data(), from.size());
+    EXPECT_TRUE(found == due.bytes) << DTypeName(dtype);
+    for (const DenseTensor& stored : {due, AllOf(dtype, 1 << 16)}) {
+      const DenseTensor numbers = CopyOf(stored.view(), DType::kF32);
+      Floats loaded(numbers.bytes.size() / sizeof(float));
+      WidenToF32(dtype, stored.bytes.data(), loaded.data(), loaded.size());
+      EXPECT_TRUE(BitsOf(loaded) == numbers.bytes) << DTypeName(dtype);
+    }
   }
 }
 
@@ -323,8 +361,9 @@ struct Source {
     const auto size = static_cast<std::int64_t>(SizeOf(dtype));
     view.dtype = dtype;
     view.shape = {head_dim, heads, tokens, 1};
-    view.stride[0] = size + gaps[0];
-    view.stride[1] = view.stride[0] * head_dim + gaps[1];
+    view.stride[0] = size == 0 ? 0 : size + gaps[0];
+    view.stride[1] = size == 0 ? RunBytes(dtype, head_dim) + gaps[1]
+                               : view.stride[0] * head_dim + gaps[1];
     view.stride[2] = view.stride[1] * heads + gaps[2];
     const auto length = static_cast<std::size_t>(view.stride[2] * tokens);
     const auto misaligned = static_cast<std::size_t>(gaps[3]);
@@ -364,23 +403,17 @@ constexpr std::size_t kCells = 128;
 void ExpectRows(const Source& source, const std::vector<int>& cells,
                 DType dtype, bool stream) {
   const TensorView& view = source.view;
-  const std::size_t size = SizeOf(dtype);
-  const std::size_t row =
-      static_cast<std::size_t>(view.shape[0] * view.shape[1]);
+  const auto head = static_cast<std::size_t>(RunBytes(dtype, view.shape[0]));
+  const auto row = head * static_cast<std::size_t>(view.shape[1]);
   const std::size_t begin = cells.size() > 3 ? 1 : 0;
-  Memory due(kCells * row * size, 0);
-  Memory found(kCells * row * size, 0);
+  Memory due(kCells * row, 0);
+  Memory found(kCells * row, 0);
   for (std::size_t i = begin; i < cells.size(); ++i) {
-    for (std::size_t e = 0; e < row; ++e) {
-      const auto element = static_cast<std::int64_t>(e);
-      const auto cell = static_cast<std::size_t>(cells[i]);
-      CopyElement(view.at(element % view.shape[0], element / view.shape[0],
-                          static_cast<std::int64_t>(i)),
-                  view.dtype, due.data() + (cell * row + e) * size, dtype);
-    }
+    const auto cell = static_cast<std::size_t>(cells[i]);
+    WriteDense(Slice(view, 2, static_cast<std::int64_t>(i)), dtype,
+               due.data() + cell * row);
   }
-  PutRows(view, cells, begin, cells.size(),
-          {found.data(), dtype, row * size, stream});
+  PutRows(view, cells, begin, cells.size(), {found.data(), dtype, row, stream});
   FenceStreams();
   EXPECT_TRUE(found == due);
 }
@@ -399,9 +432,11 @@ void ExpectColumns(const Source& source, const std::vector<int>& cells,
     for (std::size_t e = begin; e < row; ++e) {
       const auto element = static_cast<std::int64_t>(e);
       const auto cell = static_cast<std::size_t>(cells[i]);
-      CopyElement(view.at(element % view.shape[0], element / view.shape[0],
-                          static_cast<std::int64_t>(i)),
-                  view.dtype, due.data() + e * stride + cell * size, dtype);
+      TensorView one = view;
+      one.data = view.at(element % view.shape[0], element / view.shape[0],
+                         static_cast<std::int64_t>(i));
+      one.shape = {1, 1, 1, 1};
+      WriteDense(one, dtype, due.data() + e * stride + cell * size);
     }
   }
   PutColumns(view, cells, begin, row, {found.data(), dtype, stride, stream});
@@ -414,7 +449,7 @@ TEST_P(RowKernels, PutsRowsOfAnyShape) {
       {0, 0, 0, 0}, {0, 0, 8, 0}, {0, 4, 0, 0}, {4, 0, 0, 0}, {2, 0, 0, 0},
       {0, 0, 1, 0}, {0, 0, 0, 3}, {0, 0, 0, 4}, {0, 2, 0, 0}, {0, 3, 3, 1}};
   const std::vector<std::array<std::int64_t, 2>> dims = {
-      {1, 1}, {3, 2}, {1, 20}, {16, 3}, {40, 7}, {64, 5}, {300, 1}};
+      {1, 1}, {3, 2}, {1, 20}, {16, 3}, {40, 7}, {64, 5}, {300, 1}, {320, 1}};
   const std::vector<std::vector<int>> lists = SomeCells();
   int count = 0;
   for (const auto& [head_dim, heads] : dims) {
@@ -422,7 +457,15 @@ TEST_P(RowKernels, PutsRowsOfAnyShape) {
       for (const auto& [from, to] : {std::pair(DType::kF32, DType::kF32),
                                      std::pair(DType::kF32, DType::kF16),
                                      std::pair(DType::kF32, DType::kBF16),
-                                     std::pair(DType::kF16, DType::kF16)}) {
+                                     std::pair(DType::kF32, DType::kF8),
+                                     std::pair(DType::kF32, DType::kQ8),
+                                     std::pair(DType::kF32, DType::kQ4),
+                                     std::pair(DType::kF16, DType::kF16),
+                                     std::pair(DType::kF8, DType::kF8),
+                                     std::pair(DType::kQ8, DType::kQ8),
+                                     std::pair(DType::kQ4, DType::kQ4)}) {
+        const bool blocks = IsBlockDType(to);
+        if (blocks && head_dim % kBlockElements != 0) continue;
         if (++count % 3 != 0) continue;  // Each shape with some type.
         const Source source(from, head_dim, heads, 100, gap);
         for (const std::vector<int>& cells : lists) {
@@ -434,6 +477,7 @@ TEST_P(RowKernels, PutsRowsOfAnyShape) {
                        << DTypeName(to));
           for (const bool stream : {false, true}) {
             ExpectRows(source, cells, to, stream);
+            if (blocks) continue;
             ExpectColumns(source, cells, to, stream, kLine);
             ExpectColumns(source, cells, to, stream, 4);
           }
@@ -464,7 +508,8 @@ TEST_P(RowKernels, MovesRowsAndColumns) {
       MoveRows(moves, found.data(), row_bytes);
       EXPECT_EQ(found, due) << row_bytes;
     }
-    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const DType dtype :
+         {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {
       for (std::size_t columns = 0; columns < 20; ++columns) {
         const std::size_t size = SizeOf(dtype);
         const std::size_t stride = (kRows + 3) * size;

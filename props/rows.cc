@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "core/elements.h"
 
@@ -13,13 +14,14 @@ constexpr std::byte kNaNByte{0xFF};  // Repeated: a NaN in every dtype.
 // is anybody's guess, and no row's first element.
 constexpr std::byte kPoisonByte{0x5A};
 
-// The first element names token and layer, exactly in every dtype; the others
+// The first element names token and layer, exactly in f32, f16 and bf16, and is
+// not too large for f8; the others
 // have fractions, so that rounding shows. The second is a NaN now and then.
 float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
   if (index == 0) {
     // Eight bits and an exponent are what bf16 has room for.
     const std::int64_t tag = (token * 4 + source.layer) % 2048;
-    return static_cast<float>((128 + tag % 128) << tag / 128) / 256;
+    return static_cast<float>((128 + tag % 128) << tag / 128) / 0x8000;
   }
   const std::int64_t role = source.role == RowRole::kKey ? 1 : 2;
   const std::int64_t mixed =
@@ -35,6 +37,8 @@ void StoreNaN(std::byte* to, DType dtype) {
   if (dtype == DType::kF32) std::memcpy(to, &f32, sizeof(f32));
   if (dtype == DType::kF16) std::memcpy(to, &f16, sizeof(f16));
   if (dtype == DType::kBF16) std::memcpy(to, &bf16, sizeof(bf16));
+  if (dtype == DType::kF8) *to = kNaNByte;
+  if (IsBlockDType(dtype)) std::memcpy(to, &f16, sizeof(f16));  // The scale.
 }
 
 }  // namespace
@@ -44,9 +48,11 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
   TensorView view = DenseView(nullptr, dtype, shape);
   if (strided) {
     const auto size = static_cast<std::int64_t>(SizeOf(dtype));
+    // Of blocks, runs are whole: only they have gaps.
+    const std::int64_t run = RunBytes(dtype, shape[0]);
     view.stride[0] = 2 * size;
-    view.stride[1] = view.stride[0] * shape[0] + size;
-    view.stride[2] = view.stride[1] * shape[1] + 3 * size;
+    view.stride[1] = (size == 0 ? 1 : 2) * run + size;
+    view.stride[2] = view.stride[1] * shape[1] + (size == 0 ? 3 : 3 * size);
     view.stride[3] = view.stride[2] * shape[2];
   }
   bytes_.resize(static_cast<std::size_t>(view.stride[3]));
@@ -54,16 +60,26 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
   view.data = bytes_.data();
   for (std::int64_t k = 0; k < shape[2]; ++k) {
     for (std::int64_t j = 0; j < shape[1]; ++j) {
+      const std::int64_t token = source.first + k;
+      std::byte* run = &bytes_[static_cast<std::size_t>(view.stride[1] * j +
+                                                        view.stride[2] * k)];
+      std::vector<float> numbers;
       for (std::int64_t i = 0; i < shape[0]; ++i) {
-        const auto at = static_cast<std::size_t>(
-            view.stride[0] * i + view.stride[1] * j + view.stride[2] * k);
-        const std::int64_t token = source.first + k;
-        const std::int64_t index = j * shape[0] + i;
-        if (index == 1 && token % 16 == 5) {
-          StoreNaN(&bytes_[at], dtype);
-        } else {
-          StoreElement(Element(source, token, index), &bytes_[at], dtype);
+        numbers.push_back(Element(source, token, j * shape[0] + i));
+      }
+      if (IsBlockDType(dtype)) {
+        StoreBlocks(numbers, dtype, run);
+      } else {
+        for (std::size_t i = 0; i < numbers.size(); ++i) {
+          StoreElement(numbers[i],
+                       run + view.stride[0] * static_cast<std::int64_t>(i),
+                       dtype);
         }
+      }
+      // Element 1 of the row, or its block.
+      const std::int64_t nan = 1 - j * shape[0];
+      if (token % 16 == 5 && nan >= 0 && nan < shape[0]) {
+        StoreNaN(run + view.stride[0] * nan, dtype);
       }
     }
   }
@@ -79,7 +95,12 @@ void PoisonFreeCells(const KvView& view, const std::vector<CellEntry>& used,
   for (const CellEntry& entry : used) {
     is_used[static_cast<std::size_t>(entry.cell)] = true;
   }
-  const auto poison = [&](const TensorView& tensor, std::size_t cell_dim) {
+  const auto poison = [&](TensorView tensor, std::size_t cell_dim) {
+    auto size = SizeOf(tensor.dtype);
+    if (IsBlockDType(tensor.dtype)) {  // Runs of them as one element.
+      size = static_cast<std::size_t>(tensor.stride[1]);
+      tensor.shape[0] = 1;
+    }
     for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
       for (std::int64_t j = 0; j < tensor.shape[1]; ++j) {
         for (std::int64_t k = 0; k < tensor.shape[2]; ++k) {
@@ -87,7 +108,7 @@ void PoisonFreeCells(const KvView& view, const std::vector<CellEntry>& used,
           if (cell < is_used.size() && is_used[cell]) continue;
           // The cache's own memory, which only a test may write to.
           std::memset(const_cast<std::byte*>(tensor.at(i, j, k)),
-                      static_cast<int>(kPoisonByte), SizeOf(tensor.dtype));
+                      static_cast<int>(kPoisonByte), size);
         }
       }
     }

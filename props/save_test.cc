@@ -18,6 +18,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/names.h"
 #include "props/test_cache.h"
 
 namespace kvtwin::props {
@@ -43,8 +44,10 @@ CacheState SomeState(int tokens, float number, DType dtype = DType::kF16) {
   CacheState state;
   for (int i = 0; i < tokens; ++i) state.cells.push_back({2 * i, i, i % 3});
   for (const int layer : {0, 7}) {
-    state.layers[layer] = {FilledTensor(dtype, {4, 2, tokens, 1}, number),
-                           FilledTensor(dtype, {3, 2, tokens, 1}, -number)};
+    const std::int64_t dim = IsBlockDType(dtype) ? kBlockElements : 1;
+    state.layers[layer] = {
+        FilledTensor(dtype, {4 * dim, 2, tokens, 1}, number),
+        FilledTensor(dtype, {3 * dim, 2, tokens, 1}, -number)};
   }
   return state;
 }
@@ -61,9 +64,13 @@ CacheState OfAWrapper() {
 }
 
 TEST_F(Save, LoadsWhatWasSaved) {
-  for (const CacheState& state :
-       {CacheState(), SomeState(5, 3), SomeState(1, 2, DType::kF32),
-        SomeState(2, 9, DType::kF16), OfAWrapper()}) {
+  std::vector<CacheState> states = {CacheState(), SomeState(5, 3),
+                                    OfAWrapper()};
+  for (const DType dtype : kRowDTypes) {
+    states.push_back(SomeState(1, 2, dtype));
+  }
+  states.back().layers[0].value = FilledTensor(DType::kQ8, {32, 2, 1, 1}, 3);
+  for (const CacheState& state : states) {
     const Result<CacheState> read = StateFromBytes(StateToBytes(state));
     ASSERT_TRUE(read.ok()) << read.status().ToString();
     EXPECT_TRUE(*read == state);

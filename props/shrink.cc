@@ -88,7 +88,10 @@ class Moves {
  private:
   template <class Change>
   void Setups(const Change& change) {
-    moves_.emplace_back([change](History& h) { change(h.setup); });
+    moves_.emplace_back([change](History& h) {
+      change(h.setup);
+      FitBlocks(h.setup);
+    });
   }
 
   // Of a cache, or of a part of a wrapper.

@@ -30,8 +30,15 @@ std::int64_t FirstDifference(const TensorView& a, const TensorView& b,
     while (i < a.shape[0] && MaskAllows(a, i, j) == MaskAllows(b, i, j)) ++i;
     return i;
   }
-  const std::size_t size = SizeOf(a.dtype);
-  while (std::memcmp(a.at(i, j, k), b.at(i, j, k), size) == 0) ++i;
+  // Of blocks, the first of the block.
+  const std::int64_t step = IsBlockDType(a.dtype) ? kBlockElements : 1;
+  const auto size = static_cast<std::size_t>(RunBytes(a.dtype, step));
+  const std::byte* left = a.at(0, j, k);
+  const std::byte* right = b.at(0, j, k);
+  for (; std::memcmp(left, right, size) == 0; i += step) {
+    left += size;
+    right += size;
+  }
   return i;
 }
 
@@ -228,8 +235,7 @@ std::string Trio::Picture(std::string_view what, const TensorView& reference,
     const auto value = [&](const TensorView& tensor) {
       const auto& [i, j, k] = index;
       if (what != "mask") {
-        return fmt::format("{:g}",
-                           LoadElement(tensor.at(i, j, k), tensor.dtype));
+        return fmt::format("{:g}", LoadFrom(tensor, i, j, k));
       }
       switch (MaskElementAt(tensor, i, j)) {
         case MaskElement::kAllows:

@@ -26,8 +26,7 @@ inline Eigen::VectorXd Scores(const KvView& view, std::int64_t row,
     if (!MaskAllows(view.mask, cell, row)) continue;
     scores[cell] = 0;
     for (std::int64_t i = 0; i < query.size(); ++i) {
-      const std::byte* element = view.key.at(i, kv_head, cell);
-      scores[cell] += query[i] * LoadElement(element, view.key.dtype) * scale;
+      scores[cell] += query[i] * LoadFrom(view.key, i, kv_head, cell) * scale;
     }
   }
   return scores;
@@ -57,9 +56,9 @@ inline Eigen::MatrixXd Attend(const KvView& view, bool permuted_v,
       const double weight = std::exp(scores[cell] - most);
       sum += weight;
       for (std::int64_t i = 0; i < out.rows(); ++i) {
-        const std::byte* v = permuted_v ? values.at(cell, i, kv_head)
-                                        : values.at(i, kv_head, cell);
-        out(i, head) += weight * LoadElement(v, values.dtype);
+        const float v = permuted_v ? LoadFrom(values, cell, i, kv_head)
+                                   : LoadFrom(values, i, kv_head, cell);
+        out(i, head) += weight * v;
       }
     }
     if (sum != 0) out.col(head) /= sum;

@@ -187,12 +187,9 @@ class Pool final : public GuardedPaged {
   void CopyRow(const TensorView& row, DenseTensor& all, std::int64_t slot) {
     const TensorView to = Rows(all, slot, 1);
     for (std::int64_t j = 0; j < row.shape[1]; ++j) {
-      for (std::int64_t i = 0; i < row.shape[0]; ++i) {
-        // The rows are ours: only views of them are not to be written to.
-        CopyElement(row.at(i, j), row.dtype,
-                    const_cast<std::byte*>(to.at(i, j)),  // NOLINT
-                    to.dtype);
-      }
+      // The rows are ours: only views of them are not to be written to.
+      CopyRun(row, j, 0, 0, const_cast<std::byte*>(to.at(0, j)),  // NOLINT
+              to.stride[0], to.dtype);
     }
   }
 

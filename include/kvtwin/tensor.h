@@ -13,31 +13,58 @@
 
 namespace kvtwin {
 
-// Element types. Rows are of numbers, masks of any. Quantized blocks will join
-// here.
+// Element types. What the narrow ones do with a number is in docs/dtypes.md.
 enum class DType {
   kF32,
   kF16,
   kBF16,  // The upper half of an f32.
+  kF8,    // e4m3: 4 bits of exponent, 3 of mantissa, no infinities.
+  kQ8,    // q8_0: blocks of 32 elements, an f16 scale and 8 bits each.
+  kQ4,    // q4_0: the same with 4 bits.
   kBits,  // One bit for each element; see TensorView.
 };
 
-// Whether K and V rows can be of this type.
+// Whether K and V rows can be of this type, or masks.
 constexpr bool IsRowDType(DType dtype) { return dtype != DType::kBits; }
+constexpr bool IsMaskDType(DType dtype) {
+  return dtype <= DType::kBF16 || dtype == DType::kBits;
+}
 
-// Bytes of one element; 0 of kBits, whose elements have no address.
+// Whether elements are stored in blocks that share a scale.
+constexpr bool IsBlockDType(DType dtype) {
+  return dtype == DType::kQ8 || dtype == DType::kQ4;
+}
+
+// Elements of such a block. Runs of them are of whole blocks.
+inline constexpr std::int64_t kBlockElements = 32;
+
+// Bytes of one element; 0 where elements have no address: of kBits and blocks.
 constexpr std::size_t SizeOf(DType dtype) {
-  if (dtype == DType::kBits) return 0;
-  return dtype == DType::kF32 ? 4 : 2;
+  switch (dtype) {
+    case DType::kF32:
+      return 4;
+    case DType::kF16:
+    case DType::kBF16:
+      return 2;
+    case DType::kF8:
+      return 1;
+    default:
+      return 0;
+  }
 }
 
 // Bytes of `count` elements one after another; of kBits, whole 64-bit words.
 constexpr std::int64_t RunBytes(DType dtype, std::int64_t count) {
   if (dtype == DType::kBits) return (count + 63) / 64 * 8;
-  return count * static_cast<std::int64_t>(SizeOf(dtype));
+  if (!IsBlockDType(dtype)) {
+    return count * static_cast<std::int64_t>(SizeOf(dtype));
+  }
+  const int block = dtype == DType::kQ8 ? 2 + 32 : 2 + 16;
+  return (count + kBlockElements - 1) / kBlockElements * block;
 }
 
-// "f32", "f16", "bf16", "bits"; the other way, nothing for any other name.
+// "f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0", "bits"; the other way,
+// nothing for any other name.
 std::string_view DTypeName(DType dtype);
 std::optional<DType> DTypeFromName(std::string_view name);
 
@@ -52,6 +79,9 @@ using Shape = std::array<std::int64_t, 4>;
 // of byte i / 8 after at(0, j, k, l): so a 64-bit word, read as little-endian,
 // has element i in its bit i % 64. stride[0] is 0. Runs are whole 64-bit words,
 // on 8-byte boundaries; the bits of the last one past shape[0] are 0.
+//
+// Of kQ8 and kQ4, a run (j, k, l) is blocks of kBlockElements, one after
+// another, and shape[0] is a multiple of that. stride[0] is 0.
 struct TensorView {
   const void* data = nullptr;
   DType dtype = DType::kF32;

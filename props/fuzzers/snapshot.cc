@@ -4,6 +4,7 @@
 #include <array>
 
 #include "core/dense_tensor.h"
+#include "core/names.h"
 #include "props/fuzzers/fuzzers.h"
 #include "props/rows.h"
 
@@ -98,7 +99,7 @@ void DamageTensor(const Pick& pick, DenseTensor& tensor) {
   constexpr std::int64_t kMost = 1 << 16;
   const int way = pick(0, 3);
   if (way == 0) {
-    tensor.dtype = static_cast<DType>(pick(0, 3));
+    tensor.dtype = static_cast<DType>(pick(0, kDTypeNames.size() - 1));
   } else if (way == 1) {
     tensor.bytes.resize(static_cast<std::size_t>(pick(0, 40)));
     return;
@@ -115,8 +116,8 @@ void DamageTensor(const Pick& pick, DenseTensor& tensor) {
     elements *= std::clamp<std::int64_t>(extent, 0, 64);
   }
   if (elements <= kMost) {
-    tensor.bytes.resize(static_cast<std::size_t>(elements) *
-                        SizeOf(tensor.dtype));
+    tensor.bytes.resize(
+        static_cast<std::size_t>(RunBytes(tensor.dtype, elements)));
   }
 }
 

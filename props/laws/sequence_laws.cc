@@ -22,10 +22,24 @@ bool Done(const Call& call, CallKind kind) {
   return call.kind == kind && call.code == StatusCode::kOk;
 }
 
-// For K rows that are shifted in another number of steps.
+// For K rows that are shifted in another number of steps: six times what one
+// rounding changes, of the largest element. docs/dtypes.md has why; of q4_0 it
+// is the largest of a block, of the other sign, that is clipped.
 double ShiftSlack(const Setup& setup) {
-  if (setup.init.dtype == DType::kF32) return 1e-5;
-  return setup.init.dtype == DType::kF16 ? 3e-3 : 2.4e-2;
+  switch (setup.init.dtype) {
+    case DType::kF32:
+      return 1e-5;
+    case DType::kF16:
+      return 6 * 0x1p-11;
+    case DType::kBF16:
+      return 6 * 0x1p-8;
+    case DType::kF8:
+      return 6 * 0x1p-4;
+    case DType::kQ8:
+      return 6 * 0.5625 / 127;
+    default:
+      return 6 * 1.004 / 8;
+  }
 }
 
 bool CanShift(const Setup& setup) {
@@ -413,6 +427,8 @@ LawResult ShiftBack(const History& history, const Subject& subject) {
   setup = WithoutEviction(setup, 8);
   LawResult result;
   for (const int distance : {1, 2, 5, 700}) {
+    // f8 would not hold what the rows are shifted to.
+    if (setup.init.dtype == DType::kF8 && distance > 448) continue;
     ++result.judged;
     if (auto wrong = ShiftedAndBack(setup, distance, subject)) {
       return {1, fmt::format("shifted by {} and back: {}", distance, *wrong)};

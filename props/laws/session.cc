@@ -102,10 +102,20 @@ std::string TokensText(const SeenRow& row) {
   return fmt::format("positions [{}]", fmt::join(positions, " "));
 }
 
-double Largest(const std::vector<std::byte>& row, DType dtype) {
+// A stored row as numbers.
+std::vector<float> Numbers(const std::vector<std::byte>& row, DType dtype) {
+  const std::int64_t step = IsBlockDType(dtype) ? kBlockElements : 1;
+  const std::int64_t count = std::ssize(row) / RunBytes(dtype, step) * step;
+  std::vector<float> numbers(static_cast<std::size_t>(count));
+  WriteDense(DenseView(row.data(), dtype, {count, 1, 1, 1}), DType::kF32,
+             std::as_writable_bytes(std::span(numbers)).data());
+  return numbers;
+}
+
+double Largest(const std::vector<float>& numbers) {
   double largest = 0;
-  for (std::size_t at = 0; at < row.size(); at += SizeOf(dtype)) {
-    const double size = std::fabs(LoadElement(&row[at], dtype));
+  for (const float number : numbers) {
+    const double size = std::fabs(number);
     if (std::isfinite(size)) largest = std::max(largest, size);
   }
   return largest;
@@ -116,11 +126,12 @@ bool Close(const std::vector<std::byte>& left,
            double size) {
   if (left == right) return true;
   if (slack == 0 || left.size() != right.size()) return false;
-  const double most =
-      slack * std::max({size, Largest(left, dtype), Largest(right, dtype)});
-  for (std::size_t at = 0; at < left.size(); at += SizeOf(dtype)) {
-    const double a = LoadElement(&left[at], dtype);
-    const double b = LoadElement(&right[at], dtype);
+  const std::vector<float> lefts = Numbers(left, dtype);
+  const std::vector<float> rights = Numbers(right, dtype);
+  const double most = slack * std::max({size, Largest(lefts), Largest(rights)});
+  for (std::size_t i = 0; i < lefts.size(); ++i) {
+    const double a = lefts[i];
+    const double b = rights[i];
     const bool both_nan = std::isnan(a) && std::isnan(b);
     if (!both_nan && a != b && !(std::fabs(a - b) <= most)) return false;
   }

@@ -45,10 +45,11 @@ LawResult DefragIsInvisible(const History& history, const Subject& subject) {
                  PlayPlain);
 }
 
-// The same elements with gaps of one element between them.
+// The same elements with gaps of one element between them; of blocks, runs.
 TensorView Gapped(const DenseTensor& dense, std::vector<std::byte>& memory) {
   TensorView view = dense.view();
-  const std::size_t size = SizeOf(dense.dtype);
+  const auto size = static_cast<std::size_t>(
+      IsBlockDType(dense.dtype) ? view.stride[1] : view.stride[0]);
   memory.assign(2 * dense.bytes.size(), std::byte{0xFF});
   for (std::size_t at = 0; at < dense.bytes.size(); at += size) {
     std::memcpy(&memory[2 * at], &dense.bytes[at], size);
@@ -64,10 +65,12 @@ LawResult Layouts(const History& history, const Subject& subject) {
   if (!left) return {};
   Setup other = script.setup;
   other.config.permuted_v = !other.config.permuted_v;
+  FitBlocks(other);
   // The next one.
-  const auto mask_dtype = static_cast<std::size_t>(other.config.mask_dtype);
+  const auto* mask_dtype =
+      std::ranges::find(kMaskDTypes, other.config.mask_dtype);
   other.config.mask_dtype =
-      static_cast<DType>((mask_dtype + 1) % kDTypeNames.size());
+      mask_dtype + 1 == kMaskDTypes.end() ? kMaskDTypes[0] : mask_dtype[1];
   other.config.mask_batch_padding = 3;
   if (!left->HasEncoder()) other.config.cache_padding *= 3;
   const Play gapped = [](Session& session, const Script& of, std::size_t i) {
@@ -137,16 +140,19 @@ LawResult Padding(const History& history, const Subject& subject) {
   return result;
 }
 
-// A format of 16 bits: a sign, an exponent and `digits` bits of mantissa.
+// A format of 16 or 8 bits: a sign, an exponent and `digits` bits of mantissa.
 struct Format {
   int digits;
   int bias;
-  int infinity;  // Its bits.
+  int sign;      // Its bit.
+  int infinity;  // Its bits; of f8, which has none, those of a NaN.
+  bool saturates = false;
 };
 
 Format FormatOf(DType dtype) {
-  if (dtype == DType::kF16) return {10, 15, 0x7C00};
-  return {7, 127, 0x7F80};
+  if (dtype == DType::kF16) return {10, 15, 0x8000, 0x7C00};
+  if (dtype == DType::kBF16) return {7, 127, 0x8000, 0x7F80};
+  return {3, 7, 0x80, 0x7F, true};
 }
 
 // The number that these bits are; for infinity, the one after the last.
@@ -160,11 +166,15 @@ double ValueOf(const Format& format, int bits) {
 
 // Whether `rounded` is `value`, rounded to the nearest, ties to even.
 bool IsRounded(const Format& format, float value, std::uint16_t rounded) {
-  const int bits = rounded & 0x7FFF;
+  const int bits = rounded & (format.sign - 1);
   const int infinity = format.infinity;
-  if (std::isnan(value)) return bits > infinity;
-  if (bits > infinity || std::signbit(value) != (rounded > 0x7FFF)) {
+  const int nan = infinity + (format.saturates ? 0 : 1);  // The first.
+  if (std::isnan(value)) return bits >= nan;
+  if (bits >= nan || std::signbit(value) != (rounded >= format.sign)) {
     return false;
+  }
+  if (format.saturates && std::fabs(value) >= ValueOf(format, nan - 1)) {
+    return bits == nan - 1;
   }
   const double size = std::fabs(static_cast<double>(value));
   const double distance = std::fabs(size - ValueOf(format, bits));
@@ -178,16 +188,51 @@ bool IsRounded(const Format& format, float value, std::uint16_t rounded) {
   return true;
 }
 
+// Whether a block holds these numbers, as near as docs/dtypes.md has it.
+bool IsQuantized(DType dtype, std::span<const float> values,
+                 const DenseTensor& block) {
+  double largest = 0;
+  bool finite = true;
+  for (const float value : values) {
+    finite = finite && std::isfinite(value);
+    largest = std::max(largest, std::fabs(static_cast<double>(value)));
+  }
+  const double steps = dtype == DType::kQ8 ? 127 : 8;
+  // Half of the scale, and what f16 changes of it; of q4_0 once more the half,
+  // for the largest number but for its sign. (No scale of a test is infinite.)
+  const double near = dtype == DType::kQ8 ? 0.5 : 1;
+  const double most =
+      largest / steps * (near + steps * 0x1p-11) * (1 + 1e-6) + steps * 0x1p-25;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double stored = LoadFrom(block.view(), static_cast<std::int64_t>(i));
+    if (finite != std::isfinite(stored)) return false;
+    if (finite && std::fabs(stored - values[i]) > most) return false;
+  }
+  return true;
+}
+
 // `narrow` is of `dtype`, `wide` of f32.
 bool IsRounded(DType dtype, const std::vector<std::byte>& wide,
                const std::vector<std::byte>& narrow) {
-  if (wide.size() != 2 * narrow.size()) return false;
-  for (std::size_t at = 0; at < narrow.size(); at += 2) {
-    float value;
-    std::uint16_t half;
-    std::memcpy(&value, &wide[2 * at], sizeof(value));
-    std::memcpy(&half, &narrow[at], sizeof(half));
-    if (!IsRounded(FormatOf(dtype), value, half)) return false;
+  std::vector<float> values(wide.size() / sizeof(float));
+  std::memcpy(values.data(), wide.data(), wide.size());
+  const std::size_t step = IsBlockDType(dtype) ? kBlockElements : 1;
+  const auto size =
+      static_cast<std::size_t>(RunBytes(dtype, static_cast<int>(step)));
+  if (values.size() * size != narrow.size() * step) return false;
+  const std::byte* at = narrow.data();
+  for (std::size_t i = 0; i < values.size(); i += step, at += size) {
+    if (step > 1) {
+      const DenseTensor block = {
+          dtype, {kBlockElements, 1, 1, 1}, {at, at + size}};
+      if (!IsQuantized(dtype, std::span(values).subspan(i, step), block)) {
+        return false;
+      }
+      continue;
+    }
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, at, size);
+    if (!IsRounded(FormatOf(dtype), values[i], bits)) return false;
   }
   return true;
 }
@@ -219,7 +264,7 @@ std::optional<std::string> StoredAsPut(Session& session, const Call& put) {
   return std::nullopt;
 }
 
-// A cache of 16 bits and an f32 one get the same rows; no row is shifted.
+// A narrow cache and an f32 one get the same rows; no row is shifted.
 LawResult Rounding(const History& history, const Subject& subject) {
   History unshifted = history;
   unshifted.setup.legal = false;
@@ -515,9 +560,8 @@ std::vector<Law> StorageLaws() {
        "mask is 0 or -inf, extra rows -inf.",
        Padding},
       {"rounding",
-       "A row comes back as it was put, bit for bit; f32 rows in a cache of 16 "
-       "bits "
-       "rounded once, ties to even.",
+       "A row comes back as it was put, bit for bit; f32 rows in a narrower "
+       "cache rounded once, ties to even; in blocks as near as they can be.",
        Rounding},
       {"poison_never_shows",
        "What is written over the rows of free cells is never seen.",

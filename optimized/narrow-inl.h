@@ -1,13 +1,13 @@
-// Vectors of f32 to f16 and bf16, and back, for files that Highway compiles
+// Vectors of f32 to f16, bf16 and f8, and back, for files that Highway compiles
 // once for each target (see targets.h). The results do not depend on the
 // target.
 
 // Once for each target: the toggle is defined in every other round.
-#if defined(KVTWIN_OPTIMIZED_HALF_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef KVTWIN_OPTIMIZED_HALF_INL_H_
-#undef KVTWIN_OPTIMIZED_HALF_INL_H_
+#if defined(KVTWIN_OPTIMIZED_NARROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVTWIN_OPTIMIZED_NARROW_INL_H_
+#undef KVTWIN_OPTIMIZED_NARROW_INL_H_
 #else
-#define KVTWIN_OPTIMIZED_HALF_INL_H_
+#define KVTWIN_OPTIMIZED_NARROW_INL_H_
 #endif
 
 #include <cstdint>
@@ -166,13 +166,73 @@ HWY_INLINE hn::Vec<D> FromUpper(D d, hn::Vec<HalvesOf<D>> value) {
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(IntsOf<D>(), value)));
 }
 
-// The formats of 16 bits. The magnitudes of NaNs are above kInfinity; those of
-// quiet ones above kLastSignaling, kQuiet being the first.
-struct HalfFormat {
-  static constexpr std::int16_t kInfinity = 0x7C00;
-  static constexpr std::int16_t kLastSignaling = 0x7DFF;
-  static constexpr std::uint16_t kQuiet = 0x7E00;
+template <class D>
+using BytesOf = hn::Rebind<std::uint8_t, D>;
 
+// e4m3, in integers as above. Beyond 448 it is 448; any NaN becomes 0x7F and
+// its sign.
+template <class D>
+HWY_INLINE hn::Vec<BytesOf<D>> RoundedToF8(D d, hn::Vec<D> value) {
+  const IntsOf<D> ints;
+  const auto bits = hn::BitCast(ints, value);
+  const auto magnitude = hn::And(bits, hn::Set(ints, INT32_MAX));
+  const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(ints, 0x80));
+
+  const auto odd = hn::And(hn::ShiftRight<20>(magnitude), hn::Set(ints, 1));
+  const auto rounding = hn::Set(ints, ((7 - 127) * (1 << 23)) + 0x7FFFF);
+  const auto normal =
+      hn::ShiftRight<20>(hn::Add(hn::Add(magnitude, rounding), odd));
+
+  // Below 2^-6: the last place of 2^14 is that of a subnormal.
+  const auto large = hn::Set(d, 16384.0f);
+  const auto tiny =
+      hn::Sub(hn::BitCast(ints, hn::Add(hn::BitCast(d, magnitude), large)),
+              hn::BitCast(ints, large));
+
+  const auto first_normal = hn::Set(ints, (127 - 6) << 23);
+  const auto largest = hn::BitCast(ints, hn::Set(d, 448.0f));
+  const auto infinity = hn::Set(ints, 0xFF << 23);
+  const auto special = hn::IfThenElse(hn::Gt(magnitude, infinity),
+                                      hn::Set(ints, 0x7F), hn::Set(ints, 0x7E));
+  auto result = hn::IfThenElse(hn::Gt(first_normal, magnitude), tiny, normal);
+  result = hn::IfThenElse(hn::Gt(largest, magnitude), result, special);
+  return hn::DemoteTo(BytesOf<D>(), hn::Or(result, sign));
+}
+
+// Exact. A NaN becomes the quiet one, and its sign.
+template <class D>
+HWY_INLINE hn::Vec<D> FromF8(D d, hn::Vec<BytesOf<D>> value) {
+  const IntsOf<D> ints;
+  const auto bits = hn::PromoteTo(ints, value);
+  const auto magnitude = hn::ShiftLeft<20>(hn::And(bits, hn::Set(ints, 0x7F)));
+  const auto sign = hn::ShiftLeft<24>(hn::And(bits, hn::Set(ints, 0x80)));
+  const auto normal = hn::Add(magnitude, hn::Set(ints, (127 - 7) << 23));
+  const auto first = hn::Set(ints, (127 - 6) << 23);
+  const auto tiny =
+      hn::BitCast(ints, hn::Sub(hn::BitCast(d, hn::Add(magnitude, first)),
+                                hn::BitCast(d, first)));
+  const auto first_normal = hn::Set(ints, 8 << 20);
+  const auto last_finite = hn::Set(ints, 0x7E << 20);
+  auto result = hn::IfThenElse(hn::Gt(first_normal, magnitude), tiny, normal);
+  result = hn::IfThenElse(hn::Gt(magnitude, last_finite),
+                          hn::Set(ints, 0x7FC00000), result);
+  return hn::BitCast(d, hn::Or(result, sign));
+}
+
+// The formats, as kernels see them: T is how an element is stored, kQuiet the
+// NaN that a number becomes.
+struct HalfFormat {
+  using T = std::uint16_t;
+  static constexpr T kQuiet = 0x7E00;
+
+  template <class D>
+  HWY_INLINE static hn::Mask<HalvesOf<D>> IsNaN(D d, hn::Vec<HalvesOf<D>> v) {
+    return IsAbove(d, v, 0x7C00);
+  }
+  template <class D>
+  HWY_INLINE static hn::Mask<HalvesOf<D>> IsQuiet(D d, hn::Vec<HalvesOf<D>> v) {
+    return IsAbove(d, v, 0x7DFF);
+  }
   // To the nearest, ties to even. Any NaN becomes some NaN.
   template <class D>
   HWY_INLINE static hn::Vec<HalvesOf<D>> Rounded(D d, hn::Vec<D> value) {
@@ -196,10 +256,17 @@ struct HalfFormat {
 };
 
 struct UpperFormat {
-  static constexpr std::int16_t kInfinity = 0x7F80;
-  static constexpr std::int16_t kLastSignaling = 0x7FBF;
-  static constexpr std::uint16_t kQuiet = 0x7FC0;
+  using T = std::uint16_t;
+  static constexpr T kQuiet = 0x7FC0;
 
+  template <class D>
+  HWY_INLINE static hn::Mask<HalvesOf<D>> IsNaN(D d, hn::Vec<HalvesOf<D>> v) {
+    return IsAbove(d, v, 0x7F80);
+  }
+  template <class D>
+  HWY_INLINE static hn::Mask<HalvesOf<D>> IsQuiet(D d, hn::Vec<HalvesOf<D>> v) {
+    return IsAbove(d, v, 0x7FBF);
+  }
   template <class D>
   HWY_INLINE static hn::Vec<HalvesOf<D>> Rounded(D d, hn::Vec<D> value) {
     return RoundedToUpper(d, value);
@@ -218,7 +285,38 @@ struct UpperFormat {
   }
 };
 
+struct F8Format {
+  using T = std::uint8_t;
+  static constexpr T kQuiet = 0x7F;
+
+  template <class D>
+  HWY_INLINE static hn::Mask<BytesOf<D>> IsNaN(D, hn::Vec<BytesOf<D>> v) {
+    const auto quiet = hn::Set(BytesOf<D>(), kQuiet);
+    return hn::Eq(hn::And(v, quiet), quiet);
+  }
+  template <class D>
+  HWY_INLINE static hn::Mask<BytesOf<D>> IsQuiet(D d, hn::Vec<BytesOf<D>> v) {
+    return IsNaN(d, v);
+  }
+  template <class D>
+  HWY_INLINE static hn::Vec<BytesOf<D>> Rounded(D d, hn::Vec<D> value) {
+    return RoundedToF8(d, value);
+  }
+  template <class D>
+  HWY_INLINE static hn::Vec<BytesOf<D>> Canonical(D d, hn::Vec<D> value) {
+    return RoundedToF8(d, value);
+  }
+  template <class D>
+  HWY_INLINE static hn::Vec<D> Floats(D d, hn::Vec<BytesOf<D>> value) {
+    return FromF8(d, value);
+  }
+  template <class D>
+  HWY_INLINE static hn::Vec<D> Exact(D d, hn::Vec<BytesOf<D>> value) {
+    return FromF8(d, value);
+  }
+};
+
 }  // namespace kvtwin::optimized::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // KVTWIN_OPTIMIZED_HALF_INL_H_
+#endif  // KVTWIN_OPTIMIZED_NARROW_INL_H_
