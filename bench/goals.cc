@@ -130,6 +130,7 @@ int RunGoals(const GoalOptions& options) {
   PutGoals(goals);
   MoveGoals(goals);
   MetadataGoals(goals);
+  SaveGoals(goals);
   ChatGoals(goals);
   const std::vector<Goal>& rows = goals.rows();
   const auto met = std::ranges::count(rows, true, &Goal::met);

@@ -78,6 +78,7 @@ void FindGoals(Goals& goals);
 void PutGoals(Goals& goals);
 void MoveGoals(Goals& goals);
 void MetadataGoals(Goals& goals);
+void SaveGoals(Goals& goals);
 void ChatGoals(Goals& goals);
 
 // "4k", "1M".

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
+#include "core/huge_pages.h"
 #include "core/refusals.h"
 
 namespace kvtwin {
@@ -84,7 +85,9 @@ void SaveRows(TensorView all, const std::vector<CellEntry>& entries,
   out.dtype = all.dtype;
   out.shape = all.shape;
   out.shape[2] = CountHeld(entries);
-  out.bytes.resize(DenseBytes(out.dtype, out.shape));
+  const std::size_t bytes = DenseBytes(out.dtype, out.shape);
+  ReserveHugePages(bytes, out.bytes);
+  out.bytes.resize(bytes);
   std::byte* to = out.bytes.data();
   const TensorView row = Slice(all, 2, 0);
   const auto row_bytes = DenseBytes(row.dtype, row.shape);

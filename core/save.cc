@@ -6,19 +6,26 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <filesystem>
+#include <functional>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "core/huge_pages.h"
 #include "core/json_line.h"
 #include "core/refusals.h"
 
@@ -93,12 +100,12 @@ void AddMetadata(const CacheState& state, const std::string& path,
   }
 }
 
-// All but the tensors: their number of bytes, padded to lines of 8, and JSON.
-std::string HeaderOf(const CacheState& state, const std::vector<Piece>& pieces,
-                     std::uint64_t checksum) {
-  std::string text =
-      fmt::format(R"({{"__metadata__":{{"kvtwin_state":"{}","xxh3":"{:016x}")",
-                  kVersion, checksum);
+// All but the tensors, as JSON, padded to 8 bytes.
+std::string HeaderOf(const CacheState& state, std::string_view model,
+                     const std::vector<Piece>& pieces, std::uint64_t checksum) {
+  std::string text = fmt::format(
+      R"({{"__metadata__":{{"kvtwin_state":"{}","model":{},"xxh3":"{:016x}")",
+      kVersion, JsonString(std::string(model)), checksum);
   AddMetadata(state, "", text);
   text += '}';
   std::size_t at = 0;
@@ -114,17 +121,93 @@ std::string HeaderOf(const CacheState& state, const std::vector<Piece>& pieces,
   return text;
 }
 
-// With the checksum of the tensors, and of the header as it is without one.
-std::string HeaderOf(const CacheState& state,
-                     const std::vector<Piece>& pieces) {
-  std::uint64_t checksum = 0;
-  for (const Piece& piece : pieces) {
-    checksum =
-        XXH3_64bits_withSeed(piece.bytes.data(), piece.bytes.size(), checksum);
+// With the checksum of what the pieces' are, and of the header as it is without
+// one.
+std::string HeaderOf(const CacheState& state, std::string_view model,
+                     const std::vector<Piece>& pieces,
+                     const std::vector<std::uint64_t>& checksums) {
+  const std::string bare = HeaderOf(state, model, pieces, 0);
+  const auto all = std::as_bytes(std::span(checksums));
+  return HeaderOf(state, model, pieces,
+                  XXH3_64bits_withSeed(bare.data(), bare.size(),
+                                       XXH3_64bits(all.data(), all.size())));
+}
+
+// Calls does(i) for all i < count, on a few threads, whatever the number of
+// processors: most of the time they wait for a disk. What they throw is thrown
+// here.
+template <class Does>
+void ForEachInParallel(std::size_t count, const Does& does) {
+  constexpr std::size_t kThreadsMax = 8;
+  std::atomic<std::size_t> next = 0;
+  std::exception_ptr thrown;
+  std::once_flag once;
+  const auto work = [&] {
+    try {
+      for (std::size_t i = next++; i < count; i = next++) does(i);
+    } catch (...) {
+      std::call_once(once, [&] { thrown = std::current_exception(); });
+    }
+  };
+  std::vector<std::thread> threads;
+  while (threads.size() + 1 < std::min(count, kThreadsMax)) {
+    threads.emplace_back(work);
   }
-  const std::string bare = HeaderOf(state, pieces, 0);
-  checksum = XXH3_64bits_withSeed(bare.data(), bare.size(), checksum);
-  return HeaderOf(state, pieces, checksum);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  if (thrown) std::rethrow_exception(thrown);
+}
+
+// The checksum of `size` bytes, of which next(begin, size) gives each part in
+// turn, or nothing if it cannot: then there is none. Parts are so small that
+// they are still in the caches when they are checked.
+template <class Next>
+std::optional<std::uint64_t> Checksum(std::size_t size, const Next& next) {
+  constexpr std::size_t kPart = std::size_t{1} << 20;
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (std::size_t at = 0; at < size; at += kPart) {
+    const std::size_t part = std::min(kPart, size - at);
+    const std::byte* bytes = next(at, part);
+    if (bytes == nullptr) return std::nullopt;
+    XXH3_64bits_update(&state, bytes, part);
+  }
+  return XXH3_64bits_digest(&state);
+}
+
+// Writes
+// ------------------------------------------------------------------------
+
+// Puts bytes where they belong; several threads may, at once. False if they
+// cannot be put there.
+using WriteFn =
+    std::function<bool(std::size_t at, std::span<const std::byte> bytes)>;
+
+// `pieces` are those of the state.
+bool WriteState(const CacheState& state, std::string_view model,
+                const std::vector<Piece>& pieces, const WriteFn& write) {
+  const std::uint64_t length = HeaderOf(state, model, pieces, 0).size();
+  std::vector<std::size_t> begins;
+  std::size_t end = kLengthBytes + length;
+  for (const Piece& piece : pieces) {
+    begins.push_back(end);
+    end += piece.bytes.size();
+  }
+  std::vector<std::uint64_t> checksums(pieces.size());
+  std::atomic<bool> done = true;
+  ForEachInParallel(pieces.size(), [&](std::size_t i) {
+    const std::span<const std::byte> bytes = pieces[i].bytes;
+    const auto checksum =
+        Checksum(bytes.size(), [&](std::size_t at, std::size_t size) {
+          const auto part = bytes.subspan(at, size);
+          return write(begins[i] + at, part) ? part.data() : nullptr;
+        });
+    if (!checksum) done = false;
+    checksums[i] = checksum.value_or(0);
+  });
+  const std::string header = HeaderOf(state, model, pieces, checksums);
+  return done && write(0, std::as_bytes(std::span(&length, 1))) &&
+         write(kLengthBytes, std::as_bytes(std::span(header)));
 }
 
 // Reads
@@ -192,8 +275,8 @@ DenseTensor* TensorOf(std::string_view name, CacheState& state) {
   return name == "value" ? &state.layers[layer].value : nullptr;
 }
 
-bool FillTensor(const TensorHeader& header, std::span<const std::byte> bytes,
-                DenseTensor& tensor) {
+// All but its bytes.
+bool FillTensor(const TensorHeader& header, DenseTensor& tensor) {
   if (header.shape.size() != 4) return false;
   double size = 1;
   if (header.dtype != kBytes) {
@@ -210,36 +293,54 @@ bool FillTensor(const TensorHeader& header, std::span<const std::byte> bytes,
     tensor.shape[i] = static_cast<std::int64_t>(extent);
     size *= extent;
   }
-  if (size != static_cast<double>(bytes.size())) return false;
+  if (size != static_cast<double>(header.end - header.begin)) return false;
   if (IsBlockDType(tensor.dtype)) {
     const std::int64_t block = RunBytes(tensor.dtype, kBlockElements);
     if (tensor.shape[0] % block != 0) return false;
     tensor.shape[0] = tensor.shape[0] / block * kBlockElements;
   }
-  tensor.bytes.assign(bytes.begin(), bytes.end());
   return true;
 }
 
-// Whether the tensor of that name is in the state now.
-bool Fill(std::string_view name, const TensorHeader& header,
-          std::span<const std::byte> bytes, CacheState& all) {
-  CacheState* state = StateOf(name, all);
-  if (state == nullptr) return false;
-  if (name == "cells") {
-    if (bytes.size() % sizeof(CellEntry) != 0) return false;
-    state->cells.resize(bytes.size() / sizeof(CellEntry));
-    if (!bytes.empty()) {
-      std::memcpy(state->cells.data(), bytes.data(), bytes.size());
+// Where bytes of a file belong.
+struct Target {
+  std::size_t begin = 0;
+  std::size_t size = 0;
+  std::vector<CellEntry>* cells = nullptr;  // Of the right size.
+  std::vector<std::byte>* rows = nullptr;   // Or these: grow with each part.
+
+  std::span<std::byte> Part(std::size_t at, std::size_t bytes) const {
+    if (cells != nullptr) {
+      return std::as_writable_bytes(std::span(*cells)).subspan(at, bytes);
     }
-    return true;
+    rows->resize(at + bytes);
+    return std::span(*rows).last(bytes);
+  }
+};
+
+// Of the tensor of that name, whose shape the state then has; nothing if it is
+// none.
+std::optional<Target> TargetOf(std::string_view name,
+                               const TensorHeader& header, CacheState& all) {
+  CacheState* state = StateOf(name, all);
+  if (state == nullptr) return std::nullopt;
+  Target target = {header.begin, header.end - header.begin};
+  if (name == "cells") {
+    if (target.size % sizeof(CellEntry) != 0) return std::nullopt;
+    state->cells.resize(target.size / sizeof(CellEntry));
+    target.cells = &state->cells;
+    return target;
   }
   DenseTensor* tensor = TensorOf(name, *state);
-  return tensor != nullptr && FillTensor(header, bytes, *tensor);
+  if (tensor == nullptr || !FillTensor(header, *tensor)) return std::nullopt;
+  target.rows = &tensor->bytes;
+  return target;
 }
 
 bool FillMetadata(std::string_view name, std::string_view text,
                   CacheState& all) {
   if (name == "kvtwin_state") return text == kVersion;
+  if (name == "model") return true;
   if (name == "xxh3") return true;  // The header is written again, with it.
   CacheState* state = StateOf(name, all);
   if (state == nullptr) return false;
@@ -287,65 +388,55 @@ class File {
   bool is_open() const { return descriptor_ >= 0; }
   int descriptor() const { return descriptor_; }
 
-  bool Write(std::span<const std::byte> bytes) const {
+  // As WriteFn. What is written is on its way to the disk from then on.
+  bool Write(std::size_t at, std::span<const std::byte> bytes) const {
     while (!bytes.empty()) {
-      const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
+      const ssize_t written = ::pwrite(descriptor_, bytes.data(), bytes.size(),
+                                       static_cast<off_t>(at));
       if (written <= 0) return false;
+#ifdef SYNC_FILE_RANGE_WRITE
+      // A hint: fsync is what counts.
+      static_cast<void>(::sync_file_range(descriptor_, static_cast<off_t>(at),
+                                          written, SYNC_FILE_RANGE_WRITE));
+#endif
+      at += static_cast<std::size_t>(written);
       bytes = bytes.subspan(static_cast<std::size_t>(written));
     }
     return true;
   }
 
-  // Up to so many bytes.
-  std::vector<std::byte> Read(std::size_t most) const {
-    std::vector<std::byte> bytes(most);
-    std::size_t at = 0;
-    ssize_t read = 1;
-    while (read > 0) {
-      read = ::read(descriptor_, bytes.data() + at, most - at);
-      at += static_cast<std::size_t>(std::max<ssize_t>(read, 0));
+  // As ReadFn.
+  bool Read(std::size_t at, std::span<std::byte> bytes) const {
+    while (!bytes.empty()) {
+      const ssize_t read = ::pread(descriptor_, bytes.data(), bytes.size(),
+                                   static_cast<off_t>(at));
+      if (read <= 0) return false;
+      at += static_cast<std::size_t>(read);
+      bytes = bytes.subspan(static_cast<std::size_t>(read));
     }
-    bytes.resize(at);
-    return bytes;
+    return true;
   }
 
  private:
   int descriptor_;
 };
 
-}  // namespace
+// Reads
+// ------------------------------------------------------------------------
 
-std::vector<std::byte> StateToBytes(const CacheState& state) {
-  std::vector<Piece> pieces;
-  AddPieces(state, "", pieces);
-  const std::string header = HeaderOf(state, pieces);
-  const std::uint64_t length = header.size();
-  std::vector<std::byte> bytes(kLengthBytes);
-  std::memcpy(bytes.data(), &length, kLengthBytes);
-  const auto append = [&](std::span<const std::byte> more) {
-    bytes.insert(bytes.end(), more.begin(), more.end());
-  };
-  append(std::as_bytes(std::span(header)));
-  for (const Piece& piece : pieces) append(piece.bytes);
-  return bytes;
-}
+// Gets bytes from where they are; several threads may, at once. False if they
+// cannot be had.
+using ReadFn = std::function<bool(std::size_t at, std::span<std::byte> bytes)>;
 
-Result<CacheState> StateFromBytes(std::span<const std::byte> bytes) {
-  std::uint64_t length = 0;
-  if (bytes.size() < kLengthBytes) return Damaged("it is too short");
-  std::memcpy(&length, bytes.data(), kLengthBytes);
-  if (length > std::min(bytes.size() - kLengthBytes, kHeaderMax)) {
-    return Damaged("its header is too long");
-  }
-  const auto data = bytes.subspan(kLengthBytes + length);
-  const std::string header(
-      reinterpret_cast<const char*>(bytes.data() + kLengthBytes), length);
-  JsonValue object;
-  if (std::string why = ParseJsonLine(header, object); !why.empty()) {
-    return Damaged(why);
-  }
-  CacheState state;
-  std::size_t filled = 0;
+struct Entry {
+  std::string_view name;
+  TensorHeader header;
+};
+
+// The tensors of a header, and in the state what the metadata has.
+Status ReadEntries(const JsonValue& object, std::size_t data_bytes,
+                   std::vector<Entry>& entries, CacheState& state) {
+  std::size_t bytes = 0;
   for (std::size_t i = 0; i < object.keys.size(); ++i) {
     const std::string& key = object.keys[i];
     const JsonValue& value = object.items[i];
@@ -358,38 +449,141 @@ Result<CacheState> StateFromBytes(std::span<const std::byte> bytes) {
       }
       continue;
     }
-    const auto tensor = ReadTensorHeader(value, data.size());
-    if (tensor) filled += tensor->end - tensor->begin;
-    if (!tensor || filled > data.size() ||
-        !Fill(key, *tensor,
-              data.subspan(tensor->begin, tensor->end - tensor->begin),
-              state)) {
+    const auto header = ReadTensorHeader(value, data_bytes);
+    std::string_view name = key;
+    if (header) bytes += header->end - header->begin;
+    if (!header || bytes > data_bytes || StateOf(name, state) == nullptr) {
       return Damaged(
           fmt::format("its tensor '{}' is wrong", Printable(key, 60)));
     }
+    entries.push_back({key, *header});
   }
+  if (bytes != data_bytes) return Damaged("it has other bytes as well");
+  return {};
+}
+
+// Fills the state's tensors. `checksums` are theirs, in the order of entries.
+Status ReadTensors(const std::vector<Entry>& entries, std::size_t data_begin,
+                   const ReadFn& read, CacheState& state,
+                   std::vector<std::uint64_t>& checksums) {
+  std::vector<Target> targets;
+  std::set<const void*> places;
+  for (const auto& [name, header] : entries) {
+    const auto target = TargetOf(name, header, state);
+    const void* place = nullptr;
+    if (target && target->cells != nullptr) place = target->cells;
+    if (target && target->rows != nullptr) place = target->rows;
+    if (!target || !places.insert(place).second) {
+      return Damaged(
+          fmt::format("its tensor '{}' is wrong", Printable(name, 60)));
+    }
+    targets.push_back(*target);
+  }
+  checksums.resize(targets.size());
+  std::atomic<bool> done = true;
+  ForEachInParallel(targets.size(), [&](std::size_t i) {
+    const Target& target = targets[i];
+    if (target.rows != nullptr) ReserveHugePages(target.size, *target.rows);
+    const auto checksum =
+        Checksum(target.size, [&](std::size_t at, std::size_t size) {
+          const auto part = target.Part(at, size);
+          const bool has = read(data_begin + target.begin + at, part);
+          return has ? part.data() : nullptr;
+        });
+    if (!checksum) done = false;
+    checksums[i] = checksum.value_or(0);
+  });
+  return done ? Status() : Damaged("it cannot be read to its end");
+}
+
+Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
+                             std::string_view model) {
+  std::uint64_t length = 0;
+  if (size < kLengthBytes ||
+      !read(0, std::as_writable_bytes(std::span(&length, 1)))) {
+    return Damaged("it is too short");
+  }
+  if (length > std::min(size - kLengthBytes, kHeaderMax)) {
+    return Damaged("its header is too long");
+  }
+  std::string header(length, ' ');
+  if (!read(kLengthBytes, std::as_writable_bytes(std::span(header)))) {
+    return Damaged("it is too short");
+  }
+  JsonValue object;
+  if (std::string why = ParseJsonLine(header, object); !why.empty()) {
+    return Damaged(why);
+  }
+  const JsonValue* metadata = object.Find("__metadata__");
+  const JsonValue* of = metadata == nullptr ? nullptr : metadata->Find("model");
+  if (of == nullptr) return Damaged("it names no model");
+  if (of->text != model) {
+    return Invalid("the state is of model '{}', not of '{}'",
+                   Printable(of->text, 200), Printable(model, 200));
+  }
+  const std::size_t data_begin = kLengthBytes + length;
+  CacheState state;
+  std::vector<Entry> entries;
+  std::vector<std::uint64_t> checksums;
+  Status status = ReadEntries(object, size - data_begin, entries, state);
+  if (status.ok()) {
+    status = ReadTensors(entries, data_begin, read, state, checksums);
+  }
+  if (!status.ok()) return status;
   // What is read must be what is written, to the byte: so the checksum holds.
   std::vector<Piece> pieces;
   AddPieces(state, "", pieces);
-  if (filled != data.size() || HeaderOf(state, pieces) != header) {
+  if (pieces.size() != checksums.size() ||
+      HeaderOf(state, model, pieces, checksums) != header) {
     return Damaged("its checksum does not hold");
   }
   return state;
 }
 
-Status SaveState(const CacheState& state, const std::string& path) {
+}  // namespace
+
+std::vector<std::byte> StateToBytes(const CacheState& state,
+                                    std::string_view model) {
   std::vector<Piece> pieces;
   AddPieces(state, "", pieces);
-  const std::string header = HeaderOf(state, pieces);
-  const std::uint64_t length = header.size();
+  std::size_t size = kLengthBytes + HeaderOf(state, model, pieces, 0).size();
+  for (const Piece& piece : pieces) size += piece.bytes.size();
+  std::vector<std::byte> all(size);
+  WriteState(state, model, pieces,
+             [&](std::size_t at, std::span<const std::byte> bytes) {
+               std::copy(bytes.begin(), bytes.end(),
+                         all.begin() + static_cast<std::ptrdiff_t>(at));
+               return true;
+             });
+  return all;
+}
+
+Result<CacheState> StateFromBytes(std::span<const std::byte> bytes,
+                                  std::string_view model) {
+  return ReadState(
+      bytes.size(),
+      [&](std::size_t at, std::span<std::byte> to) {
+        std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(at), to.size(),
+                    to.begin());
+        return true;
+      },
+      model);
+}
+
+Status SaveState(const CacheState& state, const std::string& path,
+                 std::string_view model) {
+  std::vector<Piece> pieces;
+  AddPieces(state, "", pieces);
   const std::string written = fmt::format("{}.{}.part", path, ::getpid());
   {
     const File file(written, O_WRONLY | O_CREAT | O_TRUNC);
     if (!file.is_open()) return SystemError("cannot be made", written);
-    bool done = file.Write(std::as_bytes(std::span(&length, 1)));
-    done &= file.Write(std::as_bytes(std::span(header)));
-    for (const Piece& piece : pieces) done &= file.Write(piece.bytes);
-    done &= ::fsync(file.descriptor()) == 0;
+    const bool done =
+        WriteState(state, model, pieces,
+                   [&](std::size_t at, std::span<const std::byte> bytes) {
+                     return file.Write(at, bytes);
+                   }) &&
+        ::fsync(file.descriptor()) == 0;
     if (!done) {
       const Status status = SystemError("cannot be written", written);
       ::unlink(written.c_str());
@@ -408,13 +602,18 @@ Status SaveState(const CacheState& state, const std::string& path) {
   return {};
 }
 
-Result<CacheState> LoadState(const std::string& path) {
+Result<CacheState> LoadState(const std::string& path, std::string_view model) {
   const File file(path, O_RDONLY);
   if (!file.is_open()) return SystemError("cannot be read", path);
   std::error_code error;
-  const auto bytes = std::filesystem::file_size(path, error);
+  const auto size = std::filesystem::file_size(path, error);
   if (error) return Untimely("'{}' is no file", Printable(path, 200));
-  return StateFromBytes(file.Read(bytes));
+  return ReadState(
+      size,
+      [&](std::size_t at, std::span<std::byte> bytes) {
+        return file.Read(at, bytes);
+      },
+      model);
 }
 
 }  // namespace kvtwin

@@ -1,27 +1,18 @@
 #include "optimized/aligned_buffer.h"
 
-#include <sys/mman.h>
-
 #include <cstdint>
 #include <cstdlib>
 #include <new>
+
+#include "core/huge_pages.h"
 
 namespace kvtwin::optimized {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 // Whether a buffer gains from huge pages: what is lost at its ends is little.
 bool IsLarge(std::size_t bytes) { return bytes >= 4 * kHugePage; }
-
-// Where the system has no huge pages, or keeps them to itself, nothing happens.
-void AskForHugePages([[maybe_unused]] std::byte* data,
-                     [[maybe_unused]] std::size_t bytes) {
-#ifdef MADV_HUGEPAGE
-  (void)madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
-#endif
-}
 
 }  // namespace
 

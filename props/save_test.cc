@@ -81,6 +81,21 @@ TEST_F(Save, LoadsWhatWasSaved) {
   }
 }
 
+TEST_F(Save, RefusesTheStateOfAnotherModel) {
+  const CacheState state = SomeState(2, 3);
+  const std::string model = "ours, 7B \"quoted\"\n \u00e9";
+  const std::vector<std::byte> bytes = StateToBytes(state, model);
+  ASSERT_TRUE(StateFromBytes(bytes, model).ok());
+  EXPECT_TRUE(*StateFromBytes(bytes, model) == state);
+  EXPECT_EQ(
+      StateFromBytes(StateToBytes(state, "ours"), "theirs").status().message(),
+      "the state is of model 'ours', not of 'theirs'");
+  EXPECT_FALSE(StateFromBytes(bytes).ok());
+  ASSERT_TRUE(SaveState(state, Path(), model).ok());
+  EXPECT_TRUE(LoadState(Path(), model).ok());
+  EXPECT_EQ(LoadState(Path()).status().code(), StatusCode::kInvalidArgument);
+}
+
 // No byte may be another one, be missing, or be too many.
 TEST_F(Save, RefusesWhatIsDamaged) {
   for (const CacheState& state :
@@ -122,6 +137,18 @@ TEST_F(Save, RefusesWhatIsHostile) {
   EXPECT_TRUE(refused(R"({"caches.9999.cells":{"dtype":"I32","shape":[0,3],)"
                       R"("data_offsets":[0,0]}})"));
   EXPECT_TRUE(refused(R"({"__metadata__":7})"));
+  // What comes twice by another name must not be read by two threads.
+  const std::string cells =
+      R"("{}cells":{{"dtype":"I32","shape":[1,3],"data_offsets":[{},{}]}})";
+  for (const bool twice : {false, true}) {
+    const std::string header =
+        R"({"__metadata__":{"kvtwin_state":"1","model":""},)" +
+        fmt::format(fmt::runtime(cells), "caches.0.", 0, 12) + "," +
+        fmt::format(fmt::runtime(cells), twice ? "caches.00." : "caches.1.", 12,
+                    24) +
+        "}";
+    EXPECT_TRUE(refused(header, 24));
+  }
   for (const char* tensor :
        {R"({"dtype":7,"shape":[0,3],"data_offsets":[0,0]})",
         R"({"dtype":"I32","shape":3,"data_offsets":[0,0]})",

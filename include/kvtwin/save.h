@@ -4,8 +4,9 @@
 // The format is that of safetensors, so that other tools read the rows: tensors
 // "layers.0.key" and "layers.0.value" of [tokens, kv_heads, head_dim], "cells"
 // of [entries, (cell, position, sequence)], and "caches.0." before the names of
-// a wrapper's. Its metadata has the version, an encoder's positions, and a
-// checksum of everything. Little-endian.
+// a wrapper's. Its metadata has the version, a name of your own for the model,
+// an encoder's positions, and a checksum of everything. Rows of q8_0 and q4_0
+// are bytes ("U8") there, and their dtype is in the metadata. Little-endian.
 
 #ifndef KVTWIN_SAVE_H_
 #define KVTWIN_SAVE_H_
@@ -13,6 +14,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvtwin/state.h"
@@ -20,21 +22,25 @@
 
 namespace kvtwin {
 
-// Equal states have equal bytes.
-std::vector<std::byte> StateToBytes(const CacheState& state);
+// Equal states have equal bytes. `model` is any text.
+std::vector<std::byte> StateToBytes(const CacheState& state,
+                                    std::string_view model = "");
 
-// Errors: invalid_argument unless StateToBytes gave exactly these bytes,
-// whatever they are; never takes much more memory than they do. Whether the
-// state fits a cache, its Restore says.
-Result<CacheState> StateFromBytes(std::span<const std::byte> bytes);
+// Errors: invalid_argument unless StateToBytes gave exactly these bytes for
+// that model, whatever they are; never takes much more memory than they do.
+// Whether the state fits a cache, its Restore says.
+Result<CacheState> StateFromBytes(std::span<const std::byte> bytes,
+                                  std::string_view model = "");
 
 // Writes the file beside `path`, and renames it once it is whole and on disk:
 // whoever loads `path`, at any moment, finds what was there before or this.
 // Errors: failed_precondition, with what the system said.
-Status SaveState(const CacheState& state, const std::string& path);
+Status SaveState(const CacheState& state, const std::string& path,
+                 std::string_view model = "");
 
 // Errors: failed_precondition if the file cannot be read; as StateFromBytes.
-Result<CacheState> LoadState(const std::string& path);
+Result<CacheState> LoadState(const std::string& path,
+                             std::string_view model = "");
 
 // What one sequence has of a state, as a state: its tokens and their rows. Of a
 // wrapper, what it has of each cache. An encoder's slots belong to nobody: they

@@ -1,0 +1,39 @@
+// Memory in large pages: where much of it is touched for the first time, that
+// is what takes the time.
+
+#ifndef KVTWIN_CORE_HUGE_PAGES_H_
+#define KVTWIN_CORE_HUGE_PAGES_H_
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace kvtwin {
+
+inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+// Asks for huge pages wherever a whole one fits. Where the system has none, or
+// keeps them to itself, nothing happens.
+inline void AskForHugePages([[maybe_unused]] std::byte* data,
+                            [[maybe_unused]] std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::size_t before = (kHugePage - address % kHugePage) % kHugePage;
+  if (bytes < before + kHugePage) return;
+  (void)madvise(data + before, (bytes - before) / kHugePage * kHugePage,
+                MADV_HUGEPAGE);
+#endif
+}
+
+// As reserve.
+inline void ReserveHugePages(std::size_t size, std::vector<std::byte>& bytes) {
+  if (size <= bytes.capacity()) return;
+  bytes.reserve(size);
+  AskForHugePages(bytes.data(), size);
+}
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_HUGE_PAGES_H_
