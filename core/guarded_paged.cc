@@ -57,6 +57,17 @@ Status CheckPagedSpec(const PagedSpec& spec) {
   }
   if (!status.ok()) return status;
   const std::int64_t tokens = std::int64_t{spec.blocks} * spec.block_size;
+  for (const std::int64_t head_bytes :
+       {RunBytes(spec.dtype, spec.k_head_dim),
+        RunBytes(spec.v_dtype.value_or(spec.dtype), spec.v_head_dim)}) {
+    std::int64_t bytes = head_bytes;
+    if (__builtin_mul_overflow(bytes, tokens, &bytes) ||
+        __builtin_mul_overflow(bytes, spec.kv_heads, &bytes)) {
+      return Invalid(
+          "a layer of {} tokens of {} heads of {} bytes is too large", tokens,
+          spec.kv_heads, head_bytes);
+    }
+  }
   if (tokens > std::numeric_limits<std::int32_t>::max()) {
     return Invalid("{} blocks of {} tokens are too many", spec.blocks,
                    spec.block_size);

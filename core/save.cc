@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,7 +36,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little);
 static_assert(sizeof(CellEntry) == 3 * sizeof(std::int32_t));
 
-constexpr std::string_view kVersion = "1";
+constexpr std::string_view kVersion = "2";
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::size_t kHeaderMax = std::size_t{16} << 20;
 
@@ -56,13 +57,13 @@ struct Piece {
 void AddTensor(std::string name, const DenseTensor& tensor,
                std::vector<Piece>& pieces) {
   const Shape& shape = tensor.shape;
-  const bool blocks = IsBlockDType(tensor.dtype);
-  pieces.push_back(
-      {std::move(name),
-       blocks ? kBytes : kTypeNames[static_cast<std::size_t>(tensor.dtype)],
-       {shape[3], shape[2], shape[1],
-        blocks ? RunBytes(tensor.dtype, shape[0]) : shape[0]},
-       tensor.bytes});
+  const auto type = static_cast<std::size_t>(tensor.dtype);
+  const bool known = type < kTypeNames.size();
+  pieces.push_back({std::move(name),
+                    known ? kTypeNames[type] : kBytes,
+                    {shape[3], shape[2], shape[1],
+                     known ? shape[0] : RunBytes(tensor.dtype, shape[0])},
+                    tensor.bytes});
 }
 
 void AddPieces(const CacheState& state, const std::string& path,
@@ -133,12 +134,13 @@ std::string HeaderOf(const CacheState& state, std::string_view model,
                                        XXH3_64bits(all.data(), all.size())));
 }
 
-// Calls does(i) for all i < count, on a few threads, whatever the number of
-// processors: most of the time they wait for a disk. What they throw is thrown
-// here.
+// Calls does(i) for all i < count. If they do something about many bytes, on a
+// few threads, whatever the number of processors: most of the time these wait
+// for a disk. What they throw is thrown here.
 template <class Does>
-void ForEachInParallel(std::size_t count, const Does& does) {
-  constexpr std::size_t kThreadsMax = 8;
+void ForEachInParallel(std::size_t count, std::size_t bytes, const Does& does) {
+  constexpr std::size_t kMany = std::size_t{1} << 20;
+  const std::size_t most = bytes < kMany ? 1 : std::min<std::size_t>(count, 8);
   std::atomic<std::size_t> next = 0;
   std::exception_ptr thrown;
   std::once_flag once;
@@ -150,8 +152,10 @@ void ForEachInParallel(std::size_t count, const Does& does) {
     }
   };
   std::vector<std::thread> threads;
-  while (threads.size() + 1 < std::min(count, kThreadsMax)) {
-    threads.emplace_back(work);
+  try {
+    while (threads.size() + 1 < most) threads.emplace_back(work);
+  } catch (const std::exception&) {
+    // No more of them. Those that there are do it all.
   }
   work();
   for (std::thread& thread : threads) thread.join();
@@ -195,12 +199,12 @@ bool WriteState(const CacheState& state, std::string_view model,
   }
   std::vector<std::uint64_t> checksums(pieces.size());
   std::atomic<bool> done = true;
-  ForEachInParallel(pieces.size(), [&](std::size_t i) {
+  ForEachInParallel(pieces.size(), end, [&](std::size_t i) {
     const std::span<const std::byte> bytes = pieces[i].bytes;
     const auto checksum =
         Checksum(bytes.size(), [&](std::size_t at, std::size_t size) {
           const auto part = bytes.subspan(at, size);
-          return write(begins[i] + at, part) ? part.data() : nullptr;
+          return done && write(begins[i] + at, part) ? part.data() : nullptr;
         });
     if (!checksum) done = false;
     checksums[i] = checksum.value_or(0);
@@ -210,7 +214,7 @@ bool WriteState(const CacheState& state, std::string_view model,
          write(kLengthBytes, std::as_bytes(std::span(header)));
 }
 
-// Reads
+// Names, and what they are about
 // ------------------------------------------------------------------------
 
 bool ReadWhole(std::string_view text, int& number) {
@@ -370,9 +374,10 @@ Status Damaged(std::string_view what) {
 // Files
 // ------------------------------------------------------------------------
 
-Status SystemError(std::string_view what, const std::string& path) {
+Status SystemError(std::string_view what, const std::string& path,
+                   int error = errno) {
   return Untimely("'{}' {}: {}", Printable(path, 200), what,
-                  std::strerror(errno));
+                  std::strerror(error));
 }
 
 class File {
@@ -387,13 +392,15 @@ class File {
 
   bool is_open() const { return descriptor_ >= 0; }
   int descriptor() const { return descriptor_; }
+  // What the system said when something failed, on whatever thread; 0: nothing.
+  int error() const { return error_; }
 
-  // As WriteFn. What is written is on its way to the disk from then on.
+  // What is written is on its way to the disk from then on.
   bool Write(std::size_t at, std::span<const std::byte> bytes) const {
     while (!bytes.empty()) {
       const ssize_t written = ::pwrite(descriptor_, bytes.data(), bytes.size(),
                                        static_cast<off_t>(at));
-      if (written <= 0) return false;
+      if (written <= 0) return Failed();
 #ifdef SYNC_FILE_RANGE_WRITE
       // A hint: fsync is what counts.
       static_cast<void>(::sync_file_range(descriptor_, static_cast<off_t>(at),
@@ -405,12 +412,14 @@ class File {
     return true;
   }
 
-  // As ReadFn.
+  bool Sync() const { return ::fsync(descriptor_) == 0 || Failed(); }
+
   bool Read(std::size_t at, std::span<std::byte> bytes) const {
     while (!bytes.empty()) {
       const ssize_t read = ::pread(descriptor_, bytes.data(), bytes.size(),
                                    static_cast<off_t>(at));
-      if (read <= 0) return false;
+      if (read < 0) return Failed();
+      if (read == 0) return false;
       at += static_cast<std::size_t>(read);
       bytes = bytes.subspan(static_cast<std::size_t>(read));
     }
@@ -418,7 +427,36 @@ class File {
   }
 
  private:
+  bool Failed() const {
+    error_ = errno;
+    return false;
+  }
+
   int descriptor_;
+  mutable std::atomic<int> error_ = 0;
+};
+
+// Goes with this object, unless it got its name.
+class PartFile {
+ public:
+  explicit PartFile(const std::string& path)
+      : path_(fmt::format("{}.{}.{}.part", path, ::getpid(), ++count_)) {}
+  ~PartFile() {
+    if (!renamed_) ::unlink(path_.c_str());
+  }
+  PartFile(const PartFile&) = delete;
+  PartFile& operator=(const PartFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  bool Rename(const std::string& path) {
+    renamed_ = ::rename(path_.c_str(), path.c_str()) == 0;
+    return renamed_;
+  }
+
+ private:
+  inline static std::atomic<int> count_ = 0;  // Two threads may save at once.
+  std::string path_;
+  bool renamed_ = false;
 };
 
 // Reads
@@ -468,6 +506,7 @@ Status ReadTensors(const std::vector<Entry>& entries, std::size_t data_begin,
                    std::vector<std::uint64_t>& checksums) {
   std::vector<Target> targets;
   std::set<const void*> places;
+  std::size_t bytes = 0;
   for (const auto& [name, header] : entries) {
     const auto target = TargetOf(name, header, state);
     const void* place = nullptr;
@@ -478,16 +517,17 @@ Status ReadTensors(const std::vector<Entry>& entries, std::size_t data_begin,
           fmt::format("its tensor '{}' is wrong", Printable(name, 60)));
     }
     targets.push_back(*target);
+    bytes += target->size;
   }
   checksums.resize(targets.size());
   std::atomic<bool> done = true;
-  ForEachInParallel(targets.size(), [&](std::size_t i) {
+  ForEachInParallel(targets.size(), bytes, [&](std::size_t i) {
     const Target& target = targets[i];
     if (target.rows != nullptr) ReserveHugePages(target.size, *target.rows);
     const auto checksum =
         Checksum(target.size, [&](std::size_t at, std::size_t size) {
           const auto part = target.Part(at, size);
-          const bool has = read(data_begin + target.begin + at, part);
+          const bool has = done && read(data_begin + target.begin + at, part);
           return has ? part.data() : nullptr;
         });
     if (!checksum) done = false;
@@ -515,11 +555,18 @@ Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
     return Damaged(why);
   }
   const JsonValue* metadata = object.Find("__metadata__");
-  const JsonValue* of = metadata == nullptr ? nullptr : metadata->Find("model");
-  if (of == nullptr) return Damaged("it names no model");
-  if (of->text != model) {
+  const auto find = [&](std::string_view key) {
+    const JsonValue* at = metadata == nullptr ? nullptr : metadata->Find(key);
+    return at == nullptr ? std::string() : at->text;
+  };
+  if (find("kvtwin_state") != kVersion) {
+    return Damaged(fmt::format("its version is '{}', not '{}'",
+                               Printable(find("kvtwin_state"), 60), kVersion));
+  }
+  // As JSON has them: what is not UTF-8 is the same then as now.
+  if (JsonString(find("model")) != JsonString(std::string(model))) {
     return Invalid("the state is of model '{}', not of '{}'",
-                   Printable(of->text, 200), Printable(model, 200));
+                   Printable(find("model"), 200), Printable(model, 200));
   }
   const std::size_t data_begin = kLengthBytes + length;
   CacheState state;
@@ -574,27 +621,28 @@ Status SaveState(const CacheState& state, const std::string& path,
                  std::string_view model) {
   std::vector<Piece> pieces;
   AddPieces(state, "", pieces);
-  const std::string written = fmt::format("{}.{}.part", path, ::getpid());
+  JsonValue ignored;
+  const std::string header = HeaderOf(state, model, pieces, 0);
+  if (header.size() > kHeaderMax || !ParseJsonLine(header, ignored).empty()) {
+    return Invalid(
+        "the state has more layers than can be read back, or the "
+        "model's name is too long");
+  }
+  PartFile part(path);
   {
-    const File file(written, O_WRONLY | O_CREAT | O_TRUNC);
-    if (!file.is_open()) return SystemError("cannot be made", written);
+    const File file(part.path(), O_WRONLY | O_CREAT | O_TRUNC);
+    if (!file.is_open()) return SystemError("cannot be made", part.path());
     const bool done =
         WriteState(state, model, pieces,
                    [&](std::size_t at, std::span<const std::byte> bytes) {
                      return file.Write(at, bytes);
                    }) &&
-        ::fsync(file.descriptor()) == 0;
+        file.Sync();
     if (!done) {
-      const Status status = SystemError("cannot be written", written);
-      ::unlink(written.c_str());
-      return status;
+      return SystemError("cannot be written", part.path(), file.error());
     }
   }
-  if (::rename(written.c_str(), path.c_str()) != 0) {
-    const Status status = SystemError("cannot be renamed", written);
-    ::unlink(written.c_str());
-    return status;
-  }
+  if (!part.Rename(path)) return SystemError("cannot be renamed", part.path());
   // So that the name is on disk too, where folders can be synced.
   const File folder(std::filesystem::path(path).parent_path() / ".",
                     O_RDONLY | O_DIRECTORY);
@@ -605,15 +653,18 @@ Status SaveState(const CacheState& state, const std::string& path,
 Result<CacheState> LoadState(const std::string& path, std::string_view model) {
   const File file(path, O_RDONLY);
   if (!file.is_open()) return SystemError("cannot be read", path);
-  std::error_code error;
-  const auto size = std::filesystem::file_size(path, error);
-  if (error) return Untimely("'{}' is no file", Printable(path, 200));
-  return ReadState(
-      size,
+  struct stat info = {};
+  if (::fstat(file.descriptor(), &info) != 0 || !S_ISREG(info.st_mode)) {
+    return Untimely("'{}' is no file", Printable(path, 200));
+  }
+  Result<CacheState> state = ReadState(
+      static_cast<std::size_t>(info.st_size),
       [&](std::size_t at, std::span<std::byte> bytes) {
         return file.Read(at, bytes);
       },
       model);
+  if (file.error() == 0) return state;
+  return SystemError("cannot be read", path, file.error());
 }
 
 }  // namespace kvtwin

@@ -43,6 +43,7 @@ bool MultipliesOutTo(const Shape& shape, std::size_t count) {
 }
 
 // Whether a number becomes infinite in `dtype`: half a step above the largest.
+// Of f8, which has no infinity, whether it becomes another one.
 bool OutOfRange(double number, DType dtype) {
   if (dtype == DType::kF16) return std::abs(number) >= 65520;
   if (dtype == DType::kF8) return std::abs(number) > 448;

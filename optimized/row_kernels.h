@@ -18,8 +18,8 @@ void RoundF32(DType dtype, const float* from, std::byte* to, std::size_t count);
 void WidenToF32(DType dtype, const std::byte* from, float* to,
                 std::size_t count);
 
-// The same as RoundF32, but for blocks, and memcpy, past the caches: for memory
-// that is not in them and will not be read soon. Others may not see what was
+// RoundF32, not of blocks, and memcpy, past the caches: for memory that is not
+// in them and will not be read soon. Others may not see what was
 // written before this thread's FenceStreams.
 void StreamRoundedF32(DType dtype, const float* from, std::byte* to,
                       std::size_t count);

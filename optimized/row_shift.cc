@@ -69,15 +69,18 @@ void StoreChanged(DType dtype, std::span<const float> row, std::byte* to) {
 }
 
 void RowShift::ApplyToBlocks(DType dtype, std::span<std::byte> rows) const {
-  constexpr std::size_t kElements = 1024;  // At a time, if that is a head.
+  // So many at a time; of a head that is wider, a head.
+  alignas(64) std::array<float, 2048> few;
+  std::vector<float> wide;
+  if (head_dim_ > few.size() && !rows.empty()) wide.resize(head_dim_);
+  const auto numbers = wide.empty() ? std::span<float>(few) : std::span(wide);
+  const std::size_t most = numbers.size() / head_dim_ * head_dim_;
   const auto head_bytes = static_cast<std::size_t>(
       RunBytes(dtype, static_cast<std::int64_t>(head_dim_)));
-  std::vector<float> numbers(std::max<std::size_t>(1, kElements / head_dim_) *
-                             head_dim_);
   while (!rows.empty()) {
     const std::size_t count =
-        std::min(numbers.size(), rows.size() / head_bytes * head_dim_);
-    const auto some = std::span(numbers).first(count);
+        std::min(most, rows.size() / head_bytes * head_dim_);
+    const auto some = numbers.first(count);
     WidenToF32(dtype, rows.data(), some.data(), count);
     Apply(DType::kF32, std::as_writable_bytes(some));
     StoreChanged(dtype, some, rows.data());

@@ -80,7 +80,8 @@ void CopyDense(const TensorView& from, std::byte* to) {
   const std::size_t element = SizeOf(from.dtype);
   const auto line =
       static_cast<std::size_t>(RunBytes(from.dtype, from.shape[0]));
-  const bool dense_lines = from.stride[0] == static_cast<std::int64_t>(element);
+  const bool dense_lines = IsBlockDType(from.dtype) ||
+                           from.stride[0] == static_cast<std::int64_t>(element);
   for (std::int64_t l = 0; l < from.shape[3]; ++l) {
     for (std::int64_t k = 0; k < from.shape[2]; ++k) {
       for (std::int64_t j = 0; j < from.shape[1]; ++j) {

@@ -36,6 +36,7 @@ inline constexpr auto kCheckNames = std::to_array<std::string_view>({
     "reference: resume",
     "reference: a legal client is refused",
     "reference: misuse",
+    "reference: saved state",
     "reference: snapshot",
     "harness: not the same twice",
     "misuse: before Init",

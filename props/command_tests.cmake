@@ -38,6 +38,20 @@ kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 kind=swa window=2 cells=4 | put 0*2 | copy 0>1:2 | drop 1:0-1")
 kvtwin_command_test(run_no_history EXIT 2 ARGS run "kvt1 | fly")
 kvtwin_command_test(fuzz_unknown_kind EXIT 2 ARGS fuzz --kind tree)
+# Every push: each pair of dtypes, and pools of blocks.
+kvtwin_command_test(fuzz_dtypes EXIT 0 PRINTS "\"differences\": ?0[,}]"
+  ARGS fuzz --dtypes --ops 200000 --json)
+kvtwin_command_test(fuzz_paged EXIT 0 PRINTS "0 differences.* 36 pairs of d"
+  ARGS fuzz --kind paged --ops 200000)
+kvtwin_command_test(explore_paged EXIT 0
+  PRINTS "^paged: 130321 histories, all of 4 operations, 0 differences"
+  ARGS explore --kind paged)
+kvtwin_command_test(run_half_a_block EXIT 2 PRINTS "multiples of 32"
+  ARGS run "kvt1 dtype=q8_0 dims=32,1,33 | put 0*1")
+kvtwin_command_test(run_permuted_blocks EXIT 2 PRINTS "not permuted"
+  ARGS run "kvt1 vdtype=q4_0 dims=1,1,32 permuted=1 | put 0*1")
+kvtwin_command_test(run_mask_of_blocks EXIT 2 PRINTS "no dtype of masks"
+  ARGS run "kvt1 mask=q4_0 | put 0*1")
 kvtwin_command_test(unknown_target EXIT 2 PRINTS "this machine has"
   ARGS fuzz --ops 100)
 set_tests_properties(command.unknown_target PROPERTIES

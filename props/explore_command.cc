@@ -13,6 +13,7 @@
 #include "props/command.h"
 #include "props/explore.h"
 #include "props/fuzz.h"
+#include "props/paged_fuzz.h"
 #include "props/shrink.h"
 
 namespace kvtwin::props {
@@ -20,6 +21,7 @@ namespace {
 
 struct Arguments {
   ExploreSize size;
+  int depth = 4;  // Of paged histories.
   std::string kind;
   std::string twin = "optimized";
   std::string state;
@@ -176,6 +178,44 @@ class Session {
   nlohmann::ordered_json cases_ = nlohmann::ordered_json::array();
 };
 
+// A pool has no states to go on from, but histories.
+int RunPagedHistories(const Arguments& arguments) {
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  const PagedFuzzResult result = ExplorePaged(
+      arguments.depth, [&](std::int64_t operations, double seconds) {
+        if (!terminal || operations % 65536 >= arguments.depth) return;
+        fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations,
+                   seconds);
+      });
+  if (terminal) fmt::print(stderr, "\r{:60}\r", "");
+  const int differences = result.wrong.empty() ? 0 : 1;
+  const std::string rerun =
+      differences == 0 ? ""
+                       : fmt::format("kvtwin run '{}'", ToText(result.shrunk));
+  if (arguments.json) {
+    nlohmann::ordered_json json = {{"histories", result.histories},
+                                   {"operations", result.census.operations},
+                                   {"differences", differences},
+                                   {"depth", arguments.depth},
+                                   {"seconds", result.seconds}};
+    if (differences > 0) {
+      json["reason"] = result.wrong;
+      json["rerun"] = rerun;
+    }
+    fmt::print("{}\n", json.dump());
+    return differences;
+  }
+  if (differences > 0) {
+    fmt::print("DIFFERENCE {}\n  rerun   {}\n", result.wrong, rerun);
+  }
+  fmt::print(
+      "paged: {} histories, all of {} operations, {} differences, {:.1f} s; "
+      "{} blocks found by prompts, {} copied on write, {} evicted\n",
+      result.histories, arguments.depth, differences, result.seconds,
+      result.census.found, result.census.copied, result.census.evicted);
+  return differences;
+}
+
 }  // namespace
 
 void AddExploreCommand(CLI::App& app, int& exit_code) {
@@ -193,8 +233,13 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
   explore->add_option("--kind", arguments->kind, "only this kind of cache")
-      ->check(CLI::IsMember(
-          std::vector<std::string>{"causal", "swa", "swa_mem", "chunked"}));
+      ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
+                                                     "chunked", "paged"}));
+  explore
+      ->add_option("--depth", arguments->depth,
+                   "of --kind paged: all histories of so many operations")
+      ->check(CLI::Range(1, 8))
+      ->capture_default_str();
   explore->add_option("--twin", arguments->twin, "the twin that is checked")
       ->check(CLI::IsMember(
           std::vector<std::string>(TwinNames().begin(), TwinNames().end())))
@@ -210,8 +255,10 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
                    "far it came")
       ->check(CLI::ExistingDirectory);
   explore->add_flag("--json", arguments->json, "print one JSON object");
-  explore->callback(
-      [arguments, &exit_code] { exit_code = Session(*arguments).Run(); });
+  explore->callback([arguments, &exit_code] {
+    exit_code = arguments->kind == "paged" ? RunPagedHistories(*arguments)
+                                           : Session(*arguments).Run();
+  });
 }
 
 }  // namespace kvtwin::props

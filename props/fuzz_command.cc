@@ -139,6 +139,9 @@ int RunFuzzPaged(const Arguments& arguments) {
                                    {"refused", census.full},
                                    {"dtype_pairs", result.dtypes.size()}};
     if (differences > 0) {
+      json["check"] = result.wrong.substr(0, result.wrong.find(':'));
+      json["history"] = ToText(result.shrunk);
+      json["shrunk_to"] = result.shrunk.ops.size();
       json["reason"] = result.wrong;
       json["rerun"] = RunCommand(result.shrunk);
     }

@@ -15,8 +15,9 @@ namespace kvtwin::props {
 namespace {
 
 constexpr int kOpsInHistory = 40;
-// All whole numbers up to this are exact.
+// All whole numbers up to this are exact. (Blocks keep none but the largest.)
 std::int64_t LastNumber(DType dtype) {
+  if (dtype == DType::kF8) return 16;
   return dtype == DType::kBF16 ? 256 : 2048;
 }
 
@@ -75,8 +76,10 @@ class CallWriter : public ForwardingCache {
     op.key = FilledTensor(DType::kF32, key.shape, 0);
     op.value = FilledTensor(DType::kF32, value.shape, 0);
     for (std::int64_t i = 0; i < key.shape[2]; ++i, ++rows_) {
-      FillRow(op.key, i, positions_[static_cast<std::size_t>(i)]);
-      FillRow(*op.value, i, rows_);
+      const Setup& setup = history_.setup;
+      FillRow(op.key, i, positions_[static_cast<std::size_t>(i)],
+              LastNumber(setup.init.dtype));
+      FillRow(*op.value, i, rows_, LastNumber(setup.v_dtype()));
     }
     WriteToActive(op);
     return status;
@@ -132,13 +135,14 @@ class CallWriter : public ForwardingCache {
   }
 
   // The number of the row, then `rest`.
-  void FillRow(DenseTensor& rows, std::int64_t row, std::int64_t rest) const {
+  void FillRow(DenseTensor& rows, std::int64_t row, std::int64_t rest,
+               std::int64_t last) const {
     auto* elements = reinterpret_cast<float*>(rows.bytes.data());
     for (std::int64_t j = 0; j < rows.shape[1]; ++j) {
       for (std::int64_t i = 0; i < rows.shape[0]; ++i) {
         const std::int64_t number = i == 0 ? rows_ : rest;
         elements[(row * rows.shape[1] + j) * rows.shape[0] + i] =
-            static_cast<float>(number % LastNumber(history_.setup.init.dtype));
+            static_cast<float>(number % last);
       }
     }
   }

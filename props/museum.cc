@@ -222,10 +222,12 @@ class Copy {
   }
 
   // Nothing: not found.
-  std::optional<Catch> Fuzz(int seed, double seconds, std::string& error) {
+  std::optional<Catch> Fuzz(const std::string& kind, int seed, double seconds,
+                            std::string& error) {
     const Ran ran =
-        Run(fmt::format("exec {} fuzz --json --seed {} --seconds {}",
-                        Quoted(program()), seed, seconds),
+        Run(fmt::format("exec {} fuzz --json --seed {} --seconds {}{}",
+                        Quoted(program()), seed, seconds,
+                        kind.empty() ? "" : " --kind " + Quoted(kind)),
             scratch_.path(), scratch_.path());
     if (ran.exit_code == 0) return std::nullopt;
     const auto json =
@@ -266,7 +268,8 @@ void Visit(const Workshop& workshop, const MuseumOptions& options,
   if (!finding.error.empty() || options.apply_only) return;
   finding.error = copy.Build();
   for (int seed = 1; seed <= options.seeds && finding.error.empty(); ++seed) {
-    auto one = copy.Fuzz(seed, options.seconds, finding.error);
+    auto one =
+        copy.Fuzz(finding.exhibit.kind, seed, options.seconds, finding.error);
     if (one) finding.catches.push_back(std::move(*one));
   }
 }
@@ -288,7 +291,7 @@ Result<std::vector<Exhibit>> ReadExhibits(const fs::path& folder) {
             std::pair("reference: ", &one.reference),
             std::pair("wrong: ", &one.wrong),
             std::pair("operation: ", &one.operation),
-            std::pair("needs: ", &one.needs)}) {
+            std::pair("needs: ", &one.needs), std::pair("kind: ", &one.kind)}) {
         if (line.starts_with(key)) {
           *value = line.substr(std::string_view(key).size());
         }

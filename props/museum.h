@@ -24,6 +24,7 @@ struct Exhibit {
   std::string wrong;      // What went wrong, in one line.
   std::string operation;  // Which operation does it.
   std::string needs;      // "fast paths" if it is in one of these, or none.
+  std::string kind;       // "paged" if that kind of cache has it, or none.
 };
 
 // The exhibits in a folder of patches, by id; or what is wrong with one.

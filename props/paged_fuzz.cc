@@ -7,11 +7,12 @@
 #include <charconv>
 #include <chrono>
 #include <iterator>
+#include <optional>
 #include <sstream>
 #include <utility>
 
+#include "core/guarded_paged.h"
 #include "core/names.h"
-#include "props/generate.h"
 
 namespace kvtwin::props {
 namespace {
@@ -135,11 +136,15 @@ Result<PagedHistory> ParsePagedHistory(std::string_view text) {
       elements * std::max(spec.k_head_dim, spec.v_head_dim) > 64 * kTokensMax) {
     return Bad("kvp1", first ? "is missing" : "names a pool that is too large");
   }
+  if (Status status = CheckPagedSpec(spec); !status.ok()) return status;
   return history;
 }
 
 PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number) {
-  const Pick pick = SeededPick(seed, number);
+  return DrawPagedHistory(SeededPick(seed, number));
+}
+
+PagedHistory DrawPagedHistory(const Pick& pick) {
   PagedHistory history;
   PagedSpec& spec = history.spec;
   spec.block_size = pick(1, 5);
@@ -189,49 +194,176 @@ std::string RunPaged(const PagedHistory& history, PagedCensus* census) {
   return trio.End();
 }
 
-PagedHistory ShrinkPaged(PagedHistory history) {
-  // Halves, quarters, ... and in the end each operation alone.
+namespace {
+
+bool IsWrong(const PagedHistory& history) {
+  return CheckPagedSpec(history.spec).ok() && !RunPaged(history).empty();
+}
+
+// Whether `shorter` is still wrong; then it is the history.
+bool Take(PagedHistory shorter, PagedHistory& history) {
+  if (!IsWrong(shorter)) return false;
+  history = std::move(shorter);
+  return true;
+}
+
+// Leaves out halves, quarters, ... and in the end each operation alone.
+bool LeaveOut(PagedHistory& history) {
+  bool any = false;
   for (std::size_t size = history.ops.size(); size > 0; size /= 2) {
     for (std::size_t at = 0; at < history.ops.size();) {
       PagedHistory shorter = history;
       const std::size_t end = std::min(at + size, shorter.ops.size());
       shorter.ops.erase(shorter.ops.begin() + static_cast<std::ptrdiff_t>(at),
                         shorter.ops.begin() + static_cast<std::ptrdiff_t>(end));
-      if (RunPaged(shorter).empty()) {
-        at += size;
-      } else {
-        history = std::move(shorter);
-      }
+      const bool taken = Take(std::move(shorter), history);
+      if (!taken) at += size;
+      any = any || taken;
     }
+  }
+  return any;
+}
+
+// Makes a number smaller; number(history) is where it is.
+template <class Number>
+bool Lower(const Number& number, int least, PagedHistory& history) {
+  const int now = number(history);
+  for (const int less : {least, least + 1, least + 2, now / 2, now - 1}) {
+    if (less < least || less >= now) continue;
+    PagedHistory lower = history;
+    number(lower) = less;
+    if (Take(std::move(lower), history)) return true;
+  }
+  return false;
+}
+
+bool Simplify(PagedHistory& history) {
+  bool any = false;
+  const auto plain = [&](const auto& change) {
+    PagedHistory plainer = history;
+    change(plainer.spec);
+    if (ToText(plainer) == ToText(history)) return;
+    any = Take(std::move(plainer), history) || any;
+  };
+  plain([](PagedSpec& spec) { spec.v_dtype.reset(); });
+  plain([](PagedSpec& spec) { spec.dtype = DType::kF32; });
+  plain([](PagedSpec& spec) { spec.layout = PagedLayout::kTokenMajor; });
+  for (const Setting& setting : kSettings) {
+    const auto number = [&](PagedHistory& of) -> int& {
+      return of.spec.*setting.number;
+    };
+    any = Lower(number, 1, history) || any;
+  }
+  for (std::size_t i = 0; i < history.ops.size(); ++i) {
+    for (int PagedOp::*field : {&PagedOp::a, &PagedOp::b, &PagedOp::c}) {
+      const auto number = [&](PagedHistory& of) -> int& {
+        return of.ops[i].*field;
+      };
+      any = Lower(number, 0, history) || any;
+    }
+  }
+  return any;
+}
+
+}  // namespace
+
+PagedHistory ShrinkPaged(PagedHistory history) {
+  bool goes_on = true;
+  while (goes_on) {
+    goes_on = LeaveOut(history);
+    goes_on = Simplify(history) || goes_on;
   }
   return history;
 }
 
-PagedFuzzResult FuzzPaged(
-    std::uint64_t seed, std::int64_t operations, double seconds,
-    const std::function<void(std::int64_t, double)>& progress) {
+namespace {
+
+// Runs histories while next() has one, and until one is wrong.
+template <class Next, class Progress>
+PagedFuzzResult RunAll(const Next& next, const Progress& progress) {
   PagedFuzzResult result;
   const auto start = std::chrono::steady_clock::now();
-  const auto goes_on = [&] {
-    return operations > 0 ? result.census.operations < operations
-                          : result.seconds < seconds;
-  };
-  while (goes_on()) {
-    const PagedHistory history =
-        MakePagedHistory(seed, static_cast<std::uint64_t>(result.histories++));
-    result.wrong = RunPaged(history, &result.census);
-    const PagedSpec& spec = history.spec;
+  while (const std::optional<PagedHistory> history = next(result)) {
+    ++result.histories;
+    const PagedSpec& spec = history->spec;
     result.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
+    result.wrong = RunPaged(*history, &result.census);
     result.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
             .count();
     if (progress) progress(result.census.operations, result.seconds);
     if (result.wrong.empty()) continue;
-    result.shrunk = ShrinkPaged(history);
+    result.shrunk = ShrinkPaged(*history);
     result.wrong = RunPaged(result.shrunk);
     break;
   }
   return result;
+}
+
+// What sequences 0 and 1 can do, and new ones. (What the numbers mean: see
+// PagedTrio.)
+constexpr std::array kExplored = {
+    PagedOp{PagedOpKind::kOpen, 0, 1, 0},
+    PagedOp{PagedOpKind::kOpen, 1, 2, 0},
+    PagedOp{PagedOpKind::kOpen, 0, 1, 1},  // Salted.
+    PagedOp{PagedOpKind::kFork, 0, 1, 0},
+    PagedOp{PagedOpKind::kFork, 0, 2, 0},
+    PagedOp{PagedOpKind::kFork, 1, 3, 0},
+    PagedOp{PagedOpKind::kAppend, 0, 0, 2},
+    PagedOp{PagedOpKind::kAppend, 0, 1, 2},
+    PagedOp{PagedOpKind::kAppend, 0, 3, 1},
+    PagedOp{PagedOpKind::kAppend, 1, 0, 1},
+    PagedOp{PagedOpKind::kAppend, 1, 1, 2},
+    PagedOp{PagedOpKind::kCommit, 0, 1, 0},
+    PagedOp{PagedOpKind::kCommit, 0, 0, 1},
+    PagedOp{PagedOpKind::kCommit, 1, 1, 0},
+    PagedOp{PagedOpKind::kCommitUnknown, 0, 1, 0},
+    PagedOp{PagedOpKind::kTruncate, 0, 1, 0},
+    PagedOp{PagedOpKind::kTruncate, 1, 2, 0},
+    PagedOp{PagedOpKind::kFree, 0, 0, 0},
+    PagedOp{PagedOpKind::kFree, 1, 0, 0},
+};
+
+}  // namespace
+
+PagedFuzzResult FuzzPaged(
+    std::uint64_t seed, std::int64_t operations, double seconds,
+    const std::function<void(std::int64_t, double)>& progress) {
+  const auto next =
+      [&](const PagedFuzzResult& result) -> std::optional<PagedHistory> {
+    const bool goes_on = operations > 0 ? result.census.operations < operations
+                                        : result.seconds < seconds;
+    if (!goes_on) return std::nullopt;
+    return MakePagedHistory(seed, static_cast<std::uint64_t>(result.histories));
+  };
+  return RunAll(next, progress);
+}
+
+PagedFuzzResult ExplorePaged(
+    int depth, const std::function<void(std::int64_t, double)>& progress) {
+  PagedHistory history;
+  history.spec = {
+      .block_size = 2, .blocks = 3, .max_seq_len = 5, .dtype = DType::kF32};
+  // A sequence of three tokens, and then the operations' numbers, as digits.
+  history.ops = {{PagedOpKind::kOpen, 0, 0, 0},
+                 {PagedOpKind::kAppend, 0, 2, 2},
+                 {PagedOpKind::kCommit, 0, 1, 0}};
+  const std::size_t begin = history.ops.size();
+  std::vector<std::size_t> digits(static_cast<std::size_t>(depth));
+  history.ops.resize(begin + digits.size(), kExplored[0]);
+  bool first = true;
+  const auto next = [&](const PagedFuzzResult&) -> std::optional<PagedHistory> {
+    std::size_t at = 0;
+    for (; !first && at < digits.size(); ++at) {
+      digits[at] = (digits[at] + 1) % kExplored.size();
+      history.ops[begin + at] = kExplored.at(digits[at]);
+      if (digits[at] != 0) break;
+    }
+    if (!first && at == digits.size()) return std::nullopt;
+    first = false;
+    return history;
+  };
+  return RunAll(next, progress);
 }
 
 }  // namespace kvtwin::props

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "props/generate.h"
 #include "props/paged_trio.h"
 
 namespace kvtwin::props {
@@ -26,6 +27,8 @@ std::string ToText(const PagedHistory& history);
 // Errors: anything else; more than a few thousand tokens.
 Result<PagedHistory> ParsePagedHistory(std::string_view text);
 
+// Of numbers that are picked.
+PagedHistory DrawPagedHistory(const Pick& pick);
 // The same for the same arguments, on every machine.
 PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number);
 
@@ -33,7 +36,8 @@ PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number);
 std::string RunPaged(const PagedHistory& history,
                      PagedCensus* census = nullptr);
 
-// As short as leaving out operations makes it. Requires: something is wrong.
+// As short, and of numbers as small, as it can be. Requires: something is
+// wrong.
 PagedHistory ShrinkPaged(PagedHistory history);
 
 struct PagedFuzzResult {
@@ -49,6 +53,11 @@ struct PagedFuzzResult {
 PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
     const std::function<void(std::int64_t, double)>& progress);
+
+// Every history of so many operations, of some twenty that matter, in a pool of
+// three blocks of two tokens, where there is a sequence of three.
+PagedFuzzResult ExplorePaged(
+    int depth, const std::function<void(std::int64_t, double)>& progress);
 
 }  // namespace kvtwin::props
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kvtwin/save.h"
 #include "props/misuse.h"
 
 namespace kvtwin::props {
@@ -346,11 +347,14 @@ void Trio::Reload() {
              found.status().code());
   Check(*due == *found, "subject: snapshot",
         [&] { return "the snapshots are not equal" + CellsText(*tested_); });
+  const Result<CacheState> read = StateFromBytes(StateToBytes(*found));
+  Check(read.ok() && *read == *due, "reference: saved state",
+        [&] { return "bytes do not read back: " + read.status().ToString(); });
   Result<std::unique_ptr<Cache>> reference =
       MakeCache(setup_.spec, "reference");
   Result<std::unique_ptr<Cache>> subject = subject_.make(setup_.spec);
   const auto restored = [&](Cache& cache) {
-    return cache.Restore(*due).ok() && *cache.Snapshot() == *due;
+    return cache.Restore(*read).ok() && *cache.Snapshot() == *due;
   };
   const auto renewed = [&](Cache& cache) {
     const InitArgs& init = setup_.init;

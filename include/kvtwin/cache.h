@@ -76,7 +76,7 @@ struct CacheConfig {
   int mask_batch_padding = 1;  // Mask rows are rounded up to this; extra rows
                                // are all -inf.
   bool permuted_v = false;     // V is [cells, v_head_dim, kv_heads].
-  DType mask_dtype = DType::kF32;     // Any.
+  DType mask_dtype = DType::kF32;     // f32, f16, bf16 or bits.
   std::optional<DType> v_dtype = {};  // Of stored V rows. Unset: as of K.
 };
 
@@ -102,14 +102,15 @@ class Cache {
  public:
   virtual ~Cache() = default;
 
-  // Before Init, and at most once. Errors: a padding < 1; V rows of bits.
+  // Before Init, and at most once. Errors: a padding < 1; a mask of f8 or in
+  // blocks; V rows of bits.
   virtual Status SetConfig(const CacheConfig& config) = 0;
 
   // Once. `dtype` is that of the stored rows, but for V if the configuration
-  // has another: f32, f16 or bf16. `capacity` is in tokens for each sequence,
-  // `max_batch` in tokens. Errors: another dtype; a
-  // value < 1; memory < window; more than INT32_MAX cells; an encoder with
-  // several sequences or a padding.
+  // has another: any but bits. `capacity` is in tokens for each sequence,
+  // `max_batch` in tokens. Errors: bits; permuted V in blocks; a value < 1;
+  // memory < window; more than INT32_MAX cells; an encoder with several
+  // sequences or a padding.
   virtual Status Init(DType dtype, int max_sequences, int capacity,
                       int max_batch) = 0;
 
@@ -132,6 +133,7 @@ class Cache {
   // Stores the batch's rows in the current layer: key = [k_head_dim, kv_heads,
   // batch], value = [v_head_dim, kv_heads, batch], any strides, dtype f32 or
   // that of the stored rows. The first Put of a layer fixes its dimensions.
+  // Errors: a head_dim that is not of whole blocks where the stored rows are.
   // Encoder: any shape; stored as they come.
   virtual Status Put(const TensorView& key, const TensorView& value) = 0;
 

@@ -29,6 +29,14 @@ std::string FuzzRecording(Bytes bytes);
 // other is exactly what the cache holds then.
 std::string FuzzSnapshot(Bytes bytes);
 
+// A pool of blocks: a kvp1 line, which reads back as it was, or the choices
+// that a history is drawn from. The twins and the ledger agree.
+std::string FuzzPool(Bytes bytes);
+
+// A saved state, or what damage makes of one: it is refused, or writes back as
+// it was.
+std::string FuzzState(Bytes bytes);
+
 // Chooses by the bytes, from their front on. Behind their end every chance is
 // missed.
 Pick PickFrom(Bytes& bytes);
@@ -38,11 +46,13 @@ struct Fuzzer {
   std::string (*run)(Bytes bytes);
 };
 
-inline constexpr std::array<Fuzzer, 4> kFuzzers = {{
+inline constexpr std::array<Fuzzer, 6> kFuzzers = {{
     {"history", FuzzHistory},
     {"line", FuzzLine},
+    {"pool", FuzzPool},
     {"recording", FuzzRecording},
     {"snapshot", FuzzSnapshot},
+    {"state", FuzzState},
 }};
 
 }  // namespace kvtwin::props

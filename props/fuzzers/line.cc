@@ -13,8 +13,8 @@ bool IsSmall(const History& history) {
   const auto most = [](int number, int limit) { return number <= limit; };
   return most(init.max_sequences, 8) && most(init.capacity, 32) &&
          most(init.max_batch, 64) && most(config.cache_padding, 64) &&
-         most(config.mask_batch_padding, 64) && most(rows.k_head_dim, 16) &&
-         most(rows.kv_heads, 4) && most(rows.v_head_dim, 16) &&
+         most(config.mask_batch_padding, 64) && most(rows.k_head_dim, 64) &&
+         most(rows.kv_heads, 4) && most(rows.v_head_dim, 64) &&
          most(layers, 4) && spec.caches.size() <= 4 && history.ops.size() <= 40;
 }
 

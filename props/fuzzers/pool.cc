@@ -1,0 +1,44 @@
+#include <fmt/format.h>
+
+#include "props/fuzzers/fuzzers.h"
+#include "props/paged_fuzz.h"
+
+namespace kvtwin::props {
+namespace {
+
+std::string Failed(const PagedHistory& history) {
+  if (RunPaged(history).empty()) return "";
+  const PagedHistory shrunk = ShrinkPaged(history);
+  return fmt::format("{}\n  rerun   kvtwin run '{}'", RunPaged(shrunk),
+                     ToText(shrunk));
+}
+
+// Runs in no time.
+bool IsSmall(const PagedHistory& history) {
+  const PagedSpec& spec = history.spec;
+  return spec.block_size <= 16 && spec.blocks <= 32 &&
+         spec.max_seq_len <= 200 && spec.layers <= 3 && spec.kv_heads <= 4 &&
+         spec.k_head_dim <= 64 && spec.v_head_dim <= 64 &&
+         history.ops.size() <= 40;
+}
+
+}  // namespace
+
+std::string FuzzPool(Bytes bytes) {
+  const std::string given(bytes.begin(), bytes.end());
+  if (!given.starts_with("kvp1")) {
+    return Failed(DrawPagedHistory(PickFrom(bytes)));
+  }
+  const Result<PagedHistory> read = ParsePagedHistory(given);
+  if (!read.ok()) {
+    return read.status().message().empty() ? "refused without a reason" : "";
+  }
+  const std::string printed = ToText(*read);
+  const Result<PagedHistory> again = ParsePagedHistory(printed);
+  if (!again.ok() || ToText(*again) != printed) {
+    return fmt::format("'{}' does not read back", printed);
+  }
+  return IsSmall(*read) ? Failed(*read) : "";
+}
+
+}  // namespace kvtwin::props
