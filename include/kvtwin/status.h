@@ -56,8 +56,10 @@ class [[nodiscard]] Result {
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
   // Requires: ok().
-  const T& operator*() const { return *value_; }
-  T& operator*() { return *value_; }
+  const T& operator*() const& { return *value_; }
+  T& operator*() & { return *value_; }
+  // By value: so that `for (auto& one : *F())` runs over what lives.
+  T operator*() && { return std::move(*value_); }
   const T* operator->() const { return &*value_; }
   T* operator->() { return &*value_; }
 

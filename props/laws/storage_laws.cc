@@ -561,7 +561,7 @@ std::vector<Law> StorageLaws() {
        Padding},
       {"rounding",
        "A row comes back as it was put, bit for bit; f32 rows in a narrower "
-       "cache rounded once, ties to even; in blocks as near as they can be.",
+       "cache rounded once, as dtypes.md says.",
        Rounding},
       {"poison_never_shows",
        "What is written over the rows of free cells is never seen.",
