@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/guarded_paged.h"
+#include "core/refusals.h"
 #include "core/twin.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/legacy.h"
@@ -16,17 +17,18 @@ constexpr std::array<std::string_view, 2> kNames = {"reference", "optimized"};
 constexpr std::array<MakeFn, 2> kMakers = {&reference::MakeCache,
                                            &optimized::MakeCache};
 
-Status Invalid(std::string message) {
-  return {StatusCode::kInvalidArgument, std::move(message)};
-}
-
 using MakePoolFn = std::unique_ptr<PagedPool> (*)(const PagedSpec&);
 constexpr std::array<MakePoolFn, 2> kPoolMakers = {&reference::MakePagedPool,
                                                    &optimized::MakePagedPool};
 
-Status UnknownTwin(std::string_view twin) {
-  return Invalid(
-      fmt::format("twin is '{}', there are {}", twin, fmt::join(kNames, ", ")));
+// By the one of these, in the order of kNames, that is `twin`'s.
+template <class Made, class Spec>
+Result<Made> MakeBy(const std::array<Made (*)(const Spec&), 2>& makers,
+                    std::string_view twin, const Spec& spec) {
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == twin) return makers[i](spec);
+  }
+  return Invalid("twin is '{}', there are {}", twin, fmt::join(kNames, ", "));
 }
 
 Status CheckShift(const Shift& shift) {
@@ -36,14 +38,14 @@ Status CheckShift(const Shift& shift) {
   }
   if (shift.kind != ShiftKind::kRope) return {};
   if (!std::isfinite(rope.base) || rope.base <= 0) {
-    return Invalid(fmt::format("rope base is {}", rope.base));
+    return Invalid("rope base is {}", rope.base);
   }
   if (!std::isfinite(rope.scale)) {
-    return Invalid(fmt::format("rope scale is {}", rope.scale));
+    return Invalid("rope scale is {}", rope.scale);
   }
   if (rope.dims < 0 || rope.dims % 2 != 0) {
-    return Invalid(fmt::format(
-        "rope dims is {}, it must be even and not negative", rope.dims));
+    return Invalid("rope dims is {}, it must be even and not negative",
+                   rope.dims);
   }
   return {};
 }
@@ -51,16 +53,13 @@ Status CheckShift(const Shift& shift) {
 Status CheckSpec(const CacheSpec& spec) {
   const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
   if (windowed && spec.window.value_or(0) < 0) {
-    return Invalid(
-        fmt::format("window is {}, it must not be negative", *spec.window));
+    return NotNegative("window", *spec.window);
   }
   if (spec.kind == Kind::kSwaMem && spec.memory.value_or(0) < 0) {
-    return Invalid(
-        fmt::format("memory is {}, it must not be negative", *spec.memory));
+    return NotNegative("memory", *spec.memory);
   }
   if (spec.kind == Kind::kChunked && spec.chunk < 1) {
-    return Invalid(
-        fmt::format("chunk is {}, it must be at least 1", spec.chunk));
+    return AtLeastOne("chunk", spec.chunk);
   }
   if (spec.kind != Kind::kWrapper) return CheckShift(spec.shift);
   if (spec.caches.empty()) return Invalid("caches: a wrapper needs some");
@@ -101,19 +100,13 @@ std::span<const std::string_view> TwinNames() { return kNames; }
 Result<std::unique_ptr<Cache>> MakeCache(const CacheSpec& spec,
                                          std::string_view twin) {
   if (Status status = CheckSpec(spec); !status.ok()) return status;
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == twin) return kMakers[i](spec);
-  }
-  return UnknownTwin(twin);
+  return MakeBy(kMakers, twin, spec);
 }
 
 Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec,
                                                  std::string_view twin) {
   if (Status status = CheckPagedSpec(spec); !status.ok()) return status;
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == twin) return kPoolMakers[i](spec);
-  }
-  return UnknownTwin(twin);
+  return MakeBy(kPoolMakers, twin, spec);
 }
 
 int PagedSequence::SeqLen() const {

@@ -17,18 +17,6 @@ using reference::CacheLedger;
 using reference::Ledger;
 using reference::LedgerToken;
 
-std::size_t HashOf(std::span<const std::byte> bytes) {
-  return std::hash<std::string_view>()(
-      {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-}
-
-// The first element of each head: what a shift may leave alone.
-std::size_t TagHash(const TensorView& key_row) {
-  TensorView tags = key_row;
-  tags.shape[0] = 1;
-  return HashOf(CopyOf(tags, tags.dtype).bytes);
-}
-
 std::vector<std::byte> KeyBytes(const KvView& view, std::int64_t column) {
   return RowBytes(view.key, column, 2);
 }
@@ -320,13 +308,7 @@ void Oracle::Remember(const TraceOp& op) {
   if (reserving_) return;
   put_bytes_ += RowsBytes(op.key, *op.value) +
                 kLayerBytes * static_cast<double>(positions_.size() - 1);
-  for (std::size_t i = 0; i < positions_.size(); ++i) {
-    const auto column = static_cast<std::int64_t>(i);
-    const TensorView key = Slice(op.key.view(), 2, column);
-    puts_.push_back({op.line, active_, op.layer, sequences_[i], positions_[i],
-                     HashOf(CopyOf(key, key.dtype).bytes), TagHash(key),
-                     HashOf(RowBytes(op.value->view(), column, 2))});
-  }
+  puts_.Add(op, active_, sequences_, positions_);
 }
 
 OracleStep Oracle::Step(const TraceOp& op) {
@@ -507,7 +489,8 @@ std::optional<Finding> Oracle::CompareRows(const TraceOp& op, const KvView& due,
 // "mask row 1 (sequence 1, position 4) sees at column 3 (cell 11) ..."
 std::string Oracle::SightText(int layer, const KvView& found, int row,
                               int column, int first_cell) const {
-  const std::string found_text = PutText(FindPut(layer, found, column));
+  const std::string found_text =
+      PutText(FindPut(layer, found, column), active_);
   const std::string cell_text =
       fmt::format("column {} (cell {})", column, first_cell + column);
   if (row < 0) {
@@ -535,38 +518,9 @@ std::string Oracle::DueText(int layer, const KvView& due, int row, int column,
   return token;
 }
 
-const Oracle::PutRow* Oracle::FindPut(int layer, const KvView& view,
-                                      std::int64_t column) const {
-  const std::size_t key = HashOf(KeyBytes(view, column));
-  const std::size_t tag = TagHash(Slice(view.key, 2, column));
-  const bool has_value = view.value.data != nullptr;
-  const std::size_t value =
-      has_value ? HashOf(ValueBytes(view, column, header_.config.permuted_v))
-                : 0;
-  // The last put of the most similar row. V rows never change; K rows may have
-  // been shifted, and so count only as a hint.
-  const PutRow* best = nullptr;
-  int best_score = 0;
-  for (const PutRow& put : puts_) {
-    if (has_value && put.value_hash != value) continue;
-    int score = has_value ? 1 : 0;
-    if (put.key_hash == key) score += 8;
-    if (put.tag_hash == tag) score += 4;
-    if (put.layer == layer && put.cache == active_ && score > 0) score += 2;
-    if (score < best_score || score == 0) continue;
-    best = &put;
-    best_score = score;
-  }
-  return best;
-}
-
-std::string Oracle::PutText(const PutRow* put) const {
-  if (put == nullptr) return "a row that was never put";
-  std::string text =
-      fmt::format("the row of token sequence {}, position {} (put on line {})",
-                  put->sequence, put->position, put->line);
-  if (put->cache != active_) text += fmt::format(" in cache {}", put->cache);
-  return text;
+const PutRow* Oracle::FindPut(int layer, const KvView& view,
+                              std::int64_t column) const {
+  return puts_.Find(view, column, header_.config.permuted_v, active_, layer);
 }
 
 std::optional<Finding> Oracle::FollowLedger(const TraceOp& op) {
@@ -666,10 +620,10 @@ std::optional<Finding> Oracle::CheckEntitlement(const TraceOp& op) const {
   if (!wrong) return std::nullopt;
   Finding finding{wrong->text, "", wrong->row, wrong->column};
   if (wrong->column >= 0) {
-    finding.text = fmt::format("mask row {} ({}) sees at column {} {}: {}",
-                               wrong->row, RowLabel(wrong->row), wrong->column,
-                               PutText(FindPut(op.layer, view, wrong->column)),
-                               wrong->text);
+    finding.text = fmt::format(
+        "mask row {} ({}) sees at column {} {}: {}", wrong->row,
+        RowLabel(wrong->row), wrong->column,
+        PutText(FindPut(op.layer, view, wrong->column), active_), wrong->text);
   }
   return finding;
 }

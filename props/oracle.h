@@ -23,6 +23,7 @@
 
 #include "core/trace.h"
 #include "kvtwin/cache.h"
+#include "props/put_log.h"
 #include "reference/ledger.h"
 
 namespace kvtwin::props {
@@ -87,17 +88,6 @@ class Oracle {
     std::string name;
     std::unique_ptr<Cache> cache;
   };
-  // What a cache was asked to remember, to say later whose row was found.
-  struct PutRow {
-    std::int64_t line;
-    std::size_t cache;
-    int layer;
-    int sequence;
-    std::int32_t position;
-    std::size_t key_hash;
-    std::size_t tag_hash;  // Of the first element of each K head.
-    std::size_t value_hash;
-  };
   struct Answer {
     Status status;
     bool yes = false;
@@ -134,7 +124,6 @@ class Oracle {
                       const std::vector<CellEntry>& cells) const;
   const PutRow* FindPut(int layer, const KvView& view,
                         std::int64_t column) const;
-  std::string PutText(const PutRow* put) const;
 
   TraceHeader header_;
   std::unique_ptr<Cache> gate_;  // Knows misuse, and answers as recorded.
@@ -153,7 +142,7 @@ class Oracle {
   std::set<int> all_sequences_;
   std::map<std::pair<std::size_t, int>, RowDims> dims_;  // By cache and layer.
   double put_bytes_ = 0;  // As much as the puts brought.
-  std::vector<PutRow> puts_;
+  PutLog puts_;
 };
 
 // Called after each line; false stops.

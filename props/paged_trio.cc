@@ -400,6 +400,44 @@ void PagedTrio::CompareSequence(int sequence) {
          "SlotMapping differs");
 }
 
+// Both twins have the tables from core/: so they are checked by the views.
+void PagedTrio::CheckTables(const std::vector<int>& sequences) {
+  const PagedCsr csr = *optimized_->ExportCsr(sequences);
+  const PagedTable table = *optimized_->ExportTable(sequences);
+  PagedCsr due;
+  PagedTable padded;
+  due.indptr.push_back(0);
+  std::vector<std::vector<std::int32_t>> all;
+  for (const int sequence : sequences) {
+    const int len = ledger_.SeqLen(sequence);
+    std::vector<std::int32_t>& blocks = all.emplace_back();
+    std::vector<std::int64_t> slots;
+    int last = 0;
+    const auto views = *optimized_->Views(sequence, 0);
+    for (const PagedView& view : views) {
+      if (view.start >= len) break;  // Only appended.
+      blocks.push_back(view.block);
+      last = std::min(view.length, len - view.start);
+      for (int i = 0; i < last; ++i) {
+        slots.push_back(std::int64_t{view.block} * spec_.block_size + i);
+      }
+    }
+    Expect(*optimized_->SlotMapping(sequence, 0, len) == slots,
+           "SlotMapping: not where the views are");
+    due.indices.insert(due.indices.end(), blocks.begin(), blocks.end());
+    due.indptr.push_back(static_cast<std::int32_t>(due.indices.size()));
+    due.last_page_len.push_back(last);
+    padded.seq_lens.push_back(len);
+    padded.columns = std::max(padded.columns, static_cast<int>(blocks.size()));
+  }
+  for (std::vector<std::int32_t>& blocks : all) {
+    blocks.resize(static_cast<std::size_t>(padded.columns), -1);
+    padded.blocks.insert(padded.blocks.end(), blocks.begin(), blocks.end());
+  }
+  Expect(csr == due, "ExportCsr: not what the views are");
+  Expect(table == padded, "ExportTable: not what the views are");
+}
+
 void PagedTrio::CompareAll() {
   if (!wrong_.empty()) return;
   std::vector<int> sequences;
@@ -413,6 +451,7 @@ void PagedTrio::CompareAll() {
   Expect(*reference_->ExportTable(sequences) ==
              *optimized_->ExportTable(sequences),
          "ExportTable differs");
+  CheckTables(sequences);
   const PagedUsage usage = reference_->Usage();
   Expect(usage == optimized_->Usage(), "Usage differs");
   Expect(usage.free + usage.cached + usage.used == spec_.blocks,

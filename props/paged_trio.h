@@ -83,6 +83,7 @@ class PagedTrio {
   void Free(int sequence);
   void Misuse(const PagedOp& op);
   void CompareSequence(int sequence);
+  void CheckTables(const std::vector<int>& sequences);
   void CompareAll();
 
   PagedSpec spec_;

@@ -157,6 +157,7 @@ TEST_F(Save, RefusesWhatIsHostile) {
         R"({"dtype":"I32","shape":[0,3],"data_offsets":[-1,0]})",
         R"({"dtype":"I32","shape":[0,3],"data_offsets":[4,0]})",
         R"({"dtype":"I32","shape":[0,3],"data_offsets":[0,99]})",
+        R"({"dtype":"I32","shape":[1,3],"data_offsets":[60,72]})",
         R"({"dtype":"I32","shape":[0,3],"data_offsets":[0,5]})", "7"}) {
     EXPECT_TRUE(refused(fmt::format(R"({{"cells":{}}})", tensor))) << tensor;
   }
