@@ -42,7 +42,8 @@ void Putter::Check(const std::string& name) {
 
 CacheSetup Putter::Setup(int cells) const {
   CacheSetup setup;
-  setup.config.permuted_v = what_.permuted;
+  setup.config.v_layout = what_.v_layout;
+  setup.config.cache_padding = kTileCells;
   setup.config.mask_dtype = DType::kBits;
   setup.dtype = what_.stored;
   setup.capacity = cells;
@@ -82,8 +83,10 @@ double CopyLimit::CopyOne(const DenseTensor& from, std::byte* to,
                 : CopyBytes(bytes, to, to_bytes_);
 }
 
-OnePutter::OnePutter(DType dtype, int cells, std::string_view twin)
-    : cells_(cells),
+OnePutter::OnePutter(DType dtype, VLayout v_layout, int cells,
+                     std::string_view twin)
+    : v_layout_(v_layout),
+      cells_(cells),
       key_(SomeRows(dtype, {1, kHeads, 1, 1}, 1)),
       value_(SomeRows(dtype, {kHeadDim, kHeads, 1, 1}, 2)),
       cache_(Make(Setup(), twin)),
@@ -115,10 +118,10 @@ double OnePutter::Time() {
   return bench::Time([&] { Must(cache_->Put(key_.view(), value_.view())); });
 }
 
-double OnePutter::TimeTouch() {
+double OnePutter::TimeTouch(VLayout v_layout) {
   at_ = (at_ + kStep) % cells_;
-  return value_.dtype == DType::kF32 ? Touch<std::uint32_t>()
-                                     : Touch<std::uint16_t>();
+  return value_.dtype == DType::kF32 ? Touch<std::uint32_t>(v_layout)
+                                     : Touch<std::uint16_t>(v_layout);
 }
 
 void OnePutter::Check(const std::string& name) {
@@ -137,7 +140,8 @@ void OnePutter::Check(const std::string& name) {
 CacheSetup OnePutter::Setup() const {
   CacheSetup setup;
   setup.spec.placement = Placement::kScatter;
-  setup.config.permuted_v = true;
+  setup.config.v_layout = v_layout_;
+  setup.config.cache_padding = kTileCells;
   setup.dtype = key_.dtype;
   setup.capacity = cells_;
   return setup;
@@ -152,16 +156,18 @@ CacheState OnePutter::State() const {
 }
 
 template <class T>
-double OnePutter::Touch() {
+double OnePutter::Touch(VLayout v_layout) {
   const auto* key = reinterpret_cast<const T*>(key_.bytes.data());
   const auto* value = reinterpret_cast<const T*>(value_.bytes.data());
-  const auto cells = static_cast<std::size_t>(cells_);
   const auto at = static_cast<std::size_t>(at_);
+  const bool tiled = v_layout == VLayout::kTiled;
+  const auto column = static_cast<std::size_t>(tiled ? kTileCells : cells_);
   T* keys = touched_key_.as<T>() + at * kHeads;
-  T* values = touched_value_.as<T>() + at;
+  T* values = touched_value_.as<T>();
+  values += tiled ? at / kTileCells * kRow * kTileCells + at % kTileCells : at;
   return bench::Time([&] {
     std::copy_n(key, kHeads, keys);
-    for (std::size_t i = 0; i < kRow; ++i) values[i * cells] = value[i];
+    for (std::size_t i = 0; i < kRow; ++i) values[i * column] = value[i];
     KeepAlive(values);
   });
 }

@@ -18,7 +18,7 @@ struct PutCase {
   DType source = DType::kF32;
   DType stored = DType::kF32;
   int batch = 512;
-  bool permuted = false;
+  VLayout v_layout = VLayout::kPlain;
 };
 
 // Batches are of one sequence after the other, so that views, and masks, which
@@ -69,17 +69,18 @@ class CopyLimit {
   ColdMemory value_;
 };
 
-// One token into permuted V: its elements go to a cache line each. Only one
-// cell of 64 is free, so that no line was written shortly before. Of K there is
-// a line.
+// One token into V that is permuted or tiled: its elements go to a cache line
+// each. Only one cell of 64 is free, so that no line was written shortly
+// before. Of K there is a line.
 class OnePutter {
  public:
-  OnePutter(DType dtype, int cells, std::string_view twin = "optimized");
+  OnePutter(DType dtype, VLayout v_layout, int cells,
+            std::string_view twin = "optimized");
 
   double Time();
   // Stores the same elements in the same order to the same places of memory of
-  // its own.
-  double TimeTouch();
+  // its own, if V were of this layout.
+  double TimeTouch(VLayout v_layout);
 
   void Check(const std::string& name);
 
@@ -89,8 +90,9 @@ class OnePutter {
   CacheSetup Setup() const;
   CacheState State() const;
   template <class T>
-  double Touch();
+  double Touch(VLayout v_layout);
 
+  VLayout v_layout_;
   int cells_;
   DenseTensor key_;
   DenseTensor value_;

@@ -14,6 +14,7 @@
 #include "bench/mover.h"
 #include "bench/operations.h"
 #include "bench/putter.h"
+#include "core/names.h"
 #include "optimized/targets.h"
 #include "props/fuzz.h"
 
@@ -127,17 +128,20 @@ void RegisterPut() {
   constexpr int kCells = 1 << 15;
   constexpr DType kF32 = DType::kF32;
   constexpr DType kF16 = DType::kF16;
-  for (const bool permuted : {false, true}) {
+  for (const VLayout layout : kVLayouts) {
     for (const int batch : {1, 32, 512}) {
       for (const auto& [source, stored] :
            {std::pair(kF32, kF32), std::pair(kF16, kF16),
             std::pair(kF32, kF16)}) {
-        const PutCase what = {source, stored, batch, permuted};
-        Register(fmt::format("Put/{}_to_{}{}", DTypeName(source),
-                             DTypeName(stored), permuted ? "/permuted" : ""),
-                 fmt::format("batch:{}", batch),
-                 static_cast<std::size_t>(batch) * 2 * 8 * 128 * SizeOf(stored),
-                 MakerOf<Putter>(what, kCells));
+        const PutCase what = {source, stored, batch, layout};
+        Register(
+            fmt::format("Put/{}_to_{}{}", DTypeName(source), DTypeName(stored),
+                        layout == VLayout::kPlain
+                            ? ""
+                            : fmt::format("/{}", VLayoutName(layout))),
+            fmt::format("batch:{}", batch),
+            static_cast<std::size_t>(batch) * 2 * 8 * 128 * SizeOf(stored),
+            MakerOf<Putter>(what, kCells));
       }
     }
   }

@@ -56,6 +56,22 @@ TensorView PermutedView(const TensorView& value) {
   return permuted;
 }
 
+TensorView RowOf(const TensorView& view, VLayout layout, std::int64_t column) {
+  if (layout == VLayout::kPlain) return Slice(view, 2, column);
+  const bool tiled = layout == VLayout::kTiled;
+  TensorView row = tiled ? Slice(view, 3, column / kTileCells) : view;
+  row = Slice(row, 0, tiled ? column % kTileCells : column);
+  row.shape = {row.shape[1], row.shape[2], 1, 1};
+  row.stride = {row.stride[1], row.stride[2], 0, 0};
+  return row;
+}
+
+std::int64_t ColumnsOf(const TensorView& view, VLayout layout) {
+  if (layout == VLayout::kPlain) return view.shape[2];
+  return layout == VLayout::kTiled ? view.shape[0] * view.shape[3]
+                                   : view.shape[0];
+}
+
 Status ShiftStored(const Shift& shift, int layer, std::int32_t offset,
                    DenseTensor& key) {
   if (offset == 0 || shift.kind == ShiftKind::kIdentity) return {};

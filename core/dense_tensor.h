@@ -33,8 +33,13 @@ inline TensorView Slice(const TensorView& view, std::size_t dim,
   return slice;
 }
 
-// V as [a, b, n], seen as [n, a, b]: what permuted_v stores.
+// V as [a, b, n], seen as [n, a, b]: what permuted encoders store.
 TensorView PermutedView(const TensorView& value);
+
+// Column `column` of a view of V, as [v_head_dim, kv_heads]; and how many there
+// are. Of K, the layout is plain.
+TensorView RowOf(const TensorView& view, VLayout layout, std::int64_t column);
+std::int64_t ColumnsOf(const TensorView& view, VLayout layout);
 
 // ShiftRow on a stored K row [k_head_dim, kv_heads]: converted to f32, shifted,
 // rounded back. An error leaves `key` as it is; so does what moves nothing, bit

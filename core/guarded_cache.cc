@@ -9,6 +9,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/huge_pages.h"
+#include "core/names.h"
 #include "core/refusals.h"
 
 namespace kvtwin {
@@ -73,34 +74,29 @@ std::int64_t CountHeld(const std::vector<CellEntry>& entries) {
   return held;
 }
 
-// The rows of held cells out of those of all; `cell_dim` is where they lie.
-void SaveRows(TensorView all, const std::vector<CellEntry>& entries,
-              std::size_t cell_dim, DenseTensor& out) {
-  if (cell_dim == 0) {  // [cells, a, b] is read as [a, b, cells].
-    std::rotate(all.shape.begin(), all.shape.begin() + 1,
-                all.shape.begin() + 3);
-    std::rotate(all.stride.begin(), all.stride.begin() + 1,
-                all.stride.begin() + 3);
-  }
+// The rows of held cells out of those of all.
+void SaveRows(const TensorView& all, const std::vector<CellEntry>& entries,
+              VLayout layout, DenseTensor& out) {
+  const TensorView row = RowOf(all, layout, 0);
   out.dtype = all.dtype;
-  out.shape = all.shape;
+  out.shape = row.shape;
   out.shape[2] = CountHeld(entries);
   const std::size_t bytes = DenseBytes(out.dtype, out.shape);
   ReserveHugePages(bytes, out.bytes);
   out.bytes.resize(bytes);
   std::byte* to = out.bytes.data();
-  const TensorView row = Slice(all, 2, 0);
   const auto row_bytes = DenseBytes(row.dtype, row.shape);
   // The usual case: the explorer takes a snapshot after each operation.
   const Shape due = DenseView(nullptr, row.dtype, row.shape).stride;
   const bool dense =
       std::equal(due.begin(), due.begin() + 2, row.stride.begin());
   ForEachHeld(entries, [&](int cell) {
+    const TensorView held = RowOf(all, layout, cell);
     if (dense) {
-      std::memcpy(to, all.at(0, 0, cell), row_bytes);
+      std::memcpy(to, held.data, row_bytes);
       to += row_bytes;
     } else {
-      to = WriteDense(Slice(all, 2, cell), all.dtype, to);
+      to = WriteDense(held, all.dtype, to);
     }
   });
 }
@@ -140,6 +136,11 @@ Status GuardedCache::CheckConfig(const CacheConfig& config) const {
   if (status.ok()) {
     status = AtLeastOne("mask_batch_padding", config.mask_batch_padding);
   }
+  if (status.ok() && config.v_layout == VLayout::kTiled &&
+      config.cache_padding % kTileCells != 0) {
+    return Invalid("cache_padding is {}, tiled V needs a multiple of {}",
+                   config.cache_padding, kTileCells);
+  }
   if (status.ok() && !IsMaskDType(config.mask_dtype)) {
     return Invalid("mask_dtype is {}, masks are f32, f16, bf16 or bits",
                    DTypeName(config.mask_dtype));
@@ -164,9 +165,10 @@ Status GuardedCache::CheckInit(const InitArgs& args) {
   if (status.ok()) status = AtLeastOne("max_batch", args.max_batch);
   if (!status.ok()) return status;
   const DType v_dtype = config_.v_dtype.value_or(args.dtype);
-  if (config_.permuted_v && IsBlockDType(v_dtype)) {
-    return Invalid("permuted V is {}, whose blocks would be of {} tokens",
-                   DTypeName(v_dtype), kBlockElements);
+  if (config_.v_layout != VLayout::kPlain && IsBlockDType(v_dtype)) {
+    return Invalid("{} V is {}, whose blocks would be of {} tokens",
+                   VLayoutName(config_.v_layout), DTypeName(v_dtype),
+                   kBlockElements);
   }
   const Result<std::int64_t> cells = DoCheckInit(args);
   if (!cells.ok()) return cells.status();
@@ -314,7 +316,7 @@ Status GuardedCache::CheckRows(const TensorView& key,
 }
 
 Status GuardedCache::CheckEncoderRows(const TensorView& value) const {
-  if (config_.permuted_v && value.shape[3] != 1) {
+  if (config_.v_layout == VLayout::kPermuted && value.shape[3] != 1) {
     return Invalid("value has shape {}, permuted V takes three dimensions",
                    ShapeText(value.shape));
   }
@@ -419,8 +421,8 @@ Status GuardedCache::SnapshotTo(CacheState& state) const {
   for (const auto& [layer, dims] : rows_) {
     const KvView all = DoAllRows(layer);
     KvRows& rows = state.layers[layer];
-    SaveRows(all.key, state.cells, 2, rows.key);
-    SaveRows(all.value, state.cells, config_.permuted_v ? 0 : 2, rows.value);
+    SaveRows(all.key, state.cells, VLayout::kPlain, rows.key);
+    SaveRows(all.value, state.cells, config_.v_layout, rows.value);
   }
   return {};
 }
@@ -462,7 +464,7 @@ Status GuardedCache::CheckLayer(int layer, const KvRows& rows,
     status = CheckDTypes(key.view(), value.view());
     if (!status.ok() ||
         (key.view().elements() > 0 && value.view().elements() > 0 &&
-         (!config_.permuted_v || value.shape[3] == 1))) {
+         (config_.v_layout != VLayout::kPermuted || value.shape[3] == 1))) {
       return status;
     }
   } else if (key.dtype == k_dtype() && value.dtype == v_dtype() &&

@@ -19,11 +19,16 @@ inline constexpr std::array<std::string_view, 5> kShiftNames = {
     "none", "identity", "add", "tag_add", "rope"};
 inline constexpr std::array<std::string_view, 7> kDTypeNames = {
     "f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0", "bits"};
+inline constexpr std::array<std::string_view, 3> kVLayoutNames = {
+    "plain", "permuted", "tiled"};
 
 inline constexpr std::array kRowDTypes = {
     DType::kF32, DType::kF16, DType::kBF16, DType::kF8, DType::kQ8, DType::kQ4};
 inline constexpr std::array kMaskDTypes = {DType::kF32, DType::kF16,
                                            DType::kBF16, DType::kBits};
+
+inline constexpr std::array kVLayouts = {VLayout::kPlain, VLayout::kPermuted,
+                                         VLayout::kTiled};
 
 template <std::size_t n>
 constexpr std::array<std::string_view, n> NamesOf(
@@ -39,6 +44,10 @@ inline constexpr auto kMaskDTypeNames = NamesOf(kMaskDTypes);
 
 inline std::string_view KindName(Kind kind) {
   return kKindNames[static_cast<std::size_t>(kind)];
+}
+
+inline std::string_view VLayoutName(VLayout layout) {
+  return kVLayoutNames[static_cast<std::size_t>(layout)];
 }
 
 // The place of `name` in one of the above, as its enum.

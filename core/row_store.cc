@@ -7,15 +7,17 @@
 
 namespace kvtwin {
 
-RowStore::RowStore(DType dtype, const Shape& row, int cells, bool permuted)
-    : dtype_(dtype),
-      shape_{row[0], row[1], cells, 1},
-      cell_dim_(permuted ? 0 : 2) {
-  if (permuted) shape_ = {cells, row[0], row[1], 1};
+RowStore::RowStore(DType dtype, const Shape& row, int cells, VLayout layout)
+    : dtype_(dtype), shape_{row[0], row[1], cells, 1}, layout_(layout) {
+  if (layout == VLayout::kPermuted) shape_ = {cells, row[0], row[1], 1};
+  if (layout == VLayout::kTiled) {
+    shape_ = {kTileCells, row[0], row[1], cells / kTileCells};
+  }
   std::int64_t bytes = RunBytes(dtype, shape_[0]);
-  if (__builtin_mul_overflow(bytes, shape_[1], &bytes) ||
-      __builtin_mul_overflow(bytes, shape_[2], &bytes)) {
-    throw std::bad_alloc();
+  for (std::size_t dim = 1; dim < shape_.size(); ++dim) {
+    if (__builtin_mul_overflow(bytes, shape_[dim], &bytes)) {
+      throw std::bad_alloc();
+    }
   }
   rows_.resize(static_cast<std::size_t>(bytes));
 }
@@ -35,19 +37,19 @@ void RowStore::Copy(int from_cell, int to_cell) {
   Store(to_cell, Row(from_cell));
 }
 
-TensorView RowStore::Row(int cell) const {
-  TensorView row = View(cell, 1);
-  if (cell_dim_ == 0) {
-    row.shape = {row.shape[1], row.shape[2], 1, 1};
-    row.stride = {row.stride[1], row.stride[2], 0, 0};
-  }
-  return row;
+TensorView RowStore::All() const {
+  return DenseView(rows_.data(), dtype_, shape_);
 }
 
 TensorView RowStore::View(int first_cell, int count) const {
-  TensorView view =
-      Slice(DenseView(rows_.data(), dtype_, shape_), cell_dim_, first_cell);
-  view.shape[cell_dim_] = count;
+  if (layout_ == VLayout::kTiled) {
+    TensorView tiles = Slice(All(), 3, first_cell / kTileCells);
+    tiles.shape[3] = count / kTileCells;
+    return tiles;
+  }
+  const std::size_t cell_dim = layout_ == VLayout::kPermuted ? 0 : 2;
+  TensorView view = Slice(All(), cell_dim, first_cell);
+  view.shape[cell_dim] = count;
   return view;
 }
 

@@ -13,23 +13,25 @@ namespace kvtwin {
 
 class RowStore {
  public:
-  // All zero; rows as the first two dimensions of `row`. With `permuted`, cells
-  // are the first dimension of the views.
-  RowStore(DType dtype, const Shape& row, int cells, bool permuted);
+  // All zero; rows as the first two dimensions of `row`. Of K, the layout is
+  // plain.
+  RowStore(DType dtype, const Shape& row, int cells, VLayout layout);
 
   // `row` = [head_dim, kv_heads], rounded if it has another dtype.
   void Store(int cell, const TensorView& row);
   DenseTensor Load(int cell) const;
   void Copy(int from_cell, int to_cell);
-  // [head_dim, kv_heads, count], or permuted [count, head_dim, kv_heads].
+  // [head_dim, kv_heads, count], or as the layout says. Requires: whole tiles,
+  // if it is of tiles.
   TensorView View(int first_cell, int count) const;
 
  private:
-  TensorView Row(int cell) const;  // [head_dim, kv_heads]
+  TensorView All() const;
+  TensorView Row(int cell) const { return RowOf(All(), layout_, cell); }
 
   DType dtype_;
   Shape shape_;  // Over all cells.
-  std::size_t cell_dim_;
+  VLayout layout_;
   std::vector<std::byte> rows_;
 };
 

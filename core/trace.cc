@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/json_line.h"
 #include "core/mask_elements.h"
@@ -188,8 +189,20 @@ CacheConfig ReadConfig(const JsonFields& fields) {
       std::max(1, fields.OptionalInt("cache_padding", 0).value_or(1));
   config.mask_batch_padding =
       std::max(1, fields.OptionalInt("mask_batch_padding", 0).value_or(1));
-  if (fields.Find("permuted_v") != nullptr) {
-    config.permuted_v = fields.Bool("permuted_v");
+  const auto is = [&](std::string_view name) {
+    return fields.Find(name) != nullptr && fields.Bool(name);
+  };
+  if (is("permuted_v")) config.v_layout = VLayout::kPermuted;
+  if (is("tiled_v")) {
+    if (config.v_layout == VLayout::kPermuted) {
+      fields.Fail("tiled_v", "is true, and so is permuted_v");
+    }
+    config.v_layout = VLayout::kTiled;
+    if (config.cache_padding % kTileCells != 0) {
+      fields.Fail("cache_padding",
+                  fmt::format("is {}, tiled V needs a multiple of {}",
+                              config.cache_padding, kTileCells));
+    }
   }
   if (fields.Find("mask_dtype") != nullptr) {
     config.mask_dtype = kMaskDTypes[fields.Name("mask_dtype", kMaskDTypeNames)];
@@ -238,14 +251,14 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
 
 // K, V and the mask, which there is, must have the same number of columns.
 void CheckColumns(const JsonFields& fields, const TraceOp& op,
-                  bool permuted_v) {
+                  VLayout v_layout) {
   const std::int64_t columns = op.key.shape[2];
   if (op.mask->shape[0] != columns) {
     fields.Fail("mask", fmt::format("has {} columns, key has {}",
                                     op.mask->shape[0], columns));
   }
   if (!op.value) return;
-  const std::int64_t values = op.value->shape[permuted_v ? 0 : 2];
+  const std::int64_t values = ColumnsOf(op.value->view(), v_layout);
   if (values != columns) {
     fields.Fail("value",
                 fmt::format("has {} columns, key has {}", values, columns));
@@ -261,7 +274,7 @@ void ReadGet(const JsonFields& fields, const TraceHeader& header, TraceOp& op) {
   const JsonValue* mask = fields.Need("mask");
   if (mask == nullptr || mask->type == JsonValue::Type::kNull) return;
   op.mask = Mask(fields, "mask", header.config.mask_dtype);
-  if (fields.ok()) CheckColumns(fields, op, header.config.permuted_v);
+  if (fields.ok()) CheckColumns(fields, op, header.config.v_layout);
 }
 
 // One for each token, or none if the pass has no cells: refused, reserving, or
@@ -646,13 +659,16 @@ Status WriteTraceHeader(const TraceHeader& header, std::ostream& out) {
       JsonString(header.producer),
       kPlacementNames[header.entitlement_only ? 2 : placement],
       SpecText(header.spec));
-  out << fmt::format(R"("config":{{"cache_padding":{},"mask_batch_padding":{},)"
-                     R"("permuted_v":{},"mask_dtype":"{}"{}}},)",
-                     config.cache_padding, config.mask_batch_padding,
-                     config.permuted_v, DTypeName(config.mask_dtype),
-                     config.v_dtype ? fmt::format(R"(,"v_dtype":"{}")",
-                                                  DTypeName(*config.v_dtype))
-                                    : "");
+  out << fmt::format(
+      R"("config":{{"cache_padding":{},"mask_batch_padding":{},)"
+      R"("permuted_v":{},{}"mask_dtype":"{}"{}}},)",
+      config.cache_padding, config.mask_batch_padding,
+      config.v_layout == VLayout::kPermuted,
+      config.v_layout == VLayout::kTiled ? R"("tiled_v":true,)" : "",
+      DTypeName(config.mask_dtype),
+      config.v_dtype
+          ? fmt::format(R"(,"v_dtype":"{}")", DTypeName(*config.v_dtype))
+          : "");
   out << fmt::format(
       R"("init":{{"dtype":"{}","max_sequences":{},"capacity":{},)"
       R"("max_batch":{}}},)",

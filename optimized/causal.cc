@@ -280,7 +280,7 @@ void CausalCache::DoStoreRows(int layer, std::span<const int> cells,
     const RowDims dims{.k_head_dim = static_cast<int>(key.shape[0]),
                        .kv_heads = static_cast<int>(key.shape[1]),
                        .v_head_dim = static_cast<int>(value.shape[0])};
-    layers_.try_emplace(layer, dims, k_dtype(), v_dtype(), config().permuted_v,
+    layers_.try_emplace(layer, dims, k_dtype(), v_dtype(), config().v_layout,
                         table_->size());
     layer_list_.clear();
     for (auto& [id, stored] : layers_) layer_list_.push_back(&stored);

@@ -47,7 +47,8 @@ void EncoderCache::DoPut(const TensorView& key, const TensorView& value) {
   const bool known = slots_.contains(layer());
   if (reserving() && known) return;
   Slot& slot = slots_[layer()];
-  const TensorView ordered = config().permuted_v ? PermutedView(value) : value;
+  const bool permuted = config().v_layout == VLayout::kPermuted;
+  const TensorView ordered = permuted ? PermutedView(value) : value;
   Reshape(key, slot.key);
   Reshape(ordered, slot.value);
   if (reserving()) return;

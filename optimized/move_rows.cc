@@ -9,27 +9,35 @@
 namespace kvtwin::optimized {
 namespace {
 
-// In kColumns columns at a time: the moves are read once for all of them.
-template <std::size_t kColumns, class T>
-void MoveTogether(std::span<const CellMove> moves, T* column,
-                  std::size_t stride) {
-  for (const auto& [from, to] : moves) {
+// In kTogether columns at a time: the moves are read once for all of them.
+template <std::size_t kTogether, class T>
+void MoveTogether(std::span<const CellMove> moves, const StoredColumns& columns,
+                  std::size_t first) {
+  T* column = reinterpret_cast<T*>(columns.data + first * columns.stride);
+  const std::size_t stride = columns.stride / sizeof(T);
+  const std::size_t tile = columns.tile_stride / sizeof(T);
+  const auto at = [&](std::size_t cell) {
+    return cell / kTileCells * tile + cell % kTileCells;
+  };
+  for (const CellMove& move : moves) {
+    const std::size_t from = at(move.from);
+    const std::size_t to = at(move.to);
 #pragma GCC unroll 8
-    for (std::size_t c = 0; c < kColumns; ++c) {
+    for (std::size_t c = 0; c < kTogether; ++c) {
       column[c * stride + to] = column[c * stride + from];
     }
   }
 }
 
 template <class T>
-void MoveElements(std::span<const CellMove> moves, T* columns,
-                  std::size_t count, std::size_t stride) {
-  constexpr std::size_t kTogether = 8;
+void MoveElements(std::span<const CellMove> moves, const StoredColumns& columns,
+                  std::size_t count) {
+  constexpr std::size_t kMost = 8;
   std::size_t c = 0;
-  for (; c + kTogether <= count; c += kTogether) {
-    MoveTogether<kTogether>(moves, columns + c * stride, stride);
+  for (; c + kMost <= count; c += kMost) {
+    MoveTogether<kMost, T>(moves, columns, c);
   }
-  for (; c < count; ++c) MoveTogether<1>(moves, columns + c * stride, stride);
+  for (; c < count; ++c) MoveTogether<1, T>(moves, columns, c);
 }
 
 }  // namespace
@@ -55,17 +63,14 @@ void MoveRows(std::span<const CellMove> moves, std::byte* rows,
   FenceStreams();
 }
 
-void MoveInColumns(std::span<const CellMove> moves, DType dtype,
-                   std::byte* columns, std::size_t count, std::size_t stride) {
-  if (dtype == DType::kF32) {
-    MoveElements(moves, reinterpret_cast<float*>(columns), count,
-                 stride / sizeof(float));
-  } else if (dtype == DType::kF8) {
-    MoveElements(moves, reinterpret_cast<std::uint8_t*>(columns), count,
-                 stride);
+void MoveInColumns(std::span<const CellMove> moves,
+                   const StoredColumns& columns, std::size_t count) {
+  if (columns.dtype == DType::kF32) {
+    MoveElements<float>(moves, columns, count);
+  } else if (columns.dtype == DType::kF8) {
+    MoveElements<std::uint8_t>(moves, columns, count);
   } else {
-    MoveElements(moves, reinterpret_cast<std::uint16_t*>(columns), count,
-                 stride / sizeof(std::uint16_t));
+    MoveElements<std::uint16_t>(moves, columns, count);
   }
 }
 

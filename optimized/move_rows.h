@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <span>
 
-#include "kvtwin/tensor.h"
 #include "optimized/cell_table.h"
+#include "optimized/put_rows.h"
 
 namespace kvtwin::optimized {
 
@@ -15,9 +15,9 @@ namespace kvtwin::optimized {
 void MoveRows(std::span<const CellMove> moves, std::byte* rows,
               std::size_t row_bytes);
 
-// The same within each of `count` columns, which are `stride` bytes apart.
-void MoveInColumns(std::span<const CellMove> moves, DType dtype,
-                   std::byte* columns, std::size_t count, std::size_t stride);
+// The same within each of `count` columns.
+void MoveInColumns(std::span<const CellMove> moves,
+                   const StoredColumns& columns, std::size_t count);
 
 }  // namespace kvtwin::optimized
 

@@ -171,10 +171,9 @@ class ColumnWriter {
   ColumnWriter(const Source& source, std::size_t first,
                std::span<const int> cells, const StoredColumns& to)
       : source_(source), first_(first), cells_(cells), to_(to) {
-    constexpr std::size_t kLineCells = kLine / sizeof(T);
     std::size_t line = SIZE_MAX;
     for (const int cell : cells) {
-      const std::size_t next = static_cast<std::size_t>(cell) / kLineCells;
+      const std::size_t next = Offset(cell) / kLine;
       if (next != line) lines_[line_count_++] = next * kLine;
       line = next;
     }
@@ -214,8 +213,8 @@ class ColumnWriter {
   static constexpr std::size_t kStaged = 512 / sizeof(T);
   static constexpr std::size_t kStride = kStaged + kLine / sizeof(T);
 
-  static std::size_t Offset(int cell) {
-    return static_cast<std::size_t>(cell) * sizeof(T);
+  std::size_t Offset(int cell) const {
+    return to_.Offset(static_cast<std::size_t>(cell));
   }
 
   // Inline, for g++ leaves out calls of functions that only prefetch.

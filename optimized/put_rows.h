@@ -20,12 +20,18 @@ struct StoredRows {
 };
 
 // Stored columns, one for each element of a row: cell c's part of column e lies
-// e * stride bytes, and c elements, after `data`.
+// c / kTileCells * tile_stride + e * stride bytes, and c % kTileCells elements,
+// after `data`.
 struct StoredColumns {
   std::byte* data;
   DType dtype;
   std::size_t stride;
+  std::size_t tile_stride;
   bool stream;
+
+  std::size_t Offset(std::size_t cell) const {
+    return cell / kTileCells * tile_stride + cell % kTileCells * SizeOf(dtype);
+  }
 };
 
 // `from` is [head_dim, heads, tokens], of f32 or the dtype that is stored.

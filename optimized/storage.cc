@@ -47,6 +47,9 @@ std::size_t ColumnBytes(std::size_t cells, DType dtype) {
   return ((bytes + kLine - 1) / kLine | 1) * kLine;
 }
 
+// Of one column, what is of a tile.
+std::size_t TileBytes(DType dtype) { return kTileCells * SizeOf(dtype); }
+
 // Whether to write so much to buffers of that size past the caches. Little of
 // it will soon be read there, and small buffers have a place in them. So has
 // what is copied to the threads' own caches, which take `own` bytes.
@@ -98,28 +101,33 @@ void CopyDense(const TensorView& from, std::byte* to) {
   }
 }
 
-Layer::Layer(const RowDims& dims, DType k_dtype, DType v_dtype, bool permuted_v,
-             std::size_t cells)
+Layer::Layer(const RowDims& dims, DType k_dtype, DType v_dtype,
+             VLayout v_layout, std::size_t cells)
     : dims_(dims),
       k_dtype_(k_dtype),
       v_dtype_(v_dtype),
-      permuted_v_(permuted_v),
+      v_layout_(v_layout),
       key_row_(RowElements(dims.k_head_dim, dims.kv_heads)),
       value_row_(RowElements(dims.v_head_dim, dims.kv_heads)),
       key_row_bytes_(RowBytes(k_dtype, dims.k_head_dim, dims.kv_heads)),
       value_row_bytes_(RowBytes(v_dtype, dims.v_head_dim, dims.kv_heads)),
-      column_bytes_(ColumnBytes(cells, v_dtype)),
+      column_bytes_(v_layout == VLayout::kTiled ? TileBytes(v_dtype)
+                                                : ColumnBytes(cells, v_dtype)),
+      tile_bytes_(v_layout == VLayout::kTiled
+                      ? Product({value_row_, TileBytes(v_dtype)})
+                      : TileBytes(v_dtype)),
       key_(Product({key_row_bytes_, cells})),
-      value_(permuted_v ? Product({value_row_, column_bytes_})
-                        : Product({value_row_bytes_, cells})) {}
+      value_(v_layout == VLayout::kPermuted
+                 ? Product({value_row_, column_bytes_})
+                 : Product({value_row_bytes_, cells})) {}
 
 void Layer::Put(const TensorView& key, const TensorView& value,
                 std::span<const int> cells) {
   const std::size_t bytes =
       cells.size() * (key_row_bytes() + value_row_bytes());
   const std::size_t touched = 2 * bytes;  // What is read is as much, or twice.
-  const bool copies =
-      key.dtype == k_dtype_ && value.dtype == v_dtype_ && !permuted_v_;
+  const bool plain = v_layout_ == VLayout::kPlain;
+  const bool copies = key.dtype == k_dtype_ && value.dtype == v_dtype_ && plain;
   const bool stream =
       Streams(bytes, key_.bytes() + value_.bytes(),
               static_cast<std::size_t>(copies) * OwnCacheBytes(touched));
@@ -129,34 +137,39 @@ void Layer::Put(const TensorView& key, const TensorView& value,
     const std::size_t begin = share.Begin(cells.size());
     const std::size_t end = share.End(cells.size());
     PutRows(key, cells, begin, end, keys);
-    if (permuted_v_) {
-      PutPermuted(value, cells, share, stream);
-    } else {
+    if (plain) {
       PutRows(value, cells, begin, end, values);
+    } else {
+      PutInColumns(value, cells, share, stream);
     }
     if (stream) FenceStreams();
   });
 }
 
-void Layer::PutPermuted(const TensorView& value, std::span<const int> cells,
-                        Share share, bool stream) {
-  const StoredColumns columns{value_.data(), v_dtype_, column_bytes_, stream};
-  const std::size_t tiles = (value_row_ + kTileColumns - 1) / kTileColumns;
-  PutColumns(value, cells, share.Begin(tiles) * kTileColumns,
-             std::min(share.End(tiles) * kTileColumns, value_row_), columns);
+StoredColumns Layer::Columns(bool stream) {
+  return {value_.data(), v_dtype_, column_bytes_, tile_bytes_, stream};
+}
+
+void Layer::PutInColumns(const TensorView& value, std::span<const int> cells,
+                         Share share, bool stream) {
+  const std::size_t parts = (value_row_ + kTileColumns - 1) / kTileColumns;
+  PutColumns(value, cells, share.Begin(parts) * kTileColumns,
+             std::min(share.End(parts) * kTileColumns, value_row_),
+             Columns(stream));
 }
 
 void Layer::Move(std::span<const CellMove> moves, Share share) {
   const std::size_t begin = share.Begin(moves.size());
   const auto part = moves.subspan(begin, share.End(moves.size()) - begin);
   MoveRows(part, key_.data(), key_row_bytes());
-  if (!permuted_v_) {
+  if (v_layout_ == VLayout::kPlain) {
     MoveRows(part, value_.data(), value_row_bytes());
     return;
   }
   const std::size_t first = share.Begin(value_row_);
-  MoveInColumns(moves, v_dtype_, value_.data() + first * column_bytes_,
-                share.End(value_row_) - first, column_bytes_);
+  StoredColumns columns = Columns(/*stream=*/false);
+  columns.data += first * column_bytes_;
+  MoveInColumns(moves, columns, share.End(value_row_) - first);
 }
 
 void Layer::Shift(const Selection& cells, const RowShift& shift, Share share) {
@@ -207,8 +220,14 @@ TensorView Layer::KeyView(CellSpan cells) const {
 }
 
 TensorView Layer::ValueView(CellSpan cells) const {
-  if (!permuted_v_) {
+  if (v_layout_ == VLayout::kPlain) {
     return RowsView(value_, v_dtype_, dims_.v_head_dim, dims_.kv_heads, cells);
+  }
+  if (v_layout_ == VLayout::kTiled) {
+    return DenseView(value_.data() + cells.first / kTileCells * tile_bytes_,
+                     v_dtype_,
+                     {kTileCells, dims_.v_head_dim, dims_.kv_heads,
+                      static_cast<std::int64_t>(cells.size()) / kTileCells});
   }
   const auto element = static_cast<std::int64_t>(SizeOf(v_dtype_));
   const auto column = static_cast<std::int64_t>(column_bytes_);

@@ -1,7 +1,7 @@
 // The K and V rows of one layer.
 //
 // K is [k_head_dim, kv_heads, cells], first dimension fastest. V is
-// [v_head_dim, kv_heads, cells], or permuted: [cells, v_head_dim, kv_heads].
+// [v_head_dim, kv_heads, cells], or as VLayout says.
 
 #ifndef KVTWIN_OPTIMIZED_STORAGE_H_
 #define KVTWIN_OPTIMIZED_STORAGE_H_
@@ -15,6 +15,7 @@
 #include "optimized/cell_table.h"
 #include "optimized/mask.h"
 #include "optimized/parallel.h"
+#include "optimized/put_rows.h"
 #include "optimized/row_shift.h"
 
 namespace kvtwin::optimized {
@@ -22,7 +23,7 @@ namespace kvtwin::optimized {
 class Layer {
  public:
   // Zeroed.
-  Layer(const RowDims& dims, DType k_dtype, DType v_dtype, bool permuted_v,
+  Layer(const RowDims& dims, DType k_dtype, DType v_dtype, VLayout v_layout,
         std::size_t cells);
 
   const RowDims& dims() const { return dims_; }
@@ -49,18 +50,23 @@ class Layer {
   TensorView ValueView(CellSpan cells) const;
 
  private:
-  void PutPermuted(const TensorView& value, std::span<const int> cells,
-                   Share share, bool stream);
+  // Of V that is permuted or in tiles.
+  StoredColumns Columns(bool stream);
+  void PutInColumns(const TensorView& value, std::span<const int> cells,
+                    Share share, bool stream);
 
   RowDims dims_;
   DType k_dtype_;
   DType v_dtype_;
-  bool permuted_v_;
+  VLayout v_layout_;
   std::size_t key_row_;  // Elements.
   std::size_t value_row_;
   std::size_t key_row_bytes_;
   std::size_t value_row_bytes_;
-  std::size_t column_bytes_;  // From one column of permuted V to the next.
+  // From one column of V to the next, and from one tile; of permuted V, tiles
+  // are stretches of the columns.
+  std::size_t column_bytes_;
+  std::size_t tile_bytes_;
   AlignedBuffer key_;
   AlignedBuffer value_;
 };

@@ -4,6 +4,7 @@
 // A program of its own, for it counts what the whole program allocates: here
 // operator new is replaced, and the linker wraps the C library's functions.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/names.h"
 #include "kvtwin/cache.h"
 #include "optimized/fast_paths.h"
 
@@ -183,13 +185,13 @@ void ExpectNone(const Case& one) {
 
 void ExpectNoneForRows(const CacheSpec& spec) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    for (const bool permuted_v : {false, true}) {
+    for (const VLayout layout : kVLayouts) {
       for (const bool strided : {false, true}) {
         SCOPED_TRACE(std::string(DTypeName(dtype)) +
-                     (permuted_v ? ", permuted V" : "") +
+                     fmt::format(", {} V", VLayoutName(layout)) +
                      (strided ? ", strided" : ""));
         ExpectNone({.spec = spec,
-                    .config = {.permuted_v = permuted_v},
+                    .config = {.cache_padding = kTileCells, .v_layout = layout},
                     .dtype = dtype,
                     .strided = strided});
       }
@@ -264,9 +266,9 @@ TEST(Allocations, NoneBySequencesThatComeLater) {
 
 TEST(Allocations, NoneOnFastPaths) {
   optimized::ForceFastPaths(optimized::FastPaths::kOn);
-  for (const bool permuted_v : {false, true}) {
+  for (const VLayout layout : kVLayouts) {
     ExpectNone({.spec = {},
-                .config = {.permuted_v = permuted_v},
+                .config = {.cache_padding = kTileCells, .v_layout = layout},
                 .dtype = DType::kF16});
   }
   optimized::ForceFastPaths(optimized::FastPaths::kAuto);

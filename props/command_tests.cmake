@@ -48,8 +48,13 @@ kvtwin_command_test(explore_paged EXIT 0
   ARGS explore --kind paged)
 kvtwin_command_test(run_half_a_block EXIT 2 PRINTS "multiples of 32"
   ARGS run "kvt1 dtype=q8_0 dims=32,1,33 | put 0*1")
-kvtwin_command_test(run_permuted_blocks EXIT 2 PRINTS "not permuted"
+kvtwin_command_test(run_permuted_blocks EXIT 2 PRINTS "neither permuted nor"
   ARGS run "kvt1 vdtype=q4_0 dims=1,1,32 permuted=1 | put 0*1")
+kvtwin_command_test(run_half_a_tile EXIT 2
+  PRINTS "pad is 48, tiled V needs a multiple of 32"
+  ARGS run "kvt1 tiled=1 pad=48 | put 0*1")
+kvtwin_command_test(run_tiles EXIT 0 PRINTS "no difference"
+  ARGS run "kvt1 tiled=1 pad=32 cap=40 batch=40 | put 0*40 | drop 0:3-5 | put 1*9")
 kvtwin_command_test(run_mask_of_blocks EXIT 2 PRINTS "no dtype of masks"
   ARGS run "kvt1 mask=q4_0 | put 0*1")
 kvtwin_command_test(unknown_target EXIT 2 PRINTS "this machine has"

@@ -265,6 +265,10 @@ TEST_P(Gate, KnowsTheOrderOfTheFirstCalls) {
     EXPECT_EQ(cache->SetConfig({.cache_padding = 0}).code(), kInvalid);
     EXPECT_EQ(cache->SetConfig({.mask_batch_padding = 0}).code(), kInvalid);
     EXPECT_EQ(cache->SetConfig({.v_dtype = DType::kBits}).code(), kInvalid);
+    EXPECT_EQ(
+        cache->SetConfig({.cache_padding = 48, .v_layout = VLayout::kTiled})
+            .message(),
+        "cache_padding is 48, tiled V needs a multiple of 32");
     EXPECT_EQ(cache->Init(DType::kF32, 0, 1, 1).code(), kInvalid);
     EXPECT_EQ(cache->Init(DType::kF32, 1, 0, 1).code(), kInvalid);
     EXPECT_EQ(cache->Init(DType::kF32, 1, 1, 0).code(), kInvalid);
@@ -279,7 +283,7 @@ TEST_P(Gate, KnowsTheOrderOfTheFirstCalls) {
 
 TEST_P(Gate, RefusesTensorsThatCannotBe) {
   const auto cache = Made(Kind::kEncoder);
-  ASSERT_TRUE(cache->SetConfig({.permuted_v = true}).ok());
+  ASSERT_TRUE(cache->SetConfig({.v_layout = VLayout::kPermuted}).ok());
   ASSERT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
   const std::array<std::int32_t, 1> positions = {0};
   const std::array<int, 1> sequences = {0};
@@ -417,9 +421,9 @@ TEST_P(Gate, ASnapshotReplacesWhateverTheStateHeld) {
 }
 
 TEST_P(Gate, RefusesEachDamageOfAnEncodersState) {
-  for (const bool permuted_v : {false, true}) {
+  for (const VLayout layout : {VLayout::kPlain, VLayout::kPermuted}) {
     const auto cache = Made(Kind::kEncoder);
-    ASSERT_TRUE(cache->SetConfig({.permuted_v = permuted_v}).ok());
+    ASSERT_TRUE(cache->SetConfig({.v_layout = layout}).ok());
     ASSERT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
     const DenseTensor row{DType::kF32, {1, 1, 1, 1}, {4, std::byte{}}};
     const KvRows rows = {row, row};
@@ -439,7 +443,7 @@ TEST_P(Gate, RefusesEachDamageOfAnEncodersState) {
     CacheState state;
     const DenseTensor four{DType::kF32, {1, 1, 1, 2}, {8, std::byte{}}};
     state.layers[0] = {row, four};
-    EXPECT_EQ(cache->Restore(state).ok(), !permuted_v);
+    EXPECT_EQ(cache->Restore(state).ok(), layout == VLayout::kPlain);
     state.layers[0] = rows;
     EXPECT_TRUE(cache->Restore(state).ok());
     EXPECT_EQ(*cache->Snapshot(), state);

@@ -34,7 +34,7 @@ void AddCost(const Setup& setup, Cost& cost) {
   const CacheConfig& config = setup.config;
   const Setup plain;
   const auto special = [&](bool is) { cost.special += is ? 1 : 0; };
-  special(config.permuted_v);
+  special(config.v_layout != VLayout::kPlain);
   special(config.mask_dtype != DType::kF32);
   special(config.v_dtype.has_value());
   special(config.cache_padding != 1);

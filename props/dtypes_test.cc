@@ -115,10 +115,13 @@ TEST(Dtypes, RowsOfBlocksMustBeWhole) {
       auto cache = std::move(*MakeCache({}, twin));
       EXPECT_EQ(cache->SetConfig({.mask_dtype = dtype}).message(),
                 "mask_dtype is " + name + ", masks are f32, f16, bf16 or bits");
-      EXPECT_TRUE(cache->SetConfig({.permuted_v = true}).ok());
-      EXPECT_EQ(
-          cache->Init(dtype, 1, 4, 4).message(),
-          "permuted V is " + name + ", whose blocks would be of 32 tokens");
+      for (const VLayout layout : {VLayout::kPermuted, VLayout::kTiled}) {
+        cache = std::move(*MakeCache({}, twin));
+        EXPECT_TRUE(cache->SetConfig(ConfigOf(layout)).ok());
+        EXPECT_EQ(cache->Init(dtype, 1, 4, 4).message(),
+                  std::string(VLayoutName(layout)) + " V is " + name +
+                      ", whose blocks would be of 32 tokens");
+      }
       cache = std::move(*MakeCache({}, twin));
       ASSERT_TRUE(cache->SetConfig({.v_dtype = DType::kF32}).ok());
       ASSERT_TRUE(cache->Init(dtype, 1, 4, 4).ok());

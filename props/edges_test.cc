@@ -379,7 +379,7 @@ TEST_P(Edges, AfterRestoreTheLayerIsTheFirst) {
   EXPECT_TRUE(cache->Snapshot()->layers.contains(0));
 }
 
-// V has a fourth dimension, which permuted_v has no place for.
+// V has a fourth dimension, which permuted V has no place for.
 TEST_P(Edges, AnEncoderKeepsFourDimensionsUnlessPermuted) {
   CacheSpec spec;
   spec.kind = Kind::kEncoder;
@@ -391,7 +391,7 @@ TEST_P(Edges, AnEncoderKeepsFourDimensionsUnlessPermuted) {
   ASSERT_TRUE(plain->Put(view, view).ok());
   const CacheState state = *plain->Snapshot();
   EXPECT_TRUE(plain->Restore(state).ok());
-  TestCache permuted(spec, GetParam(), {.permuted_v = true});
+  TestCache permuted(spec, GetParam(), {.v_layout = VLayout::kPermuted});
   ASSERT_EQ(permuted.Init(1, 4, 4), StatusCode::kOk);
   EXPECT_FALSE(permuted->Restore(state).ok());
   ASSERT_EQ(permuted.Start({0}, {0}), StatusCode::kOk);
@@ -452,14 +452,14 @@ TEST_P(Edges, TakesRowsOfAnyStrides) {
       {4, 12, 0, 0},  {8, 4, 24, 0},  {2, 12, 24, 0}, {4, 16, 48, 0}};
   for (const DType dtype :
        {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {
-    for (const bool permuted_v : {false, true}) {
+    for (const VLayout layout : kVLayouts) {
       for (const auto& stride : strides) {
         for (const std::int64_t head_dim : {1, 3}) {
           TensorView view;
           view.data = &bytes[stride[2] % 4 == 0 ? 401 : 403];
           view.shape = {head_dim, 2, 5, 1};
           view.stride = stride;
-          TestCache cache({}, GetParam(), {.permuted_v = permuted_v});
+          TestCache cache({}, GetParam(), ConfigOf(layout));
           ASSERT_TRUE(cache->Init(dtype, 1, 8, 8).ok());
           ASSERT_EQ(cache.Start({0, 1, 2, 3, 4}, {0, 0, 0, 0, 0}),
                     StatusCode::kOk);
@@ -516,16 +516,18 @@ TEST(Attention, WeighsByTheProducts) {
   cache.Append(0, 0, {1, 2});
   const Eigen::MatrixXd query = Eigen::MatrixXd::Constant(1, 1, 3);
   const double seen =
-      reference::Attend(*cache->Get(), false, 1, query, 0.5)(0, 0);
+      reference::Attend(*cache->Get(), VLayout::kPlain, 1, query, 0.5)(0, 0);
   const double one = std::exp(3 * 1 * 0.5);
   const double two = std::exp(3 * 2 * 0.5);
   EXPECT_NEAR(seen, (one * 1 + two * 2) / (one + two), 1e-12);
   // What weighs more than a double holds is all there is.
-  EXPECT_EQ(reference::Attend(*cache->Get(), false, 1, query, 200)(0, 0), 2);
+  EXPECT_EQ(
+      reference::Attend(*cache->Get(), VLayout::kPlain, 1, query, 200)(0, 0),
+      2);
   // What is infinite has no weight that could be told; it is not hidden.
   cache.Append(0, 2, {std::numeric_limits<float>::infinity()});
-  EXPECT_TRUE(
-      std::isnan(reference::Attend(*cache->Get(), false, 0, query, 0.5)(0, 0)));
+  EXPECT_TRUE(std::isnan(
+      reference::Attend(*cache->Get(), VLayout::kPlain, 0, query, 0.5)(0, 0)));
 }
 
 TEST(Ledger, RestoresEveryCacheOfAWrapper) {

@@ -27,21 +27,11 @@ std::uint64_t HashRow(const TensorView& row, std::uint64_t seed) {
   return HashDense(CopyOf(row, row.dtype), seed);
 }
 
-// Column `column` of V as [v_head_dim, kv_heads].
-TensorView ValueRow(const TensorView& value, std::int64_t column,
-                    bool permuted_v) {
-  if (!permuted_v) return Slice(value, 2, column);
-  TensorView row = Slice(value, 0, column);
-  row.shape = {row.shape[1], row.shape[2], 1, 1};
-  row.stride = {row.stride[1], row.stride[2], 0, 0};
-  return row;
-}
-
 std::uint64_t HashColumn(const KvView& view, std::int64_t column,
-                         bool permuted_v) {
+                         VLayout v_layout) {
   const std::uint64_t key = HashRow(Slice(view.key, 2, column), 0);
   if (view.value.data == nullptr) return key;
-  return HashRow(ValueRow(view.value, column, permuted_v), key);
+  return HashRow(RowOf(view.value, v_layout, column), key);
 }
 
 std::string ElementsText(const TensorView& row) {
@@ -86,7 +76,7 @@ std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
 // sees with the tokens that are due, one by one. Tokens that were never put in
 // this layer may be any of the columns that are left.
 std::optional<WrongRow> Explain(
-    const CacheLedger& ledger, int layer, const KvView& view, bool permuted_v,
+    const CacheLedger& ledger, int layer, const KvView& view, VLayout v_layout,
     int row, const std::vector<std::uint64_t>& token_hashes) {
   std::vector<const LedgerToken*> due;
   std::vector<std::uint64_t> due_hashes;
@@ -100,7 +90,7 @@ std::optional<WrongRow> Explain(
   WrongRow wrong{.row = row, .column = -1, .text = ""};
   for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
     if (!MaskAllows(view.mask, column, row)) continue;
-    const std::uint64_t hash = HashColumn(view, column, permuted_v);
+    const std::uint64_t hash = HashColumn(view, column, v_layout);
     bool found = false;
     for (std::size_t i = 0; i < due.size() && !found; ++i) {
       if (due[i] == nullptr || due_hashes[i] != hash) continue;
@@ -112,7 +102,7 @@ std::optional<WrongRow> Explain(
       wrong.column = static_cast<int>(column);
       wrong.text = fmt::format("row {} sees at column {} (cell {}) {}", row,
                                column, view.first_cell + column,
-                               RowText(view, column, permuted_v));
+                               RowText(view, column, v_layout));
     }
   }
   // What is missing; a token that was never put only if no column is left.
@@ -147,8 +137,8 @@ std::optional<WrongRow> FindWrongEncoderRow(const std::map<int, KvRows>& slots,
 }  // namespace
 
 RowOwners::RowOwners(const CacheLedger& ledger, int layer, const KvView& view,
-                     bool permuted_v)
-    : layer_(layer), view_(view), permuted_v_(permuted_v) {
+                     VLayout v_layout)
+    : layer_(layer), view_(view), v_layout_(v_layout) {
   for (const LedgerToken& token : ledger.tokens()) {
     const auto rows = token.rows.find(layer);
     if (rows == token.rows.end()) continue;
@@ -159,14 +149,14 @@ RowOwners::RowOwners(const CacheLedger& ledger, int layer, const KvView& view,
 
 RowOwner RowOwners::Of(std::int64_t column,
                        const std::vector<const LedgerToken*>& due) const {
-  const std::uint64_t rows = HashColumn(view_, column, permuted_v_);
+  const std::uint64_t rows = HashColumn(view_, column, v_layout_);
   for (const LedgerToken* token : due) {
     if (!token->rows.contains(layer_)) return {token, true, true, rows};
   }
   const bool has_value = view_.value.data != nullptr;
   const std::uint64_t key = HashRow(Slice(view_.key, 2, column), 0);
   const std::uint64_t value =
-      has_value ? HashRow(ValueRow(view_.value, column, permuted_v_), 0) : 0;
+      has_value ? HashRow(RowOf(view_.value, v_layout_, column), 0) : 0;
   const auto is_due = [&](const LedgerToken* token) {
     return std::find(due.begin(), due.end(), token) != due.end();
   };
@@ -185,20 +175,19 @@ RowOwner RowOwners::Of(std::int64_t column,
 }
 
 std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
-                                int cell_dim) {
-  const TensorView row =
-      cell_dim == 0 ? ValueRow(view, column, true) : Slice(view, 2, column);
+                                VLayout layout) {
+  const TensorView row = RowOf(view, layout, column);
   return CopyOf(row, row.dtype).bytes;
 }
 
-std::string RowText(const KvView& view, std::int64_t column, bool permuted_v) {
+std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout) {
   std::string text = "K " + ElementsText(Slice(view.key, 2, column));
   if (view.value.data == nullptr) return text;
-  return text + " V " + ElementsText(ValueRow(view.value, column, permuted_v));
+  return text + " V " + ElementsText(RowOf(view.value, v_layout, column));
 }
 
 std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
-                                     const KvView& view, bool permuted_v) {
+                                     const KvView& view, VLayout v_layout) {
   const CacheLedger& active = ledger.active();
   if (active.encoder()) {
     return FindWrongEncoderRow(active.slots().layers, layer, view);
@@ -227,7 +216,7 @@ std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
                                 : "a padding row sees something"};
       }
       std::uint64_t& hash = column_hashes[static_cast<std::size_t>(column)];
-      if (hash == 0) hash = HashColumn(view, column, permuted_v);
+      if (hash == 0) hash = HashColumn(view, column, v_layout);
       seen_sum += hash;
       ++seen;
     }
@@ -240,7 +229,7 @@ std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
       --seen;
     }
     if (seen == 0 && seen_sum == 0 && all_known) continue;
-    auto wrong = Explain(active, layer, view, permuted_v, row, tokens);
+    auto wrong = Explain(active, layer, view, v_layout, row, tokens);
     if (wrong) return wrong;
   }
   return std::nullopt;

@@ -28,7 +28,7 @@ struct WrongRow {
 // this layer may hold anything. The rows of `view` have the dtype of the cache.
 // Without V (null data), K alone is compared.
 std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
-                                     const KvView& view, bool permuted_v);
+                                     const KvView& view, VLayout v_layout);
 
 // Whose K and V rows a column of a view has: of the token that has both, else
 // of one that has either.
@@ -43,7 +43,7 @@ class RowOwners {
  public:
   // Requires: all outlive this; rows in `view` have the shape of those put.
   RowOwners(const reference::CacheLedger& ledger, int layer, const KvView& view,
-            bool permuted_v);
+            VLayout v_layout);
   // Of equal rows, those of `due`; of a token that was never put here, any.
   RowOwner Of(std::int64_t column,
               const std::vector<const reference::LedgerToken*>& due) const;
@@ -56,17 +56,17 @@ class RowOwners {
   };
   int layer_;
   const KvView& view_;
-  bool permuted_v_;
+  VLayout v_layout_;
   std::vector<Hashes> tokens_;  // Those that were put.
 };
 
 // The bytes of one cell's row of a K or V view, dense, first dimension
-// fastest. `cell_dim` is the dimension that counts cells: 2, or 0 if permuted.
+// fastest. Of K, the layout is plain.
 std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
-                                int cell_dim);
+                                VLayout layout);
 
 // "K [100, 1000] V [100, 100100]".
-std::string RowText(const KvView& view, std::int64_t column, bool permuted_v);
+std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout);
 
 }  // namespace kvtwin::props
 

@@ -249,7 +249,7 @@ void ExploreWorker::CheckView() {
         "the masks are not equal");
   Check(SameBytes(due->key, found->key) && SameBytes(due->value, found->value),
         "subject: rows", "the rows of the view are not equal");
-  const auto wrong = FindWrongRow(ledger_, 0, *due, false);
+  const auto wrong = FindWrongRow(ledger_, 0, *due, VLayout::kPlain);
   if (wrong) Check(false, "reference: rows", wrong->text);
 }
 

@@ -50,7 +50,7 @@ History HistoryAt(const FuzzOptions& options, std::uint64_t number) {
     setup.init.dtype = kRowDTypes.at(number % kRowDTypes.size());
     setup.config.v_dtype =
         kRowDTypes.at(number / kRowDTypes.size() % kRowDTypes.size());
-    FitBlocks(setup);
+    FitStorage(setup);
   }
   return history;
 }

@@ -455,13 +455,14 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
   setup.spec.shift = DrawShift(pick);
   setup.spec.placement =
       OneOf(pick, {Placement::kContiguous, Placement::kScatter});
-  setup.config.permuted_v = Chance(pick, 40);
+  setup.config.v_layout =
+      OneOf(pick, {VLayout::kPlain, VLayout::kPlain, VLayout::kPermuted,
+                   VLayout::kPermuted, VLayout::kTiled});
   setup.config.mask_dtype =
       OneOf(pick, {DType::kF32, DType::kF32, DType::kF16, DType::kBF16,
                    DType::kBits, DType::kBits});
   setup.init.dtype = Chance(pick, 40) ? DType::kF32 : DrawRowDType(pick);
   if (Chance(pick, 20)) setup.config.v_dtype = DrawRowDType(pick);
-  FitBlocks(setup);
   bool encoder = drawn == Kind::kEncoder;
   if (drawn == Kind::kWrapper) {
     const int parts = pick(1, 3);
@@ -488,7 +489,11 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
   if (encoder && !Chance(pick, 2)) {
     setup.init.max_sequences = 1;
     setup.config.cache_padding = 1;
+    if (setup.config.v_layout == VLayout::kTiled) {
+      setup.config.v_layout = VLayout::kPlain;
+    }
   }
+  FitStorage(setup);
   if (cells_max > 0) LimitCells(cells_max, setup);
   return setup;
 }

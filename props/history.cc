@@ -226,7 +226,11 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
   if (key == "maskpad") {
     return void(config.mask_batch_padding = ReadSize(value));
   }
-  if (key == "permuted") return void(config.permuted_v = ReadSize(value) != 0);
+  if (key == "permuted" || key == "tiled") {
+    if (ReadSize(value) == 0) return;
+    return void(config.v_layout =
+                    key == "tiled" ? VLayout::kTiled : VLayout::kPermuted);
+  }
   if (key == "mask") return void(config.mask_dtype = ReadMaskDType(value));
   if (key == "dtype") return void(setup.init.dtype = ReadRowDType(value));
   if (key == "vdtype") return void(config.v_dtype = ReadRowDType(value));
@@ -266,12 +270,16 @@ void CheckSizes(const Setup& setup, std::string_view where) {
     throw Bad{where, "a cache of this size is too large for a test"};
   }
   Setup fitting = setup;
-  FitBlocks(fitting);
+  FitStorage(fitting);
   if (fitting.rows != setup.rows ||
-      fitting.config.permuted_v != setup.config.permuted_v) {
+      fitting.config.v_layout != setup.config.v_layout) {
     throw Bad{where, fmt::format("blocks need head_dims that are multiples of "
-                                 "{}, and V that is not permuted",
+                                 "{}, and V that is neither permuted nor tiled",
                                  kBlockElements)};
+  }
+  if (fitting.config.cache_padding != setup.config.cache_padding) {
+    throw Bad{where, fmt::format("pad is {}, tiled V needs a multiple of {}",
+                                 setup.config.cache_padding, kTileCells)};
   }
 }
 
@@ -469,7 +477,7 @@ Op ReadOp(std::string_view text) {
 
 }  // namespace
 
-void FitBlocks(Setup& setup) {
+void FitStorage(Setup& setup) {
   const auto widen = [](DType dtype, int& head_dim) {
     constexpr auto kBlock = static_cast<int>(kBlockElements);
     if (!IsBlockDType(dtype)) return;
@@ -477,7 +485,11 @@ void FitBlocks(Setup& setup) {
   };
   widen(setup.init.dtype, setup.rows.k_head_dim);
   widen(setup.v_dtype(), setup.rows.v_head_dim);
-  if (IsBlockDType(setup.v_dtype())) setup.config.permuted_v = false;
+  CacheConfig& config = setup.config;
+  if (IsBlockDType(setup.v_dtype())) config.v_layout = VLayout::kPlain;
+  if (config.v_layout != VLayout::kTiled) return;
+  const int tiles = (config.cache_padding + kTileCells - 1) / kTileCells;
+  config.cache_padding = tiles * kTileCells;
 }
 
 void SetCells(int cells, Setup& setup) {
@@ -552,7 +564,8 @@ std::string ToText(const Setup& setup) {
   add("batch", setup.init.max_batch, sized.init.max_batch);
   add("pad", setup.config.cache_padding, 1);
   add("maskpad", setup.config.mask_batch_padding, 1);
-  add("permuted", setup.config.permuted_v ? 1 : 0, 0);
+  add("permuted", setup.config.v_layout == VLayout::kPermuted ? 1 : 0, 0);
+  add("tiled", setup.config.v_layout == VLayout::kTiled ? 1 : 0, 0);
   add("mask", DTypeName(setup.config.mask_dtype), "f32");
   add("dtype", DTypeName(setup.init.dtype), "f32");
   if (setup.config.v_dtype) add("vdtype", DTypeName(*setup.config.v_dtype), "");

@@ -39,8 +39,8 @@ struct Setup {
 };
 
 // Rows that are stored in blocks need whole ones: makes heads so wide, and V
-// not permuted.
-void FitBlocks(Setup& setup);
+// plain. Tiled V needs whole tiles: makes the padding so large.
+void FitStorage(Setup& setup);
 
 // A position: `offset`, or counted from the sequence's next position.
 struct RelativePos {

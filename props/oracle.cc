@@ -18,12 +18,12 @@ using reference::Ledger;
 using reference::LedgerToken;
 
 std::vector<std::byte> KeyBytes(const KvView& view, std::int64_t column) {
-  return RowBytes(view.key, column, 2);
+  return RowBytes(view.key, column, VLayout::kPlain);
 }
 
 std::vector<std::byte> ValueBytes(const KvView& view, std::int64_t column,
-                                  bool permuted_v) {
-  return RowBytes(view.value, column, permuted_v ? 0 : 2);
+                                  VLayout v_layout) {
+  return RowBytes(view.value, column, v_layout);
 }
 
 // The first mask row that sees each column; -1 if none does.
@@ -39,11 +39,12 @@ std::vector<int> FirstRows(const TensorView& mask) {
 }
 
 // "K [1, 2] V [3]", or without V where none was recorded.
-std::string RowsText(const KvView& view, std::int64_t column, bool permuted_v) {
-  if (view.value.data != nullptr) return RowText(view, column, permuted_v);
+std::string RowsText(const KvView& view, std::int64_t column,
+                     VLayout v_layout) {
+  if (view.value.data != nullptr) return RowText(view, column, v_layout);
   KvView keys = view;
   keys.value = keys.key;
-  const std::string text = RowText(keys, column, false);
+  const std::string text = RowText(keys, column, VLayout::kPlain);
   return text.substr(0, text.find(" V "));
 }
 
@@ -456,7 +457,7 @@ std::optional<Finding> Oracle::CompareMask(const DenseTensor& mask,
 std::optional<Finding> Oracle::CompareRows(const TraceOp& op, const KvView& due,
                                            const Cache& twin) const {
   const KvView found = RecordedView(op);
-  const bool permuted_v = header_.config.permuted_v;
+  const VLayout v_layout = header_.config.v_layout;
   std::vector<CellEntry> cells;
   twin.ListCells(cells);
   std::set<std::int64_t> held;  // Columns with a token.
@@ -469,8 +470,8 @@ std::optional<Finding> Oracle::CompareRows(const TraceOp& op, const KvView& due,
     const bool seen = first_rows[static_cast<std::size_t>(column)] >= 0;
     if (!seen && (wrong >= 0 || !held.contains(column))) continue;  // S52.
     const bool same = KeyBytes(found, column) == KeyBytes(due, column) &&
-                      (!op.value || ValueBytes(found, column, permuted_v) ==
-                                        ValueBytes(due, column, permuted_v));
+                      (!op.value || ValueBytes(found, column, v_layout) ==
+                                        ValueBytes(due, column, v_layout));
     if (same) continue;
     wrong = column;
     if (seen) break;
@@ -481,8 +482,8 @@ std::optional<Finding> Oracle::CompareRows(const TraceOp& op, const KvView& due,
       fmt::format("{}; due is the row of {}; found {}, due {}",
                   SightText(op.layer, found, row, wrong, due.first_cell),
                   DueText(op.layer, due, row, wrong, cells),
-                  RowsText(found, wrong, permuted_v),
-                  RowsText(due, wrong, permuted_v)),
+                  RowsText(found, wrong, v_layout),
+                  RowsText(due, wrong, v_layout)),
       "", row, wrong};
 }
 
@@ -520,7 +521,7 @@ std::string Oracle::DueText(int layer, const KvView& due, int row, int column,
 
 const PutRow* Oracle::FindPut(int layer, const KvView& view,
                               std::int64_t column) const {
-  return puts_.Find(view, column, header_.config.permuted_v, active_, layer);
+  return puts_.Find(view, column, header_.config.v_layout, active_, layer);
 }
 
 std::optional<Finding> Oracle::FollowLedger(const TraceOp& op) {
@@ -598,10 +599,13 @@ std::optional<Finding> Oracle::CheckDims(const TraceOp& op) const {
   auto finding =
       differs("key", op.key.shape, {k_head_dim, kv_heads, columns, 1});
   if (finding || !op.value) return finding;
-  return differs("value", op.value->shape,
-                 header_.config.permuted_v
-                     ? Shape{columns, v_head_dim, kv_heads, 1}
-                     : Shape{v_head_dim, kv_heads, columns, 1});
+  Shape due = {v_head_dim, kv_heads, columns, 1};
+  if (header_.config.v_layout == VLayout::kPermuted) {
+    due = {columns, v_head_dim, kv_heads, 1};
+  } else if (header_.config.v_layout == VLayout::kTiled) {
+    due = {kTileCells, v_head_dim, kv_heads, columns / kTileCells};
+  }
+  return differs("value", op.value->shape, due);
 }
 
 std::optional<Finding> Oracle::CheckEntitlement(const TraceOp& op) const {
@@ -616,7 +620,7 @@ std::optional<Finding> Oracle::CheckEntitlement(const TraceOp& op) const {
     view.value = active.slots().layers.at(op.layer).value.view();
   }
   const auto wrong =
-      FindWrongRow(*ledger_, op.layer, view, header_.config.permuted_v);
+      FindWrongRow(*ledger_, op.layer, view, header_.config.v_layout);
   if (!wrong) return std::nullopt;
   Finding finding{wrong->text, "", wrong->row, wrong->column};
   if (wrong->column >= 0) {

@@ -63,14 +63,93 @@ std::string Text(const std::vector<Json>& lines) {
   return text;
 }
 
+// 40 tokens, whose V is in two tiles: no program that was recorded has tiles.
+std::string TiledRecording() {
+  constexpr std::int64_t kTokens = 40;
+  constexpr std::int64_t kColumns = 64;
+  std::vector<Json> lines = {Json::parse(kHeader)};
+  Json& header = lines[0];
+  header["config"]["cache_padding"] = kTileCells;
+  header["config"]["tiled_v"] = true;
+  header["init"] = {{"dtype", "f32"},
+                    {"max_sequences", 1},
+                    {"capacity", kTokens},
+                    {"max_batch", kTokens}};
+  header["model"] = {
+      {"layers", 1}, {"k_head_dim", 1}, {"kv_heads", 1}, {"v_head_dim", 2}};
+  Json start = {{"op", "start_forward"}, {"result", "ok"}};
+  std::vector<std::int64_t> keys;
+  std::vector<std::int64_t> put_values;
+  std::vector<std::int64_t> got_values(2 * kColumns);
+  std::vector<std::string> mask;
+  for (std::int64_t i = 0; i < kTokens; ++i) {
+    start["positions"].push_back(i);
+    start["sequences"].push_back(0);
+    start["cells"].push_back(i);
+    keys.push_back(i + 1);
+    mask.push_back(std::string(i + 1, '1') +
+                   std::string(kColumns - i - 1, '0'));
+    for (const std::int64_t element : {0, 1}) {
+      put_values.push_back(100 * (i + 1) + element);
+      got_values[64 * (i / 32) + 32 * element + i % 32] = put_values.back();
+    }
+  }
+  lines.push_back(start);
+  lines.push_back(
+      {{"op", "put"},
+       {"layer", 0},
+       {"key", {{"shape", {1, 1, kTokens}}, {"data", keys}}},
+       {"value", {{"shape", {2, 1, kTokens}}, {"data", put_values}}}});
+  keys.resize(kColumns);
+  lines.push_back({{"op", "get"},
+                   {"layer", 0},
+                   {"first_cell", 0},
+                   {"key", {{"shape", {1, 1, kColumns}}, {"data", keys}}},
+                   {"value", {{"shape", {32, 2, 1, 2}}, {"data", got_values}}},
+                   {"mask", {{"shape", {kColumns, kTokens}}, {"rows", mask}}}});
+  return Text(lines);
+}
+
 std::string AnyAccepted() {
-  static const std::vector<std::filesystem::path> kFiles = Recordings("accept");
-  return FileText(*rc::gen::elementOf(kFiles));
+  static const std::vector<std::string> kTexts = [] {
+    std::vector<std::string> texts = {TiledRecording()};
+    for (const auto& file : Recordings("accept")) {
+      texts.push_back(FileText(file));
+    }
+    return texts;
+  }();
+  return *rc::gen::elementOf(kTexts);
+}
+
+TEST(Oracle, AcceptsTiledV) {
+  EXPECT_EQ(VerdictName(JudgeText(TiledRecording()).verdict), "accept");
+  // Another shape of as many numbers.
+  std::string text = TiledRecording();
+  const std::string shape = "\"shape\":[32,2,1,2]";
+  text.replace(text.find(shape), shape.size(), "\"shape\":[2,1,64,1]");
+  const Judgement judgement = JudgeText(text);
+  EXPECT_EQ(VerdictName(judgement.verdict), "bad_input");
+}
+
+VLayout VLayoutOf(const Json& header) {
+  const Json& config = header.at("config");
+  if (config.value("tiled_v", false)) return VLayout::kTiled;
+  return config.value("permuted_v", false) ? VLayout::kPermuted
+                                           : VLayout::kPlain;
+}
+
+// The column of number `at` of K or V.
+std::size_t ColumnAt(std::size_t at, std::size_t numbers, std::size_t columns,
+                     VLayout layout) {
+  const std::size_t row = numbers / columns;
+  if (layout == VLayout::kPlain) return at / row;
+  if (layout == VLayout::kPermuted) return at % columns;
+  return at / (row * kTileCells) * kTileCells + at % kTileCells;
 }
 
 // Changes one thing in an answer that no cache may answer differently; false
 // if the line has none.
-bool Mutate(Json& line, bool permuted_v) {
+bool Mutate(Json& line, VLayout v_layout) {
   const std::string op = line.at("op");
   std::vector<std::string> choices;
   for (const char* key : {"result", "cells", "first_cell", "shape", "mask"}) {
@@ -100,12 +179,11 @@ bool Mutate(Json& line, bool permuted_v) {
   } else {
     // In a row that the mask shows, or anywhere in an encoder's.
     Json& data = field["data"];
-    const bool permuted = key == "value" && permuted_v;
+    const VLayout layout = key == "value" ? v_layout : VLayout::kPlain;
     std::size_t at = *rc::gen::inRange<std::size_t>(0, data.size());
     if (line["mask"].is_object()) {
       const std::size_t columns = line["mask"]["shape"][0];
-      const std::size_t column =
-          permuted ? at % columns : at / (data.size() / columns);
+      const std::size_t column = ColumnAt(at, data.size(), columns, layout);
       bool seen = false;
       for (const std::string bits : line["mask"]["rows"]) {
         seen = seen || bits[column] == '1';
@@ -121,7 +199,7 @@ RC_GTEST_PROP(Oracle, RejectsAnyOneChangedAnswerAtItsLine, ()) {
   std::vector<Json> lines = ReadLines(AnyAccepted());
   const auto at = *rc::gen::inRange<std::size_t>(1, lines.size());
   const Json before = lines[at];
-  RC_PRE(Mutate(lines[at], lines[0]["config"]["permuted_v"]));
+  RC_PRE(Mutate(lines[at], VLayoutOf(lines[0])));
   RC_LOG() << before.dump() << "\nbecame\n" << lines[at].dump() << "\n";
   RC_TAG(before.at("op").get<std::string>());
   const Judgement judgement = JudgeText(Text(lines));
@@ -176,17 +254,22 @@ RC_GTEST_PROP(Oracle, SurvivesChangedBytes, ()) {
 // ------------------------------------------------------------------
 
 // Puts column order[i] of every view where column i was: another placement.
-void Reorder(Json& get, const std::vector<std::size_t>& order, bool permuted) {
+void Reorder(Json& get, const std::vector<std::size_t>& order,
+             VLayout v_layout) {
   const std::size_t columns = order.size();
   for (const char* key : {"key", "value"}) {
     const Json data = get[key]["data"];
-    const std::size_t row = data.size() / columns;
+    const VLayout layout =
+        key == std::string("value") ? v_layout : VLayout::kPlain;
+    // The places of each column's numbers.
+    std::vector<std::vector<std::size_t>> places(columns);
     for (std::size_t i = 0; i < data.size(); ++i) {
-      const bool cells_first = permuted && key == std::string("value");
-      const std::size_t column = cells_first ? i % columns : i / row;
-      const std::size_t from = cells_first ? i - column + order[column]
-                                           : i % row + order[column] * row;
-      get[key]["data"][i] = data[from];
+      places[ColumnAt(i, data.size(), columns, layout)].push_back(i);
+    }
+    for (std::size_t column = 0; column < columns; ++column) {
+      for (std::size_t n = 0; n < places[column].size(); ++n) {
+        get[key]["data"][places[column][n]] = data[places[order[column]][n]];
+      }
     }
   }
   for (Json& row : get["mask"]["rows"]) {
@@ -200,7 +283,7 @@ void Reorder(Json& get, const std::vector<std::size_t>& order, bool permuted) {
 RC_GTEST_PROP(Oracle, AcceptsAnyPlacementAtTheEntitlementLevel, ()) {
   std::vector<Json> lines = ReadLines(AnyAccepted());
   lines[0]["placement"] = "other";
-  const bool permuted = lines[0]["config"]["permuted_v"];
+  const VLayout v_layout = VLayoutOf(lines[0]);
   const bool without_value = *rc::gen::arbitrary<bool>();
   for (Json& line : lines) {
     line.erase("cells");
@@ -211,7 +294,7 @@ RC_GTEST_PROP(Oracle, AcceptsAnyPlacementAtTheEntitlementLevel, ()) {
     for (std::size_t i = order.size(); i > 1; --i) {
       std::swap(order[i - 1], order[*rc::gen::inRange<std::size_t>(0, i)]);
     }
-    Reorder(line, order, permuted);
+    Reorder(line, order, v_layout);
     if (without_value) line.erase("value");
   }
   const Judgement judgement = JudgeText(Text(lines));

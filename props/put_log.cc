@@ -31,20 +31,21 @@ void PutLog::Add(const TraceOp& op, std::size_t cache,
   for (std::size_t i = 0; i < positions.size(); ++i) {
     const auto column = static_cast<std::int64_t>(i);
     const TensorView key = Slice(op.key.view(), 2, column);
-    puts_.push_back({op.line, cache, op.layer, sequences[i], positions[i],
-                     HashOf(CopyOf(key, key.dtype).bytes), TagHash(key),
-                     HashOf(RowBytes(op.value->view(), column, 2))});
+    puts_.push_back(
+        {op.line, cache, op.layer, sequences[i], positions[i],
+         HashOf(CopyOf(key, key.dtype).bytes), TagHash(key),
+         HashOf(RowBytes(op.value->view(), column, VLayout::kPlain))});
   }
 }
 
 const PutRow* PutLog::Find(const KvView& view, std::int64_t column,
-                           bool permuted_v, std::size_t cache,
+                           VLayout v_layout, std::size_t cache,
                            int layer) const {
-  const std::size_t key = HashOf(RowBytes(view.key, column, 2));
+  const std::size_t key = HashOf(RowBytes(view.key, column, VLayout::kPlain));
   const std::size_t tag = TagHash(Slice(view.key, 2, column));
   const bool has_value = view.value.data != nullptr;
   const std::size_t value =
-      has_value ? HashOf(RowBytes(view.value, column, permuted_v ? 0 : 2)) : 0;
+      has_value ? HashOf(RowBytes(view.value, column, v_layout)) : 0;
   // V rows never change; K rows may have been shifted, and so count only as a
   // hint.
   const PutRow* best = nullptr;

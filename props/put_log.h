@@ -33,7 +33,7 @@ class PutLog {
 
   // The last put of the row that is the most similar to a column's, those of
   // this cache and layer before others; null if none is similar.
-  const PutRow* Find(const KvView& view, std::int64_t column, bool permuted_v,
+  const PutRow* Find(const KvView& view, std::int64_t column, VLayout v_layout,
                      std::size_t cache, int layer) const;
 
  private:

@@ -45,7 +45,7 @@ class PutLogTest : public ::testing::Test {
     KvView view;
     view.key = key.view();
     if (value != nullptr) view.value = seen.view();
-    const PutRow* put = log_.Find(view, 0, false, cache, layer);
+    const PutRow* put = log_.Find(view, 0, VLayout::kPlain, cache, layer);
     return put == nullptr ? 0 : put->line;
   }
 

@@ -419,15 +419,22 @@ void ExpectRows(const Source& source, const std::vector<int>& cells,
 }
 
 void ExpectColumns(const Source& source, const std::vector<int>& cells,
-                   DType dtype, bool stream, std::size_t gap) {
+                   DType dtype, bool stream, bool tiled, std::size_t gap) {
   const TensorView& view = source.view;
   const std::size_t size = SizeOf(dtype);
   const std::size_t row =
       static_cast<std::size_t>(view.shape[0] * view.shape[1]);
-  const std::size_t stride = kCells * size + gap;
+  StoredColumns to{nullptr, dtype, kCells * size + gap, kTileCells * size,
+                   stream};
+  std::size_t bytes = row * to.stride;
+  if (tiled) {
+    to.stride = kTileCells * size;
+    to.tile_stride = row * to.stride + gap;
+    bytes = (kCells / kTileCells + 1) * to.tile_stride;
+  }
   const std::size_t begin = row > 40 ? 16 : 0;
-  Memory due(row * stride, 0);
-  Memory found(row * stride, 0);
+  Memory due(bytes, 0);
+  Memory found(bytes, 0);
   for (std::size_t i = 0; i < cells.size(); ++i) {
     for (std::size_t e = begin; e < row; ++e) {
       const auto element = static_cast<std::int64_t>(e);
@@ -436,10 +443,14 @@ void ExpectColumns(const Source& source, const std::vector<int>& cells,
       one.data = view.at(element % view.shape[0], element / view.shape[0],
                          static_cast<std::int64_t>(i));
       one.shape = {1, 1, 1, 1};
-      WriteDense(one, dtype, due.data() + e * stride + cell * size);
+      const std::size_t at =
+          tiled ? cell / kTileCells * to.tile_stride + cell % kTileCells * size
+                : cell * size;
+      WriteDense(one, dtype, due.data() + e * to.stride + at);
     }
   }
-  PutColumns(view, cells, begin, row, {found.data(), dtype, stride, stream});
+  to.data = found.data();
+  PutColumns(view, cells, begin, row, to);
   FenceStreams();
   EXPECT_TRUE(found == due);
 }
@@ -478,8 +489,10 @@ TEST_P(RowKernels, PutsRowsOfAnyShape) {
           for (const bool stream : {false, true}) {
             ExpectRows(source, cells, to, stream);
             if (blocks) continue;
-            ExpectColumns(source, cells, to, stream, kLine);
-            ExpectColumns(source, cells, to, stream, 4);
+            for (const bool tiled : {false, true}) {
+              ExpectColumns(source, cells, to, stream, tiled, kLine);
+              ExpectColumns(source, cells, to, stream, tiled, 4);
+            }
           }
           if (HasFailure()) return;
         }
@@ -513,15 +526,35 @@ TEST_P(RowKernels, MovesRowsAndColumns) {
       for (std::size_t columns = 0; columns < 20; ++columns) {
         const std::size_t size = SizeOf(dtype);
         const std::size_t stride = (kRows + 3) * size;
-        Bytes due = BitsOf(SomeFloats(20 * stride));
-        Bytes found = due;
+        const Bytes before = BitsOf(SomeFloats(200 * stride));
+        Bytes due = before;
         for (std::size_t c = 0; c < columns; ++c) {
           for (const auto& [from, to] : moves) {
             std::copy_n(&due[c * stride + from * size], size,
                         &due[c * stride + to * size]);
           }
         }
-        MoveInColumns(moves, dtype, found.data(), columns, stride);
+        Bytes found = before;
+        MoveInColumns(moves,
+                      {found.data(), dtype, stride, kTileCells * size, false},
+                      columns);
+        EXPECT_EQ(found, due) << columns;
+        // Between tiles, from the second to the first.
+        const std::size_t tile = 20 * kTileCells * size;
+        const std::vector<CellMove> far = {{.from = 33, .to = 30},
+                                           {.from = 40, .to = 31}};
+        due = before;
+        for (std::size_t c = 0; c < columns; ++c) {
+          const std::size_t column = c * kTileCells * size;
+          std::copy_n(&due[column + tile + 1 * size], size,
+                      &due[column + 30 * size]);
+          std::copy_n(&due[column + tile + 8 * size], size,
+                      &due[column + 31 * size]);
+        }
+        found = before;
+        MoveInColumns(far,
+                      {found.data(), dtype, kTileCells * size, tile, false},
+                      columns);
         EXPECT_EQ(found, due) << columns;
       }
     }

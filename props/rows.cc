@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/dense_tensor.h"
 #include "core/elements.h"
 
 namespace kvtwin::props {
@@ -87,7 +88,7 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
 }
 
 void PoisonFreeCells(const KvView& view, const std::vector<CellEntry>& used,
-                     bool permuted_v) {
+                     VLayout v_layout) {
   std::vector<bool> is_used;
   if (!used.empty()) {
     is_used.resize(static_cast<std::size_t>(used.back().cell) + 1);
@@ -95,26 +96,27 @@ void PoisonFreeCells(const KvView& view, const std::vector<CellEntry>& used,
   for (const CellEntry& entry : used) {
     is_used[static_cast<std::size_t>(entry.cell)] = true;
   }
-  const auto poison = [&](TensorView tensor, std::size_t cell_dim) {
-    auto size = SizeOf(tensor.dtype);
-    if (IsBlockDType(tensor.dtype)) {  // Runs of them as one element.
-      size = static_cast<std::size_t>(tensor.stride[1]);
-      tensor.shape[0] = 1;
-    }
-    for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
-      for (std::int64_t j = 0; j < tensor.shape[1]; ++j) {
-        for (std::int64_t k = 0; k < tensor.shape[2]; ++k) {
-          const auto cell = static_cast<std::size_t>(cell_dim == 0 ? i : k);
-          if (cell < is_used.size() && is_used[cell]) continue;
+  const auto poison = [&](const TensorView& tensor, VLayout layout) {
+    for (std::int64_t cell = 0; cell < ColumnsOf(tensor, layout); ++cell) {
+      const auto at = static_cast<std::size_t>(cell);
+      if (at < is_used.size() && is_used[at]) continue;
+      TensorView row = RowOf(tensor, layout, cell);
+      auto size = SizeOf(row.dtype);
+      if (IsBlockDType(row.dtype)) {  // Runs of them as one element.
+        size = static_cast<std::size_t>(row.stride[1]);
+        row.shape[0] = 1;
+      }
+      for (std::int64_t i = 0; i < row.shape[0]; ++i) {
+        for (std::int64_t j = 0; j < row.shape[1]; ++j) {
           // The cache's own memory, which only a test may write to.
-          std::memset(const_cast<std::byte*>(tensor.at(i, j, k)),
+          std::memset(const_cast<std::byte*>(row.at(i, j)),
                       static_cast<int>(kPoisonByte), size);
         }
       }
     }
   };
-  poison(view.key, 2);
-  poison(view.value, permuted_v ? 0 : 2);
+  poison(view.key, VLayout::kPlain);
+  poison(view.value, v_layout);
 }
 
 }  // namespace kvtwin::props

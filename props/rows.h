@@ -35,7 +35,7 @@ class RowBuffer {
 // Overwrites the K and V rows of every cell of a whole-cache view that `used`
 // does not list.
 void PoisonFreeCells(const KvView& view, const std::vector<CellEntry>& used,
-                     bool permuted_v);
+                     VLayout v_layout);
 
 }  // namespace kvtwin::props
 

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <numeric>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/names.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/state.h"
 #include "kvtwin/tensor.h"
@@ -110,38 +112,12 @@ TEST_P(Rows, AnEncoderTakesLinesThatRepeatAnElement) {
   }
 }
 
-// Of several sizes, for columns are kept apart by lines of the processor's
-// caches.
-TEST_P(Rows, ColumnsOfPermutedVDoNotOverlap) {
-  for (const int cells : {1023, 1024, 1025, 1041, 1057}) {
-    TestCache cache({}, GetParam(), {.permuted_v = true});
-    ASSERT_EQ(cache.Init(1, cells, cells), StatusCode::kOk);
-    std::vector<std::int32_t> positions(static_cast<std::size_t>(cells));
-    std::iota(positions.begin(), positions.end(), 0);
-    ASSERT_EQ(cache.Start(positions, std::vector<int>(positions.size(), 0)),
-              StatusCode::kOk);
-    std::vector<float> numbers(3 * positions.size());
-    std::iota(numbers.begin(), numbers.end(), 0);
-    const TensorView rows =
-        DenseView(numbers.data(), DType::kF32, {3, 1, cells, 1});
-    ASSERT_TRUE(cache->Put(rows, rows).ok());
-    const TensorView value = cache->Get()->value;
-    for (std::int64_t i = 0; i < 3; ++i) {
-      for (std::int64_t cell = 0; cell < cells; ++cell) {
-        ASSERT_EQ(LoadElement(value.at(cell, i), value.dtype), 3 * cell + i)
-            << cells << " cells";
-      }
-    }
-  }
-}
-
-// As many of the processor's cache lines as a tile of permuted V has rows.
-TEST_P(Rows, PermutedVTakesCellsThatAreFarApart) {
+void PutFarApart(const std::string& twin, VLayout layout) {
   constexpr int kApart = 32;
   constexpr int kTokens = 40;
   CacheSpec spec;
   spec.placement = Placement::kScatter;
-  TestCache cache(spec, GetParam(), {.permuted_v = true});
+  TestCache cache(spec, twin, ConfigOf(layout));
   ASSERT_EQ(cache.Init(3, kApart * kTokens, kApart * kTokens), StatusCode::kOk);
   std::vector<std::int32_t> positions;
   std::vector<int> sequences;
@@ -163,9 +139,89 @@ TEST_P(Rows, PermutedVTakesCellsThatAreFarApart) {
   const KvView view = *cache->Get();
   for (int i = 0; i < kTokens; ++i) {
     ASSERT_EQ(cache->BatchCells()[static_cast<std::size_t>(i)], i * kApart);
-    EXPECT_EQ(LoadElement(view.value.at(i * kApart - view.first_cell),
-                          view.value.dtype),
-              expected[static_cast<std::size_t>(i)]);
+    const TensorView row =
+        RowOf(view.value, layout, i * kApart - view.first_cell);
+    EXPECT_EQ(LoadFrom(row, 0), expected[static_cast<std::size_t>(i)]);
+  }
+}
+
+// Of several sizes, for columns are kept apart by lines of the processor's
+// caches.
+TEST_P(Rows, ColumnsOfPermutedVDoNotOverlap) {
+  for (const int cells : {1023, 1024, 1025, 1041, 1057}) {
+    TestCache cache({}, GetParam(), {.v_layout = VLayout::kPermuted});
+    ASSERT_EQ(cache.Init(1, cells, cells), StatusCode::kOk);
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(cells));
+    std::iota(positions.begin(), positions.end(), 0);
+    ASSERT_EQ(cache.Start(positions, std::vector<int>(positions.size(), 0)),
+              StatusCode::kOk);
+    std::vector<float> numbers(3 * positions.size());
+    std::iota(numbers.begin(), numbers.end(), 0);
+    const TensorView rows =
+        DenseView(numbers.data(), DType::kF32, {3, 1, cells, 1});
+    ASSERT_TRUE(cache->Put(rows, rows).ok());
+    const TensorView value = cache->Get()->value;
+    for (std::int64_t i = 0; i < 3; ++i) {
+      for (std::int64_t cell = 0; cell < cells; ++cell) {
+        ASSERT_EQ(LoadElement(value.at(cell, i), value.dtype), 3 * cell + i)
+            << cells << " cells";
+      }
+    }
+  }
+}
+
+// Tiles are as VLayout says: of whole ones, and of a view that begins late.
+TEST_P(Rows, TilesOfVAreWhereTheyAreSaidToBe) {
+  constexpr std::int64_t kCells = 128;
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {
+    SCOPED_TRACE(DTypeName(dtype));
+    TestCache cache({}, GetParam(), ConfigOf(VLayout::kTiled));
+    ASSERT_TRUE(cache->Init(dtype, 2, kCells / 2, kCells).ok());
+    std::vector<std::int32_t> positions(kCells);
+    std::iota(positions.begin(), positions.end(), 0);
+    std::vector<int> sequences(positions.size(), 0);
+    std::fill(sequences.begin() + 70, sequences.end(), 1);
+    ASSERT_EQ(cache.Start(positions, sequences), StatusCode::kOk);
+    // Exact in f8: 0 to 15, a number for each of cell, element and head.
+    std::vector<float> numbers(5 * 3 * positions.size());
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      numbers[i] = static_cast<float>(i * 7 % 16);
+    }
+    const TensorView rows =
+        DenseView(numbers.data(), DType::kF32, {5, 3, kCells, 1});
+    ASSERT_TRUE(cache->Put(rows, rows).ok());
+    const auto check = [&](std::int64_t first) {
+      const KvView view = *cache->Get();
+      ASSERT_EQ(view.first_cell, first);
+      ASSERT_EQ(view.value.shape, (Shape{32, 5, 3, (kCells - first) / 32}));
+      for (std::int64_t cell = first; cell < kCells; ++cell) {
+        const std::int64_t column = cell - first;
+        for (std::int64_t i = 0; i < 5; ++i) {
+          for (std::int64_t head = 0; head < 3; ++head) {
+            ASSERT_EQ(LoadFrom(view.value, column % 32, i, head, column / 32),
+                      LoadFrom(rows, i, head, cell))
+                << cell;
+          }
+        }
+      }
+    };
+    check(0);
+    // The last token again: it goes back to its cell, and the view begins with
+    // the tile of the first one of its sequence.
+    ASSERT_TRUE(cache->Remove(1, kCells - 1, kOpenEnd).ok());
+    ASSERT_EQ(cache.Start({kCells - 1}, {1}), StatusCode::kOk);
+    const TensorView last = Slice(rows, 2, kCells - 1);
+    ASSERT_TRUE(cache->Put(last, last).ok());
+    check(64);
+  }
+}
+
+// As many of the processor's cache lines as are written together.
+TEST_P(Rows, ColumnsTakeCellsThatAreFarApart) {
+  for (const VLayout layout : kVLayouts) {
+    SCOPED_TRACE(VLayoutName(layout));
+    PutFarApart(GetParam(), layout);
   }
 }
 

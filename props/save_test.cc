@@ -195,7 +195,8 @@ TEST_F(Save, ASequenceMovesToACacheThatIsInUse) {
 
     CacheSpec scatter;
     scatter.placement = Placement::kScatter;
-    TestCache away(scatter, twin, {.cache_padding = 3, .permuted_v = true});
+    TestCache away(scatter, twin,
+                   {.cache_padding = 3, .v_layout = VLayout::kPermuted});
     ASSERT_EQ(away.Init(3, 8, 8), StatusCode::kOk);
     away.Append(0, 0, {7, 8, 9});
     ASSERT_TRUE(away->CopyPrefix(0, 1, 1).ok());

@@ -158,7 +158,9 @@ std::string SizesText(const TraceHeader& header) {
       header.init.max_sequences, header.init.capacity, header.init.max_batch,
       RowsText(header), header.config.cache_padding,
       header.config.mask_batch_padding,
-      header.config.permuted_v ? ", permuted V" : "",
+      header.config.v_layout == VLayout::kPlain
+          ? ""
+          : fmt::format(", {} V", VLayoutName(header.config.v_layout)),
       mask == DType::kF32 ? "" : fmt::format(", mask {}", DTypeName(mask)));
 }
 
@@ -306,7 +308,7 @@ Step DrawnStep(const Oracle& oracle, const TraceOp& op, const Frame& frame) {
             .layer = op.layer,
             .found = Oracle::RecordedView(op),
             .due = oracle.DueView(op),
-            .permuted_v = oracle.header().config.permuted_v,
+            .v_layout = oracle.header().config.v_layout,
             .fresh = oracle.fresh(),
             .positions = oracle.positions(),
             .sequences = oracle.sequences()},

@@ -90,7 +90,7 @@ class Moves {
   void Setups(const Change& change) {
     moves_.emplace_back([change](History& h) {
       change(h.setup);
-      FitBlocks(h.setup);
+      FitStorage(h.setup);
     });
   }
 
@@ -147,7 +147,7 @@ class Moves {
     Setups([](Setup& s) { s.config = CacheConfig(); });
     Setups([](Setup& s) { s.config.mask_dtype = DType::kF32; });
     Setups([](Setup& s) { s.config.v_dtype.reset(); });
-    Setups([](Setup& s) { s.config.permuted_v = false; });
+    Setups([](Setup& s) { s.config.v_layout = VLayout::kPlain; });
     for (const int padding : {1, 2, 3}) {
       Setups([=](Setup& s) { s.config.mask_batch_padding = padding; });
       Setups([=](Setup& s) { s.config.cache_padding = padding; });

@@ -209,7 +209,7 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
 
   std::map<int, std::vector<const LedgerToken*>> held;
   for (const Held& one : step.cells) held[one.cell] = TokensOf(ledger, one);
-  const RowOwners owners(ledger, view.layer, view.found, view.permuted_v);
+  const RowOwners owners(ledger, view.layer, view.found, view.v_layout);
   std::vector<const LedgerToken*> tokens;
   step.found.clear();
   for (std::int64_t column = picture.from; column < to; ++column) {

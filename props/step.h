@@ -102,7 +102,7 @@ struct ViewInQuestion {
   int layer = 0;
   KvView found;
   std::optional<KvView> due;  // Of a twin.
-  bool permuted_v = false;
+  VLayout v_layout = VLayout::kPlain;
   bool fresh = false;  // The ledger can judge the mask.
   const std::vector<std::int32_t>& positions;
   const std::vector<int>& sequences;

@@ -13,10 +13,17 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/mask_elements.h"
+#include "core/names.h"
 #include "kvtwin/cache.h"
 #include "props/entitlement.h"
 
 namespace kvtwin::props {
+
+// Tiles need a padding.
+inline CacheConfig ConfigOf(VLayout layout) {
+  return {.cache_padding = layout == VLayout::kTiled ? kTileCells : 1,
+          .v_layout = layout};
+}
 
 // Rows are single numbers: V is the tag that it was put with, K the tag and
 // whatever the shift function made of it.

@@ -334,7 +334,7 @@ void Trio::Poison() {
     std::vector<CellEntry> used;
     reference_->ListCells(used);
     for (Cache* cache : {reference_.get(), tested_.get()}) {
-      PoisonFreeCells(*cache->Get(), used, setup_.config.permuted_v);
+      PoisonFreeCells(*cache->Get(), used, setup_.config.v_layout);
     }
   }
 }

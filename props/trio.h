@@ -105,10 +105,9 @@ class Trio {
   void CheckTokens();
   void CheckViews(int layer);
   void CheckBytes(std::string_view what, const TensorView& reference,
-                  const TensorView& subject, std::size_t cell_dim);
+                  const TensorView& subject, VLayout layout);
   std::string Picture(std::string_view what, const TensorView& reference,
-                      const TensorView& subject,
-                      std::array<std::int64_t, 3> index, std::size_t cell_dim);
+                      const TensorView& subject, Shape index, VLayout layout);
   void Hash(const void* data, std::size_t size) {
     result_.digest = HashBytes(data, size, result_.digest);
   }

@@ -21,10 +21,10 @@ bool SameShape(const KvView& a, const KvView& b) {
          a.value.shape == b.value.shape;
 }
 
-// The first element of run (j, k) that differs; past its end if only the unused
-// bits of a bit mask do. Requires: the runs differ.
+// The first element of run (j, k, l) that differs; past its end if only the
+// unused bits of a bit mask do. Requires: the runs differ.
 std::int64_t FirstDifference(const TensorView& a, const TensorView& b,
-                             std::int64_t j, std::int64_t k) {
+                             std::int64_t j, std::int64_t k, std::int64_t l) {
   std::int64_t i = 0;
   if (a.dtype == DType::kBits) {
     while (i < a.shape[0] && MaskAllows(a, i, j) == MaskAllows(b, i, j)) ++i;
@@ -33,13 +33,27 @@ std::int64_t FirstDifference(const TensorView& a, const TensorView& b,
   // Of blocks, the first of the block.
   const std::int64_t step = IsBlockDType(a.dtype) ? kBlockElements : 1;
   const auto size = static_cast<std::size_t>(RunBytes(a.dtype, step));
-  const std::byte* left = a.at(0, j, k);
-  const std::byte* right = b.at(0, j, k);
+  const std::byte* left = a.at(0, j, k, l);
+  const std::byte* right = b.at(0, j, k, l);
   for (; std::memcmp(left, right, size) == 0; i += step) {
     left += size;
     right += size;
   }
   return i;
+}
+
+// The column that an element is of.
+std::int64_t ColumnAt(const Shape& index, VLayout layout) {
+  if (layout == VLayout::kPlain) return index[2];
+  return layout == VLayout::kTiled ? index[3] * kTileCells + index[0]
+                                   : index[0];
+}
+
+void SetColumn(std::int64_t column, VLayout layout, Shape& index) {
+  const bool tiled = layout == VLayout::kTiled;
+  index[layout == VLayout::kPlain ? 2 : 0] =
+      tiled ? column % kTileCells : column;
+  if (tiled) index[3] = column / kTileCells;
 }
 
 }  // namespace
@@ -84,7 +98,7 @@ void Trio::DrawViewNow(int layer, const KvView& reference,
             .layer = layer,
             .found = subject,
             .due = reference,
-            .permuted_v = setup_.config.permuted_v,
+            .v_layout = setup_.config.v_layout,
             .fresh = pass_.fresh,
             .positions = pass_.tokens.positions,
             .sequences = pass_.tokens.sequences},
@@ -155,7 +169,7 @@ void Trio::CheckTokens() {
 }
 
 void Trio::CheckBytes(std::string_view what, const TensorView& reference,
-                      const TensorView& subject, std::size_t cell_dim) {
+                      const TensorView& subject, VLayout layout) {
   Check(subject.dtype == reference.dtype && subject.shape == reference.shape,
         "subject: view shape", [&] {
           return fmt::format("{} is {} {} by the reference, {} {} by {}", what,
@@ -168,13 +182,14 @@ void Trio::CheckBytes(std::string_view what, const TensorView& reference,
   // backends' are made so.
   if (subject.stride[0] != static_cast<std::int64_t>(SizeOf(reference.dtype))) {
     const DenseTensor dense = CopyOf(subject, subject.dtype);
-    return CheckBytes(what, reference, dense.view(), cell_dim);
+    return CheckBytes(what, reference, dense.view(), layout);
   }
   const auto run =
       static_cast<std::size_t>(RunBytes(reference.dtype, reference.shape[0]));
   const auto dense = [&](const TensorView& view) {
     return view.stride[1] == static_cast<std::int64_t>(run) &&
-           view.stride[2] == view.stride[1] * view.shape[1];
+           view.stride[2] == view.stride[1] * view.shape[1] &&
+           view.stride[3] == view.stride[2] * view.shape[2];
   };
   if (dense(reference)) {
     // In one piece, if they are equal.
@@ -184,46 +199,49 @@ void Trio::CheckBytes(std::string_view what, const TensorView& reference,
       return;
     }
   }
-  for (std::int64_t k = 0; k < reference.shape[2]; ++k) {
-    for (std::int64_t j = 0; j < reference.shape[1]; ++j) {
-      const std::byte* due = reference.at(0, j, k);
-      const std::byte* found = subject.at(0, j, k);
-      if (!dense(reference)) Hash(due, run);
-      if (std::memcmp(due, found, run) == 0) continue;
-      const std::int64_t i = FirstDifference(reference, subject, j, k);
-      const CheckName check = what == "mask" ? CheckName("subject: mask bytes")
-                              : what == "K"  ? CheckName("subject: K bytes")
-                                             : CheckName("subject: V bytes");
-      if (i == reference.shape[0]) {
-        throw Differs{std::string(check.name()),
-                      fmt::format("row {} of the mask has bits past its {} "
-                                  "columns",
-                                  j, i),
-                      static_cast<int>(j)};
-      }
-      throw Differs{std::string(check.name()),
-                    Picture(what, reference, subject, {i, j, k}, cell_dim),
-                    what == "mask" ? static_cast<int>(j) : -1,
-                    static_cast<int>(std::array{i, j, k}.at(cell_dim))};
+  const auto& [columns, lines, planes, tiles] = reference.shape;
+  for (std::int64_t run_at = 0; run_at < lines * planes * tiles; ++run_at) {
+    const std::int64_t j = run_at % lines;
+    const std::int64_t k = run_at / lines % planes;
+    const std::int64_t l = run_at / lines / planes;
+    const std::byte* due = reference.at(0, j, k, l);
+    const std::byte* found = subject.at(0, j, k, l);
+    if (!dense(reference)) Hash(due, run);
+    if (std::memcmp(due, found, run) == 0) continue;
+    const Shape at = {FirstDifference(reference, subject, j, k, l), j, k, l};
+    const CheckName check = what == "mask" ? CheckName("subject: mask bytes")
+                            : what == "K"  ? CheckName("subject: K bytes")
+                                           : CheckName("subject: V bytes");
+    if (at[0] == columns) {
+      throw Differs{
+          std::string(check.name()),
+          fmt::format("row {} of the mask has bits past its {} columns", j,
+                      columns),
+          static_cast<int>(j)};
     }
+    throw Differs{std::string(check.name()),
+                  Picture(what, reference, subject, at, layout),
+                  what == "mask" ? static_cast<int>(j) : -1,
+                  static_cast<int>(ColumnAt(at, layout))};
   }
 }
 
 // The cells around the first element that differs, side by side.
 std::string Trio::Picture(std::string_view what, const TensorView& reference,
-                          const TensorView& subject,
-                          std::array<std::int64_t, 3> index,
-                          std::size_t cell_dim) {
+                          const TensorView& subject, Shape index,
+                          VLayout layout) {
   constexpr std::int64_t kShown = 8;
-  const std::int64_t wrong = index[cell_dim];
+  const std::int64_t wrong = ColumnAt(index, layout);
   const std::int64_t first = std::max<std::int64_t>(0, wrong - kShown / 2);
-  const std::int64_t end = std::min(reference.shape[cell_dim], first + kShown);
+  const std::int64_t end =
+      std::min(ColumnsOf(reference, layout), first + kShown);
   std::array<std::string, 5> lines = {
       "    cell      ", "    holds     ", "    reference ",
       fmt::format("    {:<9} ", subject_.name.substr(0, 9)), "              "};
   reference_->ListCells(reference_cells_);
-  for (index[cell_dim] = first; index[cell_dim] < end; ++index[cell_dim]) {
-    const std::int64_t cell = first_cell_ + index[cell_dim];
+  for (std::int64_t column = first; column < end; ++column) {
+    SetColumn(column, layout, index);
+    const std::int64_t cell = first_cell_ + column;
     std::string holds;
     for (const CellEntry& entry : reference_cells_) {
       if (entry.cell != cell) continue;
@@ -233,9 +251,9 @@ std::string Trio::Picture(std::string_view what, const TensorView& reference,
       }
     }
     const auto value = [&](const TensorView& tensor) {
-      const auto& [i, j, k] = index;
+      const auto& [i, j, k, l] = index;
       if (what != "mask") {
-        return fmt::format("{:g}", LoadFrom(tensor, i, j, k));
+        return fmt::format("{:g}", LoadFrom(tensor, i, j, k, l));
       }
       switch (MaskElementAt(tensor, i, j)) {
         case MaskElement::kAllows:
@@ -250,7 +268,7 @@ std::string Trio::Picture(std::string_view what, const TensorView& reference,
     lines[1] += fmt::format("{:<9} ", holds.empty() ? "-" : holds);
     lines[2] += fmt::format("{:<9} ", value(reference));
     lines[3] += fmt::format("{:<9} ", value(subject));
-    lines[4] += fmt::format("{:<9} ", index[cell_dim] == wrong ? "^" : "");
+    lines[4] += fmt::format("{:<9} ", column == wrong ? "^" : "");
   }
   for (std::string& line : lines) line.erase(line.find_last_not_of(' ') + 1);
   const std::string where =
@@ -288,25 +306,27 @@ void Trio::CheckViews(int layer) {
   if (drawing() && has_mask) {
     DrawViewNow(layer, *reference, *subject);
   }
-  const bool permuted = setup_.config.permuted_v;
+  const VLayout v_layout = setup_.config.v_layout;
   const bool judged = pass_.fresh || !has_mask;
   try {
-    if (has_mask) CheckBytes("mask", reference->mask, subject->mask, 0);
-    CheckBytes("K", reference->key, subject->key, 2);
-    CheckBytes("V", reference->value, subject->value, permuted ? 0 : 2);
+    if (has_mask) {  // Its columns come first.
+      CheckBytes("mask", reference->mask, subject->mask, VLayout::kPermuted);
+    }
+    CheckBytes("K", reference->key, subject->key, VLayout::kPlain);
+    CheckBytes("V", reference->value, subject->value, v_layout);
     if (observer_ != nullptr) {
       observer_->Get(static_cast<std::size_t>(TypeOf(layer)), layer, *reference,
                      ledger_, *reference_);
     }
     if (!judged) return;
-    const auto wrong = FindWrongRow(ledger_, layer, *reference, permuted);
+    const auto wrong = FindWrongRow(ledger_, layer, *reference, v_layout);
     Check(!wrong, "reference: rows",
           [&] { return fmt::format("layer {}: {}", layer, wrong->text); });
   } catch (Differs& differs) {
     differs.first_cell = first_cell_;
     // A row that sees what it has no right to says more than the first byte.
     if (has_mask && judged && SameShape(*reference, *subject)) {
-      const auto wrong = FindWrongRow(ledger_, layer, *subject, permuted);
+      const auto wrong = FindWrongRow(ledger_, layer, *subject, v_layout);
       if (wrong && wrong->column >= 0) {
         differs.row = wrong->row;
         differs.column = wrong->column;

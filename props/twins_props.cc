@@ -20,7 +20,9 @@ void Agrees(Kind kind) {
   const History history = *ArbitraryHistory(kind, kOps);
   const bool legal = history.setup.legal;
   RC_CLASSIFY(legal, "legal client");
-  RC_CLASSIFY(history.setup.config.permuted_v, "permuted V");
+  RC_CLASSIFY(history.setup.config.v_layout == VLayout::kPermuted,
+              "permuted V");
+  RC_CLASSIFY(history.setup.config.v_layout == VLayout::kTiled, "tiled V");
   RC_CLASSIFY(history.setup.spec.placement == Placement::kScatter, "scatter");
   AssertAgreement(history, TwinSubject("optimized"));
 }

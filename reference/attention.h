@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/mask_elements.h"
 #include "kvtwin/cache.h"
@@ -36,13 +37,13 @@ inline Eigen::VectorXd Scores(const KvView& view, std::int64_t row,
 // the sum over the cells of softmax(q.k * scale + mask) v, where q is column h
 // of `queries`, [k_head_dim, heads]. Each KV head serves the same number of
 // heads, in order. A row that sees nothing gives zeros.
-inline Eigen::MatrixXd Attend(const KvView& view, bool permuted_v,
+inline Eigen::MatrixXd Attend(const KvView& view, VLayout v_layout,
                               std::int64_t row, const Eigen::MatrixXd& queries,
                               double scale) {
   const TensorView& values = view.value;
   const std::int64_t group = queries.cols() / view.key.shape[1];
-  Eigen::MatrixXd out =
-      Eigen::MatrixXd::Zero(values.shape[permuted_v ? 1 : 0], queries.cols());
+  Eigen::MatrixXd out = Eigen::MatrixXd::Zero(
+      RowOf(values, v_layout, 0).shape[0], queries.cols());
   for (std::int64_t head = 0; head < queries.cols(); ++head) {
     const std::int64_t kv_head = head / group;
     const Eigen::VectorXd scores =
@@ -55,10 +56,9 @@ inline Eigen::MatrixXd Attend(const KvView& view, bool permuted_v,
       if (std::isinf(scores[cell]) && scores[cell] < 0) continue;
       const double weight = std::exp(scores[cell] - most);
       sum += weight;
+      const TensorView value = RowOf(values, v_layout, cell);
       for (std::int64_t i = 0; i < out.rows(); ++i) {
-        const float v = permuted_v ? LoadFrom(values, cell, i, kv_head)
-                                   : LoadFrom(values, i, kv_head, cell);
-        out(i, head) += weight * v;
+        out(i, head) += weight * LoadFrom(value, i, kv_head);
       }
     }
     if (sum != 0) out.col(head) /= sum;

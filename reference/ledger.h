@@ -58,7 +58,7 @@ class CacheLedger {
   // S2 to S4. A window or memory that is absent is unbounded.
   Status Init(const CacheConfig& config, const InitArgs& args) {
     args_ = args;
-    permuted_v_ = config.permuted_v;
+    permuted_v_ = config.v_layout == VLayout::kPermuted;
     v_dtype_ = config.v_dtype.value_or(args.dtype);
     if (encoder()) {
       if (args.max_sequences == 1 && config.cache_padding == 1) return {};

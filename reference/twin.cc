@@ -206,8 +206,8 @@ class CausalCache final : public GuardedCache {
   void DoStoreRows(int layer, std::span<const int> cells, const TensorView& key,
                    const TensorView& value) override {
     if (!layers_.contains(layer)) {
-      RowStore keys(k_dtype(), key.shape, CellCount(), false);
-      RowStore values(v_dtype(), value.shape, CellCount(), config().permuted_v);
+      RowStore keys(k_dtype(), key.shape, CellCount(), VLayout::kPlain);
+      RowStore values(v_dtype(), value.shape, CellCount(), config().v_layout);
       layers_.try_emplace(layer, Layer{std::move(keys), std::move(values)});
     }
     auto& [keys, values] = layers_.at(layer);
@@ -334,7 +334,8 @@ class EncoderCache final : public GuardedCache {
   }
 
   void DoPut(const TensorView& key, const TensorView& value) override {
-    const TensorView stored = config().permuted_v ? PermutedView(value) : value;
+    const bool permuted = config().v_layout == VLayout::kPermuted;
+    const TensorView stored = permuted ? PermutedView(value) : value;
     KvRows& slot = slots_.layers[layer()];
     if (!reserving()) {
       slot = {CopyOf(key, key.dtype), CopyOf(stored, stored.dtype)};

@@ -129,7 +129,8 @@ def supported(header):
     return (header["cache"]["type"] in ("causal", "chunked")
             and header["cache"]["shift"] != "rope"
             and header["init"]["dtype"] == "f32"
-            and not header["config"]["permuted_v"])
+            and not header["config"]["permuted_v"]
+            and not header["config"].get("tiled_v"))
 
 
 def main():

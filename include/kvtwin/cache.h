@@ -75,9 +75,9 @@ struct CacheConfig {
   int cache_padding = 1;       // Views begin and end at multiples of this.
   int mask_batch_padding = 1;  // Mask rows are rounded up to this; extra rows
                                // are all -inf.
-  bool permuted_v = false;     // V is [cells, v_head_dim, kv_heads].
-  DType mask_dtype = DType::kF32;     // f32, f16, bf16 or bits.
-  std::optional<DType> v_dtype = {};  // Of stored V rows. Unset: as of K.
+  VLayout v_layout = VLayout::kPlain;  // Encoders have no tiles.
+  DType mask_dtype = DType::kF32;      // f32, f16, bf16 or bits.
+  std::optional<DType> v_dtype = {};   // Of stored V rows. Unset: as of K.
 };
 
 // The tokens of one forward pass, entry i being token i.
@@ -91,7 +91,7 @@ struct Batch {
 // What attention reads. No copy: these point into the cache.
 struct KvView {
   TensorView key;      // [k_head_dim, kv_heads, cells]
-  TensorView value;    // [v_head_dim, kv_heads, cells], or permuted.
+  TensorView value;    // [v_head_dim, kv_heads, cells], or as VLayout says.
   TensorView mask;     // [cells, rows]: 0 may attend, -inf may not; of bits,
                        // 1 may. Column 0 is first_cell, wherever that is.
                        // Rows may lie apart: stride[1].
@@ -102,13 +102,14 @@ class Cache {
  public:
   virtual ~Cache() = default;
 
-  // Before Init, and at most once. Errors: a padding < 1; a mask of f8 or in
-  // blocks; V rows of bits.
+  // Before Init, and at most once. Errors: a padding < 1; tiled V unless
+  // cache_padding is of whole tiles; a mask of f8 or in blocks; V rows of bits.
   virtual Status SetConfig(const CacheConfig& config) = 0;
 
   // Once. `dtype` is that of the stored rows, but for V if the configuration
   // has another: any but bits. `capacity` is in tokens for each sequence,
-  // `max_batch` in tokens. Errors: bits; permuted V in blocks; a value < 1;
+  // `max_batch` in tokens. Errors: bits; blocks of permuted or tiled V; a value
+  // < 1;
   // memory < window; more than INT32_MAX cells; an encoder with several
   // sequences or a padding.
   virtual Status Init(DType dtype, int max_sequences, int capacity,

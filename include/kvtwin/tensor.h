@@ -68,6 +68,15 @@ constexpr std::int64_t RunBytes(DType dtype, std::int64_t count) {
 std::string_view DTypeName(DType dtype);
 std::optional<DType> DTypeFromName(std::string_view name);
 
+// How the V rows of a cache lie, first dimension fastest.
+enum class VLayout {
+  kPlain,     // [v_head_dim, kv_heads, cells]
+  kPermuted,  // [cells, v_head_dim, kv_heads]
+  kTiled,     // [kTileCells, v_head_dim, kv_heads, cells / kTileCells]: read by
+              // column like permuted rows, but those of a cell lie together.
+};
+inline constexpr int kTileCells = 32;
+
 // Up to four dimensions, first dimension fastest; unused ones are 1.
 using Shape = std::array<std::int64_t, 4>;
 

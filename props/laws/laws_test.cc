@@ -505,10 +505,12 @@ TEST(Attention, IsAWeightedMean) {
                     DenseView(mask.data(), DType::kF32, {3, 2, 1, 1}), 0};
   const Eigen::MatrixXd queries = Eigen::MatrixXd::Constant(1, 2, 2.0);
   // Weights 1/4 and 3/4.
-  const Eigen::MatrixXd seen = reference::Attend(view, false, 0, queries, 0.5);
+  const Eigen::MatrixXd seen =
+      reference::Attend(view, VLayout::kPlain, 0, queries, 0.5);
   EXPECT_NEAR(seen(0, 0), 7, 1e-6);
   EXPECT_EQ(seen(0, 1), seen(0, 0));
-  EXPECT_EQ(reference::Attend(view, false, 1, queries, 0.5).norm(), 0);
+  EXPECT_EQ(reference::Attend(view, VLayout::kPlain, 1, queries, 0.5).norm(),
+            0);
 }
 
 }  // namespace

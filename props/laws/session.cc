@@ -367,7 +367,7 @@ std::vector<Query> Session::Queries() {
 
 void Session::AddRows(const std::vector<Query>& queries, bool slots,
                       std::vector<SeenRow>& rows) {
-  const bool permuted = setup_.config.permuted_v;
+  const VLayout v_layout = setup_.config.v_layout;
   for (const int layer : put_layers_) {
     const int type = TypeOf(layer);
     const KvView view = View(layer);
@@ -376,7 +376,7 @@ void Session::AddRows(const std::vector<Query>& queries, bool slots,
       if (!slots) continue;
       const Result<bool> cached = cache_->EncoderCached();
       TensorView value = view.value;
-      if (permuted) {
+      if (v_layout == VLayout::kPermuted) {
         std::rotate(value.shape.begin(), value.shape.begin() + 1,
                     value.shape.begin() + 3);
         std::rotate(value.stride.begin(), value.stride.begin() + 1,
@@ -400,8 +400,8 @@ void Session::AddRows(const std::vector<Query>& queries, bool slots,
           [](const CellEntry& entry, int c) { return entry.cell < c; });
       const bool held = at != cells.end() && at->cell == cell;
       tokens.push_back({held ? at->position : -1,
-                        RowBytes(view.value, column, permuted ? 0 : 2),
-                        RowBytes(view.key, column, 2)});
+                        RowBytes(view.value, column, v_layout),
+                        RowBytes(view.key, column, VLayout::kPlain)});
     }
     for (std::size_t i = 0; i < queries.size(); ++i) {
       SeenRow row{layer, queries[i], {}};

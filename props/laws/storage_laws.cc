@@ -64,15 +64,17 @@ LawResult Layouts(const History& history, const Subject& subject) {
   std::optional<Session> left = Session::Open(script.setup, subject);
   if (!left) return {};
   Setup other = script.setup;
-  other.config.permuted_v = !other.config.permuted_v;
-  FitBlocks(other);
-  // The next one.
+  // The next one. Encoders have no tiles.
+  const int layouts = left->HasEncoder() ? 2 : 3;
+  other.config.v_layout = static_cast<VLayout>(
+      (static_cast<int>(other.config.v_layout) + 1) % layouts);
   const auto* mask_dtype =
       std::ranges::find(kMaskDTypes, other.config.mask_dtype);
   other.config.mask_dtype =
       mask_dtype + 1 == kMaskDTypes.end() ? kMaskDTypes[0] : mask_dtype[1];
   other.config.mask_batch_padding = 3;
   if (!left->HasEncoder()) other.config.cache_padding *= 3;
+  FitStorage(other);
   const Play gapped = [](Session& session, const Script& of, std::size_t i) {
     const Call& call = of.calls[i];
     if (call.kind != CallKind::kPut || !session.in_pass()) {
@@ -243,20 +245,20 @@ std::optional<std::string> StoredAsPut(Session& session, const Call& put) {
   if (session.IsEncoder(type) || session.pass().reserve) return std::nullopt;
   const KvView view = session.View(put.layer);
   const std::vector<int> cells = session.BatchCells(type);
-  const bool permuted = session.setup().config.permuted_v;
+  const VLayout v_layout = session.setup().config.v_layout;
   for (std::size_t row = 0; row < cells.size(); ++row) {
     const auto at = static_cast<std::int64_t>(row);
     const std::int64_t column = cells[row] - view.first_cell;
     const auto same = [&](const DenseTensor& given, const TensorView& stored,
-                          int cell_dim) {
+                          VLayout layout) {
       const std::vector<std::byte> due =
           CopyOf(Slice(given.view(), 2, at), given.dtype).bytes;
-      const std::vector<std::byte> found = RowBytes(stored, column, cell_dim);
+      const std::vector<std::byte> found = RowBytes(stored, column, layout);
       return given.dtype == stored.dtype ? due == found
                                          : IsRounded(stored.dtype, due, found);
     };
-    if (same(put.key, view.key, 2) &&
-        same(put.value, view.value, permuted ? 0 : 2)) {
+    if (same(put.key, view.key, VLayout::kPlain) &&
+        same(put.value, view.value, v_layout)) {
       continue;
     }
     return fmt::format("the row of batch token {} is not as it was put", row);
@@ -340,7 +342,7 @@ LawResult PoisonNeverShows(const History& history, const Subject& subject) {
         const int type = session.TypeOf(layer);
         if (session.IsEncoder(type)) continue;
         const std::vector<CellEntry> used = session.Cells(type);
-        PoisonFreeCells(session.View(layer), used, of.setup.config.permuted_v);
+        PoisonFreeCells(session.View(layer), used, of.setup.config.v_layout);
       }
     }
     return PlayPlain(session, of, i);
@@ -352,15 +354,17 @@ LawResult PoisonNeverShows(const History& history, const Subject& subject) {
 
 // The same cells in the other order. `mask` holds its mask: bits have no
 // strides.
-KvView Reversed(KvView view, bool permuted_v, DenseTensor& mask) {
+KvView Reversed(KvView view, VLayout v_layout, DenseTensor& mask) {
   const auto reverse = [&](TensorView& tensor, std::size_t dim) {
     std::array<std::int64_t, 4> last = {0, 0, 0, 0};
     last[dim] = tensor.shape[dim] - 1;
-    tensor.data = tensor.at(last[0], last[1], last[2]);
+    tensor.data = tensor.at(last[0], last[1], last[2], last[3]);
     tensor.stride[dim] = -tensor.stride[dim];
   };
   reverse(view.key, 2);
-  reverse(view.value, permuted_v ? 0 : 2);
+  if (v_layout != VLayout::kPlain) reverse(view.value, 0);
+  if (v_layout == VLayout::kPlain) reverse(view.value, 2);
+  if (v_layout == VLayout::kTiled) reverse(view.value, 3);
   const auto [columns, rows, one, other] = view.mask.shape;
   mask = HidingMask(view.mask.dtype, columns, rows);
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -391,7 +395,7 @@ LawResult CellOrder(const History& history, const Subject& subject) {
   std::optional<Session> right =
       Session::Open(OtherPlacement(script.setup), subject);
   if (!left || !right) return {};
-  const bool permuted = script.setup.config.permuted_v;
+  const VLayout v_layout = script.setup.config.v_layout;
   const RowDims& dims = script.setup.rows;
   // Two heads for each KV head.
   const Eigen::MatrixXd queries = Eigen::MatrixXd::NullaryExpr(
@@ -412,11 +416,11 @@ LawResult CellOrder(const History& history, const Subject& subject) {
       const KvView view = left->View(layer);
       const KvView other = right->View(layer);
       DenseTensor mask;
-      const KvView reversed = Reversed(view, permuted, mask);
+      const KvView reversed = Reversed(view, v_layout, mask);
       const auto tokens = std::ssize(left->pass().positions);
       for (std::int64_t row = 0; row < tokens; ++row) {
         const auto attend = [&](const KvView& in) {
-          return reference::Attend(in, permuted, row, queries, scale);
+          return reference::Attend(in, v_layout, row, queries, scale);
         };
         const Eigen::MatrixXd due = attend(view);
         ++result.judged;
@@ -552,8 +556,8 @@ std::vector<Law> StorageLaws() {
        "same.",
        DefragIsInvisible},
       {"layouts",
-       "Permuted V, padding, the mask's dtype and gaps in what is put change "
-       "nothing of what is seen.",
+       "Permuted and tiled V, padding, the mask's dtype and gaps in what is "
+       "put change nothing of what is seen.",
        Layouts},
       {"padding",
        "Views begin and end at the padding's multiples and span the batch; a "
