@@ -370,7 +370,15 @@ std::optional<Finding> Oracle::Compare(const TraceOp& op, const Answer& due,
     }
     if (finding || !op.cells || !due.status.ok()) return finding;
     if (op.reserve && op.cells->empty()) return std::nullopt;  // May lack.
-    return differs("cells", IntsText(*op.cells), IntsText(twin.BatchCells()));
+    const std::span<const int> cells = twin.BatchCells();
+    const auto [at, due_at] = std::ranges::mismatch(*op.cells, cells);
+    if (at == op.cells->end() && due_at == cells.end()) return std::nullopt;
+    finding = differs("cells", IntsText(*op.cells), IntsText(cells));
+    if (finding) return finding;
+    // It is not among those that are shown.
+    return Finding{fmt::format("cells[{}] is {}, due is {}",
+                               at - op.cells->begin(), *at, *due_at),
+                   ""};
   }
   if (!due.status.ok()) return Finding{due.status.ToString(), ""};
   if (op.kind == TraceOpKind::kGet) return CompareView(op, due.view, twin);

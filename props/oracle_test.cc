@@ -127,8 +127,20 @@ TEST(Oracle, AcceptsTiledV) {
   std::string text = TiledRecording();
   const std::string shape = "\"shape\":[32,2,1,2]";
   text.replace(text.find(shape), shape.size(), "\"shape\":[2,1,64,1]");
+  EXPECT_EQ(VerdictName(JudgeText(text).verdict), "bad_input");
+}
+
+// A message shows the first few cells of a batch only.
+TEST(Oracle, RejectsAWrongCellOfALargeBatch) {
+  std::string text = TiledRecording();
+  const std::string cells = "37,38,39]}";
+  text.replace(text.find(cells), cells.size(), "37,38,40]}");
   const Judgement judgement = JudgeText(text);
-  EXPECT_EQ(VerdictName(judgement.verdict), "bad_input");
+  EXPECT_EQ(VerdictName(judgement.verdict), "reject");
+  EXPECT_EQ(judgement.line, 2);
+  EXPECT_NE(judgement.reason.find("cells[39] is 40, due is 39"),
+            std::string::npos)
+      << judgement.reason;
 }
 
 VLayout VLayoutOf(const Json& header) {
