@@ -126,6 +126,11 @@ kvtwin_command_test(check_page_needs_a_place EXIT 2 PRINTS "cannot be written"
 kvtwin_command_test(explore_reaches_the_fixed_point EXIT 0
   PRINTS "\"differences\":0,\"fixed_point\":true"
   ARGS explore --cells 3 --positions 3 --kind swa --json)
+kvtwin_command_test(explore_rows_of_blocks EXIT 0
+  PRINTS "\"differences\":0,\"fixed_point\":true"
+  ARGS explore --cells 3 --positions 3 --dtype q4_0 --json)
+kvtwin_command_test(explore_rows_of_bits EXIT 2 PRINTS "--dtype"
+  ARGS explore --cells 3 --dtype bits)
 kvtwin_command_test(explore_stops_in_time EXIT 0
   PRINTS "\"fixed_point\":false"
   ARGS explore --cells 5 --kind causal --seconds 0.01 --json)

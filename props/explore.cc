@@ -269,18 +269,21 @@ std::vector<ExploreCase> ExploreCases(const ExploreSize& size) {
       spec.shift.kind = ShiftKind::kTagAdd;
       ExploreCase what;
       what.setup.spec = spec;
-      what.setup.rows = {
-          .k_head_dim = kKeyDims, .kv_heads = 1, .v_head_dim = 1};
+      what.setup.rows = {.k_head_dim = 2, .kv_heads = 1, .v_head_dim = 1};
       // One sequence's worth of memory; any number may share it.
-      what.setup.init = {.dtype = DType::kF32,
+      what.setup.init = {.dtype = size.dtype,
                          .max_sequences = 1,
                          .capacity = size.cells,
                          .max_batch = batch};
+      FitStorage(what.setup);
       what.name = KindName(spec.kind);
       if (spec.window) what.name += fmt::format(" window={}", *spec.window);
       if (spec.memory) what.name += fmt::format(" memory={}", *spec.memory);
       if (spec.chunk > 0) what.name += fmt::format(" chunk={}", spec.chunk);
       if (placement == Placement::kScatter) what.name += " place=scatter";
+      if (size.dtype != DType::kF32) {
+        what.name += fmt::format(" dtype={}", DTypeName(size.dtype));
+      }
       cases.push_back(std::move(what));
     }
   };

@@ -22,6 +22,7 @@ struct ExploreSize {
   int cells = 5;
   int sequences = 2;
   int positions = 4;
+  DType dtype = DType::kF32;  // Of stored K and V rows.
 };
 
 // A cache of exactly that many cells, of one kind, shift function tag_add.

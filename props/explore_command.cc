@@ -232,6 +232,16 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
   explore->add_option("--positions", size.positions)
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
+  explore
+      ->add_option_function<std::string>(
+          "--dtype",
+          [arguments](const std::string& name) {
+            arguments->size.dtype = *DTypeFromName(name);
+          },
+          "of K and V rows")
+      ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
+                                                     kRowDTypeNames.end())))
+      ->default_str("f32");
   explore->add_option("--kind", arguments->kind, "only this kind of cache")
       ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
                                                      "chunked", "paged"}));

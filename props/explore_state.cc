@@ -8,14 +8,17 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/dense_tensor.h"
+
 namespace kvtwin::props {
 namespace {
 
 constexpr std::size_t kMostCells = 64;
 
-DenseTensor RowsOf(int dims, const std::vector<float>& elements) {
+DenseTensor TensorOf(std::size_t dims, const std::vector<float>& elements) {
   DenseTensor made{DType::kF32,
-                   {dims, 1, std::ssize(elements) / dims, 1},
+                   {static_cast<std::int64_t>(dims), 1,
+                    static_cast<std::int64_t>(elements.size() / dims), 1},
                    std::vector<std::byte>(elements.size() * sizeof(float))};
   if (!elements.empty()) {
     std::memcpy(made.bytes.data(), elements.data(), made.bytes.size());
@@ -23,7 +26,28 @@ DenseTensor RowsOf(int dims, const std::vector<float>& elements) {
   return made;
 }
 
+void Round(DType dtype, DenseTensor& rows) {
+  if (dtype != rows.dtype) rows = CopyOf(rows.view(), dtype);
+}
+
 }  // namespace
+
+KvRows RowsOf(std::span<const ExploreRow> rows, DType dtype) {
+  const bool blocks = IsBlockDType(dtype);
+  const std::size_t k_dims = blocks ? kBlockElements : 2;
+  const std::size_t v_dims = blocks ? kBlockElements : 1;
+  std::vector<float> keys;
+  std::vector<float> values;
+  keys.reserve(rows.size() * k_dims);
+  values.reserve(rows.size() * v_dims);
+  for (const auto& [tag, position] : rows) {
+    keys.push_back(tag);
+    keys.insert(keys.end(), k_dims - 1,
+                static_cast<float>(kPositionBase + position));
+    values.insert(values.end(), v_dims, tag);
+  }
+  return {TensorOf(k_dims, keys), TensorOf(v_dims, values)};
+}
 
 StateCodec::StateCodec(const ExploreSize& size)
     : size_(size), owner_sets_((1U << size.sequences) - 1) {
@@ -56,8 +80,7 @@ double StateCodec::keys() const {
 
 CacheState StateCodec::Decode(StateKey key) const {
   CacheState state;
-  std::vector<float> keys;
-  std::vector<float> values;
+  std::vector<ExploreRow> rows;
   for (int cell = 0; cell < size_.cells; ++cell, key /= Digits()) {
     const StateKey digit = key % Digits();
     if (digit == 0) continue;
@@ -66,11 +89,12 @@ CacheState StateCodec::Decode(StateKey key) const {
     for (int s = 0; s < size_.sequences; ++s) {
       if ((owners >> s & 1) != 0) state.cells.push_back({cell, position, s});
     }
-    keys.push_back(static_cast<float>(cell + 1));
-    keys.push_back(static_cast<float>(kPositionBase + position));
-    values.push_back(static_cast<float>(cell + 1));
+    rows.push_back({static_cast<float>(cell + 1), position});
   }
-  state.layers[0] = {RowsOf(kKeyDims, keys), RowsOf(1, values)};
+  KvRows& stored = state.layers[0];
+  stored = RowsOf(rows, size_.dtype);
+  Round(size_.dtype, stored.key);
+  Round(size_.dtype, stored.value);
   return state;
 }
 

@@ -4,6 +4,7 @@
 #define KVTWIN_PROPS_EXPLORE_STATE_H_
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,9 +14,16 @@
 namespace kvtwin::props {
 
 // The row of a token: its tag, and what tag_add shifts, which is its position
-// more than kPositionBase. A value row is the tag.
-inline constexpr int kKeyDims = 2;
+// more than kPositionBase, in all other elements. A value row is the tag.
 inline constexpr int kPositionBase = 1000;
+
+struct ExploreRow {
+  float tag;
+  int position;
+};
+
+// K and V of f32. Heads are as narrow as `dtype` has them.
+KvRows RowsOf(std::span<const ExploreRow> rows, DType dtype);
 
 // A state: the cells as digits, cell 0 lowest. 0 is a free cell, and
 // 1 + position * (2^sequences - 1) + owners - 1 a held one, owners being a set

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
+#include "kvtwin/save.h"
 #include "props/check_name.h"
 #include "props/entitlement.h"
 
@@ -101,6 +102,11 @@ void ExploreWorker::Enter(StateKey key) {
         "what was restored is not what was saved");
   Check(*tested_->Snapshot() == state_, "subject: snapshot",
         "what was restored is not what was saved");
+  if (turn_ % 16 == 0) {  // It costs as much as some steps.
+    const auto read = StateFromBytes(StateToBytes(state_));
+    Check(read.ok() && *read == state_, "subject: snapshot",
+          "what was written as bytes is not what is read");
+  }
   CacheState damaged = state_;
   damaged.cells.push_back({reference_->CellCount(), 0, 0});
   Check(!tested_->Restore(damaged).ok() && *tested_->Snapshot() == state_,
@@ -219,17 +225,14 @@ void ExploreWorker::SetCausal() {
 }
 
 void ExploreWorker::PutRows(const ExploreStep& step) {
-  const auto tokens = static_cast<std::int64_t>(step.positions.size());
-  std::array<float, kKeyDims * kBatchTags.size()> keys{};
+  std::array<ExploreRow, kBatchTags.size()> rows{};
   for (std::size_t i = 0; i < step.positions.size(); ++i) {
-    keys[i * kKeyDims] = kBatchTags[i];
-    keys[i * kKeyDims + 1] =
-        static_cast<float>(kPositionBase + step.positions[i]);
+    rows[i] = {kBatchTags[i], step.positions[i]};
   }
-  const TensorView key =
-      DenseView(keys.data(), DType::kF32, {kKeyDims, 1, tokens, 1});
-  const TensorView value =
-      DenseView(kBatchTags.data(), DType::kF32, {1, 1, tokens, 1});
+  const KvRows put =
+      RowsOf(std::span(rows).first(step.positions.size()), codec_.size().dtype);
+  const TensorView key = put.key.view();
+  const TensorView value = put.value.view();
   ledger_.active().Put(0, key, value);
   CheckCodes({}, reference_->Put(key, value), tested_->Put(key, value));
 }
