@@ -163,6 +163,9 @@ std::size_t TileEnd(std::span<const int> cells, std::size_t first) {
   return RunEnd(cells.first(most), first) >= to_line ? to_line : most;
 }
 
+// So what is written at once, where cells are consecutive, is of one tile.
+static_assert(kTileCells % kTileRows == 0);
+
 // Rows of up to kTileRows tokens that become columns, stored as T.
 template <class T>
 class ColumnWriter {

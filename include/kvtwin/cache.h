@@ -109,8 +109,7 @@ class Cache {
   // Once. `dtype` is that of the stored rows, but for V if the configuration
   // has another: any but bits. `capacity` is in tokens for each sequence,
   // `max_batch` in tokens. Errors: bits; blocks of permuted or tiled V; a value
-  // < 1;
-  // memory < window; more than INT32_MAX cells; an encoder with several
+  // < 1; memory < window; more than INT32_MAX cells; an encoder with several
   // sequences or a padding.
   virtual Status Init(DType dtype, int max_sequences, int capacity,
                       int max_batch) = 0;
