@@ -112,7 +112,7 @@ struct Case {
 class Client {
  public:
   explicit Client(const Case& one)
-      : cache_(std::move(*MakeCache(one.spec))),
+      : cache_(*MakeCache(one.spec)),
         positions_(kBatch, 0),
         sequences_(kBatch, 0),
         numbers_(kNumbers, 1.5F),

@@ -249,7 +249,7 @@ class Gate : public EachTwin {
     CacheSpec spec;
     spec.kind = kind;
     if (kind == Kind::kWrapper) spec.caches = {CacheSpec(), CacheSpec()};
-    return std::move(*MakeCache(spec, GetParam()));
+    return *MakeCache(spec, GetParam());
   }
 };
 INSTANTIATE_TEST_SUITE_P(Twins, Gate, ::testing::ValuesIn(TwinList()),

@@ -112,17 +112,17 @@ TEST(Dtypes, RowsOfBlocksMustBeWhole) {
   for (const DType dtype : {DType::kQ8, DType::kQ4}) {
     const std::string name(DTypeName(dtype));
     for (const std::string_view twin : TwinNames()) {
-      auto cache = std::move(*MakeCache({}, twin));
+      auto cache = *MakeCache({}, twin);
       EXPECT_EQ(cache->SetConfig({.mask_dtype = dtype}).message(),
                 "mask_dtype is " + name + ", masks are f32, f16, bf16 or bits");
       for (const VLayout layout : {VLayout::kPermuted, VLayout::kTiled}) {
-        cache = std::move(*MakeCache({}, twin));
+        cache = *MakeCache({}, twin);
         EXPECT_TRUE(cache->SetConfig(ConfigOf(layout)).ok());
         EXPECT_EQ(cache->Init(dtype, 1, 4, 4).message(),
                   std::string(VLayoutName(layout)) + " V is " + name +
                       ", whose blocks would be of 32 tokens");
       }
-      cache = std::move(*MakeCache({}, twin));
+      cache = *MakeCache({}, twin);
       ASSERT_TRUE(cache->SetConfig({.v_dtype = DType::kF32}).ok());
       ASSERT_TRUE(cache->Init(dtype, 1, 4, 4).ok());
       const std::vector<std::int32_t> positions = {0};

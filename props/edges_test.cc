@@ -30,7 +30,7 @@ using Floats = std::vector<float>;
 // What a cache of the header needs, from what it has: cells with positions,
 // rows, a mask.
 void ExpectBound(const TraceHeader& header, const RowDims& rows) {
-  auto cache = std::move(*MakeCache(header.spec));
+  auto cache = *MakeCache(header.spec);
   ASSERT_TRUE(cache->SetConfig(header.config).ok());
   const InitArgs& init = header.init;
   ASSERT_TRUE(
@@ -418,7 +418,7 @@ TEST_P(Edges, ACustomShiftDoesWhatItsFunctionDoes) {
         for (float& element : key) element += static_cast<float>(offset);
         return {};
       };
-      auto cache = std::move(*MakeCache(spec, GetParam()));
+      auto cache = *MakeCache(spec, GetParam());
       ASSERT_TRUE(cache->Init(dtype, 1, 128, kTokens).ok());
       std::vector<std::int32_t> positions(kTokens);
       std::iota(positions.begin(), positions.end(), 0);

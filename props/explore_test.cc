@@ -208,8 +208,8 @@ TEST(Explorer, FindsARemoveThatKeepsAToken) {
   const Subject subject = {
       .name = "faulty",
       .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
-        return std::unique_ptr<Cache>(std::make_unique<KeepsOne>(
-            std::move(*MakeCache(spec, "reference"))));
+        return std::unique_ptr<Cache>(
+            std::make_unique<KeepsOne>(*MakeCache(spec, "reference")));
       }};
   const auto explorer = MakeExplorer(ExploreCases(kSmall)[0], subject);
   const ExploreResult result = Explored(*explorer, 2);

@@ -77,8 +77,8 @@ ExploreWorker::ExploreWorker(const Setup& setup, const StateCodec& codec,
     : codec_(codec),
       ledger_(setup.spec),
       entered_(setup.spec),
-      reference_(std::move(*MakeCache(setup.spec, "reference"))),
-      tested_(std::move(*subject.make(setup.spec))) {
+      reference_(*MakeCache(setup.spec, "reference")),
+      tested_(*subject.make(setup.spec)) {
   const InitArgs& init = setup.init;
   for (Cache* cache : {reference_.get(), tested_.get()}) {
     Check(cache->SetConfig(setup.config).ok() &&

@@ -17,7 +17,7 @@ namespace {
 class Faulty : public ForwardingCache {
  public:
   explicit Faulty(const CacheSpec& spec)
-      : ForwardingCache(std::move(*MakeCache(spec, "reference"))) {}
+      : ForwardingCache(*MakeCache(spec, "reference")) {}
 };
 
 // Seed 004's self-copy: the sequence is erased.

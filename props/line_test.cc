@@ -319,7 +319,7 @@ TEST(Gen, MakesNoCallThatIsMisuse) {
       TraceReader reader(in);
       ASSERT_TRUE(reader.ReadHeader()) << reader.error()->reason;
       const TraceHeader& header = reader.header();
-      cache = std::move(*MakeCache(header.spec));
+      cache = *MakeCache(header.spec);
       ASSERT_TRUE(cache->SetConfig(header.config).ok());
       const InitArgs& init = header.init;
       ASSERT_TRUE(cache

@@ -91,7 +91,7 @@ TEST(MaskDTypes, MayBeOthersThanThoseOfRows) {
     const std::string name(DTypeName(dtype));
     EXPECT_EQ(DTypeFromName(name), dtype);
     for (const char* twin : {"reference", "optimized"}) {
-      const auto cache = std::move(*MakeCache({}, twin));
+      const auto cache = *MakeCache({}, twin);
       EXPECT_TRUE(
           cache->SetConfig({.cache_padding = 1, .mask_dtype = dtype}).ok());
       const bool bits = dtype == DType::kBits;
@@ -179,7 +179,7 @@ std::string WhatIsWrongWith() {
   options.operations = 20000;
   const FuzzResult result =
       Fuzz(options, {.name = "faulty", .make = [](const CacheSpec& spec) {
-                       auto cache = std::move(*MakeCache(spec, "reference"));
+                       auto cache = *MakeCache(spec, "reference");
                        return Result<std::unique_ptr<Cache>>(
                            std::make_unique<Backend>(std::move(cache)));
                      }});

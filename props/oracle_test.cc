@@ -65,8 +65,8 @@ std::string Text(const std::vector<Json>& lines) {
 
 // 40 tokens, whose V is in two tiles: no program that was recorded has tiles.
 std::string TiledRecording() {
-  constexpr std::int64_t kTokens = 40;
-  constexpr std::int64_t kColumns = 64;
+  constexpr std::size_t kTokens = 40;
+  constexpr std::size_t kColumns = 64;
   std::vector<Json> lines = {Json::parse(kHeader)};
   Json& header = lines[0];
   header["config"]["cache_padding"] = kTileCells;
@@ -78,18 +78,18 @@ std::string TiledRecording() {
   header["model"] = {
       {"layers", 1}, {"k_head_dim", 1}, {"kv_heads", 1}, {"v_head_dim", 2}};
   Json start = {{"op", "start_forward"}, {"result", "ok"}};
-  std::vector<std::int64_t> keys;
-  std::vector<std::int64_t> put_values;
-  std::vector<std::int64_t> got_values(2 * kColumns);
+  std::vector<std::size_t> keys;
+  std::vector<std::size_t> put_values;
+  std::vector<std::size_t> got_values(2 * kColumns);
   std::vector<std::string> mask;
-  for (std::int64_t i = 0; i < kTokens; ++i) {
+  for (std::size_t i = 0; i < kTokens; ++i) {
     start["positions"].push_back(i);
     start["sequences"].push_back(0);
     start["cells"].push_back(i);
     keys.push_back(i + 1);
     mask.push_back(std::string(i + 1, '1') +
                    std::string(kColumns - i - 1, '0'));
-    for (const std::int64_t element : {0, 1}) {
+    for (const std::size_t element : {0, 1}) {
       put_values.push_back(100 * (i + 1) + element);
       got_values[64 * (i / 32) + 32 * element + i % 32] = put_values.back();
     }

@@ -25,7 +25,7 @@ using Prompt = std::vector<std::int32_t>;
 class PoolClient {
  public:
   PoolClient(const PagedSpec& spec, std::string_view twin)
-      : pool_(std::move(*MakePagedPool(spec, twin))) {}
+      : pool_(*MakePagedPool(spec, twin)) {}
 
   PagedPool& pool() { return *pool_; }
   const std::map<int, Prompt>& tokens() const { return tokens_; }

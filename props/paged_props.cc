@@ -84,7 +84,7 @@ TEST(Paged, SequencesAreCachesOfOne) {
                             .k_head_dim = 2,
                             .dtype = DType::kF32,
                             .layout = PagedLayout::kHeadMajor};
-    const auto pool = std::move(*MakePagedPool(spec, twin));
+    const auto pool = *MakePagedPool(spec, twin);
     PagedSequence cache(*pool, *pool->Open());
     EXPECT_EQ(cache.SeqLen(), 0);
     EXPECT_EQ(cache.MaxSeqLen(), 5);
@@ -138,7 +138,7 @@ TEST(Paged, RefusesWhatIsWrong) {
   EXPECT_TRUE(bad([](PagedSpec& s) { s.v_dtype = DType::kBits; }));
   EXPECT_TRUE(bad([](PagedSpec& s) { s.block_size = s.blocks = 1 << 16; }));
   EXPECT_TRUE(refused(MakePagedPool(spec, "third")));
-  const auto pool = std::move(*MakePagedPool(spec));
+  const auto pool = *MakePagedPool(spec);
   const int open = *pool->Open();
   const DenseTensor row = FilledTensor(DType::kF32, {1, 1, 1, 1}, 1);
   const DenseTensor half = FilledTensor(DType::kF16, {1, 1, 1, 1}, 1);
@@ -185,7 +185,7 @@ TEST(Paged, AMillionTokensAreForkedTruncatedAndFreed) {
                           .kv_heads = 1,
                           .k_head_dim = 2,
                           .v_head_dim = 2};
-  const auto pool = std::move(*MakePagedPool(spec));
+  const auto pool = *MakePagedPool(spec);
   const int first = *pool->Open();
   constexpr int kBatch = 1 << 14;
   const DenseTensor rows = FilledTensor(DType::kF32, {2, 1, kBatch, 1}, 1);

@@ -38,7 +38,7 @@ TEST_P(Rows, ShiftsManyRowsByAFunction) {
     key[7] += static_cast<float>(100 * layer + offset);
     return Status();
   };
-  const auto cache = std::move(*MakeCache(spec, GetParam()));
+  const auto cache = *MakeCache(spec, GetParam());
   ASSERT_TRUE(cache->Init(DType::kF32, 1, kTokens, kTokens).ok());
   std::vector<std::int32_t> positions(kTokens);
   std::iota(positions.begin(), positions.end(), 0);
@@ -70,7 +70,7 @@ TEST_P(Rows, AFunctionMayMoveTheElementsOfARow) {
     std::rotate(key.begin(), key.begin() + 1, key.end());
     return Status();
   };
-  const auto cache = std::move(*MakeCache(spec, GetParam()));
+  const auto cache = *MakeCache(spec, GetParam());
   ASSERT_TRUE(cache->Init(DType::kF16, 1, 2, 2).ok());
   const std::vector<std::int32_t> positions = {0, 1};
   const std::vector<int> sequences = {0, 0};
@@ -94,7 +94,7 @@ TEST_P(Rows, AFunctionMayMoveTheElementsOfARow) {
 TEST_P(Rows, AnEncoderTakesLinesThatRepeatAnElement) {
   CacheSpec spec;
   spec.kind = Kind::kEncoder;
-  const auto cache = std::move(*MakeCache(spec, GetParam()));
+  const auto cache = *MakeCache(spec, GetParam());
   ASSERT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
   const std::vector<std::int32_t> positions = {0};
   const std::vector<int> sequences = {0};

@@ -31,7 +31,7 @@ class TestCache {
  public:
   TestCache(const CacheSpec& spec, const std::string& twin,
             const CacheConfig& config = {})
-      : cache_(std::move(*MakeCache(spec, twin))) {
+      : cache_(*MakeCache(spec, twin)) {
     EXPECT_TRUE(cache_->SetConfig(config).ok());
   }
 

@@ -76,7 +76,7 @@ TEST(Laws, AreListedInTheDocs) {
 class Broken : public ForwardingCache {
  public:
   explicit Broken(const CacheSpec& spec)
-      : ForwardingCache(std::move(*MakeCache(spec, "optimized"))) {}
+      : ForwardingCache(*MakeCache(spec, "optimized")) {}
 };
 
 // Some say so by the spec alone.
