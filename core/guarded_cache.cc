@@ -3,37 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 #include <utility>
 
 #include "core/dense_tensor.h"
 #include "core/huge_pages.h"
 #include "core/refusals.h"
+#include "core/state_checks.h"
 
 namespace kvtwin {
 namespace {
-
-Status CheckShape(std::string_view name, const Shape& shape, DType dtype) {
-  if (Status status = CheckRowDType(name, dtype); !status.ok()) return status;
-  // Of an element, of a block a little more than that.
-  std::int64_t bytes = IsBlockDType(dtype) ? 2 : RunBytes(dtype, 1);
-  bool too_large = false;
-  for (const std::int64_t extent : shape) {
-    if (extent < 1) {
-      return Invalid("{} has shape {}, every extent must be at least 1", name,
-                     ShapeText(shape));
-    }
-    too_large = too_large ||
-                extent > std::numeric_limits<std::int32_t>::max() ||
-                __builtin_mul_overflow(bytes, extent, &bytes);
-  }
-  if (too_large) {
-    return Invalid("{} has shape {}, which is too large", name,
-                   ShapeText(shape));
-  }
-  return CheckWholeBlocks(name, shape[0], dtype);
-}
 
 Status CheckTensor(std::string_view name, const TensorView& tensor) {
   if (tensor.data == nullptr) return Invalid("{} has no data", name);
@@ -55,22 +34,6 @@ Status CheckIndices(std::string_view name, std::span<const int> indices,
 RowDims DimsOf(const TensorView& key, const TensorView& value) {
   return {static_cast<int>(key.shape[0]), static_cast<int>(key.shape[1]),
           static_cast<int>(value.shape[0])};
-}
-
-// Calls visit(cell) for the cells of `entries`, each once.
-template <class Visit>
-void ForEachHeld(const std::vector<CellEntry>& entries, const Visit& visit) {
-  int last = -1;
-  for (const CellEntry& entry : entries) {
-    if (entry.cell != last) visit(entry.cell);
-    last = entry.cell;
-  }
-}
-
-std::int64_t CountHeld(const std::vector<CellEntry>& entries) {
-  std::int64_t held = 0;
-  ForEachHeld(entries, [&](int) { ++held; });
-  return held;
 }
 
 // The rows of held cells out of those of all; `cell_dim` is where they lie.
@@ -103,19 +66,6 @@ void SaveRows(TensorView all, const std::vector<CellEntry>& entries,
       to = WriteDense(Slice(all, 2, cell), all.dtype, to);
     }
   });
-}
-
-// A tensor of a state: whole, and not too large.
-Status CheckOwned(std::string_view name, const DenseTensor& tensor) {
-  const bool empty = tensor.shape[2] == 0;  // No rows yet.
-  Shape shape = tensor.shape;
-  if (empty) shape[2] = 1;
-  Status status = CheckShape(name, shape, tensor.dtype);
-  if (!status.ok()) return status;
-  const std::size_t bytes = empty ? 0 : DenseBytes(tensor.dtype, tensor.shape);
-  if (bytes == tensor.bytes.size()) return {};
-  return Invalid("{} has shape {} and {} bytes, which do not match", name,
-                 ShapeText(tensor.shape), tensor.bytes.size());
 }
 
 }  // namespace
@@ -425,38 +375,10 @@ Status GuardedCache::SnapshotTo(CacheState& state) const {
   return {};
 }
 
-Status GuardedCache::CheckCells(const CacheState& state) const {
-  const CellEntry* before = nullptr;
-  for (const CellEntry& entry : state.cells) {
-    const auto& [cell, position, sequence] = entry;
-    if (cell < 0 || cell >= CellCount()) {
-      return Invalid("the state has cell {}, the cache has {} cells", cell,
-                     CellCount());
-    }
-    Status status = NotNegative("a position of the state", position);
-    if (status.ok()) status = NotNegative("a sequence of the state", sequence);
-    if (!status.ok()) return status;
-    const bool same = before != nullptr && before->cell == cell;
-    if (before != nullptr &&
-        (before->cell > cell || (same && before->sequence >= sequence))) {
-      return Invalid("cell {}, sequence {} of the state is out of order", cell,
-                     sequence);
-    }
-    if (same && before->position != position) {
-      return Invalid("cell {} of the state has positions {} and {}", cell,
-                     before->position, position);
-    }
-    before = &entry;
-  }
-  return {};
-}
-
 Status GuardedCache::CheckLayer(int layer, const KvRows& rows,
                                 std::int64_t held) const {
   const auto& [key, value] = rows;
-  Status status = NotNegative("a layer of the state", layer);
-  if (status.ok()) status = CheckOwned("a key of the state", key);
-  if (status.ok()) status = CheckOwned("a value of the state", value);
+  Status status = CheckTensors(layer, rows);
   if (!status.ok()) return status;
   if (IsEncoder()) {
     status = CheckDTypes(key.view(), value.view());
@@ -466,9 +388,7 @@ Status GuardedCache::CheckLayer(int layer, const KvRows& rows,
       return status;
     }
   } else if (key.dtype == k_dtype() && value.dtype == v_dtype() &&
-             key.shape[1] == value.shape[1] && key.shape[2] == held &&
-             value.shape[2] == held && key.shape[3] == 1 &&
-             value.shape[3] == 1) {
+             AreRowsOf(rows, held)) {
     return {};
   }
   return Invalid(
@@ -484,16 +404,11 @@ Status GuardedCache::CheckRestore(const CacheState& state) const {
     return Invalid("the state is of a wrapper of {} caches",
                    state.caches.size());
   }
-  Status status = NotNegative("position of the state", state.position);
-  if (status.ok())
-    status = NotNegative("next_position of the state", state.next_position);
-  if (status.ok()) status = CheckCells(state);
+  Status status = CheckSlots(state);
+  if (status.ok()) status = CheckCells(state, CellCount());
   if (!status.ok()) return status;
-  const bool has_slots =
-      state.cached || state.position != 0 || state.next_position != 0;
-  if (has_slots && !IsEncoder()) return Invalid("the state is of an encoder");
-  if (state.cached && state.layers.empty()) {
-    return Invalid("the state is of an encoder that caches nothing");
+  if (HasSlots(state) && !IsEncoder()) {
+    return Invalid("the state is of an encoder");
   }
   const std::int64_t held = CountHeld(state.cells);
   for (const auto& [layer, rows] : state.layers) {

@@ -137,7 +137,6 @@ class GuardedCache : public Cache {
   Status CheckPass() const;
   Status CheckRows(const TensorView& key, const TensorView& value) const;
   Status CheckEncoderRows(const TensorView& value) const;
-  Status CheckCells(const CacheState& state) const;
   Status CheckLayer(int layer, const KvRows& rows, std::int64_t held) const;
   Status CheckDTypes(const TensorView& key, const TensorView& value) const;
 

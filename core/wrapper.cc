@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "core/state_checks.h"
+
 namespace kvtwin {
 
 Status WrapperCache::SetConfig(const CacheConfig& config) {
@@ -114,9 +116,7 @@ Status WrapperCache::SnapshotTo(CacheState& state) const {
 Status WrapperCache::Restore(const CacheState& state) {
   if (Status status = active().CheckReady(); !status.ok()) return status;
   const std::size_t caches = state.caches.size();
-  CacheState bare;
-  bare.caches = state.caches;
-  if (caches != caches_.size() || state != bare) {
+  if (caches != caches_.size() || !IsBare(state)) {
     return {StatusCode::kInvalidArgument,
             fmt::format("the state is not of a wrapper of {} caches",
                         caches_.size())};

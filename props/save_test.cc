@@ -6,12 +6,15 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <string>
 #include <thread>
@@ -39,6 +42,11 @@ class Save : public ::testing::Test {
 
   fs::path folder_;
 };
+
+std::string Content(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
 
 CacheState SomeState(int tokens, float number, DType dtype = DType::kF16) {
   CacheState state;
@@ -94,6 +102,81 @@ TEST_F(Save, RefusesTheStateOfAnotherModel) {
   ASSERT_TRUE(SaveState(state, Path(), model).ok());
   EXPECT_TRUE(LoadState(Path(), model).ok());
   EXPECT_EQ(LoadState(Path()).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(Save, SaysWhoseStateAFileHas) {
+  for (const std::string model : {"", "ours, 7B \"quoted\"\n \u00e9", "\xff"}) {
+    ASSERT_TRUE(SaveState(SomeState(2, 3), Path(), model).ok());
+    const Result<std::string> found = ModelOf(Path());
+    ASSERT_TRUE(found.ok()) << found.status().ToString();
+    EXPECT_EQ(*found == model, model != "\xff");  // JSON has no such text.
+    EXPECT_TRUE(LoadState(Path(), *found).ok());
+  }
+  fs::resize_file(Path(), 100);
+  EXPECT_EQ(ModelOf(Path()).status().message(),
+            fmt::format("'{}': this is no state of a cache: its header is of "
+                        "456 bytes, all of it of 100",
+                        Path()));
+  EXPECT_EQ(ModelOf(folder_).status().code(), StatusCode::kFailedPrecondition);
+}
+
+// Whole as a file, but of no cache: these would be read beyond their ends.
+TEST_F(Save, RefusesWhatNoCacheHas) {
+  const auto refused = [](CacheState state, const auto& damage) {
+    damage(state);
+    return !StateFromBytes(StateToBytes(state)).ok();
+  };
+  const auto whole = [](CacheState&) {};
+  const CacheState state = SomeState(3, 1);
+  EXPECT_FALSE(refused(state, whole));
+  using State = CacheState&;
+  EXPECT_TRUE(refused(state, [](State s) { s.cells.pop_back(); }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[0].cell = -1; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[2].cell = kOpenEnd; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[0].position = -1; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[0].sequence = -1; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[2].cell = 0; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cached = true; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.next_position = 3; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.layers[-2] = s.layers[0]; }));
+  for (const Shape& shape : {Shape{4, 1, 3, 1}, Shape{4, 2, 2, 1},
+                             Shape{4, 2, 4, 1}, Shape{4, 2, 3, 2}}) {
+    EXPECT_TRUE(refused(state, [&](State s) {
+      s.layers[7].value = FilledTensor(DType::kF16, shape, 1);
+    })) << ShapeText(shape);
+  }
+  EXPECT_TRUE(refused(CacheState(), [](State s) {
+    const Shape huge = {kOpenEnd, kOpenEnd, 0, kOpenEnd};
+    s.layers[0] = {{DType::kF32, huge, {}}, {DType::kF32, huge, {}}};
+  }));
+  EXPECT_FALSE(refused(OfAWrapper(), whole));
+  EXPECT_TRUE(
+      refused(OfAWrapper(), [](State s) { s.caches[0].cells.pop_back(); }));
+  EXPECT_TRUE(
+      refused(OfAWrapper(), [](State s) { s.caches[1].layers.clear(); }));
+  EXPECT_TRUE(refused(OfAWrapper(), [](State s) { s.position = 1; }));
+  EXPECT_TRUE(refused(OfAWrapper(), [](State s) { s.cells = {{}}; }));
+}
+
+// What was saved once is read for good: another format has another version.
+TEST_F(Save, TheFormatStays) {
+  CacheState cache;
+  cache.cells = {{0, 0, 0}, {0, 0, 1}, {1, 1, 0}, {1, 1, 1},
+                 {2, 2, 0}, {4, 2, 1}, {5, 3, 1}};
+  for (const int layer : {0, 1, 3}) {
+    cache.layers[layer] = {FilledTensor(DType::kF16, {4, 2, 5, 1}, 1),
+                           FilledTensor(DType::kBF16, {3, 2, 5, 1}, 2)};
+  }
+  CacheState encoder;
+  encoder.cached = true;
+  encoder.position = 5;
+  encoder.next_position = 6;
+  encoder.layers[2] = {FilledTensor(DType::kF16, {2, 3, 1, 2}, 3),
+                       FilledTensor(DType::kF32, {1, 1, 1, 1}, 4)};
+  CacheState wrapper;
+  wrapper.caches = {cache, encoder};
+  ASSERT_TRUE(SaveState(wrapper, Path(), "a model").ok());
+  EXPECT_EQ(Content(Path()), Content(KVTWIN_RECORDINGS "/state.safetensors"));
 }
 
 // No byte may be another one, be missing, or be too many.
@@ -175,6 +258,9 @@ TEST_F(Save, RefusesWhatIsHostile) {
 TEST_F(Save, SaysWhatTheSystemSays) {
   EXPECT_EQ(LoadState(Path()).status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(LoadState(folder_.string()).ok(), false);
+  EXPECT_FALSE(LoadState("/dev/zero").ok());
+  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0666), 0);
+  EXPECT_FALSE(LoadState(folder_ / "pipe").ok());  // Nobody writes to it.
   const Status status = SaveState(SomeState(1, 1), Path() + "/no/folder");
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_NE(status.message().find("No such file"), std::string::npos);

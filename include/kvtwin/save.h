@@ -29,8 +29,8 @@ std::vector<std::byte> StateToBytes(const CacheState& state,
                                     std::string_view model = "");
 
 // Errors: invalid_argument unless StateToBytes gave exactly these bytes for
-// that model, whatever they are; never takes much more memory than they do.
-// Whether the state fits a cache, its Restore says.
+// that model and a state that some cache could have, whatever they are; never
+// takes much more memory than they do. Whether it fits a cache, Restore says.
 Result<CacheState> StateFromBytes(std::span<const std::byte> bytes,
                                   std::string_view model = "");
 
@@ -43,6 +43,10 @@ Status SaveState(const CacheState& state, const std::string& path,
 // Errors: failed_precondition if the file cannot be read; as StateFromBytes.
 Result<CacheState> LoadState(const std::string& path,
                              std::string_view model = "");
+
+// The model whose state the file has, for LoadState to load it: looks at the
+// file's header only. Errors: as LoadState, which sees more.
+Result<std::string> ModelOf(const std::string& path);
 
 // What one sequence has of a state, as a state: its tokens and their rows. Of a
 // wrapper, what it has of each cache. An encoder's slots belong to nobody: they
