@@ -68,6 +68,20 @@ void SaveRows(TensorView all, const std::vector<CellEntry>& entries,
   });
 }
 
+// The first so many that are free: of that many at least.
+std::vector<int> FreeCells(const std::vector<CellEntry>& entries,
+                           std::size_t count) {
+  std::vector<int> free;
+  int next = 0;
+  const auto add = [&](int end) {
+    for (; next < end && free.size() < count; ++next) free.push_back(next);
+    next = end + 1;
+  };
+  ForEachHeld(entries, add);
+  add(kOpenEnd - 1);
+  return free;
+}
+
 }  // namespace
 
 Status GuardedCache::CheckReady() const {
@@ -250,13 +264,17 @@ Status GuardedCache::CheckRows(const TensorView& key,
     return Invalid("key has {} kv_heads, value has {}", key.shape[1],
                    value.shape[1]);
   }
-  const RowDims dims = DimsOf(key, value);
-  const auto known = rows_.find(layer_);
+  return CheckDims(layer_, DimsOf(key, value));
+}
+
+// As they were in the layer's first Put.
+Status GuardedCache::CheckDims(int layer, const RowDims& dims) const {
+  const auto known = rows_.find(layer);
   if (known != rows_.end() && known->second != dims) {
     return Invalid(
         "layer {} holds K [{}, {}] and V [{}, {}], not [{}, {}] "
         "and [{}, {}]",
-        layer_, known->second.k_head_dim, known->second.kv_heads,
+        layer, known->second.k_head_dim, known->second.kv_heads,
         known->second.v_head_dim, known->second.kv_heads, dims.k_head_dim,
         dims.kv_heads, dims.v_head_dim, dims.kv_heads);
   }
@@ -366,13 +384,29 @@ Status GuardedCache::SnapshotTo(CacheState& state) const {
   std::erase_if(state.layers, [&](const auto& layer) {
     return !rows_.contains(layer.first);
   });
+  SaveLayers(state);
+  return {};
+}
+
+// The rows of the state's cells.
+void GuardedCache::SaveLayers(CacheState& state) const {
   for (const auto& [layer, dims] : rows_) {
     const KvView all = DoAllRows(layer);
     KvRows& rows = state.layers[layer];
     SaveRows(all.key, state.cells, 2, rows.key);
     SaveRows(all.value, state.cells, config_.permuted_v ? 0 : 2, rows.value);
   }
-  return {};
+}
+
+Result<CacheState> GuardedCache::SnapshotOf(int sequence) const {
+  if (Status status = CheckReady(); !status.ok()) return status;
+  CacheState state;
+  ListCells(state.cells);
+  std::erase_if(state.cells, [&](const CellEntry& entry) {
+    return entry.sequence != sequence;
+  });
+  if (!state.cells.empty()) SaveLayers(state);
+  return state;
 }
 
 Status GuardedCache::CheckLayer(int layer, const KvRows& rows,
@@ -432,6 +466,63 @@ Status GuardedCache::Restore(const CacheState& state) {
     const auto& [key, value] = rows;
     rows_.emplace(layer, DimsOf(key.view(), value.view()));
     DoStoreRows(layer, batch_cells_, key.view(), value.view());
+  }
+  return {};
+}
+
+Status GuardedCache::CheckAddSequence(int sequence,
+                                      const CacheState& added) const {
+  Status status = CheckReady();
+  if (status.ok()) status = CheckAdded(sequence, added);
+  if (!status.ok()) return status;
+  if (!added.caches.empty()) {
+    return Invalid("the sequence is of a wrapper of {} caches",
+                   added.caches.size());
+  }
+  if (added.cells.empty()) return {};
+  std::vector<CellEntry> entries;
+  ListCells(entries);
+  for (const CellEntry& entry : entries) {
+    if (entry.sequence != sequence) continue;
+    return Invalid("the cache has a sequence {} already", sequence);
+  }
+  const std::int64_t tokens = std::ssize(added.cells);
+  status = CheckRoom(CountHeld(entries), CellCount(), tokens);
+  if (!status.ok()) return status;
+  for (const auto& [layer, rows] : added.layers) {
+    status = CheckLayer(layer, rows, tokens);
+    if (status.ok()) {
+      status = CheckDims(layer, DimsOf(rows.key.view(), rows.value.view()));
+    }
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+Status GuardedCache::AddSequence(int sequence, const CacheState& added) {
+  Status status = CheckAddSequence(sequence, added);
+  if (!status.ok()) return status;
+  EndPass();
+  layer_ = 0;
+  std::vector<CellEntry> entries;
+  ListCells(entries);
+  const std::vector<int> cells = FreeCells(entries, added.cells.size());
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    DoHold({cells[i], added.cells[i].position, sequence});
+  }
+  if (cells.empty()) return {};
+  for (const auto& [layer, rows] : added.layers) {
+    rows_.emplace(layer, DimsOf(rows.key.view(), rows.value.view()));
+    DoStoreRows(layer, cells, rows.key.view(), rows.value.view());
+  }
+  for (const auto& [layer, dims] : rows_) {
+    if (added.layers.contains(layer)) continue;
+    const auto [k_head_dim, kv_heads, v_head_dim] = dims;
+    const auto zeros = [&](DType dtype, std::int64_t head_dim) {
+      return FilledTensor(dtype, {head_dim, kv_heads, std::ssize(cells), 1}, 0);
+    };
+    DoStoreRows(layer, cells, zeros(k_dtype(), k_head_dim).view(),
+                zeros(v_dtype(), v_head_dim).view());
   }
   return {};
 }

@@ -152,4 +152,22 @@ Status CheckState(const CacheState& state) {
   return {};
 }
 
+Status CheckAdded(int sequence, const CacheState& added) {
+  Status status = NotNegative("sequence", sequence);
+  if (status.ok()) status = CheckState(added);
+  if (!status.ok()) return status;
+  const auto twice = [](const CacheState& state) {
+    return CountHeld(state.cells) != std::ssize(state.cells);
+  };
+  if (!twice(added) && std::ranges::none_of(added.caches, twice)) return {};
+  return Invalid("what is added as sequence {} is of several", sequence);
+}
+
+Status CheckRoom(std::int64_t held, std::int64_t cells, std::int64_t tokens) {
+  if (tokens <= cells - held) return {};
+  return {StatusCode::kCacheFull,
+          fmt::format("{} of {} cells are held, the sequence has {} tokens",
+                      held, cells, tokens)};
+}
+
 }  // namespace kvtwin

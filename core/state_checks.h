@@ -29,6 +29,10 @@ Status CheckTensors(int layer, const KvRows& rows);
 // blocks, and not too large to count its bytes.
 Status CheckShape(std::string_view name, const Shape& shape, DType dtype);
 
+// What is added as a sequence: in no cell twice.
+Status CheckAdded(int sequence, const CacheState& added);
+Status CheckRoom(std::int64_t held, std::int64_t cells, std::int64_t tokens);
+
 // Whether these are the rows of so many cells.
 bool AreRowsOf(const KvRows& rows, std::int64_t held);
 // Whether there is what only an encoder has, apart from its rows; and if it

@@ -133,6 +133,36 @@ Status WrapperCache::Restore(const CacheState& state) {
   return status;
 }
 
+Result<CacheState> WrapperCache::SnapshotOf(int sequence) const {
+  CacheState state;
+  for (const auto& cache : caches_) {
+    Result<CacheState> part = cache->SnapshotOf(sequence);
+    if (!part.ok()) return part;
+    state.caches.push_back(std::move(*part));
+  }
+  return state;
+}
+
+Status WrapperCache::AddSequence(int sequence, const CacheState& added) {
+  Status status = active().CheckReady();
+  if (status.ok()) status = CheckState(added);
+  if (!status.ok()) return status;
+  if (added.caches.size() != caches_.size()) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("the sequence is of {} caches, the wrapper has {}",
+                        added.caches.size(), caches_.size())};
+  }
+  for (std::size_t i = 0; i < caches_.size(); ++i) {
+    status = caches_[i]->CheckAddSequence(sequence, added.caches[i]);
+    if (!status.ok()) return status;
+  }
+  for (std::size_t i = 0; i < caches_.size(); ++i) {  // All will say ok.
+    status = caches_[i]->AddSequence(sequence, added.caches[i]);
+  }
+  active_ = 0;
+  return status;
+}
+
 std::unique_ptr<Cache> MakeWrapped(const CacheSpec& spec,
                                    const MakeOne& make_one) {
   if (spec.kind != Kind::kWrapper) return make_one(spec);

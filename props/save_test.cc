@@ -323,6 +323,95 @@ CacheState OfLayers(const std::vector<int>& layers, int tokens) {
   return state;
 }
 
+class Sequences : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Twins, Sequences,
+                         ::testing::Values("reference", "optimized"),
+                         [](const auto& info) { return info.param; });
+
+// Without the others: as by a snapshot of all.
+TEST_P(Sequences, AreParkedAndAddedAlone) {
+  TestCache home({}, GetParam());
+  ASSERT_EQ(home.Init(3, 8, 8), StatusCode::kOk);
+  home.Append(0, 0, {1, 2});
+  home.Append(1, 0, {3, 4, 5});
+  ASSERT_TRUE(home->CopyPrefix(1, 2, 2).ok());
+  const CacheState parked = *home->SnapshotOf(1);
+  EXPECT_TRUE(parked == SequenceOf(*home->Snapshot(), 1));
+  EXPECT_TRUE(*home->SnapshotOf(9) == CacheState());
+
+  TestCache away({}, GetParam(), {.cache_padding = 3, .permuted_v = true});
+  ASSERT_EQ(away.Init(1, 6, 6), StatusCode::kOk);
+  ASSERT_TRUE(away->SetLayer(1).ok());
+  away.Append(0, 0, {7, 8, 9});
+  ASSERT_TRUE(away->Remove(0, 1, kOpenEnd).ok());
+  const int cells[] = {6};
+  const CacheState due = *WithSequence(*away->Snapshot(), 5, parked, cells);
+  ASSERT_TRUE(away->AddSequence(5, parked).ok());
+  // Its rows in layer 1 are zeros, not those that were removed.
+  EXPECT_TRUE(*away->Snapshot() == due);
+  EXPECT_EQ(away.Put({0}), StatusCode::kFailedPrecondition);
+  away.Append(5, 3, {10});
+  EXPECT_EQ(away.SeenK(0), (Floats{3, 4, 5, 10}));
+}
+
+TEST_P(Sequences, AreAddedOrNothingIs) {
+  TestCache cache({}, GetParam());
+  ASSERT_EQ(cache.Init(1, 6, 6), StatusCode::kOk);
+  cache.Append(0, 0, {1, 2, 3});
+  const CacheState before = *cache->Snapshot();
+  const CacheState whole = SequenceOf(before, 0);
+  const auto code = [&](int sequence, const CacheState& added) {
+    const Status status = cache->AddSequence(sequence, added);
+    EXPECT_TRUE(status.ok() || *cache->Snapshot() == before);
+    return status.code();
+  };
+  constexpr StatusCode kInvalid = StatusCode::kInvalidArgument;
+  EXPECT_EQ(code(-1, whole), kInvalid);
+  EXPECT_EQ(code(0, whole), kInvalid);
+  EXPECT_EQ(code(1, OfAWrapper()), kInvalid);
+  EXPECT_EQ(code(1, OfLayers({0}, 4)), StatusCode::kCacheFull);
+  CacheState other = whole;
+  other.cells[1].cell = 0;  // In a cell that another one has.
+  EXPECT_EQ(code(1, other), kInvalid);
+  other.cells[1] = {0, 0, 1};
+  EXPECT_EQ(code(1, other), kInvalid);
+  other = whole;
+  other.cells.pop_back();
+  EXPECT_EQ(code(1, other), kInvalid);
+  for (const DType dtype : {DType::kF16, DType::kF32}) {
+    const std::int64_t dim = dtype == DType::kF16 ? 1 : 2;
+    other = whole;
+    other.layers[0].value = FilledTensor(dtype, {dim, 1, 3, 1}, 1);
+    EXPECT_EQ(code(1, other), kInvalid);
+  }
+  EXPECT_EQ(code(0, CacheState()), StatusCode::kOk);
+  EXPECT_EQ(code(1, whole), StatusCode::kOk);
+  EXPECT_TRUE(cache->SnapshotOf(1)->layers == whole.layers);
+}
+
+TEST_P(Sequences, AreInAllCachesOfAWrapperOrInNone) {
+  CacheSpec spec{.kind = Kind::kWrapper};
+  spec.caches = {{.kind = Kind::kCausal}, {.kind = Kind::kCausal}};
+  TestCache cache(spec, GetParam());
+  ASSERT_EQ(cache.Init(1, 6, 6), StatusCode::kOk);
+  cache.Append(0, 0, {1, 2, 3});
+  const CacheState before = *cache->Snapshot();
+  const CacheState parked = *cache->SnapshotOf(0);
+  EXPECT_TRUE(parked == SequenceOf(before, 0));
+  CacheState half = parked;
+  half.caches[1] = OfLayers({0}, 4);
+  EXPECT_EQ(cache->AddSequence(1, half).code(), StatusCode::kCacheFull);
+  EXPECT_FALSE(cache->AddSequence(1, parked.caches[0]).ok());
+  half = parked;
+  half.position = 1;
+  EXPECT_FALSE(cache->AddSequence(1, half).ok());
+  EXPECT_TRUE(*cache->Snapshot() == before);
+  ASSERT_TRUE(cache->SetLayerType(1).ok());
+  ASSERT_TRUE(cache->AddSequence(1, parked).ok());
+  const int cells[] = {6, 6};
+  EXPECT_TRUE(*cache->Snapshot() == *WithSequence(before, 1, parked, cells));
+}
+
 // Layers that only one of them has are zeros for the other one's tokens.
 TEST_F(Save, LayersOfASequenceMayBeOthers) {
   const CacheState state = OfLayers({0, 1}, 2);
