@@ -390,8 +390,9 @@ TEST_P(Sequences, AreAddedOrNothingIs) {
 }
 
 TEST_P(Sequences, AreInAllCachesOfAWrapperOrInNone) {
-  CacheSpec spec{.kind = Kind::kWrapper};
-  spec.caches = {{.kind = Kind::kCausal}, {.kind = Kind::kCausal}};
+  CacheSpec spec;
+  spec.kind = Kind::kWrapper;
+  spec.caches.resize(2);
   TestCache cache(spec, GetParam());
   ASSERT_EQ(cache.Init(1, 6, 6), StatusCode::kOk);
   cache.Append(0, 0, {1, 2, 3});

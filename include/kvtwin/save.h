@@ -60,9 +60,11 @@ CacheState SequenceOf(const CacheState& state, int sequence);
 //
 //   cache->Restore(*WithSequence(*cache->Snapshot(), 5, saved, {{cells}}))
 //
+// as cache->AddSequence(5, saved) does at once.
+//
 // Errors: cache_full; invalid_argument if the state has that sequence already,
-// the rows of a layer have other dimensions or dtypes, or caches are not as
-// many.
+// the rows of a layer have other dimensions or dtypes, caches are not as many,
+// or no cache could have one of the two.
 Result<CacheState> WithSequence(const CacheState& state, int sequence,
                                 const CacheState& added,
                                 std::span<const int> cells);
