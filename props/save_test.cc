@@ -375,6 +375,11 @@ TEST_P(Sequences, AreAddedOrNothingIs) {
   EXPECT_EQ(code(1, other), kInvalid);
   other.cells[1] = {0, 0, 1};
   EXPECT_EQ(code(1, other), kInvalid);
+  other = CacheState();  // Two sequences in a cell.
+  other.cells = {{0, 0, 0}, {0, 0, 1}};
+  EXPECT_EQ(code(1, other), kInvalid);
+  const int cells[] = {6};
+  EXPECT_FALSE(WithSequence(before, 1, other, cells).ok());
   other = whole;
   other.cells.pop_back();
   EXPECT_EQ(code(1, other), kInvalid);
@@ -407,8 +412,10 @@ TEST_P(Sequences, AreInAllCachesOfAWrapperOrInNone) {
   half.position = 1;
   EXPECT_FALSE(cache->AddSequence(1, half).ok());
   EXPECT_TRUE(*cache->Snapshot() == before);
+  const Cache* first = cache->UnderlyingCache();
   ASSERT_TRUE(cache->SetLayerType(1).ok());
   ASSERT_TRUE(cache->AddSequence(1, parked).ok());
+  EXPECT_EQ(cache->UnderlyingCache(), first);
   const int cells[] = {6, 6};
   EXPECT_TRUE(*cache->Snapshot() == *WithSequence(before, 1, parked, cells));
 }
@@ -440,6 +447,11 @@ TEST_F(Save, LayersOfASequenceMayBeOthers) {
     EXPECT_FALSE(WithSequence(state, 4, other, cells).ok());
   }
   EXPECT_FALSE(WithSequence(state, -1, added, cells).ok());
+  CacheState odd = state;
+  odd.cells.push_back({9, 0, 0});  // Without rows.
+  const int many[] = {99};
+  EXPECT_FALSE(WithSequence(odd, 4, added, many).ok());
+  EXPECT_TRUE(WithSequence(state, 4, added, many).ok());
   EXPECT_FALSE(WithSequence(state, 4, added, {}).ok());
 }
 
