@@ -511,18 +511,19 @@ Status GuardedCache::AddSequence(int sequence, const CacheState& added) {
     DoHold({cells[i], added.cells[i].position, sequence});
   }
   if (cells.empty()) return {};
+  const std::int64_t tokens = std::ssize(cells);
   for (const auto& [layer, rows] : added.layers) {
     rows_.emplace(layer, DimsOf(rows.key.view(), rows.value.view()));
     DoStoreRows(layer, cells, rows.key.view(), rows.value.view());
   }
+  // Zeros where it has no rows: free cells may have some of their last tokens.
   for (const auto& [layer, dims] : rows_) {
     if (added.layers.contains(layer)) continue;
-    const auto [k_head_dim, kv_heads, v_head_dim] = dims;
-    const auto zeros = [&](DType dtype, std::int64_t head_dim) {
-      return FilledTensor(dtype, {head_dim, kv_heads, std::ssize(cells), 1}, 0);
-    };
-    DoStoreRows(layer, cells, zeros(k_dtype(), k_head_dim).view(),
-                zeros(v_dtype(), v_head_dim).view());
+    const DenseTensor key =
+        FilledTensor(k_dtype(), {dims.k_head_dim, dims.kv_heads, tokens, 1}, 0);
+    const DenseTensor value =
+        FilledTensor(v_dtype(), {dims.v_head_dim, dims.kv_heads, tokens, 1}, 0);
+    DoStoreRows(layer, cells, key.view(), value.view());
   }
   return {};
 }
