@@ -8,6 +8,7 @@
 #include "core/twin.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/legacy.h"
+#include "kvtwin/save.h"
 
 namespace kvtwin {
 namespace {
@@ -92,6 +93,16 @@ Status Cache::SnapshotTo(CacheState&) const {
 }
 
 Status Cache::Restore(const CacheState&) {
+  return {StatusCode::kNotSupported, "this cache has no snapshots"};
+}
+
+Result<CacheState> Cache::SnapshotOf(int sequence) const {
+  const Result<CacheState> state = Snapshot();
+  if (!state.ok()) return state;
+  return SequenceOf(*state, sequence);
+}
+
+Status Cache::AddSequence(int, const CacheState&) {
   return {StatusCode::kNotSupported, "this cache has no snapshots"};
 }
 

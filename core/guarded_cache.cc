@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -11,30 +10,10 @@
 #include "core/huge_pages.h"
 #include "core/names.h"
 #include "core/refusals.h"
+#include "core/state_checks.h"
 
 namespace kvtwin {
 namespace {
-
-Status CheckShape(std::string_view name, const Shape& shape, DType dtype) {
-  if (Status status = CheckRowDType(name, dtype); !status.ok()) return status;
-  // Of an element, of a block a little more than that.
-  std::int64_t bytes = IsBlockDType(dtype) ? 2 : RunBytes(dtype, 1);
-  bool too_large = false;
-  for (const std::int64_t extent : shape) {
-    if (extent < 1) {
-      return Invalid("{} has shape {}, every extent must be at least 1", name,
-                     ShapeText(shape));
-    }
-    too_large = too_large ||
-                extent > std::numeric_limits<std::int32_t>::max() ||
-                __builtin_mul_overflow(bytes, extent, &bytes);
-  }
-  if (too_large) {
-    return Invalid("{} has shape {}, which is too large", name,
-                   ShapeText(shape));
-  }
-  return CheckWholeBlocks(name, shape[0], dtype);
-}
 
 Status CheckTensor(std::string_view name, const TensorView& tensor) {
   if (tensor.data == nullptr) return Invalid("{} has no data", name);
@@ -56,22 +35,6 @@ Status CheckIndices(std::string_view name, std::span<const int> indices,
 RowDims DimsOf(const TensorView& key, const TensorView& value) {
   return {static_cast<int>(key.shape[0]), static_cast<int>(key.shape[1]),
           static_cast<int>(value.shape[0])};
-}
-
-// Calls visit(cell) for the cells of `entries`, each once.
-template <class Visit>
-void ForEachHeld(const std::vector<CellEntry>& entries, const Visit& visit) {
-  int last = -1;
-  for (const CellEntry& entry : entries) {
-    if (entry.cell != last) visit(entry.cell);
-    last = entry.cell;
-  }
-}
-
-std::int64_t CountHeld(const std::vector<CellEntry>& entries) {
-  std::int64_t held = 0;
-  ForEachHeld(entries, [&](int) { ++held; });
-  return held;
 }
 
 // The rows of held cells out of those of all.
@@ -101,17 +64,18 @@ void SaveRows(const TensorView& all, const std::vector<CellEntry>& entries,
   });
 }
 
-// A tensor of a state: whole, and not too large.
-Status CheckOwned(std::string_view name, const DenseTensor& tensor) {
-  const bool empty = tensor.shape[2] == 0;  // No rows yet.
-  Shape shape = tensor.shape;
-  if (empty) shape[2] = 1;
-  Status status = CheckShape(name, shape, tensor.dtype);
-  if (!status.ok()) return status;
-  const std::size_t bytes = empty ? 0 : DenseBytes(tensor.dtype, tensor.shape);
-  if (bytes == tensor.bytes.size()) return {};
-  return Invalid("{} has shape {} and {} bytes, which do not match", name,
-                 ShapeText(tensor.shape), tensor.bytes.size());
+// The first so many that are free: of that many at least.
+std::vector<int> FreeCells(const std::vector<CellEntry>& entries,
+                           std::size_t count) {
+  std::vector<int> free;
+  int next = 0;
+  const auto add = [&](int end) {
+    for (; next < end && free.size() < count; ++next) free.push_back(next);
+    next = end + 1;
+  };
+  ForEachHeld(entries, add);
+  add(kOpenEnd - 1);
+  return free;
 }
 
 }  // namespace
@@ -302,13 +266,17 @@ Status GuardedCache::CheckRows(const TensorView& key,
     return Invalid("key has {} kv_heads, value has {}", key.shape[1],
                    value.shape[1]);
   }
-  const RowDims dims = DimsOf(key, value);
-  const auto known = rows_.find(layer_);
+  return CheckDims(layer_, DimsOf(key, value));
+}
+
+// As they were in the layer's first Put.
+Status GuardedCache::CheckDims(int layer, const RowDims& dims) const {
+  const auto known = rows_.find(layer);
   if (known != rows_.end() && known->second != dims) {
     return Invalid(
         "layer {} holds K [{}, {}] and V [{}, {}], not [{}, {}] "
         "and [{}, {}]",
-        layer_, known->second.k_head_dim, known->second.kv_heads,
+        layer, known->second.k_head_dim, known->second.kv_heads,
         known->second.v_head_dim, known->second.kv_heads, dims.k_head_dim,
         dims.kv_heads, dims.v_head_dim, dims.kv_heads);
   }
@@ -418,47 +386,35 @@ Status GuardedCache::SnapshotTo(CacheState& state) const {
   std::erase_if(state.layers, [&](const auto& layer) {
     return !rows_.contains(layer.first);
   });
+  SaveLayers(state);
+  return {};
+}
+
+// The rows of the state's cells.
+void GuardedCache::SaveLayers(CacheState& state) const {
   for (const auto& [layer, dims] : rows_) {
     const KvView all = DoAllRows(layer);
     KvRows& rows = state.layers[layer];
     SaveRows(all.key, state.cells, VLayout::kPlain, rows.key);
     SaveRows(all.value, state.cells, config_.v_layout, rows.value);
   }
-  return {};
 }
 
-Status GuardedCache::CheckCells(const CacheState& state) const {
-  const CellEntry* before = nullptr;
-  for (const CellEntry& entry : state.cells) {
-    const auto& [cell, position, sequence] = entry;
-    if (cell < 0 || cell >= CellCount()) {
-      return Invalid("the state has cell {}, the cache has {} cells", cell,
-                     CellCount());
-    }
-    Status status = NotNegative("a position of the state", position);
-    if (status.ok()) status = NotNegative("a sequence of the state", sequence);
-    if (!status.ok()) return status;
-    const bool same = before != nullptr && before->cell == cell;
-    if (before != nullptr &&
-        (before->cell > cell || (same && before->sequence >= sequence))) {
-      return Invalid("cell {}, sequence {} of the state is out of order", cell,
-                     sequence);
-    }
-    if (same && before->position != position) {
-      return Invalid("cell {} of the state has positions {} and {}", cell,
-                     before->position, position);
-    }
-    before = &entry;
-  }
-  return {};
+Result<CacheState> GuardedCache::SnapshotOf(int sequence) const {
+  if (Status status = CheckReady(); !status.ok()) return status;
+  CacheState state;
+  ListCells(state.cells);
+  std::erase_if(state.cells, [&](const CellEntry& entry) {
+    return entry.sequence != sequence;
+  });
+  if (!state.cells.empty()) SaveLayers(state);
+  return state;
 }
 
 Status GuardedCache::CheckLayer(int layer, const KvRows& rows,
                                 std::int64_t held) const {
   const auto& [key, value] = rows;
-  Status status = NotNegative("a layer of the state", layer);
-  if (status.ok()) status = CheckOwned("a key of the state", key);
-  if (status.ok()) status = CheckOwned("a value of the state", value);
+  Status status = CheckTensors(layer, rows);
   if (!status.ok()) return status;
   if (IsEncoder()) {
     status = CheckDTypes(key.view(), value.view());
@@ -468,9 +424,7 @@ Status GuardedCache::CheckLayer(int layer, const KvRows& rows,
       return status;
     }
   } else if (key.dtype == k_dtype() && value.dtype == v_dtype() &&
-             key.shape[1] == value.shape[1] && key.shape[2] == held &&
-             value.shape[2] == held && key.shape[3] == 1 &&
-             value.shape[3] == 1) {
+             AreRowsOf(rows, held)) {
     return {};
   }
   return Invalid(
@@ -486,16 +440,11 @@ Status GuardedCache::CheckRestore(const CacheState& state) const {
     return Invalid("the state is of a wrapper of {} caches",
                    state.caches.size());
   }
-  Status status = NotNegative("position of the state", state.position);
-  if (status.ok())
-    status = NotNegative("next_position of the state", state.next_position);
-  if (status.ok()) status = CheckCells(state);
+  Status status = CheckSlots(state);
+  if (status.ok()) status = CheckCells(state, CellCount());
   if (!status.ok()) return status;
-  const bool has_slots =
-      state.cached || state.position != 0 || state.next_position != 0;
-  if (has_slots && !IsEncoder()) return Invalid("the state is of an encoder");
-  if (state.cached && state.layers.empty()) {
-    return Invalid("the state is of an encoder that caches nothing");
+  if (HasSlots(state) && !IsEncoder()) {
+    return Invalid("the state is of an encoder");
   }
   const std::int64_t held = CountHeld(state.cells);
   for (const auto& [layer, rows] : state.layers) {
@@ -519,6 +468,64 @@ Status GuardedCache::Restore(const CacheState& state) {
     const auto& [key, value] = rows;
     rows_.emplace(layer, DimsOf(key.view(), value.view()));
     DoStoreRows(layer, batch_cells_, key.view(), value.view());
+  }
+  return {};
+}
+
+Status GuardedCache::CheckAddSequence(int sequence,
+                                      const CacheState& added) const {
+  Status status = CheckReady();
+  if (status.ok()) status = CheckAdded(sequence, added);
+  if (!status.ok()) return status;
+  if (!added.caches.empty()) {
+    return Invalid("the sequence is of a wrapper of {} caches",
+                   added.caches.size());
+  }
+  if (added.cells.empty()) return {};
+  std::vector<CellEntry> entries;
+  ListCells(entries);
+  for (const CellEntry& entry : entries) {
+    if (entry.sequence != sequence) continue;
+    return Invalid("the cache has a sequence {} already", sequence);
+  }
+  const std::int64_t tokens = std::ssize(added.cells);
+  status = CheckRoom(CountHeld(entries), CellCount(), tokens);
+  if (!status.ok()) return status;
+  for (const auto& [layer, rows] : added.layers) {
+    status = CheckLayer(layer, rows, tokens);
+    if (status.ok()) {
+      status = CheckDims(layer, DimsOf(rows.key.view(), rows.value.view()));
+    }
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+Status GuardedCache::AddSequence(int sequence, const CacheState& added) {
+  Status status = CheckAddSequence(sequence, added);
+  if (!status.ok()) return status;
+  EndPass();
+  layer_ = 0;
+  std::vector<CellEntry> entries;
+  ListCells(entries);
+  const std::vector<int> cells = FreeCells(entries, added.cells.size());
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    DoHold({cells[i], added.cells[i].position, sequence});
+  }
+  if (cells.empty()) return {};
+  const std::int64_t tokens = std::ssize(cells);
+  for (const auto& [layer, rows] : added.layers) {
+    rows_.emplace(layer, DimsOf(rows.key.view(), rows.value.view()));
+    DoStoreRows(layer, cells, rows.key.view(), rows.value.view());
+  }
+  // Zeros where it has no rows: free cells may have some of their last tokens.
+  for (const auto& [layer, dims] : rows_) {
+    if (added.layers.contains(layer)) continue;
+    const DenseTensor key =
+        FilledTensor(k_dtype(), {dims.k_head_dim, dims.kv_heads, tokens, 1}, 0);
+    const DenseTensor value =
+        FilledTensor(v_dtype(), {dims.v_head_dim, dims.kv_heads, tokens, 1}, 0);
+    DoStoreRows(layer, cells, key.view(), value.view());
   }
   return {};
 }

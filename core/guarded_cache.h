@@ -53,6 +53,8 @@ class GuardedCache : public Cache {
   Result<bool> EncoderCached() final;
   Status SnapshotTo(CacheState& state) const final;
   Status Restore(const CacheState& state) final;
+  Result<CacheState> SnapshotOf(int sequence) const final;
+  Status AddSequence(int sequence, const CacheState& added) final;
   int CellCount() const final;
   std::span<const int> BatchCells() const final;
   void ListCells(std::vector<CellEntry>& out) const override { out.clear(); }
@@ -67,6 +69,7 @@ class GuardedCache : public Cache {
   Status CheckBatch(const Batch& batch) const;
   Status CheckCopyPrefix(int src, int dst, std::int32_t len) const;
   Status CheckRestore(const CacheState& state) const;
+  Status CheckAddSequence(int sequence, const CacheState& added) const;
   // Remove in two steps: PrepareRemove answers and changes nothing, and if it
   // says ok, CommitRemove with the same arguments does it.
   Status PrepareRemove(int seq, std::int32_t begin, std::int32_t end);
@@ -136,8 +139,9 @@ class GuardedCache : public Cache {
 
   Status CheckPass() const;
   Status CheckRows(const TensorView& key, const TensorView& value) const;
+  Status CheckDims(int layer, const RowDims& dims) const;
   Status CheckEncoderRows(const TensorView& value) const;
-  Status CheckCells(const CacheState& state) const;
+  void SaveLayers(CacheState& state) const;
   Status CheckLayer(int layer, const KvRows& rows, std::int64_t held) const;
   Status CheckDTypes(const TensorView& key, const TensorView& value) const;
 

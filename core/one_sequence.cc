@@ -10,6 +10,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/refusals.h"
+#include "core/state_checks.h"
 #include "kvtwin/save.h"
 
 namespace kvtwin {
@@ -60,17 +61,13 @@ Result<CacheState> WithTokens(const CacheState& state, int sequence,
   const std::map<int, std::int64_t> old_rows = RowsByCell(state);
   const std::map<int, std::int64_t> new_rows = RowsByCell(added);
   CacheState both = state;
+  Status status = CheckRoom(std::ssize(old_rows), cells, std::ssize(new_rows));
+  if (!status.ok()) return status;
   // Where each of its cells goes.
   std::map<int, int> places;
   int free = 0;
   for (const auto& [cell, row] : new_rows) {
     while (old_rows.contains(free)) ++free;
-    if (free >= cells) {
-      return Status(StatusCode::kCacheFull,
-                    fmt::format("{} of {} cells are held, the sequence has {} "
-                                "tokens",
-                                old_rows.size(), cells, new_rows.size()));
-    }
     places[cell] = free++;
   }
   for (const CellEntry& entry : added.cells) {
@@ -155,9 +152,9 @@ Result<CacheState> WithSequence(const CacheState& state, int sequence,
                    caches, std::max<std::size_t>(1, added.caches.size()),
                    cells.size());
   }
-  if (Status status = NotNegative("sequence", sequence); !status.ok()) {
-    return status;
-  }
+  Status status = CheckState(state);
+  if (status.ok()) status = CheckAdded(sequence, added);
+  if (!status.ok()) return status;
   CacheState result = state;
   for (std::size_t i = 0; i < caches; ++i) {
     const bool wrapper = !state.caches.empty();

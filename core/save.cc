@@ -9,7 +9,6 @@
 #include <array>
 #include <atomic>
 #include <bit>
-#include <cerrno>
 #include <charconv>
 #include <cstdint>
 #include <cstring>
@@ -26,9 +25,11 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "core/file.h"
 #include "core/huge_pages.h"
 #include "core/json_line.h"
 #include "core/refusals.h"
+#include "core/state_checks.h"
 
 namespace kvtwin {
 namespace {
@@ -371,94 +372,6 @@ Status Damaged(std::string_view what) {
   return Invalid("this is no state of a cache: {}", what);
 }
 
-// Files
-// ------------------------------------------------------------------------
-
-Status SystemError(std::string_view what, const std::string& path,
-                   int error = errno) {
-  return Untimely("'{}' {}: {}", Printable(path, 200), what,
-                  std::strerror(error));
-}
-
-class File {
- public:
-  File(const std::string& path, int flags)
-      : descriptor_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
-  ~File() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  bool is_open() const { return descriptor_ >= 0; }
-  int descriptor() const { return descriptor_; }
-  // What the system said when something failed, on whatever thread; 0: nothing.
-  int error() const { return error_; }
-
-  // What is written is on its way to the disk from then on.
-  bool Write(std::size_t at, std::span<const std::byte> bytes) const {
-    while (!bytes.empty()) {
-      const ssize_t written = ::pwrite(descriptor_, bytes.data(), bytes.size(),
-                                       static_cast<off_t>(at));
-      if (written <= 0) return Failed();
-#ifdef SYNC_FILE_RANGE_WRITE
-      // A hint: fsync is what counts.
-      static_cast<void>(::sync_file_range(descriptor_, static_cast<off_t>(at),
-                                          written, SYNC_FILE_RANGE_WRITE));
-#endif
-      at += static_cast<std::size_t>(written);
-      bytes = bytes.subspan(static_cast<std::size_t>(written));
-    }
-    return true;
-  }
-
-  bool Sync() const { return ::fsync(descriptor_) == 0 || Failed(); }
-
-  bool Read(std::size_t at, std::span<std::byte> bytes) const {
-    while (!bytes.empty()) {
-      const ssize_t read = ::pread(descriptor_, bytes.data(), bytes.size(),
-                                   static_cast<off_t>(at));
-      if (read < 0) return Failed();
-      if (read == 0) return false;
-      at += static_cast<std::size_t>(read);
-      bytes = bytes.subspan(static_cast<std::size_t>(read));
-    }
-    return true;
-  }
-
- private:
-  bool Failed() const {
-    error_ = errno;
-    return false;
-  }
-
-  int descriptor_;
-  mutable std::atomic<int> error_ = 0;
-};
-
-// Goes with this object, unless it got its name.
-class PartFile {
- public:
-  explicit PartFile(const std::string& path)
-      : path_(fmt::format("{}.{}.{}.part", path, ::getpid(), ++count_)) {}
-  ~PartFile() {
-    if (!renamed_) ::unlink(path_.c_str());
-  }
-  PartFile(const PartFile&) = delete;
-  PartFile& operator=(const PartFile&) = delete;
-
-  const std::string& path() const { return path_; }
-  bool Rename(const std::string& path) {
-    renamed_ = ::rename(path_.c_str(), path.c_str()) == 0;
-    return renamed_;
-  }
-
- private:
-  inline static std::atomic<int> count_ = 0;  // Two threads may save at once.
-  std::string path_;
-  bool renamed_ = false;
-};
-
 // Reads
 // ------------------------------------------------------------------------
 
@@ -536,43 +449,56 @@ Status ReadTensors(const std::vector<Entry>& entries, std::size_t data_begin,
   return done ? Status() : Damaged("it cannot be read to its end");
 }
 
-Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
-                             std::string_view model) {
+// The file's header, parsed too. Its metadata has all that is in every file's.
+Status ReadHeader(std::size_t size, const ReadFn& read, std::string& header,
+                  JsonValue& object) {
   std::uint64_t length = 0;
   if (size < kLengthBytes ||
       !read(0, std::as_writable_bytes(std::span(&length, 1)))) {
     return Damaged("it is too short");
   }
   if (length > std::min(size - kLengthBytes, kHeaderMax)) {
-    return Damaged("its header is too long");
+    return Damaged(fmt::format("its header is of {} bytes, all of it of {}",
+                               length, size));
   }
-  std::string header(length, ' ');
+  header.assign(length, ' ');
   if (!read(kLengthBytes, std::as_writable_bytes(std::span(header)))) {
     return Damaged("it is too short");
   }
-  JsonValue object;
   if (std::string why = ParseJsonLine(header, object); !why.empty()) {
     return Damaged(why);
   }
   const JsonValue* metadata = object.Find("__metadata__");
-  const auto find = [&](std::string_view key) {
-    const JsonValue* at = metadata == nullptr ? nullptr : metadata->Find(key);
-    return at == nullptr ? std::string() : at->text;
-  };
-  if (find("kvtwin_state") != kVersion) {
-    return Damaged(fmt::format("its version is '{}', not '{}'",
-                               Printable(find("kvtwin_state"), 60), kVersion));
+  for (const char* name : {"kvtwin_state", "model"}) {
+    if (metadata != nullptr && metadata->Find(name) != nullptr) continue;
+    return Damaged(fmt::format("its metadata has no '{}'", name));
   }
+  const std::string& version = metadata->Find("kvtwin_state")->text;
+  if (version == kVersion) return {};
+  return Damaged(fmt::format("its version is '{}', not '{}'",
+                             Printable(version, 60), kVersion));
+}
+
+const std::string& ModelIn(const JsonValue& object) {
+  return object.Find("__metadata__")->Find("model")->text;
+}
+
+Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
+                             std::string_view model) {
+  std::string header;
+  JsonValue object;
+  Status status = ReadHeader(size, read, header, object);
+  if (!status.ok()) return status;
   // As JSON has them: what is not UTF-8 is the same then as now.
-  if (JsonString(find("model")) != JsonString(std::string(model))) {
+  if (JsonString(ModelIn(object)) != JsonString(std::string(model))) {
     return Invalid("the state is of model '{}', not of '{}'",
-                   Printable(find("model"), 200), Printable(model, 200));
+                   Printable(ModelIn(object), 200), Printable(model, 200));
   }
-  const std::size_t data_begin = kLengthBytes + length;
+  const std::size_t data_begin = kLengthBytes + header.size();
   CacheState state;
   std::vector<Entry> entries;
   std::vector<std::uint64_t> checksums;
-  Status status = ReadEntries(object, size - data_begin, entries, state);
+  status = ReadEntries(object, size - data_begin, entries, state);
   if (status.ok()) {
     status = ReadTensors(entries, data_begin, read, state, checksums);
   }
@@ -584,7 +510,31 @@ Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
       HeaderOf(state, model, pieces, checksums) != header) {
     return Damaged("its checksum does not hold");
   }
+  if (status = CheckState(state); !status.ok()) return status;
   return state;
+}
+
+// What read(size, read_fn) says of the file; refusals name it.
+template <class Value, class Read>
+Result<Value> ReadFile(const std::string& path, const Read& read) {
+  // A pipe that nobody writes to is not waited for.
+  const File file(path, O_RDONLY | O_NONBLOCK);
+  if (!file.is_open()) return SystemError("cannot be read", path);
+  struct stat info = {};
+  if (::fstat(file.descriptor(), &info) != 0 || !S_ISREG(info.st_mode)) {
+    return Untimely("'{}' is no file", Printable(path, 200));
+  }
+  Result<Value> value = read(static_cast<std::size_t>(info.st_size),
+                             [&](std::size_t at, std::span<std::byte> bytes) {
+                               return file.Read(at, bytes);
+                             });
+  if (file.error() != 0) {
+    return SystemError("cannot be read", path, file.error());
+  }
+  if (value.ok()) return value;
+  return Status(
+      value.status().code(),
+      fmt::format("'{}': {}", Printable(path, 200), value.status().message()));
 }
 
 }  // namespace
@@ -651,20 +601,20 @@ Status SaveState(const CacheState& state, const std::string& path,
 }
 
 Result<CacheState> LoadState(const std::string& path, std::string_view model) {
-  const File file(path, O_RDONLY);
-  if (!file.is_open()) return SystemError("cannot be read", path);
-  struct stat info = {};
-  if (::fstat(file.descriptor(), &info) != 0 || !S_ISREG(info.st_mode)) {
-    return Untimely("'{}' is no file", Printable(path, 200));
-  }
-  Result<CacheState> state = ReadState(
-      static_cast<std::size_t>(info.st_size),
-      [&](std::size_t at, std::span<std::byte> bytes) {
-        return file.Read(at, bytes);
-      },
-      model);
-  if (file.error() == 0) return state;
-  return SystemError("cannot be read", path, file.error());
+  return ReadFile<CacheState>(path, [&](std::size_t size, const ReadFn& read) {
+    return ReadState(size, read, model);
+  });
+}
+
+Result<std::string> ModelOf(const std::string& path) {
+  return ReadFile<std::string>(
+      path, [](std::size_t size, const ReadFn& read) -> Result<std::string> {
+        std::string header;
+        JsonValue object;
+        Status status = ReadHeader(size, read, header, object);
+        if (!status.ok()) return status;
+        return ModelIn(object);
+      });
 }
 
 }  // namespace kvtwin

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "core/state_checks.h"
+
 namespace kvtwin {
 
 Status WrapperCache::SetConfig(const CacheConfig& config) {
@@ -114,9 +116,7 @@ Status WrapperCache::SnapshotTo(CacheState& state) const {
 Status WrapperCache::Restore(const CacheState& state) {
   if (Status status = active().CheckReady(); !status.ok()) return status;
   const std::size_t caches = state.caches.size();
-  CacheState bare;
-  bare.caches = state.caches;
-  if (caches != caches_.size() || state != bare) {
+  if (caches != caches_.size() || !IsBare(state)) {
     return {StatusCode::kInvalidArgument,
             fmt::format("the state is not of a wrapper of {} caches",
                         caches_.size())};
@@ -128,6 +128,36 @@ Status WrapperCache::Restore(const CacheState& state) {
   Status status;  // All of them will say ok.
   for (std::size_t i = 0; i < caches; ++i) {
     status = caches_[i]->Restore(state.caches[i]);
+  }
+  active_ = 0;
+  return status;
+}
+
+Result<CacheState> WrapperCache::SnapshotOf(int sequence) const {
+  CacheState state;
+  for (const auto& cache : caches_) {
+    Result<CacheState> part = cache->SnapshotOf(sequence);
+    if (!part.ok()) return part;
+    state.caches.push_back(std::move(*part));
+  }
+  return state;
+}
+
+Status WrapperCache::AddSequence(int sequence, const CacheState& added) {
+  Status status = active().CheckReady();
+  if (status.ok()) status = CheckState(added);
+  if (!status.ok()) return status;
+  if (added.caches.size() != caches_.size()) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("the sequence is of {} caches, the wrapper has {}",
+                        added.caches.size(), caches_.size())};
+  }
+  for (std::size_t i = 0; i < caches_.size(); ++i) {
+    status = caches_[i]->CheckAddSequence(sequence, added.caches[i]);
+    if (!status.ok()) return status;
+  }
+  for (std::size_t i = 0; i < caches_.size(); ++i) {  // All will say ok.
+    status = caches_[i]->AddSequence(sequence, added.caches[i]);
   }
   active_ = 0;
   return status;

@@ -38,6 +38,8 @@ class WrapperCache final : public Cache {
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override;
   Status SnapshotTo(CacheState& state) const override;
   Status Restore(const CacheState& state) override;
+  Result<CacheState> SnapshotOf(int sequence) const override;
+  Status AddSequence(int sequence, const CacheState& added) override;
 
   Status SetLayerType(int type) override;
 

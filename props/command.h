@@ -14,6 +14,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code);
 void AddLawsCommand(CLI::App& app, int& exit_code);
 void AddMuseumCommand(CLI::App& app, int& exit_code);
 void AddExploreCommand(CLI::App& app, int& exit_code);
+void AddStateCommand(CLI::App& app, int& exit_code);
 
 }  // namespace kvtwin::props
 

@@ -158,6 +158,19 @@ add_test(NAME command.pipe
 set_tests_properties(command.pipe PROPERTIES
   SKIP_RETURN_CODE 77 TIMEOUT 300)
 
+# A saved state is shown; what is none is refused, at once and by its name.
+kvtwin_command_test(state_shows EXIT 0 PRINTS "token  0\\+1@0  0\\+1@1"
+  ARGS state --model "a model" recordings/state.safetensors)
+kvtwin_command_test(state_of_another_model EXIT 2 PRINTS "of model 'a model'"
+  ARGS state --model another recordings/state.safetensors)
+kvtwin_command_test(state_no_out EXIT 2 PRINTS "requires --out"
+  ARGS state --sequence 1 recordings/state.safetensors)
+add_test(NAME command.state
+  COMMAND ${PROJECT_SOURCE_DIR}/props/state_test.sh
+          $<TARGET_FILE:kvtwin_command>
+          ${PROJECT_SOURCE_DIR}/props/recordings/state.safetensors)
+set_tests_properties(command.state PROPERTIES TIMEOUT 300)
+
 # So much work at once that several threads share it: a mask, a shift, a move.
 kvtwin_command_test(run_large_mask EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 cap=1024 batch=1024 seqs=1 | put 0*1024 | get")

@@ -54,6 +54,12 @@ class ForwardingCache : public Cache {
   Status Restore(const CacheState& state) override {
     return cache_->Restore(state);
   }
+  Result<CacheState> SnapshotOf(int sequence) const override {
+    return cache_->SnapshotOf(sequence);
+  }
+  Status AddSequence(int sequence, const CacheState& added) override {
+    return cache_->AddSequence(sequence, added);
+  }
   int CellCount() const override { return cache_->CellCount(); }
   std::span<const int> BatchCells() const override {
     return cache_->BatchCells();

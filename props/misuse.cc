@@ -426,7 +426,7 @@ std::optional<std::string> TryMisuse(Cache& cache, int which,
 std::optional<std::string> MisuseOutsideOfLife(Cache& cache) {
   const float element = 0;
   const TensorView row = DenseView(&element, DType::kF32, {1, 1, 1, 1});
-  const std::array<std::pair<std::string_view, Status>, 12> answers = {{
+  const std::array<std::pair<std::string_view, Status>, 14> answers = {{
       {"SetLayer", cache.SetLayer(0)},
       {"StartForward", Start(cache, {0}, {0})},
       {"SetCausal", cache.SetCausal({})},
@@ -439,10 +439,13 @@ std::optional<std::string> MisuseOutsideOfLife(Cache& cache) {
       {"EncoderCached", cache.EncoderCached().status()},
       {"Snapshot", cache.Snapshot().status()},
       {"Restore", cache.Restore({})},
+      {"SnapshotOf", cache.SnapshotOf(0).status()},
+      {"AddSequence", cache.AddSequence(0, {})},
   }};
   for (const auto& [name, status] : answers) {
     if (status.code() == kUntimely && !status.message().empty()) continue;
-    const bool optional = name == "Snapshot" || name == "Restore";
+    const bool optional = name.starts_with("Snapshot") || name == "Restore" ||
+                          name == "AddSequence";
     if (optional && status.code() == StatusCode::kNotSupported) continue;
     return fmt::format("{} is '{}', due is {}", name, status.ToString(),
                        StatusName(kUntimely));

@@ -6,12 +6,15 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <string>
 #include <thread>
@@ -39,6 +42,11 @@ class Save : public ::testing::Test {
 
   fs::path folder_;
 };
+
+std::string Content(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
 
 CacheState SomeState(int tokens, float number, DType dtype = DType::kF16) {
   CacheState state;
@@ -94,6 +102,81 @@ TEST_F(Save, RefusesTheStateOfAnotherModel) {
   ASSERT_TRUE(SaveState(state, Path(), model).ok());
   EXPECT_TRUE(LoadState(Path(), model).ok());
   EXPECT_EQ(LoadState(Path()).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(Save, SaysWhoseStateAFileHas) {
+  for (const std::string model : {"", "ours, 7B \"quoted\"\n \u00e9", "\xff"}) {
+    ASSERT_TRUE(SaveState(SomeState(2, 3), Path(), model).ok());
+    const Result<std::string> found = ModelOf(Path());
+    ASSERT_TRUE(found.ok()) << found.status().ToString();
+    EXPECT_EQ(*found == model, model != "\xff");  // JSON has no such text.
+    EXPECT_TRUE(LoadState(Path(), *found).ok());
+  }
+  fs::resize_file(Path(), 100);
+  EXPECT_EQ(ModelOf(Path()).status().message(),
+            fmt::format("'{}': this is no state of a cache: its header is of "
+                        "456 bytes, all of it of 100",
+                        Path()));
+  EXPECT_EQ(ModelOf(folder_).status().code(), StatusCode::kFailedPrecondition);
+}
+
+// Whole as a file, but of no cache: these would be read beyond their ends.
+TEST_F(Save, RefusesWhatNoCacheHas) {
+  const auto refused = [](CacheState state, const auto& damage) {
+    damage(state);
+    return !StateFromBytes(StateToBytes(state)).ok();
+  };
+  const auto whole = [](CacheState&) {};
+  const CacheState state = SomeState(3, 1);
+  EXPECT_FALSE(refused(state, whole));
+  using State = CacheState&;
+  EXPECT_TRUE(refused(state, [](State s) { s.cells.pop_back(); }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[0].cell = -1; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[2].cell = kOpenEnd; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[0].position = -1; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[0].sequence = -1; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[2].cell = 0; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cached = true; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.next_position = 3; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.layers[-2] = s.layers[0]; }));
+  for (const Shape& shape : {Shape{4, 1, 3, 1}, Shape{4, 2, 2, 1},
+                             Shape{4, 2, 4, 1}, Shape{4, 2, 3, 2}}) {
+    EXPECT_TRUE(refused(state, [&](State s) {
+      s.layers[7].value = FilledTensor(DType::kF16, shape, 1);
+    })) << ShapeText(shape);
+  }
+  EXPECT_TRUE(refused(CacheState(), [](State s) {
+    const Shape huge = {kOpenEnd, kOpenEnd, 0, kOpenEnd};
+    s.layers[0] = {{DType::kF32, huge, {}}, {DType::kF32, huge, {}}};
+  }));
+  EXPECT_FALSE(refused(OfAWrapper(), whole));
+  EXPECT_TRUE(
+      refused(OfAWrapper(), [](State s) { s.caches[0].cells.pop_back(); }));
+  EXPECT_TRUE(
+      refused(OfAWrapper(), [](State s) { s.caches[1].layers.clear(); }));
+  EXPECT_TRUE(refused(OfAWrapper(), [](State s) { s.position = 1; }));
+  EXPECT_TRUE(refused(OfAWrapper(), [](State s) { s.cells = {{}}; }));
+}
+
+// What was saved once is read for good: another format has another version.
+TEST_F(Save, TheFormatStays) {
+  CacheState cache;
+  cache.cells = {{0, 0, 0}, {0, 0, 1}, {1, 1, 0}, {1, 1, 1},
+                 {2, 2, 0}, {4, 2, 1}, {5, 3, 1}};
+  for (const int layer : {0, 1, 3}) {
+    cache.layers[layer] = {FilledTensor(DType::kF16, {4, 2, 5, 1}, 1),
+                           FilledTensor(DType::kBF16, {3, 2, 5, 1}, 2)};
+  }
+  CacheState encoder;
+  encoder.cached = true;
+  encoder.position = 5;
+  encoder.next_position = 6;
+  encoder.layers[2] = {FilledTensor(DType::kF16, {2, 3, 1, 2}, 3),
+                       FilledTensor(DType::kF32, {1, 1, 1, 1}, 4)};
+  CacheState wrapper;
+  wrapper.caches = {cache, encoder};
+  ASSERT_TRUE(SaveState(wrapper, Path(), "a model").ok());
+  EXPECT_EQ(Content(Path()), Content(KVTWIN_RECORDINGS "/state.safetensors"));
 }
 
 // No byte may be another one, be missing, or be too many.
@@ -175,6 +258,9 @@ TEST_F(Save, RefusesWhatIsHostile) {
 TEST_F(Save, SaysWhatTheSystemSays) {
   EXPECT_EQ(LoadState(Path()).status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(LoadState(folder_.string()).ok(), false);
+  EXPECT_FALSE(LoadState("/dev/zero").ok());
+  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0666), 0);
+  EXPECT_FALSE(LoadState(folder_ / "pipe").ok());  // Nobody writes to it.
   const Status status = SaveState(SomeState(1, 1), Path() + "/no/folder");
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_NE(status.message().find("No such file"), std::string::npos);
@@ -238,6 +324,104 @@ CacheState OfLayers(const std::vector<int>& layers, int tokens) {
   return state;
 }
 
+class Sequences : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Twins, Sequences,
+                         ::testing::Values("reference", "optimized"),
+                         [](const auto& info) { return info.param; });
+
+// Without the others: as by a snapshot of all.
+TEST_P(Sequences, AreParkedAndAddedAlone) {
+  TestCache home({}, GetParam());
+  ASSERT_EQ(home.Init(3, 8, 8), StatusCode::kOk);
+  home.Append(0, 0, {1, 2});
+  home.Append(1, 0, {3, 4, 5});
+  ASSERT_TRUE(home->CopyPrefix(1, 2, 2).ok());
+  const CacheState parked = *home->SnapshotOf(1);
+  EXPECT_TRUE(parked == SequenceOf(*home->Snapshot(), 1));
+  EXPECT_TRUE(*home->SnapshotOf(9) == CacheState());
+
+  TestCache away({}, GetParam(),
+                 {.cache_padding = 3, .v_layout = VLayout::kPermuted});
+  ASSERT_EQ(away.Init(1, 6, 6), StatusCode::kOk);
+  ASSERT_TRUE(away->SetLayer(1).ok());
+  away.Append(0, 0, {7, 8, 9});
+  ASSERT_TRUE(away->Remove(0, 1, kOpenEnd).ok());
+  const int cells[] = {6};
+  const CacheState due = *WithSequence(*away->Snapshot(), 5, parked, cells);
+  ASSERT_TRUE(away->AddSequence(5, parked).ok());
+  // Its rows in layer 1 are zeros, not those that were removed.
+  EXPECT_TRUE(*away->Snapshot() == due);
+  EXPECT_EQ(away.Put({0}), StatusCode::kFailedPrecondition);
+  away.Append(5, 3, {10});
+  EXPECT_EQ(away.SeenK(0), (Floats{3, 4, 5, 10}));
+}
+
+TEST_P(Sequences, AreAddedOrNothingIs) {
+  TestCache cache({}, GetParam());
+  ASSERT_EQ(cache.Init(1, 6, 6), StatusCode::kOk);
+  cache.Append(0, 0, {1, 2, 3});
+  const CacheState before = *cache->Snapshot();
+  const CacheState whole = SequenceOf(before, 0);
+  const auto code = [&](int sequence, const CacheState& added) {
+    const Status status = cache->AddSequence(sequence, added);
+    EXPECT_TRUE(status.ok() || *cache->Snapshot() == before);
+    return status.code();
+  };
+  constexpr StatusCode kInvalid = StatusCode::kInvalidArgument;
+  EXPECT_EQ(code(-1, whole), kInvalid);
+  EXPECT_EQ(code(0, whole), kInvalid);
+  EXPECT_EQ(code(1, OfAWrapper()), kInvalid);
+  EXPECT_EQ(code(1, OfLayers({0}, 4)), StatusCode::kCacheFull);
+  CacheState other = whole;
+  other.cells[1].cell = 0;  // In a cell that another one has.
+  EXPECT_EQ(code(1, other), kInvalid);
+  other.cells[1] = {0, 0, 1};
+  EXPECT_EQ(code(1, other), kInvalid);
+  other = CacheState();  // Two sequences in a cell.
+  other.cells = {{0, 0, 0}, {0, 0, 1}};
+  EXPECT_EQ(code(1, other), kInvalid);
+  const int cells[] = {6};
+  EXPECT_FALSE(WithSequence(before, 1, other, cells).ok());
+  other = whole;
+  other.cells.pop_back();
+  EXPECT_EQ(code(1, other), kInvalid);
+  for (const DType dtype : {DType::kF16, DType::kF32}) {
+    const std::int64_t dim = dtype == DType::kF16 ? 1 : 2;
+    other = whole;
+    other.layers[0].value = FilledTensor(dtype, {dim, 1, 3, 1}, 1);
+    EXPECT_EQ(code(1, other), kInvalid);
+  }
+  EXPECT_EQ(code(0, CacheState()), StatusCode::kOk);
+  EXPECT_EQ(code(1, whole), StatusCode::kOk);
+  EXPECT_TRUE(cache->SnapshotOf(1)->layers == whole.layers);
+}
+
+TEST_P(Sequences, AreInAllCachesOfAWrapperOrInNone) {
+  CacheSpec spec;
+  spec.kind = Kind::kWrapper;
+  spec.caches.resize(2);
+  TestCache cache(spec, GetParam());
+  ASSERT_EQ(cache.Init(1, 6, 6), StatusCode::kOk);
+  cache.Append(0, 0, {1, 2, 3});
+  const CacheState before = *cache->Snapshot();
+  const CacheState parked = *cache->SnapshotOf(0);
+  EXPECT_TRUE(parked == SequenceOf(before, 0));
+  CacheState half = parked;
+  half.caches[1] = OfLayers({0}, 4);
+  EXPECT_EQ(cache->AddSequence(1, half).code(), StatusCode::kCacheFull);
+  EXPECT_FALSE(cache->AddSequence(1, parked.caches[0]).ok());
+  half = parked;
+  half.position = 1;
+  EXPECT_FALSE(cache->AddSequence(1, half).ok());
+  EXPECT_TRUE(*cache->Snapshot() == before);
+  const Cache* first = cache->UnderlyingCache();
+  ASSERT_TRUE(cache->SetLayerType(1).ok());
+  ASSERT_TRUE(cache->AddSequence(1, parked).ok());
+  EXPECT_EQ(cache->UnderlyingCache(), first);
+  const int cells[] = {6, 6};
+  EXPECT_TRUE(*cache->Snapshot() == *WithSequence(before, 1, parked, cells));
+}
+
 // Layers that only one of them has are zeros for the other one's tokens.
 TEST_F(Save, LayersOfASequenceMayBeOthers) {
   const CacheState state = OfLayers({0, 1}, 2);
@@ -265,6 +449,11 @@ TEST_F(Save, LayersOfASequenceMayBeOthers) {
     EXPECT_FALSE(WithSequence(state, 4, other, cells).ok());
   }
   EXPECT_FALSE(WithSequence(state, -1, added, cells).ok());
+  CacheState odd = state;
+  odd.cells.push_back({9, 0, 0});  // Without rows.
+  const int many[] = {99};
+  EXPECT_FALSE(WithSequence(odd, 4, added, many).ok());
+  EXPECT_TRUE(WithSequence(state, 4, added, many).ok());
   EXPECT_FALSE(WithSequence(state, 4, added, {}).ok());
 }
 

@@ -15,7 +15,6 @@ namespace kvtwin::props {
 namespace {
 
 // A screenful: what lies beyond is counted, not drawn.
-constexpr std::size_t kCellsShown = 48;
 constexpr std::size_t kCellsInLine = 8;
 constexpr std::int64_t kColumnsShown = 64;
 constexpr std::int64_t kRowsShown = 24;
@@ -38,57 +37,26 @@ std::string Wrapped(std::string_view text, std::size_t indent) {
   return lines;
 }
 
-// "free 4, 7-17": what the held cells leave.
-std::string FreeText(const std::vector<Held>& held, int cells) {
-  std::vector<std::string> runs;
+// What the held cells leave.
+std::vector<Run> FreeRuns(const std::vector<Held>& held, int cells) {
+  std::vector<Run> runs;
   int next = 0;
   const auto add = [&](int end) {
-    if (end == next + 1) runs.push_back(fmt::format("{}", next));
-    if (end > next + 1) runs.push_back(fmt::format("{}-{}", next, end - 1));
+    if (next < end) runs.emplace_back(next, end);
   };
   for (const Held& token : held) {
     add(token.cell);
     next = token.cell + 1;
   }
   add(cells);
-  const std::size_t count = runs.size();
-  if (count > kRunsShown) {
-    runs.resize(kRunsShown);
-    runs.push_back(fmt::format("and {} more runs", count - kRunsShown));
-  }
-  return runs.empty() ? "none" : fmt::format("{}", fmt::join(runs, ", "));
+  return runs;
 }
 
 std::string CellsText(const Oracle& oracle) {
   const std::vector<Held> held = HeldTokens(oracle);
-  const bool cells = oracle.twin() != nullptr;
-  if (cells && oracle.twin()->CellCount() == 0) return "";  // An encoder.
-  std::string text;
-  const std::size_t shown = std::min(held.size(), kCellsShown);
-  for (std::size_t i = 0; i < shown; i += kCellsInLine) {
-    const std::size_t end = std::min(shown, i + kCellsInLine);
-    std::string numbers = "    cell   ";
-    std::string tokens = "    token  ";
-    for (std::size_t j = i; j < end; ++j) {
-      const std::string token = TokenText(held[j]);
-      const std::size_t width = std::max<std::size_t>(token.size(), 5) + 2;
-      numbers += fmt::format("{:<{}}", held[j].cell, width);
-      tokens += fmt::format("{:<{}}", token, width);
-    }
-    numbers.resize(numbers.find_last_not_of(' ') + 1);
-    tokens.resize(tokens.find_last_not_of(' ') + 1);
-    if (cells) text += numbers + "\n";
-    text += tokens + "\n";
-  }
-  if (shown < held.size()) {
-    text += fmt::format("    ... and {} more\n", held.size() - shown);
-  }
-  if (cells) {
-    text += Wrapped("free   " + FreeText(held, oracle.twin()->CellCount()), 4);
-  } else {
-    text += "    (of the ledger, which knows no cells)\n";
-  }
-  return text;
+  if (oracle.twin() == nullptr) return HeldText(held, std::nullopt);
+  const int cells = oracle.twin()->CellCount();
+  return cells == 0 ? "" : HeldText(held, cells);  // An encoder has none.
 }
 
 // One digit of each column's cell number.
@@ -317,6 +285,49 @@ Step DrawnStep(const Oracle& oracle, const TraceOp& op, const Frame& frame) {
 }
 
 }  // namespace
+
+std::string RunsText(const std::vector<Run>& runs) {
+  std::vector<std::string> texts;
+  for (const auto& [begin, end] : runs) {
+    if (texts.size() == kRunsShown) {
+      texts.push_back(
+          fmt::format("and {} more runs", runs.size() - kRunsShown));
+      break;
+    }
+    texts.push_back(end == begin + 1 ? fmt::format("{}", begin)
+                                     : fmt::format("{}-{}", begin, end - 1));
+  }
+  return texts.empty() ? "none" : fmt::format("{}", fmt::join(texts, ", "));
+}
+
+std::string HeldText(const std::vector<Held>& held, std::optional<int> cells) {
+  std::string text;
+  const std::size_t shown = std::min(held.size(), kHeldShown);
+  for (std::size_t i = 0; i < shown; i += kCellsInLine) {
+    const std::size_t end = std::min(shown, i + kCellsInLine);
+    std::string numbers = "    cell   ";
+    std::string tokens = "    token  ";
+    for (std::size_t j = i; j < end; ++j) {
+      const std::string token = TokenText(held[j]);
+      const std::size_t width = std::max<std::size_t>(token.size(), 5) + 2;
+      numbers += fmt::format("{:<{}}", held[j].cell, width);
+      tokens += fmt::format("{:<{}}", token, width);
+    }
+    numbers.resize(numbers.find_last_not_of(' ') + 1);
+    tokens.resize(tokens.find_last_not_of(' ') + 1);
+    if (cells) text += numbers + "\n";
+    text += tokens + "\n";
+  }
+  if (shown < held.size()) {
+    text += fmt::format("    ... and {} more\n", held.size() - shown);
+  }
+  if (cells) {
+    text += Wrapped("free   " + RunsText(FreeRuns(held, *cells)), 4);
+  } else {
+    text += "    (of the ledger, which knows no cells)\n";
+  }
+  return text;
+}
 
 std::optional<Failure> ExplainRecording(const std::string& path,
                                         const std::vector<std::string>& twins) {

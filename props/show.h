@@ -1,5 +1,5 @@
 // A recording as text: each step with the cells, the views and the masks as
-// pictures, and a mark where it is wrong.
+// pictures, and a mark where it is wrong. And cells alone.
 
 #ifndef KVTWIN_PROPS_SHOW_H_
 #define KVTWIN_PROPS_SHOW_H_
@@ -9,10 +9,12 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "props/oracle.h"
 #include "props/page.h"
+#include "props/step.h"
 
 namespace kvtwin::props {
 
@@ -33,6 +35,17 @@ Judgement Show(std::istream& in, const std::string& name,
 // if the file cannot be read again.
 std::optional<Failure> ExplainRecording(const std::string& path,
                                         const std::vector<std::string>& twins);
+
+// Held cells with their tokens, and which of so many cells are free; without a
+// number the tokens alone. The first kHeldShown of them: the others are
+// counted.
+inline constexpr std::size_t kHeldShown = 48;
+std::string HeldText(const std::vector<Held>& held, std::optional<int> cells);
+
+// Begin and end.
+using Run = std::pair<std::int64_t, std::int64_t>;
+// "4, 7-17", or "none"; of many, the first and how many more there are.
+std::string RunsText(const std::vector<Run>& runs);
 
 // The judgement as one line of JSON.
 std::string JudgementJson(const std::string& name, const Judgement& judgement);

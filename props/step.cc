@@ -112,9 +112,7 @@ std::string TokenText(const Held& token) {
   return fmt::format("{}@{}", fmt::join(token.sequences, "+"), token.position);
 }
 
-std::vector<Held> HeldCells(const Cache& cache) {
-  std::vector<CellEntry> entries;
-  cache.ListCells(entries);
+std::vector<Held> HeldCells(const std::vector<CellEntry>& entries) {
   std::vector<Held> held;
   for (const CellEntry& entry : entries) {
     if (held.empty() || held.back().cell != entry.cell) {
@@ -123,6 +121,12 @@ std::vector<Held> HeldCells(const Cache& cache) {
     held.back().sequences.push_back(entry.sequence);
   }
   return held;
+}
+
+std::vector<Held> HeldCells(const Cache& cache) {
+  std::vector<CellEntry> entries;
+  cache.ListCells(entries);
+  return HeldCells(entries);
 }
 
 std::vector<Held> HeldTokens(const Oracle& oracle) {

@@ -26,6 +26,7 @@ struct Held {
 
 std::string TokenText(const Held& token);
 // By cell.
+std::vector<Held> HeldCells(const std::vector<CellEntry>& entries);
 std::vector<Held> HeldCells(const Cache& cache);
 // By cell; without a twin, the tokens of the ledger, which have no cells.
 std::vector<Held> HeldTokens(const Oracle& oracle);

@@ -75,9 +75,10 @@ functions() {
 }
 
 find "${rooms[@]}" CMakeLists.txt CMakePresets.json README.md dev -type f \
-  ! -name '*.png' -exec grep -nHP '[^\x00-\x7f]' {} + | cut -c 1-100 | rule "Not ASCII"
+  ! -name '*.png' ! -name '*.safetensors' \
+  -exec grep -nHP '[^\x00-\x7f]' {} + | cut -c 1-100 | rule "Not ASCII"
 find "${rooms[@]}" CMakeLists.txt README.md dev -type f ! -name '*.jsonl' \
-  ! -name '*.tsv' ! -name '*.png' ! -name '*.patch' \
+  ! -name '*.tsv' ! -name '*.png' ! -name '*.patch' ! -name '*.safetensors' \
   -exec grep -nHE '[[:blank:]]$' {} + |
   rule "Blanks at the end of a line"
 sources "${rooms[@]}" | xargs awk 'length > 80 { print FILENAME ":" FNR }' |

@@ -339,6 +339,33 @@ void Trio::Poison() {
   }
 }
 
+namespace {
+
+// One sequence leaves and comes back as by the long way: out of a snapshot of
+// all, and into one. `due` is what the cache holds.
+bool MovesSequence(Cache& cache, const CacheState& due, int sequence) {
+  const Result<CacheState> one = cache.SnapshotOf(sequence);
+  if (!one.ok() || *one != SequenceOf(due, sequence)) return false;
+  std::vector<int> cells;
+  for (int i = 0; i < std::ssize(due.caches); ++i) {
+    if (!cache.SetLayerType(i).ok()) return false;
+    cells.push_back(cache.CellCount());
+  }
+  if (cells.empty()) cells.push_back(cache.CellCount());
+  if (!cache.Remove(sequence, 0, kOpenEnd).ok()) return false;
+  // Twice: it may be that there is nothing of it, or that it is there then.
+  for (int i = 0; i < 2; ++i) {
+    const CacheState before = *cache.Snapshot();
+    const auto both = WithSequence(before, sequence, *one, cells);
+    const Status added = cache.AddSequence(sequence, *one);
+    if (added.code() != both.status().code()) return false;
+    if (*cache.Snapshot() != (both.ok() ? *both : before)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 void Trio::Reload() {
   const Result<CacheState> due = reference_->Snapshot();
   const Result<CacheState> found = tested_->Snapshot();
@@ -371,7 +398,13 @@ void Trio::Reload() {
         "what was restored is not what was saved");
   // Either goes on: what was restored in place, or what is new.
   const bool in_place = serial_ % 2 == 0;
-  if (!in_place) {
+  if (in_place) {
+    const int sequence = static_cast<int>(serial_ / 2 % 3);
+    Check(MovesSequence(**reference, *due, sequence), "reference: snapshot",
+          "a sequence does not leave and come back as it should");
+    Check(MovesSequence(**subject, *due, sequence), "subject: snapshot",
+          "a sequence does not leave and come back as it should");
+  } else {
     reference_ = std::move(*reference);
     tested_ = std::move(*subject);
   }

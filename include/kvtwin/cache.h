@@ -174,6 +174,13 @@ class Cache {
   // Else it is an invalid_argument.
   virtual Status Restore(const CacheState& state);
 
+  // One sequence alone, to park it and to load it beside others. These are
+  // SequenceOf of a Snapshot, and Restore of WithSequence (kvtwin/save.h), but
+  // copy nothing of the others, and leave the rows of free cells alone. A cache
+  // of your own may leave AddSequence out: not_supported.
+  virtual Result<CacheState> SnapshotOf(int sequence) const;
+  virtual Status AddSequence(int sequence, const CacheState& added);
+
   // For inspection. All of a wrapper's are those of its active cache.
   //
   // Cells in all; 0 before Init and for an encoder.

@@ -29,8 +29,8 @@ std::vector<std::byte> StateToBytes(const CacheState& state,
                                     std::string_view model = "");
 
 // Errors: invalid_argument unless StateToBytes gave exactly these bytes for
-// that model, whatever they are; never takes much more memory than they do.
-// Whether the state fits a cache, its Restore says.
+// that model and a state that some cache could have, whatever they are; never
+// takes much more memory than they do. Whether it fits a cache, Restore says.
 Result<CacheState> StateFromBytes(std::span<const std::byte> bytes,
                                   std::string_view model = "");
 
@@ -44,6 +44,10 @@ Status SaveState(const CacheState& state, const std::string& path,
 Result<CacheState> LoadState(const std::string& path,
                              std::string_view model = "");
 
+// The model whose state the file has, for LoadState to load it: looks at the
+// file's header only. Errors: as LoadState, which sees more.
+Result<std::string> ModelOf(const std::string& path);
+
 // What one sequence has of a state, as a state: its tokens and their rows. Of a
 // wrapper, what it has of each cache. An encoder's slots belong to nobody: they
 // are left out.
@@ -56,9 +60,11 @@ CacheState SequenceOf(const CacheState& state, int sequence);
 //
 //   cache->Restore(*WithSequence(*cache->Snapshot(), 5, saved, {{cells}}))
 //
+// as cache->AddSequence(5, saved) does at once.
+//
 // Errors: cache_full; invalid_argument if the state has that sequence already,
-// the rows of a layer have other dimensions or dtypes, or caches are not as
-// many.
+// the rows of a layer have other dimensions or dtypes, caches are not as many,
+// or no cache could have one of the two.
 Result<CacheState> WithSequence(const CacheState& state, int sequence,
                                 const CacheState& added,
                                 std::span<const int> cells);

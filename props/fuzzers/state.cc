@@ -24,17 +24,23 @@ CacheState DrawState(const Pick& pick) {
     const DenseTensor key = draw();
     state.layers[pick(0, 40)] = {key, draw()};
   }
-  const CacheState part = state;
+  CacheState wrapper;
   for (int parts = pick(0, 9) - 7; parts > 0; --parts) {
-    state.caches.push_back(part);
+    wrapper.caches.push_back(state);
   }
-  return state;
+  return wrapper.caches.empty() ? state : wrapper;
 }
 
 std::string Judge(const std::vector<std::byte>& given) {
   const Result<CacheState> read = StateFromBytes(given);
   if (!read.ok()) {
     return read.status().message().empty() ? "refused without a reason" : "";
+  }
+  for (const int sequence : {0, 1}) {
+    const CacheState one = SequenceOf(*read, sequence);
+    const std::vector<int> cells(std::max<std::size_t>(1, one.caches.size()),
+                                 kOpenEnd);
+    (void)WithSequence(*read, kOpenEnd, one, cells);
   }
   return StateToBytes(*read) == given ? "" : "is not written as it was read";
 }
@@ -72,7 +78,13 @@ std::string FuzzState(Bytes bytes) {
   if (given != before && StateFromBytes(given).ok()) {
     return "what was damaged is taken";
   }
-  return Judge(given);
+  wrong = Judge(given);
+  if (!wrong.empty()) return wrong;
+  // Whole as a file, but perhaps of no cache.
+  CacheState odd = state;
+  const auto cells = static_cast<std::size_t>(pick(0, 4));
+  odd.cells.resize(cells, {pick(-1, 4), pick(-1, 9), pick(-1, 1)});
+  return Judge(StateToBytes(odd));
 }
 
 }  // namespace kvtwin::props
