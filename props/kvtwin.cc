@@ -25,7 +25,7 @@
 #include "optimized/fast_paths.h"
 #include "optimized/targets.h"
 #include "props/command.h"
-#include "props/oracle.h"
+#include "props/judge.h"
 #include "props/show.h"
 
 namespace kvtwin::props {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "props/oracle.h"
+#include "props/judge.h"
 #include "props/page.h"
 
 namespace kvtwin::props {

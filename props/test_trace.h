@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "props/oracle.h"
+#include "props/judge.h"
 
 namespace kvtwin::props {
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/json_line.h"
-#include "props/oracle.h"
+#include "props/judge.h"
 #include "props/test_trace.h"
 
 namespace kvtwin::props {
