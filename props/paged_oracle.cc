@@ -50,14 +50,13 @@ KvView RowsOf(const PagedTraceOp& op) {
   return view;
 }
 
-// May move blocks, or change who has them.
-bool Changes(Kind kind) {
+}  // namespace
+
+bool ChangesBlocks(PagedTraceOpKind kind) {
   return kind == Kind::kOpen || kind == Kind::kFork || kind == Kind::kAppend ||
          kind == Kind::kCommit || kind == Kind::kTruncate ||
          kind == Kind::kFree;
 }
-
-}  // namespace
 
 const PagedPool* PagedOracle::twin() const {
   return twins_.empty() ? nullptr : twins_.front().pool.get();
@@ -170,7 +169,7 @@ std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
 }
 
 void PagedOracle::Remember(const PagedTraceOp& op) {
-  if (Changes(op.kind)) {
+  if (ChangesBlocks(op.kind)) {
     blocks_.clear();
     owners_.clear();
   }

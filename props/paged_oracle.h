@@ -28,6 +28,9 @@
 
 namespace kvtwin::props {
 
+// Whether it may move blocks, or change who has them.
+bool ChangesBlocks(PagedTraceOpKind kind);
+
 class PagedOracle {
  public:
   // First. Errors: a header that no pool accepts.

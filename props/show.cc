@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -177,6 +176,7 @@ std::string HeaderText(const std::string& name, const TraceHeader& header) {
 struct BlockList {
   int sequence = 0;
   int len = 0;
+  int appended = 0;  // To layer 0, if it is known.
   std::vector<int> blocks;
 };
 
@@ -188,9 +188,12 @@ std::vector<BlockList> ListsOf(const PagedOracle& oracle) {
     list.len = oracle.SeqLen(sequence);
     const auto shown = oracle.blocks().find(sequence);
     if (oracle.twin() != nullptr) {
-      const std::array one = {sequence};
-      const auto csr = oracle.twin()->ExportCsr(one);
-      if (csr.ok()) list.blocks = csr->indices;
+      const auto views = oracle.twin()->Views(sequence, 0);
+      if (!views.ok()) continue;
+      for (const PagedView& view : *views) list.blocks.push_back(view.block);
+      const int end =
+          views->empty() ? 0 : views->back().start + views->back().length;
+      list.appended = end - list.len;
     } else if (shown != oracle.blocks().end()) {
       for (const auto& [index, block] : shown->second) {
         list.blocks.push_back(block);
@@ -198,6 +201,11 @@ std::vector<BlockList> ListsOf(const PagedOracle& oracle) {
     }
   }
   return lists;
+}
+
+bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op) {
+  return ChangesBlocks(op.kind) ||
+         (oracle.twin() == nullptr && !oracle.blocks().empty());
 }
 
 // "    sequence 1  5 tokens  blocks 0* 3", for each.
@@ -213,9 +221,10 @@ std::string BlocksText(const PagedOracle& oracle) {
       text += fmt::format("    ... and {} more\n", lists.size() - i);
       break;
     }
-    const auto& [sequence, len, blocks] = lists[i];
+    const auto& [sequence, len, appended, blocks] = lists[i];
     std::string line =
         fmt::format("sequence {:<3} {:>4} tokens", sequence, len);
+    if (appended > 0) line += fmt::format(" and {} appended", appended);
     const std::size_t shown = std::min(blocks.size(), kBlocksShown);
     for (std::size_t j = 0; j < shown; ++j) {
       line += fmt::format("{} {}{}", j == 0 ? "  blocks" : "", blocks[j],
@@ -335,7 +344,9 @@ class Shower {
                        const Finding* wrong) const {
     return fmt::format("{:>5}  {}  {}\n", op.line, TraceOpName(op.kind),
                        CallText(op)) +
-           BlocksText(oracle) + WrongText(op.line, wrong);
+           (wrong != nullptr || ShowsBlocks(oracle, op) ? BlocksText(oracle)
+                                                        : "") +
+           WrongText(op.line, wrong);
   }
 
  private:
@@ -432,9 +443,11 @@ class Shower {
                                    {"op", TraceOpName(op.kind)},
                                    {"call", CallText(op)}};
     auto& sequences = json["sequences"] = nlohmann::ordered_json::array();
-    for (const auto& [sequence, len, blocks] : ListsOf(oracle)) {
-      sequences.push_back(
-          {{"sequence", sequence}, {"len", len}, {"blocks", blocks}});
+    for (const auto& [sequence, len, appended, blocks] : ListsOf(oracle)) {
+      sequences.push_back({{"sequence", sequence},
+                           {"len", len},
+                           {"appended", appended},
+                           {"blocks", blocks}});
     }
     return Dumped(json, wrong);
   }
