@@ -412,10 +412,15 @@ std::optional<Finding> PagedOracle::CompareViews(const PagedTraceOp& op,
 std::string PagedOracle::WrongRow(const PagedTraceOp& op, int position,
                                   const KvView& due) const {
   const KvView found = RowsOf(op);
+  KvView whose = found;
+  if (RowBytes(found.key, position, 2) !=
+      CopyOf(due.key, found.key.dtype).bytes) {
+    whose.value = {};  // K says it; V may be right.
+  }
   return fmt::format(
       "position {} of sequence {} has {}; due is {}; found {}, due {}",
       position, op.seq,
-      PutText(puts_.Find(found, position, false, 0, op.layer), 0),
+      PutText(puts_.Find(whose, position, false, 0, op.layer), 0),
       PutText(puts_.Find(due, 0, false, 0, op.layer), 0),
       RowText(found, position, false), RowText(due, 0, false));
 }
