@@ -21,10 +21,10 @@ kvtwin_command_test(check_accepts EXIT 0 ARGS check recordings/accept)
 kvtwin_command_test(check_pools EXIT 0 PRINTS "^3 accepted, 0 rejected"
   ARGS check recordings/pools)
 kvtwin_command_test(show_pool EXIT 0
-  PRINTS "^    sequence 0      3 tokens and 1 appended  blocks 0 1$"
+  PRINTS "^    sequence 0      0 tokens and 4 appended  blocks 0 1$"
   ARGS show recordings/pools/f32.jsonl)
 kvtwin_command_test(show_pool_json EXIT 0
-  PRINTS "\"sequences\":.{\"sequence\":0,\"len\":3,\"appended\":1,"
+  PRINTS "\"sequences\":.{\"sequence\":0,\"len\":0,\"appended\":4,"
   ARGS show --json recordings/pools/f32.jsonl)
 kvtwin_command_test(check_rejects EXIT 1 ARGS check recordings/reject)
 kvtwin_command_test(check_no_such_file EXIT 2 ARGS check no/such/file.jsonl)

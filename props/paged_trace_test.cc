@@ -99,6 +99,8 @@ TEST(PagedTrace, RefusesBadFirstLines) {
   });
   ExpectBadInput(Changed(1, R"("paged")", R"("page")", "other"), 1,
                  "cache.type is 'page'");
+  ExpectBadInput(Changed(1, R"("cache":)", R"("cash":)", "other"), 1,
+                 "cache is missing");
   ExpectBadInput(Changed(1, "lowest", "scatter"), 1, "placement is 'scatter'");
   ExpectBadInput(Changed(1, R"("placement":"lowest",)", ""), 1,
                  "placement is missing");
@@ -154,6 +156,7 @@ TEST(PagedTrace, RefusesBadLines) {
       {9, R"("key":)", R"("kay":)", "key is missing"},
       {9, R"([1,1,4],"data":[100,200,300,400])", R"([1,1,2],"data":[1,2])",
        "value has 2 rows, key has 4"},
+      {9, "[1,1,4]", "[1,1,5]", "value.data has 4 numbers"},
       {9, R"("shape":[2,1,4])", R"("shape":[2,-1,4])", "key.shape[1] is -1"},
       {10, R"("begin":1)", R"("begin":"1")", "begin is '1'"},
       {10, "[1,2]", "[1,3000000000]", "slots[1] is 3000000000"},
