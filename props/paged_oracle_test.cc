@@ -221,6 +221,16 @@ TEST(PagedOracle, RejectsWhatOursDoesNotAnswer) {
       {13, R"("shared":1)", R"("shared":2)", "usage: shared is 2, due is 1"},
   };
   ExpectRejects(cases, /*other=*/false);
+  // A prompt whose first block is still there.
+  const std::string open =
+      R"({"op":"open","prompt":[7,8,5],"salt":"s","extra":["x","y"],)"
+      R"("len":0,"result":0})";
+  std::vector<std::string> lines = kPoolLines;
+  lines.push_back(open);
+  ExpectReject(Lines(lines), 17, Level::kEntitlement);
+  EXPECT_EQ(JudgeText(Lines(lines)).reason, "open: len is 0, due is 2");
+  lines[0] = Replaced(lines[0], "lowest", "other");
+  ExpectAccept(Lines(lines), Level::kEntitlement);
 }
 
 // Pools with rules of their own
