@@ -107,7 +107,7 @@ Status GuardedPaged::CheckSequences(std::span<const int> sequences) const {
   return {};
 }
 
-int GuardedPaged::LowestFree() const {
+int GuardedPaged::NextSequence() const {
   int lowest = 0;
   for (const auto& [sequence, state] : sequences_) {
     if (sequence != lowest) break;
@@ -130,7 +130,7 @@ Result<int> GuardedPaged::Open(std::span<const std::int32_t> prompt,
       return status;
     }
   }
-  const int sequence = LowestFree();
+  const int sequence = NextSequence();
   Add(sequence, DoOpen(sequence, prompt, key));
   return sequence;
 }
@@ -141,7 +141,7 @@ Result<int> GuardedPaged::Fork(int sequence, int len) {
   if (len < 0 || len > all) {
     return Invalid("len is {}, sequence {} has {} tokens", len, sequence, all);
   }
-  const int added = LowestFree();
+  const int added = NextSequence();
   DoFork(sequence, added, len);
   Add(added, len);
   return added;

@@ -45,6 +45,9 @@ class GuardedPaged : public PagedPool {
                                                 int end) const final;
 
  protected:
+  // The number of the next sequence: the lowest that none has.
+  virtual int NextSequence() const;
+
   // The twin's part, outside of any misuse. DoOpen and DoFork make `sequence`;
   // DoOpen answers how many tokens it took over.
   virtual int DoOpen(int sequence, std::span<const std::int32_t> prompt,
@@ -84,7 +87,6 @@ class GuardedPaged : public PagedPool {
   Status CheckRows(const TensorView& key, const TensorView& value) const;
   Status CheckCommit(int sequence, std::int64_t new_tokens) const;
   Status CheckSequences(std::span<const int> sequences) const;
-  int LowestFree() const;
   Length& Add(int sequence, int len);
 
   PagedSpec spec_;

@@ -254,6 +254,32 @@ std::vector<int> JsonFields::Ints(std::string_view key) const {
   return ints;
 }
 
+std::string JsonFields::String(std::string_view key) const {
+  const JsonValue* value = Need(key);
+  if (value == nullptr) return "";
+  if (value->type != JsonValue::Type::kString) Wrong(key, *value, "a string");
+  return value->text;
+}
+
+std::vector<std::string> JsonFields::Strings(std::string_view key) const {
+  const JsonValue* value = Need(key);
+  if (value == nullptr) return {};
+  if (!value->IsStrings()) {
+    Wrong(key, *value, "a list of strings");
+    return {};
+  }
+  std::vector<std::string> strings;
+  for (std::string_view text = value->text; !text.empty();) {
+    const std::size_t end = text.find('\n');
+    strings.emplace_back(text.substr(0, end));
+    text.remove_prefix(end + 1);
+  }
+  if (strings.size() != value->strings) {
+    Fail(key, "has a string with a line end in it");
+  }
+  return strings;
+}
+
 Shape JsonFields::Extents(std::string_view key, std::size_t rank_min,
                           std::size_t rank_max) const {
   const std::vector<int> extents = Ints(key);

@@ -87,7 +87,10 @@ class JsonFields {
   // The index of the string in `names`.
   std::size_t Name(std::string_view key,
                    std::span<const std::string_view> names) const;
+  std::string String(std::string_view key) const;
   std::vector<int> Ints(std::string_view key) const;
+  // Without line ends in them.
+  std::vector<std::string> Strings(std::string_view key) const;
   // The extents of a tensor, each at least 1.
   Shape Extents(std::string_view key, std::size_t rank_min,
                 std::size_t rank_max) const;

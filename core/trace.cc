@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
-#include "core/elements.h"
 #include "core/json_line.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
+#include "core/trace_fields.h"
 
 namespace kvtwin {
 namespace {
@@ -31,69 +31,6 @@ constexpr std::array<std::string_view, 3> kPlacementNames = {
 constexpr std::array kStartResults = {StatusCode::kOk, StatusCode::kCacheFull};
 constexpr std::array kRemoveResults = {
     StatusCode::kOk, StatusCode::kNotSupported, StatusCode::kSharedCells};
-
-// As many elements as the shape says? 64 bits hold the product: it is given up
-// as soon as it is larger than any list.
-bool MultipliesOutTo(const Shape& shape, std::size_t count) {
-  std::int64_t product = 1;
-  for (const std::int64_t extent : shape) {
-    product *= extent;
-    if (product > static_cast<std::int64_t>(kJsonElementsMax)) return false;
-  }
-  return static_cast<std::size_t>(product) == count;
-}
-
-// Whether a number becomes infinite in `dtype`: half a step above the largest.
-// Of f8, which has no infinity, whether it becomes another one.
-bool OutOfRange(double number, DType dtype) {
-  if (dtype == DType::kF16) return std::abs(number) >= 65520;
-  if (dtype == DType::kF8) return std::abs(number) > 448;
-  return std::abs(number) >=
-         (dtype == DType::kF32 ? 0x1.ffffffp127 : 0x1.ffp127);
-}
-
-template <std::size_t n>
-StatusCode ReadResult(const JsonFields& fields,
-                      const std::array<StatusCode, n>& results) {
-  std::array<std::string_view, n> names;
-  std::transform(results.begin(), results.end(), names.begin(), StatusName);
-  return results[fields.Name("result", names)];
-}
-
-// `stored` is the dtype of the cache. What it keeps in blocks is numbers here.
-DenseTensor Tensor(const JsonFields& op, std::string_view key, DType stored) {
-  const DType dtype = IsBlockDType(stored) ? DType::kF32 : stored;
-  const JsonFields fields = op.Object(key);
-  DenseTensor tensor{dtype, fields.Extents("shape", 1, 4), {}};
-  const JsonValue* data = fields.Need("data");
-  if (!op.ok()) return tensor;
-  if (!data->IsNumbers()) {
-    fields.Wrong("data", *data, "a list of numbers");
-    return tensor;
-  }
-  if (!MultipliesOutTo(tensor.shape, data->numbers.size())) {
-    fields.Fail("data",
-                fmt::format("has {} numbers, its shape is {}",
-                            data->numbers.size(), ShapeText(tensor.shape)));
-    return tensor;
-  }
-  const std::size_t size = SizeOf(dtype);
-  tensor.bytes.resize(data->numbers.size() * size);
-  for (std::size_t i = 0; i < data->numbers.size(); ++i) {
-    const double number = data->numbers[i];
-    // The others are reached by way of f32, as in Put.
-    const bool finite = !OutOfRange(number, DType::kF32) &&
-                        !OutOfRange(static_cast<float>(number), dtype);
-    if (!finite) {
-      fields.Fail(fmt::format("data[{}]", i),
-                  fmt::format("is {}, out of the range of {}", number,
-                              DTypeName(dtype)));
-      return tensor;
-    }
-    StoreElement(static_cast<float>(number), &tensor.bytes[i * size], dtype);
-  }
-  return tensor;
-}
 
 DenseTensor Mask(const JsonFields& op, std::string_view key, DType dtype) {
   const JsonFields fields = op.Object(key);
@@ -249,6 +186,12 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
   return header;
 }
 
+bool IsPaged(const JsonFields& fields) {
+  const JsonValue* cache = fields.Find("cache");
+  const JsonValue* type = cache == nullptr ? nullptr : cache->Find("type");
+  return type != nullptr && type->text == "paged";
+}
+
 // K, V and the mask, which there is, must have the same number of columns.
 void CheckColumns(const JsonFields& fields, const TraceOp& op,
                   VLayout v_layout) {
@@ -267,9 +210,9 @@ void CheckColumns(const JsonFields& fields, const TraceOp& op,
 
 void ReadGet(const JsonFields& fields, const TraceHeader& header, TraceOp& op) {
   op.first_cell = fields.OptionalInt("first_cell", 0);
-  op.key = Tensor(fields, "key", header.init.dtype);
+  op.key = ReadTensor(fields, "key", header.init.dtype);
   if (fields.Find("value") != nullptr) {
-    op.value = Tensor(fields, "value", ValueDType(header));
+    op.value = ReadTensor(fields, "value", ValueDType(header));
   }
   const JsonValue* mask = fields.Need("mask");
   if (mask == nullptr || mask->type == JsonValue::Type::kNull) return;
@@ -331,8 +274,8 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
       op.type = fields.Int("type");
       break;
     case TraceOpKind::kPut:
-      op.key = Tensor(fields, "key", header.init.dtype);
-      op.value = Tensor(fields, "value", ValueDType(header));
+      op.key = ReadTensor(fields, "key", header.init.dtype);
+      op.value = ReadTensor(fields, "value", ValueDType(header));
       break;
     case TraceOpKind::kGet:
       ReadGet(fields, header, op);
@@ -372,34 +315,6 @@ double MaskRowBytes(DType dtype, double cells) {
 
 bool LooksLikeHeader(std::string_view line) {
   return line.find("\"kvtrace\"") != line.npos;
-}
-
-// The shortest decimals that read back as the same float. Errors: not finite.
-Status AppendNumbers(const DenseTensor& tensor, std::string& text) {
-  if (tensor.bytes.empty()) return {};
-  const DenseTensor numbers = CopyOf(tensor.view(), DType::kF32);
-  for (std::size_t i = 0; i * sizeof(float) < numbers.bytes.size(); ++i) {
-    const float number = LoadAs<float>(&numbers.bytes[i * sizeof(float)]);
-    if (!std::isfinite(number)) {
-      return {StatusCode::kInvalidArgument,
-              fmt::format("element {} is {}, which no recording can hold", i,
-                          number)};
-    }
-    fmt::format_to(std::back_inserter(text), "{}{}", i == 0 ? "" : ",", number);
-  }
-  return {};
-}
-
-Status AppendTensor(std::string_view key, const DenseTensor& tensor,
-                    std::string& text) {
-  text += fmt::format(R"(,"{}":{{"shape":[{},{},{})", key, tensor.shape[0],
-                      tensor.shape[1], tensor.shape[2]);
-  if (tensor.shape[3] != 1) text += fmt::format(",{}", tensor.shape[3]);
-  text += R"(],"data":[)";
-  Status status = AppendNumbers(tensor, text);
-  text += "]}";
-  if (status.ok()) return status;
-  return {status.code(), fmt::format("{}: {}", key, status.message())};
 }
 
 void AppendMask(const DenseTensor& mask, std::string& text) {
@@ -601,12 +516,32 @@ bool TraceReader::ReadHeader() {
       (version->type != JsonValue::Type::kInteger || version->number != 1)) {
     fields.Wrong("kvtrace", *version, "1");
   }
-  if (problem.empty()) header_ = ReadHeaderFields(fields, problem);
+  paged_.reset();
+  if (problem.empty() && IsPaged(fields)) {
+    paged_ = ReadPagedHeader(fields, problem);
+  } else if (problem.empty()) {
+    header_ = ReadHeaderFields(fields, problem);
+  }
   if (!problem.empty()) return Fail(problem);
   return true;
 }
 
 bool TraceReader::ReadOp(TraceOp& op) {
+  return ReadObject([&](const JsonFields& fields) {
+    op = ReadOpFields(fields, header_);
+    op.line = line_;
+  });
+}
+
+bool TraceReader::ReadOp(PagedTraceOp& op) {
+  return ReadObject([&](const JsonFields& fields) {
+    op = ReadPagedOp(fields, paged_->spec);
+    op.line = line_;
+  });
+}
+
+bool TraceReader::ReadObject(
+    const std::function<void(const JsonFields&)>& read) {
   std::string text;
   if (!ReadLine(text)) return false;
   if (IsBlank(text)) {  // Nothing may follow but more of these.
@@ -628,8 +563,7 @@ bool TraceReader::ReadOp(TraceOp& op) {
     next_header_ = std::move(text);
     return false;
   }
-  op = ReadOpFields(fields, header_);
-  op.line = line_;
+  read(fields);
   if (!problem.empty()) return Fail(problem);
   return true;
 }

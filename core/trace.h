@@ -10,6 +10,7 @@
 #define KVTWIN_CORE_TRACE_H_
 
 #include <cstdint>
+#include <functional>
 #include <istream>
 #include <optional>
 #include <ostream>
@@ -18,6 +19,8 @@
 
 #include "core/dense_tensor.h"
 #include "core/guarded_cache.h"
+#include "core/json_line.h"
+#include "core/paged_trace.h"
 
 namespace kvtwin {
 
@@ -102,17 +105,22 @@ class TraceReader {
 
   // First. False: see error().
   bool ReadHeader();
-  // The next operation. False at the end, and for an error.
+  // The next operation, of a cache or of a pool, as the header says. False at
+  // the end, and for an error.
   bool ReadOp(TraceOp& op);
+  bool ReadOp(PagedTraceOp& op);
   // Passes over what is left of this recording. True: another one follows, to
   // begin with its header.
   bool SkipToHeader();
 
+  // Of a cache, unless it is a pool's.
   const TraceHeader& header() const { return header_; }
+  const std::optional<PagedTraceHeader>& paged() const { return paged_; }
   const std::optional<TraceError>& error() const { return error_; }
 
  private:
   bool ReadLine(std::string& text);
+  bool ReadObject(const std::function<void(const JsonFields&)>& read);
   bool Fail(std::string reason);
 
   std::istream& in_;
@@ -122,6 +130,7 @@ class TraceReader {
   std::size_t chunk_at_ = 0;
   std::int64_t line_ = 0;
   TraceHeader header_;
+  std::optional<PagedTraceHeader> paged_;
   std::optional<TraceError> error_;
 };
 

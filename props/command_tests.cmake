@@ -18,6 +18,14 @@ kvtwin_command_test(help EXIT 0 PRINTS "check" ARGS --help)
 kvtwin_command_test(no_arguments EXIT 2 ARGS)
 kvtwin_command_test(unknown_argument EXIT 2 ARGS check --no-such-flag)
 kvtwin_command_test(check_accepts EXIT 0 ARGS check recordings/accept)
+kvtwin_command_test(check_pools EXIT 0 PRINTS "^3 accepted, 0 rejected"
+  ARGS check recordings/pools)
+kvtwin_command_test(show_pool EXIT 0
+  PRINTS "^    sequence 0      0 tokens and 4 appended  blocks 0 1$"
+  ARGS show recordings/pools/f32.jsonl)
+kvtwin_command_test(show_pool_json EXIT 0
+  PRINTS "\"sequences\":.{\"sequence\":0,\"len\":0,\"appended\":4,"
+  ARGS show --json recordings/pools/f32.jsonl)
 kvtwin_command_test(check_rejects EXIT 1 ARGS check recordings/reject)
 kvtwin_command_test(check_no_such_file EXIT 2 ARGS check no/such/file.jsonl)
 kvtwin_command_test(fuzz_finds_nothing EXIT 0
@@ -147,6 +155,12 @@ kvtwin_command_test(run_says_where EXIT 2
   ARGS run "kvt1 | put 0*1 | copy 0>x:1")
 kvtwin_command_test(gen_one EXIT 0 PRINTS "\"op\":\"start_forward\""
   ARGS gen "kvt1 | put 0*1")
+kvtwin_command_test(gen_pool EXIT 0 PRINTS "\"result\":\"cache_full\""
+  ARGS gen "kvp1 blocks=1 block=1 | open 0 0 0 | append 0 1 0")
+kvtwin_command_test(gen_pools EXIT 0 PRINTS "\"cache\":{\"type\":\"paged\"}"
+  ARGS gen --kind paged --histories 2)
+kvtwin_command_test(gen_no_pool EXIT 2 PRINTS "'size=3' is no setting"
+  ARGS gen "kvp1 size=3 | append 0 1 0")
 kvtwin_command_test(gen_no_history EXIT 2 PRINTS "character 8" ARGS gen "kvt1 | fly")
 kvtwin_command_test(gen_no_cache EXIT 2 PRINTS "no cache" ARGS gen "kvt1 pad=0")
 kvtwin_command_test(check_empty_input EXIT 2 PRINTS "-:1: the file is empty"

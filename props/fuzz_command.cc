@@ -292,6 +292,13 @@ int RunOne(const Arguments& arguments) {
 int RunGen(const GenOptions& options, const std::string& line) {
   if (line.empty()) {
     Generate(options, std::cout);
+  } else if (line.starts_with("kvp1")) {
+    const Result<PagedHistory> history = ParsePagedHistory(line);
+    if (!history.ok()) {
+      fmt::print(stderr, "kvtwin gen: {}\n", history.status().message());
+      return 2;
+    }
+    WritePagedRecording(*history, "reference", std::cout);
   } else {
     const Result<History> history = ParseHistory(line);
     if (!history.ok()) {
@@ -319,10 +326,9 @@ CLI::Validator Whole() {
           "UINT"};
 }
 
-void AddSeedAndKind(CLI::App& command, std::uint64_t& seed, std::string& kind,
-                    bool with_paged) {
+void AddSeedAndKind(CLI::App& command, std::uint64_t& seed, std::string& kind) {
   std::vector<std::string> kinds(kKindNames.begin(), kKindNames.end());
-  if (with_paged) kinds.emplace_back("paged");
+  kinds.emplace_back("paged");
   command.add_option("--seed", seed, "of all that is random")
       ->check(Whole())
       ->capture_default_str();
@@ -342,7 +348,8 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
       "gen",
       "Print random histories, or one, for a program of yours to answer and "
       "`check -` to judge (docs/adapter.md)");
-  gen->add_option("history", arguments->history, "'kvt1 ... | ...'");
+  gen->add_option("history", arguments->history,
+                  "'kvt1 ... | ...', or of a pool 'kvp1 ... | ...'");
   const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 50);
   auto* ops =
       gen->add_option("--ops", options.operations, "at least this many calls")
@@ -351,10 +358,11 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
       ->check(count)
       ->excludes(ops)
       ->capture_default_str();
-  AddSeedAndKind(*gen, options.seed, arguments->kind, /*with_paged=*/false);
+  AddSeedAndKind(*gen, options.seed, arguments->kind);
   gen->callback([arguments, &exit_code] {
     GenOptions& chosen = arguments->options;
-    if (!arguments->kind.empty()) {
+    chosen.paged = arguments->kind == "paged";
+    if (!arguments->kind.empty() && !chosen.paged) {
       chosen.kind = FromName<Kind>(kKindNames, arguments->kind);
     }
     exit_code = RunGen(chosen, arguments->history);
@@ -376,8 +384,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_option("--seconds", options.seconds, "run for so long")
       ->check(CLI::Range(0.01, 1e7))
       ->excludes(ops);
-  AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind,
-                 /*with_paged=*/true);
+  AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind);
   fuzz->add_option("--threads", options.threads, "the verdict is the same")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();

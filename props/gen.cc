@@ -9,6 +9,7 @@
 #include "core/trace.h"
 #include "props/forwarding_cache.h"
 #include "props/generate.h"
+#include "props/paged_fuzz.h"
 #include "props/runner.h"
 
 namespace kvtwin::props {
@@ -229,8 +230,13 @@ void Generate(const GenOptions& options, std::ostream& out) {
                                   : histories >= options.histories;
   };
   for (std::uint64_t number = 0; !done() && out; ++number) {
-    const std::int64_t written = WriteCalls(
-        MakeHistory(options.seed, number, options.kind, kOpsInHistory), out);
+    const std::int64_t written =
+        options.paged
+            ? WritePagedRecording(MakePagedHistory(options.seed, number),
+                                  "reference", out)
+            : WriteCalls(MakeHistory(options.seed, number, options.kind,
+                                     kOpsInHistory),
+                         out);
     calls += written;
     if (written > 0) ++histories;
   }

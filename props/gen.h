@@ -1,5 +1,7 @@
 // Histories for programs in any language: calls with absolute arguments and
 // rows, as a recording has them (docs/trace_format.md) but without answers.
+// Those of pools have the answers of the reference, since the calls depend on
+// them: what a prompt finds need not be appended.
 
 #ifndef KVTWIN_PROPS_GEN_H_
 #define KVTWIN_PROPS_GEN_H_
@@ -16,6 +18,7 @@ namespace kvtwin::props {
 struct GenOptions {
   std::uint64_t seed = 1;
   std::optional<Kind> kind;
+  bool paged = false;  // Of pools.
   // Stops behind the history with which there are as many calls, or, if 0, as
   // many histories.
   std::int64_t operations = 0;

@@ -25,7 +25,7 @@
 #include "optimized/fast_paths.h"
 #include "optimized/targets.h"
 #include "props/command.h"
-#include "props/oracle.h"
+#include "props/judge.h"
 #include "props/show.h"
 
 namespace kvtwin::props {
@@ -221,7 +221,7 @@ int Check(const CheckArguments& arguments) {
 void AddCheckCommand(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<CheckArguments>();
   CLI::App* check = app.add_subcommand(
-      "check", "Judge recordings of caches (docs/trace_format.md)");
+      "check", "Judge recordings of caches and pools (docs/trace_format.md)");
   check
       ->add_option("path", arguments->paths,
                    "recordings, folders with *.jsonl in them, or - for any "

@@ -16,7 +16,7 @@
 #include "props/fuzz.h"
 #include "props/gen.h"
 #include "props/generate.h"
-#include "props/oracle.h"
+#include "props/judge.h"
 #include "props/shrink.h"
 
 namespace kvtwin::props {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "core/mask_elements.h"
@@ -113,16 +112,30 @@ void AllowShifts(CacheSpec& spec) {
 
 }  // namespace
 
-std::string_view VerdictName(Verdict verdict) {
-  constexpr std::array<std::string_view, 3> kNames = {"accept", "reject",
-                                                      "bad_input"};
-  return kNames[static_cast<std::size_t>(verdict)];
-}
-
-std::string_view LevelName(Level level) {
-  constexpr std::array<std::string_view, 3> kNames = {"identity", "entitlement",
-                                                      "none"};
-  return kNames[static_cast<std::size_t>(level)];
+std::optional<Finding> Together(const std::vector<TwinFinding>& findings) {
+  const TwinFinding* differing = nullptr;
+  const TwinFinding* agreeing = nullptr;
+  for (const TwinFinding& one : findings) {
+    const TwinFinding*& first = one.second ? differing : agreeing;
+    if (first == nullptr) first = &one;
+  }
+  if (differing == nullptr) return std::nullopt;
+  Finding found = *differing->second;
+  if (agreeing != nullptr || findings.size() == 1) {
+    found.twin = differing->first;
+  }
+  if (agreeing != nullptr) {
+    found.text = fmt::format(
+        "{}; so says the {} twin, but the {} twin agrees with the recording",
+        found.text, differing->first, agreeing->first);
+    return found;
+  }
+  for (const auto& [name, finding] : findings) {
+    if (finding->text == differing->second->text) continue;
+    found.text = fmt::format("{}; so says the {} twin, and the {} twin: {}",
+                             found.text, differing->first, name, finding->text);
+  }
+  return found;
 }
 
 const Cache* Oracle::twin() const {
@@ -309,7 +322,8 @@ void Oracle::Remember(const TraceOp& op) {
   if (reserving_) return;
   put_bytes_ += RowsBytes(op.key, *op.value) +
                 kLayerBytes * static_cast<double>(positions_.size() - 1);
-  puts_.Add(op, active_, sequences_, positions_);
+  puts_.Add(op.line, RecordedView(op), active_, op.layer, sequences_,
+            positions_);
 }
 
 OracleStep Oracle::Step(const TraceOp& op) {
@@ -327,30 +341,13 @@ OracleStep Oracle::Step(const TraceOp& op) {
 }
 
 std::optional<Finding> Oracle::CompareTwins(const TraceOp& op) {
-  std::vector<std::pair<std::string, Finding>> differing;
-  std::vector<std::string> agreeing;
+  if (twins_.empty()) return std::nullopt;
+  std::vector<TwinFinding> findings;
   for (Twin& twin : twins_) {
-    auto finding = Compare(op, Ask(*twin.cache, op), *twin.cache);
-    if (finding) {
-      differing.emplace_back(twin.name, *finding);
-    } else {
-      agreeing.push_back(twin.name);
-    }
+    findings.emplace_back(twin.name,
+                          Compare(op, Ask(*twin.cache, op), *twin.cache));
   }
-  if (differing.empty()) return std::nullopt;
-  auto& [name, first] = differing.front();
-  if (!agreeing.empty() || twins_.size() == 1) first.twin = name;
-  if (!agreeing.empty()) {
-    first.text = fmt::format(
-        "{}; so says the {} twin, but the {} twin agrees with the recording",
-        first.text, name, agreeing.front());
-  }
-  for (const auto& [other, finding] : differing) {
-    if (finding.text == first.text || !agreeing.empty()) continue;
-    first.text = fmt::format("{}; so says the {} twin, and the {} twin: {}",
-                             first.text, name, other, finding.text);
-  }
-  return first;
+  return Together(findings);
 }
 
 std::optional<Finding> Oracle::Compare(const TraceOp& op, const Answer& due,
@@ -638,57 +635,6 @@ std::optional<Finding> Oracle::CheckEntitlement(const TraceOp& op) const {
         PutText(FindPut(op.layer, view, wrong->column), active_), wrong->text);
   }
   return finding;
-}
-
-Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
-                const OracleWatch& watch) {
-  TraceReader reader(in);
-  return Judge(reader, twins, watch);
-}
-
-Judgement Judge(TraceReader& reader, const std::vector<std::string>& twins,
-                const OracleWatch& watch) {
-  const auto bad_input = [](std::int64_t line, std::string reason) {
-    return Judgement{Verdict::kBadInput, Level::kNone, line, std::move(reason),
-                     ""};
-  };
-  if (!reader.ReadHeader()) {
-    return bad_input(reader.error()->line, reader.error()->reason);
-  }
-  Oracle oracle;
-  const Status status = oracle.Start(reader.header(), twins);
-  if (!status.ok()) return bad_input(1, status.message());
-
-  Judgement judgement;
-  judgement.level =
-      reader.header().entitlement_only ? Level::kEntitlement : Level::kIdentity;
-  std::optional<TraceError> error;
-  TraceOp op;
-  while (!error && reader.ReadOp(op)) {
-    const OracleStep step = oracle.Step(op);
-    const std::string_view name = TraceOpName(op.kind);
-    if (!step.bad_input.empty()) {
-      error = {op.line, fmt::format("{}: {}", name, step.bad_input)};
-    }
-    const auto& finding = step.identity ? step.identity : step.entitlement;
-    if (finding && judgement.verdict == Verdict::kAccept) {
-      judgement = {Verdict::kReject, Level::kEntitlement, op.line,
-                   fmt::format("{}: {}", name, finding->text), finding->twin};
-    }
-    if (step.entitlement) judgement.level = Level::kNone;
-    if (watch ? !watch(oracle, op, step) : judgement.level == Level::kNone) {
-      break;
-    }
-  }
-  if (!error) error = reader.error();
-  if (!error) return judgement;
-  if (judgement.verdict == Verdict::kAccept) {
-    return bad_input(error->line, error->reason);
-  }
-  judgement.level = Level::kNone;
-  judgement.reason += fmt::format("; then, on line {}, bad input: {}",
-                                  error->line, error->reason);
-  return judgement;
 }
 
 }  // namespace kvtwin::props

@@ -10,14 +10,11 @@
 #define KVTWIN_PROPS_ORACLE_H_
 
 #include <cstdint>
-#include <functional>
-#include <istream>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -28,23 +25,10 @@
 
 namespace kvtwin::props {
 
-enum class Verdict { kAccept, kReject, kBadInput };
-enum class Level { kIdentity, kEntitlement, kNone };
-std::string_view VerdictName(Verdict verdict);
-std::string_view LevelName(Level level);
-
-struct Judgement {
-  Verdict verdict = Verdict::kAccept;
-  Level level = Level::kNone;  // The strongest that held to the end.
-  std::int64_t line = 0;       // The first wrong one; 0 if accepted.
-  std::string reason;          // Empty if accepted.
-  std::string twin;            // The one that disagrees, unless all do.
-};
-
 // An answer that is not what it must be.
 struct Finding {
   std::string text;
-  std::string twin;  // As in Judgement.
+  std::string twin;  // The one that disagrees, unless all do.
   int row = -1;      // Of the mask; -1: none in particular.
   int column = -1;   // Of the view; -1: none in particular.
 };
@@ -55,6 +39,10 @@ struct OracleStep {
   std::optional<Finding> identity;  // Once: there is no next comparison.
   std::optional<Finding> entitlement;
 };
+
+// What twins have to say of a line together. Requires: not empty.
+using TwinFinding = std::pair<std::string, std::optional<Finding>>;
+std::optional<Finding> Together(const std::vector<TwinFinding>& findings);
 
 class Oracle {
  public:
@@ -144,16 +132,6 @@ class Oracle {
   double put_bytes_ = 0;  // As much as the puts brought.
   PutLog puts_;
 };
-
-// Called after each line; false stops.
-using OracleWatch = std::function<bool(const Oracle& oracle, const TraceOp& op,
-                                       const OracleStep& step)>;
-
-// Judges a whole recording. With `watch`, goes on behind what is wrong.
-Judgement Judge(TraceReader& reader, const std::vector<std::string>& twins,
-                const OracleWatch& watch = nullptr);
-Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
-                const OracleWatch& watch = nullptr);
 
 }  // namespace kvtwin::props
 

@@ -89,7 +89,7 @@ std::string TiledRecording() {
     keys.push_back(i + 1);
     mask.push_back(std::string(i + 1, '1') +
                    std::string(kColumns - i - 1, '0'));
-    for (const std::size_t element : {0, 1}) {
+    for (std::size_t element = 0; element < 2; ++element) {
       put_values.push_back(100 * (i + 1) + element);
       got_values[64 * (i / 32) + 32 * element + i % 32] = put_values.back();
     }

@@ -7,12 +7,14 @@
 #include <charconv>
 #include <chrono>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 #include <utility>
 
 #include "core/guarded_paged.h"
 #include "core/names.h"
+#include "props/pool_recorder.h"
 
 namespace kvtwin::props {
 namespace {
@@ -185,13 +187,39 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   return history;
 }
 
-std::string RunPaged(const PagedHistory& history, PagedCensus* census) {
-  PagedTrio trio(history.spec, census);
+std::string RunPaged(const PagedHistory& history, PagedCensus* census,
+                     const PagedMaker& make) {
+  PagedTrio trio(history.spec, census, make);
   for (const PagedOp& op : history.ops) {
     std::string wrong = trio.Do(op);
     if (!wrong.empty()) return wrong;
   }
   return trio.End();
+}
+
+std::int64_t WritePagedRecording(PagedHistory history, std::string_view twin,
+                                 std::ostream& out) {
+  std::erase_if(history.ops, [](const PagedOp& op) {
+    return op.kind == PagedOpKind::kMisuse;
+  });
+  std::stringstream lines;
+  const auto make =
+      [&](const PagedSpec& spec,
+          std::string_view name) -> Result<std::unique_ptr<PagedPool>> {
+    auto pool = MakePagedPool(spec, name);
+    if (!pool.ok() || name != twin) return pool;
+    return std::unique_ptr<PagedPool>(std::make_unique<PoolRecorder>(
+        std::move(*pool), fmt::format("kvtwin gen, {}", twin), lines));
+  };
+  RunPaged(history, nullptr, make);
+  std::string line;
+  std::getline(lines, line);
+  auto header = nlohmann::ordered_json::parse(line);
+  header["history"] = ToText(history);
+  out << header.dump() << '\n';
+  std::int64_t count = 0;
+  for (; std::getline(lines, line); ++count) out << line << '\n';
+  return count;
 }
 
 namespace {

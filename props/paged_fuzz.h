@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <ostream>
 #include <set>
 #include <string>
 #include <string_view>
@@ -33,8 +34,14 @@ PagedHistory DrawPagedHistory(const Pick& pick);
 PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number);
 
 // What is wrong, and empty if nothing is.
-std::string RunPaged(const PagedHistory& history,
-                     PagedCensus* census = nullptr);
+std::string RunPaged(const PagedHistory& history, PagedCensus* census = nullptr,
+                     const PagedMaker& make = MakePagedPool);
+
+// The recording of a twin (docs/trace_format.md): what the history asks of it,
+// but for misuse, and the answers. Returns the number of lines behind the
+// first.
+std::int64_t WritePagedRecording(PagedHistory history, std::string_view twin,
+                                 std::ostream& out);
 
 // As short, and of numbers as small, as it can be. Requires: something is
 // wrong.

@@ -45,11 +45,11 @@ std::ostream& operator<<(std::ostream& out, const PagedOp& op) {
              << ' ' << op.b << ' ' << op.c;
 }
 
-PagedTrio::PagedTrio(const PagedSpec& spec, PagedCensus* census)
+PagedTrio::PagedTrio(const PagedSpec& spec, PagedCensus* census,
+                     const PagedMaker& make)
     : spec_(spec), ledger_(spec), census_(census) {
   for (auto* twin : {&reference_, &optimized_}) {
-    auto made =
-        MakePagedPool(spec, twin == &reference_ ? "reference" : "optimized");
+    auto made = make(spec, twin == &reference_ ? "reference" : "optimized");
     if (!made.ok()) {
       wrong_ = made.status().ToString();
       return;

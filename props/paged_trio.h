@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <iosfwd>
 #include <map>
 #include <memory>
@@ -53,9 +54,14 @@ struct PagedCensus {
   std::int64_t full = 0;       // Appends that were refused.
 };
 
+// Makes the pool of a twin.
+using PagedMaker = std::function<Result<std::unique_ptr<PagedPool>>(
+    const PagedSpec& spec, std::string_view twin)>;
+
 class PagedTrio {
  public:
-  explicit PagedTrio(const PagedSpec& spec, PagedCensus* census = nullptr);
+  explicit PagedTrio(const PagedSpec& spec, PagedCensus* census = nullptr,
+                     const PagedMaker& make = MakePagedPool);
 
   // What is wrong after it; empty if nothing is.
   std::string Do(const PagedOp& op);

@@ -25,16 +25,15 @@ std::size_t TagHash(const TensorView& key_row) {
 
 }  // namespace
 
-void PutLog::Add(const TraceOp& op, std::size_t cache,
-                 std::span<const int> sequences,
+void PutLog::Add(std::int64_t line, const KvView& rows, std::size_t cache,
+                 int layer, std::span<const int> sequences,
                  std::span<const std::int32_t> positions) {
   for (std::size_t i = 0; i < positions.size(); ++i) {
     const auto column = static_cast<std::int64_t>(i);
-    const TensorView key = Slice(op.key.view(), 2, column);
-    puts_.push_back(
-        {op.line, cache, op.layer, sequences[i], positions[i],
-         HashOf(CopyOf(key, key.dtype).bytes), TagHash(key),
-         HashOf(RowBytes(op.value->view(), column, VLayout::kPlain))});
+    const TensorView key = Slice(rows.key, 2, column);
+    puts_.push_back({line, cache, layer, sequences[i], positions[i],
+                     HashOf(CopyOf(key, key.dtype).bytes), TagHash(key),
+                     HashOf(RowBytes(rows.value, column, VLayout::kPlain))});
   }
 }
 

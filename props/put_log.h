@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "core/trace.h"
 #include "kvtwin/cache.h"
 
 namespace kvtwin::props {
@@ -27,8 +26,9 @@ struct PutRow {
 
 class PutLog {
  public:
-  // A Put into a cache, in a pass of these tokens.
-  void Add(const TraceOp& op, std::size_t cache, std::span<const int> sequences,
+  // Rows of these tokens that a line put into a layer of a cache.
+  void Add(std::int64_t line, const KvView& rows, std::size_t cache, int layer,
+           std::span<const int> sequences,
            std::span<const std::int32_t> positions);
 
   // The last put of the row that is the most similar to a column's, those of

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "props/oracle.h"
 
 namespace kvtwin::props {
 namespace {
@@ -35,7 +36,8 @@ class PutLogTest : public ::testing::Test {
   void Add(const TraceOp& op, std::size_t cache, int sequence) {
     const std::array sequences = {sequence};
     const std::array positions = {sequence * 10};
-    log_.Add(op, cache, sequences, positions);
+    log_.Add(op.line, Oracle::RecordedView(op), cache, op.layer, sequences,
+             positions);
   }
   // The line of the put that was found; 0: none.
   std::int64_t Line(float tag, float rest, const float* value,

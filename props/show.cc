@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -19,6 +20,8 @@ constexpr std::size_t kCellsInLine = 8;
 constexpr std::int64_t kColumnsShown = 64;
 constexpr std::int64_t kRowsShown = 24;
 constexpr std::size_t kRunsShown = 12;
+constexpr std::size_t kListsShown = 16;
+constexpr std::size_t kBlocksShown = 32;
 constexpr std::size_t kWidth = 80;
 
 // Lines of at most kWidth columns, broken at blanks.
@@ -139,12 +142,149 @@ std::string HeaderText(const std::string& name, const TraceHeader& header) {
       Wrapped(SizesText(header), 4));
 }
 
+// A sequence of a pool: a twin's blocks, or those that the recording showed.
+struct BlockList {
+  int sequence = 0;
+  int len = 0;
+  int appended = 0;  // To layer 0, if it is known.
+  std::vector<int> blocks;
+};
+
+std::vector<BlockList> ListsOf(const PagedOracle& oracle) {
+  std::vector<BlockList> lists;
+  for (const int sequence : oracle.sequences()) {
+    BlockList& list = lists.emplace_back();
+    list.sequence = sequence;
+    list.len = oracle.SeqLen(sequence);
+    const auto shown = oracle.blocks().find(sequence);
+    if (oracle.twin() != nullptr) {
+      const auto views = oracle.twin()->Views(sequence, 0);
+      if (!views.ok()) continue;
+      for (const PagedView& view : *views) list.blocks.push_back(view.block);
+      const int end =
+          views->empty() ? 0 : views->back().start + views->back().length;
+      list.appended = end - list.len;
+    } else if (shown != oracle.blocks().end()) {
+      for (const auto& [index, block] : shown->second) {
+        list.blocks.push_back(block);
+      }
+    }
+  }
+  return lists;
+}
+
+bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op) {
+  return ChangesBlocks(op.kind) ||
+         (oracle.twin() == nullptr && !oracle.blocks().empty());
+}
+
+// "    sequence 1  5 tokens  blocks 0* 3", for each.
+std::string BlocksText(const PagedOracle& oracle) {
+  const std::vector<BlockList> lists = ListsOf(oracle);
+  std::map<int, int> owners;  // By block.
+  for (const BlockList& list : lists) {
+    for (const int block : list.blocks) ++owners[block];
+  }
+  std::string text;
+  for (std::size_t i = 0; i < lists.size(); ++i) {
+    if (i == kListsShown) {
+      text += fmt::format("    ... and {} more\n", lists.size() - i);
+      break;
+    }
+    const auto& [sequence, len, appended, blocks] = lists[i];
+    std::string line =
+        fmt::format("sequence {:<3} {:>4} tokens", sequence, len);
+    if (appended > 0) line += fmt::format(" and {} appended", appended);
+    const std::size_t shown = std::min(blocks.size(), kBlocksShown);
+    for (std::size_t j = 0; j < shown; ++j) {
+      line += fmt::format("{} {}{}", j == 0 ? "  blocks" : "", blocks[j],
+                          owners[blocks[j]] > 1 ? "*" : "");
+    }
+    if (shown < blocks.size()) line += " ...";
+    text += Wrapped(line, 4);
+  }
+  if (oracle.twin() == nullptr) return text;
+  const PagedUsage usage = oracle.twin()->Usage();
+  return text + fmt::format("    free {}, cached {}, used {}, shared {}\n",
+                            usage.free, usage.cached, usage.used, usage.shared);
+}
+
+std::string NumbersText(const std::vector<int>& numbers) {
+  const std::size_t shown = std::min(numbers.size(), kBlocksShown);
+  return fmt::format("[{}{}]",
+                     fmt::join(numbers.begin(),
+                               numbers.begin() + static_cast<int>(shown), ", "),
+                     shown < numbers.size() ? ", ..." : "");
+}
+
+// "sequence 0, layer 0, K [2, 1, 3]: ok".
+std::string CallText(const PagedTraceOp& op) {
+  const std::string sequence = fmt::format("sequence {}", op.seq);
+  const std::string rows =
+      fmt::format("{}, layer {}, {}", sequence, op.layer,
+                  op.key ? "K " + ShapeText(op.key->shape) : "no rows");
+  switch (op.kind) {
+    case PagedTraceOpKind::kOpen:
+      return fmt::format("prompt {}: sequence {}, {} tokens found",
+                         NumbersText(op.tokens.value_or(std::vector<int>())),
+                         op.made, op.len);
+    case PagedTraceOpKind::kFork:
+      return fmt::format("{}, len {}: sequence {}", sequence, op.len, op.made);
+    case PagedTraceOpKind::kAppend:
+      return fmt::format("{}: {}", rows, StatusName(op.result));
+    case PagedTraceOpKind::kCommit:
+      if (op.tokens) return sequence + ", tokens " + NumbersText(*op.tokens);
+      return fmt::format("{}, {} tokens", sequence, op.new_tokens);
+    case PagedTraceOpKind::kTruncate:
+    case PagedTraceOpKind::kSeqLen:
+      return fmt::format("{}, len {}", sequence, op.len);
+    case PagedTraceOpKind::kFree:
+      return sequence;
+    case PagedTraceOpKind::kViews:
+      if (!op.blocks) return rows;
+      return rows + ", blocks " + NumbersText(*op.blocks);
+    case PagedTraceOpKind::kSlots:
+      return fmt::format("{}, from {}: {}", sequence, op.begin,
+                         NumbersText(op.slots));
+    case PagedTraceOpKind::kTable:
+      return fmt::format("sequences {}: {}", NumbersText(op.sequences),
+                         NumbersText(op.table.blocks));
+    case PagedTraceOpKind::kCsr:
+      return fmt::format("sequences {}: {}", NumbersText(op.sequences),
+                         NumbersText(op.csr.indices));
+    case PagedTraceOpKind::kUsage:
+      return fmt::format("free {}, cached {}, used {}, shared {}",
+                         op.usage.free, op.usage.cached, op.usage.used,
+                         op.usage.shared);
+  }
+  return "";
+}
+
+std::string PoolText(const PagedTraceHeader& header) {
+  const PagedSpec& spec = header.spec;
+  return fmt::format(
+      "pool of {} blocks of {} tokens, sequences up to {}; {}{}; {} placement; "
+      "recorded by '{}'",
+      spec.blocks, spec.block_size, spec.max_seq_len, DTypeName(spec.dtype),
+      spec.v_dtype ? fmt::format(" (V {})", DTypeName(*spec.v_dtype)) : "",
+      header.entitlement_only ? "other" : "lowest",
+      Printable(header.producer, 60));
+}
+
+std::string HeaderText(const std::string& name,
+                       const PagedTraceHeader& header) {
+  return fmt::format("{}\n{}    3* is a block that several sequences have\n\n",
+                     Printable(name, name.size()),
+                     Wrapped(PoolText(header), 4));
+}
+
 class Shower {
  public:
   Shower(std::string name, const ShowOptions& options)
       : name_(std::move(name)), options_(options) {}
 
-  bool Watch(const Oracle& oracle, const TraceOp& op, const OracleStep& step) {
+  template <class AnOracle, class Op>
+  bool Watch(const AnOracle& oracle, const Op& op, const OracleStep& step) {
     const auto& finding = step.identity ? step.identity : step.entitlement;
     if (!std::exchange(has_begun_, true) && !options_.json) {
       fmt::print("{}", HeaderText(name_, oracle.header()));
@@ -167,19 +307,32 @@ class Shower {
         fmt::format("{:>5}  {}  {}\n", op.line, step.call, CallText(step));
     if (wrong == nullptr && ChangesCells(op)) text += CellsText(oracle);
     if (op.mask) text += MaskText(oracle, op, wrong);
-    if (wrong == nullptr) return text;
-    text += Red("    ^ wrong:") + "\n";
+    return text + WrongText(op.line, wrong);
+  }
+
+  std::string StepText(const PagedOracle& oracle, const PagedTraceOp& op,
+                       const Finding* wrong) const {
+    return fmt::format("{:>5}  {}  {}\n", op.line, TraceOpName(op.kind),
+                       CallText(op)) +
+           (wrong != nullptr || ShowsBlocks(oracle, op) ? BlocksText(oracle)
+                                                        : "") +
+           WrongText(op.line, wrong);
+  }
+
+ private:
+  std::string WrongText(std::int64_t line, const Finding* wrong) const {
+    if (wrong == nullptr) return "";
+    std::string text = Red("    ^ wrong:") + "\n";
     text += Wrapped(wrong->text, 6);
     if (!options_.all) {
       text += fmt::format(
           "\n    Line {} is the first that is wrong; --all "
           "shows what comes after it.\n",
-          op.line);
+          line);
     }
     return text;
   }
 
- private:
   std::string Red(std::string text) const {
     return options_.color ? fmt::format("\x1b[31m{}\x1b[0m", text) : text;
   }
@@ -251,6 +404,26 @@ class Shower {
         rows.push_back(row.sights);
       }
     }
+    return Dumped(json, wrong);
+  }
+
+  static std::string StepJson(const PagedOracle& oracle, const PagedTraceOp& op,
+                              const Finding* wrong) {
+    nlohmann::ordered_json json = {{"line", op.line},
+                                   {"op", TraceOpName(op.kind)},
+                                   {"call", CallText(op)}};
+    auto& sequences = json["sequences"] = nlohmann::ordered_json::array();
+    for (const auto& [sequence, len, appended, blocks] : ListsOf(oracle)) {
+      sequences.push_back({{"sequence", sequence},
+                           {"len", len},
+                           {"appended", appended},
+                           {"blocks", blocks}});
+    }
+    return Dumped(json, wrong);
+  }
+
+  static std::string Dumped(nlohmann::ordered_json& json,
+                            const Finding* wrong) {
     if (wrong != nullptr) {
       json["wrong"] = {{"reason", wrong->text},
                        {"row", wrong->row},
@@ -329,8 +502,40 @@ std::string HeldText(const std::vector<Held>& held, std::optional<int> cells) {
   return text;
 }
 
-std::optional<Failure> ExplainRecording(const std::string& path,
-                                        const std::vector<std::string>& twins) {
+namespace {
+
+// A page of a recording of a pool has its calls, and the blocks as text.
+std::optional<Failure> ExplainPool(const std::string& path,
+                                   const std::vector<std::string>& twins) {
+  Failure failure;
+  const ShowOptions options{.twins = {}, .all = true};
+  const Shower shower(path, options);
+  const auto watch = [&](const PagedOracle& oracle, const PagedTraceOp& op,
+                         const OracleStep& step) {
+    Step& shown = failure.steps.emplace_back();
+    shown.number = op.line;
+    shown.call = TraceOpName(op.kind);
+    shown.arguments = CallText(op);
+    if (std::ssize(failure.steps) > Failure::kSteps) {
+      failure.steps.erase(failure.steps.begin());
+      ++failure.left_out;
+    }
+    const auto& finding = step.identity ? step.identity : step.entitlement;
+    if (!finding) return true;
+    failure.setup = PoolText(oracle.header());
+    failure.reason = finding->text;
+    failure.text = HeaderText(path, oracle.header()) +
+                   shower.StepText(oracle, op, &*finding);
+    return false;
+  };
+  std::ifstream in(path, std::ios::binary);
+  (void)Judge(in, twins, {.cache = nullptr, .pool = watch});
+  if (failure.reason.empty()) return std::nullopt;
+  return failure;
+}
+
+std::optional<Failure> ExplainCache(const std::string& path,
+                                    const std::vector<std::string>& twins) {
   // Once to see where it is wrong, and once more to draw what led there.
   std::int64_t wrong_line = 0;
   Failure failure;
@@ -350,7 +555,7 @@ std::optional<Failure> ExplainRecording(const std::string& path,
     return false;
   };
   std::ifstream in(path, std::ios::binary);
-  (void)Judge(in, twins, find);
+  (void)Judge(in, twins, {.cache = find, .pool = nullptr});
 
   const ShowOptions options{.twins = {}, .all = true};
   const Shower shower(path, options);
@@ -371,15 +576,26 @@ std::optional<Failure> ExplainRecording(const std::string& path,
     return false;
   };
   std::ifstream again(path, std::ios::binary);
-  if (wrong_line > 0) (void)Judge(again, twins, draw);
+  if (wrong_line > 0)
+    (void)Judge(again, twins, {.cache = draw, .pool = nullptr});
   if (failure.reason.empty()) return std::nullopt;
   Step& last = failure.steps.back();
   last.wrong_row = frame.row;
   last.wrong_column = column;
-  failure.name = Printable(path, path.size());
-  failure.unit = "Line";
-  failure.check = last.call;
-  failure.command = fmt::format(
+  return failure;
+}
+
+}  // namespace
+
+std::optional<Failure> ExplainRecording(const std::string& path,
+                                        const std::vector<std::string>& twins) {
+  std::optional<Failure> failure = ExplainCache(path, twins);
+  if (!failure) failure = ExplainPool(path, twins);
+  if (!failure) return std::nullopt;
+  failure->name = Printable(path, path.size());
+  failure->unit = "Line";
+  failure->check = failure->steps.back().call;
+  failure->command = fmt::format(
       "kvtwin show {}{}", twins.size() == 1 ? "--twin " + twins[0] + " " : "",
       ShellWord(path));
   return failure;
@@ -399,11 +615,18 @@ std::string JudgementJson(const std::string& name, const Judgement& judgement) {
 Judgement Show(std::istream& in, const std::string& name,
                const ShowOptions& options) {
   Shower shower(name, options);
-  Judgement judgement = Judge(
-      in, options.twins,
-      [&](const Oracle& oracle, const TraceOp& op, const OracleStep& step) {
-        return shower.Watch(oracle, op, step);
-      });
+  Judgement judgement =
+      Judge(in, options.twins,
+            {.cache =
+                 [&](const Oracle& oracle, const TraceOp& op,
+                     const OracleStep& step) {
+                   return shower.Watch(oracle, op, step);
+                 },
+             .pool =
+                 [&](const PagedOracle& oracle, const PagedTraceOp& op,
+                     const OracleStep& step) {
+                   return shower.Watch(oracle, op, step);
+                 }});
   // It stopped there: whether more held was not seen.
   if (judgement.verdict == Verdict::kReject && !options.all) {
     judgement.level = Level::kNone;

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "props/oracle.h"
+#include "props/judge.h"
 #include "props/page.h"
 #include "props/step.h"
 

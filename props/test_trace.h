@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "props/oracle.h"
+#include "props/judge.h"
 
 namespace kvtwin::props {
 
@@ -43,6 +43,38 @@ inline constexpr const char* kGet =
     R"("mask":{"shape":[2,2],"rows":["10","11"]}})";
 inline constexpr const char* kRemove =
     R"({"op":"remove","seq":0,"begin":0,"end":1,"result":"ok"})";
+
+// A pool: three tokens, and a fork that gets one more (docs/trace_format.md).
+inline const std::vector<std::string> kPoolLines = {
+    R"({"kvtrace":1,"producer":"test","placement":"lowest",)"
+    R"("cache":{"type":"paged"},"pool":{"block_size":2,"blocks":4,)"
+    R"("max_seq_len":8,"layers":1,"kv_heads":1,"k_head_dim":2,)"
+    R"("v_head_dim":1,"dtype":"f32","layout":"token_major"}})",
+    R"({"op":"open","prompt":[7,8,9],"salt":"s","extra":["x","y"],)"
+    R"("len":0,"result":0})",
+    R"({"op":"append","seq":0,"layer":0,"start":0,"result":"ok",)"
+    R"("key":{"shape":[2,1,3],"data":[100,1000,200,1001,300,1002]},)"
+    R"("value":{"shape":[1,1,3],"data":[100,200,300]}})",
+    R"({"op":"commit","seq":0,"tokens":[7,8,9]})",
+    R"({"op":"fork","seq":0,"len":3,"result":1})",
+    R"({"op":"append","seq":1,"layer":0,"start":3,"result":"ok",)"
+    R"("key":{"shape":[2,1,1],"data":[400,1003]},)"
+    R"("value":{"shape":[1,1,1],"data":[400]}})",
+    R"({"op":"commit","seq":1,"new_tokens":1})",
+    R"({"op":"seq_len","seq":1,"len":4})",
+    R"({"op":"views","seq":1,"layer":0,"blocks":[0,2],)"
+    R"("key":{"shape":[2,1,4],"data":[100,1000,200,1001,300,1002,400,1003]},)"
+    R"("value":{"shape":[1,1,4],"data":[100,200,300,400]}})",
+    R"({"op":"slots","seq":0,"begin":1,"slots":[1,2]})",
+    R"({"op":"csr","seqs":[0,1],"indptr":[0,2,4],"indices":[0,1,0,2],)"
+    R"("last_page_len":[1,2]})",
+    R"({"op":"table","seqs":[1,0],"columns":2,"blocks":[0,2,0,1],)"
+    R"("seq_lens":[4,3]})",
+    R"({"op":"usage","free":1,"cached":0,"used":3,"shared":1})",
+    R"({"op":"truncate","seq":1,"len":1})",
+    R"({"op":"free","seq":0})",
+    R"({"op":"table","seqs":[1],"columns":1,"blocks":[0],"seq_lens":[1]})",
+};
 
 inline std::string Replaced(std::string text, const std::string& from,
                             const std::string& to) {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/json_line.h"
-#include "props/oracle.h"
+#include "props/judge.h"
 #include "props/test_trace.h"
 
 namespace kvtwin::props {
@@ -466,9 +466,15 @@ std::string Rewritten(const std::string& text) {
   std::ostringstream out;
   TraceReader reader(in);
   EXPECT_TRUE(reader.ReadHeader());
-  EXPECT_TRUE(WriteTraceHeader(reader.header(), out).ok());
-  TraceOp op;
-  while (reader.ReadOp(op)) EXPECT_TRUE(WriteTraceOp(op, out).ok());
+  const auto rewrite = [&](const auto& header, auto op) {
+    EXPECT_TRUE(WriteTraceHeader(header, out).ok());
+    while (reader.ReadOp(op)) EXPECT_TRUE(WriteTraceOp(op, out).ok());
+  };
+  if (reader.paged()) {
+    rewrite(*reader.paged(), PagedTraceOp());
+  } else {
+    rewrite(reader.header(), TraceOp());
+  }
   EXPECT_FALSE(reader.error()) << reader.error()->reason;
   return out.str();
 }
@@ -482,7 +488,9 @@ TEST(Trace, WritesWhatItRead) {
     std::string found;
     while (std::getline(original, due)) {
       ASSERT_TRUE(std::getline(written, found)) << file;
-      EXPECT_EQ(nlohmann::json::parse(due), nlohmann::json::parse(found));
+      nlohmann::json json = nlohmann::json::parse(due);
+      json.erase("history");  // Of gen: not a key of the format.
+      EXPECT_EQ(json, nlohmann::json::parse(found));
     }
     EXPECT_FALSE(std::getline(written, found)) << file;
   }

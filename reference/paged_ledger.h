@@ -9,9 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -32,19 +32,27 @@ class PagedLedger {
   bool MayOpen(std::span<const std::int32_t> prompt, const PrefixKey& key,
                int taken) const {
     if (taken == 0) return true;
-    return taken % spec_.block_size == 0 && taken < std::ssize(prompt) &&
-           taken <= spec_.max_seq_len &&
-           committed_.contains(NameOf(key, Front(prompt, taken)));
+    if (taken % spec_.block_size != 0 || taken >= std::ssize(prompt) ||
+        taken > spec_.max_seq_len) {
+      return false;
+    }
+    int prefix = Find(starts_, {key.salt, key.extra});
+    for (int i = 0; i < taken && prefix >= 0; ++i) {
+      prefix = Find(longer_, {prefix, prompt[static_cast<std::size_t>(i)]});
+    }
+    return prefix >= 0;
   }
 
   // Requires: MayOpen.
   void Open(int sequence, std::span<const std::int32_t> prompt,
             const PrefixKey& key, int taken) {
     Sequence& opened = sequences_[sequence];
-    opened.key = key;
-    for (int i = 1; i <= taken; ++i) {
-      opened.known.push_back(prompt[static_cast<std::size_t>(i - 1)]);
-      opened.tokens.push_back(committed_.at(NameOf(key, opened.known)));
+    opened.start = AddTo(starts_, {key.salt, key.extra});
+    int prefix = opened.start;
+    for (int i = 0; i < taken; ++i) {
+      prefix = longer_.at({prefix, prompt[static_cast<std::size_t>(i)]});
+      opened.tokens.push_back(
+          {prefix, committed_[static_cast<std::size_t>(prefix)]});
     }
   }
 
@@ -73,10 +81,15 @@ class PagedLedger {
       for (int layer = 0; layer < spec_.layers; ++layer) {
         rows.push_back(to.appended.at(layer).at(static_cast<std::size_t>(i)));
       }
-      to.tokens.push_back(std::move(rows));
-      if (tokens.empty() || to.known.size() + 1 != to.tokens.size()) continue;
-      to.known.push_back(tokens[static_cast<std::size_t>(i)]);
-      committed_[NameOf(to.key, to.known)] = to.tokens.back();
+      int prefix = to.tokens.empty() ? to.start : to.tokens.back().prefix;
+      if (tokens.empty()) prefix = kUnknown;
+      if (prefix != kUnknown) {
+        prefix = AddTo(longer_, {prefix, tokens[static_cast<std::size_t>(i)]});
+      }
+      to.tokens.push_back({prefix, {std::make_shared<Rows>(std::move(rows))}});
+      if (prefix == kUnknown) continue;
+      committed_[static_cast<std::size_t>(prefix)].push_back(
+          to.tokens.back().rows[0]);
     }
     to.appended.clear();
   }
@@ -84,22 +97,31 @@ class PagedLedger {
   void Truncate(int sequence, int len) {
     Sequence& of = sequences_.at(sequence);
     of.tokens.resize(static_cast<std::size_t>(len));
-    of.known.resize(std::min(of.known.size(), of.tokens.size()));
     of.appended.clear();
   }
 
   void Free(int sequence) { sequences_.erase(sequence); }
 
+  bool Has(int sequence) const { return sequences_.contains(sequence); }
   int SeqLen(int sequence) const {
     return static_cast<int>(sequences_.at(sequence).tokens.size());
   }
+  // With what is appended, to whichever layer has the most.
+  int End(int sequence) const {
+    std::size_t most = 0;
+    for (const auto& [layer, rows] : sequences_.at(sequence).appended) {
+      most = std::max(most, rows.size());
+    }
+    return SeqLen(sequence) + static_cast<int>(most);
+  }
 
   // The rows of a layer, in order: what is committed, then what was appended.
+  // Of the rows that a token may have, the last ones.
   std::vector<KvRows> RowsOf(int sequence, int layer) const {
     const Sequence& of = sequences_.at(sequence);
     std::vector<KvRows> rows;
-    for (const Rows& token : of.tokens) {
-      rows.push_back(token[static_cast<std::size_t>(layer)]);
+    for (const Token& token : of.tokens) {
+      rows.push_back((*token.rows.back())[static_cast<std::size_t>(layer)]);
     }
     const auto appended = of.appended.find(layer);
     if (appended == of.appended.end()) return rows;
@@ -107,30 +129,90 @@ class PagedLedger {
     return rows;
   }
 
- private:
-  using Name = std::tuple<std::string, std::vector<std::string>,
-                          std::vector<std::int32_t>>;
+  // Whether that is a row that the layer may have there. If so, it has it: it
+  // may not have another one later. Without V (null), K alone is compared.
+  // Requires: RowsOf has so many.
+  bool See(int sequence, int layer, int position, const TensorView& key,
+           const TensorView* value) {
+    Sequence& of = sequences_.at(sequence);
+    const auto at = static_cast<std::size_t>(position);
+    const auto is_seen = [&](const KvRows& row) {
+      return SameRow(row.key, key) &&
+             (value == nullptr || SameRow(row.value, *value));
+    };
+    if (at >= of.tokens.size()) {
+      return is_seen(of.appended.at(layer).at(at - of.tokens.size()));
+    }
+    std::vector<std::shared_ptr<const Rows>> left;
+    for (const auto& rows : of.tokens[at].rows) {
+      if (is_seen((*rows)[static_cast<std::size_t>(layer)])) {
+        left.push_back(rows);
+      }
+    }
+    if (left.empty()) return false;
+    of.tokens[at].rows = std::move(left);
+    return true;
+  }
 
+  // Whether they have the same token there: of the same tokens under the same
+  // key, or by a fork.
+  bool SameToken(int a, int b, int position) const {
+    if (position >= std::min(SeqLen(a), SeqLen(b))) return false;
+    const auto at = static_cast<std::size_t>(position);
+    const Token& one = sequences_.at(a).tokens[at];
+    const Token& other = sequences_.at(b).tokens[at];
+    if (one.prefix != other.prefix) return false;
+    return one.prefix != kUnknown || one.rows == other.rows;
+  }
+
+  // Tokens of all sequences, and rows that they may have.
+  std::size_t Held() const {
+    std::size_t held = 0;
+    for (const auto& [sequence, of] : sequences_) {
+      for (const Token& token : of.tokens) held += 1 + token.rows.size();
+    }
+    return held;
+  }
+
+ private:
+  // Tokens from the start of a sequence under a key are known by a number.
+  static constexpr int kUnknown = -1;
+
+  struct Token {
+    int prefix = kUnknown;  // Up to this one.
+    // What it may have: several, if a prompt found it, and the same tokens were
+    // committed several times.
+    std::vector<std::shared_ptr<const Rows>> rows;
+  };
   struct Sequence {
-    PrefixKey key;
-    std::vector<std::int32_t> known;  // Tokens from its start.
-    std::vector<Rows> tokens;
+    int start = kUnknown;  // The prefix of no token.
+    std::vector<Token> tokens;
     std::map<int, std::vector<KvRows>> appended;  // By layer.
   };
 
-  static std::vector<std::int32_t> Front(std::span<const std::int32_t> prompt,
-                                         int count) {
-    return {prompt.begin(), prompt.begin() + count};
+  template <class Map>
+  static int Find(const Map& map, const typename Map::key_type& key) {
+    const auto found = map.find(key);
+    return found == map.end() ? kUnknown : found->second;
   }
-  static Name NameOf(const PrefixKey& key, std::vector<std::int32_t> tokens) {
-    return {key.salt, key.extra, std::move(tokens)};
+  template <class Map>
+  int AddTo(Map& map, const typename Map::key_type& key) {
+    const auto [at, added] =
+        map.try_emplace(key, static_cast<int>(committed_.size()));
+    if (added) committed_.emplace_back();
+    return at->second;
+  }
+  static bool SameRow(const DenseTensor& row, const TensorView& shown) {
+    return CopyOf(row.view(), shown.dtype).bytes ==
+           CopyOf(shown, shown.dtype).bytes;
   }
 
   PagedSpec spec_;
   std::map<int, Sequence> sequences_;
-  // The rows of the last token of each prefix that was ever committed. Those
-  // of the same tokens are taken to be the same.
-  std::map<Name, Rows> committed_;
+  std::map<std::pair<std::string, std::vector<std::string>>, int> starts_;
+  std::map<std::pair<int, std::int32_t>, int> longer_;  // By one token.
+  // By prefix: the rows of its last token, each time that it was committed.
+  std::vector<std::vector<std::shared_ptr<const Rows>>> committed_;
 };
 
 }  // namespace kvtwin::reference

@@ -4,10 +4,20 @@
 
 #include "core/trace.h"
 #include "props/fuzzers/fuzzers.h"
-#include "props/oracle.h"
+#include "props/judge.h"
 
 namespace kvtwin::props {
 namespace {
+
+template <class Op, class Header>
+bool Rewrite(TraceReader& reader, const Header& header, std::ostream& out) {
+  if (!WriteTraceHeader(header, out).ok()) return false;
+  Op op;
+  while (reader.ReadOp(op)) {
+    if (!WriteTraceOp(op, out).ok()) return false;
+  }
+  return !reader.error();
+}
 
 // The recording as the writer has it; empty if it cannot be read to its end.
 std::string Rewritten(const std::string& text) {
@@ -15,12 +25,10 @@ std::string Rewritten(const std::string& text) {
   std::ostringstream out;
   TraceReader reader(in);
   if (!reader.ReadHeader()) return "";
-  if (!WriteTraceHeader(reader.header(), out).ok()) return "";
-  TraceOp op;
-  while (reader.ReadOp(op)) {
-    if (!WriteTraceOp(op, out).ok()) return "";
-  }
-  return reader.error() ? "" : out.str();
+  const bool written = reader.paged()
+                           ? Rewrite<PagedTraceOp>(reader, *reader.paged(), out)
+                           : Rewrite<TraceOp>(reader, reader.header(), out);
+  return written ? out.str() : "";
 }
 
 Judgement JudgedBy(std::string_view twin, const std::string& text) {

@@ -1,0 +1,83 @@
+// Recordings of a paged pool: the first line and the operations that they have
+// instead of a cache's (docs/trace_format.md). TraceReader reads them.
+
+#ifndef KVTWIN_CORE_PAGED_TRACE_H_
+#define KVTWIN_CORE_PAGED_TRACE_H_
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/json_line.h"
+#include "kvtwin/paged.h"
+#include "kvtwin/tensor.h"
+
+namespace kvtwin {
+
+inline constexpr int kTracePoolLayersMax = 4096;
+
+struct PagedTraceHeader {
+  std::string producer;
+  bool entitlement_only = false;  // Placement "other".
+  PagedSpec spec;
+};
+
+enum class PagedTraceOpKind {
+  kOpen,
+  kFork,
+  kAppend,
+  kCommit,
+  kTruncate,
+  kFree,
+  kSeqLen,
+  kViews,
+  kSlots,
+  kTable,
+  kCsr,
+  kUsage,
+};
+
+// "open", ...
+std::string_view TraceOpName(PagedTraceOpKind kind);
+
+// One line. Fields that its kind does not have stay as they are here. Tensors
+// have the dtype of the pool, converted as Append does it.
+struct PagedTraceOp {
+  std::int64_t line = 0;
+  PagedTraceOpKind kind = PagedTraceOpKind::kOpen;
+  int seq = 0;
+  int made = 0;                            // By open, fork: `result`.
+  StatusCode result = StatusCode::kOk;     // append
+  std::optional<std::vector<int>> tokens;  // commit; of open, the prompt.
+  PrefixKey prefix_key;                    // open
+  int new_tokens = 0;                      // commit, without `tokens`.
+  int len = 0;                             // open, fork, truncate, seq_len
+  int layer = 0;                           // append, views
+  std::optional<int> start;                // append
+  std::optional<DenseTensor> key;          // append; views, unless of no rows.
+  std::optional<DenseTensor> value;        // The same.
+  std::optional<std::vector<int>> blocks;  // views
+  int begin = 0;                           // slots
+  std::vector<int> slots;
+  std::vector<int> sequences;  // table, csr
+  PagedTable table;
+  PagedCsr csr;
+  PagedUsage usage;
+};
+
+// What TraceReader makes of a first line, and of the others.
+PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
+                                 std::string& problem);
+PagedTraceOp ReadPagedOp(const JsonFields& fields, const PagedSpec& spec);
+
+// As those of caches (core/trace.h). Errors: a number that is not finite, a
+// prefix key that is no text.
+Status WriteTraceHeader(const PagedTraceHeader& header, std::ostream& out);
+Status WriteTraceOp(const PagedTraceOp& op, std::ostream& out);
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_PAGED_TRACE_H_

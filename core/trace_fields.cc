@@ -1,0 +1,99 @@
+#include "core/trace_fields.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <iterator>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+
+namespace kvtwin {
+namespace {
+
+// As many elements as the shape says? 64 bits hold the product: it is given up
+// as soon as it is larger than any list.
+bool MultipliesOutTo(const Shape& shape, std::size_t count) {
+  std::int64_t product = 1;
+  for (const std::int64_t extent : shape) {
+    product *= extent;
+    if (product > static_cast<std::int64_t>(kJsonElementsMax)) return false;
+  }
+  return static_cast<std::size_t>(product) == count;
+}
+
+// Whether a number becomes infinite in `dtype`: half a step above the largest.
+// Of f8, which has no infinity, whether it becomes another one.
+bool OutOfRange(double number, DType dtype) {
+  if (dtype == DType::kF16) return std::abs(number) >= 65520;
+  if (dtype == DType::kF8) return std::abs(number) > 448;
+  return std::abs(number) >=
+         (dtype == DType::kF32 ? 0x1.ffffffp127 : 0x1.ffp127);
+}
+
+// The shortest decimals that read back as the same float. Errors: not finite.
+Status AppendNumbers(const DenseTensor& tensor, std::string& text) {
+  if (tensor.bytes.empty()) return {};
+  const DenseTensor numbers = CopyOf(tensor.view(), DType::kF32);
+  for (std::size_t i = 0; i * sizeof(float) < numbers.bytes.size(); ++i) {
+    const float number = LoadAs<float>(&numbers.bytes[i * sizeof(float)]);
+    if (!std::isfinite(number)) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("element {} is {}, which no recording can hold", i,
+                          number)};
+    }
+    fmt::format_to(std::back_inserter(text), "{}{}", i == 0 ? "" : ",", number);
+  }
+  return {};
+}
+
+}  // namespace
+
+DenseTensor ReadTensor(const JsonFields& op, std::string_view key,
+                       DType stored) {
+  const DType dtype = IsBlockDType(stored) ? DType::kF32 : stored;
+  const JsonFields fields = op.Object(key);
+  DenseTensor tensor{dtype, fields.Extents("shape", 1, 4), {}};
+  const JsonValue* data = fields.Need("data");
+  if (!op.ok()) return tensor;
+  if (!data->IsNumbers()) {
+    fields.Wrong("data", *data, "a list of numbers");
+    return tensor;
+  }
+  if (!MultipliesOutTo(tensor.shape, data->numbers.size())) {
+    fields.Fail("data",
+                fmt::format("has {} numbers, its shape is {}",
+                            data->numbers.size(), ShapeText(tensor.shape)));
+    return tensor;
+  }
+  const std::size_t size = SizeOf(dtype);
+  tensor.bytes.resize(data->numbers.size() * size);
+  for (std::size_t i = 0; i < data->numbers.size(); ++i) {
+    const double number = data->numbers[i];
+    // The others are reached by way of f32, as in Put.
+    const bool finite = !OutOfRange(number, DType::kF32) &&
+                        !OutOfRange(static_cast<float>(number), dtype);
+    if (!finite) {
+      fields.Fail(fmt::format("data[{}]", i),
+                  fmt::format("is {}, out of the range of {}", number,
+                              DTypeName(dtype)));
+      return tensor;
+    }
+    StoreElement(static_cast<float>(number), &tensor.bytes[i * size], dtype);
+  }
+  return tensor;
+}
+
+Status AppendTensor(std::string_view key, const DenseTensor& tensor,
+                    std::string& text) {
+  text += fmt::format(R"(,"{}":{{"shape":[{},{},{})", key, tensor.shape[0],
+                      tensor.shape[1], tensor.shape[2]);
+  if (tensor.shape[3] != 1) text += fmt::format(",{}", tensor.shape[3]);
+  text += R"(],"data":[)";
+  Status status = AppendNumbers(tensor, text);
+  text += "]}";
+  if (status.ok()) return status;
+  return {status.code(), fmt::format("{}: {}", key, status.message())};
+}
+
+}  // namespace kvtwin

@@ -1,0 +1,36 @@
+// What the lines of recordings of caches and of pools have in common.
+
+#ifndef KVTWIN_CORE_TRACE_FIELDS_H_
+#define KVTWIN_CORE_TRACE_FIELDS_H_
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "core/json_line.h"
+#include "kvtwin/status.h"
+#include "kvtwin/tensor.h"
+
+namespace kvtwin {
+
+// One of `results`, which are all that there is to say.
+template <std::size_t n>
+StatusCode ReadResult(const JsonFields& fields,
+                      const std::array<StatusCode, n>& results) {
+  std::array<std::string_view, n> names;
+  std::transform(results.begin(), results.end(), names.begin(), StatusName);
+  return results[fields.Name("result", names)];
+}
+
+// `stored` is the dtype of the cache. What it keeps in blocks is numbers here.
+DenseTensor ReadTensor(const JsonFields& op, std::string_view key,
+                       DType stored);
+
+// Errors: a number that is not finite.
+Status AppendTensor(std::string_view key, const DenseTensor& tensor,
+                    std::string& text);
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_TRACE_FIELDS_H_

@@ -1,0 +1,593 @@
+#include "props/paged_oracle.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "core/dense_tensor.h"
+#include "core/guarded_paged.h"
+#include "core/refusals.h"
+#include "core/trace.h"
+#include "props/entitlement.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Kind = PagedTraceOpKind;
+
+// About what is kept for a token of a sequence, or a row that it may have, and
+// for a sequence besides.
+constexpr double kTokenBytes = 96;
+constexpr double kSequenceBytes = 256;
+
+template <class... Args>
+Finding Found(fmt::format_string<Args...> format, Args&&... args) {
+  return {fmt::format(format, std::forward<Args>(args)...), ""};
+}
+
+template <class Value>
+std::optional<Finding> Differs(std::string_view what, const Value& recorded,
+                               const Value& due) {
+  if (recorded == due) return std::nullopt;
+  return Found("{} is {}, due is {}", what, recorded, due);
+}
+
+std::span<const int> TokensOf(const PagedTraceOp& op) {
+  return op.tokens ? std::span<const int>(*op.tokens) : std::span<const int>();
+}
+
+int RowCount(const PagedTraceOp& op) {
+  return op.key ? static_cast<int>(op.key->shape[2]) : 0;
+}
+
+// The rows of a line; K alone, if it has no V.
+KvView RowsOf(const PagedTraceOp& op) {
+  KvView view;
+  if (op.key) view.key = op.key->view();
+  if (op.value) view.value = op.value->view();
+  return view;
+}
+
+}  // namespace
+
+bool ChangesBlocks(PagedTraceOpKind kind) {
+  return kind == Kind::kOpen || kind == Kind::kFork || kind == Kind::kAppend ||
+         kind == Kind::kCommit || kind == Kind::kTruncate ||
+         kind == Kind::kFree;
+}
+
+const PagedPool* PagedOracle::twin() const {
+  return twins_.empty() ? nullptr : twins_.front().pool.get();
+}
+
+int PagedOracle::BlocksFor(int tokens) const {
+  const int size = header_.spec.block_size;
+  return tokens / size + (tokens % size == 0 ? 0 : 1);
+}
+
+Status PagedOracle::Start(const PagedTraceHeader& header,
+                          const std::vector<std::string>& twins) {
+  header_ = header;
+  if (Status status = CheckPagedSpec(header.spec); !status.ok()) return status;
+  for (const std::string& name : twins) {
+    if (header.entitlement_only) break;
+    auto pool = MakePagedPool(header.spec, name);
+    if (!pool.ok()) return pool.status();
+    twins_.push_back({name, std::move(*pool)});
+  }
+  gate_ = std::make_unique<RecordedPool>(header.spec, &recorded_);
+  ledger_.emplace(header.spec);
+  return {};
+}
+
+PagedOracle::Answer PagedOracle::Ask(PagedPool& pool, const PagedTraceOp& op) {
+  const auto answer = [](const Result<int>& number) {
+    return Answer{number.status(), number.ok() ? *number : 0};
+  };
+  switch (op.kind) {
+    case Kind::kOpen:
+      return answer(pool.Open(TokensOf(op), op.prefix_key));
+    case Kind::kFork:
+      return answer(pool.Fork(op.seq, op.len));
+    case Kind::kAppend: {
+      const auto appended =
+          pool.Append(op.seq, op.layer, op.key->view(), op.value->view());
+      return {appended.status(), appended.ok() ? appended->start : 0};
+    }
+    case Kind::kCommit:
+      return {op.tokens ? pool.Commit(op.seq, TokensOf(op))
+                        : pool.Commit(op.seq, op.new_tokens)};
+    case Kind::kTruncate:
+      return {pool.Truncate(op.seq, op.len)};
+    case Kind::kFree:
+      return {pool.Free(op.seq)};
+    case Kind::kSeqLen:
+    case Kind::kViews:
+    case Kind::kSlots:
+      return answer(pool.SeqLen(op.seq));
+    case Kind::kTable:
+    case Kind::kCsr:
+      for (const int sequence : op.sequences) {
+        const auto len = pool.SeqLen(sequence);
+        if (!len.ok()) return {len.status()};
+      }
+      return {};
+    case Kind::kUsage:
+      return {};
+  }
+  return {};
+}
+
+std::string PagedOracle::FindMisuse(const PagedTraceOp& op) {
+  recorded_ = {op.made, op.len, op.result != StatusCode::kOk};
+  const Status status = Ask(*gate_, op).status;
+  if (!status.ok() && status.code() != StatusCode::kCacheFull) {
+    return status.ToString();
+  }
+  if (op.kind != Kind::kSlots || !ledger_holds_) return "";
+  const std::int64_t end = std::int64_t{op.begin} + std::ssize(op.slots);
+  const int most = ledger_->End(op.seq);
+  if (op.begin >= 0 && end <= most) return "";
+  return fmt::format("positions {} to {} are not within the {} of sequence {}",
+                     op.begin, end, most, op.seq);
+}
+
+std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
+  int added = 0;
+  if (op.kind == Kind::kCommit) {
+    longest_ = std::max(longest_, SeqLen(op.seq));
+  } else if (op.kind == Kind::kFork) {
+    added = op.len;
+  } else if (op.kind == Kind::kOpen) {
+    added = std::min(op.len, static_cast<int>(TokensOf(op).size()));
+    std::size_t key_bytes = op.prefix_key.salt.size();
+    for (const std::string& extra : op.prefix_key.extra) {
+      key_bytes += extra.size();
+    }
+    key_bytes_ = std::max(key_bytes_, key_bytes);
+  } else {
+    return "";
+  }
+  const auto excess = [](double bytes, double most) {
+    if (bytes <= most) return std::string();
+    return fmt::format(
+        "the pool would now need {:.3g} bytes, this program stops at {:.3g}",
+        bytes, most);
+  };
+  std::string found =
+      excess(kTokenBytes * (static_cast<double>(ledger_->Held()) + added) +
+                 (kSequenceBytes + header_.spec.layers * double{sizeof(int)}) *
+                     static_cast<double>(sequences_.size()),
+             kTraceTokenBytesMax);
+  if (!found.empty() || header_.entitlement_only) return found;
+  // The prefixes that prompts find blocks by.
+  return excess(header_.spec.blocks * (static_cast<double>(key_bytes_) +
+                                       double{sizeof(int)} * longest_),
+                kTraceCacheBytesMax);
+}
+
+void PagedOracle::Remember(const PagedTraceOp& op) {
+  if (ChangesBlocks(op.kind)) {
+    blocks_.clear();
+    owners_.clear();
+  }
+  if (op.kind == Kind::kFree) sequences_.erase(op.seq);
+  if (op.kind != Kind::kAppend || op.result != StatusCode::kOk) return;
+  const std::vector<int> sequences(static_cast<std::size_t>(RowCount(op)),
+                                   op.seq);
+  std::vector<std::int32_t> positions(sequences.size());
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    positions[i] = SeqLen(op.seq) + static_cast<int>(i);
+  }
+  puts_.Add(op.line, RowsOf(op), 0, op.layer, sequences, positions);
+}
+
+OracleStep PagedOracle::Step(const PagedTraceOp& op) {
+  OracleStep step;
+  step.bad_input = FindMisuse(op);
+  if (step.bad_input.empty()) step.bad_input = FindExcess(op);
+  if (!step.bad_input.empty()) return step;
+  Remember(op);
+  if (!twins_hold_) twins_.clear();
+  std::vector<Place> places;
+  const std::optional<Finding> malformed = ReadPlaces(op, places);
+  if (!twins_.empty()) {
+    step.identity = malformed ? malformed : CompareTwins(op, places);
+  }
+  twins_hold_ = !step.identity;
+  if (ledger_holds_) {
+    step.entitlement = malformed ? malformed : FollowLedger(op, places);
+  }
+  ledger_holds_ = ledger_holds_ && !step.entitlement;
+  if (op.kind == Kind::kOpen || op.kind == Kind::kFork) {
+    sequences_.insert(op.made);
+  }
+  return step;
+}
+
+// Lists
+// ---------------------------------------------------------------------------
+
+std::optional<Finding> PagedOracle::ReadPlaces(
+    const PagedTraceOp& op, std::vector<Place>& places) const {
+  if (op.kind == Kind::kTable) return ReadTable(op, places);
+  if (op.kind == Kind::kCsr) return ReadCsr(op, places);
+  if (op.kind == Kind::kSlots) return ReadSlots(op, places);
+  if (op.kind == Kind::kViews) return ReadViews(op, places);
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::ReadViews(
+    const PagedTraceOp& op, std::vector<Place>& places) const {
+  const KvView found = RowsOf(op);
+  const int count = RowCount(op);
+  const PagedSpec& spec = header_.spec;
+  for (const auto& [name, view, head_dim] :
+       {std::tuple("key", &found.key, spec.k_head_dim),
+        {"value", &found.value, spec.v_head_dim}}) {
+    if (view->data == nullptr) continue;
+    const Shape due = {head_dim, spec.kv_heads, count, 1};
+    if (view->shape == due) continue;
+    return Found("the shape of {} is {}, due is {}", name,
+                 ShapeText(view->shape), ShapeText(due));
+  }
+  if (!op.blocks) return std::nullopt;
+  for (const int block : *op.blocks) {
+    places.push_back({op.seq, static_cast<int>(places.size()), block});
+  }
+  return Differs("the number of blocks", static_cast<int>(places.size()),
+                 BlocksFor(count));
+}
+
+std::optional<Finding> PagedOracle::ReadTable(
+    const PagedTraceOp& op, std::vector<Place>& places) const {
+  auto block = op.table.blocks.begin();
+  for (std::size_t i = 0; i < op.sequences.size(); ++i) {
+    const int sequence = op.sequences[i];
+    const int len = SeqLen(sequence);
+    if (op.table.seq_lens[i] != len) {
+      return Found("seq_lens[{}] is {}, sequence {} has {} tokens", i,
+                   op.table.seq_lens[i], sequence, len);
+    }
+    const int count = BlocksFor(len);
+    if (op.table.columns < count) {
+      return Found("columns is {}, sequence {} has {} blocks", op.table.columns,
+                   sequence, count);
+    }
+    for (int j = 0; j < op.table.columns; ++j, ++block) {
+      if (j < count) {
+        places.push_back({sequence, j, *block});
+      } else if (*block != -1) {
+        return Found("column {} of sequence {}, which has {} blocks, is {}", j,
+                     sequence, count, *block);
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::ReadCsr(const PagedTraceOp& op,
+                                            std::vector<Place>& places) const {
+  const PagedCsr& csr = op.csr;
+  std::int64_t end = 0;
+  for (std::size_t i = 0; i < op.sequences.size(); ++i) {
+    const int sequence = op.sequences[i];
+    const int len = SeqLen(sequence);
+    const int count = BlocksFor(len);
+    const std::int64_t begin = std::exchange(end, end + count);
+    if (csr.indptr[i] != begin || csr.indptr[i + 1] != end) {
+      return Found("indptr has {} and {} for sequence {}, due are {} and {}",
+                   csr.indptr[i], csr.indptr[i + 1], sequence, begin, end);
+    }
+    if (end > std::ssize(csr.indices)) break;
+    for (int j = 0; j < count; ++j) {
+      places.push_back(
+          {sequence, j, csr.indices[static_cast<std::size_t>(begin + j)]});
+    }
+    const int last = len - std::max(0, count - 1) * header_.spec.block_size;
+    if (csr.last_page_len[i] != last) {
+      return Found("last_page_len[{}] is {}, sequence {} has {} tokens", i,
+                   csr.last_page_len[i], sequence, len);
+    }
+  }
+  if (op.sequences.empty()) {
+    const auto finding = Differs("indptr[0]", csr.indptr[0], 0);
+    if (finding) return finding;
+  }
+  return Differs("the number of indices", std::ssize(csr.indices), end);
+}
+
+std::optional<Finding> PagedOracle::ReadSlots(
+    const PagedTraceOp& op, std::vector<Place>& places) const {
+  const int size = header_.spec.block_size;
+  int position = op.begin;
+  for (const int slot : op.slots) {
+    if (slot < 0 || slot % size != position % size) {
+      return Found(
+          "slot {} of position {} is not at offset {} of a block of {}", slot,
+          position, position % size, size);
+    }
+    places.push_back({op.seq, position / size, slot / size});
+    ++position;
+  }
+  return std::nullopt;
+}
+
+// Identity
+// ---------------------------------------------------------------------------
+
+std::optional<Finding> PagedOracle::CompareTwins(
+    const PagedTraceOp& op, const std::vector<Place>& places) {
+  std::vector<TwinFinding> findings;
+  for (Twin& twin : twins_) {
+    findings.emplace_back(twin.name, Compare(op, *twin.pool, places));
+  }
+  return Together(findings);
+}
+
+std::optional<Finding> PagedOracle::Compare(
+    const PagedTraceOp& op, PagedPool& twin,
+    const std::vector<Place>& places) const {
+  const auto [status, number] = Ask(twin, op);
+  if (op.kind == Kind::kAppend) {
+    auto finding =
+        Differs("result", StatusName(op.result), StatusName(status.code()));
+    if (finding && !status.ok()) {
+      finding->text += fmt::format(" ({})", status.message());
+    }
+    if (finding || !status.ok() || !op.start) return finding;
+    return Differs("start", *op.start, number);
+  }
+  if (!status.ok()) return Finding{status.ToString(), ""};
+  if (op.kind == Kind::kOpen || op.kind == Kind::kFork) {
+    auto finding = Differs("result", op.made, number);
+    if (finding || op.kind == Kind::kFork) return finding;
+    return Differs("len", op.len, *twin.SeqLen(number));
+  }
+  if (op.kind == Kind::kSeqLen) return Differs("len", op.len, number);
+  if (op.kind == Kind::kUsage) {
+    const PagedUsage due = twin.Usage();
+    for (const auto& [name, count] : {std::pair("free", &PagedUsage::free),
+                                      {"cached", &PagedUsage::cached},
+                                      {"used", &PagedUsage::used},
+                                      {"shared", &PagedUsage::shared}}) {
+      auto finding = Differs(name, op.usage.*count, due.*count);
+      if (finding) return finding;
+    }
+    return std::nullopt;
+  }
+  if (op.kind == Kind::kViews) {
+    if (auto finding = CompareViews(op, twin)) return finding;
+  }
+  for (const auto& [sequence, index, block] : places) {
+    const int position = index * header_.spec.block_size;
+    const auto slot = twin.SlotMapping(sequence, position, position + 1);
+    if (!slot.ok()) return Finding{slot.status().ToString(), ""};
+    const auto due = static_cast<int>(slot->at(0) / header_.spec.block_size);
+    if (block == due) continue;
+    return Found("block {} of sequence {} is {}, due is {}", index, sequence,
+                 block, due);
+  }
+  if (op.kind != Kind::kTable) return std::nullopt;
+  int columns = 0;
+  for (const int sequence : op.sequences) {
+    columns = std::max(columns, BlocksFor(SeqLen(sequence)));
+  }
+  return Differs("columns", op.table.columns, columns);
+}
+
+std::optional<Finding> PagedOracle::CompareViews(const PagedTraceOp& op,
+                                                 const PagedPool& twin) const {
+  const auto views = twin.Views(op.seq, op.layer);
+  if (!views.ok()) return Finding{views.status().ToString(), ""};
+  const int rows =
+      views->empty() ? 0 : views->back().start + views->back().length;
+  if (auto finding = Differs("the number of rows", RowCount(op), rows)) {
+    return finding;
+  }
+  const KvView found = RowsOf(op);
+  for (const PagedView& view : *views) {
+    for (int i = 0; i < view.length; ++i) {
+      const int position = view.start + i;
+      const auto same = [&](const TensorView& shown, const TensorView& due) {
+        return RowBytes(shown, position, VLayout::kPlain) ==
+               CopyOf(Slice(due, 2, i), shown.dtype).bytes;
+      };
+      KvView due;
+      due.key = Slice(view.key, 2, i);
+      if (op.value) due.value = Slice(view.value, 2, i);
+      if (same(found.key, view.key) &&
+          (!op.value || same(found.value, view.value))) {
+        continue;
+      }
+      return Finding{WrongRow(op, position, due), "", -1, position};
+    }
+  }
+  return std::nullopt;
+}
+
+// "position 3 of sequence 0 has the row of ..., due is ..."
+std::string PagedOracle::WrongRow(const PagedTraceOp& op, int position,
+                                  const KvView& due) const {
+  const KvView found = RowsOf(op);
+  KvView whose = found;
+  if (RowBytes(found.key, position, VLayout::kPlain) !=
+      CopyOf(due.key, found.key.dtype).bytes) {
+    whose.value = {};  // K says it; V may be right.
+  }
+  return fmt::format(
+      "position {} of sequence {} has {}; due is {}; found {}, due {}",
+      position, op.seq,
+      PutText(puts_.Find(whose, position, VLayout::kPlain, 0, op.layer), 0),
+      PutText(puts_.Find(due, 0, VLayout::kPlain, 0, op.layer), 0),
+      RowText(found, position, VLayout::kPlain),
+      RowText(due, 0, VLayout::kPlain));
+}
+
+// Entitlement
+// ---------------------------------------------------------------------------
+
+std::optional<Finding> PagedOracle::FollowLedger(
+    const PagedTraceOp& op, const std::vector<Place>& places) {
+  switch (op.kind) {
+    case Kind::kOpen:
+      return FollowOpen(op);
+    case Kind::kFork:
+      if (sequences_.contains(op.made)) {
+        return Found("result is {}, a sequence that there is", op.made);
+      }
+      ledger_->Fork(op.seq, op.made, op.len);
+      return std::nullopt;
+    case Kind::kAppend:
+      return FollowAppend(op);
+    case Kind::kCommit:
+      ledger_->Commit(op.seq, SeqLen(op.seq) - ledger_->SeqLen(op.seq),
+                      TokensOf(op));
+      return std::nullopt;
+    case Kind::kTruncate:
+      ledger_->Truncate(op.seq, op.len);
+      return std::nullopt;
+    case Kind::kFree:
+      ledger_->Free(op.seq);
+      return std::nullopt;
+    case Kind::kSeqLen:
+      return Differs("len", op.len, ledger_->SeqLen(op.seq));
+    case Kind::kUsage:
+      return CheckUsage(op.usage);
+    case Kind::kViews:
+      if (auto finding = CheckViews(op)) return finding;
+      break;
+    default:
+      break;
+  }
+  for (const Place& place : places) {
+    if (auto finding = CheckPlace(place)) return finding;
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::FollowOpen(const PagedTraceOp& op) {
+  if (sequences_.contains(op.made)) {
+    return Found("result is {}, a sequence that there is", op.made);
+  }
+  if (!ledger_->MayOpen(TokensOf(op), op.prefix_key, op.len)) {
+    return Found(
+        "len is {}: no such prefix was committed under this key, in whole "
+        "blocks of {}, and without the prompt's last token",
+        op.len, header_.spec.block_size);
+  }
+  ledger_->Open(op.made, TokensOf(op), op.prefix_key, op.len);
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::FollowAppend(const PagedTraceOp& op) {
+  if (op.result != StatusCode::kOk) return std::nullopt;
+  const PagedSpec& spec = header_.spec;
+  const int len = ledger_->SeqLen(op.seq);
+  if (op.start && *op.start != len) {
+    return Found("start is {}, sequence {} has {} tokens", *op.start, op.seq,
+                 len);
+  }
+  const std::int64_t most =
+      std::min(std::int64_t{spec.max_seq_len},
+               std::int64_t{spec.blocks} * spec.block_size);
+  if (len + std::int64_t{RowCount(op)} > most) {
+    return Found("result is ok, but sequence {} cannot have {} tokens", op.seq,
+                 len + RowCount(op));
+  }
+  ledger_->Append(op.seq, op.layer, op.key->view(), op.value->view());
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::CheckViews(const PagedTraceOp& op) {
+  const auto rows = ledger_->RowsOf(op.seq, op.layer);
+  const int count = RowCount(op);
+  if (auto finding = Differs("the number of rows", count,
+                             static_cast<int>(std::ssize(rows)))) {
+    return finding;
+  }
+  const KvView found = RowsOf(op);
+  for (int i = 0; i < count; ++i) {
+    const TensorView key = Slice(found.key, 2, i);
+    const TensorView value = op.value ? Slice(found.value, 2, i) : TensorView();
+    if (ledger_->See(op.seq, op.layer, i, key, op.value ? &value : nullptr)) {
+      continue;
+    }
+    const KvRows& row = rows[static_cast<std::size_t>(i)];
+    const DenseTensor due_key = CopyOf(row.key.view(), op.key->dtype);
+    const DenseTensor due_value =
+        op.value ? CopyOf(row.value.view(), op.value->dtype) : DenseTensor();
+    KvView due;
+    due.key = due_key.view();
+    if (op.value) due.value = due_value.view();
+    return Finding{WrongRow(op, i, due), "", -1, i};
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::CheckPlace(const Place& place) {
+  const auto& [sequence, index, block] = place;
+  if (block < 0 || block >= header_.spec.blocks) {
+    return Found("block {} of sequence {} is {}, the pool has {}", index,
+                 sequence, block, header_.spec.blocks);
+  }
+  const auto [known, is_new] = blocks_[sequence].try_emplace(index, block);
+  if (known->second != block) {
+    return Found("block {} of sequence {} is {}, and was {} a few lines before",
+                 index, sequence, block, known->second);
+  }
+  const auto [at, is_first] =
+      owners_.try_emplace(block, Owner{sequence, index, false});
+  Owner& owner = at->second;
+  if (!is_new || is_first) return std::nullopt;
+  if (owner.index != index) {
+    return Found("block {} is block {} of sequence {}, and block {} of {}",
+                 block, owner.index, owner.sequence, index, sequence);
+  }
+  const int begin = index * header_.spec.block_size;
+  const int ends[] = {ledger_->End(sequence), ledger_->End(owner.sequence),
+                      begin + header_.spec.block_size};
+  for (int p = begin; p < *std::ranges::min_element(ends); ++p) {
+    if (ledger_->SameToken(sequence, owner.sequence, p)) continue;
+    return Found(
+        "block {} is shared by sequences {} and {}, whose tokens at position "
+        "{} are not the same",
+        block, owner.sequence, sequence, p);
+  }
+  owner.shared = true;
+  if (ends[0] > ends[1]) owner.sequence = sequence;
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::CheckUsage(const PagedUsage& usage) const {
+  const auto& [free, cached, used, shared] = usage;
+  const std::int64_t all = std::int64_t{free} + cached + used;
+  if (all != header_.spec.blocks) {
+    return Found("free, cached and used add up to {}, the pool has {}", all,
+                 header_.spec.blocks);
+  }
+  int used_least = 0;
+  for (const int sequence : sequences_) {
+    used_least = std::max(used_least, BlocksFor(SeqLen(sequence)));
+  }
+  used_least = std::max(used_least, static_cast<int>(owners_.size()));
+  const auto shared_least = std::ranges::count_if(
+      owners_, [](const auto& one) { return one.second.shared; });
+  const int used_most = sequences_.empty() ? 0 : used;
+  const int shared_most = sequences_.size() < 2 ? 0 : used;
+  const auto outside = [](std::string_view name, std::int64_t count,
+                          std::int64_t least,
+                          std::int64_t most) -> std::optional<Finding> {
+    if (count >= least && count <= most) return std::nullopt;
+    return Found("{} is {}, it must be {} {}", name, count,
+                 count < least ? "at least" : "at most",
+                 count < least ? least : most);
+  };
+  auto finding = outside("used", used, used_least, used_most);
+  return finding ? finding
+                 : outside("shared", shared, shared_least, shared_most);
+}
+
+}  // namespace kvtwin::props

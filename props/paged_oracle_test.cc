@@ -1,0 +1,531 @@
+// Judging recordings of pools: those of the twins, changed ones, and those of
+// pools that have rules of their own.
+
+#include "props/paged_oracle.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "props/judge.h"
+#include "props/paged_fuzz.h"
+#include "props/pool_recorder.h"
+#include "props/show.h"
+#include "props/test_trace.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string Recorded(const PagedHistory& history, std::string_view twin) {
+  std::ostringstream out;
+  WritePagedRecording(history, twin, out);
+  return out.str();
+}
+
+PagedHistory AnyHistory() {
+  PagedHistory history =
+      MakePagedHistory(5, *rc::gen::inRange<std::uint64_t>(0, 100000));
+  history.ops.resize(std::min<std::size_t>(history.ops.size(), 25));
+  return history;
+}
+
+// Properties
+// ---------------------------------------------------------------------------
+
+RC_GTEST_PROP(PagedOracle, AcceptsWhatTheTwinsDo, ()) {
+  const PagedHistory history = AnyHistory();
+  for (const std::string& twin : kTwins) {
+    const std::string text = Recorded(history, twin);
+    RC_LOG() << ToText(history) << "\n";
+    RC_ASSERT(JudgeText(text).reason.empty());
+    const Judgement other = JudgeText(Replaced(text, "lowest", "other"));
+    RC_LOG() << other.line << ": " << other.reason << "\n";
+    RC_ASSERT(other.verdict == Verdict::kAccept);
+    RC_ASSERT(other.level == Level::kEntitlement);
+  }
+}
+
+// Changes one number of an answer; false if the line has none.
+bool Mutate(Json& line) {
+  static const std::vector<std::string> kNumbers = {"start", "free", "cached",
+                                                    "used", "shared"};
+  static const std::vector<std::string> kLists = {
+      "indptr", "indices", "last_page_len", "seq_lens", "blocks", "slots"};
+  const std::string op = line.at("op");
+  std::vector<std::string> choices;
+  if (op == "open" || op == "fork" || op == "append") choices = {"result"};
+  if (op == "open" || op == "seq_len") choices.emplace_back("len");
+  for (const std::string& key : kNumbers) {
+    if (line.contains(key)) choices.push_back(key);
+  }
+  for (const std::string& key : kLists) {
+    if (line.contains(key) && !line[key].empty()) choices.push_back(key);
+  }
+  if (op == "views" && line["key"].is_object()) {
+    choices.insert(choices.end(), {"key", "value", "key"});
+  }
+  if (choices.empty()) return false;
+  const std::string key = *rc::gen::elementOf(choices);
+  Json& field = line[key];
+  if (field.is_string()) {
+    field = field == "ok" ? "cache_full" : "ok";
+  } else if (field.is_number()) {
+    field = field.get<int>() + 1;
+  } else {
+    Json& list = field.is_object() ? field["data"] : field;
+    Json& one = list[*rc::gen::inRange<std::size_t>(0, list.size())];
+    // Another number of any dtype.
+    if (field.is_object()) {
+      one = -one.get<double>() - 1;
+    } else {
+      one = one.get<int>() + 1;
+    }
+  }
+  RC_TAG(op + "." + key);
+  return true;
+}
+
+RC_GTEST_PROP(PagedOracle, RejectsAnyOneChangedAnswerAtItsLine, ()) {
+  std::istringstream in(Recorded(AnyHistory(), "reference"));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  const auto at = *rc::gen::inRange<std::size_t>(1, lines.size());
+  Json line = Json::parse(lines[at]);
+  RC_PRE(Mutate(line));
+  RC_LOG() << lines[at] << "\nbecame\n" << line.dump() << "\n";
+  lines[at] = line.dump();
+  const Judgement judgement = JudgeText(Lines(lines));
+  RC_LOG() << VerdictName(judgement.verdict) << judgement.line << ": "
+           << judgement.reason << "\n";
+  RC_ASSERT(judgement.verdict == Verdict::kReject);
+  RC_ASSERT(judgement.line == static_cast<std::int64_t>(at) + 1);
+}
+
+TEST(PagedOracle, AcceptsTheRecordingsOfPools) {
+  PagedCensus census;
+  for (const auto& file : Recordings("pools")) {
+    SCOPED_TRACE(file);
+    const std::string text = FileText(file);
+    ExpectAccept(text, Level::kIdentity);
+    ExpectAccept(Replaced(text, "lowest", "other"), Level::kEntitlement);
+    const Json header = Json::parse(text.substr(0, text.find('\n')));
+    const auto history =
+        ParsePagedHistory(header.at("history").get<std::string>());
+    ASSERT_TRUE(history.ok());
+    EXPECT_EQ(Recorded(*history, "reference"), text);
+    EXPECT_EQ(RunPaged(*history, &census), "");
+  }
+  EXPECT_GT(census.found, 0);
+  EXPECT_GT(census.copied, 0);
+  EXPECT_GT(census.evicted, 0);
+  EXPECT_GT(census.truncated, 0);
+  EXPECT_GT(census.full, 0);
+}
+
+// What each kind of line can have wrong
+// ---------------------------------------------------------------------------
+
+struct Case {
+  int line;
+  std::string from;
+  std::string to;
+  std::string reason;
+};
+
+std::string Changed(const Case& one, bool other) {
+  std::vector<std::string> lines = kPoolLines;
+  if (other) lines[0] = Replaced(lines[0], "lowest", "other");
+  std::string& changed = lines.at(static_cast<std::size_t>(one.line - 1));
+  changed = Replaced(changed, one.from, one.to);
+  return Lines(lines);
+}
+
+void ExpectRejects(const std::vector<Case>& cases, bool other) {
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.to);
+    const Judgement judgement = JudgeText(Changed(one, other));
+    EXPECT_EQ(VerdictName(judgement.verdict), "reject") << judgement.reason;
+    EXPECT_EQ(judgement.line, one.line) << judgement.reason;
+    EXPECT_NE(judgement.reason.find(one.reason), std::string::npos)
+        << "'" << judgement.reason << "' lacks '" << one.reason << "'";
+  }
+}
+
+// At both levels: no pool may answer so.
+TEST(PagedOracle, RejectsWhatNoPoolMayAnswer) {
+  const std::vector<Case> cases = {
+      {3, R"("start":0)", R"("start":1)", "append: start is 1"},
+      {6, R"("start":3)", R"("start":2)", "append: start is 2"},
+      {8, R"("len":4)", R"("len":3)", "seq_len: len is 3, due is 4"},
+      {9, "400,1003]", "100,1003]", "views: position 3 of sequence 1 has"},
+      {9, "300,400]", "400,300]", "position 2 of sequence 1 has"},
+      {9, "100,1000,200,1001", "200,1001,100,1000",
+       "position 0 of sequence 1 has the row of token sequence 0, position 1 "
+       "(put on line 3); due is the row of token sequence 0, position 0 (put "
+       "on line 3); found K [200, 1001] V [100], due K [100, 1000] V [100]"},
+      {9, R"({"shape":[2,1,4],"data":[100,1000,200,1001,300,1002,400,1003]})",
+       "null", "the number of blocks is 2, due is 0"},
+      {9, "[2,1,4]", "[1,2,4]", "the shape of key is [1, 2, 4], due is [2,"},
+      {9, "[1,1,4]", "[1,1,4,1]", ""},
+      {9, "[0,2]", "[0]", "the number of blocks is 1, due is 2"},
+      {9, "[0,2]", "[0,2,3]", "the number of blocks is 3, due is 2"},
+      {10, "[1,2]", "[0,2]", "slot 0 of position 1 is not at offset 1"},
+      {10, "[1,2]", "[1,-2]", "slot -2 of position 2 is not at offset 0"},
+      {11, "[0,2,4]", "[0,1,4]", "indptr has 0 and 1 for sequence 0, due are"},
+      {11, "[0,2,4]", "[1,2,4]", "indptr has 1 and 2 for sequence 0"},
+      {11, "[1,2]", "[2,2]", "last_page_len[0] is 2, sequence 0 has 3 tokens"},
+      {11, "[0,1,0,2]", "[0,1,0]", "the number of indices is 3, due is 4"},
+      {11, "[0,1,0,2]", "[0,1,0,2,3]", "the number of indices is 5"},
+      {12, "[4,3]", "[4,4]", "seq_lens[1] is 4, sequence 0 has 3 tokens"},
+      {12, R"("columns":2,"blocks":[0,2,0,1])", R"("columns":1,"blocks":[0,0])",
+       "columns is 1, sequence 1 has 2 blocks"},
+      {12, R"("columns":2,"blocks":[0,2,0,1])",
+       R"("columns":3,"blocks":[0,2,-1,0,1,2])",
+       "column 2 of sequence 0, which has 2 blocks, is 2"},
+      {13, R"("free":1)", R"("free":2)", "free"},
+  };
+  std::vector<Case> wrong;
+  for (const Case& one : cases) {
+    if (!one.reason.empty()) wrong.push_back(one);
+  }
+  ExpectRejects(wrong, /*other=*/true);
+  for (Case& one : wrong) {
+    if (one.line == 13 || one.line == 3 || one.line == 6) one.reason = "";
+  }
+  ExpectRejects(wrong, /*other=*/false);
+}
+
+// With "lowest": another pool might.
+TEST(PagedOracle, RejectsWhatOursDoesNotAnswer) {
+  const std::vector<Case> cases = {
+      {2, R"("result":0)", R"("result":1)", "open: result is 1, due is 0"},
+      {3, R"("ok")", R"("cache_full")", "append: result is cache_full, due is"},
+      {5, R"("result":1)", R"("result":2)", "fork: result is 2, due is 1"},
+      {9, R"("blocks":[0,2])", R"("blocks":[0,3])",
+       "views: block 1 of sequence 1 is 3, due is 2"},
+      {10, "[1,2]", "[1,6]", "slots: block 1 of sequence 0 is 3, due is 1"},
+      {11, "[0,1,0,2]", "[0,1,0,3]", "csr: block 1 of sequence 1 is 3, due is"},
+      {12, "[0,2,0,1]", "[0,3,0,1]", "table: block 1 of sequence 1 is 3, due"},
+      {12, R"("columns":2,"blocks":[0,2,0,1])",
+       R"("columns":3,"blocks":[0,2,-1,0,1,-1])", "columns is 3, due is 2"},
+      {13, R"("free":1,"cached":0)", R"("free":0,"cached":1)",
+       "usage: free is 0, due is 1"},
+      {13, R"("shared":1)", R"("shared":2)", "usage: shared is 2, due is 1"},
+  };
+  ExpectRejects(cases, /*other=*/false);
+  // A prompt whose first block is still there.
+  const std::string open =
+      R"({"op":"open","prompt":[7,8,5],"salt":"s","extra":["x","y"],)"
+      R"("len":0,"result":0})";
+  std::vector<std::string> lines = kPoolLines;
+  lines.push_back(open);
+  ExpectReject(Lines(lines), 17, Level::kEntitlement);
+  EXPECT_EQ(JudgeText(Lines(lines)).reason, "open: len is 0, due is 2");
+  lines[0] = Replaced(lines[0], "lowest", "other");
+  ExpectAccept(Lines(lines), Level::kEntitlement);
+}
+
+// Pools with rules of their own
+// ---------------------------------------------------------------------------
+
+std::string Other(const std::vector<std::string>& lines) {
+  std::vector<std::string> all = {
+      Replaced(Replaced(kPoolLines[0], "lowest", "other"), R"("k_head_dim":2)",
+               R"("k_head_dim":1)")};
+  all.insert(all.end(), lines.begin(), lines.end());
+  return Lines(all);
+}
+
+std::string Tensor(const std::vector<int>& rows) {
+  return fmt::format(R"({{"shape":[1,1,{}],"data":[{}]}})", rows.size(),
+                     fmt::join(rows, ","));
+}
+std::string Open(int sequence, const std::vector<int>& prompt = {}, int len = 0,
+                 const std::string& salt = "") {
+  return fmt::format(
+      R"({{"op":"open","prompt":[{}],"salt":"{}","len":{},"result":{}}})",
+      fmt::join(prompt, ","), salt, len, sequence);
+}
+std::string Append(int sequence, const std::vector<int>& rows,
+                   const std::string& result = "ok") {
+  return fmt::format(
+      R"({{"op":"append","seq":{},"layer":0,"key":{},"value":{},)"
+      R"("result":"{}"}})",
+      sequence, Tensor(rows), Tensor(rows), result);
+}
+std::string Commit(int sequence, const std::vector<int>& tokens) {
+  return fmt::format(R"({{"op":"commit","seq":{},"tokens":[{}]}})", sequence,
+                     fmt::join(tokens, ","));
+}
+std::string Fork(int sequence, int len, int made) {
+  return fmt::format(R"({{"op":"fork","seq":{},"len":{},"result":{}}})",
+                     sequence, len, made);
+}
+std::string Truncate(int sequence, int len) {
+  return fmt::format(R"({{"op":"truncate","seq":{},"len":{}}})", sequence, len);
+}
+std::string Free(int sequence) {
+  return fmt::format(R"({{"op":"free","seq":{}}})", sequence);
+}
+std::string Views(int sequence, const std::vector<int>& rows) {
+  return fmt::format(
+      R"({{"op":"views","seq":{},"layer":0,"key":{},"value":{}}})", sequence,
+      Tensor(rows), Tensor(rows));
+}
+std::string Blocks(int sequence, const std::vector<int>& blocks, int last) {
+  return fmt::format(R"({{"op":"csr","seqs":[{}],"indptr":[0,{}],)"
+                     R"("indices":[{}],"last_page_len":[{}]}})",
+                     sequence, blocks.size(), fmt::join(blocks, ","), last);
+}
+std::string Usage(int free, int cached, int used, int shared) {
+  return fmt::format(
+      R"({{"op":"usage","free":{},"cached":{},"used":{},"shared":{}}})", free,
+      cached, used, shared);
+}
+
+using Recording = std::vector<std::string>;
+
+void ExpectOther(const Recording& lines) {
+  ExpectAccept(Other(lines), Level::kEntitlement);
+}
+
+// At its last line.
+void ExpectWrong(const Recording& lines, const std::string& reason) {
+  const Judgement judgement = JudgeText(Other(lines));
+  EXPECT_EQ(VerdictName(judgement.verdict), "reject") << Other(lines);
+  EXPECT_EQ(judgement.line, std::ssize(lines) + 1) << judgement.reason;
+  EXPECT_NE(judgement.reason.find(reason), std::string::npos)
+      << "'" << judgement.reason << "' lacks '" << reason << "'";
+}
+
+// Sequence 4: tokens 7, 8, 9, of rows 1, 2, 3.
+const Recording kThree = {Open(4, {7, 8, 9}), Append(4, {1, 2, 3}),
+                          Commit(4, {7, 8, 9})};
+
+Recording operator+(Recording lines, const Recording& more) {
+  lines.insert(lines.end(), more.begin(), more.end());
+  return lines;
+}
+
+TEST(PagedOracle, FollowsTheRulesOfOtherPools) {
+  // Numbers, blocks and refusals of its own; nothing found, or less.
+  ExpectOther(kThree + Recording{Views(4, {1, 2, 3}), Blocks(4, {3, 0}, 1),
+                                 Append(4, {4}, "cache_full"),
+                                 Views(4, {1, 2, 3}), Free(4),
+                                 Open(4, {7, 8, 9, 7}), Usage(4, 0, 0, 0)});
+  // A token less is committed than was appended, or shown.
+  ExpectOther({Open(0), Append(0, {1, 2}), Append(0, {3, 4, 5}),
+               Views(0, {3, 4, 5}), Commit(0, {7}), Views(0, {3})});
+  // A block that is written to in place, behind what the other one has of it.
+  ExpectOther(kThree + Recording{Fork(4, 3, 2), Append(4, {4}), Commit(4, {5}),
+                                 Blocks(4, {0, 1}, 2), Blocks(2, {0, 1}, 1),
+                                 Usage(1, 1, 2, 2)});
+  // The same tokens, twice, with rows of their own: what is found may have
+  // either, token by token, and has it from then on.
+  const Recording twice =
+      kThree + Recording{Open(5), Append(5, {11, 12, 13}), Commit(5, {7, 8, 9}),
+                         Open(6, {7, 8, 9}, 2)};
+  for (const std::vector<int>& rows :
+       std::vector<std::vector<int>>{{1, 2}, {11, 12}, {1, 12}}) {
+    ExpectOther(twice + Recording{Views(6, rows), Views(6, rows)});
+  }
+  ExpectWrong(twice + Recording{Views(6, {1, 2}), Views(6, {11, 2})},
+              "position 0 of sequence 6 has the row of token sequence 5");
+  ExpectWrong(twice + Recording{Views(6, {1, 13})}, "position 1");
+  // Each of them still has its own.
+  ExpectOther(twice + Recording{Views(4, {1, 2, 3}), Views(5, {11, 12, 13})});
+  ExpectWrong(twice + Recording{Views(5, {1, 12, 13})}, "position 0");
+  // Both may have the block, nevertheless: their tokens are the same.
+  ExpectOther(twice + Recording{Blocks(4, {0, 1}, 1), Blocks(5, {0, 2}, 1)});
+}
+
+TEST(PagedOracle, KnowsWhichPrefixesMayBeFound) {
+  const std::string why = "no such prefix was committed under this key";
+  ExpectOther(kThree + Recording{Open(1, {7, 8, 9}, 2), Views(1, {1, 2})});
+  ExpectWrong(kThree + Recording{Open(1, {7, 8, 9}, 1)}, why);
+  ExpectWrong(kThree + Recording{Open(1, {7, 8}, 2)}, why);
+  ExpectWrong(kThree + Recording{Open(1, {7, 9, 9}, 2)}, why);
+  ExpectWrong(kThree + Recording{Open(1, {8, 7, 9}, 2)}, why);
+  ExpectWrong(kThree + Recording{Open(1, {7, 8, 9, 9, 9}, 4)}, why);
+  ExpectWrong(kThree + Recording{Open(1, {7, 8, 9}, 2, "s")}, why);
+  ExpectWrong({Open(0), Append(0, {1, 2}), Open(1, {7, 8, 9}, 2)}, why);
+  ExpectWrong(
+      {Open(0), Append(0, {1, 2}), R"({"op":"commit","seq":0,"new_tokens":2})",
+       Open(1, {7, 8, 9}, 2)},
+      why);
+  // Not above max_seq_len, which is 8.
+  const std::vector<int> eight = {1, 2, 3, 4, 5, 6, 7, 8};
+  std::vector<int> eleven = eight;
+  eleven.insert(eleven.end(), {9, 10, 11});
+  ExpectWrong(
+      {Open(0), Append(0, eight), Commit(0, eight), Open(1, eleven, 10)}, why);
+  // It was overwritten, and found all the same.
+  ExpectWrong(kThree + Recording{Truncate(4, 1), Append(4, {5}), Commit(4, {6}),
+                                 Open(1, {7, 8, 9}, 2), Views(1, {1, 5})},
+              "position 1 of sequence 1 has the row of token sequence 4, "
+              "position 1 (put on line 6); due is the row of token sequence 4, "
+              "position 1 (put on line 3)");
+}
+
+TEST(PagedOracle, KnowsWhatMayNotBeShared) {
+  ExpectWrong(kThree + Recording{Open(4)}, "result is 4, a sequence that");
+  ExpectWrong(kThree + Recording{Fork(4, 1, 4)},
+              "result is 4, a sequence that");
+  ExpectWrong(kThree + Recording{Blocks(4, {4, 0}, 1)},
+              "block 0 of sequence 4 is 4, the pool has 4");
+  ExpectWrong(kThree + Recording{Blocks(4, {0, -1}, 1)}, "the pool has 4");
+  ExpectWrong(kThree + Recording{Blocks(4, {1, 1}, 1)},
+              "block 1 is block 0 of sequence 4, and block 1 of 4");
+  ExpectWrong(kThree + Recording{Blocks(4, {0, 1}, 1), Blocks(4, {0, 2}, 1)},
+              "block 1 of sequence 4 is 2, and was 1 a few lines before");
+  // Another one of the same tokens, under another key; or of no known tokens.
+  const Recording salted =
+      kThree + Recording{Open(5, {}, 0, "s"), Append(5, {1, 2}),
+                         Commit(5, {7, 8}), Blocks(4, {0, 1}, 1)};
+  ExpectOther(salted + Recording{Blocks(5, {2}, 2)});
+  ExpectWrong(salted + Recording{Blocks(5, {0}, 2)},
+              "block 0 is shared by sequences 4 and 5, whose tokens at "
+              "position 0 are not the same");
+  ExpectWrong(salted + Recording{Blocks(5, {1}, 2)},
+              "block 1 is block 1 of sequence 4, and block 0 of 5");
+  const Recording unknown = Recording{
+      Open(0),      Append(0, {1}), R"({"op":"commit","seq":0,"new_tokens":1})",
+      Open(1),      Append(1, {1}), R"({"op":"commit","seq":1,"new_tokens":1})",
+      Fork(0, 1, 2)};
+  ExpectOther(unknown + Recording{Blocks(0, {0}, 1), Blocks(2, {0}, 1)});
+  ExpectWrong(unknown + Recording{Blocks(0, {0}, 1), Blocks(1, {0}, 1)},
+              "whose tokens at position 0 are not the same");
+  // No copy on write: the fork's row is in the other one's block.
+  const Recording forked =
+      kThree + Recording{Fork(4, 3, 5), Append(4, {4}), Append(5, {5})};
+  ExpectOther(forked +
+              Recording{Views(4, {1, 2, 3, 4}), Views(5, {1, 2, 3, 5})});
+  ExpectWrong(forked + Recording{Blocks(5, {0, 1}, 1), Blocks(4, {0, 1}, 1)},
+              "block 1 is shared by sequences 5 and 4, whose tokens at "
+              "position 3 are not the same");
+  ExpectWrong(forked + Recording{Views(4, {1, 2, 3, 5})},
+              "position 3 of sequence 4 has the row of token sequence 5, "
+              "position 3 (put on line 7); due is the row of token sequence 4");
+  // The longest of those that have a block is the one to compare with.
+  ExpectWrong(kThree + Recording{Fork(4, 1, 5), Fork(4, 1, 6), Append(5, {8}),
+                                 Blocks(6, {0}, 1), Blocks(5, {0}, 1),
+                                 Blocks(4, {0, 1}, 1)},
+              "block 0 is shared by sequences 5 and 4");
+}
+
+TEST(PagedOracle, KnowsWhatAnAppendMayDo) {
+  ExpectWrong(
+      kThree + Recording{Append(4, {4}, "cache_full"), Views(4, {1, 2, 3, 4})},
+      "the number of rows is 4, due is 3");
+  ExpectWrong(kThree + Recording{Append(4, {4}), Views(4, {1, 2, 3})},
+              "the number of rows is 3, due is 4");
+  ExpectWrong({Open(0), Append(0, {1, 2, 3, 4, 5, 6, 7, 8, 9})},
+              "result is ok, but sequence 0 cannot have 9 tokens");
+  ExpectWrong(kThree + Recording{Append(4, {4, 5, 6, 7, 8, 9})},
+              "sequence 4 cannot have 9 tokens");
+  // Of the pool, 4 blocks of 2, there may be less than max_seq_len.
+  const std::string longer =
+      Replaced(Other(kThree + Recording{Append(4, {4, 5, 6, 7, 8, 9})}),
+               R"("max_seq_len":8)", R"("max_seq_len":100)");
+  ExpectReject(longer, 5, Level::kNone);
+  ExpectWrong(
+      kThree + Recording{R"({"op":"views","seq":4,"layer":0,"key":null})"},
+      "the number of rows is 0, due is 3");
+  // V is not what it was; or is not recorded.
+  const std::string views = Views(4, {1, 2, 3});
+  ExpectWrong(kThree + Recording{Replaced(views, R"("data":[1,2,3]}})",
+                                          R"("data":[1,2,4]}})")},
+              "position 2 of sequence 4");
+  Json keys = Json::parse(views);
+  keys.erase("value");
+  ExpectOther(kThree + Recording{keys.dump()});
+  keys["key"]["data"][2] = 9;
+  ExpectWrong(kThree + Recording{keys.dump()}, "a row that was never put");
+}
+
+TEST(PagedOracle, CountsBlocks) {
+  ExpectOther({Usage(4, 0, 0, 0)});
+  ExpectOther({Usage(1, 3, 0, 0)});
+  ExpectWrong({Usage(3, 0, 0, 0)}, "add up to 3, the pool has 4");
+  ExpectWrong({Usage(2147483647, 2147483647, 6, 0)}, "add up to 4294967300");
+  ExpectWrong({Usage(3, 0, 1, 0)}, "used is 1, it must be at most 0");
+  ExpectOther(kThree + Recording{Usage(2, 0, 2, 0)});
+  ExpectOther(kThree + Recording{Usage(0, 0, 4, 0)});  // In reserve.
+  ExpectWrong(kThree + Recording{Usage(3, 0, 1, 0)}, "used is 1, it must be a");
+  ExpectWrong(kThree + Recording{Usage(2, 0, 2, 1)}, "shared is 1, it must be");
+  const Recording forked = kThree + Recording{Fork(4, 2, 0)};
+  ExpectOther(forked + Recording{Usage(1, 1, 2, 1)});
+  ExpectWrong(forked + Recording{Usage(1, 1, 2, 3)}, "shared is 3");
+  const Recording shown =
+      forked + Recording{Blocks(4, {0, 1}, 1), Blocks(0, {2}, 2)};
+  ExpectWrong(shown + Recording{Usage(2, 0, 2, 0)},
+              "used is 2, it must be at ");
+  ExpectWrong(forked + Recording{Blocks(4, {0, 1}, 1), Blocks(0, {0}, 2),
+                                 Usage(2, 0, 2, 0)},
+              "shared is 0, it must be at least 1");
+}
+
+// The strongest level that held, and whether the file goes on.
+TEST(PagedOracle, NamesTheStrongestLevelThatHeld) {
+  const Case moved = {11, "[0,1,0,2]", "[0,1,0,3]", ""};
+  std::vector<std::string> lines = kPoolLines;
+  lines[8] = Replaced(lines[8], R"("blocks":[0,2],)", "");
+  lines[10] = Replaced(lines[10], moved.from, moved.to);
+  lines.resize(11);
+  ExpectReject(Lines(lines), 11, Level::kEntitlement);
+  ExpectReject(Lines(lines) + "{", 11, Level::kNone);
+  lines.push_back(kPoolLines[11]);  // Another block, and no call between.
+  ExpectReject(Lines(lines), 11, Level::kNone);
+}
+
+// A pool that the recorder stands before answers as it did.
+TEST(PagedOracle, RecordsWhatIsRefused) {
+  std::ostringstream out;
+  PoolRecorder pool(std::move(*MakePagedPool({.block_size = 2,
+                                              .blocks = 1,
+                                              .max_seq_len = 4,
+                                              .dtype = DType::kF32})),
+                    "test", out);
+  const DenseTensor rows = FilledTensor(DType::kF32, {1, 1, 3, 1}, 1);
+  const std::vector<std::int32_t> negative = {-1};
+  EXPECT_FALSE(pool.Open(negative, {}).ok());
+  EXPECT_FALSE(pool.Fork(0, 0).ok());
+  EXPECT_FALSE(pool.SeqLen(0).ok());
+  EXPECT_FALSE(pool.Views(0, 0).ok());
+  EXPECT_FALSE(pool.ViewsPacked(0, 0).ok());
+  EXPECT_FALSE(pool.ContiguousKV(0, 0, 1).ok());
+  EXPECT_FALSE(pool.Append(0, 0, rows.view(), rows.view()).ok());
+  EXPECT_FALSE(pool.Commit(0, 1).ok());
+  EXPECT_FALSE(pool.Commit(0, negative).ok());
+  EXPECT_FALSE(pool.Truncate(0, 0).ok());
+  EXPECT_FALSE(pool.Free(0).ok());
+  EXPECT_FALSE(pool.SlotMapping(0, 0, 1).ok());
+  EXPECT_FALSE(pool.LayerDevice(1).ok());
+  const std::vector<int> none = {3};
+  EXPECT_FALSE(pool.ExportCsr(none).ok());
+  EXPECT_FALSE(pool.ExportTable(none).ok());
+  EXPECT_EQ(std::ranges::count(out.str(), '\n'), 1);
+  ASSERT_TRUE(pool.Open({}, {}).ok());
+  EXPECT_EQ(pool.Append(0, 0, rows.view(), rows.view()).status().code(),
+            StatusCode::kCacheFull);
+  EXPECT_TRUE(pool.status().ok());
+  EXPECT_EQ(std::ranges::count(out.str(), '\n'), 3);
+  ExpectAccept(out.str(), Level::kIdentity);
+  const DenseTensor infinite = FilledTensor(DType::kF32, {1, 1, 1, 1}, 1e38F);
+  TensorView view = infinite.view();
+  const float bad = std::numeric_limits<float>::infinity();
+  view.data = &bad;
+  EXPECT_TRUE(pool.Append(0, 0, view, view).ok());
+  EXPECT_FALSE(pool.status().ok());
+}
+
+}  // namespace
+}  // namespace kvtwin::props
