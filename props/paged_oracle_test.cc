@@ -489,10 +489,10 @@ TEST(PagedOracle, NamesTheStrongestLevelThatHeld) {
 // A pool that the recorder stands before answers as it did.
 TEST(PagedOracle, RecordsWhatIsRefused) {
   std::ostringstream out;
-  PoolRecorder pool(std::move(*MakePagedPool({.block_size = 2,
-                                              .blocks = 1,
-                                              .max_seq_len = 4,
-                                              .dtype = DType::kF32})),
+  PoolRecorder pool(*MakePagedPool({.block_size = 2,
+                                    .blocks = 1,
+                                    .max_seq_len = 4,
+                                    .dtype = DType::kF32}),
                     "test", out);
   const DenseTensor rows = FilledTensor(DType::kF32, {1, 1, 3, 1}, 1);
   const std::vector<std::int32_t> negative = {-1};
