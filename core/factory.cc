@@ -97,6 +97,8 @@ Status Cache::Restore(const CacheState&) {
 }
 
 Result<CacheState> Cache::SnapshotOf(int sequence) const {
+  Status status = NotNegative("sequence", sequence);
+  if (!status.ok()) return status;
   const Result<CacheState> state = Snapshot();
   if (!state.ok()) return state;
   return SequenceOf(*state, sequence);

@@ -401,7 +401,9 @@ void GuardedCache::SaveLayers(CacheState& state) const {
 }
 
 Result<CacheState> GuardedCache::SnapshotOf(int sequence) const {
-  if (Status status = CheckReady(); !status.ok()) return status;
+  Status status = CheckReady();
+  if (status.ok()) status = NotNegative("sequence", sequence);
+  if (!status.ok()) return status;
   CacheState state;
   ListCells(state.cells);
   std::erase_if(state.cells, [&](const CellEntry& entry) {
@@ -481,13 +483,13 @@ Status GuardedCache::CheckAddSequence(int sequence,
     return Invalid("the sequence is of a wrapper of {} caches",
                    added.caches.size());
   }
-  if (added.cells.empty()) return {};
   std::vector<CellEntry> entries;
   ListCells(entries);
   for (const CellEntry& entry : entries) {
     if (entry.sequence != sequence) continue;
     return Invalid("the cache has a sequence {} already", sequence);
   }
+  if (added.cells.empty()) return {};
   const std::int64_t tokens = std::ssize(added.cells);
   status = CheckRoom(CountHeld(entries), CellCount(), tokens);
   if (!status.ok()) return status;

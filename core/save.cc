@@ -569,6 +569,7 @@ Result<CacheState> StateFromBytes(std::span<const std::byte> bytes,
 
 Status SaveState(const CacheState& state, const std::string& path,
                  std::string_view model) {
+  if (Status status = CheckState(state); !status.ok()) return status;
   std::vector<Piece> pieces;
   AddPieces(state, "", pieces);
   JsonValue ignored;

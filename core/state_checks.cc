@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <set>
 
 #include "core/refusals.h"
 
@@ -156,11 +158,16 @@ Status CheckAdded(int sequence, const CacheState& added) {
   Status status = NotNegative("sequence", sequence);
   if (status.ok()) status = CheckState(added);
   if (!status.ok()) return status;
-  const auto twice = [](const CacheState& state) {
-    return CountHeld(state.cells) != std::ssize(state.cells);
+  std::set<int> sequences;
+  const auto collect = [&](const CacheState& state) {
+    for (const CellEntry& entry : state.cells) sequences.insert(entry.sequence);
   };
-  if (!twice(added) && std::ranges::none_of(added.caches, twice)) return {};
-  return Invalid("what is added as sequence {} is of several", sequence);
+  collect(added);
+  std::ranges::for_each(added.caches, collect);
+  if (sequences.size() < 2) return {};
+  return Invalid("what is added as sequence {} is of several: {} and {}{}",
+                 sequence, *sequences.begin(), *std::next(sequences.begin()),
+                 sequences.size() > 2 ? ", ..." : "");
 }
 
 Status CheckRoom(std::int64_t held, std::int64_t cells, std::int64_t tokens) {

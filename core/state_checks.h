@@ -29,7 +29,7 @@ Status CheckTensors(int layer, const KvRows& rows);
 // blocks, and not too large to count its bytes.
 Status CheckShape(std::string_view name, const Shape& shape, DType dtype);
 
-// What is added as a sequence: in no cell twice.
+// What is added as a sequence: of one.
 Status CheckAdded(int sequence, const CacheState& added);
 Status CheckRoom(std::int64_t held, std::int64_t cells, std::int64_t tokens);
 

@@ -201,6 +201,10 @@ void CheckColumns(const JsonFields& fields, const TraceOp& op,
                                     op.mask->shape[0], columns));
   }
   if (!op.value) return;
+  if (v_layout == VLayout::kTiled && op.value->shape[0] != kTileCells) {
+    fields.Fail("value", fmt::format("has shape {}, tiled V begins with {}",
+                                     ShapeText(op.value->shape), kTileCells));
+  }
   const std::int64_t values = ColumnsOf(op.value->view(), v_layout);
   if (values != columns) {
     fields.Fail("value",

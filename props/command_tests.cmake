@@ -56,7 +56,7 @@ kvtwin_command_test(explore_paged EXIT 0
   ARGS explore --kind paged)
 kvtwin_command_test(run_half_a_block EXIT 2 PRINTS "multiples of 32"
   ARGS run "kvt1 dtype=q8_0 dims=32,1,33 | put 0*1")
-kvtwin_command_test(run_permuted_blocks EXIT 2 PRINTS "neither permuted nor"
+kvtwin_command_test(run_permuted_blocks EXIT 2 PRINTS "nor tiled: vdtype"
   ARGS run "kvt1 vdtype=q4_0 dims=1,1,32 permuted=1 | put 0*1")
 kvtwin_command_test(run_half_a_tile EXIT 2
   PRINTS "pad is 48, tiled V needs a multiple of 32"
@@ -137,6 +137,14 @@ kvtwin_command_test(explore_reaches_the_fixed_point EXIT 0
 kvtwin_command_test(explore_rows_of_blocks EXIT 0
   PRINTS "\"differences\":0,\"fixed_point\":true"
   ARGS explore --cells 3 --positions 3 --dtype q4_0 --json)
+kvtwin_command_test(explore_pool_of_cells EXIT 2 PRINTS "no such option"
+  ARGS explore --kind paged --cells 3)
+kvtwin_command_test(explore_cells_by_depth EXIT 2 PRINTS "is for --kind paged"
+  ARGS explore --depth 3)
+kvtwin_command_test(run_pool_as_json EXIT 0 PRINTS "\"differences\":0"
+  ARGS run --json "kvp1 block=2 blocks=4 | open 0 0 0 | append 0 3 1")
+kvtwin_command_test(run_two_layouts EXIT 2 PRINTS "not both"
+  ARGS run "kvt1 permuted=1 tiled=1 pad=32 | put 0*1")
 kvtwin_command_test(explore_rows_of_bits EXIT 2 PRINTS "--dtype"
   ARGS explore --cells 3 --dtype bits)
 kvtwin_command_test(explore_stops_in_time EXIT 0

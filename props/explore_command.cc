@@ -265,7 +265,18 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
                    "far it came")
       ->check(CLI::ExistingDirectory);
   explore->add_flag("--json", arguments->json, "print one JSON object");
-  explore->callback([arguments, &exit_code] {
+  explore->callback([arguments, explore, &exit_code] {
+    const bool paged = arguments->kind == "paged";
+    // What the other kind of exploring has no use for.
+    for (const char* option :
+         {"--cells", "--sequences", "--positions", "--dtype", "--twin",
+          "--threads", "--state", "--seconds", "--depth"}) {
+      const bool of_paged = std::string_view(option) == "--depth";
+      if (of_paged == paged || explore->count(option) == 0) continue;
+      throw CLI::ValidationError(option, paged
+                                             ? "--kind paged has no such option"
+                                             : "is for --kind paged");
+    }
     exit_code = arguments->kind == "paged" ? RunPagedHistories(*arguments)
                                            : Session(*arguments).Run();
   });

@@ -14,8 +14,9 @@
 namespace kvtwin::props {
 
 // The row of a token: its tag, and what tag_add shifts, which is its position
-// more than kPositionBase, in all other elements. A value row is the tag.
-inline constexpr int kPositionBase = 1000;
+// more than kPositionBase, in all other elements. A value row is the tag. So
+// small that the narrowest dtype tells them apart.
+inline constexpr int kPositionBase = 8;
 
 struct ExploreRow {
   float tag;

@@ -15,7 +15,7 @@
 namespace kvtwin::props {
 
 // The tokens of a batch have these tags, and no other token has them.
-inline constexpr std::array<float, 2> kBatchTags = {101, 102};
+inline constexpr std::array<float, 2> kBatchTags = {-1, -2};
 
 struct ExploreStep {
   OpKind kind = OpKind::kPut;  // kPut, kDrop, kCopy or kAsk.

@@ -164,7 +164,11 @@ int RunFuzzPaged(const Arguments& arguments) {
 }
 
 int RunFuzz(const Arguments& arguments) {
-  if (arguments.kind == "paged") return RunFuzzPaged(arguments);
+  if (arguments.kind == "paged") {
+    if (!arguments.options.probes) return RunFuzzPaged(arguments);
+    fmt::print(stderr, "kvtwin fuzz: --kind paged has no --probes\n");
+    return 2;
+  }
   FuzzOptions options = arguments.options;
   if (!arguments.kind.empty()) {
     options.kind = FromName<Kind>(kKindNames, arguments.kind);
@@ -234,6 +238,14 @@ int RunOnePaged(const Arguments& arguments) {
     return 2;
   }
   const std::string wrong = RunPaged(*history);
+  if (arguments.json) {
+    nlohmann::ordered_json json = {{"operations", history->ops.size()},
+                                   {"differences", wrong.empty() ? 0 : 1},
+                                   {"reason", wrong}};
+    if (!wrong.empty()) json["history"] = ToText(ShrinkPaged(*history));
+    fmt::print("{}\n", json.dump());
+    return wrong.empty() ? 0 : 1;
+  }
   if (wrong.empty()) {
     fmt::print("{} operations, no difference\n", history->ops.size());
     return 0;

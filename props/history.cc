@@ -228,6 +228,9 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
   }
   if (key == "permuted" || key == "tiled") {
     if (ReadSize(value) == 0) return;
+    if (config.v_layout != VLayout::kPlain) {
+      throw Bad{key, "V is permuted or tiled, not both"};
+    }
     return void(config.v_layout =
                     key == "tiled" ? VLayout::kTiled : VLayout::kPermuted);
   }
@@ -273,9 +276,12 @@ void CheckSizes(const Setup& setup, std::string_view where) {
   FitStorage(fitting);
   if (fitting.rows != setup.rows ||
       fitting.config.v_layout != setup.config.v_layout) {
-    throw Bad{where, fmt::format("blocks need head_dims that are multiples of "
-                                 "{}, and V that is neither permuted nor tiled",
-                                 kBlockElements)};
+    throw Bad{where,
+              fmt::format("blocks ({}, V {}) need head_dims (dims=K,heads,V) "
+                          "that are multiples of {}, and V that is neither "
+                          "permuted nor tiled: vdtype may be another",
+                          DTypeName(setup.init.dtype),
+                          DTypeName(setup.v_dtype()), kBlockElements)};
   }
   if (fitting.config.cache_padding != setup.config.cache_padding) {
     throw Bad{where, fmt::format("pad is {}, tiled V needs a multiple of {}",

@@ -391,7 +391,14 @@ TEST_P(Sequences, AreAddedOrNothingIs) {
     other.layers[0].value = FilledTensor(dtype, {dim, 1, 3, 1}, 1);
     EXPECT_EQ(code(1, other), kInvalid);
   }
-  EXPECT_EQ(code(0, CacheState()), StatusCode::kOk);
+  EXPECT_EQ(code(0, CacheState()), kInvalid);
+  EXPECT_EQ(code(1, CacheState()), StatusCode::kOk);
+  EXPECT_EQ(cache->SnapshotOf(-1).status().code(), kInvalid);
+  other = whole;  // Two sequences, each in cells of its own.
+  other.cells[2].sequence = 9;
+  EXPECT_EQ(cache->AddSequence(1, other).message(),
+            "what is added as sequence 1 is of several: 0 and 9");
+  EXPECT_FALSE(WithSequence(before, 1, other, cells).ok());
   EXPECT_EQ(code(1, whole), StatusCode::kOk);
   EXPECT_TRUE(cache->SnapshotOf(1)->layers == whole.layers);
 }

@@ -173,7 +173,16 @@ Status WriteSequence(const CacheState& state, const std::string& path,
     return Invalid("'{}' has no sequence {}", Printable(path, 200),
                    arguments.sequence);
   }
-  return SaveState(one, arguments.out, model);
+  std::error_code none;
+  if (std::filesystem::equivalent(path, arguments.out, none)) {
+    return Invalid("--out is '{}', the file itself", Printable(path, 200));
+  }
+  Status status = SaveState(one, arguments.out, model);
+  if (status.ok()) {
+    fmt::print("sequence {} is written to {}\n", arguments.sequence,
+               Printable(arguments.out, 200));
+  }
+  return status;
 }
 
 // Prints what is in the file.
@@ -227,7 +236,10 @@ void AddStateCommand(CLI::App& app, int& exit_code) {
           ->add_option("--sequence", arguments->sequence,
                        "write this one as a state of its own, see --out")
           ->check(CLI::NonNegativeNumber);
-  auto* out = command->add_option("--out", arguments->out, "to this file");
+  auto* out = command->add_option("--out", arguments->out, "to this file")
+                  ->check([](const std::string& path) {
+                    return path.empty() ? "--out is empty" : "";
+                  });
   sequence->needs(out);
   out->needs(sequence);
   command->callback(

@@ -110,6 +110,25 @@ TEST(Trace, RefusesBadHeaders) {
   ExpectBadInput(Lines({kHeader, kStart, kHeader}), 3, "a second header");
 }
 
+// Permuted V, said to be tiled: as many columns, but no tiles to look at.
+TEST(Trace, RefusesTilesOfAnotherShape) {
+  std::string header =
+      Replaced(kHeader, R"("cache_padding":1)", R"("cache_padding":32)");
+  header = Replaced(header, R"("permuted_v":false)", R"("tiled_v":true)");
+  std::string zeros = "0";
+  std::string bits = "0";
+  for (int i = 1; i < 64; ++i) {
+    zeros += ",0";
+    bits += "0";
+  }
+  const std::string get =
+      R"({"op":"get","layer":0,"first_cell":0,"key":{"shape":[1,1,64],"data":[)" +
+      zeros + R"(]},"value":{"shape":[64,1,1],"data":[)" + zeros +
+      R"(]},"mask":{"shape":[64,1],"rows":[")" + bits + R"("]}})";
+  ExpectBadInput(Lines({header, kStart, kPut, get}), 4,
+                 "value has shape [64, 1, 1], tiled V begins with 32");
+}
+
 TEST(Trace, RefusesBadPuts) {
   const Cases cases = {
       {R"("layer":0)", R"("layer":1)", "layer is 1"},

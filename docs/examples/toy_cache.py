@@ -129,6 +129,7 @@ def supported(header):
     return (header["cache"]["type"] in ("causal", "chunked")
             and header["cache"]["shift"] != "rope"
             and header["init"]["dtype"] == "f32"
+            and header["config"].get("v_dtype", "f32") == "f32"
             and not header["config"]["permuted_v"]
             and not header["config"].get("tiled_v"))
 

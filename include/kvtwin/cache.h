@@ -17,8 +17,8 @@
 // returns invalid_argument or failed_precondition and changes nothing.
 //
 // Not thread-safe: one call at a time on one cache. Views stay valid until the
-// next StartForward, SetCausal, Put to the same encoder layer, Restore, Close
-// or destruction. Where memory runs out, std::bad_alloc passes through; the
+// next StartForward, SetCausal, Put to the same encoder layer, Restore,
+// AddSequence, Close or destruction. Where memory runs out, std::bad_alloc passes through; the
 // cache may then only be closed.
 
 #ifndef KVTWIN_CACHE_H_
@@ -177,7 +177,8 @@ class Cache {
   // One sequence alone, to park it and to load it beside others. These are
   // SequenceOf of a Snapshot, and Restore of WithSequence (kvtwin/save.h), but
   // copy nothing of the others, and leave the rows of free cells alone. A cache
-  // of your own may leave AddSequence out: not_supported.
+  // of your own may leave AddSequence out: not_supported. Errors: a negative
+  // sequence; as WithSequence.
   virtual Result<CacheState> SnapshotOf(int sequence) const;
   virtual Status AddSequence(int sequence, const CacheState& added);
 

@@ -36,7 +36,8 @@ Result<CacheState> StateFromBytes(std::span<const std::byte> bytes,
 
 // Writes the file beside `path`, and renames it once it is whole and on disk:
 // whoever loads `path`, at any moment, finds what was there before or this.
-// Errors: failed_precondition, with what the system said.
+// Errors: failed_precondition, with what the system said; invalid_argument if
+// no cache could have that state.
 Status SaveState(const CacheState& state, const std::string& path,
                  std::string_view model = "");
 
@@ -63,6 +64,7 @@ CacheState SequenceOf(const CacheState& state, int sequence);
 // as cache->AddSequence(5, saved) does at once.
 //
 // Errors: cache_full; invalid_argument if the state has that sequence already,
+// what is added is of several (SequenceOf gives one),
 // the rows of a layer have other dimensions or dtypes, caches are not as many,
 // or no cache could have one of the two.
 Result<CacheState> WithSequence(const CacheState& state, int sequence,
