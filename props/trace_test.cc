@@ -122,8 +122,8 @@ TEST(Trace, RefusesTilesOfAnotherShape) {
     bits += "0";
   }
   const std::string get =
-      R"({"op":"get","layer":0,"first_cell":0,"key":{"shape":[1,1,64],"data":[)" +
-      zeros + R"(]},"value":{"shape":[64,1,1],"data":[)" + zeros +
+      R"({"op":"get","layer":0,"key":{"shape":[1,1,64],"data":[)" + zeros +
+      R"(]},"value":{"shape":[64,1,1],"data":[)" + zeros +
       R"(]},"mask":{"shape":[64,1],"rows":[")" + bits + R"("]}})";
   ExpectBadInput(Lines({header, kStart, kPut, get}), 4,
                  "value has shape [64, 1, 1], tiled V begins with 32");

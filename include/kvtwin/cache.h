@@ -18,8 +18,8 @@
 //
 // Not thread-safe: one call at a time on one cache. Views stay valid until the
 // next StartForward, SetCausal, Put to the same encoder layer, Restore,
-// AddSequence, Close or destruction. Where memory runs out, std::bad_alloc passes through; the
-// cache may then only be closed.
+// AddSequence, Close or destruction. Where memory runs out, std::bad_alloc
+// passes through; the cache may then only be closed.
 
 #ifndef KVTWIN_CACHE_H_
 #define KVTWIN_CACHE_H_
