@@ -26,7 +26,7 @@ using Json = nlohmann::ordered_json;
 
 std::string Recorded(const PagedHistory& history, std::string_view twin) {
   std::ostringstream out;
-  WritePagedRecording(history, twin, out);
+  EXPECT_TRUE(WritePagedRecording(history, twin, out).ok());
   return out.str();
 }
 
