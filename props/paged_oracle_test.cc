@@ -171,7 +171,9 @@ TEST(PagedOracle, RejectsWhatNoPoolMayAnswer) {
        "position 0 of sequence 1 has the row of token sequence 0, position 1 "
        "(put on line 3); due is the row of token sequence 0, position 0 (put "
        "on line 3); found K [200, 1001] V [100], due K [100, 1000] V [100]"},
-      {9, R"({"shape":[2,1,4],"data":[100,1000,200,1001,300,1002,400,1003]})",
+      {9,
+       R"({"shape":[2,1,4],"data":[100,1000,200,1001,300,1002,400,1003]},)"
+       R"("value":{"shape":[1,1,4],"data":[100,200,300,400]})",
        "null", "the number of blocks is 2, due is 0"},
       {9, "[2,1,4]", "[1,2,4]", "the shape of key is [1, 2, 4], due is [2,"},
       {9, "[1,1,4]", "[1,1,4,1]", ""},

@@ -157,6 +157,8 @@ TEST(PagedTrace, RefusesBadLines) {
       {9, R"([1,1,4],"data":[100,200,300,400])", R"([1,1,2],"data":[1,2])",
        "value has 2 rows, key has 4"},
       {9, "[1,1,4]", "[1,1,5]", "value.data has 4 numbers"},
+      {9, R"({"shape":[2,1,4],"data":[100,1000,200,1001,300,1002,400,1003]})",
+       "null", "value has rows, key is null"},
       {9, R"("shape":[2,1,4])", R"("shape":[2,-1,4])", "key.shape[1] is -1"},
       {10, R"("begin":1)", R"("begin":"1")", "begin is '1'"},
       {10, "[1,2]", "[1,3000000000]", "slots[1] is 3000000000"},
