@@ -550,11 +550,12 @@ std::optional<Finding> PagedOracle::CheckPlace(const Place& place) {
   const int ends[] = {ledger_->End(sequence), ledger_->End(owner.sequence),
                       begin + header_.spec.block_size};
   for (int p = begin; p < *std::ranges::min_element(ends); ++p) {
-    if (ledger_->SameToken(sequence, owner.sequence, p)) continue;
+    const bool same = ledger_->SameToken(sequence, owner.sequence, p);
+    if (same && ledger_->ShareRows(sequence, owner.sequence, p)) continue;
     return Found(
-        "block {} is shared by sequences {} and {}, whose tokens at position "
-        "{} are not the same",
-        block, owner.sequence, sequence, p);
+        "block {} is shared by sequences {} and {}, whose {} at position {} "
+        "are not the same",
+        block, owner.sequence, sequence, same ? "rows" : "tokens", p);
   }
   owner.shared = true;
   if (ends[0] > ends[1]) owner.sequence = sequence;

@@ -345,8 +345,19 @@ TEST(PagedOracle, FollowsTheRulesOfOtherPools) {
   // Each of them still has its own.
   ExpectOther(twice + Recording{Views(4, {1, 2, 3}), Views(5, {11, 12, 13})});
   ExpectWrong(twice + Recording{Views(5, {1, 12, 13})}, "position 0");
-  // Both may have the block, nevertheless: their tokens are the same.
-  ExpectOther(twice + Recording{Blocks(4, {0, 1}, 1), Blocks(5, {0, 2}, 1)});
+  // So a block cannot be of both, although their tokens are the same.
+  ExpectWrong(twice + Recording{Blocks(4, {0, 1}, 1), Blocks(5, {0, 2}, 1)},
+              "block 0 is shared by sequences 4 and 5, whose rows at position "
+              "0 are not the same");
+  // It may be of one of them and of what was found: then its rows are known.
+  const Recording found =
+      twice + Recording{Blocks(5, {0, 1}, 1), Blocks(6, {0}, 2)};
+  ExpectOther(found + Recording{Views(6, {11, 12})});
+  ExpectWrong(found + Recording{Views(6, {1, 2})}, "position 0 of sequence 6");
+  // Or of both, if the rows are the same.
+  ExpectOther(kThree + Recording{Open(5), Append(5, {1, 2, 4}),
+                                 Commit(5, {7, 8, 9}), Blocks(4, {0, 1}, 1),
+                                 Blocks(5, {0, 2}, 1)});
 }
 
 TEST(PagedOracle, KnowsWhichPrefixesMayBeFound) {

@@ -165,6 +165,31 @@ class PagedLedger {
     return one.prefix != kUnknown || one.rows == other.rows;
   }
 
+  // Whether they may have the same rows there. If so, they have them: neither
+  // may have others later. Requires: SameToken.
+  bool ShareRows(int a, int b, int position) {
+    const auto at = static_cast<std::size_t>(position);
+    auto& one = sequences_.at(a).tokens[at].rows;
+    auto& other = sequences_.at(b).tokens[at].rows;
+    if (one == other) return true;
+    std::vector<std::shared_ptr<const Rows>> both;
+    for (const auto& rows : one) {
+      const bool shared = std::ranges::any_of(other, [&](const auto& others) {
+        return rows == others || *rows == *others;
+      });
+      if (shared) both.push_back(rows);
+    }
+    if (both.empty()) return false;
+    one = both;
+    other = std::move(both);
+    return true;
+  }
+
+  // Whether a sequence was ever opened under this key, which is kept.
+  bool KnowsKey(const PrefixKey& key) const {
+    return starts_.contains({key.salt, key.extra});
+  }
+
   // Tokens of all sequences, and rows that they may have.
   std::size_t Held() const {
     std::size_t held = 0;
