@@ -302,14 +302,14 @@ std::optional<Finding> PagedOracle::ReadCsr(const PagedTraceOp& op,
 std::optional<Finding> PagedOracle::ReadSlots(
     const PagedTraceOp& op, std::vector<Place>& places) const {
   const int size = header_.spec.block_size;
-  int position = op.begin;
+  std::int64_t position = op.begin;
   for (const int slot : op.slots) {
     if (slot < 0 || slot % size != position % size) {
       return Found(
           "slot {} of position {} is not at offset {} of a block of {}", slot,
           position, position % size, size);
     }
-    places.push_back({op.seq, position / size, slot / size});
+    places.push_back({op.seq, static_cast<int>(position / size), slot / size});
     ++position;
   }
   return std::nullopt;

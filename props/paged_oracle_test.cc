@@ -499,6 +499,15 @@ TEST(PagedOracle, NamesTheStrongestLevelThatHeld) {
   ExpectReject(Lines(lines), 11, Level::kNone);
 }
 
+// Behind what is wrong, a list of slots may go beyond any position.
+TEST(PagedOracle, ReadsSlotsBehindTheLastPosition) {
+  std::istringstream in(
+      Other({Open(0), R"({"op":"seq_len","seq":0,"len":3})",
+             R"({"op":"slots","seq":0,"begin":2147483647,"slots":[1,2,3]})"}));
+  const auto go_on = [](const auto&...) { return true; };
+  EXPECT_EQ(Judge(in, kTwins, {go_on, go_on}).line, 3);
+}
+
 // A pool that the recorder stands before answers as it did.
 TEST(PagedOracle, RecordsWhatIsRefused) {
   std::ostringstream out;
