@@ -253,6 +253,28 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
   for (int i = 0; i < 100000; ++i) many += ",\"x\"";
   ExpectAccept(Lines({kPoolLines[0], Replaced(kPoolLines[1], R"("x")", many)}),
                Level::kIdentity);
+  // Empty strings take place, too; and each sequence has the key.
+  std::string empty = "\"\"";
+  for (int i = 0; i < 100000; ++i) empty += ",\"\"";
+  const std::string keyed = Replaced(kPoolLines[1], R"("x")", empty);
+  ExpectBadInput(
+      Lines({Replaced(pool, R"("blocks":100000)", R"("blocks":100)"), keyed}),
+      2, "the pool would now need");
+  std::vector<std::string> forks = {kPoolLines[0], keyed};
+  for (int i = 1; i < 100; ++i) {
+    forks.push_back(
+        fmt::format(R"({{"op":"fork","seq":0,"len":0,"result":{}}})", i));
+  }
+  EXPECT_LT(JudgeText(Lines(forks)).line, 60);
+  EXPECT_EQ(JudgeText(Lines(forks)).reason.substr(0, 32),
+            "fork: the pool would now need 2.");
+  // What was appended is kept, whatever became of it.
+  std::vector<std::string> appends(lines.begin(), lines.begin() + 2);
+  for (int i = 0; i < 10; ++i) appends.push_back(lines[2]);
+  for (const char* placement : {"lowest", "other"}) {
+    appends[0] = Replaced(header, "lowest", placement);
+    ExpectBadInput(Lines(appends), 8, "append: the pool would now need");
+  }
   // A list that names a sequence again and again.
   std::string again = "0";
   for (int i = 0; i < 100000; ++i) again += ",0";

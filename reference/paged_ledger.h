@@ -65,6 +65,7 @@ class PagedLedger {
               const TensorView& value) {
     std::vector<KvRows>& appended = sequences_.at(sequence).appended[layer];
     appended.clear();
+    appended.reserve(static_cast<std::size_t>(key.shape[2]));
     for (std::int64_t i = 0; i < key.shape[2]; ++i) {
       appended.push_back(
           {CopyOf(Slice(key, 2, i), spec_.dtype),
@@ -78,8 +79,10 @@ class PagedLedger {
     Sequence& to = sequences_.at(sequence);
     for (int i = 0; i < new_tokens; ++i) {
       Rows rows;
+      rows.reserve(static_cast<std::size_t>(spec_.layers));
       for (int layer = 0; layer < spec_.layers; ++layer) {
-        rows.push_back(to.appended.at(layer).at(static_cast<std::size_t>(i)));
+        rows.push_back(
+            std::move(to.appended.at(layer).at(static_cast<std::size_t>(i))));
       }
       int prefix = to.tokens.empty() ? to.start : to.tokens.back().prefix;
       if (tokens.empty()) prefix = kUnknown;
