@@ -90,9 +90,15 @@ void ReadViews(const JsonFields& fields, const PagedSpec& spec,
                PagedTraceOp& op) {
   if (fields.Find("blocks") != nullptr) op.blocks = fields.Ints("blocks");
   const JsonValue* key = fields.Need("key");
-  if (key == nullptr || key->type == JsonValue::Type::kNull) return;
+  if (key == nullptr) return;
+  const JsonValue* value = fields.Find("value");
+  if (key->type == JsonValue::Type::kNull) {
+    if (value == nullptr || value->type == JsonValue::Type::kNull) return;
+    fields.Fail("value", "has rows, key is null");
+    return;
+  }
   op.key = ReadTensor(fields, "key", spec.dtype);
-  if (fields.Find("value") == nullptr) return;
+  if (value == nullptr) return;
   op.value = ReadTensor(fields, "value", ValueDType(spec));
   if (fields.ok() && op.value->shape[2] != op.key->shape[2]) {
     fields.Fail("value", fmt::format("has {} rows, key has {}",

@@ -31,6 +31,15 @@ kvtwin_command_test(check_no_such_file EXIT 2 ARGS check no/such/file.jsonl)
 kvtwin_command_test(fuzz_finds_nothing EXIT 0
   PRINTS "\"differences\": ?0[,}]" ARGS fuzz --ops 20000 --seed 1 --json)
 
+# A pool of 240 MB. Sanitizers need more address space than any limit gives.
+if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+  foreach(subcommand check show)
+    add_test(NAME command.${subcommand}_without_memory
+      COMMAND ${PROJECT_SOURCE_DIR}/props/out_of_memory_test.sh
+              $<TARGET_FILE:kvtwin_command> ${subcommand})
+  endforeach()
+endif()
+
 add_test(NAME command.first_wrong_lines
   COMMAND ${PROJECT_SOURCE_DIR}/props/first_wrong_lines_test.sh
           $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)

@@ -302,15 +302,16 @@ int RunOne(const Arguments& arguments) {
 }
 
 int RunGen(const GenOptions& options, const std::string& line) {
+  Status status;
   if (line.empty()) {
-    Generate(options, std::cout);
+    status = Generate(options, std::cout);
   } else if (line.starts_with("kvp1")) {
     const Result<PagedHistory> history = ParsePagedHistory(line);
     if (!history.ok()) {
       fmt::print(stderr, "kvtwin gen: {}\n", history.status().message());
       return 2;
     }
-    WritePagedRecording(*history, "reference", std::cout);
+    status = WritePagedRecording(*history, "reference", std::cout).status();
   } else {
     const Result<History> history = ParseHistory(line);
     if (!history.ok()) {
@@ -322,6 +323,10 @@ int RunGen(const GenOptions& options, const std::string& line) {
                  ToText(history->setup));
       return 2;
     }
+  }
+  if (!status.ok()) {
+    fmt::print(stderr, "kvtwin gen: {}\n", status.message());
+    return 2;
   }
   if (std::cout.flush()) return 0;
   fmt::print(stderr, "kvtwin gen: the output cannot be written\n");

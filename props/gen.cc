@@ -222,7 +222,7 @@ std::int64_t WriteCalls(History history, std::ostream& out) {
   return calls;
 }
 
-void Generate(const GenOptions& options, std::ostream& out) {
+Status Generate(const GenOptions& options, std::ostream& out) {
   std::int64_t calls = 0;
   std::int64_t histories = 0;
   const auto done = [&] {
@@ -230,16 +230,18 @@ void Generate(const GenOptions& options, std::ostream& out) {
                                   : histories >= options.histories;
   };
   for (std::uint64_t number = 0; !done() && out; ++number) {
-    const std::int64_t written =
+    const Result<std::int64_t> written =
         options.paged
             ? WritePagedRecording(MakePagedHistory(options.seed, number),
                                   "reference", out)
             : WriteCalls(MakeHistory(options.seed, number, options.kind,
                                      kOpsInHistory),
                          out);
-    calls += written;
-    if (written > 0) ++histories;
+    if (!written.ok()) return written.status();
+    calls += *written;
+    if (*written > 0) ++histories;
   }
+  return {};
 }
 
 }  // namespace kvtwin::props

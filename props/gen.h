@@ -30,8 +30,8 @@ struct GenOptions {
 // what is done behind a cache's back.
 std::int64_t WriteCalls(History history, std::ostream& out);
 
-// Random histories, one after the other.
-void Generate(const GenOptions& options, std::ostream& out);
+// Random histories, one after the other. Errors: see WritePagedRecording.
+Status Generate(const GenOptions& options, std::ostream& out);
 
 }  // namespace kvtwin::props
 

@@ -248,12 +248,13 @@ int RunShow(const ShowArguments& arguments) {
   options.color =
       isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr;
   if (arguments.line > 0) options.from = options.to = arguments.line;
-  bool opened = false;
+  bool shown = false;
   const Judgement judgement = OnFile(arguments.path, [&](std::istream& in) {
-    opened = true;
-    return Show(in, arguments.path, options);
+    Judgement found = Show(in, arguments.path, options);
+    shown = true;
+    return found;
   });
-  if (!opened) {
+  if (!shown) {
     fmt::print(stderr, "kvtwin show: {}: {}\n",
                Printable(arguments.path, arguments.path.size()),
                judgement.reason);

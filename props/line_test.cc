@@ -307,7 +307,10 @@ StatusCode Make(Cache& cache, const nlohmann::json& op) {
 
 TEST(Gen, MakesNoCallThatIsMisuse) {
   std::stringstream lines;
-  Generate({.seed = 4, .kind = {}, .operations = 0, .histories = 200}, lines);
+  ASSERT_TRUE(
+      Generate({.seed = 4, .kind = {}, .operations = 0, .histories = 200},
+               lines)
+          .ok());
   std::unique_ptr<Cache> cache;
   int calls = 0;
   int headers = 0;
@@ -353,8 +356,10 @@ TEST(Gen, MakesNoCallThatIsMisuse) {
 TEST(Gen, IsTheSameForTheSameSeed) {
   const auto text = [](std::uint64_t seed) {
     std::ostringstream out;
-    Generate({.seed = seed, .kind = {}, .operations = 500, .histories = 0},
-             out);
+    EXPECT_TRUE(
+        Generate({.seed = seed, .kind = {}, .operations = 500, .histories = 0},
+                 out)
+            .ok());
     return out.str();
   };
   EXPECT_EQ(text(1), text(1));

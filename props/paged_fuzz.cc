@@ -187,9 +187,9 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   return history;
 }
 
-std::string RunPaged(const PagedHistory& history, PagedCensus* census,
-                     const PagedMaker& make) {
-  PagedTrio trio(history.spec, census, make);
+namespace {
+
+std::string Play(const PagedHistory& history, PagedTrio& trio) {
   for (const PagedOp& op : history.ops) {
     std::string wrong = trio.Do(op);
     if (!wrong.empty()) return wrong;
@@ -197,21 +197,35 @@ std::string RunPaged(const PagedHistory& history, PagedCensus* census,
   return trio.End();
 }
 
-std::int64_t WritePagedRecording(PagedHistory history, std::string_view twin,
-                                 std::ostream& out) {
+}  // namespace
+
+std::string RunPaged(const PagedHistory& history, PagedCensus* census,
+                     const PagedMaker& make) {
+  PagedTrio trio(history.spec, census, make);
+  return Play(history, trio);
+}
+
+Result<std::int64_t> WritePagedRecording(PagedHistory history,
+                                         std::string_view twin,
+                                         std::ostream& out,
+                                         const PagedMaker& make) {
   std::erase_if(history.ops, [](const PagedOp& op) {
     return op.kind == PagedOpKind::kMisuse;
   });
   std::stringstream lines;
-  const auto make =
+  const PoolRecorder* recorder = nullptr;
+  const auto make_recorded =
       [&](const PagedSpec& spec,
           std::string_view name) -> Result<std::unique_ptr<PagedPool>> {
-    auto pool = MakePagedPool(spec, name);
+    auto pool = make(spec, name);
     if (!pool.ok() || name != twin) return pool;
-    return std::unique_ptr<PagedPool>(std::make_unique<PoolRecorder>(
-        std::move(*pool), fmt::format("kvtwin gen, {}", twin), lines));
+    auto recorded = std::make_unique<PoolRecorder>(
+        std::move(*pool), fmt::format("kvtwin gen, {}", twin), lines);
+    recorder = recorded.get();
+    return std::unique_ptr<PagedPool>(std::move(recorded));
   };
-  RunPaged(history, nullptr, make);
+  PagedTrio trio(history.spec, nullptr, make_recorded);
+  const std::string wrong = Play(history, trio);
   std::string line;
   std::getline(lines, line);
   auto header = nlohmann::ordered_json::parse(line);
@@ -219,6 +233,8 @@ std::int64_t WritePagedRecording(PagedHistory history, std::string_view twin,
   out << header.dump() << '\n';
   std::int64_t count = 0;
   for (; std::getline(lines, line); ++count) out << line << '\n';
+  if (!recorder->status().ok()) return recorder->status();
+  if (!wrong.empty()) return Status(StatusCode::kFailedPrecondition, wrong);
   return count;
 }
 

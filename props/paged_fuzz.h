@@ -39,9 +39,10 @@ std::string RunPaged(const PagedHistory& history, PagedCensus* census = nullptr,
 
 // The recording of a twin (docs/trace_format.md): what the history asks of it,
 // but for misuse, and the answers. Returns the number of lines behind the
-// first.
-std::int64_t WritePagedRecording(PagedHistory history, std::string_view twin,
-                                 std::ostream& out);
+// first. Errors: it ends early, where a twin is wrong, or cannot be recorded.
+Result<std::int64_t> WritePagedRecording(
+    PagedHistory history, std::string_view twin, std::ostream& out,
+    const PagedMaker& make = MakePagedPool);
 
 // As short, and of numbers as small, as it can be. Requires: something is
 // wrong.

@@ -21,6 +21,11 @@ using Kind = PagedTraceOpKind;
 // for a sequence besides.
 constexpr double kTokenBytes = 96;
 constexpr double kSequenceBytes = 256;
+// About what is kept, besides itself, for a row that was ever appended, for a
+// prefix key, and for each `extra` of one.
+constexpr double kRowBytes = 512;
+constexpr double kKeyBytes = 256;
+constexpr double kExtraBytes = 48;
 
 template <class... Args>
 Finding Found(fmt::format_string<Args...> format, Args&&... args) {
@@ -48,6 +53,14 @@ KvView RowsOf(const PagedTraceOp& op) {
   if (op.key) view.key = op.key->view();
   if (op.value) view.value = op.value->view();
   return view;
+}
+
+double KeyBytes(const PrefixKey& key) {
+  auto bytes = static_cast<double>(key.salt.size());
+  for (const std::string& extra : key.extra) {
+    bytes += kExtraBytes + static_cast<double>(extra.size());
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -136,17 +149,19 @@ std::string PagedOracle::FindMisuse(const PagedTraceOp& op) {
 
 std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
   int added = 0;
-  if (op.kind == Kind::kCommit) {
+  if (op.kind == Kind::kAppend && op.result == StatusCode::kOk) {
+    kept_bytes_ += RowCount(op) * kRowBytes +
+                   static_cast<double>(op.key->bytes.size()) +
+                   static_cast<double>(op.value->bytes.size());
+  } else if (op.kind == Kind::kCommit) {
     longest_ = std::max(longest_, SeqLen(op.seq));
   } else if (op.kind == Kind::kFork) {
     added = op.len;
   } else if (op.kind == Kind::kOpen) {
     added = std::min(op.len, static_cast<int>(TokensOf(op).size()));
-    std::size_t key_bytes = op.prefix_key.salt.size();
-    for (const std::string& extra : op.prefix_key.extra) {
-      key_bytes += extra.size();
-    }
+    const double key_bytes = KeyBytes(op.prefix_key);
     key_bytes_ = std::max(key_bytes_, key_bytes);
+    if (!ledger_->KnowsKey(op.prefix_key)) kept_bytes_ += kKeyBytes + key_bytes;
   } else {
     return "";
   }
@@ -156,16 +171,23 @@ std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
         "the pool would now need {:.3g} bytes, this program stops at {:.3g}",
         bytes, most);
   };
-  std::string found =
-      excess(kTokenBytes * (static_cast<double>(ledger_->Held()) + added) +
-                 (kSequenceBytes + header_.spec.layers * double{sizeof(int)}) *
-                     static_cast<double>(sequences_.size()),
-             kTraceTokenBytesMax);
-  if (!found.empty() || header_.entitlement_only) return found;
-  // The prefixes that prompts find blocks by.
-  return excess(header_.spec.blocks * (static_cast<double>(key_bytes_) +
-                                       double{sizeof(int)} * longest_),
-                kTraceCacheBytesMax);
+  std::string found;
+  if (op.kind != Kind::kAppend) {
+    found = excess(
+        kTokenBytes * (static_cast<double>(ledger_->Held()) + added) +
+            (kSequenceBytes + header_.spec.layers * double{sizeof(int)}) *
+                static_cast<double>(sequences_.size()),
+        kTraceTokenBytesMax);
+  }
+  if (!found.empty()) return found;
+  double bytes = kept_bytes_;
+  if (!header_.entitlement_only) {
+    // The prefixes that prompts find blocks by, and the sequences' own.
+    const double blocks = header_.spec.blocks;
+    bytes += blocks * double{sizeof(int)} * longest_ +
+             (blocks + static_cast<double>(sequences_.size())) * key_bytes_;
+  }
+  return excess(bytes, kTraceCacheBytesMax);
 }
 
 void PagedOracle::Remember(const PagedTraceOp& op) {
@@ -302,14 +324,14 @@ std::optional<Finding> PagedOracle::ReadCsr(const PagedTraceOp& op,
 std::optional<Finding> PagedOracle::ReadSlots(
     const PagedTraceOp& op, std::vector<Place>& places) const {
   const int size = header_.spec.block_size;
-  int position = op.begin;
+  std::int64_t position = op.begin;
   for (const int slot : op.slots) {
     if (slot < 0 || slot % size != position % size) {
       return Found(
           "slot {} of position {} is not at offset {} of a block of {}", slot,
           position, position % size, size);
     }
-    places.push_back({op.seq, position / size, slot / size});
+    places.push_back({op.seq, static_cast<int>(position / size), slot / size});
     ++position;
   }
   return std::nullopt;
@@ -550,11 +572,12 @@ std::optional<Finding> PagedOracle::CheckPlace(const Place& place) {
   const int ends[] = {ledger_->End(sequence), ledger_->End(owner.sequence),
                       begin + header_.spec.block_size};
   for (int p = begin; p < *std::ranges::min_element(ends); ++p) {
-    if (ledger_->SameToken(sequence, owner.sequence, p)) continue;
+    const bool same = ledger_->SameToken(sequence, owner.sequence, p);
+    if (same && ledger_->ShareRows(sequence, owner.sequence, p)) continue;
     return Found(
-        "block {} is shared by sequences {} and {}, whose tokens at position "
-        "{} are not the same",
-        block, owner.sequence, sequence, p);
+        "block {} is shared by sequences {} and {}, whose {} at position {} "
+        "are not the same",
+        block, owner.sequence, sequence, same ? "rows" : "tokens", p);
   }
   owner.shared = true;
   if (ends[0] > ends[1]) owner.sequence = sequence;

@@ -117,8 +117,9 @@ class PagedOracle {
   std::set<int> sequences_;
   std::map<int, std::map<int, int>> blocks_;
   std::map<int, Owner> owners_;  // By block.
-  std::size_t key_bytes_ = 0;    // Of the longest prefix key,
-  int longest_ = 0;              // and of the longest sequence, so far.
+  double key_bytes_ = 0;         // Of the longest prefix key so far.
+  int longest_ = 0;              // The longest sequence so far, in tokens.
+  double kept_bytes_ = 0;        // Of all rows and prefix keys so far.
   PutLog puts_;
 };
 

@@ -26,7 +26,7 @@ using Json = nlohmann::ordered_json;
 
 std::string Recorded(const PagedHistory& history, std::string_view twin) {
   std::ostringstream out;
-  WritePagedRecording(history, twin, out);
+  EXPECT_TRUE(WritePagedRecording(history, twin, out).ok());
   return out.str();
 }
 
@@ -171,7 +171,9 @@ TEST(PagedOracle, RejectsWhatNoPoolMayAnswer) {
        "position 0 of sequence 1 has the row of token sequence 0, position 1 "
        "(put on line 3); due is the row of token sequence 0, position 0 (put "
        "on line 3); found K [200, 1001] V [100], due K [100, 1000] V [100]"},
-      {9, R"({"shape":[2,1,4],"data":[100,1000,200,1001,300,1002,400,1003]})",
+      {9,
+       R"({"shape":[2,1,4],"data":[100,1000,200,1001,300,1002,400,1003]},)"
+       R"("value":{"shape":[1,1,4],"data":[100,200,300,400]})",
        "null", "the number of blocks is 2, due is 0"},
       {9, "[2,1,4]", "[1,2,4]", "the shape of key is [1, 2, 4], due is [2,"},
       {9, "[1,1,4]", "[1,1,4,1]", ""},
@@ -343,8 +345,19 @@ TEST(PagedOracle, FollowsTheRulesOfOtherPools) {
   // Each of them still has its own.
   ExpectOther(twice + Recording{Views(4, {1, 2, 3}), Views(5, {11, 12, 13})});
   ExpectWrong(twice + Recording{Views(5, {1, 12, 13})}, "position 0");
-  // Both may have the block, nevertheless: their tokens are the same.
-  ExpectOther(twice + Recording{Blocks(4, {0, 1}, 1), Blocks(5, {0, 2}, 1)});
+  // So a block cannot be of both, although their tokens are the same.
+  ExpectWrong(twice + Recording{Blocks(4, {0, 1}, 1), Blocks(5, {0, 2}, 1)},
+              "block 0 is shared by sequences 4 and 5, whose rows at position "
+              "0 are not the same");
+  // It may be of one of them and of what was found: then its rows are known.
+  const Recording found =
+      twice + Recording{Blocks(5, {0, 1}, 1), Blocks(6, {0}, 2)};
+  ExpectOther(found + Recording{Views(6, {11, 12})});
+  ExpectWrong(found + Recording{Views(6, {1, 2})}, "position 0 of sequence 6");
+  // Or of both, if the rows are the same.
+  ExpectOther(kThree + Recording{Open(5), Append(5, {1, 2, 4}),
+                                 Commit(5, {7, 8, 9}), Blocks(4, {0, 1}, 1),
+                                 Blocks(5, {0, 2}, 1)});
 }
 
 TEST(PagedOracle, KnowsWhichPrefixesMayBeFound) {
@@ -484,6 +497,15 @@ TEST(PagedOracle, NamesTheStrongestLevelThatHeld) {
   ExpectReject(Lines(lines) + "{", 11, Level::kNone);
   lines.push_back(kPoolLines[11]);  // Another block, and no call between.
   ExpectReject(Lines(lines), 11, Level::kNone);
+}
+
+// Behind what is wrong, a list of slots may go beyond any position.
+TEST(PagedOracle, ReadsSlotsBehindTheLastPosition) {
+  std::istringstream in(
+      Other({Open(0), R"({"op":"seq_len","seq":0,"len":3})",
+             R"({"op":"slots","seq":0,"begin":2147483647,"slots":[1,2,3]})"}));
+  const auto go_on = [](const auto&...) { return true; };
+  EXPECT_EQ(Judge(in, kTwins, {go_on, go_on}).line, 3);
 }
 
 // A pool that the recorder stands before answers as it did.

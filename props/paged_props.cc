@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <sstream>
+
 #include "core/dense_tensor.h"
 #include "kvtwin/paged.h"
 #include "props/paged_fuzz.h"
@@ -71,6 +73,20 @@ TEST(Paged, LinesAreReadAsTheyAreWritten) {
         "kvp1 | append 1 2 99999999999", "kvp1 blocks=16384 block=16384"}) {
     EXPECT_FALSE(ParsePagedHistory(text).ok()) << text;
   }
+}
+
+// Of a history that a twin gets wrong, there is a part.
+TEST(Paged, RecordingsThatEndEarlyAreErrors) {
+  const auto make = [](PagedSpec spec, std::string_view twin) {
+    if (twin == "optimized") ++spec.blocks;
+    return MakePagedPool(spec, twin);
+  };
+  std::ostringstream out;
+  const auto written =
+      WritePagedRecording(MakePagedHistory(1, 0), "reference", out, make);
+  EXPECT_EQ(written.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_NE(written.status().message(), "");
+  EXPECT_TRUE(out.str().starts_with(R"({"kvtrace":1,)"));
 }
 
 // Seed 003's interface, one method after the other.

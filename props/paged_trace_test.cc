@@ -157,6 +157,8 @@ TEST(PagedTrace, RefusesBadLines) {
       {9, R"([1,1,4],"data":[100,200,300,400])", R"([1,1,2],"data":[1,2])",
        "value has 2 rows, key has 4"},
       {9, "[1,1,4]", "[1,1,5]", "value.data has 4 numbers"},
+      {9, R"({"shape":[2,1,4],"data":[100,1000,200,1001,300,1002,400,1003]})",
+       "null", "value has rows, key is null"},
       {9, R"("shape":[2,1,4])", R"("shape":[2,-1,4])", "key.shape[1] is -1"},
       {10, R"("begin":1)", R"("begin":"1")", "begin is '1'"},
       {10, "[1,2]", "[1,3000000000]", "slots[1] is 3000000000"},
@@ -251,6 +253,28 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
   for (int i = 0; i < 100000; ++i) many += ",\"x\"";
   ExpectAccept(Lines({kPoolLines[0], Replaced(kPoolLines[1], R"("x")", many)}),
                Level::kIdentity);
+  // Empty strings take place, too; and each sequence has the key.
+  std::string empty = "\"\"";
+  for (int i = 0; i < 100000; ++i) empty += ",\"\"";
+  const std::string keyed = Replaced(kPoolLines[1], R"("x")", empty);
+  ExpectBadInput(
+      Lines({Replaced(pool, R"("blocks":100000)", R"("blocks":100)"), keyed}),
+      2, "the pool would now need");
+  std::vector<std::string> forks = {kPoolLines[0], keyed};
+  for (int i = 1; i < 100; ++i) {
+    forks.push_back(
+        fmt::format(R"({{"op":"fork","seq":0,"len":0,"result":{}}})", i));
+  }
+  EXPECT_LT(JudgeText(Lines(forks)).line, 60);
+  EXPECT_EQ(JudgeText(Lines(forks)).reason.substr(0, 32),
+            "fork: the pool would now need 2.");
+  // What was appended is kept, whatever became of it.
+  std::vector<std::string> appends(lines.begin(), lines.begin() + 2);
+  for (int i = 0; i < 10; ++i) appends.push_back(lines[2]);
+  for (const char* placement : {"lowest", "other"}) {
+    appends[0] = Replaced(header, "lowest", placement);
+    ExpectBadInput(Lines(appends), 8, "append: the pool would now need");
+  }
   // A list that names a sequence again and again.
   std::string again = "0";
   for (int i = 0; i < 100000; ++i) again += ",0";

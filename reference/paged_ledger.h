@@ -65,6 +65,7 @@ class PagedLedger {
               const TensorView& value) {
     std::vector<KvRows>& appended = sequences_.at(sequence).appended[layer];
     appended.clear();
+    appended.reserve(static_cast<std::size_t>(key.shape[2]));
     for (std::int64_t i = 0; i < key.shape[2]; ++i) {
       appended.push_back(
           {CopyOf(Slice(key, 2, i), spec_.dtype),
@@ -78,8 +79,10 @@ class PagedLedger {
     Sequence& to = sequences_.at(sequence);
     for (int i = 0; i < new_tokens; ++i) {
       Rows rows;
+      rows.reserve(static_cast<std::size_t>(spec_.layers));
       for (int layer = 0; layer < spec_.layers; ++layer) {
-        rows.push_back(to.appended.at(layer).at(static_cast<std::size_t>(i)));
+        rows.push_back(
+            std::move(to.appended.at(layer).at(static_cast<std::size_t>(i))));
       }
       int prefix = to.tokens.empty() ? to.start : to.tokens.back().prefix;
       if (tokens.empty()) prefix = kUnknown;
@@ -163,6 +166,31 @@ class PagedLedger {
     const Token& other = sequences_.at(b).tokens[at];
     if (one.prefix != other.prefix) return false;
     return one.prefix != kUnknown || one.rows == other.rows;
+  }
+
+  // Whether they may have the same rows there. If so, they have them: neither
+  // may have others later. Requires: SameToken.
+  bool ShareRows(int a, int b, int position) {
+    const auto at = static_cast<std::size_t>(position);
+    auto& one = sequences_.at(a).tokens[at].rows;
+    auto& other = sequences_.at(b).tokens[at].rows;
+    if (one == other) return true;
+    std::vector<std::shared_ptr<const Rows>> both;
+    for (const auto& rows : one) {
+      const bool shared = std::ranges::any_of(other, [&](const auto& others) {
+        return rows == others || *rows == *others;
+      });
+      if (shared) both.push_back(rows);
+    }
+    if (both.empty()) return false;
+    one = both;
+    other = std::move(both);
+    return true;
+  }
+
+  // Whether a sequence was ever opened under this key, which is kept.
+  bool KnowsKey(const PrefixKey& key) const {
+    return starts_.contains({key.salt, key.extra});
   }
 
   // Tokens of all sequences, and rows that they may have.
