@@ -86,15 +86,25 @@ void ReadCommit(const JsonFields& fields, PagedTraceOp& op) {
   }
 }
 
+// Null, or a tensor of no numbers whose shape says so.
+bool IsOfNoRows(const JsonValue& tensor) {
+  if (tensor.type == JsonValue::Type::kNull) return true;
+  const JsonValue* shape = tensor.Find("shape");
+  const JsonValue* data = tensor.Find("data");
+  return shape != nullptr && data != nullptr && data->IsNumbers() &&
+         data->numbers.empty() && shape->IsNumbers() &&
+         shape->numbers.size() > 2 && shape->numbers[2] == 0;
+}
+
 void ReadViews(const JsonFields& fields, const PagedSpec& spec,
                PagedTraceOp& op) {
   if (fields.Find("blocks") != nullptr) op.blocks = fields.Ints("blocks");
   const JsonValue* key = fields.Need("key");
   if (key == nullptr) return;
   const JsonValue* value = fields.Find("value");
-  if (key->type == JsonValue::Type::kNull) {
-    if (value == nullptr || value->type == JsonValue::Type::kNull) return;
-    fields.Fail("value", "has rows, key is null");
+  if (IsOfNoRows(*key)) {
+    if (value == nullptr || IsOfNoRows(*value)) return;
+    fields.Fail("value", "has rows, key has none");
     return;
   }
   op.key = ReadTensor(fields, "key", spec.dtype);

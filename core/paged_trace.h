@@ -18,6 +18,10 @@
 namespace kvtwin {
 
 inline constexpr int kTracePoolLayersMax = 4096;
+inline constexpr int kTracePoolSequencesMax = 4096;  // At a time.
+// How often the same tokens may be committed: a prompt that finds them may get
+// any of their rows.
+inline constexpr int kTracePoolCommitsMax = 1024;
 
 struct PagedTraceHeader {
   std::string producer;

@@ -23,6 +23,9 @@ kvtwin_command_test(check_pools EXIT 0 PRINTS "^3 accepted, 0 rejected"
 kvtwin_command_test(show_pool EXIT 0
   PRINTS "^    sequence 0      0 tokens and 4 appended  blocks 0 1$"
   ARGS show recordings/pools/f32.jsonl)
+kvtwin_command_test(show_pool_csr EXIT 0
+  PRINTS "  csr  sequences .*, indptr .0, .*, last_page_len "
+  ARGS show recordings/pools/f32.jsonl)
 kvtwin_command_test(show_pool_json EXIT 0
   PRINTS "\"sequences\":.{\"sequence\":0,\"len\":0,\"appended\":4,"
   ARGS show --json recordings/pools/f32.jsonl)

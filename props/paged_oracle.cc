@@ -63,6 +63,16 @@ double KeyBytes(const PrefixKey& key) {
   return bytes;
 }
 
+bool SameAs(const TensorView& found, const TensorView& due) {
+  return CopyOf(found, found.dtype).bytes == CopyOf(due, found.dtype).bytes;
+}
+
+// Whether storing what was found, which is f32, gives what is due.
+bool IsAsPut(const TensorView& found, const TensorView& due, DType stored) {
+  return found.dtype != stored &&
+         SameAs(CopyOf(CopyOf(found, stored).view(), found.dtype).view(), due);
+}
+
 }  // namespace
 
 bool ChangesBlocks(PagedTraceOpKind kind) {
@@ -73,6 +83,13 @@ bool ChangesBlocks(PagedTraceOpKind kind) {
 
 const PagedPool* PagedOracle::twin() const {
   return twins_.empty() ? nullptr : twins_.front().pool.get();
+}
+
+int PagedOracle::Appended(int sequence) const {
+  // Behind a wrong line, the ledger stands still.
+  if (!ledger_->Has(sequence)) return 0;
+  const int len = ledger_->SeqLen(sequence);
+  return len == SeqLen(sequence) ? ledger_->End(sequence) - len : 0;
 }
 
 int PagedOracle::BlocksFor(int tokens) const {
@@ -149,6 +166,11 @@ std::string PagedOracle::FindMisuse(const PagedTraceOp& op) {
 
 std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
   int added = 0;
+  const bool makes = op.kind == Kind::kOpen || op.kind == Kind::kFork;
+  if (makes && std::ssize(sequences_) >= kTracePoolSequencesMax) {
+    return fmt::format("there are {} sequences, this program stops there",
+                       kTracePoolSequencesMax);
+  }
   if (op.kind == Kind::kAppend && op.result == StatusCode::kOk) {
     kept_bytes_ += RowCount(op) * kRowBytes +
                    static_cast<double>(op.key->bytes.size()) +
@@ -191,10 +213,10 @@ std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
 }
 
 void PagedOracle::Remember(const PagedTraceOp& op) {
-  if (ChangesBlocks(op.kind)) {
-    blocks_.clear();
-    owners_.clear();
-  }
+  if (ChangesBlocks(op.kind)) longest_blocks_.reset();
+  // The blocks of a fork's source, as those of other sequences, stay.
+  const bool makes = op.kind == Kind::kOpen || op.kind == Kind::kFork;
+  if (ChangesBlocks(op.kind) && !makes) ForgetBlocks(op.seq);
   if (op.kind == Kind::kFree) sequences_.erase(op.seq);
   if (op.kind != Kind::kAppend || op.result != StatusCode::kOk) return;
   const std::vector<int> sequences(static_cast<std::size_t>(RowCount(op)),
@@ -206,6 +228,18 @@ void PagedOracle::Remember(const PagedTraceOp& op) {
   puts_.Add(op.line, RowsOf(op), 0, op.layer, sequences, positions);
 }
 
+void PagedOracle::ForgetBlocks(int sequence) {
+  const auto list = blocks_.find(sequence);
+  if (list == blocks_.end()) return;
+  for (const auto& [index, shown] : list->second) {
+    auto& by_end = owners_.at(shown.block).by_end;
+    by_end.erase({shown.end, sequence});
+    if (by_end.size() == 1) --shared_;
+    if (by_end.empty()) owners_.erase(shown.block);
+  }
+  blocks_.erase(list);
+}
+
 OracleStep PagedOracle::Step(const PagedTraceOp& op) {
   OracleStep step;
   step.bad_input = FindMisuse(op);
@@ -213,16 +247,22 @@ OracleStep PagedOracle::Step(const PagedTraceOp& op) {
   if (!step.bad_input.empty()) return step;
   Remember(op);
   if (!twins_hold_) twins_.clear();
-  std::vector<Place> places;
-  const std::optional<Finding> malformed = ReadPlaces(op, places);
+  places_.clear();
+  const std::optional<Finding> malformed = ReadPlaces(op, places_);
   if (!twins_.empty()) {
-    step.identity = malformed ? malformed : CompareTwins(op, places);
+    step.identity = malformed ? malformed : CompareTwins(op, places_);
   }
   twins_hold_ = !step.identity;
   if (ledger_holds_) {
-    step.entitlement = malformed ? malformed : FollowLedger(op, places);
+    step.entitlement = malformed ? malformed : FollowLedger(op, places_);
   }
   ledger_holds_ = ledger_holds_ && !step.entitlement;
+  if (ledger_->MostCommits() > kTracePoolCommitsMax) {
+    step.bad_input = fmt::format(
+        "the same tokens were committed more than {} times, this program stops "
+        "there",
+        kTracePoolCommitsMax);
+  }
   if (op.kind == Kind::kOpen || op.kind == Kind::kFork) {
     sequences_.insert(op.made);
   }
@@ -243,6 +283,9 @@ std::optional<Finding> PagedOracle::ReadPlaces(
 
 std::optional<Finding> PagedOracle::ReadViews(
     const PagedTraceOp& op, std::vector<Place>& places) const {
+  for (const int block : op.blocks.value_or(std::vector<int>())) {
+    places.push_back({op.seq, static_cast<int>(places.size()), block});
+  }
   const KvView found = RowsOf(op);
   const int count = RowCount(op);
   const PagedSpec& spec = header_.spec;
@@ -255,10 +298,15 @@ std::optional<Finding> PagedOracle::ReadViews(
     return Found("the shape of {} is {}, due is {}", name,
                  ShapeText(view->shape), ShapeText(due));
   }
-  if (!op.blocks) return std::nullopt;
-  for (const int block : *op.blocks) {
-    places.push_back({op.seq, static_cast<int>(places.size()), block});
+  if (ledger_holds_) {
+    const int due = ledger_->RowCount(op.seq, op.layer);
+    auto finding = Differs("the number of rows", count, due);
+    if (finding && count < due) {
+      finding->text += fmt::format(": {} are missing", due - count);
+    }
+    if (finding) return finding;
   }
+  if (!op.blocks) return std::nullopt;
   return Differs("the number of blocks", static_cast<int>(places.size()),
                  BlocksFor(count));
 }
@@ -366,7 +414,10 @@ std::optional<Finding> PagedOracle::Compare(
   if (op.kind == Kind::kOpen || op.kind == Kind::kFork) {
     auto finding = Differs("result", op.made, number);
     if (finding || op.kind == Kind::kFork) return finding;
-    return Differs("len", op.len, *twin.SeqLen(number));
+    finding = Differs("len", op.len, *twin.SeqLen(number));
+    const std::string other = finding ? OtherKeyText(op) : "";
+    if (!other.empty()) finding->text += ": " + other;
+    return finding;
   }
   if (op.kind == Kind::kSeqLen) return Differs("len", op.len, number);
   if (op.kind == Kind::kUsage) {
@@ -430,22 +481,36 @@ std::optional<Finding> PagedOracle::CompareViews(const PagedTraceOp& op,
   return std::nullopt;
 }
 
-// "position 3 of sequence 0 has the row of ..., due is ..."
+// "position 3 of sequence 0 has the row of ...; due is ..."
 std::string PagedOracle::WrongRow(const PagedTraceOp& op, int position,
                                   const KvView& due) const {
   const KvView found = RowsOf(op);
+  const TensorView key = Slice(found.key, 2, position);
+  const bool key_wrong = !SameAs(key, due.key);
+  const bool value_wrong =
+      op.value && !SameAs(Slice(found.value, 2, position), due.value);
+  std::string what =
+      fmt::format("position {} of sequence {} has{} ", position, op.seq,
+                  key_wrong ? "" : ", as its V, that of");
   KvView whose = found;
-  if (RowBytes(found.key, position, VLayout::kPlain) !=
-      CopyOf(due.key, found.key.dtype).bytes) {
-    whose.value = {};  // K says it; V may be right.
+  if (key_wrong) whose.value = {};  // K says it; V may be right.
+  what += AppendedText(
+      puts_.Find(whose, position, VLayout::kPlain, 0, op.layer), op.layer);
+  const DType stored = key_wrong ? key_dtype() : value_dtype();
+  const bool as_put = (!key_wrong || IsAsPut(key, due.key, key_dtype())) &&
+                      (!value_wrong || IsAsPut(Slice(found.value, 2, position),
+                                               due.value, value_dtype()));
+  if (as_put) {
+    what +=
+        fmt::format(" as it was put, not as {} stores it", DTypeName(stored));
+  } else {
+    what += "; due is " +
+            AppendedText(puts_.Find(due, 0, VLayout::kPlain, 0, op.layer),
+                         op.layer);
   }
-  return fmt::format(
-      "position {} of sequence {} has {}; due is {}; found {}, due {}",
-      position, op.seq,
-      PutText(puts_.Find(whose, position, VLayout::kPlain, 0, op.layer), 0),
-      PutText(puts_.Find(due, 0, VLayout::kPlain, 0, op.layer), 0),
-      RowText(found, position, VLayout::kPlain),
-      RowText(due, 0, VLayout::kPlain));
+  return fmt::format("{}; found {}, due {}", what,
+                     RowText(found, position, VLayout::kPlain),
+                     RowText(due, 0, VLayout::kPlain));
 }
 
 // Entitlement
@@ -466,7 +531,7 @@ std::optional<Finding> PagedOracle::FollowLedger(
       return FollowAppend(op);
     case Kind::kCommit:
       ledger_->Commit(op.seq, SeqLen(op.seq) - ledger_->SeqLen(op.seq),
-                      TokensOf(op));
+                      TokensOf(op), op.line);
       return std::nullopt;
     case Kind::kTruncate:
       ledger_->Truncate(op.seq, op.len);
@@ -485,7 +550,7 @@ std::optional<Finding> PagedOracle::FollowLedger(
       break;
   }
   for (const Place& place : places) {
-    if (auto finding = CheckPlace(place)) return finding;
+    if (auto finding = CheckPlace(place, op.line)) return finding;
   }
   return std::nullopt;
 }
@@ -495,6 +560,8 @@ std::optional<Finding> PagedOracle::FollowOpen(const PagedTraceOp& op) {
     return Found("result is {}, a sequence that there is", op.made);
   }
   if (!ledger_->MayOpen(TokensOf(op), op.prefix_key, op.len)) {
+    const std::string other = OtherKeyText(op);
+    if (!other.empty()) return Found("len is {}: {}", op.len, other);
     return Found(
         "len is {}: no such prefix was committed under this key, in whole "
         "blocks of {}, and without the prompt's last token",
@@ -502,6 +569,17 @@ std::optional<Finding> PagedOracle::FollowOpen(const PagedTraceOp& op) {
   }
   ledger_->Open(op.made, TokensOf(op), op.prefix_key, op.len);
   return std::nullopt;
+}
+
+// Of tokens that are found under a key that they were not committed under.
+std::string PagedOracle::OtherKeyText(const PagedTraceOp& op) const {
+  if (!ledger_holds_ || ledger_->MayOpen(TokensOf(op), op.prefix_key, op.len)) {
+    return "";
+  }
+  const auto line = ledger_->FirstCommit(TokensOf(op), op.len);
+  if (!line) return "";
+  return fmt::format("these tokens were committed under another key, line {}",
+                     *line);
 }
 
 std::optional<Finding> PagedOracle::FollowAppend(const PagedTraceOp& op) {
@@ -526,10 +604,6 @@ std::optional<Finding> PagedOracle::FollowAppend(const PagedTraceOp& op) {
 std::optional<Finding> PagedOracle::CheckViews(const PagedTraceOp& op) {
   const auto rows = ledger_->RowsOf(op.seq, op.layer);
   const int count = RowCount(op);
-  if (auto finding = Differs("the number of rows", count,
-                             static_cast<int>(std::ssize(rows)))) {
-    return finding;
-  }
   const KvView found = RowsOf(op);
   for (int i = 0; i < count; ++i) {
     const TensorView key = Slice(found.key, 2, i);
@@ -549,55 +623,64 @@ std::optional<Finding> PagedOracle::CheckViews(const PagedTraceOp& op) {
   return std::nullopt;
 }
 
-std::optional<Finding> PagedOracle::CheckPlace(const Place& place) {
+std::optional<Finding> PagedOracle::CheckPlace(const Place& place,
+                                               std::int64_t line) {
   const auto& [sequence, index, block] = place;
   if (block < 0 || block >= header_.spec.blocks) {
     return Found("block {} of sequence {} is {}, the pool has {}", index,
                  sequence, block, header_.spec.blocks);
   }
-  const auto [known, is_new] = blocks_[sequence].try_emplace(index, block);
-  if (known->second != block) {
-    return Found("block {} of sequence {} is {}, and was {} a few lines before",
-                 index, sequence, block, known->second);
+  const int end = ledger_->End(sequence);
+  const auto known = blocks_[sequence].find(index);
+  if (known != blocks_[sequence].end()) {
+    const Shown& before = known->second;
+    if (before.block == block) return std::nullopt;
+    return Found("block {} of sequence {} is {}, and was {} on line {}", index,
+                 sequence, block, before.block, before.line);
   }
-  const auto [at, is_first] =
-      owners_.try_emplace(block, Owner{sequence, index, false});
-  Owner& owner = at->second;
-  if (!is_new || is_first) return std::nullopt;
-  if (owner.index != index) {
+  Owners& owners = owners_.try_emplace(block, Owners{index, {}}).first->second;
+  if (owners.by_end.empty()) {
+    owners.by_end.emplace(end, sequence);
+    blocks_[sequence][index] = {block, line, end};
+    return std::nullopt;
+  }
+  // All agree with the longest of them.
+  const auto [other_end, other] = *owners.by_end.rbegin();
+  if (owners.index != index) {
     return Found("block {} is block {} of sequence {}, and block {} of {}",
-                 block, owner.index, owner.sequence, index, sequence);
+                 block, owners.index, other, index, sequence);
   }
   const int begin = index * header_.spec.block_size;
-  const int ends[] = {ledger_->End(sequence), ledger_->End(owner.sequence),
-                      begin + header_.spec.block_size};
-  for (int p = begin; p < *std::ranges::min_element(ends); ++p) {
-    const bool same = ledger_->SameToken(sequence, owner.sequence, p);
-    if (same && ledger_->ShareRows(sequence, owner.sequence, p)) continue;
+  const int stop = std::min({end, other_end, begin + header_.spec.block_size});
+  for (int p = begin; p < stop; ++p) {
+    const bool same = ledger_->SameToken(sequence, other, p);
+    if (same && ledger_->ShareRows(sequence, other, p)) continue;
     return Found(
         "block {} is shared by sequences {} and {}, whose {} at position {} "
         "are not the same",
-        block, owner.sequence, sequence, same ? "rows" : "tokens", p);
+        block, other, sequence, same ? "rows" : "tokens", p);
   }
-  owner.shared = true;
-  if (ends[0] > ends[1]) owner.sequence = sequence;
+  owners.by_end.emplace(end, sequence);
+  if (owners.by_end.size() == 2) ++shared_;
+  blocks_[sequence][index] = {block, line, end};
   return std::nullopt;
 }
 
-std::optional<Finding> PagedOracle::CheckUsage(const PagedUsage& usage) const {
+std::optional<Finding> PagedOracle::CheckUsage(const PagedUsage& usage) {
   const auto& [free, cached, used, shared] = usage;
   const std::int64_t all = std::int64_t{free} + cached + used;
   if (all != header_.spec.blocks) {
     return Found("free, cached and used add up to {}, the pool has {}", all,
                  header_.spec.blocks);
   }
-  int used_least = 0;
-  for (const int sequence : sequences_) {
-    used_least = std::max(used_least, BlocksFor(SeqLen(sequence)));
+  if (!longest_blocks_) {
+    longest_blocks_ = 0;
+    for (const int sequence : sequences_) {
+      longest_blocks_ = std::max(*longest_blocks_, BlocksFor(SeqLen(sequence)));
+    }
   }
-  used_least = std::max(used_least, static_cast<int>(owners_.size()));
-  const auto shared_least = std::ranges::count_if(
-      owners_, [](const auto& one) { return one.second.shared; });
+  const int used_least =
+      std::max(*longest_blocks_, static_cast<int>(owners_.size()));
   const int used_most = sequences_.empty() ? 0 : used;
   const int shared_most = sequences_.size() < 2 ? 0 : used;
   const auto outside = [](std::string_view name, std::int64_t count,
@@ -609,8 +692,7 @@ std::optional<Finding> PagedOracle::CheckUsage(const PagedUsage& usage) const {
                  count < least ? least : most);
   };
   auto finding = outside("used", used, used_least, used_most);
-  return finding ? finding
-                 : outside("shared", shared, shared_least, shared_most);
+  return finding ? finding : outside("shared", shared, shared_, shared_most);
 }
 
 }  // namespace kvtwin::props

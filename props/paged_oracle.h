@@ -17,6 +17,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/paged_trace.h"
@@ -44,9 +45,26 @@ class PagedOracle {
   const PagedPool* twin() const;
   const std::set<int>& sequences() const { return sequences_; }
   int SeqLen(int sequence) const { return *gate_->SeqLen(sequence); }
-  // By sequence and place in its list: the blocks that the recording showed
-  // since the last call that may move some.
-  const std::map<int, std::map<int, int>>& blocks() const { return blocks_; }
+  // A block that the recording showed, and on which line it did so first.
+  struct Shown {
+    int block = 0;
+    std::int64_t line = 0;
+    int end = 0;  // Of the sequence, with what is appended.
+  };
+  // By sequence and place in its list: those shown since the last call that may
+  // move blocks of that sequence.
+  const std::map<int, std::map<int, Shown>>& blocks() const { return blocks_; }
+  // Rows of the layer that has the most, behind SeqLen; 0 if they are not
+  // known any more.
+  int Appended(int sequence) const;
+  // A block in the list of a sequence.
+  struct Place {
+    int sequence = 0;
+    int index = 0;
+    int block = 0;
+  };
+  // Those of the last line.
+  const std::vector<Place>& places() const { return places_; }
 
  private:
   struct Twin {
@@ -57,23 +75,22 @@ class PagedOracle {
     Status status;
     int number = 0;  // Sequence made, start of what was appended, or length.
   };
-  // A block in the list of a sequence.
-  struct Place {
-    int sequence = 0;
+  // Sequences that have a block at the same place, by their ends.
+  struct Owners {
     int index = 0;
-    int block = 0;
-  };
-  struct Owner {
-    int sequence = 0;  // Of those that have the block, that with the most.
-    int index = 0;
-    bool shared = false;
+    std::set<std::pair<int, int>> by_end;
   };
 
   static Answer Ask(PagedPool& pool, const PagedTraceOp& op);
   std::string FindMisuse(const PagedTraceOp& op);
   std::string FindExcess(const PagedTraceOp& op);
   void Remember(const PagedTraceOp& op);
+  void ForgetBlocks(int sequence);
   int BlocksFor(int tokens) const;
+  DType key_dtype() const { return header_.spec.dtype; }
+  DType value_dtype() const {
+    return header_.spec.v_dtype.value_or(header_.spec.dtype);
+  }
 
   // What is wrong with a list or a shape, whatever blocks the pool has; else,
   // the blocks that the line shows.
@@ -99,9 +116,10 @@ class PagedOracle {
                                       const std::vector<Place>& places);
   std::optional<Finding> FollowOpen(const PagedTraceOp& op);
   std::optional<Finding> FollowAppend(const PagedTraceOp& op);
+  std::string OtherKeyText(const PagedTraceOp& op) const;
   std::optional<Finding> CheckViews(const PagedTraceOp& op);
-  std::optional<Finding> CheckPlace(const Place& place);
-  std::optional<Finding> CheckUsage(const PagedUsage& usage) const;
+  std::optional<Finding> CheckPlace(const Place& place, std::int64_t line);
+  std::optional<Finding> CheckUsage(const PagedUsage& usage);
   std::string WrongRow(const PagedTraceOp& op, int position,
                        const KvView& due) const;
 
@@ -115,12 +133,15 @@ class PagedOracle {
   bool ledger_holds_ = true;
 
   std::set<int> sequences_;
-  std::map<int, std::map<int, int>> blocks_;
-  std::map<int, Owner> owners_;  // By block.
-  double key_bytes_ = 0;         // Of the longest prefix key so far.
-  int longest_ = 0;              // The longest sequence so far, in tokens.
-  double kept_bytes_ = 0;        // Of all rows and prefix keys so far.
+  std::map<int, std::map<int, Shown>> blocks_;
+  std::map<int, Owners> owners_;       // By block.
+  int shared_ = 0;                     // Blocks of several owners.
+  std::optional<int> longest_blocks_;  // Of one sequence; by CheckUsage.
+  double key_bytes_ = 0;               // Of the longest prefix key,
+  int longest_ = 0;                    // and of the longest sequence, so far.
+  double kept_bytes_ = 0;              // Of all rows and prefix keys so far.
   PutLog puts_;
+  std::vector<Place> places_;
 };
 
 }  // namespace kvtwin::props

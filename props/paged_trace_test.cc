@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -16,6 +18,7 @@
 #include "core/trace.h"
 #include "props/judge.h"
 #include "props/paged_fuzz.h"
+#include "props/show.h"
 #include "props/test_trace.h"
 
 namespace kvtwin::props {
@@ -158,7 +161,9 @@ TEST(PagedTrace, RefusesBadLines) {
        "value has 2 rows, key has 4"},
       {9, "[1,1,4]", "[1,1,5]", "value.data has 4 numbers"},
       {9, R"({"shape":[2,1,4],"data":[100,1000,200,1001,300,1002,400,1003]})",
-       "null", "value has rows, key is null"},
+       "null", "value has rows, key has none"},
+      {9, "[100,1000,200,1001,300,1002,400,1003]", "[]",
+       "key.data has 0 numbers"},
       {9, R"("shape":[2,1,4])", R"("shape":[2,-1,4])", "key.shape[1] is -1"},
       {10, R"("begin":1)", R"("begin":"1")", "begin is '1'"},
       {10, "[1,2]", "[1,3000000000]", "slots[1] is 3000000000"},
@@ -172,6 +177,35 @@ TEST(PagedTrace, RefusesBadLines) {
       {13, R"("cached":0,)", "", "cached is missing"},
       {15, R"("seq":0)", R"("sec":0)", "seq is missing"},
   });
+}
+
+TEST(PagedTrace, ReadsATensorOfNoRows) {
+  const std::string views = R"({"op":"views","seq":0,"layer":0,"blocks":[],)"
+                            R"("key":{"shape":[2,1,0],"data":[]},)"
+                            R"("value":{"shape":[1,1,0],"data":[]}})";
+  ExpectAccept(Lines({kPoolLines[0], kPoolLines[1], views}), Level::kIdentity);
+  ExpectReject(Lines({kPoolLines[0], kPoolLines[1], kPoolLines[2], views}), 4,
+               Level::kNone);
+}
+
+TEST(PagedTrace, IsShownWithWhatItsLinesSay) {
+  std::vector<std::string> lines = kPoolLines;
+  lines[0] = Replaced(lines[0], "lowest", "other");
+  lines[3] = R"({"op":"views","seq":0,"layer":0,"key":null,"blocks":[3,1]})";
+  lines.resize(4);
+  const std::string path = testing::TempDir() + "kvtwin_pool_shown.jsonl";
+  std::ofstream(path) << Lines(lines);
+  const auto failure = ExplainRecording(path, kTwins);
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->steps[0].arguments,
+            "prompt [7, 8, 9], salt 's', extra 'x' 'y': sequence 0, 0 tokens "
+            "found");
+  for (const char* text :
+       {"    sequence 0      0 tokens and 3 appended\n",
+        "    this line has\n    sequence 0    blocks 3 1\n"}) {
+    EXPECT_NE(failure->text.find(text), std::string::npos) << failure->text;
+  }
+  std::filesystem::remove(path);
 }
 
 TEST(PagedTrace, RefusesMisuse) {

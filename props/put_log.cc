@@ -71,4 +71,13 @@ std::string PutText(const PutRow* put, std::size_t cache) {
   return text;
 }
 
+std::string AppendedText(const PutRow* put, int layer) {
+  if (put == nullptr) return "a row that was never appended";
+  std::string to;
+  if (put->layer != layer) to = fmt::format(" to layer {}", put->layer);
+  return fmt::format(
+      "the row of sequence {}, position {} (appended{} on line {})",
+      put->sequence, put->position, to, put->line);
+}
+
 }  // namespace kvtwin::props

@@ -43,6 +43,9 @@ class PutLog {
 // "the row of token sequence 1, position 3 (put on line 14)", and in which
 // cache if that is not `cache`.
 std::string PutText(const PutRow* put, std::size_t cache);
+// Of a pool: "the row of sequence 1, position 3 (appended on line 14)", and to
+// which layer if that is not `layer`.
+std::string AppendedText(const PutRow* put, int layer);
 
 }  // namespace kvtwin::props
 

@@ -94,6 +94,12 @@ TEST_F(PutLogTest, SaysWhoseRowItIs) {
             "the row of token sequence 2, position 3 (put on line 14) in cache "
             "1");
   EXPECT_EQ(PutText(nullptr, 0), "a row that was never put");
+  EXPECT_EQ(AppendedText(&put, 0),
+            "the row of sequence 2, position 3 (appended on line 14)");
+  EXPECT_EQ(AppendedText(&put, 1),
+            "the row of sequence 2, position 3 (appended to layer 0 on line "
+            "14)");
+  EXPECT_EQ(AppendedText(nullptr, 0), "a row that was never appended");
 }
 
 }  // namespace

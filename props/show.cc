@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/json_line.h"
 #include "core/names.h"
+#include "props/show_pool.h"
 #include "props/step.h"
 
 namespace kvtwin::props {
@@ -20,25 +20,7 @@ constexpr std::size_t kCellsInLine = 8;
 constexpr std::int64_t kColumnsShown = 64;
 constexpr std::int64_t kRowsShown = 24;
 constexpr std::size_t kRunsShown = 12;
-constexpr std::size_t kListsShown = 16;
-constexpr std::size_t kBlocksShown = 32;
 constexpr std::size_t kWidth = 80;
-
-// Lines of at most kWidth columns, broken at blanks.
-std::string Wrapped(std::string_view text, std::size_t indent) {
-  std::string lines;
-  while (!text.empty()) {
-    std::size_t end = std::min(text.size(), kWidth - indent);
-    if (end < text.size()) {
-      const std::size_t blank = text.rfind(' ', end);
-      if (blank != text.npos && blank > 0) end = blank;
-    }
-    lines += fmt::format("{:{}}{}\n", "", indent, text.substr(0, end));
-    text.remove_prefix(end);
-    if (text.starts_with(' ')) text.remove_prefix(1);
-  }
-  return lines;
-}
 
 // What the held cells leave.
 std::vector<Run> FreeRuns(const std::vector<Held>& held, int cells) {
@@ -142,135 +124,6 @@ std::string HeaderText(const std::string& name, const TraceHeader& header) {
       Wrapped(SizesText(header), 4));
 }
 
-// A sequence of a pool: a twin's blocks, or those that the recording showed.
-struct BlockList {
-  int sequence = 0;
-  int len = 0;
-  int appended = 0;  // To layer 0, if it is known.
-  std::vector<int> blocks;
-};
-
-std::vector<BlockList> ListsOf(const PagedOracle& oracle) {
-  std::vector<BlockList> lists;
-  for (const int sequence : oracle.sequences()) {
-    BlockList& list = lists.emplace_back();
-    list.sequence = sequence;
-    list.len = oracle.SeqLen(sequence);
-    const auto shown = oracle.blocks().find(sequence);
-    if (oracle.twin() != nullptr) {
-      const auto views = oracle.twin()->Views(sequence, 0);
-      if (!views.ok()) continue;
-      for (const PagedView& view : *views) list.blocks.push_back(view.block);
-      const int end =
-          views->empty() ? 0 : views->back().start + views->back().length;
-      list.appended = end - list.len;
-    } else if (shown != oracle.blocks().end()) {
-      for (const auto& [index, block] : shown->second) {
-        list.blocks.push_back(block);
-      }
-    }
-  }
-  return lists;
-}
-
-bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op) {
-  return ChangesBlocks(op.kind) ||
-         (oracle.twin() == nullptr && !oracle.blocks().empty());
-}
-
-// "    sequence 1  5 tokens  blocks 0* 3", for each.
-std::string BlocksText(const PagedOracle& oracle) {
-  const std::vector<BlockList> lists = ListsOf(oracle);
-  std::map<int, int> owners;  // By block.
-  for (const BlockList& list : lists) {
-    for (const int block : list.blocks) ++owners[block];
-  }
-  std::string text;
-  for (std::size_t i = 0; i < lists.size(); ++i) {
-    if (i == kListsShown) {
-      text += fmt::format("    ... and {} more\n", lists.size() - i);
-      break;
-    }
-    const auto& [sequence, len, appended, blocks] = lists[i];
-    std::string line =
-        fmt::format("sequence {:<3} {:>4} tokens", sequence, len);
-    if (appended > 0) line += fmt::format(" and {} appended", appended);
-    const std::size_t shown = std::min(blocks.size(), kBlocksShown);
-    for (std::size_t j = 0; j < shown; ++j) {
-      line += fmt::format("{} {}{}", j == 0 ? "  blocks" : "", blocks[j],
-                          owners[blocks[j]] > 1 ? "*" : "");
-    }
-    if (shown < blocks.size()) line += " ...";
-    text += Wrapped(line, 4);
-  }
-  if (oracle.twin() == nullptr) return text;
-  const PagedUsage usage = oracle.twin()->Usage();
-  return text + fmt::format("    free {}, cached {}, used {}, shared {}\n",
-                            usage.free, usage.cached, usage.used, usage.shared);
-}
-
-std::string NumbersText(const std::vector<int>& numbers) {
-  const std::size_t shown = std::min(numbers.size(), kBlocksShown);
-  return fmt::format("[{}{}]",
-                     fmt::join(numbers.begin(),
-                               numbers.begin() + static_cast<int>(shown), ", "),
-                     shown < numbers.size() ? ", ..." : "");
-}
-
-// "sequence 0, layer 0, K [2, 1, 3]: ok".
-std::string CallText(const PagedTraceOp& op) {
-  const std::string sequence = fmt::format("sequence {}", op.seq);
-  const std::string rows =
-      fmt::format("{}, layer {}, {}", sequence, op.layer,
-                  op.key ? "K " + ShapeText(op.key->shape) : "no rows");
-  switch (op.kind) {
-    case PagedTraceOpKind::kOpen:
-      return fmt::format("prompt {}: sequence {}, {} tokens found",
-                         NumbersText(op.tokens.value_or(std::vector<int>())),
-                         op.made, op.len);
-    case PagedTraceOpKind::kFork:
-      return fmt::format("{}, len {}: sequence {}", sequence, op.len, op.made);
-    case PagedTraceOpKind::kAppend:
-      return fmt::format("{}: {}", rows, StatusName(op.result));
-    case PagedTraceOpKind::kCommit:
-      if (op.tokens) return sequence + ", tokens " + NumbersText(*op.tokens);
-      return fmt::format("{}, {} tokens", sequence, op.new_tokens);
-    case PagedTraceOpKind::kTruncate:
-    case PagedTraceOpKind::kSeqLen:
-      return fmt::format("{}, len {}", sequence, op.len);
-    case PagedTraceOpKind::kFree:
-      return sequence;
-    case PagedTraceOpKind::kViews:
-      if (!op.blocks) return rows;
-      return rows + ", blocks " + NumbersText(*op.blocks);
-    case PagedTraceOpKind::kSlots:
-      return fmt::format("{}, from {}: {}", sequence, op.begin,
-                         NumbersText(op.slots));
-    case PagedTraceOpKind::kTable:
-      return fmt::format("sequences {}: {}", NumbersText(op.sequences),
-                         NumbersText(op.table.blocks));
-    case PagedTraceOpKind::kCsr:
-      return fmt::format("sequences {}: {}", NumbersText(op.sequences),
-                         NumbersText(op.csr.indices));
-    case PagedTraceOpKind::kUsage:
-      return fmt::format("free {}, cached {}, used {}, shared {}",
-                         op.usage.free, op.usage.cached, op.usage.used,
-                         op.usage.shared);
-  }
-  return "";
-}
-
-std::string PoolText(const PagedTraceHeader& header) {
-  const PagedSpec& spec = header.spec;
-  return fmt::format(
-      "pool of {} blocks of {} tokens, sequences up to {}; {}{}; {} placement; "
-      "recorded by '{}'",
-      spec.blocks, spec.block_size, spec.max_seq_len, DTypeName(spec.dtype),
-      spec.v_dtype ? fmt::format(" (V {})", DTypeName(*spec.v_dtype)) : "",
-      header.entitlement_only ? "other" : "lowest",
-      Printable(header.producer, 60));
-}
-
 std::string HeaderText(const std::string& name,
                        const PagedTraceHeader& header) {
   return fmt::format("{}\n{}    3* is a block that several sequences have\n\n",
@@ -313,9 +166,10 @@ class Shower {
   std::string StepText(const PagedOracle& oracle, const PagedTraceOp& op,
                        const Finding* wrong) const {
     return fmt::format("{:>5}  {}  {}\n", op.line, TraceOpName(op.kind),
-                       CallText(op)) +
+                       PoolCallText(op)) +
            (wrong != nullptr || ShowsBlocks(oracle, op) ? BlocksText(oracle)
                                                         : "") +
+           (wrong != nullptr ? GivenText(oracle) : "") +
            WrongText(op.line, wrong);
   }
 
@@ -411,7 +265,7 @@ class Shower {
                               const Finding* wrong) {
     nlohmann::ordered_json json = {{"line", op.line},
                                    {"op", TraceOpName(op.kind)},
-                                   {"call", CallText(op)}};
+                                   {"call", PoolCallText(op)}};
     auto& sequences = json["sequences"] = nlohmann::ordered_json::array();
     for (const auto& [sequence, len, appended, blocks] : ListsOf(oracle)) {
       sequences.push_back({{"sequence", sequence},
@@ -458,6 +312,21 @@ Step DrawnStep(const Oracle& oracle, const TraceOp& op, const Frame& frame) {
 }
 
 }  // namespace
+
+std::string Wrapped(std::string_view text, std::size_t indent) {
+  std::string lines;
+  while (!text.empty()) {
+    std::size_t end = std::min(text.size(), kWidth - indent);
+    if (end < text.size()) {
+      const std::size_t blank = text.rfind(' ', end);
+      if (blank != text.npos && blank > 0) end = blank;
+    }
+    lines += fmt::format("{:{}}{}\n", "", indent, text.substr(0, end));
+    text.remove_prefix(end);
+    if (text.starts_with(' ')) text.remove_prefix(1);
+  }
+  return lines;
+}
 
 std::string RunsText(const std::vector<Run>& runs) {
   std::vector<std::string> texts;
@@ -515,7 +384,7 @@ std::optional<Failure> ExplainPool(const std::string& path,
     Step& shown = failure.steps.emplace_back();
     shown.number = op.line;
     shown.call = TraceOpName(op.kind);
-    shown.arguments = CallText(op);
+    shown.arguments = PoolCallText(op);
     if (std::ssize(failure.steps) > Failure::kSteps) {
       failure.steps.erase(failure.steps.begin());
       ++failure.left_out;

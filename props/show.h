@@ -4,11 +4,13 @@
 #ifndef KVTWIN_PROPS_SHOW_H_
 #define KVTWIN_PROPS_SHOW_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <istream>
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,6 +43,9 @@ std::optional<Failure> ExplainRecording(const std::string& path,
 // counted.
 inline constexpr std::size_t kHeldShown = 48;
 std::string HeldText(const std::vector<Held>& held, std::optional<int> cells);
+
+// Lines of at most 80 columns, broken at blanks.
+std::string Wrapped(std::string_view text, std::size_t indent);
 
 // Begin and end.
 using Run = std::pair<std::int64_t, std::int64_t>;

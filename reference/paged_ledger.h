@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -36,11 +38,22 @@ class PagedLedger {
         taken > spec_.max_seq_len) {
       return false;
     }
-    int prefix = Find(starts_, {key.salt, key.extra});
-    for (int i = 0; i < taken && prefix >= 0; ++i) {
-      prefix = Find(longer_, {prefix, prompt[static_cast<std::size_t>(i)]});
+    return FindPrefix(Find(starts_, {key.salt, key.extra}), prompt, taken) !=
+           kUnknown;
+  }
+
+  // On which line, as told to Commit, these first tokens of the prompt were
+  // committed first, under whichever key they may be taken over.
+  std::optional<std::int64_t> FirstCommit(std::span<const std::int32_t> prompt,
+                                          int taken) const {
+    std::optional<std::int64_t> first;
+    for (const auto& [key, start] : starts_) {
+      if (!MayOpen(prompt, {key.first, key.second}, taken)) continue;
+      const int prefix = FindPrefix(start, prompt, taken);
+      const std::int64_t line = lines_[static_cast<std::size_t>(prefix)];
+      first = std::min(first.value_or(line), line);
     }
-    return prefix >= 0;
+    return first;
   }
 
   // Requires: MayOpen.
@@ -53,12 +66,16 @@ class PagedLedger {
       prefix = longer_.at({prefix, prompt[static_cast<std::size_t>(i)]});
       opened.tokens.push_back(
           {prefix, committed_[static_cast<std::size_t>(prefix)]});
+      held_ += HeldBy(opened.tokens.back());
     }
   }
 
   void Fork(int from, int sequence, int len) {
-    sequences_[sequence] = sequences_.at(from);
-    Truncate(sequence, len);
+    const Sequence& source = sequences_.at(from);
+    Sequence& forked = sequences_[sequence];
+    forked.start = source.start;
+    forked.tokens.assign(source.tokens.begin(), source.tokens.begin() + len);
+    for (const Token& token : forked.tokens) held_ += HeldBy(token);
   }
 
   void Append(int sequence, int layer, const TensorView& key,
@@ -75,7 +92,7 @@ class PagedLedger {
 
   // `tokens`: the last of these that are known, none or all.
   void Commit(int sequence, int new_tokens,
-              std::span<const std::int32_t> tokens) {
+              std::span<const std::int32_t> tokens, std::int64_t line = 0) {
     Sequence& to = sequences_.at(sequence);
     for (int i = 0; i < new_tokens; ++i) {
       Rows rows;
@@ -90,20 +107,29 @@ class PagedLedger {
         prefix = AddTo(longer_, {prefix, tokens[static_cast<std::size_t>(i)]});
       }
       to.tokens.push_back({prefix, {std::make_shared<Rows>(std::move(rows))}});
+      held_ += HeldBy(to.tokens.back());
       if (prefix == kUnknown) continue;
-      committed_[static_cast<std::size_t>(prefix)].push_back(
-          to.tokens.back().rows[0]);
+      auto& committed = committed_[static_cast<std::size_t>(prefix)];
+      if (committed.empty()) lines_[static_cast<std::size_t>(prefix)] = line;
+      committed.push_back(to.tokens.back().rows[0]);
+      most_commits_ = std::max(most_commits_, committed.size());
     }
     to.appended.clear();
   }
 
   void Truncate(int sequence, int len) {
     Sequence& of = sequences_.at(sequence);
-    of.tokens.resize(static_cast<std::size_t>(len));
+    while (std::ssize(of.tokens) > len) {
+      held_ -= HeldBy(of.tokens.back());
+      of.tokens.pop_back();
+    }
     of.appended.clear();
   }
 
-  void Free(int sequence) { sequences_.erase(sequence); }
+  void Free(int sequence) {
+    Truncate(sequence, 0);
+    sequences_.erase(sequence);
+  }
 
   bool Has(int sequence) const { return sequences_.contains(sequence); }
   int SeqLen(int sequence) const {
@@ -116,6 +142,13 @@ class PagedLedger {
       most = std::max(most, rows.size());
     }
     return SeqLen(sequence) + static_cast<int>(most);
+  }
+
+  int RowCount(int sequence, int layer) const {
+    const auto& appended = sequences_.at(sequence).appended;
+    const auto rows = appended.find(layer);
+    return SeqLen(sequence) +
+           (rows == appended.end() ? 0 : static_cast<int>(rows->second.size()));
   }
 
   // The rows of a layer, in order: what is committed, then what was appended.
@@ -153,7 +186,7 @@ class PagedLedger {
       }
     }
     if (left.empty()) return false;
-    of.tokens[at].rows = std::move(left);
+    Narrow(of.tokens[at], std::move(left));
     return true;
   }
 
@@ -172,19 +205,19 @@ class PagedLedger {
   // may have others later. Requires: SameToken.
   bool ShareRows(int a, int b, int position) {
     const auto at = static_cast<std::size_t>(position);
-    auto& one = sequences_.at(a).tokens[at].rows;
-    auto& other = sequences_.at(b).tokens[at].rows;
-    if (one == other) return true;
+    Token& one = sequences_.at(a).tokens[at];
+    Token& other = sequences_.at(b).tokens[at];
+    if (one.rows == other.rows) return true;
     std::vector<std::shared_ptr<const Rows>> both;
-    for (const auto& rows : one) {
-      const bool shared = std::ranges::any_of(other, [&](const auto& others) {
+    for (const auto& rows : one.rows) {
+      const auto same = [&](const auto& others) {
         return rows == others || *rows == *others;
-      });
-      if (shared) both.push_back(rows);
+      };
+      if (std::ranges::any_of(other.rows, same)) both.push_back(rows);
     }
     if (both.empty()) return false;
-    one = both;
-    other = std::move(both);
+    Narrow(one, both);
+    Narrow(other, std::move(both));
     return true;
   }
 
@@ -194,13 +227,9 @@ class PagedLedger {
   }
 
   // Tokens of all sequences, and rows that they may have.
-  std::size_t Held() const {
-    std::size_t held = 0;
-    for (const auto& [sequence, of] : sequences_) {
-      for (const Token& token : of.tokens) held += 1 + token.rows.size();
-    }
-    return held;
-  }
+  std::size_t Held() const { return held_; }
+  // How often the same tokens were committed, at most.
+  std::size_t MostCommits() const { return most_commits_; }
 
  private:
   // Tokens from the start of a sequence under a key are known by a number.
@@ -218,6 +247,22 @@ class PagedLedger {
     std::map<int, std::vector<KvRows>> appended;  // By layer.
   };
 
+  int FindPrefix(int start, std::span<const std::int32_t> tokens,
+                 int count) const {
+    int prefix = start;
+    for (int i = 0; i < count && prefix != kUnknown; ++i) {
+      prefix = Find(longer_, {prefix, tokens[static_cast<std::size_t>(i)]});
+    }
+    return prefix;
+  }
+  static std::size_t HeldBy(const Token& token) {
+    return 1 + token.rows.size();
+  }
+  void Narrow(Token& token, std::vector<std::shared_ptr<const Rows>> rows) {
+    held_ -= HeldBy(token);
+    token.rows = std::move(rows);
+    held_ += HeldBy(token);
+  }
   template <class Map>
   static int Find(const Map& map, const typename Map::key_type& key) {
     const auto found = map.find(key);
@@ -227,10 +272,19 @@ class PagedLedger {
   int AddTo(Map& map, const typename Map::key_type& key) {
     const auto [at, added] =
         map.try_emplace(key, static_cast<int>(committed_.size()));
-    if (added) committed_.emplace_back();
+    if (added) {
+      committed_.emplace_back();
+      lines_.push_back(0);
+    }
     return at->second;
   }
   static bool SameRow(const DenseTensor& row, const TensorView& shown) {
+    const TensorView due = row.view();
+    const bool dense =
+        shown.stride[0] == due.stride[0] && shown.stride[1] == due.stride[1];
+    if (dense && shown.dtype == due.dtype && shown.shape == due.shape) {
+      return std::memcmp(due.data, shown.data, row.bytes.size()) == 0;
+    }
     return CopyOf(row.view(), shown.dtype).bytes ==
            CopyOf(shown, shown.dtype).bytes;
   }
@@ -241,6 +295,9 @@ class PagedLedger {
   std::map<std::pair<int, std::int32_t>, int> longer_;  // By one token.
   // By prefix: the rows of its last token, each time that it was committed.
   std::vector<std::vector<std::shared_ptr<const Rows>>> committed_;
+  std::vector<std::int64_t> lines_;  // By prefix: of the first time.
+  std::size_t held_ = 0;
+  std::size_t most_commits_ = 0;
 };
 
 }  // namespace kvtwin::reference
