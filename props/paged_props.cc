@@ -1,9 +1,11 @@
 // The paged pool: random histories, and a few that are large.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include <sstream>
+#include <string_view>
 
 #include "core/dense_tensor.h"
 #include "kvtwin/paged.h"
@@ -191,6 +193,13 @@ TEST(Paged, TheLedgerKnowsWhichPrefixesCannotBe) {
 }
 
 // A million tokens of metadata, 64 forks of all of it, and nothing is left.
+// "1048576 tokens: 64 blocks free, 0 cached, 65536 used, 0 of them shared".
+void PrintUsage(std::string_view when, const PagedPool& pool) {
+  const PagedUsage usage = pool.Usage();
+  fmt::print("{}: {} blocks free, {} cached, {} used, {} of them shared\n",
+             when, usage.free, usage.cached, usage.used, usage.shared);
+}
+
 TEST(Paged, AMillionTokensAreForkedTruncatedAndFreed) {
   constexpr int kTokens = 1 << 20;
   constexpr int kForks = 64;
@@ -213,18 +222,22 @@ TEST(Paged, AMillionTokensAreForkedTruncatedAndFreed) {
     ASSERT_TRUE(pool->Append(first, 0, rows.view(), rows.view()).ok());
     ASSERT_TRUE(pool->Commit(first, tokens).ok());
   }
+  PrintUsage(fmt::format("{} tokens", kTokens), *pool);
   const DenseTensor one = FilledTensor(DType::kF32, {2, 1, 1, 1}, 2);
   for (int i = 0; i < kForks; ++i) {
     const int fork = *pool->Fork(first, kTokens - i - 1);
     ASSERT_TRUE(pool->Append(fork, 0, one.view(), one.view()).ok());
     ASSERT_TRUE(pool->Commit(fork, 1).ok());
   }
+  PrintUsage(fmt::format("{} forks, each with a token more", kForks), *pool);
   EXPECT_GT(pool->Usage().shared, kTokens / 16 - kForks);
   for (int i = kForks; i > 0; --i) {
     ASSERT_TRUE(pool->Truncate(i, kTokens / (i + 1)).ok());
     ASSERT_TRUE(pool->Free(i).ok());
   }
+  PrintUsage("forks truncated and freed", *pool);
   ASSERT_TRUE(pool->Free(first).ok());
+  PrintUsage("all freed", *pool);
   const PagedUsage usage = pool->Usage();
   EXPECT_EQ(usage.used, 0);
   EXPECT_EQ(usage.shared, 0);
