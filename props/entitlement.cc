@@ -180,6 +180,12 @@ std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
   return CopyOf(row, row.dtype).bytes;
 }
 
+std::string IntsText(std::span<const int> values, std::size_t most) {
+  return fmt::format(
+      "[{}{}]", fmt::join(values.first(std::min(most, values.size())), ", "),
+      values.size() > most ? ", ..." : "");
+}
+
 std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout) {
   std::string text = "K " + ElementsText(Slice(view.key, 2, column));
   if (view.value.data == nullptr) return text;

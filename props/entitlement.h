@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,9 @@ class RowOwners {
 // fastest. Of K, the layout is plain.
 std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
                                 VLayout layout);
+
+// "[3, 1, 4]", or the first `most` of them and "...".
+std::string IntsText(std::span<const int> values, std::size_t most);
 
 // "K [100, 1000] V [100, 100100]".
 std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout);

@@ -47,13 +47,6 @@ std::string RowsText(const KvView& view, std::int64_t column,
   return text.substr(0, text.find(" V "));
 }
 
-std::string IntsText(std::span<const int> values) {
-  constexpr std::size_t kShown = 16;
-  return fmt::format(
-      "[{}{}]", fmt::join(values.first(std::min(kShown, values.size())), ", "),
-      values.size() > kShown ? ", ..." : "");
-}
-
 // About what the ledger keeps for a token, and for a token in a layer, besides
 // the rows themselves.
 constexpr double kTokenBytes = 128;
@@ -370,7 +363,9 @@ std::optional<Finding> Oracle::Compare(const TraceOp& op, const Answer& due,
     const std::span<const int> cells = twin.BatchCells();
     const auto [at, due_at] = std::ranges::mismatch(*op.cells, cells);
     if (at == op.cells->end() && due_at == cells.end()) return std::nullopt;
-    finding = differs("cells", IntsText(*op.cells), IntsText(cells));
+    constexpr std::size_t kShown = 16;
+    finding =
+        differs("cells", IntsText(*op.cells, kShown), IntsText(cells, kShown));
     if (finding) return finding;
     // It is not among those that are shown.
     return Finding{fmt::format("cells[{}] is {}, due is {}",

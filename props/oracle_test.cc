@@ -243,16 +243,7 @@ TEST(Oracle, AcceptsOrRefusesARecordingCutAnywhere) {
 }
 
 RC_GTEST_PROP(Oracle, SurvivesChangedBytes, ()) {
-  std::string text = AnyAccepted();
-  const int count = *rc::gen::inRange(1, 5);
-  for (int i = 0; i < count; ++i) {
-    char& byte = text[*rc::gen::inRange<std::size_t>(0, text.size())];
-    // Mostly what keeps it JSON.
-    byte = *rc::gen::weightedOneOf<char>(
-        {{4, rc::gen::inRange('0', ':')},
-         {2, rc::gen::elementOf(std::string("[]{},:\"-.e \n"))},
-         {1, rc::gen::arbitrary<char>()}});
-  }
+  const std::string text = WithChangedBytes(AnyAccepted());
   const Judgement judgement = JudgeText(text);
   RC_ASSERT(judgement.line <= std::count(text.begin(), text.end(), '\n') + 1);
   RC_ASSERT((judgement.verdict == Verdict::kAccept) ==

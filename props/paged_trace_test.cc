@@ -335,14 +335,7 @@ TEST(PagedTrace, AcceptsOrRefusesARecordingCutAnywhere) {
 RC_GTEST_PROP(PagedTrace, SurvivesChangedBytes, ()) {
   std::string text = Lines(kPoolLines);
   if (*rc::gen::arbitrary<bool>()) text = Replaced(text, "lowest", "other");
-  const int count = *rc::gen::inRange(1, 5);
-  for (int i = 0; i < count; ++i) {
-    char& byte = text[*rc::gen::inRange<std::size_t>(0, text.size())];
-    byte = *rc::gen::weightedOneOf<char>(
-        {{4, rc::gen::inRange('0', ':')},
-         {2, rc::gen::elementOf(std::string("[]{},:\"-.e \n"))},
-         {1, rc::gen::arbitrary<char>()}});
-  }
+  text = WithChangedBytes(text);
   const Judgement judgement = JudgeText(text);
   RC_ASSERT((judgement.verdict == Verdict::kAccept) ==
             judgement.reason.empty());

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <span>
 
 #include "core/json_line.h"
 #include "core/names.h"
+#include "props/entitlement.h"
 #include "props/show.h"
 
 namespace kvtwin::props {
@@ -17,12 +19,8 @@ namespace {
 constexpr std::size_t kListsShown = 16;
 constexpr std::size_t kBlocksShown = 32;
 
-std::string NumbersText(const std::vector<int>& numbers) {
-  const std::size_t shown = std::min(numbers.size(), kBlocksShown);
-  return fmt::format("[{}{}]",
-                     fmt::join(numbers.begin(),
-                               numbers.begin() + static_cast<int>(shown), ", "),
-                     shown < numbers.size() ? ", ..." : "");
+std::string NumbersText(std::span<const int> numbers) {
+  return IntsText(numbers, kBlocksShown);
 }
 
 // ", salt 's', extra 'x' 'y'", as far as there are any.

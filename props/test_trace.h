@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <rapidcheck.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -18,6 +19,20 @@
 #include "props/judge.h"
 
 namespace kvtwin::props {
+
+// Within a property: with one to four other bytes.
+inline std::string WithChangedBytes(std::string text) {
+  const int count = *rc::gen::inRange(1, 5);
+  for (int i = 0; i < count; ++i) {
+    char& byte = text[*rc::gen::inRange<std::size_t>(0, text.size())];
+    // Mostly what keeps it JSON.
+    byte = *rc::gen::weightedOneOf<char>(
+        {{4, rc::gen::inRange('0', ':')},
+         {2, rc::gen::elementOf(std::string("[]{},:\"-.e \n"))},
+         {1, rc::gen::arbitrary<char>()}});
+  }
+  return text;
+}
 
 inline const std::vector<std::string> kTwins = {"reference", "optimized"};
 
