@@ -499,10 +499,10 @@ kvtwin_status kvtwin_record_set_layer_type(kvtwin_recorder* recorder,
 kvtwin_status kvtwin_record_put(kvtwin_recorder* recorder, int32_t layer,
                                 const kvtwin_tensor* key,
                                 const kvtwin_tensor* value);
-/* What attention would read. The mask is of the cache's mask_dtype, and without
- * data for an encoder; first_cell < 0 is not known. After a reserving
- * start_forward only the mask's shape is recorded. `value` may have no data:
- * not checked then. */
+/* What attention would read. The mask is of the cache's mask_dtype, and has no
+ * data for an encoder; first_cell < 0 is not known. `value` may have no data:
+ * not checked then. Of a reserving pass only the mask's shape is recorded, and
+ * nothing if that has no data. */
 kvtwin_status kvtwin_record_get(kvtwin_recorder* recorder, int32_t layer,
                                 const kvtwin_view* view);
 /* `answer` is KVTWIN_OK, KVTWIN_NOT_SUPPORTED or KVTWIN_SHARED_CELLS. */

@@ -1,6 +1,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "core/dense_tensor.h"
@@ -94,6 +95,7 @@ Status CheckMask(const TensorView& mask) {
 }
 
 Result<DenseTensor> MaskFromC(const TensorView& mask) {
+  if (Status status = CheckMask(mask); !status.ok()) return status;
   for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
     for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
       if (MaskElementAt(mask, column, row) != MaskElement::kNeither) continue;
@@ -106,23 +108,28 @@ Result<DenseTensor> MaskFromC(const TensorView& mask) {
   return copy;
 }
 
-Status FillGet(const kvtwin_recorder& recorder, const kvtwin_view* from,
-               TraceOp& op) {
+// The mask's shape, if there is one.
+Result<std::optional<TraceOp>> ReservedOp(const TensorView& mask, TraceOp op) {
+  if (mask.data == nullptr) return std::optional<TraceOp>();
+  op.kind = TraceOpKind::kReservedMask;
+  op.shape = mask.shape;
+  if (Status status = CheckMask(mask); !status.ok()) return status;
+  return std::optional(std::move(op));
+}
+
+// The line of a get, if it has one.
+Result<std::optional<TraceOp>> GetOp(const kvtwin_recorder& recorder, int layer,
+                                     const kvtwin_view* from) {
   kvtwin_view view{};
   Status status = ReadStruct("view", from, view);
   if (!status.ok()) return status;
   const Result<TensorView> mask = TensorFromC("view.mask", &view.mask);
   if (!mask.ok()) return mask.status();
-  const bool has_mask = mask->data != nullptr;
-  if (has_mask || recorder.reserving) status = CheckMask(*mask);
-  if (!status.ok()) return status;
+  TraceOp op = Call(TraceOpKind::kGet);
+  op.layer = layer;
   const bool own = recorder.header.entitlement_only;
   if (view.first_cell >= 0 && !own) op.first_cell = view.first_cell;
-  if (recorder.reserving) {
-    op.kind = TraceOpKind::kReservedMask;
-    op.shape = mask->shape;
-    return {};
-  }
+  if (recorder.reserving) return ReservedOp(*mask, std::move(op));
   Result<DenseTensor> key = RowsFromC("view.key", &view.key);
   if (!key.ok()) return key.status();
   op.key = std::move(*key);
@@ -131,11 +138,12 @@ Status FillGet(const kvtwin_recorder& recorder, const kvtwin_view* from,
     if (!value.ok()) return value.status();
     op.value = std::move(*value);
   }
-  if (!has_mask) return {};
-  Result<DenseTensor> copy = MaskFromC(*mask);
-  if (!copy.ok()) return copy.status();
-  op.mask = std::move(*copy);
-  return {};
+  if (mask->data != nullptr) {
+    Result<DenseTensor> copy = MaskFromC(*mask);
+    if (!copy.ok()) return copy.status();
+    op.mask = std::move(*copy);
+  }
+  return std::optional(std::move(op));
 }
 
 Status FillHeader(const kvtwin_recorder_params& params, TraceHeader& header) {
@@ -281,9 +289,12 @@ kvtwin_status kvtwin_record_put(kvtwin_recorder* recorder, int32_t layer,
 
 kvtwin_status kvtwin_record_get(kvtwin_recorder* recorder, int32_t layer,
                                 const kvtwin_view* view) {
-  return Record(recorder, TraceOpKind::kGet, [&](TraceOp& op) {
-    op.layer = layer;
-    return FillGet(*recorder, view, op);
+  return Answer([&]() -> Status {
+    Status status = NeedAll({{"recorder", recorder}});
+    if (!status.ok()) return status;
+    const auto op = GetOp(*recorder, layer, view);
+    if (!op.ok() || !op->has_value()) return op.status();
+    return WriteOp(*recorder, **op);
   });
 }
 
