@@ -34,7 +34,7 @@ readelf -d "$library" | grep -q 'SONAME.*\[libkvtwin.so.0\]' ||
   { echo "the SONAME is not libkvtwin.so.0"; exit 1; }
 
 echo '#include <kvtwin/kvtwin.h>' >"$scratch/header.c"
-for language in "c -std=c99" "c -std=c11" "c++ -std=c++11" "c++ -std=c++20"; do
+for language in "c -std=c99 -Wstrict-prototypes" "c -std=c11" "c++ -std=c++11" "c++ -std=c++20"; do
   # shellcheck disable=SC2086
   "$cxx" -x $language "${strict[@]}" -I "$prefix/include" -fsyntax-only \
     "$scratch/header.c"
