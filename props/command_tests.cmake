@@ -53,6 +53,13 @@ add_test(NAME link
           ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
           "${CMAKE_CXX_FLAGS}" ${KVTWIN_OPENMP})
 set_tests_properties(command.first_wrong_lines tidy link PROPERTIES TIMEOUT 300)
+if(KVTWIN_C_API)
+  add_test(NAME c_api
+    COMMAND ${PROJECT_SOURCE_DIR}/props/c_api_test.sh
+            ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
+            "${CMAKE_CXX_FLAGS}")
+  set_tests_properties(c_api PROPERTIES TIMEOUT 300)
+endif()
 
 kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 kind=swa window=2 cells=4 | put 0*2 | copy 0>1:2 | drop 1:0-1")
