@@ -256,6 +256,15 @@ kvtwin_backend(c_cache docs/examples/c_cache.c)
 kvtwin_backend(c_cache_bug docs/examples/c_cache.c)
 target_compile_definitions(kvtwin_c_cache_bug PRIVATE BUG)
 kvtwin_backend(sick_backend props/sick_backend.c)
+if(TARGET kvtwin_shared)
+  kvtwin_backend(twin_backend props/twin_backend.c)
+  target_link_libraries(kvtwin_twin_backend PRIVATE kvtwin_shared)
+  kvtwin_command_test(backend_twin EXIT 0
+    PRINTS "^identity     holds .it says that it does."
+    ARGS fuzz --ops 50000 --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(museum_backend EXIT 0 PRINTS "X01"
+    ARGS museum --backend --seeds 1 --only X01)
+endif()
 
 kvtwin_command_test(backend_holds EXIT 0
   PRINTS "^entitlement  holds .it says that it does."

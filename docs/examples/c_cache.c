@@ -1,5 +1,5 @@
 /* A cache of one tensor per sequence and layer, as the smallest backend that
- * kvtwin can drive (docs/backends.md):
+ * kvtwin can drive (docs/live.md):
  *
  *   gcc -shared -fPIC -I include -o mine.so docs/examples/c_cache.c
  *   build/kvtwin fuzz --backend ./mine.so

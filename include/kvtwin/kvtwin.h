@@ -1,6 +1,6 @@
 /* kvtwin from C, and from any language that can call C: the caches, recordings
  * and their check, and the table of functions by which a cache of your own is
- * driven (`kvtwin fuzz --backend ./libyours.so`, docs/backends.md). Link with
+ * driven (`kvtwin fuzz --backend ./libyours.so`, docs/live.md). Link with
  * -lkvtwin (pkg-config kvtwin); docs/c_interface.md has an example.
  *
  * No exception leaves this library. Words, units and rules are those of
