@@ -245,8 +245,9 @@ endforeach()
 # Backends of others, as shared libraries ---------------------------------------
 
 enable_language(C)
-function(kvtwin_backend name source)
-  add_library(kvtwin_${name} MODULE ${PROJECT_SOURCE_DIR}/${source})
+function(kvtwin_backend name)
+  list(TRANSFORM ARGN PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE sources)
+  add_library(kvtwin_${name} MODULE ${sources})
   set_target_properties(kvtwin_${name} PROPERTIES PREFIX "" OUTPUT_NAME ${name}
     LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/backends C_STANDARD 11)
   target_include_directories(kvtwin_${name}
@@ -256,14 +257,20 @@ kvtwin_backend(c_cache docs/examples/c_cache.c)
 kvtwin_backend(c_cache_bug docs/examples/c_cache.c)
 target_compile_definitions(kvtwin_c_cache_bug PRIVATE BUG)
 kvtwin_backend(sick_backend props/sick_backend.c)
+kvtwin_backend(c_pool docs/examples/c_pool.c)
+kvtwin_backend(c_pool_bug docs/examples/c_pool.c)
+target_compile_definitions(kvtwin_c_pool_bug PRIVATE POOL_BUG)
 if(TARGET kvtwin_shared)
-  kvtwin_backend(twin_backend props/twin_backend.c)
+  kvtwin_backend(twin_backend props/twin_backend.c props/twin_pool_backend.c)
   target_link_libraries(kvtwin_twin_backend PRIVATE kvtwin_shared)
   kvtwin_command_test(backend_twin EXIT 0
     PRINTS "^identity     holds .it says that it does."
     ARGS fuzz --ops 50000 --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(museum_backend EXIT 0 PRINTS "X01"
-    ARGS museum --backend --seeds 1 --only X01)
+  kvtwin_command_test(backend_twin_pool EXIT 0 PRINTS " 0 differences"
+    ARGS fuzz --kind paged --ops 5000
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(museum_backend EXIT 0 PRINTS "^2 of 2 found"
+    ARGS museum --backend --seeds 1 --only X01 A03p)
 endif()
 
 kvtwin_command_test(backend_holds EXIT 0
@@ -283,6 +290,15 @@ kvtwin_command_test(backend_lacks EXIT 2 PRINTS "has no such cache"
        --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(backend_no_cells EXIT 2 PRINTS "lists its cells"
   ARGS fuzz --level identity --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_is_no_pool EXIT 2 PRINTS "is no pool"
+  ARGS fuzz --kind paged --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_is_a_pool EXIT 2 PRINTS "is a pool: --kind paged"
+  ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(backend_pool_holds EXIT 0 PRINTS " 0 differences"
+  ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(backend_pool_fails EXIT 1
+  PRINTS "rerun   kvtwin run 'kvp1 .*' --backend "
+  ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
 kvtwin_command_test(backend_no_file EXIT 2 PRINTS "there is no file"
   ARGS fuzz --backend no/such/library.so)
 kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file too short"
