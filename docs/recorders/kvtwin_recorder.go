@@ -37,8 +37,8 @@
 // more is looked at here than what could not be written; `kvtwin check` says
 // what else is wrong with a recording, and in which line.
 //
-// Left out: pools of blocks (`"type": "paged"`). Calls of one Recorder must come
-// one after the other.
+// Left out: pools of blocks (`"type": "paged"`), whose lines that page has, too.
+// Calls of one Recorder must come one after the other.
 package kvtwinrecorder
 
 import (
@@ -405,7 +405,7 @@ func (r *Recorder) tensor(call, name string, tensor Tensor) {
 		}
 		number := float64(tensor.Data[offset])
 		if !finite(number) {
-			r.fail("%s%s: element %d is not finite, no line holds it", call, name, i)
+			r.fail("%s%s: element %d is not finite, which no recording can hold", call, name, i)
 			return
 		}
 		if i > 0 {

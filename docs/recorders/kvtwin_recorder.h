@@ -35,8 +35,9 @@
  * more is looked at here than what could not be written; `kvtwin check` says
  * what else is wrong with a recording, and in which line.
  *
- * Left out: pools of blocks (`"type": "paged"`). Not thread-safe: calls with
- * the same kvrec must come one after the other. */
+ * Left out: pools of blocks (`"type": "paged"`), whose lines that page has,
+ * too. Not thread-safe: calls with the same kvrec must come one after the
+ * other. */
 
 #ifndef KVTWIN_RECORDER_H_
 #define KVTWIN_RECORDER_H_
@@ -270,8 +271,9 @@ static inline int kvrec_check_tensor(kvrec* r, const char* name,
   }
   for (i = 0; i < count; ++i) {
     if (kvrec_finite((double)kvrec_element(tensor, i))) continue;
-    return kvrec_fail(r, "%s: element %lld is not finite, no line holds it",
-                      name, (long long)i);
+    return kvrec_fail(
+        r, "%s: element %lld is not finite, which no recording can hold", name,
+        (long long)i);
   }
   return 0;
 }

@@ -39,7 +39,7 @@
 //! more is looked at here than what could not be written; `kvtwin check` says
 //! what else is wrong with a recording, and in which line.
 //!
-//! Left out: pools of blocks (`"type": "paged"`).
+//! Left out: pools of blocks (`"type": "paged"`), whose lines that page has, too.
 
 #![allow(dead_code)]
 
@@ -196,7 +196,10 @@ impl Recorder<File> {
     /// Records to a file, which is made anew.
     pub fn create(path: impl AsRef<Path>, header: &Header) -> Result<Recorder<File>> {
         header.check()?;
-        Recorder::new(File::create(path)?, header)
+        let path = path.as_ref();
+        let file = File::create(path)
+            .map_err(|error| Error::new(error.kind(), format!("{}: {}", path.display(), error)))?;
+        Recorder::new(file, header)
     }
 }
 
@@ -430,7 +433,7 @@ impl<W: Write> Recorder<W> {
                     self.line += &number_text((*number).into(), 9);
                     continue;
                 }
-                Some(_) => "is not finite, no line holds it",
+                Some(_) => "is not finite, which no recording can hold",
                 None => "lies outside of its data",
             };
             return self.fail(format!("{}: {}: element {} {}", call, name, i, what));
