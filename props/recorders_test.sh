@@ -108,14 +108,26 @@ for written in right.jsonl wrong.jsonl calls/all_calls.jsonl; do
   cmp "cxx/$written" "$language/$written" || complain "other bytes: $written"
 done
 
-# Where a locale with a decimal comma can be made, C writes points in it, too.
-if [ "$language" = c ] &&
-  localedef -i de_DE -f UTF-8 "$folder/de_DE.UTF-8" >"$folder/log" 2>&1; then
-  mkdir comma
-  runs 0 env "LOCPATH=$folder" LC_ALL=de_DE.UTF-8 c/all_calls comma --comma
-  cmp c/calls/all_calls.jsonl comma/all_calls.jsonl ||
-    complain "other bytes with a decimal comma"
-  echo "with a decimal comma as well"
+# again NAME COMMAND...: another run of all_calls, in C, writes the same.
+again() {
+  mkdir "$1"
+  runs 0 "${@:2}"
+  cmp c/calls/all_calls.jsonl "$1/all_calls.jsonl" ||
+    complain "other bytes: $1"
+  cmp c/calls/refused.txt "$1/refused.txt" || complain "other refusals: $1"
+  echo "with $1 as well"
+}
+
+if [ "$language" = c ]; then
+  # Where neither NaN nor denormal numbers are, says the compiler.
+  "$cc" -std=c99 -O3 -ffast-math "-I$docs" "$tests/all_calls.c" -o fast ||
+    complain "does not build with -ffast-math"
+  again fast-math ./fast fast-math
+  # Where a locale with a decimal comma can be made: points in it, too.
+  if localedef -i de_DE -f UTF-8 "$folder/de_DE.UTF-8" >log 2>&1; then
+    again comma env "LOCPATH=$folder" LC_ALL=de_DE.UTF-8 \
+      c/all_calls comma --comma
+  fi
 fi
 [ "$wrong" -eq 0 ] && echo "$language: as $("$cxx" --version | head -n 1)"
 [ "$wrong" -eq 0 ]

@@ -7,6 +7,9 @@
 //		MaxSequences: 2, Capacity: 64, MaxBatch: 8,
 //		Layers: 1, KHeadDim: 64, KVHeads: 2, VHeadDim: 64,
 //	})
+//	if err != nil {
+//		return err
+//	}
 //
 //	pass := kvtwinrecorder.Pass{
 //		Positions: []int32{0, 1, 2}, Sequences: []int{0, 0, 0}}
@@ -22,9 +25,7 @@
 //	r.Get(0, kvtwinrecorder.None, kvtwinrecorder.Dense(kView, 64, 2, n), &value,
 //		&kvtwinrecorder.Mask{F32: mask, Columns: n, Rows: 3})
 //
-//	if err := r.Close(); err != nil {
-//		log.Print(err)
-//	}
+//	return r.Close()
 //
 // Each method writes one line, after the call that it records has answered. It
 // returns an error if that cannot be written; the first error stays: nothing is

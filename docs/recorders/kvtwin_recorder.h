@@ -163,7 +163,11 @@ static inline kvrec_header kvrec_default_header(void) {
 
 /* ---- What the functions at the end are made of. ---- */
 
-static inline int kvrec_fail(kvrec* r, const char* format, ...) {
+#ifdef __GNUC__
+__attribute__((format(printf, 2, 3)))
+#endif
+static inline int
+kvrec_fail(kvrec* r, const char* format, ...) {
   if (r->error[0] == '\0') {
     va_list arguments;
     va_start(arguments, format);
@@ -207,6 +211,21 @@ static inline void kvrec_number(kvrec* r, double number, int digits) {
     if (!plain && !in_point) fputc('.', r->out);
     in_point = !plain;
   }
+}
+
+/* From its bits: where denormal numbers are flushed, which -ffast-math does, a
+ * conversion would make them 0. */
+static inline void kvrec_f32(kvrec* r, float number) {
+  uint32_t bits, magnitude;
+  memcpy(&bits, &number, sizeof bits);
+  magnitude = bits & 0x7fffffffu;
+  if (bits != magnitude) fputc('-', r->out);
+  memcpy(&number, &magnitude, sizeof number);
+  kvrec_number(r,
+               magnitude < 0x00800000u
+                   ? (double)magnitude * 1.4012984643248171e-45 /* 2^-149 */
+                   : (double)number,
+               9);
 }
 
 static inline void kvrec_ints(kvrec* r, const char* key, const int32_t* numbers,
@@ -291,7 +310,7 @@ static inline void kvrec_tensor_key(kvrec* r, const char* key,
   fputs("],\"data\":[", r->out);
   for (i = 0; i < count; ++i) {
     if (i > 0) fputc(',', r->out);
-    kvrec_number(r, (double)kvrec_element(tensor, i), 9);
+    kvrec_f32(r, kvrec_element(tensor, i));
   }
   fputs("]}", r->out);
 }
