@@ -199,6 +199,15 @@ add_test(NAME command.pipe
 set_tests_properties(command.pipe PROPERTIES
   SKIP_RETURN_CODE 77 TIMEOUT 300)
 
+# The recorders that authors copy, each where its compiler is.
+foreach(language c go rust)
+  add_test(NAME command.recorders_${language}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/recorders_test.sh
+            $<TARGET_FILE:kvtwin_command> ${CMAKE_CXX_COMPILER} ${language})
+  set_tests_properties(command.recorders_${language} PROPERTIES
+    SKIP_RETURN_CODE 77 TIMEOUT 300)
+endforeach()
+
 # A saved state is shown; what is none is refused, at once and by its name.
 kvtwin_command_test(state_shows EXIT 0 PRINTS "token  0\\+1@0  0\\+1@1"
   ARGS state --model "a model" recordings/state.safetensors)
