@@ -1,11 +1,13 @@
-"""Tiny random models: as GGUF files for llama.cpp, and computed by numpy."""
+"""Tiny random models: as files for llama.cpp, and computed from history."""
 
+import copy
 import dataclasses
 
 import gguf
 import numpy as np
 
 VOCAB, EMBD, HEADS, KV_HEADS, FF = 64, 64, 4, 2, 96
+SEQUENCES = 3
 EPS, ROPE_BASE = 1e-5, 500.0
 
 
@@ -176,3 +178,186 @@ class Model:
     def _norm(self, x, name):
         mean = np.mean(x * x, axis=1, keepdims=True)
         return x / np.sqrt(mean + EPS) * self.weights[name]
+
+
+@dataclasses.dataclass
+class Token:
+    """One decoded token. K is as rotated and rounded when it was decoded."""
+
+    position: int
+    sequences: set
+    past: int  # Tells apart tokens that have seen different things.
+    keys: list  # Of each layer: [KV_HEADS, head_dim].
+    values: list
+    turned: int = 0  # K has been rotated by this since,
+    pending: int = 0  # and the next decode rotates it by this.
+
+
+class History:
+    """Our side: what was decoded, as a list of tokens for each stream."""
+
+    def __init__(self, model, config, rules):
+        self.model, self.config, self.rules = model, config, rules
+        self.streams = [[] for _ in range(1 if config.unified else SEQUENCES)]
+        self.copied = set()  # Streams whose rows are copied at a decode.
+        self.window = max(model.arch.windows)
+
+    def stream(self, sequence):
+        return self.streams[0 if self.config.unified else sequence]
+
+    def tokens(self, sequence):
+        return [t for t in self.stream(sequence) if sequence in t.sequences]
+
+    def end(self, sequence):
+        return max((t.position for t in self.tokens(sequence)), default=-1)
+
+    def room(self, sequence):
+        return self.config.cells - len(self.stream(sequence))
+
+    def settle(self):
+        """What a decode begins with: shifts and copies are done."""
+        for token in sum(self.streams, []):
+            token.turned += token.pending
+            token.pending = 0
+        self.copied.clear()
+
+    def decode(self, batch):
+        """The logits of a batch of (id, position, sequences)."""
+        self.settle()
+        ids, positions, sequences = zip(*batch)
+        firsts = [s[0] for s in sequences]
+        x = self.model.embed(np.array(ids))
+        pasts = {s: hash(tuple(t.past for t in self.tokens(s)))
+                 for s in set(firsts)}
+        new = []
+        for i, (ident, position, owners) in enumerate(batch):
+            past = hash((pasts[owners[0]], position, ident))
+            pasts[owners[0]] = past
+            new.append(Token(position, set(owners), past, [], []))
+        for stream in {id(self.stream(s)): self.stream(s)
+                       for s in firsts}.values():
+            stream += [t for t, s in zip(new, firsts)
+                       if self.stream(s) is stream]
+        for layer, (window, rope) in enumerate(
+            zip(self.model.arch.windows, self.model.arch.rope)
+        ):
+            q, k, v = self.model.qkv(layer, x)
+            if rope:
+                q = rotate(q, positions)
+                k = rotate(k, positions)
+            k = rounded(k, self.config.dtype)
+            v = rounded(v, self.config.dtype)
+            for i, token in enumerate(new):
+                token.keys.append(k[i])
+                token.values.append(v[i])
+            x = self._attend(layer, window, rope, x, q, firsts, positions)
+        return self.model.logits(x)
+
+    def _attend(self, layer, window, rope, x, q, firsts, positions):
+        streams = {id(self.stream(s)): self.stream(s) for s in firsts}
+        seen = sum(streams.values(), [])
+        of = np.concatenate([np.full(len(t), i) for i, t in streams.items()])
+        keys = np.stack([t.keys[layer] for t in seen])
+        values = np.stack([t.values[layer] for t in seen])
+        turned = np.array([t.turned for t in seen])
+        if "no-turn" not in self.rules and turned.any():
+            base = ROPE_BASE
+            if window and "swa-base" in self.rules:
+                base = 10000.0
+            if rope or "nope" in self.rules:
+                keys = rotate(keys, turned, base)
+        at = np.array([t.position for t in seen])
+        visible = np.empty((len(firsts), len(seen)), bool)
+        for i, (sequence, position) in enumerate(zip(firsts, positions)):
+            mine = np.array([sequence in t.sequences for t in seen])
+            mine &= (of == id(self.stream(sequence))) & (at <= position)
+            if window:
+                window_here = window + ("window-plus-one" in self.rules)
+                mine &= position - at < window_here
+            visible[i] = mine
+        return self.model.after_attention(layer, x, q, keys, values, visible)
+
+    def remove(self, sequence, begin, end):
+        """Of one sequence or, -1, of all."""
+        for stream in self.streams:
+            for token in stream:
+                if begin <= token.position < end:
+                    token.sequences -= (
+                        token.sequences if sequence < 0 else {sequence}
+                    )
+        self._drop()
+        if "remove-shifts" in self.rules and sequence >= 0 and end < 1 << 30:
+            self.add(sequence, end, 1 << 31, begin - end)
+
+    def copy(self, source, target, begin, end):
+        if source == target:
+            return
+        if "copy-replaces" in self.rules:
+            self.remove(target, 0, 1 << 31)
+        if self.config.unified:
+            for token in self.tokens(source):
+                if begin <= token.position < end:
+                    token.sequences.add(target)
+            return
+        tokens = self.tokens(source)
+        if "whole" not in self.rules:
+            tokens = [t for t in tokens if begin <= t.position < end]
+        if tokens or "whole" in self.rules:
+            self._replace(target, tokens)
+            self.copied.add(target)
+
+    def _replace(self, target, tokens):
+        tokens = [dataclasses.replace(t, sequences={target}) for t in tokens]
+        self.remove(target, 0, 1 << 31)
+        self.stream(target).extend(tokens)
+
+    def keep(self, sequence):
+        for stream in self.streams:
+            if "keep" in self.rules and stream is not self.stream(sequence):
+                continue
+            for token in stream:
+                token.sequences &= {sequence}
+        self._drop()
+
+    def add(self, sequence, begin, end, delta):
+        for token in self.tokens(sequence):
+            if not begin <= token.position < end:
+                continue
+            if "add-own" in self.rules and len(token.sequences) > 1:
+                token.sequences.remove(sequence)
+                token = copy.copy(token)
+                token.sequences = {sequence}
+                self.stream(sequence).append(token)
+            token.position += delta
+            token.pending += delta
+            if token.position < 0:
+                token.sequences.clear()
+        self._drop()
+
+    def divide(self, sequence, begin, end, by):
+        for token in self.tokens(sequence):
+            if begin <= token.position < end:
+                delta = token.position // by - token.position
+                token.position += delta
+                token.pending += -delta if "div" in self.rules else delta
+
+    def load(self, source, target):
+        """What saving one sequence and loading it as another one does."""
+        tokens = self.tokens(source)
+        if "save" in self.rules:
+            tokens = [dataclasses.replace(t, pending=0) for t in tokens]
+        self._replace(target, tokens)
+
+    def reload(self):
+        """What saving all and loading it again does."""
+        if "save" in self.rules:
+            for token in sum(self.streams, []):
+                token.pending = 0
+
+    def clear(self):
+        for stream in self.streams:
+            stream.clear()
+
+    def _drop(self):
+        for stream in self.streams:
+            stream[:] = [t for t in stream if t.sequences]
