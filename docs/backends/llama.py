@@ -16,6 +16,9 @@ import sys
 import tempfile
 import traceback
 
+# Tiny matrices gain nothing from threads.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 import llama_cpp
 import numpy as np
 
@@ -40,6 +43,9 @@ QUIRKS = {
     "save": "saved sequences lack shifts and copies that are pending",
     "whole": "between streams, seq_cp copies all where p1 is 0 or n_ctx - 1",
     "forgotten": "a sequence is called empty while tokens of it are seen",
+    "split": "seq_add moves a shared token in the layers without window only",
+    "empty": "loading an empty sequence keeps the tokens that were there",
+    "prepare": "a batch of several ubatches takes from a window what it needs",
     "crash": "a shift of quantized K crashes unless heads are multiples of 64",
 }
 # What nobody does. Each must be found.
@@ -197,22 +203,20 @@ class Run:
         self.worst = 0.0
 
     def resumable(self, sequence):
-        """Has llama.cpp all that the next token should see in the window?
+        """Does no token that the next one should see miss from the window?"""
+        bound = self.theirs.extent(sequence)[1] + 1 - self.ours.window
+        return not any(
+            t.position > bound and sequence in t.gone
+            for t in self.ours.tokens(sequence)
+        )
 
-        seq_pos_min is how it tells its caller that it has not."""
-        tokens = self.ours.tokens(sequence)
-        if not self.ours.window or not tokens:
-            return True
-        bound = self.ours.end(sequence) + 1 - self.ours.window
-        needed = [t.position for t in tokens if t.position > bound]
-        first = self.theirs.extent(sequence)[0]
-        return 0 <= first <= min(needed)
-
-    def lost(self, sequence):
-        """Positions that have left a window's cache, as seq_pos_min tells."""
-        first = self.theirs.extent(sequence)[0]
-        held = [t.position for t in self.ours.tokens(sequence)]
-        return [p for p in held if first < 0 or p < first]
+    def forget(self):
+        """A caller learns from seq_pos_min what has left a window's cache."""
+        for sequence in range(SEQUENCES if self.ours.window else 0):
+            first = self.theirs.extent(sequence)[0]
+            for token in self.ours.tokens(sequence):
+                if first < 0 or token.position < first:
+                    token.gone.add(sequence)
 
     def step(self, call):
         """None if both agree, or if the call was skipped."""
@@ -231,17 +235,16 @@ class Run:
 
     def positions(self):
         """Do both say that the sequences reach from here to there?"""
+        self.forget()
         for sequence in range(SEQUENCES):
             first, last = self.theirs.extent(sequence)
-            held = [t.position for t in self.ours.tokens(sequence)]
-            low, high = min(held, default=-1), max(held, default=-1)
-            if self.ours.window and (first, last) != (-1, -1):
-                fine = last == high and first >= low
-            else:
-                fine = (first, last) == (low, high)
-            if self.ours.window and last == -1 and "forgotten" in self.rules:
-                fine = True
-            if not fine:
+            tokens = self.ours.tokens(sequence)
+            low = [t.position for t in tokens if sequence not in t.gone]
+            high = low if "forgotten" in self.rules else [
+                t.position for t in tokens
+            ]
+            low, high = min(low, default=-1), max(high, default=-1)
+            if (first, last) != (low, high):
                 return Difference(
                     "positions",
                     f"sequence {sequence} is at {low} to {high}, "
@@ -269,7 +272,7 @@ class Run:
         if len(runs) > 1 or len(runs[0][1]) > self.config.ubatch:
             repeats = ()
         for sequences, ids in runs:
-            end = self.ours.end(sequences[0])
+            end = self.theirs.extent(sequences[0])[1]
             position = end + 1 if end >= 0 else start
             for i, ident in enumerate(ids):
                 if i and i not in repeats:
@@ -280,6 +283,10 @@ class Run:
         batch = [entry for _, _, entry in batch]
         if len(batch) > BATCH:
             return None
+        if "prepare" in self.rules and self.ours.window:
+            equal = self.config.unified or len({len(r) for _, r in runs}) == 1
+            if len(batch) > self.config.ubatch or not equal:
+                return None
         fits = all(
             self.ours.room(s) >= sum(
                 self.ours.stream(s) is self.ours.stream(owners[0])
@@ -354,11 +361,6 @@ class Run:
             0 < bound < self.config.cells - 1 for bound in (begin, end)
         ):
             begin, end = -1, -1  # llama.cpp aborts at other ranges.
-        lost = self.lost(source)
-        if any(begin <= p < far(end) for p in lost) and (
-            self.ours.tokens(target) or self.lost(target)
-        ):
-            return
         self.say(f"seq_cp({source}, {target}, {begin}, {end})")
         self.theirs.copy(source, target, begin, end)
         self.ours.copy(source, target, begin, far(end))
@@ -369,12 +371,13 @@ class Run:
         self.ours.keep(sequence)
 
     def do_add(self, sequence, begin, end, delta):
-        first, last = self.theirs.extent(sequence)
+        last = self.theirs.extent(sequence)[1]
         if not self.can_shift() or last < 0:
             return
-        # What has left a window's cache cannot move.
-        lost = self.lost(sequence)
-        if lost and min(begin, begin + delta) <= max(lost):
+        if "split" in self.rules and any(
+            begin <= t.position < far(end) and sequence in t.gone
+            and t.sequences - t.gone for t in self.ours.tokens(sequence)
+        ):
             return
         if last + delta > 2000:
             return
@@ -383,7 +386,9 @@ class Run:
         self.ours.add(sequence, begin, far(end), delta)
 
     def do_div(self, sequence, begin, end, by):
-        if not self.can_shift() or self.ours.window:
+        if not self.can_shift() or any(
+            t.gone for t in self.ours.tokens(sequence)
+        ):
             return
         self.say(f"seq_div({sequence}, {begin}, {end}, {by})")
         self.theirs.divide(sequence, begin, end, by)
@@ -392,10 +397,15 @@ class Run:
     def do_load(self, source, target):
         if "save" in self.rules and {source, target} & self.ours.copied:
             return None
+        tokens = self.ours.tokens(source)
+        if "empty" in self.rules and tokens and (
+            all(source in t.gone for t in tokens)
+        ):
+            return None
         room = self.ours.room(target) + len(
             [t for t in self.ours.tokens(target) if len(t.sequences) == 1]
         )
-        if room < len(self.ours.tokens(source)):
+        if room < len(tokens):
             return None
         self.say(f"load({source} as {target})")
         loaded = self.theirs.load(source, target)
@@ -562,22 +572,30 @@ def shrink(models, config, rules, calls, kind):
 
     def simpler(call):
         """Calls that are simpler than this one, simplest first."""
-        if call[0] != "decode":
+        name, *rest = call
+        if name in ("rm", "cp", "add", "div"):
+            begin = 2 if name == "cp" else 1
+            if rest[begin] > 0:
+                yield call[: begin + 1] + (0,) + call[begin + 2:]
+            if rest[begin + 1] >= 0:
+                yield call[: begin + 2] + (-1,) + call[begin + 3:]
+        if name == "add" and abs(rest[3]) > 1:
+            yield call[:4] + (1 if rest[3] > 0 else -1,)
+        if name != "decode":
             return
-        _, runs, start, mixed, repeats = call
+        runs, start, mixed, repeats = rest
         if len(runs) > 1:
             for i in range(len(runs)):
-                yield ("decode", runs[:i] + runs[i + 1:], start, mixed,
-                       repeats)
+                yield (name, runs[:i] + runs[i + 1:], start, mixed, repeats)
         if repeats:
-            yield ("decode", runs, start, mixed, ())
+            yield (name, runs, start, mixed, ())
         if start or mixed:
-            yield ("decode", runs, 0, False, repeats)
+            yield (name, runs, 0, False, repeats)
         for i, (sequences, ids) in enumerate(runs):
             for count in sorted({1, len(ids) // 2, len(ids) - 1}):
                 if 0 < count < len(ids):
                     fewer = ((sequences, ids[:count]),)
-                    yield ("decode", runs[:i] + fewer + runs[i + 1:], start,
+                    yield (name, runs[:i] + fewer + runs[i + 1:], start,
                            mixed, repeats)
 
     size = max(1, len(calls) // 2)
@@ -602,7 +620,7 @@ def shrink(models, config, rules, calls, kind):
             return calls
 
 
-def search(models, config, rules, seed, operations, length=40):
+def search(models, config, rules, seed, operations):
     """Random histories until one differs.
 
     Answers (calls, kind) or None, what was done, the largest difference of
@@ -613,11 +631,12 @@ def search(models, config, rules, seed, operations, length=40):
         while counts["calls"] < operations:
             rng = random.Random(f"{seed} {config} {number}")
             number += 1
-            run, length_now, difference = Run(models, config, rules), 0, None
+            run, difference = Run(models, config, rules), None
+            left = rng.choice([10, 40, 100])
             send("new")
-            while length_now < length and not difference:
+            while left > 0 and not difference:
                 for call in choose(rng, run):
-                    length_now += 1
+                    left -= 1
                     send(call)
                     difference = difference or run.step(call)
             run.theirs.close()

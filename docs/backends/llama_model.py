@@ -191,6 +191,8 @@ class Token:
     values: list
     turned: int = 0  # K has been rotated by this since,
     pending: int = 0  # and the next decode rotates it by this.
+    gone: set = dataclasses.field(default_factory=set)  # For these, it has
+    # left the cache of the layers that have a window.
 
 
 class History:
@@ -199,7 +201,7 @@ class History:
     def __init__(self, model, config, rules):
         self.model, self.config, self.rules = model, config, rules
         self.streams = [[] for _ in range(1 if config.unified else SEQUENCES)]
-        self.copied = set()  # Streams whose rows are copied at a decode.
+        self.copied = set()  # Streams that the next decode copies, from or to.
         self.window = max(model.arch.windows)
 
     def stream(self, sequence):
@@ -274,6 +276,7 @@ class History:
             if window:
                 window_here = window + ("window-plus-one" in self.rules)
                 mine &= position - at < window_here
+                mine &= ~np.array([sequence in t.gone for t in seen])
             visible[i] = mine
         return self.model.after_attention(layer, x, q, keys, values, visible)
 
@@ -283,7 +286,7 @@ class History:
             for token in stream:
                 if begin <= token.position < end:
                     token.sequences -= (
-                        token.sequences if sequence < 0 else {sequence}
+                        set(token.sequences) if sequence < 0 else {sequence}
                     )
         self._drop()
         if "remove-shifts" in self.rules and sequence >= 0 and end < 1 << 30:
@@ -297,17 +300,27 @@ class History:
         if self.config.unified:
             for token in self.tokens(source):
                 if begin <= token.position < end:
+                    if source not in token.gone:
+                        token.gone.discard(target)
+                    elif target not in token.sequences:
+                        token.gone.add(target)
                     token.sequences.add(target)
             return
         tokens = self.tokens(source)
         if "whole" not in self.rules:
             tokens = [t for t in tokens if begin <= t.position < end]
         if tokens or "whole" in self.rules:
-            self._replace(target, tokens)
-            self.copied.add(target)
+            self._replace(source, target, tokens)
+            self.copied |= {source, target}
 
-    def _replace(self, target, tokens):
-        tokens = [dataclasses.replace(t, sequences={target}) for t in tokens]
+    def _replace(self, source, target, tokens):
+        tokens = [
+            dataclasses.replace(
+                t, sequences={target},
+                gone={target} if source in t.gone else set(),
+            )
+            for t in tokens
+        ]
         self.remove(target, 0, 1 << 31)
         self.stream(target).extend(tokens)
 
@@ -344,9 +357,11 @@ class History:
     def load(self, source, target):
         """What saving one sequence and loading it as another one does."""
         tokens = self.tokens(source)
+        if not tokens and "empty" in self.rules:
+            return
         if "save" in self.rules:
             tokens = [dataclasses.replace(t, pending=0) for t in tokens]
-        self._replace(target, tokens)
+        self._replace(source, target, tokens)
 
     def reload(self):
         """What saving all and loading it again does."""
