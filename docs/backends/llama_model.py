@@ -309,11 +309,10 @@ class History:
         tokens = self.tokens(source)
         if "whole" not in self.rules:
             tokens = [t for t in tokens if begin <= t.position < end]
-        if tokens or "whole" in self.rules:
-            self._replace(source, target, tokens)
-            self.copied |= {source, target}
+        self._take(source, target, tokens, "replace" in self.rules)
+        self.copied |= {source, target}
 
-    def _replace(self, source, target, tokens):
+    def _take(self, source, target, tokens, replace):
         tokens = [
             dataclasses.replace(
                 t, sequences={target},
@@ -321,7 +320,8 @@ class History:
             )
             for t in tokens
         ]
-        self.remove(target, 0, 1 << 31)
+        if replace:
+            self.remove(target, 0, 1 << 31)
         self.stream(target).extend(tokens)
 
     def keep(self, sequence):
@@ -361,7 +361,7 @@ class History:
             return
         if "save" in self.rules:
             tokens = [dataclasses.replace(t, pending=0) for t in tokens]
-        self._replace(source, target, tokens)
+        self._take(source, target, tokens, True)
 
     def reload(self):
         """What saving all and loading it again does."""
