@@ -9,6 +9,7 @@ import argparse
 import collections
 import dataclasses
 import os
+import pathlib
 import pickle
 import random
 import signal
@@ -46,14 +47,15 @@ QUIRKS = {
     "replace": "between streams, seq_cp takes the target's own tokens away",
     "whole": "between streams, seq_cp with p1 = 0 copies all",
     "prepare": "a batch of several ubatches takes from a window what it needs",
-    "split": "seq_add moves a shared token in the layers without window only",
+    "split": "seq_add moves shared tokens in the cache without window only",
     "forgotten": "seq_pos_max leaves out tokens that some layers still see",
 }
 # Where to look for them first, of architectures and dtypes.
 PLACES = {
     "nope": "smollm3", "swa-base": "granite_swa", "crash": "q8_0",
     "prepare": "granite_swa", "split": "granite_swa",
-    "forgotten": "granite_swa", "window-plus-one": "granite_swa",
+    "forgotten": "granite_swa", "eager": "granite_swa",
+    "window-plus-one": "granite_swa",
 }
 # What nobody does. Each must be found.
 BREAKS = {
@@ -62,6 +64,7 @@ BREAKS = {
     "window-plus-one": "a window does not count the query",
     "remove-shifts": "seq_rm closes the gap",
     "add-own": "seq_add moves a shared token for one sequence only",
+    "eager": "what leaves the window is gone at once",
 }
 
 
@@ -190,6 +193,14 @@ class Theirs:
         lib.llama_memory_clear(self.memory, True)
 
 
+def span(first, last):
+    if last < 0:
+        return "no position"
+    if first < 0:
+        return f"positions up to {last}"
+    return f"{first}..{last}" if first < last else f"{first}"
+
+
 def far(end):
     """llama.h's open end, as one that compares."""
     return 1 << 31 if end < 0 else end
@@ -206,6 +217,7 @@ class Run:
         self.theirs = Theirs(theirs, config)
         self.send = send
         self.done = 0
+        signal.alarm(60)  # For a history that hangs.
         self.counts = collections.Counter()
         self.worst = 0.0
 
@@ -254,8 +266,8 @@ class Run:
             if (first, last) != (low, high):
                 return Difference(
                     "positions",
-                    f"sequence {sequence} is at {low} to {high}, "
-                    f"llama.cpp says {first} to {last}",
+                    f"sequence {sequence} is at {span(low, high)}, llama.cpp "
+                    f"says {span(first, last)}",
                 )
         return None
 
@@ -302,17 +314,17 @@ class Run:
             for s in range(SEQUENCES)
         )
         could = [s for s in range(SEQUENCES) if self.resumable(s)]
-        text = ", ".join(
-            f"{'+'.join(map(str, s))}: {len(ids)} at "
-            f"{min(p for _, p, o in batch if o == s)} to "
-            f"{max(p for _, p, o in batch if o == s)}"
-            for s, ids in runs
+        parts = []
+        for sequences, _ in runs:
+            at = [p for _, p, owners in batch if owners == sequences]
+            parts.append(
+                f"{'+'.join(map(str, sequences))} at {span(at[0], at[-1])}"
+            )
+        self.say(
+            f"decode {', '.join(parts)}"
+            f"{', some twice' if repeats else ''}"
+            f"{', mixed' if mixed and len(runs) > 1 else ''}"
         )
-        if repeats:
-            text += f", some at equal positions"
-        if mixed and len(runs) > 1:
-            text += ", mixed"
-        self.say(f"decode {text}")
         answer, theirs = self.theirs.decode(batch)
         if answer == 1 and (not fits or self.ours.window):
             # Tokens that sequences share keep their cells in a window's
@@ -334,14 +346,13 @@ class Run:
         if not wrong[worst] <= self.config.tolerance():
             _, position, owners = batch[worst]
             numbers = [
-                " ".join(f"{value:7.4f}" for value in row[worst][:6])
+                " ".join(f"{value:.2f}" for value in row[worst][:4])
                 for row in (theirs, ours)
             ]
             return Difference(
                 "logits",
-                f"logits of sequence {owners[0]} at {position} differ by "
-                f"{wrong[worst]:.3g}:\n    llama.cpp {numbers[0]} ...\n"
-                f"    ours      {numbers[1]} ...",
+                f"logits of sequence {owners[0]} at {position}: llama.cpp "
+                f"{numbers[0]} ..., ours {numbers[1]} ...",
             )
         for sequence in could:
             if not self.resumable(sequence):
@@ -432,7 +443,7 @@ class Run:
         end = self.theirs.extent(sequence)[1]
         if end < 0:
             return None
-        self.say(f"decode {sequence}: 1 at {end + step}")
+        self.say(f"decode {sequence} at {end + step}")
         answer, _ = self.theirs.decode([(0, end + step, (sequence,))])
         return None if answer == -1 else Difference(
             "gap", f"llama_decode says {answer}"
@@ -521,7 +532,6 @@ def in_child(work):
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        signal.alarm(300)
         code = 1
         try:
             os.close(reader)
@@ -608,6 +618,14 @@ def shrink(models, config, rules, calls, kind):
                     yield (name, runs[:i] + fewer + runs[i + 1:], start,
                            mixed, repeats)
 
+    def joined(one, two):
+        """One decode for two of the same sequences, if they are that."""
+        runs = [call[1] if call[0] == "decode" else () for call in (one, two)]
+        if [len(r) for r in runs] != [1, 1] or runs[0][0][0] != runs[1][0][0]:
+            return None
+        ids = runs[0][0][1] + runs[1][0][1]
+        return ("decode", ((runs[0][0][0], ids),)) + one[2:4] + ((),)
+
     size = max(1, len(calls) // 2)
     while True:
         changed = False
@@ -620,6 +638,11 @@ def shrink(models, config, rules, calls, kind):
         if size > 1:
             size //= 2
             continue
+        for at in range(len(calls) - 1):
+            both = joined(*calls[at:at + 2])
+            if both and fails(calls[:at] + [both] + calls[at + 2:]):
+                calls, changed = calls[:at] + [both] + calls[at + 2:], True
+                break
         for at in range(len(calls)):
             for call in simpler(calls[at]):
                 candidate = calls[:at] + [call] + calls[at + 1:]
@@ -672,7 +695,7 @@ def search(models, config, rules, seed, operations):
     return (calls, "crash") if number else found, counts, worst
 
 
-def report(models, config, rules, found):
+def report(models, config, rules, found, say):
     if found[1] == "crash":
         calls = shrink(models, config, rules, *found)
     else:
@@ -680,11 +703,10 @@ def report(models, config, rules, found):
             lambda send: send(shrink(models, config, rules, *found))
         )
         calls = found[0] if number else messages[0]
-    print(f"  {config}:")
     difference = replay_apart(
-        models, config, rules, calls, lambda line: print(f"    {line}")
+        models, config, rules, calls, lambda line: say(f"      {line}")
     )
-    print(f"    -> {difference.text}", flush=True)
+    say(f"      -> {difference.text}")
 
 
 def load_models(folder):
@@ -706,59 +728,76 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--calls", type=int, default=500, help="of each configuration"
+        "--hunt", type=int, metavar="CALLS",
+        help="only search: so many calls of each configuration",
     )
     parser.add_argument(
         "--break", dest="broken", choices=BREAKS, help="only this wrong rule"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write what is said to the page"
     )
     arguments = parser.parse_args()
     quiet = lib.llama_log_callback(lambda level, text, data: None)
     lib.llama_log_set(quiet, None)
     lib.llama_backend_init()
-    print(f"llama_cpp {llama_cpp.__version__}, numpy {np.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         models = load_models(folder)
+    said = []
 
-    def first(rules, place):
-        """Reports the first difference under these rules, if there is one."""
+    def say(line):
+        print(line, flush=True)
+        said.append(line)
+
+    def first(rules, place, calls=2000):
+        """Says the first difference under these rules, if there is one."""
         for config in CONFIGS:
             if place not in (None, config.arch, config.dtype):
                 continue
-            found, *_ = search(
-                models, config, rules, arguments.seed, 4 * arguments.calls
-            )
+            found, *_ = search(models, config, rules, arguments.seed, calls)
             if found:
-                report(models, config, rules, found)
-                return True
-        return False
+                say(f"    {config}")
+                report(models, config, rules, found, say)
+                return
+        say("    not found")
 
     today = frozenset(QUIRKS)
     if arguments.broken:
-        sys.exit(0 if first(today | {arguments.broken}, PLACES.get(arguments.broken)) else 1)
-    failed = False
-    print("\nHeld to llama.h, but for what is listed below:")
+        first(today | {arguments.broken}, PLACES.get(arguments.broken))
+        return
+    say(f"llama_cpp {llama_cpp.__version__}")
     for config in CONFIGS:
         found, counts, worst = search(
-            models, config, today, arguments.seed, arguments.calls
+            models, config, today, arguments.seed, arguments.hunt or 500
         )
-        print(
-            f"  {config}: {counts['calls']} calls, {counts['decode']} decodes "
-            f"of {counts['tokens']} tokens, logits within {worst:.1g}"
+        say(
+            f"{config}: {counts['calls']} calls, {counts['tokens']} tokens, "
+            + ("but" if found else f"right within {config.tolerance():g}")
         )
+        if arguments.hunt:
+            print(f"  {worst:.1g}, {dict(counts)}")
         if found:
-            report(models, config, today, found)
-            failed = True
+            report(models, config, today, found, say)
+    if arguments.hunt:
+        return
+    say("What it does today, and llama.h does not say")
     for name, text in QUIRKS.items():
-        print(f"\nDifference from llama.h: {text}.")
-        if not first(today - {name}, PLACES.get(name)):
-            print("  Not any more: take it out of QUIRKS.")
-            failed = True
+        say(f"  {text}")
+        first(today - {name}, PLACES.get(name))
+    say("Wrong rules on our side")
     for name, text in BREAKS.items():
-        print(f"\nDoes the check see if on our side {text}?")
-        if not first(today | {name}, PLACES.get(name)):
-            print("  No.")
-            failed = True
-    sys.exit(1 if failed else 0)
+        say(f"  {text}")
+        first(today | {name}, PLACES.get(name))
+    if arguments.seed != parser.get_default("seed"):
+        return
+    path = pathlib.Path(__file__).with_name("llama.md")
+    before, _, rest = path.read_text().partition("```text\n")
+    page, _, after = rest.partition("```\n")
+    if arguments.write:
+        page = "\n".join(said) + "\n"
+        path.write_text(f"{before}```text\n{page}```\n{after}")
+    if page.splitlines() != said:
+        sys.exit(f"{path} says something else")
 
 
 if __name__ == "__main__":

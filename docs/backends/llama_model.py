@@ -253,6 +253,12 @@ class History:
                 token.keys.append(k[i])
                 token.values.append(v[i])
             x = self._attend(layer, window, rope, x, q, firsts, positions)
+        if "eager" in self.rules and self.window:
+            for sequence in range(SEQUENCES):
+                bound = self.end(sequence) - self.window
+                for token in self.tokens(sequence):
+                    if token.position <= bound:
+                        token.gone.add(sequence)
         return self.model.logits(x)
 
     def _attend(self, layer, window, rope, x, q, firsts, positions):
