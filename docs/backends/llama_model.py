@@ -229,17 +229,20 @@ class History:
         ids, positions, sequences = zip(*batch)
         firsts = [s[0] for s in sequences]
         x = self.model.embed(np.array(ids))
-        pasts = {s: hash(tuple(t.past for t in self.tokens(s)))
-                 for s in set(firsts)}
+        pasts = {
+            s: hash(tuple(t.past for t in self.tokens(s))) for s in set(firsts)
+        }
         new = []
         for i, (ident, position, owners) in enumerate(batch):
             past = hash((pasts[owners[0]], position, ident))
             pasts[owners[0]] = past
             new.append(Token(position, set(owners), past, [], []))
-        for stream in {id(self.stream(s)): self.stream(s)
-                       for s in firsts}.values():
-            stream += [t for t, s in zip(new, firsts)
-                       if self.stream(s) is stream]
+        for stream in {
+            id(self.stream(s)): self.stream(s) for s in firsts
+        }.values():
+            stream += [
+                t for t, s in zip(new, firsts) if self.stream(s) is stream
+            ]
         for layer, (window, rope) in enumerate(
             zip(self.model.arch.windows, self.model.arch.rope)
         ):
@@ -321,7 +324,8 @@ class History:
     def _take(self, source, target, tokens, replace):
         tokens = [
             dataclasses.replace(
-                t, sequences={target},
+                t,
+                sequences={target},
                 gone={target} if source in t.gone else set(),
             )
             for t in tokens
