@@ -1,0 +1,39 @@
+"""kvtwin: an LLM's attention KV cache, and an oracle for yours.
+
+`Cache` is the library's; `check` judges recordings, which `Recorder` writes of a
+cache of yours.
+"""
+
+from importlib.metadata import version as _version
+
+from kvtwin._check import Verdict, check
+from kvtwin._errors import (
+    CacheFull,
+    NotSupported,
+    Refusal,
+    SharedCells,
+    StaleViewError,
+)
+from kvtwin._kvtwin import Cache, Tensor, View
+from kvtwin._recorder import Recorder
+from kvtwin._setup import OPEN_END, Description, Rope, Setup
+
+__version__ = _version("kvtwin")
+
+__all__ = [
+    "OPEN_END",
+    "Cache",
+    "CacheFull",
+    "Description",
+    "NotSupported",
+    "Recorder",
+    "Refusal",
+    "Rope",
+    "Setup",
+    "SharedCells",
+    "StaleViewError",
+    "Tensor",
+    "Verdict",
+    "View",
+    "check",
+]
