@@ -1,7 +1,7 @@
 // What the sources of the Python module share.
 
-#ifndef KVTWIN_PYTHON_SRC_BINDINGS_H_
-#define KVTWIN_PYTHON_SRC_BINDINGS_H_
+#ifndef KVTWIN_PYTHON_BINDINGS_BINDINGS_H_
+#define KVTWIN_PYTHON_BINDINGS_BINDINGS_H_
 
 #include <nanobind/nanobind.h>
 
@@ -44,4 +44,4 @@ void BindCheck(nb::module_& m);
 
 }  // namespace kvtwin::python
 
-#endif  // KVTWIN_PYTHON_SRC_BINDINGS_H_
+#endif  // KVTWIN_PYTHON_BINDINGS_BINDINGS_H_

@@ -1,8 +1,8 @@
 // Tensors on their way to Python and back. numpy's shapes are ours backwards:
 // its last dimension is the fastest.
 
-#ifndef KVTWIN_PYTHON_SRC_TENSOR_H_
-#define KVTWIN_PYTHON_SRC_TENSOR_H_
+#ifndef KVTWIN_PYTHON_BINDINGS_TENSOR_H_
+#define KVTWIN_PYTHON_BINDINGS_TENSOR_H_
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -46,4 +46,4 @@ class ArrayArgument {
 
 }  // namespace kvtwin::python
 
-#endif  // KVTWIN_PYTHON_SRC_TENSOR_H_
+#endif  // KVTWIN_PYTHON_BINDINGS_TENSOR_H_

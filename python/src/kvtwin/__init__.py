@@ -17,14 +17,17 @@ from kvtwin._errors import (
 from kvtwin._kvtwin import Cache, Tensor, View
 from kvtwin._recorder import Recorder
 from kvtwin._setup import OPEN_END, Description, Rope, Setup
+from kvtwin._types import Array, Float32Array
 
 __version__ = _version("kvtwin")
 
 __all__ = [
     "OPEN_END",
+    "Array",
     "Cache",
     "CacheFull",
     "Description",
+    "Float32Array",
     "NotSupported",
     "Recorder",
     "Refusal",

@@ -250,14 +250,14 @@ void BindViews(nb::module_& m) {
                    "\"f32\", \"f16\", \"bf16\", \"f8_e4m3\", \"q8_0\", "
                    "\"q4_0\" or \"bits\".")
       .def("numpy", &Tensor::numpy,
-           nb::sig("def numpy(self) -> numpy.typing.NDArray[typing.Any]"),
+           nb::sig("def numpy(self) -> kvtwin.Array"),
            "A read-only array: of K and V the cache's memory, of masks and "
            "encoders' rows a\ncopy. bf16 is uint16; f8, blocks and bits are "
            "uint8, blocks and bits with as many\nin the last dimension as a "
            "row has bytes.")
       .def("float32", &Tensor::float32,
            nb::sig("def float32(self) -> "
-                   "numpy.typing.NDArray[numpy.float32]"),
+                   "kvtwin.Float32Array"),
            "The numbers, as a new array. Of a mask 0 and -inf, also of bits.")
       .def(
           "__array__",
@@ -270,7 +270,7 @@ void BindViews(nb::module_& m) {
           },
           nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
           nb::sig("def __array__(self, dtype: typing.Any = None, copy: "
-                  "bool | None = None) -> numpy.typing.NDArray[typing.Any]"))
+                  "bool | None = None) -> kvtwin.Array"))
       .def("__dlpack__", &Tensor::Dlpack,
            nb::sig("def __dlpack__(self, **kwargs: typing.Any) -> "
                    "typing.Any"))
@@ -364,7 +364,7 @@ void BindCache(nb::module_& m) {
            "All memberships as (cell, position, sequence), in order.")
       .def(
           "__enter__", [](nb::object self) { return self; },
-          nb::sig("def __enter__(self) -> typing.Self"))
+          nb::sig("def __enter__(self) -> Cache"))
       .def(
           "__exit__", [](PyCache& self, const nb::args&) { self.Close(); },
           nb::sig("def __exit__(self, *args: object) -> None"));

@@ -99,11 +99,11 @@ class Recorder:
         self._cells = placement != "other" and hasattr(cache, "batch_cells")
         self._reserving = False
         self._owned = isinstance(file, (str, os.PathLike))
-        self._file: IO[str] = (
-            open(file, "w", encoding="utf-8")  # type: ignore[arg-type]
-            if self._owned
-            else file
-        )
+        self._file: IO[str]
+        if isinstance(file, (str, os.PathLike)):
+            self._file = open(file, "w", encoding="utf-8")
+        else:
+            self._file = file
         self._line(_header(setup, placement, producer or type(cache).__qualname__))
 
     def __getattr__(self, name: str) -> Any:
