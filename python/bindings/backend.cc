@@ -30,6 +30,9 @@ struct Backend::Instance {
 
 namespace {
 
+// More than any history puts at a time.
+constexpr double kElementsMax = 1 << 26;
+
 using Bytes = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 
 template <std::size_t n>
@@ -74,14 +77,22 @@ nb::list Ints(const std::int32_t* numbers, std::int32_t count) {
   return list;
 }
 
-// A copy: theirs to keep.
+// A copy: theirs to keep. None if there are none, which is misuse.
 nb::object Rows(const kvtwin_tensor& rows) {
+  if (rows.data == nullptr) return nb::none();
   TensorView view{.data = rows.data,
                   .dtype = static_cast<DType>(rows.dtype),
                   .shape = {},
                   .stride = {}};
   std::ranges::copy(rows.shape, view.shape.begin());
   std::ranges::copy(rows.stride, view.stride.begin());
+  double elements = 1;
+  for (const std::int64_t extent : view.shape) {
+    elements *= static_cast<double>(extent);
+  }
+  if (elements > kElementsMax) {  // Misuse that numpy has no array for.
+    Raise({StatusCode::kInvalidArgument, "rows of too many elements"});
+  }
   const auto copy = std::make_shared<DenseTensor>(CopyOf(view, view.dtype));
   return NumpyView(copy->view(), view.shape[3] > 1 ? 4 : 3, copy);
 }
@@ -118,7 +129,11 @@ Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
   };
   table_.close = [](void* cache) {
     const std::unique_ptr<Instance> one(static_cast<Instance*>(cache));
-    (void)On(cache, [](Instance& it) { it.cache.attr("close")(); });
+    try {
+      one->cache.attr("close")();
+    } catch (nb::python_error& error) {  // Caches are closed on the way out.
+      error.discard_as_unraisable("close");
+    }
   };
   table_.start_forward = [](void* cache, const kvtwin_batch* batch,
                             int reserve) {
@@ -237,7 +252,6 @@ int Backend::On(void* cache, const Fn& fn) {
 template <class Fn>
 int Backend::Guarded(std::string& message, const Fn& fn) {
   message.clear();
-  if (interruption_) return KVTWIN_INTERNAL;
   try {
     fn();
     return KVTWIN_OK;
@@ -252,10 +266,7 @@ int Backend::Guarded(std::string& message, const Fn& fn) {
 }
 
 int Backend::StatusOf(nb::python_error& error, std::string& message) {
-  if (!error.matches(PyExc_Exception)) {
-    interruption_.emplace(error);
-    return KVTWIN_INTERNAL;
-  }
+  if (!error.matches(PyExc_Exception)) throw Interrupted{error};
   const auto is = [&](nb::handle type) { return error.matches(type); };
   const nb::object text = nb::str(error.value());
   message = nb::cast<std::string>(text);
@@ -309,21 +320,19 @@ int Backend::Init(const kvtwin_setup_v1* setup, void** cache) {
     auto one = std::make_unique<Instance>();
     one->cache = adapter_.attr("init")(fields);
     *cache = one.release();
+    made_one_ = true;
   });
 }
 
 void Backend::Get(Instance& one, int layer, kvtwin_view* view) {
   const nb::tuple shown(one.cache.attr("get")(layer, view->mask.shape[1]));
   const bool encoder = shown[2].is_none();
+  view->first_cell = nb::cast<std::int32_t>(shown[3]);
   Point(shown[0], encoder, view->key);
   Point(shown[1], encoder, view->value);
   if (encoder) return;
   Point(shown[2], false, view->mask);
   view->columns = nb::cast<std::int32_t>(shown[0].attr("shape")[0]);
-}
-
-void Backend::RaiseInterruption() {
-  if (interruption_) throw nb::python_error(*interruption_);
 }
 
 }  // namespace kvtwin::python

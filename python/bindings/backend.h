@@ -5,7 +5,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <optional>
 #include <string>
 
 #include "kvtwin/kvtwin.h"
@@ -24,14 +23,18 @@ class Backend {
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
+  // Ctrl-C, or whatever else is no Exception, that came up in a call of theirs.
+  // Thrown through the harness, which takes a std::exception for a finding.
+  struct Interrupted {
+    nb::python_error error;
+  };
+
   const kvtwin_backend_v1& table() const { return table_; }
 
-  // Ctrl-C, and whatever else is no Exception, ends it all: every later call
-  // fails. Raises it, if there was one.
-  void RaiseInterruption();
-
-  // What the last init that failed raised, which no message tells.
+  // What the last init that failed raised, which no message tells; and whether
+  // there ever was one that did not.
   const std::string& init_error() const { return init_error_; }
+  bool made_one() const { return made_one_; }
 
  private:
   struct Instance;
@@ -53,7 +56,7 @@ class Backend {
   std::string name_;
   std::string profile_;
   std::string init_error_;
-  std::optional<nb::python_error> interruption_;
+  bool made_one_ = false;
 };
 
 }  // namespace kvtwin::python

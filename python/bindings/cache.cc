@@ -249,8 +249,7 @@ void BindViews(nb::module_& m) {
       .def_prop_ro("dtype_name", &Tensor::dtype_name,
                    "\"f32\", \"f16\", \"bf16\", \"f8_e4m3\", \"q8_0\", "
                    "\"q4_0\" or \"bits\".")
-      .def("numpy", &Tensor::numpy,
-           nb::sig("def numpy(self) -> kvtwin.Array"),
+      .def("numpy", &Tensor::numpy, nb::sig("def numpy(self) -> kvtwin.Array"),
            "A read-only array: of K and V the cache's memory, of masks and "
            "encoders' rows a\ncopy. bf16 is uint16; f8, blocks and bits are "
            "uint8, blocks and bits with as many\nin the last dimension as a "

@@ -49,4 +49,5 @@ NB_MODULE(_kvtwin, m) {
   kvtwin::python::UseEnvironment();
   kvtwin::python::BindCache(m);
   kvtwin::python::BindCheck(m);
+  kvtwin::python::BindLive(m);
 }

@@ -1,7 +1,7 @@
 """kvtwin: an LLM's attention KV cache, and an oracle for yours.
 
 `Cache` is the library's; `check` judges recordings, which `Recorder` writes of a
-cache of yours.
+cache of yours; `fuzz` drives a class of yours through random histories.
 """
 
 from importlib.metadata import version as _version
@@ -15,6 +15,7 @@ from kvtwin._errors import (
     StaleViewError,
 )
 from kvtwin._kvtwin import Cache, Tensor, View
+from kvtwin._live import Finding, FuzzResult, RunResult, fuzz, run
 from kvtwin._recorder import Recorder
 from kvtwin._setup import OPEN_END, Description, Rope, Setup
 from kvtwin._types import Array, Float32Array
@@ -27,11 +28,14 @@ __all__ = [
     "Cache",
     "CacheFull",
     "Description",
+    "Finding",
     "Float32Array",
+    "FuzzResult",
     "NotSupported",
     "Recorder",
     "Refusal",
     "Rope",
+    "RunResult",
     "Setup",
     "SharedCells",
     "StaleViewError",
@@ -39,4 +43,6 @@ __all__ = [
     "Verdict",
     "View",
     "check",
+    "fuzz",
+    "run",
 ]

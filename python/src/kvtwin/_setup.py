@@ -25,6 +25,8 @@ Ability = Literal[
     "mix",
     "any_order",
     "refuse_misuse",
+    "any_sequence",
+    "mix_dtypes",
 ]
 
 KINDS = ("causal", "swa", "swa_mem", "chunked", "encoder", "wrapper")
@@ -32,16 +34,19 @@ DTYPES = ("f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0")
 V_LAYOUTS = ("plain", "permuted", "tiled")
 SHIFTS = ("none", "identity", "add", "tag_add", "rope")
 LEVELS = ("numeric", "entitlement", "identity")
-ABILITIES = (
-    "remove_tail",
-    "remove_middle",
-    "copy_prefix",
-    "share",
-    "reserve",
-    "mix",
-    "any_order",
-    "refuse_misuse",
-)
+# Their bits, KVTWIN_CAN_... in include/kvtwin/kvtwin.h.
+ABILITIES = {
+    "remove_tail": 0,
+    "remove_middle": 1,
+    "copy_prefix": 2,
+    "share": 3,
+    "reserve": 4,
+    "mix": 5,
+    "any_order": 6,
+    "refuse_misuse": 7,
+    "any_sequence": 10,
+    "mix_dtypes": 11,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,7 +107,7 @@ class Setup:
     v_head_dim: int = 1
 
 
-def _known(what: str, names: Iterable[str], due: tuple[str, ...]) -> None:
+def _known(what: str, names: Iterable[str], due: Iterable[str]) -> None:
     for name in names:
         if name not in due:
             raise ValueError(f"{what}: {name!r} is none of {', '.join(due)}")
@@ -118,7 +123,8 @@ class Description:
     `reserve` (`start_forward` with `reserve=True`), `mix` (several sequences in
     one batch), `any_order` (positions with gaps, that go back or repeat),
     `refuse_misuse` (wrong arguments are a ValueError, calls out of order a
-    RuntimeError, and both change nothing).
+    RuntimeError, and both change nothing), `any_sequence` (sequences of any number,
+    else of 0 to max_sequences - 1), `mix_dtypes` (V of another dtype than K).
     """
 
     name: str
