@@ -303,7 +303,8 @@ int Backend::Describe(kvtwin_description_v1* out) {
 }
 
 int Backend::Init(const kvtwin_setup_v1* setup, void** cache) {
-  return Guarded(init_error_, [&] {
+  std::string message;
+  const int status = Guarded(message, [&] {
     nb::dict fields = FieldsOf(*setup->cache);
     nb::list caches;
     const auto* part = reinterpret_cast<const char*>(setup->cache->caches);
@@ -322,6 +323,8 @@ int Backend::Init(const kvtwin_setup_v1* setup, void** cache) {
     *cache = one.release();
     made_one_ = true;
   });
+  if (!message.empty()) init_error_ = message;
+  return status;
 }
 
 void Backend::Get(Instance& one, int layer, kvtwin_view* view) {
