@@ -7,6 +7,8 @@ import os
 import pathlib
 import random
 import subprocess
+import sys
+import textwrap
 
 OPEN_END = 2147483647
 KVTWIN = os.environ.get("KVTWIN", str(
@@ -181,7 +183,7 @@ def text_of(setup, ops):
         if name == "put":
             args = " ".join(f"{s}*{n}" for s, n in args)
         elif name == "drop":
-            args = "0:0-" if args is None else f"0:~{args}-"
+            args = f"{args[0]}:0-" if not args[1] else f"{args[0]}:~{args[1]}-"
         elif name == "copy":
             args = f"{args[0]}>{args[1]}:~0"
         parts.append(f"{name} {args}")
@@ -189,8 +191,9 @@ def text_of(setup, ops):
 
 
 def draw(rng, description):
-    """A client that fills, decodes, and goes back, in one sequence or in all
-    at the same time."""
+    """A client that fills, decodes, and goes back: in one sequence, in all at
+    the same time, or, if they can be mixed, in any of them."""
+    can, most = description.can, description.max_sequences
     kind = rng.choice(sorted(description.kinds))
     capacity = rng.choice([4, 6, 8, 12])
     setup = {"kind": kind}
@@ -198,29 +201,32 @@ def draw(rng, description):
         setup.update(window=rng.randint(0, 5), memory=capacity)
     if kind == "chunked":
         setup.update(chunk=rng.randint(1, 5))
-    sequences = min(rng.randint(1, 3), description.max_sequences)
+    sequences = rng.randint(1, most)
     setup.update(seqs=sequences, cap=capacity, batch=capacity * sequences,
                  layers=rng.randint(1, 2), dims="2,2,1")
-    ops, lengths = [], None
+    ops = []
     for _ in range(rng.randint(2, 12)):
-        dice = rng.random()
-        if dice < 0.7 or lengths is None:
+        dice, one = rng.random(), rng.randrange(sequences)
+        if dice < 0.7 or not ops:
             counts = [1 if rng.random() < 0.6 else rng.randint(1, 6)]
             counts *= sequences
-            if lengths is None and sequences > 1 and "pad" in description.can:
-                counts = [rng.randint(1, 6) for _ in counts]
-            lengths = True
-            ops.append(("put", list(enumerate(counts))))
-        elif dice < 0.9 and "remove_tail" in description.can:
-            ops.append(("drop", rng.randint(1, 4)))
-        elif dice < 0.93 and sequences == 1:
-            ops.append(("drop", None))
-        elif "copy_prefix" in description.can and sequences > 1:
+            if "mix" in can or "pad" in can and not ops:
+                counts = [n if rng.random() < 0.5 else rng.randint(1, 6)
+                          for n in counts]
+            parts = list(enumerate(counts))
+            if "mix" in can and rng.random() < 0.5:
+                parts = rng.sample(parts, rng.randint(1, sequences))
+            ops.append(("put", parts))
+        elif dice < 0.85 and "remove_tail" in can:
+            ops.append(("drop", (one, rng.randint(1, 4))))
+        elif dice < 0.88 and ("mix" in can or sequences == 1):
+            ops.append(("drop", (one, 0)))
+        elif "copy_prefix" in can and sequences > 1:
             ops.append(("copy", rng.sample(range(sequences), 2)))
     return setup, ops
 
 
-def simpler(setup, ops):
+def simpler(setup, ops, mix):
     """Histories that are a step simpler."""
     for i in range(len(ops) if len(ops) > 1 else 0):
         yield setup, ops[:i] + ops[i + 1:]
@@ -235,15 +241,26 @@ def simpler(setup, ops):
                 kept = [(n, [a for a in args if a[0] < less["seqs"]])
                         if n == "put" else (n, args) for n, args in ops]
                 yield less, [(n, args) for n, args in kept
-                             if n != "copy" or max(args) < less["seqs"]]
+                             if n == "put" and args
+                             or n == "copy" and max(args) < less["seqs"]
+                             or n == "drop" and args[0] < less["seqs"]]
             else:
                 yield less, ops
     for i, (name, args) in enumerate(ops):
-        if name == "put" and args[0][1] > 1:
-            fewer = [(s, max(1, n - 1)) for s, n in args]
-            yield setup, ops[:i] + [(name, fewer)] + ops[i + 1:]
-        if name == "drop" and args and args > 1:
-            yield setup, ops[:i] + [(name, args - 1)] + ops[i + 1:]
+        def instead(new):
+            return setup, ops[:i] + [(name, new)] + ops[i + 1:]
+        if name == "put":
+            if len(args) > 1 and mix:
+                for j in range(len(args)):
+                    yield instead(args[:j] + args[j + 1:])
+            if any(n > 1 for _, n in args):
+                yield instead([(s, max(1, n - 1)) for s, n in args])
+            if mix:
+                for j, (s, n) in enumerate(args):
+                    if n > 1:
+                        yield instead(args[:j] + [(s, n - 1)] + args[j + 1:])
+        if name == "drop" and args[1] > 1:
+            yield instead((args[0], args[1] - 1))
     if setup["dims"] != "2,1,1":
         yield dict(setup, dims="2,1,1"), ops
 
@@ -252,7 +269,7 @@ def shrink(setup, ops, cls):
     again = True
     while again:
         again = False
-        for less in simpler(setup, ops):
+        for less in simpler(setup, ops, "mix" in cls.kvtwin.can):
             if judge(text_of(*less), cls):
                 setup, ops = less
                 again = True
@@ -278,3 +295,32 @@ def fuzz(cls, histories=150, seed=1):
             history = shrink(setup, ops, cls)
             return history, judge(history, cls)
     return None
+
+
+def main(classes, generation, page):
+    """Prints what the oracle says of each class, and what `generation` yields:
+    pairs of a name and a verdict. The exit code is 0 if the page says the same,
+    line by line; --write makes it so."""
+    out = []
+
+    def say(name, *verdict):
+        lines = [name]
+        for line in verdict:
+            lines += textwrap.wrap(line, 108, initial_indent="    ",
+                                   subsequent_indent="      ",
+                                   break_on_hyphens=False)
+        print("\n".join(lines), flush=True)
+        out.extend(lines)
+
+    for cls in classes:
+        say(f"{cls.__name__}: {cls.kvtwin.name}", *(fuzz(cls) or ["right"]))
+    for name, verdict in generation():
+        say(name, verdict)
+    path = pathlib.Path(__file__).with_name(page)
+    before, _, rest = path.read_text().partition("```text\n")
+    said, _, after = rest.partition("```\n")
+    if "--write" in sys.argv:
+        said = "\n".join(out) + "\n"
+        path.write_text(f"{before}```text\n{said}```\n{after}")
+    if said.splitlines() != out:
+        sys.exit(f"{path} says something else")

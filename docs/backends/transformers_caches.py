@@ -1,9 +1,6 @@
 """The caches of Hugging Face transformers, with transformers' own masks, under
 kvtwin's oracle: docs/backends/transformers.md."""
 
-import sys
-
-import numpy
 import pipe as kvtwin
 import torch
 import transformers
@@ -295,10 +292,84 @@ class StaticBatch(Batch):
             config=self.config, max_cache_len=self.setup.capacity)
 
 
+class QuantizedBatch(Batch):
+    kvtwin = kvtwin.Description(
+        "QuantizedLayer, a batch", "transformers", {"causal"},
+        {"copy_prefix", "pad"}, 3)
+
+    def make(self):
+        return cache_utils.Cache(
+            layers=[Exact() for _ in range(self.setup.layers)])
+
+
+class QuantizedSelect(QuantizedBatch):
+    kvtwin = kvtwin.Description(
+        "QuantizedLayer, a batch, by batch_select_indices", "transformers",
+        {"causal"}, {"copy_prefix", "pad"}, 3)
+
+    def copy_prefix(self, source, target, length):
+        rows = torch.arange(self.setup.max_sequences)
+        rows[target] = source
+        self.cache.batch_select_indices(rows)
+        self.padding = self.padding[rows]
+
+
+def model_of(**numbers):
+    """A small model of random weights."""
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, head_dim=8,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        initializer_range=0.5, max_position_embeddings=128, eos_token_id=None,
+        **numbers)
+    return transformers.MistralForCausalLM(config).eval()
+
+
+def tokens_of(model, **options):
+    try:
+        found = model.generate(
+            torch.tensor([[1, 2, 3, 4]]), do_sample=False, max_new_tokens=10,
+            pad_token_id=0, eos_token_id=None, **options)
+        return found[0].tolist()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def compared(found, due):
+    if found == due:
+        return "the same tokens"
+    return found if isinstance(found, str) else "other tokens"
+
+
+def generation():
+    """The same in generate() of a whole model: do its tokens differ?"""
+    model = model_of(sliding_window=1)
+    uncached = tokens_of(model, use_cache=False)
+    yield ("sliding_window=1, DynamicCache and no cache",
+           compared(tokens_of(model), uncached))
+    yield ("sliding_window=1, StaticCache and no cache", compared(
+        tokens_of(model, cache_implementation="static", disable_compile=True),
+        uncached))
+    for window in (10, None):
+        model = model_of(sliding_window=window)
+        short = transformers.StaticCache(model.config, max_cache_len=5)
+        yield (f"sliding_window={window}, StaticCache of 5 and of 14",
+               compared(tokens_of(model, past_key_values=short),
+                        tokens_of(model)))
+    model, draft = model_of(sliding_window=None), model_of(sliding_window=None)
+    torch.nn.init.normal_(draft.lm_head.weight)
+    for of in (lambda config: transformers.DynamicCache(config=config),
+               lambda config: transformers.QuantizedCache("fp8", config)):
+        cache = of(model.config)
+        yield (f"assisted generation and none, {type(cache).__name__}", compared(
+            tokens_of(model, assistant_model=draft, past_key_values=cache),
+            tokens_of(model, past_key_values=of(model.config))))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for cls in (Dynamic, DynamicOfConfig, Sliding, SlidingFromTwo,
-                SlidingRecorded, Assisted, Static, StaticOverrun, Quantized,
-                QuantizedResidual, Batch, StaticBatch):
-        print(cls.kvtwin.name)
-        print("   ", kvtwin.fuzz(cls, *map(int, sys.argv[1:])), flush=True)
+    transformers.logging.set_verbosity_error()
+    kvtwin.main([Dynamic, DynamicOfConfig, Sliding, SlidingFromTwo,
+                 SlidingRecorded, Assisted, Static, StaticOverrun, Batch,
+                 StaticBatch, Quantized, QuantizedResidual, QuantizedBatch,
+                 QuantizedSelect], generation, "transformers.md")
