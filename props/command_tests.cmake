@@ -234,3 +234,12 @@ foreach(part apply find)
             $<TARGET_FILE:kvtwin_command> ${part})
   set_tests_properties(museum.${part} PROPERTIES TIMEOUT 300)
 endforeach()
+
+# Other people's caches; 77 is a test that is skipped.
+foreach(backend transformers mlx)
+  add_test(NAME backends.${backend}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/backends_test.sh ${backend}
+            $<TARGET_FILE:kvtwin_command>)
+  set_tests_properties(backends.${backend} PROPERTIES
+    LABELS backends SKIP_RETURN_CODE 77 TIMEOUT 600)
+endforeach()
