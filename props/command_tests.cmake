@@ -327,3 +327,12 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     set_tests_properties(command.backend_${illness} PROPERTIES TIMEOUT 300)
   endforeach()
 endif()
+
+# Other people's caches; 77 is a test that is skipped.
+foreach(backend transformers mlx)
+  add_test(NAME backends.${backend}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/backends_test.sh ${backend}
+            $<TARGET_FILE:kvtwin_command>)
+  set_tests_properties(backends.${backend} PROPERTIES
+    LABELS backends SKIP_RETURN_CODE 77 TIMEOUT 600)
+endforeach()
