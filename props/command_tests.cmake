@@ -267,13 +267,35 @@ target_compile_definitions(kvtwin_c_cache_bug PRIVATE BUG)
 kvtwin_backend(sick_backend props/sick_backend.c)
 if(TARGET kvtwin_shared)
   kvtwin_backend(twin_backend props/twin_backend.c)
+  target_sources(kvtwin_twin_backend
+    PRIVATE ${PROJECT_SOURCE_DIR}/props/twin_pool_backend.c)
   target_link_libraries(kvtwin_twin_backend PRIVATE kvtwin_shared)
   kvtwin_command_test(backend_twin EXIT 0
     PRINTS "^identity     holds .it says that it does."
     ARGS fuzz --ops 50000 --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(museum_backend EXIT 0 PRINTS "X01"
     ARGS museum --backend --seeds 1 --only X01)
+  kvtwin_command_test(pool_backend_twin EXIT 0 PRINTS " 0 differences, "
+    ARGS fuzz --kind paged --ops 5000
+    --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(museum_pool_backend EXIT 0 PRINTS "A40p"
+    ARGS museum --backend --seeds 1 --only A40p)
 endif()
+
+kvtwin_backend(c_pool docs/examples/c_pool.c)
+kvtwin_backend(c_pool_bug docs/examples/c_pool.c)
+target_compile_definitions(kvtwin_c_pool_bug PRIVATE POOL_BUG)
+kvtwin_command_test(pool_backend_holds EXIT 0 PRINTS " 0 differences, "
+  ARGS fuzz --kind paged --ops 3000 --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(pool_backend_fails EXIT 1
+  PRINTS "rerun   kvtwin run 'kvp1 .* --level entitlement$"
+  ARGS fuzz --kind paged --ops 3000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
+kvtwin_command_test(pool_backend_is_none EXIT 2
+  PRINTS "exports no kvtwin_get_pool_backend_v1"
+  ARGS fuzz --kind paged --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(pool_backend_has_levels EXIT 2 PRINTS "not numeric"
+  ARGS fuzz --kind paged --level numeric
+  --backend $<TARGET_FILE:kvtwin_c_pool>)
 
 kvtwin_command_test(backend_holds EXIT 0
   PRINTS "^entitlement  holds .it says that it does."
@@ -300,6 +322,17 @@ kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file to
 # What each illness is reported as, and a word of the report. (Sanitizers have
 # a malloc of their own, and end the process themselves.)
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+  kvtwin_backend(sick_pool_backend props/sick_pool_backend.c)
+  foreach(ill "crash/backend: crash: Segm" "hang/backend: hang: a history takes"
+              "memory/append answers -3")
+    string(REPLACE "/" ";" ill "${ill}")
+    list(POP_FRONT ill illness)
+    kvtwin_command_test(sick_pool_${illness} EXIT 1 PRINTS "DIFFERENCE.*${ill}"
+      ARGS fuzz --kind paged --ops 2000 --call-seconds 1 --memory-mib 64
+           --backend $<TARGET_FILE:kvtwin_sick_pool_backend>)
+    set_tests_properties(command.sick_pool_${illness} PROPERTIES
+      ENVIRONMENT KVTWIN_SICK=${illness})
+  endforeach()
   foreach(ill
       "healthy/none" "crash/backend: crash,SIGSEGV"
       "abort/backend: crash,cell 7 is lost" "exit/backend: crash,exit(3)"

@@ -18,6 +18,7 @@
 #include "props/fuzz.h"
 #include "props/gen.h"
 #include "props/paged_fuzz.h"
+#include "props/pool_process.h"
 #include "props/shrink.h"
 
 namespace kvtwin::props {
@@ -116,16 +117,43 @@ void PrintCensus(const Census& census) {
   }
 }
 
-std::string RunCommand(const PagedHistory& history) {
-  return fmt::format("kvtwin run '{}'", ToText(history));
+// How histories of pools are run, and what the command to run one ends with.
+struct PagedSubject {
+  PagedRun run = RunTwins;
+  std::string arguments;
+};
+
+// The twins, or a backend at its level. Errors: there is none.
+Result<PagedSubject> PagedSubjectFor(const Arguments& arguments) {
+  if (!arguments.backend.given()) return PagedSubject();
+  const std::string& library = arguments.backend.host.library;
+  const auto backend = LoadPoolBackend(library);
+  if (!backend.ok()) return backend.status();
+  const Result<Level> level = LevelOf(arguments.backend, *backend);
+  if (!level.ok()) return level.status();
+  return PagedSubject{
+      InProcess(BackendRun(*backend, *level), arguments.backend),
+      fmt::format(" --backend {} --level {}", ShellWord(library),
+                  LevelName(*level))};
+}
+
+std::string RunCommand(const PagedHistory& history,
+                       const PagedSubject& subject) {
+  return fmt::format("kvtwin run '{}'{}", ToText(history), subject.arguments);
 }
 
 int RunFuzzPaged(const Arguments& arguments) {
   const FuzzOptions& options = arguments.options;
+  const Result<PagedSubject> subject = PagedSubjectFor(arguments);
+  if (!subject.ok()) {
+    fmt::print(stderr, "kvtwin fuzz: {}\n", subject.status().message());
+    return 2;
+  }
   const bool terminal = isatty(STDERR_FILENO) == 1;
   const PagedFuzzResult result = FuzzPaged(
       options.seed, options.operations, options.seconds,
-      terminal ? ShowProgress : std::function<void(std::int64_t, double)>());
+      terminal ? ShowProgress : std::function<void(std::int64_t, double)>(),
+      subject->run);
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
   const PagedCensus& census = result.census;
   const int differences = result.wrong.empty() ? 0 : 1;
@@ -146,14 +174,14 @@ int RunFuzzPaged(const Arguments& arguments) {
       json["history"] = ToText(result.shrunk);
       json["shrunk_to"] = result.shrunk.ops.size();
       json["reason"] = result.wrong;
-      json["rerun"] = RunCommand(result.shrunk);
+      json["rerun"] = RunCommand(result.shrunk, *subject);
     }
     fmt::print("{}\n", json.dump());
     return differences;
   }
   if (differences > 0) {
     fmt::print("DIFFERENCE {}\n  rerun   {}\n  found   seed {}, history {}\n",
-               result.wrong, RunCommand(result.shrunk), options.seed,
+               result.wrong, RunCommand(result.shrunk, *subject), options.seed,
                result.histories - 1);
   }
   fmt::print(
@@ -248,12 +276,18 @@ int RunOnePaged(const Arguments& arguments) {
     fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
     return 2;
   }
-  const std::string wrong = RunPaged(*history);
+  const Result<PagedSubject> subject = PagedSubjectFor(arguments);
+  if (!subject.ok()) {
+    fmt::print(stderr, "kvtwin run: {}\n", subject.status().message());
+    return 2;
+  }
+  const std::string wrong = subject->run(*history, nullptr);
+  const auto shrunk = [&] { return ShrinkPaged(*history, subject->run); };
   if (arguments.json) {
     nlohmann::ordered_json json = {{"operations", history->ops.size()},
                                    {"differences", wrong.empty() ? 0 : 1},
                                    {"reason", wrong}};
-    if (!wrong.empty()) json["history"] = ToText(ShrinkPaged(*history));
+    if (!wrong.empty()) json["history"] = ToText(shrunk());
     fmt::print("{}\n", json.dump());
     return wrong.empty() ? 0 : 1;
   }
@@ -262,7 +296,7 @@ int RunOnePaged(const Arguments& arguments) {
     return 0;
   }
   fmt::print("DIFFERENCE {}\n  rerun   {}\n", wrong,
-             RunCommand(ShrinkPaged(*history)));
+             RunCommand(shrunk(), *subject));
   return 1;
 }
 
