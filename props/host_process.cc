@@ -389,13 +389,14 @@ std::string Host::AskPool(const PagedHistory& history, Level level,
   std::unique_ptr<HostProcess> process = Take();
   const auto died = [&] {
     const Difference& died = process->died();
+    if (died.check == CheckName("backend: hang").name()) hung_ = true;
     return died.check + ": " + died.text;
   };
   if (!process->alive() ||
       !process->Ask({{"pool", ToText(history)}, {"level", level}})) {
     return died();
   }
-  const std::optional<Json> said = process->Answer(options_.call_seconds);
+  const std::optional<Json> said = process->Answer(Patience());
   if (!said) return died();
   if (census != nullptr) {
     const auto add = [&](const char* name, std::int64_t& to) {
@@ -420,6 +421,11 @@ PagedRun Host::PoolRunAt(Level level) {
   return [this, level](const PagedHistory& history, PagedCensus* census) {
     return AskPool(history, level, census);
   };
+}
+
+// What hangs once will again, and is shrunk by letting it.
+double Host::Patience() const {
+  return hung_ ? std::min(options_.call_seconds, 0.2) : options_.call_seconds;
 }
 
 std::unique_ptr<HostProcess> Host::Take() {
@@ -466,9 +472,7 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
                                           {"arguments", arguments}})) {
     return died();
   }
-  // What hangs once will again, and is shrunk by letting it.
-  const double patience =
-      hung_ ? std::min(options_.call_seconds, 0.2) : options_.call_seconds;
+  const double patience = Patience();
   for (;;) {
     const std::optional<Json> said = process->Answer(patience);
     if (!said) return died();

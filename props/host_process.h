@@ -83,6 +83,7 @@ class Host {
   std::string AskPool(const PagedHistory& history, Level level,
                       PagedCensus* census);
   std::unique_ptr<HostProcess> Take();
+  double Patience() const;
 
   HostOptions options_;
   std::mutex mutex_;

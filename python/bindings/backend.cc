@@ -1,0 +1,341 @@
+#include "backend.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "core/dense_tensor.h"
+#include "core/names.h"
+#include "tensor.h"
+
+namespace kvtwin::python {
+
+thread_local Backend* Backend::current_ = nullptr;
+
+// What `init` gives out.
+struct Backend::Instance {
+  nb::object cache;  // A kvtwin._live.Instance.
+  std::string message;
+};
+
+namespace {
+
+// More than any history puts at a time.
+constexpr double kElementsMax = 1 << 26;
+
+using Bytes = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+template <std::size_t n>
+nb::str Named(const std::array<std::string_view, n>& names, int at) {
+  const std::string_view name = names.at(static_cast<std::size_t>(at));
+  return nb::str(name.data(), name.size());
+}
+
+nb::dict FieldsOf(const kvtwin_cache_params& cache) {
+  nb::dict rope;
+  rope["halves"] = cache.shift.rope_halves != 0;
+  rope["base"] = cache.shift.rope_base;
+  rope["scale"] = cache.shift.rope_scale;
+  rope["dims"] = cache.shift.rope_dims;
+  nb::dict fields;
+  const auto optional = [](std::int32_t number) {
+    return number < 0 ? nb::object(nb::none()) : nb::object(nb::int_(number));
+  };
+  fields["kind"] = Named(kKindNames, cache.kind);
+  fields["placement"] =
+      cache.placement == KVTWIN_SCATTER ? "scatter" : "contiguous";
+  fields["window"] = optional(cache.window);
+  fields["memory"] = optional(cache.memory);
+  fields["chunk"] = cache.chunk;
+  fields["shift"] = Named(kShiftNames, cache.shift.kind);
+  fields["rope"] = rope;
+  fields["cache_padding"] = cache.cache_padding;
+  fields["mask_batch_padding"] = cache.mask_batch_padding;
+  fields["v_layout"] = Named(kVLayoutNames, cache.v_layout);
+  fields["mask_dtype"] = Named(kDTypeNames, cache.mask_dtype);
+  fields["dtype"] = Named(kDTypeNames, cache.dtype);
+  fields["v_dtype"] = Named(kDTypeNames, cache.v_dtype);
+  fields["max_sequences"] = cache.max_sequences;
+  fields["capacity"] = cache.capacity;
+  fields["max_batch"] = cache.max_batch;
+  return fields;
+}
+
+nb::list Ints(const std::int32_t* numbers, std::int32_t count) {
+  nb::list list;
+  for (std::int32_t i = 0; i < count; ++i) list.append(numbers[i]);
+  return list;
+}
+
+// A copy: theirs to keep. None if there are none, which is misuse.
+nb::object Rows(const kvtwin_tensor& rows) {
+  if (rows.data == nullptr) return nb::none();
+  TensorView view{.data = rows.data,
+                  .dtype = static_cast<DType>(rows.dtype),
+                  .shape = {},
+                  .stride = {}};
+  std::ranges::copy(rows.shape, view.shape.begin());
+  std::ranges::copy(rows.stride, view.stride.begin());
+  double elements = 1;
+  for (const std::int64_t extent : view.shape) {
+    elements *= static_cast<double>(extent);
+  }
+  if (elements > kElementsMax) {  // Misuse that numpy has no array for.
+    Raise({StatusCode::kInvalidArgument, "rows of too many elements"});
+  }
+  const auto copy = std::make_shared<DenseTensor>(CopyOf(view, view.dtype));
+  return NumpyView(copy->view(), view.shape[3] > 1 ? 4 : 3, copy);
+}
+
+// Points to an array that is dense. Of an encoder's rows, says which they are.
+void Point(nb::handle array, bool encoder, kvtwin_tensor& tensor) {
+  static const std::int64_t nothing = 0;
+  const auto bytes = nb::cast<Bytes>(array);
+  tensor.data = bytes.size() == 0 ? &nothing : bytes.data();
+  std::ranges::fill(tensor.stride, 0);
+  if (!encoder) return;
+  for (std::size_t i = 0; i < 4; ++i) {
+    tensor.shape[i] =
+        i < bytes.ndim()
+            ? static_cast<std::int64_t>(bytes.shape(bytes.ndim() - 1 - i))
+            : 1;
+  }
+}
+
+}  // namespace
+
+Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
+  if (current_ != nullptr) {
+    Raise({StatusCode::kFailedPrecondition,
+           "a backend cannot be driven from within another one"});
+  }
+  current_ = this;
+  table_.size = sizeof(table_);
+  table_.describe = [](kvtwin_description_v1* out) {
+    return current_->Describe(out);
+  };
+  table_.init = [](const kvtwin_setup_v1* setup, void** cache) {
+    return current_->Init(setup, cache);
+  };
+  table_.close = [](void* cache) {
+    const std::unique_ptr<Instance> one(static_cast<Instance*>(cache));
+    try {
+      one->cache.attr("close")();
+    } catch (nb::python_error& error) {  // Caches are closed on the way out.
+      error.discard_as_unraisable("close");
+    }
+  };
+  table_.start_forward = [](void* cache, const kvtwin_batch* batch,
+                            int reserve) {
+    return On(cache, [&](Instance& one) {
+      one.cache.attr("start_forward")(
+          Ints(batch->positions, batch->tokens),
+          Ints(batch->sequences, batch->tokens),
+          Ints(batch->multimodal, batch->multimodal_count), reserve != 0);
+    });
+  };
+  table_.put = [](void* cache, std::int32_t layer, const kvtwin_tensor* key,
+                  const kvtwin_tensor* value) {
+    return On(cache, [&](Instance& one) {
+      one.cache.attr("put")(layer, Rows(*key), Rows(*value));
+    });
+  };
+  table_.get = [](void* cache, std::int32_t layer, kvtwin_view* view) {
+    return On(cache, [&](Instance& one) { Get(one, layer, view); });
+  };
+  table_.message = [](void* cache) {
+    return cache == nullptr ? ""
+                            : static_cast<Instance*>(cache)->message.c_str();
+  };
+  FillOptional(adapter_, table_);
+}
+
+Backend::~Backend() { current_ = nullptr; }
+
+void Backend::FillOptional(nb::handle adapter, kvtwin_backend_v1& table) {
+  const nb::object methods = adapter.attr("has");
+  const auto has = [&](const char* name) {
+    return nb::cast<bool>(methods.attr("__contains__")(name));
+  };
+  if (has("remove")) {
+    table.remove = [](void* cache, std::int32_t sequence, std::int32_t begin,
+                      std::int32_t end) {
+      return On(cache, [&](Instance& one) {
+        one.cache.attr("remove")(sequence, begin, end);
+      });
+    };
+  }
+  if (has("copy_prefix")) {
+    table.copy_prefix = [](void* cache, std::int32_t source,
+                           std::int32_t target, std::int32_t length) {
+      return On(cache, [&](Instance& one) {
+        one.cache.attr("copy_prefix")(source, target, length);
+      });
+    };
+  }
+  if (has("can_resume")) {
+    table.can_resume = [](void* cache, std::int32_t sequence,
+                          std::int32_t position, std::int32_t* yes) {
+      return On(cache, [&](Instance& one) {
+        *yes = nb::cast<bool>(one.cache.attr("can_resume")(sequence, position));
+      });
+    };
+  }
+  if (has("shift")) {
+    table.shift = [](void* cache, std::int32_t sequence, std::int32_t begin,
+                     std::int32_t end, std::int32_t delta) {
+      return On(cache, [&](Instance& one) {
+        one.cache.attr("shift")(sequence, begin, end, delta);
+      });
+    };
+  }
+  if (has("set_causal")) {
+    table.set_causal = [](void* cache, const std::int32_t* except,
+                          std::int32_t count) {
+      return On(cache, [&](Instance& one) {
+        one.cache.attr("set_causal")(Ints(except, count));
+      });
+    };
+  }
+  if (has("set_layer_type")) {
+    table.set_layer_type = [](void* cache, std::int32_t type) {
+      return On(cache,
+                [&](Instance& one) { one.cache.attr("set_layer_type")(type); });
+    };
+  }
+  if (has("encoder_cached")) {
+    table.encoder_cached = [](void* cache, std::int32_t* yes) {
+      return On(cache, [&](Instance& one) {
+        *yes = nb::cast<bool>(one.cache.attr("encoder_cached")());
+      });
+    };
+  }
+  if (!has("cells")) return;
+  table.cells = [](void* cache, kvtwin_cell* cells, std::size_t room,
+                   std::size_t* count, std::int32_t* batch,
+                   std::size_t batch_room, std::size_t* batch_count,
+                   std::int32_t* total) {
+    return On(cache, [&](Instance& one) {
+      using Entry = std::tuple<std::int32_t, std::int32_t, std::int32_t>;
+      const auto [entries, of_batch, all] = nb::cast<
+          std::tuple<std::vector<Entry>, std::vector<int>, std::int32_t>>(
+          one.cache.attr("cells")());
+      *count = entries.size();
+      *batch_count = of_batch.size();
+      *total = all;
+      for (std::size_t i = 0; i < std::min(room, entries.size()); ++i) {
+        const auto& [cell, position, sequence] = entries[i];
+        cells[i] = {cell, position, sequence};
+      }
+      std::copy_n(of_batch.begin(), std::min(batch_room, of_batch.size()),
+                  batch);
+    });
+  };
+}
+
+template <class Fn>
+int Backend::On(void* cache, const Fn& fn) {
+  auto& one = *static_cast<Instance*>(cache);
+  return current_->Guarded(one.message, [&] { fn(one); });
+}
+
+template <class Fn>
+int Backend::Guarded(std::string& message, const Fn& fn) {
+  message.clear();
+  try {
+    fn();
+    return KVTWIN_OK;
+  } catch (nb::python_error& error) {
+    return StatusOf(error, message);
+  } catch (const std::bad_alloc&) {
+    return KVTWIN_OUT_OF_MEMORY;
+  } catch (const std::exception& error) {
+    message = error.what();
+    return KVTWIN_INTERNAL;
+  }
+}
+
+int Backend::StatusOf(nb::python_error& error, std::string& message) {
+  if (!error.matches(PyExc_Exception)) throw Interrupted{error};
+  const auto is = [&](nb::handle type) { return error.matches(type); };
+  const nb::object text = nb::str(error.value());
+  message = nb::cast<std::string>(text);
+  if (is(ErrorType("CacheFull"))) return KVTWIN_CACHE_FULL;
+  if (is(ErrorType("NotSupported"))) return KVTWIN_NOT_SUPPORTED;
+  if (is(ErrorType("SharedCells"))) return KVTWIN_SHARED_CELLS;
+  if (nb::cast<bool>(adapter_.attr("refuses_misuse"))) {
+    if (is(PyExc_ValueError)) return KVTWIN_INVALID_ARGUMENT;
+    if (is(PyExc_RuntimeError)) return KVTWIN_FAILED_PRECONDITION;
+  }
+  message = nb::cast<std::string>(
+      nb::module_::import_("kvtwin._live").attr("story_of")(error.value()));
+  return KVTWIN_INTERNAL;
+}
+
+int Backend::Describe(kvtwin_description_v1* out) {
+  return Guarded(init_error_, [&] {
+    const nb::tuple said(adapter_.attr("describe")());
+    name_ = nb::cast<std::string>(said[0]);
+    profile_ = nb::cast<std::string>(said[1]);
+    out->name = name_.c_str();
+    out->profile = profile_.c_str();
+    out->level = static_cast<kvtwin_level>(nb::cast<int>(said[2]));
+    out->kinds = nb::cast<std::uint32_t>(said[3]);
+    out->can = nb::cast<std::uint32_t>(said[4]);
+    out->dtypes = nb::cast<std::uint32_t>(said[5]);
+    out->v_layouts = nb::cast<std::uint32_t>(said[6]);
+    out->shifts = nb::cast<std::uint32_t>(said[7]);
+    out->max_sequences = nb::cast<std::int32_t>(said[8]);
+    out->max_layers = nb::cast<std::int32_t>(said[9]);
+    out->max_padding = nb::cast<std::int32_t>(said[10]);
+    out->tolerance = nb::cast<double>(said[11]);
+  });
+}
+
+int Backend::Init(const kvtwin_setup_v1* setup, void** cache) {
+  std::string message;
+  const int status = Guarded(message, [&] {
+    nb::dict fields = FieldsOf(*setup->cache);
+    nb::list caches;
+    const auto* part = reinterpret_cast<const char*>(setup->cache->caches);
+    for (std::int32_t i = 0; i < setup->cache->cache_count; ++i) {
+      const auto& one = *reinterpret_cast<const kvtwin_cache_params*>(part);
+      caches.append(FieldsOf(one));
+      part += one.size;
+    }
+    fields["caches"] = caches;
+    fields["layers"] = setup->layers;
+    fields["kv_heads"] = setup->kv_heads;
+    fields["k_head_dim"] = setup->k_head_dim;
+    fields["v_head_dim"] = setup->v_head_dim;
+    auto one = std::make_unique<Instance>();
+    one->cache = adapter_.attr("init")(fields);
+    *cache = one.release();
+    made_one_ = true;
+  });
+  if (!message.empty()) init_error_ = message;
+  return status;
+}
+
+void Backend::Get(Instance& one, int layer, kvtwin_view* view) {
+  const nb::tuple shown(one.cache.attr("get")(layer, view->mask.shape[1]));
+  const bool encoder = shown[2].is_none();
+  view->first_cell = nb::cast<std::int32_t>(shown[3]);
+  Point(shown[0], encoder, view->key);
+  Point(shown[1], encoder, view->value);
+  if (encoder) return;
+  Point(shown[2], false, view->mask);
+  view->columns = nb::cast<std::int32_t>(shown[0].attr("shape")[0]);
+}
+
+}  // namespace kvtwin::python

@@ -1,0 +1,48 @@
+// What the sources of the Python module share.
+
+#ifndef KVTWIN_PYTHON_BINDINGS_BINDINGS_H_
+#define KVTWIN_PYTHON_BINDINGS_BINDINGS_H_
+
+#include <nanobind/nanobind.h>
+
+#include <utility>
+
+#include "core/guarded_cache.h"
+#include "kvtwin/cache.h"
+#include "kvtwin/status.h"
+
+namespace kvtwin::python {
+
+namespace nb = nanobind;
+
+// Of kvtwin._errors, by name.
+nb::object ErrorType(const char* name);
+
+// Raises what a status is in Python. Requires: not ok.
+[[noreturn]] void Raise(const Status& status);
+
+inline void Check(const Status& status) {
+  if (!status.ok()) Raise(status);
+}
+template <class T>
+T Value(Result<T> result) {
+  Check(result.status());
+  return std::move(*result);
+}
+
+// A kvtwin.Setup, but for its model.
+struct Making {
+  CacheSpec spec;
+  CacheConfig config;
+  InitArgs init;
+};
+// Errors: raised, and name the field.
+Making MakingOf(nb::handle setup);
+
+void BindCache(nb::module_& m);
+void BindCheck(nb::module_& m);
+void BindLive(nb::module_& m);
+
+}  // namespace kvtwin::python
+
+#endif  // KVTWIN_PYTHON_BINDINGS_BINDINGS_H_

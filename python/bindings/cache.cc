@@ -1,0 +1,372 @@
+#include <fmt/format.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "core/dense_tensor.h"
+#include "kvtwin/save.h"
+#include "tensor.h"
+
+namespace kvtwin::python {
+namespace {
+
+using Slot = std::pair<const Cache*, int>;  // A layer of a cache.
+
+// What views outlive. An array keeps `cache` alive, and nothing of a cache that
+// views show moves before its end but masks and encoders' slots, which arrays
+// have a copy of.
+struct Life {
+  std::shared_ptr<Cache> cache;   // Null: closed.
+  std::uint64_t passes = 0;       // Goes up where views of all layers end,
+  std::map<Slot, int> slot_puts;  // or those of an encoder's layer.
+
+  Cache& open() const {
+    if (cache == nullptr) {
+      Raise({StatusCode::kFailedPrecondition, "the cache is closed"});
+    }
+    return *cache;
+  }
+};
+
+// One of the three of a view.
+class Tensor {
+ public:
+  Tensor(std::shared_ptr<Life> life, std::optional<Slot> slot, TensorView view,
+         std::size_t rank, bool lasts)
+      : life_(std::move(life)),
+        slot_(slot),
+        passes_(life_->passes),
+        puts_(slot_ ? life_->slot_puts[*slot_] : 0),
+        view_(view),
+        rank_(rank),
+        lasts_(lasts) {}
+
+  const TensorView& fresh() const {
+    if (life_->cache == nullptr || passes_ != life_->passes ||
+        (slot_ && puts_ != life_->slot_puts.at(*slot_))) {
+      PyErr_SetString(
+          ErrorType("StaleViewError").ptr(),
+          "this view ended with a later start_forward, set_causal, restore, "
+          "close, or put to the layer of an encoder: get it again");
+      throw nb::python_error();
+    }
+    return view_;
+  }
+  std::size_t rank() const { return rank_; }
+  nb::tuple shape() const { return ShapeOf(fresh(), rank_); }
+  std::string dtype_name() const {
+    return std::string(DTypeName(fresh().dtype));
+  }
+  nb::object numpy() const {
+    auto [view, owner] = Kept();
+    return NumpyView(view, rank_, std::move(owner));
+  }
+  nb::object float32() const { return Float32Copy(fresh(), rank_); }
+  nb::object Dlpack(const nb::kwargs& kwargs) const {
+    auto [view, owner] = Kept();
+    const nb::object array = DlpackView(view, rank_, std::move(owner));
+    return array.attr("__dlpack__")(**kwargs);
+  }
+  std::string Text() const {
+    const nb::object shape_text = nb::str(shape());
+    return fmt::format("<kvtwin.Tensor {} of {}>", dtype_name(),
+                       nb::borrow<nb::str>(shape_text).c_str());
+  }
+
+ private:
+  // For an array, and what must live as long.
+  std::pair<TensorView, std::shared_ptr<const void>> Kept() const {
+    if (lasts_) return {fresh(), life_->cache};
+    if (copy_ == nullptr) {
+      copy_ = std::make_shared<DenseTensor>(CopyOf(fresh(), fresh().dtype));
+    }
+    fresh();
+    return {copy_->view(), copy_};
+  }
+
+  std::shared_ptr<Life> life_;
+  std::optional<Slot> slot_;
+  std::uint64_t passes_;
+  int puts_;
+  TensorView view_;
+  std::size_t rank_;
+  bool lasts_;
+  mutable std::shared_ptr<DenseTensor> copy_;
+};
+
+struct View {
+  Tensor key;
+  Tensor value;
+  std::optional<Tensor> mask;
+  int first_cell;
+};
+
+class PyCache {
+ public:
+  PyCache(nb::handle setup, std::string twin)
+      : making_(MakingOf(setup)),
+        twin_(std::move(twin)),
+        life_(std::make_shared<Life>()) {
+    life_->cache = Make();
+  }
+
+  void StartForward(const std::vector<std::int32_t>& positions,
+                    const std::vector<int>& sequences, bool reserve,
+                    const std::vector<int>& multimodal) {
+    const Status status =
+        cache().StartForward({positions, sequences, multimodal}, reserve);
+    if (!IsMisuse(status)) ++life_->passes;
+    Check(status);
+  }
+
+  void SetCausal(const std::vector<int>& except) {
+    Check(cache().SetCausal(except));
+    ++life_->passes;
+  }
+
+  void Put(int layer, nb::handle key, nb::handle value) {
+    Check(cache().SetLayer(layer));
+    const DType dtype = making_.init.dtype;
+    const ArrayArgument k(key, "key", dtype);
+    const ArrayArgument v(value, "value",
+                          making_.config.v_dtype.value_or(dtype));
+    Check(cache().Put(k.view(), v.view()));
+    ++life_->slot_puts[SlotOf(layer)];
+  }
+
+  View Get(int layer) {
+    Check(cache().SetLayer(layer));
+    const KvView view = Value(cache().Get());
+    const bool encoder = view.mask.data == nullptr;
+    std::optional<Slot> slot;
+    if (encoder) slot = SlotOf(layer);
+    const auto tensor = [&](const TensorView& one, std::size_t rank,
+                            bool lasts) {
+      return Tensor(life_, slot, one, one.shape[3] > 1 ? 4 : rank, lasts);
+    };
+    const bool tiled = !encoder && making_.config.v_layout == VLayout::kTiled;
+    View views{.key = tensor(view.key, 3, !encoder),
+               .value = tensor(view.value, tiled ? 4 : 3, !encoder),
+               .mask = std::nullopt,
+               .first_cell = view.first_cell};
+    if (!encoder) views.mask = tensor(view.mask, 2, false);
+    return views;
+  }
+
+  void CopyPrefix(int source, int target, std::int32_t length) {
+    Check(cache().CopyPrefix(source, target, length));
+  }
+  bool CanResume(int sequence, std::int32_t position) {
+    return Value(cache().CanResume(sequence, position));
+  }
+  void Remove(int sequence, std::int32_t begin, std::int32_t end) {
+    Check(cache().Remove(sequence, begin, end));
+  }
+  void SetLayerType(int type) { Check(cache().SetLayerType(type)); }
+  bool EncoderCached() { return Value(cache().EncoderCached()); }
+
+  nb::bytes Snapshot() {
+    const std::vector<std::byte> bytes =
+        StateToBytes(Value(cache().Snapshot()));
+    return nb::bytes(bytes.data(), bytes.size());
+  }
+  // In a cache of its own, so that arrays of this one stay as they are.
+  void Restore(const nb::bytes& bytes) {
+    cache();
+    const CacheState state = Value(StateFromBytes(
+        {static_cast<const std::byte*>(bytes.data()), bytes.size()}));
+    std::shared_ptr<Cache> other = Make();
+    Check(other->Restore(state));
+    Replace(std::move(other));
+  }
+  void Close() { Replace(nullptr); }
+
+  int CellCount() { return cache().CellCount(); }
+  std::vector<int> BatchCells() {
+    return {cache().BatchCells().begin(), cache().BatchCells().end()};
+  }
+  std::vector<std::tuple<int, std::int32_t, int>> Cells() {
+    std::vector<CellEntry> entries;
+    cache().ListCells(entries);
+    std::vector<std::tuple<int, std::int32_t, int>> cells;
+    for (const CellEntry& entry : entries) {
+      cells.emplace_back(entry.cell, entry.position, entry.sequence);
+    }
+    return cells;
+  }
+
+ private:
+  static bool IsMisuse(const Status& status) {
+    return status.code() == StatusCode::kInvalidArgument ||
+           status.code() == StatusCode::kFailedPrecondition;
+  }
+
+  Cache& cache() { return life_->open(); }
+  Slot SlotOf(int layer) { return {cache().UnderlyingCache(), layer}; }
+
+  std::shared_ptr<Cache> Make() const {
+    std::unique_ptr<Cache> made = Value(MakeCache(making_.spec, twin_));
+    Check(made->SetConfig(making_.config));
+    const InitArgs& init = making_.init;
+    Check(made->Init(init.dtype, init.max_sequences, init.capacity,
+                     init.max_batch));
+    return made;
+  }
+
+  void Replace(std::shared_ptr<Cache> other) {
+    life_->cache = std::move(other);
+    life_->slot_puts.clear();
+    ++life_->passes;
+  }
+
+  Making making_;
+  std::string twin_;
+  std::shared_ptr<Life> life_;
+};
+
+void BindViews(nb::module_& m) {
+  nb::class_<Tensor>(m, "Tensor",
+                     "K, V or the mask of a view, without a copy, read-only.\n"
+                     "\n"
+                     "Every use of it raises StaleViewError once the view has "
+                     "ended. Arrays made from\nit stay readable, and then show "
+                     "whatever the cache has there.")
+      .def_prop_ro("shape", &Tensor::shape,
+                   nb::sig("def shape(self) -> tuple[int, ...]"),
+                   "In numpy's order: K is (cells, kv_heads, k_head_dim).")
+      .def_prop_ro("dtype_name", &Tensor::dtype_name,
+                   "\"f32\", \"f16\", \"bf16\", \"f8_e4m3\", \"q8_0\", "
+                   "\"q4_0\" or \"bits\".")
+      .def("numpy", &Tensor::numpy, nb::sig("def numpy(self) -> kvtwin.Array"),
+           "A read-only array: of K and V the cache's memory, of masks and "
+           "encoders' rows a\ncopy. bf16 is uint16; f8, blocks and bits are "
+           "uint8, blocks and bits with as many\nin the last dimension as a "
+           "row has bytes.")
+      .def("float32", &Tensor::float32,
+           nb::sig("def float32(self) -> "
+                   "kvtwin.Float32Array"),
+           "The numbers, as a new array. Of a mask 0 and -inf, also of bits.")
+      .def(
+          "__array__",
+          [](const Tensor& self, nb::handle dtype, nb::handle copy) {
+            const nb::object array = self.numpy();
+            nb::kwargs kwargs;
+            kwargs["dtype"] = dtype;
+            kwargs["copy"] = copy;
+            return nb::module_::import_("numpy").attr("array")(array, **kwargs);
+          },
+          nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
+          nb::sig("def __array__(self, dtype: typing.Any = None, copy: "
+                  "bool | None = None) -> kvtwin.Array"))
+      .def("__dlpack__", &Tensor::Dlpack,
+           nb::sig("def __dlpack__(self, **kwargs: typing.Any) -> "
+                   "typing.Any"))
+      .def("__dlpack_device__",
+           [](const Tensor&) {
+             return std::tuple<int, int>(nb::device::cpu::value, 0);
+           })
+      .def("__repr__", &Tensor::Text);
+
+  nb::class_<View>(m, "View",
+                   "What attention reads. Ends with the next start_forward, "
+                   "set_causal, restore or\nclose; of an encoder, with the "
+                   "next put to its layer. Unpacks to key, value, mask.")
+      .def_ro("key", &View::key, "(cells, kv_heads, k_head_dim)")
+      .def_ro("value", &View::value,
+              "(cells, kv_heads, v_head_dim); permuted (kv_heads, v_head_dim, "
+              "cells); tiled\n(cells / 32, kv_heads, v_head_dim, 32)")
+      .def_ro("mask", &View::mask,
+              "(rows, cells): 0 may attend, -inf may not. None of an encoder.")
+      .def_prop_ro(
+          "first_cell",
+          [](const View& self) {
+            self.key.fresh();
+            return self.first_cell;
+          },
+          "The cell of column 0.")
+      .def(
+          "__iter__",
+          [](const View& self) {
+            return nb::iter(nb::make_tuple(self.key, self.value, self.mask));
+          },
+          nb::sig("def __iter__(self) -> "
+                  "collections.abc.Iterator[typing.Any]"));
+}
+
+}  // namespace
+
+void BindCache(nb::module_& m) {
+  BindViews(m);
+  nb::class_<PyCache>(m, "Cache",
+                      "A cache of kvtwin's own (docs/semantics.md). One thread "
+                      "at a time.")
+      .def(nb::init<nb::handle, std::string>(), nb::arg("setup"),
+           nb::arg("twin") = "optimized",
+           nb::sig("def __init__(self, setup: kvtwin.Setup, twin: "
+                   "typing.Literal['optimized', 'reference'] = 'optimized') "
+                   "-> None"))
+      .def("start_forward", &PyCache::StartForward, nb::arg("positions"),
+           nb::arg("sequences"), nb::arg("reserve") = false,
+           nb::arg("multimodal") = std::vector<int>(),
+           nb::sig("def start_forward(self, positions: "
+                   "collections.abc.Sequence[int], sequences: "
+                   "collections.abc.Sequence[int], reserve: bool = False, "
+                   "multimodal: collections.abc.Sequence[int] = ()) -> None"),
+           "Finds a cell for each token of a batch, or raises CacheFull.")
+      .def("set_causal", &PyCache::SetCausal, nb::arg("except_"),
+           "These tokens of the batch see tokens after them, too.")
+      .def("put", &PyCache::Put, nb::arg("layer"), nb::arg("key"),
+           nb::arg("value"),
+           nb::sig("def put(self, layer: int, key: numpy.typing.ArrayLike | "
+                   "Tensor, value: numpy.typing.ArrayLike | Tensor) -> None"),
+           "Stores the batch's rows, (tokens, kv_heads, head_dim): float32, "
+           "or the cache's\ndtype as `Tensor.numpy` has it.")
+      .def("get", &PyCache::Get, nb::arg("layer"),
+           "The views and the mask of a layer.")
+      .def("copy_prefix", &PyCache::CopyPrefix, nb::arg("source"),
+           nb::arg("target"), nb::arg("length"),
+           "`target` becomes the tokens of `source` at positions < length.")
+      .def("can_resume", &PyCache::CanResume, nb::arg("sequence"),
+           nb::arg("position"),
+           "Whether a sequence can go on with its whole window still there.")
+      .def("remove", &PyCache::Remove, nb::arg("sequence"), nb::arg("begin"),
+           nb::arg("end") = kOpenEnd,
+           "Tokens at positions in [begin, end) leave; later ones move down, "
+           "unless `end` is\nOPEN_END. Raises SharedCells, NotSupported.")
+      .def("set_layer_type", &PyCache::SetLayerType, nb::arg("type"),
+           "Of a wrapper: picks the active cache.")
+      .def("encoder_cached", &PyCache::EncoderCached,
+           "Of an encoder: whether there is something in it.")
+      .def("snapshot", &PyCache::Snapshot,
+           nb::sig("def snapshot(self) -> bytes"),
+           "All that it holds, as the bytes of a safetensors file.")
+      .def("restore", &PyCache::Restore, nb::arg("state"),
+           "Holds exactly that from now on.")
+      .def("close", &PyCache::Close,
+           "Gives up the memory, but for what arrays still show.")
+      .def("cell_count", &PyCache::CellCount)
+      .def("batch_cells", &PyCache::BatchCells,
+           "The cell of each token of the batch.")
+      .def("cells", &PyCache::Cells,
+           "All memberships as (cell, position, sequence), in order.")
+      .def(
+          "__enter__", [](nb::object self) { return self; },
+          nb::sig("def __enter__(self) -> Cache"))
+      .def(
+          "__exit__", [](PyCache& self, const nb::args&) { self.Close(); },
+          nb::sig("def __exit__(self, *args: object) -> None"));
+}
+
+}  // namespace kvtwin::python

@@ -1,0 +1,71 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <fstream>
+#include <new>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings.h"
+#include "props/judge.h"
+#include "props/page.h"
+#include "props/show.h"
+
+namespace kvtwin::python {
+namespace {
+
+// Verdict, level, line, reason, twin.
+using Answer = std::tuple<std::string, std::string, std::int64_t, std::string,
+                          std::string>;
+
+Answer JudgeStream(std::istream& in, const std::vector<std::string>& twins) {
+  const nb::gil_scoped_release others;
+  const props::Judgement found = props::Judge(in, twins);
+  return {std::string(props::VerdictName(found.verdict)),
+          std::string(props::LevelName(found.level)), found.line, found.reason,
+          found.twin};
+}
+
+Answer JudgeFile(const std::string& path,
+                 const std::vector<std::string>& twins) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) {
+    return {"bad_input", "none", 0, "cannot be opened", ""};
+  }
+  return JudgeStream(in, twins);
+}
+
+Answer JudgeBytes(const nb::bytes& recording,
+                  const std::vector<std::string>& twins) {
+  std::istringstream in(std::string(static_cast<const char*>(recording.data()),
+                                    recording.size()));
+  return JudgeStream(in, twins);
+}
+
+// False if nothing is wrong with the recording, or it cannot be read again.
+bool WritePageOf(const std::string& recording, const std::string& page,
+                 const std::vector<std::string>& twins) {
+  const nb::gil_scoped_release others;
+  const auto failure = props::ExplainRecording(recording, twins);
+  if (!failure) return false;
+  const Status status = props::WritePage(*failure, page);
+  if (status.ok()) return true;
+  const nb::gil_scoped_acquire own;
+  Raise(status);
+}
+
+}  // namespace
+
+void BindCheck(nb::module_& m) {
+  m.def("judge_file", &JudgeFile, nb::arg("path"), nb::arg("twins"));
+  m.def("judge_bytes", &JudgeBytes, nb::arg("recording"), nb::arg("twins"));
+  m.def("write_page", &WritePageOf, nb::arg("recording"), nb::arg("page"),
+        nb::arg("twins"));
+}
+
+}  // namespace kvtwin::python

@@ -1,0 +1,201 @@
+#include "props/live.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "backend.h"
+#include "bindings.h"
+#include "props/backend.h"
+#include "props/fuzz.h"
+#include "props/history.h"
+#include "props/page.h"
+#include "props/runner.h"
+
+namespace kvtwin::python {
+namespace {
+
+// Level, check, history, reason, story.
+using Finding =
+    std::tuple<std::string, std::string, std::string, std::string, std::string>;
+
+// Looks at the clock after which a backend that has made no cache is given up.
+constexpr int kVainLooks = 4;
+
+class Driver {
+ public:
+  // `rerun` makes the command that runs a history again.
+  Driver(nb::object adapter, nb::object rerun)
+      : backend_(std::move(adapter)),
+        info_(Value(props::DescribeBackend(&backend_.table()))),
+        rerun_(std::move(rerun)) {}
+
+  const props::BackendInfo& info() const { return info_; }
+  const Backend& backend() const { return backend_; }
+
+  props::Subject SubjectAt(props::Level level) const {
+    return props::BackendSubject(info_, level, "");
+  }
+
+  // What it says that it keeps, and less.
+  std::vector<props::Level> Levels() const {
+    std::vector<props::Level> levels = props::LevelsOf(info_);
+    std::erase_if(levels,
+                  [&](props::Level level) { return level < info_.claims; });
+    return levels;
+  }
+
+  Finding Tell(props::Level level, const props::History& history,
+               props::Difference difference,
+               const std::optional<std::string>& page) const {
+    const props::Subject subject = SubjectAt(level);
+    // No message tells of an init.
+    if (difference.text.starts_with("init answers internal")) {
+      difference.text += backend_.init_error();
+    }
+    const std::string line = props::ToText(history);
+    const std::string text = WithRerun(
+        props::FailureText(history, difference, subject), history, subject);
+    if (page) {
+      props::Failure failure =
+          props::ExplainHistory(history, difference, subject);
+      failure.command = Rerun(history);
+      failure.text = text;
+      Check(props::WritePage(failure, *page));
+    }
+    return {std::string(props::LevelName(level)), difference.check, line,
+            difference.text, text};
+  }
+
+ private:
+  std::string Rerun(const props::History& history) const {
+    return nb::cast<std::string>(rerun_(props::ToText(history)));
+  }
+  std::string WithRerun(std::string text, const props::History& history,
+                        const props::Subject& subject) const {
+    const std::string command = props::RerunCommand(history, subject);
+    const std::size_t at = text.rfind(command);
+    if (at != std::string::npos) {
+      text.replace(at, command.size(), Rerun(history));
+    }
+    return text;
+  }
+
+  Backend backend_;
+  props::BackendInfo info_;
+  nb::object rerun_;
+};
+
+// Fuzzing, but for what ends it from outside.
+template <class Fn>
+auto Raising(const Fn& fn) {
+  try {
+    return fn();
+  } catch (Backend::Interrupted& interrupted) {
+    throw nb::python_error(interrupted.error);
+  }
+}
+
+// Level that holds, whether that is right, operations, histories, findings.
+using Fuzzed = std::tuple<std::string, bool, std::int64_t, std::int64_t,
+                          std::vector<Finding>>;
+
+struct Vain {};
+
+// None of all histories had a cache.
+Fuzzed NoneMade(const Driver& driver) {
+  const std::string& error = driver.backend().init_error();
+  if (!error.starts_with("exception: ")) {
+    Raise({StatusCode::kNotSupported,
+           fmt::format("each __init__ refused: {}", error)});
+  }
+  const std::string text = fmt::format("each __init__ fails: {}\n", error);
+  return {"none", false, 0, 0, {{"none", "backend: error", "", error, text}}};
+}
+
+// The page, if there is a path for it, is of the first finding.
+Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
+            double seconds, std::uint64_t seed,
+            const std::optional<std::string>& page) {
+  return Raising([&]() -> Fuzzed {
+    const Driver driver(std::move(adapter), std::move(rerun));
+    int looks = 0;
+    props::FuzzOptions options;
+    options.operations = operations;
+    options.seconds = seconds;
+    options.seed = seed;
+    options.progress = [&](std::int64_t, double) {
+      if (!driver.backend().made_one() && ++looks >= kVainLooks) throw Vain();
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    };
+    props::LiveResult result;
+    try {
+      result = props::FuzzLive(
+          options, driver.Levels(),
+          [&](props::Level level) { return driver.SubjectAt(level); });
+    } catch (const Vain&) {
+    }
+    if (!driver.backend().made_one()) return NoneMade(driver);
+    std::vector<Finding> findings;
+    for (const props::LiveFinding& one : result.findings) {
+      findings.push_back(driver.Tell(one.level, one.failure.shrunk,
+                                     one.failure.difference,
+                                     findings.empty() ? page : std::nullopt));
+    }
+    return {std::string(props::LevelName(result.holds)),
+            result.Right(driver.info()), result.operations, result.histories,
+            std::move(findings)};
+  });
+}
+
+// The calls, and what went wrong.
+std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
+    nb::object adapter, nb::object rerun, const std::string& history,
+    const std::optional<std::string>& page) {
+  using Ran = std::tuple<std::vector<std::string>, std::optional<Finding>>;
+  return Raising([&]() -> Ran {
+    const Driver driver(std::move(adapter), std::move(rerun));
+    const props::History parsed = Value(props::ParseHistory(history));
+    const props::Level level = driver.info().claims;
+    props::Story story;
+    const props::RunResult result =
+        props::RunHistory(parsed, driver.SubjectAt(level), &story);
+    if (!result.ran && !result.difference) {
+      Raise({StatusCode::kNotSupported,
+             "there is no such cache, by its description or its __init__"});
+    }
+    std::vector<std::string> calls;
+    for (const props::Step& step : story.steps) {
+      calls.push_back(props::StoryLine(step));
+    }
+    std::optional<Finding> found;
+    if (result.difference) {
+      found = driver.Tell(level, parsed, *result.difference, page);
+    }
+    return {std::move(calls), std::move(found)};
+  });
+}
+
+}  // namespace
+
+void BindLive(nb::module_& m) {
+  m.def("fuzz", &Fuzz, nb::arg("adapter"), nb::arg("rerun"),
+        nb::arg("operations"), nb::arg("seconds"), nb::arg("seed"),
+        nb::arg("page").none());
+  m.def("run", &Run, nb::arg("adapter"), nb::arg("rerun"), nb::arg("history"),
+        nb::arg("page").none());
+}
+
+}  // namespace kvtwin::python

@@ -1,0 +1,53 @@
+#include <string>
+
+#include "bindings.h"
+#include "optimized/fast_paths.h"
+#include "optimized/targets.h"
+
+namespace kvtwin::python {
+namespace {
+
+// As the command has it.
+void UseEnvironment() {
+  if (!optimized::UseTargetFromEnvironment()) {
+    throw nb::import_error("KVTWIN_TARGET is none of this machine");
+  }
+  if (!optimized::UseFastPathsFromEnvironment()) {
+    throw nb::import_error("KVTWIN_FAST_PATHS is not on or off");
+  }
+}
+
+}  // namespace
+
+nb::object ErrorType(const char* name) {
+  return nb::module_::import_("kvtwin._errors").attr(name);
+}
+
+void Raise(const Status& status) {
+  const auto type = [&]() -> nb::object {
+    switch (status.code()) {
+      case StatusCode::kCacheFull:
+        return ErrorType("CacheFull");
+      case StatusCode::kNotSupported:
+        return ErrorType("NotSupported");
+      case StatusCode::kSharedCells:
+        return ErrorType("SharedCells");
+      case StatusCode::kInvalidArgument:
+        return nb::borrow(PyExc_ValueError);
+      default:
+        return nb::borrow(PyExc_RuntimeError);
+    }
+  };
+  PyErr_SetString(type().ptr(), status.ToString().c_str());
+  throw nb::python_error();
+}
+
+}  // namespace kvtwin::python
+
+NB_MODULE(_kvtwin, m) {
+  m.doc() = "The compiled part of kvtwin.";
+  kvtwin::python::UseEnvironment();
+  kvtwin::python::BindCache(m);
+  kvtwin::python::BindCheck(m);
+  kvtwin::python::BindLive(m);
+}

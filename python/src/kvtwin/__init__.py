@@ -1,0 +1,48 @@
+"""kvtwin: an LLM's attention KV cache, and an oracle for yours.
+
+`Cache` is the library's; `check` judges recordings, which `Recorder` writes of a
+cache of yours; `fuzz` drives a class of yours through random histories.
+"""
+
+from importlib.metadata import version as _version
+
+from kvtwin._check import Verdict, check
+from kvtwin._errors import (
+    CacheFull,
+    NotSupported,
+    Refusal,
+    SharedCells,
+    StaleViewError,
+)
+from kvtwin._kvtwin import Cache, Tensor, View
+from kvtwin._live import Finding, FuzzResult, RunResult, fuzz, run
+from kvtwin._recorder import Recorder
+from kvtwin._setup import OPEN_END, Description, Rope, Setup
+from kvtwin._types import Array, Float32Array
+
+__version__ = _version("kvtwin")
+
+__all__ = [
+    "OPEN_END",
+    "Array",
+    "Cache",
+    "CacheFull",
+    "Description",
+    "Finding",
+    "Float32Array",
+    "FuzzResult",
+    "NotSupported",
+    "Recorder",
+    "Refusal",
+    "Rope",
+    "RunResult",
+    "Setup",
+    "SharedCells",
+    "StaleViewError",
+    "Tensor",
+    "Verdict",
+    "View",
+    "check",
+    "fuzz",
+    "run",
+]

@@ -1,0 +1,57 @@
+"""Arrays of caches that are written in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvtwin._kvtwin import Tensor
+from kvtwin._types import Array, BoolArray, Float32Array
+
+
+def numbers(array: Any, what: str) -> Float32Array:
+    """As float32, with its shape. Raises TypeError for what has no numbers."""
+    if isinstance(array, Tensor):
+        return array.float32()
+    found = np.asarray(array)
+    if found.dtype.kind not in "fiub" and found.dtype.name != "bfloat16":
+        raise TypeError(f"{what} is an array of {found.dtype}, not of numbers")
+    return np.asarray(found, dtype=np.float32)
+
+
+def rows(
+    array: Any, what: str, heads: int | None = None, head_dim: int | None = None
+) -> Float32Array:
+    """K or V as float32, (n, kv_heads, head_dim)."""
+    found = numbers(array, what)
+    due = f"(n, {heads or 'kv_heads'}, {head_dim or 'head_dim'})"
+    if (
+        found.ndim != 3
+        or found.shape[1] != (heads or found.shape[1])
+        or found.shape[2] != (head_dim or found.shape[2])
+    ):
+        raise ValueError(f"{what} has shape {found.shape}, {due} is due")
+    return found
+
+
+def may_attend(mask: Any, rows: int | None, columns: int) -> BoolArray:
+    """A mask as bools, (rows, columns), from bools or from 0 and -inf."""
+    found: Array
+    found = mask.float32() if isinstance(mask, Tensor) else np.asarray(mask)
+    due = (found.shape[0] if rows is None and found.ndim else rows, columns)
+    if found.shape != due:
+        shown = f"({rows or 'tokens'}, {columns})"
+        raise ValueError(f"the mask has shape {found.shape}, {shown} is due")
+    if found.dtype == np.bool_:
+        return found.astype(np.bool_, copy=False)
+    if found.dtype.kind != "f":
+        raise TypeError(
+            f"the mask is of {found.dtype}; it must be of bool, True where a row "
+            "may attend, or of 0 and -inf"
+        )
+    allowed: BoolArray = found == 0
+    if not (allowed | (found == -np.inf)).all():
+        other = found[~(allowed | (found == -np.inf))][0]
+        raise ValueError(f"the mask has a {other}, which is neither 0 nor -inf")
+    return allowed

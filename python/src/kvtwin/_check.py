@@ -1,0 +1,103 @@
+"""Judging recordings (docs/trace_format.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from kvtwin import _kvtwin
+
+Twin = Literal["both", "optimized", "reference"]
+
+
+def _twins(twin: Twin) -> list[str]:
+    if twin not in ("both", "optimized", "reference"):
+        raise ValueError(f"twin is {twin!r}, not both, optimized or reference")
+    return ["reference", "optimized"] if twin == "both" else [twin]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the oracle says of a recording. True if it is accepted."""
+
+    verdict: Literal["accept", "reject", "bad_input"]
+    #: The strongest equivalence that held to the end.
+    level: Literal["identity", "entitlement", "none"]
+    #: The first wrong line, from 1; 0: accepted.
+    line: int
+    #: What is wrong there; empty if nothing is.
+    reason: str
+    #: The twin that disagrees; empty: all do.
+    twin: str
+    #: The file; "-" if there is none.
+    name: str
+    _recording: bytes | None = dataclasses.field(repr=False, compare=False)
+    _twins: tuple[str, ...] = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def accepted(self) -> bool:
+        return self.verdict == "accept"
+
+    def __bool__(self) -> bool:
+        return self.accepted
+
+    def __str__(self) -> str:
+        if self.accepted:
+            return f"accept ({self.level}): {self.name}"
+        where = f", line {self.line}" if self.line else ""
+        return f"{self.verdict}: {self.name}{where}: {self.reason}"
+
+    def html(self, path: str | os.PathLike[str]) -> pathlib.Path:
+        """Writes the page that steps through what led to the first wrong line,
+        as `kvtwin check --html` does; a recording that is no file, beside it as
+        `.jsonl`.
+
+        Raises RuntimeError if the recording is not rejected.
+        """
+        page = pathlib.Path(path)
+        recording = self.name
+        if self.verdict == "reject" and self._recording is not None:
+            kept = page.with_suffix(".jsonl")
+            kept.write_bytes(self._recording)
+            recording = str(kept)
+        if self.verdict != "reject" or not _kvtwin.write_page(
+            recording, str(page), list(self._twins)
+        ):
+            raise RuntimeError(f"there is no failure to draw: {self}")
+        return page
+
+
+def check(
+    recording: str | os.PathLike[str] | bytes | Iterable[str | dict[str, Any]],
+    *,
+    twin: Twin = "both",
+) -> Verdict:
+    """Judges one recording of a cache or of a pool of blocks.
+
+    `recording` is the path of a file, its bytes, or its lines: strings, or
+    objects for json. A file that cannot be read is an OSError; one that is no
+    recording has the verdict "bad_input".
+    """
+    twins = _twins(twin)
+    content: bytes | None = None
+    name = "-"
+    if isinstance(recording, (str, os.PathLike)):
+        name = os.fspath(recording)
+        with open(name, "rb"):
+            pass
+        answer = _kvtwin.judge_file(name, twins)
+    else:
+        if isinstance(recording, bytes):
+            content = recording
+        else:
+            lines = (
+                line if isinstance(line, str) else json.dumps(line)
+                for line in recording
+            )
+            content = "".join(line.rstrip("\n") + "\n" for line in lines).encode()
+        answer = _kvtwin.judge_bytes(content, twins)
+    return Verdict(*answer, name, content, tuple(twins))  # type: ignore[arg-type]

@@ -1,0 +1,404 @@
+"""Driving a cache that is written in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import shlex
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from kvtwin import _arrays, _kvtwin
+from kvtwin._kvtwin import Tensor
+from kvtwin._setup import ABILITIES, DTYPES, KINDS, LEVELS, SHIFTS, V_LAYOUTS
+from kvtwin._setup import Description, Rope, Setup
+from kvtwin._types import Array
+
+OPTIONAL = (
+    "remove",
+    "copy_prefix",
+    "can_resume",
+    "shift",
+    "set_causal",
+    "set_layer_type",
+    "encoder_cached",
+)
+CELLS = ("cells", "batch_cells", "cell_count")
+TAKE_STRIDED = 1 << 9
+
+
+def _bits(names: Any, due: tuple[str, ...]) -> int:
+    return sum(1 << due.index(name) for name in names)
+
+
+def story_of(error: BaseException) -> str:
+    """An exception of theirs, with the frames of their code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if frame.filename != __file__] or list(frames)
+    where = "".join(
+        f"\n  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+        for frame in theirs
+    )
+    what = "".join(traceback.format_exception_only(error)).strip()
+    return f"exception: {what}{where}"
+
+
+class Backend:
+    """What the compiled part sees of a class of theirs."""
+
+    def __init__(self, cls: type) -> None:
+        description = getattr(cls, "kvtwin", None) or Description(name=cls.__name__)
+        if not isinstance(description, Description):
+            raise TypeError(
+                f"{cls.__name__}.kvtwin is {description!r}, it must be a "
+                "kvtwin.Description"
+            )
+        for name in ("start_forward", "put", "get"):
+            if not callable(getattr(cls, name, None)):
+                raise TypeError(f"{cls.__name__} has no method {name}")
+        for ability, name in (
+            ("remove_tail", "remove"),
+            ("remove_middle", "remove"),
+            ("copy_prefix", "copy_prefix"),
+        ):
+            if ability in description.can and not hasattr(cls, name):
+                raise TypeError(
+                    f"{cls.__name__} says that it can {ability}, but has no method "
+                    f"{name}"
+                )
+        self.cls = cls
+        self.refuses_misuse = "refuse_misuse" in description.can
+        self.description = description
+        self.has = {name for name in OPTIONAL if hasattr(cls, name)}
+        if description.level == "identity":
+            for name in CELLS:
+                if not hasattr(cls, name):
+                    raise TypeError(
+                        f"{cls.__name__} wants to be held to identity, but has no "
+                        f"method {name}"
+                    )
+            self.has.add("cells")
+
+    def describe(self) -> tuple[Any, ...]:
+        """name, profile, level, kinds, can, dtypes, v_layouts, shifts,
+        max_sequences, max_layers, max_padding, tolerance."""
+        d = self.description
+        return (
+            d.name,
+            d.profile,
+            LEVELS.index(d.level),
+            _bits(d.kinds, KINDS),
+            # Rows that a put brings are made dense before they see them.
+            sum(1 << ABILITIES[name] for name in d.can) | TAKE_STRIDED,
+            _bits(d.dtypes, DTYPES),
+            _bits(d.v_layouts, V_LAYOUTS),
+            _bits(d.shifts, SHIFTS),
+            d.max_sequences,
+            d.max_layers,
+            d.max_padding,
+            d.tolerance,
+        )
+
+    def init(self, fields: dict[str, Any]) -> Instance:
+        caches = tuple(_setup(one) for one in fields.pop("caches"))
+        setup = _setup({**fields, "caches": caches})
+        return Instance(self.cls, setup, self.refuses_misuse)
+
+
+def _setup(fields: dict[str, Any]) -> Setup:
+    return Setup(**{**fields, "rope": Rope(**fields["rope"])})
+
+
+class Instance:
+    """One cache of theirs."""
+
+    def __init__(self, cls: type, setup: Setup, refuses_misuse: bool) -> None:
+        self.setup = setup
+        # To the others they say nothing.
+        self.takes_images = refuses_misuse or setup.kind in ("encoder", "wrapper")
+        self.cache: Any = cls(setup)
+        self.shown: tuple[Array, Array, Array | None, int] | None = None
+
+    def close(self) -> None:
+        self.shown = None
+        if hasattr(self.cache, "close"):
+            self.cache.close()
+
+    def start_forward(
+        self,
+        positions: list[int],
+        sequences: list[int],
+        multimodal: list[int],
+        reserve: bool,
+    ) -> None:
+        more: dict[str, Any] = {}
+        if multimodal and self.takes_images:
+            more["multimodal"] = multimodal
+        if reserve:
+            more["reserve"] = True
+        self.cache.start_forward(positions, sequences, **more)
+
+    def put(self, layer: int, key: Array | None, value: Array | None) -> None:
+        # Their own, to keep or to write to.
+        rows = [None if one is None else np.array(one) for one in (key, value)]
+        self.cache.put(layer, *rows)
+
+    def get(
+        self, layer: int, mask_rows: int
+    ) -> tuple[Array, Array, Array | None, int]:
+        """Dense, of the stored dtype; the memory stays until the next one."""
+        setup = self.setup
+        found = self.cache.get(layer)
+        try:
+            key, value, mask = found
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"get returns {type(found).__name__}, which is not (key, value, mask)"
+            ) from None
+        v_dtype = setup.v_dtype or setup.dtype
+        first_cell = int(getattr(found, "first_cell", 0))
+        k = _stored(key, "key", setup.dtype)
+        v = _stored(value, "value", v_dtype)
+        if mask is None and setup.kind in ("encoder", "wrapper"):
+            self.shown = (k, v, None, first_cell)
+            return self.shown
+        heads = setup.kv_heads
+        columns = k.shape[0] if k.ndim == 3 else 0
+        _due(k, "key", (columns, heads, _width(setup.k_head_dim, setup.dtype)))
+        width = _width(setup.v_head_dim, v_dtype)
+        if setup.v_layout == "permuted":
+            due: tuple[int, ...] = (heads, width, columns)
+        elif setup.v_layout == "tiled":
+            due = (columns // 32, heads, width, 32)
+        else:
+            due = (columns, heads, width)
+        _due(v, "value", due)
+        allowed = _arrays.may_attend(mask, mask_rows, columns)
+        numbers = np.where(allowed, np.float32(0), np.float32(-np.inf))
+        self.shown = (k, v, numbers, first_cell)
+        return self.shown
+
+    def remove(self, sequence: int, begin: int, end: int) -> None:
+        self.cache.remove(sequence, begin, end)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        self.cache.copy_prefix(source, target, length)
+
+    def can_resume(self, sequence: int, position: int) -> bool:
+        return _yes("can_resume", self.cache.can_resume(sequence, position))
+
+    def shift(self, sequence: int, begin: int, end: int, delta: int) -> None:
+        self.cache.shift(sequence, begin, end, delta)
+
+    def set_causal(self, except_: list[int]) -> None:
+        self.cache.set_causal(except_)
+
+    def set_layer_type(self, type: int) -> None:
+        self.cache.set_layer_type(type)
+
+    def encoder_cached(self) -> bool:
+        return _yes("encoder_cached", self.cache.encoder_cached())
+
+    def cells(self) -> tuple[list[tuple[int, int, int]], list[int], int]:
+        cells = [(int(c), int(p), int(s)) for c, p, s in self.cache.cells()]
+        batch = [int(cell) for cell in self.cache.batch_cells()]
+        return cells, batch, int(self.cache.cell_count())
+
+
+_BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
+_RAW = {"bf16": np.uint16, "f8_e4m3": np.uint8, "q8_0": np.uint8, "q4_0": np.uint8}
+
+
+def _width(head_dim: int, dtype: str) -> int:
+    return head_dim // 32 * _BLOCK_BYTES.get(dtype, 0) or head_dim
+
+
+def _stored(array: Any, what: str, dtype: str) -> Array:
+    found: Array = array.numpy() if isinstance(array, Tensor) else np.asarray(array)
+    if dtype in ("f32", "f16"):
+        if found.dtype.kind not in "fiu":
+            raise TypeError(f"{what} is an array of {found.dtype}, not of numbers")
+        due = np.float32 if dtype == "f32" else np.float16
+        return np.ascontiguousarray(found, dtype=due)
+    raw = np.dtype(_RAW[dtype])
+    if found.dtype != raw:
+        if found.dtype.itemsize != raw.itemsize or found.dtype.kind in "fiu":
+            raise TypeError(f"{what} is an array of {found.dtype}, {raw} is due")
+        found = np.ascontiguousarray(found).view(raw)  # As ml_dtypes has them.
+    return np.ascontiguousarray(found)
+
+
+def _due(array: Array, what: str, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        shown = ", ".join(str(extent) for extent in shape[1:])
+        first = "columns" if what == "key" else str(shape[0])
+        raise ValueError(f"{what} has shape {array.shape}, ({first}, {shown}) is due")
+
+
+def _yes(what: str, answer: Any) -> bool:
+    if not isinstance(answer, (bool, np.bool_)):
+        raise TypeError(f"{what} returns {answer!r}, neither True nor False")
+    return bool(answer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What is wrong with a backend."""
+
+    #: The level that it was found at.
+    level: str
+    #: Which comparison it is: "mine: K bytes", ...
+    check: str
+    #: The shortest history that shows it, for `kvtwin.run`.
+    history: str
+    #: What is wrong, and where.
+    reason: str
+    #: All of it, as a story: the calls, the wrong row, the command.
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclasses.dataclass(frozen=True)
+class FuzzResult:
+    """What random histories have to say of a backend. True if it is right: it keeps
+    the level that it claims, and raises nothing but refusals."""
+
+    ok: bool
+    #: The strongest level that holds.
+    level: Literal["identity", "entitlement", "numeric", "none"]
+    operations: int
+    histories: int
+    seed: int
+    findings: tuple[Finding, ...]
+    #: Of the first finding, if there is one and a page was asked for.
+    page: pathlib.Path | None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @property
+    def failure(self) -> str:
+        """The first finding as a story, and what others there are; empty if there is
+        none."""
+        if not self.findings:
+            return ""
+        also = (
+            f"  also    {finding.check} ({finding.level}): {finding.history}\n"
+            for finding in self.findings[1:]
+        )
+        return self.findings[0].text + "".join(also)
+
+    @property
+    def history(self) -> str:
+        """The shortest history of the first finding; empty if there is none."""
+        return self.findings[0].history if self.findings else ""
+
+    def __str__(self) -> str:
+        counts = (
+            f"{self.operations} operations in {self.histories} histories, seed "
+            f"{self.seed}: "
+        )
+        if self.ok:
+            return f"{counts}right ({self.level})"
+        page = f"\n  page    {self.page}" if self.page else ""
+        return f"{self.failure}{page}\n{counts}wrong, what holds is: {self.level}"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """What one history has to say of a backend. True if nothing is wrong."""
+
+    #: Each call, and what it answered.
+    calls: tuple[str, ...]
+    finding: Finding | None
+    page: pathlib.Path | None
+
+    @property
+    def ok(self) -> bool:
+        return self.finding is None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        if self.finding is None:
+            return "\n".join(self.calls) + "\nno difference"
+        page = f"\n  page    {self.page}" if self.page else ""
+        return self.finding.text + page
+
+
+def _rerun(cls: type) -> Callable[[str], str]:
+    """The command that runs a history on a class again."""
+
+    def command(history: str) -> str:
+        name = cls.__qualname__
+        call = f"kvtwin.run({name}, {history!r})"
+        module = sys.modules.get(cls.__module__)
+        file = getattr(module, "__file__", None)
+        if file is None or "<locals>" in name:
+            return f"print({call})"
+        path = pathlib.Path(file)
+        if cls.__module__ == "__main__":
+            module_name, folder = path.stem, path.parent
+        else:
+            module_name = cls.__module__
+            folder = path.parents[module_name.count(".")]
+        line = f"import kvtwin; from {module_name} import {name.split('.')[0]}; "
+        code = shlex.quote(f"{line}print({call})")
+        python = shlex.quote(sys.executable or "python3")
+        return f"cd {shlex.quote(str(folder))} && {python} -c {code}"
+
+    return command
+
+
+def _path(html: str | os.PathLike[str] | None) -> str | None:
+    return None if html is None else os.fspath(html)
+
+
+def fuzz(
+    cls: type,
+    *,
+    operations: int = 20000,
+    seconds: float | None = None,
+    seed: int = 1,
+    html: str | os.PathLike[str] | None = None,
+) -> FuzzResult:
+    """Drives caches of a class of yours (docs/python.md) through random histories,
+    and compares what they show with what is due.
+
+    Runs at least so many operations, or, if `seconds` is given, for so long. What goes
+    wrong is shrunk to the shortest history that still does, and drawn on the page
+    `html`. The same seed gives the same answer.
+    """
+    if operations < 1 or seed < 0 or (seconds is not None and not seconds > 0):
+        raise ValueError(
+            f"operations is {operations}, seed is {seed}, seconds is {seconds}"
+        )
+    level, ok, done, histories, found = _kvtwin.fuzz(
+        Backend(cls),
+        _rerun(cls),
+        0 if seconds else operations,
+        seconds or 0,
+        seed,
+        _path(html),
+    )
+    page = pathlib.Path(html) if html is not None and found else None
+    findings = tuple(Finding(*one) for one in found)
+    return FuzzResult(ok, level, done, histories, seed, findings, page)  # type: ignore[arg-type]
+
+
+def run(
+    cls: type, history: str, *, html: str | os.PathLike[str] | None = None
+) -> RunResult:
+    """Runs one history (docs/histories.md) on a class of yours."""
+    calls, found = _kvtwin.run(Backend(cls), _rerun(cls), history, _path(html))
+    finding = Finding(*found) if found else None
+    page = pathlib.Path(html) if html is not None and found else None
+    return RunResult(tuple(calls), finding, page)

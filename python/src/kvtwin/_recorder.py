@@ -1,0 +1,254 @@
+"""Writing down what a cache is asked and what it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from kvtwin import _arrays
+from kvtwin._errors import CacheFull, NotSupported, SharedCells
+from kvtwin._setup import OPEN_END, Setup
+
+
+def _cache_object(setup: Setup) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": setup.kind, "shift": setup.shift}
+    if setup.window is not None:
+        found["window"] = setup.window
+    if setup.memory is not None:
+        found["memory"] = setup.memory
+    if setup.kind == "chunked":
+        found["chunk"] = setup.chunk
+    if setup.shift == "rope":
+        rope = setup.rope
+        found["rope"] = {
+            "pairing": "halves" if rope.halves else "adjacent",
+            "base": rope.base,
+            "scale": rope.scale,
+            "dims": rope.dims,
+        }
+    if setup.kind == "wrapper":
+        found["caches"] = [_cache_object(one) for one in setup.caches]
+    return found
+
+
+def _header(setup: Setup, placement: str, producer: str) -> dict[str, Any]:
+    return {
+        "kvtrace": 1,
+        "producer": producer,
+        "placement": placement,
+        "cache": _cache_object(setup),
+        "config": {
+            "cache_padding": setup.cache_padding,
+            "mask_batch_padding": setup.mask_batch_padding,
+            "permuted_v": setup.v_layout == "permuted",
+            "tiled_v": setup.v_layout == "tiled",
+            "mask_dtype": setup.mask_dtype,
+            "v_dtype": setup.v_dtype or setup.dtype,
+        },
+        "init": {
+            "dtype": setup.dtype,
+            "max_sequences": setup.max_sequences,
+            "capacity": setup.capacity,
+            "max_batch": setup.max_batch,
+        },
+        "model": {
+            "layers": setup.layers,
+            "k_head_dim": setup.k_head_dim,
+            "kv_heads": setup.kv_heads,
+            "v_head_dim": setup.v_head_dim,
+        },
+    }
+
+
+def _tensor(array: Any) -> dict[str, Any]:
+    return {"shape": list(array.shape[::-1]), "data": array.ravel().tolist()}
+
+
+class Recorder:
+    """Stands before a cache of yours, hands each call on, and writes it down with
+    its answer, so that `kvtwin.check` can judge it.
+
+        cache = kvtwin.Recorder(MyCache(), "mine.jsonl", kvtwin.Setup(
+            capacity=64, kv_heads=8, k_head_dim=128, v_head_dim=128))
+
+    The cache has `start_forward(positions, sequences)`, `put(layer, key, value)`
+    and `get(layer)`, and, as far as you call them, `remove`, `copy_prefix`,
+    `can_resume`, `set_causal`, `set_layer_type`, `encoder_cached` (docs/python.md).
+    Where it refuses, it raises `CacheFull`, `NotSupported` or `SharedCells`; any
+    other exception is passed on, and not recorded. What you do not `get` after
+    a `put` is not checked.
+
+    `placement` is "other" unless the cache finds cells as ours do (S9, S10); with
+    its `batch_cells()`, if it has that, cells are recorded as well.
+    """
+
+    def __init__(
+        self,
+        cache: Any,
+        file: str | os.PathLike[str] | IO[str],
+        setup: Setup,
+        *,
+        placement: Literal["other", "contiguous", "scatter"] = "other",
+        producer: str | None = None,
+    ) -> None:
+        self._cache = cache
+        self._cells = placement != "other" and hasattr(cache, "batch_cells")
+        self._reserving = False
+        self._owned = isinstance(file, (str, os.PathLike))
+        self._file: IO[str]
+        if isinstance(file, (str, os.PathLike)):
+            self._file = open(file, "w", encoding="utf-8")
+        else:
+            self._file = file
+        self._line(_header(setup, placement, producer or type(cache).__qualname__))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file, if the recorder opened it. The cache stays open."""
+        if self._owned:
+            self._file.close()
+
+    def _line(self, fields: dict[str, Any]) -> None:
+        self._file.write(json.dumps(fields, allow_nan=False) + "\n")
+        self._file.flush()  # What a crash leaves is whole.
+
+    def _answered(self, fields: dict[str, Any], call: Callable[[], Any]) -> None:
+        """Does the call, and writes whether it was refused."""
+        names = {
+            CacheFull: "cache_full",
+            NotSupported: "not_supported",
+            SharedCells: "shared_cells",
+        }
+        try:
+            call()
+        except tuple(names) as refusal:
+            due = (
+                ("cache_full",)
+                if fields["op"] == "start_forward"
+                else ("not_supported", "shared_cells")
+            )
+            result = next(n for t, n in names.items() if isinstance(refusal, t))
+            if result in due:
+                self._line({**fields, "result": result})
+            raise
+        cells = {}
+        if self._cells and fields["op"] == "start_forward":
+            cells = {"cells": [int(cell) for cell in self._cache.batch_cells()]}
+        self._line({**fields, "result": "ok", **cells})
+
+    def start_forward(
+        self,
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        reserve: bool = False,
+        **more: Any,
+    ) -> None:
+        fields: dict[str, Any] = {
+            "op": "start_forward",
+            "positions": [int(position) for position in positions],
+            "sequences": [int(sequence) for sequence in sequences],
+        }
+        if "multimodal" in more:
+            fields["multimodal"] = [int(index) for index in more["multimodal"]]
+        if reserve:
+            fields["reserve"] = more["reserve"] = True
+        self._reserving = False
+        self._answered(
+            fields, lambda: self._cache.start_forward(positions, sequences, **more)
+        )
+        self._reserving = reserve
+
+    def put(self, layer: int, key: Any, value: Any) -> None:
+        # The cache may overwrite what it is given.
+        fields = {
+            "op": "put",
+            "layer": int(layer),
+            "key": _tensor(_arrays.rows(key, "key")),
+            "value": _tensor(_arrays.rows(value, "value")),
+        }
+        self._cache.put(layer, key, value)
+        self._line(fields)
+
+    def get(self, layer: int) -> Any:
+        view = self._cache.get(layer)
+        key, value, mask = view
+        fields: dict[str, Any] = {"op": "get", "layer": int(layer)}
+        if getattr(view, "first_cell", None) is not None:
+            fields["first_cell"] = int(view.first_cell)
+        k = _arrays.numbers(key, "key")
+        v = _arrays.numbers(value, "value")
+        if mask is None:
+            fields["mask"] = None
+        else:
+            allowed = _arrays.may_attend(mask, None, k.shape[0])
+            shape = [allowed.shape[1], allowed.shape[0]]
+            if self._reserving:
+                first = {k: v for k, v in fields.items() if k == "first_cell"}
+                self._line({"op": "reserved_mask", "shape": shape, **first})
+                return view
+            text = ["".join("01"[int(one)] for one in row) for row in allowed]
+            fields["mask"] = {"shape": shape, "rows": text}
+            k = _finite(k, allowed, "K", layer)
+            if v.shape[0] == k.shape[0]:  # Neither permuted nor in tiles.
+                v = _finite(v, allowed, "V", layer)
+        self._line({**fields, "key": _tensor(k), "value": _tensor(v)})
+        return view
+
+    def remove(self, sequence: int, begin: int, end: int = OPEN_END) -> None:
+        self._answered(
+            {"op": "remove", "seq": int(sequence), "begin": int(begin), "end": int(end)},
+            lambda: self._cache.remove(sequence, begin, end),
+        )
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        self._cache.copy_prefix(source, target, length)
+        self._line(
+            {"op": "copy_prefix", "src": int(source), "dst": int(target), "len": int(length)}
+        )
+
+    def can_resume(self, sequence: int, position: int) -> bool:
+        result = bool(self._cache.can_resume(sequence, position))
+        self._line(
+            {"op": "can_resume", "seq": int(sequence), "pos": int(position), "result": result}
+        )
+        return result
+
+    def set_causal(self, except_: Sequence[int]) -> None:
+        self._cache.set_causal(except_)
+        self._line({"op": "set_causal", "except": [int(index) for index in except_]})
+
+    def set_layer_type(self, type: int) -> None:
+        self._cache.set_layer_type(type)
+        self._line({"op": "set_layer_type", "type": int(type)})
+
+    def encoder_cached(self) -> bool:
+        result = bool(self._cache.encoder_cached())
+        self._line({"op": "encoder_cached", "result": result})
+        return result
+
+
+def _finite(rows: Any, allowed: Any, what: str, layer: int) -> Any:
+    """Rows that no token sees may hold anything, which JSON cannot: zeros then."""
+    wild = ~np.isfinite(rows).all(axis=(1, 2))
+    seen = wild & allowed.any(axis=0)
+    if seen.any():
+        column = int(np.flatnonzero(seen)[0])
+        row = int(np.flatnonzero(allowed[:, column])[0])
+        raise ValueError(
+            f"get of layer {layer}: {what} has a number that is not finite in column "
+            f"{column}, which row {row} of the mask may attend to: a recording cannot "
+            "hold that"
+        )
+    return np.where(wild[:, None, None], np.float32(0), rows)

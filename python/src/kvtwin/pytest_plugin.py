@@ -1,0 +1,67 @@
+"""One fixture: random histories for a cache that is written in Python.
+
+    def test_my_cache(kvtwin_fuzz):
+        kvtwin_fuzz(MyCache)
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Protocol
+
+import pytest
+
+import kvtwin
+
+
+class Fuzzer(Protocol):
+    """What the fixture is."""
+
+    def __call__(
+        self, cls: type, *, operations: int | None = None, seed: int | None = None
+    ) -> kvtwin.FuzzResult:
+        """Fails the test if the class is wrong, with the story of it."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kvtwin")
+    group.addoption(
+        "--kvtwin-ops",
+        type=int,
+        default=20000,
+        metavar="N",
+        help="operations that kvtwin_fuzz runs at least (20000)",
+    )
+    group.addoption(
+        "--kvtwin-seed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="the seed of kvtwin_fuzz's histories (1)",
+    )
+
+
+@pytest.fixture
+def kvtwin_fuzz(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Fuzzer:
+    """Drives a cache class through random histories: `kvtwin_fuzz(MyCache)`.
+
+    A failure shows the shortest history and what is wrong; its page is kvtwin.html in
+    the test's tmp_path.
+    """
+
+    def fuzzer(
+        cls: type, *, operations: int | None = None, seed: int | None = None
+    ) -> kvtwin.FuzzResult:
+        __tracebackhide__ = True
+        option = request.config.getoption
+        result = kvtwin.fuzz(
+            cls,
+            operations=option("--kvtwin-ops") if operations is None else operations,
+            seed=option("--kvtwin-seed") if seed is None else seed,
+            html=tmp_path / "kvtwin.html",
+        )
+        if not result:
+            pytest.fail(f"{cls.__qualname__} is wrong\n\n{result}", pytrace=False)
+        return result
+
+    return fuzzer

@@ -1,0 +1,242 @@
+"""Judging recordings, and writing them."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+
+import kvtwin
+
+LINE = 12  # Of that recording, the first wrong one.
+SETUP = kvtwin.Setup(
+    capacity=8,
+    max_sequences=2,
+    max_batch=4,
+    kv_heads=2,
+    k_head_dim=2,
+    v_head_dim=3,
+    shift="add",
+)
+
+
+def test_accepts(recordings):
+    paths = sorted((recordings / "accept").glob("*/*.jsonl"))[::40]
+    assert paths
+    for path in paths:
+        verdict = kvtwin.check(path)
+        assert verdict and verdict.accepted and verdict.line == 0
+        assert verdict.level == "identity"
+        assert str(verdict) == f"accept (identity): {path}"
+
+
+def test_rejects(recordings, tmp_path):
+    path = recordings / "reject/ollama-0.12.9-defrag/contiguous-0016.jsonl"
+    verdict = kvtwin.check(str(path))
+    assert not verdict
+    assert (verdict.verdict, verdict.line) == ("reject", LINE)
+    assert "due is the row" in verdict.reason
+    assert verdict.reason in str(verdict) and f"line {LINE}" in str(verdict)
+    page = verdict.html(tmp_path / "page.html").read_text()
+    assert "<html" in page and "contiguous-0016.jsonl" in page
+    for one in (path.read_bytes(), path.read_text().splitlines(), path.open()):
+        again = kvtwin.check(one, twin="reference")
+        assert (again.verdict, again.line, again.name) == ("reject", LINE, "-")
+    objects = [json.loads(line) for line in path.open()]
+    page = kvtwin.check(objects).html(tmp_path / "other.html")
+    assert "other.jsonl" in page.read_text()
+    assert kvtwin.check(tmp_path / "other.jsonl").line == LINE
+
+
+def test_bad_input(tmp_path):
+    verdict = kvtwin.check([])
+    assert not verdict and verdict.verdict == "bad_input"
+    assert kvtwin.check(b"{}").reason
+    with pytest.raises(RuntimeError, match="no failure to draw"):
+        verdict.html(tmp_path / "page.html")
+    with pytest.raises(FileNotFoundError):
+        kvtwin.check(tmp_path / "not there")
+    with pytest.raises(ValueError, match="twin"):
+        kvtwin.check([], twin="cuda")
+
+
+def test_a_pool(recordings):
+    assert kvtwin.check(recordings / "pools/f32.jsonl").accepted
+
+
+def history(cache):
+    rng = np.random.default_rng(1)
+
+    def forward(positions, sequences):
+        cache.start_forward(positions, sequences)
+        n = len(positions)
+        cache.put(0, rng.normal(size=(n, 2, 2)), rng.normal(size=(n, 2, 3)))
+        return cache.get(0)
+
+    forward([0, 1, 2], [0, 0, 0])
+    cache.copy_prefix(0, 1, 2)
+    forward([2, 3], [1, 0])
+    cache.remove(0, 3)
+    assert cache.can_resume(0, 3) is True
+    with pytest.raises(kvtwin.SharedCells):
+        cache.remove(0, 0, 1)
+    cache.remove(1, 0)
+    cache.remove(0, 0, 1)
+    forward([2], [0])
+    cache.start_forward([5], [0], reserve=True)
+    cache.put(0, np.zeros((1, 2, 2)), np.zeros((1, 2, 3)))
+    cache.get(0)
+    for i in range(3):
+        forward([10 + i] * 4, [1] * 4)
+    with pytest.raises(kvtwin.CacheFull):
+        cache.start_forward([20] * 4, [1] * 4)
+
+
+@pytest.mark.parametrize("placement", ["contiguous", "other"])
+def test_records_our_own(placement, tmp_path):
+    path = tmp_path / "ours.jsonl"
+    with kvtwin.Recorder(
+        kvtwin.Cache(SETUP), path, SETUP, placement=placement
+    ) as recorder:
+        history(recorder)
+        assert recorder.cell_count() == 16  # What else the cache has.
+    lines = [json.loads(line) for line in path.open()]
+    assert lines[0]["producer"] == "Cache"
+    assert ("cells" in lines[1]) == (placement == "contiguous")
+    results = [line["result"] for line in lines if "result" in line]
+    assert {"ok", "shared_cells", "cache_full", True} <= set(results)
+    assert {"reserved_mask", "copy_prefix", "can_resume"} <= {
+        line.get("op") for line in lines
+    }
+    verdict = kvtwin.check(path)
+    assert verdict.accepted, verdict
+    assert verdict.level == ("identity" if placement == "contiguous" else "entitlement")
+
+
+class Toy:
+    """One sequence, as two tensors and a list."""
+
+    def __init__(self, wrong=""):
+        self.wrong = wrong
+        self.positions = []
+        self.rows = {}
+
+    def start_forward(self, positions, sequences):
+        if len(self.positions) + len(positions) > 8:
+            raise kvtwin.CacheFull("full")
+        self.batch = positions
+        self.positions += positions
+
+    def put(self, layer, key, value):
+        k, v = self.rows.get(layer, (key[:0], value[:0]))
+        if self.wrong == "row" and len(k) > 3:
+            key = key[::-1]
+        self.rows[layer] = (np.concatenate([k, key]), np.concatenate([v, value]))
+
+    def get(self, layer):
+        k, v = self.rows[layer]
+        mask = np.subtract.outer(self.batch, self.positions) >= 0
+        if self.wrong == "mask":
+            mask = np.subtract.outer(self.batch, self.positions) > 0
+        if self.wrong == "nan":
+            k = np.where(np.arange(len(k))[:, None, None] == 1, np.nan, k)
+        if self.wrong == "hidden nan":
+            k, v = (np.concatenate([r, r[:1] * np.nan]) for r in (k, v))
+            mask = np.pad(mask, ((0, 0), (0, 1)))
+        return k, v, mask
+
+    def remove(self, sequence, begin, end):
+        raise kvtwin.NotSupported("no")
+
+
+def record(toy, setup=SETUP):
+    out = io.StringIO()
+    recorder = kvtwin.Recorder(toy, out, setup)
+    rng = np.random.default_rng(1)
+    for begin in range(0, 8, 2):
+        recorder.start_forward([begin, begin + 1], [0, 0])
+        recorder.put(0, rng.normal(size=(2, 2, 2)), rng.normal(size=(2, 2, 3)))
+        recorder.get(0)
+    with pytest.raises(kvtwin.CacheFull):
+        recorder.start_forward([8], [0])
+    return kvtwin.check(out.getvalue().encode())
+
+
+def test_toys():
+    assert record(Toy()).level == "entitlement"
+    verdict = record(Toy("row"))
+    assert verdict.verdict == "reject" and verdict.line == 10
+    assert "position 4" in verdict.reason
+    assert record(Toy("mask")).line == 4
+    assert record(Toy("hidden nan")).accepted
+    with pytest.raises(ValueError, match="not finite in column 1, which row 1"):
+        record(Toy("nan"))
+
+
+def test_refusals_are_judged():
+    out = io.StringIO()
+    recorder = kvtwin.Recorder(Toy(), out, SETUP, placement="contiguous")
+    recorder.start_forward([0], [0])
+    with pytest.raises(kvtwin.NotSupported):
+        recorder.remove(0, 0)
+    verdict = kvtwin.check(out.getvalue().encode())
+    assert verdict.line == 3 and "remove" in verdict.reason
+
+
+def test_misuse_is_not_recorded():
+    out = io.StringIO()
+    recorder = kvtwin.Recorder(kvtwin.Cache(SETUP), out, SETUP)
+    with pytest.raises(ValueError):
+        recorder.start_forward([], [])
+    assert len(out.getvalue().splitlines()) == 1
+    with pytest.raises(ValueError, match="is due"):
+        recorder.put(0, np.zeros((2, 2)), np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize(
+    "mask, error, text",
+    [
+        (np.zeros((2, 2), np.int64), TypeError, "int64"),
+        (np.ones((2, 2)), ValueError, "neither 0 nor -inf"),
+        (np.zeros((2, 5), bool), ValueError, r"\(tokens, 2\) is due"),
+    ],
+)
+def test_masks_that_are_none(mask, error, text):
+    toy = Toy()
+    toy.get = lambda layer: (np.zeros((2, 2, 2)), np.zeros((2, 2, 3)), mask)
+    with pytest.raises(error, match=text):
+        record(toy)
+
+
+@pytest.mark.parametrize("kind", ["swa", "chunked", "encoder", "wrapper"])
+def test_headers_of_all_kinds(kind):
+    setup = kvtwin.Setup(
+        kind=kind,
+        window=2 if kind == "swa" else None,
+        chunk=2,
+        shift="rope",
+        rope=kvtwin.Rope(halves=True, base=500.0),
+        caches=(kvtwin.Setup(kind="swa_mem", window=1, memory=2), kvtwin.Setup()),
+        capacity=8,
+        dtype="f16",
+        k_head_dim=2,
+    )
+    out = io.StringIO()
+    recorder = kvtwin.Recorder(
+        kvtwin.Cache(setup), out, setup, placement="contiguous"
+    )
+    more = {"multimodal": [1]} if kind == "encoder" else {}
+    recorder.start_forward([0, 1], [0, 0], **more)
+    for layer_type in range(2 if kind == "wrapper" else 1):
+        if kind == "wrapper":
+            recorder.set_layer_type(layer_type)
+        recorder.put(0, np.ones((2, 1, 2)), np.ones((2, 1, 1)))
+        recorder.get(0)
+    if kind == "encoder":
+        assert recorder.encoder_cached()
+    else:
+        recorder.set_causal([0])
+        recorder.get(0)
+    verdict = kvtwin.check(out.getvalue().encode())
+    assert verdict.accepted, verdict
+    assert verdict.level == "identity"

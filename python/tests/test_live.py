@@ -1,0 +1,167 @@
+"""Caches in Python, by random histories."""
+
+import subprocess
+import sys
+
+import pytest
+import toys
+
+import kvtwin
+
+
+def test_a_right_one():
+    result = kvtwin.fuzz(toys.Right, operations=3000)
+    assert result, str(result)
+    assert result.level == "entitlement"
+    assert result.operations >= 3000 and result.histories > 10
+    assert result.failure == "" and result.history == "" and result.page is None
+    assert "right (entitlement)" in str(result)
+
+
+def test_ours_to_the_last_byte():
+    result = kvtwin.fuzz(toys.Ours, operations=5000)
+    assert result, str(result)
+    assert result.level == "identity"
+
+
+WRONG = {
+    toys.SeesTooFew: ["swa"],
+    toys.CopiesOneTooFew: ["copy "],
+    toys.Raises: ["drop ", "KeyError: 'no such key'", "toys.py", "in remove"],
+}
+
+
+@pytest.mark.parametrize("cls", WRONG)
+def test_wrong_ones(cls, tmp_path):
+    result = kvtwin.fuzz(cls, operations=3000, html=tmp_path / "page.html")
+    assert not result
+    for text in WRONG[cls]:
+        assert text in result.failure
+    assert len(result.history.split("|")) <= 4, result.history
+    page = result.page.read_text()
+    assert result.history in page and "kvtwin.run" in page
+    again = kvtwin.fuzz(cls, operations=3000)
+    assert (again.history, again.failure) == (result.history, result.failure)
+
+
+def test_the_command_runs_it_again(tmp_path):
+    result = kvtwin.fuzz(toys.CopiesOneTooFew, operations=3000)
+    command = result.failure.split("rerun   ")[1].splitlines()[0]
+    assert "from toys import CopiesOneTooFew" in command
+    assert sys.executable in command
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert result.findings[0].reason in done.stdout
+
+
+def test_run():
+    history = "kvt1 | put 0*2 | copy 0>1:2 | put 1*1"
+    right = kvtwin.run(toys.Right, history)
+    assert right and right.finding is None
+    assert right.calls[0].startswith("StartForward")
+    assert "no difference" in str(right)
+    wrong = kvtwin.run(toys.CopiesOneTooFew, history)
+    assert not wrong and "copy 0>1" in wrong.finding.history
+    with pytest.raises(ValueError, match="kvt1"):
+        kvtwin.run(toys.Right, "nonsense")
+    with pytest.raises(kvtwin.NotSupported):
+        kvtwin.run(toys.Right, "kvt1 kind=encoder | put 0*1")
+
+
+@pytest.mark.parametrize(
+    "cls, texts",
+    [
+        (toys.CannotBeMade, ["ZeroDivisionError", "toys.py"]),
+        (toys.WrongShape, ["the mask has shape", "is due"]),
+        (toys.NotATriple, ["get returns NoneType"]),
+    ],
+)
+def test_garbage(cls, texts):
+    result = kvtwin.fuzz(cls, operations=300)
+    assert not result
+    for text in texts:
+        assert text in result.failure
+
+
+def test_one_that_fits_nothing():
+    with pytest.raises(kvtwin.NotSupported, match="each __init__ refused"):
+        kvtwin.fuzz(toys.FitsNothing, operations=100)
+
+
+def test_interruptions_end_it():
+    with pytest.raises(KeyboardInterrupt):
+        kvtwin.fuzz(toys.Interrupts, operations=100)
+    assert kvtwin.fuzz(toys.Right, operations=100)  # Nothing is left behind.
+
+
+def test_not_within_another():
+    class Nested(toys.Right):
+        def put(self, layer, key, value):
+            kvtwin.fuzz(toys.Right, operations=10)
+
+    assert "within another" in kvtwin.fuzz(Nested, operations=100).failure
+
+
+def test_descriptions():
+    with pytest.raises(ValueError, match="can: 'fly' is none of"):
+        kvtwin.Description(name="x", can={"fly"})
+
+    class NoGet:
+        start_forward = put = print
+
+    with pytest.raises(TypeError, match="no method get"):
+        kvtwin.fuzz(NoGet)
+
+    class Lies(NoGet):
+        get = print
+        kvtwin = kvtwin.Description(name="x", can={"copy_prefix"})
+
+    with pytest.raises(TypeError, match="copy_prefix"):
+        kvtwin.fuzz(Lies)
+
+    class NoCells(Lies):
+        kvtwin = kvtwin.Description(name="x", level="identity")
+
+    with pytest.raises(TypeError, match="no method cells"):
+        kvtwin.fuzz(NoCells)
+    with pytest.raises(ValueError, match="operations is 0"):
+        kvtwin.fuzz(toys.Right, operations=0)
+
+
+def test_the_example(repository, pytester):
+    example = (repository / "docs/examples/python_cache.py").read_text()
+    pytester.makepyfile(test_example=example)
+    result = pytester.runpytest_subprocess("--kvtwin-ops", "2000")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*PrefixCache is wrong*", "*CopyPrefix(0, 1*", "*rerun *kvtwin.run*"]
+    )
+    shown = (repository / "docs/python.md").read_text()
+    story = [line for line in result.outlines if "-> ok" in line]
+    assert len(story) == 10
+    for line in story:  # The page is up to date.
+        assert line.strip() in shown
+    pages = list(pytester.path.parent.glob("**/kvtwin.html"))
+    assert pages
+    fixed = example.replace("copy.copy(", "copy.deepcopy(")
+    pytester.makepyfile(test_example=fixed)
+    pytester.runpytest_subprocess("--kvtwin-ops", "2000").assert_outcomes(passed=1)
+
+
+def test_options_of_the_plugin(pytester):
+    pytester.makepyfile(
+        """
+        class Cache:
+            def start_forward(self, positions, sequences): pass
+            def put(self, layer, key, value): pass
+            def get(self, layer): pass
+            def __init__(self, setup): pass
+
+        def test_it(kvtwin_fuzz, request):
+            assert request.config.getoption("--kvtwin-seed") == 7
+            kvtwin_fuzz(Cache)
+        """
+    )
+    result = pytester.runpytest_subprocess("--kvtwin-seed=7", "--kvtwin-ops=50")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*seed 7: wrong*"])
