@@ -47,14 +47,14 @@ constexpr Rules kExecutorch = {.window = Rules::Window::kWithQuery,
                                .eviction = Rules::Eviction::kLazy,
                                .mask_rows = Rules::MaskRows::kBatch};
 
-constexpr std::array kProfiles = {
+constexpr std::array<Profile, kProfileCount> kProfiles = {{
     Profile{"ollama-0.12", kOllama012},
     Profile{"ollama-0.15", kOllama015},
     Profile{"llama.cpp", kLlamaCpp},
     Profile{"transformers", kTransformers},
     Profile{"mlx", kMlx},
     Profile{"executorch", kExecutorch},
-};
+}};
 
 }  // namespace
 

@@ -18,6 +18,8 @@ struct Profile {
   Rules rules;
 };
 
+inline constexpr std::size_t kProfileCount = 6;
+
 // docs/profiles.md says where each rule of each is written.
 std::span<const Profile> Profiles();
 std::optional<Profile> FindProfile(std::string_view name);
