@@ -11,7 +11,8 @@
 namespace kvtwin::props {
 
 // Who is wrong, and about what: the subject if it is not like the reference,
-// the reference if it is not as the ledger says; "misuse" may be either.
+// the reference if it is not as the ledger says; "misuse" may be either. A
+// backend is a subject that is not ours, and may go wrong in ways of its own.
 inline constexpr auto kCheckNames = std::to_array<std::string_view>({
     "subject: result",
     "subject: cells",
@@ -29,6 +30,14 @@ inline constexpr auto kCheckNames = std::to_array<std::string_view>({
     "subject: misuse",
     "subject: snapshot",
     "subject: exception",
+    "subject: room",
+    "subject: attention",
+    "backend: crash",
+    "backend: hang",
+    "backend: memory",
+    "backend: out of bounds",
+    "backend: garbage",
+    "backend: error",
     "reference: result",
     "reference: tokens",
     "reference: cell count",

@@ -78,7 +78,7 @@ ExploreWorker::ExploreWorker(const Setup& setup, const StateCodec& codec,
       ledger_(setup.spec),
       entered_(setup.spec),
       reference_(*MakeCache(setup.spec, "reference")),
-      tested_(*subject.make(setup.spec)) {
+      tested_(*subject.Make(setup)) {
   const InitArgs& init = setup.init;
   for (Cache* cache : {reference_.get(), tested_.get()}) {
     Check(cache->SetConfig(setup.config).ok() &&

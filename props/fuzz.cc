@@ -42,7 +42,8 @@ void OnCrash(int signal) {
   std::raise(signal);
 }
 
-History HistoryAt(const FuzzOptions& options, std::uint64_t number) {
+History HistoryAt(const FuzzOptions& options, const Subject& subject,
+                  std::uint64_t number) {
   History history = MakeHistory(options.seed, number, options.kind,
                                 kOpsInHistory, options.cells_max);
   if (options.dtypes) {
@@ -52,6 +53,7 @@ History HistoryAt(const FuzzOptions& options, std::uint64_t number) {
         kRowDTypes.at(number / kRowDTypes.size() % kRowDTypes.size());
     FitStorage(setup);
   }
+  if (!subject.is_twin()) subject.abilities.Fit(history.setup);
   return history;
 }
 
@@ -87,7 +89,7 @@ void RunBlock(const FuzzOptions& options, const Subject& subject,
   std::atomic<std::size_t> next = 0;
   const auto work = [&] {
     for (std::size_t i = next++; i < block.size(); i = next++) {
-      const History history = HistoryAt(options, first + i);
+      const History history = HistoryAt(options, subject, first + i);
       running = &history;
       RunResult& result = block[i].result;
       result = RunHistory(history, subject, nullptr,
@@ -107,7 +109,7 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
                     std::uint64_t number, const Difference& difference) {
   FuzzFailure failure;
   failure.history_number = number;
-  const History found = HistoryAt(options, number);
+  const History found = HistoryAt(options, subject, number);
   failure.operations = found.ops.size();
   if (difference.check == kNotTheSame) {
     failure.shrunk = found;
@@ -139,7 +141,8 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
     return Now() - start >= options.seconds;
   };
   while (!done() && !result.failure) {
-    const auto first = static_cast<std::uint64_t>(result.histories);
+    const std::uint64_t first =
+        options.first + static_cast<std::uint64_t>(result.histories);
     std::vector<Ran> block(kBlock);
     RunBlock(options, subject, first, block);
     // In the order of the seed, whichever thread was first.
@@ -150,7 +153,9 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
       ++result.histories;
       result.repeated += (first + i) % kRepeatEvery == 0 ? 1 : 0;
       result.census.Add(block[i].census);
-      if (one.difference) {
+      if (one.difference && options.known.contains(one.difference->check)) {
+        ++result.known;
+      } else if (one.difference) {
         result.seconds = Now() - start;  // Without the shrinking.
         result.failure = Explain(options, subject, first + i, *one.difference);
         break;
@@ -171,11 +176,12 @@ std::string BucketOf(const History& history, const Subject& subject) {
   const std::string active = optimized::ActiveTarget();
   bool on_all = true;
   for (const std::string& target : optimized::SupportedTargets()) {
+    if (!subject.is_twin()) break;
     optimized::SelectTarget(target);
     const auto there = RunHistory(shrunk, subject).difference;
     on_all = on_all && (!again || (there && there->check == check));
   }
-  optimized::SelectTarget(active);
+  if (subject.is_twin()) optimized::SelectTarget(active);
   std::string bucket = subject.name;
   if (!on_all) bucket += "-" + active;
   bool dash = true;
@@ -194,9 +200,9 @@ std::string FailureText(const History& history, const Difference& difference,
                         const Subject& subject) {
   Story story;
   RunHistory(history, subject, &story);
-  std::string text =
-      fmt::format("FAIL {}    {} against the reference and the ledger\n\n",
-                  difference.check, subject.name);
+  std::string text = fmt::format(
+      "FAIL {}    {} against {}the ledger\n\n", difference.check, subject.name,
+      subject.level == Level::kIdentity ? "the reference and " : "");
   const std::size_t calls = story.steps.size();
   for (std::size_t i = 0; i < calls; ++i) {
     if (i >= 40 && i + 10 < calls) continue;  // The middle of a long one.
@@ -210,8 +216,9 @@ std::string FailureText(const History& history, const Difference& difference,
 }
 
 std::string RerunCommand(const History& history, const Subject& subject) {
-  return fmt::format("kvtwin run '{}' --twin {}", ToText(history),
-                     subject.name);
+  const std::string arguments =
+      subject.arguments.empty() ? "--twin " + subject.name : subject.arguments;
+  return fmt::format("kvtwin run '{}' {}", ToText(history), arguments);
 }
 
 Failure ExplainHistory(const History& history, const Difference& difference,

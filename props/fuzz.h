@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "props/history.h"
@@ -25,6 +26,9 @@ struct FuzzOptions {
   bool probes = false;  // Take a census.
   // All pairs of dtypes of K and V take turns.
   bool dtypes = false;
+  std::uint64_t first = 0;  // The number of the first history.
+  // Checks that are known to fail: histories that do are only counted.
+  std::set<std::string> known = {};
   // Called now and then, from one thread.
   std::function<void(std::int64_t operations, double seconds)> progress;
 };
@@ -44,6 +48,7 @@ struct FuzzResult {
   // seed, the kind and the number of operations only.
   std::uint64_t digest = 0;
   std::int64_t repeated = 0;  // Histories that were run a second time.
+  std::int64_t known = 0;     // That failed in a way that was known.
   Census census;
   std::optional<FuzzFailure> failure;  // The first; the run ends with it.
 };
@@ -69,7 +74,7 @@ std::string FailureText(const History& history, const Difference& difference,
 Failure ExplainHistory(const History& history, const Difference& difference,
                        const Subject& subject);
 
-// "kvtwin run 'kvt1 ...' --twin optimized"
+// "kvtwin run 'kvt1 ...' --twin optimized", or as the subject has it.
 std::string RerunCommand(const History& history, const Subject& subject);
 
 }  // namespace kvtwin::props

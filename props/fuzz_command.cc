@@ -13,6 +13,7 @@
 
 #include "core/names.h"
 #include "optimized/targets.h"
+#include "props/backend_command.h"
 #include "props/command.h"
 #include "props/fuzz.h"
 #include "props/gen.h"
@@ -29,6 +30,7 @@ struct Arguments {
   std::string history;
   std::string html;  // Where the page of a failure goes.
   bool json = false;
+  BackendArguments backend;  // Instead of a twin, if one is given.
 };
 
 std::vector<std::string> Twins() {
@@ -42,6 +44,7 @@ void AddTwin(CLI::App& command, Arguments& arguments) {
                   "the twin that is checked against reference and ledger")
       ->check(CLI::IsMember(Twins()))
       ->capture_default_str();
+  AddBackendOptions(command, arguments.backend);
   command.add_flag("--json", arguments.json, "print one JSON object");
   command.add_option("--html", arguments.html,
                      "write the failure, if there is one, as a page");
@@ -175,6 +178,14 @@ int RunFuzz(const Arguments& arguments) {
   }
   const bool terminal = isatty(STDERR_FILENO) == 1;
   if (terminal) options.progress = ShowProgress;
+  if (arguments.backend.given()) {
+    if (options.probes) {
+      fmt::print(stderr, "kvtwin fuzz: --backend has no --probes\n");
+      return 2;
+    }
+    return FuzzBackend(arguments.backend, options, arguments.json,
+                       arguments.html);
+  }
   const Subject subject = TwinSubject(arguments.twin);
   ReportCrashes();
   const FuzzResult result = Fuzz(options, subject);
@@ -261,6 +272,10 @@ int RunOne(const Arguments& arguments) {
   if (!history.ok()) {
     fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
     return 2;
+  }
+  if (arguments.backend.given()) {
+    return RunOnBackend(arguments.backend, *history, arguments.json,
+                        arguments.html);
   }
   const Subject subject = TwinSubject(arguments.twin);
   Story story;

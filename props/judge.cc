@@ -61,8 +61,8 @@ std::string_view VerdictName(Verdict verdict) {
 }
 
 std::string_view LevelName(Level level) {
-  constexpr std::array<std::string_view, 3> kNames = {"identity", "entitlement",
-                                                      "none"};
+  constexpr std::array<std::string_view, 4> kNames = {"identity", "entitlement",
+                                                      "numeric", "none"};
   return kNames[static_cast<std::size_t>(level)];
 }
 

@@ -11,15 +11,14 @@
 #include <vector>
 
 #include "core/trace.h"
+#include "props/level.h"
 #include "props/oracle.h"
 #include "props/paged_oracle.h"
 
 namespace kvtwin::props {
 
 enum class Verdict { kAccept, kReject, kBadInput };
-enum class Level { kIdentity, kEntitlement, kNone };
 std::string_view VerdictName(Verdict verdict);
-std::string_view LevelName(Level level);
 
 struct Judgement {
   Verdict verdict = Verdict::kAccept;

@@ -70,8 +70,17 @@ double LedgerBytes(const CacheLedger& ledger) {
   return bytes;
 }
 
-// What makes a ledger that never refuses a batch, in two sequences or one: a
-// cache of another kind may have more room than ours.
+// Middle removals that a recording shows are judged even where our caches
+// refuse them, for want of a shift function.
+void AllowShifts(CacheSpec& spec) {
+  if (spec.shift.kind == ShiftKind::kNone) {
+    spec.shift.kind = ShiftKind::kIdentity;
+  }
+  for (CacheSpec& cache : spec.caches) AllowShifts(cache);
+}
+
+}  // namespace
+
 void MakeRoom(TraceHeader& header) {
   InitArgs& init = header.init;
   const auto unbound = [&](CacheSpec& spec) {
@@ -93,17 +102,6 @@ void MakeRoom(TraceHeader& header) {
   init.capacity = kOpenEnd / init.max_sequences;
   init.max_batch = kOpenEnd / 2;
 }
-
-// Middle removals that a recording shows are judged even where our caches
-// refuse them, for want of a shift function.
-void AllowShifts(CacheSpec& spec) {
-  if (spec.shift.kind == ShiftKind::kNone) {
-    spec.shift.kind = ShiftKind::kIdentity;
-  }
-  for (CacheSpec& cache : spec.caches) AllowShifts(cache);
-}
-
-}  // namespace
 
 std::optional<Finding> Together(const std::vector<TwinFinding>& findings) {
   const TwinFinding* differing = nullptr;

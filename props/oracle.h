@@ -25,6 +25,10 @@
 
 namespace kvtwin::props {
 
+// What makes a ledger that never refuses a batch, in two sequences or one: a
+// cache of another kind may have more room than ours.
+void MakeRoom(TraceHeader& header);
+
 // An answer that is not what it must be.
 struct Finding {
   std::string text;

@@ -19,6 +19,12 @@ constexpr std::byte kPoisonByte{0x5A};
 // not too large for f8; the others
 // have fractions, so that rounding shows. The second is a NaN now and then.
 float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
+  if (source.plain) {
+    const std::int64_t role = source.role == RowRole::kKey ? 1 : 2;
+    const std::int64_t mixed =
+        (token * 31 + source.layer * 17 + index * 11) * role % 199;
+    return static_cast<float>(mixed - 99) / 99;
+  }
   if (index == 0) {
     // Eight bits and an exponent are what bf16 has room for.
     const std::int64_t tag = (token * 4 + source.layer) % 2048;
@@ -79,7 +85,7 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
       }
       // Element 1 of the row, or its block.
       const std::int64_t nan = 1 - j * shape[0];
-      if (token % 16 == 5 && nan >= 0 && nan < shape[0]) {
+      if (token % 16 == 5 && nan >= 0 && nan < shape[0] && !source.plain) {
         StoreNaN(run + view.stride[0] * nan, dtype);
       }
     }

@@ -18,6 +18,7 @@ struct RowSource {
   RowRole role;
   int layer;
   std::int64_t first;
+  bool plain = false;  // No NaN, and from -1 to 1: attention is to be computed.
 };
 
 // Memory for the rows of a batch, used again and again.

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "props/duo.h"
 #include "props/trio.h"
 
 namespace kvtwin::props {
@@ -17,8 +18,9 @@ namespace {
 class Client {
  public:
   // What it does, legal or not, is added to `done`, if given.
-  Client(const Setup& setup, Trio& trio, std::vector<Op>* done = nullptr)
-      : setup_(setup), trio_(trio), done_(done) {}
+  Client(const Setup& setup, const Abilities& abilities, Driver& driver,
+         std::vector<Op>* done = nullptr)
+      : setup_(setup), abilities_(abilities), driver_(driver), done_(done) {}
 
   void Do(const Op& op);
 
@@ -38,16 +40,21 @@ class Client {
     if (!op.open) op.end.offset = end;
   }
   StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) {
+    const auto bit =
+        end == kOpenEnd ? KVTWIN_CAN_REMOVE_TAIL : KVTWIN_CAN_REMOVE_MIDDLE;
+    if (!abilities_.Can(bit)) return StatusCode::kNotSupported;
     Note(OpKind::kDrop, seq, begin, end);
-    return trio_.Remove(seq, begin, end);
+    return driver_.Remove(seq, begin, end);
   }
   bool CanResume(int seq, std::int32_t pos) {
     Note(OpKind::kAsk, seq, 0, pos);
-    return trio_.CanResume(seq, pos);
+    return driver_.CanResume(seq, pos);
   }
   void CopyPrefix(int src, int dst, std::int32_t len) {
+    if (!abilities_.Can(KVTWIN_CAN_COPY_PREFIX)) return;
+    if (!abilities_.Can(KVTWIN_CAN_SHARE)) len = Next(src);
     Note(OpKind::kCopy, src, 0, len, dst - setup_.first_id);
-    trio_.CopyPrefix(src, dst, len);
+    driver_.CopyPrefix(src, dst, len);
   }
 
   void Put(const Op& op);
@@ -64,21 +71,23 @@ class Client {
   std::int32_t Resolve(int seq, const RelativePos& pos);
   // The id of the sequence that an operation calls `seq`.
   int IdOf(int seq) const {
-    const std::int64_t legal =
-        setup_.legal ? seq % setup_.init.max_sequences : seq;
+    const bool within =
+        setup_.legal || !abilities_.Can(KVTWIN_CAN_ANY_SEQUENCE);
+    const std::int64_t legal = within ? seq % setup_.init.max_sequences : seq;
     return static_cast<int>(
         std::min<std::int64_t>(legal + setup_.first_id, kOpenEnd));
   }
 
   const Setup& setup_;
-  Trio& trio_;
+  const Abilities& abilities_;
+  Driver& driver_;
   std::vector<Op>* done_;
 };
 
 // By all of a wrapper's caches: one may have evicted what another still has.
 std::int32_t Client::Next(int seq) {
   std::int64_t next = 0;
-  for (const auto& part : trio_.ledger().parts()) {
+  for (const auto& part : driver_.ledger().parts()) {
     for (const auto& token : part.tokens()) {
       if (token.HeldBy(seq)) next = std::max(next, token.position + 1);
     }
@@ -88,7 +97,7 @@ std::int32_t Client::Next(int seq) {
 
 std::int64_t Client::Free() {
   std::int64_t free = setup_.init.max_batch;
-  for (const auto& part : trio_.ledger().parts()) {
+  for (const auto& part : driver_.ledger().parts()) {
     if (part.encoder()) continue;
     free = std::min(free, part.cells() - std::ssize(part.tokens()));
   }
@@ -116,6 +125,9 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
     const StatusCode code = Remove(segment.seq, 0, discard);
     if (code != StatusCode::kOk) Remove(segment.seq, 0, kOpenEnd);
   }
+  // Where nothing can be removed, no more than there is room for.
+  segment.count = static_cast<int>(std::min<std::int64_t>(
+      segment.count, std::max(0, capacity - Next(segment.seq))));
   return segment;
 }
 
@@ -146,9 +158,14 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
     }
     if (room == 0) break;
     segment.seq = IdOf(segment.seq);
+    if (!segments.empty() && segment.seq != segments[0].seq &&
+        !abilities_.Can(KVTWIN_CAN_MIX)) {
+      continue;
+    }
     if (setup_.legal) {
       if (!seen.insert(segment.seq).second) continue;
       segment = Legalized(segment, room);
+      if (segment.count < 1) continue;
     }
     segment.count = std::min(segment.count, static_cast<int>(room));
     room -= static_cast<std::size_t>(segment.count);
@@ -158,7 +175,9 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
 }
 
 void Client::Put(const Op& op) {
+  if (op.reserve && !abilities_.Can(KVTWIN_CAN_RESERVE)) return;
   const std::vector<Segment> segments = MakeSegments(op);
+  if (segments.empty()) return;
   Note(op);
   if (done_ != nullptr) {
     done_->back().segments = segments;
@@ -170,10 +189,14 @@ void Client::Put(const Op& op) {
     batch.multimodal.push_back(index %
                                static_cast<int>(batch.positions.size()));
   }
-  if (!trio_.StartForward(batch, op.reserve)) return;
-  if (!op.except.empty()) trio_.SetCausal(op.except);
-  trio_.PutAll(op);
-  trio_.GetAll();
+  if (!driver_.StartForward(batch, op.reserve)) return;
+  if (!op.except.empty() && abilities_.set_causal) {
+    driver_.SetCausal(op.except);
+  }
+  Op put = op;  // Where tokens have no cells, there are no older rows.
+  if (abilities_.OnlyGoesOn()) put.keep_rows = false;
+  driver_.PutAll(put);
+  driver_.GetAll();
 }
 
 void Client::Drop(const Op& op) {
@@ -181,9 +204,10 @@ void Client::Drop(const Op& op) {
   std::int32_t begin = Resolve(seq, op.begin);
   std::int32_t end = op.open ? kOpenEnd : Resolve(seq, op.end);
   if (begin > end) std::swap(begin, end);
+  if (!abilities_.Can(KVTWIN_CAN_REMOVE_MIDDLE)) end = kOpenEnd;
   if (!setup_.legal) return void(Remove(seq, begin, end));
   // Going on at `begin`, or anew.
-  if (op.open && begin > 0 && !CanResume(seq, begin)) begin = 0;
+  if (end == kOpenEnd && begin > 0 && !CanResume(seq, begin)) begin = 0;
   const StatusCode code = Remove(seq, begin, end);
   // Without what was last in the window, the past beyond it would have to be
   // there.
@@ -223,21 +247,22 @@ void Client::Do(const Op& op) {
 void Client::DoPlain(const Op& op) {
   switch (op.kind) {
     case OpKind::kCausal:
-      if (!trio_.in_pass()) return;
-      trio_.SetCausal(op.except);
-      return trio_.GetAll();
+      if (!driver_.in_pass() || !abilities_.set_causal) return;
+      driver_.SetCausal(op.except);
+      return driver_.GetAll();
     case OpKind::kGet:
-      return trio_.in_pass() ? trio_.GetAll() : void();
+      return driver_.in_pass() ? driver_.GetAll() : void();
     case OpKind::kReput:
-      if (!trio_.in_pass()) return;
-      trio_.PutAll({});
-      return trio_.GetAll();
+      if (!driver_.in_pass() || abilities_.OnlyGoesOn()) return;
+      driver_.PutAll({});
+      return driver_.GetAll();
     case OpKind::kMisuse:
-      return trio_.Misuse(op.misuse);
+      if (!abilities_.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
+      return driver_.Misuse(op.misuse);
     case OpKind::kPoison:
-      return trio_.Poison();
+      return driver_.Poison();
     case OpKind::kReload:
-      return trio_.Reload();
+      return abilities_.snapshots ? driver_.Reload() : void();
     default:
       return;
   }
@@ -266,7 +291,7 @@ std::unique_ptr<Cache> RunReference(const History& history,
   RunResult result;
   Trio trio(history.setup, reference, nullptr, nullptr, result);
   try {
-    Client client(history.setup, trio, open);
+    Client client(history.setup, reference.abilities, trio, open);
     if (!trio.SetUp()) return nullptr;
     for (const Op& op : history.ops) client.Do(op);
   } catch (const Differs&) {  // The reference is what is wrong: up to there.
@@ -289,20 +314,28 @@ std::unique_ptr<Cache> ReferenceAfter(const History& history) {
 
 RunResult RunHistory(const History& history, const Subject& subject,
                      Story* story, Census* census) {
+  if (subject.run) return subject.run(history, story);
   RunResult result;
+  if (subject.make_of && !subject.abilities.Fits(history.setup)) return result;
   std::optional<Observer> observer;
   if (census != nullptr) observer.emplace(history.setup, *census);
   std::size_t step = history.ops.size();
   try {
-    Trio trio(history.setup, subject, story, observer ? &*observer : nullptr,
-              result);
-    Client client(history.setup, trio);
-    result.ran = trio.SetUp();
+    std::unique_ptr<Driver> driver;
+    if (subject.level == Level::kIdentity) {
+      driver = std::make_unique<Trio>(history.setup, subject, story,
+                                      observer ? &*observer : nullptr, result);
+    } else {
+      driver = std::make_unique<Duo>(history.setup, subject, story, result);
+    }
+    Client client(history.setup, subject.abilities, *driver);
+    result.ran = driver->SetUp();
     if (result.ran) {
       for (step = 0; step < history.ops.size(); ++step) {
+        if (subject.on_step) subject.on_step(step);
         client.Do(history.ops[step]);
       }
-      trio.TearDown();
+      driver->TearDown();
     }
   } catch (const Differs& differs) {
     result.difference = {.step = step,

@@ -11,12 +11,18 @@
 #include <string>
 #include <vector>
 
+#include "core/rules.h"
 #include "kvtwin/cache.h"
+#include "props/abilities.h"
 #include "props/history.h"
+#include "props/level.h"
 #include "props/probes.h"
 #include "props/step.h"
 
 namespace kvtwin::props {
+
+struct RunResult;
+struct Story;
 
 // A backend under test: a name for reports, and what makes a cache of it.
 struct Subject {
@@ -28,6 +34,27 @@ struct Subject {
   // Misuse before Init and after Close is tried. It takes as long as a short
   // history.
   bool tried_outside_of_life = true;
+
+  // What follows is for backends that are not ours.
+  //
+  // Instead of `make`: also of the rows that the cache will have.
+  std::function<Result<std::unique_ptr<Cache>>(const Setup&)> make_of = {};
+  // Instead of both: runs it somewhere else.
+  std::function<RunResult(const History&, Story*)> run = {};
+  // What is compared; for identity, with the reference twin.
+  Level level = Level::kIdentity;
+  Rules rules = {};  // Other than ours: not for identity.
+  Abilities abilities = {};
+  double tolerance = 0;  // Of an element of the attention's output.
+  // "--backend ./libyours.so", or empty: "--twin NAME".
+  std::string arguments = {};
+  // Called before each operation of a history.
+  std::function<void(std::size_t step)> on_step = {};
+
+  bool is_twin() const { return !make_of && !run; }
+  Result<std::unique_ptr<Cache>> Make(const Setup& setup) const {
+    return make_of ? make_of(setup) : make(setup.spec);
+  }
 };
 
 // The twin of that name.
@@ -49,6 +76,7 @@ struct Story {
   std::vector<Step> steps;
   std::optional<Frame> frame;
   std::int64_t from = 1;
+  std::function<void(const Step&)> told = {};  // Called after each, if set.
 };
 
 // "Remove(0, 1, 2) -> ok"

@@ -129,13 +129,15 @@ std::vector<Held> HeldCells(const Cache& cache) {
   return HeldCells(entries);
 }
 
+std::vector<Held> HeldTokens(const CacheLedger& ledger) {
+  std::vector<Held> held;
+  for (const auto& token : ledger.tokens()) held.push_back(HeldOf(token, -1));
+  return held;
+}
+
 std::vector<Held> HeldTokens(const Oracle& oracle) {
   if (oracle.twin() != nullptr) return HeldCells(*oracle.twin());
-  std::vector<Held> held;
-  for (const auto& token : oracle.ledger().active().tokens()) {
-    held.push_back(HeldOf(token, -1));
-  }
-  return held;
+  return HeldTokens(oracle.ledger().active());
 }
 
 Frame Frame::Around(int first_cell, int column, int row) {

@@ -28,7 +28,9 @@ std::string TokenText(const Held& token);
 // By cell.
 std::vector<Held> HeldCells(const std::vector<CellEntry>& entries);
 std::vector<Held> HeldCells(const Cache& cache);
-// By cell; without a twin, the tokens of the ledger, which have no cells.
+// These have no cells.
+std::vector<Held> HeldTokens(const reference::CacheLedger& ledger);
+// By cell; without a twin, the tokens of the ledger.
 std::vector<Held> HeldTokens(const Oracle& oracle);
 
 // A mask as a picture.

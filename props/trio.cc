@@ -30,7 +30,7 @@ void Trio::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
 bool Trio::SetUp() {
   Result<std::unique_ptr<Cache>> reference =
       MakeCache(setup_.spec, "reference");
-  Result<std::unique_ptr<Cache>> subject = subject_.make(setup_.spec);
+  Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
   if (subject.status().code() == StatusCode::kNotSupported) {
     ++result_.operations;  // A kind that the subject does not have.
     return false;
@@ -379,7 +379,7 @@ void Trio::Reload() {
         [&] { return "bytes do not read back: " + read.status().ToString(); });
   Result<std::unique_ptr<Cache>> reference =
       MakeCache(setup_.spec, "reference");
-  Result<std::unique_ptr<Cache>> subject = subject_.make(setup_.spec);
+  Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
   const auto restored = [&](Cache& cache) {
     return cache.Restore(*read).ok() && *cache.Snapshot() == *due;
   };

@@ -16,6 +16,7 @@
 #include "kvtwin/cache.h"
 #include "props/check_name.h"
 #include "props/differs.h"
+#include "props/driver.h"
 #include "props/hash.h"
 #include "props/history.h"
 #include "props/probes.h"
@@ -25,18 +26,10 @@
 
 namespace kvtwin::props {
 
-// Of a batch.
-struct Tokens {
-  std::vector<std::int32_t> positions;
-  std::vector<int> sequences;
-  std::vector<int> multimodal;
-};
-
 // " 0:1@s0+s1 2:0@s1": cell, position, sequences.
 std::string CellsText(const Cache& cache);
 
-// Any call may throw Differs.
-class Trio {
+class Trio final : public Driver {
  public:
   // Requires: all outlive this. `story` and `observer` may be null.
   Trio(const Setup& setup, const Subject& subject, Story* story,
@@ -48,27 +41,24 @@ class Trio {
         result_(result),
         ledger_(setup_.spec) {}
 
-  // False if the caches cannot be made of this setup.
-  bool SetUp();
-  void TearDown();
+  bool SetUp() override;
+  void TearDown() override;
 
-  bool StartForward(Tokens tokens, bool reserve);
-  // In each layer. New rows, unless the operation keeps them.
-  void PutAll(const Op& op);
-  void GetAll();
-  // Indices as an operation has them: modulo the batch.
-  void SetCausal(const std::vector<int>& except);
-  StatusCode Remove(int seq, std::int32_t begin, std::int32_t end);
-  void CopyPrefix(int src, int dst, std::int32_t len);
-  bool CanResume(int seq, std::int32_t pos);
-  void Misuse(int which);
-  void Poison();
-  void Reload();
+  bool StartForward(Tokens tokens, bool reserve) override;
+  void PutAll(const Op& op) override;
+  void GetAll() override;
+  void SetCausal(const std::vector<int>& except) override;
+  StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) override;
+  void CopyPrefix(int src, int dst, std::int32_t len) override;
+  bool CanResume(int seq, std::int32_t pos) override;
+  void Misuse(int which) override;
+  void Poison() override;
+  void Reload() override;
 
-  const reference::Ledger& ledger() const { return ledger_; }
+  const reference::Ledger& ledger() const override { return ledger_; }
   // Nothing can be done any more.
   std::unique_ptr<Cache> TakeReference() { return std::move(reference_); }
-  bool in_pass() const { return pass_.active; }
+  bool in_pass() const override { return pass_.active; }
 
  private:
   struct Pass {

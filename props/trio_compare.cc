@@ -79,6 +79,7 @@ void Trio::Tell(std::string call, std::string_view answer) {
   step.call = std::move(call);
   step.answer = answer;
   step.begins_pass = step.call.starts_with("StartForward");
+  if (story_->told) story_->told(step);
   if (story_->frame && step.number >= story_->from) DrawCellsNow();
 }
 

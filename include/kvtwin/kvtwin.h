@@ -172,7 +172,13 @@ enum {
   /* Misuse (docs/semantics.md, S47) is an error and changes nothing. */
   KVTWIN_CAN_REFUSE_MISUSE = 1 << 7,
   /* What `get` points to may be written to, to overwrite rows of free cells. */
-  KVTWIN_CAN_BE_POISONED = 1 << 8
+  KVTWIN_CAN_BE_POISONED = 1 << 8,
+  /* K and V of a put may have gaps (strides), else they are dense. */
+  KVTWIN_CAN_TAKE_STRIDED = 1 << 9,
+  /* Sequences of any number, else of 0 to max_sequences - 1. */
+  KVTWIN_CAN_ANY_SEQUENCE = 1 << 10,
+  /* The dtype of V may be another than that of K. */
+  KVTWIN_CAN_MIX_DTYPES = 1 << 11
 };
 
 /* How much a backend claims to be held to. */

@@ -1,0 +1,86 @@
+#include "props/abilities.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace kvtwin::props {
+namespace {
+
+template <class Enum>
+bool Has(std::uint32_t bits, Enum value) {
+  return (bits >> static_cast<unsigned>(value) & 1U) != 0;
+}
+
+// `value`, or if there is none, another by turns.
+template <class Enum>
+Enum Nearest(std::uint32_t bits, Enum value, unsigned count) {
+  bits &= (1U << count) - 1;
+  if (bits == 0 || Has(bits, value)) return value;
+  int skip = static_cast<int>(value) % std::popcount(bits);
+  for (; skip > 0; --skip) bits &= bits - 1;
+  return static_cast<Enum>(std::countr_zero(bits));
+}
+
+void FitKind(std::uint32_t kinds, CacheSpec& spec) {
+  if (Has(kinds, spec.kind)) return;
+  if (!spec.caches.empty()) {  // Of a wrapper, its first cache.
+    const CacheSpec first = spec.caches[0];
+    spec = first;
+    return FitKind(kinds, spec);
+  }
+  spec.kind = Nearest(kinds & ~std::uint32_t{KVTWIN_HAS_WRAPPER}, spec.kind, 6);
+  if (!spec.window) spec.window = 1 + spec.chunk % 3;
+  if (!spec.memory) spec.memory = *spec.window + 1;
+  if (spec.chunk < 1) spec.chunk = 2 + *spec.window % 3;
+}
+
+void FitShift(std::uint32_t shifts, CacheSpec& spec) {
+  const ShiftKind kind = Nearest(shifts, spec.shift.kind, 5);
+  if (kind != spec.shift.kind) {
+    spec.shift = Shift();
+    spec.shift.kind = kind;
+  }
+  for (CacheSpec& part : spec.caches) FitShift(shifts, part);
+}
+
+void AtMost(int most, int& value) {
+  if (most > 0) value = std::min(value, most);
+}
+
+}  // namespace
+
+void Abilities::Fit(Setup& setup) const {
+  InitArgs& init = setup.init;
+  CacheConfig& config = setup.config;
+  FitKind(kinds, setup.spec);
+  FitShift(shifts, setup.spec);
+  init.dtype = Nearest(dtypes, init.dtype, 6);
+  if (config.v_dtype &&
+      (!Can(KVTWIN_CAN_MIX_DTYPES) || !Has(dtypes, *config.v_dtype))) {
+    config.v_dtype.reset();
+  }
+  config.mask_dtype = Nearest(mask_dtypes, config.mask_dtype, 7);
+  config.v_layout = Nearest(v_layouts, config.v_layout, 3);
+  AtMost(max_sequences, init.max_sequences);
+  AtMost(max_layers, setup.layers);
+  AtMost(max_padding, config.cache_padding);
+  AtMost(max_padding, config.mask_batch_padding);
+  if (!Can(KVTWIN_CAN_TAKE_STRIDED)) setup.strided = false;
+  if (!Can(KVTWIN_CAN_ANY_SEQUENCE)) setup.first_id = 0;
+  if (OnlyGoesOn()) setup.legal = true;
+  if (!Can(KVTWIN_CAN_REFUSE_MISUSE)) {  // Sizes that no Init may accept.
+    for (int* size : {&init.max_sequences, &init.capacity, &init.max_batch,
+                      &config.cache_padding, &config.mask_batch_padding}) {
+      *size = std::max(*size, 1);
+    }
+  }
+  FitStorage(setup);
+}
+
+bool Abilities::Fits(const Setup& setup) const {
+  Setup fitted = setup;
+  Fit(fitted);
+  return ToText(fitted) == ToText(setup);
+}
+
+}  // namespace kvtwin::props

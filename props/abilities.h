@@ -1,0 +1,40 @@
+// What a backend can be asked for. What it cannot is left out of histories.
+
+#ifndef KVTWIN_PROPS_ABILITIES_H_
+#define KVTWIN_PROPS_ABILITIES_H_
+
+#include <cstdint>
+
+#include "kvtwin/kvtwin.h"
+#include "props/history.h"
+
+namespace kvtwin::props {
+
+// In the bits of include/kvtwin/kvtwin.h. By default, all that our twins can.
+struct Abilities {
+  std::uint32_t kinds = ~0U;
+  std::uint32_t can = ~0U;
+  std::uint32_t dtypes = ~0U;
+  std::uint32_t v_layouts = ~0U;
+  std::uint32_t shifts = ~0U;
+  std::uint32_t mask_dtypes = ~0U;
+  int max_sequences = 0;  // 0: any number. The next two, too.
+  int max_layers = 0;
+  int max_padding = 0;
+  bool can_resume = true;
+  bool set_causal = true;
+  bool snapshots = true;
+
+  bool Can(std::uint32_t bit) const { return (can & bit) != 0; }
+  // Only batches that go on where a sequence ends, within its capacity.
+  bool OnlyGoesOn() const { return !Can(KVTWIN_CAN_ANY_ORDER); }
+
+  // Makes of `setup` the nearest one that the backend may have.
+  void Fit(Setup& setup) const;
+  // Fit would change nothing.
+  bool Fits(const Setup& setup) const;
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_ABILITIES_H_

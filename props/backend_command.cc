@@ -1,0 +1,219 @@
+#include "props/backend_command.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "core/names.h"
+#include "props/live.h"
+#include "props/page.h"
+#include "props/shrink.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::array<std::string_view, 3> kLevelNames = {
+    "identity", "entitlement", "numeric"};
+
+std::string ArgumentsText(const BackendArguments& arguments, Level level) {
+  return fmt::format("--backend {} --level {}",
+                     ShellWord(arguments.host.library), LevelName(level));
+}
+
+int Complain(const std::string& text) {
+  fmt::print(stderr, "kvtwin: {}\n", text);
+  return 2;
+}
+
+void Print(const Json& json) {
+  fmt::print("{}\n", json.dump(-1, ' ', false,
+                               nlohmann::json::error_handler_t::replace));
+}
+
+// Of what the process survives it draws the page itself, with cells and rows.
+Status WritePageOf(Host& host, const History& history,
+                   const Difference& difference, const Subject& subject,
+                   const std::string& path) {
+  const std::string html = host.Page(history, subject.level, subject.arguments);
+  if (html.empty()) {
+    return WritePage(ExplainHistory(history, difference, subject), path);
+  }
+  std::ofstream out(path, std::ios::binary);
+  out << html;
+  if (out.flush()) return {};
+  return {StatusCode::kFailedPrecondition,
+          fmt::format("{} cannot be written", path)};
+}
+
+// The levels to try; none if the one that is asked for cannot be.
+std::vector<Level> LevelsFor(const BackendArguments& arguments,
+                             const BackendInfo& info) {
+  std::vector<Level> levels = LevelsOf(info);
+  const auto asked = FromName<Level>(kLevelNames, arguments.level);
+  if (asked) std::erase_if(levels, [&](Level one) { return one != *asked; });
+  return levels;
+}
+
+Json FindingJson(const LiveFinding& finding, const Subject& subject) {
+  const FuzzFailure& failure = finding.failure;
+  return {{"level", LevelName(finding.level)},
+          {"check", failure.difference.check},
+          {"history", ToText(failure.shrunk)},
+          {"shrunk_to", failure.shrunk.ops.size()},
+          {"reason", failure.difference.text},
+          {"rerun", RerunCommand(failure.shrunk, subject)}};
+}
+
+// What is said of a level when all is over.
+std::string LevelLine(Level level, const LiveResult& result,
+                      const BackendInfo& info) {
+  const bool tried = std::ranges::count(result.tried, level) > 0;
+  const auto said = [&]() -> std::string {
+    if (level == result.holds) return "holds";
+    if (tried) return "does not hold, see above";
+    if (level == Level::kIdentity && !info.has_cells) {
+      return "not tried: it does not say which cells it uses";
+    }
+    return level > result.holds ? "holds, being weaker" : "not tried";
+  };
+  return fmt::format("{:<12} {}{}\n", LevelName(level), said(),
+                     level == info.claims ? " (it says that it does)" : "");
+}
+
+}  // namespace
+
+void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
+  command.add_option("--backend", arguments.host.library,
+                     "a cache of yours, as a shared library "
+                     "(docs/backends.md)");
+  command
+      .add_option("--level", arguments.level,
+                  "compare a backend at this level only")
+      ->check(CLI::IsMember(
+          std::vector<std::string>(kLevelNames.begin(), kLevelNames.end())));
+  command
+      .add_option("--call-seconds", arguments.host.call_seconds,
+                  "a call of a backend that takes longer hangs")
+      ->check(CLI::Range(0.01, 1e6))
+      ->capture_default_str();
+  command
+      .add_option("--memory-mib", arguments.memory_mib,
+                  "a backend that takes more is ended")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->capture_default_str();
+}
+
+int FuzzBackend(BackendArguments arguments, const FuzzOptions& options,
+                bool json, const std::string& html) {
+  arguments.host.memory_bytes = arguments.memory_mib << 20;
+  Host host(arguments.host);
+  const Result<BackendInfo> info = host.Describe();
+  if (!info.ok()) return Complain(info.status().message());
+  const std::vector<Level> levels = LevelsFor(arguments, *info);
+  if (levels.empty()) {
+    return Complain("identity needs a backend that lists its cells");
+  }
+  const auto subject_at = [&](Level level) {
+    return host.SubjectAt(*info, level, ArgumentsText(arguments, level));
+  };
+  const LiveResult result = FuzzLive(options, levels, subject_at);
+  if (options.progress) fmt::print(stderr, "\r{:40}\r", "");
+  const bool right = result.Right(*info);
+  if (json) {
+    Json findings = Json::array();
+    for (const LiveFinding& finding : result.findings) {
+      findings.push_back(FindingJson(finding, subject_at(finding.level)));
+    }
+    Print({{"backend", info->name},
+           {"profile", info->profile},
+           {"claims", LevelName(info->claims)},
+           {"holds", LevelName(result.holds)},
+           {"right", right},
+           {"operations", result.operations},
+           {"histories", result.histories},
+           {"seconds", result.seconds},
+           {"seed", options.seed},
+           {"digest", fmt::format("{:016x}", result.digest)},
+           {"findings", findings}});
+  } else {
+    for (const LiveFinding& finding : result.findings) {
+      fmt::print("{}\n", FindingText(finding, subject_at(finding.level)));
+    }
+    fmt::print("{}, by the rules of {}\n", info->name, info->profile);
+    for (const std::string_view name : kLevelNames) {
+      fmt::print("{}",
+                 LevelLine(*FromName<Level>(kLevelNames, name), result, *info));
+    }
+    fmt::print(
+        "{} operations in {} histories, {} findings ({} more histories with "
+        "one of them), seed {}, digest {:016x}\n",
+        result.operations, result.histories, result.findings.size(),
+        result.known, options.seed, result.digest);
+  }
+  if (!html.empty() && !result.findings.empty()) {
+    // Of what it says that it keeps, if that is broken.
+    const LiveFinding* shown = &result.findings.front();
+    for (const LiveFinding& finding : result.findings) {
+      if (finding.level == info->claims && shown->level != info->claims) {
+        shown = &finding;
+      }
+    }
+    const Status status =
+        WritePageOf(host, shown->failure.shrunk, shown->failure.difference,
+                    subject_at(shown->level), html);
+    if (!status.ok()) return Complain(status.message());
+  }
+  return right ? 0 : 1;
+}
+
+int RunOnBackend(BackendArguments arguments, const History& history, bool json,
+                 const std::string& html) {
+  arguments.host.memory_bytes = arguments.memory_mib << 20;
+  Host host(arguments.host);
+  const Result<BackendInfo> info = host.Describe();
+  if (!info.ok()) return Complain(info.status().message());
+  const std::vector<Level> levels = LevelsFor(arguments, *info);
+  if (levels.empty()) {
+    return Complain("identity needs a backend that lists its cells");
+  }
+  // The one that it is held to, unless another one is asked for.
+  const Level level = arguments.level.empty() ? info->claims : levels.front();
+  const Subject subject =
+      host.SubjectAt(*info, level, ArgumentsText(arguments, level));
+  Story story;
+  const RunResult result = RunHistory(history, subject, &story);
+  const auto& difference = result.difference;
+  if (!result.ran && !difference) {
+    return Complain(fmt::format("{} has no such cache: '{}'", info->name,
+                                ToText(history.setup)));
+  }
+  if (json) {
+    std::vector<std::string> calls;
+    for (const Step& step : story.steps) calls.push_back(StoryLine(step));
+    Print({{"operations", result.operations},
+           {"level", LevelName(level)},
+           {"differences", difference ? 1 : 0},
+           {"digest", fmt::format("{:016x}", result.digest)},
+           {"check", difference ? difference->check : ""},
+           {"reason", difference ? difference->text : ""},
+           {"calls", calls}});
+  } else if (difference) {
+    fmt::print("{}", FailureText(history, *difference, subject));
+  } else {
+    for (const Step& step : story.steps) fmt::print("  {}\n", StoryLine(step));
+    fmt::print("{} operations, no difference ({})\n", result.operations,
+               LevelName(level));
+  }
+  if (!difference) return 0;
+  if (html.empty()) return 1;
+  const Status status = WritePageOf(host, history, *difference, subject, html);
+  return status.ok() ? 1 : Complain(status.message());
+}
+
+}  // namespace kvtwin::props

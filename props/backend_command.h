@@ -1,0 +1,40 @@
+// `kvtwin fuzz --backend` and `kvtwin run --backend`.
+
+#ifndef KVTWIN_PROPS_BACKEND_COMMAND_H_
+#define KVTWIN_PROPS_BACKEND_COMMAND_H_
+
+#include <optional>
+#include <string>
+
+#include "props/fuzz.h"
+#include "props/history.h"
+#include "props/host_process.h"
+#include "props/level.h"
+
+namespace CLI {
+class App;
+}
+
+namespace kvtwin::props {
+
+struct BackendArguments {
+  HostOptions host;
+  std::int64_t memory_mib = 1024;
+  std::string level;  // None: from the strongest on.
+
+  bool given() const { return !host.library.empty(); }
+};
+
+// The options that name a backend and set its bounds.
+void AddBackendOptions(CLI::App& command, BackendArguments& arguments);
+
+// The exit code: 0 if it keeps what it says of itself, else 1; 2 if it is no
+// backend. `html`, if not empty, is where the page of a failure goes.
+int FuzzBackend(BackendArguments arguments, const FuzzOptions& options,
+                bool json, const std::string& html);
+int RunOnBackend(BackendArguments arguments, const History& history, bool json,
+                 const std::string& html);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_BACKEND_COMMAND_H_

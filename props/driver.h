@@ -1,0 +1,51 @@
+// What carries out the calls of a history, on the specification and on a
+// subject, and compares their answers.
+
+#ifndef KVTWIN_PROPS_DRIVER_H_
+#define KVTWIN_PROPS_DRIVER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kvtwin/status.h"
+#include "props/history.h"
+#include "reference/ledger.h"
+
+namespace kvtwin::props {
+
+// Of a batch.
+struct Tokens {
+  std::vector<std::int32_t> positions;
+  std::vector<int> sequences;
+  std::vector<int> multimodal;
+};
+
+// Any call may throw Differs.
+class Driver {
+ public:
+  virtual ~Driver() = default;
+
+  // False if the caches cannot be made of the setup.
+  virtual bool SetUp() = 0;
+  virtual void TearDown() = 0;
+
+  virtual bool StartForward(Tokens tokens, bool reserve) = 0;
+  // In each layer. New rows, unless the operation keeps them.
+  virtual void PutAll(const Op& op) = 0;
+  virtual void GetAll() = 0;
+  // Indices as an operation has them: modulo the batch.
+  virtual void SetCausal(const std::vector<int>& except) = 0;
+  virtual StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) = 0;
+  virtual void CopyPrefix(int src, int dst, std::int32_t len) = 0;
+  virtual bool CanResume(int seq, std::int32_t pos) = 0;
+  virtual void Misuse(int which) = 0;
+  virtual void Poison() = 0;
+  virtual void Reload() = 0;
+
+  virtual const reference::Ledger& ledger() const = 0;
+  virtual bool in_pass() const = 0;
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_DRIVER_H_

@@ -1,0 +1,90 @@
+// The ledger and a subject that has rules of its own for where tokens go: every
+// call goes to both, and what each row of the batch sees is compared, token by
+// token (entitlement, S53) or by what attention makes of it (numeric).
+
+#ifndef KVTWIN_PROPS_DUO_H_
+#define KVTWIN_PROPS_DUO_H_
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvtwin/cache.h"
+#include "props/driver.h"
+#include "props/rows.h"
+#include "props/runner.h"
+#include "reference/ledger.h"
+
+namespace kvtwin::props {
+
+class Duo final : public Driver {
+ public:
+  // Requires: all outlive this. `story` may be null.
+  Duo(const Setup& setup, const Subject& subject, Story* story,
+      RunResult& result);
+
+  bool SetUp() override;
+  void TearDown() override;
+  bool StartForward(Tokens tokens, bool reserve) override;
+  void PutAll(const Op& op) override;
+  void GetAll() override;
+  void SetCausal(const std::vector<int>& except) override;
+  StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) override;
+  void CopyPrefix(int src, int dst, std::int32_t len) override;
+  bool CanResume(int seq, std::int32_t pos) override;
+  void Misuse(int which) override;
+  // Of free cells nothing is known, nor what a state looks like.
+  void Poison() override {}
+  void Reload() override {}
+
+  const reference::Ledger& ledger() const override { return ledger_; }
+  bool in_pass() const override { return active_; }
+
+ private:
+  // What was called and answered, before anything is compared.
+  void Tell(const std::string& call, StatusCode answer);
+  void CheckResult(const std::string& call, const Status& due,
+                   const Status& found);
+  void CheckRoom(const std::string& call);
+  void CheckView(int layer);
+  void CheckShapes(int layer, const KvView& view);
+  void CheckAttention(int layer, const KvView& view);
+  // The tokens of the ledger that have rows in the layer, as columns; false if
+  // a row may see one that has none.
+  bool DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
+               DenseTensor& value, KvView& due) const;
+  void SetLayer(int layer);
+  void SetType(int type);
+  void DrawCellsNow();
+  int TypeOf(int layer) const {
+    return wrapper_ ? layer % static_cast<int>(setup_.spec.caches.size()) : 0;
+  }
+  bool IsEncoder() const { return ledger_.active().encoder(); }
+  void HashInt(std::int64_t value);
+
+  const Setup& setup_;
+  const Subject& subject_;
+  Story* story_;
+  RunResult& result_;
+  const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
+
+  reference::Ledger ledger_;
+  std::unique_ptr<Cache> tested_;
+  Tokens batch_;
+  bool active_ = false;
+  bool reserving_ = false;
+  bool fresh_ = false;   // The ledger can judge the mask.
+  bool copied_ = false;  // By CopyPrefix, in this pass.
+  int type_ = 0;
+  std::int64_t serial_ = 0;
+  std::set<int> put_layers_;
+  RowBuffer keys_;
+  RowBuffer values_;
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_DUO_H_

@@ -1,0 +1,282 @@
+// malloc and its kin for the whole process. What a backend allocates gets zones
+// around it that nobody may write to, and stays for a while after it is freed.
+
+#include "props/host/guard.h"
+
+#include <errno.h>
+#include <fmt/format.h>
+#include <malloc.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+extern "C" {
+// glibc's own, which are there for this.
+void* __libc_malloc(std::size_t size);
+void* __libc_memalign(std::size_t alignment, std::size_t size);
+void __libc_free(void* data);
+}
+
+namespace kvtwin::props {
+namespace {
+
+constexpr std::uint64_t kPlain = 0x6b767477696e3031;
+constexpr std::uint64_t kTheirs = 0x6b767477696e3032;
+constexpr std::uint64_t kFreed = 0x6b767477696e3033;
+constexpr std::size_t kZone = 64;  // Before and behind, where they are theirs.
+constexpr unsigned char kZoneByte = 0xF9;
+constexpr unsigned char kNewByte = 0xAB;
+constexpr unsigned char kFreedByte = 0xDD;
+constexpr std::size_t kKeptMax = 16 << 10;  // Bytes that are freed, but there.
+// More is no size, but a negative number or the sum of two pointers.
+constexpr std::size_t kSizeMax = std::size_t{1} << 46;
+
+// Lies right before the front zone of what malloc gives.
+struct Block {
+  Block* previous;
+  Block* next;
+  void* start;  // Of what glibc gave.
+  std::size_t size;
+  const char* function;
+  std::uint64_t unused;
+  std::uint64_t unused_too;
+  std::uint64_t magic;
+};
+static_assert(sizeof(Block) == 64);
+constexpr std::size_t kFront = sizeof(Block) + kZone;
+
+struct List {
+  Block* first = nullptr;
+  Block* last = nullptr;
+  std::size_t bytes = 0;
+
+  void Add(Block* block) {
+    block->previous = last;
+    block->next = nullptr;
+    (last == nullptr ? first : last->next) = block;
+    last = block;
+    bytes += block->size;
+  }
+  void Remove(Block* block) {
+    (block->previous == nullptr ? first : block->previous->next) = block->next;
+    (block->next == nullptr ? last : block->next->previous) = block->previous;
+    bytes -= block->size;
+  }
+};
+
+// A backend may have threads.
+std::atomic_flag lock = ATOMIC_FLAG_INIT;
+class Locked {
+ public:
+  Locked() {
+    while (lock.test_and_set(std::memory_order_acquire)) {
+    }
+  }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+  ~Locked() { lock.clear(std::memory_order_release); }
+};
+
+std::atomic<const char*> inside = nullptr;  // The function that runs.
+List live;
+List kept;                        // Freed.
+const char* complaint = nullptr;  // Of a call of free.
+const char* complaint_of = nullptr;
+
+unsigned char* UserOf(Block* block) {
+  return reinterpret_cast<unsigned char*>(block) + kFront;
+}
+Block* BlockOf(void* data) {
+  return reinterpret_cast<Block*>(static_cast<unsigned char*>(data) - kFront);
+}
+
+bool AllAre(const unsigned char* bytes, std::size_t count, unsigned char byte) {
+  // Each is the first, and like the next one: memcmp is quick.
+  return count == 0 ||
+         (bytes[0] == byte && std::memcmp(bytes, bytes + 1, count - 1) == 0);
+}
+
+void* Allocate(std::size_t alignment, std::size_t size) {
+  const std::size_t front = (kFront + alignment - 1) / alignment * alignment;
+  if (size > kSizeMax || alignment > kSizeMax) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  const std::size_t all = front + size + kZone;
+  auto* start = static_cast<unsigned char*>(
+      alignment <= 16 ? __libc_malloc(all) : __libc_memalign(alignment, all));
+  if (start == nullptr) return nullptr;
+  unsigned char* user = start + front;
+  Block* block = BlockOf(user);
+  const char* function = inside.load(std::memory_order_relaxed);
+  *block = {.previous = nullptr,
+            .next = nullptr,
+            .start = start,
+            .size = size,
+            .function = function,
+            .unused = 0,
+            .unused_too = 0,
+            .magic = function == nullptr ? kPlain : kTheirs};
+  if (function == nullptr) return user;
+  std::memset(user - kZone, kZoneByte, kZone);
+  std::memset(user + size, kZoneByte, kZone);
+  // A huge one shows how much it takes by itself.
+  std::memset(user, kNewByte, size < kKeptMax ? size : 0);
+  const Locked locked;
+  live.Add(block);
+  return user;
+}
+
+void Complain(const char* what) {
+  if (complaint == nullptr) {
+    complaint = what;
+    complaint_of = inside.load(std::memory_order_relaxed);
+  }
+}
+
+bool ZonesHold(Block* block) {
+  const unsigned char* user = UserOf(block);
+  return AllAre(user - kZone, kZone, kZoneByte) &&
+         AllAre(user + block->size, kZone, kZoneByte);
+}
+
+void Free(void* data) {
+  if (data == nullptr) return;
+  Block* block = BlockOf(data);
+  if (block->magic == kPlain) {
+    block->magic = 0;
+    return __libc_free(block->start);
+  }
+  const Locked locked;
+  if (block->magic == kFreed) return Complain("frees what it freed before");
+  if (block->magic != kTheirs) {
+    return Complain("frees what no malloc gave, or wrote before its begin");
+  }
+  if (!ZonesHold(block)) {
+    Complain("wrote beyond a buffer that it then freed");
+  }
+  live.Remove(block);
+  block->magic = kFreed;
+  if (block->size > kKeptMax) return __libc_free(block->start);
+  std::memset(data, kFreedByte, block->size);
+  kept.Add(block);
+  while (kept.bytes > kKeptMax) {
+    Block* oldest = kept.first;
+    kept.Remove(oldest);
+    if (!AllAre(UserOf(oldest), oldest->size, kFreedByte)) {
+      Complain("wrote to a buffer that it had freed");
+    }
+    oldest->magic = 0;
+    __libc_free(oldest->start);
+  }
+}
+
+}  // namespace
+
+void Guard::Enter(const char* function) { inside = function; }
+void Guard::Leave() { inside = nullptr; }
+std::size_t Guard::Live() { return live.bytes; }
+const char* Guard::LatestFunction() {
+  return live.last == nullptr ? "" : live.last->function;
+}
+
+std::optional<std::string> Guard::Damage() {
+  const Locked locked;
+  if (complaint != nullptr) {
+    const std::string text = fmt::format(
+        "it {}{}{}", complaint, complaint_of == nullptr ? "" : ", in ",
+        complaint_of == nullptr ? "" : complaint_of);
+    complaint = nullptr;
+    return text;
+  }
+  for (Block* block = live.first; block != nullptr; block = block->next) {
+    if (ZonesHold(block)) continue;
+    const bool behind = AllAre(UserOf(block) - kZone, kZone, kZoneByte);
+    return fmt::format(
+        "it wrote {} a buffer of {} bytes that was allocated in "
+        "{}",
+        behind ? "behind the end of" : "before the begin of", block->size,
+        block->function);
+  }
+  for (Block* block = kept.first; block != nullptr; block = block->next) {
+    if (AllAre(UserOf(block), block->size, kFreedByte)) continue;
+    return fmt::format("it wrote to a buffer of {} bytes that it had freed",
+                       block->size);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::size_t> Guard::BytesFrom(const void* data) {
+  const Locked locked;
+  const auto* at = static_cast<const unsigned char*>(data);
+  for (const List* list : {&live, &kept}) {
+    for (Block* block = list->first; block != nullptr; block = block->next) {
+      const unsigned char* user = UserOf(block);
+      if (at < user || at >= user + block->size + (block->size == 0)) continue;
+      if (list == &kept) return 0;
+      return static_cast<std::size_t>(user + block->size - at);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace kvtwin::props
+
+// GCC takes these for what they replace, and warns.
+#pragma GCC diagnostic ignored "-Wattributes"
+extern "C" {
+
+void* malloc(std::size_t size) { return kvtwin::props::Allocate(16, size); }
+
+void free(void* data) { kvtwin::props::Free(data); }
+
+void* calloc(std::size_t count, std::size_t size) {
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(count, size, &bytes)) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  void* data = kvtwin::props::Allocate(16, bytes);
+  if (data != nullptr) std::memset(data, 0, bytes);
+  return data;
+}
+
+void* realloc(void* data, std::size_t size) {
+  if (data == nullptr) return malloc(size);
+  const std::size_t before = malloc_usable_size(data);
+  if (size == 0) {
+    free(data);
+    return nullptr;
+  }
+  void* moved = malloc(size);
+  if (moved == nullptr) return nullptr;
+  std::memcpy(moved, data, before < size ? before : size);
+  free(data);
+  return moved;
+}
+
+std::size_t malloc_usable_size(void* data) {
+  return data == nullptr ? 0 : kvtwin::props::BlockOf(data)->size;
+}
+
+void* memalign(std::size_t alignment, std::size_t size) {
+  return kvtwin::props::Allocate(alignment < 16 ? 16 : alignment, size);
+}
+
+void* aligned_alloc(std::size_t alignment, std::size_t size) {
+  return memalign(alignment, size);
+}
+
+int posix_memalign(void** data, std::size_t alignment, std::size_t size) {
+  *data = memalign(alignment, size);
+  return *data == nullptr ? ENOMEM : 0;
+}
+
+void* valloc(std::size_t size) { return memalign(4096, size); }
+void* pvalloc(std::size_t size) {
+  return memalign(4096, (size + 4095) & ~std::size_t{4095});
+}
+
+}  // extern "C"

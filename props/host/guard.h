@@ -1,0 +1,31 @@
+// What a backend does to memory, seen by the malloc of this process
+// (props/host/guard.cc), which every library that is loaded shares.
+
+#ifndef KVTWIN_PROPS_HOST_GUARD_H_
+#define KVTWIN_PROPS_HOST_GUARD_H_
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "props/backend.h"
+
+namespace kvtwin::props {
+
+// There is only one process, so that all objects are the same.
+class Guard final : public MemoryWatch {
+ public:
+  void Enter(const char* function) override;
+  void Leave() override;
+  std::optional<std::string> Damage() override;
+  std::optional<std::size_t> BytesFrom(const void* data) override;
+
+  // What was allocated between Enter and Leave, and not freed: bytes, and in
+  // which function the latest of it was.
+  static std::size_t Live();
+  static const char* LatestFunction();
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_HOST_GUARD_H_

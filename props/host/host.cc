@@ -1,0 +1,162 @@
+// kvtwin-host: loads a backend and runs histories on it, so that what it does
+// to its process is not done to the command. `kvtwin fuzz --backend` starts it
+// (props/host_process.h), asks on file 3, one JSON object a line, and reads on
+// file 4.
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "kvtwin/kvtwin.h"
+#include "props/backend.h"
+#include "props/fuzz.h"
+#include "props/host/guard.h"
+#include "props/host_process.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+void Answer(const Json& json) {
+  std::string line =
+      json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  line += '\n';
+  for (std::size_t at = 0; at < line.size();) {
+    const ssize_t wrote =
+        write(kHostAnswers, line.data() + at, line.size() - at);
+    if (wrote <= 0) _exit(1);  // Nobody asks any more.
+    at += static_cast<std::size_t>(wrote);
+  }
+}
+
+// Tells the parent what runs, too.
+class WatchedGuard final : public MemoryWatch {
+ public:
+  explicit WatchedGuard(HostState* state) : state_(state) {}
+  void Enter(const char* function) override {
+    state_->function.store(FunctionNumber(function));
+    ++state_->calls;
+    guard_.Enter(function);
+  }
+  void Leave() override {
+    guard_.Leave();
+    state_->function.store(-1);
+  }
+  std::optional<std::string> Damage() override { return guard_.Damage(); }
+  std::optional<std::size_t> BytesFrom(const void* data) override {
+    return guard_.BytesFrom(data);
+  }
+
+ private:
+  HostState* state_;
+  Guard guard_;
+};
+
+Json DifferenceJson(const Difference& difference) {
+  return {{"step", difference.step},     {"check", difference.check},
+          {"text", difference.text},     {"row", difference.row},
+          {"column", difference.column}, {"first_cell", difference.first_cell}};
+}
+
+// What is not freed when a history is over, and is more after it ran again: of
+// what is made once, there is no more then.
+std::optional<Difference> FindLeak(const History& history,
+                                   const Subject& subject) {
+  std::size_t leaked = 0;
+  for (int i = 0; i < 2; ++i) {
+    const std::size_t before = Guard::Live();
+    RunHistory(history, subject);
+    if (Guard::Live() <= before) return std::nullopt;
+    leaked = Guard::Live() - before;
+  }
+  return Difference{
+      .step = history.ops.size(),
+      .check = "backend: memory",
+      .text = fmt::format("{} bytes are not freed by close, the last of them "
+                          "allocated in {}",
+                          leaked, Guard::LatestFunction())};
+}
+
+Json Run(const Json& asked, Subject subject, HostState* state) {
+  const Result<History> history =
+      ParseHistory(asked.at("history").get<std::string>());
+  if (!history.ok()) return {{"error", history.status().message()}};
+  subject.on_step = [state](std::size_t step) {
+    state->step.store(static_cast<std::int64_t>(step));
+  };
+  state->step.store(-1);
+  Story story;
+  const bool told = asked.value("story", false);
+  story.told = [](const Step& step) { Answer({{"told", StoryLine(step)}}); };
+  const std::size_t before = Guard::Live();
+  RunResult result = RunHistory(*history, subject, told ? &story : nullptr);
+  if (!result.difference && Guard::Live() > before) {
+    result.difference = FindLeak(*history, subject);
+  }
+  Json json = {{"ran", result.ran},
+               {"operations", result.operations},
+               {"digest", result.digest}};
+  if (result.difference)
+    json["difference"] = DifferenceJson(*result.difference);
+  if (asked.value("page", false) && result.difference) {
+    json["page"] =
+        PageHtml(ExplainHistory(*history, *result.difference, subject));
+  }
+  return json;
+}
+
+Result<BackendInfo> Load(const char* path) {
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return Status(StatusCode::kInvalidArgument, dlerror());
+  }
+  void* symbol = dlsym(library, KVTWIN_GET_BACKEND_V1);
+  if (symbol == nullptr) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{} exports no {}: see docs/backends.md", path,
+                              KVTWIN_GET_BACKEND_V1));
+  }
+  return DescribeBackend(reinterpret_cast<kvtwin_get_backend_v1_fn>(symbol)());
+}
+
+int Main(int argc, char** argv) {
+  void* memory = mmap(nullptr, sizeof(HostState), PROT_READ | PROT_WRITE,
+                      MAP_SHARED, kHostShared, 0);
+  if (argc != 2 || memory == MAP_FAILED) {
+    std::fputs("kvtwin-host is started by kvtwin fuzz --backend\n", stderr);
+    return 2;
+  }
+  auto* state = static_cast<HostState*>(memory);
+  state->function.store(FunctionNumber("loading"));
+  const Result<BackendInfo> info = Load(argv[1]);
+  state->function.store(-1);
+  if (!info.ok()) {
+    Answer({{"error", info.status().message()}});
+    return 0;
+  }
+  Answer(ToJson(*info));
+  WatchedGuard guard(state);
+  std::FILE* asked = fdopen(kHostAsked, "r");
+  char* line = nullptr;
+  std::size_t room = 0;
+  while (getline(&line, &room, asked) > 0) {
+    const Json json = Json::parse(line);
+    BackendInfo asked_info = *info;
+    const Subject subject =
+        BackendSubject(asked_info, json.at("level").get<Level>(),
+                       json.value("arguments", ""), &guard);
+    Answer(Run(json, subject, state));
+  }
+  _exit(0);  // What the backend does at exit is not asked.
+}
+
+}  // namespace
+}  // namespace kvtwin::props
+
+int main(int argc, char** argv) { return kvtwin::props::Main(argc, argv); }

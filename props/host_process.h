@@ -1,0 +1,82 @@
+// A backend in a process of its own: a crash, a call that does not end, or
+// memory that has no end is a finding, and the next history gets a new process.
+
+#ifndef KVTWIN_PROPS_HOST_PROCESS_H_
+#define KVTWIN_PROPS_HOST_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvtwin/status.h"
+#include "props/backend.h"
+#include "props/runner.h"
+
+namespace kvtwin::props {
+
+// What kvtwin-host shares with the command: files by number, and this.
+inline constexpr int kHostAsked = 3;
+inline constexpr int kHostAnswers = 4;
+inline constexpr int kHostShared = 5;
+struct HostState {
+  std::atomic<std::int64_t> step;   // Of the history; -1 before the first.
+  std::atomic<std::int64_t> calls;  // Of the backend.
+  std::atomic<int> function;        // Which it is in; -1: none.
+};
+// Of what MemoryWatch::Enter is told.
+int FunctionNumber(std::string_view name);
+std::string_view FunctionName(int number);
+
+// All but the table.
+nlohmann::ordered_json ToJson(const BackendInfo& info);
+BackendInfo BackendInfoFromJson(const nlohmann::ordered_json& json);
+
+struct HostOptions {
+  std::string library;      // A path.
+  double call_seconds = 5;  // A call that takes longer hangs.
+  std::int64_t memory_bytes = std::int64_t{1} << 30;  // More than at first.
+};
+
+class HostProcess;
+
+// As many processes as there are histories at once.
+class Host {
+ public:
+  explicit Host(HostOptions options);
+  ~Host();
+
+  // First. Errors: no kvtwin-host, no such library, or it is no backend.
+  Result<BackendInfo> Describe();
+
+  // From any thread. A story has the calls only, and no pictures.
+  RunResult Run(const History& history, Level level, Story* story);
+  // The page of a history that fails; empty if there is none, as of a crash.
+  std::string Page(const History& history, Level level,
+                   const std::string& arguments);
+
+  // Of its histories at a level; the host outlives it.
+  Subject SubjectAt(const BackendInfo& info, Level level,
+                    std::string arguments);
+
+ private:
+  RunResult Ask(const History& history, Level level, Story* story, bool page,
+                const std::string& arguments, std::string* html);
+  std::unique_ptr<HostProcess> Take();
+
+  HostOptions options_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<HostProcess>> idle_;
+  std::atomic<bool> hung_ = false;  // Others need not wait as long.
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_HOST_PROCESS_H_

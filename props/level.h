@@ -1,0 +1,18 @@
+// How strongly two caches are the same (docs/semantics.md, S51 to S53).
+
+#ifndef KVTWIN_PROPS_LEVEL_H_
+#define KVTWIN_PROPS_LEVEL_H_
+
+#include <string_view>
+
+namespace kvtwin::props {
+
+// From the strongest on. Numeric: attention over the views gives the same
+// within a tolerance; none: not even that.
+enum class Level { kIdentity, kEntitlement, kNumeric, kNone };
+
+std::string_view LevelName(Level level);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_LEVEL_H_

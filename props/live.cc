@@ -1,0 +1,82 @@
+#include "props/live.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvtwin::props {
+namespace {
+
+// A backend with more than these is not worth more of anybody's time.
+constexpr std::size_t kFindingsMax = 6;
+
+}  // namespace
+
+std::vector<Level> LevelsOf(const BackendInfo& info) {
+  std::vector<Level> levels;
+  if (info.has_cells) levels.push_back(Level::kIdentity);
+  levels.push_back(Level::kEntitlement);
+  levels.push_back(Level::kNumeric);
+  return levels;
+}
+
+bool LiveResult::Right(const BackendInfo& info) const {
+  return holds <= info.claims &&
+         std::ranges::all_of(findings, [](const LiveFinding& finding) {
+           return finding.breaks_level;
+         });
+}
+
+LiveResult FuzzLive(const FuzzOptions& options,
+                    const std::vector<Level>& levels,
+                    const std::function<Subject(Level)>& subject_at) {
+  LiveResult result;
+  for (const Level level : levels) {
+    result.tried.push_back(level);
+    const Subject subject = subject_at(level);
+    FuzzOptions rest = options;
+    for (const LiveFinding& finding : result.findings) {
+      if (!finding.breaks_level) {
+        rest.known.insert(finding.failure.difference.check);
+      }
+    }
+    std::int64_t operations = 0;
+    double seconds = 0;
+    bool broken = false;
+    while (!broken && result.findings.size() < kFindingsMax) {
+      const FuzzResult fuzzed = Fuzz(rest, subject);
+      operations += fuzzed.operations;
+      seconds += fuzzed.seconds;
+      result.histories += fuzzed.histories;
+      result.known += fuzzed.known;
+      result.digest = fuzzed.digest;
+      if (!fuzzed.failure) break;
+      const FuzzFailure& failure = *fuzzed.failure;
+      broken = !failure.difference.check.starts_with("backend");
+      result.findings.push_back({level, failure, broken});
+      rest.known.insert(failure.difference.check);
+      rest.first = failure.history_number + 1;
+      rest.operations = options.operations - operations;
+      rest.seconds = options.seconds - seconds;
+      if (options.operations > 0 ? rest.operations <= 0 : rest.seconds <= 0) {
+        break;
+      }
+    }
+    result.operations += operations;
+    result.seconds += seconds;
+    if (broken) continue;
+    result.holds = level;
+    break;
+  }
+  return result;
+}
+
+std::string FindingText(const LiveFinding& finding, const Subject& subject) {
+  const FuzzFailure& failure = finding.failure;
+  return fmt::format(
+      "{}  found   history {}; shrunk from {} operations to {}\n",
+      FailureText(failure.shrunk, failure.difference, subject),
+      failure.history_number, failure.operations, failure.shrunk.ops.size());
+}
+
+}  // namespace kvtwin::props
