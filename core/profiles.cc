@@ -87,6 +87,19 @@ const std::vector<RuleInfo>& AllRules() {
   return rules;
 }
 
+std::vector<int> ValuesOf(const Rules& rules) {
+  std::vector<int> values;
+  for (const RuleInfo& rule : AllRules()) values.push_back(rule.get(rules));
+  return values;
+}
+
+Rules RulesOf(std::span<const int> values) {
+  Rules rules;
+  const std::size_t count = std::min(values.size(), AllRules().size());
+  for (std::size_t i = 0; i < count; ++i) AllRules()[i].set(rules, values[i]);
+  return rules;
+}
+
 bool HasRule(const Rules& rules, const RuleInfo& rule) {
   return rules.middle != Rules::Middle::kRefused ||
          rule.name != "shift of shared tokens";

@@ -39,6 +39,10 @@ struct RuleInfo {
 // In the order of the members of Rules.
 const std::vector<RuleInfo>& AllRules();
 
+// The value of each, and back; what is missing is ours.
+std::vector<int> ValuesOf(const Rules& rules);
+Rules RulesOf(std::span<const int> values);
+
 // Whether a cache of these rules can have one, whatever it is asked: what is
 // never moved is not moved for others.
 bool HasRule(const Rules& rules, const RuleInfo& rule);

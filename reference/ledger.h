@@ -11,6 +11,7 @@
 #define KVTWIN_REFERENCE_LEDGER_H_
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -47,6 +48,8 @@ class CacheLedger {
   // In order of birth.
   const std::vector<LedgerToken>& tokens() const { return tokens_; }
   std::int64_t cells() const { return cells_; }
+  // No batch is refused for want of room from now on.
+  void NeverFull() { cells_ = std::numeric_limits<std::int64_t>::max(); }
   // Batch rows of the current pass; 0 without one.
   int rows() const { return static_cast<int>(batch_.size()); }
   // Of an encoder: all that it holds.
@@ -429,6 +432,9 @@ class Ledger {
 
   Status Init(const CacheConfig& config, const InitArgs& args) {
     return All([&](auto& part) { return part.Init(config, args); });
+  }
+  void NeverFull() {
+    for (CacheLedger& part : parts_) part.NeverFull();
   }
   Status StartForward(const Batch& batch, bool reserve) {
     for (CacheLedger& part : parts_) part.EndPass();

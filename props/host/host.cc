@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/profiles.h"
 #include "kvtwin/kvtwin.h"
 #include "props/backend.h"
 #include "props/fuzz.h"
@@ -148,9 +149,13 @@ int Main(int argc, char** argv) {
   while (getline(&line, &room, asked) > 0) {
     const Json json = Json::parse(line);
     BackendInfo asked_info = *info;
-    const Subject subject =
-        BackendSubject(asked_info, json.at("level").get<Level>(),
-                       json.value("arguments", ""), &guard);
+    Subject subject = BackendSubject(asked_info, json.at("level").get<Level>(),
+                                     json.value("arguments", ""), &guard);
+    if (const auto values = json.at("rules").get<std::vector<int>>();
+        !values.empty()) {
+      subject.rules = RulesOf(values);
+      subject.mask_rows_too = true;
+    }
     Answer(Run(json, subject, state));
   }
   _exit(0);  // What the backend does at exit is not asked.
