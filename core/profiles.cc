@@ -101,8 +101,12 @@ Rules RulesOf(std::span<const int> values) {
 }
 
 bool HasRule(const Rules& rules, const RuleInfo& rule) {
-  return rules.middle != Rules::Middle::kRefused ||
-         rule.name != "shift of shared tokens";
+  const bool moves = rules.middle != Rules::Middle::kRefused;
+  if (rule.name == "shift of shared tokens") return moves;
+  if (rule.name != "eviction") return true;
+  // Whether a token has left shows when the sequence goes back.
+  return moves || rules.back == Rules::Back::kWhileStored ||
+         rules.positions != Rules::Positions::kContinue;
 }
 
 }  // namespace kvtwin

@@ -43,7 +43,7 @@ const std::vector<RuleInfo>& AllRules();
 std::vector<int> ValuesOf(const Rules& rules);
 Rules RulesOf(std::span<const int> values);
 
-// Whether a cache of these rules can have one, whatever it is asked: what is
+// Whether a cache of these rules can show one, whatever it is asked: what is
 // never moved is not moved for others.
 bool HasRule(const Rules& rules, const RuleInfo& rule);
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "props/ledger_backend.h"
@@ -10,9 +11,22 @@
 namespace kvtwin::props {
 namespace {
 
-constexpr RuleProbe kRuleProbes[] = {
-    {"window", 0, 1, "kvt1"},
-};
+constexpr auto kRuleProbes = std::to_array<RuleProbe>({
+    {"window", 0, 1, "kvt1 kind=swa window=2 | put 0*3"},
+    {"copy", 0, 1, "kvt1 | put 0*1 | put 1*1 | copy 0>1:1 | put 1*1"},
+    {"middle removal", 0, 1, "kvt1 | put 0*2 | drop 0:0-1"},
+    {"middle removal", 0, 2, "kvt1 shift=identity | put 0*2 | drop 0:0-1"},
+    {"positions", 0, 1, "kvt1 | put 0*1 | put 0*1@-1"},
+    {"eviction", 0, 1,
+     "kvt1 kind=swa window=2 | put 0*4 | put 0*1 | drop 0:1- | put 0*1"},
+    {"going back", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | drop 0:1-"},
+    {"first tokens", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | put 0*1"},
+    {"shift of shared tokens", 0, 1,
+     "kvt1 | put 0*2 | copy 0>1:2 | drop 0:0-1"},
+    {"shift of shared tokens", 0, 1,
+     "kvt1 | put 0*1 | copy 0>1:1 | move 0:0-@+1"},
+    {"mask rows", 0, 1, "kvt1 maskpad=2 | put 0*1"},
+});
 
 // What LedgerCache can do for a backend of these abilities.
 Abilities ForLedgers(Abilities abilities) {

@@ -252,7 +252,7 @@ void Client::Do(const Op& op) {
     case OpKind::kShift: {
       const int seq = IdOf(op.seq);
       const auto [begin, end] = std::minmax(
-          Resolve(seq, op.begin), op.open ? kOpenEnd : Resolve(seq, op.end));
+          {Resolve(seq, op.begin), op.open ? kOpenEnd : Resolve(seq, op.end)});
       return Shift(seq, begin, end, op.delta);
     }
     default:

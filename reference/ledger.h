@@ -190,7 +190,9 @@ class CacheLedger {
       (in ? leaves : remains) = true;
     }
     const bool middle = !open && remains;
-    if (leaves && remains && IsFull(seq)) return {kNotSupported, kFullText};
+    if (leaves && (remains || begin > 0) && IsFull(seq)) {
+      return {kNotSupported, kFullText};
+    }
     if (middle && rules_.middle == Rules::Middle::kRefused) {
       return {kNotSupported, "only the end of a sequence can go"};
     }
