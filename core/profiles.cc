@@ -101,12 +101,10 @@ Rules RulesOf(std::span<const int> values) {
 }
 
 bool HasRule(const Rules& rules, const RuleInfo& rule) {
-  const bool moves = rules.middle != Rules::Middle::kRefused;
-  if (rule.name == "shift of shared tokens") return moves;
-  if (rule.name != "eviction") return true;
-  // Whether a token has left shows when the sequence goes back.
-  return moves || rules.back == Rules::Back::kWhileStored ||
-         rules.positions != Rules::Positions::kContinue;
+  if (rule.name == "shift of shared tokens") {
+    return rules.middle != Rules::Middle::kRefused;
+  }
+  return rule.name != "eviction" || rules.back == Rules::Back::kWhileStored;
 }
 
 }  // namespace kvtwin

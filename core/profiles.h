@@ -43,8 +43,8 @@ const std::vector<RuleInfo>& AllRules();
 std::vector<int> ValuesOf(const Rules& rules);
 Rules RulesOf(std::span<const int> values);
 
-// Whether a cache of these rules can show one, whatever it is asked: what is
-// never moved is not moved for others.
+// Whether a cache of these rules can show one: what is never moved is not moved
+// for others, and who never goes back does not see what has left.
 bool HasRule(const Rules& rules, const RuleInfo& rule);
 
 }  // namespace kvtwin

@@ -18,7 +18,7 @@ constexpr auto kRuleProbes = std::to_array<RuleProbe>({
     {"middle removal", 0, 2, "kvt1 shift=identity | put 0*2 | drop 0:0-1"},
     {"positions", 0, 1, "kvt1 | put 0*1 | put 0*1@-1"},
     {"eviction", 0, 1,
-     "kvt1 kind=swa window=2 | put 0*4 | put 0*1 | drop 0:1- | put 0*1"},
+     "kvt1 kind=swa window=3 | put 0*5 | put 0*1 | drop 0:3- | put 0*1"},
     {"going back", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | drop 0:1-"},
     {"first tokens", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | put 0*1"},
     {"shift of shared tokens", 0, 1,
@@ -115,7 +115,8 @@ FoundRule Inference::Find(std::size_t rule) {
   const int own = info.get(result_.rules);
   FoundRule found{.rule = rule, .values = {}, .history = ""};
   for (int value = 0; value < std::ssize(info.values); ++value) {
-    const std::string text = value == own ? "" : Showing(rule, value);
+    const bool asked = value != own && HasRule(result_.rules, info);
+    const std::string text = asked ? Showing(rule, value) : "";
     if (text.empty()) found.values.push_back(value);
     const bool shorter =
         found.history.empty() || text.size() < found.history.size();
