@@ -1,5 +1,5 @@
 /* A cache of one tensor per sequence and layer, as the smallest backend that
- * kvtwin can drive (docs/backends.md):
+ * kvtwin can drive (docs/live.md):
  *
  *   gcc -shared -fPIC -I include -o mine.so docs/examples/c_cache.c
  *   build/kvtwin fuzz --backend ./mine.so
@@ -15,7 +15,7 @@
 enum { kSequences = 4, kLayers = 4 };
 
 typedef struct {
-  int layers, heads, k_dim, v_dim, window;
+  int layers, heads, k_dim, v_dim, capacity, window;
   int length[kSequences]; /* Tokens stored, the batch's included. */
   float *k[kSequences][kLayers], *v[kSequences][kLayers];
   int sequence, first, tokens; /* Of the batch: positions from `first` on. */
@@ -34,6 +34,7 @@ static int Describe(kvtwin_description_v1* out) {
 static int Init(const kvtwin_setup_v1* setup, void** cache) {
   Mine* c = calloc(1, sizeof(Mine));
   size_t capacity = (size_t)setup->cache->capacity;
+  c->capacity = setup->cache->capacity;
   c->layers = setup->layers;
   c->heads = setup->kv_heads;
   c->k_dim = setup->k_head_dim;
