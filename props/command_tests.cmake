@@ -367,3 +367,16 @@ foreach(backend transformers mlx)
   set_tests_properties(backends.${backend} PROPERTIES
     LABELS backends SKIP_RETURN_CODE 77 TIMEOUT 600)
 endforeach()
+
+# Profiles.
+kvtwin_command_test(profile_list EXIT 0 PRINTS "^llama.cpp$"
+  ARGS profile --list)
+kvtwin_command_test(profile_ledger EXIT 0 PRINTS "^ledger is like executorch$"
+  ARGS profile --backend ledger:executorch)
+kvtwin_command_test(profile_json EXIT 0
+  PRINTS "\"like\":.\"mlx\".,\"exceptions\":.." ARGS profile --json --backend ledger:mlx)
+kvtwin_command_test(profile_none EXIT 2 PRINTS "no profile 'vllm'"
+  ARGS profile --backend ledger:vllm)
+kvtwin_command_test(profile_library EXIT 0
+  PRINTS "^  window +counts what is before the query +kvt1 "
+  ARGS profile --backend $<TARGET_FILE:kvtwin_c_cache>)

@@ -22,6 +22,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/profiles.h"
 #include "kvtwin/pool_backend.h"
 #include "props/check_name.h"
 
@@ -106,6 +107,7 @@ Json ToJson(const BackendInfo& info) {
           {"max_padding", abilities.max_padding},
           {"can_resume", abilities.can_resume},
           {"set_causal", abilities.set_causal},
+          {"shift", abilities.shift},
           {"snapshots", abilities.snapshots},
           {"tolerance", info.tolerance},
           {"has_cells", info.has_cells}};
@@ -128,6 +130,7 @@ BackendInfo BackendInfoFromJson(const Json& json) {
   json.at("max_padding").get_to(abilities.max_padding);
   json.at("can_resume").get_to(abilities.can_resume);
   json.at("set_causal").get_to(abilities.set_causal);
+  json.at("shift").get_to(abilities.shift);
   json.at("snapshots").get_to(abilities.snapshots);
   json.at("tolerance").get_to(info.tolerance);
   json.at("has_cells").get_to(info.has_cells);
@@ -445,8 +448,8 @@ std::unique_ptr<HostProcess> Host::Take() {
 }
 
 RunResult Host::Ask(const History& history, Level level, Story* story,
-                    bool page, const std::string& arguments,
-                    std::string* html) {
+                    bool page, const std::string& arguments, std::string* html,
+                    const Rules* rules) {
   std::unique_ptr<HostProcess> process = Take();
   RunResult result;
   const auto died = [&] {
@@ -465,11 +468,14 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
     }
     return result;
   };
+  const std::vector<int> values =
+      rules == nullptr ? std::vector<int>() : ValuesOf(*rules);
   if (!process->alive() || !process->Ask({{"history", ToText(history)},
                                           {"level", level},
                                           {"story", story != nullptr},
                                           {"page", page},
-                                          {"arguments", arguments}})) {
+                                          {"arguments", arguments},
+                                          {"rules", values}})) {
     return died();
   }
   const double patience = Patience();
@@ -508,8 +514,9 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
   return result;
 }
 
-RunResult Host::Run(const History& history, Level level, Story* story) {
-  return Ask(history, level, story, /*page=*/false, "", nullptr);
+RunResult Host::Run(const History& history, Level level, Story* story,
+                    const Rules* rules) {
+  return Ask(history, level, story, /*page=*/false, "", nullptr, rules);
 }
 
 std::string Host::Page(const History& history, Level level,
@@ -524,6 +531,7 @@ Subject Host::SubjectAt(const BackendInfo& info, Level level,
   Subject subject;
   subject.name = info.name;
   subject.level = level;
+  subject.rules = RulesAt(info, level);
   subject.abilities = info.abilities;
   subject.tolerance = info.tolerance;
   subject.arguments = std::move(arguments);

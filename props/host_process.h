@@ -62,8 +62,10 @@ class Host {
   // First. Errors: no kvtwin-host, no such library, or it is no backend.
   Result<BackendInfo> Describe();
 
-  // From any thread. A story has the calls only, and no pictures.
-  RunResult Run(const History& history, Level level, Story* story);
+  // From any thread. A story has the calls only, and no pictures. With `rules`,
+  // by these instead of its profile's, and mask rows too.
+  RunResult Run(const History& history, Level level, Story* story,
+                const Rules* rules = nullptr);
   // The page of a history that fails; empty if there is none, as of a crash.
   std::string Page(const History& history, Level level,
                    const std::string& arguments);
@@ -79,7 +81,8 @@ class Host {
  private:
   Result<nlohmann::ordered_json> Greet();
   RunResult Ask(const History& history, Level level, Story* story, bool page,
-                const std::string& arguments, std::string* html);
+                const std::string& arguments, std::string* html,
+                const Rules* rules = nullptr);
   std::string AskPool(const PagedHistory& history, Level level,
                       PagedCensus* census);
   std::unique_ptr<HostProcess> Take();

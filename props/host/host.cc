@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "core/profiles.h"
 #include "kvtwin/kvtwin.h"
 #include "kvtwin/pool_backend.h"
 #include "props/backend.h"
@@ -202,10 +203,15 @@ int Main(int argc, char** argv) {
       Answer(RunPool(json, *loaded->pool));
       continue;
     }
-    Answer(Run(json,
-               BackendSubject(*loaded->cache, json.at("level").get<Level>(),
-                              json.value("arguments", ""), &guard),
-               state));
+    Subject subject =
+        BackendSubject(*loaded->cache, json.at("level").get<Level>(),
+                       json.value("arguments", ""), &guard);
+    if (const auto values = json.at("rules").get<std::vector<int>>();
+        !values.empty()) {
+      subject.rules = RulesOf(values);
+      subject.mask_rows_too = true;
+    }
+    Answer(Run(json, subject, state));
   }
   _exit(0);  // What the backend does at exit is not asked.
 }
