@@ -391,7 +391,15 @@ def fuzz(
     )
     page = pathlib.Path(html) if html is not None and found else None
     findings = tuple(Finding(*one) for one in found)
-    return FuzzResult(ok, level, done, histories, seed, findings, page)  # type: ignore[arg-type]
+    return FuzzResult(
+        ok,
+        level,  # type: ignore[arg-type]
+        done,
+        histories,
+        seed,
+        findings,
+        page,
+    )
 
 
 def run(
