@@ -112,15 +112,18 @@ class BackendCache final : public Cache {
   }
 
   Status SetConfig(const CacheConfig& config) override {
-    config_ = config;
+    if (configured_ || open_) return Untimely("SetConfig comes too late");
     if (std::min(config.cache_padding, config.mask_batch_padding) < 1) {
       return Invalid("a padding is below 1");  // Init would not know when.
     }
+    config_ = config;
+    configured_ = true;
     return {};
   }
 
   Status Init(DType dtype, int max_sequences, int capacity,
               int max_batch) override {
+    if (open_) return Untimely("Init is called a second time");
     const InitArgs init = {dtype, max_sequences, capacity, max_batch};
     std::vector<kvtwin_cache_params> parts;
     for (const CacheSpec& part : setup_.spec.caches) {
@@ -153,6 +156,11 @@ class BackendCache final : public Cache {
   }
 
   Status SetLayer(int layer) override {
+    if (layer < 0) {  // No call of its own: what would get answer?
+      kvtwin_view view = {};
+      view.size = sizeof(view);
+      return Call("get", [&] { return table_.get(cache_, layer, &view); });
+    }
     layer_ = layer;
     return {};
   }
@@ -253,8 +261,9 @@ class BackendCache final : public Cache {
     return ReadState(sequence);
   }
   Status Restore(const CacheState& state) override {
-    type_ = layer_ = tokens_ = 0;
-    return WriteState(-1, state);
+    Status status = WriteState(-1, state);
+    if (status.ok()) type_ = layer_ = tokens_ = 0;
+    return status;
   }
   Status AddSequence(int sequence, const CacheState& added) override {
     if (sequence < 0) return NotNegative("sequence", sequence);
@@ -338,6 +347,7 @@ class BackendCache final : public Cache {
   MemoryWatch* watch_;
   CacheConfig config_;
   void* cache_ = nullptr;
+  bool configured_ = false;
   bool open_ = false;
   int layer_ = 0;
   int type_ = 0;
