@@ -327,8 +327,8 @@ void BindCache(nb::module_& m) {
            "Finds a cell for each token of a batch, or raises CacheFull.")
       .def("set_causal", &PyCache::SetCausal, nb::arg("except_"),
            "These tokens of the batch see tokens after them, too.")
-      .def("put", &PyCache::Put, nb::arg("layer"), nb::arg("key"),
-           nb::arg("value"),
+      .def("put", &PyCache::Put, nb::arg("layer"), nb::arg("key").none(),
+           nb::arg("value").none(),
            nb::sig("def put(self, layer: int, key: numpy.typing.ArrayLike | "
                    "Tensor, value: numpy.typing.ArrayLike | Tensor) -> None"),
            "Stores the batch's rows, (tokens, kv_heads, head_dim): float32, "
