@@ -139,10 +139,17 @@ class PyCache {
   void Put(int layer, nb::handle key, nb::handle value) {
     Check(cache().SetLayer(layer));
     const DType dtype = making_.init.dtype;
-    const ArrayArgument k(key, "key", dtype);
-    const ArrayArgument v(value, "value",
-                          making_.config.v_dtype.value_or(dtype));
-    Check(cache().Put(k.view(), v.view()));
+    const DType v_dtype = making_.config.v_dtype.value_or(dtype);
+    try {
+      const ArrayArgument k(key, "key", dtype);
+      const ArrayArgument v(value, "value", v_dtype);
+      Check(cache().Put(k.view(), v.view()));
+    } catch (const nb::python_error&) {
+      // That there is no pass is worse than an argument that is no array.
+      const Status status = cache().Put({}, {});
+      if (status.code() == StatusCode::kFailedPrecondition) Check(status);
+      throw;
+    }
     ++life_->slot_puts[SlotOf(layer)];
   }
 
