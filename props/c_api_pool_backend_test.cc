@@ -115,8 +115,7 @@ TEST(PoolBackend, WhatIsWrongIsSaid) {
       {"", [](auto& table) { table.truncate = ForgetsNothing; }},
       {"gives a list of", [](auto& table) { table.views = WithoutEnd; }},
       {"free answers 99", [](auto& table) { table.free = OfNoStatus; }},
-      {"is failed_precondition",
-       [](auto& table) { table.seq_len = Refused; }},
+      {"is failed_precondition", [](auto& table) { table.seq_len = Refused; }},
       {"key is ", [](auto& table) { table.views = Narrow; }},
       {"value is NULL", [](auto& table) { table.views = Nowhere; }}};
   for (const Case& one : cases) {

@@ -199,6 +199,15 @@ add_test(NAME command.pipe
 set_tests_properties(command.pipe PROPERTIES
   SKIP_RETURN_CODE 77 TIMEOUT 300)
 
+# The recorders that authors copy, each where its compiler is.
+foreach(language c go rust)
+  add_test(NAME command.recorders_${language}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/recorders_test.sh
+            $<TARGET_FILE:kvtwin_command> ${CMAKE_CXX_COMPILER} ${language})
+  set_tests_properties(command.recorders_${language} PROPERTIES
+    SKIP_RETURN_CODE 77 TIMEOUT 300)
+endforeach()
+
 # A saved state is shown; what is none is refused, at once and by its name.
 kvtwin_command_test(state_shows EXIT 0 PRINTS "token  0\\+1@0  0\\+1@1"
   ARGS state --model "a model" recordings/state.safetensors)
@@ -245,8 +254,9 @@ endforeach()
 # Backends of others, as shared libraries ---------------------------------------
 
 enable_language(C)
-function(kvtwin_backend name source)
-  add_library(kvtwin_${name} MODULE ${PROJECT_SOURCE_DIR}/${source})
+function(kvtwin_backend name)
+  list(TRANSFORM ARGN PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE sources)
+  add_library(kvtwin_${name} MODULE ${sources})
   set_target_properties(kvtwin_${name} PROPERTIES PREFIX "" OUTPUT_NAME ${name}
     LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/backends C_STANDARD 11)
   target_include_directories(kvtwin_${name}
@@ -256,14 +266,20 @@ kvtwin_backend(c_cache docs/examples/c_cache.c)
 kvtwin_backend(c_cache_bug docs/examples/c_cache.c)
 target_compile_definitions(kvtwin_c_cache_bug PRIVATE BUG)
 kvtwin_backend(sick_backend props/sick_backend.c)
+kvtwin_backend(c_pool docs/examples/c_pool.c)
+kvtwin_backend(c_pool_bug docs/examples/c_pool.c)
+target_compile_definitions(kvtwin_c_pool_bug PRIVATE POOL_BUG)
 if(TARGET kvtwin_shared)
-  kvtwin_backend(twin_backend props/twin_backend.c)
+  kvtwin_backend(twin_backend props/twin_backend.c props/twin_pool_backend.c)
   target_link_libraries(kvtwin_twin_backend PRIVATE kvtwin_shared)
   kvtwin_command_test(backend_twin EXIT 0
     PRINTS "^identity     holds .it says that it does."
     ARGS fuzz --ops 50000 --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(museum_backend EXIT 0 PRINTS "X01"
-    ARGS museum --backend --seeds 1 --only X01)
+  kvtwin_command_test(backend_twin_pool EXIT 0 PRINTS " 0 differences"
+    ARGS fuzz --kind paged --ops 5000
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(museum_backend EXIT 0 PRINTS "^2 of 2 found"
+    ARGS museum --backend --seeds 1 --only X01 A03p)
 endif()
 
 kvtwin_command_test(backend_holds EXIT 0
@@ -283,6 +299,17 @@ kvtwin_command_test(backend_lacks EXIT 2 PRINTS "has no such cache"
        --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(backend_no_cells EXIT 2 PRINTS "lists its cells"
   ARGS fuzz --level identity --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_is_no_pool EXIT 2 PRINTS "is no pool"
+  ARGS fuzz --kind paged --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_is_a_pool EXIT 2 PRINTS "is a pool: --kind paged"
+  ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(backend_pool_holds EXIT 0 PRINTS " 0 differences"
+  ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(backend_pool_fails EXIT 1
+  PRINTS "rerun   kvtwin run 'kvp1 .*' --backend "
+  ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
+kvtwin_command_test(backend_pool_has_levels EXIT 2 PRINTS "no numeric level"
+  ARGS fuzz --kind paged --level numeric --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_no_file EXIT 2 PRINTS "there is no file"
   ARGS fuzz --backend no/such/library.so)
 kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file too short"
@@ -291,6 +318,19 @@ kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file to
 # What each illness is reported as, and a word of the report. (Sanitizers have
 # a malloc of their own, and end the process themselves.)
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+  kvtwin_backend(sick_pool_backend props/sick_pool_backend.c)
+  foreach(ill "crash/backend: crash: append ended its process with SIGSEGV"
+              "hang/backend: hang: append did not return"
+              "memory/backend: memory: append has allocated more than 64 MiB"
+              "behind/backend: out of bounds: after append: it wrote behind")
+    string(REPLACE "/" ";" ill "${ill}")
+    list(POP_FRONT ill illness)
+    kvtwin_command_test(sick_pool_${illness} EXIT 1 PRINTS "DIFFERENCE.*${ill}"
+      ARGS fuzz --kind paged --ops 2000 --call-seconds 1 --memory-mib 64
+           --backend $<TARGET_FILE:kvtwin_sick_pool_backend>)
+    set_tests_properties(command.sick_pool_${illness} PROPERTIES
+      ENVIRONMENT KVTWIN_SICK=${illness})
+  endforeach()
   foreach(ill
       "healthy/none" "crash/backend: crash,SIGSEGV"
       "abort/backend: crash,cell 7 is lost" "exit/backend: crash,exit(3)"
@@ -318,3 +358,12 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     set_tests_properties(command.backend_${illness} PROPERTIES TIMEOUT 300)
   endforeach()
 endif()
+
+# Other people's caches; 77 is a test that is skipped.
+foreach(backend transformers mlx)
+  add_test(NAME backends.${backend}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/backends_test.sh ${backend}
+            $<TARGET_FILE:kvtwin_command>)
+  set_tests_properties(backends.${backend} PROPERTIES
+    LABELS backends SKIP_RETURN_CODE 77 TIMEOUT 600)
+endforeach()

@@ -18,6 +18,7 @@
 
 #include "kvtwin/status.h"
 #include "props/backend.h"
+#include "props/paged_fuzz.h"
 #include "props/runner.h"
 
 namespace kvtwin::props {
@@ -38,6 +39,11 @@ std::string_view FunctionName(int number);
 // All but the table.
 nlohmann::ordered_json ToJson(const BackendInfo& info);
 BackendInfo BackendInfoFromJson(const nlohmann::ordered_json& json);
+
+struct PoolInfo {
+  std::string name;
+  Level claims = Level::kEntitlement;
+};
 
 struct HostOptions {
   std::string library;      // A path.
@@ -62,14 +68,22 @@ class Host {
   std::string Page(const History& history, Level level,
                    const std::string& arguments);
 
+  // The same for pools.
+  Result<PoolInfo> DescribePool();
+  PagedRun PoolRunAt(Level level);
+
   // Of its histories at a level; the host outlives it.
   Subject SubjectAt(const BackendInfo& info, Level level,
                     std::string arguments);
 
  private:
+  Result<nlohmann::ordered_json> Greet();
   RunResult Ask(const History& history, Level level, Story* story, bool page,
                 const std::string& arguments, std::string* html);
+  std::string AskPool(const PagedHistory& history, Level level,
+                      PagedCensus* census);
   std::unique_ptr<HostProcess> Take();
+  double Patience() const;
 
   HostOptions options_;
   std::mutex mutex_;

@@ -37,7 +37,10 @@ class BackendPool final : public PagedPool {
       : backend_(backend), spec_(spec), pool_(pool) {}
   BackendPool(const BackendPool&) = delete;
   BackendPool& operator=(const BackendPool&) = delete;
-  ~BackendPool() override { table().close(pool_); }
+  ~BackendPool() override {
+    In("close").close(pool_);
+    if (backend_.watch != nullptr) backend_.watch->Leave();
+  }
 
   const PagedSpec& spec() const override { return spec_; }
 
@@ -52,30 +55,31 @@ class BackendPool final : public PagedPool {
     to.salt = key.salt.c_str();
     to.extra = extra.data();
     to.extra_count = extra.size();
-    return Number("open",
-                  [&](auto* made) { return table().open(pool_, &to, made); });
+    return Number(
+        "open", [&](auto* made) { return In("open").open(pool_, &to, made); });
   }
   Result<int> Fork(int sequence, int len) override {
     if (table().fork == nullptr) return Missing("fork");
     return Number("fork", [&](auto* made) {
-      return table().fork(pool_, sequence, len, made);
+      return In("fork").fork(pool_, sequence, len, made);
     });
   }
   Result<int> SeqLen(int sequence) const override {
     return Number("seq_len", [&](auto* len) {
-      return table().seq_len(pool_, sequence, len);
+      return In("seq_len").seq_len(pool_, sequence, len);
     });
   }
   Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
                              const TensorView& value) override;
   Status Commit(int sequence, int new_tokens) override {
     if (table().commit_unknown == nullptr) return Missing("commit_unknown");
-    return Said("commit_unknown",
-                table().commit_unknown(pool_, sequence, new_tokens));
+    return Said(
+        "commit_unknown",
+        In("commit_unknown").commit_unknown(pool_, sequence, new_tokens));
   }
   Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
-    return Said("commit",
-                table().commit(pool_, sequence, tokens.data(), tokens.size()));
+    return Said("commit", In("commit").commit(pool_, sequence, tokens.data(),
+                                              tokens.size()));
   }
   Result<std::vector<PagedView>> Views(int sequence, int layer) const override {
     return ViewsBy("views", table().views, sequence, layer, /*packed=*/false);
@@ -89,10 +93,10 @@ class BackendPool final : public PagedPool {
                                               int kv_len) const override;
   Status Truncate(int sequence, int len) override {
     if (table().truncate == nullptr) return Missing("truncate");
-    return Said("truncate", table().truncate(pool_, sequence, len));
+    return Said("truncate", In("truncate").truncate(pool_, sequence, len));
   }
   Status Free(int sequence) override {
-    return Said("free", table().free(pool_, sequence));
+    return Said("free", In("free").free(pool_, sequence));
   }
   Result<Device> LayerDevice(int layer) const override {
     if (layer >= 0 && layer < spec_.layers) return Device::kCpu;
@@ -105,12 +109,17 @@ class BackendPool final : public PagedPool {
                                                 int end) const override {
     if (table().slots == nullptr) return Missing("slots");
     return List<std::int64_t>("slots", [&](auto* list, auto room, auto* count) {
-      return table().slots(pool_, sequence, begin, end, list, room, count);
+      return In("slots").slots(pool_, sequence, begin, end, list, room, count);
     });
   }
 
  private:
   const kvtwin_pool_backend_v1& table() const { return backend_.table; }
+  // For a call, which ends with Said.
+  const kvtwin_pool_backend_v1& In(const char* function) const {
+    if (backend_.watch != nullptr) backend_.watch->Enter(function);
+    return backend_.table;
+  }
 
   static Status Missing(std::string_view function) {
     return {StatusCode::kNotSupported,
@@ -118,6 +127,12 @@ class BackendPool final : public PagedPool {
   }
 
   Status Said(std::string_view function, int status) const {
+    if (backend_.watch != nullptr) {
+      backend_.watch->Leave();
+      if (const auto damage = backend_.watch->Damage()) {
+        Fault("backend: out of bounds: after {}: {}", function, *damage);
+      }
+    }
     if (status == KVTWIN_OK) return {};
     const char* message =
         table().message == nullptr ? nullptr : table().message(pool_);
@@ -199,6 +214,7 @@ Result<std::vector<PagedView>> BackendPool::ViewsBy(std::string_view function,
   if (fn == nullptr) return Missing(function);
   const auto list = List<kvtwin_paged_view>(
       function, [&](auto* views, auto room, auto* count) {
+        In("views");
         return fn(pool_, sequence, layer, views, room, count);
       });
   if (!list.ok()) return list.status();
@@ -224,7 +240,7 @@ Result<PagedAppend> BackendPool::Append(int sequence, int layer,
   const kvtwin_tensor k = CTensor(key);
   const kvtwin_tensor v = CTensor(value);
   Status status =
-      Said("append", table().append(pool_, sequence, layer, &k, &v));
+      Said("append", In("append").append(pool_, sequence, layer, &k, &v));
   if (!status.ok()) return status;
   const Result<int> start = SeqLen(sequence);
   if (!start.ok()) return start.status();
@@ -252,8 +268,8 @@ Result<std::optional<PagedKv>> BackendPool::ContiguousKV(int sequence,
   kvtwin_tensor key{};
   kvtwin_tensor value{};
   const Result<int> yes = Number("contiguous_kv", [&](auto* answer) {
-    return table().contiguous_kv(pool_, sequence, layer, kv_len, answer, &key,
-                                 &value);
+    return In("contiguous_kv")
+        .contiguous_kv(pool_, sequence, layer, kv_len, answer, &key, &value);
   });
   if (!yes.ok()) return yes.status();
   if (*yes == 0) return std::optional<PagedKv>();
@@ -266,7 +282,7 @@ PagedUsage BackendPool::Usage() const {
   kvtwin_usage usage{};
   usage.size = sizeof(usage);
   if (table().usage == nullptr) Fault("the backend has no usage");
-  const Status status = Said("usage", table().usage(pool_, &usage));
+  const Status status = Said("usage", In("usage").usage(pool_, &usage));
   if (!status.ok()) Fault("usage is {}", status.ToString());
   return {usage.free, usage.cached, usage.used, usage.shared};
 }
@@ -278,9 +294,9 @@ Result<PagedCsr> BackendPool::ExportCsr(std::span<const int> sequences) const {
   csr.last_page_len.resize(sequences.size());
   auto indices =
       List<std::int32_t>("csr", [&](auto* list, auto room, auto* count) {
-        return table().csr(pool_, sequences.data(), sequences.size(),
-                           csr.indptr.data(), list, room, count,
-                           csr.last_page_len.data());
+        return In("csr").csr(pool_, sequences.data(), sequences.size(),
+                             csr.indptr.data(), list, room, count,
+                             csr.last_page_len.data());
       });
   if (!indices.ok()) return indices.status();
   csr.indices = std::move(*indices);
@@ -294,9 +310,9 @@ Result<PagedTable> BackendPool::ExportTable(
   answer.seq_lens.resize(sequences.size());
   auto blocks =
       List<std::int32_t>("table", [&](auto* list, auto room, auto* count) {
-        return table().table(pool_, sequences.data(), sequences.size(),
-                             &answer.columns, list, room, count,
-                             answer.seq_lens.data());
+        return In("table").table(pool_, sequences.data(), sequences.size(),
+                                 &answer.columns, list, room, count,
+                                 answer.seq_lens.data());
       });
   if (!blocks.ok()) return blocks.status();
   answer.blocks = std::move(*blocks);
@@ -399,7 +415,9 @@ Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
   kvtwin_pool_params params = CPoolParams(spec);
   if (!spec.v_dtype) params.v_dtype = params.dtype;
   void* pool = nullptr;
+  if (backend.watch != nullptr) backend.watch->Enter("init");
   const int code = backend.table.init(&params, &pool);
+  if (backend.watch != nullptr) backend.watch->Leave();
   if (code == KVTWIN_NOT_SUPPORTED) {
     return Status(StatusCode::kNotSupported, "the backend has no such pool");
   }

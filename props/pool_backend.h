@@ -10,6 +10,7 @@
 
 #include "kvtwin/paged.h"
 #include "kvtwin/pool_backend.h"
+#include "props/backend.h"
 #include "props/judge.h"
 #include "props/paged_fuzz.h"
 
@@ -19,6 +20,7 @@ struct PoolBackend {
   kvtwin_pool_backend_v1 table{};  // What it lacks is null.
   std::string name;
   Level level = Level::kEntitlement;  // That it claims.
+  MemoryWatch* watch = nullptr;       // Outlives its pools.
 };
 
 // What a backend says of itself. Errors: a table that is too small or lacks a

@@ -15,8 +15,7 @@ typedef struct kvtwin_pool_description_v1 {
   const char* name;
   /* ENTITLEMENT unless said otherwise: what a prompt finds, which blocks are
    * taken and when the pool is full are its own affair. IDENTITY: all is as P1
-   * to P11 say, misuse is refused (KVTWIN_CAN_REFUSE_MISUSE), and nothing of
-   * the table is left out. */
+   * to P11 say, misuse is refused, and nothing of the table is left out. */
   kvtwin_level level;
 } kvtwin_pool_description_v1;
 

@@ -1,0 +1,326 @@
+"""Judges caches written in Python: `kvtwin gen HISTORY`, answered by an object
+of a class, and `kvtwin check -` of what it answered (docs/adapter.md)."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import textwrap
+
+OPEN_END = 2147483647
+KVTWIN = os.environ.get("KVTWIN", str(
+    pathlib.Path(__file__).resolve().parents[2] / "build" / "kvtwin"))
+
+
+class CacheFull(Exception):
+    """There is no room for the batch: what `start_forward` may raise."""
+
+
+class NotSupported(Exception):
+    """What `remove` may raise, and `__init__` for a cache that there is not."""
+
+
+@dataclasses.dataclass
+class Description:
+    """What a class says of itself, as its attribute `kvtwin`."""
+    name: str
+    profile: str
+    kinds: set
+    can: set = dataclasses.field(default_factory=set)
+    max_sequences: int = 1
+
+
+@dataclasses.dataclass
+class Setup:
+    """What a cache is to be."""
+    kind: str
+    window: int | None
+    chunk: int | None
+    layers: int
+    kv_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    capacity: int
+    max_sequences: int
+    max_batch: int
+    dtype: str
+
+
+def setup_of(header):
+    cache, init, model = header["cache"], header["init"], header["model"]
+    return Setup(
+        kind=cache["type"], window=cache.get("window"),
+        chunk=cache.get("chunk"), capacity=init["capacity"],
+        max_sequences=init["max_sequences"], max_batch=init["max_batch"],
+        dtype=init["dtype"], **model)
+
+
+def rows(tensor, numpy):
+    """A tensor of a recording as (tokens, heads, dim)."""
+    return numpy.array(tensor["data"], numpy.float32).reshape(
+        tensor["shape"][::-1])
+
+
+def tensor(array):
+    return {"shape": array.shape[::-1], "data": array.ravel().tolist()}
+
+
+class Answers:
+    """Answers the lines of one recording by an object of `cls`."""
+
+    def __init__(self, cls, header):
+        import numpy
+        self.numpy = numpy
+        self.cache = cls(setup_of(header))
+        self.batch = 0
+        self.lengths = {}
+
+    def start_forward(self, op):
+        self.batch = 0
+        try:
+            self.cache.start_forward(op["positions"], op["sequences"])
+        except CacheFull:
+            return {"result": "cache_full"}
+        self.batch = len(op["positions"])
+        for position, sequence in zip(op["positions"], op["sequences"]):
+            self.lengths[sequence] = position + 1
+        return {"result": "ok"}
+
+    def put(self, op):
+        self.cache.put(op["layer"], rows(op["key"], self.numpy),
+                       rows(op["value"], self.numpy))
+        return {}
+
+    def get(self, op):
+        key, value, mask = self.cache.get(op["layer"])
+        if not len(key) == len(value) == mask.shape[1]:
+            raise ValueError(f"get: {len(key)} rows of K, {len(value)} of V, a"
+                             f" mask of {mask.shape[1]} columns")
+        lines = ["".join("01"[bool(x)] for x in row) for row in mask]
+        return {"key": tensor(key), "value": tensor(value),
+                "mask": {"shape": mask.shape[::-1], "rows": lines}}
+
+    def remove(self, op):
+        if self.lengths.get(op["seq"], 0) <= op["begin"]:
+            return {"result": "ok"}
+        try:
+            self.cache.remove(op["seq"], op["begin"], op["end"])
+        except NotSupported:
+            return {"result": "not_supported"}
+        self.lengths[op["seq"]] = op["begin"]
+        return {"result": "ok"}
+
+    def copy_prefix(self, op):
+        self.cache.copy_prefix(op["src"], op["dst"], op["len"])
+        self.lengths[op["dst"]] = op["len"]
+        return {}
+
+    def can_resume(self, op):
+        return {"result": bool(self.cache.can_resume(op["seq"], op["pos"]))}
+
+
+def told_no(answers, op):
+    """A client that goes back asks first, and does not if it cannot."""
+    return (op["op"] == "remove" and
+            0 < op["begin"] < answers.lengths.get(op["seq"], 0) and
+            not answers.cache.can_resume(op["seq"], op["begin"]))
+
+
+def record(history, cls):
+    """The recording of `history`, and what the cache raised, if anything."""
+    calls = subprocess.run([KVTWIN, "gen", history], check=True,
+                           stdout=subprocess.PIPE, text=True).stdout
+    lines, answers = [], None
+    for line in calls.splitlines():
+        op = json.loads(line)
+        if answers is None:
+            op.update(placement="other", producer=cls.kvtwin.name)
+            answers = Answers(cls, op)
+            lines.append(json.dumps(op))
+            continue
+        if op["op"] in ("put", "get") and not answers.batch:
+            continue  # Its start_forward was refused.
+        try:
+            if told_no(answers, op):
+                break
+            answer = getattr(answers, op["op"])(op)
+        except Exception as error:
+            text = f"{op['op']} raised {type(error).__name__}: {error}"
+            return lines, text.strip()
+        lines.append(json.dumps({**op, **answer}))
+        if answer.get("result") in ("not_supported", "cache_full"):
+            break  # What follows takes it to be done.
+    return lines, None
+
+
+def check(recordings):
+    """For each recording why it is rejected, or None."""
+    text = "\n".join(line for lines in recordings for line in lines)
+    out = subprocess.run([KVTWIN, "check", "--json", "-"], input=text,
+                         stdout=subprocess.PIPE, text=True).stdout
+    verdicts = [json.loads(line) for line in out.splitlines()]
+    if len(verdicts) != len(recordings):
+        raise RuntimeError(f"{len(recordings)} recordings, got:\n{out}")
+    return [None if v["verdict"] == "accept" else v["reason"]
+            for v in verdicts]
+
+
+def judge(history, cls):
+    try:
+        lines, raised = record(history, cls)
+    except NotSupported:
+        return None
+    return raised or check([lines])[0]
+
+
+def text_of(setup, ops):
+    """A history of docs/histories.md."""
+    parts = ["kvt1 " + " ".join(f"{k}={v}" for k, v in setup.items())]
+    for name, args in ops:
+        if name == "put":
+            args = " ".join(f"{s}*{n}" for s, n in args)
+        elif name == "drop":
+            args = f"{args[0]}:0-" if not args[1] else f"{args[0]}:~{args[1]}-"
+        elif name == "copy":
+            args = f"{args[0]}>{args[1]}:~0"
+        parts.append(f"{name} {args}")
+    return " | ".join(parts)
+
+
+def draw(rng, description):
+    """A client that fills, decodes, and goes back: in one sequence, in all at
+    the same time, or, if they can be mixed, in any of them."""
+    can, most = description.can, description.max_sequences
+    kind = rng.choice(sorted(description.kinds))
+    capacity = rng.choice([4, 6, 8, 12])
+    setup = {"kind": kind}
+    if kind == "swa_mem":  # Nothing in the window may be forgotten.
+        setup.update(window=rng.randint(0, 5), memory=capacity)
+    if kind == "chunked":
+        setup.update(chunk=rng.randint(1, 5))
+    sequences = rng.randint(1, most)
+    setup.update(seqs=sequences, cap=capacity, batch=capacity * sequences,
+                 layers=rng.randint(1, 2), dims="2,2,1")
+    ops = []
+    for _ in range(rng.randint(2, 12)):
+        dice, one = rng.random(), rng.randrange(sequences)
+        if dice < 0.7 or not ops:
+            counts = [1 if rng.random() < 0.6 else rng.randint(1, 6)]
+            counts *= sequences
+            if "mix" in can or "pad" in can and not ops:
+                counts = [n if rng.random() < 0.5 else rng.randint(1, 6)
+                          for n in counts]
+            parts = list(enumerate(counts))
+            if "mix" in can and rng.random() < 0.5:
+                parts = rng.sample(parts, rng.randint(1, sequences))
+            ops.append(("put", parts))
+        elif dice < 0.85 and "remove_tail" in can:
+            ops.append(("drop", (one, rng.randint(1, 4))))
+        elif dice < 0.88 and ("mix" in can or sequences == 1):
+            ops.append(("drop", (one, 0)))
+        elif "copy_prefix" in can and sequences > 1:
+            ops.append(("copy", rng.sample(range(sequences), 2)))
+    return setup, ops
+
+
+def simpler(setup, ops, mix):
+    """Histories that are a step simpler."""
+    for i in range(len(ops) if len(ops) > 1 else 0):
+        yield setup, ops[:i] + ops[i + 1:]
+    for key in ("layers", "window", "chunk", "cap", "seqs"):
+        least = {"window": 0}.get(key, 1)
+        if setup.get(key, least) > least:
+            less = dict(setup, **{key: setup[key] - 1})
+            less["batch"] = less["cap"] * less["seqs"]
+            if "memory" in less:
+                less["memory"] = less["cap"]
+            if key == "seqs":
+                kept = [(n, [a for a in args if a[0] < less["seqs"]])
+                        if n == "put" else (n, args) for n, args in ops]
+                yield less, [(n, args) for n, args in kept
+                             if n == "put" and args
+                             or n == "copy" and max(args) < less["seqs"]
+                             or n == "drop" and args[0] < less["seqs"]]
+            else:
+                yield less, ops
+    for i, (name, args) in enumerate(ops):
+        def instead(new):
+            return setup, ops[:i] + [(name, new)] + ops[i + 1:]
+        if name == "put":
+            if len(args) > 1 and mix:
+                for j in range(len(args)):
+                    yield instead(args[:j] + args[j + 1:])
+            if any(n > 1 for _, n in args):
+                yield instead([(s, max(1, n - 1)) for s, n in args])
+            if mix:
+                for j, (s, n) in enumerate(args):
+                    if n > 1:
+                        yield instead(args[:j] + [(s, n - 1)] + args[j + 1:])
+        if name == "drop" and args[1] > 1:
+            yield instead((args[0], args[1] - 1))
+    if setup["dims"] != "2,1,1":
+        yield dict(setup, dims="2,1,1"), ops
+
+
+def shrink(setup, ops, cls):
+    again = True
+    while again:
+        again = False
+        for less in simpler(setup, ops, "mix" in cls.kvtwin.can):
+            if judge(text_of(*less), cls):
+                setup, ops = less
+                again = True
+                break
+    return text_of(setup, ops)
+
+
+def fuzz(cls, histories=150, seed=1):
+    """None, or the shortest history found that `cls` gets wrong, and why."""
+    rng = random.Random(seed)
+    drawn = [draw(rng, cls.kvtwin) for _ in range(histories)]
+    recordings = []
+    for setup, ops in drawn:
+        try:
+            lines, raised = record(text_of(setup, ops), cls)
+        except NotSupported:
+            lines, raised = None, None
+        recordings.append((lines, raised, setup, ops))
+    told = iter(check([r[0] for r in recordings if r[0] and not r[1]]))
+    for lines, raised, setup, ops in recordings:
+        reason = raised or (next(told) if lines else None)
+        if reason:
+            history = shrink(setup, ops, cls)
+            return history, judge(history, cls)
+    return None
+
+
+def main(classes, generation, page):
+    """Prints what the oracle says of each class, and what `generation` yields:
+    pairs of a name and a verdict. The exit code is 0 if the page says the same,
+    line by line; --write makes it so."""
+    out = []
+
+    def say(name, *verdict):
+        lines = [name]
+        for line in verdict:
+            lines += textwrap.wrap(line, 108, initial_indent="    ",
+                                   subsequent_indent="      ",
+                                   break_on_hyphens=False)
+        print("\n".join(lines), flush=True)
+        out.extend(lines)
+
+    for cls in classes:
+        say(f"{cls.__name__}: {cls.kvtwin.name}", *(fuzz(cls) or ["right"]))
+    for name, verdict in generation():
+        say(name, verdict)
+    path = pathlib.Path(__file__).with_name(page)
+    before, _, rest = path.read_text().partition("```text\n")
+    said, _, after = rest.partition("```\n")
+    if "--write" in sys.argv:
+        said = "\n".join(out) + "\n"
+        path.write_text(f"{before}```text\n{said}```\n{after}")
+    if said.splitlines() != out:
+        sys.exit(f"{path} says something else")
