@@ -45,7 +45,9 @@ kvtwin_shift ToC(const Shift& shift) {
           .rope_halves = rope.pairing == Rope::Pairing::kHalves ? 1 : 0,
           .rope_dims = rope.dims,
           .rope_base = rope.base,
-          .rope_scale = rope.scale};
+          .rope_scale = rope.scale,
+          .fn = nullptr,
+          .user = nullptr};
 }
 
 // One of a wrapper's, or the cache itself.

@@ -91,7 +91,7 @@ std::string LevelLine(Level level, const LiveResult& result,
 void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
   command.add_option("--backend", arguments.host.library,
                      "a cache of yours, as a shared library "
-                     "(docs/backends.md)");
+                     "(docs/live.md)");
   command
       .add_option("--level", arguments.level,
                   "compare a backend at this level only")
@@ -130,17 +130,19 @@ int FuzzBackend(BackendArguments arguments, const FuzzOptions& options,
     for (const LiveFinding& finding : result.findings) {
       findings.push_back(FindingJson(finding, subject_at(finding.level)));
     }
-    Print({{"backend", info->name},
-           {"profile", info->profile},
-           {"claims", LevelName(info->claims)},
-           {"holds", LevelName(result.holds)},
-           {"right", right},
-           {"operations", result.operations},
-           {"histories", result.histories},
-           {"seconds", result.seconds},
-           {"seed", options.seed},
-           {"digest", fmt::format("{:016x}", result.digest)},
-           {"findings", findings}});
+    Json all = {{"backend", info->name},
+                {"profile", info->profile},
+                {"claims", LevelName(info->claims)},
+                {"holds", LevelName(result.holds)},
+                {"right", right},
+                {"operations", result.operations},
+                {"histories", result.histories},
+                {"seconds", result.seconds},
+                {"seed", options.seed},
+                {"digest", fmt::format("{:016x}", result.digest)}};
+    if (!findings.empty()) all.update(findings[0]);  // As of a twin.
+    all["findings"] = std::move(findings);
+    Print(all);
   } else {
     for (const LiveFinding& finding : result.findings) {
       fmt::print("{}\n", FindingText(finding, subject_at(finding.level)));

@@ -53,6 +53,13 @@ add_test(NAME link
           ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
           "${CMAKE_CXX_FLAGS}" ${KVTWIN_OPENMP})
 set_tests_properties(command.first_wrong_lines tidy link PROPERTIES TIMEOUT 300)
+if(KVTWIN_C_API)
+  add_test(NAME c_api
+    COMMAND ${PROJECT_SOURCE_DIR}/props/c_api_test.sh
+            ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR}
+            "${CMAKE_CXX_FLAGS}")
+  set_tests_properties(c_api PROPERTIES TIMEOUT 300)
+endif()
 
 kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 kind=swa window=2 cells=4 | put 0*2 | copy 0>1:2 | drop 1:0-1")
@@ -192,6 +199,15 @@ add_test(NAME command.pipe
 set_tests_properties(command.pipe PROPERTIES
   SKIP_RETURN_CODE 77 TIMEOUT 300)
 
+# The recorders that authors copy, each where its compiler is.
+foreach(language c go rust)
+  add_test(NAME command.recorders_${language}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/recorders_test.sh
+            $<TARGET_FILE:kvtwin_command> ${CMAKE_CXX_COMPILER} ${language})
+  set_tests_properties(command.recorders_${language} PROPERTIES
+    SKIP_RETURN_CODE 77 TIMEOUT 300)
+endforeach()
+
 # A saved state is shown; what is none is refused, at once and by its name.
 kvtwin_command_test(state_shows EXIT 0 PRINTS "token  0\\+1@0  0\\+1@1"
   ARGS state --model "a model" recordings/state.safetensors)
@@ -234,6 +250,83 @@ foreach(part apply find)
             $<TARGET_FILE:kvtwin_command> ${part})
   set_tests_properties(museum.${part} PROPERTIES TIMEOUT 300)
 endforeach()
+
+# Backends of others, as shared libraries ---------------------------------------
+
+enable_language(C)
+function(kvtwin_backend name source)
+  add_library(kvtwin_${name} MODULE ${PROJECT_SOURCE_DIR}/${source})
+  set_target_properties(kvtwin_${name} PROPERTIES PREFIX "" OUTPUT_NAME ${name}
+    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/backends C_STANDARD 11)
+  target_include_directories(kvtwin_${name}
+    PRIVATE ${PROJECT_SOURCE_DIR}/include)
+endfunction()
+kvtwin_backend(c_cache docs/examples/c_cache.c)
+kvtwin_backend(c_cache_bug docs/examples/c_cache.c)
+target_compile_definitions(kvtwin_c_cache_bug PRIVATE BUG)
+kvtwin_backend(sick_backend props/sick_backend.c)
+if(TARGET kvtwin_shared)
+  kvtwin_backend(twin_backend props/twin_backend.c)
+  target_link_libraries(kvtwin_twin_backend PRIVATE kvtwin_shared)
+  kvtwin_command_test(backend_twin EXIT 0
+    PRINTS "^identity     holds .it says that it does."
+    ARGS fuzz --ops 50000 --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(museum_backend EXIT 0 PRINTS "X01"
+    ARGS museum --backend --seeds 1 --only X01)
+endif()
+
+kvtwin_command_test(backend_holds EXIT 0
+  PRINTS "^entitlement  holds .it says that it does."
+  ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_fails EXIT 1
+  PRINTS "rerun   kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
+  ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
+kvtwin_command_test(backend_runs EXIT 1 PRINTS "^FAIL subject: rows "
+  ARGS run "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1"
+       --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
+kvtwin_command_test(backend_is_right EXIT 0 PRINTS "no difference"
+  ARGS run "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1"
+       --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_lacks EXIT 2 PRINTS "has no such cache"
+  ARGS run "kvt1 kind=encoder | put 0*1"
+       --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_no_cells EXIT 2 PRINTS "lists its cells"
+  ARGS fuzz --level identity --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_no_file EXIT 2 PRINTS "there is no file"
+  ARGS fuzz --backend no/such/library.so)
+kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file too short"
+  ARGS fuzz --backend command_tests.cmake)
+
+# What each illness is reported as, and a word of the report. (Sanitizers have
+# a malloc of their own, and end the process themselves.)
+if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+  foreach(ill
+      "healthy/none" "crash/backend: crash,SIGSEGV"
+      "abort/backend: crash,cell 7 is lost" "exit/backend: crash,exit(3)"
+      "hang/backend: hang,did not return"
+      "memory/backend: memory,more than 64 MiB"
+      "address-space/backend: memory,1073" "leak/backend: memory,1000 bytes"
+      "behind/backend: out of bounds,behind the end"
+      "before/backend: out of bounds,before the begin"
+      "freed/backend: out of bounds,that it had freed"
+      "twice/backend: out of bounds,freed before"
+      "short/backend: out of bounds,allocated there"
+      "status/backend: garbage,answers 77" "internal/backend: error,internal"
+      "columns/backend: garbage,2000000000" "negative/backend: garbage,-5"
+      "shape/backend: garbage,1099511627776"
+      "stride/backend: garbage,stride of -4" "dtype/backend: garbage,dtype 99"
+      "null/backend: garbage,V is null"
+      "wild/backend: crash,reading what it returned"
+      "describe/refused,SIGABRT" "level/refused,level")
+    string(REPLACE "/" ";" ill "${ill}")
+    list(POP_FRONT ill illness)
+    add_test(NAME command.backend_${illness}
+      COMMAND ${PROJECT_SOURCE_DIR}/props/backend_test.sh
+              $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_sick_backend>
+              ${illness} ${ill})
+    set_tests_properties(command.backend_${illness} PROPERTIES TIMEOUT 300)
+  endforeach()
+endif()
 
 # Other people's caches; 77 is a test that is skipped.
 foreach(backend transformers mlx)

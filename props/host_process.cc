@@ -12,8 +12,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -151,6 +151,12 @@ class HostProcess {
   bool alive() const { return child_ > 0; }
   // A check and what happened, once it is not alive.
   const Difference& died() const { return died_; }
+  // That it is in.
+  std::string function() const {
+    const std::string_view name =
+        state_ == nullptr ? "" : FunctionName(state_->function);
+    return name.empty() ? "the backend" : std::string(name);
+  }
   // Of the history that it died in; -1: before the first.
   std::int64_t step() const {
     return state_ == nullptr ? -1 : state_->step.load();
@@ -264,13 +270,8 @@ class HostProcess {
         .step = 0, .check = std::string(check.name()), .text = std::move(text)};
   }
 
-  std::string Where() const {
-    const std::string_view function = FunctionName(state_->function);
-    return function.empty() ? "the backend" : std::string(function);
-  }
-
   std::optional<Json> Kill(CheckName check, const std::string& what) {
-    const std::string where = Where();
+    const std::string where = function();
     kill(child_, SIGKILL);
     waitpid(child_, nullptr, 0);
     child_ = -1;
@@ -287,8 +288,8 @@ class HostProcess {
             ? fmt::format("SIG{} ({})", sigabbrev_np(WTERMSIG(status)),
                           strsignal(WTERMSIG(status)))
             : fmt::format("exit({})", WEXITSTATUS(status));
-    Died("backend: crash",
-         fmt::format("{} ended its process with {}{}", Where(), how, Output()));
+    Died("backend: crash", fmt::format("{} ended its process with {}{}",
+                                       function(), how, Output()));
   }
 
   // The end of what it printed.
@@ -379,6 +380,11 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
   RunResult result;
   const auto died = [&] {
     result.difference = process->died();
+    if (story != nullptr) {  // The call that did not return.
+      Step& step = story->steps.emplace_back();
+      step.number = std::ssize(story->steps);
+      step.call = process->function();
+    }
     const std::int64_t step = process->step();
     result.difference->step =
         step < 0 ? history.ops.size() : static_cast<std::size_t>(step);
@@ -397,7 +403,7 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
   }
   // What hangs once will again, and is shrunk by letting it.
   const double patience =
-      hung_ ? std::min(options_.call_seconds, 0.5) : options_.call_seconds;
+      hung_ ? std::min(options_.call_seconds, 0.2) : options_.call_seconds;
   for (;;) {
     const std::optional<Json> said = process->Answer(patience);
     if (!said) return died();

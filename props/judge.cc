@@ -3,7 +3,13 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <new>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 namespace kvtwin::props {
@@ -83,6 +89,23 @@ Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
                 const OracleWatch& watch) {
   TraceReader reader(in);
   return Judge(reader, twins, watch);
+}
+
+Judgement OnFile(const std::string& path,
+                 const std::function<Judgement(std::istream&)>& judge) {
+  const auto bad = [](std::string reason) {
+    return Judgement{
+        .verdict = Verdict::kBadInput, .reason = std::move(reason), .twin = ""};
+  };
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return bad("is a folder");
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return bad(fmt::format("cannot be opened: {}", strerror(errno)));
+  try {
+    return judge(in);
+  } catch (const std::bad_alloc&) {
+    return bad("there is not enough memory for it");
+  }
 }
 
 }  // namespace kvtwin::props

@@ -44,6 +44,10 @@ Judgement Judge(TraceReader& reader, const std::vector<std::string>& twins,
 Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
                 const OracleWatch& watch = {});
 
+// Opens the file for `judge`; what goes wrong on the way is bad input too.
+Judgement OnFile(const std::string& path,
+                 const std::function<Judgement(std::istream&)>& judge);
+
 }  // namespace kvtwin::props
 
 #endif  // KVTWIN_PROPS_JUDGE_H_

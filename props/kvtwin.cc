@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -43,24 +42,6 @@ int ExitCode(Verdict verdict) {
       return 2;
   }
   return 2;
-}
-
-// Opens the file for `judge`; what goes wrong on the way is bad input too.
-Judgement OnFile(const std::string& path,
-                 const std::function<Judgement(std::istream&)>& judge) {
-  const auto bad = [](std::string reason) {
-    return Judgement{
-        .verdict = Verdict::kBadInput, .reason = std::move(reason), .twin = ""};
-  };
-  std::error_code error;
-  if (fs::is_directory(path, error)) return bad("is a folder");
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return bad(fmt::format("cannot be opened: {}", strerror(errno)));
-  try {
-    return judge(in);
-  } catch (const std::bad_alloc&) {
-    return bad("there is not enough memory for it");
-  }
 }
 
 std::vector<std::string> TwinsNamed(const std::string& name) {

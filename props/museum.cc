@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -214,8 +215,8 @@ class Copy {
     if (objects.empty()) return "changes nothing that is compiled";
     // Before the libraries, whose own objects of these names then stay out.
     std::string command = workshop_.link;
-    Replace(command, " -o kvtwin ",
-            fmt::format(" -o {}{} ", Quoted(program()), objects));
+    Replace(command, fmt::format(" -o {} ", workshop_.linked),
+            fmt::format(" -o {}{} ", Quoted(linked()), objects));
     const Ran ran = Run(command, workshop_.build, scratch_.path());
     if (ran.exit_code != 0) return "does not link: " + LastLines(ran.err);
     return "";
@@ -224,11 +225,20 @@ class Copy {
   // Nothing: not found.
   std::optional<Catch> Fuzz(const std::string& kind, int seed, double seconds,
                             std::string& error) {
-    const Ran ran =
-        Run(fmt::format("exec {} fuzz --json --seed {} --seconds {}{}",
-                        Quoted(program()), seed, seconds,
-                        kind.empty() ? "" : " --kind " + Quoted(kind)),
-            scratch_.path(), scratch_.path());
+    std::string command = Quoted(linked());
+    if (workshop_.backend) {  // Loaded by one that is well.
+      command =
+          fmt::format("env LD_LIBRARY_PATH={} {}", Quoted(scratch_.path()),
+                      Quoted(workshop_.build / "kvtwin"));
+    }
+    command +=
+        fmt::format(" fuzz --json --seed {} --seconds {}", seed, seconds);
+    if (!kind.empty()) command += " --kind " + Quoted(kind);
+    if (workshop_.backend) {
+      command += " --level identity --backend " +
+                 Quoted(workshop_.build / "backends/twin_backend.so");
+    }
+    const Ran ran = Run("exec " + command, scratch_.path(), scratch_.path());
     if (ran.exit_code == 0) return std::nullopt;
     const auto json =
         nlohmann::json::parse(ran.out, nullptr, /*allow_exceptions=*/false);
@@ -245,7 +255,9 @@ class Copy {
   }
 
  private:
-  fs::path program() const { return scratch_.path() / "kvtwin"; }
+  fs::path linked() const {
+    return scratch_.path() / (workshop_.backend ? "libkvtwin.so.0" : "kvtwin");
+  }
 
   bool Changed(const fs::path& file) const {
     std::set<fs::path> included;
@@ -315,9 +327,10 @@ Result<std::vector<Exhibit>> ReadExhibits(const fs::path& folder) {
   return exhibits;
 }
 
-Result<Workshop> FindWorkshop(const fs::path& build) {
+Result<Workshop> FindWorkshop(const fs::path& build, bool backend) {
   Workshop workshop;
-  workshop.build = build;
+  workshop.build = fs::absolute(build);
+  workshop.backend = backend;
   std::ifstream cache(build / "CMakeCache.txt");
   constexpr std::string_view kHome = "CMAKE_HOME_DIRECTORY:INTERNAL=";
   for (std::string line; std::getline(cache, line);) {
@@ -348,18 +361,25 @@ Result<Workshop> FindWorkshop(const fs::path& build) {
     const fs::path file = one.value("file", "");
     workshop.compiled.push_back(file.lexically_relative(workshop.sources));
   }
-  const fs::path make_link = build / "CMakeFiles/kvtwin_command.dir/link.txt";
-  if (fs::exists(make_link)) {
-    workshop.link = ReadText(make_link);
-  } else {
+  const std::string target = backend ? "kvtwin_shared" : "kvtwin_command";
+  const fs::path make_link =
+      build / "CMakeFiles" / (target + ".dir") / "link.txt";
+  std::string links = ReadText(make_link);
+  if (!fs::exists(make_link)) {
     const ScratchFolder scratch;
-    const Ran ran =
-        Run("ninja -t commands kvtwin | tail -n 1", build, scratch.path());
-    workshop.link = ran.out;
+    links = Run("ninja -t commands " + target, build, scratch.path()).out;
   }
-  if (workshop.link.find(" -o kvtwin ") == std::string::npos) {
-    return Wrong(fmt::format("{}: how kvtwin is linked cannot be found out",
-                             build.string()));
+  std::istringstream lines(links);
+  const std::string output = backend ? " -o libkvtwin.so." : " -o kvtwin ";
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t at = line.find(output);
+    if (at == std::string::npos) continue;
+    workshop.link = line;
+    workshop.linked = line.substr(at + 4, line.find(' ', at + 4) - at - 4);
+  }
+  if (workshop.link.empty()) {
+    return Wrong(fmt::format("{}: how {} is linked cannot be found out",
+                             build.string(), target));
   }
   return workshop;
 }

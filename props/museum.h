@@ -54,10 +54,14 @@ struct Workshop {
   std::vector<std::string> compile;
   std::vector<std::filesystem::path> compiled;
   std::string link;
+  std::string linked;  // "kvtwin", as the link names it.
+  bool backend = false;
 };
 
-// Or why that folder is none.
-Result<Workshop> FindWorkshop(const std::filesystem::path& build);
+// Or why that folder is none. With `backend`, what is linked anew is the shared
+// library, for the optimized twin as a backend (props/twin_backend.c); else the
+// command.
+Result<Workshop> FindWorkshop(const std::filesystem::path& build, bool backend);
 
 struct MuseumOptions {
   int seeds = 20;

@@ -25,6 +25,7 @@ struct Arguments {
   std::string build;
   std::string patches;
   bool json = false;
+  bool backend = false;
 };
 
 struct Numbers {
@@ -207,7 +208,8 @@ int RunMuseum(const Arguments& arguments) {
   fs::path build = arguments.build;
   if (build.empty())
     build = fs::read_symlink("/proc/self/exe", error).parent_path();
-  const Result<Workshop> workshop = FindWorkshop(fs::absolute(build, error));
+  const Result<Workshop> workshop =
+      FindWorkshop(fs::absolute(build, error), arguments.backend);
   if (!workshop.ok()) return refuse(workshop.status());
   fs::path patches = arguments.patches;
   if (patches.empty()) patches = workshop->sources / "props/museum";
@@ -270,6 +272,9 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
                      "a folder of patches, if not props/museum");
   museum->add_flag("--apply-only", options.apply_only,
                    "only see whether the patches apply");
+  museum->add_flag("--backend", arguments->backend,
+                   "plant each bug in the shared library, which the command "
+                   "then drives as a backend");
   museum->add_flag("--json", arguments->json, "print a JSON list");
   museum->callback(
       [arguments, &exit_code] { exit_code = RunMuseum(*arguments); });

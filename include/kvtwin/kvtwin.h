@@ -1,13 +1,25 @@
 /* kvtwin from C, and from any language that can call C: the caches, recordings
  * and their check, and the table of functions by which a cache of your own is
- * driven (`kvtwin fuzz --backend ./libyours.so`, docs/backends.md).
+ * driven (`kvtwin fuzz --backend ./libyours.so`, docs/live.md). Link with
+ * -lkvtwin (pkg-config kvtwin); docs/c_interface.md has an example.
  *
- * No exception leaves this library. Every struct that may grow begins with its
- * size, which the caller sets (the ..._default_... functions do): a library
- * that is newer than its caller fills in no more than that.
+ * No exception leaves this library. Words, units and rules are those of
+ * <kvtwin/cache.h>, <kvtwin/paged.h> and docs/semantics.md. Shapes are first
+ * dimension fastest.
  *
- * Words, units and rules are those of <kvtwin/cache.h> and docs/semantics.md.
- * Shapes are first dimension fastest. */
+ * Sizes: a struct that may grow begins with its size, sizeof as the caller's
+ * header has it; the ..._default_params functions set it, too. One smaller than
+ * in version 0.1 is an error that names it. Of a caller that is older than the
+ * library, what the struct lacks has its default, and no more is filled in than
+ * its size. Of a newer caller, what the library does not know must be 0, and is
+ * left as it is in answers. Structs without a size never change.
+ *
+ * Lists that are answers: `room` says for how many there is room, *count
+ * becomes how many there are, and as many as fit are written. With a room of 0,
+ * the list may be NULL.
+ *
+ * Arguments that are NULL are errors, unless said otherwise. Threads: a handle
+ * is used by one at a time, different handles at once. */
 
 #ifndef KVTWIN_KVTWIN_H_
 #define KVTWIN_KVTWIN_H_
@@ -33,10 +45,22 @@ typedef enum kvtwin_status {
   KVTWIN_INTERNAL = -4 /* Something else was thrown; the cache is lost. */
 } kvtwin_status;
 
+/* "ok", "cache_full", ...; "unknown" for any other number. */
+const char* kvtwin_status_name(kvtwin_status status);
+
+/* Why the last call by this thread that did not answer KVTWIN_OK did not: names
+ * the argument and its value. Empty if there was none. Lives until this
+ * thread's next call that does not, or its end. */
+const char* kvtwin_last_error(void);
+
+/* Of the library, "0.1.0". */
+const char* kvtwin_version(void);
+
 /* As the end of a range: everything from its begin on. */
 #define KVTWIN_OPEN_END INT32_MAX
 
 typedef enum kvtwin_dtype {
+  KVTWIN_AS_K = -1, /* Of v_dtype in parameters: that of K. */
   KVTWIN_F32 = 0,
   KVTWIN_F16 = 1,
   KVTWIN_BF16 = 2,
@@ -72,8 +96,18 @@ typedef enum kvtwin_shift_kind {
   KVTWIN_SHIFT_IDENTITY = 1,
   KVTWIN_SHIFT_ADD = 2,
   KVTWIN_SHIFT_TAG_ADD = 3,
-  KVTWIN_SHIFT_ROPE = 4
+  KVTWIN_SHIFT_ROPE = 4,
+  KVTWIN_SHIFT_CUSTOM = 5 /* kvtwin_shift.fn */
 } kvtwin_shift_kind;
+
+/* A shift function of your own: rewrites one token's K row, `key` =
+ * [k_head_dim, kv_heads], for a position that changed by `offset`. Anything but
+ * KVTWIN_OK refuses the remove, which then changes nothing and answers the
+ * same. It may be called for rows that are then thrown away, and from several
+ * threads at once, and throws nothing. */
+typedef int (*kvtwin_shift_fn)(void* user, int32_t layer, int32_t offset,
+                               int32_t k_head_dim, int32_t kv_heads,
+                               float* key);
 
 typedef struct kvtwin_shift {
   kvtwin_shift_kind kind;
@@ -81,6 +115,8 @@ typedef struct kvtwin_shift {
   int rope_dims;   /* Elements that rotate; 0: all. */
   double rope_base;
   double rope_scale;
+  kvtwin_shift_fn fn; /* Of KVTWIN_SHIFT_CUSTOM, of which no backend hears. */
+  void* user;         /* Handed to it. */
 } kvtwin_shift;
 
 /* A tensor in memory that somebody else owns. Element (i, j, k, l) lies
@@ -146,6 +182,368 @@ typedef struct kvtwin_cache_params {
   int32_t capacity; /* Tokens of each sequence. */
   int32_t max_batch;
 } kvtwin_cache_params;
+
+/* Caches ------------------------------------------------------------------- */
+
+/* Views stay valid until the next start_forward, set_causal, put to the same
+ * encoder layer, restore, add_sequence or destroy. After KVTWIN_OUT_OF_MEMORY
+ * and KVTWIN_INTERNAL a cache may only be destroyed. */
+typedef struct kvtwin_cache kvtwin_cache;
+
+/* "reference", "optimized"; NULL if there are no more than `index`. */
+const char* kvtwin_twin_name(size_t index);
+
+/* A causal cache, contiguous, without a shift, of f32, one sequence of 1
+ * token. `size` is sizeof(kvtwin_cache_params). */
+kvtwin_status kvtwin_cache_default_params(kvtwin_cache_params* params,
+                                          size_t size);
+
+/* `twin` is one of the names above; NULL is "optimized". */
+kvtwin_status kvtwin_cache_create(const kvtwin_cache_params* params,
+                                  const char* twin, kvtwin_cache** cache);
+
+/* NULL is fine. */
+void kvtwin_cache_destroy(kvtwin_cache* cache);
+
+/* Finds a cell for each token. With `reserve` (not 0) nothing is stored or
+ * changed, and views have their worst-case size. */
+kvtwin_status kvtwin_cache_start_forward(kvtwin_cache* cache,
+                                         const kvtwin_batch* batch,
+                                         int reserve);
+
+/* The batch entries at these indices also see tokens after them. `except` may
+ * be NULL if `count` is 0. */
+kvtwin_status kvtwin_cache_set_causal(kvtwin_cache* cache,
+                                      const int32_t* except, size_t count);
+
+/* Of a wrapper: which of its caches is the active one, 0 after each
+ * start_forward. All that follows but remove, copy_prefix, can_resume and
+ * states goes to that. */
+kvtwin_status kvtwin_cache_set_layer_type(kvtwin_cache* cache, int32_t type);
+
+/* Stores the batch's rows in a layer: key [k_head_dim, kv_heads, tokens], value
+ * [v_head_dim, kv_heads, tokens], any strides, f32 or the dtype of the stored
+ * rows. Of an encoder, any shape. */
+kvtwin_status kvtwin_cache_put(kvtwin_cache* cache, int32_t layer,
+                               const kvtwin_tensor* key,
+                               const kvtwin_tensor* value);
+
+/* Sets all fields of `view` but its size. */
+kvtwin_status kvtwin_cache_get(kvtwin_cache* cache, int32_t layer,
+                               kvtwin_view* view);
+
+/* `target` becomes the tokens of `source` at positions < length. */
+kvtwin_status kvtwin_cache_copy_prefix(kvtwin_cache* cache, int32_t source,
+                                       int32_t target, int32_t length);
+
+kvtwin_status kvtwin_cache_can_resume(kvtwin_cache* cache, int32_t sequence,
+                                      int32_t position, int32_t* yes);
+
+/* Tokens at positions in [begin, end) leave the sequence; unless end is
+ * KVTWIN_OPEN_END, later ones move down by end - begin. */
+kvtwin_status kvtwin_cache_remove(kvtwin_cache* cache, int32_t sequence,
+                                  int32_t begin, int32_t end);
+
+kvtwin_status kvtwin_cache_encoder_cached(kvtwin_cache* cache, int32_t* yes);
+
+/* A wrapper's active cache, else the cache itself. It belongs to `cache`, goes
+ * with it, and is not to be destroyed. */
+kvtwin_status kvtwin_cache_underlying(kvtwin_cache* cache,
+                                      kvtwin_cache** active);
+
+/* Cells in all. */
+kvtwin_status kvtwin_cache_cell_count(kvtwin_cache* cache, int32_t* cells);
+
+/* All memberships, by cell, then by sequence. */
+kvtwin_status kvtwin_cache_cells(kvtwin_cache* cache, kvtwin_cell* cells,
+                                 size_t room, size_t* count);
+
+/* The cell of each token of the current pass; none without one. */
+kvtwin_status kvtwin_cache_batch_cells(kvtwin_cache* cache, int32_t* cells,
+                                       size_t room, size_t* count);
+
+/* States: what a cache holds ----------------------------------------------- */
+
+typedef struct kvtwin_state kvtwin_state;
+
+/* Frees what this library gave out as bytes or text. NULL is fine. */
+void kvtwin_free(void* memory);
+
+/* NULL is fine. */
+void kvtwin_state_destroy(kvtwin_state* state);
+
+/* All that a cache holds, without the current pass; and of one sequence. */
+kvtwin_status kvtwin_cache_snapshot(kvtwin_cache* cache, kvtwin_state** state);
+kvtwin_status kvtwin_cache_snapshot_of(kvtwin_cache* cache, int32_t sequence,
+                                       kvtwin_state** state);
+
+/* Holds exactly that from now on. */
+kvtwin_status kvtwin_cache_restore(kvtwin_cache* cache,
+                                   const kvtwin_state* state);
+/* And one sequence more, of what snapshot_of gave. */
+kvtwin_status kvtwin_cache_add_sequence(kvtwin_cache* cache, int32_t sequence,
+                                        const kvtwin_state* added);
+
+/* As bytes, safetensors (<kvtwin/save.h>); kvtwin_free them. `model` is a name
+ * of your own, and must be the same to read them; NULL is "". */
+kvtwin_status kvtwin_state_to_bytes(const kvtwin_state* state,
+                                    const char* model, void** bytes,
+                                    size_t* count);
+kvtwin_status kvtwin_state_from_bytes(const void* bytes, size_t count,
+                                      const char* model, kvtwin_state** state);
+
+/* The same as a file, which a process that dies leaves whole. */
+kvtwin_status kvtwin_state_save(const kvtwin_state* state, const char* path,
+                                const char* model);
+kvtwin_status kvtwin_state_load(const char* path, const char* model,
+                                kvtwin_state** state);
+/* The `model` that a file was saved with; kvtwin_free it. */
+kvtwin_status kvtwin_state_model(const char* path, char** model);
+
+/* What one sequence has of a state; and a state with one sequence more, where
+ * cells[i] is how many the wrapper's cache i has, or the cache itself. */
+kvtwin_status kvtwin_state_sequence(const kvtwin_state* state, int32_t sequence,
+                                    kvtwin_state** one);
+kvtwin_status kvtwin_state_with_sequence(const kvtwin_state* state,
+                                         int32_t sequence,
+                                         const kvtwin_state* added,
+                                         const int32_t* cells, size_t count,
+                                         kvtwin_state** all);
+
+/* Pools of blocks that many sequences share -------------------------------- */
+
+/* Views stay valid until the next open, fork, append, commit, truncate, free or
+ * destroy. */
+typedef struct kvtwin_pool kvtwin_pool;
+
+typedef enum kvtwin_paged_layout {
+  KVTWIN_TOKEN_MAJOR = 0, /* [head_dim, kv_heads, tokens of the block] */
+  KVTWIN_HEAD_MAJOR = 1   /* [head_dim, tokens of the block, kv_heads] */
+} kvtwin_paged_layout;
+
+typedef struct kvtwin_pool_params {
+  size_t size;
+  int32_t block_size;  /* Tokens. */
+  int32_t blocks;      /* In all. */
+  int32_t max_seq_len; /* Tokens of one sequence. */
+  int32_t layers;
+  int32_t kv_heads;
+  int32_t k_head_dim;
+  int32_t v_head_dim;
+  kvtwin_dtype dtype;   /* Of the stored rows. */
+  kvtwin_dtype v_dtype; /* Of those of V. */
+  kvtwin_paged_layout layout;
+} kvtwin_pool_params;
+
+/* What a new sequence may share: tokens that were committed before with the
+ * same salt and extra. */
+typedef struct kvtwin_prompt {
+  size_t size;
+  const int32_t* tokens;
+  size_t token_count;
+  const char* salt; /* Of a tenant, who must not see others'. NULL is "". */
+  const char* const* extra; /* An adapter, the image that a token names. */
+  size_t extra_count;
+} kvtwin_prompt;
+
+/* The rows of a sequence that are in one block. */
+typedef struct kvtwin_paged_view {
+  kvtwin_tensor key;   /* [k_head_dim, kv_heads, length]; packed: [k_head_dim,
+                          length, kv_heads]. */
+  kvtwin_tensor value; /* The same of V. */
+  int32_t start;       /* Position of the first. */
+  int32_t length;
+  int32_t block;
+} kvtwin_paged_view;
+
+/* Blocks; the first three add up to all. */
+typedef struct kvtwin_usage {
+  size_t size;
+  int32_t free;   /* That hold nothing. */
+  int32_t cached; /* That no sequence has, but a prompt may find. */
+  int32_t used;   /* That sequences have. */
+  int32_t shared; /* Of these, several. */
+} kvtwin_usage;
+
+/* One block of 16 tokens of f16, one layer, one head of one element, sequences
+ * of 1 token. */
+kvtwin_status kvtwin_pool_default_params(kvtwin_pool_params* params,
+                                         size_t size);
+kvtwin_status kvtwin_pool_create(const kvtwin_pool_params* params,
+                                 const char* twin, kvtwin_pool** pool);
+/* NULL is fine. */
+void kvtwin_pool_destroy(kvtwin_pool* pool);
+
+/* A new sequence, with the blocks of the longest prefix of the prompt that is
+ * there; kvtwin_pool_seq_len says how long that is. `prompt` may be NULL. */
+kvtwin_status kvtwin_pool_open(kvtwin_pool* pool, const kvtwin_prompt* prompt,
+                               int32_t* sequence);
+
+/* A new sequence of the first `length` tokens of another one. */
+kvtwin_status kvtwin_pool_fork(kvtwin_pool* pool, int32_t sequence,
+                               int32_t length, int32_t* made);
+
+/* Tokens that are committed. */
+kvtwin_status kvtwin_pool_seq_len(kvtwin_pool* pool, int32_t sequence,
+                                  int32_t* length);
+
+/* Stores rows of a layer behind the committed ones, in place of what was
+ * appended there before. *start: the position of the first; `views` of them.
+ * `start` and `count` may be NULL. */
+kvtwin_status kvtwin_pool_append(kvtwin_pool* pool, int32_t sequence,
+                                 int32_t layer, const kvtwin_tensor* key,
+                                 const kvtwin_tensor* value, int32_t* start,
+                                 kvtwin_paged_view* views, size_t room,
+                                 size_t* count);
+
+/* The next tokens belong to the sequence: these, so that prompts find them; or
+ * so many that nobody knows. */
+kvtwin_status kvtwin_pool_commit(kvtwin_pool* pool, int32_t sequence,
+                                 const int32_t* tokens, size_t count);
+kvtwin_status kvtwin_pool_commit_unknown(kvtwin_pool* pool, int32_t sequence,
+                                         int32_t new_tokens);
+
+/* What the layer has of a sequence, block by block, appended rows included;
+ * and the same packed, of KVTWIN_HEAD_MAJOR alone. */
+kvtwin_status kvtwin_pool_views(kvtwin_pool* pool, int32_t sequence,
+                                int32_t layer, kvtwin_paged_view* views,
+                                size_t room, size_t* count);
+kvtwin_status kvtwin_pool_views_packed(kvtwin_pool* pool, int32_t sequence,
+                                       int32_t layer, kvtwin_paged_view* views,
+                                       size_t room, size_t* count);
+/* The first kv_len tokens of these as one tensor, if they lie one after
+ * another: *yes is 1 then, and the tensors are set. */
+kvtwin_status kvtwin_pool_contiguous_kv(kvtwin_pool* pool, int32_t sequence,
+                                        int32_t layer, int32_t kv_len,
+                                        int32_t* yes, kvtwin_tensor* key,
+                                        kvtwin_tensor* value);
+
+/* Keeps the first `length` tokens, and nothing that was appended. */
+kvtwin_status kvtwin_pool_truncate(kvtwin_pool* pool, int32_t sequence,
+                                   int32_t length);
+/* Ends a sequence. */
+kvtwin_status kvtwin_pool_free(kvtwin_pool* pool, int32_t sequence);
+
+kvtwin_status kvtwin_pool_usage(kvtwin_pool* pool, kvtwin_usage* usage);
+
+/* *device: 0, the CPU. */
+kvtwin_status kvtwin_pool_layer_device(kvtwin_pool* pool, int32_t layer,
+                                       int32_t* device);
+
+/* Tables for kernels, of the committed tokens of so many sequences.
+ *
+ * Row i of `blocks`, of *columns, is sequence i's, filled up with -1. seq_lens
+ * has room for `sequence_count`. */
+kvtwin_status kvtwin_pool_table(kvtwin_pool* pool, const int32_t* sequences,
+                                size_t sequence_count, int32_t* columns,
+                                int32_t* blocks, size_t room, size_t* count,
+                                int32_t* seq_lens);
+/* Sequence i has blocks indices[indptr[i]] to before indices[indptr[i + 1]], of
+ * which the last has last_page_len[i] tokens; 0 if there is none. indptr has
+ * room for sequence_count + 1, last_page_len for sequence_count. */
+kvtwin_status kvtwin_pool_csr(kvtwin_pool* pool, const int32_t* sequences,
+                              size_t sequence_count, int32_t* indptr,
+                              int32_t* indices, size_t room, size_t* count,
+                              int32_t* last_page_len);
+/* block * block_size + offset, of positions begin .. end - 1, appended ones
+ * included. */
+kvtwin_status kvtwin_pool_slots(kvtwin_pool* pool, int32_t sequence,
+                                int32_t begin, int32_t end, int64_t* slots,
+                                size_t room, size_t* count);
+
+/* Recording a cache of your own -------------------------------------------- */
+
+/* Writes a recording (docs/trace_format.md) of a cache that is not kvtwin's:
+ * beside each call of it, the function here with the same arguments and what it
+ * answered. Calls that your cache refused as misuse are not recorded: a
+ * negative answer is an error here. A line is written whole or not at all, and
+ * is on its way to the file when the call is over, so that a crash of yours
+ * leaves what led there. */
+typedef struct kvtwin_recorder kvtwin_recorder;
+
+typedef struct kvtwin_recorder_params {
+  size_t size;
+  const kvtwin_cache_params* cache; /* What it is. Custom shifts have no name in
+                                       recordings. */
+  /* 1: it finds cells by rules of its own, a ring, pages; then it is judged by
+   * what attention can tell apart. 0: as cache->placement says. */
+  int32_t own_placement;
+  int32_t layers;
+  int32_t kv_heads;
+  int32_t k_head_dim;
+  int32_t v_head_dim;
+  const char* producer; /* Whose cache it is, any text. NULL is "". */
+} kvtwin_recorder_params;
+
+/* own_placement, and one layer of one head of one element. `cache` is NULL, to
+ * be set. */
+kvtwin_status kvtwin_recorder_default_params(kvtwin_recorder_params* params,
+                                             size_t size);
+kvtwin_status kvtwin_recorder_create(const kvtwin_recorder_params* params,
+                                     const char* path,
+                                     kvtwin_recorder** recorder);
+/* Whatever it answers, the recorder is gone. FAILED_PRECONDITION: not all of it
+ * could be written, perhaps for want of room on the disk. NULL is fine. */
+kvtwin_status kvtwin_recorder_close(kvtwin_recorder* recorder);
+
+/* `answer` is KVTWIN_OK or KVTWIN_CACHE_FULL. `cells`: the cell that each token
+ * got; NULL: not known. With own_placement they are left out. */
+kvtwin_status kvtwin_record_start_forward(kvtwin_recorder* recorder,
+                                          const kvtwin_batch* batch,
+                                          int reserve, kvtwin_status answer,
+                                          const int32_t* cells);
+kvtwin_status kvtwin_record_set_causal(kvtwin_recorder* recorder,
+                                       const int32_t* except, size_t count);
+kvtwin_status kvtwin_record_set_layer_type(kvtwin_recorder* recorder,
+                                           int32_t type);
+kvtwin_status kvtwin_record_put(kvtwin_recorder* recorder, int32_t layer,
+                                const kvtwin_tensor* key,
+                                const kvtwin_tensor* value);
+/* What attention would read. The mask is of the cache's mask_dtype, and has no
+ * data for an encoder; first_cell < 0 is not known. `value` may have no data:
+ * not checked then. Of a reserving pass only the mask's shape is recorded, and
+ * nothing if that has no data. */
+kvtwin_status kvtwin_record_get(kvtwin_recorder* recorder, int32_t layer,
+                                const kvtwin_view* view);
+/* `answer` is KVTWIN_OK, KVTWIN_NOT_SUPPORTED or KVTWIN_SHARED_CELLS. */
+kvtwin_status kvtwin_record_remove(kvtwin_recorder* recorder, int32_t sequence,
+                                   int32_t begin, int32_t end,
+                                   kvtwin_status answer);
+kvtwin_status kvtwin_record_copy_prefix(kvtwin_recorder* recorder,
+                                        int32_t source, int32_t target,
+                                        int32_t length);
+kvtwin_status kvtwin_record_can_resume(kvtwin_recorder* recorder,
+                                       int32_t sequence, int32_t position,
+                                       int32_t yes);
+kvtwin_status kvtwin_record_encoder_cached(kvtwin_recorder* recorder,
+                                           int32_t yes);
+
+/* Checking a recording ----------------------------------------------------- */
+
+typedef enum kvtwin_outcome {
+  KVTWIN_ACCEPTED = 0,
+  KVTWIN_REJECTED = 1,
+  KVTWIN_NOT_A_RECORDING = 2 /* Or a file that cannot be read. */
+} kvtwin_outcome;
+
+typedef struct kvtwin_verdict {
+  size_t size;
+  kvtwin_outcome outcome;
+  int32_t
+      level;    /* The strongest kvtwin_level that held to the end; -1: none. */
+  int64_t line; /* The first wrong one, from 1; 0 if there is none. */
+  /* Why; empty if accepted. Lives until this thread's next check, or its end.
+   */
+  const char* reason;
+} kvtwin_verdict;
+
+/* `twin`: with which to compare; NULL is all of them. KVTWIN_OK: `verdict` has
+ * the outcome, whichever. */
+kvtwin_status kvtwin_check_file(const char* path, const char* twin,
+                                kvtwin_verdict* verdict);
+/* The bytes of such a file. */
+kvtwin_status kvtwin_check_memory(const void* bytes, size_t count,
+                                  const char* twin, kvtwin_verdict* verdict);
 
 /* A cache of your own ------------------------------------------------------ */
 

@@ -119,7 +119,7 @@ Result<BackendInfo> Load(const char* path) {
   void* symbol = dlsym(library, KVTWIN_GET_BACKEND_V1);
   if (symbol == nullptr) {
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("{} exports no {}: see docs/backends.md", path,
+                  fmt::format("{} exports no {}: see docs/live.md", path,
                               KVTWIN_GET_BACKEND_V1));
   }
   return DescribeBackend(reinterpret_cast<kvtwin_get_backend_v1_fn>(symbol)());

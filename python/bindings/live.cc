@@ -37,7 +37,7 @@ constexpr int kVainLooks = 4;
 class Driver {
  public:
   // `rerun` makes the command that runs a history again.
-  Driver(nb::object adapter, nb::callable rerun)
+  Driver(nb::object adapter, nb::object rerun)
       : backend_(std::move(adapter)),
         info_(Value(props::DescribeBackend(&backend_.table()))),
         rerun_(std::move(rerun)) {}
@@ -95,7 +95,7 @@ class Driver {
 
   Backend backend_;
   props::BackendInfo info_;
-  nb::callable rerun_;
+  nb::object rerun_;
 };
 
 // Fuzzing, but for what ends it from outside.
@@ -126,7 +126,7 @@ Fuzzed NoneMade(const Driver& driver) {
 }
 
 // The page, if there is a path for it, is of the first finding.
-Fuzzed Fuzz(nb::object adapter, nb::callable rerun, std::int64_t operations,
+Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
             double seconds, std::uint64_t seed,
             const std::optional<std::string>& page) {
   return Raising([&]() -> Fuzzed {
@@ -162,7 +162,7 @@ Fuzzed Fuzz(nb::object adapter, nb::callable rerun, std::int64_t operations,
 
 // The calls, and what went wrong.
 std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
-    nb::object adapter, nb::callable rerun, const std::string& history,
+    nb::object adapter, nb::object rerun, const std::string& history,
     const std::optional<std::string>& page) {
   using Ran = std::tuple<std::vector<std::string>, std::optional<Finding>>;
   return Raising([&]() -> Ran {

@@ -48,7 +48,7 @@ def test_the_command_runs_it_again(tmp_path):
     result = kvtwin.fuzz(toys.CopiesOneTooFew, operations=3000)
     command = result.failure.split("rerun   ")[1].splitlines()[0]
     assert "from toys import CopiesOneTooFew" in command
-    command = command.replace("python3", sys.executable)
+    assert sys.executable in command
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert result.findings[0].reason in done.stdout
@@ -136,6 +136,11 @@ def test_the_example(repository, pytester):
     result.stdout.fnmatch_lines(
         ["*PrefixCache is wrong*", "*CopyPrefix(0, 1*", "*rerun *kvtwin.run*"]
     )
+    shown = (repository / "docs/python.md").read_text()
+    story = [line for line in result.outlines if "-> ok" in line]
+    assert len(story) == 10
+    for line in story:  # The page is up to date.
+        assert line.strip() in shown
     pages = list(pytester.path.parent.glob("**/kvtwin.html"))
     assert pages
     fixed = example.replace("copy.copy(", "copy.deepcopy(")

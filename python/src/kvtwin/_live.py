@@ -352,13 +352,10 @@ def _rerun(cls: type) -> Callable[[str], str]:
             folder = path.parents[module_name.count(".")]
         line = f"import kvtwin; from {module_name} import {name.split('.')[0]}; "
         code = shlex.quote(f"{line}print({call})")
-        return f"cd {shlex.quote(str(folder))} && {_python()} -c {code}"
+        python = shlex.quote(sys.executable or "python3")
+        return f"cd {shlex.quote(str(folder))} && {python} -c {code}"
 
     return command
-
-
-def _python() -> str:
-    return "python3" if os.name == "posix" else "python"
 
 
 def _path(html: str | os.PathLike[str] | None) -> str | None:

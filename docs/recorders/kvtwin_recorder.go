@@ -1,0 +1,530 @@
+// Package kvtwinrecorder records what a KV cache is asked and what it answers,
+// for `kvtwin check`. Copy this file into a folder kvtwinrecorder of your
+// module: it needs nothing but the standard library.
+//
+//	r, err := kvtwinrecorder.Create("my.jsonl", kvtwinrecorder.Header{
+//		Producer:     "my cache 1.2",
+//		MaxSequences: 2, Capacity: 64, MaxBatch: 8,
+//		Layers: 1, KHeadDim: 64, KVHeads: 2, VHeadDim: 64,
+//	})
+//	if err != nil {
+//		return err
+//	}
+//
+//	pass := kvtwinrecorder.Pass{
+//		Positions: []int32{0, 1, 2}, Sequences: []int{0, 0, 0}}
+//	if errors.Is(cache.StartForward(...), ErrCacheFull) {
+//		pass.Result = "cache_full"
+//	}
+//	r.StartForward(pass)
+//	cache.Put(0, k, v)
+//	r.Put(0, kvtwinrecorder.Dense(k, 64, 2, 3), kvtwinrecorder.Dense(v, 64, 2, 3))
+//	kView, vView, mask := cache.Get(0)
+//	n := len(kView) / (64 * 2)
+//	value := kvtwinrecorder.Dense(vView, 64, 2, n)
+//	r.Get(0, kvtwinrecorder.None, kvtwinrecorder.Dense(kView, 64, 2, n), &value,
+//		&kvtwinrecorder.Mask{F32: mask, Columns: n, Rows: 3})
+//
+//	return r.Close()
+//
+// Each method writes one line, after the call that it records has answered. It
+// returns an error if that cannot be written; the first error stays: nothing is
+// written from then on, and Close returns it too. So it is enough to look at
+// what Create and Close return. A line is handed to the system at once: if your
+// program crashes, all lines before are in the file.
+//
+// What the fields mean is in kvtwin's docs/trace_format.md, and the same names
+// are used here. Calls that your cache rejects as misuse are not recorded. No
+// more is looked at here than what could not be written; `kvtwin check` says
+// what else is wrong with a recording, and in which line.
+//
+// Left out: pools of blocks (`"type": "paged"`), whose lines that page has, too.
+// Calls of one Recorder must come one after the other.
+package kvtwinrecorder
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+)
+
+const (
+	None       = -1            // As firstCell: it is left out.
+	OpenEnd    = math.MaxInt32 // As the end of Remove.
+	NumbersMax = 64 << 20      // Of one tensor.
+)
+
+// What is "" or 0 in these is what stands behind "or".
+
+type Cache struct {
+	// "causal", "swa", "swa_mem", "chunked" or "encoder"; or "causal".
+	Type   string
+	Window int // Of swa and swa_mem. Of these three, what is negative is
+	Memory int // Of swa_mem.         left out.
+	Chunk  int // Of chunked.
+	// "none", "identity", "add", "tag_add" or "rope"; or "none".
+	Shift string
+	// Of "rope" only: "adjacent" or "halves", or "adjacent"; or 10000, or 1.
+	RopePairing         string
+	RopeBase, RopeScale float64
+	RopeDims            int
+}
+
+type Header struct {
+	Producer  string  // Free text, in UTF-8.
+	Placement string  // "contiguous", "scatter" or "other"; or "other".
+	Caches    []Cache // Or one; if there are several: of a wrapper.
+
+	CachePadding, MaskBatchPadding int    // Or 1.
+	PermutedV, TiledV              bool   // Layouts of V that Get shows.
+	MaskDType                      string // "f32", "f16", "bf16" or "bits"; or "f32".
+	VDType                         string // Or as DType.
+
+	DType                               string // "f32", "f16", "bf16", "f8_e4m3", ...; or "f32".
+	MaxSequences, Capacity, MaxBatch    int
+	Layers, KHeadDim, KVHeads, VHeadDim int
+}
+
+// Tensor has rows as f32; convert those of other dtypes, exactly. K is
+// [k_head_dim, kv_heads, n], V [v_head_dim, kv_heads, n], first dimension
+// fastest; Shape[3] is 0 unless V is tiled. Strides are in elements; if all are
+// 0, the numbers lie densely.
+type Tensor struct {
+	Data   []float32
+	Shape  [4]int
+	Stride [4]int
+}
+
+// Mask is of [columns, rows], columns fastest, dense. One of the two is not nil:
+// numbers that are 0 (may attend) or -inf, or true (may attend) or false.
+type Mask struct {
+	F32           []float32
+	Bool          []bool
+	Columns, Rows int
+}
+
+// Pass is what StartForward was asked and answered.
+type Pass struct {
+	Positions  []int32
+	Sequences  []int
+	Reserve    bool
+	Multimodal []int  // Batch indices, or none.
+	Result     string // "ok" or "cache_full"; or "ok".
+	Cells      []int  // One for each token; nil: left out.
+}
+
+// Recorder writes one recording.
+type Recorder struct {
+	out  io.Writer
+	file *os.File // Close closes it.
+	line []byte
+	err  error // The first.
+}
+
+// Dense is a tensor whose numbers lie one after the other.
+func Dense(data []float32, headDim, heads, n int) Tensor {
+	return Tensor{Data: data, Shape: [4]int{headDim, heads, n, 0}}
+}
+
+// New records to a writer of yours: a pipe, memory, several recordings one
+// after the other.
+func New(out io.Writer, header Header) (*Recorder, error) {
+	r := &Recorder{out: out}
+	if err := header.check(); err != nil {
+		return nil, err
+	}
+	r.header(header)
+	if err := r.end(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// Create records to a file, which is made anew.
+func Create(path string, header Header) (*Recorder, error) {
+	if err := header.check(); err != nil {
+		return nil, err
+	}
+	file, err := os.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	r, err := New(file, header)
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	r.file = file
+	return r, nil
+}
+
+// Close returns the first error of all calls, also if the disk was full.
+func (r *Recorder) Close() error {
+	if r.file != nil {
+		if err := r.file.Close(); r.err == nil {
+			r.err = err
+		}
+		r.file = nil
+	}
+	err := r.err
+	if err == nil {
+		r.err = errors.New("the recording is closed")
+	}
+	return err
+}
+
+func (r *Recorder) StartForward(pass Pass) error {
+	r.op("start_forward")
+	ints(r, "positions", pass.Positions)
+	ints(r, "sequences", pass.Sequences)
+	if pass.Reserve {
+		r.print(`,"reserve":true`)
+	}
+	if len(pass.Multimodal) > 0 {
+		ints(r, "multimodal", pass.Multimodal)
+	}
+	r.textKey("result", or(pass.Result, "ok"))
+	if pass.Cells != nil {
+		ints(r, "cells", pass.Cells)
+	}
+	return r.end()
+}
+
+func (r *Recorder) SetCausal(except []int) error {
+	r.op("set_causal")
+	ints(r, "except", except)
+	return r.end()
+}
+
+func (r *Recorder) SetLayerType(kind int) error {
+	r.op("set_layer_type")
+	r.print(`,"type":%d`, kind)
+	return r.end()
+}
+
+func (r *Recorder) Put(layer int, key, value Tensor) error {
+	r.op("put")
+	r.print(`,"layer":%d`, layer)
+	r.tensor("put: ", "key", key)
+	r.tensor("put: ", "value", value)
+	return r.end()
+}
+
+// Get records what a get showed. firstCell may be None and value nil: they are
+// left out. mask is nil for an encoder.
+func (r *Recorder) Get(layer, firstCell int, key Tensor, value *Tensor,
+	mask *Mask) error {
+	r.op("get")
+	r.print(`,"layer":%d`, layer)
+	r.limit("first_cell", firstCell)
+	r.tensor("get: ", "key", key)
+	if value != nil {
+		r.tensor("get: ", "value", *value)
+	}
+	if mask != nil {
+		r.mask(*mask)
+	} else {
+		r.print(`,"mask":null`)
+	}
+	return r.end()
+}
+
+// ReservedMask records the view of a reserving pass; firstCell as in Get.
+func (r *Recorder) ReservedMask(columns, rows, firstCell int) error {
+	r.op("reserved_mask")
+	r.print(`,"shape":[%d,%d]`, columns, rows)
+	r.limit("first_cell", firstCell)
+	return r.end()
+}
+
+// Remove has the result "ok", "not_supported" or "shared_cells"; or "ok".
+func (r *Recorder) Remove(seq int, begin, end int32, result string) error {
+	r.op("remove")
+	r.print(`,"seq":%d,"begin":%d,"end":%d`, seq, begin, end)
+	r.textKey("result", or(result, "ok"))
+	return r.end()
+}
+
+func (r *Recorder) CopyPrefix(src, dst int, length int32) error {
+	r.op("copy_prefix")
+	r.print(`,"src":%d,"dst":%d,"len":%d`, src, dst, length)
+	return r.end()
+}
+
+func (r *Recorder) CanResume(seq int, pos int32, result bool) error {
+	r.op("can_resume")
+	r.print(`,"seq":%d,"pos":%d,"result":%t`, seq, pos, result)
+	return r.end()
+}
+
+func (r *Recorder) EncoderCached(result bool) error {
+	r.op("encoder_cached")
+	r.print(`,"result":%t`, result)
+	return r.end()
+}
+
+func or(text, other string) string {
+	if text == "" {
+		return other
+	}
+	return text
+}
+
+func orNumber(number, other float64) float64 {
+	if number == 0 {
+		return other
+	}
+	return number
+}
+
+func orInt(number, other int) int {
+	if number == 0 {
+		return other
+	}
+	return number
+}
+
+func finite(number float64) bool {
+	return !math.IsNaN(number) && !math.IsInf(number, 0)
+}
+
+func (r *Recorder) print(format string, arguments ...any) {
+	r.line = append(r.line, fmt.Sprintf(format, arguments...)...)
+}
+
+func (r *Recorder) op(name string) {
+	r.line = r.line[:0]
+	r.print(`{"op":"%s"`, name)
+}
+
+func (r *Recorder) fail(format string, arguments ...any) {
+	if r.err == nil {
+		r.err = fmt.Errorf(format, arguments...)
+	}
+}
+
+// end writes the line, unless there was an error.
+func (r *Recorder) end() error {
+	if r.err == nil {
+		r.line = append(r.line, "}\n"...)
+		_, r.err = r.out.Write(r.line)
+	}
+	return r.err
+}
+
+func (r *Recorder) text(text string) {
+	r.line = append(r.line, '"')
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c < 0x20:
+			r.print(`\u%04x`, c)
+		case c == '"' || c == '\\':
+			r.line = append(r.line, '\\', c)
+		default:
+			r.line = append(r.line, c)
+		}
+	}
+	r.line = append(r.line, '"')
+}
+
+func (r *Recorder) textKey(key, text string) {
+	r.print(`,"%s":`, key)
+	r.text(text)
+}
+
+// limit leaves out what is negative.
+func (r *Recorder) limit(key string, number int) {
+	if number >= 0 {
+		r.print(`,"%s":%d`, key, number)
+	}
+}
+
+func ints[T int | int32](r *Recorder, key string, numbers []T) {
+	r.print(`,"%s":[`, key)
+	for i, number := range numbers {
+		if i > 0 {
+			r.line = append(r.line, ',')
+		}
+		r.line = strconv.AppendInt(r.line, int64(number), 10)
+	}
+	r.line = append(r.line, ']')
+}
+
+// extents returns the shape, the strides, and how many numbers there are.
+func (t Tensor) extents() (shape, stride [4]int, count int, err error) {
+	shape, stride = t.Shape, t.Stride
+	if shape[3] == 0 {
+		shape[3] = 1
+	}
+	count = 1
+	for d, extent := range shape {
+		if extent < 1 {
+			return shape, stride, 0, fmt.Errorf(
+				"extent %d is %d, it must be 1 or more", d, extent)
+		}
+		if extent > NumbersMax/count {
+			return shape, stride, 0, fmt.Errorf("more than %d numbers", NumbersMax)
+		}
+		if t.Stride == [4]int{} {
+			stride[d] = count
+		}
+		count *= extent
+	}
+	if t.Stride == [4]int{} && count != len(t.Data) {
+		return shape, stride, 0, fmt.Errorf(
+			"%d numbers, of its shape there are %d", len(t.Data), count)
+	}
+	return shape, stride, count, nil
+}
+
+func (r *Recorder) tensor(call, name string, tensor Tensor) {
+	shape, stride, count, err := tensor.extents()
+	if err != nil {
+		r.fail("%s%s: %w", call, name, err)
+	}
+	if r.err != nil {
+		return
+	}
+	r.print(`,"%s":{"shape":[%d,%d,%d`, name, shape[0], shape[1], shape[2])
+	if tensor.Shape[3] != 0 {
+		r.print(",%d", shape[3])
+	}
+	r.print(`],"data":[`)
+	for i := 0; i < count; i++ {
+		offset, rest := 0, i
+		for d, extent := range shape {
+			offset += rest % extent * stride[d]
+			rest /= extent
+		}
+		if offset < 0 || offset >= len(tensor.Data) {
+			r.fail("%s%s: element %d lies outside of its data", call, name, i)
+			return
+		}
+		number := float64(tensor.Data[offset])
+		if !finite(number) {
+			r.fail("%s%s: element %d is not finite, which no recording can hold", call, name, i)
+			return
+		}
+		if i > 0 {
+			r.line = append(r.line, ',')
+		}
+		r.line = strconv.AppendFloat(r.line, number, 'g', 9, 64)
+	}
+	r.print("]}")
+}
+
+func (r *Recorder) mask(mask Mask) {
+	columns, rows := mask.Columns, mask.Rows
+	if (mask.F32 == nil) == (mask.Bool == nil) {
+		r.fail("get: mask must be f32 or bool, one of them")
+	} else if columns < 1 || rows < 1 || rows > NumbersMax/columns {
+		r.fail("get: mask has %d columns and %d rows", columns, rows)
+	} else if count := len(mask.F32) + len(mask.Bool); count != columns*rows {
+		r.fail("get: mask: %d elements, of its shape there are %d", count,
+			columns*rows)
+	}
+	if r.err != nil {
+		return
+	}
+	r.print(`,"mask":{"shape":[%d,%d],"rows":["`, columns, rows)
+	for i := 0; i < columns*rows; i++ {
+		if i > 0 && i%columns == 0 {
+			r.print(`","`)
+		}
+		sees := byte('0')
+		if mask.Bool != nil && mask.Bool[i] || mask.F32 != nil && mask.F32[i] == 0 {
+			sees = '1'
+		} else if mask.F32 != nil && !math.IsInf(float64(mask.F32[i]), -1) {
+			r.fail("get: mask: element %d is neither 0 nor -inf", i)
+			return
+		}
+		r.line = append(r.line, sees)
+	}
+	r.print(`"]}`)
+}
+
+func (header Header) check() error {
+	sizes := []int{header.MaxSequences, header.Capacity, header.MaxBatch,
+		header.Layers, header.KHeadDim, header.KVHeads, header.VHeadDim}
+	names := []string{"max_sequences", "capacity", "max_batch", "layers",
+		"k_head_dim", "kv_heads", "v_head_dim"}
+	for i, size := range sizes {
+		if size < 1 {
+			return fmt.Errorf("header: %s is %d, it must be 1 or more", names[i], size)
+		}
+	}
+	for _, cache := range header.Caches {
+		if !finite(cache.RopeBase) || !finite(cache.RopeScale) {
+			return errors.New("header: rope_base or rope_scale is not finite")
+		}
+	}
+	return nil
+}
+
+func (r *Recorder) cache(cache Cache) {
+	kind, shift := or(cache.Type, "causal"), or(cache.Shift, "none")
+	r.print(`{"type":`)
+	r.text(kind)
+	if strings.HasPrefix(kind, "swa") {
+		r.limit("window", cache.Window)
+	}
+	if kind == "swa_mem" {
+		r.limit("memory", cache.Memory)
+	}
+	if kind == "chunked" {
+		r.limit("chunk", cache.Chunk)
+	}
+	if kind != "encoder" {
+		r.textKey("shift", shift)
+	}
+	if shift == "rope" {
+		r.print(`,"rope":{"pairing":`)
+		r.text(or(cache.RopePairing, "adjacent"))
+		r.print(`,"base":`)
+		r.line = strconv.AppendFloat(r.line, orNumber(cache.RopeBase, 10000), 'g', 17, 64)
+		r.print(`,"scale":`)
+		r.line = strconv.AppendFloat(r.line, orNumber(cache.RopeScale, 1), 'g', 17, 64)
+		r.print(`,"dims":%d}`, cache.RopeDims)
+	}
+	r.print("}")
+}
+
+func (r *Recorder) header(header Header) {
+	r.print(`{"kvtrace":1,"producer":`)
+	r.text(header.Producer)
+	r.textKey("placement", or(header.Placement, "other"))
+	r.print(`,"cache":`)
+	caches := header.Caches
+	if len(caches) == 0 {
+		caches = []Cache{{}}
+	}
+	if len(caches) > 1 {
+		r.print(`{"type":"wrapper","caches":[`)
+	}
+	for i, cache := range caches {
+		if i > 0 {
+			r.print(",")
+		}
+		r.cache(cache)
+	}
+	if len(caches) > 1 {
+		r.print("]}")
+	}
+	r.print(`,"config":{"cache_padding":%d,"mask_batch_padding":%d,`+
+		`"permuted_v":%t,"tiled_v":%t`, orInt(header.CachePadding, 1),
+		orInt(header.MaskBatchPadding, 1), header.PermutedV, header.TiledV)
+	r.textKey("mask_dtype", or(header.MaskDType, "f32"))
+	if header.VDType != "" {
+		r.textKey("v_dtype", header.VDType)
+	}
+	r.print(`},"init":{"dtype":`)
+	r.text(or(header.DType, "f32"))
+	r.print(`,"max_sequences":%d,"capacity":%d,"max_batch":%d}`,
+		header.MaxSequences, header.Capacity, header.MaxBatch)
+	r.print(`,"model":{"layers":%d,"k_head_dim":%d,"kv_heads":%d,"v_head_dim":%d}`,
+		header.Layers, header.KHeadDim, header.KVHeads, header.VHeadDim)
+}

@@ -1,0 +1,200 @@
+#include "props/c_api/c_api.h"
+
+using namespace kvtwin;
+using namespace kvtwin::props;
+
+namespace {
+
+// What `call` answers of the cache, if there is one.
+template <class Call>
+kvtwin_status OnCache(kvtwin_cache* cache, const Call& call) {
+  return Answer([&]() -> Status {
+    Status status = NeedAll({{"cache", cache}});
+    return status.ok() ? call(*cache->cache) : status;
+  });
+}
+
+// The same, whose answer goes to *yes.
+template <class Ask>
+kvtwin_status AskCache(kvtwin_cache* cache, std::int32_t* yes, const Ask& ask) {
+  return OnCache(cache, [&](Cache& one) -> Status {
+    Status status = NeedAll({{"yes", yes}});
+    if (!status.ok()) return status;
+    const Result<bool> answer = ask(one);
+    if (answer.ok()) *yes = *answer ? 1 : 0;
+    return answer.status();
+  });
+}
+
+}  // namespace
+
+const char* kvtwin_twin_name(size_t index) {
+  // The names are literals, and so end with a zero.
+  return index < TwinNames().size() ? TwinNames()[index].data() : nullptr;
+}
+
+kvtwin_status kvtwin_cache_default_params(kvtwin_cache_params* params,
+                                          size_t size) {
+  return Answer([&] {
+    return WriteDefaults("params", DefaultCacheParams(), params, size);
+  });
+}
+
+kvtwin_status kvtwin_cache_create(const kvtwin_cache_params* params,
+                                  const char* twin, kvtwin_cache** cache) {
+  return Answer([&]() -> Status {
+    Status status = NeedAll({{"cache", cache}});
+    if (!status.ok()) return status;
+    const Result<CacheParts> parts = CachePartsFromC(params);
+    if (!parts.ok()) return parts.status();
+    auto made = MakeCache(parts->spec, TextOf(twin, "optimized"));
+    if (!made.ok()) return made.status();
+    const InitArgs& init = parts->init;
+    status = (*made)->SetConfig(parts->config);
+    if (status.ok()) {
+      status = (*made)->Init(init.dtype, init.max_sequences, init.capacity,
+                             init.max_batch);
+    }
+    if (!status.ok()) return status;
+    auto handle = std::make_unique<kvtwin_cache>();
+    handle->owned = std::move(*made);
+    handle->cache = handle->owned.get();
+    *cache = handle.release();
+    return {};
+  });
+}
+
+void kvtwin_cache_destroy(kvtwin_cache* cache) { delete cache; }
+
+kvtwin_status kvtwin_cache_start_forward(kvtwin_cache* cache,
+                                         const kvtwin_batch* batch,
+                                         int reserve) {
+  return OnCache(cache, [&](Cache& one) -> Status {
+    const Result<Batch> read = BatchFromC(batch);
+    if (!read.ok()) return read.status();
+    return one.StartForward(*read, reserve != 0);
+  });
+}
+
+kvtwin_status kvtwin_cache_set_causal(kvtwin_cache* cache,
+                                      const int32_t* except, size_t count) {
+  return OnCache(cache, [&](Cache& one) -> Status {
+    const auto list = ListFromC("except", except, count);
+    return list.ok() ? one.SetCausal(*list) : list.status();
+  });
+}
+
+kvtwin_status kvtwin_cache_set_layer_type(kvtwin_cache* cache, int32_t type) {
+  return OnCache(cache, [&](Cache& one) { return one.SetLayerType(type); });
+}
+
+kvtwin_status kvtwin_cache_put(kvtwin_cache* cache, int32_t layer,
+                               const kvtwin_tensor* key,
+                               const kvtwin_tensor* value) {
+  return OnCache(cache, [&](Cache& one) -> Status {
+    const Result<TensorView> k = TensorFromC("key", key);
+    if (!k.ok()) return k.status();
+    const Result<TensorView> v = TensorFromC("value", value);
+    if (!v.ok()) return v.status();
+    Status status = one.SetLayer(layer);
+    return status.ok() ? one.Put(*k, *v) : status;
+  });
+}
+
+kvtwin_status kvtwin_cache_get(kvtwin_cache* cache, int32_t layer,
+                               kvtwin_view* view) {
+  return OnCache(cache, [&](Cache& one) -> Status {
+    const auto size = SizeOfStruct("view", view, sizeof(kvtwin_view));
+    if (!size.ok()) return size.status();
+    Status status = one.SetLayer(layer);
+    if (!status.ok()) return status;
+    const Result<KvView> got = one.Get();
+    if (!got.ok()) return got.status();
+    kvtwin_view answer{};
+    answer.key = CTensor(got->key);
+    answer.value = CTensor(got->value);
+    answer.mask = CTensor(got->mask);
+    answer.first_cell = got->first_cell;
+    const bool encoder = got->mask.data == nullptr;
+    answer.columns = static_cast<std::int32_t>(encoder ? got->key.shape[2]
+                                                       : got->mask.shape[0]);
+    WriteStruct(answer, view);
+    return {};
+  });
+}
+
+kvtwin_status kvtwin_cache_copy_prefix(kvtwin_cache* cache, int32_t source,
+                                       int32_t target, int32_t length) {
+  return OnCache(cache, [&](Cache& one) {
+    return one.CopyPrefix(source, target, length);
+  });
+}
+
+kvtwin_status kvtwin_cache_can_resume(kvtwin_cache* cache, int32_t sequence,
+                                      int32_t position, int32_t* yes) {
+  return AskCache(cache, yes, [&](Cache& one) {
+    return one.CanResume(sequence, position);
+  });
+}
+
+kvtwin_status kvtwin_cache_remove(kvtwin_cache* cache, int32_t sequence,
+                                  int32_t begin, int32_t end) {
+  return OnCache(cache,
+                 [&](Cache& one) { return one.Remove(sequence, begin, end); });
+}
+
+kvtwin_status kvtwin_cache_encoder_cached(kvtwin_cache* cache, int32_t* yes) {
+  return AskCache(cache, yes, [](Cache& one) { return one.EncoderCached(); });
+}
+
+kvtwin_status kvtwin_cache_underlying(kvtwin_cache* cache,
+                                      kvtwin_cache** active) {
+  return OnCache(cache, [&](Cache& one) -> Status {
+    Status status = NeedAll({{"active", active}});
+    if (!status.ok()) return status;
+    Cache* const underlying = one.UnderlyingCache();
+    if (underlying == &one) {
+      *active = cache;
+      return {};
+    }
+    auto& handle = cache->inner[underlying];
+    if (handle == nullptr) {
+      handle = std::make_unique<kvtwin_cache>();
+      handle->cache = underlying;
+    }
+    *active = handle.get();
+    return {};
+  });
+}
+
+kvtwin_status kvtwin_cache_cell_count(kvtwin_cache* cache, int32_t* cells) {
+  return OnCache(cache, [&](Cache& one) -> Status {
+    Status status = NeedAll({{"cells", cells}});
+    if (status.ok()) *cells = one.CellCount();
+    return status;
+  });
+}
+
+kvtwin_status kvtwin_cache_cells(kvtwin_cache* cache, kvtwin_cell* cells,
+                                 size_t room, size_t* count) {
+  return OnCache(cache, [&](Cache& one) -> Status {
+    Status status = CheckList("cells", cells, room, count);
+    if (!status.ok()) return status;
+    one.ListCells(cache->cells);
+    *count = cache->cells.size();
+    for (std::size_t i = 0; i < std::min(room, *count); ++i) {
+      const CellEntry& entry = cache->cells[i];
+      cells[i] = {entry.cell, entry.position, entry.sequence};
+    }
+    return {};
+  });
+}
+
+kvtwin_status kvtwin_cache_batch_cells(kvtwin_cache* cache, int32_t* cells,
+                                       size_t room, size_t* count) {
+  return OnCache(cache, [&](Cache& one) -> Status {
+    Status status = CheckList("cells", cells, room, count);
+    if (status.ok()) WriteList(one.BatchCells(), cells, room, count);
+    return status;
+  });
+}

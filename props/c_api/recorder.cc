@@ -1,0 +1,346 @@
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#include "core/dense_tensor.h"
+#include "core/mask_elements.h"
+#include "core/trace.h"
+#include "props/c_api/c_api.h"
+
+using namespace kvtwin;
+using namespace kvtwin::props;
+
+struct kvtwin_recorder {
+  TraceHeader header;
+  std::ofstream out;
+  bool reserving = false;  // The current pass.
+};
+
+namespace {
+
+constexpr int kRemoveAnswersMax = KVTWIN_SHARED_CELLS;
+
+TraceOp Call(TraceOpKind kind) {
+  TraceOp op;
+  op.kind = kind;
+  return op;
+}
+
+Status WriteOp(kvtwin_recorder& recorder, const TraceOp& op) {
+  Status status = WriteTraceOp(op, recorder.out);
+  if (!status.ok()) return status;
+  recorder.out.flush();
+  if (recorder.out) return {};
+  return Untimely("the recording could not be written: {}",
+                  std::strerror(errno));
+}
+
+// Writes the line that `make` makes, unless that says why it cannot.
+template <class Make>
+kvtwin_status Record(kvtwin_recorder* recorder, TraceOpKind kind,
+                     const Make& make) {
+  return Answer([&]() -> Status {
+    Status status = NeedAll({{"recorder", recorder}});
+    if (!status.ok()) return status;
+    TraceOp op = Call(kind);
+    status = make(op);
+    return status.ok() ? WriteOp(*recorder, op) : status;
+  });
+}
+
+// One of 0 to `last`.
+Result<StatusCode> AnswerFromC(const kvtwin_status& answer, int last) {
+  const int raw = RawEnum(answer);
+  if (raw >= KVTWIN_OK && raw <= last) return StatusFromC(raw);
+  return Invalid(
+      "answer is {} ({}), which no recording has: it must be 0 to {}, and "
+      "misuse is left out",
+      raw, kvtwin_status_name(answer), last);
+}
+
+// Of any shape, as numbers if they are in blocks.
+Result<DenseTensor> RowsFromC(std::string_view name,
+                              const kvtwin_tensor* tensor) {
+  const Result<TensorView> view = TensorFromC(name, tensor);
+  if (!view.ok()) return view.status();
+  if (view->data == nullptr) return Invalid("{} has no data", name);
+  if (Status status = CheckRowDType(name, view->dtype); !status.ok()) {
+    return status;
+  }
+  for (std::size_t i = 0; i < view->shape.size(); ++i) {
+    Status status =
+        AtLeastOne(fmt::format("{}.shape[{}]", name, i), view->shape[i]);
+    if (!status.ok()) return status;
+  }
+  if (Status status = CheckWholeBlocks(name, view->shape[0], view->dtype);
+      !status.ok()) {
+    return status;
+  }
+  return CopyOf(*view, DType::kF32);
+}
+
+Status CheckMask(const TensorView& mask) {
+  if (!IsMaskDType(mask.dtype)) {
+    return Invalid("view.mask.dtype is {}, no dtype of masks",
+                   DTypeName(mask.dtype));
+  }
+  if (mask.shape[0] >= 1 && mask.shape[1] >= 1 && mask.shape[2] == 1 &&
+      mask.shape[3] == 1) {
+    return {};
+  }
+  return Invalid("view.mask has shape {}, it must be [columns, rows]",
+                 ShapeText(mask.shape));
+}
+
+Result<DenseTensor> MaskFromC(const TensorView& mask) {
+  if (Status status = CheckMask(mask); !status.ok()) return status;
+  for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
+    for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
+      if (MaskElementAt(mask, column, row) != MaskElement::kNeither) continue;
+      return Invalid("view.mask has neither 0 nor -inf in column {} of row {}",
+                     column, row);
+    }
+  }
+  DenseTensor copy = HidingMask(mask.dtype, mask.shape[0], mask.shape[1]);
+  WriteDense(mask, mask.dtype, copy.bytes.data());
+  return copy;
+}
+
+// The mask's shape, if there is one.
+Result<std::optional<TraceOp>> ReservedOp(const TensorView& mask, TraceOp op) {
+  if (mask.data == nullptr) return std::optional<TraceOp>();
+  op.kind = TraceOpKind::kReservedMask;
+  op.shape = mask.shape;
+  if (Status status = CheckMask(mask); !status.ok()) return status;
+  return std::optional(std::move(op));
+}
+
+// The line of a get, if it has one.
+Result<std::optional<TraceOp>> GetOp(const kvtwin_recorder& recorder, int layer,
+                                     const kvtwin_view* from) {
+  kvtwin_view view{};
+  Status status = ReadStruct("view", from, view);
+  if (!status.ok()) return status;
+  const Result<TensorView> mask = TensorFromC("view.mask", &view.mask);
+  if (!mask.ok()) return mask.status();
+  TraceOp op = Call(TraceOpKind::kGet);
+  op.layer = layer;
+  const bool own = recorder.header.entitlement_only;
+  if (view.first_cell >= 0 && !own) op.first_cell = view.first_cell;
+  if (recorder.reserving) return ReservedOp(*mask, std::move(op));
+  Result<DenseTensor> key = RowsFromC("view.key", &view.key);
+  if (!key.ok()) return key.status();
+  op.key = std::move(*key);
+  if (view.value.data != nullptr) {
+    Result<DenseTensor> value = RowsFromC("view.value", &view.value);
+    if (!value.ok()) return value.status();
+    op.value = std::move(*value);
+  }
+  if (mask->data != nullptr) {
+    Result<DenseTensor> copy = MaskFromC(*mask);
+    if (!copy.ok()) return copy.status();
+    op.mask = std::move(*copy);
+  }
+  return std::optional(std::move(op));
+}
+
+Status FillHeader(const kvtwin_recorder_params& params, TraceHeader& header) {
+  Result<CacheParts> parts = CachePartsFromC(params.cache);
+  if (!parts.ok()) return parts.status();
+  // The factory says whether there is such a cache.
+  if (const auto made = MakeCache(parts->spec); !made.ok()) {
+    return made.status();
+  }
+  const InitArgs& init = parts->init;
+  for (const auto& [name, number] :
+       {std::pair("max_sequences", init.max_sequences),
+        {"capacity", init.capacity},
+        {"max_batch", init.max_batch},
+        {"layers", params.layers},
+        {"kv_heads", params.kv_heads},
+        {"k_head_dim", params.k_head_dim},
+        {"v_head_dim", params.v_head_dim}}) {
+    if (Status status = AtLeastOne(name, number); !status.ok()) return status;
+  }
+  if (Status status = CheckRowDType("dtype", init.dtype); !status.ok()) {
+    return status;
+  }
+  header.producer = TextOf(params.producer);
+  header.entitlement_only = params.own_placement != 0;
+  header.spec = std::move(parts->spec);
+  header.config = parts->config;
+  header.init = init;
+  header.layers = params.layers;
+  header.rows = {params.k_head_dim, params.kv_heads, params.v_head_dim};
+  return {};
+}
+
+kvtwin_recorder_params DefaultRecorderParams() {
+  kvtwin_recorder_params params{};
+  params.size = sizeof(params);
+  params.own_placement = 1;
+  params.layers = 1;
+  params.kv_heads = 1;
+  params.k_head_dim = 1;
+  params.v_head_dim = 1;
+  return params;
+}
+
+}  // namespace
+
+kvtwin_status kvtwin_recorder_default_params(kvtwin_recorder_params* params,
+                                             size_t size) {
+  return Answer([&] {
+    return WriteDefaults("params", DefaultRecorderParams(), params, size);
+  });
+}
+
+kvtwin_status kvtwin_recorder_create(const kvtwin_recorder_params* params,
+                                     const char* path,
+                                     kvtwin_recorder** recorder) {
+  return Answer([&]() -> Status {
+    Status status = NeedAll({{"path", path}, {"recorder", recorder}});
+    kvtwin_recorder_params read = DefaultRecorderParams();
+    if (status.ok()) status = ReadStruct("params", params, read);
+    if (status.ok()) status = NeedAll({{"params.cache", read.cache}});
+    auto made = std::make_unique<kvtwin_recorder>();
+    if (status.ok()) status = FillHeader(read, made->header);
+    // First, where nothing is written of what cannot be.
+    std::ostringstream line;
+    if (status.ok()) status = WriteTraceHeader(made->header, line);
+    if (!status.ok()) return status;
+    made->out.open(path, std::ios::binary);
+    made->out << line.str() << std::flush;
+    if (!made->out) {
+      return Untimely("'{}' cannot be written: {}", path, std::strerror(errno));
+    }
+    *recorder = made.release();
+    return {};
+  });
+}
+
+kvtwin_status kvtwin_recorder_close(kvtwin_recorder* recorder) {
+  return Answer([&]() -> Status {
+    const std::unique_ptr<kvtwin_recorder> owned(recorder);
+    if (owned == nullptr) return {};
+    owned->out.close();
+    if (owned->out) return {};
+    return Untimely("not all of the recording could be written");
+  });
+}
+
+kvtwin_status kvtwin_record_start_forward(kvtwin_recorder* recorder,
+                                          const kvtwin_batch* batch,
+                                          int reserve, kvtwin_status answer,
+                                          const int32_t* cells) {
+  return Record(recorder, TraceOpKind::kStartForward, [&](TraceOp& op) {
+    const Result<Batch> read = BatchFromC(batch);
+    if (!read.ok()) return read.status();
+    const auto result = AnswerFromC(answer, KVTWIN_CACHE_FULL);
+    if (!result.ok()) return result.status();
+    op.positions.assign(read->positions.begin(), read->positions.end());
+    op.sequences.assign(read->sequences.begin(), read->sequences.end());
+    op.indices.assign(read->multimodal.begin(), read->multimodal.end());
+    op.reserve = reserve != 0;
+    op.result = *result;
+    const bool placed =
+        *result == StatusCode::kOk && !recorder->header.entitlement_only;
+    if (cells != nullptr && placed) {
+      op.cells.emplace(cells, cells + read->positions.size());
+    }
+    recorder->reserving = op.reserve;
+    return Status();
+  });
+}
+
+kvtwin_status kvtwin_record_set_causal(kvtwin_recorder* recorder,
+                                       const int32_t* except, size_t count) {
+  return Record(recorder, TraceOpKind::kSetCausal, [&](TraceOp& op) {
+    const auto list = ListFromC("except", except, count);
+    if (list.ok()) op.indices.assign(list->begin(), list->end());
+    return list.status();
+  });
+}
+
+kvtwin_status kvtwin_record_set_layer_type(kvtwin_recorder* recorder,
+                                           int32_t type) {
+  return Record(recorder, TraceOpKind::kSetLayerType, [&](TraceOp& op) {
+    op.type = type;
+    return Status();
+  });
+}
+
+kvtwin_status kvtwin_record_put(kvtwin_recorder* recorder, int32_t layer,
+                                const kvtwin_tensor* key,
+                                const kvtwin_tensor* value) {
+  return Record(recorder, TraceOpKind::kPut, [&](TraceOp& op) -> Status {
+    op.layer = layer;
+    Result<DenseTensor> k = RowsFromC("key", key);
+    if (!k.ok()) return k.status();
+    Result<DenseTensor> v = RowsFromC("value", value);
+    if (!v.ok()) return v.status();
+    op.key = std::move(*k);
+    op.value = std::move(*v);
+    return {};
+  });
+}
+
+kvtwin_status kvtwin_record_get(kvtwin_recorder* recorder, int32_t layer,
+                                const kvtwin_view* view) {
+  return Answer([&]() -> Status {
+    Status status = NeedAll({{"recorder", recorder}});
+    if (!status.ok()) return status;
+    const auto op = GetOp(*recorder, layer, view);
+    if (!op.ok() || !op->has_value()) return op.status();
+    return WriteOp(*recorder, **op);
+  });
+}
+
+kvtwin_status kvtwin_record_remove(kvtwin_recorder* recorder, int32_t sequence,
+                                   int32_t begin, int32_t end,
+                                   kvtwin_status answer) {
+  return Record(recorder, TraceOpKind::kRemove, [&](TraceOp& op) -> Status {
+    const auto result = AnswerFromC(answer, kRemoveAnswersMax);
+    if (!result.ok()) return result.status();
+    if (*result == StatusCode::kCacheFull) {
+      return Invalid("answer is cache_full, which no remove answers");
+    }
+    op.seq = sequence;
+    op.begin = begin;
+    op.end = end;
+    op.result = *result;
+    return {};
+  });
+}
+
+kvtwin_status kvtwin_record_copy_prefix(kvtwin_recorder* recorder,
+                                        int32_t source, int32_t target,
+                                        int32_t length) {
+  return Record(recorder, TraceOpKind::kCopyPrefix, [&](TraceOp& op) {
+    op.src = source;
+    op.dst = target;
+    op.len = length;
+    return Status();
+  });
+}
+
+kvtwin_status kvtwin_record_can_resume(kvtwin_recorder* recorder,
+                                       int32_t sequence, int32_t position,
+                                       int32_t yes) {
+  return Record(recorder, TraceOpKind::kCanResume, [&](TraceOp& op) {
+    op.seq = sequence;
+    op.pos = position;
+    op.answer = yes != 0;
+    return Status();
+  });
+}
+
+kvtwin_status kvtwin_record_encoder_cached(kvtwin_recorder* recorder,
+                                           int32_t yes) {
+  return Record(recorder, TraceOpKind::kEncoderCached, [&](TraceOp& op) {
+    op.answer = yes != 0;
+    return Status();
+  });
+}

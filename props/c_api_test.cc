@@ -1,0 +1,388 @@
+// The caches of the C interface against those of C++, by every history that the
+// generator makes; and what only C has: sizes of structs, null pointers, texts.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "props/c_api_adapters.h"
+#include "props/fuzz.h"
+#include "props/paged_fuzz.h"
+#include "props/test_cache.h"
+
+namespace kvtwin::props {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class CTwins : public EachTwin {};
+INSTANTIATE_TEST_SUITE_P(Twins, CTwins, ::testing::ValuesIn(TwinList()),
+                         TwinTestName);
+
+TEST_P(CTwins, CachesAreThoseOfCpp) {
+  FuzzOptions options;
+  options.operations = 60'000;
+  options.dtypes = true;
+  const Subject subject = SubjectByC(GetParam());
+  const FuzzResult result = Fuzz(options, subject);
+  ASSERT_FALSE(result.failure) << FailureText(
+      result.failure->shrunk, result.failure->difference, subject);
+  EXPECT_GE(result.operations, options.operations);
+}
+
+TEST(CInterface, PoolsAreThoseOfCpp) {
+  std::int64_t operations = 0;
+  for (std::uint64_t number = 0; number < 300; ++number) {
+    PagedCensus census;
+    const PagedHistory history = MakePagedHistory(7, number);
+    ASSERT_EQ(RunPaged(history, &census, PoolByC::Make), "") << ToText(history);
+    operations += census.operations;
+  }
+  EXPECT_GT(operations, 5000);
+}
+
+// Of three tokens, as by hand.
+struct Small {
+  Small() {
+    EXPECT_EQ(kvtwin_cache_default_params(&params, sizeof(params)), KVTWIN_OK);
+    params.capacity = 8;
+    params.max_batch = 4;
+  }
+  ~Small() { kvtwin_cache_destroy(cache); }
+  Small(const Small&) = delete;
+  Small& operator=(const Small&) = delete;
+
+  kvtwin_status Create() {
+    return kvtwin_cache_create(&params, nullptr, &cache);
+  }
+  kvtwin_status Fill() {
+    static constexpr std::array<std::int32_t, 3> kPositions = {0, 1, 2};
+    static constexpr std::array<std::int32_t, 3> kSequences = {0, 0, 0};
+    static constexpr std::array<float, 3> kRows = {1, 2, 3};
+    kvtwin_batch batch{};
+    batch.size = sizeof(batch);
+    batch.positions = kPositions.data();
+    batch.sequences = kSequences.data();
+    batch.tokens = 3;
+    const kvtwin_status started = kvtwin_cache_start_forward(cache, &batch, 0);
+    if (started != KVTWIN_OK) return started;
+    kvtwin_tensor rows{kRows.data(), KVTWIN_F32, {1, 1, 3, 1}, {}};
+    return kvtwin_cache_put(cache, 0, &rows, &rows);
+  }
+
+  kvtwin_cache_params params{};
+  kvtwin_cache* cache = nullptr;
+};
+
+TEST(CInterface, DefaultsAreACacheOfOneToken) {
+  Small small;
+  small.params.capacity = small.params.max_batch = 1;
+  ASSERT_EQ(small.Create(), KVTWIN_OK);
+  std::int32_t cells = 0;
+  EXPECT_EQ(kvtwin_cache_cell_count(small.cache, &cells), KVTWIN_OK);
+  EXPECT_EQ(cells, 1);
+  EXPECT_STREQ(kvtwin_twin_name(0), "reference");
+  EXPECT_STREQ(kvtwin_twin_name(1), "optimized");
+  EXPECT_EQ(kvtwin_twin_name(2), nullptr);
+  EXPECT_STREQ(kvtwin_version(), "0.1.0");
+}
+
+TEST(CInterface, SizesOfStructsAreChecked) {
+  Small small;
+  small.params.size -= 1;
+  EXPECT_EQ(small.Create(), KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), StartsWith("params.size is "));
+  small.params.size = 0;
+  EXPECT_EQ(small.Create(), KVTWIN_INVALID_ARGUMENT);
+  small.params.size = std::size_t{1} << 40;
+  EXPECT_EQ(small.Create(), KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("no struct is that large"));
+  // A newer caller.
+  struct {
+    kvtwin_cache_params params;
+    std::int64_t more;
+  } newer;
+  std::memset(static_cast<void*>(&newer), 0xFF, sizeof(newer));
+  ASSERT_EQ(kvtwin_cache_default_params(&newer.params, sizeof(newer)),
+            KVTWIN_OK);
+  EXPECT_EQ(newer.more, 0);
+  EXPECT_EQ(kvtwin_cache_create(&newer.params, nullptr, &small.cache),
+            KVTWIN_OK);
+  newer.more = 1 << 8;
+  kvtwin_cache* none = nullptr;
+  EXPECT_EQ(kvtwin_cache_create(&newer.params, nullptr, &none),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("knows nothing"));
+  EXPECT_EQ(none, nullptr);
+  // What an older one gets, ends with its own.
+  kvtwin_cache_params old{};
+  EXPECT_EQ(kvtwin_cache_default_params(&old, sizeof(old) - 8),
+            KVTWIN_INVALID_ARGUMENT);
+  kvtwin_view view{};
+  EXPECT_EQ(kvtwin_cache_get(small.cache, 0, &view), KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), StartsWith("view.size is 0"));
+}
+
+TEST(CInterface, AnswersOfALargerStructAreLeftAlone) {
+  Small small;
+  ASSERT_EQ(small.Create(), KVTWIN_OK);
+  ASSERT_EQ(small.Fill(), KVTWIN_OK);
+  struct {
+    kvtwin_view view;
+    std::int64_t more;
+  } newer{{}, 77};
+  newer.view.size = sizeof(newer);
+  ASSERT_EQ(kvtwin_cache_get(small.cache, 0, &newer.view), KVTWIN_OK);
+  EXPECT_EQ(newer.more, 77);
+  EXPECT_EQ(newer.view.size, sizeof(newer));
+  EXPECT_EQ(newer.view.columns, 3);
+}
+
+TEST(CInterface, NullIsAnErrorThatNamesTheArgument) {
+  Small small;
+  ASSERT_EQ(small.Create(), KVTWIN_OK);
+  const auto message = [](kvtwin_status status) {
+    EXPECT_EQ(status, KVTWIN_INVALID_ARGUMENT);
+    return std::string(kvtwin_last_error());
+  };
+  kvtwin_cache* const no = nullptr;
+  EXPECT_EQ(message(kvtwin_cache_create(nullptr, nullptr, &small.cache)),
+            "params is NULL");
+  EXPECT_EQ(message(kvtwin_cache_create(&small.params, nullptr, nullptr)),
+            "cache is NULL");
+  EXPECT_EQ(message(kvtwin_cache_remove(no, 0, 0, 1)), "cache is NULL");
+  EXPECT_EQ(message(kvtwin_cache_start_forward(small.cache, nullptr, 0)),
+            "batch is NULL");
+  EXPECT_EQ(message(kvtwin_cache_can_resume(small.cache, 0, 0, nullptr)),
+            "yes is NULL");
+  EXPECT_EQ(message(kvtwin_cache_cells(small.cache, nullptr, 0, nullptr)),
+            "count is NULL");
+  std::size_t count = 0;
+  EXPECT_EQ(message(kvtwin_cache_cells(small.cache, nullptr, 1, &count)),
+            "cells is NULL, but has room for 1");
+  EXPECT_EQ(message(kvtwin_cache_set_causal(small.cache, nullptr, 2)),
+            "except is NULL, it should have 2 entries");
+  kvtwin_batch batch{};
+  batch.size = sizeof(batch);
+  batch.tokens = -1;
+  EXPECT_EQ(message(kvtwin_cache_start_forward(small.cache, &batch, 0)),
+            "batch.positions has -1 entries");
+  EXPECT_EQ(message(kvtwin_pool_free(nullptr, 0)), "pool is NULL");
+  EXPECT_EQ(message(kvtwin_state_save(nullptr, "x", "")), "state is NULL");
+  EXPECT_EQ(message(kvtwin_record_can_resume(nullptr, 0, 0, 0)),
+            "recorder is NULL");
+  EXPECT_EQ(message(kvtwin_check_file(nullptr, nullptr, nullptr)),
+            "path is NULL");
+  // Those that are fine.
+  kvtwin_cache_destroy(nullptr);
+  kvtwin_state_destroy(nullptr);
+  kvtwin_pool_destroy(nullptr);
+  kvtwin_free(nullptr);
+  EXPECT_EQ(kvtwin_recorder_close(nullptr), KVTWIN_OK);
+}
+
+TEST(CInterface, NumbersThatNoEnumHasAreRefused) {
+  const int wild = 77;
+  const auto refused = [](const Small& small, std::string_view why) {
+    kvtwin_cache* made = nullptr;
+    EXPECT_EQ(kvtwin_cache_create(&small.params, nullptr, &made),
+              KVTWIN_INVALID_ARGUMENT);
+    EXPECT_THAT(kvtwin_last_error(), StartsWith(std::string(why)));
+  };
+  const auto write = [&](auto& to) { std::memcpy(&to, &wild, sizeof(wild)); };
+  {
+    Small small;
+    write(small.params.kind);
+    refused(small, "kind is 77");
+  }
+  {
+    Small small;
+    write(small.params.placement);
+    refused(small, "placement is 77");
+  }
+  {
+    Small small;
+    write(small.params.shift.kind);
+    refused(small, "shift.kind is 77");
+  }
+  {
+    Small small;
+    write(small.params.v_dtype);
+    refused(small, "v_dtype is 77");
+  }
+  {
+    Small small;
+    small.params.dtype = KVTWIN_AS_K;
+    refused(small, "dtype is -1");
+  }
+  Small small;
+  ASSERT_EQ(small.Create(), KVTWIN_OK);
+  kvtwin_tensor rows{&wild, KVTWIN_F32, {1, 1, 1, 1}, {}};
+  write(rows.dtype);
+  EXPECT_EQ(kvtwin_cache_put(small.cache, 0, &rows, &rows),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), StartsWith("key.dtype is 77"));
+  kvtwin_status status = KVTWIN_OK;
+  write(status);
+  EXPECT_STREQ(kvtwin_status_name(status), "unknown");
+  EXPECT_STREQ(kvtwin_status_name(KVTWIN_SHARED_CELLS), "shared_cells");
+}
+
+TEST(CInterface, AWrapperHasOneStructAfterAnother) {
+  Small small;
+  std::vector<kvtwin_cache_params> caches(2, small.params);
+  caches[1].kind = KVTWIN_SWA;
+  caches[1].window = 2;
+  small.params.kind = KVTWIN_WRAPPER;
+  small.params.cache_count = 2;
+  EXPECT_EQ(small.Create(), KVTWIN_INVALID_ARGUMENT);
+  small.params.caches = caches.data();
+  caches[1].size = 1;
+  EXPECT_EQ(small.Create(), KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), StartsWith("caches[1].size is 1"));
+  caches[1].size = sizeof(caches[1]);
+  // In itself without end.
+  caches[1].kind = KVTWIN_WRAPPER;
+  caches[1].caches = &small.params;
+  caches[1].cache_count = 1;
+  EXPECT_EQ(small.Create(), KVTWIN_INVALID_ARGUMENT);
+  caches[1].kind = KVTWIN_SWA;
+  ASSERT_EQ(small.Create(), KVTWIN_OK);
+  kvtwin_cache* active = nullptr;
+  ASSERT_EQ(kvtwin_cache_underlying(small.cache, &active), KVTWIN_OK);
+  EXPECT_NE(active, small.cache);
+  std::int32_t all = 0;
+  std::int32_t inner = 0;
+  ASSERT_EQ(kvtwin_cache_set_layer_type(small.cache, 1), KVTWIN_OK);
+  kvtwin_cache* second = nullptr;
+  ASSERT_EQ(kvtwin_cache_underlying(small.cache, &second), KVTWIN_OK);
+  EXPECT_NE(second, active);
+  EXPECT_EQ(kvtwin_cache_cell_count(small.cache, &all), KVTWIN_OK);
+  EXPECT_EQ(kvtwin_cache_cell_count(second, &inner), KVTWIN_OK);
+  EXPECT_EQ(all, inner);
+}
+
+// Adds ten times the offset; refuses at the second call.
+int ShiftByC(void* user, std::int32_t layer, std::int32_t offset,
+             std::int32_t k_head_dim, std::int32_t kv_heads, float* key) {
+  auto& calls = *static_cast<int*>(user);
+  if (layer != 0 || k_head_dim != 1 || kv_heads != 1) return KVTWIN_INTERNAL;
+  key[0] += static_cast<float>(10 * offset);
+  return ++calls == 2 ? KVTWIN_SHARED_CELLS : KVTWIN_OK;
+}
+
+TEST(CInterface, AShiftFunctionOfC) {
+  int calls = 0;
+  Small small;
+  small.params.shift.kind = KVTWIN_SHIFT_CUSTOM;
+  EXPECT_EQ(small.Create(), KVTWIN_INVALID_ARGUMENT);
+  small.params.shift.fn = ShiftByC;
+  small.params.shift.user = &calls;
+  ASSERT_EQ(small.Create(), KVTWIN_OK);
+  ASSERT_EQ(small.Fill(), KVTWIN_OK);
+  EXPECT_EQ(kvtwin_cache_remove(small.cache, 0, 0, 1), KVTWIN_SHARED_CELLS);
+  EXPECT_STREQ(kvtwin_last_error(), "the shift function answered 3");
+  calls = 10;
+  ASSERT_EQ(kvtwin_cache_remove(small.cache, 0, 0, 1), KVTWIN_OK);
+  kvtwin_state* state = nullptr;
+  ASSERT_EQ(kvtwin_cache_snapshot(small.cache, &state), KVTWIN_OK);
+  const StateHandle owned(state);
+  const DenseTensor key = StateByC(*state)->layers.at(0).key;
+  EXPECT_EQ(LoadAs<float>(&key.bytes[0]), 2 - 10);
+  EXPECT_EQ(LoadAs<float>(&key.bytes[4]), 3 - 10);
+}
+
+TEST(CInterface, StatesAsFiles) {
+  const std::string path = ::testing::TempDir() + "/c_api_state.safetensors";
+  Small small;
+  ASSERT_EQ(small.Create(), KVTWIN_OK);
+  ASSERT_EQ(small.Fill(), KVTWIN_OK);
+  kvtwin_state* state = nullptr;
+  ASSERT_EQ(kvtwin_cache_snapshot(small.cache, &state), KVTWIN_OK);
+  const StateHandle all(state);
+  ASSERT_EQ(kvtwin_state_save(state, path.c_str(), "m"), KVTWIN_OK);
+  kvtwin_state* loaded = nullptr;
+  EXPECT_EQ(kvtwin_state_load(path.c_str(), nullptr, &loaded),
+            KVTWIN_INVALID_ARGUMENT);
+  char* model = nullptr;
+  ASSERT_EQ(kvtwin_state_model(path.c_str(), &model), KVTWIN_OK);
+  EXPECT_STREQ(model, "m");
+  ASSERT_EQ(kvtwin_state_load(path.c_str(), model, &loaded), KVTWIN_OK);
+  kvtwin_free(model);
+  const StateHandle from_file(loaded);
+  EXPECT_EQ(*StateByC(*loaded), *StateByC(*state));
+  // Sequence 0 as 5, beside itself.
+  kvtwin_state* one = nullptr;
+  ASSERT_EQ(kvtwin_state_sequence(state, 0, &one), KVTWIN_OK);
+  const StateHandle alone(one);
+  EXPECT_EQ(kvtwin_state_sequence(state, -1, &one), KVTWIN_INVALID_ARGUMENT);
+  kvtwin_state* both = nullptr;
+  const std::int32_t cells = 12;
+  ASSERT_EQ(kvtwin_state_with_sequence(state, 5, alone.get(), &cells, 1, &both),
+            KVTWIN_OK);
+  const StateHandle more(both);
+  EXPECT_EQ(StateByC(*both)->cells.size(), 6);
+  const std::int32_t few = 5;
+  EXPECT_EQ(kvtwin_state_with_sequence(state, 5, alone.get(), &few, 1, &both),
+            KVTWIN_CACHE_FULL);
+  EXPECT_EQ(
+      kvtwin_state_with_sequence(state, 5, alone.get(), nullptr, 0, &both),
+      KVTWIN_INVALID_ARGUMENT);
+  EXPECT_EQ(kvtwin_state_load("no/such/file", nullptr, &loaded),
+            KVTWIN_FAILED_PRECONDITION);
+  EXPECT_EQ(kvtwin_state_from_bytes("x", 1, nullptr, &loaded),
+            KVTWIN_INVALID_ARGUMENT);
+}
+
+TEST(CInterface, LastErrorsAreOfTheirThreads) {
+  EXPECT_EQ(kvtwin_pool_free(nullptr, 0), KVTWIN_INVALID_ARGUMENT);
+  std::string there = "nothing was asked";
+  std::thread([&] { there = kvtwin_last_error(); }).join();
+  EXPECT_EQ(there, "");
+  EXPECT_STREQ(kvtwin_last_error(), "pool is NULL");
+}
+
+// A shift function that breaks its promise, where it can be caught.
+int ShiftThatThrows(void* user, std::int32_t, std::int32_t, std::int32_t,
+                    std::int32_t, float*) {
+  switch (*static_cast<int*>(user)) {
+    case 0:
+      throw std::bad_alloc();
+    case 1:
+      throw std::runtime_error("broken");
+    default:
+      throw 7;
+  }
+}
+
+TEST(CInterface, NothingThrownLeavesIt) {
+  using Due = std::pair<kvtwin_status, std::string>;
+  int which = 0;
+  for (const auto& [status, text] :
+       {Due(KVTWIN_OUT_OF_MEMORY, "there is not enough memory"),
+        Due(KVTWIN_INTERNAL, "broken"),
+        Due(KVTWIN_INTERNAL, "something was thrown")}) {
+    Small small;
+    small.params.shift.kind = KVTWIN_SHIFT_CUSTOM;
+    small.params.shift.fn = ShiftThatThrows;
+    small.params.shift.user = &which;
+    ASSERT_EQ(kvtwin_cache_create(&small.params, "reference", &small.cache),
+              KVTWIN_OK);
+    ASSERT_EQ(small.Fill(), KVTWIN_OK);
+    EXPECT_EQ(kvtwin_cache_remove(small.cache, 0, 0, 1), status);
+    EXPECT_EQ(kvtwin_last_error(), text);
+    ++which;
+  }
+}
+
+}  // namespace
+}  // namespace kvtwin::props

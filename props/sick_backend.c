@@ -1,0 +1,107 @@
+/* docs/examples/c_cache.c with an illness: what KVTWIN_SICK names happens once
+ * a sequence has a third token. props/backend_test.sh sees each reported. */
+
+#include <stdio.h>
+#include <unistd.h>
+
+#define kvtwin_get_backend_v1 HealthyBackend
+#include "../docs/examples/c_cache.c"
+#undef kvtwin_get_backend_v1
+
+static const char* illness;
+static char* volatile kept;
+
+static int Is(const char* name) { return strcmp(illness, name) == 0; }
+
+static void SpendMemory(size_t step, int touched) {
+  for (size_t all = 0; all < (size_t)10 << 30; all += step) {
+    kept = malloc(step);
+    if (kept == NULL) return;
+    for (size_t i = 0; touched && i < step; i += 4096) kept[i] = 1;
+  }
+}
+
+static void FallIll(Mine* c) {
+  float* rows = c->k[c->sequence][0];
+  if (Is("crash")) {
+    kept = NULL;
+    kept[8] = 1;
+  }
+  if (Is("abort")) {
+    fprintf(stderr, "cell %d is lost\n", 7);
+    abort();
+  }
+  if (Is("exit")) _exit(3);
+  if (Is("hang")) {
+    for (;;) kept = NULL;
+  }
+  if (Is("memory")) SpendMemory(1 << 20, 1);
+  if (Is("address-space")) SpendMemory((size_t)1 << 30, 0);
+  if (Is("leak")) kept = malloc(1000);
+  if (Is("before")) ((volatile float*)rows)[-1] = 1;
+  if (Is("freed") || Is("twice")) {
+    char* volatile gone = malloc(100); /* Compilers would know, and warn. */
+    kept = gone;
+    free(gone);
+    if (Is("freed")) kept[50] = 1;
+    if (Is("twice")) free((void*)kept);
+  }
+}
+
+static int SickStartForward(void* cache, const kvtwin_batch* batch,
+                            int reserve) {
+  int code = StartForward(cache, batch, reserve);
+  Mine* c = cache;
+  if (c->length[c->sequence] < 3) return code;
+  FallIll(c);
+  return Is("status") ? 77 : Is("internal") ? KVTWIN_INTERNAL : code;
+}
+
+static int SickPut(void* cache, int32_t layer, const kvtwin_tensor* key,
+                   const kvtwin_tensor* value) {
+  int code = Put(cache, layer, key, value);
+  Mine* c = cache;
+  if (c->length[c->sequence] < 3 || !Is("behind")) return code;
+  /* A row more than there is room for. */
+  volatile float* rows = c->v[c->sequence][layer];
+  rows[c->capacity * c->heads * c->v_dim] = 1;
+  return code;
+}
+
+static int SickGet(void* cache, int32_t layer, kvtwin_view* view) {
+  int code = Get(cache, layer, view);
+  Mine* c = cache;
+  if (c->length[c->sequence] < 3) return code;
+  if (Is("columns")) view->columns = 2000000000;
+  if (Is("negative")) view->columns = -5;
+  if (Is("shape")) view->key.shape[2] = (int64_t)1 << 40;
+  if (Is("stride")) view->value.stride[2] = -4;
+  if (Is("dtype")) view->key.dtype = (kvtwin_dtype)99;
+  if (Is("null")) view->value.data = NULL;
+  if (Is("wild")) view->value.data = (const void*)64;
+  if (Is("short")) view->columns = 3000; /* More than is allocated. */
+  return code;
+}
+
+static int SickDescribe(kvtwin_description_v1* out) {
+  illness = getenv("KVTWIN_SICK");
+  if (illness == NULL) illness = "";
+  if (Is("describe")) abort();
+  int code = Describe(out);
+  out->name = "sick";
+  if (Is("level")) out->level = (kvtwin_level)9;
+  return code;
+}
+
+static const kvtwin_backend_v1 kSick = {
+    .size = sizeof(kvtwin_backend_v1),
+    .describe = SickDescribe,
+    .init = Init,
+    .close = Close,
+    .start_forward = SickStartForward,
+    .put = SickPut,
+    .get = SickGet,
+    .remove = Remove,
+};
+
+const kvtwin_backend_v1* kvtwin_get_backend_v1(void) { return &kSick; }
