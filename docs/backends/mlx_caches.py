@@ -34,6 +34,8 @@ class Cache:
     window_size = None
 
     def __init__(self, setup):
+        if setup.kind == "swa_mem" and setup.memory < setup.capacity:
+            raise kvtwin.NotSupported  # Those keep what they keep.
         self.setup = setup
         self.clear()
         self.got = {}
@@ -73,17 +75,25 @@ class Cache:
         count = self.length() - begin
         if begin == 0:
             self.clear()
-        elif cache.trim_prompt_cache(self.caches, count) != count:
+        elif count > 0:
+            self.trim(count)
+
+    def trim(self, count):
+        if cache.trim_prompt_cache(self.caches, count) != count:
             raise kvtwin.NotSupported
 
     def can_resume(self, sequence, position):
-        return (position == self.length()
-                or cache.can_trim_prompt_cache(self.caches))
+        if position >= self.length():
+            return position == self.length()
+        return position == 0 or self.can_trim(position)
+
+    def can_trim(self, length):
+        return cache.can_trim_prompt_cache(self.caches)
 
 
 class KV(Cache):
-    kvtwin = kvtwin.Description("KVCache", "mlx", {"causal", "swa_mem"},
-                                {"remove_tail"})
+    kvtwin = kvtwin.Description(
+        name="KVCache", kinds={"causal", "swa_mem"}, can={"remove_tail"})
 
     def make(self):
         if self.setup.kind == "swa_mem":
@@ -92,8 +102,9 @@ class KV(Cache):
 
 
 class Concatenate(KV):
-    kvtwin = kvtwin.Description("ConcatenateKVCache", "mlx",
-                                {"causal", "swa_mem"}, {"remove_tail"})
+    kvtwin = kvtwin.Description(
+        name="ConcatenateKVCache", kinds={"causal", "swa_mem"},
+        can={"remove_tail"})
 
     def make(self):
         super().make()
@@ -101,8 +112,8 @@ class Concatenate(KV):
 
 
 class Rotating(Cache):
-    kvtwin = kvtwin.Description("RotatingKVCache, keep=0", "mlx", {"swa_mem"},
-                                {"remove_tail"})
+    kvtwin = kvtwin.Description(
+        name="RotatingKVCache, keep=0", kinds={"swa_mem"}, can={"remove_tail"})
 
     def make(self):  # Theirs counts the query, ours does not.
         self.window_size = self.setup.window + 1
@@ -113,45 +124,52 @@ class RotatingSpeculative(Rotating):
     """As generate.speculative_generate_step goes back: can_trim_prompt_cache is
     asked once, of the empty cache, and what is trimmed is not looked at."""
     kvtwin = kvtwin.Description(
-        "RotatingKVCache, keep=0, as speculative decoding goes back", "mlx",
-        {"swa_mem"}, {"remove_tail"})
+        name="RotatingKVCache, keep=0, as speculative decoding goes back",
+        kinds={"swa_mem"}, can={"remove_tail"})
 
-    def can_resume(self, sequence, position):
+    def can_trim(self, length):
         return True
 
-    def remove(self, sequence, begin, end):
-        if begin == 0:
-            self.clear()
-        else:
-            cache.trim_prompt_cache(self.caches, self.length() - begin)
+    def trim(self, count):
+        cache.trim_prompt_cache(self.caches, count)
 
 
 class RotatingKeep(Cache):
     """The first four tokens and a window: attention sinks. The mask hides what
     is a sink only, as our rules know of none."""
-    kvtwin = kvtwin.Description("RotatingKVCache, keep=4", "mlx", {"swa_mem"},
-                                {"remove_tail"})
+    kvtwin = kvtwin.Description(
+        name="RotatingKVCache, keep=4", kinds={"swa_mem"}, can={"remove_tail"})
     keep = 4
 
     def make(self):
         return cache.RotatingKVCache(
             max_size=self.keep + self.setup.window + 1, keep=self.keep)
 
+    def clear(self):
+        super().clear()
+        self.first = {}  # The first tokens: their rows, and positions.
+
     def start_forward(self, positions, sequences):
         super().start_forward(positions, sequences)
         self.positions = numpy.array(positions)
 
+    def put(self, layer, key, value):
+        super().put(layer, key, value)
+        for position, row in zip(self.positions, key):
+            if position < self.keep:
+                self.first[row.tobytes()] = position
+
     def get(self, layer):
         key, value, mask = super().get(layer)
-        stands_for = key[:, 0, -1]  # The last of a head is its position.
-        oldest = self.positions[:, None] - self.setup.window
-        sink = (stands_for < self.keep) & (stands_for < oldest)
-        return key, value, mask & ~sink
+        at = numpy.array([self.first.get(row.tobytes(), 2147483647)
+                          for row in key])
+        return key, value, mask & (at >= self.positions[:, None]
+                                   - self.setup.window)
 
 
 class Chunked(Cache):
-    kvtwin = kvtwin.Description("ChunkedKVCache", "mlx", {"chunked"},
-                                {"remove_tail"})
+    kvtwin = kvtwin.Description(
+        name="ChunkedKVCache", kinds={"chunked"}, can={"remove_tail"})
 
     def clear(self):
         """As llama4.Model.make_cache: each fourth layer attends to all."""
@@ -178,11 +196,7 @@ class Chunked(Cache):
                 rows = mx.zeros((1, 1, self.queries, 1))
                 other.update_and_fetch(rows, rows)
 
-    def remove(self, sequence, begin, end):
-        count = self.length() - begin
-        if begin == 0:
-            self.clear()
-            return
+    def trim(self, count):
         done = cache.trim_prompt_cache(self.caches + [self.full], count)
         if done != count:
             raise ValueError(f"it said that it can be trimmed, and trimmed"
@@ -191,11 +205,11 @@ class Chunked(Cache):
 
 class ChunkedWithin(Chunked):
     kvtwin = kvtwin.Description(
-        "ChunkedKVCache, trimmed by what it has", "mlx", {"chunked"},
-        {"remove_tail"})
+        name="ChunkedKVCache, trimmed by what it has", kinds={"chunked"},
+        can={"remove_tail"})
 
-    def can_resume(self, sequence, position):
-        return position >= self.caches[0].start_position
+    def can_trim(self, length):
+        return length >= self.caches[0].start_position
 
 
 class Batch:
@@ -203,11 +217,13 @@ class Batch:
     pass is of a batch split off from the others, padded on the right, which
     they join again; a prefix is that of a cache that was extracted."""
     kvtwin = kvtwin.Description(
-        "BatchKVCache", "mlx", {"causal"},
-        {"remove_tail", "copy_prefix", "mix"}, 3)
+        name="BatchKVCache", kinds={"causal"},
+        can={"copy_prefix", "mix", "remove_tail"}, max_sequences=3)
     window_size = None
 
     def __init__(self, setup):
+        if setup.kind == "swa_mem" and setup.memory < setup.capacity:
+            raise kvtwin.NotSupported
         self.setup = setup
         self.rows = []  # Which sequence is which row.
         self.caches = []
@@ -218,6 +234,8 @@ class Batch:
         return [cache.KVCache() for _ in range(self.setup.layers)]
 
     def length(self, sequence):
+        if sequence not in self.rows:
+            return 0
         return int(self.caches[0].offset[self.rows.index(sequence)].item())
 
     def extract(self, sequence):
@@ -321,6 +339,7 @@ class Batch:
         self.finish()
         if begin == 0:
             self.leave({sequence})
+        if begin >= self.length(sequence):
             return
         single = self.extract(sequence)
         cache.trim_prompt_cache(single, single[0].offset - begin)
@@ -337,14 +356,16 @@ class Batch:
 
     def can_resume(self, sequence, position):
         self.finish()
-        return (position == self.length(sequence)
+        if position >= self.length(sequence):
+            return position == self.length(sequence)
+        return (position == 0
                 or cache.can_trim_prompt_cache(self.extract(sequence)))
 
 
 class BatchRotating(Batch):
     kvtwin = kvtwin.Description(
-        "BatchRotatingKVCache", "mlx", {"swa_mem"},
-        {"remove_tail", "copy_prefix", "mix"}, 3)
+        name="BatchRotatingKVCache", kinds={"swa_mem"},
+        can={"copy_prefix", "mix", "remove_tail"}, max_sequences=3)
 
     def single(self):
         self.window_size = self.setup.window + 1
@@ -355,8 +376,8 @@ class BatchRotating(Batch):
 class BatchRotatingOrdered(BatchRotating):
     """In temporal order before the mask is made, which is what it takes."""
     kvtwin = kvtwin.Description(
-        "BatchRotatingKVCache, put in order first", "mlx", {"swa_mem"},
-        {"remove_tail", "copy_prefix", "mix"}, 3)
+        name="BatchRotatingKVCache, put in order first", kinds={"swa_mem"},
+        can={"copy_prefix", "mix", "remove_tail"}, max_sequences=3)
 
     def before_mask(self):
         if self.queries > 1:

@@ -15,22 +15,22 @@ KVTWIN = os.environ.get("KVTWIN", str(
     pathlib.Path(__file__).resolve().parents[2] / "build" / "kvtwin"))
 
 
-class CacheFull(Exception):
-    """There is no room for the batch: what `start_forward` may raise."""
+try:  # Then `kvtwin.fuzz` can drive the same classes, live (docs/python.md).
+    from kvtwin import CacheFull, Description, NotSupported
+except ImportError:
+    class CacheFull(Exception):
+        """There is no room for the batch: what `start_forward` may raise."""
 
+    class NotSupported(Exception):
+        """What `remove` may raise, and `__init__` where there is no such."""
 
-class NotSupported(Exception):
-    """What `remove` may raise, and `__init__` for a cache that there is not."""
-
-
-@dataclasses.dataclass
-class Description:
-    """What a class says of itself, as its attribute `kvtwin`."""
-    name: str
-    profile: str
-    kinds: set
-    can: set = dataclasses.field(default_factory=set)
-    max_sequences: int = 1
+    @dataclasses.dataclass(kw_only=True)
+    class Description:
+        """What a class says of itself, as its attribute `kvtwin`."""
+        name: str
+        kinds: set
+        can: set = dataclasses.field(default_factory=set)
+        max_sequences: int = 1
 
 
 @dataclasses.dataclass
@@ -38,6 +38,7 @@ class Setup:
     """What a cache is to be."""
     kind: str
     window: int | None
+    memory: int | None
     chunk: int | None
     layers: int
     kv_heads: int
@@ -53,9 +54,9 @@ def setup_of(header):
     cache, init, model = header["cache"], header["init"], header["model"]
     return Setup(
         kind=cache["type"], window=cache.get("window"),
-        chunk=cache.get("chunk"), capacity=init["capacity"],
-        max_sequences=init["max_sequences"], max_batch=init["max_batch"],
-        dtype=init["dtype"], **model)
+        memory=cache.get("memory"), chunk=cache.get("chunk"),
+        capacity=init["capacity"], max_sequences=init["max_sequences"],
+        max_batch=init["max_batch"], dtype=init["dtype"], **model)
 
 
 def rows(tensor, numpy):
@@ -190,11 +191,12 @@ def text_of(setup, ops):
     return " | ".join(parts)
 
 
-def draw(rng, description):
+def draw(rng, cls):
     """A client that fills, decodes, and goes back: in one sequence, in all at
-    the same time, or, if they can be mixed, in any of them."""
-    can, most = description.can, description.max_sequences
-    kind = rng.choice(sorted(description.kinds))
+    the same time, or, if they can be mixed, in any of them. Of a class with an
+    attribute `lockstep`, prompts differ in length."""
+    can, most = cls.kvtwin.can, cls.kvtwin.max_sequences
+    kind = rng.choice(sorted(cls.kvtwin.kinds))
     capacity = rng.choice([4, 6, 8, 12])
     setup = {"kind": kind}
     if kind == "swa_mem":  # Nothing in the window may be forgotten.
@@ -210,7 +212,7 @@ def draw(rng, description):
         if dice < 0.7 or not ops:
             counts = [1 if rng.random() < 0.6 else rng.randint(1, 6)]
             counts *= sequences
-            if "mix" in can or "pad" in can and not ops:
+            if "mix" in can or hasattr(cls, "lockstep") and not ops:
                 counts = [n if rng.random() < 0.5 else rng.randint(1, 6)
                           for n in counts]
             parts = list(enumerate(counts))
@@ -280,7 +282,7 @@ def shrink(setup, ops, cls):
 def fuzz(cls, histories=150, seed=1):
     """None, or the shortest history found that `cls` gets wrong, and why."""
     rng = random.Random(seed)
-    drawn = [draw(rng, cls.kvtwin) for _ in range(histories)]
+    drawn = [draw(rng, cls) for _ in range(histories)]
     recordings = []
     for setup, ops in drawn:
         try:

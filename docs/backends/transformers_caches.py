@@ -45,6 +45,8 @@ class Cache:
     """One sequence. Subclasses say which cache."""
 
     def __init__(self, setup):
+        if setup.kind == "swa_mem" and setup.memory < setup.capacity:
+            raise kvtwin.NotSupported  # Those keep what they keep.
         self.setup = setup
         self.config = config_of(setup)
         self.cache = self.make()
@@ -79,46 +81,50 @@ class Cache:
     def remove(self, sequence, begin, end):
         if begin == 0:
             self.cache.reset()
-        else:
+        elif begin < self.length():
             self.cache.crop(begin - self.length())
 
     def can_resume(self, sequence, position):
-        return position == self.length()
+        if position >= self.length():
+            return position == self.length()
+        return position == 0 or self.can_crop(position)
+
+    def can_crop(self, length):
+        return False
 
 
 class Dynamic(Cache):
-    kvtwin = kvtwin.Description("DynamicCache()", "transformers", {"causal"},
-                                {"remove_tail"})
+    kvtwin = kvtwin.Description(
+        name="DynamicCache()", kinds={"causal"}, can={"remove_tail"})
 
     def make(self):
         return transformers.DynamicCache()
 
-    def can_resume(self, sequence, position):
+    def can_crop(self, length):
         return True
 
 
 class DynamicOfConfig(Dynamic):
-    kvtwin = kvtwin.Description("DynamicCache(config)", "transformers",
-                                {"causal"}, {"remove_tail"})
+    kvtwin = kvtwin.Description(
+        name="DynamicCache(config)", kinds={"causal"}, can={"remove_tail"})
 
     def make(self):
         return transformers.DynamicCache(config=self.config)
 
 
 class Sliding(DynamicOfConfig):
-    kvtwin = kvtwin.Description("DynamicCache(config), sliding or chunked",
-                                "transformers", {"swa_mem", "chunked"},
-                                {"remove_tail"})
+    kvtwin = kvtwin.Description(
+        name="DynamicCache(config), sliding or chunked",
+        kinds={"chunked", "swa_mem"}, can={"remove_tail"})
 
-    def can_resume(self, sequence, position):
-        layer = self.cache.layers[0]
-        return self.length() < layer.sliding_window
+    def can_crop(self, length):
+        return self.length() < self.cache.layers[0].sliding_window
 
 
 class SlidingFromTwo(Sliding):
     kvtwin = kvtwin.Description(
-        "DynamicCache(config), sliding or chunked, of two tokens or more",
-        "transformers", {"swa_mem", "chunked"}, {"remove_tail"})
+        name="DynamicCache(config), sliding or chunked, of two tokens or more",
+        kinds={"chunked", "swa_mem"}, can={"remove_tail"})
 
     def __init__(self, setup):
         if setup.window == 0 or setup.chunk == 1:
@@ -128,29 +134,27 @@ class SlidingFromTwo(Sliding):
 
 class SlidingRecorded(SlidingFromTwo):
     kvtwin = kvtwin.Description(
-        "DynamicCache(config), sliding or chunked, with its past recorded",
-        "transformers", {"swa_mem", "chunked"}, {"remove_tail"})
+        name="DynamicCache(config), sliding or chunked, with its past recorded",
+        kinds={"chunked", "swa_mem"}, can={"remove_tail"})
 
     def make(self):
         cache = super().make()
         cache.activate_past_recording()
         return cache
 
-    def can_resume(self, sequence, position):
+    def can_crop(self, length):
         """If crop finds what it is to keep; it does not look."""
         layer = self.cache.layers[0]
-        if not layer.is_initialized:
-            return True
         first = self.length() - layer.keys.shape[-2]
-        return first <= max(0, position - layer.sliding_window + 1)
+        return first <= max(0, length - layer.sliding_window + 1)
 
 
 class Assisted(SlidingRecorded):
     """A crop after each pass, of nothing if nothing was wrong, as in
     GenerationMixin._assisted_decoding."""
     kvtwin = kvtwin.Description(
-        "DynamicCache(config), sliding or chunked, cropped after each pass",
-        "transformers", {"swa_mem", "chunked"}, {"remove_tail"})
+        name="DynamicCache(config), sliding or chunked, cropped each time",
+        kinds={"chunked", "swa_mem"}, can={"remove_tail"})
     cropped = True
 
     def start_forward(self, positions, sequences):
@@ -165,8 +169,9 @@ class Assisted(SlidingRecorded):
 
 
 class Static(Cache):
-    kvtwin = kvtwin.Description("StaticCache", "transformers",
-                                {"causal", "swa_mem", "chunked"})
+    kvtwin = kvtwin.Description(
+        name="StaticCache", kinds={"causal", "chunked", "swa_mem"},
+        can={"remove_tail"})
 
     def make(self):
         return transformers.StaticCache(
@@ -176,8 +181,8 @@ class Static(Cache):
 class StaticOverrun(Static):
     """Filled beyond max_cache_len, which a full layer answers with an
     IndexError."""
-    kvtwin = kvtwin.Description("StaticCache, sliding, too short",
-                                "transformers", {"swa_mem"})
+    kvtwin = kvtwin.Description(
+        name="StaticCache, sliding, too short", kinds={"swa_mem"})
 
     def make(self):
         return transformers.StaticCache(
@@ -199,34 +204,36 @@ class Exact(cache_utils.QuantizedLayer):
 
 class Quantized(Cache):
     kvtwin = kvtwin.Description(
-        "QuantizedLayer, by a quantizer that does not round", "transformers",
-        {"causal"}, {"remove_tail"})
+        name="QuantizedLayer, by a quantizer that does not round",
+        kinds={"causal"}, can={"remove_tail"})
 
     def make(self):
         return cache_utils.Cache(
             layers=[Exact() for _ in range(self.setup.layers)])
 
-    def can_resume(self, sequence, position):
+    def can_crop(self, length):
         return self.cache.is_croppable
 
 
 class QuantizedResidual(Quantized):
     kvtwin = kvtwin.Description(
-        "QuantizedLayer, cropped by what is not quantized yet",
-        "transformers", {"causal"}, {"remove_tail"})
+        name="QuantizedLayer, cropped by what is not quantized yet",
+        kinds={"causal"}, can={"remove_tail"})
 
-    def can_resume(self, sequence, position):
+    def can_crop(self, length):
         keys = self.cache.layers[0].keys
         return (keys is not None and keys.dim() == 4
-                and self.length() - position <= keys.shape[-2])
+                and self.length() - length <= keys.shape[-2])
 
 
 class Batch(Cache):
     """The sequences are the rows of a batch, padded on the left once, and go
     on together. A copy is a beam that goes on from another one."""
     kvtwin = kvtwin.Description(
-        "DynamicCache(config), a batch", "transformers",
-        {"causal", "swa_mem", "chunked"}, {"copy_prefix", "pad"}, 3)
+        name="DynamicCache(config), a batch",
+        kinds={"causal", "chunked", "swa_mem"}, can={"copy_prefix"},
+        max_sequences=3)
+    lockstep = True
 
     def __init__(self, setup):
         if setup.window == 0 or setup.chunk == 1:
@@ -284,8 +291,9 @@ class Batch(Cache):
 
 class StaticBatch(Batch):
     kvtwin = kvtwin.Description(
-        "StaticCache, a batch", "transformers",
-        {"causal", "swa_mem", "chunked"}, {"copy_prefix", "pad"}, 3)
+        name="StaticCache, a batch", kinds={"causal", "chunked", "swa_mem"},
+        can={"copy_prefix"}, max_sequences=3)
+    lockstep = True
 
     def make(self):
         return transformers.StaticCache(
@@ -294,8 +302,9 @@ class StaticBatch(Batch):
 
 class QuantizedBatch(Batch):
     kvtwin = kvtwin.Description(
-        "QuantizedLayer, a batch", "transformers", {"causal"},
-        {"copy_prefix", "pad"}, 3)
+        name="QuantizedLayer, a batch", kinds={"causal"}, can={"copy_prefix"},
+        max_sequences=3)
+    lockstep = True
 
     def make(self):
         return cache_utils.Cache(
@@ -304,8 +313,9 @@ class QuantizedBatch(Batch):
 
 class QuantizedSelect(QuantizedBatch):
     kvtwin = kvtwin.Description(
-        "QuantizedLayer, a batch, by batch_select_indices", "transformers",
-        {"causal"}, {"copy_prefix", "pad"}, 3)
+        name="QuantizedLayer, a batch, by batch_select_indices",
+        kinds={"causal"}, can={"copy_prefix"}, max_sequences=3)
+    lockstep = True
 
     def copy_prefix(self, source, target, length):
         rows = torch.arange(self.setup.max_sequences)
@@ -361,9 +371,10 @@ def generation():
     for of in (lambda config: transformers.DynamicCache(config=config),
                lambda config: transformers.QuantizedCache("fp8", config)):
         cache = of(model.config)
-        yield (f"assisted generation and none, {type(cache).__name__}", compared(
-            tokens_of(model, assistant_model=draft, past_key_values=cache),
-            tokens_of(model, past_key_values=of(model.config))))
+        due = tokens_of(model, past_key_values=of(model.config))
+        found = tokens_of(model, assistant_model=draft, past_key_values=cache)
+        yield (f"assisted generation and none, {type(cache).__name__}",
+               compared(found, due))
 
 
 if __name__ == "__main__":
