@@ -248,6 +248,8 @@ def test_errors():
         cache.start_forward([3, 4], [0, 0])
     with pytest.raises(RuntimeError, match="failed_precondition"):
         cache.get(0)
+    with pytest.raises(RuntimeError, match="failed_precondition"):
+        cache.put(0, np.float32(1), rows(1))  # Which is no array, too.
     with pytest.raises(kvtwin.NotSupported):
         cache.remove(0, 0, 1)
     with pytest.raises(ValueError, match="-1"):

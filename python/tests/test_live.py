@@ -19,7 +19,7 @@ def test_a_right_one():
 
 
 def test_ours_to_the_last_byte():
-    result = kvtwin.fuzz(toys.Ours, operations=5000)
+    result = kvtwin.fuzz(toys.Ours, operations=20000)
     assert result, str(result)
     assert result.level == "identity"
 
