@@ -46,7 +46,7 @@ typedef enum kvtwin_status {
 } kvtwin_status;
 
 /* "ok", "cache_full", ...; "unknown" for any other number. */
-const char* kvtwin_status_name(kvtwin_status status);
+const char* kvtwin_status_name(int status);
 
 /* Why the last call by this thread that did not answer KVTWIN_OK did not: names
  * the argument and its value. Empty if there was none. Lives until this

@@ -33,8 +33,8 @@ void* CopyOut(std::span<const std::byte> bytes) {
 
 }  // namespace kvtwin::props
 
-const char* kvtwin_status_name(kvtwin_status status) {
-  switch (kvtwin::props::RawEnum(status)) {
+const char* kvtwin_status_name(int status) {
+  switch (status) {
     case KVTWIN_OK:
       return "ok";
     case KVTWIN_CACHE_FULL:

@@ -57,7 +57,7 @@ Result<StatusCode> AnswerFromC(const kvtwin_status& answer, int last) {
   return Invalid(
       "answer is {} ({}), which no recording has: it must be 0 to {}, and "
       "misuse is left out",
-      raw, kvtwin_status_name(answer), last);
+      raw, kvtwin_status_name(raw), last);
 }
 
 // Of any shape, as numbers if they are in blocks.
