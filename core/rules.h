@@ -5,7 +5,8 @@
 
 namespace kvtwin {
 
-// The first value of each is ours (docs/semantics.md).
+// The first value of each is ours (docs/semantics.md). Which program follows
+// which, and where that is written, is in docs/profiles.md.
 struct Rules {
   // A window of w: the w positions before the query and its own, or w with it.
   enum class Window { kBeforeQuery, kWithQuery };
@@ -14,24 +15,39 @@ struct Rules {
   // Later tokens after a Remove from the middle move down; stay where they are
   // until they are shifted; or there is no such Remove.
   enum class Middle { kShifts, kLeavesGap, kRefused };
-  // A batch goes on anywhere; at the next position only; or anywhere, and what
-  // was at its positions is replaced.
+  // A batch goes on anywhere; at the next position only, unless its sequence is
+  // empty; or at any position up to the next one, and what the sequence had
+  // from there on leaves.
   enum class Positions { kAny, kContinue, kOverwrite };
-  // Tokens beyond the memory leave with the next batch, or when room is needed.
+  // Tokens beyond the memory leave with the next batch, or when room is needed:
+  // until then a row may see them or not.
   enum class Eviction { kEager, kLazy };
+  // A sequence can go back as far as its tokens are there; or no more, once it
+  // is longer than the window.
+  enum class Back { kWhileStored, kUntilFull };
+  // The first tokens of a sequence leave like others; or kFirst of them stay,
+  // as many as the window has room for, and the window, which is the memory,
+  // counts tokens that are there, not positions.
+  enum class First { kLeave, kStay };
   // What moves a token that other sequences have too is refused, or moves it
   // for all of them.
   enum class SharedShift { kRefused, kMovesAll };
   // The mask has rows up to the mask batch padding, or as many as the batch.
   enum class MaskRows { kPadded, kBatch };
 
+  static constexpr int kFirst = 4;
+
   Window window = Window::kBeforeQuery;
   Copy copy = Copy::kReplaces;
   Middle middle = Middle::kShifts;
   Positions positions = Positions::kAny;
   Eviction eviction = Eviction::kEager;
+  Back back = Back::kWhileStored;
+  First first = First::kLeave;
   SharedShift shared_shift = SharedShift::kRefused;
   MaskRows mask_rows = MaskRows::kPadded;
+
+  bool operator==(const Rules&) const = default;
 };
 
 }  // namespace kvtwin

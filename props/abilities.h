@@ -23,6 +23,7 @@ struct Abilities {
   int max_padding = 0;
   bool can_resume = true;
   bool set_causal = true;
+  bool shift = true;
   bool snapshots = true;
 
   bool Can(std::uint32_t bit) const { return (can & bit) != 0; }

@@ -12,11 +12,14 @@
 #include <vector>
 
 #include "core/guarded_cache.h"
+#include "core/json_line.h"
 #include "core/names.h"
+#include "core/profiles.h"
 #include "core/refusals.h"
 #include "kvtwin/save.h"
 #include "props/check_name.h"
 #include "props/differs.h"
+#include "props/shifting.h"
 
 namespace kvtwin::props {
 namespace {
@@ -97,11 +100,12 @@ std::string_view CodeName(int code) {
   }
 }
 
-class BackendCache final : public Cache {
+class BackendCache final : public Cache, public Shifting {
  public:
-  BackendCache(const kvtwin_backend_v1& table, const Setup& setup,
+  // `padded`: the mask that is due has rows for padding.
+  BackendCache(const kvtwin_backend_v1& table, const Setup& setup, bool padded,
                MemoryWatch* watch)
-      : table_(table), setup_(setup), watch_(watch) {}
+      : table_(table), setup_(setup), padded_(padded), watch_(watch) {}
   BackendCache(const BackendCache&) = delete;
   BackendCache& operator=(const BackendCache&) = delete;
   ~BackendCache() override {
@@ -112,15 +116,18 @@ class BackendCache final : public Cache {
   }
 
   Status SetConfig(const CacheConfig& config) override {
-    config_ = config;
+    if (configured_ || open_) return Untimely("SetConfig comes too late");
     if (std::min(config.cache_padding, config.mask_batch_padding) < 1) {
       return Invalid("a padding is below 1");  // Init would not know when.
     }
+    config_ = config;
+    configured_ = true;
     return {};
   }
 
   Status Init(DType dtype, int max_sequences, int capacity,
               int max_batch) override {
+    if (open_) return Untimely("Init is called a second time");
     const InitArgs init = {dtype, max_sequences, capacity, max_batch};
     std::vector<kvtwin_cache_params> parts;
     for (const CacheSpec& part : setup_.spec.caches) {
@@ -153,6 +160,11 @@ class BackendCache final : public Cache {
   }
 
   Status SetLayer(int layer) override {
+    if (layer < 0) {  // No call of its own: what would get answer?
+      kvtwin_view view = {};
+      view.size = sizeof(view);
+      return Call("get", [&] { return table_.get(cache_, layer, &view); });
+    }
     layer_ = layer;
     return {};
   }
@@ -223,6 +235,13 @@ class BackendCache final : public Cache {
                 [&] { return table_.remove(cache_, seq, begin, end); });
   }
 
+  Status Shift(int seq, std::int32_t begin, std::int32_t end,
+               std::int32_t delta) override {
+    if (table_.shift == nullptr) return Missing("shift");
+    return Call("shift",
+                [&] { return table_.shift(cache_, seq, begin, end, delta); });
+  }
+
   Status SetLayerType(int type) override {
     if (table_.set_layer_type == nullptr) return Missing("set_layer_type");
     Status status = Call("set_layer_type",
@@ -253,8 +272,9 @@ class BackendCache final : public Cache {
     return ReadState(sequence);
   }
   Status Restore(const CacheState& state) override {
-    type_ = layer_ = tokens_ = 0;
-    return WriteState(-1, state);
+    Status status = WriteState(-1, state);
+    if (status.ok()) type_ = layer_ = tokens_ = 0;
+    return status;
   }
   Status AddSequence(int sequence, const CacheState& added) override {
     if (sequence < 0) return NotNegative("sequence", sequence);
@@ -335,9 +355,11 @@ class BackendCache final : public Cache {
 
   const kvtwin_backend_v1 table_;
   const Setup setup_;
+  const bool padded_;
   MemoryWatch* watch_;
   CacheConfig config_;
   void* cache_ = nullptr;
+  bool configured_ = false;
   bool open_ = false;
   int layer_ = 0;
   int type_ = 0;
@@ -468,9 +490,9 @@ Result<KvView> BackendCache::Get() {
   const RowDims& rows = setup_.rows;
   const InitArgs& init = setup_.init;
   const DType v_dtype = config_.v_dtype.value_or(init.dtype);
+  const std::int64_t padding = padded_ ? config_.mask_batch_padding : 1;
   const std::int64_t mask_rows =
-      (std::int64_t{tokens_} + config_.mask_batch_padding - 1) /
-      config_.mask_batch_padding * config_.mask_batch_padding;
+      (std::int64_t{tokens_} + padding - 1) / padding * padding;
   TensorView key = {.dtype = init.dtype,
                     .shape = {rows.k_head_dim, rows.kv_heads, 0, 1}};
   TensorView value = {.dtype = v_dtype,
@@ -565,6 +587,12 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
   if (!has_text(said.name) || !has_text(said.profile)) {
     return Invalid("name or profile of the backend's description is no text");
   }
+  if (!FindProfile(said.profile)) {
+    return Invalid(
+        "profile of the backend's description is '{}', of which "
+        "nothing is known: see kvtwin profile --list",
+        Printable(said.profile, 40));
+  }
   if (said.level < KVTWIN_NUMERIC || said.level > KVTWIN_IDENTITY) {
     return Invalid("level of the backend's description is {}",
                    static_cast<int>(said.level));
@@ -596,6 +624,7 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
       .max_layers = said.max_layers,
       .max_padding = said.max_padding,
       .set_causal = table.set_causal != nullptr,
+      .shift = table.shift != nullptr,
       .snapshots = table.snapshot != nullptr && table.restore != nullptr};
   std::uint32_t& can = info.abilities.can;
   if ((can & KVTWIN_CAN_REMOVE_MIDDLE) != 0) can |= KVTWIN_CAN_REMOVE_TAIL;
@@ -611,14 +640,21 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
   return info;
 }
 
+Rules RulesAt(const BackendInfo& info, Level level) {
+  if (level == Level::kIdentity) return {};  // Ours.
+  return FindProfile(info.profile).value_or(Profile()).rules;
+}
+
 Subject BackendSubject(const BackendInfo& info, Level level,
                        std::string arguments, MemoryWatch* watch) {
   Subject subject;
   subject.name = info.name;
-  subject.make_of = [table = info.table, watch](
+  subject.rules = RulesAt(info, level);
+  const bool padded = subject.rules.mask_rows == Rules::MaskRows::kPadded;
+  subject.make_of = [table = info.table, padded, watch](
                         const Setup& setup) -> Result<std::unique_ptr<Cache>> {
     return std::unique_ptr<Cache>(
-        std::make_unique<BackendCache>(table, setup, watch));
+        std::make_unique<BackendCache>(table, setup, padded, watch));
   };
   subject.can_be_poisoned = info.abilities.Can(KVTWIN_CAN_BE_POISONED);
   subject.tried_outside_of_life = false;

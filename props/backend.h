@@ -45,6 +45,9 @@ class MemoryWatch {
   virtual std::optional<std::size_t> BytesFrom(const void* data) = 0;
 };
 
+// What it is held to at a level: for identity our rules, else its profile's.
+Rules RulesAt(const BackendInfo& info, Level level);
+
 // Of its caches, at a level. Requires: `watch`, if given, outlives it.
 // `arguments` name the backend on the command line.
 Subject BackendSubject(const BackendInfo& info, Level level,

@@ -174,6 +174,27 @@ int FuzzBackend(BackendArguments arguments, const FuzzOptions& options,
   return right ? 0 : 1;
 }
 
+int OnPoolBackend(BackendArguments arguments,
+                  const std::function<int(const PagedRun&)>& act) {
+  arguments.host.memory_bytes = arguments.memory_mib << 20;
+  Host host(arguments.host);
+  const Result<PoolInfo> info = host.DescribePool();
+  if (!info.ok()) return Complain(info.status().message());
+  const Level level =
+      FromName<Level>(kLevelNames, arguments.level).value_or(info->claims);
+  if (level == Level::kNumeric) return Complain("pools have no numeric level");
+  if (level < info->claims) {
+    return Complain(fmt::format("{} says that it has no identity", info->name));
+  }
+  return act(host.PoolRunAt(level));
+}
+
+std::string PoolArgumentsText(const BackendArguments& arguments) {
+  return fmt::format("--backend {}{}{}", ShellWord(arguments.host.library),
+                     arguments.level.empty() ? "" : " --level ",
+                     arguments.level);
+}
+
 int RunOnBackend(BackendArguments arguments, const History& history, bool json,
                  const std::string& html) {
   arguments.host.memory_bytes = arguments.memory_mib << 20;

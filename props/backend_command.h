@@ -3,6 +3,7 @@
 #ifndef KVTWIN_PROPS_BACKEND_COMMAND_H_
 #define KVTWIN_PROPS_BACKEND_COMMAND_H_
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "props/history.h"
 #include "props/host_process.h"
 #include "props/level.h"
+#include "props/paged_fuzz.h"
 
 namespace CLI {
 class App;
@@ -32,6 +34,13 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments);
 // backend. `html`, if not empty, is where the page of a failure goes.
 int FuzzBackend(BackendArguments arguments, const FuzzOptions& options,
                 bool json, const std::string& html);
+// Of a pool: at the level that is asked for, else at that which it claims. What
+// `act` returns, if it is called.
+int OnPoolBackend(BackendArguments arguments,
+                  const std::function<int(const PagedRun&)>& act);
+// "--backend ./libyours.so", and the level if one is asked for.
+std::string PoolArgumentsText(const BackendArguments& arguments);
+
 int RunOnBackend(BackendArguments arguments, const History& history, bool json,
                  const std::string& html);
 

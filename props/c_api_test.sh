@@ -33,7 +33,7 @@ diff "$scratch/due" "$scratch/shown" ||
 readelf -d "$library" | grep -q 'SONAME.*\[libkvtwin.so.0\]' ||
   { echo "the SONAME is not libkvtwin.so.0"; exit 1; }
 
-echo '#include <kvtwin/kvtwin.h>' >"$scratch/header.c"
+printf '#include <kvtwin/%s.h>\n' pool_backend kvtwin >"$scratch/header.c"
 for language in "c -std=c99 -Wstrict-prototypes" "c -std=c11" "c++ -std=c++11" "c++ -std=c++20"; do
   # shellcheck disable=SC2086
   "$cxx" -x $language "${strict[@]}" -I "$prefix/include" -fsyntax-only \

@@ -254,8 +254,9 @@ endforeach()
 # Backends of others, as shared libraries ---------------------------------------
 
 enable_language(C)
-function(kvtwin_backend name source)
-  add_library(kvtwin_${name} MODULE ${PROJECT_SOURCE_DIR}/${source})
+function(kvtwin_backend name)
+  list(TRANSFORM ARGN PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE sources)
+  add_library(kvtwin_${name} MODULE ${sources})
   set_target_properties(kvtwin_${name} PROPERTIES PREFIX "" OUTPUT_NAME ${name}
     LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/backends C_STANDARD 11)
   target_include_directories(kvtwin_${name}
@@ -265,14 +266,20 @@ kvtwin_backend(c_cache docs/examples/c_cache.c)
 kvtwin_backend(c_cache_bug docs/examples/c_cache.c)
 target_compile_definitions(kvtwin_c_cache_bug PRIVATE BUG)
 kvtwin_backend(sick_backend props/sick_backend.c)
+kvtwin_backend(c_pool docs/examples/c_pool.c)
+kvtwin_backend(c_pool_bug docs/examples/c_pool.c)
+target_compile_definitions(kvtwin_c_pool_bug PRIVATE POOL_BUG)
 if(TARGET kvtwin_shared)
-  kvtwin_backend(twin_backend props/twin_backend.c)
+  kvtwin_backend(twin_backend props/twin_backend.c props/twin_pool_backend.c)
   target_link_libraries(kvtwin_twin_backend PRIVATE kvtwin_shared)
   kvtwin_command_test(backend_twin EXIT 0
     PRINTS "^identity     holds .it says that it does."
     ARGS fuzz --ops 50000 --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(museum_backend EXIT 0 PRINTS "X01"
-    ARGS museum --backend --seeds 1 --only X01)
+  kvtwin_command_test(backend_twin_pool EXIT 0 PRINTS " 0 differences"
+    ARGS fuzz --kind paged --ops 5000
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(museum_backend EXIT 0 PRINTS "^2 of 2 found"
+    ARGS museum --backend --seeds 1 --only X01 A03p)
 endif()
 
 kvtwin_command_test(backend_holds EXIT 0
@@ -292,6 +299,17 @@ kvtwin_command_test(backend_lacks EXIT 2 PRINTS "has no such cache"
        --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(backend_no_cells EXIT 2 PRINTS "lists its cells"
   ARGS fuzz --level identity --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_is_no_pool EXIT 2 PRINTS "is no pool"
+  ARGS fuzz --kind paged --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_is_a_pool EXIT 2 PRINTS "is a pool: --kind paged"
+  ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(backend_pool_holds EXIT 0 PRINTS " 0 differences"
+  ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(backend_pool_fails EXIT 1
+  PRINTS "rerun   kvtwin run 'kvp1 .*' --backend "
+  ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
+kvtwin_command_test(backend_pool_has_levels EXIT 2 PRINTS "no numeric level"
+  ARGS fuzz --kind paged --level numeric --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_no_file EXIT 2 PRINTS "there is no file"
   ARGS fuzz --backend no/such/library.so)
 kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file too short"
@@ -300,6 +318,19 @@ kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file to
 # What each illness is reported as, and a word of the report. (Sanitizers have
 # a malloc of their own, and end the process themselves.)
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+  kvtwin_backend(sick_pool_backend props/sick_pool_backend.c)
+  foreach(ill "crash/backend: crash: append ended its process with SIGSEGV"
+              "hang/backend: hang: append did not return"
+              "memory/backend: memory: append has allocated more than 64 MiB"
+              "behind/backend: out of bounds: after append: it wrote behind")
+    string(REPLACE "/" ";" ill "${ill}")
+    list(POP_FRONT ill illness)
+    kvtwin_command_test(sick_pool_${illness} EXIT 1 PRINTS "DIFFERENCE.*${ill}"
+      ARGS fuzz --kind paged --ops 2000 --call-seconds 1 --memory-mib 64
+           --backend $<TARGET_FILE:kvtwin_sick_pool_backend>)
+    set_tests_properties(command.sick_pool_${illness} PROPERTIES
+      ENVIRONMENT KVTWIN_SICK=${illness})
+  endforeach()
   foreach(ill
       "healthy/none" "crash/backend: crash,SIGSEGV"
       "abort/backend: crash,cell 7 is lost" "exit/backend: crash,exit(3)"
@@ -339,3 +370,16 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")
       LABELS backends SKIP_RETURN_CODE 77 TIMEOUT 600)
   endforeach()
 endif()
+
+# Profiles.
+kvtwin_command_test(profile_list EXIT 0 PRINTS "^llama.cpp$"
+  ARGS profile --list)
+kvtwin_command_test(profile_ledger EXIT 0 PRINTS "^ledger is like executorch$"
+  ARGS profile --backend ledger:executorch)
+kvtwin_command_test(profile_json EXIT 0
+  PRINTS "\"like\":.\"mlx\".,\"exceptions\":.." ARGS profile --json --backend ledger:mlx)
+kvtwin_command_test(profile_none EXIT 2 PRINTS "no profile 'vllm'"
+  ARGS profile --backend ledger:vllm)
+kvtwin_command_test(profile_library EXIT 0
+  PRINTS "^  window +counts what is before the query +kvt1 "
+  ARGS profile --backend $<TARGET_FILE:kvtwin_c_cache>)

@@ -82,8 +82,8 @@ Cost CostOf(const Op& op) {
   Cost cost;
   cost.operations = 1;
   // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison,
-  // reload.
-  constexpr std::array kSpecial = {0, 2, 3, 2, 3, 2, 3, 5, 4, 5};
+  // reload, shift.
+  constexpr std::array kSpecial = {0, 2, 3, 2, 3, 2, 3, 5, 4, 5, 3};
   const auto add = [&](const RelativePos& pos) {
     cost.special += pos.from_end ? 1 : 0;
     cost.numbers += std::abs(std::int64_t{pos.offset});
@@ -96,15 +96,16 @@ Cost CostOf(const Op& op) {
     for (const int index : *indices) cost.numbers += index;
   }
   if (op.kind == OpKind::kMisuse) cost.numbers += op.misuse;
-  if (op.kind != OpKind::kDrop && op.kind != OpKind::kCopy &&
-      op.kind != OpKind::kAsk) {
+  const bool ranges = op.kind == OpKind::kDrop || op.kind == OpKind::kShift;
+  if (!ranges && op.kind != OpKind::kCopy && op.kind != OpKind::kAsk) {
     return cost;
   }
   cost.numbers += op.seq;
   if (op.kind == OpKind::kCopy) cost.numbers += op.dst;
-  if (op.kind == OpKind::kDrop) add(op.begin);
-  if (op.kind != OpKind::kDrop || !op.open) {
-    cost.special += op.kind == OpKind::kDrop ? 1 : 0;
+  if (op.kind == OpKind::kShift) cost.numbers += std::abs(std::int64_t{op.delta});
+  if (ranges) add(op.begin);
+  if (!ranges || !op.open) {
+    cost.special += ranges ? 1 : 0;
     add(op.end);
   }
   return cost;

@@ -38,6 +38,9 @@ class Driver {
   virtual StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) = 0;
   virtual void CopyPrefix(int src, int dst, std::int32_t len) = 0;
   virtual bool CanResume(int seq, std::int32_t pos) = 0;
+  // Of caches that can; of others, nothing.
+  virtual void Shift(int /*seq*/, std::int32_t /*begin*/, std::int32_t /*end*/,
+                     std::int32_t /*delta*/) {}
   virtual void Misuse(int which) = 0;
   virtual void Poison() = 0;
   virtual void Reload() = 0;

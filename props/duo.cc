@@ -15,7 +15,7 @@
 #include "props/entitlement.h"
 #include "props/hash.h"
 #include "props/misuse.h"
-#include "props/oracle.h"
+#include "props/shifting.h"
 #include "props/step.h"
 #include "reference/attention.h"
 
@@ -27,17 +27,6 @@ using reference::LedgerToken;
 template <class Text>
 void Check(bool holds, CheckName check, const Text& text) {
   if (!holds) throw Differs{std::string(check.name()), text()};
-}
-
-// The ledger refuses nothing for want of room: whether that is right is asked
-// apart.
-TraceHeader Roomy(const Setup& setup) {
-  TraceHeader header;
-  header.spec = setup.spec;
-  header.config = setup.config;
-  header.init = setup.init;
-  MakeRoom(header);
-  return header;
 }
 
 // Of q, for head `head` of row `row`: different for each, and not too large.
@@ -53,7 +42,7 @@ Duo::Duo(const Setup& setup, const Subject& subject, Story* story,
       subject_(subject),
       story_(story),
       result_(result),
-      ledger_(Roomy(setup).spec) {}
+      ledger_(setup.spec, subject.rules) {}
 
 void Duo::HashInt(std::int64_t value) {
   result_.digest = HashBytes(&value, sizeof(value), result_.digest);
@@ -75,12 +64,11 @@ bool Duo::SetUp() {
   HashInt(static_cast<std::int64_t>(status.code()));
   if (status.code() == StatusCode::kNotSupported) return false;
   // Whether there can be such a cache is a question of sizes, too.
-  reference::Ledger strict(setup_.spec);
-  const Status due = strict.Init(setup_.config, init);
+  const Status due = ledger_.Init(setup_.config, init);
   if (!due.ok()) return false;
   CheckResult("Init", due, status);
-  const TraceHeader roomy = Roomy(setup_);
-  return ledger_.Init(roomy.config, roomy.init).ok();
+  ledger_.NeverFull();  // Whether it is is asked apart.
+  return true;
 }
 
 void Duo::TearDown() { tested_->Close(); }
@@ -288,6 +276,20 @@ bool Duo::CanResume(int seq, std::int32_t pos) {
   return *found;
 }
 
+void Duo::Shift(int seq, std::int32_t begin, std::int32_t end,
+                std::int32_t delta) {
+  auto* shifting = dynamic_cast<Shifting*>(tested_.get());
+  if (shifting == nullptr) return;
+  const std::string call =
+      fmt::format("Shift({}, {}, {}, {})", seq, begin,
+                  end == kOpenEnd ? "open" : fmt::to_string(end), delta);
+  const Status found = shifting->Shift(seq, begin, end, delta);
+  Tell(call, found.code());
+  CheckResult(call, ledger_.Shift(seq, begin, end, delta), found);
+  fresh_ = false;
+  DrawCellsNow();
+}
+
 void Duo::Misuse(int which) {
   const int layer = setup_.layers - 1;
   if (active_) SetLayer(layer);
@@ -374,6 +376,15 @@ void Duo::CheckShapes(int layer, const KvView& view) {
               "tokens",
               layer, view.mask.shape[1], batch_.positions.size());
         });
+  if (!subject_.mask_rows_too) return;
+  std::int64_t due = std::ssize(batch_.positions);
+  if (subject_.rules.mask_rows == Rules::MaskRows::kPadded) {
+    while (due % setup_.config.mask_batch_padding != 0) ++due;
+  }
+  Check(view.mask.shape[1] == due, "subject: view shape", [&] {
+    return fmt::format("layer {}: the mask has {} rows, due are {}", layer,
+                       view.mask.shape[1], due);
+  });
 }
 
 bool Duo::DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
@@ -407,6 +418,7 @@ bool Duo::DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
                                                 i * stored.value.bytes.size()));
     for (int row = 0; row < rows; ++row) {
       const bool sees = ledger_.active().Entitled(row, *known[i]);
+      if (sees && ledger_.active().MayMiss(row, *known[i])) return false;
       const std::size_t at = static_cast<std::size_t>(row) * known.size() + i;
       StoreElement(sees ? 0 : -std::numeric_limits<float>::infinity(),
                    &mask[at * sizeof(float)], DType::kF32);

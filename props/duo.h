@@ -35,6 +35,8 @@ class Duo final : public Driver {
   StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) override;
   void CopyPrefix(int src, int dst, std::int32_t len) override;
   bool CanResume(int seq, std::int32_t pos) override;
+  void Shift(int seq, std::int32_t begin, std::int32_t end,
+             std::int32_t delta) override;
   void Misuse(int which) override;
   // Of free cells nothing is known, nor what a state looks like.
   void Poison() override {}
@@ -53,7 +55,7 @@ class Duo final : public Driver {
   void CheckShapes(int layer, const KvView& view);
   void CheckAttention(int layer, const KvView& view);
   // The tokens of the ledger that have rows in the layer, as columns; false if
-  // a row may see one that has none.
+  // a row may see one that has none, or may miss one.
   bool DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
                DenseTensor& value, KvView& due) const;
   void SetLayer(int layer);

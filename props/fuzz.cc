@@ -116,6 +116,7 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
   failure.history_number = number;
   const History found = HistoryAt(options, subject, number);
   failure.operations = found.ops.size();
+  failure.check = difference.check;
   if (difference.check == kNotTheSame) {
     failure.shrunk = found;
     failure.difference = difference;

@@ -116,16 +116,22 @@ void PrintCensus(const Census& census) {
   }
 }
 
-std::string RunCommand(const PagedHistory& history) {
-  return fmt::format("kvtwin run '{}'", ToText(history));
+// With the backend, if there is one.
+std::string RunCommand(const PagedHistory& history,
+                       const Arguments& arguments) {
+  return fmt::format("kvtwin run '{}'{}", ToText(history),
+                     arguments.backend.given()
+                         ? " " + PoolArgumentsText(arguments.backend)
+                         : "");
 }
 
-int RunFuzzPaged(const Arguments& arguments) {
+int RunFuzzPaged(const Arguments& arguments, const PagedRun& run) {
   const FuzzOptions& options = arguments.options;
   const bool terminal = isatty(STDERR_FILENO) == 1;
   const PagedFuzzResult result = FuzzPaged(
       options.seed, options.operations, options.seconds,
-      terminal ? ShowProgress : std::function<void(std::int64_t, double)>());
+      terminal ? ShowProgress : std::function<void(std::int64_t, double)>(),
+      run);
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
   const PagedCensus& census = result.census;
   const int differences = result.wrong.empty() ? 0 : 1;
@@ -146,14 +152,14 @@ int RunFuzzPaged(const Arguments& arguments) {
       json["history"] = ToText(result.shrunk);
       json["shrunk_to"] = result.shrunk.ops.size();
       json["reason"] = result.wrong;
-      json["rerun"] = RunCommand(result.shrunk);
+      json["rerun"] = RunCommand(result.shrunk, arguments);
     }
     fmt::print("{}\n", json.dump());
     return differences;
   }
   if (differences > 0) {
     fmt::print("DIFFERENCE {}\n  rerun   {}\n  found   seed {}, history {}\n",
-               result.wrong, RunCommand(result.shrunk), options.seed,
+               result.wrong, RunCommand(result.shrunk, arguments), options.seed,
                result.histories - 1);
   }
   fmt::print(
@@ -166,9 +172,20 @@ int RunFuzzPaged(const Arguments& arguments) {
   return differences;
 }
 
+// By the twins, or by a backend in a process of its own.
+template <class Do>
+int OnPools(const Arguments& arguments, const Do& act) {
+  if (!arguments.backend.given()) return act(RunTwins);
+  return OnPoolBackend(arguments.backend, act);
+}
+
 int RunFuzz(const Arguments& arguments) {
   if (arguments.kind == "paged") {
-    if (!arguments.options.probes) return RunFuzzPaged(arguments);
+    if (!arguments.options.probes) {
+      return OnPools(arguments, [&](const PagedRun& run) {
+        return RunFuzzPaged(arguments, run);
+      });
+    }
     fmt::print(stderr, "kvtwin fuzz: --kind paged has no --probes\n");
     return 2;
   }
@@ -242,18 +259,18 @@ int RunFuzz(const Arguments& arguments) {
   return options.probes && !VacuityOf(result.census).empty() ? 1 : 0;
 }
 
-int RunOnePaged(const Arguments& arguments) {
+int RunOnePaged(const Arguments& arguments, const PagedRun& run) {
   const Result<PagedHistory> history = ParsePagedHistory(arguments.history);
   if (!history.ok()) {
     fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
     return 2;
   }
-  const std::string wrong = RunPaged(*history);
+  const std::string wrong = run(*history, nullptr);
   if (arguments.json) {
     nlohmann::ordered_json json = {{"operations", history->ops.size()},
                                    {"differences", wrong.empty() ? 0 : 1},
                                    {"reason", wrong}};
-    if (!wrong.empty()) json["history"] = ToText(ShrinkPaged(*history));
+    if (!wrong.empty()) json["history"] = ToText(ShrinkPaged(*history, run));
     fmt::print("{}\n", json.dump());
     return wrong.empty() ? 0 : 1;
   }
@@ -262,12 +279,16 @@ int RunOnePaged(const Arguments& arguments) {
     return 0;
   }
   fmt::print("DIFFERENCE {}\n  rerun   {}\n", wrong,
-             RunCommand(ShrinkPaged(*history)));
+             RunCommand(ShrinkPaged(*history, run), arguments));
   return 1;
 }
 
 int RunOne(const Arguments& arguments) {
-  if (arguments.history.starts_with("kvp1")) return RunOnePaged(arguments);
+  if (arguments.history.starts_with("kvp1")) {
+    return OnPools(arguments, [&](const PagedRun& run) {
+      return RunOnePaged(arguments, run);
+    });
+  }
   const Result<History> history = ParseHistory(arguments.history);
   if (!history.ok()) {
     fmt::print(stderr, "kvtwin run: {}\n", history.status().message());

@@ -412,14 +412,21 @@ void ReadPut(const std::vector<std::string_view>& words, Op& op) {
   if (op.segments.empty()) throw Bad{words[0], "put what?"};
 }
 
-void ReadDrop(std::string_view text, Op& op) {
+// Of a drop, or with how far they move.
+void ReadRange(std::string_view text, Op& op) {
+  const bool moves = op.kind == OpKind::kShift;
   Reader reader(text);
   op.seq = reader.Number();
   reader.Expect(":");
   op.begin = reader.Pos();
   reader.Expect("-");
-  op.open = reader.empty();
+  op.open = reader.empty() || (moves && reader.Sees("@"));
   if (!op.open) op.end = reader.Pos();
+  if (moves) {
+    reader.Expect("@");
+    reader.Take("+");
+    op.delta = reader.Number();
+  }
   reader.ExpectEnd();
 }
 
@@ -449,7 +456,10 @@ Op ReadOp(std::string_view text) {
   }
   if (name == "drop") {
     op.kind = OpKind::kDrop;
-    ReadDrop(argument, op);
+    ReadRange(argument, op);
+  } else if (name == "move") {
+    op.kind = OpKind::kShift;
+    ReadRange(argument, op);
   } else if (name == "copy") {
     op.kind = OpKind::kCopy;
     ReadCopy(argument, op);
@@ -622,6 +632,9 @@ std::string ToText(const Op& op) {
       return "poison";
     case OpKind::kReload:
       return "reload";
+    case OpKind::kShift:
+      return fmt::format("move {}:{}-{}@{:+}", op.seq, PosText(op.begin),
+                         op.open ? "" : PosText(op.end), op.delta);
   }
   return "";
 }

@@ -74,6 +74,7 @@ enum class OpKind {
   kMisuse,  // One of the calls that must be refused and change nothing.
   kPoison,  // Overwrites the rows of free cells, behind the cache's back.
   kReload,  // Snapshot, then Restore, in place and into new caches.
+  kShift,   // Shift, which no twin of ours has: never drawn unasked.
 };
 
 struct Op {
@@ -86,12 +87,14 @@ struct Op {
   // are taken modulo the batch.
   std::vector<int> images;
   std::vector<int> except;
-  // kDrop (seq, begin, end), kCopy (seq to dst, end), kAsk (seq, end)
+  // kDrop (seq, begin, end), kCopy (seq to dst, end), kAsk (seq, end), kShift
+  // (seq, begin, end, delta)
   int seq = 0;
   int dst = 0;
   RelativePos begin;
   RelativePos end;
   bool open = false;
+  int delta = 0;
   int misuse = 0;  // kMisuse: which, taken modulo their number.
 };
 

@@ -22,6 +22,8 @@
 #include <optional>
 #include <utility>
 
+#include "core/profiles.h"
+#include "kvtwin/pool_backend.h"
 #include "props/check_name.h"
 
 namespace kvtwin::props {
@@ -34,7 +36,11 @@ constexpr auto kFunctions = std::to_array<std::string_view>(
     {"loading", "init", "close", "start_forward", "put", "get",
      "get (reading what it returned)", "remove", "copy_prefix", "can_resume",
      "shift", "set_causal", "set_layer_type", "encoder_cached", "cells",
-     "snapshot", "restore"});
+     "snapshot", "restore",
+     // Of pools.
+     "open", "fork", "seq_len", "append", "commit", "commit_unknown", "views",
+     "views_packed", "contiguous_kv", "truncate", "free", "usage", "table",
+     "csr", "slots"});
 
 // An answer is one line; a page may be some megabytes.
 constexpr std::size_t kAnswerMax = std::size_t{64} << 20;
@@ -101,6 +107,7 @@ Json ToJson(const BackendInfo& info) {
           {"max_padding", abilities.max_padding},
           {"can_resume", abilities.can_resume},
           {"set_causal", abilities.set_causal},
+          {"shift", abilities.shift},
           {"snapshots", abilities.snapshots},
           {"tolerance", info.tolerance},
           {"has_cells", info.has_cells}};
@@ -123,6 +130,7 @@ BackendInfo BackendInfoFromJson(const Json& json) {
   json.at("max_padding").get_to(abilities.max_padding);
   json.at("can_resume").get_to(abilities.can_resume);
   json.at("set_causal").get_to(abilities.set_causal);
+  json.at("shift").get_to(abilities.shift);
   json.at("snapshots").get_to(abilities.snapshots);
   json.at("tolerance").get_to(info.tolerance);
   json.at("has_cells").get_to(info.has_cells);
@@ -336,7 +344,8 @@ Host::Host(HostOptions options) : options_(std::move(options)) {
 
 Host::~Host() = default;
 
-Result<BackendInfo> Host::Describe() {
+// What the library says first.
+Result<Json> Host::Greet() {
   const auto wrong = [](std::string text) {
     return Status(StatusCode::kInvalidArgument, std::move(text));
   };
@@ -346,7 +355,7 @@ Result<BackendInfo> Host::Describe() {
   }
   auto process = std::make_unique<HostProcess>(options_);
   if (!process->alive()) return wrong(process->died().text);
-  const std::optional<Json> said = process->Answer(options_.call_seconds);
+  std::optional<Json> said = process->Answer(options_.call_seconds);
   if (!said) return wrong(process->died().text);
   if (said->contains("error")) {
     return wrong(said->at("error").get<std::string>());
@@ -354,7 +363,72 @@ Result<BackendInfo> Host::Describe() {
   process->Remember();
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(process));
-  return BackendInfoFromJson(*said);
+  return *std::move(said);
+}
+
+Result<BackendInfo> Host::Describe() {
+  const Result<Json> said = Greet();
+  if (!said.ok()) return said.status();
+  if (said->contains("cache")) return BackendInfoFromJson(said->at("cache"));
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("{} is a pool: --kind paged", options_.library));
+}
+
+Result<PoolInfo> Host::DescribePool() {
+  const Result<Json> said = Greet();
+  if (!said.ok()) return said.status();
+  if (!said->contains("pool")) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{} is no pool: it exports no {}",
+                              options_.library, KVTWIN_GET_POOL_BACKEND_V1));
+  }
+  const Json& pool = said->at("pool");
+  return PoolInfo{pool.at("name").get<std::string>(),
+                  pool.at("claims").get<Level>()};
+}
+
+std::string Host::AskPool(const PagedHistory& history, Level level,
+                          PagedCensus* census) {
+  std::unique_ptr<HostProcess> process = Take();
+  const auto died = [&] {
+    const Difference& died = process->died();
+    if (died.check == CheckName("backend: hang").name()) hung_ = true;
+    return died.check + ": " + died.text;
+  };
+  if (!process->alive() ||
+      !process->Ask({{"pool", ToText(history)}, {"level", level}})) {
+    return died();
+  }
+  const std::optional<Json> said = process->Answer(Patience());
+  if (!said) return died();
+  if (census != nullptr) {
+    const auto add = [&](const char* name, std::int64_t& to) {
+      to += said->value(name, std::int64_t{0});
+    };
+    add("operations", census->operations);
+    add("found", census->found);
+    add("copied", census->copied);
+    add("evicted", census->evicted);
+    add("truncated", census->truncated);
+    add("full", census->full);
+  }
+  std::string wrong = said->value("wrong", "");
+  if (!wrong.starts_with("backend: ")) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(process));
+  }
+  return wrong;
+}
+
+PagedRun Host::PoolRunAt(Level level) {
+  return [this, level](const PagedHistory& history, PagedCensus* census) {
+    return AskPool(history, level, census);
+  };
+}
+
+// What hangs once will again, and is shrunk by letting it.
+double Host::Patience() const {
+  return hung_ ? std::min(options_.call_seconds, 0.2) : options_.call_seconds;
 }
 
 std::unique_ptr<HostProcess> Host::Take() {
@@ -374,8 +448,8 @@ std::unique_ptr<HostProcess> Host::Take() {
 }
 
 RunResult Host::Ask(const History& history, Level level, Story* story,
-                    bool page, const std::string& arguments,
-                    std::string* html) {
+                    bool page, const std::string& arguments, std::string* html,
+                    const Rules* rules) {
   std::unique_ptr<HostProcess> process = Take();
   RunResult result;
   const auto died = [&] {
@@ -394,16 +468,17 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
     }
     return result;
   };
+  const std::vector<int> values =
+      rules == nullptr ? std::vector<int>() : ValuesOf(*rules);
   if (!process->alive() || !process->Ask({{"history", ToText(history)},
                                           {"level", level},
                                           {"story", story != nullptr},
                                           {"page", page},
-                                          {"arguments", arguments}})) {
+                                          {"arguments", arguments},
+                                          {"rules", values}})) {
     return died();
   }
-  // What hangs once will again, and is shrunk by letting it.
-  const double patience =
-      hung_ ? std::min(options_.call_seconds, 0.2) : options_.call_seconds;
+  const double patience = Patience();
   for (;;) {
     const std::optional<Json> said = process->Answer(patience);
     if (!said) return died();
@@ -439,8 +514,9 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
   return result;
 }
 
-RunResult Host::Run(const History& history, Level level, Story* story) {
-  return Ask(history, level, story, /*page=*/false, "", nullptr);
+RunResult Host::Run(const History& history, Level level, Story* story,
+                    const Rules* rules) {
+  return Ask(history, level, story, /*page=*/false, "", nullptr, rules);
 }
 
 std::string Host::Page(const History& history, Level level,
@@ -455,6 +531,7 @@ Subject Host::SubjectAt(const BackendInfo& info, Level level,
   Subject subject;
   subject.name = info.name;
   subject.level = level;
+  subject.rules = RulesAt(info, level);
   subject.abilities = info.abilities;
   subject.tolerance = info.tolerance;
   subject.arguments = std::move(arguments);

@@ -18,6 +18,7 @@
 
 #include "kvtwin/status.h"
 #include "props/backend.h"
+#include "props/paged_fuzz.h"
 #include "props/runner.h"
 
 namespace kvtwin::props {
@@ -39,6 +40,11 @@ std::string_view FunctionName(int number);
 nlohmann::ordered_json ToJson(const BackendInfo& info);
 BackendInfo BackendInfoFromJson(const nlohmann::ordered_json& json);
 
+struct PoolInfo {
+  std::string name;
+  Level claims = Level::kEntitlement;
+};
+
 struct HostOptions {
   std::string library;      // A path.
   double call_seconds = 5;  // A call that takes longer hangs.
@@ -56,20 +62,31 @@ class Host {
   // First. Errors: no kvtwin-host, no such library, or it is no backend.
   Result<BackendInfo> Describe();
 
-  // From any thread. A story has the calls only, and no pictures.
-  RunResult Run(const History& history, Level level, Story* story);
+  // From any thread. A story has the calls only, and no pictures. With `rules`,
+  // by these instead of its profile's, and mask rows too.
+  RunResult Run(const History& history, Level level, Story* story,
+                const Rules* rules = nullptr);
   // The page of a history that fails; empty if there is none, as of a crash.
   std::string Page(const History& history, Level level,
                    const std::string& arguments);
+
+  // The same for pools.
+  Result<PoolInfo> DescribePool();
+  PagedRun PoolRunAt(Level level);
 
   // Of its histories at a level; the host outlives it.
   Subject SubjectAt(const BackendInfo& info, Level level,
                     std::string arguments);
 
  private:
+  Result<nlohmann::ordered_json> Greet();
   RunResult Ask(const History& history, Level level, Story* story, bool page,
-                const std::string& arguments, std::string* html);
+                const std::string& arguments, std::string* html,
+                const Rules* rules = nullptr);
+  std::string AskPool(const PagedHistory& history, Level level,
+                      PagedCensus* census);
   std::unique_ptr<HostProcess> Take();
+  double Patience() const;
 
   HostOptions options_;
   std::mutex mutex_;

@@ -285,6 +285,7 @@ int Main(int argc, char** argv) {
   AddMuseumCommand(app, exit_code);
   AddExploreCommand(app, exit_code);
   AddStateCommand(app, exit_code);
+  AddProfileCommand(app, exit_code);
   if (!optimized::UseTargetFromEnvironment()) {
     fmt::print(stderr, "kvtwin: KVTWIN_TARGET is '{}', this machine has {}\n",
                Printable(std::getenv("KVTWIN_TARGET"), 40),

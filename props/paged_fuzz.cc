@@ -205,6 +205,10 @@ std::string RunPaged(const PagedHistory& history, PagedCensus* census,
   return Play(history, trio);
 }
 
+std::string RunTwins(const PagedHistory& history, PagedCensus* census) {
+  return RunPaged(history, census);
+}
+
 Result<std::int64_t> WritePagedRecording(PagedHistory history,
                                          std::string_view twin,
                                          std::ostream& out,
@@ -240,19 +244,16 @@ Result<std::int64_t> WritePagedRecording(PagedHistory history,
 
 namespace {
 
-bool IsWrong(const PagedHistory& history) {
-  return CheckPagedSpec(history.spec).ok() && !RunPaged(history).empty();
-}
-
 // Whether `shorter` is still wrong; then it is the history.
-bool Take(PagedHistory shorter, PagedHistory& history) {
-  if (!IsWrong(shorter)) return false;
+bool Take(PagedHistory shorter, const PagedRun& run, PagedHistory& history) {
+  if (!CheckPagedSpec(shorter.spec).ok()) return false;
+  if (run(shorter, nullptr).empty()) return false;
   history = std::move(shorter);
   return true;
 }
 
 // Leaves out halves, quarters, ... and in the end each operation alone.
-bool LeaveOut(PagedHistory& history) {
+bool LeaveOut(const PagedRun& run, PagedHistory& history) {
   bool any = false;
   for (std::size_t size = history.ops.size(); size > 0; size /= 2) {
     for (std::size_t at = 0; at < history.ops.size();) {
@@ -260,7 +261,7 @@ bool LeaveOut(PagedHistory& history) {
       const std::size_t end = std::min(at + size, shorter.ops.size());
       shorter.ops.erase(shorter.ops.begin() + static_cast<std::ptrdiff_t>(at),
                         shorter.ops.begin() + static_cast<std::ptrdiff_t>(end));
-      const bool taken = Take(std::move(shorter), history);
+      const bool taken = Take(std::move(shorter), run, history);
       if (!taken) at += size;
       any = any || taken;
     }
@@ -270,24 +271,25 @@ bool LeaveOut(PagedHistory& history) {
 
 // Makes a number smaller; number(history) is where it is.
 template <class Number>
-bool Lower(const Number& number, int least, PagedHistory& history) {
+bool Lower(const Number& number, int least, const PagedRun& run,
+           PagedHistory& history) {
   const int now = number(history);
   for (const int less : {least, least + 1, least + 2, now / 2, now - 1}) {
     if (less < least || less >= now) continue;
     PagedHistory lower = history;
     number(lower) = less;
-    if (Take(std::move(lower), history)) return true;
+    if (Take(std::move(lower), run, history)) return true;
   }
   return false;
 }
 
-bool Simplify(PagedHistory& history) {
+bool Simplify(const PagedRun& run, PagedHistory& history) {
   bool any = false;
   const auto plain = [&](const auto& change) {
     PagedHistory plainer = history;
     change(plainer.spec);
     if (ToText(plainer) == ToText(history)) return;
-    any = Take(std::move(plainer), history) || any;
+    any = Take(std::move(plainer), run, history) || any;
   };
   plain([](PagedSpec& spec) { spec.v_dtype.reset(); });
   plain([](PagedSpec& spec) { spec.dtype = DType::kF32; });
@@ -296,14 +298,14 @@ bool Simplify(PagedHistory& history) {
     const auto number = [&](PagedHistory& of) -> int& {
       return of.spec.*setting.number;
     };
-    any = Lower(number, 1, history) || any;
+    any = Lower(number, 1, run, history) || any;
   }
   for (std::size_t i = 0; i < history.ops.size(); ++i) {
     for (int PagedOp::*field : {&PagedOp::a, &PagedOp::b, &PagedOp::c}) {
       const auto number = [&](PagedHistory& of) -> int& {
         return of.ops[i].*field;
       };
-      any = Lower(number, 0, history) || any;
+      any = Lower(number, 0, run, history) || any;
     }
   }
   return any;
@@ -311,11 +313,11 @@ bool Simplify(PagedHistory& history) {
 
 }  // namespace
 
-PagedHistory ShrinkPaged(PagedHistory history) {
+PagedHistory ShrinkPaged(PagedHistory history, const PagedRun& run) {
   bool goes_on = true;
   while (goes_on) {
-    goes_on = LeaveOut(history);
-    goes_on = Simplify(history) || goes_on;
+    goes_on = LeaveOut(run, history);
+    goes_on = Simplify(run, history) || goes_on;
   }
   return history;
 }
@@ -324,21 +326,22 @@ namespace {
 
 // Runs histories while next() has one, and until one is wrong.
 template <class Next, class Progress>
-PagedFuzzResult RunAll(const Next& next, const Progress& progress) {
+PagedFuzzResult RunAll(const Next& next, const Progress& progress,
+                       const PagedRun& run) {
   PagedFuzzResult result;
   const auto start = std::chrono::steady_clock::now();
   while (const std::optional<PagedHistory> history = next(result)) {
     ++result.histories;
     const PagedSpec& spec = history->spec;
     result.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
-    result.wrong = RunPaged(*history, &result.census);
+    result.wrong = run(*history, &result.census);
     result.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
             .count();
     if (progress) progress(result.census.operations, result.seconds);
     if (result.wrong.empty()) continue;
-    result.shrunk = ShrinkPaged(*history);
-    result.wrong = RunPaged(result.shrunk);
+    result.shrunk = ShrinkPaged(*history, run);
+    result.wrong = run(result.shrunk, nullptr);
     break;
   }
   return result;
@@ -372,7 +375,8 @@ constexpr std::array kExplored = {
 
 PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
-    const std::function<void(std::int64_t, double)>& progress) {
+    const std::function<void(std::int64_t, double)>& progress,
+    const PagedRun& run) {
   const auto next =
       [&](const PagedFuzzResult& result) -> std::optional<PagedHistory> {
     const bool goes_on = operations > 0 ? result.census.operations < operations
@@ -380,7 +384,7 @@ PagedFuzzResult FuzzPaged(
     if (!goes_on) return std::nullopt;
     return MakePagedHistory(seed, static_cast<std::uint64_t>(result.histories));
   };
-  return RunAll(next, progress);
+  return RunAll(next, progress, run);
 }
 
 PagedFuzzResult ExplorePaged(
@@ -407,7 +411,7 @@ PagedFuzzResult ExplorePaged(
     first = false;
     return history;
   };
-  return RunAll(next, progress);
+  return RunAll(next, progress, RunTwins);
 }
 
 }  // namespace kvtwin::props

@@ -44,9 +44,15 @@ Result<std::int64_t> WritePagedRecording(
     PagedHistory history, std::string_view twin, std::ostream& out,
     const PagedMaker& make = MakePagedPool);
 
+// How a history is run: what is wrong, and empty if nothing is.
+using PagedRun = std::function<std::string(const PagedHistory& history,
+                                           PagedCensus* census)>;
+// By the twins.
+std::string RunTwins(const PagedHistory& history, PagedCensus* census);
+
 // As short, and of numbers as small, as it can be. Requires: something is
 // wrong.
-PagedHistory ShrinkPaged(PagedHistory history);
+PagedHistory ShrinkPaged(PagedHistory history, const PagedRun& run = RunTwins);
 
 struct PagedFuzzResult {
   PagedCensus census;
@@ -60,7 +66,8 @@ struct PagedFuzzResult {
 // At least so many operations, or, if 0, for so long.
 PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
-    const std::function<void(std::int64_t, double)>& progress);
+    const std::function<void(std::int64_t, double)>& progress,
+    const PagedRun& run = RunTwins);
 
 // Every history of so many operations, of some twenty that matter, in a pool of
 // three blocks of two tokens, where there is a sequence of three.

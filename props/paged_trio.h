@@ -44,6 +44,13 @@ struct PagedOp {
 };
 std::ostream& operator<<(std::ostream& out, const PagedOp& op);
 
+// What a client knows of a sequence.
+struct PagedClient {
+  PrefixKey key;
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> pending;  // Appended, to how many layers at most.
+};
+
 // How often something rare happened.
 struct PagedCensus {
   std::int64_t operations = 0;
@@ -54,33 +61,28 @@ struct PagedCensus {
   std::int64_t full = 0;       // Appends that were refused.
 };
 
-// Makes the pool of a twin.
+// Makes the pool of a twin, or what is to be compared in place of "optimized".
 using PagedMaker = std::function<Result<std::unique_ptr<PagedPool>>(
     const PagedSpec& spec, std::string_view twin)>;
 
 class PagedTrio {
  public:
+  // Without `same_messages`, refusals need only have the same code.
   explicit PagedTrio(const PagedSpec& spec, PagedCensus* census = nullptr,
-                     const PagedMaker& make = MakePagedPool);
+                     const PagedMaker& make = MakePagedPool,
+                     bool same_messages = true);
 
-  // What is wrong after it; empty if nothing is.
+  // What is wrong after it; empty if nothing is. Throws std::runtime_error
+  // where a pool does not answer what it must.
   std::string Do(const PagedOp& op);
   // Frees all sequences: no block may have an owner then.
   std::string End();
 
  private:
-  // What the client knows of a sequence.
-  struct Client {
-    PrefixKey key;
-    std::vector<std::int32_t> tokens;
-    std::vector<std::int32_t> pending;  // Appended, to how many layers at most.
-  };
-
   void Expect(bool holds, std::string_view what);
   void ExpectSame(const Status& reference, const Status& optimized,
                   std::string_view call);
   int Pick(int number) const;  // A sequence that there is.
-  std::uint64_t ChainOf(const Client& client, std::size_t count) const;
   void Open(const PagedOp& op);
   void Fork(const PagedOp& op);
   void Append(const PagedOp& op);
@@ -93,10 +95,11 @@ class PagedTrio {
   void CompareAll();
 
   PagedSpec spec_;
+  bool same_messages_;
   std::unique_ptr<PagedPool> reference_;
   std::unique_ptr<PagedPool> optimized_;
   reference::PagedLedger ledger_;
-  std::map<int, Client> clients_;
+  std::map<int, PagedClient> clients_;
   std::vector<std::vector<std::int32_t>> seen_;  // Tokens of sequences, once.
   PagedCensus* census_;
   std::string wrong_;

@@ -1,5 +1,6 @@
 #include "props/pool_recorder.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -36,10 +37,11 @@ std::optional<DenseTensor> Joined(const std::vector<PagedView>& views,
 }  // namespace
 
 PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool,
-                           std::string producer, std::ostream& out)
+                           std::string producer, std::ostream& out,
+                           bool own_placement)
     : pool_(std::move(pool)), out_(out) {
   status_ = WriteTraceHeader(PagedTraceHeader{.producer = std::move(producer),
-                                              .entitlement_only = false,
+                                              .entitlement_only = own_placement,
                                               .spec = pool_->spec()},
                              out_);
 }
@@ -53,11 +55,13 @@ Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
                                const PrefixKey& key) {
   Result<int> opened = pool_->Open(prompt, key);
   if (!opened.ok()) return opened;
+  const Result<int> len = pool_->SeqLen(*opened);
+  if (!len.ok()) return len;
   PagedTraceOp op = Call(Kind::kOpen);
   op.tokens.emplace(prompt.begin(), prompt.end());
   op.prefix_key = key;
   op.made = *opened;
-  op.len = *pool_->SeqLen(*opened);
+  op.len = *len;
   Write(op);
   return opened;
 }
@@ -126,6 +130,9 @@ Result<std::vector<PagedView>> PoolRecorder::Views(int sequence,
   op.value = Joined(*views, &PagedView::value);
   op.blocks.emplace();
   for (const PagedView& view : *views) op.blocks->push_back(view.block);
+  const bool placed = std::none_of(op.blocks->begin(), op.blocks->end(),
+                                   [](int block) { return block < 0; });
+  if (!placed) op.blocks.reset();
   Write(op);
   return views;
 }

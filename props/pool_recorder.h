@@ -20,9 +20,10 @@ namespace kvtwin::props {
 // ContiguousKV, whose rows are those of Views.
 class PoolRecorder final : public PagedPool {
  public:
-  // Requires: `out` outlives it.
+  // `own_placement`: blocks are found by rules of its own, or there are none,
+  // which views say by -1. Requires: `out` outlives it.
   PoolRecorder(std::unique_ptr<PagedPool> pool, std::string producer,
-               std::ostream& out);
+               std::ostream& out, bool own_placement = false);
 
   // What no line could be made of first: a number that is not finite.
   const Status& status() const { return status_; }

@@ -57,6 +57,14 @@ class Client {
     driver_.CopyPrefix(src, dst, len);
   }
 
+  void Shift(int seq, std::int32_t begin, std::int32_t end,
+             std::int32_t delta) {
+    if (!abilities_.shift) return;
+    Note(OpKind::kShift, seq, begin, end);
+    if (done_ != nullptr) done_->back().delta = delta;
+    driver_.Shift(seq, begin, end, delta);
+  }
+
   void Put(const Op& op);
   void Drop(const Op& op);
   void Copy(const Op& op);
@@ -124,6 +132,10 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
         static_cast<std::int32_t>(std::max<std::int64_t>(over, capacity / 2));
     const StatusCode code = Remove(segment.seq, 0, discard);
     if (code != StatusCode::kOk) Remove(segment.seq, 0, kOpenEnd);
+    // It may have left a gap.
+    if (Next(segment.seq) + segment.count - capacity == over) {
+      Shift(segment.seq, discard, kOpenEnd, -discard);
+    }
   }
   // Where nothing can be removed, no more than there is room for.
   segment.count = static_cast<int>(std::min<std::int64_t>(
@@ -237,6 +249,12 @@ void Client::Do(const Op& op) {
       return Copy(op);
     case OpKind::kAsk:
       return void(CanResume(IdOf(op.seq), Resolve(IdOf(op.seq), op.end)));
+    case OpKind::kShift: {
+      const int seq = IdOf(op.seq);
+      const auto [begin, end] = std::minmax(
+          {Resolve(seq, op.begin), op.open ? kOpenEnd : Resolve(seq, op.end)});
+      return Shift(seq, begin, end, op.delta);
+    }
     default:
       Note(op);
       return DoPlain(op);

@@ -44,6 +44,8 @@ struct Subject {
   // What is compared; for identity, with the reference twin.
   Level level = Level::kIdentity;
   Rules rules = {};  // Other than ours: not for identity.
+  // The mask has as many rows as the rules say; else there may be more.
+  bool mask_rows_too = false;
   Abilities abilities = {};
   double tolerance = 0;  // Of an element of the attention's output.
   // "--backend ./libyours.so", or empty: "--twin NAME".

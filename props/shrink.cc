@@ -26,7 +26,8 @@ void RenameSequences(History& history, std::map<int, int> names = {}) {
   };
   for (Op& op : history.ops) {
     for (Segment& segment : op.segments) rename(segment.seq);
-    const bool one = op.kind == OpKind::kDrop || op.kind == OpKind::kAsk;
+    const bool one = op.kind == OpKind::kDrop || op.kind == OpKind::kAsk ||
+                     op.kind == OpKind::kShift;
     if (one || op.kind == OpKind::kCopy) rename(op.seq);
     if (op.kind == OpKind::kCopy) rename(op.dst);
   }
@@ -227,7 +228,8 @@ class Moves {
     std::set<int> names;
     for (const Op& op : history.ops) {
       for (const Segment& segment : op.segments) names.insert(segment.seq);
-      if (op.kind == OpKind::kDrop || op.kind == OpKind::kCopy) {
+      if (op.kind == OpKind::kDrop || op.kind == OpKind::kCopy ||
+          op.kind == OpKind::kShift) {
         names.insert(op.seq);
       }
       if (op.kind == OpKind::kCopy) names.insert(op.dst);
@@ -302,6 +304,9 @@ class Moves {
     Ops(i, [](Op& o) { o.open = true; });
     Ops(i, [](Op& o) { o.except = {0}; });
     Ops(i, [](Op& o) { o.except.clear(); });
+    for (const int delta : {1, -1}) {
+      Ops(i, [delta](Op& o) { o.delta = delta; });
+    }
     for (const int seq : {0, 1, 2}) {
       Ops(i, [seq](Op& o) { o.seq = seq; });
       Ops(i, [seq](Op& o) { o.dst = seq; });

@@ -4,13 +4,14 @@
 // exact K and V rows it was put with. It answers one question: which tokens is
 // this batch row entitled to, and what are their rows now? The reference twin
 // is checked against it, so they share nothing but core/. The rules are those
-// of docs/semantics.md. Calls are taken as legal: the gate of
-// core/guarded_cache.h is not here.
+// of docs/semantics.md, or what core/rules.h has instead. Calls are taken as
+// legal: the gate of core/guarded_cache.h is not here.
 
 #ifndef KVTWIN_REFERENCE_LEDGER_H_
 #define KVTWIN_REFERENCE_LEDGER_H_
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -18,6 +19,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/guarded_cache.h"
+#include "core/rules.h"
 
 namespace kvtwin::reference {
 
@@ -26,7 +28,12 @@ struct LedgerToken {
   std::set<int> sequences;     // Never empty.
   int row = -1;                // In the batch of the current pass.
   std::map<int, KvRows> rows;  // By layer, in the dtypes of the cache.
+  std::set<int> spare;  // Of `sequences`: may have left. Eviction is lazy.
   bool HeldBy(int seq) const { return sequences.contains(seq); }
+  void Leave(int seq) {
+    sequences.erase(seq);
+    spare.erase(seq);
+  }
 };
 
 using enum StatusCode;
@@ -34,12 +41,15 @@ using enum StatusCode;
 // Of one cache. An encoder has no tokens but one slot a layer, of any shape.
 class CacheLedger {
  public:
-  explicit CacheLedger(const CacheSpec& spec) : spec_(spec) {}
+  explicit CacheLedger(const CacheSpec& spec, const Rules& rules = {})
+      : spec_(spec), rules_(rules) {}
 
   bool encoder() const { return spec_.kind == Kind::kEncoder; }
   // In order of birth.
   const std::vector<LedgerToken>& tokens() const { return tokens_; }
   std::int64_t cells() const { return cells_; }
+  // No batch is refused for want of room from now on.
+  void NeverFull() { cells_ = std::numeric_limits<std::int64_t>::max(); }
   // Batch rows of the current pass; 0 without one.
   int rows() const { return static_cast<int>(batch_.size()); }
   // Of an encoder: all that it holds.
@@ -50,9 +60,14 @@ class CacheLedger {
     const auto& [now, seq, excepted] = batch_[static_cast<std::size_t>(row)];
     if (!token.HeldBy(seq)) return false;
     if (token.position > now && !excepted) return false;
-    if (window_ && token.position < now - *window_) return false;
+    if (window_ && BehindBy(token, now, seq) > *window_) return false;
     const bool chunked = spec_.kind == Kind::kChunked;
     return !chunked || token.position >= now - now % spec_.chunk;
+  }
+  // Whether it is right, too, if the row does not see a token it is entitled
+  // to.
+  bool MayMiss(int row, const LedgerToken& token) const {
+    return token.spare.contains(batch_[static_cast<std::size_t>(row)].sequence);
   }
 
   // S2 to S4. A window or memory that is absent is unbounded.
@@ -68,7 +83,14 @@ class CacheLedger {
       window_ = memory_ = spec_.window;
     }
     if (spec_.kind == Kind::kSwaMem && spec_.memory) memory_ = spec_.memory;
-    if (memory_ && args.max_sequences > 1) {  // Room for the stop token.
+    if (window_ && rules_.window == Rules::Window::kWithQuery) {
+      if (--*window_ < 0) return {kInvalidArgument, "no room for the query"};
+      --*memory_;
+    }
+    if (window_ && rules_.first == Rules::First::kStay) {
+      memory_ = window_;
+      first_ = std::min<std::int64_t>(Rules::kFirst, *memory_);
+    } else if (memory_ && args.max_sequences > 1) {  // Room for the stop token.
       memory_ = std::max(*memory_, window_.value_or(kOpenEnd) + 1);
     }
     if (memory_ && *memory_ >= args.capacity) memory_.reset();
@@ -94,6 +116,10 @@ class CacheLedger {
       batch_.push_back({batch.positions[i], batch.sequences[i], false});
     }
     if (reserve) return {};
+    if (rules_.positions != Rules::Positions::kAny && !GoesOn()) {
+      EndPass();
+      return {kInvalidArgument, "the batch does not go on where it should"};
+    }
     if (memory_) Evict();
     if (std::ssize(tokens_) + rows() > cells_) {
       EndPass();
@@ -101,7 +127,7 @@ class CacheLedger {
     }
     for (int row = 0; row < rows(); ++row) {
       const BatchToken& born = batch_[static_cast<std::size_t>(row)];
-      tokens_.push_back({born.position, {born.sequence}, row, {}});
+      tokens_.push_back({born.position, {born.sequence}, row, {}, {}});
     }
     return {};
   }
@@ -125,16 +151,21 @@ class CacheLedger {
 
   Status CopyPrefix(int src, int dst, std::int32_t len) {
     if (encoder()) return {kNotSupported, "there is one sequence"};
+    if (IsFull(src) && len < Next(src)) return {kNotSupported, kFullText};
+    const bool adds = rules_.copy == Rules::Copy::kAdds;
     for (LedgerToken& token : tokens_) {
       const bool copied = token.HeldBy(src) && token.position < len;
-      token.sequences.erase(dst);
+      const bool spare = token.spare.contains(src);
+      if (!adds) token.Leave(dst);
       if (copied) token.sequences.insert(dst);
+      if (copied && spare) token.spare.insert(dst);
     }
     DropUnheld();
     return {};
   }
 
   bool CanResume(int seq, std::int32_t pos) const {
+    if (IsFull(seq) && pos < Next(seq)) return false;
     if (!memory_) return true;
     std::set<std::int64_t> stored;
     for (const LedgerToken& token : tokens_) {
@@ -150,34 +181,46 @@ class CacheLedger {
   Status Remove(int seq, std::int32_t begin, std::int32_t end,
                 bool copies = false) {
     const bool open = end == kOpenEnd;
-    const bool before_end = slots_.position < end || open;
-    if (begin <= slots_.position && before_end) slots_.cached = false;
+    if (IsIn(slots_.position, begin, end)) slots_.cached = false;
     bool remains = false;
-    std::vector<LedgerToken> moved;
+    bool leaves = false;
     for (const LedgerToken& token : tokens_) {
       if (!token.HeldBy(seq)) continue;
-      const bool later = token.position >= end && !open;
-      remains = remains || token.position < begin || later;
-      if (!later) continue;
-      const bool shared = token.sequences.size() > 1;
-      if (shared && !copies) return {kSharedCells, "a later token is shared"};
-      const std::int64_t position = token.position - (end - begin);
-      moved.push_back({position, {seq}, shared ? -1 : token.row, token.rows});
+      const bool in = IsIn(token.position, begin, end);
+      (in ? leaves : remains) = true;
     }
-    if (!open && remains && spec_.shift.kind == ShiftKind::kNone) {
-      return {kNotSupported, "there is no shift function"};
+    const bool middle = !open && remains;
+    if (leaves && (remains || begin > 0) && IsFull(seq)) {
+      return {kNotSupported, kFullText};
     }
-    for (LedgerToken& token : moved) {
-      for (auto& [layer, rows] : token.rows) {
-        Status status = ShiftStored(spec_.shift, layer, begin - end, rows.key);
-        if (!status.ok()) return status;
-      }
+    if (middle && rules_.middle == Rules::Middle::kRefused) {
+      return {kNotSupported, "only the end of a sequence can go"};
+    }
+    const bool shifts = middle && rules_.middle == Rules::Middle::kShifts;
+    std::vector<LedgerToken> moved;
+    if (shifts) {
+      Status status = Move(seq, end, kOpenEnd, begin - end, copies, moved);
+      if (!status.ok()) return status;
     }
     for (LedgerToken& token : tokens_) {
-      if (token.position >= begin) token.sequences.erase(seq);
+      if (IsIn(token.position, begin, end)) token.Leave(seq);
     }
-    DropUnheld();
-    tokens_.insert(tokens_.end(), moved.begin(), moved.end());
+    Replace(seq, end, shifts ? kOpenEnd : end, moved);
+    return {};
+  }
+
+  // Of a cache whose Remove leaves a gap: adds `delta` to the positions in
+  // [begin, end) of `seq`, and K rows follow. What falls below 0 leaves.
+  Status Shift(int seq, std::int32_t begin, std::int32_t end,
+               std::int32_t delta) {
+    if (rules_.middle != Rules::Middle::kLeavesGap || encoder()) {
+      return {kNotSupported, "tokens move with Remove, or not at all"};
+    }
+    std::vector<LedgerToken> moved;
+    Status status = Move(seq, begin, end, delta, /*copies=*/false, moved);
+    if (!status.ok()) return status;
+    std::erase_if(moved, [](auto& token) { return token.position < 0; });
+    Replace(seq, begin, end, moved);
     return {};
   }
 
@@ -199,7 +242,7 @@ class CacheLedger {
     slots_ = encoder() ? state : CacheState();
     int last = -1;
     for (const auto& [cell, position, sequence] : state.cells) {
-      if (cell != last) tokens_.push_back({position, {}, -1, {}});
+      if (cell != last) tokens_.push_back({position, {}, -1, {}, {}});
       tokens_.back().sequences.insert(sequence);
       last = cell;
     }
@@ -231,7 +274,102 @@ class CacheLedger {
     slots_.position = slots_.next_position;
   }
 
-  // S7.
+  static bool IsIn(std::int64_t position, std::int64_t begin,
+                   std::int64_t end) {
+    return position >= begin && (position < end || end == kOpenEnd);
+  }
+
+  // The position after the last one.
+  std::int64_t Next(int seq) const {
+    std::int64_t next = 0;
+    for (const LedgerToken& token : tokens_) {
+      if (token.HeldBy(seq)) next = std::max(next, token.position + 1);
+    }
+    return next;
+  }
+
+  // Whether something of it has left, or will, and so it cannot go back.
+  bool IsFull(int seq) const {
+    return rules_.back == Rules::Back::kUntilFull && window_ &&
+           Next(seq) > *window_;
+  }
+
+  // How far a token is from a row at `now`, against the window: in positions,
+  // or, if first tokens stay, in tokens that the sequence has.
+  std::int64_t BehindBy(const LedgerToken& token, std::int64_t now,
+                        int seq) const {
+    if (rules_.first == Rules::First::kLeave) return now - token.position;
+    return std::count_if(tokens_.begin(), tokens_.end(), [&](auto& other) {
+      return other.HeldBy(seq) && !other.spare.contains(seq) &&
+             other.position > token.position && other.position <= now;
+    });
+  }
+
+  // `moved` becomes the tokens of `seq` in [begin, end), moved by `delta`.
+  Status Move(int seq, std::int64_t begin, std::int64_t end, std::int32_t delta,
+              bool copies, std::vector<LedgerToken>& moved) const {
+    for (const LedgerToken& token : tokens_) {
+      if (!token.HeldBy(seq) || !IsIn(token.position, begin, end)) continue;
+      LedgerToken& after = moved.emplace_back(token);
+      after.position += delta;
+      if (token.sequences.size() == 1 || MovesAll()) continue;
+      if (!copies) return {kSharedCells, "a later token is shared"};
+      after.sequences = {seq};
+      after.row = -1;
+    }
+    if (spec_.shift.kind == ShiftKind::kNone) {
+      return {kNotSupported, "there is no shift function"};
+    }
+    for (LedgerToken& token : moved) {
+      for (auto& [layer, rows] : token.rows) {
+        Status status = ShiftStored(spec_.shift, layer, delta, rows.key);
+        if (!status.ok()) return status;
+      }
+    }
+    return {};
+  }
+
+  // `moved` takes the place of the tokens of `seq` in [begin, end).
+  void Replace(int seq, std::int64_t begin, std::int64_t end,
+               const std::vector<LedgerToken>& moved) {
+    for (LedgerToken& token : tokens_) {
+      if (!token.HeldBy(seq) || !IsIn(token.position, begin, end)) continue;
+      token.Leave(seq);
+      if (MovesAll()) token.sequences.clear();
+    }
+    DropUnheld();
+    tokens_.insert(tokens_.end(), moved.begin(), moved.end());
+  }
+  bool MovesAll() const {
+    return rules_.shared_shift == Rules::SharedShift::kMovesAll;
+  }
+
+  // Whether the batch goes on where its sequences end. Those that it sets back
+  // lose what they had there.
+  bool GoesOn() {
+    std::map<int, std::int64_t> next;
+    std::map<int, std::int64_t> back;
+    for (const LedgerToken& token : tokens_) {
+      for (const int seq : token.sequences) next[seq] = Next(seq);
+    }
+    for (const auto& [position, seq, excepted] : batch_) {
+      if (rules_.positions == Rules::Positions::kContinue) {
+        next.try_emplace(seq, position);
+      } else if (back.try_emplace(seq, position).second) {
+        next[seq] = std::min<std::int64_t>(next[seq], position);
+      }
+      if (position != next[seq]++) return false;
+    }
+    for (LedgerToken& token : tokens_) {
+      for (const auto& [seq, first] : back) {
+        if (token.position >= first) token.Leave(seq);
+      }
+    }
+    DropUnheld();
+    return true;
+  }
+
+  // S7. Lazily, they leave when there is no room.
   void Evict() {
     std::map<int, std::int64_t> low;  // By sequence.
     for (const LedgerToken& token : tokens_) {
@@ -243,9 +381,14 @@ class CacheLedger {
     for (const auto& [position, seq, excepted] : batch_) {
       low[seq] = std::min<std::int64_t>(low[seq], position);
     }
+    const bool leave = rules_.eviction == Rules::Eviction::kEager ||
+                       std::ssize(tokens_) + rows() > cells_;
     for (LedgerToken& token : tokens_) {
       std::erase_if(token.sequences, [&](int seq) {
-        return token.position < low[seq] - *memory_;
+        const std::int64_t kept = low[seq] - *memory_ + first_;
+        if (token.position < first_ || token.position >= kept) return false;
+        leave ? void(token.spare.erase(seq)) : void(token.spare.insert(seq));
+        return leave;
       });
     }
     DropUnheld();
@@ -255,12 +398,16 @@ class CacheLedger {
     std::erase_if(tokens_, [](auto& token) { return token.sequences.empty(); });
   }
 
+  static constexpr auto kFullText = "the window is full, nothing goes back";
+
   CacheSpec spec_;
+  Rules rules_;
   InitArgs args_;
   bool permuted_v_ = false;
   DType v_dtype_ = DType::kF32;
   std::optional<std::int64_t> window_;
   std::optional<std::int64_t> memory_;
+  std::int64_t first_ = 0;  // So many tokens stay.
   std::int64_t cells_ = 0;
   std::vector<LedgerToken> tokens_;
   std::vector<BatchToken> batch_;  // Of the current pass.
@@ -274,9 +421,9 @@ class CacheLedger {
 // Of any cache: one ledger, or those of a wrapper.
 class Ledger {
  public:
-  explicit Ledger(const CacheSpec& spec) {
-    for (const CacheSpec& part : spec.caches) parts_.emplace_back(part);
-    if (spec.kind != Kind::kWrapper) parts_ = {CacheLedger(spec)};
+  explicit Ledger(const CacheSpec& spec, const Rules& rules = {}) {
+    for (const CacheSpec& part : spec.caches) parts_.emplace_back(part, rules);
+    if (spec.kind != Kind::kWrapper) parts_ = {CacheLedger(spec, rules)};
   }
 
   // For SetCausal, Put, and to look.
@@ -287,6 +434,9 @@ class Ledger {
 
   Status Init(const CacheConfig& config, const InitArgs& args) {
     return All([&](auto& part) { return part.Init(config, args); });
+  }
+  void NeverFull() {
+    for (CacheLedger& part : parts_) part.NeverFull();
   }
   Status StartForward(const Batch& batch, bool reserve) {
     for (CacheLedger& part : parts_) part.EndPass();
@@ -309,6 +459,10 @@ class Ledger {
   Status Remove(int seq, std::int32_t begin, std::int32_t end,
                 bool copies = false) {
     return All([&](auto& p) { return p.Remove(seq, begin, end, copies); });
+  }
+  Status Shift(int seq, std::int32_t begin, std::int32_t end,
+               std::int32_t delta) {
+    return All([&](auto& part) { return part.Shift(seq, begin, end, delta); });
   }
   void Restore(const CacheState& state) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {

@@ -247,6 +247,8 @@ def shrink(models, config, rules, calls, kind):
                 yield call[: begin + 1] + (0,) + call[begin + 2 :]
             if rest[begin + 1] >= 0:
                 yield call[: begin + 2] + (-1,) + call[begin + 3 :]
+        if name == "div":
+            yield ("add", *rest[:3], -1)
         if name == "add" and abs(rest[3]) > 1:
             yield call[:4] + (1 if rest[3] > 0 else -1,)
         if name != "decode":

@@ -48,7 +48,8 @@ class PrefixCache:
 
     def get(self, layer):
         mask = np.arange(self.end) <= np.arange(self.begin, self.end)[:, None]
-        return self.now.keys[layer, : self.end], self.now.values[layer, : self.end], mask
+        held = slice(self.end)
+        return self.now.keys[layer, held], self.now.values[layer, held], mask
 
     def remove(self, sequence, begin, end):
         self.of(sequence).length = min(begin, self.of(sequence).length)

@@ -10,13 +10,18 @@
 
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <utility>
 
+#include "core/profiles.h"
 #include "kvtwin/kvtwin.h"
+#include "kvtwin/pool_backend.h"
 #include "props/backend.h"
 #include "props/fuzz.h"
 #include "props/host/guard.h"
 #include "props/host_process.h"
+#include "props/pool_backend.h"
 
 namespace kvtwin::props {
 namespace {
@@ -111,18 +116,58 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
   return json;
 }
 
-Result<BackendInfo> Load(const char* path) {
+// What is wrong, and a leak only if nothing else is.
+Json RunPool(const Json& asked, const PoolBackend& pool) {
+  const Result<PagedHistory> history =
+      ParsePagedHistory(asked.at("pool").get<std::string>());
+  if (!history.ok()) return {{"wrong", history.status().message()}};
+  PagedCensus census;
+  const PagedRun run = BackendRun(pool, asked.at("level").get<Level>());
+  std::size_t before = Guard::Live();
+  std::string wrong = run(*history, &census);
+  for (int i = 0; i < 2 && wrong.empty() && Guard::Live() > before; ++i) {
+    before = Guard::Live();
+    run(*history, nullptr);
+    if (i == 0 || Guard::Live() <= before) continue;
+    wrong = fmt::format("backend: memory: {} bytes are not freed by close",
+                        Guard::Live() - before);
+  }
+  return {{"wrong", wrong},
+          {"operations", census.operations},
+          {"found", census.found},
+          {"copied", census.copied},
+          {"evicted", census.evicted},
+          {"truncated", census.truncated},
+          {"full", census.full}};
+}
+
+struct Loaded {
+  std::optional<BackendInfo> cache;
+  std::optional<PoolBackend> pool;
+};
+
+Result<Loaded> Load(const char* path) {
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     return Status(StatusCode::kInvalidArgument, dlerror());
   }
-  void* symbol = dlsym(library, KVTWIN_GET_BACKEND_V1);
-  if (symbol == nullptr) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("{} exports no {}: see docs/live.md", path,
-                              KVTWIN_GET_BACKEND_V1));
+  Loaded loaded;
+  if (void* symbol = dlsym(library, KVTWIN_GET_BACKEND_V1)) {
+    const auto get = reinterpret_cast<kvtwin_get_backend_v1_fn>(symbol);
+    Result<BackendInfo> cache = DescribeBackend(get());
+    if (!cache.ok()) return cache.status();
+    loaded.cache = std::move(*cache);
   }
-  return DescribeBackend(reinterpret_cast<kvtwin_get_backend_v1_fn>(symbol)());
+  if (void* symbol = dlsym(library, KVTWIN_GET_POOL_BACKEND_V1)) {
+    const auto get = reinterpret_cast<kvtwin_get_pool_backend_v1_fn>(symbol);
+    Result<PoolBackend> pool = DescribePoolBackend(get());
+    if (!pool.ok()) return pool.status();
+    loaded.pool = std::move(*pool);
+  }
+  if (loaded.cache || loaded.pool) return loaded;
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("{} exports no {}: see docs/live.md", path,
+                            KVTWIN_GET_BACKEND_V1));
 }
 
 int Main(int argc, char** argv) {
@@ -134,23 +179,38 @@ int Main(int argc, char** argv) {
   }
   auto* state = static_cast<HostState*>(memory);
   state->function.store(FunctionNumber("loading"));
-  const Result<BackendInfo> info = Load(argv[1]);
+  Result<Loaded> loaded = Load(argv[1]);
   state->function.store(-1);
-  if (!info.ok()) {
-    Answer({{"error", info.status().message()}});
+  if (!loaded.ok()) {
+    Answer({{"error", loaded.status().message()}});
     return 0;
   }
-  Answer(ToJson(*info));
   WatchedGuard guard(state);
+  Json hello = Json::object();
+  if (loaded->cache) hello["cache"] = ToJson(*loaded->cache);
+  if (loaded->pool) {
+    loaded->pool->watch = &guard;
+    hello["pool"] = {{"name", loaded->pool->name},
+                     {"claims", loaded->pool->level}};
+  }
+  Answer(hello);
   std::FILE* asked = fdopen(kHostAsked, "r");
   char* line = nullptr;
   std::size_t room = 0;
   while (getline(&line, &room, asked) > 0) {
     const Json json = Json::parse(line);
-    BackendInfo asked_info = *info;
-    const Subject subject =
-        BackendSubject(asked_info, json.at("level").get<Level>(),
+    if (json.contains("pool")) {
+      Answer(RunPool(json, *loaded->pool));
+      continue;
+    }
+    Subject subject =
+        BackendSubject(*loaded->cache, json.at("level").get<Level>(),
                        json.value("arguments", ""), &guard);
+    if (const auto values = json.at("rules").get<std::vector<int>>();
+        !values.empty()) {
+      subject.rules = RulesOf(values);
+      subject.mask_rows_too = true;
+    }
     Answer(Run(json, subject, state));
   }
   _exit(0);  // What the backend does at exit is not asked.

@@ -77,9 +77,9 @@ nb::list Ints(const std::int32_t* numbers, std::int32_t count) {
   return list;
 }
 
-// A copy: theirs to keep. None if there are none, which is misuse.
+// A copy: theirs to keep.
 nb::object Rows(const kvtwin_tensor& rows) {
-  if (rows.data == nullptr) return nb::none();
+  if (rows.data == nullptr) return nb::none();  // Which is misuse.
   TensorView view{.data = rows.data,
                   .dtype = static_cast<DType>(rows.dtype),
                   .shape = {},
@@ -90,26 +90,33 @@ nb::object Rows(const kvtwin_tensor& rows) {
   for (const std::int64_t extent : view.shape) {
     elements *= static_cast<double>(extent);
   }
-  if (elements > kElementsMax) {  // Misuse that numpy has no array for.
-    Raise({StatusCode::kInvalidArgument, "rows of too many elements"});
-  }
+  if (elements > kElementsMax) return nb::none();  // No array is so large.
   const auto copy = std::make_shared<DenseTensor>(CopyOf(view, view.dtype));
   return NumpyView(copy->view(), view.shape[3] > 1 ? 4 : 3, copy);
 }
 
-// Points to an array that is dense. Of an encoder's rows, says which they are.
-void Point(nb::handle array, bool encoder, kvtwin_tensor& tensor) {
+// Points to an array that is dense.
+void Point(nb::handle array, kvtwin_tensor& tensor) {
   static const std::int64_t nothing = 0;
   const auto bytes = nb::cast<Bytes>(array);
   tensor.data = bytes.size() == 0 ? &nothing : bytes.data();
   std::ranges::fill(tensor.stride, 0);
-  if (!encoder) return;
+}
+
+// Says what an encoder shows, which may be anything.
+void Declare(nb::handle array, int dtype, kvtwin_tensor& tensor) {
+  const auto bytes = nb::cast<Bytes>(array);
+  tensor.dtype = static_cast<kvtwin_dtype>(dtype);
   for (std::size_t i = 0; i < 4; ++i) {
     tensor.shape[i] =
         i < bytes.ndim()
             ? static_cast<std::int64_t>(bytes.shape(bytes.ndim() - 1 - i))
             : 1;
   }
+  const auto stored = static_cast<DType>(dtype);
+  if (!IsBlockDType(stored)) return;
+  tensor.shape[0] =
+      tensor.shape[0] / RunBytes(stored, kBlockElements) * kBlockElements;
 }
 
 }  // namespace
@@ -329,12 +336,16 @@ int Backend::Init(const kvtwin_setup_v1* setup, void** cache) {
 
 void Backend::Get(Instance& one, int layer, kvtwin_view* view) {
   const nb::tuple shown(one.cache.attr("get")(layer, view->mask.shape[1]));
-  const bool encoder = shown[2].is_none();
   view->first_cell = nb::cast<std::int32_t>(shown[3]);
-  Point(shown[0], encoder, view->key);
-  Point(shown[1], encoder, view->value);
-  if (encoder) return;
-  Point(shown[2], false, view->mask);
+  Point(shown[0], view->key);
+  Point(shown[1], view->value);
+  if (shown[2].is_none()) {
+    const auto [k, v] = nb::cast<std::tuple<int, int>>(shown[4]);
+    Declare(shown[0], k, view->key);
+    Declare(shown[1], v, view->value);
+    return;
+  }
+  Point(shown[2], view->mask);
   view->columns = nb::cast<std::int32_t>(shown[0].attr("shape")[0]);
 }
 

@@ -139,10 +139,17 @@ class PyCache {
   void Put(int layer, nb::handle key, nb::handle value) {
     Check(cache().SetLayer(layer));
     const DType dtype = making_.init.dtype;
-    const ArrayArgument k(key, "key", dtype);
-    const ArrayArgument v(value, "value",
-                          making_.config.v_dtype.value_or(dtype));
-    Check(cache().Put(k.view(), v.view()));
+    const DType v_dtype = making_.config.v_dtype.value_or(dtype);
+    try {
+      const ArrayArgument k(key, "key", dtype);
+      const ArrayArgument v(value, "value", v_dtype);
+      Check(cache().Put(k.view(), v.view()));
+    } catch (const nb::python_error&) {
+      // That there is no pass is worse than an argument that is no array.
+      const Status status = cache().Put({}, {});
+      if (status.code() == StatusCode::kFailedPrecondition) Check(status);
+      throw;
+    }
     ++life_->slot_puts[SlotOf(layer)];
   }
 
@@ -327,8 +334,8 @@ void BindCache(nb::module_& m) {
            "Finds a cell for each token of a batch, or raises CacheFull.")
       .def("set_causal", &PyCache::SetCausal, nb::arg("except_"),
            "These tokens of the batch see tokens after them, too.")
-      .def("put", &PyCache::Put, nb::arg("layer"), nb::arg("key"),
-           nb::arg("value"),
+      .def("put", &PyCache::Put, nb::arg("layer"), nb::arg("key").none(),
+           nb::arg("value").none(),
            nb::sig("def put(self, layer: int, key: numpy.typing.ArrayLike | "
                    "Tensor, value: numpy.typing.ArrayLike | Tensor) -> None"),
            "Stores the batch's rows, (tokens, kv_heads, head_dim): float32, "

@@ -136,13 +136,16 @@ ArrayArgument::ArrayArgument(nb::handle object, const char* name, DType dtype) {
       view_.dtype = DType::kBF16;
     } else if (type == Type(Code::Float8_E4M3FN, 8)) {
       view_.dtype = DType::kF8;
-    } else if (type == NumpyType(dtype)) {
-      view_.dtype = dtype;
+    } else if (type == Type(Code::UInt, 16)) {
+      view_.dtype = DType::kBF16;
+    } else if (type == Type(Code::UInt, 8)) {
+      view_.dtype = IsBlockDType(dtype) ? dtype : DType::kF8;
     } else {
       return false;
     }
     return true;
   };
+  if (object.is_none()) return;  // A tensor without data.
   if (!known()) {
     kept = nb::module_::import_("numpy").attr("asarray")(kept, "float32");
     if (!known()) raise("cannot be made an array of float32");

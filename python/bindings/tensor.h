@@ -32,8 +32,9 @@ nb::object Float32Copy(const TensorView& tensor, std::size_t rank);
 // What numpy would call the shape; of elements, also where they are in blocks.
 nb::tuple ShapeOf(const TensorView& tensor, std::size_t rank);
 
-// An argument that is an array, or can become one. `dtype` is what bytes and
-// words stand for. Errors: raised.
+// An argument that is an array, or can become one: whether the cache takes it,
+// the cache says. Words are bf16, bytes f8, or blocks if `dtype` is one of
+// those. Errors: raised.
 class ArrayArgument {
  public:
   ArrayArgument(nb::handle object, const char* name, DType dtype);

@@ -99,6 +99,11 @@ def test_lists_and_other_numbers_become_float32():
     assert (cache.get(0).key.numpy()[3] == rows(1)[0]).all()
     with pytest.raises((ValueError, TypeError)):
         cache.put(0, "text", rows(1))
+    for raw in (np.uint8, np.uint16):  # Bytes and words stand for f8 and bf16.
+        with pytest.raises(ValueError, match="f8|bf16"):
+            cache.put(0, rows(1).astype(raw), rows(1))
+    with pytest.raises(ValueError, match="key"):
+        cache.put(0, None, rows(1))
 
 
 def test_rows_with_gaps():

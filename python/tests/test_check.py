@@ -237,6 +237,9 @@ def test_headers_of_all_kinds(kind):
     else:
         recorder.set_causal([0])
         recorder.get(0)
+    header = json.loads(out.getvalue().splitlines()[0])
+    rope = {"pairing": "halves", "base": 500.0, "scale": 1.0, "dims": 0}
+    assert header["cache"]["rope"] == rope
     verdict = kvtwin.check(out.getvalue().encode())
     assert verdict.accepted, verdict
     assert verdict.level == "identity"

@@ -37,6 +37,7 @@ def test_wrong_ones(cls, tmp_path):
     assert not result
     for text in WRONG[cls]:
         assert text in result.failure
+    assert "_live.py" not in result.failure  # Tracebacks are of their code.
     assert len(result.history.split("|")) <= 4, result.history
     page = result.page.read_text()
     assert result.history in page and "kvtwin.run" in page

@@ -183,7 +183,7 @@ class Ours(kvtwin.Cache):
     kvtwin = kvtwin.Description(
         name="ours",
         level="identity",
-        kinds={"causal", "swa", "swa_mem", "chunked"},
+        kinds={"causal", "swa", "swa_mem", "chunked", "encoder", "wrapper"},
         can={
             "remove_tail",
             "remove_middle",
@@ -193,6 +193,7 @@ class Ours(kvtwin.Cache):
             "any_order",
             "any_sequence",
             "reserve",
+            "refuse_misuse",
             "mix_dtypes",
         },
         dtypes={"f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0"},

@@ -114,6 +114,11 @@ def _setup(fields: dict[str, Any]) -> Setup:
     return Setup(**{**fields, "rope": Rope(**fields["rope"])})
 
 
+# Key, value, mask, first cell; of an encoder, whose mask is None, the types of key
+# and value, as they are numbered in include/kvtwin/kvtwin.h.
+Shown = tuple[Array, Array, Array | None, int, tuple[int, int]]
+
+
 class Instance:
     """One cache of theirs."""
 
@@ -122,7 +127,7 @@ class Instance:
         # To the others they say nothing.
         self.takes_images = refuses_misuse or setup.kind in ("encoder", "wrapper")
         self.cache: Any = cls(setup)
-        self.shown: tuple[Array, Array, Array | None, int] | None = None
+        self.shown: Shown | None = None
 
     def close(self) -> None:
         self.shown = None
@@ -148,9 +153,7 @@ class Instance:
         rows = [None if one is None else np.array(one) for one in (key, value)]
         self.cache.put(layer, *rows)
 
-    def get(
-        self, layer: int, mask_rows: int
-    ) -> tuple[Array, Array, Array | None, int]:
+    def get(self, layer: int, mask_rows: int) -> Shown:
         """Dense, of the stored dtype; the memory stays until the next one."""
         setup = self.setup
         found = self.cache.get(layer)
@@ -162,11 +165,14 @@ class Instance:
             ) from None
         v_dtype = setup.v_dtype or setup.dtype
         first_cell = int(getattr(found, "first_cell", 0))
+        if mask is None and setup.kind in ("encoder", "wrapper"):
+            types = _type_of(key, setup.dtype), _type_of(value, v_dtype)
+            k, v = _stored(key, "key", types[0]), _stored(value, "value", types[1])
+            codes = DTYPES.index(types[0]), DTYPES.index(types[1])
+            self.shown = (k, v, None, first_cell, codes)
+            return self.shown
         k = _stored(key, "key", setup.dtype)
         v = _stored(value, "value", v_dtype)
-        if mask is None and setup.kind in ("encoder", "wrapper"):
-            self.shown = (k, v, None, first_cell)
-            return self.shown
         heads = setup.kv_heads
         columns = k.shape[0] if k.ndim == 3 else 0
         _due(k, "key", (columns, heads, _width(setup.k_head_dim, setup.dtype)))
@@ -180,7 +186,7 @@ class Instance:
         _due(v, "value", due)
         allowed = _arrays.may_attend(mask, mask_rows, columns)
         numbers = np.where(allowed, np.float32(0), np.float32(-np.inf))
-        self.shown = (k, v, numbers, first_cell)
+        self.shown = (k, v, numbers, first_cell, (0, 0))
         return self.shown
 
     def remove(self, sequence: int, begin: int, end: int) -> None:
@@ -216,6 +222,13 @@ _RAW = {"bf16": np.uint16, "f8_e4m3": np.uint8, "q8_0": np.uint8, "q4_0": np.uin
 
 def _width(head_dim: int, dtype: str) -> int:
     return head_dim // 32 * _BLOCK_BYTES.get(dtype, 0) or head_dim
+
+
+def _type_of(array: Any, dtype: str) -> str:
+    """Of what an encoder shows: it may be of the cache's type, or of float32."""
+    if isinstance(array, Tensor):
+        return array.dtype_name
+    return "f32" if np.asarray(array).dtype == np.float32 else dtype
 
 
 def _stored(array: Any, what: str, dtype: str) -> Array:
@@ -391,7 +404,15 @@ def fuzz(
     )
     page = pathlib.Path(html) if html is not None and found else None
     findings = tuple(Finding(*one) for one in found)
-    return FuzzResult(ok, level, done, histories, seed, findings, page)  # type: ignore[arg-type]
+    return FuzzResult(
+        ok,
+        level,  # type: ignore[arg-type]
+        done,
+        histories,
+        seed,
+        findings,
+        page,
+    )
 
 
 def run(

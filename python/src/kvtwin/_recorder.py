@@ -207,22 +207,21 @@ class Recorder:
         return view
 
     def remove(self, sequence: int, begin: int, end: int = OPEN_END) -> None:
+        range_ = {"begin": int(begin), "end": int(end)}
         self._answered(
-            {"op": "remove", "seq": int(sequence), "begin": int(begin), "end": int(end)},
+            {"op": "remove", "seq": int(sequence), **range_},
             lambda: self._cache.remove(sequence, begin, end),
         )
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self._cache.copy_prefix(source, target, length)
-        self._line(
-            {"op": "copy_prefix", "src": int(source), "dst": int(target), "len": int(length)}
-        )
+        ends = {"src": int(source), "dst": int(target)}
+        self._line({"op": "copy_prefix", **ends, "len": int(length)})
 
     def can_resume(self, sequence: int, position: int) -> bool:
         result = bool(self._cache.can_resume(sequence, position))
-        self._line(
-            {"op": "can_resume", "seq": int(sequence), "pos": int(position), "result": result}
-        )
+        asked = {"seq": int(sequence), "pos": int(position)}
+        self._line({"op": "can_resume", **asked, "result": result})
         return result
 
     def set_causal(self, except_: Sequence[int]) -> None:

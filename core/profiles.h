@@ -1,0 +1,52 @@
+// The rules of caches that others have written, by name.
+
+#ifndef KVTWIN_CORE_PROFILES_H_
+#define KVTWIN_CORE_PROFILES_H_
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/rules.h"
+
+namespace kvtwin {
+
+struct Profile {
+  std::string_view name;
+  Rules rules;
+};
+
+inline constexpr std::size_t kProfileCount = 6;
+
+// docs/profiles.md says where each rule of each is written.
+std::span<const Profile> Profiles();
+std::optional<Profile> FindProfile(std::string_view name);
+
+// A rule by its number, to look at all of them.
+struct RuleInfo {
+  std::string_view name;                 // "window"
+  std::vector<std::string_view> values;  // "counts the query", ...
+  int (*get)(const Rules& rules);
+  void (*set)(Rules& rules, int value);
+
+  std::string_view ValueOf(const Rules& rules) const {
+    return values[static_cast<std::size_t>(get(rules))];
+  }
+};
+
+// In the order of the members of Rules.
+const std::vector<RuleInfo>& AllRules();
+
+// The value of each, and back; what is missing is ours.
+std::vector<int> ValuesOf(const Rules& rules);
+Rules RulesOf(std::span<const int> values);
+
+// Whether a cache of these rules can show one: what is never moved is not moved
+// for others, and who never goes back does not see what has left.
+bool HasRule(const Rules& rules, const RuleInfo& rule);
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_PROFILES_H_

@@ -1,0 +1,74 @@
+/* A pool of blocks of your own, to be driven by the harness as caches are
+ * (<kvtwin/kvtwin.h>, "A cache of your own"). */
+
+#ifndef KVTWIN_POOL_BACKEND_H_
+#define KVTWIN_POOL_BACKEND_H_
+
+#include "kvtwin/kvtwin.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvtwin_pool_description_v1 {
+  size_t size;
+  const char* name;
+  /* ENTITLEMENT unless said otherwise: what a prompt finds, which blocks are
+   * taken and when the pool is full are its own affair. IDENTITY: all is as P1
+   * to P11 say, misuse is refused, and nothing of the table is left out. */
+  kvtwin_level level;
+} kvtwin_pool_description_v1;
+
+/* A pool of your own as a table, to be used as that of caches is. Each function
+ * is to do what the one of kvtwin.h that has its name does, kvtwin_pool_open
+ * and so on. */
+typedef struct kvtwin_pool_backend_v1 {
+  size_t size; /* sizeof(kvtwin_pool_backend_v1) */
+
+  int (*describe)(kvtwin_pool_description_v1* out);
+  /* NOT_SUPPORTED: you have no such pool, histories of it are passed over. */
+  int (*init)(const kvtwin_pool_params* params, void** pool);
+  void (*close)(void* pool);
+
+  /* A sequence has at most max_seq_len tokens, and what all blocks hold.
+   * Prompts are never NULL. A pool that shares nothing begins with no token. */
+  int (*open)(void* pool, const kvtwin_prompt* prompt, int32_t* sequence);
+  int (*seq_len)(void* pool, int32_t sequence, int32_t* length);
+  int (*append)(void* pool, int32_t sequence, int32_t layer,
+                const kvtwin_tensor* key, const kvtwin_tensor* value);
+  int (*commit)(void* pool, int32_t sequence, const int32_t* tokens,
+                size_t count);
+  /* Views may be of any lengths. `block` is -1 where there are no blocks. */
+  int (*views)(void* pool, int32_t sequence, int32_t layer,
+               kvtwin_paged_view* views, size_t room, size_t* count);
+  int (*free)(void* pool, int32_t sequence);
+
+  /* Optional. */
+  const char* (*message)(void* pool);
+  int (*fork)(void* pool, int32_t sequence, int32_t length, int32_t* made);
+  int (*truncate)(void* pool, int32_t sequence, int32_t length);
+  int (*commit_unknown)(void* pool, int32_t sequence, int32_t new_tokens);
+  int (*usage)(void* pool, kvtwin_usage* usage);
+  int (*views_packed)(void* pool, int32_t sequence, int32_t layer,
+                      kvtwin_paged_view* views, size_t room, size_t* count);
+  int (*contiguous_kv)(void* pool, int32_t sequence, int32_t layer,
+                       int32_t kv_len, int32_t* yes, kvtwin_tensor* key,
+                       kvtwin_tensor* value);
+  int (*table)(void* pool, const int32_t* sequences, size_t sequence_count,
+               int32_t* columns, int32_t* blocks, size_t room, size_t* count,
+               int32_t* seq_lens);
+  int (*csr)(void* pool, const int32_t* sequences, size_t sequence_count,
+             int32_t* indptr, int32_t* indices, size_t room, size_t* count,
+             int32_t* last_page_len);
+  int (*slots)(void* pool, int32_t sequence, int32_t begin, int32_t end,
+               int64_t* slots, size_t room, size_t* count);
+} kvtwin_pool_backend_v1;
+
+typedef const kvtwin_pool_backend_v1* (*kvtwin_get_pool_backend_v1_fn)(void);
+#define KVTWIN_GET_POOL_BACKEND_V1 "kvtwin_get_pool_backend_v1"
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* KVTWIN_POOL_BACKEND_H_ */

@@ -1,0 +1,164 @@
+// Pools behind the table of <kvtwin/pool_backend.h>: the twin by way of the
+// shared library, an example in C that has places of its own, and both damaged.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "props/pool_backend.h"
+
+// As C++, once each. What C leaves out there is null.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+namespace twin {
+#include "props/twin_pool_backend.c"
+}  // namespace twin
+namespace example {
+#include "docs/examples/c_pool.c"
+}  // namespace example
+#define POOL_BUG
+namespace bad_example {
+#include "docs/examples/c_pool.c"
+}  // namespace bad_example
+#pragma GCC diagnostic pop
+
+namespace kvtwin::props {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kOperations = 6000;
+
+PagedFuzzResult FuzzAt(Level level, const kvtwin_pool_backend_v1& table) {
+  const auto backend = DescribePoolBackend(&table);
+  EXPECT_TRUE(backend.ok()) << backend.status().ToString();
+  return FuzzPaged(/*seed=*/3, kOperations, /*seconds=*/0, nullptr,
+                   BackendRun(*backend, level));
+}
+
+std::string Story(const PagedFuzzResult& result) {
+  return result.wrong + "\n" + ToText(result.shrunk);
+}
+
+TEST(PoolBackend, ATwinIsIdentical) {
+  const auto backend = DescribePoolBackend(twin::kvtwin_get_pool_backend_v1());
+  ASSERT_TRUE(backend.ok());
+  EXPECT_EQ(backend->level, Level::kIdentity);
+  EXPECT_EQ(backend->name, "twin");
+  for (const Level level : {Level::kIdentity, Level::kEntitlement}) {
+    const PagedFuzzResult result =
+        FuzzAt(level, *twin::kvtwin_get_pool_backend_v1());
+    EXPECT_EQ(result.wrong, "") << Story(result);
+    EXPECT_GE(result.census.operations, kOperations);
+  }
+}
+
+TEST(PoolBackend, AnExampleWithPlacesOfItsOwn) {
+  const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();
+  const PagedFuzzResult result = FuzzAt(Level::kEntitlement, table);
+  EXPECT_EQ(result.wrong, "") << Story(result);
+  // It cannot be held to more.
+  EXPECT_NE(FuzzAt(Level::kIdentity, table).wrong, "");
+}
+
+TEST(PoolBackend, ABugIsFoundAndShrunk) {
+  const PagedFuzzResult result =
+      FuzzAt(Level::kEntitlement, *bad_example::kvtwin_get_pool_backend_v1());
+  EXPECT_THAT(result.wrong, HasSubstr("views"));
+  EXPECT_LE(result.shrunk.ops.size(), 4) << Story(result);
+}
+
+// Tables of the twin, each with a function that is wrong.
+int SharesOfOthers(void* pool, const kvtwin_prompt* prompt,
+                   std::int32_t* sequence) {
+  kvtwin_prompt without_salt = *prompt;
+  without_salt.salt = nullptr;
+  return twin::Open(pool, &without_salt, sequence);
+}
+int ForgetsNothing(void* pool, std::int32_t sequence, std::int32_t length) {
+  std::int32_t all = 0;
+  twin::SeqLen(pool, sequence, &all);
+  return twin::Truncate(pool, sequence, length < all ? length + 1 : length);
+}
+int WithoutEnd(void*, std::int32_t, std::int32_t, kvtwin_paged_view*,
+               std::size_t, std::size_t* count) {
+  *count = SIZE_MAX;
+  return KVTWIN_OK;
+}
+int OfNoStatus(void*, std::int32_t) { return 99; }
+int Refused(void*, std::int32_t, std::int32_t*) {
+  return KVTWIN_FAILED_PRECONDITION;
+}
+int Narrow(void* pool, std::int32_t sequence, std::int32_t layer,
+           kvtwin_paged_view* views, std::size_t room, std::size_t* count) {
+  const int status = twin::Views(pool, sequence, layer, views, room, count);
+  if (room > 0) views[0].key.shape[0] += 1000;
+  return status;
+}
+int Nowhere(void* pool, std::int32_t sequence, std::int32_t layer,
+            kvtwin_paged_view* views, std::size_t room, std::size_t* count) {
+  const int status = twin::Views(pool, sequence, layer, views, room, count);
+  if (room > 0) views[0].value.data = nullptr;
+  return status;
+}
+
+TEST(PoolBackend, WhatIsWrongIsSaid) {
+  struct Case {
+    std::string why;
+    std::function<void(kvtwin_pool_backend_v1&)> damage;
+  };
+  const std::vector<Case> cases = {
+      {"", [](auto& table) { table.open = SharesOfOthers; }},
+      {"", [](auto& table) { table.truncate = ForgetsNothing; }},
+      {"gives a list of", [](auto& table) { table.views = WithoutEnd; }},
+      {"free answers 99", [](auto& table) { table.free = OfNoStatus; }},
+      {"is failed_precondition", [](auto& table) { table.seq_len = Refused; }},
+      {"key is ", [](auto& table) { table.views = Narrow; }},
+      {"value is NULL", [](auto& table) { table.views = Nowhere; }}};
+  for (const Case& one : cases) {
+    kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
+    one.damage(table);
+    for (const Level level : {Level::kIdentity, Level::kEntitlement}) {
+      const PagedFuzzResult result = FuzzAt(level, table);
+      EXPECT_NE(result.wrong, "") << one.why;
+      EXPECT_THAT(result.wrong, HasSubstr(one.why));
+      EXPECT_LE(result.shrunk.ops.size(), 12) << Story(result);
+    }
+  }
+}
+
+// Judged by what it has.
+TEST(PoolBackend, OptionalFunctionsMayBeMissing) {
+  kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
+  table.size = offsetof(kvtwin_pool_backend_v1, message);
+  const PagedFuzzResult result = FuzzAt(Level::kEntitlement, table);
+  EXPECT_EQ(result.wrong, "") << Story(result);
+  EXPECT_EQ(result.census.operations >= kOperations, true);
+  EXPECT_THAT(FuzzAt(Level::kIdentity, table).wrong,
+              HasSubstr("the backend has no"));
+}
+
+TEST(PoolBackend, ATableMustBeWhole) {
+  const auto why = [](const kvtwin_pool_backend_v1* table) {
+    return DescribePoolBackend(table).status().message();
+  };
+  EXPECT_THAT(why(nullptr), HasSubstr("is NULL"));
+  kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
+  table.size = 16;
+  EXPECT_THAT(why(&table), HasSubstr("size is 16"));
+  table = *twin::kvtwin_get_pool_backend_v1();
+  table.views = nullptr;
+  EXPECT_EQ(why(&table), "views is NULL");
+  table = *twin::kvtwin_get_pool_backend_v1();
+  table.describe = [](kvtwin_pool_description_v1* out) -> int {
+    out->level = KVTWIN_NUMERIC;
+    return KVTWIN_OK;
+  };
+  EXPECT_THAT(why(&table), HasSubstr("level is 0"));
+}
+
+}  // namespace
+}  // namespace kvtwin::props

@@ -1,0 +1,38 @@
+/* docs/examples/c_pool.c with illnesses of which a process can die. KVTWIN_SICK
+ * says which: crash, behind (a buffer's end), hang or memory. */
+
+#define kvtwin_get_pool_backend_v1 HealthyPool
+#include "../docs/examples/c_pool.c"
+#undef kvtwin_get_pool_backend_v1
+
+static char* volatile kept;
+
+static int SickAppend(void* pool, int32_t sequence, int32_t layer,
+                      const kvtwin_tensor* key, const kvtwin_tensor* value) {
+  const char* name = getenv("KVTWIN_SICK");
+  volatile int spin = 1;
+  if (name != NULL && key->shape[2] > 1) {
+    kept = NULL;
+    if (strcmp(name, "crash") == 0) *kept = 1;
+    if (strcmp(name, "behind") == 0) {
+      kept = (char*)malloc(8);
+      kept[8] = 1;
+    }
+    while (strcmp(name, "hang") == 0 && spin) {
+    }
+    while (strcmp(name, "memory") == 0) {
+      kept = (char*)malloc(1 << 20);
+      if (kept == NULL) return KVTWIN_OUT_OF_MEMORY;
+      memset(kept, 1, 1 << 20);
+    }
+  }
+  return Append(pool, sequence, layer, key, value);
+}
+
+static kvtwin_pool_backend_v1 sick;
+
+const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {
+  sick = *HealthyPool();
+  sick.append = SickAppend;
+  return &sick;
+}
