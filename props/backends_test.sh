@@ -14,8 +14,8 @@ if ! cmp -s "docs/backends/requirements-$1.txt" "$home/installed.txt"; then
   place=$(mktemp -d)
   trap 'rm -rf "$place"' EXIT
   python3 -m venv "$place/venv" || skip "python3 has no venv"
-  "$place/venv/bin/pip" download -q --no-deps -d "$place" packaging==26.3 ||
-    skip "PyPI cannot be reached"
+  "$place/venv/bin/pip" download -q --retries 1 --no-deps -d "$place" \
+    packaging==26.3 || skip "PyPI cannot be reached"
   [ "$(df -Pk . | awk 'END { print int($4 / 1048576) }')" -ge 10 ] ||
     skip "less than 10 GiB of disk are free"
 fi

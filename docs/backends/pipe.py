@@ -2,6 +2,7 @@
 of a class, and `kvtwin check -` of what it answered (docs/adapter.md)."""
 
 import dataclasses
+import difflib
 import json
 import os
 import pathlib
@@ -324,5 +325,7 @@ def main(classes, generation, page):
     if "--write" in sys.argv:
         said = "\n".join(out) + "\n"
         path.write_text(f"{before}```text\n{said}```\n{after}")
-    if said.splitlines() != out:
-        sys.exit(f"{path} says something else")
+    differs = list(difflib.unified_diff(said.splitlines(), out, page,
+                                        "what it says now", lineterm=""))
+    if differs:
+        sys.exit("\n".join(differs))
