@@ -102,7 +102,8 @@ Cost CostOf(const Op& op) {
   }
   cost.numbers += op.seq;
   if (op.kind == OpKind::kCopy) cost.numbers += op.dst;
-  if (op.kind == OpKind::kShift) cost.numbers += std::abs(std::int64_t{op.delta});
+  if (op.kind == OpKind::kShift)
+    cost.numbers += std::abs(std::int64_t{op.delta});
   if (ranges) add(op.begin);
   if (!ranges || !op.open) {
     cost.special += ranges ? 1 : 0;

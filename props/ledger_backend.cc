@@ -30,7 +30,10 @@ class LedgerCache final : public Cache, public Shifting {
   Status Init(DType dtype, int max_sequences, int capacity,
               int max_batch) override {
     dtype_ = dtype;
-    return ledger_.Init(config_, {dtype, max_sequences, capacity, max_batch});
+    const Status status =
+        ledger_.Init(config_, {dtype, max_sequences, capacity, max_batch});
+    ledger_.NeverFull();
+    return status;
   }
   void Close() override {}
   Status SetLayer(int layer) override {

@@ -14,9 +14,9 @@
 namespace kvtwin::props {
 
 // A cache that is a ledger: its views have a column for each token that it
-// holds, without cells. It is Shifting, too. Not: reserving passes, encoders
-// and wrappers, V that is permuted or tiled, masks of other dtypes than f32.
-// Calls are taken as legal.
+// holds, without cells, and it is never full. It is Shifting, too. Not:
+// reserving passes, encoders and wrappers, V that is permuted or tiled, masks
+// of other dtypes than f32. Calls are taken as legal.
 std::unique_ptr<Cache> MakeLedgerCache(const CacheSpec& spec,
                                        const Rules& rules);
 
