@@ -144,6 +144,15 @@ bool Duo::StartForward(Tokens tokens, bool reserve) {
 // What every cache has room for, however it finds it: sequences no longer than
 // the capacity, and no more of them than it was made for.
 void Duo::CheckRoom(const std::string& call) {
+  // A bounded memory has room for those that go on (S4).
+  const auto bounded = [](const CacheSpec& spec) {
+    return spec.window.has_value() &&
+           (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem);
+  };
+  if (!setup_.legal && (bounded(setup_.spec) ||
+                        std::ranges::any_of(setup_.spec.caches, bounded))) {
+    return;
+  }
   std::map<int, std::int64_t> tokens;
   std::int64_t last = 0;
   for (const auto& part : ledger_.parts()) {
@@ -184,14 +193,18 @@ void Duo::PutAll(const Op& op) {
     if (op.keep_rows || (IsEncoder() && op.images.empty())) continue;
     const bool as_stored = (first + layer) % 2 == 1;
     const RowDims& rows = setup_.rows;
+    // What becomes of a NaN that is converted is everybody's own affair.
+    const auto fill = [&](RowBuffer& buffer, RowRole role, int head_dim,
+                          DType stored) {
+      const DType dtype = as_stored ? stored : DType::kF32;
+      return buffer.Fill({head_dim, rows.kv_heads, count, 1}, dtype,
+                         {role, layer, first, plain, !plain && dtype == stored},
+                         setup_.strided);
+    };
     const TensorView key =
-        keys_.Fill({rows.k_head_dim, rows.kv_heads, count, 1},
-                   as_stored ? setup_.init.dtype : DType::kF32,
-                   {RowRole::kKey, layer, first, plain}, setup_.strided);
+        fill(keys_, RowRole::kKey, rows.k_head_dim, setup_.init.dtype);
     const TensorView value =
-        values_.Fill({rows.v_head_dim, rows.kv_heads, count, 1},
-                     as_stored ? setup_.v_dtype() : DType::kF32,
-                     {RowRole::kValue, layer, first, plain}, setup_.strided);
+        fill(values_, RowRole::kValue, rows.v_head_dim, setup_.v_dtype());
     const std::string call = fmt::format(
         "Put(layer {}, rows of tokens {} to "
         "{})",

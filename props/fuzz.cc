@@ -154,7 +154,8 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
     // In the order of the seed, whichever thread was first.
     for (std::size_t i = 0; i < block.size(); ++i) {
       const RunResult& one = block[i].result;
-      result.operations += one.operations;
+      // A process that died in the first call counts, too.
+      result.operations += std::max<std::int64_t>(1, one.operations);
       result.digest = HashBytes(&one.digest, sizeof(one.digest), result.digest);
       ++result.histories;
       result.repeated += (first + i) % kRepeatEvery == 0 ? 1 : 0;

@@ -85,7 +85,7 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
       }
       // Element 1 of the row, or its block.
       const std::int64_t nan = 1 - j * shape[0];
-      if (token % 16 == 5 && nan >= 0 && nan < shape[0] && !source.plain) {
+      if (token % 16 == 5 && nan >= 0 && nan < shape[0] && source.nan) {
         StoreNaN(run + view.stride[0] * nan, dtype);
       }
     }

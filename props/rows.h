@@ -18,7 +18,8 @@ struct RowSource {
   RowRole role;
   int layer;
   std::int64_t first;
-  bool plain = false;  // No NaN, and from -1 to 1: attention is to be computed.
+  bool plain = false;  // From -1 to 1: attention is to be computed.
+  bool nan = true;     // Now and then.
 };
 
 // Memory for the rows of a batch, used again and again.
