@@ -17,6 +17,7 @@
 #include "core/profiles.h"
 #include "core/refusals.h"
 #include "kvtwin/save.h"
+#include "props/c_words.h"
 #include "props/check_name.h"
 #include "props/differs.h"
 #include "props/shifting.h"
@@ -30,16 +31,6 @@ constexpr std::int64_t kViewBytesMax = std::int64_t{1} << 30;
 
 [[noreturn]] void Wrong(CheckName check, std::string text) {
   throw Differs{std::string(check.name()), std::move(text)};
-}
-
-kvtwin_tensor ToC(const TensorView& view) {
-  kvtwin_tensor tensor = {.data = view.data,
-                          .dtype = static_cast<kvtwin_dtype>(view.dtype),
-                          .shape = {},
-                          .stride = {}};
-  std::ranges::copy(view.shape, tensor.shape);
-  std::ranges::copy(view.stride, tensor.stride);
-  return tensor;
 }
 
 kvtwin_shift ToC(const Shift& shift) {
@@ -77,28 +68,21 @@ kvtwin_cache_params ToC(const CacheSpec& spec, const CacheConfig& config,
   return params;
 }
 
-std::string_view CodeName(int code) {
-  switch (code) {
-    case KVTWIN_OK:
-      return "ok";
-    case KVTWIN_CACHE_FULL:
-      return "cache_full";
-    case KVTWIN_NOT_SUPPORTED:
-      return "not_supported";
-    case KVTWIN_SHARED_CELLS:
-      return "shared_cells";
-    case KVTWIN_INVALID_ARGUMENT:
-      return "invalid_argument";
-    case KVTWIN_FAILED_PRECONDITION:
-      return "failed_precondition";
-    case KVTWIN_OUT_OF_MEMORY:
-      return "out_of_memory";
-    case KVTWIN_INTERNAL:
-      return "internal";
-    default:
-      return "";
+// While a call of the backend runs.
+class Watched {
+ public:
+  Watched(MemoryWatch* watch, const char* function) : watch_(watch) {
+    if (watch_ != nullptr) watch_->Enter(function);
   }
-}
+  Watched(const Watched&) = delete;
+  Watched& operator=(const Watched&) = delete;
+  ~Watched() {
+    if (watch_ != nullptr) watch_->Leave();
+  }
+
+ private:
+  MemoryWatch* watch_;
+};
 
 class BackendCache final : public Cache, public Shifting {
  public:
@@ -202,8 +186,8 @@ class BackendCache final : public Cache, public Shifting {
   }
 
   Status Put(const TensorView& key, const TensorView& value) override {
-    const kvtwin_tensor k = ToC(key);
-    const kvtwin_tensor v = ToC(value);
+    const kvtwin_tensor k = CTensor(key);
+    const kvtwin_tensor v = CTensor(value);
     Status status =
         Call("put", [&] { return table_.put(cache_, layer_, &k, &v); });
     if (status.ok()) put_[{type_, layer_}] = {key, value};
@@ -303,37 +287,32 @@ class BackendCache final : public Cache, public Shifting {
   // Calls of the backend go through here.
   template <class Fn>
   Status Call(const char* function, const Fn& fn) const {
-    if (watch_ != nullptr) watch_->Enter(function);
-    const int code = fn();
-    if (watch_ != nullptr) {
-      watch_->Leave();
-      if (auto damage = watch_->Damage()) {
-        Wrong("backend: out of bounds",
-              fmt::format("after {}: {}", function, *damage));
-      }
+    int code = KVTWIN_OK;
+    {
+      const Watched watched(watch_, function);
+      code = fn();
+    }
+    const auto damage = watch_ == nullptr ? std::nullopt : watch_->Damage();
+    if (damage) {
+      Wrong("backend: out of bounds",
+            fmt::format("after {}: {}", function, *damage));
     }
     if (code == KVTWIN_OK) return {};
-    const std::string_view name = CodeName(code);
-    if (name.empty()) {
+    if (code > KVTWIN_SHARED_CELLS || code < KVTWIN_INTERNAL) {
       Wrong("backend: garbage", fmt::format("{} answers {}, which is no "
                                             "kvtwin_status",
                                             function, code));
     }
-    const char* message =
+    const char* said =
         table_.message == nullptr || !open_ ? "" : table_.message(cache_);
-    if (code == KVTWIN_OUT_OF_MEMORY || code == KVTWIN_INTERNAL) {
-      Wrong("backend: error", fmt::format("{} answers {}: {}", function, name,
-                                          message == nullptr ? "" : message));
+    const std::string message = Printable(said == nullptr ? "" : said, 500);
+    if (code < KVTWIN_FAILED_PRECONDITION) {
+      Wrong("backend: error",
+            fmt::format("{} answers {}: {}", function,
+                        code == KVTWIN_INTERNAL ? "internal" : "out_of_memory",
+                        message));
     }
-    for (const StatusCode status :
-         {StatusCode::kCacheFull, StatusCode::kNotSupported,
-          StatusCode::kSharedCells, StatusCode::kInvalidArgument,
-          StatusCode::kFailedPrecondition}) {
-      if (StatusName(status) == name) {
-        return {status, message == nullptr ? "" : message};
-      }
-    }
-    return {};
+    return {StatusFromC(code), message};
   }
 
   static Status Missing(std::string_view function) {
@@ -473,13 +452,12 @@ TensorView BackendCache::ToView(const char* what, const kvtwin_tensor& tensor,
                       what, ShapeText(shape), extent, *room));
   }
   // What cannot be read is to be known now, as the backend's.
-  watch_->Enter("get (reading what it returned)");
+  const Watched watched(watch_, "get (reading what it returned)");
   for (std::int64_t at = 0; at < extent; at += 1024) {
     static_cast<void>(*(static_cast<const volatile char*>(view.data) + at));
   }
   static_cast<void>(
       *(static_cast<const volatile char*>(view.data) + extent - 1));
-  watch_->Leave();
   return view;
 }
 
@@ -504,9 +482,10 @@ Result<KvView> BackendCache::Get() {
   }
   kvtwin_view c = {};
   c.size = sizeof(c);
-  c.key = ToC(key);
-  c.value = ToC(value);
-  c.mask = ToC({.dtype = config_.mask_dtype, .shape = {0, mask_rows, 1, 1}});
+  c.key = CTensor(key);
+  c.value = CTensor(value);
+  c.mask =
+      CTensor({.dtype = config_.mask_dtype, .shape = {0, mask_rows, 1, 1}});
   c.columns = -1;
   const Status status =
       Call("get", [&] { return table_.get(cache_, layer_, &c); });

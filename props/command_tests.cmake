@@ -359,16 +359,23 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   endforeach()
 endif()
 
-# Other people's caches: it is them that are tested, so one build is enough. 77 is
-# a test that is skipped.
+# Other people's caches, and the Python package, which has a build of its own: so
+# one of ours is enough. 77 is a test that is skipped.
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")
+  set(pypi_test ${PROJECT_SOURCE_DIR}/props/pypi_test.sh)
   foreach(backend transformers mlx)
     add_test(NAME backends.${backend}
-      COMMAND ${PROJECT_SOURCE_DIR}/props/backends_test.sh ${backend}
-              $<TARGET_FILE:kvtwin_command>)
+      COMMAND ${pypi_test} build/backends/${backend}/installed.txt 10
+              ${PROJECT_SOURCE_DIR}/dev backends ${backend})
     set_tests_properties(backends.${backend} PROPERTIES
-      LABELS backends SKIP_RETURN_CODE 77 TIMEOUT 600)
+      LABELS backends ENVIRONMENT KVTWIN=$<TARGET_FILE:kvtwin_command>
+      SKIP_RETURN_CODE 77 TIMEOUT 900)
   endforeach()
+  add_test(NAME python.package
+    COMMAND ${pypi_test} build/python/venv/bin/pytest 2
+            ${PROJECT_SOURCE_DIR}/dev python)
+  set_tests_properties(python.package PROPERTIES
+    LABELS python PROCESSORS 2 SKIP_RETURN_CODE 77 TIMEOUT 1200)
 endif()
 
 # Profiles.
