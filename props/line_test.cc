@@ -81,7 +81,7 @@ TEST(Line, SaysWhereItIsWrong) {
       {"kvt1 | put 0*1 except=0,-1", "character 25: -1 must not be negative"},
       {"kvt1 | move 0:1-2", "character 18: '' should go on with '@'"},
       {"kvt1 | move 0:1-@x",
-       "character 19: 'x' does not start with a number of at most 2147483647"},
+       "character 18: 'x' does not start with a number of at most 2147483647"},
       {"kvt1 | get now", "character 8: 'get' is no operation"},
       {"kvt1 | drop 0:1- 2", "character 18: '2' is left over"},
       {"kvt1 mask=bit", "character 11: 'bit' is no dtype"},
