@@ -79,6 +79,9 @@ TEST(Line, SaysWhereItIsWrong) {
       {"kvt1 | put 0*1 | fly", "character 18: 'fly' is no operation"},
       {"kvt1 | put 0*1 | drop 0:1-2z", "character 28: 'z' is left over"},
       {"kvt1 | put 0*1 except=0,-1", "character 25: -1 must not be negative"},
+      {"kvt1 | move 0:1-2", "character 18: '' should go on with '@'"},
+      {"kvt1 | move 0:1-@x",
+       "character 18: 'x' does not start with a number of at most 2147483647"},
       {"kvt1 | get now", "character 8: 'get' is no operation"},
       {"kvt1 | drop 0:1- 2", "character 18: '2' is left over"},
       {"kvt1 mask=bit", "character 11: 'bit' is no dtype"},
@@ -97,6 +100,15 @@ TEST(Line, IsReadBackAsItWasWritten) {
     const Result<History> read = ParseHistory(text);
     ASSERT_TRUE(read.ok()) << text << "\n" << read.status().message();
     EXPECT_EQ(ToText(*read), text);
+  }
+}
+
+TEST(Line, HasMovesAsTheyWereWritten) {
+  for (const std::string move :
+       {"move 0:2-4@-1", "move 1:0-@+3", "move 0:~2-^1@+1"}) {
+    const Result<History> history = ParseHistory("kvt1 | " + move);
+    ASSERT_TRUE(history.ok()) << history.status().ToString();
+    EXPECT_EQ(ToText(history->ops.at(0)), move);
   }
 }
 

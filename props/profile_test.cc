@@ -29,8 +29,8 @@ using Positions = std::multiset<std::int64_t>;
 class Play {
  public:
   explicit Play(const Rules& rules, std::optional<int> window = std::nullopt,
-                int max_sequences = 1)
-      : ledger_(SpecOf(window), rules) {
+                int max_sequences = 1, std::optional<int> memory = std::nullopt)
+      : ledger_(SpecOf(window, memory), rules) {
     const Status status = ledger_.Init({}, {DType::kF32, max_sequences, 16, 8});
     EXPECT_TRUE(status.ok()) << status.ToString();
   }
@@ -65,10 +65,12 @@ class Play {
   CacheLedger* operator->() { return &ledger_; }
 
  private:
-  static CacheSpec SpecOf(std::optional<int> window) {
+  static CacheSpec SpecOf(std::optional<int> window,
+                          std::optional<int> memory) {
     CacheSpec spec;
-    if (window) spec.kind = Kind::kSwa;
+    if (window) spec.kind = memory ? Kind::kSwaMem : Kind::kSwa;
     spec.window = window;
+    spec.memory = memory;
     spec.shift.kind = ShiftKind::kIdentity;
     return spec;
   }
@@ -236,7 +238,7 @@ TEST(Rules, ASequenceGoesBackOrNoMoreOnceItsWindowIsFull) {
 // As mlx-lm's RotatingKVCache(max_size=6, keep=4) has it.
 TEST(Rules, FirstTokensStayInTheWindow) {
   Play play({.window = Rules::Window::kWithQuery, .first = Rules::First::kStay},
-            6, /*max_sequences=*/2);
+            6, /*max_sequences=*/2, /*memory=*/9);
   play.Put(0, {0, 1, 2, 3, 4, 5, 6, 7});
   EXPECT_THAT(play.Sees(7), ElementsAre(2, 3, 4, 5, 6, 7));
   play.Put(0, {8});
