@@ -17,6 +17,7 @@ class Right:
 
     kvtwin = kvtwin.Description(
         name="right",
+        profile="ollama-0.12",
         kinds={"causal", "swa", "chunked"},
         can={
             "remove_tail",
