@@ -80,6 +80,9 @@ std::string LevelLine(Level level, const LiveResult& result,
     if (level == Level::kIdentity && !info.has_cells) {
       return "not tried: it does not say which cells it uses";
     }
+    if (level == Level::kIdentity && LevelsOf(info).front() != level) {
+      return "not tried: its rules are not ours";
+    }
     return level > result.holds ? "holds, being weaker" : "not tried";
   };
   return fmt::format("{:<12} {}{}\n", LevelName(level), said(),
@@ -117,7 +120,8 @@ int FuzzBackend(BackendArguments arguments, const FuzzOptions& options,
   if (!info.ok()) return Complain(info.status().message());
   const std::vector<Level> levels = LevelsFor(arguments, *info);
   if (levels.empty()) {
-    return Complain("identity needs a backend that lists its cells");
+    return Complain(
+        "identity needs a backend that lists its cells and follows our rules");
   }
   const auto subject_at = [&](Level level) {
     return host.SubjectAt(*info, level, ArgumentsText(arguments, level));
@@ -203,7 +207,8 @@ int RunOnBackend(BackendArguments arguments, const History& history, bool json,
   if (!info.ok()) return Complain(info.status().message());
   const std::vector<Level> levels = LevelsFor(arguments, *info);
   if (levels.empty()) {
-    return Complain("identity needs a backend that lists its cells");
+    return Complain(
+        "identity needs a backend that lists its cells and follows our rules");
   }
   // The one that it is held to, unless another one is asked for.
   const Level level = arguments.level.empty() ? info->claims : levels.front();

@@ -14,12 +14,9 @@ constexpr std::size_t kFindingsMax = 6;
 
 std::vector<Level> LevelsOf(const BackendInfo& info) {
   std::vector<Level> levels;
-  // The reference twin has our rules alone, and pads its masks.
-  Rules ours;
-  if (info.rules.mask_rows == Rules::MaskRows::kBatch) {
-    ours.mask_rows = info.rules.mask_rows;
-  }
-  if (info.has_cells && info.rules == ours) levels.push_back(Level::kIdentity);
+  // The reference twin has our rules alone, whoever follows them.
+  const bool ours = info.profile.starts_with("ollama-");
+  if (info.has_cells && ours) levels.push_back(Level::kIdentity);
   levels.push_back(Level::kEntitlement);
   levels.push_back(Level::kNumeric);
   return levels;
