@@ -24,6 +24,8 @@ else
   grep -Eq "^  rerun   kvtwin run 'kvt1 [^|]*\| (put 0\*[34]( \| get)?|put 0\*1( \| put 0\*1){2}|put 0\*[12] \| put 0\*[12])' --backend" \
     <<<"$output" || fail "it is not shrunk"
   ran=$(sed -n 's/^\([0-9]*\) operations in .*/\1/p' <<<"$output")
-  [ "${ran:-0}" -ge 1500 ] || fail "it stopped after ${ran:-0} operations"
+  # What breaks the level is enough to know that it does.
+  [[ $check == subject* ]] || [ "${ran:-0}" -ge 1500 ] ||
+    fail "it stopped after ${ran:-0} operations"
 fi
 [ "$words" = "$4" ] || grep -q -- "$words" <<<"$output" || fail "no '$words'"

@@ -348,6 +348,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "stride/backend: garbage,stride of -4" "dtype/backend: garbage,dtype 99"
       "null/backend: garbage,V is null"
       "wild/backend: crash,reading what it returned"
+      "full/subject: room,is cache_full"
       "describe/refused,SIGABRT" "level/refused,level")
     string(REPLACE "/" ";" ill "${ill}")
     list(POP_FRONT ill illness)
@@ -357,6 +358,11 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               ${illness} ${ill})
     set_tests_properties(command.backend_${illness} PROPERTIES TIMEOUT 300)
   endforeach()
+  kvtwin_command_test(backend_rounds EXIT 1
+    PRINTS "^numeric      holds$"
+    ARGS fuzz --ops 5000 --backend $<TARGET_FILE:kvtwin_sick_backend>)
+  set_tests_properties(command.backend_rounds PROPERTIES
+    ENVIRONMENT KVTWIN_SICK=rounds)
 endif()
 
 # Other people's caches, and the Python package, which has a build of its own: so

@@ -54,6 +54,7 @@ static int SickStartForward(void* cache, const kvtwin_batch* batch,
   Mine* c = cache;
   if (c->length[c->sequence] < 3) return code;
   FallIll(c);
+  if (Is("full")) return KVTWIN_CACHE_FULL;
   return Is("status") ? 77 : Is("internal") ? KVTWIN_INTERNAL : code;
 }
 
@@ -61,6 +62,11 @@ static int SickPut(void* cache, int32_t layer, const kvtwin_tensor* key,
                    const kvtwin_tensor* value) {
   int code = Put(cache, layer, key, value);
   Mine* c = cache;
+  float* values = c->v[c->sequence][layer];
+  for (int i = 0; Is("rounds") && i < c->tokens * c->heads * c->v_dim; ++i) {
+    float* one = values + c->first * c->heads * c->v_dim + i;
+    *one = roundf(*one * 256) / 256; /* A number format of its own. */
+  }
   if (c->length[c->sequence] < 3 || !Is("behind")) return code;
   /* A row more than there is room for. */
   volatile float* rows = c->v[c->sequence][layer];

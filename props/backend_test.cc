@@ -1,0 +1,156 @@
+// What a backend says of itself, and what that makes of a history. (What it
+// does is seen by props/backend_test.sh and the profiles' tests.)
+
+#include "props/backend.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <string>
+
+#include "props/generate.h"
+
+namespace kvtwin::props {
+namespace {
+
+using testing::HasSubstr;
+
+// What Describe below says, beside the defaults.
+kvtwin_description_v1 said;
+int answer = KVTWIN_OK;
+
+int Describe(kvtwin_description_v1* out) {
+  if (said.size != 0) *out = said;
+  return answer;
+}
+
+// Of functions that are never called.
+kvtwin_backend_v1 Table() {
+  kvtwin_backend_v1 table = {};
+  table.size = sizeof(table);
+  table.describe = Describe;
+  table.init = [](const kvtwin_setup_v1*, void**) { return 0; };
+  table.close = [](void*) {};
+  table.start_forward = [](void*, const kvtwin_batch*, int) { return 0; };
+  table.put = [](void*, std::int32_t, const kvtwin_tensor*,
+                 const kvtwin_tensor*) { return 0; };
+  table.get = [](void*, std::int32_t, kvtwin_view*) { return 0; };
+  said = {};
+  answer = KVTWIN_OK;
+  return table;
+}
+
+kvtwin_description_v1 Right() {
+  kvtwin_description_v1 right = {};
+  right.size = sizeof(right);
+  right.name = "mine";
+  right.profile = "ollama-0.15";
+  right.level = KVTWIN_ENTITLEMENT;
+  right.kinds = right.dtypes = right.v_layouts = right.shifts = 1;
+  right.mask_dtypes = 1;
+  return right;
+}
+
+void ExpectRefused(const kvtwin_backend_v1* table, const std::string& text) {
+  const Result<BackendInfo> info = DescribeBackend(table);
+  EXPECT_EQ(info.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(info.status().message(), HasSubstr(text));
+}
+
+TEST(Backend, TheLeastThereIsHasDefaults) {
+  const kvtwin_backend_v1 table = Table();
+  const Result<BackendInfo> info = DescribeBackend(&table);
+  ASSERT_TRUE(info.ok()) << info.status().ToString();
+  EXPECT_EQ(info->claims, Level::kEntitlement);
+  EXPECT_EQ(info->abilities.kinds, KVTWIN_HAS_CAUSAL);
+  EXPECT_EQ(info->abilities.max_sequences, 1);
+  EXPECT_TRUE(info->abilities.OnlyGoesOn());
+  EXPECT_FALSE(info->has_cells);
+}
+
+TEST(Backend, TablesThatAreNoneAreRefusedByName) {
+  ExpectRefused(nullptr, "null");
+  kvtwin_backend_v1 table = Table();
+  table.size = offsetof(kvtwin_backend_v1, message) - 1;
+  ExpectRefused(&table, "size");
+  table = Table();
+  table.put = nullptr;
+  ExpectRefused(&table, "put");
+  table = Table();
+  answer = KVTWIN_INTERNAL;
+  ExpectRefused(&table, "describe answers -4");
+}
+
+TEST(Backend, DescriptionsThatMakeNoSenseAreRefused) {
+  const kvtwin_backend_v1 table = Table();
+  const auto refused = [&](auto change, const std::string& text) {
+    said = Right();
+    ASSERT_TRUE(DescribeBackend(&table).ok());
+    change(said);
+    ExpectRefused(&table, text);
+  };
+  const std::string endless(300, 'x');
+  refused([](auto& one) { one.name = nullptr; }, "name");
+  refused([&](auto& one) { one.name = endless.c_str(); }, "name");
+  refused([](auto& one) { one.profile = "vllm"; }, "vllm");
+  refused([](auto& one) { one.level = static_cast<kvtwin_level>(3); }, "level");
+  refused([](auto& one) { one.kinds = 1U << 6; }, "kind");
+  refused([](auto& one) { one.dtypes = 0; }, "dtype");
+  refused([](auto& one) { one.max_layers = -1; }, "negative");
+  refused([](auto& one) { one.tolerance = -1; }, "negative");
+}
+
+// A library that was compiled with an older header has a shorter table.
+TEST(Backend, WhatAnOlderTableLacksIsNull) {
+  kvtwin_backend_v1 table = Table();
+  table.cells = [](void*, kvtwin_cell*, std::size_t, std::size_t*,
+                   std::int32_t*, std::size_t, std::size_t*,
+                   std::int32_t*) { return 0; };
+  ASSERT_TRUE(DescribeBackend(&table)->has_cells);
+  table.size = offsetof(kvtwin_backend_v1, cells);
+  EXPECT_FALSE(DescribeBackend(&table)->has_cells);
+}
+
+bool Has(std::uint32_t bits, auto value) {
+  return (bits >> static_cast<unsigned>(value) & 1U) != 0;
+}
+
+RC_GTEST_PROP(Backend, HistoriesAskForNothingThatItLacks,
+              (std::uint32_t number)) {
+  const auto bits = [](int count) {
+    return *rc::gen::inRange<std::uint32_t>(1, 1U << count);
+  };
+  Abilities abilities;
+  abilities.kinds = bits(6);
+  // A wrapper of nothing is none.
+  if (abilities.kinds == KVTWIN_HAS_WRAPPER) abilities.kinds |= 1;
+  abilities.can = *rc::gen::arbitrary<std::uint32_t>();
+  abilities.dtypes = bits(6);
+  abilities.shifts = bits(5);
+  abilities.max_sequences = *rc::gen::inRange(0, 3);
+  abilities.max_layers = *rc::gen::inRange(0, 3);
+  abilities.max_padding = *rc::gen::inRange(0, 3);
+  Setup setup = MakeHistory(1, number, {}, 4).setup;
+  abilities.Fit(setup);
+  RC_ASSERT(abilities.Fits(setup));
+  RC_ASSERT(Has(abilities.kinds, setup.spec.kind));
+  RC_ASSERT(Has(abilities.dtypes, setup.init.dtype));
+  RC_ASSERT(Has(abilities.dtypes, setup.v_dtype()));
+  RC_ASSERT(Has(abilities.shifts, setup.spec.shift.kind));
+  const auto within = [](int value, int most) {
+    return most == 0 || value <= most;
+  };
+  RC_ASSERT(within(setup.init.max_sequences, abilities.max_sequences));
+  RC_ASSERT(within(setup.layers, abilities.max_layers));
+  if (setup.config.v_layout != VLayout::kTiled) {
+    RC_ASSERT(within(setup.config.cache_padding, abilities.max_padding));
+  }
+  RC_ASSERT(setup.legal || abilities.Can(KVTWIN_CAN_ANY_ORDER));
+}
+
+}  // namespace
+}  // namespace kvtwin::props
