@@ -22,16 +22,26 @@ Enum Nearest(std::uint32_t bits, Enum value, unsigned count) {
 }
 
 void FitKind(std::uint32_t kinds, CacheSpec& spec) {
-  if (Has(kinds, spec.kind)) return;
-  if (!spec.caches.empty()) {  // Of a wrapper, its first cache.
+  const std::uint32_t parts = kinds & ~std::uint32_t{KVTWIN_HAS_WRAPPER};
+  if (!spec.caches.empty() && !Has(kinds, Kind::kWrapper)) {
     const CacheSpec first = spec.caches[0];
     spec = first;
-    return FitKind(kinds, spec);
   }
-  spec.kind = Nearest(kinds & ~std::uint32_t{KVTWIN_HAS_WRAPPER}, spec.kind, 6);
-  if (!spec.window) spec.window = 1 + spec.chunk % 3;
-  if (!spec.memory) spec.memory = *spec.window + 1;
-  if (spec.chunk < 1) spec.chunk = 2 + *spec.window % 3;
+  for (CacheSpec& part : spec.caches) FitKind(parts, part);
+  if (!spec.caches.empty() || Has(kinds, spec.kind)) return;
+  const int size = spec.window.value_or(spec.chunk) % 3;
+  spec = {.kind = Nearest(parts, spec.kind, 6),
+          .placement = spec.placement,
+          .window = {},
+          .memory = {},
+          .chunk = 0,
+          .shift = spec.shift,
+          .caches = {}};
+  if (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem) {
+    spec.window = 1 + size;
+  }
+  if (spec.kind == Kind::kSwaMem) spec.memory = 2 + size;
+  if (spec.kind == Kind::kChunked) spec.chunk = 2 + size;
 }
 
 void FitShift(std::uint32_t shifts, CacheSpec& spec) {
@@ -60,7 +70,11 @@ void Abilities::Fit(Setup& setup) const {
     config.v_dtype.reset();
   }
   config.mask_dtype = Nearest(mask_dtypes, config.mask_dtype, 7);
-  config.v_layout = Nearest(v_layouts, config.v_layout, 3);
+  // Tiles need a padding of their own.
+  const bool tiles = max_padding == 0 || max_padding >= kTileCells;
+  config.v_layout =
+      Nearest(tiles ? v_layouts : v_layouts & ~(1U << KVTWIN_V_TILED),
+              config.v_layout, 3);
   AtMost(max_sequences, init.max_sequences);
   AtMost(max_layers, setup.layers);
   AtMost(max_padding, config.cache_padding);

@@ -197,11 +197,13 @@ class BackendCache final : public Cache, public Shifting {
   Result<KvView> Get() override;
 
   Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    if (table_.copy_prefix == nullptr) return Missing("copy_prefix");
     return Call("copy_prefix",
                 [&] { return table_.copy_prefix(cache_, src, dst, len); });
   }
 
   Result<bool> CanResume(int seq, std::int32_t pos) override {
+    if (table_.can_resume == nullptr) return Missing("can_resume");
     std::int32_t yes = -1;
     const Status status = Call("can_resume", [&] {
       return table_.can_resume(cache_, seq, pos, &yes);
@@ -215,6 +217,7 @@ class BackendCache final : public Cache, public Shifting {
   }
 
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    if (table_.remove == nullptr) return Missing("remove");
     return Call("remove",
                 [&] { return table_.remove(cache_, seq, begin, end); });
   }
@@ -303,8 +306,8 @@ class BackendCache final : public Cache, public Shifting {
                                             "kvtwin_status",
                                             function, code));
     }
-    const char* said =
-        table_.message == nullptr || !open_ ? "" : table_.message(cache_);
+    const char* said = "without a message";
+    if (table_.message != nullptr && open_) said = table_.message(cache_);
     const std::string message = Printable(said == nullptr ? "" : said, 500);
     if (code < KVTWIN_FAILED_PRECONDITION) {
       Wrong("backend: error",
@@ -354,7 +357,7 @@ void BackendCache::ReadCells() const {
   if (table_.cells == nullptr || !open_) return;
   std::size_t count = 0;
   std::size_t batch = 0;
-  for (;;) {
+  for (int i = 0; i < 3; ++i) {
     const Status status = Call("cells", [&] {
       return table_.cells(cache_, cells_.data(), cells_.size(), &count,
                           batch_cells_.data(), batch_cells_.size(), &batch,
@@ -372,6 +375,7 @@ void BackendCache::ReadCells() const {
     batch_cells_.resize(batch);
     if (fits) return;
   }
+  Wrong("backend: garbage", "cells gives another number each time");
 }
 
 Result<CacheState> BackendCache::ReadState(int sequence) const {
@@ -429,18 +433,20 @@ TensorView BackendCache::ToView(const char* what, const kvtwin_tensor& tensor,
   }
   if (view.elements() == 0) return view;
   if (view.data == nullptr) garbage("is null");
+  for (const std::int64_t stride : view.stride) {
+    if (stride < 0 || stride > kViewBytesMax) {
+      garbage(fmt::format("has a stride of {}", stride));
+    }
+  }
   const std::int64_t run =
       view.stride[0] == 0 ? RunBytes(dtype, shape[0])
                           : view.stride[0] * (shape[0] - 1) +
                                 std::max<std::int64_t>(1, RunBytes(dtype, 1));
   std::int64_t extent = run;
   for (std::size_t i = 1; i < 4; ++i) {
-    if (view.stride[i] < 0 || view.stride[i] > kViewBytesMax) {
-      garbage(fmt::format("has a stride of {}", view.stride[i]));
-    }
     extent += view.stride[i] * (shape[i] - 1);
   }
-  if (view.stride[0] < 0 || extent > kViewBytesMax) {
+  if (extent > kViewBytesMax) {
     garbage(fmt::format("needs {} bytes", extent));
   }
   if (watch_ == nullptr) return view;
@@ -495,6 +501,10 @@ Result<KvView> BackendCache::Get() {
       Wrong("backend: garbage", fmt::format("get: {} columns", c.columns));
     }
     const std::int64_t columns = c.columns;
+    if (config_.v_layout == VLayout::kTiled && columns % kTileCells != 0) {
+      Wrong("backend: garbage", fmt::format("get: {} columns, of tiles of {}",
+                                            columns, kTileCells));
+    }
     if (c.key.shape[2] == 0) c.key.shape[2] = columns;
     if (c.mask.shape[0] == 0) c.mask.shape[0] = columns;
     if (c.value.shape[2] == 0) {
@@ -576,7 +586,9 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
     return Invalid("level of the backend's description is {}",
                    static_cast<int>(said.level));
   }
-  if ((said.kinds & 63U) == 0 || (said.dtypes & 63U) == 0 ||
+  // A wrapper is of something.
+  const std::uint32_t parts = said.kinds & ~std::uint32_t{KVTWIN_HAS_WRAPPER};
+  if ((parts & 63U) == 0 || (said.dtypes & 63U) == 0 ||
       (said.v_layouts & 7U) == 0 || (said.shifts & 31U) == 0 ||
       (said.mask_dtypes & 71U) == 0) {
     return Invalid(
@@ -587,7 +599,7 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
       !std::isfinite(said.tolerance) || said.tolerance < 0) {
     return Invalid("a number of the backend's description is negative");
   }
-  info.name = said.name;
+  info.name = Printable(said.name, 200);
   info.profile = said.profile;
   info.claims = said.level == KVTWIN_IDENTITY      ? Level::kIdentity
                 : said.level == KVTWIN_ENTITLEMENT ? Level::kEntitlement
@@ -607,11 +619,12 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
       .snapshots = table.snapshot != nullptr && table.restore != nullptr};
   std::uint32_t& can = info.abilities.can;
   if ((can & KVTWIN_CAN_REMOVE_MIDDLE) != 0) can |= KVTWIN_CAN_REMOVE_TAIL;
-  if (table.remove == nullptr) {
-    can &= ~std::uint32_t{KVTWIN_CAN_REMOVE_TAIL | KVTWIN_CAN_REMOVE_MIDDLE};
+  if (table.remove == nullptr && (can & KVTWIN_CAN_REMOVE_TAIL) != 0) {
+    return Invalid("the backend says CAN_REMOVE, but its table has no remove");
   }
-  if (table.copy_prefix == nullptr) {
-    can &= ~std::uint32_t{KVTWIN_CAN_COPY_PREFIX};
+  if (table.copy_prefix == nullptr && (can & KVTWIN_CAN_COPY_PREFIX) != 0) {
+    return Invalid(
+        "the backend says CAN_COPY_PREFIX, but its table has no copy_prefix");
   }
   info.abilities.can_resume = table.can_resume != nullptr;
   info.tolerance = said.tolerance;

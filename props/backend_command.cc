@@ -75,7 +75,11 @@ std::string LevelLine(Level level, const LiveResult& result,
                       const BackendInfo& info) {
   const bool tried = std::ranges::count(result.tried, level) > 0;
   const auto said = [&]() -> std::string {
-    if (level == result.holds) return "holds";
+    if (level == result.holds) {
+      const bool all = std::ranges::all_of(
+          result.findings, [](auto& one) { return one.breaks_level; });
+      return all ? "holds" : "holds but for what is above";
+    }
     if (tried) return "does not hold, see above";
     if (level == Level::kIdentity && !info.has_cells) {
       return "not tried: it does not say which cells it uses";
@@ -92,9 +96,18 @@ std::string LevelLine(Level level, const LiveResult& result,
 }  // namespace
 
 void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
-  command.add_option("--backend", arguments.host.library,
-                     "a cache of yours, as a shared library "
-                     "(docs/live.md)");
+  CLI::Option* backend =
+      command
+          .add_option("--backend", arguments.host.library,
+                      "a cache of yours, as a shared library (docs/live.md)")
+          ->check(CLI::Validator(
+              [](const std::string& path) {
+                return std::string(path.empty() ? "no path" : "");
+              },
+              "PATH"));
+  if (CLI::Option* twin = command.get_option_no_throw("--twin")) {
+    backend->excludes(twin);
+  }
   command
       .add_option("--level", arguments.level,
                   "compare a backend at this level only")
@@ -128,6 +141,12 @@ int FuzzBackend(BackendArguments arguments, const FuzzOptions& options,
   };
   const LiveResult result = FuzzLive(options, levels, subject_at);
   if (options.progress) fmt::print(stderr, "\r{:40}\r", "");
+  if (result.ran == 0) {
+    return Complain(
+        fmt::format("{} has none of the caches that {} histories "
+                    "asked for",
+                    info->name, result.histories));
+  }
   const bool right = result.Right(*info);
   if (json) {
     Json findings = Json::array();
@@ -211,15 +230,20 @@ int RunOnBackend(BackendArguments arguments, const History& history, bool json,
         "identity needs a backend that lists its cells and follows our rules");
   }
   // The one that it is held to, unless another one is asked for.
-  const Level level = arguments.level.empty() ? info->claims : levels.front();
+  const bool can_claim = std::ranges::count(levels, info->claims) > 0;
+  const Level level = can_claim ? info->claims : levels.front();
   const Subject subject =
       host.SubjectAt(*info, level, ArgumentsText(arguments, level));
   Story story;
   const RunResult result = RunHistory(history, subject, &story);
   const auto& difference = result.difference;
   if (!result.ran && !difference) {
-    return Complain(fmt::format("{} has no such cache: '{}'", info->name,
-                                ToText(history.setup)));
+    Setup nearest = history.setup;
+    info->abilities.Fit(nearest);
+    return Complain(fmt::format(
+        "{} has no such cache: '{}'; the nearest that it says that it has is "
+        "'{}'",
+        info->name, ToText(history.setup), ToText(nearest)));
   }
   if (json) {
     std::vector<std::string> calls;

@@ -275,6 +275,13 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(backend_twin EXIT 0
     PRINTS "^identity     holds .it says that it does."
     ARGS fuzz --ops 50000 --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(backend_twin_entitled EXIT 0 PRINTS "^entitlement  holds"
+    ARGS fuzz --ops 100000 --level entitlement --seed 2
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(backend_of_nothing EXIT 2 PRINTS "none of the caches"
+    ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
+  set_tests_properties(command.backend_of_nothing PROPERTIES
+    ENVIRONMENT KVTWIN_SICK=nothing)
   kvtwin_command_test(backend_twin_pool EXIT 0 PRINTS " 0 differences"
     ARGS fuzz --kind paged --ops 5000
          --backend $<TARGET_FILE:kvtwin_twin_backend>)

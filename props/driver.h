@@ -47,6 +47,8 @@ class Driver {
 
   virtual const reference::Ledger& ledger() const = 0;
   virtual bool in_pass() const = 0;
+  // What it holds is not known any more: nothing that follows can be judged.
+  virtual bool over() const { return false; }
 };
 
 }  // namespace kvtwin::props

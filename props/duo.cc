@@ -10,6 +10,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/mask_elements.h"
 #include "props/check_name.h"
 #include "props/differs.h"
 #include "props/entitlement.h"
@@ -127,6 +128,7 @@ bool Duo::StartForward(Tokens tokens, bool reserve) {
   Tell(call, found.code());
   if (found.code() == StatusCode::kCacheFull) {
     CheckRoom(call);
+    over_ = Bounded();  // It may have evicted first (S12), or not.
     DrawCellsNow();
     return false;
   }
@@ -141,18 +143,20 @@ bool Duo::StartForward(Tokens tokens, bool reserve) {
   return true;
 }
 
-// What every cache has room for, however it finds it: sequences no longer than
-// the capacity, and no more of them than it was made for.
-void Duo::CheckRoom(const std::string& call) {
-  // A bounded memory has room for those that go on (S4).
+bool Duo::Bounded() const {
   const auto bounded = [](const CacheSpec& spec) {
     return spec.window.has_value() &&
            (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem);
   };
-  if (!setup_.legal && (bounded(setup_.spec) ||
-                        std::ranges::any_of(setup_.spec.caches, bounded))) {
-    return;
-  }
+  return bounded(setup_.spec) ||
+         std::ranges::any_of(setup_.spec.caches, bounded);
+}
+
+// What every cache has room for, however it finds it: sequences no longer than
+// the capacity, and no more of them than it was made for.
+void Duo::CheckRoom(const std::string& call) {
+  // A bounded memory has room for those that go on (S4).
+  if (!setup_.legal && Bounded()) return;
   std::map<int, std::int64_t> tokens;
   std::int64_t last = 0;
   for (const auto& part : ledger_.parts()) {
@@ -376,10 +380,10 @@ void Duo::CheckShapes(int layer, const KvView& view) {
                          what, ShapeText(found), ShapeText(due));
     });
   };
-  Check(view.mask.data != nullptr || batch_.positions.empty(),
-        "subject: view shape", [&] {
-          return fmt::format("layer {}: there is no mask, or no column", layer);
-        });
+  Check(view.mask.data != nullptr || !fresh_, "subject: view shape", [&] {
+    return fmt::format("layer {}: there is no mask, or no column", layer);
+  });
+  if (view.mask.data == nullptr) return;  // Nothing is there, and none due.
   check("K", view.key.shape, {rows.k_head_dim, rows.kv_heads, columns, 1});
   check("V", view.value.shape, value);
   Check(view.mask.shape[1] >= std::ssize(batch_.positions),
@@ -451,6 +455,19 @@ void Duo::CheckAttention(int layer, const KvView& view) {
   if (!DueView(layer, mask, key, value, due)) return;
   const RowDims& dims = setup_.rows;
   const double scale = 1 / std::sqrt(dims.k_head_dim);
+  for (std::int64_t row = 0; row < view.mask.shape[1]; ++row) {
+    for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
+      const MaskElement one = MaskElementAt(view.mask, column, row);
+      const bool padding = row >= std::ssize(batch_.positions);
+      if (one == MaskElement::kHides) continue;
+      if (one == MaskElement::kAllows && !padding) continue;
+      throw Differs{std::string(CheckName("subject: rows").name()),
+                    padding ? "a padding row sees something"
+                            : "the mask is neither 0 nor -inf",
+                    static_cast<int>(row), static_cast<int>(column),
+                    view.first_cell};
+    }
+  }
   for (std::int64_t row = 0; row < std::ssize(batch_.positions); ++row) {
     Eigen::MatrixXd queries(dims.k_head_dim, dims.kv_heads);
     for (std::int64_t head = 0; head < dims.kv_heads; ++head) {

@@ -44,6 +44,7 @@ class Duo final : public Driver {
 
   const reference::Ledger& ledger() const override { return ledger_; }
   bool in_pass() const override { return active_; }
+  bool over() const override { return over_; }
 
  private:
   // What was called and answered, before anything is compared.
@@ -51,6 +52,8 @@ class Duo final : public Driver {
   void CheckResult(const std::string& call, const Status& due,
                    const Status& found);
   void CheckRoom(const std::string& call);
+  // Tokens may be evicted.
+  bool Bounded() const;
   void CheckView(int layer);
   void CheckShapes(int layer, const KvView& view);
   void CheckAttention(int layer, const KvView& view);
@@ -77,6 +80,7 @@ class Duo final : public Driver {
   std::unique_ptr<Cache> tested_;
   Tokens batch_;
   bool active_ = false;
+  bool over_ = false;
   bool reserving_ = false;
   bool fresh_ = false;   // The ledger can judge the mask.
   bool copied_ = false;  // By CopyPrefix, in this pass.

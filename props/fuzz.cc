@@ -158,6 +158,7 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
       result.operations += std::max<std::int64_t>(1, one.operations);
       result.digest = HashBytes(&one.digest, sizeof(one.digest), result.digest);
       ++result.histories;
+      result.ran += one.ran || one.difference ? 1 : 0;
       result.repeated += (first + i) % kRepeatEvery == 0 ? 1 : 0;
       result.census.Add(block[i].census);
       if (one.difference && options.known.contains(one.difference->check)) {

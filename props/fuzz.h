@@ -50,6 +50,7 @@ struct FuzzResult {
   std::uint64_t digest = 0;
   std::int64_t repeated = 0;  // Histories that were run a second time.
   std::int64_t known = 0;     // That failed in a way that was known.
+  std::int64_t ran = 0;       // The others: of caches that there are not.
   Census census;
   std::optional<FuzzFailure> failure;  // The first; the run ends with it.
 };

@@ -196,8 +196,9 @@ int RunFuzz(const Arguments& arguments) {
   const bool terminal = isatty(STDERR_FILENO) == 1;
   if (terminal) options.progress = ShowProgress;
   if (arguments.backend.given()) {
-    if (options.probes) {
-      fmt::print(stderr, "kvtwin fuzz: --backend has no --probes\n");
+    if (options.probes || options.dtypes) {
+      fmt::print(stderr, "kvtwin fuzz: --backend has no --{}\n",
+                 options.probes ? "probes" : "dtypes");
       return 2;
     }
     return FuzzBackend(arguments.backend, options, arguments.json,

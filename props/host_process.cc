@@ -45,6 +45,7 @@ constexpr auto kFunctions = std::to_array<std::string_view>(
 // An answer is one line; a page may be some megabytes.
 constexpr std::size_t kAnswerMax = std::size_t{64} << 20;
 constexpr int kLookEvery = 20;  // Milliseconds.
+constexpr std::string_view kNonsense = "wrote nonsense to its harness: ";
 
 double Now() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -172,6 +173,7 @@ class HostProcess {
 
   bool Ask(const Json& json) {
     if (ftruncate(output_, 0) != 0) return false;
+    state_->step = -1;
     const std::string line = json.dump() + "\n";
     for (std::size_t at = 0; at < line.size();) {
       const ssize_t wrote = write(asked_, line.data() + at, line.size() - at);
@@ -239,6 +241,7 @@ class HostProcess {
     std::array<int, 2> answers = Pipe();
     const int shared = MemoryFile("kvtwin-shared");
     output_ = MemoryFile("kvtwin-output");
+    fcntl(output_, F_SETFL, O_APPEND);  // It is cut to nothing now and then.
     asked_ = asked[1];
     answers_ = answers[0];
     void* memory = MAP_FAILED;
@@ -289,7 +292,15 @@ class HostProcess {
 
   void Ended() {
     int status = 0;
-    waitpid(child_, &status, 0);
+    // It may have closed its files, and go on.
+    const double since = Now();
+    while (waitpid(child_, &status, WNOHANG) == 0) {
+      if (Now() - since > options_.call_seconds) {
+        Kill("backend: hang", "closed the files of its process, and goes on");
+        return;
+      }
+      usleep(1000);
+    }
     child_ = -1;
     const std::string how =
         WIFSIGNALED(status)
@@ -369,7 +380,12 @@ Result<Json> Host::Greet() {
 Result<BackendInfo> Host::Describe() {
   const Result<Json> said = Greet();
   if (!said.ok()) return said.status();
-  if (said->contains("cache")) return BackendInfoFromJson(said->at("cache"));
+  try {
+    if (said->contains("cache")) return BackendInfoFromJson(said->at("cache"));
+  } catch (const Json::exception& error) {
+    return Status(StatusCode::kInvalidArgument,
+                  std::string(kNonsense) + error.what());
+  }
   return Status(StatusCode::kInvalidArgument,
                 fmt::format("{} is a pool: --kind paged", options_.library));
 }
@@ -422,7 +438,11 @@ std::string Host::AskPool(const PagedHistory& history, Level level,
 
 PagedRun Host::PoolRunAt(Level level) {
   return [this, level](const PagedHistory& history, PagedCensus* census) {
-    return AskPool(history, level, census);
+    try {
+      return AskPool(history, level, census);
+    } catch (const Json::exception& error) {
+      return "backend: crash: " + std::string(kNonsense) + error.what();
+    }
   };
 }
 
@@ -489,7 +509,13 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
       step.call = said->at("told").get<std::string>();
       continue;
     }
-    result.ran = said->value("ran", false);
+    if (said->contains("error")) {
+      result.difference = {.step = history.ops.size(),
+                           .check = "backend: error",
+                           .text = "kvtwin-host: " + said->value("error", "")};
+      break;
+    }
+    result.ran = said->at("ran").get<bool>();
     result.operations = said->value("operations", std::int64_t{0});
     result.digest = said->value("digest", std::uint64_t{0});
     if (said->contains("difference")) {
@@ -516,7 +542,15 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
 
 RunResult Host::Run(const History& history, Level level, Story* story,
                     const Rules* rules) {
-  return Ask(history, level, story, /*page=*/false, "", nullptr, rules);
+  try {
+    return Ask(history, level, story, /*page=*/false, "", nullptr, rules);
+  } catch (const Json::exception& error) {
+    RunResult result;
+    result.difference = {.step = history.ops.size(),
+                         .check = "backend: crash",
+                         .text = std::string(kNonsense) + error.what()};
+    return result;
+  }
 }
 
 std::string Host::Page(const History& history, Level level,

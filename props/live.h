@@ -33,6 +33,7 @@ struct LiveResult {
   std::int64_t known = 0;  // Histories that failed as one of them.
   std::int64_t operations = 0;
   std::int64_t histories = 0;
+  std::int64_t ran = 0;  // Of these; of the others, it has no such cache.
   double seconds = 0;
   std::uint64_t digest = 0;  // Of the last level.
 

@@ -371,6 +371,18 @@ constexpr auto
                        return RestoreDamaged(
                            c, [](CacheState& s) { s.next_position = -1; });
                      }},
+                    // Whole, but of a larger cache.
+                    {"Restore of more tokens than there are cells",
+                     [](Cache& c, const Context&) -> Answer {
+                       const int cells = c.CellCount();
+                       return RestoreDamaged(c, [&](CacheState& s) {
+                         s.cells.clear();
+                         s.layers.clear();
+                         for (int i = 0; i < 1024 || i <= cells; ++i) {
+                           s.cells.push_back({i, i, 0});
+                         }
+                       });
+                     }},
                 });
 
 // Everything that a caller can see.

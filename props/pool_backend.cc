@@ -214,7 +214,7 @@ Result<std::vector<PagedView>> BackendPool::ViewsBy(std::string_view function,
   if (fn == nullptr) return Missing(function);
   const auto list = List<kvtwin_paged_view>(
       function, [&](auto* views, auto room, auto* count) {
-        In("views");
+        In(function.data());
         return fn(pool_, sequence, layer, views, room, count);
       });
   if (!list.ok()) return list.status();
@@ -367,6 +367,7 @@ std::string RunEntitlement(const PoolBackend& backend,
     fault = error.what();
   }
   const Judgement judgement = Judge(lines, {"reference"});
+  if (fault.starts_with("backend: ")) return fault;
   if (judgement.verdict != Verdict::kAccept) return judgement.reason;
   if (fault.empty()) return recorder.status().message();
   return fault;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "props/duo.h"
+#include "props/misuse.h"
 #include "props/trio.h"
 
 namespace kvtwin::props {
@@ -43,10 +44,12 @@ class Client {
     const auto bit =
         end == kOpenEnd ? KVTWIN_CAN_REMOVE_TAIL : KVTWIN_CAN_REMOVE_MIDDLE;
     if (!abilities_.Can(bit)) return StatusCode::kNotSupported;
+    if (begin == 0 && end == kOpenEnd) held_.erase(seq);
     Note(OpKind::kDrop, seq, begin, end);
     return driver_.Remove(seq, begin, end);
   }
   bool CanResume(int seq, std::int32_t pos) {
+    if (!abilities_.can_resume) return driver_.ledger().CanResume(seq, pos);
     Note(OpKind::kAsk, seq, 0, pos);
     return driver_.CanResume(seq, pos);
   }
@@ -90,6 +93,7 @@ class Client {
   const Abilities& abilities_;
   Driver& driver_;
   std::vector<Op>* done_;
+  std::set<int> held_;  // Put, and not removed since.
 };
 
 // By all of a wrapper's caches: one may have evicted what another still has.
@@ -120,6 +124,11 @@ std::int32_t Client::Resolve(int seq, const RelativePos& pos) {
 
 // A segment as a legal client would send it, after making room for it.
 Segment Client::Legalized(Segment segment, std::size_t batch_room) {
+  // All of it was evicted: it begins anew, and the backend is told.
+  if (abilities_.OnlyGoesOn() && Next(segment.seq) == 0 &&
+      held_.contains(segment.seq)) {
+    Remove(segment.seq, 0, kOpenEnd);
+  }
   const int capacity = setup_.init.capacity;
   segment.delta = 0;
   segment.order = Segment::Order::kUp;
@@ -140,6 +149,7 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
   // Where nothing can be removed, no more than there is room for.
   segment.count = static_cast<int>(std::min<std::int64_t>(
       segment.count, std::max(0, capacity - Next(segment.seq))));
+  held_.insert(segment.seq);
   return segment;
 }
 
@@ -276,6 +286,10 @@ void Client::DoPlain(const Op& op) {
       return driver_.GetAll();
     case OpKind::kMisuse:
       if (!abilities_.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
+      if (!abilities_.set_causal &&
+          MisuseName(op.misuse).starts_with("SetCausal")) {
+        return;
+      }
       return driver_.Misuse(op.misuse);
     case OpKind::kPoison:
       return driver_.Poison();
@@ -349,7 +363,7 @@ RunResult RunHistory(const History& history, const Subject& subject,
     Client client(history.setup, subject.abilities, *driver);
     result.ran = driver->SetUp();
     if (result.ran) {
-      for (step = 0; step < history.ops.size(); ++step) {
+      for (step = 0; step < history.ops.size() && !driver->over(); ++step) {
         if (subject.on_step) subject.on_step(step);
         client.Do(history.ops[step]);
       }

@@ -48,6 +48,10 @@ static void FallIll(Mine* c) {
   }
 }
 
+static int SickInit(const kvtwin_setup_v1* setup, void** cache) {
+  return Is("nothing") ? KVTWIN_NOT_SUPPORTED : Init(setup, cache);
+}
+
 static int SickStartForward(void* cache, const kvtwin_batch* batch,
                             int reserve) {
   int code = StartForward(cache, batch, reserve);
@@ -102,7 +106,7 @@ static int SickDescribe(kvtwin_description_v1* out) {
 static const kvtwin_backend_v1 kSick = {
     .size = sizeof(kvtwin_backend_v1),
     .describe = SickDescribe,
-    .init = Init,
+    .init = SickInit,
     .close = Close,
     .start_forward = SickStartForward,
     .put = SickPut,

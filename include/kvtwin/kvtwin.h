@@ -640,6 +640,7 @@ typedef struct kvtwin_backend_v1 {
    * and strides if they are not dense. The memory stays as it is until the next
    * call with this cache. */
   int (*get)(void* cache, int32_t layer, kvtwin_view* view);
+  /* These three may be NULL, too. */
   int (*remove)(void* cache, int32_t sequence, int32_t begin, int32_t end);
   int (*copy_prefix)(void* cache, int32_t source, int32_t target,
                      int32_t length);

@@ -47,6 +47,7 @@ constexpr unsigned char kZoneByte = 0xF9;
 constexpr unsigned char kNewByte = 0xAB;
 constexpr unsigned char kFreedByte = 0xDD;
 constexpr std::size_t kKeptMax = 16 << 10;  // Bytes that are freed, but there.
+constexpr std::size_t kKeptBlocksMax = 256;
 // More is no size, but a negative number or the sum of two pointers.
 constexpr std::size_t kSizeMax = std::size_t{1} << 46;
 
@@ -68,6 +69,7 @@ struct List {
   Block* first = nullptr;
   Block* last = nullptr;
   std::size_t bytes = 0;
+  std::size_t count = 0;
 
   void Add(Block* block) {
     block->previous = last;
@@ -75,11 +77,13 @@ struct List {
     (last == nullptr ? first : last->next) = block;
     last = block;
     bytes += block->size;
+    ++count;
   }
   void Remove(Block* block) {
     (block->previous == nullptr ? first : block->previous->next) = block->next;
     (block->next == nullptr ? last : block->next->previous) = block->previous;
     bytes -= block->size;
+    --count;
   }
 };
 
@@ -179,7 +183,7 @@ void Free(void* data) {
   if (block->size > kKeptMax) return __libc_free(block->start);
   std::memset(data, kFreedByte, block->size);
   kept.Add(block);
-  while (kept.bytes > kKeptMax) {
+  while (kept.bytes > kKeptMax || kept.count > kKeptBlocksMax) {
     Block* oldest = kept.first;
     kept.Remove(oldest);
     if (!AllAre(UserOf(oldest), oldest->size, kFreedByte)) {

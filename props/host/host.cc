@@ -4,10 +4,13 @@
 // file 4.
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -132,6 +135,11 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
     wrong = fmt::format("backend: memory: {} bytes are not freed by close",
                         Guard::Live() - before);
   }
+  if (wrong.empty()) {  // Of close, which answers nothing.
+    if (const auto damage = pool.watch->Damage()) {
+      wrong = "backend: out of bounds: after close: " + *damage;
+    }
+  }
   return {{"wrong", wrong},
           {"operations", census.operations},
           {"found", census.found},
@@ -177,6 +185,14 @@ int Main(int argc, char** argv) {
     std::fputs("kvtwin-host is started by kvtwin fuzz --backend\n", stderr);
     return 2;
   }
+  // A crash is a finding, and shrunk by many more: none needs a core.
+  const rlimit none = {0, 0};
+  setrlimit(RLIMIT_CORE, &none);
+  std::signal(SIGPIPE, SIG_DFL);
+  for (const int file : {kHostAsked, kHostAnswers, kHostShared}) {
+    fcntl(file, F_SETFD, FD_CLOEXEC);
+  }
+  setvbuf(stdout, nullptr, _IOLBF, 0);  // What it prints last is shown.
   auto* state = static_cast<HostState*>(memory);
   state->function.store(FunctionNumber("loading"));
   Result<Loaded> loaded = Load(argv[1]);
