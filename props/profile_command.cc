@@ -79,7 +79,9 @@ Json ToJson(const BackendInfo& info, const InferredProfile& profile) {
   for (const FoundRule& found : profile.found) {
     const RuleInfo& rule = AllRules()[found.rule];
     Json values = Json::array();
-    for (const int value : found.values) values.push_back(rule.values[value]);
+    for (const int value : found.values) {
+      values.push_back(rule.values[static_cast<std::size_t>(value)]);
+    }
     json["rules"].push_back({{"rule", rule.name},
                              {"values", values},
                              {"known", found.known()},
