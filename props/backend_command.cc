@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -11,7 +13,6 @@
 #include "core/names.h"
 #include "props/live.h"
 #include "props/page.h"
-#include "props/shrink.h"
 
 namespace kvtwin::props {
 namespace {
@@ -49,6 +50,15 @@ Status WritePageOf(Host& host, const History& history,
   if (out.flush()) return {};
   return {StatusCode::kFailedPrecondition,
           fmt::format("{} cannot be written", path)};
+}
+
+constexpr const char* kNoIdentity =
+    "identity needs a backend that lists its cells and follows our rules";
+
+HostOptions OptionsOf(const BackendArguments& arguments) {
+  HostOptions options = arguments.host;
+  options.memory_bytes = arguments.memory_mib << 20;
+  return options;
 }
 
 // The levels to try; none if the one that is asked for cannot be.
@@ -125,17 +135,13 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
       ->capture_default_str();
 }
 
-int FuzzBackend(BackendArguments arguments, const FuzzOptions& options,
+int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
                 bool json, const std::string& html) {
-  arguments.host.memory_bytes = arguments.memory_mib << 20;
-  Host host(arguments.host);
+  Host host(OptionsOf(arguments));
   const Result<BackendInfo> info = host.Describe();
   if (!info.ok()) return Complain(info.status().message());
   const std::vector<Level> levels = LevelsFor(arguments, *info);
-  if (levels.empty()) {
-    return Complain(
-        "identity needs a backend that lists its cells and follows our rules");
-  }
+  if (levels.empty()) return Complain(kNoIdentity);
   const auto subject_at = [&](Level level) {
     return host.SubjectAt(*info, level, ArgumentsText(arguments, level));
   };
@@ -197,10 +203,9 @@ int FuzzBackend(BackendArguments arguments, const FuzzOptions& options,
   return right ? 0 : 1;
 }
 
-int OnPoolBackend(BackendArguments arguments,
+int OnPoolBackend(const BackendArguments& arguments,
                   const std::function<int(const PagedRun&)>& act) {
-  arguments.host.memory_bytes = arguments.memory_mib << 20;
-  Host host(arguments.host);
+  Host host(OptionsOf(arguments));
   const Result<PoolInfo> info = host.DescribePool();
   if (!info.ok()) return Complain(info.status().message());
   const Level level =
@@ -218,17 +223,13 @@ std::string PoolArgumentsText(const BackendArguments& arguments) {
                      arguments.level);
 }
 
-int RunOnBackend(BackendArguments arguments, const History& history, bool json,
-                 const std::string& html) {
-  arguments.host.memory_bytes = arguments.memory_mib << 20;
-  Host host(arguments.host);
+int RunOnBackend(const BackendArguments& arguments, const History& history,
+                 bool json, const std::string& html) {
+  Host host(OptionsOf(arguments));
   const Result<BackendInfo> info = host.Describe();
   if (!info.ok()) return Complain(info.status().message());
   const std::vector<Level> levels = LevelsFor(arguments, *info);
-  if (levels.empty()) {
-    return Complain(
-        "identity needs a backend that lists its cells and follows our rules");
-  }
+  if (levels.empty()) return Complain(kNoIdentity);
   // The one that it is held to, unless another one is asked for.
   const bool can_claim = std::ranges::count(levels, info->claims) > 0;
   const Level level = can_claim ? info->claims : levels.front();

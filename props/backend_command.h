@@ -4,7 +4,6 @@
 #define KVTWIN_PROPS_BACKEND_COMMAND_H_
 
 #include <functional>
-#include <optional>
 #include <string>
 
 #include "props/fuzz.h"
@@ -32,17 +31,17 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments);
 
 // The exit code: 0 if it keeps what it says of itself, else 1; 2 if it is no
 // backend. `html`, if not empty, is where the page of a failure goes.
-int FuzzBackend(BackendArguments arguments, const FuzzOptions& options,
+int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
                 bool json, const std::string& html);
 // Of a pool: at the level that is asked for, else at that which it claims. What
 // `act` returns, if it is called.
-int OnPoolBackend(BackendArguments arguments,
+int OnPoolBackend(const BackendArguments& arguments,
                   const std::function<int(const PagedRun&)>& act);
 // "--backend ./libyours.so", and the level if one is asked for.
 std::string PoolArgumentsText(const BackendArguments& arguments);
 
-int RunOnBackend(BackendArguments arguments, const History& history, bool json,
-                 const std::string& html);
+int RunOnBackend(const BackendArguments& arguments, const History& history,
+                 bool json, const std::string& html);
 
 }  // namespace kvtwin::props
 
