@@ -132,7 +132,8 @@ def test_descriptions():
 def test_the_example(repository, pytester):
     example = (repository / "docs/examples/python_cache.py").read_text()
     pytester.makepyfile(test_example=example)
-    result = pytester.runpytest_subprocess("--kvtwin-ops", "2000")
+    # Without the summary: where $CI is set, it tells all of it once more.
+    result = pytester.runpytest_subprocess("--kvtwin-ops", "2000", "-rN")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["*PrefixCache is wrong*", "*CopyPrefix(0, 1*", "*rerun *kvtwin.run*"]
