@@ -17,7 +17,15 @@ if(KVTWIN_CUDA AND cuda_test_sources)
   kvtwin_add_cuda_tests(kvtwin_cuda_tests cuda.)
 endif()
 
-# Its threads are fibers of Boost's.
+# That nvcc compiles it is tested where it is: 77 is a test that is skipped.
+if(NOT KVTWIN_CUDA AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")
+  add_test(NAME cuda.compiles
+    COMMAND ${PROJECT_SOURCE_DIR}/dev cuda --compile)
+  set_tests_properties(cuda.compiles PROPERTIES
+    LABELS cuda PROCESSORS 2 SKIP_RETURN_CODE 77 TIMEOUT 900)
+endif()
+
+# The emulator's threads are fibers of Boost's.
 find_package(Boost QUIET COMPONENTS context)
 if(NOT TARGET Boost::context)
   message(STATUS "No Boost.Context: the twin cuda is not tested by emulation")
