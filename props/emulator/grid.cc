@@ -113,6 +113,8 @@ void Grid::Run(const Kernel& kernel, Random& random) {
     blockIdx = {static_cast<unsigned>(block % gridDim.x),
                 static_cast<unsigned>(block / gridDim.x % gridDim.y),
                 static_cast<unsigned>(block / gridDim.x / gridDim.y)};
+    // Garbage in all shared variables, of other kernels as well, is not cheap.
+    if (i == 0 || random.Below(8) == 0) ForgetShared();
     RunBlock();
     block = (block + step) % blocks;
   }
@@ -298,6 +300,7 @@ void Grid::Misuse(const char* name, const char* what) {
 }  // namespace
 
 void RunGrid(const Kernel& kernel, Random& random) {
+  ReportFaults();
   TheGrid().Run(kernel, random);
 }
 
