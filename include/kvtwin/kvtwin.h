@@ -42,7 +42,8 @@ typedef enum kvtwin_status {
   KVTWIN_INVALID_ARGUMENT = -1,
   KVTWIN_FAILED_PRECONDITION = -2, /* The call comes at the wrong time. */
   KVTWIN_OUT_OF_MEMORY = -3,
-  KVTWIN_INTERNAL = -4 /* Something else was thrown; the cache is lost. */
+  KVTWIN_INTERNAL = -4,    /* Something else was thrown; the cache is lost. */
+  KVTWIN_DEVICE_ERROR = -5 /* A device (CUDA) refused or failed. */
 } kvtwin_status;
 
 /* "ok", "cache_full", ...; "unknown" for any other number. */
