@@ -1,471 +1,452 @@
-// The emulator of CUDA (emulator/emulator.h): that it does what a device may
-// do, and shows what is wrong with code that only works by luck.
+// How the emulator of CUDA (emulator/emulator.h) keeps memory, streams, graphs
+// and errors: that nothing is done before it has to be.
 
-#include "props/emulator/emulator.h"
+#include "props/emulator_test.h"
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <array>
-#include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
-#include "core/elements.h"
-#include "cub/cub.cuh"
-#include "optimized/cuda/intrinsics.h"
 #include "optimized/cuda/runtime.h"
+#include "props/emulator/emulator.h"
 
-namespace kvtwin {
+namespace kvtwin::emulator {
 namespace {
 
-using emulator::Call;
-using optimized::cuda::DynamicShared;
 using optimized::cuda::Launch;
 
-#define EXPECT_OK(call) EXPECT_EQ(call, cudaSuccess)
+__global__ void Set(int* to, int value) { *to = value; }
+__global__ void Add(int* to, const int* from) { *to += *from; }
+__global__ void Double(int* to) { *to *= 2; }
 
-// Device memory of n of them.
-template <class T>
-class Numbers {
- public:
-  explicit Numbers(std::size_t n) : n_(n) {
-    EXPECT_OK(cudaMalloc(&data_, n * sizeof(T)));
-  }
-  explicit Numbers(const std::vector<T>& from) : Numbers(from.size()) {
-    EXPECT_OK(
-        cudaMemcpy(data_, from.data(), n_ * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  Numbers(const Numbers&) = delete;
-  Numbers& operator=(const Numbers&) = delete;
-  ~Numbers() { cudaFree(data_); }
+constexpr auto kDown = cudaMemcpyDeviceToHost;
+constexpr auto kUp = cudaMemcpyHostToDevice;
 
-  T* get() const { return data_; }
-  // Waits for stream 0, and for streams that it waits for.
-  std::vector<T> Read() const {
-    std::vector<T> out(n_);
-    EXPECT_OK(
-        cudaMemcpy(out.data(), data_, n_ * sizeof(T), cudaMemcpyDeviceToHost));
-    return out;
-  }
+// Memory ----------------------------------------------------------------------
 
- private:
-  T* data_ = nullptr;
-  std::size_t n_;
-};
-
-// A stream that does not wait for stream 0.
-class Stream {
- public:
-  Stream() {
-    EXPECT_OK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  ~Stream() { cudaStreamDestroy(stream_); }
-  operator cudaStream_t() const { return stream_; }  // NOLINT
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-class Event {
- public:
-  Event() { EXPECT_OK(cudaEventCreate(&event_)); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  ~Event() { cudaEventDestroy(event_); }
-  operator cudaEvent_t() const { return event_; }  // NOLINT
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-// Pinned memory.
-class Pinned {
- public:
-  explicit Pinned(int value) {
-    EXPECT_OK(cudaMallocHost(&data_, sizeof(int)));
-    *data_ = value;
-  }
-  Pinned(const Pinned&) = delete;
-  Pinned& operator=(const Pinned&) = delete;
-  ~Pinned() { cudaFreeHost(data_); }
-  int& operator*() const { return *data_; }
-  int* get() const { return data_; }
-
- private:
-  int* data_ = nullptr;
-};
-
-class Emulator : public testing::Test {
- protected:
-  void SetUp() override {
-    emulator::Reset();
-    emulator::SetSeed(0);
-    emulator::SetProtect(true);
-  }
-  void TearDown() override {
-    emulator::Reset();
-    emulator::SetMemory(std::size_t{8} << 30);
-  }
-};
-using EmulatorDeath = Emulator;
-
-__device__ int ThreadOfGrid() {
-  const unsigned block =
-      blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
-  const unsigned thread =
-      threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-  return static_cast<int>(block * blockDim.x * blockDim.y * blockDim.z +
-                          thread);
-}
-
-// Blocks and threads ----------------------------------------------------------
-
-// Writes when each thread came.
-__global__ void Order(int* count, int* order) {
-  order[ThreadOfGrid()] = atomicAdd(count, 1);
-}
-
-TEST_F(Emulator, AllThreadsRunOnceInAnOrderThatIsDrawn) {
-  constexpr std::size_t kThreads = 3 * 2 * 2 * 4 * 3 * 2;
-  std::set<std::vector<int>> orders;
-  for (std::uint64_t seed = 0; seed < 4; ++seed) {
-    emulator::SetSeed(seed);
-    const Numbers<int> count(std::vector<int>{0});
-    const Numbers<int> order(std::vector<int>(kThreads, -1));
-    EXPECT_OK(Launch(Order, {3, 2, 2}, {4, 3, 2}, 0, nullptr, count.get(),
-                     order.get()));
-    std::vector<int> read = order.Read();
-    orders.insert(read);
-    std::ranges::sort(read);
-    for (int i = 0; i < static_cast<int>(kThreads); ++i) {
-      EXPECT_EQ(read[static_cast<std::size_t>(i)], i);
-    }
-  }
-  EXPECT_EQ(orders.size(), 4);
-}
-
-// Every thread adds what its neighbour wrote, round by round.
-__global__ void Neighbours(int* out, bool barrier) {
-  __shared__ int now[64];
-  const unsigned i = threadIdx.x;
-  now[i] = static_cast<int>(i);
-  for (int round = 0; round < 5; ++round) {
-    if (barrier) __syncthreads();
-    const int other = now[(i + 1) % blockDim.x];
-    if (barrier) __syncthreads();
-    now[i] += other;
-  }
-  out[blockIdx.x * blockDim.x + i] = now[i];
-}
-
-TEST_F(Emulator, BarriersAreNeededAndEnough) {
-  std::vector<int> right;
-  for (int block = 0; block < 3; ++block) {
-    std::array<int, 64> now;
-    for (std::size_t i = 0; i < now.size(); ++i) now[i] = static_cast<int>(i);
-    for (int round = 0; round < 5; ++round) {
-      const std::array<int, 64> before = now;
-      for (std::size_t i = 0; i < 64; ++i) now[i] += before[(i + 1) % 64];
-    }
-    right.insert(right.end(), now.begin(), now.end());
-  }
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {
-    emulator::SetSeed(seed);
-    const Numbers<int> out(right.size());
-    EXPECT_OK(Launch(Neighbours, 3, 64, 0, nullptr, out.get(), true));
-    EXPECT_EQ(out.Read(), right) << seed;
-    EXPECT_OK(Launch(Neighbours, 3, 64, 0, nullptr, out.get(), false));
-    EXPECT_NE(out.Read(), right) << seed;
+TEST_F(Emulator, MemoryIsGarbageOnBoundariesOf256) {
+  for (const std::size_t n : {1, 100, 3000}) {
+    const Numbers<std::uint8_t> bytes(n);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(bytes.get()) % 256, 0);
+    std::size_t zeros = 0;
+    for (const std::uint8_t byte : bytes.Read()) zeros += byte == 0 ? 1 : 0;
+    EXPECT_LE(zeros, n / 16);
   }
 }
 
-__global__ void ReadShared(unsigned* out) {
-#ifndef KVTWIN_PLAIN_SHARED
-  __shared__ unsigned word;
-  out[0] = word;
-  word = 5;
-#else
-  out[0] = ~0U;
-#endif
-  auto* dynamic = reinterpret_cast<unsigned*>(DynamicShared());
-  out[1] = dynamic[0] & dynamic[9];
-  dynamic[0] = dynamic[9] = 5;
+TEST_F(Emulator, MemoryThatThereIs) {
+  SetMemory(1000);
+  void* some = nullptr;
+  void* more = nullptr;
+  ASSERT_EQ(cudaMalloc(&some, 600), cudaSuccess);
+  EXPECT_EQ(cudaMalloc(&more, 401), cudaErrorMemoryAllocation);
+  EXPECT_EQ(more, nullptr);
+  std::size_t left = 0;
+  std::size_t total = 0;
+  EXPECT_OK(cudaMemGetInfo(&left, &total));
+  EXPECT_EQ(left, 400);
+  EXPECT_EQ(total, 1000);
+  EXPECT_EQ(cudaFreeHost(some), cudaErrorInvalidValue);
+  EXPECT_OK(cudaFree(some));
+  EXPECT_EQ(cudaFree(some), cudaErrorInvalidValue);
+  EXPECT_OK(cudaFree(nullptr));
+  EXPECT_OK(cudaMalloc(&some, 0));
+  EXPECT_EQ(some, nullptr);
+  EXPECT_OK(cudaMalloc(&some, 1000));
+  EXPECT_OK(cudaFree(some));
 }
 
-TEST_F(Emulator, SharedMemoryIsGarbageAtFirst) {
-  const Numbers<unsigned> out(2);
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_OK(Launch(ReadShared, 1, 1, 40, nullptr, out.get()));
-    EXPECT_EQ(out.Read(), std::vector<unsigned>(2, ~0U));
-  }
+TEST_F(Emulator, WhosePointer) {
+  const Numbers<int> device(100);
+  const Pinned pinned(0);
+  int own = 0;
+  cudaPointerAttributes said = {};
+  EXPECT_OK(cudaPointerGetAttributes(&said, device.get() + 99));
+  EXPECT_EQ(said.type, cudaMemoryTypeDevice);
+  EXPECT_EQ(said.devicePointer, device.get() + 99);
+  EXPECT_OK(cudaPointerGetAttributes(&said, device.get() + 100));
+  EXPECT_EQ(said.type, cudaMemoryTypeUnregistered);
+  EXPECT_OK(cudaPointerGetAttributes(&said, pinned.get()));
+  EXPECT_EQ(said.type, cudaMemoryTypeHost);
+  EXPECT_OK(cudaPointerGetAttributes(&said, &own));
+  EXPECT_EQ(said.type, cudaMemoryTypeUnregistered);
 }
 
-__global__ void Nothing() {}
-
-TEST_F(Emulator, LaunchesBeyondTheLimitsAreRefused) {
-  const auto launch = [](dim3 grid, dim3 block, std::size_t shared) {
-    return Launch(Nothing, grid, block, shared, nullptr);
-  };
-  EXPECT_OK(launch(1, 1024, 48 << 10));
-  EXPECT_OK(launch({1, 65535}, 1, 0));
-  for (const dim3 block : {dim3(1025), dim3(0), dim3(1, 1, 65)}) {
-    EXPECT_EQ(launch(1, block, 0), cudaErrorInvalidConfiguration);
-  }
-  for (const dim3 grid : {dim3(0), dim3(1, 65536), dim3(1, 1, 65536)}) {
-    EXPECT_EQ(launch(grid, 1, 0), cudaErrorInvalidConfiguration);
-  }
-  EXPECT_EQ(launch(1, 1, (48 << 10) + 1), cudaErrorInvalidValue);
-  EXPECT_EQ(
-      cudaFuncSetAttribute(Nothing, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           (227 << 10) + 1),
-      cudaErrorInvalidValue);
-  EXPECT_OK(cudaFuncSetAttribute(
-      Nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 << 10));
-  EXPECT_OK(launch(1, 1, 227 << 10));
-  EXPECT_OK(cudaDeviceSynchronize());
-}
-
-// Warps -----------------------------------------------------------------------
-
-constexpr unsigned kAll = 0xffffffff;
-
-__global__ void Shuffles(int* out) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  int* own = out + 5 * threadIdx.x;
-  own[0] = __shfl_sync(kAll, 100 + lane, lane + 3);
-  own[1] = __shfl_xor_sync(kAll, 100 + lane, 5, 8);
-  own[2] = __shfl_down_sync(kAll, 100 + lane, 3, 16);
-  own[3] = __shfl_up_sync(kAll, 100 + lane, 3);
-  own[4] = 0;
-  if (lane % 2 == 1) {
-    const unsigned odd = __ballot_sync(0xaaaaaaaa, lane < 8);
-    own[4] = static_cast<int>(odd) + 1000 * __any_sync(0xaaaaaaaa, lane == 4) +
-             10000 * __all_sync(0xaaaaaaaa, lane > 0);
-  }
-}
-
-TEST_F(Emulator, Shuffles) {
-  for (std::uint64_t seed = 0; seed < 4; ++seed) {
-    emulator::SetSeed(seed);
-    const Numbers<int> out(5 * 64);
-    EXPECT_OK(Launch(Shuffles, 1, 64, 0, nullptr, out.get()));
-    const std::vector<int> read = out.Read();
-    for (int i = 0; i < 64; ++i) {
-      const int lane = i % 32;
-      const int* own = read.data() + 5 * i;
-      EXPECT_EQ(own[0], 100 + (lane + 3) % 32);
-      EXPECT_EQ(own[1], 100 + (lane ^ 5));
-      EXPECT_EQ(own[2], 100 + (lane % 16 < 13 ? lane + 3 : lane));
-      EXPECT_EQ(own[3], 100 + (lane < 3 ? lane : lane - 3));
-      EXPECT_EQ(own[4], lane % 2 == 1 ? 0xaa + 10000 : 0);
-    }
-  }
-}
-
-__global__ void Sums(float* out) {
-  using Reduce = cub::BlockReduce<float, 96>;
-  __shared__ Reduce::TempStorage storage;
-  const float sum = Reduce(storage).Sum(static_cast<float>(threadIdx.x));
-  if (threadIdx.x == 0) *out = sum;
-}
-
-TEST_F(Emulator, BlockReduce) {
-  const Numbers<float> out(1);
-  EXPECT_OK(Launch(Sums, 1, 96, 0, nullptr, out.get()));
-  EXPECT_EQ(out.Read()[0], 95 * 96 / 2);
-}
-
-enum class Wrong { kAbsent, kEnded, kBarrier, kOtherMask, kNotOwn, kNotThere };
-
-__global__ void MeetWrongly(Wrong wrong) {
-  const int lane = static_cast<int>(threadIdx.x);
-  if (wrong == Wrong::kEnded && lane == 7) return;
-  if (wrong == Wrong::kBarrier && lane == 7) __syncthreads();
-  if (wrong == Wrong::kOtherMask && lane == 7) {
-    __shfl_sync(0x80, lane, 7);
-    return;
-  }
-  const unsigned mask = wrong == Wrong::kNotOwn || wrong == Wrong::kNotThere
-                            ? kAll & ~0x80U
-                            : kAll;
-  if (wrong == Wrong::kNotThere && lane == 7) return;
-  __shfl_xor_sync(mask, lane, 1);
-}
-
-TEST_F(EmulatorDeath, LanesThatDoNotMeet) {
-  const auto run = [](Wrong wrong, unsigned threads) {
-    EXPECT_OK(Launch(MeetWrongly, 1, threads, 0, nullptr, wrong));
+TEST_F(EmulatorDeath, TouchesThatAreNotAllowed) {
+  const Numbers<int> number(1);
+  int* const data = number.get();
+  EXPECT_DEATH(*data = 1, "the host\n.*byte 0 of 4 bytes of device memory");
+  const auto run = [](int* to) {
+    cudaFree(nullptr);
+    EXPECT_OK(Launch(Set, 1, 1, 0, nullptr, to, 1));
     cudaDeviceSynchronize();
   };
-  constexpr const char* kDeadlock =
-      "deadlock in .*\n.*waits at __shfl_xor_sync, mask ffffffff";
-  EXPECT_DEATH(run(Wrong::kAbsent, 31), kDeadlock);
-  EXPECT_DEATH(run(Wrong::kEnded, 32), kDeadlock);
-  EXPECT_DEATH(run(Wrong::kBarrier, 32), kDeadlock);
-  EXPECT_DEATH(run(Wrong::kOtherMask, 32), kDeadlock);
-  EXPECT_DEATH(run(Wrong::kNotOwn, 32), "its own lane is not in the mask");
-  EXPECT_DEATH(run(Wrong::kNotThere, 32), "reads a lane that is not");
-  run(Wrong::kAbsent, 64);
+  EXPECT_DEATH(run(data + 64), "of .*int.*\n.*byte 256 of 4 bytes");
+  EXPECT_DEATH(run(nullptr), "of .*int.*\n.*which is not the device's");
+  EXPECT_DEATH((run(data + 1), cudaFree(data)),
+               "byte 4 of an allocation of 4 was written");
+  EXPECT_DEATH((run(data - 1), cudaFree(data)),
+               "byte -4 of an allocation of 4 was written");
 }
 
-// Intrinsics ------------------------------------------------------------------
+// Streams ---------------------------------------------------------------------
 
-// Left, [16, 16], right, [16, 8], both by rows.
-template <bool kHalf>
-__global__ void Product(const std::uint16_t* left, const std::uint16_t* right,
-                        float* out) {
-  const unsigned g = threadIdx.x / 4;
-  const unsigned t = threadIdx.x % 4;
-  const auto two = [&](const std::uint16_t* from, unsigned row, unsigned column,
-                       unsigned columns, unsigned next) {
-    const unsigned at = row * columns + column;
-    return from[at] | static_cast<unsigned>(from[at + next]) << 16;
-  };
-  const uint4 a = {two(left, g, 2 * t, 16, 1), two(left, g + 8, 2 * t, 16, 1),
-                   two(left, g, 2 * t + 8, 16, 1),
-                   two(left, g + 8, 2 * t + 8, 16, 1)};
-  const uint2 b = {two(right, 2 * t, g, 8, 8), two(right, 2 * t + 8, g, 8, 8)};
-  float sums[4] = {1, 2, 3, 4};
-  if (kHalf) {
-    optimized::cuda::MmaF16(a, b, sums);
-  } else {
-    optimized::cuda::MmaBF16(a, b, sums);
+TEST_F(Emulator, NothingIsDoneBeforeSomebodyWaits) {
+  const Numbers<int> number(std::vector<int>{1});
+  const Pinned read(0);
+  const Stream stream;
+  EXPECT_OK(Launch(Set, 1, 1, 0, stream, number.get(), 7));
+  EXPECT_OK(cudaMemcpyAsync(read.get(), number.get(), 4, kDown, stream));
+  EXPECT_EQ(*read, 0);
+  EXPECT_EQ(number.Read()[0], 1);  // Stream 0 does not wait for this one.
+  EXPECT_OK(cudaStreamSynchronize(stream));
+  EXPECT_EQ(*read, 7);
+}
+
+TEST_F(Emulator, SomeSeedsDoItEarlier) {
+  int early = 0;
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    SetSeed(seed);
+    const Numbers<int> number(1);
+    const Pinned read(0);
+    const Stream stream;
+    EXPECT_OK(cudaMemsetAsync(number.get(), 1, 4, stream));
+    EXPECT_OK(cudaMemcpyAsync(read.get(), number.get(), 4, kDown, stream));
+    early += *read != 0 ? 1 : 0;
+    EXPECT_OK(cudaStreamSynchronize(stream));
+    EXPECT_EQ(*read, 0x01010101);
   }
-  for (unsigned i = 0; i < 4; ++i) {
-    out[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sums[i];
+  EXPECT_GT(early, 0);
+  EXPECT_LT(early, 25);
+}
+
+TEST_F(Emulator, PinnedMemoryIsReadWhenTheCopyIsDone) {
+  const Numbers<int> number(1);
+  const Stream stream;
+  const Pinned pinned(1);
+  EXPECT_OK(cudaMemcpyAsync(number.get(), pinned.get(), 4, kUp, stream));
+  *pinned = 2;
+  EXPECT_OK(cudaStreamSynchronize(stream));
+  EXPECT_EQ(number.Read()[0], 2);
+  // All other memory is read by the call, and written by it.
+  int own = 3;
+  EXPECT_OK(cudaMemcpyAsync(number.get(), &own, 4, kUp, stream));
+  own = 4;
+  EXPECT_OK(cudaMemcpyAsync(&own, number.get(), 4, kDown, stream));
+  EXPECT_EQ(own, 3);
+}
+
+TEST_F(Emulator, CopiesThatAreRefused) {
+  const Numbers<int> numbers(4);
+  const Numbers<int> others(4);
+  std::array<int, 8> own = {};
+  int* const data = numbers.get();
+  EXPECT_EQ(cudaMemcpy(data, own.data(), 20, kUp), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpy(data + 1, own.data(), 16, kUp), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpy(own.data(), data, 16, kUp), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpy(own.data(), data, 16, cudaMemcpyHostToHost),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemset(own.data(), 0, 4), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpy2D(data, 4, own.data(), 8, 8, 2, kUp),
+            cudaErrorInvalidPitchValue);
+  // Rows of one number, every second one.
+  own = {1, 2, 3, 4, 5, 6, 7, 8};
+  EXPECT_OK(cudaMemcpy2D(data, 4, own.data(), 8, 4, 4, kUp));
+  EXPECT_OK(cudaMemcpy(others.get(), data, 16, cudaMemcpyDefault));
+  EXPECT_EQ(others.Read(), (std::vector<int>{1, 3, 5, 7}));
+}
+
+TEST_F(Emulator, AStreamWaitsForAnEventOfAnother) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    SetSeed(seed);
+    const Numbers<int> number(std::vector<int>{1});
+    const Stream first;
+    const Stream second;
+    const Event event;
+    EXPECT_OK(cudaStreamWaitEvent(second, event));  // Of nothing yet.
+    EXPECT_OK(Launch(Set, 1, 1, 0, first, number.get(), 10));
+    EXPECT_OK(cudaEventRecord(event, first));
+    EXPECT_OK(cudaStreamWaitEvent(second, event));
+    EXPECT_OK(Launch(Double, 1, 1, 0, second, number.get()));
+    EXPECT_OK(cudaStreamSynchronize(second));
+    EXPECT_EQ(number.Read()[0], 20) << seed;
+    EXPECT_OK(cudaEventQuery(event));
   }
 }
 
-template <class T, bool kHalf>
-void ExpectProduct() {
-  std::vector<std::uint16_t> left(16 * 16);
-  std::vector<std::uint16_t> right(16 * 8);
-  const auto fill = [](std::vector<std::uint16_t>& numbers, int factor) {
-    for (std::size_t i = 0; i < numbers.size(); ++i) {
-      const int number = static_cast<int>(i) * factor % 101 - 50;
-      numbers[i] = std::bit_cast<std::uint16_t>(T(static_cast<float>(number)));
-    }
-  };
-  fill(left, 37);
-  fill(right, 53);
-  const Numbers<std::uint16_t> device_left(left);
-  const Numbers<std::uint16_t> device_right(right);
-  const Numbers<float> out(16 * 8);
-  EXPECT_OK(Launch(Product<kHalf>, 1, 32, 0, nullptr, device_left.get(),
-                   device_right.get(), out.get()));
-  const std::vector<float> read = out.Read();
-  for (std::size_t i = 0; i < 16; ++i) {
-    for (std::size_t j = 0; j < 8; ++j) {
-      // Whole numbers: exact.
-      float sum = static_cast<float>(i / 8 * 2 + j % 2 + 1);
-      for (std::size_t k = 0; k < 16; ++k) {
-        sum += static_cast<float>(std::bit_cast<T>(left[i * 16 + k])) *
-               static_cast<float>(std::bit_cast<T>(right[k * 8 + j]));
+TEST_F(Emulator, WithoutAnEventStreamsRunInAnyOrder) {
+  int wrong = 0;
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    SetSeed(seed);
+    const Numbers<int> number(std::vector<int>{1});
+    const Stream first;
+    const Stream second;
+    EXPECT_OK(Launch(Set, 1, 1, 0, first, number.get(), 10));
+    EXPECT_OK(Launch(Double, 1, 1, 0, second, number.get()));
+    EXPECT_OK(cudaDeviceSynchronize());
+    wrong += number.Read()[0] == 20 ? 0 : 1;
+  }
+  EXPECT_GT(wrong, 0);
+  EXPECT_LT(wrong, 20);
+}
+
+TEST_F(Emulator, BlockingStreamsAndStream0WaitForEachOther) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    SetSeed(seed);
+    const Numbers<int> number(std::vector<int>{1});
+    cudaStream_t stream = nullptr;
+    EXPECT_OK(cudaStreamCreate(&stream));
+    EXPECT_OK(Launch(Set, 1, 1, 0, stream, number.get(), 10));
+    EXPECT_OK(Launch(Double, 1, 1, 0, nullptr, number.get()));
+    EXPECT_OK(Launch(Add, 1, 1, 0, stream, number.get(), number.get()));
+    EXPECT_OK(cudaStreamSynchronize(stream));
+    EXPECT_EQ(number.Read()[0], 40) << seed;
+    EXPECT_OK(Launch(Set, 1, 1, 0, stream, number.get(), 3));
+    EXPECT_OK(
+        cudaStreamDestroy(stream));  // What is on it is done all the same.
+    EXPECT_EQ(cudaStreamDestroy(stream), cudaErrorInvalidResourceHandle);
+    EXPECT_EQ(number.Read()[0], 3) << seed;
+  }
+}
+
+TEST_F(Emulator, AskingComesToAnEnd) {
+  const Numbers<int> number(1);
+  const Stream stream;
+  const Event event;
+  EXPECT_OK(Launch(Set, 1, 1, 0, stream, number.get(), 10));
+  EXPECT_OK(cudaEventRecord(event, stream));
+  EXPECT_OK(Launch(Set, 1, 1, 0, stream, number.get(), 20));
+  EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
+  EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
+  int asked = 0;
+  while (cudaEventQuery(event) != cudaSuccess && asked < 10) ++asked;
+  while (cudaStreamQuery(stream) != cudaSuccess && asked < 10) ++asked;
+  EXPECT_LT(asked, 10);
+  EXPECT_EQ(number.Read()[0], 20);
+  const Event later;
+  EXPECT_OK(cudaEventRecord(later, stream));
+  float milliseconds = -1;
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, event, later),
+            cudaErrorNotReady);
+  EXPECT_OK(cudaEventSynchronize(later));
+  EXPECT_OK(cudaEventElapsedTime(&milliseconds, event, later));
+  EXPECT_GE(milliseconds, 0);
+}
+
+TEST_F(Emulator, ThreadsOfTheHostHaveStreamsOfTheirOwn) {
+  SetSeed(1);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([i] {
+      const Numbers<int> number(1);
+      const Stream stream;
+      for (int k = 0; k < 50; ++k) {
+        EXPECT_OK(Launch(Set, 1, 1, 0, stream, number.get(), i + k));
+        EXPECT_OK(Launch(Double, 1, 1, 0, stream, number.get()));
+        EXPECT_OK(cudaStreamSynchronize(stream));
+        EXPECT_EQ(number.Read()[0], 2 * (i + k));
       }
-      EXPECT_EQ(read[i * 8 + j], sum) << i << " " << j;
-    }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Graphs ----------------------------------------------------------------------
+
+constexpr auto kGlobal = cudaStreamCaptureModeGlobal;
+
+TEST_F(Emulator, AGraphDoesAgainWhatWasCaptured) {
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    SetSeed(seed);
+    const Numbers<int> one(std::vector<int>{1});
+    const Numbers<int> two(std::vector<int>{2});
+    const Stream origin;
+    const Stream other;
+    const Event begun;
+    const Event done;
+    EXPECT_OK(cudaStreamBeginCapture(origin, kGlobal));
+    EXPECT_OK(Launch(Double, 1, 1, 0, origin, one.get()));
+    EXPECT_OK(cudaEventRecord(begun, origin));
+    EXPECT_OK(cudaStreamWaitEvent(other, begun));
+    EXPECT_OK(Launch(Add, 1, 1, 0, other, two.get(), one.get()));
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    EXPECT_OK(cudaStreamIsCapturing(other, &status));
+    EXPECT_EQ(status, cudaStreamCaptureStatusActive);
+    EXPECT_EQ(cudaEventQuery(begun), cudaErrorCapturedEvent);
+    EXPECT_OK(cudaEventRecord(done, other));
+    EXPECT_OK(cudaStreamWaitEvent(origin, done));
+    EXPECT_OK(Launch(Add, 1, 1, 0, origin, one.get(), two.get()));
+    cudaGraph_t graph = nullptr;
+    EXPECT_OK(cudaStreamEndCapture(origin, &graph));
+    cudaGraphExec_t exec = nullptr;
+    EXPECT_OK(cudaGraphInstantiate(&exec, graph));
+    EXPECT_OK(cudaGraphDestroy(graph));
+    EXPECT_OK(cudaDeviceSynchronize());
+    EXPECT_EQ(one.Read()[0], 1);
+
+    // On two streams: the one after the other all the same.
+    EXPECT_OK(cudaGraphLaunch(exec, origin));
+    EXPECT_OK(cudaGraphLaunch(exec, other));
+    EXPECT_OK(cudaGraphExecDestroy(exec));
+    EXPECT_OK(cudaStreamSynchronize(other));
+    // 1, 2 -> 2, 4 -> 6, 4 -> 12, 16 -> 28, 16.
+    EXPECT_EQ(one.Read()[0], 28);
+    EXPECT_EQ(two.Read()[0], 16);
   }
 }
 
-TEST_F(Emulator, Products) {
-  ExpectProduct<Eigen::half, true>();
-  ExpectProduct<Eigen::bfloat16, false>();
+// What a capture that does `call` is refused with, and ends with.
+template <class Does>
+void ExpectInvalidates(cudaError_t error, const Does& call) {
+  const Stream stream;
+  cudaGraph_t graph = nullptr;
+  EXPECT_OK(cudaStreamBeginCapture(stream, kGlobal));
+  EXPECT_EQ(call(stream), error);
+  EXPECT_EQ(Launch(Set, 1, 1, 0, stream, nullptr, 1),
+            cudaErrorStreamCaptureInvalidated);
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph),
+            cudaErrorStreamCaptureInvalidated);
+  EXPECT_EQ(graph, nullptr);
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorIllegalState);
 }
 
-__global__ void Matrices(uint4* out, bool transposed) {
-  auto* elements = reinterpret_cast<std::uint16_t*>(DynamicShared());
-  const unsigned lane = threadIdx.x;
-  for (unsigned i = 0; i < 8; ++i) {
-    elements[8 * lane + i] = static_cast<std::uint16_t>(8 * lane + i);
-  }
-  __syncwarp();
-  out[lane] = transposed ? optimized::cuda::LdMatrix4Trans(elements + 8 * lane)
-                         : optimized::cuda::LdMatrix4(elements + 8 * lane);
+TEST_F(Emulator, WhatACaptureDoesNotAllow) {
+  const Numbers<int> number(1);
+  int own = 0;
+  int* some = nullptr;
+  const Stream other;
+  const Event event;
+  EXPECT_OK(cudaEventRecord(event, other));
+  const auto unsupported = cudaErrorStreamCaptureUnsupported;
+  ExpectInvalidates(unsupported,
+                    [&](cudaStream_t) { return cudaMalloc(&some, 4); });
+  ExpectInvalidates(unsupported,
+                    [](cudaStream_t) { return cudaFree(nullptr); });
+  ExpectInvalidates(unsupported,
+                    [&](cudaStream_t) { return cudaMallocHost(&some, 4); });
+  ExpectInvalidates(unsupported, cudaStreamSynchronize);
+  ExpectInvalidates(unsupported, cudaStreamQuery);
+  ExpectInvalidates(unsupported,
+                    [](cudaStream_t) { return cudaDeviceSynchronize(); });
+  ExpectInvalidates(unsupported, [&](cudaStream_t stream) {
+    return cudaMemcpyAsync(&own, number.get(), 4, kDown, stream);
+  });
+  ExpectInvalidates(cudaErrorStreamCaptureIsolation, [&](cudaStream_t stream) {
+    return cudaStreamWaitEvent(stream, event);
+  });
+  ExpectInvalidates(cudaErrorStreamCaptureMerge, [&](cudaStream_t stream) {
+    cudaGraph_t graph = nullptr;
+    EXPECT_OK(cudaStreamBeginCapture(other, kGlobal));
+    EXPECT_OK(cudaEventRecord(event, other));
+    const cudaError_t error = cudaStreamWaitEvent(stream, event);
+    EXPECT_EQ(cudaStreamEndCapture(other, &graph),
+              cudaErrorStreamCaptureInvalidated);
+    return error;
+  });
 }
 
-TEST_F(Emulator, MatricesOfSharedMemory) {
-  const Numbers<uint4> out(32);
-  for (const bool transposed : {false, true}) {
-    EXPECT_OK(Launch(Matrices, 1, 32, 512, nullptr, out.get(), transposed));
-    const std::vector<uint4> read = out.Read();
-    for (unsigned lane = 0; lane < 32; ++lane) {
-      // Element (i, j) of matrix m is 64m + 8i + j.
-      const unsigned g = lane / 4;
-      const unsigned t = lane % 4;
-      const unsigned first = transposed ? 16 * t + g : 8 * g + 2 * t;
-      const unsigned second = first + (transposed ? 8 : 1);
-      EXPECT_EQ(read[lane].x, first | second << 16);
-      EXPECT_EQ(read[lane].w, (first + 192) | (second + 192) << 16);
-    }
-  }
-}
-
-// What shared memory holds after the waits for the first group, for the second
-// and for what no group has.
-__global__ void CopyLater(const uint4* from, unsigned* out) {
-  auto* shared = reinterpret_cast<uint4*>(DynamicShared());
-  optimized::cuda::CopyAsync16(shared, from);
-  optimized::cuda::CopyAsyncCommit();
-  optimized::cuda::CopyAsync16Zero(shared + 1, from + 1, 4);
-  optimized::cuda::CopyAsyncCommit();
-  const auto look = [&](int i) {
-    out[3 * i] = shared[0].w;
-    out[3 * i + 1] = shared[1].x;
-    out[3 * i + 2] = shared[1].y;
+TEST_F(Emulator, WhatACaptureAllowsByItsMode) {
+  const Stream stream;
+  int* some = nullptr;
+  cudaGraph_t graph = nullptr;
+  EXPECT_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+  EXPECT_OK(cudaMalloc(&some, 4));
+  EXPECT_OK(cudaStreamEndCapture(stream, &graph));
+  EXPECT_OK(cudaGraphDestroy(graph));
+  const auto malloc_elsewhere = [&] {
+    cudaError_t error = cudaSuccess;
+    std::thread([&] { error = cudaMalloc(&some, 4); }).join();
+    return error;
   };
-  look(0);
-  optimized::cuda::CopyAsyncWait<1>();
-  look(1);
-  optimized::cuda::CopyAsyncWait<0>();
-  look(2);
+  EXPECT_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  EXPECT_OK(malloc_elsewhere());
+  EXPECT_OK(cudaStreamEndCapture(stream, &graph));
+  EXPECT_OK(cudaGraphDestroy(graph));
+  EXPECT_OK(cudaStreamBeginCapture(stream, kGlobal));
+  EXPECT_EQ(malloc_elsewhere(), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph),
+            cudaErrorStreamCaptureInvalidated);
 }
 
-TEST_F(Emulator, CopiesToSharedMemoryHaveToBeWaitedFor) {
-  const Numbers<uint4> from(std::vector<uint4>{{1, 2, 3, 4}, {5, 6, 7, 8}});
-  const Numbers<unsigned> out(9);
-  EXPECT_OK(Launch(CopyLater, 1, 1, 32, nullptr, from.get(), out.get()));
-  EXPECT_EQ(out.Read(), (std::vector<unsigned>{~0U, ~0U, ~0U,  //
-                                               4, ~0U, ~0U,    //
-                                               4, 5, 0}));
+TEST_F(Emulator, ACaptureHasToBeJoined) {
+  const Numbers<int> number(1);
+  const Stream origin;
+  const Stream other;
+  const Event event;
+  cudaGraph_t graph = nullptr;
+  EXPECT_OK(cudaStreamBeginCapture(origin, kGlobal));
+  EXPECT_OK(cudaEventRecord(event, origin));
+  EXPECT_OK(cudaStreamWaitEvent(other, event));
+  EXPECT_OK(Launch(Set, 1, 1, 0, other, number.get(), 1));
+  EXPECT_EQ(cudaStreamEndCapture(origin, &graph),
+            cudaErrorStreamCaptureUnjoined);
+  EXPECT_OK(cudaStreamSynchronize(other));
+  cudaStream_t blocking = nullptr;
+  EXPECT_OK(cudaStreamCreate(&blocking));
+  EXPECT_OK(cudaStreamBeginCapture(blocking, kGlobal));
+  EXPECT_EQ(Launch(Set, 1, 1, 0, nullptr, number.get(), 1),
+            cudaErrorStreamCaptureImplicit);
+  EXPECT_EQ(cudaStreamEndCapture(blocking, &graph),
+            cudaErrorStreamCaptureInvalidated);
+  EXPECT_OK(cudaStreamDestroy(blocking));
+  EXPECT_EQ(cudaStreamBeginCapture(nullptr, kGlobal),
+            cudaErrorStreamCaptureUnsupported);
 }
 
-TEST_F(Emulator, NarrowNumbers) {
-  for (std::uint32_t bits = 0; bits < 256; ++bits) {
-    const std::uint32_t two = optimized::cuda::HalvesFromF8(bits << 8 | 0x38);
-    const auto half =
-        std::bit_cast<Eigen::half>(static_cast<std::uint16_t>(two >> 16));
-    const float right = F32FromF8(static_cast<std::uint8_t>(bits));
-    EXPECT_EQ(two & 0xffff, 0x3c00U);
-    if (std::isnan(right)) {
-      EXPECT_TRUE(std::isnan(static_cast<float>(half)));
-    } else {
-      EXPECT_EQ(std::bit_cast<std::uint32_t>(static_cast<float>(half)),
-                std::bit_cast<std::uint32_t>(right));
-    }
-  }
-  // Every f16, what is half a place beside it, and a little less or more.
-  for (std::uint32_t bits = 0; bits < 0x7c00; ++bits) {
-    const auto low = static_cast<float>(
-        std::bit_cast<Eigen::half>(static_cast<std::uint16_t>(bits)));
-    const float high = bits == 0x7bff
-                           ? 65536
-                           : static_cast<float>(std::bit_cast<Eigen::half>(
-                                 static_cast<std::uint16_t>(bits + 1)));
-    const float middle = (low + high) / 2;
-    for (const float number : {low, std::nextafter(middle, low), middle,
-                               std::nextafter(middle, high)}) {
-      const std::uint32_t two = optimized::cuda::PackHalf2(number, -number);
-      const auto right = std::bit_cast<std::uint16_t>(Eigen::half(number));
-      ASSERT_EQ(two, right | (right | 0x8000U) << 16) << number;
-    }
-  }
-  EXPECT_EQ(optimized::cuda::PackHalf2(INFINITY, NAN), 0x7fff7c00U);
+// Errors ----------------------------------------------------------------------
+
+TEST_F(Emulator, ACallFailsIfAskedTo) {
+  const Numbers<int> number(std::vector<int>{1});
+  FailNext(Call::kLaunch, cudaErrorLaunchOutOfResources, /*after=*/1);
+  EXPECT_OK(Launch(Double, 1, 1, 0, nullptr, number.get()));
+  EXPECT_EQ(Launch(Double, 1, 1, 0, nullptr, number.get()),
+            cudaErrorLaunchOutOfResources);
+  EXPECT_EQ(cudaPeekAtLastError(), cudaErrorLaunchOutOfResources);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchOutOfResources);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_OK(Launch(Double, 1, 1, 0, nullptr, number.get()));
+  EXPECT_EQ(number.Read()[0], 4);
+  EXPECT_EQ(Count(Call::kLaunch), 3);
+  EXPECT_EQ(Count(Call::kKernel), 2);
+  EXPECT_EQ(Count(Call::kCopy), 2);
+  EXPECT_EQ(Count(Call::kSynchronize), 0);
 }
+
+TEST_F(Emulator, AKernelThatFailsIsSeenLaterAndForEver) {
+  const Numbers<int> number(1);
+  FailNext(Call::kKernel, cudaErrorIllegalAddress);
+  EXPECT_OK(Launch(Set, 1, 1, 0, nullptr, number.get(), 1));
+  EXPECT_OK(cudaPeekAtLastError());
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaErrorIllegalAddress);
+  void* some = nullptr;
+  EXPECT_EQ(cudaMalloc(&some, 4), cudaErrorIllegalAddress);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorIllegalAddress);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorIllegalAddress);
+  EXPECT_EQ(std::string(cudaGetErrorName(cudaGetLastError())),
+            "cudaErrorIllegalAddress");
+  Reset();
+}
+
+TEST_F(Emulator, WithoutADevice) {
+  int count = -1;
+  void* some = nullptr;
+  SetNoDevice(true);
+  EXPECT_EQ(cudaGetDeviceCount(&count), cudaErrorNoDevice);
+  EXPECT_EQ(count, 0);
+  EXPECT_EQ(cudaMalloc(&some, 4), cudaErrorNoDevice);
+  SetDriverTooOld(true);
+  EXPECT_EQ(cudaMalloc(&some, 4), cudaErrorInsufficientDriver);
+  Reset();
+  EXPECT_OK(cudaGetDeviceCount(&count));
+  EXPECT_EQ(count, 1);
+  EXPECT_EQ(cudaSetDevice(1), cudaErrorInvalidDevice);
+}
+
+}  // namespace
+}  // namespace kvtwin::emulator
