@@ -35,9 +35,9 @@ void HostMemory::NeedLayer(int layer, const RowDims& dims,
   found_ = nullptr;
 }
 
-void HostMemory::Put(int layer, const TensorView& key, const TensorView& value,
-                     std::span<const int> cells) {
-  LayerOf(layer).Put(key, value, cells);
+void HostMemory::Put(int layer, const TensorView& key,
+                     const TensorView& value) {
+  LayerOf(layer).Put(key, value, cells_);
 }
 
 // Of one cell, in all layers.

@@ -49,9 +49,11 @@ class CacheMemory {
   virtual void NeedLayer(int layer, const RowDims& dims,
                          const LayerFormat& format) = 0;
 
-  // Stores row i of the tensors in cells[i]. Requires: distinct cells.
-  virtual void Put(int layer, const TensorView& key, const TensorView& value,
-                   std::span<const int> cells) = 0;
+  // Where the next Puts go: row i of their tensors to cells[i], which stay as
+  // they are until then. Requires: distinct cells.
+  virtual void SetCells(std::span<const int> cells) = 0;
+  virtual void Put(int layer, const TensorView& key,
+                   const TensorView& value) = 0;
 
   // In all layers. Requires: no cell is in two moves.
   virtual void Move(std::span<const CellMove> moves) = 0;
@@ -82,8 +84,8 @@ class HostMemory final : public CacheMemory {
   void Forget() override;
   void NeedLayer(int layer, const RowDims& dims,
                  const LayerFormat& format) override;
-  void Put(int layer, const TensorView& key, const TensorView& value,
-           std::span<const int> cells) override;
+  void SetCells(std::span<const int> cells) override { cells_ = cells; }
+  void Put(int layer, const TensorView& key, const TensorView& value) override;
   void Move(std::span<const CellMove> moves) override;
   void ShiftKeys(const Selection& cells, const Shift& shift,
                  std::int32_t offset) override;
@@ -106,6 +108,7 @@ class HostMemory final : public CacheMemory {
   mutable int found_id_ = -1;       // Whose `found_` is.
   mutable Layer* found_ = nullptr;
   std::map<int, RowShift> shifts_;  // By k_head_dim.
+  std::span<const int> cells_;
   HostMask mask_;
 };
 

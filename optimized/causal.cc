@@ -114,6 +114,7 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
   MarkBatch();
   view_ = FindView();
   try {
+    memory_->SetCells(cells);
     DoBuildMask();
   } catch (const MemoryError& error) {
     DoGiveBack();
@@ -248,8 +249,8 @@ void CausalCache::DoGiveBack() {
   }
 }
 
-void CausalCache::DoStoreRows(int layer, std::span<const int> cells,
-                              const TensorView& key, const TensorView& value) {
+void CausalCache::NeedLayer(int layer, const TensorView& key,
+                            const TensorView& value) {
   memory_->NeedLayer(layer,
                      {.k_head_dim = static_cast<int>(key.shape[0]),
                       .kv_heads = static_cast<int>(key.shape[1]),
@@ -258,7 +259,20 @@ void CausalCache::DoStoreRows(int layer, std::span<const int> cells,
                       .v_dtype = v_dtype(),
                       .v_layout = config().v_layout,
                       .cells = table_->size()});
-  if (!cells.empty()) memory_->Put(layer, key, value, cells);
+}
+
+void CausalCache::DoPut(const TensorView& key, const TensorView& value) {
+  NeedLayer(layer(), key, value);
+  if (!reserving()) memory_->Put(layer(), key, value);
+}
+
+// Outside of a pass.
+void CausalCache::DoStoreRows(int layer, std::span<const int> cells,
+                              const TensorView& key, const TensorView& value) {
+  NeedLayer(layer, key, value);
+  if (cells.empty()) return;
+  memory_->SetCells(cells);
+  memory_->Put(layer, key, value);
 }
 
 KvView CausalCache::DoAllRows(int layer) const {

@@ -44,6 +44,7 @@ class CausalCache final : public GuardedCache {
   Status DoStartForward(const Batch& batch, bool reserve) override;
   void DoGiveBack() override;
   void DoBuildMask() override;
+  void DoPut(const TensorView& key, const TensorView& value) override;
   void DoStoreRows(int layer, std::span<const int> cells, const TensorView& key,
                    const TensorView& value) override;
   KvView DoAllRows(int layer) const override;
@@ -58,6 +59,7 @@ class CausalCache final : public GuardedCache {
   Reach ReachOf(const InitArgs& args) const;
   bool bounded_memory() const;
 
+  void NeedLayer(int layer, const TensorView& key, const TensorView& value);
   void MarkBatch();
   void Evict();
   bool FindCells();

@@ -230,7 +230,12 @@ void Mask::Build(const CellTable& table, std::span<const RowRule> rules,
     Update(table, row < rules.size() ? rules[row] : RowRule{nullptr, {0, -1}},
            row, view);
   }
-  Write(table, view, dtype);
+  try {
+    Write(table, view, dtype);
+  } catch (...) {
+    rows_.clear();  // They show nothing that is known.
+    throw;
+  }
   view_ = DenseView(At(0, view.first, dtype), dtype,
                     {static_cast<std::int64_t>(view.size()),
                      static_cast<std::int64_t>(row_count), 1, 1});
