@@ -62,13 +62,13 @@ TEST_F(Emulator, AllThreadsRunOnceInAnOrderThatIsDrawn) {
 }
 
 // Every thread adds what its neighbour wrote, round by round.
-__global__ void Neighbours(int* out, bool barrier) {
-  __shared__ int now[64];
+__global__ void Neighbours(unsigned* out, bool barrier) {
+  __shared__ unsigned now[64];
   const unsigned i = threadIdx.x;
-  now[i] = static_cast<int>(i);
+  now[i] = i;
   for (int round = 0; round < 5; ++round) {
     if (barrier) __syncthreads();
-    const int other = now[(i + 1) % blockDim.x];
+    const unsigned other = now[(i + 1) % blockDim.x];
     if (barrier) __syncthreads();
     now[i] += other;
   }
@@ -76,19 +76,20 @@ __global__ void Neighbours(int* out, bool barrier) {
 }
 
 TEST_F(Emulator, BarriersAreNeededAndEnough) {
-  std::vector<int> right;
+  std::vector<unsigned> right;
   for (int block = 0; block < 3; ++block) {
-    std::array<int, 64> now;
-    for (std::size_t i = 0; i < now.size(); ++i) now[i] = static_cast<int>(i);
+    std::array<unsigned, 64> now;
+    for (std::size_t i = 0; i < now.size(); ++i)
+      now[i] = static_cast<unsigned>(i);
     for (int round = 0; round < 5; ++round) {
-      const std::array<int, 64> before = now;
+      const std::array<unsigned, 64> before = now;
       for (std::size_t i = 0; i < 64; ++i) now[i] += before[(i + 1) % 64];
     }
     right.insert(right.end(), now.begin(), now.end());
   }
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     SetSeed(seed);
-    const Numbers<int> out(right.size());
+    const Numbers<unsigned> out(right.size());
     EXPECT_OK(Launch(Neighbours, 3, 64, 0, nullptr, out.get(), true));
     EXPECT_EQ(out.Read(), right) << seed;
     EXPECT_OK(Launch(Neighbours, 3, 64, 0, nullptr, out.get(), false));
