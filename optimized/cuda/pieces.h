@@ -68,6 +68,16 @@ __device__ void ForEachPart(const Parts& parts, unsigned together,
   }
 }
 
+// Calls does(k, piece) for the pieces of a part, the k-th of kTogether.
+template <class Does>
+__device__ void ForEachPiece(const Parts& parts, std::uint32_t first,
+                             const Does& does) {
+  for (unsigned k = 0; k < kTogether; ++k) {
+    const std::uint32_t piece = first + k * parts.lanes;
+    if (piece < parts.pieces) does(k, piece);
+  }
+}
+
 // The size of the pieces in which bytes can be copied whose addresses, lengths
 // and distances are these, or'ed: 16, 8, 4, 2 or 1.
 __host__ __device__ inline unsigned PieceBytes(std::uint64_t all) {
