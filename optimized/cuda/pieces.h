@@ -102,6 +102,24 @@ __host__ __device__ auto WithPiece(unsigned bytes, const Does& does) {
   }
 }
 
+// The type of pieces of that size.
+template <unsigned kBytes>
+constexpr auto PieceOfBytes() {
+  if constexpr (kBytes == 16) {
+    return uint4();
+  } else if constexpr (kBytes == 8) {
+    return uint2();
+  } else if constexpr (kBytes == 4) {
+    return std::uint32_t();
+  } else if constexpr (kBytes == 2) {
+    return std::uint16_t();
+  } else {
+    return std::uint8_t();
+  }
+}
+template <unsigned kBytes>
+using PieceOf = decltype(PieceOfBytes<kBytes>());
+
 template <class Piece>
 __device__ Piece LoadPiece(const std::byte* from) {
   return *reinterpret_cast<const Piece*>(from);
