@@ -9,10 +9,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,6 +40,7 @@ class DeviceBytes {
     EXPECT_EQ(cudaMemcpy(data_, bytes.data(), size_, cudaMemcpyHostToDevice),
               cudaSuccess);
   }
+  explicit DeviceBytes(std::size_t zeros) : DeviceBytes(Bytes(zeros)) {}
   template <class T>
   explicit DeviceBytes(const std::vector<T>& values)
       : DeviceBytes(std::as_bytes(std::span(values))) {}
@@ -266,9 +269,7 @@ class Twin {
   DType v_dtype() const { return v_dtype_; }
 
   TensorView KeyView() const { return layer_.KeyView({0, Size(cells_)}); }
-  TensorView ValueView() const {
-    return layer_.ValueView({0, Size(cells_)});
-  }
+  TensorView ValueView() const { return layer_.ValueView({0, Size(cells_)}); }
   Rows Keys() const {
     return RowsOf(KeyView(), VLayout::kPlain, dims_.k_head_dim);
   }
@@ -791,6 +792,249 @@ TEST_F(CudaRows, RoundAsTheDefinitionDoes) {
       EXPECT_TRUE(to.Download() == due.bytes) << DTypeName(dtype) << gap;
     }
   }
+}
+
+// Sizes --------------------------------------------------------------------
+
+std::vector<int> Count(int count) {
+  std::vector<int> all(static_cast<std::size_t>(count));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+// All of `count` rows are the one that there is.
+TensorView Repeated(const DeviceBytes& row, DType dtype, int head_dim,
+                    int count) {
+  TensorView view = DenseView(row.data(), dtype, {head_dim, 1, count, 1});
+  view.stride[2] = 0;
+  return view;
+}
+
+// More than a grid has threads for, so that each of them goes on.
+TEST_F(CudaRows, PutAndGatherMoreThanAGridHasThreads) {
+  constexpr auto kByte = std::byte{0x31};
+  const DeviceBytes byte(Bytes(1, kByte));
+  for (const auto& [layout, count] : {std::pair(VLayout::kPlain, 1'100'000),
+                                      std::pair(VLayout::kPermuted, 270'016),
+                                      std::pair(VLayout::kTiled, 270'016)}) {
+    const auto size = static_cast<std::size_t>(count);
+    const DeviceBytes to(size);
+    const DeviceBytes list(Count(count));
+    const StoredRows rows = {to.data(), DType::kF8, layout, 1, 1, count};
+    ASSERT_EQ(PutRows(Repeated(byte, DType::kF8, 1, count), list.data<int>(),
+                      rows, nullptr),
+              cudaSuccess);
+    EXPECT_TRUE(to.Download() == Bytes(size, kByte)) << count;
+    const DeviceBytes out(size);
+    ASSERT_EQ(GatherRows(rows, list.data<int>(), count, out.data(), nullptr),
+              cudaSuccess);
+    EXPECT_TRUE(out.Download() == Bytes(size, kByte)) << count;
+  }
+}
+
+TEST_F(CudaRows, PutMoreBlocksThanAGridHasTeams) {
+  constexpr int kCount = 140'000;
+  const Floats numbers(kBlockElements, 3);
+  const DeviceBytes row(numbers);
+  const DeviceBytes list(Count(kCount));
+  const DeviceBytes to(Bytes(std::size_t{18} * kCount));
+  ASSERT_EQ(
+      PutRows(
+          Repeated(row, DType::kF32, kBlockElements, kCount), list.data<int>(),
+          {to.data(), DType::kQ4, VLayout::kPlain, kBlockElements, 1, kCount},
+          nullptr),
+      cudaSuccess);
+  TensorView view =
+      DenseView(numbers.data(), DType::kF32, {kBlockElements, 1, kCount, 1});
+  view.stride[2] = 0;
+  EXPECT_TRUE(to.Download() == CopyOf(view, DType::kQ4).bytes);
+}
+
+TEST_F(CudaRows, ShiftMoreThanAGridHasThreads) {
+  Shift shift;
+  shift.kind = ShiftKind::kAdd;
+  for (const auto& [dtype, head_dim, heads, cells] :
+       {std::tuple(DType::kF8, 1, 1'100'000, 1),
+        std::tuple(DType::kQ4, 32, 1, 4200)}) {
+    DenseTensor due = FilledTensor(dtype, {head_dim, heads, cells, 1}, 2);
+    const DeviceBytes bytes(due.bytes);
+    const DeviceBytes list(Count(cells));
+    const ShiftThere there(shift, 1, head_dim);
+    ASSERT_EQ(ShiftRows({bytes.data(), dtype, VLayout::kPlain, head_dim, heads,
+                         cells},
+                        list.data<int>(), cells, there.there, nullptr),
+              cudaSuccess);
+    due = FilledTensor(dtype, due.shape, 3);
+    EXPECT_TRUE(bytes.Download() == due.bytes);
+  }
+}
+
+// Many tensors leave few threads for each.
+TEST_F(CudaRows, MoveMoreThanAGridHasThreads) {
+  constexpr int kTensors = 1000;
+  constexpr int kCells = 4096;
+  Random random(1);
+  for (const VLayout layout : {VLayout::kPlain, VLayout::kTiled}) {
+    Rows rows{{nullptr, DType::kF8, layout, 1, 1, kCells}, Bytes(kCells)};
+    for (std::byte& byte : rows.bytes)
+      byte = static_cast<std::byte>(random.Bits());
+    Bytes all;
+    for (int t = 0; t < kTensors; ++t) {
+      all.insert(all.end(), rows.bytes.begin(), rows.bytes.end());
+    }
+    const DeviceBytes bytes(all);
+    std::vector<StoredRows> tensors;
+    std::vector<StoredBlocks> blocks;
+    for (std::ptrdiff_t t = 0; t < kTensors; ++t) {
+      tensors.push_back(rows.stored);
+      tensors.back().data = bytes.data() + t * kCells;
+      blocks.push_back({tensors.back().data, 1});
+    }
+    std::vector<CellMove> moves;
+    std::vector<int> pairs;
+    for (std::size_t cell = 0; cell < kCells / 2; ++cell) {
+      moves.push_back({cell + kCells / 2, cell});
+      pairs.push_back(static_cast<int>(cell));
+      pairs.push_back(static_cast<int>(cell) + kCells / 2);
+    }
+    MoveChains chains;
+    OrderMoves(moves, chains);
+    const ChainsThere there(chains);
+    const DeviceBytes list(tensors);
+    ASSERT_EQ(
+        MoveRows(list.data<StoredRows>(), kTensors, there.there, 1, 1, nullptr),
+        cudaSuccess);
+    const auto half = all.begin() + kCells / 2;
+    for (std::ptrdiff_t t = 0; t < kTensors; ++t) {
+      std::copy_n(half + t * kCells, kCells / 2, all.begin() + t * kCells);
+    }
+    EXPECT_TRUE(bytes.Download() == all);
+    // And other bytes to the second half.
+    for (std::byte& byte : all) byte ^= std::byte{0x55};
+    ASSERT_EQ(cudaMemcpy(bytes.data(), all.data(), all.size(),
+                         cudaMemcpyHostToDevice),
+              cudaSuccess);
+    for (std::size_t at = 0; at < all.size(); at += kCells) {
+      all[at] ^= std::byte{1};
+    }
+    ASSERT_EQ(cudaMemcpy(bytes.data(), all.data(), all.size(),
+                         cudaMemcpyHostToDevice),
+              cudaSuccess);
+    const DeviceBytes block_list(blocks);
+    const DeviceBytes pair_list(pairs);
+    ASSERT_EQ(CopyBlocks(block_list.data<StoredBlocks>(), kTensors,
+                         pair_list.data<int>(), kCells / 2, 1, nullptr),
+              cudaSuccess);
+    for (std::ptrdiff_t t = 0; t < kTensors; ++t) {
+      std::copy_n(all.begin() + t * kCells, kCells / 2, half + t * kCells);
+    }
+    EXPECT_TRUE(bytes.Download() == all);
+  }
+}
+
+// Cells whose offset takes more than 32 bits, in memory of which there is only
+// that.
+TEST_F(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
+  constexpr std::int64_t kFirst = INT32_MAX - 95;  // 96 cells, on a tile.
+  constexpr int kHeadDim = 64;
+  for (const auto& [dtype, layout] : {std::pair(DType::kF16, VLayout::kPlain),
+                                      std::pair(DType::kF16, VLayout::kTiled),
+                                      std::pair(DType::kQ4, VLayout::kPlain)}) {
+    Random random(1);
+    Rows rows{{nullptr, dtype, layout, kHeadDim, 1, 96}, {}};
+    rows.bytes.resize(96 * rows.row_bytes());
+    const DeviceBytes bytes(rows.bytes);
+    StoredRows far = On(bytes, rows);
+    far.data -= kFirst * static_cast<std::int64_t>(rows.row_bytes());
+    far.cells = INT32_MAX;
+    std::vector<int> cells;
+    for (const int cell : {5, 6, 7, 90, 3}) {
+      cells.push_back(static_cast<int>(kFirst + cell));
+    }
+    const DeviceBytes list(cells);
+    const Source source(random, dtype, {kHeadDim, 1, 5, 1});
+    ASSERT_EQ(PutFrom(source, cells, far), cudaSuccess);
+    const Bytes put = bytes.Download();
+    for (std::size_t i = 0; i < 5; ++i) {
+      const auto token = static_cast<std::int64_t>(i);
+      Bytes row(rows.row_bytes());
+      WriteDense(Slice(source.view, 2, token), dtype, row.data());
+      const auto cell = static_cast<std::size_t>(cells[i] - kFirst);
+      for (std::size_t k = 0; k < rows.parts(); ++k) {
+        std::copy_n(&row[k * rows.part()], rows.part(),
+                    &rows.bytes[rows.At(cell, k)]);
+      }
+    }
+    EXPECT_TRUE(put == rows.bytes);
+
+    const DeviceBytes out(Bytes(5 * rows.row_bytes()));
+    ASSERT_EQ(GatherRows(far, list.data<int>(), 5, out.data(), nullptr),
+              cudaSuccess);
+    EXPECT_TRUE(out.Download() == CopyOf(source.view, dtype).bytes);
+
+    const MoveChains chains = {{cells[1], cells[3]}, {0, 2}, {0}};
+    const ChainsThere there(chains);
+    const DeviceBytes tensors(std::vector{far});
+    ASSERT_EQ(
+        MoveRows(tensors.data<StoredRows>(), 1, there.there, 128, 64, nullptr),
+        cudaSuccess);
+    const Bytes before = rows.bytes;
+    for (std::size_t k = 0; k < rows.parts(); ++k) {
+      rows.CopyPart(before, rows.At(90, k), rows.At(6, k));
+    }
+    EXPECT_TRUE(bytes.Download() == rows.bytes);
+
+    const DeviceBytes blocks(std::vector{
+        StoredBlocks{far.data, static_cast<std::int64_t>(rows.row_bytes())}});
+    const DeviceBytes pairs(std::vector{cells[0], cells[4]});
+    ASSERT_EQ(CopyBlocks(blocks.data<StoredBlocks>(), 1, pairs.data<int>(), 1,
+                         128, nullptr),
+              cudaSuccess);
+    const auto row = static_cast<std::ptrdiff_t>(rows.row_bytes());
+    std::copy_n(rows.bytes.begin() + 5 * row, row,
+                rows.bytes.begin() + 3 * row);
+    EXPECT_TRUE(bytes.Download() == rows.bytes);
+
+    if (layout != VLayout::kPlain) continue;
+    Shift shift;
+    shift.kind = ShiftKind::kRope;
+    const ShiftThere shift_there(shift, 3, kHeadDim);
+    ASSERT_EQ(ShiftRows(far, list.data<int>(), 1, shift_there.there, nullptr),
+              cudaSuccess);
+    DenseTensor key{dtype, {kHeadDim, 1, 1, 1}, {}};
+    key.bytes.assign(rows.bytes.begin() + 5 * row,
+                     rows.bytes.begin() + 6 * row);
+    ASSERT_TRUE(ShiftStored(shift, 0, 3, key).ok());
+    std::copy_n(key.bytes.begin(), row, rows.bytes.begin() + 5 * row);
+    EXPECT_TRUE(bytes.Download() == rows.bytes);
+  }
+}
+
+TEST_F(CudaRows, RefuseWhatTheirNumbersCannotHold) {
+  const StoredRows wide = {nullptr, DType::kF16, VLayout::kPlain,
+                           1 << 20, 1 << 10,     1};
+  const TensorView from =
+      DenseView(nullptr, DType::kF16, {1 << 20, 1 << 10, 1, 1});
+  EXPECT_EQ(PutRows(from, nullptr, wide, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(GatherRows(wide, nullptr, 1, nullptr, nullptr),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(ShiftRows(wide, nullptr, 1, {}, nullptr), cudaErrorInvalidValue);
+  const DeviceChains chain = {nullptr, nullptr, nullptr, 1};
+  EXPECT_EQ(MoveRows(nullptr, 1, chain, 2, std::int64_t{1} << 30, nullptr),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(MoveRows(nullptr, 65536, chain, 2, 2, nullptr),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(CopyBlocks(nullptr, 1, nullptr, 1, std::int64_t{1} << 32, nullptr),
+            cudaErrorInvalidValue);
+  // A head of blocks that turns by halves is copied to shared memory.
+  const StoredRows head = {nullptr, DType::kQ8, VLayout::kPlain, 1 << 16, 1, 1};
+  const DeviceShift halves = {.kind = DeviceShift::Kind::kTurnHalves,
+                              .offset = 0,
+                              .pairs = 1 << 15,
+                              .cosines = nullptr,
+                              .sines = nullptr};
+  EXPECT_EQ(ShiftRows(head, nullptr, 1, halves, nullptr),
+            cudaErrorInvalidValue);
 }
 
 }  // namespace
