@@ -276,7 +276,7 @@ std::unique_ptr<PagedPool> MakePool(const PagedSpec& spec,
   return std::make_unique<Pool>(spec, std::move(memory));
 }
 
-std::unique_ptr<PagedPool> MakePagedPool(const PagedSpec& spec) {
+Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec) {
   return MakePool(spec, std::make_unique<HostPoolMemory>());
 }
 

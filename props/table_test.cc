@@ -32,6 +32,7 @@ using optimized::CellMove;
 using optimized::CellTable;
 using optimized::kNone;
 using optimized::kWordBits;
+using optimized::HostMask;
 using optimized::Mask;
 using optimized::PosRange;
 using optimized::RowRule;

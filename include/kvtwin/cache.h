@@ -201,7 +201,7 @@ class Cache {
 Result<std::unique_ptr<Cache>> MakeCache(const CacheSpec& spec,
                                          std::string_view twin = "optimized");
 
-// "reference", "optimized".
+// "reference", "optimized"; in a library with CUDA "cuda" as well.
 std::span<const std::string_view> TwinNames();
 
 }  // namespace kvtwin

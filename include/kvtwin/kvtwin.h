@@ -191,7 +191,8 @@ typedef struct kvtwin_cache_params {
  * and KVTWIN_INTERNAL a cache may only be destroyed. */
 typedef struct kvtwin_cache kvtwin_cache;
 
-/* "reference", "optimized"; NULL if there are no more than `index`. */
+/* "reference", "optimized", with CUDA "cuda"; NULL if there are no more than
+ * `index`. */
 const char* kvtwin_twin_name(size_t index);
 
 /* A causal cache, contiguous, without a shift, of f32, one sequence of 1

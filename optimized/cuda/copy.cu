@@ -1,6 +1,6 @@
-#include "optimized/cuda/copy.h"
-
 #include <algorithm>
+
+#include "optimized/cuda/copy.h"
 
 namespace kvtwin::optimized::cuda {
 namespace {
@@ -17,8 +17,8 @@ struct Parts {
 
 __global__ void CopyParts(Parts parts, std::byte* to) {
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  const std::int64_t thread = std::int64_t{blockIdx.x} * blockDim.x +
-                              threadIdx.x;
+  const std::int64_t thread =
+      std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   for (std::int64_t at = thread; at < parts.count * parts.bytes; at += step) {
     std::int64_t part = at / parts.bytes;
     const std::byte* from = parts.from + at % parts.bytes;

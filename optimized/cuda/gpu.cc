@@ -103,7 +103,8 @@ void Gpu::MakeSegments(std::size_t bytes) {
     const cudaError_t error = cudaMallocHost(&host, bytes);
     segment.host = static_cast<std::byte*>(host);
     Check(error, fmt::format("allocating {} pinned bytes", bytes));
-    Check(cudaMalloc(&device, bytes), fmt::format("allocating {} bytes", bytes));
+    Check(cudaMalloc(&device, bytes),
+          fmt::format("allocating {} bytes", bytes));
     segment.device = static_cast<std::byte*>(device);
     Check(cudaEventCreateWithFlags(&segment.done, cudaEventDisableTiming),
           "making an event");

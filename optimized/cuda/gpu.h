@@ -5,9 +5,9 @@
 #ifndef KVTWIN_OPTIMIZED_CUDA_GPU_H_
 #define KVTWIN_OPTIMIZED_CUDA_GPU_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -34,6 +34,7 @@ class Gpu {
   void Open();
   void Close();
 
+  bool open() const { return open_; }
   bool host_views() const { return host_views_; }
   Device view_device() const {
     return host_views_ ? Device::kCpu : Device::kCuda;
@@ -61,15 +62,22 @@ class Gpu {
   };
   Staged Stage(std::size_t bytes);
   void Send(const Staged& staged);
-  // Both. Good for as long.
-  template <class T>
-  const T* Upload(std::span<const T> values) {
-    const Staged staged = Stage(values.size_bytes());
-    if (!values.empty()) {
-      std::memcpy(staged.host, values.data(), values.size_bytes());
+  // Both, of several parts: answers where each is. Good for as long.
+  template <std::size_t count>
+  std::array<const std::byte*, count> Upload(
+      const std::array<std::span<const std::byte>, count>& parts) {
+    std::size_t bytes = 0;
+    for (const auto part : parts) bytes += Padded(part.size());
+    const Staged staged = Stage(bytes);
+    std::array<const std::byte*, count> places;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::copy(parts[i].begin(), parts[i].end(), staged.host + at);
+      places[i] = staged.device + at;
+      at += Padded(parts[i].size());
     }
     Send(staged);
-    return reinterpret_cast<const T*>(staged.device);
+    return places;
   }
 
   // Waits for the stream, and has the bytes then.
@@ -81,6 +89,9 @@ class Gpu {
 
  private:
   static constexpr std::size_t kSegments = 4;
+  static constexpr std::size_t Padded(std::size_t bytes) {
+    return (bytes + 15) / 16 * 16;
+  }
 
   // Of the staged: used in turn. `done` is recorded behind the last use.
   struct Segment {

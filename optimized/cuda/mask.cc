@@ -68,10 +68,9 @@ void DeviceMask::AskFor(const CellTable& table, const Sequence& sequence) {
     const auto begun = std::ssize(updates_);
     for (std::uint64_t i = copy.changes; i < sequence.changes; ++i) {
       const auto word = sequence.recent[i % Sequence::kRecent];
-      const bool again = std::any_of(updates_.begin() + begun, updates_.end(),
-                                     [&](const WordUpdate& update) {
-                                       return update.index == word;
-                                     });
+      const bool again = std::any_of(
+          updates_.begin() + begun, updates_.end(),
+          [&](const WordUpdate& update) { return update.index == word; });
       if (!again) AddUpdate(table, sequence, copy, word);
     }
   }
@@ -109,30 +108,21 @@ void DeviceMask::Write(const CellTable& table, CellSpan, DType dtype) {
 
 // All that the device needs in one copy, and the work that is to be done.
 void DeviceMask::Send(DType dtype, std::int64_t longest) {
-  const auto updates = std::as_bytes(std::span(updates_));
-  const auto pieces = std::as_bytes(std::span(out_));
-  const auto cells = std::as_bytes(cells_due_);
-  const Gpu::Staged staged =
-      gpu_.Stage(updates.size() + pieces.size() + cells.size());
-  std::byte* host = staged.host;
-  for (const auto part : {updates, pieces, cells}) {
-    host = std::copy(part.begin(), part.end(), host);
-  }
-  gpu_.Send(staged);
-  const std::byte* device_pieces = staged.device + updates.size();
+  const auto [updates, pieces, cells] = gpu_.Upload<3>(
+      {std::as_bytes(std::span(updates_)), std::as_bytes(std::span(out_)),
+       std::as_bytes(cells_due_)});
   auto* positions = reinterpret_cast<std::int32_t*>(positions_.get());
   auto* ranges = reinterpret_cast<PosRange*>(ranges_.get());
-  Check(UpdateWords(
-            reinterpret_cast<const WordUpdate*>(staged.device),
-            std::ssize(updates_), positions, ranges,
-            {reinterpret_cast<const int*>(device_pieces + pieces.size()),
-             cells_to_, std::ssize(cells_due_)},
-            gpu_.stream()),
+  Check(UpdateWords(reinterpret_cast<const WordUpdate*>(updates),
+                    std::ssize(updates_), positions, ranges,
+                    {reinterpret_cast<const int*>(cells), cells_to_,
+                     std::ssize(cells_due_)},
+                    gpu_.stream()),
         "bringing the cells up to date");
   cells_due_ = {};
-  Check(WriteMask(reinterpret_cast<const MaskPiece*>(device_pieces),
-                  std::ssize(out_), longest, positions, ranges,
-                  static_cast<std::int64_t>(cells_), dtype, gpu_.stream()),
+  Check(WriteMask(reinterpret_cast<const MaskPiece*>(pieces), std::ssize(out_),
+                  longest, positions, ranges, static_cast<std::int64_t>(cells_),
+                  dtype, gpu_.stream()),
         "writing the mask");
 }
 

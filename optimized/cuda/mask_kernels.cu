@@ -1,6 +1,6 @@
-#include "optimized/cuda/mask_kernels.h"
-
 #include <algorithm>
+
+#include "optimized/cuda/mask_kernels.h"
 
 namespace kvtwin::optimized::cuda {
 namespace {
@@ -12,9 +12,9 @@ constexpr std::int64_t kMostPiecesAtOnce = 65535;  // Of CUDA's grids.
 constexpr int kCellsOfThread = 8;
 constexpr int kCellsOfWord = 64;
 
-__global__ void UpdateWordsKernel(const WordUpdate* updates,
-                                  std::int64_t count, std::int32_t* positions,
-                                  PosRange* ranges, BatchCells cells) {
+__global__ void UpdateWordsKernel(const WordUpdate* updates, std::int64_t count,
+                                  std::int32_t* positions, PosRange* ranges,
+                                  BatchCells cells) {
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
        i < cells.count; i += std::int64_t{gridDim.x} * blockDim.x) {
     cells.to[i] = cells.from[i];
@@ -39,8 +39,7 @@ struct Table {
 // Which of `count` cells, that lie in one word, of which they are `bits`, are
 // at positions in the range.
 __device__ std::uint64_t Within(const Table& table, std::int64_t cell,
-                                std::uint64_t bits, PosRange range,
-                                int count) {
+                                std::uint64_t bits, PosRange range, int count) {
   if (bits == 0) return 0;
   const PosRange known = table.ranges[cell / kCellsOfWord];
   if (range.first <= known.first && known.last <= range.last) return bits;
@@ -97,9 +96,8 @@ __global__ void WriteNumbers(const MaskPiece* pieces, std::int64_t count,
          at < piece.end; at += step) {
       std::uint64_t visible = 0;
       if (piece.members != nullptr) {
-        const std::uint64_t bits = piece.members[at / kCellsOfWord] >>
-                                       (at % kCellsOfWord) &
-                                   0xFF;
+        const std::uint64_t bits =
+            piece.members[at / kCellsOfWord] >> (at % kCellsOfWord) & 0xFF;
         visible = Within(table, at, bits, piece.range, kCellsOfThread);
       }
       const std::int64_t left = piece.end - at;
@@ -116,10 +114,9 @@ __device__ std::uint64_t VisibleWord(const Table& table, const MaskPiece& piece,
                                      std::int64_t cell) {
   const std::int64_t w = cell / kCellsOfWord;
   const auto skipped = static_cast<int>(cell % kCellsOfWord);
-  std::uint64_t word =
-      Within(table, w * kCellsOfWord, piece.members[w], piece.range,
-             kCellsOfWord) >>
-      skipped;
+  std::uint64_t word = Within(table, w * kCellsOfWord, piece.members[w],
+                              piece.range, kCellsOfWord) >>
+                       skipped;
   if (skipped > 0 && w + 1 < table.words) {
     word |= Within(table, (w + 1) * kCellsOfWord, piece.members[w + 1],
                    piece.range, kCellsOfWord)
@@ -153,9 +150,9 @@ cudaError_t UpdateWords(const WordUpdate* updates, std::int64_t count,
                         std::int32_t* positions, PosRange* ranges,
                         const BatchCells& cells, cudaStream_t stream) {
   constexpr std::int64_t kMostBlocks = 1 << 16;
-  const std::int64_t blocks = std::min(
-      std::max(count, (cells.count + kCellsOfWord - 1) / kCellsOfWord),
-      kMostBlocks);
+  const std::int64_t blocks =
+      std::min(std::max(count, (cells.count + kCellsOfWord - 1) / kCellsOfWord),
+               kMostBlocks);
   if (blocks == 0) return cudaSuccess;
   return Launch(UpdateWordsKernel, dim3(static_cast<unsigned>(blocks)),
                 dim3(kCellsOfWord), 0, stream, updates, count, positions,

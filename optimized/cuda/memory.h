@@ -20,6 +20,19 @@
 
 namespace kvtwin::optimized::cuda {
 
+// The cells that rows go to, always in the same place while they fit there: so
+// that a Put that was captured finds those of its time.
+class DeviceCells {
+ public:
+  void NeedRoom(Gpu& gpu, std::size_t count);
+  void Send(Gpu& gpu, std::span<const int> cells);
+  int* data() const { return reinterpret_cast<int*>(memory_.get()); }
+
+ private:
+  std::shared_ptr<std::byte> memory_;
+  std::size_t room_ = 0;
+};
+
 class DeviceMemory final : public CacheMemory {
  public:
   // `gpu` must outlive it.
@@ -60,17 +73,12 @@ class DeviceMemory final : public CacheMemory {
 
   Tensor MakeTensor(DType dtype, VLayout layout, int head_dim, int heads,
                     std::size_t cells) const;
-  const int* Upload(const Selection& cells);
-  std::vector<std::byte> Gather(const Tensor& from, const Selection& cells);
+  std::vector<std::byte> Gather(const Tensor& from, std::span<const int> cells);
 
   Gpu& gpu_;
   DeviceMask mask_;
   std::map<int, Layer> layers_;
-  // The cells of the next Puts, always in the same place, so that a Put that
-  // was captured finds those of its time.
-  std::shared_ptr<std::byte> cells_;
-  std::size_t cells_room_ = 0;
-  std::span<const int> cells_due_;  // They are not there yet.
+  DeviceCells cells_;
   std::map<int, RowShift> shifts_;  // By k_head_dim.
   MoveChains chains_;
 };
@@ -101,6 +109,9 @@ class DevicePoolMemory final : public PoolMemory {
   TensorView Show(const TensorView& view) override;
   Device device() const override { return gpu_.view_device(); }
 
+  // K and V of all blocks of a layer, as CudaPool::Blocks.
+  PagedKv Blocks(int layer, const PagedSpec& spec) const;
+
  private:
   struct Buffer {
     std::shared_ptr<std::byte> memory;
@@ -111,6 +122,7 @@ class DevicePoolMemory final : public PoolMemory {
   Gpu& gpu_;
   std::vector<Buffer> buffers_;
   std::vector<int> cells_;  // Of what is stored.
+  DeviceCells device_cells_;
 };
 
 }  // namespace kvtwin::optimized::cuda

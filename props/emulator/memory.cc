@@ -33,6 +33,7 @@ Memory::Memory()
 
 cudaError_t Memory::Allocate(Kind kind, std::size_t bytes, Random& random,
                              void** out) {
+  ReportFaults();
   *out = nullptr;
   if (bytes == 0) return cudaSuccess;
   if (kind == Kind::kDevice && bytes > limit_ - std::min(limit_, used_)) {
@@ -99,6 +100,19 @@ const Memory::Piece* Memory::Around(const void* address,
   --at;
   *offset = static_cast<std::size_t>(byte - at->first);
   return *offset < at->second.bytes ? &at->second : nullptr;
+}
+
+const Memory::Piece* Memory::Near(const void* address,
+                                  std::ptrdiff_t* offset) const {
+  const auto* const byte = static_cast<const std::byte*>(address);
+  for (const auto& [begin, piece] : pieces_) {
+    if (byte < piece.mapped || byte >= piece.mapped + piece.mapped_bytes) {
+      continue;
+    }
+    *offset = byte - begin;
+    return &piece;
+  }
+  return nullptr;
 }
 
 bool Memory::Holds(Kind kind, const void* address, std::size_t bytes) const {
