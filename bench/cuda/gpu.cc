@@ -111,8 +111,7 @@ std::vector<std::byte> RandomElements(DType dtype, std::int64_t count,
     seed = seed * 6364136223846793005 + 1442695040888963407;
     const std::uint32_t word =
         (static_cast<std::uint32_t>(seed >> 32) & random) | ones;
-    std::memcpy(elements.data() + i, &word,
-                std::min(sizeof(word), bytes - i));
+    std::memcpy(elements.data() + i, &word, std::min(sizeof(word), bytes - i));
   }
   if (!IsBlockDType(dtype)) return elements;
   const auto block = static_cast<std::size_t>(RunBytes(dtype, kBlockElements));

@@ -91,11 +91,11 @@ void CheckPut(const std::string& name, const PutCase& what,
 
 // As many bytes are read and written by a copy of half of them.
 void JudgePut(Goals& goals, const PutCase& what) {
-  const std::string name = fmt::format(
-      "put {} rows as {}{}, {} / copy", DTypeName(what.from),
-      DTypeName(what.stored),
-      what.layout == VLayout::kPlain ? "" : ", permuted",
-      what.shuffled ? "shuffled cells" : "cells in order");
+  const std::string name =
+      fmt::format("put {} rows as {}{}, {} / copy", DTypeName(what.from),
+                  DTypeName(what.stored),
+                  what.layout == VLayout::kPlain ? "" : ", permuted",
+                  what.shuffled ? "shuffled cells" : "cells in order");
   if (!goals.Wanted(name)) return;
   const std::int64_t count = Gib(goals) / RowBytes(what.from);
   const std::int64_t moved =
@@ -157,11 +157,11 @@ void JudgeMoves(Goals& goals) {
   const GpuBuffer device_cells(chains.cells);
   const GpuBuffer begins(chains.begins);
   const GpuBuffer cycles(chains.cycles);
-  const DeviceChains on_device = {.cells = device_cells.as<int>(),
-                                  .begins = begins.as<int>(),
-                                  .cycles = cycles.as<int>(),
-                                  .count =
-                                      static_cast<int>(chains.cycles.size())};
+  const DeviceChains on_device = {
+      .cells = device_cells.as<int>(),
+      .begins = begins.as<int>(),
+      .cycles = cycles.as<int>(),
+      .count = static_cast<int>(chains.cycles.size())};
   const GpuWork move = [&](cudaStream_t stream) {
     return MoveRows(device_tensors.as<StoredRows>(), 2, on_device, row_bytes,
                     kHeads * kHeadDim, stream);
@@ -187,8 +187,8 @@ void JudgeBlocks(Goals& goals) {
   const std::int64_t count = std::max<std::int64_t>(
       1, Gib(goals) / 2 / block_bytes);  // Of K and V each.
   const auto blocks = AllCells(2 * count, /*shuffled=*/true);
-  const auto elements = RandomElements(
-      DType::kF16, 2 * count * block_bytes / 2, /*seed=*/3);
+  const auto elements =
+      RandomElements(DType::kF16, 2 * count * block_bytes / 2, /*seed=*/3);
   const GpuBuffer key(elements);
   const GpuBuffer value(elements);
   const GpuBuffer pairs(blocks);
@@ -217,7 +217,8 @@ void JudgeBlocks(Goals& goals) {
 }
 
 void CheckShift(const std::string& name, DType dtype, const RowShift& shift,
-                std::vector<std::byte> rows, const std::vector<std::byte>& got) {
+                std::vector<std::byte> rows,
+                const std::vector<std::byte>& got) {
   const auto bytes = static_cast<std::size_t>(RowBytes(dtype));
   const std::size_t count = rows.size() / bytes;
   for (std::size_t row = 0; row < count;
@@ -244,7 +245,9 @@ void JudgeShift(Goals& goals, DType dtype) {
   const GpuBuffer memory(elements);
   const GpuBuffer copied(bytes);
   const GpuBuffer device_cells(cells);
-  const Shift rope = {.kind = ShiftKind::kRope, .rope = {}, .fn = {}};
+  const Shift rope = {.kind = ShiftKind::kRope,
+                      .rope = {.pairing = Rope::Pairing::kHalves},
+                      .fn = {}};
   RowShift on_host;
   on_host.Prepare(rope, /*offset=*/-3, kHeadDim);
   const auto copy_of = [](std::span<const float> values) {
@@ -253,9 +256,7 @@ void JudgeShift(Goals& goals, DType dtype) {
   const GpuBuffer cosines(copy_of(on_host.cosines()));
   const GpuBuffer sines(copy_of(on_host.sines()));
   const DeviceShift shift = {
-      .kind = rope.rope.pairing == RopePairing::kAdjacent
-                  ? DeviceShift::Kind::kTurnAdjacent
-                  : DeviceShift::Kind::kTurnHalves,
+      .kind = DeviceShift::Kind::kTurnHalves,
       .offset = -3,
       .pairs = static_cast<int>(on_host.cosines().size()) / 2,
       .cosines = cosines.as<float>(),

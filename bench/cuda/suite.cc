@@ -13,8 +13,8 @@ int RunCudaGoals(const GoalOptions& options) {
   Must(cudaGetDeviceProperties(&properties, device));
   constexpr GoalPart kParts[] = {CudaMaskGoals, CudaRowGoals, CudaDecodeGoals,
                                  CudaStepGoals};
-  return RunGoals(options,
-                  fmt::format("The twin cuda on {}", properties.name), kParts);
+  return RunGoals(options, fmt::format("The twin cuda on {}", properties.name),
+                  kParts);
 }
 
 }  // namespace kvtwin::bench
