@@ -28,6 +28,9 @@ struct StoredRows {
   std::int64_t cells;
 };
 
+// Rows have fewer than 2^30 elements: what is asked of others answers
+// cudaErrorInvalidValue.
+
 // Stores row i of `from`, [head_dim, heads, tokens], any strides, of f32 or the
 // dtype that is stored, in cells[i]. Requires: distinct cells.
 cudaError_t PutRows(const TensorView& from, const int* cells,
@@ -64,6 +67,18 @@ struct DeviceChains {
 cudaError_t MoveRows(const StoredRows* tensors, int tensor_count,
                      const DeviceChains& chains, std::int64_t most_row_bytes,
                      std::int64_t most_row_elements, cudaStream_t stream);
+
+// Blocks of a paged pool, of K or V of a layer, one after another.
+struct StoredBlocks {
+  std::byte* data;
+  std::int64_t block_bytes;
+};
+// Copies block from_to[2 * i] of each of `tensors`, which lie in device memory,
+// to block from_to[2 * i + 1], for i < count. `most_block_bytes`: of the
+// largest. Requires: no block that is written is in two pairs.
+cudaError_t CopyBlocks(const StoredBlocks* tensors, int tensor_count,
+                       const int* from_to, std::int64_t count,
+                       std::int64_t most_block_bytes, cudaStream_t stream);
 
 // A shift of K rows by one offset, as RowShift has it (optimized/row_shift.h).
 struct DeviceShift {

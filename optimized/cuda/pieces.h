@@ -1,0 +1,134 @@
+// How kernels share out rows: in pieces of up to 16 bytes, of which every
+// thread has several on their way at a time.
+
+#ifndef KVTWIN_OPTIMIZED_CUDA_PIECES_H_
+#define KVTWIN_OPTIMIZED_CUDA_PIECES_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "optimized/cuda/rows.h"
+
+namespace kvtwin::optimized::cuda {
+
+inline constexpr unsigned kBlockThreads = 256;
+inline constexpr unsigned kWarpLanes = 32;
+// More than any device runs at once, several times.
+inline constexpr std::int64_t kMostBlocks = 4096;
+// Pieces that a thread reads before it writes them.
+inline constexpr unsigned kTogether = 4;
+
+// Blocks for so many threads; kernels go on to what is beyond kMostBlocks.
+inline unsigned BlocksFor(std::int64_t threads,
+                          std::int64_t most = kMostBlocks) {
+  const std::int64_t blocks = (threads + kBlockThreads - 1) / kBlockThreads;
+  return static_cast<unsigned>(std::clamp<std::int64_t>(blocks, 1, most));
+}
+
+__device__ inline std::int64_t GridThread() {
+  return std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+}
+__device__ inline std::int64_t GridThreads() {
+  return std::int64_t{gridDim.x} * blockDim.x;
+}
+
+// Rows of so many pieces, by teams of neighbouring threads: a team takes a part
+// of a row, its threads `together` pieces of that each.
+struct Parts {
+  std::int64_t rows;
+  std::uint32_t pieces;  // Of a row.
+  std::uint32_t lanes;   // Of a team; a power of two, at most a warp.
+  std::uint32_t parts;   // Of a row.
+
+  std::int64_t threads() const { return rows * parts * lanes; }
+};
+
+__host__ __device__ inline Parts PartsOf(std::int64_t rows,
+                                         std::uint32_t pieces,
+                                         unsigned together) {
+  std::uint32_t lanes = 1;
+  while (lanes < kWarpLanes && lanes < pieces) lanes *= 2;
+  const std::uint32_t part = lanes * together;
+  return {rows, pieces, lanes, (pieces - 1) / part + 1};
+}
+
+// Calls does(row, first) for the parts of this thread; its pieces are `first`,
+// first + lanes, ..., as far as there are such.
+template <class Does>
+__device__ void ForEachPart(const Parts& parts, unsigned together,
+                            const Does& does) {
+  const std::int64_t teams = GridThreads() / parts.lanes;
+  const std::uint32_t lane = threadIdx.x % parts.lanes;
+  for (std::int64_t i = GridThread() / parts.lanes;
+       i < parts.rows * parts.parts; i += teams) {
+    const std::int64_t row = parts.parts == 1 ? i : i / parts.parts;
+    const auto part = static_cast<std::uint32_t>(i - row * parts.parts);
+    does(row, part * parts.lanes * together + lane);
+  }
+}
+
+// The size of the pieces in which bytes can be copied whose addresses, lengths
+// and distances are these, or'ed: 16, 8, 4, 2 or 1.
+__host__ __device__ inline unsigned PieceBytes(std::uint64_t all) {
+  const std::uint64_t bits = all | 16;
+  return static_cast<unsigned>(bits & (~bits + 1));
+}
+
+// Calls does(piece), of that size.
+template <class Does>
+__host__ __device__ auto WithPiece(unsigned bytes, const Does& does) {
+  switch (bytes) {
+    case 16:
+      return does(uint4());
+    case 8:
+      return does(uint2());
+    case 4:
+      return does(std::uint32_t());
+    case 2:
+      return does(std::uint16_t());
+    default:
+      return does(std::uint8_t());
+  }
+}
+
+template <class Piece>
+__device__ Piece LoadPiece(const std::byte* from) {
+  return *reinterpret_cast<const Piece*>(from);
+}
+template <class Piece>
+__device__ void StorePiece(const Piece& piece, std::byte* to) {
+  *reinterpret_cast<Piece*>(to) = piece;
+}
+
+// Rows that are stored in columns, see StoredColumns (optimized/put_rows.h): no
+// column is padded.
+struct Columns {
+  std::byte* data;
+  std::uint32_t size;  // Of an element.
+  std::int64_t stride;
+  std::int64_t tile_stride;
+
+  __device__ std::byte* Cell(int cell) const {
+    return data + cell / kTileCells * tile_stride +
+           static_cast<std::int64_t>(cell % kTileCells * size);
+  }
+};
+
+__host__ __device__ inline Columns ColumnsOf(const StoredRows& rows) {
+  const auto size = static_cast<std::uint32_t>(SizeOf(rows.dtype));
+  const std::int64_t tile = std::int64_t{kTileCells} * size;
+  const std::int64_t elements = std::int64_t{rows.head_dim} * rows.heads;
+  if (rows.layout == VLayout::kTiled) {
+    return {rows.data, size, tile, elements * tile};
+  }
+  return {rows.data, size, rows.cells * size, tile};
+}
+
+__host__ __device__ inline std::int64_t RowBytes(const StoredRows& rows) {
+  return RunBytes(rows.dtype, rows.head_dim) * rows.heads;
+}
+
+}  // namespace kvtwin::optimized::cuda
+
+#endif  // KVTWIN_OPTIMIZED_CUDA_PIECES_H_
