@@ -13,6 +13,7 @@
 #include <numeric>
 #include <utility>
 
+#include "props/emulator/emulated_intrinsics.h"
 #include "props/emulator/internal.h"
 
 uint3 threadIdx;
@@ -27,6 +28,8 @@ using boost::context::fiber;
 
 constexpr std::size_t kStackBytes = 128 << 10;
 constexpr int kNone = -1;
+
+constexpr std::size_t kCopyBytes = 16;
 
 enum class State { kNew, kReady, kAtBarrier, kMeeting, kEnded };
 
@@ -43,6 +46,18 @@ struct Thread {
   Lane lane = {};
 };
 
+// Copies to shared memory that a thread has under way.
+struct Copies {
+  struct Copy {
+    void* to;
+    const void* from;
+    std::size_t bytes;
+    int group;
+  };
+  std::vector<Copy> copies;
+  int groups = 0;  // That were committed.
+};
+
 class Grid {
  public:
   void Run(const Kernel& kernel, Random& random);
@@ -50,6 +65,9 @@ class Grid {
   // For the thread that runs.
   void Barrier();
   void Meet(const char* name, unsigned mask, Lane lane, Combine combine);
+  void CopyLater(void* shared, const void* global, std::size_t bytes);
+  void CommitCopies() { ++copies_[Current()].groups; }
+  void FinishCopies(int but_groups);
   int current() const { return current_; }
   const Kernel* kernel() const { return kernel_; }
   std::byte* shared() { return shared_.data(); }
@@ -65,11 +83,13 @@ class Grid {
   void Pick();
   void Enter(int thread);
   void Wait();
+  std::size_t Current() const { return static_cast<std::size_t>(current_); }
   [[noreturn]] void ReportDeadlock();
 
   const Kernel* kernel_ = nullptr;
   Random* random_ = nullptr;
   std::vector<Thread> threads_;
+  std::vector<Copies> copies_;
   std::vector<int> ready_;  // New or ready threads.
   int ended_ = 0;
   int at_barrier_ = 0;
@@ -122,6 +142,7 @@ void Grid::Run(const Kernel& kernel, Random& random) {
   blockDim = kernel.block;
   const std::size_t blocks = std::size_t{gridDim.x} * gridDim.y * gridDim.z;
   threads_.resize(std::size_t{blockDim.x} * blockDim.y * blockDim.z);
+  copies_.resize(threads_.size());
   // All of them, in an order with about no pattern: i * step + first modulo
   // the count, the step prime to it.
   std::size_t step = random.Below(blocks) | 1;
@@ -195,6 +216,8 @@ void Grid::Enter(int thread) {
 
 void Grid::RunThread() {
   kernel_->thread();
+  FinishCopies(-1);  // Those that no group has, too.
+  copies_[Current()].groups = 0;
   threads_[current_].state = State::kEnded;
   ++ended_;
 }
@@ -250,6 +273,29 @@ void Grid::Meet(const char* name, unsigned mask, Lane lane, Combine combine) {
     threads_[warp + i].state = State::kReady;
     if (i != own) ready_.push_back(warp + i);
   }
+}
+
+void Grid::CopyLater(void* shared, const void* global, std::size_t bytes) {
+  if ((reinterpret_cast<std::uintptr_t>(shared) |
+       reinterpret_cast<std::uintptr_t>(global)) %
+          kCopyBytes !=
+      0) {
+    Misuse("CopyAsync16", "an address is no multiple of 16");
+  }
+  if (bytes > kCopyBytes) Misuse("CopyAsync16Zero", "more than 16 bytes");
+  Copies& own = copies_[Current()];
+  own.copies.push_back({shared, global, bytes, own.groups});
+  std::memset(shared, kGarbage, kCopyBytes);
+}
+
+void Grid::FinishCopies(int but_groups) {
+  Copies& own = copies_[Current()];
+  std::erase_if(own.copies, [&](const Copies::Copy& copy) {
+    if (copy.group >= own.groups - but_groups) return false;
+    std::memset(copy.to, 0, kCopyBytes);
+    std::memcpy(copy.to, copy.from, copy.bytes);
+    return true;
+  });
 }
 
 void Grid::ReportDeadlock() {
@@ -335,6 +381,14 @@ unsigned Ballot(const char* name, unsigned mask, bool predicate) {
   });
   return out;
 }
+
+void CopyAsync16Zero(void* shared, const void* global, int bytes) {
+  TheGrid().CopyLater(shared, global, static_cast<std::size_t>(bytes));
+}
+
+void CopyAsyncCommit() { TheGrid().CommitCopies(); }
+
+void FinishCopies(int but_groups) { TheGrid().FinishCopies(but_groups); }
 
 std::byte* DynamicSharedMemory() { return TheGrid().shared(); }
 
