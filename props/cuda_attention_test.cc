@@ -1,0 +1,431 @@
+// Decode attention of the device against the textbook's (reference/attention.h)
+// over the same rows, views and block tables of every kind.
+//
+// How far apart they may be. Let s be the score of a cell, A the sum of
+// |scale q_i k_i|, u = 2^-23 (what an f32 loses that is cut off rather than
+// rounded; how tensor cores round is written nowhere), M the products of 16
+// that a score is summed in, 17 numbers each, T the tiles and S the splits.
+//
+// 1. Of a query, 16 bits and 16 more are kept: all but 2^-22 of it, of bf16
+//    rows 2^-15, and 2^-39 of the head's largest. Of three parts on both sides,
+//    products below 2^-21 are left out. Call that r. So with what sums lose, a
+//    score is off by d1 = A (r + 17 M u) + 2^-39 max |q_i| |scale| sum |k_i|.
+// 2. It becomes a power of two: a product of three numbers, a difference. Of
+//    the logarithms' range R that loses 8 (R + 16) u, and each of T + S changes
+//    of base once more an exp2, good to 4 u, so that
+//    d = d1 + 8 (R + 16) u + 4 (T + S + 1) u.
+// 3. Weights that are off by e^d are, normalized, by e^(2 d) at most.
+// 4. Weights, too, are kept but for r, and 2^-39 of the largest, of which there
+//    are 32 T. Sums of 17 numbers, T times 2 or more, and what else is added or
+//    multiplied: 8 T + S + 8 roundings for each, of both sums.
+//
+// All of that is of the largest |v|.
+
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+#include "core/mask_elements.h"
+#include "core/names.h"
+#include "optimized/cuda/attention.h"
+#include "reference/attention.h"
+
+namespace kvtwin::optimized::cuda {
+namespace {
+
+constexpr int kTile = 32;
+const float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// Device memory.
+class Memory {
+ public:
+  explicit Memory(std::size_t bytes) {
+    EXPECT_EQ(cudaMalloc(&data_, bytes + 1), cudaSuccess);
+  }
+  template <class T>
+  explicit Memory(const std::vector<T>& from)
+      : Memory(from.size() * sizeof(T)) {
+    Write(from);
+  }
+  ~Memory() { EXPECT_EQ(cudaFree(data_), cudaSuccess); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  template <class T = std::byte>
+  T* data() const {
+    return static_cast<T*>(data_);
+  }
+  template <class T>
+  void Write(const std::vector<T>& from) {
+    EXPECT_EQ(cudaMemcpy(data_, from.data(), from.size() * sizeof(T),
+                         cudaMemcpyHostToDevice),
+              cudaSuccess);
+  }
+  std::vector<float> Floats(std::size_t count) const {
+    std::vector<float> to(count);
+    EXPECT_EQ(cudaMemcpy(to.data(), data_, count * sizeof(float),
+                         cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    return to;
+  }
+
+ private:
+  void* data_ = nullptr;
+};
+
+class Draw {
+ public:
+  explicit Draw(unsigned seed) : random_(seed) {}
+
+  int Between(int low, int high) {
+    return std::uniform_int_distribution(low, high)(random_);
+  }
+  bool Once(int in) { return Between(1, in) == 1; }
+  template <class T>
+  T Of(const std::vector<T>& all) {
+    return all[static_cast<std::size_t>(
+        Between(0, static_cast<int>(all.size()) - 1))];
+  }
+  float Number() { return std::normal_distribution<float>()(random_); }
+
+ private:
+  std::mt19937 random_;
+};
+
+// What is asked for: numbers that views and tables share.
+struct Question {
+  int k_head_dim = 64;
+  int v_head_dim = 64;
+  int kv_heads = 2;
+  int group = 4;
+  int rows = 2;
+  int splits = 0;
+  DType k_dtype = DType::kF16;
+  DType v_dtype = DType::kF16;
+  VLayout layout = VLayout::kPlain;
+  float size = 1;  // Of query's numbers; scores stay as they are.
+
+  int heads() const { return kv_heads * group; }
+  float scale() const {
+    return 1 / std::sqrt(static_cast<float>(k_head_dim)) / size;
+  }
+};
+
+std::string Text(const Question& q) {
+  return fmt::format("{} rows of {} x {} heads, K {} x {}, V {} x {} {}, {} "
+                     "splits, queries of {}",
+                     q.rows, q.kv_heads, q.group, q.k_head_dim,
+                     DTypeName(q.k_dtype), q.v_head_dim, DTypeName(q.v_dtype),
+                     kVLayoutNames[static_cast<std::size_t>(q.layout)],
+                     q.splits, q.size);
+}
+
+Question DrawQuestion(Draw& draw) {
+  const std::vector<int> dims = {1, 3, 16, 17, 32, 40, 64, 80, 128, 130, 144};
+  const std::vector<DType> dtypes(kRowDTypes.begin(), kRowDTypes.end());
+  Question q;
+  q.k_head_dim = draw.Of(dims);
+  q.v_head_dim = draw.Once(2) ? q.k_head_dim : draw.Of(dims);
+  q.kv_heads = draw.Between(1, 3);
+  q.group = draw.Of<int>({1, 2, 4, 7, 8, 9, 16});
+  q.rows = draw.Between(1, 3);
+  q.splits = draw.Of<int>({0, 1, 2, 3, 7});
+  q.k_dtype = draw.Of(dtypes);
+  q.v_dtype = draw.Once(4) ? draw.Of(dtypes) : q.k_dtype;
+  q.layout = draw.Of<VLayout>({VLayout::kPlain, VLayout::kPlain,
+                               VLayout::kPermuted, VLayout::kTiled});
+  q.size = draw.Of<float>({1, 1, 0x1p-60F, 0x1p60F});
+  const auto whole = [](int dim) { return (dim + 31) / 32 * 32; };
+  if (IsBlockDType(q.k_dtype)) q.k_head_dim = whole(q.k_head_dim);
+  if (IsBlockDType(q.v_dtype)) {
+    q.v_head_dim = whole(q.v_head_dim);
+    q.layout = VLayout::kPlain;
+  }
+  return q;
+}
+
+DenseTensor DrawTensor(Draw& draw, DType dtype, const Shape& shape) {
+  DenseTensor floats = FilledTensor(DType::kF32, shape, 0);
+  auto* numbers = reinterpret_cast<float*>(floats.bytes.data());
+  for (std::int64_t i = 0; i < floats.view().elements(); ++i) {
+    numbers[i] = draw.Number();
+  }
+  return CopyOf(floats.view(), dtype);
+}
+
+// Makes a row all NaN, [head_dim, heads] at any strides.
+void SpoilRow(const TensorView& row) {
+  for (std::int64_t head = 0; head < row.shape[1]; ++head) {
+    auto* run = const_cast<std::byte*>(row.at(0, head));
+    if (IsBlockDType(row.dtype)) {
+      std::memset(run, 0xFF,
+                  static_cast<std::size_t>(RunBytes(row.dtype, row.shape[0])));
+      continue;
+    }
+    for (std::int64_t i = 0; i < row.shape[0]; ++i) {
+      StoreElement(kNaN, run + i * row.stride[0], row.dtype);
+    }
+  }
+}
+
+std::vector<float> DrawQuery(Draw& draw, const Question& q) {
+  std::vector<float> query(
+      static_cast<std::size_t>(q.k_head_dim * q.heads() * q.rows));
+  for (float& number : query) number = draw.Number() * q.size;
+  return query;
+}
+
+// The bound above, of one head of a row, by what it sees.
+struct Bound {
+  const Question& q;
+  double products = 0;    // The largest A;
+  double remainders = 0;  // and what has the 2^-39.
+  double lowest = std::numeric_limits<double>::infinity();  // Score.
+  double highest = -lowest;
+  double value = 0;
+  int cells = 0;
+  int tiles = 0;
+
+  double Of() const {
+    const double u = 0x1p-23;
+    const bool same = q.k_dtype == q.v_dtype;
+    const bool whole = q.k_head_dim % 16 == 0 && q.v_head_dim % 16 == 0;
+    const double r =
+        same && whole && q.k_dtype == DType::kBF16 ? 0x1p-15 : 0x1p-21;
+    // Four products for each where there are three parts.
+    const double sums = (q.k_head_dim + 15) / 16 * 4;
+    const double splits = q.splits == 0 ? 1 : q.splits;
+    const double range = (highest - lowest) * std::log2(std::exp(1.0));
+    const double d = products * (r + 17 * sums * u) + remainders * 0x1p-39 +
+                     8 * (range + 16) * u + 4 * (tiles + splits + 1) * u;
+    return value * (std::exp(2 * d) - 1 + r + 32.0 * tiles * 0x1p-39 +
+                    17.0 * 8 * tiles * u + 2 * (8 * tiles + splits + 8) * u);
+  }
+};
+
+// Holds what the device answered against the textbook.
+class Checker {
+ public:
+  Checker(const Question& q, const std::vector<float>& query,
+          const std::vector<float>& out)
+      : q_(q), query_(query), out_(out) {}
+
+  // `view` is what row `row` sees, on the host, of which its mask has row
+  // `mask_row`.
+  void Check(int row, const KvView& view, int mask_row) {
+    Eigen::MatrixXd queries(q_.k_head_dim, q_.heads());
+    for (int head = 0; head < q_.heads(); ++head) {
+      for (int i = 0; i < q_.k_head_dim; ++i) {
+        queries(i, head) = query_[Index(row, head, i, q_.k_head_dim)];
+      }
+    }
+    const Eigen::MatrixXd due =
+        reference::Attend(view, q_.layout, mask_row, queries, q_.scale());
+    for (int head = 0; head < q_.heads(); ++head) {
+      const double bound = BoundOf(view, mask_row, queries, head).Of();
+      for (int i = 0; i < q_.v_head_dim; ++i) {
+        const float is = out_[Index(row, head, i, q_.v_head_dim)];
+        const double apart = std::abs(is - due(i, head));
+        ASSERT_LE(apart, bound) << "row " << row << ", head " << head
+                                << ", element " << i << " is " << is
+                                << " and should be " << due(i, head);
+        if (bound > 0) most_ = std::max(most_, apart / bound);
+      }
+    }
+  }
+
+  double most() const { return most_; }  // Share of a bound.
+
+ private:
+  std::size_t Index(int row, int head, int i, int head_dim) const {
+    return static_cast<std::size_t>((row * q_.heads() + head) * head_dim + i);
+  }
+
+  Bound BoundOf(const KvView& view, int mask_row,
+                const Eigen::MatrixXd& queries, int head) const {
+    Bound bound{.q = q_};
+    const int kv_head = head / q_.group;
+    const double largest = queries.col(head).cwiseAbs().maxCoeff();
+    std::int64_t tile = -1;
+    for (std::int64_t cell = 0; cell < view.key.shape[2]; ++cell) {
+      if (!MaskAllows(view.mask, cell, mask_row)) continue;
+      ++bound.cells;
+      if (cell / kTile != tile) ++bound.tiles;
+      tile = cell / kTile;
+      double products = 0;
+      double keys = 0;
+      double score = 0;
+      for (int i = 0; i < q_.k_head_dim; ++i) {
+        const double key = LoadFrom(view.key, i, kv_head, cell);
+        keys += std::abs(key);
+        score += queries(i, head) * key;
+        products += std::abs(queries(i, head) * key);
+      }
+      bound.products = std::max(bound.products, products * q_.scale());
+      bound.remainders =
+          std::max(bound.remainders, largest * keys * q_.scale());
+      bound.lowest = std::min(bound.lowest, score * q_.scale());
+      bound.highest = std::max(bound.highest, score * q_.scale());
+      const TensorView value = RowOf(view.value, q_.layout, cell);
+      for (int i = 0; i < q_.v_head_dim; ++i) {
+        bound.value =
+            std::max(bound.value, std::abs(double{LoadFrom(value, i, kv_head)}));
+      }
+    }
+    return bound;
+  }
+
+  const Question& q_;
+  const std::vector<float>& query_;
+  const std::vector<float>& out_;
+  double most_ = 0;
+};
+
+class CudaAttention : public testing::Test {
+ protected:
+  void SetUp() override {
+    int devices = 0;
+    const cudaError_t error = cudaGetDeviceCount(&devices);
+    if (error != cudaSuccess || devices == 0) {
+      GTEST_SKIP() << "no CUDA device: " << cudaGetErrorName(error);
+    }
+    ASSERT_EQ(cudaStreamCreate(&stream_), cudaSuccess);
+  }
+  void TearDown() override {
+    if (stream_ != nullptr) {
+      EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
+    }
+  }
+
+  cudaStream_t stream_ = nullptr;
+};
+
+// A pool of cells, some of which a view shows.
+struct Pool {
+  DenseTensor key;
+  DenseTensor value;
+  DenseTensor mask;
+  KvView view;  // Of these.
+
+  // The same of a copy in device memory.
+  KvView OnDevice(const Memory& d_key, const Memory& d_value,
+                  const Memory& d_mask) const {
+    KvView moved = view;
+    const auto move = [](TensorView& tensor, const DenseTensor& from,
+                         const Memory& to) {
+      tensor.data = to.data() + (static_cast<const std::byte*>(tensor.data) -
+                                 from.bytes.data());
+    };
+    move(moved.key, key, d_key);
+    move(moved.value, value, d_value);
+    move(moved.mask, mask, d_mask);
+    return moved;
+  }
+};
+
+Pool DrawPool(Draw& draw, const Question& q, DType mask_dtype) {
+  const bool tiled = q.layout == VLayout::kTiled;
+  const int cells = tiled ? kTile * draw.Between(1, 7) : draw.Between(1, 200);
+  const int first =
+      tiled || draw.Once(2) ? kTile * draw.Between(0, 1) : draw.Between(0, 9);
+  const int after = tiled ? 0 : draw.Of<int>({0, 1, 24});
+  const int all = (first + cells + after + (tiled ? 31 : 0)) / (tiled ? 32 : 1) *
+                  (tiled ? 32 : 1);
+  Pool pool;
+  pool.key = DrawTensor(draw, q.k_dtype, {q.k_head_dim, q.kv_heads, all, 1});
+  pool.view.key = pool.key.view();
+  pool.view.key.data = pool.view.key.at(0, 0, first);
+  pool.view.key.shape[2] = cells;
+  Shape shape = {q.v_head_dim, q.kv_heads, all, 1};
+  if (q.layout == VLayout::kPermuted) shape = {all, q.v_head_dim, q.kv_heads, 1};
+  if (tiled) shape = {kTile, q.v_head_dim, q.kv_heads, all / kTile};
+  pool.value = DrawTensor(draw, q.v_dtype, shape);
+  pool.view.value = pool.value.view();
+  TensorView& value = pool.view.value;
+  if (tiled) {
+    value.data = value.at(0, 0, 0, first / kTile);
+    value.shape[3] = cells / kTile;
+  } else {
+    const std::size_t dim = q.layout == VLayout::kPermuted ? 0 : 2;
+    value.data = dim == 0 ? value.at(first) : value.at(0, 0, first);
+    value.shape[dim] = cells;
+  }
+  // Rows of the mask lie apart.
+  pool.mask = HidingMask(mask_dtype, cells + draw.Between(0, 70), q.rows + 1);
+  pool.view.mask = pool.mask.view();
+  pool.view.mask.shape[0] = cells;
+  const int in = draw.Of<int>({1, 2, 20});
+  std::vector<bool> seen(static_cast<std::size_t>(cells));
+  for (int row = 0; row < q.rows; ++row) {
+    const int begin = draw.Between(0, cells);
+    const int end = draw.Once(8) ? begin : draw.Between(begin, cells);
+    for (int cell = begin; cell < end; ++cell) {
+      if (!draw.Once(in)) continue;
+      seen[static_cast<std::size_t>(cell)] = true;
+      AllowInMask(pool.mask, cell, row);
+    }
+  }
+  for (int cell = 0; cell < cells; ++cell) {
+    if (seen[static_cast<std::size_t>(cell)]) continue;
+    SpoilRow(RowOf(pool.view.key, VLayout::kPlain, cell));
+    SpoilRow(RowOf(pool.view.value, q.layout, cell));
+  }
+  return pool;
+}
+
+// Runs a view on the device.
+std::vector<float> Decode(const Question& q, const std::vector<float>& query,
+                          const KvView& view, cudaStream_t stream) {
+  const std::size_t count =
+      static_cast<std::size_t>(q.v_head_dim * q.heads() * q.rows);
+  const Memory d_query(query);
+  const Memory out(count * sizeof(float));
+  const DecodeQuery decode = {.query = d_query.data<float>(),
+                              .out = out.data<float>(),
+                              .heads = q.heads(),
+                              .rows = q.rows,
+                              .scale = q.scale(),
+                              .splits = q.splits};
+  const Memory scratch(DecodeScratchBytes(decode, q.kv_heads, q.v_head_dim,
+                                          view.key.shape[2]));
+  EXPECT_EQ(DecodeView(decode, view, q.layout, scratch.data(), stream),
+            cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  return out.Floats(count);
+}
+
+TEST_F(CudaAttention, AViewIsTheTextbooks) {
+  double most = 0;
+  for (unsigned seed = 0; seed < 400; ++seed) {
+    Draw draw(seed);
+    const Question q = DrawQuestion(draw);
+    const DType mask_dtype = draw.Of(
+        std::vector<DType>(kMaskDTypes.begin(), kMaskDTypes.end()));
+    const Pool pool = DrawPool(draw, q, mask_dtype);
+    SCOPED_TRACE(fmt::format("seed {}: {}, {} cells, mask {}", seed, Text(q),
+                             pool.view.key.shape[2], DTypeName(mask_dtype)));
+    const std::vector<float> query = DrawQuery(draw, q);
+    const Memory key(pool.key.bytes);
+    const Memory value(pool.value.bytes);
+    const Memory mask(pool.mask.bytes);
+    const std::vector<float> out =
+        Decode(q, query, pool.OnDevice(key, value, mask), stream_);
+    Checker checker(q, query, out);
+    for (int row = 0; row < q.rows; ++row) checker.Check(row, pool.view, row);
+    if (HasFatalFailure()) return;
+    most = std::max(most, checker.most());
+  }
+  RecordProperty("largest_share_of_a_bound", fmt::format("{:.3f}", most));
+}
+
+}  // namespace
+}  // namespace kvtwin::optimized::cuda
