@@ -27,6 +27,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -47,11 +48,11 @@ namespace {
 constexpr int kTile = 32;
 const float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Device memory.
+// Device memory, no byte more than asked for.
 class Memory {
  public:
   explicit Memory(std::size_t bytes) {
-    EXPECT_EQ(cudaMalloc(&data_, bytes + 1), cudaSuccess);
+    EXPECT_EQ(cudaMalloc(&data_, std::max<std::size_t>(bytes, 1)), cudaSuccess);
   }
   template <class T>
   explicit Memory(const std::vector<T>& from)

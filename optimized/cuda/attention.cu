@@ -33,18 +33,19 @@ struct MaskAt {
 // A bit for each cell of this lane's tile; the lanes of a warp have neighbours.
 __device__ unsigned WordOfTile(const MaskAt& mask, const std::byte* row,
                                int tile, int cells) {
-  const int first = tile * kTile;
   if (mask.data == nullptr || mask.dtype == DType::kBits) {
-    if (first >= cells) return 0;
-    const unsigned inside = ~0U >> max(kTile - (cells - first), 0);
-    if (mask.data == nullptr) return inside;
-    return reinterpret_cast<const unsigned*>(row)[tile] & inside;
+    const std::int64_t rest = cells - std::int64_t{tile} * kTile;
+    if (rest <= 0) return 0;
+    if (mask.data != nullptr) {
+      return reinterpret_cast<const unsigned*>(row)[tile];
+    }
+    return rest < kTile ? (1U << rest) - 1 : ~0U;
   }
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   unsigned word = 0;
   KVTWIN_UNROLL
   for (int i = 0; i < kWarp; ++i) {
-    const int cell = (tile - lane + i) * kTile + lane;
+    const std::int64_t cell = std::int64_t{tile - lane + i} * kTile + lane;
     bool allows = false;
     if (cell < cells) {
       allows = mask.dtype == DType::kF32

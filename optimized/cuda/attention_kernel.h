@@ -344,15 +344,13 @@ __device__ __forceinline__ float Weigh(const float (&products)[kTile / 8][4],
   most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
   most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
   const float base = fmaxf(softmax.base, most - kWeightExponent);
-  // Where all is -inf, as scores of visible cells can be, nothing is added.
-  const float finite = base == none ? 0 : base;
-  const float shrink = exp2f(softmax.base - finite);
+  const float shrink = exp2f(softmax.base - base);
   softmax.base = base;
   softmax.total *= shrink;
   KVTWIN_UNROLL
   for (int i = 0; i < kTile / 8; ++i) {
-    weights[i].x = exp2f(weights[i].x - finite);
-    weights[i].y = exp2f(weights[i].y - finite);
+    weights[i].x = exp2f(weights[i].x - base);
+    weights[i].y = exp2f(weights[i].y - base);
     softmax.total += weights[i].x + weights[i].y;
   }
   return shrink;
