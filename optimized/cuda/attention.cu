@@ -160,16 +160,15 @@ T* At(void* scratch, std::size_t offset) {
 // Whether all runs begin and end on 16-byte boundaries, and are of whole steps.
 bool IsWhole(const RowsAt& rows) {
   const auto begin = reinterpret_cast<std::uintptr_t>(rows.data);
-  const auto strides = rows.head_stride | rows.block_stride | rows.element_stride;
+  const auto strides = rows.head_stride | rows.row_stride | rows.tile_stride |
+                       rows.element_stride;
   return begin % kGranule == 0 && strides % kGranule == 0 &&
          rows.head_dim % kStep == 0;
 }
 
-Form FormOf(const RowsAt& key, const RowsAt& value, bool columns) {
-  const bool whole = IsWhole(key) && key.cell_stride % kGranule == 0 &&
-                     IsWhole(value) &&
-                     (columns || value.cell_stride % kGranule == 0);
-  if (!whole || key.dtype != value.dtype) return Form::kAny;
+Form FormOf(const RowsAt& key, const RowsAt& value) {
+  if (!IsWhole(key) || !IsWhole(value)) return Form::kAny;
+  if (key.dtype != value.dtype) return Form::kAny;
   if (key.dtype == DType::kF16) return Form::kF16;
   if (key.dtype == DType::kBF16) return Form::kBF16;
   if (key.dtype == DType::kF8) return Form::kF8;
@@ -231,8 +230,7 @@ cudaError_t Attend(DecodeJob job, const DecodeQuery& query,
       {LaunchTiles<Form::kF8, false>, LaunchTiles<Form::kF8, true>},
       {LaunchTiles<Form::kAny, false>, LaunchTiles<Form::kAny, true>},
   }};
-  const auto form =
-      static_cast<std::size_t>(FormOf(job.key, job.value, columns));
+  const auto form = static_cast<std::size_t>(FormOf(job.key, job.value));
   const cudaError_t error =
       kLaunchers[form][columns ? 1 : 0](job, blocks, stream);
   if (error != cudaSuccess) return error;
@@ -247,8 +245,8 @@ RowsAt PlainRows(const TensorView& view) {
           .dtype = view.dtype,
           .head_dim = static_cast<int>(view.shape[0]),
           .head_stride = view.stride[1],
-          .block_stride = view.stride[2] * kTile,
-          .cell_stride = view.stride[2],
+          .row_stride = view.stride[2],
+          .tile_stride = 0,
           .element_stride = 0,
           .pitch = 0};
 }
@@ -260,8 +258,8 @@ RowsAt ValueRows(const TensorView& view, VLayout layout) {
           .dtype = view.dtype,
           .head_dim = static_cast<int>(view.shape[1]),
           .head_stride = view.stride[2],
-          .block_stride = tiled ? view.stride[3] : view.stride[0] * kTile,
-          .cell_stride = view.stride[0],
+          .row_stride = 0,
+          .tile_stride = tiled ? view.stride[3] : view.stride[0] * kTile,
           .element_stride = view.stride[1],
           .pitch = 0};
 }
@@ -273,8 +271,8 @@ RowsAt BlockRows(const PagedRows& rows, const std::byte* data, DType dtype,
           .dtype = dtype,
           .head_dim = head_dim,
           .head_stride = rows.head_major ? bytes * rows.block_size : bytes,
-          .block_stride = bytes * rows.block_size * rows.kv_heads,
-          .cell_stride = rows.head_major ? bytes : bytes * rows.kv_heads,
+          .row_stride = rows.head_major ? bytes : bytes * rows.kv_heads,
+          .tile_stride = 0,
           .element_stride = 0,
           .pitch = 0};
 }
@@ -321,7 +319,10 @@ cudaError_t DecodePaged(const DecodeQuery& query, const PagedRows& rows,
   job.table = {.blocks = rows.table,
                .lengths = rows.lengths,
                .most_blocks = rows.most_blocks,
-               .block_size = rows.block_size};
+               .block_size = static_cast<unsigned>(rows.block_size),
+               .block_places = static_cast<unsigned>(
+                   rows.head_major ? rows.block_size * rows.kv_heads
+                                   : rows.block_size)};
   const Scratch layout =
       ScratchOf(query, rows.kv_heads, rows.v_head_dim,
                 std::int64_t{rows.most_blocks} * rows.block_size);

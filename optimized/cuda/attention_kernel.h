@@ -21,17 +21,19 @@ inline constexpr int kRing = 4;             // Pieces.
 inline constexpr int kShifts = kPieceDims;  // Bytes.
 static_assert(kPieceDims >= kTile);
 
-// Where K or V rows lie. Strides are in bytes. Cells are in blocks: those of a
-// table, or tiles.
+// Where K or V rows lie. Strides are in bytes. By row, that of head h in place i
+// is head_stride * h + row_stride * i after `data`. By column, the elements of
+// neighbouring cells are, and element e of tile t begins
+// head_stride * h + tile_stride * t + element_stride * e after it.
 struct RowsAt {
   const std::byte* data;
   DType dtype;
   int head_dim;
   std::int64_t head_stride;
-  std::int64_t block_stride;
-  std::int64_t cell_stride;     // By column: of an element.
-  std::int64_t element_stride;  // By column: from run to run.
-  int pitch;                    // Of runs in shared memory.
+  std::int64_t row_stride;
+  std::int64_t tile_stride;
+  std::int64_t element_stride;
+  int pitch;  // Of runs in shared memory.
 };
 
 // Tiles that a row sees something of: which, and a bit for each cell.
@@ -45,7 +47,8 @@ struct BlockTable {
   const int* blocks;  // [most_blocks, rows]; null: there is a list.
   const int* lengths;
   int most_blocks;
-  int block_size;
+  unsigned block_size;
+  unsigned block_places;  // From block to block.
 };
 
 struct DecodeJob {
@@ -96,18 +99,21 @@ struct Share {
   }
 };
 
-// A tile as a lane sees it: which cells of it are visible, and where the lane's
-// own one is.
+// A tile as a lane sees it.
 struct Tile {
-  unsigned word;
-  int block;
-  int inner;
+  unsigned word;   // Which of its cells are visible.
+  int index;       // In a view, of 32 cells each.
+  unsigned place;  // Of the lane's own cell; kNowhere if that is hidden.
 };
+inline constexpr unsigned kNowhere = ~0U;
 
 // Copies the pieces of a share's tiles, in order, to the ring.
 template <Form kForm, bool kColumns>
 class Feeder {
  public:
+  // Of a slot, before its runs.
+  static constexpr int kShiftBytes = kForm == Form::kAny ? kShifts : 0;
+
   __device__ Feeder(const DecodeJob& job, const Share& share, int lane,
                     std::byte* ring)
       : job_(job), share_(share), lane_(lane), ring_(ring) {
@@ -117,7 +123,7 @@ class Feeder {
             : (job.table.lengths[share.row] + std::int64_t{kTile - 1}) / kTile;
     at_ = static_cast<int>(tiles * share.split / job.splits);
     end_ = static_cast<int>(tiles * (share.split + 1) / job.splits);
-    ahead_ = Look(at_);
+    ahead_ = Look();
     key_pieces_ = (job.key.head_dim + kPieceDims - 1) / kPieceDims;
   }
 
@@ -128,22 +134,19 @@ class Feeder {
   __device__ __forceinline__ void Feed() {
     if (piece_ == 0) {
       tile_ = ahead_;
-      // Is not waited for until the next tile.
-      ahead_ = Look(++at_);
+      ++at_;
+      ahead_ = Look();  // Is not waited for until the next tile.
     }
     if (lane_ == slot_) words_ = tile_.word;
     if (tile_.word != 0) {
-      if (piece_ < key_pieces_) {
-        CopyRows(job_.key, piece_);
-        ++piece_;
+      const bool of_key = piece_ < key_pieces_;
+      if (kColumns && !of_key) {
+        CopyColumns();
       } else {
-        if constexpr (kColumns) {
-          CopyColumns();
-        } else {
-          CopyRows(job_.value, share_.value_part);
-        }
-        piece_ = 0;
+        CopyRows(of_key ? job_.key : job_.value,
+                 of_key ? piece_ : share_.value_part);
       }
+      piece_ = of_key ? piece_ + 1 : 0;
     }
     CopyAsyncCommit();
     slot_ = (slot_ + 1) % kRing;
@@ -155,25 +158,26 @@ class Feeder {
   }
 
  private:
-  __device__ __forceinline__ Tile Look(int at) const {
-    Tile tile = {0, 0, lane_};
-    if (at >= end_) return tile;
+  __device__ __forceinline__ Tile Look() const {
+    if (at_ >= end_) return {0, 0, kNowhere};
     const BlockTable& table = job_.table;
     if (table.blocks == nullptr) {
-      const int2 listed = job_.list.tiles[share_.row * job_.list.stride + at];
-      tile.block = listed.x;
-      tile.word = static_cast<unsigned>(listed.y);
-      return tile;
+      const int2 listed = job_.list.tiles[share_.row * job_.list.stride + at_];
+      const auto word = static_cast<unsigned>(listed.y);
+      const auto cell = static_cast<unsigned>(listed.x * kTile + lane_);
+      return {word, listed.x, (word >> lane_ & 1) != 0 ? cell : kNowhere};
     }
-    const int first = at * kTile;
+    const int first = at_ * kTile;
     const int count = min(kTile, table.lengths[share_.row] - first);
-    tile.word = ~0U >> (kTile - count);
-    if (lane_ >= count) return tile;
-    const int token = first + lane_;
-    const std::int64_t entry =
-        std::int64_t{share_.row} * table.most_blocks + token / table.block_size;
-    tile.block = table.blocks[entry];
-    tile.inner = token % table.block_size;
+    Tile tile = {~0U >> (kTile - count), 0, kNowhere};
+    if (lane_ < count) {
+      const auto token = static_cast<unsigned>(first + lane_);
+      const unsigned block = token / table.block_size;
+      const int* blocks =
+          table.blocks + std::int64_t{share_.row} * table.most_blocks;
+      tile.place = static_cast<unsigned>(blocks[block]) * table.block_places +
+                   token - block * table.block_size;
+    }
     return tile;
   }
 
@@ -182,74 +186,74 @@ class Feeder {
     const int dims = min(kPieceDims, rows.head_dim - part * kPieceDims);
     const std::byte* data = rows.data + share_.kv_head * rows.head_stride +
                             RunBytes(rows.dtype, kPieceDims) * part;
-    const long long mine = tile_.block * rows.block_stride +
-                           tile_.inner * rows.cell_stride;
     CopyRuns(kTile, static_cast<int>(RunBytes(rows.dtype, dims)), rows.pitch,
-             [&](int run) {
-               const auto from = __shfl_sync(kAllLanes, mine, run % kTile);
-               const bool visible = (tile_.word >> run % kTile & 1) != 0;
-               return visible ? data + from : nullptr;
+             [&](int run) -> const std::byte* {
+               const unsigned place =
+                   __shfl_sync(kAllLanes, tile_.place, run);
+               return place == kNowhere ? nullptr
+                                        : data + rows.row_stride * place;
              });
   }
 
   __device__ __forceinline__ void CopyColumns() {
     const RowsAt& rows = job_.value;
     const int first = share_.value_part * kPieceDims;
-    const int cells = min(kTile, job_.cells - tile_.block * kTile);
+    const int cells = min(kTile, job_.cells - tile_.index * kTile);
     const std::byte* data = rows.data + share_.kv_head * rows.head_stride +
-                            tile_.block * rows.block_stride +
+                            tile_.index * rows.tile_stride +
                             first * rows.element_stride;
-    CopyRuns(min(kPieceDims, rows.head_dim - first),
-             cells * static_cast<int>(rows.cell_stride), rows.pitch,
-             [&](int run) { return data + run * rows.element_stride; });
+    const int runs = min(kPieceDims, rows.head_dim - first);
+    CopyRuns(runs, static_cast<int>(RunBytes(rows.dtype, cells)), rows.pitch,
+             [&](int run) -> const std::byte* {
+               return run < runs ? data + run * rows.element_stride : nullptr;
+             });
   }
 
-  // `from(i)` is where run i of so many bytes begins, null if it is not wanted.
-  // All lanes call it together. Nothing after the runs is read; before them, no
-  // more than there is to a 16-byte boundary.
+  // `from(i)` is where run i of so many bytes begins, null if it is not wanted;
+  // lanes ask it together, up to the next 32 runs. Nothing after the runs is
+  // read; before them, no more than there is to a 16-byte boundary.
   template <class From>
   __device__ __forceinline__ void CopyRuns(int count, int bytes, int pitch,
                                            const From& from) {
-    constexpr int kMostBefore = kForm == Form::kAny ? kGranule - 1 : 0;
-    const int granules = (bytes + kMostBefore + kGranule - 1) / kGranule;
-    const int more_runs = kTile / granules;
-    const int more_granules = kTile % granules;
+    constexpr bool kAny = kForm == Form::kAny;
+    const int granules = (bytes + (kAny ? kGranule - 1 : 0) + kGranule - 1) /
+                         kGranule;
+    // So many neighbouring lanes copy a run, so that each has the same part of
+    // all of its runs. They are a power of two, at most a warp: only runs of
+    // kAny are longer.
+    const int spare = min(__clz(granules - 1), 31);
+    const int lanes = min(1 << (32 - spare), kTile);
+    const int first = lane_ % lanes;
     std::byte* slot = ring_ + slot_ * job_.slot_bytes;
-    int run = lane_ / granules;
-    int granule = lane_ % granules;
-    for (int left = count * granules; left > 0; left -= kTile) {
+    std::byte* to =
+        slot + kShiftBytes + lane_ / lanes * pitch + first * kGranule;
+    const int step = kTile / lanes;
+#ifdef __CUDACC__
+#pragma unroll 4
+#endif
+    for (int run = lane_ / lanes; run - lane_ / lanes < count;
+         run += step, to += step * pitch) {
       const std::byte* begin = from(run);
-      if (begin != nullptr && run < count) {
-        int before = 0;
-        if constexpr (kForm == Form::kAny) {
-          before = static_cast<int>(reinterpret_cast<std::uintptr_t>(begin) %
-                                    kGranule);
-          if (granule == 0) {
-            auto* shifts = reinterpret_cast<std::uint8_t*>(slot);
-            shifts[run] = static_cast<std::uint8_t>(before);
-          }
+      if (begin == nullptr) continue;
+      if constexpr (kAny) {
+        const auto before = static_cast<int>(
+            reinterpret_cast<std::uintptr_t>(begin) % kGranule);
+        reinterpret_cast<std::uint8_t*>(slot)[run] =
+            static_cast<std::uint8_t>(before);
+        for (int i = first; i < granules; i += lanes) {
+          const int rest = before + bytes - i * kGranule;
+          if (rest <= 0) break;
+          CopyAsync16Zero(to + (i - first) * kGranule,
+                          begin - before + i * kGranule, min(rest, kGranule));
         }
-        const int rest = before + bytes - granule * kGranule;
-        if (rest > 0) {
-          CopyAsync16Zero(slot + kShiftBytes + run * pitch + granule * kGranule,
-                          begin - before + granule * kGranule,
-                          min(rest, kGranule));
-        }
-      }
-      run += more_runs;
-      granule += more_granules;
-      if (granule >= granules) {
-        granule -= granules;
-        ++run;
+      } else if (first < granules) {
+        // Only columns can be of a part of 16 bytes, at the end of a view.
+        CopyAsync16Zero(to, begin + first * kGranule,
+                        min(bytes - first * kGranule, kGranule));
       }
     }
   }
 
- public:
-  // Of a slot, before its runs.
-  static constexpr int kShiftBytes = kForm == Form::kAny ? kShifts : 0;
-
- private:
   const DecodeJob& job_;
   const Share& share_;
   const int lane_;
@@ -356,6 +360,89 @@ __device__ __forceinline__ float Weigh(const float (&products)[kTile / 8][4],
   return shrink;
 }
 
+// Adds to the products of queries and a tile's cells those of a piece of K.
+// `first_step`: its first element, as a step.
+template <Form kForm, bool kColumns>
+__device__ __forceinline__ void AddProducts(const Piece& piece, int lane,
+                                            int first_step,
+                                            float (&products)[kTile / 8][4]) {
+#ifdef __CUDACC__
+#pragma unroll 4
+#endif
+  for (int step = 0; step < (piece.dims + kStep - 1) / kStep; ++step) {
+    Right<kForm> keys[kTile / 8];
+    LoadKeys<kForm, kColumns>(piece, lane, step, keys);
+    const Left<kForm> queries = *QueriesOf<kForm>(first_step + step, lane);
+    KVTWIN_UNROLL
+    for (int i = 0; i < kTile / 8; ++i) {
+      AddProduct<kForm>(queries, keys[i], products[i]);
+    }
+  }
+}
+
+// Weighted sums of V: of 16 elements, the two halves; see ValueDim.
+using Sums = float[kPieceDims / 16][2][4];
+
+__device__ __forceinline__ void Multiply(float by, Sums& sums) {
+  KVTWIN_UNROLL
+  for (int i = 0; i < kPieceDims / 16; ++i) {
+    KVTWIN_UNROLL
+    for (int k = 0; k < 8; ++k) sums[i][k / 4][k % 4] *= by;
+  }
+}
+
+template <Form kForm, bool kColumns>
+__device__ __forceinline__ void AddValues(const Piece& piece, int lane,
+                                          const unsigned (&visible)[kTile / 8],
+                                          const float2 (&weights)[kTile / 8],
+                                          Sums& sums) {
+  const Left<kForm> left[2] = {LeftOf<kForm>(weights[0], weights[1]),
+                               LeftOf<kForm>(weights[2], weights[3])};
+  KVTWIN_UNROLL
+  for (int i = 0; i < kPieceDims / 16; ++i) {
+    if (16 * i >= piece.dims) continue;
+    Right<kForm> values[2][2];
+    LoadValues<kForm, kColumns>(piece, lane, i, visible, values);
+    KVTWIN_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      AddProduct<kForm>(left[0], values[0][half], sums[i][half]);
+      AddProduct<kForm>(left[1], values[1][half], sums[i][half]);
+    }
+  }
+}
+
+// Writes what a share has come to.
+template <Form kForm, bool kColumns>
+__device__ __forceinline__ void Store(const DecodeJob& job, const Share& share,
+                                      int lane, const Softmax& softmax,
+                                      const Sums& sums) {
+  float total = softmax.total;
+  total += __shfl_xor_sync(kAllLanes, total, 1);
+  total += __shfl_xor_sync(kAllLanes, total, 2);
+  const int head = lane / 4;
+  if (head >= share.heads) return;
+  const std::int64_t heads = std::int64_t{job.kv_heads} * job.group;
+  const std::int64_t part =
+      (share.row * heads + share.first_head + head) * job.splits + share.split;
+  if (lane % 4 == 0 && share.value_part == 0) {
+    job.totals[part] = {softmax.base, total};
+  }
+  const int first = share.value_part * kPieceDims;
+  const int dims = min(kPieceDims, job.value.head_dim - first);
+  float* out = job.sums + part * job.value.head_dim + first;
+  KVTWIN_UNROLL
+  for (int i = 0; i < kPieceDims / 16; ++i) {
+    KVTWIN_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      const int column = lane % 4 * 2 + k % 2;
+      const int dim = 16 * i + ValueDim<kForm, kColumns>(k / 2, column);
+      // Of the rounded weights and of what that left.
+      const float sum = sums[i][k / 2][k % 2] + sums[i][k / 2][k % 2 + 2];
+      if (dim < dims) out[dim] = sum;
+    }
+  }
+}
+
 template <Form kForm, bool kColumns>
 __global__ void __launch_bounds__(32) AttendTiles(const DecodeJob job) {
   const int lane = static_cast<int>(threadIdx.x);
@@ -364,107 +451,45 @@ __global__ void __launch_bounds__(32) AttendTiles(const DecodeJob job) {
   const int steps = (job.key.head_dim + kStep - 1) / kStep;
   auto* ring = reinterpret_cast<std::byte*>(QueriesOf<kForm>(steps, 0));
   Feeder<kForm, kColumns> feeder(job, share, lane, ring);
+  for (int i = 0; i < kRing - 1; ++i) feeder.Feed();
 
-  const int value_dims =
-      min(kPieceDims, job.value.head_dim - share.value_part * kPieceDims);
   Softmax softmax = {-__uint_as_float(0x7F800000), 0};
-  // Of 16 elements, the two halves; see ValueDim.
-  float sums[kPieceDims / 16][2][4] = {};
-  int slot = 0;
-  const auto piece_of = [&](const RowsAt& rows, int dims) {
-    const std::byte* at = ring + slot * job.slot_bytes;
-    return Piece{at + feeder.kShiftBytes, rows.pitch,
-                 reinterpret_cast<const std::uint8_t*>(at), rows.dtype, dims};
-  };
-  // Waits for the piece in `slot`, and has another one copied to where the last
-  // one was.
-  const auto next_piece = [&] {
+  Sums sums = {};
+  float products[kTile / 8][4];
+  int part = 0;  // Of a tile: a piece of K, or V.
+  for (int slot = 0;; slot = (slot + 1) % kRing) {
+    const unsigned word = feeder.WordOf(slot);
+    if (word == 0) break;
+    // The piece is there, for all lanes, and all are done with the one before,
+    // in whose place another one is put.
     CopyAsyncWait<kRing - 2>();
     __syncwarp();
     feeder.Feed();
-  };
-
-  for (int i = 0; i < kRing - 1; ++i) feeder.Feed();
-  for (;;) {
-    const unsigned word = feeder.WordOf(slot);
-    if (word == 0) break;
+    const bool of_key = part < feeder.key_pieces();
+    const RowsAt& rows = of_key ? job.key : job.value;
+    const int first = kPieceDims * (of_key ? part : share.value_part);
+    const std::byte* at = ring + slot * job.slot_bytes;
+    const Piece piece = {at + feeder.kShiftBytes, rows.pitch,
+                         reinterpret_cast<const std::uint8_t*>(at), rows.dtype,
+                         min(kPieceDims, rows.head_dim - first)};
+    if (of_key) {
+      KVTWIN_UNROLL
+      for (int i = 0; i < kTile / 2; ++i) {
+        if (part == 0) products[i / 4][i % 4] = 0;
+      }
+      AddProducts<kForm, kColumns>(piece, lane, first / kStep, products);
+      ++part;
+      continue;
+    }
+    part = 0;
     unsigned visible[kTile / 8];
     SpreadWord<kForm, kColumns>(word, lane, visible);
-
-    float products[kTile / 8][4] = {};
-    for (int i = 0; i < feeder.key_pieces(); ++i) {
-      next_piece();
-      const int dims = min(kPieceDims, job.key.head_dim - i * kPieceDims);
-      const Piece piece = piece_of(job.key, dims);
-      const int first_step = i * (kPieceDims / kStep);
-      for (int step = 0; step * kStep < dims; ++step) {
-        Right<kForm> keys[kTile / 8];
-        LoadKeys<kForm, kColumns>(piece, lane, step, keys);
-        const Left<kForm> queries = *QueriesOf<kForm>(first_step + step, lane);
-        KVTWIN_UNROLL
-        for (int k = 0; k < kTile / 8; ++k) {
-          AddProduct<kForm>(queries, keys[k], products[k]);
-        }
-      }
-      slot = (slot + 1) % kRing;
-    }
-
     float2 weights[kTile / 8];
     const float shrink = Weigh(products, visible, factor, softmax, weights);
-    if (__any_sync(kAllLanes, shrink != 1)) {
-      KVTWIN_UNROLL
-      for (auto& halves : sums) {
-        KVTWIN_UNROLL
-        for (auto& half : halves) {
-          KVTWIN_UNROLL
-          for (float& sum : half) sum *= shrink;
-        }
-      }
-    }
-
-    next_piece();
-    const Piece piece = piece_of(job.value, value_dims);
-    const Left<kForm> left[2] = {LeftOf<kForm>(weights[0], weights[1]),
-                                 LeftOf<kForm>(weights[2], weights[3])};
-    KVTWIN_UNROLL
-    for (int i = 0; i < kPieceDims / 16; ++i) {
-      if (16 * i >= value_dims) break;
-      Right<kForm> values[2][2];
-      LoadValues<kForm, kColumns>(piece, lane, i, visible, values);
-      KVTWIN_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        AddProduct<kForm>(left[0], values[0][half], sums[i][half]);
-        AddProduct<kForm>(left[1], values[1][half], sums[i][half]);
-      }
-    }
-    slot = (slot + 1) % kRing;
+    if (__any_sync(kAllLanes, shrink != 1)) Multiply(shrink, sums);
+    AddValues<kForm, kColumns>(piece, lane, visible, weights, sums);
   }
-
-  float total = softmax.total;
-  total += __shfl_xor_sync(kAllLanes, total, 1);
-  total += __shfl_xor_sync(kAllLanes, total, 2);
-  const int head = lane / 4;
-  if (head >= share.heads) return;
-  const int heads = job.kv_heads * job.group;
-  const std::int64_t part =
-      (std::int64_t{share.row} * heads + share.first_head + head) * job.splits +
-      share.split;
-  if (lane % 4 == 0 && share.value_part == 0) {
-    job.totals[part] = {softmax.base, total};
-  }
-  float* out =
-      job.sums + part * job.value.head_dim + share.value_part * kPieceDims;
-  KVTWIN_UNROLL
-  for (int i = 0; i < kPieceDims / 16; ++i) {
-    KVTWIN_UNROLL
-    for (int k = 0; k < 4; ++k) {
-      const int half = k / 2;
-      const int column = lane % 4 * 2 + k % 2;
-      const int dim = 16 * i + ValueDim<kForm, kColumns>(half, column);
-      const float(&sum)[4] = sums[i][half];
-      if (dim < value_dims) out[dim] = sum[k % 2] + sum[k % 2 + 2];
-    }
-  }
+  Store<kForm, kColumns>(job, share, lane, softmax, sums);
 }
 
 }  // namespace kvtwin::optimized::cuda
