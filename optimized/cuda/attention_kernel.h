@@ -186,13 +186,14 @@ class Feeder {
     const int dims = min(kPieceDims, rows.head_dim - part * kPieceDims);
     const std::byte* data = rows.data + share_.kv_head * rows.head_stride +
                             RunBytes(rows.dtype, kPieceDims) * part;
-    CopyRuns(kTile, static_cast<int>(RunBytes(rows.dtype, dims)), rows.pitch,
-             [&](int run) -> const std::byte* {
-               const unsigned place =
-                   __shfl_sync(kAllLanes, tile_.place, run);
-               return place == kNowhere ? nullptr
-                                        : data + rows.row_stride * place;
-             });
+    const std::int64_t stride = rows.row_stride;
+    CopyRuns<false>(kTile, static_cast<int>(RunBytes(rows.dtype, dims)),
+                    rows.pitch, data, [&](int run, std::int64_t& offset) {
+                      const unsigned place =
+                          __shfl_sync(kAllLanes, tile_.place, run);
+                      offset = stride * place;
+                      return place != kNowhere;
+                    });
   }
 
   __device__ __forceinline__ void CopyColumns() {
@@ -203,53 +204,59 @@ class Feeder {
                             tile_.index * rows.tile_stride +
                             first * rows.element_stride;
     const int runs = min(kPieceDims, rows.head_dim - first);
-    CopyRuns(runs, static_cast<int>(RunBytes(rows.dtype, cells)), rows.pitch,
-             [&](int run) -> const std::byte* {
-               return run < runs ? data + run * rows.element_stride : nullptr;
-             });
+    CopyRuns<true>(runs, static_cast<int>(RunBytes(rows.dtype, cells)),
+                   rows.pitch, data, [&](int run, std::int64_t& offset) {
+                     offset = run * rows.element_stride;
+                     return run < runs;
+                   });
   }
 
-  // `from(i)` is where run i of so many bytes begins, null if it is not wanted;
-  // lanes ask it together, up to the next 32 runs. Nothing after the runs is
-  // read; before them, no more than there is to a 16-byte boundary.
-  template <class From>
+  // Run i is of so many bytes, and begins an offset after `data`, or is not
+  // wanted: offset_of(i, offset) tells. Lanes ask it together, up to the next
+  // 32 runs. Nothing after the runs is read; before them, no more than there is
+  // to a 16-byte boundary. `kClip`: also of kinds but kAny, runs may end
+  // elsewhere.
+  template <bool kClip, class OffsetOf>
   __device__ __forceinline__ void CopyRuns(int count, int bytes, int pitch,
-                                           const From& from) {
+                                           const std::byte* data,
+                                           const OffsetOf& offset_of) {
     constexpr bool kAny = kForm == Form::kAny;
-    const int granules = (bytes + (kAny ? kGranule - 1 : 0) + kGranule - 1) /
-                         kGranule;
+    const int granules =
+        (bytes + (kAny ? kGranule - 1 : 0) + kGranule - 1) / kGranule;
     // So many neighbouring lanes copy a run, so that each has the same part of
     // all of its runs. They are a power of two, at most a warp: only runs of
     // kAny are longer.
-    const int spare = min(__clz(granules - 1), 31);
-    const int lanes = min(1 << (32 - spare), kTile);
+    const int lanes = granules == 1 ? 1 : min(1 << (32 - __clz(granules - 1)), kTile);
     const int first = lane_ % lanes;
+    const bool wanted = first < granules;
+    const int step = kTile / lanes;
     std::byte* slot = ring_ + slot_ * job_.slot_bytes;
     std::byte* to =
         slot + kShiftBytes + lane_ / lanes * pitch + first * kGranule;
-    const int step = kTile / lanes;
+    if constexpr (!kAny) data += first * kGranule;
 #ifdef __CUDACC__
 #pragma unroll 4
 #endif
-    for (int run = lane_ / lanes; run - lane_ / lanes < count;
-         run += step, to += step * pitch) {
-      const std::byte* begin = from(run);
-      if (begin == nullptr) continue;
+    for (int i = 0; i < count; i += step, to += step * pitch) {
+      const int run = i + lane_ / lanes;
+      std::int64_t offset = 0;
+      if (!(offset_of(run, offset) && wanted)) continue;
+      const std::byte* from = data + offset;
       if constexpr (kAny) {
         const auto before = static_cast<int>(
-            reinterpret_cast<std::uintptr_t>(begin) % kGranule);
+            reinterpret_cast<std::uintptr_t>(from) % kGranule);
         reinterpret_cast<std::uint8_t*>(slot)[run] =
             static_cast<std::uint8_t>(before);
-        for (int i = first; i < granules; i += lanes) {
-          const int rest = before + bytes - i * kGranule;
+        for (int k = first; k < granules; k += lanes) {
+          const int rest = before + bytes - k * kGranule;
           if (rest <= 0) break;
-          CopyAsync16Zero(to + (i - first) * kGranule,
-                          begin - before + i * kGranule, min(rest, kGranule));
+          CopyAsync16Zero(to + (k - first) * kGranule,
+                          from - before + k * kGranule, min(rest, kGranule));
         }
-      } else if (first < granules) {
-        // Only columns can be of a part of 16 bytes, at the end of a view.
-        CopyAsync16Zero(to, begin + first * kGranule,
-                        min(bytes - first * kGranule, kGranule));
+      } else if constexpr (kClip) {
+        CopyAsync16Zero(to, from, min(bytes - first * kGranule, kGranule));
+      } else {
+        CopyAsync16(to, from);
       }
     }
   }
