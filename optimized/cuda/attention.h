@@ -56,7 +56,7 @@ struct PagedRows {
   int kv_heads;
   int block_size;
   bool head_major;
-  const int* table;    // [most_blocks, rows]: the blocks of each row's tokens.
+  const int* table;  // [most_blocks, rows]: the blocks of each row's tokens.
   int most_blocks;
   const int* lengths;  // [rows]: in tokens.
 };

@@ -261,13 +261,18 @@ __device__ void StoreBlock(const float (&numbers)[kTeamNumbers], unsigned lane,
   if (wanted && lane == 0) *reinterpret_cast<std::uint16_t*>(block) = scale;
 }
 
-// Of dtypes: does(format), for those that are stored by element, or in blocks.
+// Calls does(format): of dtypes that are narrower than f32 and no blocks, of
+// all that are no blocks, of blocks.
 template <class Does>
-cudaError_t WithElements(DType dtype, const Does& does) {
-  if (dtype == DType::kF32) return does(SingleFormat());
+cudaError_t WithNarrow(DType dtype, const Does& does) {
   if (dtype == DType::kF16) return does(HalfFormat());
   if (dtype == DType::kBF16) return does(UpperFormat());
   return does(F8Format());
+}
+
+template <class Does>
+cudaError_t WithElements(DType dtype, const Does& does) {
+  return dtype == DType::kF32 ? does(SingleFormat()) : WithNarrow(dtype, does);
 }
 
 template <class Does>

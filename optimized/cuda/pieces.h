@@ -129,6 +129,11 @@ __host__ __device__ inline std::int64_t RowBytes(const StoredRows& rows) {
   return RunBytes(rows.dtype, rows.head_dim) * rows.heads;
 }
 
+// Larger rows would need larger numbers in kernels.
+inline bool Fits(const StoredRows& rows) {
+  return std::int64_t{rows.head_dim} * rows.heads < std::int64_t{1} << 30;
+}
+
 }  // namespace kvtwin::optimized::cuda
 
 #endif  // KVTWIN_OPTIMIZED_CUDA_PIECES_H_

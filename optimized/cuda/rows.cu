@@ -94,7 +94,8 @@ struct Copies {
 template <class Format>
 struct RoundsFour {
   using Held = uint4;
-  static constexpr bool kBytes = sizeof(typename Format::T) == 1;
+  using T = typename Format::T;
+  static constexpr bool kBytes = sizeof(T) == 1;
   using Stored = std::conditional_t<kBytes, std::uint32_t, uint2>;
   static constexpr unsigned kFromBytes = sizeof(Held);
 
@@ -130,7 +131,8 @@ __device__ float LoadFloat(const std::byte* from) {
 template <class Format>
 struct RoundsOne {
   using Held = float;
-  using Stored = typename Format::T;
+  using T = typename Format::T;
+  using Stored = T;
   static constexpr unsigned kFromBytes = sizeof(float);
 
   __device__ static Held Load(const std::byte* from) { return LoadFloat(from); }
@@ -149,7 +151,7 @@ cudaError_t WithLoader(DType from, const Source& source, DType dtype,
   }
   const bool four = PieceBytes(source.all()) == sizeof(uint4) &&
                     PieceBytes(to) >= 4 * SizeOf(dtype);
-  return WithElements(dtype, [&](auto format) {
+  return WithNarrow(dtype, [&](auto format) {
     using Format = decltype(format);
     return four ? does(RoundsFour<Format>()) : does(RoundsOne<Format>());
   });
@@ -439,19 +441,19 @@ cudaError_t PutColumns(const TensorView& from, const Source& source,
   const Tiles tiles = {from.shape[2], row_bytes};
   const auto blocks =
       static_cast<unsigned>(std::min(tiles.count(), kMostBlocks));
+  const auto put = [&](auto loader, auto element) {
+    return Launch(StoreColumns<decltype(loader), decltype(element)>, blocks,
+                  kBlockThreads, 0, stream, source, cells, ColumnsOf(to),
+                  tiles);
+  };
   return WithLoader(from.dtype, source, to.dtype, row_bytes, [&](auto loader) {
-    using Loader = decltype(loader);
-    return WithSize(SizeOf(to.dtype), [&](auto element) {
-      return Launch(StoreColumns<Loader, decltype(element)>, blocks,
-                    kBlockThreads, 0, stream, source, cells, ColumnsOf(to),
-                    tiles);
-    });
+    if constexpr (requires { typename decltype(loader)::T; }) {
+      return put(loader, typename decltype(loader)::T());
+    } else {
+      return WithSize(SizeOf(to.dtype),
+                      [&](auto element) { return put(loader, element); });
+    }
   });
-}
-
-// Larger ones would need larger numbers in kernels.
-bool Fits(int head_dim, int heads) {
-  return std::int64_t{head_dim} * heads < std::int64_t{1} << 30;
 }
 
 }  // namespace
@@ -460,7 +462,7 @@ cudaError_t PutRows(const TensorView& from, const int* cells,
                     const StoredRows& to, cudaStream_t stream) {
   const std::int64_t rows = from.shape[2];
   if (rows == 0) return cudaSuccess;
-  if (!Fits(to.head_dim, to.heads)) return cudaErrorInvalidValue;
+  if (!Fits(to)) return cudaErrorInvalidValue;
   const Source source(from);
   if (to.layout != VLayout::kPlain) {
     return PutColumns(from, source, cells, to, stream);
@@ -483,7 +485,7 @@ cudaError_t GatherRows(const StoredRows& from, const int* cells,
                        std::int64_t count, std::byte* out,
                        cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
-  if (!Fits(from.head_dim, from.heads)) return cudaErrorInvalidValue;
+  if (!Fits(from)) return cudaErrorInvalidValue;
   const std::int64_t row_bytes = RowBytes(from);
   const std::uint64_t all =
       Address(out) | static_cast<std::uint64_t>(row_bytes);

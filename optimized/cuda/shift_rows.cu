@@ -1,0 +1,321 @@
+// K rows that are shifted in place. What is computed is what RowShift computes
+// (optimized/row_shift.h), to the bit: -fmad=false keeps products and sums
+// apart.
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "optimized/cuda/elements.h"
+#include "optimized/cuda/pieces.h"
+#include "optimized/cuda/rows.h"
+
+namespace kvtwin::optimized::cuda {
+namespace {
+
+using Kind = DeviceShift::Kind;
+
+// By element ---------------------------------------------------------------
+
+// What a thread shifts of a row at a time: kCount elements, and of pairs that
+// lie apart as many others. It does so in kTogether rows, with cosines and
+// sines that it reads once.
+struct Units {
+  std::uint32_t of_head;
+  std::uint32_t step;   // In elements, from one unit to the next.
+  std::uint32_t apart;  // 0 if there are no others.
+};
+
+template <unsigned kCount>
+Units UnitsOf(const StoredRows& keys, const DeviceShift& shift) {
+  const auto head_dim = static_cast<std::uint32_t>(keys.head_dim);
+  const auto pairs = static_cast<std::uint32_t>(shift.pairs);
+  if (shift.kind == Kind::kTurnHalves) return {pairs / kCount, kCount, pairs};
+  if (shift.kind != Kind::kTurnAdjacent) return {head_dim / kCount, kCount, 0};
+  if (kCount == 1) return {pairs, 2, 1};
+  return {2 * pairs / kCount, kCount, 0};
+}
+
+// Whether units of so many elements lie on boundaries of 16 bytes.
+bool IsWide(const StoredRows& keys, const DeviceShift& shift, int count) {
+  const std::uint64_t addresses =
+      reinterpret_cast<std::uintptr_t>(keys.data) |
+      reinterpret_cast<std::uintptr_t>(shift.cosines) |
+      reinterpret_cast<std::uintptr_t>(shift.sines);
+  const int turned = shift.kind == Kind::kTurnAdjacent ? 2 * shift.pairs
+                     : shift.kind == Kind::kTurnHalves ? shift.pairs
+                                                       : 0;
+  return addresses % sizeof(uint4) == 0 && keys.head_dim % count == 0 &&
+         turned % count == 0;
+}
+
+template <class T, unsigned kCount>
+struct alignas(sizeof(T) * kCount) Elements {
+  T at[kCount];
+};
+
+template <class T, unsigned kCount>
+__device__ Elements<T, kCount> LoadElements(const std::byte* from) {
+  if constexpr (kCount == 1) {
+    return {{LoadPiece<T>(from)}};
+  } else {
+    return std::bit_cast<Elements<T, kCount>>(LoadPiece<uint4>(from));
+  }
+}
+template <class T, unsigned kCount>
+__device__ void StoreElements(const Elements<T, kCount>& elements,
+                              std::byte* to) {
+  if constexpr (kCount == 1) {
+    StorePiece(elements.at[0], to);
+  } else {
+    StorePiece(std::bit_cast<uint4>(elements), to);
+  }
+}
+
+// The cosines, or sines, of a unit.
+template <unsigned kCount>
+__device__ void LoadTable(const float* from, float (&to)[kCount]) {
+  if constexpr (kCount == 1) {
+    to[0] = from[0];
+  } else {
+    for (unsigned i = 0; i < kCount; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      to[i] = four.x;
+      to[i + 1] = four.y;
+      to[i + 2] = four.z;
+      to[i + 3] = four.w;
+    }
+  }
+}
+
+template <class Format, unsigned kCount>
+__global__ void __launch_bounds__(kBlockThreads)
+    ShiftElements(StoredRows keys, const int* cells, std::int64_t count,
+                  DeviceShift shift, Units units, Parts parts) {
+  using T = typename Format::T;
+  using Some = Elements<T, kCount>;
+  const std::int64_t row_bytes = RowBytes(keys);
+  const bool adds = shift.kind == Kind::kAdd || shift.kind == Kind::kTagAdd;
+  ForEachPart(parts, 1, [&](std::int64_t group, std::uint32_t unit) {
+    if (unit >= parts.pieces) return;
+    const std::uint32_t head = unit / units.of_head;
+    // In the head.
+    const std::uint32_t first = (unit - head * units.of_head) * units.step;
+    const std::size_t at =
+        (std::size_t{head} * static_cast<unsigned>(keys.head_dim) + first) *
+        sizeof(T);
+    const std::size_t other_at = at + units.apart * sizeof(T);
+    const std::int64_t first_row = group * kTogether;
+
+    std::byte* rows[kTogether];
+    Some x[kTogether];
+    Some y[kTogether];
+    for (unsigned k = 0; k < kTogether; ++k) {
+      if (first_row + k >= count) break;
+      rows[k] = keys.data + cells[first_row + k] * row_bytes;
+      x[k] = LoadElements<T, kCount>(rows[k] + at);
+      if (units.apart != 0) {
+        y[k] = LoadElements<T, kCount>(rows[k] + other_at);
+      }
+    }
+    if (adds) {
+      const bool tagged = shift.kind == Kind::kTagAdd && first == 0;
+      for (unsigned k = 0; k < kTogether; ++k) {
+        if (first_row + k >= count) break;
+        for (unsigned i = 0; i < kCount; ++i) {
+          if (i == 0 && tagged) continue;
+          x[k].at[i] = Added<Format>(x[k].at[i], shift.offset);
+        }
+        StoreElements(x[k], rows[k] + at);
+      }
+      return;
+    }
+    float cosines[kCount];
+    float sines[kCount];
+    LoadTable(shift.cosines + first, cosines);
+    LoadTable(shift.sines + first, sines);
+    for (unsigned k = 0; k < kTogether; ++k) {
+      if (first_row + k >= count) break;
+      Some turned;
+      for (unsigned i = 0; i < kCount; ++i) {
+        const float own = Format::Float(x[k].at[i]);
+        if (units.apart == 0) {
+          const float other = Format::Float(x[k].at[i ^ (kCount > 1)]);
+          turned.at[i] =
+              Turned<Format>(x[k].at[i], own * cosines[i] + other * sines[i]);
+        } else {
+          // The cosine is the same for both of a pair, the sine but for its
+          // sign.
+          const float other = Format::Float(y[k].at[i]);
+          turned.at[i] =
+              Turned<Format>(x[k].at[i], own * cosines[i] + other * sines[i]);
+          y[k].at[i] =
+              Turned<Format>(y[k].at[i], other * cosines[i] + own * -sines[i]);
+        }
+      }
+      StoreElements(turned, rows[k] + at);
+      if (units.apart != 0) StoreElements(y[k], rows[k] + other_at);
+    }
+  });
+}
+
+template <class Format, unsigned kCount>
+cudaError_t LaunchElements(const StoredRows& keys, const int* cells,
+                           std::int64_t count, const DeviceShift& shift,
+                           cudaStream_t stream) {
+  const Units units = UnitsOf<kCount>(keys, shift);
+  const std::int64_t groups = (count - 1) / kTogether + 1;
+  const Parts parts = PartsOf(
+      groups, units.of_head * static_cast<std::uint32_t>(keys.heads), 1);
+  return Launch(ShiftElements<Format, kCount>, BlocksFor(parts.threads()),
+                kBlockThreads, 0, stream, keys, cells, count, shift, units,
+                parts);
+}
+
+// Blocks -------------------------------------------------------------------
+
+// A thread block copies so much of a row to shared memory, as it is stored,
+// and shifts it from there: what the other one of a pair was is still seen
+// when its block is already written.
+struct Chunks {
+  std::uint32_t blocks;  // Of a chunk: whole heads, if pairs are of halves.
+  std::uint32_t of_row;
+  std::uint32_t row_blocks;
+};
+
+// What a dynamic shared memory takes that nobody asked for more.
+constexpr std::uint32_t kSharedBytes = 48 << 10;
+// Several for each team, so that the barriers are not felt.
+constexpr std::uint32_t kChunkBlocks = 4 * kBlockThreads / kTeamLanes;
+
+template <class Format>
+Chunks ChunksOf(const StoredRows& keys, const DeviceShift& shift) {
+  const auto head_blocks =
+      static_cast<std::uint32_t>(keys.head_dim / kBlockElements);
+  const std::uint32_t row_blocks =
+      head_blocks * static_cast<std::uint32_t>(keys.heads);
+  const std::uint32_t unit = shift.kind == Kind::kTurnHalves ? head_blocks : 1;
+  const std::uint32_t blocks =
+      std::min(std::max(kChunkBlocks / unit, 1U) * unit, row_blocks);
+  return {blocks, (row_blocks - 1) / blocks + 1, row_blocks};
+}
+
+// Element i of blocks that lie one after another.
+template <class Format>
+__device__ float NumberAt(const std::byte* blocks, std::uint32_t i) {
+  constexpr auto kBlock = static_cast<std::uint32_t>(kBlockElements);
+  return Format::Number(blocks + i / kBlock * Format::kBytes, i % kBlock);
+}
+
+// What becomes of element i of a head that is not a NaN.
+template <class Format>
+__device__ float ShiftedNumber(const std::byte* head, std::uint32_t i,
+                               float before, const DeviceShift& shift) {
+  if (shift.kind == Kind::kAdd || shift.kind == Kind::kTagAdd) {
+    const bool stays = shift.kind == Kind::kTagAdd && i == 0;
+    return stays ? before : before + shift.offset;
+  }
+  const auto pairs = static_cast<std::uint32_t>(shift.pairs);
+  if (i >= 2 * pairs) return before;
+  const std::uint32_t other = shift.kind == Kind::kTurnAdjacent ? i ^ 1
+                              : i < pairs                       ? i + pairs
+                                                                : i - pairs;
+  return before * shift.cosines[i] +
+         NumberAt<Format>(head, other) * shift.sines[i];
+}
+
+template <class Format>
+__global__ void __launch_bounds__(kBlockThreads)
+    ShiftBlocks(StoredRows keys, const int* cells, std::int64_t count,
+                DeviceShift shift, Chunks chunks) {
+  std::byte* const shared = DynamicShared();
+  constexpr auto kBlock = static_cast<std::uint32_t>(kBlockElements);
+  const auto head_dim = static_cast<std::uint32_t>(keys.head_dim);
+  const unsigned lane = threadIdx.x % kTeamLanes;
+  const unsigned warp_first = threadIdx.x - threadIdx.x % kWarpLanes;
+  for (std::int64_t i = blockIdx.x; i < count * chunks.of_row; i += gridDim.x) {
+    const std::int64_t row = i / chunks.of_row;
+    const std::uint32_t first =
+        static_cast<std::uint32_t>(i - row * chunks.of_row) * chunks.blocks;
+    const std::uint32_t rest = chunks.row_blocks - first;
+    const std::uint32_t blocks = rest < chunks.blocks ? rest : chunks.blocks;
+    std::byte* const data =
+        keys.data +
+        (cells[row] * std::int64_t{chunks.row_blocks} + first) * Format::kBytes;
+    for (std::uint32_t at = threadIdx.x * 2; at < blocks * Format::kBytes;
+         at += kBlockThreads * 2) {
+      StorePiece(LoadPiece<std::uint16_t>(data + at), shared + at);
+    }
+    __syncthreads();
+
+    // All of a warp stay together to the end.
+    for (std::uint32_t warp = warp_first; warp < blocks * kTeamLanes;
+         warp += kBlockThreads) {
+      const std::uint32_t block =
+          (warp + threadIdx.x % kWarpLanes) / kTeamLanes;
+      const bool inside = block < blocks;
+      const std::uint32_t begin = inside ? block * kBlock : 0;
+      const std::uint32_t in_head = (first * kBlock + begin) % head_dim;
+      // Where element 0 of the head would be: only what is of the chunk is
+      // read.
+      const std::byte* const head =
+          shared + (std::int64_t{begin} - in_head) / kBlock * Format::kBytes;
+      float numbers[kTeamNumbers];
+      bool changed = false;
+      for (unsigned k = 0; k < kTeamNumbers; ++k) {
+        const std::uint32_t element = in_head + lane * kTeamNumbers + k;
+        const float before = NumberAt<Format>(head, element);
+        numbers[k] = before;
+        if (before != before) continue;
+        numbers[k] = ShiftedNumber<Format>(head, element, before, shift);
+        changed |= __float_as_uint(numbers[k]) != __float_as_uint(before);
+      }
+      const unsigned team = (threadIdx.x % kWarpLanes) / kTeamLanes;
+      const unsigned team_lanes = ((1U << kTeamLanes) - 1)
+                                  << (team * kTeamLanes);
+      const bool any = (__ballot_sync(kAllLanes, changed) & team_lanes) != 0;
+      StoreBlock<Format>(numbers, lane, inside && any,
+                         data + begin / kBlock * Format::kBytes);
+    }
+    __syncthreads();
+  }
+}
+
+template <class Format>
+cudaError_t LaunchBlocks(const StoredRows& keys, const int* cells,
+                         std::int64_t count, const DeviceShift& shift,
+                         cudaStream_t stream) {
+  const Chunks chunks = ChunksOf<Format>(keys, shift);
+  const std::uint64_t bytes = std::uint64_t{chunks.blocks} * Format::kBytes;
+  if (bytes > kSharedBytes) return cudaErrorInvalidValue;
+  const auto blocks = static_cast<unsigned>(
+      std::min<std::int64_t>(count * chunks.of_row, kMostBlocks));
+  return Launch(ShiftBlocks<Format>, blocks, kBlockThreads, bytes, stream, keys,
+                cells, count, shift, chunks);
+}
+
+}  // namespace
+
+cudaError_t ShiftRows(const StoredRows& keys, const int* cells,
+                      std::int64_t count, const DeviceShift& shift,
+                      cudaStream_t stream) {
+  const bool turns =
+      shift.kind == Kind::kTurnAdjacent || shift.kind == Kind::kTurnHalves;
+  if (count == 0 || (turns && shift.pairs == 0)) return cudaSuccess;
+  if (!Fits(keys)) return cudaErrorInvalidValue;
+  if (IsBlockDType(keys.dtype)) {
+    return WithBlocks(keys.dtype, [&](auto format) {
+      return LaunchBlocks<decltype(format)>(keys, cells, count, shift, stream);
+    });
+  }
+  return WithElements(keys.dtype, [&](auto format) {
+    using Format = decltype(format);
+    constexpr int kWide = sizeof(uint4) / sizeof(typename Format::T);
+    return IsWide(keys, shift, kWide)
+               ? LaunchElements<Format, kWide>(keys, cells, count, shift,
+                                               stream)
+               : LaunchElements<Format, 1>(keys, cells, count, shift, stream);
+  });
+}
+
+}  // namespace kvtwin::optimized::cuda
