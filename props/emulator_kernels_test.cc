@@ -43,32 +43,36 @@ __global__ void Order(int* count, int* order) {
 }
 
 TEST_F(Emulator, AllThreadsRunOnceInAnOrderThatIsDrawn) {
-  constexpr std::size_t kThreads = 3 * 2 * 2 * 4 * 3 * 2;
-  std::set<std::vector<int>> orders;
-  for (std::uint64_t seed = 0; seed < 4; ++seed) {
-    SetSeed(seed);
-    const Numbers<int> count(std::vector<int>{0});
-    const Numbers<int> order(std::vector<int>(kThreads, -1));
-    EXPECT_OK(Launch(Order, {3, 2, 2}, {4, 3, 2}, 0, nullptr, count.get(),
-                     order.get()));
-    std::vector<int> read = order.Read();
-    orders.insert(read);
-    std::ranges::sort(read);
-    for (int i = 0; i < static_cast<int>(kThreads); ++i) {
-      EXPECT_EQ(read[static_cast<std::size_t>(i)], i);
+  const dim3 block(4, 3, 2);
+  for (const dim3 grid : {dim3(1), dim3(3, 2, 2)}) {
+    const int threads = static_cast<int>(24 * grid.x * grid.y * grid.z);
+    std::set<std::vector<int>> orders;
+    for (std::uint64_t seed = 0; seed < 10; ++seed) {
+      SetSeed(seed);
+      const Numbers<int> count(std::vector<int>{0});
+      const Numbers<int> order(
+          std::vector<int>(static_cast<std::size_t>(threads), -1));
+      EXPECT_OK(
+          Launch(Order, grid, block, 0, nullptr, count.get(), order.get()));
+      std::vector<int> read = order.Read();
+      orders.insert(read);
+      std::ranges::sort(read);
+      for (int i = 0; i < threads; ++i) {
+        EXPECT_EQ(read[static_cast<std::size_t>(i)], i);
+      }
     }
+    EXPECT_EQ(orders.size(), 10);
   }
-  EXPECT_EQ(orders.size(), 4);
 }
 
 // Every thread adds what its neighbour wrote, round by round.
-__global__ void Neighbours(int* out, bool barrier) {
-  __shared__ int now[64];
+__global__ void Neighbours(unsigned* out, bool barrier) {
+  __shared__ unsigned now[64];
   const unsigned i = threadIdx.x;
-  now[i] = static_cast<int>(i);
+  now[i] = i;
   for (int round = 0; round < 5; ++round) {
     if (barrier) __syncthreads();
-    const int other = now[(i + 1) % blockDim.x];
+    const unsigned other = now[(i + 1) % blockDim.x];
     if (barrier) __syncthreads();
     now[i] += other;
   }
@@ -76,19 +80,20 @@ __global__ void Neighbours(int* out, bool barrier) {
 }
 
 TEST_F(Emulator, BarriersAreNeededAndEnough) {
-  std::vector<int> right;
+  std::vector<unsigned> right;
   for (int block = 0; block < 3; ++block) {
-    std::array<int, 64> now;
-    for (std::size_t i = 0; i < now.size(); ++i) now[i] = static_cast<int>(i);
+    std::array<unsigned, 64> now;
+    for (std::size_t i = 0; i < now.size(); ++i)
+      now[i] = static_cast<unsigned>(i);
     for (int round = 0; round < 5; ++round) {
-      const std::array<int, 64> before = now;
+      const std::array<unsigned, 64> before = now;
       for (std::size_t i = 0; i < 64; ++i) now[i] += before[(i + 1) % 64];
     }
     right.insert(right.end(), now.begin(), now.end());
   }
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     SetSeed(seed);
-    const Numbers<int> out(right.size());
+    const Numbers<unsigned> out(right.size());
     EXPECT_OK(Launch(Neighbours, 3, 64, 0, nullptr, out.get(), true));
     EXPECT_EQ(out.Read(), right) << seed;
     EXPECT_OK(Launch(Neighbours, 3, 64, 0, nullptr, out.get(), false));
@@ -198,13 +203,11 @@ __global__ void MeetWrongly(Wrong wrong) {
   const int lane = static_cast<int>(threadIdx.x);
   if (wrong == Wrong::kEnded && lane == 7) return;
   if (wrong == Wrong::kBarrier && lane == 7) __syncthreads();
-  if (wrong == Wrong::kOtherMask && lane == 7) {
-    __shfl_sync(0x80, lane, 7);
-    return;
+  unsigned mask = kAll;
+  if (wrong == Wrong::kOtherMask && lane == 7) mask = kAll & ~0x100U;
+  if (wrong == Wrong::kNotOwn || wrong == Wrong::kNotThere) {
+    mask = kAll & ~0x80U;
   }
-  const unsigned mask = wrong == Wrong::kNotOwn || wrong == Wrong::kNotThere
-                            ? kAll & ~0x80U
-                            : kAll;
   if (wrong == Wrong::kNotThere && lane == 7) return;
   __shfl_xor_sync(mask, lane, 1);
 }
@@ -321,6 +324,7 @@ TEST_F(Emulator, MatricesOfSharedMemory) {
 // and for what no group has.
 __global__ void CopyLater(const uint4* from, unsigned* out) {
   auto* shared = reinterpret_cast<uint4*>(DynamicShared());
+  shared[0] = shared[1] = {9, 9, 9, 9};
   optimized::cuda::CopyAsync16(shared, from);
   optimized::cuda::CopyAsyncCommit();
   optimized::cuda::CopyAsync16Zero(shared + 1, from + 1, 4);

@@ -31,7 +31,8 @@ constexpr auto kUp = cudaMemcpyHostToDevice;
 // Memory ----------------------------------------------------------------------
 
 TEST_F(Emulator, MemoryIsGarbageOnBoundariesOf256) {
-  for (const std::size_t n : {1, 100, 3000}) {
+  constexpr std::size_t kSizes[] = {1, 100, 3000};
+  for (const std::size_t n : kSizes) {
     const Numbers<std::uint8_t> bytes(n);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(bytes.get()) % 256, 0);
     std::size_t zeros = 0;
@@ -88,7 +89,8 @@ TEST_F(EmulatorDeath, TouchesThatAreNotAllowed) {
     cudaDeviceSynchronize();
   };
   EXPECT_DEATH(run(data + 64), "of .*int.*\n.*byte 256 of 4 bytes");
-  EXPECT_DEATH(run(nullptr), "of .*int.*\n.*which is not the device's");
+  EXPECT_DEATH(run(reinterpret_cast<int*>(4096)),
+               "of .*int.*\n.*which is not the device's");
   EXPECT_DEATH((run(data + 1), cudaFree(data)),
                "byte 4 of an allocation of 4 was written");
   EXPECT_DEATH((run(data - 1), cudaFree(data)),

@@ -41,7 +41,7 @@ Fiber* left_fiber = nullptr;
 
 }  // namespace
 
-Fiber::Fiber(std::function<void()> code) {
+Fiber::Fiber(void (*code)(Fiber&)) {
   context::protected_fixedsize_stack stacks(kStackBytes);
   const context::stack_context stack = stacks.allocate();
   static std::size_t made = 0;
@@ -55,9 +55,9 @@ Fiber::Fiber(std::function<void()> code) {
       std::allocator_arg,
       context::preallocated(static_cast<std::byte*>(stack.sp) - skipped, bytes_,
                             stack),
-      stacks, [this, code = std::move(code)](context::fiber&& left) {
+      stacks, [this, code](context::fiber&& left) {
         Arrive(std::move(left));
-        code();
+        code(*this);
         return context::fiber();
       });
 }

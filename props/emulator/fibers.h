@@ -6,7 +6,6 @@
 
 #include <boost/context/fiber.hpp>
 #include <cstddef>
-#include <functional>
 
 namespace kvtwin::emulator {
 
@@ -14,8 +13,9 @@ class Fiber {
  public:
   // What calls: it has a stack already.
   Fiber() = default;
-  // Of code that never returns. It does not begin before the first switch.
-  explicit Fiber(std::function<void()> code);
+  // Of code that never returns, and is given this. It does not begin before the
+  // first switch.
+  explicit Fiber(void (*code)(Fiber&));
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 

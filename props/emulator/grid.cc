@@ -8,7 +8,6 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <numeric>
 #include <utility>
 
@@ -66,9 +65,11 @@ class Grid {
   std::byte* shared() { return shared_.data(); }
   [[noreturn]] void Misuse(const char* name, const char* what);
 
+  // What a fiber does.
+  void RunThreads(Fiber& own);
+
  private:
   void RunBlock();
-  void RunThreads(Fiber& own);
   bool Release();
   void Pick();
   void Enter(std::size_t thread);
@@ -173,9 +174,7 @@ void Grid::SwitchToNext(Fiber& from) {
   Enter(next_);
   if (thread.fiber == nullptr) {
     if (idle_.empty()) {
-      auto own = std::make_shared<Fiber*>();
-      *own = new Fiber([this, own] { RunThreads(**own); });
-      idle_.push_back(*own);
+      idle_.push_back(new Fiber([](Fiber& own) { TheGrid().RunThreads(own); }));
     }
     thread.fiber = idle_.back();
     idle_.pop_back();
@@ -183,8 +182,7 @@ void Grid::SwitchToNext(Fiber& from) {
   if (thread.fiber != &from) Fiber::Switch(from, *thread.fiber);
 }
 
-// What a fiber does: threads that begin, one after the other, for as long as
-// they are drawn.
+// Threads that begin, one after the other, for as long as they are drawn.
 void Grid::RunThreads(Fiber& own) {
   for (;;) {
     kernel_->thread();

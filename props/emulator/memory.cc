@@ -68,6 +68,10 @@ cudaError_t Memory::Allocate(Kind kind, std::size_t bytes, Random& random,
 
 void Memory::Free(void* begin) {
   const auto at = pieces_.find(static_cast<std::byte*>(begin));
+  if (at == pieces_.end()) {
+    std::fprintf(stderr, "emulator: cudaFreeAsync of what is free already\n");
+    std::abort();
+  }
   const Piece piece = at->second;
   Open();
   const std::byte* const bytes = at->first;
@@ -135,12 +139,12 @@ void Memory::SetProtect(bool protect) {
 }
 
 void Memory::Open() {
-  if (open_++ > 0) return;
+  if (open_++ > 0 || !protect_) return;
   for (const auto& [begin, piece] : pieces_) Protect(piece);
 }
 
 void Memory::Close() {
-  if (--open_ > 0) return;
+  if (--open_ > 0 || !protect_) return;
   for (const auto& [begin, piece] : pieces_) Protect(piece);
 }
 
