@@ -11,7 +11,7 @@ function(kvtwin_add_cuda_tests target prefix)
                        "RC_PARAMS=seed=1 max_success=400")
 endfunction()
 
-if(KVTWIN_CUDA AND cuda_test_sources)
+if(KVTWIN_CUDA)
   add_executable(kvtwin_cuda_tests ${cuda_test_sources})
   target_link_libraries(kvtwin_cuda_tests PRIVATE CUDA::cudart_static)
   kvtwin_add_cuda_tests(kvtwin_cuda_tests cuda.)
@@ -32,13 +32,18 @@ if(NOT TARGET Boost::context)
   return()
 endif()
 
-# A .cu is another language to CMake; a .cc that includes it is not.
-foreach(kernel ${cuda_kernels})
-  get_filename_component(name ${kernel} NAME)
-  file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/emulated/${name}.cc
-       CONTENT "#include \"optimized/cuda/${name}\"\n")
-  list(APPEND emulated_kernels ${PROJECT_BINARY_DIR}/emulated/${name}.cc)
-endforeach()
+# Sets a variable to sources that CMake takes for C++: each includes a .cu of a
+# folder.
+function(kvtwin_emulate variable folder)
+  foreach(kernel ${ARGN})
+    get_filename_component(name ${kernel} NAME)
+    set(source ${PROJECT_BINARY_DIR}/emulated/${folder}/${name}.cc)
+    file(GENERATE OUTPUT ${source} CONTENT "#include \"${folder}/${name}\"\n")
+    list(APPEND sources ${source})
+  endforeach()
+  set(${variable} ${sources} PARENT_SCOPE)
+endfunction()
+kvtwin_emulate(emulated_kernels optimized/cuda ${cuda_kernels})
 file(GLOB emulator_sources CONFIGURE_DEPENDS props/emulator/*.cc)
 # Objects, which come before the library: its factory is then not needed, nor
 # are the kernels that nvcc has compiled.
@@ -58,9 +63,7 @@ endif()
 add_executable(kvtwin-emulated props/kvtwin.cc)
 target_link_libraries(kvtwin-emulated PRIVATE kvtwin_emulated)
 
-list(APPEND cuda_test_sources ${emulator_tests})
-if(cuda_test_sources)
-  add_executable(kvtwin_cuda_emulated_tests ${cuda_test_sources})
-  target_link_libraries(kvtwin_cuda_emulated_tests PRIVATE kvtwin_emulated)
-  kvtwin_add_cuda_tests(kvtwin_cuda_emulated_tests emulated.)
-endif()
+add_executable(kvtwin_cuda_emulated_tests
+               ${cuda_test_sources} ${emulator_tests})
+target_link_libraries(kvtwin_cuda_emulated_tests PRIVATE kvtwin_emulated)
+kvtwin_add_cuda_tests(kvtwin_cuda_emulated_tests emulated.)
