@@ -13,21 +13,30 @@
 namespace kvtwin {
 namespace {
 
-using MakeFn = std::unique_ptr<Cache> (*)(const CacheSpec&);
-constexpr std::array<std::string_view, 2> kNames = {"reference", "optimized"};
-constexpr std::array<MakeFn, 2> kMakers = {&reference::MakeCache,
-                                           &optimized::MakeCache};
+// Of each twin.
+struct Makers {
+  std::string_view name;
+  std::unique_ptr<Cache> (*make_cache)(const CacheSpec&);
+  Result<std::unique_ptr<PagedPool>> (*make_pool)(const PagedSpec&);
+};
+constexpr std::array kMakers = {
+    Makers{"reference", &reference::MakeCache, &reference::MakePagedPool},
+    Makers{"optimized", &optimized::MakeCache, &optimized::MakePagedPool},
+#ifdef KVTWIN_CUDA
+    Makers{"cuda", &optimized::cuda::MakeCache,
+           &optimized::cuda::MakePagedPool},
+#endif
+};
 
-using MakePoolFn = std::unique_ptr<PagedPool> (*)(const PagedSpec&);
-constexpr std::array<MakePoolFn, 2> kPoolMakers = {&reference::MakePagedPool,
-                                                   &optimized::MakePagedPool};
+constexpr auto kNames = [] {
+  std::array<std::string_view, kMakers.size()> names;
+  for (std::size_t i = 0; i < names.size(); ++i) names[i] = kMakers[i].name;
+  return names;
+}();
 
-// By the one of these, in the order of kNames, that is `twin`'s.
-template <class Made, class Spec>
-Result<Made> MakeBy(const std::array<Made (*)(const Spec&), 2>& makers,
-                    std::string_view twin, const Spec& spec) {
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == twin) return makers[i](spec);
+Result<const Makers*> Find(std::string_view twin) {
+  for (const Makers& makers : kMakers) {
+    if (makers.name == twin) return &makers;
   }
   return Invalid("twin is '{}', there are {}", twin, fmt::join(kNames, ", "));
 }
@@ -51,6 +60,14 @@ Status CheckShift(const Shift& shift) {
   return {};
 }
 
+// A memory of at least the capacity is unbounded.
+void NeverEvict(CacheSpec& spec) {
+  if (spec.kind == Kind::kSwa) spec.kind = Kind::kSwaMem;
+  spec.memory = kOpenEnd;
+}
+
+}  // namespace
+
 Status CheckSpec(const CacheSpec& spec) {
   const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
   if (windowed && spec.window.value_or(0) < 0) {
@@ -72,14 +89,6 @@ Status CheckSpec(const CacheSpec& spec) {
   }
   return {};
 }
-
-// A memory of at least the capacity is unbounded.
-void NeverEvict(CacheSpec& spec) {
-  if (spec.kind == Kind::kSwa) spec.kind = Kind::kSwaMem;
-  spec.memory = kOpenEnd;
-}
-
-}  // namespace
 
 Result<CacheState> Cache::Snapshot() const {
   CacheState state;
@@ -113,13 +122,17 @@ std::span<const std::string_view> TwinNames() { return kNames; }
 Result<std::unique_ptr<Cache>> MakeCache(const CacheSpec& spec,
                                          std::string_view twin) {
   if (Status status = CheckSpec(spec); !status.ok()) return status;
-  return MakeBy(kMakers, twin, spec);
+  const Result<const Makers*> makers = Find(twin);
+  if (!makers.ok()) return makers.status();
+  return (*makers)->make_cache(spec);
 }
 
 Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec,
                                                  std::string_view twin) {
   if (Status status = CheckPagedSpec(spec); !status.ok()) return status;
-  return MakeBy(kPoolMakers, twin, spec);
+  const Result<const Makers*> makers = Find(twin);
+  if (!makers.ok()) return makers.status();
+  return (*makers)->make_pool(spec);
 }
 
 int PagedSequence::SeqLen() const {

@@ -300,8 +300,9 @@ Status GuardedCache::Put(const TensorView& key, const TensorView& value) {
     status = IsEncoder() ? CheckEncoderRows(value) : CheckRows(key, value);
   }
   if (!status.ok()) return status;
-  rows_.try_emplace(layer_, DimsOf(key, value));
   DoPut(key, value);
+  // Not before: there may be no memory for a new layer.
+  rows_.try_emplace(layer_, DimsOf(key, value));
   return {};
 }
 

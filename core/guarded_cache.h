@@ -131,6 +131,8 @@ class GuardedCache : public Cache {
   bool reserving() const { return reserving_; }
   int layer() const { return layer_; }
   const InitArgs& init_args() const { return init_; }
+  // By layer, if anything was ever put there. An encoder's mean nothing.
+  const std::map<int, RowDims>& layer_dims() const { return rows_; }
   DType k_dtype() const { return init_.dtype; }
   DType v_dtype() const { return config_.v_dtype.value_or(init_.dtype); }
 
@@ -155,7 +157,6 @@ class GuardedCache : public Cache {
   bool reserving_ = false;
   std::vector<BatchToken> batch_;
   std::vector<int> batch_cells_;
-  // By layer, if anything was ever put there. An encoder's mean nothing.
   std::map<int, RowDims> rows_;
 };
 

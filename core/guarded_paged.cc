@@ -298,7 +298,7 @@ Status GuardedPaged::Free(int sequence) {
 
 Result<Device> GuardedPaged::LayerDevice(int layer) const {
   if (Status status = CheckLayer(layer); !status.ok()) return status;
-  return Device::kCpu;
+  return DoDevice();
 }
 
 Result<PagedCsr> GuardedPaged::ExportCsr(std::span<const int> sequences) const {

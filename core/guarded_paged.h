@@ -68,6 +68,7 @@ class GuardedPaged : public PagedPool {
   // `count` rows from a slot on; [head_dim, kv_heads, count]. Rows of other
   // blocks follow if they lie one after another.
   virtual PagedKv DoRows(int layer, std::int64_t slot, int count) const = 0;
+  virtual Device DoDevice() const { return Device::kCpu; }
 
   DType k_dtype() const { return spec_.dtype; }
   DType v_dtype() const { return spec_.v_dtype.value_or(spec_.dtype); }

@@ -5,9 +5,10 @@
 namespace kvtwin {
 
 std::string_view StatusName(StatusCode code) {
-  constexpr std::array<std::string_view, 6> kNames = {
+  constexpr std::array<std::string_view, 7> kNames = {
       "ok",           "cache_full",       "not_supported",
-      "shared_cells", "invalid_argument", "failed_precondition"};
+      "shared_cells", "invalid_argument", "failed_precondition",
+      "device_error"};
   return kNames[static_cast<std::size_t>(code)];
 }
 

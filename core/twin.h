@@ -10,14 +10,22 @@
 
 namespace kvtwin {
 
+// What MakeCache refuses.
+Status CheckSpec(const CacheSpec& spec);
+
 // Requires: a spec that MakeCache, or MakePagedPool, accepts.
 namespace reference {
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec);
-std::unique_ptr<PagedPool> MakePagedPool(const PagedSpec& spec);
+Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec);
 }  // namespace reference
 namespace optimized {
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec);
-std::unique_ptr<PagedPool> MakePagedPool(const PagedSpec& spec);
+Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec);
+// With KVTWIN_CUDA.
+namespace cuda {
+std::unique_ptr<Cache> MakeCache(const CacheSpec& spec);
+Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec);
+}  // namespace cuda
 }  // namespace optimized
 
 }  // namespace kvtwin

@@ -9,7 +9,6 @@
 #include "core/assert.h"
 #include "core/shift_row.h"
 #include "optimized/kernels.h"
-#include "optimized/parallel.h"
 
 namespace kvtwin::optimized {
 namespace {
@@ -22,23 +21,15 @@ PosRange From(std::int64_t first) {
   return {static_cast<std::int32_t>(std::max<std::int64_t>(first, 0)), kPosMax};
 }
 
-// Calls visit(cell) for every selected cell, in order.
-template <class Visit>
-void ForEachCell(const Selection& cells, const Visit& visit) {
-  for (std::size_t w = cells.begin; w < cells.end; ++w) {
-    for (std::uint64_t left = cells.words[w]; left != 0; left &= left - 1) {
-      visit(w * kWordBits + static_cast<std::size_t>(std::countr_zero(left)));
-    }
-  }
-}
-
 std::int64_t RoundUp(std::int64_t value, std::int64_t step) {
   return (value + step - 1) / step * step;
 }
 
 }  // namespace
 
-CausalCache::CausalCache(const CacheSpec& spec) : spec_(spec) {}
+CausalCache::CausalCache(const CacheSpec& spec,
+                         std::unique_ptr<CacheMemory> memory)
+    : spec_(spec), memory_(std::move(memory)) {}
 
 CausalCache::Reach CausalCache::ReachOf(const InitArgs& args) const {
   const bool windowed = spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem;
@@ -71,7 +62,7 @@ Result<std::int64_t> CausalCache::DoCheckInit(const InitArgs& args) {
 }
 
 void CausalCache::DoInit() {
-  ForgetLayers();
+  memory_->Forget();
   if (table_ != nullptr) return table_->Clear();
   // Sequences beyond so many cost an allocation when they first come.
   constexpr int kSequencesMost = 64;
@@ -90,19 +81,13 @@ void CausalCache::DoInit() {
 
 void CausalCache::DoClose() {
   table_.reset();
-  ForgetLayers();
-  mask_ = Mask();
+  memory_->Forget();
+  memory_->mask().Forget();
   removal_ = Removal();
   moves_ = {};
   custom_rows_.clear();
   batch_sequences_.clear();
   selection_ = Selection();
-}
-
-void CausalCache::ForgetLayers() {
-  layers_.clear();
-  layer_list_.clear();
-  found_ = nullptr;
 }
 
 Status CausalCache::DoStartForward(const Batch&, bool reserve) {
@@ -128,7 +113,13 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
   }
   MarkBatch();
   view_ = FindView();
-  DoBuildMask();
+  try {
+    memory_->SetCells(cells);
+    DoBuildMask();
+  } catch (const MemoryError& error) {
+    DoGiveBack();
+    return error.status();
+  }
   return {};
 }
 
@@ -189,13 +180,7 @@ bool CausalCache::FindScatteredCells() {
 
 void CausalCache::Defrag() {
   table_->Defrag(moves_);
-  if (moves_.empty()) return;
-  std::size_t row_bytes = 0;
-  for (const Layer* layer : layer_list_) row_bytes += layer->key_row_bytes();
-  // K and V are read and written.
-  ParallelShares(
-      layer_list_.size(), 4 * moves_.size() * row_bytes,
-      [&](std::size_t i, Share share) { layer_list_[i]->Move(moves_, share); });
+  if (!moves_.empty()) memory_->Move(moves_);
 }
 
 CellSpan CausalCache::FindView() const {
@@ -248,8 +233,8 @@ void CausalCache::DoBuildMask() {
   }
   const std::int64_t rows =
       RoundUp(std::ssize(batch()), config().mask_batch_padding);
-  mask_.Build(*table_, rules_, static_cast<std::size_t>(rows), view_,
-              config().mask_dtype);
+  memory_->mask().Build(*table_, rules_, static_cast<std::size_t>(rows), view_,
+                        config().mask_dtype);
 }
 
 // Right after DoStartForward, so that the batch's sequences are known and its
@@ -264,35 +249,34 @@ void CausalCache::DoGiveBack() {
   }
 }
 
-Layer* CausalCache::FindLayer(int layer) {
-  if (found_ == nullptr || found_id_ != layer) {
-    const auto found = layers_.find(layer);
-    found_ = found == layers_.end() ? nullptr : &found->second;
-    found_id_ = layer;
-  }
-  return found_;
+void CausalCache::NeedLayer(int layer, const TensorView& key,
+                            const TensorView& value) {
+  memory_->NeedLayer(layer,
+                     {.k_head_dim = static_cast<int>(key.shape[0]),
+                      .kv_heads = static_cast<int>(key.shape[1]),
+                      .v_head_dim = static_cast<int>(value.shape[0])},
+                     {.k_dtype = k_dtype(),
+                      .v_dtype = v_dtype(),
+                      .v_layout = config().v_layout,
+                      .cells = table_->size()});
 }
 
+void CausalCache::DoPut(const TensorView& key, const TensorView& value) {
+  NeedLayer(layer(), key, value);
+  if (!reserving()) memory_->Put(layer(), key, value);
+}
+
+// Outside of a pass.
 void CausalCache::DoStoreRows(int layer, std::span<const int> cells,
                               const TensorView& key, const TensorView& value) {
-  Layer* rows = FindLayer(layer);
-  if (rows == nullptr) {
-    const RowDims dims{.k_head_dim = static_cast<int>(key.shape[0]),
-                       .kv_heads = static_cast<int>(key.shape[1]),
-                       .v_head_dim = static_cast<int>(value.shape[0])};
-    layers_.try_emplace(layer, dims, k_dtype(), v_dtype(), config().v_layout,
-                        table_->size());
-    layer_list_.clear();
-    for (auto& [id, stored] : layers_) layer_list_.push_back(&stored);
-    rows = FindLayer(layer);
-  }
-  if (!cells.empty()) rows->Put(key, value, cells);
+  NeedLayer(layer, key, value);
+  if (cells.empty()) return;
+  memory_->SetCells(cells);
+  memory_->Put(layer, key, value);
 }
 
 KvView CausalCache::DoAllRows(int layer) const {
-  const Layer& rows = layers_.at(layer);
-  const CellSpan all{.first = 0, .end = table_->size()};
-  return {.key = rows.KeyView(all), .value = rows.ValueView(all), .mask = {}};
+  return memory_->HostRows(layer);
 }
 
 void CausalCache::DoHold(const CellEntry& entry) {
@@ -301,11 +285,9 @@ void CausalCache::DoHold(const CellEntry& entry) {
 }
 
 KvView CausalCache::DoGet() {
-  const Layer& rows = *FindLayer(layer());
-  return {.key = rows.KeyView(view_),
-          .value = rows.ValueView(view_),
-          .mask = mask_.view(),
-          .first_cell = static_cast<int>(view_.first)};
+  KvView view = memory_->Rows(layer(), view_);
+  view.mask = memory_->MaskView();
+  return view;
 }
 
 void CausalCache::DropAll(Sequence& sequence) {
@@ -383,25 +365,20 @@ Status CausalCache::CheckLater(const Sequence& sequence) const {
 Status CausalCache::ShiftCustomRows() {
   const std::int32_t offset = removal_.begin - removal_.end;
   if (spec_.shift.kind != ShiftKind::kCustom || offset == 0) return {};
-  custom_rows_.resize(layer_list_.size());
+  custom_rows_.resize(layer_dims().size());
   std::size_t i = 0;
-  for (const auto& entry : layers_) {
-    const Layer& layer = entry.second;
-    const RowDims& dims = layer.dims();
-    const std::size_t row_elements = layer.key_row_elements();
+  for (const auto& [layer, dims] : layer_dims()) {
+    const std::size_t elements = static_cast<std::size_t>(dims.k_head_dim) *
+                                 static_cast<std::size_t>(dims.kv_heads);
     std::vector<float>& rows = custom_rows_[i++];
-    rows.resize(removal_.later.count * row_elements);
-    float* next = rows.data();
-    Status status;
-    ForEachCell(removal_.later, [&](std::size_t cell) {
-      if (!status.ok()) return;
-      const std::span<float> row(next, row_elements);
-      next += row_elements;
-      layer.LoadKey(cell, row);
-      status = ShiftRow(spec_.shift, entry.first, offset, dims.k_head_dim,
-                        dims.kv_heads, row);
-    });
-    if (!status.ok()) return status;
+    rows.resize(removal_.later.count * elements);
+    memory_->LoadKeys(layer, removal_.later, rows);
+    for (std::size_t at = 0; at < rows.size(); at += elements) {
+      Status status =
+          ShiftRow(spec_.shift, layer, offset, dims.k_head_dim, dims.kv_heads,
+                   std::span(rows).subspan(at, elements));
+      if (!status.ok()) return status;
+    }
   }
   return {};
 }
@@ -430,29 +407,14 @@ void CausalCache::DoCommitRemove(int, std::int32_t, std::int32_t) {
 
 void CausalCache::ShiftKeys() {
   const Selection& later = removal_.later;
-  const std::int32_t offset = removal_.begin - removal_.end;
-  std::size_t row_bytes = 0;
-  for (const Layer* layer : layer_list_) row_bytes += layer->key_row_bytes();
-  const std::size_t bytes = row_bytes * later.count;
-  if (spec_.shift.kind == ShiftKind::kCustom) {
-    ParallelFor(layer_list_.size(), bytes, [&](std::size_t i) {
-      const float* next = custom_rows_[i].data();
-      const std::size_t row_elements = layer_list_[i]->key_row_elements();
-      ForEachCell(later, [&](std::size_t cell) {
-        layer_list_[i]->StoreKey(cell, {next, row_elements});
-        next += row_elements;
-      });
-    });
+  if (spec_.shift.kind != ShiftKind::kCustom) {
+    memory_->ShiftKeys(later, spec_.shift, removal_.begin - removal_.end);
     return;
   }
-  for (const Layer* layer : layer_list_) {
-    const int head_dim = layer->dims().k_head_dim;
-    shifts_[head_dim].Prepare(spec_.shift, offset, head_dim);
+  std::size_t i = 0;
+  for (const auto& [layer, dims] : layer_dims()) {
+    memory_->StoreKeys(layer, later, custom_rows_[i++]);
   }
-  ParallelShares(layer_list_.size(), bytes, [&](std::size_t i, Share share) {
-    Layer& layer = *layer_list_[i];
-    layer.Shift(later, shifts_.find(layer.dims().k_head_dim)->second, share);
-  });
 }
 
 void CausalCache::ListCells(std::vector<CellEntry>& out) const {

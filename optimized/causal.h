@@ -5,22 +5,20 @@
 #define KVTWIN_OPTIMIZED_CAUSAL_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "core/guarded_cache.h"
+#include "optimized/cache_memory.h"
 #include "optimized/cell_table.h"
 #include "optimized/mask.h"
-#include "optimized/row_shift.h"
-#include "optimized/storage.h"
 
 namespace kvtwin::optimized {
 
 class CausalCache final : public GuardedCache {
  public:
-  explicit CausalCache(const CacheSpec& spec);
+  CausalCache(const CacheSpec& spec, std::unique_ptr<CacheMemory> memory);
 
   void ListCells(std::vector<CellEntry>& out) const override;
 
@@ -46,6 +44,7 @@ class CausalCache final : public GuardedCache {
   Status DoStartForward(const Batch& batch, bool reserve) override;
   void DoGiveBack() override;
   void DoBuildMask() override;
+  void DoPut(const TensorView& key, const TensorView& value) override;
   void DoStoreRows(int layer, std::span<const int> cells, const TensorView& key,
                    const TensorView& value) override;
   KvView DoAllRows(int layer) const override;
@@ -60,6 +59,7 @@ class CausalCache final : public GuardedCache {
   Reach ReachOf(const InitArgs& args) const;
   bool bounded_memory() const;
 
+  void NeedLayer(int layer, const TensorView& key, const TensorView& value);
   void MarkBatch();
   void Evict();
   bool FindCells();
@@ -73,23 +73,15 @@ class CausalCache final : public GuardedCache {
   void ShiftKeys();
   void DropAll(Sequence& sequence);
 
-  Layer* FindLayer(int layer);
-  void ForgetLayers();
-
   const CacheSpec spec_;
+  std::unique_ptr<CacheMemory> memory_;
   Reach reach_;
   std::unique_ptr<CellTable> table_;  // From Init to Close.
 
   // The current pass.
   CellSpan view_;
-  Mask mask_;
   std::uint64_t batch_number_ = 0;
   std::vector<Sequence*> batch_sequences_;  // Stored ones, each once.
-
-  std::map<int, Layer> layers_;
-  std::vector<Layer*> layer_list_;  // By layer.
-  int found_id_ = -1;               // Whose `found_` is.
-  Layer* found_ = nullptr;
 
   Removal removal_;
   std::vector<std::vector<float>> custom_rows_;  // By layer, then later cell.
@@ -98,7 +90,6 @@ class CausalCache final : public GuardedCache {
   Selection selection_;
   std::vector<CellMove> moves_;
   std::vector<RowRule> rules_;
-  std::map<int, RowShift> shifts_;  // By k_head_dim.
 };
 
 }  // namespace kvtwin::optimized

@@ -16,6 +16,7 @@
 #define KVTWIN_OPTIMIZED_CELL_TABLE_H_
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -71,6 +72,16 @@ struct Selection {
   std::size_t count = 0;  // Of cells.
   std::vector<std::uint64_t> words;
 };
+
+// Calls visit(cell) for every selected cell, in order.
+template <class Visit>
+void ForEachCell(const Selection& cells, const Visit& visit) {
+  for (std::size_t w = cells.begin; w < cells.end; ++w) {
+    for (std::uint64_t left = cells.words[w]; left != 0; left &= left - 1) {
+      visit(w * kWordBits + static_cast<std::size_t>(std::countr_zero(left)));
+    }
+  }
+}
 
 // From the first to the last cell, both included.
 struct CellBounds {

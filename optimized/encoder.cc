@@ -3,9 +3,23 @@
 #include <fmt/format.h>
 
 #include "core/dense_tensor.h"
+#include "optimized/aligned_buffer.h"
 #include "optimized/storage.h"
 
 namespace kvtwin::optimized {
+
+std::shared_ptr<std::byte> SlotMemory::Allocate(std::size_t bytes) {
+  const auto buffer = std::make_shared<AlignedBuffer>(bytes);
+  return {buffer, buffer->data()};
+}
+
+void SlotMemory::Store(const TensorView& from, std::byte* to) {
+  CopyDense(from, to);
+}
+
+DenseTensor SlotMemory::Load(const TensorView& view) const {
+  return CopyOf(view, view.dtype);
+}
 
 Result<std::int64_t> EncoderCache::DoCheckInit(const InitArgs& args) {
   if (args.max_sequences > 1) {
@@ -32,36 +46,44 @@ Status EncoderCache::DoStartForward(const Batch& batch, bool reserve) {
   return {};
 }
 
-// Makes `copy` a zeroed tensor of that shape, unless it has it.
-void EncoderCache::Reshape(const TensorView& like, Copy& copy) {
-  if (copy.view.data != nullptr && copy.view.shape == like.shape &&
+// A zeroed tensor of that shape, or `copy` if it has it.
+EncoderCache::Copy EncoderCache::Reshaped(const TensorView& like,
+                                          const Copy& copy) const {
+  if (copy.rows != nullptr && copy.view.shape == like.shape &&
       copy.view.dtype == like.dtype) {
-    return;
+    return copy;
   }
   // The gate has seen to it that this does not overflow.
-  copy.buffer = AlignedBuffer(DenseBytes(like.dtype, like.shape));
-  copy.view = DenseView(copy.buffer.data(), like.dtype, like.shape);
+  auto rows = memory_->Allocate(DenseBytes(like.dtype, like.shape));
+  const TensorView view = DenseView(rows.get(), like.dtype, like.shape);
+  return {std::move(rows), view};
+}
+
+void EncoderCache::Store(const TensorView& from, const Copy& to) {
+  memory_->Store(from, to.rows.get());
 }
 
 void EncoderCache::DoPut(const TensorView& key, const TensorView& value) {
-  const bool known = slots_.contains(layer());
-  if (reserving() && known) return;
-  Slot& slot = slots_[layer()];
+  const auto known = slots_.find(layer());
+  if (reserving() && known != slots_.end()) return;
+  const Slot before = known == slots_.end() ? Slot() : known->second;
   const bool permuted = config().v_layout == VLayout::kPermuted;
   const TensorView ordered = permuted ? PermutedView(value) : value;
-  Reshape(key, slot.key);
-  Reshape(ordered, slot.value);
+  // Both, or none: there may be no memory.
+  const Slot slot = {Reshaped(key, before.key),
+                     Reshaped(ordered, before.value)};
+  slots_[layer()] = slot;
   if (reserving()) return;
-  CopyDense(key, slot.key.buffer.data());
-  CopyDense(ordered, slot.value.buffer.data());
+  Store(key, slot.key);
+  Store(ordered, slot.value);
   cached_ = true;
   position_ = pending_position_;
 }
 
 KvView EncoderCache::DoGet() {
   const Slot& slot = slots_.at(layer());
-  return {.key = slot.key.view,
-          .value = slot.value.view,
+  return {.key = memory_->Show(slot.key.view),
+          .value = memory_->Show(slot.value.view),
           .mask = {},
           .first_cell = 0};
 }
@@ -69,8 +91,8 @@ KvView EncoderCache::DoGet() {
 void EncoderCache::DoSaveSlots(CacheState& state) const {
   state.layers.clear();
   for (const auto& [layer, slot] : slots_) {
-    state.layers[layer] = {CopyOf(slot.key.view, slot.key.view.dtype),
-                           CopyOf(slot.value.view, slot.value.view.dtype)};
+    state.layers[layer] = {memory_->Load(slot.key.view),
+                           memory_->Load(slot.value.view)};
   }
   state.cached = cached_;
   state.position = position_;
@@ -80,11 +102,11 @@ void EncoderCache::DoSaveSlots(CacheState& state) const {
 void EncoderCache::DoLoadSlots(const CacheState& state) {
   slots_.clear();
   for (const auto& [layer, rows] : state.layers) {
-    Slot& slot = slots_[layer];
-    Reshape(rows.key.view(), slot.key);
-    Reshape(rows.value.view(), slot.value);
-    CopyDense(rows.key.view(), slot.key.buffer.data());
-    CopyDense(rows.value.view(), slot.value.buffer.data());
+    const Slot slot = {Reshaped(rows.key.view(), {}),
+                       Reshaped(rows.value.view(), {})};
+    slots_[layer] = slot;
+    Store(rows.key.view(), slot.key);
+    Store(rows.value.view(), slot.value);
   }
   cached_ = state.cached;
   position_ = state.position;

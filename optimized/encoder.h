@@ -7,18 +7,39 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/guarded_cache.h"
-#include "optimized/aligned_buffer.h"
 
 namespace kvtwin::optimized {
 
+// Where the slots are: in the memory of the host, or of a device, which
+// overrides all of it.
+class SlotMemory {
+ public:
+  virtual ~SlotMemory() = default;
+
+  // Zeroed.
+  virtual std::shared_ptr<std::byte> Allocate(std::size_t bytes);
+  // Makes a dense copy there, dtype unchanged.
+  virtual void Store(const TensorView& from, std::byte* to);
+  // A dense tensor that is there, for those who call Get.
+  virtual TensorView Show(const TensorView& view) { return view; }
+  virtual DenseTensor Load(const TensorView& view) const;
+};
+
 class EncoderCache final : public GuardedCache {
+ public:
+  explicit EncoderCache(std::unique_ptr<SlotMemory> memory)
+      : memory_(std::move(memory)) {}
+
+ private:
   // A dense copy of a tensor.
   struct Copy {
-    AlignedBuffer buffer;
+    std::shared_ptr<std::byte> rows;
     TensorView view;
   };
   struct Slot {
@@ -38,8 +59,10 @@ class EncoderCache final : public GuardedCache {
   void DoSaveSlots(CacheState& state) const override;
   void DoLoadSlots(const CacheState& state) override;
 
-  static void Reshape(const TensorView& like, Copy& copy);
+  Copy Reshaped(const TensorView& like, const Copy& copy) const;
+  void Store(const TensorView& from, const Copy& to);
 
+  std::unique_ptr<SlotMemory> memory_;
   bool cached_ = false;
   std::int32_t position_ = 0;          // Of what is cached.
   std::int32_t pending_position_ = 0;  // Of what the next Put brings.

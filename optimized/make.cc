@@ -11,8 +11,10 @@ namespace kvtwin::optimized {
 namespace {
 
 std::unique_ptr<GuardedCache> MakeOne(const CacheSpec& spec) {
-  if (spec.kind == Kind::kEncoder) return std::make_unique<EncoderCache>();
-  return std::make_unique<CausalCache>(spec);
+  if (spec.kind == Kind::kEncoder) {
+    return std::make_unique<EncoderCache>(std::make_unique<SlotMemory>());
+  }
+  return std::make_unique<CausalCache>(spec, std::make_unique<HostMemory>());
 }
 
 }  // namespace

@@ -32,6 +32,8 @@ void Mask::FindRoom(std::size_t row_count, CellSpan view, DType dtype,
       row_count <= rows_.size() && (!words || Word(view.first) == view.first)) {
     return;
   }
+  const std::size_t wished = std::max(rows_.size(), 2 * row_count);
+  rows_.clear();  // So that nothing is known if there is no memory.
   base_ = words ? view.first : view.first / kWordBits * kWordBits;
   // The view of a decode step grows by a cell at a time: not by as little.
   const std::size_t needed = view.end - base_;
@@ -41,14 +43,13 @@ void Mask::FindRoom(std::size_t row_count, CellSpan view, DType dtype,
   if (__builtin_mul_overflow(row_bytes, row_count, &bytes)) {
     throw std::bad_alloc();
   }
-  if (bytes > buffer_.bytes()) {
-    const std::size_t grown = buffer_.bytes() + buffer_.bytes() / 2;
-    buffer_ = AlignedBuffer();  // Never both at once.
-    buffer_ = AlignedBuffer(std::max(bytes, grown));
+  if (bytes > bytes_) {
+    const std::size_t grown = std::max(bytes, bytes_ + bytes_ / 2);
+    bytes_ = 0;
+    data_ = Allocate(grown);
+    bytes_ = grown;
   }
-  rows_.assign(std::min(buffer_.bytes() / row_bytes,
-                        std::max(rows_.size(), 2 * row_count)),
-               Row{});
+  rows_.assign(std::min(bytes_ / row_bytes, wished), Row{});
 }
 
 // Cuts cells into pieces.
@@ -152,8 +153,16 @@ void Mask::Update(const CellTable& table, const RowRule& rule, std::size_t row,
   state.extremes = rule.sequence->extremes;
 }
 
+std::size_t Mask::RowBytes(DType dtype) const {
+  return MaskRowBytes(dtype, columns_);
+}
+
+std::byte* Mask::At(std::size_t row, std::size_t cell, DType dtype) const {
+  return data_ + row * RowBytes(dtype) + MaskRowBytes(dtype, cell - base_);
+}
+
 // The range of positions of each block that the cells are in.
-const PosRange* Mask::Blocks(const CellTable& table, CellSpan cells) {
+const PosRange* HostMask::Blocks(const CellTable& table, CellSpan cells) {
   blocks_.resize(WordsFor(table.size()) / kBlockWords + 1);
   const PosRange* ranges = table.ranges();
   const std::size_t end = WordsFor(cells.end);
@@ -170,18 +179,25 @@ const PosRange* Mask::Blocks(const CellTable& table, CellSpan cells) {
   return blocks_.data();
 }
 
-void Mask::Write(const CellTable& table, CellSpan view, DType dtype) {
+std::byte* HostMask::Allocate(std::size_t bytes) {
+  buffer_ = AlignedBuffer();  // Never both at once.
+  buffer_ = AlignedBuffer(bytes);
+  return buffer_.data();
+}
+
+void HostMask::Write(const CellTable& table, CellSpan view, DType dtype) {
   std::size_t columns = 0;
-  for (const Piece& piece : pieces_) columns += piece.cells.size();
+  for (const Piece& piece : pieces()) columns += piece.cells.size();
   const std::size_t bytes = MaskRowBytes(dtype, columns);
   const bool stream = TakeFastPath(bytes > kBeyondCaches);
   // Many rows look at the same words.
-  const bool many = TakeFastPath(columns >= kManyRows * (view.end - base_));
-  const PosRange* blocks = many ? Blocks(table, {base_, view.end}) : nullptr;
-  const std::size_t row_bytes = MaskRowBytes(dtype, columns_);
+  const bool many =
+      TakeFastPath(columns >= kManyRows * (view.end - first_cell()));
+  const PosRange* blocks =
+      many ? Blocks(table, {first_cell(), view.end}) : nullptr;
   const auto write = [&](const Piece& piece) {
     const auto& [row, cells] = piece;
-    const auto& [sequence, range] = rows_[row].rule;
+    const auto& [sequence, range] = RuleOf(row);
     // No position of such a sequence needs a look.
     const bool all = sequence != nullptr &&
                      range.first <= sequence->extremes.first &&
@@ -195,14 +211,12 @@ void Mask::Write(const CellTable& table, CellSpan view, DType dtype) {
          .ranges = table.ranges(),
          .blocks = blocks,
          .stream = stream},
-        dtype,
-        buffer_.data() + row * row_bytes +
-            MaskRowBytes(dtype, cells.first - base_));
+        dtype, At(row, cells.first, dtype));
   };
   ParallelShares(1, bytes, [&](std::size_t, Share share) {
-    const std::size_t end = share.End(pieces_.size());
-    for (std::size_t i = share.Begin(pieces_.size()); i < end; ++i) {
-      write(pieces_[i]);
+    const std::size_t end = share.End(pieces().size());
+    for (std::size_t i = share.Begin(pieces().size()); i < end; ++i) {
+      write(pieces()[i]);
     }
     if (stream) hwy::FlushStream();  // Once: it waits for all of them.
   });
@@ -216,12 +230,22 @@ void Mask::Build(const CellTable& table, std::span<const RowRule> rules,
     Update(table, row < rules.size() ? rules[row] : RowRule{nullptr, {0, -1}},
            row, view);
   }
-  Write(table, view, dtype);
-  view_ =
-      DenseView(buffer_.data() + MaskRowBytes(dtype, view.first - base_), dtype,
-                {static_cast<std::int64_t>(view.size()),
-                 static_cast<std::int64_t>(row_count), 1, 1});
-  view_.stride[1] = static_cast<std::int64_t>(MaskRowBytes(dtype, columns_));
+  try {
+    Write(table, view, dtype);
+  } catch (...) {
+    rows_.clear();  // They show nothing that is known.
+    throw;
+  }
+  view_ = DenseView(At(0, view.first, dtype), dtype,
+                    {static_cast<std::int64_t>(view.size()),
+                     static_cast<std::int64_t>(row_count), 1, 1});
+  view_.stride[1] = static_cast<std::int64_t>(RowBytes(dtype));
+}
+
+void Mask::Forget() {
+  rows_.clear();
+  bytes_ = 0;
+  data_ = Allocate(0);
 }
 
 }  // namespace kvtwin::optimized

@@ -33,8 +33,13 @@ struct CellSpan {
 // sequence as before is not written again but for the columns that changed:
 // those of cells that came, went or moved, that the view now has, or whose
 // positions the rule now includes or excludes.
+//
+// Which columns those are is decided here; they are written by HostMask, or on
+// a device (optimized/cuda/).
 class Mask {
  public:
+  virtual ~Mask() = default;
+
   // One row for each rule, then rows of -inf, `row_count` in all. `dtype` is
   // the same in all calls.
   void Build(const CellTable& table, std::span<const RowRule> rules,
@@ -43,6 +48,31 @@ class Mask {
   // [cells of the view, row_count].
   const TensorView& view() const { return view_; }
 
+  // The rows, and their memory.
+  void Forget();
+
+ protected:
+  // Columns of a row that are to be written. None is in two pieces.
+  struct Piece {
+    std::size_t row;
+    CellSpan cells;
+  };
+
+  // Other memory for the rows, on a boundary of 64 bytes, with anything in it;
+  // of 0 bytes, none. Throws if there is not so much.
+  virtual std::byte* Allocate(std::size_t bytes) = 0;
+
+  // Writes the pieces.
+  virtual void Write(const CellTable& table, CellSpan view, DType dtype) = 0;
+
+  const std::vector<Piece>& pieces() const { return pieces_; }
+  const RowRule& RuleOf(std::size_t row) const { return rows_[row].rule; }
+  // Column 0 of the rows.
+  std::size_t first_cell() const { return base_; }
+  // Where a row has its column of that cell, and the next row has it.
+  std::byte* At(std::size_t row, std::size_t cell, DType dtype) const;
+  std::size_t RowBytes(DType dtype) const;
+
  private:
   // What a row of the buffer shows.
   struct Row {
@@ -50,12 +80,6 @@ class Mask {
     RowRule rule;
     std::uint64_t changes;  // Of the sequence, so far,
     PosRange extremes;      // and its extremes.
-  };
-
-  // Columns of a row that are to be written.
-  struct Piece {
-    std::size_t row;
-    CellSpan cells;
   };
 
   void FindRoom(std::size_t row_count, CellSpan view, DType dtype,
@@ -69,17 +93,24 @@ class Mask {
   std::size_t Word(std::size_t cell) const;
   void AddWordOf(std::size_t row, CellSpan cells, std::size_t cell);
   void Add(std::size_t row, CellSpan cells);
-  const PosRange* Blocks(const CellTable& table, CellSpan cells);
-  void Write(const CellTable& table, CellSpan view, DType dtype);
 
-  AlignedBuffer buffer_;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
   // Column 0 of the buffer is cell `base_`; a row has `columns_` of them.
   std::size_t base_ = 0;
   std::size_t columns_ = 0;
   std::vector<Row> rows_;
   std::vector<Piece> pieces_;
-  std::vector<PosRange> blocks_;  // See MaskRow.
   TensorView view_;
+};
+
+class HostMask final : public Mask {
+  std::byte* Allocate(std::size_t bytes) override;
+  void Write(const CellTable& table, CellSpan view, DType dtype) override;
+  const PosRange* Blocks(const CellTable& table, CellSpan cells);
+
+  AlignedBuffer buffer_;
+  std::vector<PosRange> blocks_;  // See MaskRow.
 };
 
 }  // namespace kvtwin::optimized

@@ -2,18 +2,16 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <map>
-#include <numeric>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/guarded_paged.h"
 #include "core/twin.h"
-#include "optimized/aligned_buffer.h"
 #include "optimized/bit_tree.h"
-#include "optimized/parallel.h"
+#include "optimized/pool_memory.h"
 #include "optimized/prefix_index.h"
-#include "optimized/put_rows.h"
 
 namespace kvtwin::optimized {
 namespace {
@@ -35,32 +33,19 @@ struct Sequence {
   std::vector<int> nodes;  // The root, and of each block that is all known.
 };
 
-// K or V rows of one layer.
-struct Rows {
-  AlignedBuffer buffer;
-  DType dtype;
-  std::int64_t head_dim;
-
-  std::size_t head_bytes() const {
-    return static_cast<std::size_t>(RunBytes(dtype, head_dim));
-  }
-};
-
 class Pool final : public GuardedPaged {
  public:
-  explicit Pool(const PagedSpec& spec)
+  Pool(const PagedSpec& spec, std::unique_ptr<PoolMemory> memory)
       : GuardedPaged(spec),
         size_(static_cast<std::size_t>(spec.block_size)),
-        heads_(static_cast<std::size_t>(spec.kv_heads)),
         blocks_(static_cast<std::size_t>(spec.blocks)),
         free_(blocks_.size()),
-        offsets_(size_) {
+        memory_(std::move(memory)) {
     free_.SetAll();
     usage_.free = spec.blocks;
-    std::iota(offsets_.begin(), offsets_.end(), 0);
     for (int layer = 0; layer < spec.layers; ++layer) {
-      keys_.push_back(MakeRows(k_dtype(), spec.k_head_dim));
-      values_.push_back(MakeRows(v_dtype(), spec.v_head_dim));
+      rows_.push_back(MakeRows(k_dtype(), spec.k_head_dim));
+      rows_.push_back(MakeRows(v_dtype(), spec.v_head_dim));
     }
   }
 
@@ -110,7 +95,7 @@ class Pool final : public GuardedPaged {
     if (copies) {
       const int shared = blocks[first];
       blocks[first] = Fresh();
-      CopyBlock(shared, blocks[first]);
+      memory_->CopyBlock(rows_, shared, blocks[first]);
       Drop(shared);
     } else if (first < blocks.size()) {
       Hide(blocks[first]);
@@ -121,34 +106,8 @@ class Pool final : public GuardedPaged {
 
   void DoStore(int sequence, int layer, int start, const TensorView& key,
                const TensorView& value) override {
-    const std::vector<int>& blocks = sequences_.at(sequence).blocks;
-    const auto at = static_cast<std::size_t>(layer);
-    if (spec().layout == PagedLayout::kHeadMajor) {
-      StoreHeads(blocks, start, key, keys_[at]);
-      StoreHeads(blocks, start, value, values_[at]);
-      return;
-    }
-    slots_.clear();
-    for (std::int64_t i = 0; i < key.shape[2]; ++i) {
-      const auto position = static_cast<std::size_t>(start + i);
-      slots_.push_back(blocks[position / size_] * spec().block_size +
-                       static_cast<int>(position % size_));
-    }
-    const auto stored = [&](Rows& rows) {
-      return StoredRows{rows.buffer.data(), rows.dtype,
-                        heads_ * rows.head_bytes(), /*stream=*/false};
-    };
-    const StoredRows keys = stored(keys_[at]);
-    const StoredRows values = stored(values_[at]);
-    // What is read is as much, or twice.
-    const std::size_t touched =
-        2 * slots_.size() * (keys.stride + values.stride);
-    ParallelShares(1, touched, [&](std::size_t, Share share) {
-      const std::size_t begin = share.Begin(slots_.size());
-      const std::size_t end = share.End(slots_.size());
-      PutRows(key, slots_, begin, end, keys);
-      PutRows(value, slots_, begin, end, values);
-    });
+    memory_->Store(sequences_.at(sequence).blocks, start, key, KeysOf(layer),
+                   value, ValuesOf(layer));
   }
 
   void DoCommit(int sequence, int len,
@@ -184,76 +143,33 @@ class Pool final : public GuardedPaged {
   }
 
   PagedKv DoRows(int layer, std::int64_t slot, int count) const override {
-    const auto at = static_cast<std::size_t>(layer);
-    return {View(keys_[at], slot, count), View(values_[at], slot, count)};
+    const auto at = static_cast<std::size_t>(slot);
+    return {memory_->Show(KeysOf(layer).View(at, count)),
+            memory_->Show(ValuesOf(layer).View(at, count))};
   }
+
+  Device DoDevice() const override { return memory_->device(); }
 
  private:
   Block& BlockOf(int block) { return blocks_[static_cast<std::size_t>(block)]; }
 
-  Rows MakeRows(DType dtype, int head_dim) const {
-    Rows rows{{}, dtype, head_dim};
-    rows.buffer =
-        AlignedBuffer(blocks_.size() * size_ * heads_ * rows.head_bytes());
+  PoolRows MakeRows(DType dtype, int head_dim) {
+    PoolRows rows{.data = nullptr,
+                  .dtype = dtype,
+                  .head_dim = static_cast<std::size_t>(head_dim),
+                  .heads = static_cast<std::size_t>(spec().kv_heads),
+                  .block_size = size_,
+                  .layout = spec().layout};
+    rows.data = memory_->Allocate(blocks_.size() * rows.block_bytes());
     return rows;
   }
 
-  std::size_t BlockBytes(const Rows& rows) const {
-    return size_ * heads_ * rows.head_bytes();
+  // K and V of each layer in turn.
+  const PoolRows& KeysOf(int layer) const {
+    return rows_[2 * static_cast<std::size_t>(layer)];
   }
-
-  TensorView View(const Rows& rows, std::int64_t slot, int count) const {
-    const auto at = static_cast<std::size_t>(slot);
-    const auto head = static_cast<std::int64_t>(rows.head_bytes());
-    const auto heads = static_cast<std::int64_t>(heads_);
-    TensorView view = DenseView(rows.buffer.data(), rows.dtype,
-                                {rows.head_dim, heads, count, 1});
-    std::size_t before = at * heads_ * rows.head_bytes();
-    if (spec().layout == PagedLayout::kHeadMajor) {
-      view.stride[1] = head * spec().block_size;
-      view.stride[2] = head;
-      view.stride[3] = head * count;
-      before = at / size_ * BlockBytes(rows) + at % size_ * rows.head_bytes();
-    }
-    view.data = rows.buffer.data() + before;
-    return view;
-  }
-
-  // Head by head, block by block.
-  void StoreHeads(const std::vector<int>& blocks, int start,
-                  const TensorView& from, Rows& to) {
-    const auto begin = static_cast<std::size_t>(start);
-    const std::size_t end = begin + static_cast<std::size_t>(from.shape[2]);
-    for (std::size_t at = begin; at < end;) {
-      const std::size_t offset = at % size_;
-      const std::size_t count = std::min(size_ - offset, end - at);
-      std::byte* block =
-          to.buffer.data() +
-          static_cast<std::size_t>(blocks[at / size_]) * BlockBytes(to);
-      const auto cells = std::span(offsets_).subspan(offset, count);
-      for (std::size_t head = 0; head < heads_; ++head) {
-        TensorView part = from;
-        part.data = from.at(0, static_cast<std::int64_t>(head),
-                            static_cast<std::int64_t>(at - begin));
-        part.shape[1] = 1;
-        part.shape[2] = static_cast<std::int64_t>(count);
-        PutRows(part, cells, 0, count,
-                {block + head * size_ * to.head_bytes(), to.dtype,
-                 to.head_bytes(), /*stream=*/false});
-      }
-      at += count;
-    }
-  }
-
-  void CopyBlock(int from, int to) {
-    for (std::vector<Rows>* layers : {&keys_, &values_}) {
-      for (Rows& rows : *layers) {
-        const std::size_t bytes = BlockBytes(rows);
-        std::byte* data = rows.buffer.data();
-        std::memcpy(data + static_cast<std::size_t>(to) * bytes,
-                    data + static_cast<std::size_t>(from) * bytes, bytes);
-      }
-    }
+  const PoolRows& ValuesOf(int layer) const {
+    return rows_[2 * static_cast<std::size_t>(layer) + 1];
   }
 
   // Requires: there is one.
@@ -342,7 +258,6 @@ class Pool final : public GuardedPaged {
   }
 
   std::size_t size_;  // Of a block, in tokens.
-  std::size_t heads_;
   std::vector<Block> blocks_;
   BitTree free_;
   int oldest_ = kNoBlock;
@@ -350,16 +265,19 @@ class Pool final : public GuardedPaged {
   PagedUsage usage_;
   PrefixIndex index_;
   std::map<int, Sequence> sequences_;
-  std::vector<Rows> keys_;
-  std::vector<Rows> values_;
-  std::vector<int> offsets_;  // 0, 1, ... of a block.
-  std::vector<int> slots_;    // Of what is stored.
+  std::unique_ptr<PoolMemory> memory_;
+  std::vector<PoolRows> rows_;
 };
 
 }  // namespace
 
-std::unique_ptr<PagedPool> MakePagedPool(const PagedSpec& spec) {
-  return std::make_unique<Pool>(spec);
+std::unique_ptr<PagedPool> MakePool(const PagedSpec& spec,
+                                    std::unique_ptr<PoolMemory> memory) {
+  return std::make_unique<Pool>(spec, std::move(memory));
+}
+
+Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec) {
+  return MakePool(spec, std::make_unique<HostPoolMemory>());
 }
 
 }  // namespace kvtwin::optimized

@@ -33,6 +33,10 @@ class RowShift {
   // Whether Apply leaves every row as it is.
   bool idle() const;
 
+  // Of a Rope, as prepared; see Turns.
+  std::span<const float> cosines() const { return cosines_; }
+  std::span<const float> sines() const { return sines_; }
+
  private:
   void ApplyToBlocks(DType dtype, std::span<std::byte> rows) const;
 

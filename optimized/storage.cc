@@ -69,15 +69,28 @@ bool Streams(std::size_t bytes, std::size_t buffer_bytes, std::size_t own) {
   }
 }
 
-// A stretch of cells of a tensor whose last dimension is cells.
-TensorView RowsView(const AlignedBuffer& buffer, DType dtype, int head_dim,
-                    int heads, CellSpan cells) {
-  return DenseView(
-      buffer.data() + cells.first * RowBytes(dtype, head_dim, heads), dtype,
-      {head_dim, heads, static_cast<std::int64_t>(cells.size()), 1});
-}
-
 }  // namespace
+
+TensorView RowsView(const std::byte* rows, DType dtype, VLayout layout,
+                    int head_dim, int heads, std::size_t column_bytes,
+                    CellSpan cells) {
+  const auto count = static_cast<std::int64_t>(cells.size());
+  if (layout == VLayout::kPlain) {
+    return DenseView(rows + cells.first * RowBytes(dtype, head_dim, heads),
+                     dtype, {head_dim, heads, count, 1});
+  }
+  if (layout == VLayout::kTiled) {
+    return DenseView(rows + cells.first * RowBytes(dtype, head_dim, heads),
+                     dtype, {kTileCells, head_dim, heads, count / kTileCells});
+  }
+  const auto column = static_cast<std::int64_t>(column_bytes);
+  const std::int64_t head = column * head_dim;
+  return {.data = rows + cells.first * SizeOf(dtype),
+          .dtype = dtype,
+          .shape = {count, head_dim, heads, 1},
+          .stride = {static_cast<std::int64_t>(SizeOf(dtype)), column, head,
+                     head * heads}};
+}
 
 void CopyDense(const TensorView& from, std::byte* to) {
   const std::size_t element = SizeOf(from.dtype);
@@ -101,25 +114,26 @@ void CopyDense(const TensorView& from, std::byte* to) {
   }
 }
 
-Layer::Layer(const RowDims& dims, DType k_dtype, DType v_dtype,
-             VLayout v_layout, std::size_t cells)
+Layer::Layer(const RowDims& dims, const LayerFormat& format)
     : dims_(dims),
-      k_dtype_(k_dtype),
-      v_dtype_(v_dtype),
-      v_layout_(v_layout),
+      k_dtype_(format.k_dtype),
+      v_dtype_(format.v_dtype),
+      v_layout_(format.v_layout),
+      cells_(format.cells),
       key_row_(RowElements(dims.k_head_dim, dims.kv_heads)),
       value_row_(RowElements(dims.v_head_dim, dims.kv_heads)),
-      key_row_bytes_(RowBytes(k_dtype, dims.k_head_dim, dims.kv_heads)),
-      value_row_bytes_(RowBytes(v_dtype, dims.v_head_dim, dims.kv_heads)),
-      column_bytes_(v_layout == VLayout::kTiled ? TileBytes(v_dtype)
-                                                : ColumnBytes(cells, v_dtype)),
-      tile_bytes_(v_layout == VLayout::kTiled
-                      ? Product({value_row_, TileBytes(v_dtype)})
-                      : TileBytes(v_dtype)),
-      key_(Product({key_row_bytes_, cells})),
-      value_(v_layout == VLayout::kPermuted
+      key_row_bytes_(RowBytes(k_dtype_, dims.k_head_dim, dims.kv_heads)),
+      value_row_bytes_(RowBytes(v_dtype_, dims.v_head_dim, dims.kv_heads)),
+      column_bytes_(v_layout_ == VLayout::kTiled
+                        ? TileBytes(v_dtype_)
+                        : ColumnBytes(cells_, v_dtype_)),
+      tile_bytes_(v_layout_ == VLayout::kTiled
+                      ? Product({value_row_, TileBytes(v_dtype_)})
+                      : TileBytes(v_dtype_)),
+      key_(Product({key_row_bytes_, cells_})),
+      value_(v_layout_ == VLayout::kPermuted
                  ? Product({value_row_, column_bytes_})
-                 : Product({value_row_bytes_, cells})) {}
+                 : Product({value_row_bytes_, cells_})) {}
 
 void Layer::Put(const TensorView& key, const TensorView& value,
                 std::span<const int> cells) {
@@ -216,27 +230,13 @@ void Layer::StoreKey(std::size_t cell, std::span<const float> row) {
 }
 
 TensorView Layer::KeyView(CellSpan cells) const {
-  return RowsView(key_, k_dtype_, dims_.k_head_dim, dims_.kv_heads, cells);
+  return RowsView(key_.data(), k_dtype_, VLayout::kPlain, dims_.k_head_dim,
+                  dims_.kv_heads, column_bytes_, cells);
 }
 
 TensorView Layer::ValueView(CellSpan cells) const {
-  if (v_layout_ == VLayout::kPlain) {
-    return RowsView(value_, v_dtype_, dims_.v_head_dim, dims_.kv_heads, cells);
-  }
-  if (v_layout_ == VLayout::kTiled) {
-    return DenseView(value_.data() + cells.first / kTileCells * tile_bytes_,
-                     v_dtype_,
-                     {kTileCells, dims_.v_head_dim, dims_.kv_heads,
-                      static_cast<std::int64_t>(cells.size()) / kTileCells});
-  }
-  const auto element = static_cast<std::int64_t>(SizeOf(v_dtype_));
-  const auto column = static_cast<std::int64_t>(column_bytes_);
-  const std::int64_t head = column * dims_.v_head_dim;
-  return {.data = value_.data() + cells.first * SizeOf(v_dtype_),
-          .dtype = v_dtype_,
-          .shape = {static_cast<std::int64_t>(cells.size()), dims_.v_head_dim,
-                    dims_.kv_heads, 1},
-          .stride = {element, column, head, head * dims_.kv_heads}};
+  return RowsView(value_.data(), v_dtype_, v_layout_, dims_.v_head_dim,
+                  dims_.kv_heads, column_bytes_, cells);
 }
 
 }  // namespace kvtwin::optimized

@@ -20,13 +20,21 @@
 
 namespace kvtwin::optimized {
 
+// How the layers of a cache keep their rows.
+struct LayerFormat {
+  DType k_dtype;
+  DType v_dtype;
+  VLayout v_layout;
+  std::size_t cells;
+};
+
 class Layer {
  public:
   // Zeroed.
-  Layer(const RowDims& dims, DType k_dtype, DType v_dtype, VLayout v_layout,
-        std::size_t cells);
+  Layer(const RowDims& dims, const LayerFormat& format);
 
   const RowDims& dims() const { return dims_; }
+  std::size_t cells() const { return cells_; }
   std::size_t key_row_elements() const { return key_row_; }
   std::size_t key_row_bytes() const { return key_row_bytes_; }
   std::size_t value_row_bytes() const { return value_row_bytes_; }
@@ -59,6 +67,7 @@ class Layer {
   DType k_dtype_;
   DType v_dtype_;
   VLayout v_layout_;
+  std::size_t cells_;
   std::size_t key_row_;  // Elements.
   std::size_t value_row_;
   std::size_t key_row_bytes_;
@@ -70,6 +79,12 @@ class Layer {
   AlignedBuffer key_;
   AlignedBuffer value_;
 };
+
+// A stretch of cells of rows that lie as `layout` says, K's being plain. The
+// columns of permuted rows are column_bytes apart.
+TensorView RowsView(const std::byte* rows, DType dtype, VLayout layout,
+                    int head_dim, int heads, std::size_t column_bytes,
+                    CellSpan cells);
 
 // Copies a tensor of any strides to dense memory, dtype unchanged.
 void CopyDense(const TensorView& from, std::byte* to);

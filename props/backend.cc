@@ -301,7 +301,7 @@ class BackendCache final : public Cache, public Shifting {
             fmt::format("after {}: {}", function, *damage));
     }
     if (code == KVTWIN_OK) return {};
-    if (code > KVTWIN_SHARED_CELLS || code < KVTWIN_INTERNAL) {
+    if (code > KVTWIN_SHARED_CELLS || code < KVTWIN_DEVICE_ERROR) {
       Wrong("backend: garbage", fmt::format("{} answers {}, which is no "
                                             "kvtwin_status",
                                             function, code));
@@ -312,7 +312,9 @@ class BackendCache final : public Cache, public Shifting {
     if (code < KVTWIN_FAILED_PRECONDITION) {
       Wrong("backend: error",
             fmt::format("{} answers {}: {}", function,
-                        code == KVTWIN_INTERNAL ? "internal" : "out_of_memory",
+                        code == KVTWIN_INTERNAL        ? "internal"
+                        : code == KVTWIN_OUT_OF_MEMORY ? "out_of_memory"
+                                                       : "device_error",
                         message));
     }
     return {StatusFromC(code), message};

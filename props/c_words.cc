@@ -8,9 +8,10 @@
 namespace kvtwin::props {
 namespace {
 
-constexpr std::array<kvtwin_status, 6> kStatuses = {
+constexpr std::array<kvtwin_status, 7> kStatuses = {
     KVTWIN_OK,           KVTWIN_CACHE_FULL,       KVTWIN_NOT_SUPPORTED,
-    KVTWIN_SHARED_CELLS, KVTWIN_INVALID_ARGUMENT, KVTWIN_FAILED_PRECONDITION};
+    KVTWIN_SHARED_CELLS, KVTWIN_INVALID_ARGUMENT, KVTWIN_FAILED_PRECONDITION,
+    KVTWIN_DEVICE_ERROR};
 
 // The enums of C++ that are numbered as those of C are.
 template <class Cpp, class C>

@@ -158,6 +158,11 @@ kvtwin_command_test(explore_rows_of_blocks EXIT 0
   ARGS explore --cells 3 --positions 3 --dtype q4_0 --json)
 kvtwin_command_test(explore_pool_of_cells EXIT 2 PRINTS "no such option"
   ARGS explore --kind paged --cells 3)
+kvtwin_command_test(explore_pools_of_a_twin EXIT 0
+  PRINTS "all of 2 operations, 0 differences"
+  ARGS explore --kind paged --depth 2 --twin reference)
+kvtwin_command_test(fuzz_pools_of_a_twin EXIT 0 PRINTS " 0 differences"
+  ARGS fuzz --kind paged --ops 2000 --twin reference)
 kvtwin_command_test(explore_cells_by_depth EXIT 2 PRINTS "is for --kind paged"
   ARGS explore --depth 3)
 kvtwin_command_test(run_pool_as_json EXIT 0 PRINTS "\"differences\":0"

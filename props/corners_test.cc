@@ -508,7 +508,7 @@ TEST(Corners, ALongMask) {
       optimized::RowRule{sequence, {20000, 39998}}};
   for (const DType dtype :
        {DType::kF32, DType::kF16, DType::kBF16, DType::kBits}) {
-    optimized::Mask mask;
+    optimized::HostMask mask;
     mask.Build(table, rules, 3, {.first = kFirst, .end = kCells}, dtype);
     for (std::size_t row = 0; row < 3; ++row) {
       for (std::size_t cell = kFirst; cell < kCells; ++cell) {
@@ -527,7 +527,7 @@ TEST(Corners, ALongMask) {
 
 TEST(Corners, AMaskThatIsMoreThanAllMemory) {
   const optimized::CellTable table(64, 1, 0);
-  optimized::Mask mask;
+  optimized::HostMask mask;
   EXPECT_THROW(mask.Build(table, {}, SIZE_MAX / 64, {.first = 0, .end = 64},
                           DType::kF32),
                std::bad_alloc);

@@ -182,16 +182,19 @@ class Session {
 int RunPagedHistories(const Arguments& arguments) {
   const bool terminal = isatty(STDERR_FILENO) == 1;
   const PagedFuzzResult result = ExplorePaged(
-      arguments.depth, [&](std::int64_t operations, double seconds) {
+      arguments.depth,
+      [&](std::int64_t operations, double seconds) {
         if (!terminal || operations % 65536 >= arguments.depth) return;
         fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations,
                    seconds);
-      });
+      },
+      RunsOf(arguments.twin));
   if (terminal) fmt::print(stderr, "\r{:60}\r", "");
   const int differences = result.wrong.empty() ? 0 : 1;
   const std::string rerun =
       differences == 0 ? ""
-                       : fmt::format("kvtwin run '{}'", ToText(result.shrunk));
+                       : fmt::format("kvtwin run '{}' --twin {}",
+                                     ToText(result.shrunk), arguments.twin);
   if (arguments.json) {
     nlohmann::ordered_json json = {{"histories", result.histories},
                                    {"operations", result.census.operations},
@@ -269,8 +272,8 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
     const bool paged = arguments->kind == "paged";
     // What the other kind of exploring has no use for.
     for (const char* option :
-         {"--cells", "--sequences", "--positions", "--dtype", "--twin",
-          "--threads", "--state", "--seconds", "--depth"}) {
+         {"--cells", "--sequences", "--positions", "--dtype", "--threads",
+          "--state", "--seconds", "--depth"}) {
       const bool of_paged = std::string_view(option) == "--depth";
       if (of_paged == paged || explore->count(option) == 0) continue;
       throw CLI::ValidationError(option, paged

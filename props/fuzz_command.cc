@@ -116,13 +116,16 @@ void PrintCensus(const Census& census) {
   }
 }
 
-// With the backend, if there is one.
+// With the backend or the twin, if one is given.
 std::string RunCommand(const PagedHistory& history,
                        const Arguments& arguments) {
-  return fmt::format("kvtwin run '{}'{}", ToText(history),
-                     arguments.backend.given()
-                         ? " " + PoolArgumentsText(arguments.backend)
-                         : "");
+  std::string text = fmt::format("kvtwin run '{}'", ToText(history));
+  if (arguments.backend.given()) {
+    text += " " + PoolArgumentsText(arguments.backend);
+  } else {
+    text += " --twin " + arguments.twin;
+  }
+  return text;
 }
 
 int RunFuzzPaged(const Arguments& arguments, const PagedRun& run) {
@@ -172,10 +175,10 @@ int RunFuzzPaged(const Arguments& arguments, const PagedRun& run) {
   return differences;
 }
 
-// By the twins, or by a backend in a process of its own.
+// By a twin, or by a backend in a process of its own.
 template <class Do>
 int OnPools(const Arguments& arguments, const Do& act) {
-  if (!arguments.backend.given()) return act(RunTwins);
+  if (!arguments.backend.given()) return act(RunsOf(arguments.twin));
   return OnPoolBackend(arguments.backend, act);
 }
 

@@ -209,6 +209,16 @@ std::string RunTwins(const PagedHistory& history, PagedCensus* census) {
   return RunPaged(history, census);
 }
 
+PagedRun RunsOf(std::string twin) {
+  const auto make = [twin = std::move(twin)](const PagedSpec& spec,
+                                             std::string_view name) {
+    return MakePagedPool(spec, name == "optimized" ? twin : name);
+  };
+  return [make](const PagedHistory& history, PagedCensus* census) {
+    return RunPaged(history, census, make);
+  };
+}
+
 Result<std::int64_t> WritePagedRecording(PagedHistory history,
                                          std::string_view twin,
                                          std::ostream& out,
@@ -388,7 +398,8 @@ PagedFuzzResult FuzzPaged(
 }
 
 PagedFuzzResult ExplorePaged(
-    int depth, const std::function<void(std::int64_t, double)>& progress) {
+    int depth, const std::function<void(std::int64_t, double)>& progress,
+    const PagedRun& run) {
   PagedHistory history;
   history.spec = {
       .block_size = 2, .blocks = 3, .max_seq_len = 5, .dtype = DType::kF32};
@@ -411,7 +422,7 @@ PagedFuzzResult ExplorePaged(
     first = false;
     return history;
   };
-  return RunAll(next, progress, RunTwins);
+  return RunAll(next, progress, run);
 }
 
 }  // namespace kvtwin::props

@@ -49,6 +49,8 @@ using PagedRun = std::function<std::string(const PagedHistory& history,
                                            PagedCensus* census)>;
 // By the twins.
 std::string RunTwins(const PagedHistory& history, PagedCensus* census);
+// With this twin in place of the optimized one.
+PagedRun RunsOf(std::string twin);
 
 // As short, and of numbers as small, as it can be. Requires: something is
 // wrong.
@@ -72,7 +74,8 @@ PagedFuzzResult FuzzPaged(
 // Every history of so many operations, of some twenty that matter, in a pool of
 // three blocks of two tokens, where there is a sequence of three.
 PagedFuzzResult ExplorePaged(
-    int depth, const std::function<void(std::int64_t, double)>& progress);
+    int depth, const std::function<void(std::int64_t, double)>& progress,
+    const PagedRun& run = RunTwins);
 
 }  // namespace kvtwin::props
 

@@ -61,6 +61,13 @@ TEST(Paged, HistoriesReachSharingCopiesEvictionAndTruncation) {
   EXPECT_GT(result.census.full, 100);
 }
 
+TEST(Paged, TheTwinThatIsNamedRuns) {
+  const PagedHistory history = MakePagedHistory(1, 0);
+  EXPECT_EQ(RunsOf("reference")(history, nullptr), "");
+  const std::string wrong = RunsOf("third")(history, nullptr);
+  EXPECT_NE(wrong.find("twin is 'third'"), std::string::npos) << wrong;
+}
+
 TEST(Paged, LinesAreReadAsTheyAreWritten) {
   for (std::uint64_t number = 0; number < 50; ++number) {
     const std::string text = ToText(MakePagedHistory(3, number));

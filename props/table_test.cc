@@ -32,6 +32,7 @@ using optimized::CellMove;
 using optimized::CellTable;
 using optimized::kNone;
 using optimized::kWordBits;
+using optimized::HostMask;
 using optimized::Mask;
 using optimized::PosRange;
 using optimized::RowRule;
@@ -472,14 +473,14 @@ TEST(Table, RowsThatAreKeptAreAsWrittenAnew) {
       for (std::uint32_t seed = 0; seed < 6; ++seed) {
         Tables tables(seed, cells);
         Batches batches(tables);
-        Mask kept;
+        HostMask kept;
         for (int step = 0; step < 400; ++step) {
           for (int n = tables.Pick(3); n > 0; --n) tables.Change();
           const std::vector<RowRule>& rules = batches.Next();
           const std::size_t rows =
               rules.size() + static_cast<std::size_t>(tables.Pick(2));
           const optimized::CellSpan view = batches.View();
-          Mask fresh;
+          HostMask fresh;
           kept.Build(tables.table(), rules, rows, view, dtype);
           fresh.Build(tables.table(), rules, rows, view, dtype);
           SCOPED_TRACE(testing::Message() << cells << " cells, seed " << seed

@@ -250,8 +250,8 @@ class Pool final : public GuardedPaged {
 
 }  // namespace
 
-std::unique_ptr<PagedPool> MakePagedPool(const PagedSpec& spec) {
-  return std::make_unique<Pool>(spec);
+Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec) {
+  return std::unique_ptr<PagedPool>(std::make_unique<Pool>(spec));
 }
 
 }  // namespace kvtwin::reference

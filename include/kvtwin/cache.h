@@ -96,6 +96,10 @@ struct KvView {
                        // 1 may. Column 0 is first_cell, wherever that is.
                        // Rows may lie apart: stride[1].
   int first_cell = 0;  // The cell of the views' first column.
+  // Where they lie. On a device they are ready for work that is put on this
+  // stream, a cudaStream_t, or behind it; see kvtwin/cuda.h.
+  Device device = Device::kCpu;
+  void* stream = nullptr;
 };
 
 class Cache {
@@ -197,7 +201,7 @@ class Cache {
 Result<std::unique_ptr<Cache>> MakeCache(const CacheSpec& spec,
                                          std::string_view twin = "optimized");
 
-// "reference", "optimized".
+// "reference", "optimized"; in a library with CUDA "cuda" as well.
 std::span<const std::string_view> TwinNames();
 
 }  // namespace kvtwin

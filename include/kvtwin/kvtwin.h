@@ -42,7 +42,8 @@ typedef enum kvtwin_status {
   KVTWIN_INVALID_ARGUMENT = -1,
   KVTWIN_FAILED_PRECONDITION = -2, /* The call comes at the wrong time. */
   KVTWIN_OUT_OF_MEMORY = -3,
-  KVTWIN_INTERNAL = -4 /* Something else was thrown; the cache is lost. */
+  KVTWIN_INTERNAL = -4,    /* Something else was thrown; the cache is lost. */
+  KVTWIN_DEVICE_ERROR = -5 /* A device (CUDA) refused or failed. */
 } kvtwin_status;
 
 /* "ok", "cache_full", ...; "unknown" for any other number. */
@@ -190,7 +191,8 @@ typedef struct kvtwin_cache_params {
  * and KVTWIN_INTERNAL a cache may only be destroyed. */
 typedef struct kvtwin_cache kvtwin_cache;
 
-/* "reference", "optimized"; NULL if there are no more than `index`. */
+/* "reference", "optimized", with CUDA "cuda"; NULL if there are no more than
+ * `index`. */
 const char* kvtwin_twin_name(size_t index);
 
 /* A causal cache, contiguous, without a shift, of f32, one sequence of 1

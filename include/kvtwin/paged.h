@@ -105,8 +105,6 @@ struct PagedTable {
   bool operator==(const PagedTable&) const = default;
 };
 
-enum class Device { kCpu };
-
 class PagedPool {
  public:
   virtual ~PagedPool() = default;
@@ -160,7 +158,7 @@ class PagedPool {
   // them, the one that was released first being the first to go.
   virtual Status Free(int sequence) = 0;
 
-  bool IsOnGPU() const { return false; }
+  bool IsOnGPU() const { return *LayerDevice(0) == Device::kCuda; }
   virtual Result<Device> LayerDevice(int layer) const = 0;
   int MaxSeqLen() const { return spec().max_seq_len; }
 

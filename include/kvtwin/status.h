@@ -23,6 +23,8 @@ enum class StatusCode {
   kSharedCells,         // A token that would move belongs to other sequences.
   kInvalidArgument,     // An argument is wrong in itself.
   kFailedPrecondition,  // The call comes at the wrong time.
+  kDeviceError,         // The twin "cuda": a device refused or failed. The
+                        // message begins with the name of CUDA's error.
 };
 
 // The name used in recordings and messages: "ok", "cache_full", ...

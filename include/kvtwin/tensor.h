@@ -77,6 +77,9 @@ enum class VLayout {
 };
 inline constexpr int kTileCells = 32;
 
+// Whose memory an address is of.
+enum class Device { kCpu, kCuda };
+
 // Up to four dimensions, first dimension fastest; unused ones are 1.
 using Shape = std::array<std::int64_t, 4>;
 

@@ -1,7 +1,23 @@
 // Decode attention over what a cache holds: one query row for each row of the
-// mask, or for each sequence of a block table. K and V are read once for all
-// heads that share them, by as many blocks as fill the device (split over the
-// cells), and the parts are then combined.
+// mask, or for each sequence of a block table. K and V are read once for up to
+// 8 heads that share them, by as many blocks as fill the device (split over the
+// cells), and the parts are then combined. Of 32 cells none of which a row sees
+// nothing is read.
+//
+// Products are of 16 bits on tensor cores and summed as f32, but no f32 is
+// rounded to 16 bits: queries and weights, and elements of K and V that are no
+// f16, bf16 or f8, are two such numbers or three. What is off from exact
+// arithmetic is below
+//
+//   max |v| (e^(2 d) - 1 + r + 2^-18 t), with
+//   d = max (|scale| |q|.|k|) (r + 2^-18 s) + 2^-21 t,
+//
+// the largest over what a row sees; r is 2^-21, of bf16 rows 2^-15; s is
+// k_head_dim / 16, rounded up, and t how many times 32 cells a row sees. Both
+// are worst cases: measured errors grow with roots of s and t, and with bf16
+// alone reach 2^-16. (props/cuda_attention_test.cc has the steps.) Requires:
+// scores, sums and 2^15 times the largest |k| are finite in f32; infinities
+// that are seen give infinities or NaN.
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_ATTENTION_H_
 #define KVTWIN_OPTIMIZED_CUDA_ATTENTION_H_
@@ -25,6 +41,7 @@ struct DecodeQuery {
   int heads;           // A multiple of kv_heads.
   int rows;
   float scale;
+  int splits = 0;  // Parts that the cells are taken in; 0: as many as it takes.
 };
 
 // K and V of a pool's layer, dense, [head_dim, kv_heads, block_size, blocks],
@@ -39,19 +56,25 @@ struct PagedRows {
   int kv_heads;
   int block_size;
   bool head_major;
-  const int* table;    // [most_blocks, rows]: the blocks of each row's tokens.
+  const int* table;  // [most_blocks, rows]: the blocks of each row's tokens.
   int most_blocks;
   const int* lengths;  // [rows]: in tokens.
 };
 
-// Bytes of scratch memory that a call with these numbers may need, on a
-// boundary of 256. `cells`: of the view, or most_blocks * block_size.
-std::size_t DecodeScratchBytes(const DecodeQuery& query, int v_head_dim,
-                               std::int64_t cells);
+// Bytes of scratch memory that a call with these numbers needs, on a boundary
+// of 256. `cells`: of the view, or most_blocks * block_size.
+std::size_t DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
+                               int v_head_dim, std::int64_t cells);
 
-// Over the cells of a view, of any dtype and V layout. Puts work on the stream
-// and returns what the launches answered; allocates nothing, so that it can be
-// captured.
+// Over the cells of a view, of any dtype and V layout; all are seen if it has no
+// mask. Puts work on the stream and returns what the launches answered;
+// allocates nothing, so that it can be captured.
+//
+// Fastest are K and V of the same dtype, f16, bf16 or f8_e4m3, with head_dims
+// that are multiples of 16 and all runs on 16-byte boundaries. Anything else
+// takes the same way, but is read by element. Error: rows that are too wide for
+// the shared memory of the device (a k_head_dim of some 2000), as the launch
+// has it.
 cudaError_t DecodeView(const DecodeQuery& query, const KvView& view,
                        VLayout v_layout, void* scratch, cudaStream_t stream);
 cudaError_t DecodePaged(const DecodeQuery& query, const PagedRows& rows,

@@ -51,6 +51,8 @@ const char* kvtwin_status_name(int status) {
       return "out_of_memory";
     case KVTWIN_INTERNAL:
       return "internal";
+    case KVTWIN_DEVICE_ERROR:
+      return "device_error";
     default:
       return "unknown";
   }

@@ -309,7 +309,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(
     if (blocks == nullptr || block_threads <= 0) return cudaErrorInvalidValue;
     if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
     std::size_t most = std::min<std::size_t>(
-        32, kvtwin::emulator::kThreadsOfProcessor / block_threads);
+        32, static_cast<std::size_t>(kvtwin::emulator::kThreadsOfProcessor /
+                                     block_threads));
     // A block needs 1 KiB of it besides.
     most = std::min(
         most, kvtwin::emulator::kSharedOfProcessor / (shared_bytes + 1024));

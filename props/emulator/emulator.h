@@ -1,9 +1,41 @@
 // An emulator of the CUDA runtime: kernels, compiled by the host's compiler,
-// run on the CPU. This is for tests to steer it by.
+// run on the CPU, so that their code can be tried where there is no device. A
+// program is compiled with `-I props/emulator` before all else, where it finds
+// <cuda_runtime.h> and <cub/cub.cuh>. This header is for tests to steer it by.
+//
+// It does what a device may do, and rather what shows a mistake:
+//   - Blocks run in an order that is drawn, and so do the threads of a block
+//     between barriers. A missing __syncthreads() shows; so do lanes that do
+//     not meet: the process ends and says which wait where.
+//   - Memory is garbage at first (NaN, or random bits), that of a block as
+//     well. It lies between pages that nobody may touch; what is written beside
+//     it is found when it is freed. Host code cannot touch device memory
+//     (SetProtect), nor copies reach beyond an allocation.
+//   - Streams do nothing before somebody waits. What should wait for an event,
+//     or for a copy before it reads or reuses pinned memory, and does not, sees
+//     what was there before. Capture refuses what the real one refuses.
+// It cannot show:
+//   - races within a warp's step, or between threads that run until they wait:
+//     threads take turns at barriers and warp functions only, blocks run one
+//     after the other. There is no memory model: a missing __threadfence() or
+//     volatile goes unseen, and a kernel whose blocks wait for each other
+//     hangs.
+//   - what the compiler for a device makes of the code: registers, the bits of
+//     its exp2f and the like (here they are libm's), the order in which a
+//     tensor core adds.
+//   - time.
+// Where it is stricter than a device: a lane that has ended may not be in the
+// mask of a warp function, a copy from or to memory that is not pinned not in a
+// capture. It has one device and none of: textures, cooperative groups, managed
+// memory, peers, graphs that are not captured, memory in graphs.
+//
+// All of it is under one lock: threads of the host may use it at once, and run
+// kernels by turns.
 
 #ifndef KVTWIN_PROPS_EMULATOR_EMULATOR_H_
 #define KVTWIN_PROPS_EMULATOR_EMULATOR_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "props/emulator/cuda_runtime.h"

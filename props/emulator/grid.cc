@@ -6,13 +6,13 @@
 #include <dlfcn.h>
 
 #include <array>
-#include <boost/context/fiber.hpp>
-#include <boost/context/protected_fixedsize_stack.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
 #include <utility>
 
+#include "props/emulator/emulated_intrinsics.h"
+#include "props/emulator/fibers.h"
 #include "props/emulator/internal.h"
 
 uint3 threadIdx;
@@ -23,24 +23,31 @@ dim3 gridDim;
 namespace kvtwin::emulator {
 namespace {
 
-using boost::context::fiber;
+constexpr std::size_t kNone = ~std::size_t{0};
+constexpr std::size_t kCopyBytes = 16;
 
-constexpr std::size_t kStackBytes = 128 << 10;
-constexpr int kNone = -1;
-
-enum class State { kNew, kReady, kAtBarrier, kMeeting, kEnded };
-
-// A stack, and what runs on it.
-class Worker;
+enum class State { kReady, kAtBarrier, kMeeting, kEnded };
 
 struct Thread {
-  State state = State::kNew;
-  Worker* worker = nullptr;  // Of one that waits.
+  State state = State::kReady;
+  Fiber* fiber = nullptr;  // Of one that has begun.
   // The meeting that it waits in.
   const char* where = nullptr;
   unsigned mask = 0;
   Combine combine = nullptr;
   Lane lane = {};
+};
+
+// Copies to shared memory that a thread has under way.
+struct Copies {
+  struct Copy {
+    void* to;
+    const void* from;
+    std::size_t bytes;
+    int group;
+  };
+  std::vector<Copy> copies;
+  int groups = 0;  // That were committed.
 };
 
 class Grid {
@@ -50,33 +57,38 @@ class Grid {
   // For the thread that runs.
   void Barrier();
   void Meet(const char* name, unsigned mask, Lane lane, Combine combine);
-  int current() const { return current_; }
+  void CopyLater(void* shared, const void* global, std::size_t bytes);
+  void CommitCopies() { ++copies_[current_].groups; }
+  void FinishCopies(int but_groups);
+  std::size_t current() const { return current_; }
   const Kernel* kernel() const { return kernel_; }
   std::byte* shared() { return shared_.data(); }
   [[noreturn]] void Misuse(const char* name, const char* what);
 
-  // For the worker that runs.
-  void RunThread();
-  bool NextIsNew();
+  // What a fiber does.
+  void RunThreads(Fiber& own);
 
  private:
   void RunBlock();
-  void Resume();
+  bool Release();
   void Pick();
-  void Enter(int thread);
+  void Enter(std::size_t thread);
+  void SwitchToNext(Fiber& from);
   void Wait();
   [[noreturn]] void ReportDeadlock();
 
   const Kernel* kernel_ = nullptr;
   Random* random_ = nullptr;
   std::vector<Thread> threads_;
-  std::vector<int> ready_;  // New or ready threads.
-  int ended_ = 0;
-  int at_barrier_ = 0;
+  std::vector<Copies> copies_;
+  std::vector<std::size_t> ready_;  // New or ready threads.
+  std::size_t ended_ = 0;
+  std::size_t at_barrier_ = 0;
   bool one_runs_ahead_ = false;
-  int current_ = kNone;
-  int next_ = kNone;
-  std::vector<Worker*> idle_;
+  std::size_t current_ = kNone;
+  std::size_t next_ = kNone;
+  Fiber caller_;
+  std::vector<Fiber*> idle_;
   alignas(1024) std::array<std::byte, kMostSharedBytes> shared_;
 };
 
@@ -85,36 +97,6 @@ Grid& TheGrid() {
   return grid;
 }
 
-class Worker {
- public:
-  Worker()
-      : self_(std::allocator_arg,
-              boost::context::protected_fixedsize_stack(kStackBytes),
-              [this](fiber&& scheduler) {
-                scheduler_ = std::move(scheduler);
-                Loop();
-                return std::move(scheduler_);
-              }) {}
-
-  // Of the scheduler: returns when the worker waits or has nothing to do.
-  void Resume() { self_ = std::move(self_).resume(); }
-  // Of the worker.
-  void Yield() { scheduler_ = std::move(scheduler_).resume(); }
-
- private:
-  [[noreturn]] void Loop() {
-    for (;;) {
-      do {
-        TheGrid().RunThread();
-      } while (TheGrid().NextIsNew());
-      Yield();
-    }
-  }
-
-  fiber self_;
-  fiber scheduler_;
-};
-
 void Grid::Run(const Kernel& kernel, Random& random) {
   kernel_ = &kernel;
   random_ = &random;
@@ -122,6 +104,7 @@ void Grid::Run(const Kernel& kernel, Random& random) {
   blockDim = kernel.block;
   const std::size_t blocks = std::size_t{gridDim.x} * gridDim.y * gridDim.z;
   threads_.resize(std::size_t{blockDim.x} * blockDim.y * blockDim.z);
+  copies_.resize(threads_.size());
   // All of them, in an order with about no pattern: i * step + first modulo
   // the count, the step prime to it.
   std::size_t step = random.Below(blocks) | 1;
@@ -131,6 +114,8 @@ void Grid::Run(const Kernel& kernel, Random& random) {
     blockIdx = {static_cast<unsigned>(block % gridDim.x),
                 static_cast<unsigned>(block / gridDim.x % gridDim.y),
                 static_cast<unsigned>(block / gridDim.x / gridDim.y)};
+    // Garbage in all shared variables, of other kernels as well, is not cheap.
+    if (i == 0 || random.Below(8) == 0) ForgetShared();
     RunBlock();
     block = (block + step) % blocks;
   }
@@ -140,31 +125,34 @@ void Grid::Run(const Kernel& kernel, Random& random) {
 void Grid::RunBlock() {
   std::memset(shared_.data(), kGarbage, kernel_->shared_bytes);
   ready_.resize(threads_.size());
-  std::iota(ready_.begin(), ready_.end(), 0);
+  std::iota(ready_.begin(), ready_.end(), std::size_t{0});
   std::fill(threads_.begin(), threads_.end(), Thread{});
   ended_ = 0;
   at_barrier_ = 0;
   one_runs_ahead_ = (random_->Next() >> 63) != 0;
-  for (Pick(); next_ != kNone;) Resume();
-  if (ended_ != static_cast<int>(threads_.size())) ReportDeadlock();
+  Pick();
+  SwitchToNext(caller_);
+  if (ended_ != threads_.size()) ReportDeadlock();
 }
 
-// Draws what runs next.
+// Lets those in a barrier go on if all are there.
+bool Grid::Release() {
+  if (at_barrier_ == 0 || at_barrier_ + ended_ != threads_.size()) return false;
+  for (std::size_t i = 0; i < threads_.size(); ++i) {
+    if (threads_[i].state != State::kAtBarrier) continue;
+    threads_[i].state = State::kReady;
+    ready_.push_back(i);
+  }
+  at_barrier_ = 0;
+  return true;
+}
+
+// Draws what runs next: kNone if nothing can.
 void Grid::Pick() {
   next_ = kNone;
-  if (ready_.empty() && at_barrier_ > 0 &&
-      at_barrier_ + ended_ == static_cast<int>(threads_.size())) {
-    for (std::size_t i = 0; i < threads_.size(); ++i) {
-      if (threads_[i].state != State::kAtBarrier) continue;
-      threads_[i].state = State::kReady;
-      ready_.push_back(static_cast<int>(i));
-    }
-    at_barrier_ = 0;
-  }
-  if (ready_.empty()) return;
+  if (ready_.empty() && !Release()) return;
   // Either all get on about evenly, or those who can go far ahead of others.
-  const bool last =
-      one_runs_ahead_ && threads_[ready_.back()].state == State::kReady;
+  const bool last = one_runs_ahead_ && threads_[ready_.back()].fiber != nullptr;
   const std::size_t i =
       last ? ready_.size() - 1 : random_->Below(ready_.size());
   next_ = ready_[i];
@@ -172,47 +160,51 @@ void Grid::Pick() {
   ready_.pop_back();
 }
 
-// Runs the next thread, and all new ones that come after it.
-void Grid::Resume() {
-  current_ = std::exchange(next_, kNone);
-  Worker* worker = threads_[current_].worker;
-  if (worker == nullptr) {
-    if (idle_.empty()) idle_.push_back(new Worker);
-    worker = idle_.back();
-    idle_.pop_back();
-    threads_[current_].worker = worker;
-  }
-  Enter(current_);
-  worker->Resume();
-  if (threads_[current_].state == State::kEnded) idle_.push_back(worker);
-}
-
-void Grid::Enter(int thread) {
+void Grid::Enter(std::size_t thread) {
+  current_ = thread;
   const auto i = static_cast<unsigned>(thread);
   threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y,
                i / blockDim.x / blockDim.y};
 }
 
-void Grid::RunThread() {
-  kernel_->thread();
-  threads_[current_].state = State::kEnded;
-  ++ended_;
+// Goes on with what was drawn; with the caller if that is nothing.
+void Grid::SwitchToNext(Fiber& from) {
+  if (next_ == kNone) return Fiber::Switch(from, caller_);
+  Thread& thread = threads_[next_];
+  Enter(next_);
+  if (thread.fiber == nullptr) {
+    if (idle_.empty()) {
+      idle_.push_back(new Fiber([](Fiber& own) { TheGrid().RunThreads(own); }));
+    }
+    thread.fiber = idle_.back();
+    idle_.pop_back();
+  }
+  if (thread.fiber != &from) Fiber::Switch(from, *thread.fiber);
 }
 
-bool Grid::NextIsNew() {
-  Worker* const worker = threads_[current_].worker;
-  Pick();
-  if (next_ == kNone || threads_[next_].state != State::kNew) return false;
-  current_ = std::exchange(next_, kNone);
-  threads_[current_].worker = worker;
-  Enter(current_);
-  return true;
+// Threads that begin, one after the other, for as long as they are drawn.
+void Grid::RunThreads(Fiber& own) {
+  for (;;) {
+    kernel_->thread();
+    FinishCopies(-1);  // Those that no group has, too.
+    copies_[current_].groups = 0;
+    threads_[current_].state = State::kEnded;
+    ++ended_;
+    Pick();
+    if (next_ != kNone && threads_[next_].fiber == nullptr) {
+      threads_[next_].fiber = &own;
+      Enter(next_);
+    } else {
+      idle_.push_back(&own);
+      SwitchToNext(own);
+    }
+  }
 }
 
 void Grid::Wait() {
-  Worker* const worker = threads_[current_].worker;
+  Fiber& own = *threads_[current_].fiber;
   Pick();
-  worker->Yield();
+  SwitchToNext(own);
 }
 
 void Grid::Barrier() {
@@ -223,8 +215,8 @@ void Grid::Barrier() {
 }
 
 void Grid::Meet(const char* name, unsigned mask, Lane lane, Combine combine) {
-  const int warp = current_ / 32 * 32;
-  const int own = current_ % 32;
+  const std::size_t warp = current_ / 32 * 32;
+  const std::size_t own = current_ % 32;
   if ((mask >> own & 1) == 0) Misuse(name, "its own lane is not in the mask");
   Thread& thread = threads_[current_];
   thread.state = State::kMeeting;
@@ -234,9 +226,9 @@ void Grid::Meet(const char* name, unsigned mask, Lane lane, Combine combine) {
   thread.lane = lane;
 
   std::array<Lane, 32> lanes;
-  for (int i = 0; i < 32; ++i) {
+  for (std::size_t i = 0; i < 32; ++i) {
     if ((mask >> i & 1) == 0) continue;
-    const std::size_t other = static_cast<std::size_t>(warp + i);
+    const std::size_t other = warp + i;
     if (other >= threads_.size() || threads_[other].state != State::kMeeting ||
         threads_[other].mask != mask || threads_[other].combine != combine) {
       Wait();
@@ -245,11 +237,34 @@ void Grid::Meet(const char* name, unsigned mask, Lane lane, Combine combine) {
     lanes[i] = threads_[other].lane;
   }
   combine(mask, lanes.data());
-  for (int i = 0; i < 32; ++i) {
+  for (std::size_t i = 0; i < 32; ++i) {
     if ((mask >> i & 1) == 0) continue;
     threads_[warp + i].state = State::kReady;
     if (i != own) ready_.push_back(warp + i);
   }
+}
+
+void Grid::CopyLater(void* shared, const void* global, std::size_t bytes) {
+  if ((reinterpret_cast<std::uintptr_t>(shared) |
+       reinterpret_cast<std::uintptr_t>(global)) %
+          kCopyBytes !=
+      0) {
+    Misuse("CopyAsync16", "an address is no multiple of 16");
+  }
+  if (bytes > kCopyBytes) Misuse("CopyAsync16Zero", "more than 16 bytes");
+  Copies& own = copies_[current_];
+  own.copies.push_back({shared, global, bytes, own.groups});
+  std::memset(shared, kGarbage, kCopyBytes);
+}
+
+void Grid::FinishCopies(int but_groups) {
+  Copies& own = copies_[current_];
+  std::erase_if(own.copies, [&](const Copies::Copy& copy) {
+    if (copy.group >= own.groups - but_groups) return false;
+    std::memset(copy.to, 0, kCopyBytes);
+    std::memcpy(copy.to, copy.from, copy.bytes);
+    return true;
+  });
 }
 
 void Grid::ReportDeadlock() {
@@ -267,7 +282,7 @@ void Grid::ReportDeadlock() {
                    i, i % 32, thread.where, thread.mask);
     }
   }
-  std::fprintf(stderr, "  %d of %zu threads ended\n", ended_, threads_.size());
+  std::fprintf(stderr, "  %zu of %zu threads ended\n", ended_, threads_.size());
   std::abort();
 }
 
@@ -283,6 +298,7 @@ void Grid::Misuse(const char* name, const char* what) {
 }  // namespace
 
 void RunGrid(const Kernel& kernel, Random& random) {
+  ReportFaults();
   TheGrid().Run(kernel, random);
 }
 
@@ -314,7 +330,7 @@ void Meet(const char* name, unsigned mask, const void* in, void* out,
   TheGrid().Meet(name, mask, {in, out}, combine);
 }
 
-int LaneIndex() { return TheGrid().current() % 32; }
+int LaneIndex() { return static_cast<int>(TheGrid().current() % 32); }
 
 void Misuse(const char* name, const char* what) {
   TheGrid().Misuse(name, what);
@@ -335,6 +351,14 @@ unsigned Ballot(const char* name, unsigned mask, bool predicate) {
   });
   return out;
 }
+
+void CopyAsync16Zero(void* shared, const void* global, int bytes) {
+  TheGrid().CopyLater(shared, global, static_cast<std::size_t>(bytes));
+}
+
+void CopyAsyncCommit() { TheGrid().CommitCopies(); }
+
+void FinishCopies(int but_groups) { TheGrid().FinishCopies(but_groups); }
 
 std::byte* DynamicSharedMemory() { return TheGrid().shared(); }
 

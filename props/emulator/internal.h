@@ -60,6 +60,8 @@ struct Kernel {
   dim3 block;
   std::size_t shared_bytes;
 };
+// Fills all __shared__ variables with garbage.
+void ForgetShared();
 // Runs all blocks of it.
 void RunGrid(const Kernel& kernel, Random& random);
 // For messages; valid until the next call.
@@ -146,6 +148,8 @@ class Memory {
   // The piece that begins there, or holds it; null if none does.
   const Piece* Find(const void* begin) const;
   const Piece* Around(const void* address, std::size_t* offset) const;
+  // The piece that has it, or a guard of which does; `offset`: from its begin.
+  const Piece* Near(const void* address, std::ptrdiff_t* offset) const;
   // Whether [address, address + bytes) is within one piece of this kind.
   bool Holds(Kind kind, const void* address, std::size_t bytes) const;
 
@@ -226,6 +230,9 @@ cudaError_t Begin(Call call);
 cudaError_t Answer(cudaError_t error);
 // Called when a kernel has run.
 void KernelDone();
+
+// Has a fault say what it was, from now on.
+void ReportFaults();
 
 // The body of a call of the API: under the lock.
 template <class Body>

@@ -33,6 +33,7 @@ Memory::Memory()
 
 cudaError_t Memory::Allocate(Kind kind, std::size_t bytes, Random& random,
                              void** out) {
+  ReportFaults();
   *out = nullptr;
   if (bytes == 0) return cudaSuccess;
   if (kind == Kind::kDevice && bytes > limit_ - std::min(limit_, used_)) {
@@ -67,6 +68,10 @@ cudaError_t Memory::Allocate(Kind kind, std::size_t bytes, Random& random,
 
 void Memory::Free(void* begin) {
   const auto at = pieces_.find(static_cast<std::byte*>(begin));
+  if (at == pieces_.end()) {
+    std::fprintf(stderr, "emulator: cudaFreeAsync of what is free already\n");
+    std::abort();
+  }
   const Piece piece = at->second;
   Open();
   const std::byte* const bytes = at->first;
@@ -101,6 +106,19 @@ const Memory::Piece* Memory::Around(const void* address,
   return *offset < at->second.bytes ? &at->second : nullptr;
 }
 
+const Memory::Piece* Memory::Near(const void* address,
+                                  std::ptrdiff_t* offset) const {
+  const auto* const byte = static_cast<const std::byte*>(address);
+  for (const auto& [begin, piece] : pieces_) {
+    if (byte < piece.mapped || byte >= piece.mapped + piece.mapped_bytes) {
+      continue;
+    }
+    *offset = byte - begin;
+    return &piece;
+  }
+  return nullptr;
+}
+
 bool Memory::Holds(Kind kind, const void* address, std::size_t bytes) const {
   std::size_t offset = 0;
   const Piece* const piece = Around(address, &offset);
@@ -121,12 +139,12 @@ void Memory::SetProtect(bool protect) {
 }
 
 void Memory::Open() {
-  if (open_++ > 0) return;
+  if (open_++ > 0 || !protect_) return;
   for (const auto& [begin, piece] : pieces_) Protect(piece);
 }
 
 void Memory::Close() {
-  if (--open_ > 0) return;
+  if (--open_ > 0 || !protect_) return;
   for (const auto& [begin, piece] : pieces_) Protect(piece);
 }
 

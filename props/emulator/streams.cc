@@ -149,6 +149,7 @@ std::vector<cudaStream_t> Streams::Capturing() const {
 }  // namespace kvtwin::emulator
 
 using kvtwin::emulator::Call;
+using kvtwin::emulator::CapturePointer;
 using kvtwin::emulator::Device;
 using kvtwin::emulator::Do;
 using kvtwin::emulator::MarkPointer;
@@ -194,8 +195,15 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
       return cudaErrorInvalidResourceHandle;
     }
     if (found->capture != nullptr) {
-      found->capture->invalid = true;
-      found->capture.reset();
+      const CapturePointer capture = found->capture;
+      capture->invalid = true;
+      const bool over = capture->origin == found;
+      if (over) capture->origin = nullptr;
+      for (const cudaStream_t other : device.streams.Capturing()) {
+        if (other == found || (over && other->capture == capture)) {
+          other->capture.reset();
+        }
+      }
     }
     device.streams.Destroy(found);
     return cudaSuccess;
@@ -227,13 +235,13 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   });
 }
 
-cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* out) {
-  return Do(Call::kQuery, [&](Device& device) {
-    if (device.streams.Find(stream) == nullptr) {
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
+  return Do(Call::kQuery, [&](Device& it) {
+    if (it.streams.Find(stream) == nullptr) {
       return cudaErrorInvalidResourceHandle;
     }
-    if (out == nullptr) return cudaErrorInvalidValue;
-    *out = 0;
+    if (device == nullptr) return cudaErrorInvalidValue;
+    *device = 0;
     return cudaSuccess;
   });
 }

@@ -1,0 +1,106 @@
+#include "optimized/cache_memory.h"
+
+#include "core/assert.h"
+#include "optimized/parallel.h"
+
+namespace kvtwin::optimized {
+
+void HostMemory::Forget() {
+  layers_.clear();
+  layer_list_.clear();
+  found_ = nullptr;
+}
+
+Layer* HostMemory::FindLayer(int layer) const {
+  if (found_ == nullptr || found_id_ != layer) {
+    const auto found = layers_.find(layer);
+    found_ = found == layers_.end() ? nullptr : found->second.get();
+    found_id_ = layer;
+  }
+  return found_;
+}
+
+Layer& HostMemory::LayerOf(int layer) const {
+  Layer* found = FindLayer(layer);
+  KVTWIN_ASSERT(found != nullptr);
+  return *found;
+}
+
+void HostMemory::NeedLayer(int layer, const RowDims& dims,
+                           const LayerFormat& format) {
+  if (FindLayer(layer) != nullptr) return;
+  layers_.emplace(layer, std::make_unique<Layer>(dims, format));
+  layer_list_.clear();
+  for (const auto& [id, stored] : layers_) layer_list_.push_back(stored.get());
+  found_ = nullptr;
+}
+
+void HostMemory::Put(int layer, const TensorView& key,
+                     const TensorView& value) {
+  LayerOf(layer).Put(key, value, cells_);
+}
+
+// Of one cell, in all layers.
+std::size_t HostMemory::KeyRowBytes() const {
+  std::size_t bytes = 0;
+  for (const Layer* layer : layer_list_) bytes += layer->key_row_bytes();
+  return bytes;
+}
+
+void HostMemory::Move(std::span<const CellMove> moves) {
+  // K and V are read and written.
+  ParallelShares(
+      layer_list_.size(), 4 * moves.size() * KeyRowBytes(),
+      [&](std::size_t i, Share share) { layer_list_[i]->Move(moves, share); });
+}
+
+void HostMemory::ShiftKeys(const Selection& cells, const Shift& shift,
+                           std::int32_t offset) {
+  for (const Layer* layer : layer_list_) {
+    const int head_dim = layer->dims().k_head_dim;
+    shifts_[head_dim].Prepare(shift, offset, head_dim);
+  }
+  ParallelShares(layer_list_.size(), KeyRowBytes() * cells.count,
+                 [&](std::size_t i, Share share) {
+                   Layer& layer = *layer_list_[i];
+                   layer.Shift(cells,
+                               shifts_.find(layer.dims().k_head_dim)->second,
+                               share);
+                 });
+}
+
+void HostMemory::LoadKeys(int layer, const Selection& cells,
+                          std::span<float> rows) {
+  const Layer& from = LayerOf(layer);
+  const std::size_t elements = from.key_row_elements();
+  float* next = rows.data();
+  ForEachCell(cells, [&](std::size_t cell) {
+    from.LoadKey(cell, {next, elements});
+    next += elements;
+  });
+}
+
+void HostMemory::StoreKeys(int layer, const Selection& cells,
+                           std::span<const float> rows) {
+  Layer& to = LayerOf(layer);
+  const std::size_t elements = to.key_row_elements();
+  const float* next = rows.data();
+  ForEachCell(cells, [&](std::size_t cell) {
+    to.StoreKey(cell, {next, elements});
+    next += elements;
+  });
+}
+
+KvView HostMemory::Rows(int layer, CellSpan cells) {
+  const Layer& rows = LayerOf(layer);
+  return {.key = rows.KeyView(cells),
+          .value = rows.ValueView(cells),
+          .mask = {},
+          .first_cell = static_cast<int>(cells.first)};
+}
+
+KvView HostMemory::HostRows(int layer) {
+  return Rows(layer, {.first = 0, .end = LayerOf(layer).cells()});
+}
+
+}  // namespace kvtwin::optimized

@@ -1,0 +1,76 @@
+// The mask of a pass in device memory. Which columns change is decided by Mask,
+// on the host; here they are written. The device has a copy of the positions,
+// and of the cells of each sequence that was ever asked for: what changed since
+// is sent along.
+
+#ifndef KVTWIN_OPTIMIZED_CUDA_MASK_H_
+#define KVTWIN_OPTIMIZED_CUDA_MASK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "optimized/cuda/gpu.h"
+#include "optimized/cuda/mask_kernels.h"
+#include "optimized/mask.h"
+
+namespace kvtwin::optimized::cuda {
+
+class DeviceMask final : public Mask {
+ public:
+  explicit DeviceMask(Gpu& gpu) : gpu_(gpu) {}
+
+  // The view, for those who ask the cache for it.
+  TensorView Show();
+
+  // These are to be on the device, at `to`, when the next Build is done: they
+  // are sent along with what it sends.
+  void SendAlong(std::span<const int> cells, int* to) {
+    cells_due_ = cells;
+    cells_to_ = to;
+  }
+  std::span<const int> cells_due() const { return cells_due_; }
+
+ private:
+  // What the device knows of a sequence.
+  struct Copy {
+    std::shared_ptr<std::byte> words;
+    std::uint64_t changes = 0;  // Of the sequence, that it knows;
+    bool known = false;         // if any.
+    std::uint64_t asked = 0;    // In which Write.
+  };
+
+  std::byte* Allocate(std::size_t bytes) override;
+  void Write(const CellTable& table, CellSpan view, DType dtype) override;
+
+  void NeedTable(const CellTable& table);
+  void ForgetTable();
+  void AskFor(const CellTable& table, const Sequence& sequence);
+  void AddUpdate(const CellTable& table, const Sequence& sequence,
+                 const Copy& copy, std::size_t word);
+  void Send(DType dtype, std::int64_t longest);
+
+  Gpu& gpu_;
+  std::shared_ptr<std::byte> rows_;
+  std::size_t row_bytes_ = 0;  // Of all rows.
+  Mirror mirror_;
+
+  std::size_t cells_ = 0;
+  std::shared_ptr<std::byte> positions_;
+  std::shared_ptr<std::byte> ranges_;
+  std::map<const Sequence*, Copy> copies_;
+  std::uint64_t writes_ = 0;
+
+  // Scratch.
+  std::span<const int> cells_due_;
+  int* cells_to_ = nullptr;
+  std::vector<WordUpdate> updates_;
+  std::vector<MaskPiece> out_;
+};
+
+}  // namespace kvtwin::optimized::cuda
+
+#endif  // KVTWIN_OPTIMIZED_CUDA_MASK_H_

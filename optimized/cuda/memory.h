@@ -1,0 +1,130 @@
+// The memories of optimized/ on a device: of the layers and the mask of a
+// cache, of the slots of an encoder, of a pool.
+
+#ifndef KVTWIN_OPTIMIZED_CUDA_MEMORY_H_
+#define KVTWIN_OPTIMIZED_CUDA_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "optimized/cache_memory.h"
+#include "optimized/cuda/gpu.h"
+#include "optimized/cuda/mask.h"
+#include "optimized/cuda/rows.h"
+#include "optimized/encoder.h"
+#include "optimized/pool_memory.h"
+
+namespace kvtwin::optimized::cuda {
+
+// The cells that rows go to, always in the same place while they fit there: so
+// that a Put that was captured finds those of its time.
+class DeviceCells {
+ public:
+  void NeedRoom(Gpu& gpu, std::size_t count);
+  void Send(Gpu& gpu, std::span<const int> cells);
+  int* data() const { return reinterpret_cast<int*>(memory_.get()); }
+
+ private:
+  std::shared_ptr<std::byte> memory_;
+  std::size_t room_ = 0;
+};
+
+class DeviceMemory final : public CacheMemory {
+ public:
+  // `gpu` must outlive it.
+  explicit DeviceMemory(Gpu& gpu) : gpu_(gpu), mask_(gpu) {}
+
+  void Forget() override;
+  void NeedLayer(int layer, const RowDims& dims,
+                 const LayerFormat& format) override;
+  void SetCells(std::span<const int> cells) override;
+  void Put(int layer, const TensorView& key, const TensorView& value) override;
+  void Move(std::span<const CellMove> moves) override;
+  void ShiftKeys(const Selection& cells, const Shift& shift,
+                 std::int32_t offset) override;
+  void LoadKeys(int layer, const Selection& cells,
+                std::span<float> rows) override;
+  void StoreKeys(int layer, const Selection& cells,
+                 std::span<const float> rows) override;
+  KvView Rows(int layer, CellSpan cells) override;
+  KvView HostRows(int layer) override;
+  Mask& mask() override { return mask_; }
+  TensorView MaskView() override { return mask_.Show(); }
+
+ private:
+  struct Tensor {
+    std::shared_ptr<std::byte> memory;
+    StoredRows rows;
+    Mirror mirror;
+
+    std::int64_t row_bytes() const;
+    std::size_t bytes() const;
+    TensorView View(CellSpan cells) const;
+    TensorView Show(Gpu& gpu, CellSpan cells);
+  };
+  struct Layer {
+    Tensor key;
+    Tensor value;
+  };
+
+  Tensor MakeTensor(DType dtype, VLayout layout, int head_dim, int heads,
+                    std::size_t cells) const;
+  std::vector<std::byte> Gather(const Tensor& from, std::span<const int> cells);
+
+  Gpu& gpu_;
+  DeviceMask mask_;
+  std::map<int, Layer> layers_;
+  DeviceCells cells_;
+  std::map<int, RowShift> shifts_;  // By k_head_dim.
+  MoveChains chains_;
+};
+
+class DeviceSlotMemory final : public SlotMemory {
+ public:
+  explicit DeviceSlotMemory(Gpu& gpu) : gpu_(gpu) {}
+
+  std::shared_ptr<std::byte> Allocate(std::size_t bytes) override;
+  void Store(const TensorView& from, std::byte* to) override;
+  TensorView Show(const TensorView& view) override;
+  DenseTensor Load(const TensorView& view) const override;
+
+ private:
+  Gpu& gpu_;
+  std::map<std::byte*, Mirror> mirrors_;
+};
+
+class DevicePoolMemory final : public PoolMemory {
+ public:
+  explicit DevicePoolMemory(Gpu& gpu) : gpu_(gpu) {}
+
+  std::byte* Allocate(std::size_t bytes) override;
+  void Store(std::span<const int> blocks, int start, const TensorView& key,
+             const PoolRows& keys, const TensorView& value,
+             const PoolRows& values) override;
+  void CopyBlock(std::span<const PoolRows> tensors, int from, int to) override;
+  TensorView Show(const TensorView& view) override;
+  Device device() const override { return gpu_.view_device(); }
+
+  // K and V of all blocks of a layer, as CudaPool::Blocks.
+  PagedKv Blocks(int layer, const PagedSpec& spec) const;
+
+ private:
+  struct Buffer {
+    std::shared_ptr<std::byte> memory;
+    std::size_t bytes;
+    Mirror mirror;
+  };
+
+  Gpu& gpu_;
+  std::vector<Buffer> buffers_;
+  std::vector<int> cells_;  // Of what is stored.
+  DeviceCells device_cells_;
+};
+
+}  // namespace kvtwin::optimized::cuda
+
+#endif  // KVTWIN_OPTIMIZED_CUDA_MEMORY_H_

@@ -1,0 +1,166 @@
+// The twin "cuda" of the paged pool: the optimized one, whose memory is a
+// device's.
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "core/guarded_paged.h"
+#include "core/twin.h"
+#include "kvtwin/cuda.h"
+#include "optimized/cuda/memory.h"
+#include "optimized/cuda/session.h"
+#include "optimized/pool_memory.h"
+
+namespace kvtwin::optimized::cuda {
+namespace {
+
+class DevicePool final : public PagedPool {
+ public:
+  DevicePool(std::shared_ptr<Session> session, std::unique_ptr<PagedPool> pool)
+      : session_(std::move(session)), pool_(std::move(pool)) {}
+
+  const PagedSpec& spec() const override { return pool_->spec(); }
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    return pool_->Open(prompt, key);
+  }
+  Result<int> Fork(int sequence, int len) override {
+    return pool_->Fork(sequence, len);
+  }
+  Result<int> SeqLen(int sequence) const override {
+    return pool_->SeqLen(sequence);
+  }
+  Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
+                             const TensorView& value) override {
+    return session_->Change(
+        "Append", [&] { return pool_->Append(sequence, layer, key, value); });
+  }
+  Status Commit(int sequence, int new_tokens) override {
+    return pool_->Commit(sequence, new_tokens);
+  }
+  Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
+    return pool_->Commit(sequence, tokens);
+  }
+  Result<std::vector<PagedView>> Views(int sequence, int layer) const override {
+    return session_->Try([&] { return pool_->Views(sequence, layer); });
+  }
+  Result<std::vector<PagedView>> ViewsPacked(int sequence,
+                                             int layer) const override {
+    return session_->Try([&] { return pool_->ViewsPacked(sequence, layer); });
+  }
+  Result<std::optional<PagedKv>> ContiguousKV(int sequence, int layer,
+                                              int kv_len) const override {
+    return session_->Try(
+        [&] { return pool_->ContiguousKV(sequence, layer, kv_len); });
+  }
+  Status Truncate(int sequence, int len) override {
+    return pool_->Truncate(sequence, len);
+  }
+  Status Free(int sequence) override { return pool_->Free(sequence); }
+  Result<Device> LayerDevice(int layer) const override {
+    return pool_->LayerDevice(layer);
+  }
+  PagedUsage Usage() const override { return pool_->Usage(); }
+  Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override {
+    return pool_->ExportCsr(sequences);
+  }
+  Result<PagedTable> ExportTable(
+      std::span<const int> sequences) const override {
+    return pool_->ExportTable(sequences);
+  }
+  Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
+                                                int end) const override {
+    return pool_->SlotMapping(sequence, begin, end);
+  }
+
+ private:
+  std::shared_ptr<Session> session_;
+  std::unique_ptr<PagedPool> pool_;
+};
+
+// What PutRows numbers are the rows of a head, if that is how they lie.
+Status CheckRoom(const PagedSpec& spec) {
+  const std::int64_t tokens = std::int64_t{spec.blocks} * spec.block_size;
+  if (spec.layout != PagedLayout::kHeadMajor ||
+      tokens <= std::numeric_limits<int>::max() / spec.kv_heads) {
+    return {};
+  }
+  return {StatusCode::kNotSupported,
+          fmt::format("head-major rows of {} tokens and {} heads are too many",
+                      tokens, spec.kv_heads)};
+}
+
+struct MadePool {
+  std::unique_ptr<DevicePool> pool;
+  const DevicePoolMemory* memory = nullptr;
+};
+
+// On the default stream.
+Result<MadePool> Make(const std::shared_ptr<Session>& session,
+                      const PagedSpec& spec) {
+  Status status = CheckRoom(spec);
+  if (status.ok()) status = session->Open();
+  if (!status.ok()) return status;
+  auto memory = std::make_unique<DevicePoolMemory>(session->gpu());
+  MadePool made;
+  made.memory = memory.get();
+  status = session->Try([&] {
+    made.pool = std::make_unique<DevicePool>(session,
+                                             MakePool(spec, std::move(memory)));
+    return Status();
+  });
+  if (!status.ok()) return status;
+  return made;
+}
+
+class StreamedPool final : public CudaPool {
+ public:
+  StreamedPool(std::shared_ptr<Session> session, MadePool made)
+      : session_(std::move(session)), made_(std::move(made)) {}
+
+  PagedPool& On(CudaStream stream) override {
+    session_->On(stream);
+    return *made_.pool;
+  }
+
+  Result<PagedKv> Blocks(int layer) const override {
+    const Result<Device> device = made_.pool->LayerDevice(layer);
+    if (!device.ok()) return device.status();
+    return made_.memory->Blocks(layer, made_.pool->spec());
+  }
+
+ private:
+  std::shared_ptr<Session> session_;
+  MadePool made_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec) {
+  Result<MadePool> made =
+      Make(std::make_shared<Session>(/*device=*/0, /*host_views=*/true), spec);
+  if (!made.ok()) return made.status();
+  return std::unique_ptr<PagedPool>(std::move(made->pool));
+}
+
+}  // namespace kvtwin::optimized::cuda
+
+namespace kvtwin {
+
+Result<std::unique_ptr<CudaPool>> CudaPool::Make(const PagedSpec& spec,
+                                                 int device) {
+  using optimized::cuda::Session;
+  Status status = CheckPagedSpec(spec);
+  if (!status.ok()) return status;
+  auto session = std::make_shared<Session>(device, /*host_views=*/false);
+  auto made = optimized::cuda::Make(session, spec);
+  if (!made.ok()) return made.status();
+  return std::unique_ptr<CudaPool>(
+      std::make_unique<optimized::cuda::StreamedPool>(std::move(session),
+                                                      std::move(*made)));
+}
+
+}  // namespace kvtwin

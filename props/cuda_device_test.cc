@@ -1,0 +1,41 @@
+// On a machine without a device there is nothing that these tests could run on:
+// all are skipped, and say why. Where one must be there ($KVTWIN_DEVICE is
+// "required"), that is an error.
+
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+namespace kvtwin::props {
+namespace {
+
+class Device : public testing::Environment {
+ public:
+  void SetUp() override {
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count > 0) return;
+    const char* need = std::getenv("KVTWIN_DEVICE");
+    if (need != nullptr && std::string_view(need) == "required") {
+      FAIL() << "no CUDA device: " << cudaGetErrorName(error);
+    }
+    // Of tests that it has skipped for this, gtest does not say so: for ctest.
+    std::printf("[  SKIPPED ] no CUDA device: %s\n", cudaGetErrorName(error));
+    GTEST_SKIP();
+  }
+};
+
+const testing::Environment* const device =
+    testing::AddGlobalTestEnvironment(new Device);
+
+TEST(CudaDevice, IsNewEnough) {
+  cudaDeviceProp properties = {};
+  ASSERT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
+  EXPECT_GE(properties.major, 8) << properties.name;
+}
+
+}  // namespace
+}  // namespace kvtwin::props

@@ -1,0 +1,69 @@
+# The twin cuda, tested: with KVTWIN_CUDA on a device, and with any build on the
+# emulator of props/emulator/, for which the kernels are compiled as C++. All of
+# these tests have the label cuda.
+
+function(kvtwin_add_cuda_tests target prefix)
+  target_link_libraries(${target}
+    PRIVATE kvtwin_props rapidcheck rapidcheck_gtest GTest::gmock
+            GTest::gtest_main)
+  gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST TEST_PREFIX ${prefix}
+                       PROPERTIES LABELS cuda TIMEOUT 600 ENVIRONMENT
+                       "RC_PARAMS=seed=1 max_success=400")
+endfunction()
+
+if(KVTWIN_CUDA)
+  add_executable(kvtwin_cuda_tests ${cuda_test_sources})
+  target_link_libraries(kvtwin_cuda_tests PRIVATE CUDA::cudart_static)
+  kvtwin_add_cuda_tests(kvtwin_cuda_tests cuda.)
+endif()
+
+# That nvcc compiles it is tested where it is: 77 is a test that is skipped.
+if(NOT KVTWIN_CUDA AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")
+  add_test(NAME cuda.compiles
+    COMMAND ${PROJECT_SOURCE_DIR}/dev cuda --compile)
+  set_tests_properties(cuda.compiles PROPERTIES
+    LABELS cuda PROCESSORS 2 SKIP_RETURN_CODE 77 TIMEOUT 900)
+endif()
+
+# The emulator's threads are fibers of Boost's.
+find_package(Boost QUIET COMPONENTS context)
+if(NOT TARGET Boost::context)
+  message(STATUS "No Boost.Context: the twin cuda is not tested by emulation")
+  return()
+endif()
+
+# Sets a variable to sources that CMake takes for C++: each includes a .cu of a
+# folder.
+function(kvtwin_emulate variable folder)
+  foreach(kernel ${ARGN})
+    get_filename_component(name ${kernel} NAME)
+    set(source ${PROJECT_BINARY_DIR}/emulated/${folder}/${name}.cc)
+    file(GENERATE OUTPUT ${source} CONTENT "#include \"${folder}/${name}\"\n")
+    list(APPEND sources ${source})
+  endforeach()
+  set(${variable} ${sources} PARENT_SCOPE)
+endfunction()
+kvtwin_emulate(emulated_kernels optimized/cuda ${cuda_kernels})
+file(GLOB emulator_sources CONFIGURE_DEPENDS props/emulator/*.cc)
+# Objects, which come before the library: its factory is then not needed, nor
+# are the kernels that nvcc has compiled.
+add_library(kvtwin_emulated OBJECT core/factory.cc ${cuda_sources}
+            ${emulated_kernels} ${emulator_sources})
+target_compile_definitions(kvtwin_emulated PUBLIC KVTWIN_CUDA)
+target_include_directories(kvtwin_emulated BEFORE
+  PUBLIC ${PROJECT_SOURCE_DIR}/props/emulator)
+target_link_libraries(kvtwin_emulated PUBLIC kvtwin_props Boost::context)
+if(KVTWIN_OPENMP)
+  target_link_libraries(kvtwin_emulated PRIVATE OpenMP::OpenMP_CXX)
+else()
+  target_compile_options(kvtwin_emulated PRIVATE -Wno-unknown-pragmas)
+endif()
+
+# The command, with this twin as well.
+add_executable(kvtwin-emulated props/kvtwin.cc)
+target_link_libraries(kvtwin-emulated PRIVATE kvtwin_emulated)
+
+add_executable(kvtwin_cuda_emulated_tests
+               ${cuda_test_sources} ${emulator_tests})
+target_link_libraries(kvtwin_cuda_emulated_tests PRIVATE kvtwin_emulated)
+kvtwin_add_cuda_tests(kvtwin_cuda_emulated_tests emulated.)
