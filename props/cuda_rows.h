@@ -144,10 +144,10 @@ struct Source {
     std::int64_t next = static_cast<std::int64_t>(SizeOf(dtype));
     if (blocks) next = RunBytes(dtype, shape[0]);
     const bool tokens_first = !plain && random.Pick(3) == 0;
+    using Dims = std::array<std::size_t, 3>;
     std::int64_t least = 0;
     std::int64_t most = next;
-    for (const std::size_t dim :
-         tokens_first ? std::array{0, 2, 1} : std::array{0, 1, 2}) {
+    for (const std::size_t dim : tokens_first ? Dims{0, 2, 1} : Dims{0, 1, 2}) {
       if (dim == 0 && blocks) continue;
       std::int64_t stride = next;
       if (!plain && random.Pick(2) == 0) {
@@ -245,7 +245,7 @@ class Twin {
                                             : random.OneOf({1, 37, 128, 161})),
         dims_{DrawHeadDim(random, IsBlockDType(k_dtype_)), random.Pick(4) + 1,
               DrawHeadDim(random, IsBlockDType(v_dtype_))},
-        layer_(dims_, k_dtype_, v_dtype_, v_layout_, Size(cells_)) {
+        layer_(dims_, {k_dtype_, v_dtype_, v_layout_, Size(cells_)}) {
     std::vector<int> all(Size(cells_));
     std::iota(all.begin(), all.end(), 0);
     const Source key = KeySource(random, k_dtype_, cells_);
