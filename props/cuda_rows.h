@@ -245,7 +245,7 @@ class Twin {
                                             : random.OneOf({1, 37, 128, 161})),
         dims_{DrawHeadDim(random, IsBlockDType(k_dtype_)), random.Pick(4) + 1,
               DrawHeadDim(random, IsBlockDType(v_dtype_))},
-        layer_(dims_, k_dtype_, v_dtype_, v_layout_, Size(cells_)) {
+        layer_(dims_, {k_dtype_, v_dtype_, v_layout_, Size(cells_)}) {
     std::vector<int> all(Size(cells_));
     std::iota(all.begin(), all.end(), 0);
     const Source key = KeySource(random, k_dtype_, cells_);

@@ -245,7 +245,7 @@ RowsAt PlainRows(const TensorView& view) {
           .dtype = view.dtype,
           .head_dim = static_cast<int>(view.shape[0]),
           .head_stride = view.stride[1],
-          .row_stride = view.stride[2],
+          .row_stride = static_cast<unsigned>(view.stride[2]),
           .tile_stride = 0,
           .element_stride = 0,
           .pitch = 0};
@@ -271,18 +271,14 @@ RowsAt BlockRows(const PagedRows& rows, const std::byte* data, DType dtype,
           .dtype = dtype,
           .head_dim = head_dim,
           .head_stride = rows.head_major ? bytes * rows.block_size : bytes,
-          .row_stride = rows.head_major ? bytes : bytes * rows.kv_heads,
+          .row_stride = static_cast<unsigned>(
+              rows.head_major ? bytes : bytes * rows.kv_heads),
           .tile_stride = 0,
           .element_stride = 0,
           .pitch = 0};
 }
 
 }  // namespace
-
-std::size_t DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
-                               int v_head_dim, std::int64_t cells) {
-  return ScratchOf(query, kv_heads, v_head_dim, cells).bytes;
-}
 
 cudaError_t DecodeView(const DecodeQuery& query, const KvView& view,
                        VLayout v_layout, void* scratch, cudaStream_t stream) {
@@ -330,3 +326,8 @@ cudaError_t DecodePaged(const DecodeQuery& query, const PagedRows& rows,
 }
 
 }  // namespace kvtwin::optimized::cuda
+
+std::size_t kvtwin::DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
+                                       int v_head_dim, std::int64_t cells) {
+  return optimized::cuda::ScratchOf(query, kv_heads, v_head_dim, cells).bytes;
+}

@@ -17,6 +17,7 @@
 
 namespace kvtwin::optimized::cuda {
 
+inline constexpr int kLogWarp = 5;
 inline constexpr int kRing = 4;             // Pieces.
 inline constexpr int kShifts = kPieceDims;  // Bytes.
 static_assert(kPieceDims >= kTile);
@@ -30,7 +31,7 @@ struct RowsAt {
   DType dtype;
   int head_dim;
   std::int64_t head_stride;
-  std::int64_t row_stride;
+  unsigned row_stride;
   std::int64_t tile_stride;
   std::int64_t element_stride;
   int pitch;  // Of runs in shared memory.
@@ -186,12 +187,12 @@ class Feeder {
     const int dims = min(kPieceDims, rows.head_dim - part * kPieceDims);
     const std::byte* data = rows.data + share_.kv_head * rows.head_stride +
                             RunBytes(rows.dtype, kPieceDims) * part;
-    const std::int64_t stride = rows.row_stride;
+    const unsigned stride = rows.row_stride;
     CopyRuns<false>(kTile, static_cast<int>(RunBytes(rows.dtype, dims)),
-                    rows.pitch, data, [&](int run, std::int64_t& offset) {
+                    rows.pitch, data, [&](int run, std::uint64_t& offset) {
                       const unsigned place =
                           __shfl_sync(kAllLanes, tile_.place, run);
-                      offset = stride * place;
+                      offset = std::uint64_t{place} * stride;
                       return place != kNowhere;
                     });
   }
@@ -204,9 +205,10 @@ class Feeder {
                             tile_.index * rows.tile_stride +
                             first * rows.element_stride;
     const int runs = min(kPieceDims, rows.head_dim - first);
+    const auto stride = static_cast<std::uint64_t>(rows.element_stride);
     CopyRuns<true>(runs, static_cast<int>(RunBytes(rows.dtype, cells)),
-                   rows.pitch, data, [&](int run, std::int64_t& offset) {
-                     offset = run * rows.element_stride;
+                   rows.pitch, data, [&](int run, std::uint64_t& offset) {
+                     offset = static_cast<unsigned>(run) * stride;
                      return run < runs;
                    });
   }
@@ -221,43 +223,52 @@ class Feeder {
                                            const std::byte* data,
                                            const OffsetOf& offset_of) {
     constexpr bool kAny = kForm == Form::kAny;
-    const int granules =
-        (bytes + (kAny ? kGranule - 1 : 0) + kGranule - 1) / kGranule;
-    // So many neighbouring lanes copy a run, so that each has the same part of
-    // all of its runs. They are a power of two, at most a warp: only runs of
-    // kAny are longer.
-    const int lanes = granules == 1 ? 1 : min(1 << (32 - __clz(granules - 1)), kTile);
-    const int first = lane_ % lanes;
-    const bool wanted = first < granules;
-    const int step = kTile / lanes;
+    constexpr int kMostBefore = kAny ? kGranule - 1 : 0;
+    const int granules = (bytes + kMostBefore + kGranule - 1) / kGranule;
+    // A power of two of neighbouring lanes copies a run, so that each has the
+    // same part of all its runs; only a run of kAny may take them all twice.
+    const int log = min(32 - __clz(granules - 1), kLogWarp);
+    const int lanes = 1 << log;
+    const int first = lane_ & (lanes - 1);
+    int run = lane_ >> log;
     std::byte* slot = ring_ + slot_ * job_.slot_bytes;
-    std::byte* to =
-        slot + kShiftBytes + lane_ / lanes * pitch + first * kGranule;
+    std::byte* to = slot + kShiftBytes + run * pitch + first * kGranule;
     if constexpr (!kAny) data += first * kGranule;
-#ifdef __CUDACC__
-#pragma unroll 4
-#endif
-    for (int i = 0; i < count; i += step, to += step * pitch) {
-      const int run = i + lane_ / lanes;
-      std::int64_t offset = 0;
-      if (!(offset_of(run, offset) && wanted)) continue;
+    const int step = kTile >> log;
+    const int steps = ((count << log) + kTile - 1) / kTile;
+    KVTWIN_UNROLL_4
+    for (int i = 0; i < steps; ++i) {
+      std::uint64_t offset = 0;
+      const bool wanted = offset_of(run, offset) && first < granules;
       const std::byte* from = data + offset;
       if constexpr (kAny) {
-        const auto before = static_cast<int>(
-            reinterpret_cast<std::uintptr_t>(from) % kGranule);
-        reinterpret_cast<std::uint8_t*>(slot)[run] =
-            static_cast<std::uint8_t>(before);
-        for (int k = first; k < granules; k += lanes) {
-          const int rest = before + bytes - k * kGranule;
-          if (rest <= 0) break;
-          CopyAsync16Zero(to + (k - first) * kGranule,
-                          from - before + k * kGranule, min(rest, kGranule));
-        }
+        if (wanted) CopyShifted(bytes, first, lanes, from, slot + run, to);
       } else if constexpr (kClip) {
-        CopyAsync16Zero(to, from, min(bytes - first * kGranule, kGranule));
+        const int rest = min(bytes - first * kGranule, kGranule);
+        if (wanted) CopyAsync16Zero(to, from, rest);
       } else {
-        CopyAsync16(to, from);
+        CopyAsync16If(wanted, to, from);
       }
+      run += step;
+      to += step * pitch;
+    }
+  }
+
+  // Granules `granule`, granule + lanes and so on of a run that begins anywhere.
+  __device__ __forceinline__ static void CopyShifted(int bytes, int granule,
+                                                     int lanes,
+                                                     const std::byte* from,
+                                                     std::byte* shift,
+                                                     std::byte* to) {
+    const auto before = static_cast<int>(
+        reinterpret_cast<std::uintptr_t>(from) % kGranule);
+    *shift = static_cast<std::byte>(before);
+    const int end = before + bytes;
+    from += granule * kGranule - before;
+    for (int at = granule * kGranule; at < end; at += lanes * kGranule) {
+      CopyAsync16Zero(to, from, min(end - at, kGranule));
+      from += lanes * kGranule;
+      to += lanes * kGranule;
     }
   }
 
@@ -373,9 +384,7 @@ template <Form kForm, bool kColumns>
 __device__ __forceinline__ void AddProducts(const Piece& piece, int lane,
                                             int first_step,
                                             float (&products)[kTile / 8][4]) {
-#ifdef __CUDACC__
-#pragma unroll 4
-#endif
+  KVTWIN_UNROLL_4
   for (int step = 0; step < (piece.dims + kStep - 1) / kStep; ++step) {
     Right<kForm> keys[kTile / 8];
     LoadKeys<kForm, kColumns>(piece, lane, step, keys);

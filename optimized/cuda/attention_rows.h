@@ -24,8 +24,10 @@ namespace kvtwin::optimized::cuda {
 // Loops over registers.
 #ifdef __CUDACC__
 #define KVTWIN_UNROLL _Pragma("unroll")
+#define KVTWIN_UNROLL_4 _Pragma("unroll 4")
 #else
 #define KVTWIN_UNROLL
+#define KVTWIN_UNROLL_4
 #endif
 
 inline constexpr int kTile = 32;        // Cells: as many as a warp has lanes.

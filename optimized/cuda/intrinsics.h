@@ -25,6 +25,7 @@
 namespace kvtwin::optimized::cuda {
 
 using emulator::CopyAsync16;
+using emulator::CopyAsync16If;
 using emulator::CopyAsync16Zero;
 using emulator::CopyAsyncCommit;
 using emulator::CopyAsyncWait;
@@ -99,6 +100,20 @@ __device__ __forceinline__ void CopyAsync16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address),
                "l"(global)
                : "memory");
+}
+// The same, or nothing: without a branch.
+__device__ __forceinline__ void CopyAsync16If(bool wanted, void* shared,
+                                              const void* global) {
+  const auto address =
+      static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.u32 wanted, %2, 0;\n"
+      "@wanted cp.async.cg.shared.global [%0], [%1], 16;\n"
+      "}\n" ::"r"(address),
+      "l"(global), "r"(static_cast<std::uint32_t>(wanted))
+      : "memory");
 }
 // The same; of the 16 bytes, those from `bytes`, 0 to 16, are not read: they
 // become zeros.

@@ -25,6 +25,9 @@ void CopyAsync16Zero(void* shared, const void* global, int bytes);
 inline void CopyAsync16(void* shared, const void* global) {
   CopyAsync16Zero(shared, global, 16);
 }
+inline void CopyAsync16If(bool wanted, void* shared, const void* global) {
+  if (wanted) CopyAsync16(shared, global);
+}
 void CopyAsyncCommit();
 void FinishCopies(int but_groups);
 template <int kGroups>
