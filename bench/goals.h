@@ -72,8 +72,8 @@ class Goals {
 using GoalPart = void (*)(Goals& goals);
 
 // Prints the rows as they come, `about` what is measured on what, or as JSON at
-// the end. The exit code: 0 if all goals are met or, in a quick run, measured; 1
-// if not; 2 if there are none.
+// the end. The exit code: 0 if all goals are met or, in a quick run, measured;
+// 1 if not; 2 if there are none.
 int RunGoals(const GoalOptions& options, std::string_view about,
              std::span<const GoalPart> parts);
 // Those of the optimized twin.
