@@ -66,8 +66,8 @@ struct PagedRows {
 std::size_t DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
                                int v_head_dim, std::int64_t cells);
 
-// Over the cells of a view, of any dtype and V layout; all are seen if it has no
-// mask. Puts work on the stream and returns what the launches answered;
+// Over the cells of a view, of any dtype and V layout; all are seen if it has
+// no mask. Puts work on the stream and returns what the launches answered;
 // allocates nothing, so that it can be captured.
 //
 // Fastest are K and V of the same dtype, f16, bf16 or f8_e4m3, with head_dims
