@@ -1,24 +1,25 @@
 // Decode attention of the device against the textbook's (reference/attention.h)
 // over the same rows, views and block tables of every kind.
 //
-// How far apart they may be. Let u be 2^-23: what a sum as f32 loses that is cut
-// off rather than rounded; how tensor cores round is written nowhere. A product
-// of N numbers each and what is added to it loses (N + 1) u of their magnitudes
-// then. There is c = 1 of these for 16 elements, or 4 where K and V are split
-// into three parts as well.
+// How far apart they may be. Let u be 2^-23: what a sum as f32 loses that is
+// cut off rather than rounded; how tensor cores round is written nowhere. A
+// product of N numbers each and what is added to it loses (N + 1) u of their
+// magnitudes then. There is c = 1 of these for 16 elements, or 4 where K and V
+// are split into three parts as well.
 //
 // 1. Of a query all is kept but r = 2^-21 (bf16 rows: 2^-15) and 2^-39 of the
 //    head's largest. Where K is split, products below 2^-21 are left out. With
-//    A = |scale| |q|.|k|, and s times c products, and what follows them, a score
-//    is off by d1 = A (r + ((N + 1) c s + 4) u) + 2^-39 |scale| max |q| |k|.
+//    A = |scale| |q|.|k|, and s times c products, and what follows them, a
+//    score is off by d1 = A (r + ((N + 1) c s + 4) u) + 2^-39 |scale| max |q|
+//    |k|.
 // 2. Scores become logarithms, are multiplied and subtracted: less than
 //    2 (R + 16) u, R being their range. The base changes at most with each of T
 //    tiles and once when splits are combined, exp2 is good to 2 u: with the
 //    weight's own, d = d1 + 2 (R + 16) u + 2 (T + 2) u.
 // 3. Weights that are off by e^d are, normalized, by e^(2 d) at most.
 // 4. Of a weight all is kept but r and 2^-39 of the largest. Weighted sums are
-//    of 2 c T products and T + 2 S + 4 more steps, S being the splits; the sum of
-//    weights of 8 T + 2 S + 4.
+//    of 2 c T products and T + 2 S + 4 more steps, S being the splits; the sum
+//    of weights of 8 T + 2 S + 4.
 //
 // So an element of the result is off by B (e^(2 d) - 1 + r + ...) + 2^-39 C,
 // where B is the weighted sum of |v|, and C the sum of |v|.
@@ -124,12 +125,12 @@ struct Question {
 };
 
 std::string Text(const Question& q) {
-  return fmt::format("{} rows of {} x {} heads, K {} x {}, V {} x {} {}, {} "
-                     "splits, queries of {}",
-                     q.rows, q.kv_heads, q.group, q.k_head_dim,
-                     DTypeName(q.k_dtype), q.v_head_dim, DTypeName(q.v_dtype),
-                     kVLayoutNames[static_cast<std::size_t>(q.layout)],
-                     q.splits, q.size);
+  return fmt::format(
+      "{} rows of {} x {} heads, K {} x {}, V {} x {} {}, {} "
+      "splits, queries of {}",
+      q.rows, q.kv_heads, q.group, q.k_head_dim, DTypeName(q.k_dtype),
+      q.v_head_dim, DTypeName(q.v_dtype),
+      kVLayoutNames[static_cast<std::size_t>(q.layout)], q.splits, q.size);
 }
 
 Question DrawQuestion(Draw& draw) {
@@ -146,8 +147,8 @@ Question DrawQuestion(Draw& draw) {
   q.splits = draw.Of<int>({0, 1, 2, 3, 7});
   q.k_dtype = draw.Of(dtypes);
   q.v_dtype = draw.Once(4) ? draw.Of(dtypes) : q.k_dtype;
-  q.layout = draw.Of<VLayout>({VLayout::kPlain, VLayout::kPlain,
-                               VLayout::kPermuted, VLayout::kTiled});
+  q.layout = draw.Of<VLayout>(
+      {VLayout::kPlain, VLayout::kPlain, VLayout::kPermuted, VLayout::kTiled});
   q.size = draw.Of<float>({1, 1, 0x1p-60F, 0x1p60F});
   const auto whole = [](int dim) { return (dim + 31) / 32 * 32; };
   if (IsBlockDType(q.k_dtype)) q.k_head_dim = whole(q.k_head_dim);
@@ -237,13 +238,13 @@ class Checker {
     for (int head = 0; head < q_.heads(); ++head) {
       const double share = Share(SeenBy(view, mask_row, queries, head));
       for (int i = 0; i < q_.v_head_dim; ++i) {
-        const double bound = weighted(i, head) * share +
-                             0x1p-39 * sums(i, head / q_.group);
+        const double bound =
+            weighted(i, head) * share + 0x1p-39 * sums(i, head / q_.group);
         const float is = out_[Index(row, head, i, q_.v_head_dim)];
         const double apart = std::abs(is - due(i, head));
-        ASSERT_LE(apart, bound) << "row " << row << ", head " << head
-                                << ", element " << i << " is " << is
-                                << " and should be " << due(i, head);
+        ASSERT_LE(apart, bound)
+            << "row " << row << ", head " << head << ", element " << i << " is "
+            << is << " and should be " << due(i, head);
         if (bound > 0) most_ = std::max(most_, apart / bound);
       }
     }
@@ -260,8 +261,8 @@ class Checker {
   DenseTensor SizesOfValues(const KvView& view, int mask_row,
                             Eigen::MatrixXd& sums) const {
     const std::int64_t cells = view.key.shape[2];
-    DenseTensor sizes = FilledTensor(
-        DType::kF32, {q_.v_head_dim, q_.kv_heads, cells, 1}, 0);
+    DenseTensor sizes =
+        FilledTensor(DType::kF32, {q_.v_head_dim, q_.kv_heads, cells, 1}, 0);
     sums = Eigen::MatrixXd::Zero(q_.v_head_dim, q_.kv_heads);
     for (std::int64_t cell = 0; cell < cells; ++cell) {
       if (!MaskAllows(view.mask, cell, mask_row)) continue;
@@ -321,8 +322,8 @@ class Checker {
                      seen.remainders * 0x1p-39 + 2 * (range + 16) * u +
                      2 * (seen.tiles + 2) * u;
     const double weights = std::min(seen.cells, 16);
-    const double steps = (weights + 1) * 2 * c * seen.tiles +
-                         9 * seen.tiles + 4 * splits + 8;
+    const double steps =
+        (weights + 1) * 2 * c * seen.tiles + 9 * seen.tiles + 4 * splits + 8;
     return std::exp(2 * d) - 1 + r + steps * u;
   }
 
@@ -388,7 +389,8 @@ Pool DrawPool(Draw& draw, const Question& q, DType mask_dtype) {
   pool.view.key.data = pool.view.key.at(0, 0, first);
   pool.view.key.shape[2] = cells;
   Shape shape = {q.v_head_dim, q.kv_heads, all, 1};
-  if (q.layout == VLayout::kPermuted) shape = {all, q.v_head_dim, q.kv_heads, 1};
+  if (q.layout == VLayout::kPermuted)
+    shape = {all, q.v_head_dim, q.kv_heads, 1};
   if (tiled) shape = {kTile, q.v_head_dim, q.kv_heads, all / kTile};
   pool.value = DrawTensor(draw, q.v_dtype, shape);
   pool.view.value = pool.value.view();
@@ -443,8 +445,8 @@ std::vector<float> Decode(const Question& q, const std::vector<float>& query,
                               .rows = q.rows,
                               .scale = q.scale(),
                               .splits = q.splits};
-  const Memory scratch(DecodeScratchBytes(decode, q.kv_heads, q.v_head_dim,
-                                          view.key.shape[2]));
+  const Memory scratch(
+      DecodeScratchBytes(decode, q.kv_heads, q.v_head_dim, view.key.shape[2]));
   EXPECT_EQ(DecodeView(decode, view, q.layout, scratch.data(), stream),
             cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
@@ -456,8 +458,8 @@ TEST_F(CudaAttention, AViewIsTheTextbooks) {
   for (unsigned seed = 0; seed < 600; ++seed) {
     Draw draw(seed);
     const Question q = DrawQuestion(draw);
-    const DType mask_dtype = draw.Of(
-        std::vector<DType>(kMaskDTypes.begin(), kMaskDTypes.end()));
+    const DType mask_dtype =
+        draw.Of(std::vector<DType>(kMaskDTypes.begin(), kMaskDTypes.end()));
     const Pool pool = DrawPool(draw, q, mask_dtype);
     SCOPED_TRACE(fmt::format("seed {}: {}, {} cells, mask {}", seed, Text(q),
                              pool.view.key.shape[2], DTypeName(mask_dtype)));
@@ -518,8 +520,9 @@ Blocks DrawBlocks(Draw& draw, const Question& q) {
   int next = all - 1;
   for (int row = 0; row < q.rows; ++row) {
     const int most = blocks.most_blocks * blocks.block_size;
-    const int length =
-        draw.Once(8) ? 0 : draw.Once(3) ? most : draw.Between(1, most);
+    const int length = draw.Once(8)   ? 0
+                       : draw.Once(3) ? most
+                                      : draw.Between(1, most);
     blocks.lengths.push_back(length);
     for (int i = 0; i * blocks.block_size < length; ++i) {
       blocks.table[static_cast<std::size_t>(row * blocks.most_blocks + i)] =
@@ -541,8 +544,7 @@ KvView ViewOfRow(const Blocks& blocks, const Question& q, int row,
   dense.clear();
   for (const DenseTensor* from : {&blocks.key, &blocks.value}) {
     const std::int64_t head_dim = from->shape[0];
-    DenseTensor rows{
-        from->dtype, {head_dim, q.kv_heads, length, 1}, {}};
+    DenseTensor rows{from->dtype, {head_dim, q.kv_heads, length, 1}, {}};
     for (int token = 0; token < length; ++token) {
       const DenseTensor one =
           CopyOf(blocks.RowOfToken(*from, row, token), from->dtype);
@@ -564,9 +566,9 @@ TEST_F(CudaAttention, ABlockTableIsTheTextbooks) {
     Question q = DrawQuestion(draw);
     q.layout = VLayout::kPlain;
     const Blocks blocks = DrawBlocks(draw, q);
-    SCOPED_TRACE(fmt::format(
-        "seed {}: {}, {} blocks of {}{}", seed, Text(q), blocks.most_blocks,
-        blocks.block_size, blocks.head_major ? ", head major" : ""));
+    SCOPED_TRACE(fmt::format("seed {}: {}, {} blocks of {}{}", seed, Text(q),
+                             blocks.most_blocks, blocks.block_size,
+                             blocks.head_major ? ", head major" : ""));
     const std::vector<float> query = DrawQuery(draw, q);
     const Memory key(blocks.key.bytes);
     const Memory value(blocks.value.bytes);
@@ -600,9 +602,8 @@ TEST_F(CudaAttention, ABlockTableIsTheTextbooks) {
     ASSERT_EQ(DecodePaged(decode, rows, scratch.data(), stream_), cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
     const std::vector<float> out = d_out.Floats(count);
-    const KvView pools = {.key = blocks.key.view(),
-                          .value = blocks.value.view(),
-                          .mask = {}};
+    const KvView pools = {
+        .key = blocks.key.view(), .value = blocks.value.view(), .mask = {}};
     Checker checker(q, query, out, IsByElement(q, pools));
     for (int row = 0; row < q.rows; ++row) {
       std::vector<DenseTensor> dense;
@@ -641,12 +642,11 @@ TEST_F(CudaAttention, WhatIsHiddenIsNotRead) {
     spread(view.key, d_key);
     spread(view.value, d_value);
     view.mask.data = d_mask.data();
-    const std::vector<float> out =
-        Decode(q, DrawQuery(draw, q), view, stream_);
+    const std::vector<float> out = Decode(q, DrawQuery(draw, q), view, stream_);
     // The one V row there is.
     for (std::size_t i = 0; i < out.size(); ++i) {
-      const float due = LoadFrom(value.view(), static_cast<std::int64_t>(i) %
-                                                   q.v_head_dim);
+      const float due =
+          LoadFrom(value.view(), static_cast<std::int64_t>(i) % q.v_head_dim);
       EXPECT_NEAR(out[i], due, std::abs(due) * 0x1p-21F) << i;
     }
   }
@@ -761,8 +761,8 @@ TEST_F(CudaAttention, CanBeCaptured) {
                               .heads = q.heads(),
                               .rows = q.rows,
                               .scale = q.scale()};
-  const Memory scratch(DecodeScratchBytes(decode, q.kv_heads, q.v_head_dim,
-                                          view.key.shape[2]));
+  const Memory scratch(
+      DecodeScratchBytes(decode, q.kv_heads, q.v_head_dim, view.key.shape[2]));
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t run = nullptr;
   ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal),

@@ -144,10 +144,10 @@ struct Source {
     std::int64_t next = static_cast<std::int64_t>(SizeOf(dtype));
     if (blocks) next = RunBytes(dtype, shape[0]);
     const bool tokens_first = !plain && random.Pick(3) == 0;
+    using Dims = std::array<std::size_t, 3>;
     std::int64_t least = 0;
     std::int64_t most = next;
-    for (const std::size_t dim :
-         tokens_first ? std::array{0, 2, 1} : std::array{0, 1, 2}) {
+    for (const std::size_t dim : tokens_first ? Dims{0, 2, 1} : Dims{0, 1, 2}) {
       if (dim == 0 && blocks) continue;
       std::int64_t stride = next;
       if (!plain && random.Pick(2) == 0) {

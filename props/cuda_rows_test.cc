@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -214,9 +215,11 @@ TEST_F(CudaRows, PutMoreBlocksThanAGridHasTeams) {
 TEST_F(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
   constexpr std::int64_t kFirst = INT32_MAX - 95;  // 96 cells, on a tile.
   constexpr int kHeadDim = 64;
-  for (const auto& [dtype, layout] : {std::pair(DType::kF16, VLayout::kPlain),
-                                      std::pair(DType::kF16, VLayout::kTiled),
-                                      std::pair(DType::kQ4, VLayout::kPlain)}) {
+  for (const auto& [from, dtype, layout] :
+       {std::tuple(DType::kF16, DType::kF16, VLayout::kPlain),
+        std::tuple(DType::kF32, DType::kF8, VLayout::kTiled),
+        std::tuple(DType::kF32, DType::kQ4, VLayout::kPlain),
+        std::tuple(DType::kQ4, DType::kQ4, VLayout::kPlain)}) {
     Random random(1);
     Rows rows{{nullptr, dtype, layout, kHeadDim, 1, 96}, {}};
     rows.bytes.resize(96 * rows.row_bytes());
@@ -229,7 +232,7 @@ TEST_F(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
       cells.push_back(static_cast<int>(kFirst + cell));
     }
     const DeviceBytes list(cells);
-    const Source source(random, dtype, {kHeadDim, 1, 5, 1});
+    const Source source(random, from, {kHeadDim, 1, 5, 1});
     ASSERT_EQ(PutFrom(source, cells, far), cudaSuccess);
     const Bytes put = bytes.Download();
     for (std::size_t i = 0; i < 5; ++i) {

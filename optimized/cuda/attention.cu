@@ -2,12 +2,11 @@
 // are split evenly and nothing is looked at that is hidden; the splits are
 // combined last.
 
-#include "optimized/cuda/attention.h"
-
 #include <algorithm>
 #include <array>
 
 #include "core/assert.h"
+#include "optimized/cuda/attention.h"
 #include "optimized/cuda/attention_kernel.h"
 
 namespace kvtwin::optimized::cuda {
@@ -184,26 +183,24 @@ int PitchOf(std::int64_t bytes, Form form) {
 
 template <Form kForm, bool kColumns>
 cudaError_t LaunchTiles(DecodeJob job, unsigned blocks, cudaStream_t stream) {
-  const auto row_bytes = [](const RowsAt& rows) {
-    return RunBytes(rows.dtype, std::min(rows.head_dim, kPieceDims));
-  };
-  job.key.pitch = PitchOf(row_bytes(job.key), kForm);
-  job.value.pitch = PitchOf(
-      kColumns ? RunBytes(job.value.dtype, kTile) : row_bytes(job.value),
-      kForm);
-  const int runs =
-      kColumns ? std::min(job.value.head_dim, kPieceDims) : kTile;
+  for (RowsAt* rows : {&job.key, &job.value}) {
+    rows->row_bytes = static_cast<int>(RunBytes(rows->dtype, rows->head_dim));
+    rows->piece_bytes = static_cast<int>(RunBytes(rows->dtype, kPieceDims));
+    rows->pitch = PitchOf(std::min(rows->row_bytes, rows->piece_bytes), kForm);
+  }
+  if (kColumns) {
+    job.value.pitch = PitchOf(RunBytes(job.value.dtype, kTile), kForm);
+  }
+  const int runs = kColumns ? std::min(job.value.head_dim, kPieceDims) : kTile;
   job.slot_bytes = Feeder<kForm, kColumns>::kShiftBytes +
                    std::max(job.key.pitch * kTile, job.value.pitch * runs);
   const auto steps = static_cast<std::size_t>(Parts(job.key.head_dim, kStep));
-  const std::size_t shared =
-      steps * kWarp * sizeof(Left<kForm>) +
-      static_cast<std::size_t>(job.slot_bytes) * kRing;
+  const std::size_t shared = steps * kWarp * sizeof(Left<kForm>) +
+                             static_cast<std::size_t>(job.slot_bytes) * kRing;
   const auto kernel = AttendTiles<kForm, kColumns>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(shared));
+  const cudaError_t error = cudaFuncSetAttribute(
+      reinterpret_cast<const void*>(kernel),
+      cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
   if (error != cudaSuccess) return error;
   return Launch(kernel, blocks, kWarp, shared, stream, job);
 }
@@ -220,9 +217,9 @@ cudaError_t Attend(DecodeJob job, const DecodeQuery& query,
   job.splits = layout.splits;
   job.sums = At<float>(scratch, 0);
   job.totals = At<float2>(scratch, layout.totals);
-  const auto blocks = static_cast<unsigned>(
-      std::int64_t{query.rows} * job.splits * job.kv_heads * job.groups *
-      job.value_parts);
+  const auto blocks =
+      static_cast<unsigned>(std::int64_t{query.rows} * job.splits *
+                            job.kv_heads * job.groups * job.value_parts);
   using Launcher = cudaError_t (*)(DecodeJob, unsigned, cudaStream_t);
   static constexpr std::array<std::array<Launcher, 2>, 4> kLaunchers = {{
       {LaunchTiles<Form::kF16, false>, LaunchTiles<Form::kF16, true>},
@@ -248,6 +245,8 @@ RowsAt PlainRows(const TensorView& view) {
           .row_stride = static_cast<unsigned>(view.stride[2]),
           .tile_stride = 0,
           .element_stride = 0,
+          .row_bytes = 0,
+          .piece_bytes = 0,
           .pitch = 0};
 }
 
@@ -261,6 +260,8 @@ RowsAt ValueRows(const TensorView& view, VLayout layout) {
           .row_stride = 0,
           .tile_stride = tiled ? view.stride[3] : view.stride[0] * kTile,
           .element_stride = view.stride[1],
+          .row_bytes = 0,
+          .piece_bytes = 0,
           .pitch = 0};
 }
 
@@ -275,6 +276,8 @@ RowsAt BlockRows(const PagedRows& rows, const std::byte* data, DType dtype,
               rows.head_major ? bytes : bytes * rows.kv_heads),
           .tile_stride = 0,
           .element_stride = 0,
+          .row_bytes = 0,
+          .piece_bytes = 0,
           .pitch = 0};
 }
 
@@ -312,13 +315,13 @@ cudaError_t DecodePaged(const DecodeQuery& query, const PagedRows& rows,
   job.key = BlockRows(rows, rows.key, rows.k_dtype, rows.k_head_dim);
   job.value = BlockRows(rows, rows.value, rows.v_dtype, rows.v_head_dim);
   job.kv_heads = rows.kv_heads;
-  job.table = {.blocks = rows.table,
-               .lengths = rows.lengths,
-               .most_blocks = rows.most_blocks,
-               .block_size = static_cast<unsigned>(rows.block_size),
-               .block_places = static_cast<unsigned>(
-                   rows.head_major ? rows.block_size * rows.kv_heads
-                                   : rows.block_size)};
+  job.table = {
+      .blocks = rows.table,
+      .lengths = rows.lengths,
+      .most_blocks = rows.most_blocks,
+      .block_size = static_cast<unsigned>(rows.block_size),
+      .block_places = static_cast<unsigned>(
+          rows.head_major ? rows.block_size * rows.kv_heads : rows.block_size)};
   const Scratch layout =
       ScratchOf(query, rows.kv_heads, rows.v_head_dim,
                 std::int64_t{rows.most_blocks} * rows.block_size);

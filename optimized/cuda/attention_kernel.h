@@ -22,10 +22,10 @@ inline constexpr int kRing = 4;             // Pieces.
 inline constexpr int kShifts = kPieceDims;  // Bytes.
 static_assert(kPieceDims >= kTile);
 
-// Where K or V rows lie. Strides are in bytes. By row, that of head h in place i
-// is head_stride * h + row_stride * i after `data`. By column, the elements of
-// neighbouring cells are, and element e of tile t begins
-// head_stride * h + tile_stride * t + element_stride * e after it.
+// Where K or V rows lie. Strides are in bytes. By row, that of head h in place
+// i is head_stride * h + row_stride * i after `data`. By column, the elements
+// of neighbouring cells are, and element e of tile t begins head_stride * h +
+// tile_stride * t + element_stride * e after it.
 struct RowsAt {
   const std::byte* data;
   DType dtype;
@@ -34,7 +34,9 @@ struct RowsAt {
   unsigned row_stride;
   std::int64_t tile_stride;
   std::int64_t element_stride;
-  int pitch;  // Of runs in shared memory.
+  int row_bytes;
+  int piece_bytes;  // Of kPieceDims elements of a row.
+  int pitch;        // Of runs in shared memory.
 };
 
 // Tiles that a row sees something of: which, and a bit for each cell.
@@ -56,8 +58,8 @@ struct DecodeJob {
   const float* query;  // [k_head_dim, heads, rows]
   float scale;
   int kv_heads;
-  int group;       // Heads of a KV head.
-  int groups;      // Parts of at most kGroup heads that those are taken in.
+  int group;        // Heads of a KV head.
+  int groups;       // Parts of at most kGroup heads that those are taken in.
   int value_parts;  // Parts of kPieceDims elements of V.
   int splits;
   RowsAt key;
@@ -122,9 +124,10 @@ class Feeder {
         job.table.blocks == nullptr
             ? job.list.counts[share.row]
             : (job.table.lengths[share.row] + std::int64_t{kTile - 1}) / kTile;
+    length_ = job.table.blocks == nullptr ? 0 : job.table.lengths[share.row];
     at_ = static_cast<int>(tiles * share.split / job.splits);
     end_ = static_cast<int>(tiles * (share.split + 1) / job.splits);
-    ahead_ = Look();
+    Look();
     key_pieces_ = (job.key.head_dim + kPieceDims - 1) / kPieceDims;
   }
 
@@ -133,11 +136,7 @@ class Feeder {
   // Starts to copy the next piece; after the last one, nothing. One group of
   // copies in any case.
   __device__ __forceinline__ void Feed() {
-    if (piece_ == 0) {
-      tile_ = ahead_;
-      ++at_;
-      ahead_ = Look();  // Is not waited for until the next tile.
-    }
+    if (piece_ == 0) Take();
     if (lane_ == slot_) words_ = tile_.word;
     if (tile_.word != 0) {
       const bool of_key = piece_ < key_pieces_;
@@ -159,36 +158,51 @@ class Feeder {
   }
 
  private:
-  __device__ __forceinline__ Tile Look() const {
-    if (at_ >= end_) return {0, 0, kNowhere};
+  // Reads what says where tile `at_` is, and does not wait for it.
+  __device__ __forceinline__ void Look() {
     const BlockTable& table = job_.table;
     if (table.blocks == nullptr) {
-      const int2 listed = job_.list.tiles[share_.row * job_.list.stride + at_];
-      const auto word = static_cast<unsigned>(listed.y);
-      const auto cell = static_cast<unsigned>(listed.x * kTile + lane_);
-      return {word, listed.x, (word >> lane_ & 1) != 0 ? cell : kNowhere};
+      if (at_ < end_) {
+        listed_ = job_.list.tiles[share_.row * job_.list.stride + at_];
+      }
+      return;
     }
-    const int first = at_ * kTile;
-    const int count = min(kTile, table.lengths[share_.row] - first);
-    Tile tile = {~0U >> (kTile - count), 0, kNowhere};
-    if (lane_ < count) {
-      const auto token = static_cast<unsigned>(first + lane_);
-      const unsigned block = token / table.block_size;
-      const int* blocks =
-          table.blocks + std::int64_t{share_.row} * table.most_blocks;
-      tile.place = static_cast<unsigned>(blocks[block]) * table.block_places +
-                   token - block * table.block_size;
+    // Past the last token, that once more.
+    const int token = min(at_ * kTile + lane_, length_ - 1);
+    if (at_ < end_) {
+      const unsigned block = static_cast<unsigned>(token) / table.block_size;
+      const std::int64_t row = std::int64_t{share_.row} * table.most_blocks;
+      block_ = static_cast<unsigned>(table.blocks[row + block]);
+      offset_ = static_cast<unsigned>(token) - block * table.block_size;
     }
-    return tile;
+  }
+
+  // Makes the tile that was looked at the one that is copied, and looks at the
+  // next.
+  __device__ __forceinline__ void Take() {
+    tile_.word = 0;
+    if (at_ >= end_) return;
+    if (job_.table.blocks == nullptr) {
+      tile_.word = static_cast<unsigned>(listed_.y);
+      tile_.index = listed_.x;
+      tile_.place = static_cast<unsigned>(listed_.x * kTile + lane_);
+    } else {
+      const int count = min(kTile, length_ - at_ * kTile);
+      tile_.word = ~0U >> (kTile - count);
+      tile_.place = block_ * job_.table.block_places + offset_;
+    }
+    if ((tile_.word >> lane_ & 1) == 0) tile_.place = kNowhere;
+    ++at_;
+    Look();
   }
 
   // Part `part` of the rows of the tile's visible cells.
   __device__ __forceinline__ void CopyRows(const RowsAt& rows, int part) {
-    const int dims = min(kPieceDims, rows.head_dim - part * kPieceDims);
-    const std::byte* data = rows.data + share_.kv_head * rows.head_stride +
-                            RunBytes(rows.dtype, kPieceDims) * part;
+    const int before = part * rows.piece_bytes;
+    const std::byte* data =
+        rows.data + share_.kv_head * rows.head_stride + before;
     const unsigned stride = rows.row_stride;
-    CopyRuns<false>(kTile, static_cast<int>(RunBytes(rows.dtype, dims)),
+    CopyRuns<false>(kTile, min(rows.piece_bytes, rows.row_bytes - before),
                     rows.pitch, data, [&](int run, std::uint64_t& offset) {
                       const unsigned place =
                           __shfl_sync(kAllLanes, tile_.place, run);
@@ -254,14 +268,15 @@ class Feeder {
     }
   }
 
-  // Granules `granule`, granule + lanes and so on of a run that begins anywhere.
+  // Granules `granule`, granule + lanes and so on of a run that begins
+  // anywhere.
   __device__ __forceinline__ static void CopyShifted(int bytes, int granule,
                                                      int lanes,
                                                      const std::byte* from,
                                                      std::byte* shift,
                                                      std::byte* to) {
-    const auto before = static_cast<int>(
-        reinterpret_cast<std::uintptr_t>(from) % kGranule);
+    const auto before =
+        static_cast<int>(reinterpret_cast<std::uintptr_t>(from) % kGranule);
     *shift = static_cast<std::byte>(before);
     const int end = before + bytes;
     from += granule * kGranule - before;
@@ -276,11 +291,14 @@ class Feeder {
   const Share& share_;
   const int lane_;
   std::byte* const ring_;
-  int at_;  // Which tile is `ahead_`.
+  int at_;  // The next tile:
   int end_;
+  int2 listed_ = {};    // it, in a view;
+  unsigned block_ = 0;  // where the lane's token of it is, in a table.
+  unsigned offset_ = 0;
+  int length_;
   int key_pieces_;
   Tile tile_ = {};
-  Tile ahead_;
   int piece_ = 0;
   int slot_ = 0;
   unsigned words_ = 0;  // Of the slot that has this lane's number.

@@ -126,10 +126,11 @@ __device__ __forceinline__ void AddProduct(const Left<kForm>& left,
   }
 }
 
-// Orders -----------------------------------------------------------------------
-// What is summed over may come in any order that left and right share, and
-// columns in any that the sums are written in. f8 is loaded by twos where f16
-// is loaded by ones, which gives a lane neighbours.
+// Orders
+// ----------------------------------------------------------------------- What
+// is summed over may come in any order that left and right share, and columns
+// in any that the sums are written in. f8 is loaded by twos where f16 is loaded
+// by ones, which gives a lane neighbours.
 
 // The first of the two elements that a lane has as `near` or `far` of a step.
 template <Form kForm>
@@ -158,11 +159,12 @@ __device__ __forceinline__ int ValueDim(int half, int column) {
   return 8 * half + column;
 }
 
-// Loads ------------------------------------------------------------------------
+// Loads
+// ------------------------------------------------------------------------
 
 // A piece of a tile in shared memory: runs, `pitch` bytes apart. K is a run for
-// each cell; so is V, or one for each element (by column). Of kAny, run i begins
-// shifts[i] bytes late: as it did before a 16-byte boundary.
+// each cell; so is V, or one for each element (by column). Of kAny, run i
+// begins shifts[i] bytes late: as it did before a 16-byte boundary.
 struct Piece {
   const std::byte* runs;
   int pitch;
@@ -194,11 +196,6 @@ struct Piece {
   }
 };
 
-// Two numbers of an f8 each in its 16 bits.
-__device__ __forceinline__ unsigned EvenBytes(unsigned four) {
-  return (four & 0xFF) | (four >> 8 & 0xFF00);
-}
-
 // Elements kStep * step and on of the K rows of a tile's cells: those of cells
 // 8i to 8i + 7 (in the order of CellAt) are right[i].
 template <Form kForm, bool kColumns>
@@ -213,8 +210,8 @@ __device__ __forceinline__ void LoadKeys(const Piece& piece, int lane, int step,
       const auto at = [&](int j) {
         return j < piece.dims ? piece.At(8 * i + lane / 4, j) : 0.0F;
       };
-      right[i] = RightOf({at(near), at(near + 1)}, {at(far), at(far + 1)}, ~0U,
-                         ~0U);
+      right[i] =
+          RightOf({at(near), at(near + 1)}, {at(far), at(far + 1)}, ~0U, ~0U);
     }
   } else if constexpr (kForm == Form::kF8) {
     const int cell = CellAt<kForm, kColumns>(lane);
@@ -240,8 +237,8 @@ __device__ __forceinline__ void LoadKeys(const Piece& piece, int lane, int step,
   }
 }
 
-// Which of the cells that this lane sums over are visible: all bits of their 16,
-// or none, as `near` and `far` of both steps of a tile.
+// Which of the cells that this lane sums over are visible: all bits of their
+// 16, or none, as `near` and `far` of both steps of a tile.
 template <Form kForm, bool kColumns>
 __device__ __forceinline__ void SpreadWord(unsigned word, int lane,
                                            unsigned (&visible)[kTile / 8]) {
@@ -253,13 +250,14 @@ __device__ __forceinline__ void SpreadWord(unsigned word, int lane,
   }
 }
 
-// Elements 16 * sixteen and on of the V rows of a tile's cells, zeros where they
-// are hidden: right[step][half], of the cells of a step, has elements as
+// Elements 16 * sixteen and on of the V rows of a tile's cells, zeros where
+// they are hidden: right[step][half], of the cells of a step, has elements as
 // ValueDim says.
 template <Form kForm, bool kColumns>
-__device__ __forceinline__ void LoadValues(
-    const Piece& piece, int lane, int sixteen,
-    const unsigned (&visible)[kTile / 8], Right<kForm> (&right)[2][2]) {
+__device__ __forceinline__ void LoadValues(const Piece& piece, int lane,
+                                           int sixteen,
+                                           const unsigned (&visible)[kTile / 8],
+                                           Right<kForm> (&right)[2][2]) {
   if constexpr (kForm == Form::kAny) {
     KVTWIN_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -277,8 +275,8 @@ __device__ __forceinline__ void LoadValues(
     return;
   } else if constexpr (kColumns && kForm == Form::kF8) {
     const int dim = 16 * sixteen + lane / 16 * 8 + lane % 8;
-    const uint4 four = LdMatrix4(piece.runs + dim * piece.pitch +
-                                 lane / 8 % 2 * kGranule);
+    const uint4 four =
+        LdMatrix4(piece.runs + dim * piece.pitch + lane / 8 % 2 * kGranule);
     const unsigned bytes[4] = {four.x, four.y, four.z, four.w};
     KVTWIN_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -286,9 +284,9 @@ __device__ __forceinline__ void LoadValues(
                                      HalvesFromF8(bytes[i] >> 16)};
     }
   } else if constexpr (kColumns) {
-    const std::byte* from =
-        piece.runs + (16 * sixteen + lane % 8) * piece.pitch +
-        lane / 8 * kGranule;
+    const std::byte* from = piece.runs +
+                            (16 * sixteen + lane % 8) * piece.pitch +
+                            lane / 8 * kGranule;
     KVTWIN_UNROLL
     for (int half = 0; half < 2; ++half) {
       const uint4 four = LdMatrix4(from + 8 * half * piece.pitch);
@@ -296,19 +294,23 @@ __device__ __forceinline__ void LoadValues(
       right[1][half].part[0] = {four.z, four.w};
     }
   } else if constexpr (kForm == Form::kF8) {
-    // Two elements of a cell are moved as one of 16 bits.
-    const uint4 four = LdMatrix4Trans(piece.runs + lane * piece.pitch +
-                                      kGranule * sixteen);
+    // Two elements of a cell are moved as one of 16 bits: a lane has two of one
+    // cell and two of the next.
+    const uint4 four =
+        LdMatrix4Trans(piece.runs + lane * piece.pitch + kGranule * sixteen);
     const unsigned bytes[4] = {four.x, four.y, four.z, four.w};
+    unsigned halves[2][4];
+    KVTWIN_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const unsigned one = HalvesFromF8(bytes[i]);
+      const unsigned next = HalvesFromF8(bytes[i] >> 16);
+      halves[0][i] = (one & 0xFFFF) | next << 16;
+      halves[1][i] = one >> 16 | (next & 0xFFFF0000);
+    }
     KVTWIN_UNROLL
     for (int half = 0; half < 2; ++half) {
-      unsigned halves[4];
-      KVTWIN_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        halves[i] = HalvesFromF8(EvenBytes(bytes[i] >> (8 * half)));
-      }
-      right[0][half].part[0] = {halves[0], halves[1]};
-      right[1][half].part[0] = {halves[2], halves[3]};
+      right[0][half].part[0] = {halves[half][0], halves[half][1]};
+      right[1][half].part[0] = {halves[half][2], halves[half][3]};
     }
   } else {
     const std::byte* from = piece.runs + lane % 16 * piece.pitch +

@@ -85,6 +85,7 @@ class Gpu {
   // The same, for a view: what is written there until the next call is written
   // back then, as who spoils the rows of free cells expects it (props/).
   void Show(std::byte* from, std::span<std::byte> to);
+  void Hide() { shown_.clear(); }
 
   // A tensor on the device: this one, or a dense copy that is staged, if it is
   // in the memory of the host.

@@ -44,8 +44,7 @@ __device__ void MoveInRows(const StoredRows& rows, const DeviceChains& chains) {
   using Held = Several<Piece, kTogether>;
   const std::int64_t row_bytes = RowBytes(rows);
   const Parts parts =
-      PartsOf(chains.count,
-              static_cast<std::uint32_t>(row_bytes / sizeof(Piece)), kTogether);
+      PartsOf(chains.count, PiecesOf<Piece>(row_bytes), kTogether);
   ForEachPart(parts, kTogether, [&](std::int64_t chain, std::uint32_t first) {
     const auto load = [&](int cell, Held& held) {
       const std::byte* from = rows.data + cell * row_bytes;
@@ -120,8 +119,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
   const auto bytes = static_cast<std::uint64_t>(blocks.block_bytes);
   WithPiece(PieceBytes(address | bytes), [&](auto type) {
     using Piece = decltype(type);
-    const Parts parts = PartsOf(
-        count, static_cast<std::uint32_t>(bytes / sizeof(Piece)), kTogether);
+    const Parts parts =
+        PartsOf(count, PiecesOf<Piece>(blocks.block_bytes), kTogether);
     ForEachPart(parts, kTogether, [&](std::int64_t pair, std::uint32_t first) {
       const std::byte* from =
           blocks.data + from_to[2 * pair] * blocks.block_bytes;

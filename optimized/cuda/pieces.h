@@ -121,6 +121,11 @@ template <unsigned kBytes>
 using PieceOf = decltype(PieceOfBytes<kBytes>());
 
 template <class Piece>
+__device__ std::uint32_t PiecesOf(std::int64_t bytes) {
+  return static_cast<std::uint32_t>(bytes / std::int64_t{sizeof(Piece)});
+}
+
+template <class Piece>
 __device__ Piece LoadPiece(const std::byte* from) {
   return *reinterpret_cast<const Piece*>(from);
 }
@@ -139,7 +144,7 @@ struct Columns {
 
   __device__ std::byte* Cell(int cell) const {
     return data + cell / kTileCells * tile_stride +
-           static_cast<std::int64_t>(cell % kTileCells * size);
+           std::int64_t{cell % kTileCells} * size;
   }
 };
 

@@ -38,7 +38,7 @@ Units UnitsOf(const StoredRows& keys, const DeviceShift& shift) {
 }
 
 // So many elements are read at once, if they may be.
-constexpr unsigned kWide = 4;
+constexpr int kWide = 4;
 
 bool IsWide(const StoredRows& keys, const DeviceShift& shift) {
   const auto all = reinterpret_cast<std::uintptr_t>(keys.data) |
