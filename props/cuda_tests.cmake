@@ -62,6 +62,25 @@ endif()
 # The command, with this twin as well.
 add_executable(kvtwin-emulated props/kvtwin.cc)
 target_link_libraries(kvtwin-emulated PRIVATE kvtwin_emulated)
+function(kvtwin_emulated_test name prints)
+  add_test(NAME emulated.command.${name}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/expect.sh 0 "${prints}"
+            $<TARGET_FILE:kvtwin-emulated> ${ARGN} --twin cuda
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}/props)
+  set_tests_properties(emulated.command.${name} PROPERTIES
+    LABELS cuda TIMEOUT 600)
+endfunction()
+kvtwin_emulated_test(recordings "^30 accepted, 0 rejected"
+  check recordings/accept)
+kvtwin_emulated_test(pools "^3 accepted, 0 rejected" check recordings/pools)
+kvtwin_emulated_test(fuzz " 0 differences" fuzz --ops 5000)
+kvtwin_emulated_test(fuzz_dtypes " 0 differences" fuzz --dtypes --ops 5000)
+kvtwin_emulated_test(fuzz_pools " 0 differences" fuzz --kind paged --ops 5000)
+kvtwin_emulated_test(laws "^0 broken" laws --runs 5)
+kvtwin_emulated_test(explore "^all .* 0 differences, fixed point"
+  explore --cells 2 --positions 2)
+kvtwin_emulated_test(explore_pools "all of 2 operations, 0 differences"
+  explore --kind paged --depth 2)
 
 add_executable(kvtwin_cuda_emulated_tests
                ${cuda_test_sources} ${emulator_tests})

@@ -19,7 +19,8 @@
 namespace kvtwin::bench {
 namespace {
 
-using optimized::cuda::DecodeQuery;
+using optimized::cuda::DecodePaged;
+using optimized::cuda::DecodeView;
 using optimized::cuda::PagedRows;
 
 constexpr int kGroup = 4;
