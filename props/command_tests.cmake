@@ -329,7 +329,8 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   foreach(ill "crash/backend: crash: append ended its process with SIGSEGV"
               "hang/backend: hang: append did not return"
               "memory/backend: memory: append has allocated more than 64 MiB"
-              "behind/backend: out of bounds: after append: it wrote behind")
+              "behind/backend: out of bounds: after append: it wrote behind"
+              "close/backend: out of bounds: after close: it wrote beyond a")
     string(REPLACE "/" ";" ill "${ill}")
     list(POP_FRONT ill illness)
     kvtwin_command_test(sick_pool_${illness} EXIT 1 PRINTS "DIFFERENCE.*${ill}"
@@ -342,6 +343,11 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "healthy/none" "crash/backend: crash,SIGSEGV"
       "abort/backend: crash,cell 7 is lost" "exit/backend: crash,exit(3)"
       "hang/backend: hang,did not return"
+      "nonsense/backend: crash,wrote nonsense$"
+      "answers/backend: crash,wrote nonsense to its harness"
+      "endless/backend: crash,wrote without end"
+      "closes/backend: hang,closed the files of its process"
+      "cells/backend: garbage,another number each time"
       "memory/backend: memory,more than 64 MiB"
       "address-space/backend: memory,1073" "leak/backend: memory,1000 bytes"
       "behind/backend: out of bounds,behind the end"
@@ -370,7 +376,28 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     ARGS fuzz --ops 5000 --backend $<TARGET_FILE:kvtwin_sick_backend>)
   set_tests_properties(command.backend_rounds PROPERTIES
     ENVIRONMENT KVTWIN_SICK=rounds)
+  kvtwin_command_test(backend_mask EXIT 1
+    PRINTS "the mask is neither 0 nor -inf"
+    ARGS fuzz --ops 1500 --level numeric
+         --backend $<TARGET_FILE:kvtwin_sick_backend>)
+  set_tests_properties(command.backend_mask PROPERTIES
+    ENVIRONMENT KVTWIN_SICK=mask)
 endif()
+
+# A host that says nonsense of a backend, be it a cache or a pool.
+foreach(kind causal paged)
+  set(part cache)
+  if(kind STREQUAL paged)
+    set(part pool)
+  endif()
+  foreach(garbage "no JSON" "[]" "{\"error\":5}" "{\"${part}\":{\"name\":5}}")
+    string(MAKE_C_IDENTIFIER "host_${kind}_${garbage}" name)
+    kvtwin_command_test(${name} EXIT 2 PRINTS "wrote nonsense"
+      ARGS fuzz --kind ${kind} --backend command_tests.cmake)
+    set_tests_properties(command.${name} PROPERTIES ENVIRONMENT
+      "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/host_of_garbage.sh;HOST_SAYS=${garbage}")
+  endforeach()
+endforeach()
 
 # Other people's caches, and the Python package, which has a build of its own: so
 # one of ours is enough. 77 is a test that is skipped.

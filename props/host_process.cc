@@ -43,7 +43,7 @@ constexpr auto kFunctions = std::to_array<std::string_view>(
      "csr", "slots"});
 
 // An answer is one line; a page may be some megabytes.
-constexpr std::size_t kAnswerMax = std::size_t{64} << 20;
+constexpr std::size_t kAnswerMax = std::size_t{16} << 20;
 constexpr int kLookEvery = 20;  // Milliseconds.
 constexpr std::string_view kNonsense = "wrote nonsense to its harness: ";
 
@@ -178,7 +178,7 @@ class HostProcess {
     for (std::size_t at = 0; at < line.size();) {
       const ssize_t wrote = write(asked_, line.data() + at, line.size() - at);
       if (wrote <= 0) {
-        Ended();
+        Ended(options_.call_seconds);
         return false;
       }
       at += static_cast<std::size_t>(wrote);
@@ -190,8 +190,9 @@ class HostProcess {
   std::optional<Json> Answer(double call_seconds) {
     std::int64_t calls = state_->calls;
     double since = Now();
+    std::size_t seen = 0;
     for (;;) {
-      const std::size_t end = read_.find('\n');
+      const std::size_t end = read_.find('\n', seen);
       if (end != std::string::npos) {
         const std::string line = read_.substr(0, end);
         read_.erase(0, end + 1);
@@ -200,13 +201,14 @@ class HostProcess {
         if (!json.is_object()) return Kill("backend: crash", "wrote nonsense");
         return json;
       }
+      seen = read_.size();
       pollfd waits = {.fd = answers_, .events = POLLIN, .revents = 0};
       const int ready = poll(&waits, 1, kLookEvery);
       if (ready > 0) {
         std::array<char, 65536> some;
         const ssize_t count = read(answers_, some.data(), some.size());
         if (count <= 0) {
-          Ended();
+          Ended(call_seconds);
           return std::nullopt;
         }
         read_.append(some.data(), static_cast<std::size_t>(count));
@@ -290,12 +292,12 @@ class HostProcess {
     return std::nullopt;
   }
 
-  void Ended() {
+  void Ended(double call_seconds) {
     int status = 0;
     // It may have closed its files, and go on.
     const double since = Now();
     while (waitpid(child_, &status, WNOHANG) == 0) {
-      if (Now() - since > options_.call_seconds) {
+      if (Now() - since > call_seconds) {
         Kill("backend: hang", "closed the files of its process, and goes on");
         return;
       }
@@ -369,7 +371,9 @@ Result<Json> Host::Greet() {
   std::optional<Json> said = process->Answer(options_.call_seconds);
   if (!said) return wrong(process->died().text);
   if (said->contains("error")) {
-    return wrong(said->at("error").get<std::string>());
+    const Json& error = said->at("error");
+    return wrong(error.is_string() ? error.get<std::string>()
+                                   : std::string(kNonsense) + error.dump());
   }
   process->Remember();
   const std::lock_guard lock(mutex_);
@@ -377,14 +381,23 @@ Result<Json> Host::Greet() {
   return *std::move(said);
 }
 
-Result<BackendInfo> Host::Describe() {
-  const Result<Json> said = Greet();
-  if (!said.ok()) return said.status();
+// What `read` makes of a part of that.
+template <class Read>
+auto ReadGreeting(const Json& part, const Read& read)
+    -> Result<decltype(read(part))> {
   try {
-    if (said->contains("cache")) return BackendInfoFromJson(said->at("cache"));
+    return read(part);
   } catch (const Json::exception& error) {
     return Status(StatusCode::kInvalidArgument,
                   std::string(kNonsense) + error.what());
+  }
+}
+
+Result<BackendInfo> Host::Describe() {
+  const Result<Json> said = Greet();
+  if (!said.ok()) return said.status();
+  if (said->contains("cache")) {
+    return ReadGreeting(said->at("cache"), BackendInfoFromJson);
   }
   return Status(StatusCode::kInvalidArgument,
                 fmt::format("{} is a pool: --kind paged", options_.library));
@@ -398,9 +411,10 @@ Result<PoolInfo> Host::DescribePool() {
                   fmt::format("{} is no pool: it exports no {}",
                               options_.library, KVTWIN_GET_POOL_BACKEND_V1));
   }
-  const Json& pool = said->at("pool");
-  return PoolInfo{pool.at("name").get<std::string>(),
-                  pool.at("claims").get<Level>()};
+  return ReadGreeting(said->at("pool"), [](const Json& pool) {
+    return PoolInfo{pool.at("name").get<std::string>(),
+                    pool.at("claims").get<Level>()};
+  });
 }
 
 std::string Host::AskPool(const PagedHistory& history, Level level,
@@ -556,7 +570,11 @@ RunResult Host::Run(const History& history, Level level, Story* story,
 std::string Host::Page(const History& history, Level level,
                        const std::string& arguments) {
   std::string html;
-  Ask(history, level, nullptr, /*page=*/true, arguments, &html);
+  try {
+    Ask(history, level, nullptr, /*page=*/true, arguments, &html);
+  } catch (const Json::exception&) {  // Of what writes nonsense there is none.
+    html.clear();
+  }
   return html;
 }
 
