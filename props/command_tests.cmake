@@ -357,6 +357,8 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "short/backend: out of bounds,allocated there"
       "status/backend: garbage,answers 77" "internal/backend: error,internal"
       "columns/backend: garbage,2000000000" "negative/backend: garbage,-5"
+      "freed-large/backend: out of bounds,3145728 bytes that it had freed"
+      "unset/subject: rows,neither 0 nor -inf"
       "shape/backend: garbage,1099511627776"
       "stride/backend: garbage,stride of -4" "dtype/backend: garbage,dtype 99"
       "null/backend: garbage,V is null"

@@ -50,12 +50,13 @@ static void FallIll(Mine* c) {
   if (Is("address-space")) SpendMemory((size_t)1 << 30, 0);
   if (Is("leak")) kept = malloc(1000);
   if (Is("before")) ((volatile float*)rows)[-1] = 1;
-  if (Is("freed") || Is("twice")) {
-    char* volatile gone = malloc(100); /* Compilers would know, and warn. */
+  if (Is("freed") || Is("freed-large") || Is("twice")) {
+    size_t size = Is("freed-large") ? 3 << 20 : 100;
+    char* volatile gone = malloc(size); /* Compilers would know, and warn. */
     kept = gone;
     free(gone);
-    if (Is("freed")) kept[50] = 1;
     if (Is("twice")) free((void*)kept);
+    if (!Is("twice")) kept[size / 2] = 1;
   }
 }
 
@@ -102,6 +103,16 @@ static int SickGet(void* cache, int32_t layer, kvtwin_view* view) {
   if (Is("wild")) view->value.data = (const void*)64;
   if (Is("short")) view->columns = 3000; /* More than is allocated. */
   if (Is("mask")) c->mask[0] = 0.5F;
+  if (Is("unset")) { /* What a row may see is nowhere written. */
+    float* buffer = malloc(3 << 20);
+    float* mask = buffer + (1 << 19);
+    for (int i = 0; i < c->tokens * view->columns; ++i) {
+      if (c->mask[i] < 0) mask[i] = c->mask[i];
+    }
+    free(c->mask);
+    c->mask = buffer;
+    view->mask.data = mask;
+  }
   return code;
 }
 

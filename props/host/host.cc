@@ -105,6 +105,7 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
   const std::size_t before = Guard::Live();
   RunResult result = RunHistory(*history, subject, told ? &story : nullptr);
   if (!result.difference && Guard::Live() > before) {
+  Guard::Forget();
     result.difference = FindLeak(*history, subject);
   }
   Json json = {{"ran", result.ran},
@@ -129,6 +130,7 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
   std::size_t before = Guard::Live();
   std::string wrong = run(*history, &census);
   for (int i = 0; i < 2 && wrong.empty() && Guard::Live() > before; ++i) {
+  Guard::Forget();
     before = Guard::Live();
     run(*history, nullptr);
     if (i == 0 || Guard::Live() <= before) continue;
