@@ -293,8 +293,12 @@ kvtwin_command_test(backend_holds EXIT 0
   PRINTS "^entitlement  holds .it says that it does."
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(backend_fails EXIT 1
-  PRINTS "rerun   kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
+  PRINTS "rerun   .*kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
+add_test(NAME command.rerun
+  COMMAND ${PROJECT_SOURCE_DIR}/props/rerun_test.sh
+          $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache_bug>
+          $<TARGET_FILE:kvtwin_c_pool_bug>)
 kvtwin_command_test(backend_runs EXIT 1 PRINTS "^FAIL subject: rows "
   ARGS run "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1"
        --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
@@ -313,7 +317,7 @@ kvtwin_command_test(backend_is_a_pool EXIT 2 PRINTS "is a pool: --kind paged"
 kvtwin_command_test(backend_pool_holds EXIT 0 PRINTS " 0 differences"
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_pool_fails EXIT 1
-  PRINTS "rerun   kvtwin run 'kvp1 .*' --backend "
+  PRINTS "rerun   .*kvtwin run 'kvp1 .*' --backend "
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
 kvtwin_command_test(backend_pool_has_levels EXIT 2 PRINTS "no numeric level"
   ARGS fuzz --kind paged --level numeric --backend $<TARGET_FILE:kvtwin_c_pool>)

@@ -189,9 +189,7 @@ int RunPagedHistories(const Arguments& arguments) {
       });
   if (terminal) fmt::print(stderr, "\r{:60}\r", "");
   const int differences = result.wrong.empty() ? 0 : 1;
-  const std::string rerun =
-      differences == 0 ? ""
-                       : fmt::format("kvtwin run '{}'", ToText(result.shrunk));
+  const std::string rerun = differences == 0 ? "" : RerunCommand(result.shrunk);
   if (arguments.json) {
     nlohmann::ordered_json json = {{"histories", result.histories},
                                    {"operations", result.census.operations},

@@ -14,6 +14,7 @@
 #include "props/check_name.h"
 #include "props/generate.h"
 #include "props/hash.h"
+#include "props/program.h"
 #include "props/shrink.h"
 
 namespace kvtwin::props {
@@ -36,8 +37,8 @@ const Subject* running_on = nullptr;
 void OnCrash(int signal) {
   std::signal(signal, SIG_DFL);
   if (running != nullptr) {
-    fmt::print(stderr, "\ncrashed in\n  rerun   kvtwin run '{}' --twin {}\n",
-               ToText(*running), running_on->name);
+    fmt::print(stderr, "\ncrashed in\n  rerun   {}\n",
+               RerunCommand(*running, *running_on));
   }
   std::raise(signal);
 }
@@ -226,7 +227,7 @@ std::string FailureText(const History& history, const Difference& difference,
 std::string RerunCommand(const History& history, const Subject& subject) {
   const std::string arguments =
       subject.arguments.empty() ? "--twin " + subject.name : subject.arguments;
-  return fmt::format("kvtwin run '{}' {}", ToText(history), arguments);
+  return CommandLine(fmt::format("run '{}' {}", ToText(history), arguments));
 }
 
 Failure ExplainHistory(const History& history, const Difference& difference,

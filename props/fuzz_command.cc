@@ -119,10 +119,9 @@ void PrintCensus(const Census& census) {
 // With the backend, if there is one.
 std::string RunCommand(const PagedHistory& history,
                        const Arguments& arguments) {
-  return fmt::format("kvtwin run '{}'{}", ToText(history),
-                     arguments.backend.given()
-                         ? " " + PoolArgumentsText(arguments.backend)
-                         : "");
+  return RerunCommand(history, arguments.backend.given()
+                                   ? PoolArgumentsText(arguments.backend)
+                                   : "");
 }
 
 int RunFuzzPaged(const Arguments& arguments, const PagedRun& run) {

@@ -24,6 +24,8 @@
 
 #include "core/profiles.h"
 #include "kvtwin/pool_backend.h"
+#include "props/clock.h"
+#include "props/program.h"
 #include "props/check_name.h"
 
 namespace kvtwin::props {
@@ -502,6 +504,7 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
     }
     return result;
   };
+                                          {"program", Program()},
   const std::vector<int> values =
       rules == nullptr ? std::vector<int>() : ValuesOf(*rules);
   if (!process->alive() || !process->Ask({{"history", ToText(history)},

@@ -15,6 +15,8 @@
 #include "core/guarded_paged.h"
 #include "core/names.h"
 #include "props/pool_recorder.h"
+#include "props/program.h"
+#include "props/runner.h"
 
 namespace kvtwin::props {
 namespace {
@@ -103,6 +105,12 @@ std::string ToText(const PagedHistory& history) {
   std::ostringstream ops;
   for (const PagedOp& op : history.ops) ops << " | " << op;
   return text + ops.str();
+}
+
+std::string RerunCommand(const PagedHistory& history,
+                         std::string_view arguments) {
+  return CommandLine(fmt::format("run '{}'{}{}", ToText(history),
+                                 arguments.empty() ? "" : " ", arguments));
 }
 
 Result<PagedHistory> ParsePagedHistory(std::string_view text) {

@@ -25,6 +25,10 @@ struct PagedHistory {
 
 // "kvp1 block=4 blocks=8 ... | append 0 3 1 | commit 0 1 0".
 std::string ToText(const PagedHistory& history);
+// "kvtwin run 'kvp1 ...' --backend ./libyours.so": the arguments say of whom,
+// if not of the twins.
+std::string RerunCommand(const PagedHistory& history,
+                         std::string_view arguments = "");
 // Errors: anything else; more than a few thousand tokens.
 Result<PagedHistory> ParsePagedHistory(std::string_view text);
 

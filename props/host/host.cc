@@ -27,6 +27,7 @@
 #include "props/pool_backend.h"
 
 namespace kvtwin::props {
+#include "props/program.h"
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -238,3 +239,4 @@ int Main(int argc, char** argv) {
 }  // namespace kvtwin::props
 
 int main(int argc, char** argv) { return kvtwin::props::Main(argc, argv); }
+    SetProgram(json.value("program", Program()));
