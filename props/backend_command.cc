@@ -41,7 +41,10 @@ void Print(const Json& json) {
 Status WritePageOf(Host& host, const History& history,
                    const Difference& difference, const Subject& subject,
                    const std::string& path) {
-  const std::string html = host.Page(history, subject.level, subject.arguments);
+  const std::string html =
+      IsHang(difference.check)
+          ? ""
+          : host.Page(history, subject.level, subject.arguments);
   if (html.empty()) {
     return WritePage(ExplainHistory(history, difference, subject), path);
   }
@@ -129,6 +132,11 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
       ->check(CLI::Range(0.01, 1e6))
       ->capture_default_str();
   command
+      .add_option("--shrink-seconds", arguments.host.shrink_seconds,
+                  "for how long a failure of a backend is shortened")
+      ->check(CLI::Range(0.01, 1e6))
+      ->capture_default_str();
+  command
       .add_option("--memory-mib", arguments.memory_mib,
                   "a backend that takes more is ended")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
@@ -204,7 +212,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
 }
 
 int OnPoolBackend(const BackendArguments& arguments,
-                  const std::function<int(const PagedRun&)>& act) {
+                  const std::function<int(const PagedSubject&)>& act) {
   Host host(OptionsOf(arguments));
   const Result<PoolInfo> info = host.DescribePool();
   if (!info.ok()) return Complain(info.status().message());
@@ -214,7 +222,7 @@ int OnPoolBackend(const BackendArguments& arguments,
   if (level < info->claims) {
     return Complain(fmt::format("{} says that it has no identity", info->name));
   }
-  return act(host.PoolRunAt(level));
+  return act(host.PoolSubjectAt(level));
 }
 
 std::string PoolArgumentsText(const BackendArguments& arguments) {

@@ -331,7 +331,7 @@ kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file to
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   kvtwin_backend(sick_pool_backend props/sick_pool_backend.c)
   foreach(ill "crash/backend: crash: append ended its process with SIGSEGV"
-              "hang/backend: hang: append did not return"
+              "hang/backend: hang: append did not return in 1 seconds"
               "memory/backend: memory: append has allocated more than 64 MiB"
               "behind/backend: out of bounds: after append: it wrote behind"
               "close/backend: out of bounds: after close: it wrote beyond a")
@@ -346,7 +346,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   foreach(ill
       "healthy/none" "crash/backend: crash,SIGSEGV"
       "abort/backend: crash,cell 7 is lost" "exit/backend: crash,exit(3)"
-      "hang/backend: hang,did not return"
+      "hang/backend: hang,did not return in 1 seconds"
       "nonsense/backend: crash,wrote nonsense$"
       "answers/backend: crash,wrote nonsense to its harness"
       "endless/backend: crash,wrote without end"
@@ -357,12 +357,12 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "behind/backend: out of bounds,behind the end"
       "before/backend: out of bounds,before the begin"
       "freed/backend: out of bounds,that it had freed"
+      "freed-large/backend: out of bounds,3145728 bytes that it had freed"
+      "unset/subject: rows,neither 0 nor -inf"
       "twice/backend: out of bounds,freed before"
       "short/backend: out of bounds,allocated there"
       "status/backend: garbage,answers 77" "internal/backend: error,internal"
       "columns/backend: garbage,2000000000" "negative/backend: garbage,-5"
-      "freed-large/backend: out of bounds,3145728 bytes that it had freed"
-      "unset/subject: rows,neither 0 nor -inf"
       "shape/backend: garbage,1099511627776"
       "stride/backend: garbage,stride of -4" "dtype/backend: garbage,dtype 99"
       "null/backend: garbage,V is null"
@@ -382,6 +382,16 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     ARGS fuzz --ops 5000 --backend $<TARGET_FILE:kvtwin_sick_backend>)
   set_tests_properties(command.backend_rounds PROPERTIES
     ENVIRONMENT KVTWIN_SICK=rounds)
+  # A call that hangs, and shrinking it, take none of the run's time.
+  kvtwin_command_test(backend_goes_on EXIT 1
+    PRINTS ", 1 findings .[1-9][0-9]* more histories"
+    ARGS fuzz --seconds 4 --call-seconds 0.2 --level entitlement
+         --backend $<TARGET_FILE:kvtwin_sick_backend>)
+  set_tests_properties(command.backend_goes_on PROPERTIES
+    ENVIRONMENT KVTWIN_SICK=hang)
+  add_test(NAME command.host_ends
+    COMMAND ${PROJECT_SOURCE_DIR}/props/host_ends_test.sh
+            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_sick_backend>)
   kvtwin_command_test(backend_mask EXIT 1
     PRINTS "the mask is neither 0 nor -inf"
     ARGS fuzz --ops 1500 --level numeric

@@ -16,7 +16,8 @@
 namespace kvtwin::props {
 
 struct FuzzOptions {
-  // Runs at least this many operations, or, if 0, for `seconds`.
+  // Runs at least this many operations, or, if 0, for `seconds`: no history
+  // begins later. A failure is shrunk in a time of its own.
   std::int64_t operations = 0;
   double seconds = 10;
   std::uint64_t seed = 1;
@@ -36,7 +37,7 @@ struct FuzzOptions {
 struct FuzzFailure {
   std::uint64_t history_number = 0;  // Of the seed's histories, from 0.
   std::size_t operations = 0;        // Of the history as it was found.
-  std::string check;             // That failed then.
+  std::string check;                 // That failed then.
   History shrunk;
   Difference difference;  // Of `shrunk`.
 };

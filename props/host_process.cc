@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -24,9 +23,9 @@
 
 #include "core/profiles.h"
 #include "kvtwin/pool_backend.h"
+#include "props/check_name.h"
 #include "props/clock.h"
 #include "props/program.h"
-#include "props/check_name.h"
 
 namespace kvtwin::props {
 namespace {
@@ -48,11 +47,6 @@ constexpr auto kFunctions = std::to_array<std::string_view>(
 constexpr std::size_t kAnswerMax = std::size_t{16} << 20;
 constexpr int kLookEvery = 20;  // Milliseconds.
 constexpr std::string_view kNonsense = "wrote nonsense to its harness: ";
-
-double Now() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
 
 fs::path HostPath() {
   if (const char* path = std::getenv("KVTWIN_HOST")) return path;
@@ -419,19 +413,17 @@ Result<PoolInfo> Host::DescribePool() {
   });
 }
 
-std::string Host::AskPool(const PagedHistory& history, Level level,
+std::string Host::AskPool(const PagedHistory& history, Level level, bool hasty,
                           PagedCensus* census) {
   std::unique_ptr<HostProcess> process = Take();
   const auto died = [&] {
-    const Difference& died = process->died();
-    if (died.check == CheckName("backend: hang").name()) hung_ = true;
-    return died.check + ": " + died.text;
+    return process->died().check + ": " + process->died().text;
   };
   if (!process->alive() ||
       !process->Ask({{"pool", ToText(history)}, {"level", level}})) {
     return died();
   }
-  const std::optional<Json> said = process->Answer(Patience());
+  const std::optional<Json> said = process->Answer(Patience(hasty));
   if (!said) return died();
   if (census != nullptr) {
     const auto add = [&](const char* name, std::int64_t& to) {
@@ -452,19 +444,23 @@ std::string Host::AskPool(const PagedHistory& history, Level level,
   return wrong;
 }
 
-PagedRun Host::PoolRunAt(Level level) {
-  return [this, level](const PagedHistory& history, PagedCensus* census) {
-    try {
-      return AskPool(history, level, census);
-    } catch (const Json::exception& error) {
-      return "backend: crash: " + std::string(kNonsense) + error.what();
-    }
+PagedSubject Host::PoolSubjectAt(Level level) {
+  const auto run = [this, level](bool hasty) {
+    return [=, this](const PagedHistory& history, PagedCensus* census) {
+      try {
+        return AskPool(history, level, hasty, census);
+      } catch (const Json::exception& error) {
+        return "backend: crash: " + std::string(kNonsense) + error.what();
+      }
+    };
   };
+  return {.run = run(/*hasty=*/false),
+          .run_hastily = run(/*hasty=*/true),
+          .shrink_seconds = options_.shrink_seconds};
 }
 
-// What hangs once will again, and is shrunk by letting it.
-double Host::Patience() const {
-  return hung_ ? std::min(options_.call_seconds, 0.2) : options_.call_seconds;
+double Host::Patience(bool hasty) const {
+  return hasty ? std::min(options_.call_seconds, 0.2) : options_.call_seconds;
 }
 
 std::unique_ptr<HostProcess> Host::Take() {
@@ -485,7 +481,7 @@ std::unique_ptr<HostProcess> Host::Take() {
 
 RunResult Host::Ask(const History& history, Level level, Story* story,
                     bool page, const std::string& arguments, std::string* html,
-                    const Rules* rules) {
+                    const Rules* rules, bool hasty) {
   std::unique_ptr<HostProcess> process = Take();
   RunResult result;
   const auto died = [&] {
@@ -499,12 +495,8 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
     result.difference->step =
         step < 0 ? history.ops.size() : static_cast<std::size_t>(step);
     result.ran = true;
-    if (result.difference->check == CheckName("backend: hang").name()) {
-      hung_ = true;
-    }
     return result;
   };
-                                          {"program", Program()},
   const std::vector<int> values =
       rules == nullptr ? std::vector<int>() : ValuesOf(*rules);
   if (!process->alive() || !process->Ask({{"history", ToText(history)},
@@ -512,12 +504,12 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
                                           {"story", story != nullptr},
                                           {"page", page},
                                           {"arguments", arguments},
+                                          {"program", Program()},
                                           {"rules", values}})) {
     return died();
   }
-  const double patience = Patience();
   for (;;) {
-    const std::optional<Json> said = process->Answer(patience);
+    const std::optional<Json> said = process->Answer(Patience(hasty));
     if (!said) return died();
     if (said->contains("told")) {
       if (story == nullptr) continue;
@@ -558,9 +550,10 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
 }
 
 RunResult Host::Run(const History& history, Level level, Story* story,
-                    const Rules* rules) {
+                    bool hasty, const Rules* rules) {
   try {
-    return Ask(history, level, story, /*page=*/false, "", nullptr, rules);
+    return Ask(history, level, story, /*page=*/false, "", nullptr, rules,
+               hasty);
   } catch (const Json::exception& error) {
     RunResult result;
     result.difference = {.step = history.ops.size(),
@@ -593,6 +586,10 @@ Subject Host::SubjectAt(const BackendInfo& info, Level level,
   subject.run = [this, level](const History& history, Story* story) {
     return Run(history, level, story);
   };
+  subject.run_hastily = [this, level](const History& history, Story* story) {
+    return Run(history, level, story, /*hasty=*/true);
+  };
+  subject.shrink_seconds = options_.shrink_seconds;
   return subject;
 }
 

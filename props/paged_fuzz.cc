@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <chrono>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,6 +13,7 @@
 
 #include "core/guarded_paged.h"
 #include "core/names.h"
+#include "props/clock.h"
 #include "props/pool_recorder.h"
 #include "props/program.h"
 #include "props/runner.h"
@@ -330,26 +330,41 @@ PagedHistory ShrinkPaged(PagedHistory history, const PagedRun& run) {
   return history;
 }
 
+PagedHistory ShrinkPaged(const PagedHistory& history,
+                         const PagedSubject& subject, std::string_view wrong) {
+  const auto shrunk_by = [&](const PagedRun& run) {
+    const double end = Now() + subject.shrink_seconds;
+    return ShrinkPaged(history, [&](const PagedHistory& one, PagedCensus*) {
+      const bool over = subject.shrink_seconds > 0 && Now() > end;
+      return over ? std::string() : run(one, nullptr);
+    });
+  };
+  const bool hasty = subject.run_hastily && IsHang(wrong);
+  if (!hasty) return shrunk_by(subject.run);
+  PagedHistory shrunk = shrunk_by(subject.run_hastily);
+  if (!subject.run(shrunk, nullptr).empty()) return shrunk;
+  return shrunk_by(subject.run);  // It was slow, and came back.
+}
+
 namespace {
 
 // Runs histories while next() has one, and until one is wrong.
 template <class Next, class Progress>
 PagedFuzzResult RunAll(const Next& next, const Progress& progress,
-                       const PagedRun& run) {
+                       const PagedSubject& subject) {
   PagedFuzzResult result;
-  const auto start = std::chrono::steady_clock::now();
+  const double start = Now();
   while (const std::optional<PagedHistory> history = next(result)) {
     ++result.histories;
     const PagedSpec& spec = history->spec;
     result.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
-    result.wrong = run(*history, &result.census);
-    result.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
-            .count();
+    result.wrong = subject.run(*history, &result.census);
+    result.seconds = Now() - start;
     if (progress) progress(result.census.operations, result.seconds);
     if (result.wrong.empty()) continue;
-    result.shrunk = ShrinkPaged(*history, run);
-    result.wrong = run(result.shrunk, nullptr);
+    result.shrunk = ShrinkPaged(*history, subject, result.wrong);
+    const std::string sure = subject.run(result.shrunk, nullptr);
+    if (!sure.empty()) result.wrong = sure;
     break;
   }
   return result;
@@ -384,7 +399,7 @@ constexpr std::array kExplored = {
 PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
     const std::function<void(std::int64_t, double)>& progress,
-    const PagedRun& run) {
+    const PagedSubject& subject) {
   const auto next =
       [&](const PagedFuzzResult& result) -> std::optional<PagedHistory> {
     const bool goes_on = operations > 0 ? result.census.operations < operations
@@ -392,7 +407,7 @@ PagedFuzzResult FuzzPaged(
     if (!goes_on) return std::nullopt;
     return MakePagedHistory(seed, static_cast<std::uint64_t>(result.histories));
   };
-  return RunAll(next, progress, run);
+  return RunAll(next, progress, subject);
 }
 
 PagedFuzzResult ExplorePaged(
@@ -419,7 +434,7 @@ PagedFuzzResult ExplorePaged(
     first = false;
     return history;
   };
-  return RunAll(next, progress, RunTwins);
+  return RunAll(next, progress, PagedSubject());
 }
 
 }  // namespace kvtwin::props

@@ -54,9 +54,21 @@ using PagedRun = std::function<std::string(const PagedHistory& history,
 // By the twins.
 std::string RunTwins(const PagedHistory& history, PagedCensus* census);
 
+// Who answers: the twins, or somebody else.
+struct PagedSubject {
+  PagedRun run = RunTwins;
+  // Instead of it, where it is known to hang: it waits less long for that.
+  PagedRun run_hastily = {};
+  // For how long a failure is shrunk; 0: until it cannot be any shorter.
+  double shrink_seconds = 0;
+};
+
 // As short, and of numbers as small, as it can be. Requires: something is
 // wrong.
 PagedHistory ShrinkPaged(PagedHistory history, const PagedRun& run = RunTwins);
+// The same in the subject's time. Requires: this is `wrong`.
+PagedHistory ShrinkPaged(const PagedHistory& history,
+                         const PagedSubject& subject, std::string_view wrong);
 
 struct PagedFuzzResult {
   PagedCensus census;
@@ -71,7 +83,7 @@ struct PagedFuzzResult {
 PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
     const std::function<void(std::int64_t, double)>& progress,
-    const PagedRun& run = RunTwins);
+    const PagedSubject& subject = {});
 
 // Every history of so many operations, of some twenty that matter, in a pool of
 // three blocks of two tokens, where there is a sequence of three.
