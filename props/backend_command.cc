@@ -19,8 +19,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 3> kLevelNames = {
-    "identity", "entitlement", "numeric"};
+constexpr std::array kLevels = {Level::kIdentity, Level::kEntitlement,
+                                Level::kNumeric};
 
 std::string ArgumentsText(const BackendArguments& arguments, Level level) {
   return fmt::format("--backend {} --level {}",
@@ -124,8 +124,8 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
   command
       .add_option("--level", arguments.level,
                   "compare a backend at this level only")
-      ->check(CLI::IsMember(
-          std::vector<std::string>(kLevelNames.begin(), kLevelNames.end())));
+      ->check(CLI::IsMember(std::vector<std::string>(
+          kLevelNames.begin(), kLevelNames.begin() + kLevels.size())));
   command
       .add_option("--call-seconds", arguments.host.call_seconds,
                   "a call of a backend that takes longer hangs")
@@ -185,9 +185,8 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
       fmt::print("{}\n", FindingText(finding, subject_at(finding.level)));
     }
     fmt::print("{}, by the rules of {}\n", info->name, info->profile);
-    for (const std::string_view name : kLevelNames) {
-      fmt::print("{}",
-                 LevelLine(*FromName<Level>(kLevelNames, name), result, *info));
+    for (const Level level : kLevels) {
+      fmt::print("{}", LevelLine(level, result, *info));
     }
     fmt::print(
         "{} operations in {} histories, {} findings ({} more histories with "
