@@ -353,7 +353,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "closes/backend: hang,closed the files of its process"
       "cells/backend: garbage,another number each time"
       "memory/backend: memory,more than 64 MiB"
-      "address-space/backend: memory,1073" "leak/backend: memory,1000 bytes"
+      "address-space/backend: memory,allocated" "leak/backend: memory,1000 bytes"
       "behind/backend: out of bounds,behind the end"
       "before/backend: out of bounds,before the begin"
       "freed/backend: out of bounds,that it had freed"
