@@ -33,38 +33,13 @@ constexpr std::int64_t kViewBytesMax = std::int64_t{1} << 30;
   throw Differs{std::string(check.name()), std::move(text)};
 }
 
-kvtwin_shift ToC(const Shift& shift) {
-  const Rope& rope = shift.rope;
-  return {.kind = static_cast<kvtwin_shift_kind>(shift.kind),
-          .rope_halves = rope.pairing == Rope::Pairing::kHalves ? 1 : 0,
-          .rope_dims = rope.dims,
-          .rope_base = rope.base,
-          .rope_scale = rope.scale,
-          .fn = nullptr,
-          .user = nullptr};
-}
-
 // One of a wrapper's, or the cache itself.
 kvtwin_cache_params ToC(const CacheSpec& spec, const CacheConfig& config,
                         const InitArgs& init) {
-  kvtwin_cache_params params = {};
-  params.size = sizeof(params);
-  params.kind = static_cast<kvtwin_kind>(spec.kind);
-  params.placement = static_cast<kvtwin_placement>(spec.placement);
-  params.window = spec.window.value_or(-1);
-  params.memory = spec.memory.value_or(-1);
-  params.chunk = spec.chunk;
-  params.shift = ToC(spec.shift);
-  params.cache_padding = config.cache_padding;
-  params.mask_batch_padding = config.mask_batch_padding;
-  params.v_layout = static_cast<kvtwin_v_layout>(config.v_layout);
-  params.mask_dtype = static_cast<kvtwin_dtype>(config.mask_dtype);
-  params.dtype = static_cast<kvtwin_dtype>(init.dtype);
+  std::vector<kvtwin_cache_params> caches;
+  kvtwin_cache_params params = CCacheParams({spec, config, init}, caches);
   params.v_dtype =
       static_cast<kvtwin_dtype>(config.v_dtype.value_or(init.dtype));
-  params.max_sequences = init.max_sequences;
-  params.capacity = init.capacity;
-  params.max_batch = init.max_batch;
   return params;
 }
 

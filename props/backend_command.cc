@@ -19,8 +19,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 3> kLevelNames = {
-    "identity", "entitlement", "numeric"};
+constexpr std::array kLevels = {Level::kIdentity, Level::kEntitlement,
+                                Level::kNumeric};
 
 std::string ArgumentsText(const BackendArguments& arguments, Level level) {
   return fmt::format("--backend {} --level {}",
@@ -41,7 +41,10 @@ void Print(const Json& json) {
 Status WritePageOf(Host& host, const History& history,
                    const Difference& difference, const Subject& subject,
                    const std::string& path) {
-  const std::string html = host.Page(history, subject.level, subject.arguments);
+  const std::string html =
+      IsHang(difference.check)
+          ? ""
+          : host.Page(history, subject.level, subject.arguments);
   if (html.empty()) {
     return WritePage(ExplainHistory(history, difference, subject), path);
   }
@@ -121,11 +124,16 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
   command
       .add_option("--level", arguments.level,
                   "compare a backend at this level only")
-      ->check(CLI::IsMember(
-          std::vector<std::string>(kLevelNames.begin(), kLevelNames.end())));
+      ->check(CLI::IsMember(std::vector<std::string>(
+          kLevelNames.begin(), kLevelNames.begin() + kLevels.size())));
   command
       .add_option("--call-seconds", arguments.host.call_seconds,
                   "a call of a backend that takes longer hangs")
+      ->check(CLI::Range(0.01, 1e6))
+      ->capture_default_str();
+  command
+      .add_option("--shrink-seconds", arguments.host.shrink_seconds,
+                  "for how long a failure of a backend is shortened")
       ->check(CLI::Range(0.01, 1e6))
       ->capture_default_str();
   command
@@ -177,9 +185,8 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
       fmt::print("{}\n", FindingText(finding, subject_at(finding.level)));
     }
     fmt::print("{}, by the rules of {}\n", info->name, info->profile);
-    for (const std::string_view name : kLevelNames) {
-      fmt::print("{}",
-                 LevelLine(*FromName<Level>(kLevelNames, name), result, *info));
+    for (const Level level : kLevels) {
+      fmt::print("{}", LevelLine(level, result, *info));
     }
     fmt::print(
         "{} operations in {} histories, {} findings ({} more histories with "
@@ -204,7 +211,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
 }
 
 int OnPoolBackend(const BackendArguments& arguments,
-                  const std::function<int(const PagedRun&)>& act) {
+                  const std::function<int(const PagedSubject&)>& act) {
   Host host(OptionsOf(arguments));
   const Result<PoolInfo> info = host.DescribePool();
   if (!info.ok()) return Complain(info.status().message());
@@ -214,7 +221,7 @@ int OnPoolBackend(const BackendArguments& arguments,
   if (level < info->claims) {
     return Complain(fmt::format("{} says that it has no identity", info->name));
   }
-  return act(host.PoolRunAt(level));
+  return act(host.PoolSubjectAt(level));
 }
 
 std::string PoolArgumentsText(const BackendArguments& arguments) {

@@ -36,7 +36,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
 // Of a pool: at the level that is asked for, else at that which it claims. What
 // `act` returns, if it is called.
 int OnPoolBackend(const BackendArguments& arguments,
-                  const std::function<int(const PagedRun&)>& act);
+                  const std::function<int(const PagedSubject&)>& act);
 // "--backend ./libyours.so", and the level if one is asked for.
 std::string PoolArgumentsText(const BackendArguments& arguments);
 

@@ -11,12 +11,16 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "props/generate.h"
+#include "props/ledger_backend.h"
+#include "props/runner.h"
 
 namespace kvtwin::props {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 // What Describe below says, beside the defaults.
@@ -150,6 +154,68 @@ RC_GTEST_PROP(Backend, HistoriesAskForNothingThatItLacks,
     RC_ASSERT(within(setup.config.cache_padding, abilities.max_padding));
   }
   RC_ASSERT(setup.legal || abilities.Can(KVTWIN_CAN_ANY_ORDER));
+}
+
+const kvtwin_backend_v1& Ledger() { return *LedgerBackend("ollama-0.12"); }
+
+// Calls of the backend below, in their order.
+std::vector<std::string> calls;
+
+// All that a sequence still had can go by a Remove from where it went on. Then
+// it begins anew, which a backend that only goes on is told first.
+TEST(Backend, ALegalClientRemovesASequenceBeforeItBeginsAnew) {
+  kvtwin_backend_v1 table = Ledger();
+  table.start_forward = [](void* cache, const kvtwin_batch* batch,
+                           int reserve) {
+    calls.push_back("at " + std::to_string(batch->positions[0]));
+    return Ledger().start_forward(cache, batch, reserve);
+  };
+  table.remove = [](void* cache, std::int32_t sequence, std::int32_t begin,
+                    std::int32_t end) {
+    calls.push_back("remove from " + std::to_string(begin));
+    return Ledger().remove(cache, sequence, begin, end);
+  };
+  const Result<BackendInfo> info = DescribeBackend(&table);
+  ASSERT_TRUE(info.ok());
+  Subject subject = BackendSubject(*info, Level::kEntitlement, "");
+  subject.abilities.can &= ~std::uint32_t{KVTWIN_CAN_ANY_ORDER};
+  const Result<History> history = ParseHistory(
+      "kvt1 kind=swa window=0 seqs=1 cap=8 legal=1 | put 0*3 | put 0*1 | "
+      "drop 0:3- | put 0*1");
+  ASSERT_TRUE(history.ok());
+  calls.clear();
+  const RunResult result = RunHistory(*history, subject);
+  ASSERT_TRUE(result.ran);
+  EXPECT_FALSE(result.difference);
+  EXPECT_THAT(calls, ElementsAre("at 0", "at 3", "remove from 3",
+                                 "remove from 0", "at 0"));
+}
+
+// The numeric level looks at masks itself, those of padding rows, too.
+TEST(Backend, MasksOfTheNumericLevelHideOrAllow) {
+  kvtwin_backend_v1 table = Ledger();
+  static int at;
+  static float element;
+  table.get = [](void* cache, std::int32_t layer, kvtwin_view* view) {
+    const int code = Ledger().get(cache, layer, view);
+    auto* mask = static_cast<float*>(const_cast<void*>(view->mask.data));
+    if (code == KVTWIN_OK && at >= 0) mask[at] = element;
+    return code;
+  };
+  const Result<BackendInfo> info = DescribeBackend(&table);
+  ASSERT_TRUE(info.ok());
+  const Subject subject = BackendSubject(*info, Level::kNumeric, "");
+  const Result<History> history = ParseHistory("kvt1 maskpad=2 | put 0*1");
+  ASSERT_TRUE(history.ok());
+  const auto wrong = [&](int where, float what) {
+    at = where;
+    element = what;
+    const RunResult result = RunHistory(*history, subject);
+    return result.difference ? result.difference->text : "";
+  };
+  EXPECT_EQ(wrong(-1, 0), "");
+  EXPECT_EQ(wrong(0, 0.5F), "the mask is neither 0 nor -inf");
+  EXPECT_EQ(wrong(1, 0), "a padding row sees something");
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ if [ "$check" = refused ]; then
 else
   [ "$code" -eq 1 ] || fail "exit code $code, expected 1"
   grep -q "^FAIL $check " <<<"$output" || fail "no '$check'"
-  grep -Eq "^  rerun   kvtwin run 'kvt1 [^|]*\| (put 0\*[34]( \| get)?|put 0\*1( \| put 0\*1){2}|put 0\*[12] \| put 0\*[12])' --backend" \
+  grep -Eq "^  rerun   [^ ]*kvtwin run 'kvt1 [^|]*\| (put 0\*[34]( \| get)?|put 0\*1( \| put 0\*1){2}|put 0\*[12] \| put 0\*[12])' --backend" \
     <<<"$output" || fail "it is not shrunk"
   ran=$(sed -n 's/^\([0-9]*\) operations in .*/\1/p' <<<"$output")
   # What breaks the level is enough to know that it does.

@@ -264,15 +264,9 @@ class PoolByC : public PagedPool {
   const PagedSpec& spec() const override { return spec_; }
   Result<int> Open(std::span<const std::int32_t> prompt,
                    const PrefixKey& key) override {
-    std::vector<const char*> extra;
-    for (const std::string& text : key.extra) extra.push_back(text.c_str());
-    kvtwin_prompt to{};
-    to.size = sizeof(to);
-    to.tokens = prompt.data();
-    to.token_count = prompt.size();
-    to.salt = key.salt.empty() ? nullptr : key.salt.c_str();
-    to.extra = extra.data();
-    to.extra_count = extra.size();
+    const CPrompt made_of(prompt, key);
+    kvtwin_prompt to = *made_of.get();
+    if (key.salt.empty()) to.salt = nullptr;  // Means the same.
     const bool bare = prompt.empty() && key == PrefixKey();
     return Number([&](std::int32_t* made) {
       return kvtwin_pool_open(pool_.get(), bare ? nullptr : &to, made);

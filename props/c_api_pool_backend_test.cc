@@ -36,7 +36,7 @@ PagedFuzzResult FuzzAt(Level level, const kvtwin_pool_backend_v1& table) {
   const auto backend = DescribePoolBackend(&table);
   EXPECT_TRUE(backend.ok()) << backend.status().ToString();
   return FuzzPaged(/*seed=*/3, kOperations, /*seconds=*/0, nullptr,
-                   BackendRun(*backend, level));
+                   {.run = BackendRun(*backend, level)});
 }
 
 std::string Story(const PagedFuzzResult& result) {

@@ -297,6 +297,16 @@ kvtwin_cache_params CCacheParams(const CacheParts& parts,
   return params;
 }
 
+CPrompt::CPrompt(std::span<const std::int32_t> tokens, const PrefixKey& key) {
+  for (const std::string& text : key.extra) extra_.push_back(text.c_str());
+  prompt_.size = sizeof(prompt_);
+  prompt_.tokens = tokens.data();
+  prompt_.token_count = tokens.size();
+  prompt_.salt = key.salt.c_str();
+  prompt_.extra = extra_.data();
+  prompt_.extra_count = extra_.size();
+}
+
 kvtwin_pool_params DefaultPoolParams() { return CPoolParams(PagedSpec()); }
 
 kvtwin_pool_params CPoolParams(const PagedSpec& spec) {

@@ -117,6 +117,20 @@ Result<CacheParts> CachePartsFromC(const kvtwin_cache_params* params);
 kvtwin_cache_params CCacheParams(const CacheParts& parts,
                                  std::vector<kvtwin_cache_params>& caches);
 
+// Points to the tokens and the key: no longer than they are there.
+class CPrompt {
+ public:
+  CPrompt(std::span<const std::int32_t> tokens, const PrefixKey& key);
+  CPrompt(const CPrompt&) = delete;
+  CPrompt& operator=(const CPrompt&) = delete;
+
+  const kvtwin_prompt* get() const { return &prompt_; }
+
+ private:
+  std::vector<const char*> extra_;
+  kvtwin_prompt prompt_{};
+};
+
 kvtwin_pool_params DefaultPoolParams();
 Result<PagedSpec> PagedSpecFromC(const kvtwin_pool_params* params);
 kvtwin_pool_params CPoolParams(const PagedSpec& spec);

@@ -298,8 +298,12 @@ kvtwin_command_test(backend_holds EXIT 0
   PRINTS "^entitlement  holds .it says that it does."
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(backend_fails EXIT 1
-  PRINTS "rerun   kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
+  PRINTS "rerun   .*kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
+add_test(NAME command.rerun
+  COMMAND ${PROJECT_SOURCE_DIR}/props/rerun_test.sh
+          $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache_bug>
+          $<TARGET_FILE:kvtwin_c_pool_bug>)
 kvtwin_command_test(backend_runs EXIT 1 PRINTS "^FAIL subject: rows "
   ARGS run "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1"
        --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
@@ -318,7 +322,7 @@ kvtwin_command_test(backend_is_a_pool EXIT 2 PRINTS "is a pool: --kind paged"
 kvtwin_command_test(backend_pool_holds EXIT 0 PRINTS " 0 differences"
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_pool_fails EXIT 1
-  PRINTS "rerun   kvtwin run 'kvp1 .*' --backend "
+  PRINTS "rerun   .*kvtwin run 'kvp1 .*' --backend "
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
 kvtwin_command_test(backend_pool_has_levels EXIT 2 PRINTS "no numeric level"
   ARGS fuzz --kind paged --level numeric --backend $<TARGET_FILE:kvtwin_c_pool>)
@@ -332,9 +336,10 @@ kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file to
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   kvtwin_backend(sick_pool_backend props/sick_pool_backend.c)
   foreach(ill "crash/backend: crash: append ended its process with SIGSEGV"
-              "hang/backend: hang: append did not return"
+              "hang/backend: hang: append did not return in 1 seconds"
               "memory/backend: memory: append has allocated more than 64 MiB"
-              "behind/backend: out of bounds: after append: it wrote behind")
+              "behind/backend: out of bounds: after append: it wrote behind"
+              "close/backend: out of bounds: after close: it wrote beyond a")
     string(REPLACE "/" ";" ill "${ill}")
     list(POP_FRONT ill illness)
     kvtwin_command_test(sick_pool_${illness} EXIT 1 PRINTS "DIFFERENCE.*${ill}"
@@ -346,12 +351,19 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   foreach(ill
       "healthy/none" "crash/backend: crash,SIGSEGV"
       "abort/backend: crash,cell 7 is lost" "exit/backend: crash,exit(3)"
-      "hang/backend: hang,did not return"
+      "hang/backend: hang,did not return in 1 seconds"
+      "nonsense/backend: crash,wrote nonsense$"
+      "answers/backend: crash,wrote nonsense to its harness"
+      "endless/backend: crash,wrote without end"
+      "closes/backend: hang,closed the files of its process"
+      "cells/backend: garbage,another number each time"
       "memory/backend: memory,more than 64 MiB"
-      "address-space/backend: memory,1073" "leak/backend: memory,1000 bytes"
+      "address-space/backend: memory,allocated" "leak/backend: memory,1000 bytes"
       "behind/backend: out of bounds,behind the end"
       "before/backend: out of bounds,before the begin"
       "freed/backend: out of bounds,that it had freed"
+      "freed-large/backend: out of bounds,3145728 bytes that it had freed"
+      "unset/subject: rows,neither 0 nor -inf"
       "twice/backend: out of bounds,freed before"
       "short/backend: out of bounds,allocated there"
       "status/backend: garbage,answers 77" "internal/backend: error,internal"
@@ -375,7 +387,38 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     ARGS fuzz --ops 5000 --backend $<TARGET_FILE:kvtwin_sick_backend>)
   set_tests_properties(command.backend_rounds PROPERTIES
     ENVIRONMENT KVTWIN_SICK=rounds)
+  # A call that hangs, and shrinking it, take none of the run's time.
+  kvtwin_command_test(backend_goes_on EXIT 1
+    PRINTS ", 1 findings .[1-9][0-9]* more histories"
+    ARGS fuzz --seconds 4 --call-seconds 0.2 --level entitlement
+         --backend $<TARGET_FILE:kvtwin_sick_backend>)
+  set_tests_properties(command.backend_goes_on PROPERTIES
+    ENVIRONMENT KVTWIN_SICK=hang)
+  add_test(NAME command.host_ends
+    COMMAND ${PROJECT_SOURCE_DIR}/props/host_ends_test.sh
+            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_sick_backend>)
+  kvtwin_command_test(backend_mask EXIT 1
+    PRINTS "the mask is neither 0 nor -inf"
+    ARGS fuzz --ops 1500 --level numeric
+         --backend $<TARGET_FILE:kvtwin_sick_backend>)
+  set_tests_properties(command.backend_mask PROPERTIES
+    ENVIRONMENT KVTWIN_SICK=mask)
 endif()
+
+# A host that says nonsense of a backend, be it a cache or a pool.
+foreach(kind causal paged)
+  set(part cache)
+  if(kind STREQUAL paged)
+    set(part pool)
+  endif()
+  foreach(garbage "no JSON" "[]" "{\"error\":5}" "{\"${part}\":{\"name\":5}}")
+    string(MAKE_C_IDENTIFIER "host_${kind}_${garbage}" name)
+    kvtwin_command_test(${name} EXIT 2 PRINTS "wrote nonsense"
+      ARGS fuzz --kind ${kind} --backend command_tests.cmake)
+    set_tests_properties(command.${name} PROPERTIES ENVIRONMENT
+      "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/host_of_garbage.sh;HOST_SAYS=${garbage}")
+  endforeach()
+endforeach()
 
 # Other people's caches, and the Python package, which has a build of its own: so
 # one of ours is enough. 77 is a test that is skipped.

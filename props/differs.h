@@ -4,6 +4,9 @@
 #define KVTWIN_PROPS_DIFFERS_H_
 
 #include <string>
+#include <type_traits>
+
+#include "props/check_name.h"
 
 namespace kvtwin::props {
 
@@ -15,6 +18,22 @@ struct Differs {
   int column = -1;
   int first_cell = 0;
 };
+
+// A text that may be given as a function that makes it: most are never needed.
+template <class Text>
+std::string Made(const Text& text) {
+  if constexpr (std::is_invocable_v<Text>) {
+    return text();
+  } else {
+    return std::string(text);
+  }
+}
+
+// Throws unless it holds.
+template <class Text>
+void Check(bool holds, CheckName check, const Text& text) {
+  if (!holds) throw Differs{std::string(check.name()), Made(text)};
+}
 
 }  // namespace kvtwin::props
 

@@ -20,6 +20,12 @@ struct Tokens {
   std::vector<int> multimodal;
 };
 
+// Which of a wrapper's caches a layer is of; of any other, there is one.
+inline int TypeOf(const Setup& setup, int layer) {
+  const auto types = static_cast<int>(setup.spec.caches.size());
+  return setup.spec.kind == Kind::kWrapper ? layer % types : 0;
+}
+
 // Any call may throw Differs.
 class Driver {
  public:

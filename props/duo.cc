@@ -25,11 +25,6 @@ namespace {
 
 using reference::LedgerToken;
 
-template <class Text>
-void Check(bool holds, CheckName check, const Text& text) {
-  if (!holds) throw Differs{std::string(check.name()), text()};
-}
-
 // Of q, for head `head` of row `row`: different for each, and not too large.
 double QueryAt(std::int64_t row, std::int64_t head, std::int64_t element) {
   return static_cast<double>((row * 7 + head * 5 + element * 3) % 11 - 5) / 5;
@@ -112,7 +107,7 @@ void Duo::SetType(int type) {
 }
 
 void Duo::SetLayer(int layer) {
-  SetType(TypeOf(layer));
+  SetType(TypeOf(setup_, layer));
   CheckResult(fmt::format("SetLayer({})", layer), {}, tested_->SetLayer(layer));
 }
 

@@ -64,9 +64,6 @@ class Duo final : public Driver {
   void SetLayer(int layer);
   void SetType(int type);
   void DrawCellsNow();
-  int TypeOf(int layer) const {
-    return wrapper_ ? layer % static_cast<int>(setup_.spec.caches.size()) : 0;
-  }
   bool IsEncoder() const { return ledger_.active().encoder(); }
   void HashInt(std::int64_t value);
 

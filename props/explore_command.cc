@@ -188,13 +188,13 @@ int RunPagedHistories(const Arguments& arguments) {
         fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations,
                    seconds);
       },
-      RunsOf(arguments.twin));
+      TwinPools(arguments.twin));
   if (terminal) fmt::print(stderr, "\r{:60}\r", "");
   const int differences = result.wrong.empty() ? 0 : 1;
   const std::string rerun =
-      differences == 0 ? ""
-                       : fmt::format("kvtwin run '{}' --twin {}",
-                                     ToText(result.shrunk), arguments.twin);
+      differences == 0
+          ? ""
+          : RerunCommand(result.shrunk, "--twin " + arguments.twin);
   if (arguments.json) {
     nlohmann::ordered_json json = {{"histories", result.histories},
                                    {"operations", result.census.operations},

@@ -9,15 +9,11 @@
 
 #include "core/dense_tensor.h"
 #include "kvtwin/save.h"
-#include "props/check_name.h"
+#include "props/differs.h"
 #include "props/entitlement.h"
 
 namespace kvtwin::props {
 namespace {
-
-void Check(bool holds, CheckName check, std::string_view text) {
-  if (!holds) throw Differs{std::string(check.name()), std::string(text)};
-}
 
 void CheckCodes(const Status& ledger, const Status& reference,
                 const Status& subject) {

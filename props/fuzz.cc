@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cctype>
-#include <chrono>
 #include <csignal>
 #include <thread>
 #include <vector>
@@ -12,8 +11,10 @@
 #include "core/names.h"
 #include "optimized/targets.h"
 #include "props/check_name.h"
+#include "props/clock.h"
 #include "props/generate.h"
 #include "props/hash.h"
+#include "props/program.h"
 #include "props/shrink.h"
 
 namespace kvtwin::props {
@@ -23,11 +24,6 @@ constexpr int kOpsInHistory = 100;
 // Histories between two looks at the clock and the count.
 constexpr std::size_t kBlock = 64;
 
-double Now() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
 // What is running, for OnCrash: the history of this thread, and the subject.
 thread_local const History* running = nullptr;
 const Subject* running_on = nullptr;
@@ -36,8 +32,8 @@ const Subject* running_on = nullptr;
 void OnCrash(int signal) {
   std::signal(signal, SIG_DFL);
   if (running != nullptr) {
-    fmt::print(stderr, "\ncrashed in\n  rerun   kvtwin run '{}' --twin {}\n",
-               ToText(*running), running_on->name);
+    fmt::print(stderr, "\ncrashed in\n  rerun   {}\n",
+               RerunCommand(*running, *running_on));
   }
   std::raise(signal);
 }
@@ -64,6 +60,7 @@ constexpr std::string_view kNotTheSame =
 
 RunResult RunAgain(const History& history, const Subject& subject,
                    const RunResult& first) {
+  if (first.difference && IsHang(first.difference->check)) return first;
   RunResult again = RunHistory(history, subject);
   const bool same =
       again.digest == first.digest &&
@@ -88,26 +85,43 @@ struct Ran {
   Census census;
 };
 
-// Runs the histories from `first` on, each into its place in `block`.
+// Runs the histories from `first` on, each into its place in `block`, of which
+// those stay that come before the time is over, and up to the first failure.
 void RunBlock(const FuzzOptions& options, const Subject& subject,
-              std::uint64_t first, std::vector<Ran>& block) {
+              std::uint64_t first, double until, std::vector<Ran>& block) {
   std::atomic<std::size_t> next = 0;
+  std::atomic<std::size_t> end = block.size();
+  const auto end_at = [&](std::size_t at) {
+    std::size_t now = end;
+    while (at < now && !end.compare_exchange_weak(now, at)) {
+    }
+  };
   const auto work = [&] {
-    for (std::size_t i = next++; i < block.size(); i = next++) {
+    for (std::size_t i = next++; i < end; i = next++) {
+      if (i > 0 && options.operations == 0 && Now() >= until) return end_at(i);
       const History history = HistoryAt(options, subject, first + i);
       running = &history;
       RunResult& result = block[i].result;
       result = RunHistory(history, subject, nullptr,
                           options.probes ? &block[i].census : nullptr);
-      if ((first + i) % kRepeatEvery == 0 || result.difference) {
+      const bool known =
+          result.difference && options.known.contains(result.difference->check);
+      if ((first + i) % kRepeatEvery == 0 || (result.difference && !known)) {
         result = RunAgain(history, subject, result);
       }
       running = nullptr;
+      if (result.difference &&
+          !options.known.contains(result.difference->check)) {
+        end_at(i + 1);
+      }
     }
   };
-  std::vector<std::jthread> helpers;
-  for (int i = 1; i < options.threads; ++i) helpers.emplace_back(work);
-  work();
+  {
+    std::vector<std::jthread> helpers;
+    for (int i = 1; i < options.threads; ++i) helpers.emplace_back(work);
+    work();
+  }
+  block.resize(end);
 }
 
 FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
@@ -123,10 +137,14 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
     return failure;
   }
   running = &found;
-  failure.shrunk = Shrink(found, subject);
+  failure.shrunk = Shrink(found, Hastily(subject, difference.check));
+  auto sure = RunHistory(failure.shrunk, subject).difference;
+  if (!sure && IsHang(difference.check)) {  // It was slow, and came back.
+    failure.shrunk = Shrink(found, subject);
+    sure = RunHistory(failure.shrunk, subject).difference;
+  }
   running = nullptr;
-  failure.difference =
-      RunHistory(failure.shrunk, subject).difference.value_or(difference);
+  failure.difference = sure.value_or(difference);
   return failure;
 }
 
@@ -142,6 +160,11 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   FuzzResult result;
   const double start = Now();
   running_on = &subject;
+  // One that hangs is known to, if that is known of it.
+  Subject counted = subject;
+  for (const std::string& check : options.known) {
+    counted = Hastily(std::move(counted), check);
+  }
   const auto done = [&] {
     if (options.operations > 0) return result.operations >= options.operations;
     return Now() - start >= options.seconds;
@@ -150,7 +173,7 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
     const std::uint64_t first =
         options.first + static_cast<std::uint64_t>(result.histories);
     std::vector<Ran> block(kBlock);
-    RunBlock(options, subject, first, block);
+    RunBlock(options, counted, first, start + options.seconds, block);
     // In the order of the seed, whichever thread was first.
     for (std::size_t i = 0; i < block.size(); ++i) {
       const RunResult& one = block[i].result;
@@ -206,8 +229,9 @@ std::string BucketOf(const History& history, const Subject& subject) {
 
 std::string FailureText(const History& history, const Difference& difference,
                         const Subject& subject) {
+  const Subject told = Hastily(subject, difference.check);
   Story story;
-  RunHistory(history, subject, &story);
+  RunHistory(history, told, &story);
   std::string text = fmt::format(
       "FAIL {}    {} against {}the ledger\n\n", difference.check, subject.name,
       subject.level == Level::kIdentity ? "the reference and " : "");
@@ -218,7 +242,7 @@ std::string FailureText(const History& history, const Difference& difference,
                         i + 1 == calls ? "   <- then" : "");
   }
   text += fmt::format("\n  {}\n", difference.text);
-  text += fmt::format("\n  bucket: {}\n", BucketOf(history, subject));
+  text += fmt::format("\n  bucket: {}\n", BucketOf(history, told));
   text += fmt::format("  rerun   {}\n", RerunCommand(history, subject));
   return text;
 }
@@ -226,7 +250,7 @@ std::string FailureText(const History& history, const Difference& difference,
 std::string RerunCommand(const History& history, const Subject& subject) {
   const std::string arguments =
       subject.arguments.empty() ? "--twin " + subject.name : subject.arguments;
-  return fmt::format("kvtwin run '{}' {}", ToText(history), arguments);
+  return CommandLine(fmt::format("run '{}' {}", ToText(history), arguments));
 }
 
 Failure ExplainHistory(const History& history, const Difference& difference,
@@ -243,12 +267,13 @@ Failure ExplainHistory(const History& history, const Difference& difference,
                   .steps = {},
                   .left_out = 0};
   // Once to count the calls, and once more to draw the last of them.
+  const Subject told = Hastily(subject, difference.check);
   Story story;
-  RunHistory(history, subject, &story);
+  RunHistory(history, told, &story);
   const auto calls = std::ssize(story.steps);
   failure.left_out = std::max<std::int64_t>(0, calls - Failure::kSteps);
   story = {.steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
-  RunHistory(history, subject, &story);
+  RunHistory(history, told, &story);
   failure.steps.assign(story.steps.begin() + failure.left_out,
                        story.steps.end());
   if (failure.steps.empty()) failure.steps.emplace_back().call = "setup";

@@ -16,7 +16,8 @@
 namespace kvtwin::props {
 
 struct FuzzOptions {
-  // Runs at least this many operations, or, if 0, for `seconds`.
+  // Runs at least this many operations, or, if 0, for `seconds`: no history
+  // begins later. A failure is shrunk in a time of its own.
   std::int64_t operations = 0;
   double seconds = 10;
   std::uint64_t seed = 1;

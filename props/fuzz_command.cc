@@ -119,22 +119,18 @@ void PrintCensus(const Census& census) {
 // With the backend or the twin, if one is given.
 std::string RunCommand(const PagedHistory& history,
                        const Arguments& arguments) {
-  std::string text = fmt::format("kvtwin run '{}'", ToText(history));
-  if (arguments.backend.given()) {
-    text += " " + PoolArgumentsText(arguments.backend);
-  } else {
-    text += " --twin " + arguments.twin;
-  }
-  return text;
+  return RerunCommand(history, arguments.backend.given()
+                                   ? PoolArgumentsText(arguments.backend)
+                                   : "--twin " + arguments.twin);
 }
 
-int RunFuzzPaged(const Arguments& arguments, const PagedRun& run) {
+int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
   const FuzzOptions& options = arguments.options;
   const bool terminal = isatty(STDERR_FILENO) == 1;
   const PagedFuzzResult result = FuzzPaged(
       options.seed, options.operations, options.seconds,
       terminal ? ShowProgress : std::function<void(std::int64_t, double)>(),
-      run);
+      subject);
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
   const PagedCensus& census = result.census;
   const int differences = result.wrong.empty() ? 0 : 1;
@@ -178,15 +174,15 @@ int RunFuzzPaged(const Arguments& arguments, const PagedRun& run) {
 // By a twin, or by a backend in a process of its own.
 template <class Do>
 int OnPools(const Arguments& arguments, const Do& act) {
-  if (!arguments.backend.given()) return act(RunsOf(arguments.twin));
+  if (!arguments.backend.given()) return act(TwinPools(arguments.twin));
   return OnPoolBackend(arguments.backend, act);
 }
 
 int RunFuzz(const Arguments& arguments) {
   if (arguments.kind == "paged") {
     if (!arguments.options.probes) {
-      return OnPools(arguments, [&](const PagedRun& run) {
-        return RunFuzzPaged(arguments, run);
+      return OnPools(arguments, [&](const PagedSubject& subject) {
+        return RunFuzzPaged(arguments, subject);
       });
     }
     fmt::print(stderr, "kvtwin fuzz: --kind paged has no --probes\n");
@@ -263,18 +259,19 @@ int RunFuzz(const Arguments& arguments) {
   return options.probes && !VacuityOf(result.census).empty() ? 1 : 0;
 }
 
-int RunOnePaged(const Arguments& arguments, const PagedRun& run) {
+int RunOnePaged(const Arguments& arguments, const PagedSubject& subject) {
   const Result<PagedHistory> history = ParsePagedHistory(arguments.history);
   if (!history.ok()) {
     fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
     return 2;
   }
-  const std::string wrong = run(*history, nullptr);
+  const std::string wrong = subject.run(*history, nullptr);
+  const auto shrink = [&] { return ShrinkPaged(*history, subject, wrong); };
   if (arguments.json) {
     nlohmann::ordered_json json = {{"operations", history->ops.size()},
                                    {"differences", wrong.empty() ? 0 : 1},
                                    {"reason", wrong}};
-    if (!wrong.empty()) json["history"] = ToText(ShrinkPaged(*history, run));
+    if (!wrong.empty()) json["history"] = ToText(shrink());
     fmt::print("{}\n", json.dump());
     return wrong.empty() ? 0 : 1;
   }
@@ -283,14 +280,14 @@ int RunOnePaged(const Arguments& arguments, const PagedRun& run) {
     return 0;
   }
   fmt::print("DIFFERENCE {}\n  rerun   {}\n", wrong,
-             RunCommand(ShrinkPaged(*history, run), arguments));
+             RunCommand(shrink(), arguments));
   return 1;
 }
 
 int RunOne(const Arguments& arguments) {
   if (arguments.history.starts_with("kvp1")) {
-    return OnPools(arguments, [&](const PagedRun& run) {
-      return RunOnePaged(arguments, run);
+    return OnPools(arguments, [&](const PagedSubject& subject) {
+      return RunOnePaged(arguments, subject);
     });
   }
   const Result<History> history = ParseHistory(arguments.history);

@@ -4,10 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
+#include <string>
+#include <thread>
 
 #include "props/forwarding_cache.h"
 #include "props/fuzz.h"
+#include "props/generate.h"
+#include "props/laws/laws.h"
+#include "props/paged_fuzz.h"
+#include "props/program.h"
 #include "props/shrink.h"
 
 namespace kvtwin::props {
@@ -160,6 +167,118 @@ TEST(Harness, FindsWhatDoesNotHappenTwice) {
       FailureText(result.failure->shrunk, result.failure->difference, subject)
           .find("bucket: faulty-not-reproduced"),
       std::string::npos);
+}
+
+// A subject that is asked somewhere else, as a backend is: histories of `ops`
+// operations fail, and shorter ones do not.
+Subject FailsFrom(std::size_t ops, std::string check, int& runs) {
+  Subject subject;
+  subject.name = "elsewhere";
+  subject.run = [=, &runs](const History& history, Story*) {
+    ++runs;
+    RunResult result;
+    result.ran = true;
+    result.operations = std::ssize(history.ops);
+    if (history.ops.size() >= ops) {
+      result.difference = {.step = ops - 1, .check = check, .text = "so it is"};
+    }
+    return result;
+  };
+  return subject;
+}
+
+// Shrinking waits less long for a call, and may find one that is slow.
+TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
+  int patient = 0;
+  int hasty = 0;
+  Subject subject = FailsFrom(3, "backend: hang", patient);
+  subject.run_hastily = FailsFrom(1, "backend: hang", hasty).run;
+  FuzzOptions options;
+  options.operations = 1;
+  const FuzzResult slow = Fuzz(options, subject);
+  ASSERT_TRUE(slow.failure);
+  EXPECT_EQ(slow.failure->shrunk.ops.size(), 3U);
+  EXPECT_TRUE(RunHistory(slow.failure->shrunk, subject).difference);
+
+  // One that hangs wherever it is shrunk to is waited for twice.
+  subject = FailsFrom(1, "backend: hang", patient);
+  subject.run_hastily = FailsFrom(1, "backend: hang", hasty).run;
+  patient = hasty = 0;
+  const FuzzResult hangs = Fuzz(options, subject);
+  EXPECT_EQ(patient, 2);
+  EXPECT_GT(hasty, 2);
+  FailureText(hangs.failure->shrunk, hangs.failure->difference, subject);
+  options.known = {"backend: hang"};
+  options.operations = 5000;
+  EXPECT_GT(Fuzz(options, subject).known, 10);
+  EXPECT_EQ(patient, 2);
+
+  // The same of pools.
+  PagedSubject pools;
+  pools.run = [](const PagedHistory& history, PagedCensus*) {
+    return history.ops.size() < 3 ? "" : "backend: hang: 1";
+  };
+  pools.run_hastily = [](const PagedHistory& history, PagedCensus*) {
+    return history.ops.empty() ? "" : "backend: hang: 0.2";
+  };
+  const PagedFuzzResult found = FuzzPaged(1, 1, 0, nullptr, pools);
+  EXPECT_EQ(found.wrong, "backend: hang: 1");
+  EXPECT_EQ(found.shrunk.ops.size(), 3U);
+}
+
+TEST(Harness, ShrinksForAsLongAsItIsTold) {
+  int runs = 0;
+  Subject subject = FailsFrom(5, "backend: crash", runs);
+  const History history = MakeHistory(1, 1, std::nullopt, 100);
+  EXPECT_EQ(Shrink(history, subject).ops.size(), 5U);
+  const int all = runs;
+  runs = 0;
+  subject.shrink_seconds = 1e-9;
+  EXPECT_TRUE(RunHistory(Shrink(history, subject), subject).difference);
+  EXPECT_EQ(runs, 2);
+  EXPECT_GT(all, 10);
+
+  PagedSubject pools;
+  runs = 0;
+  pools.run = [&](const PagedHistory&, PagedCensus*) {
+    ++runs;
+    return "wrong";
+  };
+  pools.shrink_seconds = 1e-9;
+  FuzzPaged(1, 1, 0, nullptr, pools);
+  EXPECT_EQ(runs, 2);
+}
+
+TEST(Harness, BeginsNoHistoryThatCannotMatter) {
+  int runs = 0;
+  Subject subject = FailsFrom(1000, "", runs);
+  subject.run = [run = subject.run](const History& history, Story* story) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return run(history, story);
+  };
+  FuzzOptions options;
+  options.seconds = 0.1;
+  const FuzzResult late = Fuzz(options, subject);
+  EXPECT_GE(late.histories, 1);
+  EXPECT_LE(late.histories, 6);
+  EXPECT_LE(late.ran, late.histories);
+
+  // Behind the first that fails, which is run again, shrunk and judged.
+  runs = 0;
+  subject = FailsFrom(1, "backend: crash", runs);
+  subject.shrink_seconds = 1e-9;
+  EXPECT_EQ(Fuzz(options, subject).histories, 1);
+  EXPECT_EQ(runs, 4);
+}
+
+TEST(Harness, NamesTheProgramAsItWasCalled) {
+  const Subject twin = TwinSubject("optimized");
+  EXPECT_EQ(RerunCommand(History(), twin).find("kvtwin run '"), 0U);
+  SetProgram("./a b/kvtwin");
+  EXPECT_EQ(RerunCommand(History(), twin).find("'./a b/kvtwin' run '"), 0U);
+  EXPECT_EQ(RerunCommand(PagedHistory()).find("'./a b/kvtwin' run '"), 0U);
+  EXPECT_EQ(LawCommand(Laws()[0], {}, twin).find("'./a b/kvtwin' laws "), 0U);
+  SetProgram("kvtwin");
 }
 
 TEST(Harness, NeedsNoSnapshots) {

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -25,6 +24,8 @@
 #include "core/profiles.h"
 #include "kvtwin/pool_backend.h"
 #include "props/check_name.h"
+#include "props/clock.h"
+#include "props/program.h"
 
 namespace kvtwin::props {
 namespace {
@@ -43,14 +44,9 @@ constexpr auto kFunctions = std::to_array<std::string_view>(
      "csr", "slots"});
 
 // An answer is one line; a page may be some megabytes.
-constexpr std::size_t kAnswerMax = std::size_t{64} << 20;
+constexpr std::size_t kAnswerMax = std::size_t{16} << 20;
 constexpr int kLookEvery = 20;  // Milliseconds.
 constexpr std::string_view kNonsense = "wrote nonsense to its harness: ";
-
-double Now() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
 
 fs::path HostPath() {
   if (const char* path = std::getenv("KVTWIN_HOST")) return path;
@@ -178,7 +174,7 @@ class HostProcess {
     for (std::size_t at = 0; at < line.size();) {
       const ssize_t wrote = write(asked_, line.data() + at, line.size() - at);
       if (wrote <= 0) {
-        Ended();
+        Ended(options_.call_seconds);
         return false;
       }
       at += static_cast<std::size_t>(wrote);
@@ -190,8 +186,9 @@ class HostProcess {
   std::optional<Json> Answer(double call_seconds) {
     std::int64_t calls = state_->calls;
     double since = Now();
+    std::size_t seen = 0;
     for (;;) {
-      const std::size_t end = read_.find('\n');
+      const std::size_t end = read_.find('\n', seen);
       if (end != std::string::npos) {
         const std::string line = read_.substr(0, end);
         read_.erase(0, end + 1);
@@ -200,13 +197,14 @@ class HostProcess {
         if (!json.is_object()) return Kill("backend: crash", "wrote nonsense");
         return json;
       }
+      seen = read_.size();
       pollfd waits = {.fd = answers_, .events = POLLIN, .revents = 0};
       const int ready = poll(&waits, 1, kLookEvery);
       if (ready > 0) {
         std::array<char, 65536> some;
         const ssize_t count = read(answers_, some.data(), some.size());
         if (count <= 0) {
-          Ended();
+          Ended(call_seconds);
           return std::nullopt;
         }
         read_.append(some.data(), static_cast<std::size_t>(count));
@@ -290,12 +288,12 @@ class HostProcess {
     return std::nullopt;
   }
 
-  void Ended() {
+  void Ended(double call_seconds) {
     int status = 0;
     // It may have closed its files, and go on.
     const double since = Now();
     while (waitpid(child_, &status, WNOHANG) == 0) {
-      if (Now() - since > options_.call_seconds) {
+      if (Now() - since > call_seconds) {
         Kill("backend: hang", "closed the files of its process, and goes on");
         return;
       }
@@ -369,7 +367,9 @@ Result<Json> Host::Greet() {
   std::optional<Json> said = process->Answer(options_.call_seconds);
   if (!said) return wrong(process->died().text);
   if (said->contains("error")) {
-    return wrong(said->at("error").get<std::string>());
+    const Json& error = said->at("error");
+    return wrong(error.is_string() ? error.get<std::string>()
+                                   : std::string(kNonsense) + error.dump());
   }
   process->Remember();
   const std::lock_guard lock(mutex_);
@@ -377,14 +377,23 @@ Result<Json> Host::Greet() {
   return *std::move(said);
 }
 
-Result<BackendInfo> Host::Describe() {
-  const Result<Json> said = Greet();
-  if (!said.ok()) return said.status();
+// What `read` makes of a part of that.
+template <class Read>
+auto ReadGreeting(const Json& part, const Read& read)
+    -> Result<decltype(read(part))> {
   try {
-    if (said->contains("cache")) return BackendInfoFromJson(said->at("cache"));
+    return read(part);
   } catch (const Json::exception& error) {
     return Status(StatusCode::kInvalidArgument,
                   std::string(kNonsense) + error.what());
+  }
+}
+
+Result<BackendInfo> Host::Describe() {
+  const Result<Json> said = Greet();
+  if (!said.ok()) return said.status();
+  if (said->contains("cache")) {
+    return ReadGreeting(said->at("cache"), BackendInfoFromJson);
   }
   return Status(StatusCode::kInvalidArgument,
                 fmt::format("{} is a pool: --kind paged", options_.library));
@@ -398,24 +407,23 @@ Result<PoolInfo> Host::DescribePool() {
                   fmt::format("{} is no pool: it exports no {}",
                               options_.library, KVTWIN_GET_POOL_BACKEND_V1));
   }
-  const Json& pool = said->at("pool");
-  return PoolInfo{pool.at("name").get<std::string>(),
-                  pool.at("claims").get<Level>()};
+  return ReadGreeting(said->at("pool"), [](const Json& pool) {
+    return PoolInfo{pool.at("name").get<std::string>(),
+                    pool.at("claims").get<Level>()};
+  });
 }
 
-std::string Host::AskPool(const PagedHistory& history, Level level,
+std::string Host::AskPool(const PagedHistory& history, Level level, bool hasty,
                           PagedCensus* census) {
   std::unique_ptr<HostProcess> process = Take();
   const auto died = [&] {
-    const Difference& died = process->died();
-    if (died.check == CheckName("backend: hang").name()) hung_ = true;
-    return died.check + ": " + died.text;
+    return process->died().check + ": " + process->died().text;
   };
   if (!process->alive() ||
       !process->Ask({{"pool", ToText(history)}, {"level", level}})) {
     return died();
   }
-  const std::optional<Json> said = process->Answer(Patience());
+  const std::optional<Json> said = process->Answer(Patience(hasty));
   if (!said) return died();
   if (census != nullptr) {
     const auto add = [&](const char* name, std::int64_t& to) {
@@ -436,19 +444,23 @@ std::string Host::AskPool(const PagedHistory& history, Level level,
   return wrong;
 }
 
-PagedRun Host::PoolRunAt(Level level) {
-  return [this, level](const PagedHistory& history, PagedCensus* census) {
-    try {
-      return AskPool(history, level, census);
-    } catch (const Json::exception& error) {
-      return "backend: crash: " + std::string(kNonsense) + error.what();
-    }
+PagedSubject Host::PoolSubjectAt(Level level) {
+  const auto run = [this, level](bool hasty) {
+    return [=, this](const PagedHistory& history, PagedCensus* census) {
+      try {
+        return AskPool(history, level, hasty, census);
+      } catch (const Json::exception& error) {
+        return "backend: crash: " + std::string(kNonsense) + error.what();
+      }
+    };
   };
+  return {.run = run(/*hasty=*/false),
+          .run_hastily = run(/*hasty=*/true),
+          .shrink_seconds = options_.shrink_seconds};
 }
 
-// What hangs once will again, and is shrunk by letting it.
-double Host::Patience() const {
-  return hung_ ? std::min(options_.call_seconds, 0.2) : options_.call_seconds;
+double Host::Patience(bool hasty) const {
+  return hasty ? std::min(options_.call_seconds, 0.2) : options_.call_seconds;
 }
 
 std::unique_ptr<HostProcess> Host::Take() {
@@ -469,7 +481,7 @@ std::unique_ptr<HostProcess> Host::Take() {
 
 RunResult Host::Ask(const History& history, Level level, Story* story,
                     bool page, const std::string& arguments, std::string* html,
-                    const Rules* rules) {
+                    const Rules* rules, bool hasty) {
   std::unique_ptr<HostProcess> process = Take();
   RunResult result;
   const auto died = [&] {
@@ -483,9 +495,6 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
     result.difference->step =
         step < 0 ? history.ops.size() : static_cast<std::size_t>(step);
     result.ran = true;
-    if (result.difference->check == CheckName("backend: hang").name()) {
-      hung_ = true;
-    }
     return result;
   };
   const std::vector<int> values =
@@ -495,12 +504,12 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
                                           {"story", story != nullptr},
                                           {"page", page},
                                           {"arguments", arguments},
+                                          {"program", Program()},
                                           {"rules", values}})) {
     return died();
   }
-  const double patience = Patience();
   for (;;) {
-    const std::optional<Json> said = process->Answer(patience);
+    const std::optional<Json> said = process->Answer(Patience(hasty));
     if (!said) return died();
     if (said->contains("told")) {
       if (story == nullptr) continue;
@@ -541,9 +550,10 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
 }
 
 RunResult Host::Run(const History& history, Level level, Story* story,
-                    const Rules* rules) {
+                    bool hasty, const Rules* rules) {
   try {
-    return Ask(history, level, story, /*page=*/false, "", nullptr, rules);
+    return Ask(history, level, story, /*page=*/false, "", nullptr, rules,
+               hasty);
   } catch (const Json::exception& error) {
     RunResult result;
     result.difference = {.step = history.ops.size(),
@@ -556,7 +566,11 @@ RunResult Host::Run(const History& history, Level level, Story* story,
 std::string Host::Page(const History& history, Level level,
                        const std::string& arguments) {
   std::string html;
-  Ask(history, level, nullptr, /*page=*/true, arguments, &html);
+  try {
+    Ask(history, level, nullptr, /*page=*/true, arguments, &html);
+  } catch (const Json::exception&) {  // Of what writes nonsense there is none.
+    html.clear();
+  }
   return html;
 }
 
@@ -572,6 +586,10 @@ Subject Host::SubjectAt(const BackendInfo& info, Level level,
   subject.run = [this, level](const History& history, Story* story) {
     return Run(history, level, story);
   };
+  subject.run_hastily = [this, level](const History& history, Story* story) {
+    return Run(history, level, story, /*hasty=*/true);
+  };
+  subject.shrink_seconds = options_.shrink_seconds;
   return subject;
 }
 

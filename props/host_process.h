@@ -46,8 +46,9 @@ struct PoolInfo {
 };
 
 struct HostOptions {
-  std::string library;      // A path.
-  double call_seconds = 5;  // A call that takes longer hangs.
+  std::string library;         // A path.
+  double call_seconds = 5;     // A call that takes longer hangs.
+  double shrink_seconds = 60;  // For each failure.
   std::int64_t memory_bytes = std::int64_t{1} << 30;  // More than at first.
 };
 
@@ -62,17 +63,18 @@ class Host {
   // First. Errors: no kvtwin-host, no such library, or it is no backend.
   Result<BackendInfo> Describe();
 
-  // From any thread. A story has the calls only, and no pictures. With `rules`,
-  // by these instead of its profile's, and mask rows too.
+  // From any thread. A story has the calls only, and no pictures. `hasty`: what
+  // hangs is known to, and not waited for. With `rules`, by these instead of
+  // its profile's, and mask rows too.
   RunResult Run(const History& history, Level level, Story* story,
-                const Rules* rules = nullptr);
+                bool hasty = false, const Rules* rules = nullptr);
   // The page of a history that fails; empty if there is none, as of a crash.
   std::string Page(const History& history, Level level,
                    const std::string& arguments);
 
   // The same for pools.
   Result<PoolInfo> DescribePool();
-  PagedRun PoolRunAt(Level level);
+  PagedSubject PoolSubjectAt(Level level);
 
   // Of its histories at a level; the host outlives it.
   Subject SubjectAt(const BackendInfo& info, Level level,
@@ -82,16 +84,15 @@ class Host {
   Result<nlohmann::ordered_json> Greet();
   RunResult Ask(const History& history, Level level, Story* story, bool page,
                 const std::string& arguments, std::string* html,
-                const Rules* rules = nullptr);
-  std::string AskPool(const PagedHistory& history, Level level,
+                const Rules* rules = nullptr, bool hasty = false);
+  std::string AskPool(const PagedHistory& history, Level level, bool hasty,
                       PagedCensus* census);
   std::unique_ptr<HostProcess> Take();
-  double Patience() const;
+  double Patience(bool hasty) const;
 
   HostOptions options_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<HostProcess>> idle_;
-  std::atomic<bool> hung_ = false;  // Others need not wait as long.
 };
 
 }  // namespace kvtwin::props

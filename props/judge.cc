@@ -66,12 +66,6 @@ std::string_view VerdictName(Verdict verdict) {
   return kNames[static_cast<std::size_t>(verdict)];
 }
 
-std::string_view LevelName(Level level) {
-  constexpr std::array<std::string_view, 4> kNames = {"identity", "entitlement",
-                                                      "numeric", "none"};
-  return kNames[static_cast<std::size_t>(level)];
-}
-
 Judgement Judge(TraceReader& reader, const std::vector<std::string>& twins,
                 const OracleWatch& watch) {
   if (!reader.ReadHeader()) {

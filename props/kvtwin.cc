@@ -25,6 +25,7 @@
 #include "optimized/targets.h"
 #include "props/command.h"
 #include "props/judge.h"
+#include "props/program.h"
 #include "props/show.h"
 
 namespace kvtwin::props {
@@ -274,6 +275,7 @@ int AfterOutput(int exit_code) {
 }
 
 int Main(int argc, char** argv) {
+  if (argc > 0) SetProgram(argv[0]);
   CLI::App app("kvtwin: an attention KV cache, written twice and held equal");
   app.set_version_flag("--version", "kvtwin 0.1.0");
   app.require_subcommand(1);

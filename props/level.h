@@ -3,6 +3,8 @@
 #ifndef KVTWIN_PROPS_LEVEL_H_
 #define KVTWIN_PROPS_LEVEL_H_
 
+#include <array>
+#include <cstddef>
 #include <string_view>
 
 namespace kvtwin::props {
@@ -11,7 +13,13 @@ namespace kvtwin::props {
 // within a tolerance; none: not even that.
 enum class Level { kIdentity, kEntitlement, kNumeric, kNone };
 
-std::string_view LevelName(Level level);
+// In the order of the enum.
+inline constexpr std::array<std::string_view, 4> kLevelNames = {
+    "identity", "entitlement", "numeric", "none"};
+
+inline std::string_view LevelName(Level level) {
+  return kLevelNames[static_cast<std::size_t>(level)];
+}
 
 }  // namespace kvtwin::props
 

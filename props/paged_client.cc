@@ -1,6 +1,9 @@
 #include "props/paged_client.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
+#include <stdexcept>
 
 namespace kvtwin::props {
 namespace {
@@ -37,6 +40,11 @@ DenseTensor RowsOf(const std::vector<std::uint64_t>& chains, int layer,
 }
 
 }  // namespace
+
+void Need(const Status& status, std::string_view call) {
+  if (status.ok()) return;
+  throw std::runtime_error(fmt::format("{} is {}", call, status.ToString()));
+}
 
 PagedClient DrawPrompt(const PagedOp& op,
                        const std::vector<std::vector<std::int32_t>>& seen) {

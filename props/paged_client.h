@@ -6,6 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/dense_tensor.h"
@@ -16,6 +19,46 @@ namespace kvtwin::props {
 
 // As a place in a list of that size.
 inline int Mod(int number, int size) { return ((number % size) + size) % size; }
+
+// Of a map by sequence, that is not empty.
+template <class Sequences>
+int PickOf(const Sequences& sequences, int number) {
+  const int at = Mod(number, static_cast<int>(sequences.size()));
+  return std::next(sequences.begin(), at)->first;
+}
+
+// What must be answered: a pool of somebody else's may refuse it.
+void Need(const Status& status, std::string_view call);
+template <class T>
+T Need(Result<T> answer, std::string_view call) {
+  Need(answer.status(), call);
+  return std::move(*answer);
+}
+
+// Has `actor` do what the operation is; where there is no sequence, any opens
+// one.
+template <class Actor>
+void Act(Actor& actor, bool any_sequence, const PagedOp& op) {
+  if (!any_sequence) return actor.Open(op);
+  switch (op.kind) {
+    case PagedOpKind::kOpen:
+      return actor.Open(op);
+    case PagedOpKind::kFork:
+      return actor.Fork(op);
+    case PagedOpKind::kAppend:
+      return actor.Append(op);
+    case PagedOpKind::kCommit:
+      return actor.Commit(op, /*known=*/true);
+    case PagedOpKind::kCommitUnknown:
+      return actor.Commit(op, /*known=*/false);
+    case PagedOpKind::kTruncate:
+      return actor.Truncate(op);
+    case PagedOpKind::kFree:
+      return actor.Free(actor.Pick(op.a));
+    case PagedOpKind::kMisuse:
+      return actor.Misuse(op);
+  }
+}
 
 // A prompt: tokens of a sequence that was seen, if there is one, and more.
 PagedClient DrawPrompt(const PagedOp& op,

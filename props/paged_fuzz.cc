@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <chrono>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,7 +13,10 @@
 
 #include "core/guarded_paged.h"
 #include "core/names.h"
+#include "props/clock.h"
 #include "props/pool_recorder.h"
+#include "props/program.h"
+#include "props/runner.h"
 
 namespace kvtwin::props {
 namespace {
@@ -103,6 +105,12 @@ std::string ToText(const PagedHistory& history) {
   std::ostringstream ops;
   for (const PagedOp& op : history.ops) ops << " | " << op;
   return text + ops.str();
+}
+
+std::string RerunCommand(const PagedHistory& history,
+                         std::string_view arguments) {
+  return CommandLine(fmt::format("run '{}'{}{}", ToText(history),
+                                 arguments.empty() ? "" : " ", arguments));
 }
 
 Result<PagedHistory> ParsePagedHistory(std::string_view text) {
@@ -209,14 +217,16 @@ std::string RunTwins(const PagedHistory& history, PagedCensus* census) {
   return RunPaged(history, census);
 }
 
-PagedRun RunsOf(std::string twin) {
+PagedSubject TwinPools(std::string twin) {
   const auto make = [twin = std::move(twin)](const PagedSpec& spec,
                                              std::string_view name) {
     return MakePagedPool(spec, name == "optimized" ? twin : name);
   };
-  return [make](const PagedHistory& history, PagedCensus* census) {
+  PagedSubject subject;
+  subject.run = [make](const PagedHistory& history, PagedCensus* census) {
     return RunPaged(history, census, make);
   };
+  return subject;
 }
 
 Result<std::int64_t> WritePagedRecording(PagedHistory history,
@@ -332,26 +342,41 @@ PagedHistory ShrinkPaged(PagedHistory history, const PagedRun& run) {
   return history;
 }
 
+PagedHistory ShrinkPaged(const PagedHistory& history,
+                         const PagedSubject& subject, std::string_view wrong) {
+  const auto shrunk_by = [&](const PagedRun& run) {
+    const double end = Now() + subject.shrink_seconds;
+    return ShrinkPaged(history, [&](const PagedHistory& one, PagedCensus*) {
+      const bool over = subject.shrink_seconds > 0 && Now() > end;
+      return over ? std::string() : run(one, nullptr);
+    });
+  };
+  const bool hasty = subject.run_hastily && IsHang(wrong);
+  if (!hasty) return shrunk_by(subject.run);
+  PagedHistory shrunk = shrunk_by(subject.run_hastily);
+  if (!subject.run(shrunk, nullptr).empty()) return shrunk;
+  return shrunk_by(subject.run);  // It was slow, and came back.
+}
+
 namespace {
 
 // Runs histories while next() has one, and until one is wrong.
 template <class Next, class Progress>
 PagedFuzzResult RunAll(const Next& next, const Progress& progress,
-                       const PagedRun& run) {
+                       const PagedSubject& subject) {
   PagedFuzzResult result;
-  const auto start = std::chrono::steady_clock::now();
+  const double start = Now();
   while (const std::optional<PagedHistory> history = next(result)) {
     ++result.histories;
     const PagedSpec& spec = history->spec;
     result.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
-    result.wrong = run(*history, &result.census);
-    result.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
-            .count();
+    result.wrong = subject.run(*history, &result.census);
+    result.seconds = Now() - start;
     if (progress) progress(result.census.operations, result.seconds);
     if (result.wrong.empty()) continue;
-    result.shrunk = ShrinkPaged(*history, run);
-    result.wrong = run(result.shrunk, nullptr);
+    result.shrunk = ShrinkPaged(*history, subject, result.wrong);
+    const std::string sure = subject.run(result.shrunk, nullptr);
+    if (!sure.empty()) result.wrong = sure;
     break;
   }
   return result;
@@ -386,7 +411,7 @@ constexpr std::array kExplored = {
 PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
     const std::function<void(std::int64_t, double)>& progress,
-    const PagedRun& run) {
+    const PagedSubject& subject) {
   const auto next =
       [&](const PagedFuzzResult& result) -> std::optional<PagedHistory> {
     const bool goes_on = operations > 0 ? result.census.operations < operations
@@ -394,12 +419,12 @@ PagedFuzzResult FuzzPaged(
     if (!goes_on) return std::nullopt;
     return MakePagedHistory(seed, static_cast<std::uint64_t>(result.histories));
   };
-  return RunAll(next, progress, run);
+  return RunAll(next, progress, subject);
 }
 
 PagedFuzzResult ExplorePaged(
     int depth, const std::function<void(std::int64_t, double)>& progress,
-    const PagedRun& run) {
+    const PagedSubject& subject) {
   PagedHistory history;
   history.spec = {
       .block_size = 2, .blocks = 3, .max_seq_len = 5, .dtype = DType::kF32};
@@ -422,7 +447,7 @@ PagedFuzzResult ExplorePaged(
     first = false;
     return history;
   };
-  return RunAll(next, progress, run);
+  return RunAll(next, progress, subject);
 }
 
 }  // namespace kvtwin::props

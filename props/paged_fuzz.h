@@ -25,6 +25,10 @@ struct PagedHistory {
 
 // "kvp1 block=4 blocks=8 ... | append 0 3 1 | commit 0 1 0".
 std::string ToText(const PagedHistory& history);
+// "kvtwin run 'kvp1 ...' --backend ./libyours.so": the arguments say of whom,
+// if not of the twins.
+std::string RerunCommand(const PagedHistory& history,
+                         std::string_view arguments = "");
 // Errors: anything else; more than a few thousand tokens.
 Result<PagedHistory> ParsePagedHistory(std::string_view text);
 
@@ -49,12 +53,24 @@ using PagedRun = std::function<std::string(const PagedHistory& history,
                                            PagedCensus* census)>;
 // By the twins.
 std::string RunTwins(const PagedHistory& history, PagedCensus* census);
-// With this twin in place of the optimized one.
-PagedRun RunsOf(std::string twin);
+
+// Who answers: the twins, or somebody else.
+struct PagedSubject {
+  PagedRun run = RunTwins;
+  // Instead of it, where it is known to hang: it waits less long for that.
+  PagedRun run_hastily = {};
+  // For how long a failure is shrunk; 0: until it cannot be any shorter.
+  double shrink_seconds = 0;
+};
+// This twin in place of the optimized one.
+PagedSubject TwinPools(std::string twin);
 
 // As short, and of numbers as small, as it can be. Requires: something is
 // wrong.
 PagedHistory ShrinkPaged(PagedHistory history, const PagedRun& run = RunTwins);
+// The same in the subject's time. Requires: this is `wrong`.
+PagedHistory ShrinkPaged(const PagedHistory& history,
+                         const PagedSubject& subject, std::string_view wrong);
 
 struct PagedFuzzResult {
   PagedCensus census;
@@ -69,13 +85,13 @@ struct PagedFuzzResult {
 PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
     const std::function<void(std::int64_t, double)>& progress,
-    const PagedRun& run = RunTwins);
+    const PagedSubject& subject = {});
 
 // Every history of so many operations, of some twenty that matter, in a pool of
 // three blocks of two tokens, where there is a sequence of three.
 PagedFuzzResult ExplorePaged(
     int depth, const std::function<void(std::int64_t, double)>& progress,
-    const PagedRun& run = RunTwins);
+    const PagedSubject& subject = {});
 
 }  // namespace kvtwin::props
 

@@ -63,8 +63,8 @@ TEST(Paged, HistoriesReachSharingCopiesEvictionAndTruncation) {
 
 TEST(Paged, TheTwinThatIsNamedRuns) {
   const PagedHistory history = MakePagedHistory(1, 0);
-  EXPECT_EQ(RunsOf("reference")(history, nullptr), "");
-  const std::string wrong = RunsOf("third")(history, nullptr);
+  EXPECT_EQ(TwinPools("reference").run(history, nullptr), "");
+  const std::string wrong = TwinPools("third").run(history, nullptr);
   EXPECT_NE(wrong.find("twin is 'third'"), std::string::npos) << wrong;
 }
 

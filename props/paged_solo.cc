@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -15,52 +14,12 @@ namespace {
 constexpr std::size_t kSequencesMax = 5;
 constexpr std::size_t kSeenMax = 20;
 
-void Need(const Status& status, std::string_view call) {
-  if (status.ok()) return;
-  throw std::runtime_error(fmt::format("{} is {}", call, status.ToString()));
-}
-
-template <class T>
-T Need(const Result<T>& answer, std::string_view call) {
-  Need(answer.status(), call);
-  return *answer;
-}
-
 }  // namespace
 
-int PagedSolo::Pick(int number) const {
-  return std::next(sequences_.begin(),
-                   Mod(number, static_cast<int>(sequences_.size())))
-      ->first;
-}
+int PagedSolo::Pick(int number) const { return PickOf(sequences_, number); }
 
 void PagedSolo::Do(const PagedOp& op) {
-  if (sequences_.empty() || op.kind == PagedOpKind::kOpen) {
-    Open(op);
-  } else {
-    switch (op.kind) {
-      case PagedOpKind::kFork:
-        Fork(op);
-        break;
-      case PagedOpKind::kAppend:
-        Append(op);
-        break;
-      case PagedOpKind::kCommit:
-        Commit(op, /*known=*/true);
-        break;
-      case PagedOpKind::kCommitUnknown:
-        if (abilities_.commit_unknown) Commit(op, /*known=*/false);
-        break;
-      case PagedOpKind::kTruncate:
-        Truncate(op);
-        break;
-      case PagedOpKind::kFree:
-        Free(Pick(op.a));
-        break;
-      default:
-        return;
-    }
-  }
+  Act(*this, !sequences_.empty(), op);
   Look();
 }
 
@@ -149,6 +108,7 @@ void PagedSolo::Forget(int sequence) {
 }
 
 void PagedSolo::Commit(const PagedOp& op, bool known) {
+  if (!known && !abilities_.commit_unknown) return;
   const int sequence = Pick(op.a);
   Sequence& of = sequences_.at(sequence);
   PagedClient& client = of.client;

@@ -41,6 +41,9 @@ class PagedSolo {
   void End();
 
  private:
+  template <class Actor>
+  friend void Act(Actor& actor, bool any_sequence, const PagedOp& op);
+
   struct Sequence {
     PagedClient client;
     std::vector<int> appended;  // Tokens, of each layer.
@@ -55,6 +58,7 @@ class PagedSolo {
   void Commit(const PagedOp& op, bool known);
   void Truncate(const PagedOp& op);
   void Free(int sequence);
+  void Misuse(const PagedOp& /*op*/) {}
   void Forget(int sequence);
   void Look();
 

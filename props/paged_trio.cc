@@ -20,16 +20,6 @@ std::vector<std::byte> BytesOf(const TensorView& view) {
   return CopyOf(view, view.dtype).bytes;
 }
 
-// What must be answered: a pool of somebody else's may refuse it.
-template <class T>
-T Need(Result<T> answer, std::string_view call) {
-  if (!answer.ok()) {
-    throw std::runtime_error(
-        fmt::format("{} is {}", call, answer.status().ToString()));
-  }
-  return std::move(*answer);
-}
-
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const PagedOp& op) {
@@ -65,42 +55,12 @@ void PagedTrio::ExpectSame(const Status& reference, const Status& optimized,
                      reference.ToString(), optimized.ToString()));
 }
 
-int PagedTrio::Pick(int number) const {
-  return std::next(clients_.begin(),
-                   Mod(number, static_cast<int>(clients_.size())))
-      ->first;
-}
+int PagedTrio::Pick(int number) const { return PickOf(clients_, number); }
 
 std::string PagedTrio::Do(const PagedOp& op) {
   if (!wrong_.empty()) return wrong_;
   if (census_ != nullptr) ++census_->operations;
-  if (clients_.empty() || op.kind == PagedOpKind::kOpen) {
-    Open(op);
-  } else {
-    switch (op.kind) {
-      case PagedOpKind::kFork:
-        Fork(op);
-        break;
-      case PagedOpKind::kAppend:
-        Append(op);
-        break;
-      case PagedOpKind::kCommit:
-        Commit(op, /*known=*/true);
-        break;
-      case PagedOpKind::kCommitUnknown:
-        Commit(op, /*known=*/false);
-        break;
-      case PagedOpKind::kTruncate:
-        Truncate(op);
-        break;
-      case PagedOpKind::kFree:
-        Free(Pick(op.a));
-        break;
-      default:
-        Misuse(op);
-        break;
-    }
-  }
+  Act(*this, !clients_.empty(), op);
   CompareAll();
   return wrong_;
 }

@@ -51,6 +51,10 @@ struct PagedClient {
   std::vector<std::int32_t> pending;  // Appended, to how many layers at most.
 };
 
+// props/paged_client.h.
+template <class Actor>
+void Act(Actor& actor, bool any_sequence, const PagedOp& op);
+
 // How often something rare happened.
 struct PagedCensus {
   std::int64_t operations = 0;
@@ -79,6 +83,9 @@ class PagedTrio {
   std::string End();
 
  private:
+  template <class Actor>
+  friend void Act(Actor& actor, bool any_sequence, const PagedOp& op);
+
   void Expect(bool holds, std::string_view what);
   void ExpectSame(const Status& reference, const Status& optimized,
                   std::string_view call);

@@ -46,17 +46,10 @@ class BackendPool final : public PagedPool {
 
   Result<int> Open(std::span<const std::int32_t> prompt,
                    const PrefixKey& key) override {
-    std::vector<const char*> extra;
-    for (const std::string& text : key.extra) extra.push_back(text.c_str());
-    kvtwin_prompt to{};
-    to.size = sizeof(to);
-    to.tokens = prompt.data();
-    to.token_count = prompt.size();
-    to.salt = key.salt.c_str();
-    to.extra = extra.data();
-    to.extra_count = extra.size();
-    return Number(
-        "open", [&](auto* made) { return In("open").open(pool_, &to, made); });
+    const CPrompt to(prompt, key);
+    return Number("open", [&](auto* made) {
+      return In("open").open(pool_, to.get(), made);
+    });
   }
   Result<int> Fork(int sequence, int len) override {
     if (table().fork == nullptr) return Missing("fork");

@@ -149,8 +149,11 @@ int RunProfile(Arguments arguments) {
   const bool numeric =
       info->claims == Level::kNumeric || arguments.backend.level == "numeric";
   const Level level = numeric ? Level::kNumeric : Level::kEntitlement;
+  bool hangs = false;
   const auto run = [&](const History& history, const Rules& rules) {
-    return host.Run(history, level, nullptr, &rules);
+    RunResult result = host.Run(history, level, nullptr, hangs, &rules);
+    hangs = hangs || (result.difference && IsHang(result.difference->check));
+    return result;
   };
   return Report(*info, InferProfile(run, info->abilities), arguments.json);
 }

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "props/check_name.h"
 #include "props/duo.h"
 #include "props/misuse.h"
 #include "props/trio.h"
@@ -307,6 +308,15 @@ Subject TwinSubject(std::string_view twin) {
           .make = [name = std::string(twin)](
                       const CacheSpec& spec) { return MakeCache(spec, name); },
           .can_be_poisoned = true};
+}
+
+bool IsHang(std::string_view wrong) {
+  return wrong.starts_with(CheckName("backend: hang").name());
+}
+
+Subject Hastily(Subject subject, std::string_view check) {
+  if (IsHang(check) && subject.run_hastily) subject.run = subject.run_hastily;
+  return subject;
 }
 
 std::string StoryLine(const Step& step) {

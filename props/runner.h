@@ -41,6 +41,10 @@ struct Subject {
   std::function<Result<std::unique_ptr<Cache>>(const Setup&)> make_of = {};
   // Instead of both: runs it somewhere else.
   std::function<RunResult(const History&, Story*)> run = {};
+  // Instead of `run`, where it is known to hang: it waits less long for that.
+  std::function<RunResult(const History&, Story*)> run_hastily = {};
+  // For how long a failure is shrunk; 0: until it cannot be any shorter.
+  double shrink_seconds = 0;
   // What is compared; for identity, with the reference twin.
   Level level = Level::kIdentity;
   Rules rules = {};  // Other than ours: not for identity.
@@ -96,6 +100,12 @@ struct RunResult {
 // To `census`, if given, is added what was seen on the way.
 RunResult RunHistory(const History& history, const Subject& subject,
                      Story* story = nullptr, Census* census = nullptr);
+
+// Whether what is wrong, which begins with a check, is a call that does not
+// return.
+bool IsHang(std::string_view wrong);
+// `subject`, as it is run where it is known to fail `check`.
+Subject Hastily(Subject subject, std::string_view check);
 
 // What a legal client does in `history`, unseen things too, as that of one that
 // is not legal.

@@ -9,6 +9,7 @@
 
 #include "core/json_line.h"
 #include "core/names.h"
+#include "props/program.h"
 #include "props/show_pool.h"
 #include "props/step.h"
 
@@ -464,9 +465,9 @@ std::optional<Failure> ExplainRecording(const std::string& path,
   failure->name = Printable(path, path.size());
   failure->unit = "Line";
   failure->check = failure->steps.back().call;
-  failure->command = fmt::format(
-      "kvtwin show {}{}", twins.size() == 1 ? "--twin " + twins[0] + " " : "",
-      ShellWord(path));
+  failure->command = CommandLine(fmt::format(
+      "show {}{}", twins.size() == 1 ? "--twin " + twins[0] + " " : "",
+      ShellWord(path)));
   return failure;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "props/catalog.h"
+#include "props/clock.h"
 #include "props/cost.h"
 #include "props/misuse.h"
 #include "props/rebuild.h"
@@ -609,7 +610,10 @@ History Shrink(const History& history, const Subject& subject) {
   if (!difference) return history;
   Subject quick = subject;
   quick.tried_outside_of_life = difference->check.starts_with("misuse: ");
-  const Rerun rerun = [&](const History& candidate) {
+  const double end = Now() + subject.shrink_seconds;
+  const Rerun rerun =
+      [&](const History& candidate) -> std::optional<Difference> {
+    if (subject.shrink_seconds > 0 && Now() > end) return std::nullopt;
     return RunHistory(candidate, quick).difference;
   };
   return Shrinker(history, *difference, rerun).Run();

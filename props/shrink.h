@@ -14,7 +14,8 @@ namespace kvtwin::props {
 // A history that ends in the same check as `history`, from which no operation
 // can be left out, and no value made plainer, without losing the failure.
 // One that does not fail, as of a backend whose answers change from run to run,
-// stays as it is.
+// stays as it is. When `subject.shrink_seconds` are over, it is the shortest
+// that was found.
 History Shrink(const History& history, const Subject& subject);
 
 // The same for another judge than RunHistory: what is wrong, if anything.

@@ -8,6 +8,8 @@
 #include "../docs/examples/c_cache.c"
 #undef kvtwin_get_backend_v1
 
+enum { kAnswers = 4 };
+
 static const char* illness;
 static char* volatile kept;
 
@@ -32,6 +34,15 @@ static void FallIll(Mine* c) {
     abort();
   }
   if (Is("exit")) _exit(3);
+  /* To the pipe that kvtwin-host answers on: no JSON, an answer that lacks
+   * everything, and one that does not end. */
+  if (Is("nonsense")) dprintf(kAnswers, "cell %d is lost\n", 7);
+  if (Is("answers")) dprintf(kAnswers, "{\"digest\":-1}\n");
+  while (Is("endless")) dprintf(kAnswers, "%01000000d", 7);
+  if (Is("closes")) {
+    close(kAnswers);
+    for (;;) pause();
+  }
   if (Is("hang")) {
     for (;;) kept = NULL;
   }
@@ -39,12 +50,13 @@ static void FallIll(Mine* c) {
   if (Is("address-space")) SpendMemory((size_t)1 << 30, 0);
   if (Is("leak")) kept = malloc(1000);
   if (Is("before")) ((volatile float*)rows)[-1] = 1;
-  if (Is("freed") || Is("twice")) {
-    char* volatile gone = malloc(100); /* Compilers would know, and warn. */
+  if (Is("freed") || Is("freed-large") || Is("twice")) {
+    size_t size = Is("freed-large") ? 3 << 20 : 100;
+    char* volatile gone = malloc(size); /* Compilers would know, and warn. */
     kept = gone;
     free(gone);
-    if (Is("freed")) kept[50] = 1;
     if (Is("twice")) free((void*)kept);
+    if (!Is("twice")) kept[size / 2] = 1;
   }
 }
 
@@ -90,12 +102,35 @@ static int SickGet(void* cache, int32_t layer, kvtwin_view* view) {
   if (Is("null")) view->value.data = NULL;
   if (Is("wild")) view->value.data = (const void*)64;
   if (Is("short")) view->columns = 3000; /* More than is allocated. */
+  if (Is("mask")) c->mask[0] = 0.5F;
+  if (Is("unset")) { /* What a row may see is nowhere written. */
+    float* buffer = malloc(3 << 20);
+    float* mask = buffer + (1 << 19);
+    for (int i = 0; i < c->tokens * view->columns; ++i) {
+      if (c->mask[i] < 0) mask[i] = c->mask[i];
+    }
+    free(c->mask);
+    c->mask = buffer;
+    view->mask.data = mask;
+  }
   return code;
 }
 
+/* One more each time, once it is ill. */
+static int SickCells(void* cache, kvtwin_cell* cells, size_t room,
+                     size_t* count, int32_t* batch, size_t batch_room,
+                     size_t* batch_count, int32_t* all) {
+  static size_t more;
+  Mine* c = cache;
+  memset(cells, 0, room * sizeof(*cells));
+  memset(batch, 0, batch_room * sizeof(*batch));
+  *count = c->length[c->sequence] < 3 ? 0 : ++more;
+  *batch_count = 0;
+  *all = c->capacity;
+  return KVTWIN_OK;
+}
+
 static int SickDescribe(kvtwin_description_v1* out) {
-  illness = getenv("KVTWIN_SICK");
-  if (illness == NULL) illness = "";
   if (Is("describe")) abort();
   int code = Describe(out);
   out->name = "sick";
@@ -103,7 +138,7 @@ static int SickDescribe(kvtwin_description_v1* out) {
   return code;
 }
 
-static const kvtwin_backend_v1 kSick = {
+static kvtwin_backend_v1 sick = {
     .size = sizeof(kvtwin_backend_v1),
     .describe = SickDescribe,
     .init = SickInit,
@@ -114,4 +149,9 @@ static const kvtwin_backend_v1 kSick = {
     .remove = Remove,
 };
 
-const kvtwin_backend_v1* kvtwin_get_backend_v1(void) { return &kSick; }
+const kvtwin_backend_v1* kvtwin_get_backend_v1(void) {
+  illness = getenv("KVTWIN_SICK");
+  if (illness == NULL) illness = "";
+  if (Is("cells")) sick.cells = SickCells;
+  return &sick;
+}

@@ -1,5 +1,6 @@
 /* docs/examples/c_pool.c with illnesses of which a process can die. KVTWIN_SICK
- * says which: crash, behind (a buffer's end), hang or memory. */
+ * says which: crash, behind (a buffer's end), hang, memory or close (behind a
+ * buffer's end, when no answer is due any more). */
 
 #define kvtwin_get_pool_backend_v1 HealthyPool
 #include "../docs/examples/c_pool.c"
@@ -29,10 +30,21 @@ static int SickAppend(void* pool, int32_t sequence, int32_t layer,
   return Append(pool, sequence, layer, key, value);
 }
 
+static void SickClose(void* pool) {
+  const char* name = getenv("KVTWIN_SICK");
+  if (name != NULL && strcmp(name, "close") == 0) {
+    kept = (char*)malloc(8);
+    kept[8] = 1;
+    free((void*)kept);
+  }
+  Close(pool);
+}
+
 static kvtwin_pool_backend_v1 sick;
 
 const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {
   sick = *HealthyPool();
   sick.append = SickAppend;
+  sick.close = SickClose;
   return &sick;
 }

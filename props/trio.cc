@@ -105,7 +105,7 @@ void Trio::SetType(int type) {
 }
 
 void Trio::SetLayer(int layer) {
-  SetType(TypeOf(layer));
+  SetType(TypeOf(setup_, layer));
   Check(reference_->SetLayer(layer).ok() && tested_->SetLayer(layer).ok(),
         "subject: result",
         [&] { return fmt::format("SetLayer({}) is refused", layer); });
@@ -182,7 +182,8 @@ void Trio::PutRows(int layer) {
   CheckCodes(call, StatusCode::kOk, reference, subject);
   put_layers_.insert(layer);
   if (observer_ != nullptr) {
-    observer_->Put(static_cast<std::size_t>(TypeOf(layer)), layer, k_dtype);
+    observer_->Put(static_cast<std::size_t>(TypeOf(setup_, layer)), layer,
+                   k_dtype);
   }
 }
 
@@ -193,7 +194,7 @@ void Trio::PutAll(const Op& op) {
     SetLayer(layer);
     if (op.keep_rows) continue;
     // A model encodes only what is new.
-    if (IsEncoder(TypeOf(layer)) && op.images.empty()) continue;
+    if (IsEncoder(TypeOf(setup_, layer)) && op.images.empty()) continue;
     PutRows(layer);
   }
 }
@@ -203,7 +204,7 @@ void Trio::GetAll() {
     if (!put_layers_.contains(layer)) continue;
     SetLayer(layer);
     CheckViews(layer);
-    if (IsEncoder(TypeOf(layer))) EncoderCached();
+    if (IsEncoder(TypeOf(setup_, layer))) EncoderCached();
   }
 }
 
@@ -330,7 +331,7 @@ void Trio::Poison() {
   if (!StartForward(one, /*reserve=*/true)) return;
   for (const int layer : put_layers_) {
     SetLayer(layer);
-    if (IsEncoder(TypeOf(layer))) continue;
+    if (IsEncoder(TypeOf(setup_, layer))) continue;
     std::vector<CellEntry> used;
     reference_->ListCells(used);
     for (Cache* cache : {reference_.get(), tested_.get()}) {

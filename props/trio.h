@@ -10,7 +10,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "kvtwin/cache.h"
@@ -73,19 +72,6 @@ class Trio final : public Driver {
   };
 
   // Comparing.
-  // Texts may be given as functions that make them: most are never needed.
-  template <class Text>
-  static std::string Made(const Text& text) {
-    if constexpr (std::is_invocable_v<Text>) {
-      return text();
-    } else {
-      return std::string(text);
-    }
-  }
-  template <class Text>
-  void Check(bool holds, CheckName check, const Text& text) {
-    if (!holds) throw Differs{std::string(check.name()), Made(text)};
-  }
   template <class Call>
   void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
                   StatusCode subject);
@@ -118,9 +104,6 @@ class Trio final : public Driver {
   void SetLayer(int layer);
   void EncoderCached();
 
-  int TypeOf(int layer) const {
-    return wrapper_ ? layer % static_cast<int>(setup_.spec.caches.size()) : 0;
-  }
   bool IsEncoder(int type) const {
     const CacheSpec& spec = setup_.spec;
     return (wrapper_ ? spec.caches[static_cast<std::size_t>(type)] : spec)

@@ -316,8 +316,8 @@ void Trio::CheckViews(int layer) {
     CheckBytes("K", reference->key, subject->key, VLayout::kPlain);
     CheckBytes("V", reference->value, subject->value, v_layout);
     if (observer_ != nullptr) {
-      observer_->Get(static_cast<std::size_t>(TypeOf(layer)), layer, *reference,
-                     ledger_, *reference_);
+      observer_->Get(static_cast<std::size_t>(TypeOf(setup_, layer)), layer,
+                     *reference, ledger_, *reference_);
     }
     if (!judged) return;
     const auto wrong = FindWrongRow(ledger_, layer, *reference, v_layout);

@@ -9,8 +9,8 @@ namespace {
 std::string Failed(const PagedHistory& history) {
   if (RunPaged(history).empty()) return "";
   const PagedHistory shrunk = ShrinkPaged(history);
-  return fmt::format("{}\n  rerun   kvtwin run '{}'", RunPaged(shrunk),
-                     ToText(shrunk));
+  return fmt::format("{}\n  rerun   {}", RunPaged(shrunk),
+                     RerunCommand(shrunk));
 }
 
 // Runs in no time.

@@ -10,6 +10,7 @@ namespace kvtwin::props {
 void Guard::Enter(const char*) {}
 void Guard::Leave() {}
 std::size_t Guard::Live() { return 0; }
+void Guard::Forget() {}
 const char* Guard::LatestFunction() { return ""; }
 std::optional<std::string> Guard::Damage() { return std::nullopt; }
 std::optional<std::size_t> Guard::BytesFrom(const void*) {
@@ -24,6 +25,7 @@ std::optional<std::size_t> Guard::BytesFrom(const void*) {
 #include <fmt/format.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -46,7 +48,9 @@ constexpr std::size_t kZone = 64;  // Before and behind, where they are theirs.
 constexpr unsigned char kZoneByte = 0xF9;
 constexpr unsigned char kNewByte = 0xAB;
 constexpr unsigned char kFreedByte = 0xDD;
-constexpr std::size_t kKeptMax = 16 << 10;  // Bytes that are freed, but there.
+// Bytes of a new buffer that are filled, and bytes that are freed, but there,
+// in all. A buffer beyond it is given back at once.
+constexpr std::size_t kWatchedMax = 4 << 20;
 constexpr std::size_t kKeptBlocksMax = 256;
 // More is no size, but a negative number or the sum of two pointers.
 constexpr std::size_t kSizeMax = std::size_t{1} << 46;
@@ -143,8 +147,7 @@ void* Allocate(std::size_t alignment, std::size_t size) {
   if (function == nullptr) return user;
   std::memset(user - kZone, kZoneByte, kZone);
   std::memset(user + size, kZoneByte, kZone);
-  // A huge one shows how much it takes by itself.
-  std::memset(user, kNewByte, size < kKeptMax ? size : 0);
+  std::memset(user, kNewByte, std::min(size, kWatchedMax));
   const Locked locked;
   live.Add(block);
   return user;
@@ -161,6 +164,17 @@ bool ZonesHold(Block* block) {
   const unsigned char* user = UserOf(block);
   return AllAre(user - kZone, kZone, kZoneByte) &&
          AllAre(user + block->size, kZone, kZoneByte);
+}
+
+// The first that was freed and is there still.
+void GiveBack() {
+  Block* oldest = kept.first;
+  kept.Remove(oldest);
+  if (!AllAre(UserOf(oldest), oldest->size, kFreedByte)) {
+    Complain("wrote to a buffer that it had freed");
+  }
+  oldest->magic = 0;
+  __libc_free(oldest->start);
 }
 
 void Free(void* data) {
@@ -180,18 +194,10 @@ void Free(void* data) {
   }
   live.Remove(block);
   block->magic = kFreed;
-  if (block->size > kKeptMax) return __libc_free(block->start);
+  if (block->size > kWatchedMax) return __libc_free(block->start);
   std::memset(data, kFreedByte, block->size);
   kept.Add(block);
-  while (kept.bytes > kKeptMax || kept.count > kKeptBlocksMax) {
-    Block* oldest = kept.first;
-    kept.Remove(oldest);
-    if (!AllAre(UserOf(oldest), oldest->size, kFreedByte)) {
-      Complain("wrote to a buffer that it had freed");
-    }
-    oldest->magic = 0;
-    __libc_free(oldest->start);
-  }
+  while (kept.bytes > kWatchedMax || kept.count > kKeptBlocksMax) GiveBack();
 }
 
 }  // namespace
@@ -201,6 +207,11 @@ void Guard::Leave() { inside = nullptr; }
 std::size_t Guard::Live() { return live.bytes; }
 const char* Guard::LatestFunction() {
   return live.last == nullptr ? "" : live.last->function;
+}
+
+void Guard::Forget() {
+  const Locked locked;
+  while (kept.first != nullptr) GiveBack();
 }
 
 std::optional<std::string> Guard::Damage() {

@@ -24,6 +24,9 @@ class Guard final : public MemoryWatch {
   // which function the latest of it was.
   static std::size_t Live();
   static const char* LatestFunction();
+
+  // What was freed is watched no more, so that calls need not look at it.
+  static void Forget();
 };
 
 }  // namespace kvtwin::props

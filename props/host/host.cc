@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "core/profiles.h"
@@ -25,6 +27,7 @@
 #include "props/host/guard.h"
 #include "props/host_process.h"
 #include "props/pool_backend.h"
+#include "props/program.h"
 
 namespace kvtwin::props {
 namespace {
@@ -102,6 +105,7 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
   Story story;
   const bool told = asked.value("story", false);
   story.told = [](const Step& step) { Answer({{"told", StoryLine(step)}}); };
+  Guard::Forget();
   const std::size_t before = Guard::Live();
   RunResult result = RunHistory(*history, subject, told ? &story : nullptr);
   if (!result.difference && Guard::Live() > before) {
@@ -126,6 +130,7 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
   if (!history.ok()) return {{"wrong", history.status().message()}};
   PagedCensus census;
   const PagedRun run = BackendRun(pool, asked.at("level").get<Level>());
+  Guard::Forget();
   std::size_t before = Guard::Live();
   std::string wrong = run(*history, &census);
   for (int i = 0; i < 2 && wrong.empty() && Guard::Live() > before; ++i) {
@@ -178,6 +183,22 @@ Result<Loaded> Load(const char* path) {
                             KVTWIN_GET_BACKEND_V1));
 }
 
+// When the command is gone, nobody is left to end a call that hangs.
+void EndWithTheCommand() {
+  // What signals a backend has are for its own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread([] {
+    pollfd hangs_up = {.fd = kHostAsked, .events = 0, .revents = 0};
+    while (poll(&hangs_up, 1, -1) <= 0) {
+    }
+    _exit(1);
+  }).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
 int Main(int argc, char** argv) {
   void* memory = mmap(nullptr, sizeof(HostState), PROT_READ | PROT_WRITE,
                       MAP_SHARED, kHostShared, 0);
@@ -192,6 +213,7 @@ int Main(int argc, char** argv) {
   for (const int file : {kHostAsked, kHostAnswers, kHostShared}) {
     fcntl(file, F_SETFD, FD_CLOEXEC);
   }
+  EndWithTheCommand();
   setvbuf(stdout, nullptr, _IOLBF, 0);  // What it prints last is shown.
   auto* state = static_cast<HostState*>(memory);
   state->function.store(FunctionNumber("loading"));
@@ -219,6 +241,7 @@ int Main(int argc, char** argv) {
       Answer(RunPool(json, *loaded->pool));
       continue;
     }
+    SetProgram(json.value("program", Program()));
     Subject subject =
         BackendSubject(*loaded->cache, json.at("level").get<Level>(),
                        json.value("arguments", ""), &guard);

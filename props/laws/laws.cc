@@ -6,6 +6,7 @@
 
 #include "props/generate.h"
 #include "props/laws/alike.h"
+#include "props/program.h"
 #include "props/shrink.h"
 
 namespace kvtwin::props {
@@ -73,8 +74,8 @@ History ShrinkUnderLaw(const Law& law, const History& history,
 
 std::string LawCommand(const Law& law, const History& history,
                        const Subject& subject) {
-  return fmt::format("kvtwin laws --law {} --twin {} --history '{}'", law.name,
-                     subject.name, ToText(history));
+  return CommandLine(fmt::format("laws --law {} --twin {} --history '{}'",
+                                 law.name, subject.name, ToText(history)));
 }
 
 }  // namespace kvtwin::props

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# host_ends_test.sh KVTWIN LIBRARY: a host whose backend hangs ends with the
+# command, even if that is killed and can do nothing about it.
+set -u
+is_there() { # PID: and not only as a line of the process table
+  grep -q '^State:[[:space:]]*[^ZX]' "/proc/$1/status" 2>/dev/null
+}
+KVTWIN_SICK=hang "$1" fuzz --backend "$2" --ops 1500 --level entitlement \
+  --call-seconds 600 >/dev/null 2>&1 &
+kvtwin=$!
+trap 'kill -9 $kvtwin ${host:-} 2>/dev/null' EXIT
+host=
+for ((i = 0; i < 300; ++i)); do
+  host=$(cat "/proc/$kvtwin/task/$kvtwin/children" 2>/dev/null)
+  host=${host// /}
+  # Its time goes into the call that does not return.
+  [ -n "$host" ] && [ "$(cut -d' ' -f14 "/proc/$host/stat")" -gt 50 ] && break
+  sleep 0.1
+done
+if ! is_there "${host:-none}"; then
+  echo "host_ends_test.sh: nothing hangs"
+  exit 1
+fi
+kill -9 "$kvtwin"
+for ((i = 0; i < 100; ++i)); do
+  is_there "$host" || exit 0
+  sleep 0.1
+done
+echo "host_ends_test.sh: process $host goes on without kvtwin"
+exit 1

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# rerun_test.sh KVTWIN CACHE POOL: the line that a failure prints shows it again
+# where kvtwin was called, by a path of any kind. CACHE and POOL are wrong.
+set -u
+fail() {
+  printf 'rerun_test.sh: %s\n' "$1"
+  exit 1
+}
+cd "$(dirname "$1")/.." || fail "no folder of $1"
+kvtwin=$(basename "$(dirname "$1")")/$(basename "$1")
+reruns() { # WHAT ARGS...: kvtwin fuzz ARGS..., and then its line, print WHAT
+  local what=$1
+  shift
+  local line
+  line=$("$kvtwin" fuzz --ops 5000 "$@" | sed -n 's/^  rerun   //p' | head -n 1)
+  printf '%s\n' "$line"
+  [[ $line == "$kvtwin run "* ]] || fail "another program than $kvtwin"
+  eval "$line" | grep -q "^$what" || fail "no $what"
+}
+reruns "FAIL subject: rows" --backend "$2"
+reruns "DIFFERENCE" --kind paged --backend "$3"
