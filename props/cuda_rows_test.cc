@@ -85,7 +85,7 @@ TEST_F(CudaRows, GatherWhatIsStored) {
   }
 }
 
-// Roundings ----------------------------------------------------------------
+// Roundings -------------------------------------------------------------------
 
 // Near every number, and near every point halfway between two of them.
 Floats NearAll(DType dtype) {
@@ -160,35 +160,30 @@ TEST_F(CudaRows, RoundAsTheDefinitionDoes) {
   }
 }
 
-// Sizes ---
-
-// All of `count` rows are the one that there is.
-TensorView Repeated(const DeviceBytes& row, DType dtype, int head_dim,
-                    int count) {
-  TensorView view = DenseView(row.data(), dtype, {head_dim, 1, count, 1});
-  view.stride[2] = 0;
-  return view;
-}
+// Sizes -----------------------------------------------------------------------
 
 // More than a grid has threads for, so that each of them goes on.
 TEST_F(CudaRows, PutAndGatherMoreThanAGridHasThreads) {
-  constexpr auto kByte = std::byte{0x31};
-  const DeviceBytes byte(Bytes(1, kByte));
+  Random random(1);
   for (const auto& [layout, count] : {std::pair(VLayout::kPlain, 1'100'000),
                                       std::pair(VLayout::kPermuted, 270'016),
                                       std::pair(VLayout::kTiled, 270'016)}) {
-    const auto size = static_cast<std::size_t>(count);
-    const DeviceBytes to(size);
+    Bytes numbers(static_cast<std::size_t>(count));
+    for (std::byte& byte : numbers) {
+      byte = static_cast<std::byte>(random.Bits());
+    }
+    const DeviceBytes from(numbers);
+    const DeviceBytes to(numbers.size());
     const DeviceBytes list(Count(count));
     const StoredRows rows = {to.data(), DType::kF8, layout, 1, 1, count};
-    ASSERT_EQ(PutRows(Repeated(byte, DType::kF8, 1, count), list.data<int>(),
-                      rows, nullptr),
+    ASSERT_EQ(PutRows(DenseView(from.data(), DType::kF8, {1, 1, count, 1}),
+                      list.data<int>(), rows, nullptr),
               cudaSuccess);
-    EXPECT_TRUE(to.Download() == Bytes(size, kByte)) << count;
-    const DeviceBytes out(size);
+    EXPECT_TRUE(to.Download() == numbers) << count;
+    const DeviceBytes out(numbers.size());
     ASSERT_EQ(GatherRows(rows, list.data<int>(), count, out.data(), nullptr),
               cudaSuccess);
-    EXPECT_TRUE(out.Download() == Bytes(size, kByte)) << count;
+    EXPECT_TRUE(out.Download() == numbers) << count;
   }
 }
 
@@ -198,15 +193,13 @@ TEST_F(CudaRows, PutMoreBlocksThanAGridHasTeams) {
   const DeviceBytes row(numbers);
   const DeviceBytes list(Count(kCount));
   const DeviceBytes to(Bytes(std::size_t{18} * kCount));
-  ASSERT_EQ(
-      PutRows(
-          Repeated(row, DType::kF32, kBlockElements, kCount), list.data<int>(),
-          {to.data(), DType::kQ4, VLayout::kPlain, kBlockElements, 1, kCount},
-          nullptr),
-      cudaSuccess);
   TensorView view =
-      DenseView(numbers.data(), DType::kF32, {kBlockElements, 1, kCount, 1});
+      DenseView(row.data(), DType::kF32, {kBlockElements, 1, kCount, 1});
   view.stride[2] = 0;
+  const StoredRows rows = {to.data(),      DType::kQ4, VLayout::kPlain,
+                           kBlockElements, 1,          kCount};
+  ASSERT_EQ(PutRows(view, list.data<int>(), rows, nullptr), cudaSuccess);
+  view.data = numbers.data();
   EXPECT_TRUE(to.Download() == CopyOf(view, DType::kQ4).bytes);
 }
 

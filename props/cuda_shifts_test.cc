@@ -117,10 +117,15 @@ TEST_F(CudaRows, ShiftEveryNarrowNumber) {
 TEST_F(CudaRows, ShiftMoreThanAGridHasThreads) {
   Shift shift;
   shift.kind = ShiftKind::kAdd;
+  Random random(1);
   for (const auto& [dtype, head_dim, heads, cells] :
        {std::tuple(DType::kF8, 1, 1'100'000, 1),
-        std::tuple(DType::kQ4, 32, 1, 4200)}) {
-    DenseTensor due = FilledTensor(dtype, {head_dim, heads, cells, 1}, 2);
+        std::tuple(DType::kQ4, 32, 8, 4200)}) {
+    DenseTensor due{dtype, {head_dim, heads * cells, 1, 1}, {}};
+    due.bytes.resize(DenseBytes(dtype, due.shape));
+    for (std::byte& byte : due.bytes) {
+      byte = static_cast<std::byte>(random.Bits());
+    }
     const DeviceBytes bytes(due.bytes);
     const DeviceBytes list(Count(cells));
     const ShiftThere there(shift, 1, head_dim);
@@ -128,7 +133,7 @@ TEST_F(CudaRows, ShiftMoreThanAGridHasThreads) {
                          cells},
                         list.data<int>(), cells, there.there, nullptr),
               cudaSuccess);
-    due = FilledTensor(dtype, due.shape, 3);
+    ASSERT_TRUE(ShiftStored(shift, 0, 1, due).ok());
     EXPECT_TRUE(bytes.Download() == due.bytes);
   }
 }

@@ -15,7 +15,7 @@ namespace {
 constexpr unsigned kColumnsTogether = 8;
 
 // As many registers as the kernels of all tensors have a use for.
-constexpr unsigned kBlocksAtOnce = 3;
+[[maybe_unused]] constexpr unsigned kBlocksAtOnce = 3;
 
 template <class T, unsigned kCount>
 struct Several {

@@ -16,7 +16,7 @@ namespace {
 
 using Kind = DeviceShift::Kind;
 
-// By element ---------------------------------------------------------------
+// By element ------------------------------------------------------------------
 
 // What a thread shifts of a row at a time: kCount elements, and of pairs that
 // lie apart as many others. It does so in kTogether rows, with cosines and
@@ -180,7 +180,7 @@ cudaError_t LaunchElements(const StoredRows& keys, const int* cells,
                 parts);
 }
 
-// Blocks -------------------------------------------------------------------
+// Blocks ----------------------------------------------------------------------
 
 // A thread block copies so much of a row to shared memory, as it is stored,
 // and shifts it from there: what the other one of a pair was is still seen
