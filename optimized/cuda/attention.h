@@ -72,7 +72,8 @@ std::size_t DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
 // Over the cells of a view, of any dtype and V layout; all are seen if it has
 // no mask. Puts work on the stream and returns what the launches answered;
 // allocates nothing, so that it can be captured. Requires: a row and a cell;
-// rows of neighbouring cells less than 4 GiB apart.
+// rows of neighbouring cells less than 4 GiB apart; of a head-major pool, less
+// than 2^32 - 1 rows of a head.
 //
 // Fastest are K and V of the same dtype, f16, bf16 or f8_e4m3, with head_dims
 // that are multiples of 16 and all runs on 16-byte boundaries. Anything else
