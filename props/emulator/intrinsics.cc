@@ -110,11 +110,10 @@ void LoadMatrices(unsigned /*mask*/, const Lane* lanes) {
         const int across = lane % 4 * 2 + i;
         const int row = kTransposed ? across : lane / 4;
         const int column = kTransposed ? lane / 4 : across;
+        const auto* const elements =
+            static_cast<const std::uint16_t*>(lanes[8 * matrix + row].in);
         std::uint16_t element = 0;
-        std::memcpy(&element,
-                    static_cast<const std::byte*>(lanes[8 * matrix + row].in) +
-                        2 * column,
-                    sizeof(element));
+        std::memcpy(&element, elements + column, sizeof(element));
         two |= std::uint32_t{element} << (16 * i);
       }
       out[matrix] = two;

@@ -235,13 +235,13 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   });
 }
 
-cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* out) {
-  return Do(Call::kQuery, [&](Device& device) {
-    if (device.streams.Find(stream) == nullptr) {
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
+  return Do(Call::kQuery, [&](Device& it) {
+    if (it.streams.Find(stream) == nullptr) {
       return cudaErrorInvalidResourceHandle;
     }
-    if (out == nullptr) return cudaErrorInvalidValue;
-    *out = 0;
+    if (device == nullptr) return cudaErrorInvalidValue;
+    *device = 0;
     return cudaSuccess;
   });
 }
