@@ -29,7 +29,6 @@
 #include <cstdint>
 
 #include "kvtwin/cache.h"
-#include "kvtwin/paged.h"
 #include "optimized/cuda/runtime.h"
 
 namespace kvtwin::optimized::cuda {

@@ -256,7 +256,14 @@ class Feeder {
       const bool wanted = offset_of(run, offset) && first < granules;
       const std::byte* from = data + offset;
       if constexpr (kAny) {
-        if (wanted) CopyShifted(bytes, first, lanes, from, slot + run, to);
+        const int before =
+            wanted ? static_cast<int>(reinterpret_cast<std::uintptr_t>(from) %
+                                      kGranule)
+                   : 0;
+        // Also of runs that are not there: a shift must leave what is read on
+        // the boundary of an element.
+        if (first == 0) slot[run] = static_cast<std::byte>(before);
+        if (wanted) CopyShifted(before, bytes, first, lanes, from, to);
       } else if constexpr (kClip) {
         const int rest = min(bytes - first * kGranule, kGranule);
         if (wanted) CopyAsync16Zero(to, from, rest);
@@ -268,16 +275,12 @@ class Feeder {
     }
   }
 
-  // Granules `granule`, granule + lanes and so on of a run that begins
-  // anywhere.
-  __device__ __forceinline__ static void CopyShifted(int bytes, int granule,
-                                                     int lanes,
+  // Granules `granule`, granule + lanes and so on of a run that begins `before`
+  // bytes after a boundary.
+  __device__ __forceinline__ static void CopyShifted(int before, int bytes,
+                                                     int granule, int lanes,
                                                      const std::byte* from,
-                                                     std::byte* shift,
                                                      std::byte* to) {
-    const auto before =
-        static_cast<int>(reinterpret_cast<std::uintptr_t>(from) % kGranule);
-    if (granule == 0) *shift = static_cast<std::byte>(before);
     const int end = before + bytes;
     from += granule * kGranule - before;
     for (int at = granule * kGranule; at < end; at += lanes * kGranule) {
