@@ -19,12 +19,12 @@ constexpr int kTries = 6;
 
 constexpr double kMuch = 2;  // Noise does not make a row miss by that much.
 
-void PrintHead() {
+void PrintHead(std::string_view about) {
   fmt::print(
-      "The optimized twin on {}, {} at most. value and limit are times,\n"
+      "{}. value and limit are times,\n"
       "ratio = value / limit, met if ratio <= goal; 90 % of the speed of a\n"
       "limit is 1.11 of its time.\n\n",
-      optimized::ActiveTarget(), ThreadsName(ThreadCounts().back()));
+      about);
   fmt::print("{:<67}{:>10}{:>10}{:>10}{:>9}  met\n", "value / limit", "value",
              "limit", "ratio", "goal");
 }
@@ -121,17 +121,11 @@ void Goals::Add(const std::string& name, double goal, double value,
   if (!options_.json) Print(rows_.back());
 }
 
-int RunGoals(const GoalOptions& options) {
+int RunGoals(const GoalOptions& options, std::string_view about,
+             std::span<const GoalPart> parts) {
   Goals goals(options);
-  if (!options.json) PrintHead();
-  DecodeGoals(goals);
-  MaskGoals(goals);
-  FindGoals(goals);
-  PutGoals(goals);
-  MoveGoals(goals);
-  MetadataGoals(goals);
-  SaveGoals(goals);
-  ChatGoals(goals);
+  if (!options.json) PrintHead(about);
+  for (const GoalPart part : parts) part(goals);
   const std::vector<Goal>& rows = goals.rows();
   const auto met = std::ranges::count(rows, true, &Goal::met);
   if (rows.empty()) return 2;
@@ -142,6 +136,17 @@ int RunGoals(const GoalOptions& options) {
     fmt::print("\n{} of {} goals are met\n", met, rows.size());
   }
   return options.quick || met == std::ssize(rows) ? 0 : 1;
+}
+
+int RunGoals(const GoalOptions& options) {
+  constexpr GoalPart kParts[] = {DecodeGoals, MaskGoals, FindGoals,
+                                 PutGoals,    MoveGoals, MetadataGoals,
+                                 SaveGoals,   ChatGoals};
+  return RunGoals(options,
+                  fmt::format("The optimized twin on {}, {} at most",
+                              optimized::ActiveTarget(),
+                              ThreadsName(ThreadCounts().back())),
+                  kParts);
 }
 
 std::string SizeName(int size) {

@@ -10,6 +10,7 @@
 #define KVTWIN_BENCH_GOALS_H_
 
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,11 +68,18 @@ class Goals {
   std::vector<Goal> rows_;
 };
 
-// Prints the rows as they come, or as JSON at the end. The exit code: 0 if all
-// goals are met or, in a quick run, measured; 1 if not; 2 if there are none.
+// Some of the rows.
+using GoalPart = void (*)(Goals& goals);
+
+// Prints the rows as they come, `about` what is measured on what, or as JSON at
+// the end. The exit code: 0 if all goals are met or, in a quick run, measured;
+// 1 if not; 2 if there are none.
+int RunGoals(const GoalOptions& options, std::string_view about,
+             std::span<const GoalPart> parts);
+// Those of the optimized twin.
 int RunGoals(const GoalOptions& options);
 
-// The rows, in order. Each file has its part of them.
+// These, in order. Each file has its part of them.
 void DecodeGoals(Goals& goals);
 void MaskGoals(Goals& goals);
 void FindGoals(Goals& goals);

@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#ifdef KVTWIN_CUDA
+#include "bench/cuda/suite.h"
+#endif
 #include "bench/goals.h"
 #include "bench/suites.h"
 
@@ -22,11 +25,15 @@ int Main(int argc, char** argv) {
   bench::GoalOptions options;
   options.workload = KVTWIN_BENCH_WORKLOAD;
   bool goals = false;
+  bool cuda = false;
   CLI::App app(kAbout);
   app.allow_extras();
   app.add_flag("--goals", goals,
                "Measure each goal beside its limit; exit with 0 if all are "
                "met, with 1 if not or if something is wrong");
+#ifdef KVTWIN_CUDA
+  app.add_flag("--cuda", cuda, "The goals of the twin cuda, on the device");
+#endif
   app.add_flag("--json", options.json, "The goals as a list of objects");
   app.add_flag("--quick", options.quick,
                "Small and few: says whether it works; no goal is missed");
@@ -41,8 +48,11 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   std::vector<std::string> extras = app.remaining();
-  if (goals) {
+  if (goals || cuda) {
     if (!extras.empty()) return app.exit(CLI::ExtrasError(extras));
+#ifdef KVTWIN_CUDA
+    if (cuda) return bench::RunCudaGoals(options);
+#endif
     return bench::RunGoals(options);
   }
   std::vector<char*> arguments = {argv[0]};

@@ -24,8 +24,6 @@ namespace kvtwin::props {
 namespace {
 
 using optimized::cuda::DecodePaged;
-using optimized::cuda::DecodeQuery;
-using optimized::cuda::DecodeScratchBytes;
 using optimized::cuda::DecodeView;
 using optimized::cuda::PagedRows;
 

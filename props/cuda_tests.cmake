@@ -11,7 +11,7 @@ function(kvtwin_add_cuda_tests target prefix)
                        "RC_PARAMS=seed=1 max_success=400")
 endfunction()
 
-if(KVTWIN_CUDA AND cuda_test_sources)
+if(KVTWIN_CUDA)
   add_executable(kvtwin_cuda_tests ${cuda_test_sources})
   target_link_libraries(kvtwin_cuda_tests PRIVATE CUDA::cudart_static)
   kvtwin_add_cuda_tests(kvtwin_cuda_tests cuda.)
@@ -32,13 +32,18 @@ if(NOT TARGET Boost::context)
   return()
 endif()
 
-# A .cu is another language to CMake; a .cc that includes it is not.
-foreach(kernel ${cuda_kernels})
-  get_filename_component(name ${kernel} NAME)
-  file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/emulated/${name}.cc
-       CONTENT "#include \"optimized/cuda/${name}\"\n")
-  list(APPEND emulated_kernels ${PROJECT_BINARY_DIR}/emulated/${name}.cc)
-endforeach()
+# Sets a variable to sources that CMake takes for C++: each includes a .cu of a
+# folder.
+function(kvtwin_emulate variable folder)
+  foreach(kernel ${ARGN})
+    get_filename_component(name ${kernel} NAME)
+    set(source ${PROJECT_BINARY_DIR}/emulated/${folder}/${name}.cc)
+    file(GENERATE OUTPUT ${source} CONTENT "#include \"${folder}/${name}\"\n")
+    list(APPEND sources ${source})
+  endforeach()
+  set(${variable} ${sources} PARENT_SCOPE)
+endfunction()
+kvtwin_emulate(emulated_kernels optimized/cuda ${cuda_kernels})
 file(GLOB emulator_sources CONFIGURE_DEPENDS props/emulator/*.cc)
 # Objects, which come before the library: its factory is then not needed, nor
 # are the kernels that nvcc has compiled.
@@ -57,10 +62,27 @@ endif()
 # The command, with this twin as well.
 add_executable(kvtwin-emulated props/kvtwin.cc)
 target_link_libraries(kvtwin-emulated PRIVATE kvtwin_emulated)
+function(kvtwin_emulated_test name prints)
+  add_test(NAME emulated.command.${name}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/expect.sh 0 "${prints}"
+            $<TARGET_FILE:kvtwin-emulated> ${ARGN} --twin cuda
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}/props)
+  set_tests_properties(emulated.command.${name} PROPERTIES
+    LABELS cuda TIMEOUT 600)
+endfunction()
+kvtwin_emulated_test(recordings "^30 accepted, 0 rejected"
+  check recordings/accept)
+kvtwin_emulated_test(pools "^3 accepted, 0 rejected" check recordings/pools)
+kvtwin_emulated_test(fuzz " 0 differences" fuzz --ops 5000)
+kvtwin_emulated_test(fuzz_dtypes " 0 differences" fuzz --dtypes --ops 5000)
+kvtwin_emulated_test(fuzz_pools " 0 differences" fuzz --kind paged --ops 5000)
+kvtwin_emulated_test(laws "^0 broken" laws --runs 5)
+kvtwin_emulated_test(explore "^all .* 0 differences, fixed point"
+  explore --cells 2 --positions 2)
+kvtwin_emulated_test(explore_pools "all of 2 operations, 0 differences"
+  explore --kind paged --depth 2)
 
-list(APPEND cuda_test_sources ${emulator_tests})
-if(cuda_test_sources)
-  add_executable(kvtwin_cuda_emulated_tests ${cuda_test_sources})
-  target_link_libraries(kvtwin_cuda_emulated_tests PRIVATE kvtwin_emulated)
-  kvtwin_add_cuda_tests(kvtwin_cuda_emulated_tests emulated.)
-endif()
+add_executable(kvtwin_cuda_emulated_tests
+               ${cuda_test_sources} ${emulator_tests})
+target_link_libraries(kvtwin_cuda_emulated_tests PRIVATE kvtwin_emulated)
+kvtwin_add_cuda_tests(kvtwin_cuda_emulated_tests emulated.)

@@ -36,7 +36,7 @@ struct FuzzOptions {
 struct FuzzFailure {
   std::uint64_t history_number = 0;  // Of the seed's histories, from 0.
   std::size_t operations = 0;        // Of the history as it was found.
-  std::string check;             // That failed then.
+  std::string check;                 // That failed then.
   History shrunk;
   Difference difference;  // Of `shrunk`.
 };

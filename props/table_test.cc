@@ -30,9 +30,9 @@ namespace {
 using optimized::BitTree;
 using optimized::CellMove;
 using optimized::CellTable;
+using optimized::HostMask;
 using optimized::kNone;
 using optimized::kWordBits;
-using optimized::HostMask;
 using optimized::Mask;
 using optimized::PosRange;
 using optimized::RowRule;

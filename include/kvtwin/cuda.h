@@ -73,6 +73,44 @@ class CudaPool {
   virtual Result<PagedKv> Blocks(int layer) const = 0;
 };
 
+// Decode attention. Column h of row r of the result is the sum over the cells
+// of softmax(q.k * scale + mask) v, q being query (h, r); heads / kv_heads
+// heads in a row share a KV head. A row that sees nothing gives zeros; what the
+// mask hides may hold anything, NaN as well. How exact it is: see
+// optimized/cuda/attention.h. All pointers are the device's.
+struct DecodeQuery {
+  const float* query;  // [k_head_dim, heads, rows], dense.
+  float* out;          // [v_head_dim, heads, rows], dense.
+  int heads;           // A multiple of kv_heads.
+  int rows;
+  float scale;
+  int splits = 0;  // Parts that the cells are taken in; 0: as many as it takes.
+};
+
+// Bytes of memory of the device, on a boundary of 256, that a call with these
+// numbers needs. `cells`: of the view, or most_blocks * block_size.
+std::size_t DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
+                               int v_head_dim, std::int64_t cells);
+
+// Over what a cache gave, row r of the query being row r of the mask. Of any
+// dtypes and layout; fastest are K and V of the same dtype, f16, bf16 or
+// f8_e4m3, with head_dims that are multiples of 16. Errors: a view that is not
+// the device's; heads that are no multiple of its KV heads; more rows than the
+// mask has; a null pointer.
+Status Decode(const DecodeQuery& query, const KvView& view, VLayout v_layout,
+              void* scratch, CudaStream stream);
+
+// Over blocks of a pool, as CudaPool::Blocks gives them: row r of the query is
+// for the first lengths[r] tokens in the blocks that column r of the table has.
+struct DecodeTable {
+  const int* blocks;  // [most_blocks, rows].
+  int most_blocks;
+  const int* lengths;  // [rows]
+};
+Status Decode(const DecodeQuery& query, const PagedKv& blocks,
+              PagedLayout layout, const DecodeTable& table, void* scratch,
+              CudaStream stream);
+
 }  // namespace kvtwin
 
 #endif  // KVTWIN_CUDA_H_

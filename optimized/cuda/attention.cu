@@ -288,11 +288,6 @@ RowsAt BlockRows(const PagedRows& rows, const std::byte* data, DType dtype,
 
 }  // namespace
 
-std::size_t DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
-                               int v_head_dim, std::int64_t cells) {
-  return ScratchOf(query, kv_heads, v_head_dim, cells).bytes;
-}
-
 cudaError_t DecodeView(const DecodeQuery& query, const KvView& view,
                        VLayout v_layout, void* scratch, cudaStream_t stream) {
   DecodeJob job = {};
@@ -339,3 +334,8 @@ cudaError_t DecodePaged(const DecodeQuery& query, const PagedRows& rows,
 }
 
 }  // namespace kvtwin::optimized::cuda
+
+std::size_t kvtwin::DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
+                                       int v_head_dim, std::int64_t cells) {
+  return optimized::cuda::ScratchOf(query, kv_heads, v_head_dim, cells).bytes;
+}

@@ -29,22 +29,13 @@
 #include <cstdint>
 
 #include "kvtwin/cache.h"
+#include "kvtwin/cuda.h"
 #include "optimized/cuda/runtime.h"
 
 namespace kvtwin::optimized::cuda {
 
-// All pointers are the device's. Column h of row r of the result is the sum
-// over the cells of softmax(q.k * scale + mask) v, q being query (h, r); heads
-// h * kv_heads / heads share a KV head. A row that sees nothing gives zeros;
-// what the mask hides may hold anything, NaN as well.
-struct DecodeQuery {
-  const float* query;  // [k_head_dim, heads, rows], dense.
-  float* out;          // [v_head_dim, heads, rows], dense.
-  int heads;           // A multiple of kv_heads.
-  int rows;
-  float scale;
-  int splits = 0;  // Parts that the cells are taken in; 0: as many as it takes.
-};
+using kvtwin::DecodeQuery;
+using kvtwin::DecodeScratchBytes;
 
 // K and V of a pool's layer, dense, [head_dim, kv_heads, block_size, blocks],
 // or of the head-major layout [head_dim, block_size, kv_heads, blocks].
@@ -62,11 +53,6 @@ struct PagedRows {
   int most_blocks;
   const int* lengths;  // [rows]: in tokens.
 };
-
-// Bytes of scratch memory that a call with these numbers needs, on a boundary
-// of 256. `cells`: of the view, or most_blocks * block_size.
-std::size_t DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
-                               int v_head_dim, std::int64_t cells);
 
 // Over the cells of a view, of any dtype and V layout; all are seen if it has
 // no mask. Puts work on the stream and returns what the launches answered;

@@ -48,7 +48,10 @@ class DeviceCache final : public Cache {
     if (!status.ok()) return status;
     return cache_->Init(dtype, max_sequences, capacity, max_batch);
   }
-  void Close() override { cache_->Close(); }
+  void Close() override {
+    session_->gpu().Hide();
+    cache_->Close();
+  }
   Status SetLayer(int layer) override { return cache_->SetLayer(layer); }
   Status StartForward(const Batch& batch, bool reserve) override {
     return session_->Change(

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/refusals.h"
 #include "optimized/storage.h"
@@ -59,6 +60,11 @@ void Gpu::Close() {
 void Gpu::Use(cudaStream_t stream) {
   Check(cudaSetDevice(device_), "taking the device");
   stream_ = stream;
+  for (const Shown& shown : std::exchange(shown_, {})) {
+    Check(cudaMemcpyAsync(shown.from, shown.to.data(), shown.to.size(),
+                          cudaMemcpyHostToDevice, stream_),
+          "writing back what was shown");
+  }
   if (stream == last_ || Captures()) return;
   if (used_) {
     Check(cudaEventRecord(behind_, last_), "ordering two streams");
@@ -164,6 +170,11 @@ void Gpu::Download(const std::byte* from, std::span<std::byte> to) const {
   Check(cudaStreamSynchronize(stream_), "downloading");
 }
 
+void Gpu::Show(std::byte* from, std::span<std::byte> to) {
+  Download(from, to);
+  shown_.push_back({from, to});
+}
+
 TensorView Gpu::OnDevice(const TensorView& tensor) {
   cudaPointerAttributes attributes = {};
   Check(cudaPointerGetAttributes(&attributes, tensor.data),
@@ -178,8 +189,8 @@ TensorView Gpu::OnDevice(const TensorView& tensor) {
   return DenseView(staged.device, tensor.dtype, tensor.shape);
 }
 
-TensorView Mirror::Show(const Gpu& gpu, const TensorView& view,
-                        const std::byte* base, std::size_t bytes) {
+TensorView Mirror::Show(Gpu& gpu, const TensorView& view, std::byte* base,
+                        std::size_t bytes) {
   bytes_.resize(bytes);
   const auto* first = static_cast<const std::byte*>(view.data);
   const bool runs = view.stride[0] == 0;  // Of bits, or of blocks.
@@ -189,7 +200,7 @@ TensorView Mirror::Show(const Gpu& gpu, const TensorView& view,
   const auto shown = static_cast<std::size_t>(
       last - first + RunBytes(view.dtype, runs ? view.shape[0] : 1));
   std::byte* here = bytes_.data() + (first - base);
-  gpu.Download(first, {here, shown});
+  gpu.Show(base + (first - base), {here, shown});
   TensorView mirrored = view;
   mirrored.data = here;
   return mirrored;

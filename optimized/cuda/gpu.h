@@ -82,6 +82,10 @@ class Gpu {
 
   // Waits for the stream, and has the bytes then.
   void Download(const std::byte* from, std::span<std::byte> to) const;
+  // The same, for a view: what is written there until the next call is written
+  // back then, as who spoils the rows of free cells expects it (props/).
+  void Show(std::byte* from, std::span<std::byte> to);
+  void Hide() { shown_.clear(); }
 
   // A tensor on the device: this one, or a dense copy that is staged, if it is
   // in the memory of the host.
@@ -104,6 +108,11 @@ class Gpu {
   void MakeSegments(std::size_t bytes);
   void FreeSegments();
 
+  struct Shown {
+    std::byte* from;
+    std::span<std::byte> to;
+  };
+
   const int device_;
   const bool host_views_;
   bool open_ = false;
@@ -111,6 +120,7 @@ class Gpu {
   cudaStream_t last_ = nullptr;  // That was used and not captured.
   bool used_ = false;            // There is such a one.
   cudaEvent_t behind_ = nullptr;
+  std::vector<Shown> shown_;
   std::array<Segment, kSegments> segments_;
   std::size_t segment_bytes_ = 0;
   std::size_t segment_ = 0;
@@ -122,7 +132,7 @@ class Gpu {
 class Mirror {
  public:
   // The view, of `bytes` from `base` on, as the host sees it.
-  TensorView Show(const Gpu& gpu, const TensorView& view, const std::byte* base,
+  TensorView Show(Gpu& gpu, const TensorView& view, std::byte* base,
                   std::size_t bytes);
 
  private:

@@ -77,7 +77,7 @@ TensorView DeviceMemory::Tensor::View(CellSpan cells) const {
                   cells);
 }
 
-TensorView DeviceMemory::Tensor::Show(const Gpu& gpu, CellSpan cells) {
+TensorView DeviceMemory::Tensor::Show(Gpu& gpu, CellSpan cells) {
   return mirror.Show(gpu, View(cells), rows.data, bytes());
 }
 
@@ -266,7 +266,8 @@ void DeviceSlotMemory::Store(const TensorView& from, std::byte* to) {
 
 TensorView DeviceSlotMemory::Show(const TensorView& view) {
   if (!gpu_.host_views()) return view;
-  const auto* data = static_cast<const std::byte*>(view.data);
+  // It is this memory's own.
+  auto* data = static_cast<std::byte*>(const_cast<void*>(view.data));
   return mirrors_[data].Show(gpu_, view, data,
                              DenseBytes(view.dtype, view.shape));
 }
@@ -345,7 +346,7 @@ TensorView DevicePoolMemory::Show(const TensorView& view) {
   if (!gpu_.host_views()) return view;
   const auto* data = static_cast<const std::byte*>(view.data);
   for (Buffer& buffer : buffers_) {
-    const std::byte* begin = buffer.memory.get();
+    std::byte* begin = buffer.memory.get();
     if (std::less_equal<>()(begin, data) &&
         std::less<>()(data, begin + buffer.bytes)) {
       return buffer.mirror.Show(gpu_, view, begin, buffer.bytes);

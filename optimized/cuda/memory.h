@@ -64,7 +64,7 @@ class DeviceMemory final : public CacheMemory {
     std::int64_t row_bytes() const;
     std::size_t bytes() const;
     TensorView View(CellSpan cells) const;
-    TensorView Show(const Gpu& gpu, CellSpan cells);
+    TensorView Show(Gpu& gpu, CellSpan cells);
   };
   struct Layer {
     Tensor key;
@@ -94,7 +94,7 @@ class DeviceSlotMemory final : public SlotMemory {
 
  private:
   Gpu& gpu_;
-  std::map<const void*, Mirror> mirrors_;
+  std::map<std::byte*, Mirror> mirrors_;
 };
 
 class DevicePoolMemory final : public PoolMemory {

@@ -14,8 +14,15 @@ namespace {
 // So many elements of a row that lies in columns are moved together.
 constexpr unsigned kColumnsTogether = 8;
 
-// Moves what `load` and `store` read and write of a cell, along a chain. What
-// the next cell holds is on its way while that of this one is written.
+// As many registers as the kernels of all tensors have a use for.
+[[maybe_unused]] constexpr unsigned kBlocksAtOnce = 3;
+
+template <class T, unsigned kCount>
+struct Several {
+  T values[kCount];
+};
+
+// Moves what `load` and `store` read and write of a cell, along a chain.
 template <class Held, class Load, class Store>
 __device__ void MoveAlong(const DeviceChains& chains, std::int64_t chain,
                           const Load& load, const Store& store) {
@@ -24,48 +31,32 @@ __device__ void MoveAlong(const DeviceChains& chains, std::int64_t chain,
   const bool cycle = chains.cycles[chain] != 0;
   Held first;
   Held moved;
-  Held next;
   if (cycle) load(cells[0], first);
-  load(cells[1], moved);
-  for (int i = 1; i < last; ++i) {
-    load(cells[i + 1], next);
+  for (int i = 1; i <= last; ++i) {
+    load(cells[i], moved);
     store(moved, cells[i - 1]);
-    moved = next;
   }
-  store(moved, cells[last - 1]);
   if (cycle) store(first, cells[last]);
 }
 
-template <class T, unsigned kCount>
-struct Several {
-  T values[kCount];
-};
-
 template <class Piece>
-[[gnu::noinline]] __device__ void MoveInRows(const StoredRows& rows,
-                                             const DeviceChains& chains) {
+__device__ void MoveInRows(const StoredRows& rows, const DeviceChains& chains) {
   using Held = Several<Piece, kTogether>;
   const std::int64_t row_bytes = RowBytes(rows);
   const Parts parts =
-      PartsOf(chains.count,
-              static_cast<std::uint32_t>(row_bytes / sizeof(Piece)), kTogether);
+      PartsOf(chains.count, PiecesOf<Piece>(row_bytes), kTogether);
   ForEachPart(parts, kTogether, [&](std::int64_t chain, std::uint32_t first) {
-    const auto at = [&](int cell, std::uint32_t piece) {
-      return rows.data + cell * row_bytes + std::size_t{piece} * sizeof(Piece);
-    };
     const auto load = [&](int cell, Held& held) {
-      for (unsigned k = 0; k < kTogether; ++k) {
-        const std::uint32_t piece = first + k * parts.lanes;
-        if (piece >= parts.pieces) break;
-        held.values[k] = LoadPiece<Piece>(at(cell, piece));
-      }
+      const std::byte* from = rows.data + cell * row_bytes;
+      ForEachPiece(parts, first, [&](unsigned k, std::size_t piece) {
+        held.values[k] = LoadPiece<Piece>(from + piece * sizeof(Piece));
+      });
     };
     const auto store = [&](const Held& held, int cell) {
-      for (unsigned k = 0; k < kTogether; ++k) {
-        const std::uint32_t piece = first + k * parts.lanes;
-        if (piece >= parts.pieces) break;
-        StorePiece(held.values[k], at(cell, piece));
-      }
+      std::byte* to = rows.data + cell * row_bytes;
+      ForEachPiece(parts, first, [&](unsigned k, std::size_t piece) {
+        StorePiece(held.values[k], to + piece * sizeof(Piece));
+      });
     };
     MoveAlong<Held>(chains, chain, load, store);
   });
@@ -73,8 +64,8 @@ template <class Piece>
 
 // Neighbouring threads have neighbouring chains.
 template <class T>
-[[gnu::noinline]] __device__ void MoveInColumns(const StoredRows& rows,
-                                                const DeviceChains& chains) {
+__device__ void MoveInColumns(const StoredRows& rows,
+                              const DeviceChains& chains) {
   using Held = Several<T, kColumnsTogether>;
   const Columns columns = ColumnsOf(rows);
   const std::int64_t count = std::int64_t{rows.head_dim} * rows.heads;
@@ -87,88 +78,70 @@ template <class T>
     const auto load = [&](int cell, Held& held) {
       const std::byte* from = columns.Cell(cell) + first * columns.stride;
       for (unsigned k = 0; k < kColumnsTogether; ++k) {
-        if (k >= rest) break;
-        held.values[k] = LoadPiece<T>(from + k * columns.stride);
+        if (k < rest) held.values[k] = LoadPiece<T>(from + k * columns.stride);
       }
     };
     const auto store = [&](const Held& held, int cell) {
       std::byte* to = columns.Cell(cell) + first * columns.stride;
       for (unsigned k = 0; k < kColumnsTogether; ++k) {
-        if (k >= rest) break;
-        StorePiece(held.values[k], to + k * columns.stride);
+        if (k < rest) StorePiece(held.values[k], to + k * columns.stride);
       }
     };
     MoveAlong<Held>(chains, i - group * chains.count, load, store);
   }
 }
 
-__global__ void __launch_bounds__(kBlockThreads)
-    MoveTensors(const StoredRows* tensors, int tensor_count,
-                DeviceChains chains) {
-  for (unsigned i = blockIdx.y; i < static_cast<unsigned>(tensor_count);
-       i += gridDim.y) {
-    const StoredRows rows = tensors[i];
-    const bool plain = rows.layout == VLayout::kPlain;
-    const auto address = reinterpret_cast<std::uintptr_t>(rows.data);
-    const auto row_bytes = static_cast<std::uint64_t>(RowBytes(rows));
-    WithPiece(plain ? PieceBytes(address | row_bytes)
-                    : static_cast<unsigned>(SizeOf(rows.dtype)),
-              [&](auto piece) {
-                using Piece = decltype(piece);
-                if (plain) {
-                  MoveInRows<Piece>(rows, chains);
-                } else if constexpr (sizeof(Piece) <= sizeof(float)) {
-                  MoveInColumns<Piece>(rows, chains);
-                }
-              });
-  }
+// One row of the grid's blocks for each tensor. (A loop over tensors would hold
+// what is the same for all of them in registers, of which there are few.)
+__global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
+    MoveTensors(const StoredRows* tensors, DeviceChains chains) {
+  const StoredRows rows = tensors[blockIdx.y];
+  const bool plain = rows.layout == VLayout::kPlain;
+  const auto address = reinterpret_cast<std::uintptr_t>(rows.data);
+  const auto row_bytes = static_cast<std::uint64_t>(RowBytes(rows));
+  WithPiece(plain ? PieceBytes(address | row_bytes)
+                  : static_cast<unsigned>(SizeOf(rows.dtype)),
+            [&](auto piece) {
+              using Piece = decltype(piece);
+              if (plain) {
+                MoveInRows<Piece>(rows, chains);
+              } else if constexpr (sizeof(Piece) <= sizeof(float)) {
+                MoveInColumns<Piece>(rows, chains);
+              }
+            });
 }
 
-template <class Piece>
-[[gnu::noinline]] __device__ void CopyInPieces(const StoredBlocks& blocks,
-                                               const int* from_to,
-                                               std::int64_t count) {
-  const Parts parts = PartsOf(
-      count, static_cast<std::uint32_t>(blocks.block_bytes / sizeof(Piece)),
-      kTogether);
-  ForEachPart(parts, kTogether, [&](std::int64_t pair, std::uint32_t first) {
-    const std::byte* from =
-        blocks.data + from_to[2 * pair] * blocks.block_bytes;
-    std::byte* to = blocks.data + from_to[2 * pair + 1] * blocks.block_bytes;
-    Piece held[kTogether];
-    for (unsigned k = 0; k < kTogether; ++k) {
-      const std::size_t at = first + k * parts.lanes;
-      if (at >= parts.pieces) break;
-      held[k] = LoadPiece<Piece>(from + at * sizeof(Piece));
-    }
-    for (unsigned k = 0; k < kTogether; ++k) {
-      const std::size_t at = first + k * parts.lanes;
-      if (at >= parts.pieces) break;
-      StorePiece(held[k], to + at * sizeof(Piece));
-    }
+__global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
+    CopyTensors(const StoredBlocks* tensors, const int* from_to,
+                std::int64_t count) {
+  const StoredBlocks blocks = tensors[blockIdx.y];
+  const auto address = reinterpret_cast<std::uintptr_t>(blocks.data);
+  const auto bytes = static_cast<std::uint64_t>(blocks.block_bytes);
+  WithPiece(PieceBytes(address | bytes), [&](auto type) {
+    using Piece = decltype(type);
+    const Parts parts =
+        PartsOf(count, PiecesOf<Piece>(blocks.block_bytes), kTogether);
+    ForEachPart(parts, kTogether, [&](std::int64_t pair, std::uint32_t first) {
+      const std::byte* from =
+          blocks.data + from_to[2 * pair] * blocks.block_bytes;
+      std::byte* to = blocks.data + from_to[2 * pair + 1] * blocks.block_bytes;
+      Piece held[kTogether];
+      ForEachPiece(parts, first, [&](unsigned k, std::size_t piece) {
+        held[k] = LoadPiece<Piece>(from + piece * sizeof(Piece));
+      });
+      ForEachPiece(parts, first, [&](unsigned k, std::size_t piece) {
+        StorePiece(held[k], to + piece * sizeof(Piece));
+      });
+    });
   });
 }
 
-__global__ void __launch_bounds__(kBlockThreads)
-    CopyTensors(const StoredBlocks* tensors, int tensor_count,
-                const int* from_to, std::int64_t count) {
-  for (unsigned i = blockIdx.y; i < static_cast<unsigned>(tensor_count);
-       i += gridDim.y) {
-    const StoredBlocks blocks = tensors[i];
-    const auto address = reinterpret_cast<std::uintptr_t>(blocks.data);
-    const auto bytes = static_cast<std::uint64_t>(blocks.block_bytes);
-    WithPiece(PieceBytes(address | bytes), [&](auto piece) {
-      CopyInPieces<decltype(piece)>(blocks, from_to, count);
-    });
-  }
-}
+// A grid has no more rows of blocks.
+constexpr int kMostTensors = 65535;
 
-// For so many tensors, each a row of blocks.
 dim3 GridFor(std::int64_t threads, int tensors) {
-  constexpr int kMostRows = 65535;
   const std::int64_t most = std::max<std::int64_t>(kMostBlocks / tensors, 1);
-  return {BlocksFor(threads, most),
-          static_cast<unsigned>(std::min(tensors, kMostRows))};
+  return {BlocksFor(threads, most), static_cast<unsigned>(tensors)};
 }
 
 // Moves by the cell that is written.
@@ -233,24 +206,30 @@ cudaError_t MoveRows(const StoredRows* tensors, int tensor_count,
                      const DeviceChains& chains, std::int64_t most_row_bytes,
                      std::int64_t most_row_elements, cudaStream_t stream) {
   if (tensor_count == 0 || chains.count == 0) return cudaSuccess;
-  if (most_row_elements >= std::int64_t{1} << 30) return cudaErrorInvalidValue;
+  if (most_row_elements >= std::int64_t{1} << 30 ||
+      tensor_count > kMostTensors) {
+    return cudaErrorInvalidValue;
+  }
   const std::int64_t threads =
       chains.count *
       std::max(most_row_bytes / std::int64_t{sizeof(uint4) * kTogether},
                most_row_elements / kColumnsTogether);
   return Launch(MoveTensors, GridFor(threads, tensor_count), kBlockThreads, 0,
-                stream, tensors, tensor_count, chains);
+                stream, tensors, chains);
 }
 
 cudaError_t CopyBlocks(const StoredBlocks* tensors, int tensor_count,
                        const int* from_to, std::int64_t count,
                        std::int64_t most_block_bytes, cudaStream_t stream) {
   if (tensor_count == 0 || count == 0) return cudaSuccess;
-  if (most_block_bytes > std::int64_t{UINT32_MAX}) return cudaErrorInvalidValue;
+  if (most_block_bytes > std::int64_t{UINT32_MAX} ||
+      tensor_count > kMostTensors) {
+    return cudaErrorInvalidValue;
+  }
   const std::int64_t threads =
       count * most_block_bytes / std::int64_t{sizeof(uint4) * kTogether};
   return Launch(CopyTensors, GridFor(threads, tensor_count), kBlockThreads, 0,
-                stream, tensors, tensor_count, from_to, count);
+                stream, tensors, from_to, count);
 }
 
 }  // namespace kvtwin::optimized::cuda

@@ -38,19 +38,19 @@ __device__ inline std::int64_t GridThreads() {
 struct Parts {
   std::int64_t rows;
   std::uint32_t pieces;  // Of a row.
-  std::uint32_t lanes;   // Of a team; a power of two, at most a warp.
+  unsigned lane_bits;    // A team has 2^lane_bits threads, at most a warp.
   std::uint32_t parts;   // Of a row.
 
-  std::int64_t threads() const { return rows * parts * lanes; }
+  __host__ __device__ std::uint32_t lanes() const { return 1U << lane_bits; }
+  std::int64_t threads() const { return rows * parts * lanes(); }
 };
 
 __host__ __device__ inline Parts PartsOf(std::int64_t rows,
                                          std::uint32_t pieces,
                                          unsigned together) {
-  std::uint32_t lanes = 1;
-  while (lanes < kWarpLanes && lanes < pieces) lanes *= 2;
-  const std::uint32_t part = lanes * together;
-  return {rows, pieces, lanes, (pieces - 1) / part + 1};
+  unsigned bits = 0;
+  while (1U << bits < kWarpLanes && 1U << bits < pieces) ++bits;
+  return {rows, pieces, bits, (pieces - 1) / (together << bits) + 1};
 }
 
 // Calls does(row, first) for the parts of this thread; its pieces are `first`,
@@ -58,13 +58,23 @@ __host__ __device__ inline Parts PartsOf(std::int64_t rows,
 template <class Does>
 __device__ void ForEachPart(const Parts& parts, unsigned together,
                             const Does& does) {
-  const std::int64_t teams = GridThreads() / parts.lanes;
-  const std::uint32_t lane = threadIdx.x % parts.lanes;
-  for (std::int64_t i = GridThread() / parts.lanes;
+  const std::int64_t teams = GridThreads() >> parts.lane_bits;
+  const std::uint32_t lane = threadIdx.x & (parts.lanes() - 1);
+  for (std::int64_t i = GridThread() >> parts.lane_bits;
        i < parts.rows * parts.parts; i += teams) {
     const std::int64_t row = parts.parts == 1 ? i : i / parts.parts;
     const auto part = static_cast<std::uint32_t>(i - row * parts.parts);
-    does(row, part * parts.lanes * together + lane);
+    does(row, part * parts.lanes() * together + lane);
+  }
+}
+
+// Calls does(k, piece) for the pieces of a part, the k-th of kTogether.
+template <class Does>
+__device__ void ForEachPiece(const Parts& parts, std::uint32_t first,
+                             const Does& does) {
+  for (unsigned k = 0; k < kTogether; ++k) {
+    const std::uint32_t piece = first + k * parts.lanes();
+    if (piece < parts.pieces) does(k, piece);
   }
 }
 
@@ -92,6 +102,29 @@ __host__ __device__ auto WithPiece(unsigned bytes, const Does& does) {
   }
 }
 
+// The type of pieces of that size.
+template <unsigned kBytes>
+constexpr auto PieceOfBytes() {
+  if constexpr (kBytes == 16) {
+    return uint4();
+  } else if constexpr (kBytes == 8) {
+    return uint2();
+  } else if constexpr (kBytes == 4) {
+    return std::uint32_t();
+  } else if constexpr (kBytes == 2) {
+    return std::uint16_t();
+  } else {
+    return std::uint8_t();
+  }
+}
+template <unsigned kBytes>
+using PieceOf = decltype(PieceOfBytes<kBytes>());
+
+template <class Piece>
+__device__ std::uint32_t PiecesOf(std::int64_t bytes) {
+  return static_cast<std::uint32_t>(bytes / std::int64_t{sizeof(Piece)});
+}
+
 template <class Piece>
 __device__ Piece LoadPiece(const std::byte* from) {
   return *reinterpret_cast<const Piece*>(from);
@@ -111,7 +144,7 @@ struct Columns {
 
   __device__ std::byte* Cell(int cell) const {
     return data + cell / kTileCells * tile_stride +
-           static_cast<std::int64_t>(cell % kTileCells * size);
+           std::int64_t{cell % kTileCells} * size;
   }
 };
 

@@ -170,19 +170,15 @@ __global__ void __launch_bounds__(kBlockThreads)
   ForEachPart(parts, kTogether, [&](std::int64_t i, std::uint32_t first) {
     typename Loader::Held held[kTogether];
     const std::int64_t row = lists.from == nullptr ? i : lists.from[i];
-    for (unsigned k = 0; k < kTogether; ++k) {
-      const std::uint32_t piece = first + k * parts.lanes;
-      if (piece >= parts.pieces) break;
+    ForEachPiece(parts, first, [&](unsigned k, std::uint32_t piece) {
       held[k] = Loader::Load(from.At(row, piece * Loader::kFromBytes));
-    }
-    const std::int64_t to_row = lists.to == nullptr ? i : lists.to[i];
-    for (unsigned k = 0; k < kTogether; ++k) {
-      const std::uint32_t piece = first + k * parts.lanes;
-      if (piece >= parts.pieces) break;
+    });
+    std::byte* const out =
+        to + (lists.to == nullptr ? i : lists.to[i]) * row_bytes;
+    ForEachPiece(parts, first, [&](unsigned k, std::size_t piece) {
       StorePiece(Loader::Become(held[k]),
-                 to + to_row * row_bytes +
-                     std::size_t{piece} * sizeof(typename Loader::Stored));
-    }
+                 out + piece * sizeof(typename Loader::Stored));
+    });
   });
 }
 
@@ -315,8 +311,8 @@ __device__ void StoreInWords(uint4 piece, std::byte* to) {
 // Calls does(k, row, byte) for the pieces of what is staged that this thread
 // has of a turn, the k-th being of that row and from that byte on.
 template <unsigned kBytes, class Does>
-__device__ void ForEachPiece(const Staged& staged, unsigned turn,
-                             const Does& does) {
+__device__ void ForEachStaged(const Staged& staged, unsigned turn,
+                              const Does& does) {
   constexpr unsigned kRowPieces = kStagedBytes / kBytes;
   for (unsigned k = 0; k < kTogether; ++k) {
     const unsigned i = (turn * kTogether + k) * kBlockThreads + threadIdx.x;
@@ -340,17 +336,17 @@ __global__ void __launch_bounds__(kBlockThreads)
     const Staged staged = tiles.At(i);
     for (unsigned turn = 0; turn < kTurns<kBytes>; ++turn) {
       typename Loader::Held held[kTogether];
-      ForEachPiece<kBytes>(
+      ForEachStaged<kBytes>(
           staged, turn, [&](unsigned k, unsigned row, unsigned byte) {
             held[k] = Loader::Load(
                 from.At(staged.row + row,
                         (staged.byte + byte) / kBytes * Loader::kFromBytes));
           });
-      ForEachPiece<kBytes>(staged, turn,
-                           [&](unsigned k, unsigned row, unsigned byte) {
-                             StoreInWords(Loader::Become(held[k]),
-                                          shared + row * kStagedStride + byte);
-                           });
+      ForEachStaged<kBytes>(staged, turn,
+                            [&](unsigned k, unsigned row, unsigned byte) {
+                              StoreInWords(Loader::Become(held[k]),
+                                           shared + row * kStagedStride + byte);
+                            });
     }
     __syncthreads();
 
@@ -415,7 +411,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     __syncthreads();
 
     for (unsigned turn = 0; turn < kTurns<sizeof(Piece)>; ++turn) {
-      ForEachPiece<sizeof(Piece)>(
+      ForEachStaged<sizeof(Piece)>(
           staged, turn, [&](unsigned, unsigned row, unsigned byte) {
             StorePiece(LoadPiece<Piece>(shared + row * kStagedStride + byte),
                        out +

@@ -62,8 +62,8 @@ struct DeviceChains {
   const int* cycles;
   int count;  // Of chains.
 };
-// Moves the rows of `tensors`, which lie in device memory, in one launch.
-// `most_row_bytes`: of the widest of them, and `most_elements`.
+// Moves the rows of `tensors`, at most 65535 in device memory, in one launch.
+// `most_row_bytes`: of the widest of them, and `most_row_elements`.
 cudaError_t MoveRows(const StoredRows* tensors, int tensor_count,
                      const DeviceChains& chains, std::int64_t most_row_bytes,
                      std::int64_t most_row_elements, cudaStream_t stream);
@@ -73,9 +73,9 @@ struct StoredBlocks {
   std::byte* data;
   std::int64_t block_bytes;
 };
-// Copies block from_to[2 * i] of each of `tensors`, which lie in device memory,
-// to block from_to[2 * i + 1], for i < count. `most_block_bytes`: of the
-// largest. Requires: no block that is written is in two pairs.
+// Copies block from_to[2 * i] of each of `tensors`, at most 65535 in device
+// memory, to block from_to[2 * i + 1], for i < count. `most_block_bytes`: of
+// the largest, below 4 GiB. Requires: no block that is written is in two pairs.
 cudaError_t CopyBlocks(const StoredBlocks* tensors, int tensor_count,
                        const int* from_to, std::int64_t count,
                        std::int64_t most_block_bytes, cudaStream_t stream);
@@ -90,7 +90,8 @@ struct DeviceShift {
   const float* sines;    // with the sign that it has for that element.
 };
 // Shifts the K rows of cells[0 .. count - 1]. What does not change keeps its
-// bits: an element, or a block of them.
+// bits: an element, or a block of them. Of blocks, a head that turns by halves
+// takes no more than 48 KiB, or the answer is cudaErrorInvalidValue.
 cudaError_t ShiftRows(const StoredRows& keys, const int* cells,
                       std::int64_t count, const DeviceShift& shift,
                       cudaStream_t stream);

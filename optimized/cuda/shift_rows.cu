@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <utility>
 
 #include "optimized/cuda/elements.h"
 #include "optimized/cuda/pieces.h"
@@ -15,7 +16,7 @@ namespace {
 
 using Kind = DeviceShift::Kind;
 
-// By element ---------------------------------------------------------------
+// By element ------------------------------------------------------------------
 
 // What a thread shifts of a row at a time: kCount elements, and of pairs that
 // lie apart as many others. It does so in kTogether rows, with cosines and
@@ -36,56 +37,78 @@ Units UnitsOf(const StoredRows& keys, const DeviceShift& shift) {
   return {2 * pairs / kCount, kCount, 0};
 }
 
-// Whether units of so many elements lie on boundaries of 16 bytes.
-bool IsWide(const StoredRows& keys, const DeviceShift& shift, int count) {
-  const std::uint64_t addresses =
-      reinterpret_cast<std::uintptr_t>(keys.data) |
-      reinterpret_cast<std::uintptr_t>(shift.cosines) |
-      reinterpret_cast<std::uintptr_t>(shift.sines);
+// So many elements are read at once, if they may be.
+constexpr int kWide = 4;
+
+bool IsWide(const StoredRows& keys, const DeviceShift& shift) {
+  const auto all = reinterpret_cast<std::uintptr_t>(keys.data) |
+                   reinterpret_cast<std::uintptr_t>(shift.cosines) |
+                   reinterpret_cast<std::uintptr_t>(shift.sines);
   const int turned = shift.kind == Kind::kTurnAdjacent ? 2 * shift.pairs
                      : shift.kind == Kind::kTurnHalves ? shift.pairs
                                                        : 0;
-  return addresses % sizeof(uint4) == 0 && keys.head_dim % count == 0 &&
-         turned % count == 0;
+  return all % (kWide * sizeof(float)) == 0 && keys.head_dim % kWide == 0 &&
+         turned % kWide == 0;
+}
+
+// A loop that is unrolled, so that what it counts through stays in registers.
+template <unsigned kCount, class Does>
+__device__ void Unrolled(const Does& does) {
+  const auto all = [&]<unsigned... kIndex>(
+      std::integer_sequence<unsigned, kIndex...>) {
+    (does(kIndex), ...);
+  };
+  all(std::make_integer_sequence<unsigned, kCount>());
 }
 
 template <class T, unsigned kCount>
-struct alignas(sizeof(T) * kCount) Elements {
+struct Elements {
   T at[kCount];
 };
 
 template <class T, unsigned kCount>
-__device__ Elements<T, kCount> LoadElements(const std::byte* from) {
-  if constexpr (kCount == 1) {
-    return {{LoadPiece<T>(from)}};
-  } else {
-    return std::bit_cast<Elements<T, kCount>>(LoadPiece<uint4>(from));
-  }
+__device__ void LoadElements(const void* from, Elements<T, kCount>& to) {
+  using Piece = PieceOf<sizeof(T) * kCount>;
+  to = std::bit_cast<Elements<T, kCount>>(*static_cast<const Piece*>(from));
 }
 template <class T, unsigned kCount>
-__device__ void StoreElements(const Elements<T, kCount>& elements,
-                              std::byte* to) {
-  if constexpr (kCount == 1) {
-    StorePiece(elements.at[0], to);
-  } else {
-    StorePiece(std::bit_cast<uint4>(elements), to);
-  }
+__device__ void StoreElements(const Elements<T, kCount>& from, std::byte* to) {
+  StorePiece(std::bit_cast<PieceOf<sizeof(T) * kCount>>(from), to);
 }
 
-// The cosines, or sines, of a unit.
+// Of a unit.
 template <unsigned kCount>
-__device__ void LoadTable(const float* from, float (&to)[kCount]) {
-  if constexpr (kCount == 1) {
-    to[0] = from[0];
-  } else {
-    for (unsigned i = 0; i < kCount; i += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(from + i);
-      to[i] = four.x;
-      to[i + 1] = four.y;
-      to[i + 2] = four.z;
-      to[i + 3] = four.w;
-    }
-  }
+struct Table {
+  Elements<float, kCount> cosines;
+  Elements<float, kCount> sines;
+};
+
+// Adjacent pairs.
+template <class Format, unsigned kCount>
+__device__ void TurnAdjacent(const Table<kCount>& table,
+                             Elements<typename Format::T, kCount>& x) {
+  const auto before = x;
+  Unrolled<kCount>([&](unsigned i) {
+    const float own = Format::Float(before.at[i]);
+    const float other = Format::Float(before.at[i ^ 1]);
+    x.at[i] = Turned<Format>(
+        before.at[i], own * table.cosines.at[i] + other * table.sines.at[i]);
+  });
+}
+
+// The cosine is the same for both of a pair, the sine but for its sign.
+template <class Format, unsigned kCount>
+__device__ void TurnApart(const Table<kCount>& table,
+                          Elements<typename Format::T, kCount>& x,
+                          Elements<typename Format::T, kCount>& y) {
+  Unrolled<kCount>([&](unsigned i) {
+    const float own = Format::Float(x.at[i]);
+    const float other = Format::Float(y.at[i]);
+    const float cosine = table.cosines.at[i];
+    const float sine = table.sines.at[i];
+    x.at[i] = Turned<Format>(x.at[i], own * cosine + other * sine);
+    y.at[i] = Turned<Format>(y.at[i], other * cosine + own * -sine);
+  });
 }
 
 template <class Format, unsigned kCount>
@@ -95,7 +118,6 @@ __global__ void __launch_bounds__(kBlockThreads)
   using T = typename Format::T;
   using Some = Elements<T, kCount>;
   const std::int64_t row_bytes = RowBytes(keys);
-  const bool adds = shift.kind == Kind::kAdd || shift.kind == Kind::kTagAdd;
   ForEachPart(parts, 1, [&](std::int64_t group, std::uint32_t unit) {
     if (unit >= parts.pieces) return;
     const std::uint32_t head = unit / units.of_head;
@@ -104,58 +126,44 @@ __global__ void __launch_bounds__(kBlockThreads)
     const std::size_t at =
         (std::size_t{head} * static_cast<unsigned>(keys.head_dim) + first) *
         sizeof(T);
-    const std::size_t other_at = at + units.apart * sizeof(T);
-    const std::int64_t first_row = group * kTogether;
+    const std::size_t apart = units.apart * sizeof(T);
+    const std::int64_t rest = count - group * kTogether;
 
-    std::byte* rows[kTogether];
+    std::byte* some[kTogether];
     Some x[kTogether];
     Some y[kTogether];
-    for (unsigned k = 0; k < kTogether; ++k) {
-      if (first_row + k >= count) break;
-      rows[k] = keys.data + cells[first_row + k] * row_bytes;
-      x[k] = LoadElements<T, kCount>(rows[k] + at);
-      if (units.apart != 0) {
-        y[k] = LoadElements<T, kCount>(rows[k] + other_at);
-      }
-    }
-    if (adds) {
+    Unrolled<kTogether>([&](unsigned k) {
+      if (k >= rest) return;
+      some[k] = keys.data + cells[group * kTogether + k] * row_bytes + at;
+      LoadElements(some[k], x[k]);
+      if (apart != 0) LoadElements(some[k] + apart, y[k]);
+    });
+    if (shift.kind == Kind::kAdd || shift.kind == Kind::kTagAdd) {
       const bool tagged = shift.kind == Kind::kTagAdd && first == 0;
-      for (unsigned k = 0; k < kTogether; ++k) {
-        if (first_row + k >= count) break;
-        for (unsigned i = 0; i < kCount; ++i) {
-          if (i == 0 && tagged) continue;
+      Unrolled<kTogether>([&](unsigned k) {
+        if (k >= rest) return;
+        const T tag = x[k].at[0];
+        Unrolled<kCount>([&](unsigned i) {
           x[k].at[i] = Added<Format>(x[k].at[i], shift.offset);
-        }
-        StoreElements(x[k], rows[k] + at);
-      }
+        });
+        if (tagged) x[k].at[0] = tag;
+        StoreElements(x[k], some[k]);
+      });
       return;
     }
-    float cosines[kCount];
-    float sines[kCount];
-    LoadTable(shift.cosines + first, cosines);
-    LoadTable(shift.sines + first, sines);
-    for (unsigned k = 0; k < kTogether; ++k) {
-      if (first_row + k >= count) break;
-      Some turned;
-      for (unsigned i = 0; i < kCount; ++i) {
-        const float own = Format::Float(x[k].at[i]);
-        if (units.apart == 0) {
-          const float other = Format::Float(x[k].at[i ^ (kCount > 1)]);
-          turned.at[i] =
-              Turned<Format>(x[k].at[i], own * cosines[i] + other * sines[i]);
-        } else {
-          // The cosine is the same for both of a pair, the sine but for its
-          // sign.
-          const float other = Format::Float(y[k].at[i]);
-          turned.at[i] =
-              Turned<Format>(x[k].at[i], own * cosines[i] + other * sines[i]);
-          y[k].at[i] =
-              Turned<Format>(y[k].at[i], other * cosines[i] + own * -sines[i]);
-        }
+    Table<kCount> table;
+    LoadElements(shift.cosines + first, table.cosines);
+    LoadElements(shift.sines + first, table.sines);
+    Unrolled<kTogether>([&](unsigned k) {
+      if (k >= rest) return;
+      if (apart != 0) {
+        TurnApart<Format>(table, x[k], y[k]);
+        StoreElements(y[k], some[k] + apart);
+      } else if constexpr (kCount > 1) {
+        TurnAdjacent<Format>(table, x[k]);
       }
-      StoreElements(turned, rows[k] + at);
-      if (units.apart != 0) StoreElements(y[k], rows[k] + other_at);
-    }
+      StoreElements(x[k], some[k]);
+    });
   });
 }
 
@@ -172,7 +180,7 @@ cudaError_t LaunchElements(const StoredRows& keys, const int* cells,
                 parts);
 }
 
-// Blocks -------------------------------------------------------------------
+// Blocks ----------------------------------------------------------------------
 
 // A thread block copies so much of a row to shared memory, as it is stored,
 // and shifts it from there: what the other one of a pair was is still seen
@@ -310,8 +318,7 @@ cudaError_t ShiftRows(const StoredRows& keys, const int* cells,
   }
   return WithElements(keys.dtype, [&](auto format) {
     using Format = decltype(format);
-    constexpr int kWide = sizeof(uint4) / sizeof(typename Format::T);
-    return IsWide(keys, shift, kWide)
+    return IsWide(keys, shift)
                ? LaunchElements<Format, kWide>(keys, cells, count, shift,
                                                stream)
                : LaunchElements<Format, 1>(keys, cells, count, shift, stream);
