@@ -1,28 +1,7 @@
-// Decode attention of the device against the textbook's (reference/attention.h)
-// over the same rows, views and block tables of every kind.
-//
-// How far apart they may be. Let u be 2^-23: what a sum as f32 loses that is
-// cut off rather than rounded; how tensor cores round is written nowhere. A
-// product of N numbers each and what is added to it loses (N + 1) u of their
-// magnitudes then. There is c = 1 of these for 16 elements, or 4 where K and V
-// are split into three parts as well.
-//
-// 1. Of a query all is kept but r = 2^-21 (bf16 rows: 2^-15) and 2^-39 of the
-//    head's largest. Where K is split, products below 2^-21 are left out. With
-//    A = |scale| |q|.|k|, and s times c products, and what follows them, a
-//    score is off by d1 = A (r + ((N + 1) c s + 4) u) + 2^-39 |scale| max |q|
-//    |k|.
-// 2. Scores become logarithms, are multiplied and subtracted: less than
-//    2 (R + 16) u, R being their range. The base changes at most with each of T
-//    tiles and once when splits are combined, exp2 is good to 2 u: with the
-//    weight's own, d = d1 + 2 (R + 16) u + 2 (T + 2) u.
-// 3. Weights that are off by e^d are, normalized, by e^(2 d) at most.
-// 4. Of a weight all is kept but r and 2^-39 of the largest. Weighted sums are
-//    of 2 c T products and T + 2 S + 4 more steps, S being the splits; the sum
-//    of weights of 8 T + 2 S + 4.
-//
-// So an element of the result is off by B (e^(2 d) - 1 + r + ...) + 2^-39 C,
-// where B is the weighted sum of |v|, and C the sum of |v|.
+// Decode attention of the device against the textbook's, over the same rows:
+// views and block tables of every kind.
+
+#include "props/cuda_attention.h"
 
 #include <cuda_runtime.h>
 #include <fmt/format.h>
@@ -31,9 +10,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
-#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/dense_tensor.h"
@@ -41,13 +19,13 @@
 #include "core/mask_elements.h"
 #include "core/names.h"
 #include "optimized/cuda/attention.h"
-#include "reference/attention.h"
 
-namespace kvtwin::optimized::cuda {
+namespace kvtwin::props {
 namespace {
 
-constexpr int kTile = 32;
-const float kNaN = std::numeric_limits<float>::quiet_NaN();
+using optimized::cuda::DecodePaged;
+using optimized::cuda::DecodeView;
+using optimized::cuda::PagedRows;
 
 // Device memory, no byte more than asked for.
 class Memory {
@@ -84,254 +62,6 @@ class Memory {
 
  private:
   void* data_ = nullptr;
-};
-
-class Draw {
- public:
-  explicit Draw(unsigned seed) : random_(seed) {}
-
-  int Between(int low, int high) {
-    return std::uniform_int_distribution(low, high)(random_);
-  }
-  bool Once(int in) { return Between(1, in) == 1; }
-  template <class T>
-  T Of(const std::vector<T>& all) {
-    return all[static_cast<std::size_t>(
-        Between(0, static_cast<int>(all.size()) - 1))];
-  }
-  float Number() { return std::normal_distribution<float>()(random_); }
-
- private:
-  std::mt19937 random_;
-};
-
-// What is asked for: numbers that views and tables share.
-struct Question {
-  int k_head_dim = 64;
-  int v_head_dim = 64;
-  int kv_heads = 2;
-  int group = 4;
-  int rows = 2;
-  int splits = 0;
-  DType k_dtype = DType::kF16;
-  DType v_dtype = DType::kF16;
-  VLayout layout = VLayout::kPlain;
-  float size = 1;  // Of query's numbers; scores stay as they are.
-
-  int heads() const { return kv_heads * group; }
-  float scale() const {
-    return 1 / std::sqrt(static_cast<float>(k_head_dim)) / size;
-  }
-};
-
-std::string Text(const Question& q) {
-  return fmt::format(
-      "{} rows of {} x {} heads, K {} x {}, V {} x {} {}, {} "
-      "splits, queries of {}",
-      q.rows, q.kv_heads, q.group, q.k_head_dim, DTypeName(q.k_dtype),
-      q.v_head_dim, DTypeName(q.v_dtype),
-      kVLayoutNames[static_cast<std::size_t>(q.layout)], q.splits, q.size);
-}
-
-Question DrawQuestion(Draw& draw) {
-  const std::vector<int> dims = draw.Once(3)
-                                    ? std::vector{1, 3, 17, 40, 72, 130}
-                                    : std::vector{16, 32, 64, 80, 128, 144};
-  const std::vector<DType> dtypes(kRowDTypes.begin(), kRowDTypes.end());
-  Question q;
-  q.k_head_dim = draw.Of(dims);
-  q.v_head_dim = draw.Once(2) ? q.k_head_dim : draw.Of(dims);
-  q.kv_heads = draw.Between(1, 3);
-  q.group = draw.Of<int>({1, 2, 4, 7, 8, 9, 16});
-  q.rows = draw.Between(1, 3);
-  q.splits = draw.Of<int>({0, 1, 2, 3, 7});
-  q.k_dtype = draw.Of(dtypes);
-  q.v_dtype = draw.Once(4) ? draw.Of(dtypes) : q.k_dtype;
-  q.layout = draw.Of<VLayout>(
-      {VLayout::kPlain, VLayout::kPlain, VLayout::kPermuted, VLayout::kTiled});
-  q.size = draw.Of<float>({1, 1, 0x1p-60F, 0x1p60F});
-  const auto whole = [](int dim) { return (dim + 31) / 32 * 32; };
-  if (IsBlockDType(q.k_dtype)) q.k_head_dim = whole(q.k_head_dim);
-  if (IsBlockDType(q.v_dtype)) {
-    q.v_head_dim = whole(q.v_head_dim);
-    q.layout = VLayout::kPlain;
-  }
-  return q;
-}
-
-DenseTensor DrawTensor(Draw& draw, DType dtype, const Shape& shape) {
-  DenseTensor floats = FilledTensor(DType::kF32, shape, 0);
-  auto* numbers = reinterpret_cast<float*>(floats.bytes.data());
-  for (std::int64_t i = 0; i < floats.view().elements(); ++i) {
-    numbers[i] = draw.Number();
-  }
-  return CopyOf(floats.view(), dtype);
-}
-
-// Makes a row all NaN, [head_dim, heads] at any strides.
-void SpoilRow(const TensorView& row) {
-  for (std::int64_t head = 0; head < row.shape[1]; ++head) {
-    auto* run = const_cast<std::byte*>(row.at(0, head));
-    if (IsBlockDType(row.dtype)) {
-      std::memset(run, 0xFF,
-                  static_cast<std::size_t>(RunBytes(row.dtype, row.shape[0])));
-      continue;
-    }
-    for (std::int64_t i = 0; i < row.shape[0]; ++i) {
-      StoreElement(kNaN, run + i * row.stride[0], row.dtype);
-    }
-  }
-}
-
-std::vector<float> DrawQuery(Draw& draw, const Question& q) {
-  std::vector<float> query(
-      static_cast<std::size_t>(q.k_head_dim * q.heads() * q.rows));
-  for (float& number : query) number = draw.Number() * q.size;
-  return query;
-}
-
-// Whether runs can be read 16 bytes at a time (attention.h).
-bool IsWhole(const TensorView& rows, VLayout layout) {
-  const bool plain = layout == VLayout::kPlain;
-  auto bits = reinterpret_cast<std::uintptr_t>(rows.data);
-  for (std::size_t i = 1; i < 4; ++i) {
-    if (rows.shape[i] > 1) bits |= static_cast<std::uintptr_t>(rows.stride[i]);
-  }
-  return bits % 16 == 0 && rows.shape[plain ? 0 : 1] % 16 == 0;
-}
-
-// What a head of a row sees, as far as the bound above asks.
-struct Seen {
-  double products = 0;    // The largest A,
-  double remainders = 0;  // and what has the 2^-39.
-  double lowest = std::numeric_limits<double>::infinity();  // Score.
-  double highest = -lowest;
-  int cells = 0;
-  int tiles = 0;
-};
-
-// Holds what the device answered against the textbook.
-class Checker {
- public:
-  // `by_element`: K and V are not read 16 bytes at a time.
-  Checker(const Question& q, const std::vector<float>& query,
-          const std::vector<float>& out, bool by_element)
-      : q_(q), query_(query), out_(out), by_element_(by_element) {}
-
-  // `view` is what row `row` sees, on the host, of which its mask has row
-  // `mask_row`.
-  void Check(int row, const KvView& view, int mask_row) {
-    Eigen::MatrixXd queries(q_.k_head_dim, q_.heads());
-    for (int head = 0; head < q_.heads(); ++head) {
-      for (int i = 0; i < q_.k_head_dim; ++i) {
-        queries(i, head) = query_[Index(row, head, i, q_.k_head_dim)];
-      }
-    }
-    const Eigen::MatrixXd due =
-        reference::Attend(view, q_.layout, mask_row, queries, q_.scale());
-    Eigen::MatrixXd sums;  // C.
-    const DenseTensor sizes = SizesOfValues(view, mask_row, sums);
-    KvView sized = view;
-    sized.value = sizes.view();
-    const Eigen::MatrixXd weighted = reference::Attend(
-        sized, VLayout::kPlain, mask_row, queries, q_.scale());
-    for (int head = 0; head < q_.heads(); ++head) {
-      const double share = Share(SeenBy(view, mask_row, queries, head));
-      for (int i = 0; i < q_.v_head_dim; ++i) {
-        const double bound =
-            weighted(i, head) * share + 0x1p-39 * sums(i, head / q_.group);
-        const float is = out_[Index(row, head, i, q_.v_head_dim)];
-        const double apart = std::abs(is - due(i, head));
-        ASSERT_LE(apart, bound)
-            << "row " << row << ", head " << head << ", element " << i << " is "
-            << is << " and should be " << due(i, head);
-        if (bound > 0) most_ = std::max(most_, apart / bound);
-      }
-    }
-  }
-
-  double most() const { return most_; }  // Share of a bound.
-
- private:
-  std::size_t Index(int row, int head, int i, int head_dim) const {
-    return static_cast<std::size_t>((row * q_.heads() + head) * head_dim + i);
-  }
-
-  // |v| as plain f32 rows, and their sums over what is seen.
-  DenseTensor SizesOfValues(const KvView& view, int mask_row,
-                            Eigen::MatrixXd& sums) const {
-    const std::int64_t cells = view.key.shape[2];
-    DenseTensor sizes =
-        FilledTensor(DType::kF32, {q_.v_head_dim, q_.kv_heads, cells, 1}, 0);
-    sums = Eigen::MatrixXd::Zero(q_.v_head_dim, q_.kv_heads);
-    for (std::int64_t cell = 0; cell < cells; ++cell) {
-      if (!MaskAllows(view.mask, cell, mask_row)) continue;
-      const TensorView value = RowOf(view.value, q_.layout, cell);
-      for (int head = 0; head < q_.kv_heads; ++head) {
-        for (int i = 0; i < q_.v_head_dim; ++i) {
-          const float size = std::abs(LoadFrom(value, i, head));
-          sums(i, head) += size;
-          StoreElement(size,
-                       const_cast<std::byte*>(sizes.view().at(i, head, cell)),
-                       DType::kF32);
-        }
-      }
-    }
-    return sizes;
-  }
-
-  Seen SeenBy(const KvView& view, int mask_row, const Eigen::MatrixXd& queries,
-              int head) const {
-    Seen seen;
-    const double largest = queries.col(head).cwiseAbs().maxCoeff();
-    std::int64_t tile = -1;
-    for (std::int64_t cell = 0; cell < view.key.shape[2]; ++cell) {
-      if (!MaskAllows(view.mask, cell, mask_row)) continue;
-      ++seen.cells;
-      if (cell / kTile != tile) ++seen.tiles;
-      tile = cell / kTile;
-      double products = 0;
-      double keys = 0;
-      double score = 0;
-      for (int i = 0; i < q_.k_head_dim; ++i) {
-        const double key = LoadFrom(view.key, i, head / q_.group, cell);
-        keys += std::abs(key) * q_.scale();
-        score += queries(i, head) * key * q_.scale();
-        products += std::abs(queries(i, head) * key) * q_.scale();
-      }
-      seen.products = std::max(seen.products, products);
-      seen.remainders = std::max(seen.remainders, largest * keys);
-      seen.lowest = std::min(seen.lowest, score);
-      seen.highest = std::max(seen.highest, score);
-    }
-    return seen;
-  }
-
-  // What B is multiplied by.
-  double Share(const Seen& seen) const {
-    if (seen.cells == 0) return 0;
-    const double u = 0x1p-23;
-    const bool halves = q_.k_dtype == DType::kBF16 && !by_element_;
-    const double r = halves ? 0x1p-15 : 0x1p-21;
-    const double c = by_element_ ? 4 : 1;
-    const double range = (seen.highest - seen.lowest) / std::log(2.0);
-    const double splits = q_.splits == 0 ? 1 : q_.splits;
-    const double s = (q_.k_head_dim + 15) / 16;
-    const double n = std::min(q_.k_head_dim, 16);
-    const double d = seen.products * (r + ((n + 1) * c * s + 4) * u) +
-                     seen.remainders * 0x1p-39 + 2 * (range + 16) * u +
-                     2 * (seen.tiles + 2) * u;
-    const double weights = std::min(seen.cells, 16);
-    const double steps =
-        (weights + 1) * 2 * c * seen.tiles + 9 * seen.tiles + 4 * splits + 8;
-    return std::exp(2 * d) - 1 + r + steps * u;
-  }
-
-  const Question& q_;
-  const std::vector<float>& query_;
-  const std::vector<float>& out_;
-  const bool by_element_;
-  double most_ = 0;
 };
 
 class CudaAttention : public testing::Test {
@@ -378,11 +108,13 @@ struct Pool {
 
 Pool DrawPool(Draw& draw, const Question& q, DType mask_dtype) {
   const bool tiled = q.layout == VLayout::kTiled;
-  const int cells = tiled ? kTile * draw.Between(1, 7) : draw.Between(1, 200);
-  const int first =
-      tiled || draw.Once(2) ? kTile * draw.Between(0, 1) : draw.Between(0, 9);
+  const int cells =
+      tiled ? kTileCells * draw.Between(1, 7) : draw.Between(1, 200);
+  const int first = tiled || draw.Once(2) ? kTileCells * draw.Between(0, 1)
+                                          : draw.Between(0, 9);
   int all = first + cells + draw.Between(0, 9);
-  if (tiled || draw.Once(2)) all = (all + kTile - 1) / kTile * kTile;
+  if (tiled || draw.Once(2))
+    all = (all + kTileCells - 1) / kTileCells * kTileCells;
   Pool pool;
   pool.key = DrawTensor(draw, q.k_dtype, {q.k_head_dim, q.kv_heads, all, 1});
   pool.view.key = pool.key.view();
@@ -391,13 +123,13 @@ Pool DrawPool(Draw& draw, const Question& q, DType mask_dtype) {
   Shape shape = {q.v_head_dim, q.kv_heads, all, 1};
   if (q.layout == VLayout::kPermuted)
     shape = {all, q.v_head_dim, q.kv_heads, 1};
-  if (tiled) shape = {kTile, q.v_head_dim, q.kv_heads, all / kTile};
+  if (tiled) shape = {kTileCells, q.v_head_dim, q.kv_heads, all / kTileCells};
   pool.value = DrawTensor(draw, q.v_dtype, shape);
   pool.view.value = pool.value.view();
   TensorView& value = pool.view.value;
   if (tiled) {
-    value.data = value.at(0, 0, 0, first / kTile);
-    value.shape[3] = cells / kTile;
+    value.data = value.at(0, 0, 0, first / kTileCells);
+    value.shape[3] = cells / kTileCells;
   } else {
     const std::size_t dim = q.layout == VLayout::kPermuted ? 0 : 2;
     value.data = dim == 0 ? value.at(first) : value.at(0, 0, first);
@@ -424,12 +156,6 @@ Pool DrawPool(Draw& draw, const Question& q, DType mask_dtype) {
     SpoilRow(RowOf(pool.view.value, q.layout, cell));
   }
   return pool;
-}
-
-bool IsByElement(const Question& q, const KvView& view) {
-  return q.k_dtype != q.v_dtype || q.k_dtype == DType::kF32 ||
-         IsBlockDType(q.k_dtype) || !IsWhole(view.key, VLayout::kPlain) ||
-         !IsWhole(view.value, q.layout);
 }
 
 // Runs a view on the device.
@@ -622,8 +348,8 @@ TEST_F(CudaAttention, WhatIsHiddenIsNotRead) {
     const Question q = {
         .kv_heads = 1, .rows = 1, .k_dtype = dtype, .v_dtype = dtype};
     constexpr std::int64_t kApart = std::int64_t{1} << 31;
-    constexpr int kCells = 3 * kTile;
-    constexpr int kSeen = kTile + 17;
+    constexpr int kCells = 3 * kTileCells;
+    constexpr int kSeen = kTileCells + 17;
     const DenseTensor key = DrawTensor(draw, dtype, {q.k_head_dim, 1, 1, 1});
     const DenseTensor value = DrawTensor(draw, dtype, {q.v_head_dim, 1, 1, 1});
     DenseTensor mask = HidingMask(DType::kF32, kCells, 1);
@@ -685,18 +411,18 @@ TEST_F(CudaAttention, SmallWeightsAreNoLessExact) {
     q.group = 1;
     q.rows = 1;
     q.k_dtype = q.v_dtype = dtype;
-    DenseTensor key = FilledTensor(dtype, {16, 1, kTile, 1}, 0);
-    DenseTensor value = DrawTensor(draw, dtype, {16, 1, kTile, 1});
+    DenseTensor key = FilledTensor(dtype, {16, 1, kTileCells, 1}, 0);
+    DenseTensor value = DrawTensor(draw, dtype, {16, 1, kTileCells, 1});
     std::vector<float> query(16, 0.0F);
     query[3] = 1.0F / 3;
-    for (int cell = 0; cell < kTile; ++cell) {
+    for (int cell = 0; cell < kTileCells; ++cell) {
       const float number = cell == 0 ? 100.0F : -50.0F - draw.Number();
       StoreElement(number, const_cast<std::byte*>(key.view().at(3, 0, cell)),
                    dtype);
     }
     std::memset(value.bytes.data(), 0, 16 * SizeOf(dtype));
-    DenseTensor mask = HidingMask(DType::kBits, kTile, 1);
-    for (int cell = 0; cell < kTile; ++cell) AllowInMask(mask, cell, 0);
+    DenseTensor mask = HidingMask(DType::kBits, kTileCells, 1);
+    for (int cell = 0; cell < kTileCells; ++cell) AllowInMask(mask, cell, 0);
     const KvView view = {
         .key = key.view(), .value = value.view(), .mask = mask.view()};
     const Memory d_key(key.bytes);
@@ -718,7 +444,7 @@ TEST_F(CudaAttention, FewOfManyCellsAreFound) {
     Question q = {.k_head_dim = 16, .v_head_dim = 16, .kv_heads = 1};
     q.group = 1;
     q.rows = 1;
-    constexpr int kCells = 2 * 1024 * kTile + 5;
+    constexpr int kCells = 2 * 1024 * kTileCells + 5;
     const DenseTensor key = DrawTensor(draw, q.k_dtype, {16, 1, kCells, 1});
     const DenseTensor value = DrawTensor(draw, q.v_dtype, {16, 1, kCells, 1});
     DenseTensor mask = HidingMask(mask_dtype, kCells, 1);
@@ -783,4 +509,4 @@ TEST_F(CudaAttention, CanBeCaptured) {
 }
 
 }  // namespace
-}  // namespace kvtwin::optimized::cuda
+}  // namespace kvtwin::props

@@ -198,9 +198,14 @@ cudaError_t LaunchTiles(DecodeJob job, unsigned blocks, cudaStream_t stream) {
   const std::size_t shared = steps * kWarp * sizeof(Left<kForm>) +
                              static_cast<std::size_t>(job.slot_bytes) * kRing;
   const auto kernel = AttendTiles<kForm, kColumns>;
-  const cudaError_t error = cudaFuncSetAttribute(
-      reinterpret_cast<const void*>(kernel),
-      cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  const auto* function = reinterpret_cast<const void*>(kernel);
+  cudaError_t error = cudaFuncSetAttribute(
+      function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      static_cast<int>(shared));
+  if (error != cudaSuccess) return error;
+  // As many blocks as fit, rather than a first level cache that none uses.
+  error = cudaFuncSetAttribute(
+      function, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
   if (error != cudaSuccess) return error;
   return Launch(kernel, blocks, kWarp, shared, stream, job);
 }

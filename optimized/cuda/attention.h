@@ -6,18 +6,21 @@
 //
 // Products are of 16 bits on tensor cores and summed as f32, but no f32 is
 // rounded to 16 bits: queries and weights, and elements of K and V that are no
-// f16, bf16 or f8, are two such numbers or three. What is off from exact
-// arithmetic is below
+// f16, bf16 or f8, are two such numbers or three. No element of the result is
+// further from exact arithmetic than
 //
-//   max |v| (e^(2 d) - 1 + r + 2^-18 t), with
-//   d = max (|scale| |q|.|k|) (r + 2^-18 s) + 2^-21 t,
+//   max |v| (e^(2 d) - 1 + r + 2^-17 c (t + splits)), where
+//   d = |scale| (|q|.|k| (r + 2^-18 c s) + 2^-39 max |q_i| sum |k_i|)
+//       + 2^-22 (range + t + 18),
 //
-// the largest over what a row sees; r is 2^-21, of bf16 rows 2^-15; s is
-// k_head_dim / 16, rounded up, and t how many times 32 cells a row sees. Both
-// are worst cases: measured errors grow with roots of s and t, and with bf16
-// alone reach 2^-16. (props/cuda_attention_test.cc has the steps.) Requires:
-// scores, sums and 2^15 times the largest |k| are finite in f32; infinities
-// that are seen give infinities or NaN.
+// the largest over the cells that the row sees, t times 32 cells one of which
+// it sees. r is 2^-21, of bf16 rows 2^-15; s is k_head_dim / 16, rounded up; c
+// is 1, or 4 where rows are read by element (below); the range is that of the
+// scores, as logarithms to base 2. That is the worst case; in tests, errors are
+// an eighth of it at most. props/cuda_attention.h has the steps.
+//
+// Requires: scores are finite, also 2^15 times those of a query whose largest
+// number is 1; what is infinite and seen gives infinities or NaN.
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_ATTENTION_H_
 #define KVTWIN_OPTIMIZED_CUDA_ATTENTION_H_
@@ -27,7 +30,6 @@
 
 #include "kvtwin/cache.h"
 #include "kvtwin/cuda.h"
-#include "kvtwin/paged.h"
 #include "optimized/cuda/runtime.h"
 
 namespace kvtwin::optimized::cuda {
@@ -54,7 +56,9 @@ struct PagedRows {
 
 // Over the cells of a view, of any dtype and V layout; all are seen if it has
 // no mask. Puts work on the stream and returns what the launches answered;
-// allocates nothing, so that it can be captured.
+// allocates nothing, so that it can be captured. Requires: a row and a cell;
+// rows of neighbouring cells less than 4 GiB apart; of a head-major pool, less
+// than 2^32 - 1 rows of a head.
 //
 // Fastest are K and V of the same dtype, f16, bf16 or f8_e4m3, with head_dims
 // that are multiples of 16 and all runs on 16-byte boundaries. Anything else

@@ -120,11 +120,11 @@ class Feeder {
   __device__ Feeder(const DecodeJob& job, const Share& share, int lane,
                     std::byte* ring)
       : job_(job), share_(share), lane_(lane), ring_(ring) {
+    const bool listed = job.table.blocks == nullptr;
+    length_ = listed ? 0 : job.table.lengths[share.row];
     const std::int64_t tiles =
-        job.table.blocks == nullptr
-            ? job.list.counts[share.row]
-            : (job.table.lengths[share.row] + std::int64_t{kTile - 1}) / kTile;
-    length_ = job.table.blocks == nullptr ? 0 : job.table.lengths[share.row];
+        listed ? job.list.counts[share.row]
+               : (length_ + std::int64_t{kTile - 1}) / kTile;
     at_ = static_cast<int>(tiles * share.split / job.splits);
     end_ = static_cast<int>(tiles * (share.split + 1) / job.splits);
     Look();
@@ -256,7 +256,14 @@ class Feeder {
       const bool wanted = offset_of(run, offset) && first < granules;
       const std::byte* from = data + offset;
       if constexpr (kAny) {
-        if (wanted) CopyShifted(bytes, first, lanes, from, slot + run, to);
+        const int before =
+            wanted ? static_cast<int>(reinterpret_cast<std::uintptr_t>(from) %
+                                      kGranule)
+                   : 0;
+        // Also of runs that are not there: a shift must leave what is read on
+        // the boundary of an element.
+        if (first == 0) slot[run] = static_cast<std::byte>(before);
+        if (wanted) CopyShifted(before, bytes, first, lanes, from, to);
       } else if constexpr (kClip) {
         const int rest = min(bytes - first * kGranule, kGranule);
         if (wanted) CopyAsync16Zero(to, from, rest);
@@ -268,16 +275,12 @@ class Feeder {
     }
   }
 
-  // Granules `granule`, granule + lanes and so on of a run that begins
-  // anywhere.
-  __device__ __forceinline__ static void CopyShifted(int bytes, int granule,
-                                                     int lanes,
+  // Granules `granule`, granule + lanes and so on of a run that begins `before`
+  // bytes after a boundary.
+  __device__ __forceinline__ static void CopyShifted(int before, int bytes,
+                                                     int granule, int lanes,
                                                      const std::byte* from,
-                                                     std::byte* shift,
                                                      std::byte* to) {
-    const auto before =
-        static_cast<int>(reinterpret_cast<std::uintptr_t>(from) % kGranule);
-    *shift = static_cast<std::byte>(before);
     const int end = before + bytes;
     from += granule * kGranule - before;
     for (int at = granule * kGranule; at < end; at += lanes * kGranule) {
@@ -291,12 +294,12 @@ class Feeder {
   const Share& share_;
   const int lane_;
   std::byte* const ring_;
-  int at_;  // The next tile:
+  int length_;  // In a table.
+  int at_;      // The next tile, of those before end_:
   int end_;
   int2 listed_ = {};    // it, in a view;
   unsigned block_ = 0;  // where the lane's token of it is, in a table.
   unsigned offset_ = 0;
-  int length_;
   int key_pieces_;
   Tile tile_ = {};
   int piece_ = 0;
