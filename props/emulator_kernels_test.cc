@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "core/elements.h"
-#include "cub/cub.cuh"
 #include "optimized/cuda/intrinsics.h"
 #include "optimized/cuda/runtime.h"
 #include "props/emulator/emulator.h"
@@ -184,19 +183,6 @@ TEST_F(Emulator, Shuffles) {
   }
 }
 
-__global__ void Sums(float* out) {
-  using Reduce = cub::BlockReduce<float, 96>;
-  __shared__ Reduce::TempStorage storage;
-  const float sum = Reduce(storage).Sum(static_cast<float>(threadIdx.x));
-  if (threadIdx.x == 0) *out = sum;
-}
-
-TEST_F(Emulator, BlockReduce) {
-  const Numbers<float> out(1);
-  EXPECT_OK(Launch(Sums, 1, 96, 0, nullptr, out.get()));
-  EXPECT_EQ(out.Read()[0], 95 * 96 / 2);
-}
-
 enum class Wrong { kAbsent, kEnded, kBarrier, kOtherMask, kNotOwn, kNotThere };
 
 __global__ void MeetWrongly(Wrong wrong) {
@@ -325,7 +311,7 @@ TEST_F(Emulator, MatricesOfSharedMemory) {
 __global__ void CopyLater(const uint4* from, unsigned* out) {
   auto* shared = reinterpret_cast<uint4*>(DynamicShared());
   shared[0] = shared[1] = {9, 9, 9, 9};
-  optimized::cuda::CopyAsync16(shared, from);
+  optimized::cuda::CopyAsync16If(true, shared, from);
   optimized::cuda::CopyAsyncCommit();
   optimized::cuda::CopyAsync16Zero(shared + 1, from + 1, 4);
   optimized::cuda::CopyAsyncCommit();

@@ -24,7 +24,6 @@
 
 namespace kvtwin::optimized::cuda {
 
-using emulator::CopyAsync16;
 using emulator::CopyAsync16If;
 using emulator::CopyAsync16Zero;
 using emulator::CopyAsyncCommit;
@@ -91,17 +90,10 @@ __device__ __forceinline__ uint4 LdMatrix4Trans(const void* shared) {
   return four;
 }
 
-// Copies 16 bytes from global to shared memory, both on a boundary of 16: some
-// time before a wait for the group that the next commit makes. What is seen is
-// the thread's own copies: others need a barrier as well.
-__device__ __forceinline__ void CopyAsync16(void* shared, const void* global) {
-  const auto address =
-      static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address),
-               "l"(global)
-               : "memory");
-}
-// The same, or nothing: without a branch.
+// Copies 16 bytes from global to shared memory, both on a boundary of 16, or
+// nothing, without a branch: some time before a wait for the group that the
+// next commit makes. What is seen is the thread's own copies: others need a
+// barrier as well.
 __device__ __forceinline__ void CopyAsync16If(bool wanted, void* shared,
                                               const void* global) {
   const auto address =

@@ -22,11 +22,8 @@ uint4 LdMatrix4(const void* shared);
 uint4 LdMatrix4Trans(const void* shared);
 
 void CopyAsync16Zero(void* shared, const void* global, int bytes);
-inline void CopyAsync16(void* shared, const void* global) {
-  CopyAsync16Zero(shared, global, 16);
-}
 inline void CopyAsync16If(bool wanted, void* shared, const void* global) {
-  if (wanted) CopyAsync16(shared, global);
+  if (wanted) CopyAsync16Zero(shared, global, 16);
 }
 void CopyAsyncCommit();
 void FinishCopies(int but_groups);

@@ -1,7 +1,7 @@
 // An emulator of the CUDA runtime: kernels, compiled by the host's compiler,
 // run on the CPU, so that their code can be tried where there is no device. A
 // program is compiled with `-I props/emulator` before all else, where it finds
-// <cuda_runtime.h> and <cub/cub.cuh>. This header is for tests to steer it by.
+// <cuda_runtime.h>. This header is for tests to steer it by.
 //
 // It does what a device may do, and rather what shows a mistake:
 //   - Blocks run in an order that is drawn, and so do the threads of a block
