@@ -41,8 +41,9 @@ class Stream {
 // K or V rows of some tokens, in the memory of the host and of the device.
 class Rows {
  public:
-  explicit Rows(int tokens) : tokens_(tokens) {
-    host_.resize(static_cast<std::size_t>(tokens * kHeads * kHeadDim));
+  explicit Rows(int tokens, int head_dim = kHeadDim)
+      : tokens_(tokens), head_dim_(head_dim) {
+    host_.resize(static_cast<std::size_t>(tokens * kHeads * head_dim));
     EXPECT_EQ(cudaMalloc(&device_, host_.size() * sizeof(float)), cudaSuccess);
   }
   ~Rows() { (void)cudaFree(device_); }
@@ -62,10 +63,11 @@ class Rows {
 
  private:
   TensorView View(const void* data) const {
-    return DenseView(data, DType::kF32, {kHeadDim, kHeads, tokens_, 1});
+    return DenseView(data, DType::kF32, {head_dim_, kHeads, tokens_, 1});
   }
 
   int tokens_;
+  int head_dim_;
   std::vector<float> host_;
   void* device_ = nullptr;
 };
@@ -120,6 +122,20 @@ class CudaCaches : public ::testing::Test {
     const Status status =
         cuda_->On(stream).Put(rows.OnDevice(), rows.OnDevice());
     ASSERT_TRUE(status.ok()) << status.ToString();
+  }
+
+  // A graph of a Put to the current pass, on the other stream.
+  cudaGraphExec_t PutInAGraph(const Rows& rows) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t made = nullptr;
+    EXPECT_EQ(cudaStreamBeginCapture(other_, cudaStreamCaptureModeGlobal),
+              cudaSuccess);
+    const Status put = cuda_->On(other_).Put(rows.OnDevice(), rows.OnDevice());
+    EXPECT_TRUE(put.ok()) << put.ToString();
+    EXPECT_EQ(cudaStreamEndCapture(other_, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&made, graph, 0), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    return made;
   }
 
   // The views of both, read on this stream.
@@ -211,6 +227,187 @@ TEST_F(CudaCaches, AGraphOfAPutStoresToTheCellsOfItsTime) {
   }
   EXPECT_EQ(cudaGraphExecDestroy(made), cudaSuccess);
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+// A graph has addresses: what it reads does not move when longer passes come,
+// or more tokens than a pass may have.
+TEST_F(CudaCaches, AGraphOutlivesLongerPasses) {
+  Rows rows(2);
+  Rows many(16);
+  rows.Fill(1, stream_);
+  many.Fill(7, stream_);
+  Start({0, 0}, {0, 1}, stream_);
+  Put(rows, stream_);
+  Start({1, 1}, {0, 1}, stream_);
+  cudaGraphExec_t graph = PutInAGraph(rows);
+  for (int first = 2; first < 34; first += 16) {
+    std::vector<std::int32_t> positions(16);
+    std::iota(positions.begin(), positions.end(), first);
+    Start(positions, std::vector<int>(16, 0), stream_);
+    Put(many, stream_);
+  }
+  const Result<CacheState> state = reference_->SnapshotOf(0);
+  ASSERT_TRUE(state.ok());
+  for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
+    ASSERT_TRUE(cache->AddSequence(2, *state).ok());
+  }
+  Start({34, 34}, {0, 2}, stream_);
+  rows.Fill(300, stream_);
+  ASSERT_EQ(cudaGraphLaunch(graph, stream_), cudaSuccess);
+  ASSERT_TRUE(reference_->Put(rows.OnHost(), rows.OnHost()).ok());
+  ExpectSame(stream_);
+  EXPECT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
+}
+
+// They only read: what the device does behind them stays, and can be captured.
+TEST_F(CudaCaches, SnapshotsLeaveTheDeviceAsItIs) {
+  Rows rows(2);
+  rows.Fill(1, stream_);
+  Start({0, 0}, {0, 1}, stream_);
+  Put(rows, stream_);
+  CacheState state;
+  ASSERT_TRUE(cuda_->On(stream_).SnapshotTo(state).ok());
+  EXPECT_EQ(state, *reference_->Snapshot());
+  EXPECT_EQ(*cuda_->On(stream_).SnapshotOf(1), *reference_->SnapshotOf(1));
+  Start({1, 1}, {0, 1}, stream_);
+  ASSERT_TRUE(cuda_->On(stream_).SnapshotTo(state).ok());
+  cudaGraphExec_t graph = PutInAGraph(rows);
+  ASSERT_TRUE(cuda_->On(stream_).SnapshotTo(state).ok());
+  rows.Fill(100, stream_);
+  ASSERT_EQ(cudaGraphLaunch(graph, stream_), cudaSuccess);
+  ASSERT_TRUE(reference_->Put(rows.OnHost(), rows.OnHost()).ok());
+  ExpectSame(stream_);
+  EXPECT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
+  EXPECT_EQ(*cuda_->On(other_).Snapshot(), *reference_->Snapshot());
+}
+
+TEST_F(CudaCaches, AreRestoredFromStatesOfTheReference) {
+  Rows rows(4);
+  rows.Fill(1, stream_);
+  Start({0, 1, 2, 0}, {0, 0, 0, 1}, stream_);
+  Put(rows, stream_);
+  const CacheState before = *reference_->Snapshot();
+  for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
+    ASSERT_TRUE(cache->Remove(0, 1, kOpenEnd).ok());
+    ASSERT_TRUE(cache->Restore(before).ok());
+  }
+  rows.Fill(50, stream_);
+  Start({3, 1, 0, 1}, {0, 1, 2, 2}, stream_);
+  Put(rows, stream_);
+  ExpectSame(stream_);
+}
+
+// More than is staged at once, of some rows and of one alone, without a wait
+// between.
+TEST_F(CudaCaches, TakeMuchOfTheHost) {
+  for (const int head_dim : {2048, 1 << 16}) {
+    const int tokens = head_dim > 2048 ? 2 : 16;
+    const auto made = *CudaCache::Make({});
+    const auto reference = *MakeCache({}, "reference");
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens));
+    const std::vector<int> sequences(positions.size(), 0);
+    for (Cache* cache : {reference.get(), &made->On(stream_)}) {
+      ASSERT_TRUE(cache->Init(DType::kF32, 1, 64, tokens).ok());
+    }
+    for (int pass = 0; pass < 3; ++pass) {
+      std::iota(positions.begin(), positions.end(), pass * tokens);
+      Rows keys(tokens, head_dim);
+      Rows values(tokens, head_dim);
+      keys.Fill(static_cast<float>(pass), stream_);
+      values.Fill(static_cast<float>(1000 * pass), stream_);
+      for (Cache* cache : {reference.get(), &made->On(stream_)}) {
+        ASSERT_TRUE(
+            cache
+                ->StartForward({.positions = positions, .sequences = sequences},
+                               /*reserve=*/false)
+                .ok());
+        const Status status = cache->Put(keys.OnHost(), values.OnHost());
+        ASSERT_TRUE(status.ok()) << status.ToString();
+      }
+    }
+    const KvView due = *reference->Get();
+    const KvView got = *made->On(stream_).Get();
+    EXPECT_EQ(Read(got.key, stream_), CopyOf(due.key, DType::kF32));
+    EXPECT_EQ(Read(got.value, stream_), CopyOf(due.value, DType::kF32));
+  }
+}
+
+// Another stream would become part of the graph.
+TEST_F(CudaCaches, RefuseToFollowAStreamThatIsCaptured) {
+  Rows rows(2);
+  rows.Fill(1, stream_);
+  Start({0, 0}, {0, 1}, stream_);
+  Put(rows, stream_);
+  ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal),
+            cudaSuccess);
+  const Status status = cuda_->On(other_).Get().status();
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("captured"));
+  cudaStreamCaptureStatus other = cudaStreamCaptureStatusActive;
+  EXPECT_EQ(cudaStreamIsCapturing(other_, &other), cudaSuccess);
+  EXPECT_EQ(other, cudaStreamCaptureStatusNone);
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  ExpectSame(other_);
+}
+
+TEST_F(CudaCaches, DecodeOnlyOverWhatIsThere) {
+  Rows rows(2);
+  rows.Fill(1, stream_);
+  Start({0, 0}, {0, 1}, stream_);
+  Put(rows, stream_);
+  const KvView view = *cuda_->On(stream_).Get();
+  Rows other(2);
+  Rows scratch(1 << 12);
+  auto* numbers = static_cast<float*>(const_cast<void*>(other.OnDevice().data));
+  auto* memory = const_cast<void*>(scratch.OnDevice().data);
+  const DecodeQuery query{
+      .query = numbers, .out = numbers, .heads = kHeads, .rows = 2, .scale = 1};
+  const auto refusal = [&](const DecodeQuery& asked, const KvView& of,
+                           void* with) {
+    const Status status = Decode(asked, of, VLayout::kPlain, with, stream_);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    return status.message();
+  };
+  EXPECT_THAT(refusal(query, view, nullptr), HasSubstr("scratch is null"));
+  EXPECT_THAT(refusal(query, *reference_->Get(), memory), HasSubstr("host"));
+  KvView none = view;
+  none.value.data = nullptr;
+  EXPECT_THAT(refusal(query, none, memory), HasSubstr("value is null"));
+  none = view;
+  none.key.shape[1] = 0;
+  EXPECT_THAT(refusal(query, none, memory), HasSubstr("kv_heads is 0"));
+  DecodeQuery wrong = query;
+  wrong.out = nullptr;
+  EXPECT_THAT(refusal(wrong, view, memory), HasSubstr("out is null"));
+  wrong = query;
+  wrong.heads = 3;
+  EXPECT_THAT(refusal(wrong, view, memory), HasSubstr("heads is 3"));
+  wrong.heads = 0;
+  EXPECT_THAT(refusal(wrong, view, memory), HasSubstr("heads is 0"));
+  wrong = query;
+  wrong.rows = 3;
+  EXPECT_THAT(refusal(wrong, view, memory), HasSubstr("rows is 3"));
+  wrong.rows = 0;
+  EXPECT_THAT(refusal(wrong, view, memory), HasSubstr("rows is 0"));
+  wrong = query;
+  wrong.splits = -1;
+  EXPECT_THAT(refusal(wrong, view, memory), HasSubstr("splits is -1"));
+
+  const int* ints = static_cast<const int*>(rows.OnDevice().data);
+  const PagedKv blocks{view.key, view.value};
+  const auto paged = [&](const PagedKv& of, const DecodeTable& table) {
+    const Status status =
+        Decode(query, of, PagedLayout::kTokenMajor, table, memory, stream_);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    return status.message();
+  };
+  EXPECT_THAT(paged({view.key, none.value}, {nullptr, 1, ints}),
+              HasSubstr("blocks are null"));
+  EXPECT_THAT(paged(blocks, {ints, 1, nullptr}), HasSubstr("lengths are null"));
+  EXPECT_THAT(paged(blocks, {ints, 0, ints}), HasSubstr("most_blocks is 0"));
+  EXPECT_THAT(paged({}, {ints, 1, ints}), HasSubstr("key is null"));
 }
 
 TEST_F(CudaCaches, RefuseWhatNoGraphCanRepeat) {

@@ -70,6 +70,87 @@ TEST_F(CudaFaults, ALayerWithoutMemoryCanBeTriedAgain) {
   }
 }
 
+TEST_F(CudaFaults, AFirstPutThatFailedFixesNoDimensions) {
+  TestCache cache({}, "cuda");
+  ASSERT_TRUE(Init(*cache).ok());
+  ASSERT_EQ(cache.Start({0, 1}, {0, 0}), StatusCode::kOk);
+  emulator::FailNext(Call::kLaunch, cudaErrorLaunchOutOfResources);
+  const std::vector<float> tags = {1, 2, 3, 4};
+  ExpectError(cache->Put(DenseView(tags.data(), DType::kF32, {1, 1, 2, 1}),
+                         DenseView(tags.data(), DType::kF32, {1, 1, 2, 1})),
+              "cudaErrorLaunchOutOfResources");
+  const TensorView others = DenseView(tags.data(), DType::kF32, {2, 1, 2, 1});
+  EXPECT_TRUE(cache->Put(others, others).ok());
+  EXPECT_EQ(cache->Get()->value.shape[0], 2);
+  EXPECT_EQ(cache.SeenV(1), (std::vector<float>{1, 3}));
+}
+
+// Nor did one that only reserves, of which there may be two.
+TEST_F(CudaFaults, AReservingPassWithoutMemoryNeverBegan) {
+  for (const Kind kind : {Kind::kCausal, Kind::kWrapper}) {
+    CacheSpec spec;
+    spec.kind = kind;
+    if (kind == Kind::kWrapper) spec.caches = {CacheSpec(), CacheSpec()};
+    for (int after = 0; after < 12; ++after) {
+      emulator::Reset();
+      TestCache cache(spec, "cuda");
+      ASSERT_TRUE(Init(*cache).ok());
+      emulator::FailNext(Call::kMalloc, cudaErrorMemoryAllocation, after);
+      const std::vector<std::int32_t> positions = {0, 1, 2};
+      const std::vector<int> sequences = {0, 0, 0};
+      const Status status = cache->StartForward(
+          {.positions = positions, .sequences = sequences}, /*reserve=*/true);
+      if (!status.ok()) {
+        ExpectError(status, "cudaErrorMemoryAllocation");
+      } else {
+        EXPECT_GE(after, kind == Kind::kWrapper ? 8 : 4);
+        emulator::Reset();
+      }
+      EXPECT_EQ(cache->BatchCells().empty(), !status.ok());
+      cache.Append(0, 0, {1, 2});
+      EXPECT_EQ(cache.SeenV(1), (std::vector<float>{1, 2}));
+    }
+  }
+}
+
+TEST_F(CudaFaults, CallsLeaveTheCurrentDeviceAsItWas) {
+  emulator::SetDevices(2);
+  const auto cuda = *CudaCache::Make({}, 1);
+  emulator::Stream stream;
+  const std::vector<std::int32_t> positions = {0};
+  const std::vector<int> sequences = {0};
+  const std::vector<float> tag = {1};
+  const TensorView row = DenseView(tag.data(), DType::kF32, {1, 1, 1, 1});
+  Cache& cache = cuda->On(stream);
+  const auto current = [] {
+    int device = -1;
+    EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
+    return device;
+  };
+  ASSERT_TRUE(Init(cache).ok());
+  EXPECT_EQ(current(), 0);
+  ASSERT_TRUE(
+      cache
+          .StartForward({.positions = positions, .sequences = sequences},
+                        /*reserve=*/false)
+          .ok());
+  EXPECT_EQ(current(), 0);
+  ASSERT_TRUE(cache.Put(row, row).ok());
+  EXPECT_EQ(current(), 0);
+  const KvView view = *cache.Get();
+  for (const void* data : {view.key.data, view.mask.data}) {
+    cudaPointerAttributes attributes;
+    ASSERT_EQ(cudaPointerGetAttributes(&attributes, data), cudaSuccess);
+    EXPECT_EQ(attributes.device, 1);
+  }
+  EXPECT_EQ(CudaPool::Make({}, 2).status().code(),
+            StatusCode::kInvalidArgument);
+  ASSERT_TRUE(CudaPool::Make({}, 1).ok());
+  EXPECT_EQ(current(), 0);
+  cache.Close();
+  EXPECT_EQ(current(), 0);
+}
+
 TEST_F(CudaFaults, APassWithoutMemoryForItsMaskNeverBegan) {
   TestCache cache({}, "cuda");
   ASSERT_TRUE(Init(*cache).ok());

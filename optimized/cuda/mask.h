@@ -32,7 +32,6 @@ class DeviceMask final : public Mask {
     cells_due_ = cells;
     cells_to_ = to;
   }
-  std::span<const int> cells_due() const { return cells_due_; }
 
  private:
   // What the device knows of a sequence.
