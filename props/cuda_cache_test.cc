@@ -97,13 +97,17 @@ class CudaCaches : public ::testing::Test {
     if (error != cudaSuccess || devices == 0) {
       GTEST_SKIP() << "no CUDA device: " << cudaGetErrorString(error);
     }
+    MakeCaches(kCapacity, 16);
+  }
+
+  void MakeCaches(int capacity, int max_batch) {
     cuda_ = *CudaCache::Make({});
     reference_ = *MakeCache({}, "reference");
     const CacheConfig config{.cache_padding = 64, .mask_dtype = DType::kF16};
     ASSERT_TRUE(reference_->SetConfig(config).ok());
     ASSERT_TRUE(cuda_->On(stream_).SetConfig(config).ok());
     for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
-      const Status status = cache->Init(DType::kF16, 4, kCapacity, 16);
+      const Status status = cache->Init(DType::kF16, 4, capacity, max_batch);
       ASSERT_TRUE(status.ok()) << status.ToString();
     }
   }
@@ -232,26 +236,26 @@ TEST_F(CudaCaches, AGraphOfAPutStoresToTheCellsOfItsTime) {
 // A graph has addresses: what it reads does not move when longer passes come,
 // or more tokens than a pass may have.
 TEST_F(CudaCaches, AGraphOutlivesLongerPasses) {
+  constexpr int kMany = 1500;  // Their cells take more than a page.
+  MakeCaches(2048, kMany);
   Rows rows(2);
-  Rows many(16);
+  Rows many(kMany);
   rows.Fill(1, stream_);
   many.Fill(7, stream_);
   Start({0, 0}, {0, 1}, stream_);
   Put(rows, stream_);
   Start({1, 1}, {0, 1}, stream_);
   cudaGraphExec_t graph = PutInAGraph(rows);
-  for (int first = 2; first < 34; first += 16) {
-    std::vector<std::int32_t> positions(16);
-    std::iota(positions.begin(), positions.end(), first);
-    Start(positions, std::vector<int>(16, 0), stream_);
-    Put(many, stream_);
-  }
+  std::vector<std::int32_t> positions(kMany);
+  std::iota(positions.begin(), positions.end(), 2);
+  Start(positions, std::vector<int>(kMany, 0), stream_);
+  Put(many, stream_);
   const Result<CacheState> state = reference_->SnapshotOf(0);
   ASSERT_TRUE(state.ok());
   for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
     ASSERT_TRUE(cache->AddSequence(2, *state).ok());
   }
-  Start({34, 34}, {0, 2}, stream_);
+  Start({kMany + 2, kMany + 2}, {0, 2}, stream_);
   rows.Fill(300, stream_);
   ASSERT_EQ(cudaGraphLaunch(graph, stream_), cudaSuccess);
   ASSERT_TRUE(reference_->Put(rows.OnHost(), rows.OnHost()).ok());
@@ -300,8 +304,8 @@ TEST_F(CudaCaches, AreRestoredFromStatesOfTheReference) {
 // More than is staged at once, of some rows and of one alone, without a wait
 // between.
 TEST_F(CudaCaches, TakeMuchOfTheHost) {
-  for (const int head_dim : {2048, 1 << 16}) {
-    const int tokens = head_dim > 2048 ? 2 : 16;
+  for (const int head_dim : {1 << 14, 1 << 16}) {
+    const int tokens = head_dim > 1 << 14 ? 2 : 16;
     const auto made = *CudaCache::Make({});
     const auto reference = *MakeCache({}, "reference");
     std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens));
