@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -174,6 +175,26 @@ TEST_F(CudaFaults, APassWithoutMemoryForItsMaskNeverBegan) {
   EXPECT_TRUE(cache->BatchCells().empty());
   cache.Append(0, 1, {2, 3});
   EXPECT_EQ(cache.SeenV(1), (std::vector<float>{1, 2, 3}));
+}
+
+// What the device was to be told by a pass that failed, it is told by the next.
+TEST_F(CudaFaults, APassThatFailedLeavesNothingUntold) {
+  std::vector<float> tags(100);  // Cells of two words.
+  std::iota(tags.begin(), tags.end(), 1.0F);
+  for (const Call call : {Call::kLaunch, Call::kCopy}) {
+    for (const int after : {0, 1}) {
+      TestCache cache({}, "cuda");
+      ASSERT_EQ(cache.Init(2, 128, 100), StatusCode::kOk);
+      cache.Append(0, 0, tags);
+      ASSERT_TRUE(cache->CopyPrefix(0, 1, 64).ok());
+      emulator::FailNext(call, cudaErrorLaunchOutOfResources, after);
+      EXPECT_EQ(cache.Start({64}, {1}), StatusCode::kDeviceError);
+      cache.Append(1, 64, {1000});
+      std::vector<float> due(tags.begin(), tags.begin() + 64);
+      due.push_back(1000);
+      EXPECT_EQ(cache.SeenV(0), due);
+    }
+  }
 }
 
 TEST_F(CudaFaults, AKernelThatFailedIsTheEndAndSaidEachTime) {
