@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "core/dense_tensor.h"
@@ -175,6 +176,43 @@ TEST_F(CudaCaches, HoldWhatTheReferenceHolds) {
   rows.Fill(100, stream_);
   Start({1, 1, 1}, {0, 1, 2}, stream_);
   Put(rows, stream_);
+  ExpectSame(stream_);
+}
+
+// Of a sequence the last so many changes are known, the first of which is here
+// the only one of its word.
+TEST_F(CudaCaches, TellAllThatChanged) {
+  for (int tokens = 30; tokens < 36; ++tokens) {
+    MakeCaches(kCapacity, 64);
+    for (const auto& [first, count] : {std::pair(0, 63), {63, tokens}}) {
+      std::vector<std::int32_t> positions(static_cast<std::size_t>(count));
+      std::iota(positions.begin(), positions.end(), first);
+      Rows rows(count);
+      rows.Fill(static_cast<float>(first), stream_);
+      Start(positions, std::vector<int>(positions.size(), 0), stream_);
+      Put(rows, stream_);
+      ExpectSame(stream_);
+    }
+  }
+}
+
+TEST_F(CudaCaches, TellWhatChangedBackwards) {
+  MakeCaches(kCapacity, 100);
+  std::vector<std::int32_t> positions(100);
+  std::iota(positions.begin(), positions.end(), 0);
+  Rows many(100);
+  many.Fill(1, stream_);
+  Start(positions, std::vector<int>(100, 0), stream_);
+  Put(many, stream_);
+  for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
+    for (const int begin : {90, 80, 50}) {  // Of the second word, of both.
+      ASSERT_TRUE(cache->Remove(0, begin, kOpenEnd).ok());
+    }
+  }
+  Rows one(1);
+  one.Fill(2, stream_);
+  Start({50}, {0}, stream_);
+  Put(one, stream_);
   ExpectSame(stream_);
 }
 

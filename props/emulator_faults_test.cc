@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvtwin/cuda.h"
@@ -54,7 +55,8 @@ TEST_F(CudaFaults, WithoutADeviceInitSaysSo) {
 
 TEST_F(CudaFaults, ALayerWithoutMemoryCanBeTriedAgain) {
   // K, then V: none of both stays.
-  for (const int after : {0, 1}) {
+  for (const auto& [after, head_dim] :
+       {std::pair(0, 1), {1, 1}, {0, 2}, {1, 2}}) {
     TestCache cache({}, "cuda");
     ASSERT_TRUE(Init(*cache).ok());
     ASSERT_EQ(cache.Start({0, 1}, {0, 0}), StatusCode::kOk);
@@ -63,11 +65,13 @@ TEST_F(CudaFaults, ALayerWithoutMemoryCanBeTriedAgain) {
     const TensorView rows = DenseView(tags.data(), DType::kF32, {1, 1, 2, 1});
     ExpectError(cache->Put(rows, rows), "cudaErrorMemoryAllocation");
     EXPECT_EQ(cache->Get().status().code(), StatusCode::kFailedPrecondition);
-    // A layer of other dimensions: the first was never made.
+    // A layer of other dimensions, too: the first was never made.
     const std::vector<float> wide = {1, 2, 3, 4};
-    const TensorView others = DenseView(wide.data(), DType::kF32, {2, 1, 2, 1});
+    const TensorView others =
+        DenseView(wide.data(), DType::kF32, {head_dim, 1, 2, 1});
     EXPECT_TRUE(cache->Put(others, others).ok());
-    EXPECT_EQ(cache.SeenV(1), (std::vector<float>{1, 3}));
+    EXPECT_EQ(cache.SeenV(1),
+              (std::vector<float>{1, static_cast<float>(1 + head_dim)}));
   }
 }
 

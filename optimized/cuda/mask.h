@@ -37,8 +37,7 @@ class DeviceMask final : public Mask {
   // What the device knows of a sequence.
   struct Copy {
     std::shared_ptr<std::byte> words;
-    std::uint64_t changes = 0;  // Of the sequence, that it knows;
-    bool known = false;         // if any.
+    std::uint64_t changes = 0;  // Of the sequence; more than kRecent if any.
     std::uint64_t asked = 0;    // In which Write.
   };
 
