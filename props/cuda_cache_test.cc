@@ -211,7 +211,7 @@ TEST_F(CudaCaches, TellWhatChangedBackwards) {
   }
   Rows one(1);
   one.Fill(2, stream_);
-  Start({50}, {0}, stream_);
+  Start({99}, {0}, stream_);  // Sees what is gone, if that is not told.
   Put(one, stream_);
   ExpectSame(stream_);
 }
