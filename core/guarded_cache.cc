@@ -217,7 +217,7 @@ std::span<const int> GuardedCache::BatchCells() const {
 }
 
 void GuardedCache::GiveBack() {
-  if (active_) DoGiveBack();  // A reserving pass is never refused.
+  if (active_ && !reserving_) DoGiveBack();
   EndPass();
 }
 

@@ -37,7 +37,12 @@ void HostMemory::NeedLayer(int layer, const RowDims& dims,
 
 void HostMemory::Put(int layer, const TensorView& key,
                      const TensorView& value) {
-  LayerOf(layer).Put(key, value, cells_);
+  Store(layer, cells_, key, value);
+}
+
+void HostMemory::Store(int layer, std::span<const int> cells,
+                       const TensorView& key, const TensorView& value) {
+  LayerOf(layer).Put(key, value, cells);
 }
 
 // Of one cell, in all layers.

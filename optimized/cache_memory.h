@@ -49,11 +49,15 @@ class CacheMemory {
   virtual void NeedLayer(int layer, const RowDims& dims,
                          const LayerFormat& format) = 0;
 
-  // Where the next Puts go: row i of their tensors to cells[i], which stay as
-  // they are until then. Requires: distinct cells.
-  virtual void SetCells(std::span<const int> cells) = 0;
+  // Where the Puts of a pass go: row i of their tensors to cells[i], which stay
+  // as they are until then. No pass has more than `most`. The mask is built
+  // next. Requires: distinct cells.
+  virtual void SetCells(std::span<const int> cells, std::size_t most) = 0;
   virtual void Put(int layer, const TensorView& key,
                    const TensorView& value) = 0;
+  // The same, outside of a pass.
+  virtual void Store(int layer, std::span<const int> cells,
+                     const TensorView& key, const TensorView& value) = 0;
 
   // In all layers. Requires: no cell is in two moves.
   virtual void Move(std::span<const CellMove> moves) = 0;
@@ -72,7 +76,8 @@ class CacheMemory {
 
   // K and V of these cells, and the mask, for those who call Get.
   virtual KvView Rows(int layer, CellSpan cells) = 0;
-  // K and V of all cells, in the memory of the host, until the next call.
+  // K and V of all cells, in the memory of the host, until the next call: to
+  // be read only.
   virtual KvView HostRows(int layer) = 0;
 
   virtual Mask& mask() = 0;
@@ -84,8 +89,12 @@ class HostMemory final : public CacheMemory {
   void Forget() override;
   void NeedLayer(int layer, const RowDims& dims,
                  const LayerFormat& format) override;
-  void SetCells(std::span<const int> cells) override { cells_ = cells; }
+  void SetCells(std::span<const int> cells, std::size_t) override {
+    cells_ = cells;
+  }
   void Put(int layer, const TensorView& key, const TensorView& value) override;
+  void Store(int layer, std::span<const int> cells, const TensorView& key,
+             const TensorView& value) override;
   void Move(std::span<const CellMove> moves) override;
   void ShiftKeys(const Selection& cells, const Shift& shift,
                  std::int32_t offset) override;

@@ -98,8 +98,7 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
       cells.push_back(static_cast<int>(i));
     }
     view_ = {.first = 0, .end = table_->size()};
-    DoBuildMask();
-    return {};
+    return BuildMask({});
   }
   if (bounded_memory()) Evict();
   if (!FindCells()) {
@@ -113,11 +112,18 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
   }
   MarkBatch();
   view_ = FindView();
+  Status status = BuildMask(cells);
+  if (!status.ok()) DoGiveBack();
+  return status;
+}
+
+// And says where the rows of the pass go.
+Status CausalCache::BuildMask(std::span<const int> cells) {
+  const auto most = static_cast<std::size_t>(init_args().max_batch);
   try {
-    memory_->SetCells(cells);
+    memory_->SetCells(cells, std::min(most, table_->size()));
     DoBuildMask();
   } catch (const MemoryError& error) {
-    DoGiveBack();
     return error.status();
   }
   return {};
@@ -270,9 +276,7 @@ void CausalCache::DoPut(const TensorView& key, const TensorView& value) {
 void CausalCache::DoStoreRows(int layer, std::span<const int> cells,
                               const TensorView& key, const TensorView& value) {
   NeedLayer(layer, key, value);
-  if (cells.empty()) return;
-  memory_->SetCells(cells);
-  memory_->Put(layer, key, value);
+  if (!cells.empty()) memory_->Store(layer, cells, key, value);
 }
 
 KvView CausalCache::DoAllRows(int layer) const {

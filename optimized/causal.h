@@ -64,6 +64,7 @@ class CausalCache final : public GuardedCache {
   void Evict();
   bool FindCells();
   bool FindScatteredCells();
+  Status BuildMask(std::span<const int> cells);
   void Defrag();
   CellSpan FindView() const;
   PosRange VisibleTo(const BatchToken& token) const;

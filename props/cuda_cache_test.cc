@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "core/dense_tensor.h"
@@ -41,8 +42,9 @@ class Stream {
 // K or V rows of some tokens, in the memory of the host and of the device.
 class Rows {
  public:
-  explicit Rows(int tokens) : tokens_(tokens) {
-    host_.resize(static_cast<std::size_t>(tokens * kHeads * kHeadDim));
+  explicit Rows(int tokens, int head_dim = kHeadDim)
+      : tokens_(tokens), head_dim_(head_dim) {
+    host_.resize(static_cast<std::size_t>(tokens * kHeads * head_dim));
     EXPECT_EQ(cudaMalloc(&device_, host_.size() * sizeof(float)), cudaSuccess);
   }
   ~Rows() { (void)cudaFree(device_); }
@@ -62,10 +64,11 @@ class Rows {
 
  private:
   TensorView View(const void* data) const {
-    return DenseView(data, DType::kF32, {kHeadDim, kHeads, tokens_, 1});
+    return DenseView(data, DType::kF32, {head_dim_, kHeads, tokens_, 1});
   }
 
   int tokens_;
+  int head_dim_;
   std::vector<float> host_;
   void* device_ = nullptr;
 };
@@ -95,13 +98,17 @@ class CudaCaches : public ::testing::Test {
     if (error != cudaSuccess || devices == 0) {
       GTEST_SKIP() << "no CUDA device: " << cudaGetErrorString(error);
     }
+    MakeCaches(kCapacity, 16);
+  }
+
+  void MakeCaches(int capacity, int max_batch) {
     cuda_ = *CudaCache::Make({});
     reference_ = *MakeCache({}, "reference");
     const CacheConfig config{.cache_padding = 64, .mask_dtype = DType::kF16};
     ASSERT_TRUE(reference_->SetConfig(config).ok());
     ASSERT_TRUE(cuda_->On(stream_).SetConfig(config).ok());
     for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
-      const Status status = cache->Init(DType::kF16, 4, kCapacity, 16);
+      const Status status = cache->Init(DType::kF16, 4, capacity, max_batch);
       ASSERT_TRUE(status.ok()) << status.ToString();
     }
   }
@@ -120,6 +127,20 @@ class CudaCaches : public ::testing::Test {
     const Status status =
         cuda_->On(stream).Put(rows.OnDevice(), rows.OnDevice());
     ASSERT_TRUE(status.ok()) << status.ToString();
+  }
+
+  // A graph of a Put to the current pass, on the other stream.
+  cudaGraphExec_t PutInAGraph(const Rows& rows) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t made = nullptr;
+    EXPECT_EQ(cudaStreamBeginCapture(other_, cudaStreamCaptureModeGlobal),
+              cudaSuccess);
+    const Status put = cuda_->On(other_).Put(rows.OnDevice(), rows.OnDevice());
+    EXPECT_TRUE(put.ok()) << put.ToString();
+    EXPECT_EQ(cudaStreamEndCapture(other_, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&made, graph, 0), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    return made;
   }
 
   // The views of both, read on this stream.
@@ -155,6 +176,43 @@ TEST_F(CudaCaches, HoldWhatTheReferenceHolds) {
   rows.Fill(100, stream_);
   Start({1, 1, 1}, {0, 1, 2}, stream_);
   Put(rows, stream_);
+  ExpectSame(stream_);
+}
+
+// Of a sequence the last so many changes are known, the first of which is here
+// the only one of its word.
+TEST_F(CudaCaches, TellAllThatChanged) {
+  for (int tokens = 30; tokens < 36; ++tokens) {
+    MakeCaches(kCapacity, 64);
+    for (const auto& [first, count] : {std::pair(0, 63), {63, tokens}}) {
+      std::vector<std::int32_t> positions(static_cast<std::size_t>(count));
+      std::iota(positions.begin(), positions.end(), first);
+      Rows rows(count);
+      rows.Fill(static_cast<float>(first), stream_);
+      Start(positions, std::vector<int>(positions.size(), 0), stream_);
+      Put(rows, stream_);
+      ExpectSame(stream_);
+    }
+  }
+}
+
+TEST_F(CudaCaches, TellWhatChangedBackwards) {
+  MakeCaches(kCapacity, 100);
+  std::vector<std::int32_t> positions(100);
+  std::iota(positions.begin(), positions.end(), 0);
+  Rows many(100);
+  many.Fill(1, stream_);
+  Start(positions, std::vector<int>(100, 0), stream_);
+  Put(many, stream_);
+  for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
+    for (const int begin : {90, 80, 50}) {  // Of the second word, of both.
+      ASSERT_TRUE(cache->Remove(0, begin, kOpenEnd).ok());
+    }
+  }
+  Rows one(1);
+  one.Fill(2, stream_);
+  Start({99}, {0}, stream_);  // Sees what is gone, if that is not told.
+  Put(one, stream_);
   ExpectSame(stream_);
 }
 
@@ -211,6 +269,187 @@ TEST_F(CudaCaches, AGraphOfAPutStoresToTheCellsOfItsTime) {
   }
   EXPECT_EQ(cudaGraphExecDestroy(made), cudaSuccess);
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+// A graph has addresses: what it reads does not move when longer passes come,
+// or more tokens than a pass may have.
+TEST_F(CudaCaches, AGraphOutlivesLongerPasses) {
+  constexpr int kMany = 1500;  // Their cells take more than a page.
+  MakeCaches(2048, kMany);
+  Rows rows(2);
+  Rows many(kMany);
+  rows.Fill(1, stream_);
+  many.Fill(7, stream_);
+  Start({0, 0}, {0, 1}, stream_);
+  Put(rows, stream_);
+  Start({1, 1}, {0, 1}, stream_);
+  cudaGraphExec_t graph = PutInAGraph(rows);
+  std::vector<std::int32_t> positions(kMany);
+  std::iota(positions.begin(), positions.end(), 2);
+  Start(positions, std::vector<int>(kMany, 0), stream_);
+  Put(many, stream_);
+  const Result<CacheState> state = reference_->SnapshotOf(0);
+  ASSERT_TRUE(state.ok());
+  for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
+    ASSERT_TRUE(cache->AddSequence(2, *state).ok());
+  }
+  Start({kMany + 2, kMany + 2}, {0, 2}, stream_);
+  rows.Fill(300, stream_);
+  ASSERT_EQ(cudaGraphLaunch(graph, stream_), cudaSuccess);
+  ASSERT_TRUE(reference_->Put(rows.OnHost(), rows.OnHost()).ok());
+  ExpectSame(stream_);
+  EXPECT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
+}
+
+// They only read: what the device does behind them stays, and can be captured.
+TEST_F(CudaCaches, SnapshotsLeaveTheDeviceAsItIs) {
+  Rows rows(2);
+  rows.Fill(1, stream_);
+  Start({0, 0}, {0, 1}, stream_);
+  Put(rows, stream_);
+  CacheState state;
+  ASSERT_TRUE(cuda_->On(stream_).SnapshotTo(state).ok());
+  EXPECT_EQ(state, *reference_->Snapshot());
+  EXPECT_EQ(*cuda_->On(stream_).SnapshotOf(1), *reference_->SnapshotOf(1));
+  Start({1, 1}, {0, 1}, stream_);
+  ASSERT_TRUE(cuda_->On(stream_).SnapshotTo(state).ok());
+  cudaGraphExec_t graph = PutInAGraph(rows);
+  ASSERT_TRUE(cuda_->On(stream_).SnapshotTo(state).ok());
+  rows.Fill(100, stream_);
+  ASSERT_EQ(cudaGraphLaunch(graph, stream_), cudaSuccess);
+  ASSERT_TRUE(reference_->Put(rows.OnHost(), rows.OnHost()).ok());
+  ExpectSame(stream_);
+  EXPECT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
+  EXPECT_EQ(*cuda_->On(other_).Snapshot(), *reference_->Snapshot());
+}
+
+TEST_F(CudaCaches, AreRestoredFromStatesOfTheReference) {
+  Rows rows(4);
+  rows.Fill(1, stream_);
+  Start({0, 1, 2, 0}, {0, 0, 0, 1}, stream_);
+  Put(rows, stream_);
+  const CacheState before = *reference_->Snapshot();
+  for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
+    ASSERT_TRUE(cache->Remove(0, 1, kOpenEnd).ok());
+    ASSERT_TRUE(cache->Restore(before).ok());
+  }
+  rows.Fill(50, stream_);
+  Start({3, 1, 0, 1}, {0, 1, 2, 2}, stream_);
+  Put(rows, stream_);
+  ExpectSame(stream_);
+}
+
+// More than is staged at once, of some rows and of one alone, without a wait
+// between.
+TEST_F(CudaCaches, TakeMuchOfTheHost) {
+  for (const int head_dim : {1 << 14, 1 << 16}) {
+    const int tokens = head_dim > 1 << 14 ? 2 : 16;
+    const auto made = *CudaCache::Make({});
+    const auto reference = *MakeCache({}, "reference");
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens));
+    const std::vector<int> sequences(positions.size(), 0);
+    for (Cache* cache : {reference.get(), &made->On(stream_)}) {
+      ASSERT_TRUE(cache->Init(DType::kF32, 1, 64, tokens).ok());
+    }
+    for (int pass = 0; pass < 3; ++pass) {
+      std::iota(positions.begin(), positions.end(), pass * tokens);
+      Rows keys(tokens, head_dim);
+      Rows values(tokens, head_dim);
+      keys.Fill(static_cast<float>(pass), stream_);
+      values.Fill(static_cast<float>(1000 * pass), stream_);
+      for (Cache* cache : {reference.get(), &made->On(stream_)}) {
+        ASSERT_TRUE(
+            cache
+                ->StartForward({.positions = positions, .sequences = sequences},
+                               /*reserve=*/false)
+                .ok());
+        const Status status = cache->Put(keys.OnHost(), values.OnHost());
+        ASSERT_TRUE(status.ok()) << status.ToString();
+      }
+    }
+    const KvView due = *reference->Get();
+    const KvView got = *made->On(stream_).Get();
+    EXPECT_EQ(Read(got.key, stream_), CopyOf(due.key, DType::kF32));
+    EXPECT_EQ(Read(got.value, stream_), CopyOf(due.value, DType::kF32));
+  }
+}
+
+// Another stream would become part of the graph.
+TEST_F(CudaCaches, RefuseToFollowAStreamThatIsCaptured) {
+  Rows rows(2);
+  rows.Fill(1, stream_);
+  Start({0, 0}, {0, 1}, stream_);
+  Put(rows, stream_);
+  ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal),
+            cudaSuccess);
+  const Status status = cuda_->On(other_).Get().status();
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("captured"));
+  cudaStreamCaptureStatus other = cudaStreamCaptureStatusActive;
+  EXPECT_EQ(cudaStreamIsCapturing(other_, &other), cudaSuccess);
+  EXPECT_EQ(other, cudaStreamCaptureStatusNone);
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  ExpectSame(other_);
+}
+
+TEST_F(CudaCaches, DecodeOnlyOverWhatIsThere) {
+  Rows rows(2);
+  rows.Fill(1, stream_);
+  Start({0, 0}, {0, 1}, stream_);
+  Put(rows, stream_);
+  const KvView view = *cuda_->On(stream_).Get();
+  Rows other(2);
+  Rows scratch(1 << 12);
+  auto* numbers = static_cast<float*>(const_cast<void*>(other.OnDevice().data));
+  auto* memory = const_cast<void*>(scratch.OnDevice().data);
+  const DecodeQuery query{
+      .query = numbers, .out = numbers, .heads = kHeads, .rows = 2, .scale = 1};
+  const auto refusal = [&](const DecodeQuery& asked, const KvView& of,
+                           void* with) {
+    const Status status = Decode(asked, of, VLayout::kPlain, with, stream_);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    return status.message();
+  };
+  EXPECT_THAT(refusal(query, view, nullptr), HasSubstr("scratch is null"));
+  EXPECT_THAT(refusal(query, *reference_->Get(), memory), HasSubstr("host"));
+  KvView none = view;
+  none.value.data = nullptr;
+  EXPECT_THAT(refusal(query, none, memory), HasSubstr("value is null"));
+  none = view;
+  none.key.shape[1] = 0;
+  EXPECT_THAT(refusal(query, none, memory), HasSubstr("kv_heads is 0"));
+  DecodeQuery wrong = query;
+  wrong.out = nullptr;
+  EXPECT_THAT(refusal(wrong, view, memory), HasSubstr("out is null"));
+  wrong = query;
+  wrong.heads = 3;
+  EXPECT_THAT(refusal(wrong, view, memory), HasSubstr("heads is 3"));
+  wrong.heads = 0;
+  EXPECT_THAT(refusal(wrong, view, memory), HasSubstr("heads is 0"));
+  wrong = query;
+  wrong.rows = 3;
+  EXPECT_THAT(refusal(wrong, view, memory), HasSubstr("rows is 3"));
+  wrong.rows = 0;
+  EXPECT_THAT(refusal(wrong, view, memory), HasSubstr("rows is 0"));
+  wrong = query;
+  wrong.splits = -1;
+  EXPECT_THAT(refusal(wrong, view, memory), HasSubstr("splits is -1"));
+
+  const int* ints = static_cast<const int*>(rows.OnDevice().data);
+  const PagedKv blocks{view.key, view.value};
+  const auto paged = [&](const PagedKv& of, const DecodeTable& table) {
+    const Status status =
+        Decode(query, of, PagedLayout::kTokenMajor, table, memory, stream_);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    return status.message();
+  };
+  EXPECT_THAT(paged({view.key, none.value}, {nullptr, 1, ints}),
+              HasSubstr("blocks are null"));
+  EXPECT_THAT(paged(blocks, {ints, 1, nullptr}), HasSubstr("lengths are null"));
+  EXPECT_THAT(paged(blocks, {ints, 0, ints}), HasSubstr("most_blocks is 0"));
+  EXPECT_THAT(paged({}, {ints, 1, ints}), HasSubstr("key is null"));
 }
 
 TEST_F(CudaCaches, RefuseWhatNoGraphCanRepeat) {

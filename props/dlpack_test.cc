@@ -77,6 +77,9 @@ TEST(DLPack, RefusesWhatHasNoElements) {
   EXPECT_THAT(bits.message(), HasSubstr("bits"));
   EXPECT_EQ(refused(DenseView(memory.data(), DType::kQ8, {32, 1, 1, 1})).code(),
             StatusCode::kNotSupported);
+  const Status none = refused(DenseView(nullptr, DType::kF32, {2, 2, 1, 1}));
+  EXPECT_EQ(none.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(none.message(), HasSubstr("no data"));
   TensorView odd = DenseView(memory.data(), DType::kF32, {2, 2, 1, 1});
   odd.stride[1] = 9;
   const Status strides = refused(odd);

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvtwin/cuda.h"
@@ -53,7 +55,8 @@ TEST_F(CudaFaults, WithoutADeviceInitSaysSo) {
 
 TEST_F(CudaFaults, ALayerWithoutMemoryCanBeTriedAgain) {
   // K, then V: none of both stays.
-  for (const int after : {0, 1}) {
+  for (const auto& [after, head_dim] :
+       {std::pair(0, 1), {1, 1}, {0, 2}, {1, 2}}) {
     TestCache cache({}, "cuda");
     ASSERT_TRUE(Init(*cache).ok());
     ASSERT_EQ(cache.Start({0, 1}, {0, 0}), StatusCode::kOk);
@@ -62,12 +65,95 @@ TEST_F(CudaFaults, ALayerWithoutMemoryCanBeTriedAgain) {
     const TensorView rows = DenseView(tags.data(), DType::kF32, {1, 1, 2, 1});
     ExpectError(cache->Put(rows, rows), "cudaErrorMemoryAllocation");
     EXPECT_EQ(cache->Get().status().code(), StatusCode::kFailedPrecondition);
-    // A layer of other dimensions: the first was never made.
+    // A layer of other dimensions, too: the first was never made.
     const std::vector<float> wide = {1, 2, 3, 4};
-    const TensorView others = DenseView(wide.data(), DType::kF32, {2, 1, 2, 1});
+    const TensorView others =
+        DenseView(wide.data(), DType::kF32, {head_dim, 1, 2, 1});
     EXPECT_TRUE(cache->Put(others, others).ok());
-    EXPECT_EQ(cache.SeenV(1), (std::vector<float>{1, 3}));
+    EXPECT_EQ(cache.SeenV(1),
+              (std::vector<float>{1, static_cast<float>(1 + head_dim)}));
   }
+}
+
+TEST_F(CudaFaults, AFirstPutThatFailedFixesNoDimensions) {
+  TestCache cache({}, "cuda");
+  ASSERT_TRUE(Init(*cache).ok());
+  ASSERT_EQ(cache.Start({0, 1}, {0, 0}), StatusCode::kOk);
+  emulator::FailNext(Call::kLaunch, cudaErrorLaunchOutOfResources);
+  const std::vector<float> tags = {1, 2, 3, 4};
+  ExpectError(cache->Put(DenseView(tags.data(), DType::kF32, {1, 1, 2, 1}),
+                         DenseView(tags.data(), DType::kF32, {1, 1, 2, 1})),
+              "cudaErrorLaunchOutOfResources");
+  const TensorView others = DenseView(tags.data(), DType::kF32, {2, 1, 2, 1});
+  EXPECT_TRUE(cache->Put(others, others).ok());
+  EXPECT_EQ(cache->Get()->value.shape[0], 2);
+  EXPECT_EQ(cache.SeenV(1), (std::vector<float>{1, 3}));
+}
+
+// Nor did one that only reserves, of which there may be two.
+TEST_F(CudaFaults, AReservingPassWithoutMemoryNeverBegan) {
+  for (const Kind kind : {Kind::kCausal, Kind::kWrapper}) {
+    CacheSpec spec;
+    spec.kind = kind;
+    if (kind == Kind::kWrapper) spec.caches = {CacheSpec(), CacheSpec()};
+    for (int after = 0; after < 12; ++after) {
+      emulator::Reset();
+      TestCache cache(spec, "cuda");
+      ASSERT_TRUE(Init(*cache).ok());
+      emulator::FailNext(Call::kMalloc, cudaErrorMemoryAllocation, after);
+      const std::vector<std::int32_t> positions = {0, 1, 2};
+      const std::vector<int> sequences = {0, 0, 0};
+      const Status status = cache->StartForward(
+          {.positions = positions, .sequences = sequences}, /*reserve=*/true);
+      if (!status.ok()) {
+        ExpectError(status, "cudaErrorMemoryAllocation");
+      } else {
+        EXPECT_GE(after, kind == Kind::kWrapper ? 8 : 4);
+        emulator::Reset();
+      }
+      EXPECT_EQ(cache->BatchCells().empty(), !status.ok());
+      cache.Append(0, 0, {1, 2});
+      EXPECT_EQ(cache.SeenV(1), (std::vector<float>{1, 2}));
+    }
+  }
+}
+
+TEST_F(CudaFaults, CallsLeaveTheCurrentDeviceAsItWas) {
+  emulator::SetDevices(2);
+  const auto cuda = *CudaCache::Make({}, 1);
+  emulator::Stream stream;
+  const std::vector<std::int32_t> positions = {0};
+  const std::vector<int> sequences = {0};
+  const std::vector<float> tag = {1};
+  const TensorView row = DenseView(tag.data(), DType::kF32, {1, 1, 1, 1});
+  Cache& cache = cuda->On(stream);
+  const auto current = [] {
+    int device = -1;
+    EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
+    return device;
+  };
+  ASSERT_TRUE(Init(cache).ok());
+  EXPECT_EQ(current(), 0);
+  ASSERT_TRUE(
+      cache
+          .StartForward({.positions = positions, .sequences = sequences},
+                        /*reserve=*/false)
+          .ok());
+  EXPECT_EQ(current(), 0);
+  ASSERT_TRUE(cache.Put(row, row).ok());
+  EXPECT_EQ(current(), 0);
+  const KvView view = *cache.Get();
+  for (const void* data : {view.key.data, view.mask.data}) {
+    cudaPointerAttributes attributes;
+    ASSERT_EQ(cudaPointerGetAttributes(&attributes, data), cudaSuccess);
+    EXPECT_EQ(attributes.device, 1);
+  }
+  EXPECT_EQ(CudaPool::Make({}, 2).status().code(),
+            StatusCode::kInvalidArgument);
+  ASSERT_TRUE(CudaPool::Make({}, 1).ok());
+  EXPECT_EQ(current(), 0);
+  cache.Close();
+  EXPECT_EQ(current(), 0);
 }
 
 TEST_F(CudaFaults, APassWithoutMemoryForItsMaskNeverBegan) {
@@ -93,6 +179,26 @@ TEST_F(CudaFaults, APassWithoutMemoryForItsMaskNeverBegan) {
   EXPECT_TRUE(cache->BatchCells().empty());
   cache.Append(0, 1, {2, 3});
   EXPECT_EQ(cache.SeenV(1), (std::vector<float>{1, 2, 3}));
+}
+
+// What the device was to be told by a pass that failed, it is told by the next.
+TEST_F(CudaFaults, APassThatFailedLeavesNothingUntold) {
+  std::vector<float> tags(100);  // Cells of two words.
+  std::iota(tags.begin(), tags.end(), 1.0F);
+  for (const Call call : {Call::kLaunch, Call::kCopy}) {
+    for (const int after : {0, 1}) {
+      TestCache cache({}, "cuda");
+      ASSERT_EQ(cache.Init(2, 128, 100), StatusCode::kOk);
+      cache.Append(0, 0, tags);
+      ASSERT_TRUE(cache->CopyPrefix(0, 1, 64).ok());
+      emulator::FailNext(call, cudaErrorLaunchOutOfResources, after);
+      EXPECT_EQ(cache.Start({64}, {1}), StatusCode::kDeviceError);
+      cache.Append(1, 64, {1000});
+      std::vector<float> due(tags.begin(), tags.begin() + 64);
+      due.push_back(1000);
+      EXPECT_EQ(cache.SeenV(0), due);
+    }
+  }
 }
 
 TEST_F(CudaFaults, AKernelThatFailedIsTheEndAndSaidEachTime) {

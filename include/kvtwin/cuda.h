@@ -13,19 +13,25 @@
 // answer: snapshots; Restore and AddSequence; Remove with a shift function of
 // your own; a Put of a dtype, shape or size that needs new memory, that is the
 // first one of a layer; a StartForward whose mask needs more memory than any
-// before; and any call that finds the last dozens of StartForwards still
-// waiting for the device.
+// before; and any call that finds the last dozens of StartForwards, or some
+// hundred KiB of tensors of the host, still waiting for the device. All leave
+// the thread's current device as it was.
 //
 // Put and Get, and decode attention, can be captured in a graph. A graph that
 // is launched again stores to the cells of the last StartForward, which must
 // have had as many tokens, and whose views, as Get tells them, must be where
-// they were. Everything else is refused (failed_precondition) while its stream
-// is captured, and so are tensors in the memory of the host.
+// they were. That it is done before the next StartForward begins, and begins
+// after the last one, is yours to see to, if it is launched on another stream
+// than these. What else needs the device is refused (failed_precondition) while
+// its stream is captured, or that of the call before, if that was another one;
+// and so are tensors in the memory of the host.
 //
 // What CUDA refuses is a device_error whose message begins with its name, such
-// as "cudaErrorMemoryAllocation". If StartForward or Put found no memory, the
-// cache is as it was before. After any other error of a call that changes it,
-// all that follows is a device_error that says so, and it may only be closed.
+// as "cudaErrorMemoryAllocation". If StartForward found no memory for its mask,
+// or Put none for its layer, the cache is as it was before, but for what was
+// evicted; a Put that fails can be called again. After any other error of a
+// call that changes it, all that follows is a device_error that says so, and it
+// may only be closed.
 
 #ifndef KVTWIN_CUDA_H_
 #define KVTWIN_CUDA_H_
@@ -92,11 +98,11 @@ struct DecodeQuery {
 std::size_t DecodeScratchBytes(const DecodeQuery& query, int kv_heads,
                                int v_head_dim, std::int64_t cells);
 
-// Over what a cache gave, row r of the query being row r of the mask. Of any
-// dtypes and layout; fastest are K and V of the same dtype, f16, bf16 or
-// f8_e4m3, with head_dims that are multiples of 16. Errors: a view that is not
-// the device's; heads that are no multiple of its KV heads; more rows than the
-// mask has; a null pointer.
+// Over what a cache gave, row r of the query being row r of the mask. The
+// current device must be that of all of it. Of any dtypes and layout; fastest
+// are K and V of the same dtype, f16, bf16 or f8_e4m3, with head_dims that are
+// multiples of 16. Errors: a view that is not the device's; heads that are no
+// multiple of its KV heads; more rows than the mask has; a null pointer.
 Status Decode(const DecodeQuery& query, const KvView& view, VLayout v_layout,
               void* scratch, CudaStream stream);
 

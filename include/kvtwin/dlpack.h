@@ -20,8 +20,8 @@ namespace kvtwin {
 // it: K is [1, cells, kv_heads, head_dim]. It does not keep alive what the view
 // shows. Whoever gets it calls its deleter, once. f8_e4m3 is given as bytes.
 // `device_id`: of several of that kind. Errors: not_supported, of bits and of
-// blocks, whose elements have no address; invalid_argument, of strides that are
-// not of whole elements.
+// blocks, whose elements have no address; invalid_argument, if there is no
+// tensor, or of strides that are not of whole elements.
 inline Result<DLManagedTensor*> ToDLPack(const TensorView& view, Device device,
                                          int device_id = 0) {
   const auto size = static_cast<std::int64_t>(SizeOf(view.dtype));
@@ -29,6 +29,9 @@ inline Result<DLManagedTensor*> ToDLPack(const TensorView& view, Device device,
     return Status(StatusCode::kNotSupported,
                   std::string(DTypeName(view.dtype)) +
                       " has no elements that DLPack could point to");
+  }
+  if (view.data == nullptr) {
+    return Status(StatusCode::kInvalidArgument, "the view has no data");
   }
   struct Owned {
     DLManagedTensor managed;

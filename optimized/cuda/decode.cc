@@ -13,15 +13,18 @@
 namespace kvtwin {
 namespace {
 
-Status CheckQuery(const DecodeQuery& query, std::int64_t kv_heads,
-                  const void* scratch) {
+Status CheckQuery(const DecodeQuery& query, const PagedKv& rows,
+                  std::int64_t kv_heads, const void* scratch) {
   for (const auto& [name, pointer] :
        {std::pair<std::string_view, const void*>("query", query.query),
         {"out", query.out},
+        {"key", rows.key.data},
+        {"value", rows.value.data},
         {"scratch", scratch}}) {
     if (pointer == nullptr) return Invalid("{} is null", name);
   }
-  Status status = AtLeastOne("rows", query.rows);
+  Status status = AtLeastOne("kv_heads", kv_heads);
+  if (status.ok()) status = AtLeastOne("rows", query.rows);
   if (status.ok()) status = AtLeastOne("heads", query.heads);
   if (status.ok()) status = NotNegative("splits", query.splits);
   if (!status.ok()) return status;
@@ -48,7 +51,8 @@ Status Decode(const DecodeQuery& query, const KvView& view, VLayout v_layout,
   if (view.device != Device::kCuda) {
     return Invalid("the view is in the memory of the host");
   }
-  Status status = CheckQuery(query, view.key.shape[1], scratch);
+  Status status =
+      CheckQuery(query, {view.key, view.value}, view.key.shape[1], scratch);
   if (!status.ok()) return status;
   if (view.mask.data != nullptr && query.rows > view.mask.shape[1]) {
     return Invalid("rows is {}, the mask has {}", query.rows,
@@ -63,7 +67,7 @@ Status Decode(const DecodeQuery& query, const PagedKv& blocks,
               CudaStream stream) {
   const bool by_head = layout == PagedLayout::kHeadMajor;
   const auto kv_heads = static_cast<int>(blocks.key.shape[by_head ? 2 : 1]);
-  Status status = CheckQuery(query, kv_heads, scratch);
+  Status status = CheckQuery(query, blocks, kv_heads, scratch);
   if (status.ok()) status = AtLeastOne("most_blocks", table.most_blocks);
   if (!status.ok()) return status;
   if (table.blocks == nullptr) return Invalid("the table's blocks are null");

@@ -13,10 +13,15 @@ namespace {
 
 // Parts of what is staged begin on these.
 constexpr std::size_t kBoundary = 256;
-constexpr std::size_t kSegmentBytes = std::size_t{256} << 10;
 
 std::size_t RoundUp(std::size_t bytes) {
   return (bytes + kBoundary - 1) / kBoundary * kBoundary;
+}
+
+bool IsCaptured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  Check(cudaStreamIsCapturing(stream, &status), "asking for a capture");
+  return status != cudaStreamCaptureStatusNone;
 }
 
 }  // namespace
@@ -29,6 +34,13 @@ void Check(cudaError_t error, std::string_view what) {
                                  cudaGetErrorString(error))});
 }
 
+CurrentDevice::CurrentDevice(int device) {
+  Check(cudaGetDevice(&before_), "asking for the device");
+  Check(cudaSetDevice(device), "taking the device");
+}
+
+CurrentDevice::~CurrentDevice() { (void)cudaSetDevice(before_); }
+
 void Gpu::Open() {
   if (open_) return;
   int count = 0;
@@ -37,7 +49,7 @@ void Gpu::Open() {
     throw MemoryError(
         Invalid("device is {}, there are {} of them", device_, count));
   }
-  Check(cudaSetDevice(device_), "taking the device");
+  const CurrentDevice current(device_);
   Check(cudaEventCreateWithFlags(&behind_, cudaEventDisableTiming),
         "making an event");
   open_ = true;
@@ -58,7 +70,6 @@ void Gpu::Close() {
 }
 
 void Gpu::Use(cudaStream_t stream) {
-  Check(cudaSetDevice(device_), "taking the device");
   stream_ = stream;
   for (const Shown& shown : std::exchange(shown_, {})) {
     Check(cudaMemcpyAsync(shown.from, shown.to.data(), shown.to.size(),
@@ -67,6 +78,10 @@ void Gpu::Use(cudaStream_t stream) {
   }
   if (stream == last_ || Captures()) return;
   if (used_) {
+    if (IsCaptured(last_)) {  // This one would be from then on.
+      throw MemoryError(
+          Untimely("the stream of the call before is being captured"));
+    }
     Check(cudaEventRecord(behind_, last_), "ordering two streams");
     Check(cudaStreamWaitEvent(stream, behind_, 0), "ordering two streams");
   }
@@ -74,11 +89,7 @@ void Gpu::Use(cudaStream_t stream) {
   used_ = true;
 }
 
-bool Gpu::Captures() const {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  Check(cudaStreamIsCapturing(stream_, &status), "asking for a capture");
-  return status != cudaStreamCaptureStatusNone;
-}
+bool Gpu::Captures() const { return IsCaptured(stream_); }
 
 void Gpu::RefuseCapture(std::string_view what) const {
   if (!Captures()) return;
@@ -121,8 +132,8 @@ void Gpu::MakeSegments(std::size_t bytes) {
 void Gpu::FreeSegments() {
   for (Segment& segment : segments_) {
     // Of what is null, nothing happens.
-    (void)cudaFreeHost(segment.host);
     (void)cudaFree(segment.device);
+    (void)cudaFreeHost(segment.host);
     if (segment.done != nullptr) (void)cudaEventDestroy(segment.done);
     segment = Segment();
   }
@@ -135,7 +146,7 @@ Gpu::Staged Gpu::Stage(std::size_t bytes) {
   if (needed > segment_bytes_) {
     Check(cudaStreamSynchronize(stream_), "waiting for what is staged");
     FreeSegments();
-    MakeSegments(RoundUp(std::max(2 * needed, kSegmentBytes)));
+    MakeSegments(std::max(2 * needed, kSegmentBytes));
   }
   if (filled_ + needed > segment_bytes_) {
     Segment& full = segments_[segment_];
@@ -175,14 +186,15 @@ void Gpu::Show(std::byte* from, std::span<std::byte> to) {
   shown_.push_back({from, to});
 }
 
-TensorView Gpu::OnDevice(const TensorView& tensor) {
+bool Gpu::Holds(const TensorView& tensor) const {
   cudaPointerAttributes attributes = {};
   Check(cudaPointerGetAttributes(&attributes, tensor.data),
         "asking where a tensor is");
-  if (attributes.type == cudaMemoryTypeDevice ||
-      attributes.type == cudaMemoryTypeManaged) {
-    return tensor;
-  }
+  return attributes.type == cudaMemoryTypeDevice ||
+         attributes.type == cudaMemoryTypeManaged;
+}
+
+TensorView Gpu::StageCopy(const TensorView& tensor) {
   const Staged staged = Stage(DenseBytes(tensor.dtype, tensor.shape));
   CopyDense(tensor, staged.host);
   Send(staged);

@@ -22,6 +22,19 @@ namespace kvtwin::optimized::cuda {
 // Throws unless it is a success. `what` was tried.
 void Check(cudaError_t error, std::string_view what);
 
+// While it is there, this is the calling thread's device; then the one that was
+// it before.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
 class Gpu {
  public:
   // With `host_views`, who asks for rows gets copies in the memory of the host.
@@ -30,16 +43,19 @@ class Gpu {
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
 
-  // Requires, of all below: opened. Throws if there is no such device.
+  // Throws if there is no such device.
   void Open();
   void Close();
 
+  int device() const { return device_; }
   bool open() const { return open_; }
   bool host_views() const { return host_views_; }
   Device view_device() const {
     return host_views_ ? Device::kCpu : Device::kCuda;
   }
 
+  // Requires, of all below: opened, and that it is the current device.
+  //
   // What is called from now on is put on this stream, behind all that was put
   // on the one before. (Not while it is captured: then that is the caller's.)
   void Use(cudaStream_t stream);
@@ -87,9 +103,13 @@ class Gpu {
   void Show(std::byte* from, std::span<std::byte> to);
   void Hide() { shown_.clear(); }
 
-  // A tensor on the device: this one, or a dense copy that is staged, if it is
-  // in the memory of the host.
-  TensorView OnDevice(const TensorView& tensor);
+  // Whether a tensor is in the memory of a device, or of the host; of that, a
+  // dense copy that is staged.
+  bool Holds(const TensorView& tensor) const;
+  TensorView StageCopy(const TensorView& tensor);
+
+  // More than so much at once is better staged in parts.
+  static constexpr std::size_t kSegmentBytes = std::size_t{256} << 10;
 
  private:
   static constexpr std::size_t kSegments = 4;

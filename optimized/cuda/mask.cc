@@ -55,7 +55,7 @@ void DeviceMask::AskFor(const CellTable& table, const Sequence& sequence) {
     copy.words = gpu_.Allocate(WordsFor(cells_) * sizeof(std::uint64_t));
   }
   const std::uint64_t changes = sequence.changes - copy.changes;
-  if (!copy.known || changes > Sequence::kRecent) {
+  if (changes > Sequence::kRecent) {
     Check(cudaMemsetAsync(copy.words.get(), 0,
                           WordsFor(cells_) * sizeof(std::uint64_t),
                           gpu_.stream()),
@@ -75,7 +75,6 @@ void DeviceMask::AskFor(const CellTable& table, const Sequence& sequence) {
     }
   }
   copy.changes = sequence.changes;
-  copy.known = true;
 }
 
 void DeviceMask::Write(const CellTable& table, CellSpan, DType dtype) {

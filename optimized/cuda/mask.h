@@ -32,14 +32,12 @@ class DeviceMask final : public Mask {
     cells_due_ = cells;
     cells_to_ = to;
   }
-  std::span<const int> cells_due() const { return cells_due_; }
 
  private:
   // What the device knows of a sequence.
   struct Copy {
     std::shared_ptr<std::byte> words;
-    std::uint64_t changes = 0;  // Of the sequence, that it knows;
-    bool known = false;         // if any.
+    std::uint64_t changes = 0;  // Of the sequence; more than kRecent if any.
     std::uint64_t asked = 0;    // In which Write.
   };
 

@@ -31,6 +31,25 @@ std::vector<int> ListOf(const Selection& cells) {
   return list;
 }
 
+// Calls put(rows, first) for the tensor, [head_dim, heads, tokens], on the
+// device; if it is the host's, for parts of it that are staged one after the
+// other, `first` being the first token of each.
+template <class Put>
+void ForEachPart(Gpu& gpu, const TensorView& from, const Put& put) {
+  if (gpu.Holds(from)) return put(from, 0);
+  const std::int64_t row =
+      std::max<std::int64_t>(RunBytes(from.dtype, from.shape[0]), 1) *
+      from.shape[1];
+  const std::int64_t most = std::max<std::int64_t>(
+      static_cast<std::int64_t>(Gpu::kSegmentBytes) / row, 1);
+  for (std::int64_t first = 0; first < from.shape[2]; first += most) {
+    TensorView part = from;
+    part.data = from.at(0, 0, first);
+    part.shape[2] = std::min(most, from.shape[2] - first);
+    put(gpu.StageCopy(part), first);
+  }
+}
+
 std::size_t Product(std::int64_t a, std::size_t b) {
   std::size_t product;
   if (__builtin_mul_overflow(a, b, &product)) throw std::bad_alloc();
@@ -81,6 +100,16 @@ TensorView DeviceMemory::Tensor::Show(Gpu& gpu, CellSpan cells) {
   return mirror.Show(gpu, View(cells), rows.data, bytes());
 }
 
+// All of it, in the memory of the host.
+TensorView DeviceMemory::Tensor::Load(Gpu& gpu,
+                                      std::vector<std::byte>& to) const {
+  to.resize(bytes());
+  gpu.Download(rows.data, to);
+  TensorView loaded = View({0, static_cast<std::size_t>(rows.cells)});
+  loaded.data = to.data();
+  return loaded;
+}
+
 void DeviceMemory::Forget() { layers_.clear(); }
 
 DeviceMemory::Tensor DeviceMemory::MakeTensor(DType dtype, VLayout layout,
@@ -100,33 +129,42 @@ DeviceMemory::Tensor DeviceMemory::MakeTensor(DType dtype, VLayout layout,
 
 void DeviceMemory::NeedLayer(int layer, const RowDims& dims,
                              const LayerFormat& format) {
-  if (layers_.contains(layer)) return;
+  const auto known = layers_.find(layer);
+  // One of other dimensions is of a first Put that failed.
+  if (known != layers_.end() && known->second.dims == dims) return;
   // Both, or none: there may be no memory.
   Tensor key = MakeTensor(format.k_dtype, VLayout::kPlain, dims.k_head_dim,
                           dims.kv_heads, format.cells);
   Tensor value = MakeTensor(format.v_dtype, format.v_layout, dims.v_head_dim,
                             dims.kv_heads, format.cells);
-  layers_[layer] = {std::move(key), std::move(value)};
+  layers_[layer] = {dims, std::move(key), std::move(value)};
 }
 
-void DeviceMemory::SetCells(std::span<const int> cells) {
-  cells_.NeedRoom(gpu_, cells.size());
+void DeviceMemory::SetCells(std::span<const int> cells, std::size_t most) {
+  // For all that are to come: a Put that was captured finds them there.
+  cells_.NeedRoom(gpu_, most);
   mask_.SendAlong(cells, cells_.data());
+}
+
+void DeviceMemory::PutTo(const Layer& layer, const int* cells,
+                         const TensorView& key, const TensorView& value) {
+  for (const auto& [from, to] : {std::pair(&key, &layer.key.rows),
+                                 std::pair(&value, &layer.value.rows)}) {
+    ForEachPart(gpu_, *from, [&](const TensorView& rows, std::int64_t first) {
+      Check(PutRows(rows, cells + first, *to, gpu_.stream()), "storing rows");
+    });
+  }
 }
 
 void DeviceMemory::Put(int layer, const TensorView& key,
                        const TensorView& value) {
-  if (!mask_.cells_due().empty()) {  // No mask was built since.
-    cells_.Send(gpu_, mask_.cells_due());
-    mask_.SendAlong({}, nullptr);
-  }
-  const Layer& to = layers_.at(layer);
-  // One after the other: what is staged of a tensor is good until the next.
-  for (const auto& [from, rows] :
-       {std::pair(&key, &to.key.rows), std::pair(&value, &to.value.rows)}) {
-    Check(PutRows(gpu_.OnDevice(*from), cells_.data(), *rows, gpu_.stream()),
-          "storing rows");
-  }
+  PutTo(layers_.at(layer), cells_.data(), key, value);
+}
+
+void DeviceMemory::Store(int layer, std::span<const int> cells,
+                         const TensorView& key, const TensorView& value) {
+  other_cells_.Send(gpu_, cells);
+  PutTo(layers_.at(layer), other_cells_.data(), key, value);
 }
 
 void DeviceMemory::Move(std::span<const CellMove> moves) {
@@ -245,10 +283,9 @@ KvView DeviceMemory::Rows(int layer, CellSpan cells) {
 }
 
 KvView DeviceMemory::HostRows(int layer) {
-  Layer& rows = layers_.at(layer);
-  const CellSpan all{0, static_cast<std::size_t>(rows.key.rows.cells)};
-  return {.key = rows.key.Show(gpu_, all),
-          .value = rows.value.Show(gpu_, all),
+  const Layer& rows = layers_.at(layer);
+  return {.key = rows.key.Load(gpu_, host_rows_[0]),
+          .value = rows.value.Load(gpu_, host_rows_[1]),
           .mask = {},
           .first_cell = 0};
 }
@@ -261,7 +298,8 @@ std::shared_ptr<std::byte> DeviceSlotMemory::Allocate(std::size_t bytes) {
 }
 
 void DeviceSlotMemory::Store(const TensorView& from, std::byte* to) {
-  Check(CopyDense(gpu_.OnDevice(from), to, gpu_.stream()), "storing a slot");
+  const TensorView rows = gpu_.Holds(from) ? from : gpu_.StageCopy(from);
+  Check(CopyDense(rows, to, gpu_.stream()), "storing a slot");
 }
 
 TensorView DeviceSlotMemory::Show(const TensorView& view) {
@@ -304,13 +342,14 @@ void DevicePoolMemory::Store(std::span<const int> blocks, int start,
   device_cells_.Send(gpu_, cells_);
   for (const auto& [from, to] :
        {std::pair(&key, &keys), std::pair(&value, &values)}) {
-    const TensorView rows = gpu_.OnDevice(*from);
     const int parts = by_head ? static_cast<int>(to->heads) : 1;
-    for (int part = 0; part < parts; ++part) {
-      TensorView of_part = rows;
-      of_part.data = rows.at(0, part);
-      of_part.shape[1] /= parts;
-      Check(PutRows(of_part, device_cells_.data(),
+    ForEachPart(gpu_, *from, [&](const TensorView& rows, std::int64_t first) {
+      for (int part = 0; part < parts; ++part) {
+        TensorView of_part = rows;
+        of_part.data = rows.at(0, part);
+        of_part.shape[1] /= parts;
+        Check(
+            PutRows(of_part, device_cells_.data() + first,
                     {.data = to->data + static_cast<std::size_t>(part * size) *
                                             to->head_bytes(),
                      .dtype = to->dtype,
@@ -320,7 +359,8 @@ void DevicePoolMemory::Store(std::span<const int> blocks, int start,
                      .cells = std::numeric_limits<int>::max()},
                     gpu_.stream()),
             "storing rows");
-    }
+      }
+    });
   }
 }
 

@@ -4,6 +4,7 @@
 #ifndef KVTWIN_OPTIMIZED_CUDA_MEMORY_H_
 #define KVTWIN_OPTIMIZED_CUDA_MEMORY_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -20,8 +21,7 @@
 
 namespace kvtwin::optimized::cuda {
 
-// The cells that rows go to, always in the same place while they fit there: so
-// that a Put that was captured finds those of its time.
+// The cells that rows go to, always in the same place while they fit there.
 class DeviceCells {
  public:
   void NeedRoom(Gpu& gpu, std::size_t count);
@@ -41,8 +41,10 @@ class DeviceMemory final : public CacheMemory {
   void Forget() override;
   void NeedLayer(int layer, const RowDims& dims,
                  const LayerFormat& format) override;
-  void SetCells(std::span<const int> cells) override;
+  void SetCells(std::span<const int> cells, std::size_t most) override;
   void Put(int layer, const TensorView& key, const TensorView& value) override;
+  void Store(int layer, std::span<const int> cells, const TensorView& key,
+             const TensorView& value) override;
   void Move(std::span<const CellMove> moves) override;
   void ShiftKeys(const Selection& cells, const Shift& shift,
                  std::int32_t offset) override;
@@ -65,20 +67,26 @@ class DeviceMemory final : public CacheMemory {
     std::size_t bytes() const;
     TensorView View(CellSpan cells) const;
     TensorView Show(Gpu& gpu, CellSpan cells);
+    TensorView Load(Gpu& gpu, std::vector<std::byte>& to) const;
   };
   struct Layer {
+    RowDims dims;
     Tensor key;
     Tensor value;
   };
 
   Tensor MakeTensor(DType dtype, VLayout layout, int head_dim, int heads,
                     std::size_t cells) const;
+  void PutTo(const Layer& layer, const int* cells, const TensorView& key,
+             const TensorView& value);
   std::vector<std::byte> Gather(const Tensor& from, std::span<const int> cells);
 
   Gpu& gpu_;
   DeviceMask mask_;
   std::map<int, Layer> layers_;
-  DeviceCells cells_;
+  DeviceCells cells_;        // Of the pass.
+  DeviceCells other_cells_;  // Outside of one.
+  std::array<std::vector<std::byte>, 2> host_rows_;
   std::map<int, RowShift> shifts_;  // By k_head_dim.
   MoveChains chains_;
 };

@@ -36,7 +36,9 @@ class Session {
     if (!lost_.ok()) return lost_;
     try {
       // Before Init the cache says itself that it is too early.
-      if (gpu_.open()) gpu_.Use(stream_);
+      if (!gpu_.open()) return call();
+      const CurrentDevice current(gpu_.device());
+      gpu_.Use(stream_);
       return call();
     } catch (const MemoryError& error) {
       return error.status();
@@ -46,20 +48,18 @@ class Session {
   // One that may then have done half of it, and that no graph can repeat.
   template <class Call>
   auto Change(std::string_view what, const Call& call) -> decltype(call()) {
-    Status status = Try([&] {
+    return Try([&]() -> decltype(call()) {
       if (gpu_.open()) gpu_.RefuseCapture(what);
-      return Status();
+      try {
+        return call();
+      } catch (const MemoryError& error) {
+        lost_ = {error.status().code(),
+                 fmt::format("{}; {} was not finished, and what it was called "
+                             "of can only be closed",
+                             error.status().message(), what)};
+        return lost_;
+      }
     });
-    if (!status.ok()) return status;
-    try {
-      return call();
-    } catch (const MemoryError& error) {
-      lost_ = {error.status().code(),
-               fmt::format("{}; {} was not finished, and what it was called of "
-                           "can only be closed",
-                           error.status().message(), what)};
-      return lost_;
-    }
   }
 
  private:

@@ -29,6 +29,8 @@ std::array<std::int64_t, kCalls> counts;
 // CUDA's last error is one of each thread.
 thread_local cudaError_t last_error = cudaSuccess;
 
+thread_local int current_device = 0;
+
 // The failure of this call, if it is its turn.
 cudaError_t Fail(Call call) {
   Failure& failure = failures[static_cast<std::size_t>(call)];
@@ -51,6 +53,8 @@ Device& TheDevice() {
   static Device& device = *new Device;  // Caches may go after all statics.
   return device;
 }
+
+int CurrentDevice() { return current_device; }
 
 std::mutex& TheMutex() {
   static std::mutex& mutex = *new std::mutex;
@@ -92,6 +96,11 @@ void SetDriverTooOld(bool old) {
   TheDevice().driver_too_old = old;
 }
 
+void SetDevices(int count) {
+  const std::lock_guard lock(TheMutex());
+  TheDevice().count = count;
+}
+
 void SetSeed(std::uint64_t seed) {
   const std::lock_guard lock(TheMutex());
   TheDevice().streams.SetSeed(seed);
@@ -115,6 +124,8 @@ void Reset() {
   device.sticky = cudaSuccess;
   device.none = false;
   device.driver_too_old = false;
+  device.count = 1;
+  current_device = 0;
   last_error = cudaSuccess;
 }
 
@@ -180,9 +191,9 @@ cudaError_t cudaPeekAtLastError() {
 
 cudaError_t cudaGetDeviceCount(int* count) {
   if (count != nullptr) *count = 0;
-  return Do(Call::kDevice, [&](Device&) {
+  return Do(Call::kDevice, [&](Device& it) {
     if (count == nullptr) return cudaErrorInvalidValue;
-    *count = 1;
+    *count = it.count;
     return cudaSuccess;
   });
 }
@@ -190,14 +201,16 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaGetDevice(int* device) {
   return Do(Call::kDevice, [&](Device&) {
     if (device == nullptr) return cudaErrorInvalidValue;
-    *device = 0;
+    *device = kvtwin::emulator::CurrentDevice();
     return cudaSuccess;
   });
 }
 
 cudaError_t cudaSetDevice(int device) {
-  return Do(Call::kDevice, [&](Device&) {
-    return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+  return Do(Call::kDevice, [&](Device& it) {
+    if (device < 0 || device >= it.count) return cudaErrorInvalidDevice;
+    kvtwin::emulator::current_device = device;
+    return cudaSuccess;
   });
 }
 

@@ -67,6 +67,10 @@ void FailNext(Call call, cudaError_t error, int after = 0, bool sticky = false);
 void SetNoDevice(bool none);
 void SetDriverTooOld(bool old);
 
+// How many devices there are: more than 1 are one under several numbers, whose
+// memory is that of the number it was allocated for. Reset() makes it 1.
+void SetDevices(int count);
+
 // Draws the order of blocks, of threads, of what streams do. With 0, which is
 // the default (or $KVTWIN_EMULATOR_SEED), streams do nothing until somebody
 // waits for it, and then no more than what is waited for; with other seeds they

@@ -138,6 +138,7 @@ class Memory {
     std::size_t bytes;
     std::byte* mapped;  // With its guards.
     std::size_t mapped_bytes;
+    int device;
   };
 
   Memory();
@@ -220,8 +221,10 @@ struct Device {
   cudaError_t sticky = cudaSuccess;
   bool none = false;
   bool driver_too_old = false;
+  int count = 1;
 };
 Device& TheDevice();
+int CurrentDevice();  // Of the thread.
 std::mutex& TheMutex();
 
 // Counts the call and says whether it may go on.

@@ -41,7 +41,7 @@ cudaError_t Memory::Allocate(Kind kind, std::size_t bytes, Random& random,
   }
   const std::size_t room = RoundUp(bytes, kAlign);
   const std::size_t pages = RoundUp(room, kPage);
-  Piece piece = {kind, bytes, nullptr, pages + 2 * kPage};
+  Piece piece = {kind, bytes, nullptr, pages + 2 * kPage, CurrentDevice()};
   void* mapped = mmap(nullptr, piece.mapped_bytes, PROT_NONE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return cudaErrorMemoryAllocation;
@@ -255,7 +255,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
     std::size_t offset = 0;
     const auto* const piece = device.memory.Around(pointer, &offset);
     if (piece == nullptr) return cudaSuccess;
-    attributes->device = 0;
+    attributes->device = piece->device;
     attributes->devicePointer = const_cast<void*>(pointer);
     attributes->type = cudaMemoryTypeHost;
     if (piece->kind == Kind::kDevice) {
