@@ -29,6 +29,9 @@ namespace fs = std::filesystem;
 constexpr std::string_view kRooms[] = {"include", "core", "reference",
                                        "optimized", "props"};
 
+// The objects of the twin cuda, compiled for the emulator.
+constexpr std::string_view kEmulated = "/kvtwin_emulated.dir/";
+
 Status Wrong(std::string message) {
   return {StatusCode::kInvalidArgument, std::move(message)};
 }
@@ -160,7 +163,9 @@ class Copy {
           fs::recursive_directory_iterator(workshop.sources / room);
       for (const fs::directory_entry& entry : all) {
         const fs::path extension = entry.path().extension();
-        if (extension != ".cc" && extension != ".h") continue;
+        if (extension != ".cc" && extension != ".h" && extension != ".cu") {
+          continue;
+        }
         const fs::path to =
             sources_ / entry.path().lexically_relative(workshop.sources);
         fs::create_directories(to.parent_path());
@@ -200,24 +205,28 @@ class Copy {
   }
 
   std::string Build() {
-    std::string objects;
-    for (std::size_t i = 0; i < workshop_.compile.size(); ++i) {
-      if (!Changed(workshop_.compiled[i])) continue;
-      std::string command = workshop_.compile[i];
+    std::string link = workshop_.link;
+    std::string objects;  // That the link does not name.
+    int compiled = 0;
+    for (const auto& [name, compile, source] : workshop_.objects) {
+      if (!Changed(source)) continue;
+      std::string command = compile;
       Replace(command, workshop_.sources.string(), sources_.string());
-      const fs::path object = scratch_.path() / fmt::format("{}.o", i);
+      const fs::path object = scratch_.path() / fmt::format("{}.o", compiled++);
       // A bug may well leave something unused.
       command += " -w -o " + Quoted(object);
       const Ran ran = Run(command, workshop_.build, scratch_.path());
       if (ran.exit_code != 0) return "does not compile: " + LastLines(ran.err);
-      objects += " " + Quoted(object);
+      const std::string replaced = " " + Quoted(object);
+      if (!Replace(link, fmt::format(" {} ", name), replaced + " ")) {
+        objects += replaced;
+      }
     }
-    if (objects.empty()) return "changes nothing that is compiled";
+    if (compiled == 0) return "changes nothing that is compiled";
     // Before the libraries, whose own objects of these names then stay out.
-    std::string command = workshop_.link;
-    Replace(command, fmt::format(" -o {} ", workshop_.linked),
+    Replace(link, fmt::format(" -o {} ", workshop_.linked),
             fmt::format(" -o {}{} ", Quoted(linked()), objects));
-    const Ran ran = Run(command, workshop_.build, scratch_.path());
+    const Ran ran = Run(link, workshop_.build, scratch_.path());
     if (ran.exit_code != 0) return "does not link: " + LastLines(ran.err);
     return "";
   }
@@ -226,7 +235,7 @@ class Copy {
   std::optional<Catch> Fuzz(const std::string& kind, int seed, double seconds,
                             std::string& error) {
     std::string command = Quoted(linked());
-    if (workshop_.backend) {  // Loaded by one that is well.
+    if (backend()) {  // Loaded by one that is well.
       command =
           fmt::format("env LD_LIBRARY_PATH={} {}", Quoted(scratch_.path()),
                       Quoted(workshop_.build / "kvtwin"));
@@ -234,7 +243,8 @@ class Copy {
     command +=
         fmt::format(" fuzz --json --seed {} --seconds {}", seed, seconds);
     if (!kind.empty()) command += " --kind " + Quoted(kind);
-    if (workshop_.backend) {
+    if (workshop_.planted == Planted::kCuda) command += " --twin cuda";
+    if (backend()) {
       command += " --level identity --backend " +
                  Quoted(workshop_.build / "backends/twin_backend.so");
     }
@@ -255,8 +265,10 @@ class Copy {
   }
 
  private:
+  bool backend() const { return workshop_.planted == Planted::kLibrary; }
+
   fs::path linked() const {
-    return scratch_.path() / (workshop_.backend ? "libkvtwin.so.0" : "kvtwin");
+    return scratch_.path() / (backend() ? "libkvtwin.so.0" : "kvtwin");
   }
 
   bool Changed(const fs::path& file) const {
@@ -271,6 +283,59 @@ class Copy {
   fs::path sources_;
   std::set<fs::path> changed_;
 };
+
+// How the build calls what is linked anew.
+struct Link {
+  std::string target;
+  std::string output;  // As the link's line has it.
+};
+
+Link LinkOf(Planted planted) {
+  switch (planted) {
+    case Planted::kLibrary:
+      return {"kvtwin_shared", " -o libkvtwin.so."};
+    case Planted::kCuda:
+      return {"kvtwin-emulated", " -o kvtwin-emulated "};
+    default:
+      return {"kvtwin_command", " -o kvtwin "};
+  }
+}
+
+// "... -o CMakeFiles/kvtwin.dir/core/status.cc.o -c ..."; an object of the
+// command, not of the tests. Else, none.
+std::optional<Workshop::Object> ObjectOf(const nlohmann::json& one,
+                                         const fs::path& sources) {
+  std::string command = one.value("command", "");
+  const std::size_t begin = command.find(" -o ");
+  const std::size_t end = command.find(' ', begin + 4);
+  if (begin == std::string::npos || end == std::string::npos) {
+    return std::nullopt;
+  }
+  Workshop::Object object;
+  object.name = command.substr(begin + 4, end - begin - 4);
+  constexpr std::string_view kOurs[] = {"/kvtwin.dir/", "/kvtwin_props.dir/",
+                                        kEmulated};
+  const bool ours =
+      std::any_of(std::begin(kOurs), std::end(kOurs), [&](auto target) {
+        return object.name.find(target) != std::string::npos;
+      });
+  if (!ours) return std::nullopt;
+  command.erase(begin, end - begin);
+  fs::path file = one.value("file", "");
+  // A kernel is compiled as what the build has made for it: an #include.
+  constexpr std::string_view kGenerated = "/emulated/";
+  const std::size_t at = file.string().rfind(kGenerated);
+  if (at != std::string::npos && file.string().ends_with(".cu.cc")) {
+    const fs::path kernel =
+        (sources / file.string().substr(at + kGenerated.size()))
+            .replace_extension();
+    Replace(command, file.string(), "-x c++ " + kernel.string());
+    file = kernel;
+  }
+  object.compile = command;
+  object.source = file.lexically_relative(sources);
+  return object;
+}
 
 // Into `finding`.
 void Visit(const Workshop& workshop, const MuseumOptions& options,
@@ -303,7 +368,8 @@ Result<std::vector<Exhibit>> ReadExhibits(const fs::path& folder) {
             std::pair("reference: ", &one.reference),
             std::pair("wrong: ", &one.wrong),
             std::pair("operation: ", &one.operation),
-            std::pair("needs: ", &one.needs), std::pair("kind: ", &one.kind)}) {
+            std::pair("needs: ", &one.needs), std::pair("kind: ", &one.kind),
+            std::pair("twin: ", &one.twin)}) {
         if (line.starts_with(key)) {
           *value = line.substr(std::string_view(key).size());
         }
@@ -327,10 +393,10 @@ Result<std::vector<Exhibit>> ReadExhibits(const fs::path& folder) {
   return exhibits;
 }
 
-Result<Workshop> FindWorkshop(const fs::path& build, bool backend) {
+Result<Workshop> FindWorkshop(const fs::path& build, Planted planted) {
   Workshop workshop;
   workshop.build = fs::absolute(build);
-  workshop.backend = backend;
+  workshop.planted = planted;
   std::ifstream cache(build / "CMakeCache.txt");
   constexpr std::string_view kHome = "CMAKE_HOME_DIRECTORY:INTERNAL=";
   for (std::string line; std::getline(cache, line);) {
@@ -345,23 +411,22 @@ Result<Workshop> FindWorkshop(const fs::path& build, bool backend) {
                     "CMAKE_EXPORT_COMPILE_COMMANDS on (the presets do that)",
                     build.string()));
   }
+  std::set<fs::path> emulated;
   for (const auto& one : commands) {
-    // "... -o CMakeFiles/kvtwin.dir/core/status.cc.o -c ..."; an object of the
-    // command, not of the tests, and it goes elsewhere.
-    std::string command = one.value("command", "");
-    const std::size_t begin = command.find(" -o ");
-    const std::size_t end = command.find(' ', begin + 4);
-    if (begin == std::string::npos || end == std::string::npos) continue;
-    const std::string object = command.substr(begin, end - begin);
-    if (object.find("/kvtwin.dir/") == std::string::npos &&
-        object.find("/kvtwin_props.dir/") == std::string::npos) {
-      continue;
+    auto object = ObjectOf(one, workshop.sources);
+    if (!object) continue;
+    if (object->name.find(kEmulated) != std::string::npos) {
+      if (planted != Planted::kCuda) continue;
+      emulated.insert(object->source);
     }
-    workshop.compile.push_back(command.erase(begin, end - begin));
-    const fs::path file = one.value("file", "");
-    workshop.compiled.push_back(file.lexically_relative(workshop.sources));
+    workshop.objects.push_back(std::move(*object));
   }
-  const std::string target = backend ? "kvtwin_shared" : "kvtwin_command";
+  // The library has some of them as well, which stay out.
+  std::erase_if(workshop.objects, [&](const Workshop::Object& one) {
+    return one.name.find(kEmulated) == std::string::npos &&
+           emulated.contains(one.source);
+  });
+  const auto [target, output] = LinkOf(planted);
   const fs::path make_link =
       build / "CMakeFiles" / (target + ".dir") / "link.txt";
   std::string links = ReadText(make_link);
@@ -370,7 +435,6 @@ Result<Workshop> FindWorkshop(const fs::path& build, bool backend) {
     links = Run("ninja -t commands " + target, build, scratch.path()).out;
   }
   std::istringstream lines(links);
-  const std::string output = backend ? " -o libkvtwin.so." : " -o kvtwin ";
   for (std::string line; std::getline(lines, line);) {
     const std::size_t at = line.find(output);
     if (at == std::string::npos) continue;

@@ -25,6 +25,7 @@ struct Exhibit {
   std::string operation;  // Which operation does it.
   std::string needs;      // "fast paths" if it is in one of these, or none.
   std::string kind;       // "paged" if that kind of cache has it, or none.
+  std::string twin;       // The only one that has it, or none.
 };
 
 // The exhibits in a folder of patches, by id; or what is wrong with one.
@@ -45,23 +46,34 @@ struct ExhibitReport {
   std::vector<Catch> catches;  // One for each seed that found it.
 };
 
+// What bugs are built into.
+enum class Planted {
+  kCommand,
+  kLibrary,  // The shared one, for the optimized twin as a backend
+             // (props/twin_backend.c).
+  kCuda,     // The command with the twin cuda, on the emulator.
+};
+
 // Where the command was built: what is not changed by a patch is taken from
 // there.
 struct Workshop {
+  struct Object {
+    std::string name;     // As a link has it.
+    std::string compile;  // The command, but for that.
+    std::filesystem::path source;
+  };
+
   std::filesystem::path sources;
   std::filesystem::path build;
-  // By object: how it is compiled, but for its name, and from what.
-  std::vector<std::string> compile;
-  std::vector<std::filesystem::path> compiled;
+  std::vector<Object> objects;
   std::string link;
   std::string linked;  // "kvtwin", as the link names it.
-  bool backend = false;
+  Planted planted = Planted::kCommand;
 };
 
-// Or why that folder is none. With `backend`, what is linked anew is the shared
-// library, for the optimized twin as a backend (props/twin_backend.c); else the
-// command.
-Result<Workshop> FindWorkshop(const std::filesystem::path& build, bool backend);
+// Or why that folder is none.
+Result<Workshop> FindWorkshop(const std::filesystem::path& build,
+                              Planted planted);
 
 struct MuseumOptions {
   int seeds = 20;

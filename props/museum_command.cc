@@ -26,6 +26,7 @@ struct Arguments {
   std::string patches;
   bool json = false;
   bool backend = false;
+  std::string twin = "optimized";
 };
 
 struct Numbers {
@@ -167,17 +168,28 @@ std::string TableText(const std::vector<ExhibitReport>& findings, int seeds) {
   return text;
 }
 
+// Why there is no such bug to be found; none: there is.
+std::string WhyNot(const Exhibit& exhibit, const std::string& twin) {
+  if (!exhibit.twin.empty() && exhibit.twin != twin) {
+    return fmt::format("only the twin {} has such code", exhibit.twin);
+  }
+  if (exhibit.needs == "fast paths" && !optimized::TakeFastPath(true)) {
+    return "fast paths are off";
+  }
+  return "";
+}
+
 // The chosen ones; not found: a message.
 Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
-                                    const std::vector<std::string>& only,
-                                    bool apply_only) {
+                                    const Arguments& arguments) {
   Result<std::vector<Exhibit>> all = ReadExhibits(folder);
   if (!all.ok()) return all;
-  // Where no path is taken there is no bug of it.
-  if (!apply_only && !optimized::TakeFastPath(true)) {
-    std::erase_if(*all, [](const Exhibit& one) {
-      if (one.needs != "fast paths") return false;
-      fmt::print(stderr, "{} is left out: fast paths are off\n", one.id);
+  const std::vector<std::string>& only = arguments.only;
+  if (!arguments.options.apply_only) {
+    std::erase_if(*all, [&](const Exhibit& one) {
+      const std::string why = WhyNot(one, arguments.twin);
+      if (why.empty()) return false;
+      fmt::print(stderr, "{} is left out: {}\n", one.id, why);
       return true;
     });
   }
@@ -209,12 +221,14 @@ int RunMuseum(const Arguments& arguments) {
   if (build.empty())
     build = fs::read_symlink("/proc/self/exe", error).parent_path();
   const Result<Workshop> workshop =
-      FindWorkshop(fs::absolute(build, error), arguments.backend);
+      FindWorkshop(fs::absolute(build, error),
+                   arguments.backend          ? Planted::kLibrary
+                   : arguments.twin == "cuda" ? Planted::kCuda
+                                              : Planted::kCommand);
   if (!workshop.ok()) return refuse(workshop.status());
   fs::path patches = arguments.patches;
   if (patches.empty()) patches = workshop->sources / "props/museum";
-  const Result<std::vector<Exhibit>> exhibits =
-      Chosen(patches, arguments.only, arguments.options.apply_only);
+  const Result<std::vector<Exhibit>> exhibits = Chosen(patches, arguments);
   if (!exhibits.ok()) return refuse(exhibits.status());
 
   MuseumOptions options = arguments.options;
@@ -272,9 +286,16 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
                      "a folder of patches, if not props/museum");
   museum->add_flag("--apply-only", options.apply_only,
                    "only see whether the patches apply");
-  museum->add_flag("--backend", arguments->backend,
-                   "plant each bug in the shared library, which the command "
-                   "then drives as a backend");
+  museum
+      ->add_option("--twin", arguments->twin,
+                   "the twin that has the bugs; cuda: that of kvtwin-emulated")
+      ->check(CLI::IsMember({"optimized", "cuda"}))
+      ->capture_default_str();
+  museum
+      ->add_flag("--backend", arguments->backend,
+                 "plant each bug in the shared library, which the command "
+                 "then drives as a backend")
+      ->excludes("--twin");
   museum->add_flag("--json", arguments->json, "print a JSON list");
   museum->callback(
       [arguments, &exit_code] { exit_code = RunMuseum(*arguments); });
