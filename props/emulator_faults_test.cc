@@ -216,6 +216,24 @@ TEST_F(CudaFaults, AKernelThatFailedIsTheEndAndSaidEachTime) {
   cache->Close();
 }
 
+TEST_F(CudaFaults, ACacheThatIsClosedHasNoMemory) {
+  const auto free_bytes = [] {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+    return free;
+  };
+  TestCache cache({}, "cuda");
+  ASSERT_TRUE(Init(*cache).ok());
+  const std::size_t before = free_bytes();  // What is staged has its place.
+  cache.Append(0, 0, {1, 2});
+  ASSERT_TRUE(cache->Snapshot().ok());
+  EXPECT_LT(free_bytes(), before - 256);
+  cache->Close();
+  // But for that, and the cells of a pass.
+  EXPECT_EQ(free_bytes(), before - 4 * sizeof(int));
+}
+
 TEST_F(CudaFaults, HalfARemoveIsTheEndOfTheCache) {
   CacheSpec spec;
   spec.shift.kind = ShiftKind::kAdd;

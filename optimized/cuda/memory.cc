@@ -110,7 +110,10 @@ TensorView DeviceMemory::Tensor::Load(Gpu& gpu,
   return loaded;
 }
 
-void DeviceMemory::Forget() { layers_.clear(); }
+void DeviceMemory::Forget() {
+  layers_.clear();
+  host_rows_ = {};
+}
 
 DeviceMemory::Tensor DeviceMemory::MakeTensor(DType dtype, VLayout layout,
                                               int head_dim, int heads,
