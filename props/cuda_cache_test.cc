@@ -496,8 +496,12 @@ TEST_F(CudaCaches, OfNoSuchDevice) {
 }
 
 TEST_F(CudaCaches, PoolsHoldWhatTheReferenceHolds) {
-  for (const PagedLayout layout :
-       {PagedLayout::kTokenMajor, PagedLayout::kHeadMajor}) {
+  // Of wide rows, a part of them at a time comes from the host.
+  for (const auto& [layout, head_dim] :
+       {std::pair(PagedLayout::kTokenMajor, kHeadDim),
+        {PagedLayout::kHeadMajor, kHeadDim},
+        {PagedLayout::kTokenMajor, 1 << 14},
+        {PagedLayout::kHeadMajor, 1 << 14}}) {
     PagedSpec spec;
     spec.dtype = DType::kF16;
     spec.layers = 2;
@@ -505,14 +509,14 @@ TEST_F(CudaCaches, PoolsHoldWhatTheReferenceHolds) {
     spec.block_size = 4;
     spec.max_seq_len = 32;
     spec.kv_heads = kHeads;
-    spec.k_head_dim = spec.v_head_dim = kHeadDim;
+    spec.k_head_dim = spec.v_head_dim = head_dim;
     spec.layout = layout;
     auto made = CudaPool::Make(spec);
     ASSERT_TRUE(made.ok()) << made.status().ToString();
     auto reference = *MakePagedPool(spec, "reference");
     PagedPool& pool = (*made)->On(stream_);
     EXPECT_TRUE(pool.IsOnGPU());
-    Rows rows(6);
+    Rows rows(6, head_dim);
     rows.Fill(1, stream_);
     for (PagedPool* each : {&pool, reference.get()}) {
       ASSERT_EQ(*each->Open(), 0);
