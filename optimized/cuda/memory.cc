@@ -151,12 +151,13 @@ void DeviceMemory::SetCells(std::span<const int> cells, std::size_t most) {
 
 void DeviceMemory::PutTo(const Layer& layer, const int* cells,
                          const TensorView& key, const TensorView& value) {
-  for (const auto& [from, to] : {std::pair(&key, &layer.key.rows),
-                                 std::pair(&value, &layer.value.rows)}) {
-    ForEachPart(gpu_, *from, [&](const TensorView& rows, std::int64_t first) {
-      Check(PutRows(rows, cells + first, *to, gpu_.stream()), "storing rows");
+  const auto put = [&](const TensorView& from, const StoredRows& to) {
+    ForEachPart(gpu_, from, [&](const TensorView& rows, std::int64_t first) {
+      Check(PutRows(rows, cells + first, to, gpu_.stream()), "storing rows");
     });
-  }
+  };
+  put(key, layer.key.rows);
+  put(value, layer.value.rows);
 }
 
 void DeviceMemory::Put(int layer, const TensorView& key,
@@ -343,28 +344,28 @@ void DevicePoolMemory::Store(std::span<const int> blocks, int start,
                      position % size);
   }
   device_cells_.Send(gpu_, cells_);
-  for (const auto& [from, to] :
-       {std::pair(&key, &keys), std::pair(&value, &values)}) {
-    const int parts = by_head ? static_cast<int>(to->heads) : 1;
-    ForEachPart(gpu_, *from, [&](const TensorView& rows, std::int64_t first) {
+  const auto put = [&](const TensorView& from, const PoolRows& to) {
+    const int parts = by_head ? static_cast<int>(to.heads) : 1;
+    ForEachPart(gpu_, from, [&](const TensorView& rows, std::int64_t first) {
       for (int part = 0; part < parts; ++part) {
         TensorView of_part = rows;
         of_part.data = rows.at(0, part);
         of_part.shape[1] /= parts;
-        Check(
-            PutRows(of_part, device_cells_.data() + first,
-                    {.data = to->data + static_cast<std::size_t>(part * size) *
-                                            to->head_bytes(),
-                     .dtype = to->dtype,
-                     .layout = VLayout::kPlain,
-                     .head_dim = static_cast<int>(to->head_dim),
-                     .heads = static_cast<int>(of_part.shape[1]),
-                     .cells = std::numeric_limits<int>::max()},
-                    gpu_.stream()),
-            "storing rows");
+        Check(PutRows(of_part, device_cells_.data() + first,
+                      {.data = to.data + static_cast<std::size_t>(part * size) *
+                                             to.head_bytes(),
+                       .dtype = to.dtype,
+                       .layout = VLayout::kPlain,
+                       .head_dim = static_cast<int>(to.head_dim),
+                       .heads = static_cast<int>(of_part.shape[1]),
+                       .cells = std::numeric_limits<int>::max()},
+                      gpu_.stream()),
+              "storing rows");
       }
     });
-  }
+  };
+  put(key, keys);
+  put(value, values);
 }
 
 void DevicePoolMemory::CopyBlock(std::span<const PoolRows> tensors, int from,
