@@ -487,6 +487,49 @@ TEST_F(CudaCaches, RefuseWhatNoGraphCanRepeat) {
   ExpectSame(stream_);  // All is as it was.
 }
 
+// In a wrapper, whose caches are on the stream that it is called on.
+TEST_F(CudaCaches, EncodersHoldWhatTheReferenceHolds) {
+  CacheSpec spec;
+  spec.kind = Kind::kWrapper;
+  spec.caches = {CacheSpec(), CacheSpec()};
+  spec.caches[0].kind = Kind::kEncoder;
+  for (const VLayout layout : {VLayout::kPlain, VLayout::kPermuted}) {
+    cuda_ = *CudaCache::Make(spec);
+    reference_ = *MakeCache(spec, "reference");
+    Rows rows(3);
+    rows.Fill(1, stream_);
+    const std::vector<std::int32_t> positions = {0, 1, 2};
+    const std::vector<int> sequences = {0, 0, 0};
+    const std::vector<int> multimodal = {1};
+    CacheState states[2];
+    for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
+      const bool device = cache != reference_.get();
+      ASSERT_TRUE(cache->SetConfig({.v_layout = layout}).ok());
+      ASSERT_TRUE(cache->Init(DType::kF32, 1, kCapacity, 16).ok());
+      ASSERT_TRUE(cache
+                      ->StartForward({.positions = positions,
+                                      .sequences = sequences,
+                                      .multimodal = multimodal},
+                                     /*reserve=*/false)
+                      .ok());
+      for (const int type : {0, 1}) {
+        ASSERT_TRUE(cache->SetLayerType(type).ok());
+        const TensorView view = device ? rows.OnDevice() : rows.OnHost();
+        ASSERT_TRUE(cache->UnderlyingCache()->Put(view, view).ok());
+        const KvView due = *reference_->Get();
+        const KvView got = *cache->UnderlyingCache()->Get();
+        if (!device) continue;
+        EXPECT_EQ(got.device, Device::kCuda);
+        EXPECT_EQ(got.stream, stream_);
+        EXPECT_EQ(Read(got.key, stream_), CopyOf(due.key, due.key.dtype));
+      }
+      ASSERT_TRUE(cache->SnapshotTo(states[device ? 1 : 0]).ok());
+    }
+    EXPECT_EQ(states[0], states[1]);
+    EXPECT_TRUE(*cuda_->On(stream_).UnderlyingCache()->CanResume(0, 3));
+  }
+}
+
 TEST_F(CudaCaches, OfNoSuchDevice) {
   const auto far = CudaCache::Make({}, 1000);
   ASSERT_TRUE(far.ok());

@@ -306,12 +306,21 @@ void DeviceSlotMemory::Store(const TensorView& from, std::byte* to) {
   Check(CopyDense(rows, to, gpu_.stream()), "storing a slot");
 }
 
-TensorView DeviceSlotMemory::Show(const TensorView& view) {
-  if (!gpu_.host_views()) return view;
+TensorView DeviceSlotMemory::Mirrored(const TensorView& view) {
   // It is this memory's own.
   auto* data = static_cast<std::byte*>(const_cast<void*>(view.data));
   return mirrors_[data].Show(gpu_, view, data,
                              DenseBytes(view.dtype, view.shape));
+}
+
+KvView DeviceSlotMemory::Show(const TensorView& key, const TensorView& value) {
+  if (gpu_.host_views()) {
+    return SlotMemory::Show(Mirrored(key), Mirrored(value));
+  }
+  KvView view = SlotMemory::Show(key, value);
+  view.device = Device::kCuda;
+  view.stream = gpu_.stream();
+  return view;
 }
 
 DenseTensor DeviceSlotMemory::Load(const TensorView& view) const {
