@@ -339,6 +339,38 @@ TEST_F(CudaCaches, AreRestoredFromStatesOfTheReference) {
   ExpectSame(stream_);
 }
 
+// Shifted by the host, which is sent the rows as they are stored.
+TEST_F(CudaCaches, ShiftByAFunctionOfYourOwn) {
+  CacheSpec spec;
+  spec.shift.kind = ShiftKind::kCustom;
+  spec.shift.fn = [](int, std::int32_t offset, int head_dim, int,
+                     std::span<float> key) {
+    for (int i = 0; i < head_dim; ++i) {  // The second head stays.
+      key[static_cast<std::size_t>(i)] += static_cast<float>(offset);
+    }
+    return Status();
+  };
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kQ8}) {
+    const auto cuda = *CudaCache::Make(spec);
+    const auto reference = *MakeCache(spec, "reference");
+    Rows rows(4, 32);
+    rows.Fill(1, stream_);
+    const std::vector<std::int32_t> positions = {0, 1, 2, 3};
+    const std::vector<int> sequences = {0, 0, 0, 0};
+    for (Cache* cache : {reference.get(), &cuda->On(stream_)}) {
+      ASSERT_TRUE(cache->Init(dtype, 1, kCapacity, 4).ok());
+      ASSERT_TRUE(
+          cache
+              ->StartForward({.positions = positions, .sequences = sequences},
+                             /*reserve=*/false)
+              .ok());
+      ASSERT_TRUE(cache->Put(rows.OnHost(), rows.OnHost()).ok());
+      ASSERT_TRUE(cache->Remove(0, 1, 2).ok());
+    }
+    EXPECT_EQ(*cuda->On(stream_).Snapshot(), *reference->Snapshot());
+  }
+}
+
 // More than is staged at once, of some rows and of one alone, without a wait
 // between.
 TEST_F(CudaCaches, TakeMuchOfTheHost) {
@@ -470,7 +502,9 @@ TEST_F(CudaCaches, RefuseWhatNoGraphCanRepeat) {
       cache.Put(rows.OnHost(), rows.OnHost()),
       cache.Remove(0, 0, kOpenEnd),
       cache.SnapshotTo(state),
+      cache.SnapshotOf(0).status(),
       cache.Restore(state),
+      cache.AddSequence(2, state),
   };
   for (const Status& status : refused) {
     EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
