@@ -38,7 +38,6 @@ class CudaFaults : public ::testing::Test {
 void ExpectError(const Status& status, const std::string& name) {
   EXPECT_EQ(status.code(), StatusCode::kDeviceError) << status.ToString();
   EXPECT_THAT(status.message(), StartsWith(name + ": "));
-  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // It is told once.
 }
 
 TEST_F(CudaFaults, WithoutADeviceInitSaysSo) {
@@ -65,6 +64,7 @@ TEST_F(CudaFaults, ALayerWithoutMemoryCanBeTriedAgain) {
     const std::vector<float> tags = {1, 2};
     const TensorView rows = DenseView(tags.data(), DType::kF32, {1, 1, 2, 1});
     ExpectError(cache->Put(rows, rows), "cudaErrorMemoryAllocation");
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // It is told once.
     EXPECT_EQ(cache->Get().status().code(), StatusCode::kFailedPrecondition);
     // A layer of other dimensions, too: the first was never made.
     const std::vector<float> wide = {1, 2, 3, 4};
@@ -250,6 +250,25 @@ TEST_F(CudaFaults, HalfARemoveIsTheEndOfTheCache) {
   ExpectError(cache->Get().status(), "cudaErrorLaunchOutOfResources");
   EXPECT_EQ(cache.Start({0}, {1}), StatusCode::kDeviceError);
   cache->Close();
+}
+
+TEST_F(CudaFaults, HalfAnAppendIsTheEndOfThePool) {
+  PagedSpec spec;
+  spec.layers = 1;
+  spec.blocks = 4;
+  spec.block_size = 2;
+  spec.max_seq_len = 8;
+  spec.kv_heads = spec.k_head_dim = spec.v_head_dim = 1;
+  const auto pool = *MakePagedPool(spec, "cuda");
+  ASSERT_TRUE(pool->Open().ok());
+  const std::vector<float> tags = {1, 2, 3};
+  const TensorView rows = DenseView(tags.data(), DType::kF32, {1, 1, 3, 1});
+  ASSERT_TRUE(pool->Append(0, 0, rows, rows).ok());
+  emulator::FailNext(Call::kLaunch, cudaErrorLaunchOutOfResources, 1);
+  const Status status = pool->Append(0, 0, rows, rows).status();
+  ExpectError(status, "cudaErrorLaunchOutOfResources");
+  EXPECT_THAT(status.message(), HasSubstr("Append was not finished"));
+  ExpectError(pool->Views(0, 0).status(), "cudaErrorLaunchOutOfResources");
 }
 
 // Whatever fails, at whichever call: it is an answer, and what answers ok then
