@@ -17,6 +17,10 @@ void SlotMemory::Store(const TensorView& from, std::byte* to) {
   CopyDense(from, to);
 }
 
+KvView SlotMemory::Show(const TensorView& key, const TensorView& value) {
+  return {.key = key, .value = value, .mask = {}, .first_cell = 0};
+}
+
 DenseTensor SlotMemory::Load(const TensorView& view) const {
   return CopyOf(view, view.dtype);
 }
@@ -82,10 +86,7 @@ void EncoderCache::DoPut(const TensorView& key, const TensorView& value) {
 
 KvView EncoderCache::DoGet() {
   const Slot& slot = slots_.at(layer());
-  return {.key = memory_->Show(slot.key.view),
-          .value = memory_->Show(slot.value.view),
-          .mask = {},
-          .first_cell = 0};
+  return memory_->Show(slot.key.view, slot.value.view);
 }
 
 void EncoderCache::DoSaveSlots(CacheState& state) const {

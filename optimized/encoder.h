@@ -26,8 +26,8 @@ class SlotMemory {
   virtual std::shared_ptr<std::byte> Allocate(std::size_t bytes);
   // Makes a dense copy there, dtype unchanged.
   virtual void Store(const TensorView& from, std::byte* to);
-  // A dense tensor that is there, for those who call Get.
-  virtual TensorView Show(const TensorView& view) { return view; }
+  // Dense tensors that are there, for those who call Get.
+  virtual KvView Show(const TensorView& key, const TensorView& value);
   virtual DenseTensor Load(const TensorView& view) const;
 };
 

@@ -339,6 +339,43 @@ TEST_F(CudaCaches, AreRestoredFromStatesOfTheReference) {
   ExpectSame(stream_);
 }
 
+// Shifted by the host, which is sent the rows as they are stored.
+TEST_F(CudaCaches, ShiftByAFunctionOfYourOwn) {
+  CacheSpec spec;
+  spec.shift.kind = ShiftKind::kCustom;
+  spec.shift.fn = [](int, std::int32_t offset, int head_dim, int,
+                     std::span<float> row) {
+    for (int i = 0; i < head_dim; ++i) {  // The second head stays.
+      row[static_cast<std::size_t>(i)] += static_cast<float>(offset);
+    }
+    return Status();
+  };
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kQ8}) {
+    const auto cuda = *CudaCache::Make(spec);
+    const auto reference = *MakeCache(spec, "reference");
+    Rows rows(4, 32);
+    rows.Fill(1, stream_);
+    // NaN that other code would make quiet.
+    const std::vector<std::uint16_t> nans(256, 0x7C01);
+    const TensorView key = dtype == DType::kF16
+                               ? DenseView(nans.data(), dtype, {32, 2, 4, 1})
+                               : rows.OnHost();
+    const std::vector<std::int32_t> positions = {0, 1, 2, 3};
+    const std::vector<int> sequences = {0, 0, 0, 0};
+    for (Cache* cache : {reference.get(), &cuda->On(stream_)}) {
+      ASSERT_TRUE(cache->Init(dtype, 1, kCapacity, 4).ok());
+      ASSERT_TRUE(
+          cache
+              ->StartForward({.positions = positions, .sequences = sequences},
+                             /*reserve=*/false)
+              .ok());
+      ASSERT_TRUE(cache->Put(key, rows.OnHost()).ok());
+      ASSERT_TRUE(cache->Remove(0, 1, 2).ok());
+    }
+    EXPECT_EQ(*cuda->On(stream_).Snapshot(), *reference->Snapshot());
+  }
+}
+
 // More than is staged at once, of some rows and of one alone, without a wait
 // between.
 TEST_F(CudaCaches, TakeMuchOfTheHost) {
@@ -470,7 +507,9 @@ TEST_F(CudaCaches, RefuseWhatNoGraphCanRepeat) {
       cache.Put(rows.OnHost(), rows.OnHost()),
       cache.Remove(0, 0, kOpenEnd),
       cache.SnapshotTo(state),
+      cache.SnapshotOf(0).status(),
       cache.Restore(state),
+      cache.AddSequence(2, state),
   };
   for (const Status& status : refused) {
     EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
@@ -487,6 +526,49 @@ TEST_F(CudaCaches, RefuseWhatNoGraphCanRepeat) {
   ExpectSame(stream_);  // All is as it was.
 }
 
+// In a wrapper, whose caches are on the stream that it is called on.
+TEST_F(CudaCaches, EncodersHoldWhatTheReferenceHolds) {
+  CacheSpec spec;
+  spec.kind = Kind::kWrapper;
+  spec.caches = {CacheSpec(), CacheSpec()};
+  spec.caches[0].kind = Kind::kEncoder;
+  for (const VLayout layout : {VLayout::kPlain, VLayout::kPermuted}) {
+    cuda_ = *CudaCache::Make(spec);
+    reference_ = *MakeCache(spec, "reference");
+    Rows rows(3);
+    rows.Fill(1, stream_);
+    const std::vector<std::int32_t> positions = {0, 1, 2};
+    const std::vector<int> sequences = {0, 0, 0};
+    const std::vector<int> multimodal = {1};
+    CacheState states[2];
+    for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
+      const bool device = cache != reference_.get();
+      ASSERT_TRUE(cache->SetConfig({.v_layout = layout}).ok());
+      ASSERT_TRUE(cache->Init(DType::kF32, 1, kCapacity, 16).ok());
+      ASSERT_TRUE(cache
+                      ->StartForward({.positions = positions,
+                                      .sequences = sequences,
+                                      .multimodal = multimodal},
+                                     /*reserve=*/false)
+                      .ok());
+      for (const int type : {0, 1}) {
+        ASSERT_TRUE(cache->SetLayerType(type).ok());
+        const TensorView view = device ? rows.OnDevice() : rows.OnHost();
+        ASSERT_TRUE(cache->UnderlyingCache()->Put(view, view).ok());
+        const KvView due = *reference_->Get();
+        const KvView got = *cache->UnderlyingCache()->Get();
+        if (!device) continue;
+        EXPECT_EQ(got.device, Device::kCuda);
+        EXPECT_EQ(got.stream, stream_);
+        EXPECT_EQ(Read(got.key, stream_), CopyOf(due.key, due.key.dtype));
+      }
+      ASSERT_TRUE(cache->SnapshotTo(states[device ? 1 : 0]).ok());
+    }
+    EXPECT_EQ(states[0], states[1]);
+    EXPECT_TRUE(*cuda_->On(stream_).UnderlyingCache()->CanResume(0, 3));
+  }
+}
+
 TEST_F(CudaCaches, OfNoSuchDevice) {
   const auto far = CudaCache::Make({}, 1000);
   ASSERT_TRUE(far.ok());
@@ -496,8 +578,12 @@ TEST_F(CudaCaches, OfNoSuchDevice) {
 }
 
 TEST_F(CudaCaches, PoolsHoldWhatTheReferenceHolds) {
-  for (const PagedLayout layout :
-       {PagedLayout::kTokenMajor, PagedLayout::kHeadMajor}) {
+  // Of wide rows, a part of them at a time comes from the host.
+  for (const auto& [layout, head_dim] :
+       {std::pair(PagedLayout::kTokenMajor, kHeadDim),
+        {PagedLayout::kHeadMajor, kHeadDim},
+        {PagedLayout::kTokenMajor, 1 << 14},
+        {PagedLayout::kHeadMajor, 1 << 14}}) {
     PagedSpec spec;
     spec.dtype = DType::kF16;
     spec.layers = 2;
@@ -505,14 +591,14 @@ TEST_F(CudaCaches, PoolsHoldWhatTheReferenceHolds) {
     spec.block_size = 4;
     spec.max_seq_len = 32;
     spec.kv_heads = kHeads;
-    spec.k_head_dim = spec.v_head_dim = kHeadDim;
+    spec.k_head_dim = spec.v_head_dim = head_dim;
     spec.layout = layout;
     auto made = CudaPool::Make(spec);
     ASSERT_TRUE(made.ok()) << made.status().ToString();
     auto reference = *MakePagedPool(spec, "reference");
     PagedPool& pool = (*made)->On(stream_);
     EXPECT_TRUE(pool.IsOnGPU());
-    Rows rows(6);
+    Rows rows(6, head_dim);
     rows.Fill(1, stream_);
     for (PagedPool* each : {&pool, reference.get()}) {
       ASSERT_EQ(*each->Open(), 0);

@@ -209,8 +209,8 @@ void ExpectUpdated(Random& random, std::size_t words, std::size_t updates,
 
 TEST_F(CudaMask, BringsWordsAndCellsUpToDate) {
   Random random(1);
-  for (const std::size_t updates : {0, 1, 7}) {
-    for (const std::size_t cells : {0, 1, 63, 64, 65, 300}) {
+  for (const std::size_t updates : {0U, 1U, 7U}) {
+    for (const std::size_t cells : {0U, 1U, 63U, 64U, 65U, 300U}) {
       ExpectUpdated(random, 9, updates, cells);
     }
   }

@@ -17,6 +17,7 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/names.h"
+#include "optimized/cuda/copy.h"
 #include "optimized/cuda/rows.h"
 
 namespace kvtwin::optimized::cuda {
@@ -43,6 +44,38 @@ TEST_F(CudaRows, PutAsTheHostDoes) {
     ASSERT_EQ(PutFrom(value, cells, On(value_bytes, values)), cudaSuccess);
     ASSERT_TRUE(key_bytes.Download() == twin.Keys().bytes) << "K";
     ASSERT_TRUE(value_bytes.Download() == twin.Values().bytes) << "V";
+  }
+}
+
+void ExpectCopied(Random& random, DType dtype, const Shape& shape) {
+  const Source source(random, dtype, shape);
+  const DeviceBytes bytes(source.bytes);
+  TensorView view = source.view;
+  // Four dimensions, as encoders have; the last one repeats the others.
+  if (random.Pick(3) == 0) view.shape[3] = 2;
+  Bytes due(DenseBytes(dtype, view.shape));
+  optimized::CopyDense(view, due.data());
+  Bytes before(due.size() + 16, std::byte{0xA5});
+  const DeviceBytes out(before);
+  view.data = bytes.data() + source.offset;
+  ASSERT_EQ(CopyDense(view, out.data(), nullptr), cudaSuccess);
+  std::copy(due.begin(), due.end(), before.begin());
+  EXPECT_TRUE(out.Download() == before)
+      << DTypeName(dtype) << " " << ShapeText(view.shape);
+}
+
+TEST_F(CudaRows, AreMadeDenseAsTheHostDoes) {
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    Random random(seed);
+    const DType dtype = DrawDType(random);
+    ExpectCopied(random, dtype,
+                 {DrawHeadDim(random, IsBlockDType(dtype)), 1 + random.Pick(4),
+                  1 + random.Pick(20), 1});
+  }
+  for (std::uint32_t seed = 0; seed < 3; ++seed) {  // More than a grid's.
+    Random random(seed);
+    ExpectCopied(random, DType::kF16, {65, 8, 1100, 1});
   }
 }
 

@@ -64,6 +64,7 @@ TEST_F(CudaFaults, ALayerWithoutMemoryCanBeTriedAgain) {
     const std::vector<float> tags = {1, 2};
     const TensorView rows = DenseView(tags.data(), DType::kF32, {1, 1, 2, 1});
     ExpectError(cache->Put(rows, rows), "cudaErrorMemoryAllocation");
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // It is told once.
     EXPECT_EQ(cache->Get().status().code(), StatusCode::kFailedPrecondition);
     // A layer of other dimensions, too: the first was never made.
     const std::vector<float> wide = {1, 2, 3, 4};
@@ -216,6 +217,24 @@ TEST_F(CudaFaults, AKernelThatFailedIsTheEndAndSaidEachTime) {
   cache->Close();
 }
 
+TEST_F(CudaFaults, ACacheThatIsClosedHasNoMemory) {
+  const auto free_bytes = [] {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+    return free;
+  };
+  TestCache cache({}, "cuda");
+  ASSERT_TRUE(Init(*cache).ok());
+  const std::size_t before = free_bytes();  // What is staged has its place.
+  cache.Append(0, 0, {1, 2});
+  ASSERT_TRUE(cache->Snapshot().ok());
+  EXPECT_LT(free_bytes(), before - 256);
+  cache->Close();
+  // But for that, and the cells of a pass.
+  EXPECT_EQ(free_bytes(), before - 4 * sizeof(int));
+}
+
 TEST_F(CudaFaults, HalfARemoveIsTheEndOfTheCache) {
   CacheSpec spec;
   spec.shift.kind = ShiftKind::kAdd;
@@ -231,6 +250,25 @@ TEST_F(CudaFaults, HalfARemoveIsTheEndOfTheCache) {
   ExpectError(cache->Get().status(), "cudaErrorLaunchOutOfResources");
   EXPECT_EQ(cache.Start({0}, {1}), StatusCode::kDeviceError);
   cache->Close();
+}
+
+TEST_F(CudaFaults, HalfAnAppendIsTheEndOfThePool) {
+  PagedSpec spec;
+  spec.layers = 1;
+  spec.blocks = 4;
+  spec.block_size = 2;
+  spec.max_seq_len = 8;
+  spec.kv_heads = spec.k_head_dim = spec.v_head_dim = 1;
+  const auto pool = *MakePagedPool(spec, "cuda");
+  ASSERT_TRUE(pool->Open().ok());
+  const std::vector<float> tags = {1, 2, 3};
+  const TensorView rows = DenseView(tags.data(), DType::kF32, {1, 1, 3, 1});
+  ASSERT_TRUE(pool->Append(0, 0, rows, rows).ok());
+  emulator::FailNext(Call::kLaunch, cudaErrorLaunchOutOfResources, 1);
+  const Status status = pool->Append(0, 0, rows, rows).status();
+  ExpectError(status, "cudaErrorLaunchOutOfResources");
+  EXPECT_THAT(status.message(), HasSubstr("Append was not finished"));
+  ExpectError(pool->Views(0, 0).status(), "cudaErrorLaunchOutOfResources");
 }
 
 // Whatever fails, at whichever call: it is an answer, and what answers ok then
@@ -262,7 +300,10 @@ TEST_F(CudaFaults, AtEachCallAreAnswersOnly) {
         }
       }
       (void)cache->Remove(0, 1, 2);
-      (void)cache->Snapshot();
+      const Result<CacheState> part = cache->SnapshotOf(0);
+      if (part.ok()) (void)cache->AddSequence(1, *part);
+      const Result<CacheState> state = cache->Snapshot();
+      if (state.ok()) (void)cache->Restore(*state);
       cache->Close();
       EXPECT_EQ(cache->Get().ok(), false);
     }

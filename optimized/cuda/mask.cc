@@ -46,11 +46,11 @@ void DeviceMask::AddUpdate(const CellTable& table, const Sequence& sequence,
               sizeof(update.positions));
 }
 
-// Adds what the device does not know of a sequence to the updates.
-void DeviceMask::AskFor(const CellTable& table, const Sequence& sequence) {
+// Adds what the device does not know of a sequence to the updates. Answers
+// where it has its cells.
+const std::uint64_t* DeviceMask::AskFor(const CellTable& table,
+                                        const Sequence& sequence) {
   Copy& copy = copies_[&sequence];
-  if (copy.asked == writes_) return;
-  copy.asked = writes_;
   if (copy.words == nullptr) {
     copy.words = gpu_.Allocate(WordsFor(cells_) * sizeof(std::uint64_t));
   }
@@ -75,12 +75,12 @@ void DeviceMask::AskFor(const CellTable& table, const Sequence& sequence) {
     }
   }
   copy.changes = sequence.changes;
+  return reinterpret_cast<const std::uint64_t*>(copy.words.get());
 }
 
 void DeviceMask::Write(const CellTable& table, CellSpan, DType dtype) {
   try {
     NeedTable(table);
-    ++writes_;
     updates_.clear();
     out_.clear();
     std::int64_t longest = 0;
@@ -93,10 +93,7 @@ void DeviceMask::Write(const CellTable& table, CellSpan, DType dtype) {
                .first = static_cast<std::int64_t>(cells.first),
                .end = static_cast<std::int64_t>(cells.end)};
       longest = std::max(longest, piece.end - piece.first);
-      if (sequence == nullptr) continue;
-      AskFor(table, *sequence);
-      piece.members = reinterpret_cast<const std::uint64_t*>(
-          copies_.find(sequence)->second.words.get());
+      if (sequence != nullptr) piece.members = AskFor(table, *sequence);
     }
     Send(dtype, longest);
   } catch (const MemoryError&) {

@@ -38,7 +38,6 @@ class DeviceMask final : public Mask {
   struct Copy {
     std::shared_ptr<std::byte> words;
     std::uint64_t changes = 0;  // Of the sequence; more than kRecent if any.
-    std::uint64_t asked = 0;    // In which Write.
   };
 
   std::byte* Allocate(std::size_t bytes) override;
@@ -46,7 +45,7 @@ class DeviceMask final : public Mask {
 
   void NeedTable(const CellTable& table);
   void ForgetTable();
-  void AskFor(const CellTable& table, const Sequence& sequence);
+  const std::uint64_t* AskFor(const CellTable& table, const Sequence& sequence);
   void AddUpdate(const CellTable& table, const Sequence& sequence,
                  const Copy& copy, std::size_t word);
   void Send(DType dtype, std::int64_t longest);
@@ -60,7 +59,6 @@ class DeviceMask final : public Mask {
   std::shared_ptr<std::byte> positions_;
   std::shared_ptr<std::byte> ranges_;
   std::map<const Sequence*, Copy> copies_;
-  std::uint64_t writes_ = 0;
 
   // Scratch.
   std::span<const int> cells_due_;

@@ -110,7 +110,10 @@ TensorView DeviceMemory::Tensor::Load(Gpu& gpu,
   return loaded;
 }
 
-void DeviceMemory::Forget() { layers_.clear(); }
+void DeviceMemory::Forget() {
+  layers_.clear();
+  host_rows_ = {};
+}
 
 DeviceMemory::Tensor DeviceMemory::MakeTensor(DType dtype, VLayout layout,
                                               int head_dim, int heads,
@@ -148,12 +151,13 @@ void DeviceMemory::SetCells(std::span<const int> cells, std::size_t most) {
 
 void DeviceMemory::PutTo(const Layer& layer, const int* cells,
                          const TensorView& key, const TensorView& value) {
-  for (const auto& [from, to] : {std::pair(&key, &layer.key.rows),
-                                 std::pair(&value, &layer.value.rows)}) {
-    ForEachPart(gpu_, *from, [&](const TensorView& rows, std::int64_t first) {
-      Check(PutRows(rows, cells + first, *to, gpu_.stream()), "storing rows");
+  const auto put = [&](const TensorView& from, const StoredRows& to) {
+    ForEachPart(gpu_, from, [&](const TensorView& rows, std::int64_t first) {
+      Check(PutRows(rows, cells + first, to, gpu_.stream()), "storing rows");
     });
-  }
+  };
+  put(key, layer.key.rows);
+  put(value, layer.value.rows);
 }
 
 void DeviceMemory::Put(int layer, const TensorView& key,
@@ -302,12 +306,21 @@ void DeviceSlotMemory::Store(const TensorView& from, std::byte* to) {
   Check(CopyDense(rows, to, gpu_.stream()), "storing a slot");
 }
 
-TensorView DeviceSlotMemory::Show(const TensorView& view) {
-  if (!gpu_.host_views()) return view;
+TensorView DeviceSlotMemory::Mirrored(const TensorView& view) {
   // It is this memory's own.
   auto* data = static_cast<std::byte*>(const_cast<void*>(view.data));
   return mirrors_[data].Show(gpu_, view, data,
                              DenseBytes(view.dtype, view.shape));
+}
+
+KvView DeviceSlotMemory::Show(const TensorView& key, const TensorView& value) {
+  if (gpu_.host_views()) {
+    return SlotMemory::Show(Mirrored(key), Mirrored(value));
+  }
+  KvView view = SlotMemory::Show(key, value);
+  view.device = Device::kCuda;
+  view.stream = gpu_.stream();
+  return view;
 }
 
 DenseTensor DeviceSlotMemory::Load(const TensorView& view) const {
@@ -340,28 +353,28 @@ void DevicePoolMemory::Store(std::span<const int> blocks, int start,
                      position % size);
   }
   device_cells_.Send(gpu_, cells_);
-  for (const auto& [from, to] :
-       {std::pair(&key, &keys), std::pair(&value, &values)}) {
-    const int parts = by_head ? static_cast<int>(to->heads) : 1;
-    ForEachPart(gpu_, *from, [&](const TensorView& rows, std::int64_t first) {
+  const auto put = [&](const TensorView& from, const PoolRows& to) {
+    const int parts = by_head ? static_cast<int>(to.heads) : 1;
+    ForEachPart(gpu_, from, [&](const TensorView& rows, std::int64_t first) {
       for (int part = 0; part < parts; ++part) {
         TensorView of_part = rows;
         of_part.data = rows.at(0, part);
         of_part.shape[1] /= parts;
-        Check(
-            PutRows(of_part, device_cells_.data() + first,
-                    {.data = to->data + static_cast<std::size_t>(part * size) *
-                                            to->head_bytes(),
-                     .dtype = to->dtype,
-                     .layout = VLayout::kPlain,
-                     .head_dim = static_cast<int>(to->head_dim),
-                     .heads = static_cast<int>(of_part.shape[1]),
-                     .cells = std::numeric_limits<int>::max()},
-                    gpu_.stream()),
-            "storing rows");
+        Check(PutRows(of_part, device_cells_.data() + first,
+                      {.data = to.data + static_cast<std::size_t>(part * size) *
+                                             to.head_bytes(),
+                       .dtype = to.dtype,
+                       .layout = VLayout::kPlain,
+                       .head_dim = static_cast<int>(to.head_dim),
+                       .heads = static_cast<int>(of_part.shape[1]),
+                       .cells = std::numeric_limits<int>::max()},
+                      gpu_.stream()),
+              "storing rows");
       }
     });
-  }
+  };
+  put(key, keys);
+  put(value, values);
 }
 
 void DevicePoolMemory::CopyBlock(std::span<const PoolRows> tensors, int from,

@@ -97,10 +97,12 @@ class DeviceSlotMemory final : public SlotMemory {
 
   std::shared_ptr<std::byte> Allocate(std::size_t bytes) override;
   void Store(const TensorView& from, std::byte* to) override;
-  TensorView Show(const TensorView& view) override;
+  KvView Show(const TensorView& key, const TensorView& value) override;
   DenseTensor Load(const TensorView& view) const override;
 
  private:
+  TensorView Mirrored(const TensorView& view);
+
   Gpu& gpu_;
   std::map<std::byte*, Mirror> mirrors_;
 };
