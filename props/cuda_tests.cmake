@@ -63,6 +63,12 @@ endif()
 add_executable(kvtwin-emulated props/kvtwin.cc)
 target_link_libraries(kvtwin-emulated PRIVATE kvtwin_emulated)
 
+# A few bugs, planted there.
+add_test(NAME emulated.museum
+  COMMAND ${PROJECT_SOURCE_DIR}/props/museum_test.sh
+          $<TARGET_FILE:kvtwin_command> cuda)
+set_tests_properties(emulated.museum PROPERTIES LABELS cuda TIMEOUT 600)
+
 add_executable(kvtwin_cuda_emulated_tests
                ${cuda_test_sources} ${emulator_tests})
 target_link_libraries(kvtwin_cuda_emulated_tests PRIVATE kvtwin_emulated)
