@@ -82,6 +82,12 @@ kvtwin_emulated_test(explore "^all .* 0 differences, fixed point"
 kvtwin_emulated_test(explore_pools "all of 2 operations, 0 differences"
   explore --kind paged --depth 2)
 
+# A few bugs, planted there.
+add_test(NAME emulated.museum
+  COMMAND ${PROJECT_SOURCE_DIR}/props/museum_test.sh
+          $<TARGET_FILE:kvtwin_command> cuda)
+set_tests_properties(emulated.museum PROPERTIES LABELS cuda TIMEOUT 600)
+
 add_executable(kvtwin_cuda_emulated_tests
                ${cuda_test_sources} ${emulator_tests})
 target_link_libraries(kvtwin_cuda_emulated_tests PRIVATE kvtwin_emulated)

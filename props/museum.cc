@@ -85,7 +85,7 @@ Ran Run(const std::string& command, const fs::path& folder,
   posix_spawn_file_actions_addopen(&actions, 2, err.c_str(), kFlags, 0600);
   posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
   // A mutant may hang.
-  std::string words[] = {"timeout", "--foreground", "120", "sh", "-c", command};
+  std::string words[] = {"timeout", "--foreground", "300", "sh", "-c", command};
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);

@@ -186,12 +186,16 @@ Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
   if (!all.ok()) return all;
   const std::vector<std::string>& only = arguments.only;
   if (!arguments.options.apply_only) {
+    std::map<std::string, std::string> left_out;  // By the reason.
     std::erase_if(*all, [&](const Exhibit& one) {
       const std::string why = WhyNot(one, arguments.twin);
       if (why.empty()) return false;
-      fmt::print(stderr, "{} is left out: {}\n", one.id, why);
+      left_out[why] += " " + one.id;
       return true;
     });
+    for (const auto& [why, ids] : left_out) {
+      fmt::print(stderr, "left out, as {}:{}\n", why, ids);
+    }
   }
   if (only.empty()) return all;
   std::vector<Exhibit> chosen;

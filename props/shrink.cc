@@ -380,8 +380,11 @@ class Moves {
 class Shrinker {
  public:
   Shrinker(const History& history, const Difference& difference,
-           const Rerun& rerun)
-      : best_(history), rerun_(rerun), blamed_(BlamedBy(difference.check)) {
+           const Rerun& rerun, std::int64_t start_work = 2500)
+      : best_(history),
+        start_work_(start_work),
+        rerun_(rerun),
+        blamed_(BlamedBy(difference.check)) {
     Cut(difference.step);
   }
 
@@ -438,7 +441,7 @@ class Shrinker {
     const auto cells =
         std::min(std::int64_t{init.capacity} * init.max_sequences,
                  std::int64_t{1} << 20);
-    work_ += 2500 + static_cast<std::int64_t>(ops) * (600 + 30 * cells);
+    work_ += start_work_ + static_cast<std::int64_t>(ops) * (600 + 30 * cells);
   }
   bool TooMuchWork() const { return work_ > kMostWork; }
 
@@ -594,6 +597,7 @@ class Shrinker {
   static constexpr std::int64_t kMostWork = 125'000'000;  // Nanoseconds.
 
   History best_;
+  const std::int64_t start_work_;  // Of a run of no operations.
   std::int64_t work_ = 0;
   bool fails_in_last_ = false;  // Not at the end of it all, nor before.
   Cost cost_;                   // Of `best_`.
@@ -616,7 +620,11 @@ History Shrink(const History& history, const Subject& subject) {
     if (subject.shrink_seconds > 0 && Now() > end) return std::nullopt;
     return RunHistory(candidate, quick).difference;
   };
-  return Shrinker(history, *difference, rerun).Run();
+  if (subject.name != "cuda") {
+    return Shrinker(history, *difference, rerun).Run();
+  }
+  // It allocates for each run, and is slower still on the emulator.
+  return Shrinker(history, *difference, rerun, /*start_work=*/250'000).Run();
 }
 
 History Shrink(const History& history, const Rerun& rerun) {
