@@ -586,6 +586,7 @@ TEST_F(CudaCaches, PoolsHoldWhatTheReferenceHolds) {
         {PagedLayout::kHeadMajor, 1 << 14}}) {
     PagedSpec spec;
     spec.dtype = DType::kF16;
+    spec.v_dtype = DType::kF32;
     spec.layers = 2;
     spec.blocks = 8;
     spec.block_size = 4;
@@ -613,8 +614,10 @@ TEST_F(CudaCaches, PoolsHoldWhatTheReferenceHolds) {
     EXPECT_FALSE((*made)->Blocks(2).ok());
     for (std::size_t i = 0; i < got.size(); ++i) {
       EXPECT_EQ(Read(got[i].key, stream_), CopyOf(due[i].key, DType::kF16));
-      EXPECT_EQ(Read(got[i].value, stream_), CopyOf(due[i].value, DType::kF16));
+      EXPECT_EQ(Read(got[i].value, stream_), CopyOf(due[i].value, DType::kF32));
       EXPECT_EQ(got[i].key.data, blocks->key.at(0, 0, 0, got[i].block));
+      EXPECT_EQ(got[i].value.data, blocks->value.at(0, 0, 0, got[i].block));
+      EXPECT_EQ(blocks->value.dtype, DType::kF32);
     }
   }
 }

@@ -252,6 +252,40 @@ TEST_F(CudaFaults, HalfARemoveIsTheEndOfTheCache) {
   cache->Close();
 }
 
+// What is thrown ends at a wrapper's caches as well.
+TEST_F(CudaFaults, EachCacheOfAWrapperAnswers) {
+  CacheSpec spec;
+  spec.kind = Kind::kWrapper;
+  spec.caches = {CacheSpec(), CacheSpec()};
+  TestCache cache(spec, "cuda");
+  ASSERT_TRUE(Init(*cache).ok());
+  ASSERT_EQ(cache.Start({0}, {0}), StatusCode::kOk);
+  const std::vector<float> tag = {1};
+  const TensorView row = DenseView(tag.data(), DType::kF32, {1, 1, 1, 1});
+  std::vector<Cache*> caches;
+  for (const int type : {0, 1}) {
+    ASSERT_TRUE(cache->SetLayerType(type).ok());
+    caches.push_back(cache->UnderlyingCache());
+    emulator::FailNext(Call::kMalloc, cudaErrorMemoryAllocation);
+    ExpectError(caches.back()->Put(row, row), "cudaErrorMemoryAllocation");
+    EXPECT_TRUE(caches.back()->Put(row, row).ok());
+    EXPECT_EQ(caches.back()->UnderlyingCache(), caches.back());
+  }
+  EXPECT_NE(caches[0], caches[1]);
+}
+
+TEST_F(CudaFaults, RefuseRowsOfHeadsThatAnIntCannotNumber) {
+  PagedSpec spec;
+  spec.layers = 1;
+  spec.blocks = 1 << 20;
+  spec.block_size = 1 << 10;
+  spec.max_seq_len = 8;
+  spec.kv_heads = 4;
+  spec.k_head_dim = spec.v_head_dim = 1;
+  spec.layout = PagedLayout::kHeadMajor;
+  EXPECT_EQ(CudaPool::Make(spec).status().code(), StatusCode::kNotSupported);
+}
+
 TEST_F(CudaFaults, HalfAnAppendIsTheEndOfThePool) {
   PagedSpec spec;
   spec.layers = 1;
