@@ -58,8 +58,7 @@ std::size_t Product(std::int64_t a, std::size_t b) {
 
 }  // namespace
 
-// Cells
-// ------------------------------------------------------------------------
+// Cells -----------------------------------------------------------------------
 
 void DeviceCells::NeedRoom(Gpu& gpu, std::size_t count) {
   if (count <= room_) return;
@@ -79,8 +78,7 @@ void DeviceCells::Send(Gpu& gpu, std::span<const int> cells) {
         "sending cells");
 }
 
-// Layers
-// -----------------------------------------------------------------------
+// Layers ----------------------------------------------------------------------
 
 std::int64_t DeviceMemory::Tensor::row_bytes() const {
   return RunBytes(rows.dtype, rows.head_dim) * rows.heads;
@@ -294,8 +292,7 @@ KvView DeviceMemory::HostRows(int layer) {
           .first_cell = 0};
 }
 
-// Slots
-// ------------------------------------------------------------------------
+// Slots -----------------------------------------------------------------------
 
 std::shared_ptr<std::byte> DeviceSlotMemory::Allocate(std::size_t bytes) {
   return gpu_.AllocateZeroed(bytes);
@@ -330,8 +327,7 @@ DenseTensor DeviceSlotMemory::Load(const TensorView& view) const {
   return loaded;
 }
 
-// Pools
-// ------------------------------------------------------------------------
+// Pools -----------------------------------------------------------------------
 
 std::byte* DevicePoolMemory::Allocate(std::size_t bytes) {
   buffers_.push_back({gpu_.AllocateZeroed(bytes), bytes, {}});
