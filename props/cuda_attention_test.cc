@@ -66,14 +66,7 @@ class Memory {
 
 class CudaAttention : public testing::Test {
  protected:
-  void SetUp() override {
-    int devices = 0;
-    const cudaError_t error = cudaGetDeviceCount(&devices);
-    if (error != cudaSuccess || devices == 0) {
-      GTEST_SKIP() << "no CUDA device: " << cudaGetErrorName(error);
-    }
-    ASSERT_EQ(cudaStreamCreate(&stream_), cudaSuccess);
-  }
+  void SetUp() override { ASSERT_EQ(cudaStreamCreate(&stream_), cudaSuccess); }
   void TearDown() override {
     if (stream_ != nullptr) {
       EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);

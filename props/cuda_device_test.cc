@@ -24,7 +24,8 @@ class Device : public testing::Environment {
     }
     // Of tests that it has skipped for this, gtest does not say so: for ctest.
     std::printf("[  SKIPPED ] no CUDA device: %s\n", cudaGetErrorName(error));
-    GTEST_SKIP();
+    // There is nothing to run on.
+    GTEST_SKIP() << "no CUDA device: " << cudaGetErrorName(error);
   }
 };
 

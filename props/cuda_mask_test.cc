@@ -19,8 +19,6 @@ namespace {
 constexpr std::int64_t kWord = 64;
 constexpr std::byte kBefore{0x5A};
 
-class CudaMask : public CudaRows {};
-
 // Positions, the sequence's cells, and what a word's positions are within.
 struct Cells {
   explicit Cells(Random& random, std::int64_t count)
@@ -120,7 +118,7 @@ void ExpectWritten(const Cells& cells, std::vector<MaskPiece> pieces,
       << (differs - got.begin()) / stride;
 }
 
-TEST_F(CudaMask, IsWhatTheRulesSay) {
+TEST(CudaMask, IsWhatTheRulesSay) {
   for (std::uint32_t seed = 1; seed <= 40; ++seed) {
     Random random(seed);
     const Cells cells(random, 1 + random.Pick(seed % 8 == 0 ? 5000 : 400));
@@ -149,7 +147,7 @@ TEST_F(CudaMask, IsWhatTheRulesSay) {
   }
 }
 
-TEST_F(CudaMask, HasMorePiecesThanAGridHasRows) {
+TEST(CudaMask, HasMorePiecesThanAGridHasRows) {
   Random random(3);
   const Cells cells(random, 70);
   std::vector<MaskPiece> pieces;
@@ -207,7 +205,7 @@ void ExpectUpdated(Random& random, std::size_t words, std::size_t updates,
   expect(to, cells);
 }
 
-TEST_F(CudaMask, BringsWordsAndCellsUpToDate) {
+TEST(CudaMask, BringsWordsAndCellsUpToDate) {
   Random random(1);
   for (const std::size_t updates : {0U, 1U, 7U}) {
     for (const std::size_t cells : {0U, 1U, 63U, 64U, 65U, 300U}) {
@@ -216,7 +214,7 @@ TEST_F(CudaMask, BringsWordsAndCellsUpToDate) {
   }
 }
 
-TEST_F(CudaMask, BringsMoreUpToDateThanAGridHasBlocks) {
+TEST(CudaMask, BringsMoreUpToDateThanAGridHasBlocks) {
   Random random(2);
   ExpectUpdated(random, 65536 + 30, 65536 + 3, 100);
   ExpectUpdated(random, 9, 3, 65536 * 64 + 5);

@@ -73,7 +73,7 @@ TEST(CudaMoves, OrderedAsChains) {
   }
 }
 
-TEST_F(CudaRows, MoveInAllTensorsAtOnce) {
+TEST(CudaRows, MoveInAllTensorsAtOnce) {
   for (std::uint32_t seed = 0; seed < 200; ++seed) {
     Random random(seed);
     SCOPED_TRACE(seed);
@@ -120,7 +120,7 @@ TEST_F(CudaRows, MoveInAllTensorsAtOnce) {
   }
 }
 
-TEST_F(CudaRows, MoveAsTheHostDoes) {
+TEST(CudaRows, MoveAsTheHostDoes) {
   for (std::uint32_t seed = 0; seed < 100; ++seed) {
     Random random(seed);
     Twin twin(random);
@@ -151,7 +151,7 @@ TEST_F(CudaRows, MoveAsTheHostDoes) {
   }
 }
 
-TEST_F(CudaRows, CopyBlocksOfAPool) {
+TEST(CudaRows, CopyBlocksOfAPool) {
   for (std::uint32_t seed = 0; seed < 100; ++seed) {
     Random random(seed);
     SCOPED_TRACE(seed);
@@ -192,7 +192,7 @@ TEST_F(CudaRows, CopyBlocksOfAPool) {
 }
 
 // Many tensors leave few threads for each.
-TEST_F(CudaRows, MoveMoreThanAGridHasThreads) {
+TEST(CudaRows, MoveMoreThanAGridHasThreads) {
   constexpr int kTensors = 1000;
   constexpr int kCells = 4096;
   Random random(1);

@@ -66,17 +66,6 @@ class DeviceBytes {
   std::byte* data_ = nullptr;
 };
 
-class CudaRows : public ::testing::Test {
- protected:
-  void SetUp() override {
-    int count = 0;
-    const cudaError_t error = cudaGetDeviceCount(&count);
-    if (error != cudaSuccess || count == 0) {
-      GTEST_SKIP() << "no device: " << cudaGetErrorString(error);
-    }
-  }
-};
-
 class Random {
  public:
   explicit Random(std::uint32_t seed) : random_(seed) {}

@@ -23,7 +23,7 @@
 namespace kvtwin::optimized::cuda {
 namespace {
 
-TEST_F(CudaRows, PutAsTheHostDoes) {
+TEST(CudaRows, PutAsTheHostDoes) {
   for (std::uint32_t seed = 0; seed < 600; ++seed) {
     Random random(seed);
     Twin twin(random);
@@ -64,7 +64,7 @@ void ExpectCopied(Random& random, DType dtype, const Shape& shape) {
       << DTypeName(dtype) << " " << ShapeText(view.shape);
 }
 
-TEST_F(CudaRows, AreMadeDenseAsTheHostDoes) {
+TEST(CudaRows, AreMadeDenseAsTheHostDoes) {
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     Random random(seed);
@@ -107,7 +107,7 @@ void ExpectGathered(Random& random, const Rows& rows, const TensorView& view) {
   EXPECT_TRUE(out.Download() == before);
 }
 
-TEST_F(CudaRows, GatherWhatIsStored) {
+TEST(CudaRows, GatherWhatIsStored) {
   for (std::uint32_t seed = 0; seed < 300 && !HasFailure(); ++seed) {
     Random random(seed);
     Twin twin(random);
@@ -162,7 +162,7 @@ Floats SomeBlocks() {
   return numbers;
 }
 
-TEST_F(CudaRows, RoundAsTheDefinitionDoes) {
+TEST(CudaRows, RoundAsTheDefinitionDoes) {
   for (const DType dtype : kRowDTypes) {
     if (dtype == DType::kF32) continue;
     Floats numbers = IsBlockDType(dtype) ? SomeBlocks() : NearAll(dtype);
@@ -196,7 +196,7 @@ TEST_F(CudaRows, RoundAsTheDefinitionDoes) {
 // Sizes -----------------------------------------------------------------------
 
 // More than a grid has threads for, so that each of them goes on.
-TEST_F(CudaRows, PutAndGatherMoreThanAGridHasThreads) {
+TEST(CudaRows, PutAndGatherMoreThanAGridHasThreads) {
   Random random(1);
   for (const auto& [layout, count] : {std::pair(VLayout::kPlain, 1'100'000),
                                       std::pair(VLayout::kPermuted, 270'016),
@@ -220,7 +220,7 @@ TEST_F(CudaRows, PutAndGatherMoreThanAGridHasThreads) {
   }
 }
 
-TEST_F(CudaRows, PutMoreBlocksThanAGridHasTeams) {
+TEST(CudaRows, PutMoreBlocksThanAGridHasTeams) {
   constexpr int kCount = 140'000;
   const Floats numbers(kBlockElements, 3);
   const DeviceBytes row(numbers);
@@ -238,7 +238,7 @@ TEST_F(CudaRows, PutMoreBlocksThanAGridHasTeams) {
 
 // Cells whose offset takes more than 32 bits, in memory of which there is only
 // that.
-TEST_F(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
+TEST(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
   constexpr std::int64_t kFirst = INT32_MAX - 95;  // 96 cells, on a tile.
   constexpr int kHeadDim = 64;
   for (const auto& [from, dtype, layout] :
@@ -316,7 +316,7 @@ TEST_F(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
   }
 }
 
-TEST_F(CudaRows, RefuseWhatTheirNumbersCannotHold) {
+TEST(CudaRows, RefuseWhatTheirNumbersCannotHold) {
   const StoredRows wide = {nullptr, DType::kF16, VLayout::kPlain,
                            1 << 20, 1 << 10,     1};
   const TensorView from =

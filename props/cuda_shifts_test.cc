@@ -44,7 +44,7 @@ Selection SelectionOf(const std::vector<int>& cells, int count) {
   return selection;
 }
 
-TEST_F(CudaRows, ShiftAsTheHostDoes) {
+TEST(CudaRows, ShiftAsTheHostDoes) {
   const std::vector<Shift> shifts = Shifts();
   for (std::uint32_t seed = 0; seed < 800; ++seed) {
     Random random(seed);
@@ -88,7 +88,7 @@ DenseTensor AllOf(DType dtype, std::int64_t head_dim) {
   return rows;
 }
 
-TEST_F(CudaRows, ShiftEveryNarrowNumber) {
+TEST(CudaRows, ShiftEveryNarrowNumber) {
   for (const DType dtype : kRowDTypes) {
     if (dtype == DType::kF32) continue;
     for (const Shift& shift : Shifts()) {
@@ -114,7 +114,7 @@ TEST_F(CudaRows, ShiftEveryNarrowNumber) {
   }
 }
 
-TEST_F(CudaRows, ShiftMoreThanAGridHasThreads) {
+TEST(CudaRows, ShiftMoreThanAGridHasThreads) {
   Shift shift;
   shift.kind = ShiftKind::kAdd;
   Random random(1);
