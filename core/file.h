@@ -1,10 +1,11 @@
-// Files: read and written at any place by several threads, and made whole.
+// Files: read and written at any place by several threads.
 
 #ifndef KVTWIN_CORE_FILE_H_
 #define KVTWIN_CORE_FILE_H_
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -26,15 +27,49 @@ inline Status SystemError(std::string_view what, const std::string& path,
                   std::strerror(error));
 }
 
+// Of a path whose file has such a mode: failed_precondition unless it is a
+// regular file.
+inline Status CheckRegular(const std::string& path, mode_t mode) {
+  if (S_ISREG(mode)) return {};
+  std::string_view what = "a device";
+  if (S_ISDIR(mode)) what = "a folder";
+  if (S_ISLNK(mode)) what = "a symbolic link";
+  if (S_ISFIFO(mode)) what = "a pipe";
+  if (S_ISSOCK(mode)) what = "a socket";
+  return Untimely("'{}' is no file but {}", Printable(path, 200), what);
+}
+
+// A path with a NUL would name another file to the system.
+inline Status CheckPath(const std::string& path) {
+  if (path.find('\0') == std::string::npos) return {};
+  return Invalid("the path '{}' has a NUL", Printable(path, 200));
+}
+
+// What a system call answers that no signal interrupts.
+template <class Call>
+auto Uninterrupted(const Call& call) {
+  auto answer = call();
+  while (answer == -1 && errno == EINTR) answer = call();
+  return answer;
+}
+
 class File {
  public:
-  File(const std::string& path, int flags)
-      : descriptor_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
-  ~File() {
-    if (descriptor_ >= 0) ::close(descriptor_);
+  // None yet.
+  File() = default;
+  File(const std::string& path, int flags) {
+    Own(Uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC); }));
   }
+  ~File() { Own(-1); }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
+
+  // Closes the file that it had. False if the descriptor is negative.
+  bool Own(int descriptor) {
+    if (is_open()) ::close(descriptor_);
+    descriptor_ = descriptor;
+    return is_open();
+  }
 
   bool is_open() const { return descriptor_ >= 0; }
   int descriptor() const { return descriptor_; }
@@ -44,9 +79,11 @@ class File {
   // What is written is on its way to the disk from then on.
   bool Write(std::size_t at, std::span<const std::byte> bytes) const {
     while (!bytes.empty()) {
-      const ssize_t written = ::pwrite(descriptor_, bytes.data(), bytes.size(),
-                                       static_cast<off_t>(at));
-      if (written <= 0) return Failed();
+      const ssize_t written = Uninterrupted([&] {
+        return ::pwrite(descriptor_, bytes.data(), bytes.size(),
+                        static_cast<off_t>(at));
+      });
+      if (written <= 0) return Failed(written == 0 ? EIO : errno);
 #ifdef SYNC_FILE_RANGE_WRITE
       // A hint: fsync is what counts.
       static_cast<void>(::sync_file_range(descriptor_, static_cast<off_t>(at),
@@ -58,13 +95,18 @@ class File {
     return true;
   }
 
-  bool Sync() const { return ::fsync(descriptor_) == 0 || Failed(); }
+  bool Sync() const {
+    return Uninterrupted([&] { return ::fsync(descriptor_); }) == 0 ||
+           Failed(errno);
+  }
 
   bool Read(std::size_t at, std::span<std::byte> bytes) const {
     while (!bytes.empty()) {
-      const ssize_t read = ::pread(descriptor_, bytes.data(), bytes.size(),
-                                   static_cast<off_t>(at));
-      if (read < 0) return Failed();
+      const ssize_t read = Uninterrupted([&] {
+        return ::pread(descriptor_, bytes.data(), bytes.size(),
+                       static_cast<off_t>(at));
+      });
+      if (read < 0) return Failed(errno);
       if (read == 0) return false;
       at += static_cast<std::size_t>(read);
       bytes = bytes.subspan(static_cast<std::size_t>(read));
@@ -73,36 +115,13 @@ class File {
   }
 
  private:
-  bool Failed() const {
-    error_ = errno;
+  bool Failed(int error) const {
+    error_ = error;
     return false;
   }
 
-  int descriptor_;
+  int descriptor_ = -1;
   mutable std::atomic<int> error_ = 0;
-};
-
-// Goes with this object, unless it got its name.
-class PartFile {
- public:
-  explicit PartFile(const std::string& path)
-      : path_(fmt::format("{}.{}.{}.part", path, ::getpid(), ++count_)) {}
-  ~PartFile() {
-    if (!renamed_) ::unlink(path_.c_str());
-  }
-  PartFile(const PartFile&) = delete;
-  PartFile& operator=(const PartFile&) = delete;
-
-  const std::string& path() const { return path_; }
-  bool Rename(const std::string& path) {
-    renamed_ = ::rename(path_.c_str(), path.c_str()) == 0;
-    return renamed_;
-  }
-
- private:
-  inline static std::atomic<int> count_ = 0;  // Two threads may save at once.
-  std::string path_;
-  bool renamed_ = false;
 };
 
 }  // namespace kvtwin

@@ -1,9 +1,6 @@
 #include "kvtwin/save.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -13,7 +10,6 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
-#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -28,6 +24,7 @@
 #include "core/file.h"
 #include "core/huge_pages.h"
 #include "core/json_line.h"
+#include "core/part_file.h"
 #include "core/refusals.h"
 #include "core/state_checks.h"
 
@@ -517,13 +514,16 @@ Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
 // What read(size, read_fn) says of the file; refusals name it.
 template <class Value, class Read>
 Result<Value> ReadFile(const std::string& path, const Read& read) {
+  Status status = CheckPath(path);
+  if (!status.ok()) return status;
   // A pipe that nobody writes to is not waited for.
   const File file(path, O_RDONLY | O_NONBLOCK);
-  if (!file.is_open()) return SystemError("cannot be read", path);
   struct stat info = {};
-  if (::fstat(file.descriptor(), &info) != 0 || !S_ISREG(info.st_mode)) {
-    return Untimely("'{}' is no file", Printable(path, 200));
+  if (!file.is_open() || ::fstat(file.descriptor(), &info) != 0) {
+    return SystemError("cannot be read", path);
   }
+  status = CheckRegular(path, info.st_mode);
+  if (!status.ok()) return status;
   Result<Value> value = read(static_cast<std::size_t>(info.st_size),
                              [&](std::size_t at, std::span<std::byte> bytes) {
                                return file.Read(at, bytes);
@@ -569,7 +569,9 @@ Result<CacheState> StateFromBytes(std::span<const std::byte> bytes,
 
 Status SaveState(const CacheState& state, const std::string& path,
                  std::string_view model) {
-  if (Status status = CheckState(state); !status.ok()) return status;
+  Status status = CheckPath(path);
+  if (status.ok()) status = CheckState(state);
+  if (!status.ok()) return status;
   std::vector<Piece> pieces;
   AddPieces(state, "", pieces);
   JsonValue ignored;
@@ -580,25 +582,15 @@ Status SaveState(const CacheState& state, const std::string& path,
         "model's name is too long");
   }
   PartFile part(path);
-  {
-    const File file(part.path(), O_WRONLY | O_CREAT | O_TRUNC);
-    if (!file.is_open()) return SystemError("cannot be made", part.path());
-    const bool done =
-        WriteState(state, model, pieces,
-                   [&](std::size_t at, std::span<const std::byte> bytes) {
-                     return file.Write(at, bytes);
-                   }) &&
-        file.Sync();
-    if (!done) {
-      return SystemError("cannot be written", part.path(), file.error());
-    }
-  }
-  if (!part.Rename(path)) return SystemError("cannot be renamed", part.path());
-  // So that the name is on disk too, where folders can be synced.
-  const File folder(std::filesystem::path(path).parent_path() / ".",
-                    O_RDONLY | O_DIRECTORY);
-  static_cast<void>(::fsync(folder.descriptor()));
-  return {};
+  status = part.Make();
+  if (!status.ok()) return status;
+  const bool written =
+      WriteState(state, model, pieces,
+                 [&](std::size_t at, std::span<const std::byte> bytes) {
+                   return part.file().Write(at, bytes);
+                 });
+  if (written) return part.Rename();
+  return SystemError("cannot be written", path, part.file().error());
 }
 
 Result<CacheState> LoadState(const std::string& path, std::string_view model) {

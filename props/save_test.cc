@@ -4,25 +4,16 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <random>
 #include <string>
-#include <thread>
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/names.h"
 #include "props/test_cache.h"
+#include "props/test_states.h"
 
 namespace kvtwin::props {
 namespace {
@@ -30,46 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using Floats = std::vector<float>;
 
-class Save : public ::testing::Test {
- protected:
-  void SetUp() override {
-    folder_ =
-        fs::temp_directory_path() / fmt::format("kvtwin-save-{}", ::getpid());
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  std::string Path() const { return (folder_ / "state").string(); }
-
-  fs::path folder_;
-};
-
-std::string Content(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-CacheState SomeState(int tokens, float number, DType dtype = DType::kF16) {
-  CacheState state;
-  for (int i = 0; i < tokens; ++i) state.cells.push_back({2 * i, i, i % 3});
-  for (const int layer : {0, 7}) {
-    const std::int64_t dim = IsBlockDType(dtype) ? kBlockElements : 1;
-    state.layers[layer] = {
-        FilledTensor(dtype, {4 * dim, 2, tokens, 1}, number),
-        FilledTensor(dtype, {3 * dim, 2, tokens, 1}, -number)};
-  }
-  return state;
-}
-
-CacheState OfAWrapper() {
-  CacheState state;
-  state.caches = {SomeState(3, 1), CacheState(), SomeState(1, 2)};
-  state.caches[1].cached = true;
-  state.caches[1].position = 5;
-  state.caches[1].next_position = 6;
-  state.caches[1].layers[1] = {FilledTensor(DType::kF16, {2, 3, 1, 2}, 4),
-                               FilledTensor(DType::kF32, {1, 1, 1, 1}, 5)};
-  return state;
-}
+class Save : public WithFolder {};
 
 TEST_F(Save, LoadsWhatWasSaved) {
   std::vector<CacheState> states = {CacheState(), SomeState(5, 3),
@@ -253,17 +205,6 @@ TEST_F(Save, RefusesWhatIsHostile) {
   }
   std::vector<std::byte> huge(8, std::byte{0xFF});
   EXPECT_FALSE(StateFromBytes(huge).ok());
-}
-
-TEST_F(Save, SaysWhatTheSystemSays) {
-  EXPECT_EQ(LoadState(Path()).status().code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(LoadState(folder_.string()).ok(), false);
-  EXPECT_FALSE(LoadState("/dev/zero").ok());
-  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0666), 0);
-  EXPECT_FALSE(LoadState(folder_ / "pipe").ok());  // Nobody writes to it.
-  const Status status = SaveState(SomeState(1, 1), Path() + "/no/folder");
-  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
-  EXPECT_NE(status.message().find("No such file"), std::string::npos);
 }
 
 // A sequence of one cache goes on in another one, fragmented, beside others,
@@ -476,63 +417,6 @@ TEST_F(Save, ASequenceOfAWrapperIsInAllItsCaches) {
   const int few[] = {4, 5};
   EXPECT_EQ(WithSequence(wrapper, 2, one, few).status().code(),
             StatusCode::kCacheFull);
-}
-
-// Where nothing fits, or something else has that name.
-TEST_F(Save, LeavesNothingBehindIfItFails) {
-  fs::create_directories(folder_ / "state");
-  EXPECT_NE(SaveState(SomeState(1, 1), Path()).message().find("renamed"),
-            std::string::npos);
-  // The largest file that this process may write.
-  rlimit before;
-  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
-  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
-  const rlimit small = {64, before.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-  const Status status = SaveState(SomeState(99, 1), Path() + "2");
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
-  ::signal(SIGXFSZ, handler);
-  EXPECT_NE(status.message().find("written"), std::string::npos);
-  int files = 0;
-  for (const auto& entry : fs::directory_iterator(folder_)) {
-    files += entry.is_regular_file() ? 1 : 0;
-  }
-  EXPECT_EQ(files, 0);
-}
-
-// A process that saves two states in turns is killed at a random moment: one of
-// them is there, whole.
-TEST_F(Save, IsWholeWheneverTheProcessDies) {
-  const std::vector<CacheState> states = {SomeState(4000, 1),
-                                          SomeState(5000, 2)};
-  ASSERT_TRUE(SaveState(states[0], Path()).ok());
-  // Up to as long as it takes to save some of them.
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < 4; ++i) ASSERT_TRUE(SaveState(states[0], Path()).ok());
-  const auto some = std::chrono::duration_cast<std::chrono::microseconds>(
-      std::chrono::steady_clock::now() - start);
-  std::mt19937 random(1);
-  int changed = 0;
-  std::size_t last = 0;
-  for (int i = 0; i < 200; ++i) {
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      for (std::size_t n = last + 1;; ++n) {
-        static_cast<void>(SaveState(states[n % 2], Path()).ok());
-      }
-    }
-    std::this_thread::sleep_for(some * (random() % 1000) / 1000);
-    ASSERT_EQ(::kill(child, SIGKILL), 0);
-    ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-    const Result<CacheState> loaded = LoadState(Path());
-    ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
-    const std::size_t now = *loaded == states[0] ? 0 : 1;
-    ASSERT_TRUE(*loaded == states[now]);
-    changed += now == last ? 0 : 1;
-    last = now;
-  }
-  EXPECT_GT(changed, 10);  // Some were killed after it, some before.
 }
 
 }  // namespace

@@ -34,14 +34,20 @@ std::vector<std::byte> StateToBytes(const CacheState& state,
 Result<CacheState> StateFromBytes(std::span<const std::byte> bytes,
                                   std::string_view model = "");
 
-// Writes the file beside `path`, and renames it once it is whole and on disk:
-// whoever loads `path`, at any moment, finds what was there before or this.
-// Errors: failed_precondition, with what the system said; invalid_argument if
-// no cache could have that state.
+// Writes a file beside `path`, and renames it once it is whole and on disk:
+// whoever loads `path`, at any moment, finds what was there before or this, and
+// so does the machine that comes up again. Any number of processes may save to
+// one path at once; the last wins. A file that is replaced leaves its mode, and
+// its owner where the process may give files away.
+// Errors: failed_precondition if `path` is there and no regular file (a
+// symbolic link is none), or with what the system said: then `path` is what it
+// was, unless the message says that the state "is written, but perhaps not on
+// disk"; invalid_argument if no cache could have that state.
 Status SaveState(const CacheState& state, const std::string& path,
                  std::string_view model = "");
 
-// Errors: failed_precondition if the file cannot be read; as StateFromBytes.
+// Errors: failed_precondition if it is no regular file or cannot be read; as
+// StateFromBytes.
 Result<CacheState> LoadState(const std::string& path,
                              std::string_view model = "");
 
