@@ -433,7 +433,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")
       SKIP_RETURN_CODE 77 TIMEOUT 900)
   endforeach()
   add_test(NAME python.package
-    COMMAND ${pypi_test} build/python/venv/bin/pytest 2
+    COMMAND ${pypi_test} build/python/venv/installed 2
             ${PROJECT_SOURCE_DIR}/dev python)
   set_tests_properties(python.package PROPERTIES
     LABELS python PROCESSORS 2 SKIP_RETURN_CODE 77 TIMEOUT 1200)
