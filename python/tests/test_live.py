@@ -55,6 +55,31 @@ def test_the_command_runs_it_again(tmp_path):
     assert result.findings[0].reason in done.stdout
 
 
+def test_the_command_makes_the_class_again(tmp_path, monkeypatch):
+    """As one that a function makes, of a module in a folder that was added."""
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "of_engine.py").write_text("WORD = 'made again'\n")
+    (tmp_path / "making.py").write_text(
+        "import of_engine, toys\n"
+        "def make(less):\n"
+        "    class Made(toys.CopiesOneTooFew):\n"
+        "        kvtwin_made = f'make({less})'\n"
+        "    print(of_engine.WORD, less)\n"
+        "    return Made\n"
+    )
+    for folder in (tmp_path, tmp_path / "engine"):
+        monkeypatch.syspath_prepend(str(folder))
+    import making
+
+    result = kvtwin.fuzz(making.make(7), operations=3000)
+    command = result.failure.split("rerun   ")[1].splitlines()[0]
+    assert "kvtwin.run(make(7)" in command
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "made again 7" in done.stdout
+    assert result.findings[0].reason in done.stdout
+
+
 def test_run():
     history = "kvt1 | put 0*2 | copy 0>1:2 | put 1*1"
     right = kvtwin.run(toys.Right, history)

@@ -347,6 +347,23 @@ class RunResult:
         return self.finding.text + page
 
 
+def _other_folders(folder: pathlib.Path) -> list[str]:
+    """Where this program finds modules and a fresh one in `folder` would not, such as
+    what pytest's `pythonpath` added."""
+    own = [pathlib.Path(one).resolve() for one in (sys.prefix, sys.base_prefix)]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    others = []
+    for entry in sys.path:
+        path = pathlib.Path(entry).resolve()
+        is_own = any(path.is_relative_to(one) for one in own) and (
+            "site-packages" in path.parts or "lib" in path.parts
+        )
+        if path.is_dir() and path != folder.resolve() and not is_own:
+            if entry not in given and str(path) not in others:
+                others.append(str(path))
+    return others
+
+
 def _rerun(cls: type) -> Callable[[str], str]:
     """The command that runs a history on a class again."""
 
@@ -355,16 +372,24 @@ def _rerun(cls: type) -> Callable[[str], str]:
         call = f"kvtwin.run({name}, {history!r})"
         module = sys.modules.get(cls.__module__)
         file = getattr(module, "__file__", None)
-        if file is None or "<locals>" in name:
-            return f"print({call})"
+        made = getattr(cls, "kvtwin_made", None)
+        if file is None or ("<locals>" in name and made is None):
+            return f"print({call})  # Where {name} is made; or see kvtwin_made."
         path = pathlib.Path(file)
         if cls.__module__ == "__main__":
             module_name, folder = path.stem, path.parent
         else:
             module_name = cls.__module__
             folder = path.parents[module_name.count(".")]
-        line = f"import kvtwin; from {module_name} import {name.split('.')[0]}; "
-        code = shlex.quote(f"{line}print({call})")
+        line = f"import kvtwin; from {module_name} import "
+        if made is None:
+            line += name.split(".")[0]
+        else:
+            line += "*"
+            call = f"kvtwin.run({made}, {history!r})"
+        if others := _other_folders(folder):
+            line = f"import sys; sys.path += {others!r}; {line}"
+        code = shlex.quote(f"{line}; print({call})")
         python = shlex.quote(sys.executable or "python3")
         return f"cd {shlex.quote(str(folder))} && {python} -c {code}"
 
