@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "optimized/bit_tree.h"
+#include "optimized/cell_set.h"
 
 namespace kvtwin::optimized {
 
@@ -46,7 +46,7 @@ class CellOrder {
   }
 
   // `members` are its cells.
-  std::span<const std::int32_t> Cells(const BitTree& members,
+  std::span<const std::int32_t> Cells(const CellSet& members,
                                       const std::int32_t* positions) {
     if (!known_) {
       Clear();

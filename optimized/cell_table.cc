@@ -23,11 +23,18 @@ CellTable::CellTable(std::size_t cells, std::size_t sequences, std::size_t most)
       shared_(WordsFor(cells) * sizeof(std::uint64_t)),
       free_(cells),
       free_runs_(free_),
-      free_count_(cells) {
+      free_count_(cells),
+      words_(WordsFor(cells) * sizeof(std::uint64_t)) {
   targets_.reserve(cells);
   free_.SetAll();
   std::fill_n(ranges_.as<PosRange>(), free_.word_count(), kNoPositions);
-  for (std::size_t i = 0; i < sequences; ++i) MakeSpare();
+  for (std::size_t i = 0; i < sequences; ++i) {
+    Sequence& sequence = *Make();
+    sequence.reserved = true;
+    sequence.members.Reserve();
+    sequence.order.Reserve(most_);
+    spare_reserved_.push_back(&sequence);
+  }
 }
 
 std::size_t CellTable::FindRun(std::size_t count) {
@@ -54,19 +61,20 @@ void CellTable::FindFree(std::size_t count, std::vector<int>& out) const {
   }
 }
 
-void CellTable::MakeSpare() {
+Sequence* CellTable::Make() {
   all_.push_back(std::make_unique<Sequence>(size()));
-  all_.back()->order.Reserve(most_);
   // So that Release and New never allocate.
   spare_.reserve(all_.capacity());
+  spare_reserved_.reserve(all_.capacity());
   live_.reserve(all_.capacity());
-  spare_.push_back(all_.back().get());
+  return all_.back().get();
 }
 
 Sequence& CellTable::New(int id) {
-  if (spare_.empty()) MakeSpare();
-  Sequence& sequence = *spare_.back();
-  spare_.pop_back();
+  auto& spare = spare_reserved_.empty() ? spare_ : spare_reserved_;
+  if (spare.empty()) spare.push_back(Make());
+  Sequence& sequence = *spare.back();
+  spare.pop_back();
   sequence.id = id;
   sequence.live_index = live_.size();
   sequence.batch = 0;
@@ -84,16 +92,14 @@ void CellTable::Release(Sequence& sequence) {
   live_[sequence.live_index] = live_.back();
   live_[sequence.live_index]->live_index = sequence.live_index;
   live_.pop_back();
-  spare_.push_back(&sequence);
+  if (!sequence.reserved) sequence.order = CellOrder();
+  (sequence.reserved ? spare_reserved_ : spare_).push_back(&sequence);
 }
 
 void CellTable::Clear() {
   while (!live_.empty()) {
     Sequence& sequence = *live_.back();
-    const Extent extent = ExtentOf(sequence);
-    for (std::size_t w = extent.begin; w < extent.end; ++w) {
-      sequence.members.SetWord(w, 0);
-    }
+    sequence.members.ClearAll();
     sequence.count = 0;
     Release(sequence);
   }
@@ -143,13 +149,14 @@ void CellTable::UpdateRange(std::size_t w) {
 }
 
 CellTable::Extent CellTable::ExtentOf(const Sequence& sequence) {
-  const BitTree& members = sequence.members;
+  const CellSet& members = sequence.members;
   return {members.First() / kWordBits, members.Last() / kWordBits + 1};
 }
 
 Members CellTable::MembersIn(const Sequence& sequence, Extent extent) const {
   return {.positions = positions() + extent.begin * kWordBits,
-          .words = sequence.members.words() + extent.begin,
+          .words = sequence.members.Words(extent.begin, extent.end,
+                                          words_.as<std::uint64_t>()),
           .free = free_.words() + extent.begin,
           .ranges = ranges() + extent.begin,
           .word_count = extent.end - extent.begin};
@@ -269,6 +276,7 @@ void CellTable::Settle(Sequence& sequence, bool stale) {
   } else if (stale) {
     sequence.extremes = Extremes(MembersIn(sequence, ExtentOf(sequence)));
   }
+  sequence.members.Trim(sequence.count);
 }
 
 void CellTable::AddToSelected(Sequence& sequence, const Selection& cells,
@@ -335,7 +343,7 @@ void CellTable::Defrag(std::vector<CellMove>& moves) {
     }
   }
   for (Sequence* sequence : live_) {
-    BitTree& members = sequence->members;
+    CellSet& members = sequence->members;
     for (std::size_t cell = members.Next(used_count); cell != kNone;
          cell = members.Next(cell + 1)) {
       const std::size_t target = targets_[cell - used_count];
@@ -353,7 +361,7 @@ void CellTable::Defrag(std::vector<CellMove>& moves) {
 void CellTable::List(std::vector<CellEntry>& out) const {
   out.clear();
   for (const Sequence* sequence : live_) {
-    const BitTree& members = sequence->members;
+    const CellSet& members = sequence->members;
     for (std::size_t cell = members.First(); cell != kNone;
          cell = members.Next(cell + 1)) {
       out.push_back({.cell = static_cast<int>(cell),

@@ -1,16 +1,17 @@
 // Which cell holds which token of which sequences: the cache without its rows.
 //
 // A cell's position is in one flat array. Who owns it is not written at the
-// cell: every sequence has a BitTree of its cells, so that whatever is asked
+// cell: every sequence has a CellSet, so that whatever is asked
 // about many cells is answered for 64 of them at a time. For each such word the
 // lowest and highest position of its used cells is kept, so that words that are
 // wholly within or without a range are not looked into, and which of its cells
 // have several owners.
 //
 // Bytes for each cell: 4 for the position, 1/8 for the range of its word, 1/8
-// each for being free and shared, 3/16 to 3/8 for free runs; for each sequence
-// 1/8, and in caches with a window 8 more for the order of its own cells. Pages
-// that were never needed are not in memory.
+// each for being free and shared, 3/16 to 3/8 for free runs. For each sequence
+// no more than 1/8 for each cell of the table and 64 for each of its own, and
+// in caches with a window 8 more for the order of its own cells. Pages that
+// were never needed are not in memory.
 
 #ifndef KVTWIN_OPTIMIZED_CELL_TABLE_H_
 #define KVTWIN_OPTIMIZED_CELL_TABLE_H_
@@ -27,6 +28,7 @@
 #include "optimized/aligned_buffer.h"
 #include "optimized/bit_tree.h"
 #include "optimized/cell_order.h"
+#include "optimized/cell_set.h"
 #include "optimized/id_map.h"
 #include "optimized/kernels.h"
 #include "optimized/run_tree.h"
@@ -38,10 +40,11 @@ struct Sequence {
   explicit Sequence(std::size_t cells) : members(cells) {}
 
   int id = 0;
-  BitTree members;
+  CellSet members;
   std::size_t count = 0;  // Of its cells.
   PosRange extremes;      // Its lowest and highest position.
   std::size_t live_index = 0;
+  bool reserved = false;  // It never allocates.
 
   // The words whose cells or positions changed last: change number i is at
   // i % kRecent. Numbers go on when the object becomes another sequence.
@@ -182,9 +185,10 @@ class CellTable {
     std::size_t end;
   };
   static Extent ExtentOf(const Sequence& sequence);
+  // Until the next call.
   Members MembersIn(const Sequence& sequence, Extent extent) const;
 
-  void MakeSpare();
+  Sequence* Make();
   Sequence& New(int id);
   void Release(Sequence& sequence);
   void DropFromWord(Sequence& sequence, std::size_t w, std::uint64_t leaving);
@@ -201,8 +205,10 @@ class CellTable {
   IdMap<Sequence> by_id_;
   std::vector<Sequence*> live_;
   std::vector<Sequence*> spare_;
-  std::vector<std::unique_ptr<Sequence>> all_;  // live_ and spare_.
+  std::vector<Sequence*> spare_reserved_;       // They are taken first.
+  std::vector<std::unique_ptr<Sequence>> all_;  // live_ and both spare_.
   std::vector<std::size_t> targets_;            // Defrag's.
+  mutable AlignedBuffer words_;                 // Scratch of MembersIn.
 };
 
 }  // namespace kvtwin::optimized

@@ -1,6 +1,7 @@
 #include "optimized/mask.h"
 
 #include <algorithm>
+#include <array>
 #include <new>
 
 #include "hwy/cache_control.h"
@@ -202,14 +203,23 @@ void HostMask::Write(const CellTable& table, CellSpan view, DType dtype) {
     const bool all = sequence != nullptr &&
                      range.first <= sequence->extremes.first &&
                      sequence->extremes.last <= range.last;
+    // The words that the piece is in, from a whole block on.
+    constexpr std::size_t kBlockCells = kBlockWords * kWordBits;
+    std::array<std::uint64_t, kPieceCells / kWordBits + kBlockWords + 1> words;
+    const std::size_t block = cells.first / kBlockCells;
+    const std::size_t begin = block * kBlockWords;
+    const std::size_t from = block * kBlockCells;
     WriteMaskRow(
-        {.positions = table.positions(),
-         .members = sequence == nullptr ? nullptr : sequence->members.words(),
+        {.positions = table.positions() + from,
+         .members = sequence == nullptr
+                        ? nullptr
+                        : sequence->members.Words(begin, WordsFor(cells.end),
+                                                  words.data()),
          .range = all ? PosRange{0, INT32_MAX} : range,
-         .first = cells.first,
-         .end = cells.end,
-         .ranges = table.ranges(),
-         .blocks = blocks,
+         .first = cells.first - from,
+         .end = cells.end - from,
+         .ranges = table.ranges() + begin,
+         .blocks = blocks == nullptr ? nullptr : blocks + block,
          .stream = stream},
         dtype, At(row, cells.first, dtype));
   };

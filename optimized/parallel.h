@@ -1,4 +1,5 @@
-// Loops over independent pieces of work, on several threads if that pays.
+// Loops over independent pieces of work, on several threads if that pays. They
+// also work in a child of fork(), which starts threads of its own.
 
 #ifndef KVTWIN_OPTIMIZED_PARALLEL_H_
 #define KVTWIN_OPTIMIZED_PARALLEL_H_
@@ -19,9 +20,7 @@ namespace kvtwin::optimized {
 // handing work to another thread costs as much as writing about 64 KiB; on a
 // busy one the other thread may first have to wait for its turn, milliseconds,
 // so that only much larger work is worth it.
-inline bool WorthSharing(std::size_t bytes) {
-  return TakeFastPath(bytes > (std::size_t{1} << 20));
-}
+bool WorthSharing(std::size_t bytes);
 #endif
 
 // Calls body(i) for every i < count, in any order. `bytes` is what all of them

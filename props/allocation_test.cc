@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/mman.h>
 
 #include <array>
@@ -22,10 +23,29 @@
 #include "core/names.h"
 #include "kvtwin/cache.h"
 #include "optimized/fast_paths.h"
+#include "props/allocations.h"
+
+namespace kvtwin::props {
+
+std::atomic<std::size_t> allocations = 0;
+std::atomic<std::int64_t> live_bytes = 0;
+
+}  // namespace kvtwin::props
 
 namespace {
 
-std::atomic<std::size_t> allocations = 0;
+// Counts memory that was asked for just now.
+void* Counted(void* memory) {
+  ++kvtwin::props::allocations;
+  kvtwin::props::live_bytes +=
+      static_cast<std::int64_t>(malloc_usable_size(memory));
+  return memory;
+}
+
+void GivenBack(void* memory) {
+  kvtwin::props::live_bytes -=
+      static_cast<std::int64_t>(malloc_usable_size(memory));
+}
 
 }  // namespace
 
@@ -34,36 +54,37 @@ extern "C" {
 void* __real_malloc(std::size_t bytes);
 void* __real_calloc(std::size_t count, std::size_t bytes);
 void* __real_realloc(void* memory, std::size_t bytes);
+void __real_free(void* memory);
 void* __real_aligned_alloc(std::size_t alignment, std::size_t bytes);
 int __real_posix_memalign(void** memory, std::size_t alignment,
                           std::size_t bytes);
 void* __real_mmap(void* address, std::size_t bytes, int protection, int flags,
                   int file, off_t offset);
 
-void* __wrap_malloc(std::size_t bytes) {
-  ++allocations;
-  return __real_malloc(bytes);
-}
+void* __wrap_malloc(std::size_t bytes) { return Counted(__real_malloc(bytes)); }
 void* __wrap_calloc(std::size_t count, std::size_t bytes) {
-  ++allocations;
-  return __real_calloc(count, bytes);
+  return Counted(__real_calloc(count, bytes));
 }
 void* __wrap_realloc(void* memory, std::size_t bytes) {
-  ++allocations;
-  return __real_realloc(memory, bytes);
+  GivenBack(memory);
+  return Counted(__real_realloc(memory, bytes));
+}
+void __wrap_free(void* memory) {
+  GivenBack(memory);
+  __real_free(memory);
 }
 void* __wrap_aligned_alloc(std::size_t alignment, std::size_t bytes) {
-  ++allocations;
-  return __real_aligned_alloc(alignment, bytes);
+  return Counted(__real_aligned_alloc(alignment, bytes));
 }
 int __wrap_posix_memalign(void** memory, std::size_t alignment,
                           std::size_t bytes) {
-  ++allocations;
-  return __real_posix_memalign(memory, alignment, bytes);
+  const int error = __real_posix_memalign(memory, alignment, bytes);
+  if (error == 0) Counted(*memory);
+  return error;
 }
 void* __wrap_mmap(void* address, std::size_t bytes, int protection, int flags,
                   int file, off_t offset) {
-  ++allocations;
+  ++kvtwin::props::allocations;
   return __real_mmap(address, bytes, protection, flags, file, offset);
 }
 // NOLINTEND
@@ -92,7 +113,7 @@ void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
   std::free(memory);  // NOLINT
 }
 
-namespace kvtwin {
+namespace kvtwin::props {
 namespace {
 
 constexpr int kLayers = 3;
@@ -275,4 +296,4 @@ TEST(Allocations, NoneOnFastPaths) {
 }
 
 }  // namespace
-}  // namespace kvtwin
+}  // namespace kvtwin::props
