@@ -43,7 +43,9 @@ QUICK = ("-O0 -w -fPIC -fopenmp -ffp-contract=off -Werror=return-type "
 SANITIZE = ("-O1 -w -fPIC -fopenmp -ffp-contract=off -fno-sanitize-recover=all "
             "-fsanitize=address,undefined").split()
 LINKER = ["-fuse-ld=lld"] if shutil.which("ld.lld") else []
-TARGETS = ("kvtwin_command", "kvtwin_tests", "kvtwin_allocation_test")
+# Programs of one test each, for the linker wraps what they count.
+WRAPPED = ("kvtwin_allocation_test", "kvtwin_save_calls_test")
+TARGETS = ("kvtwin_command", "kvtwin_tests", *WRAPPED)
 # Tests that take most of the time of all.
 SLOWEST = "Trace.GivesUp*"
 SLOW = f"{SLOWEST}:Explorer.*:Targets.*:Shrink.*:Harness.*:Twins.*"
@@ -540,10 +542,11 @@ class Bench:
             return "not compiling", ""
         if seen := self.tests():
             return "killed", f"tests {seen}"
-        if not self.link("kvtwin_allocation_test", objects):
-            return "not compiling", ""
-        if seen := self.simply(["./kvtwin_allocation_test"], 20):
-            return "killed", f"allocation test {seen}"
+        for test in WRAPPED:
+            if not self.link(test, objects):
+                return "not compiling", ""
+            if seen := self.simply([f"./{test}"], 20):
+                return "killed", f"{test} {seen}"
         return None
 
     def outcome(self, sources):

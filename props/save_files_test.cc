@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -49,6 +50,7 @@ class Child {
   explicit Child(const std::function<void()>& does) : id_(::fork()) {
     EXPECT_GE(id_, 0);
     if (id_ != 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // It does not outlive the test.
     does();
     ::_exit(0);
   }
@@ -150,14 +152,14 @@ TEST_F(SavedFiles, AreWholeWheneverTheProcessDies) {
   ASSERT_TRUE(SaveState(states[0], Path()).ok());
   // Up to as long as it takes to save some of them.
   const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < 4; ++i) ASSERT_TRUE(SaveState(states[0], Path()).ok());
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(SaveState(states[0], Path()).ok());
   const auto some = std::chrono::duration_cast<std::chrono::microseconds>(
       std::chrono::steady_clock::now() - start);
   std::mt19937 random(1);
   int changed = 0;
   int left = 0;
   std::size_t last = 0;
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 60; ++i) {
     Child child([&] {
       for (std::size_t n = last + 1;; ++n) {
         static_cast<void>(SaveState(states[n % 2], Path()).ok());
@@ -176,8 +178,8 @@ TEST_F(SavedFiles, AreWholeWheneverTheProcessDies) {
     ASSERT_LE(Names().size(), 2U);
     left += Names().size() == 2 ? 1 : 0;
   }
-  EXPECT_GT(changed, 10);  // Some were killed after it, some before.
-  EXPECT_GT(left, 10);
+  EXPECT_GT(changed, 3);  // Some were killed after it, some before.
+  EXPECT_GT(left, 3);
   ASSERT_TRUE(SaveState(states[0], Path()).ok());
   EXPECT_EQ(Names(), (NameSet{"state"}));
 }
@@ -200,9 +202,10 @@ TEST_F(SavedFiles, PartFilesOfTheLivingStay) {
   const std::vector<CacheState> states = {SomeState(40, 1), SomeState(50, 2)};
   ASSERT_TRUE(SaveState(states[0], Path()).ok());
   for (int i = 0; i < 3; ++i) {
+    const fs::path end = folder_ / "end";
     Child child([&] {
       bool ok = true;
-      for (int n = 0; n < 50; ++n) ok = ok && SaveState(states[0], Path()).ok();
+      while (!fs::exists(end)) ok = ok && SaveState(states[0], Path()).ok();
       ::_exit(ok ? 0 : 1);
     });
     bool locked = false;
@@ -215,8 +218,10 @@ TEST_F(SavedFiles, PartFilesOfTheLivingStay) {
     ASSERT_TRUE(SaveState(states[1], Path()).ok());
     EXPECT_EQ(Names(), names);
     ASSERT_TRUE(*LoadState(Path()) == states[1]);
+    std::ofstream(end) << "now";
     child.Signal(SIGCONT);
     EXPECT_EQ(child.Wait(), 0);
+    fs::remove(end);
     EXPECT_EQ(Names(), (NameSet{"state"}));
   }
 }
@@ -373,9 +378,12 @@ TEST_F(SavedFiles, KeepTheOwnerOfTheFileBefore) {
     Child child([&] {
       const bool changed = ::setgroups(0, nullptr) == 0 &&
                            ::setgid(group) == 0 && ::setuid(99) == 0;
-      ::_exit(changed && SaveState(state, Path()).ok() ? 0 : 1);
+      if (!changed || ::access(folder_.c_str(), W_OK) != 0) ::_exit(77);
+      ::_exit(SaveState(state, Path()).ok() ? 0 : 1);
     });
-    ASSERT_EQ(child.Wait(), 0);
+    const int code = child.Wait();
+    if (code == 77) GTEST_SKIP() << "others may not come here";
+    ASSERT_EQ(code, 0);
     EXPECT_EQ(About(Path()).st_uid, 99U);
     EXPECT_EQ(About(Path()).st_gid, group);
     // Another group gets no more than everybody.
@@ -388,10 +396,13 @@ TEST_F(SavedFiles, AreSavedToAFolderThatCannotBeRead) {
   ASSERT_EQ(::chmod(folder_.c_str(), 0333), 0);
   Child child([&] {
     if (::geteuid() == 0) static_cast<void>(::setuid(99));
+    if (::access(folder_.c_str(), W_OK) != 0) ::_exit(77);
     ::_exit(SaveState(SomeState(1, 1), Path()).ok() ? 0 : 1);
   });
-  EXPECT_EQ(child.Wait(), 0);
+  const int code = child.Wait();
   ASSERT_EQ(::chmod(folder_.c_str(), 0777), 0);
+  if (code == 77) GTEST_SKIP() << "others may not come here";
+  EXPECT_EQ(code, 0);
   EXPECT_TRUE(*LoadState(Path()) == SomeState(1, 1));
   EXPECT_EQ(Names(), (NameSet{"state"}));
 }
