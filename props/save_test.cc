@@ -22,6 +22,7 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/names.h"
+#include "props/scratch_folder.h"
 #include "props/test_cache.h"
 
 namespace kvtwin::props {
@@ -32,15 +33,10 @@ using Floats = std::vector<float>;
 
 class Save : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ =
-        fs::temp_directory_path() / fmt::format("kvtwin-save-{}", ::getpid());
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   std::string Path() const { return (folder_ / "state").string(); }
 
-  fs::path folder_;
+  const ScratchFolder scratch_{"save"};
+  const fs::path folder_ = scratch_.path();
 };
 
 std::string Content(const fs::path& path) {
