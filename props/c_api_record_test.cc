@@ -12,6 +12,7 @@
 #include "props/forwarding_cache.h"
 #include "props/generate.h"
 #include "props/judge.h"
+#include "props/scratch_folder.h"
 
 namespace kvtwin::props {
 namespace {
@@ -19,14 +20,10 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// A file of this test program, gone at its end.
+// A file of a test.
 class Scratch {
  public:
-  explicit Scratch(const std::string& name)
-      : path_(::testing::TempDir() + "/kvtwin_" + name) {}
-  ~Scratch() { std::filesystem::remove(path_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
+  explicit Scratch(const std::string& name) : path_(folder_.File(name)) {}
 
   const char* path() const { return path_.c_str(); }
   std::string text() const {
@@ -35,7 +32,8 @@ class Scratch {
   }
 
  private:
-  std::string path_;
+  const ScratchFolder folder_{"record"};
+  const std::string path_;
 };
 
 kvtwin_verdict CheckFile(const char* path, const char* twin = nullptr) {

@@ -16,6 +16,7 @@
 #include "props/c_api_adapters.h"
 #include "props/fuzz.h"
 #include "props/paged_fuzz.h"
+#include "props/scratch_folder.h"
 #include "props/test_cache.h"
 
 namespace kvtwin::props {
@@ -300,7 +301,8 @@ TEST(CInterface, AShiftFunctionOfC) {
 }
 
 TEST(CInterface, StatesAsFiles) {
-  const std::string path = ::testing::TempDir() + "/c_api_state.safetensors";
+  const ScratchFolder folder("c-api");
+  const std::string path = folder.File("state.safetensors");
   Small small;
   ASSERT_EQ(small.Create(), KVTWIN_OK);
   ASSERT_EQ(small.Fill(), KVTWIN_OK);

@@ -474,7 +474,8 @@ void Duo::CheckAttention(int layer, const KvView& view) {
         reference::Attend(due, VLayout::kPlain, row, queries, scale);
     const Eigen::MatrixXd found =
         reference::Attend(view, setup_.config.v_layout, row, queries, scale);
-    const double error = (expected - found).cwiseAbs().maxCoeff();
+    const double error =
+        (expected - found).cwiseAbs().maxCoeff<Eigen::PropagateNaN>();
     if (error <= subject_.tolerance) continue;  // Not so if it is a NaN.
     const auto at = static_cast<std::size_t>(row);
     throw Differs{

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cctype>
-#include <csignal>
 #include <thread>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "optimized/targets.h"
 #include "props/check_name.h"
 #include "props/clock.h"
+#include "props/crash.h"
 #include "props/generate.h"
 #include "props/hash.h"
 #include "props/program.h"
@@ -23,20 +23,6 @@ namespace {
 constexpr int kOpsInHistory = 100;
 // Histories between two looks at the clock and the count.
 constexpr std::size_t kBlock = 64;
-
-// What is running, for OnCrash: the history of this thread, and the subject.
-thread_local const History* running = nullptr;
-const Subject* running_on = nullptr;
-
-// Not what a signal handler may do, but the process is lost anyway.
-void OnCrash(int signal) {
-  std::signal(signal, SIG_DFL);
-  if (running != nullptr) {
-    fmt::print(stderr, "\ncrashed in\n  rerun   {}\n",
-               RerunCommand(*running, *running_on));
-  }
-  std::raise(signal);
-}
 
 History HistoryAt(const FuzzOptions& options, const Subject& subject,
                   std::uint64_t number) {
@@ -100,7 +86,7 @@ void RunBlock(const FuzzOptions& options, const Subject& subject,
     for (std::size_t i = next++; i < end; i = next++) {
       if (i > 0 && options.operations == 0 && Now() >= until) return end_at(i);
       const History history = HistoryAt(options, subject, first + i);
-      running = &history;
+      const CrashReport crash([&] { return RerunCommand(history, subject); });
       RunResult& result = block[i].result;
       result = RunHistory(history, subject, nullptr,
                           options.probes ? &block[i].census : nullptr);
@@ -109,7 +95,6 @@ void RunBlock(const FuzzOptions& options, const Subject& subject,
       if ((first + i) % kRepeatEvery == 0 || (result.difference && !known)) {
         result = RunAgain(history, subject, result);
       }
-      running = nullptr;
       if (result.difference &&
           !options.known.contains(result.difference->check)) {
         end_at(i + 1);
@@ -136,30 +121,22 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
     failure.difference = difference;
     return failure;
   }
-  running = &found;
+  const CrashReport crash([&] { return RerunCommand(found, subject); });
   failure.shrunk = Shrink(found, Hastily(subject, difference.check));
   auto sure = RunHistory(failure.shrunk, subject).difference;
   if (!sure && IsHang(difference.check)) {  // It was slow, and came back.
     failure.shrunk = Shrink(found, subject);
     sure = RunHistory(failure.shrunk, subject).difference;
   }
-  running = nullptr;
   failure.difference = sure.value_or(difference);
   return failure;
 }
 
 }  // namespace
 
-void ReportCrashes() {
-  for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
-    std::signal(signal, OnCrash);
-  }
-}
-
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   FuzzResult result;
   const double start = Now();
-  running_on = &subject;
   // One that hangs is known to, if that is known of it.
   Subject counted = subject;
   for (const std::string& check : options.known) {

@@ -15,6 +15,7 @@
 #include "optimized/targets.h"
 #include "props/backend_command.h"
 #include "props/command.h"
+#include "props/crash.h"
 #include "props/fuzz.h"
 #include "props/gen.h"
 #include "props/paged_fuzz.h"
@@ -174,8 +175,17 @@ int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
 // By a twin, or by a backend in a process of its own.
 template <class Do>
 int OnPools(const Arguments& arguments, const Do& act) {
-  if (!arguments.backend.given()) return act(TwinPools(arguments.twin));
-  return OnPoolBackend(arguments.backend, act);
+  if (arguments.backend.given()) {
+    return OnPoolBackend(arguments.backend, act);
+  }
+  ReportCrashes();
+  PagedSubject pools = TwinPools(arguments.twin);
+  pools.run = [&, run = pools.run](const PagedHistory& history,
+                                   PagedCensus* census) {
+    const CrashReport crash([&] { return RunCommand(history, arguments); });
+    return run(history, census);
+  };
+  return act(pools);
 }
 
 int RunFuzz(const Arguments& arguments) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <mutex>
@@ -19,6 +20,9 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+
+#include "props/clock.h"
+#include "props/scratch_folder.h"
 
 namespace kvtwin::props {
 namespace {
@@ -40,30 +44,6 @@ std::string ReadText(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
 }
-
-// A folder of its own, gone with this object.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string name = fs::temp_directory_path() / "kvtwin-museum-XXXXXX";
-    if (mkdtemp(name.data()) == nullptr) {
-      throw fs::filesystem_error(
-          "no folder for the museum", name,
-          std::error_code(errno, std::generic_category()));
-    }
-    path_ = name;
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  ~ScratchFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 struct Ran {
   int exit_code = -1;  // 128 and more: ended by a signal, as a shell says it.
@@ -151,6 +131,21 @@ void AddIncluded(const fs::path& sources, const fs::path& file,
       if (fs::exists(sources / path)) AddIncluded(sources, path, seen);
     }
   }
+}
+
+// A shell says it like this if a signal ended a program.
+constexpr int kSignalled = 128;
+
+// That a command names as it dies (props/crash.h); empty: none.
+std::string HistoryOfCrash(const std::string& text) {
+  constexpr std::string_view kRun = " run '";
+  const std::size_t at = text.rfind("crashed in\n  rerun ");
+  if (at == std::string::npos) return "";
+  const std::size_t begin = text.find(kRun, at);
+  if (begin == std::string::npos) return "";
+  const std::size_t end = text.find('\'', begin + kRun.size());
+  if (end == std::string::npos) return "";
+  return text.substr(begin + kRun.size(), end - begin - kRun.size());
 }
 
 // A copy of the sources, patched, and the command built from it.
@@ -243,13 +238,21 @@ class Copy {
     command +=
         fmt::format(" fuzz --json --seed {} --seconds {}", seed, seconds);
     if (!kind.empty()) command += " --kind " + Quoted(kind);
-    if (workshop_.planted == Planted::kCuda) command += " --twin cuda";
     if (backend()) {
       command += " --level identity --backend " +
                  Quoted(workshop_.build / "backends/twin_backend.so");
+    } else {
+      command += fmt::format(" --twin {}", Twin());
     }
+    const double start = Now();
     const Ran ran = Run("exec " + command, scratch_.path(), scratch_.path());
     if (ran.exit_code == 0) return std::nullopt;
+    if (ran.exit_code > kSignalled && !backend()) {
+      auto crash = Crash(ran, error);
+      if (crash) crash->seconds = Now() - start;
+      if (!crash) error = fmt::format("seed {}: {}", seed, error);
+      return crash;
+    }
     const auto json =
         nlohmann::json::parse(ran.out, nullptr, /*allow_exceptions=*/false);
     if (ran.exit_code != 1 || !json.is_object()) {
@@ -265,6 +268,41 @@ class Copy {
   }
 
  private:
+  // A crash finds the bug if it happened in a history, and the command passes
+  // this history without the bug. Else `error` says why not.
+  std::optional<Catch> Crash(const Ran& ran, std::string& error) {
+    const int signal = ran.exit_code - kSignalled;
+    Catch found{.check = fmt::format("crashed with signal {} ({})", signal,
+                                     sigabbrev_np(signal)),
+                .history = HistoryOfCrash(ran.err)};
+    if (found.history.empty()) {
+      error =
+          fmt::format("{}, in no history: {}", found.check, LastLines(ran.err));
+      return std::nullopt;
+    }
+    found.shrunk_to = std::ranges::count(found.history, '|');
+    const auto exit_code = [&](const fs::path& program) {
+      return Run(fmt::format("exec {} run --json {} --twin {}", Quoted(program),
+                             Quoted(found.history), Twin()),
+                 scratch_.path(), scratch_.path())
+          .exit_code;
+    };
+    const int without = exit_code(workshop_.build / workshop_.linked);
+    if (without != 0) {
+      error =
+          fmt::format("{}, and without the bug the history ends with {}: {}",
+                      found.check, without, found.history);
+      return std::nullopt;
+    }
+    if (exit_code(linked()) == 0)
+      found.check += ", and not in this history alone";
+    return found;
+  }
+
+  std::string_view Twin() const {
+    return workshop_.planted == Planted::kCuda ? "cuda" : "optimized";
+  }
+
   bool backend() const { return workshop_.planted == Planted::kLibrary; }
 
   fs::path linked() const {
@@ -279,7 +317,7 @@ class Copy {
   }
 
   const Workshop& workshop_;
-  ScratchFolder scratch_;
+  ScratchFolder scratch_{"museum"};
   fs::path sources_;
   std::set<fs::path> changed_;
 };
@@ -431,7 +469,7 @@ Result<Workshop> FindWorkshop(const fs::path& build, Planted planted) {
       build / "CMakeFiles" / (target + ".dir") / "link.txt";
   std::string links = ReadText(make_link);
   if (!fs::exists(make_link)) {
-    const ScratchFolder scratch;
+    const ScratchFolder scratch("museum");
     links = Run("ninja -t commands " + target, build, scratch.path()).out;
   }
   std::istringstream lines(links);

@@ -31,9 +31,9 @@ struct Exhibit {
 // The exhibits in a folder of patches, by id; or what is wrong with one.
 Result<std::vector<Exhibit>> ReadExhibits(const std::filesystem::path& folder);
 
-// What one seed found.
+// What one seed found: a difference, or a history in which the twin crashes.
 struct Catch {
-  std::int64_t operations = 0;
+  std::int64_t operations = 0;  // 0 if it crashed: nobody could say.
   double seconds = 0;
   std::int64_t shrunk_to = 0;
   std::string check;
@@ -42,7 +42,7 @@ struct Catch {
 
 struct ExhibitReport {
   Exhibit exhibit;
-  std::string error;           // It could not be tried, or crashed.
+  std::string error;           // It could not be tried, or a crash is not its.
   std::vector<Catch> catches;  // One for each seed that found it.
 };
 

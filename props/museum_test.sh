@@ -54,6 +54,30 @@ else
   not_as_before 's/^+   .*/+    \/\/ A comment is no bug./'
   expect 1 'not found.* by 1 of 1 seeds' --seeds 1 --seconds 0.1 \
     --patches "$folder"
+  # A crash in a history finds the bug: of a cache, and of a pool. One that
+  # happens elsewhere does not.
+  not_as_before 's/^+   .*/+    __builtin_trap();/'
+  expect 0 '1 of 1 found by all' --seeds 1 --patches "$folder"
+  expect 0 'crashed with signal 4 \(ILL\).* `kvt1 .*put' --seeds 1 \
+    --patches "$folder"
+  sed 's/^+ .*/+      __builtin_trap();/; s/A03p/X02/' A03p.patch \
+    >"$folder/X02.patch"
+  expect 0 'crashed with signal 4 \(ILL\).* `kvp1 .*open' --seeds 1 \
+    --patches "$folder"
+  not_as_before 's/^+   .*/+    static int n; if (++n > 900) __builtin_trap();/'
+  expect 0 'crashed with signal 4 \(ILL\), and not in this history alone' \
+    --seeds 1 --patches "$folder"
+  { sed '/^--- /,$d' X02.patch && cat <<'END'; } >"$folder/X02.patch"
+--- a/props/program.cc
++++ b/props/program.cc
+@@ -10,3 +10,3 @@
+ }  // namespace
+
+-void SetProgram(std::string_view name) { program = name; }
++void SetProgram(std::string_view) { __builtin_trap(); }
+END
+  expect 1 'not found.* seed 1: crashed with signal 4 \(ILL\), in no history' \
+    --seeds 2 --patches "$folder"
   not_as_before 's/^+   .*/+    no_such_name = 1;/'
   expect 1 'does not compile' --patches "$folder"
 fi

@@ -5,11 +5,11 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "props/fuzz.h"
+#include "props/scratch_folder.h"
 #include "props/show.h"
 
 namespace kvtwin::props {
@@ -137,12 +137,12 @@ TEST(Page, NamesAllSequencesOfASharedCell) {
 }
 
 TEST(Page, IsWrittenOrSaysWhyNot) {
-  const std::string path = testing::TempDir() + "kvtwin_page_test.html";
+  const ScratchFolder folder("page");
+  const std::string path = folder.File("page.html");
   ASSERT_TRUE(WritePage(DefragBug(), path).ok());
   std::ifstream in(path);
   const std::string written((std::istreambuf_iterator<char>(in)), {});
   EXPECT_EQ(written, PageHtml(DefragBug()));
-  std::remove(path.c_str());
   EXPECT_FALSE(WritePage(DefragBug(), "/no/such/folder/page.html").ok());
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstring>
-#include <stdexcept>
 
 namespace kvtwin::props {
 namespace {
@@ -43,7 +42,7 @@ DenseTensor RowsOf(const std::vector<std::uint64_t>& chains, int layer,
 
 void Need(const Status& status, std::string_view call) {
   if (status.ok()) return;
-  throw std::runtime_error(fmt::format("{} is {}", call, status.ToString()));
+  throw PoolFault(fmt::format("{} is {}", call, status.ToString()));
 }
 
 PagedClient DrawPrompt(const PagedOp& op,

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <stdexcept>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -27,7 +28,13 @@ int PickOf(const Sequences& sequences, int number) {
   return std::next(sequences.begin(), at)->first;
 }
 
-// What must be answered: a pool of somebody else's may refuse it.
+// What a pool answers is not what any may.
+class PoolFault : public std::runtime_error {
+ public:
+  using runtime_error::runtime_error;
+};
+
+// What must be answered. Throws PoolFault if it is not.
 void Need(const Status& status, std::string_view call);
 template <class T>
 T Need(Result<T> answer, std::string_view call) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <stdexcept>
 #include <utility>
 
 #include "props/paged_client.h"
@@ -32,7 +31,7 @@ void PagedSolo::End() {
 void PagedSolo::Add(std::string_view call, int sequence, PagedClient client) {
   const int len = Need(pool_.SeqLen(sequence), "SeqLen");
   if (len < 0 || static_cast<std::size_t>(len) > client.tokens.size()) {
-    throw std::runtime_error(
+    throw PoolFault(
         fmt::format("{}: sequence {} begins with {} tokens, it may have {}",
                     call, sequence, len, client.tokens.size()));
   }
@@ -45,7 +44,7 @@ void PagedSolo::Add(std::string_view call, int sequence, PagedClient client) {
                        Sequence{std::move(client), std::vector<int>(layers, 0)})
           .second;
   if (added) return;
-  throw std::runtime_error(
+  throw PoolFault(
       fmt::format("{}: there is a sequence {} already", call, sequence));
 }
 

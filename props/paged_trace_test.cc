@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -18,6 +17,7 @@
 #include "core/trace.h"
 #include "props/judge.h"
 #include "props/paged_fuzz.h"
+#include "props/scratch_folder.h"
 #include "props/show.h"
 #include "props/test_trace.h"
 
@@ -193,7 +193,8 @@ TEST(PagedTrace, IsShownWithWhatItsLinesSay) {
   lines[0] = Replaced(lines[0], "lowest", "other");
   lines[3] = R"({"op":"views","seq":0,"layer":0,"key":null,"blocks":[3,1]})";
   lines.resize(4);
-  const std::string path = testing::TempDir() + "kvtwin_pool_shown.jsonl";
+  const ScratchFolder folder("show");
+  const std::string path = folder.File("pool.jsonl");
   std::ofstream(path) << Lines(lines);
   const auto failure = ExplainRecording(path, kTwins);
   ASSERT_TRUE(failure.has_value());
@@ -205,7 +206,6 @@ TEST(PagedTrace, IsShownWithWhatItsLinesSay) {
         "    this line has\n    sequence 0    blocks 3 1\n"}) {
     EXPECT_NE(failure->text.find(text), std::string::npos) << failure->text;
   }
-  std::filesystem::remove(path);
 }
 
 TEST(PagedTrace, RefusesMisuse) {

@@ -4,9 +4,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <exception>
 #include <ostream>
-#include <stdexcept>
 #include <utility>
 
 #include "core/dense_tensor.h"
@@ -16,8 +15,24 @@
 namespace kvtwin::props {
 namespace {
 
+constexpr std::string_view kSlots = "SlotMapping of the reference";
+
 std::vector<std::byte> BytesOf(const TensorView& view) {
   return CopyOf(view, view.dtype).bytes;
+}
+
+// Whether the row of a token, at `i` of that dimension, is the one that is due.
+bool IsRow(const TensorView& view, int dimension, int i,
+           const DenseTensor& due) {
+  return BytesOf(Slice(view, dimension, i)) == due.bytes;
+}
+
+// The same block, and the same rows.
+bool SameViews(const PagedView& a, const PagedView& b) {
+  return a.start == b.start && a.length == b.length && a.block == b.block &&
+         a.key.shape == b.key.shape && a.value.shape == b.value.shape &&
+         BytesOf(a.key) == BytesOf(b.key) &&
+         BytesOf(a.value) == BytesOf(b.value);
 }
 
 }  // namespace
@@ -33,14 +48,30 @@ PagedTrio::PagedTrio(const PagedSpec& spec, PagedCensus* census,
       same_messages_(same_messages),
       ledger_(spec),
       census_(census) {
-  for (auto* twin : {&reference_, &optimized_}) {
-    auto made = make(spec, twin == &reference_ ? "reference" : "optimized");
-    if (!made.ok()) {
-      wrong_ = made.status().ToString();
-      return;
+  Guarded("init", [&] {
+    for (auto* twin : {&reference_, &optimized_}) {
+      auto made = make(spec, twin == &reference_ ? "reference" : "optimized");
+      if (!made.ok()) {
+        wrong_ = made.status().ToString();
+        return;
+      }
+      *twin = std::move(*made);
     }
-    *twin = std::move(*made);
+  });
+}
+
+// Whatever is thrown is what is wrong.
+template <class Action>
+std::string PagedTrio::Guarded(std::string_view call, const Action& action) {
+  if (!wrong_.empty()) return wrong_;
+  try {
+    action();
+  } catch (const PoolFault& fault) {
+    Expect(false, fault.what());
+  } catch (const std::exception& error) {
+    Expect(false, fmt::format("exception: {}: {}", call, error.what()));
   }
+  return wrong_;
 }
 
 void PagedTrio::Expect(bool holds, std::string_view what) {
@@ -58,11 +89,11 @@ void PagedTrio::ExpectSame(const Status& reference, const Status& optimized,
 int PagedTrio::Pick(int number) const { return PickOf(clients_, number); }
 
 std::string PagedTrio::Do(const PagedOp& op) {
-  if (!wrong_.empty()) return wrong_;
-  if (census_ != nullptr) ++census_->operations;
-  Act(*this, !clients_.empty(), op);
-  CompareAll();
-  return wrong_;
+  return Guarded(kPagedOpNames[static_cast<std::size_t>(op.kind)], [&] {
+    if (census_ != nullptr) ++census_->operations;
+    Act(*this, !clients_.empty(), op);
+    CompareAll();
+  });
 }
 
 void PagedTrio::Open(const PagedOp& op) {
@@ -73,7 +104,8 @@ void PagedTrio::Open(const PagedOp& op) {
   ExpectSame(reference.status(), optimized.status(), "Open");
   if (!wrong_.empty() || !reference.ok()) return;
   Expect(*reference == *optimized, "Open: other numbers");
-  const int taken = *reference_->SeqLen(*reference);
+  const int taken =
+      Need(reference_->SeqLen(*reference), "SeqLen of the reference");
   Expect(ledger_.MayOpen(client.tokens, client.key, taken),
          fmt::format("Open: {} tokens are taken over that were never there",
                      taken));
@@ -117,8 +149,8 @@ void PagedTrio::Append(const PagedOp& op) {
     const PagedUsage usage = reference_->Usage();
     const int len = ledger_.SeqLen(sequence);
     // The slot of the last token; it moves if its block is copied.
-    const auto last =
-        reference_->SlotMapping(sequence, std::max(0, len - 1), len);
+    const auto last = Need(
+        reference_->SlotMapping(sequence, std::max(0, len - 1), len), kSlots);
     const auto reference =
         reference_->Append(sequence, layer, key.view(), value.view());
     const auto optimized =
@@ -134,9 +166,9 @@ void PagedTrio::Append(const PagedOp& op) {
     }
     if (census_ != nullptr) {
       const PagedUsage now = reference_->Usage();
-      const auto moved =
-          reference_->SlotMapping(sequence, std::max(0, len - 1), len);
-      census_->copied += *moved != *last ? 1 : 0;
+      const auto moved = Need(
+          reference_->SlotMapping(sequence, std::max(0, len - 1), len), kSlots);
+      census_->copied += moved != last ? 1 : 0;
       census_->evicted += std::max(0, usage.cached - now.cached);
     }
     ledger_.Append(sequence, layer, key.view(), value.view());
@@ -147,13 +179,10 @@ void PagedTrio::Append(const PagedOp& op) {
     int at = reference->start;
     for (std::size_t i = 0; i < reference->views.size() && wrong_.empty();
          ++i) {
-      const PagedView& a = reference->views[i];
-      const PagedView& b = optimized->views[i];
-      Expect(a.start == at && a.start == b.start && a.length == b.length &&
-                 a.block == b.block && BytesOf(a.key) == BytesOf(b.key) &&
-                 BytesOf(a.value) == BytesOf(b.value),
+      const PagedView& view = reference->views[i];
+      Expect(view.start == at && SameViews(view, optimized->views[i]),
              "Append: other views");
-      at += a.length;
+      at += view.length;
     }
     Expect(at == reference->start + count, "Append: views of other rows");
   }
@@ -268,63 +297,96 @@ void PagedTrio::Misuse(const PagedOp& op) {
 
 void PagedTrio::CompareSequence(int sequence) {
   const int len = ledger_.SeqLen(sequence);
-  Expect(*reference_->SeqLen(sequence) == len &&
+  Expect(Need(reference_->SeqLen(sequence), "SeqLen of the reference") == len &&
              Need(optimized_->SeqLen(sequence), "SeqLen") == len,
          "SeqLen differs");
   for (int layer = 0; layer < spec_.layers && wrong_.empty(); ++layer) {
     const auto rows = ledger_.RowsOf(sequence, layer);
-    const auto a = *reference_->Views(sequence, layer);
-    const auto b = Need(optimized_->Views(sequence, layer), "Views");
-    Expect(a.size() == b.size(), "Views differ");
-    const auto packed = optimized_->ViewsPacked(sequence, layer);
-    ExpectSame(reference_->ViewsPacked(sequence, layer).status(),
-               packed.status(), "ViewsPacked");
-    Expect(!packed.ok() || packed->size() == a.size(), "ViewsPacked differ");
-    std::size_t position = 0;
-    for (std::size_t i = 0; i < a.size() && wrong_.empty(); ++i) {
-      Expect(
-          a[i].start == b[i].start && a[i].length == b[i].length &&
-              a[i].block == b[i].block && a[i].key.stride == b[i].key.stride &&
-              BytesOf(a[i].key) == BytesOf(b[i].key) &&
-              BytesOf(a[i].value) == BytesOf(b[i].value),
-          fmt::format("Views: block {} of sequence {} differs", i, sequence));
-      Expect(a[i].start == static_cast<int>(position),
-             "Views: not one after another");
-      for (int t = 0; t < a[i].length && wrong_.empty(); ++t, ++position) {
-        Expect(
-            position < rows.size() &&
-                BytesOf(Slice(a[i].key, 2, t)) == rows[position].key.bytes &&
-                BytesOf(Slice(a[i].value, 2, t)) == rows[position].value.bytes,
-            fmt::format("position {} of sequence {} has another row", position,
-                        sequence));
-        if (!packed.ok() || !wrong_.empty()) continue;
-        Expect(BytesOf(Slice((*packed)[i].key, 1, t)) ==
-                       rows[position].key.bytes &&
-                   (*packed)[i].key.stride[1] ==
-                       RunBytes(spec_.dtype, spec_.k_head_dim),
-               "ViewsPacked: not packed, or other rows");
-      }
-    }
-    Expect(position == rows.size(), "Views: not all rows");
-    if (rows.empty() || !wrong_.empty()) continue;
-    const int kv_len = static_cast<int>(rows.size());
-    const auto whole = *reference_->ContiguousKV(sequence, layer, kv_len);
-    const auto other =
-        Need(optimized_->ContiguousKV(sequence, layer, kv_len), "ContiguousKV");
-    Expect(whole.has_value() == other.has_value(), "ContiguousKV differs");
-    if (!whole || !wrong_.empty()) continue;
-    for (int t = 0; t < kv_len && wrong_.empty(); ++t) {
-      const auto& due = rows[static_cast<std::size_t>(t)];
-      Expect(BytesOf(Slice(whole->key, 2, t)) == due.key.bytes &&
-                 BytesOf(Slice(other->key, 2, t)) == due.key.bytes &&
-                 BytesOf(Slice(other->value, 2, t)) == due.value.bytes,
-             "ContiguousKV: other rows");
+    CompareViews(sequence, layer, rows);
+    if (wrong_.empty()) ComparePacked(sequence, layer, rows);
+    if (wrong_.empty() && !rows.empty()) {
+      CompareContiguous(sequence, layer, rows);
     }
   }
+  if (!wrong_.empty()) return;
   const auto slots =
       Need(optimized_->SlotMapping(sequence, 0, len), "SlotMapping");
-  Expect(*reference_->SlotMapping(sequence, 0, len) == slots,
+  Expect(Need(reference_->SlotMapping(sequence, 0, len), kSlots) == slots,
          "SlotMapping differs");
+}
+
+void PagedTrio::CompareViews(int sequence, int layer, const Rows& rows) {
+  const auto a =
+      Need(reference_->Views(sequence, layer), "Views of the reference");
+  const auto b = Need(optimized_->Views(sequence, layer), "Views");
+  Expect(a.size() == b.size(), "Views differ");
+  std::size_t position = 0;
+  for (std::size_t i = 0; i < a.size() && wrong_.empty(); ++i) {
+    Expect(SameViews(a[i], b[i]) && a[i].key.stride == b[i].key.stride &&
+               a[i].value.stride == b[i].value.stride,
+           fmt::format("Views: block {} of sequence {} differs", i, sequence));
+    Expect(a[i].start == static_cast<int>(position),
+           "Views: not one after another");
+    for (int t = 0; t < a[i].length && wrong_.empty(); ++t, ++position) {
+      Expect(position < rows.size() &&
+                 IsRow(a[i].key, 2, t, rows[position].key) &&
+                 IsRow(a[i].value, 2, t, rows[position].value),
+             fmt::format("position {} of sequence {} has another row", position,
+                         sequence));
+    }
+  }
+  Expect(position == rows.size(), "Views: not all rows");
+}
+
+void PagedTrio::ComparePacked(int sequence, int layer, const Rows& rows) {
+  const auto packed = optimized_->ViewsPacked(sequence, layer);
+  ExpectSame(reference_->ViewsPacked(sequence, layer).status(), packed.status(),
+             "ViewsPacked");
+  if (!packed.ok() || !wrong_.empty()) return;
+  const auto views = Need(optimized_->Views(sequence, layer), "Views");
+  Expect(packed->size() == views.size(), "ViewsPacked differ");
+  std::size_t position = 0;
+  for (std::size_t i = 0; i < views.size() && wrong_.empty(); ++i) {
+    const PagedView& view = (*packed)[i];
+    Expect(view.start == views[i].start && view.length == views[i].length &&
+               view.block == views[i].block &&
+               view.key.shape[1] == view.length &&
+               view.value.shape[1] == view.length,
+           "ViewsPacked: other blocks than Views has");
+    for (int t = 0; t < view.length && wrong_.empty(); ++t, ++position) {
+      Expect(IsRow(view.key, 1, t, rows[position].key) &&
+                 IsRow(view.value, 1, t, rows[position].value),
+             "ViewsPacked: other rows");
+    }
+    Expect(
+        view.key.stride[1] == RunBytes(spec_.dtype, spec_.k_head_dim) &&
+            view.value.stride[1] ==
+                RunBytes(spec_.v_dtype.value_or(spec_.dtype), spec_.v_head_dim),
+        "ViewsPacked: not packed");
+  }
+}
+
+void PagedTrio::CompareContiguous(int sequence, int layer, const Rows& rows) {
+  const int kv_len = static_cast<int>(rows.size());
+  const auto reference = Need(reference_->ContiguousKV(sequence, layer, kv_len),
+                              "ContiguousKV of the reference");
+  const auto optimized =
+      Need(optimized_->ContiguousKV(sequence, layer, kv_len), "ContiguousKV");
+  Expect(reference.has_value() == optimized.has_value(),
+         "ContiguousKV differs");
+  if (!reference || !wrong_.empty()) return;
+  for (const auto& [whole, what] :
+       {std::pair(&*reference, "ContiguousKV of the reference: other rows"),
+        std::pair(&*optimized, "ContiguousKV: other rows")}) {
+    Expect(whole->key.shape[2] == kv_len && whole->value.shape[2] == kv_len,
+           what);
+    for (int t = 0; t < kv_len && wrong_.empty(); ++t) {
+      const auto& due = rows[static_cast<std::size_t>(t)];
+      Expect(IsRow(whole->key, 2, t, due.key) &&
+                 IsRow(whole->value, 2, t, due.value),
+             what);
+    }
+  }
 }
 
 // Both twins have the tables from core/: so they are checked by the views.
@@ -375,10 +437,11 @@ void PagedTrio::CompareAll() {
     CompareSequence(sequence);
   }
   if (!wrong_.empty()) return;
-  Expect(*reference_->ExportCsr(sequences) ==
+  Expect(Need(reference_->ExportCsr(sequences), "ExportCsr of the reference") ==
              Need(optimized_->ExportCsr(sequences), "ExportCsr"),
          "ExportCsr differs");
-  Expect(*reference_->ExportTable(sequences) ==
+  Expect(Need(reference_->ExportTable(sequences),
+              "ExportTable of the reference") ==
              Need(optimized_->ExportTable(sequences), "ExportTable"),
          "ExportTable differs");
   CheckTables(sequences);
@@ -389,10 +452,11 @@ void PagedTrio::CompareAll() {
 }
 
 std::string PagedTrio::End() {
-  while (!clients_.empty() && wrong_.empty()) Free(clients_.begin()->first);
-  CompareAll();
-  Expect(!wrong_.empty() || reference_->Usage().used == 0, "blocks leak");
-  return wrong_;
+  return Guarded("free", [&] {
+    while (!clients_.empty() && wrong_.empty()) Free(clients_.begin()->first);
+    CompareAll();
+    Expect(!wrong_.empty() || reference_->Usage().used == 0, "blocks leak");
+  });
 }
 
 }  // namespace kvtwin::props

@@ -76,8 +76,8 @@ class PagedTrio {
                      const PagedMaker& make = MakePagedPool,
                      bool same_messages = true);
 
-  // What is wrong after it; empty if nothing is. Throws std::runtime_error
-  // where a pool does not answer what it must.
+  // What is wrong after it, which may be that a pool refuses what it must
+  // answer, or throws; empty if nothing is.
   std::string Do(const PagedOp& op);
   // Frees all sequences: no block may have an owner then.
   std::string End();
@@ -86,6 +86,9 @@ class PagedTrio {
   template <class Actor>
   friend void Act(Actor& actor, bool any_sequence, const PagedOp& op);
 
+  // `call` is for what says no more than that something was thrown.
+  template <class Action>
+  std::string Guarded(std::string_view call, const Action& action);
   void Expect(bool holds, std::string_view what);
   void ExpectSame(const Status& reference, const Status& optimized,
                   std::string_view call);
@@ -97,7 +100,11 @@ class PagedTrio {
   void Truncate(const PagedOp& op);
   void Free(int sequence);
   void Misuse(const PagedOp& op);
+  using Rows = std::vector<KvRows>;  // Of a sequence, in a layer.
   void CompareSequence(int sequence);
+  void CompareViews(int sequence, int layer, const Rows& rows);
+  void ComparePacked(int sequence, int layer, const Rows& rows);
+  void CompareContiguous(int sequence, int layer, const Rows& rows);
   void CheckTables(const std::vector<int>& sequences);
   void CompareAll();
 

@@ -9,13 +9,13 @@
 #include <optional>
 #include <span>
 #include <sstream>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "core/json_line.h"
 #include "core/refusals.h"
 #include "props/c_words.h"
+#include "props/paged_client.h"
 #include "props/paged_solo.h"
 #include "props/pool_recorder.h"
 
@@ -28,7 +28,7 @@ constexpr std::int64_t kStrideMax = std::int64_t{1} << 40;
 
 template <class... Args>
 [[noreturn]] void Fault(fmt::format_string<Args...> format, Args&&... args) {
-  throw std::runtime_error(fmt::format(format, std::forward<Args>(args)...));
+  throw PoolFault(fmt::format(format, std::forward<Args>(args)...));
 }
 
 class BackendPool final : public PagedPool {
@@ -329,16 +329,12 @@ std::string RunIdentity(const PoolBackend& backend, const PagedHistory& history,
     return twin == "reference" ? MakePagedPool(spec, twin)
                                : MakeBackendPool(backend, spec);
   };
-  try {
-    PagedTrio trio(history.spec, census, make, /*same_messages=*/false);
-    for (const PagedOp& op : history.ops) {
-      std::string wrong = trio.Do(op);
-      if (!wrong.empty()) return wrong;
-    }
-    return trio.End();
-  } catch (const std::runtime_error& error) {
-    return error.what();
+  PagedTrio trio(history.spec, census, make, /*same_messages=*/false);
+  for (const PagedOp& op : history.ops) {
+    std::string wrong = trio.Do(op);
+    if (!wrong.empty()) return wrong;
   }
+  return trio.End();
 }
 
 // What a recording of the history shows; or what cannot be recorded.
@@ -356,7 +352,7 @@ std::string RunEntitlement(const PoolBackend& backend,
       solo.Do(op);
     }
     solo.End();
-  } catch (const std::runtime_error& error) {
+  } catch (const std::exception& error) {
     fault = error.what();
   }
   const Judgement judgement = Judge(lines, {"reference"});

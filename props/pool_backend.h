@@ -27,7 +27,7 @@ struct PoolBackend {
 // function; a description that makes no sense.
 Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given);
 
-// Errors: what its init answers. Calls of the pool throw std::runtime_error
+// Errors: what its init answers. Calls of the pool throw PoolFault
 // where the backend answers what no pool may: a number that is no status, views
 // of other shapes, a list without end.
 Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,

@@ -354,6 +354,40 @@ std::unique_ptr<Cache> ReferenceAfter(const History& history) {
   return RunReference(history, nullptr);
 }
 
+namespace {
+
+// What is wrong, where something is thrown in a step of a history.
+Difference DifferenceAt(std::size_t step, const Differs& differs) {
+  return {.step = step,
+          .check = differs.check,
+          .text = differs.text,
+          .row = differs.row,
+          .column = differs.column,
+          .first_cell = differs.first_cell};
+}
+
+void Run(const History& history, const Subject& subject, Driver& driver,
+         RunResult& result) {
+  std::size_t step = history.ops.size();
+  try {
+    Client client(history.setup, subject.abilities, driver);
+    result.ran = driver.SetUp();
+    if (!result.ran) return;
+    for (step = 0; step < history.ops.size() && !driver.over(); ++step) {
+      if (subject.on_step) subject.on_step(step);
+      client.Do(history.ops[step]);
+    }
+    driver.TearDown();
+  } catch (const Differs& differs) {
+    result.difference = DifferenceAt(step, differs);
+  } catch (const std::exception& error) {
+    result.difference = {
+        .step = step, .check = "subject: exception", .text = error.what()};
+  }
+}
+
+}  // namespace
+
 RunResult RunHistory(const History& history, const Subject& subject,
                      Story* story, Census* census) {
   if (subject.run) return subject.run(history, story);
@@ -361,36 +395,23 @@ RunResult RunHistory(const History& history, const Subject& subject,
   if (subject.make_of && !subject.abilities.Fits(history.setup)) return result;
   std::optional<Observer> observer;
   if (census != nullptr) observer.emplace(history.setup, *census);
-  std::size_t step = history.ops.size();
-  try {
-    std::unique_ptr<Driver> driver;
-    if (subject.level == Level::kIdentity) {
-      driver = std::make_unique<Trio>(history.setup, subject, story,
-                                      observer ? &*observer : nullptr, result);
-    } else {
-      driver = std::make_unique<Duo>(history.setup, subject, story, result);
-    }
-    Client client(history.setup, subject.abilities, *driver);
-    result.ran = driver->SetUp();
-    if (result.ran) {
-      for (step = 0; step < history.ops.size() && !driver->over(); ++step) {
-        if (subject.on_step) subject.on_step(step);
-        client.Do(history.ops[step]);
-      }
-      driver->TearDown();
-    }
-  } catch (const Differs& differs) {
-    result.difference = {.step = step,
-                         .check = differs.check,
-                         .text = differs.text,
-                         .row = differs.row,
-                         .column = differs.column,
-                         .first_cell = differs.first_cell};
-  } catch (const std::exception& error) {
-    result.difference = {
-        .step = step, .check = "subject: exception", .text = error.what()};
+  if (subject.level == Level::kIdentity) {
+    Trio trio(history.setup, subject, story, observer ? &*observer : nullptr,
+              result);
+    Run(history, subject, trio, result);
+  } else {
+    Duo duo(history.setup, subject, story, result);
+    Run(history, subject, duo, result);
   }
   if (observer) observer->End(result.ran);
+  return result;
+}
+
+RunResult RunAgainst(const CacheMaker& make_reference, const History& history,
+                     const Subject& subject) {
+  RunResult result;
+  Trio trio(history.setup, subject, nullptr, nullptr, result, make_reference);
+  Run(history, subject, trio, result);
   return result;
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -12,6 +11,7 @@
 #include "core/dense_tensor.h"
 #include "kvtwin/save.h"
 #include "props/command.h"
+#include "props/scratch_folder.h"
 
 namespace kvtwin::props {
 namespace {
@@ -22,12 +22,6 @@ using ::testing::Not;
 
 class StateCommand : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ =
-        fs::temp_directory_path() / fmt::format("kvtwin-state-{}", ::getpid());
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   std::string Path(const std::string& name) const {
     return (folder_ / name).string();
   }
@@ -45,7 +39,8 @@ class StateCommand : public ::testing::Test {
     return exit_code;
   }
 
-  fs::path folder_;
+  const ScratchFolder scratch_{"state"};
+  const fs::path folder_ = scratch_.path();
   std::string text;
 };
 

@@ -4,7 +4,6 @@
 #define KVTWIN_PROPS_TEST_STATES_H_
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
@@ -14,19 +13,13 @@
 
 #include "core/dense_tensor.h"
 #include "kvtwin/save.h"
+#include "props/scratch_folder.h"
 
 namespace kvtwin::props {
 
 // A test with a folder of its own.
 class WithFolder : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = std::filesystem::temp_directory_path() / "kvtwin-XXXXXX";
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::string Path() const { return (folder_ / "state").string(); }
   // The names of all that is in the folder.
   std::set<std::string> Names() const {
@@ -37,7 +30,8 @@ class WithFolder : public ::testing::Test {
     return names;
   }
 
-  std::filesystem::path folder_;
+  const ScratchFolder scratch_{"state"};
+  const std::filesystem::path folder_ = scratch_.path();
 };
 
 inline std::string Content(const std::filesystem::path& path) {

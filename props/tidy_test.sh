@@ -104,6 +104,9 @@ functions reference | awk -v most="$function_lines" '$2 > most' |
 
 sources "${rooms[@]}" | xargs grep -nE '\b(TODO|FIXME|XXX|HACK)\b' |
   rule "Unfinished: do it, or file an issue"
+sources "${rooms[@]}" | grep -v '/scratch_folder\.h$' |
+  xargs grep -nE 'temp_directory_path|TempDir\(|"/tmp' |
+  rule "A file in the temp folder has a name of its own (ScratchFolder)"
 sources include core reference optimized | xargs -r grep -nE \
   'std::c(out|err)|\bprintf\(' | rule "The library prints nothing"
 

@@ -29,7 +29,7 @@ void Trio::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
 
 bool Trio::SetUp() {
   Result<std::unique_ptr<Cache>> reference =
-      MakeCache(setup_.spec, "reference");
+      make_reference_(setup_.spec);
   Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
   if (subject.status().code() == StatusCode::kNotSupported) {
     ++result_.operations;  // A kind that the subject does not have.
@@ -379,7 +379,7 @@ void Trio::Reload() {
   Check(read.ok() && *read == *due, "reference: saved state",
         [&] { return "bytes do not read back: " + read.status().ToString(); });
   Result<std::unique_ptr<Cache>> reference =
-      MakeCache(setup_.spec, "reference");
+      make_reference_(setup_.spec);
   Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
   const auto restored = [&](Cache& cache) {
     return cache.Restore(*read).ok() && *cache.Snapshot() == *due;

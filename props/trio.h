@@ -6,10 +6,12 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvtwin/cache.h"
@@ -28,13 +30,22 @@ namespace kvtwin::props {
 // " 0:1@s0+s1 2:0@s1": cell, position, sequences.
 std::string CellsText(const Cache& cache);
 
+// How the reference twin is made; the tests of the harness make wrong ones.
+using CacheMaker =
+    std::function<Result<std::unique_ptr<Cache>>(const CacheSpec&)>;
+inline Result<std::unique_ptr<Cache>> MakeReference(const CacheSpec& spec) {
+  return MakeCache(spec, "reference");
+}
+
 class Trio final : public Driver {
  public:
   // Requires: all outlive this. `story` and `observer` may be null.
   Trio(const Setup& setup, const Subject& subject, Story* story,
-       Observer* observer, RunResult& result)
+       Observer* observer, RunResult& result,
+       CacheMaker make_reference = MakeReference)
       : setup_(setup),
         subject_(subject),
+        make_reference_(std::move(make_reference)),
         story_(story),
         observer_(observer),
         result_(result),
@@ -116,6 +127,7 @@ class Trio final : public Driver {
 
   const Setup& setup_;
   const Subject& subject_;
+  const CacheMaker make_reference_;
   Story* story_;
   Observer* observer_;
   RunResult& result_;
@@ -134,6 +146,10 @@ class Trio final : public Driver {
   std::vector<CellEntry> reference_cells_;
   std::vector<CellEntry> tested_cells_;
 };
+
+// RunHistory at identity, with this reference in place of ours.
+RunResult RunAgainst(const CacheMaker& make_reference, const History& history,
+                     const Subject& subject);
 
 }  // namespace kvtwin::props
 
