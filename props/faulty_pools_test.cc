@@ -541,10 +541,7 @@ TEST(FaultyPools, RefusalsAreCompared) {
     const std::string misuse = kPool + "layout=head " + kCommit +
                                fmt::format("| misuse 0 0 {}", which);
     const Status other(StatusCode::kCacheFull, "no");
-    cases.push_back({"another code",
-                     misuse,
-                     {.refusal = other},
-                     "misuse: "});
+    cases.push_back({"another code", misuse, {.refusal = other}, "misuse: "});
     cases.push_back({"of both",
                      misuse,
                      {.refusal = other},

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,8 +67,9 @@ Fault Caches(std::function<bool(bool)> cached) {
 Fault Saves(std::function<void(CacheState&)> saved) {
   return {.saved = std::move(saved)};
 }
-Fault Restores(std::function<void(CacheState&)> restored) {
-  return {.restored = std::move(restored)};
+Fault Restores(std::function<void(CacheState&)> restored,
+               bool in_place = false) {
+  return {.restored = std::move(restored), .in_place = in_place};
 }
 Fault Parks(std::function<void(CacheState&)> sequence) {
   return {.sequence = std::move(sequence)};
@@ -393,6 +395,27 @@ TEST(FaultyTwins, TheReferenceIsComparedWithTheLedger) {
       Level::kIdentity);
 }
 
+// After a removal rows are judged only where there is no mask, or a new one;
+// after a copy, what is due may lie outside of the view.
+TEST(FaultyTwins, RowsAreJudgedWhileTheMaskIsTrue) {
+  const auto seen = [](const std::string& history) {
+    const auto gets = std::make_shared<int>(0);
+    const Fault later = Shows([=](OwnedView& view) {
+      if (++*gets > 2) Change(view.key.bytes.front());  // Of either.
+    });
+    const auto wrong = Seen(history, later, Level::kIdentity, Who::kBoth);
+    return wrong ? wrong->check : "";
+  };
+  const std::string encoder = "kind=encoder seqs=1 | put 0*1 image=0 ";
+  EXPECT_EQ(seen(encoder + "| drop 0:5-6 | get"), "reference: rows");
+  EXPECT_EQ(seen("| put 0*3 | get"), "reference: rows");
+  EXPECT_EQ(seen("| put 0*3 | drop 0:2- | get"), "");
+  EXPECT_EQ(seen("| put 0*3 | drop 0:2- | causal 0"), "reference: rows");
+  EXPECT_EQ(seen("| put 0*3 | copy 0>1:2 | get"), "");
+  EXPECT_EQ(seen("| put 0*3 | copy 0>1:2 | causal 0"), "");
+  EXPECT_EQ(seen("| put 0*3 | copy 0>1:2 | put 1*1"), "reference: rows");
+}
+
 TEST(FaultyTwins, SnapshotsAreCompared) {
   const auto last_row = [](CacheState& state) {
     if (!state.layers.empty() && !state.cells.empty()) {
@@ -416,6 +439,10 @@ TEST(FaultyTwins, SnapshotsAreCompared) {
        "reference: saved state", "", Who::kBoth},
       {"what is restored", anew, Restores(last_row), check, not_saved},
       {"what is restored by the reference", anew, Restores(last_row),
+       by_reference, not_saved, Who::kReference},
+      {"what is restored in place", anew, Restores(last_row, true), check,
+       not_saved},
+      {"what the reference restores in place", anew, Restores(last_row, true),
        by_reference, not_saved, Who::kReference},
       {"a Restore that is refused", anew, Refuses("Restore"), check, not_saved},
       {"SnapshotOf", in_place, Parks(last_row), check, not_back},

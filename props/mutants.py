@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Mutation score of core/, reference/ and optimized/; see docs/mutants.md.
+"""Mutation score of the library and of its judges; see docs/mutants.md.
 
 universalmutator makes the mutants. A copy of the tree under build/mutants is
 built once; for each mutant only the objects that see it are compiled again and
@@ -33,6 +33,16 @@ from universalmutator import mutator
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
 ROOMS = ("core", "reference", "optimized")
+# What decides in props/: drivers, oracles, pools, the shrinker, the runner.
+JUDGES = tuple(f"props/{name}" for name in (
+    "catalog.cc", "differs.h", "duo.cc", "entitlement.cc", "explore.cc",
+    "explore_state.cc", "explore_step.cc", "judge.cc", "laws/alike.cc",
+    "laws/client_law.cc", "laws/laws.cc", "laws/pass_laws.cc",
+    "laws/sequence_laws.cc", "laws/session.cc", "laws/storage_laws.cc",
+    "misuse.cc", "oracle.cc", "paged_client.cc", "paged_fuzz.cc",
+    "paged_oracle.cc", "paged_solo.cc", "paged_trio.cc", "pool_recorder.cc",
+    "probes.cc", "put_log.cc", "rebuild.cc", "rows.cc", "runner.cc",
+    "shrink.cc", "trio.cc", "trio_compare.cc"))
 RULES = ["universal.rules", "cpp.rules", "c_like.rules"]
 EQUIVALENT = ROOT / "docs" / "mutants.md"
 
@@ -48,6 +58,9 @@ WRAPPED = ("kvtwin_allocation_test", "kvtwin_save_calls_test")
 TARGETS = ("kvtwin_command", "kvtwin_tests", *WRAPPED)
 # Tests that take most of the time of all.
 SLOWEST = "Trace.GivesUp*"
+# Quick ones, of what judges.
+JUDGING = ("Faulty*:Oracle.*:PagedOracle.*:OtherPools.*:PutLog*:Paged.*:"
+           "PagedTrace.*:Harness.Finds*:Rows*")
 SLOW = f"{SLOWEST}:Explorer.*:Targets.*:Shrink.*:Harness.*:Twins.*"
 # What most sources include, compiled once.
 PREFIX = """#include <Eigen/Core>
@@ -90,6 +103,8 @@ NO_TOKEN = re.compile(
 MESSAGE = re.compile(
     r"""\b(?:Invalid|Untimely|(?:fields\.)?(?:Fail|Wrong)|wrong|"""
     r"""fmt::format|fprintf)\(\s*(?!R")""")
+# A function that makes nothing else; of the judges.
+MESSAGE_FUNCTION = re.compile(r"std::string [\w:]*(Text|Picture|Label)\(")
 
 
 def blank_text(line):
@@ -117,6 +132,16 @@ def message_columns(source):
         lines.append(inside[at:at + len(line)])
         at += len(line)
     return lines
+
+
+def blank_message_functions(source, messages):
+    """Marks all columns of functions that make a message."""
+    inside = False
+    for number, line in enumerate(source):
+        inside = inside or bool(MESSAGE_FUNCTION.match(line))
+        if inside:
+            messages[number] = b"\1" * len(line)
+        inside = inside and not line.startswith("}")
 
 
 def is_noise(source, number, mutant, messages, names):
@@ -182,9 +207,13 @@ def known_names():
     """Every name in our sources, and those that mutants make of them."""
     names = set("min max begin end any_of all_of none_of break continue if "
                 "min_element max_element".split())
-    for room in ("include/kvtwin", *ROOMS):
-        for path in (ROOT / room).iterdir():
-            names.update(re.findall(r"[A-Za-z_]\w*", path.read_text()))
+    paths = [path for room in ("include/kvtwin", *ROOMS)
+             for path in (ROOT / room).iterdir()]
+    paths += [ROOT / file for file in JUDGES]
+    paths += [path.with_suffix(".h") for path in paths
+              if path.with_suffix(".h").exists()]
+    for path in filter(pathlib.Path.is_file, paths):
+        names.update(re.findall(r"[A-Za-z_]\w*", path.read_text()))
     return names
 
 
@@ -199,6 +228,8 @@ def mutants_of(file):
         made = mutator.mutants_regexp(source, RULES, ignorePatterns=[],
                                       ignoreStringOnly=True)
     messages = message_columns(source)
+    if file in JUDGES:
+        blank_message_functions(source, messages)
     names = known_names()
     nth = []  # Lines that are alike are told apart by their order.
     seen = collections.Counter()
@@ -217,12 +248,24 @@ def mutants_of(file):
 
 
 def sample(count, only):
-    """(generated, not noise, the sample, of it what is in these files)."""
+    """(generated, not noise, the sample, of it what is in these files).
+
+    As many of the library as of the judges.
+    """
+    library = sorted(str(path.relative_to(ROOT)) for room in ROOMS
+                     for path in (ROOT / room).iterdir()
+                     if path.suffix in (".h", ".cc"))
+    parts = [sample_of(files, count) for files in (library, JUDGES)]
+    return (sum(part[0] for part in parts), sum(part[1] for part in parts),
+            [mutant for part in parts for mutant in part[2]
+             if not only or mutant.file in only])
+
+
+def sample_of(files, count):
+    """(generated, not noise, the sample) of these files."""
     generated = 0
     kept = []
     by_line = {}
-    files = sorted(str(path.relative_to(ROOT)) for room in ROOMS
-                   for path in (ROOT / room).iterdir())
     for file in files:
         made, mutants = mutants_of(file)
         generated += made
@@ -243,8 +286,7 @@ def sample(count, only):
         return int.from_bytes(rank[:8], "big") * max(2, len(costly))
     chosen = sorted((mutant for _, mutant in by_line.values()),
                     key=order)[:count]
-    return generated, len(kept), [mutant for mutant in chosen
-                                  if not only or mutant.file in only]
+    return generated, len(kept), chosen
 
 
 def includers(file, cache={}):
@@ -381,7 +423,7 @@ class Bench:
         if stood.exists() and stood.read_text() == digest.hexdigest():
             return
         sources = [source for source in self.commands
-                   if source.startswith(ROOMS)]
+                   if source.startswith(ROOMS) or source in JUDGES]
         if outcome := (self.quick_outcome(sources) or
                        self.commands_of_ctest() or self.sanitized(sources)):
             sys.exit(f"mutants: without a mutant: {outcome}")
@@ -460,8 +502,8 @@ class Bench:
     def laws(self):
         return self.simply(["./kvtwin", "laws", "--runs", "20"], 30)
 
-    def tests(self):
-        for chosen in (f"-Page.*:{SLOW}", f"{SLOW}-{SLOWEST}", SLOWEST):
+    def tests(self, groups=(f"-Page.*:{SLOW}", f"{SLOW}-{SLOWEST}", SLOWEST)):
+        for chosen in groups:
             seen = self.simply(
                 ["./kvtwin_tests", "--gtest_fail_fast", "--gtest_brief=1",
                  f"--gtest_filter={chosen}"], 80,
@@ -528,6 +570,11 @@ class Bench:
         objects = self.compile(library, QUICK)
         if objects is None or not self.link("kvtwin_command", objects):
             return "not compiling", ""
+        if all(source.startswith("props/") for source in library):
+            if not self.link("kvtwin_tests", objects):
+                return "not compiling", ""
+            if seen := self.tests([JUDGING]):
+                return "killed", f"tests of judges {seen}"
         for name, killer in (("fuzz", lambda: self.fuzz(20000, 1, 4)),
                              ("check", self.recordings),
                              ("explore", self.explore),

@@ -207,6 +207,32 @@ TEST_F(Save, RefusesWhatIsHostile) {
   EXPECT_FALSE(StateFromBytes(huge).ok());
 }
 
+// Headers have a largest size, and a most of names.
+TEST_F(Save, SavesWhatCanBeReadBackOnly) {
+  const auto saved = [&](const CacheState& state, const std::string& model) {
+    const bool read = StateFromBytes(StateToBytes(state, model), model).ok();
+    const Status status = SaveState(state, Path(), model);
+    EXPECT_EQ(status.ok(), read) << status.ToString();
+    EXPECT_EQ(status.code(),
+              read ? StatusCode::kOk : StatusCode::kInvalidArgument);
+    if (read) {
+      const Result<CacheState> loaded = LoadState(Path(), model);
+      EXPECT_TRUE(loaded.ok() && *loaded == state);
+    }
+    return read;
+  };
+  CacheState state = SomeState(1, 1);
+  const KvRows rows = state.layers[0];
+  for (const int layers : {384, 1024}) {
+    for (int layer = 0; layer < layers; ++layer) state.layers[layer] = rows;
+    EXPECT_EQ(saved(state, ""), layers == 384);
+  }
+  constexpr std::size_t kMost = std::size_t{16} << 20;  // Bytes of a header.
+  state = SomeState(1, 1);
+  EXPECT_TRUE(saved(state, std::string(kMost - 1024, 'm')));
+  EXPECT_FALSE(saved(state, std::string(kMost, 'm')));
+}
+
 // A sequence of one cache goes on in another one, fragmented, beside others,
 // under another padding, placement and V layout, as it would have at home.
 TEST_F(Save, ASequenceMovesToACacheThatIsInUse) {

@@ -311,6 +311,24 @@ TEST_F(StateRules, WhatAWriterOfTheirsWritesIsLoaded) {
   }
 }
 
+// Beside and beyond a MiB of a tensor, where several threads take turns.
+TEST_F(StateRules, LargeTensorsAreWrittenAlike) {
+  for (const int tokens : {32767, 32768, 32769, 70000}) {
+    CacheState state = SomeState(tokens, 2, DType::kF32);
+    std::mt19937 random(1);
+    for (auto& [layer, rows] : state.layers) {
+      for (std::size_t i = 0; i < rows.key.bytes.size(); i += 4096) {
+        rows.key.bytes[i] = static_cast<std::byte>(random());
+      }
+    }
+    const std::string due = Written(state, "");
+    ASSERT_TRUE(due == Text(StateToBytes(state)));
+    ASSERT_TRUE(SaveState(state, Path()).ok());
+    ASSERT_TRUE(due == Content(Path()));
+    ASSERT_TRUE(*LoadState(Path()) == state);
+  }
+}
+
 // What tokens a cache holds, in the words of the file alone.
 TEST_F(StateRules, TheTokensOfACacheAreInItsFile) {
   for (const std::string& twin : TwinList()) {

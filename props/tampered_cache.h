@@ -38,6 +38,7 @@ struct Fault {
   std::function<bool(bool)> encoder_cached = {};
   std::function<void(CacheState&)> saved = {};     // By Snapshot.
   std::function<void(CacheState&)> restored = {};  // Before it is.
+  bool in_place = false;  // Restored where something was.
   std::function<void(CacheState&)> sequence = {};  // By SnapshotOf.
   std::function<Status(Cache&, int, const CacheState&)> add =
       {};  // After Init.
@@ -71,6 +72,7 @@ class TamperedCache : public ForwardingCache {
     return Said("SetLayerType", cache_->SetLayerType(type));
   }
   Status StartForward(const Batch& batch, bool reserve) override {
+    used_ = true;
     Status status = cache_->StartForward(batch, reserve);
     if (status.ok()) type_ = 0;
     const bool misused = status.code() == StatusCode::kInvalidArgument;
@@ -124,7 +126,8 @@ class TamperedCache : public ForwardingCache {
   }
   Status Restore(const CacheState& state) override {
     CacheState changed = state;
-    if (fault_.restored) fault_.restored(changed);
+    const bool here = used_ || !fault_.in_place;
+    if (fault_.restored && begun_ && here) fault_.restored(changed);
     return Said("Restore", cache_->Restore(changed));
   }
   Result<CacheState> SnapshotOf(int sequence) const override {
@@ -172,7 +175,8 @@ class TamperedCache : public ForwardingCache {
   }
 
   const Fault fault_;
-  bool begun_ = false;
+  bool begun_ = false;  // By Init.
+  bool used_ = false;
   int layer_ = 0;
   int type_ = 0;
   OwnedView owned_;
