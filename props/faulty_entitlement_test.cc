@@ -98,6 +98,26 @@ TEST(FaultyTwins, EntitlementSeesWrongEncoders) {
               Level::kEntitlement);
 }
 
+// Not while what is due is nobody's rule: after a removal or a copy.
+TEST(FaultyTwins, EntitlementIsJudgedWhileTheMaskIsTrue) {
+  const auto seen = [](const std::string& history) {
+    const auto gets = std::make_shared<int>(0);
+    const Fault later = Shows([=](OwnedView& view) {
+      if (++*gets > 1) Change(view.key.bytes.front());
+    });
+    return Seen(history, later, Level::kEntitlement).has_value();
+  };
+  EXPECT_TRUE(seen("| put 0*3 | get"));
+  EXPECT_FALSE(seen("| put 0*3 | drop 0:2- | get"));
+  EXPECT_TRUE(seen("| put 0*3 | drop 0:2- | causal 0"));
+  EXPECT_FALSE(seen("| put 0*3 | copy 0>1:2 | get"));
+  EXPECT_FALSE(seen("| put 0*3 | copy 0>1:2 | causal 0"));
+  EXPECT_TRUE(seen("| put 0*3 | copy 0>1:2 | put 1*1"));
+  EXPECT_FALSE(seen("| put 0*3 | put 0*1 reserve"));
+  EXPECT_FALSE(seen("| put 0*3 | put 0*1 reserve except=0"));
+  EXPECT_TRUE(seen("kind=encoder seqs=1 | put 0*1 image=0 | drop 0:5-6 | get"));
+}
+
 // A token that was never put stands for one column, whatever it shows, and for
 // no more.
 TEST(FaultyTwins, EntitlementCountsRowsThatWereNeverPut) {

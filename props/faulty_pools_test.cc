@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "props/paged_client.h"
 #include "props/paged_fuzz.h"
+#include "props/paged_solo.h"
 
 namespace kvtwin::props {
 namespace {
@@ -571,6 +573,54 @@ TEST(FaultyPools, MessagesAreThoseOfOurTwinsOnly) {
     EXPECT_EQ(trio.Do(history.ops[0]).empty(), !same);
     EXPECT_EQ(trio.End().empty(), !same);
   }
+}
+
+// What a client of one pool asks of it, and what it never asks.
+TEST(FaultyPools, AClientOfOnePoolNeedsItsAnswers) {
+  const auto history = *ParsePagedHistory(
+      "kvp1 " + kPool + kCommit +
+      "| fork 0 3 0 | append 0 0 2 | commit_unknown 0 1 0 | truncate 0 1 0");
+  const auto fault = [&](const Wrong& wrong, const PoolAbilities& abilities) {
+    WrongPool pool(*MakePagedPool(history.spec, "reference"), wrong);
+    PagedSolo solo(pool, abilities);
+    try {
+      for (const PagedOp& op : history.ops) solo.Do(op);
+      solo.End();
+    } catch (const PoolFault& found) {
+      return std::string(found.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(fault({}, {}), "");
+  const Status no(StatusCode::kInvalidArgument, "no");
+  for (const char* call :
+       {"Open", "Fork", "SeqLen", "Append", "Commit", "CommitUnknown", "Views",
+        "Truncate", "Free", "SlotMapping", "ExportTable", "ExportCsr"}) {
+    const std::string found = fault({.call = call, .with = no}, {});
+    EXPECT_NE(found.find(" is invalid_argument: no"), std::string::npos)
+        << call << ": " << found;
+  }
+  for (const auto& [call, without] :
+       std::vector<std::pair<std::string, PoolAbilities>>{
+           {"Fork", {.fork = false}},
+           {"Truncate", {.truncate = false}},
+           {"CommitUnknown", {.commit_unknown = false}},
+           {"ExportTable", {.table = false}},
+           {"ExportCsr", {.csr = false}},
+           {"SlotMapping", {.slots = false}}}) {
+    EXPECT_EQ(fault({.call = call, .with = no}, without), "") << call;
+  }
+  // A pool may be full, but not have tokens that nobody gave it.
+  EXPECT_EQ(fault({.call = "Append"}, {}), "");
+  const auto begins = [](int by) {
+    return Wrong{.call = "SeqLen", .number = [=](int len) { return len + by; }};
+  };
+  EXPECT_EQ(fault(begins(9), {}),
+            "Open: sequence 0 begins with 9 tokens, it may have 0");
+  EXPECT_EQ(fault(begins(-1), {}),
+            "Open: sequence 0 begins with -1 tokens, it may have 0");
+  const Wrong same = {.call = "Fork", .number = [](int) { return 0; }};
+  EXPECT_EQ(fault(same, {}), "Fork: there is a sequence 0 already");
 }
 
 // A fuzz ends with the shortest history, whatever it is that went wrong.

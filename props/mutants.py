@@ -28,8 +28,6 @@ import sys
 import threading
 import time
 
-from universalmutator import mutator
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
 ROOMS = ("core", "reference", "optimized")
@@ -222,6 +220,7 @@ Mutant = collections.namedtuple("Mutant", "key file line before after")
 
 def mutants_of(file):
     """(generated, those that are not noise) of one file."""
+    from universalmutator import mutator  # Not needed to check the arguments.
     with open(ROOT / file, encoding="ascii") as stream:
         source = stream.readlines()
     with contextlib.redirect_stdout(io.StringIO()):
@@ -321,6 +320,15 @@ def argued_equivalent():
 
 def one_line(text):
     return " ".join(text.split())
+
+
+def check_arguments(equivalent):
+    """Each line that is argued about has to be there."""
+    for file, before, _ in equivalent:
+        lines = (ROOT / file).read_text().splitlines()
+        if before not in map(one_line, lines):
+            sys.exit(f"mutants: docs/mutants.md argues of a line that "
+                     f"{file} does not have: {before}")
 
 
 # How one is tried ------------------------------------------------------------
@@ -645,18 +653,19 @@ def main():
     parser.add_argument("--only", action="append", metavar="FILE")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--arguments", action="store_true",
+                        help="only see whether docs/mutants.md fits")
     options = parser.parse_args()
+    equivalent = argued_equivalent()
+    check_arguments(equivalent)
+    if options.arguments:
+        print(f"{len(equivalent)} mutants are argued equivalent")
+        return 0
     start = time.monotonic()
 
     generated, kept, chosen = sample(options.sample, options.only)
     print(f"generated {generated}, not noise {kept}, sampled {len(chosen)}",
           flush=True)
-    equivalent = argued_equivalent()
-    for file, before, after in equivalent:
-        lines = (ROOT / file).read_text().splitlines()
-        if before not in map(one_line, lines):
-            sys.exit(f"mutants: docs/mutants.md argues of a line that "
-                     f"{file} does not have: {before}")
 
     def is_argued(mutant):
         return (mutant.file, one_line(mutant.before),

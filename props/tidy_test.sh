@@ -110,5 +110,9 @@ sources "${rooms[@]}" | grep -v '/scratch_folder\.h$' |
 sources include core reference optimized | xargs -r grep -nE \
   'std::c(out|err)|\bprintf\(' | rule "The library prints nothing"
 
+if command -v python3 >/dev/null; then
+  python3 props/mutants.py --arguments 2>&1 >/dev/null | rule "Stale arguments"
+fi
+
 [ "$wrong" -eq 0 ] && echo "tidy: $(sources "${rooms[@]}" | wc -l) files"
 [ "$wrong" -eq 0 ]
