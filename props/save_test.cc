@@ -229,8 +229,11 @@ TEST_F(Save, SavesWhatCanBeReadBackOnly) {
   }
   constexpr std::size_t kMost = std::size_t{16} << 20;  // Bytes of a header.
   state = SomeState(1, 1);
-  EXPECT_TRUE(saved(state, std::string(kMost - 1024, 'm')));
-  EXPECT_FALSE(saved(state, std::string(kMost, 'm')));
+  const std::string model(kMost - 1024, 'm');
+  EXPECT_TRUE(SaveState(state, Path(), model).ok());
+  EXPECT_TRUE(LoadState(Path(), model).ok());
+  EXPECT_EQ(SaveState(state, Path(), std::string(kMost, 'm')).code(),
+            StatusCode::kInvalidArgument);
 }
 
 // A sequence of one cache goes on in another one, fragmented, beside others,
