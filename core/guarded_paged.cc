@@ -173,18 +173,7 @@ Result<PagedAppend> GuardedPaged::Append(int sequence, int layer,
   }
   DoStore(sequence, layer, to.len, key, value);
   to.appended[static_cast<std::size_t>(layer)] = static_cast<int>(tokens);
-  PagedAppend result{to.len, {}};
-  Result<std::vector<PagedView>> views = Views(sequence, layer);
-  for (PagedView& view : *views) {
-    const int skip = std::max(0, to.len - view.start);
-    if (skip >= view.length) continue;
-    const std::int64_t slot = std::int64_t{view.block} * spec_.block_size +
-                              view.start % spec_.block_size + skip;
-    const PagedKv rows = DoRows(layer, slot, view.length - skip);
-    result.views.push_back({rows.key, rows.value, view.start + skip,
-                            view.length - skip, view.block});
-  }
-  return result;
+  return PagedAppend{to.len, ViewsOf(sequence, layer, to.len, end)};
 }
 
 Status GuardedPaged::CheckCommit(int sequence, std::int64_t new_tokens) const {
@@ -227,14 +216,24 @@ Result<std::vector<PagedView>> GuardedPaged::Views(int sequence,
   Status status = CheckRowsOf(sequence, layer);
   if (!status.ok()) return status;
   const Length& of = sequences_.at(sequence);
-  const int end = of.len + of.appended[static_cast<std::size_t>(layer)];
+  return ViewsOf(sequence, layer, 0,
+                 of.len + of.appended[static_cast<std::size_t>(layer)]);
+}
+
+// The rows at positions begin .. end - 1, block by block.
+std::vector<PagedView> GuardedPaged::ViewsOf(int sequence, int layer, int begin,
+                                             int end) const {
+  const int size = spec_.block_size;
   std::vector<PagedView> views;
-  int start = 0;
-  for (const int block : DoBlocks(sequence)) {
-    if (start >= end) break;
-    const int length = std::min(spec_.block_size, end - start);
+  const std::span<const int> blocks = DoBlocks(sequence);
+  auto index = static_cast<std::size_t>(begin / size);
+  int start = begin;
+  for (; start < end && index < blocks.size(); ++index) {
+    const int block = blocks[index];
+    const int offset = start % size;
+    const int length = std::min(size - offset, end - start);
     const PagedKv rows =
-        DoRows(layer, std::int64_t{block} * spec_.block_size, length);
+        DoRows(layer, std::int64_t{block} * size + offset, length);
     views.push_back({rows.key, rows.value, start, length, block});
     start += length;
   }

@@ -88,6 +88,8 @@ class GuardedPaged : public PagedPool {
   Status CheckRows(const TensorView& key, const TensorView& value) const;
   Status CheckCommit(int sequence, std::int64_t new_tokens) const;
   Status CheckSequences(std::span<const int> sequences) const;
+  std::vector<PagedView> ViewsOf(int sequence, int layer, int begin,
+                                 int end) const;
   Length& Add(int sequence, int len);
 
   PagedSpec spec_;
