@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
+
+#include "core/json_line.h"
+#include "core/refusals.h"
 
 namespace kvtwin {
 namespace {
@@ -56,7 +60,85 @@ constexpr std::array<Profile, kProfileCount> kProfiles = {{
     Profile{"executorch", kExecutorch},
 }};
 
+// Up to `end`, which goes with it; or all.
+std::string_view CutAt(std::string_view end, std::string_view& text) {
+  const std::size_t at = text.find(end);
+  const std::string_view head = text.substr(0, at);
+  text.remove_prefix(std::min(text.size(), head.size() + end.size()));
+  return head;
+}
+
+// Without the histories, which stand in parentheses, and what leads in.
+std::string Plain(std::string_view text) {
+  if (const std::size_t at = text.find(" is like "); at != text.npos) {
+    text.remove_prefix(at + 4);
+  }
+  if (text.starts_with("like ")) text.remove_prefix(5);
+  std::string plain;
+  while (!text.empty()) {
+    plain += CutAt(" (", text);
+    CutAt(")", text);
+  }
+  return plain;
+}
+
+// "copy replaces". Errors: no rule, or no value of it.
+Result<const RuleInfo*> SetRule(std::string_view said, Rules& rules) {
+  for (const RuleInfo& rule : AllRules()) {
+    for (std::size_t i = 0; i < rule.values.size(); ++i) {
+      if (said != std::string(rule.name) + " " + std::string(rule.values[i])) {
+        continue;
+      }
+      rule.set(rules, static_cast<int>(i));
+      return &rule;
+    }
+  }
+  return Invalid(
+      "'{}' is no rule with a value of it, such as 'copy replaces': see kvtwin "
+      "profile --list",
+      Printable(said, 80));
+}
+
+// "llama.cpp except copy replaces, middle removal shifts"
+Result<Rules> ParseOne(std::string_view text) {
+  const std::string_view name = CutAt(" except ", text);
+  const std::optional<Profile> profile = FindProfile(name);
+  if (!profile) {
+    return Invalid(
+        "'{}' is no profile of which anything is known: see kvtwin profile "
+        "--list",
+        Printable(name, 40));
+  }
+  Rules rules = profile->rules;
+  std::vector<const RuleInfo*> excepted;
+  while (!text.empty()) {
+    const Result<const RuleInfo*> rule = SetRule(CutAt(", ", text), rules);
+    if (!rule.ok()) return rule.status();
+    excepted.push_back(*rule);
+  }
+  for (const RuleInfo& rule : AllRules()) {
+    if (HasRule(rules, rule)) continue;
+    if (std::ranges::count(excepted, &rule) > 0) {
+      return Invalid("'{} {}' is nothing that a cache of its other rules shows",
+                     rule.name, rule.ValueOf(rules));
+    }
+    rule.set(rules, 0);
+  }
+  return rules;
+}
+
 }  // namespace
+
+Result<Rules> ParseRules(std::string_view text) {
+  const std::string plain = Plain(text);
+  std::string_view left = plain;
+  const Result<Rules> rules = ParseOne(CutAt(" or ", left));
+  while (rules.ok() && !left.empty()) {
+    const Result<Rules> other = ParseOne(CutAt(" or ", left));
+    if (!other.ok()) return other.status();
+  }
+  return rules;
+}
 
 std::span<const Profile> Profiles() { return kProfiles; }
 

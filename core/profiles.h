@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/rules.h"
+#include "kvtwin/status.h"
 
 namespace kvtwin {
 
@@ -42,6 +43,13 @@ const std::vector<RuleInfo>& AllRules();
 // The value of each, and back; what is missing is ours.
 std::vector<int> ValuesOf(const Rules& rules);
 Rules RulesOf(std::span<const int> values);
+
+// The rules that a text says: "llama.cpp", "llama.cpp except copy replaces,
+// middle removal shifts", or what `kvtwin profile` prints, "yours is like A
+// except copy replaces (kvt1 | ...) or B", of which the first counts: a backend
+// shows no difference. Errors: another text; a rule that such a cache cannot
+// show.
+Result<Rules> ParseRules(std::string_view text);
 
 // Whether a cache of these rules can show one: what is never moved is not moved
 // for others, and who never goes back does not see what has left.

@@ -53,6 +53,18 @@ void FitShift(std::uint32_t shifts, CacheSpec& spec) {
   for (CacheSpec& part : spec.caches) FitShift(shifts, part);
 }
 
+void FitPlacement(std::uint32_t placements, CacheSpec& spec) {
+  spec.placement = Nearest(placements, spec.placement, 2);
+  for (CacheSpec& part : spec.caches) FitPlacement(placements, part);
+}
+
+// Windows of 1 position at least, and memories, which have as many.
+void FitWindow(CacheSpec& spec) {
+  if (spec.window) spec.window = std::max(*spec.window, 1);
+  if (spec.memory) spec.memory = std::max(*spec.memory, 1);
+  for (CacheSpec& part : spec.caches) FitWindow(part);
+}
+
 void AtMost(int most, int& value) {
   if (most > 0) value = std::min(value, most);
 }
@@ -64,6 +76,8 @@ void Abilities::Fit(Setup& setup) const {
   CacheConfig& config = setup.config;
   FitKind(kinds, setup.spec);
   FitShift(shifts, setup.spec);
+  FitPlacement(placements, setup.spec);
+  if (Cannot(KVTWIN_CANNOT_WINDOW_0)) FitWindow(setup.spec);
   init.dtype = Nearest(dtypes, init.dtype, 6);
   if (config.v_dtype &&
       (!Can(KVTWIN_CAN_MIX_DTYPES) || !Has(dtypes, *config.v_dtype))) {
@@ -78,7 +92,9 @@ void Abilities::Fit(Setup& setup) const {
   AtMost(max_sequences, init.max_sequences);
   AtMost(max_layers, setup.layers);
   AtMost(max_padding, config.cache_padding);
-  AtMost(max_padding, config.mask_batch_padding);
+  AtMost(max_mask_padding > 0 ? max_mask_padding : max_padding,
+         config.mask_batch_padding);
+  AtMost(LastEnd(), init.capacity);
   if (!Can(KVTWIN_CAN_TAKE_STRIDED)) setup.strided = false;
   if (!Can(KVTWIN_CAN_ANY_SEQUENCE)) setup.first_id = 0;
   if (OnlyGoesOn()) setup.legal = true;

@@ -547,17 +547,16 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
   if (const int code = table.describe(&said); code != KVTWIN_OK) {
     return Invalid("the backend's describe answers {}", code);
   }
-  const auto has_text = [](const char* text) {
-    return text != nullptr && ::strnlen(text, 201) <= 200;
+  const auto has_text = [](const char* text, std::size_t most) {
+    return text != nullptr && ::strnlen(text, most + 1) <= most;
   };
-  if (!has_text(said.name) || !has_text(said.profile)) {
+  if (!has_text(said.name, 200) || !has_text(said.profile, 4000)) {
     return Invalid("name or profile of the backend's description is no text");
   }
-  if (!FindProfile(said.profile)) {
-    return Invalid(
-        "profile of the backend's description is '{}', of which "
-        "nothing is known: see kvtwin profile --list",
-        Printable(said.profile, 40));
+  const Result<Rules> rules = ParseRules(said.profile);
+  if (!rules.ok()) {
+    return Invalid("profile of the backend's description: {}",
+                   rules.status().message());
   }
   if (said.level < KVTWIN_NUMERIC || said.level > KVTWIN_IDENTITY) {
     return Invalid("level of the backend's description is {}",
@@ -572,12 +571,20 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
         "the backend's description has no kind, dtype, V layout, shift or mask "
         "dtype");
   }
-  if (std::min({said.max_sequences, said.max_layers, said.max_padding}) < 0 ||
+  if (std::min({said.max_sequences, said.max_layers, said.max_padding,
+                said.max_position, said.max_mask_padding}) < 0 ||
       !std::isfinite(said.tolerance) || said.tolerance < 0) {
     return Invalid("a number of the backend's description is negative");
   }
+  constexpr std::uint32_t kPlacements =
+      1U << KVTWIN_CONTIGUOUS | 1U << KVTWIN_SCATTER;
+  if (said.placements != 0 && (said.placements & kPlacements) == 0) {
+    return Invalid("placements of the backend's description are {:#x}, none",
+                   said.placements);
+  }
   info.name = Printable(said.name, 200);
   info.profile = said.profile;
+  info.rules = *rules;
   info.claims = said.level == KVTWIN_IDENTITY      ? Level::kIdentity
                 : said.level == KVTWIN_ENTITLEMENT ? Level::kEntitlement
                                                    : Level::kNumeric;
@@ -588,9 +595,13 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
       .v_layouts = said.v_layouts,
       .shifts = said.shifts,
       .mask_dtypes = said.mask_dtypes,
+      .placements = said.placements == 0 ? ~0U : said.placements,
+      .cannot = said.cannot,
       .max_sequences = said.max_sequences,
       .max_layers = said.max_layers,
       .max_padding = said.max_padding,
+      .max_mask_padding = said.max_mask_padding,
+      .max_position = said.max_position,
       .set_causal = table.set_causal != nullptr,
       .shift = table.shift != nullptr,
       .snapshots = table.snapshot != nullptr && table.restore != nullptr};
@@ -609,9 +620,15 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
   return info;
 }
 
+void UseProfile(const std::string& profile, BackendInfo& info) {
+  if (profile.empty()) return;
+  info.profile = profile;
+  info.rules = *ParseRules(profile);
+}
+
 Rules RulesAt(const BackendInfo& info, Level level) {
-  if (level == Level::kIdentity) return {};  // Ours.
-  return FindProfile(info.profile).value_or(Profile()).rules;
+  if (level != Level::kIdentity) return info.rules;
+  return {.mask_rows = info.rules.mask_rows};
 }
 
 Subject BackendSubject(const BackendInfo& info, Level level,

@@ -20,7 +20,8 @@ namespace kvtwin::props {
 struct BackendInfo {
   kvtwin_backend_v1 table = {};  // What an older one lacks is null.
   std::string name;
-  std::string profile;
+  std::string profile;  // As it is said.
+  Rules rules;          // Those of it.
   Level claims = Level::kEntitlement;
   Abilities abilities;
   double tolerance = 0.01;
@@ -30,6 +31,10 @@ struct BackendInfo {
 // Errors: a table that is too small or lacks a function; a description that
 // makes no sense.
 Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* table);
+
+// Held to that profile instead of the one that it names, unless it is empty.
+// Requires: ParseRules reads it.
+void UseProfile(const std::string& profile, BackendInfo& info);
 
 // Who looks at what a backend does to memory; see props/host/.
 class MemoryWatch {
@@ -45,7 +50,8 @@ class MemoryWatch {
   virtual std::optional<std::size_t> BytesFrom(const void* data) = 0;
 };
 
-// What it is held to at a level: for identity our rules, else its profile's.
+// What it is held to at a level: its profile's rules; for identity, where the
+// reference twin is compared, ours but for the rows of masks.
 Rules RulesAt(const BackendInfo& info, Level level);
 
 // Of its caches, at a level. Requires: `watch`, if given, outlives it.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/names.h"
+#include "core/profiles.h"
 #include "props/live.h"
 #include "props/page.h"
 
@@ -23,8 +24,13 @@ constexpr std::array kLevels = {Level::kIdentity, Level::kEntitlement,
                                 Level::kNumeric};
 
 std::string ArgumentsText(const BackendArguments& arguments, Level level) {
-  return fmt::format("--backend {} --level {}",
-                     ShellWord(arguments.host.library), LevelName(level));
+  std::string text =
+      fmt::format("--backend {} --level {}", ShellWord(arguments.host.library),
+                  LevelName(level));
+  if (!arguments.host.profile.empty()) {
+    text += " --profile " + ShellWord(arguments.host.profile);
+  }
+  return text;
 }
 
 int Complain(const std::string& text) {
@@ -77,6 +83,8 @@ Json FindingJson(const LiveFinding& finding, const Subject& subject) {
   const FuzzFailure& failure = finding.failure;
   return {{"level", LevelName(finding.level)},
           {"check", failure.difference.check},
+          {"bucket", BucketOf(failure.shrunk,
+                              Hastily(subject, failure.difference.check))},
           {"history", ToText(failure.shrunk)},
           {"shrunk_to", failure.shrunk.ops.size()},
           {"reason", failure.difference.text},
@@ -91,7 +99,8 @@ std::string LevelLine(Level level, const LiveResult& result,
     if (level == result.holds) {
       const bool all = std::ranges::all_of(
           result.findings, [](auto& one) { return one.breaks_level; });
-      return all ? "holds" : "holds but for what is above";
+      if (!all) return "holds but for what is above";
+      return result.holds_but ? "holds but for what is passed over" : "holds";
     }
     if (tried) return "does not hold, see above";
     if (level == Level::kIdentity && !info.has_cells) {
@@ -143,6 +152,19 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
       ->capture_default_str();
 }
 
+void AddProfileOption(CLI::App& command, BackendArguments& arguments) {
+  command
+      .add_option("--profile", arguments.host.profile,
+                  "hold a backend to the rules of this profile, perhaps with "
+                  "exceptions: 'mlx except copy adds' (docs/profiles.md)")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            return ParseRules(text).status().message();
+          },
+          "PROFILE"))
+      ->needs("--backend");
+}
+
 int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
                 bool json, const std::string& html) {
   Host host(OptionsOf(arguments));
@@ -177,6 +199,10 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
                 {"seconds", result.seconds},
                 {"seed", options.seed},
                 {"digest", fmt::format("{:016x}", result.digest)}};
+    if (!options.known_buckets.empty()) {
+      all["passed_over"] = result.passed_over;
+      all["never_met"] = NeverMet(result.passed_over, options.known_buckets);
+    }
     if (!findings.empty()) all.update(findings[0]);  // As of a twin.
     all["findings"] = std::move(findings);
     Print(all);
@@ -193,6 +219,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
         "one of them), seed {}, digest {:016x}\n",
         result.operations, result.histories, result.findings.size(),
         result.known, options.seed, result.digest);
+    fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
   }
   if (!html.empty() && !result.findings.empty()) {
     // Of what it says that it keeps, if that is broken.
@@ -212,6 +239,9 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
 
 int OnPoolBackend(const BackendArguments& arguments,
                   const std::function<int(const PagedSubject&)>& act) {
+  if (!arguments.host.profile.empty()) {
+    return Complain("pools have no --profile");
+  }
   Host host(OptionsOf(arguments));
   const Result<PoolInfo> info = host.DescribePool();
   if (!info.ok()) return Complain(info.status().message());

@@ -29,6 +29,9 @@ struct BackendArguments {
 // The options that name a backend and set its bounds.
 void AddBackendOptions(CLI::App& command, BackendArguments& arguments);
 
+// And what says whose rules it is held to.
+void AddProfileOption(CLI::App& command, BackendArguments& arguments);
+
 // The exit code: 0 if it keeps what it says of itself, else 1; 2 if it is no
 // backend. `html`, if not empty, is where the page of a failure goes.
 int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,

@@ -101,6 +101,12 @@ TEST(Backend, DescriptionsThatMakeNoSenseAreRefused) {
   refused([](auto& one) { one.name = nullptr; }, "name");
   refused([&](auto& one) { one.name = endless.c_str(); }, "name");
   refused([](auto& one) { one.profile = "vllm"; }, "vllm");
+  refused([](auto& one) { one.profile = "mlx except copy flies"; }, "flies");
+  const std::string long_profile = "mlx" + std::string(5000, ' ');
+  refused([&](auto& one) { one.profile = long_profile.c_str(); }, "profile");
+  refused([](auto& one) { one.placements = 1U << 2; }, "placements");
+  refused([](auto& one) { one.max_position = -1; }, "negative");
+  refused([](auto& one) { one.max_mask_padding = -1; }, "negative");
   refused([](auto& one) { one.level = static_cast<kvtwin_level>(3); }, "level");
   refused([](auto& one) { one.kinds = 1U << 6; }, "kind");
   refused([](auto& one) { one.dtypes = 0; }, "dtype");
@@ -138,6 +144,10 @@ RC_GTEST_PROP(Backend, HistoriesAskForNothingThatItLacks,
   abilities.max_sequences = *rc::gen::inRange(0, 3);
   abilities.max_layers = *rc::gen::inRange(0, 3);
   abilities.max_padding = *rc::gen::inRange(0, 3);
+  abilities.max_mask_padding = *rc::gen::inRange(0, 4);
+  abilities.max_position = *rc::gen::inRange(0, 6);
+  abilities.placements = bits(2);
+  abilities.cannot = *rc::gen::inRange<std::uint32_t>(0, 8);
   Setup setup = MakeHistory(1, number, {}, 4).setup;
   abilities.Fit(setup);
   RC_ASSERT(abilities.Fits(setup));
@@ -154,6 +164,21 @@ RC_GTEST_PROP(Backend, HistoriesAskForNothingThatItLacks,
     RC_ASSERT(within(setup.config.cache_padding, abilities.max_padding));
   }
   RC_ASSERT(setup.legal || abilities.Can(KVTWIN_CAN_ANY_ORDER));
+  const int mask_padding = abilities.max_mask_padding > 0
+                               ? abilities.max_mask_padding
+                               : abilities.max_padding;
+  RC_ASSERT(within(setup.config.mask_batch_padding, mask_padding));
+  if (abilities.max_position > 0) {
+    RC_ASSERT(setup.init.capacity <= abilities.max_position + 1);
+  }
+  const bool no_0 = abilities.Cannot(KVTWIN_CANNOT_WINDOW_0);
+  std::vector<CacheSpec> specs = setup.spec.caches;
+  specs.push_back(setup.spec);
+  for (const CacheSpec& spec : specs) {
+    RC_ASSERT(Has(abilities.placements, spec.placement));
+    RC_ASSERT(!no_0 ||
+              (spec.window.value_or(1) > 0 && spec.memory.value_or(1) > 0));
+  }
 }
 
 const kvtwin_backend_v1& Ledger() { return *LedgerBackend("ollama-0.12"); }
@@ -189,6 +214,44 @@ TEST(Backend, ALegalClientRemovesASequenceBeforeItBeginsAnew) {
   EXPECT_FALSE(result.difference);
   EXPECT_THAT(calls, ElementsAre("at 0", "at 3", "remove from 3",
                                  "remove from 0", "at 0"));
+}
+
+// Of what moves positions, only that which leaves them in the range.
+TEST(Backend, NoTokenGetsAPositionBeyondTheLargest) {
+  kvtwin_backend_v1 table = *LedgerBackend("llama.cpp");
+  table.describe = [](kvtwin_description_v1* out) {
+    LedgerBackend("llama.cpp")->describe(out);
+    out->max_position = 5;
+    return 0;
+  };
+  table.start_forward = [](void* cache, const kvtwin_batch* batch,
+                           int reserve) {
+    calls.push_back("to " +
+                    std::to_string(batch->positions[batch->tokens - 1]));
+    return Ledger().start_forward(cache, batch, reserve);
+  };
+  table.shift = [](void* cache, std::int32_t sequence, std::int32_t begin,
+                   std::int32_t end, std::int32_t delta) {
+    calls.push_back("by " + std::to_string(delta));
+    return Ledger().shift(cache, sequence, begin, end, delta);
+  };
+  table.copy_prefix = [](void* cache, std::int32_t source, std::int32_t target,
+                         std::int32_t length) {
+    calls.push_back("copy " + std::to_string(length));
+    return Ledger().copy_prefix(cache, source, target, length);
+  };
+  const Result<BackendInfo> info = DescribeBackend(&table);
+  ASSERT_TRUE(info.ok());
+  const Result<History> history = ParseHistory(
+      "kvt1 shift=identity cap=6 | put 0*4 | move 0:0-@+3 | put 0*1 | "
+      "copy 0>1:9 | put 2*1@+9");
+  ASSERT_TRUE(history.ok());
+  calls.clear();
+  const RunResult result =
+      RunHistory(*history, BackendSubject(*info, Level::kEntitlement, ""));
+  ASSERT_TRUE(result.ran);
+  EXPECT_FALSE(result.difference) << result.difference->text;
+  EXPECT_THAT(calls, ElementsAre("to 3", "by 2", "to 5", "copy 6", "to 5"));
 }
 
 // The numeric level looks at masks itself, those of padding rows, too.

@@ -283,6 +283,50 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(backend_twin_entitled EXIT 0 PRINTS "^entitlement  holds"
     ARGS fuzz --ops 100000 --level entitlement --seed 2
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  # What a backend lacks is not asked of it; and would be, said it nothing.
+  kvtwin_backend(few_backend props/few_backend.c)
+  target_link_libraries(kvtwin_few_backend PRIVATE kvtwin_shared)
+  set(few $<TARGET_FILE:kvtwin_few_backend>)
+  foreach(level identity entitlement)
+    kvtwin_command_test(backend_few_${level} EXIT 0 PRINTS "^${level} +holds"
+      ARGS fuzz --ops 30000 --level ${level} --backend ${few})
+  endforeach()
+  foreach(untold "padding/crash.*|.*asked for padding of cells"
+                 "placement/asked for another placement"
+                 "position/asked for a position beyond 5"
+                 "window/asked for a window of 0"
+                 "copy/asked for a copy to itself" "undo/^FAIL subject: cells")
+    string(REPLACE "/" ";" untold "${untold}")
+    list(POP_FRONT untold what)
+    kvtwin_command_test(backend_few_but_${what} EXIT 1 PRINTS "${untold}"
+      ARGS fuzz --ops 30000 --level identity --shrink-seconds 1
+           --backend ${few})
+    set_tests_properties(command.backend_few_but_${what} PROPERTIES
+      ENVIRONMENT KVTWIN_FEW=${what})
+  endforeach()
+  # Its masks have no rows for padding, as ollama-0.15 has it.
+  kvtwin_command_test(backend_few_rows EXIT 1
+    PRINTS "^FAIL subject: view shape "
+    ARGS fuzz --ops 30000 --level identity --shrink-seconds 1 --backend ${few}
+         --profile ollama-0.12)
+  kvtwin_command_test(profile_few EXIT 0
+    PRINTS "^few is like ollama-0.15$" ARGS profile --backend ${few})
+  # As they were compiled before there was such a thing.
+  foreach(old twin_backend c_cache)
+    get_target_property(sources kvtwin_${old} SOURCES)
+    add_library(kvtwin_old_${old} MODULE ${sources})
+    set_target_properties(kvtwin_old_${old} PROPERTIES PREFIX ""
+      OUTPUT_NAME old_${old} C_STANDARD 11
+      LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/backends)
+    target_include_directories(kvtwin_old_${old} PRIVATE
+      ${PROJECT_SOURCE_DIR}/props/header_0_1 ${PROJECT_SOURCE_DIR}/include)
+  endforeach()
+  target_link_libraries(kvtwin_old_twin_backend PRIVATE kvtwin_shared)
+  kvtwin_command_test(backend_old_twin EXIT 0
+    PRINTS "^identity     holds .it says that it does."
+    ARGS fuzz --ops 30000 --backend $<TARGET_FILE:kvtwin_old_twin_backend>)
+  kvtwin_command_test(backend_old_c_cache EXIT 0 PRINTS "^entitlement  holds"
+    ARGS fuzz --ops 10000 --backend $<TARGET_FILE:kvtwin_old_c_cache>)
   kvtwin_command_test(backend_of_nothing EXIT 2 PRINTS "none of the caches"
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
   set_tests_properties(command.backend_of_nothing PROPERTIES
@@ -297,6 +341,41 @@ endif()
 kvtwin_command_test(backend_holds EXIT 0
   PRINTS "^entitlement  holds .it says that it does."
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)
+# What is known of a backend is counted, and what is not is found.
+kvtwin_command_test(backend_known EXIT 0
+  PRINTS "^[0-9]+ findings passed over: c_cache-subject-rows x [0-9]+$"
+  ARGS fuzz --ops 20000 --known c_cache-subject-rows
+       --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
+kvtwin_command_test(backend_known_is_told EXIT 0
+  PRINTS "^entitlement  holds but for what is passed over"
+  ARGS fuzz --ops 20000 --known c_cache-subject-rows
+       --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
+kvtwin_command_test(backend_known_is_another EXIT 1
+  PRINTS "^known, but never met: c_cache-backend-crash$"
+  ARGS fuzz --ops 20000 --known c_cache-backend-crash
+       --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
+kvtwin_command_test(known_of_twins EXIT 0 PRINTS "^known, but never met: a, b$"
+  ARGS fuzz --ops 1000 --known b a)
+kvtwin_command_test(known_of_none EXIT 0 PRINTS " 0 differences"
+  ARGS fuzz --ops 1000 --known)
+kvtwin_command_test(known_of_pools EXIT 2 PRINTS "has no --known"
+  ARGS fuzz --kind paged --ops 1000 --known a)
+add_test(NAME command.known_canary
+  COMMAND ${PROJECT_SOURCE_DIR}/props/expect.sh 0
+          "findings passed over: optimized-subject-"
+          $<TARGET_FILE:kvtwin_canary> fuzz --kind swa --ops 20000
+          --known optimized-subject-mask-bytes)
+# Whose rules it follows can be said for it, with exceptions.
+kvtwin_command_test(backend_as_another EXIT 1
+  PRINTS " --profile 'mlx except first tokens leave'"
+  ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>
+       --profile "mlx except first tokens leave")
+kvtwin_command_test(backend_as_no_profile EXIT 2
+  PRINTS "'copy flies' is no rule"
+  ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_cache>
+       --profile "mlx except copy flies")
+kvtwin_command_test(pool_of_a_profile EXIT 2 PRINTS "pools have no --profile"
+  ARGS fuzz --kind paged --backend $<TARGET_FILE:kvtwin_c_pool> --profile mlx)
 kvtwin_command_test(backend_fails EXIT 1
   PRINTS "rerun   .*kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache_bug>)

@@ -132,6 +132,49 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
   return failure;
 }
 
+bool IsPowerOf10(std::int64_t number) {
+  while (number % 10 == 0) number /= 10;
+  return number == 1;
+}
+
+// Tells failures that are known from others.
+class Sieve {
+ public:
+  // Requires: both outlive it.
+  Sieve(const FuzzOptions& options, const Subject& subject)
+      : options_(options), subject_(subject) {}
+
+  // The failure, shrunk; nothing if it is known, and then it is counted.
+  std::optional<FuzzFailure> Look(std::uint64_t number,
+                                  const Difference& difference,
+                                  PassedOver& passed_over) {
+    Met& met = met_[difference.check];
+    ++met.count;
+    if (!met.bucket.empty() && !IsPowerOf10(met.count)) {
+      ++passed_over[met.bucket];
+      return std::nullopt;
+    }
+    FuzzFailure failure = Explain(options_, subject_, number, difference);
+    if (options_.known_buckets.empty()) return failure;
+    std::string bucket =
+        BucketOf(failure.shrunk, Hastily(subject_, failure.difference.check));
+    if (!options_.known_buckets.contains(bucket)) return failure;
+    ++passed_over[bucket];
+    met.bucket = std::move(bucket);
+    return std::nullopt;
+  }
+
+ private:
+  struct Met {
+    std::int64_t count = 0;
+    std::string bucket;  // Of the latest that was shrunk.
+  };
+
+  const FuzzOptions& options_;
+  const Subject& subject_;
+  std::map<std::string, Met> met_;  // By check.
+};
+
 }  // namespace
 
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
@@ -142,15 +185,19 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   for (const std::string& check : options.known) {
     counted = Hastily(std::move(counted), check);
   }
+  Sieve sieve(options, subject);
+  double shrinking = 0;  // Of what is passed over.
+  const auto passed = [&] { return Now() - start - shrinking; };
   const auto done = [&] {
     if (options.operations > 0) return result.operations >= options.operations;
-    return Now() - start >= options.seconds;
+    return passed() >= options.seconds;
   };
   while (!done() && !result.failure) {
     const std::uint64_t first =
         options.first + static_cast<std::uint64_t>(result.histories);
     std::vector<Ran> block(kBlock);
-    RunBlock(options, counted, first, start + options.seconds, block);
+    RunBlock(options, counted, first, start + shrinking + options.seconds,
+             block);
     // In the order of the seed, whichever thread was first.
     for (std::size_t i = 0; i < block.size(); ++i) {
       const RunResult& one = block[i].result;
@@ -164,13 +211,15 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
       if (one.difference && options.known.contains(one.difference->check)) {
         ++result.known;
       } else if (one.difference) {
-        result.seconds = Now() - start;  // Without the shrinking.
-        result.failure = Explain(options, subject, first + i, *one.difference);
-        break;
+        result.seconds = passed();  // Without the shrinking.
+        result.failure =
+            sieve.Look(first + i, *one.difference, result.passed_over);
+        shrinking += passed() - result.seconds;
+        if (result.failure) break;
       }
       if (options.operations > 0 && done()) break;
     }
-    if (!result.failure) result.seconds = Now() - start;
+    if (!result.failure) result.seconds = passed();
     if (options.progress) options.progress(result.operations, result.seconds);
   }
   return result;
@@ -202,6 +251,35 @@ std::string BucketOf(const History& history, const Subject& subject) {
     dash = !letter;
   }
   return bucket;
+}
+
+std::vector<std::string> NeverMet(const PassedOver& passed_over,
+                                  const std::set<std::string>& known_buckets) {
+  std::vector<std::string> never;
+  for (const std::string& bucket : known_buckets) {
+    if (!passed_over.contains(bucket)) never.push_back(bucket);
+  }
+  return never;
+}
+
+std::string PassedOverText(const PassedOver& passed_over,
+                           const std::set<std::string>& known_buckets) {
+  std::int64_t count = 0;
+  std::vector<std::string> each;
+  for (const auto& [bucket, met] : passed_over) {
+    count += met;
+    each.push_back(fmt::format("{} x {}", bucket, met));
+  }
+  std::string text;
+  if (count > 0) {
+    text = fmt::format("{} findings passed over: {}\n", count,
+                       fmt::join(each, ", "));
+  }
+  const std::vector<std::string> never = NeverMet(passed_over, known_buckets);
+  if (!never.empty()) {
+    text += fmt::format("known, but never met: {}\n", fmt::join(never, ", "));
+  }
+  return text;
 }
 
 std::string FailureText(const History& history, const Difference& difference,

@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "props/history.h"
 #include "props/page.h"
@@ -30,6 +32,11 @@ struct FuzzOptions {
   std::uint64_t first = 0;  // The number of the first history.
   // Checks that are known to fail: histories that do are only counted.
   std::set<std::string> known = {};
+  // Buckets (see BucketOf) that are known: what ends in one is counted, and the
+  // run goes on. Of histories that fail the same check, the first is shrunk to
+  // know its bucket, and then the 10th, the 100th, ...: the others pass for
+  // what that was.
+  std::set<std::string> known_buckets = {};
   // Called now and then, from one thread.
   std::function<void(std::int64_t operations, double seconds)> progress;
 };
@@ -42,6 +49,9 @@ struct FuzzFailure {
   Difference difference;  // Of `shrunk`.
 };
 
+// How often each bucket that is known was met.
+using PassedOver = std::map<std::string, std::int64_t>;
+
 struct FuzzResult {
   std::int64_t operations = 0;
   std::int64_t histories = 0;
@@ -52,6 +62,7 @@ struct FuzzResult {
   std::int64_t repeated = 0;  // Histories that were run a second time.
   std::int64_t known = 0;     // That failed in a way that was known.
   std::int64_t ran = 0;       // The others: of caches that there are not.
+  PassedOver passed_over;
   Census census;
   std::optional<FuzzFailure> failure;  // The first; the run ends with it.
 };
@@ -67,6 +78,13 @@ void ReportCrashes();
 // it does not fail on all that this machine has. "toy-not-reproduced" if it
 // does not fail at all, as with a backend whose answers change from run to run.
 std::string BucketOf(const History& history, const Subject& subject);
+
+// "3 findings passed over: a-subject-rows x 2, a-backend-crash x 1", and which
+// are known that were never met; a line for each, or nothing.
+std::string PassedOverText(const PassedOver& passed_over,
+                           const std::set<std::string>& known_buckets);
+std::vector<std::string> NeverMet(const PassedOver& passed_over,
+                                  const std::set<std::string>& known_buckets);
 
 // The failure as a story: what disagreed, the shortest history, every call up
 // to the difference, and the command that shows it again.

@@ -46,6 +46,7 @@ void AddTwin(CLI::App& command, Arguments& arguments) {
       ->check(CLI::IsMember(Twins()))
       ->capture_default_str();
   AddBackendOptions(command, arguments.backend);
+  AddProfileOption(command, arguments.backend);
   command.add_flag("--json", arguments.json, "print one JSON object");
   command.add_option("--html", arguments.html,
                      "write the failure, if there is one, as a page");
@@ -190,6 +191,10 @@ int OnPools(const Arguments& arguments, const Do& act) {
 
 int RunFuzz(const Arguments& arguments) {
   if (arguments.kind == "paged") {
+    if (!arguments.options.known_buckets.empty()) {
+      fmt::print(stderr, "kvtwin fuzz: --kind paged has no --known\n");
+      return 2;
+    }
     if (!arguments.options.probes) {
       return OnPools(arguments, [&](const PagedSubject& subject) {
         return RunFuzzPaged(arguments, subject);
@@ -242,6 +247,10 @@ int RunFuzz(const Arguments& arguments) {
         {"seed", options.seed},
         {"twin", arguments.twin},
         {"target", optimized::ActiveTarget()}};
+    if (!options.known_buckets.empty()) {
+      json["passed_over"] = result.passed_over;
+      json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
+    }
     if (options.probes) json.update(CensusJson(result.census));
     if (result.failure) {
       json["check"] = result.failure->difference.check;
@@ -261,6 +270,7 @@ int RunFuzz(const Arguments& arguments) {
         "second, seed {}, digest {:016x}\n",
         result.operations, result.histories, result.failure ? 1 : 0, rate,
         options.seed, result.digest);
+    fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
   }
   if (result.failure) {
     return Failed(arguments, result.failure->shrunk, result.failure->difference,
@@ -455,6 +465,13 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_option("--cells-max", options.cells_max,
                    "only caches of at most so many cells")
       ->check(CLI::Range(1, 1 << 20));
+  fuzz->add_option("--known", options.known_buckets,
+                   "buckets of findings that are known: they are counted, and "
+                   "the run goes on")
+      ->expected(0, CLI::detail::expected_max_vector_size)
+      ->type_name("BUCKET ...")
+      ->each(
+          [&options](const std::string&) { options.known_buckets.erase(""); });
   fuzz->add_flag("--dtypes", options.dtypes,
                  "all pairs of dtypes of K and V take turns");
   fuzz->add_flag("--probes", options.probes,

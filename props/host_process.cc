@@ -102,6 +102,10 @@ Json ToJson(const BackendInfo& info) {
           {"max_sequences", abilities.max_sequences},
           {"max_layers", abilities.max_layers},
           {"max_padding", abilities.max_padding},
+          {"max_mask_padding", abilities.max_mask_padding},
+          {"max_position", abilities.max_position},
+          {"placements", abilities.placements},
+          {"cannot", abilities.cannot},
           {"can_resume", abilities.can_resume},
           {"set_causal", abilities.set_causal},
           {"shift", abilities.shift},
@@ -115,6 +119,9 @@ BackendInfo BackendInfoFromJson(const Json& json) {
   Abilities& abilities = info.abilities;
   json.at("name").get_to(info.name);
   json.at("profile").get_to(info.profile);
+  if (const auto rules = ParseRules(info.profile); rules.ok()) {
+    info.rules = *rules;
+  }
   json.at("claims").get_to(info.claims);
   json.at("kinds").get_to(abilities.kinds);
   json.at("can").get_to(abilities.can);
@@ -125,6 +132,10 @@ BackendInfo BackendInfoFromJson(const Json& json) {
   json.at("max_sequences").get_to(abilities.max_sequences);
   json.at("max_layers").get_to(abilities.max_layers);
   json.at("max_padding").get_to(abilities.max_padding);
+  json.at("max_mask_padding").get_to(abilities.max_mask_padding);
+  json.at("max_position").get_to(abilities.max_position);
+  json.at("placements").get_to(abilities.placements);
+  json.at("cannot").get_to(abilities.cannot);
   json.at("can_resume").get_to(abilities.can_resume);
   json.at("set_causal").get_to(abilities.set_causal);
   json.at("shift").get_to(abilities.shift);
@@ -393,7 +404,11 @@ Result<BackendInfo> Host::Describe() {
   const Result<Json> said = Greet();
   if (!said.ok()) return said.status();
   if (said->contains("cache")) {
-    return ReadGreeting(said->at("cache"), BackendInfoFromJson);
+    return ReadGreeting(said->at("cache"), [&](const Json& cache) {
+      BackendInfo info = BackendInfoFromJson(cache);
+      UseProfile(options_.profile, info);
+      return info;
+    });
   }
   return Status(StatusCode::kInvalidArgument,
                 fmt::format("{} is a pool: --kind paged", options_.library));
@@ -504,6 +519,7 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
                                           {"story", story != nullptr},
                                           {"page", page},
                                           {"arguments", arguments},
+                                          {"profile", options_.profile},
                                           {"program", Program()},
                                           {"rules", values}})) {
     return died();

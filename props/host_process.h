@@ -47,6 +47,7 @@ struct PoolInfo {
 
 struct HostOptions {
   std::string library;         // A path.
+  std::string profile;         // Instead of the one that it names.
   double call_seconds = 5;     // A call that takes longer hangs.
   double shrink_seconds = 60;  // For each failure.
   std::int64_t memory_bytes = std::int64_t{1} << 30;  // More than at first.

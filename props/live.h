@@ -31,6 +31,9 @@ struct LiveResult {
   Level holds = Level::kNone;  // The strongest that no finding breaks.
   std::vector<LiveFinding> findings;
   std::int64_t known = 0;  // Histories that failed as one of them.
+  PassedOver passed_over;
+  bool holds_but =
+      false;  // At the level that holds, something was passed over.
   std::int64_t operations = 0;
   std::int64_t histories = 0;
   std::int64_t ran = 0;  // Of these; of the others, it has no such cache.

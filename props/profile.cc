@@ -158,8 +158,8 @@ std::vector<RuleException> Inference::ExceptionsTo(const Rules& profile) const {
   for (const FoundRule& found : result_.found) {
     const RuleInfo& rule = AllRules()[found.rule];
     const int due = rule.get(profile);
-    const bool both = HasRule(profile, rule) && HasRule(result_.rules, rule);
-    if (!both || std::ranges::count(found.values, due) > 0) continue;
+    if (!HasRule(result_.rules, rule)) continue;
+    if (std::ranges::count(found.values, due) > 0) continue;
     exceptions.push_back(
         {found.rule, rule.get(result_.rules), due, Showing(found.rule, due)});
   }
@@ -174,16 +174,19 @@ InferredProfile Inference::Work() {
   for (std::size_t rule = 0; rule < AllRules().size(); ++rule) {
     result_.found.push_back(Find(rule));
   }
-  std::size_t least = AllRules().size() + 1;
+  std::ptrdiff_t least = std::ssize(AllRules()) + 1;
   for (const Profile& profile : Profiles()) {
     std::vector<RuleException> exceptions = ExceptionsTo(profile.rules);
-    if (exceptions.size() > least) continue;
-    if (exceptions.size() < least) {
-      least = exceptions.size();
-      result_.nearest.clear();
-      result_.exceptions = std::move(exceptions);
-    }
-    result_.nearest.push_back(profile);
+    // What it cannot show, and this one can, comes with another exception.
+    const auto count =
+        std::ranges::count_if(exceptions, [&](const RuleException& one) {
+          return HasRule(profile.rules, AllRules()[one.rule]);
+        });
+    if (count > least) continue;
+    if (count < least) result_.nearest.clear();
+    least = count;
+    result_.nearest.push_back(
+        {profile.name, profile.rules, std::move(exceptions)});
   }
   return std::move(result_);
 }
@@ -239,15 +242,15 @@ InferredProfile InferProfile(const RunByRules& run,
 std::string SummaryOf(const InferredProfile& profile) {
   if (profile.asked == 0) return "like none: it could not be asked anything";
   std::string text = "like ";
-  for (const Profile& one : profile.nearest) {
-    text += fmt::format("{}{}", text.size() > 5 ? " or " : "", one.name);
-  }
-  for (const RuleException& one : profile.exceptions) {
-    const RuleInfo& rule = AllRules()[one.rule];
-    text += fmt::format(
-        "{} {} {} ({})", &one == &profile.exceptions[0] ? " except" : ",",
-        rule.name, rule.values[static_cast<std::size_t>(one.found)],
-        one.history);
+  for (const NearProfile& near : profile.nearest) {
+    text += fmt::format("{}{}", text.size() > 5 ? " or " : "", near.name);
+    for (const RuleException& one : near.exceptions) {
+      const RuleInfo& rule = AllRules()[one.rule];
+      text += fmt::format(
+          "{} {} {} ({})", &one == &near.exceptions[0] ? " except" : ",",
+          rule.name, rule.values[static_cast<std::size_t>(one.found)],
+          one.history);
+    }
   }
   return text;
 }

@@ -57,11 +57,18 @@ struct RuleException {
   std::string history;  // The shortest that tells them apart.
 };
 
+// A profile that it is like, but for these.
+struct NearProfile {
+  std::string_view name;
+  Rules rules;
+  std::vector<RuleException> exceptions;
+};
+
 struct InferredProfile {
-  Rules rules;                            // One that explains what was seen.
-  std::vector<FoundRule> found;           // By rule.
-  std::vector<Profile> nearest;           // Several if it does not show which.
-  std::vector<RuleException> exceptions;  // To the first of these.
+  Rules rules;                       // One that explains what was seen.
+  std::vector<FoundRule> found;      // By rule.
+  std::vector<NearProfile> nearest;  // Several if it does not show which; each
+                                     // has as many exceptions.
   // What no rules explain: the cache is wrong by all of them.
   std::vector<std::string> unexplained;
   int asked = 0;  // Histories that it could be asked.
@@ -69,7 +76,8 @@ struct InferredProfile {
 
 InferredProfile InferProfile(const RunByRules& run, const Abilities& abilities);
 
-// "like llama.cpp except copy replaces (kvt1 | put 0*1 | ...)"
+// "like llama.cpp except copy replaces (kvt1 | put 0*1 | ...)", and of several
+// profiles "like A except ... or B except ...". ParseRules reads it.
 std::string SummaryOf(const InferredProfile& profile);
 
 }  // namespace kvtwin::props

@@ -66,15 +66,19 @@ std::string ValuesText(const FoundRule& found) {
 Json ToJson(const BackendInfo& info, const InferredProfile& profile) {
   Json json = {{"backend", info.name}, {"says", info.profile}};
   json["like"] = Json::array();
-  for (const Profile& one : profile.nearest) json["like"].push_back(one.name);
   json["exceptions"] = Json::array();
-  for (const RuleException& one : profile.exceptions) {
-    const RuleInfo& rule = AllRules()[one.rule];
-    json["exceptions"].push_back({{"rule", rule.name},
-                                  {"found", ValueName(rule, one.found)},
-                                  {"profile", ValueName(rule, one.profile)},
-                                  {"history", one.history}});
+  for (const NearProfile& near : profile.nearest) {
+    json["like"].push_back(near.name);
+    for (const RuleException& one : near.exceptions) {
+      const RuleInfo& rule = AllRules()[one.rule];
+      json["exceptions"].push_back({{"to", near.name},
+                                    {"rule", rule.name},
+                                    {"found", ValueName(rule, one.found)},
+                                    {"profile", ValueName(rule, one.profile)},
+                                    {"history", one.history}});
+    }
   }
+  json["summary"] = SummaryOf(profile);
   json["rules"] = Json::array();
   for (const FoundRule& found : profile.found) {
     const RuleInfo& rule = AllRules()[found.rule];

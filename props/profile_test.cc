@@ -442,7 +442,7 @@ TEST(Inference, RecognisesTheLedgerOfEachProfile) {
     const InferredProfile found =
         InferTable(LedgerBackend(profile.name, /*anonymous=*/true));
     EXPECT_EQ(SummaryOf(found), "like " + std::string(profile.name));
-    EXPECT_THAT(found.exceptions, IsEmpty());
+    EXPECT_THAT(found.nearest[0].exceptions, IsEmpty());
     EXPECT_THAT(found.unexplained, IsEmpty());
     EXPECT_EQ(found.asked, std::ssize(RuleProbes()));
     for (const FoundRule& one : found.found) {
@@ -493,8 +493,75 @@ TEST(Inference, NamesTheExceptions) {
     const InferredProfile found = InferRules(all[i]);
     EXPECT_THAT(Between(found.rules, all[i]), IsEmpty())
         << ::testing::PrintToString(ValuesOf(all[i]));
-    EXPECT_EQ(found.exceptions.size(),
-              Between(found.nearest[0].rules, all[i]).size());
+    const NearProfile& near = found.nearest[0];
+    EXPECT_EQ(std::ranges::count_if(near.exceptions,
+                                    [&](const RuleException& one) {
+                                      return HasRule(near.rules,
+                                                     AllRules()[one.rule]);
+                                    }),
+              std::ssize(Between(near.rules, all[i])));
+  }
+}
+
+// The rules of a profile, with what the text excepts.
+Rules Excepted(const NearProfile& near) {
+  Rules rules = near.rules;
+  for (const RuleException& one : near.exceptions) {
+    const RuleInfo& rule = AllRules()[one.rule];
+    EXPECT_EQ(rule.get(near.rules), one.profile) << near.name;
+    EXPECT_NE(one.found, one.profile) << near.name << ": " << rule.name;
+    rule.set(rules, one.found);
+  }
+  return rules;
+}
+
+// What is printed says the rules that were found, and each of several profiles
+// has exceptions of its own.
+TEST(Inference, WhatItPrintsCanBeSaid) {
+  const std::vector<Rules> all = AllOfRules();
+  int several = 0;
+  for (std::size_t i = 0; i < all.size(); i += 23) {
+    const InferredProfile found = InferRules(all[i]);
+    const std::string text = SummaryOf(found);
+    SCOPED_TRACE(text);
+    const Result<Rules> said = ParseRules(text);
+    ASSERT_TRUE(said.ok()) << said.status().ToString();
+    EXPECT_THAT(Between(*said, all[i]), IsEmpty());
+    EXPECT_EQ(*said, *ParseRules("yours is " + text));
+    for (const NearProfile& near : found.nearest) {
+      EXPECT_THAT(Between(Excepted(near), all[i]), IsEmpty()) << near.name;
+    }
+    several += found.nearest.size() > 1 ? 1 : 0;
+  }
+  EXPECT_GT(several, 0);
+}
+
+TEST(Profiles, AreSaidWithExceptions) {
+  Rules rules = FindProfile("llama.cpp")->rules;
+  rules.copy = Rules::Copy::kReplaces;
+  rules.middle = Rules::Middle::kShifts;
+  EXPECT_EQ(*ParseRules("llama.cpp except copy replaces, middle removal "
+                        "shifts (kvt1 dims=2,1,1 | put 0*2 | causal 0,1)"),
+            rules);
+  EXPECT_EQ(*ParseRules("like mlx or ollama-0.15"), FindProfile("mlx")->rules);
+  // Without removal from the middle no shift of what is shared is seen.
+  EXPECT_EQ(
+      ParseRules("llama.cpp except middle removal is refused")->shared_shift,
+      Rules::SharedShift::kRefused);
+  const std::map<std::string, std::string> wrong = {
+      {"", "''"},
+      {"vllm", "'vllm' is no profile"},
+      {"mlx except", "'mlx except'"},
+      {"mlx or vllm", "'vllm'"},
+      {"mlx except copy flies", "'copy flies' is no rule"},
+      {"mlx except copy adds,window", "'copy adds,window'"},
+      {"mlx except eviction is lazy", "'eviction is lazy' is nothing that"},
+  };
+  for (const auto& [text, message] : wrong) {
+    const Status status = ParseRules(text).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
+    EXPECT_NE(status.message().find(message), std::string::npos)
+        << text << ": " << status.message();
   }
 }
 
@@ -504,7 +571,7 @@ TEST(Inference, WhatCannotBeAskedIsUnknownAndNoException) {
   few.can &= ~std::uint32_t{KVTWIN_CAN_COPY_PREFIX | KVTWIN_CAN_ANY_ORDER};
   few.kinds = KVTWIN_HAS_CAUSAL;
   const InferredProfile found = InferTable(table, &few);
-  EXPECT_THAT(found.exceptions, IsEmpty());
+  EXPECT_THAT(found.nearest[0].exceptions, IsEmpty());
   EXPECT_EQ(found.nearest[0].name, "llama.cpp");
   std::set<std::string_view> known;
   for (const FoundRule& one : found.found) {
@@ -526,7 +593,7 @@ TEST(Inference, SaysWhatNoRulesExplain) {
       Abilities());
   EXPECT_EQ(found.unexplained.size(), 3U);
   EXPECT_EQ(found.nearest[0].name, "ollama-0.12");
-  EXPECT_THAT(found.exceptions, IsEmpty());
+  EXPECT_THAT(found.nearest[0].exceptions, IsEmpty());
 }
 
 // Of random histories, with shifts where there are such.
@@ -566,7 +633,8 @@ TEST(Backend, SaysWhoseRulesItFollows) {
   EXPECT_EQ(info->profile, "mlx");
   EXPECT_EQ(info->name, "ledger:mlx");
   EXPECT_EQ(RulesAt(*info, Level::kEntitlement), FindProfile("mlx")->rules);
-  EXPECT_EQ(RulesAt(*info, Level::kIdentity), Rules());
+  EXPECT_EQ(RulesAt(*info, Level::kIdentity),
+            Rules{.mask_rows = Rules::MaskRows::kBatch});
   EXPECT_EQ(LedgerBackend("vllm"), nullptr);
 
   kvtwin_backend_v1 table = *LedgerBackend("mlx");

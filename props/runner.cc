@@ -45,17 +45,27 @@ class Client {
     const auto bit =
         end == kOpenEnd ? KVTWIN_CAN_REMOVE_TAIL : KVTWIN_CAN_REMOVE_MIDDLE;
     if (!abilities_.Can(bit)) return StatusCode::kNotSupported;
-    if (begin == 0 && end == kOpenEnd) held_.erase(seq);
+    const bool whole = begin == 0 && end == kOpenEnd;
+    if (whole) held_.erase(seq);
     Note(OpKind::kDrop, seq, begin, end);
-    return driver_.Remove(seq, begin, end);
+    const StatusCode code = driver_.Remove(seq, begin, end);
+    // What is left of it is not known.
+    if (code != StatusCode::kOk && !whole &&
+        abilities_.Cannot(KVTWIN_CANNOT_UNDO_REMOVE)) {
+      Remove(seq, 0, kOpenEnd);
+    }
+    return code;
   }
   bool CanResume(int seq, std::int32_t pos) {
-    if (!abilities_.can_resume) return driver_.ledger().CanResume(seq, pos);
+    if (!abilities_.can_resume || pos > abilities_.LastPosition()) {
+      return driver_.ledger().CanResume(seq, pos);
+    }
     Note(OpKind::kAsk, seq, 0, pos);
     return driver_.CanResume(seq, pos);
   }
   void CopyPrefix(int src, int dst, std::int32_t len) {
     if (!abilities_.Can(KVTWIN_CAN_COPY_PREFIX)) return;
+    if (src == dst && abilities_.Cannot(KVTWIN_CANNOT_COPY_TO_ITSELF)) return;
     if (!abilities_.Can(KVTWIN_CAN_SHARE)) len = Next(src);
     Note(OpKind::kCopy, src, 0, len, dst - setup_.first_id);
     driver_.CopyPrefix(src, dst, len);
@@ -64,6 +74,9 @@ class Client {
   void Shift(int seq, std::int32_t begin, std::int32_t end,
              std::int32_t delta) {
     if (!abilities_.shift) return;
+    if (abilities_.max_position > 0) {
+      delta = std::min(delta, abilities_.LastEnd() - Next(seq));
+    }
     Note(OpKind::kShift, seq, begin, end);
     if (done_ != nullptr) done_->back().delta = delta;
     driver_.Shift(seq, begin, end, delta);
@@ -120,7 +133,7 @@ std::int64_t Client::Free() {
 std::int32_t Client::Resolve(int seq, const RelativePos& pos) {
   const std::int64_t from = pos.from_end ? Next(seq) : 0;
   return static_cast<std::int32_t>(
-      std::clamp<std::int64_t>(from + pos.offset, 0, kOpenEnd));
+      std::clamp<std::int64_t>(from + pos.offset, 0, abilities_.LastEnd()));
 }
 
 // A segment as a legal client would send it, after making room for it.
@@ -163,7 +176,7 @@ void Client::AppendSegment(const Segment& segment, Tokens& batch) {
       position += segment.count - 1 - i;
     }
     batch.positions.push_back(static_cast<std::int32_t>(
-        std::clamp<std::int64_t>(position, 0, kOpenEnd)));
+        std::clamp<std::int64_t>(position, 0, abilities_.LastPosition())));
     batch.sequences.push_back(segment.seq);
   }
 }

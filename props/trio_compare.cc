@@ -304,6 +304,11 @@ void Trio::CheckViews(int layer) {
   const bool has_mask = reference->mask.data != nullptr;
   Check(has_mask == (subject->mask.data != nullptr), "subject: mask bytes",
         "only one of them has a mask");
+  // By rules that pad no masks, rows beyond the batch may be left out.
+  if (has_mask && subject_.rules.mask_rows == Rules::MaskRows::kBatch &&
+      subject->mask.shape[1] != reference->mask.shape[1]) {
+    reference->mask.shape[1] = std::ssize(pass_.tokens.positions);
+  }
   if (drawing() && has_mask) {
     DrawViewNow(layer, *reference, *subject);
   }

@@ -580,6 +580,17 @@ enum {
   /* The dtype of V may be another than that of K. */
   KVTWIN_CAN_MIX_DTYPES = 1 << 11
 };
+/* What most backends have, and yours does not: it is never asked of it. */
+enum {
+  /* A window of 0 positions before the query; windows have 1 or more then. */
+  KVTWIN_CANNOT_WINDOW_0 = 1 << 0,
+  /* copy_prefix with a source that is the target. */
+  KVTWIN_CANNOT_COPY_TO_ITSELF = 1 << 1,
+  /* A remove that is refused changes nothing. Yours may then have removed or
+   * moved a part of the sequence (of no other one): before anything else is
+   * called, remove(s, 0, OPEN_END) clears it, and may not be refused. */
+  KVTWIN_CANNOT_UNDO_REMOVE = 1 << 2
+};
 
 /* How much a backend claims to be held to. */
 typedef enum kvtwin_level {
@@ -592,7 +603,8 @@ typedef struct kvtwin_description_v1 {
   size_t size;
   const char* name;
   /* Whose rules it follows, "ollama-0.15" unless said otherwise: one of
-   * `kvtwin profile --list`. */
+   * `kvtwin profile --list`, perhaps with exceptions, as `kvtwin profile`
+   * prints them: "llama.cpp except copy replaces, middle removal shifts". */
   const char* profile;
   kvtwin_level level;    /* ENTITLEMENT unless said otherwise. */
   uint32_t kinds;        /* KVTWIN_HAS_..., CAUSAL unless said otherwise. */
@@ -603,9 +615,19 @@ typedef struct kvtwin_description_v1 {
   uint32_t mask_dtypes;  /* 1 << kvtwin_dtype; f32. */
   int32_t max_sequences; /* 0: any number; 1 unless said otherwise. */
   int32_t max_layers;    /* 0: any number. */
-  int32_t max_padding;   /* Largest cache or mask padding; 1. */
+  int32_t max_padding;   /* Largest cache or mask padding; 1; 0: any. */
   double tolerance;      /* Of NUMERIC: largest error of an element of the
                             attention's output; 0.01. */
+
+  /* What follows came after version 0.1.0. Each is 0 unless said otherwise. If
+   * yours is to run with that version, too, set them where `size` reaches them:
+   * out->size >= sizeof(kvtwin_description_v1). */
+  uint32_t cannot;          /* KVTWIN_CANNOT_... */
+  uint32_t placements;      /* 1 << kvtwin_placement; 0: both. */
+  int32_t max_position;     /* Largest position of a token; 0: any. The capacity
+                               is max_position + 1 at most then. */
+  int32_t max_mask_padding; /* Largest mask padding; 0: max_padding, which then
+                               is that of both. INT32_MAX: any. */
 } kvtwin_description_v1;
 
 /* What a cache of the backend is to be: `cache`, and the rows of its model. */

@@ -242,9 +242,10 @@ int Main(int argc, char** argv) {
       continue;
     }
     SetProgram(json.value("program", Program()));
-    Subject subject =
-        BackendSubject(*loaded->cache, json.at("level").get<Level>(),
-                       json.value("arguments", ""), &guard);
+    BackendInfo info = *loaded->cache;
+    UseProfile(json.value("profile", ""), info);
+    Subject subject = BackendSubject(info, json.at("level").get<Level>(),
+                                     json.value("arguments", ""), &guard);
     if (const auto values = json.at("rules").get<std::vector<int>>();
         !values.empty()) {
       subject.rules = RulesOf(values);

@@ -30,6 +30,10 @@ struct Backend::Instance {
 
 namespace {
 
+std::size_t Count(std::int32_t count) {
+  return static_cast<std::size_t>(std::max(count, 0));
+}
+
 // More than any history puts at a time.
 constexpr double kElementsMax = 1 << 26;
 
@@ -71,13 +75,14 @@ nb::dict FieldsOf(const kvtwin_cache_params& cache) {
   return fields;
 }
 
-nb::list Ints(const std::int32_t* numbers, std::int32_t count) {
+}  // namespace
+
+nb::list Ints(const std::int32_t* numbers, std::size_t count) {
   nb::list list;
-  for (std::int32_t i = 0; i < count; ++i) list.append(numbers[i]);
+  for (std::size_t i = 0; i < count; ++i) list.append(numbers[i]);
   return list;
 }
 
-// A copy: theirs to keep.
 nb::object Rows(const kvtwin_tensor& rows) {
   if (rows.data == nullptr) return nb::none();  // Which is misuse.
   TensorView view{.data = rows.data,
@@ -95,13 +100,14 @@ nb::object Rows(const kvtwin_tensor& rows) {
   return NumpyView(copy->view(), view.shape[3] > 1 ? 4 : 3, copy);
 }
 
-// Points to an array that is dense.
 void Point(nb::handle array, kvtwin_tensor& tensor) {
   static const std::int64_t nothing = 0;
   const auto bytes = nb::cast<Bytes>(array);
   tensor.data = bytes.size() == 0 ? &nothing : bytes.data();
   std::ranges::fill(tensor.stride, 0);
 }
+
+namespace {
 
 // Says what an encoder shows, which may be anything.
 void Declare(nb::handle array, int dtype, kvtwin_tensor& tensor) {
@@ -146,9 +152,10 @@ Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
                             int reserve) {
     return On(cache, [&](Instance& one) {
       one.cache.attr("start_forward")(
-          Ints(batch->positions, batch->tokens),
-          Ints(batch->sequences, batch->tokens),
-          Ints(batch->multimodal, batch->multimodal_count), reserve != 0);
+          Ints(batch->positions, Count(batch->tokens)),
+          Ints(batch->sequences, Count(batch->tokens)),
+          Ints(batch->multimodal, Count(batch->multimodal_count)),
+          reserve != 0);
     });
   };
   table_.put = [](void* cache, std::int32_t layer, const kvtwin_tensor* key,
@@ -210,7 +217,7 @@ void Backend::FillOptional(nb::handle adapter, kvtwin_backend_v1& table) {
     table.set_causal = [](void* cache, const std::int32_t* except,
                           std::int32_t count) {
       return On(cache, [&](Instance& one) {
-        one.cache.attr("set_causal")(Ints(except, count));
+        one.cache.attr("set_causal")(Ints(except, Count(count)));
       });
     };
   }
@@ -258,21 +265,12 @@ int Backend::On(void* cache, const Fn& fn) {
 
 template <class Fn>
 int Backend::Guarded(std::string& message, const Fn& fn) {
-  message.clear();
-  try {
-    fn();
-    return KVTWIN_OK;
-  } catch (nb::python_error& error) {
-    return StatusOf(error, message);
-  } catch (const std::bad_alloc&) {
-    return KVTWIN_OUT_OF_MEMORY;
-  } catch (const std::exception& error) {
-    message = error.what();
-    return KVTWIN_INTERNAL;
-  }
+  return kvtwin::python::Guarded(
+      message, nb::cast<bool>(adapter_.attr("refuses_misuse")), fn);
 }
 
-int Backend::StatusOf(nb::python_error& error, std::string& message) {
+int StatusOf(nb::python_error& error, bool refuses_misuse,
+             std::string& message) {
   if (!error.matches(PyExc_Exception)) throw Interrupted{error};
   const auto is = [&](nb::handle type) { return error.matches(type); };
   const nb::object text = nb::str(error.value());
@@ -280,7 +278,7 @@ int Backend::StatusOf(nb::python_error& error, std::string& message) {
   if (is(ErrorType("CacheFull"))) return KVTWIN_CACHE_FULL;
   if (is(ErrorType("NotSupported"))) return KVTWIN_NOT_SUPPORTED;
   if (is(ErrorType("SharedCells"))) return KVTWIN_SHARED_CELLS;
-  if (nb::cast<bool>(adapter_.attr("refuses_misuse"))) {
+  if (refuses_misuse) {
     if (is(PyExc_ValueError)) return KVTWIN_INVALID_ARGUMENT;
     if (is(PyExc_RuntimeError)) return KVTWIN_FAILED_PRECONDITION;
   }
@@ -306,6 +304,10 @@ int Backend::Describe(kvtwin_description_v1* out) {
     out->max_layers = nb::cast<std::int32_t>(said[9]);
     out->max_padding = nb::cast<std::int32_t>(said[10]);
     out->tolerance = nb::cast<double>(said[11]);
+    out->cannot = nb::cast<std::uint32_t>(said[12]);
+    out->placements = nb::cast<std::uint32_t>(said[13]);
+    out->max_position = nb::cast<std::int32_t>(said[14]);
+    out->max_mask_padding = nb::cast<std::int32_t>(said[15]);
   });
 }
 
@@ -346,6 +348,8 @@ void Backend::Get(Instance& one, int layer, kvtwin_view* view) {
     return;
   }
   Point(shown[2], view->mask);
+  view->mask.shape[1] =
+      nb::cast<std::int64_t>(shown[2].attr("shape")[nb::int_(0)]);
   view->columns = nb::cast<std::int32_t>(shown[0].attr("shape")[0]);
 }
 

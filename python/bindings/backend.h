@@ -5,6 +5,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <new>
 #include <string>
 
 #include "kvtwin/kvtwin.h"
@@ -12,6 +16,39 @@
 namespace kvtwin::python {
 
 namespace nb = nanobind;
+
+// Ctrl-C, or whatever else is no Exception, that came up in a call of theirs.
+// Thrown through the harness, which takes a std::exception for a finding.
+struct Interrupted {
+  nb::python_error error;
+};
+
+// What an exception of theirs is as a kvtwin_status, and what it says.
+int StatusOf(nb::python_error& error, bool refuses_misuse,
+             std::string& message);
+
+// Calls them.
+template <class Fn>
+int Guarded(std::string& message, bool refuses_misuse, const Fn& fn) {
+  message.clear();
+  try {
+    fn();
+    return KVTWIN_OK;
+  } catch (nb::python_error& error) {
+    return StatusOf(error, refuses_misuse, message);
+  } catch (const std::bad_alloc&) {
+    return KVTWIN_OUT_OF_MEMORY;
+  } catch (const std::exception& error) {
+    message = error.what();
+    return KVTWIN_INTERNAL;
+  }
+}
+
+nb::list Ints(const std::int32_t* numbers, std::size_t count);
+// A copy: theirs to keep.
+nb::object Rows(const kvtwin_tensor& rows);
+// Points to an array that is dense.
+void Point(nb::handle array, kvtwin_tensor& tensor);
 
 // The functions of a table do not say whose they are: there is one backend at a
 // time on each thread, and its calls come on that thread.
@@ -22,12 +59,6 @@ class Backend {
   ~Backend();
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
-
-  // Ctrl-C, or whatever else is no Exception, that came up in a call of theirs.
-  // Thrown through the harness, which takes a std::exception for a finding.
-  struct Interrupted {
-    nb::python_error error;
-  };
 
   const kvtwin_backend_v1& table() const { return table_; }
 
@@ -43,7 +74,6 @@ class Backend {
   int Guarded(std::string& message, const Fn& fn);
   template <class Fn>
   static int On(void* cache, const Fn& fn);
-  int StatusOf(nb::python_error& error, std::string& message);
   int Describe(kvtwin_description_v1* out);
   int Init(const kvtwin_setup_v1* setup, void** cache);
   static void Get(Instance& one, int layer, kvtwin_view* view);

@@ -42,6 +42,7 @@ Making MakingOf(nb::handle setup);
 void BindCache(nb::module_& m);
 void BindCheck(nb::module_& m);
 void BindLive(nb::module_& m);
+void BindPool(nb::module_& m);
 
 }  // namespace kvtwin::python
 

@@ -1,6 +1,7 @@
 #include "props/live.h"
 
 #include <fmt/format.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -103,14 +104,15 @@ template <class Fn>
 auto Raising(const Fn& fn) {
   try {
     return fn();
-  } catch (Backend::Interrupted& interrupted) {
+  } catch (Interrupted& interrupted) {
     throw nb::python_error(interrupted.error);
   }
 }
 
-// Level that holds, whether that is right, operations, histories, findings.
+// Level that holds, whether that is right, operations, histories, findings, and
+// those that are known, by their buckets.
 using Fuzzed = std::tuple<std::string, bool, std::int64_t, std::int64_t,
-                          std::vector<Finding>>;
+                          std::vector<Finding>, props::PassedOver>;
 
 struct Vain {};
 
@@ -122,13 +124,15 @@ Fuzzed NoneMade(const Driver& driver) {
            fmt::format("each __init__ refused: {}", error)});
   }
   const std::string text = fmt::format("each __init__ fails: {}\n", error);
-  return {"none", false, 0, 0, {{"none", "backend: error", "", error, text}}};
+  return {"none", false, 0, 0, {{"none", "backend: error", "", error, text}},
+          {}};
 }
 
 // The page, if there is a path for it, is of the first finding.
 Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
             double seconds, std::uint64_t seed,
-            const std::optional<std::string>& page) {
+            const std::optional<std::string>& page,
+            const std::vector<std::string>& known) {
   return Raising([&]() -> Fuzzed {
     const Driver driver(std::move(adapter), std::move(rerun));
     int looks = 0;
@@ -136,6 +140,7 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
     options.operations = operations;
     options.seconds = seconds;
     options.seed = seed;
+    options.known_buckets = {known.begin(), known.end()};
     options.progress = [&](std::int64_t, double) {
       if (!driver.backend().made_one() && ++looks >= kVainLooks) throw Vain();
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -155,8 +160,11 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
                                      findings.empty() ? page : std::nullopt));
     }
     return {std::string(props::LevelName(result.holds)),
-            result.Right(driver.info()), result.operations, result.histories,
-            std::move(findings)};
+            result.Right(driver.info()),
+            result.operations,
+            result.histories,
+            std::move(findings),
+            result.passed_over};
   });
 }
 
@@ -193,7 +201,7 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
 void BindLive(nb::module_& m) {
   m.def("fuzz", &Fuzz, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("operations"), nb::arg("seconds"), nb::arg("seed"),
-        nb::arg("page").none());
+        nb::arg("page").none(), nb::arg("known"));
   m.def("run", &Run, nb::arg("adapter"), nb::arg("rerun"), nb::arg("history"),
         nb::arg("page").none());
 }

@@ -50,4 +50,5 @@ NB_MODULE(_kvtwin, m) {
   kvtwin::python::BindCache(m);
   kvtwin::python::BindCheck(m);
   kvtwin::python::BindLive(m);
+  kvtwin::python::BindPool(m);
 }

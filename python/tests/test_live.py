@@ -1,5 +1,7 @@
 """Caches in Python, by random histories."""
 
+import dataclasses
+import os
 import subprocess
 import sys
 
@@ -192,3 +194,79 @@ def test_options_of_the_plugin(pytester):
     result = pytester.runpytest_subprocess("--kvtwin-seed=7", "--kvtwin-ops=50")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*seed 7: wrong*"])
+
+
+def test_what_it_says_of_itself():
+    class Few(toys.Right):
+        asked = []
+        kvtwin = dataclasses.replace(
+            toys.Right.kvtwin,
+            cannot={"copy_to_itself"},
+            max_position=3,
+            placements={"scatter"},
+        )
+
+        def __init__(self, setup):
+            assert setup.placement == "scatter" and setup.capacity <= 4
+            super().__init__(setup)
+
+        def start_forward(self, positions, sequences, **more):
+            assert max(positions) <= 3
+            self.asked.append(max(positions))
+            return super().start_forward(positions, sequences, **more)
+
+        def copy_prefix(self, source, target, length):
+            assert source != target and length <= 4
+            return super().copy_prefix(source, target, length)
+
+    result = kvtwin.fuzz(Few, operations=3000)
+    assert result, str(result)
+    assert max(Few.asked) == 3
+    Few.kvtwin = dataclasses.replace(Few.kvtwin, cannot=set())
+    assert "source != target" in kvtwin.fuzz(Few, operations=3000).failure
+    for wrong in {"cannot": {"fly"}}, {"placements": {"ring"}}:
+        with pytest.raises(ValueError, match="is none of"):
+            kvtwin.Description(name="x", **wrong)
+
+
+def test_profiles_with_exceptions():
+    class Said(toys.Right):
+        kvtwin = dataclasses.replace(
+            toys.Right.kvtwin,
+            profile="like ollama-0.12 except window counts the query (kvt1 | put)",
+        )
+
+    assert "kind=swa" in kvtwin.fuzz(Said, operations=1000).history
+    Said.kvtwin = dataclasses.replace(Said.kvtwin, profile="mlx except copy flies")
+    with pytest.raises(ValueError, match="'copy flies' is no rule"):
+        kvtwin.fuzz(Said)
+
+
+def test_what_is_known_is_passed_over(pytester):
+    found = kvtwin.fuzz(toys.SeesTooFew, operations=3000)
+    bucket = found.failure.split("bucket: ")[1].splitlines()[0]
+    assert found.passed_over == {}
+    result = kvtwin.fuzz(toys.SeesTooFew, operations=3000, known=[bucket, "x"])
+    assert result, str(result)
+    assert result.passed_over[bucket] > 1 and result.passed_over["x"] == 0
+    assert "right (entitlement) but for what is known" in str(result)
+    assert "known   x: never met" in str(result)
+    other = kvtwin.fuzz(toys.SeesTooFew, operations=3000, known=["x"])
+    assert not other and other.history == found.history
+    pytester.makepyfile(
+        f"""
+        import sys
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        import toys
+
+        def test_it(kvtwin_fuzz):
+            kvtwin_fuzz(toys.SeesTooFew)
+
+        def test_that(kvtwin_fuzz):
+            kvtwin_fuzz(toys.SeesTooFew, known=[{bucket!r}])
+        """
+    )
+    options = ["--kvtwin-ops=3000", "-rN"]
+    pytester.runpytest_subprocess(*options).assert_outcomes(failed=1, passed=1)
+    options += ["--kvtwin-known", bucket]
+    pytester.runpytest_subprocess(*options).assert_outcomes(passed=2)

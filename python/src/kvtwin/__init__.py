@@ -1,7 +1,8 @@
 """kvtwin: an LLM's attention KV cache, and an oracle for yours.
 
 `Cache` is the library's; `check` judges recordings, which `Recorder` writes of a
-cache of yours; `fuzz` drives a class of yours through random histories.
+cache of yours; `fuzz` drives a class of yours, a cache or a pool of blocks, through
+random histories.
 """
 
 from importlib.metadata import version as _version
@@ -17,7 +18,14 @@ from kvtwin._errors import (
 from kvtwin._kvtwin import Cache, Tensor, View
 from kvtwin._live import Finding, FuzzResult, RunResult, fuzz, run
 from kvtwin._recorder import Recorder
-from kvtwin._setup import OPEN_END, Description, Rope, Setup
+from kvtwin._setup import (
+    OPEN_END,
+    Description,
+    PoolDescription,
+    PoolSetup,
+    Rope,
+    Setup,
+)
 from kvtwin._types import Array, Float32Array
 
 __version__ = _version("kvtwin")
@@ -32,6 +40,8 @@ __all__ = [
     "Float32Array",
     "FuzzResult",
     "NotSupported",
+    "PoolDescription",
+    "PoolSetup",
     "Recorder",
     "Refusal",
     "Rope",

@@ -55,3 +55,34 @@ def may_attend(mask: Any, rows: int | None, columns: int) -> BoolArray:
         other = found[~(allowed | (found == -np.inf))][0]
         raise ValueError(f"the mask has a {other}, which is neither 0 nor -inf")
     return allowed
+
+
+_BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
+_RAW = {"bf16": np.uint16, "f8_e4m3": np.uint8, "q8_0": np.uint8, "q4_0": np.uint8}
+
+
+def width(head_dim: int, dtype: str) -> int:
+    return head_dim // 32 * _BLOCK_BYTES.get(dtype, 0) or head_dim
+
+
+def stored(array: Any, what: str, dtype: str) -> Array:
+    """K or V, dense, as rows of that dtype are stored."""
+    found: Array = array.numpy() if isinstance(array, Tensor) else np.asarray(array)
+    if dtype in ("f32", "f16"):
+        if found.dtype.kind not in "fiu":
+            raise TypeError(f"{what} is an array of {found.dtype}, not of numbers")
+        due = np.float32 if dtype == "f32" else np.float16
+        return np.ascontiguousarray(found, dtype=due)
+    raw = np.dtype(_RAW[dtype])
+    if found.dtype != raw:
+        if found.dtype.itemsize != raw.itemsize or found.dtype.kind in "fiu":
+            raise TypeError(f"{what} is an array of {found.dtype}, {raw} is due")
+        found = np.ascontiguousarray(found).view(raw)  # As ml_dtypes has them.
+    return np.ascontiguousarray(found)
+
+
+def due(array: Array, what: str, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        shown = ", ".join(str(extent) for extent in shape[1:])
+        first = "columns" if what == "key" else str(shape[0])
+        raise ValueError(f"{what} has shape {array.shape}, ({first}, {shown}) is due")

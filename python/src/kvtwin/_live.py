@@ -8,15 +8,28 @@ import pathlib
 import shlex
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import numpy as np
 
 from kvtwin import _arrays, _kvtwin
 from kvtwin._kvtwin import Tensor
-from kvtwin._setup import ABILITIES, DTYPES, KINDS, LEVELS, SHIFTS, V_LAYOUTS
-from kvtwin._setup import Description, Rope, Setup
+from kvtwin._pool import PoolBackend
+from kvtwin._setup import (
+    ABILITIES,
+    CANNOT,
+    DTYPES,
+    KINDS,
+    LEVELS,
+    PLACEMENTS,
+    SHIFTS,
+    V_LAYOUTS,
+    Description,
+    PoolDescription,
+    Rope,
+    Setup,
+)
 from kvtwin._types import Array
 
 OPTIONAL = (
@@ -39,10 +52,11 @@ def _bits(names: Any, due: tuple[str, ...]) -> int:
 def story_of(error: BaseException) -> str:
     """An exception of theirs, with the frames of their code."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if frame.filename != __file__] or list(frames)
+    ours = str(pathlib.Path(__file__).parent)
+    theirs = [frame for frame in frames if not frame.filename.startswith(ours)]
     where = "".join(
         f"\n  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-        for frame in theirs
+        for frame in theirs or frames
     )
     what = "".join(traceback.format_exception_only(error)).strip()
     return f"exception: {what}{where}"
@@ -86,7 +100,8 @@ class Backend:
 
     def describe(self) -> tuple[Any, ...]:
         """name, profile, level, kinds, can, dtypes, v_layouts, shifts,
-        max_sequences, max_layers, max_padding, tolerance."""
+        max_sequences, max_layers, max_padding, tolerance, cannot, placements,
+        max_position, max_mask_padding."""
         d = self.description
         return (
             d.name,
@@ -102,6 +117,10 @@ class Backend:
             d.max_layers,
             d.max_padding,
             d.tolerance,
+            _bits(d.cannot, CANNOT),
+            _bits(d.placements, PLACEMENTS),
+            d.max_position,
+            d.max_mask_padding,
         )
 
     def init(self, fields: dict[str, Any]) -> Instance:
@@ -167,24 +186,26 @@ class Instance:
         first_cell = int(getattr(found, "first_cell", 0))
         if mask is None and setup.kind in ("encoder", "wrapper"):
             types = _type_of(key, setup.dtype), _type_of(value, v_dtype)
-            k, v = _stored(key, "key", types[0]), _stored(value, "value", types[1])
+            k, v = _arrays.stored(key, "key", types[0]), _arrays.stored(value, "value", types[1])
             codes = DTYPES.index(types[0]), DTYPES.index(types[1])
             self.shown = (k, v, None, first_cell, codes)
             return self.shown
-        k = _stored(key, "key", setup.dtype)
-        v = _stored(value, "value", v_dtype)
+        k = _arrays.stored(key, "key", setup.dtype)
+        v = _arrays.stored(value, "value", v_dtype)
         heads = setup.kv_heads
         columns = k.shape[0] if k.ndim == 3 else 0
-        _due(k, "key", (columns, heads, _width(setup.k_head_dim, setup.dtype)))
-        width = _width(setup.v_head_dim, v_dtype)
+        _arrays.due(k, "key", (columns, heads, _arrays.width(setup.k_head_dim, setup.dtype)))
+        width = _arrays.width(setup.v_head_dim, v_dtype)
         if setup.v_layout == "permuted":
             due: tuple[int, ...] = (heads, width, columns)
         elif setup.v_layout == "tiled":
             due = (columns // 32, heads, width, 32)
         else:
             due = (columns, heads, width)
-        _due(v, "value", due)
-        allowed = _arrays.may_attend(mask, mask_rows, columns)
+        _arrays.due(v, "value", due)
+        # Rows for padding may be there where they are not due.
+        rows = max([mask_rows, *getattr(mask, "shape", ())[:1]])
+        allowed = _arrays.may_attend(mask, rows, columns)
         numbers = np.where(allowed, np.float32(0), np.float32(-np.inf))
         self.shown = (k, v, numbers, first_cell, (0, 0))
         return self.shown
@@ -216,41 +237,11 @@ class Instance:
         return cells, batch, int(self.cache.cell_count())
 
 
-_BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
-_RAW = {"bf16": np.uint16, "f8_e4m3": np.uint8, "q8_0": np.uint8, "q4_0": np.uint8}
-
-
-def _width(head_dim: int, dtype: str) -> int:
-    return head_dim // 32 * _BLOCK_BYTES.get(dtype, 0) or head_dim
-
-
 def _type_of(array: Any, dtype: str) -> str:
     """Of what an encoder shows: it may be of the cache's type, or of float32."""
     if isinstance(array, Tensor):
         return array.dtype_name
     return "f32" if np.asarray(array).dtype == np.float32 else dtype
-
-
-def _stored(array: Any, what: str, dtype: str) -> Array:
-    found: Array = array.numpy() if isinstance(array, Tensor) else np.asarray(array)
-    if dtype in ("f32", "f16"):
-        if found.dtype.kind not in "fiu":
-            raise TypeError(f"{what} is an array of {found.dtype}, not of numbers")
-        due = np.float32 if dtype == "f32" else np.float16
-        return np.ascontiguousarray(found, dtype=due)
-    raw = np.dtype(_RAW[dtype])
-    if found.dtype != raw:
-        if found.dtype.itemsize != raw.itemsize or found.dtype.kind in "fiu":
-            raise TypeError(f"{what} is an array of {found.dtype}, {raw} is due")
-        found = np.ascontiguousarray(found).view(raw)  # As ml_dtypes has them.
-    return np.ascontiguousarray(found)
-
-
-def _due(array: Array, what: str, shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        shown = ", ".join(str(extent) for extent in shape[1:])
-        first = "columns" if what == "key" else str(shape[0])
-        raise ValueError(f"{what} has shape {array.shape}, ({first}, {shown}) is due")
 
 
 def _yes(what: str, answer: Any) -> bool:
@@ -290,6 +281,8 @@ class FuzzResult:
     histories: int
     seed: int
     findings: tuple[Finding, ...]
+    #: How often each finding that is known was met, by its bucket; 0: never.
+    passed_over: dict[str, int]
     #: Of the first finding, if there is one and a page was asked for.
     page: pathlib.Path | None
 
@@ -318,10 +311,17 @@ class FuzzResult:
             f"{self.operations} operations in {self.histories} histories, seed "
             f"{self.seed}: "
         )
+        known = "".join(
+            f"\n  known   {bucket}: {count or 'never met'}"
+            for bucket, count in self.passed_over.items()
+        )
         if self.ok:
-            return f"{counts}right ({self.level})"
+            but = " but for what is known" if any(self.passed_over.values()) else ""
+            return f"{counts}right ({self.level}){but}{known}"
         page = f"\n  page    {self.page}" if self.page else ""
-        return f"{self.failure}{page}\n{counts}wrong, what holds is: {self.level}"
+        return (
+            f"{self.failure}{page}\n{counts}wrong, what holds is: {self.level}{known}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -396,6 +396,10 @@ def _rerun(cls: type) -> Callable[[str], str]:
     return command
 
 
+def _is_pool(cls: type) -> bool:
+    return isinstance(getattr(cls, "kvtwin", None), PoolDescription)
+
+
 def _path(html: str | os.PathLike[str] | None) -> str | None:
     return None if html is None else os.fspath(html)
 
@@ -407,26 +411,43 @@ def fuzz(
     seconds: float | None = None,
     seed: int = 1,
     html: str | os.PathLike[str] | None = None,
+    known: Iterable[str] = (),
 ) -> FuzzResult:
-    """Drives caches of a class of yours (docs/python.md) through random histories,
-    and compares what they show with what is due.
+    """Drives caches, or pools, of a class of yours (docs/python.md) through random
+    histories, and compares what they show with what is due.
 
     Runs at least so many operations, or, if `seconds` is given, for so long. What goes
     wrong is shrunk to the shortest history that still does, and drawn on the page
-    `html`. The same seed gives the same answer.
+    `html` (of caches). Findings whose bucket is in `known` are counted, and the run
+    goes on (of caches, too). The same seed gives the same answer.
     """
     if operations < 1 or seed < 0 or (seconds is not None and not seconds > 0):
         raise ValueError(
             f"operations is {operations}, seed is {seed}, seconds is {seconds}"
         )
-    level, ok, done, histories, found = _kvtwin.fuzz(
-        Backend(cls),
-        _rerun(cls),
-        0 if seconds else operations,
-        seconds or 0,
-        seed,
-        _path(html),
-    )
+    buckets = [known] if isinstance(known, str) else list(known)
+    met: dict[str, int] = {}
+    if _is_pool(cls):
+        if buckets:
+            raise ValueError("of pools, nothing can be known yet")
+        level, ok, done, histories, found = _kvtwin.fuzz_pool(
+            PoolBackend(cls),
+            _rerun(cls),
+            0 if seconds else operations,
+            seconds or 0,
+            seed,
+        )
+        html = None
+    else:
+        level, ok, done, histories, found, met = _kvtwin.fuzz(
+            Backend(cls),
+            _rerun(cls),
+            0 if seconds else operations,
+            seconds or 0,
+            seed,
+            _path(html),
+            buckets,
+        )
     page = pathlib.Path(html) if html is not None and found else None
     findings = tuple(Finding(*one) for one in found)
     return FuzzResult(
@@ -436,6 +457,7 @@ def fuzz(
         histories,
         seed,
         findings,
+        {bucket: met.get(bucket, 0) for bucket in sorted(buckets)},
         page,
     )
 
@@ -444,6 +466,9 @@ def run(
     cls: type, history: str, *, html: str | os.PathLike[str] | None = None
 ) -> RunResult:
     """Runs one history (docs/histories.md) on a class of yours."""
+    if _is_pool(cls):
+        failed = _kvtwin.run_pool(PoolBackend(cls), _rerun(cls), history)
+        return RunResult((), Finding(*failed) if failed else None, None)
     calls, found = _kvtwin.run(Backend(cls), _rerun(cls), history, _path(html))
     finding = Finding(*found) if found else None
     page = pathlib.Path(html) if html is not None and found else None

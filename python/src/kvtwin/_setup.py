@@ -47,6 +47,8 @@ ABILITIES = {
     "any_sequence": 10,
     "mix_dtypes": 11,
 }
+CANNOT = ("window_0", "copy_to_itself", "undo_remove")
+PLACEMENTS = ("contiguous", "scatter")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,35 @@ def _known(what: str, names: Iterable[str], due: Iterable[str]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolSetup:
+    """What a pool of blocks is made of (include/kvtwin/paged.h)."""
+
+    #: Tokens of a block, and blocks in all.
+    block_size: int
+    blocks: int
+    #: Tokens of one sequence, at most.
+    max_seq_len: int
+    layers: int
+    kv_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    #: Of the stored rows, and of those of V.
+    dtype: DType
+    v_dtype: DType
+    #: How the rows of a block lie in memory, which views do not show.
+    layout: Literal["token_major", "head_major"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolDescription:
+    """What a pool of blocks says of itself. It is held to entitlement: what a prompt
+    finds, which blocks are taken and when the pool is full are its own affair. The
+    methods that it does not have are never called."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Description:
     """What a backend says of itself: what it does not say that it has or can do
     is never asked of it.
@@ -125,10 +156,15 @@ class Description:
     `refuse_misuse` (wrong arguments are a ValueError, calls out of order a
     RuntimeError, and both change nothing), `any_sequence` (sequences of any number,
     else of 0 to max_sequences - 1), `mix_dtypes` (V of another dtype than K).
+
+    What most have, and this one `cannot`: `window_0` (windows have 1 position or
+    more then), `copy_to_itself`, `undo_remove` (a `remove` that is refused may leave
+    a part of the sequence, which is then removed as a whole before anything else).
     """
 
     name: str
-    #: Whose rules it follows: one of `kvtwin profile --list`.
+    #: Whose rules it follows: one of `kvtwin profile --list`, perhaps with exceptions:
+    #: "llama.cpp except copy replaces, middle removal shifts".
     profile: str = "ollama-0.15"
     #: What it is held to at most. `identity` also takes the methods `cells`,
     #: `batch_cells` and `cell_count`.
@@ -142,8 +178,14 @@ class Description:
     max_sequences: int = 1
     #: 0: any number.
     max_layers: int = 0
-    #: The largest cache or mask padding.
+    #: The largest cache or mask padding. 0: any.
     max_padding: int = 1
+    #: The largest mask padding. 0: max_padding, which then is that of both.
+    max_mask_padding: int = 0
+    #: The largest position of a token. 0: any.
+    max_position: int = 0
+    placements: frozenset[str] | set[str] = frozenset(PLACEMENTS)
+    cannot: frozenset[str] | set[str] = frozenset()
     #: Of the level `numeric`: the largest error of an element of attention.
     tolerance: float = 0.01
 
@@ -151,6 +193,8 @@ class Description:
         _known("level", [self.level], LEVELS)
         _known("kinds", self.kinds, KINDS)
         _known("can", self.can, ABILITIES)
+        _known("cannot", self.cannot, CANNOT)
+        _known("placements", self.placements, PLACEMENTS)
         _known("dtypes", self.dtypes, DTYPES)
         _known("v_layouts", self.v_layouts, V_LAYOUTS)
         _known("shifts", self.shifts, SHIFTS)

@@ -1,4 +1,4 @@
-"""One fixture: random histories for a cache that is written in Python.
+"""One fixture: random histories for a cache, or a pool, that is written in Python.
 
     def test_my_cache(kvtwin_fuzz):
         kvtwin_fuzz(MyCache)
@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterable
 from typing import Protocol
 
 import pytest
@@ -18,7 +19,12 @@ class Fuzzer(Protocol):
     """What the fixture is."""
 
     def __call__(
-        self, cls: type, *, operations: int | None = None, seed: int | None = None
+        self,
+        cls: type,
+        *,
+        operations: int | None = None,
+        seed: int | None = None,
+        known: Iterable[str] = (),
     ) -> kvtwin.FuzzResult:
         """Fails the test if the class is wrong, with the story of it."""
 
@@ -39,26 +45,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="the seed of kvtwin_fuzz's histories (1)",
     )
+    group.addoption(
+        "--kvtwin-known",
+        action="append",
+        default=[],
+        metavar="BUCKET",
+        help="a finding of kvtwin_fuzz that is known: it is counted, and the run goes "
+        "on; may be given several times",
+    )
 
 
 @pytest.fixture
 def kvtwin_fuzz(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Fuzzer:
-    """Drives a cache class through random histories: `kvtwin_fuzz(MyCache)`.
+    """Drives a class of caches, or of pools, through random histories: `kvtwin_fuzz(MyCache)`.
 
     A failure shows the shortest history and what is wrong; its page is kvtwin.html in
     the test's tmp_path.
     """
 
     def fuzzer(
-        cls: type, *, operations: int | None = None, seed: int | None = None
+        cls: type,
+        *,
+        operations: int | None = None,
+        seed: int | None = None,
+        known: Iterable[str] = (),
     ) -> kvtwin.FuzzResult:
         __tracebackhide__ = True
         option = request.config.getoption
+        is_pool = isinstance(getattr(cls, "kvtwin", None), kvtwin.PoolDescription)
         result = kvtwin.fuzz(
             cls,
             operations=option("--kvtwin-ops") if operations is None else operations,
             seed=option("--kvtwin-seed") if seed is None else seed,
             html=tmp_path / "kvtwin.html",
+            known=[*known, *([] if is_pool else option("--kvtwin-known"))],
         )
         if not result:
             pytest.fail(f"{cls.__qualname__} is wrong\n\n{result}", pytrace=False)

@@ -1,0 +1,401 @@
+// A pool of blocks that is written in Python, as the table that the harness
+// drives.
+
+#include <fmt/format.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "backend.h"
+#include "bindings.h"
+#include "core/names.h"
+#include "props/paged_fuzz.h"
+#include "props/pool_backend.h"
+#include "tensor.h"
+
+namespace kvtwin::python {
+namespace {
+
+// Histories after which a backend that has made no pool is given up.
+constexpr std::int64_t kVainHistories = 250;
+
+// What a pool of theirs is behind the table.
+struct Instance {
+  nb::object pool;  // A kvtwin._pool.PoolInstance.
+  std::string message;
+};
+
+// As Backend is for caches: one at a time on each thread.
+class Pools {
+ public:
+  // `adapter` is a kvtwin._pool.PoolBackend.
+  explicit Pools(nb::object adapter) : adapter_(std::move(adapter)) {
+    if (current_ != nullptr) {
+      Raise({StatusCode::kFailedPrecondition,
+             "a backend cannot be driven from within another one"});
+    }
+    current_ = this;
+    name_ = nb::cast<std::string>(adapter_.attr("description").attr("name"));
+    FillNeeded();
+    FillOptional();
+  }
+  Pools(const Pools&) = delete;
+  Pools& operator=(const Pools&) = delete;
+  ~Pools() { current_ = nullptr; }
+
+  const kvtwin_pool_backend_v1& table() const { return table_; }
+  const std::string& init_error() const { return init_error_; }
+  bool made_one() const { return made_one_; }
+
+ private:
+  template <class Fn>
+  static int On(void* pool, const Fn& fn) {
+    auto& one = *static_cast<Instance*>(pool);
+    return Guarded(one.message, /*refuses_misuse=*/false,
+                   [&] { fn(one.pool); });
+  }
+  void FillNeeded();
+  void FillOptional();
+  int Init(const kvtwin_pool_params* params, void** pool);
+  static int Open(void* pool, const kvtwin_prompt* prompt,
+                  std::int32_t* sequence);
+  static int Views(void* pool, std::int32_t sequence, std::int32_t layer,
+                   kvtwin_paged_view* views, std::size_t room,
+                   std::size_t* count);
+  static int Table(void* pool, const std::int32_t* sequences,
+                   std::size_t sequence_count, std::int32_t* columns,
+                   std::int32_t* blocks, std::size_t room, std::size_t* count,
+                   std::int32_t* seq_lens);
+
+  static thread_local Pools* current_;
+
+  nb::object adapter_;
+  kvtwin_pool_backend_v1 table_ = {};
+  std::string name_;
+  std::string init_error_;
+  bool made_one_ = false;
+};
+
+thread_local Pools* Pools::current_ = nullptr;
+
+void Pools::FillNeeded() {
+  table_.size = sizeof(table_);
+  table_.describe = [](kvtwin_pool_description_v1* out) {
+    out->name = current_->name_.c_str();
+    return static_cast<int>(KVTWIN_OK);
+  };
+  table_.init = [](const kvtwin_pool_params* params, void** pool) {
+    return current_->Init(params, pool);
+  };
+  table_.close = [](void* pool) {
+    const std::unique_ptr<Instance> one(static_cast<Instance*>(pool));
+    try {
+      one->pool.attr("close")();
+    } catch (nb::python_error& error) {  // Pools are closed on the way out.
+      error.discard_as_unraisable("close");
+    }
+  };
+  table_.open = Open;
+  table_.seq_len = [](void* pool, std::int32_t sequence, std::int32_t* length) {
+    return On(pool, [&](nb::object& one) {
+      *length = nb::cast<std::int32_t>(one.attr("seq_len")(sequence));
+    });
+  };
+  table_.append = [](void* pool, std::int32_t sequence, std::int32_t layer,
+                     const kvtwin_tensor* key, const kvtwin_tensor* value) {
+    return On(pool, [&](nb::object& one) {
+      one.attr("append")(sequence, layer, Rows(*key), Rows(*value));
+    });
+  };
+  table_.commit = [](void* pool, std::int32_t sequence,
+                     const std::int32_t* tokens, std::size_t count) {
+    return On(pool, [&](nb::object& one) {
+      one.attr("commit")(sequence, Ints(tokens, count));
+    });
+  };
+  table_.views = Views;
+  table_.free = [](void* pool, std::int32_t sequence) {
+    return On(pool, [&](nb::object& one) { one.attr("free")(sequence); });
+  };
+  table_.message = [](void* pool) {
+    return pool == nullptr ? "" : static_cast<Instance*>(pool)->message.c_str();
+  };
+}
+
+void Pools::FillOptional() {
+  const nb::object methods = adapter_.attr("has");
+  const auto has = [&](const char* name) {
+    return nb::cast<bool>(methods.attr("__contains__")(name));
+  };
+  if (has("fork")) {
+    table_.fork = [](void* pool, std::int32_t sequence, std::int32_t length,
+                     std::int32_t* made) {
+      return On(pool, [&](nb::object& one) {
+        *made = nb::cast<std::int32_t>(one.attr("fork")(sequence, length));
+      });
+    };
+  }
+  if (has("truncate")) {
+    table_.truncate = [](void* pool, std::int32_t sequence,
+                         std::int32_t length) {
+      return On(pool, [&](nb::object& one) {
+        one.attr("truncate")(sequence, length);
+      });
+    };
+  }
+  if (has("commit_unknown")) {
+    table_.commit_unknown = [](void* pool, std::int32_t sequence,
+                               std::int32_t count) {
+      return On(pool, [&](nb::object& one) {
+        one.attr("commit_unknown")(sequence, count);
+      });
+    };
+  }
+  if (has("usage")) {
+    table_.usage = [](void* pool, kvtwin_usage* usage) {
+      return On(pool, [&](nb::object& one) {
+        std::tie(usage->free, usage->cached, usage->used, usage->shared) =
+            nb::cast<std::tuple<int, int, int, int>>(one.attr("usage")());
+      });
+    };
+  }
+  if (has("table")) table_.table = Table;
+  if (!has("slots")) return;
+  table_.slots = [](void* pool, std::int32_t sequence, std::int32_t begin,
+                    std::int32_t end, std::int64_t* slots, std::size_t room,
+                    std::size_t* count) {
+    return On(pool, [&](nb::object& one) {
+      const auto found = nb::cast<std::vector<std::int64_t>>(
+          one.attr("slots")(sequence, begin, end));
+      *count = found.size();
+      std::copy_n(found.begin(), std::min(room, found.size()), slots);
+    });
+  };
+}
+
+int Pools::Init(const kvtwin_pool_params* params, void** pool) {
+  std::string message;
+  const int status = Guarded(message, /*refuses_misuse=*/false, [&] {
+    const auto named = [](kvtwin_dtype dtype) {
+      const std::string_view name =
+          kDTypeNames.at(static_cast<std::size_t>(dtype));
+      return nb::str(name.data(), name.size());
+    };
+    nb::dict fields;
+    fields["block_size"] = params->block_size;
+    fields["blocks"] = params->blocks;
+    fields["max_seq_len"] = params->max_seq_len;
+    fields["layers"] = params->layers;
+    fields["kv_heads"] = params->kv_heads;
+    fields["k_head_dim"] = params->k_head_dim;
+    fields["v_head_dim"] = params->v_head_dim;
+    fields["dtype"] = named(params->dtype);
+    fields["v_dtype"] = named(params->v_dtype);
+    fields["layout"] =
+        params->layout == KVTWIN_HEAD_MAJOR ? "head_major" : "token_major";
+    auto one = std::make_unique<Instance>();
+    one->pool = adapter_.attr("init")(fields);
+    *pool = one.release();
+    made_one_ = true;
+  });
+  if (!message.empty()) init_error_ = message;
+  return status;
+}
+
+int Pools::Open(void* pool, const kvtwin_prompt* prompt,
+                std::int32_t* sequence) {
+  return On(pool, [&](nb::object& one) {
+    nb::list extra;
+    for (std::size_t i = 0; i < prompt->extra_count; ++i) {
+      extra.append(prompt->extra[i]);
+    }
+    *sequence = nb::cast<std::int32_t>(
+        one.attr("open")(Ints(prompt->tokens, prompt->token_count),
+                         prompt->salt == nullptr ? "" : prompt->salt, extra));
+  });
+}
+
+int Pools::Views(void* pool, std::int32_t sequence, std::int32_t layer,
+                 kvtwin_paged_view* views, std::size_t room,
+                 std::size_t* count) {
+  return On(pool, [&](nb::object& one) {
+    const nb::list shown(one.attr("views")(sequence, layer));
+    *count = shown.size();
+    const nb::object setup = one.attr("setup");
+    const auto number = [&](const char* name) {
+      return nb::cast<std::int64_t>(setup.attr(name));
+    };
+    const auto dtype = [&](const char* name) {
+      const auto text = nb::cast<std::string>(setup.attr(name));
+      return static_cast<kvtwin_dtype>(
+          *FromName<DType>(kDTypeNames, std::string_view(text)));
+    };
+    std::int32_t start = 0;
+    for (std::size_t i = 0; i < std::min(room, shown.size()); ++i) {
+      const nb::tuple view(shown[i]);
+      const auto length =
+          nb::cast<std::int32_t>(view[0].attr("shape")[nb::int_(0)]);
+      views[i] = {.key = {.data = nullptr,
+                          .dtype = dtype("dtype"),
+                          .shape = {number("k_head_dim"), number("kv_heads"),
+                                    length, 1},
+                          .stride = {}},
+                  .value = {.data = nullptr,
+                            .dtype = dtype("v_dtype"),
+                            .shape = {number("v_head_dim"), number("kv_heads"),
+                                      length, 1},
+                            .stride = {}},
+                  .start = start,
+                  .length = length,
+                  .block = nb::cast<std::int32_t>(view[2])};
+      Point(view[0], views[i].key);
+      Point(view[1], views[i].value);
+      start += length;
+    }
+  });
+}
+
+int Pools::Table(void* pool, const std::int32_t* sequences,
+                 std::size_t sequence_count, std::int32_t* columns,
+                 std::int32_t* blocks, std::size_t room, std::size_t* count,
+                 std::int32_t* seq_lens) {
+  return On(pool, [&](nb::object& one) {
+    const auto rows = nb::cast<std::vector<std::vector<std::int32_t>>>(
+        one.attr("table")(Ints(sequences, sequence_count)));
+    if (rows.size() != sequence_count) {
+      throw nb::value_error("table returns another number of rows");
+    }
+    std::size_t widest = 0;
+    for (const auto& row : rows) widest = std::max(widest, row.size());
+    *columns = static_cast<std::int32_t>(widest);
+    *count = widest * rows.size();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      seq_lens[i] = nb::cast<std::int32_t>(one.attr("seq_len")(sequences[i]));
+    }
+    for (std::size_t i = 0; i < std::min(room, *count); ++i) {
+      const auto& row = rows[i / widest];
+      const std::size_t column = i % widest;
+      blocks[i] = column < row.size() ? row[column] : -1;
+    }
+  });
+}
+
+// Level, check, history, reason, story: as of a cache.
+using Finding =
+    std::tuple<std::string, std::string, std::string, std::string, std::string>;
+
+class PoolDriver {
+ public:
+  PoolDriver(nb::object adapter, nb::object rerun)
+      : pools_(std::move(adapter)),
+        backend_(Value(props::DescribePoolBackend(&pools_.table()))),
+        rerun_(std::move(rerun)) {}
+
+  const Pools& pools() const { return pools_; }
+
+  props::PagedSubject Subject() const {
+    return {.run = props::BackendRun(backend_, props::Level::kEntitlement),
+            .run_hastily = {},
+            .shrink_seconds = 0};
+  }
+
+  Finding Tell(const props::PagedHistory& history, std::string wrong) const {
+    if (wrong.starts_with("init answers")) wrong += ": " + pools_.init_error();
+    const std::string line = props::ToText(history);
+    const std::string text =
+        fmt::format("FAIL {}\n\n  {}\n\n  rerun   {}\n", backend_.name, wrong,
+                    nb::cast<std::string>(rerun_(line)));
+    return {"entitlement", wrong.substr(0, wrong.find(':')), line, wrong, text};
+  }
+
+ private:
+  Pools pools_;
+  props::PoolBackend backend_;
+  nb::object rerun_;
+};
+
+template <class Fn>
+auto Raising(const Fn& fn) {
+  try {
+    return fn();
+  } catch (Interrupted& interrupted) {
+    throw nb::python_error(interrupted.error);
+  }
+}
+
+// As of a cache.
+using Fuzzed = std::tuple<std::string, bool, std::int64_t, std::int64_t,
+                          std::vector<Finding>>;
+
+Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
+                double seconds, std::uint64_t seed) {
+  return Raising([&]() -> Fuzzed {
+    const PoolDriver driver(std::move(adapter), std::move(rerun));
+    props::PagedSubject subject = driver.Subject();
+    std::int64_t ran = 0;
+    subject.run = [&, run = subject.run](const props::PagedHistory& history,
+                                         props::PagedCensus* census) {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      std::string wrong = run(history, census);
+      if (++ran > kVainHistories && !driver.pools().made_one() &&
+          wrong.empty()) {
+        Raise({StatusCode::kNotSupported,
+               fmt::format("each __init__ refused: {}",
+                           driver.pools().init_error())});
+      }
+      return wrong;
+    };
+    const props::PagedFuzzResult result =
+        props::FuzzPaged(seed, operations, seconds, {}, subject);
+    std::vector<Finding> findings;
+    if (!result.wrong.empty()) {
+      findings.push_back(driver.Tell(result.shrunk, result.wrong));
+    } else if (!driver.pools().made_one()) {
+      Raise({StatusCode::kNotSupported,
+             fmt::format("each __init__ refused: {}",
+                         driver.pools().init_error())});
+    }
+    const bool right = findings.empty();
+    return {right ? "entitlement" : "none", right, result.census.operations,
+            result.histories, std::move(findings)};
+  });
+}
+
+std::optional<Finding> RunPool(nb::object adapter, nb::object rerun,
+                               const std::string& line) {
+  return Raising([&]() -> std::optional<Finding> {
+    const PoolDriver driver(std::move(adapter), std::move(rerun));
+    const props::PagedHistory history = Value(props::ParsePagedHistory(line));
+    const std::string wrong = driver.Subject().run(history, nullptr);
+    if (!wrong.empty()) return driver.Tell(history, wrong);
+    if (!driver.pools().made_one()) {
+      Raise({StatusCode::kNotSupported,
+             "there is no such pool, by its __init__"});
+    }
+    return std::nullopt;
+  });
+}
+
+}  // namespace
+
+void BindPool(nb::module_& m) {
+  m.def("fuzz_pool", &FuzzPool, nb::arg("adapter"), nb::arg("rerun"),
+        nb::arg("operations"), nb::arg("seconds"), nb::arg("seed"));
+  m.def("run_pool", &RunPool, nb::arg("adapter"), nb::arg("rerun"),
+        nb::arg("history"));
+}
+
+}  // namespace kvtwin::python
