@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/guarded_paged.h"
+#include "core/names.h"
 #include "core/refusals.h"
 #include "core/twin.h"
 #include "kvtwin/cache.h"
@@ -43,6 +44,9 @@ Result<const Makers*> Find(std::string_view twin) {
 
 Status CheckShift(const Shift& shift) {
   const Rope& rope = shift.rope;
+  Status status = CheckEnum("shift", shift.kind, kShiftNames.size() + 1);
+  if (status.ok()) status = CheckEnum("rope pairing", rope.pairing, 2);
+  if (!status.ok()) return status;
   if (shift.kind == ShiftKind::kCustom && !shift.fn) {
     return Invalid("shift is custom, but there is no function");
   }
@@ -69,6 +73,9 @@ void NeverEvict(CacheSpec& spec) {
 }  // namespace
 
 Status CheckSpec(const CacheSpec& spec) {
+  Status known = CheckEnum("kind", spec.kind, kKindNames.size());
+  if (known.ok()) known = CheckEnum("placement", spec.placement, 2);
+  if (!known.ok()) return known;
   const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
   if (windowed && spec.window.value_or(0) < 0) {
     return NotNegative("window", *spec.window);

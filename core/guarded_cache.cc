@@ -64,6 +64,18 @@ void SaveRows(const TensorView& all, const std::vector<CellEntry>& entries,
   });
 }
 
+// While a function of the caller's may run.
+class Busy {
+ public:
+  explicit Busy(bool& busy) : busy_(busy) { busy_ = true; }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+  ~Busy() { busy_ = false; }
+
+ private:
+  bool& busy_;
+};
+
 // The first so many that are free: of that many at least.
 std::vector<int> FreeCells(const std::vector<CellEntry>& entries,
                            std::size_t count) {
@@ -83,6 +95,7 @@ std::vector<int> FreeCells(const std::vector<CellEntry>& entries,
 Status GuardedCache::CheckReady() const {
   if (life_ == Life::kNew) return Untimely("the cache is used before Init");
   if (life_ == Life::kClosed) return Untimely("the cache is used after Close");
+  if (*busy_) return Untimely("the cache is called by its own shift function");
   return {};
 }
 
@@ -100,6 +113,10 @@ Status GuardedCache::CheckConfig(const CacheConfig& config) const {
   if (status.ok()) {
     status = AtLeastOne("mask_batch_padding", config.mask_batch_padding);
   }
+  if (status.ok()) {
+    status = CheckEnum("v_layout", config.v_layout, kVLayouts.size());
+  }
+  if (status.ok()) status = CheckDType("mask_dtype", config.mask_dtype);
   if (status.ok() && config.v_layout == VLayout::kTiled &&
       config.cache_padding % kTileCells != 0) {
     return Invalid("cache_padding is {}, tiled V needs a multiple of {}",
@@ -160,7 +177,7 @@ Status GuardedCache::Init(DType dtype, int max_sequences, int capacity,
 }
 
 void GuardedCache::Close() {
-  if (life_ == Life::kClosed) return;
+  if (life_ == Life::kClosed || *busy_) return;
   life_ = Life::kClosed;
   EndPass();
   rows_.clear();
@@ -350,6 +367,7 @@ Status GuardedCache::PrepareRemove(int seq, std::int32_t begin,
   if (status.ok()) status = NotNegative("begin", begin);
   if (!status.ok()) return status;
   if (begin > end) return Invalid("begin is {}, end is {}", begin, end);
+  const Busy busy(*busy_);
   return DoPrepareRemove(seq, begin, end);
 }
 

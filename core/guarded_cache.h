@@ -6,6 +6,7 @@
 #define KVTWIN_CORE_GUARDED_CACHE_H_
 
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "kvtwin/cache.h"
@@ -63,6 +64,8 @@ class GuardedCache : public Cache {
   //
   // failed_precondition before Init and after Close.
   Status CheckReady() const;
+  // While one of the two removes, calls to both are refused.
+  void BusyWith(const GuardedCache& other) { busy_ = other.busy_; }
   // What these would answer, without doing it.
   Status CheckConfig(const CacheConfig& config) const;
   Status CheckInit(const InitArgs& args);
@@ -148,6 +151,8 @@ class GuardedCache : public Cache {
   Status CheckDTypes(const TensorView& key, const TensorView& value) const;
 
   Life life_ = Life::kNew;
+  // A shift function of the caller's may run.
+  std::shared_ptr<bool> busy_ = std::make_shared<bool>(false);
   bool configured_ = false;
   CacheConfig config_;
   InitArgs init_;

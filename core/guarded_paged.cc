@@ -44,7 +44,8 @@ Status CheckPagedSpec(const PagedSpec& spec) {
                                     {"v_head_dim", spec.v_head_dim}}) {
     if (Status status = AtLeastOne(name, value); !status.ok()) return status;
   }
-  Status status = CheckRowDType("dtype", spec.dtype);
+  Status status = CheckEnum("layout", spec.layout, 2);
+  if (status.ok()) status = CheckRowDType("dtype", spec.dtype);
   if (status.ok()) {
     status = CheckRowDType("v_dtype", spec.v_dtype.value_or(spec.dtype));
   }

@@ -169,6 +169,10 @@ bool IsBlank(std::string_view line) {
 
 std::string ParseJsonLine(const std::string& line, JsonValue& object) {
   if (IsBlank(line)) return "an empty line";
+  // The parser takes a NUL for the end.
+  if (const std::size_t nul = line.find('\0'); nul != line.npos) {
+    return fmt::format("not JSON: a NUL at column {}", nul + 1);
+  }
   ValueBuilder builder;
   if (!nlohmann::json::sax_parse(line, &builder)) return builder.problem();
   if (builder.value().type != JsonValue::Type::kObject) {

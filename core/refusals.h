@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <utility>
@@ -37,7 +38,21 @@ inline Status AtLeastOne(std::string_view name, std::int64_t value) {
   return Invalid("{} is {}, it must be at least 1", name, value);
 }
 
+// One of the first `count` values of an enum, of whoever may have written
+// anything into it.
+template <class Enum>
+Status CheckEnum(std::string_view name, Enum value, std::size_t count) {
+  const auto number = static_cast<std::int64_t>(value);
+  if (number >= 0 && static_cast<std::size_t>(number) < count) return {};
+  return Invalid("{} is {}, it must be 0 to {}", name, number, count - 1);
+}
+
+inline Status CheckDType(std::string_view name, DType dtype) {
+  return CheckEnum(name, dtype, static_cast<std::size_t>(DType::kBits) + 1);
+}
+
 inline Status CheckRowDType(std::string_view name, DType dtype) {
+  if (Status status = CheckDType(name, dtype); !status.ok()) return status;
   if (IsRowDType(dtype)) return {};
   return Invalid("{} is {}, rows are of numbers", name, DTypeName(dtype));
 }

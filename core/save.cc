@@ -541,6 +541,7 @@ Result<Value> ReadFile(const std::string& path, const Read& read) {
 
 std::vector<std::byte> StateToBytes(const CacheState& state,
                                     std::string_view model) {
+  if (!HasWholeTensors(state)) return {};
   std::vector<Piece> pieces;
   AddPieces(state, "", pieces);
   std::size_t size = kLengthBytes + HeaderOf(state, model, pieces, 0).size();

@@ -1,8 +1,12 @@
 #include "core/shift_row.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <limits>
+#include <string_view>
 
 namespace kvtwin {
 namespace {
@@ -28,6 +32,22 @@ void RopeHead(const Rope& rope, std::int32_t offset, std::span<float> head) {
   }
 }
 
+// No exception leaves a thread that helps.
+Status CallCustom(const ShiftFn& fn, int layer, std::int32_t offset,
+                  int k_head_dim, int kv_heads, std::span<float> key) {
+  const auto thrown = [](std::string_view what) {
+    return Status(StatusCode::kFailedPrecondition,
+                  fmt::format("the shift function threw: {}", what));
+  };
+  try {
+    return fn(layer, offset, k_head_dim, kv_heads, key);
+  } catch (const std::exception& error) {
+    return thrown(error.what());
+  } catch (...) {
+    return thrown("no std::exception");
+  }
+}
+
 }  // namespace
 
 int RopeDims(const Rope& rope, int k_head_dim) {
@@ -46,7 +66,7 @@ Status ShiftRow(const Shift& shift, int layer, std::int32_t offset,
                 int k_head_dim, int kv_heads, std::span<float> key) {
   if (offset == 0) return {};
   if (shift.kind == ShiftKind::kCustom) {
-    return shift.fn(layer, offset, k_head_dim, kv_heads, key);
+    return CallCustom(shift.fn, layer, offset, k_head_dim, kv_heads, key);
   }
   const auto head_dim = static_cast<std::size_t>(k_head_dim);
   for (std::size_t h = 0; h < static_cast<std::size_t>(kv_heads); ++h) {

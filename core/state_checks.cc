@@ -38,7 +38,9 @@ Status CheckPart(const CacheState& state) {
   for (const auto& [layer, rows] : state.layers) {
     status = CheckTensors(layer, rows);
     if (!status.ok()) return status;
-    if (encoder || AreRowsOf(rows, held)) continue;
+    // An encoder has slots of rows, whatever their shapes.
+    const bool put = rows.key.shape[2] > 0 && rows.value.shape[2] > 0;
+    if (encoder ? put : AreRowsOf(rows, held)) continue;
     return Invalid("layer {} of the state has K {} and V {}, of {} cells",
                    layer, ShapeText(rows.key.shape),
                    ShapeText(rows.value.shape), held);
@@ -115,6 +117,15 @@ Status CheckTensors(int layer, const KvRows& rows) {
   if (status.ok()) status = CheckOwned("a key of the state", rows.key);
   if (status.ok()) status = CheckOwned("a value of the state", rows.value);
   return status;
+}
+
+bool HasWholeTensors(const CacheState& state) {
+  return std::ranges::all_of(
+             state.layers,
+             [](const auto& layer) {
+               return CheckTensors(layer.first, layer.second).ok();
+             }) &&
+         std::ranges::all_of(state.caches, HasWholeTensors);
 }
 
 bool AreRowsOf(const KvRows& rows, std::int64_t held) {

@@ -25,6 +25,8 @@ Status CheckCells(const CacheState& state, int cells);
 Status CheckSlots(const CacheState& state);
 // Of a layer: whole, and not too large.
 Status CheckTensors(int layer, const KvRows& rows);
+// The same of all layers, in all caches.
+bool HasWholeTensors(const CacheState& state);
 // Of a tensor, which has at least one element: of a dtype of rows, whole
 // blocks, and not too large to count its bytes.
 Status CheckShape(std::string_view name, const Shape& shape, DType dtype);

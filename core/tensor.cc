@@ -7,7 +7,8 @@
 namespace kvtwin {
 
 std::string_view DTypeName(DType dtype) {
-  return kDTypeNames[static_cast<std::size_t>(dtype)];
+  const auto number = static_cast<std::size_t>(dtype);
+  return number < kDTypeNames.size() ? kDTypeNames[number] : "no dtype";
 }
 
 std::optional<DType> DTypeFromName(std::string_view name) {

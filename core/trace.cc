@@ -250,6 +250,11 @@ void ReadStartForward(const JsonFields& fields, const TraceHeader& header,
                       TraceOp& op) {
   op.positions = fields.Ints("positions");
   op.sequences = fields.Ints("sequences");
+  if (fields.ok() && op.sequences.size() != op.positions.size()) {
+    fields.Fail("sequences",
+                fmt::format("has {} numbers, positions has {}",
+                            op.sequences.size(), op.positions.size()));
+  }
   if (fields.Find("multimodal") != nullptr) {
     op.indices = fields.Ints("multimodal");
   }
@@ -480,31 +485,54 @@ bool TraceReader::Fail(std::string reason) {
   return false;
 }
 
-bool TraceReader::ReadLine(std::string& text) {
+bool TraceReader::ReadChunk() {
   constexpr std::size_t kChunkBytes = 1 << 16;
+  chunk_.resize(kChunkBytes);
+  in_.read(chunk_.data(), static_cast<std::streamsize>(kChunkBytes));
+  chunk_.resize(static_cast<std::size_t>(in_.gcount()));
+  chunk_at_ = 0;
+  return !chunk_.empty();
+}
+
+// As much again is passed over; what does not end then is no line.
+bool TraceReader::PassRestOfLine() {
+  std::size_t end = chunk_.find('\n', chunk_at_);
+  for (std::size_t passed = 0; end == chunk_.npos; end = chunk_.find('\n')) {
+    passed += chunk_.size();
+    if (passed > kTraceLineBytesMax || !ReadChunk()) return false;
+  }
+  chunk_at_ = end + 1;
+  too_long_ = false;
+  return true;
+}
+
+bool TraceReader::ReadLine(std::string& text) {
   text.clear();
   if (error_) return false;
+  if (too_long_ && !PassRestOfLine()) {
+    return in_.bad() ? Fail("cannot be read") : false;
+  }
   ++line_;
   while (true) {
     const std::size_t end = chunk_.find('\n', chunk_at_);
     text.append(chunk_, chunk_at_, end - chunk_at_);
+    chunk_at_ = end + 1;
     if (text.size() > kTraceLineBytesMax) {
+      too_long_ = end == chunk_.npos;
       return Fail(
           fmt::format("the line is longer than {} bytes", kTraceLineBytesMax));
     }
-    chunk_at_ = end + 1;
     if (end != chunk_.npos) return true;
-    chunk_.resize(kChunkBytes);
-    in_.read(chunk_.data(), static_cast<std::streamsize>(kChunkBytes));
-    chunk_.resize(static_cast<std::size_t>(in_.gcount()));
-    chunk_at_ = 0;
+    const bool more = ReadChunk();
     if (in_.bad()) return Fail("cannot be read");
-    if (chunk_.empty()) return !text.empty();
+    if (!more) return !text.empty();
   }
 }
 
 bool TraceReader::ReadHeader() {
   std::string text = std::exchange(next_header_, "");
+  if (next_error_) error_ = std::exchange(next_error_, std::nullopt);
+  if (error_) return false;
   if (text.empty() && !ReadLine(text)) {
     return error_ ? false : Fail("the file is empty");
   }
@@ -547,7 +575,10 @@ bool TraceReader::ReadOp(PagedTraceOp& op) {
 bool TraceReader::ReadObject(
     const std::function<void(const JsonFields&)>& read) {
   std::string text;
-  if (!ReadLine(text)) return false;
+  if (!ReadLine(text)) {
+    if (several_) KeepLongHeader(text);
+    return false;
+  }
   if (IsBlank(text)) {  // Nothing may follow but more of these.
     const std::int64_t blank = line_;
     while (IsBlank(text) && ReadLine(text)) {
@@ -572,12 +603,23 @@ bool TraceReader::ReadObject(
   return true;
 }
 
+// What was read of a line that is too long.
+bool TraceReader::KeepLongHeader(const std::string& text) {
+  if (text.size() <= kTraceLineBytesMax || !LooksLikeHeader(text)) return false;
+  next_header_ = "{";
+  next_error_ = std::exchange(error_, std::nullopt);
+  return true;
+}
+
 bool TraceReader::SkipToHeader() {
-  error_.reset();
   std::string text;
   while (next_header_.empty()) {
-    if (!ReadLine(text)) return false;
-    if (LooksLikeHeader(text)) next_header_ = std::move(text);
+    error_.reset();
+    if (ReadLine(text)) {
+      if (LooksLikeHeader(text)) next_header_ = std::move(text);
+    } else if (!KeepLongHeader(text) && text.size() <= kTraceLineBytesMax) {
+      return false;
+    }
   }
   return true;
 }

@@ -109,8 +109,8 @@ class TraceReader {
   // the end, and for an error.
   bool ReadOp(TraceOp& op);
   bool ReadOp(PagedTraceOp& op);
-  // Passes over what is left of this recording. True: another one follows, to
-  // begin with its header.
+  // Passes over what is left of this recording, and of the line that it ended
+  // in. True: another one follows, to begin with its header.
   bool SkipToHeader();
 
   // Of a cache, unless it is a pool's.
@@ -120,14 +120,19 @@ class TraceReader {
 
  private:
   bool ReadLine(std::string& text);
+  bool PassRestOfLine();
+  bool ReadChunk();
+  bool KeepLongHeader(const std::string& text);
   bool ReadObject(const std::function<void(const JsonFields&)>& read);
   bool Fail(std::string reason);
 
   std::istream& in_;
   const bool several_;
   std::string next_header_;  // Read ahead, by ReadOp or SkipToHeader.
-  std::string chunk_;        // Read, but not yet a line, from chunk_at_ on.
+  std::optional<TraceError> next_error_;  // What is wrong with that one.
+  std::string chunk_;  // Read, but not yet a line, from chunk_at_ on.
   std::size_t chunk_at_ = 0;
+  bool too_long_ = false;  // The rest of the last line is still to come.
   std::int64_t line_ = 0;
   TraceHeader header_;
   std::optional<PagedTraceHeader> paged_;

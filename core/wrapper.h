@@ -23,7 +23,9 @@ class WrapperCache final : public Cache {
  public:
   // Requires: at least one cache.
   explicit WrapperCache(std::vector<std::unique_ptr<GuardedCache>> caches)
-      : caches_(std::move(caches)) {}
+      : caches_(std::move(caches)) {
+    for (const auto& cache : caches_) cache->BusyWith(*caches_[0]);
+  }
 
   // To all of them or none. What StartForward evicted or moved before one of
   // the caches was found full stays so.

@@ -5,15 +5,16 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "core/names.h"
 #include "core/profiles.h"
+#include "props/interrupt.h"
 #include "props/live.h"
 #include "props/page.h"
+#include "props/write_file.h"
 
 namespace kvtwin::props {
 namespace {
@@ -54,11 +55,7 @@ Status WritePageOf(Host& host, const History& history,
   if (html.empty()) {
     return WritePage(ExplainHistory(history, difference, subject), path);
   }
-  std::ofstream out(path, std::ios::binary);
-  out << html;
-  if (out.flush()) return {};
-  return {StatusCode::kFailedPrecondition,
-          fmt::format("{} cannot be written", path)};
+  return WriteFile(path, html);
 }
 
 constexpr const char* kNoIdentity =
@@ -177,7 +174,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   };
   const LiveResult result = FuzzLive(options, levels, subject_at);
   if (options.progress) fmt::print(stderr, "\r{:40}\r", "");
-  if (result.ran == 0) {
+  if (result.ran == 0 && !Interrupted()) {
     return Complain(
         fmt::format("{} has none of the caches that {} histories "
                     "asked for",

@@ -46,6 +46,24 @@ endif()
 add_test(NAME command.first_wrong_lines
   COMMAND ${PROJECT_SOURCE_DIR}/props/first_wrong_lines_test.sh
           $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
+# Recordings, states, histories and explorations with each field made wrong, of
+# which this is a part: ./dev sanitize has AddressSanitizer look at the same.
+find_program(KVTWIN_PYTHON python3)
+mark_as_advanced(KVTWIN_PYTHON)
+if(KVTWIN_PYTHON)
+  add_test(NAME command.hostile
+    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/hostile_test.py
+            $<TARGET_FILE:kvtwin_command> ${PROJECT_BINARY_DIR}/hostile 800)
+  set_tests_properties(command.hostile PROPERTIES TIMEOUT 300)
+endif()
+add_test(NAME command.write_errors
+  COMMAND ${PROJECT_SOURCE_DIR}/props/write_errors_test.sh
+          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
+add_test(NAME command.interrupt
+  COMMAND ${PROJECT_SOURCE_DIR}/props/interrupt_test.sh
+          $<TARGET_FILE:kvtwin_command>)
+set_tests_properties(command.write_errors command.interrupt PROPERTIES
+  SKIP_RETURN_CODE 77 TIMEOUT 300)
 add_test(NAME seeds COMMAND ${PROJECT_SOURCE_DIR}/props/seeds_test.sh)
 add_test(NAME tidy COMMAND ${PROJECT_SOURCE_DIR}/props/tidy_test.sh)
 add_test(NAME link
@@ -438,6 +456,11 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "cells/backend: garbage,another number each time"
       "memory/backend: memory,more than 64 MiB"
       "address-space/backend: memory,allocated" "leak/backend: memory,1000 bytes"
+      "map/backend: memory,more than 64 MiB"
+      "map-shared/backend: memory,more than 64 MiB"
+      "share/backend: memory,more than 64 MiB"
+      "leak-map/backend: memory,are not freed by close, the last of them alloca"
+      "floods/backend: hang,did not return in 1 seconds" "prints/none"
       "behind/backend: out of bounds,behind the end"
       "before/backend: out of bounds,before the begin"
       "freed/backend: out of bounds,that it had freed"
@@ -476,6 +499,10 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   add_test(NAME command.host_ends
     COMMAND ${PROJECT_SOURCE_DIR}/props/host_ends_test.sh
             $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_sick_backend>)
+  add_test(NAME command.forks
+    COMMAND ${PROJECT_SOURCE_DIR}/props/forks_test.sh
+            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_sick_backend>)
+  set_tests_properties(command.forks PROPERTIES TIMEOUT 300)
   kvtwin_command_test(backend_mask EXIT 1
     PRINTS "the mask is neither 0 nor -inf"
     ARGS fuzz --ops 1500 --level numeric

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <istream>
+#include <locale>
 #include <numeric>
 #include <ostream>
 #include <thread>
@@ -59,6 +60,7 @@ class ExplorerOfKeys final : public Explorer {
   }
 
   void Save(std::ostream& out) const override {
+    out.imbue(std::locale::classic());
     out << Header() << '\n'
         << expanded_ << ' ' << keys_.size() << ' ' << result_.transitions << ' '
         << result_.differences << '\n';
@@ -72,6 +74,7 @@ class ExplorerOfKeys final : public Explorer {
     const auto bad = [](std::string_view why) {
       return Status(StatusCode::kInvalidArgument, std::string(why));
     };
+    in.imbue(std::locale::classic());
     std::string header;
     std::getline(in, header);
     if (header != Header()) return bad("it is of another exploration");

@@ -5,19 +5,27 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "core/names.h"
 #include "props/command.h"
 #include "props/explore.h"
 #include "props/fuzz.h"
+#include "props/interrupt.h"
 #include "props/paged_fuzz.h"
 #include "props/shrink.h"
+#include "props/write_file.h"
 
 namespace kvtwin::props {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct Arguments {
   ExploreSize size;
@@ -46,6 +54,21 @@ std::string Explained(const ExploreFailure& failure, const Subject& subject) {
       ToText(failure.history));
 }
 
+// What was there stays if the text cannot be written, as on a full disk.
+Status Replace(const std::string& path, std::string_view text) {
+  const std::string part = path + ".part";
+  Status status = WriteFile(part, text);
+  std::error_code error;
+  if (status.ok()) {
+    fs::rename(part, path, error);
+    if (!error) return {};
+    status = {StatusCode::kFailedPrecondition,
+              fmt::format("{} cannot be written: {}", path, error.message())};
+  }
+  fs::remove(part, error);
+  return status;
+}
+
 class Session {
  public:
   explicit Session(const Arguments& arguments)
@@ -67,6 +90,10 @@ class Session {
       return 2;
     }
     for (const ExploreCase& one : cases) {
+      if (Interrupted()) {
+        total_.fixed_point = false;
+        break;
+      }
       if (!RunCase(one)) return 2;
     }
     if (arguments_.json) {
@@ -112,16 +139,16 @@ class Session {
             fmt::print(stderr, "\r{:>10} states, {:>12} transitions, {:.0f} s ",
                        so_far.states, so_far.transitions, so_far.seconds);
           }
-          return arguments_.seconds > 0 &&
-                 before + so_far.seconds > arguments_.seconds;
+          return Interrupted() ||
+                 (arguments_.seconds > 0 &&
+                  before + so_far.seconds > arguments_.seconds);
         });
     if (terminal_) fmt::print(stderr, "\r{:60}\r", "");
     if (!arguments_.state.empty()) {
-      std::ofstream out(FileOf(one));
-      (*explorer)->Save(out);
-      if (!out.flush()) {
-        fmt::print(stderr, "kvtwin explore: {} cannot be written\n",
-                   FileOf(one));
+      std::ostringstream text;
+      (*explorer)->Save(text);
+      if (Status status = Replace(FileOf(one), text.view()); !status.ok()) {
+        fmt::print(stderr, "kvtwin explore: {}\n", status.message());
         return false;
       }
     }
@@ -212,10 +239,11 @@ int RunPagedHistories(const Arguments& arguments) {
     fmt::print("DIFFERENCE {}\n  rerun   {}\n", result.wrong, rerun);
   }
   fmt::print(
-      "paged: {} histories, all of {} operations, {} differences, {:.1f} s; "
+      "paged: {} histories, {} of {} operations, {} differences, {:.1f} s; "
       "{} blocks found by prompts, {} copied on write, {} evicted\n",
-      result.histories, arguments.depth, differences, result.seconds,
-      result.census.found, result.census.copied, result.census.evicted);
+      result.histories, Interrupted() ? "not all" : "all", arguments.depth,
+      differences, result.seconds, result.census.found, result.census.copied,
+      result.census.evicted);
   return differences;
 }
 
@@ -280,6 +308,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
                                              ? "--kind paged has no such option"
                                              : "is for --kind paged");
     }
+    CatchInterrupts();
     exit_code = arguments->kind == "paged" ? RunPagedHistories(*arguments)
                                            : Session(*arguments).Run();
   });

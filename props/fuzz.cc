@@ -14,6 +14,7 @@
 #include "props/crash.h"
 #include "props/generate.h"
 #include "props/hash.h"
+#include "props/interrupt.h"
 #include "props/program.h"
 #include "props/shrink.h"
 
@@ -84,7 +85,8 @@ void RunBlock(const FuzzOptions& options, const Subject& subject,
   };
   const auto work = [&] {
     for (std::size_t i = next++; i < end; i = next++) {
-      if (i > 0 && options.operations == 0 && Now() >= until) return end_at(i);
+      const bool late = options.operations == 0 && Now() >= until;
+      if ((i > 0 && late) || Interrupted()) return end_at(i);
       const History history = HistoryAt(options, subject, first + i);
       const CrashReport crash([&] { return RerunCommand(history, subject); });
       RunResult& result = block[i].result;
@@ -189,6 +191,7 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   double shrinking = 0;  // Of what is passed over.
   const auto passed = [&] { return Now() - start - shrinking; };
   const auto done = [&] {
+    if (Interrupted()) return true;
     if (options.operations > 0) return result.operations >= options.operations;
     return passed() >= options.seconds;
   };
@@ -282,21 +285,46 @@ std::string PassedOverText(const PassedOver& passed_over,
   return text;
 }
 
+namespace {
+
+// What another run ends with, if it is not the same: backends may differ from
+// run to run. How far one gets before it is ended is chance.
+std::string RepeatNote(const Difference& first,
+                       const std::optional<Difference>& again) {
+  if (!again) return "It does not repeat: another run shows no difference.";
+  if (again->check != first.check) {
+    return fmt::format("It does not repeat: another run fails {}.",
+                       again->check);
+  }
+  const bool ended =
+      IsHang(first.check) || first.check == CheckName("backend: memory").name();
+  if (ended || again->step == first.step) return "";
+  return fmt::format(
+      "It does not repeat: another run goes wrong in operation {} instead of "
+      "{}.",
+      again->step + 1, first.step + 1);
+}
+
+}  // namespace
+
 std::string FailureText(const History& history, const Difference& difference,
                         const Subject& subject) {
   const Subject told = Hastily(subject, difference.check);
   Story story;
-  RunHistory(history, told, &story);
+  const std::string note =
+      RepeatNote(difference, RunHistory(history, told, &story).difference);
   std::string text = fmt::format(
       "FAIL {}    {} against {}the ledger\n\n", difference.check, subject.name,
       subject.level == Level::kIdentity ? "the reference and " : "");
   const std::size_t calls = story.steps.size();
   for (std::size_t i = 0; i < calls; ++i) {
     if (i >= 40 && i + 10 < calls) continue;  // The middle of a long one.
+    const bool then = i + 1 == calls && note.empty();
     text += fmt::format("  {:3} {}{}\n", i + 1, StoryLine(story.steps[i]),
-                        i + 1 == calls ? "   <- then" : "");
+                        then ? "   <- then" : "");
   }
   text += fmt::format("\n  {}\n", difference.text);
+  if (!note.empty()) text += fmt::format("  {}\n", note);
   text += fmt::format("\n  bucket: {}\n", BucketOf(history, told));
   text += fmt::format("  rerun   {}\n", RerunCommand(history, subject));
   return text;
@@ -324,11 +352,20 @@ Failure ExplainHistory(const History& history, const Difference& difference,
   // Once to count the calls, and once more to draw the last of them.
   const Subject told = Hastily(subject, difference.check);
   Story story;
-  RunHistory(history, told, &story);
+  const auto first = RunHistory(history, told, &story).difference;
   const auto calls = std::ssize(story.steps);
   failure.left_out = std::max<std::int64_t>(0, calls - Failure::kSteps);
-  story = {.steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
-  RunHistory(history, told, &story);
+  Story drawn = {
+      .steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
+  const auto second = RunHistory(history, told, &drawn).difference;
+  // One that takes another course shows nothing of this failure.
+  if (std::ssize(drawn.steps) == calls) story = std::move(drawn);
+  for (const auto& again : {first, second}) {
+    const std::string note = RepeatNote(difference, again);
+    if (note.empty()) continue;
+    failure.reason += "\n" + note;
+    break;
+  }
   failure.steps.assign(story.steps.begin() + failure.left_out,
                        story.steps.end());
   if (failure.steps.empty()) failure.steps.emplace_back().call = "setup";

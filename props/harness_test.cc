@@ -1,6 +1,7 @@
 // Does the harness see? Backends that are wrong on purpose must be found, and
 // found out in a few operations.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -224,6 +225,61 @@ TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
   const PagedFuzzResult found = FuzzPaged(1, 1, 0, nullptr, pools);
   EXPECT_EQ(found.wrong, "backend: hang: 1");
   EXPECT_EQ(found.shrunk.ops.size(), 3U);
+}
+
+// How far a backend gets may differ from run to run.
+TEST(Harness, TellsAFailureThatDoesNotRepeat) {
+  int runs = 0;
+  Subject subject;
+  subject.name = "elsewhere";
+  subject.run = [&](const History& history, Story* story) {
+    // Each run tells fewer calls than the one before.
+    const std::size_t calls = 90U >> std::min(++runs, 6);
+    for (std::size_t i = 0; story != nullptr && i < calls; ++i) {
+      story->steps.emplace_back().call = fmt::format("call {}", i);
+    }
+    RunResult result;
+    result.ran = true;
+    if (calls > 5) {
+      result.difference = {
+          .step = calls, .check = "backend: crash", .text = "it died"};
+    }
+    result.operations = std::ssize(history.ops);
+    return result;
+  };
+  const History history = MakeHistory(1, 1, std::nullopt, 100);
+  const Difference first = {.step = 90,
+                            .check = "backend: crash",
+                            .text = "it died at the end of 90"};
+  for (runs = 0; runs < 6;) {
+    const int before = runs;
+    const Failure failure = ExplainHistory(history, first, subject);
+    EXPECT_FALSE(failure.steps.empty());
+    EXPECT_LE(std::ssize(failure.steps), Failure::kSteps);
+    for (const std::string& text : {failure.reason, failure.text}) {
+      EXPECT_NE(text.find("it died at the end of 90"), std::string::npos);
+      EXPECT_NE(text.find("It does not repeat: another run "),
+                std::string::npos);
+    }
+    EXPECT_EQ(failure.text.find("<- then"), std::string::npos);
+    runs = before + 1;
+  }
+  // What repeats is not said to differ.
+  subject = FailsFrom(1, "backend: crash", runs);
+  const std::string text = FailureText(
+      history, {.step = 0, .check = "backend: crash", .text = "so it is"},
+      subject);
+  EXPECT_EQ(text.find("does not repeat"), std::string::npos);
+
+  // The same of pools.
+  PagedSubject pools;
+  runs = 0;
+  pools.run = [&](const PagedHistory&, PagedCensus*) {
+    return ++runs == 1 ? "backend: crash: once" : "";
+  };
+  EXPECT_EQ(FuzzPaged(1, 1, 0, nullptr, pools).wrong,
+            "backend: crash: once; it does not repeat: another run shows no "
+            "difference");
 }
 
 TEST(Harness, ShrinksForAsLongAsItIsTold) {

@@ -1,30 +1,18 @@
 #include "props/host_process.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <csignal>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <utility>
 
 #include "core/profiles.h"
 #include "kvtwin/pool_backend.h"
-#include "props/check_name.h"
-#include "props/clock.h"
+#include "props/host_child.h"
 #include "props/program.h"
 
 namespace kvtwin::props {
@@ -43,37 +31,7 @@ constexpr auto kFunctions = std::to_array<std::string_view>(
      "views_packed", "contiguous_kv", "truncate", "free", "usage", "table",
      "csr", "slots"});
 
-// An answer is one line; a page may be some megabytes.
-constexpr std::size_t kAnswerMax = std::size_t{16} << 20;
-constexpr int kLookEvery = 20;  // Milliseconds.
 constexpr std::string_view kNonsense = "wrote nonsense to its harness: ";
-
-fs::path HostPath() {
-  if (const char* path = std::getenv("KVTWIN_HOST")) return path;
-  std::error_code error;
-  return fs::read_symlink("/proc/self/exe", error).parent_path() /
-         "kvtwin-host";
-}
-
-// A file in memory that is gone with its last descriptor, all above those that
-// the child gets.
-int MemoryFile(const char* name) {
-  const int file = memfd_create(name, MFD_CLOEXEC);
-  const int high = fcntl(file, F_DUPFD_CLOEXEC, 10);
-  close(file);
-  return high;
-}
-
-std::array<int, 2> Pipe() {
-  std::array<int, 2> ends = {-1, -1};
-  if (pipe2(ends.data(), O_CLOEXEC) != 0) return ends;
-  for (int& end : ends) {
-    const int high = fcntl(end, F_DUPFD_CLOEXEC, 10);
-    close(end);
-    end = high;
-  }
-  return ends;
-}
 
 }  // namespace
 
@@ -145,219 +103,9 @@ BackendInfo BackendInfoFromJson(const Json& json) {
   return info;
 }
 
-// One child. What it cannot do any more is in `died`.
-class HostProcess {
- public:
-  explicit HostProcess(const HostOptions& options) : options_(options) {
-    Start();
-  }
-  HostProcess(const HostProcess&) = delete;
-  HostProcess& operator=(const HostProcess&) = delete;
-  ~HostProcess() {
-    if (child_ > 0) {
-      kill(child_, SIGKILL);
-      waitpid(child_, nullptr, 0);
-    }
-    if (state_ != nullptr) munmap(state_, sizeof(HostState));
-    for (const int file : {asked_, answers_, output_}) {
-      if (file >= 0) close(file);
-    }
-  }
-
-  bool alive() const { return child_ > 0; }
-  // A check and what happened, once it is not alive.
-  const Difference& died() const { return died_; }
-  // That it is in.
-  std::string function() const {
-    const std::string_view name =
-        state_ == nullptr ? "" : FunctionName(state_->function);
-    return name.empty() ? "the backend" : std::string(name);
-  }
-  // Of the history that it died in; -1: before the first.
-  std::int64_t step() const {
-    return state_ == nullptr ? -1 : state_->step.load();
-  }
-
-  bool Ask(const Json& json) {
-    if (ftruncate(output_, 0) != 0) return false;
-    state_->step = -1;
-    const std::string line = json.dump() + "\n";
-    for (std::size_t at = 0; at < line.size();) {
-      const ssize_t wrote = write(asked_, line.data() + at, line.size() - at);
-      if (wrote <= 0) {
-        Ended(options_.call_seconds);
-        return false;
-      }
-      at += static_cast<std::size_t>(wrote);
-    }
-    return true;
-  }
-
-  // The next line; nothing if it died, or was killed.
-  std::optional<Json> Answer(double call_seconds) {
-    std::int64_t calls = state_->calls;
-    double since = Now();
-    std::size_t seen = 0;
-    for (;;) {
-      const std::size_t end = read_.find('\n', seen);
-      if (end != std::string::npos) {
-        const std::string line = read_.substr(0, end);
-        read_.erase(0, end + 1);
-        // It wrote memory that is not its own, if this is not JSON.
-        Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-        if (!json.is_object()) return Kill("backend: crash", "wrote nonsense");
-        return json;
-      }
-      seen = read_.size();
-      pollfd waits = {.fd = answers_, .events = POLLIN, .revents = 0};
-      const int ready = poll(&waits, 1, kLookEvery);
-      if (ready > 0) {
-        std::array<char, 65536> some;
-        const ssize_t count = read(answers_, some.data(), some.size());
-        if (count <= 0) {
-          Ended(call_seconds);
-          return std::nullopt;
-        }
-        read_.append(some.data(), static_cast<std::size_t>(count));
-        if (read_.size() > kAnswerMax) {
-          return Kill("backend: crash", "wrote without end");
-        }
-        continue;
-      }
-      const std::int64_t more = DataBytes() - data_at_first_;
-      if (data_at_first_ > 0 && more > options_.memory_bytes) {
-        return Kill("backend: memory",
-                    fmt::format("has allocated more than {} MiB",
-                                options_.memory_bytes >> 20));
-      }
-      if (state_->calls != calls) {
-        calls = state_->calls;
-        since = Now();
-      }
-      if (Now() - since > call_seconds) {
-        return Kill(
-            "backend: hang",
-            fmt::format("did not return in {:g} seconds", call_seconds));
-      }
-    }
-  }
-
-  void Remember() { data_at_first_ = DataBytes(); }
-
- private:
-  void Start() {
-    std::array<int, 2> asked = Pipe();
-    std::array<int, 2> answers = Pipe();
-    const int shared = MemoryFile("kvtwin-shared");
-    output_ = MemoryFile("kvtwin-output");
-    fcntl(output_, F_SETFL, O_APPEND);  // It is cut to nothing now and then.
-    asked_ = asked[1];
-    answers_ = answers[0];
-    void* memory = MAP_FAILED;
-    if (ftruncate(shared, sizeof(HostState)) == 0) {
-      memory = mmap(nullptr, sizeof(HostState), PROT_READ | PROT_WRITE,
-                    MAP_SHARED, shared, 0);
-    }
-    if (memory == MAP_FAILED) {
-      Died("backend: error", "no memory can be shared with it");
-      return;
-    }
-    state_ = static_cast<HostState*>(memory);
-    state_->function = -1;
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_adddup2(&actions, output_, 1);
-    posix_spawn_file_actions_adddup2(&actions, output_, 2);
-    posix_spawn_file_actions_adddup2(&actions, asked[0], kHostAsked);
-    posix_spawn_file_actions_adddup2(&actions, answers[1], kHostAnswers);
-    posix_spawn_file_actions_adddup2(&actions, shared, kHostShared);
-    std::string host = HostPath();
-    std::string library = options_.library;
-    std::array<char*, 3> arguments = {host.data(), library.data(), nullptr};
-    const int failed = posix_spawn(&child_, host.c_str(), &actions, nullptr,
-                                   arguments.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    for (const int file : {asked[0], answers[1], shared}) close(file);
-    if (failed == 0) return;
-    child_ = -1;
-    Died("backend: error",
-         fmt::format("{} cannot be run: {}", host, strerror(failed)));
-  }
-
-  void Died(CheckName check, std::string text) {
-    died_ = {
-        .step = 0, .check = std::string(check.name()), .text = std::move(text)};
-  }
-
-  std::optional<Json> Kill(CheckName check, const std::string& what) {
-    const std::string where = function();
-    kill(child_, SIGKILL);
-    waitpid(child_, nullptr, 0);
-    child_ = -1;
-    Died(check, where + " " + what);
-    return std::nullopt;
-  }
-
-  void Ended(double call_seconds) {
-    int status = 0;
-    // It may have closed its files, and go on.
-    const double since = Now();
-    while (waitpid(child_, &status, WNOHANG) == 0) {
-      if (Now() - since > call_seconds) {
-        Kill("backend: hang", "closed the files of its process, and goes on");
-        return;
-      }
-      usleep(1000);
-    }
-    child_ = -1;
-    const std::string how =
-        WIFSIGNALED(status)
-            ? fmt::format("SIG{} ({})", sigabbrev_np(WTERMSIG(status)),
-                          strsignal(WTERMSIG(status)))
-            : fmt::format("exit({})", WEXITSTATUS(status));
-    Died("backend: crash", fmt::format("{} ended its process with {}{}",
-                                       function(), how, Output()));
-  }
-
-  // The end of what it printed.
-  std::string Output() const {
-    const off_t size = lseek(output_, 0, SEEK_END);
-    std::string text(static_cast<std::size_t>(std::clamp<off_t>(size, 0, 2000)),
-                     0);
-    if (size <= 0) return "";
-    const off_t from = size - static_cast<off_t>(text.size());
-    const ssize_t count = pread(output_, text.data(), text.size(), from);
-    text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, count)));
-    for (char& c : text) {
-      const auto byte = static_cast<unsigned char>(c);
-      if (byte != '\n' && (byte < 32 || byte > 126)) c = '?';
-    }
-    while (text.ends_with('\n')) text.pop_back();
-    return text.empty() ? "" : ", having printed\n    " + text;
-  }
-
-  // That it can write to and shares with nobody, whether touched or not.
-  std::int64_t DataBytes() const {
-    std::ifstream in(fmt::format("/proc/{}/statm", child_));
-    std::int64_t pages = 0;
-    for (int i = 0; i < 6; ++i) in >> pages;
-    return in ? pages * sysconf(_SC_PAGESIZE) : 0;
-  }
-
-  const HostOptions& options_;
-  pid_t child_ = -1;
-  int asked_ = -1;
-  int answers_ = -1;
-  int output_ = -1;
-  HostState* state_ = nullptr;
-  std::string read_;
-  std::int64_t data_at_first_ = 0;
-  Difference died_;
-};
-
 Host::Host(HostOptions options) : options_(std::move(options)) {
   std::signal(SIGPIPE, SIG_IGN);  // A host that died says so otherwise.
+  prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
   // dlopen looks for a name without a slash elsewhere.
   options_.library = fs::absolute(options_.library).string();
 }

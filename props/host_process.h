@@ -31,6 +31,10 @@ struct HostState {
   std::atomic<std::int64_t> step;   // Of the history; -1 before the first.
   std::atomic<std::int64_t> calls;  // Of the backend.
   std::atomic<int> function;        // Which it is in; -1: none.
+  std::atomic<std::int64_t> memory_bytes;  // HostOptions has it.
+  // If it asked for more memory than there may be: 2 more than the number of
+  // the function that did so first. Else 0.
+  std::atomic<int> refused;
 };
 // Of what MemoryWatch::Enter is told.
 int FunctionNumber(std::string_view name);

@@ -43,6 +43,7 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
                    fmt::format("{}: {}", name, finding->text), finding->twin};
     }
     if (step.entitlement) judgement.level = Level::kNone;
+    if (error && !finding) break;  // A call that no cache was asked.
     if (watch ? !watch(oracle, op, step) : judgement.level == Level::kNone) {
       break;
     }

@@ -28,7 +28,7 @@ struct Judgement {
   std::string twin;            // The one that disagrees, unless all do.
 };
 
-// Called after each line; false stops.
+// Called after each line that a cache can be asked; false stops.
 struct OracleWatch {
   std::function<bool(const Oracle& oracle, const TraceOp& op,
                      const OracleStep& step)>

@@ -24,6 +24,7 @@
 #include "optimized/fast_paths.h"
 #include "optimized/targets.h"
 #include "props/command.h"
+#include "props/interrupt.h"
 #include "props/judge.h"
 #include "props/program.h"
 #include "props/show.h"
@@ -265,12 +266,20 @@ void AddShowCommand(CLI::App& app, int& exit_code) {
   show->callback([arguments, &exit_code] { exit_code = RunShow(*arguments); });
 }
 
-// The exit code, unless what was printed got lost, as on a full disk.
+// What the system says of what was printed, if it got lost.
+int OutputError() {
+  if (std::fflush(stdout) != 0) return errno;
+  if (std::ferror(stdout) == 0) return 0;
+  // What was said then is forgotten; so it is asked again.
+  return write(STDOUT_FILENO, "\n", 1) < 0 ? errno : EIO;
+}
+
+// The exit code, unless the output is not whole, as on a full disk.
 int AfterOutput(int exit_code) {
-  const bool flushed = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-  if (flushed) return exit_code;
+  const int error = OutputError();
+  if (error == 0) return exit_code;
   fmt::print(stderr, "kvtwin: the output cannot be written: {}\n",
-             strerror(errno));
+             strerror(error));
   return 2;
 }
 
@@ -304,7 +313,10 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  return exit_code;
+  if (Interrupted()) {
+    fmt::print(stderr, "kvtwin: interrupted: this is as far as it came\n");
+  }
+  return ExitCodeAfter(exit_code);
 }
 
 }  // namespace

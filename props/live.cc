@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "props/interrupt.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -80,8 +82,8 @@ LiveResult FuzzLive(const FuzzOptions& options,
     }
     result.operations += operations;
     result.seconds += seconds;
-    if (broken) continue;
-    if (ran > 0) result.holds = level;
+    if (broken && !Interrupted()) continue;
+    if (ran > 0 && !broken) result.holds = level;
     result.holds_but = passed_over;
     break;
   }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,6 +24,7 @@
 
 #include "props/clock.h"
 #include "props/scratch_folder.h"
+#include "props/interrupt.h"
 
 namespace kvtwin::props {
 namespace {
@@ -64,6 +66,11 @@ Ran Run(const std::string& command, const fs::path& folder,
   posix_spawn_file_actions_addopen(&actions, 1, out.c_str(), kFlags, 0600);
   posix_spawn_file_actions_addopen(&actions, 2, err.c_str(), kFlags, 0600);
   posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
+  // In a group of its own, which ends when the museum is left.
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  posix_spawnattr_setpgroup(&attributes, 0);
   // A mutant may hang.
   std::string words[] = {"timeout", "--foreground", "300", "sh", "-c", command};
   std::vector<char*> arguments;
@@ -71,15 +78,20 @@ Ran Run(const std::string& command, const fs::path& folder,
   arguments.push_back(nullptr);
   Ran ran;
   pid_t child = 0;
-  const int failed = posix_spawnp(&child, "timeout", &actions, nullptr,
+  const int failed = posix_spawnp(&child, "timeout", &actions, &attributes,
                                   arguments.data(), environ);
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) {
     ran.err = "timeout cannot be run";
     return ran;
   }
   int status = 0;
-  waitpid(child, &status, 0);
+  while (waitpid(child, &status, WNOHANG) == 0) {
+    constexpr int kMicroseconds = 2000;
+    if (Interrupted()) kill(-child, SIGKILL);
+    usleep(kMicroseconds);
+  }
   ran.exit_code =
       WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   ran.out = ReadText(out);
@@ -383,6 +395,7 @@ void Visit(const Workshop& workshop, const MuseumOptions& options,
   if (!finding.error.empty() || options.apply_only) return;
   finding.error = copy.Build();
   for (int seed = 1; seed <= options.seeds && finding.error.empty(); ++seed) {
+    if (Interrupted()) return;
     auto one =
         copy.Fuzz(finding.exhibit.kind, seed, options.seconds, finding.error);
     if (one) finding.catches.push_back(std::move(*one));
@@ -494,6 +507,7 @@ std::vector<ExhibitReport> VisitMuseum(const Workshop& workshop,
   std::mutex progress;
   const auto work = [&] {
     for (std::size_t i = next++; i < exhibits.size(); i = next++) {
+      if (Interrupted()) return;
       if (options.progress) {
         const std::scoped_lock lock(progress);
         options.progress(i, exhibits[i]);
@@ -504,12 +518,16 @@ std::vector<ExhibitReport> VisitMuseum(const Workshop& workshop,
       } catch (const std::exception& error) {  // Such as a full disk.
         findings[i].error = error.what();
       }
+      if (Interrupted()) findings[i] = {};  // It was not seen to its end.
     }
   };
   std::vector<std::jthread> helpers;
   for (int i = 1; i < options.threads; ++i) helpers.emplace_back(work);
   work();
   helpers.clear();  // Waits for them.
+  std::erase_if(findings, [](const ExhibitReport& finding) {
+    return finding.exhibit.id.empty();
+  });
   return findings;
 }
 

@@ -84,7 +84,7 @@ struct MuseumOptions {
   std::function<void(std::size_t done, const Exhibit& next)> progress;
 };
 
-// In the order of the exhibits.
+// In the order of the exhibits. Interrupted, those that were seen by then.
 std::vector<ExhibitReport> VisitMuseum(const Workshop& workshop,
                                        const std::vector<Exhibit>& exhibits,
                                        const MuseumOptions& options);

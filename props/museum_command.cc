@@ -12,6 +12,7 @@
 
 #include "optimized/fast_paths.h"
 #include "props/command.h"
+#include "props/interrupt.h"
 #include "props/museum.h"
 
 namespace kvtwin::props {
@@ -259,9 +260,11 @@ int RunMuseum(const Arguments& arguments) {
   }
   fmt::print("{}", arguments.json ? JsonText(findings, options.seeds)
                                   : TableText(findings, options.seeds));
-  const bool all = std::all_of(
-      findings.begin(), findings.end(),
-      [&](const auto& one) { return Summarize(one, options.seeds).found; });
+  const bool all =
+      findings.size() == exhibits->size() &&
+      std::all_of(findings.begin(), findings.end(), [&](const auto& one) {
+        return Summarize(one, options.seeds).found;
+      });
   return all ? 0 : 1;
 }
 
@@ -301,8 +304,10 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
                  "then drives as a backend")
       ->excludes("--twin");
   museum->add_flag("--json", arguments->json, "print a JSON list");
-  museum->callback(
-      [arguments, &exit_code] { exit_code = RunMuseum(*arguments); });
+  museum->callback([arguments, &exit_code] {
+    CatchInterrupts();
+    exit_code = RunMuseum(*arguments);
+  });
 }
 
 }  // namespace kvtwin::props

@@ -3,15 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "core/json_line.h"
+#include "props/write_file.h"
 
 namespace kvtwin::props {
 
@@ -352,12 +350,7 @@ std::string PageHtml(Failure failure) {
 }
 
 Status WritePage(const Failure& failure, const std::string& path) {
-  std::ofstream out(path, std::ios::binary);
-  if (out) out << PageHtml(failure) << std::flush;
-  if (out) return {};
-  return {StatusCode::kFailedPrecondition,
-          fmt::format("{} cannot be written: {}", Printable(path, path.size()),
-                      strerror(errno))};
+  return WriteFile(path, PageHtml(failure));
 }
 
 }  // namespace kvtwin::props

@@ -6,6 +6,7 @@
 #include <array>
 #include <charconv>
 #include <iterator>
+#include <locale>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
@@ -14,6 +15,7 @@
 #include "core/guarded_paged.h"
 #include "core/names.h"
 #include "props/clock.h"
+#include "props/interrupt.h"
 #include "props/pool_recorder.h"
 #include "props/program.h"
 #include "props/runner.h"
@@ -103,6 +105,7 @@ std::string ToText(const PagedHistory& history) {
   if (spec.v_dtype) text += fmt::format(" vdtype={}", DTypeName(*spec.v_dtype));
   if (spec.layout == PagedLayout::kHeadMajor) text += " layout=head";
   std::ostringstream ops;
+  ops.imbue(std::locale::classic());  // 1000 is not 1,000.
   for (const PagedOp& op : history.ops) ops << " | " << op;
   return text + ops.str();
 }
@@ -348,7 +351,7 @@ PagedHistory ShrinkPaged(const PagedHistory& history,
     const double end = Now() + subject.shrink_seconds;
     return ShrinkPaged(history, [&](const PagedHistory& one, PagedCensus*) {
       const bool over = subject.shrink_seconds > 0 && Now() > end;
-      return over ? std::string() : run(one, nullptr);
+      return over || Interrupted() ? std::string() : run(one, nullptr);
     });
   };
   const bool hasty = subject.run_hastily && IsHang(wrong);
@@ -366,7 +369,8 @@ PagedFuzzResult RunAll(const Next& next, const Progress& progress,
                        const PagedSubject& subject) {
   PagedFuzzResult result;
   const double start = Now();
-  while (const std::optional<PagedHistory> history = next(result)) {
+  while (const std::optional<PagedHistory> history =
+             Interrupted() ? std::nullopt : next(result)) {
     ++result.histories;
     const PagedSpec& spec = history->spec;
     result.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
@@ -376,7 +380,11 @@ PagedFuzzResult RunAll(const Next& next, const Progress& progress,
     if (result.wrong.empty()) continue;
     result.shrunk = ShrinkPaged(*history, subject, result.wrong);
     const std::string sure = subject.run(result.shrunk, nullptr);
-    if (!sure.empty()) result.wrong = sure;
+    if (sure.empty()) {
+      result.wrong += "; it does not repeat: another run shows no difference";
+    } else {
+      result.wrong = sure;
+    }
     break;
   }
   return result;

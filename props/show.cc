@@ -437,7 +437,9 @@ std::optional<Failure> ExplainCache(const std::string& path,
       ++failure.left_out;
     }
     if (op.line < wrong_line) return true;
-    const Finding& finding = step.identity ? *step.identity : *step.entitlement;
+    const auto& first = step.identity ? step.identity : step.entitlement;
+    if (!first) return false;  // The file is another one by now.
+    const Finding& finding = *first;
     const TraceHeader& header = oracle.header();
     failure.setup = CacheText(header) + "; " + SizesText(header);
     failure.reason = finding.text;

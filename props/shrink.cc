@@ -12,6 +12,7 @@
 #include "props/catalog.h"
 #include "props/clock.h"
 #include "props/cost.h"
+#include "props/interrupt.h"
 #include "props/misuse.h"
 #include "props/rebuild.h"
 
@@ -617,7 +618,8 @@ History Shrink(const History& history, const Subject& subject) {
   const double end = Now() + subject.shrink_seconds;
   const Rerun rerun =
       [&](const History& candidate) -> std::optional<Difference> {
-    if (subject.shrink_seconds > 0 && Now() > end) return std::nullopt;
+    const bool over = subject.shrink_seconds > 0 && Now() > end;
+    if (over || Interrupted()) return std::nullopt;
     return RunHistory(candidate, quick).difference;
   };
   if (subject.name != "cuda") {

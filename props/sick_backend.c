@@ -1,7 +1,11 @@
 /* docs/examples/c_cache.c with an illness: what KVTWIN_SICK names happens once
  * a sequence has a third token. props/backend_test.sh sees each reported. */
 
+#define _GNU_SOURCE
+
 #include <stdio.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define kvtwin_get_backend_v1 HealthyBackend
@@ -21,6 +25,28 @@ static void SpendMemory(size_t step, int touched) {
     if (kept == NULL) return;
     for (size_t i = 0; touched && i < step; i += 4096) kept[i] = 1;
   }
+}
+
+static char* Map(size_t size, int shared) {
+  int flags = MAP_ANONYMOUS | MAP_NORESERVE;
+  flags |= shared ? MAP_SHARED : MAP_PRIVATE;
+  void* data = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+  return data == MAP_FAILED ? NULL : data;
+}
+
+/* Starts a process that does not end, once: in the group of this one, or a
+ * daemon, whose parent is gone. */
+static void Fork(int daemon) {
+  static int forked;
+  if (forked++) return;
+  pid_t child = fork();
+  if (child > 0 && daemon) waitpid(child, NULL, 0);
+  if (child != 0) return;
+  if (daemon) {
+    setsid();
+    if (fork() != 0) _exit(0);
+  }
+  for (;;) pause();
 }
 
 static void FallIll(Mine* c) {
@@ -48,7 +74,25 @@ static void FallIll(Mine* c) {
   }
   if (Is("memory")) SpendMemory(1 << 20, 1);
   if (Is("address-space")) SpendMemory((size_t)1 << 30, 0);
+  if (Is("map")) kept = Map((size_t)100 << 30, 0);
+  if (Is("map-shared")) kept = Map((size_t)100 << 30, 1);
+  if (Is("share")) { /* Pages that no mapping of its own shows as written. */
+    int file = memfd_create("sick", 0);
+    for (size_t i = 0; file >= 0 && i < 128; ++i) {
+      size_t size = 1 << 20;
+      kept = ftruncate(file, (off_t)(size * (i + 1))) != 0
+                 ? MAP_FAILED
+                 : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file,
+                        (off_t)(size * i));
+      if (kept != MAP_FAILED) memset(kept, 1, size);
+    }
+  }
   if (Is("leak")) kept = malloc(1000);
+  if (Is("leak-map")) kept = Map(1 << 20, 0);
+  if (Is("forks")) Fork(0);
+  if (Is("daemon")) Fork(1);
+  while (Is("floods")) printf("%01000000d", 7);
+  if (Is("prints")) printf("%0100000d", 7);
   if (Is("before")) ((volatile float*)rows)[-1] = 1;
   if (Is("freed") || Is("freed-large") || Is("twice")) {
     size_t size = Is("freed-large") ? 3 << 20 : 100;

@@ -248,7 +248,7 @@ TEST(Trace, RefusesOtherBadCalls) {
       {kStart,
        R"({"op":"start_forward","positions":[0],"sequences":[0,1],)"
        R"("result":"ok"})",
-       "2 sequences"},
+       "sequences has 2 numbers, positions has 1"},
       {kStart,
        R"({"op":"start_forward","positions":[0,1,2],)"
        R"("sequences":[0,0,0],"result":"ok"})",
@@ -462,6 +462,76 @@ TEST(Trace, GivesUpOnALineThatDoesNotEnd) {
   TraceReader reader(in);
   EXPECT_FALSE(reader.ReadHeader());
   EXPECT_EQ(reader.error()->reason, "the line is longer than 268435456 bytes");
+}
+
+// Text, then so many blanks, then text.
+class LongLine : public std::streambuf {
+ public:
+  LongLine(std::string before, std::size_t blanks, std::string after)
+      : parts_{std::move(before), std::move(after)}, blanks_(blanks) {}
+
+ private:
+  int_type underflow() override {
+    if (at_ == 0) return Give(parts_[0], 1);
+    if (blanks_ > 0) {
+      const std::string blanks(std::min<std::size_t>(blanks_, 1 << 20), ' ');
+      blanks_ -= blanks.size();
+      return Give(blanks, 1);
+    }
+    return at_ == 1 ? Give(parts_[1], 2) : traits_type::eof();
+  }
+  int_type Give(const std::string& text, int at) {
+    at_ = at;
+    text_ = text;
+    setg(text_.data(), text_.data(), text_.data() + text_.size());
+    return traits_type::to_int_type(text_[0]);
+  }
+
+  std::array<std::string, 2> parts_;
+  std::size_t blanks_;
+  std::string text_;
+  int at_ = 0;
+};
+
+TEST(Trace, ALineThatIsTooLongEndsOneRecordingOnly) {
+  const std::string start = Lines({kStart});
+  LongLine lines(Lines({kHeader}) + R"({"op":)", kTraceLineBytesMax + 7,
+                 "\n" + start + Lines({kHeader, kStart, kPut, kGet}));
+  std::istream in(&lines);
+  TraceReader reader(in, /*several=*/true);
+  std::vector<std::pair<Verdict, std::int64_t>> verdicts;
+  do {
+    const Judgement judgement = Judge(reader, {"reference"});
+    verdicts.emplace_back(judgement.verdict, judgement.line);
+  } while (reader.SkipToHeader());
+  EXPECT_FALSE(reader.error());
+  EXPECT_EQ(verdicts, (std::vector<std::pair<Verdict, std::int64_t>>{
+                          {Verdict::kBadInput, 2}, {Verdict::kAccept, 0}}));
+}
+
+TEST(Trace, AHeaderThatIsTooLongIsARecordingOfItsOwn) {
+  LongLine lines(Lines({kHeader, kStart}) + R"({"kvtrace":)",
+                 kTraceLineBytesMax, "1}\n" + Lines({kHeader, kStart}));
+  std::istream in(&lines);
+  TraceReader reader(in, /*several=*/true);
+  EXPECT_EQ(VerdictName(Judge(reader, {"reference"}).verdict), "accept");
+  ASSERT_TRUE(reader.SkipToHeader());
+  const Judgement judgement = Judge(reader, {"reference"});
+  EXPECT_EQ(judgement.line, 3);
+  EXPECT_EQ(judgement.reason, "the line is longer than 268435456 bytes");
+  ASSERT_TRUE(reader.SkipToHeader());
+  EXPECT_EQ(VerdictName(Judge(reader, {"reference"}).verdict), "accept");
+  EXPECT_FALSE(reader.SkipToHeader());
+}
+
+TEST(Trace, RefusesANul) {
+  const std::string nul(1, '\0');
+  for (const std::string& text :
+       {Lines({kHeader, kStart + nul + "{"}), Lines({kHeader, nul + kStart}),
+        Lines({kHeader, kStart}) + nul + "\n"}) {
+    ExpectBadInput(text, 2 + (text.ends_with(nul + "\n") ? 1 : 0),
+                   "not JSON: a NUL at column");
+  }
 }
 
 TEST(Trace, GivesUpOnAListThatIsTooLong) {

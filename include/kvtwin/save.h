@@ -24,7 +24,8 @@ namespace kvtwin {
 
 // Equal states have equal bytes. `model` is any text, UTF-8. Can be read back
 // up to some 400 layers, in all caches together, and without wrappers in
-// wrappers, which there are none of.
+// wrappers, which there are none of. Of tensors whose bytes are not those that
+// their shapes say, no bytes at all.
 std::vector<std::byte> StateToBytes(const CacheState& state,
                                     std::string_view model = "");
 

@@ -11,6 +11,8 @@ void Guard::Enter(const char*) {}
 void Guard::Leave() {}
 std::size_t Guard::Live() { return 0; }
 void Guard::Forget() {}
+void Guard::TellRefusals(std::atomic<int>*) {}
+void Guard::LimitShared(std::size_t) {}
 const char* Guard::LatestFunction() { return ""; }
 std::optional<std::string> Guard::Damage() { return std::nullopt; }
 std::optional<std::size_t> Guard::BytesFrom(const void*) {
@@ -24,12 +26,19 @@ std::optional<std::size_t> Guard::BytesFrom(const void*) {
 #include <errno.h>
 #include <fmt/format.h>
 #include <malloc.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdarg>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
+
+#include "props/host_process.h"
 
 extern "C" {
 // glibc's own, which are there for this.
@@ -110,6 +119,75 @@ List kept;                        // Freed.
 const char* complaint = nullptr;  // Of a call of free.
 const char* complaint_of = nullptr;
 
+std::atomic<int>* refused = nullptr;
+void Refuse() {
+  const char* function = inside.load(std::memory_order_relaxed);
+  int none = 0;
+  if (refused == nullptr) return;
+  refused->compare_exchange_strong(
+      none, FunctionNumber(function == nullptr ? "" : function) + 2);
+}
+
+// What was mapped between Enter and Leave: nodes of glibc's malloc, the latest
+// first.
+struct Region {
+  Region* next;
+  std::uintptr_t begin;
+  std::uintptr_t end;
+  bool shared;
+  const char* function;
+};
+Region* regions = nullptr;
+std::size_t mapped = 0;  // Bytes in all,
+std::size_t shared = 0;  // and those that are shared.
+std::size_t shared_max = SIZE_MAX;
+
+void Count(const Region& region, std::size_t sign) {
+  const std::size_t bytes = sign * (region.end - region.begin);
+  mapped += bytes;
+  if (region.shared) shared += bytes;
+}
+
+// Null if there is no memory for it.
+Region* NewRegion(const Region& what) {
+  auto* region = static_cast<Region*>(__libc_malloc(sizeof(Region)));
+  if (region == nullptr) return nullptr;
+  *region = what;
+  Count(what, 1);
+  return region;
+}
+
+// Requires: the lock.
+void AddRegion(std::uintptr_t begin, std::size_t bytes, bool is_shared,
+               const char* function) {
+  Region* region =
+      NewRegion({regions, begin, begin + bytes, is_shared, function});
+  if (region != nullptr) regions = region;
+}
+
+// What is mapped there is gone. Requires: the lock.
+void CutRegions(std::uintptr_t begin, std::uintptr_t end) {
+  for (Region** at = &regions; *at != nullptr;) {
+    Region* one = *at;
+    if (one->end <= begin || end <= one->begin) {
+      at = &one->next;
+      continue;
+    }
+    Count(*one, -std::size_t{1});
+    *at = one->next;
+    // Whatever is left takes its place.
+    for (const auto& [from, to] :
+         {std::pair(one->begin, begin), std::pair(end, one->end)}) {
+      if (from >= to) continue;
+      Region* rest = NewRegion({*at, from, to, one->shared, one->function});
+      if (rest == nullptr) continue;
+      *at = rest;
+      at = &rest->next;
+    }
+    __libc_free(one);
+  }
+}
+
 unsigned char* UserOf(Block* block) {
   return reinterpret_cast<unsigned char*>(block) + kFront;
 }
@@ -126,13 +204,17 @@ bool AllAre(const unsigned char* bytes, std::size_t count, unsigned char byte) {
 void* Allocate(std::size_t alignment, std::size_t size) {
   const std::size_t front = (kFront + alignment - 1) / alignment * alignment;
   if (size > kSizeMax || alignment > kSizeMax) {
+    Refuse();
     errno = ENOMEM;
     return nullptr;
   }
   const std::size_t all = front + size + kZone;
   auto* start = static_cast<unsigned char*>(
       alignment <= 16 ? __libc_malloc(all) : __libc_memalign(alignment, all));
-  if (start == nullptr) return nullptr;
+  if (start == nullptr) {
+    Refuse();
+    return nullptr;
+  }
   unsigned char* user = start + front;
   Block* block = BlockOf(user);
   const char* function = inside.load(std::memory_order_relaxed);
@@ -200,12 +282,75 @@ void Free(void* data) {
   while (kept.bytes > kWatchedMax || kept.count > kKeptBlocksMax) GiveBack();
 }
 
+// As the kernel takes it. What is refused is told.
+void* Map(void* address, std::size_t length, int protection, int flags,
+          int file, off_t offset) {
+  const char* function = inside.load(std::memory_order_relaxed);
+  const bool counts = function != nullptr && (flags & MAP_ANONYMOUS) != 0 &&
+                      (protection & PROT_WRITE) != 0;
+  const bool is_shared = (flags & MAP_SHARED) != 0;
+  const Locked locked;
+  // The kernel's own limit leaves these out.
+  if (counts && is_shared &&
+      (length > shared_max || shared > shared_max - length)) {
+    Refuse();
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  void* data = reinterpret_cast<void*>(
+      syscall(SYS_mmap, address, length, protection, flags, file, offset));
+  if (data == MAP_FAILED) {
+    if (errno == ENOMEM) Refuse();
+    return data;
+  }
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  if ((flags & MAP_FIXED) != 0) CutRegions(begin, begin + length);
+  if (counts) AddRegion(begin, length, is_shared, function);
+  return data;
+}
+
+int Unmap(void* data, std::size_t length) {
+  constexpr std::uintptr_t kPage = 4096;
+  const Locked locked;
+  const auto result = static_cast<int>(syscall(SYS_munmap, data, length));
+  if (result == 0) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(data);
+    CutRegions(begin, begin + (length + kPage - 1) / kPage * kPage);
+  }
+  return result;
+}
+
+void* Remap(void* data, std::size_t before, std::size_t after, int flags,
+            void* wanted) {
+  const Locked locked;
+  const auto old = reinterpret_cast<std::uintptr_t>(data);
+  Region found = {};
+  for (const Region* one = regions; one != nullptr; one = one->next) {
+    if (one->begin <= old && old < one->end) found = *one;
+  }
+  void* moved = reinterpret_cast<void*>(
+      syscall(SYS_mremap, data, before, after, flags, wanted));
+  if (moved == MAP_FAILED) {
+    if (errno == ENOMEM) Refuse();
+    return moved;
+  }
+  const auto begin = reinterpret_cast<std::uintptr_t>(moved);
+  CutRegions(old, old + before);
+  if (found.end != 0) {
+    AddRegion(begin, after, found.shared, found.function);
+  }
+  return moved;
+}
+
 }  // namespace
 
 void Guard::Enter(const char* function) { inside = function; }
 void Guard::Leave() { inside = nullptr; }
-std::size_t Guard::Live() { return live.bytes; }
+void Guard::TellRefusals(std::atomic<int>* to) { refused = to; }
+void Guard::LimitShared(std::size_t bytes) { shared_max = bytes; }
+std::size_t Guard::Live() { return live.bytes + mapped; }
 const char* Guard::LatestFunction() {
+  if (regions != nullptr) return regions->function;
   return live.last == nullptr ? "" : live.last->function;
 }
 
@@ -304,6 +449,26 @@ void* aligned_alloc(std::size_t alignment, std::size_t size) {
 int posix_memalign(void** data, std::size_t alignment, std::size_t size) {
   *data = memalign(alignment, size);
   return *data == nullptr ? ENOMEM : 0;
+}
+
+void* mmap(void* address, std::size_t length, int protection, int flags,
+           int file, off_t offset) {
+  return kvtwin::props::Map(address, length, protection, flags, file, offset);
+}
+void* mmap64(void* address, std::size_t length, int protection, int flags,
+             int file, off_t offset) {
+  return kvtwin::props::Map(address, length, protection, flags, file, offset);
+}
+int munmap(void* data, std::size_t length) {
+  return kvtwin::props::Unmap(data, length);
+}
+void* mremap(void* data, std::size_t before, std::size_t after, int flags,
+             ...) {
+  va_list rest;
+  va_start(rest, flags);
+  void* wanted = (flags & MREMAP_FIXED) != 0 ? va_arg(rest, void*) : nullptr;
+  va_end(rest);
+  return kvtwin::props::Remap(data, before, after, flags, wanted);
 }
 
 void* valloc(std::size_t size) { return memalign(4096, size); }

@@ -4,6 +4,7 @@
 #ifndef KVTWIN_PROPS_HOST_GUARD_H_
 #define KVTWIN_PROPS_HOST_GUARD_H_
 
+#include <atomic>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -20,10 +21,16 @@ class Guard final : public MemoryWatch {
   std::optional<std::string> Damage() override;
   std::optional<std::size_t> BytesFrom(const void* data) override;
 
-  // What was allocated between Enter and Leave, and not freed: bytes, and in
-  // which function the latest of it was.
+  // What was allocated or mapped between Enter and Leave, and not given back:
+  // bytes, and in which function the latest of it was.
   static std::size_t Live();
   static const char* LatestFunction();
+
+  // Set, once, when memory was asked for that is not given, to 2 more than the
+  // number of the function.
+  static void TellRefusals(std::atomic<int>* refused);
+  // Bytes that may be mapped and shared, as with children.
+  static void LimitShared(std::size_t bytes);
 
   // What was freed is watched no more, so that calls need not look at it.
   static void Forget();

@@ -11,7 +11,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -183,6 +185,25 @@ Result<Loaded> Load(const char* path) {
                             KVTWIN_GET_BACKEND_V1));
 }
 
+// What the harness itself may need beyond what the backend may have.
+constexpr std::int64_t kRoom = std::int64_t{64} << 20;
+
+// More data than there is now by so much is refused by the kernel.
+void LimitMemory(std::int64_t bytes) {
+  std::FILE* file = std::fopen("/proc/self/statm", "r");
+  long long pages = 0;
+  const bool read = file != nullptr &&
+                    std::fscanf(file, "%*s %*s %*s %*s %*s %lld", &pages) == 1;
+  if (file != nullptr) std::fclose(file);
+  if (!read) return;  // Its parent looks now and then.
+  rlimit limit = {};
+  getrlimit(RLIMIT_DATA, &limit);
+  const std::int64_t now = pages * sysconf(_SC_PAGESIZE);
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max,
+                                    static_cast<rlim_t>(now + bytes + kRoom));
+  setrlimit(RLIMIT_DATA, &limit);
+}
+
 // When the command is gone, nobody is left to end a call that hangs.
 void EndWithTheCommand() {
   // What signals a backend has are for its own threads.
@@ -194,6 +215,7 @@ void EndWithTheCommand() {
     pollfd hangs_up = {.fd = kHostAsked, .events = 0, .revents = 0};
     while (poll(&hangs_up, 1, -1) <= 0) {
     }
+    if (getpgrp() == getpid()) kill(0, SIGKILL);  // And what it started.
     _exit(1);
   }).detach();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -216,9 +238,13 @@ int Main(int argc, char** argv) {
   EndWithTheCommand();
   setvbuf(stdout, nullptr, _IOLBF, 0);  // What it prints last is shown.
   auto* state = static_cast<HostState*>(memory);
+  Guard::TellRefusals(&state->refused);
+  Guard::LimitShared(static_cast<std::size_t>(state->memory_bytes.load()));
+  LimitMemory(state->memory_bytes);
   state->function.store(FunctionNumber("loading"));
   Result<Loaded> loaded = Load(argv[1]);
   state->function.store(-1);
+  LimitMemory(state->memory_bytes);
   if (!loaded.ok()) {
     Answer({{"error", loaded.status().message()}});
     return 0;

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# forks_test.sh KVTWIN LIBRARY: what a backend starts ends with it.
+set -u
+for illness in forks daemon; do
+  mark=forks_test_$$_$illness
+  KVTWIN_SICK=$illness KVTWIN_MARK=$mark "$1" fuzz --backend "$2" --ops 300 \
+    --level entitlement >/dev/null 2>&1
+  code=$?
+  if [ "$code" -ne 0 ]; then
+    echo "forks_test.sh: $illness: exit code $code"
+    exit 1
+  fi
+  # A process of it has the mark in what it was started with.
+  left=$(grep -l "KVTWIN_MARK=$mark" /proc/[0-9]*/environ 2>/dev/null)
+  if [ -n "$left" ]; then
+    echo "forks_test.sh: $illness: left are" $left
+    exit 1
+  fi
+done
