@@ -23,8 +23,8 @@
 #include <utility>
 
 #include "props/clock.h"
-#include "props/scratch_folder.h"
 #include "props/interrupt.h"
+#include "props/scratch_folder.h"
 
 namespace kvtwin::props {
 namespace {
