@@ -283,13 +283,24 @@ std::string Oracle::FindExcess(const TraceOp& op) {
       bytes, most);
 }
 
-// What the ledgers keep, but the rows that the recording itself brought.
+// What the ledgers keep, but the rows that the recording itself brought; or
+// more, if that is no excess. Their tokens are looked at only where it could be
+// one, so that a call does not take longer with each token that there is.
 double Oracle::LedgerExcess(const TraceOp& op) {
   if (op.kind == TraceOpKind::kPut) return 0;
-  const std::size_t caches = fresh_.size();
-  double bytes = static_cast<double>(op.positions.size() * caches) *
-                 (kTokenBytes + kSequenceBytes);
-  for (const CacheLedger& part : ledger_->parts()) bytes += LedgerBytes(part);
+  const double added =
+      static_cast<double>(op.positions.size() * fresh_.size()) *
+      (kTokenBytes + kSequenceBytes);
+  if (ledger_bytes_ + added - put_bytes_ > kTraceTokenBytesMax) {
+    ledger_bytes_ = 0;
+    for (const CacheLedger& part : ledger_->parts()) {
+      ledger_bytes_ += LedgerBytes(part);
+    }
+  }
+  const double bytes = ledger_bytes_ + added;
+  // Other calls copy tokens at most, or add a sequence to them.
+  ledger_bytes_ =
+      op.kind == TraceOpKind::kStartForward ? bytes : 2 * ledger_bytes_;
   return bytes - put_bytes_;
 }
 
@@ -311,8 +322,10 @@ void Oracle::Remember(const TraceOp& op) {
                                 static_cast<int>(op.key.shape[1]),
                                 static_cast<int>(op.value->shape[0])};
   if (reserving_) return;
-  put_bytes_ += RowsBytes(op.key, *op.value) +
-                kLayerBytes * static_cast<double>(positions_.size() - 1);
+  const double bytes = RowsBytes(op.key, *op.value) +
+                       kLayerBytes * static_cast<double>(positions_.size() - 1);
+  put_bytes_ += bytes;
+  ledger_bytes_ += bytes;
   puts_.Add(op.line, RecordedView(op), active_, op.layer, sequences_,
             positions_);
 }

@@ -133,7 +133,8 @@ class Oracle {
   RowDims rows_max_;
   std::set<int> all_sequences_;
   std::map<std::pair<std::size_t, int>, RowDims> dims_;  // By cache and layer.
-  double put_bytes_ = 0;  // As much as the puts brought.
+  double put_bytes_ = 0;     // As much as the puts brought.
+  double ledger_bytes_ = 0;  // The ledgers have no more.
   PutLog puts_;
 };
 
