@@ -273,6 +273,10 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   const RunResult result = RunHistory(history, subject, &story);
   const auto& difference = result.difference;
   if (!result.ran && !difference) {
+    if (info->abilities.Fits(history.setup)) {
+      return Complain(fmt::format("{} has no such cache: '{}', by its init",
+                                  info->name, ToText(history.setup)));
+    }
     Setup nearest = history.setup;
     info->abilities.Fit(nearest);
     return Complain(fmt::format(

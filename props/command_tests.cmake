@@ -322,6 +322,9 @@ if(TARGET kvtwin_shared)
     set_tests_properties(command.backend_few_but_${what} PROPERTIES
       ENVIRONMENT KVTWIN_FEW=${what})
   endforeach()
+  kvtwin_command_test(backend_few_by_init EXIT 2
+    PRINTS "few has no such cache: 'kvt1 place=scatter cap=6 batch=3', by its"
+    ARGS run "kvt1 place=scatter batch=3 cap=6 | put 0*1" --backend ${few})
   # Its masks have no rows for padding, as ollama-0.15 has it.
   kvtwin_command_test(backend_few_rows EXIT 1
     PRINTS "^FAIL subject: view shape "
