@@ -150,22 +150,23 @@ TEST_F(SavedFiles, AreWholeWheneverTheProcessDies) {
   const std::vector<CacheState> states = {SomeState(4000, 1),
                                           SomeState(5000, 2)};
   ASSERT_TRUE(SaveState(states[0], Path()).ok());
-  // Up to as long as it takes to save some of them.
+  // Up to a little longer than it takes to save some of them.
   const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < 3; ++i) ASSERT_TRUE(SaveState(states[0], Path()).ok());
+  ASSERT_TRUE(SaveState(states[0], Path()).ok());
   const auto some = std::chrono::duration_cast<std::chrono::microseconds>(
       std::chrono::steady_clock::now() - start);
   std::mt19937 random(1);
   int changed = 0;
   int left = 0;
   std::size_t last = 0;
-  for (int i = 0; i < 60; ++i) {
+  // On a busy machine it takes more of them until each has happened.
+  for (int i = 0; i < 40 || (i < 1000 && (changed < 4 || left < 4)); ++i) {
     Child child([&] {
       for (std::size_t n = last + 1;; ++n) {
         static_cast<void>(SaveState(states[n % 2], Path()).ok());
       }
     });
-    std::this_thread::sleep_for(some * (random() % 1000) / 1000);
+    std::this_thread::sleep_for(some * (random() % 1000) * (1 + i % 4) / 1000);
     child.Signal(SIGKILL);
     ASSERT_EQ(child.Wait(), -1);
     const Result<CacheState> loaded = LoadState(Path());
