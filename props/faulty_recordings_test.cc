@@ -60,6 +60,8 @@ TEST(FaultyRecordings, EachAnswerIsCompared) {
         "mask row 0 (sequence 0, position 0) sees at column 0"},
        {4, "[100,1000,200,1001]", "[100,1000,200,1002]",
         "mask row 1 (sequence 0, position 1) sees at column 1"},
+       {4, "[100,1000,200,1001]", "[101,1000,201,1001]",
+        "mask row 0 (sequence 0, position 0) sees at column 0"},
        {4, "[100,200]", "[101,200]", "mask row 0"},
        {4, "[100,200]", "[100,201]", "mask row 1"},
        {4, R"(["10","11"])", R"(["11","11"])",
@@ -287,6 +289,54 @@ TEST(FaultyRecordings, RowsAreJudgedUntilSomethingChangesThem) {
   judged({copy, causal}, true);
   judged({nothing, causal}, true);
   judged({nothing, Replaced(kStart, "[0,0]", "[7,7]"), kPut}, true);
+}
+
+TEST(FaultyRecordings, OtherCachesHaveMasks) {
+  ExpectFound({Other(kHeader), kStart, kPut, kGet},
+              {{4, R"({"shape":[2,2],"rows":["10","11"]})", "null",
+                "mask is null, one is due"}});
+}
+
+// SetCausal makes a new mask of the active cache only.
+TEST(FaultyRecordings, EachCacheOfAWrapperHasAMaskOfItsOwn) {
+  const std::string header = Replaced(
+      Other(kHeader), R"({"type":"causal","shift":"tag_add"})",
+      R"({"type":"wrapper","caches":[{"type":"causal","shift":"tag_add"},)"
+      R"({"type":"causal","shift":"tag_add"}]})");
+  const std::string first = R"({"op":"set_layer_type","type":0})";
+  const std::string second = R"({"op":"set_layer_type","type":1})";
+  const std::string copy = R"({"op":"copy_prefix","src":0,"dst":1,"len":9})";
+  const std::string causal = R"({"op":"set_causal","except":[]})";
+  ExpectFound(
+      {header, kStart, kPut, second, kPut, copy, causal, kGet, first, kGet},
+      {{8, R"(["10","11"])", R"(["11","11"])", "mask row 0"},
+       {10, R"(["10","11"])", R"(["11","11"])", ""}});
+}
+
+// What was evicted for a batch that was then refused is gone; and defrag came
+// first, which leaves cell 2.
+TEST(FaultyRecordings, ARefusedBatchEvictsAllTheSame) {
+  const std::string header =
+      Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":1)");
+  const auto pass = [](int sequence, int position, int cell) {
+    return fmt::format(
+        R"({{"op":"start_forward","positions":[{}],"sequences":[{}],)"
+        R"("result":"ok","cells":[{}]}})",
+        position, sequence, cell);
+  };
+  const std::string put =
+      R"({"op":"put","layer":0,"key":{"shape":[2,1,1],"data":[1,2]},)"
+      R"("value":{"shape":[1,1,1],"data":[3]}})";
+  const std::string get = R"({"op":"get","layer":0,"first_cell":2,)"
+                          R"("key":{"shape":[2,1,1],"data":[1,2]},)"
+                          R"("value":{"shape":[1,1,1],"data":[3]},)"
+                          R"("mask":{"shape":[1,1],"rows":["1"]}})";
+  const std::string full =
+      R"({"op":"start_forward","positions":[9,0],"sequences":[1,3],)"
+      R"("result":"cache_full"})";
+  ExpectFound({header, pass(1, 0, 0), put, pass(2, 0, 1), put, pass(0, 0, 2),
+               put, full, pass(1, 1, 2), put, get},
+              {{11, "[1,2]", "[1,3]", "mask row 0"}});
 }
 
 // A batch that fits is not refused, and what is removed is gone.

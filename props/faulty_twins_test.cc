@@ -275,6 +275,25 @@ TEST(FaultyTwins, ACacheThatCannotBeMadeIsADifference) {
   EXPECT_FALSE(passed.ran);
 }
 
+// To be restored, a second one is made.
+TEST(FaultyTwins, ASecondCacheThatCannotBeMadeIsADifference) {
+  const auto made = std::make_shared<int>(0);
+  const CacheMaker once =
+      [=](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+    if (++*made % 2 == 0) return Status(StatusCode::kInvalidArgument, "no");
+    return MakeReference(spec);
+  };
+  const History history = *ParseHistory("kvt1 | put 0*3 | reload");
+  Subject subject = TwinSubject("reference");
+  const auto reference = RunAgainst(once, history, subject).difference;
+  ASSERT_TRUE(reference);
+  EXPECT_EQ(reference->check, "reference: snapshot");
+  subject.make = once;
+  const auto tested = RunHistory(history, subject).difference;
+  ASSERT_TRUE(tested);
+  EXPECT_EQ(tested->check, "subject: snapshot");
+}
+
 TEST(FaultyTwins, CellsAreComparedAfterEachCall) {
   // Where there are so many memberships, the last is another one.
   const auto at = [](std::size_t count, int type = -1) {
@@ -409,6 +428,7 @@ TEST(FaultyTwins, RowsAreJudgedWhileTheMaskIsTrue) {
   const std::string encoder = "kind=encoder seqs=1 | put 0*1 image=0 ";
   EXPECT_EQ(seen(encoder + "| drop 0:5-6 | get"), "reference: rows");
   EXPECT_EQ(seen("| put 0*3 | get"), "reference: rows");
+  EXPECT_EQ(seen("| put 0*3 | reput"), "reference: rows");
   EXPECT_EQ(seen("| put 0*3 | drop 0:2- | get"), "");
   EXPECT_EQ(seen("| put 0*3 | drop 0:2- | causal 0"), "reference: rows");
   EXPECT_EQ(seen("| put 0*3 | copy 0>1:2 | get"), "");
@@ -445,6 +465,8 @@ TEST(FaultyTwins, SnapshotsAreCompared) {
       {"what the reference restores in place", anew, Restores(last_row, true),
        by_reference, not_saved, Who::kReference},
       {"a Restore that is refused", anew, Refuses("Restore"), check, not_saved},
+      {"a Snapshot that is refused then", anew,
+       Refuses("Snapshot after Restore"), check, not_saved},
       {"SnapshotOf", in_place, Parks(last_row), check, not_back},
       {"SnapshotOf of the reference", in_place, Parks(last_row), by_reference,
        not_back, Who::kReference},
@@ -538,8 +560,58 @@ TEST(FaultyTwins, MisuseIsRefusedWithAMessageAndChangesNothing) {
                        return status;
                      }),
                      check, "is refused, but changes the cache", who});
+    // Other rows of K alone, and of V alone.
+    for (TensorView KvView::*tensor : {&KvView::key, &KvView::value}) {
+      cases.push_back({"with other rows", history,
+                       Misused([=](Cache& cache, const Status& status) {
+                         const KvView view = *cache.Get();
+                         DenseTensor key = CopyOf(view.key, DType::kF32);
+                         DenseTensor value = CopyOf(view.value, DType::kF32);
+                         const bool of_key = tensor == &KvView::key;
+                         Change((of_key ? key : value).bytes.back());
+                         EXPECT_TRUE(cache.Put(key.view(), value.view()).ok());
+                         return status;
+                       }),
+                       check, "is refused, but changes the cache", who});
+    }
   }
   ExpectFound(cases, Level::kIdentity);
+}
+
+// What a refusal changes may show in one answer only.
+TEST(FaultyTwins, MisuseChangesNoAnswer) {
+  const auto seen = [](const auto& change) {
+    const auto misused = std::make_shared<bool>(false);
+    Fault fault = change(misused);
+    fault.misuse = [=](Cache&, Status status) {
+      *misused = true;
+      return status;
+    };
+    const auto wrong = Seen("| put 0*2 | misuse 0", fault, Level::kIdentity);
+    return wrong ? wrong->text : "";
+  };
+  const std::string changes =
+      "an empty batch is refused, but changes the cache";
+  using Flag = std::shared_ptr<bool>;
+  EXPECT_EQ(seen([](const Flag&) { return Fault(); }), "");
+  EXPECT_EQ(seen([](const Flag& misused) {
+              return Batches([=](std::vector<int>& cells) {
+                if (*misused) ++cells.back();
+              });
+            }),
+            changes);
+  EXPECT_EQ(seen([](const Flag& misused) {
+              return Lists([=](std::vector<CellEntry>& cells) {
+                if (*misused) ++cells.back().position;
+              });
+            }),
+            changes);
+  EXPECT_EQ(seen([](const Flag& misused) {
+              return Shows([=](OwnedView& view) {
+                if (*misused) ++view.view->first_cell;
+              });
+            }),
+            changes);
 }
 
 // Before Init or after Close, all answers but one are right.

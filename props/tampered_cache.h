@@ -120,11 +120,13 @@ class TamperedCache : public ForwardingCache {
                     fault_.encoder_cached);
   }
   Status SnapshotTo(CacheState& state) const override {
-    Status status = Said("Snapshot", cache_->SnapshotTo(state));
+    Status status = Said(restored_ ? "Snapshot after Restore" : "Snapshot",
+                         cache_->SnapshotTo(state));
     if (status.ok() && fault_.saved) fault_.saved(state);
     return status;
   }
   Status Restore(const CacheState& state) override {
+    restored_ = begun_;
     CacheState changed = state;
     const bool here = used_ || !fault_.in_place;
     if (fault_.restored && begun_ && here) fault_.restored(changed);
@@ -177,6 +179,7 @@ class TamperedCache : public ForwardingCache {
   const Fault fault_;
   bool begun_ = false;  // By Init.
   bool used_ = false;
+  bool restored_ = false;
   int layer_ = 0;
   int type_ = 0;
   OwnedView owned_;

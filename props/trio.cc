@@ -28,8 +28,7 @@ void Trio::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
 }
 
 bool Trio::SetUp() {
-  Result<std::unique_ptr<Cache>> reference =
-      make_reference_(setup_.spec);
+  Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
   Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
   if (subject.status().code() == StatusCode::kNotSupported) {
     ++result_.operations;  // A kind that the subject does not have.
@@ -349,6 +348,12 @@ void Trio::Poison() {
 
 namespace {
 
+// Whether the cache says that it holds exactly that.
+bool Holds(const Cache& cache, const CacheState& due) {
+  const Result<CacheState> found = cache.Snapshot();
+  return found.ok() && *found == due;
+}
+
 // One sequence leaves and comes back as by the long way: out of a snapshot of
 // all, and into one. `due` is what the cache holds.
 bool MovesSequence(Cache& cache, const CacheState& due, int sequence) {
@@ -363,11 +368,12 @@ bool MovesSequence(Cache& cache, const CacheState& due, int sequence) {
   if (!cache.Remove(sequence, 0, kOpenEnd).ok()) return false;
   // Twice: it may be that there is nothing of it, or that it is there then.
   for (int i = 0; i < 2; ++i) {
-    const CacheState before = *cache.Snapshot();
-    const auto both = WithSequence(before, sequence, *one, cells);
+    const Result<CacheState> before = cache.Snapshot();
+    if (!before.ok()) return false;
+    const auto both = WithSequence(*before, sequence, *one, cells);
     const Status added = cache.AddSequence(sequence, *one);
     if (added.code() != both.status().code()) return false;
-    if (*cache.Snapshot() != (both.ok() ? *both : before)) return false;
+    if (!Holds(cache, both.ok() ? *both : *before)) return false;
   }
   return true;
 }
@@ -385,11 +391,10 @@ void Trio::Reload() {
   const Result<CacheState> read = StateFromBytes(StateToBytes(*found));
   Check(read.ok() && *read == *due, "reference: saved state",
         [&] { return "bytes do not read back: " + read.status().ToString(); });
-  Result<std::unique_ptr<Cache>> reference =
-      make_reference_(setup_.spec);
+  Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
   Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
   const auto restored = [&](Cache& cache) {
-    return cache.Restore(*read).ok() && *cache.Snapshot() == *due;
+    return cache.Restore(*read).ok() && Holds(cache, *due);
   };
   const auto renewed = [&](Cache& cache) {
     const InitArgs& init = setup_.init;
@@ -400,10 +405,10 @@ void Trio::Reload() {
                .ok() &&
            restored(cache);
   };
-  Check(restored(*reference_) && renewed(**reference), "reference: snapshot",
-        "what was restored is not what was saved");
-  Check(restored(*tested_) && renewed(**subject), "subject: snapshot",
-        "what was restored is not what was saved");
+  Check(reference.ok() && restored(*reference_) && renewed(**reference),
+        "reference: snapshot", "what was restored is not what was saved");
+  Check(subject.ok() && restored(*tested_) && renewed(**subject),
+        "subject: snapshot", "what was restored is not what was saved");
   // Either goes on: what was restored in place, or what is new.
   const bool in_place = serial_ % 2 == 0;
   if (in_place) {
