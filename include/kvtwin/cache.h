@@ -18,8 +18,11 @@
 //
 // Not thread-safe: one call at a time on one cache. Views stay valid until the
 // next StartForward, SetCausal, Put to the same encoder layer, Restore,
-// AddSequence, Close or destruction. Where memory runs out, std::bad_alloc
-// passes through; the cache may then only be closed.
+// AddSequence, Close or destruction. Any number of threads may read a view
+// meanwhile, also while another thread makes calls that leave it valid, but for
+// what these write: Put, the batch's rows of its layer; Remove with a shift,
+// rows of K. Where memory runs out, std::bad_alloc passes through; the cache
+// may then only be closed.
 
 #ifndef KVTWIN_CACHE_H_
 #define KVTWIN_CACHE_H_

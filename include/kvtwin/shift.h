@@ -40,8 +40,9 @@ struct Rope {
 
 // A shift function of your own: rewrites one token's K row, `key` =
 // [k_head_dim, kv_heads] as f32, for a position that changed by `offset`.
-// Anything but ok refuses the Remove, which then changes nothing. It may be
-// called for rows that are then thrown away, and from several threads at once.
+// Anything but ok refuses the Remove, which then changes nothing; so does what
+// it throws, as failed_precondition. It may be called for rows that are then
+// thrown away, and from several threads at once. The cache refuses its calls.
 using ShiftFn =
     std::function<Status(int layer, std::int32_t offset, int k_head_dim,
                          int kv_heads, std::span<float> key)>;
