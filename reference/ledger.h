@@ -213,7 +213,8 @@ class CacheLedger {
     if (!memory_) return;
     // Of tokens out of order, the oldest may be there and others not.
     const std::int64_t whole = mixed_.contains(seq) ? 1 : *window_;
-    const std::int64_t from = pos - std::max<std::int64_t>(1, whole);
+    const std::int64_t ends = Next(seq) == pos ? 1 : 0;  // It is not empty.
+    const std::int64_t from = pos - std::max(ends, whole);
     std::map<std::int64_t, int> held;  // Of two at a position, either.
     for (const LedgerToken& token : tokens_) {
       if (token.HeldBy(seq)) ++held[token.position];
@@ -537,7 +538,8 @@ class CacheLedger {
         const std::int64_t kept = low[seq] - memory + first_;
         const bool stays = first_ > 0 && token.position < began_[seq] + first_;
         if (stays || token.position >= kept) return false;
-        const bool is_last = !any && token.position + 1 == next.at(seq);
+        const bool is_last =
+            !any && first_ == 0 && token.position + 1 == next.at(seq);
         const bool leaves = leave && !is_last;
         leaves ? void(token.spare.erase(seq)) : void(token.spare.insert(seq));
         return leaves;
