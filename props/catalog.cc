@@ -82,7 +82,6 @@ Setup WithCache(Setup setup, const CacheSpec& spec, const Shift& shift) {
 // A setup with what is special about `model`, and neighbours of it.
 std::vector<Setup> LayoutsLike(const Setup& model) {
   std::vector<Setup> layouts(1, model);
-  layouts[0].legal = false;
   if (model.config.cache_padding == 1) return layouts;
   for (const int padding : {2, 3}) {
     layouts.push_back(layouts[0]);
@@ -101,8 +100,11 @@ Segment SegmentOf(int seq, int count, int delta = 0,
 class Catalog {
  public:
   Catalog(const History& model, const std::vector<Setup>& setups,
-          const Tries& tries)
-      : below_(CostOf(model)), tries_(tries) {
+          const Tries& tries, const Bounds& bounds)
+      : below_(CostOf(model)),
+        tries_(tries),
+        bounds_(bounds),
+        legal_(model.setup.legal) {
     for (const Setup& setup : setups) AddBase(setup);
     AddKinds(model);
     AddChoices(model);
@@ -172,6 +174,7 @@ class Catalog {
   };
 
   void AddBase(const Setup& setup);
+  void AddSized(const Setup& sized);
   void AddKinds(const History& model);
   void AddSubsequences(const Kinds& all);
   void AddChoices(const History& model);
@@ -206,6 +209,8 @@ class Catalog {
 
   const Cost below_;
   const Tries& tries_;
+  const Bounds& bounds_;
+  const bool legal_;                                 // All clients.
   std::map<std::int64_t, std::vector<Base>> bases_;  // By what is special.
   std::set<std::string> setups_;
   std::vector<Choice> choices_;
@@ -218,16 +223,24 @@ class Catalog {
 void Catalog::AddBase(const Setup& setup) {
   for (const int cells : {1, 2, 3, 4, 5, 6, 8}) {
     Setup sized = setup;
+    if (legal_) {  // It has no more sequences than the cache is made for.
+      sized.init.capacity = cells;
+      AddSized(sized);
+    }
     SetCells(cells, sized);
     const bool encoder = setup.spec.kind == Kind::kEncoder;
-    if (!encoder && !WhyNotOfCells(sized).empty()) continue;
-    if (!setups_.insert(ToText(sized)).second) continue;
-    const Cost cost = CostOf({.setup = sized, .ops = {}});
-    bases_[cost.special].push_back({sized, cost});
+    if (encoder || WhyNotOfCells(sized).empty()) AddSized(sized);
   }
 }
 
+void Catalog::AddSized(const Setup& sized) {
+  if (!bounds_.Allow(sized) || !setups_.insert(ToText(sized)).second) return;
+  const Cost cost = CostOf({.setup = sized, .ops = {}});
+  bases_[cost.special].push_back({sized, cost});
+}
+
 void Catalog::Add(const Op& op, bool first_only) {
+  if (!bounds_.Allow(op, legal_)) return;
   Choice choice{.op = op, .cost = CostOf(op), .first_only = first_only};
   const auto bit = [](int seq) { return 1U << std::min(seq, 31); };
   for (const Segment& segment : op.segments) {
@@ -359,6 +372,7 @@ void Catalog::AddKinds(const History& model) {
   AddSubsequences(kinds);
   kinds_.insert(kinds.begin(), kinds.end());
   kinds_.insert({OpKind::kDrop, OpKind::kGet, OpKind::kReput, OpKind::kReload});
+  if (legal_) kinds_.insert(OpKind::kCopy);
 }
 
 void Catalog::AddChoices(const History& model) {
@@ -396,7 +410,9 @@ std::array<bool, 10> Catalog::KindsAfter(const Draft& draft,
   std::array<bool, 10> kinds = {};
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
     const bool put = static_cast<OpKind>(kind) == OpKind::kPut;
-    kinds.at(kind) = ops == 1 || (draft.count == 0 ? put : ops == 2) ||
+    // Of legal clients there are few.
+    const bool all = ops == 2 || (legal_ && ops == 3);
+    kinds.at(kind) = ops == 1 || (draft.count == 0 ? put : all) ||
                      rows_.at(ops).contains(WithKind(draft.row, kind));
   }
   return kinds;
@@ -458,7 +474,8 @@ void Catalog::PutOnBases(const Draft& draft, std::int64_t special,
     if (init.capacity > draft.tokens + setup.config.cache_padding) continue;
     // What is refused before the end is of no use.
     if (init.max_batch < draft.largest) continue;
-    const bool keeps = !setup.spec.window && setup.spec.caches.empty();
+    const bool keeps =
+        !legal_ && !setup.spec.window && setup.spec.caches.empty();
     if (keeps && init.capacity < draft.held) continue;
     Draft& whole = request.drafts.emplace_back(draft);
     whole.base = &base;
@@ -468,14 +485,57 @@ void Catalog::PutOnBases(const Draft& draft, std::int64_t special,
 
 }  // namespace
 
+bool Bounds::Allow(const Setup& setup) const {
+  return (!kind || setup.spec.kind == *kind) &&
+         (!abilities || abilities->Fits(setup));
+}
+
+bool Bounds::Allow(const Op& op, bool legal) const {
+  const Abilities able = abilities.value_or(Abilities());
+  const bool goes_on = able.OnlyGoesOn();
+  switch (op.kind) {
+    case OpKind::kPut: {
+      std::set<int> sequences;
+      for (const Segment& one : op.segments) {
+        const bool is_new = sequences.insert(one.seq).second;
+        const bool plain =
+            is_new && one.delta == 0 && one.order == Segment::Order::kUp;
+        if (legal && !plain) return false;
+      }
+      return (sequences.size() < 2 || able.Can(KVTWIN_CAN_MIX)) &&
+             (!op.reserve || able.Can(KVTWIN_CAN_RESERVE)) &&
+             (op.except.empty() || able.set_causal) &&
+             !(op.keep_rows && goes_on);
+    }
+    case OpKind::kDrop:
+      return able.Can(op.open ? KVTWIN_CAN_REMOVE_TAIL
+                              : KVTWIN_CAN_REMOVE_MIDDLE);
+    case OpKind::kCopy:
+      return able.Can(KVTWIN_CAN_COPY_PREFIX) && !(legal && op.seq == op.dst);
+    case OpKind::kAsk:
+      return able.can_resume;
+    case OpKind::kCausal:
+      return able.set_causal;
+    case OpKind::kReput:
+      return !goes_on;
+    case OpKind::kReload:
+      return able.snapshots;
+    default:
+      return true;
+  }
+}
+
 std::optional<History> PlainestThatFails(
-    const History& model, const std::function<bool(const History&)>& fails) {
+    const History& model, const std::function<bool(const History&)>& fails,
+    const Bounds& bounds) {
   if (model.ops.empty()) return std::nullopt;
   const Setup& setup = model.setup;
+  Setup plainest;
+  plainest.legal = setup.legal;
   std::vector<Setup> plain;
   std::vector<Setup> special;
   for (const CacheSpec& spec : SpecsLike(setup.spec)) {
-    plain.push_back(WithCache(Setup(), spec, Shift()));
+    plain.push_back(WithCache(plainest, spec, Shift()));
     for (const Setup& layout : LayoutsLike(setup)) {
       special.push_back(WithCache(layout, spec, setup.spec.shift));
     }
@@ -486,9 +546,10 @@ std::optional<History> PlainestThatFails(
       CostWithoutSizes({.setup = special.front(), .ops = {}}).special == least;
   // Most that are special have to be.
   auto found =
-      Catalog(model, plain, is_plain ? kOnlyPlain : kPlainFirst).Search(fails);
+      Catalog(model, plain, is_plain ? kOnlyPlain : kPlainFirst, bounds)
+          .Search(fails);
   if (found || is_plain) return found;
-  return Catalog(model, special, kSpecial).Search(fails);
+  return Catalog(model, special, kSpecial, bounds).Search(fails);
 }
 
 }  // namespace kvtwin::props

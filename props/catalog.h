@@ -6,17 +6,32 @@
 #include <functional>
 #include <optional>
 
+#include "props/abilities.h"
 #include "props/history.h"
 
 namespace kvtwin::props {
+
+// What histories may have: what a backend can be asked for, if it is given, and
+// of one kind of cache only, if that is.
+struct Bounds {
+  std::optional<Abilities> abilities = {};
+  std::optional<Kind> kind = {};
+
+  bool Allow(const Setup& setup) const;
+  // Of a client that is legal or not: what it would leave out, or do as if
+  // something else had been said, is not allowed.
+  bool Allow(const Op& op, bool legal) const;
+};
 
 // The plainest history of a catalog that `fails`, if there is one that is
 // plainer than `model`. The catalog has all short histories of plain arguments
 // on plain caches, of the kinds of operations that `model` has, and, one at a
 // time, what else is special about it. So one bug has the same catalog,
-// whichever history shows it. The search is given up after some thousand tries.
+// whichever history shows it. If the client of `model` is legal, so are all
+// clients. The search is given up after some thousand tries.
 std::optional<History> PlainestThatFails(
-    const History& model, const std::function<bool(const History&)>& fails);
+    const History& model, const std::function<bool(const History&)>& fails,
+    const Bounds& bounds = {});
 
 }  // namespace kvtwin::props
 

@@ -122,13 +122,13 @@ bool Duo::StartForward(Tokens tokens, bool reserve) {
   const Status found = tested_->StartForward(batch, reserve);
   Tell(call, found.code());
   if (found.code() == StatusCode::kCacheFull) {
-    CheckRoom(call);
+    CheckRoom(call, ledger_, batch_);
     over_ = Bounded();  // It may have evicted first (S12), or not.
     DrawCellsNow();
     return false;
   }
   type_ = 0;
-  const Status due = ledger_.StartForward(batch, reserve);
+  const Status due = ledger_.StartForward(batch, reserve, found.code());
   CheckResult(call, due, found);
   if (!found.ok()) return false;  // As is due.
   active_ = true;
@@ -149,12 +149,13 @@ bool Duo::Bounded() const {
 
 // What every cache has room for, however it finds it: sequences no longer than
 // the capacity, and no more of them than it was made for.
-void Duo::CheckRoom(const std::string& call) {
+void Duo::CheckRoom(const std::string& call, const reference::Ledger& after,
+                    const Tokens& batch) const {
   // A bounded memory has room for those that go on (S4).
   if (!setup_.legal && Bounded()) return;
   std::map<int, std::int64_t> tokens;
   std::int64_t last = 0;
-  for (const auto& part : ledger_.parts()) {
+  for (const auto& part : after.parts()) {
     std::map<int, std::int64_t> held;
     for (const LedgerToken& token : part.tokens()) {
       for (const int seq : token.sequences) ++held[seq];
@@ -164,9 +165,9 @@ void Duo::CheckRoom(const std::string& call) {
       tokens[seq] = std::max(tokens[seq], count);
     }
   }
-  for (std::size_t i = 0; i < batch_.positions.size(); ++i) {
-    ++tokens[batch_.sequences[i]];
-    last = std::max<std::int64_t>(last, batch_.positions[i]);
+  for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+    ++tokens[batch.sequences[i]];
+    last = std::max<std::int64_t>(last, batch.positions[i]);
   }
   bool fits = std::ssize(tokens) <= setup_.init.max_sequences &&
               last < setup_.init.capacity;
@@ -183,6 +184,8 @@ void Duo::CheckRoom(const std::string& call) {
 }
 
 void Duo::PutAll(const Op& op) {
+  // Whether a copy of this pass gets the rows, too, is everybody's own affair.
+  if (copied_) return;
   const std::int64_t first = serial_;
   const auto count = static_cast<std::int64_t>(batch_.positions.size());
   serial_ += count;
@@ -256,8 +259,11 @@ StatusCode Duo::Remove(int seq, std::int32_t begin, std::int32_t end) {
                   end == kOpenEnd ? "open" : fmt::to_string(end));
   const Status found = tested_->Remove(seq, begin, end);
   Tell(call, found.code());
-  // A token that is shared may also be copied, and the copy moved.
-  const Status due = ledger_.Remove(seq, begin, end, /*copies=*/found.ok());
+  // Where rules are told apart, a refusal is not taken for that of a copy.
+  const bool strict =
+      subject_.mask_rows_too && found.code() == StatusCode::kNotSupported;
+  const auto heard = strict ? reference::Heard() : found.code();
+  const Status due = ledger_.Remove(seq, begin, end, heard);
   CheckResult(call, due, found);
   fresh_ = false;
   DrawCellsNow();
@@ -268,15 +274,23 @@ void Duo::CopyPrefix(int src, int dst, std::int32_t len) {
   const std::string call = fmt::format("CopyPrefix({}, {}, {})", src, dst, len);
   const Status found = tested_->CopyPrefix(src, dst, len);
   Tell(call, found.code());
-  CheckResult(call, ledger_.CopyPrefix(src, dst, len), found);
+  if (found.code() == StatusCode::kCacheFull) {  // Of one that copies rows.
+    reference::Ledger after = ledger_;
+    (void)after.CopyPrefix(src, dst, len);
+    CheckRoom(call, after, {});
+    return DrawCellsNow();
+  }
+  CheckResult(call, ledger_.CopyPrefix(src, dst, len, found.code()), found);
   fresh_ = false;
-  copied_ = true;
+  copied_ = copied_ || found.ok();
   DrawCellsNow();
 }
 
 bool Duo::CanResume(int seq, std::int32_t pos) {
   const bool due = ledger_.CanResume(seq, pos);
-  if (!subject_.abilities.can_resume) return due;
+  if (!subject_.abilities.can_resume) {
+    return ledger_.CanResume(seq, pos, /*surely=*/true);
+  }
   const Result<bool> found = tested_->CanResume(seq, pos);
   const std::string call = fmt::format("CanResume({}, {})", seq, pos);
   Tell(call, found.status().code());
@@ -285,6 +299,7 @@ bool Duo::CanResume(int seq, std::int32_t pos) {
   // A no is always honest.
   Check(due || !*found, "subject: resume",
         [&] { return call + " is true, but tokens in the window are gone"; });
+  if (*found) ledger_.Resumes(seq, pos);
   return *found;
 }
 

@@ -51,7 +51,9 @@ class Duo final : public Driver {
   void Tell(const std::string& call, StatusCode answer);
   void CheckResult(const std::string& call, const Status& due,
                    const Status& found);
-  void CheckRoom(const std::string& call);
+  // `after`: what the cache is to hold, but for the tokens of `batch`.
+  void CheckRoom(const std::string& call, const reference::Ledger& after,
+                 const Tokens& batch) const;
   // Tokens may be evicted.
   bool Bounded() const;
   void CheckView(int layer);

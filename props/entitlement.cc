@@ -80,13 +80,21 @@ std::optional<WrongRow> Explain(
     int row, const std::vector<std::uint64_t>& token_hashes) {
   std::vector<const LedgerToken*> due;
   std::vector<std::uint64_t> due_hashes;
-  for (std::size_t t = 0; t < token_hashes.size(); ++t) {
-    const LedgerToken& token = ledger.tokens()[t];
-    if (!ledger.Entitled(row, token)) continue;
-    due.push_back(&token);
-    due_hashes.push_back(token_hashes[t]);
+  // Of equal rows, those that must be there come first.
+  for (const bool may_miss : {false, true}) {
+    for (std::size_t t = 0; t < token_hashes.size(); ++t) {
+      const LedgerToken& token = ledger.tokens()[t];
+      if (!ledger.Entitled(row, token)) continue;
+      if (ledger.MayMiss(row, token) != may_miss) continue;
+      due.push_back(&token);
+      due_hashes.push_back(token_hashes[t]);
+    }
   }
   auto unknown = std::count(due_hashes.begin(), due_hashes.end(), 0U);
+  std::ptrdiff_t spare = 0;  // Of the unknown ones.
+  for (std::size_t i = 0; i < due.size(); ++i) {
+    if (due_hashes[i] == 0 && ledger.MayMiss(row, *due[i])) ++spare;
+  }
   WrongRow wrong{.row = row, .column = -1, .text = ""};
   for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
     if (!MaskAllows(view.mask, column, row)) continue;
@@ -105,10 +113,11 @@ std::optional<WrongRow> Explain(
                                RowText(view, column, v_layout));
     }
   }
-  // What is missing; a token that was never put only if no column is left.
+  // What is missing; a token that was never put only if no column is left,
+  // and those that may be missing are.
   for (std::size_t i = 0; i < due.size(); ++i) {
-    if (due[i] == nullptr || (due_hashes[i] == 0 && unknown <= 0)) continue;
-    if (ledger.MayMiss(row, *due[i])) continue;
+    if (due[i] == nullptr || ledger.MayMiss(row, *due[i])) continue;
+    if (due_hashes[i] == 0 && unknown <= spare) continue;
     wrong.text += fmt::format(
         "{} {}",
         wrong.text.empty() ? fmt::format("row {} misses", row) : "; due is",

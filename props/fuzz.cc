@@ -124,10 +124,11 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
     return failure;
   }
   const CrashReport crash([&] { return RerunCommand(found, subject); });
-  failure.shrunk = Shrink(found, Hastily(subject, difference.check));
+  failure.shrunk =
+      Shrink(found, Hastily(subject, difference.check), options.kind);
   auto sure = RunHistory(failure.shrunk, subject).difference;
   if (!sure && IsHang(difference.check)) {  // It was slow, and came back.
-    failure.shrunk = Shrink(found, subject);
+    failure.shrunk = Shrink(found, subject, options.kind);
     sure = RunHistory(failure.shrunk, subject).difference;
   }
   failure.difference = sure.value_or(difference);

@@ -588,8 +588,7 @@ std::optional<Finding> Oracle::FollowStart(const TraceOp& op) {
 std::optional<Finding> Oracle::FollowRemove(const TraceOp& op) {
   if (op.result != StatusCode::kOk) return std::nullopt;
   fresh_.assign(fresh_.size(), false);
-  const Status status =
-      ledger_->Remove(op.seq, op.begin, op.end, /*copies=*/true);
+  const Status status = ledger_->Remove(op.seq, op.begin, op.end, op.result);
   if (status.ok()) return std::nullopt;
   return Finding{fmt::format("result is ok, due is {}", status.ToString()), ""};
 }

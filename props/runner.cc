@@ -44,7 +44,9 @@ class Client {
   StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) {
     const auto bit =
         end == kOpenEnd ? KVTWIN_CAN_REMOVE_TAIL : KVTWIN_CAN_REMOVE_MIDDLE;
-    if (!abilities_.Can(bit)) return StatusCode::kNotSupported;
+    if (!abilities_.Can(bit) || driver_.ledger().RemoveIsOpen(seq, end)) {
+      return StatusCode::kNotSupported;
+    }
     const bool whole = begin == 0 && end == kOpenEnd;
     if (whole) held_.erase(seq);
     Note(OpKind::kDrop, seq, begin, end);
@@ -58,7 +60,7 @@ class Client {
   }
   bool CanResume(int seq, std::int32_t pos) {
     if (!abilities_.can_resume || pos > abilities_.LastPosition()) {
-      return driver_.ledger().CanResume(seq, pos);
+      return driver_.ledger().CanResume(seq, pos, /*surely=*/true);
     }
     Note(OpKind::kAsk, seq, 0, pos);
     return driver_.CanResume(seq, pos);
@@ -71,15 +73,18 @@ class Client {
     driver_.CopyPrefix(src, dst, len);
   }
 
-  void Shift(int seq, std::int32_t begin, std::int32_t end,
+  // Whether it was done: not if it is everybody's own affair what moves.
+  bool Shift(int seq, std::int32_t begin, std::int32_t end,
              std::int32_t delta) {
-    if (!abilities_.shift) return;
+    if (!abilities_.shift) return true;
+    if (driver_.ledger().MoveIsOpen(seq, begin, end)) return false;
     if (abilities_.max_position > 0) {
       delta = std::min(delta, abilities_.LastEnd() - Next(seq));
     }
     Note(OpKind::kShift, seq, begin, end);
     if (done_ != nullptr) done_->back().delta = delta;
     driver_.Shift(seq, begin, end, delta);
+    return true;
   }
 
   void Put(const Op& op);
@@ -143,6 +148,12 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
       held_.contains(segment.seq)) {
     Remove(segment.seq, 0, kOpenEnd);
   }
+  // It asks where it cannot know whether the end is still there.
+  const std::int32_t next = Next(segment.seq);
+  if (driver_.ledger().EndIsOpen(segment.seq) &&
+      !CanResume(segment.seq, next)) {
+    Remove(segment.seq, 0, kOpenEnd);
+  }
   const int capacity = setup_.init.capacity;
   segment.delta = 0;
   segment.order = Segment::Order::kUp;
@@ -156,8 +167,9 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
     const StatusCode code = Remove(segment.seq, 0, discard);
     if (code != StatusCode::kOk) Remove(segment.seq, 0, kOpenEnd);
     // It may have left a gap.
-    if (Next(segment.seq) + segment.count - capacity == over) {
-      Shift(segment.seq, discard, kOpenEnd, -discard);
+    const bool gap = Next(segment.seq) + segment.count - capacity == over;
+    if (gap && !Shift(segment.seq, discard, kOpenEnd, -discard)) {
+      Remove(segment.seq, 0, kOpenEnd);
     }
   }
   // Where nothing can be removed, no more than there is room for.
@@ -277,7 +289,7 @@ void Client::Do(const Op& op) {
       const int seq = IdOf(op.seq);
       const auto [begin, end] = std::minmax(
           {Resolve(seq, op.begin), op.open ? kOpenEnd : Resolve(seq, op.end)});
-      return Shift(seq, begin, end, op.delta);
+      return void(Shift(seq, begin, end, op.delta));
     }
     default:
       Note(op);

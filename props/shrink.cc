@@ -236,6 +236,11 @@ class Moves {
       }
       if (op.kind == OpKind::kCopy) names.insert(op.dst);
     }
+    if (names.contains(0) && names.contains(1)) {
+      moves_.emplace_back([](History& h) {
+        RenameSequences(h, {{0, 1}, {1, 0}});
+      });
+    }
     const auto largest = names.empty() ? 0 : *names.rbegin();
     if (names.size() != 2 || largest < 3) return;
     for (int name = 1; name <= 40; ++name) {
@@ -381,10 +386,12 @@ class Moves {
 class Shrinker {
  public:
   Shrinker(const History& history, const Difference& difference,
-           const Rerun& rerun, std::int64_t start_work = 2500)
+           const Rerun& rerun, Bounds bounds = {},
+           std::int64_t start_work = 2500)
       : best_(history),
         start_work_(start_work),
         rerun_(rerun),
+        bounds_(std::move(bounds)),
         blamed_(BlamedBy(difference.check)) {
     Cut(difference.step);
   }
@@ -425,6 +432,7 @@ class Shrinker {
   }
 
   bool Try(const History& candidate) {
+    if (!bounds_.Allow(candidate.setup)) return false;
     const std::optional<Difference> difference = rerun_(candidate);
     CountWork(candidate, difference ? difference->step : candidate.ops.size());
     if (!difference || BlamedBy(difference->check) != blamed_) return false;
@@ -564,7 +572,8 @@ class Shrinker {
   // What no step leads to may still be known.
   void LookUp() {
     PlainestThatFails(
-        best_, [&](const History& one) { return !TooMuchWork() && Try(one); });
+        best_, [&](const History& one) { return !TooMuchWork() && Try(one); },
+        bounds_);
     cost_ = CostOf(best_);
   }
 
@@ -603,13 +612,15 @@ class Shrinker {
   bool fails_in_last_ = false;  // Not at the end of it all, nor before.
   Cost cost_;                   // Of `best_`.
   const Rerun& rerun_;
+  const Bounds bounds_;
   std::string blamed_;
   std::set<std::string> tried_;
 };
 
 }  // namespace
 
-History Shrink(const History& history, const Subject& subject) {
+History Shrink(const History& history, const Subject& subject,
+               std::optional<Kind> kind) {
   const std::optional<Difference> difference =
       RunHistory(history, subject).difference;
   if (!difference) return history;
@@ -622,11 +633,11 @@ History Shrink(const History& history, const Subject& subject) {
     if (over || Interrupted()) return std::nullopt;
     return RunHistory(candidate, quick).difference;
   };
-  if (subject.name != "cuda") {
-    return Shrinker(history, *difference, rerun).Run();
-  }
+  Bounds bounds = {.abilities = subject.abilities, .kind = kind};
+  if (subject.is_twin()) bounds.abilities.reset();
   // It allocates for each run, and is slower still on the emulator.
-  return Shrinker(history, *difference, rerun, /*start_work=*/250'000).Run();
+  const int start_work = subject.name == "cuda" ? 250'000 : 2'500;
+  return Shrinker(history, *difference, rerun, bounds, start_work).Run();
 }
 
 History Shrink(const History& history, const Rerun& rerun) {

@@ -30,6 +30,9 @@ struct LedgerToken {
   std::map<int, KvRows> rows;  // By layer, in the dtypes of the cache.
   std::set<int> spare;  // Of `sequences`: may have left. Eviction is lazy.
   bool HeldBy(int seq) const { return sequences.contains(seq); }
+  bool SurelyHeldBy(int seq) const {
+    return HeldBy(seq) && !spare.contains(seq);
+  }
   void Leave(int seq) {
     sequences.erase(seq);
     spare.erase(seq);
@@ -37,6 +40,16 @@ struct LedgerToken {
 };
 
 using enum StatusCode;
+
+// What the cache under test answered, which decides where the rules leave the
+// answer open. By default nothing: as if no token had left early.
+struct Heard {
+  Heard() = default;
+  Heard(StatusCode answer) : known(true), code(answer) {}
+  bool Is(StatusCode answer) const { return known && code == answer; }
+  bool known = false;
+  StatusCode code = kOk;
+};
 
 // Of one cache. An encoder has no tokens but one slot a layer, of any shape.
 class CacheLedger {
@@ -103,7 +116,7 @@ class CacheLedger {
     return {kInvalidArgument, "more cells than can be counted"};
   }
 
-  Status StartForward(const Batch& batch, bool reserve) {
+  Status StartForward(const Batch& batch, bool reserve, Heard heard = {}) {
     EndPass();
     reserve_ = reserve;
     if (encoder()) {
@@ -116,11 +129,12 @@ class CacheLedger {
       batch_.push_back({batch.positions[i], batch.sequences[i], false});
     }
     if (reserve) return {};
-    if (rules_.positions != Rules::Positions::kAny && !GoesOn()) {
+    if (rules_.positions != Rules::Positions::kAny && !GoesOn(heard)) {
       EndPass();
       return {kInvalidArgument, "the batch does not go on where it should"};
     }
-    if (memory_) Evict();
+    if (first_ > 0 || rules_.back == Rules::Back::kUntilFull) Begin();
+    if (memory_ || first_ > 0) Evict();
     if (std::ssize(tokens_) + rows() > cells_) {
       EndPass();
       return {kCacheFull, "more tokens than cells"};
@@ -149,64 +163,118 @@ class CacheLedger {
     }
   }
 
-  Status CopyPrefix(int src, int dst, std::int32_t len) {
+  Status CopyPrefix(int src, int dst, std::int32_t len, Heard heard = {}) {
     if (encoder()) return {kNotSupported, "there is one sequence"};
-    if (IsFull(src) && len < Next(src)) return {kNotSupported, kFullText};
+    const bool may = MayBeFull(src) && len < Next(src);
+    const bool must = IsFull(src) && len < Next(src, /*surely=*/true);
+    if (Refuses(may, must, heard)) return {kNotSupported, kFullText};
     const bool adds = rules_.copy == Rules::Copy::kAdds;
+    const bool is_empty = Next(dst) == 0;
+    if (!adds || is_empty) began_[dst] = began_[src];
+    if (!adds || is_empty) mixed_.erase(dst);
+    if (mixed_.contains(src) || (adds && !is_empty)) mixed_.insert(dst);
     for (LedgerToken& token : tokens_) {
       const bool copied = token.HeldBy(src) && token.position < len;
       const bool spare = token.spare.contains(src);
       if (!adds) token.Leave(dst);
-      if (copied) token.sequences.insert(dst);
-      if (copied && spare) token.spare.insert(dst);
+      if (!copied) continue;
+      const bool is_new = token.sequences.insert(dst).second;
+      if (!spare) token.spare.erase(dst);
+      if (spare && is_new) token.spare.insert(dst);
     }
     DropUnheld();
     return {};
   }
 
-  bool CanResume(int seq, std::int32_t pos) const {
-    if (IsFull(seq) && pos < Next(seq)) return false;
+  // Whether the answer may be yes; `surely`: whether it is, whatever has left.
+  bool CanResume(int seq, std::int32_t pos, bool surely = false) const {
+    if (surely ? MayBeFull(seq) && pos < Next(seq)
+               : IsFull(seq) && pos < Next(seq, /*surely=*/true)) {
+      return false;
+    }
     if (!memory_) return true;
     std::set<std::int64_t> stored;
     for (const LedgerToken& token : tokens_) {
-      if (token.HeldBy(seq)) stored.insert(token.position);
+      const bool counts = surely ? token.SurelyHeldBy(seq) : token.HeldBy(seq);
+      if (counts) stored.insert(token.position);
     }
     return !stored.empty() &&
            *stored.begin() <= std::max<std::int64_t>(0, pos - *window_) &&
            pos <= *stored.rbegin() + 1;
   }
+  // Whether it cannot be known where the sequence ends.
+  bool EndIsOpen(int seq) const {
+    return rules_.positions != Rules::Positions::kAny &&
+           Next(seq) != Next(seq, /*surely=*/true);
+  }
+  // CanResume said yes: what the sequence needs to go on is there, until
+  // another batch lets it go.
+  void Resumes(int seq, std::int32_t pos) {
+    if (!memory_) return;
+    // Of tokens out of order, the oldest may be there and others not.
+    const std::int64_t whole = mixed_.contains(seq) ? 1 : *window_;
+    const std::int64_t ends = Next(seq) == pos ? 1 : 0;  // It is not empty.
+    const std::int64_t from = pos - std::max(ends, whole);
+    std::map<std::int64_t, int> held;  // Of two at a position, either.
+    for (const LedgerToken& token : tokens_) {
+      if (token.HeldBy(seq)) ++held[token.position];
+    }
+    for (LedgerToken& token : tokens_) {
+      const bool alone = held[token.position] == 1;
+      if (alone && IsIn(token.position, from, pos)) token.spare.erase(seq);
+    }
+  }
 
-  // With `copies`, as backends do it that copy where ours refuse with
-  // shared_cells.
+  // With `heard` ok, shared tokens are copied and moved, as backends do it that
+  // copy where ours refuse with shared_cells.
   Status Remove(int seq, std::int32_t begin, std::int32_t end,
-                bool copies = false) {
+                Heard heard = {}) {
     const bool open = end == kOpenEnd;
     if (IsIn(slots_.position, begin, end)) slots_.cached = false;
-    bool remains = false;
-    bool leaves = false;
-    for (const LedgerToken& token : tokens_) {
-      if (!token.HeldBy(seq)) continue;
-      const bool in = IsIn(token.position, begin, end);
-      (in ? leaves : remains) = true;
-    }
-    const bool middle = !open && remains;
-    if (leaves && (remains || begin > 0) && IsFull(seq)) {
+    const Parts parts = PartsOf(seq, begin, end);
+    const bool may = parts.leaves.may && (parts.remains.may || begin > 0);
+    const bool must =
+        parts.leaves.must && (parts.remains.must || begin > began_[seq]);
+    if (Refuses(may && MayBeFull(seq), must && IsFull(seq), heard)) {
       return {kNotSupported, kFullText};
     }
-    if (middle && rules_.middle == Rules::Middle::kRefused) {
+    const bool ok = heard.Is(kOk);
+    const bool none = rules_.middle == Rules::Middle::kRefused;
+    // What nothing is behind may be taken for the end.
+    const bool ends = none && ok && !parts.behind.must;
+    const bool nothing_left = ok && !parts.remains.must && (none || !CanTurn());
+    const bool middle = !open && parts.remains.may && !nothing_left && !ends;
+    if (middle && none) {
       return {kNotSupported, "only the end of a sequence can go"};
     }
     const bool shifts = middle && rules_.middle == Rules::Middle::kShifts;
     std::vector<LedgerToken> moved;
     if (shifts) {
+      // Where a copy would have to be turned, it can say that it cannot.
+      const bool copies = ok || heard.Is(kNotSupported);
       Status status = Move(seq, end, kOpenEnd, begin - end, copies, moved);
       if (!status.ok()) return status;
     }
+    const std::int64_t last = ends ? kOpenEnd : end;
     for (LedgerToken& token : tokens_) {
-      if (IsIn(token.position, begin, end)) token.Leave(seq);
+      if (IsIn(token.position, begin, last)) token.Leave(seq);
     }
     Replace(seq, end, shifts ? kOpenEnd : end, moved);
+    if (Next(seq) == 0) mixed_.erase(seq);
     return {};
+  }
+
+  // Whether it cannot be known which tokens of others Shift would move.
+  bool MoveIsOpen(int seq, std::int64_t begin, std::int64_t end) const {
+    return std::ranges::any_of(tokens_, [&](const LedgerToken& token) {
+      return token.spare.contains(seq) && token.sequences.size() > 1 &&
+             IsIn(token.position, begin, end);
+    });
+  }
+  // The same of a Remove up to `end`.
+  bool RemoveIsOpen(int seq, std::int64_t end) const {
+    return rules_.middle == Rules::Middle::kShifts && end != kOpenEnd &&
+           MoveIsOpen(seq, end, kOpenEnd);
   }
 
   // Of a cache whose Remove leaves a gap: adds `delta` to the positions in
@@ -220,6 +288,9 @@ class CacheLedger {
     Status status = Move(seq, begin, end, delta, /*copies=*/false, moved);
     if (!status.ok()) return status;
     std::erase_if(moved, [](auto& token) { return token.position < 0; });
+    for (const LedgerToken& token : moved) {
+      mixed_.insert(token.sequences.begin(), token.sequences.end());
+    }
     Replace(seq, begin, end, moved);
     return {};
   }
@@ -279,19 +350,56 @@ class CacheLedger {
     return position >= begin && (position < end || end == kOpenEnd);
   }
 
-  // The position after the last one.
-  std::int64_t Next(int seq) const {
+  // The position after the last one; `surely`: that cannot have left.
+  std::int64_t Next(int seq, bool surely = false) const {
     std::int64_t next = 0;
     for (const LedgerToken& token : tokens_) {
-      if (token.HeldBy(seq)) next = std::max(next, token.position + 1);
+      const bool counts = surely ? token.SurelyHeldBy(seq) : token.HeldBy(seq);
+      if (counts) next = std::max(next, token.position + 1);
     }
     return next;
   }
 
-  // Whether something of it has left, or will, and so it cannot go back.
+  // Whether a call is refused: it may be, or it must be.
+  static bool Refuses(bool may, bool must, Heard heard) {
+    return must || (may && !heard.Is(kOk));
+  }
+
+  // Whether something of it has left, or will, and so it cannot go back: by
+  // the tokens that it ever had, and by the positions before the next one.
   bool IsFull(int seq) const {
+    const auto first = began_.find(seq);
+    const std::int64_t began = first == began_.end() ? 0 : first->second;
+    return MayBeFull(seq) && Next(seq, /*surely=*/true) - began > *window_;
+  }
+  bool MayBeFull(int seq) const {
     return rules_.back == Rules::Back::kUntilFull && window_ &&
            Next(seq) > *window_;
+  }
+
+  // Whether a sequence has tokens in a range, in the rest, and behind it.
+  struct Has {
+    bool may = false;
+    bool must = false;
+  };
+  struct Parts {
+    Has leaves;
+    Has remains;
+    Has behind;
+  };
+  Parts PartsOf(int seq, std::int64_t begin, std::int64_t end) const {
+    Parts parts;
+    for (const LedgerToken& token : tokens_) {
+      if (!token.HeldBy(seq)) continue;
+      const auto note = [&](Has& has) {
+        has.may = true;
+        has.must = has.must || token.SurelyHeldBy(seq);
+      };
+      const bool leaves = IsIn(token.position, begin, end);
+      note(leaves ? parts.leaves : parts.remains);
+      if (!leaves && token.position >= end) note(parts.behind);
+    }
+    return parts;
   }
 
   // How far a token is from a row at `now`, against the window: in positions,
@@ -317,9 +425,7 @@ class CacheLedger {
       after.sequences = {seq};
       after.row = -1;
     }
-    if (spec_.shift.kind == ShiftKind::kNone) {
-      return {kNotSupported, "there is no shift function"};
-    }
+    if (!CanTurn()) return {kNotSupported, kNoTurn};
     for (LedgerToken& token : moved) {
       for (auto& [layer, rows] : token.rows) {
         Status status = ShiftStored(spec_.shift, layer, delta, rows.key);
@@ -344,32 +450,72 @@ class CacheLedger {
     return rules_.shared_shift == Rules::SharedShift::kMovesAll;
   }
 
-  // Whether the batch goes on where its sequences end. Those that it sets back
-  // lose what they had there.
-  bool GoesOn() {
+  // Whether the batch goes on where its sequences end. What they cannot have
+  // then is gone.
+  bool GoesOn(Heard heard) {
+    std::map<int, std::int64_t> first;
     std::map<int, std::int64_t> next;
-    std::map<int, std::int64_t> back;
-    for (const LedgerToken& token : tokens_) {
-      for (const int seq : token.sequences) next[seq] = Next(seq);
-    }
     for (const auto& [position, seq, excepted] : batch_) {
-      if (rules_.positions == Rules::Positions::kContinue) {
-        next.try_emplace(seq, position);
-      } else if (back.try_emplace(seq, position).second) {
-        next[seq] = std::min<std::int64_t>(next[seq], position);
-      }
+      if (first.try_emplace(seq, position).second) next[seq] = position;
       if (position != next[seq]++) return false;
     }
-    for (LedgerToken& token : tokens_) {
-      for (const auto& [seq, first] : back) {
-        if (token.position >= first) token.Leave(seq);
-      }
+    for (const auto& [seq, position] : first) {
+      const Has begins = MayBegin(seq, position);
+      // As if no token had left early.
+      const bool plainly = rules_.positions == Rules::Positions::kOverwrite ||
+                           position == Next(seq);
+      const bool ok = begins.may && (heard.known ? heard.Is(kOk) : plainly);
+      if (!begins.must && !ok) return false;
     }
+    for (const auto& [seq, position] : first) SetBack(seq, position);
     DropUnheld();
     return true;
   }
 
-  // S7. Lazily, they leave when there is no room.
+  // Whether a batch at `position` goes on where `seq` ends, by the tokens that
+  // it may have, and that it must have.
+  Has MayBegin(int seq, std::int64_t position) const {
+    const std::int64_t most = Next(seq);
+    const std::int64_t least = Next(seq, /*surely=*/true);
+    if (rules_.positions == Rules::Positions::kOverwrite) {
+      return {position <= most, position <= least};
+    }
+    Has begins = {least == 0, true};
+    for (const LedgerToken& token : tokens_) {
+      if (!token.HeldBy(seq) || token.position + 1 < least) continue;
+      const bool goes_on = token.position + 1 == position;
+      begins.may = begins.may || goes_on;
+      begins.must = begins.must && goes_on;
+    }
+    return begins;
+  }
+
+  // `seq` goes on at `position`.
+  void SetBack(int seq, std::int64_t position) {
+    const bool anywhere =
+        rules_.positions == Rules::Positions::kContinue &&
+        std::ranges::none_of(tokens_, [&](auto& token) {
+          return token.HeldBy(seq) && token.position + 1 == position;
+        });
+    for (LedgerToken& token : tokens_) {
+      if (anywhere || token.position >= position) token.Leave(seq);
+    }
+  }
+
+  // Where sequences begin that have no tokens.
+  void Begin() {
+    std::map<int, std::int64_t> lowest;
+    for (const auto& [position, seq, excepted] : batch_) {
+      const auto [at, is_new] = lowest.try_emplace(seq, position);
+      if (!is_new) at->second = std::min<std::int64_t>(at->second, position);
+    }
+    for (const auto& [seq, position] : lowest) {
+      if (Next(seq) == 0) began_[seq] = position;
+    }
+  }
+
+  // S7. Lazily, they leave when there is no room. Whether a sequence of which
+  // nothing is left knows where it ended is its own affair.
   void Evict() {
     std::map<int, std::int64_t> low;  // By sequence.
     for (const LedgerToken& token : tokens_) {
@@ -377,6 +523,10 @@ class CacheLedger {
         low[seq] = std::max(low[seq], token.position + 1);
       }
     }
+    // First tokens stay, and others leave, however large the cache.
+    const std::int64_t memory = memory_ ? *memory_ : *window_;
+    const bool any = rules_.positions == Rules::Positions::kAny;
+    const auto next = any ? std::map<int, std::int64_t>() : low;
     for (const BatchToken& one : batch_) low[one.sequence] = one.position;
     for (const auto& [position, seq, excepted] : batch_) {
       low[seq] = std::min<std::int64_t>(low[seq], position);
@@ -385,10 +535,14 @@ class CacheLedger {
                        std::ssize(tokens_) + rows() > cells_;
     for (LedgerToken& token : tokens_) {
       std::erase_if(token.sequences, [&](int seq) {
-        const std::int64_t kept = low[seq] - *memory_ + first_;
-        if (token.position < first_ || token.position >= kept) return false;
-        leave ? void(token.spare.erase(seq)) : void(token.spare.insert(seq));
-        return leave;
+        const std::int64_t kept = low[seq] - memory + first_;
+        const bool stays = first_ > 0 && token.position < began_[seq] + first_;
+        if (stays || token.position >= kept) return false;
+        const bool is_last =
+            !any && first_ == 0 && token.position + 1 == next.at(seq);
+        const bool leaves = leave && !is_last;
+        leaves ? void(token.spare.erase(seq)) : void(token.spare.insert(seq));
+        return leaves;
       });
     }
     DropUnheld();
@@ -398,6 +552,9 @@ class CacheLedger {
     std::erase_if(tokens_, [](auto& token) { return token.sequences.empty(); });
   }
 
+  bool CanTurn() const { return spec_.shift.kind != ShiftKind::kNone; }
+
+  static constexpr auto kNoTurn = "there is no shift function";
   static constexpr auto kFullText = "the window is full, nothing goes back";
 
   CacheSpec spec_;
@@ -407,7 +564,10 @@ class CacheLedger {
   DType v_dtype_ = DType::kF32;
   std::optional<std::int64_t> window_;
   std::optional<std::int64_t> memory_;
-  std::int64_t first_ = 0;  // So many tokens stay.
+  std::int64_t first_ = 0;             // So many tokens stay.
+  std::map<int, std::int64_t> began_;  // By sequence: its first position.
+  // Sequences whose tokens may not have come in the order of their positions.
+  std::set<int> mixed_;
   std::int64_t cells_ = 0;
   std::vector<LedgerToken> tokens_;
   std::vector<BatchToken> batch_;  // Of the current pass.
@@ -438,10 +598,10 @@ class Ledger {
   void NeverFull() {
     for (CacheLedger& part : parts_) part.NeverFull();
   }
-  Status StartForward(const Batch& batch, bool reserve) {
+  Status StartForward(const Batch& batch, bool reserve, Heard heard = {}) {
     for (CacheLedger& part : parts_) part.EndPass();
     for (CacheLedger& part : parts_) {
-      Status status = part.StartForward(batch, reserve);
+      Status status = part.StartForward(batch, reserve, heard);
       if (status.ok()) continue;
       for (CacheLedger& each : parts_) each.GiveBack();
       return status;
@@ -449,16 +609,34 @@ class Ledger {
     active_ = 0;
     return {};
   }
-  Status CopyPrefix(int src, int dst, std::int32_t len) {
-    return All([&](auto& part) { return part.CopyPrefix(src, dst, len); });
+  Status CopyPrefix(int src, int dst, std::int32_t len, Heard heard = {}) {
+    return All(
+        [&](auto& part) { return part.CopyPrefix(src, dst, len, heard); });
   }
-  bool CanResume(int seq, std::int32_t pos) const {
-    return std::all_of(parts_.begin(), parts_.end(),
-                       [&](auto& part) { return part.CanResume(seq, pos); });
+  bool CanResume(int seq, std::int32_t pos, bool surely = false) const {
+    return std::all_of(parts_.begin(), parts_.end(), [&](auto& part) {
+      return part.CanResume(seq, pos, surely);
+    });
+  }
+  bool EndIsOpen(int seq) const {
+    return std::any_of(parts_.begin(), parts_.end(),
+                       [&](auto& part) { return part.EndIsOpen(seq); });
+  }
+  void Resumes(int seq, std::int32_t pos) {
+    for (CacheLedger& part : parts_) part.Resumes(seq, pos);
   }
   Status Remove(int seq, std::int32_t begin, std::int32_t end,
-                bool copies = false) {
-    return All([&](auto& p) { return p.Remove(seq, begin, end, copies); });
+                Heard heard = {}) {
+    return All([&](auto& p) { return p.Remove(seq, begin, end, heard); });
+  }
+  bool MoveIsOpen(int seq, std::int64_t begin, std::int64_t end) const {
+    return std::any_of(parts_.begin(), parts_.end(), [&](auto& part) {
+      return part.MoveIsOpen(seq, begin, end);
+    });
+  }
+  bool RemoveIsOpen(int seq, std::int64_t end) const {
+    return std::any_of(parts_.begin(), parts_.end(),
+                       [&](auto& part) { return part.RemoveIsOpen(seq, end); });
   }
   Status Shift(int seq, std::int32_t begin, std::int32_t end,
                std::int32_t delta) {
