@@ -41,7 +41,8 @@ void OnCrash(int signal) {
 History HistoryAt(const FuzzOptions& options, const Subject& subject,
                   std::uint64_t number) {
   History history = MakeHistory(options.seed, number, options.kind,
-                                kOpsInHistory, options.cells_max);
+                                kOpsInHistory, options.cells_max,
+                                /*rarities=*/true);
   if (options.dtypes) {
     Setup& setup = history.setup;
     setup.init.dtype = kRowDTypes.at(number % kRowDTypes.size());
