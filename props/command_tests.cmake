@@ -84,6 +84,8 @@ kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"
 kvtwin_command_test(run_no_history EXIT 2 ARGS run "kvt1 | fly")
 kvtwin_command_test(fuzz_unknown_kind EXIT 2 ARGS fuzz --kind tree)
 # Every push: each pair of dtypes, and pools of blocks.
+kvtwin_command_test(fuzz_small_caches EXIT 0
+  PRINTS "\"differences\": ?0[,}]" ARGS fuzz --cells-max 16 --ops 20000 --json)
 kvtwin_command_test(fuzz_dtypes EXIT 0 PRINTS "\"differences\": ?0[,}]"
   ARGS fuzz --dtypes --ops 200000 --json)
 kvtwin_command_test(fuzz_paged EXIT 0 PRINTS "0 differences.* 36 pairs of d"

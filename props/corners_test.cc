@@ -16,7 +16,6 @@
 #include <omp.h>
 #endif
 
-#include "core/mask_elements.h"
 #include "core/shift_row.h"
 #include "kvtwin/legacy.h"
 #include "optimized/aligned_buffer.h"
@@ -492,37 +491,6 @@ void Allocate(std::size_t bytes) {
 TEST(Corners, MemoryThatIsNotThere) {
   EXPECT_THROW(Allocate(SIZE_MAX - 7), std::bad_alloc);
   EXPECT_THROW(Allocate(SIZE_MAX / 2), std::bad_alloc);
-}
-
-// Long rows are written in pieces.
-TEST(Corners, ALongMask) {
-  constexpr std::size_t kCells = 40000;
-  constexpr std::size_t kFirst = 100;
-  optimized::CellTable table(kCells, 1, 0);
-  for (std::size_t cell = 0; cell < kCells; ++cell) {
-    table.Add(0, cell, static_cast<std::int32_t>(cell));
-  }
-  optimized::Sequence* sequence = table.Find(0);
-  const std::array<optimized::RowRule, 2> rules = {
-      optimized::RowRule{sequence, {150, 30000}},
-      optimized::RowRule{sequence, {20000, 39998}}};
-  for (const DType dtype :
-       {DType::kF32, DType::kF16, DType::kBF16, DType::kBits}) {
-    optimized::HostMask mask;
-    mask.Build(table, rules, 3, {.first = kFirst, .end = kCells}, dtype);
-    for (std::size_t row = 0; row < 3; ++row) {
-      for (std::size_t cell = kFirst; cell < kCells; ++cell) {
-        const bool seen = row < 2 &&
-                          table.positions()[cell] >= rules[row].range.first &&
-                          table.positions()[cell] <= rules[row].range.last;
-        const MaskElement found =
-            MaskElementAt(mask.view(), static_cast<std::int64_t>(cell - kFirst),
-                          static_cast<std::int64_t>(row));
-        ASSERT_EQ(found, seen ? MaskElement::kAllows : MaskElement::kHides)
-            << row << " " << cell;
-      }
-    }
-  }
 }
 
 TEST(Corners, AMaskThatIsMoreThanAllMemory) {

@@ -71,8 +71,9 @@ void AddCost(const Segment& segment, Cost& cost) {
   cost.special += segment.delta != 0 ? 1 : 0;
   const bool free = segment.count >= Segment::kFree / 2;
   cost.special += free ? 1 : 0;
+  cost.special += segment.more > 0 ? 1 : 0;
   cost.numbers +=
-      segment.seq + std::abs(std::int64_t{segment.delta}) +
+      segment.seq + segment.more + std::abs(std::int64_t{segment.delta}) +
       (free ? 2 + std::abs(segment.count - Segment::kFree) : segment.count);
 }
 
@@ -82,8 +83,9 @@ Cost CostOf(const Op& op) {
   Cost cost;
   cost.operations = 1;
   // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison,
-  // reload, shift.
-  constexpr std::array kSpecial = {0, 2, 3, 2, 3, 2, 3, 5, 4, 5, 3};
+  // reload, shift, layer, type, cached, snapshot, add.
+  constexpr std::array kSpecial = {0, 2, 3, 2, 3, 2, 3, 5,
+                                   4, 5, 3, 3, 3, 3, 4, 4};
   const auto add = [&](const RelativePos& pos) {
     cost.special += pos.from_end ? 1 : 0;
     cost.numbers += std::abs(std::int64_t{pos.offset});
@@ -95,13 +97,22 @@ Cost CostOf(const Op& op) {
     cost.special += std::ssize(*indices);
     for (const int index : *indices) cost.numbers += index;
   }
+  cost.special += op.single ? 1 : 0;
   if (op.kind == OpKind::kMisuse) cost.numbers += op.misuse;
+  if (op.kind == OpKind::kLayer || op.kind == OpKind::kType) {
+    cost.numbers += op.number;
+  }
+  if (op.kind == OpKind::kSnapshot) cost.numbers += op.seq;
+  if (op.kind == OpKind::kAdd) cost.numbers += op.seq + op.dst;
   const bool ranges = op.kind == OpKind::kDrop || op.kind == OpKind::kShift;
   if (!ranges && op.kind != OpKind::kCopy && op.kind != OpKind::kAsk) {
     return cost;
   }
   cost.numbers += op.seq;
-  if (op.kind == OpKind::kCopy) cost.numbers += op.dst;
+  if (op.kind == OpKind::kCopy) {
+    cost.special += op.more > 0 ? 1 : 0;
+    cost.numbers += op.dst + op.more;
+  }
   if (op.kind == OpKind::kShift)
     cost.numbers += std::abs(std::int64_t{op.delta});
   if (ranges) add(op.begin);

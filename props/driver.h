@@ -26,6 +26,13 @@ inline int TypeOf(const Setup& setup, int layer) {
   return setup.spec.kind == Kind::kWrapper ? layer % types : 0;
 }
 
+// A layer in one of a wrapper's caches, or in the only one.
+struct Place {
+  int type = 0;
+  int layer = 0;
+  auto operator<=>(const Place&) const = default;
+};
+
 // Any call may throw Differs.
 class Driver {
  public:
@@ -47,12 +54,26 @@ class Driver {
   // Of caches that can; of others, nothing.
   virtual void Shift(int /*seq*/, std::int32_t /*begin*/, std::int32_t /*end*/,
                      std::int32_t /*delta*/) {}
+  // One call each, whatever came before. `layer` and `type` are there.
+  virtual void SelectLayer(int layer) = 0;
+  virtual void SelectType(int type) = 0;
+  // Of the current layer in the active cache. Requires: in_pass().
+  virtual void Store() = 0;
+  virtual void Read() = 0;
+  // As SetCausal, of the active cache alone. Requires: in_pass().
+  virtual void Except(const std::vector<int>& except) = 0;
+  virtual void Cached() = 0;
+  // Of caches that can; of others, nothing.
+  virtual void Snapshot(int /*seq*/) {}
+  virtual void Add(int /*seq*/, int /*dst*/) {}
   virtual void Misuse(int which) = 0;
   virtual void Poison() = 0;
   virtual void Reload() = 0;
 
   virtual const reference::Ledger& ledger() const = 0;
   virtual bool in_pass() const = 0;
+  // What the next Put and Get are of.
+  virtual Place place() const = 0;
   // What it holds is not known any more: nothing that follows can be judged.
   virtual bool over() const { return false; }
 };

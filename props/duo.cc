@@ -106,9 +106,18 @@ void Duo::SetType(int type) {
               tested_->SetLayerType(type));
 }
 
-void Duo::SetLayer(int layer) {
-  SetType(TypeOf(setup_, layer));
+void Duo::SelectLayer(int layer) {
+  layer_ = layer;
   CheckResult(fmt::format("SetLayer({})", layer), {}, tested_->SetLayer(layer));
+}
+
+void Duo::SelectType(int type) {
+  if (wrapper_) SetType(type);
+}
+
+void Duo::GoTo(int layer) {
+  SetType(TypeOf(setup_, layer));
+  SelectLayer(layer);
 }
 
 bool Duo::StartForward(Tokens tokens, bool reserve) {
@@ -118,7 +127,8 @@ bool Duo::StartForward(Tokens tokens, bool reserve) {
       fmt::format("StartForward(positions [{}], sequences [{}]{})",
                   fmt::join(batch_.positions, " "),
                   fmt::join(batch_.sequences, " "), reserve ? ", reserve" : "");
-  active_ = fresh_ = copied_ = false;
+  active_ = copied_ = false;
+  fresh_.reset();
   const Status found = tested_->StartForward(batch, reserve);
   Tell(call, found.code());
   if (found.code() == StatusCode::kCacheFull) {
@@ -133,7 +143,7 @@ bool Duo::StartForward(Tokens tokens, bool reserve) {
   if (!found.ok()) return false;  // As is due.
   active_ = true;
   reserving_ = reserve;
-  fresh_ = !reserve;
+  if (!reserve) fresh_.set();
   DrawCellsNow();
   return true;
 }
@@ -183,74 +193,107 @@ void Duo::CheckRoom(const std::string& call, const reference::Ledger& after,
   });
 }
 
-void Duo::PutAll(const Op& op) {
+// The next rows that are put are others than any before.
+void Duo::NewRows() {
+  first_serial_ = serial_;
+  serial_ += std::ssize(batch_.positions);
+}
+
+void Duo::PutRows() {
   // Whether a copy of this pass gets the rows, too, is everybody's own affair.
   if (copied_) return;
-  const std::int64_t first = serial_;
+  const std::int64_t first = first_serial_;
   const auto count = static_cast<std::int64_t>(batch_.positions.size());
-  serial_ += count;
   const bool plain = subject_.level == Level::kNumeric;
+  const bool as_stored = (first + layer_) % 2 == 1;
+  const RowDims& rows = setup_.rows;
+  // What becomes of a NaN that is converted is everybody's own affair.
+  const auto fill = [&](RowBuffer& buffer, RowRole role, int head_dim,
+                        DType stored) {
+    const DType dtype = as_stored ? stored : DType::kF32;
+    return buffer.Fill({head_dim, rows.kv_heads, count, 1}, dtype,
+                       {role, layer_, first, plain, !plain && dtype == stored},
+                       setup_.strided);
+  };
+  const TensorView key =
+      fill(keys_, RowRole::kKey, rows.k_head_dim, setup_.init.dtype);
+  const TensorView value =
+      fill(values_, RowRole::kValue, rows.v_head_dim, setup_.v_dtype());
+  const std::string call = fmt::format("Put(layer {}, rows of tokens {} to {})",
+                                       layer_, first, first + count - 1);
+  const Status found = tested_->Put(key, value);
+  Tell(call, found.code());
+  CheckResult(call, {}, found);
+  ledger_.active().Put(layer_, key, value);
+  put_.insert(place());
+  DrawCellsNow();
+}
+
+void Duo::PutAll(const Op& op) {
+  NewRows();
   for (int layer = 0; layer < setup_.layers; ++layer) {
-    SetLayer(layer);
+    GoTo(layer);
     if (op.keep_rows || (IsEncoder() && op.images.empty())) continue;
-    const bool as_stored = (first + layer) % 2 == 1;
-    const RowDims& rows = setup_.rows;
-    // What becomes of a NaN that is converted is everybody's own affair.
-    const auto fill = [&](RowBuffer& buffer, RowRole role, int head_dim,
-                          DType stored) {
-      const DType dtype = as_stored ? stored : DType::kF32;
-      return buffer.Fill({head_dim, rows.kv_heads, count, 1}, dtype,
-                         {role, layer, first, plain, !plain && dtype == stored},
-                         setup_.strided);
-    };
-    const TensorView key =
-        fill(keys_, RowRole::kKey, rows.k_head_dim, setup_.init.dtype);
-    const TensorView value =
-        fill(values_, RowRole::kValue, rows.v_head_dim, setup_.v_dtype());
-    const std::string call = fmt::format(
-        "Put(layer {}, rows of tokens {} to "
-        "{})",
-        layer, first, first + count - 1);
-    const Status found = tested_->Put(key, value);
-    Tell(call, found.code());
-    CheckResult(call, {}, found);
-    ledger_.active().Put(layer, key, value);
-    put_layers_.insert(layer);
-    DrawCellsNow();
+    PutRows();
   }
 }
 
 void Duo::GetAll() {
   for (int layer = 0; layer < setup_.layers; ++layer) {
-    if (!put_layers_.contains(layer)) continue;
-    SetLayer(layer);
-    CheckView(layer);
-    if (!IsEncoder()) continue;
-    const Result<bool> cached = tested_->EncoderCached();
-    CheckResult("EncoderCached", {}, cached.status());
-    Check(!*cached || ledger_.active().slots().cached,
-          "subject: encoder cached",
-          [] { return "EncoderCached is true, but nothing is cached"; });
+    if (!put_.contains({TypeOf(setup_, layer), layer})) continue;
+    GoTo(layer);
+    CheckView();
+    Cached();
   }
 }
 
-void Duo::SetCausal(const std::vector<int>& except) {
+void Duo::Store() {
+  NewRows();
+  PutRows();
+}
+
+void Duo::Read() {
+  if (put_.contains(place())) CheckView();
+}
+
+void Duo::Cached() {
+  if (!IsEncoder()) return;
+  const Result<bool> cached = tested_->EncoderCached();
+  CheckResult("EncoderCached", {}, cached.status());
+  Check(!*cached || ledger_.active().slots().cached, "subject: encoder cached",
+        [] { return "EncoderCached is true, but nothing is cached"; });
+}
+
+std::vector<int> Duo::IndicesOf(const std::vector<int>& except) const {
   std::vector<int> indices;
   for (const int index : except) {
     indices.push_back(index % static_cast<int>(batch_.positions.size()));
   }
+  return indices;
+}
+
+void Duo::ExceptActive(const std::vector<int>& indices) {
+  const std::string call =
+      fmt::format("SetCausal([{}])", fmt::join(indices, " "));
+  const Status found = tested_->SetCausal(indices);
+  Tell(call, found.code());
+  CheckResult(call, ledger_.active().SetCausal(indices), found);
+  fresh_[static_cast<std::size_t>(type_)] = !copied_ && !reserving_;
+  DrawCellsNow();
+}
+
+void Duo::Except(const std::vector<int>& except) {
+  ExceptActive(IndicesOf(except));
+}
+
+void Duo::SetCausal(const std::vector<int>& except) {
+  const std::vector<int> indices = IndicesOf(except);
   const int kept = type_;
   for (int type = 0; type < std::ssize(ledger_.parts()); ++type) {
     SetType(type);
-    const std::string call =
-        fmt::format("SetCausal([{}])", fmt::join(indices, " "));
-    const Status found = tested_->SetCausal(indices);
-    Tell(call, found.code());
-    CheckResult(call, ledger_.active().SetCausal(indices), found);
+    ExceptActive(indices);
   }
   SetType(kept);
-  fresh_ = !copied_ && !reserving_;
-  DrawCellsNow();
 }
 
 StatusCode Duo::Remove(int seq, std::int32_t begin, std::int32_t end) {
@@ -265,7 +308,7 @@ StatusCode Duo::Remove(int seq, std::int32_t begin, std::int32_t end) {
   const auto heard = strict ? reference::Heard() : found.code();
   const Status due = ledger_.Remove(seq, begin, end, heard);
   CheckResult(call, due, found);
-  fresh_ = false;
+  fresh_.reset();
   DrawCellsNow();
   return found.code();
 }
@@ -281,7 +324,7 @@ void Duo::CopyPrefix(int src, int dst, std::int32_t len) {
     return DrawCellsNow();
   }
   CheckResult(call, ledger_.CopyPrefix(src, dst, len, found.code()), found);
-  fresh_ = false;
+  fresh_.reset();
   copied_ = copied_ || found.ok();
   DrawCellsNow();
 }
@@ -313,24 +356,24 @@ void Duo::Shift(int seq, std::int32_t begin, std::int32_t end,
   const Status found = shifting->Shift(seq, begin, end, delta);
   Tell(call, found.code());
   CheckResult(call, ledger_.Shift(seq, begin, end, delta), found);
-  fresh_ = false;
+  fresh_.reset();
   DrawCellsNow();
 }
 
 void Duo::Misuse(int which) {
-  const int layer = setup_.layers - 1;
-  if (active_) SetLayer(layer);
   const MisuseContext context{
       .setup = setup_,
       .pass_tokens = active_ ? static_cast<int>(batch_.positions.size()) : 0,
       .encoder = IsEncoder(),
-      .layer_put = put_layers_.contains(layer) && active_};
+      .layer_put = put_.contains(place()) && active_,
+      .layer = layer_};
   const auto wrong = TryMisuse(*tested_, which, context);
   Tell(fmt::format("misuse {}: {}", which, MisuseName(which)), {});
   Check(!wrong, "subject: misuse", [&] { return *wrong; });
 }
 
-void Duo::CheckView(int layer) {
+void Duo::CheckView() {
+  const int layer = layer_;
   const Result<KvView> view = tested_->Get();
   const std::string call = fmt::format("Get(layer {})", layer);
   Tell(call, view.status().code());
@@ -346,12 +389,12 @@ void Duo::CheckView(int layer) {
               .found = *view,
               .due = {},
               .v_layout = setup_.config.v_layout,
-              .fresh = fresh_,
+              .fresh = fresh(),
               .positions = batch_.positions,
               .sequences = batch_.sequences},
              story_->steps.back());
   }
-  if (!fresh_ && !IsEncoder()) return;
+  if (!fresh() && !IsEncoder()) return;
   if (subject_.level == Level::kNumeric && !IsEncoder()) {
     return CheckAttention(layer, *view);
   }
@@ -390,7 +433,7 @@ void Duo::CheckShapes(int layer, const KvView& view) {
                          what, ShapeText(found), ShapeText(due));
     });
   };
-  Check(view.mask.data != nullptr || !fresh_, "subject: view shape", [&] {
+  Check(view.mask.data != nullptr || !fresh(), "subject: view shape", [&] {
     return fmt::format("layer {}: there is no mask, or no column", layer);
   });
   if (view.mask.data == nullptr) return;  // Nothing is there, and none due.

@@ -5,6 +5,7 @@
 #ifndef KVTWIN_PROPS_DUO_H_
 #define KVTWIN_PROPS_DUO_H_
 
+#include <bitset>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -37,6 +38,12 @@ class Duo final : public Driver {
   bool CanResume(int seq, std::int32_t pos) override;
   void Shift(int seq, std::int32_t begin, std::int32_t end,
              std::int32_t delta) override;
+  void SelectLayer(int layer) override;
+  void SelectType(int type) override;
+  void Store() override;
+  void Read() override;
+  void Except(const std::vector<int>& except) override;
+  void Cached() override;
   void Misuse(int which) override;
   // Of free cells nothing is known, nor what a state looks like.
   void Poison() override {}
@@ -44,6 +51,7 @@ class Duo final : public Driver {
 
   const reference::Ledger& ledger() const override { return ledger_; }
   bool in_pass() const override { return active_; }
+  Place place() const override { return {type_, layer_}; }
   bool over() const override { return over_; }
 
  private:
@@ -56,14 +64,19 @@ class Duo final : public Driver {
                  const Tokens& batch) const;
   // Tokens may be evicted.
   bool Bounded() const;
-  void CheckView(int layer);
+  void CheckView();
   void CheckShapes(int layer, const KvView& view);
   void CheckAttention(int layer, const KvView& view);
   // The tokens of the ledger that have rows in the layer, as columns; false if
   // a row may see one that has none, or may miss one.
   bool DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
                DenseTensor& value, KvView& due) const;
-  void SetLayer(int layer);
+  void GoTo(int layer);
+  void NewRows();
+  void PutRows();
+  std::vector<int> IndicesOf(const std::vector<int>& except) const;
+  void ExceptActive(const std::vector<int>& indices);
+  bool fresh() const { return fresh_[static_cast<std::size_t>(type_)]; }
   void SetType(int type);
   void DrawCellsNow();
   bool IsEncoder() const { return ledger_.active().encoder(); }
@@ -81,11 +94,13 @@ class Duo final : public Driver {
   bool active_ = false;
   bool over_ = false;
   bool reserving_ = false;
-  bool fresh_ = false;   // The ledger can judge the mask.
-  bool copied_ = false;  // By CopyPrefix, in this pass.
+  std::bitset<kCachesMost> fresh_;  // The ledger can judge their masks.
+  bool copied_ = false;             // By CopyPrefix, in this pass.
   int type_ = 0;
+  int layer_ = 0;
   std::int64_t serial_ = 0;
-  std::set<int> put_layers_;
+  std::int64_t first_serial_ = 0;  // Of the rows that are put.
+  std::set<Place> put_;
   RowBuffer keys_;
   RowBuffer values_;
 };

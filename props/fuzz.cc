@@ -28,7 +28,8 @@ constexpr std::size_t kBlock = 64;
 History HistoryAt(const FuzzOptions& options, const Subject& subject,
                   std::uint64_t number) {
   History history = MakeHistory(options.seed, number, options.kind,
-                                kOpsInHistory, options.cells_max);
+                                kOpsInHistory, options.cells_max,
+                                /*rarities=*/true);
   if (options.dtypes) {
     Setup& setup = history.setup;
     setup.init.dtype = kRowDTypes.at(number % kRowDTypes.size());

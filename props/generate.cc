@@ -1,24 +1,17 @@
 #include "props/generate.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <memory>
 #include <numeric>
 #include <utility>
 
 #include "core/names.h"
 #include "props/misuse.h"
+#include "props/rarities.h"
 #include "reference/ledger.h"
 
 namespace kvtwin::props {
 namespace {
-
-template <class T>
-T OneOf(const Pick& pick, std::initializer_list<T> values) {
-  return values.begin()[pick(0, static_cast<int>(values.size()) - 1)];
-}
-
-bool Chance(const Pick& pick, int percent) { return pick(0, 99) < percent; }
 
 DType DrawRowDType(const Pick& pick) {
   return kRowDTypes.at(static_cast<std::size_t>(
@@ -94,6 +87,9 @@ void LimitCells(int cells_max, Setup& setup) {
       --larger;
     } else if (init.max_sequences > 1) {
       --init.max_sequences;
+    } else if (setup.config.v_layout == VLayout::kTiled) {
+      // Tiles have at least so many cells.
+      setup.config.v_layout = VLayout::kPermuted;
     } else if (setup.config.cache_padding > 1) {
       --setup.config.cache_padding;
     } else {
@@ -128,6 +124,12 @@ Segment DrawSegment(const Pick& pick, const Setup& setup) {
   return segment;
 }
 
+// Of a batch: mostly one of the first, else any.
+int DrawIndex(const Pick& pick, const Setup& setup) {
+  const int last = setup.init.max_batch - 1;
+  return Chance(pick, 60) ? pick(0, 7) : pick(0, std::max(last, 7));
+}
+
 void DrawPut(const Pick& pick, const Setup& setup, Op& op) {
   const int segments = OneOf(pick, {1, 1, 1, 2, 2, 3});
   for (int i = 0; i < segments; ++i) {
@@ -137,8 +139,8 @@ void DrawPut(const Pick& pick, const Setup& setup, Op& op) {
   op.keep_rows = Chance(pick, 3);
   if (Chance(pick, 20)) op.images.push_back(pick(0, 7));
   if (Chance(pick, 5)) op.images.push_back(pick(0, 7));
-  if (Chance(pick, 15)) op.except.push_back(pick(0, 7));
-  if (Chance(pick, 5)) op.except.push_back(pick(0, 7));
+  if (Chance(pick, 15)) op.except.push_back(DrawIndex(pick, setup));
+  if (Chance(pick, 5)) op.except.push_back(DrawIndex(pick, setup));
 }
 
 // How far the first windowed cache looks back, or keeps.
@@ -533,14 +535,15 @@ Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
   op.end = DrawPos(pick, setup);
   op.open = Chance(pick, 40);
   if (op.kind == OpKind::kCausal && Chance(pick, 80)) {
-    op.except.push_back(pick(0, 7));
+    op.except.push_back(DrawIndex(pick, setup));
   }
   op.misuse = pick(0, MisuseCount() - 1);
   return op;
 }
 
 History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
-                    int cells_max) {
+                    int cells_max, bool rarities) {
+  if (rarities && pick(0, 49) == 0) return DrawLarge(pick, kind, cells_max);
   History history;
   history.setup = DrawSetup(pick, kind, cells_max);
   if (history.setup.legal && Chance(pick, 60)) {
@@ -548,6 +551,7 @@ History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
   } else {
     DrawOps(pick, ops, history);
   }
+  if (rarities && Chance(pick, 15)) TakeApart(pick, history);
   return history;
 }
 
@@ -570,8 +574,9 @@ Pick SeededPick(std::uint64_t seed, std::uint64_t number) {
 }
 
 History MakeHistory(std::uint64_t seed, std::uint64_t number,
-                    std::optional<Kind> kind, int ops, int cells_max) {
-  return DrawHistory(SeededPick(seed, number), kind, ops, cells_max);
+                    std::optional<Kind> kind, int ops, int cells_max,
+                    bool rarities) {
+  return DrawHistory(SeededPick(seed, number), kind, ops, cells_max, rarities);
 }
 
 }  // namespace kvtwin::props

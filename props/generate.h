@@ -10,16 +10,13 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <vector>
 
 #include "props/history.h"
+#include "props/pick.h"
 
 namespace kvtwin::props {
-
-// A number of [lo, hi], by chance.
-using Pick = std::function<int(int lo, int hi)>;
 
 // How likely each kind of operation is, by OpKind.
 using Weights = std::array<int, 10>;
@@ -35,11 +32,13 @@ Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
 Pick SeededPick(std::uint64_t seed, std::uint64_t number);
 
 // A whole history of about `ops` operations. The same for the same arguments,
-// on every machine.
+// on every machine. With `rarities`, one in fifty is large in one dimension,
+// and in some passes are taken apart into single calls (props/rarities.h).
 History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
-                    int cells_max = 0);
+                    int cells_max = 0, bool rarities = false);
 History MakeHistory(std::uint64_t seed, std::uint64_t number,
-                    std::optional<Kind> kind, int ops, int cells_max = 0);
+                    std::optional<Kind> kind, int ops, int cells_max = 0,
+                    bool rarities = false);
 
 }  // namespace kvtwin::props
 

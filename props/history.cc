@@ -83,39 +83,6 @@ std::vector<std::string_view> Split(std::string_view text, char separator) {
   }
 }
 
-std::string PosText(const RelativePos& pos) {
-  if (!pos.from_end) return fmt::format("{}", pos.offset);
-  return pos.offset > 0 ? fmt::format("^{}", pos.offset)
-                        : fmt::format("~{}", -pos.offset);
-}
-
-// One cache of a wrapper: "swa:w2", "chunked:c3".
-std::string PartText(const CacheSpec& spec, const CacheSpec& wrapper) {
-  std::string text(KindName(spec.kind));
-  if (spec.window) text += fmt::format(":w{}", *spec.window);
-  if (spec.memory) text += fmt::format(":m{}", *spec.memory);
-  if (spec.chunk != 0) text += fmt::format(":c{}", spec.chunk);
-  if (spec.placement != wrapper.placement) text += ":otherplace";
-  if (spec.shift.kind != wrapper.shift.kind) {
-    text += fmt::format(
-        ":{}", kShiftNames.at(static_cast<std::size_t>(spec.shift.kind)));
-  }
-  return text;
-}
-
-std::string SegmentText(const Segment& segment) {
-  std::string text = fmt::format(" {}*", segment.seq);
-  if (segment.count >= Segment::kFree / 2) {
-    text += fmt::format("free{:+}", segment.count - Segment::kFree);
-  } else {
-    text += fmt::format("{}", segment.count);
-  }
-  if (segment.delta != 0) text += fmt::format("@{:+}", segment.delta);
-  if (segment.order == Segment::Order::kDown) text += "r";
-  if (segment.order == Segment::Order::kSame) text += "=";
-  return text;
-}
-
 Kind ReadKind(std::string_view name) {
   if (const auto kind = FromName<Kind>(kKindNames, name)) return *kind;
   throw Bad{name, fmt::format("{} is no kind of cache", Quoted(name))};
@@ -359,21 +326,40 @@ void ReadSetup(std::string_view part, Setup& setup) {
   for (const auto one : Split(caches.value_or(""), '/')) {
     setup.spec.caches.push_back(ReadPart(one, setup.spec));
   }
-  if (setup.spec.caches.size() > 16) throw Bad{part, "more than 16 caches"};
+  if (setup.spec.caches.size() > kCachesMost) {
+    throw Bad{part, fmt::format("more than {} caches", kCachesMost)};
+  }
   CheckKind(setup.spec, part);
   if (cells) ReadCells(*cells, seen, setup);
   CheckSizes(setup, part);
+}
+
+// After the first of several sequences: how many more there are.
+int ReadMore(Reader& reader, int first) {
+  if (!reader.Take("-")) return 0;
+  const std::int64_t more = std::int64_t{reader.Number()} - first;
+  if (more < 1 || more >= kMostSequences) {
+    reader.Fail(
+        fmt::format("follows a range of sequences that is empty, or of "
+                    "more than {}",
+                    kMostSequences));
+  }
+  return static_cast<int>(more);
 }
 
 Segment ReadSegment(std::string_view text) {
   Reader reader(text);
   Segment segment;
   segment.seq = reader.Number();
+  segment.more = ReadMore(reader, segment.seq);
   reader.Expect("*");
-  std::int64_t count = reader.Take("free") ? Segment::kFree : 0;
+  const bool free = reader.Take("free");
+  std::int64_t count = free ? Segment::kFree : 0;
   if (count == 0 || reader.Take("+") || reader.Sees("-")) {
     count += reader.Number();
   }
+  const bool fits = free ? std::abs(count - Segment::kFree) <= Segment::kMost
+                         : count >= 1 && count <= Segment::kMost;
   if (reader.Take("@")) {
     reader.Take("+");
     segment.delta = reader.Number();
@@ -381,7 +367,7 @@ Segment ReadSegment(std::string_view text) {
   if (reader.Take("r")) segment.order = Segment::Order::kDown;
   if (reader.Take("=")) segment.order = Segment::Order::kSame;
   reader.ExpectEnd();
-  if (segment.seq < 0 || count < 1 || count > Segment::kMost) {
+  if (segment.seq < 0 || !fits) {
     throw Bad{text, fmt::format("segment {} is negative, empty or too long",
                                 Quoted(text))};
   }
@@ -409,7 +395,9 @@ void ReadPut(const std::vector<std::string_view>& words, Op& op) {
       op.segments.push_back(ReadSegment(words[i]));
     }
   }
-  if (op.segments.empty()) throw Bad{words[0], "put what?"};
+  if (op.segments.empty()) {
+    throw Bad{words[0], fmt::format("{} what?", words[0])};
+  }
 }
 
 // Of a drop, or with how far they move.
@@ -435,9 +423,37 @@ void ReadCopy(std::string_view text, Op& op) {
   op.seq = reader.Number();
   reader.Expect(">");
   op.dst = reader.Number();
-  reader.Expect(":");
-  op.end = reader.Pos();
+  if (op.kind == OpKind::kCopy) {
+    op.more = ReadMore(reader, op.dst);
+    reader.Expect(":");
+    op.end = reader.Pos();
+  }
   reader.ExpectEnd();
+}
+
+// Those that are one call each, wherever they come; false if it is none.
+bool ReadCall(std::string_view name, std::string_view argument, Op& op) {
+  const auto is = [&](std::string_view call, OpKind kind, bool bare) {
+    if (name != call || (bare && !argument.empty())) return false;
+    op.kind = kind;
+    return true;
+  };
+  if (is("read", OpKind::kGet, true) || is("store", OpKind::kReput, true)) {
+    op.single = true;
+  } else if (is("except", OpKind::kCausal, false)) {
+    op.single = true;
+    op.except = ReadIndices(argument);
+  } else if (is("layer", OpKind::kLayer, false) ||
+             is("type", OpKind::kType, false)) {
+    op.number = ReadSize(argument);
+  } else if (is("snapshot", OpKind::kSnapshot, false)) {
+    op.seq = ReadSize(argument);
+  } else if (is("add", OpKind::kAdd, false)) {
+    ReadCopy(argument, op);
+  } else {
+    return is("cached", OpKind::kCached, true);
+  }
+  return true;
 }
 
 Op ReadOp(std::string_view text) {
@@ -447,7 +463,8 @@ Op ReadOp(std::string_view text) {
   const std::string_view argument =
       words.size() > 1 ? words[1] : name.substr(name.size());
   Op op;
-  if (name == "put") {
+  if (name == "put" || name == "start") {
+    op.single = name == "start";
     ReadPut(words, op);
     return op;
   }
@@ -484,7 +501,7 @@ Op ReadOp(std::string_view text) {
     op.kind = OpKind::kReload;
   } else if (name == "poison" && argument.empty()) {
     op.kind = OpKind::kPoison;
-  } else {
+  } else if (!ReadCall(name, argument, op)) {
     throw Bad{name, fmt::format("{} is no operation", Quoted(name))};
   }
   if (op.seq < 0 || op.dst < 0) throw Bad{argument, "a sequence is negative"};
@@ -539,110 +556,6 @@ std::string WhyNotOfCells(const Setup& setup) {
     }
   }
   return any ? "" : "an encoder has no cells";
-}
-
-std::string ToText(const Setup& setup) {
-  const Setup defaults;
-  const CacheSpec& spec = setup.spec;
-  std::string text = "kvt1";
-  const auto add = [&](std::string_view key, const auto& value,
-                       const auto& normal) {
-    if (value != normal) text += fmt::format(" {}={}", key, value);
-  };
-  add("kind", KindName(spec.kind), KindName(Kind::kCausal));
-  if (spec.window) text += fmt::format(" window={}", *spec.window);
-  if (spec.memory) text += fmt::format(" memory={}", *spec.memory);
-  add("chunk", spec.chunk, 0);
-  if (spec.placement == Placement::kScatter) text += " place=scatter";
-  const bool halves = spec.shift.kind == ShiftKind::kRope &&
-                      spec.shift.rope.pairing == Rope::Pairing::kHalves;
-  const auto shift = static_cast<std::size_t>(spec.shift.kind);
-  add("shift", halves ? "rope_halves" : kShiftNames.at(shift), kShiftNames[0]);
-  if (spec.shift.kind == ShiftKind::kRope) {
-    const Rope& rope = spec.shift.rope;
-    add("ropebase", rope.base, Rope().base);
-    add("ropescale", rope.scale, Rope().scale);
-    add("ropedims", rope.dims, 0);
-  }
-  for (std::size_t i = 0; i < spec.caches.size(); ++i) {
-    text += i == 0 ? " caches=" : "/";
-    text += PartText(spec.caches[i], spec);
-  }
-  Setup sized = setup;
-  SetCells(setup.init.capacity, sized);
-  if (WhyNotOfCells(setup).empty()) {
-    text += fmt::format(" cells={}", setup.init.capacity);
-  } else {
-    sized.init = defaults.init;
-    add("seqs", setup.init.max_sequences, sized.init.max_sequences);
-    add("cap", setup.init.capacity, sized.init.capacity);
-  }
-  add("batch", setup.init.max_batch, sized.init.max_batch);
-  add("pad", setup.config.cache_padding, 1);
-  add("maskpad", setup.config.mask_batch_padding, 1);
-  add("permuted", setup.config.v_layout == VLayout::kPermuted ? 1 : 0, 0);
-  add("tiled", setup.config.v_layout == VLayout::kTiled ? 1 : 0, 0);
-  add("mask", DTypeName(setup.config.mask_dtype), "f32");
-  add("dtype", DTypeName(setup.init.dtype), "f32");
-  if (setup.config.v_dtype) add("vdtype", DTypeName(*setup.config.v_dtype), "");
-  if (setup.rows != defaults.rows) {
-    text += fmt::format(" dims={},{},{}", setup.rows.k_head_dim,
-                        setup.rows.kv_heads, setup.rows.v_head_dim);
-  }
-  add("layers", setup.layers, defaults.layers);
-  add("legal", setup.legal ? 1 : 0, 0);
-  add("strided", setup.strided ? 1 : 0, 0);
-  add("firstid", setup.first_id, 0);
-  return text;
-}
-
-std::string ToText(const Op& op) {
-  switch (op.kind) {
-    case OpKind::kPut: {
-      std::string text = "put";
-      for (const Segment& segment : op.segments) text += SegmentText(segment);
-      if (op.reserve) text += " reserve";
-      if (op.keep_rows) text += " keep";
-      if (!op.images.empty()) {
-        text += fmt::format(" image={}", fmt::join(op.images, ","));
-      }
-      if (!op.except.empty()) {
-        text += fmt::format(" except={}", fmt::join(op.except, ","));
-      }
-      return text;
-    }
-    case OpKind::kDrop:
-      return fmt::format("drop {}:{}-{}", op.seq, PosText(op.begin),
-                         op.open ? "" : PosText(op.end));
-    case OpKind::kCopy:
-      return fmt::format("copy {}>{}:{}", op.seq, op.dst, PosText(op.end));
-    case OpKind::kAsk:
-      return fmt::format("ask {}@{}", op.seq, PosText(op.end));
-    case OpKind::kCausal:
-      return op.except.empty()
-                 ? "causal"
-                 : fmt::format("causal {}", fmt::join(op.except, ","));
-    case OpKind::kGet:
-      return "get";
-    case OpKind::kReput:
-      return "reput";
-    case OpKind::kMisuse:
-      return fmt::format("misuse {}", op.misuse);
-    case OpKind::kPoison:
-      return "poison";
-    case OpKind::kReload:
-      return "reload";
-    case OpKind::kShift:
-      return fmt::format("move {}:{}-{}@{:+}", op.seq, PosText(op.begin),
-                         op.open ? "" : PosText(op.end), op.delta);
-  }
-  return "";
-}
-
-std::string ToText(const History& history) {
-  std::string text = ToText(history.setup);
-  for (const Op& op : history.ops) text += " | " + ToText(op);
-  return text;
 }
 
 Result<History> ParseHistory(std::string_view text) {

@@ -19,6 +19,9 @@
 
 namespace kvtwin::props {
 
+// Of a wrapper.
+inline constexpr std::size_t kCachesMost = 16;
+
 // What a cache is made of, with the rows that will be put into it.
 struct Setup {
   CacheSpec spec;
@@ -58,10 +61,13 @@ struct Segment {
   int count = 1;
   int delta = 0;  // The first position, from the sequence's next one.
   Order order = Order::kUp;
+  int more = 0;  // Sequences after `seq` that get as many tokens each.
 
-  static constexpr int kFree = 1000;
+  static constexpr int kFree = 1 << 22;
   static constexpr int kMost = 1 << 20;
 };
+// The most sequences that one segment, or one copy, may name.
+inline constexpr int kMostSequences = 4096;
 
 enum class OpKind {
   kPut,     // A pass: StartForward, then Put and Get of every layer.
@@ -75,6 +81,12 @@ enum class OpKind {
   kPoison,  // Overwrites the rows of free cells, behind the cache's back.
   kReload,  // Snapshot, then Restore, in place and into new caches.
   kShift,   // Shift, which no twin of ours has: never drawn unasked.
+  // A single call each, at any time.
+  kLayer,     // SetLayer.
+  kType,      // SetLayerType.
+  kCached,    // EncoderCached.
+  kSnapshot,  // Snapshot, and SnapshotOf a sequence.
+  kAdd,       // SnapshotOf a sequence, and AddSequence of it as another one.
 };
 
 struct Op {
@@ -83,19 +95,28 @@ struct Op {
   std::vector<Segment> segments;
   bool reserve = false;
   bool keep_rows = false;  // No Put: rows of earlier owners stay.
+  // kPut, kCausal, kGet, kReput: one call, where there are several otherwise.
+  // "start": StartForward, and no Put. "except": SetCausal of the active cache.
+  // "read", "store": Get and Put of the current layer in the active cache.
+  bool single = false;
   // kPut: batch entries that are images; kPut and kCausal: excepted ones. All
   // are taken modulo the batch.
   std::vector<int> images;
   std::vector<int> except;
-  // kDrop (seq, begin, end), kCopy (seq to dst, end), kAsk (seq, end), kShift
-  // (seq, begin, end, delta)
+  // kDrop (seq, begin, end), kCopy (seq to dst and `more` after it, end), kAsk
+  // (seq, end), kShift (seq, begin, end, delta), kSnapshot (seq), kAdd (seq as
+  // dst)
   int seq = 0;
   int dst = 0;
+  int more = 0;
   RelativePos begin;
   RelativePos end;
   bool open = false;
   int delta = 0;
   int misuse = 0;  // kMisuse: which, taken modulo their number.
+  // kLayer: which layer; kType: which of a wrapper's caches. Modulo those that
+  // there are.
+  int number = 0;
 };
 
 struct History {

@@ -204,8 +204,7 @@ constexpr auto
                      [](Cache& c, const Context& at) -> Answer {
                        Status status = c.SetLayer(1 << 20);
                        if (status.ok()) status = c.Get().status();
-                       // Back to where it was, which is the last layer in use.
-                       if (!c.SetLayer(at.setup.layers - 1).ok()) return {};
+                       if (!c.SetLayer(at.layer).ok()) return {};
                        return {status, kUntimely};
                      }},
                     {"Put without K",

@@ -18,6 +18,7 @@ struct MisuseContext {
   int pass_tokens;  // Tokens of the current pass; 0 without one.
   bool encoder;     // The active cache is an encoder.
   bool layer_put;   // The current layer holds rows of setup.rows.
+  int layer;        // Which it is.
 };
 
 // How many there are, and what each does.

@@ -2,20 +2,106 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cstring>
+#include <string>
+#include <tuple>
 
 namespace kvtwin::props {
 namespace {
 
+// Keys that a pool may take for one another, if it joins what they are made of
+// without saying where each part ends, leaves out what is empty, or does not
+// look at all of it. Those of a row are taken together.
+using Keys = std::array<PrefixKey, 4>;
+
+// `a` and `b` of these, joined by `separator` in each place.
+Keys JoinedBy(const std::string& separator) {
+  return {PrefixKey{"t", {"a", "b"}},
+          {"t", {"a" + separator + "b"}},
+          {"t" + separator + "a", {"b"}},
+          {"t" + separator + "a" + separator + "b", {}}};
+}
+
+std::vector<Keys> MakeKeys() {
+  const std::string many(40, 'x');
+  std::vector<Keys> keys = {
+      // There is no key, a salt, the same as an extra, and an empty one.
+      {PrefixKey{"", {}}, {"s", {}}, {"", {"s"}}, {"", {""}}},
+      {PrefixKey{"tenantA", {}},
+       {"tenant", {"A"}},
+       {"", {"tenantA"}},
+       {"", {"tenant", "A"}}},
+      {PrefixKey{"t", {"A", "B"}},
+       {"t", {"B", "A"}},
+       {"t", {"AB"}},
+       {"tA", {"B"}}},
+      {PrefixKey{"t", {"A"}},
+       {"t", {"A", ""}},
+       {"t", {"", "A"}},
+       {"t", {"A", "A"}}},
+      {PrefixKey{"t", {}}, {"t", {""}}, {"t", {"A", "A"}}, {"t", {"B", "B"}}},
+      {PrefixKey{"1", {"23"}}, {"12", {"3"}}, {"", {"1", "23"}}, {"123", {}}},
+      {PrefixKey{"a", {"b"}}, {"1:a1:b", {}}, {"1a1b", {}}, {"", {"1a1b"}}},
+      // As the bytes, and as the text, of tokens that Token makes.
+      {PrefixKey{"aaaa", {}}, {"aaaaaaaa", {}}, {"aaaa", {"aaaa"}}, {"", {}}},
+      {PrefixKey{"1", {}}, {"11", {}}, {"", {"1"}}, {"", {}}},
+      {PrefixKey{many + "1", {}}, {many + "2", {}}, {many, {}}, {many, {"1"}}},
+      {PrefixKey{"ab", {}}, {"ba", {}}, {"cd", {}}, {"a", {}}},
+      {PrefixKey{"a", {"b", "c"}},
+       {"a", {"b", "d"}},
+       {"a", {"b"}},
+       {"A", {"b"}}},
+  };
+  for (const char* separator :
+       {",", "/", ":", "|", ";", " ", "\n", "\t", "-", "_", ".", "+", "&", "=",
+        "\x1f", "\",\"", ", "}) {
+    keys.push_back(JoinedBy(separator));
+  }
+  return keys;
+}
+
+const std::vector<Keys>& AllKeys() {
+  static const std::vector<Keys> keys = MakeKeys();
+  return keys;
+}
+
+// One of two tokens, of the alphabet of that number: plain ones; some that are
+// the same joined as text in another order; some that are the same in 8 and in
+// 16 bits; of the bytes of a key; the largest.
+std::int32_t Token(int alphabet, int bit) {
+  constexpr std::array<std::array<std::int32_t, 2>, kPagedAlphabets> kTokens = {
+      {{0, 1},
+       {1, 11},
+       {0, 256},
+       {1, 65537},
+       {0x61616161, 0x62626262},
+       {0, 0x7FFFFFFF}}};
+  return kTokens.at(static_cast<std::size_t>(Mod(alphabet, kPagedAlphabets)))
+      .at(static_cast<std::size_t>(bit));
+}
+
+void Mix(std::uint64_t number, std::uint64_t& chain) {
+  chain = (chain ^ (number + 1)) * 0x100000001B3U;
+  chain ^= chain >> 29;
+}
+
+void Mix(std::string_view text, std::uint64_t& chain) {
+  Mix(text.size(), chain);
+  for (const char c : text) Mix(static_cast<unsigned char>(c), chain);
+}
+
 // A number of the first `count` of a client's tokens.
 std::uint64_t ChainOf(const PagedClient& client, std::size_t count) {
-  std::uint64_t chain = client.key.salt.size() * 31 + client.key.extra.size();
+  std::uint64_t chain = 0;
+  Mix(client.key.salt, chain);
+  Mix(client.key.extra.size(), chain);
+  for (const std::string& extra : client.key.extra) Mix(extra, chain);
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t own = client.tokens.size();
     const std::int32_t token =
         i < own ? client.tokens[i] : client.pending[i - own];
-    chain = (chain ^ static_cast<std::uint64_t>(token + 1)) * 0x100000001B3U;
-    chain ^= chain >> 29;
+    Mix(static_cast<std::uint64_t>(token), chain);
   }
   return chain;
 }
@@ -45,11 +131,20 @@ void Need(const Status& status, std::string_view call) {
   throw PoolFault(fmt::format("{} is {}", call, status.ToString()));
 }
 
+int PagedKeyCount() {
+  return static_cast<int>(AllKeys().size() * std::tuple_size_v<Keys>);
+}
+
+const PrefixKey& PagedKey(int number) {
+  const auto at = static_cast<std::size_t>(Mod(number, PagedKeyCount()));
+  constexpr std::size_t kRow = std::tuple_size_v<Keys>;
+  return AllKeys()[at / kRow].at(at % kRow);
+}
+
 PagedClient DrawPrompt(const PagedOp& op,
                        const std::vector<std::vector<std::int32_t>>& seen) {
   PagedClient client;
-  if (op.c % 4 == 1) client.key.salt.push_back('s');
-  if (op.c % 8 == 2) client.key.extra = {"x"};
+  client.key = PagedKey(op.c);
   if (!seen.empty()) {
     client.tokens = seen[static_cast<std::size_t>(
         Mod(op.a, static_cast<int>(seen.size())))];
@@ -61,7 +156,9 @@ PagedClient DrawPrompt(const PagedOp& op,
 std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec) {
   const int count = 1 + Mod(op.b, 2 * spec.block_size);
   std::vector<std::int32_t> tokens;
-  for (int i = 0; i < count; ++i) tokens.push_back((op.c >> i % 8) & 1);
+  for (int i = 0; i < count; ++i) {
+    tokens.push_back(Token(op.c / 256, (op.c >> i % 8) & 1));
+  }
   return tokens;
 }
 

@@ -67,6 +67,14 @@ void Act(Actor& actor, bool any_sequence, const PagedOp& op) {
   }
 }
 
+// Prefix keys by number, modulo their count. Those whose numbers are the same
+// divided by 4 are easily taken for one another; 0 is no key.
+int PagedKeyCount();
+const PrefixKey& PagedKey(int number);
+
+// Kinds of tokens that an append may bring.
+inline constexpr int kPagedAlphabets = 6;
+
 // A prompt: tokens of a sequence that was seen, if there is one, and more.
 PagedClient DrawPrompt(const PagedOp& op,
                        const std::vector<std::vector<std::int32_t>>& seen);

@@ -16,6 +16,7 @@
 #include "core/names.h"
 #include "props/clock.h"
 #include "props/interrupt.h"
+#include "props/paged_client.h"
 #include "props/pool_recorder.h"
 #include "props/program.h"
 #include "props/runner.h"
@@ -157,6 +158,61 @@ PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number) {
   return DrawPagedHistory(SeededPick(seed, number));
 }
 
+namespace {
+
+// Makes one dimension large.
+void Enlarge(const Pick& pick, PagedSpec& spec) {
+  const int near = (1 << pick(4, 6)) + pick(-1, 1);
+  switch (pick(0, 4)) {
+    case 0:
+      spec.block_size = near;
+      spec.max_seq_len = pick(1, 4 * near);
+      break;
+    case 1:
+      spec.blocks = 4 * near;
+      spec.max_seq_len = pick(60, 300);
+      break;
+    case 2:
+      spec.layers = near;
+      break;
+    case 3:
+      spec.k_head_dim = 4 * near + pick(-1, 1);
+      break;
+    default:
+      spec.kv_heads = near;
+      break;
+  }
+}
+
+// The numbers of operations: keys that are easily taken for one another, and
+// tokens of one kind.
+class PagedNumbers {
+ public:
+  explicit PagedNumbers(const Pick& pick)
+      : pick_(pick),
+        way_(pick(0, 3)),
+        keys_(4 * pick(0, PagedKeyCount() / 4 - 1)),
+        pair_(pick(1, 3)),
+        alphabet_(pick(0, 1) * pick(0, kPagedAlphabets - 1)) {}
+
+  int C(PagedOpKind kind) const {
+    if (kind == PagedOpKind::kAppend) return alphabet_ * 256 + pick_(0, 255);
+    if (kind != PagedOpKind::kOpen) return pick_(0, 255);
+    if (way_ < 2) return pick_(0, 3) == 0 ? pick_(1, 3) : 0;
+    // Two that are nearly the same, or four.
+    return keys_ + (way_ == 2 ? pair_ * pick_(0, 1) : pick_(0, 3));
+  }
+
+ private:
+  const Pick& pick_;
+  const int way_;
+  const int keys_;
+  const int pair_;  // The other one.
+  const int alphabet_;
+};
+
+}  // namespace
+
 PagedHistory DrawPagedHistory(const Pick& pick) {
   PagedHistory history;
   PagedSpec& spec = history.spec;
@@ -167,16 +223,21 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   spec.kv_heads = pick(1, 3);
   spec.k_head_dim = pick(1, 3);
   spec.v_head_dim = pick(1, 3);
+  const bool large = pick(0, 49) == 0;
+  if (large) Enlarge(pick, spec);
   const auto type = [&] {
     return kRowDTypes.at(static_cast<std::size_t>(pick(0, 5)));
   };
   spec.dtype = type();
   if (pick(0, 1) == 1) spec.v_dtype = type();
-  constexpr int kBlock = kBlockElements;
-  if (IsBlockDType(spec.dtype)) spec.k_head_dim *= kBlock;
-  if (IsBlockDType(spec.v_dtype.value_or(spec.dtype))) {
-    spec.v_head_dim *= kBlock;
-  }
+  const auto widen = [](DType dtype, int& head_dim) {  // To whole blocks.
+    constexpr int kBlock = kBlockElements;
+    if (!IsBlockDType(dtype)) return;
+    head_dim =
+        head_dim < kBlock ? head_dim * kBlock : head_dim / kBlock * kBlock;
+  };
+  widen(spec.dtype, spec.k_head_dim);
+  widen(spec.v_dtype.value_or(spec.dtype), spec.v_head_dim);
   if (pick(0, 1) == 1) spec.layout = PagedLayout::kHeadMajor;
   // Weights are random, so that each kind dominates now and then.
   std::vector<PagedOpKind> kinds;
@@ -188,12 +249,14 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
                  static_cast<std::size_t>(often ? 4 + pick(0, 4) : pick(0, 3)),
                  kind);
   }
-  const int ops = pick(5, 80);
+  const PagedNumbers numbers(pick);
+  const int ops = large ? pick(5, 20) : pick(5, 80);
   for (int i = 0; i < ops; ++i) {
-    const auto kind =
-        static_cast<std::size_t>(pick(0, static_cast<int>(kinds.size()) - 1));
-    history.ops.push_back(
-        {kinds[kind], pick(0, 63), pick(0, 63), pick(0, 255)});
+    const PagedOpKind kind = kinds[static_cast<std::size_t>(
+        pick(0, static_cast<int>(kinds.size()) - 1))];
+    const int a = pick(0, 63);
+    const int b = pick(0, 63);
+    history.ops.push_back({kind, a, b, numbers.C(kind)});
   }
   return history;
 }

@@ -94,6 +94,7 @@ std::vector<std::string> Vacuity(const Census& census) {
 void Observer::Look(const reference::Ledger& ledger, const Cache& reference) {
   before_ = ledger.parts();
   reference.ListCells(cells_);
+  SeeOwners();
 }
 
 void Observer::Outcome(StatusCode code) {
@@ -128,6 +129,9 @@ void Observer::StartForward(const Batch& batch, bool reserve, StatusCode code,
   pass_layers_.clear();
   pass_ = ok;
   reserved_ = ok && reserve;
+  got_ = changed_ = false;
+  last_put_ = -1;
+  SeeSizes();
   const CacheLedger& first = ledger.parts().front();
   const auto room = first.cells() - std::ssize(first.tokens());
   if (reserve) {
@@ -266,12 +270,39 @@ void Observer::SeeDefrag(StatusCode code,
       std::any_of(moved, owners.end(), [](std::size_t n) { return n > 1; }));
 }
 
+void Observer::SeeSizes() {
+  const std::size_t tokens = positions_.size();
+  Hit(At("batch_65"), tokens > 64);
+  Hit(At("batch_257"), tokens > 256);
+  Hit(At("layers_17"), pass_ && setup_.layers > 16);
+}
+
+// Before a call.
+void Observer::SeeOwners() {
+  if (cells_.size() <= 64) return;
+  std::set<int> sequences;
+  std::size_t of_cell = 0;
+  std::size_t owners = 0;
+  for (std::size_t i = 0; i < cells_.size(); ++i) {
+    sequences.insert(cells_[i].sequence);
+    const bool same = i > 0 && cells_[i - 1].cell == cells_[i].cell;
+    of_cell = same ? of_cell + 1 : 1;
+    owners = std::max(owners, of_cell);
+  }
+  Hit(At("sequences_65"), sequences.size() > 64);
+  Hit(At("owners_65"), owners > 64);
+}
+
+void Observer::Snapshot() { Hit(At("snapshot_in_pass"), pass_); }
+void Observer::Add(bool any) { Hit(At("added_in_pass"), pass_ && any); }
+
 void Observer::SetCausal(std::span<const int> except) {
   const std::set<int> now(except.begin(), except.end());
   const int last = static_cast<int>(positions_.size()) - 1;
   Hit(At("except_first"), last > 0 && now.contains(0));
   Hit(At("except_last"), last > 0 && now.contains(last));
   Hit(At("except_several"), now.size() > 1);
+  Hit(At("except_65"), !now.empty() && *now.rbegin() > 64);
   Hit(At("except_cleared"), now.empty() && !except_.empty());
   except_ = now;
 }
@@ -286,13 +317,34 @@ void Observer::Put(std::size_t part, int layer, DType dtype) {
   Hit(At("layer_reserved"), reserved_ && !known);
   Hit(At("encoder_reput"),
       known && !reserved_ && SpecOf(part).kind == Kind::kEncoder);
+  SeeOrder(part, layer);
+  const RowDims& rows = setup_.rows;
+  Hit(At("row_257"), rows.k_head_dim * rows.kv_heads > 256);
   layers_.insert(layer);
   pass_layers_.insert(layer);
 }
 
+void Observer::SeeOrder(std::size_t part, int layer) {
+  Hit(At("layer_before_type"), type_was_last_);
+  Hit(At("layers_back"), layer < last_put_);
+  Hit(At("get_between_puts"), got_ && !pass_layers_.contains(layer));
+  Hit(At("change_before_put"), changed_);
+  places_.emplace(layer, part);
+  const auto other = places_.lower_bound({layer, 0});
+  Hit(At("layer_of_another_type"),
+      std::next(other) != places_.end() && std::next(other)->first == layer);
+  last_put_ = layer;
+}
+
 void Observer::Get(std::size_t part, int layer, const KvView& view,
                    const reference::Ledger& ledger, const Cache& reference) {
-  if (view.mask.data == nullptr || reserved_) return;
+  got_ = true;
+  if (view.mask.data == nullptr) return;
+  Hit(At("columns_257"), view.mask.shape[0] > 256);
+  Hit(At("columns_1025"), view.mask.shape[0] > 1024);
+  Hit(At("mask_padded_by_64"),
+      view.mask.shape[1] > std::ssize(positions_) + 64);
+  if (reserved_) return;
   std::vector<CellEntry> cells;
   reference.ListCells(cells);
   SeeView(view, cells, reference.CellCount());
@@ -391,6 +443,7 @@ void Observer::SeeWindow(std::int64_t window, const KvView& view,
 void Observer::Remove(int seq, std::int32_t begin, std::int32_t end,
                       StatusCode code, const reference::Ledger& ledger) {
   const bool ok = code == StatusCode::kOk;
+  changed_ = changed_ || (pass_ && ok);
   Hit(At("shift_refused_shared"), code == StatusCode::kSharedCells);
   Hit(At("shift_refused_none"), code == StatusCode::kNotSupported);
   Hit(At("wrapper_remove_refused"),
@@ -469,6 +522,7 @@ void Observer::SeeShift(int seq, std::int64_t begin, std::int64_t end,
 void Observer::CopyPrefix(int src, int dst, std::int32_t len, StatusCode code) {
   Hit(At("copy_refused"), code == StatusCode::kNotSupported);
   if (code != StatusCode::kOk) return;
+  changed_ = changed_ || pass_;
   for (const CacheLedger& before : before_) {
     const Extent from = ExtentOf(before, src);
     const Extent to = ExtentOf(before, dst);

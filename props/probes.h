@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvtwin/cache.h"
@@ -87,6 +88,25 @@ inline constexpr auto kProbes = std::to_array<Probe>({
     {"reput", "rows are put a second time in a pass"},
     {"layer_reserved", "a layer is first put in a reserving pass"},
     {"pass_outlived", "Get after the pass's own tokens are partly gone"},
+    // Calls in other orders than a server's.
+    {"layer_before_type", "a layer is picked before its cache, and put"},
+    {"layers_back", "a layer is put after a higher one"},
+    {"get_between_puts", "a layer is put in a pass after another was read"},
+    {"change_before_put", "Remove or CopyPrefix between StartForward and Put"},
+    {"layer_of_another_type", "a layer is put into two of a wrapper's caches"},
+    {"snapshot_in_pass", "a snapshot while there is a pass"},
+    {"added_in_pass", "a sequence is added while there is a pass"},
+    // Large in one dimension, past what the code takes at a time.
+    {"owners_65", "a token has more than 64 owners"},
+    {"sequences_65", "more than 64 sequences hold tokens"},
+    {"batch_65", "a batch has more than 64 tokens"},
+    {"batch_257", "a batch has more than 256 tokens"},
+    {"except_65", "a token of an index above 64 is excepted"},
+    {"columns_257", "a view has more than 256 columns"},
+    {"columns_1025", "a view has more than 1024 columns"},
+    {"layers_17", "there are more than 16 layers"},
+    {"row_257", "a row of K has more than 256 elements"},
+    {"mask_padded_by_64", "the mask has more than 64 rows without a token"},
     // Remove.
     {"remove_nothing", "a range without tokens of a sequence that has some"},
     {"remove_unknown", "from a sequence that holds nothing"},
@@ -171,6 +191,10 @@ class Observer {
               const reference::Ledger& ledger);
   void CopyPrefix(int src, int dst, std::int32_t len, StatusCode code);
   void EndPass() { pass_ = reserved_ = false; }
+  // SetLayer, or SetLayerType.
+  void Select(bool type) { type_was_last_ = type; }
+  void Snapshot();
+  void Add(bool any);
   void CanResume(int seq, std::int32_t pos, const reference::Ledger& ledger);
 
  private:
@@ -184,6 +208,9 @@ class Observer {
   bool InBatch(int seq) const;
 
   void SeeBatch();
+  void SeeSizes();
+  void SeeOwners();
+  void SeeOrder(std::size_t part, int layer);
   void SeeEviction(StatusCode code, const reference::CacheLedger& before,
                    const reference::CacheLedger& after);
   void SeePlacement(StatusCode code, const reference::CacheLedger& after);
@@ -212,9 +239,14 @@ class Observer {
   std::vector<int> sequences_;
   std::set<int> except_;
   std::set<int> pass_layers_;  // Put in it.
+  int last_put_ = -1;          // The last of them.
+  bool changed_ = false;       // By Remove or CopyPrefix.
+  bool got_ = false;
   bool pass_ = false;
   bool reserved_ = false;
   std::set<int> layers_;  // Put ever.
+  std::set<std::pair<int, std::size_t>> places_;
+  bool type_was_last_ = false;
 };
 
 }  // namespace kvtwin::props

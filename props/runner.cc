@@ -20,9 +20,13 @@ namespace {
 class Client {
  public:
   // What it does, legal or not, is added to `done`, if given.
-  Client(const Setup& setup, const Abilities& abilities, Driver& driver,
+  Client(const Setup& setup, const Subject& subject, Driver& driver,
          std::vector<Op>* done = nullptr)
-      : setup_(setup), abilities_(abilities), driver_(driver), done_(done) {}
+      : setup_(setup),
+        abilities_(subject.abilities),
+        is_twin_(subject.is_twin()),
+        driver_(driver),
+        done_(done) {}
 
   void Do(const Op& op);
 
@@ -90,7 +94,10 @@ class Client {
   void Put(const Op& op);
   void Drop(const Op& op);
   void Copy(const Op& op);
+  void CopyTo(int dst, const Op& op);
   void DoPlain(const Op& op);
+  void DoCall(const Op& op);
+  bool MayUse(Place place) const;
   std::vector<Segment> MakeSegments(const Op& op);
   Segment Legalized(Segment segment, std::size_t batch_room);
   void AppendSegment(const Segment& segment, Tokens& batch);
@@ -110,6 +117,7 @@ class Client {
 
   const Setup& setup_;
   const Abilities& abilities_;
+  const bool is_twin_;
   Driver& driver_;
   std::vector<Op>* done_;
   std::set<int> held_;  // Put, and not removed since.
@@ -193,13 +201,25 @@ void Client::AppendSegment(const Segment& segment, Tokens& batch) {
   }
 }
 
+// Segments of several sequences, as many segments.
+std::vector<Segment> OneSequenceEach(const std::vector<Segment>& segments) {
+  std::vector<Segment> all;
+  for (Segment segment : segments) {
+    for (; segment.more >= 0; ++segment.seq, --segment.more) {
+      all.push_back(segment);
+      all.back().more = 0;
+    }
+  }
+  return all;
+}
+
 // Of ids.
 std::vector<Segment> Client::MakeSegments(const Op& op) {
   const auto max_batch = static_cast<std::size_t>(setup_.init.max_batch);
   std::vector<Segment> segments;
   std::set<int> seen;
   std::size_t room = max_batch;
-  for (Segment segment : op.segments) {
+  for (Segment segment : OneSequenceEach(op.segments)) {
     if (segment.count >= Segment::kFree / 2) {
       segment.count = static_cast<int>(std::clamp<std::int64_t>(
           Free() + segment.count - Segment::kFree, 1, setup_.init.max_batch));
@@ -241,6 +261,7 @@ void Client::Put(const Op& op) {
   if (!op.except.empty() && abilities_.set_causal) {
     driver_.SetCausal(op.except);
   }
+  if (op.single && !abilities_.OnlyGoesOn()) return;
   Op put = op;  // Where tokens have no cells, there are no older rows.
   if (abilities_.OnlyGoesOn()) put.keep_rows = false;
   driver_.PutAll(put);
@@ -265,8 +286,11 @@ void Client::Drop(const Op& op) {
 }
 
 void Client::Copy(const Op& op) {
+  for (int i = 0; i <= op.more; ++i) CopyTo(IdOf(op.dst + i), op);
+}
+
+void Client::CopyTo(int dst, const Op& op) {
   const int src = IdOf(op.seq);
-  const int dst = IdOf(op.dst);
   std::int32_t len = Resolve(src, op.end);
   if (!setup_.legal) return CopyPrefix(src, dst, len);
   if (src == dst) return;
@@ -291,9 +315,47 @@ void Client::Do(const Op& op) {
           {Resolve(seq, op.begin), op.open ? kOpenEnd : Resolve(seq, op.end)});
       return void(Shift(seq, begin, end, op.delta));
     }
+    case OpKind::kAdd:  // What is no longer shared takes up more room.
+      if (setup_.legal) return;
+      [[fallthrough]];
     default:
       Note(op);
-      return DoPlain(op);
+      return op.single || op.kind > OpKind::kShift ? DoCall(op) : DoPlain(op);
+  }
+}
+
+// A layer may be one of each cache of a twin. Of other wrappers it is one of
+// the cache that it is put into as a rule.
+bool Client::MayUse(Place place) const {
+  return is_twin_ || TypeOf(setup_, place.layer) == place.type;
+}
+
+// One call, in any order; asked only of caches that take any.
+void Client::DoCall(const Op& op) {
+  if (abilities_.OnlyGoesOn()) return;
+  const auto types = static_cast<int>(setup_.spec.caches.size());
+  const Place place = driver_.place();
+  switch (op.kind) {
+    case OpKind::kLayer:
+      return driver_.SelectLayer(op.number % setup_.layers);
+    case OpKind::kType:
+      return types > 0 ? driver_.SelectType(op.number % types) : void();
+    case OpKind::kCausal:
+      if (!driver_.in_pass() || !abilities_.set_causal) return;
+      return driver_.Except(op.except);
+    case OpKind::kGet:
+      return driver_.in_pass() && MayUse(place) ? driver_.Read() : void();
+    case OpKind::kReput:
+      return driver_.in_pass() && MayUse(place) ? driver_.Store() : void();
+    case OpKind::kCached:
+      return driver_.Cached();
+    case OpKind::kSnapshot:
+      return abilities_.snapshots ? driver_.Snapshot(IdOf(op.seq)) : void();
+    case OpKind::kAdd:
+      if (!abilities_.snapshots) return;
+      return driver_.Add(IdOf(op.seq), IdOf(op.dst));
+    default:
+      return;
   }
 }
 
@@ -358,7 +420,7 @@ std::unique_ptr<Cache> RunReference(const History& history,
   RunResult result;
   Trio trio(history.setup, reference, nullptr, nullptr, result);
   try {
-    Client client(history.setup, reference.abilities, trio, open);
+    Client client(history.setup, reference, trio, open);
     if (!trio.SetUp()) return nullptr;
     for (const Op& op : history.ops) client.Do(op);
   } catch (const Differs&) {  // The reference is what is wrong: up to there.
@@ -395,7 +457,7 @@ void Run(const History& history, const Subject& subject, Driver& driver,
          RunResult& result) {
   std::size_t step = history.ops.size();
   try {
-    Client client(history.setup, subject.abilities, driver);
+    Client client(history.setup, subject, driver);
     result.ran = driver.SetUp();
     if (!result.ran) return;
     for (step = 0; step < history.ops.size() && !driver.over(); ++step) {

@@ -29,9 +29,10 @@ void RenameSequences(History& history, std::map<int, int> names = {}) {
   for (Op& op : history.ops) {
     for (Segment& segment : op.segments) rename(segment.seq);
     const bool one = op.kind == OpKind::kDrop || op.kind == OpKind::kAsk ||
-                     op.kind == OpKind::kShift;
-    if (one || op.kind == OpKind::kCopy) rename(op.seq);
-    if (op.kind == OpKind::kCopy) rename(op.dst);
+                     op.kind == OpKind::kShift || op.kind == OpKind::kSnapshot;
+    const bool two = op.kind == OpKind::kCopy || op.kind == OpKind::kAdd;
+    if (one || two) rename(op.seq);
+    if (two) rename(op.dst);
   }
 }
 
@@ -285,7 +286,7 @@ class Moves {
         }
         return Ops(i, [](Op& o) { o.misuse %= MisuseCount(); });
       default:
-        return AddArguments(i);
+        return AddArguments(i, op);
     }
   }
 
@@ -307,10 +308,16 @@ class Moves {
     h.setup.init.max_batch = std::max(h.setup.init.max_batch, 8);
   }
 
-  void AddArguments(std::size_t i) {
+  void AddArguments(std::size_t i, const Op& op) {
     Ops(i, [](Op& o) { o.open = true; });
     Ops(i, [](Op& o) { o.except = {0}; });
     Ops(i, [](Op& o) { o.except.clear(); });
+    Ops(i, [](Op& o) { o.single = false; });
+    for (int number = 0; number < std::min(op.number, 3); ++number) {
+      Ops(i, [number](Op& o) { o.number = number; });
+    }
+    if (op.more > 0) AddMore(i, [](Op& o) { return &o.more; });
+    AddExcept(i, op);
     for (const int delta : {1, -1}) {
       Ops(i, [delta](Op& o) { o.delta = delta; });
     }
@@ -325,7 +332,33 @@ class Moves {
     }
   }
 
+  // Fewer sequences of a range.
+  template <class Find>
+  void AddMore(std::size_t i, const Find& find) {
+    for (const int less : {-1, 32, 8, 1}) {  // -1: half of them.
+      Ops(i, [find, less](Op& o) {
+        int* more = find(o);
+        if (more == nullptr) return;
+        *more = less < 0 ? *more / 2 : std::max(*more - less, 0);
+      });
+    }
+  }
+
+  // Lower indices.
+  void AddExcept(std::size_t i, const Op& op) {
+    if (std::ranges::all_of(op.except, [](int at) { return at < 2; })) return;
+    for (const int less : {-1, 32, 8, 1}) {
+      Ops(i, [less](Op& o) {
+        for (int& index : o.except) {
+          index = less < 0 ? index / 2 : std::max(index - less, 0);
+        }
+      });
+    }
+  }
+
   void AddPut(std::size_t i, const Op& op) {
+    Ops(i, [](Op& o) { o.single = false; });
+    AddExcept(i, op);
     Ops(i, [](Op& o) { o.reserve = false; });
     Ops(i, [](Op& o) { o.keep_rows = false; });
     for (const auto indices : {&Op::images, &Op::except}) {
@@ -333,10 +366,12 @@ class Moves {
       Ops(i, [indices](Op& o) { o.*indices = {0}; });
       Ops(i, [indices](Op& o) { o.*indices = {1}; });
     }
-    for (std::size_t s = 0; s < op.segments.size(); ++s) AddSegment(i, s);
+    for (std::size_t s = 0; s < op.segments.size(); ++s) {
+      AddSegment(i, s, op.segments[s].more > 0);
+    }
   }
 
-  void AddSegment(std::size_t i, std::size_t s) {
+  void AddSegment(std::size_t i, std::size_t s, bool range) {
     const auto at = static_cast<std::ptrdiff_t>(s);
     Ops(i, [at](Op& o) {
       if (std::ssize(o.segments) < at + 1 || o.segments.size() == 1) return;
@@ -364,6 +399,11 @@ class Moves {
     }
     for (const int count : {1, 2, 3, 4, 5}) {
       add([count](Segment& one) { one.count = count; });
+    }
+    if (range) {
+      AddMore(i, [s](Op& o) {
+        return s < o.segments.size() ? &o.segments[s].more : nullptr;
+      });
     }
     add([](Segment& one) { one.count = (one.count + 1) / 2; });
     for (const int less : {32, 8, 1}) {
@@ -491,6 +531,7 @@ class Shrinker {
     const auto attempt = [&](const auto& change) {
       History candidate = best_;
       change(candidate.setup);
+      FitStorage(candidate.setup);
       return Try(candidate);
     };
     const auto rows = [](Setup& setup) {
@@ -534,8 +575,12 @@ class Shrinker {
     });
     for (Op& op : half.ops) {
       for (Segment& segment : op.segments) {
-        if (!batches) segment.count = (segment.count + 1) / 2;
+        if (batches) continue;
+        segment.more /= 2;
+        const bool free = segment.count >= Segment::kFree / 2;
+        if (!free) segment.count = (segment.count + 1) / 2;
       }
+      if (!batches) op.more /= 2;
       op.begin.offset /= 2;
       op.end.offset = (op.end.offset + 1) / 2;
     }

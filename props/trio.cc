@@ -108,15 +108,37 @@ void Trio::SetType(int type) {
         [&] { return fmt::format("SetLayerType({}) is refused", type); });
 }
 
-void Trio::SetLayer(int layer) {
+void Trio::GoTo(int layer) {
   SetType(TypeOf(setup_, layer));
+  layer_ = layer;
+  if (observer_ != nullptr) observer_->Select(/*type=*/false);
   Check(reference_->SetLayer(layer).ok() && tested_->SetLayer(layer).ok(),
         "subject: result",
         [&] { return fmt::format("SetLayer({}) is refused", layer); });
 }
 
+void Trio::SelectLayer(int layer) {
+  CheckCodes([&] { return fmt::format("SetLayer({})", layer); },
+             StatusCode::kOk, reference_->SetLayer(layer).code(),
+             tested_->SetLayer(layer).code());
+  layer_ = layer;
+  if (observer_ != nullptr) observer_->Select(/*type=*/false);
+}
+
+void Trio::SelectType(int type) {
+  CheckCodes([&] { return fmt::format("SetLayerType({})", type); },
+             wrapper_ ? StatusCode::kOk : StatusCode::kNotSupported,
+             reference_->SetLayerType(type).code(),
+             tested_->SetLayerType(type).code());
+  if (!wrapper_) return;
+  ledger_.SetLayerType(type);
+  active_type_ = type;
+  if (observer_ != nullptr) observer_->Select(/*type=*/true);
+}
+
 bool Trio::StartForward(Tokens tokens, bool reserve) {
-  pass_ = {.tokens = std::move(tokens)};
+  pass_ = Pass();
+  pass_.tokens = std::move(tokens);
   const Batch batch{pass_.tokens.positions, pass_.tokens.sequences,
                     pass_.tokens.multimodal};
   Look();
@@ -137,7 +159,8 @@ bool Trio::StartForward(Tokens tokens, bool reserve) {
        pass_.tokens.positions.size() * sizeof(std::int32_t));
   Hash(pass_.tokens.sequences.data(),
        pass_.tokens.sequences.size() * sizeof(int));
-  pass_.active = pass_.fresh = subject == StatusCode::kOk;
+  pass_.active = subject == StatusCode::kOk;
+  if (pass_.active) pass_.fresh.set();
   pass_.reserve = reserve;
   if (pass_.active) active_type_ = 0;
   if (setup_.legal) {
@@ -162,7 +185,14 @@ bool Trio::StartForward(Tokens tokens, bool reserve) {
   return pass_.active;
 }
 
-void Trio::PutRows(int layer) {
+// The next rows that are put are others than any before.
+void Trio::NewRows() {
+  pass_.first_serial = serial_;
+  serial_ += static_cast<std::int64_t>(pass_.tokens.positions.size());
+}
+
+void Trio::PutRows() {
+  const int layer = layer_;
   const bool as_stored = (pass_.first_serial + layer) % 2 == 1;
   const DType k_dtype = as_stored ? setup_.init.dtype : DType::kF32;
   const DType v_dtype =
@@ -184,52 +214,78 @@ void Trio::PutRows(int layer) {
                        first + count - 1);
   };
   CheckCodes(call, StatusCode::kOk, reference, subject);
-  put_layers_.insert(layer);
+  put_.insert(place());
   if (observer_ != nullptr) {
-    observer_->Put(static_cast<std::size_t>(TypeOf(setup_, layer)), layer,
-                   k_dtype);
+    observer_->Put(static_cast<std::size_t>(active_type_), layer, k_dtype);
   }
 }
 
 void Trio::PutAll(const Op& op) {
-  pass_.first_serial = serial_;
-  serial_ += static_cast<std::int64_t>(pass_.tokens.positions.size());
+  NewRows();
   for (int layer = 0; layer < setup_.layers; ++layer) {
-    SetLayer(layer);
+    GoTo(layer);
     if (op.keep_rows) continue;
     // A model encodes only what is new.
-    if (IsEncoder(TypeOf(setup_, layer)) && op.images.empty()) continue;
-    PutRows(layer);
+    if (IsEncoder(active_type_) && op.images.empty()) continue;
+    PutRows();
   }
 }
 
 void Trio::GetAll() {
   for (int layer = 0; layer < setup_.layers; ++layer) {
-    if (!put_layers_.contains(layer)) continue;
-    SetLayer(layer);
-    CheckViews(layer);
-    if (IsEncoder(TypeOf(setup_, layer))) EncoderCached();
+    if (!put_.contains({TypeOf(setup_, layer), layer})) continue;
+    GoTo(layer);
+    CheckViews();
+    if (IsEncoder(active_type_)) CheckEncoderCached();
   }
 }
 
-void Trio::SetCausal(const std::vector<int>& except) {
+void Trio::Store() {
+  NewRows();
+  PutRows();
+}
+
+void Trio::Read() {
+  if (put_.contains(place())) return CheckViews();
+  if (!subject_.abilities.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
+  CheckCodes([&] { return fmt::format("Get(layer {})", layer_); },
+             StatusCode::kFailedPrecondition, reference_->Get().status().code(),
+             tested_->Get().status().code());
+}
+
+std::vector<int> Trio::IndicesOf(const std::vector<int>& except) const {
   std::vector<int> indices;
   indices.reserve(except.size());
   for (const int index : except) {
     indices.push_back(index % static_cast<int>(pass_.tokens.positions.size()));
   }
+  return indices;
+}
+
+void Trio::ExceptActive(const std::vector<int>& indices) {
+  CheckCodes(
+      [&] { return fmt::format("SetCausal([{}])", fmt::join(indices, " ")); },
+      ledger_.active().SetCausal(indices).code(),
+      reference_->SetCausal(indices).code(),
+      tested_->SetCausal(indices).code());
+  pass_.fresh[static_cast<std::size_t>(active_type_)] = !pass_.copied;
+}
+
+void Trio::Except(const std::vector<int>& except) {
+  const std::vector<int> indices = IndicesOf(except);
+  ExceptActive(indices);
+  if (observer_ != nullptr) observer_->SetCausal(indices);
+}
+
+void Trio::SetCausal(const std::vector<int>& except) {
+  const std::vector<int> indices = IndicesOf(except);
   const int kept_type = active_type_;
   for (int type = 0; type < types(); ++type) {
     SetType(type);
-    CheckCodes(
-        [&] { return fmt::format("SetCausal([{}])", fmt::join(indices, " ")); },
-        ledger_.active().SetCausal(indices).code(),
-        reference_->SetCausal(indices).code(),
-        tested_->SetCausal(indices).code());
+    ExceptActive(indices);
   }
   SetType(kept_type);
   if (observer_ != nullptr) observer_->SetCausal(indices);
-  pass_.fresh = !pass_.copied;
 }
 
 StatusCode Trio::Remove(int seq, std::int32_t begin, std::int32_t end) {
@@ -246,7 +302,7 @@ StatusCode Trio::Remove(int seq, std::int32_t begin, std::int32_t end) {
   if (observer_ != nullptr) {
     observer_->Remove(seq, begin, end, by_ledger, ledger_);
   }
-  pass_.fresh = false;
+  pass_.fresh.reset();
   const bool in_part = subject != StatusCode::kOk &&
                        subject_.abilities.Cannot(KVTWIN_CANNOT_UNDO_REMOVE);
   if (!in_part) CheckAllCells();  // Else once the client has cleared it.
@@ -261,7 +317,7 @@ void Trio::CopyPrefix(int src, int dst, std::int32_t len) {
       by_ledger, reference_->CopyPrefix(src, dst, len).code(),
       tested_->CopyPrefix(src, dst, len).code());
   if (observer_ != nullptr) observer_->CopyPrefix(src, dst, len, by_ledger);
-  pass_.fresh = false;
+  pass_.fresh.reset();
   pass_.copied = true;
   CheckAllCells();
 }
@@ -288,7 +344,15 @@ bool Trio::CanResume(int seq, std::int32_t pos) {
   return *subject;
 }
 
-void Trio::EncoderCached() {
+void Trio::Cached() {
+  if (IsEncoder(active_type_)) return CheckEncoderCached();
+  if (!subject_.is_twin()) return;
+  CheckCodes("EncoderCached", StatusCode::kNotSupported,
+             reference_->EncoderCached().status().code(),
+             tested_->EncoderCached().status().code());
+}
+
+void Trio::CheckEncoderCached() {
   const bool by_ledger = ledger_.active().slots().cached;
   const Result<bool> reference = reference_->EncoderCached();
   const Result<bool> subject = tested_->EncoderCached();
@@ -304,18 +368,13 @@ void Trio::EncoderCached() {
 }
 
 void Trio::Misuse(int which) {
-  MisuseContext context{.setup = setup_,
-                        .pass_tokens = 0,
-                        .encoder = IsEncoder(active_type_),
-                        .layer_put = false};
-  if (pass_.active) {
-    context.pass_tokens = static_cast<int>(pass_.tokens.positions.size());
-  }
-  // The last layer in use is the current one.
-  const int layer = setup_.layers - 1;
-  if (pass_.active) SetLayer(layer);
-  context.encoder = IsEncoder(active_type_);
-  context.layer_put = put_layers_.contains(layer) && pass_.active;
+  const MisuseContext context{
+      .setup = setup_,
+      .pass_tokens =
+          pass_.active ? static_cast<int>(pass_.tokens.positions.size()) : 0,
+      .encoder = IsEncoder(active_type_),
+      .layer_put = put_.contains(place()) && pass_.active,
+      .layer = layer_};
   ++result_.operations;
   for (Cache* cache : {reference_.get(), tested_.get()}) {
     if (const auto wrong = TryMisuse(*cache, which, context)) {
@@ -335,9 +394,10 @@ void Trio::Poison() {
   if (!subject_.can_be_poisoned) return;
   const Tokens one = {.positions = {0}, .sequences = {0}, .multimodal = {}};
   if (!StartForward(one, /*reserve=*/true)) return;
-  for (const int layer : put_layers_) {
-    SetLayer(layer);
-    if (IsEncoder(TypeOf(setup_, layer))) continue;
+  for (const auto& [type, layer] : put_) {
+    if (IsEncoder(type)) continue;
+    SetType(type);
+    SelectLayer(layer);
     std::vector<CellEntry> used;
     reference_->ListCells(used);
     for (Cache* cache : {reference_.get(), tested_.get()}) {
@@ -423,10 +483,64 @@ void Trio::Reload() {
   }
   Tell(in_place ? "Restore in place" : "Restore into new caches", "");
   result_.operations += 6;  // The calls above that have no line of their own.
+  EndPass();
+}
+
+// What Restore and AddSequence end with.
+void Trio::EndPass() {
   pass_ = Pass();
   if (observer_ != nullptr) observer_->EndPass();
-  active_type_ = 0;
+  active_type_ = layer_ = 0;
   CheckAllCells();
+}
+
+// The pass goes on.
+void Trio::Snapshot(int seq) {
+  const Result<CacheState> due = reference_->Snapshot();
+  const Result<CacheState> found = tested_->Snapshot();
+  if (found.status().code() == StatusCode::kNotSupported) return;
+  CheckCodes("Snapshot", StatusCode::kOk, due.status().code(),
+             found.status().code());
+  Check(*due == *found, "subject: snapshot",
+        [&] { return "the snapshots are not equal" + CellsText(*tested_); });
+  const auto call = [&] { return fmt::format("SnapshotOf({})", seq); };
+  const Result<CacheState> due_one = reference_->SnapshotOf(seq);
+  const Result<CacheState> found_one = tested_->SnapshotOf(seq);
+  CheckCodes(call, StatusCode::kOk, due_one.status().code(),
+             found_one.status().code());
+  const CacheState one = SequenceOf(*due, seq);
+  Check(*due_one == one, "reference: snapshot",
+        [&] { return call() + " is not what the snapshot has of it"; });
+  Check(*found_one == one, "subject: snapshot",
+        [&] { return call() + " is not what the snapshot has of it"; });
+  if (observer_ != nullptr) observer_->Snapshot();
+}
+
+void Trio::Add(int seq, int dst) {
+  Snapshot(seq);
+  const CacheState before = *reference_->Snapshot();
+  const CacheState added = SequenceOf(before, seq);
+  std::vector<int> cells;
+  for (const auto& part : ledger_.parts()) {
+    cells.push_back(static_cast<int>(part.cells()));
+  }
+  const Result<CacheState> due = WithSequence(before, dst, added, cells);
+  const Status reference = reference_->AddSequence(dst, added);
+  const Status subject = tested_->AddSequence(dst, added);
+  if (subject.code() == StatusCode::kNotSupported) return;
+  const auto call = [&] {
+    return fmt::format("AddSequence({}, that of {})", dst, seq);
+  };
+  CheckCodes(call, due.status().code(), reference.code(), subject.code());
+  const CacheState& after = due.ok() ? *due : before;
+  Check(*reference_->Snapshot() == after, "reference: snapshot",
+        [&] { return call() + " does not make what WithSequence makes"; });
+  Check(*tested_->Snapshot() == after, "subject: snapshot",
+        [&] { return call() + " does not make what WithSequence makes"; });
+  if (!due.ok()) return;  // The pass goes on.
+  if (observer_ != nullptr) observer_->Add(!added.cells.empty());
+  ledger_.Restore(after);
+  EndPass();
 }
 
 }  // namespace kvtwin::props

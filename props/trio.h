@@ -5,6 +5,7 @@
 #define KVTWIN_PROPS_TRIO_H_
 
 #include <array>
+#include <bitset>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -61,6 +62,14 @@ class Trio final : public Driver {
   StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) override;
   void CopyPrefix(int src, int dst, std::int32_t len) override;
   bool CanResume(int seq, std::int32_t pos) override;
+  void SelectLayer(int layer) override;
+  void SelectType(int type) override;
+  void Store() override;
+  void Read() override;
+  void Except(const std::vector<int>& except) override;
+  void Cached() override;
+  void Snapshot(int seq) override;
+  void Add(int seq, int dst) override;
   void Misuse(int which) override;
   void Poison() override;
   void Reload() override;
@@ -69,16 +78,18 @@ class Trio final : public Driver {
   // Nothing can be done any more.
   std::unique_ptr<Cache> TakeReference() { return std::move(reference_); }
   bool in_pass() const override { return pass_.active; }
+  Place place() const override { return {active_type_, layer_}; }
 
  private:
   struct Pass {
     Tokens tokens;
     bool active = false;
     bool reserve = false;
-    // The ledger can judge the mask: no Remove since it was built, and no
-    // CopyPrefix since the view was chosen, which may now be too narrow.
-    bool fresh = false;
+    // A cache is fresh if the ledger can judge its mask: no Remove since it was
+    // built, and no CopyPrefix since the view was chosen, which may now be too
+    // narrow.
     bool copied = false;
+    std::bitset<kCachesMost> fresh;  // By cache.
     std::int64_t first_serial = 0;
   };
 
@@ -90,7 +101,7 @@ class Trio final : public Driver {
   void CheckAllCells();
   void CheckCells();
   void CheckTokens();
-  void CheckViews(int layer);
+  void CheckViews();
   void CheckBytes(std::string_view what, const TensorView& reference,
                   const TensorView& subject, VLayout layout);
   std::string Picture(std::string_view what, const TensorView& reference,
@@ -111,9 +122,16 @@ class Trio final : public Driver {
   void DrawCellsNow();
   void DrawViewNow(int layer, const KvView& reference, const KvView& subject);
 
-  void PutRows(int layer);
-  void SetLayer(int layer);
-  void EncoderCached();
+  bool fresh() const {
+    return pass_.fresh[static_cast<std::size_t>(active_type_)];
+  }
+  void NewRows();
+  void PutRows();
+  void GoTo(int layer);
+  void CheckEncoderCached();
+  std::vector<int> IndicesOf(const std::vector<int>& except) const;
+  void ExceptActive(const std::vector<int>& indices);
+  void EndPass();
 
   bool IsEncoder(int type) const {
     const CacheSpec& spec = setup_.spec;
@@ -140,7 +158,8 @@ class Trio final : public Driver {
   Pass pass_;
   std::int64_t serial_ = 0;
   int first_cell_ = 0;  // Of the views that are compared.
-  std::set<int> put_layers_;
+  int layer_ = 0;
+  std::set<Place> put_;
   RowBuffer keys_;
   RowBuffer values_;
   std::vector<CellEntry> reference_cells_;

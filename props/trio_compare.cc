@@ -100,7 +100,7 @@ void Trio::DrawViewNow(int layer, const KvView& reference,
             .found = subject,
             .due = reference,
             .v_layout = setup_.config.v_layout,
-            .fresh = pass_.fresh,
+            .fresh = fresh(),
             .positions = pass_.tokens.positions,
             .sequences = pass_.tokens.sequences},
            story_->steps.back());
@@ -280,7 +280,8 @@ std::string Trio::Picture(std::string_view what, const TensorView& reference,
                      fmt::join(lines, "\n"));
 }
 
-void Trio::CheckViews(int layer) {
+void Trio::CheckViews() {
+  const int layer = layer_;
   Result<KvView> reference = reference_->Get();
   Result<KvView> subject = tested_->Get();
   ++result_.operations;
@@ -313,7 +314,7 @@ void Trio::CheckViews(int layer) {
     DrawViewNow(layer, *reference, *subject);
   }
   const VLayout v_layout = setup_.config.v_layout;
-  const bool judged = pass_.fresh || !has_mask;
+  const bool judged = fresh() || !has_mask;
   try {
     if (has_mask) {  // Its columns come first.
       CheckBytes("mask", reference->mask, subject->mask, VLayout::kPermuted);
@@ -321,8 +322,8 @@ void Trio::CheckViews(int layer) {
     CheckBytes("K", reference->key, subject->key, VLayout::kPlain);
     CheckBytes("V", reference->value, subject->value, v_layout);
     if (observer_ != nullptr) {
-      observer_->Get(static_cast<std::size_t>(TypeOf(setup_, layer)), layer,
-                     *reference, ledger_, *reference_);
+      observer_->Get(static_cast<std::size_t>(active_type_), layer, *reference,
+                     ledger_, *reference_);
     }
     if (!judged) return;
     const auto wrong = FindWrongRow(ledger_, layer, *reference, v_layout);

@@ -568,7 +568,7 @@ enum {
   KVTWIN_CAN_RESERVE = 1 << 4, /* start_forward with reserve */
   KVTWIN_CAN_MIX = 1 << 5,     /* Several sequences in one batch. */
   KVTWIN_CAN_ANY_ORDER =
-      1 << 6, /* Positions with gaps, that go back, repeat. */
+      1 << 6, /* Positions with gaps, that go back, repeat; passes too. */
   /* Misuse (docs/semantics.md, S47) is an error and changes nothing. */
   KVTWIN_CAN_REFUSE_MISUSE = 1 << 7,
   /* What `get` points to may be written to, to overwrite rows of free cells. */

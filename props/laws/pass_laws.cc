@@ -271,7 +271,8 @@ std::optional<std::string> Misused(Session& session, int which) {
                          ? static_cast<int>(session.pass().positions.size())
                          : 0,
       .encoder = session.IsEncoder(session.in_pass() ? type : 0),
-      .layer_put = session.in_pass() && session.put_layers().contains(layer)};
+      .layer_put = session.in_pass() && session.put_layers().contains(layer),
+      .layer = layer};
   if (!session.in_pass()) session.Cells(0);
   return TryMisuse(session.cache(), which, context);
 }

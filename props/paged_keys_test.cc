@@ -1,0 +1,106 @@
+// Blocks are found by their own tokens under their own key, and by no others
+// that look like them.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "props/paged_client.h"
+#include "props/test_cache.h"
+
+namespace kvtwin::props {
+namespace {
+
+using List = std::vector<std::int32_t>;
+
+constexpr PagedSpec kSpec = {
+    .block_size = 2, .blocks = 8, .max_seq_len = 16, .dtype = DType::kF32};
+
+// A pool that has four tokens under a key.
+std::unique_ptr<PagedPool> PoolWith(const PrefixKey& key, const List& tokens,
+                                    const std::string& twin) {
+  auto pool = *MakePagedPool(kSpec, twin);
+  const int sequence = *pool->Open({}, key);
+  const std::vector<float> rows(tokens.size(), 1);
+  const TensorView view =
+      DenseView(rows.data(), DType::kF32, {1, 1, std::ssize(tokens), 1});
+  EXPECT_TRUE(pool->Append(sequence, 0, view, view).ok());
+  EXPECT_TRUE(pool->Commit(sequence, tokens).ok());
+  return pool;
+}
+
+// How many tokens a prompt finds there.
+int Found(PagedPool& pool, const PrefixKey& key, List prompt) {
+  prompt.push_back(0);
+  const int sequence = *pool.Open(prompt, key);
+  const int found = *pool.SeqLen(sequence);
+  EXPECT_TRUE(pool.Free(sequence).ok());
+  return found;
+}
+
+std::vector<PrefixKey> ManyKeys() {
+  std::vector<PrefixKey> keys;
+  for (int i = 0; i < PagedKeyCount(); ++i) {
+    if (std::ranges::count(keys, PagedKey(i)) == 0) keys.push_back(PagedKey(i));
+  }
+  // What no C interface can say.
+  const std::string nul(1, '\0');
+  for (const std::string& salt : {"a" + nul, "a" + nul + "b", nul, nul + nul}) {
+    keys.push_back({salt, {}});
+    keys.push_back({"", {salt}});
+  }
+  keys.push_back({"a", {nul, "b"}});
+  keys.push_back({"a" + nul, {"b"}});
+  return keys;
+}
+
+class PagedKeys : public EachTwin {};
+INSTANTIATE_TEST_SUITE_P(Twins, PagedKeys, ::testing::ValuesIn(TwinList()),
+                         TwinTestName);
+
+TEST_P(PagedKeys, AreNotTakenForOneAnother) {
+  const List tokens = {0x61616161, 0x61616161, 0x61616161, 0x61616161};
+  const std::vector<PrefixKey> keys = ManyKeys();
+  for (const PrefixKey& own : keys) {
+    const auto pool = PoolWith(own, tokens, GetParam());
+    for (const PrefixKey& other : keys) {
+      EXPECT_EQ(Found(*pool, other, tokens), own == other ? 4 : 0)
+          << own.salt << " and " << own.extra.size() << ", " << other.salt
+          << " and " << other.extra.size();
+    }
+  }
+}
+
+TEST_P(PagedKeys, LieBeforeTheirTokens) {
+  // Four bytes of the salt, or of an extra, are a token.
+  const List tokens = {0x61616161, 0x61616161, 0x62626262, 0x62626262};
+  const auto pool = PoolWith({}, tokens, GetParam());
+  EXPECT_EQ(Found(*pool, {}, tokens), 4);
+  for (const PrefixKey& key : {PrefixKey{"aaaaaaaa", {}},
+                               {"", {"aaaaaaaa"}},
+                               {"aaaa", {"aaaa"}},
+                               {"", {"aaaa", "aaaa"}}}) {
+    EXPECT_EQ(Found(*pool, key, {0x62626262, 0x62626262}), 0);
+  }
+}
+
+TEST_P(PagedKeys, TokensAreWhatTheyAre) {
+  const std::vector<List> lists = {
+      {1, 11, 1, 11}, {11, 1, 11, 1}, {1, 1, 11, 11},   {111, 1, 1, 1},
+      {0, 0, 0, 0},   {256, 0, 0, 0}, {65536, 0, 0, 0}, {0, 65536, 0, 0},
+      {0, 0, 256, 0}, {0, 1, 0, 1},   {1, 0, 1, 0},     {0x7FFFFFFF, 0, 0, 0}};
+  for (const List& own : lists) {
+    const auto pool = PoolWith({}, own, GetParam());
+    for (const List& other : lists) {
+      int due = 0;  // Whole blocks that are the same.
+      if (own[0] == other[0] && own[1] == other[1]) due = 2;
+      if (own == other) due = 4;
+      EXPECT_EQ(Found(*pool, {}, other), due);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvtwin::props
