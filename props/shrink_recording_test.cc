@@ -73,6 +73,9 @@ class ForkingProgram {
       const std::size_t count = call.contains("tokens")
                                     ? call.at("tokens").size()
                                     : call.at("new_tokens").get<std::size_t>();
+      if (of.appended.size() < count * head_) {
+        throw std::out_of_range("more is committed than was appended");
+      }
       of.rows.insert(
           of.rows.end(), of.appended.begin(),
           of.appended.begin() + static_cast<std::ptrdiff_t>(count * head_));
