@@ -99,6 +99,7 @@ bool IsOfNoRows(const JsonValue& tensor) {
 void ReadViews(const JsonFields& fields, const PagedSpec& spec,
                PagedTraceOp& op) {
   if (fields.Find("blocks") != nullptr) op.blocks = fields.Ints("blocks");
+  op.start = fields.OptionalInt("start", 0);
   const JsonValue* key = fields.Need("key");
   if (key == nullptr) return;
   const JsonValue* value = fields.Find("value");
@@ -236,6 +237,32 @@ Status AppendFields(const PagedTraceOp& op, std::string& text) {
   }
 }
 
+// Of the object `cache`.
+PoolRules ReadRules(const JsonFields& cache, bool entitlement_only) {
+  PoolRules rules;
+  const auto said = [&](std::string_view key) {
+    return cache.Find(key) != nullptr && cache.Bool(key);
+  };
+  rules.deduplicates = said("deduplicates");
+  rules.recomputes_last = said("recomputes_last");
+  rules.window = cache.OptionalInt("window", 0);
+  if (rules.any() && !entitlement_only) {
+    cache.Fail(rules.window         ? "window"
+               : rules.deduplicates ? "deduplicates"
+                                    : "recomputes_last",
+               "needs the placement other");
+  }
+  return rules;
+}
+
+std::string RulesText(const PoolRules& rules) {
+  std::string text;
+  if (rules.deduplicates) text += R"(,"deduplicates":true)";
+  if (rules.recomputes_last) text += R"(,"recomputes_last":true)";
+  if (rules.window) text += fmt::format(R"(,"window":{})", *rules.window);
+  return text;
+}
+
 }  // namespace
 
 std::string_view TraceOpName(PagedTraceOpKind kind) {
@@ -249,6 +276,7 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
     header.producer = producer->text;
   }
   header.entitlement_only = fields.Name("placement", kPlacementNames) == 1;
+  header.rules = ReadRules(fields.Object("cache"), header.entitlement_only);
   const JsonFields pool = fields.Object("pool");
   PagedSpec& spec = header.spec;
   for (const Size& size : kSizes) {
@@ -331,9 +359,10 @@ PagedTraceOp ReadPagedOp(const JsonFields& fields, const PagedSpec& spec) {
 Status WriteTraceHeader(const PagedTraceHeader& header, std::ostream& out) {
   const PagedSpec& spec = header.spec;
   out << fmt::format(R"({{"kvtrace":1,"producer":{},"placement":"{}",)"
-                     R"("cache":{{"type":"paged"}},"pool":{{)",
+                     R"("cache":{{"type":"paged"{}}},"pool":{{)",
                      JsonString(header.producer),
-                     kPlacementNames[header.entitlement_only ? 1 : 0]);
+                     kPlacementNames[header.entitlement_only ? 1 : 0],
+                     RulesText(header.rules));
   for (const Size& size : kSizes) {
     out << fmt::format(R"("{}":{},)", size.name, spec.*size.number);
   }

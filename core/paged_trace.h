@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/json_line.h"
+#include "core/pool_rules.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/tensor.h"
 
@@ -27,6 +28,7 @@ struct PagedTraceHeader {
   std::string producer;
   bool entitlement_only = false;  // Placement "other".
   PagedSpec spec;
+  PoolRules rules = {};  // None, unless the placement is "other".
 };
 
 enum class PagedTraceOpKind {
@@ -60,7 +62,7 @@ struct PagedTraceOp {
   int new_tokens = 0;                      // commit, without `tokens`.
   int len = 0;                             // open, fork, truncate, seq_len
   int layer = 0;                           // append, views
-  std::optional<int> start;                // append
+  std::optional<int> start;                // append, views: of the first row.
   std::optional<DenseTensor> key;          // append; views, unless of no rows.
   std::optional<DenseTensor> value;        // The same.
   std::optional<std::vector<int>> blocks;  // views

@@ -24,14 +24,24 @@ using Json = nlohmann::ordered_json;
 constexpr std::array kLevels = {Level::kIdentity, Level::kEntitlement,
                                 Level::kNumeric};
 
-std::string ArgumentsText(const BackendArguments& arguments, Level level) {
-  std::string text =
-      fmt::format("--backend {} --level {}", ShellWord(arguments.host.library),
-                  LevelName(level));
+// The options that another run needs to find the same, but the level.
+std::string GivenText(const BackendArguments& arguments) {
+  const BackendArguments defaults;
+  std::string text = "--backend " + ShellWord(arguments.host.library);
+  if (arguments.host.call_seconds != defaults.host.call_seconds) {
+    text += fmt::format(" --call-seconds {}", arguments.host.call_seconds);
+  }
+  if (arguments.memory_mib != defaults.memory_mib) {
+    text += fmt::format(" --memory-mib {}", arguments.memory_mib);
+  }
   if (!arguments.host.profile.empty()) {
     text += " --profile " + ShellWord(arguments.host.profile);
   }
   return text;
+}
+
+std::string ArgumentsText(const BackendArguments& arguments, Level level) {
+  return fmt::format("{} --level {}", GivenText(arguments), LevelName(level));
 }
 
 int Complain(const std::string& text) {
@@ -252,7 +262,7 @@ int OnPoolBackend(const BackendArguments& arguments,
 }
 
 std::string PoolArgumentsText(const BackendArguments& arguments) {
-  return fmt::format("--backend {}{}{}", ShellWord(arguments.host.library),
+  return fmt::format("{}{}{}", GivenText(arguments),
                      arguments.level.empty() ? "" : " --level ",
                      arguments.level);
 }

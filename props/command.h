@@ -15,6 +15,7 @@ void AddLawsCommand(CLI::App& app, int& exit_code);
 void AddMuseumCommand(CLI::App& app, int& exit_code);
 void AddExploreCommand(CLI::App& app, int& exit_code);
 void AddStateCommand(CLI::App& app, int& exit_code);
+void AddShrinkCommand(CLI::App& app, int& exit_code);
 void AddProfileCommand(CLI::App& app, int& exit_code);
 
 }  // namespace kvtwin::props

@@ -29,6 +29,9 @@ kvtwin_command_test(show_pool_csr EXIT 0
 kvtwin_command_test(show_pool_json EXIT 0
   PRINTS "\"sequences\":.{\"sequence\":0,\"len\":0,\"appended\":4,"
   ARGS show --json recordings/pools/f32.jsonl)
+kvtwin_command_test(check_says_how_much EXIT 0
+  PRINTS "^accept     identity     recordings/pools/f32.jsonl \\([0-9]+ lines: [1-9][0-9]* gets of [1-9][0-9]* rows, [1-9][0-9]* refusals?, [1-9][0-9]* prefix(es)? found\\)$"
+  ARGS check recordings/pools/f32.jsonl)
 kvtwin_command_test(check_rejects EXIT 1 ARGS check recordings/reject)
 kvtwin_command_test(check_no_such_file EXIT 2 ARGS check no/such/file.jsonl)
 kvtwin_command_test(fuzz_finds_nothing EXIT 0
@@ -211,6 +214,10 @@ kvtwin_command_test(gen_pool EXIT 0 PRINTS "\"result\":\"cache_full\""
   ARGS gen "kvp1 blocks=1 block=1 | open 0 0 0 | append 0 1 0")
 kvtwin_command_test(gen_pools EXIT 0 PRINTS "\"cache\":{\"type\":\"paged\"}"
   ARGS gen --kind paged --histories 2)
+kvtwin_command_test(gen_limits_caches EXIT 2 PRINTS "--kind paged"
+  ARGS gen --without fork)
+kvtwin_command_test(gen_limits_nothing EXIT 2 PRINTS "--without"
+  ARGS gen --kind paged --without append)
 kvtwin_command_test(gen_no_pool EXIT 2 PRINTS "'size=3' is no setting"
   ARGS gen "kvp1 size=3 | append 0 1 0")
 kvtwin_command_test(gen_no_history EXIT 2 PRINTS "character 8" ARGS gen "kvt1 | fly")
@@ -223,6 +230,17 @@ add_test(NAME command.pipe
           ${PROJECT_SOURCE_DIR}/docs/examples/toy_cache.py)
 set_tests_properties(command.pipe PROPERTIES
   SKIP_RETURN_CODE 77 TIMEOUT 300)
+
+add_test(NAME command.shrink
+  COMMAND ${PROJECT_SOURCE_DIR}/props/shrink_test.sh
+          $<TARGET_FILE:kvtwin_command>
+          ${PROJECT_SOURCE_DIR}/docs/examples/toy_cache.py)
+set_tests_properties(command.shrink PROPERTIES
+  SKIP_RETURN_CODE 77 TIMEOUT 300)
+kvtwin_command_test(shrink_what_is_accepted EXIT 2 PRINTS "nothing to shrink"
+  ARGS shrink --with cat recordings/pools/f32.jsonl)
+kvtwin_command_test(shrink_no_file EXIT 2 PRINTS "cannot be read"
+  ARGS shrink --with cat no/such/file)
 
 # The recorders that authors copy, each where its compiler is.
 foreach(language c go rust)

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 
 #include "core/elements.h"
 #include "core/mask_elements.h"
@@ -35,13 +37,14 @@ std::uint64_t HashColumn(const KvView& view, std::int64_t column,
 }
 
 std::string ElementsText(const TensorView& row) {
-  const DenseTensor dense = CopyOf(row, DType::kF32);
+  constexpr std::int64_t kShown = 8;
   std::string text = "[";
-  const auto count = static_cast<std::size_t>(row.elements());
-  for (std::size_t i = 0; i < count && i < 8; ++i) {
-    const float value =
-        LoadElement(&dense.bytes[i * sizeof(float)], DType::kF32);
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", value);
+  const std::int64_t count = row.elements();
+  for (std::int64_t n = 0; n < std::min(count, kShown); ++n) {
+    const auto& [d0, d1, d2, d3] = row.shape;
+    text += fmt::format("{}{}", n == 0 ? "" : ", ",
+                        ElementText(row, n % d0, n / d0 % d1, n / d0 / d1 % d2,
+                                    n / d0 / d1 / d2));
   }
   return text + (count > 8 ? ", ...]" : "]");
 }
@@ -194,6 +197,20 @@ std::string IntsText(std::span<const int> values, std::size_t most) {
   return fmt::format(
       "[{}{}]", fmt::join(values.first(std::min(most, values.size())), ", "),
       values.size() > most ? ", ..." : "");
+}
+
+std::string ElementText(const TensorView& rows, std::int64_t i, std::int64_t j,
+                        std::int64_t k, std::int64_t l) {
+  const float value = LoadFrom(rows, i, j, k, l);
+  if (!std::isnan(value)) return fmt::format("{}", value);
+  std::uint32_t bits = 0;
+  if (IsBlockDType(rows.dtype)) {  // Of the number that it stands for.
+    std::memcpy(&bits, &value, sizeof(bits));
+    return fmt::format("nan ({:#010x})", bits);
+  }
+  const std::size_t size = SizeOf(rows.dtype);
+  std::memcpy(&bits, rows.at(i, j, k, l), size);  // x86 has the low byte first.
+  return fmt::format("nan ({:#0{}x})", bits, 2 + 2 * size);
 }
 
 std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout) {

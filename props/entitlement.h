@@ -69,6 +69,11 @@ std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
 // "[3, 1, 4]", or the first `most` of them and "...".
 std::string IntsText(std::span<const int> values, std::size_t most);
 
+// "0.1", or of NaN, of which there are many, the bits too: "nan (0x7fc00001)".
+std::string ElementText(const TensorView& rows, std::int64_t i,
+                        std::int64_t j = 0, std::int64_t k = 0,
+                        std::int64_t l = 0);
+
 // "K [100, 1000] V [100, 100100]".
 std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout);
 

@@ -360,6 +360,12 @@ int RunOne(const Arguments& arguments) {
 }
 
 int RunGen(const GenOptions& options, const std::string& line) {
+  if (options.limits.any() && (!options.paged || !line.empty())) {
+    fmt::print(stderr,
+               "kvtwin gen: --without and --dtype are for random histories of "
+               "pools: --kind paged\n");
+    return 2;
+  }
   Status status;
   if (line.empty()) {
     status = Generate(options, std::cout);
@@ -415,6 +421,8 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
     GenOptions options;
     std::string kind;
     std::string history;
+    std::vector<std::string> without;
+    std::string dtype;
   };
   const auto arguments = std::make_shared<GenArguments>();
   GenOptions& options = arguments->options;
@@ -433,8 +441,25 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
       ->excludes(ops)
       ->capture_default_str();
   AddSeedAndKind(*gen, options.seed, arguments->kind);
+  gen->add_option("--without", arguments->without,
+                  "what histories of pools leave out, as a list with commas: "
+                  "fork, truncate, commit_unknown, keys (salts and extra keys)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"fork", "truncate", "commit_unknown", "keys"}));
+  gen->add_option("--dtype", arguments->dtype, "of the rows of all pools")
+      ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
+                                                     kRowDTypeNames.end())));
   gen->callback([arguments, &exit_code] {
     GenOptions& chosen = arguments->options;
+    const auto left_out = [&](std::string_view what) {
+      return std::ranges::count(arguments->without, what) > 0;
+    };
+    chosen.limits = {
+        .fork = left_out("fork"),
+        .truncate = left_out("truncate"),
+        .commit_unknown = left_out("commit_unknown"),
+        .keys = left_out("keys"),
+        .dtype = FromName<DType>(kRowDTypeNames, arguments->dtype)};
     chosen.paged = arguments->kind == "paged";
     if (!arguments->kind.empty() && !chosen.paged) {
       chosen.kind = FromName<Kind>(kKindNames, arguments->kind);

@@ -9,6 +9,7 @@
 #include "core/trace.h"
 #include "props/forwarding_cache.h"
 #include "props/generate.h"
+#include "props/paged_client.h"
 #include "props/paged_fuzz.h"
 #include "props/runner.h"
 
@@ -177,13 +178,7 @@ class CallWriter : public ForwardingCache {
   void Write(const TraceOp& op) {
     std::ostringstream line;
     if (!WriteTraceOp(op, line).ok()) return;
-    auto json = nlohmann::ordered_json::parse(line.str());
-    for (const char* answer : {"result", "cells", "first_cell", "mask"}) {
-      json.erase(answer);
-    }
-    if (op.kind == TraceOpKind::kGet) json.erase("key");
-    if (op.kind == TraceOpKind::kReservedMask) json.erase("shape");
-    out_ << json.dump() << '\n';
+    out_ << CallLine(line.str()) << '\n';
     ++calls_;
   }
 
@@ -198,7 +193,43 @@ class CallWriter : public ForwardingCache {
   std::int64_t rows_ = 1;                // The number of the next one.
 };
 
+// The history without what the limits leave out.
+PagedHistory Limited(PagedHistory history, const PoolLimits& limits) {
+  std::erase_if(history.ops, [&](const PagedOp& op) {
+    return (limits.fork && op.kind == PagedOpKind::kFork) ||
+           (limits.truncate && op.kind == PagedOpKind::kTruncate) ||
+           (limits.commit_unknown && op.kind == PagedOpKind::kCommitUnknown);
+  });
+  for (PagedOp& op : history.ops) {  // Any may open a sequence.
+    while (limits.keys && DrawPrompt(op, {}).key != PrefixKey()) ++op.c;
+  }
+  if (!limits.dtype) return history;
+  PagedSpec& spec = history.spec;
+  const auto set = [&](int& head_dim, DType before) {
+    if (IsBlockDType(before)) head_dim /= kBlockElements;
+    if (IsBlockDType(*limits.dtype)) head_dim *= kBlockElements;
+  };
+  set(spec.k_head_dim, spec.dtype);
+  set(spec.v_head_dim, spec.v_dtype.value_or(spec.dtype));
+  spec.dtype = *limits.dtype;
+  spec.v_dtype.reset();
+  return history;
+}
+
 }  // namespace
+
+std::string CallLine(const std::string& line) {
+  auto json = nlohmann::ordered_json::parse(line);
+  for (const char* answer : {"result", "cells", "first_cell", "mask"}) {
+    json.erase(answer);
+  }
+  if (json.value("op", "") == "get") {
+    json.erase("key");
+    json.erase("value");
+  }
+  if (json.value("op", "") == "reserved_mask") json.erase("shape");
+  return json.dump();
+}
 
 std::int64_t WriteCalls(History history, std::ostream& out) {
   std::erase_if(history.ops, [](const Op& op) {
@@ -231,12 +262,13 @@ Status Generate(const GenOptions& options, std::ostream& out) {
   };
   for (std::uint64_t number = 0; !done() && out; ++number) {
     const Result<std::int64_t> written =
-        options.paged
-            ? WritePagedRecording(MakePagedHistory(options.seed, number),
-                                  "reference", out)
-            : WriteCalls(MakeHistory(options.seed, number, options.kind,
-                                     kOpsInHistory),
-                         out);
+        options.paged ? WritePagedRecording(
+                            Limited(MakePagedHistory(options.seed, number),
+                                    options.limits),
+                            "reference", out)
+                      : WriteCalls(MakeHistory(options.seed, number,
+                                               options.kind, kOpsInHistory),
+                                   out);
     if (!written.ok()) return written.status();
     calls += *written;
     if (*written > 0) ++histories;

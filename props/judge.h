@@ -20,13 +20,28 @@ namespace kvtwin::props {
 enum class Verdict { kAccept, kReject, kBadInput };
 std::string_view VerdictName(Verdict verdict);
 
+// How much of a recording was there to judge, up to the line where it ended.
+struct Judged {
+  std::int64_t calls = 0;     // Lines behind the first.
+  std::int64_t answers = 0;   // Of these, that were compared with what is due.
+  std::int64_t gets = 0;      // Of these, `get` and `views`.
+  std::int64_t rows = 0;      // That they show: K rows of one layer.
+  std::int64_t refusals = 0;  // Answers such as cache_full, judged or not.
+  std::int64_t prefix_hits = 0;  // `open` that begins with tokens.
+};
+
 struct Judgement {
   Verdict verdict = Verdict::kAccept;
   Level level = Level::kNone;  // The strongest that held to the end.
   std::int64_t line = 0;       // The first wrong one; 0 if accepted.
-  std::string reason;          // Empty if accepted.
-  std::string twin;            // The one that disagrees, unless all do.
+  // Empty if accepted, but where nothing was judged, which it says.
+  std::string reason;
+  std::string twin;  // The one that disagrees, unless all do.
+  Judged judged = {};
 };
+
+// "12 lines: 3 gets of 40 rows, 1 refusal, 2 prefixes found".
+std::string JudgedText(const Judged& judged);
 
 // Called after each line that a cache can be asked; false stops.
 struct OracleWatch {

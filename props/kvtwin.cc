@@ -81,8 +81,10 @@ std::vector<std::string> FilesOf(const std::string& path,
 std::string TextLine(const std::string& file, const Judgement& judgement) {
   const std::string name = Printable(file, file.size());
   if (judgement.verdict == Verdict::kAccept) {
-    return fmt::format("accept     {:<12} {}\n", LevelName(judgement.level),
-                       name);
+    return fmt::format("accept     {:<12} {} ({}){}{}\n",
+                       LevelName(judgement.level), name,
+                       JudgedText(judgement.judged),
+                       judgement.reason.empty() ? "" : ": ", judgement.reason);
   }
   const std::string line =
       judgement.line > 0 ? fmt::format("line {}", judgement.line) : "";
@@ -169,6 +171,7 @@ int Check(const CheckArguments& arguments) {
   const bool counts = files.size() > 1 && isatty(STDERR_FILENO) == 1;
   const std::vector<std::string> twins = TwinsNamed(arguments.twin);
   std::vector<std::size_t> verdicts(3);
+  int not_judged = 0;
   int exit_code = 0;
   const auto tell = [&](const std::string& file, const Judgement& judgement) {
     if (arguments.json) {
@@ -177,6 +180,8 @@ int Check(const CheckArguments& arguments) {
       fmt::print("{}", TextLine(file, judgement));
     }
     ++verdicts[static_cast<std::size_t>(judgement.verdict)];
+    const bool accepted = judgement.verdict == Verdict::kAccept;
+    if (accepted && judgement.judged.answers == 0) ++not_judged;
     exit_code = std::max(exit_code, ExitCode(judgement.verdict));
     if (judgement.verdict == Verdict::kReject && !arguments.html.empty() &&
         !WritePageOf(file, arguments.html, twins)) {
@@ -193,6 +198,10 @@ int Check(const CheckArguments& arguments) {
         OnFile(files[i], [&](std::istream& in) { return Judge(in, twins); });
     if (counts) fmt::print(stderr, "\r{:24}\r", "");
     tell(files[i], judgement);
+  }
+  if (!arguments.json && not_judged > 0) {
+    fmt::print("Nothing was judged in {} of {} accepted\n", not_judged,
+               verdicts[0]);
   }
   if (!arguments.json) {
     fmt::print("{} accepted, {} rejected, {} bad input\n", verdicts[0],
@@ -291,6 +300,7 @@ int Main(int argc, char** argv) {
   int exit_code = 0;
   AddCheckCommand(app, exit_code);
   AddShowCommand(app, exit_code);
+  AddShrinkCommand(app, exit_code);
   AddFuzzCommand(app, exit_code);
   AddLawsCommand(app, exit_code);
   AddMuseumCommand(app, exit_code);

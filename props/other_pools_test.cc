@@ -11,6 +11,7 @@
 
 #include "core/dense_tensor.h"
 #include "props/judge.h"
+#include "props/test_pool_lines.h"
 #include "props/test_trace.h"
 #include "reference/paged_ledger.h"
 
@@ -18,85 +19,6 @@ namespace kvtwin::props {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string Other(const std::vector<std::string>& lines) {
-  std::vector<std::string> all = {
-      Replaced(Replaced(kPoolLines[0], "lowest", "other"), R"("k_head_dim":2)",
-               R"("k_head_dim":1)")};
-  all.insert(all.end(), lines.begin(), lines.end());
-  return Lines(all);
-}
-
-std::string Tensor(const std::vector<int>& rows) {
-  return fmt::format(R"({{"shape":[1,1,{}],"data":[{}]}})", rows.size(),
-                     fmt::join(rows, ","));
-}
-std::string Open(int sequence, const std::vector<int>& prompt = {}, int len = 0,
-                 const std::string& salt = "") {
-  return fmt::format(
-      R"({{"op":"open","prompt":[{}],"salt":"{}","len":{},"result":{}}})",
-      fmt::join(prompt, ","), salt, len, sequence);
-}
-std::string Append(int sequence, const std::vector<int>& rows,
-                   const std::string& result = "ok") {
-  return fmt::format(
-      R"({{"op":"append","seq":{},"layer":0,"key":{},"value":{},)"
-      R"("result":"{}"}})",
-      sequence, Tensor(rows), Tensor(rows), result);
-}
-std::string Commit(int sequence, const std::vector<int>& tokens) {
-  return fmt::format(R"({{"op":"commit","seq":{},"tokens":[{}]}})", sequence,
-                     fmt::join(tokens, ","));
-}
-std::string Fork(int sequence, int len, int made) {
-  return fmt::format(R"({{"op":"fork","seq":{},"len":{},"result":{}}})",
-                     sequence, len, made);
-}
-std::string Truncate(int sequence, int len) {
-  return fmt::format(R"({{"op":"truncate","seq":{},"len":{}}})", sequence, len);
-}
-std::string Free(int sequence) {
-  return fmt::format(R"({{"op":"free","seq":{}}})", sequence);
-}
-std::string Views(int sequence, const std::vector<int>& rows) {
-  return fmt::format(
-      R"({{"op":"views","seq":{},"layer":0,"key":{},"value":{}}})", sequence,
-      Tensor(rows), Tensor(rows));
-}
-std::string Blocks(int sequence, const std::vector<int>& blocks, int last) {
-  return fmt::format(R"({{"op":"csr","seqs":[{}],"indptr":[0,{}],)"
-                     R"("indices":[{}],"last_page_len":[{}]}})",
-                     sequence, blocks.size(), fmt::join(blocks, ","), last);
-}
-std::string Usage(int free, int cached, int used, int shared) {
-  return fmt::format(
-      R"({{"op":"usage","free":{},"cached":{},"used":{},"shared":{}}})", free,
-      cached, used, shared);
-}
-
-using Recording = std::vector<std::string>;
-
-void ExpectOther(const Recording& lines) {
-  ExpectAccept(Other(lines), Level::kEntitlement);
-}
-
-// At its last line.
-void ExpectWrong(const Recording& lines, const std::string& reason) {
-  const Judgement judgement = JudgeText(Other(lines));
-  EXPECT_EQ(VerdictName(judgement.verdict), "reject") << Other(lines);
-  EXPECT_EQ(judgement.line, std::ssize(lines) + 1) << judgement.reason;
-  EXPECT_NE(judgement.reason.find(reason), std::string::npos)
-      << "'" << judgement.reason << "' lacks '" << reason << "'";
-}
-
-// Sequence 4: tokens 7, 8, 9, of rows 1, 2, 3.
-const Recording kThree = {Open(4, {7, 8, 9}), Append(4, {1, 2, 3}),
-                          Commit(4, {7, 8, 9})};
-
-Recording operator+(Recording lines, const Recording& more) {
-  lines.insert(lines.end(), more.begin(), more.end());
-  return lines;
-}
 
 TEST(OtherPools, FollowsTheRulesOfOtherPools) {
   // Numbers, blocks and refusals of its own; nothing found, or less.
@@ -142,37 +64,43 @@ TEST(OtherPools, FollowsTheRulesOfOtherPools) {
 }
 
 TEST(OtherPools, KnowsWhichPrefixesMayBeFound) {
-  const std::string why = "no such prefix was committed under this key";
+  const std::string never = "tokens of the prompt were never committed";
   ExpectOther(kThree + Recording{Open(1, {7, 8, 9}, 2), Views(1, {1, 2})});
-  ExpectWrong(kThree + Recording{Open(1, {7, 8, 9}, 1)}, why);
-  ExpectWrong(kThree + Recording{Open(1, {7, 8}, 2)}, why);
-  ExpectWrong(kThree + Recording{Open(1, {7, 9, 9}, 2)}, why);
-  ExpectWrong(kThree + Recording{Open(1, {8, 7, 9}, 2)}, why);
-  ExpectWrong(kThree + Recording{Open(1, {7, 8, 9, 9, 9}, 4)}, why);
+  ExpectWrong(kThree + Recording{Open(1, {7, 8, 9}, 1)},
+              "len is 1: a prefix is found in whole blocks of 2");
+  ExpectWrong(kThree + Recording{Open(1, {7, 8}, 2)},
+              "len is 2: a prefix is found without the prompt's last token");
+  ExpectWrong(kThree + Recording{Open(1, {7, 8}, 4)},
+              "len is 4: the prompt has 2 tokens");
+  ExpectWrong(kThree + Recording{Open(1, {7, 9, 9}, 2)},
+              "len is 2: the first 2 " + never);
+  ExpectWrong(kThree + Recording{Open(1, {8, 7, 9}, 2)}, never);
+  ExpectWrong(kThree + Recording{Open(1, {7, 8, 9, 9, 9}, 4)}, never);
   const std::string other =
       "len is 2: these tokens were committed under another key, line 4";
   ExpectWrong(kThree + Recording{Open(1, {7, 8, 9}, 2, "s")}, other);
   ExpectWrong(kThree + Recording{Open(1, {}, 0, "s"), Append(1, {1, 2}),
                                  Commit(1, {7, 8}), Open(2, {7, 8, 9}, 2, "t")},
               other);
-  ExpectWrong(kThree + Recording{Open(1, {7, 8, 9, 9, 9}, 4, "s")}, why);
+  ExpectWrong(kThree + Recording{Open(1, {7, 8, 9, 9, 9}, 4, "s")}, never);
   std::vector<std::string> ours = kPoolLines;
   ours.resize(4);
   ours.push_back(Open(1, {7, 8, 5}, 2, "t"));
   EXPECT_EQ(JudgeText(Lines(ours)).reason,
             "open: len is 2, due is 0: these tokens were committed under "
             "another key, line 4");
-  ExpectWrong({Open(0), Append(0, {1, 2}), Open(1, {7, 8, 9}, 2)}, why);
+  ExpectWrong({Open(0), Append(0, {1, 2}), Open(1, {7, 8, 9}, 2)}, never);
   ExpectWrong(
       {Open(0), Append(0, {1, 2}), R"({"op":"commit","seq":0,"new_tokens":2})",
        Open(1, {7, 8, 9}, 2)},
-      why);
+      never);
   // Not above max_seq_len, which is 8.
   const std::vector<int> eight = {1, 2, 3, 4, 5, 6, 7, 8};
   std::vector<int> eleven = eight;
   eleven.insert(eleven.end(), {9, 10, 11});
   ExpectWrong(
-      {Open(0), Append(0, eight), Commit(0, eight), Open(1, eleven, 10)}, why);
+      {Open(0), Append(0, eight), Commit(0, eight), Open(1, eleven, 10)},
+      "len is 10: max_seq_len is 8");
   // It was overwritten, and found all the same.
   ExpectWrong(kThree + Recording{Truncate(4, 1), Append(4, {5}), Commit(4, {6}),
                                  Open(1, {7, 8, 9}, 2), Views(1, {1, 5})},

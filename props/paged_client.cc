@@ -163,10 +163,11 @@ std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec) {
 }
 
 PagedRows PendingRows(const PagedClient& client, const PagedSpec& spec,
-                      int layer) {
+                      int layer, std::uint64_t salt) {
   std::vector<std::uint64_t> chains;
   for (std::size_t i = 1; i <= client.pending.size(); ++i) {
-    chains.push_back(ChainOf(client, client.tokens.size() + i));
+    chains.push_back(ChainOf(client, client.tokens.size() + i) ^
+                     salt * 0x9E3779B97F4A7C15U);
   }
   return {RowsOf(chains, layer, 0, spec.k_head_dim, spec.kv_heads),
           RowsOf(chains, layer, 1, spec.v_head_dim, spec.kv_heads)};

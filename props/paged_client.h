@@ -87,9 +87,9 @@ struct PagedRows {
   DenseTensor value;
 };
 // Of the client's pending tokens, in a layer: of f32, and each says which
-// tokens it is of.
+// tokens it is of. Another `salt` makes others of the same tokens.
 PagedRows PendingRows(const PagedClient& client, const PagedSpec& spec,
-                      int layer);
+                      int layer, std::uint64_t salt = 0);
 // The same as they are stored.
 PagedRows AsStored(const PagedRows& rows, const PagedSpec& spec);
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -26,6 +27,8 @@ constexpr double kSequenceBytes = 256;
 constexpr double kRowBytes = 512;
 constexpr double kKeyBytes = 256;
 constexpr double kExtraBytes = 48;
+// So many of the rows that are right are named.
+constexpr std::size_t kDueShown = 4;
 
 template <class... Args>
 Finding Found(fmt::format_string<Args...> format, Args&&... args) {
@@ -92,6 +95,13 @@ int PagedOracle::Appended(int sequence) const {
   return len == SeqLen(sequence) ? ledger_->End(sequence) - len : 0;
 }
 
+bool PagedOracle::IsGone(int sequence, int index) const {
+  if (!header_.rules.window || !ledger_->Has(sequence)) return false;
+  const std::int64_t end = (std::int64_t{index} + 1) * header_.spec.block_size;
+  return std::min(end, std::int64_t{ledger_->End(sequence)}) <=
+         ledger_->Low(sequence);
+}
+
 int PagedOracle::BlocksFor(int tokens) const {
   const int size = header_.spec.block_size;
   return tokens / size + (tokens % size == 0 ? 0 : 1);
@@ -108,7 +118,7 @@ Status PagedOracle::Start(const PagedTraceHeader& header,
     twins_.push_back({name, std::move(*pool)});
   }
   gate_ = std::make_unique<RecordedPool>(header.spec, &recorded_);
-  ledger_.emplace(header.spec);
+  ledger_.emplace(header.spec, header.rules);
   return {};
 }
 
@@ -172,9 +182,11 @@ std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
                        kTracePoolSequencesMax);
   }
   if (op.kind == Kind::kAppend && op.result == StatusCode::kOk) {
-    kept_bytes_ += RowCount(op) * kRowBytes +
-                   static_cast<double>(op.key->bytes.size()) +
-                   static_cast<double>(op.value->bytes.size());
+    // A row that is computed again is kept twice.
+    const int rows = RowCount(op);
+    const int copies = header_.rules.recomputes_last ? rows + 1 : rows;
+    const std::size_t bytes = op.key->bytes.size() + op.value->bytes.size();
+    kept_bytes_ += copies * (kRowBytes + static_cast<double>(bytes) / rows);
   } else if (op.kind == Kind::kCommit) {
     longest_ = std::max(longest_, SeqLen(op.seq));
   } else if (op.kind == Kind::kFork) {
@@ -283,12 +295,15 @@ std::optional<Finding> PagedOracle::ReadPlaces(
 
 std::optional<Finding> PagedOracle::ReadViews(
     const PagedTraceOp& op, std::vector<Place>& places) const {
-  for (const int block : op.blocks.value_or(std::vector<int>())) {
-    places.push_back({op.seq, static_cast<int>(places.size()), block});
-  }
   const KvView found = RowsOf(op);
   const int count = RowCount(op);
   const PagedSpec& spec = header_.spec;
+  const int first = op.start.value_or(0);
+  std::int64_t index = first / spec.block_size;
+  for (const int block : op.blocks.value_or(std::vector<int>())) {
+    if (index > std::numeric_limits<int>::max()) break;  // CheckExtent says it.
+    places.push_back({op.seq, static_cast<int>(index++), block});
+  }
   for (const auto& [name, view, head_dim] :
        {std::tuple("key", &found.key, spec.k_head_dim),
         {"value", &found.value, spec.v_head_dim}}) {
@@ -299,16 +314,41 @@ std::optional<Finding> PagedOracle::ReadViews(
                  ShapeText(view->shape), ShapeText(due));
   }
   if (ledger_holds_) {
-    const int due = ledger_->RowCount(op.seq, op.layer);
-    auto finding = Differs("the number of rows", count, due);
-    if (finding && count < due) {
-      finding->text += fmt::format(": {} are missing", due - count);
-    }
-    if (finding) return finding;
+    if (auto finding = CheckExtent(op)) return finding;
   }
   if (!op.blocks) return std::nullopt;
   return Differs("the number of blocks", static_cast<int>(places.size()),
-                 BlocksFor(count));
+                 BlocksFor(first % spec.block_size + count));
+}
+
+// Whether the rows are those of all positions, or with a window at least of
+// those that it sees.
+std::optional<Finding> PagedOracle::CheckExtent(const PagedTraceOp& op) const {
+  const int count = RowCount(op);
+  const int end = ledger_->RowCount(op.seq, op.layer);
+  const int first = op.start.value_or(0);
+  if (!header_.rules.window) {
+    if (first != 0) {
+      return Found("start is {}, a pool without a window shows all rows",
+                   first);
+    }
+    auto finding = Differs("the number of rows", count, end);
+    if (finding && count < end) {
+      finding->text += fmt::format(": {} are missing", end - count);
+    }
+    return finding;
+  }
+  const int low = ledger_->Low(op.seq);
+  if (count == 0 && low >= end) return std::nullopt;
+  if (first + std::int64_t{count} != end) {
+    return Found("the rows end at position {}, due is {}",
+                 first + std::int64_t{count}, end);
+  }
+  if (first <= low) return std::nullopt;
+  return Found(
+      "the rows begin at position {}, a window of {} positions needs them from "
+      "{} on",
+      first, *header_.rules.window, low);
 }
 
 std::optional<Finding> PagedOracle::ReadTable(
@@ -374,7 +414,8 @@ std::optional<Finding> PagedOracle::ReadSlots(
   const int size = header_.spec.block_size;
   std::int64_t position = op.begin;
   for (const int slot : op.slots) {
-    if (slot < 0 || slot % size != position % size) {
+    const bool gone = IsGone(op.seq, static_cast<int>(position / size));
+    if (!gone && (slot < 0 || slot % size != position % size)) {
       return Found(
           "slot {} of position {} is not at offset {} of a block of {}", slot,
           position, position % size, size);
@@ -475,42 +516,64 @@ std::optional<Finding> PagedOracle::CompareViews(const PagedTraceOp& op,
           (!op.value || same(found.value, view.value))) {
         continue;
       }
-      return Finding{WrongRow(op, position, due), "", -1, position};
+      return Finding{WrongRow(op, position, {due}), "", -1, position};
     }
   }
   return std::nullopt;
 }
 
-// "position 3 of sequence 0 has the row of ...; due is ..."
-std::string PagedOracle::WrongRow(const PagedTraceOp& op, int position,
-                                  const KvView& due) const {
+// "position 3 of sequence 0 has the row of ...; due is ...". `column` is that
+// of the view; it may have any of the rows in `due`.
+std::string PagedOracle::WrongRow(const PagedTraceOp& op, int column,
+                                  const std::vector<KvView>& due) const {
   const KvView found = RowsOf(op);
-  const TensorView key = Slice(found.key, 2, position);
-  const bool key_wrong = !SameAs(key, due.key);
-  const bool value_wrong =
-      op.value && !SameAs(Slice(found.value, 2, position), due.value);
-  std::string what =
-      fmt::format("position {} of sequence {} has{} ", position, op.seq,
-                  key_wrong ? "" : ", as its V, that of");
+  const TensorView key = Slice(found.key, 2, column);
+  const TensorView value = op.value ? Slice(found.value, 2, column) : key;
+  const bool key_wrong = std::ranges::none_of(
+      due, [&](const KvView& row) { return SameAs(key, row.key); });
+  const bool value_wrong = op.value && !SameAs(value, due[0].value);
+  std::string what = fmt::format("position {} of sequence {} has{} ",
+                                 op.start.value_or(0) + column, op.seq,
+                                 key_wrong ? "" : ", as its V, that of");
   KvView whose = found;
   if (key_wrong) whose.value = {};  // K says it; V may be right.
-  what += AppendedText(
-      puts_.Find(whose, position, VLayout::kPlain, 0, op.layer), op.layer);
-  const DType stored = key_wrong ? key_dtype() : value_dtype();
-  const bool as_put = (!key_wrong || IsAsPut(key, due.key, key_dtype())) &&
-                      (!value_wrong || IsAsPut(Slice(found.value, 2, position),
-                                               due.value, value_dtype()));
+  what += AppendedText(puts_.Find(whose, column, VLayout::kPlain, 0, op.layer),
+                       op.layer);
+  const bool as_put =
+      due.size() == 1 &&
+      (!key_wrong || IsAsPut(key, due[0].key, key_dtype())) &&
+      (!value_wrong || IsAsPut(value, due[0].value, value_dtype()));
   if (as_put) {
-    what +=
-        fmt::format(" as it was put, not as {} stores it", DTypeName(stored));
+    what += fmt::format(" as it was put, not as {} stores it",
+                        DTypeName(key_wrong ? key_dtype() : value_dtype()));
   } else {
-    what += "; due is " +
-            AppendedText(puts_.Find(due, 0, VLayout::kPlain, 0, op.layer),
-                         op.layer);
+    what += DueText(due, op.layer);
   }
-  return fmt::format("{}; found {}, due {}", what,
-                     RowText(found, position, VLayout::kPlain),
-                     RowText(due, 0, VLayout::kPlain));
+  std::vector<std::string> rows;
+  for (const KvView& row : due) {
+    if (rows.size() == kDueShown) break;
+    rows.push_back(RowText(row, 0, VLayout::kPlain));
+  }
+  return fmt::format(
+      "{}; found {}, due {}{}", what, RowText(found, column, VLayout::kPlain),
+      fmt::join(rows, " or "), due.size() > kDueShown ? " or another" : "");
+}
+
+// "; due is the row of ...", or "; due is any of 3 rows: ...".
+std::string PagedOracle::DueText(const std::vector<KvView>& due,
+                                 int layer) const {
+  std::vector<std::string> rows;
+  for (const KvView& row : due) {
+    if (rows.size() == kDueShown) {
+      rows.push_back(fmt::format("{} more", due.size() - kDueShown));
+      break;
+    }
+    const PutRow* put = puts_.Find(row, 0, VLayout::kPlain, 0, layer);
+    rows.push_back(AppendedText(put, layer));
+  }
+  if (due.size() == 1) return "; due is " + rows[0];
+  return fmt::format("; due is any of {} rows: {}", due.size(),
+                     fmt::join(rows, ", "));
 }
 
 // Entitlement
@@ -530,9 +593,7 @@ std::optional<Finding> PagedOracle::FollowLedger(
     case Kind::kAppend:
       return FollowAppend(op);
     case Kind::kCommit:
-      ledger_->Commit(op.seq, SeqLen(op.seq) - ledger_->SeqLen(op.seq),
-                      TokensOf(op), op.line);
-      return std::nullopt;
+      return FollowCommit(op);
     case Kind::kTruncate:
       ledger_->Truncate(op.seq, op.len);
       return std::nullopt;
@@ -560,14 +621,53 @@ std::optional<Finding> PagedOracle::FollowOpen(const PagedTraceOp& op) {
     return Found("result is {}, a sequence that there is", op.made);
   }
   if (!ledger_->MayOpen(TokensOf(op), op.prefix_key, op.len)) {
-    const std::string other = OtherKeyText(op);
-    if (!other.empty()) return Found("len is {}: {}", op.len, other);
-    return Found(
-        "len is {}: no such prefix was committed under this key, in whole "
-        "blocks of {}, and without the prompt's last token",
-        op.len, header_.spec.block_size);
+    return Found("len is {}: {}", op.len, WhyNotFoundText(op));
   }
   ledger_->Open(op.made, TokensOf(op), op.prefix_key, op.len);
+  return std::nullopt;
+}
+
+// Which rule of prefixes does `len` break?
+std::string PagedOracle::WhyNotFoundText(const PagedTraceOp& op) const {
+  const PagedSpec& spec = header_.spec;
+  const auto prompt = static_cast<int>(TokensOf(op).size());
+  if (op.len > prompt) {
+    return fmt::format("the prompt has {} tokens", prompt);
+  }
+  if (!ledger_->IsWhole(TokensOf(op), op.len)) {
+    if (op.len % spec.block_size != 0) {
+      return fmt::format("a prefix is found in whole blocks of {}",
+                         spec.block_size);
+    }
+    return header_.rules.recomputes_last
+               ? fmt::format(
+                     "this prompt of {} tokens is not whole blocks of "
+                     "{}, so that its last token is not found",
+                     prompt, spec.block_size)
+               : "a prefix is found without the prompt's last token, which is "
+                 "still to be computed";
+  }
+  if (op.len > spec.max_seq_len) {
+    return fmt::format("max_seq_len is {}", spec.max_seq_len);
+  }
+  const std::string other = OtherKeyText(op);
+  if (!other.empty()) return other;
+  return fmt::format(
+      "the first {} tokens of the prompt were never committed, by `tokens`, "
+      "one after another from the start of a sequence",
+      op.len % spec.block_size == 0 ? op.len : op.len + 1);
+}
+
+std::optional<Finding> PagedOracle::FollowCommit(const PagedTraceOp& op) {
+  const int count = SeqLen(op.seq) - ledger_->SeqLen(op.seq);
+  const auto again = ledger_->NextAgain(op.seq);
+  if (again && op.tokens && count > 0 && op.tokens->front() != *again) {
+    return Found(
+        "tokens[0] is {}: the prompt of sequence {} was found to its last "
+        "token, which is {} and is computed again in place",
+        op.tokens->front(), op.seq, *again);
+  }
+  ledger_->Commit(op.seq, count, TokensOf(op), op.line);
   return std::nullopt;
 }
 
@@ -590,34 +690,52 @@ std::optional<Finding> PagedOracle::FollowAppend(const PagedTraceOp& op) {
     return Found("start is {}, sequence {} has {} tokens", *op.start, op.seq,
                  len);
   }
-  const std::int64_t most =
-      std::min(std::int64_t{spec.max_seq_len},
-               std::int64_t{spec.blocks} * spec.block_size);
-  if (len + std::int64_t{RowCount(op)} > most) {
-    return Found("result is ok, but sequence {} cannot have {} tokens", op.seq,
-                 len + RowCount(op));
+  const std::int64_t end = len + std::int64_t{RowCount(op)};
+  if (end > spec.max_seq_len) {
+    return Found(
+        "result is ok, but sequence {} cannot have {} tokens: "
+        "max_seq_len is {}",
+        op.seq, end, spec.max_seq_len);
+  }
+  // Those before the first one that the window sees may be gone.
+  const int gone = ledger_->Low(op.seq) / spec.block_size;
+  const int needed = BlocksFor(static_cast<int>(end)) - gone;
+  if (needed > spec.blocks) {
+    return Found(
+        "result is ok, but sequence {} cannot have {} tokens: the "
+        "pool has {} blocks, {} are needed",
+        op.seq, end, spec.blocks, needed);
   }
   ledger_->Append(op.seq, op.layer, op.key->view(), op.value->view());
   return std::nullopt;
 }
 
 std::optional<Finding> PagedOracle::CheckViews(const PagedTraceOp& op) {
-  const auto rows = ledger_->RowsOf(op.seq, op.layer);
   const int count = RowCount(op);
+  const int first = op.start.value_or(0);
   const KvView found = RowsOf(op);
   for (int i = 0; i < count; ++i) {
     const TensorView key = Slice(found.key, 2, i);
     const TensorView value = op.value ? Slice(found.value, 2, i) : TensorView();
-    if (ledger_->See(op.seq, op.layer, i, key, op.value ? &value : nullptr)) {
+    if (ledger_->See(op.seq, op.layer, first + i, key,
+                     op.value ? &value : nullptr)) {
       continue;
     }
-    const KvRows& row = rows[static_cast<std::size_t>(i)];
-    const DenseTensor due_key = CopyOf(row.key.view(), op.key->dtype);
-    const DenseTensor due_value =
-        op.value ? CopyOf(row.value.view(), op.value->dtype) : DenseTensor();
-    KvView due;
-    due.key = due_key.view();
-    if (op.value) due.value = due_value.view();
+    std::vector<KvRows> rows = ledger_->Candidates(op.seq, op.layer, first + i);
+    std::vector<KvView> due;
+    std::vector<KvRows*> distinct;
+    for (KvRows& row : rows) {
+      const auto same = [&](const KvRows* one) { return *one == row; };
+      if (std::ranges::none_of(distinct, same)) distinct.push_back(&row);
+    }
+    for (KvRows* one_of : distinct) {
+      KvRows& row = *one_of;
+      row.key = CopyOf(row.key.view(), op.key->dtype);
+      if (op.value) row.value = CopyOf(row.value.view(), op.value->dtype);
+      KvView& one = due.emplace_back();
+      one.key = row.key.view();
+      if (op.value) one.value = row.value.view();
+    }
     return Finding{WrongRow(op, i, due), "", -1, i};
   }
   return std::nullopt;
@@ -626,6 +744,7 @@ std::optional<Finding> PagedOracle::CheckViews(const PagedTraceOp& op) {
 std::optional<Finding> PagedOracle::CheckPlace(const Place& place,
                                                std::int64_t line) {
   const auto& [sequence, index, block] = place;
+  if (IsGone(sequence, index)) return std::nullopt;
   if (block < 0 || block >= header_.spec.blocks) {
     return Found("block {} of sequence {} is {}, the pool has {}", index,
                  sequence, block, header_.spec.blocks);
@@ -676,7 +795,11 @@ std::optional<Finding> PagedOracle::CheckUsage(const PagedUsage& usage) {
   if (!longest_blocks_) {
     longest_blocks_ = 0;
     for (const int sequence : sequences_) {
-      longest_blocks_ = std::max(*longest_blocks_, BlocksFor(SeqLen(sequence)));
+      const int low = ledger_->Low(sequence);
+      const int len = SeqLen(sequence);
+      const int gone = low / header_.spec.block_size;
+      if (low >= len) continue;
+      longest_blocks_ = std::max(*longest_blocks_, BlocksFor(len) - gone);
     }
   }
   const int used_least =

@@ -87,6 +87,8 @@ class PagedOracle {
   void Remember(const PagedTraceOp& op);
   void ForgetBlocks(int sequence);
   int BlocksFor(int tokens) const;
+  // Whether no later token sees any token of this block of a sequence.
+  bool IsGone(int sequence, int index) const;
   DType key_dtype() const { return header_.spec.dtype; }
   DType value_dtype() const {
     return header_.spec.v_dtype.value_or(header_.spec.dtype);
@@ -98,6 +100,7 @@ class PagedOracle {
                                     std::vector<Place>& places) const;
   std::optional<Finding> ReadViews(const PagedTraceOp& op,
                                    std::vector<Place>& places) const;
+  std::optional<Finding> CheckExtent(const PagedTraceOp& op) const;
   std::optional<Finding> ReadTable(const PagedTraceOp& op,
                                    std::vector<Place>& places) const;
   std::optional<Finding> ReadCsr(const PagedTraceOp& op,
@@ -116,12 +119,15 @@ class PagedOracle {
                                       const std::vector<Place>& places);
   std::optional<Finding> FollowOpen(const PagedTraceOp& op);
   std::optional<Finding> FollowAppend(const PagedTraceOp& op);
+  std::optional<Finding> FollowCommit(const PagedTraceOp& op);
+  std::string WhyNotFoundText(const PagedTraceOp& op) const;
   std::string OtherKeyText(const PagedTraceOp& op) const;
   std::optional<Finding> CheckViews(const PagedTraceOp& op);
   std::optional<Finding> CheckPlace(const Place& place, std::int64_t line);
   std::optional<Finding> CheckUsage(const PagedUsage& usage);
-  std::string WrongRow(const PagedTraceOp& op, int position,
-                       const KvView& due) const;
+  std::string WrongRow(const PagedTraceOp& op, int column,
+                       const std::vector<KvView>& due) const;
+  std::string DueText(const std::vector<KvView>& due, int layer) const;
 
   PagedTraceHeader header_;
   RecordedAnswers recorded_;

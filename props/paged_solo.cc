@@ -51,8 +51,12 @@ void PagedSolo::Add(std::string_view call, int sequence, PagedClient client) {
 void PagedSolo::Open(const PagedOp& op) {
   if (sequences_.size() > kSequencesMax) return;
   PagedClient client = DrawPrompt(op, seen_);
-  const int made = Need(pool_.Open(client.tokens, client.key), "Open");
+  const std::vector<std::int32_t> prompt = client.tokens;
+  const int made = Need(pool_.Open(prompt, client.key), "Open");
   Add("Open", made, std::move(client));
+  Sequence& opened = sequences_.at(made);
+  const bool last = prompt.size() == opened.client.tokens.size() + 1;
+  if (rules_.recomputes_last && last) opened.again = prompt.back();
 }
 
 void PagedSolo::Fork(const PagedOp& op) {
@@ -68,7 +72,10 @@ void PagedSolo::Fork(const PagedOp& op) {
 // False: the pool is full.
 bool PagedSolo::AppendTo(int sequence, int layer, bool as_stored) {
   Sequence& to = sequences_.at(sequence);
-  PagedRows rows = PendingRows(to.client, pool_.spec(), layer);
+  // Rows of the same tokens may differ where a pool swaps them for others.
+  const bool differ = rules_.deduplicates || rules_.recomputes_last;
+  PagedRows rows = PendingRows(to.client, pool_.spec(), layer,
+                               /*salt=*/differ ? appends_ : 0);
   if (as_stored) rows = AsStored(rows, pool_.spec());
   const auto answer =
       pool_.Append(sequence, layer, rows.key.view(), rows.value.view());
@@ -85,6 +92,10 @@ void PagedSolo::Append(const PagedOp& op) {
   PagedClient& client = sequences_.at(sequence).client;
   const std::vector<std::int32_t> before = client.pending;
   client.pending = DrawTokens(op, spec);
+  if (sequences_.at(sequence).again) {
+    client.pending[0] = *sequences_.at(sequence).again;
+  }
+  ++appends_;
   // Blocks that are put as blocks may get another scale in a recording.
   const bool as_stored = op.c % 2 == 1 && !IsBlockDType(spec.dtype) &&
                          !IsBlockDType(spec.v_dtype.value_or(spec.dtype));
@@ -118,6 +129,7 @@ void PagedSolo::Commit(const PagedOp& op, bool known) {
   Need(known ? pool_.Commit(sequence, tokens) : pool_.Commit(sequence, count),
        "Commit");
   client.tokens.insert(client.tokens.end(), tokens.begin(), tokens.end());
+  if (count > 0) of.again.reset();
   client.pending.clear();
   std::fill(of.appended.begin(), of.appended.end(), 0);
   if (seen_.size() < kSeenMax) seen_.push_back(client.tokens);
@@ -129,6 +141,8 @@ void PagedSolo::Truncate(const PagedOp& op) {
   Sequence& of = sequences_.at(sequence);
   const int len = Mod(op.b, static_cast<int>(of.client.tokens.size()) + 1);
   Need(pool_.Truncate(sequence, len), "Truncate");
+  const bool shorter = std::ssize(of.client.tokens) > len;
+  if (shorter) of.again.reset();
   of.client.tokens.resize(static_cast<std::size_t>(len));
   of.client.pending.clear();
   std::fill(of.appended.begin(), of.appended.end(), 0);

@@ -8,9 +8,11 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string_view>
 #include <vector>
 
+#include "core/pool_rules.h"
 #include "kvtwin/paged.h"
 #include "props/paged_trio.h"
 
@@ -32,8 +34,9 @@ struct PoolAbilities {
 class PagedSolo {
  public:
   // Requires: `pool` outlives it.
-  PagedSolo(PagedPool& pool, const PoolAbilities& abilities)
-      : pool_(pool), abilities_(abilities) {}
+  PagedSolo(PagedPool& pool, const PoolAbilities& abilities,
+            const PoolRules& rules = {})
+      : pool_(pool), abilities_(abilities), rules_(rules) {}
 
   // Then looks at all that there is to see.
   void Do(const PagedOp& op);
@@ -47,6 +50,8 @@ class PagedSolo {
   struct Sequence {
     PagedClient client;
     std::vector<int> appended;  // Tokens, of each layer.
+    // The last token of a prompt that was found to there: the next to append.
+    std::optional<std::int32_t> again = {};
   };
 
   int Pick(int number) const;
@@ -64,6 +69,8 @@ class PagedSolo {
 
   PagedPool& pool_;
   PoolAbilities abilities_;
+  PoolRules rules_;
+  std::uint64_t appends_ = 0;
   std::map<int, Sequence> sequences_;
   std::vector<std::vector<std::int32_t>> seen_;  // Tokens of sequences, once.
 };

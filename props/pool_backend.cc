@@ -343,10 +343,10 @@ std::string RunEntitlement(const PoolBackend& backend,
                            std::unique_ptr<PagedPool> pool) {
   std::stringstream lines;
   PoolRecorder recorder(std::move(pool), backend.name, lines,
-                        /*own_placement=*/true);
+                        /*own_placement=*/true, backend.rules);
   std::string fault;
   try {
-    PagedSolo solo(recorder, AbilitiesOf(backend.table));
+    PagedSolo solo(recorder, AbilitiesOf(backend.table), backend.rules);
     for (const PagedOp& op : history.ops) {
       if (census != nullptr) ++census->operations;
       solo.Do(op);
@@ -374,6 +374,25 @@ Status CheckTable(const kvtwin_pool_backend_v1& table) {
                   {"free", reinterpret_cast<const void*>(table.free)}});
 }
 
+Result<PoolRules> RulesOf(const kvtwin_pool_description_v1& said) {
+  constexpr std::uint32_t kAll = KVTWIN_POOL_DEDUPLICATES |
+                                 KVTWIN_POOL_RECOMPUTES_LAST |
+                                 KVTWIN_POOL_HAS_WINDOW;
+  if ((said.can & ~kAll) != 0) {
+    return Invalid("can is {:#x}, which has flags that there are not",
+                   said.can);
+  }
+  PoolRules rules;
+  rules.deduplicates = (said.can & KVTWIN_POOL_DEDUPLICATES) != 0;
+  rules.recomputes_last = (said.can & KVTWIN_POOL_RECOMPUTES_LAST) != 0;
+  if ((said.can & KVTWIN_POOL_HAS_WINDOW) == 0) return rules;
+  if (said.window < 0) {
+    return Invalid("window is {}, it must not be negative", said.window);
+  }
+  rules.window = said.window;
+  return rules;
+}
+
 }  // namespace
 
 Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
@@ -397,6 +416,13 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
   }
   backend.name = Printable(said.name, 200);
   if (level == KVTWIN_IDENTITY) backend.level = Level::kIdentity;
+  const Result<PoolRules> rules = RulesOf(said);
+  if (!rules.ok()) return rules.status();
+  backend.rules = *rules;
+  if (rules->any() && level == KVTWIN_IDENTITY) {
+    return Invalid("can is {:#x}, at identity a pool does as P1 to P11 say",
+                   said.can);
+  }
   return backend;
 }
 

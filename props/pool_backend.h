@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "core/pool_rules.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/pool_backend.h"
 #include "props/backend.h"
@@ -20,7 +21,8 @@ struct PoolBackend {
   kvtwin_pool_backend_v1 table{};  // What it lacks is null.
   std::string name;
   Level level = Level::kEntitlement;  // That it claims.
-  MemoryWatch* watch = nullptr;       // Outlives its pools.
+  PoolRules rules;
+  MemoryWatch* watch = nullptr;  // Outlives its pools.
 };
 
 // What a backend says of itself. Errors: a table that is too small or lacks a

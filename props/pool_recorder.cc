@@ -38,11 +38,12 @@ std::optional<DenseTensor> Joined(const std::vector<PagedView>& views,
 
 PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool,
                            std::string producer, std::ostream& out,
-                           bool own_placement)
+                           bool own_placement, const PoolRules& rules)
     : pool_(std::move(pool)), out_(out) {
   status_ = WriteTraceHeader(PagedTraceHeader{.producer = std::move(producer),
                                               .entitlement_only = own_placement,
-                                              .spec = pool_->spec()},
+                                              .spec = pool_->spec(),
+                                              .rules = rules},
                              out_);
 }
 
@@ -128,6 +129,8 @@ Result<std::vector<PagedView>> PoolRecorder::Views(int sequence,
   op.layer = layer;
   op.key = Joined(*views, &PagedView::key);
   op.value = Joined(*views, &PagedView::value);
+  const int start = views->empty() ? 0 : views->front().start;
+  if (start > 0) op.start = start;
   op.blocks.emplace();
   for (const PagedView& view : *views) op.blocks->push_back(view.block);
   const bool placed = std::none_of(op.blocks->begin(), op.blocks->end(),

@@ -21,9 +21,11 @@ namespace kvtwin::props {
 class PoolRecorder final : public PagedPool {
  public:
   // `own_placement`: blocks are found by rules of its own, or there are none,
-  // which views say by -1. Requires: `out` outlives it.
+  // which views say by -1; only then it may have `rules`. Requires: `out`
+  // outlives it.
   PoolRecorder(std::unique_ptr<PagedPool> pool, std::string producer,
-               std::ostream& out, bool own_placement = false);
+               std::ostream& out, bool own_placement = false,
+               const PoolRules& rules = {});
 
   // What no line could be made of first: a number that is not finite.
   const Status& status() const { return status_; }

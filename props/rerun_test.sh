@@ -18,4 +18,8 @@ reruns() { # WHAT ARGS...: kvtwin fuzz ARGS..., and then its line, print WHAT
   eval "$line" | grep -q "^$what" || fail "no $what"
 }
 reruns "FAIL subject: rows" --backend "$2"
+# What the backend is held to stays.
+reruns "FAIL subject: rows" --backend "$2" --call-seconds 3 --memory-mib 99 |
+  grep -q -- "--backend .* --call-seconds 3 --memory-mib 99 --level" ||
+  fail "no --call-seconds or --memory-mib"
 reruns "DIFFERENCE" --kind paged --backend "$3"

@@ -481,6 +481,11 @@ std::string JudgementJson(const std::string& name, const Judgement& judgement) {
                                  {"reason", judgement.reason}};
   if (judgement.line > 0) json["line"] = judgement.line;
   if (!judgement.twin.empty()) json["twin"] = judgement.twin;
+  const Judged& judged = judgement.judged;
+  json["judged"] = {
+      {"calls", judged.calls},       {"answers", judged.answers},
+      {"gets", judged.gets},         {"rows", judged.rows},
+      {"refusals", judged.refusals}, {"prefix_hits", judged.prefix_hits}};
   return json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
@@ -508,6 +513,9 @@ Judgement Show(std::istream& in, const std::string& name,
   } else if (judgement.verdict == Verdict::kAccept) {
     fmt::print("\nAll lines hold, at the level of {}.\n",
                LevelName(judgement.level));
+    if (!judgement.reason.empty()) {
+      fmt::print("{}", Wrapped("But " + judgement.reason + ".", 0));
+    }
   } else if (judgement.verdict == Verdict::kBadInput) {
     fmt::print("{:>5}  bad input: {}\n", judgement.line, judgement.reason);
   } else if (judgement.line < options.from || judgement.line > options.to) {

@@ -254,7 +254,9 @@ std::string Trio::Picture(std::string_view what, const TensorView& reference,
     const auto value = [&](const TensorView& tensor) {
       const auto& [i, j, k, l] = index;
       if (what != "mask") {
-        return fmt::format("{:g}", LoadFrom(tensor, i, j, k, l));
+        const float number = LoadFrom(tensor, i, j, k, l);
+        if (std::isnan(number)) return ElementText(tensor, i, j, k, l);
+        return fmt::format("{:g}", number);
       }
       switch (MaskElementAt(tensor, i, j)) {
         case MaskElement::kAllows:

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/pool_rules.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/state.h"
 
@@ -27,19 +28,34 @@ class PagedLedger {
  public:
   using Rows = std::vector<KvRows>;  // Of one token, by layer.
 
-  explicit PagedLedger(const PagedSpec& spec) : spec_(spec) {}
+  explicit PagedLedger(const PagedSpec& spec, const PoolRules& rules = {})
+      : spec_(spec), rules_(rules) {}
 
-  // Whether so many tokens of the prompt may be taken over: whole blocks that
-  // were committed, and not its last token.
+  // Whether a pool may find this many tokens of the prompt: whole blocks and
+  // not its last token; or, where the last token is computed again, all tokens
+  // of a prompt that is whole blocks, or all but the last one.
+  bool IsWhole(std::span<const std::int32_t> prompt, int taken) const {
+    const std::int64_t all = std::ssize(prompt);
+    if (taken % spec_.block_size == 0 && taken < all) return true;
+    return rules_.recomputes_last && all % spec_.block_size == 0 &&
+           (taken == all || taken == all - 1);
+  }
+
+  // Whether these first tokens of the prompt were committed under the key.
+  bool WasCommitted(std::span<const std::int32_t> prompt, const PrefixKey& key,
+                    int taken) const {
+    // Of a prompt that is found to its last token, that one too.
+    const bool whole = taken % spec_.block_size == 0;
+    return FindPrefix(Find(starts_, {key.salt, key.extra}), prompt,
+                      whole ? taken : taken + 1) != kUnknown;
+  }
+
+  // Whether so many tokens of the prompt may be taken over.
   bool MayOpen(std::span<const std::int32_t> prompt, const PrefixKey& key,
                int taken) const {
     if (taken == 0) return true;
-    if (taken % spec_.block_size != 0 || taken >= std::ssize(prompt) ||
-        taken > spec_.max_seq_len) {
-      return false;
-    }
-    return FindPrefix(Find(starts_, {key.salt, key.extra}), prompt, taken) !=
-           kUnknown;
+    return IsWhole(prompt, taken) && taken <= spec_.max_seq_len &&
+           WasCommitted(prompt, key, taken);
   }
 
   // On which line, as told to Commit, these first tokens of the prompt were
@@ -61,7 +77,13 @@ class PagedLedger {
             const PrefixKey& key, int taken) {
     Sequence& opened = sequences_[sequence];
     opened.start = AddTo(starts_, {key.salt, key.extra});
+    opened.low = rules_.FirstSeen(taken);
     int prefix = opened.start;
+    const auto all = static_cast<int>(prompt.size());
+    if (rules_.recomputes_last && all > 0 && taken >= all - 1) {
+      const int last = FindPrefix(prefix, prompt, all);
+      if (last != kUnknown) opened.again = {last, all - 1, prompt.back()};
+    }
     for (int i = 0; i < taken; ++i) {
       prefix = longer_.at({prefix, prompt[static_cast<std::size_t>(i)]});
       opened.tokens.push_back(
@@ -74,13 +96,15 @@ class PagedLedger {
     const Sequence& source = sequences_.at(from);
     Sequence& forked = sequences_[sequence];
     forked.start = source.start;
+    forked.low = std::min(std::max(source.low, rules_.FirstSeen(len)), len);
     forked.tokens.assign(source.tokens.begin(), source.tokens.begin() + len);
     for (const Token& token : forked.tokens) held_ += HeldBy(token);
   }
 
   void Append(int sequence, int layer, const TensorView& key,
               const TensorView& value) {
-    std::vector<KvRows>& appended = sequences_.at(sequence).appended[layer];
+    Sequence& to = sequences_.at(sequence);
+    std::vector<KvRows>& appended = to.appended[layer];
     appended.clear();
     appended.reserve(static_cast<std::size_t>(key.shape[2]));
     for (std::int64_t i = 0; i < key.shape[2]; ++i) {
@@ -88,12 +112,25 @@ class PagedLedger {
           {CopyOf(Slice(key, 2, i), spec_.dtype),
            CopyOf(Slice(value, 2, i), spec_.v_dtype.value_or(spec_.dtype))});
     }
+    if (!ComputesAgain(to) || appended.empty()) return;
+    auto& again = again_[to.again->prefix][layer];
+    again.push_back(appended[0]);
+    most_commits_ = std::max(most_commits_, again.size());
+  }
+
+  // The token that the sequence, found to its last token, is to compute again
+  // next.
+  std::optional<std::int32_t> NextAgain(int sequence) const {
+    const Sequence& of = sequences_.at(sequence);
+    if (!ComputesAgain(of)) return std::nullopt;
+    return of.again->token;
   }
 
   // `tokens`: the last of these that are known, none or all.
   void Commit(int sequence, int new_tokens,
               std::span<const std::int32_t> tokens, std::int64_t line = 0) {
     Sequence& to = sequences_.at(sequence);
+    const int again = ComputesAgain(to) ? to.again->prefix : kUnknown;
     for (int i = 0; i < new_tokens; ++i) {
       Rows rows;
       rows.reserve(static_cast<std::size_t>(spec_.layers));
@@ -102,8 +139,8 @@ class PagedLedger {
             std::move(to.appended.at(layer).at(static_cast<std::size_t>(i))));
       }
       int prefix = to.tokens.empty() ? to.start : to.tokens.back().prefix;
-      if (tokens.empty()) prefix = kUnknown;
-      if (prefix != kUnknown) {
+      if (tokens.empty()) prefix = i == 0 ? again : kUnknown;
+      if (prefix != kUnknown && !tokens.empty()) {
         prefix = AddTo(longer_, {prefix, tokens[static_cast<std::size_t>(i)]});
       }
       to.tokens.push_back({prefix, {std::make_shared<Rows>(std::move(rows))}});
@@ -115,6 +152,9 @@ class PagedLedger {
       most_commits_ = std::max(most_commits_, committed.size());
     }
     to.appended.clear();
+    to.low = std::max(to.low, rules_.FirstSeen(SeqLen(sequence)));
+    if (new_tokens > 0) to.again.reset();
+    if (rules_.deduplicates) Deduplicate(to, SeqLen(sequence) - new_tokens);
   }
 
   void Truncate(int sequence, int len) {
@@ -124,6 +164,8 @@ class PagedLedger {
       of.tokens.pop_back();
     }
     of.appended.clear();
+    of.low = std::min(of.low, len);
+    if (of.again && len < of.again->position) of.again.reset();
   }
 
   void Free(int sequence) {
@@ -135,6 +177,8 @@ class PagedLedger {
   int SeqLen(int sequence) const {
     return static_cast<int>(sequences_.at(sequence).tokens.size());
   }
+  // The first position whose rows the pool must still have.
+  int Low(int sequence) const { return sequences_.at(sequence).low; }
   // With what is appended, to whichever layer has the most.
   int End(int sequence) const {
     std::size_t most = 0;
@@ -176,8 +220,17 @@ class PagedLedger {
       return SameRow(row.key, key) &&
              (value == nullptr || SameRow(row.value, *value));
     };
+    const auto is_again = [&](int prefix) {
+      const auto rows = again_.find(prefix);
+      if (rows == again_.end()) return false;
+      const auto of_layer = rows->second.find(layer);
+      return of_layer != rows->second.end() &&
+             std::ranges::any_of(of_layer->second, is_seen);
+    };
     if (at >= of.tokens.size()) {
-      return is_seen(of.appended.at(layer).at(at - of.tokens.size()));
+      return is_seen(of.appended.at(layer).at(at - of.tokens.size())) ||
+             (at == of.tokens.size() && ComputesAgain(of) &&
+              is_again(of.again->prefix));
     }
     std::vector<std::shared_ptr<const Rows>> left;
     for (const auto& rows : of.tokens[at].rows) {
@@ -185,14 +238,35 @@ class PagedLedger {
         left.push_back(rows);
       }
     }
-    if (left.empty()) return false;
+    if (left.empty()) return is_again(of.tokens[at].prefix);
     Narrow(of.tokens[at], std::move(left));
     return true;
+  }
+
+  // The rows that a layer may have there: several, if a prompt found the token,
+  // and the same tokens were committed several times.
+  std::vector<KvRows> Candidates(int sequence, int layer, int position) const {
+    const Sequence& of = sequences_.at(sequence);
+    const auto at = static_cast<std::size_t>(position);
+    if (at >= of.tokens.size()) {
+      return {of.appended.at(layer).at(at - of.tokens.size())};
+    }
+    std::vector<KvRows> rows;
+    for (const auto& one : of.tokens[at].rows) {
+      rows.push_back((*one)[static_cast<std::size_t>(layer)]);
+    }
+    const auto again = again_.find(of.tokens[at].prefix);
+    if (again == again_.end() || !again->second.contains(layer)) return rows;
+    const auto& computed = again->second.at(layer);
+    rows.insert(rows.end(), computed.begin(), computed.end());
+    return rows;
   }
 
   // Whether they have the same token there: of the same tokens under the same
   // key, or by a fork.
   bool SameToken(int a, int b, int position) const {
+    const int again = AgainAt(a, position);
+    if (again != kUnknown && again == AgainAt(b, position)) return true;
     if (position >= std::min(SeqLen(a), SeqLen(b))) return false;
     const auto at = static_cast<std::size_t>(position);
     const Token& one = sequences_.at(a).tokens[at];
@@ -205,6 +279,7 @@ class PagedLedger {
   // may have others later. Requires: SameToken.
   bool ShareRows(int a, int b, int position) {
     const auto at = static_cast<std::size_t>(position);
+    if (again_.contains(AgainAt(a, position))) return true;
     Token& one = sequences_.at(a).tokens[at];
     Token& other = sequences_.at(b).tokens[at];
     if (one.rows == other.rows) return true;
@@ -241,8 +316,16 @@ class PagedLedger {
     // committed several times.
     std::vector<std::shared_ptr<const Rows>> rows;
   };
+  // The last token of a prompt, which was found and is computed again.
+  struct Again {
+    int prefix = kUnknown;
+    int position = 0;
+    std::int32_t token = 0;
+  };
   struct Sequence {
     int start = kUnknown;  // The prefix of no token.
+    int low = 0;           // Rows of earlier positions may be gone.
+    std::optional<Again> again;
     std::vector<Token> tokens;
     std::map<int, std::vector<KvRows>> appended;  // By layer.
   };
@@ -254,6 +337,40 @@ class PagedLedger {
       prefix = Find(longer_, {prefix, tokens[static_cast<std::size_t>(i)]});
     }
     return prefix;
+  }
+  static bool ComputesAgain(const Sequence& of) {
+    return of.again && std::ssize(of.tokens) == of.again->position;
+  }
+  // The prefix of the token at a position, also if it is being computed again.
+  int AgainAt(int sequence, int position) const {
+    const Sequence& of = sequences_.at(sequence);
+    if (position < std::ssize(of.tokens)) {
+      return of.tokens[static_cast<std::size_t>(position)].prefix;
+    }
+    const bool next = position == std::ssize(of.tokens) && ComputesAgain(of);
+    return next ? of.again->prefix : kUnknown;
+  }
+  // Each token of a whole block may have any rows that it has in a whole block
+  // of the same tokens. Blocks that end behind `before` are new.
+  void Deduplicate(Sequence& of, int before) {
+    const auto size = static_cast<std::size_t>(spec_.block_size);
+    for (std::size_t end = size; end <= of.tokens.size(); end += size) {
+      const int prefix = of.tokens[end - 1].prefix;
+      if (prefix == kUnknown) continue;
+      auto& block = whole_[prefix];
+      block.resize(size);
+      for (std::size_t i = 0; i < size; ++i) {
+        Token& token = of.tokens[end - size + i];
+        if (static_cast<int>(end) > before) {
+          for (const auto& rows : token.rows) {
+            if (std::ranges::count(block[i], rows) == 0) {
+              block[i].push_back(rows);
+            }
+          }
+        }
+        if (block[i].size() != token.rows.size()) Narrow(token, block[i]);
+      }
+    }
   }
   static std::size_t HeldBy(const Token& token) {
     return 1 + token.rows.size();
@@ -290,12 +407,18 @@ class PagedLedger {
   }
 
   PagedSpec spec_;
+  PoolRules rules_;
   std::map<int, Sequence> sequences_;
   std::map<std::pair<std::string, std::vector<std::string>>, int> starts_;
   std::map<std::pair<int, std::int32_t>, int> longer_;  // By one token.
   // By prefix: the rows of its last token, each time that it was committed.
   std::vector<std::vector<std::shared_ptr<const Rows>>> committed_;
   std::vector<std::int64_t> lines_;  // By prefix: of the first time.
+  // By the prefix of the last token of a block: the rows that its tokens have,
+  // where commits swap blocks.
+  std::map<int, std::vector<std::vector<std::shared_ptr<const Rows>>>> whole_;
+  // By the prefix of a token that is computed again, and by layer.
+  std::map<int, std::map<int, std::vector<KvRows>>> again_;
   std::size_t held_ = 0;
   std::size_t most_commits_ = 0;
 };

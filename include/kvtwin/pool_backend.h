@@ -10,6 +10,22 @@
 extern "C" {
 #endif
 
+/* What a pool does otherwise than P1 to P11 say, as flags. It is then judged by
+ * that, at the level of entitlement. */
+typedef enum kvtwin_pool_ability {
+  /* A commit swaps the whole blocks of a sequence for others of the same tokens
+   * under the same key. */
+  KVTWIN_POOL_DEDUPLICATES = 1,
+  /* A prompt that is whole blocks may be found to its last token: open begins
+   * with all its tokens but the last one, which the client appends next, and
+   * which is stored in the block where it was found. */
+  KVTWIN_POOL_RECOMPUTES_LAST = 2,
+  /* A token sees `window` positions before its own. What no later token sees
+   * may be gone: views begin at a later position, and entries of table, csr and
+   * slots for such blocks may be anything. */
+  KVTWIN_POOL_HAS_WINDOW = 4
+} kvtwin_pool_ability;
+
 typedef struct kvtwin_pool_description_v1 {
   size_t size;
   const char* name;
@@ -17,6 +33,8 @@ typedef struct kvtwin_pool_description_v1 {
    * taken and when the pool is full are its own affair. IDENTITY: all is as P1
    * to P11 say, misuse is refused, and nothing of the table is left out. */
   kvtwin_level level;
+  uint32_t can;   /* Of kvtwin_pool_ability. */
+  int32_t window; /* With HAS_WINDOW. */
 } kvtwin_pool_description_v1;
 
 /* A pool of your own as a table, to be used as that of caches is. Each function

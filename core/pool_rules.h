@@ -1,0 +1,36 @@
+// The rules by which pools of blocks that are right differ from ours.
+
+#ifndef KVTWIN_CORE_POOL_RULES_H_
+#define KVTWIN_CORE_POOL_RULES_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+namespace kvtwin {
+
+// A pool says which of these it follows, in the first line of its recording
+// (docs/trace_format.md) or in its description (kvtwin/pool_backend.h). Without
+// a word it follows none of them.
+struct PoolRules {
+  // A commit swaps the whole blocks of a sequence for others of the same tokens
+  // under the same key, which may have other rows.
+  bool deduplicates = false;
+  // A prompt that is whole blocks may be found to its last token. This token is
+  // then computed again, in the block where it was found.
+  bool recomputes_last = false;
+  // The number of positions before its own that a token sees. What no later
+  // token sees may be gone.
+  std::optional<int> window = {};
+
+  bool any() const { return deduplicates || recomputes_last || window; }
+  // The first position that the token after `len` tokens sees.
+  int FirstSeen(int len) const {
+    return window ? std::max(0, len - *window) : 0;
+  }
+  bool operator==(const PoolRules&) const = default;
+};
+
+}  // namespace kvtwin
+
+#endif  // KVTWIN_CORE_POOL_RULES_H_

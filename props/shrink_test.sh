@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# shrink_test.sh KVTWIN TOY: `shrink` shortens a recording of a program with a
+# bug, and ends with 2 if the program is of no use. Exit code 77: there is
+# nothing to run it with.
+set -uo pipefail
+kvtwin=$1 toy=$2
+if ! command -v python3 >/dev/null; then
+  echo "skipped: there is no python3 here to run $toy"
+  exit 77
+fi
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+fail() {
+  printf 'shrink_test.sh: %s\n' "$1"
+  exit 1
+}
+
+# A recording that is rejected.
+for ((seed = 1; seed < 50; ++seed)); do
+  "$kvtwin" gen --seed "$seed" --kind causal --histories 1 |
+    python3 "$toy" --bug >"$folder/bug.jsonl"
+  "$kvtwin" check "$folder/bug.jsonl" >/dev/null
+  [ $? -eq 1 ] && break
+done
+
+# shrinks CODE REGEX ARGS...: exits so, and a line that it prints matches.
+shrinks() {
+  local want=$1 regex=$2 output code
+  shift 2
+  output=$("$kvtwin" shrink "$folder/bug.jsonl" "$@" 2>&1)
+  code=$?
+  printf '%s\n' "$output"
+  [ "$code" -eq "$want" ] || fail "exit code $code, expected $want"
+  grep -qE -- "$regex" <<<"$output" || fail "no line matches '$regex'"
+}
+
+shrinks 1 "^[1-9] calls of [0-9]+, after [0-9]+ runs$" \
+  --with "python3 '$toy' --bug"
+"$kvtwin" check "$folder/bug.short.jsonl"
+[ $? -eq 1 ] || fail "the short one is not rejected"
+[ "$(wc -l <"$folder/bug.short.jsonl")" -le 10 ] || fail "it is not short"
+shrinks 1 "written .*again.jsonl" --with "python3 '$toy' --bug" \
+  --out "$folder/again.jsonl"
+cmp "$folder/bug.short.jsonl" "$folder/again.jsonl" || fail "it is another one"
+shrinks 2 "what the command prints is accepted" --with "python3 '$toy'"
+shrinks 2 "it ends with exit code 3, having printed: no" \
+  --with "echo no >&2; exit 3"
+shrinks 2 "takes longer than 0.3 seconds" --with "sleep 60" --seconds 0.3
+shrinks 2 "prints more than 1 MiB" --with yes --output-mib 1
+shrinks 2 "is no recording: line 2" --with cat
+shrinks 2 "cannot be written" --with "python3 '$toy' --bug" --runs 1 \
+  --out "$folder/no/such/folder"
