@@ -210,7 +210,8 @@ class CacheLedger {
   // CanResume said yes: what the sequence needs to go on is there, until
   // another batch lets it go.
   void Resumes(int seq, std::int32_t pos) {
-    if (!memory_) return;
+    const bool lazy = rules_.eviction == Rules::Eviction::kLazy;
+    if (!memory_ || !lazy) return;
     // Of tokens out of order, the oldest may be there and others not.
     const std::int64_t whole = mixed_.contains(seq) ? 1 : *window_;
     const std::int64_t ends = Next(seq) == pos ? 1 : 0;  // It is not empty.
@@ -538,8 +539,7 @@ class CacheLedger {
         const std::int64_t kept = low[seq] - memory + first_;
         const bool stays = first_ > 0 && token.position < began_[seq] + first_;
         if (stays || token.position >= kept) return false;
-        const bool is_last =
-            !any && first_ == 0 && token.position + 1 == next.at(seq);
+        const bool is_last = !any && token.position + 1 == next.at(seq);
         const bool leaves = leave && !is_last;
         leaves ? void(token.spare.erase(seq)) : void(token.spare.insert(seq));
         return leaves;
