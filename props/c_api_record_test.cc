@@ -212,7 +212,9 @@ TEST(CRecorder, WhatATwinDoesIsAccepted) {
         << verdict.reason;
     EXPECT_EQ(verdict.level, own ? KVTWIN_ENTITLEMENT : KVTWIN_IDENTITY);
     EXPECT_EQ(verdict.line, 0);
-    EXPECT_STREQ(verdict.reason, "");
+    const std::string_view reason = verdict.reason;
+    EXPECT_TRUE(reason.empty() || reason.starts_with("nothing was judged"))
+        << reason;
     ++accepted;
   }
   EXPECT_GT(accepted, 90);

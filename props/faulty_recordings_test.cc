@@ -24,7 +24,8 @@ struct Case {
 
 // Each, alone, makes `right` wrong at its line.
 void ExpectFound(const Recording& right, const std::vector<Case>& cases) {
-  ASSERT_EQ(JudgeText(Lines(right)).reason, "");
+  const Judgement whole = JudgeText(Lines(right));
+  ASSERT_EQ(whole.verdict, Verdict::kAccept) << whole.reason;
   for (const Case& one : cases) {
     SCOPED_TRACE(fmt::format("line {}: {}", one.line, one.to));
     Recording lines = right;

@@ -100,8 +100,8 @@ TEST_P(EachProfile, EveryFaultIsFound) {
   for (const Fault fault : kFaults) {
     if (!Applies(fault, FindProfile(GetParam())->rules)) continue;
     const bool found =
-        Search(GetParam(), 3, /*any_order=*/true, 20'000, fault).history ||
-        Search(GetParam(), 3, /*any_order=*/false, 20'000, fault).history;
+        Search(GetParam(), 3, /*any_order=*/true, 200'000, fault).history ||
+        Search(GetParam(), 3, /*any_order=*/false, 200'000, fault).history;
     EXPECT_TRUE(found) << GetParam() << ", fault " << static_cast<int>(fault);
   }
 }

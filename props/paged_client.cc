@@ -53,9 +53,9 @@ std::vector<Keys> MakeKeys() {
        {"a", {"b"}},
        {"A", {"b"}}},
   };
-  for (const char* separator :
-       {",", "/", ":", "|", ";", " ", "\n", "\t", "-", "_", ".", "+", "&", "=",
-        "\x1f", "\",\"", ", "}) {
+  // Without a line end, which no list of strings in a recording has.
+  for (const char* separator : {",", "/", ":", "|", ";", " ", "\t", "-", "_",
+                                ".", "+", "&", "=", "\x1f", "\",\"", ", "}) {
     keys.push_back(JoinedBy(separator));
   }
   return keys;
@@ -144,7 +144,8 @@ const PrefixKey& PagedKey(int number) {
 PagedClient DrawPrompt(const PagedOp& op,
                        const std::vector<std::vector<std::int32_t>>& seen) {
   PagedClient client;
-  client.key = PagedKey(op.c);
+  // Any operation opens a sequence where there is none.
+  if (op.kind == PagedOpKind::kOpen) client.key = PagedKey(op.c);
   if (!seen.empty()) {
     client.tokens = seen[static_cast<std::size_t>(
         Mod(op.a, static_cast<int>(seen.size())))];

@@ -19,6 +19,7 @@
 #include "optimized/fast_paths.h"
 #include "optimized/mask.h"
 #include "props/fuzz.h"
+#include "props/scratch_folder.h"
 #include "props/test_cache.h"
 #include "props/test_trace.h"
 
@@ -302,7 +303,8 @@ TEST(Thresholds, BytesOfABuffer) {
 
 // K of a mebibyte, and next to it. Each part has a checksum.
 TEST(Thresholds, BytesOfAState) {
-  const std::string path = testing::TempDir() + "kvtwin_thresholds_state";
+  const ScratchFolder folder("thresholds");
+  const std::string path = folder.File("state");
   for (const int tokens : {127, 128, 129, 255, 256, 257, 513}) {
     CacheState state;
     DenseTensor key = FilledTensor(DType::kF32, {1024, 1, tokens, 1}, 1);
