@@ -72,7 +72,10 @@ Ran Run(const std::string& command, const fs::path& folder,
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
   posix_spawnattr_setpgroup(&attributes, 0);
   // A mutant may hang.
-  std::string words[] = {"timeout", "--foreground", "300", "sh", "-c", command};
+  // A compiler that is killed leaves its files where they are removed.
+  std::string words[] = {
+      "timeout", "--foreground", "300",  "env", "TMPDIR=" + scratch.string(),
+      "sh",      "-c",           command};
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);

@@ -72,7 +72,9 @@ class LargeHistory {
     for (CacheSpec* spec : Specs()) {
       if (spec->kind != Kind::kSwa && spec->kind != Kind::kSwaMem) continue;
       // What leaves the window would leave the cells, too.
-      if (Chance(pick_, 50)) spec->window = spec->memory = cells;
+      if (!Chance(pick_, 50)) continue;
+      spec->window = cells;
+      if (spec->kind == Kind::kSwaMem) spec->memory = cells;
     }
   }
   std::vector<CacheSpec*> Specs() {
