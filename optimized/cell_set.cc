@@ -26,6 +26,12 @@ void CellSet::Reserve() {
   if (TakeFastPath(true) && !bits_) MakeBits();
 }
 
+void CellSet::Expect(std::size_t words) {
+  if (!bits_ && TakeFastPath(kListedWord * words > WordsFor(cells_))) {
+    MakeBits();
+  }
+}
+
 void CellSet::Trim(std::size_t count) {
   const std::size_t most = kMuchSmaller * kListedWord * count;
   if (reserved_ || !bits_ || TakeFastPath(most >= WordsFor(cells_))) return;

@@ -22,6 +22,8 @@ class CellSet {
 
   // The set has a bit for every cell from now on: it never allocates again.
   void Reserve();
+  // So many words will come: the set has bits at once, if it is to have them.
+  void Expect(std::size_t words);
   // Gives back memory that so few cells do not need. Requires: the set has
   // `count` cells.
   void Trim(std::size_t count);

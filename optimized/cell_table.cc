@@ -300,6 +300,10 @@ void CellTable::CopyPrefix(const Sequence& src, int id, std::int32_t len,
   Select(src, {.first = 0, .last = len - 1}, scratch);
   if (scratch.count == 0) return;
   Sequence& dst = New(id);
+  const auto words = std::span(scratch.words)
+                         .subspan(scratch.begin, scratch.end - scratch.begin);
+  dst.members.Expect(words.size() -
+                     static_cast<std::size_t>(std::ranges::count(words, 0U)));
   for (std::size_t w = scratch.begin; w < scratch.end; ++w) {
     if (scratch.words[w] == 0) continue;
     dst.members.SetWord(w, scratch.words[w]);
