@@ -27,8 +27,8 @@ inline Status SystemError(std::string_view what, const std::string& path,
                   std::strerror(error));
 }
 
-// Of a path whose file has such a mode: failed_precondition unless it is a
-// regular file.
+// Returns failed_precondition unless `mode`, that of the file at `path`, is the
+// mode of a regular file.
 inline Status CheckRegular(const std::string& path, mode_t mode) {
   if (S_ISREG(mode)) return {};
   std::string_view what = "a device";
@@ -36,7 +36,8 @@ inline Status CheckRegular(const std::string& path, mode_t mode) {
   if (S_ISLNK(mode)) what = "a symbolic link";
   if (S_ISFIFO(mode)) what = "a pipe";
   if (S_ISSOCK(mode)) what = "a socket";
-  return Untimely("'{}' is no file but {}", Printable(path, 200), what);
+  return Untimely("'{}' is not a regular file, but {}", Printable(path, 200),
+                  what);
 }
 
 // A path with a NUL would name another file to the system.
@@ -45,7 +46,7 @@ inline Status CheckPath(const std::string& path) {
   return Invalid("the path '{}' has a NUL", Printable(path, 200));
 }
 
-// What a system call answers that no signal interrupts.
+// Repeats a system call while a signal interrupts it, and returns its answer.
 template <class Call>
 auto Uninterrupted(const Call& call) {
   auto answer = call();
@@ -55,7 +56,7 @@ auto Uninterrupted(const Call& call) {
 
 class File {
  public:
-  // None yet.
+  // Makes an object without a file.
   File() = default;
   File(const std::string& path, int flags) {
     Own(Uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC); }));
@@ -64,7 +65,8 @@ class File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
-  // Closes the file that it had. False if the descriptor is negative.
+  // Takes over `descriptor`, and closes the file that was open before. Returns
+  // false if the descriptor is negative.
   bool Own(int descriptor) {
     if (is_open()) ::close(descriptor_);
     descriptor_ = descriptor;

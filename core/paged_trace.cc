@@ -237,7 +237,7 @@ Status AppendFields(const PagedTraceOp& op, std::string& text) {
   }
 }
 
-// Of the object `cache`.
+// Reads the rules of a pool from the object `cache` of the first line.
 PoolRules ReadRules(const JsonFields& cache, bool entitlement_only) {
   PoolRules rules;
   const auto said = [&](std::string_view key) {

@@ -18,7 +18,8 @@ namespace {
 constexpr std::string_view kSuffix = ".part";
 constexpr std::size_t kRandomDigits = 32;
 
-// Of all part files for that name, which may be as long as a name can be.
+// Returns how the names of all part files for the target `name` begin. A hash
+// stands for the target, whose name may already have the 255 bytes of a name.
 std::string PartPrefix(const std::string& name) {
   return fmt::format(".kvtwin-{:016x}-", XXH3_64bits(name.data(), name.size()));
 }
@@ -28,7 +29,8 @@ bool IsPart(std::string_view name, const std::string& prefix) {
          name.starts_with(prefix) && name.ends_with(kSuffix);
 }
 
-// A file of a name that begins so. Its saver lives as long as its lock.
+// Removes the part file `name` if its saver is dead. A saver holds a lock on
+// its part file as long as it lives.
 void RemoveIfDead(int folder, const char* name) {
   File part;
   // Others may have put anything there.
@@ -40,7 +42,7 @@ void RemoveIfDead(int folder, const char* name) {
   ::unlinkat(folder, name, 0);
 }
 
-// Where the folder cannot be listed, they stay.
+// Removes the part files of dead savers, unless the folder cannot be listed.
 void RemoveDead(int folder, const std::string& prefix) {
   const int copy = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (copy < 0) return;
@@ -61,7 +63,7 @@ Status PartFile::OpenFolder() {
   const std::filesystem::path path(path_);
   name_ = path.filename().string();
   if (name_.empty() || name_ == "." || name_ == "..") {
-    return Untimely("'{}' is no name of a file", Printable(path_, 200));
+    return Untimely("'{}' does not name a file", Printable(path_, 200));
   }
   const std::string folder = (path.parent_path() / ".").string();
   const auto open = [&](int flags) {
@@ -103,7 +105,8 @@ Status PartFile::MakeLocked(const std::string& prefix) {
     }
     part_ = fmt::format("{}{:016x}{:016x}{}", prefix, random[0], random[1],
                         kSuffix);
-    // Nobody reads it whom the file before does not let.
+    // The part file is readable to its owner only, until it has the mode of
+    // the file that it replaces.
     const mode_t mode = replaces_ ? 0600 : 0666;
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     const auto open = [&] {
@@ -126,7 +129,8 @@ Status PartFile::MakeLocked(const std::string& prefix) {
                   Printable(path_, 200));
 }
 
-// As far as the system lets.
+// Gives the part file the mode and owner of the file that it replaces, as far
+// as this process may.
 void PartFile::KeepModeAndOwner() const {
   const int part = file_.descriptor();
   struct stat now = {};
@@ -146,7 +150,7 @@ void PartFile::KeepModeAndOwner() const {
   static_cast<void>(::fchmod(part, mode));
 }
 
-// So that the name is on disk too.
+// Syncs the folder, so that the new name is on disk, too.
 bool PartFile::SyncFolder() const {
   if (folder_.Sync()) return true;
   // It is only open as a path, or no such file system can do that.

@@ -284,8 +284,9 @@ TEST_F(SavedFiles, OnlyRegularFilesAreReplaced) {
         std::pair("socket", "a socket")}) {
     const Status status = SaveState(state, At(name));
     EXPECT_EQ(status.code(), kUntimely);
-    EXPECT_EQ(status.message(),
-              fmt::format("'{}' is no file but {}", At(name), what));
+    EXPECT_EQ(
+        status.message(),
+        fmt::format("'{}' is not a regular file, but {}", At(name), what));
   }
   EXPECT_EQ(Names(), before);
   EXPECT_EQ(Content(At("target")), target);
@@ -296,12 +297,13 @@ TEST_F(SavedFiles, OnlyRegularFilesAreReplaced) {
 TEST_F(SavedFiles, OnlyRegularFilesAreLoaded) {
   EXPECT_EQ(LoadState(Path()).status().code(), kUntimely);
   EXPECT_EQ(LoadState(folder_).status().message(),
-            fmt::format("'{}' is no file but a folder", folder_.string()));
+            fmt::format("'{}' is not a regular file, but a folder",
+                        folder_.string()));
   EXPECT_EQ(LoadState("/dev/zero").status().message(),
-            "'/dev/zero' is no file but a device");
+            "'/dev/zero' is not a regular file, but a device");
   ASSERT_EQ(::mkfifo(At("pipe").c_str(), 0666), 0);
   EXPECT_EQ(LoadState(At("pipe")).status().message(),  // Nobody writes to it.
-            fmt::format("'{}' is no file but a pipe", At("pipe")));
+            fmt::format("'{}' is not a regular file, but a pipe", At("pipe")));
   fs::create_symlink(At("loop"), At("loop"));
   EXPECT_NE(LoadState(At("loop")).status().message().find("Too many levels"),
             std::string::npos);
@@ -321,10 +323,10 @@ TEST_F(SavedFiles, NamesAreChecked) {
   EXPECT_NE(why(At("no/folder")).find("No such file"), std::string::npos);
   EXPECT_NE(why(At(std::string(256, 'x'))).find("name too long"),
             std::string::npos);
-  EXPECT_EQ(why(""), "'' is no name of a file");
+  EXPECT_EQ(why(""), "'' does not name a file");
   EXPECT_EQ(why(At("")),
-            fmt::format("'{}/' is no name of a file", folder_.string()));
-  EXPECT_EQ(why(At("..")), fmt::format("'{}' is no name of a file", At("..")));
+            fmt::format("'{}/' does not name a file", folder_.string()));
+  EXPECT_EQ(why(At("..")), fmt::format("'{}' does not name a file", At("..")));
   const std::string nul = At(std::string("a\0b", 3));
   EXPECT_NE(why(nul).find("has a NUL"), std::string::npos);
   EXPECT_EQ(LoadState(nul).status().code(), StatusCode::kInvalidArgument);
@@ -365,6 +367,8 @@ TEST_F(SavedFiles, KeepTheModeOfTheFileBefore) {
 TEST_F(SavedFiles, KeepTheOwnerOfTheFileBefore) {
   const CacheState state = SomeState(1, 1);
   ASSERT_TRUE(SaveState(state, Path()).ok());
+  // Only root may give a file to another user: without that there is no owner
+  // to keep.
   if (::chown(Path().c_str(), 1234, 4321) != 0) GTEST_SKIP() << "not as root";
   ASSERT_EQ(::chmod(Path().c_str(), 0640), 0);
   ASSERT_TRUE(SaveState(state, Path()).ok());
@@ -383,7 +387,9 @@ TEST_F(SavedFiles, KeepTheOwnerOfTheFileBefore) {
       ::_exit(SaveState(state, Path()).ok() ? 0 : 1);
     });
     const int code = child.Wait();
-    if (code == 77) GTEST_SKIP() << "others may not come here";
+    // The temp folder itself may be closed to other users (a private TMPDIR):
+    // then the second user cannot reach the file at all.
+    if (code == 77) GTEST_SKIP() << "other users cannot reach the temp folder";
     ASSERT_EQ(code, 0);
     EXPECT_EQ(About(Path()).st_uid, 99U);
     EXPECT_EQ(About(Path()).st_gid, group);
@@ -402,7 +408,9 @@ TEST_F(SavedFiles, AreSavedToAFolderThatCannotBeRead) {
   });
   const int code = child.Wait();
   ASSERT_EQ(::chmod(folder_.c_str(), 0777), 0);
-  if (code == 77) GTEST_SKIP() << "others may not come here";
+  // Root ignores the mode of a folder, so the child is another user, which a
+  // private TMPDIR keeps out.
+  if (code == 77) GTEST_SKIP() << "other users cannot reach the temp folder";
   EXPECT_EQ(code, 0);
   EXPECT_TRUE(*LoadState(Path()) == SomeState(1, 1));
   EXPECT_EQ(Names(), (NameSet{"state"}));

@@ -39,10 +39,10 @@ bytes=$(wc -c <"$state")
 "$kvtwin" state "$state" || fail "the state itself is refused"
 
 refused "No such file" "$folder/none"
-refused "is no file but a folder" "$folder"
-refused "is no file but a device" /dev/zero
+refused "is not a regular file, but a folder" "$folder"
+refused "is not a regular file, but a device" /dev/zero
 mkfifo "$folder/pipe"
-refused "is no file but a pipe" "$folder/pipe"  # Nobody writes to it.
+refused "is not a regular file, but a pipe" "$folder/pipe"  # Nobody writes to it.
 : >"$folder/empty"
 refused "it is too short" "$folder/empty"
 refused "its header is of .* bytes, all of it of" "$0"  # A text.
