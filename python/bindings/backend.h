@@ -23,6 +23,17 @@ struct Interrupted {
   nb::python_error error;
 };
 
+// Returns what `fn` returns. An Interrupted that it throws goes on as the
+// Python exception which ended the run from outside.
+template <class Fn>
+auto Raising(const Fn& fn) {
+  try {
+    return fn();
+  } catch (Interrupted& interrupted) {
+    throw nb::python_error(interrupted.error);
+  }
+}
+
 // What an exception of theirs is as a kvtwin_status, and what it says.
 int StatusOf(nb::python_error& error, bool refuses_misuse,
              std::string& message);

@@ -99,16 +99,6 @@ class Driver {
   nb::object rerun_;
 };
 
-// Fuzzing, but for what ends it from outside.
-template <class Fn>
-auto Raising(const Fn& fn) {
-  try {
-    return fn();
-  } catch (Interrupted& interrupted) {
-    throw nb::python_error(interrupted.error);
-  }
-}
-
 // Level that holds, whether that is right, operations, histories, findings, and
 // those that are known, by their buckets.
 using Fuzzed = std::tuple<std::string, bool, std::int64_t, std::int64_t,

@@ -327,15 +327,6 @@ class PoolDriver {
   nb::object rerun_;
 };
 
-template <class Fn>
-auto Raising(const Fn& fn) {
-  try {
-    return fn();
-  } catch (Interrupted& interrupted) {
-    throw nb::python_error(interrupted.error);
-  }
-}
-
 // As of a cache.
 using Fuzzed = std::tuple<std::string, bool, std::int64_t, std::int64_t,
                           std::vector<Finding>>;
