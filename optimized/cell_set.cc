@@ -55,7 +55,6 @@ void CellSet::ClearAll() {
        w = bits_->NextWord(w + 1)) {
     bits_->SetWord(w, 0);
   }
-  Trim(0);
 }
 
 std::uint64_t CellSet::WordOfList(std::size_t w) const {

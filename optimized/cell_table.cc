@@ -92,8 +92,14 @@ void CellTable::Release(Sequence& sequence) {
   live_[sequence.live_index] = live_.back();
   live_[sequence.live_index]->live_index = sequence.live_index;
   live_.pop_back();
-  if (!sequence.reserved) sequence.order = CellOrder();
-  (sequence.reserved ? spare_reserved_ : spare_).push_back(&sequence);
+  if (sequence.reserved) return spare_reserved_.push_back(&sequence);
+  // The sequence that comes next takes over this one's memory; the other spare
+  // sequences have none.
+  if (!spare_.empty()) {
+    spare_.back()->members.Trim(0);
+    spare_.back()->order = CellOrder();
+  }
+  spare_.push_back(&sequence);
 }
 
 void CellTable::Clear() {
@@ -271,9 +277,8 @@ void CellTable::DropOldest(Sequence& sequence, std::int32_t last) {
 }
 
 void CellTable::Settle(Sequence& sequence, bool stale) {
-  if (sequence.count == 0) {
-    Release(sequence);
-  } else if (stale) {
+  if (sequence.count == 0) return Release(sequence);
+  if (stale) {
     sequence.extremes = Extremes(MembersIn(sequence, ExtentOf(sequence)));
   }
   sequence.members.Trim(sequence.count);

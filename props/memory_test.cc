@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <span>
 #include <string>
@@ -124,6 +125,33 @@ TEST(Memory, IsGivenBackBySequencesThatBecomeShort) {
   }
   EXPECT_TRUE(done);
   EXPECT_LE((live_bytes - before) / 20, 1024);
+}
+
+// The last sequence that ended keeps its memory for the next; the others do
+// not.
+TEST(Memory, IsGivenBackBySequencesThatEnd) {
+  constexpr int kTokens = 8'000;
+  constexpr int kCopies = 30;
+  const std::unique_ptr<Cache> cache = *MakeCache({});
+  ASSERT_TRUE(cache->Init(DType::kF16, 1, 5 * kTokens, kTokens).ok());
+  std::vector<std::int32_t> positions(kTokens);
+  std::iota(positions.begin(), positions.end(), 0);
+  const std::vector<int> sequences(kTokens, 0);
+  ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
+  const auto copy_and_end = [&](int count) {
+    bool done = true;
+    for (int copy = 1; copy <= count; ++copy) {
+      done = done && cache->CopyPrefix(0, copy, kTokens).ok();
+    }
+    for (int copy = 1; copy <= count; ++copy) {
+      done = done && cache->Remove(copy, 0, kOpenEnd).ok();
+    }
+    return done;
+  };
+  ASSERT_TRUE(copy_and_end(1));
+  const std::int64_t before = live_bytes;
+  ASSERT_TRUE(copy_and_end(kCopies));
+  EXPECT_LE((live_bytes - before) / kCopies, 1024);
 }
 
 // Long runs -------------------------------------------------------------------
