@@ -135,6 +135,21 @@ TEST(OtherCaches, WhatMayHaveLeftDecidesNothing) {
   }
 }
 
+// One of two caches refuses the batch, which sets a sequence of the other back.
+TEST(OtherCaches, ABatchThatIsRefusedChangesNoCacheOfAWrapper) {
+  const Result<History> history = ParseHistory(
+      "kvt1 kind=wrapper caches=causal/swa:w1 cells=1 batch=6 | put 0*5 | "
+      "put 1*1 0*2 | drop 0:1- | put 1*1@-1 0*1 | put 1*1");
+  ASSERT_TRUE(history.ok());
+  for (std::uint64_t choices = 0; choices < 100; ++choices) {
+    const Subject subject = OtherSubject("executorch", choices, true);
+    const RunResult result = RunHistory(*history, subject);
+    EXPECT_TRUE(result.ran);
+    EXPECT_FALSE(result.difference)
+        << choices << ": " << result.difference->text;
+  }
+}
+
 // A batch of sequence 0, and which positions row 0 may miss then.
 std::set<std::int64_t> MayMiss(reference::CacheLedger& ledger,
                                std::vector<std::int32_t> positions) {

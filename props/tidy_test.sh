@@ -8,7 +8,7 @@ rooms=(include core reference optimized props bench docs python)
 # Of code, without blanks and comments, in the ledger and the twin: a reader checks
 # all of it in one sitting.
 # Of these, 278 are for the rules of other caches (core/rules.h).
-reference_lines=881
+reference_lines=892
 function_lines=40    # In reference/.
 wrong=0
 

@@ -58,6 +58,10 @@ class CacheLedger {
       : spec_(spec), rules_(rules) {}
 
   bool encoder() const { return spec_.kind == Kind::kEncoder; }
+  // Whether StartForward refuses a batch for its positions.
+  bool RefusesPositions() const {
+    return rules_.positions != Rules::Positions::kAny;
+  }
   // In order of birth.
   const std::vector<LedgerToken>& tokens() const { return tokens_; }
   std::int64_t cells() const { return cells_; }
@@ -129,7 +133,7 @@ class CacheLedger {
       batch_.push_back({batch.positions[i], batch.sequences[i], false});
     }
     if (reserve) return {};
-    if (rules_.positions != Rules::Positions::kAny && !GoesOn(heard)) {
+    if (RefusesPositions() && !GoesOn(heard)) {
       EndPass();
       return {kInvalidArgument, "the batch does not go on where it should"};
     }
@@ -600,9 +604,15 @@ class Ledger {
   }
   Status StartForward(const Batch& batch, bool reserve, Heard heard = {}) {
     for (CacheLedger& part : parts_) part.EndPass();
+    std::vector<CacheLedger> before;
+    if (parts_.size() > 1 && parts_[0].RefusesPositions()) before = parts_;
     for (CacheLedger& part : parts_) {
       Status status = part.StartForward(batch, reserve, heard);
       if (status.ok()) continue;
+      if (!before.empty() && status.code() == kInvalidArgument) {
+        parts_ = std::move(before);  // No cache changes (S47).
+        return status;
+      }
       for (CacheLedger& each : parts_) each.GiveBack();
       return status;
     }
