@@ -14,7 +14,7 @@
 #include "props/interrupt.h"
 #include "props/live.h"
 #include "props/page.h"
-#include "props/write_file.h"
+#include "props/text_file.h"
 
 namespace kvtwin::props {
 namespace {

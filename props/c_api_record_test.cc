@@ -6,13 +6,13 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include "props/c_api_adapters.h"
 #include "props/forwarding_cache.h"
 #include "props/generate.h"
 #include "props/judge.h"
 #include "props/scratch_folder.h"
+#include "props/text_file.h"
 
 namespace kvtwin::props {
 namespace {
@@ -26,10 +26,7 @@ class Scratch {
   explicit Scratch(const std::string& name) : path_(folder_.File(name)) {}
 
   const char* path() const { return path_.c_str(); }
-  std::string text() const {
-    std::ifstream in(path_, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+  std::string text() const { return ReadFile(path_); }
 
  private:
   const ScratchFolder folder_{"record"};

@@ -81,7 +81,7 @@ void AddKeys(const Json& object, const std::string& before,
 }
 
 TEST(CheckReport, HasTheKeysThatTheDocsName) {
-  const std::string docs = FileText(KVTWIN_DOCS "/adapter.md");
+  const std::string docs = ReadFile(KVTWIN_DOCS "/adapter.md");
   const std::size_t begin = docs.find("### What check says");
   ASSERT_NE(begin, std::string::npos);
   std::istringstream section(

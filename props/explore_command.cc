@@ -20,7 +20,7 @@
 #include "props/interrupt.h"
 #include "props/paged_fuzz.h"
 #include "props/shrink.h"
-#include "props/write_file.h"
+#include "props/text_file.h"
 
 namespace kvtwin::props {
 namespace {

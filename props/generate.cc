@@ -579,4 +579,16 @@ History MakeHistory(std::uint64_t seed, std::uint64_t number,
   return DrawHistory(SeededPick(seed, number), kind, ops, cells_max, rarities);
 }
 
+void AddShifts(History& history, std::size_t first, std::size_t step) {
+  for (std::size_t i = first; i < history.ops.size(); i += step) {
+    Op move;
+    move.kind = OpKind::kShift;
+    move.seq = static_cast<int>(i % 2);
+    move.begin = {.from_end = true, .offset = -static_cast<int>(i % 4)};
+    move.open = true;
+    move.delta = static_cast<int>(i % 5) - 2;
+    history.ops[i] = move;
+  }
+}
+
 }  // namespace kvtwin::props

@@ -40,6 +40,10 @@ History MakeHistory(std::uint64_t seed, std::uint64_t number,
                     std::optional<Kind> kind, int ops, int cells_max = 0,
                     bool rarities = false);
 
+// Replaces every `step`-th operation from the `first` on by a Shift of the last
+// few positions of a sequence, for caches that can move positions.
+void AddShifts(History& history, std::size_t first, std::size_t step);
+
 }  // namespace kvtwin::props
 
 #endif  // KVTWIN_PROPS_GENERATE_H_

@@ -18,6 +18,7 @@
 #include "props/generate.h"
 #include "props/judge.h"
 #include "props/shrink.h"
+#include "props/test_trace.h"
 
 namespace kvtwin::props {
 namespace {
@@ -401,18 +402,13 @@ TEST(Stream, HoldsSeveralRecordings) {
                         header + start + hidden + start + "\n\n" + header +
                         start + "\n\n" + header + "{\n" + header + "\n" +
                         start);
-  TraceReader reader(in, /*several=*/true);
-  std::vector<std::pair<Verdict, std::int64_t>> verdicts;
-  do {
-    const Judgement judgement = Judge(reader, {"reference"});
-    verdicts.emplace_back(judgement.verdict, judgement.line);
-  } while (reader.SkipToHeader());
-  EXPECT_FALSE(reader.error());
-  const std::vector<std::pair<Verdict, std::int64_t>> due = {
-      {Verdict::kBadInput, 1}, {Verdict::kAccept, 0}, {Verdict::kBadInput, 5},
-      {Verdict::kReject, 10},  {Verdict::kAccept, 0}, {Verdict::kBadInput, 19},
-      {Verdict::kBadInput, 21}};
-  EXPECT_EQ(verdicts, due);
+  EXPECT_EQ(JudgeSeveral(in), (Verdicts{{Verdict::kBadInput, 1},
+                                        {Verdict::kAccept, 0},
+                                        {Verdict::kBadInput, 5},
+                                        {Verdict::kReject, 10},
+                                        {Verdict::kAccept, 0},
+                                        {Verdict::kBadInput, 19},
+                                        {Verdict::kBadInput, 21}}));
 }
 
 }  // namespace

@@ -25,6 +25,7 @@
 #include "props/clock.h"
 #include "props/interrupt.h"
 #include "props/scratch_folder.h"
+#include "props/text_file.h"
 
 namespace kvtwin::props {
 namespace {
@@ -40,11 +41,6 @@ constexpr std::string_view kEmulated = "/kvtwin_emulated.dir/";
 
 Status Wrong(std::string message) {
   return {StatusCode::kInvalidArgument, std::move(message)};
-}
-
-std::string ReadText(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 struct Ran {
@@ -97,8 +93,8 @@ Ran Run(const std::string& command, const fs::path& folder,
   }
   ran.exit_code =
       WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  ran.out = ReadText(out);
-  ran.err = ReadText(err);
+  ran.out = ReadFile(out);
+  ran.err = ReadFile(err);
   return ran;
 }
 
@@ -457,7 +453,7 @@ Result<Workshop> FindWorkshop(const fs::path& build, Planted planted) {
     if (line.starts_with(kHome)) workshop.sources = line.substr(kHome.size());
   }
   const auto commands =
-      nlohmann::json::parse(ReadText(build / "compile_commands.json"), nullptr,
+      nlohmann::json::parse(ReadFile(build / "compile_commands.json"), nullptr,
                             /*allow_exceptions=*/false);
   if (workshop.sources.empty() || !commands.is_array()) {
     return Wrong(
@@ -483,7 +479,7 @@ Result<Workshop> FindWorkshop(const fs::path& build, Planted planted) {
   const auto [target, output] = LinkOf(planted);
   const fs::path make_link =
       build / "CMakeFiles" / (target + ".dir") / "link.txt";
-  std::string links = ReadText(make_link);
+  std::string links = ReadFile(make_link);
   if (!fs::exists(make_link)) {
     const ScratchFolder scratch("museum");
     links = Run("ninja -t commands " + target, build, scratch.path()).out;

@@ -26,7 +26,7 @@ using Json = nlohmann::ordered_json;
 TEST(Oracle, AcceptsTheRecordingsToAccept) {
   for (const auto& file : Recordings("accept")) {
     SCOPED_TRACE(file);
-    ExpectAccept(FileText(file), Level::kIdentity);
+    ExpectAccept(ReadFile(file), Level::kIdentity);
   }
 }
 
@@ -36,7 +36,7 @@ TEST(Oracle, RejectsTheRecordingsToRejectAtTheirFirstWrongLine) {
     std::map<std::string, std::int64_t> lines;
     std::string name;
     for (std::int64_t line = 0; table >> name >> line;) lines[name] = line;
-    const Judgement judgement = JudgeText(FileText(file));
+    const Judgement judgement = JudgeText(ReadFile(file));
     EXPECT_EQ(VerdictName(judgement.verdict), "reject") << file;
     EXPECT_EQ(judgement.line, lines[file.filename()]) << file;
     EXPECT_NE(judgement.reason.find("due is the row of sequence"),
@@ -114,7 +114,7 @@ std::string AnyAccepted() {
   static const std::vector<std::string> kTexts = [] {
     std::vector<std::string> texts = {TiledRecording()};
     for (const auto& file : Recordings("accept")) {
-      texts.push_back(FileText(file));
+      texts.push_back(ReadFile(file));
     }
     return texts;
   }();

@@ -26,16 +26,8 @@ History HistoryFor(const Subject& subject, std::uint64_t seed,
                    std::uint64_t number) {
   History history = MakeHistory(seed, number, std::nullopt, 60);
   subject.abilities.Fit(history.setup);
-  if (subject.rules.middle != Rules::Middle::kLeavesGap) return history;
-  for (std::size_t i = 5; i < history.ops.size(); i += 11) {
-    Op move;
-    move.kind = OpKind::kShift;
-    move.seq = static_cast<int>(i % 2);
-    move.begin = {.from_end = true, .offset = -static_cast<int>(i % 4)};
-    move.open = true;
-    move.delta = static_cast<int>(i % 5) - 2;
-    history.ops[i] = move;
-  }
+  const bool moves = subject.rules.middle == Rules::Middle::kLeavesGap;
+  if (moves) AddShifts(history, 5, 11);
   return history;
 }
 

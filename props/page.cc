@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/json_line.h"
-#include "props/write_file.h"
+#include "props/text_file.h"
 
 namespace kvtwin::props {
 

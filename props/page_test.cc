@@ -5,12 +5,12 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "props/fuzz.h"
 #include "props/scratch_folder.h"
 #include "props/show.h"
+#include "props/text_file.h"
 
 namespace kvtwin::props {
 namespace {
@@ -140,9 +140,7 @@ TEST(Page, IsWrittenOrSaysWhyNot) {
   const ScratchFolder folder("page");
   const std::string path = folder.File("page.html");
   ASSERT_TRUE(WritePage(DefragBug(), path).ok());
-  std::ifstream in(path);
-  const std::string written((std::istreambuf_iterator<char>(in)), {});
-  EXPECT_EQ(written, PageHtml(DefragBug()));
+  EXPECT_EQ(ReadFile(path), PageHtml(DefragBug()));
   EXPECT_FALSE(WritePage(DefragBug(), "/no/such/folder/page.html").ok());
 }
 

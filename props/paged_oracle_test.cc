@@ -114,7 +114,7 @@ TEST(PagedOracle, AcceptsTheRecordingsOfPools) {
   PagedCensus census;
   for (const auto& file : Recordings("pools")) {
     SCOPED_TRACE(file);
-    const std::string text = FileText(file);
+    const std::string text = ReadFile(file);
     ExpectAccept(text, Level::kIdentity);
     ExpectAccept(Replaced(text, "lowest", "other"), Level::kEntitlement);
     const Json header = Json::parse(text.substr(0, text.find('\n')));

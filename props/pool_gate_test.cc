@@ -20,15 +20,11 @@
 #include "core/dense_tensor.h"
 #include "core/names.h"
 #include "kvtwin/paged.h"
+#include "props/gate_bounds.h"
 #include "props/test_cache.h"
 
 namespace kvtwin::props {
 namespace {
-
-constexpr auto kInvalid = StatusCode::kInvalidArgument;
-constexpr auto kUntimely = StatusCode::kFailedPrecondition;
-constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
-constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min();
 
 using Numbers = std::vector<int>;
 using Tokens = std::vector<std::int32_t>;
@@ -49,13 +45,8 @@ PagedSpec Spec() {
 
 using Does = std::function<Status(PagedPool&)>;
 
-struct Bound {
-  std::string name;
-  Does outside;
-  std::string names;  // In the message.
-  Does inside;
-  StatusCode due = kInvalid;
-};
+using PoolBound = Bound<PagedPool>;
+using PoolBounds = std::vector<PoolBound>;
 
 Does Append(int sequence, int layer, const Shape& key, const Shape& value,
             DType dtype = DType::kF32, DType v_dtype = DType::kF32) {
@@ -130,8 +121,8 @@ Does LayerOf(int layer) {
 
 // Of the pool below: sequences 0 and 1; 0 has 5 tokens, and behind them 2 rows
 // in layer 0 and 3 in layer 1.
-std::vector<Bound> SequenceBounds() {
-  std::vector<Bound> bounds;
+PoolBounds SequenceBounds() {
+  PoolBounds bounds;
   for (const int none : {-1, 2, kMost, kLeast}) {
     const std::string text = fmt::format("{}", none);
     const auto add = [&](const std::string& name, const Does& outside,
@@ -167,7 +158,7 @@ std::vector<Bound> SequenceBounds() {
   return bounds;
 }
 
-std::vector<Bound> LengthBounds() {
+PoolBounds LengthBounds() {
   return {
       {"a token", Open({1, -1}), "-1", Open({1, 0})},
       {"the largest token", Open({kLeast}), "-2147483648", Open({kMost})},
@@ -197,11 +188,11 @@ std::vector<Bound> LengthBounds() {
   };
 }
 
-std::vector<Bound> ShapeBounds() {
+PoolBounds ShapeBounds() {
   constexpr Shape kKey = {2, 2, 2, 1};
   constexpr Shape kValue = {3, 2, 2, 1};
   const Does right = Append(0, 0, kKey, kValue);
-  std::vector<Bound> bounds;
+  PoolBounds bounds;
   for (const std::size_t extent : {0U, 1U, 2U, 3U}) {
     for (const std::int64_t delta : {-1, 1}) {
       Shape key = kKey;
@@ -239,7 +230,7 @@ std::unique_ptr<PagedPool> Prepared(const std::string& twin) {
   return pool;
 }
 
-// Everything that shows of two pools.
+// Expects that everything visible of two pools is equal.
 void ExpectAlike(const PagedPool& pool, const PagedPool& due) {
   EXPECT_EQ(pool.Usage(), due.Usage());
   for (int sequence = 0; sequence < 4; ++sequence) {
@@ -258,11 +249,8 @@ void ExpectAlike(const PagedPool& pool, const PagedPool& due) {
         EXPECT_EQ(views[i].start, due_views[i].start);
         EXPECT_EQ(views[i].block, due_views[i].block);
         ASSERT_EQ(views[i].length, due_views[i].length);
-        const auto dense = [](const TensorView& view) {
-          return CopyOf(view, view.dtype).bytes;
-        };
-        EXPECT_EQ(dense(views[i].key), dense(due_views[i].key));
-        EXPECT_EQ(dense(views[i].value), dense(due_views[i].value));
+        EXPECT_EQ(Dense(views[i].key), Dense(due_views[i].key));
+        EXPECT_EQ(Dense(views[i].value), Dense(due_views[i].value));
       }
     }
   }
@@ -270,28 +258,20 @@ void ExpectAlike(const PagedPool& pool, const PagedPool& due) {
 
 class PoolGate : public EachTwin {
  protected:
-  static void ExpectBound(const Bound& bound) {
+  static void ExpectBound(const PoolBound& bound) {
     SCOPED_TRACE(bound.name);
-    const auto pool = Prepared(GetParam());
+    const auto tried = Prepared(GetParam());
     const auto other = Prepared(GetParam());
-    const Status status = bound.outside(*pool);
-    EXPECT_EQ(StatusName(status.code()), StatusName(bound.due));
-    EXPECT_NE(status.message().find(bound.names), std::string::npos)
-        << status.message();
-    ExpectAlike(*pool, *other);
-    const Status taken = bound.inside(*pool);
-    EXPECT_TRUE(taken.ok()) << taken.ToString();
-    EXPECT_TRUE(bound.inside(*other).ok());
-    ExpectAlike(*pool, *other);
+    props::ExpectBound(bound, *tried, *other, ExpectAlike);
   }
 };
 INSTANTIATE_TEST_SUITE_P(Twins, PoolGate, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
 TEST_P(PoolGate, ArgumentsAtTheirBounds) {
-  for (const Bound& bound : SequenceBounds()) ExpectBound(bound);
-  for (const Bound& bound : LengthBounds()) ExpectBound(bound);
-  for (const Bound& bound : ShapeBounds()) ExpectBound(bound);
+  for (const PoolBound& bound : SequenceBounds()) ExpectBound(bound);
+  for (const PoolBound& bound : LengthBounds()) ExpectBound(bound);
+  for (const PoolBound& bound : ShapeBounds()) ExpectBound(bound);
 }
 
 TEST_P(PoolGate, PackedViewsAreOfHeadMajorBlocks) {

@@ -608,15 +608,7 @@ TEST(Backend, TheLedgerOfEachProfileIsRightByItsOwnRules) {
     for (std::uint64_t number = 0; number < 150; ++number) {
       History history = MakeHistory(5, number, std::nullopt, 40);
       info->abilities.Fit(history.setup);
-      for (std::size_t i = 3; i < history.ops.size(); i += 7) {
-        Op move;
-        move.kind = OpKind::kShift;
-        move.seq = static_cast<int>(i % 2);
-        move.begin = {.from_end = true, .offset = -static_cast<int>(i % 4)};
-        move.open = true;
-        move.delta = static_cast<int>(i % 5) - 2;
-        history.ops[i] = move;
-      }
+      AddShifts(history, 3, 7);
       const RunResult result = RunHistory(history, subject);
       if (result.ran) ++ran;
       ASSERT_FALSE(result.difference)

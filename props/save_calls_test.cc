@@ -452,7 +452,7 @@ class Disk {
 TEST_F(SaveCalls, LeaveAWholeStateWheneverTheMachineDies) {
   struct stat about = {};
   ASSERT_EQ(::stat(Path().c_str(), &about), 0);
-  Disk disk(FolderInode(), about.st_ino, Content(Path()));
+  Disk disk(FolderInode(), about.st_ino, ReadFile(Path()));
   ASSERT_TRUE(Save().ok());
   std::map<std::optional<std::string>, int> known;
   const auto found = [&](const std::optional<std::string>& content) {
@@ -463,7 +463,7 @@ TEST_F(SaveCalls, LeaveAWholeStateWheneverTheMachineDies) {
     }
     return place->second;
   };
-  const std::string now = Content(Path());
+  const std::string now = ReadFile(Path());
   std::set<int> seen;
   std::size_t states = 0;
   for (std::size_t i = 0; i <= calls_.size(); ++i) {
@@ -492,9 +492,9 @@ TEST_F(SaveCalls, LeaveAWholeStateWheneverTheMachineDies) {
 TEST_F(SaveCalls, InAnotherOrderWouldNotDo) {
   struct stat about = {};
   ASSERT_EQ(::stat(Path().c_str(), &about), 0);
-  const std::string before = Content(Path());
+  const std::string before = ReadFile(Path());
   ASSERT_TRUE(Save().ok());
-  const std::string now = Content(Path());
+  const std::string now = ReadFile(Path());
   // Whether there may be something else at any time, or the old at the end.
   const auto wrong = [&](const Calls& calls) {
     Disk disk(FolderInode(), about.st_ino, before);
@@ -607,7 +607,7 @@ TEST_F(SaveCalls, FollowNoLinkThatWasPlanted) {
     ASSERT_TRUE(SaveState(states_[0], folder_ / "other").ok());
     const Status status = Save();
     EXPECT_NE(status.message().find("File exists"), std::string::npos);
-    EXPECT_EQ(Content(victim), "precious");
+    EXPECT_EQ(ReadFile(victim), "precious");
     EXPECT_TRUE(std::filesystem::is_symlink(part));
     EXPECT_FALSE(std::filesystem::exists(folder_ / "nowhere"));
     std::filesystem::remove(part);

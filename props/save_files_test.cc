@@ -20,6 +20,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <random>
 #include <set>
@@ -259,7 +260,7 @@ TEST_F(SavedFiles, OnlyRegularFilesAreReplaced) {
   const CacheState state = SomeState(1, 1);
   fs::create_directory(At("folder"));
   ASSERT_TRUE(SaveState(SomeState(2, 2), At("target")).ok());
-  const std::string target = Content(At("target"));
+  const std::string target = ReadFile(At("target"));
   fs::create_symlink(At("target"), At("link"));
   fs::create_symlink(At("nowhere"), At("dangling"));
   ASSERT_EQ(::mkfifo(At("pipe").c_str(), 0666), 0);
@@ -289,7 +290,7 @@ TEST_F(SavedFiles, OnlyRegularFilesAreReplaced) {
         fmt::format("'{}' is not a regular file, but {}", At(name), what));
   }
   EXPECT_EQ(Names(), before);
-  EXPECT_EQ(Content(At("target")), target);
+  EXPECT_EQ(ReadFile(At("target")), target);
   EXPECT_TRUE(fs::is_symlink(At("link")));
   ::close(listener);
 }

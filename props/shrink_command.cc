@@ -6,8 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <new>
 #include <string>
@@ -20,6 +18,7 @@
 #include "props/page.h"
 #include "props/program.h"
 #include "props/shrink_recording.h"
+#include "props/text_file.h"
 
 namespace kvtwin::props {
 namespace {
@@ -70,9 +69,8 @@ int Write(const Arguments& arguments, const ShrunkRecording& shrunk) {
 }
 
 int Run(const Arguments& arguments) {
-  std::ifstream in(arguments.path, std::ios::binary);
-  const std::string recording{std::istreambuf_iterator<char>(in), {}};
-  if (!in || recording.empty()) {
+  const std::string recording = ReadFile(arguments.path);
+  if (recording.empty()) {
     return Complain(Printable(arguments.path, arguments.path.size()) +
                     " cannot be read, or is empty");
   }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -288,12 +289,12 @@ class StateRules : public WithFolder {};
 TEST_F(StateRules, AReaderOfTheirsReadsWhatIsSaved) {
   for (const CacheState& state : States()) {
     ASSERT_TRUE(SaveState(state, Path(), "some model").ok());
-    Reader reader(Content(Path()));
+    Reader reader(ReadFile(Path()));
     EXPECT_EQ(reader.Metadata("kvtwin_state"), "2");
     EXPECT_EQ(reader.Metadata("model"), "some model");
     EXPECT_EQ(reader.Metadata("xxh3"), reader.Checksum());
     ASSERT_TRUE(reader.State() == state);
-    ASSERT_EQ(Content(Path()), Text(StateToBytes(state, "some model")));
+    ASSERT_EQ(ReadFile(Path()), Text(StateToBytes(state, "some model")));
   }
 }
 
@@ -324,7 +325,7 @@ TEST_F(StateRules, LargeTensorsAreWrittenAlike) {
     const std::string due = Written(state, "");
     ASSERT_TRUE(due == Text(StateToBytes(state)));
     ASSERT_TRUE(SaveState(state, Path()).ok());
-    ASSERT_TRUE(due == Content(Path()));
+    ASSERT_TRUE(due == ReadFile(Path()));
     ASSERT_TRUE(*LoadState(Path()) == state);
   }
 }
@@ -342,7 +343,7 @@ TEST_F(StateRules, TheTokensOfACacheAreInItsFile) {
     ASSERT_TRUE(cache->Remove(3, 5, 6).ok());
     ASSERT_TRUE(cache->Remove(0, 1, 2).ok());
     ASSERT_TRUE(SaveState(*cache->Snapshot(), Path()).ok());
-    const CacheState state = Reader(Content(Path())).State();
+    const CacheState state = Reader(ReadFile(Path())).State();
     EXPECT_EQ(state.cells, (std::vector<CellEntry>{
                                {0, 0, 0}, {0, 0, 4}, {2, 1, 0}, {4, 5, 3}}));
     std::array<float, 3> keys;

@@ -6,14 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <set>
 #include <string>
 
 #include "core/dense_tensor.h"
 #include "kvtwin/save.h"
 #include "props/scratch_folder.h"
+#include "props/text_file.h"
 
 namespace kvtwin::props {
 
@@ -33,11 +32,6 @@ class WithFolder : public ::testing::Test {
   const ScratchFolder scratch_{"state"};
   const std::filesystem::path folder_ = scratch_.path();
 };
-
-inline std::string Content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 inline CacheState SomeState(int tokens, float number,
                             DType dtype = DType::kF16) {

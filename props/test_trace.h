@@ -10,13 +10,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "props/judge.h"
+#include "props/text_file.h"
 
 namespace kvtwin::props {
 
@@ -107,6 +107,21 @@ inline Judgement JudgeText(const std::string& text) {
   return Judge(in, kTwins);
 }
 
+using Verdicts = std::vector<std::pair<Verdict, std::int64_t>>;
+
+// Judges recordings that follow one another. Returns the verdict and the line
+// of each.
+inline Verdicts JudgeSeveral(std::istream& in) {
+  TraceReader reader(in, /*several=*/true);
+  Verdicts verdicts;
+  do {
+    const Judgement judgement = Judge(reader, {"reference"});
+    verdicts.emplace_back(judgement.verdict, judgement.line);
+  } while (reader.SkipToHeader());
+  EXPECT_FALSE(reader.error());
+  return verdicts;
+}
+
 inline void ExpectBadInput(const std::string& text, std::int64_t line,
                            const std::string& reason) {
   const Judgement judgement = JudgeText(text);
@@ -130,11 +145,6 @@ inline void ExpectAccept(const std::string& text, Level level) {
   EXPECT_EQ(VerdictName(judgement.verdict), "accept")
       << judgement.line << ": " << judgement.reason;
   EXPECT_EQ(LevelName(judgement.level), LevelName(level));
-}
-
-inline std::string FileText(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 inline std::vector<std::filesystem::path> Recordings(

@@ -498,15 +498,8 @@ TEST(Trace, ALineThatIsTooLongEndsOneRecordingOnly) {
   LongLine lines(Lines({kHeader}) + R"({"op":)", kTraceLineBytesMax + 7,
                  "\n" + start + Lines({kHeader, kStart, kPut, kGet}));
   std::istream in(&lines);
-  TraceReader reader(in, /*several=*/true);
-  std::vector<std::pair<Verdict, std::int64_t>> verdicts;
-  do {
-    const Judgement judgement = Judge(reader, {"reference"});
-    verdicts.emplace_back(judgement.verdict, judgement.line);
-  } while (reader.SkipToHeader());
-  EXPECT_FALSE(reader.error());
-  EXPECT_EQ(verdicts, (std::vector<std::pair<Verdict, std::int64_t>>{
-                          {Verdict::kBadInput, 2}, {Verdict::kAccept, 0}}));
+  EXPECT_EQ(JudgeSeveral(in),
+            (Verdicts{{Verdict::kBadInput, 2}, {Verdict::kAccept, 0}}));
 }
 
 TEST(Trace, AHeaderThatIsTooLongIsARecordingOfItsOwn) {
@@ -571,7 +564,7 @@ std::string Rewritten(const std::string& text) {
 // Compared as JSON, so that a field that is lost shows.
 TEST(Trace, WritesWhatItRead) {
   for (const auto& file : Recordings("")) {
-    std::istringstream original(FileText(file));
+    std::istringstream original(ReadFile(file));
     std::istringstream written(Rewritten(original.str()));
     std::string due;
     std::string found;

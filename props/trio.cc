@@ -440,15 +440,21 @@ bool MovesSequence(Cache& cache, const CacheState& due, int sequence) {
 
 }  // namespace
 
-void Trio::Reload() {
-  const Result<CacheState> due = reference_->Snapshot();
+std::optional<CacheState> Trio::SameSnapshot() {
+  Result<CacheState> due = reference_->Snapshot();
   const Result<CacheState> found = tested_->Snapshot();
-  if (found.status().code() == StatusCode::kNotSupported) return;
+  if (found.status().code() == StatusCode::kNotSupported) return std::nullopt;
   CheckCodes("Snapshot", StatusCode::kOk, due.status().code(),
              found.status().code());
   Check(*due == *found, "subject: snapshot",
         [&] { return "the snapshots are not equal" + CellsText(*tested_); });
-  const Result<CacheState> read = StateFromBytes(StateToBytes(*found));
+  return std::move(*due);
+}
+
+void Trio::Reload() {
+  const std::optional<CacheState> due = SameSnapshot();
+  if (!due) return;
+  const Result<CacheState> read = StateFromBytes(StateToBytes(*due));
   Check(read.ok() && *read == *due, "reference: saved state",
         [&] { return "bytes do not read back: " + read.status().ToString(); });
   Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
@@ -496,13 +502,8 @@ void Trio::EndPass() {
 
 // The pass goes on.
 void Trio::Snapshot(int seq) {
-  const Result<CacheState> due = reference_->Snapshot();
-  const Result<CacheState> found = tested_->Snapshot();
-  if (found.status().code() == StatusCode::kNotSupported) return;
-  CheckCodes("Snapshot", StatusCode::kOk, due.status().code(),
-             found.status().code());
-  Check(*due == *found, "subject: snapshot",
-        [&] { return "the snapshots are not equal" + CellsText(*tested_); });
+  const std::optional<CacheState> due = SameSnapshot();
+  if (!due) return;
   const auto call = [&] { return fmt::format("SnapshotOf({})", seq); };
   const Result<CacheState> due_one = reference_->SnapshotOf(seq);
   const Result<CacheState> found_one = tested_->SnapshotOf(seq);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -98,6 +99,9 @@ class Trio final : public Driver {
   void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
                   StatusCode subject);
   void CheckOutsideOfLife(CheckName check);
+  // Compares the snapshots of both caches. Returns the snapshot; nothing if the
+  // subject has none.
+  std::optional<CacheState> SameSnapshot();
   void CheckAllCells();
   void CheckCells();
   void CheckTokens();

@@ -1,14 +1,21 @@
-#include "props/write_file.h"
+#include "props/text_file.h"
 
 #include <fmt/format.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 
 #include "core/json_line.h"
 
 namespace kvtwin::props {
+
+std::string ReadFile(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
 
 Status WriteFile(const std::string& path, std::string_view text) {
   std::FILE* file = std::fopen(path.c_str(), "wbe");
@@ -19,7 +26,7 @@ Status WriteFile(const std::string& path, std::string_view text) {
         std::fflush(file) != 0) {
       error = errno == 0 ? EIO : errno;
     }
-    // A disk of the network may say so only now.
+    // A network file system may report an error only now.
     if (std::fclose(file) != 0 && error == 0) error = errno;
   }
   if (error == 0) return {};
