@@ -38,8 +38,8 @@ inline Status AtLeastOne(std::string_view name, std::int64_t value) {
   return Invalid("{} is {}, it must be at least 1", name, value);
 }
 
-// One of the first `count` values of an enum, of whoever may have written
-// anything into it.
+// Refuses a `value` that is not among the first `count` values of its enum: a
+// caller may have written any number into it.
 template <class Enum>
 Status CheckEnum(std::string_view name, Enum value, std::size_t count) {
   const auto number = static_cast<std::int64_t>(value);

@@ -603,7 +603,7 @@ bool TraceReader::ReadObject(
   return true;
 }
 
-// What was read of a line that is too long.
+// Keeps the beginning of a header line that is too long.
 bool TraceReader::KeepLongHeader(const std::string& text) {
   if (text.size() <= kTraceLineBytesMax || !LooksLikeHeader(text)) return false;
   next_header_ = "{";

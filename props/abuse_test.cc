@@ -1,6 +1,6 @@
-// What a caller may do who means no good, or has no luck: enums of no value,
-// shift functions that throw or call the cache, locales of other numbers, views
-// that many threads read.
+// Hostile and unlucky callers: numbers that no enum has, shift functions that
+// throw or call the cache, locales with a decimal comma, views that many
+// threads read.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -344,7 +344,7 @@ std::string AllTexts() {
   return all;
 }
 
-// What is saved, and can be loaded.
+// A state that can be saved and loaded.
 std::string Explored() {
   ExploreSize size;
   size.cells = 4;
@@ -378,7 +378,8 @@ TEST(Abuse, NumbersAreTheSameAbroad) {
   EXPECT_EQ(object.items[1].number, 1000);
 }
 
-// What kvtwin/cache.h says of threads. TSan sees what bytes cannot show.
+// Holds the cache to the thread-safety that kvtwin/cache.h promises. TSan sees
+// races that leave the bytes right.
 TEST(Abuse, ManyThreadsReadAViewBesideCallsThatLeaveItAlone) {
   for (const std::string_view twin : TwinNames()) {
     CacheSpec spec = OfKind(Kind::kSwa);

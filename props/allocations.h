@@ -1,4 +1,5 @@
-// What the whole program allocates: allocation_test.cc counts it.
+// Counts all allocations of the program; allocation_test.cc defines the
+// counters.
 
 #ifndef KVTWIN_PROPS_ALLOCATIONS_H_
 #define KVTWIN_PROPS_ALLOCATIONS_H_

@@ -1,5 +1,5 @@
-// What Append of a pool looks at: the blocks that it wrote to, and not those of
-// all that the sequence has.
+// Append of a pool looks at the blocks that it writes to, and not at all blocks
+// of the sequence.
 
 #include <gtest/gtest.h>
 

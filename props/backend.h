@@ -50,8 +50,8 @@ class MemoryWatch {
   virtual std::optional<std::size_t> BytesFrom(const void* data) = 0;
 };
 
-// What it is held to at a level: its profile's rules; for identity, where the
-// reference twin is compared, ours but for the rows of masks.
+// The rules of a level: those of the backend's profile; at identity, where the
+// reference twin is compared, our own with the backend's rows of masks.
 Rules RulesAt(const BackendInfo& info, Level level);
 
 // Of its caches, at a level. Requires: `watch`, if given, outlives it.

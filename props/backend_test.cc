@@ -216,7 +216,7 @@ TEST(Backend, ALegalClientRemovesASequenceBeforeItBeginsAnew) {
                                  "remove from 0", "at 0"));
 }
 
-// Of what moves positions, only that which leaves them in the range.
+// Calls that would move a position past the largest are left out.
 TEST(Backend, NoTokenGetsAPositionBeyondTheLargest) {
   kvtwin_backend_v1 table = *LedgerBackend("llama.cpp");
   table.describe = [](kvtwin_description_v1* out) {

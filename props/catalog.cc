@@ -410,7 +410,7 @@ std::array<bool, 10> Catalog::KindsAfter(const Draft& draft,
   std::array<bool, 10> kinds = {};
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
     const bool put = static_cast<OpKind>(kind) == OpKind::kPut;
-    // Of legal clients there are few.
+    // Legal clients have few histories of three operations.
     const bool all = ops == 2 || (legal_ && ops == 3);
     kinds.at(kind) = ops == 1 || (draft.count == 0 ? put : all) ||
                      rows_.at(ops).contains(WithKind(draft.row, kind));

@@ -1,5 +1,5 @@
-// What `check` and `gen` say: how much was judged, the keys of --json, what
-// differences of NaN look like, and calls for pools that lack something.
+// Reports of `check` and `gen`: how much was judged, the keys of --json, the
+// bits of NaN in a difference, and calls for pools that lack an ability.
 
 #include <gtest/gtest.h>
 
@@ -60,7 +60,7 @@ TEST(CheckReport, SaysThatNothingWasJudged) {
   EXPECT_EQ(reason({other, kStart, kPut}), "nothing was judged");
   EXPECT_EQ(reason({kHeader, kStart}), "");
   EXPECT_EQ(reason({other, kStart, kPut, kGet}), "");
-  // What a get shows after a remove in its pass is nobody's rule.
+  // No rule says what a get shows after a remove in the same pass.
   EXPECT_EQ(reason({other, kStart, kPut,
                     R"({"op":"remove","seq":0,"begin":1,"end":2147483647,)"
                     R"("result":"ok"})",

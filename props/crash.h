@@ -1,4 +1,4 @@
-// What a process that dies says of itself.
+// The last words of a process that dies.
 
 #ifndef KVTWIN_PROPS_CRASH_H_
 #define KVTWIN_PROPS_CRASH_H_

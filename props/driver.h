@@ -51,19 +51,20 @@ class Driver {
   virtual StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) = 0;
   virtual void CopyPrefix(int src, int dst, std::int32_t len) = 0;
   virtual bool CanResume(int seq, std::int32_t pos) = 0;
-  // Of caches that can; of others, nothing.
+  // Moves positions, if the cache can move positions.
   virtual void Shift(int /*seq*/, std::int32_t /*begin*/, std::int32_t /*end*/,
                      std::int32_t /*delta*/) {}
-  // One call each, whatever came before. `layer` and `type` are there.
+  // Each makes a single call, whatever calls came before it. The cache has this
+  // `layer` and this `type`.
   virtual void SelectLayer(int layer) = 0;
   virtual void SelectType(int type) = 0;
-  // Of the current layer in the active cache. Requires: in_pass().
+  // Puts rows into the current layer of the active cache. Requires: in_pass().
   virtual void Store() = 0;
   virtual void Read() = 0;
   // As SetCausal, of the active cache alone. Requires: in_pass().
   virtual void Except(const std::vector<int>& except) = 0;
   virtual void Cached() = 0;
-  // Of caches that can; of others, nothing.
+  // Takes a snapshot of a sequence, if the cache can take snapshots.
   virtual void Snapshot(int /*seq*/) {}
   virtual void Add(int /*seq*/, int /*dst*/) {}
   virtual void Misuse(int which) = 0;
@@ -72,7 +73,7 @@ class Driver {
 
   virtual const reference::Ledger& ledger() const = 0;
   virtual bool in_pass() const = 0;
-  // What the next Put and Get are of.
+  // The layer and the cache that the next Put and Get use.
   virtual Place place() const = 0;
   // What it holds is not known any more: nothing that follows can be judged.
   virtual bool over() const { return false; }

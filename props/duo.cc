@@ -207,7 +207,7 @@ void Duo::PutRows() {
   const bool plain = subject_.level == Level::kNumeric;
   const bool as_stored = (first + layer_) % 2 == 1;
   const RowDims& rows = setup_.rows;
-  // What becomes of a NaN that is converted is everybody's own affair.
+  // No rule says what a conversion makes of a NaN.
   const auto fill = [&](RowBuffer& buffer, RowRole role, int head_dim,
                         DType stored) {
     const DType dtype = as_stored ? stored : DType::kF32;

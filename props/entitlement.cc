@@ -83,7 +83,8 @@ std::optional<WrongRow> Explain(
     int row, const std::vector<std::uint64_t>& token_hashes) {
   std::vector<const LedgerToken*> due;
   std::vector<std::uint64_t> due_hashes;
-  // Of equal rows, those that must be there come first.
+  // Among tokens with equal rows, tokens that must be present are matched
+  // first.
   for (const bool may_miss : {false, true}) {
     for (std::size_t t = 0; t < token_hashes.size(); ++t) {
       const LedgerToken& token = ledger.tokens()[t];
@@ -116,8 +117,8 @@ std::optional<WrongRow> Explain(
                                RowText(view, column, v_layout));
     }
   }
-  // What is missing; a token that was never put only if no column is left,
-  // and those that may be missing are.
+  // Reports the first token that is missing and may not be missing. A token
+  // that was never put may be any column that is left.
   for (std::size_t i = 0; i < due.size(); ++i) {
     if (due[i] == nullptr || ledger.MayMiss(row, *due[i])) continue;
     if (due_hashes[i] == 0 && unknown <= spare) continue;

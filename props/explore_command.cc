@@ -54,7 +54,8 @@ std::string Explained(const ExploreFailure& failure, const Subject& subject) {
       ToText(failure.history));
 }
 
-// What was there stays if the text cannot be written, as on a full disk.
+// Replaces a file. The old content stays if the text cannot be written, as on a
+// full disk.
 Status Replace(const std::string& path, std::string_view text) {
   const std::string part = path + ".part";
   Status status = WriteFile(part, text);

@@ -21,7 +21,7 @@ constexpr float kHides = -std::numeric_limits<float>::infinity();
 const std::string kThree = "layers=2 dims=2,2,2 maskpad=4 | put 0*3";
 const std::string kEncoder = "kind=encoder seqs=1 | put 0*1 image=0";
 
-// What a mask of f32 says in a row and a column.
+// Writes an element of an f32 mask.
 void Say(OwnedView& view, std::int64_t row, std::int64_t column, float what) {
   const auto at = static_cast<std::size_t>(row * view.mask.shape[0] + column);
   StoreElement(what, &view.mask.bytes[4 * at], DType::kF32);
@@ -138,7 +138,7 @@ TEST(FaultyTwins, EntitlementCountsRowsThatWereNeverPut) {
         check, "row 0 misses the token (sequence 0, position 1)"},
        {"K of one that was put", never, at_last(First(kKey)), check, "row 0 "}},
       Level::kEntitlement);
-  // What they show is their own affair.
+  // No rule says what such views show.
   EXPECT_FALSE(Seen(
       never, at_last([](OwnedView& view) { Change(view.key.bytes[2 * 4]); }),
       Level::kEntitlement));
@@ -216,7 +216,8 @@ TEST(FaultyTwins, EntitlementSeesWrongResults) {
   EXPECT_FALSE(Seen(kEncoder, empty, Level::kEntitlement));
 }
 
-// Who is full, and cannot be: the edges, from both sides.
+// A cache that is full too early and a cache that is never full, each at its
+// limit.
 TEST(FaultyTwins, ThereIsRoomForSequencesNoLongerThanTheCapacity) {
   const auto is_room = [](const std::string& history) {
     const auto wrong = Seen("seqs=2 cap=3 batch=8 " + history,
@@ -278,7 +279,8 @@ TEST(FaultyTwins, NumericSeesOtherAttention) {
   EXPECT_FALSE(Seen(history, add(kValue, 1, 1e-7F), Level::kNumeric));
 }
 
-// What nobody compares may be anything, but not another thing from run to run.
+// An answer that no rule decides may be anything, but must be the same in each
+// run.
 TEST(FaultyTwins, AnswersThatChangeFromRunToRunAreSeen) {
   const auto runs = std::make_shared<int>(0);
   // Every other time, a column more that no row sees.

@@ -22,7 +22,7 @@
 namespace kvtwin::props {
 namespace {
 
-// What is wrong with a pool: nothing that is unset.
+// The faults of a pool. An unset member is no fault.
 struct Wrong {
   std::string call = {};  // Answered by `with`, where the pool says ok.
   Status with = {StatusCode::kCacheFull, "so it is"};
@@ -298,7 +298,7 @@ TEST(FaultyPools, PackedViewsAreCompared) {
   other("block", [](PagedView& view) { ++view.block; });
   other("K's shape", [](PagedView& view) { ++view.key.shape[1]; });
   other("V's shape", [](PagedView& view) { ++view.value.shape[1]; });
-  // Of one token, the stride to the next one.
+  // A view of a single token with another stride to the next token.
   cases.push_back(
       {"K is not packed",
        head,
@@ -321,7 +321,7 @@ TEST(FaultyPools, PackedViewsAreCompared) {
 }
 
 TEST(FaultyPools, WholeTensorsAreCompared) {
-  // One block, so that it is in one piece.
+  // The tokens fit in one block, so that the view is in one piece.
   const std::string one = kPool + "| open 0 0 0 | append 0 1 2 ";
   std::vector<Case> cases;
   for (const Who who : {Who::kOptimized, Who::kReference}) {
@@ -558,7 +558,7 @@ TEST(FaultyPools, RefusalsAreCompared) {
   ExpectFound(cases);
 }
 
-// Of another pool, messages may be others.
+// Third-party pools may have messages of their own.
 TEST(FaultyPools, MessagesAreThoseOfOurTwinsOnly) {
   const auto history = *ParsePagedHistory("kvp1 " + kPool + "layout=head " +
                                           kCommit + "| misuse 0 0 1");
@@ -569,13 +569,14 @@ TEST(FaultyPools, MessagesAreThoseOfOurTwinsOnly) {
     std::string wrong;
     for (const PagedOp& op : history.ops) wrong = trio.Do(op);
     EXPECT_EQ(wrong.empty(), !same) << wrong;
-    // What was wrong stays so.
+    // A failure is final: later operations report it again.
     EXPECT_EQ(trio.Do(history.ops[0]).empty(), !same);
     EXPECT_EQ(trio.End().empty(), !same);
   }
 }
 
-// What a client of one pool asks of it, and what it never asks.
+// The driver of a single pool checks the answers that it needs, and never makes
+// some calls.
 TEST(FaultyPools, AClientOfOnePoolNeedsItsAnswers) {
   const auto history = *ParsePagedHistory(
       "kvp1 " + kPool + kCommit +
@@ -637,7 +638,7 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
     EXPECT_NE(result.wrong, "");
     EXPECT_LE(result.shrunk.ops.size(), 2U) << ToText(result.shrunk);
   }
-  // One that cannot be made, or throws as it is.
+  // A pool that cannot be made, and a pool whose maker throws.
   const PagedMaker none = [](const PagedSpec&, std::string_view)
       -> Result<std::unique_ptr<PagedPool>> { throw std::bad_alloc(); };
   EXPECT_EQ(RunPaged(MakePagedHistory(1, 0), nullptr, none),

@@ -234,7 +234,7 @@ TEST(FaultyRecordings, EncodersAreCompared) {
   }
 }
 
-// Of a wrapper, each cache is judged, and each has a mask of its own.
+// Each cache of a wrapper is judged, and each has a mask of its own.
 TEST(FaultyRecordings, EachCacheOfAWrapperIsCompared) {
   const std::string header =
       Replaced(kHeader, R"({"type":"causal","shift":"tag_add"})",
@@ -314,8 +314,8 @@ TEST(FaultyRecordings, EachCacheOfAWrapperHasAMaskOfItsOwn) {
        {10, R"(["10","11"])", R"(["11","11"])", ""}});
 }
 
-// What was evicted for a batch that was then refused is gone; and defrag came
-// first, which leaves cell 2.
+// A batch that is then refused has already evicted tokens; defrag came first,
+// which leaves cell 2.
 TEST(FaultyRecordings, ARefusedBatchEvictsAllTheSame) {
   const std::string header =
       Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":1)");

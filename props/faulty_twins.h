@@ -17,7 +17,8 @@
 
 namespace kvtwin::props {
 
-// Who has the fault: the cache under test, the reference, or both alike.
+// Where the fault is: in the cache under test, in the reference, or alike in
+// both.
 enum class Who { kSubject, kReference, kBoth };
 
 struct Case {
@@ -49,7 +50,7 @@ inline Subject Tampered(const Fault& fault, Level level) {
   return subject;
 }
 
-// What a history shows at that level.
+// The difference that a history shows at this level.
 inline std::optional<Difference> Seen(const std::string& history,
                                       const Fault& fault, Level level,
                                       Who who = Who::kSubject) {

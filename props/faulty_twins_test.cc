@@ -150,7 +150,7 @@ TEST(FaultyTwins, BitsOfAMaskAreComparedToTheLast) {
               Level::kIdentity);
 }
 
-// Of views that are not dense, each run is compared, and all of it.
+// Every run of a view with gaps is compared, to its end.
 TEST(FaultyTwins, ViewsWithGapsAreComparedWhole) {
   std::vector<Case> cases;
   for (const std::size_t dimension : {0U, 1U}) {
@@ -215,7 +215,8 @@ TEST(FaultyTwins, ShapesAreCompared) {
       Level::kIdentity);
 }
 
-// Of every call, on whoever is the first that it is wrong of.
+// The result of every call is compared, and the report names the first cache
+// with a wrong result.
 TEST(FaultyTwins, EveryResultIsCompared) {
   const std::vector<std::pair<std::string, std::string>> calls = {
       {"SetConfig", "| put 0*1"},
@@ -332,7 +333,7 @@ TEST(FaultyTwins, CellsAreComparedAfterEachCall) {
                      if (cells.size() == 4) cells.erase(cells.begin() + 2);
                    }),
                    "reference: tokens", "", Who::kBoth});
-  // Which token has which owners, where both are as often as they should be.
+  // Two tokens swap their owners; each owner appears as often as expected.
   cases.push_back({"owners of one another", "| put 0*1 1*1",
                    Lists([](std::vector<CellEntry>& cells) {
                      if (cells.size() != 2) return;
@@ -386,7 +387,7 @@ TEST(FaultyTwins, WhatIsSaidBesideIsCompared) {
       Level::kIdentity);
 }
 
-// What both twins have alike, the ledger sees.
+// The ledger sees a fault that both twins share.
 TEST(FaultyTwins, TheReferenceIsComparedWithTheLedger) {
   ExpectFound(
       {{"K", kTwoLayers, Shows(Last(kKey), 1), "reference: rows",
@@ -578,7 +579,7 @@ TEST(FaultyTwins, MisuseIsRefusedWithAMessageAndChangesNothing) {
   ExpectFound(cases, Level::kIdentity);
 }
 
-// What a refusal changes may show in one answer only.
+// A change made by a refused call may show in a single answer only.
 TEST(FaultyTwins, MisuseChangesNoAnswer) {
   const auto seen = [](const auto& change) {
     const auto misused = std::make_shared<bool>(false);

@@ -96,7 +96,7 @@ class Child {
       if (Now() > end) return -1;
       usleep(1000);
     }
-    // What it left behind in its group goes, too.
+    // Processes that the command started in its group end too.
     kill(-child_, SIGKILL);
     child_ = -1;
     return status;

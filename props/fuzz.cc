@@ -289,8 +289,9 @@ std::string PassedOverText(const PassedOver& passed_over,
 
 namespace {
 
-// What another run ends with, if it is not the same: backends may differ from
-// run to run. How far one gets before it is ended is chance.
+// Describes the failure of a second run, if it differs from the first: a
+// backend may differ from run to run, and how far a run gets before it is ended
+// is chance.
 std::string RepeatNote(const Difference& first,
                        const std::optional<Difference>& again) {
   if (!again) return "It does not repeat: another run shows no difference.";
@@ -360,7 +361,7 @@ Failure ExplainHistory(const History& history, const Difference& difference,
   Story drawn = {
       .steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
   const auto second = RunHistory(history, told, &drawn).difference;
-  // One that takes another course shows nothing of this failure.
+  // A rerun with other steps shows nothing of this failure.
   if (std::ssize(drawn.steps) == calls) story = std::move(drawn);
   for (const auto& again : {first, second}) {
     const std::string note = RepeatNote(difference, again);

@@ -291,7 +291,7 @@ TEST_P(GateOf, RowDTypes) {
   }
 }
 
-// What a head has, in blocks of 32.
+// Rows of q8_0 and q4_0 have whole blocks of 32 elements in each head.
 TEST_P(GateOf, WholeBlocks) {
   for (const DType dtype : kRowDTypes) {
     for (const std::int64_t dim : {1, 31, 32, 33, 63, 64, 65, 96}) {
@@ -358,7 +358,8 @@ TEST_P(GateOf, Configurations) {
       EXPECT_EQ(cache->SetConfig(config).code(),
                 ok ? StatusCode::kOk : kInvalid)
           << config.cache_padding << ' ' << config.mask_batch_padding;
-      // What was refused leaves room for another one; once is enough.
+      // A refused configuration leaves room for another; a second configuration
+      // is refused.
       EXPECT_EQ(cache->SetConfig({}).code(), ok ? kUntimely : StatusCode::kOk);
       EXPECT_EQ(cache->SetConfig({}).code(), kUntimely);
     }
@@ -387,7 +388,7 @@ TEST_P(GateOf, FirstCalls) {
             .code();
       };
       EXPECT_EQ(init(), one.ok ? StatusCode::kOk : kInvalid);
-      // What was refused leaves it as it was.
+      // A refused Init leaves the cache as it was.
       EXPECT_EQ(cache->SetLayer(0).ok(), one.ok);
       EXPECT_EQ(cache->Init(DType::kF32, 1, 1, 1).code(),
                 one.ok ? kUntimely : StatusCode::kOk);
@@ -420,7 +421,7 @@ TEST_P(GateOf, MemoryAndWindow) {
       spec.window = 4;
       spec.memory = memory;
       const auto cache = *MakeCache(spec, GetParam());
-      // Of several sequences it is raised to the window and one.
+      // With several sequences the capacity is raised to the window and one.
       EXPECT_EQ(cache->Init(DType::kF32, sequences, 100, 4).code(),
                 memory < 4 && sequences == 1 ? kInvalid : StatusCode::kOk)
           << memory;

@@ -16,7 +16,7 @@
 
 namespace kvtwin::props {
 
-// What histories of pools leave out, for a pool that does not have it.
+// Operations that histories leave out for a pool that lacks them.
 struct PoolLimits {
   bool fork = false;
   bool truncate = false;

@@ -124,7 +124,7 @@ Segment DrawSegment(const Pick& pick, const Setup& setup) {
   return segment;
 }
 
-// Of a batch: mostly one of the first, else any.
+// Draws an index of a batch: mostly one of the first few, else any.
 int DrawIndex(const Pick& pick, const Setup& setup) {
   const int last = setup.init.max_batch - 1;
   return Chance(pick, 60) ? pick(0, 7) : pick(0, std::max(last, 7));

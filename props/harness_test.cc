@@ -264,7 +264,7 @@ TEST(Harness, TellsAFailureThatDoesNotRepeat) {
     EXPECT_EQ(failure.text.find("<- then"), std::string::npos);
     runs = before + 1;
   }
-  // What repeats is not said to differ.
+  // A failure that repeats is reported without a note.
   subject = FailsFrom(1, "backend: crash", runs);
   const std::string text = FailureText(
       history, {.step = 0, .check = "backend: crash", .text = "so it is"},

@@ -431,7 +431,8 @@ void ReadCopy(std::string_view text, Op& op) {
   reader.ExpectEnd();
 }
 
-// Those that are one call each, wherever they come; false if it is none.
+// Reads an operation that makes a single call; false if `name` is not such an
+// operation.
 bool ReadCall(std::string_view name, std::string_view argument, Op& op) {
   const auto is = [&](std::string_view call, OpKind kind, bool bare) {
     if (name != call || (bare && !argument.empty())) return false;

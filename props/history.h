@@ -19,7 +19,7 @@
 
 namespace kvtwin::props {
 
-// Of a wrapper.
+// The most caches that a wrapper has.
 inline constexpr std::size_t kCachesMost = 16;
 
 // What a cache is made of, with the rows that will be put into it.

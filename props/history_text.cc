@@ -14,7 +14,7 @@ std::string PosText(const RelativePos& pos) {
                         : fmt::format("~{}", -pos.offset);
 }
 
-// One cache of a wrapper: "swa:w2", "chunked:c3".
+// The text of one cache of a wrapper: "swa:w2", "chunked:c3".
 std::string PartText(const CacheSpec& spec, const CacheSpec& wrapper) {
   std::string text(KindName(spec.kind));
   if (spec.window) text += fmt::format(":w{}", *spec.window);
@@ -28,7 +28,7 @@ std::string PartText(const CacheSpec& spec, const CacheSpec& wrapper) {
   return text;
 }
 
-// Of sequences: the first one, and how many come after it.
+// The text of a range of sequences: the first, and how many come after it.
 std::string RangeText(int first, int more) {
   if (more == 0) return fmt::format("{}", first);
   return fmt::format("{}-{}", first, first + more);

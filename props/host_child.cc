@@ -158,7 +158,7 @@ std::optional<HostProcess::Json> HostProcess::Answer(double call_seconds) {
     if ((Now() - looked) * 1000 < kLookEvery) continue;
     looked = Now();
     if (TakesTooMuch()) return KillForMemory();
-    // What it started may keep the pipe open.
+    // A process that the host started may keep the pipe open.
     if (waits[0].revents == 0 && HasEnded()) {
       Ended(call_seconds);
       return std::nullopt;
@@ -218,7 +218,7 @@ int HostProcess::Spawn(int asked, int answers, int printed, int shared) {
   std::string host = HostPath().string();
   std::string library = options_.library;
   std::array<char*, 3> arguments = {host.data(), library.data(), nullptr};
-  // What it starts is in its group, unless it takes care not to be.
+  // Processes that the host starts belong to its group, unless they leave it.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
@@ -308,7 +308,7 @@ std::optional<HostProcess::Json> HostProcess::ParseLine(std::size_t end) {
   return json;
 }
 
-// Of its answers. False: there are none any more.
+// Reads some of the host's answers. False: there are no more.
 bool HostProcess::ReadSome() {
   std::array<char, 65536> some;
   const ssize_t count = read(answers_, some.data(), some.size());
@@ -317,8 +317,8 @@ bool HostProcess::ReadSome() {
   return true;
 }
 
-// What it printed by now, of which the end is kept. A pipe has room for 64
-// KiB, so that whoever prints more waits for this.
+// Reads all that the host printed so far, and keeps the end. A pipe holds 64
+// KiB, so that a host that prints more waits until it is drained.
 void HostProcess::Drain() {
   std::array<char, 65536> some;
   const ssize_t count = read(printed_, some.data(), some.size());
@@ -338,8 +338,7 @@ std::string HostProcess::Output() const {
   return text.empty() ? "" : ", having printed\n    " + text;
 }
 
-// What it can write to, whether touched or not, and touched pages that it
-// shares.
+// Bytes of writable memory, touched or not, and touched shared pages.
 std::int64_t HostProcess::DataBytes() const {
   std::ifstream in(fmt::format("/proc/{}/status", child_));
   std::int64_t kilobytes = 0;

@@ -1,5 +1,6 @@
-// One process of kvtwin-host, with all that it starts: it is asked, watched
-// while it answers, and ended if it hangs or takes too much memory.
+// A process of kvtwin-host, with all processes that it starts: the harness asks
+// it, watches it while it answers, and ends it if it hangs or takes too much
+// memory.
 
 #ifndef KVTWIN_PROPS_HOST_CHILD_H_
 #define KVTWIN_PROPS_HOST_CHILD_H_
@@ -18,7 +19,7 @@
 
 namespace kvtwin::props {
 
-// What it cannot do any more is in `died`.
+// Once the process fails, `died` says why.
 class HostProcess {
  public:
   using Json = nlohmann::ordered_json;
@@ -34,9 +35,9 @@ class HostProcess {
   bool alive() const { return child_ > 0; }
   // A check and what happened, once it is not alive.
   const Difference& died() const { return died_; }
-  // That it is in.
+  // The function of the backend that is being called.
   std::string function() const;
-  // Of the history that it died in; -1: before the first.
+  // The step of the history at which the process died; -1: before the first.
   std::int64_t step() const {
     return state_ == nullptr ? -1 : state_->step.load();
   }
@@ -44,7 +45,7 @@ class HostProcess {
   bool Ask(const Json& json);
   // The next line; nothing if it died, or was killed.
   std::optional<Json> Answer(double call_seconds);
-  // What it takes beyond what it has now is the backend's.
+  // Memory beyond the present size counts as the backend's.
   void Remember() { data_at_first_ = DataBytes(); }
 
  private:

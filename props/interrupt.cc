@@ -24,7 +24,7 @@ void CatchInterrupts() {
   for (const int signal : {SIGINT, SIGTERM}) {
     struct sigaction before = {};
     sigaction(signal, nullptr, &before);
-    // Of a job in the background: it stays ignored.
+    // A job in the background ignores SIGINT already, and still does.
     if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
   }
 }

@@ -19,7 +19,7 @@ Judgement BadInput(std::int64_t line, std::string reason) {
   return {Verdict::kBadInput, Level::kNone, line, std::move(reason), ""};
 }
 
-// What accepts a recording of calls without answers says so.
+// The note on a recording that was accepted though it shows no answers.
 constexpr std::string_view kNothingJudged =
     "nothing was judged: no line has an answer that is compared with what is "
     "due";

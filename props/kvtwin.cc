@@ -275,11 +275,11 @@ void AddShowCommand(CLI::App& app, int& exit_code) {
   show->callback([arguments, &exit_code] { exit_code = RunShow(*arguments); });
 }
 
-// What the system says of what was printed, if it got lost.
+// The error number of lost output, or 0.
 int OutputError() {
   if (std::fflush(stdout) != 0) return errno;
   if (std::ferror(stdout) == 0) return 0;
-  // What was said then is forgotten; so it is asked again.
+  // The stream has lost the error number; so the system is asked again.
   return write(STDOUT_FILENO, "\n", 1) < 0 ? errno : EIO;
 }
 

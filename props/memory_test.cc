@@ -168,7 +168,7 @@ class Watch {
     most = std::max<std::int64_t>(most, live_bytes);
   }
 
-  // What comes later than all else is what is rare, and is no growth.
+  // The largest part may be rare and come late, which is no growth.
   std::int64_t growth() const { return most_.back() - most_.front(); }
 
  private:
@@ -180,7 +180,7 @@ constexpr std::int64_t kNoGrowth = 16 * 1024;
 
 class Random {
  public:
-  // One of 0 .. count - 1.
+  // Draws a number of 0 .. count - 1.
   int Pick(int count) {
     return static_cast<int>(engine_() % static_cast<std::uint32_t>(count));
   }

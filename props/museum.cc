@@ -147,7 +147,7 @@ void AddIncluded(const fs::path& sources, const fs::path& file,
 // A shell says it like this if a signal ended a program.
 constexpr int kSignalled = 128;
 
-// That a command names as it dies (props/crash.h); empty: none.
+// The history that a command names as it dies (props/crash.h), or nothing.
 std::string HistoryOfCrash(const std::string& text) {
   constexpr std::string_view kRun = " run '";
   const std::size_t at = text.rfind("crashed in\n  rerun ");

@@ -31,7 +31,8 @@ struct Exhibit {
 // The exhibits in a folder of patches, by id; or what is wrong with one.
 Result<std::vector<Exhibit>> ReadExhibits(const std::filesystem::path& folder);
 
-// What one seed found: a difference, or a history in which the twin crashes.
+// The finding of one seed: a difference, or a history in which the twin
+// crashes.
 struct Catch {
   std::int64_t operations = 0;  // 0 if it crashed: nobody could say.
   double seconds = 0;

@@ -26,7 +26,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Of a sign, an exponent and a mantissa, in this order.
+// A format of a sign, an exponent and a mantissa, in this order.
 struct Format {
   DType dtype;
   int exponent_bits;
@@ -58,16 +58,16 @@ double NumberOf(const Format& format, std::uint32_t code) {
   return std::ldexp(one + mantissa, exponent - bias - format.mantissa_bits);
 }
 
-// What is above the largest begins here: where the next number would be as near
-// if there were one. (f8 has none, but becomes the same on both sides.)
+// The least number that rounds past the largest: half a step above it. (f8 has
+// no code for such numbers, and takes the largest.)
 double FirstAbove(const Format& format) {
   const double largest = NumberOf(format, format.largest);
   const double before = NumberOf(format, format.largest - 1);
   return largest + (largest - before) / 2;
 }
 
-// Of a finite f32 without a sign. `code` is that of a number that is not above
-// it, the next one being not below.
+// The code nearest to a finite f32 without its sign. `code` is the largest code
+// whose number is not above `size`.
 std::uint32_t NearestTo(const Format& format, double size, std::uint32_t code) {
   if (code == format.largest) {
     return size >= FirstAbove(format) ? format.above : code;

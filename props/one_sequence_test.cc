@@ -1,5 +1,6 @@
-// One sequence out of a state and into another one (S57), against tokens in
-// maps: all twins share core/one_sequence.cc, and a part of AddSequence.
+// Takes one sequence out of a state and adds it to another state (S57),
+// compared with tokens in maps: all twins share core/one_sequence.cc, and a
+// part of AddSequence.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +30,7 @@ using Tokens = std::map<int, Token>;  // By cell.
 
 constexpr int kCells = 12;
 
-// What S55 says of such tokens, if there are these layers.
+// The state that S55 makes of such tokens, with these layers.
 CacheState StateOf(const Tokens& tokens, const std::set<int>& layers) {
   CacheState state;
   for (const auto& [cell, token] : tokens) {

@@ -283,9 +283,9 @@ std::string Oracle::FindExcess(const TraceOp& op) {
       bytes, most);
 }
 
-// What the ledgers keep, but the rows that the recording itself brought; or
-// more, if that is no excess. Their tokens are looked at only where it could be
-// one, so that a call does not take longer with each token that there is.
+// Bytes that the ledgers keep beside the rows that the recording brought; or an
+// upper bound, if that is no excess. Tokens are visited only where there may be
+// an excess, so that a call does not take longer with each token.
 double Oracle::LedgerExcess(const TraceOp& op) {
   if (op.kind == TraceOpKind::kPut) return 0;
   const double added =

@@ -22,7 +22,7 @@
 
 namespace kvtwin::props {
 
-// What is planted.
+// The fault that is planted.
 enum class Fault {
   kNone,
   kShortWindow,     // The oldest position of a window is hidden.
@@ -47,8 +47,8 @@ inline constexpr std::array kFaults = {
 // Rows of a token, by layer.
 using OtherRows = std::map<int, KvRows>;
 
-// What all of them share: what is drawn, rows that come and go, and views. How
-// tokens are kept, and by which rules, is each one's own.
+// The part that all these caches share: drawn choices, rows, and views. Each
+// family keeps its tokens in its own way, and by its own rules.
 class OtherCache : public Cache, public Shifting {
  public:
   OtherCache(const CacheSpec& spec, std::uint64_t choices, Fault fault)
@@ -75,8 +75,8 @@ class OtherCache : public Cache, public Shifting {
   std::span<const int> BatchCells() const override { return {}; }
   void ListCells(std::vector<CellEntry>& out) const override { out.clear(); }
 
-  // What a call would be answered, and what it does if that is ok: a wrapper
-  // asks all of its caches first.
+  // The answer to a call, and its effect once the answer is ok: a wrapper asks
+  // all of its caches first.
   Status BatchAnswer(const Batch& batch) const;
   void Begin(const Batch& batch);
   virtual Status RemoveAnswer(int seq, std::int64_t begin,
@@ -170,7 +170,7 @@ class OtherCache : public Cache, public Shifting {
   std::vector<Row> batch_;
   std::vector<std::shared_ptr<OtherRows>> batch_rows_;
   std::map<int, KvRows> garbage_;  // By layer, of the layer's dimensions.
-  // Of the current view.
+  // The bytes of the current view.
   std::vector<std::byte> key_;
   std::vector<std::byte> value_;
   std::vector<float> mask_;
@@ -181,8 +181,8 @@ std::unique_ptr<Cache> MakeOtherCache(std::string_view profile,
                                       const CacheSpec& spec,
                                       std::uint64_t choices, Fault fault);
 
-// What such caches can do, driven live. `any_order`: all that there is; else
-// by legal clients only.
+// Such caches with their abilities, driven live. `any_order`: with all
+// abilities; else by legal clients only.
 Subject OtherSubject(std::string_view profile, std::uint64_t choices,
                      bool any_order, Fault fault = Fault::kNone);
 

@@ -112,7 +112,7 @@ TEST(OtherCaches, WhatMayHaveLeftDecidesNothing) {
         "put 0*1@+1",
         "kind=swa window=1 shift=identity cap=4 legal=1 | put 0*1 | put 0*1 | "
         "put 0*1 | copy 0>1:3 | put 1*1 0*2",
-        // Which of two tokens at a position is gone.
+        // Which of two tokens at one position has left.
         "kind=swa window=2 cap=6 batch=4 legal=1 | put 0*3 | put 1*1 | "
         "copy 1>0:1 | drop 0:1- | put 0*1"}) {
     const Result<History> history = ParseHistory("kvt1 " + line);

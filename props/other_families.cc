@@ -251,7 +251,8 @@ bool Concatenated::GoesOn(int seq, std::int64_t position) const {
   return position <= kOpenEnd;
 }
 
-// Of a tensor that is longer than the window, the first tokens and the last.
+// Keeps the first tokens and the last of a tensor that is longer than the
+// window.
 void Concatenated::MakeRoom(const Batch& batch) {
   for (const auto& one : Lows(batch)) {
     const auto at = tensors_.find(one.first);

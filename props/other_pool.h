@@ -30,8 +30,8 @@ enum class Fault {
   kStartsLate,         // Views say a position that is too high.
 };
 
-// One pool for all three rules: a table of blocks by hash, the way of engines
-// in Python, with the block of the highest number first.
+// A pool for all three rules: a hash table of blocks, as engines in Python have
+// it, which takes the block of the highest number first.
 class OtherPool {
  public:
   inline static PoolRules rules;  // Of the pools to come.
@@ -71,7 +71,7 @@ class OtherPool {
       opened.again = true;
     } else if (fault == Fault::kFindsOneMore && found + 1 < all && found > 0 &&
                size() > 1) {
-      // Of a block that is not there.
+      // The length ends within a block.
       opened.len = found - 1;
     }
     opened.tokens.assign(tokens.begin(), tokens.begin() + opened.len);
@@ -247,7 +247,7 @@ class OtherPool {
     }
   }
 
-  // Of the tokens up to the end of a block, and the key.
+  // Hashes the key and the tokens up to the end of a block.
   static std::string HashOf(const std::string& key,
                             const std::vector<int>& tokens, int end, int size) {
     std::string hash = fault == Fault::kSwapsAcrossKeys ? "" : key;
@@ -267,7 +267,7 @@ class OtherPool {
   bool Take(Sequence& opened, const std::vector<int>& tokens, int whole) {
     const int all = static_cast<int>(tokens.size());
     const int len = whole * size() == all ? all - 1 : whole * size();
-    // Of what needs no rows, the last block says that it was computed.
+    // If no rows are needed, the last block tells that the prefix was computed.
     const int needs = std::min(rules.FirstSeen(len) / size(), whole - 1);
     std::vector<int> table(static_cast<std::size_t>(whole), -1);
     for (int i = needs; i < whole; ++i) {
@@ -288,7 +288,7 @@ class OtherPool {
     return static_cast<int>(std::ranges::count(blocks_, 0, &Block::owners));
   }
 
-  // One without an owner: of those that nobody finds first.
+  // Takes a block without an owner: first a block that no prefix finds.
   int New() {
     int found = -1;
     for (int i = 0; i < std::ssize(blocks_); ++i) {

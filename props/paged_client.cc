@@ -66,9 +66,9 @@ const std::vector<Keys>& AllKeys() {
   return keys;
 }
 
-// One of two tokens, of the alphabet of that number: plain ones; some that are
-// the same joined as text in another order; some that are the same in 8 and in
-// 16 bits; of the bytes of a key; the largest.
+// Draws one of the two tokens of an alphabet: plain tokens; tokens that join to
+// the same text in another order; tokens that are the same in 8 and in 16 bits;
+// tokens with the bytes of a key; the largest tokens.
 std::int32_t Token(int alphabet, int bit) {
   constexpr std::array<std::array<std::int32_t, 2>, kPagedAlphabets> kTokens = {
       {{0, 1},

@@ -28,13 +28,13 @@ int PickOf(const Sequences& sequences, int number) {
   return std::next(sequences.begin(), at)->first;
 }
 
-// What a pool answers is not what any may.
+// A pool gave an answer that no rule allows.
 class PoolFault : public std::runtime_error {
  public:
   using runtime_error::runtime_error;
 };
 
-// What must be answered. Throws PoolFault if it is not.
+// Requires a call to succeed. Throws PoolFault if it does not.
 void Need(const Status& status, std::string_view call);
 template <class T>
 T Need(Result<T> answer, std::string_view call) {

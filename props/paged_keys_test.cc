@@ -45,7 +45,7 @@ std::vector<PrefixKey> ManyKeys() {
   for (int i = 0; i < PagedKeyCount(); ++i) {
     if (std::ranges::count(keys, PagedKey(i)) == 0) keys.push_back(PagedKey(i));
   }
-  // What no C interface can say.
+  // A NUL, which no C interface can pass.
   const std::string nul(1, '\0');
   for (const std::string& salt : {"a" + nul, "a" + nul + "b", nul, nul + nul}) {
     keys.push_back({salt, {}});

@@ -627,7 +627,7 @@ std::optional<Finding> PagedOracle::FollowOpen(const PagedTraceOp& op) {
   return std::nullopt;
 }
 
-// Which rule of prefixes does `len` break?
+// Says which rule of prefixes `len` breaks.
 std::string PagedOracle::WhyNotFoundText(const PagedTraceOp& op) const {
   const PagedSpec& spec = header_.spec;
   const auto prompt = static_cast<int>(TokensOf(op).size());
@@ -697,7 +697,7 @@ std::optional<Finding> PagedOracle::FollowAppend(const PagedTraceOp& op) {
         "max_seq_len is {}",
         op.seq, end, spec.max_seq_len);
   }
-  // Those before the first one that the window sees may be gone.
+  // Blocks before the first that the window sees may be gone.
   const int gone = ledger_->Low(op.seq) / spec.block_size;
   const int needed = BlocksFor(static_cast<int>(end)) - gone;
   if (needed > spec.blocks) {

@@ -76,8 +76,9 @@ class PagedTrio {
                      const PagedMaker& make = MakePagedPool,
                      bool same_messages = true);
 
-  // What is wrong after it, which may be that a pool refuses what it must
-  // answer, or throws; empty if nothing is.
+  // Does an operation and returns the fault that it shows, which may be that a
+  // pool throws, or refuses a call that it must answer; empty if there is no
+  // fault.
   std::string Do(const PagedOp& op);
   // Frees all sequences: no block may have an owner then.
   std::string End();

@@ -119,8 +119,8 @@ Does LayerOf(int layer) {
   return [=](PagedPool& pool) { return pool.LayerDevice(layer).status(); };
 }
 
-// Of the pool below: sequences 0 and 1; 0 has 5 tokens, and behind them 2 rows
-// in layer 0 and 3 in layer 1.
+// Sequences 0 and 1 of the pool below; 0 has 5 tokens, and after them 2 rows in
+// layer 0 and 3 in layer 1.
 PoolBounds SequenceBounds() {
   PoolBounds bounds;
   for (const int none : {-1, 2, kMost, kLeast}) {

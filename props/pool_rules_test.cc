@@ -130,7 +130,8 @@ TEST(PoolRules, CommitsSwapDuplicatesOnlyWhereThePoolSaysSo) {
       twice + Recording{Blocks(4, {0, 1}, 1), Blocks(5, {0, 2}, 1)};
   ExpectRightAs(rules, shared);
   ExpectWrong(shared, "whose rows at position 0 are not the same");
-  // What the first one has stays, as what was shown does until a commit.
+  // The first sequence keeps its rows, and rows that were shown stay until a
+  // commit.
   ExpectWrongAs(rules, twice + Recording{Views(4, {11, 12, 3})}, "position 0");
   ExpectWrongAs(rules, swapped + Recording{Views(5, {11, 12, 13})},
                 "position 0 of sequence 5");
@@ -139,7 +140,7 @@ TEST(PoolRules, CommitsSwapDuplicatesOnlyWhereThePoolSaysSo) {
                                   Commit(5, {9}), Views(5, {1, 2, 13, 14})});
   // The last block is not whole, and so is nobody else's.
   ExpectWrongAs(rules, twice + Recording{Views(5, {1, 2, 3})}, "position 2");
-  // Of other tokens, or under another key.
+  // A duplicate block of other tokens, or under another key.
   ExpectWrongAs(rules,
                 kThree + Recording{Open(5), Append(5, {11, 12}),
                                    Commit(5, {7, 9}), Views(5, {1, 12})},
@@ -234,7 +235,7 @@ TEST(PoolRules, AWindowLetsRowsGo) {
                17, Level::kNone);
   ExpectWrongAs(rules, kThree + Recording{Append(4, {4, 5, 6, 7, 8, 9})},
                 "sequence 4 cannot have 9 tokens: max_seq_len is 8");
-  // What is gone stays gone.
+  // Rows that are gone stay gone.
   const Recording back = five + Recording{Truncate(4, 2), Append(4, {33})};
   ExpectRightAs(rules, back + Recording{ViewsFrom(2, 4, {33})});
   ExpectRightAs(rules, back + Recording{Views(4, {1, 2, 33})});

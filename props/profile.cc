@@ -177,7 +177,8 @@ InferredProfile Inference::Work() {
   std::ptrdiff_t least = std::ssize(AllRules()) + 1;
   for (const Profile& profile : Profiles()) {
     std::vector<RuleException> exceptions = ExceptionsTo(profile.rules);
-    // What it cannot show, and this one can, comes with another exception.
+    // A rule that this profile cannot show, and the other profile can, comes
+    // with another exception.
     const auto count =
         std::ranges::count_if(exceptions, [&](const RuleException& one) {
           return HasRule(profile.rules, AllRules()[one.rule]);

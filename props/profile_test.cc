@@ -515,8 +515,8 @@ Rules Excepted(const NearProfile& near) {
   return rules;
 }
 
-// What is printed says the rules that were found, and each of several profiles
-// has exceptions of its own.
+// The command prints the rules that it found, and each of several profiles has
+// exceptions of its own.
 TEST(Inference, WhatItPrintsCanBeSaid) {
   const std::vector<Rules> all = AllOfRules();
   int several = 0;

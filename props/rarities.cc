@@ -33,7 +33,7 @@ class LargeHistory {
     setup.legal = false;
     setup.layers = std::min(setup.layers, 2);
     InitArgs& init = setup.init;
-    // What is refused is of no use here.
+    // A history that is refused is useless here.
     for (int* size : {&init.max_sequences, &init.capacity, &init.max_batch}) {
       *size = std::max(*size, 1);
     }
@@ -71,7 +71,7 @@ class LargeHistory {
     init.capacity = cells;
     for (CacheSpec* spec : Specs()) {
       if (spec->kind != Kind::kSwa && spec->kind != Kind::kSwaMem) continue;
-      // What leaves the window would leave the cells, too.
+      // Tokens that leave the window would leave the cells, too.
       if (!Chance(pick_, 50)) continue;
       spec->window = cells;
       if (spec->kind == Kind::kSwaMem) spec->memory = cells;

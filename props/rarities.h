@@ -1,5 +1,5 @@
-// What small histories of whole passes never reach: caches and batches large in
-// one dimension, and the calls of a pass in any order.
+// Cases that small histories of whole passes never reach: caches and batches
+// large in one dimension, and the calls of a pass in any order.
 
 #ifndef KVTWIN_PROPS_RARITIES_H_
 #define KVTWIN_PROPS_RARITIES_H_

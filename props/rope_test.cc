@@ -110,8 +110,8 @@ TEST(Rope, TurnsBySmallOffsetsToTheBit) {
   }
 }
 
-// Of f32 numbers, rounded to f32 after each operation. Double has more than
-// twice the digits, so that rounding twice is as rounding once.
+// Multiplies f32 numbers and rounds to f32. A double has more than twice the
+// digits, so that rounding twice is as rounding once.
 float Times(float a, float b) {
   return static_cast<float>(static_cast<double>(a) * static_cast<double>(b));
 }
@@ -205,7 +205,7 @@ TEST(Rope, SumsAddTheOffsetAsAnF32) {
       ASSERT_TRUE(ShiftRow(shift, 0, offset, 5, 3, found).ok());
       for (std::size_t i = 0; i < before.size(); ++i) {
         const bool stays = tagged && i % 5 == 0;
-        // Of 31 bits: a double holds them, and is rounded once.
+        // An offset has 31 bits: a double holds it, and it is rounded once.
         const auto number = static_cast<float>(static_cast<double>(offset));
         EXPECT_EQ(found[i], stays ? before[i] : Plus(before[i], number));
       }

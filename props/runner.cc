@@ -55,7 +55,7 @@ class Client {
     if (whole) held_.erase(seq);
     Note(OpKind::kDrop, seq, begin, end);
     const StatusCode code = driver_.Remove(seq, begin, end);
-    // What is left of it is not known.
+    // No rule says which tokens are left.
     if (code != StatusCode::kOk && !whole &&
         abilities_.Cannot(KVTWIN_CANNOT_UNDO_REMOVE)) {
       Remove(seq, 0, kOpenEnd);
@@ -330,7 +330,7 @@ bool Client::MayUse(Place place) const {
   return is_twin_ || TypeOf(setup_, place.layer) == place.type;
 }
 
-// One call, in any order; asked only of caches that take any.
+// Makes one call, in any order; only caches that take any order are asked.
 void Client::DoCall(const Op& op) {
   if (abilities_.OnlyGoesOn()) return;
   const auto types = static_cast<int>(setup_.spec.caches.size());
@@ -443,7 +443,7 @@ std::unique_ptr<Cache> ReferenceAfter(const History& history) {
 
 namespace {
 
-// What is wrong, where something is thrown in a step of a history.
+// The difference of a step of a history that throws.
 Difference DifferenceAt(std::size_t step, const Differs& differs) {
   return {.step = step,
           .check = differs.check,

@@ -50,7 +50,7 @@ struct Fault {
   std::optional<ssize_t> writes;  // Or writes so much.
 };
 
-// What is recorded, and what happens to it.
+// The recorder of system calls, which can also make a call fail.
 struct Recorder {
   std::mutex mutex;
   bool on = false;
@@ -276,7 +276,7 @@ class SaveCalls : public WithFolder {
     EXPECT_EQ(::stat(folder_.c_str(), &about), 0);
     return about.st_ino;
   }
-  // Which of the states is there, whole; -1: none.
+  // The number of the state that is stored whole; -1: none.
   int Found() const {
     const Result<CacheState> loaded = LoadState(Path());
     if (loaded.ok() && *loaded == states_[0]) return 0;
@@ -411,8 +411,9 @@ class Disk {
     for (auto& [name, inodes] : names_) inodes = {inodes.back()};
   }
 
-  // Of every set of its writes. Of each one also, the others being there, only
-  // a part, and zeros in its place.
+  // Adds the contents after every subset of a file's writes; and, for each
+  // write, the contents where only a part of it, or zeros in its place, reached
+  // the disk.
   static void AddContents(const OnDisk& file, Files& all) {
     const std::size_t count = file.pending.size();
     ASSERT_LE(count, 12U);
@@ -473,7 +474,7 @@ TEST_F(SaveCalls, LeaveAWholeStateWheneverTheMachineDies) {
       const int which = found(content);
       ASSERT_NE(which, -1) << "after " << i << " calls, before "
                            << (i < calls_.size() ? calls_[i].name : "the end");
-      // What was ok is there for good.
+      // A save that returned ok is there for good.
       if (i == calls_.size()) {
         EXPECT_EQ(which, 1);
       }

@@ -376,7 +376,8 @@ TEST_F(SavedFiles, KeepTheOwnerOfTheFileBefore) {
   EXPECT_EQ(About(Path()).st_uid, 1234U);
   EXPECT_EQ(About(Path()).st_gid, 4321U);
   EXPECT_EQ(About(Path()).st_mode & 07777, 0640U);
-  // One who may write to the folder, of that group and of another one.
+  // Two users who may write to the folder: in the group of the file, and in
+  // another group.
   ASSERT_EQ(::chmod(folder_.c_str(), 0777), 0);
   for (const gid_t group : {4321U, 77U}) {
     ASSERT_EQ(::chown(Path().c_str(), 1234, 4321), 0);
@@ -399,7 +400,7 @@ TEST_F(SavedFiles, KeepTheOwnerOfTheFileBefore) {
   }
 }
 
-// Who may make files in a folder, but not see them.
+// A user who may make files in a folder, but may not list it.
 TEST_F(SavedFiles, AreSavedToAFolderThatCannotBeRead) {
   ASSERT_EQ(::chmod(folder_.c_str(), 0333), 0);
   Child child([&] {

@@ -33,7 +33,7 @@ class ScratchFolder {
   }
 
   const std::filesystem::path& path() const { return path_; }
-  // Of a file in it.
+  // The path of a file in the folder.
   std::string File(const std::string& name) const {
     return (path_ / name).string();
   }

@@ -17,7 +17,7 @@ namespace kvtwin::props {
 namespace {
 
 using Json = nlohmann::ordered_json;
-// Which calls leave together, by their places.
+// The places of calls that are removed together.
 using Unit = std::vector<std::size_t>;
 
 struct Calls {
@@ -30,7 +30,7 @@ bool Is(const Json& call, std::string_view op) {
   return call.value("op", "") == op;
 }
 
-// Of a call of a pool: the sequences that it is about.
+// The sequences that a call of a pool is about.
 std::vector<int> SequencesOf(const Json& call) {
   if (Is(call, "table") || Is(call, "csr")) {
     return call.at("seqs").get<std::vector<int>>();
@@ -131,7 +131,7 @@ void Drop(Json& list, std::size_t at) {
   list.erase(list.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
-// Of a list of places: those behind `at` move up, and it leaves.
+// Removes the place `at` from a list of places; later places move down by one.
 void DropPlace(Json& list, std::size_t at) {
   Json kept = Json::array();
   for (const Json& one : list) {
@@ -151,7 +151,7 @@ void DropRow(Json& tensor, std::size_t at) {
   shape[2] = shape[2].get<std::int64_t>() - 1;
 }
 
-// One token less in the batch of a pass, and in what is put in it.
+// The calls with one token less in the batch of a pass, and in its puts.
 Calls WithoutToken(Calls calls, std::size_t pass, std::size_t token) {
   Json& start = calls.lines[pass];
   Drop(start["positions"], token);
@@ -305,7 +305,7 @@ Result<ShrunkRecording> ShrinkRecording(
     return wrong(fmt::format("the recording is bad input: line {}: {}",
                              judgement.line, judgement.reason));
   }
-  // What comes after the first wrong line does not matter.
+  // Lines after the first wrong line do not matter.
   std::istringstream lines(recording);
   Calls calls;
   std::getline(lines, calls.header);

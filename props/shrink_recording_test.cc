@@ -211,7 +211,7 @@ TEST(Filter, GivesAndTakesMoreThanAPipeHolds) {
   const auto output = Filter("cat; echo end", input, {});
   ASSERT_TRUE(output.ok()) << output.status().message();
   EXPECT_EQ(*output, input + "end\n");
-  // What it does not read is its own affair.
+  // A command may leave its input unread.
   EXPECT_EQ(*Filter("echo early", input, {}), "early\n");
 }
 

@@ -149,7 +149,7 @@ std::string Written(const CacheState& state, const std::string& model) {
 
 // The reader ------------------------------------------------------------------
 
-// Of a file that is taken to be whole; what is not as the rules say fails.
+// Reads a whole file; each breach of the rules fails the test.
 class Reader {
  public:
   explicit Reader(const std::string& file) {
@@ -330,7 +330,7 @@ TEST_F(StateRules, LargeTensorsAreWrittenAlike) {
   }
 }
 
-// What tokens a cache holds, in the words of the file alone.
+// The file alone tells which tokens a cache holds.
 TEST_F(StateRules, TheTokensOfACacheAreInItsFile) {
   for (const std::string& twin : TwinList()) {
     CacheSpec spec;

@@ -26,7 +26,7 @@ struct OwnedView {
   KvView* view = nullptr;  // What is answered: of the tensors above.
 };
 
-// What is wrong. Nothing that is unset.
+// The fault of a cache. An unset member is no fault.
 struct Fault {
   std::string call = {};  // Answered by `with`, where the cache says ok.
   StatusCode with = StatusCode::kNotSupported;

@@ -211,7 +211,7 @@ void ExpectSameIn(int cells, Placement placement) {
   both([&](Cache& c) { return c.Remove(0, cells / 2, cells / 2 + 97); });
   both([&](Cache& c) { return c.CopyPrefix(1, 2, cells / 2); });
   ASSERT_NO_FATAL_FAILURE(pass({0, 2, 2}));
-  // What is free lies apart: the last ones move.
+  // The free cells lie apart: the last tokens move.
   both([&](Cache& c) { return c.Remove(2, cells / 3, cells / 3 + 4); });
   ASSERT_NO_FATAL_FAILURE(pass({1, 1, 1, 1, 1, 1, 1, 0}));
   both([&](Cache& c) { return c.Remove(1, 0, kOpenEnd); });

@@ -492,7 +492,7 @@ void Trio::Reload() {
   EndPass();
 }
 
-// What Restore and AddSequence end with.
+// Ends the pass, as Restore and AddSequence do.
 void Trio::EndPass() {
   pass_ = Pass();
   if (observer_ != nullptr) observer_->EndPass();

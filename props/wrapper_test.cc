@@ -231,7 +231,7 @@ class Alone {
     EXPECT_TRUE(caches_[i]->Restore(state).ok());
     EXPECT_TRUE(caches_[i]->SetLayer(layer_).ok());
   }
-  // What a cache holds but for the tokens of its pass.
+  // The tokens of a cache without those of its pass.
   CacheState GivenBack(std::size_t i, const CacheState& before) const {
     CacheState state = *caches_[i]->Snapshot();
     if (case_.caches[i].kind == Kind::kEncoder) {
@@ -265,7 +265,7 @@ class Both {
     wrapper_ = Made(spec, one, twin);
   }
 
-  // What was reached, by the name of the call and its answer.
+  // How often each call had each answer.
   const std::map<std::string, int>& reached() const { return reached_; }
 
   void Step() {
@@ -359,7 +359,7 @@ class Both {
   std::map<std::string, int> reached_;
 };
 
-// Of up to two sequences, going on where they are, mostly.
+// Draws a batch of up to two sequences, which mostly continue where they are.
 void Both::Start() {
   std::vector<std::int32_t> positions;
   std::vector<int> sequences;

@@ -41,8 +41,8 @@ struct LedgerToken {
 
 using enum StatusCode;
 
-// What the cache under test answered, which decides where the rules leave the
-// answer open. By default nothing: as if no token had left early.
+// Answers of the cache under test, which decide where the rules leave the
+// answer open. By default: no token had left early.
 struct Heard {
   Heard() = default;
   Heard(StatusCode answer) : known(true), code(answer) {}
@@ -216,7 +216,7 @@ class CacheLedger {
   void Resumes(int seq, std::int32_t pos) {
     const bool lazy = rules_.eviction == Rules::Eviction::kLazy;
     if (!memory_ || !lazy) return;
-    // Of tokens out of order, the oldest may be there and others not.
+    // The oldest of tokens out of order may be there while others are gone.
     const std::int64_t whole = mixed_.contains(seq) ? 1 : *window_;
     const std::int64_t ends = Next(seq) == pos ? 1 : 0;  // It is not empty.
     const std::int64_t from = pos - std::max(ends, whole);
@@ -245,7 +245,7 @@ class CacheLedger {
     }
     const bool ok = heard.Is(kOk);
     const bool none = rules_.middle == Rules::Middle::kRefused;
-    // What nothing is behind may be taken for the end.
+    // A token that no token follows may be taken for the end.
     const bool ends = none && ok && !parts.behind.must;
     const bool nothing_left = ok && !parts.remains.must && (none || !CanTurn());
     const bool middle = !open && parts.remains.may && !nothing_left && !ends;

@@ -44,7 +44,7 @@ class PagedLedger {
   // Whether these first tokens of the prompt were committed under the key.
   bool WasCommitted(std::span<const std::int32_t> prompt, const PrefixKey& key,
                     int taken) const {
-    // Of a prompt that is found to its last token, that one too.
+    // A prompt that is found to its last token gets that token, too.
     const bool whole = taken % spec_.block_size == 0;
     return FindPrefix(Find(starts_, {key.salt, key.extra}), prompt,
                       whole ? taken : taken + 1) != kUnknown;

@@ -128,8 +128,8 @@ void Refuse() {
       none, FunctionNumber(function == nullptr ? "" : function) + 2);
 }
 
-// What was mapped between Enter and Leave: nodes of glibc's malloc, the latest
-// first.
+// A region that was mapped between Enter and Leave. The list, the latest first,
+// has nodes of glibc's malloc.
 struct Region {
   Region* next;
   std::uintptr_t begin;
@@ -165,7 +165,7 @@ void AddRegion(std::uintptr_t begin, std::size_t bytes, bool is_shared,
   if (region != nullptr) regions = region;
 }
 
-// What is mapped there is gone. Requires: the lock.
+// Takes a range of addresses out of all regions. Requires: the lock.
 void CutRegions(std::uintptr_t begin, std::uintptr_t end) {
   for (Region** at = &regions; *at != nullptr;) {
     Region* one = *at;

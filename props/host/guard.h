@@ -21,8 +21,8 @@ class Guard final : public MemoryWatch {
   std::optional<std::string> Damage() override;
   std::optional<std::size_t> BytesFrom(const void* data) override;
 
-  // What was allocated or mapped between Enter and Leave, and not given back:
-  // bytes, and in which function the latest of it was.
+  // Memory that was allocated or mapped between Enter and Leave, and is not
+  // freed: its bytes, and the function that took the latest of it.
   static std::size_t Live();
   static const char* LatestFunction();
 

@@ -185,7 +185,7 @@ Result<Loaded> Load(const char* path) {
                             KVTWIN_GET_BACKEND_V1));
 }
 
-// What the harness itself may need beyond what the backend may have.
+// The bytes that the harness may need beside the backend's limit.
 constexpr std::int64_t kRoom = std::int64_t{64} << 20;
 
 // More data than there is now by so much is refused by the kernel.

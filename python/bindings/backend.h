@@ -34,7 +34,7 @@ auto Raising(const Fn& fn) {
   }
 }
 
-// What an exception of theirs is as a kvtwin_status, and what it says.
+// The kvtwin_status of an exception that the backend raised, and its message.
 int StatusOf(nb::python_error& error, bool refuses_misuse,
              std::string& message);
 

@@ -32,7 +32,7 @@ namespace {
 // Histories after which a backend that has made no pool is given up.
 constexpr std::int64_t kVainHistories = 250;
 
-// What a pool of theirs is behind the table.
+// An instance of a third-party pool, as the table of functions has it.
 struct Instance {
   nb::object pool;  // A kvtwin._pool.PoolInstance.
   std::string message;
