@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -48,9 +49,13 @@ std::vector<CacheSpec> SpecsLike(const CacheSpec& model) {
   CacheSpec encoder;
   encoder.kind = Kind::kEncoder;
   if (model.kind == Kind::kWrapper) {
-    return {Wrapped({causal, causal}),   Wrapped({causal, windowed}),
-            Wrapped({windowed, causal}), Wrapped({causal, encoder}),
-            Wrapped({encoder, causal}),  model};
+    return {Wrapped({causal, causal}),
+            Wrapped({causal, windowed}),
+            Wrapped({windowed, causal}),
+            Wrapped({causal, encoder}),
+            Wrapped({encoder, causal}),
+            Wrapped({causal}),
+            model};
   }
   std::vector<CacheSpec> specs = {causal, windowed, Windowed(Kind::kSwa, 1),
                                   Windowed(Kind::kSwa, 2)};
@@ -98,6 +103,17 @@ Segment SegmentOf(int seq, int count, int delta = 0,
   return {.seq = seq, .count = count, .delta = delta, .order = order};
 }
 
+// One call, which may come at any time.
+bool IsCall(const Op& op) { return op.single || op.kind > OpKind::kShift; }
+
+// That, or a pass of a token or two.
+bool IsCallOrPass(const Op& op) {
+  if (op.kind != OpKind::kPut) return IsCall(op) || op.kind == OpKind::kGet;
+  const Segment& first = op.segments.front();
+  return op.segments.size() == 1 && first.count < 3 && first.delta == 0 &&
+         first.order == Segment::Order::kUp;
+}
+
 // All short histories on some caches, by what they cost. Those are left out of
 // which nothing is to be expected.
 class Catalog {
@@ -108,7 +124,8 @@ class Catalog {
         below_text_(ToText(model)),
         tries_(tries),
         bounds_(bounds),
-        legal_(model.setup.legal) {
+        legal_(model.setup.legal),
+        calls_(std::ranges::any_of(model.ops, IsCall)) {
     for (const Setup& setup : setups) AddBase(setup);
     AddKinds(model);
     AddChoices(model);
@@ -199,6 +216,7 @@ class Catalog {
     Add(op, first_only);
   }
   void AddRanges();
+  void AddCalls();
   void Add(const Op& op, bool first_only = false);
 
   // The drafts of that cost, sorted; not many more than are of use.
@@ -213,6 +231,7 @@ class Catalog {
   bool MayFollow(const Draft& draft, const Choice& next, std::size_t ops) const;
   bool IsWorthIt(const Draft& draft, const Op& op, std::size_t ops) const;
   static bool SameAsAnother(const Draft& draft, const Setup& setup);
+  static bool AreCalls(const Draft& draft, const Op& next);
   static void FollowEnds(const Op& op, Draft& draft);
   Draft Longer(const Draft& draft, const Choice& next, std::size_t ops) const;
 
@@ -229,6 +248,7 @@ class Catalog {
   const Tries& tries_;
   const Bounds& bounds_;
   const bool legal_;                                 // All clients.
+  const bool calls_;                                 // There are some.
   std::map<std::int64_t, std::vector<Base>> bases_;  // By what is special.
   std::set<std::string> setups_;
   std::vector<Choice> choices_;
@@ -396,9 +416,34 @@ void Catalog::AddKinds(const History& model) {
   if (legal_) kinds_.insert({OpKind::kCopy, OpKind::kAsk});
 }
 
+void Catalog::AddCalls() {
+  const auto add = [&](OpKind kind, bool single, int number = 0) {
+    Op op;
+    op.kind = kind;
+    op.single = single;
+    op.number = number;
+    if (kind == OpKind::kPut) op.segments = {SegmentOf(0, number)};
+    if (kind == OpKind::kCausal) op.except = {0};
+    if (kind == OpKind::kAdd) op.dst = 1;
+    Add(op);
+  };
+  for (const int number : {0, 1}) {
+    add(OpKind::kPut, true, number + 1);
+    add(OpKind::kLayer, false, number);
+    add(OpKind::kType, false, number);
+  }
+  for (const OpKind kind : {OpKind::kGet, OpKind::kReput, OpKind::kCausal}) {
+    add(kind, true);
+  }
+  for (const OpKind kind : {OpKind::kCached, OpKind::kSnapshot, OpKind::kAdd}) {
+    add(kind, false);
+  }
+}
+
 void Catalog::AddChoices(const History& model) {
   AddPuts(model);
   AddRanges();
+  if (calls_) AddCalls();
   for (const OpKind kind : {OpKind::kCausal, OpKind::kGet, OpKind::kReput,
                             OpKind::kPoison, OpKind::kReload}) {
     Op op;
@@ -444,7 +489,8 @@ std::array<bool, kKinds> Catalog::KindsAfter(const Draft& draft,
     const bool moves =
         one == OpKind::kDrop || one == (last ? OpKind::kAsk : OpKind::kCopy);
     // Of legal clients there are few.
-    const bool all = ops == 2 || (legal_ && ops == 3 && (put || moves));
+    const bool all =
+        ops == 2 || (ops == 3 && (calls_ || (legal_ && (put || moves))));
     kinds.at(kind) = ops == 1 || (draft.count == 0 ? put : all) ||
                      rows_.at(ops).contains(WithKind(draft.row, one));
   }
@@ -498,12 +544,22 @@ void Catalog::FollowEnds(const Op& op, Draft& draft) {
   draft.longest = std::max({draft.longest, draft.ends[0], draft.ends[1]});
 }
 
+// Whether there are calls only, and passes before them.
+bool Catalog::AreCalls(const Draft& draft, const Op& next) {
+  const auto each = std::span(draft.ops).first(draft.count);
+  const auto op_of = [](const Choice* one) { return one->op; };
+  return IsCallOrPass(next) && std::ranges::all_of(each, IsCallOrPass, op_of) &&
+         (draft.count < 2 || IsCall(next) ||
+          std::ranges::any_of(each, IsCall, op_of));
+}
+
 bool Catalog::MayFollow(const Draft& draft, const Choice& next,
                         std::size_t ops) const {
   if (legal_ && ops > 2 && !IsWorthIt(draft, next.op, ops)) return false;
   // Sequence 0 takes part.
   if (draft.count == 0) return ops == 1 || (next.writes & 1) != 0;
   if (next.first_only) return false;
+  if (calls_ && ops == 3) return AreCalls(draft, next.op);
   // Little comes of a sequence that holds nothing.
   return ops < 3 || (next.reads & ~draft.live) == 0;
 }
@@ -598,6 +654,7 @@ bool Bounds::Allow(const Setup& setup) const {
 bool Bounds::Allow(const Op& op, bool legal) const {
   const Abilities able = abilities.value_or(Abilities());
   const bool goes_on = able.OnlyGoesOn();
+  if (IsCall(op) && goes_on) return false;
   switch (op.kind) {
     case OpKind::kPut: {
       std::set<int> sequences;
@@ -624,7 +681,10 @@ bool Bounds::Allow(const Op& op, bool legal) const {
     case OpKind::kReput:
       return !goes_on;
     case OpKind::kReload:
+    case OpKind::kSnapshot:
       return able.snapshots;
+    case OpKind::kAdd:
+      return able.snapshots && !legal;
     default:
       return true;
   }
