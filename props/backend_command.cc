@@ -258,7 +258,9 @@ int OnPoolBackend(const BackendArguments& arguments,
   if (level < info->claims) {
     return Complain(fmt::format("{} says that it has no identity", info->name));
   }
-  return act(host.PoolSubjectAt(level));
+  PagedSubject subject = host.PoolSubjectAt(level);
+  subject.name = info->name;
+  return act(subject);
 }
 
 std::string PoolArgumentsText(const BackendArguments& arguments) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -13,6 +14,7 @@ namespace kvtwin::props {
 namespace {
 
 constexpr std::size_t kMostOps = 4;
+constexpr unsigned kKinds = static_cast<unsigned>(OpKind::kAdd) + 1;
 // The most that may be special besides the cache.
 constexpr std::array<std::int64_t, kMostOps + 1> kMostSpecial = {0, 5, 10, 12,
                                                                  16};
@@ -20,8 +22,10 @@ constexpr std::array<std::int64_t, kMostOps + 1> kMostSpecial = {0, 5, 10, 12,
 // is found is found within so many.
 using Tries = std::array<std::size_t, kMostOps + 1>;
 constexpr Tries kOnlyPlain = {0, 600, 7000, 5500, 1000};
+constexpr Tries kOnlyPlainOfLegal = {0, 600, 7000, 28000, 1000};
 constexpr Tries kPlainFirst = {0, 500, 2400, 1400, 300};
 constexpr Tries kSpecial = {0, 250, 5600, 4600, 4400};
+constexpr Tries kSpecialOfLegal = {0, 250, 5600, 22000, 2000};
 
 CacheSpec Windowed(Kind kind, int window, std::optional<int> memory = {}) {
   CacheSpec spec;
@@ -45,9 +49,13 @@ std::vector<CacheSpec> SpecsLike(const CacheSpec& model) {
   CacheSpec encoder;
   encoder.kind = Kind::kEncoder;
   if (model.kind == Kind::kWrapper) {
-    return {Wrapped({causal, causal}),   Wrapped({causal, windowed}),
-            Wrapped({windowed, causal}), Wrapped({causal, encoder}),
-            Wrapped({encoder, causal}),  model};
+    return {Wrapped({causal, causal}),
+            Wrapped({causal, windowed}),
+            Wrapped({windowed, causal}),
+            Wrapped({causal, encoder}),
+            Wrapped({encoder, causal}),
+            Wrapped({causal}),
+            model};
   }
   std::vector<CacheSpec> specs = {causal, windowed, Windowed(Kind::kSwa, 1),
                                   Windowed(Kind::kSwa, 2)};
@@ -95,6 +103,17 @@ Segment SegmentOf(int seq, int count, int delta = 0,
   return {.seq = seq, .count = count, .delta = delta, .order = order};
 }
 
+// One call, which may come at any time.
+bool IsCall(const Op& op) { return op.single || op.kind > OpKind::kShift; }
+
+// That, or a pass of a token or two.
+bool IsCallOrPass(const Op& op) {
+  if (op.kind != OpKind::kPut) return IsCall(op) || op.kind == OpKind::kGet;
+  const Segment& first = op.segments.front();
+  return op.segments.size() == 1 && first.count < 3 && first.delta == 0 &&
+         first.order == Segment::Order::kUp;
+}
+
 // All short histories on some caches, by what they cost. Those are left out of
 // which nothing is to be expected.
 class Catalog {
@@ -102,9 +121,11 @@ class Catalog {
   Catalog(const History& model, const std::vector<Setup>& setups,
           const Tries& tries, const Bounds& bounds)
       : below_(CostOf(model)),
+        below_text_(ToText(model)),
         tries_(tries),
         bounds_(bounds),
-        legal_(model.setup.legal) {
+        legal_(model.setup.legal),
+        calls_(std::ranges::any_of(model.ops, IsCall)) {
     for (const Setup& setup : setups) AddBase(setup);
     AddKinds(model);
     AddChoices(model);
@@ -123,11 +144,13 @@ class Catalog {
         for (const Draft& draft : Level(ops, special, tries)) {
           if (tries == 0) break;
           --tries;
-          if (last && special == below_.special &&
-              draft.numbers >= below_.numbers) {
-            return std::nullopt;
-          }
+          const bool least = last && special == below_.special;
+          if (least && draft.numbers > below_.numbers) return std::nullopt;
           History history = HistoryOf(draft);
+          if (least && draft.numbers == below_.numbers &&
+              ToText(history) >= below_text_) {
+            continue;
+          }
           if (fails(history)) return history;
         }
       }
@@ -140,10 +163,12 @@ class Catalog {
   struct Base {
     Setup setup;
     Cost cost;
+    std::string text;
   };
   struct Choice {
     Op op;
     Cost cost;
+    std::string text;
     int tokens = 0;
     unsigned reads = 0;  // Sequences, as bits.
     unsigned writes = 0;
@@ -151,8 +176,8 @@ class Catalog {
   };
   using Kinds = std::vector<OpKind>;
   // A row of kinds as a number.
-  static unsigned WithKind(unsigned row, std::size_t kind) {
-    return row * 16 + static_cast<unsigned>(kind) + 1;
+  static unsigned WithKind(unsigned row, OpKind kind) {
+    return row * (kKinds + 1) + static_cast<unsigned>(kind) + 1;
   }
   // A history, or the first operations of one.
   struct Draft {
@@ -165,7 +190,12 @@ class Catalog {
     int held = 0;     // Tokens before the first drop, the same.
     bool dropped = false;
     unsigned live = 0;  // Sequences that may hold tokens.
-    unsigned row = 0;   // Of the kinds.
+    // Positions after those that a legal client's sequences may hold, and the
+    // largest of them so far.
+    std::array<int, 2> ends = {};
+    int longest = 0;
+    bool names_1 = false;  // Sequence 1.
+    unsigned row = 0;      // Of the kinds.
   };
   struct Request {
     std::size_t ops;
@@ -186,6 +216,7 @@ class Catalog {
     Add(op, first_only);
   }
   void AddRanges();
+  void AddCalls();
   void Add(const Op& op, bool first_only = false);
 
   // The drafts of that cost, sorted; not many more than are of use.
@@ -194,10 +225,15 @@ class Catalog {
   void Extend(const Draft& draft, std::int64_t special, Request& request) const;
   void PutOnBases(const Draft& draft, std::int64_t special,
                   Request& request) const;
-  std::array<bool, 10> KindsAfter(const Draft& draft, std::size_t ops) const;
-  static bool MayFollow(const Draft& draft, const Choice& next,
-                        std::size_t ops);
-  static Draft Longer(const Draft& draft, const Choice& next, std::size_t ops);
+  static bool ComesBefore(const Draft& a, const Draft& b);
+  std::array<bool, kKinds> KindsAfter(const Draft& draft,
+                                      std::size_t ops) const;
+  bool MayFollow(const Draft& draft, const Choice& next, std::size_t ops) const;
+  bool IsWorthIt(const Draft& draft, const Op& op, std::size_t ops) const;
+  static bool SameAsAnother(const Draft& draft, const Setup& setup);
+  static bool AreCalls(const Draft& draft, const Op& next);
+  static void FollowEnds(const Op& op, Draft& draft);
+  Draft Longer(const Draft& draft, const Choice& next, std::size_t ops) const;
 
   static History HistoryOf(const Draft& draft) {
     History history{.setup = draft.base->setup, .ops = {}};
@@ -208,9 +244,11 @@ class Catalog {
   }
 
   const Cost below_;
+  const std::string below_text_;
   const Tries& tries_;
   const Bounds& bounds_;
   const bool legal_;                                 // All clients.
+  const bool calls_;                                 // There are some.
   std::map<std::int64_t, std::vector<Base>> bases_;  // By what is special.
   std::set<std::string> setups_;
   std::vector<Choice> choices_;
@@ -236,12 +274,15 @@ void Catalog::AddBase(const Setup& setup) {
 void Catalog::AddSized(const Setup& sized) {
   if (!bounds_.Allow(sized) || !setups_.insert(ToText(sized)).second) return;
   const Cost cost = CostOf({.setup = sized, .ops = {}});
-  bases_[cost.special].push_back({sized, cost});
+  bases_[cost.special].push_back({sized, cost, ToText(sized)});
 }
 
 void Catalog::Add(const Op& op, bool first_only) {
   if (!bounds_.Allow(op, legal_)) return;
-  Choice choice{.op = op, .cost = CostOf(op), .first_only = first_only};
+  Choice choice{.op = op,
+                .cost = CostOf(op),
+                .text = ToText(op),
+                .first_only = first_only};
   const auto bit = [](int seq) { return 1U << std::min(seq, 31); };
   for (const Segment& segment : op.segments) {
     choice.tokens += segment.count;
@@ -359,7 +400,7 @@ void Catalog::AddSubsequences(const Kinds& all) {
       }
       unsigned number = 0;
       for (const OpKind kind : row) {
-        number = WithKind(number, static_cast<std::size_t>(kind));
+        number = WithKind(number, kind);
         rows.insert(number);
       }
     }
@@ -372,12 +413,37 @@ void Catalog::AddKinds(const History& model) {
   AddSubsequences(kinds);
   kinds_.insert(kinds.begin(), kinds.end());
   kinds_.insert({OpKind::kDrop, OpKind::kGet, OpKind::kReput, OpKind::kReload});
-  if (legal_) kinds_.insert(OpKind::kCopy);
+  if (legal_) kinds_.insert({OpKind::kCopy, OpKind::kAsk});
+}
+
+void Catalog::AddCalls() {
+  const auto add = [&](OpKind kind, bool single, int number = 0) {
+    Op op;
+    op.kind = kind;
+    op.single = single;
+    op.number = number;
+    if (kind == OpKind::kPut) op.segments = {SegmentOf(0, number)};
+    if (kind == OpKind::kCausal) op.except = {0};
+    if (kind == OpKind::kAdd) op.dst = 1;
+    Add(op);
+  };
+  for (const int number : {0, 1}) {
+    add(OpKind::kPut, true, number + 1);
+    add(OpKind::kLayer, false, number);
+    add(OpKind::kType, false, number);
+  }
+  for (const OpKind kind : {OpKind::kGet, OpKind::kReput, OpKind::kCausal}) {
+    add(kind, true);
+  }
+  for (const OpKind kind : {OpKind::kCached, OpKind::kSnapshot, OpKind::kAdd}) {
+    add(kind, false);
+  }
 }
 
 void Catalog::AddChoices(const History& model) {
   AddPuts(model);
   AddRanges();
+  if (calls_) AddCalls();
   for (const OpKind kind : {OpKind::kCausal, OpKind::kGet, OpKind::kReput,
                             OpKind::kPoison, OpKind::kReload}) {
     Op op;
@@ -398,45 +464,118 @@ std::vector<Catalog::Draft> Catalog::Level(std::size_t ops,
                                            std::size_t tries) const {
   Request request{.ops = ops, .visits = 30 * tries, .drafts = {}};
   Extend(Draft(), special, request);
-  std::stable_sort(
-      request.drafts.begin(), request.drafts.end(),
-      [](const Draft& a, const Draft& b) { return a.numbers < b.numbers; });
+  std::ranges::sort(request.drafts, ComesBefore);
   return std::move(request.drafts);
 }
 
+// By what it costs, then in the alphabet.
+bool Catalog::ComesBefore(const Draft& a, const Draft& b) {
+  if (a.numbers != b.numbers) return a.numbers < b.numbers;
+  if (a.base != b.base) return a.base->text < b.base->text;
+  for (std::size_t i = 0; i < a.count; ++i) {
+    if (a.ops[i] != b.ops[i]) return a.ops[i]->text < b.ops[i]->text;
+  }
+  return false;
+}
+
 // By OpKind: whether one of that kind may be next.
-std::array<bool, 10> Catalog::KindsAfter(const Draft& draft,
-                                         std::size_t ops) const {
-  std::array<bool, 10> kinds = {};
+std::array<bool, kKinds> Catalog::KindsAfter(const Draft& draft,
+                                             std::size_t ops) const {
+  std::array<bool, kKinds> kinds = {};
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
-    const bool put = static_cast<OpKind>(kind) == OpKind::kPut;
+    const auto one = static_cast<OpKind>(kind);
+    const bool put = one == OpKind::kPut;
+    const bool last = draft.count + 1 == ops;
+    const bool moves =
+        one == OpKind::kDrop || one == (last ? OpKind::kAsk : OpKind::kCopy);
     // Legal clients have few histories of three operations.
-    const bool all = ops == 2 || (legal_ && ops == 3);
+    const bool all =
+        ops == 2 || (ops == 3 && (calls_ || (legal_ && (put || moves))));
     kinds.at(kind) = ops == 1 || (draft.count == 0 ? put : all) ||
-                     rows_.at(ops).contains(WithKind(draft.row, kind));
+                     rows_.at(ops).contains(WithKind(draft.row, one));
   }
   return kinds;
 }
 
+// Of a legal client: whether the sequences of a batch come in order, and a
+// range is of positions that are held; between other operations, it changes
+// something as well.
+bool Catalog::IsWorthIt(const Draft& draft, const Op& op,
+                        std::size_t ops) const {
+  const bool last = draft.count + 1 == ops;
+  const auto end_of = [&](int seq) {
+    return draft.ends.at(static_cast<std::size_t>(seq));
+  };
+  switch (op.kind) {
+    case OpKind::kPut:
+      return std::ranges::is_sorted(op.segments, {}, &Segment::seq);
+    case OpKind::kDrop: {
+      const int end = op.open ? end_of(op.seq) : op.end.offset;
+      // It is never refused, and nothing is read after it.
+      const bool mute = last && op.open &&
+                        !rows_.at(ops).contains(WithKind(draft.row, op.kind));
+      return !mute && end <= end_of(op.seq) && (last || op.begin.offset < end);
+    }
+    case OpKind::kCopy:
+      return op.end.offset <= end_of(op.seq) &&
+             (op.end.offset > 0 || end_of(op.dst) > 0);
+    case OpKind::kAsk:
+      return op.end.offset <= end_of(op.seq);
+    default:
+      return true;
+  }
+}
+
+void Catalog::FollowEnds(const Op& op, Draft& draft) {
+  const auto end_of = [&](int seq) -> int& {
+    return draft.ends.at(static_cast<std::size_t>(seq));
+  };
+  for (const Segment& segment : op.segments) {
+    end_of(segment.seq) += segment.count;
+  }
+  if (op.kind == OpKind::kDrop && op.begin.offset < end_of(op.seq)) {
+    int& end = end_of(op.seq);
+    end = op.open ? op.begin.offset
+                  : end - std::min(op.end.offset, end) + op.begin.offset;
+  }
+  if (op.kind == OpKind::kCopy) {
+    end_of(op.dst) = std::min(op.end.offset, end_of(op.seq));
+  }
+  draft.longest = std::max({draft.longest, draft.ends[0], draft.ends[1]});
+}
+
+// Whether there are calls only, and passes before them.
+bool Catalog::AreCalls(const Draft& draft, const Op& next) {
+  const auto each = std::span(draft.ops).first(draft.count);
+  const auto op_of = [](const Choice* one) { return one->op; };
+  return IsCallOrPass(next) && std::ranges::all_of(each, IsCallOrPass, op_of) &&
+         (draft.count < 2 || IsCall(next) ||
+          std::ranges::any_of(each, IsCall, op_of));
+}
+
 bool Catalog::MayFollow(const Draft& draft, const Choice& next,
-                        std::size_t ops) {
+                        std::size_t ops) const {
+  if (legal_ && ops > 2 && !IsWorthIt(draft, next.op, ops)) return false;
   // Sequence 0 takes part.
   if (draft.count == 0) return ops == 1 || (next.writes & 1) != 0;
   if (next.first_only) return false;
+  if (calls_ && ops == 3) return AreCalls(draft, next.op);
   // Little comes of a sequence that holds nothing.
   return ops < 3 || (next.reads & ~draft.live) == 0;
 }
 
 Catalog::Draft Catalog::Longer(const Draft& draft, const Choice& next,
-                               std::size_t ops) {
+                               std::size_t ops) const {
   Draft longer = draft;
   longer.ops[longer.count++] = &next;
   longer.numbers += next.cost.numbers;
   longer.tokens += next.tokens;
+  longer.names_1 = longer.names_1 || next.op.seq == 1 || (next.writes & 2) != 0;
   const bool clears = next.op.open && next.op.begin == RelativePos();
   if (clears) longer.live &= ~next.reads;
   longer.live |= next.writes;
-  longer.row = WithKind(draft.row, static_cast<std::size_t>(next.op.kind));
+  if (legal_) FollowEnds(next.op, longer);
+  longer.row = WithKind(draft.row, next.op.kind);
   if (longer.count < ops) {
     longer.largest = std::max(longer.largest, next.tokens);
     longer.dropped = longer.dropped || next.op.kind == OpKind::kDrop;
@@ -452,7 +591,7 @@ void Catalog::Extend(const Draft& draft, std::int64_t special,
   const auto after = static_cast<std::int64_t>(request.ops - draft.count - 1);
   const std::int64_t least =
       after * choices_.front().cost.special + bases_.begin()->first;
-  const std::array<bool, 10> kinds = KindsAfter(draft, request.ops);
+  const std::array<bool, kKinds> kinds = KindsAfter(draft, request.ops);
   for (const Choice& choice : choices_) {
     const std::int64_t left = special - choice.cost.special;
     if (left < least || request.visits == 0) break;
@@ -463,6 +602,26 @@ void Catalog::Extend(const Draft& draft, std::int64_t special,
   }
 }
 
+// Whether a legal client does in it what it does in a plainer history: of one
+// sequence, 1 is another name for 0; batches are cut to what there is room for;
+// and where nothing is evicted, a second sequence that is never named is idle.
+bool Catalog::SameAsAnother(const Draft& draft, const Setup& setup) {
+  const InitArgs& init = setup.init;
+  if (init.max_sequences == 1 && draft.names_1) return true;
+  // Where nothing is evicted, all can be resumed.
+  const bool asks = draft.ops[draft.count - 1]->op.kind == OpKind::kAsk;
+  if (asks && draft.count > 2 && !setup.spec.window) return true;
+  const bool idle = init.max_sequences > 1 && !draft.names_1;
+  if (idle && draft.count > 2 && !setup.spec.window) return true;
+  for (std::size_t i = 0; i < draft.count; ++i) {
+    for (const Segment& segment : draft.ops[i]->op.segments) {
+      if (segment.count > init.capacity) return true;
+    }
+    if (draft.ops[i]->tokens > init.max_batch) return true;
+  }
+  return false;
+}
+
 void Catalog::PutOnBases(const Draft& draft, std::int64_t special,
                          Request& request) const {
   const auto bases = bases_.find(special);
@@ -471,7 +630,9 @@ void Catalog::PutOnBases(const Draft& draft, std::int64_t special,
     const Setup& setup = base.setup;
     const InitArgs& init = setup.init;
     // There is one cell that is never used, at most.
-    if (init.capacity > draft.tokens + setup.config.cache_padding) continue;
+    const int tokens = legal_ ? draft.longest : draft.tokens;
+    if (init.capacity > tokens + setup.config.cache_padding) continue;
+    if (legal_ && SameAsAnother(draft, setup)) continue;
     // What is refused before the end is of no use.
     if (init.max_batch < draft.largest) continue;
     const bool keeps =
@@ -493,6 +654,7 @@ bool Bounds::Allow(const Setup& setup) const {
 bool Bounds::Allow(const Op& op, bool legal) const {
   const Abilities able = abilities.value_or(Abilities());
   const bool goes_on = able.OnlyGoesOn();
+  if (IsCall(op) && goes_on) return false;
   switch (op.kind) {
     case OpKind::kPut: {
       std::set<int> sequences;
@@ -519,7 +681,10 @@ bool Bounds::Allow(const Op& op, bool legal) const {
     case OpKind::kReput:
       return !goes_on;
     case OpKind::kReload:
+    case OpKind::kSnapshot:
       return able.snapshots;
+    case OpKind::kAdd:
+      return able.snapshots && !legal;
     default:
       return true;
   }
@@ -545,11 +710,14 @@ std::optional<History> PlainestThatFails(
   const bool is_plain =
       CostWithoutSizes({.setup = special.front(), .ops = {}}).special == least;
   // Most that are special have to be.
+  const Tries& only_plain = setup.legal ? kOnlyPlainOfLegal : kOnlyPlain;
   auto found =
-      Catalog(model, plain, is_plain ? kOnlyPlain : kPlainFirst, bounds)
+      Catalog(model, plain, is_plain ? only_plain : kPlainFirst, bounds)
           .Search(fails);
   if (found || is_plain) return found;
-  return Catalog(model, special, kSpecial, bounds).Search(fails);
+  return Catalog(model, special, setup.legal ? kSpecialOfLegal : kSpecial,
+                 bounds)
+      .Search(fails);
 }
 
 }  // namespace kvtwin::props

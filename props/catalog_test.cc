@@ -7,6 +7,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,6 +60,24 @@ TEST(Catalog, HasWhatIsSpecial) {
     EXPECT_GT(seen.size(), 20U) << line;
   }
   EXPECT_TRUE(AllOf(*ParseHistory("kvt1 kind=swa window=0 cap=2")).empty());
+}
+
+// All kinds of operations, up to the last one.
+TEST(Catalog, HasCallsInAnyOrder) {
+  const std::string setup =
+      "kvt1 kind=wrapper caches=causal cells=1 layers=2 | ";
+  std::set<std::string> texts;
+  const std::string ops =
+      "put 0*1 | start 0*1 | store | layer 1 | type 0 | except 0 | cached | "
+      "snapshot 0 | add 0>1 | read";
+  for (const History& one : AllOf(*ParseHistory(setup + ops))) {
+    texts.insert(ToText(one));
+  }
+  for (const std::string line :
+       {"put 0*1 | add 0>1", "put 0*1 | layer 0 | read",
+        "put 0*1 | type 0 | read", "put 0*1 | cached | read"}) {
+    EXPECT_TRUE(texts.contains(setup + line)) << line;
+  }
 }
 
 TEST(Rebuild, MakesTheStateInOneBatch) {
@@ -183,6 +202,112 @@ TEST(Shrink, GivesOneLineWhereNoStepLeadsToIt) {
   }
   EXPECT_GE(lines["kvt1 cells=2 | put 0*2r | ask 0@0"], 18)
       << testing::PrintToString(lines);
+}
+
+// Clears all sequences that share a token with the one that is to be cleared.
+class ClearsSharers : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const bool clears = begin == 0 && end == kOpenEnd;
+    std::vector<CellEntry> cells;
+    if (clears) ListCells(cells);
+    std::set<int> held;
+    for (const CellEntry& entry : cells) {
+      if (entry.sequence == seq) held.insert(entry.cell);
+    }
+    for (const CellEntry& entry : cells) {
+      if (held.contains(entry.cell)) {
+        EXPECT_TRUE(ForwardingCache::Remove(entry.sequence, 0, end).ok());
+      }
+    }
+    return ForwardingCache::Remove(seq, begin, end);
+  }
+};
+
+// Of a backend that takes legal clients only.
+std::map<std::string, int> LinesOfLegalClients(int histories) {
+  Subject subject;
+  subject.name = "faulty";
+  subject.make_of = [](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
+    auto cache = MakeCache(setup.spec, "reference");
+    if (!cache.ok()) return cache.status();
+    return std::unique_ptr<Cache>(
+        std::make_unique<ClearsSharers>(std::move(*cache)));
+  };
+  subject.tried_outside_of_life = false;
+  subject.level = Level::kEntitlement;
+  subject.abilities.kinds = KVTWIN_HAS_CAUSAL | KVTWIN_HAS_SWA;
+  subject.abilities.can &=
+      ~std::uint32_t{KVTWIN_CAN_ANY_ORDER | KVTWIN_CAN_REFUSE_MISUSE};
+  std::map<std::string, int> lines;
+  for (std::uint64_t number = 0; histories > 0; ++number) {
+    History history = MakeHistory(1, number, {}, 60);
+    subject.abilities.Fit(history.setup);
+    if (!RunHistory(history, subject).difference) continue;
+    --histories;
+    ++lines[ToText(Shrink(history, subject))];
+  }
+  return lines;
+}
+
+TEST(Shrink, GivesOneLineOfLegalClientsWhereNoStepLeadsToIt) {
+  const std::map<std::string, int> want = {
+      {"kvt1 cap=2 legal=1 | put 0*2 | copy 0>1:1 | put 0*1 1*1", 5}};
+  EXPECT_EQ(LinesOfLegalClients(5), want);
+}
+
+// Tells the active cache of a wrapper of a layer, and no other.
+class TellsTheActiveCache : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status SetLayer(int layer) override {
+    Status status = ForwardingCache::SetLayer(layer);
+    if (status.ok()) layers_[active_] = layer;
+    return status;
+  }
+  Status SetLayerType(int type) override {
+    Status status = ForwardingCache::SetLayerType(type);
+    return status.ok() ? Become(type) : status;
+  }
+  Status StartForward(const Batch& batch, bool reserve) override {
+    Status status = ForwardingCache::StartForward(batch, reserve);
+    return status.ok() ? Become(0) : status;
+  }
+
+ private:
+  Status Become(int type) {
+    active_ = type;
+    return ForwardingCache::SetLayer(layers_[type]);
+  }
+
+  int active_ = 0;
+  std::map<int, int> layers_;
+};
+
+TEST(Shrink, GivesOneLineOfCallsInAnyOrder) {
+  const Subject subject = {
+      .name = "faulty",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        auto cache = MakeCache(spec, "reference");
+        if (!cache.ok()) return cache.status();
+        return std::unique_ptr<Cache>(
+            std::make_unique<TellsTheActiveCache>(std::move(*cache)));
+      },
+      .tried_outside_of_life = false};
+  std::map<std::string, int> lines;
+  for (std::uint64_t number = 0, failed = 0; failed < 8; ++number) {
+    const History history =
+        MakeHistory(2, number, Kind::kWrapper, 60, 0, /*rarities=*/true);
+    if (!RunHistory(history, subject).difference) continue;
+    ++failed;
+    ++lines[ToText(Shrink(history, subject, Kind::kWrapper))];
+  }
+  const std::map<std::string, int> want = {
+      {"kvt1 kind=wrapper caches=causal/causal cells=1 layers=2 | put 0*1 | "
+       "type 0 | read",
+       8}};
+  EXPECT_EQ(lines, want);
 }
 
 }  // namespace

@@ -399,8 +399,18 @@ kvtwin_command_test(known_of_twins EXIT 0 PRINTS "^known, but never met: a, b$"
   ARGS fuzz --ops 1000 --known b a)
 kvtwin_command_test(known_of_none EXIT 0 PRINTS " 0 differences"
   ARGS fuzz --ops 1000 --known)
-kvtwin_command_test(known_of_pools EXIT 2 PRINTS "has no --known"
+kvtwin_command_test(known_of_pools EXIT 0 PRINTS "^known, but never met: a$"
   ARGS fuzz --kind paged --ops 1000 --known a)
+set(pool_bucket c_pool-views-position-of-sequence-has-as-its-v-that-of-a-row)
+string(APPEND pool_bucket -that-was-never-appended)
+kvtwin_command_test(known_of_a_pool EXIT 0
+  PRINTS "^[1-9][0-9]* findings passed over: ${pool_bucket} x [0-9]+$"
+  ARGS fuzz --kind paged --ops 3000 --known ${pool_bucket}
+       --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
+kvtwin_command_test(known_of_a_pool_is_another EXIT 1
+  PRINTS "^known, but never met: c_pool-backend-crash$"
+  ARGS fuzz --kind paged --ops 3000 --known c_pool-backend-crash
+       --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
 add_test(NAME command.known_canary
   COMMAND ${PROJECT_SOURCE_DIR}/props/expect.sh 0
           "findings passed over: optimized-subject-"

@@ -17,6 +17,7 @@
 #include "props/interrupt.h"
 #include "props/program.h"
 #include "props/shrink.h"
+#include "props/sieve.h"
 
 namespace kvtwin::props {
 namespace {
@@ -136,49 +137,6 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
   return failure;
 }
 
-bool IsPowerOf10(std::int64_t number) {
-  while (number % 10 == 0) number /= 10;
-  return number == 1;
-}
-
-// Tells failures that are known from others.
-class Sieve {
- public:
-  // Requires: both outlive it.
-  Sieve(const FuzzOptions& options, const Subject& subject)
-      : options_(options), subject_(subject) {}
-
-  // The failure, shrunk; nothing if it is known, and then it is counted.
-  std::optional<FuzzFailure> Look(std::uint64_t number,
-                                  const Difference& difference,
-                                  PassedOver& passed_over) {
-    Met& met = met_[difference.check];
-    ++met.count;
-    if (!met.bucket.empty() && !IsPowerOf10(met.count)) {
-      ++passed_over[met.bucket];
-      return std::nullopt;
-    }
-    FuzzFailure failure = Explain(options_, subject_, number, difference);
-    if (options_.known_buckets.empty()) return failure;
-    std::string bucket =
-        BucketOf(failure.shrunk, Hastily(subject_, failure.difference.check));
-    if (!options_.known_buckets.contains(bucket)) return failure;
-    ++passed_over[bucket];
-    met.bucket = std::move(bucket);
-    return std::nullopt;
-  }
-
- private:
-  struct Met {
-    std::int64_t count = 0;
-    std::string bucket;  // Of the latest that was shrunk.
-  };
-
-  const FuzzOptions& options_;
-  const Subject& subject_;
-  std::map<std::string, Met> met_;  // By check.
-};
-
 }  // namespace
 
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
@@ -189,7 +147,7 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   for (const std::string& check : options.known) {
     counted = Hastily(std::move(counted), check);
   }
-  Sieve sieve(options, subject);
+  Sieve sieve(options.known_buckets);
   double shrinking = 0;  // Of what is passed over.
   const auto passed = [&] { return Now() - start - shrinking; };
   const auto done = [&] {
@@ -217,8 +175,16 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
         ++result.known;
       } else if (one.difference) {
         result.seconds = passed();  // Without the shrinking.
-        result.failure =
-            sieve.Look(first + i, *one.difference, result.passed_over);
+        FuzzFailure failure;
+        const auto bucket_of = [&]() -> std::string {
+          failure = Explain(options, subject, first + i, *one.difference);
+          if (options.known_buckets.empty()) return "";
+          return BucketOf(failure.shrunk,
+                          Hastily(subject, failure.difference.check));
+        };
+        const bool passes =
+            sieve.Passes(one.difference->check, bucket_of, result.passed_over);
+        if (!passes) result.failure = std::move(failure);
         shrinking += passed() - result.seconds;
         if (result.failure) break;
       }

@@ -133,7 +133,7 @@ int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
   const PagedFuzzResult result = FuzzPaged(
       options.seed, options.operations, options.seconds,
       terminal ? ShowProgress : std::function<void(std::int64_t, double)>(),
-      subject);
+      subject, options.known_buckets);
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
   const PagedCensus& census = result.census;
   const int differences = result.wrong.empty() ? 0 : 1;
@@ -151,18 +151,26 @@ int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
                                    {"dtype_pairs", result.dtypes.size()}};
     if (differences > 0) {
       json["check"] = result.wrong.substr(0, result.wrong.find(':'));
+      json["bucket"] = PoolBucketOf(subject.name, result.wrong);
       json["history"] = ToText(result.shrunk);
       json["shrunk_to"] = result.shrunk.ops.size();
       json["reason"] = result.wrong;
       json["rerun"] = RunCommand(result.shrunk, arguments);
     }
+    if (!options.known_buckets.empty()) {
+      json["passed_over"] = result.passed_over;
+      json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
+    }
     fmt::print("{}\n", json.dump());
     return differences;
   }
   if (differences > 0) {
-    fmt::print("DIFFERENCE {}\n  rerun   {}\n  found   seed {}, history {}\n",
-               result.wrong, RunCommand(result.shrunk, arguments), options.seed,
-               result.histories - 1);
+    fmt::print(
+        "DIFFERENCE {}\n  bucket  {}\n  rerun   {}\n  found   seed {}, history "
+        "{}\n",
+        result.wrong, PoolBucketOf(subject.name, result.wrong),
+        RunCommand(result.shrunk, arguments), options.seed,
+        result.histories - 1);
   }
   fmt::print(
       "{} operations in {} histories, {} differences, seed {}; {} blocks found "
@@ -171,6 +179,7 @@ int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
       census.operations, result.histories, differences, options.seed,
       census.found, census.copied, census.evicted, census.truncated,
       census.full, result.dtypes.size());
+  fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
   return differences;
 }
 
@@ -192,10 +201,6 @@ int OnPools(const Arguments& arguments, const Do& act) {
 
 int RunFuzz(const Arguments& arguments) {
   if (arguments.kind == "paged") {
-    if (!arguments.options.known_buckets.empty()) {
-      fmt::print(stderr, "kvtwin fuzz: --kind paged has no --known\n");
-      return 2;
-    }
     if (!arguments.options.probes) {
       return OnPools(arguments, [&](const PagedSubject& subject) {
         return RunFuzzPaged(arguments, subject);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <iterator>
 #include <locale>
@@ -20,6 +21,8 @@
 #include "props/pool_recorder.h"
 #include "props/program.h"
 #include "props/runner.h"
+#include "props/shrink_recording.h"
+#include "props/sieve.h"
 
 namespace kvtwin::props {
 namespace {
@@ -284,11 +287,11 @@ std::string RunTwins(const PagedHistory& history, PagedCensus* census) {
 }
 
 PagedSubject TwinPools(std::string twin) {
-  const auto make = [twin = std::move(twin)](const PagedSpec& spec,
-                                             std::string_view name) {
+  const auto make = [twin](const PagedSpec& spec, std::string_view name) {
     return MakePagedPool(spec, name == "optimized" ? twin : name);
   };
   PagedSubject subject;
+  subject.name = std::move(twin);
   subject.run = [make](const PagedHistory& history, PagedCensus* census) {
     return RunPaged(history, census, make);
   };
@@ -399,6 +402,20 @@ bool Simplify(const PagedRun& run, PagedHistory& history) {
 
 }  // namespace
 
+std::string PoolBucketOf(std::string_view name, const std::string& wrong) {
+  std::string bucket(name);
+  bool dash = true;
+  for (const char c : BucketOfReason(wrong.substr(0, wrong.find('\n')))) {
+    const bool letter = std::isalpha(static_cast<unsigned char>(c)) != 0;
+    if (letter && dash) bucket += '-';
+    if (letter) {
+      bucket += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+    dash = !letter;
+  }
+  return bucket;
+}
+
 PagedHistory ShrinkPaged(PagedHistory history, const PagedRun& run) {
   bool goes_on = true;
   while (goes_on) {
@@ -426,29 +443,47 @@ PagedHistory ShrinkPaged(const PagedHistory& history,
 
 namespace {
 
-// Runs histories while next() has one, and until one is wrong.
+// A history that is wrong, as it is reported.
+void Explain(const PagedHistory& history, const PagedSubject& subject,
+             std::string& wrong, PagedHistory& shrunk) {
+  shrunk = ShrinkPaged(history, subject, wrong);
+  const std::string sure = subject.run(shrunk, nullptr);
+  if (sure.empty()) {
+    wrong += "; it does not repeat: another run shows no difference";
+  } else {
+    wrong = sure;
+  }
+}
+
+// Runs histories while next() has one, and until one is wrong in a way that is
+// not known.
 template <class Next, class Progress>
 PagedFuzzResult RunAll(const Next& next, const Progress& progress,
-                       const PagedSubject& subject) {
+                       const PagedSubject& subject,
+                       const std::set<std::string>& known_buckets = {}) {
   PagedFuzzResult result;
+  Sieve sieve(known_buckets);
   const double start = Now();
+  double shrinking = 0;  // Of what is passed over.
   while (const std::optional<PagedHistory> history =
              Interrupted() ? std::nullopt : next(result)) {
     ++result.histories;
     const PagedSpec& spec = history->spec;
     result.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
     result.wrong = subject.run(*history, &result.census);
-    result.seconds = Now() - start;
+    result.seconds = Now() - start - shrinking;
     if (progress) progress(result.census.operations, result.seconds);
     if (result.wrong.empty()) continue;
-    result.shrunk = ShrinkPaged(*history, subject, result.wrong);
-    const std::string sure = subject.run(result.shrunk, nullptr);
-    if (sure.empty()) {
-      result.wrong += "; it does not repeat: another run shows no difference";
-    } else {
-      result.wrong = sure;
-    }
-    break;
+    const bool passes = sieve.Passes(
+        PoolBucketOf(subject.name, result.wrong),
+        [&] {
+          Explain(*history, subject, result.wrong, result.shrunk);
+          return PoolBucketOf(subject.name, result.wrong);
+        },
+        result.passed_over);
+    if (!passes) break;
+    result.wrong.clear();
+    shrinking = Now() - start - result.seconds;
   }
   return result;
 }
@@ -482,7 +517,7 @@ constexpr std::array kExplored = {
 PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
     const std::function<void(std::int64_t, double)>& progress,
-    const PagedSubject& subject) {
+    const PagedSubject& subject, const std::set<std::string>& known_buckets) {
   const auto next =
       [&](const PagedFuzzResult& result) -> std::optional<PagedHistory> {
     const bool goes_on = operations > 0 ? result.census.operations < operations
@@ -490,7 +525,7 @@ PagedFuzzResult FuzzPaged(
     if (!goes_on) return std::nullopt;
     return MakePagedHistory(seed, static_cast<std::uint64_t>(result.histories));
   };
-  return RunAll(next, progress, subject);
+  return RunAll(next, progress, subject, known_buckets);
 }
 
 PagedFuzzResult ExplorePaged(

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <ostream>
 #include <set>
 #include <string>
@@ -56,6 +57,7 @@ std::string RunTwins(const PagedHistory& history, PagedCensus* census);
 
 // Who answers: the twins, or somebody else.
 struct PagedSubject {
+  std::string name = "optimized";
   PagedRun run = RunTwins;
   // Instead of it, where it is known to hang: it waits less long for that.
   PagedRun run_hastily = {};
@@ -64,6 +66,10 @@ struct PagedSubject {
 };
 // This twin in place of the optimized one.
 PagedSubject TwinPools(std::string twin);
+
+// What tells failures of pools apart: who fails, and the sentence on what is
+// wrong (BucketOfReason), in words that a dash parts.
+std::string PoolBucketOf(std::string_view name, const std::string& wrong);
 
 // As short, and of numbers as small, as it can be. Requires: something is
 // wrong.
@@ -79,13 +85,17 @@ struct PagedFuzzResult {
   double seconds = 0;
   std::string wrong;  // With `shrunk`; the run ends with the first.
   PagedHistory shrunk;
+  // How often each bucket that is known was met.
+  std::map<std::string, std::int64_t> passed_over;
 };
 
-// At least so many operations, or, if 0, for so long.
+// At least so many operations, or, if 0, for so long. What ends in a bucket
+// that is known is counted, and the run goes on.
 PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
     const std::function<void(std::int64_t, double)>& progress,
-    const PagedSubject& subject = {});
+    const PagedSubject& subject = {},
+    const std::set<std::string>& known_buckets = {});
 
 // Every history of so many operations, of some twenty that matter, in a pool of
 // three blocks of two tokens, where there is a sequence of three.

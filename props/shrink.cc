@@ -377,6 +377,10 @@ class Moves {
       if (std::ssize(o.segments) < at + 1 || o.segments.size() == 1) return;
       o.segments.erase(o.segments.begin() + at);
     });
+    Ops(i, [s](Op& o) {
+      if (s + 1 >= o.segments.size()) return;
+      std::swap(o.segments[s], o.segments[s + 1]);
+    });
     // Those of one sequence, as one.
     Ops(i, [s](Op& o) {
       if (s + 1 >= o.segments.size()) return;
@@ -492,7 +496,10 @@ class Shrinker {
                  std::int64_t{1} << 20);
     work_ += start_work_ + static_cast<std::int64_t>(ops) * (600 + 30 * cells);
   }
-  bool TooMuchWork() const { return work_ > kMostWork; }
+  // A legal client's catalog is a larger part of it.
+  bool TooMuchWork() const {
+    return work_ > (best_.setup.legal ? 2 : 1) * kMostWork;
+  }
 
   // If it is plainer than the best one, and was not tried yet.
   bool TryPlainer(const History& candidate) {

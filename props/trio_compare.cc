@@ -291,11 +291,13 @@ void Trio::CheckViews() {
     Tell(fmt::format("Get(layer {})", layer),
          subject.ok() ? "" : StatusName(subject.status().code()));
   }
-  Check(reference.ok() && subject.ok(), "subject: result", [&] {
+  const auto refused = [&] {
     return fmt::format("Get of layer {} is refused: reference {}, {} {}", layer,
                        reference.status().ToString(), subject_.name,
                        subject.status().ToString());
-  });
+  };
+  Check(reference.ok(), "reference: result", refused);
+  Check(subject.ok(), "subject: result", refused);
   Check(reference->first_cell == subject->first_cell, "subject: view cells",
         [&] {
           return fmt::format(

@@ -48,7 +48,10 @@ class Pools {
              "a backend cannot be driven from within another one"});
     }
     current_ = this;
-    name_ = nb::cast<std::string>(adapter_.attr("description").attr("name"));
+    const auto said = nb::cast<nb::tuple>(adapter_.attr("describe")());
+    name_ = nb::cast<std::string>(said[0]);
+    can_ = nb::cast<std::uint32_t>(said[1]);
+    window_ = nb::cast<std::int32_t>(said[2]);
     FillNeeded();
     FillOptional();
   }
@@ -85,6 +88,8 @@ class Pools {
   nb::object adapter_;
   kvtwin_pool_backend_v1 table_ = {};
   std::string name_;
+  std::uint32_t can_ = 0;
+  std::int32_t window_ = 0;
   std::string init_error_;
   bool made_one_ = false;
 };
@@ -95,6 +100,8 @@ void Pools::FillNeeded() {
   table_.size = sizeof(table_);
   table_.describe = [](kvtwin_pool_description_v1* out) {
     out->name = current_->name_.c_str();
+    out->can = current_->can_;
+    out->window = current_->window_;
     return static_cast<int>(KVTWIN_OK);
   };
   table_.init = [](const kvtwin_pool_params* params, void** pool) {
@@ -243,7 +250,6 @@ int Pools::Views(void* pool, std::int32_t sequence, std::int32_t layer,
       return static_cast<kvtwin_dtype>(
           *FromName<DType>(kDTypeNames, std::string_view(text)));
     };
-    std::int32_t start = 0;
     for (std::size_t i = 0; i < std::min(room, shown.size()); ++i) {
       const nb::tuple view(shown[i]);
       const auto length =
@@ -258,12 +264,11 @@ int Pools::Views(void* pool, std::int32_t sequence, std::int32_t layer,
                             .shape = {number("v_head_dim"), number("kv_heads"),
                                       length, 1},
                             .stride = {}},
-                  .start = start,
+                  .start = nb::cast<std::int32_t>(view[3]),
                   .length = length,
                   .block = nb::cast<std::int32_t>(view[2])};
       Point(view[0], views[i].key);
       Point(view[1], views[i].value);
-      start += length;
     }
   });
 }
@@ -307,7 +312,8 @@ class PoolDriver {
   const Pools& pools() const { return pools_; }
 
   props::PagedSubject Subject() const {
-    return {.run = props::BackendRun(backend_, props::Level::kEntitlement),
+    return {.name = backend_.name,
+            .run = props::BackendRun(backend_, props::Level::kEntitlement),
             .run_hastily = {},
             .shrink_seconds = 0};
   }

@@ -136,3 +136,150 @@ def test_descriptions(pool):
         kvtwin.fuzz(NoViews)
     with pytest.raises(ValueError, match="nothing can be known"):
         kvtwin.fuzz(pool, known=["x"])
+
+
+def with_rules(pool, **rules):
+    class Ruled(pool):
+        kvtwin = kvtwin.PoolDescription(name="ruled", **rules)
+
+    return Ruled
+
+
+def test_blocks_may_be_swapped_by_who_says_so(pool):
+    class Swaps(pool):
+        """Has whole blocks of the same tokens in a sequence only once."""
+
+        def __init__(self, setup):
+            super().__init__(setup)
+            self.known = {}  # Of each sequence: its tokens.
+
+        def open(self, prompt, salt, extra):
+            sequence = super().open(prompt, salt, extra)
+            self.known[sequence] = [(salt, *extra)]
+            return sequence
+
+        def fork(self, sequence, length):
+            made = super().fork(sequence, length)
+            self.known[made] = self.known[sequence][: 1 + length]
+            return made
+
+        def truncate(self, sequence, length):
+            super().truncate(sequence, length)
+            del self.known[sequence][1 + length :]
+
+        def commit(self, sequence, tokens):
+            super().commit(sequence, tokens)
+            self.known[sequence] += tokens
+            size, mine = self.setup.block_size, self.known[sequence]
+            for other, known in self.known.items():
+                if other == sequence or other not in self.tables:
+                    continue
+                common = 0
+                while known[: 2 + common] == mine[: 2 + common] and 1 + common < min(
+                    len(known), len(mine)
+                ):
+                    common += 1
+                for i in range(common // size):
+                    theirs, blocks = self.tables[other][0], self.tables[sequence][0]
+                    self.owners[blocks[i]] -= 1
+                    blocks[i] = theirs[i]
+                    self.owners[blocks[i]] += 1
+
+    # With either rule, rows of the same tokens are not the same.
+    found = kvtwin.fuzz(with_rules(Swaps, can={"recomputes_last"}), operations=8000)
+    assert not found and "views" in found.failure
+    result = kvtwin.fuzz(with_rules(Swaps, can={"deduplicates"}), operations=8000)
+    assert result, str(result)
+
+
+def test_rows_behind_the_window_may_be_gone_for_who_says_so(pool):
+    class Slides(pool):
+        """Shows what the next token sees of a window of two positions."""
+
+        def views(self, sequence, layer):
+            first, start = max(0, self.seq_len(sequence) - 2), 0
+            views = []
+            for key, value, block in super().views(sequence, layer):
+                skip = min(max(first - start, 0), len(key))
+                if skip < len(key):
+                    views.append((key[skip:], value[skip:], block, start + skip))
+                start += len(key)
+            return views
+
+    found = kvtwin.fuzz(with_rules(Slides), operations=5000)
+    assert not found and "views" in found.failure
+    assert not kvtwin.fuzz(with_rules(Slides, window=3), operations=5000)
+    for window in (0, 1, 2):
+        result = kvtwin.fuzz(with_rules(Slides, window=window), operations=5000)
+        assert result, str(result)
+
+
+def test_the_last_token_may_be_computed_again_by_who_says_so(pool):
+    class Finds(pool):
+        """Finds the prompt of the first sequence, down to its last token."""
+
+        def __init__(self, setup):
+            super().__init__(setup)
+            self.kept = None  # Key, tokens, blocks.
+            self.keys_of = {}
+            self.again = set()  # Sequences whose last token is to come.
+
+        def open(self, prompt, salt, extra):
+            if self.kept and self.kept[:2] == ((salt, *extra), prompt):
+                sequence = self._add(self.kept[2], len(prompt) - 1)
+                self.again.add(sequence)
+            else:
+                sequence = super().open(prompt, salt, extra)
+            self.keys_of[sequence] = (salt, *extra)
+            return sequence
+
+        def fork(self, sequence, length):
+            made = super().fork(sequence, length)
+            self.keys_of[made] = self.keys_of[sequence]
+            return made
+
+        def _keep(self, sequence, blocks, length):
+            super()._keep(sequence, blocks, length)
+            self.again.discard(sequence)
+
+        def commit(self, sequence, tokens):
+            begin = self.seq_len(sequence)
+            super().commit(sequence, tokens)
+            blocks, length, _ = self.tables[sequence]
+            if self.kept or begin or not length or length % self.setup.block_size:
+                return
+            self.kept = (self.keys_of[sequence], tokens, list(blocks))
+            for block in blocks:
+                self.owners[block] += 1  # They are kept for good.
+
+        def append(self, sequence, layer, key, value):
+            if sequence not in self.again:
+                return super().append(sequence, layer, key, value)
+            blocks = list(self.tables[sequence][0])
+            owners = list(self.owners)
+            for block in blocks:  # Written where it was found.
+                self.owners[block] = 1
+            try:
+                super().append(sequence, layer, key, value)
+            finally:
+                for block in blocks:
+                    self.owners[block] = owners[block]
+
+    found = kvtwin.fuzz(with_rules(Finds), operations=8000)
+    assert not found, str(found)
+    result = kvtwin.fuzz(with_rules(Finds, can={"recomputes_last"}), operations=8000)
+    assert result, str(result)
+
+
+def test_rules_that_are_none(pool):
+    with pytest.raises(ValueError, match="can: 'fly' is none of deduplicates"):
+        kvtwin.PoolDescription(name="x", can={"fly"})
+    with pytest.raises(ValueError, match="window is -1"):
+        kvtwin.PoolDescription(name="x", window=-1)
+
+    class Wrong(pool):
+        def views(self, sequence, layer):
+            return [(*view, 0, 0) for view in super().views(sequence, layer)]
+
+    failure = kvtwin.fuzz(Wrong, operations=500).failure
+    assert "block, start)" in failure

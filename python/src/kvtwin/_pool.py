@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvtwin import _arrays
-from kvtwin._setup import PoolDescription, PoolSetup
+from kvtwin._setup import POOL_ABILITIES, PoolDescription, PoolSetup
 from kvtwin._types import Array
 
 NEEDED = ("open", "seq_len", "append", "commit", "views", "free")
@@ -27,6 +27,14 @@ class PoolBackend:
                 raise TypeError(f"{cls.__name__} has no method {name}")
         self.has = {name for name in OPTIONAL if hasattr(cls, name)}
 
+    def describe(self) -> tuple[str, int, int]:
+        """name, can, window."""
+        said = self.description
+        can = sum(1 << POOL_ABILITIES.index(name) for name in said.can)
+        if said.window is not None:
+            can |= 1 << len(POOL_ABILITIES)
+        return said.name, can, said.window or 0
+
     def init(self, fields: dict[str, Any]) -> PoolInstance:
         return PoolInstance(self.cls, PoolSetup(**fields))
 
@@ -37,7 +45,7 @@ class PoolInstance:
     def __init__(self, cls: type, setup: PoolSetup) -> None:
         self.setup = setup
         self.pool: Any = cls(setup)
-        self.shown: list[tuple[Array, Array, int]] = []
+        self.shown: list[tuple[Array, Array, int, int]] = []
 
     def close(self) -> None:
         self.shown = []
@@ -60,17 +68,20 @@ class PoolInstance:
     def commit_unknown(self, sequence: int, count: int) -> None:
         self.pool.commit_unknown(sequence, count)
 
-    def views(self, sequence: int, layer: int) -> list[tuple[Array, Array, int]]:
-        """Key, value and block of each; the memory stays until the next ones."""
+    def views(self, sequence: int, layer: int) -> list[tuple[Array, Array, int, int]]:
+        """Key, value, block and first position of each; the memory stays until the
+        next ones."""
         setup = self.setup
         shown = []
+        start = 0
         for view in self.pool.views(sequence, layer):
             try:
-                found_key, found_value, *block = view
+                found_key, found_value, *more = view
+                block, at = more + [-1, start][len(more) :]
             except (TypeError, ValueError):
                 raise TypeError(
-                    "a view is (key, value) or (key, value, block), not "
-                    f"{type(view).__name__}"
+                    "a view is (key, value), (key, value, block) or (key, value, "
+                    f"block, start), not {type(view).__name__}"
                 ) from None
             key = _arrays.stored(found_key, "key", setup.dtype)
             value = _arrays.stored(found_value, "value", setup.v_dtype)
@@ -79,7 +90,8 @@ class PoolInstance:
             _arrays.due(key, "key", (tokens, setup.kv_heads, width))
             width = _arrays.width(setup.v_head_dim, setup.v_dtype)
             _arrays.due(value, "value", (tokens, setup.kv_heads, width))
-            shown.append((key, value, int(block[0]) if block else -1))
+            shown.append((key, value, int(block), int(at)))
+            start = int(at) + tokens
         self.shown = shown
         return shown
 

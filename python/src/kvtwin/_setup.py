@@ -47,6 +47,7 @@ ABILITIES = {
     "any_sequence": 10,
     "mix_dtypes": 11,
 }
+POOL_ABILITIES = ("deduplicates", "recomputes_last")
 CANNOT = ("window_0", "copy_to_itself", "undo_remove")
 PLACEMENTS = ("contiguous", "scatter")
 
@@ -139,9 +140,24 @@ class PoolSetup:
 class PoolDescription:
     """What a pool of blocks says of itself. It is held to entitlement: what a prompt
     finds, which blocks are taken and when the pool is full are its own affair. The
-    methods that it does not have are never called."""
+    methods that it does not have are never called.
+
+    Abilities: `deduplicates` (a `commit` may swap whole blocks of the sequence for
+    others of the same tokens under the same key), `recomputes_last` (`open` may find a
+    prompt of whole blocks but for its last token, which is appended next, in the block
+    where it was found).
+    """
 
     name: str
+    can: frozenset[str] | set[str] = frozenset()
+    #: Positions before its own that a token sees; what no later token sees may be
+    #: gone, and views begin behind it. None: all.
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        _known("can", self.can, POOL_ABILITIES)
+        if self.window is not None and not 0 <= self.window < 2**31:
+            raise ValueError(f"window is {self.window}, it must be from 0 to 2147483647")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
