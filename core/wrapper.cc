@@ -145,7 +145,7 @@ Result<CacheState> WrapperCache::SnapshotOf(int sequence) const {
 
 Status WrapperCache::AddSequence(int sequence, const CacheState& added) {
   Status status = active().CheckReady();
-  if (status.ok()) status = CheckState(added);
+  if (status.ok()) status = CheckAdded(sequence, added);
   if (!status.ok()) return status;
   if (added.caches.size() != caches_.size()) {
     return {StatusCode::kInvalidArgument,

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "props/forwarding_cache.h"
+#include "props/tampered_cache.h"
 
 namespace kvtwin::props {
 namespace {
@@ -219,6 +220,33 @@ TEST(Explorer, FindsARemoveThatKeepsAToken) {
   const RunResult run = RunHistory(result.failure->history, subject);
   ASSERT_TRUE(run.difference.has_value()) << ToText(result.failure->history);
   EXPECT_EQ(run.difference->step, result.failure->history.ops.size() - 1);
+}
+
+// Each part of an answer, and a cache that is right but for this one.
+TEST(Explorer, LooksAtEachPartOfAnAnswer) {
+  const auto changes = [](DenseTensor OwnedView::*tensor) {
+    Fault fault;
+    fault.view = [=](OwnedView& view) {
+      (view.*tensor).bytes.back() ^= std::byte{1};
+    };
+    return fault;
+  };
+  std::vector<Fault> faults = {Fault(), changes(&OwnedView::key),
+                               changes(&OwnedView::value),
+                               changes(&OwnedView::mask)};
+  faults.emplace_back().batch = [](std::vector<int>& cells) { ++cells[0]; };
+  faults.emplace_back().resume = [](bool yes) { return !yes; };
+  for (std::size_t i = 0; i < faults.size(); ++i) {
+    Subject subject;
+    subject.name = "faulty";
+    subject.make =
+        [&](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+      return std::unique_ptr<Cache>(std::make_unique<TamperedCache>(
+          *MakeCache(spec, "reference"), faults[i]));
+    };
+    const auto explorer = MakeExplorer(ExploreCases(kSmall)[0], subject);
+    EXPECT_EQ(Explored(*explorer, 2).differences > 0, i > 0) << i;
+  }
 }
 
 }  // namespace

@@ -81,6 +81,15 @@ TEST(FaultyRecordings, EachAnswerIsCompared) {
         "result is not_supported, due is ok"}});
 }
 
+// The cells of a pass that only reserves are those of the worst case.
+TEST(FaultyRecordings, CellsOfAReservingPassAreCompared) {
+  const std::string reserve =
+      Replaced(kStart, R"("result")", R"("reserve":true,"result")");
+  ExpectFound({kHeader, reserve},
+              {{2, "[0,1]}", "[0,2]}", "cells is [0, 2], due is [0, 1]"},
+               {2, R"("cells":[0,1])", R"("cells":[])", ""}});
+}
+
 // Two layers, and two sequences: no row of the second pass sees sequence 1, in
 // cell 0, and cell 3 is free.
 Recording Hidden() {

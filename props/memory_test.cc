@@ -154,6 +154,38 @@ TEST(Memory, IsGivenBackBySequencesThatEnd) {
   EXPECT_LE((live_bytes - before) / kCopies, 1024);
 }
 
+// Those of a cache with a window also have their cells in order.
+TEST(Memory, IsGivenBackByWindowedSequencesThatEnd) {
+  constexpr int kTokens = 1'000;
+  constexpr int kSequences = 30;
+  CacheSpec spec;
+  spec.kind = Kind::kSwa;
+  spec.window = kSequences * kTokens;
+  const std::unique_ptr<Cache> cache = *MakeCache(spec);
+  CacheConfig config;
+  config.mask_dtype = DType::kBits;
+  ASSERT_TRUE(cache->SetConfig(config).ok());
+  ASSERT_TRUE(
+      cache->Init(DType::kF16, 1, 2 * kSequences * kTokens, kTokens).ok());
+  std::vector<std::int32_t> positions(kTokens);
+  std::iota(positions.begin(), positions.end(), 0);
+  const auto fill_and_end = [&](int count) {
+    bool done = true;
+    for (int sequence = 0; sequence < count; ++sequence) {
+      const std::vector<int> sequences(kTokens, sequence);
+      done = done && cache->StartForward({positions, sequences}, false).ok();
+    }
+    for (int sequence = 0; sequence < count; ++sequence) {
+      done = done && cache->Remove(sequence, 0, kOpenEnd).ok();
+    }
+    return done;
+  };
+  ASSERT_TRUE(fill_and_end(1));
+  const std::int64_t before = live_bytes;
+  ASSERT_TRUE(fill_and_end(kSequences));
+  EXPECT_LE((live_bytes - before) / kSequences, 1024);
+}
+
 // Long runs -------------------------------------------------------------------
 
 // The most that is live in the first and in the last tenth of a run: a cache

@@ -105,7 +105,7 @@ class PagedTrio {
   void CompareSequence(int sequence);
   void CompareViews(int sequence, int layer, const Rows& rows);
   void ComparePacked(int sequence, int layer, const Rows& rows);
-  void CompareContiguous(int sequence, int layer, const Rows& rows);
+  void CompareContiguous(int sequence, int layer, const Rows& rows, int kv_len);
   void CheckTables(const std::vector<int>& sequences);
   void CompareAll();
 

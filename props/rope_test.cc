@@ -56,8 +56,9 @@ struct ExactTurn {
 // By how much a computation in double may differ: the exponent, the power, and
 // two products are rounded, each by 2^-53 of itself (the power by twice that,
 // as the C library's is within one unit of the last place); the exponent's
-// error e counts as e * ln(base). cos and sin change by no more than the angle,
-// and are rounded to double themselves, within one unit.
+// error e counts as e * ln(base). Pair 0 has the power 1, whose angle is exact
+// where the first product is. cos and sin change by no more than the angle, and
+// are rounded to double themselves, within one unit.
 ExactTurn Exactly(const Rope& rope, int dims, int p, std::int32_t offset) {
   const long double exponent = -2.0L * p / dims;
   const long double base = rope.base;
@@ -65,7 +66,9 @@ ExactTurn Exactly(const Rope& rope, int dims, int p, std::int32_t offset) {
                             static_cast<long double>(rope.scale) *
                             std::pow(base, exponent);
   const long double steps = 4 + std::fabs(exponent * std::log(base));
-  const long double error = std::fabs(angle) * steps * 0x1p-53L + 0x1p-52L;
+  const bool exact = p == 0 && static_cast<double>(angle) == angle;
+  const long double rounded = exact ? 0 : std::fabs(angle) * steps * 0x1p-53L;
+  const long double error = rounded + 0x1p-52L;
   return {Rounded(std::cos(angle), error), Rounded(std::sin(angle), error)};
 }
 

@@ -385,8 +385,13 @@ TEST_P(Sequences, AreInAllCachesOfAWrapperOrInNone) {
   EXPECT_TRUE(parked == SequenceOf(before, 0));
   CacheState half = parked;
   half.caches[1] = OfLayers({0}, 4);
+  for (CellEntry& entry : half.caches[1].cells) entry.sequence = 0;
   EXPECT_EQ(cache->AddSequence(1, half).code(), StatusCode::kCacheFull);
   EXPECT_FALSE(cache->AddSequence(1, parked.caches[0]).ok());
+  // Tokens of another sequence in the other cache.
+  half = parked;
+  for (CellEntry& entry : half.caches[1].cells) entry.sequence = 5;
+  EXPECT_EQ(cache->AddSequence(1, half).code(), StatusCode::kInvalidArgument);
   half = parked;
   half.position = 1;
   EXPECT_FALSE(cache->AddSequence(1, half).ok());
@@ -397,6 +402,9 @@ TEST_P(Sequences, AreInAllCachesOfAWrapperOrInNone) {
   EXPECT_EQ(cache->UnderlyingCache(), first);
   const int cells[] = {6, 6};
   EXPECT_TRUE(*cache->Snapshot() == *WithSequence(before, 1, parked, cells));
+  half = parked;
+  for (CellEntry& entry : half.caches[0].cells) entry.sequence = 5;
+  EXPECT_FALSE(WithSequence(before, 1, half, cells).ok());
 }
 
 // Layers that only one of them has are zeros for the other one's tokens.

@@ -352,6 +352,31 @@ TEST(Table, LooksForExtremesBeyondWordsOfOthers) {
   ASSERT_TRUE(optimized::SelectTarget(targets.front()));
 }
 
+// Kernels write whole vectors, and yet nothing past the end of the list.
+TEST(Table, ListsFreeCellsInTheirPlacesOnly) {
+  constexpr std::size_t kCells = 640;
+  constexpr std::size_t kPast = 64;
+  CellTable table(kCells, 1, 0);
+  for (std::size_t cell = 0; cell < kCells; ++cell) {
+    // One to seven free cells in a word.
+    if (cell % (9 + cell / kWordBits * 6) != 3) table.Add(0, cell, 1);
+  }
+  const std::vector<std::string> targets = optimized::SupportedTargets();
+  for (const std::string& target : targets) {
+    ASSERT_TRUE(optimized::SelectTarget(target));
+    for (std::size_t count = 1; count <= table.free_count(); ++count) {
+      std::vector<int> found(count + kPast, -1);
+      table.FindFree(count, found);
+      ASSERT_EQ(found.size(), count);
+      const int* past = found.data() + count;  // The vector has room for them.
+      ASSERT_TRUE(
+          std::all_of(past, past + kPast, [](int n) { return n == -1; }))
+          << target << ", " << count << " cells";
+    }
+  }
+  ASSERT_TRUE(optimized::SelectTarget(targets.front()));
+}
+
 std::size_t RunByScan(const BitTree& cells, std::size_t count) {
   std::size_t length = 0;
   for (std::size_t cell = 0; cell < cells.size(); ++cell) {

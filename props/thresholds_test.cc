@@ -242,6 +242,13 @@ TEST_P(OnEachPath, ChangesBetweenPasses) {
                     "batch=300 dims=1,1,1 | start 0*300 | put 0*1 | put 0*1@+{}"
                     " | put 0*1@-{}",
                     words, words));
+    // The words that sequence 0 leaves to 1, the one that a token of it comes
+    // to, and nothing else: the first of them counts as well.
+    const int tokens = (words - 1) * 64;
+    ExpectAgreement(
+        fmt::format("kvt1 seqs=2 cap=1200 batch=2200 dims=1,1,1 | start 0*{} | "
+                    "copy 0>1:{} | put 0*1 | drop 0:64- | put 0*1",
+                    tokens, tokens));
   }
 }
 

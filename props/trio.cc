@@ -438,6 +438,12 @@ bool MovesSequence(Cache& cache, const CacheState& due, int sequence) {
   return true;
 }
 
+// Takes the rows of one layer out of a state, or out of each of its caches.
+void LeaveOutALayer(CacheState& state) {
+  if (!state.layers.empty()) state.layers.erase(state.layers.begin());
+  for (CacheState& part : state.caches) LeaveOutALayer(part);
+}
+
 }  // namespace
 
 std::optional<CacheState> Trio::SameSnapshot() {
@@ -520,7 +526,9 @@ void Trio::Snapshot(int seq) {
 void Trio::Add(int seq, int dst) {
   Snapshot(seq);
   const CacheState before = *reference_->Snapshot();
-  const CacheState added = SequenceOf(before, seq);
+  CacheState added = SequenceOf(before, seq);
+  // Rows of a layer that it does not have are zeros.
+  if (serial_ % 3 == 0) LeaveOutALayer(added);
   std::vector<int> cells;
   for (const auto& part : ledger_.parts()) {
     cells.push_back(static_cast<int>(part.cells()));

@@ -16,6 +16,8 @@
 #include "core/mask_elements.h"
 #include "props/arbitrary.h"
 #include "props/forwarding_cache.h"
+#include "props/laws/alike.h"
+#include "props/tampered_cache.h"
 #include "reference/attention.h"
 
 namespace kvtwin::props {
@@ -436,6 +438,36 @@ void Breaks(const std::vector<std::string_view>& laws) {
     EXPECT_LE(run.failure->shrunk.ops.size(), 4U)
         << name << ": " << ToText(run.failure->shrunk);
     EXPECT_FALSE(run.failure->wrong.empty());
+  }
+}
+
+// Each cache of a wrapper in its turn lacks a token that no row sees.
+TEST(Laws, CompareTheTokensOfEachCacheOfAWrapper) {
+  const Script script = Resolve(*ParseHistory(
+      "kvt1 kind=wrapper caches=swa:w2/causal layers=2 | put 1*1 | put 0*2"));
+  for (const int type : {-1, 0, 1}) {
+    Fault fault;
+    fault.type = type;
+    if (type >= 0) {
+      fault.cells = [](std::vector<CellEntry>& cells) {
+        std::erase_if(cells, [](const auto& one) { return one.sequence == 1; });
+      };
+    }
+    Subject faulty;
+    faulty.name = "faulty";
+    faulty.make = [=](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+      auto cache = MakeCache(spec, "reference");
+      return std::unique_ptr<Cache>(
+          std::make_unique<TamperedCache>(std::move(*cache), fault));
+    };
+    auto left = Session::Open(script.setup, TwinSubject("reference"));
+    auto right = Session::Open(script.setup, faulty);
+    ASSERT_TRUE(left && right);
+    for (const Call& call : script.calls) {
+      ASSERT_TRUE(left->Do(call) == right->Do(call));
+    }
+    EXPECT_EQ(Compare(*left, *right, Alike::kTokens, 0).has_value(), type >= 0)
+        << type;
   }
 }
 

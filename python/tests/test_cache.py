@@ -81,8 +81,9 @@ def test_rows_come_back_in_raw_types():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_raw_rows_go_in_as_they_came_out(dtype):
-    cache = filled(dtype=dtype)
+@pytest.mark.parametrize("v_dtype", DTYPES)
+def test_raw_rows_go_in_as_they_came_out(dtype, v_dtype):
+    cache = filled(dtype=dtype, v_dtype=v_dtype)
     view = cache.get(0)
     key, value = view.key.numpy().copy(), view.value.numpy().copy()
     cache.start_forward([3, 4, 5], [0, 0, 0])
