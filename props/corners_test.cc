@@ -562,14 +562,20 @@ TEST(Corners, SetsOfCells) {
 
 TEST(Corners, MapsOfIds) {
   std::array<int, 100> values = {};
-  optimized::IdMap<int> map;
-  for (int id = 0; id < 100; ++id) {
-    map.Insert(id * 7919, &values[static_cast<std::size_t>(id)]);
-  }
-  for (int id = 0; id < 100; id += 2) map.Erase(id * 7919);
-  for (int id = 0; id < 100; ++id) {
-    EXPECT_EQ(map.Find(id * 7919),
-              id % 2 == 0 ? nullptr : &values[static_cast<std::size_t>(id)]);
+  // Each grows at other ids, that lie at other places.
+  for (int step = 1; step < 8000; step += 61) {
+    optimized::IdMap<int> map;
+    for (int id = 0; id < 100; ++id) {
+      map.Insert(id * step, &values[static_cast<std::size_t>(id)]);
+    }
+    for (int id = 0; id < 100; id += 2) {
+      EXPECT_EQ(map.Find(id * step), &values[static_cast<std::size_t>(id)]);
+      map.Erase(id * step);
+    }
+    for (int id = 0; id < 100; ++id) {
+      EXPECT_EQ(map.Find(id * step),
+                id % 2 == 0 ? nullptr : &values[static_cast<std::size_t>(id)]);
+    }
   }
 }
 

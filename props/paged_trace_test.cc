@@ -266,7 +266,16 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
     EXPECT_NE(judgement.reason.find("the pool would now need"),
               std::string::npos)
         << judgement.reason;
-    EXPECT_LT(judgement.line, 20);
+    // A token takes 80 bytes at least.
+    EXPECT_LT(judgement.line, 4 + kTraceTokenBytesMax / (80 * kLong));
+  }
+  // A block of two tokens of three floats takes 128 bytes besides.
+  for (const int more : {0, 1}) {
+    const int blocks = static_cast<int>(kTraceCacheBytesMax / (128 + 24));
+    std::istringstream first(
+        Replaced(kPoolLines[0], R"("blocks":4)",
+                 fmt::format(R"("blocks":{})", blocks + more)));
+    EXPECT_EQ(TraceReader(first).ReadHeader(), more == 0);
   }
   // Sequences of many layers that hold nothing.
   std::vector<std::string> opens = {

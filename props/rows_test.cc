@@ -183,10 +183,12 @@ TEST_P(Rows, TilesOfVAreWhereTheyAreSaidToBe) {
     std::vector<int> sequences(positions.size(), 0);
     std::fill(sequences.begin() + 70, sequences.end(), 1);
     ASSERT_EQ(cache.Start(positions, sequences), StatusCode::kOk);
-    // Exact in f8: 0 to 15, a number for each of cell, element and head.
-    std::vector<float> numbers(5 * 3 * positions.size());
+    // Exact in f8: 0 to 15, a number for each of cell, element and head, and
+    // others in each tile.
+    constexpr std::size_t kRow = 5 * 3;
+    std::vector<float> numbers(kRow * positions.size());
     for (std::size_t i = 0; i < numbers.size(); ++i) {
-      numbers[i] = static_cast<float>(i * 7 % 16);
+      numbers[i] = static_cast<float>((i * 7 + i / (kRow * 32) * 5) % 16);
     }
     const TensorView rows =
         DenseView(numbers.data(), DType::kF32, {5, 3, kCells, 1});

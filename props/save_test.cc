@@ -229,11 +229,10 @@ TEST_F(Save, SavesWhatCanBeReadBackOnly) {
   }
   constexpr std::size_t kMost = std::size_t{16} << 20;  // Bytes of a header.
   state = SomeState(1, 1);
-  const std::string model(kMost - 1024, 'm');
-  EXPECT_TRUE(SaveState(state, Path(), model).ok());
-  EXPECT_TRUE(LoadState(Path(), model).ok());
-  EXPECT_EQ(SaveState(state, Path(), std::string(kMost, 'm')).code(),
-            StatusCode::kInvalidArgument);
+  std::uint64_t length = 0;
+  std::memcpy(&length, StateToBytes(state).data(), sizeof(length));
+  EXPECT_TRUE(saved(state, std::string(kMost - length, 'm')));
+  EXPECT_FALSE(saved(state, std::string(kMost - length + 8, 'm')));
 }
 
 // A sequence of one cache goes on in another one, fragmented, beside others,

@@ -11,11 +11,13 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/mask_elements.h"
 #include "kvtwin/save.h"
 #include "optimized/aligned_buffer.h"
+#include "optimized/bit_tree.h"
 #include "optimized/fast_paths.h"
 #include "optimized/mask.h"
 #include "props/fuzz.h"
@@ -62,6 +64,14 @@ TEST(Thresholds, OwnersOfAToken) {
         "drop 0:0-",
         n - 1, n / 2));
   }
+  // Owners that come after many others have a token, and must not shift it.
+  for (const int n : {63, 64, 65, 128}) {
+    ExpectAgreement(fmt::format(
+        "kvt1 cap=1 seqs={2} shift=add | put 0-{0}*1 | put {1}*2 | "
+        "copy {1}>{2}-{3}:2 | drop {1}:0- | drop {2}:0-1 | drop {3}:0- | "
+        "drop {2}:0-1",
+        n - 1, n, n + 1, n + 3));
+  }
 }
 
 TEST(Thresholds, SequencesWithTokensOfTheirOwn) {
@@ -92,11 +102,21 @@ TEST(Thresholds, TokensOfASegment) {
     ReferenceAfter(history)->ListCells(cells);
     EXPECT_EQ(std::ssize(cells), std::min(n + 1050, 1097));
   }
+  for (const auto& [most, more] : {std::pair("put 0*1048576", "put 0*1048577"),
+                                   {"put 0*free-1048576", "put 0*free-1048577"},
+                                   {"put 0*free+1048576", "put 0*free+1048577"},
+                                   {"put 0-4095*1", "put 0-4096*1"},
+                                   {"copy 0>1-4096:1", "copy 0>1-4097:1"}}) {
+    const std::string setup = "kvt1 cells=8 | ";
+    EXPECT_TRUE(ParseHistory(setup + most).ok()) << most;
+    EXPECT_FALSE(ParseHistory(setup + more).ok()) << more;
+  }
 }
 
 // Masks ----------------------------------------------------------------------
 
-// Two sequences take turns, three cells and one.
+// Two sequences take turns, three cells and one. What the rows show ends at
+// cells that are far apart.
 void ExpectMasksOf(std::size_t columns, std::size_t rows) {
   constexpr std::size_t kFirst = 100;
   const std::size_t cells = kFirst + columns;
@@ -108,7 +128,9 @@ void ExpectMasksOf(std::size_t columns, std::size_t rows) {
   const auto last = static_cast<std::int32_t>(cells) - 1;
   for (std::size_t i = 0; i + 1 < rows; ++i) {
     const auto less = static_cast<std::int32_t>(i);
-    rules.push_back({table.Find(i % 3 == 2), {150 + less * 7, last - less}});
+    const std::int32_t low = 150 + less * 7;
+    rules.push_back({table.Find(i % 3 == 2),
+                     {low, std::max(low, last - less * 1031 % last)}});
   }
   for (const DType dtype :
        {DType::kF32, DType::kF16, DType::kBF16, DType::kBits}) {
@@ -218,6 +240,26 @@ void ExpectSameIn(int cells, Placement placement) {
   ASSERT_NO_FATAL_FAILURE(pass({3, 0}));
 }
 
+// A level more at 64, 4,096 and 262,144 cells, and a lone cell in it.
+TEST(Thresholds, LevelsOfASetOfCells) {
+  for (const std::size_t n : {64U, 4096U, 262144U, 16777216U}) {
+    optimized::BitTree set(n + 1);
+    for (const std::size_t cell : {n, n - 1, std::size_t{0}}) {
+      set.Set(cell);
+      EXPECT_EQ(set.First(), cell);
+      EXPECT_EQ(set.Last(), cell);
+      EXPECT_EQ(set.Next(cell), cell);
+      EXPECT_EQ(set.Next(cell + 1), optimized::kNone);
+      EXPECT_EQ(set.NextWord(0), cell / 64);
+      EXPECT_EQ(set.empty(), false);
+      set.Clear(cell);
+      EXPECT_EQ(set.First(), optimized::kNone);
+      EXPECT_EQ(set.Last(), optimized::kNone);
+      EXPECT_EQ(set.empty(), true);
+    }
+  }
+}
+
 TEST(Thresholds, CellsOfACache) {
   for (const int cells : {2047, 2048, 2049, 4095, 4096, 4097, 65535, 65536,
                           65537, 131072 + 1, 262144 + 1}) {
@@ -249,6 +291,19 @@ TEST_P(OnEachPath, ChangesBetweenPasses) {
         fmt::format("kvt1 seqs=2 cap=1200 batch=2200 dims=1,1,1 | start 0*{} | "
                     "copy 0>1:{} | put 0*1 | drop 0:64- | put 0*1",
                     tokens, tokens));
+    // As many words lose all their cells, of one sequence, and one gets a
+    // cell; and as many cells leave a window. Another sequence has cells on
+    // both sides, so that the view still has these.
+    ExpectAgreement(
+        fmt::format("kvt1 shift=add seqs=1 cap=2600 batch=2400 dims=1,1,1 | "
+                    "start 0*2300 | copy 0>1:2300 | put 0*1 1*1 | drop 0:{}- | "
+                    "put 0*1 1*1",
+                    64 * (36 - words + 1)));
+    ExpectAgreement(
+        fmt::format("kvt1 kind=swa_mem window=200 memory=900 seqs=2 cap=1000 "
+                    "batch=300 dims=1,1,1 | start 1*300 | start 0*300 | "
+                    "put 0*1 1*1 | put 0*1@+{0} 1*1 | put 0*1@-{0} 1*1",
+                    words));
   }
 }
 
@@ -264,7 +319,7 @@ TEST_P(OnEachPath, ElementsOfARow) {
         ExpectAgreement(
             fmt::format("kvt1 seqs=1 cap=40 batch=40 dims={0},1,{0} {1} | "
                         "put 0*3 1*2 0*1 2*33 | drop 1:0- | drop 0:0-1 | "
-                        "put 3*3",
+                        "put 3*3 | put 2*1",
                         width, how));
       }
     }

@@ -363,6 +363,8 @@ TEST(Trace, RefusesWhatWouldTakeTooMuchOfOtherCaches) {
   const Judgement judgement = JudgeText(Lines(lines));
   EXPECT_EQ(VerdictName(judgement.verdict), "bad_input");
   EXPECT_GT(judgement.line, 50);
+  // An owner of a token takes 40 bytes at least.
+  EXPECT_LT(judgement.line, kTraceTokenBytesMax / (20000 * 40));
 }
 
 // A recording's masks are texts, whatever their dtype is: the shape of bits is
@@ -500,6 +502,13 @@ TEST(Trace, ALineThatIsTooLongEndsOneRecordingOnly) {
   std::istream in(&lines);
   EXPECT_EQ(JudgeSeveral(in),
             (Verdicts{{Verdict::kBadInput, 2}, {Verdict::kAccept, 0}}));
+  // Beyond twice as much, no line end is looked for.
+  LongLine longer(Lines({kHeader}), 2 * kTraceLineBytesMax + (1 << 20),
+                  "\n" + Lines({kHeader}));
+  std::istream more(&longer);
+  TraceReader stops(more, /*several=*/true);
+  EXPECT_EQ(VerdictName(Judge(stops, {}).verdict), "bad_input");
+  EXPECT_FALSE(stops.SkipToHeader());
 }
 
 TEST(Trace, AHeaderThatIsTooLongIsARecordingOfItsOwn) {
@@ -525,6 +534,23 @@ TEST(Trace, RefusesANul) {
     ExpectBadInput(text, 2 + (text.ends_with(nul + "\n") ? 1 : 0),
                    "not JSON: a NUL at column");
   }
+}
+
+// Two of them, each alone.
+TEST(Trace, TakesAsManyValuesAndAsDeepAsItSays) {
+  const auto problem = [](const std::string& list) {
+    JsonValue object;
+    return ParseJsonLine(R"({"op":)" + list + "}", object);
+  };
+  // Within the object itself.
+  for (std::size_t lists : {kJsonDepthMax - 1, kJsonDepthMax}) {
+    EXPECT_EQ(problem(std::string(lists, '[') + std::string(lists, ']')),
+              lists < kJsonDepthMax ? "" : "nested more than 16 deep");
+  }
+  std::string objects = "[{}";
+  for (int values = 3; values < kJsonValuesMax; ++values) objects += ",{}";
+  EXPECT_EQ(problem(objects + "]"), "");
+  EXPECT_EQ(problem(objects + ",{}]"), "more than 4096 values");
 }
 
 TEST(Trace, GivesUpOnAListThatIsTooLong) {
