@@ -6,22 +6,10 @@
 #include <functional>
 #include <optional>
 
-#include "props/abilities.h"
+#include "props/bounds.h"
 #include "props/history.h"
 
 namespace kvtwin::props {
-
-// What histories may have: what a backend can be asked for, if it is given, and
-// of one kind of cache only, if that is.
-struct Bounds {
-  std::optional<Abilities> abilities = {};
-  std::optional<Kind> kind = {};
-
-  bool Allow(const Setup& setup) const;
-  // Of a client that is legal or not: what it would leave out, or do as if
-  // something else had been said, is not allowed.
-  bool Allow(const Op& op, bool legal) const;
-};
 
 // The plainest history of a catalog that `fails`, if there is one that is
 // plainer than `model`. The catalog has all short histories of plain arguments
