@@ -486,8 +486,7 @@ class Shrinker {
 
   // About how long a run of so many operations took. Of a history of a thousand
   // in a cache of hundreds of cells, shrinking takes long before anything is
-  // looked up, which is more of legal clients. Time would depend on the
-  // machine.
+  // looked up; of legal clients more is. Time would depend on the machine.
   void CountWork(const History& history, std::size_t ops) {
     if (TooMuchWork()) return;
     const InitArgs& init = history.setup.init;
