@@ -6,22 +6,10 @@
 #include <functional>
 #include <optional>
 
-#include "props/abilities.h"
+#include "props/bounds.h"
 #include "props/history.h"
 
 namespace kvtwin::props {
-
-// Limits the histories to what a backend can be asked for, if there is a
-// backend, and to one kind of cache, if a kind is chosen.
-struct Bounds {
-  std::optional<Abilities> abilities = {};
-  std::optional<Kind> kind = {};
-
-  bool Allow(const Setup& setup) const;
-  // Whether a client, legal or not, would make this call as it stands: neither
-  // leave it out nor replace it.
-  bool Allow(const Op& op, bool legal) const;
-};
 
 // The plainest history of a catalog that `fails`, if there is one that is
 // plainer than `model`. The catalog has all short histories of plain arguments

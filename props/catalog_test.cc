@@ -117,6 +117,17 @@ TEST(Rebuild, KeepsTheOrderOfPositions) {
             "kvt1 cells=8 | put 0*3r 1*2= 0*1@+4 2*1 | get");
 }
 
+TEST(Rebuild, PutsAllTokensAtOnce) {
+  const auto at_once = [](const std::string& line) {
+    const auto made = PutAtOnce(*ParseHistory(line));
+    return made ? ToText(*made) : "";
+  };
+  EXPECT_EQ(at_once("kvt1 cap=5 legal=1 | put 0*4 1*1 | get | put 1*4"),
+            "kvt1 cells=9 legal=1 | put 0*9");
+  EXPECT_EQ(at_once("kvt1 cap=5 | get | copy 0>1:2"), "");
+  EXPECT_EQ(at_once("kvt1 cap=5 | put 0*4000 | put 0*free"), "");
+}
+
 // Of a thousand operations in a cache of hundreds of cells, leaving out what is
 // not needed takes all the time that there is.
 TEST(Shrink, LooksLittleUpAfterMuchWork) {

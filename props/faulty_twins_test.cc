@@ -249,6 +249,8 @@ TEST(FaultyTwins, EveryResultIsCompared) {
                      Refuses("SetLayerType"), "subject: result",
                      "SetLayerType(1) is refused", who});
   }
+  cases.push_back({"Get of both", "| put 0*1", Refuses("Get"),
+                   "reference: result", "is refused", Who::kBoth});
   // Not supported is an answer that Snapshot may give.
   cases.push_back({"Snapshot", "| put 0*2 | reload",
                    Refuses("Snapshot", StatusCode::kCacheFull),

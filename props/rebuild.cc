@@ -176,4 +176,18 @@ std::optional<History> Rebuilt(const History& history, std::size_t kept) {
   return rebuilt;
 }
 
+std::optional<History> PutAtOnce(const History& history) {
+  constexpr std::int64_t kMost = 4096;
+  std::int64_t tokens = 0;
+  for (const Op& op : history.ops) {
+    for (const Segment& segment : op.segments) tokens += segment.count;
+  }
+  if (tokens < 1 || tokens > kMost) return std::nullopt;
+  Op put;
+  put.segments.emplace_back().count = static_cast<int>(tokens);
+  History rebuilt{.setup = history.setup, .ops = {put}};
+  SetCells(static_cast<int>(tokens), rebuilt.setup);
+  return rebuilt;
+}
+
 }  // namespace kvtwin::props

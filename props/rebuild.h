@@ -15,6 +15,10 @@ namespace kvtwin::props {
 // What no cell shows is lost. Nothing: there is no such history.
 std::optional<History> Rebuilt(const History& history, std::size_t kept);
 
+// As many tokens as all batches have, of one sequence in one batch. Nothing:
+// there are none, or thousands.
+std::optional<History> PutAtOnce(const History& history);
+
 }  // namespace kvtwin::props
 
 #endif  // KVTWIN_PROPS_REBUILD_H_

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <map>
 #include <set>
@@ -487,7 +486,7 @@ class Shrinker {
 
   // About how long a run of so many operations took. Of a history of a thousand
   // in a cache of hundreds of cells, shrinking takes long before anything is
-  // looked up; time itself would make the line depend on the machine.
+  // looked up; of legal clients more is. Time would depend on the machine.
   void CountWork(const History& history, std::size_t ops) {
     if (TooMuchWork()) return;
     const InitArgs& init = history.setup.init;
@@ -496,7 +495,6 @@ class Shrinker {
                  std::int64_t{1} << 20);
     work_ += start_work_ + static_cast<std::int64_t>(ops) * (600 + 30 * cells);
   }
-  // A legal client's catalog is a larger part of it.
   bool TooMuchWork() const {
     return work_ > (best_.setup.legal ? 2 : 1) * kMostWork;
   }
@@ -618,7 +616,8 @@ class Shrinker {
       const std::optional<History> rebuilt = Rebuilt(best_, kept);
       if (rebuilt && TryPlainer(*rebuilt)) return true;
     }
-    return false;
+    const std::optional<History> one = PutAtOnce(best_);
+    return one && TryPlainer(*one);
   }
 
   // What no step leads to may still be known.
