@@ -379,8 +379,7 @@ void PagedTrio::CompareContiguous(int sequence, int layer, const Rows& rows,
   Expect(reference.has_value() == optimized.has_value(),
          "ContiguousKV differs");
   if (!wrong_.empty()) return;
-  const auto views =
-      Need(reference_->Views(sequence, layer), "Views of the reference");
+  const auto views = Need(optimized_->Views(sequence, layer), "Views");
   bool in_order = true;
   for (std::size_t i = 1; i < views.size() && views[i].start < kv_len; ++i) {
     in_order = in_order && spec_.layout == PagedLayout::kTokenMajor &&
