@@ -27,6 +27,11 @@ TEST(CheckReport, CountsWhatWasJudged) {
       JudgeText(Lines({kHeader, kStart, kPut, kGet, kRemove})).judged;
   EXPECT_EQ(JudgedText(cache), "4 lines: 1 get of 2 rows");
   EXPECT_EQ(cache.answers, 3);
+  const std::vector<std::string> refused = {
+      kHeader, kStart, kPut, R"({"op":"copy_prefix","src":0,"dst":1,"len":2})",
+      R"({"op":"remove","seq":0,"begin":0,"end":1,"result":"shared_cells"})"};
+  EXPECT_EQ(JudgedText(JudgeText(Lines(refused)).judged),
+            "4 lines: 0 gets of 0 rows, 1 refusal");
   std::vector<std::string> lines = kPoolLines;
   const Judged pool = JudgeText(Lines(lines)).judged;
   EXPECT_EQ(JudgedText(pool), "15 lines: 1 get of 4 rows");
@@ -65,6 +70,12 @@ TEST(CheckReport, SaysThatNothingWasJudged) {
                     R"({"op":"remove","seq":0,"begin":1,"end":2147483647,)"
                     R"("result":"ok"})",
                     kGet}),
+            "nothing was judged");
+  // A yes is a promise, a no is not.
+  const std::string resumes =
+      R"({"op":"can_resume","seq":0,"pos":1,"result":true})";
+  EXPECT_EQ(reason({other, kStart, resumes}), "");
+  EXPECT_EQ(reason({other, kStart, Replaced(resumes, "true", "false")}),
             "nothing was judged");
   EXPECT_EQ(reason({kPoolLines[0]}), "nothing was judged");
   const std::string pool = Replaced(kPoolLines[0], "lowest", "other");

@@ -12,7 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "core/dense_tensor.h"
 #include "core/profiles.h"
+#include "props/entitlement.h"
 #include "props/fuzz.h"
 #include "props/generate.h"
 #include "props/shrink.h"
@@ -173,6 +175,54 @@ TEST(OtherCaches, AYesOfCanResumeIsAPromise) {
     EXPECT_EQ(MayMiss(ledger, {4}), asked ? std::set<std::int64_t>()
                                           : std::set<std::int64_t>({2, 3}));
   }
+}
+
+// What one row sees: columns with these rows, in a layer.
+std::string WrongIn(const reference::Ledger& ledger, int layer,
+                    const std::vector<float>& rows) {
+  const auto columns = std::ssize(rows);
+  const TensorView row =
+      DenseView(rows.data(), DType::kF32, {1, 1, columns, 1});
+  const DenseTensor mask = FilledTensor(DType::kF32, {columns, 1, 1, 1}, 0);
+  const auto wrong =
+      FindWrongRow(ledger, layer, {row, row, mask.view(), 0}, VLayout::kPlain);
+  return wrong ? wrong->text : "";
+}
+
+// Positions 2 and 3 may be gone, 4 must be there, and has the row of 2. In
+// layer 1 nothing was ever put.
+TEST(OtherCaches, EqualRowsAreOfTheTokensThatMustBeThere) {
+  CacheSpec spec;
+  spec.kind = Kind::kSwa;
+  spec.window = 3;
+  reference::Ledger ledger(spec, FindProfile("llama.cpp")->rules);
+  ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 16, 8}).ok());
+  const auto pass = [&](const std::vector<std::int32_t>& positions,
+                        const std::vector<float>& numbers) {
+    const std::vector<int> sequences(positions.size(), 0);
+    EXPECT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
+    const TensorView rows =
+        DenseView(numbers.data(), DType::kF32, {1, 1, std::ssize(numbers), 1});
+    ledger.active().Put(0, rows, rows);
+  };
+  pass({0, 1, 2, 3, 4, 5}, {10, 11, 7, 8, 14, 15});
+  pass({6}, {16});
+  ASSERT_TRUE(ledger.Remove(0, 4, kOpenEnd).ok());
+  pass({4}, {7});
+  for (const std::vector<float>& right :
+       {std::vector<float>{7}, {7, 7}, {8, 7}, {7, 8}, {8, 7, 7}}) {
+    EXPECT_EQ(WrongIn(ledger, 0, right), "");
+  }
+  for (const std::vector<float>& wrong :
+       {std::vector<float>{8}, {8, 8, 7}, {7, 7, 7}, {9, 7}}) {
+    EXPECT_NE(WrongIn(ledger, 0, wrong), "");
+  }
+  // Any row may be of one of them.
+  for (const std::vector<float>& right :
+       {std::vector<float>{1}, {1, 2}, {1, 2, 3}}) {
+    EXPECT_EQ(WrongIn(ledger, 1, right), "");
+  }
+  EXPECT_NE(WrongIn(ledger, 1, {1, 2, 3, 4}), "");
 }
 
 // The shortest histories of legal clients, from many seeds.

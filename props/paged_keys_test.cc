@@ -51,6 +51,31 @@ std::vector<PrefixKey> ManyKeys() {
     keys.push_back({salt, {}});
     keys.push_back({"", {salt}});
   }
+  // Line ends between parts; lengths that look like text, and numbers of one
+  // and of two bytes that do not hold them.
+  for (const char* joined : {"a\nb", "a\r\nb", "a\tb"}) {
+    keys.push_back({joined, {}});
+  }
+  keys.push_back({"a", {"b"}});
+  keys.push_back({"9yyyyyyyyy0", {}});
+  keys.push_back({"1", {"yyyyyyyyy", ""}});
+  for (const std::size_t size : {std::size_t{255}, std::size_t{65534}}) {
+    const std::string long_part(size, 'b');
+    const char low = static_cast<char>(size % 256);
+    const char high = static_cast<char>(size / 256);
+    std::string bytes = {low};
+    if (size > 255) bytes += high;
+    keys.push_back({"a", {long_part}});
+    keys.push_back({"a" + bytes + long_part, {}});
+    keys.push_back({"a" + std::string{high, low} + long_part, {}});
+  }
+  // Only the last byte of a long part is another one.
+  for (const std::size_t size : {63, 64, 255, 256, 4096, 70000}) {
+    for (const char* last : {"c", "d"}) {
+      keys.push_back({std::string(size, 'c') + last, {}});
+      keys.push_back({"", {std::string(size, 'c') + last}});
+    }
+  }
   keys.push_back({"a", {nul, "b"}});
   keys.push_back({"a" + nul, {"b"}});
   return keys;
@@ -88,9 +113,10 @@ TEST_P(PagedKeys, LieBeforeTheirTokens) {
 
 TEST_P(PagedKeys, TokensAreWhatTheyAre) {
   const std::vector<List> lists = {
-      {1, 11, 1, 11}, {11, 1, 11, 1}, {1, 1, 11, 11},   {111, 1, 1, 1},
-      {0, 0, 0, 0},   {256, 0, 0, 0}, {65536, 0, 0, 0}, {0, 65536, 0, 0},
-      {0, 0, 256, 0}, {0, 1, 0, 1},   {1, 0, 1, 0},     {0x7FFFFFFF, 0, 0, 0}};
+      {1, 11, 1, 11}, {11, 1, 11, 1},       {1, 1, 11, 11},   {111, 1, 1, 1},
+      {0, 0, 0, 0},   {256, 0, 0, 0},       {65536, 0, 0, 0}, {0, 65536, 0, 0},
+      {0, 31, 0, 0},  {1, 0, 0, 0},         {0, 0, 256, 0},   {0, 1, 0, 1},
+      {1, 0, 1, 0},   {0x7FFFFFFF, 0, 0, 0}};
   for (const List& own : lists) {
     const auto pool = PoolWith({}, own, GetParam());
     for (const List& other : lists) {

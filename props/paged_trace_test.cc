@@ -266,8 +266,8 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
     EXPECT_NE(judgement.reason.find("the pool would now need"),
               std::string::npos)
         << judgement.reason;
-    // A token takes 80 bytes at least.
-    EXPECT_LT(judgement.line, 4 + kTraceTokenBytesMax / (80 * kLong));
+    // A token and its row take 160 bytes at least.
+    EXPECT_LT(judgement.line, 4 + kTraceTokenBytesMax / (160 * kLong));
   }
   // A block of two tokens of three floats takes 128 bytes besides.
   for (const int more : {0, 1}) {

@@ -50,6 +50,7 @@ Tried Try(const PoolRules& rules, Fault fault, int histories,
 }
 
 constexpr int kHistories = 1000;
+constexpr const char* kOtherRow = " has the row of sequence ";
 const PoolRules kDeduplicates = {.deduplicates = true};
 const PoolRules kRecomputes = {.recomputes_last = true};
 PoolRules Window(int positions) { return {.window = positions}; }
@@ -302,29 +303,31 @@ TEST(PoolRules, AcceptsRightPoolsOfOtherHands) {
 }
 
 TEST(PoolRules, FindsFaultsOfPoolsThatDeduplicate) {
-  ExpectFound(kDeduplicates, Fault::kSwapsAcrossKeys, "");
-  ExpectFound(kDeduplicates, Fault::kSwapsByBlock, "");
-  ExpectFound(kDeduplicates, Fault::kSwapForgetsOwner, "");
-  ExpectFound(kDeduplicates, Fault::kWritesInShared, "");
+  ExpectFound(kDeduplicates, Fault::kSwapsAcrossKeys,
+              "these tokens were committed under another key");
+  ExpectFound(kDeduplicates, Fault::kSwapsByBlock, kOtherRow);
+  ExpectFound(kDeduplicates, Fault::kSwapForgetsOwner, "usage: used is");
+  ExpectFound(kDeduplicates, Fault::kWritesInShared, kOtherRow);
 }
 
 TEST(PoolRules, FindsFaultsOfPoolsThatRecompute) {
-  ExpectFound(kRecomputes, Fault::kWritesInShared, "");
-  ExpectFound(kRecomputes, Fault::kRecomputesAtStart, "");
-  ExpectFound(kRecomputes, Fault::kFindsOneMore, "");
+  ExpectFound(kRecomputes, Fault::kWritesInShared, kOtherRow);
+  ExpectFound(kRecomputes, Fault::kRecomputesAtStart, kOtherRow);
+  ExpectFound(kRecomputes, Fault::kFindsOneMore,
+              "a prefix is found in whole blocks");
 }
 
 TEST(PoolRules, FindsFaultsOfPoolsWithAWindow) {
   ExpectFound(Window(3), Fault::kFreesEarly, "a window of 3 positions needs");
-  ExpectFound(Window(3), Fault::kShowsFreed, "");
-  ExpectFound(Window(3), Fault::kStartsLate, "");
-  ExpectFound(Window(3), Fault::kWritesInShared, "");
+  ExpectFound(Window(3), Fault::kShowsFreed,
+              "has a row that was never appended");
+  ExpectFound(Window(3), Fault::kStartsLate, "views: the rows end at position");
+  ExpectFound(Window(3), Fault::kWritesInShared, kOtherRow);
 }
 
 // Without a word, a pool is held to the rules of ours.
 TEST(PoolRules, StaysStrictWithoutThem) {
-  // By the prefix that was found, or by what was written over it.
-  ExpectFound(kRecomputes, Fault::kNone, "", PoolRules());
+  ExpectFound(kRecomputes, Fault::kNone, "views: block ", PoolRules());
   ExpectFound(Window(3), Fault::kNone, "a pool without a window", PoolRules());
   ExpectFound(Window(3), Fault::kNone, "a window of 4 positions needs",
               Window(4));

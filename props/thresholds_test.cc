@@ -67,7 +67,7 @@ TEST(Thresholds, OwnersOfAToken) {
   // Owners that come after many others have a token, and must not shift it.
   for (const int n : {63, 64, 65, 128}) {
     ExpectAgreement(fmt::format(
-        "kvt1 cap=1 seqs={2} shift=add | put 0-{0}*1 | put {1}*2 | "
+        "kvt1 cap=1 seqs=200 batch=200 shift=add | put 0-{0}*1 | put {1}*2 | "
         "copy {1}>{2}-{3}:2 | drop {1}:0- | drop {2}:0-1 | drop {3}:0- | "
         "drop {2}:0-1",
         n - 1, n, n + 1, n + 3));
@@ -314,12 +314,14 @@ TEST_P(OnEachPath, ElementsOfARow) {
     for (const int width : {n - 1, n, n + 1}) {
       for (const std::string_view how :
            {"strided=1 dtype=f16 shift=rope", "permuted=1 shift=rope_halves",
-            "permuted=1 dtype=f8_e4m3 shift=tag_add", "permuted=1 dtype=bf16",
-            "tiled=1 pad=32 strided=1 shift=add", "dtype=f8_e4m3 strided=1"}) {
+            "permuted=1 dtype=f8_e4m3 shift=tag_add",
+            "permuted=1 dtype=bf16 shift=add",
+            "tiled=1 pad=32 strided=1 shift=add",
+            "dtype=f8_e4m3 strided=1 shift=identity"}) {
         ExpectAgreement(
             fmt::format("kvt1 seqs=1 cap=40 batch=40 dims={0},1,{0} {1} | "
                         "put 0*3 1*2 0*1 2*33 | drop 1:0- | drop 0:0-1 | "
-                        "put 3*3 | put 2*1",
+                        "put 3*4 | put 2*1",
                         width, how));
       }
     }
