@@ -15,15 +15,15 @@ inline bool IsCall(const Op& op) {
   return op.single || op.kind > OpKind::kShift;
 }
 
-// What histories may have: what a backend can be asked for, if it is given, and
-// of one kind of cache only, if that is.
+// Limits the histories to what a backend can be asked for, if there is a
+// backend, and to one kind of cache, if a kind is chosen.
 struct Bounds {
   std::optional<Abilities> abilities = {};
   std::optional<Kind> kind = {};
 
   bool Allow(const Setup& setup) const;
-  // Of a client that is legal or not: what it would leave out, or do as if
-  // something else had been said, is not allowed.
+  // Whether a client, legal or not, would make this call as it stands: neither
+  // leave it out nor replace it.
   bool Allow(const Op& op, bool legal) const;
 };
 
