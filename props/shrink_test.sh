@@ -39,6 +39,9 @@ shrinks 1 "^[1-9] calls of [0-9]+, after [0-9]+ runs$" \
 "$kvtwin" check "$folder/bug.short.jsonl"
 [ $? -eq 1 ] || fail "the short one is not rejected"
 [ "$(wc -l <"$folder/bug.short.jsonl")" -le 10 ] || fail "it is not short"
+# The bug loses the last token of a copy: one token and its copy show it.
+! grep -qE '"positions": *\[[0-9]+,' "$folder/bug.short.jsonl" ||
+  fail "a pass has tokens that the bug does not need"
 shrinks 1 "written .*again.jsonl" --with "python3 '$toy' --bug" \
   --out "$folder/again.jsonl"
 cmp "$folder/bug.short.jsonl" "$folder/again.jsonl" || fail "it is another one"
