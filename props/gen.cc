@@ -206,7 +206,7 @@ PagedHistory Limited(PagedHistory history, const PoolLimits& limits) {
   if (!limits.dtype) return history;
   PagedSpec& spec = history.spec;
   const auto set = [&](int& head_dim, DType before) {
-    if (IsBlockDType(before)) head_dim /= kBlockElements;
+    if (IsBlockDType(before)) head_dim /= static_cast<int>(kBlockElements);
     if (IsBlockDType(*limits.dtype)) head_dim *= kBlockElements;
   };
   set(spec.k_head_dim, spec.dtype);
