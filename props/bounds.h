@@ -1,4 +1,4 @@
-// What the histories of a catalog may have.
+// The limits of the histories in a catalog.
 
 #ifndef KVTWIN_PROPS_BOUNDS_H_
 #define KVTWIN_PROPS_BOUNDS_H_

@@ -494,9 +494,9 @@ std::array<bool, kKinds> Catalog::KindsAfter(const Draft& draft,
   return kinds;
 }
 
-// Of a legal client: whether the sequences of a batch come in order, and a
-// range is of positions that are held; between other operations, it changes
-// something as well.
+// Whether an operation of a legal client adds something: the sequences of a
+// batch come in order, a range holds positions, and an operation between two
+// others changes the cache.
 bool Catalog::IsWorthIt(const Draft& draft, const Op& op,
                         std::size_t ops) const {
   const bool last = draft.count + 1 == ops;

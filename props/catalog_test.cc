@@ -211,15 +211,17 @@ TEST(Shrink, KeepsToTheFailureThatItBeganWith) {
   EXPECT_EQ(shrunk.ops[0].kind, OpKind::kDrop);
 }
 
+// A reference cache that answers through `Faulty`, which forwards to it.
+template <class Faulty>
+Result<std::unique_ptr<Cache>> MakeFaulty(const CacheSpec& spec) {
+  auto cache = MakeCache(spec, "reference");
+  if (!cache.ok()) return cache.status();
+  return std::unique_ptr<Cache>(std::make_unique<Faulty>(std::move(*cache)));
+}
+
 TEST(Shrink, GivesOneLineWhereNoStepLeadsToIt) {
-  const Subject subject = {
-      .name = "faulty",
-      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
-        auto cache = MakeCache(spec, "reference");
-        if (!cache.ok()) return cache.status();
-        return std::unique_ptr<Cache>(
-            std::make_unique<ResumesInOrder>(std::move(*cache)));
-      }};
+  const Subject subject = {.name = "faulty",
+                           .make = MakeFaulty<ResumesInOrder>};
   std::map<std::string, int> lines;
   for (std::uint64_t number = 0, failed = 0; failed < 20; ++number) {
     const History history = MakeHistory(1, number, {}, 60);
@@ -252,15 +254,13 @@ class ClearsSharers : public ForwardingCache {
   }
 };
 
-// Of a backend that takes legal clients only.
+// The shortest lines of a faulty backend that takes legal clients only, and how
+// often each was found.
 std::map<std::string, int> LinesOfLegalClients(int histories) {
   Subject subject;
   subject.name = "faulty";
   subject.make_of = [](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
-    auto cache = MakeCache(setup.spec, "reference");
-    if (!cache.ok()) return cache.status();
-    return std::unique_ptr<Cache>(
-        std::make_unique<ClearsSharers>(std::move(*cache)));
+    return MakeFaulty<ClearsSharers>(setup.spec);
   };
   subject.tried_outside_of_life = false;
   subject.level = Level::kEntitlement;
@@ -313,15 +313,9 @@ class TellsTheActiveCache : public ForwardingCache {
 };
 
 TEST(Shrink, GivesOneLineOfCallsInAnyOrder) {
-  const Subject subject = {
-      .name = "faulty",
-      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
-        auto cache = MakeCache(spec, "reference");
-        if (!cache.ok()) return cache.status();
-        return std::unique_ptr<Cache>(
-            std::make_unique<TellsTheActiveCache>(std::move(*cache)));
-      },
-      .tried_outside_of_life = false};
+  const Subject subject = {.name = "faulty",
+                           .make = MakeFaulty<TellsTheActiveCache>,
+                           .tried_outside_of_life = false};
   std::map<std::string, int> lines;
   for (std::uint64_t number = 0, failed = 0; failed < 8; ++number) {
     const History history =

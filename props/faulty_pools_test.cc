@@ -22,7 +22,7 @@
 namespace kvtwin::props {
 namespace {
 
-// The faults of a pool. An unset member is no fault.
+// The faults to inject into a pool. Members that are not set inject nothing.
 struct Wrong {
   std::string call = {};  // Answered by `with`, where the pool says ok.
   Status with = {StatusCode::kCacheFull, "so it is"};

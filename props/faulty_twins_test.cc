@@ -115,7 +115,7 @@ TEST(FaultyTwins, EveryPartOfAViewIsCompared) {
       {"an encoder's K", "kind=encoder seqs=1 | put 0*1 image=0",
        Shows(Last(kKey)), "subject: K bytes", ""},
   };
-  // Of tiles, the last of two as well.
+  // A view in tiles has two tiles, and the second is compared as well.
   for (const char* layout :
        {"permuted=1", "tiled=1 pad=32", "tiled=1 pad=64"}) {
     const std::string history = std::string(layout) + " dims=1,2,3 | put 0*3";

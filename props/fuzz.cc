@@ -212,15 +212,7 @@ std::string BucketOf(const History& history, const Subject& subject) {
   if (subject.is_twin()) optimized::SelectTarget(active);
   std::string bucket = subject.name;
   if (!on_all) bucket += "-" + active;
-  bool dash = true;
-  for (const char c : check) {
-    const bool letter = std::isalnum(static_cast<unsigned char>(c)) != 0;
-    if (letter && dash) bucket += '-';
-    if (letter) {
-      bucket += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    }
-    dash = !letter;
-  }
+  AppendWords(check, std::isalnum, bucket);
   return bucket;
 }
 

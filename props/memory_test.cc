@@ -154,7 +154,7 @@ TEST(Memory, IsGivenBackBySequencesThatEnd) {
   EXPECT_LE((live_bytes - before) / kCopies, 1024);
 }
 
-// Those of a cache with a window also have their cells in order.
+// Windowed sequences also keep their cells in order of position.
 TEST(Memory, IsGivenBackByWindowedSequencesThatEnd) {
   constexpr int kTokens = 1'000;
   constexpr int kSequences = 30;
@@ -200,7 +200,8 @@ class Watch {
     most = std::max<std::int64_t>(most, live_bytes);
   }
 
-  // The largest part may be rare and come late, which is no growth.
+  // Compares the peak of the last part of the run with the peak of the first
+  // part.
   std::int64_t growth() const { return most_.back() - most_.front(); }
 
  private:

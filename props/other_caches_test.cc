@@ -129,7 +129,8 @@ TEST(OtherCaches, WhatMayHaveLeftDecidesNothing) {
   }
 }
 
-// One of two caches refuses the batch, which sets a sequence of the other back.
+// One cache of a wrapper refuses a batch that sets a sequence of the other
+// cache back.
 TEST(OtherCaches, ABatchThatIsRefusedChangesNoCacheOfAWrapper) {
   const Result<History> history = ParseHistory(
       "kvt1 kind=wrapper caches=causal/swa:w1 cells=1 batch=6 | put 0*5 | "
@@ -177,7 +178,7 @@ TEST(OtherCaches, AYesOfCanResumeIsAPromise) {
   }
 }
 
-// What one row sees: columns with these rows, in a layer.
+// The verdict on a view in which one row sees columns with these rows.
 std::string WrongIn(const reference::Ledger& ledger, int layer,
                     const std::vector<float>& rows) {
   const auto columns = std::ssize(rows);

@@ -404,15 +404,8 @@ bool Simplify(const PagedRun& run, PagedHistory& history) {
 
 std::string PoolBucketOf(std::string_view name, const std::string& wrong) {
   std::string bucket(name);
-  bool dash = true;
-  for (const char c : BucketOfReason(wrong.substr(0, wrong.find('\n')))) {
-    const bool letter = std::isalpha(static_cast<unsigned char>(c)) != 0;
-    if (letter && dash) bucket += '-';
-    if (letter) {
-      bucket += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    }
-    dash = !letter;
-  }
+  AppendWords(BucketOfReason(wrong.substr(0, wrong.find('\n'))), std::isalpha,
+              bucket);
   return bucket;
 }
 

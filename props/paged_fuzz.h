@@ -67,8 +67,8 @@ struct PagedSubject {
 // This twin in place of the optimized one.
 PagedSubject TwinPools(std::string twin);
 
-// What tells failures of pools apart: who fails, and the sentence on what is
-// wrong (BucketOfReason), in words that a dash parts.
+// The bucket of a failure of a pool: the name of the pool and the sentence on
+// what is wrong (BucketOfReason), with a dash before each word.
 std::string PoolBucketOf(std::string_view name, const std::string& wrong);
 
 // As short, and of numbers as small, as it can be. Requires: something is

@@ -3,13 +3,29 @@
 #ifndef KVTWIN_PROPS_SIEVE_H_
 #define KVTWIN_PROPS_SIEVE_H_
 
+#include <cctype>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 
 namespace kvtwin::props {
+
+// Appends the words of a text to a bucket, in lower case and each after a dash.
+// `is_kept` is std::isalnum, or std::isalpha to leave numbers out.
+inline void AppendWords(std::string_view text, int (*is_kept)(int),
+                        std::string& bucket) {
+  bool dash = true;
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    const bool kept = is_kept(code) != 0;
+    if (kept && dash) bucket += '-';
+    if (kept) bucket += static_cast<char>(std::tolower(code));
+    dash = !kept;
+  }
+}
 
 class Sieve {
  public:

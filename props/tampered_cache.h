@@ -26,7 +26,7 @@ struct OwnedView {
   KvView* view = nullptr;  // What is answered: of the tensors above.
 };
 
-// The fault of a cache. An unset member is no fault.
+// The fault to inject into a cache. Members that are not set inject nothing.
 struct Fault {
   std::string call = {};  // Answered by `with`, where the cache says ok.
   StatusCode with = StatusCode::kNotSupported;
