@@ -149,18 +149,26 @@ void CausalCache::MarkBatch() {
   }
 }
 
+// Looks only at sequences that got tokens since the last eviction, or get some
+// now: of the others, all that is left is within their memory.
 void CausalCache::Evict() {
   MarkBatch();
-  const std::vector<Sequence*>& sequences = table_->sequences();
-  // Backwards: Settle puts the last one in the place of one that it forgets.
-  for (std::size_t i = sequences.size(); i-- > 0;) {
-    Sequence& sequence = *sequences[i];
+  for (Sequence* sequence : batch_sequences_) table_->Grows(*sequence);
+  // Backwards: a sequence that has lost all its cells is replaced by the last.
+  for (std::size_t i = table_->grown().size(); i-- > 0;) {
+    Sequence& sequence = *table_->grown()[i];
     const std::int64_t low = sequence.batch == batch_number_
                                  ? std::int64_t{sequence.batch_low}
                                  : std::int64_t{sequence.extremes.last} + 1;
     const std::int64_t last_to_go = low - reach_.memory - 1;
     if (last_to_go < sequence.extremes.first) continue;
     table_->DropOldest(sequence, static_cast<std::int32_t>(last_to_go));
+  }
+  table_->ForgetGrown();
+  // If the pass ends here, since the cache is full, then the sequences of the
+  // batch keep what its lowest position can see: the next pass drops more.
+  for (Sequence* sequence : batch_sequences_) {
+    if (sequence->count > 0) table_->Grows(*sequence);
   }
 }
 

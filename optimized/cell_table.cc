@@ -83,14 +83,15 @@ Sequence& CellTable::New(int id) {
   sequence.since = kNever;
   if (ordered()) sequence.order.Clear();
   live_.push_back(&sequence);
+  Grows(sequence);
   by_id_.Insert(id, &sequence);
   return sequence;
 }
 
 void CellTable::Release(Sequence& sequence) {
   by_id_.Erase(sequence.id);
-  live_[sequence.live_index] = live_.back();
-  live_[sequence.live_index]->live_index = sequence.live_index;
+  if (sequence.live_index < grown_count_) Exchange(sequence, --grown_count_);
+  Exchange(sequence, live_.size() - 1);
   live_.pop_back();
   if (sequence.reserved) return spare_reserved_.push_back(&sequence);
   // The sequence that comes next takes over this one's memory; the other spare
@@ -122,6 +123,7 @@ Sequence& CellTable::Add(int id, std::size_t cell, std::int32_t position) {
     sequence = &New(id);
     sequence->extremes = {position, position};
   }
+  Grows(*sequence);
   PosRange& extremes = sequence->extremes;
   extremes.first = std::min(extremes.first, position);
   extremes.last = std::max(extremes.last, position);

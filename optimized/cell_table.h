@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kvtwin/cache.h"
@@ -114,8 +115,15 @@ class CellTable {
   // For each word, the lowest and highest position of its cells that are used,
   // {INT32_MAX, -1} if none is.
   const PosRange* ranges() const { return ranges_.as<PosRange>(); }
-  // All that are stored, in no order that means anything.
-  const std::vector<Sequence*>& sequences() const { return live_; }
+  // The stored sequences that got cells since the last ForgetGrown, or were
+  // marked by Grows, in no order that means anything.
+  std::span<Sequence* const> grown() const {
+    return std::span(live_).first(grown_count_);
+  }
+  void Grows(Sequence& sequence) {
+    if (sequence.live_index >= grown_count_) Exchange(sequence, grown_count_++);
+  }
+  void ForgetGrown() { grown_count_ = 0; }
 
   // Null if it is not stored.
   Sequence* Find(int id) const { return by_id_.Find(id); }
@@ -191,6 +199,11 @@ class CellTable {
   Sequence* Make();
   Sequence& New(int id);
   void Release(Sequence& sequence);
+  // In live_, with the sequence that is at `index`.
+  void Exchange(Sequence& sequence, std::size_t index) {
+    std::swap(live_[sequence.live_index], live_[index]);
+    std::swap(sequence.live_index, live_[sequence.live_index]->live_index);
+  }
   void DropFromWord(Sequence& sequence, std::size_t w, std::uint64_t leaving);
   std::uint64_t SharedByOthers(const Sequence& sequence, std::size_t w) const;
   void UpdateRange(std::size_t w);
@@ -203,7 +216,8 @@ class CellTable {
   RunTree free_runs_;
   std::size_t free_count_;
   IdMap<Sequence> by_id_;
-  std::vector<Sequence*> live_;
+  std::vector<Sequence*> live_;  // Those that are stored,
+  std::size_t grown_count_ = 0;  // of which the first so many are grown().
   std::vector<Sequence*> spare_;
   std::vector<Sequence*> spare_reserved_;       // They are taken first.
   std::vector<std::unique_ptr<Sequence>> all_;  // live_ and both spare_.

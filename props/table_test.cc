@@ -68,8 +68,12 @@ class Tables {
     if (kind < 15) return DropLast(*sequence);
     if (kind < 17) return Copy(*sequence, Pick(kSequences));
     if (kind < 19) return ShiftFrom(*sequence);
-    if (Pick(4) == 0) return Clear();
-    Defrag();
+    const int rare = Pick(8);
+    if (rare < 2) return Clear();
+    if (rare < 5) return Defrag();
+    if (rare < 6) return Mark(*sequence);
+    table_.ForgetGrown();
+    grown_.clear();
   }
 
   // Everything that the table says.
@@ -92,7 +96,14 @@ class Tables {
     table_.List(found);
     ASSERT_EQ(found, due);
     ASSERT_EQ(table_.free_count(), free);
-    ASSERT_EQ(table_.sequences().size(), extremes.size());
+    for (int id = 0; id < kSequences; ++id) {
+      ASSERT_EQ(table_.Find(id) != nullptr, extremes.contains(id)) << id;
+      if (!extremes.contains(id)) grown_.erase(id);
+    }
+    std::set<int> grown;
+    for (const Sequence* one : table_.grown()) grown.insert(one->id);
+    ASSERT_EQ(grown, grown_);
+    ASSERT_EQ(table_.grown().size(), grown.size());
     for (const auto& [id, range] : extremes) {
       ASSERT_EQ(table_.Find(id)->extremes.first, range.first);
       ASSERT_EQ(table_.Find(id)->extremes.last, range.last);
@@ -100,7 +111,7 @@ class Tables {
     CheckWords();
     CheckRuns();
     CheckFree();
-    if (!extremes.empty()) CheckSequence(*table_.sequences().front());
+    if (!extremes.empty()) CheckSequence(*table_.Find(extremes.begin()->first));
   }
 
   // Of its stored positions, and a little around them.
@@ -224,6 +235,7 @@ class Tables {
       const std::size_t cell = table_.free().Next(from);
       if (cell == kNone) return;
       table_.Add(seq, cell, ++position);
+      grown_.insert(seq);
       cells_[cell] = {position, {seq}};
     }
   }
@@ -266,6 +278,7 @@ class Tables {
     const std::int32_t len = RangeIn(sequence).last;
     for (const std::size_t cell : CellsAt(sequence.id, {0, len - 1})) {
       cells_[cell].owners.insert(to);
+      grown_.insert(to);
     }
     Selection scratch;
     table_.CopyPrefix(sequence, to, len, scratch);
@@ -293,8 +306,14 @@ class Tables {
     }
   }
 
+  void Mark(Sequence& sequence) {
+    table_.Grows(sequence);
+    grown_.insert(sequence.id);
+  }
+
   void Clear() {
     table_.Clear();
+    grown_.clear();
     cells_.assign(size(), {});
   }
 
@@ -312,6 +331,7 @@ class Tables {
   std::mt19937 random_;
   std::vector<NaiveCell> cells_;
   CellTable table_;
+  std::set<int> grown_;  // See CellTable::grown.
   std::int32_t since_ = 0;
 };
 
