@@ -493,6 +493,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "map-shared/backend: memory,more than 64 MiB"
       "share/backend: memory,more than 64 MiB"
       "leak-map/backend: memory,are not freed by close, the last of them alloca"
+      "crowd/backend: memory,started more than 256 processes"
       "floods/backend: hang,did not return in 1 seconds" "prints/none"
       "behind/backend: out of bounds,behind the end"
       "before/backend: out of bounds,before the begin"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# forks_test.sh KVTWIN LIBRARY: what a backend starts ends with it.
+# forks_test.sh KVTWIN LIBRARY: what a backend starts ends with it, and a process
+# that comes back from a call is no second host.
 set -u
-for illness in forks daemon; do
+for illness in forks daemon strays; do
   mark=forks_test_$$_$illness
   KVTWIN_SICK=$illness KVTWIN_MARK=$mark "$1" fuzz --backend "$2" --ops 300 \
     --level entitlement >/dev/null 2>&1

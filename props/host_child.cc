@@ -34,6 +34,7 @@ namespace fs = std::filesystem;
 constexpr std::size_t kAnswerMax = std::size_t{16} << 20;
 constexpr int kLookEvery = 20;  // Milliseconds.
 constexpr std::size_t kOutputShown = 2000;
+constexpr std::size_t kProcessesMax = 256;  // That a backend starts.
 
 fs::path HostPath() {
   if (const char* path = std::getenv("KVTWIN_HOST")) return path;
@@ -46,17 +47,23 @@ fs::path HostPath() {
 std::mutex hosts_mutex;
 std::set<pid_t> hosts;
 
+// Those that a process started, as long as nobody waited for them.
+std::vector<pid_t> ChildrenOf(std::string_view process) {
+  std::vector<pid_t> children;
+  std::error_code error;
+  for (const auto& thread : fs::directory_iterator(
+           fmt::format("/proc/{}/task", process), error)) {
+    std::ifstream in(thread.path() / "children");
+    for (pid_t child = 0; in >> child;) children.push_back(child);
+  }
+  return children;
+}
+
 // Processes that a backend started and that outlive it are children of this
 // one then: Host says so to the kernel.
 std::vector<pid_t> Orphans() {
-  std::vector<pid_t> orphans;
-  std::error_code error;
-  for (const auto& thread : fs::directory_iterator("/proc/self/task", error)) {
-    std::ifstream in(thread.path() / "children");
-    for (pid_t child = 0; in >> child;) {
-      if (!hosts.contains(child)) orphans.push_back(child);
-    }
-  }
+  std::vector<pid_t> orphans = ChildrenOf("self");
+  std::erase_if(orphans, [](pid_t child) { return hosts.contains(child); });
   return orphans;
 }
 
@@ -135,6 +142,7 @@ std::optional<HostProcess::Json> HostProcess::Answer(double call_seconds) {
     const std::size_t end = read_.find('\n', seen);
     if (end != std::string::npos) {
       if (TakesTooMuch()) return KillForMemory();
+      if (StartsTooMany()) return KillForProcesses();
       return ParseLine(end);
     }
     seen = read_.size();
@@ -158,6 +166,7 @@ std::optional<HostProcess::Json> HostProcess::Answer(double call_seconds) {
     if ((Now() - looked) * 1000 < kLookEvery) continue;
     looked = Now();
     if (TakesTooMuch()) return KillForMemory();
+    if (StartsTooMany()) return KillForProcesses();
     // A process that the host started may keep the pipe open.
     if (waits[0].revents == 0 && HasEnded()) {
       Ended(call_seconds);
@@ -262,6 +271,17 @@ std::optional<HostProcess::Json> HostProcess::KillForMemory() {
   if (state_->refused != 0) state_->function = state_->refused - 2;
   return Kill("backend: memory", fmt::format("has allocated more than {} MiB",
                                              options_.memory_bytes >> 20));
+}
+
+bool HostProcess::StartsTooMany() const {
+  return ChildrenOf(std::to_string(child_)).size() > kProcessesMax;
+}
+
+std::optional<HostProcess::Json> HostProcess::KillForProcesses() {
+  return Kill("backend: memory",
+              fmt::format("has started more than {} processes, and not waited "
+                          "for their end",
+                          kProcessesMax));
 }
 
 bool HostProcess::HasEnded() const {

@@ -58,6 +58,7 @@ class HostProcess {
   bool HasEnded() const;
   std::optional<Json> Kill(CheckName check, const std::string& what);
   std::optional<Json> KillForMemory();
+  std::optional<Json> KillForProcesses();
 
   std::optional<Json> ParseLine(std::size_t end);
   bool ReadSome();
@@ -65,6 +66,7 @@ class HostProcess {
   std::string Output() const;
   std::int64_t DataBytes() const;
   bool TakesTooMuch() const;
+  bool StartsTooMany() const;
 
   const HostOptions& options_;
   pid_t child_ = -1;

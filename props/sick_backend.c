@@ -49,6 +49,21 @@ static void Fork(int daemon) {
   for (;;) pause();
 }
 
+/* Starts more processes than a backend may have, none of which ends. */
+static void Crowd(void) {
+  for (int i = 0; i < 300; ++i) {
+    if (fork() == 0) {
+      for (;;) pause();
+    }
+  }
+}
+
+/* Comes back from the call in two processes, of which one waits. */
+static void Stray(void) {
+  pid_t child = fork();
+  if (child > 0) waitpid(child, NULL, 0);
+}
+
 static void FallIll(Mine* c) {
   float* rows = c->k[c->sequence][0];
   if (Is("crash")) {
@@ -91,6 +106,8 @@ static void FallIll(Mine* c) {
   if (Is("leak-map")) kept = Map(1 << 20, 0);
   if (Is("forks")) Fork(0);
   if (Is("daemon")) Fork(1);
+  if (Is("crowd")) Crowd();
+  if (Is("strays")) Stray();
   while (Is("floods")) printf("%01000000d", 7);
   if (Is("prints")) printf("%0100000d", 7);
   if (Is("before")) ((volatile float*)rows)[-1] = 1;

@@ -36,7 +36,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// A process that the backend forked and that comes back from the call: there
+// is one host, which goes on.
+void EndIfForked() {
+  static const pid_t host = getpid();
+  if (getpid() != host) _exit(0);
+}
+
 void Answer(const Json& json) {
+  EndIfForked();
   std::string line =
       json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   line += '\n';
@@ -58,6 +66,7 @@ class WatchedGuard final : public MemoryWatch {
     guard_.Enter(function);
   }
   void Leave() override {
+    EndIfForked();
     guard_.Leave();
     state_->function.store(-1);
   }
@@ -235,6 +244,7 @@ int Main(int argc, char** argv) {
   for (const int file : {kHostAsked, kHostAnswers, kHostShared}) {
     fcntl(file, F_SETFD, FD_CLOEXEC);
   }
+  EndIfForked();  // Never: from now on it knows the host.
   EndWithTheCommand();
   setvbuf(stdout, nullptr, _IOLBF, 0);  // What it prints last is shown.
   auto* state = static_cast<HostState*>(memory);
