@@ -384,8 +384,8 @@ kvtwin_command_test(backend_holds EXIT 0
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)
 # What is known of a backend is counted, and what is not is found.
 kvtwin_command_test(backend_known EXIT 0
-  PRINTS "^[0-9]+ findings passed over: c_cache-subject-rows x [0-9]+$"
-  ARGS fuzz --ops 20000 --known c_cache-subject-rows
+  PRINTS "^[0-9]+ findings passed over: c_cache-subject-rows.swa.put x [0-9]+$"
+  ARGS fuzz --ops 20000 --known c_cache-subject-rows+swa+put
        --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
 kvtwin_command_test(backend_known_is_told EXIT 0
   PRINTS "^entitlement  holds but for what is passed over"

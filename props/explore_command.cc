@@ -183,8 +183,9 @@ class Session {
       json["reason"] = result.failure->text;
       const History& history = result.failure->history;
       const bool shown = RunHistory(history, subject_).difference.has_value();
-      json["history"] = ToText(shown ? Shrink(history, subject_) : history);
-      if (shown) json["bucket"] = BucketOf(history, subject_);
+      const History shrunk = shown ? Shrink(history, subject_) : history;
+      json["history"] = ToText(shrunk);
+      if (shown) json["bucket"] = BucketOf(shrunk, subject_);
     }
     cases_.push_back(json);
   }

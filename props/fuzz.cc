@@ -113,12 +113,11 @@ void RunBlock(const FuzzOptions& options, const Subject& subject,
   block.resize(end);
 }
 
-FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
-                    std::uint64_t number, const Difference& difference) {
+// `found` fails with this difference; its number and length are not filled in.
+FuzzFailure Explain(std::optional<Kind> kind, const RefusesHistory& refuses,
+                    const Subject& subject, const History& found,
+                    const Difference& difference) {
   FuzzFailure failure;
-  failure.history_number = number;
-  const History found = HistoryAt(options, subject, number);
-  failure.operations = found.ops.size();
   failure.check = difference.check;
   if (difference.check == kNotTheSame) {
     failure.shrunk = found;
@@ -127,13 +126,46 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
   }
   const CrashReport crash([&] { return RerunCommand(found, subject); });
   failure.shrunk =
-      Shrink(found, Hastily(subject, difference.check), options.kind);
+      Shrink(found, Hastily(subject, difference.check), kind, refuses);
   auto sure = RunHistory(failure.shrunk, subject).difference;
   if (!sure && IsHang(difference.check)) {  // It was slow, and came back.
-    failure.shrunk = Shrink(found, subject, options.kind);
+    failure.shrunk = Shrink(found, subject, kind, refuses);
     sure = RunHistory(failure.shrunk, subject).difference;
   }
   failure.difference = sure.value_or(difference);
+  return failure;
+}
+
+std::string CheckBucket(std::string bucket, std::string_view check) {
+  AppendWords(check, std::isalnum, bucket);
+  return bucket;
+}
+
+// The failure of a history as it is reported; nothing if it is known.
+std::optional<FuzzFailure> NewFailure(const FuzzOptions& options,
+                                      const Subject& subject,
+                                      const History& found,
+                                      const Difference& first, Sieve& sieve,
+                                      FuzzResult& result) {
+  FuzzFailure failure;
+  Difference difference = first;  // Of the history that ran last.
+  const auto run = [&](const History& history) -> std::optional<std::string> {
+    auto fails = RunHistory(history, Hastily(subject, first.check)).difference;
+    if (!fails) return std::nullopt;
+    difference = std::move(*fails);
+    return CheckBucket(subject.name, difference.check);
+  };
+  const auto bucket_of = [&](const History& history,
+                             const RefusesHistory& refuses) {
+    failure = Explain(options.kind, refuses, subject, history, difference);
+    failure.operations = found.ops.size();
+    if (options.known_buckets.empty()) return std::string();
+    return BucketOf(failure.shrunk, Hastily(subject, failure.difference.check));
+  };
+  const bool is_known =
+      sieve.Passes(found, CheckBucket(subject.name, first.check),
+                   result.operations, run, bucket_of, result.passed_over);
+  if (is_known) return std::nullopt;
   return failure;
 }
 
@@ -175,16 +207,10 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
         ++result.known;
       } else if (one.difference) {
         result.seconds = passed();  // Without the shrinking.
-        FuzzFailure failure;
-        const auto bucket_of = [&]() -> std::string {
-          failure = Explain(options, subject, first + i, *one.difference);
-          if (options.known_buckets.empty()) return "";
-          return BucketOf(failure.shrunk,
-                          Hastily(subject, failure.difference.check));
-        };
-        const bool passes =
-            sieve.Passes(one.difference->check, bucket_of, result.passed_over);
-        if (!passes) result.failure = std::move(failure);
+        const History found = HistoryAt(options, subject, first + i);
+        result.failure =
+            NewFailure(options, subject, found, *one.difference, sieve, result);
+        if (result.failure) result.failure->history_number = first + i;
         shrinking += passed() - result.seconds;
         if (result.failure) break;
       }
@@ -196,23 +222,22 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   return result;
 }
 
-std::string BucketOf(const History& history, const Subject& subject) {
-  const History shrunk = Shrink(history, subject);
+std::string BucketOf(const History& shrunk, const Subject& subject) {
   const auto again = RunHistory(shrunk, subject).difference;
   // A backend whose answers change from run to run may pass this time.
-  const std::string check = again ? again->check : "not reproduced";
+  if (!again) return CheckBucket(subject.name, "not reproduced");
   const std::string active = optimized::ActiveTarget();
   bool on_all = true;
   for (const std::string& target : optimized::SupportedTargets()) {
     if (!subject.is_twin()) break;
     optimized::SelectTarget(target);
     const auto there = RunHistory(shrunk, subject).difference;
-    on_all = on_all && (!again || (there && there->check == check));
+    on_all = on_all && there && there->check == again->check;
   }
   if (subject.is_twin()) optimized::SelectTarget(active);
-  std::string bucket = subject.name;
-  if (!on_all) bucket += "-" + active;
-  AppendWords(check, std::isalnum, bucket);
+  std::string bucket = CheckBucket(
+      on_all ? subject.name : subject.name + "-" + active, again->check);
+  AppendHistory(shrunk, bucket);
   return bucket;
 }
 
@@ -269,7 +294,8 @@ std::string RepeatNote(const Difference& first,
 }  // namespace
 
 std::string FailureText(const History& history, const Difference& difference,
-                        const Subject& subject) {
+                        const Subject& subject,
+                        const std::optional<std::string>& bucket) {
   const Subject told = Hastily(subject, difference.check);
   Story story;
   const std::string note =
@@ -286,7 +312,8 @@ std::string FailureText(const History& history, const Difference& difference,
   }
   text += fmt::format("\n  {}\n", difference.text);
   if (!note.empty()) text += fmt::format("  {}\n", note);
-  text += fmt::format("\n  bucket: {}\n", BucketOf(history, told));
+  text += fmt::format("\n  bucket: {}\n",
+                      bucket ? *bucket : BucketOf(history, told));
   text += fmt::format("  rerun   {}\n", RerunCommand(history, subject));
   return text;
 }

@@ -32,10 +32,9 @@ struct FuzzOptions {
   std::uint64_t first = 0;  // The number of the first history.
   // Checks that are known to fail: histories that do are only counted.
   std::set<std::string> known = {};
-  // Buckets (see BucketOf) that are known: what ends in one is counted, and the
-  // run goes on. Of histories that fail the same check, the first is shrunk to
-  // know its bucket, and then the 10th, the 100th, ...: the others pass for
-  // what that was.
+  // Buckets (see BucketOf) that are known, or what they have before the first
+  // plus, for all failures of a check: such a failure is counted, and the run
+  // goes on (props/sieve.h).
   std::set<std::string> known_buckets = {};
   // Called now and then, from one thread.
   std::function<void(std::int64_t operations, double seconds)> progress;
@@ -73,11 +72,13 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject);
 // the command that runs its history again, as it is, before the process dies.
 void ReportCrashes();
 
-// What tells bugs apart: "optimized-subject-mask-bytes", the subject and the
-// check that the shrunk history fails; and, between them, the SIMD target, if
-// it does not fail on all that this machine has. "toy-not-reproduced" if it
-// does not fail at all, as with a backend whose answers change from run to run.
-std::string BucketOf(const History& history, const Subject& subject);
+// What tells bugs apart: "optimized-subject-mask-bytes+swa+put+copy", the
+// subject, the check that the shrunk history fails, the kinds of its caches,
+// but causal, and its operations; after the subject the SIMD target, if the
+// history does not fail on all that this machine has. "toy-not-reproduced" if
+// it does not fail at all, as with a backend whose answers change from run to
+// run.
+std::string BucketOf(const History& shrunk, const Subject& subject);
 
 // "3 findings passed over: a-subject-rows x 2, a-backend-crash x 1", and which
 // are known that were never met; a line for each, or nothing.
@@ -86,10 +87,13 @@ std::string PassedOverText(const PassedOver& passed_over,
 std::vector<std::string> NeverMet(const PassedOver& passed_over,
                                   const std::set<std::string>& known_buckets);
 
-// The failure as a story: what disagreed, the shortest history, every call up
-// to the difference, and the command that shows it again.
-std::string FailureText(const History& history, const Difference& difference,
-                        const Subject& subject);
+// The failure as a story: what disagreed, every call up to the difference, the
+// bucket, which is that of this history unless another is given, and the
+// command that shows it again.
+std::string FailureText(
+    const History& history, const Difference& difference,
+    const Subject& subject,
+    const std::optional<std::string>& bucket = std::nullopt);
 
 // The same for a page.
 Failure ExplainHistory(const History& history, const Difference& difference,

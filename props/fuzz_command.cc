@@ -151,7 +151,7 @@ int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
                                    {"dtype_pairs", result.dtypes.size()}};
     if (differences > 0) {
       json["check"] = result.wrong.substr(0, result.wrong.find(':'));
-      json["bucket"] = PoolBucketOf(subject.name, result.wrong);
+      json["bucket"] = PoolBucketOf(subject.name, result.wrong, result.shrunk);
       json["history"] = ToText(result.shrunk);
       json["shrunk_to"] = result.shrunk.ops.size();
       json["reason"] = result.wrong;
@@ -168,7 +168,7 @@ int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
     fmt::print(
         "DIFFERENCE {}\n  bucket  {}\n  rerun   {}\n  found   seed {}, history "
         "{}\n",
-        result.wrong, PoolBucketOf(subject.name, result.wrong),
+        result.wrong, PoolBucketOf(subject.name, result.wrong, result.shrunk),
         RunCommand(result.shrunk, arguments), options.seed,
         result.histories - 1);
   }
@@ -346,14 +346,16 @@ int RunOne(const Arguments& arguments) {
         {"reason", difference ? difference->text : ""},
         {"calls", calls}};
     if (difference) {
-      json["bucket"] = BucketOf(*history, subject);
-      json["history"] = ToText(Shrink(*history, subject));
+      const History shrunk = Shrink(*history, subject);
+      json["bucket"] = BucketOf(shrunk, subject);
+      json["history"] = ToText(shrunk);
     }
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
   } else if (difference) {
-    fmt::print("{}", FailureText(*history, *difference, subject));
     const History shrunk = Shrink(*history, subject);
+    fmt::print("{}", FailureText(*history, *difference, subject,
+                                 BucketOf(shrunk, subject)));
     if (ToText(shrunk) != ToText(*history)) {
       fmt::print("  shrunk  {}\n", RerunCommand(shrunk, subject));
     }

@@ -131,6 +131,9 @@ void SetCells(int cells, Setup& setup);
 // capacity; empty if it is.
 std::string WhyNotOfCells(const Setup& setup);
 
+// The kinds that are not causal: "swa", or "wrapper", "encoder", "swa".
+std::vector<std::string> KindNames(const History& history);
+
 std::string ToText(const Setup& setup);
 std::string ToText(const Op& op);
 std::string ToText(const History& history);

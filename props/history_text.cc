@@ -49,6 +49,16 @@ std::string SegmentText(const Segment& segment) {
 
 }  // namespace
 
+std::vector<std::string> KindNames(const History& history) {
+  const CacheSpec& spec = history.setup.spec;
+  std::vector<std::string> names;
+  if (spec.kind != Kind::kCausal) names.emplace_back(KindName(spec.kind));
+  for (const CacheSpec& cache : spec.caches) {
+    if (cache.kind != Kind::kCausal) names.emplace_back(KindName(cache.kind));
+  }
+  return names;
+}
+
 std::string ToText(const Setup& setup) {
   const Setup defaults;
   const CacheSpec& spec = setup.spec;

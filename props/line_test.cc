@@ -1,6 +1,7 @@
 // Histories as lines: what they may be, what a failure becomes, and what a
 // program in another language gets of them.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -236,14 +237,63 @@ TEST(Shrink, MakesAThousandOperationsTwo) {
 
 TEST(Bucket, NamesTheSubjectAndTheCheck) {
   const Subject copies = SubjectOf<CopiesOneLess>();
-  EXPECT_EQ(BucketOf(FirstFailure(1, 60, copies), copies),
-            "faulty-subject-cells");
+  EXPECT_EQ(BucketOf(Shrink(FirstFailure(1, 60, copies), copies), copies),
+            "faulty-subject-cells+put+copy");
   const Subject hides = SubjectOf<HidesTheFirstColumn>();
   const History shrunk = Shrink(FirstFailure(1, 60, hides), hides);
-  EXPECT_EQ(BucketOf(shrunk, hides), "faulty-subject-mask-bytes");
+  EXPECT_EQ(BucketOf(shrunk, hides), "faulty-subject-mask-bytes+put");
   const std::string text =
       FailureText(shrunk, *RunHistory(shrunk, hides).difference, hides);
-  EXPECT_NE(text.find("\n  bucket: faulty-subject-mask-bytes\n"), text.npos);
+  EXPECT_NE(text.find("\n  bucket: faulty-subject-mask-bytes+put\n"),
+            text.npos);
+}
+
+class RemovesOneLess : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const bool leaves = end != kOpenEnd && end - begin > 1;
+    return ForwardingCache::Remove(seq, begin, leaves ? end - 1 : end);
+  }
+};
+
+// Copies lose a token, removals in the middle leave one, and the first column
+// of windows is hidden.
+Result<std::unique_ptr<Cache>> MakeWithThreeBugs(const CacheSpec& spec) {
+  auto made = MakeCache(spec, "reference");
+  if (!made.ok()) return made.status();
+  std::unique_ptr<Cache> cache = std::move(*made);
+  cache = std::make_unique<CopiesOneLess>(std::move(cache));
+  cache = std::make_unique<RemovesOneLess>(std::move(cache));
+  if (spec.kind != Kind::kSwa) return cache;
+  return std::unique_ptr<Cache>(
+      std::make_unique<HidesTheFirstColumn>(std::move(cache)));
+}
+
+TEST(Bucket, AKnownOneHidesNoOther) {
+  const Subject subject = {.name = "faulty", .make = MakeWithThreeBugs};
+  FuzzOptions options;
+  options.operations = 20'000;
+  while (const auto failure = Fuzz(options, subject).failure) {
+    const std::string bucket = BucketOf(failure->shrunk, subject);
+    ASSERT_TRUE(options.known_buckets.insert(bucket).second) << bucket;
+    if (options.known_buckets.size() > 9) break;
+  }
+  EXPECT_THAT(options.known_buckets,
+              testing::IsSupersetOf({"faulty-subject-cells+put+copy",
+                                     "faulty-subject-mask-bytes+swa+put",
+                                     "faulty-subject-result+put+drop"}));
+  // Few faces of the same bugs.
+  EXPECT_LT(options.known_buckets.size(), 6U)
+      << testing::PrintToString(options.known_buckets);
+  std::set<std::string> checks;
+  for (const std::string& bucket : options.known_buckets) {
+    checks.insert(bucket.substr(0, bucket.find('+')));
+  }
+  options.known_buckets = checks;
+  const FuzzResult result = Fuzz(options, subject);
+  EXPECT_FALSE(result.failure);
+  EXPECT_GT(result.passed_over.size(), 2U);
 }
 
 TEST(Bucket, SaysThatItDidNotHappenAgain) {
@@ -262,8 +312,9 @@ TEST(Bucket, NamesTheTargetWhereItMatters) {
   subject.make = [best, faulty = subject.make](const CacheSpec& spec) {
     return optimized::ActiveTarget() == best ? faulty(spec) : MakeCache(spec);
   };
-  EXPECT_EQ(BucketOf(FirstFailure(1, 60, subject), subject),
-            "faulty-" + best + "-subject-cells");
+  const History shrunk = Shrink(FirstFailure(1, 60, subject), subject);
+  EXPECT_EQ(BucketOf(shrunk, subject),
+            "faulty-" + best + "-subject-cells+put+copy");
   EXPECT_EQ(optimized::ActiveTarget(), best);
 }
 

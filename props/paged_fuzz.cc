@@ -400,12 +400,19 @@ bool Simplify(const PagedRun& run, PagedHistory& history) {
   return any;
 }
 
-}  // namespace
-
-std::string PoolBucketOf(std::string_view name, const std::string& wrong) {
+std::string SentenceBucket(std::string_view name, const std::string& wrong) {
   std::string bucket(name);
   AppendWords(BucketOfReason(wrong.substr(0, wrong.find('\n'))), std::isalpha,
               bucket);
+  return bucket;
+}
+
+}  // namespace
+
+std::string PoolBucketOf(std::string_view name, const std::string& wrong,
+                         const PagedHistory& shrunk) {
+  std::string bucket = SentenceBucket(name, wrong);
+  AppendHistory(shrunk, bucket);
   return bucket;
 }
 
@@ -467,13 +474,30 @@ PagedFuzzResult RunAll(const Next& next, const Progress& progress,
     result.seconds = Now() - start - shrinking;
     if (progress) progress(result.census.operations, result.seconds);
     if (result.wrong.empty()) continue;
+    const auto run =
+        [&](const PagedHistory& one) -> std::optional<std::string> {
+      std::string wrong = subject.run(one, nullptr);
+      if (wrong.empty()) return std::nullopt;
+      result.wrong = std::move(wrong);
+      return SentenceBucket(subject.name, result.wrong);
+    };
+    const auto bucket_of =
+        [&](const PagedHistory& one,
+            const std::function<bool(const PagedHistory&)>& refuses) {
+          PagedSubject told = subject;
+          if (refuses) {
+            told.run_hastily = nullptr;
+            told.run = [&](const PagedHistory& tried, PagedCensus* census) {
+              return refuses(tried) ? std::string()
+                                    : subject.run(tried, census);
+            };
+          }
+          Explain(one, told, result.wrong, result.shrunk);
+          return PoolBucketOf(subject.name, result.wrong, result.shrunk);
+        };
     const bool passes = sieve.Passes(
-        PoolBucketOf(subject.name, result.wrong),
-        [&] {
-          Explain(*history, subject, result.wrong, result.shrunk);
-          return PoolBucketOf(subject.name, result.wrong);
-        },
-        result.passed_over);
+        *history, SentenceBucket(subject.name, result.wrong),
+        result.census.operations, run, bucket_of, result.passed_over);
     if (!passes) break;
     result.wrong.clear();
     shrinking = Now() - start - result.seconds;

@@ -24,6 +24,9 @@ struct PagedHistory {
   std::vector<PagedOp> ops;
 };
 
+// Pools are of one kind.
+inline std::vector<std::string> KindNames(const PagedHistory&) { return {}; }
+
 // "kvp1 block=4 blocks=8 ... | append 0 3 1 | commit 0 1 0".
 std::string ToText(const PagedHistory& history);
 // "kvtwin run 'kvp1 ...' --backend ./libyours.so": the arguments say of whom,
@@ -67,9 +70,11 @@ struct PagedSubject {
 // This twin in place of the optimized one.
 PagedSubject TwinPools(std::string twin);
 
-// The bucket of a failure of a pool: the name of the pool and the sentence on
-// what is wrong (BucketOfReason), with a dash before each word.
-std::string PoolBucketOf(std::string_view name, const std::string& wrong);
+// The bucket of a failure of a pool: the name of the pool, the sentence on what
+// is wrong (BucketOfReason) with a dash before each word, and the operations of
+// the shrunk history with a plus before each.
+std::string PoolBucketOf(std::string_view name, const std::string& wrong,
+                         const PagedHistory& shrunk);
 
 // As short, and of numbers as small, as it can be. Requires: something is
 // wrong.
@@ -89,8 +94,8 @@ struct PagedFuzzResult {
   std::map<std::string, std::int64_t> passed_over;
 };
 
-// At least so many operations, or, if 0, for so long. What ends in a bucket
-// that is known is counted, and the run goes on.
+// At least so many operations, or, if 0, for so long. A failure whose bucket,
+// or sentence, is known is counted, and the run goes on.
 PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
     const std::function<void(std::int64_t, double)>& progress,

@@ -671,7 +671,7 @@ class Shrinker {
 }  // namespace
 
 History Shrink(const History& history, const Subject& subject,
-               std::optional<Kind> kind) {
+               std::optional<Kind> kind, const RefusesHistory& refuses) {
   const std::optional<Difference> difference =
       RunHistory(history, subject).difference;
   if (!difference) return history;
@@ -682,6 +682,7 @@ History Shrink(const History& history, const Subject& subject,
       [&](const History& candidate) -> std::optional<Difference> {
     const bool over = subject.shrink_seconds > 0 && Now() > end;
     if (over || Interrupted()) return std::nullopt;
+    if (refuses && refuses(candidate)) return std::nullopt;
     return RunHistory(candidate, quick).difference;
   };
   Bounds bounds = {.abilities = subject.abilities, .kind = kind};

@@ -15,9 +15,12 @@ namespace kvtwin::props {
 // can be left out, and no value made plainer, without losing the failure.
 // One that does not fail, as of a backend whose answers change from run to run,
 // stays as it is. When `subject.shrink_seconds` are over, it is the shortest
-// that was found. With a `kind`, of this kind of cache.
+// that was found. With a `kind`, of this kind of cache;
+// with `refuses`, a history that it is false for.
+using RefusesHistory = std::function<bool(const History&)>;
 History Shrink(const History& history, const Subject& subject,
-               std::optional<Kind> kind = std::nullopt);
+               std::optional<Kind> kind = std::nullopt,
+               const RefusesHistory& refuses = nullptr);
 
 // The same for another judge than RunHistory: what is wrong, if anything.
 using Rerun = std::function<std::optional<Difference>(const History&)>;

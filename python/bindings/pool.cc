@@ -321,9 +321,10 @@ class PoolDriver {
   Finding Tell(const props::PagedHistory& history, std::string wrong) const {
     if (wrong.starts_with("init answers")) wrong += ": " + pools_.init_error();
     const std::string line = props::ToText(history);
-    const std::string text =
-        fmt::format("FAIL {}\n\n  {}\n\n  rerun   {}\n", backend_.name, wrong,
-                    nb::cast<std::string>(rerun_(line)));
+    const std::string text = fmt::format(
+        "FAIL {}\n\n  {}\n\n  bucket: {}\n  rerun   {}\n", backend_.name, wrong,
+        props::PoolBucketOf(backend_.name, wrong, history),
+        nb::cast<std::string>(rerun_(line)));
     return {"entitlement", wrong.substr(0, wrong.find(':')), line, wrong, text};
   }
 
@@ -335,10 +336,11 @@ class PoolDriver {
 
 // As of a cache.
 using Fuzzed = std::tuple<std::string, bool, std::int64_t, std::int64_t,
-                          std::vector<Finding>>;
+                          std::vector<Finding>, props::PassedOver>;
 
 Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
-                double seconds, std::uint64_t seed) {
+                double seconds, std::uint64_t seed,
+                const std::vector<std::string>& known) {
   return Raising([&]() -> Fuzzed {
     const PoolDriver driver(std::move(adapter), std::move(rerun));
     props::PagedSubject subject = driver.Subject();
@@ -355,8 +357,8 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
       }
       return wrong;
     };
-    const props::PagedFuzzResult result =
-        props::FuzzPaged(seed, operations, seconds, {}, subject);
+    const props::PagedFuzzResult result = props::FuzzPaged(
+        seed, operations, seconds, {}, subject, {known.begin(), known.end()});
     std::vector<Finding> findings;
     if (!result.wrong.empty()) {
       findings.push_back(driver.Tell(result.shrunk, result.wrong));
@@ -366,8 +368,12 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
                          driver.pools().init_error())});
     }
     const bool right = findings.empty();
-    return {right ? "entitlement" : "none", right, result.census.operations,
-            result.histories, std::move(findings)};
+    return {right ? "entitlement" : "none",
+            right,
+            result.census.operations,
+            result.histories,
+            std::move(findings),
+            result.passed_over};
   });
 }
 
@@ -390,7 +396,8 @@ std::optional<Finding> RunPool(nb::object adapter, nb::object rerun,
 
 void BindPool(nb::module_& m) {
   m.def("fuzz_pool", &FuzzPool, nb::arg("adapter"), nb::arg("rerun"),
-        nb::arg("operations"), nb::arg("seconds"), nb::arg("seed"));
+        nb::arg("operations"), nb::arg("seconds"), nb::arg("seed"),
+        nb::arg("known"));
   m.def("run_pool", &RunPool, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("history"));
 }

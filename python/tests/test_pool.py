@@ -44,6 +44,21 @@ def test_the_example(repository, example, pytester):
     pytester.runpytest_subprocess("--kvtwin-ops", "3000").assert_outcomes(passed=1)
 
 
+def test_what_is_known_is_passed_over(repository, example, pytester):
+    space = {"__name__": "python_pool"}
+    exec(compile(example, repository / "docs/examples/python_pool.py", "exec"), space)
+    cls = space["BlockPool"]
+    found = kvtwin.fuzz(cls, operations=3000)
+    assert not found and found.passed_over == {}
+    bucket = found.failure.split("bucket: ")[1].splitlines()[0]
+    result = kvtwin.fuzz(cls, operations=3000, known=[bucket, "x"])
+    assert result.passed_over["x"] == 0 and result.passed_over[bucket] > 1
+    assert bucket not in str(result.failure)
+    pytester.makepyfile(test_example=example)
+    options = ["--kvtwin-ops=3000", "-rN", "--kvtwin-known", bucket.split("+")[0]]
+    pytester.runpytest_subprocess(*options).assert_outcomes(passed=1)
+
+
 def test_a_right_one(pool):
     result = kvtwin.fuzz(pool, operations=3000)
     assert result, str(result)
@@ -134,8 +149,6 @@ def test_descriptions(pool):
 
     with pytest.raises(TypeError, match="no method views"):
         kvtwin.fuzz(NoViews)
-    with pytest.raises(ValueError, match="nothing can be known"):
-        kvtwin.fuzz(pool, known=["x"])
 
 
 def with_rules(pool, **rules):

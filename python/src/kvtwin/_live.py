@@ -418,24 +418,22 @@ def fuzz(
 
     Runs at least so many operations, or, if `seconds` is given, for so long. What goes
     wrong is shrunk to the shortest history that still does, and drawn on the page
-    `html` (of caches). Findings whose bucket is in `known` are counted, and the run
-    goes on (of caches, too). The same seed gives the same answer.
+    `html` (of caches). A finding whose bucket, or the part of it before the first
+    "+", is in `known` is counted, and the run goes on. The same seed gives the same answer.
     """
     if operations < 1 or seed < 0 or (seconds is not None and not seconds > 0):
         raise ValueError(
             f"operations is {operations}, seed is {seed}, seconds is {seconds}"
         )
     buckets = [known] if isinstance(known, str) else list(known)
-    met: dict[str, int] = {}
     if _is_pool(cls):
-        if buckets:
-            raise ValueError("of pools, nothing can be known yet")
-        level, ok, done, histories, found = _kvtwin.fuzz_pool(
+        level, ok, done, histories, found, met = _kvtwin.fuzz_pool(
             PoolBackend(cls),
             _rerun(cls),
             0 if seconds else operations,
             seconds or 0,
             seed,
+            buckets,
         )
         html = None
     else:

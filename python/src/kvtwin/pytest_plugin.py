@@ -72,13 +72,12 @@ def kvtwin_fuzz(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Fuzze
     ) -> kvtwin.FuzzResult:
         __tracebackhide__ = True
         option = request.config.getoption
-        is_pool = isinstance(getattr(cls, "kvtwin", None), kvtwin.PoolDescription)
         result = kvtwin.fuzz(
             cls,
             operations=option("--kvtwin-ops") if operations is None else operations,
             seed=option("--kvtwin-seed") if seed is None else seed,
             html=tmp_path / "kvtwin.html",
-            known=[*known, *([] if is_pool else option("--kvtwin-known"))],
+            known=[*known, *option("--kvtwin-known")],
         )
         if not result:
             pytest.fail(f"{cls.__qualname__} is wrong\n\n{result}", pytrace=False)
