@@ -36,6 +36,7 @@ struct Wrong {
   std::function<void(PagedCsr&)> csr = {};
   std::function<void(PagedTable&)> table = {};
   std::function<void(std::vector<std::int64_t>&)> slots = {};
+  bool later_slots_only = false;  // Not those from position 0 on.
   std::function<void(PagedUsage&)> usage = {};
   bool refusals_cost = false;  // A block each, as Usage says it.
 };
@@ -107,8 +108,9 @@ class WrongPool final : public PagedPool {
   }
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override {
-    return Changed("SlotMapping", pool_->SlotMapping(sequence, begin, end),
-                   wrong_.slots);
+    auto slots = pool_->SlotMapping(sequence, begin, end);
+    if (begin == 0 && wrong_.later_slots_only) return slots;
+    return Changed("SlotMapping", std::move(slots), wrong_.slots);
   }
 
  private:
@@ -471,7 +473,11 @@ TEST(FaultyPools, CountsAndTablesAreCompared) {
     if (!table.seq_lens.empty()) ++table.seq_lens.back();
   };
   std::vector<Case> cases = {
-      {"a slot", two, {.slots = slot}, "SlotMapping differs"},
+      {"a slot of the reference",
+       two,
+       {.slots = slot},
+       "SlotMapping differs",
+       Who::kReference},
       {"an index", two, {.csr = index}, "ExportCsr differs"},
       {"a last page", two, {.csr = last}, "ExportCsr differs"},
       {"a block", two, {.table = block}, "ExportTable differs"},
@@ -479,6 +485,11 @@ TEST(FaultyPools, CountsAndTablesAreCompared) {
       {"a slot of both",
        two,
        {.slots = slot},
+       "not where the views are",
+       Who::kBoth},
+      {"a slot that is asked for alone, of both",
+       two,
+       {.slots = slot, .later_slots_only = true},
        "not where the views are",
        Who::kBoth},
       {"an index of both",
