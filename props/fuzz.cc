@@ -114,7 +114,8 @@ void RunBlock(const FuzzOptions& options, const Subject& subject,
 }
 
 FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
-                    std::uint64_t number, const Difference& difference) {
+                    std::uint64_t number, const Difference& difference,
+                    ShrinkTo to = ShrinkTo::kSameBlame) {
   FuzzFailure failure;
   failure.history_number = number;
   const History found = HistoryAt(options, subject, number);
@@ -127,10 +128,10 @@ FuzzFailure Explain(const FuzzOptions& options, const Subject& subject,
   }
   const CrashReport crash([&] { return RerunCommand(found, subject); });
   failure.shrunk =
-      Shrink(found, Hastily(subject, difference.check), options.kind);
+      Shrink(found, Hastily(subject, difference.check), options.kind, to);
   auto sure = RunHistory(failure.shrunk, subject).difference;
   if (!sure && IsHang(difference.check)) {  // It was slow, and came back.
-    failure.shrunk = Shrink(found, subject, options.kind);
+    failure.shrunk = Shrink(found, subject, options.kind, to);
     sure = RunHistory(failure.shrunk, subject).difference;
   }
   failure.difference = sure.value_or(difference);
@@ -176,11 +177,18 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
       } else if (one.difference) {
         result.seconds = passed();  // Without the shrinking.
         FuzzFailure failure;
-        const auto bucket_of = [&]() -> std::string {
-          failure = Explain(options, subject, first + i, *one.difference);
+        const auto explained = [&](ShrinkTo to) -> std::string {
+          failure = Explain(options, subject, first + i, *one.difference, to);
           if (options.known_buckets.empty()) return "";
           return BucketOf(failure.shrunk,
-                          Hastily(subject, failure.difference.check));
+                          Hastily(subject, failure.difference.check), to);
+        };
+        // What ends in a known bug of another check may be a bug of its own.
+        const auto bucket_of = [&]() -> std::string {
+          std::string bucket = explained(ShrinkTo::kSameBlame);
+          const bool other = failure.difference.check != one.difference->check;
+          if (!other || !options.known_buckets.contains(bucket)) return bucket;
+          return explained(ShrinkTo::kSameCheck);
         };
         const bool passes =
             sieve.Passes(one.difference->check, bucket_of, result.passed_over);
@@ -196,8 +204,9 @@ FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
   return result;
 }
 
-std::string BucketOf(const History& history, const Subject& subject) {
-  const History shrunk = Shrink(history, subject);
+std::string BucketOf(const History& history, const Subject& subject,
+                     ShrinkTo to) {
+  const History shrunk = Shrink(history, subject, std::nullopt, to);
   const auto again = RunHistory(shrunk, subject).difference;
   // A backend whose answers change from run to run may pass this time.
   const std::string check = again ? again->check : "not reproduced";

@@ -14,6 +14,7 @@
 #include "props/history.h"
 #include "props/page.h"
 #include "props/runner.h"
+#include "props/shrink.h"
 
 namespace kvtwin::props {
 
@@ -77,7 +78,8 @@ void ReportCrashes();
 // check that the shrunk history fails; and, between them, the SIMD target, if
 // it does not fail on all that this machine has. "toy-not-reproduced" if it
 // does not fail at all, as with a backend whose answers change from run to run.
-std::string BucketOf(const History& history, const Subject& subject);
+std::string BucketOf(const History& history, const Subject& subject,
+                     ShrinkTo to = ShrinkTo::kSameBlame);
 
 // "3 findings passed over: a-subject-rows x 2, a-backend-crash x 1", and which
 // are known that were never met; a line for each, or nothing.

@@ -671,7 +671,7 @@ class Shrinker {
 }  // namespace
 
 History Shrink(const History& history, const Subject& subject,
-               std::optional<Kind> kind) {
+               std::optional<Kind> kind, ShrinkTo to) {
   const std::optional<Difference> difference =
       RunHistory(history, subject).difference;
   if (!difference) return history;
@@ -682,7 +682,10 @@ History Shrink(const History& history, const Subject& subject,
       [&](const History& candidate) -> std::optional<Difference> {
     const bool over = subject.shrink_seconds > 0 && Now() > end;
     if (over || Interrupted()) return std::nullopt;
-    return RunHistory(candidate, quick).difference;
+    std::optional<Difference> found = RunHistory(candidate, quick).difference;
+    const bool other = found && found->check != difference->check;
+    if (to == ShrinkTo::kSameCheck && other) found.reset();
+    return found;
   };
   Bounds bounds = {.abilities = subject.abilities, .kind = kind};
   if (subject.is_twin()) bounds.abilities.reset();

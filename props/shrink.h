@@ -11,13 +11,19 @@
 
 namespace kvtwin::props {
 
-// A history that ends in the same check as `history`, from which no operation
-// can be left out, and no value made plainer, without losing the failure.
+// What a history has to fail to be shorter than another one: the same check, or
+// any check that blames the same cache. Which of these sees a bug first is
+// chance; but of two bugs, all histories that show either end in the plainer.
+enum class ShrinkTo { kSameBlame, kSameCheck };
+
+// A history that fails as `history` does, from which no operation can be left
+// out, and no value made plainer, without losing the failure.
 // One that does not fail, as of a backend whose answers change from run to run,
 // stays as it is. When `subject.shrink_seconds` are over, it is the shortest
 // that was found. With a `kind`, of this kind of cache.
 History Shrink(const History& history, const Subject& subject,
-               std::optional<Kind> kind = std::nullopt);
+               std::optional<Kind> kind = std::nullopt,
+               ShrinkTo to = ShrinkTo::kSameBlame);
 
 // The same for another judge than RunHistory: what is wrong, if anything.
 using Rerun = std::function<std::optional<Difference>(const History&)>;
