@@ -649,6 +649,18 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
     EXPECT_NE(result.wrong, "");
     EXPECT_LE(result.shrunk.ops.size(), 2U) << ToText(result.shrunk);
   }
+  // Where one of two bugs is known, the other is found, though the shortest
+  // histories show the one that is known.
+  PagedSubject subject;
+  subject.name = "toy";
+  subject.run = [](const PagedHistory& history, PagedCensus* census) {
+    if (census != nullptr) census->operations += std::ssize(history.ops);
+    return history.ops.size() < 3 ? "short: 1" : "long: 1";
+  };
+  const PagedFuzzResult result =
+      FuzzPaged(1, 10000, 0, nullptr, subject, {"toy-short"});
+  EXPECT_EQ(result.wrong, "long: 1");
+  EXPECT_EQ(result.shrunk.ops.size(), 3);
   // A pool that cannot be made, and a pool whose maker throws.
   const PagedMaker none = [](const PagedSpec&, std::string_view)
       -> Result<std::unique_ptr<PagedPool>> { throw std::bad_alloc(); };

@@ -419,12 +419,17 @@ PagedHistory ShrinkPaged(PagedHistory history, const PagedRun& run) {
 }
 
 PagedHistory ShrinkPaged(const PagedHistory& history,
-                         const PagedSubject& subject, std::string_view wrong) {
+                         const PagedSubject& subject, const std::string& wrong,
+                         ShrinkTo to) {
+  const std::string bucket = PoolBucketOf(subject.name, wrong);
   const auto shrunk_by = [&](const PagedRun& run) {
     const double end = Now() + subject.shrink_seconds;
     return ShrinkPaged(history, [&](const PagedHistory& one, PagedCensus*) {
       const bool over = subject.shrink_seconds > 0 && Now() > end;
-      return over || Interrupted() ? std::string() : run(one, nullptr);
+      std::string found =
+          over || Interrupted() ? std::string() : run(one, nullptr);
+      const bool other = PoolBucketOf(subject.name, found) != bucket;
+      return to == ShrinkTo::kSameCheck && other ? std::string() : found;
     });
   };
   const bool hasty = subject.run_hastily && IsHang(wrong);
@@ -438,8 +443,8 @@ namespace {
 
 // A history that is wrong, as it is reported.
 void Explain(const PagedHistory& history, const PagedSubject& subject,
-             std::string& wrong, PagedHistory& shrunk) {
-  shrunk = ShrinkPaged(history, subject, wrong);
+             ShrinkTo to, std::string& wrong, PagedHistory& shrunk) {
+  shrunk = ShrinkPaged(history, subject, wrong, to);
   const std::string sure = subject.run(shrunk, nullptr);
   if (sure.empty()) {
     wrong += "; it does not repeat: another run shows no difference";
@@ -469,9 +474,17 @@ PagedFuzzResult RunAll(const Next& next, const Progress& progress,
     if (result.wrong.empty()) continue;
     const bool passes = sieve.Passes(
         PoolBucketOf(subject.name, result.wrong),
-        [&] {
-          Explain(*history, subject, result.wrong, result.shrunk);
-          return PoolBucketOf(subject.name, result.wrong);
+        [&, found = result.wrong] {
+          const auto explained = [&](ShrinkTo to) {
+            result.wrong = found;
+            Explain(*history, subject, to, result.wrong, result.shrunk);
+            return PoolBucketOf(subject.name, result.wrong);
+          };
+          // What ends in a known bug may be another one.
+          std::string bucket = explained(ShrinkTo::kSameBlame);
+          const bool other = bucket != PoolBucketOf(subject.name, found);
+          if (!other || !known_buckets.contains(bucket)) return bucket;
+          return explained(ShrinkTo::kSameCheck);
         },
         result.passed_over);
     if (!passes) break;

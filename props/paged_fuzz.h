@@ -16,6 +16,7 @@
 
 #include "props/generate.h"
 #include "props/paged_trio.h"
+#include "props/shrink.h"
 
 namespace kvtwin::props {
 
@@ -74,9 +75,11 @@ std::string PoolBucketOf(std::string_view name, const std::string& wrong);
 // As short, and of numbers as small, as it can be. Requires: something is
 // wrong.
 PagedHistory ShrinkPaged(PagedHistory history, const PagedRun& run = RunTwins);
-// The same in the subject's time. Requires: this is `wrong`.
+// The same in the subject's time: to whatever is wrong, or to what is in the
+// same bucket. Requires: this is `wrong`.
 PagedHistory ShrinkPaged(const PagedHistory& history,
-                         const PagedSubject& subject, std::string_view wrong);
+                         const PagedSubject& subject, const std::string& wrong,
+                         ShrinkTo to = ShrinkTo::kSameBlame);
 
 struct PagedFuzzResult {
   PagedCensus census;
