@@ -416,6 +416,13 @@ add_test(NAME command.known_canary
           "findings passed over: optimized-subject-"
           $<TARGET_FILE:kvtwin_canary> fuzz --kind swa --ops 20000
           --known optimized-subject-mask-bytes)
+# What is passed over does not make up for what is not known, nor does it hide
+# it: the shortest history of all shows what is known.
+add_test(NAME command.known_canary_of_two
+  COMMAND ${PROJECT_SOURCE_DIR}/props/expect.sh 1
+          "[1-9][0-9]* findings passed over: optimized-subject-mask-bytes x "
+          $<TARGET_FILE:kvtwin_canary> fuzz --ops 200000
+          --known optimized-subject-mask-bytes)
 # Whose rules it follows can be said for it, with exceptions.
 kvtwin_command_test(backend_as_another EXIT 1
   PRINTS " --profile 'mlx except first tokens leave'"

@@ -18,6 +18,7 @@
 
 #include "core/shift_row.h"
 #include "kvtwin/legacy.h"
+#include "kvtwin/save.h"
 #include "optimized/aligned_buffer.h"
 #include "optimized/bit_tree.h"
 #include "optimized/fast_paths.h"
@@ -27,6 +28,7 @@
 #include "optimized/parallel.h"
 #include "optimized/row_shift.h"
 #include "optimized/targets.h"
+#include "props/explore_state.h"
 #include "props/fuzz.h"
 #include "props/test_cache.h"
 #include "reference/ledger.h"
@@ -401,6 +403,38 @@ TEST_P(Gate, RefusesEachDamageOfAState) {
     state.layers[0].key.shape.fill(std::int64_t{1} << 40);
   });
   refused([](auto& state) { state.layers[0].key.shape[2] = 0; });
+}
+
+// All lists of up to three memberships, of which a cache has one only if it is
+// sorted by cell and then by sequence, has none twice, and gives each cell one
+// position.
+TEST_P(Gate, TakesMembershipsAsACacheListsThem) {
+  constexpr int kEntries = 3 * 2 * 2;
+  const auto entry = [](int i) { return CellEntry{i / 4, i / 2 % 2, i % 2}; };
+  TestCache cache({}, GetParam());
+  ASSERT_EQ(cache.Init(1, 3, 3), StatusCode::kOk);
+  int taken = 0;
+  for (int list = 0; list < kEntries * kEntries * kEntries; ++list) {
+    CacheState state;
+    for (int rest = list; rest > 0 || state.cells.size() < 2;
+         rest /= kEntries) {
+      state.cells.push_back(entry(rest % kEntries));
+    }
+    const auto before = [](const CellEntry& a, const CellEntry& b) {
+      return a.cell < b.cell || (a.cell == b.cell && a.position == b.position &&
+                                 a.sequence < b.sequence);
+    };
+    const bool due =
+        std::ranges::adjacent_find(state.cells, [&](auto& a, auto& b) {
+          return !before(a, b);
+        }) == state.cells.end();
+    ASSERT_EQ(cache->Restore(state).ok(), due) << CellsText(state.cells);
+    ASSERT_EQ(StateFromBytes(StateToBytes(state)).ok(), due);
+    if (!due) continue;
+    ++taken;
+    ASSERT_EQ(*cache->Snapshot(), state);
+  }
+  EXPECT_GT(taken, 100);
 }
 
 TEST_P(Gate, ASnapshotReplacesWhateverTheStateHeld) {

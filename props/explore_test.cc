@@ -249,5 +249,60 @@ TEST(Explorer, LooksAtEachPartOfAnAnswer) {
   }
 }
 
+// How many tokens a batch has, and which of them SetCausal excepts: one bit for
+// each.
+struct ExceptedSet {
+  std::size_t tokens = 0;
+  unsigned excepted = 0;
+};
+
+// Shows a wrong mask for one set of excepted tokens.
+class WrongForOneSet : public ForwardingCache {
+ public:
+  WrongForOneSet(std::unique_ptr<Cache> cache, ExceptedSet wrong)
+      : ForwardingCache(std::move(cache)), wrong_(wrong) {}
+  Status StartForward(const Batch& batch, bool reserve) override {
+    now_ = {batch.positions.size(), 0};
+    return cache_->StartForward(batch, reserve);
+  }
+  Status SetCausal(std::span<const int> except) override {
+    now_.excepted = 0;
+    for (const int i : except) now_.excepted |= 1U << i;
+    return cache_->SetCausal(except);
+  }
+  Result<KvView> Get() override {
+    Result<KvView> view = cache_->Get();
+    const bool wrong =
+        now_.tokens == wrong_.tokens && now_.excepted == wrong_.excepted;
+    if (!view.ok() || !wrong) return view;
+    mask_ = CopyOf(view->mask, view->mask.dtype);
+    mask_.bytes.back() ^= std::byte{1};
+    view->mask = mask_.view();
+    return view;
+  }
+
+ private:
+  const ExceptedSet wrong_;
+  ExceptedSet now_;
+  DenseTensor mask_;
+};
+
+TEST(Explorer, LooksAtEachSetOfExceptedTokens) {
+  for (const std::size_t tokens : {1U, 2U}) {
+    for (unsigned excepted = 0; excepted < 1U << tokens; ++excepted) {
+      Subject subject;
+      subject.name = "faulty";
+      subject.make =
+          [&](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(std::make_unique<WrongForOneSet>(
+            *MakeCache(spec, "reference"), ExceptedSet{tokens, excepted}));
+      };
+      const auto explorer = MakeExplorer(ExploreCases(kSmall)[0], subject);
+      EXPECT_GT(Explored(*explorer, 2).differences, 0)
+          << tokens << " tokens, set " << excepted;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvtwin::props

@@ -36,6 +36,7 @@ struct Wrong {
   std::function<void(PagedCsr&)> csr = {};
   std::function<void(PagedTable&)> table = {};
   std::function<void(std::vector<std::int64_t>&)> slots = {};
+  bool later_slots_only = false;  // Not those from position 0 on.
   std::function<void(PagedUsage&)> usage = {};
   bool refusals_cost = false;  // A block each, as Usage says it.
 };
@@ -107,8 +108,9 @@ class WrongPool final : public PagedPool {
   }
   Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                 int end) const override {
-    return Changed("SlotMapping", pool_->SlotMapping(sequence, begin, end),
-                   wrong_.slots);
+    auto slots = pool_->SlotMapping(sequence, begin, end);
+    if (begin == 0 && wrong_.later_slots_only) return slots;
+    return Changed("SlotMapping", std::move(slots), wrong_.slots);
   }
 
  private:
@@ -471,7 +473,11 @@ TEST(FaultyPools, CountsAndTablesAreCompared) {
     if (!table.seq_lens.empty()) ++table.seq_lens.back();
   };
   std::vector<Case> cases = {
-      {"a slot", two, {.slots = slot}, "SlotMapping differs"},
+      {"a slot of the reference",
+       two,
+       {.slots = slot},
+       "SlotMapping differs",
+       Who::kReference},
       {"an index", two, {.csr = index}, "ExportCsr differs"},
       {"a last page", two, {.csr = last}, "ExportCsr differs"},
       {"a block", two, {.table = block}, "ExportTable differs"},
@@ -479,6 +485,11 @@ TEST(FaultyPools, CountsAndTablesAreCompared) {
       {"a slot of both",
        two,
        {.slots = slot},
+       "not where the views are",
+       Who::kBoth},
+      {"a slot that is asked for alone, of both",
+       two,
+       {.slots = slot, .later_slots_only = true},
        "not where the views are",
        Who::kBoth},
       {"an index of both",
@@ -638,6 +649,18 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
     EXPECT_NE(result.wrong, "");
     EXPECT_LE(result.shrunk.ops.size(), 2U) << ToText(result.shrunk);
   }
+  // Where one of two bugs is known, the other is found, though the shortest
+  // histories show the one that is known.
+  PagedSubject subject;
+  subject.name = "toy";
+  subject.run = [](const PagedHistory& history, PagedCensus* census) {
+    if (census != nullptr) census->operations += std::ssize(history.ops);
+    return history.ops.size() < 3 ? "short: 1" : "long: 1";
+  };
+  const PagedFuzzResult result =
+      FuzzPaged(1, 10000, 0, nullptr, subject, {"toy-short"});
+  EXPECT_EQ(result.wrong, "long: 1");
+  EXPECT_EQ(result.shrunk.ops.size(), 3);
   // A pool that cannot be made, and a pool whose maker throws.
   const PagedMaker none = [](const PagedSpec&, std::string_view)
       -> Result<std::unique_ptr<PagedPool>> { throw std::bad_alloc(); };

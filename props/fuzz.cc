@@ -156,8 +156,12 @@ std::optional<FuzzFailure> NewFailure(const FuzzOptions& options,
     return CheckBucket(subject.name, difference.check);
   };
   const auto bucket_of = [&](const History& history,
-                             const RefusesHistory& refuses) {
-    failure = Explain(options.kind, refuses, subject, history, difference);
+                             const Sieve::IsKnown<History>& is_known) {
+    const auto refuses = [&](const History& one, const Difference& fails) {
+      return is_known(one, CheckBucket(subject.name, fails.check));
+    };
+    failure = Explain(options.kind, is_known ? refuses : RefusesHistory(),
+                      subject, history, difference);
     failure.operations = found.ops.size();
     if (options.known_buckets.empty()) return std::string();
     return BucketOf(failure.shrunk, Hastily(subject, failure.difference.check));

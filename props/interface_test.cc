@@ -92,19 +92,41 @@ TEST_P(Interface, ACustomShiftThatFailsChangesNothing) {
 }
 
 TEST_P(Interface, TheOldShapeIsAnAdapter) {
-  const CacheSpec spec = Spec(Kind::kSwa, 1);
-  Result<LegacyCache> legacy = LegacyCache::Make(spec, GetParam());
-  ASSERT_TRUE(legacy.ok());
-  ASSERT_TRUE(legacy->Init(DType::kF32, 4).ok());
-  EXPECT_EQ(legacy->cache().CellCount(), 4);
-  const std::vector<std::int32_t> positions = {0, 1, 0};
-  const std::vector<int> sequences = {0, 0, 1};
-  ASSERT_TRUE(legacy->StartForward(positions, sequences).ok());
-  const std::vector<std::int32_t> next = {2};
-  const std::vector<int> of = {0};
-  ASSERT_TRUE(legacy->StartForward(next, of).ok());
-  // A window only masked: nothing is ever evicted.
-  EXPECT_EQ(legacy->StartForward(next, of).code(), StatusCode::kCacheFull);
+  std::vector<CacheSpec> specs = {Spec(Kind::kCausal), Spec(Kind::kChunked),
+                                  Spec(Kind::kSwa, 1), Spec(Kind::kSwaMem, 1)};
+  specs[1].chunk = 1;
+  specs[3].memory = 2;
+  // Each of them as a cache of a wrapper, too.
+  CacheSpec wrapper;
+  wrapper.kind = Kind::kWrapper;
+  for (std::size_t i = 0; i < 4; ++i) {
+    wrapper.caches = {specs[i], specs[0]};
+    specs.push_back(wrapper);
+    wrapper.caches = {specs[0], specs[i]};
+    specs.push_back(wrapper);
+  }
+  for (const CacheSpec& spec : specs) {
+    SCOPED_TRACE(&spec - specs.data());
+    Result<LegacyCache> legacy = LegacyCache::Make(spec, GetParam());
+    ASSERT_TRUE(legacy.ok());
+    ASSERT_TRUE(legacy->Init(DType::kF32, 4).ok());
+    const std::vector<std::int32_t> positions = {0, 1, 0};
+    const std::vector<int> sequences = {0, 0, 1};
+    ASSERT_TRUE(legacy->StartForward(positions, sequences).ok());
+    const std::vector<std::int32_t> next = {2};
+    const std::vector<int> of = {0};
+    ASSERT_TRUE(legacy->StartForward(next, of).ok());
+    // A window only masked: nothing is ever evicted, from no cache.
+    EXPECT_EQ(legacy->StartForward(next, of).code(), StatusCode::kCacheFull);
+    for (int i = 0; i < std::ssize(spec.caches); ++i) {
+      EXPECT_TRUE(legacy->cache().SetLayerType(i).ok());
+      EXPECT_EQ(legacy->cache().CellCount(), 4);
+      std::vector<CellEntry> cells;
+      legacy->cache().ListCells(cells);
+      EXPECT_EQ(cells.size(), 4);
+    }
+    EXPECT_EQ(legacy->cache().CellCount(), 4);
+  }
 }
 
 // Against complex numbers in double.

@@ -481,20 +481,21 @@ PagedFuzzResult RunAll(const Next& next, const Progress& progress,
       result.wrong = std::move(wrong);
       return SentenceBucket(subject.name, result.wrong);
     };
-    const auto bucket_of =
-        [&](const PagedHistory& one,
-            const std::function<bool(const PagedHistory&)>& refuses) {
-          PagedSubject told = subject;
-          if (refuses) {
-            told.run_hastily = nullptr;
-            told.run = [&](const PagedHistory& tried, PagedCensus* census) {
-              return refuses(tried) ? std::string()
-                                    : subject.run(tried, census);
-            };
-          }
-          Explain(one, told, result.wrong, result.shrunk);
-          return PoolBucketOf(subject.name, result.wrong, result.shrunk);
+    const auto bucket_of = [&](const PagedHistory& one,
+                               const Sieve::IsKnown<PagedHistory>& is_known) {
+      PagedSubject told = subject;
+      if (is_known) {
+        told.run_hastily = nullptr;
+        told.run = [&](const PagedHistory& tried, PagedCensus* census) {
+          const std::string wrong = subject.run(tried, census);
+          return is_known(tried, SentenceBucket(subject.name, wrong))
+                     ? std::string()
+                     : wrong;
         };
+      }
+      Explain(one, told, result.wrong, result.shrunk);
+      return PoolBucketOf(subject.name, result.wrong, result.shrunk);
+    };
     const bool passes = sieve.Passes(
         *history, SentenceBucket(subject.name, result.wrong),
         result.census.operations, run, bucket_of, result.passed_over);

@@ -106,6 +106,7 @@ class PagedTrio {
   void CompareViews(int sequence, int layer, const Rows& rows);
   void ComparePacked(int sequence, int layer, const Rows& rows);
   void CompareContiguous(int sequence, int layer, const Rows& rows, int kv_len);
+  void CheckSlots(int sequence);
   void CheckTables(const std::vector<int>& sequences);
   void CompareAll();
 
@@ -115,6 +116,7 @@ class PagedTrio {
   std::unique_ptr<PagedPool> optimized_;
   reference::PagedLedger ledger_;
   std::map<int, PagedClient> clients_;
+  int comparisons_ = 0;                          // Of all sequences.
   std::vector<std::vector<std::int32_t>> seen_;  // Tokens of sequences, once.
   PagedCensus* census_;
   std::string wrong_;

@@ -682,8 +682,9 @@ History Shrink(const History& history, const Subject& subject,
       [&](const History& candidate) -> std::optional<Difference> {
     const bool over = subject.shrink_seconds > 0 && Now() > end;
     if (over || Interrupted()) return std::nullopt;
-    if (refuses && refuses(candidate)) return std::nullopt;
-    return RunHistory(candidate, quick).difference;
+    std::optional<Difference> found = RunHistory(candidate, quick).difference;
+    if (found && refuses && refuses(candidate, *found)) found.reset();
+    return found;
   };
   Bounds bounds = {.abilities = subject.abilities, .kind = kind};
   if (subject.is_twin()) bounds.abilities.reset();

@@ -16,8 +16,8 @@ namespace kvtwin::props {
 // One that does not fail, as of a backend whose answers change from run to run,
 // stays as it is. When `subject.shrink_seconds` are over, it is the shortest
 // that was found. With a `kind`, of this kind of cache;
-// with `refuses`, a history that it is false for.
-using RefusesHistory = std::function<bool(const History&)>;
+// with `refuses`, a history that it is false for, with what the history fails.
+using RefusesHistory = std::function<bool(const History&, const Difference&)>;
 History Shrink(const History& history, const Subject& subject,
                std::optional<Kind> kind = std::nullopt,
                const RefusesHistory& refuses = nullptr);

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -151,6 +153,40 @@ TEST(ShrinkRecording, MakesTheShortestOfAPool) {
       << shrunk->text;
   // Again the same.
   EXPECT_EQ(ShrinkRecording(text, Fork, {.twins = kTwins})->text, shrunk->text);
+}
+
+// Recordings of fewer than `lines` lines are wrong in a second way, and in the
+// same op: what views begin with.
+Recorder ForkOrStart(std::size_t lines) {
+  return [=](const std::string& calls) -> Result<std::string> {
+    Result<std::string> text = Fork(calls);
+    const auto count =
+        text.ok() ? std::ranges::count(*text, '\n') : std::int64_t{0};
+    if (count == 0 || static_cast<std::size_t>(count) >= lines) return text;
+    std::istringstream in(*text);
+    std::string wrong;
+    for (std::string line; std::getline(in, line);) {
+      Json call = Json::parse(line);
+      if (call.value("op", "") == "views") call["start"] = 1;
+      wrong += call.dump() + "\n";
+    }
+    return wrong;
+  };
+}
+
+TEST(ShrinkRecording, StaysWithTheFailureThatItBeganWith) {
+  const std::string text = LongRecording();
+  const std::string bucket = BucketOfReason(JudgeText(text).reason);
+  for (const std::size_t lines : {7U, 9U, 12U, 20U}) {
+    const auto shrunk =
+        ShrinkRecording(text, ForkOrStart(lines), {.twins = kTwins});
+    ASSERT_TRUE(shrunk.ok()) << shrunk.status().message();
+    // A header and these calls, of which none can be left out.
+    EXPECT_GE(shrunk->calls + 1, lines);
+    EXPECT_LT(shrunk->calls, shrunk->calls_before);
+    EXPECT_EQ(BucketOfReason(shrunk->judgement.reason), bucket);
+    EXPECT_EQ(BucketOfReason(JudgeText(shrunk->text).reason), bucket);
+  }
 }
 
 TEST(ShrinkRecording, StopsAfterItsRuns) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -102,22 +103,26 @@ class Sieve {
   // that shrinks once in so many spends half of its time on it.
   static constexpr std::int64_t kOperationsABucket = 200'000;
 
+  // Whether a shorter history that fails this check, by its bucket, is known.
+  template <class History>
+  using IsKnown = std::function<bool(const History&, const std::string&)>;
+
   explicit Sieve(const std::set<std::string>& known)
       : known_(known.begin(), known.end()) {}
 
   // Whether a failure is known; the failure is counted then. `check` is its
   // bucket up to the check, `operations` how many the search has run so far.
   // `run(history)` answers that bucket of another history, or nothing if the
-  // history does not fail. `bucket_of(history, refuses)` shrinks the history
-  // that ran last, to one that `refuses`, if not null, is false for, and
-  // answers its whole bucket; it is asked at the first failure like this, and
-  // again after kOperationsABucket: failures between them pass for the same.
+  // history does not fail. `bucket_of(history, is_known)` shrinks the history
+  // that ran last, past those that are known, if that is not null, and answers
+  // its whole bucket; it is asked at the first failure like this, and again
+  // after kOperationsABucket: failures between them pass for the same.
   //
   // A history of the operations of a known finding may have another bug, which
   // shrinking would not find: the known one is the plainer. So the history is
   // run without these operations. If it still fails it is shrunk, first as any
-  // history. Where that leads to a known finding whose kinds or operations the
-  // history has not, it is shrunk again without them.
+  // history. Where that leads to a known finding of another check, or whose
+  // kinds or operations the history has not, it is shrunk again past those.
   template <class History, class Run, class BucketOf>
   bool Passes(const History& history, const std::string& check,
               std::int64_t operations, const Run& run,
@@ -139,11 +144,12 @@ class Sieve {
       Met& met = met_[like];
       if (met.known == nullptr || operations >= met.next) {
         const KnownFinding* known = Find(bucket_of(candidate, nullptr));
-        if (known != nullptr && !known->parts().empty() &&
-            !Holds(candidate, *known)) {
-          const auto is_known = [&](const History& one) {
+        if (known != nullptr && !Holds(candidate, *known)) {
+          const auto is_known = [&](const History& one,
+                                    const std::string& its_check) {
             return std::ranges::any_of(known_, [&](const KnownFinding& other) {
-              return Holds(one, other) && !Holds(candidate, other);
+              return other.Is(its_check) ||
+                     (Holds(one, other) && !Holds(candidate, other));
             });
           };
           known = Find(bucket_of(candidate, is_known));

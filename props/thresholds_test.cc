@@ -390,6 +390,22 @@ TEST(Thresholds, BytesOfAState) {
       one ^= std::byte{1};
     }
   }
+  // Of a tensor of many parts, each is looked at, up to its last byte.
+  constexpr std::size_t kPart = std::size_t{1} << 20;
+  const DenseTensor many = FilledTensor(DType::kF32, {1 << 18, 1, 21, 1}, 1);
+  CacheState state;
+  for (int i = 0; i < 21; ++i) state.cells.push_back({i, i, 0});
+  state.layers[0] = {many, FilledTensor(DType::kF32, {1, 1, 21, 1}, 2)};
+  std::vector<std::byte> bytes = StateToBytes(state);
+  ASSERT_TRUE(*StateFromBytes(bytes) == state);
+  const std::size_t end = bytes.size() - 21 * sizeof(float);  // Of K.
+  for (std::size_t from_end = 1; from_end < many.bytes.size();
+       from_end += kPart / 2) {
+    std::byte& one = bytes[end - from_end];
+    one ^= std::byte{1};
+    EXPECT_FALSE(StateFromBytes(bytes).ok()) << from_end;
+    one ^= std::byte{1};
+  }
   std::filesystem::remove(path);
 }
 

@@ -200,11 +200,19 @@ void Trio::PutRows() {
   const RowDims& rows = setup_.rows;
   const auto count = static_cast<std::int64_t>(pass_.tokens.positions.size());
   const std::int64_t first = pass_.first_serial;
+  // An encoder takes any shape, also another one of as many elements (S37).
+  const auto shape = [&](int head_dim, DType stored) -> Shape {
+    const bool turned = IsEncoder(active_type_) && first / 2 % 2 == 1;
+    if (turned && !IsBlockDType(stored)) {
+      return {rows.kv_heads, head_dim, count, 1};
+    }
+    return {head_dim, rows.kv_heads, count, 1};
+  };
   const TensorView key =
-      keys_.Fill({rows.k_head_dim, rows.kv_heads, count, 1}, k_dtype,
+      keys_.Fill(shape(rows.k_head_dim, setup_.init.dtype), k_dtype,
                  {RowRole::kKey, layer, first}, setup_.strided);
   const TensorView value =
-      values_.Fill({rows.v_head_dim, rows.kv_heads, count, 1}, v_dtype,
+      values_.Fill(shape(rows.v_head_dim, setup_.v_dtype()), v_dtype,
                    {RowRole::kValue, layer, first}, setup_.strided);
   const StatusCode reference = reference_->Put(key, value).code();
   const StatusCode subject = tested_->Put(key, value).code();

@@ -60,6 +60,8 @@ std::vector<Case> Cases() {
       {{causal, fixed}},
       {{window, chunked, causal}, {.cache_padding = 2}},
       {{far, window, fixed}, {.v_layout = VLayout::kPermuted}},
+      {{far, window, causal}},
+      {{encoder, window, causal}, {}, 1},
       {{causal}},
       {{encoder, window}, {}, 1},
       {{causal, encoder, encoder}, {.mask_batch_padding = 3}, 1},
@@ -155,6 +157,7 @@ class Alone {
     for (std::size_t i = 0; i < caches_.size(); ++i) {
       status = caches_[i]->StartForward(batch, reserve);
       if (status.ok()) continue;
+      refused_ = i;
       for (std::size_t j = 0; j < caches_.size(); ++j) {
         Load(j, j < i ? GivenBack(j, before[j]) : *caches_[j]->Snapshot());
       }
@@ -214,6 +217,8 @@ class Alone {
 
   Cache& active() const { return *caches_[active_]; }
   int active_type() const { return static_cast<int>(active_); }
+  // The cache that refused the latest pass that any of them refused.
+  std::size_t refused() const { return refused_; }
   int size() const { return static_cast<int>(caches_.size()); }
 
  private:
@@ -246,6 +251,7 @@ class Alone {
   std::string twin_;
   std::vector<std::unique_ptr<Cache>> caches_;
   std::size_t active_ = 0;
+  std::size_t refused_ = 0;
   int layer_ = 0;
 };
 
@@ -379,7 +385,9 @@ void Both::Start() {
   const Status due = alone_.StartForward(batch, reserve);
   Same("start", wrapper_->StartForward(batch, reserve), due.code());
   if (due.ok() && !reserve) next_ = next;
-  if (due.code() == StatusCode::kCacheFull) AfterARefusal();
+  if (due.code() != StatusCode::kCacheFull) return;
+  ++reached_[fmt::format("refused by cache {}", alone_.refused())];
+  AfterARefusal();
 }
 
 // Rows of free cells may be others then, so that both are loaded anew; but
@@ -519,6 +527,9 @@ TEST_P(Wrappers, AreTheirCachesDrivenAlone) {
   }
   for (const char* what : {"start ok",
                            "start cache_full",
+                           "refused by cache 0",
+                           "refused by cache 1",
+                           "refused by cache 2",
                            "start invalid_argument",
                            "put ok",
                            "put invalid_argument",
