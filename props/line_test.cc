@@ -270,30 +270,36 @@ Result<std::unique_ptr<Cache>> MakeWithThreeBugs(const CacheSpec& spec) {
       std::make_unique<HidesTheFirstColumn>(std::move(cache)));
 }
 
-TEST(Bucket, AKnownOneHidesNoOther) {
-  const Subject subject = {.name = "faulty", .make = MakeWithThreeBugs};
+// The buckets that a search finds one after the other, each being known then:
+// whole ones, or all failures of their checks.
+std::set<std::string> FoundOneByOne(const Subject& subject, bool whole) {
   FuzzOptions options;
   options.operations = 20'000;
   while (const auto failure = Fuzz(options, subject).failure) {
     const std::string bucket = BucketOf(failure->shrunk, subject);
-    ASSERT_TRUE(options.known_buckets.insert(bucket).second) << bucket;
-    if (options.known_buckets.size() > 9) break;
+    const std::size_t end = whole ? bucket.size() : bucket.find('+');
+    const bool is_new =
+        options.known_buckets.insert(bucket.substr(0, end)).second;
+    EXPECT_TRUE(is_new) << bucket;
+    if (!is_new || options.known_buckets.size() > 9) break;
   }
-  EXPECT_THAT(options.known_buckets,
-              testing::IsSupersetOf({"faulty-subject-cells+put+copy",
-                                     "faulty-subject-mask-bytes+swa+put",
-                                     "faulty-subject-result+put+drop"}));
-  // Few faces of the same bugs.
-  EXPECT_LT(options.known_buckets.size(), 6U)
-      << testing::PrintToString(options.known_buckets);
-  std::set<std::string> checks;
-  for (const std::string& bucket : options.known_buckets) {
-    checks.insert(bucket.substr(0, bucket.find('+')));
-  }
-  options.known_buckets = checks;
-  const FuzzResult result = Fuzz(options, subject);
-  EXPECT_FALSE(result.failure);
-  EXPECT_GT(result.passed_over.size(), 2U);
+  return options.known_buckets;
+}
+
+TEST(Bucket, AKnownOneHidesNoOther) {
+  using ::testing::IsSupersetOf;
+  const Subject subject = {.name = "faulty", .make = MakeWithThreeBugs};
+  const auto whole = FoundOneByOne(subject, true);
+  EXPECT_THAT(whole, IsSupersetOf({"faulty-subject-cells+put+copy",
+                                   "faulty-subject-mask-bytes+swa+put",
+                                   "faulty-subject-result+put+drop"}));
+  const auto checks = FoundOneByOne(subject, false);
+  EXPECT_THAT(checks,
+              IsSupersetOf({"faulty-subject-cells", "faulty-subject-mask-bytes",
+                            "faulty-subject-result"}));
+  // A bug is reported again where it shows in other ways, but seldom.
+  EXPECT_LT(whole.size(), 6U) << testing::PrintToString(whole);
+  EXPECT_LT(checks.size(), 6U) << testing::PrintToString(checks);
 }
 
 TEST(Bucket, SaysThatItDidNotHappenAgain) {
