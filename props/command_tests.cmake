@@ -461,6 +461,13 @@ kvtwin_command_test(backend_pool_holds EXIT 0 PRINTS " 0 differences"
 kvtwin_command_test(backend_pool_fails EXIT 1
   PRINTS "rerun   .*kvtwin run 'kvp1 .*' --backend "
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
+if(KVTWIN_PYTHON)
+  add_test(NAME command.json_keys
+    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/json_keys_test.py
+            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache_bug>
+            $<TARGET_FILE:kvtwin_c_pool_bug> ${PROJECT_BINARY_DIR})
+  set_tests_properties(command.json_keys PROPERTIES TIMEOUT 300)
+endif()
 kvtwin_command_test(backend_pool_has_levels EXIT 2 PRINTS "no numeric level"
   ARGS fuzz --kind paged --level numeric --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_no_file EXIT 2 PRINTS "there is no file"
