@@ -196,14 +196,14 @@ class CellTable {
   // Until the next call.
   Members MembersIn(const Sequence& sequence, Extent extent) const;
 
-  Sequence* Make();
-  Sequence& New(int id);
-  void Release(Sequence& sequence);
   // In live_, with the sequence that is at `index`.
   void Exchange(Sequence& sequence, std::size_t index) {
     std::swap(live_[sequence.live_index], live_[index]);
     std::swap(sequence.live_index, live_[sequence.live_index]->live_index);
   }
+  Sequence* Make();
+  Sequence& New(int id);
+  void Release(Sequence& sequence);
   void DropFromWord(Sequence& sequence, std::size_t w, std::uint64_t leaving);
   std::uint64_t SharedByOthers(const Sequence& sequence, std::size_t w) const;
   void UpdateRange(std::size_t w);
@@ -216,13 +216,13 @@ class CellTable {
   RunTree free_runs_;
   std::size_t free_count_;
   IdMap<Sequence> by_id_;
-  std::vector<Sequence*> live_;  // Those that are stored,
-  std::size_t grown_count_ = 0;  // of which the first so many are grown().
+  std::vector<Sequence*> live_;
   std::vector<Sequence*> spare_;
   std::vector<Sequence*> spare_reserved_;       // They are taken first.
   std::vector<std::unique_ptr<Sequence>> all_;  // live_ and both spare_.
   std::vector<std::size_t> targets_;            // Defrag's.
-  mutable AlignedBuffer words_;                 // Scratch of MembersIn.
+  std::size_t grown_count_ = 0;  // Of live_: the first so many are grown().
+  mutable AlignedBuffer words_;  // Scratch of MembersIn.
 };
 
 }  // namespace kvtwin::optimized
