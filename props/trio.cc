@@ -446,13 +446,12 @@ bool MovesSequence(Cache& cache, const CacheState& due, int sequence) {
   return true;
 }
 
-// Takes the rows of one layer out of a state, or out of each of its caches.
+}  // namespace
+
 void LeaveOutALayer(CacheState& state) {
   if (!state.layers.empty()) state.layers.erase(state.layers.begin());
   for (CacheState& part : state.caches) LeaveOutALayer(part);
 }
-
-}  // namespace
 
 std::optional<CacheState> Trio::SameSnapshot() {
   Result<CacheState> due = reference_->Snapshot();

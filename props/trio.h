@@ -32,6 +32,9 @@ namespace kvtwin::props {
 // " 0:1@s0+s1 2:0@s1": cell, position, sequences.
 std::string CellsText(const Cache& cache);
 
+// Takes the rows of one layer out of a state, or out of each of its caches.
+void LeaveOutALayer(CacheState& state);
+
 // How the reference twin is made; the tests of the harness make wrong ones.
 using CacheMaker =
     std::function<Result<std::unique_ptr<Cache>>(const CacheSpec&)>;

@@ -471,6 +471,56 @@ TEST(Laws, CompareTheTokensOfEachCacheOfAWrapper) {
   }
 }
 
+// Each of these histories broke a law for both twins while the script of
+// `reload` had a removal of another cache, and none of what is loaded.
+TEST(Laws, HoldWhereStatesAreLoaded) {
+  for (const char* line :
+       {"kvt1 cells=2 | put 1*2 | reload | put 0*1",
+        "kvt1 cells=2 | put 1*2 | reload | reload | put 0*1",
+        "kvt1 kind=swa window=1 cells=5 | put 0*1 | put 0*2 | put 0*3 | "
+        "put 0*3 | put 0*3 | reload | put 0*2@-1= | put 0*3",
+        "kvt1 cells=8 | put 0*2 | add 0>1 | put 1*2 | drop 0:0- | put 2*1",
+        "kvt1 cells=8 layers=2 | put 0*2 | put 1*1 | add 0>2 | put 2*2",
+        "kvt1 kind=wrapper caches=swa:w2/causal layers=2 | put 0*3 | "
+        "add 0>1 | reload | put 1*2 | add 1>2 | put 2*1"}) {
+    const Result<History> history = ParseHistory(line);
+    ASSERT_TRUE(history.ok()) << line << history.status().ToString();
+    for (const Law& law : Laws()) {
+      for (const std::string_view twin : TwinNames()) {
+        EXPECT_EQ(Judge(law, *history, TwinSubject(twin)).wrong, "")
+            << law.name << " " << twin << ": " << line;
+      }
+    }
+  }
+}
+
+std::vector<std::string> CallsOf(const std::string& line) {
+  const Result<History> history = ParseHistory(line);
+  EXPECT_TRUE(history.ok()) << line;
+  std::vector<std::string> calls;
+  if (!history.ok()) return calls;
+  for (const Call& call : Resolve(*history).calls) {
+    calls.push_back(ToText(call));
+  }
+  return calls;
+}
+
+// Every call of the interface that changes a cache, in the order of the
+// history, and nothing that a history asks of another cache in between.
+TEST(Laws, ScriptsHaveEveryCallThatChangesTheCache) {
+  EXPECT_EQ(
+      CallsOf("kvt1 | put 0*2 | causal 0 | copy 0>1:1 | drop 0:0- | "
+              "ask 1@1 | reload | add 1>2 | reload | snapshot 1 | "
+              "start 3*1 | layer 0 | store | except 0 | drop 1:0-1"),
+      std::vector<std::string>(
+          {"StartForward(positions [0 1], sequences [0 0])", "Put(layer 0)",
+           "SetCausal([0])", "CopyPrefix(0, 1, 1)", "Remove(0, 0, open)",
+           "CanResume(1, 1)", "Restore(its own Snapshot)",
+           "AddSequence(2, SnapshotOf(1))", "Restore(its own Snapshot)",
+           "StartForward(positions [0], sequences [3])", "Put(layer 0)",
+           "SetCausal([0])", "Remove(1, 0, 1)"}));
+}
+
 // A legal client goes on only where its window is still there: here the last
 // positions leave, in the middle of one window and at the end of a sequence.
 TEST(Laws, WindowsHideNothingElseFromALegalClient) {

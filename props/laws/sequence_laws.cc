@@ -55,7 +55,9 @@ std::set<int> Touched(const Call& call) {
   if (call.kind == CallKind::kStart) {
     return {call.sequences.begin(), call.sequences.end()};
   }
-  if (call.kind == CallKind::kCopy) return {call.dst};
+  if (call.kind == CallKind::kCopy || call.kind == CallKind::kAdd) {
+    return {call.dst};
+  }
   if (call.kind == CallKind::kRemove) return {call.seq};
   return {};
 }
@@ -155,6 +157,10 @@ void Do(reference::Ledger& ledger, const Call& call) {
     case CallKind::kRemove:
       ignored = ledger.Remove(call.seq, call.begin, call.end);
       break;
+    case CallKind::kRestore:
+    case CallKind::kAdd:
+      if (call.code == StatusCode::kOk) ledger.Restore(call.state);
+      break;
     case CallKind::kCausal:
     case CallKind::kAsk:
       break;
@@ -205,13 +211,17 @@ LawResult Replay(const History& history, const Subject& subject) {
   return result;
 }
 
+bool HasTarget(const Call& call) {
+  return call.kind == CallKind::kCopy || call.kind == CallKind::kAdd;
+}
+
 // The largest id becomes the smallest, and all are moved.
 LawResult Renaming(const History& history, const Subject& subject) {
   const Script script = Resolve(history);
   std::map<int, int> names;
   for (const Call& call : script.calls) {
     for (const int seq : call.sequences) names[seq];
-    if (call.kind == CallKind::kCopy) names[call.dst];
+    if (HasTarget(call)) names[call.dst];
     if (call.kind != CallKind::kStart) names[call.seq];
   }
   std::map<int, int> back;
@@ -225,7 +235,7 @@ LawResult Renaming(const History& history, const Subject& subject) {
     for (int& seq : call.sequences) seq = names[seq];
     if (call.kind == CallKind::kStart) continue;
     call.seq = names[call.seq];
-    if (call.kind == CallKind::kCopy) call.dst = names[call.dst];
+    if (HasTarget(call)) call.dst = names[call.dst];
   }
   std::optional<Session> left = Session::Open(script.setup, subject);
   std::optional<Session> right = Session::Open(script.setup, subject);

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <stdexcept>
 
 #include "core/elements.h"
 #include "core/mask_elements.h"
 #include "props/entitlement.h"
 #include "props/forwarding_cache.h"
+#include "props/trio.h"
 
 namespace kvtwin::props {
 namespace {
@@ -20,11 +22,38 @@ bool IsMisuse(StatusCode code) {
          code == StatusCode::kFailedPrecondition;
 }
 
-// Writes down every call that is no misuse.
+class Recorder;
+
+// What the recorders of one history share.
+struct Tape {
+  std::vector<Recorder*> alive;  // The oldest is the one that the history has.
+  std::vector<Call> calls;       // Those of the recorder that went last.
+  std::string lost;              // Of that one, what no script can have.
+};
+
+// Writes down every call that is no misuse and changes the cache. What a
+// history calls of two caches at once (`reload`) is kept apart: a new recorder
+// begins with the calls of the one that it takes over from, and the history
+// ends with the calls of the recorder that it kept.
 class Recorder final : public ForwardingCache {
  public:
-  Recorder(std::unique_ptr<Cache> cache, std::vector<Call>& calls)
-      : ForwardingCache(std::move(cache)), calls_(calls) {}
+  Recorder(std::unique_ptr<Cache> cache, Tape& tape)
+      : ForwardingCache(std::move(cache)), tape_(tape) {
+    if (!tape_.alive.empty()) {
+      before_ = tape_.alive.front();
+      calls_ = before_->calls_;
+      lost_ = before_->lost_;
+    }
+    tape_.alive.push_back(this);
+  }
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+  ~Recorder() override {
+    std::erase(tape_.alive, this);
+    if (!tape_.alive.empty()) return;
+    tape_.calls = std::move(calls_);
+    tape_.lost = std::move(lost_);
+  }
 
   Status SetLayer(int layer) override {
     Status status = cache_->SetLayer(layer);
@@ -72,6 +101,42 @@ class Recorder final : public ForwardingCache {
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     return Keep(RemoveCall(seq, begin, end), cache_->Remove(seq, begin, end));
   }
+  // A script has no state of its own, so that each cache that plays it, of
+  // whatever dtype and size, restores what it holds itself.
+  Status Restore(const CacheState& state) override {
+    const Recorder& from = before_ != nullptr ? *before_ : *this;
+    const Result<CacheState> held = from.cache_->Snapshot();
+    Status status = cache_->Restore(state);
+    if (IsMisuse(status.code())) return status;
+    if (!held.ok() || *held != state) Lose("Restore of another state");
+    before_ = nullptr;
+    Call call;
+    call.kind = Call::Kind::kRestore;
+    call.state = state;
+    return KeepLast(std::move(call), std::move(status));
+  }
+  Result<CacheState> SnapshotOf(int sequence) const override {
+    last_asked_ = sequence;
+    return cache_->SnapshotOf(sequence);
+  }
+  // Of the sequence that the last SnapshotOf asked for.
+  Status AddSequence(int sequence, const CacheState& added) override {
+    Call call;
+    call.kind = Call::Kind::kAdd;
+    call.seq = last_asked_;
+    call.dst = sequence;
+    Result<CacheState> one = cache_->SnapshotOf(last_asked_);
+    call.lacks_layer = one.ok() && *one != added;
+    if (one.ok() && call.lacks_layer) LeaveOutALayer(*one);
+    const bool known = one.ok() && *one == added;
+    Status status = cache_->AddSequence(sequence, added);
+    if (!known && !IsMisuse(status.code())) {
+      Lose("AddSequence of another state");
+    }
+    const Result<CacheState> after = cache_->Snapshot();
+    if (after.ok()) call.state = *after;
+    return KeepLast(std::move(call), std::move(status));
+  }
 
  private:
   Call Of(Call::Kind kind) const {
@@ -87,8 +152,20 @@ class Recorder final : public ForwardingCache {
     calls_.push_back(std::move(call));
     return status;
   }
+  // Of a call that ends the pass, and picks layer and type 0, if it succeeds.
+  Status KeepLast(Call call, Status status) {
+    if (status.ok()) layer_ = type_ = 0;
+    return Keep(std::move(call), std::move(status));
+  }
+  void Lose(std::string_view what) {
+    if (lost_.empty()) lost_ = what;
+  }
 
-  std::vector<Call>& calls_;
+  Tape& tape_;
+  const Recorder* before_ = nullptr;  // Until Restore, if there is one.
+  std::vector<Call> calls_;
+  std::string lost_;
+  mutable int last_asked_ = 0;
   int layer_ = 0;
   int type_ = 0;
 };
@@ -187,6 +264,11 @@ std::string ToText(const Call& call) {
           call.end == kOpenEnd ? "open" : fmt::to_string(call.end));
     case Call::Kind::kAsk:
       return fmt::format("CanResume({}, {})", call.seq, call.end);
+    case Call::Kind::kRestore:
+      return "Restore(its own Snapshot)";
+    case Call::Kind::kAdd:
+      return fmt::format("AddSequence({}, SnapshotOf({}){})", call.dst,
+                         call.seq, call.lacks_layer ? " less a layer" : "");
   }
   return "";
 }
@@ -199,18 +281,21 @@ std::string ToText(const Answer& answer) {
 Script Resolve(const History& history) {
   History plain = history;
   for (Op& op : plain.ops) op.keep_rows = false;
-  Script script{.setup = plain.setup, .calls = {}};
+  Tape tape;
   const Subject recorder = {
       .name = "recorder",
-      .make =
-          [&script](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+      .make = [&tape](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
         Result<std::unique_ptr<Cache>> cache = MakeCache(spec, "reference");
         if (!cache.ok()) return cache.status();
         return std::unique_ptr<Cache>(
-            std::make_unique<Recorder>(std::move(*cache), script.calls));
+            std::make_unique<Recorder>(std::move(*cache), tape));
       }};
   RunHistory(plain, recorder);
-  return script;
+  // A script that is not all of the history would make a right cache wrong.
+  if (!tape.lost.empty()) {
+    throw std::logic_error("no call of a script is " + tape.lost);
+  }
+  return {.setup = plain.setup, .calls = std::move(tape.calls)};
 }
 
 std::optional<Session> Session::Open(const Setup& setup,
@@ -306,8 +391,24 @@ Answer Session::Do(const Call& call) {
       const Result<bool> can = cache_->CanResume(call.seq, call.end);
       return {can.status().code(), can.ok() && *can};
     }
+    case Call::Kind::kRestore: {
+      const Result<CacheState> state = cache_->Snapshot();
+      if (!state.ok()) return {state.status().code()};
+      return {AfterLoading(cache_->Restore(*state))};
+    }
+    case Call::Kind::kAdd: {
+      Result<CacheState> one = cache_->SnapshotOf(call.seq);
+      if (!one.ok()) return {one.status().code()};
+      if (call.lacks_layer) LeaveOutALayer(*one);
+      return {AfterLoading(cache_->AddSequence(call.dst, *one))};
+    }
   }
   return {};
+}
+
+StatusCode Session::AfterLoading(const Status& status) {
+  if (status.ok()) pass_.reset();
+  return status.code();
 }
 
 std::vector<CellEntry> Session::Cells(int type) {

@@ -20,7 +20,16 @@ namespace kvtwin::props {
 
 // A call with all that it is given, nothing relative.
 struct Call {
-  enum class Kind { kStart, kCausal, kPut, kCopy, kRemove, kAsk };
+  enum class Kind {
+    kStart,
+    kCausal,
+    kPut,
+    kCopy,
+    kRemove,
+    kAsk,
+    kRestore,  // Of the cache's own Snapshot.
+    kAdd       // AddSequence of the cache's own SnapshotOf.
+  };
   Kind kind = Kind::kStart;
   // What the reference answered where the call comes from.
   StatusCode code = StatusCode::kOk;
@@ -35,11 +44,15 @@ struct Call {
   int type = 0;  // Of a wrapper's caches.
   DenseTensor key;
   DenseTensor value;
-  // kRemove (seq, begin, end), kCopy (seq to dst, end), kAsk (seq, end)
+  // kRemove (seq, begin, end), kCopy (seq to dst, end), kAsk (seq, end), kAdd
+  // (seq as dst)
   int seq = 0;
   int dst = 0;
   std::int32_t begin = 0;
   std::int32_t end = 0;
+  bool lacks_layer = false;  // kAdd: without the first layer's rows.
+  // kRestore, kAdd: what the reference held then. Only a ledger takes it.
+  CacheState state;
 };
 
 Call RemoveCall(int seq, std::int32_t begin, std::int32_t end);
@@ -155,6 +168,8 @@ class Session {
       : setup_(setup), subject_(&subject) {}
   void SetType(int type);
   void SetLayer(int layer);
+  // Restore and AddSequence end the pass if they succeed.
+  StatusCode AfterLoading(const Status& status);
   // With `slots`, those of encoders too.
   void AddRows(const std::vector<Query>& queries, bool slots,
                std::vector<SeenRow>& rows);
