@@ -43,6 +43,10 @@ struct Abilities {
   // Only batches that go on where a sequence ends, within its capacity.
   bool OnlyGoesOn() const { return !Can(KVTWIN_CAN_ANY_ORDER); }
 
+  bool HasKind(Kind kind) const {
+    return (kinds >> static_cast<unsigned>(kind) & 1U) != 0;
+  }
+
   // Makes of `setup` the nearest one that the backend may have.
   void Fit(Setup& setup) const;
   // Fit would change nothing.

@@ -1,6 +1,8 @@
 #include "props/backend_command.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -9,10 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "core/file.h"
 #include "core/names.h"
 #include "core/profiles.h"
 #include "props/interrupt.h"
 #include "props/live.h"
+#include "props/option_checks.h"
 #include "props/page.h"
 #include "props/text_file.h"
 
@@ -109,6 +113,7 @@ std::string LevelLine(Level level, const LiveResult& result,
       if (!all) return "holds but for what is above";
       return result.holds_but ? "holds but for what is passed over" : "holds";
     }
+    if (level == result.unjudged) return "nothing was judged";
     if (tried) return "does not hold, see above";
     if (level == Level::kIdentity && !info.has_cells) {
       return "not tried: it does not say which cells it uses";
@@ -122,6 +127,24 @@ std::string LevelLine(Level level, const LiveResult& result,
                      level == info.claims ? " (it says that it does)" : "");
 }
 
+// The kinds that it says that it has: "causal, swa".
+std::string KindsText(const Abilities& abilities) {
+  std::vector<std::string_view> names;
+  for (std::size_t i = 0; i < kKindNames.size(); ++i) {
+    if (abilities.HasKind(static_cast<Kind>(i))) names.push_back(kKindNames[i]);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+// Of a path that can be no library, the reason. What is not there is told where
+// it is looked for.
+std::string WhyNoLibrary(const std::string& path) {
+  if (path.empty()) return "no path";
+  struct stat found = {};
+  if (stat(path.c_str(), &found) != 0) return "";
+  return CheckRegular(path, found.st_mode).message();
+}
+
 }  // namespace
 
 void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
@@ -129,11 +152,7 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
       command
           .add_option("--backend", arguments.host.library,
                       "a cache of yours, as a shared library (docs/live.md)")
-          ->check(CLI::Validator(
-              [](const std::string& path) {
-                return std::string(path.empty() ? "no path" : "");
-              },
-              "PATH"));
+          ->check(CLI::Validator(WhyNoLibrary, "PATH"));
   if (CLI::Option* twin = command.get_option_no_throw("--twin")) {
     backend->excludes(twin);
   }
@@ -141,20 +160,24 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
       .add_option("--level", arguments.level,
                   "compare a backend at this level only")
       ->check(CLI::IsMember(std::vector<std::string>(
-          kLevelNames.begin(), kLevelNames.begin() + kLevels.size())));
+          kLevelNames.begin(), kLevelNames.begin() + kLevels.size())))
+      ->needs(backend);
   command
       .add_option("--call-seconds", arguments.host.call_seconds,
                   "a call of a backend that takes longer hangs")
-      ->check(CLI::Range(0.01, 1e6))
+      ->needs(backend)
+      ->check(RealRange(0.01, 1e6))
       ->capture_default_str();
   command
       .add_option("--shrink-seconds", arguments.host.shrink_seconds,
                   "for how long a failure of a backend is shortened")
-      ->check(CLI::Range(0.01, 1e6))
+      ->needs(backend)
+      ->check(RealRange(0.01, 1e6))
       ->capture_default_str();
   command
       .add_option("--memory-mib", arguments.memory_mib,
                   "a backend that takes more is ended")
+      ->needs(backend)
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
       ->capture_default_str();
 }
@@ -179,6 +202,12 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   if (!info.ok()) return Complain(info.status().message());
   const std::vector<Level> levels = LevelsFor(arguments, *info);
   if (levels.empty()) return Complain(kNoIdentity);
+  // Else another kind would be driven, and be said to hold.
+  if (options.kind && !info->abilities.HasKind(*options.kind)) {
+    return Complain(fmt::format(
+        "--kind {}: {} says that it has no such cache, but {}",
+        KindName(*options.kind), info->name, KindsText(info->abilities)));
+  }
   const auto subject_at = [&](Level level) {
     return host.SubjectAt(*info, level, ArgumentsText(arguments, level));
   };

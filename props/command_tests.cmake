@@ -359,6 +359,12 @@ if(TARGET kvtwin_shared)
     PRINTS "^FAIL subject: view shape "
     ARGS fuzz --ops 30000 --level identity --shrink-seconds 1 --backend ${few}
          --profile ollama-0.12)
+  kvtwin_command_test(backend_says_yes EXIT 0 PRINTS "CanResume.0, 1. -> yes"
+    ARGS run "kvt1 place=scatter | put 0*1 | ask 0@1" --level entitlement
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(backend_says_no EXIT 0 PRINTS "CanResume.0, 1. -> no"
+    ARGS run "kvt1 kind=swa window=1 cap=8 | ask 0@1" --level entitlement
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(profile_few EXIT 0
     PRINTS "^few is like ollama-0.15$" ARGS profile --backend ${few})
   # As they were compiled before there was such a thing.
@@ -381,6 +387,12 @@ if(TARGET kvtwin_shared)
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
   set_tests_properties(command.backend_of_nothing PROPERTIES
     ENVIRONMENT KVTWIN_SICK=nothing)
+  # Every history fails: none says that anything holds.
+  kvtwin_command_test(backend_unjudged EXIT 1
+    PRINTS "^entitlement  nothing was judged .it says that it does.$"
+    ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
+  set_tests_properties(command.backend_unjudged PROPERTIES
+    ENVIRONMENT KVTWIN_SICK=init)
   kvtwin_command_test(backend_twin_pool EXIT 0 PRINTS " 0 differences"
     ARGS fuzz --kind paged --ops 5000
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
@@ -388,6 +400,46 @@ if(TARGET kvtwin_shared)
     ARGS museum --backend --seeds 1 --only X01 A03p)
 endif()
 
+# Another kind is not driven instead, and what is of backends needs one.
+kvtwin_command_test(backend_without_the_kind EXIT 2
+  PRINTS "--kind encoder: c_cache says that it has no such cache, but causal"
+  ARGS fuzz --kind encoder --ops 500 --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(backend_with_the_kind EXIT 0 PRINTS "^entitlement  holds"
+  ARGS fuzz --kind causal --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache>)
+foreach(option "level entitlement" "call-seconds 1" "shrink-seconds 1"
+               "memory-mib 64")
+  separate_arguments(option)
+  list(GET option 0 name)
+  kvtwin_command_test(no_backend_but_${name} EXIT 2
+    PRINTS "--${name} requires --backend" ARGS fuzz --ops 500 --${option})
+endforeach()
+# A NaN lies in no range: such a run would not end.
+foreach(words "fuzz --seconds" "fuzz --backend no.so --call-seconds"
+              "fuzz --backend no.so --shrink-seconds"
+              "explore --seconds" "museum --seconds"
+              "shrink no.jsonl --with true --seconds")
+  string(REGEX REPLACE "[^a-z]+" "_" name "${words}")
+  separate_arguments(words)
+  list(GET words -1 option)
+  foreach(number nan -nan)
+    kvtwin_command_test(${name}_${number} EXIT 2
+      PRINTS "${option}: '${number}' is no number from " ARGS ${words}=${number})
+    set_tests_properties(command.${name}_${number} PROPERTIES TIMEOUT 20)
+  endforeach()
+endforeach()
+kvtwin_command_test(show_to_before_from EXIT 2
+  PRINTS "--to: line 3 is before --from 5"
+  ARGS show --from 5 --to 3 recordings/pools/f32.jsonl)
+kvtwin_command_test(backend_is_a_folder EXIT 2
+  PRINTS "'/tmp' is not a regular file, but a folder"
+  ARGS fuzz --ops 500 --backend /tmp)
+kvtwin_command_test(backend_is_a_device EXIT 2
+  PRINTS "'/dev/null' is not a regular file, but a device"
+  ARGS fuzz --ops 500 --backend /dev/null)
+kvtwin_command_test(run_says_yes EXIT 0 PRINTS "CanResume.0, 1. -> yes"
+  ARGS run "kvt1 | put 0*1 | ask 0@1")
+kvtwin_command_test(run_says_no EXIT 0 PRINTS "CanResume.0, 1. -> no"
+  ARGS run "kvt1 kind=swa window=1 cap=8 | ask 0@1")
 kvtwin_command_test(backend_holds EXIT 0
   PRINTS "^entitlement  holds .it says that it does."
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)

@@ -19,6 +19,7 @@
 #include "props/fuzz.h"
 #include "props/gen.h"
 #include "props/interrupt.h"
+#include "props/option_checks.h"
 #include "props/paged_fuzz.h"
 #include "props/shrink.h"
 
@@ -488,7 +489,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
                                "run at least this many operations")
                   ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 50));
   fuzz->add_option("--seconds", options.seconds, "run for so long")
-      ->check(CLI::Range(0.01, 1e7))
+      ->check(RealRange(0.01, 1e7))
       ->excludes(ops);
   AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind);
   fuzz->add_option("--threads", options.threads, "the verdict is the same")

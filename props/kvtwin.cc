@@ -272,7 +272,15 @@ void AddShowCommand(CLI::App& app, int& exit_code) {
       ->check(lines)
       ->excludes(from)
       ->excludes(to);
-  show->callback([arguments, &exit_code] { exit_code = RunShow(*arguments); });
+  show->callback([arguments, &exit_code] {
+    const ShowOptions& chosen = arguments->options;
+    if (chosen.from > chosen.to) {
+      throw CLI::ValidationError(
+          "--to",
+          fmt::format("line {} is before --from {}", chosen.to, chosen.from));
+    }
+    exit_code = RunShow(*arguments);
+  });
 }
 
 // The error number of lost output, or 0.

@@ -50,6 +50,7 @@ LiveResult FuzzLive(const FuzzOptions& options,
     std::int64_t operations = 0;
     double seconds = 0;
     std::int64_t ran = 0;
+    std::int64_t failed = 0;  // Of these, with any finding.
     bool broken = false;
     bool passed_over = false;
     while (!broken && result.findings.size() < kFindingsMax) {
@@ -59,9 +60,11 @@ LiveResult FuzzLive(const FuzzOptions& options,
       result.histories += fuzzed.histories;
       result.ran += fuzzed.ran;
       ran += fuzzed.ran;
+      failed += fuzzed.known + (fuzzed.failure ? 1 : 0);
       result.known += fuzzed.known;
       for (const auto& [bucket, count] : fuzzed.passed_over) {
         result.passed_over[bucket] += count;
+        failed += count;
         passed_over = true;
       }
       result.digest = fuzzed.digest;
@@ -83,7 +86,9 @@ LiveResult FuzzLive(const FuzzOptions& options,
     result.operations += operations;
     result.seconds += seconds;
     if (broken && !Interrupted()) continue;
-    if (ran > 0 && !broken) result.holds = level;
+    if (broken) break;
+    if (ran > failed) result.holds = level;
+    if (ran > 0 && ran <= failed) result.unjudged = level;
     result.holds_but = passed_over;
     break;
   }

@@ -14,6 +14,7 @@
 #include "props/command.h"
 #include "props/interrupt.h"
 #include "props/museum.h"
+#include "props/option_checks.h"
 
 namespace kvtwin::props {
 namespace {
@@ -281,7 +282,7 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   museum->add_option("--seconds", options.seconds, "for each seed")
-      ->check(CLI::Range(0.01, 60.0))
+      ->check(RealRange(0.01, 60.0))
       ->capture_default_str();
   museum->add_option("--only", arguments->only, "only these, as X01 H16");
   museum->add_option("--threads", options.threads, "exhibits at a time")

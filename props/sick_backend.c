@@ -122,6 +122,7 @@ static void FallIll(Mine* c) {
 }
 
 static int SickInit(const kvtwin_setup_v1* setup, void** cache) {
+  if (Is("init")) return 99;
   return Is("nothing") ? KVTWIN_NOT_SUPPORTED : Init(setup, cache);
 }
 
