@@ -18,6 +18,7 @@
 #include "props/explore.h"
 #include "props/fuzz.h"
 #include "props/interrupt.h"
+#include "props/option_checks.h"
 #include "props/paged_fuzz.h"
 #include "props/shrink.h"
 #include "props/text_file.h"
@@ -52,22 +53,6 @@ std::string Explained(const ExploreFailure& failure, const Subject& subject) {
       "  from{}\n  {}\n  history {}\n",
       failure.check, subject.name, failure.from, failure.text,
       ToText(failure.history));
-}
-
-// Replaces a file. The old content stays if the text cannot be written, as on a
-// full disk.
-Status Replace(const std::string& path, std::string_view text) {
-  const std::string part = path + ".part";
-  Status status = WriteFile(part, text);
-  std::error_code error;
-  if (status.ok()) {
-    fs::rename(part, path, error);
-    if (!error) return {};
-    status = {StatusCode::kFailedPrecondition,
-              fmt::format("{} cannot be written: {}", path, error.message())};
-  }
-  fs::remove(part, error);
-  return status;
 }
 
 class Session {
@@ -148,7 +133,7 @@ class Session {
     if (!arguments_.state.empty()) {
       std::ostringstream text;
       (*explorer)->Save(text);
-      if (Status status = Replace(FileOf(one), text.view()); !status.ok()) {
+      if (Status status = WriteFile(FileOf(one), text.view()); !status.ok()) {
         fmt::print(stderr, "kvtwin explore: {}\n", status.message());
         return false;
       }
@@ -291,7 +276,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(1, 256))
       ->default_str("one for each core");
   explore->add_option("--seconds", arguments->seconds, "stop after so long")
-      ->check(CLI::Range(0.0, 1e7));
+      ->check(RealRange(0.0, 1e7));
   explore
       ->add_option("--state", arguments->state,
                    "a folder: goes on from what it holds, and keeps there how "

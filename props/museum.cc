@@ -492,6 +492,11 @@ Result<Workshop> FindWorkshop(const fs::path& build, Planted planted) {
     workshop.linked = line.substr(at + 4, line.find(' ', at + 4) - at - 4);
   }
   if (workshop.link.empty()) {
+    // On a full disk the list of commands is cut off.
+    const ScratchFolder scratch("museum");
+    const Status room =
+        WriteFile(scratch.File("room"), std::string(std::size_t{1} << 20, ' '));
+    if (!room.ok()) return room;
     return Wrong(fmt::format("{}: how {} is linked cannot be found out",
                              build.string(), target));
   }

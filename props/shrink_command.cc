@@ -6,7 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <new>
 #include <string>
@@ -16,6 +15,7 @@
 #include "kvtwin/cache.h"
 #include "props/command.h"
 #include "props/filter.h"
+#include "props/option_checks.h"
 #include "props/page.h"
 #include "props/program.h"
 #include "props/shrink_recording.h"
@@ -53,11 +53,8 @@ std::string ShortName(const std::string& path) {
 int Write(const Arguments& arguments, const ShrunkRecording& shrunk) {
   const std::string path =
       arguments.out.empty() ? ShortName(arguments.path) : arguments.out;
-  std::ofstream out(path, std::ios::binary);
-  out << shrunk.text;
-  if (!out.flush()) {
-    return Complain(Printable(path, path.size()) + " cannot be written");
-  }
+  const Status written = WriteFile(path, shrunk.text);
+  if (!written.ok()) return Complain(written.message());
   const Judgement& judgement = shrunk.judgement;
   fmt::print(
       "{} calls of {}, after {} runs{}\n\nline {}: {}\n\n  bucket  {}\n  "
@@ -127,7 +124,7 @@ void AddShrinkCommand(CLI::App& app, int& exit_code) {
   shrink
       ->add_option("--seconds", arguments->seconds,
                    "a run of the command that takes longer is ended")
-      ->check(CLI::Range(0.01, 1e6))
+      ->check(RealRange(0.01, 1e6))
       ->capture_default_str();
   shrink
       ->add_option("--output-mib", arguments->output_mib,

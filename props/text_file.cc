@@ -7,8 +7,11 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <span>
+#include <system_error>
 
 #include "core/json_line.h"
+#include "core/part_file.h"
 
 namespace kvtwin::props {
 
@@ -17,7 +20,10 @@ std::string ReadFile(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-Status WriteFile(const std::string& path, std::string_view text) {
+namespace {
+
+// Where it is, and as far as it goes.
+Status WriteThere(const std::string& path, std::string_view text) {
   std::FILE* file = std::fopen(path.c_str(), "wbe");
   int error = file == nullptr ? errno : 0;
   if (file != nullptr) {
@@ -33,6 +39,33 @@ Status WriteFile(const std::string& path, std::string_view text) {
   return {StatusCode::kFailedPrecondition,
           fmt::format("{} cannot be written: {}", Printable(path, path.size()),
                       std::strerror(error))};
+}
+
+}  // namespace
+
+Status WriteFile(const std::string& path, std::string_view text) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status there = fs::status(path, error);
+  // What another program has open, as standard output, keeps its file.
+  const bool open_already =
+      path.starts_with("/dev/") || path.starts_with("/proc/");
+  if (open_already || (fs::exists(there) && !fs::is_regular_file(there))) {
+    return WriteThere(path, text);
+  }
+  // A link stays one: what it points to is replaced.
+  std::string target = path;
+  if (fs::is_symlink(fs::symlink_status(path, error))) {
+    target = fs::weakly_canonical(path, error).string();
+    if (error) return WriteThere(path, text);
+  }
+  PartFile part(target);
+  Status status = part.Make();
+  if (!status.ok()) return status;
+  if (!part.file().Write(0, std::as_bytes(std::span(text)))) {
+    return SystemError("cannot be written", path, part.file().error());
+  }
+  return part.Rename();
 }
 
 }  // namespace kvtwin::props

@@ -14,8 +14,9 @@ namespace kvtwin::props {
 // Returns the bytes of the file; nothing if it cannot be read.
 std::string ReadFile(const std::filesystem::path& path);
 
-// Replaces the content of the file; a pipe or a device is written to. Errors:
-// the text was not written as a whole, with the reason from the system.
+// Replaces the file as a whole, or leaves it as it was; what is no regular
+// file, as a pipe or a device, is written to. Errors: the text was not written
+// as a whole, with the reason from the system.
 Status WriteFile(const std::string& path, std::string_view text);
 
 }  // namespace kvtwin::props

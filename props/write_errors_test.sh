@@ -62,11 +62,30 @@ cut_at() {
   [ "$cuts" -gt 0 ] || complain "'$*' writes nothing"
 }
 cut_at 1 "$scratch/page.html" check --html "$scratch/page.html" "$reject"
+# The page of before is there until the new one is whole, and nothing else is.
+mkdir "$scratch/pages"
+echo before >"$scratch/pages/page.html"
+for size in 0 4; do
+  (
+    trap '' XFSZ
+    ulimit -f "$size"
+    exec "$kvtwin" check --html "$scratch/pages/page.html" "$reject" 2>&1
+  ) | cat >"$scratch/said"
+  [ "${PIPESTATUS[0]}" -eq 2 ] || complain "a page of $size KiB is written"
+  [ "$(cat "$scratch/pages/page.html")" = before ] ||
+    complain "a page that cannot be written replaces another one"
+done
+[ "$(ls -A "$scratch/pages")" = page.html ] ||
+  complain "there is more than a page: $(ls -A "$scratch/pages")"
 cut_at 0 "$scratch/sequence" state --sequence 0 --out "$scratch/sequence" \
   "$state"
 mkdir "$scratch/explored"
 cut_at 0 "$scratch/explored/chunked-chunk=2" explore --cells 2 --positions 2 \
   --kind chunked --state "$scratch/explored"
+# Where the museum works.
+said=$(trap '' XFSZ && ulimit -f 8 && "$kvtwin" museum --only X01 2>&1)
+grep -q "kvtwin-museum-.* cannot be written: File too large" <<<"$said" ||
+  complain "the museum says $said"
 # Standard output that is a file.
 cut_at 0 "$scratch/out" gen --histories 20
 cut_at 1 "$scratch/out" show --all "$reject"
