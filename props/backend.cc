@@ -518,6 +518,13 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
     return Invalid("size of the backend's table is {}, at least {} is due",
                    given->size, offsetof(kvtwin_backend_v1, message));
   }
+  if (given->size > kStructBytesMax) {
+    return Invalid("size of the backend's table is {}, no table is that large",
+                   given->size);
+  }
+  Status rest = CheckRest("the backend's table", given,
+                          sizeof(kvtwin_backend_v1), given->size);
+  if (!rest.ok()) return rest;
   BackendInfo info;
   kvtwin_backend_v1& table = info.table;
   std::memcpy(&table, given, std::min(given->size, sizeof(table)));

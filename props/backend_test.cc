@@ -89,6 +89,26 @@ TEST(Backend, TablesThatAreNoneAreRefusedByName) {
   ExpectRefused(&table, "describe answers -4");
 }
 
+// A newer table may be longer, but for nothing that is not known.
+TEST(Backend, TablesThatAreTooLongAreRefused) {
+  struct {
+    kvtwin_backend_v1 table;
+    std::uint64_t more = 0;
+  } longer = {*LedgerBackend("mlx")};
+  longer.table.size = sizeof(longer);
+  EXPECT_TRUE(DescribeBackend(&longer.table).ok());
+  longer.more = 1;
+  EXPECT_NE(DescribeBackend(&longer.table)
+                .status()
+                .message()
+                .find("the library knows nothing"),
+            std::string::npos);
+  longer.table.size = std::size_t{1} << 30;
+  EXPECT_EQ(DescribeBackend(&longer.table).status().message(),
+            "size of the backend's table is 1073741824, no table is that "
+            "large");
+}
+
 TEST(Backend, DescriptionsThatMakeNoSenseAreRefused) {
   const kvtwin_backend_v1 table = Table();
   const auto refused = [&](auto change, const std::string& text) {
