@@ -69,14 +69,15 @@ bool Duo::SetUp() {
 
 void Duo::TearDown() { tested_->Close(); }
 
-void Duo::Tell(const std::string& call, StatusCode answer) {
+void Duo::Tell(const std::string& call, StatusCode code,
+               std::string_view answer) {
   ++result_.operations;
-  HashInt(static_cast<std::int64_t>(answer));
+  HashInt(static_cast<std::int64_t>(code));
   if (story_ == nullptr) return;
   Step& step = story_->steps.emplace_back();
   step.number = std::ssize(story_->steps);
   step.call = call;
-  step.answer = StatusName(answer);
+  step.answer = answer.empty() ? StatusName(code) : answer;
   step.begins_pass = call.starts_with("StartForward");
   if (story_->told) story_->told(step);
 }
@@ -336,12 +337,12 @@ bool Duo::CanResume(int seq, std::int32_t pos) {
   }
   const Result<bool> found = tested_->CanResume(seq, pos);
   const std::string call = fmt::format("CanResume({}, {})", seq, pos);
-  Tell(call, found.status().code());
+  Tell(call, found.status().code(), YesOrNo(found));
   CheckResult(call, {}, found.status());
   HashInt(*found ? 1 : 0);
   // A no is always honest.
   Check(due || !*found, "subject: resume",
-        [&] { return call + " is true, but tokens in the window are gone"; });
+        [&] { return call + " is true, but " + WhyNotResumed(ledger_, seq); });
   if (*found) ledger_.Resumes(seq, pos);
   return *found;
 }
@@ -447,14 +448,17 @@ void Duo::CheckShapes(int layer, const KvView& view) {
               layer, view.mask.shape[1], batch_.positions.size());
         });
   if (!subject_.mask_rows_too) return;
-  std::int64_t due = std::ssize(batch_.positions);
-  if (subject_.rules.mask_rows == Rules::MaskRows::kPadded) {
-    while (due % setup_.config.mask_batch_padding != 0) ++due;
-  }
-  Check(view.mask.shape[1] == due, "subject: view shape", [&] {
-    return fmt::format("layer {}: the mask has {} rows, due are {}", layer,
-                       view.mask.shape[1], due);
-  });
+  // A padding of its own is left open: it says nothing of what is asked for.
+  const std::int64_t padding = setup_.config.mask_batch_padding;
+  const std::int64_t batch = std::ssize(batch_.positions);
+  const std::int64_t padded = (batch + padding - 1) / padding * padding;
+  const std::int64_t found = view.mask.shape[1];
+  const bool pads = subject_.rules.mask_rows == Rules::MaskRows::kPadded;
+  Check(pads ? found % padding == 0 : found == batch || found != padded,
+        "subject: view shape", [&] {
+          return fmt::format("layer {}: the mask has {} rows, due are {}",
+                             layer, found, pads ? padded : batch);
+        });
 }
 
 bool Duo::DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,

@@ -56,7 +56,9 @@ class Duo final : public Driver {
 
  private:
   // What was called and answered, before anything is compared.
-  void Tell(const std::string& call, StatusCode answer);
+  // `answer`, if there is one, is told instead of the code's name.
+  void Tell(const std::string& call, StatusCode code,
+            std::string_view answer = {});
   void CheckResult(const std::string& call, const Status& due,
                    const Status& found);
   // `after`: what the cache is to hold, but for the tokens of `batch`.

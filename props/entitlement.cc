@@ -220,6 +220,15 @@ std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout) {
   return text + " V " + ElementsText(RowOf(view.value, v_layout, column));
 }
 
+std::string WhyNotResumed(const reference::Ledger& ledger, int seq) {
+  for (const CacheLedger& part : ledger.parts()) {
+    for (const reference::LedgerToken& token : part.tokens()) {
+      if (token.HeldBy(seq)) return "tokens in the window are gone";
+    }
+  }
+  return "the sequence has no tokens";
+}
+
 std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
                                      const KvView& view, VLayout v_layout) {
   const CacheLedger& active = ledger.active();

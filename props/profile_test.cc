@@ -10,7 +10,9 @@
 #include <map>
 #include <set>
 
+#include "core/mask_elements.h"
 #include "props/backend.h"
+#include "props/forwarding_cache.h"
 #include "props/generate.h"
 #include "props/ledger_backend.h"
 #include "props/shrink.h"
@@ -434,6 +436,66 @@ InferredProfile InferRules(const Rules& cache) {
         return RunLedgers(history, cache, judge);
       },
       Abilities());
+}
+
+// A cache whose masks have rows in eights, whatever it is asked for; those
+// beyond the batch see nothing.
+class PadsItsMasks final : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+
+  Result<KvView> Get() override {
+    Result<KvView> view = cache_->Get();
+    if (!view.ok() || view->mask.data == nullptr) return view;
+    const TensorView& mask = view->mask;
+    mask_ = HidingMask(mask.dtype, mask.shape[0], (mask.shape[1] + 7) / 8 * 8);
+    for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
+      for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
+        if (MaskAllows(mask, column, row)) AllowInMask(mask_, column, row);
+      }
+    }
+    view->mask = mask_.view();
+    return view;
+  }
+
+ private:
+  DenseTensor mask_;
+};
+
+TEST(Inference, LeavesOpenHowManyRowsAMaskIsPaddedTo) {
+  for (const Profile& profile : Profiles()) {
+    const auto run = [&](const History& history, const Rules& judge) {
+      Subject subject;
+      subject.name = "padded";
+      subject.make_of = [&](const Setup& setup) {
+        return std::make_unique<PadsItsMasks>(
+            MakeLedgerCache(setup.spec, profile.rules));
+      };
+      subject.level = Level::kEntitlement;
+      subject.rules = judge;
+      subject.mask_rows_too = true;
+      return RunHistory(history, subject);
+    };
+    Abilities abilities;
+    abilities.kinds = 1U << static_cast<unsigned>(Kind::kCausal) |
+                      1U << static_cast<unsigned>(Kind::kSwa);
+    abilities.v_layouts = 1U << KVTWIN_V_PLAIN;
+    abilities.mask_dtypes = 1U << KVTWIN_F32;
+    abilities.can &=
+        ~std::uint32_t{KVTWIN_CAN_RESERVE | KVTWIN_CAN_REFUSE_MISUSE};
+    const InferredProfile found = InferProfile(
+        [&](const History& history, const Rules& judge) {
+          History fitted = history;
+          abilities.Fit(fitted.setup);
+          return run(fitted, judge);
+        },
+        abilities);
+    EXPECT_THAT(found.unexplained, IsEmpty()) << profile.name;
+    const auto near =
+        std::ranges::find(found.nearest, profile.name, &NearProfile::name);
+    ASSERT_NE(near, found.nearest.end()) << SummaryOf(found);
+    EXPECT_THAT(near->exceptions, IsEmpty()) << SummaryOf(found);
+  }
 }
 
 TEST(Inference, RecognisesTheLedgerOfEachProfile) {

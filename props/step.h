@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvtwin/cache.h"
@@ -91,6 +92,12 @@ struct Step {
   int wrong_row = -1;  // As in Finding.
   int wrong_column = -1;
 };
+
+// What CanResume says; of an error, nothing.
+inline std::string_view YesOrNo(const Result<bool>& answer) {
+  if (!answer.ok()) return "";
+  return *answer ? "yes" : "no";
+}
 
 // The call alone.
 Step StepOf(const TraceOp& op);

@@ -11,11 +11,13 @@ namespace kvtwin::props {
 
 template <class Call>
 void Trio::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
-                      StatusCode subject) {
+                      StatusCode subject, std::string_view answer) {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(subject));
   if (observer_ != nullptr) observer_->Outcome(subject);
-  if (story_ != nullptr) Tell(Made(call), StatusName(subject));
+  if (story_ != nullptr) {
+    Tell(Made(call), answer.empty() ? StatusName(subject) : answer);
+  }
   Check(ledger == reference, "reference: result", [&] {
     return fmt::format("{} is {} by the ledger, {} by the reference",
                        Made(call), StatusName(ledger), StatusName(reference));
@@ -336,7 +338,7 @@ bool Trio::CanResume(int seq, std::int32_t pos) {
   const Result<bool> subject = tested_->CanResume(seq, pos);
   CheckCodes([&] { return fmt::format("CanResume({}, {})", seq, pos); },
              StatusCode::kOk, reference.status().code(),
-             subject.status().code());
+             subject.status().code(), YesOrNo(subject));
   HashInt(*subject ? 1 : 0);
   if (observer_ != nullptr) observer_->CanResume(seq, pos, ledger_);
   Check(by_ledger == *reference, "reference: resume", [&] {

@@ -100,7 +100,7 @@ class Trio final : public Driver {
   // Comparing.
   template <class Call>
   void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
-                  StatusCode subject);
+                  StatusCode subject, std::string_view answer = {});
   void CheckOutsideOfLife(CheckName check);
   // Compares the snapshots of both caches. Returns the snapshot; nothing if the
   // subject has none.
