@@ -463,38 +463,36 @@ class PadsItsMasks final : public ForwardingCache {
 };
 
 TEST(Inference, LeavesOpenHowManyRowsAMaskIsPaddedTo) {
+  Subject subject;
+  subject.name = "padded";
+  subject.level = Level::kEntitlement;
+  subject.mask_rows_too = true;
+  Abilities& abilities = subject.abilities;
+  abilities.kinds = KVTWIN_HAS_CAUSAL | KVTWIN_HAS_SWA;
+  abilities.v_layouts = 1U << KVTWIN_V_PLAIN;
+  abilities.mask_dtypes = 1U << KVTWIN_F32;
+  abilities.can &=
+      ~std::uint32_t{KVTWIN_CAN_RESERVE | KVTWIN_CAN_REFUSE_MISUSE};
   for (const Profile& profile : Profiles()) {
+    subject.make_of = [&](const auto& setup) -> Result<std::unique_ptr<Cache>> {
+      return std::unique_ptr<Cache>(std::make_unique<PadsItsMasks>(
+          MakeLedgerCache(setup.spec, profile.rules)));
+    };
     const auto run = [&](const History& history, const Rules& judge) {
-      Subject subject;
-      subject.name = "padded";
-      subject.make_of = [&](const Setup& setup) {
-        return std::make_unique<PadsItsMasks>(
-            MakeLedgerCache(setup.spec, profile.rules));
-      };
-      subject.level = Level::kEntitlement;
       subject.rules = judge;
-      subject.mask_rows_too = true;
       return RunHistory(history, subject);
     };
-    Abilities abilities;
-    abilities.kinds = 1U << static_cast<unsigned>(Kind::kCausal) |
-                      1U << static_cast<unsigned>(Kind::kSwa);
-    abilities.v_layouts = 1U << KVTWIN_V_PLAIN;
-    abilities.mask_dtypes = 1U << KVTWIN_F32;
-    abilities.can &=
-        ~std::uint32_t{KVTWIN_CAN_RESERVE | KVTWIN_CAN_REFUSE_MISUSE};
-    const InferredProfile found = InferProfile(
-        [&](const History& history, const Rules& judge) {
-          History fitted = history;
-          abilities.Fit(fitted.setup);
-          return run(fitted, judge);
-        },
-        abilities);
+    const InferredProfile found = InferProfile(run, abilities);
     EXPECT_THAT(found.unexplained, IsEmpty()) << profile.name;
     const auto near =
         std::ranges::find(found.nearest, profile.name, &NearProfile::name);
-    ASSERT_NE(near, found.nearest.end()) << SummaryOf(found);
+    ASSERT_NE(near, found.nearest.end())
+        << profile.name << ": " << SummaryOf(found);
     EXPECT_THAT(near->exceptions, IsEmpty()) << SummaryOf(found);
+    for (const FoundRule& one : found.found) {
+      if (AllRules()[one.rule].name != "mask rows") continue;
+      EXPECT_THAT(one.values, ElementsAre(0, 1)) << profile.name;
+    }
   }
 }
 
