@@ -113,7 +113,10 @@ typedef int (*kvtwin_shift_fn)(void* user, int32_t layer, int32_t offset,
 typedef struct kvtwin_shift {
   kvtwin_shift_kind kind;
   int rope_halves; /* Pairs are (i, i + dims / 2), else (2i, 2i + 1). */
-  int rope_dims;   /* Elements that rotate; 0: all. */
+  int rope_dims;   /* Elements that rotate, an even number; 0: all. Of a head
+                      that has fewer, all rotate, of an odd one all but the
+                      last: min(rope_dims, k_head_dim) / 2 * 2. A NaN keeps
+                      its bits; what becomes one is 0x7FC00000. */
   double rope_base;
   double rope_scale;
   kvtwin_shift_fn fn; /* Of KVTWIN_SHIFT_CUSTOM, of which no backend hears. */

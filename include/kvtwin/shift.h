@@ -35,7 +35,9 @@ struct Rope {
   Pairing pairing = Pairing::kAdjacent;
   double base = 10000.0;  // > 0, finite.
   double scale = 1.0;     // Finite.
-  int dims = 0;           // Even; 0: the whole head. Elements beyond stay.
+  // Even; 0: the whole head. Elements beyond stay. If a head has fewer, all of
+  // it turns; of an odd number of elements the last one stays.
+  int dims = 0;
 };
 
 // A shift function of your own: rewrites one token's K row, `key` =
