@@ -635,6 +635,12 @@ foreach(kind causal paged)
   endforeach()
 endforeach()
 
+# A history that a host cannot read is no fault of the backend's.
+kvtwin_command_test(host_reads_no_pool EXIT 2 PRINTS "cannot read what kvtwin"
+  ARGS fuzz --kind paged --backend command_tests.cmake)
+set_tests_properties(command.host_reads_no_pool PROPERTIES ENVIRONMENT
+  "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/host_of_garbage.sh;HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1}};HOST_ANSWERS={\"error\":\"x\"}")
+
 # Other people's caches, and the Python package, which has a build of its own: so
 # one of ours is enough. 77 is a test that is skipped. They begin first: they wait
 # for the network, and half of the time use one core.

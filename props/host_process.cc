@@ -8,6 +8,7 @@
 #include <csignal>
 #include <filesystem>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "core/profiles.h"
@@ -188,6 +189,10 @@ std::string Host::AskPool(const PagedHistory& history, Level level, bool hasty,
   }
   const std::optional<Json> said = process->Answer(Patience(hasty));
   if (!said) return died();
+  if (said->contains("error")) {  // It is no fault of the backend's.
+    throw std::logic_error("kvtwin-host cannot read what kvtwin asks: " +
+                           said->at("error").get<std::string>());
+  }
   if (census != nullptr) {
     const auto add = [&](const char* name, std::int64_t& to) {
       to += said->value(name, std::int64_t{0});

@@ -48,6 +48,12 @@ Status Bad(std::string_view word, std::string_view why) {
   return {StatusCode::kInvalidArgument, fmt::format("'{}' {}", word, why)};
 }
 
+bool IsTooLarge(const PagedSpec& spec) {
+  const std::int64_t rows =
+      std::int64_t{spec.blocks} * spec.block_size * spec.layers * spec.kv_heads;
+  return rows * std::max(spec.k_head_dim, spec.v_head_dim) > 64 * kTokensMax;
+}
+
 bool ReadNumber(std::string_view text, int& number) {
   const auto [end, error] =
       std::from_chars(text.data(), text.data() + text.size(), number);
@@ -146,14 +152,10 @@ Result<PagedHistory> ParsePagedHistory(std::string_view text) {
       return Bad("|", fmt::format("comes more than {} times", kOpsMax));
     }
   }
-  const PagedSpec& spec = history.spec;
-  const std::int64_t elements =
-      std::int64_t{spec.blocks} * spec.block_size * spec.layers * spec.kv_heads;
-  if (first ||
-      elements * std::max(spec.k_head_dim, spec.v_head_dim) > 64 * kTokensMax) {
+  if (first || IsTooLarge(history.spec)) {
     return Bad("kvp1", first ? "is missing" : "names a pool that is too large");
   }
-  if (Status status = CheckPagedSpec(spec); !status.ok()) return status;
+  if (Status status = CheckPagedSpec(history.spec); !status.ok()) return status;
   return history;
 }
 
@@ -241,6 +243,7 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   };
   widen(spec.dtype, spec.k_head_dim);
   widen(spec.v_dtype.value_or(spec.dtype), spec.v_head_dim);
+  while (IsTooLarge(spec)) spec.blocks = (spec.blocks + 1) / 2;
   if (pick(0, 1) == 1) spec.layout = PagedLayout::kHeadMajor;
   // Weights are random, so that each kind dominates now and then.
   std::vector<PagedOpKind> kinds;

@@ -68,12 +68,28 @@ TEST(Paged, TheTwinThatIsNamedRuns) {
   EXPECT_NE(wrong.find("twin is 'third'"), std::string::npos) << wrong;
 }
 
+void ExpectReadAsWritten(const PagedHistory& history) {
+  const std::string text = ToText(history);
+  const Result<PagedHistory> read = ParsePagedHistory(text);
+  ASSERT_TRUE(read.ok()) << read.status().ToString() << "\n" << text;
+  ASSERT_EQ(ToText(*read), text);
+}
+
+// Here most numbers are the least or the largest that there are, so that a pool
+// is large in many ways at once.
+RC_GTEST_PROP(Paged, AnyHistoryThatIsDrawnCanBeRead, ()) {
+  const Pick any = SeededPick(*rc::gen::arbitrary<std::uint64_t>(), 0);
+  const Pick pick = [&](int least, int most) {
+    const int way = any(0, 7);
+    if (way > 5) return any(least, most);
+    return way > 3 ? least : most;
+  };
+  for (int i = 0; i < 50; ++i) ExpectReadAsWritten(DrawPagedHistory(pick));
+}
+
 TEST(Paged, LinesAreReadAsTheyAreWritten) {
-  for (std::uint64_t number = 0; number < 50; ++number) {
-    const std::string text = ToText(MakePagedHistory(3, number));
-    const Result<PagedHistory> read = ParsePagedHistory(text);
-    ASSERT_TRUE(read.ok()) << read.status().ToString();
-    EXPECT_EQ(ToText(*read), text);
+  for (std::uint64_t number = 0; number < 500; ++number) {
+    ExpectReadAsWritten(MakePagedHistory(3, number));
   }
   for (const char* text :
        {"", "kvt1", "kvp1 block", "kvp1 block=0", "kvp1 block=1x",

@@ -138,7 +138,7 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
 Json RunPool(const Json& asked, const PoolBackend& pool) {
   const Result<PagedHistory> history =
       ParsePagedHistory(asked.at("pool").get<std::string>());
-  if (!history.ok()) return {{"wrong", history.status().message()}};
+  if (!history.ok()) return {{"error", history.status().message()}};
   PagedCensus census;
   const PagedRun run = BackendRun(pool, asked.at("level").get<Level>());
   Guard::Forget();
