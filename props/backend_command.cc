@@ -275,9 +275,6 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
 
 int OnPoolBackend(const BackendArguments& arguments,
                   const std::function<int(const PagedSubject&)>& act) {
-  if (!arguments.host.profile.empty()) {
-    return Complain("pools have no --profile");
-  }
   Host host(OptionsOf(arguments));
   const Result<PoolInfo> info = host.DescribePool();
   if (!info.ok()) return Complain(info.status().message());

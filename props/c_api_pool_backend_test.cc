@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <string>
 
 #include "props/pool_backend.h"
@@ -32,10 +34,11 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t kOperations = 6000;
 
-PagedFuzzResult FuzzAt(Level level, const kvtwin_pool_backend_v1& table) {
+PagedFuzzResult FuzzAt(Level level, const kvtwin_pool_backend_v1& table,
+                       std::uint64_t seed = 3) {
   const auto backend = DescribePoolBackend(&table);
   EXPECT_TRUE(backend.ok()) << backend.status().ToString();
-  return FuzzPaged(/*seed=*/3, kOperations, /*seconds=*/0, nullptr,
+  return FuzzPaged(seed, kOperations, /*seconds=*/0, nullptr,
                    {.run = BackendRun(*backend, level)});
 }
 
@@ -128,6 +131,70 @@ TEST(PoolBackend, WhatIsWrongIsSaid) {
       EXPECT_LE(result.shrunk.ops.size(), 12) << Story(result);
     }
   }
+}
+
+// Whatever the seed, a bug ends in the same line, mostly.
+TEST(PoolBackend, LinesOfABugAreAlike) {
+  kvtwin_pool_backend_v1 shares = *twin::kvtwin_get_pool_backend_v1();
+  shares.open = SharesOfOthers;
+  kvtwin_pool_backend_v1 forgets = *twin::kvtwin_get_pool_backend_v1();
+  forgets.truncate = ForgetsNothing;
+  for (const kvtwin_pool_backend_v1& table :
+       {shares, forgets, *bad_example::kvtwin_get_pool_backend_v1()}) {
+    std::map<std::string, int> lines;
+    for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+      const PagedFuzzResult result = FuzzAt(Level::kEntitlement, table, seed);
+      EXPECT_NE(result.wrong, "");
+      ++lines[ToText(result.shrunk)];
+    }
+    int most = 0;
+    for (const auto& [line, count] : lines) most = std::max(most, count);
+    EXPECT_GE(most, 8) << testing::PrintToString(lines);
+  }
+}
+
+// Counts are of what was judged.
+TEST(PoolBackend, OnlyWhatRanIsCounted) {
+  kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
+  table.init = [](const kvtwin_pool_params*, void**) -> int {
+    return KVTWIN_NOT_SUPPORTED;
+  };
+  PagedFuzzResult result = FuzzAt(Level::kEntitlement, table);
+  EXPECT_EQ(result.ran(), 0);
+  EXPECT_EQ(result.census.operations, 0);
+  EXPECT_GE(result.census.not_made, 1000);
+  EXPECT_TRUE(result.dtypes.empty());
+  // Of a pool of f32 alone, every other history is one.
+  table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
+    const bool plain = params->dtype == KVTWIN_F32 &&
+                       params->v_dtype == KVTWIN_F32 &&
+                       params->layout == KVTWIN_TOKEN_MAJOR;
+    return plain ? twin::Init(params, pool) : KVTWIN_NOT_SUPPORTED;
+  };
+  result = FuzzAt(Level::kEntitlement, table);
+  EXPECT_EQ(result.wrong, "") << Story(result);
+  EXPECT_GE(result.census.operations, kOperations);
+  EXPECT_GT(result.ran(), result.census.not_made * 9 / 10);
+  EXPECT_EQ(result.dtypes.size(), 1U);
+  EXPECT_GT(result.census.found, 50);
+  EXPECT_GT(result.census.truncated, 50);
+  EXPECT_GT(result.census.full, 50);
+  // Of one that has no f32, every other history is one that it had.
+  table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
+    return params->dtype == KVTWIN_F16 ? twin::Init(params, pool)
+                                       : KVTWIN_NOT_SUPPORTED;
+  };
+  result = FuzzAt(Level::kEntitlement, table);
+  EXPECT_EQ(result.wrong, "") << Story(result);
+  EXPECT_GT(result.ran(), result.census.not_made);
+  // One that is always full was judged, and says so.
+  table = *twin::kvtwin_get_pool_backend_v1();
+  table.append = [](void*, std::int32_t, std::int32_t, const kvtwin_tensor*,
+                    const kvtwin_tensor*) -> int { return KVTWIN_CACHE_FULL; };
+  result = FuzzAt(Level::kEntitlement, table);
+  EXPECT_EQ(result.wrong, "") << Story(result);
+  EXPECT_GT(result.census.full, 1000);
+  EXPECT_EQ(result.census.longest, 0);
 }
 
 // Judged by what it has.

@@ -493,8 +493,17 @@ kvtwin_command_test(backend_as_no_profile EXIT 2
   PRINTS "'copy flies' is no rule"
   ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_cache>
        --profile "mlx except copy flies")
-kvtwin_command_test(pool_of_a_profile EXIT 2 PRINTS "pools have no --profile"
-  ARGS fuzz --kind paged --backend $<TARGET_FILE:kvtwin_c_pool> --profile mlx)
+foreach(option probes dtypes "cells-max=8" "threads=2" "profile=mlx"
+    "html=no.html")
+  string(MAKE_C_IDENTIFIER "pools_without_${option}" name)
+  string(REGEX REPLACE "=.*" "" refused ${option})
+  kvtwin_command_test(${name} EXIT 2
+    PRINTS "--${refused}: pools have no such option"
+    ARGS fuzz --kind paged --ops 10 --backend $<TARGET_FILE:kvtwin_c_pool>
+         --${option})
+endforeach()
+kvtwin_command_test(run_pool_without_html EXIT 2 PRINTS "--html: pools have no"
+  ARGS run "kvp1 dtype=f32 | open 0 0 0" --html no.html)
 kvtwin_command_test(backend_fails EXIT 1
   PRINTS "rerun   .*kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
@@ -519,6 +528,14 @@ kvtwin_command_test(backend_is_a_pool EXIT 2 PRINTS "is a pool: --kind paged"
   ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_pool_holds EXIT 0 PRINTS " 0 differences"
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
+# c_pool has f32 alone: what it does not have is not counted.
+kvtwin_command_test(backend_pool_is_judged EXIT 0
+  PRINTS "[1-9][0-9]* truncations, [1-9][0-9]* appends refused, 1 pairs of dtypes; [1-9][0-9]* more histories passed over"
+  ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
+kvtwin_command_test(backend_pool_is_not_made EXIT 2
+  PRINTS "c_pool has no such pool: 'kvp1 .*dtype=f16', by its init"
+  ARGS run "kvp1 dtype=f16 | open 0 0 0"
+       --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_pool_fails EXIT 1
   PRINTS "rerun   .*kvtwin run 'kvp1 .*' --backend "
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
@@ -552,6 +569,14 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
            --backend $<TARGET_FILE:kvtwin_sick_pool_backend>)
     set_tests_properties(command.sick_pool_${illness} PROPERTIES
       ENVIRONMENT KVTWIN_SICK=${illness})
+  endforeach()
+  foreach(json "" --json)
+    kvtwin_command_test(sick_pool_none${json} EXIT 2
+      PRINTS "c_pool has none of the pools that 1000 histories asked for"
+      ARGS fuzz --kind paged --ops 2000 ${json}
+           --backend $<TARGET_FILE:kvtwin_sick_pool_backend>)
+    set_tests_properties(command.sick_pool_none${json} PROPERTIES
+      ENVIRONMENT KVTWIN_SICK=none)
   endforeach()
   foreach(ill
       "healthy/none" "crash/backend: crash,SIGSEGV"

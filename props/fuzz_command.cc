@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
+#include <initializer_list>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -128,6 +129,63 @@ std::string RunCommand(const PagedHistory& history,
                                    : "--twin " + arguments.twin);
 }
 
+nlohmann::ordered_json FuzzPagedJson(const Arguments& arguments,
+                                     const PagedSubject& subject,
+                                     const PagedFuzzResult& result) {
+  const FuzzOptions& options = arguments.options;
+  const PagedCensus& census = result.census;
+  nlohmann::ordered_json json = {{"operations", census.operations},
+                                 {"histories", result.ran()},
+                                 {"not_made", census.not_made},
+                                 {"differences", result.wrong.empty() ? 0 : 1},
+                                 {"seconds", result.seconds},
+                                 {"seed", options.seed},
+                                 {"blocks_found", census.found}};
+  if (subject.counts_blocks) {
+    json["blocks_copied"] = census.copied;
+    json["blocks_evicted"] = census.evicted;
+  }
+  json["truncations"] = census.truncated;
+  json["refused"] = census.full;
+  json["longest_append"] = census.longest;
+  json["dtype_pairs"] = result.dtypes.size();
+  if (!result.wrong.empty()) {
+    json["check"] = result.wrong.substr(0, result.wrong.find(':'));
+    json["bucket"] = PoolBucketOf(subject.name, result.wrong, result.shrunk);
+    json["history"] = ToText(result.shrunk);
+    json["shrunk_to"] = result.shrunk.ops.size();
+    json["reason"] = result.wrong;
+    json["rerun"] = RunCommand(result.shrunk, arguments);
+  }
+  if (!options.known_buckets.empty()) {
+    json["passed_over"] = result.passed_over;
+    json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
+  }
+  return json;
+}
+
+// What was run, and what of it was rare.
+std::string CensusLine(const PagedSubject& subject,
+                       const PagedFuzzResult& result, std::uint64_t seed) {
+  const PagedCensus& census = result.census;
+  std::string line = fmt::format(
+      "{} operations in {} histories, {} differences, seed {}; {} blocks found "
+      "by prompts, ",
+      census.operations, result.ran(), result.wrong.empty() ? 0 : 1, seed,
+      census.found);
+  if (subject.counts_blocks) {
+    line += fmt::format("{} copied on write, {} evicted, ", census.copied,
+                        census.evicted);
+  }
+  line += fmt::format("{} truncations, {} appends refused, {} pairs of dtypes",
+                      census.truncated, census.full, result.dtypes.size());
+  if (census.not_made > 0) {
+    line += fmt::format("; {} more histories passed over: it has no such pools",
+                        census.not_made);
+  }
+  return line + "\n";
+}
+
 int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
   const FuzzOptions& options = arguments.options;
   const bool terminal = isatty(STDERR_FILENO) == 1;
@@ -136,33 +194,15 @@ int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
       terminal ? ShowProgress : std::function<void(std::int64_t, double)>(),
       subject, options.known_buckets);
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
-  const PagedCensus& census = result.census;
+  if (result.ran() == 0 && !Interrupted()) {
+    fmt::print(stderr,
+               "kvtwin: {} has none of the pools that {} histories asked for\n",
+               subject.name, result.histories);
+    return 2;
+  }
   const int differences = result.wrong.empty() ? 0 : 1;
   if (arguments.json) {
-    nlohmann::ordered_json json = {{"operations", census.operations},
-                                   {"histories", result.histories},
-                                   {"differences", differences},
-                                   {"seconds", result.seconds},
-                                   {"seed", options.seed},
-                                   {"blocks_found", census.found},
-                                   {"blocks_copied", census.copied},
-                                   {"blocks_evicted", census.evicted},
-                                   {"truncations", census.truncated},
-                                   {"refused", census.full},
-                                   {"dtype_pairs", result.dtypes.size()}};
-    if (differences > 0) {
-      json["check"] = result.wrong.substr(0, result.wrong.find(':'));
-      json["bucket"] = PoolBucketOf(subject.name, result.wrong, result.shrunk);
-      json["history"] = ToText(result.shrunk);
-      json["shrunk_to"] = result.shrunk.ops.size();
-      json["reason"] = result.wrong;
-      json["rerun"] = RunCommand(result.shrunk, arguments);
-    }
-    if (!options.known_buckets.empty()) {
-      json["passed_over"] = result.passed_over;
-      json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
-    }
-    fmt::print("{}\n", json.dump());
+    fmt::print("{}\n", FuzzPagedJson(arguments, subject, result).dump());
     return differences;
   }
   if (differences > 0) {
@@ -173,15 +213,17 @@ int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
         RunCommand(result.shrunk, arguments), options.seed,
         result.histories - 1);
   }
-  fmt::print(
-      "{} operations in {} histories, {} differences, seed {}; {} blocks found "
-      "by prompts, {} copied on write, {} evicted, {} truncations, {} appends "
-      "refused, {} pairs of dtypes\n",
-      census.operations, result.histories, differences, options.seed,
-      census.found, census.copied, census.evicted, census.truncated,
-      census.full, result.dtypes.size());
-  fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
+  fmt::print("{}{}", CensusLine(subject, result, options.seed),
+             PassedOverText(result.passed_over, options.known_buckets));
   return differences;
+}
+
+void RefuseForPools(const CLI::App& command,
+                    std::initializer_list<const char*> options) {
+  for (const char* option : options) {
+    if (command.count(option) == 0) continue;
+    throw CLI::ValidationError(option, "pools have no such option");
+  }
 }
 
 // By a twin, or by a backend in a process of its own.
@@ -202,13 +244,9 @@ int OnPools(const Arguments& arguments, const Do& act) {
 
 int RunFuzz(const Arguments& arguments) {
   if (arguments.kind == "paged") {
-    if (!arguments.options.probes) {
-      return OnPools(arguments, [&](const PagedSubject& subject) {
-        return RunFuzzPaged(arguments, subject);
-      });
-    }
-    fmt::print(stderr, "kvtwin fuzz: --kind paged has no --probes\n");
-    return 2;
+    return OnPools(arguments, [&](const PagedSubject& subject) {
+      return RunFuzzPaged(arguments, subject);
+    });
   }
   FuzzOptions options = arguments.options;
   if (!arguments.kind.empty()) {
@@ -292,7 +330,13 @@ int RunOnePaged(const Arguments& arguments, const PagedSubject& subject) {
     fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
     return 2;
   }
-  const std::string wrong = subject.run(*history, nullptr);
+  PagedCensus census;
+  const std::string wrong = subject.run(*history, &census);
+  if (census.not_made > 0) {
+    fmt::print(stderr, "kvtwin run: {} has no such pool: '{}', by its init\n",
+               subject.name, ToText(PagedHistory{history->spec, {}}));
+    return 2;
+  }
   const auto shrink = [&] { return ShrinkPaged(*history, subject, wrong); };
   if (arguments.json) {
     nlohmann::ordered_json json = {{"operations", history->ops.size()},
@@ -510,7 +554,11 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   fuzz->add_flag("--probes", options.probes,
                  "count rare states, and fail if one was never seen");
   AddTwin(*fuzz, *fuzz_arguments);
-  fuzz->callback([fuzz_arguments, &exit_code] {
+  fuzz->callback([fuzz, fuzz_arguments, &exit_code] {
+    if (fuzz_arguments->kind == "paged") {
+      RefuseForPools(*fuzz, {"--probes", "--dtypes", "--cells-max", "--threads",
+                             "--profile", "--html"});
+    }
     CatchInterrupts();
     exit_code = RunFuzz(*fuzz_arguments);
   });
@@ -521,8 +569,12 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   run->add_option("history", run_arguments->history, "'kvt1 ... | ...'")
       ->required();
   AddTwin(*run, *run_arguments);
-  run->callback(
-      [run_arguments, &exit_code] { exit_code = RunOne(*run_arguments); });
+  run->callback([run, run_arguments, &exit_code] {
+    if (run_arguments->history.starts_with("kvp1")) {
+      RefuseForPools(*run, {"--profile", "--html"});
+    }
+    exit_code = RunOne(*run_arguments);
+  });
 
   AddGenCommand(app, exit_code);
 }

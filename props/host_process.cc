@@ -198,11 +198,14 @@ std::string Host::AskPool(const PagedHistory& history, Level level, bool hasty,
       to += said->value(name, std::int64_t{0});
     };
     add("operations", census->operations);
+    add("not_made", census->not_made);
     add("found", census->found);
     add("copied", census->copied);
     add("evicted", census->evicted);
     add("truncated", census->truncated);
     add("full", census->full);
+    census->longest =
+        std::max(census->longest, said->value("longest", std::int64_t{0}));
   }
   std::string wrong = said->value("wrong", "");
   if (!wrong.starts_with("backend: ")) {
@@ -224,7 +227,8 @@ PagedSubject Host::PoolSubjectAt(Level level) {
   };
   return {.run = run(/*hasty=*/false),
           .run_hastily = run(/*hasty=*/true),
-          .shrink_seconds = options_.shrink_seconds};
+          .shrink_seconds = options_.shrink_seconds,
+          .counts_blocks = level == Level::kIdentity};
 }
 
 double Host::Patience(bool hasty) const {

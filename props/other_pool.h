@@ -28,6 +28,7 @@ enum class Fault {
   kFreesEarly,         // Blocks leave one block before the window does.
   kShowsFreed,         // Views begin with rows of blocks that are gone.
   kStartsLate,         // Views say a position that is too high.
+  kStores64,           // Of an append, no more than 64 rows are stored.
 };
 
 // A pool for all three rules: a hash table of blocks, as engines in Python have
@@ -108,7 +109,8 @@ class OtherPool {
     }
     if (needed > Room()) return KVTWIN_CACHE_FULL;
     for (int i = first; i < BlocksFor(end); ++i) Own(to, i);
-    for (int i = 0; i < count; ++i) {
+    const int stored = fault == Fault::kStores64 ? std::min(count, 64) : count;
+    for (int i = 0; i < stored; ++i) {
       const int position = to.len + i;
       const int block = to.table[static_cast<std::size_t>(position / size())];
       int offset = position % size();

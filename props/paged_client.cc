@@ -155,7 +155,9 @@ PagedClient DrawPrompt(const PagedOp& op,
 }
 
 std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec) {
-  const int count = 1 + Mod(op.b, 2 * spec.block_size);
+  const int count = op.b < kLongAppend
+                        ? 1 + Mod(op.b, 2 * spec.block_size)
+                        : 1 + (op.b - kLongAppend) % (TokensOf(spec) + 1);
   std::vector<std::int32_t> tokens;
   for (int i = 0; i < count; ++i) {
     tokens.push_back(Token(op.c / 256, (op.c >> i % 8) & 1));

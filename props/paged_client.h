@@ -4,6 +4,7 @@
 #ifndef KVTWIN_PROPS_PAGED_CLIENT_H_
 #define KVTWIN_PROPS_PAGED_CLIENT_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -78,6 +79,14 @@ inline constexpr int kPagedAlphabets = 6;
 // A prompt: tokens of a sequence that was seen, if there is one, and more.
 PagedClient DrawPrompt(const PagedOp& op,
                        const std::vector<std::vector<std::int32_t>>& seen);
+
+// From this number on, an append brings up to all that a sequence can hold, and
+// one token more; below it, up to two blocks.
+inline constexpr int kLongAppend = 64;
+// The tokens that a sequence can hold.
+inline int TokensOf(const PagedSpec& spec) {
+  return std::min(spec.max_seq_len, spec.blocks * spec.block_size);
+}
 
 // What an append brings.
 std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec);

@@ -29,6 +29,8 @@ namespace {
 
 constexpr int kTokensMax = 1 << 14;  // Of a history that somebody typed.
 constexpr std::size_t kOpsMax = 100000;
+// A subject by which hardly any of so many histories runs is asked no more.
+constexpr std::int64_t kVain = 1000;
 
 struct Setting {
   std::string_view name;
@@ -168,12 +170,14 @@ namespace {
 // Makes one dimension large.
 void Enlarge(const Pick& pick, PagedSpec& spec) {
   const int near = (1 << pick(4, 6)) + pick(-1, 1);
-  switch (pick(0, 4)) {
+  switch (pick(0, 6)) {
     case 0:
+    case 5:
       spec.block_size = near;
       spec.max_seq_len = pick(1, 4 * near);
       break;
     case 1:
+    case 6:
       spec.blocks = 4 * near;
       spec.max_seq_len = pick(60, 300);
       break;
@@ -200,6 +204,13 @@ class PagedNumbers {
         pair_(pick(1, 3)),
         alphabet_(pick(0, 1) * pick(0, kPagedAlphabets - 1)) {}
 
+  // Of an append of many tokens: half of them fill the pool, or nearly.
+  int LongB(const PagedSpec& spec) const {
+    const int most = TokensOf(spec);
+    const int least = pick_(0, 1) == 0 ? 0 : std::max(0, most - 2);
+    return kLongAppend + pick_(least, most);
+  }
+
   int C(PagedOpKind kind) const {
     if (kind == PagedOpKind::kAppend) return alphabet_ * 256 + pick_(0, 255);
     if (kind != PagedOpKind::kOpen) return pick_(0, 255);
@@ -214,6 +225,64 @@ class PagedNumbers {
   const int keys_;
   const int pair_;  // The other one.
   const int alphabet_;
+};
+
+// Makes heads as wide as their blocks need it, and the pool small enough.
+void Fit(PagedSpec& spec) {
+  const auto widen = [](DType dtype, int& head_dim) {  // To whole blocks.
+    constexpr int kBlock = kBlockElements;
+    if (!IsBlockDType(dtype)) return;
+    head_dim =
+        head_dim < kBlock ? head_dim * kBlock : head_dim / kBlock * kBlock;
+  };
+  widen(spec.dtype, spec.k_head_dim);
+  widen(spec.v_dtype.value_or(spec.dtype), spec.v_head_dim);
+  while (IsTooLarge(spec)) spec.blocks = (spec.blocks + 1) / 2;
+}
+
+// How a pool stores its rows.
+struct Storage {
+  DType dtype = DType::kF32;
+  std::optional<DType> v_dtype;
+  PagedLayout layout = PagedLayout::kTokenMajor;
+
+  bool operator==(const Storage&) const = default;
+};
+
+Storage StorageOf(const PagedSpec& spec) {
+  return {spec.dtype, spec.v_dtype, spec.layout};
+}
+
+// What every other history of a subject that refused one is stored as: the
+// plainest, or, where it refuses that, what it had.
+class WhatThereIs {
+ public:
+  void Tell(const Storage& storage, bool made) {
+    if (made && (!had_ || storage == Storage())) had_ = storage;
+    refuses_ = refuses_ || !made;
+    if (!made && had_ && storage == used_) used_ = *had_;
+  }
+  bool refuses() const { return refuses_; }
+  void Use(PagedSpec& spec) const {
+    const auto narrow = [](DType before, DType now, int& head_dim) {
+      const bool was_widened = IsBlockDType(before) && !IsBlockDType(now);
+      if (was_widened && head_dim % kBlockElements == 0) {
+        head_dim /= kBlockElements;
+      }
+    };
+    const DType v_dtype = used_.v_dtype.value_or(used_.dtype);
+    narrow(spec.dtype, used_.dtype, spec.k_head_dim);
+    narrow(spec.v_dtype.value_or(spec.dtype), v_dtype, spec.v_head_dim);
+    spec.dtype = used_.dtype;
+    spec.v_dtype = used_.v_dtype;
+    spec.layout = used_.layout;
+    Fit(spec);
+  }
+
+ private:
+  bool refuses_ = false;
+  Storage used_;
+  std::optional<Storage> had_;
 };
 
 }  // namespace
@@ -235,15 +304,7 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   };
   spec.dtype = type();
   if (pick(0, 1) == 1) spec.v_dtype = type();
-  const auto widen = [](DType dtype, int& head_dim) {  // To whole blocks.
-    constexpr int kBlock = kBlockElements;
-    if (!IsBlockDType(dtype)) return;
-    head_dim =
-        head_dim < kBlock ? head_dim * kBlock : head_dim / kBlock * kBlock;
-  };
-  widen(spec.dtype, spec.k_head_dim);
-  widen(spec.v_dtype.value_or(spec.dtype), spec.v_head_dim);
-  while (IsTooLarge(spec)) spec.blocks = (spec.blocks + 1) / 2;
+  Fit(spec);
   if (pick(0, 1) == 1) spec.layout = PagedLayout::kHeadMajor;
   // Weights are random, so that each kind dominates now and then.
   std::vector<PagedOpKind> kinds;
@@ -261,7 +322,9 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
     const PagedOpKind kind = kinds[static_cast<std::size_t>(
         pick(0, static_cast<int>(kinds.size()) - 1))];
     const int a = pick(0, 63);
-    const int b = pick(0, 63);
+    const bool is_long =
+        kind == PagedOpKind::kAppend && pick(0, large ? 1 : 7) == 0;
+    const int b = is_long ? numbers.LongB(spec) : pick(0, kLongAppend - 1);
     history.ops.push_back({kind, a, b, numbers.C(kind)});
   }
   return history;
@@ -334,75 +397,6 @@ Result<std::int64_t> WritePagedRecording(PagedHistory history,
   return count;
 }
 
-namespace {
-
-// Whether `shorter` is still wrong; then it is the history.
-bool Take(PagedHistory shorter, const PagedRun& run, PagedHistory& history) {
-  if (!CheckPagedSpec(shorter.spec).ok()) return false;
-  if (run(shorter, nullptr).empty()) return false;
-  history = std::move(shorter);
-  return true;
-}
-
-// Leaves out halves, quarters, ... and in the end each operation alone.
-bool LeaveOut(const PagedRun& run, PagedHistory& history) {
-  bool any = false;
-  for (std::size_t size = history.ops.size(); size > 0; size /= 2) {
-    for (std::size_t at = 0; at < history.ops.size();) {
-      PagedHistory shorter = history;
-      const std::size_t end = std::min(at + size, shorter.ops.size());
-      shorter.ops.erase(shorter.ops.begin() + static_cast<std::ptrdiff_t>(at),
-                        shorter.ops.begin() + static_cast<std::ptrdiff_t>(end));
-      const bool taken = Take(std::move(shorter), run, history);
-      if (!taken) at += size;
-      any = any || taken;
-    }
-  }
-  return any;
-}
-
-// Makes a number smaller; number(history) is where it is.
-template <class Number>
-bool Lower(const Number& number, int least, const PagedRun& run,
-           PagedHistory& history) {
-  const int now = number(history);
-  for (const int less : {least, least + 1, least + 2, now / 2, now - 1}) {
-    if (less < least || less >= now) continue;
-    PagedHistory lower = history;
-    number(lower) = less;
-    if (Take(std::move(lower), run, history)) return true;
-  }
-  return false;
-}
-
-bool Simplify(const PagedRun& run, PagedHistory& history) {
-  bool any = false;
-  const auto plain = [&](const auto& change) {
-    PagedHistory plainer = history;
-    change(plainer.spec);
-    if (ToText(plainer) == ToText(history)) return;
-    any = Take(std::move(plainer), run, history) || any;
-  };
-  plain([](PagedSpec& spec) { spec.v_dtype.reset(); });
-  plain([](PagedSpec& spec) { spec.dtype = DType::kF32; });
-  plain([](PagedSpec& spec) { spec.layout = PagedLayout::kTokenMajor; });
-  for (const Setting& setting : kSettings) {
-    const auto number = [&](PagedHistory& of) -> int& {
-      return of.spec.*setting.number;
-    };
-    any = Lower(number, 1, run, history) || any;
-  }
-  for (std::size_t i = 0; i < history.ops.size(); ++i) {
-    for (int PagedOp::*field : {&PagedOp::a, &PagedOp::b, &PagedOp::c}) {
-      const auto number = [&](PagedHistory& of) -> int& {
-        return of.ops[i].*field;
-      };
-      any = Lower(number, 0, run, history) || any;
-    }
-  }
-  return any;
-}
-
 std::string SentenceBucket(std::string_view name, const std::string& wrong) {
   std::string bucket(name);
   AppendWords(BucketOfReason(wrong.substr(0, wrong.find('\n'))), std::isalpha,
@@ -410,38 +404,11 @@ std::string SentenceBucket(std::string_view name, const std::string& wrong) {
   return bucket;
 }
 
-}  // namespace
-
 std::string PoolBucketOf(std::string_view name, const std::string& wrong,
                          const PagedHistory& shrunk) {
   std::string bucket = SentenceBucket(name, wrong);
   AppendHistory(shrunk, bucket);
   return bucket;
-}
-
-PagedHistory ShrinkPaged(PagedHistory history, const PagedRun& run) {
-  bool goes_on = true;
-  while (goes_on) {
-    goes_on = LeaveOut(run, history);
-    goes_on = Simplify(run, history) || goes_on;
-  }
-  return history;
-}
-
-PagedHistory ShrinkPaged(const PagedHistory& history,
-                         const PagedSubject& subject, std::string_view wrong) {
-  const auto shrunk_by = [&](const PagedRun& run) {
-    const double end = Now() + subject.shrink_seconds;
-    return ShrinkPaged(history, [&](const PagedHistory& one, PagedCensus*) {
-      const bool over = subject.shrink_seconds > 0 && Now() > end;
-      return over || Interrupted() ? std::string() : run(one, nullptr);
-    });
-  };
-  const bool hasty = subject.run_hastily && IsHang(wrong);
-  if (!hasty) return shrunk_by(subject.run);
-  PagedHistory shrunk = shrunk_by(subject.run_hastily);
-  if (!subject.run(shrunk, nullptr).empty()) return shrunk;
-  return shrunk_by(subject.run);  // It was slow, and came back.
 }
 
 namespace {
@@ -472,8 +439,11 @@ PagedFuzzResult RunAll(const Next& next, const Progress& progress,
              Interrupted() ? std::nullopt : next(result)) {
     ++result.histories;
     const PagedSpec& spec = history->spec;
-    result.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
+    const std::int64_t not_made = result.census.not_made;
     result.wrong = subject.run(*history, &result.census);
+    if (result.census.not_made == not_made) {
+      result.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
+    }
     result.seconds = Now() - start - shrinking;
     if (progress) progress(result.census.operations, result.seconds);
     if (result.wrong.empty()) continue;
@@ -539,12 +509,25 @@ PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
     const std::function<void(std::int64_t, double)>& progress,
     const PagedSubject& subject, const std::set<std::string>& known_buckets) {
+  WhatThereIs there_is;
+  std::optional<Storage> last;
+  std::int64_t not_made = 0;
   const auto next =
       [&](const PagedFuzzResult& result) -> std::optional<PagedHistory> {
-    const bool goes_on = operations > 0 ? result.census.operations < operations
+    const PagedCensus& census = result.census;
+    const bool vain = result.histories >= kVain + 100 * census.operations;
+    const bool goes_on = operations > 0 ? census.operations < operations
                                         : result.seconds < seconds;
-    if (!goes_on) return std::nullopt;
-    return MakePagedHistory(seed, static_cast<std::uint64_t>(result.histories));
+    if (!goes_on || vain) return std::nullopt;
+    if (last) there_is.Tell(*last, census.not_made == not_made);
+    not_made = census.not_made;
+    PagedHistory history =
+        MakePagedHistory(seed, static_cast<std::uint64_t>(result.histories));
+    if (there_is.refuses() && result.histories % 2 == 1) {
+      there_is.Use(history.spec);
+    }
+    last = StorageOf(history.spec);
+    return history;
   };
   return RunAll(next, progress, subject, known_buckets);
 }

@@ -66,9 +66,16 @@ struct PagedSubject {
   PagedRun run_hastily = {};
   // For how long a failure is shrunk; 0: until it cannot be any shorter.
   double shrink_seconds = 0;
+  // Whether the census counts blocks that are copied and evicted: what a
+  // backend does at entitlement is its own affair.
+  bool counts_blocks = true;
 };
 // This twin in place of the optimized one.
 PagedSubject TwinPools(std::string twin);
+
+// The name of the pool, and the sentence on what is wrong, with a dash before
+// each word.
+std::string SentenceBucket(std::string_view name, const std::string& wrong);
 
 // The bucket of a failure of a pool: the name of the pool, the sentence on what
 // is wrong (BucketOfReason) with a dash before each word, and the operations of
@@ -86,7 +93,10 @@ PagedHistory ShrinkPaged(const PagedHistory& history,
 struct PagedFuzzResult {
   PagedCensus census;
   std::int64_t histories = 0;
-  std::set<std::pair<DType, DType>> dtypes;  // Of K and V, that there were.
+  std::set<std::pair<DType, DType>> dtypes;  // Of K and V, of those that ran.
+
+  std::int64_t ran() const { return histories - census.not_made; }
+
   double seconds = 0;
   std::string wrong;  // With `shrunk`; the run ends with the first.
   PagedHistory shrunk;
@@ -95,7 +105,9 @@ struct PagedFuzzResult {
 };
 
 // At least so many operations, or, if 0, for so long. A failure whose bucket,
-// or sentence, is known is counted, and the run goes on.
+// or sentence, is known is counted, and the run goes on. A subject that refuses
+// some pools gets one that it had, or the plainest, in every other history from
+// then on; one that refuses all gets a thousand.
 PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
     const std::function<void(std::int64_t, double)>& progress,

@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 #include "core/dense_tensor.h"
 #include "kvtwin/paged.h"
+#include "props/paged_client.h"
 #include "props/paged_fuzz.h"
 
 namespace rc {
@@ -59,6 +63,35 @@ TEST(Paged, HistoriesReachSharingCopiesEvictionAndTruncation) {
   EXPECT_GT(result.census.evicted, 100);
   EXPECT_GT(result.census.truncated, 100);
   EXPECT_GT(result.census.full, 100);
+  EXPECT_GT(result.census.longest, 64);
+}
+
+// Appends go from a single token to all that a pool holds, and one more.
+TEST(Paged, AppendsAreOfAllLengths) {
+  std::map<std::size_t, int> longer;  // Than so many tokens.
+  int full = 0;
+  int too_long = 0;
+  for (std::uint64_t number = 0; number < 5000; ++number) {
+    const PagedHistory history = MakePagedHistory(1, number);
+    const PagedSpec& spec = history.spec;
+    const int room = TokensOf(spec);
+    for (const PagedOp& op : history.ops) {
+      if (op.kind != PagedOpKind::kAppend) continue;
+      const std::size_t count = DrawTokens(op, spec).size();
+      if (std::cmp_greater(count, room)) ++too_long;
+      if (std::cmp_equal(count, room)) ++full;
+      if (std::cmp_greater(count, room)) continue;
+      for (const std::size_t than : {2U, 64U, 128U, 256U}) {
+        if (count > than) ++longer[than];
+      }
+    }
+  }
+  EXPECT_GT(longer[2], 5000);
+  EXPECT_GT(longer[64], 30);
+  EXPECT_GT(longer[128], 10);
+  EXPECT_GT(longer[256], 2);
+  EXPECT_GT(full, 1000);
+  EXPECT_GT(too_long, 1000);
 }
 
 TEST(Paged, TheTwinThatIsNamedRuns) {

@@ -18,6 +18,7 @@ constexpr std::size_t kSeenMax = 20;
 int PagedSolo::Pick(int number) const { return PickOf(sequences_, number); }
 
 void PagedSolo::Do(const PagedOp& op) {
+  ++census_.operations;
   Act(*this, !sequences_.empty(), op);
   Look();
 }
@@ -57,6 +58,9 @@ void PagedSolo::Open(const PagedOp& op) {
   Sequence& opened = sequences_.at(made);
   const bool last = prompt.size() == opened.client.tokens.size() + 1;
   if (rules_.recomputes_last && last) opened.again = prompt.back();
+  const int found =
+      static_cast<int>(opened.client.tokens.size()) + (opened.again ? 1 : 0);
+  census_.found += found / pool_.spec().block_size;
 }
 
 void PagedSolo::Fork(const PagedOp& op) {
@@ -79,10 +83,14 @@ bool PagedSolo::AppendTo(int sequence, int layer, bool as_stored) {
   if (as_stored) rows = AsStored(rows, pool_.spec());
   const auto answer =
       pool_.Append(sequence, layer, rows.key.view(), rows.value.view());
-  if (answer.status().code() == StatusCode::kCacheFull) return false;
+  if (answer.status().code() == StatusCode::kCacheFull) {
+    ++census_.full;
+    return false;
+  }
   Need(answer.status(), "Append");
-  to.appended[static_cast<std::size_t>(layer)] =
-      static_cast<int>(to.client.pending.size());
+  const int count = static_cast<int>(to.client.pending.size());
+  census_.longest = std::max<std::int64_t>(census_.longest, count);
+  to.appended[static_cast<std::size_t>(layer)] = count;
   return true;
 }
 
@@ -142,7 +150,10 @@ void PagedSolo::Truncate(const PagedOp& op) {
   const int len = Mod(op.b, static_cast<int>(of.client.tokens.size()) + 1);
   Need(pool_.Truncate(sequence, len), "Truncate");
   const bool shorter = std::ssize(of.client.tokens) > len;
-  if (shorter) of.again.reset();
+  if (shorter) {
+    of.again.reset();
+    ++census_.truncated;
+  }
   of.client.tokens.resize(static_cast<std::size_t>(len));
   of.client.pending.clear();
   std::fill(of.appended.begin(), of.appended.end(), 0);

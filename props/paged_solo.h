@@ -33,10 +33,13 @@ struct PoolAbilities {
 // answers what makes no sense.
 class PagedSolo {
  public:
-  // Requires: `pool` outlives it.
+  // Requires: `pool` and `census`, if there is one, outlive it.
   PagedSolo(PagedPool& pool, const PoolAbilities& abilities,
-            const PoolRules& rules = {})
-      : pool_(pool), abilities_(abilities), rules_(rules) {}
+            const PoolRules& rules = {}, PagedCensus* census = nullptr)
+      : pool_(pool),
+        abilities_(abilities),
+        rules_(rules),
+        census_(census == nullptr ? own_census_ : *census) {}
 
   // Then looks at all that there is to see.
   void Do(const PagedOp& op);
@@ -70,6 +73,8 @@ class PagedSolo {
   PagedPool& pool_;
   PoolAbilities abilities_;
   PoolRules rules_;
+  PagedCensus own_census_;  // That nobody asked for.
+  PagedCensus& census_;
   std::uint64_t appends_ = 0;
   std::map<int, Sequence> sequences_;
   std::vector<std::vector<std::int32_t>> seen_;  // Tokens of sequences, once.

@@ -170,6 +170,7 @@ void PagedTrio::Append(const PagedOp& op) {
           reference_->SlotMapping(sequence, std::max(0, len - 1), len), kSlots);
       census_->copied += moved != last ? 1 : 0;
       census_->evicted += std::max(0, usage.cached - now.cached);
+      census_->longest = std::max<std::int64_t>(census_->longest, count);
     }
     ledger_.Append(sequence, layer, key.view(), value.view());
     Expect(reference->start == ledger_.SeqLen(sequence) &&

@@ -55,14 +55,16 @@ struct PagedClient {
 template <class Actor>
 void Act(Actor& actor, bool any_sequence, const PagedOp& op);
 
-// How often something rare happened.
+// What was run, and how often something rare happened.
 struct PagedCensus {
   std::int64_t operations = 0;
+  std::int64_t not_made = 0;   // Histories of pools that a backend has not.
   std::int64_t found = 0;      // Blocks that a prompt found.
   std::int64_t copied = 0;     // Blocks that were copied on write.
   std::int64_t evicted = 0;    // Cached blocks that had to go.
   std::int64_t truncated = 0;  // Truncations that took tokens away.
   std::int64_t full = 0;       // Appends that were refused.
+  std::int64_t longest = 0;    // Tokens of an append that was not.
 };
 
 // Makes the pool of a twin, or what is to be compared in place of "optimized".

@@ -346,11 +346,8 @@ std::string RunEntitlement(const PoolBackend& backend,
                         /*own_placement=*/true, backend.rules);
   std::string fault;
   try {
-    PagedSolo solo(recorder, AbilitiesOf(backend.table), backend.rules);
-    for (const PagedOp& op : history.ops) {
-      if (census != nullptr) ++census->operations;
-      solo.Do(op);
-    }
+    PagedSolo solo(recorder, AbilitiesOf(backend.table), backend.rules, census);
+    for (const PagedOp& op : history.ops) solo.Do(op);
     solo.End();
   } catch (const std::exception& error) {
     fault = error.what();
@@ -452,7 +449,7 @@ PagedRun BackendRun(const PoolBackend& backend, Level level) {
       if (pool.status().code() != StatusCode::kNotSupported) {
         return pool.status().message();
       }
-      if (census != nullptr) ++census->operations;  // So that it ends.
+      if (census != nullptr) ++census->not_made;
       return "";
     }
     if (level == Level::kIdentity) {

@@ -1,6 +1,6 @@
 /* docs/examples/c_pool.c with illnesses of which a process can die. KVTWIN_SICK
- * says which: crash, behind (a buffer's end), hang, memory or close (behind a
- * buffer's end, when no answer is due any more). */
+ * says which: crash, behind (a buffer's end), hang, memory, close (behind a
+ * buffer's end, when no answer is due any more) or none (it has no pool). */
 
 #define kvtwin_get_pool_backend_v1 HealthyPool
 #include "../docs/examples/c_pool.c"
@@ -30,6 +30,12 @@ static int SickAppend(void* pool, int32_t sequence, int32_t layer,
   return Append(pool, sequence, layer, key, value);
 }
 
+static int SickInit(const kvtwin_pool_params* params, void** pool) {
+  const char* name = getenv("KVTWIN_SICK");
+  if (name != NULL && strcmp(name, "none") == 0) return KVTWIN_NOT_SUPPORTED;
+  return Init(params, pool);
+}
+
 static void SickClose(void* pool) {
   const char* name = getenv("KVTWIN_SICK");
   if (name != NULL && strcmp(name, "close") == 0) {
@@ -44,6 +50,7 @@ static kvtwin_pool_backend_v1 sick;
 
 const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {
   sick = *HealthyPool();
+  sick.init = SickInit;
   sick.append = SickAppend;
   sick.close = SickClose;
   return &sick;

@@ -158,6 +158,8 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
   }
   return {{"wrong", wrong},
           {"operations", census.operations},
+          {"not_made", census.not_made},
+          {"longest", census.longest},
           {"found", census.found},
           {"copied", census.copied},
           {"evicted", census.evicted},

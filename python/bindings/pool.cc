@@ -371,7 +371,7 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
     return {right ? "entitlement" : "none",
             right,
             result.census.operations,
-            result.histories,
+            result.ran(),
             std::move(findings),
             result.passed_over};
   });
