@@ -158,6 +158,7 @@ class PlainHistories {
   PlainHistories(const PagedHistory& model, const PagedRun& run)
       : model_(model), run_(run) {
     sentence_ = SentenceBucket("", run(model, nullptr));
+    Add({PagedOpKind::kOpen, 0, 0, 0});
     for (const PagedOp& op : model.ops) Add(op);
     for (const PagedOp& op :
          {PagedOp{PagedOpKind::kAppend, 0, 0, 0}, {PagedOpKind::kCommit}}) {
