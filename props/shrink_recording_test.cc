@@ -120,7 +120,7 @@ Result<std::string> Fork(const std::string& calls) {
 // A history in which such a program is wrong late.
 std::string LongRecording() {
   for (std::uint64_t number = 0;; ++number) {
-    PagedHistory history = MakePagedHistory(4, number);
+    PagedHistory history = MakePagedHistory(6, number);
     history.spec = {.block_size = 2,
                     .blocks = 40,
                     .max_seq_len = 60,
