@@ -17,6 +17,7 @@ RUNS = [
     ["check", f"{ROOT}/props/recordings/reject", f"{ROOT}/props/recordings/pools"],
     ["fuzz", "--ops", "2000", "--known", "x", "--probes"],
     ["fuzz", "--ops", "2000", "--backend", cache, "--known", "x"],
+    ["fuzz", "--kind", "paged", "--ops", "2000"],
     ["fuzz", "--kind", "paged", "--ops", "2000", "--backend", pool, "--known", "x"],
     ["run", "kvt1 | put 0*2"],
     ["run", BUG, "--backend", cache, "--level", "entitlement"],
