@@ -150,7 +150,7 @@ void CausalCache::MarkBatch() {
 }
 
 // Looks only at sequences that got tokens since the last eviction, or get some
-// now: of the others, all that is left is within their memory.
+// now: all tokens of the other sequences lie within their memory.
 void CausalCache::Evict() {
   MarkBatch();
   for (Sequence* sequence : batch_sequences_) table_->Grows(*sequence);

@@ -196,7 +196,7 @@ class CellTable {
   // Until the next call.
   Members MembersIn(const Sequence& sequence, Extent extent) const;
 
-  // In live_, with the sequence that is at `index`.
+  // Exchanges the places in live_ of a sequence and of the sequence at `index`.
   void Exchange(Sequence& sequence, std::size_t index) {
     std::swap(live_[sequence.live_index], live_[index]);
     std::swap(sequence.live_index, live_[sequence.live_index]->live_index);

@@ -127,7 +127,7 @@ std::string LevelLine(Level level, const LiveResult& result,
                      level == info.claims ? " (it says that it does)" : "");
 }
 
-// The kinds that it says that it has: "causal, swa".
+// Lists the kinds that a backend says it has: "causal, swa".
 std::string KindsText(const Abilities& abilities) {
   std::vector<std::string_view> names;
   for (std::size_t i = 0; i < kKindNames.size(); ++i) {
@@ -136,8 +136,8 @@ std::string KindsText(const Abilities& abilities) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-// Of a path that can be no library, the reason. What is not there is told where
-// it is looked for.
+// Why a path can be no library; empty if it may be one. HostProcess reports a
+// file that is missing.
 std::string WhyNoLibrary(const std::string& path) {
   if (path.empty()) return "no path";
   struct stat found = {};
@@ -202,7 +202,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   if (!info.ok()) return Complain(info.status().message());
   const std::vector<Level> levels = LevelsFor(arguments, *info);
   if (levels.empty()) return Complain(kNoIdentity);
-  // Else another kind would be driven, and be said to hold.
+  // Without this check another kind would be driven, and reported to hold.
   if (options.kind && !info->abilities.HasKind(*options.kind)) {
     return Complain(fmt::format(
         "--kind {}: {} says that it has no such cache, but {}",

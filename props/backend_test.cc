@@ -89,7 +89,7 @@ TEST(Backend, TablesThatAreNoneAreRefusedByName) {
   ExpectRefused(&table, "describe answers -4");
 }
 
-// A newer table may be longer, but for nothing that is not known.
+// A newer table may be longer, but every byte behind the known functions is 0.
 TEST(Backend, TablesThatAreTooLongAreRefused) {
   struct {
     kvtwin_backend_v1 table;

@@ -133,7 +133,7 @@ TEST(PoolBackend, WhatIsWrongIsSaid) {
   }
 }
 
-// Whatever the seed, a bug ends in the same line, mostly.
+// A bug ends in the same line from most seeds.
 TEST(PoolBackend, LinesOfABugAreAlike) {
   kvtwin_pool_backend_v1 shares = *twin::kvtwin_get_pool_backend_v1();
   shares.open = SharesOfOthers;
@@ -153,7 +153,7 @@ TEST(PoolBackend, LinesOfABugAreAlike) {
   }
 }
 
-// Counts are of what was judged.
+// The census counts histories that were judged, and no others.
 TEST(PoolBackend, OnlyWhatRanIsCounted) {
   kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
   table.init = [](const kvtwin_pool_params*, void**) -> int {
@@ -164,7 +164,7 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
   EXPECT_EQ(result.census.operations, 0);
   EXPECT_GE(result.census.not_made, 1000);
   EXPECT_TRUE(result.dtypes.empty());
-  // Of a pool of f32 alone, every other history is one.
+  // A pool that has f32 alone gets f32 in every other history.
   table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
     const bool plain = params->dtype == KVTWIN_F32 &&
                        params->v_dtype == KVTWIN_F32 &&
@@ -179,7 +179,7 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
   EXPECT_GT(result.census.found, 50);
   EXPECT_GT(result.census.truncated, 50);
   EXPECT_GT(result.census.full, 50);
-  // Of one that has no f32, every other history is one that it had.
+  // A pool that has no f32 gets, in every other history, rows that it had.
   table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
     return params->dtype == KVTWIN_F16 ? twin::Init(params, pool)
                                        : KVTWIN_NOT_SUPPORTED;
@@ -187,7 +187,7 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
   result = FuzzAt(Level::kEntitlement, table);
   EXPECT_EQ(result.wrong, "") << Story(result);
   EXPECT_GT(result.ran(), result.census.not_made);
-  // One that is always full was judged, and says so.
+  // A pool that is always full was judged, and the census counts its refusals.
   table = *twin::kvtwin_get_pool_backend_v1();
   table.append = [](void*, std::int32_t, std::int32_t, const kvtwin_tensor*,
                     const kvtwin_tensor*) -> int { return KVTWIN_CACHE_FULL; };

@@ -131,7 +131,7 @@ kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
 kvtwin_command_test(laws_hold EXIT 0 PRINTS "\"broken\": ?0[,}]"
   ARGS laws --runs 30 --seed 3 --json)
-# As the README has it: all laws, as many histories as nothing else says. Each
+# These run all laws with the default number of histories, as README does. Each
 # seed below broke five laws while a script lacked what `reload` adds.
 foreach(seed 1 3)
   kvtwin_command_test(laws_hold_at_their_default_size_${seed} EXIT 0
@@ -388,7 +388,7 @@ if(TARGET kvtwin_shared)
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
   set_tests_properties(command.backend_of_nothing PROPERTIES
     ENVIRONMENT KVTWIN_SICK=nothing)
-  # Every history fails: none says that anything holds.
+  # Every history fails, so that no level is said to hold.
   kvtwin_command_test(backend_unjudged EXIT 1
     PRINTS "^entitlement  nothing was judged .it says that it does.$"
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
@@ -401,7 +401,7 @@ if(TARGET kvtwin_shared)
     ARGS museum --backend --seeds 1 --only X01 A03p)
 endif()
 
-# Another kind is not driven instead, and what is of backends needs one.
+# No other kind is driven instead, and options of backends need --backend.
 kvtwin_command_test(backend_without_the_kind EXIT 2
   PRINTS "--kind encoder: c_cache says that it has no such cache, but causal"
   ARGS fuzz --kind encoder --ops 500 --backend $<TARGET_FILE:kvtwin_c_cache>)
@@ -531,7 +531,7 @@ kvtwin_command_test(backend_is_a_pool EXIT 2 PRINTS "is a pool: --kind paged"
   ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_pool_holds EXIT 0 PRINTS " 0 differences"
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
-# c_pool has f32 alone: what it does not have is not counted.
+# c_pool has f32 alone: histories that it refuses are not counted.
 kvtwin_command_test(backend_pool_is_judged EXIT 0
   PRINTS "[1-9][0-9]* truncations, [1-9][0-9]* appends refused, 1 pairs of dtypes; [1-9][0-9]* more histories passed over"
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)

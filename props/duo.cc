@@ -448,7 +448,8 @@ void Duo::CheckShapes(int layer, const KvView& view) {
               layer, view.mask.shape[1], batch_.positions.size());
         });
   if (!subject_.mask_rows_too) return;
-  // A padding of its own is left open: it says nothing of what is asked for.
+  // A backend may have a padding of its own: then its rows do not tell whether
+  // it follows the padding that was asked for.
   const std::int64_t padding = setup_.config.mask_batch_padding;
   const std::int64_t batch = std::ssize(batch_.positions);
   const std::int64_t padded = (batch + padding - 1) / padding * padding;

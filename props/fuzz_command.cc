@@ -164,7 +164,7 @@ nlohmann::ordered_json FuzzPagedJson(const Arguments& arguments,
   return json;
 }
 
-// What was run, and what of it was rare.
+// Says how much ran, and how often rare states were reached.
 std::string CensusLine(const PagedSubject& subject,
                        const PagedFuzzResult& result, std::uint64_t seed) {
   const PagedCensus& census = result.census;

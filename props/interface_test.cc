@@ -96,7 +96,7 @@ TEST_P(Interface, TheOldShapeIsAnAdapter) {
                                   Spec(Kind::kSwa, 1), Spec(Kind::kSwaMem, 1)};
   specs[1].chunk = 1;
   specs[3].memory = 2;
-  // Each of them as a cache of a wrapper, too.
+  // A wrapper has each of these kinds as one of its caches.
   CacheSpec wrapper;
   wrapper.kind = Kind::kWrapper;
   for (std::size_t i = 0; i < 4; ++i) {

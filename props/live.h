@@ -29,8 +29,8 @@ struct LiveFinding {
 struct LiveResult {
   std::vector<Level> tried;
   Level holds = Level::kNone;  // The strongest that no finding breaks.
-  // The one at which every history ended in a finding that breaks no level, or
-  // was passed over: none of them says that it holds.
+  // The level at which every history ended in a finding that breaks no level,
+  // or was passed over: no history shows that this level holds.
   Level unjudged = Level::kNone;
   std::vector<LiveFinding> findings;
   std::int64_t known = 0;  // Histories that failed as one of them.

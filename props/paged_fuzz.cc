@@ -29,7 +29,7 @@ namespace {
 
 constexpr int kTokensMax = 1 << 14;  // Of a history that somebody typed.
 constexpr std::size_t kOpsMax = 100000;
-// A subject by which hardly any of so many histories runs is asked no more.
+// A search ends when a subject refused nearly all of so many histories.
 constexpr std::int64_t kVain = 1000;
 
 struct Setting {
@@ -204,7 +204,8 @@ class PagedNumbers {
         pair_(pick(1, 3)),
         alphabet_(pick(0, 1) * pick(0, kPagedAlphabets - 1)) {}
 
-  // Of an append of many tokens: half of them fill the pool, or nearly.
+  // Draws the b of an append of many tokens: half of these appends fill the
+  // pool, or nearly.
   int LongB(const PagedSpec& spec) const {
     const int most = TokensOf(spec);
     const int least = pick_(0, 1) == 0 ? 0 : std::max(0, most - 2);
@@ -253,9 +254,9 @@ Storage StorageOf(const PagedSpec& spec) {
   return {spec.dtype, spec.v_dtype, spec.layout};
 }
 
-// What every other history of a subject that refused one is stored as: the
-// plainest, or, where it refuses that, what it had.
-class WhatThereIs {
+// Picks the storage of every other history of a subject that refused a pool:
+// the plainest, or, where the subject refuses that, a storage that it had.
+class StorageOfHistories {
  public:
   void Tell(const Storage& storage, bool made) {
     if (made && (!had_ || storage == Storage())) had_ = storage;
@@ -509,7 +510,7 @@ PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
     const std::function<void(std::int64_t, double)>& progress,
     const PagedSubject& subject, const std::set<std::string>& known_buckets) {
-  WhatThereIs there_is;
+  StorageOfHistories there_is;
   std::optional<Storage> last;
   std::int64_t not_made = 0;
   const auto next =

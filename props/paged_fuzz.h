@@ -104,10 +104,10 @@ struct PagedFuzzResult {
   std::map<std::string, std::int64_t> passed_over;
 };
 
-// At least so many operations, or, if 0, for so long. A failure whose bucket,
-// or sentence, is known is counted, and the run goes on. A subject that refuses
-// some pools gets one that it had, or the plainest, in every other history from
-// then on; one that refuses all gets a thousand.
+// Runs at least so many operations, or, if 0, for so long. A failure whose
+// bucket, or sentence, is known is counted, and the run goes on. A subject that
+// refuses some pools gets one that it had, or the plainest, in every other
+// history from then on; one that refuses all gets a thousand.
 PagedFuzzResult FuzzPaged(
     std::uint64_t seed, std::int64_t operations, double seconds,
     const std::function<void(std::int64_t, double)>& progress,

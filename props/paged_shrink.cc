@@ -74,8 +74,8 @@ bool LeaveOutTogether(const PagedRun& run, PagedHistory& history) {
   return any;
 }
 
-// Leaves out an operation, and those behind it say a number less: of a list of
-// tokens that was committed, or of a sequence.
+// Leaves out an operation while the operations behind it name a list of tokens,
+// or a sequence, by a number that is one less.
 bool LeaveOutNumbered(const PagedRun& run, PagedHistory& history) {
   bool any = false;
   for (const bool lists : {true, false}) {
@@ -151,8 +151,8 @@ bool Simplify(const PagedRun& run, PagedHistory& history) {
   return any;
 }
 
-// Plain histories of the operations of one that is wrong, the shortest first:
-// of what comes from other seeds, the same one is found.
+// Tries plain histories of the operations that a wrong one has, the shortest
+// first, so that the same history is found from every seed.
 class PlainHistories {
  public:
   PlainHistories(const PagedHistory& model, const PagedRun& run)
@@ -166,7 +166,8 @@ class PlainHistories {
     }
   }
 
-  // No longer than the model, and wrong in the same words.
+  // The first history that is no longer than the model and is wrong in the same
+  // words.
   std::optional<PagedHistory> Search() {
     if (sentence_.empty()) return std::nullopt;
     for (std::size_t size = 1; size <= model_.ops.size(); ++size) {
@@ -192,7 +193,7 @@ class PlainHistories {
     if (std::ranges::none_of(plain_, is_same)) plain_.push_back(op);
   }
 
-  // The plain operations of this one's kind.
+  // Adds the plain operations of the kind of `op`.
   void Add(const PagedOp& op) {
     const PagedOpKind kind = op.kind;
     for (const int a : {0, 1}) {
@@ -223,7 +224,7 @@ class PlainHistories {
     }
   }
 
-  // What there is after the first operations.
+  // The sequences and lists of tokens after the first operations.
   struct State {
     int sequences = 1;
     int commits = 0;
@@ -259,7 +260,8 @@ class PlainHistories {
     return !wrong.empty() && SentenceBucket("", wrong) == sentence_;
   }
 
-  // Whether there is one of this size that begins so.
+  // Whether a history of this size that begins with `history` is wrong; then
+  // `history` is that one.
   bool Extend(std::size_t size, const State& state, PagedHistory& history) {
     if (history.ops.size() == size) return IsWrong(history);
     for (const PagedOp& op : plain_) {

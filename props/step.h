@@ -93,7 +93,7 @@ struct Step {
   int wrong_column = -1;
 };
 
-// What CanResume says; of an error, nothing.
+// The answer of CanResume as a word; empty for an error.
 inline std::string_view YesOrNo(const Result<bool>& answer) {
   if (!answer.ok()) return "";
   return *answer ? "yes" : "no";

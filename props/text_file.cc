@@ -22,7 +22,7 @@ std::string ReadFile(const std::filesystem::path& path) {
 
 namespace {
 
-// Where it is, and as far as it goes.
+// Writes into the file itself, as much as it takes.
 Status WriteThere(const std::string& path, std::string_view text) {
   std::FILE* file = std::fopen(path.c_str(), "wbe");
   int error = file == nullptr ? errno : 0;

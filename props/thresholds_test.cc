@@ -390,7 +390,7 @@ TEST(Thresholds, BytesOfAState) {
       one ^= std::byte{1};
     }
   }
-  // Of a tensor of many parts, each is looked at, up to its last byte.
+  // A checksum has every byte of a tensor of many parts.
   constexpr std::size_t kPart = std::size_t{1} << 20;
   const DenseTensor many = FilledTensor(DType::kF32, {1 << 18, 1, 21, 1}, 1);
   CacheState state;

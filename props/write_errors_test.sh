@@ -62,7 +62,7 @@ cut_at() {
   [ "$cuts" -gt 0 ] || complain "'$*' writes nothing"
 }
 cut_at 1 "$scratch/page.html" check --html "$scratch/page.html" "$reject"
-# The page of before is there until the new one is whole, and nothing else is.
+# The earlier page stays until the new one is whole, and no other file is left.
 mkdir "$scratch/pages"
 echo before >"$scratch/pages/page.html"
 for size in 0 4; do
@@ -82,7 +82,7 @@ cut_at 0 "$scratch/sequence" state --sequence 0 --out "$scratch/sequence" \
 mkdir "$scratch/explored"
 cut_at 0 "$scratch/explored/chunked-chunk=2" explore --cells 2 --positions 2 \
   --kind chunked --state "$scratch/explored"
-# Where the museum works.
+# The museum names the folder that it works in.
 said=$(trap '' XFSZ && ulimit -f 8 && "$kvtwin" museum --only X01 2>&1)
 grep -q "kvtwin-museum-.* cannot be written: File too large" <<<"$said" ||
   complain "the museum says $said"

@@ -119,7 +119,7 @@ class Recorder final : public ForwardingCache {
     last_asked_ = sequence;
     return cache_->SnapshotOf(sequence);
   }
-  // Of the sequence that the last SnapshotOf asked for.
+  // Adds the sequence that the last SnapshotOf asked for.
   Status AddSequence(int sequence, const CacheState& added) override {
     Call call;
     call.kind = Call::Kind::kAdd;
@@ -152,7 +152,7 @@ class Recorder final : public ForwardingCache {
     calls_.push_back(std::move(call));
     return status;
   }
-  // Of a call that ends the pass, and picks layer and type 0, if it succeeds.
+  // Keeps a call that ends the pass, and picks layer and type 0, if it succeeds.
   Status KeepLast(Call call, Status status) {
     if (status.ok()) layer_ = type_ = 0;
     return Keep(std::move(call), std::move(status));
