@@ -22,6 +22,7 @@
 #include "backend.h"
 #include "bindings.h"
 #include "core/names.h"
+#include "props/fuzz.h"
 #include "props/paged_fuzz.h"
 #include "props/pool_backend.h"
 #include "tensor.h"
