@@ -43,6 +43,8 @@ std::vector<std::string> OperationNames(const History& history) {
     std::string& last = names.back();
     if (last == "start" || last == "store" || last == "reput") last = "put";
     if (last == "read") last = "get";
+    // Where a pool has no sequence, any operation opens one.
+    if (names.size() == 1 && line.starts_with("kvp")) last = "open";
   }
   return names;
 }

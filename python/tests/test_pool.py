@@ -52,10 +52,10 @@ def test_what_is_known_is_passed_over(repository, example, pytester):
     assert not found and found.passed_over == {}
     bucket = found.failure.split("bucket: ")[1].splitlines()[0]
     result = kvtwin.fuzz(cls, operations=3000, known=[bucket, "x"])
+    assert result, str(result)
     assert result.passed_over["x"] == 0 and result.passed_over[bucket] > 1
-    assert bucket not in str(result.failure)
     pytester.makepyfile(test_example=example)
-    options = ["--kvtwin-ops=3000", "-rN", "--kvtwin-known", bucket.split("+")[0]]
+    options = ["--kvtwin-ops=3000", "-rN", "--kvtwin-known", bucket]
     pytester.runpytest_subprocess(*options).assert_outcomes(passed=1)
 
 
