@@ -580,7 +580,8 @@ class Bench:
         objects = self.compile(library, QUICK)
         if objects is None or not self.link("kvtwin_command", objects):
             return "not compiling", ""
-        if all(source.startswith("props/") for source in library):
+        of_judges = all(source.startswith("props/") for source in library)
+        if of_judges:
             if not self.link("kvtwin_tests", objects):
                 return "not compiling", ""
             if seen := self.tests([JUDGING]):
@@ -599,7 +600,8 @@ class Bench:
             return "not compiling", ""
         if seen := self.tests():
             return "killed", f"tests {seen}"
-        for test in WRAPPED:
+        # Programs of the library, which judges are no part of.
+        for test in () if of_judges else WRAPPED:
             if not self.link(test, objects):
                 return "not compiling", ""
             if seen := self.simply([f"./{test}"], 20):
