@@ -6,9 +6,11 @@
 #include <atomic>
 #include <chrono>
 #include <istream>
+#include <iterator>
 #include <locale>
 #include <numeric>
 #include <ostream>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -16,6 +18,7 @@
 #include "props/explore_state.h"
 #include "props/explore_step.h"
 #include "props/explore_worker.h"
+#include "props/hash.h"
 
 namespace kvtwin::props {
 namespace {
@@ -60,24 +63,36 @@ class ExplorerOfKeys final : public Explorer {
   }
 
   void Save(std::ostream& out) const override {
-    out.imbue(std::locale::classic());
-    out << Header() << '\n'
-        << expanded_ << ' ' << keys_.size() << ' ' << result_.transitions << ' '
-        << result_.differences << '\n';
+    std::ostringstream text;
+    text.imbue(std::locale::classic());
+    text << Header() << '\n'
+         << expanded_ << ' ' << keys_.size() << ' ' << result_.transitions
+         << ' ' << result_.differences << '\n';
     for (std::size_t i = 0; i < keys_.size(); ++i) {
-      out << keys_[i] << ' ' << origins_[i].state << ' ' << origins_[i].step
-          << '\n';
+      text << keys_[i] << ' ' << origins_[i].state << ' ' << origins_[i].step
+           << '\n';
     }
+    out << text.view() << ChecksumLine(text.view());
   }
 
-  Status Load(std::istream& in) override {
+  Status Load(std::istream& saved) override {
     const auto bad = [](std::string_view why) {
       return Status(StatusCode::kInvalidArgument, std::string(why));
     };
+    const std::string all(std::istreambuf_iterator<char>(saved), {});
+    if (!all.starts_with(Header() + '\n')) {
+      return bad("it is of another exploration");
+    }
+    const std::size_t checksum =
+        all.size() - std::min(all.size(), ChecksumLine("").size());
+    const std::string_view text = std::string_view(all).substr(0, checksum);
+    if (all.substr(checksum) != ChecksumLine(text)) {
+      return bad("its checksum is wrong: it was changed or cut short");
+    }
+    std::istringstream in{std::string(text)};
     in.imbue(std::locale::classic());
     std::string header;
     std::getline(in, header);
-    if (header != Header()) return bad("it is of another exploration");
     std::size_t expanded = 0;
     std::size_t count = 0;
     ExploreResult result;
@@ -123,9 +138,16 @@ class ExplorerOfKeys final : public Explorer {
   };
 
   std::string Header() const {
-    return fmt::format("kvtwin-explore 1 cells={} sequences={} positions={} {}",
-                       size_.cells, size_.sequences, size_.positions,
-                       what_.name);
+    return fmt::format(
+        "kvtwin-explore 2 twin={} cells={} sequences={} positions={} {}",
+        subject_.name, size_.cells, size_.sequences, size_.positions,
+        what_.name);
+  }
+
+  // The last line of a file, of all lines before it.
+  static std::string ChecksumLine(std::string_view text) {
+    return fmt::format("checksum {:016x}\n",
+                       HashBytes(text.data(), text.size(), 0));
   }
 
   void Add(StateKey key, Origin origin) {

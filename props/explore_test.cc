@@ -2,6 +2,7 @@
 
 #include "props/explore.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <sstream>
 
 #include "props/forwarding_cache.h"
+#include "props/hash.h"
 #include "props/tampered_cache.h"
 
 namespace kvtwin::props {
@@ -186,12 +188,31 @@ TEST(Explorer, RefusesWhatItDidNotSave) {
   EXPECT_TRUE(refused(cases[1], saved));
   EXPECT_TRUE(refused(cases[0], ""));
   EXPECT_TRUE(refused(cases[0], saved.substr(0, saved.size() / 2)));
+  EXPECT_FALSE(refused(cases[0], saved));
+  // A transition less than were checked: the text as a whole is in order.
+  std::string fewer = saved;
+  char& digit = fewer[fewer.find('\n', fewer.find('\n') + 1) - 3];
+  ASSERT_TRUE(digit >= '0' && digit <= '9');
+  digit = digit == '0' ? '1' : '0';
+  EXPECT_TRUE(refused(cases[0], fewer));
+  // What another twin went through says nothing of this one.
+  const auto reference = MakeExplorer(cases[0], TwinSubject("reference"));
+  Explored(*reference, 1);
+  EXPECT_TRUE(refused(cases[0], Saved(*reference)));
+
   const std::size_t counts = saved.find('\n') + 1;
+  const auto with_checksum = [](const std::string& text) {
+    return text + fmt::format("checksum {:016x}\n",
+                              HashBytes(text.data(), text.size(), 0));
+  };
+  EXPECT_FALSE(refused(
+      cases[0], with_checksum(saved.substr(0, counts) + "0 1 0 0\n0 0 0\n")));
   for (const std::string wrong :
        {"2 1 0 0\n0 0 0\n", "0 2 0 0\n0 0 0\n99999999 0 0\n",
         "0 2 0 0\n0 0 0\n0 0 0\n", "0 2 0 0\n0 0 0\n1 7 0\n",
         "0 2 0 0\n0 0 0\n1 0 9999\n", "-1 1 0 0\n0 0 0\n", "x", "0 0 0 0\n"}) {
-    EXPECT_TRUE(refused(cases[0], saved.substr(0, counts) + wrong)) << wrong;
+    const std::string text = saved.substr(0, counts) + wrong;
+    EXPECT_TRUE(refused(cases[0], with_checksum(text))) << wrong;
   }
 }
 

@@ -50,6 +50,9 @@ interrupted INT 130 '^all .*, 0 differences, not finished' \
   explore --cells 5 --threads 2
 interrupted INT 130 '^paged: [1-9][0-9]* histories, not all of 8' \
   explore --kind paged --depth 8
+interrupted TERM 143 '^0 broken, seed 5' laws --runs 1000000 --seed 5
+interrupted INT 130 '"broken":0,"seed":5,"laws":.*"holds":true' \
+  laws --runs 1000000 --seed 5 --json
 
 copied() { compgen -G "$TMPDIR/kvtwin-museum-*/sources/props" >/dev/null; }
 ready=copied

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "props/command.h"
+#include "props/interrupt.h"
 #include "props/laws/laws.h"
 
 namespace kvtwin::props {
@@ -74,6 +75,7 @@ int RunLaws(const Arguments& arguments) {
     if (!arguments.law.empty() && law.name != arguments.law) continue;
     for (const std::string_view twin : TwinNames()) {
       if (!arguments.twin.empty() && twin != arguments.twin) continue;
+      if (Interrupted()) break;
       const Subject subject = TwinSubject(twin);
       const LawRun run = RunOne(law, subject, arguments);
       broken += run.failure ? 1 : 0;
@@ -119,8 +121,10 @@ void AddLawsCommand(CLI::App& app, int& exit_code) {
                    "only this one, 'kvt1 ... | ...' (docs/histories.md)")
       ->excludes(runs);
   command->add_flag("--json", arguments->json, "print one JSON object");
-  command->callback(
-      [arguments, &exit_code] { exit_code = RunLaws(*arguments); });
+  command->callback([arguments, &exit_code] {
+    CatchInterrupts();
+    exit_code = RunLaws(*arguments);
+  });
 }
 
 }  // namespace kvtwin::props

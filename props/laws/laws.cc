@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "props/generate.h"
+#include "props/interrupt.h"
 #include "props/laws/alike.h"
 #include "props/program.h"
 #include "props/shrink.h"
@@ -45,7 +46,7 @@ LawResult Judge(const Law& law, const History& history,
 LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
               std::int64_t histories) {
   LawRun run;
-  while (run.histories < histories) {
+  while (run.histories < histories && !Interrupted()) {
     const auto number = static_cast<std::uint64_t>(run.histories++);
     const History history =
         MakeHistory(seed, number, std::nullopt, kOpsInHistory);

@@ -49,7 +49,8 @@ struct LawRun {
   std::optional<LawFailure> failure;  // The first; the run ends with it.
 };
 
-// Judges `histories` random histories, the same for the same seed everywhere.
+// Judges `histories` random histories, the same for the same seed everywhere;
+// fewer if it is interrupted.
 LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
               std::int64_t histories);
 
