@@ -354,7 +354,10 @@ class Program:
             process = subprocess.Popen(
                 args, stdout=out, stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL, cwd=self.folder / "build",
-                env={**os.environ, **(env or {})}, preexec_fn=bound,
+                # Waiting threads must not spend what the rest needs: bounds are
+                # of CPU time.
+                env={**os.environ, "OMP_WAIT_POLICY": "passive", **(env or {})},
+                preexec_fn=bound,
                 start_new_session=True)
             try:
                 code = process.wait(timeout=20 * seconds)
