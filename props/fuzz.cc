@@ -136,7 +136,8 @@ FuzzFailure Explain(std::optional<Kind> kind, const RefusesHistory& refuses,
   return failure;
 }
 
-std::string CheckBucket(std::string bucket, std::string_view check) {
+std::string CheckBucket(std::string_view name, std::string_view check) {
+  std::string bucket = NameInBucket(name);
   AppendWords(check, std::isalnum, bucket);
   return bucket;
 }

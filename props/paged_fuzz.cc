@@ -399,7 +399,7 @@ Result<std::int64_t> WritePagedRecording(PagedHistory history,
 }
 
 std::string SentenceBucket(std::string_view name, const std::string& wrong) {
-  std::string bucket(name);
+  std::string bucket = NameInBucket(name);
   AppendWords(BucketOfReason(wrong.substr(0, wrong.find('\n'))), std::isalpha,
               bucket);
   return bucket;

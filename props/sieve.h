@@ -16,6 +16,19 @@
 
 namespace kvtwin::props {
 
+// What a bucket begins with: the name of a backend, with a dash for each
+// character that a shell would split or change, or that "+" is.
+inline std::string NameInBucket(std::string_view name) {
+  std::string bucket(name);
+  for (char& c : bucket) {
+    const auto code = static_cast<unsigned char>(c);
+    const bool kept = std::isalnum(code) != 0 || code >= 0x80 ||
+                      std::string_view("._-").find(c) != std::string_view::npos;
+    if (!kept) c = '-';
+  }
+  return bucket;
+}
+
 // Appends the words of a text to a bucket, in lower case and each after a dash.
 // `is_kept` is std::isalnum, or std::isalpha to leave numbers out.
 inline void AppendWords(std::string_view text, int (*is_kept)(int),

@@ -12,7 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "props/fuzz.h"
 #include "props/history.h"
+#include "props/paged_fuzz.h"
+#include "props/runner.h"
 
 namespace kvtwin::props {
 namespace {
@@ -27,6 +30,21 @@ TEST(Sieve, ABucketEndsInKindsAndOperations) {
   EXPECT_EQ(bucket("kvt1 kind=swa window=1 | put 0*1"), "a-rows+swa+put");
   EXPECT_EQ(bucket("kvt1 kind=wrapper caches=causal/swa:w2 | put 0*1"),
             "a-rows+wrapper+swa+put");
+}
+
+// A bucket is a word of a shell, and its first "+" ends the check.
+TEST(Sieve, ABucketIsOneWord) {
+  EXPECT_EQ(NameInBucket("ollama-0.12_x"), "ollama-0.12_x");
+  EXPECT_EQ(NameInBucket("Zwischenl\xc3\xa4ger"), "Zwischenl\xc3\xa4ger");
+  const std::string name = "block pool+1 'n' $(rm)";
+  const std::string word = "block-pool-1--n----rm-";
+  Subject subject = TwinSubject("optimized");
+  subject.name = name;
+  EXPECT_EQ(BucketOf(*ParseHistory("kvt1 | put 0*1"), subject),
+            word + "-not-reproduced");
+  EXPECT_EQ(PoolBucketOf(name, "views: 3 rows",
+                         *ParsePagedHistory("kvp1 | open 0 0 0")),
+            word + "-views-rows+open");
 }
 
 TEST(Sieve, AFindingIsABucketOrACheck) {
