@@ -322,7 +322,13 @@ Result<ShrunkRecording> ShrinkRecording(
   Status status =
       shrinker.Start(std::move(calls), BucketOfReason(judgement.reason));
   if (!status.ok()) return status;
-  return shrinker.Run();
+  ShrunkRecording shrunk = shrinker.Run();
+  if (shrunk.calls == 0 && shrunk.calls_before > 0) {
+    return wrong(
+        "the command prints a recording that is wrong in this way for no calls "
+        "at all, too: it does not read what it is given");
+  }
+  return shrunk;
 } catch (const Json::exception& error) {
   // Keys that the format does not have may be of any kind.
   return Status(

@@ -41,7 +41,8 @@ struct ShrunkRecording {
 
 // Requires: the recording can be parsed as far as its first wrong line. Errors:
 // it is not rejected; the program fails, or what it prints for all of the
-// recording's calls is not rejected with the same bucket.
+// recording's calls is not rejected with the same bucket, or what it prints for
+// none of them is.
 Result<ShrunkRecording> ShrinkRecording(const std::string& recording,
                                         const Recorder& record,
                                         const RecordingShrinkOptions& options);

@@ -220,6 +220,7 @@ TEST(ShrinkRecording, SaysWhyItCannot) {
   ExpectNoShrink(text, prints(Lines(kPoolLines)), "is accepted");
   ExpectNoShrink(text, prints("garbage\n"), "is no recording: line 1");
   ExpectNoShrink(text, prints(""), "is no recording: line 1");
+  ExpectNoShrink(text, prints(text), "it does not read what it is given");
   std::vector<std::string> other = kPoolLines;
   other[7] = Replaced(other[7], R"("len":4)", R"("len":3)");
   ExpectNoShrink(text, prints(Lines(other)),
