@@ -542,6 +542,9 @@ kvtwin_command_test(backend_pool_is_not_made EXIT 2
 kvtwin_command_test(backend_pool_fails EXIT 1
   PRINTS "rerun   .*kvtwin run 'kvp1 .*' --backend "
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
+kvtwin_command_test(backend_pool_fails_after_these_calls EXIT 1
+  PRINTS "^ +[0-9]+  views  sequence 1, .*<- then$"
+  ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
 if(KVTWIN_PYTHON)
   add_test(NAME command.json_keys
     COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/json_keys_test.py

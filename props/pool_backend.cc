@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <span>
 #include <sstream>
@@ -18,6 +19,7 @@
 #include "props/paged_client.h"
 #include "props/paged_solo.h"
 #include "props/pool_recorder.h"
+#include "props/show_pool.h"
 
 namespace kvtwin::props {
 namespace {
@@ -354,9 +356,16 @@ std::string RunEntitlement(const PoolBackend& backend,
   }
   const Judgement judgement = Judge(lines, {"reference"});
   if (fault.starts_with("backend: ")) return fault;
-  if (judgement.verdict != Verdict::kAccept) return judgement.reason;
+  const auto with_calls = [&](const std::string& wrong, std::int64_t line) {
+    lines.clear();
+    lines.seekg(0);
+    return wrong + "\n\n" + PoolCallsText(lines, line);
+  };
+  if (judgement.verdict != Verdict::kAccept) {
+    return with_calls(judgement.reason, judgement.line);
+  }
   if (fault.empty()) return recorder.status().message();
-  return fault;
+  return with_calls(fault, std::numeric_limits<std::int64_t>::max());
 }
 
 Status CheckTable(const kvtwin_pool_backend_v1& table) {

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <deque>
 #include <map>
 #include <span>
 
 #include "core/json_line.h"
 #include "core/names.h"
+#include "core/trace.h"
 #include "props/entitlement.h"
 #include "props/show.h"
 
@@ -184,6 +186,26 @@ std::string GivenText(const PagedOracle& oracle) {
         fmt::format("sequence {:<3}{}{}", sequence, from, ListText(blocks, {})),
         4);
   }
+  return text;
+}
+
+std::string PoolCallsText(std::istream& recording, std::int64_t line) {
+  TraceReader reader(recording);
+  if (!reader.ReadHeader() || !reader.paged()) return "";
+  std::deque<std::string> calls;
+  std::size_t count = 0;
+  PagedTraceOp op;
+  while (reader.ReadOp(op) && op.line <= line) {
+    if (op.line < line && !ChangesBlocks(op.kind)) continue;
+    calls.push_back(fmt::format("  {:>3}  {}  {}{}\n", op.line,
+                                TraceOpName(op.kind), PoolCallText(op),
+                                op.line == line ? "   <- then" : ""));
+    if (++count > kCallsShown) calls.pop_front();
+  }
+  const std::size_t left_out = count - calls.size();
+  std::string text =
+      left_out > 0 ? fmt::format("  ... {} calls\n", left_out) : "";
+  for (const std::string& call : calls) text += call;
   return text;
 }
 

@@ -3,6 +3,9 @@
 #ifndef KVTWIN_PROPS_SHOW_POOL_H_
 #define KVTWIN_PROPS_SHOW_POOL_H_
 
+#include <cstddef>
+#include <cstdint>
+#include <istream>
 #include <string>
 #include <vector>
 
@@ -23,6 +26,11 @@ std::vector<BlockList> ListsOf(const PagedOracle& oracle);
 // "sequence 0, layer 0, K [2, 1, 3]: ok".
 std::string PoolCallText(const PagedTraceOp& op);
 std::string PoolText(const PagedTraceHeader& header);
+// What a pool was told up to a line of its recording, and that line: a line of
+// text for each call, with the number that it has in the recording. The last
+// kCallsShown of them.
+inline constexpr std::size_t kCallsShown = 100;
+std::string PoolCallsText(std::istream& recording, std::int64_t line);
 
 bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op);
 // "    sequence 1  5 tokens  blocks 0* 3", for each.
