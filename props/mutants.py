@@ -53,7 +53,8 @@ SANITIZE = ("-O1 -w -fPIC -fopenmp -ffp-contract=off -fno-sanitize-recover=all "
 LINKER = ["-fuse-ld=lld"] if shutil.which("ld.lld") else []
 # Programs of one test each, for the linker wraps what they count.
 WRAPPED = ("kvtwin_allocation_test", "kvtwin_save_calls_test")
-TARGETS = ("kvtwin_command", "kvtwin_tests", *WRAPPED)
+TARGETS = ("kvtwin_command", "kvtwin_host", "kvtwin_tests", "kvtwin_law_tests",
+           *WRAPPED)
 # Tests that take most of the time of all.
 SLOWEST = "Trace.GivesUp*"
 # Processes that are forked after clang's OpenMP was used hang or fail.
@@ -403,7 +404,7 @@ class Bench:
                 continue
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, copy)
-        for old in ("kvtwin", *TARGETS[1:]):  # They may be mutants.
+        for old in ("kvtwin", "kvtwin-host", *TARGETS[2:]):  # They may be mutants.
             (self.build / old).unlink(missing_ok=True)
         self.checked(["cmake", "--preset", "release", "-G", "Ninja",
                       "-DKVTWIN_BENCH=OFF", "-DKVTWIN_WERROR=OFF"])
@@ -526,6 +527,11 @@ class Bench:
                 return seen
         return None
 
+    def laws_tests(self):
+        return self.simply(["./kvtwin_law_tests", "--gtest_fail_fast",
+                            "--gtest_brief=1"], 60,
+                           {"RC_PARAMS": "seed=1 max_success=40"})
+
     def commands_of_ctest(self):
         return self.simply(
             ["ctest", "-R", "^command", "-E",
@@ -582,13 +588,15 @@ class Bench:
         """("killed", by whom) or ("not compiling", "") or None"""
         library = [source for source in sources if source not in self.tests_of]
         objects = self.compile(library, QUICK)
-        if objects is None or not self.link("kvtwin_command", objects):
+        if objects is None or not (self.link("kvtwin_command", objects) and
+                                   self.link("kvtwin_host", objects)):
             return "not compiling", ""
         of_judges = all(source.startswith("props/") for source in library)
         if of_judges:
-            if not self.link("kvtwin_tests", objects):
+            if not (self.link("kvtwin_tests", objects) and
+                    self.link("kvtwin_law_tests", objects)):
                 return "not compiling", ""
-            if seen := self.tests([JUDGING]):
+            if seen := self.tests([JUDGING]) or self.laws_tests():
                 return "killed", f"tests of judges {seen}"
         for name, killer in (("fuzz", lambda: self.fuzz(20000, 1, 4)),
                              ("check", self.recordings),

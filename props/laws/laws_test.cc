@@ -214,6 +214,25 @@ class RefusedRemoveCuts : public Broken {
   }
 };
 
+// Stores the first token of a batch that is refused, if that is the first of
+// its calls.
+class FirstRefusalStores : public Broken {
+ public:
+  using Broken::Broken;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    Status status = cache_->StartForward(batch, reserve);
+    if (std::exchange(first_, false) &&
+        status.code() == StatusCode::kCacheFull) {
+      static_cast<void>(cache_->StartForward(
+          {batch.positions.first(1), batch.sequences.first(1), {}}, reserve));
+    }
+    return status;
+  }
+
+ private:
+  bool first_ = true;
+};
+
 class ResumesAnywhere : public Broken {
  public:
   using Broken::Broken;
@@ -536,6 +555,19 @@ TEST(Laws, WindowsHideNothingElseFromALegalClient) {
     EXPECT_EQ(result.wrong, "") << line;
     EXPECT_GT(result.judged, 0) << line;
   }
+}
+
+TEST(Laws, RefusalsAreJudgedFromTheFirstCallOn) {
+  const Subject subject = {
+      .name = "broken",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(
+            std::make_unique<FirstRefusalStores>(spec));
+      }};
+  const History history = *ParseHistory("kvt1 cells=1 batch=2 | put 0*1 1*1");
+  EXPECT_NE(Judge(*FindLaw("refusals"), history, subject)
+                .wrong.find("is refused, but stores tokens"),
+            std::string::npos);
 }
 
 // Each law can fail.
