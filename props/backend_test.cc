@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "props/c_words.h"
 #include "props/generate.h"
 #include "props/ledger_backend.h"
 #include "props/runner.h"
@@ -103,10 +104,19 @@ TEST(Backend, TablesThatAreTooLongAreRefused) {
                 .message()
                 .find("the library knows nothing"),
             std::string::npos);
-  longer.table.size = std::size_t{1} << 30;
-  EXPECT_EQ(DescribeBackend(&longer.table).status().message(),
-            "size of the backend's table is 1073741824, no table is that "
-            "large");
+  longer.more = 0;
+  // Up to kStructBytesMax, where all that is not known is 0.
+  std::vector<std::byte> bytes(kStructBytesMax + 8);
+  const auto with_size = [&](std::size_t size) {
+    longer.table.size = size;
+    std::memcpy(bytes.data(), &longer.table, sizeof(longer.table));
+    return DescribeBackend(
+               reinterpret_cast<const kvtwin_backend_v1*>(bytes.data()))
+        .status();
+  };
+  EXPECT_TRUE(with_size(kStructBytesMax).ok());
+  EXPECT_EQ(with_size(kStructBytesMax + 8).message(),
+            "size of the backend's table is 4104, no table is that large");
 }
 
 TEST(Backend, DescriptionsThatMakeNoSenseAreRefused) {

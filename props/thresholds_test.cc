@@ -21,6 +21,7 @@
 #include "optimized/fast_paths.h"
 #include "optimized/mask.h"
 #include "props/fuzz.h"
+#include "props/paged_fuzz.h"
 #include "props/scratch_folder.h"
 #include "props/test_cache.h"
 #include "props/test_trace.h"
@@ -238,6 +239,53 @@ void ExpectSameIn(int cells, Placement placement) {
   ASSERT_NO_FATAL_FAILURE(pass({1, 1, 1, 1, 1, 1, 1, 0}));
   both([&](Cache& c) { return c.Remove(1, 0, kOpenEnd); });
   ASSERT_NO_FATAL_FAILURE(pass({3, 0}));
+}
+
+// The largest that a line may ask for is taken, and one more is refused.
+TEST(Thresholds, SizesOfALine) {
+  const auto refusal = [](const std::string& line) {
+    const bool paged = line.starts_with("kvp1");
+    return paged ? ParsePagedHistory(line).status().message()
+                 : ParseHistory(line).status().message();
+  };
+  const auto times = [](int count, const std::string& text) {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += text;
+    return all;
+  };
+  struct Case {
+    std::string begin;
+    int most;
+    std::string end;
+    std::string why;
+  };
+  for (const auto& [begin, most, end, why] : std::vector<Case>{
+           {"kvt1 seqs=1 cap=", (1 << 20) - 2, " batch=1 | put 0*1",
+            "more than 1048576 cells or mask rows"},
+           // Cells times rows of the mask: 16,380 * 4,097.
+           {"kvt1 seqs=1 cap=", 12'283, " batch=4096 | put 0*1",
+            "a cache of this size is too large for a test"},
+           // Elements of the rows of all layers: 64 * 1,024 * (512 + 512).
+           {"kvt1 seqs=1 batch=1 layers=64 dims=512,1,512 cap=", 1022,
+            " | put 0*1", "a cache of this size is too large for a test"},
+           {"kvt1 layers=", 64, " | put 0*1", "there can be 1 to 64"},
+           {"kvp1 block=", 1 << 14, " | open 0 0 0", "must be from 1 to 16384"},
+           {"kvp1 block=16384 kdim=1 vdim=1 layers=1 heads=1 blocks=", 64,
+            " | open 0 0 0", "a pool that is too large"}}) {
+    EXPECT_EQ(refusal(begin + std::to_string(most) + end), "");
+    EXPECT_NE(refusal(begin + std::to_string(most + 1) + end).find(why),
+              std::string::npos)
+        << refusal(begin + std::to_string(most + 1) + end);
+  }
+  const std::string caches = "kvt1 kind=wrapper caches=causal";
+  EXPECT_EQ(refusal(caches + times(15, "/causal") + " | put 0*1"), "");
+  EXPECT_NE(refusal(caches + times(16, "/causal") + " | put 0*1")
+                .find("more than 16 caches"),
+            std::string::npos);
+  EXPECT_EQ(refusal("kvp1" + times(100'000, " | open 0 0 0")), "");
+  EXPECT_NE(refusal("kvp1" + times(100'001, " | open 0 0 0"))
+                .find("more than 100000 times"),
+            std::string::npos);
 }
 
 // A level more at 64, 4,096 and 262,144 cells, and a lone cell in it.
