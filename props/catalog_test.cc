@@ -126,6 +126,9 @@ TEST(Rebuild, PutsAllTokensAtOnce) {
             "kvt1 cells=9 legal=1 | put 0*9");
   EXPECT_EQ(at_once("kvt1 cap=5 | get | copy 0>1:2"), "");
   EXPECT_EQ(at_once("kvt1 cap=5 | put 0*4000 | put 0*free"), "");
+  EXPECT_EQ(at_once("kvt1 | put 0*4000 | put 1*96"),
+            "kvt1 cells=4096 | put 0*4096");
+  EXPECT_EQ(at_once("kvt1 | put 0*4000 | put 1*97"), "");
 }
 
 // Of a thousand operations in a cache of hundreds of cells, leaving out what is
