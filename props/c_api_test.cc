@@ -4,12 +4,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -189,6 +195,126 @@ TEST(CInterface, NullIsAnErrorThatNamesTheArgument) {
   kvtwin_pool_destroy(nullptr);
   kvtwin_free(nullptr);
   EXPECT_EQ(kvtwin_recorder_close(nullptr), KVTWIN_OK);
+}
+
+// Lists of other lengths than there are entries: asks for none, for fewer, for
+// all, and with room for more. ask(list, room, &count) answers with a list.
+template <class Entry, class Ask>
+void ExpectRooms(std::string_view what, const Ask& ask) {
+  std::size_t all = 0;
+  Entry* const none = nullptr;
+  ASSERT_EQ(ask(none, std::size_t{0}, &all), KVTWIN_OK) << what;
+  ASSERT_GT(all, 1U) << what;
+  // Bytes that no answer has.
+  std::vector<Entry> untouched(all + 2);
+  std::memset(static_cast<void*>(untouched.data()), 0xA5,
+              untouched.size() * sizeof(Entry));
+  std::vector<Entry> due = untouched;
+  ASSERT_EQ(ask(due.data(), all, &all), KVTWIN_OK) << what;
+  for (std::size_t room = 0; room <= all + 1; ++room) {
+    std::vector<Entry> list = untouched;
+    std::size_t count = 0;
+    ASSERT_EQ(ask(list.data(), room, &count), KVTWIN_OK) << what;
+    EXPECT_EQ(count, all) << what << ", room for " << room;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const bool written = i < std::min(room, all);
+      const Entry& entry = written ? due[i] : untouched[i];
+      EXPECT_EQ(std::memcmp(&list[i], &entry, sizeof(Entry)), 0)
+          << what << ", room for " << room << ", entry " << i;
+    }
+  }
+}
+
+// A pool of blocks of two tokens, in which a sequence has five.
+std::unique_ptr<kvtwin_pool, DestroyC> PoolOfFive(
+    const std::array<float, 5>& rows) {
+  kvtwin_pool_params params{};
+  EXPECT_EQ(kvtwin_pool_default_params(&params, sizeof(params)), KVTWIN_OK);
+  params.block_size = 2;
+  params.blocks = 4;
+  params.max_seq_len = 8;
+  params.dtype = KVTWIN_F32;
+  kvtwin_pool* pool = nullptr;
+  EXPECT_EQ(kvtwin_pool_create(&params, nullptr, &pool), KVTWIN_OK);
+  std::int32_t sequence = -1;
+  EXPECT_EQ(kvtwin_pool_open(pool, nullptr, &sequence), KVTWIN_OK);
+  const kvtwin_tensor five{rows.data(), KVTWIN_F32, {1, 1, 5, 1}, {}};
+  EXPECT_EQ(kvtwin_pool_append(pool, 0, 0, &five, &five, nullptr, nullptr, 0,
+                               nullptr),
+            KVTWIN_OK);
+  EXPECT_EQ(kvtwin_pool_commit_unknown(pool, 0, 5), KVTWIN_OK);
+  return std::unique_ptr<kvtwin_pool, DestroyC>(pool);
+}
+
+TEST(CInterface, ListsAreWrittenAsFarAsThereIsRoom) {
+  Small small;
+  ASSERT_EQ(small.Create(), KVTWIN_OK);
+  ASSERT_EQ(small.Fill(), KVTWIN_OK);
+  ExpectRooms<kvtwin_cell>("cells", [&](auto* list, auto room, auto* count) {
+    return kvtwin_cache_cells(small.cache, list, room, count);
+  });
+  ExpectRooms<std::int32_t>("batch", [&](auto* list, auto room, auto* count) {
+    return kvtwin_cache_batch_cells(small.cache, list, room, count);
+  });
+  static constexpr std::array<float, 5> kRows = {1, 2, 3, 4, 5};
+  const auto owned = PoolOfFive(kRows);
+  kvtwin_pool* const pool = owned.get();
+  ExpectRooms<kvtwin_paged_view>(
+      "views", [&](auto* list, auto room, auto* count) {
+        return kvtwin_pool_views(pool, 0, 0, list, room, count);
+      });
+  ExpectRooms<std::int64_t>("slots", [&](auto* list, auto room, auto* count) {
+    return kvtwin_pool_slots(pool, 0, 0, 5, list, room, count);
+  });
+  const std::int32_t zero = 0;
+  ExpectRooms<std::int32_t>("table", [&](auto* list, auto room, auto* count) {
+    std::int32_t columns = 0;
+    std::int32_t len = 0;
+    const auto status =
+        kvtwin_pool_table(pool, &zero, 1, &columns, list, room, count, &len);
+    EXPECT_EQ(std::pair(columns, len), std::pair(3, 5));
+    return status;
+  });
+  ExpectRooms<std::int32_t>("csr", [&](auto* list, auto room, auto* count) {
+    std::array<std::int32_t, 2> indptr = {};
+    std::int32_t last = 0;
+    const auto status = kvtwin_pool_csr(pool, &zero, 1, indptr.data(), list,
+                                        room, count, &last);
+    EXPECT_EQ(std::tuple(indptr[0], indptr[1], last), std::tuple(0, 3, 1));
+    return status;
+  });
+}
+
+// Of append, which answers twice: either answer may be left out.
+TEST(CInterface, AppendAnswersWhatItIsAskedFor) {
+  static constexpr std::array<float, 5> kRows = {1, 2, 3, 4, 5};
+  const auto owned = PoolOfFive(kRows);
+  kvtwin_pool* const pool = owned.get();
+  const kvtwin_tensor three{kRows.data(), KVTWIN_F32, {1, 1, 3, 1}, {}};
+  for (const bool asks_start : {true, false}) {
+    const std::string what = asks_start ? "append" : "append without start";
+    std::int32_t start = -1;
+    std::int32_t* const to = asks_start ? &start : nullptr;
+    ExpectRooms<kvtwin_paged_view>(
+        what, [&](auto* list, auto room, auto* count) {
+          start = -1;
+          std::vector<kvtwin_paged_view> views(list, list + room);
+          const auto status = kvtwin_pool_append(pool, 0, 0, &three, &three, to,
+                                                 list, room, count);
+          EXPECT_EQ(start, asks_start ? 5 : -1);
+          if (room == 0) return status;
+          // Without the number of views, they are the same.
+          EXPECT_EQ(kvtwin_pool_append(pool, 0, 0, &three, &three, to,
+                                       views.data(), room, nullptr),
+                    status);
+          EXPECT_EQ(std::memcmp(static_cast<void*>(views.data()),
+                                static_cast<void*>(list),
+                                room * sizeof(kvtwin_paged_view)),
+                    0)
+              << what << ", room for " << room;
+          return status;
+        });
+  }
 }
 
 TEST(CInterface, NumbersThatNoEnumHasAreRefused) {

@@ -55,6 +55,10 @@ std::vector<Case> Cases() {
   const CacheSpec chunked =
       Of(Kind::kChunked, ShiftKind::kIdentity, {}, Placement::kScatter);
   const CacheSpec encoder = Of(Kind::kEncoder);
+  // The last one has to be asked, too: alone it is full, cannot resume, or
+  // refuses a removal.
+  std::vector<CacheSpec> many(8, causal);
+  many.push_back(fixed);
   return {
       {{window, causal}},
       {{causal, fixed}},
@@ -65,6 +69,7 @@ std::vector<Case> Cases() {
       {{causal}},
       {{encoder, window}, {}, 1},
       {{causal, encoder, encoder}, {.mask_batch_padding = 3}, 1},
+      {many},
   };
 }
 

@@ -152,7 +152,8 @@ class Recorder final : public ForwardingCache {
     calls_.push_back(std::move(call));
     return status;
   }
-  // Keeps a call that ends the pass, and picks layer and type 0, if it succeeds.
+  // Keeps a call that ends the pass, and picks layer and type 0, if it
+  // succeeds.
   Status KeepLast(Call call, Status status) {
     if (status.ok()) layer_ = type_ = 0;
     return Keep(std::move(call), std::move(status));

@@ -143,7 +143,9 @@ ENDS = {
     "cache_full": lambda c: pytest.raises(
         kvtwin.CacheFull, c.start_forward, [100] * 4, [1] * 4
     ),
+    "reserve": lambda c: c.start_forward([0], [0], reserve=True),
     "set_causal": lambda c: c.set_causal([0]),
+    "set_causal of none": lambda c: c.set_causal([]),
     "restore": lambda c: c.restore(c.snapshot()),
     "close": lambda c: c.close(),
 }
