@@ -467,7 +467,7 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
   if (Chance(pick, 20)) setup.config.v_dtype = DrawRowDType(pick);
   bool encoder = drawn == Kind::kEncoder;
   if (drawn == Kind::kWrapper) {
-    const int parts = pick(1, 3);
+    const int parts = Chance(pick, 10) ? pick(4, 6) : pick(1, 3);
     for (int i = 0; i < parts; ++i) {
       const Kind part = OneOf(pick, {Kind::kCausal, Kind::kSwa, Kind::kSwaMem,
                                      Kind::kChunked, Kind::kEncoder});
