@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <array>
+#include <regex>
 #include <set>
 #include <sstream>
 
 #include "props/forwarding_cache.h"
 #include "props/hash.h"
+#include "props/paged_fuzz.h"
 #include "props/tampered_cache.h"
 
 namespace kvtwin::props {
@@ -322,6 +324,34 @@ TEST(Explorer, LooksAtEachSetOfExceptedTokens) {
       EXPECT_GT(Explored(*explorer, 2).differences, 0)
           << tokens << " tokens, set " << excepted;
     }
+  }
+}
+
+// What its operations come to after two steps: each call, with something to do.
+TEST(Explorer, OfPoolsMakesEveryCall) {
+  std::string calls;
+  PagedSubject subject;
+  subject.run = [&](const PagedHistory& history, PagedCensus* census) {
+    std::ostringstream out;
+    EXPECT_TRUE(WritePagedRecording(history, "optimized", out).ok());
+    calls += out.str();
+    return RunTwins(history, census);
+  };
+  const PagedFuzzResult result = ExplorePaged(2, {}, subject);
+  EXPECT_EQ(result.histories, 19 * 19);
+  EXPECT_EQ(result.wrong, "");
+  for (const char* call :
+       {R"("op":"open","prompt":\[[0-9,]*\],"len":2,)",
+        R"("op":"open","prompt":\[[0-9,]*\],"salt":"[^"]*","len":0)",
+        R"("op":"fork","seq":0,"len":1)", R"("op":"fork","seq":0,"len":2)",
+        R"("op":"fork","seq":1,"len":[1-9])",
+        R"("op":"append","seq":0,"layer":0,"start":[3-9])",
+        R"("op":"append","seq":1)", R"("result":"cache_full")",
+        R"("op":"commit","seq":0,"tokens":\[[0-9,]+\])",
+        R"("op":"commit","seq":0,"new_tokens":[1-9])",
+        R"("op":"commit","seq":1)", R"("op":"truncate","seq":0,"len":1)",
+        R"("op":"truncate","seq":1,"len":2)", R"("op":"free","seq":1)"}) {
+    EXPECT_TRUE(std::regex_search(calls, std::regex(call))) << call;
   }
 }
 
