@@ -233,6 +233,16 @@ class FirstRefusalStores : public Broken {
   bool first_ = true;
 };
 
+// Keeps a sequence that is cleared.
+class ClearsNothing : public Broken {
+ public:
+  using Broken::Broken;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    if (begin == 0 && end == kOpenEnd) return {};
+    return cache_->Remove(seq, begin, end);
+  }
+};
+
 class ResumesAnywhere : public Broken {
  public:
   using Broken::Broken;
@@ -557,17 +567,29 @@ TEST(Laws, WindowsHideNothingElseFromALegalClient) {
   }
 }
 
-TEST(Laws, RefusalsAreJudgedFromTheFirstCallOn) {
+template <class Faulty>
+std::string Verdict(std::string_view law, const std::string& line) {
   const Subject subject = {
       .name = "broken",
       .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
-        return std::unique_ptr<Cache>(
-            std::make_unique<FirstRefusalStores>(spec));
+        return std::unique_ptr<Cache>(std::make_unique<Faulty>(spec));
       }};
-  const History history = *ParseHistory("kvt1 cells=1 batch=2 | put 0*1 1*1");
-  EXPECT_NE(Judge(*FindLaw("refusals"), history, subject)
-                .wrong.find("is refused, but stores tokens"),
-            std::string::npos);
+  return Judge(*FindLaw(law), *ParseHistory(line), subject).wrong;
+}
+
+TEST(Laws, RefusalsAreJudgedFromTheFirstCallOn) {
+  const std::string wrong = Verdict<FirstRefusalStores>(
+      "refusals", "kvt1 cells=1 batch=2 | put 0*1 1*1");
+  EXPECT_NE(wrong.find("is refused, but stores tokens"), wrong.npos) << wrong;
+}
+
+// A prompt that has nothing in common with the last one.
+TEST(Laws, ALegalClientBeginsAnew) {
+  const std::string wrong = Verdict<ClearsNothing>(
+      "legal_client",
+      "kvt1 shift=identity seqs=1 cap=2 batch=2 | put 0*2 "
+      "| drop 0:0- | put 0*2");
+  EXPECT_NE(wrong.find("cache_full"), wrong.npos) << wrong;
 }
 
 // Each law can fail.
