@@ -236,7 +236,7 @@ def test_profiles_with_exceptions():
             profile="like ollama-0.12 except window counts the query (kvt1 | put)",
         )
 
-    assert "kind=swa" in kvtwin.fuzz(Said, operations=1000).history
+    assert "kind=swa" in kvtwin.fuzz(Said, operations=5000).history
     Said.kvtwin = dataclasses.replace(Said.kvtwin, profile="mlx except copy flies")
     with pytest.raises(ValueError, match="'copy flies' is no rule"):
         kvtwin.fuzz(Said)
