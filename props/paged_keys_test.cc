@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "core/dense_tensor.h"
 #include "props/paged_client.h"
+#include "props/paged_fuzz.h"
 #include "props/test_cache.h"
 
 namespace kvtwin::props {
@@ -82,6 +84,28 @@ std::vector<PrefixKey> ManyKeys() {
 }
 
 class PagedKeys : public EachTwin {};
+// The tokens that histories bring, by alphabet, as docs/histories.md has them:
+// the same as text when they are joined, in 8 bits, in 16, the bytes of a key,
+// the largest.
+TEST(PagedClient, BringsTokensThatAreTakenForOneAnother) {
+  const std::vector<std::string> pairs = {"[0,1]",
+                                          "[1,11]",
+                                          "[0,256]",
+                                          "[1,65537]",
+                                          "[1633771873,1650614882]",
+                                          "[0,2147483647]"};
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const std::string line =
+        "kvp1 block=2 blocks=1 most=2 | open 0 0 0 | append 0 1 " +
+        std::to_string(i * 256 + 2) + " | commit 0 1 0";
+    std::ostringstream out;
+    EXPECT_TRUE(
+        WritePagedRecording(*ParsePagedHistory(line), "reference", out).ok());
+    EXPECT_NE(out.str().find("\"tokens\":" + pairs[i]), std::string::npos)
+        << out.str();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Twins, PagedKeys, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
