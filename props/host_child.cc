@@ -51,8 +51,8 @@ std::set<pid_t> hosts;
 std::vector<pid_t> ChildrenOf(std::string_view process) {
   std::vector<pid_t> children;
   std::error_code error;
-  for (const auto& thread : fs::directory_iterator(
-           fmt::format("/proc/{}/task", process), error)) {
+  for (const auto& thread :
+       fs::directory_iterator(fmt::format("/proc/{}/task", process), error)) {
     std::ifstream in(thread.path() / "children");
     for (pid_t child = 0; in >> child;) children.push_back(child);
   }

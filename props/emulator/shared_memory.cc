@@ -15,8 +15,9 @@
   KVTWIN_TEN_TIMES(X, 2)                                               \
   KVTWIN_TEN_TIMES(X, 3)                                               \
   KVTWIN_TEN_TIMES(X, 4)                                               \
-  KVTWIN_TEN_TIMES(X, 5) KVTWIN_TEN_TIMES(X, 6) KVTWIN_TEN_TIMES(X, 7) \
-      KVTWIN_TEN_TIMES(X, 8) KVTWIN_TEN_TIMES(X, 9)
+  KVTWIN_TEN_TIMES(X, 5)                                               \
+  KVTWIN_TEN_TIMES(X, 6) KVTWIN_TEN_TIMES(X, 7) KVTWIN_TEN_TIMES(X, 8) \
+      KVTWIN_TEN_TIMES(X, 9)
 
 // Of a section that there is not, both are null.
 #define KVTWIN_DECLARE_BOUNDS(n)                         \

@@ -491,8 +491,7 @@ void Session::AddRows(const std::vector<Query>& queries, bool slots,
              CopyOf(view.key, view.key.dtype).bytes}}});
       continue;
     }
-    if (view.mask.data == nullptr ||
-        view.mask.shape[1] < std::ssize(queries)) {
+    if (view.mask.data == nullptr || view.mask.shape[1] < std::ssize(queries)) {
       throw std::runtime_error(
           fmt::format("layer {}: the mask has the shape {}, for {} tokens",
                       layer, ShapeText(view.mask.shape), queries.size()));
