@@ -80,6 +80,20 @@ TEST(Catalog, HasCallsInAnyOrder) {
   }
 }
 
+// Nothing is asked of tokens that a legal client has removed.
+TEST(Catalog, FollowsWhereSequencesEnd) {
+  std::set<std::string> texts;
+  const History model = *ParseHistory(
+      "kvt1 cells=8 legal=1 | put 0*3 | put 0*3 | drop 0:1- | copy 0>1:1 | ask "
+      "1@1 | put 1*1");
+  for (const History& one : AllOf(model)) {
+    const std::string text = ToText(one);
+    texts.insert(text.substr(text.find('|')));
+  }
+  EXPECT_TRUE(texts.contains("| put 0*2 | drop 0:1- | ask 0@1"));
+  EXPECT_FALSE(texts.contains("| put 0*2 | drop 0:1- | ask 0@2"));
+}
+
 TEST(Rebuild, MakesTheStateInOneBatch) {
   const History history = *ParseHistory(
       "kvt1 cells=6 | put 0*1 | put 1*1 | put 0*2 | copy 0>2:1 | drop 1:0- | "

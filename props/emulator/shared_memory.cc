@@ -6,18 +6,18 @@
 
 #include "props/emulator/internal.h"
 
-#define KVTWIN_TEN_TIMES(X, n) \
-  X(n##0)                      \
-  X(n##1) X(n##2) X(n##3) X(n##4) X(n##5) X(n##6) X(n##7) X(n##8) X(n##9)
-#define KVTWIN_ALL_SECTIONS(X)                                         \
-  KVTWIN_TEN_TIMES(X, )                                                \
-  KVTWIN_TEN_TIMES(X, 1)                                               \
-  KVTWIN_TEN_TIMES(X, 2)                                               \
-  KVTWIN_TEN_TIMES(X, 3)                                               \
-  KVTWIN_TEN_TIMES(X, 4)                                               \
-  KVTWIN_TEN_TIMES(X, 5)                                               \
-  KVTWIN_TEN_TIMES(X, 6) KVTWIN_TEN_TIMES(X, 7) KVTWIN_TEN_TIMES(X, 8) \
-      KVTWIN_TEN_TIMES(X, 9)
+// Formatting them breaks them otherwise each time.
+// clang-format off
+#define KVTWIN_TEN_TIMES(X, n)                          \
+  X(n##0) X(n##1) X(n##2) X(n##3) X(n##4)               \
+  X(n##5) X(n##6) X(n##7) X(n##8) X(n##9)
+#define KVTWIN_ALL_SECTIONS(X)                          \
+  KVTWIN_TEN_TIMES(X, ) KVTWIN_TEN_TIMES(X, 1)          \
+  KVTWIN_TEN_TIMES(X, 2) KVTWIN_TEN_TIMES(X, 3)         \
+  KVTWIN_TEN_TIMES(X, 4) KVTWIN_TEN_TIMES(X, 5)         \
+  KVTWIN_TEN_TIMES(X, 6) KVTWIN_TEN_TIMES(X, 7)         \
+  KVTWIN_TEN_TIMES(X, 8) KVTWIN_TEN_TIMES(X, 9)
+// clang-format on
 
 // Of a section that there is not, both are null.
 #define KVTWIN_DECLARE_BOUNDS(n)                         \
