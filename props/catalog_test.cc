@@ -228,6 +228,25 @@ TEST(Shrink, KeepsToTheFailureThatItBeganWith) {
   EXPECT_EQ(shrunk.ops[0].kind, OpKind::kDrop);
 }
 
+TEST(Shrink, FindsTheLeastDimensions) {
+  for (const RowDims least : {RowDims{1, 1, 2}, RowDims{1, 1, 3},
+                              RowDims{2, 1, 1}, RowDims{1, 2, 1}}) {
+    const Rerun rerun =
+        [&](const History& history) -> std::optional<Difference> {
+      const RowDims& rows = history.setup.rows;
+      if (rows.k_head_dim < least.k_head_dim ||
+          rows.kv_heads < least.kv_heads ||
+          rows.v_head_dim < least.v_head_dim) {
+        return std::nullopt;
+      }
+      return Difference{.check = "subject: K bytes", .text = ""};
+    };
+    const History shrunk =
+        Shrink(*ParseHistory("kvt1 cells=4 dims=6,3,5 | put 0*3"), rerun);
+    EXPECT_EQ(shrunk.setup.rows, least) << ToText(shrunk);
+  }
+}
+
 // A reference cache that answers through `Faulty`, which forwards to it.
 template <class Faulty>
 Result<std::unique_ptr<Cache>> MakeFaulty(const CacheSpec& spec) {

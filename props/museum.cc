@@ -70,8 +70,20 @@ Ran Run(const std::string& command, const fs::path& folder,
   // A mutant may hang.
   // A compiler that is killed leaves its files where they are removed.
   std::string words[] = {
-      "timeout", "--foreground", "300",  "env", "TMPDIR=" + scratch.string(),
-      "sh",      "-c",           command};
+      // SIGABRT: a command that hangs in a call still names its history.
+      "timeout",
+      "--foreground",
+      "--preserve-status",
+      "-s",
+      "ABRT",
+      "-k",
+      "20",
+      "300",
+      "env",
+      "TMPDIR=" + scratch.string(),
+      "sh",
+      "-c",
+      command};
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
