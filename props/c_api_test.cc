@@ -197,15 +197,15 @@ TEST(CInterface, NullIsAnErrorThatNamesTheArgument) {
   EXPECT_EQ(kvtwin_recorder_close(nullptr), KVTWIN_OK);
 }
 
-// Lists of other lengths than there are entries: asks for none, for fewer, for
-// all, and with room for more. ask(list, room, &count) answers with a list.
+// Asks for a list with room for no entry, for fewer than there are, for all,
+// and for more. ask(list, room, &count) answers with the list.
 template <class Entry, class Ask>
 void ExpectRooms(std::string_view what, const Ask& ask) {
   std::size_t all = 0;
   Entry* const none = nullptr;
   ASSERT_EQ(ask(none, std::size_t{0}, &all), KVTWIN_OK) << what;
   ASSERT_GT(all, 1U) << what;
-  // Bytes that no answer has.
+  // No answer has such bytes.
   std::vector<Entry> untouched(all + 2);
   std::memset(static_cast<void*>(untouched.data()), 0xA5,
               untouched.size() * sizeof(Entry));
@@ -285,7 +285,7 @@ TEST(CInterface, ListsAreWrittenAsFarAsThereIsRoom) {
   });
 }
 
-// Of append, which answers twice: either answer may be left out.
+// Append answers twice; a caller may leave either answer out.
 TEST(CInterface, AppendAnswersWhatItIsAskedFor) {
   static constexpr std::array<float, 5> kRows = {1, 2, 3, 4, 5};
   const auto owned = PoolOfFive(kRows);

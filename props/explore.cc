@@ -144,7 +144,7 @@ class ExplorerOfKeys final : public Explorer {
         what_.name);
   }
 
-  // The last line of a file, of all lines before it.
+  // The last line of a file has the checksum of all lines before it.
   static std::string ChecksumLine(std::string_view text) {
     return fmt::format("checksum {:016x}\n",
                        HashBytes(text.data(), text.size(), 0));

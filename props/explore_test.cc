@@ -191,7 +191,7 @@ TEST(Explorer, RefusesWhatItDidNotSave) {
   EXPECT_TRUE(refused(cases[0], ""));
   EXPECT_TRUE(refused(cases[0], saved.substr(0, saved.size() / 2)));
   EXPECT_FALSE(refused(cases[0], saved));
-  // A transition less than were checked: the text as a whole is in order.
+  // The file counts another number of transitions, and is in order otherwise.
   std::string fewer = saved;
   char& digit = fewer[fewer.find('\n', fewer.find('\n') + 1) - 3];
   ASSERT_TRUE(digit >= '0' && digit <= '9');
@@ -327,7 +327,7 @@ TEST(Explorer, LooksAtEachSetOfExceptedTokens) {
   }
 }
 
-// What its operations come to after two steps: each call, with something to do.
+// After two steps the operations have made each call, with something to do.
 TEST(Explorer, OfPoolsMakesEveryCall) {
   std::string calls;
   PagedSubject subject;

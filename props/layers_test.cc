@@ -55,7 +55,7 @@ TEST(Layers, OfACache) {
   }
 }
 
-// Of blocks, head_dims are whole ones.
+// A head of q8_0 or q4_0 has whole blocks of 32 elements.
 std::vector<RowDims> DimsOf(DType dtype) {
   if (IsBlockDType(dtype)) return {{64, 2, 32}, {32, 1, 64}, {96, 3, 32}};
   return {{8, 2, 4}, {4, 1, 8}, {6, 3, 1}, {1, 2, 3}, {40, 1, 2}, {8, 5, 9}};
@@ -93,7 +93,7 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// What a cache holds in the end that has these of the layers.
+// Returns what a cache with these layers only holds in the end.
 CacheState StateAfter(const Case& one, const std::string& twin,
                       std::span<const int> layers) {
   CacheSpec spec;

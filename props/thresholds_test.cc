@@ -262,10 +262,10 @@ TEST(Thresholds, SizesOfALine) {
   for (const auto& [begin, most, end, why] : std::vector<Case>{
            {"kvt1 seqs=1 cap=", (1 << 20) - 2, " batch=1 | put 0*1",
             "more than 1048576 cells or mask rows"},
-           // Cells times rows of the mask: 16,380 * 4,097.
+           // The mask has 16,380 * 4,097 elements.
            {"kvt1 seqs=1 cap=", 12'283, " batch=4096 | put 0*1",
             "a cache of this size is too large for a test"},
-           // Elements of the rows of all layers: 64 * 1,024 * (512 + 512).
+           // The rows of all layers have 64 * 1,024 * (512 + 512) elements.
            {"kvt1 seqs=1 batch=1 layers=64 dims=512,1,512 cap=", 1022,
             " | put 0*1", "a cache of this size is too large for a test"},
            {"kvt1 layers=", 64, " | put 0*1", "there can be 1 to 64"},

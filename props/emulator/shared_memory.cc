@@ -6,7 +6,7 @@
 
 #include "props/emulator/internal.h"
 
-// Formatting them breaks them otherwise each time.
+// clang-format 14 breaks these lines in another way each time that it runs.
 // clang-format off
 #define KVTWIN_TEN_TIMES(X, n)                          \
   X(n##0) X(n##1) X(n##2) X(n##3) X(n##4)               \

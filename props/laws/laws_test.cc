@@ -583,7 +583,7 @@ TEST(Laws, RefusalsAreJudgedFromTheFirstCallOn) {
   EXPECT_NE(wrong.find("is refused, but stores tokens"), wrong.npos) << wrong;
 }
 
-// A prompt that has nothing in common with the last one.
+// The second prompt has nothing in common with the first.
 TEST(Laws, ALegalClientBeginsAnew) {
   const std::string wrong = Verdict<ClearsNothing>(
       "legal_client",
