@@ -136,7 +136,7 @@ std::string KindsText(const Abilities& abilities) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-// Why a path can be no library; empty if it may be one. HostProcess reports a
+// Says why a path cannot name a library; empty if it can. HostProcess reports a
 // file that is missing.
 std::string WhyNoLibrary(const std::string& path) {
   if (path.empty()) return "no path";

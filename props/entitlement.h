@@ -31,7 +31,7 @@ struct WrongRow {
 std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
                                      const KvView& view, VLayout v_layout);
 
-// Why CanResume is not true of the sequence (S28).
+// Says why CanResume must not be true of the sequence (S28).
 std::string WhyNotResumed(const reference::Ledger& ledger, int seq);
 
 // Whose K and V rows a column of a view has: of the token that has both, else

@@ -79,17 +79,18 @@ class ExplorerOfKeys final : public Explorer {
     const auto bad = [](std::string_view why) {
       return Status(StatusCode::kInvalidArgument, std::string(why));
     };
-    const std::string all(std::istreambuf_iterator<char>(saved), {});
+    std::string all(std::istreambuf_iterator<char>(saved), {});
     if (!all.starts_with(Header() + '\n')) {
       return bad("it is of another exploration");
     }
     const std::size_t checksum =
         all.size() - std::min(all.size(), ChecksumLine("").size());
-    const std::string_view text = std::string_view(all).substr(0, checksum);
-    if (all.substr(checksum) != ChecksumLine(text)) {
+    const std::string found = all.substr(checksum);
+    all.resize(checksum);
+    if (found != ChecksumLine(all)) {
       return bad("its checksum is wrong: it was changed or cut short");
     }
-    std::istringstream in{std::string(text)};
+    std::istringstream in(std::move(all));
     in.imbue(std::locale::classic());
     std::string header;
     std::getline(in, header);

@@ -189,7 +189,7 @@ std::string Host::AskPool(const PagedHistory& history, Level level, bool hasty,
   }
   const std::optional<Json> said = process->Answer(Patience(hasty));
   if (!said) return died();
-  if (said->contains("error")) {  // It is no fault of the backend's.
+  if (said->contains("error")) {  // The host itself failed.
     throw std::logic_error("kvtwin-host cannot read what kvtwin asks: " +
                            said->at("error").get<std::string>());
   }

@@ -73,7 +73,7 @@ class PagedSolo {
   PagedPool& pool_;
   PoolAbilities abilities_;
   PoolRules rules_;
-  PagedCensus own_census_;  // That nobody asked for.
+  PagedCensus own_census_;  // Counts where the caller wants no census.
   PagedCensus& census_;
   std::uint64_t appends_ = 0;
   std::map<int, Sequence> sequences_;

@@ -58,7 +58,7 @@ void Act(Actor& actor, bool any_sequence, const PagedOp& op);
 // What was run, and how often something rare happened.
 struct PagedCensus {
   std::int64_t operations = 0;
-  std::int64_t not_made = 0;   // Histories of pools that a backend has not.
+  std::int64_t not_made = 0;   // Histories whose pool the backend lacks.
   std::int64_t found = 0;      // Blocks that a prompt found.
   std::int64_t copied = 0;     // Blocks that were copied on write.
   std::int64_t evicted = 0;    // Cached blocks that had to go.

@@ -26,9 +26,10 @@ std::vector<BlockList> ListsOf(const PagedOracle& oracle);
 // "sequence 0, layer 0, K [2, 1, 3]: ok".
 std::string PoolCallText(const PagedTraceOp& op);
 std::string PoolText(const PagedTraceHeader& header);
-// What a pool was told up to a line of its recording, and that line: a line of
-// text for each call, with the number that it has in the recording. The last
-// kCallsShown of them.
+// Returns a line of text for each call that changed the pool before `line` of
+// its recording, and for `line` itself, with the numbers of the recording. Of
+// more than kCallsShown calls, the text has the last ones and counts the
+// others.
 inline constexpr std::size_t kCallsShown = 100;
 std::string PoolCallsText(std::istream& recording, std::int64_t line);
 

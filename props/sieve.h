@@ -16,8 +16,8 @@
 
 namespace kvtwin::props {
 
-// What a bucket begins with: the name of a backend, with a dash for each
-// character that a shell would split or change, or that "+" is.
+// Returns the first part of a bucket, the name of a backend. A dash replaces
+// each blank, each "+" and whatever else a shell would split or change.
 inline std::string NameInBucket(std::string_view name) {
   std::string bucket(name);
   for (char& c : bucket) {

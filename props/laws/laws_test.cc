@@ -450,15 +450,19 @@ class HidesTheFirstCell final : public Remasked {
 };
 
 template <class Backend>
+Subject BrokenSubject() {
+  return {.name = "broken",
+          .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+            Result<std::unique_ptr<Cache>> cache = MakeCache(spec, "optimized");
+            if (!cache.ok()) return cache.status();
+            return std::unique_ptr<Cache>(std::make_unique<Backend>(spec));
+          },
+          .can_be_poisoned = true};
+}
+
+template <class Backend>
 void Breaks(const std::vector<std::string_view>& laws) {
-  const Subject subject = {
-      .name = "broken",
-      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
-        Result<std::unique_ptr<Cache>> cache = MakeCache(spec, "optimized");
-        if (!cache.ok()) return cache.status();
-        return std::unique_ptr<Cache>(std::make_unique<Backend>(spec));
-      },
-      .can_be_poisoned = true};
+  const Subject subject = BrokenSubject<Backend>();
   for (const std::string_view name : laws) {
     const Law* law = FindLaw(name);
     ASSERT_NE(law, nullptr) << name;
@@ -567,14 +571,10 @@ TEST(Laws, WindowsHideNothingElseFromALegalClient) {
   }
 }
 
-template <class Faulty>
+template <class Backend>
 std::string Verdict(std::string_view law, const std::string& line) {
-  const Subject subject = {
-      .name = "broken",
-      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
-        return std::unique_ptr<Cache>(std::make_unique<Faulty>(spec));
-      }};
-  return Judge(*FindLaw(law), *ParseHistory(line), subject).wrong;
+  return Judge(*FindLaw(law), *ParseHistory(line), BrokenSubject<Backend>())
+      .wrong;
 }
 
 TEST(Laws, RefusalsAreJudgedFromTheFirstCallOn) {
