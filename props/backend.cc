@@ -513,21 +513,15 @@ Result<KvView> BackendCache::Get() {
 }  // namespace
 
 Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
-  if (given == nullptr) return Invalid("the backend's table is null");
-  if (given->size < offsetof(kvtwin_backend_v1, message)) {
-    return Invalid("size of the backend's table is {}, at least {} is due",
-                   given->size, offsetof(kvtwin_backend_v1, message));
-  }
-  if (given->size > kStructBytesMax) {
-    return Invalid("size of the backend's table is {}, no table is that large",
-                   given->size);
-  }
-  Status rest = CheckRest("the backend's table", given,
-                          sizeof(kvtwin_backend_v1), given->size);
+  constexpr std::size_t kNeeded = offsetof(kvtwin_backend_v1, message);
+  const auto size = SizeOfStruct("backend", given, kNeeded);
+  if (!size.ok()) return size.status();
+  Status rest = CheckRest("backend", given,
+                          sizeof(kvtwin_backend_v1), *size);
   if (!rest.ok()) return rest;
   BackendInfo info;
   kvtwin_backend_v1& table = info.table;
-  std::memcpy(&table, given, std::min(given->size, sizeof(table)));
+  std::memcpy(&table, given, std::min(*size, sizeof(table)));
   const std::array<std::pair<const char*, bool>, 6> due = {
       {{"describe", table.describe != nullptr},
        {"init", table.init != nullptr},
@@ -536,7 +530,7 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
        {"put", table.put != nullptr},
        {"get", table.get != nullptr}}};
   for (const auto& [name, there] : due) {
-    if (!there) return Invalid("the backend's table has no {}", name);
+    if (!there) return Invalid("backend has no {}", name);
   }
   kvtwin_description_v1 said = {};
   said.size = sizeof(said);

@@ -18,6 +18,7 @@
 #include "props/live.h"
 #include "props/option_checks.h"
 #include "props/page.h"
+#include "props/program.h"
 #include "props/text_file.h"
 
 namespace kvtwin::props {

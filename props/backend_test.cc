@@ -78,7 +78,7 @@ TEST(Backend, TheLeastThereIsHasDefaults) {
 }
 
 TEST(Backend, TablesThatAreNoneAreRefusedByName) {
-  ExpectRefused(nullptr, "null");
+  ExpectRefused(nullptr, "backend is NULL");
   kvtwin_backend_v1 table = Table();
   table.size = offsetof(kvtwin_backend_v1, message) - 1;
   ExpectRefused(&table, "size");
@@ -116,7 +116,7 @@ TEST(Backend, TablesThatAreTooLongAreRefused) {
   };
   EXPECT_TRUE(with_size(kStructBytesMax).ok());
   EXPECT_EQ(with_size(kStructBytesMax + 8).message(),
-            "size of the backend's table is 4104, no table is that large");
+            "backend.size is 4104, no struct is that large");
 }
 
 TEST(Backend, DescriptionsThatMakeNoSenseAreRefused) {

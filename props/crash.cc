@@ -6,8 +6,6 @@
 #include <csignal>
 #include <utility>
 
-#include "props/fuzz.h"
-
 namespace kvtwin::props {
 namespace {
 

@@ -8,8 +8,12 @@
 
 namespace kvtwin::props {
 
+// From now on a crash (a failed assertion, a bad address) prints the command
+// that runs its history again, as it is, before the process dies.
+void ReportCrashes();
+
 // While it lives, this thread is running what `rerun` gives the command of:
-// that is printed if it crashes, after ReportCrashes (props/fuzz.h). Of
+// that is printed if it crashes, after ReportCrashes. Of
 // several, the last one counts.
 class CrashReport {
  public:

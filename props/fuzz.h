@@ -68,10 +68,6 @@ struct FuzzResult {
 
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject);
 
-// From now on a crash (a failed assertion, a bad address) during Fuzz prints
-// the command that runs its history again, as it is, before the process dies.
-void ReportCrashes();
-
 // What tells bugs apart: "optimized-subject-mask-bytes+swa+put+copy", the
 // subject, the check that the shrunk history fails, the kinds of its caches,
 // but causal, and its operations; after the subject the SIMD target, if the

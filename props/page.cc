@@ -297,17 +297,6 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
 
 }  // namespace
 
-std::string ShellWord(std::string_view text) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-+:,@";
-  if (!text.empty() && text.find_first_not_of(kPlain) == text.npos) {
-    return std::string(text);
-  }
-  std::string word = "'";
-  for (const char c : text) word += c == '\'' ? "'\\''" : std::string(1, c);
-  return word + "'";
-}
-
 std::string PageHtml(Failure failure) {
   NameGoneTokens(failure);
   const std::vector<Moves> moves = AllMoves(failure.steps);

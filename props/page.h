@@ -34,9 +34,6 @@ std::string PageHtml(Failure failure);
 // Errors: the file cannot be written.
 Status WritePage(const Failure& failure, const std::string& path);
 
-// As a word of a shell command.
-std::string ShellWord(std::string_view text);
-
 }  // namespace kvtwin::props
 
 #endif  // KVTWIN_PROPS_PAGE_H_

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "props/fuzz.h"
+#include "props/program.h"
 #include "props/scratch_folder.h"
 #include "props/show.h"
 #include "props/text_file.h"

@@ -21,7 +21,6 @@
 #include "props/pool_recorder.h"
 #include "props/program.h"
 #include "props/runner.h"
-#include "props/shrink_recording.h"
 #include "props/sieve.h"
 
 namespace kvtwin::props {
@@ -294,7 +293,7 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   spec.block_size = pick(1, 5);
   spec.blocks = pick(1, 14);
   spec.max_seq_len = pick(1, 60);
-  spec.layers = pick(1, 2);
+  spec.layers = pick(1, 4);
   spec.kv_heads = pick(1, 3);
   spec.k_head_dim = pick(1, 3);
   spec.v_head_dim = pick(1, 3);

@@ -403,7 +403,7 @@ Result<PoolRules> RulesOf(const kvtwin_pool_description_v1& said) {
 
 Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
   constexpr std::size_t kNeeded = offsetof(kvtwin_pool_backend_v1, message);
-  const auto size = SizeOfStruct("the backend's table", given, kNeeded);
+  const auto size = SizeOfStruct("backend", given, kNeeded);
   if (!size.ok()) return size.status();
   PoolBackend backend;
   std::memcpy(&backend.table, given, std::min(*size, sizeof(backend.table)));

@@ -13,6 +13,9 @@ namespace kvtwin::props {
 void SetProgram(std::string_view program);
 const std::string& Program();
 
+// Returns the text as a word of a shell command, quoted where it must be.
+std::string ShellWord(std::string_view text);
+
 // "build/kvtwin run 'kvt1 ...'", as a shell takes it where kvtwin was called.
 std::string CommandLine(std::string_view arguments);
 

@@ -12,6 +12,7 @@
 #include "props/program.h"
 #include "props/show_pool.h"
 #include "props/step.h"
+#include "props/trace_step.h"
 
 namespace kvtwin::props {
 namespace {

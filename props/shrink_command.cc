@@ -16,9 +16,9 @@
 #include "props/command.h"
 #include "props/filter.h"
 #include "props/option_checks.h"
-#include "props/page.h"
 #include "props/program.h"
 #include "props/shrink_recording.h"
+#include "props/sieve.h"
 #include "props/text_file.h"
 
 namespace kvtwin::props {

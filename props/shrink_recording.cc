@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "props/gen.h"
+#include "props/sieve.h"
 
 namespace kvtwin::props {
 namespace {
@@ -274,21 +275,6 @@ class Shrinker {
 };
 
 }  // namespace
-
-std::string BucketOfReason(const std::string& reason) {
-  std::string bucket;
-  int depth = 0;
-  for (const char c : reason.substr(0, reason.find(';'))) {
-    if (c == '(') ++depth;
-    if (depth == 0 && std::isdigit(static_cast<unsigned char>(c)) == 0) {
-      const bool twice = c == ' ' && bucket.ends_with(' ');
-      if (!twice) bucket += c;
-    }
-    if (c == ')') depth = std::max(0, depth - 1);
-  }
-  while (bucket.ends_with(' ')) bucket.pop_back();
-  return bucket;
-}
 
 Result<ShrunkRecording> ShrinkRecording(
     const std::string& recording, const Recorder& record,

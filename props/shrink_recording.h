@@ -15,10 +15,6 @@
 
 namespace kvtwin::props {
 
-// What tells failures of recordings apart: the kind of the wrong line and the
-// sentence on what is wrong there, without numbers and what is in parentheses.
-std::string BucketOfReason(const std::string& reason);
-
 // The recording that the program prints for these calls. Errors: the program
 // fails.
 using Recorder = std::function<Result<std::string>(const std::string& calls)>;

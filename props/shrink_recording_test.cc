@@ -17,6 +17,7 @@
 #include "props/filter.h"
 #include "props/gen.h"
 #include "props/paged_fuzz.h"
+#include "props/sieve.h"
 #include "props/test_trace.h"
 
 namespace kvtwin::props {

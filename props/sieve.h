@@ -43,6 +43,23 @@ inline void AppendWords(std::string_view text, int (*is_kept)(int),
   }
 }
 
+// What tells failures of recordings apart: the kind of the wrong line and the
+// sentence on what is wrong there, without numbers and what is in parentheses.
+inline std::string BucketOfReason(const std::string& reason) {
+  std::string bucket;
+  int depth = 0;
+  for (const char c : reason.substr(0, reason.find(';'))) {
+    if (c == '(') ++depth;
+    if (depth == 0 && std::isdigit(static_cast<unsigned char>(c)) == 0) {
+      const bool twice = c == ' ' && bucket.ends_with(' ');
+      if (!twice) bucket += c;
+    }
+    if (c == ')') depth = std::max(0, depth - 1);
+  }
+  while (bucket.ends_with(' ')) bucket.pop_back();
+  return bucket;
+}
+
 // What each operation of a history is called in its line: "put", "copy". Single
 // calls are called as what they are part of.
 template <class History>

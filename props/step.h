@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "kvtwin/cache.h"
-#include "props/oracle.h"
 #include "reference/ledger.h"
 
 namespace kvtwin::props {
@@ -31,8 +30,6 @@ std::vector<Held> HeldCells(const std::vector<CellEntry>& entries);
 std::vector<Held> HeldCells(const Cache& cache);
 // These have no cells.
 std::vector<Held> HeldTokens(const reference::CacheLedger& ledger);
-// By cell; without a twin, the tokens of the ledger.
-std::vector<Held> HeldTokens(const Oracle& oracle);
 
 // A mask as a picture.
 struct MaskPicture {
@@ -99,8 +96,6 @@ inline std::string_view YesOrNo(const Result<bool>& answer) {
   return *answer ? "yes" : "no";
 }
 
-// The call alone.
-Step StepOf(const TraceOp& op);
 // The whole mask, uncut. Rows beyond `positions` are padding.
 MaskPicture PictureOf(const TensorView& mask, int first_cell,
                       const std::vector<std::int32_t>& positions,
