@@ -154,6 +154,105 @@ TEST(CInterface, AnswersOfALargerStructAreLeftAlone) {
   EXPECT_EQ(newer.view.columns, 3);
 }
 
+// A struct of a later version, which has a field more.
+template <class T>
+struct Later {
+  Later() { known.size = sizeof(*this); }
+  explicit Later(kvtwin_status (*defaults)(T*, std::size_t)) {
+    EXPECT_EQ(defaults(&known, sizeof(*this)), KVTWIN_OK);
+  }
+  T known{};
+  std::int64_t more = 0;
+};
+
+TEST(CInterface, CachesOfAWrapperHaveTheirCallersSize) {
+  using Params = Later<kvtwin_cache_params>;
+  std::vector<Params> caches(3, Params(&kvtwin_cache_default_params));
+  for (Params& one : caches) one.known.kind = KVTWIN_SWA;
+  for (std::size_t i = 0; i < caches.size(); ++i) {
+    caches[i].known.window = static_cast<std::int32_t>(i);
+  }
+  Params wrapper(&kvtwin_cache_default_params);
+  wrapper.known.kind = KVTWIN_WRAPPER;
+  wrapper.known.caches = &caches[0].known;
+  wrapper.known.cache_count = 3;
+  wrapper.known.capacity = wrapper.known.max_batch = 4;
+  kvtwin_cache* cache = nullptr;
+  ASSERT_EQ(kvtwin_cache_create(&wrapper.known, nullptr, &cache), KVTWIN_OK)
+      << kvtwin_last_error();
+  // Each has its own window: three tokens, of which the last sees i + 1.
+  constexpr std::array<std::int32_t, 3> kPositions = {0, 1, 2};
+  constexpr std::array<std::int32_t, 3> kSequences = {};
+  Later<kvtwin_batch> batch;
+  batch.known.positions = kPositions.data();
+  batch.known.sequences = kSequences.data();
+  batch.known.tokens = 3;
+  ASSERT_EQ(kvtwin_cache_start_forward(cache, &batch.known, 0), KVTWIN_OK);
+  constexpr std::array<float, 3> kRows = {1, 2, 3};
+  const kvtwin_tensor rows{kRows.data(), KVTWIN_F32, {1, 1, 3, 1}, {}};
+  for (std::int32_t i = 0; i < 3; ++i) {
+    ASSERT_EQ(kvtwin_cache_set_layer_type(cache, i), KVTWIN_OK);
+    ASSERT_EQ(kvtwin_cache_put(cache, i, &rows, &rows), KVTWIN_OK);
+    Later<kvtwin_view> view;
+    ASSERT_EQ(kvtwin_cache_get(cache, i, &view.known), KVTWIN_OK);
+    const kvtwin_tensor& mask = view.known.mask;
+    std::array<float, 3> last = {};
+    std::memcpy(last.data(),
+                static_cast<const std::byte*>(mask.data) + 2 * mask.stride[1],
+                sizeof(last));
+    EXPECT_EQ(std::count(last.begin(), last.end(), 0.0F), i + 1);
+  }
+  kvtwin_cache_destroy(cache);
+  caches[2].known.size -= 1 << 12;
+  EXPECT_EQ(kvtwin_cache_create(&wrapper.known, nullptr, &cache),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("caches[2].size is "));
+}
+
+TEST(CInterface, StructsOfALaterVersionAreRead) {
+  Later<kvtwin_pool_params> params(&kvtwin_pool_default_params);
+  params.known.block_size = 2;
+  params.known.blocks = 3;
+  params.known.max_seq_len = 4;
+  kvtwin_pool* pool = nullptr;
+  ASSERT_EQ(kvtwin_pool_create(&params.known, nullptr, &pool), KVTWIN_OK);
+  constexpr std::array<std::int32_t, 3> kTokens = {7, 8, 9};
+  Later<kvtwin_prompt> prompt;
+  prompt.known.tokens = kTokens.data();
+  prompt.known.token_count = kTokens.size();
+  std::int32_t sequence = -1;
+  EXPECT_EQ(kvtwin_pool_open(pool, &prompt.known, &sequence), KVTWIN_OK);
+  EXPECT_EQ(sequence, 0);
+  prompt.more = 1;
+  EXPECT_EQ(kvtwin_pool_open(pool, &prompt.known, &sequence),
+            KVTWIN_INVALID_ARGUMENT);
+  EXPECT_THAT(kvtwin_last_error(), HasSubstr("knows nothing"));
+  Later<kvtwin_usage> usage;
+  usage.more = 77;
+  EXPECT_EQ(kvtwin_pool_usage(pool, &usage.known), KVTWIN_OK);
+  EXPECT_EQ(usage.known.free, 3);
+  EXPECT_EQ(usage.known.size, sizeof(usage));
+  EXPECT_EQ(usage.more, 77);
+  kvtwin_pool_destroy(pool);
+
+  const ScratchFolder folder("later");
+  const std::string path = folder.path() / "recording.jsonl";
+  Later<kvtwin_cache_params> cache(&kvtwin_cache_default_params);
+  Later<kvtwin_recorder_params> recorded(&kvtwin_recorder_default_params);
+  recorded.known.cache = &cache.known;
+  kvtwin_recorder* recorder = nullptr;
+  ASSERT_EQ(kvtwin_recorder_create(&recorded.known, path.c_str(), &recorder),
+            KVTWIN_OK);
+  EXPECT_EQ(kvtwin_recorder_close(recorder), KVTWIN_OK);
+  Later<kvtwin_verdict> verdict;
+  verdict.more = 77;
+  ASSERT_EQ(kvtwin_check_file(path.c_str(), nullptr, &verdict.known),
+            KVTWIN_OK);
+  EXPECT_EQ(verdict.known.outcome, KVTWIN_ACCEPTED);
+  EXPECT_EQ(verdict.known.size, sizeof(verdict));
+  EXPECT_EQ(verdict.more, 77);
+}
+
 TEST(CInterface, NullIsAnErrorThatNamesTheArgument) {
   Small small;
   ASSERT_EQ(small.Create(), KVTWIN_OK);

@@ -27,8 +27,9 @@ os.execv(sys.argv[1], sys.argv[1:])' "$kvtwin" "$@" \
   pid=$!
   for ((i = 0; i < 300; ++i)); do
     ${ready:-false} && break
-    [ -z "${ready:-}" ] && grep -q "^SigCgt:.*[4-7c-f]...$" \
-      "/proc/$pid/status" 2>/dev/null && break
+    # A shell that has not become the command yet catches signals, too.
+    [ -z "${ready:-}" ] && [ "/proc/$pid/exe" -ef "$kvtwin" ] &&
+      grep -q "^SigCgt:.*[4-7c-f]...$" "/proc/$pid/status" 2>/dev/null && break
     sleep 0.05
   done
   sleep 0.2
