@@ -243,6 +243,14 @@ TEST(Explorer, FindsARemoveThatKeepsAToken) {
   const RunResult run = RunHistory(result.failure->history, subject);
   ASSERT_TRUE(run.difference.has_value()) << ToText(result.failure->history);
   EXPECT_EQ(run.difference->step, result.failure->history.ops.size() - 1);
+
+  // They count for the run that goes on from what was saved, too.
+  const auto next = MakeExplorer(ExploreCases(kSmall)[0], subject);
+  std::istringstream saved(Saved(*explorer));
+  ASSERT_TRUE(next->Load(saved).ok());
+  const ExploreResult after = Explored(*next, 1);
+  EXPECT_GE(after.differences, result.differences);
+  EXPECT_GE(after.transitions, result.transitions);
 }
 
 // Each part of an answer, and a cache that is right but for this one.

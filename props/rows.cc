@@ -1,6 +1,9 @@
 #include "props/rows.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
@@ -15,9 +18,20 @@ constexpr std::byte kNaNByte{0xFF};  // Repeated: a NaN in every dtype.
 // is anybody's guess, and no row's first element.
 constexpr std::byte kPoisonByte{0x5A};
 
+// Returns a number of [1, 2) or (-2, -1] that lies in the middle between two of
+// f16, of bf16 or of f8, so that the rule for ties shows.
+float Tie(std::int64_t number) {
+  constexpr std::array<int, 3> kDigits = {10, 7, 3};
+  const std::int64_t one = std::int64_t{2}
+                           << kDigits[static_cast<std::size_t>(number % 3)];
+  const std::int64_t odd = 2 * (number % (one / 2)) + 1;
+  const auto size = static_cast<float>(one + odd) / static_cast<float>(one);
+  return number % 5 < 2 ? -size : size;
+}
+
 // The first element names token and layer, exactly in f32, f16 and bf16, and is
-// not too large for f8; the others
-// have fractions, so that rounding shows. The second is a NaN now and then.
+// not too large for f8; the others have fractions, so that rounding shows, of
+// one token in eight to the middle. The second is a NaN now and then.
 float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
   if (source.plain) {
     const std::int64_t role = source.role == RowRole::kKey ? 1 : 2;
@@ -33,6 +47,7 @@ float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
   const std::int64_t role = source.role == RowRole::kKey ? 1 : 2;
   const std::int64_t mixed =
       (token * 13 + std::int64_t{source.layer} * 5 + index * 7) * role % 601;
+  if (token % 8 == 3) return Tie(mixed);
   return static_cast<float>(mixed) * 0.37F - 50.0F;
 }
 
