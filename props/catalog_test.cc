@@ -255,6 +255,34 @@ Result<std::unique_ptr<Cache>> MakeFaulty(const CacheSpec& spec) {
   return std::unique_ptr<Cache>(std::make_unique<Faulty>(std::move(*cache)));
 }
 
+// Bounds of a range are tried from 0 to 3, and then halved.
+TEST(Shrink, FindsTheLeastBoundsOfARange) {
+  const auto least = [](const std::string& line, auto fails) {
+    const Rerun rerun = [&](const History& one) -> std::optional<Difference> {
+      Difference difference;
+      difference.check = "subject: cells";
+      for (const Op& op : one.ops) {
+        if (op.kind == OpKind::kDrop && fails(op)) return difference;
+        ++difference.step;
+      }
+      return std::nullopt;
+    };
+    const History shrunk = Shrink(*ParseHistory(line), rerun);
+    EXPECT_EQ(shrunk.ops.size(), 1U) << ToText(shrunk);
+    return shrunk.ops[0];
+  };
+  for (int bound = 0; bound <= 4; ++bound) {
+    const Op begin = least("kvt1 cells=9 | put 0*9 | drop 0:8-", [=](auto& op) {
+      return !op.begin.from_end && op.begin.offset >= bound;
+    });
+    EXPECT_EQ(begin.begin.offset, bound);
+    const Op end = least("kvt1 cells=9 | put 0*9 | drop 0:0-8", [=](auto& op) {
+      return !op.open && !op.end.from_end && op.end.offset >= bound;
+    });
+    EXPECT_EQ(end.end.offset, bound);
+  }
+}
+
 TEST(Shrink, GivesOneLineWhereNoStepLeadsToIt) {
   const Subject subject = {.name = "faulty",
                            .make = MakeFaulty<ResumesInOrder>};
