@@ -62,6 +62,23 @@ TEST(Catalog, HasWhatIsSpecial) {
   EXPECT_TRUE(AllOf(*ParseHistory("kvt1 kind=swa window=0 cap=2")).empty());
 }
 
+// Images and exceptions of a batch, if the model has them.
+TEST(Catalog, MarksTokensAsTheModelDoes) {
+  for (const std::string mark : {"image", "except"}) {
+    for (const bool marks : {false, true}) {
+      const History model =
+          *ParseHistory("kvt1 cap=4 | put 0*3" +
+                        (marks ? " " + mark + "=2" : "") + " | drop 0:1-");
+      const std::vector<History> all = AllOf(model);
+      const auto count =
+          std::count_if(all.begin(), all.end(), [&](const History& one) {
+            return ToText(one).find(" " + mark + "=0") != std::string::npos;
+          });
+      EXPECT_EQ(count > 0, marks) << mark;
+    }
+  }
+}
+
 // All kinds of operations, up to the last one.
 TEST(Catalog, HasCallsInAnyOrder) {
   const std::string setup =
