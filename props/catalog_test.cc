@@ -109,6 +109,8 @@ TEST(Catalog, FollowsWhereSequencesEnd) {
   }
   EXPECT_TRUE(texts.contains("| put 0*2 | drop 0:1- | ask 0@1"));
   EXPECT_FALSE(texts.contains("| put 0*2 | drop 0:1- | ask 0@2"));
+  EXPECT_TRUE(texts.contains("| put 0*2 | copy 0>1:2 | put 1*1"));
+  EXPECT_FALSE(texts.contains("| put 0*2 | copy 0>1:3 | put 1*1"));
 }
 
 TEST(Rebuild, MakesTheStateInOneBatch) {
