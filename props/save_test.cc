@@ -59,6 +59,10 @@ TEST_F(Save, RefusesTheStateOfAnotherModel) {
 TEST_F(Save, SaysWhoseStateAFileHas) {
   for (const std::string model : {"", "ours, 7B \"quoted\"\n \u00e9", "\xff"}) {
     ASSERT_TRUE(SaveState(SomeState(2, 3), Path(), model).ok());
+    EXPECT_TRUE(LoadState(Path(), model).ok());
+    EXPECT_TRUE(
+        StateFromBytes(StateToBytes(SomeState(2, 3), model), model).ok());
+    EXPECT_FALSE(LoadState(Path(), model + "\xff").ok());
     const Result<std::string> found = ModelOf(Path());
     ASSERT_TRUE(found.ok()) << found.status().ToString();
     EXPECT_EQ(*found == model, model != "\xff");  // JSON has no such text.
