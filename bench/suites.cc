@@ -16,7 +16,7 @@
 #include "bench/putter.h"
 #include "core/names.h"
 #include "optimized/targets.h"
-#include "props/fuzz.h"
+#include "props/search/fuzz.h"
 
 namespace kvtwin::bench {
 namespace {

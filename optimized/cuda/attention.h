@@ -17,7 +17,7 @@
 // it sees. r is 2^-21, of bf16 rows 2^-15; s is k_head_dim / 16, rounded up; c
 // is 1, or 4 where rows are read by element (below); the range is that of the
 // scores, as logarithms to base 2. That is the worst case; in tests, errors are
-// an eighth of it at most. props/cuda_attention.h has the steps.
+// an eighth of it at most. props/cuda/cuda_attention.h has the steps.
 //
 // Requires: scores are finite, also 2^15 times those of a query whose largest
 // number is 1; what is infinite and seen gives infinities or NaN.

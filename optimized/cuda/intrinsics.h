@@ -1,5 +1,5 @@
 // What kernels need of the device that CUDA C++ has no words for. The emulator
-// has its own (props/emulator/emulated_intrinsics.h), which its tests hold
+// has its own (props/cuda/emulator/emulated_intrinsics.h), which its tests hold
 // against plain loops.
 //
 // A warp's lanes call those marked "together". With g = lane / 4 and

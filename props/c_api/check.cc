@@ -3,7 +3,7 @@
 #include <streambuf>
 
 #include "props/c_api/c_api.h"
-#include "props/judge.h"
+#include "props/oracle/judge.h"
 
 using namespace kvtwin;
 using namespace kvtwin::props;

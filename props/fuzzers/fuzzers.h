@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "props/generate.h"
+#include "props/history/generate.h"
 
 namespace kvtwin::props {
 

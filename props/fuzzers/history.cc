@@ -1,6 +1,6 @@
-#include "props/fuzz.h"
 #include "props/fuzzers/fuzzers.h"
-#include "props/shrink.h"
+#include "props/search/fuzz.h"
+#include "props/shrink/shrink.h"
 
 namespace kvtwin::props {
 namespace {

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
-#include "props/fuzz.h"
 #include "props/fuzzers/fuzzers.h"
+#include "props/search/fuzz.h"
 
 namespace kvtwin::props {
 namespace {

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
 #include "props/fuzzers/fuzzers.h"
-#include "props/paged_fuzz.h"
+#include "props/paged/paged_fuzz.h"
 
 namespace kvtwin::props {
 namespace {

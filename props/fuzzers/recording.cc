@@ -4,7 +4,7 @@
 
 #include "core/trace.h"
 #include "props/fuzzers/fuzzers.h"
-#include "props/judge.h"
+#include "props/oracle/judge.h"
 
 namespace kvtwin::props {
 namespace {

@@ -6,7 +6,7 @@
 #include "core/dense_tensor.h"
 #include "core/names.h"
 #include "props/fuzzers/fuzzers.h"
-#include "props/rows.h"
+#include "props/history/rows.h"
 
 namespace kvtwin::props {
 namespace {

@@ -4,11 +4,11 @@
 
 #include <exception>
 
-#include "props/generate.h"
-#include "props/interrupt.h"
+#include "props/base/interrupt.h"
+#include "props/base/program.h"
+#include "props/history/generate.h"
 #include "props/laws/alike.h"
-#include "props/program.h"
-#include "props/shrink.h"
+#include "props/shrink/shrink.h"
 
 namespace kvtwin::props {
 namespace {

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "props/history.h"
-#include "props/runner.h"
+#include "props/compare/runner.h"
+#include "props/history/history.h"
 
 namespace kvtwin::props {
 

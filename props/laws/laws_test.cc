@@ -14,10 +14,10 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/mask_elements.h"
-#include "props/arbitrary.h"
-#include "props/forwarding_cache.h"
+#include "props/base/forwarding_cache.h"
 #include "props/laws/alike.h"
-#include "props/tampered_cache.h"
+#include "props/testing/arbitrary.h"
+#include "props/testing/tampered_cache.h"
 #include "reference/attention.h"
 
 namespace kvtwin::props {

@@ -8,8 +8,8 @@
 #include <map>
 #include <set>
 
+#include "props/history/misuse.h"
 #include "props/laws/alike.h"
-#include "props/misuse.h"
 
 namespace kvtwin::props {
 namespace {

@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "core/shift_row.h"
+#include "props/history/rows.h"
 #include "props/laws/alike.h"
-#include "props/rows.h"
 #include "reference/ledger.h"
 
 namespace kvtwin::props {

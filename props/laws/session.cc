@@ -10,9 +10,9 @@
 
 #include "core/elements.h"
 #include "core/mask_elements.h"
-#include "props/entitlement.h"
-#include "props/forwarding_cache.h"
-#include "props/trio.h"
+#include "props/base/forwarding_cache.h"
+#include "props/compare/entitlement.h"
+#include "props/compare/trio.h"
 
 namespace kvtwin::props {
 namespace {

@@ -13,8 +13,8 @@
 
 #include "core/dense_tensor.h"
 #include "kvtwin/cache.h"
-#include "props/history.h"
-#include "props/runner.h"
+#include "props/compare/runner.h"
+#include "props/history/history.h"
 
 namespace kvtwin::props {
 

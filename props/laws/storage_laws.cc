@@ -10,9 +10,9 @@
 #include "core/elements.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
-#include "props/entitlement.h"
+#include "props/compare/entitlement.h"
+#include "props/history/rows.h"
 #include "props/laws/alike.h"
-#include "props/rows.h"
 #include "reference/attention.h"
 
 namespace kvtwin::props {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "bindings.h"
-#include "props/judge.h"
-#include "props/page.h"
-#include "props/show.h"
+#include "props/oracle/judge.h"
+#include "props/report/page.h"
+#include "props/report/show.h"
 
 namespace kvtwin::python {
 namespace {

@@ -1,4 +1,4 @@
-#include "props/live.h"
+#include "props/backend/live.h"
 
 #include <fmt/format.h>
 #include <nanobind/stl/map.h>
@@ -19,11 +19,11 @@
 
 #include "backend.h"
 #include "bindings.h"
-#include "props/backend.h"
-#include "props/fuzz.h"
-#include "props/history.h"
-#include "props/page.h"
-#include "props/runner.h"
+#include "props/backend/backend.h"
+#include "props/compare/runner.h"
+#include "props/history/history.h"
+#include "props/report/page.h"
+#include "props/search/fuzz.h"
 
 namespace kvtwin::python {
 namespace {

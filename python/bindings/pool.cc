@@ -23,9 +23,9 @@
 #include "backend.h"
 #include "bindings.h"
 #include "core/names.h"
-#include "props/fuzz.h"
-#include "props/paged_fuzz.h"
-#include "props/pool_backend.h"
+#include "props/backend/pool_backend.h"
+#include "props/paged/paged_fuzz.h"
+#include "props/search/fuzz.h"
 #include "tensor.h"
 
 namespace kvtwin::python {

@@ -1,0 +1,315 @@
+// What a backend says of itself, and what that makes of a history. (What it
+// does is seen by props/backend/backend_test.sh and the profiles' tests.)
+
+#include "props/backend/backend.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "props/backend/c_words.h"
+#include "props/backend/ledger_backend.h"
+#include "props/compare/runner.h"
+#include "props/history/generate.h"
+
+namespace kvtwin::props {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// What Describe below says, beside the defaults.
+kvtwin_description_v1 said;
+int answer = KVTWIN_OK;
+
+int Describe(kvtwin_description_v1* out) {
+  if (said.size != 0) *out = said;
+  return answer;
+}
+
+// Of functions that are never called.
+kvtwin_backend_v1 Table() {
+  kvtwin_backend_v1 table = {};
+  table.size = sizeof(table);
+  table.describe = Describe;
+  table.init = [](const kvtwin_setup_v1*, void**) { return 0; };
+  table.close = [](void*) {};
+  table.start_forward = [](void*, const kvtwin_batch*, int) { return 0; };
+  table.put = [](void*, std::int32_t, const kvtwin_tensor*,
+                 const kvtwin_tensor*) { return 0; };
+  table.get = [](void*, std::int32_t, kvtwin_view*) { return 0; };
+  said = {};
+  answer = KVTWIN_OK;
+  return table;
+}
+
+kvtwin_description_v1 Right() {
+  kvtwin_description_v1 right = {};
+  right.size = sizeof(right);
+  right.name = "mine";
+  right.profile = "ollama-0.15";
+  right.level = KVTWIN_ENTITLEMENT;
+  right.kinds = right.dtypes = right.v_layouts = right.shifts = 1;
+  right.mask_dtypes = 1;
+  return right;
+}
+
+void ExpectRefused(const kvtwin_backend_v1* table, const std::string& text) {
+  const Result<BackendInfo> info = DescribeBackend(table);
+  EXPECT_EQ(info.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(info.status().message(), HasSubstr(text));
+}
+
+TEST(Backend, TheLeastThereIsHasDefaults) {
+  const kvtwin_backend_v1 table = Table();
+  const Result<BackendInfo> info = DescribeBackend(&table);
+  ASSERT_TRUE(info.ok()) << info.status().ToString();
+  EXPECT_EQ(info->claims, Level::kEntitlement);
+  EXPECT_EQ(info->abilities.kinds, KVTWIN_HAS_CAUSAL);
+  EXPECT_EQ(info->abilities.max_sequences, 1);
+  EXPECT_TRUE(info->abilities.OnlyGoesOn());
+  EXPECT_FALSE(info->has_cells);
+}
+
+TEST(Backend, TablesThatAreNoneAreRefusedByName) {
+  ExpectRefused(nullptr, "backend is NULL");
+  kvtwin_backend_v1 table = Table();
+  table.size = offsetof(kvtwin_backend_v1, message) - 1;
+  ExpectRefused(&table, "size");
+  table = Table();
+  table.put = nullptr;
+  ExpectRefused(&table, "put");
+  table = Table();
+  answer = KVTWIN_INTERNAL;
+  ExpectRefused(&table, "describe answers -4");
+}
+
+// A newer table may be longer, but every byte behind the known functions is 0.
+TEST(Backend, TablesThatAreTooLongAreRefused) {
+  struct {
+    kvtwin_backend_v1 table;
+    std::uint64_t more = 0;
+  } longer = {*LedgerBackend("mlx")};
+  longer.table.size = sizeof(longer);
+  EXPECT_TRUE(DescribeBackend(&longer.table).ok());
+  longer.more = 1;
+  EXPECT_NE(DescribeBackend(&longer.table)
+                .status()
+                .message()
+                .find("the library knows nothing"),
+            std::string::npos);
+  longer.more = 0;
+  // Up to kStructBytesMax, where all that is not known is 0.
+  std::vector<std::byte> bytes(kStructBytesMax + 8);
+  const auto with_size = [&](std::size_t size) {
+    longer.table.size = size;
+    std::memcpy(bytes.data(), &longer.table, sizeof(longer.table));
+    return DescribeBackend(
+               reinterpret_cast<const kvtwin_backend_v1*>(bytes.data()))
+        .status();
+  };
+  EXPECT_TRUE(with_size(kStructBytesMax).ok());
+  EXPECT_EQ(with_size(kStructBytesMax + 8).message(),
+            "backend.size is 4104, no struct is that large");
+}
+
+TEST(Backend, DescriptionsThatMakeNoSenseAreRefused) {
+  const kvtwin_backend_v1 table = Table();
+  const auto refused = [&](auto change, const std::string& text) {
+    said = Right();
+    ASSERT_TRUE(DescribeBackend(&table).ok());
+    change(said);
+    ExpectRefused(&table, text);
+  };
+  const std::string endless(300, 'x');
+  refused([](auto& one) { one.name = nullptr; }, "name");
+  refused([&](auto& one) { one.name = endless.c_str(); }, "name");
+  refused([](auto& one) { one.profile = "vllm"; }, "vllm");
+  refused([](auto& one) { one.profile = "mlx except copy flies"; }, "flies");
+  const std::string long_profile = "mlx" + std::string(5000, ' ');
+  refused([&](auto& one) { one.profile = long_profile.c_str(); }, "profile");
+  refused([](auto& one) { one.placements = 1U << 2; }, "placements");
+  refused([](auto& one) { one.max_position = -1; }, "negative");
+  refused([](auto& one) { one.max_mask_padding = -1; }, "negative");
+  refused([](auto& one) { one.level = static_cast<kvtwin_level>(3); }, "level");
+  refused([](auto& one) { one.kinds = 1U << 6; }, "kind");
+  refused([](auto& one) { one.dtypes = 0; }, "dtype");
+  refused([](auto& one) { one.max_layers = -1; }, "negative");
+  refused([](auto& one) { one.tolerance = -1; }, "negative");
+}
+
+// A library that was compiled with an older header has a shorter table.
+TEST(Backend, WhatAnOlderTableLacksIsNull) {
+  kvtwin_backend_v1 table = Table();
+  table.cells = [](void*, kvtwin_cell*, std::size_t, std::size_t*,
+                   std::int32_t*, std::size_t, std::size_t*,
+                   std::int32_t*) { return 0; };
+  ASSERT_TRUE(DescribeBackend(&table)->has_cells);
+  table.size = offsetof(kvtwin_backend_v1, cells);
+  EXPECT_FALSE(DescribeBackend(&table)->has_cells);
+}
+
+bool Has(std::uint32_t bits, auto value) {
+  return (bits >> static_cast<unsigned>(value) & 1U) != 0;
+}
+
+RC_GTEST_PROP(Backend, HistoriesAskForNothingThatItLacks,
+              (std::uint32_t number)) {
+  const auto bits = [](int count) {
+    return *rc::gen::inRange<std::uint32_t>(1, 1U << count);
+  };
+  Abilities abilities;
+  abilities.kinds = bits(6);
+  // A wrapper of nothing is none.
+  if (abilities.kinds == KVTWIN_HAS_WRAPPER) abilities.kinds |= 1;
+  abilities.can = *rc::gen::arbitrary<std::uint32_t>();
+  abilities.dtypes = bits(6);
+  abilities.shifts = bits(5);
+  abilities.max_sequences = *rc::gen::inRange(0, 3);
+  abilities.max_layers = *rc::gen::inRange(0, 3);
+  abilities.max_padding = *rc::gen::inRange(0, 3);
+  abilities.max_mask_padding = *rc::gen::inRange(0, 4);
+  abilities.max_position = *rc::gen::inRange(0, 6);
+  abilities.placements = bits(2);
+  abilities.cannot = *rc::gen::inRange<std::uint32_t>(0, 8);
+  Setup setup = MakeHistory(1, number, {}, 4).setup;
+  abilities.Fit(setup);
+  RC_ASSERT(abilities.Fits(setup));
+  RC_ASSERT(Has(abilities.kinds, setup.spec.kind));
+  RC_ASSERT(Has(abilities.dtypes, setup.init.dtype));
+  RC_ASSERT(Has(abilities.dtypes, setup.v_dtype()));
+  RC_ASSERT(Has(abilities.shifts, setup.spec.shift.kind));
+  const auto within = [](int value, int most) {
+    return most == 0 || value <= most;
+  };
+  RC_ASSERT(within(setup.init.max_sequences, abilities.max_sequences));
+  RC_ASSERT(within(setup.layers, abilities.max_layers));
+  if (setup.config.v_layout != VLayout::kTiled) {
+    RC_ASSERT(within(setup.config.cache_padding, abilities.max_padding));
+  }
+  RC_ASSERT(setup.legal || abilities.Can(KVTWIN_CAN_ANY_ORDER));
+  const int mask_padding = abilities.max_mask_padding > 0
+                               ? abilities.max_mask_padding
+                               : abilities.max_padding;
+  RC_ASSERT(within(setup.config.mask_batch_padding, mask_padding));
+  if (abilities.max_position > 0) {
+    RC_ASSERT(setup.init.capacity <= abilities.max_position + 1);
+  }
+  const bool no_0 = abilities.Cannot(KVTWIN_CANNOT_WINDOW_0);
+  std::vector<CacheSpec> specs = setup.spec.caches;
+  specs.push_back(setup.spec);
+  for (const CacheSpec& spec : specs) {
+    RC_ASSERT(Has(abilities.placements, spec.placement));
+    RC_ASSERT(!no_0 ||
+              (spec.window.value_or(1) > 0 && spec.memory.value_or(1) > 0));
+  }
+}
+
+const kvtwin_backend_v1& Ledger() { return *LedgerBackend("ollama-0.12"); }
+
+// Calls of the backend below, in their order.
+std::vector<std::string> calls;
+
+// All that a sequence still had can go by a Remove from where it went on. Then
+// it begins anew, which a backend that only goes on is told first.
+TEST(Backend, ALegalClientRemovesASequenceBeforeItBeginsAnew) {
+  kvtwin_backend_v1 table = Ledger();
+  table.start_forward = [](void* cache, const kvtwin_batch* batch,
+                           int reserve) {
+    calls.push_back("at " + std::to_string(batch->positions[0]));
+    return Ledger().start_forward(cache, batch, reserve);
+  };
+  table.remove = [](void* cache, std::int32_t sequence, std::int32_t begin,
+                    std::int32_t end) {
+    calls.push_back("remove from " + std::to_string(begin));
+    return Ledger().remove(cache, sequence, begin, end);
+  };
+  const Result<BackendInfo> info = DescribeBackend(&table);
+  ASSERT_TRUE(info.ok());
+  Subject subject = BackendSubject(*info, Level::kEntitlement, "");
+  subject.abilities.can &= ~std::uint32_t{KVTWIN_CAN_ANY_ORDER};
+  const Result<History> history = ParseHistory(
+      "kvt1 kind=swa window=0 seqs=1 cap=8 legal=1 | put 0*3 | put 0*1 | "
+      "drop 0:3- | put 0*1");
+  ASSERT_TRUE(history.ok());
+  calls.clear();
+  const RunResult result = RunHistory(*history, subject);
+  ASSERT_TRUE(result.ran);
+  EXPECT_FALSE(result.difference);
+  EXPECT_THAT(calls, ElementsAre("at 0", "at 3", "remove from 3",
+                                 "remove from 0", "at 0"));
+}
+
+// Calls that would move a position past the largest are left out.
+TEST(Backend, NoTokenGetsAPositionBeyondTheLargest) {
+  kvtwin_backend_v1 table = *LedgerBackend("llama.cpp");
+  table.describe = [](kvtwin_description_v1* out) {
+    LedgerBackend("llama.cpp")->describe(out);
+    out->max_position = 5;
+    return 0;
+  };
+  table.start_forward = [](void* cache, const kvtwin_batch* batch,
+                           int reserve) {
+    calls.push_back("to " +
+                    std::to_string(batch->positions[batch->tokens - 1]));
+    return Ledger().start_forward(cache, batch, reserve);
+  };
+  table.shift = [](void* cache, std::int32_t sequence, std::int32_t begin,
+                   std::int32_t end, std::int32_t delta) {
+    calls.push_back("by " + std::to_string(delta));
+    return Ledger().shift(cache, sequence, begin, end, delta);
+  };
+  table.copy_prefix = [](void* cache, std::int32_t source, std::int32_t target,
+                         std::int32_t length) {
+    calls.push_back("copy " + std::to_string(length));
+    return Ledger().copy_prefix(cache, source, target, length);
+  };
+  const Result<BackendInfo> info = DescribeBackend(&table);
+  ASSERT_TRUE(info.ok());
+  const Result<History> history = ParseHistory(
+      "kvt1 shift=identity cap=6 | put 0*4 | move 0:0-@+3 | put 0*1 | "
+      "copy 0>1:9 | put 2*1@+9");
+  ASSERT_TRUE(history.ok());
+  calls.clear();
+  const RunResult result =
+      RunHistory(*history, BackendSubject(*info, Level::kEntitlement, ""));
+  ASSERT_TRUE(result.ran);
+  EXPECT_FALSE(result.difference) << result.difference->text;
+  EXPECT_THAT(calls, ElementsAre("to 3", "by 2", "to 5", "copy 6", "to 5"));
+}
+
+// The numeric level looks at masks itself, those of padding rows, too.
+TEST(Backend, MasksOfTheNumericLevelHideOrAllow) {
+  kvtwin_backend_v1 table = Ledger();
+  static int at;
+  static float element;
+  table.get = [](void* cache, std::int32_t layer, kvtwin_view* view) {
+    const int code = Ledger().get(cache, layer, view);
+    auto* mask = static_cast<float*>(const_cast<void*>(view->mask.data));
+    if (code == KVTWIN_OK && at >= 0) mask[at] = element;
+    return code;
+  };
+  const Result<BackendInfo> info = DescribeBackend(&table);
+  ASSERT_TRUE(info.ok());
+  const Subject subject = BackendSubject(*info, Level::kNumeric, "");
+  const Result<History> history = ParseHistory("kvt1 maskpad=2 | put 0*1");
+  ASSERT_TRUE(history.ok());
+  const auto wrong = [&](int where, float what) {
+    at = where;
+    element = what;
+    const RunResult result = RunHistory(*history, subject);
+    return result.difference ? result.difference->text : "";
+  };
+  EXPECT_EQ(wrong(-1, 0), "");
+  EXPECT_EQ(wrong(0, 0.5F), "the mask is neither 0 nor -inf");
+  EXPECT_EQ(wrong(1, 0), "a padding row sees something");
+}
+
+}  // namespace
+}  // namespace kvtwin::props

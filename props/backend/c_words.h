@@ -1,0 +1,140 @@
+// What <kvtwin/kvtwin.h> and the C++ interface call the same things, and how
+// structs that begin with their size are read and written.
+
+#ifndef KVTWIN_PROPS_BACKEND_C_WORDS_H_
+#define KVTWIN_PROPS_BACKEND_C_WORDS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/guarded_cache.h"
+#include "core/refusals.h"
+#include "kvtwin/cache.h"
+#include "kvtwin/kvtwin.h"
+#include "kvtwin/paged.h"
+
+namespace kvtwin::props {
+
+// What a status is called in C; and, of an answer by C, in C++. What C++ has no
+// word for is not_supported.
+kvtwin_status CStatus(StatusCode code);
+StatusCode StatusFromC(int status);
+
+// Errors: the first that is null, by its name.
+Status NeedAll(
+    std::initializer_list<std::pair<std::string_view, const void*>> arguments);
+
+// The whole number behind an enum of a caller, who may have written anything.
+template <class Enum>
+int RawEnum(const Enum& value) {
+  static_assert(sizeof(Enum) == sizeof(int));
+  int raw = 0;
+  std::memcpy(&raw, &value, sizeof(raw));
+  return raw;
+}
+
+// Beyond any struct: a larger size was never set.
+inline constexpr std::size_t kStructBytesMax = 4096;
+
+// Of the struct at `from`, which begins with it. Errors: null; less than
+// `ours`, what version 0.1 had, or beyond any.
+Result<std::size_t> SizeOfStruct(std::string_view name, const void* from,
+                                 std::size_t ours);
+
+// Bytes beyond what this library knows, of a newer caller, must be 0.
+Status CheckRest(std::string_view name, const void* from, std::size_t ours,
+                 std::size_t size);
+
+// Replaces `to`, which has the defaults.
+template <class T>
+Status ReadStruct(std::string_view name, const T* from, T& to) {
+  const auto size = SizeOfStruct(name, from, sizeof(T));
+  if (!size.ok()) return size.status();
+  Status status = CheckRest(name, from, sizeof(T), *size);
+  if (status.ok()) std::memcpy(&to, from, std::min(*size, sizeof(T)));
+  return status;
+}
+
+// Requires: SizeOfStruct(to) is ok.
+template <class T>
+void WriteStruct(T answer, T* to) {
+  answer.size = to->size;
+  std::memcpy(to, &answer, std::min(answer.size, sizeof(T)));
+}
+
+// What an init function does, whose caller says how large its struct is.
+template <class T>
+Status WriteDefaults(std::string_view name, T defaults, T* to,
+                     std::size_t size) {
+  if (Status status = NeedAll({{name, to}}); !status.ok()) return status;
+  const auto checked = SizeOfStruct(name, &size, sizeof(T));
+  if (!checked.ok()) return checked.status();
+  defaults.size = size;
+  std::memset(static_cast<void*>(to), 0, size);
+  std::memcpy(to, &defaults, std::min(size, sizeof(T)));
+  return {};
+}
+
+// Errors: of no such dtype. Null is a tensor without data; strides that are all
+// 0 become dense, unless the shape is beyond counting, or makes no sense.
+Result<TensorView> TensorFromC(std::string_view name,
+                               const kvtwin_tensor* tensor);
+kvtwin_tensor CTensor(const TensorView& tensor);
+
+// The pointers are the caller's. Errors: a count that is negative, or has no
+// list.
+Result<Batch> BatchFromC(const kvtwin_batch* batch);
+template <class T, class Count>
+Result<std::span<const T>> ListFromC(std::string_view name, const T* list,
+                                     Count count) {
+  if (std::cmp_less(count, 0)) {
+    return Invalid("{} has {} entries", name, count);
+  }
+  if (list == nullptr && count != 0) {
+    return Invalid("{} is NULL, it should have {} entries", name, count);
+  }
+  return std::span<const T>(list, static_cast<std::size_t>(count));
+}
+
+// All that kvtwin_cache_params says.
+struct CacheParts {
+  CacheSpec spec;
+  CacheConfig config;
+  InitArgs init;
+};
+kvtwin_cache_params DefaultCacheParams();
+Result<CacheParts> CachePartsFromC(const kvtwin_cache_params* params);
+
+// The other way. It points to `caches`, which gets a wrapper's. A custom shift
+// has no function here.
+kvtwin_cache_params CCacheParams(const CacheParts& parts,
+                                 std::vector<kvtwin_cache_params>& caches);
+
+// Points to the tokens and the key: no longer than they are there.
+class CPrompt {
+ public:
+  CPrompt(std::span<const std::int32_t> tokens, const PrefixKey& key);
+  CPrompt(const CPrompt&) = delete;
+  CPrompt& operator=(const CPrompt&) = delete;
+
+  const kvtwin_prompt* get() const { return &prompt_; }
+
+ private:
+  std::vector<const char*> extra_;
+  kvtwin_prompt prompt_{};
+};
+
+kvtwin_pool_params DefaultPoolParams();
+Result<PagedSpec> PagedSpecFromC(const kvtwin_pool_params* params);
+kvtwin_pool_params CPoolParams(const PagedSpec& spec);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_BACKEND_C_WORDS_H_

@@ -1,0 +1,300 @@
+// kvtwin-host: loads a backend and runs histories on it, so that what it does
+// to its process is not done to the command. `kvtwin fuzz --backend` starts it
+// (props/backend/host_process.h), asks on file 3, one JSON object a line, and
+// reads on file 4.
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "core/profiles.h"
+#include "kvtwin/kvtwin.h"
+#include "kvtwin/pool_backend.h"
+#include "props/backend/backend.h"
+#include "props/backend/host/guard.h"
+#include "props/backend/host_process.h"
+#include "props/backend/pool_backend.h"
+#include "props/base/program.h"
+#include "props/search/fuzz.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A process that the backend forked and that comes back from the call: there
+// is one host, which goes on.
+void EndIfForked() {
+  static const pid_t host = getpid();
+  if (getpid() != host) _exit(0);
+}
+
+void Answer(const Json& json) {
+  EndIfForked();
+  std::string line =
+      json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  line += '\n';
+  for (std::size_t at = 0; at < line.size();) {
+    const ssize_t wrote =
+        write(kHostAnswers, line.data() + at, line.size() - at);
+    if (wrote <= 0) _exit(1);  // Nobody asks any more.
+    at += static_cast<std::size_t>(wrote);
+  }
+}
+
+// Tells the parent what runs, too.
+class WatchedGuard final : public MemoryWatch {
+ public:
+  explicit WatchedGuard(HostState* state) : state_(state) {}
+  void Enter(const char* function) override {
+    state_->function.store(FunctionNumber(function));
+    ++state_->calls;
+    guard_.Enter(function);
+  }
+  void Leave() override {
+    EndIfForked();
+    guard_.Leave();
+    state_->function.store(-1);
+  }
+  std::optional<std::string> Damage() override { return guard_.Damage(); }
+  std::optional<std::size_t> BytesFrom(const void* data) override {
+    return guard_.BytesFrom(data);
+  }
+
+ private:
+  HostState* state_;
+  Guard guard_;
+};
+
+Json DifferenceJson(const Difference& difference) {
+  return {{"step", difference.step},     {"check", difference.check},
+          {"text", difference.text},     {"row", difference.row},
+          {"column", difference.column}, {"first_cell", difference.first_cell}};
+}
+
+// What is not freed when a history is over, and is more after it ran again: of
+// what is made once, there is no more then.
+std::optional<Difference> FindLeak(const History& history,
+                                   const Subject& subject) {
+  std::size_t leaked = 0;
+  for (int i = 0; i < 2; ++i) {
+    const std::size_t before = Guard::Live();
+    RunHistory(history, subject);
+    if (Guard::Live() <= before) return std::nullopt;
+    leaked = Guard::Live() - before;
+  }
+  return Difference{
+      .step = history.ops.size(),
+      .check = "backend: memory",
+      .text = fmt::format("{} bytes are not freed by close, the last of them "
+                          "allocated in {}",
+                          leaked, Guard::LatestFunction())};
+}
+
+Json Run(const Json& asked, Subject subject, HostState* state) {
+  const Result<History> history =
+      ParseHistory(asked.at("history").get<std::string>());
+  if (!history.ok()) return {{"error", history.status().message()}};
+  subject.on_step = [state](std::size_t step) {
+    state->step.store(static_cast<std::int64_t>(step));
+  };
+  state->step.store(-1);
+  Story story;
+  const bool told = asked.value("story", false);
+  story.told = [](const Step& step) { Answer({{"told", StoryLine(step)}}); };
+  Guard::Forget();
+  const std::size_t before = Guard::Live();
+  RunResult result = RunHistory(*history, subject, told ? &story : nullptr);
+  if (!result.difference && Guard::Live() > before) {
+    result.difference = FindLeak(*history, subject);
+  }
+  Json json = {{"ran", result.ran},
+               {"operations", result.operations},
+               {"digest", result.digest}};
+  if (result.difference)
+    json["difference"] = DifferenceJson(*result.difference);
+  if (asked.value("page", false) && result.difference) {
+    json["page"] =
+        PageHtml(ExplainHistory(*history, *result.difference, subject));
+  }
+  return json;
+}
+
+// What is wrong, and a leak only if nothing else is.
+Json RunPool(const Json& asked, const PoolBackend& pool) {
+  const Result<PagedHistory> history =
+      ParsePagedHistory(asked.at("pool").get<std::string>());
+  if (!history.ok()) return {{"error", history.status().message()}};
+  PagedCensus census;
+  const PagedRun run = BackendRun(pool, asked.at("level").get<Level>());
+  Guard::Forget();
+  std::size_t before = Guard::Live();
+  std::string wrong = run(*history, &census);
+  for (int i = 0; i < 2 && wrong.empty() && Guard::Live() > before; ++i) {
+    before = Guard::Live();
+    run(*history, nullptr);
+    if (i == 0 || Guard::Live() <= before) continue;
+    wrong = fmt::format("backend: memory: {} bytes are not freed by close",
+                        Guard::Live() - before);
+  }
+  if (wrong.empty()) {  // Of close, which answers nothing.
+    if (const auto damage = pool.watch->Damage()) {
+      wrong = "backend: out of bounds: after close: " + *damage;
+    }
+  }
+  return {{"wrong", wrong},
+          {"operations", census.operations},
+          {"not_made", census.not_made},
+          {"longest", census.longest},
+          {"found", census.found},
+          {"copied", census.copied},
+          {"evicted", census.evicted},
+          {"truncated", census.truncated},
+          {"full", census.full}};
+}
+
+struct Loaded {
+  std::optional<BackendInfo> cache;
+  std::optional<PoolBackend> pool;
+};
+
+Result<Loaded> Load(const char* path) {
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return Status(StatusCode::kInvalidArgument, dlerror());
+  }
+  Loaded loaded;
+  if (void* symbol = dlsym(library, KVTWIN_GET_BACKEND_V1)) {
+    const auto get = reinterpret_cast<kvtwin_get_backend_v1_fn>(symbol);
+    Result<BackendInfo> cache = DescribeBackend(get());
+    if (!cache.ok()) return cache.status();
+    loaded.cache = std::move(*cache);
+  }
+  if (void* symbol = dlsym(library, KVTWIN_GET_POOL_BACKEND_V1)) {
+    const auto get = reinterpret_cast<kvtwin_get_pool_backend_v1_fn>(symbol);
+    Result<PoolBackend> pool = DescribePoolBackend(get());
+    if (!pool.ok()) return pool.status();
+    loaded.pool = std::move(*pool);
+  }
+  if (loaded.cache || loaded.pool) return loaded;
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("{} exports no {}: see docs/live.md", path,
+                            KVTWIN_GET_BACKEND_V1));
+}
+
+// The bytes that the harness may need beside the backend's limit.
+constexpr std::int64_t kRoom = std::int64_t{64} << 20;
+
+// More data than there is now by so much is refused by the kernel.
+void LimitMemory(std::int64_t bytes) {
+  std::FILE* file = std::fopen("/proc/self/statm", "r");
+  long long pages = 0;
+  const bool read = file != nullptr &&
+                    std::fscanf(file, "%*s %*s %*s %*s %*s %lld", &pages) == 1;
+  if (file != nullptr) std::fclose(file);
+  if (!read) return;  // Its parent looks now and then.
+  rlimit limit = {};
+  getrlimit(RLIMIT_DATA, &limit);
+  const std::int64_t now = pages * sysconf(_SC_PAGESIZE);
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max,
+                                    static_cast<rlim_t>(now + bytes + kRoom));
+  setrlimit(RLIMIT_DATA, &limit);
+}
+
+// When the command is gone, nobody is left to end a call that hangs.
+void EndWithTheCommand() {
+  // What signals a backend has are for its own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread([] {
+    pollfd hangs_up = {.fd = kHostAsked, .events = 0, .revents = 0};
+    while (poll(&hangs_up, 1, -1) <= 0) {
+    }
+    if (getpgrp() == getpid()) kill(0, SIGKILL);  // And what it started.
+    _exit(1);
+  }).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+int Main(int argc, char** argv) {
+  void* memory = mmap(nullptr, sizeof(HostState), PROT_READ | PROT_WRITE,
+                      MAP_SHARED, kHostShared, 0);
+  if (argc != 2 || memory == MAP_FAILED) {
+    std::fputs("kvtwin-host is started by kvtwin fuzz --backend\n", stderr);
+    return 2;
+  }
+  // A crash is a finding, and shrunk by many more: none needs a core.
+  const rlimit none = {0, 0};
+  setrlimit(RLIMIT_CORE, &none);
+  std::signal(SIGPIPE, SIG_DFL);
+  for (const int file : {kHostAsked, kHostAnswers, kHostShared}) {
+    fcntl(file, F_SETFD, FD_CLOEXEC);
+  }
+  EndIfForked();  // Never: from now on it knows the host.
+  EndWithTheCommand();
+  setvbuf(stdout, nullptr, _IOLBF, 0);  // What it prints last is shown.
+  auto* state = static_cast<HostState*>(memory);
+  Guard::TellRefusals(&state->refused);
+  Guard::LimitShared(static_cast<std::size_t>(state->memory_bytes.load()));
+  LimitMemory(state->memory_bytes);
+  state->function.store(FunctionNumber("loading"));
+  Result<Loaded> loaded = Load(argv[1]);
+  state->function.store(-1);
+  LimitMemory(state->memory_bytes);
+  if (!loaded.ok()) {
+    Answer({{"error", loaded.status().message()}});
+    return 0;
+  }
+  WatchedGuard guard(state);
+  Json hello = Json::object();
+  if (loaded->cache) hello["cache"] = ToJson(*loaded->cache);
+  if (loaded->pool) {
+    loaded->pool->watch = &guard;
+    hello["pool"] = {{"name", loaded->pool->name},
+                     {"claims", loaded->pool->level}};
+  }
+  Answer(hello);
+  std::FILE* asked = fdopen(kHostAsked, "r");
+  char* line = nullptr;
+  std::size_t room = 0;
+  while (getline(&line, &room, asked) > 0) {
+    const Json json = Json::parse(line);
+    if (json.contains("pool")) {
+      Answer(RunPool(json, *loaded->pool));
+      continue;
+    }
+    SetProgram(json.value("program", Program()));
+    BackendInfo info = *loaded->cache;
+    UseProfile(json.value("profile", ""), info);
+    Subject subject = BackendSubject(info, json.at("level").get<Level>(),
+                                     json.value("arguments", ""), &guard);
+    if (const auto values = json.at("rules").get<std::vector<int>>();
+        !values.empty()) {
+      subject.rules = RulesOf(values);
+      subject.mask_rows_too = true;
+    }
+    Answer(Run(json, subject, state));
+  }
+  _exit(0);  // What the backend does at exit is not asked.
+}
+
+}  // namespace
+}  // namespace kvtwin::props
+
+int main(int argc, char** argv) { return kvtwin::props::Main(argc, argv); }

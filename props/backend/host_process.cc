@@ -1,0 +1,369 @@
+#include "props/backend/host_process.h"
+
+#include <fmt/format.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <filesystem>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "core/profiles.h"
+#include "kvtwin/pool_backend.h"
+#include "props/backend/host_child.h"
+#include "props/base/program.h"
+
+namespace kvtwin::props {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr auto kFunctions = std::to_array<std::string_view>(
+    {"loading", "init", "close", "start_forward", "put", "get",
+     "get (reading what it returned)", "remove", "copy_prefix", "can_resume",
+     "shift", "set_causal", "set_layer_type", "encoder_cached", "cells",
+     "snapshot", "restore",
+     // Of pools.
+     "open", "fork", "seq_len", "append", "commit", "commit_unknown", "views",
+     "views_packed", "contiguous_kv", "truncate", "free", "usage", "table",
+     "csr", "slots"});
+
+constexpr std::string_view kNonsense = "wrote nonsense to its harness: ";
+
+}  // namespace
+
+int FunctionNumber(std::string_view name) {
+  const auto* at = std::ranges::find(kFunctions, name);
+  return at == kFunctions.end() ? -1
+                                : static_cast<int>(at - kFunctions.begin());
+}
+
+std::string_view FunctionName(int number) {
+  const auto at = static_cast<std::size_t>(number);
+  return number < 0 || at >= kFunctions.size() ? "" : kFunctions[at];
+}
+
+Json ToJson(const BackendInfo& info) {
+  const Abilities& abilities = info.abilities;
+  return {{"name", info.name},
+          {"profile", info.profile},
+          {"claims", info.claims},
+          {"kinds", abilities.kinds},
+          {"can", abilities.can},
+          {"dtypes", abilities.dtypes},
+          {"v_layouts", abilities.v_layouts},
+          {"shifts", abilities.shifts},
+          {"mask_dtypes", abilities.mask_dtypes},
+          {"max_sequences", abilities.max_sequences},
+          {"max_layers", abilities.max_layers},
+          {"max_padding", abilities.max_padding},
+          {"max_mask_padding", abilities.max_mask_padding},
+          {"max_position", abilities.max_position},
+          {"placements", abilities.placements},
+          {"cannot", abilities.cannot},
+          {"can_resume", abilities.can_resume},
+          {"set_causal", abilities.set_causal},
+          {"shift", abilities.shift},
+          {"snapshots", abilities.snapshots},
+          {"tolerance", info.tolerance},
+          {"has_cells", info.has_cells}};
+}
+
+BackendInfo BackendInfoFromJson(const Json& json) {
+  BackendInfo info;
+  Abilities& abilities = info.abilities;
+  json.at("name").get_to(info.name);
+  json.at("profile").get_to(info.profile);
+  if (const auto rules = ParseRules(info.profile); rules.ok()) {
+    info.rules = *rules;
+  }
+  json.at("claims").get_to(info.claims);
+  json.at("kinds").get_to(abilities.kinds);
+  json.at("can").get_to(abilities.can);
+  json.at("dtypes").get_to(abilities.dtypes);
+  json.at("v_layouts").get_to(abilities.v_layouts);
+  json.at("shifts").get_to(abilities.shifts);
+  json.at("mask_dtypes").get_to(abilities.mask_dtypes);
+  json.at("max_sequences").get_to(abilities.max_sequences);
+  json.at("max_layers").get_to(abilities.max_layers);
+  json.at("max_padding").get_to(abilities.max_padding);
+  json.at("max_mask_padding").get_to(abilities.max_mask_padding);
+  json.at("max_position").get_to(abilities.max_position);
+  json.at("placements").get_to(abilities.placements);
+  json.at("cannot").get_to(abilities.cannot);
+  json.at("can_resume").get_to(abilities.can_resume);
+  json.at("set_causal").get_to(abilities.set_causal);
+  json.at("shift").get_to(abilities.shift);
+  json.at("snapshots").get_to(abilities.snapshots);
+  json.at("tolerance").get_to(info.tolerance);
+  json.at("has_cells").get_to(info.has_cells);
+  return info;
+}
+
+Host::Host(HostOptions options) : options_(std::move(options)) {
+  std::signal(SIGPIPE, SIG_IGN);  // A host that died says so otherwise.
+  prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+  // dlopen looks for a name without a slash elsewhere.
+  options_.library = fs::absolute(options_.library).string();
+}
+
+Host::~Host() = default;
+
+// What the library says first.
+Result<Json> Host::Greet() {
+  const auto wrong = [](std::string text) {
+    return Status(StatusCode::kInvalidArgument, std::move(text));
+  };
+  std::error_code error;
+  if (!fs::is_regular_file(options_.library, error)) {
+    return wrong(fmt::format("there is no file {}", options_.library));
+  }
+  auto process = std::make_unique<HostProcess>(options_);
+  if (!process->alive()) return wrong(process->died().text);
+  std::optional<Json> said = process->Answer(options_.call_seconds);
+  if (!said) return wrong(process->died().text);
+  if (said->contains("error")) {
+    const Json& error = said->at("error");
+    return wrong(error.is_string() ? error.get<std::string>()
+                                   : std::string(kNonsense) + error.dump());
+  }
+  process->Remember();
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(process));
+  return *std::move(said);
+}
+
+// What `read` makes of a part of that.
+template <class Read>
+auto ReadGreeting(const Json& part, const Read& read)
+    -> Result<decltype(read(part))> {
+  try {
+    return read(part);
+  } catch (const Json::exception& error) {
+    return Status(StatusCode::kInvalidArgument,
+                  std::string(kNonsense) + error.what());
+  }
+}
+
+Result<BackendInfo> Host::Describe() {
+  const Result<Json> said = Greet();
+  if (!said.ok()) return said.status();
+  if (said->contains("cache")) {
+    return ReadGreeting(said->at("cache"), [&](const Json& cache) {
+      BackendInfo info = BackendInfoFromJson(cache);
+      UseProfile(options_.profile, info);
+      return info;
+    });
+  }
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("{} is a pool: --kind paged", options_.library));
+}
+
+Result<PoolInfo> Host::DescribePool() {
+  const Result<Json> said = Greet();
+  if (!said.ok()) return said.status();
+  if (!said->contains("pool")) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{} is no pool: it exports no {}",
+                              options_.library, KVTWIN_GET_POOL_BACKEND_V1));
+  }
+  return ReadGreeting(said->at("pool"), [](const Json& pool) {
+    return PoolInfo{pool.at("name").get<std::string>(),
+                    pool.at("claims").get<Level>()};
+  });
+}
+
+std::string Host::AskPool(const PagedHistory& history, Level level, bool hasty,
+                          PagedCensus* census) {
+  std::unique_ptr<HostProcess> process = Take();
+  const auto died = [&] {
+    return process->died().check + ": " + process->died().text;
+  };
+  if (!process->alive() ||
+      !process->Ask({{"pool", ToText(history)}, {"level", level}})) {
+    return died();
+  }
+  const std::optional<Json> said = process->Answer(Patience(hasty));
+  if (!said) return died();
+  if (said->contains("error")) {  // The host itself failed.
+    throw std::logic_error("kvtwin-host cannot read what kvtwin asks: " +
+                           said->at("error").get<std::string>());
+  }
+  if (census != nullptr) {
+    const auto add = [&](const char* name, std::int64_t& to) {
+      to += said->value(name, std::int64_t{0});
+    };
+    add("operations", census->operations);
+    add("not_made", census->not_made);
+    add("found", census->found);
+    add("copied", census->copied);
+    add("evicted", census->evicted);
+    add("truncated", census->truncated);
+    add("full", census->full);
+    census->longest =
+        std::max(census->longest, said->value("longest", std::int64_t{0}));
+  }
+  std::string wrong = said->value("wrong", "");
+  if (!wrong.starts_with("backend: ")) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(process));
+  }
+  return wrong;
+}
+
+PagedSubject Host::PoolSubjectAt(Level level) {
+  const auto run = [this, level](bool hasty) {
+    return [=, this](const PagedHistory& history, PagedCensus* census) {
+      try {
+        return AskPool(history, level, hasty, census);
+      } catch (const Json::exception& error) {
+        return "backend: crash: " + std::string(kNonsense) + error.what();
+      }
+    };
+  };
+  return {.run = run(/*hasty=*/false),
+          .run_hastily = run(/*hasty=*/true),
+          .shrink_seconds = options_.shrink_seconds,
+          .counts_blocks = level == Level::kIdentity};
+}
+
+double Host::Patience(bool hasty) const {
+  return hasty ? std::min(options_.call_seconds, 0.2) : options_.call_seconds;
+}
+
+std::unique_ptr<HostProcess> Host::Take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      std::unique_ptr<HostProcess> process = std::move(idle_.back());
+      idle_.pop_back();
+      return process;
+    }
+  }
+  auto process = std::make_unique<HostProcess>(options_);
+  if (process->alive() && process->Answer(options_.call_seconds)) {
+    process->Remember();
+  }
+  return process;
+}
+
+RunResult Host::Ask(const History& history, Level level, Story* story,
+                    bool page, const std::string& arguments, std::string* html,
+                    const Rules* rules, bool hasty) {
+  std::unique_ptr<HostProcess> process = Take();
+  RunResult result;
+  const auto died = [&] {
+    result.difference = process->died();
+    if (story != nullptr) {  // The call that did not return.
+      Step& step = story->steps.emplace_back();
+      step.number = std::ssize(story->steps);
+      step.call = process->function();
+    }
+    const std::int64_t step = process->step();
+    result.difference->step =
+        step < 0 ? history.ops.size() : static_cast<std::size_t>(step);
+    result.ran = true;
+    return result;
+  };
+  const std::vector<int> values =
+      rules == nullptr ? std::vector<int>() : ValuesOf(*rules);
+  if (!process->alive() || !process->Ask({{"history", ToText(history)},
+                                          {"level", level},
+                                          {"story", story != nullptr},
+                                          {"page", page},
+                                          {"arguments", arguments},
+                                          {"profile", options_.profile},
+                                          {"program", Program()},
+                                          {"rules", values}})) {
+    return died();
+  }
+  for (;;) {
+    const std::optional<Json> said = process->Answer(Patience(hasty));
+    if (!said) return died();
+    if (said->contains("told")) {
+      if (story == nullptr) continue;
+      Step& step = story->steps.emplace_back();
+      step.number = std::ssize(story->steps);
+      step.call = said->at("told").get<std::string>();
+      continue;
+    }
+    if (said->contains("error")) {
+      result.difference = {.step = history.ops.size(),
+                           .check = "backend: error",
+                           .text = "kvtwin-host: " + said->value("error", "")};
+      break;
+    }
+    result.ran = said->at("ran").get<bool>();
+    result.operations = said->value("operations", std::int64_t{0});
+    result.digest = said->value("digest", std::uint64_t{0});
+    if (said->contains("difference")) {
+      const Json& json = said->at("difference");
+      result.difference = {.step = json.at("step").get<std::size_t>(),
+                           .check = json.at("check").get<std::string>(),
+                           .text = json.at("text").get<std::string>(),
+                           .row = json.at("row").get<int>(),
+                           .column = json.at("column").get<int>(),
+                           .first_cell = json.at("first_cell").get<int>()};
+    }
+    if (html != nullptr) *html = said->value("page", "");
+    break;
+  }
+  // What wrote where it should not, or leaks, gets no second history.
+  const bool sound =
+      !result.difference || !result.difference->check.starts_with("backend");
+  if (sound) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(process));
+  }
+  return result;
+}
+
+RunResult Host::Run(const History& history, Level level, Story* story,
+                    bool hasty, const Rules* rules) {
+  try {
+    return Ask(history, level, story, /*page=*/false, "", nullptr, rules,
+               hasty);
+  } catch (const Json::exception& error) {
+    RunResult result;
+    result.difference = {.step = history.ops.size(),
+                         .check = "backend: crash",
+                         .text = std::string(kNonsense) + error.what()};
+    return result;
+  }
+}
+
+std::string Host::Page(const History& history, Level level,
+                       const std::string& arguments) {
+  std::string html;
+  try {
+    Ask(history, level, nullptr, /*page=*/true, arguments, &html);
+  } catch (const Json::exception&) {  // Of what writes nonsense there is none.
+    html.clear();
+  }
+  return html;
+}
+
+Subject Host::SubjectAt(const BackendInfo& info, Level level,
+                        std::string arguments) {
+  Subject subject;
+  subject.name = info.name;
+  subject.level = level;
+  subject.rules = RulesAt(info, level);
+  subject.abilities = info.abilities;
+  subject.tolerance = info.tolerance;
+  subject.arguments = std::move(arguments);
+  subject.run = [this, level](const History& history, Story* story) {
+    return Run(history, level, story);
+  };
+  subject.run_hastily = [this, level](const History& history, Story* story) {
+    return Run(history, level, story, /*hasty=*/true);
+  };
+  subject.shrink_seconds = options_.shrink_seconds;
+  return subject;
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,106 @@
+#include "props/backend/live.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "props/base/interrupt.h"
+
+namespace kvtwin::props {
+namespace {
+
+// A backend with more than these is not worth more of anybody's time.
+constexpr std::size_t kFindingsMax = 6;
+
+}  // namespace
+
+std::vector<Level> LevelsOf(const BackendInfo& info) {
+  std::vector<Level> levels;
+  // The reference twin has our rules alone, whoever follows them, and masks
+  // that can do without rows for padding.
+  const bool ours = info.rules == RulesAt(info, Level::kIdentity);
+  if (info.has_cells && ours) levels.push_back(Level::kIdentity);
+  levels.push_back(Level::kEntitlement);
+  levels.push_back(Level::kNumeric);
+  return levels;
+}
+
+bool LiveResult::Right(const BackendInfo& info) const {
+  // What it claims, if that was tried.
+  const bool claimed = std::ranges::count(tried, info.claims) > 0;
+  return (holds <= info.claims || (!claimed && holds == tried.front())) &&
+         std::ranges::all_of(findings, [](const LiveFinding& finding) {
+           return finding.breaks_level;
+         });
+}
+
+LiveResult FuzzLive(const FuzzOptions& options,
+                    const std::vector<Level>& levels,
+                    const std::function<Subject(Level)>& subject_at) {
+  LiveResult result;
+  for (const Level level : levels) {
+    result.tried.push_back(level);
+    const Subject subject = subject_at(level);
+    FuzzOptions rest = options;
+    for (const LiveFinding& finding : result.findings) {
+      if (!finding.breaks_level) {
+        rest.known.insert(finding.failure.difference.check);
+      }
+    }
+    std::int64_t operations = 0;
+    double seconds = 0;
+    std::int64_t ran = 0;
+    std::int64_t failed = 0;  // Of these, with any finding.
+    bool broken = false;
+    bool passed_over = false;
+    while (!broken && result.findings.size() < kFindingsMax) {
+      const FuzzResult fuzzed = Fuzz(rest, subject);
+      operations += fuzzed.operations;
+      seconds += fuzzed.seconds;
+      result.histories += fuzzed.histories;
+      result.ran += fuzzed.ran;
+      ran += fuzzed.ran;
+      failed += fuzzed.known + (fuzzed.failure ? 1 : 0);
+      result.known += fuzzed.known;
+      for (const auto& [bucket, count] : fuzzed.passed_over) {
+        result.passed_over[bucket] += count;
+        failed += count;
+        passed_over = true;
+      }
+      result.digest = fuzzed.digest;
+      if (!fuzzed.failure) break;
+      const FuzzFailure& failure = *fuzzed.failure;
+      broken = !failure.difference.check.starts_with("backend");
+      // What ends otherwise may be the same at its shortest.
+      const bool again = rest.known.contains(failure.difference.check);
+      if (again) ++result.known;
+      if (!again) result.findings.push_back({level, failure, broken});
+      rest.known.insert({failure.check, failure.difference.check});
+      rest.first = failure.history_number + 1;
+      rest.operations = options.operations - operations;
+      rest.seconds = options.seconds - seconds;
+      if (options.operations > 0 ? rest.operations <= 0 : rest.seconds <= 0) {
+        break;
+      }
+    }
+    result.operations += operations;
+    result.seconds += seconds;
+    if (broken && !Interrupted()) continue;
+    if (broken) break;
+    if (ran > failed) result.holds = level;
+    if (ran > 0 && ran <= failed) result.unjudged = level;
+    result.holds_but = passed_over;
+    break;
+  }
+  return result;
+}
+
+std::string FindingText(const LiveFinding& finding, const Subject& subject) {
+  const FuzzFailure& failure = finding.failure;
+  return fmt::format(
+      "{}  found   history {}; shrunk from {} operations to {}\n",
+      FailureText(failure.shrunk, failure.difference, subject),
+      failure.history_number, failure.operations, failure.shrunk.ops.size());
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,472 @@
+#include "props/backend/pool_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <span>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "core/json_line.h"
+#include "core/refusals.h"
+#include "props/backend/c_words.h"
+#include "props/paged/paged_client.h"
+#include "props/paged/paged_solo.h"
+#include "props/paged/pool_recorder.h"
+#include "props/report/show_pool.h"
+
+namespace kvtwin::props {
+namespace {
+
+// No list of a history's pool is longer.
+constexpr std::size_t kListMax = 1 << 20;
+constexpr std::int64_t kStrideMax = std::int64_t{1} << 40;
+
+template <class... Args>
+[[noreturn]] void Fault(fmt::format_string<Args...> format, Args&&... args) {
+  throw PoolFault(fmt::format(format, std::forward<Args>(args)...));
+}
+
+class BackendPool final : public PagedPool {
+ public:
+  BackendPool(const PoolBackend& backend, const PagedSpec& spec, void* pool)
+      : backend_(backend), spec_(spec), pool_(pool) {}
+  BackendPool(const BackendPool&) = delete;
+  BackendPool& operator=(const BackendPool&) = delete;
+  ~BackendPool() override {
+    In("close").close(pool_);
+    if (backend_.watch != nullptr) backend_.watch->Leave();
+  }
+
+  const PagedSpec& spec() const override { return spec_; }
+
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override {
+    const CPrompt to(prompt, key);
+    return Number("open", [&](auto* made) {
+      return In("open").open(pool_, to.get(), made);
+    });
+  }
+  Result<int> Fork(int sequence, int len) override {
+    if (table().fork == nullptr) return Missing("fork");
+    return Number("fork", [&](auto* made) {
+      return In("fork").fork(pool_, sequence, len, made);
+    });
+  }
+  Result<int> SeqLen(int sequence) const override {
+    return Number("seq_len", [&](auto* len) {
+      return In("seq_len").seq_len(pool_, sequence, len);
+    });
+  }
+  Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
+                             const TensorView& value) override;
+  Status Commit(int sequence, int new_tokens) override {
+    if (table().commit_unknown == nullptr) return Missing("commit_unknown");
+    return Said(
+        "commit_unknown",
+        In("commit_unknown").commit_unknown(pool_, sequence, new_tokens));
+  }
+  Status Commit(int sequence, std::span<const std::int32_t> tokens) override {
+    return Said("commit", In("commit").commit(pool_, sequence, tokens.data(),
+                                              tokens.size()));
+  }
+  Result<std::vector<PagedView>> Views(int sequence, int layer) const override {
+    return ViewsBy("views", table().views, sequence, layer, /*packed=*/false);
+  }
+  Result<std::vector<PagedView>> ViewsPacked(int sequence,
+                                             int layer) const override {
+    return ViewsBy("views_packed", table().views_packed, sequence, layer,
+                   /*packed=*/true);
+  }
+  Result<std::optional<PagedKv>> ContiguousKV(int sequence, int layer,
+                                              int kv_len) const override;
+  Status Truncate(int sequence, int len) override {
+    if (table().truncate == nullptr) return Missing("truncate");
+    return Said("truncate", In("truncate").truncate(pool_, sequence, len));
+  }
+  Status Free(int sequence) override {
+    return Said("free", In("free").free(pool_, sequence));
+  }
+  Result<Device> LayerDevice(int layer) const override {
+    if (layer >= 0 && layer < spec_.layers) return Device::kCpu;
+    return Invalid("layer is {}, there are {}", layer, spec_.layers);
+  }
+  PagedUsage Usage() const override;
+  Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override;
+  Result<PagedTable> ExportTable(std::span<const int> sequences) const override;
+  Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
+                                                int end) const override {
+    if (table().slots == nullptr) return Missing("slots");
+    return List<std::int64_t>("slots", [&](auto* list, auto room, auto* count) {
+      return In("slots").slots(pool_, sequence, begin, end, list, room, count);
+    });
+  }
+
+ private:
+  const kvtwin_pool_backend_v1& table() const { return backend_.table; }
+  // For a call, which ends with Said.
+  const kvtwin_pool_backend_v1& In(const char* function) const {
+    if (backend_.watch != nullptr) backend_.watch->Enter(function);
+    return backend_.table;
+  }
+
+  static Status Missing(std::string_view function) {
+    return {StatusCode::kNotSupported,
+            fmt::format("the backend has no {}", function)};
+  }
+
+  Status Said(std::string_view function, int status) const {
+    if (backend_.watch != nullptr) {
+      backend_.watch->Leave();
+      if (const auto damage = backend_.watch->Damage()) {
+        Fault("backend: out of bounds: after {}: {}", function, *damage);
+      }
+    }
+    if (status == KVTWIN_OK) return {};
+    const char* message =
+        table().message == nullptr ? nullptr : table().message(pool_);
+    const std::string text = message == nullptr ? "" : Printable(message, 500);
+    if (status > KVTWIN_SHARED_CELLS || status < KVTWIN_FAILED_PRECONDITION) {
+      Fault("{} answers {}: {}", function, status, text);
+    }
+    return {StatusFromC(status), text};
+  }
+
+  template <class Call>
+  Result<int> Number(std::string_view function, const Call& call) const {
+    std::int32_t number = -1;
+    Status status = Said(function, call(&number));
+    if (!status.ok()) return status;
+    if (number < 0) Fault("{} gives {}", function, number);
+    return number;
+  }
+
+  // Asks for the length, and then for the list.
+  template <class T, class Call>
+  Result<std::vector<T>> List(std::string_view function,
+                              const Call& call) const {
+    std::vector<T> list;
+    std::size_t count = 0;
+    for (int i = 0; i < 2; ++i) {
+      list.resize(count);
+      Status status = Said(function, call(list.data(), list.size(), &count));
+      if (!status.ok()) return status;
+      if (count > kListMax) Fault("{} gives a list of {}", function, count);
+    }
+    if (count != list.size()) {
+      Fault("{} gives {} entries, and then {}", function, list.size(), count);
+    }
+    return list;
+  }
+
+  using ViewsFn = decltype(kvtwin_pool_backend_v1::views);
+  Result<std::vector<PagedView>> ViewsBy(std::string_view function, ViewsFn fn,
+                                         int sequence, int layer,
+                                         bool packed) const;
+  // Of K, or of V.
+  TensorView View(std::string_view function, std::string_view name,
+                  const kvtwin_tensor& tensor, std::int64_t length, bool key,
+                  bool packed) const;
+
+  const PoolBackend backend_;
+  const PagedSpec spec_;
+  void* const pool_;
+};
+
+TensorView BackendPool::View(std::string_view function, std::string_view name,
+                             const kvtwin_tensor& tensor, std::int64_t length,
+                             bool key, bool packed) const {
+  const Result<TensorView> view = TensorFromC(name, &tensor);
+  if (!view.ok()) Fault("{}: {}", function, view.status().message());
+  const DType due = key ? spec_.dtype : spec_.v_dtype.value_or(spec_.dtype);
+  Shape shape = {key ? spec_.k_head_dim : spec_.v_head_dim, spec_.kv_heads,
+                 length, 1};
+  if (packed) std::swap(shape[1], shape[2]);
+  if (view->dtype != due || view->shape != shape) {
+    Fault("{}: {} is {} {}, due is {} {}", function, name,
+          DTypeName(view->dtype), ShapeText(view->shape), DTypeName(due),
+          ShapeText(shape));
+  }
+  if (view->data == nullptr) Fault("{}: {} is NULL", function, name);
+  for (const std::int64_t stride : view->stride) {
+    if (stride < -kStrideMax || stride > kStrideMax) {
+      Fault("{}: {} has a stride of {}", function, name, stride);
+    }
+  }
+  return *view;
+}
+
+Result<std::vector<PagedView>> BackendPool::ViewsBy(std::string_view function,
+                                                    ViewsFn fn, int sequence,
+                                                    int layer,
+                                                    bool packed) const {
+  if (fn == nullptr) return Missing(function);
+  const auto list = List<kvtwin_paged_view>(
+      function, [&](auto* views, auto room, auto* count) {
+        In(function.data());
+        return fn(pool_, sequence, layer, views, room, count);
+      });
+  if (!list.ok()) return list.status();
+  std::vector<PagedView> views;
+  for (const kvtwin_paged_view& view : *list) {
+    if (view.length < 1 || view.length > spec_.max_seq_len || view.start < 0 ||
+        view.block < -1) {
+      Fault("{}: a view has {} tokens from {} on, in block {}", function,
+            view.length, view.start, view.block);
+    }
+    views.push_back(
+        {View(function, "key", view.key, view.length, true, packed),
+         View(function, "value", view.value, view.length, false, packed),
+         view.start, view.length, view.block});
+  }
+  return views;
+}
+
+// The views are those of Views, from the first row on.
+Result<PagedAppend> BackendPool::Append(int sequence, int layer,
+                                        const TensorView& key,
+                                        const TensorView& value) {
+  const kvtwin_tensor k = CTensor(key);
+  const kvtwin_tensor v = CTensor(value);
+  Status status =
+      Said("append", In("append").append(pool_, sequence, layer, &k, &v));
+  if (!status.ok()) return status;
+  const Result<int> start = SeqLen(sequence);
+  if (!start.ok()) return start.status();
+  auto views = Views(sequence, layer);
+  if (!views.ok()) return views.status();
+  PagedAppend append{*start, {}};
+  for (PagedView& view : *views) {
+    const int skip = std::clamp(*start - view.start, 0, view.length);
+    if (skip == view.length) continue;
+    for (TensorView* part : {&view.key, &view.value}) {
+      part->data = part->at(0, 0, skip);
+      part->shape[2] -= skip;
+    }
+    view.start += skip;
+    view.length -= skip;
+    append.views.push_back(view);
+  }
+  return append;
+}
+
+Result<std::optional<PagedKv>> BackendPool::ContiguousKV(int sequence,
+                                                         int layer,
+                                                         int kv_len) const {
+  if (table().contiguous_kv == nullptr) return Missing("contiguous_kv");
+  kvtwin_tensor key{};
+  kvtwin_tensor value{};
+  const Result<int> yes = Number("contiguous_kv", [&](auto* answer) {
+    return In("contiguous_kv")
+        .contiguous_kv(pool_, sequence, layer, kv_len, answer, &key, &value);
+  });
+  if (!yes.ok()) return yes.status();
+  if (*yes == 0) return std::optional<PagedKv>();
+  return std::optional(
+      PagedKv{View("contiguous_kv", "key", key, kv_len, true, false),
+              View("contiguous_kv", "value", value, kv_len, false, false)});
+}
+
+PagedUsage BackendPool::Usage() const {
+  kvtwin_usage usage{};
+  usage.size = sizeof(usage);
+  if (table().usage == nullptr) Fault("the backend has no usage");
+  const Status status = Said("usage", In("usage").usage(pool_, &usage));
+  if (!status.ok()) Fault("usage is {}", status.ToString());
+  return {usage.free, usage.cached, usage.used, usage.shared};
+}
+
+Result<PagedCsr> BackendPool::ExportCsr(std::span<const int> sequences) const {
+  if (table().csr == nullptr) return Missing("csr");
+  PagedCsr csr;
+  csr.indptr.resize(sequences.size() + 1);
+  csr.last_page_len.resize(sequences.size());
+  auto indices =
+      List<std::int32_t>("csr", [&](auto* list, auto room, auto* count) {
+        return In("csr").csr(pool_, sequences.data(), sequences.size(),
+                             csr.indptr.data(), list, room, count,
+                             csr.last_page_len.data());
+      });
+  if (!indices.ok()) return indices.status();
+  csr.indices = std::move(*indices);
+  return csr;
+}
+
+Result<PagedTable> BackendPool::ExportTable(
+    std::span<const int> sequences) const {
+  if (table().table == nullptr) return Missing("table");
+  PagedTable answer;
+  answer.seq_lens.resize(sequences.size());
+  auto blocks =
+      List<std::int32_t>("table", [&](auto* list, auto room, auto* count) {
+        return In("table").table(pool_, sequences.data(), sequences.size(),
+                                 &answer.columns, list, room, count,
+                                 answer.seq_lens.data());
+      });
+  if (!blocks.ok()) return blocks.status();
+  answer.blocks = std::move(*blocks);
+  return answer;
+}
+
+PoolAbilities AbilitiesOf(const kvtwin_pool_backend_v1& table) {
+  return {.fork = table.fork != nullptr,
+          .truncate = table.truncate != nullptr,
+          .commit_unknown = table.commit_unknown != nullptr,
+          .usage = table.usage != nullptr,
+          .table = table.table != nullptr,
+          .csr = table.csr != nullptr,
+          .slots = table.slots != nullptr};
+}
+
+// In place of the optimized twin.
+std::string RunIdentity(const PoolBackend& backend, const PagedHistory& history,
+                        PagedCensus* census) {
+  const PagedMaker make = [&](const PagedSpec& spec, std::string_view twin) {
+    return twin == "reference" ? MakePagedPool(spec, twin)
+                               : MakeBackendPool(backend, spec);
+  };
+  PagedTrio trio(history.spec, census, make, /*same_messages=*/false);
+  for (const PagedOp& op : history.ops) {
+    std::string wrong = trio.Do(op);
+    if (!wrong.empty()) return wrong;
+  }
+  return trio.End();
+}
+
+// What a recording of the history shows; or what cannot be recorded.
+std::string RunEntitlement(const PoolBackend& backend,
+                           const PagedHistory& history, PagedCensus* census,
+                           std::unique_ptr<PagedPool> pool) {
+  std::stringstream lines;
+  PoolRecorder recorder(std::move(pool), backend.name, lines,
+                        /*own_placement=*/true, backend.rules);
+  std::string fault;
+  try {
+    PagedSolo solo(recorder, AbilitiesOf(backend.table), backend.rules, census);
+    for (const PagedOp& op : history.ops) solo.Do(op);
+    solo.End();
+  } catch (const std::exception& error) {
+    fault = error.what();
+  }
+  const Judgement judgement = Judge(lines, {"reference"});
+  if (fault.starts_with("backend: ")) return fault;
+  const auto with_calls = [&](const std::string& wrong, std::int64_t line) {
+    lines.clear();
+    lines.seekg(0);
+    return wrong + "\n\n" + PoolCallsText(lines, line);
+  };
+  if (judgement.verdict != Verdict::kAccept) {
+    return with_calls(judgement.reason, judgement.line);
+  }
+  if (fault.empty()) return recorder.status().message();
+  return with_calls(fault, std::numeric_limits<std::int64_t>::max());
+}
+
+Status CheckTable(const kvtwin_pool_backend_v1& table) {
+  return NeedAll({{"describe", reinterpret_cast<const void*>(table.describe)},
+                  {"init", reinterpret_cast<const void*>(table.init)},
+                  {"close", reinterpret_cast<const void*>(table.close)},
+                  {"open", reinterpret_cast<const void*>(table.open)},
+                  {"seq_len", reinterpret_cast<const void*>(table.seq_len)},
+                  {"append", reinterpret_cast<const void*>(table.append)},
+                  {"commit", reinterpret_cast<const void*>(table.commit)},
+                  {"views", reinterpret_cast<const void*>(table.views)},
+                  {"free", reinterpret_cast<const void*>(table.free)}});
+}
+
+Result<PoolRules> RulesOf(const kvtwin_pool_description_v1& said) {
+  constexpr std::uint32_t kAll = KVTWIN_POOL_DEDUPLICATES |
+                                 KVTWIN_POOL_RECOMPUTES_LAST |
+                                 KVTWIN_POOL_HAS_WINDOW;
+  if ((said.can & ~kAll) != 0) {
+    return Invalid("can is {:#x}, which has flags that there are not",
+                   said.can);
+  }
+  PoolRules rules;
+  rules.deduplicates = (said.can & KVTWIN_POOL_DEDUPLICATES) != 0;
+  rules.recomputes_last = (said.can & KVTWIN_POOL_RECOMPUTES_LAST) != 0;
+  if ((said.can & KVTWIN_POOL_HAS_WINDOW) == 0) return rules;
+  if (said.window < 0) {
+    return Invalid("window is {}, it must not be negative", said.window);
+  }
+  rules.window = said.window;
+  return rules;
+}
+
+}  // namespace
+
+Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
+  constexpr std::size_t kNeeded = offsetof(kvtwin_pool_backend_v1, message);
+  const auto size = SizeOfStruct("backend", given, kNeeded);
+  if (!size.ok()) return size.status();
+  PoolBackend backend;
+  std::memcpy(&backend.table, given, std::min(*size, sizeof(backend.table)));
+  if (Status status = CheckTable(backend.table); !status.ok()) return status;
+  kvtwin_pool_description_v1 said{};
+  said.size = sizeof(said);
+  said.name = "pool";
+  said.level = KVTWIN_ENTITLEMENT;
+  if (const int code = backend.table.describe(&said); code != KVTWIN_OK) {
+    return Invalid("describe answers {}", code);
+  }
+  if (said.name == nullptr) return Invalid("name is NULL");
+  const int level = RawEnum(said.level);
+  if (level != KVTWIN_ENTITLEMENT && level != KVTWIN_IDENTITY) {
+    return Invalid("level is {}, pools have entitlement and identity", level);
+  }
+  backend.name = Printable(said.name, 200);
+  if (level == KVTWIN_IDENTITY) backend.level = Level::kIdentity;
+  const Result<PoolRules> rules = RulesOf(said);
+  if (!rules.ok()) return rules.status();
+  backend.rules = *rules;
+  if (rules->any() && level == KVTWIN_IDENTITY) {
+    return Invalid("can is {:#x}, at identity a pool does as P1 to P11 say",
+                   said.can);
+  }
+  return backend;
+}
+
+Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
+                                                   const PagedSpec& spec) {
+  kvtwin_pool_params params = CPoolParams(spec);
+  if (!spec.v_dtype) params.v_dtype = params.dtype;
+  void* pool = nullptr;
+  if (backend.watch != nullptr) backend.watch->Enter("init");
+  const int code = backend.table.init(&params, &pool);
+  if (backend.watch != nullptr) backend.watch->Leave();
+  if (code == KVTWIN_NOT_SUPPORTED) {
+    return Status(StatusCode::kNotSupported, "the backend has no such pool");
+  }
+  if (code != KVTWIN_OK) {
+    return Invalid("init answers {}", code);
+  }
+  return std::unique_ptr<PagedPool>(
+      std::make_unique<BackendPool>(backend, spec, pool));
+}
+
+PagedRun BackendRun(const PoolBackend& backend, Level level) {
+  return [backend, level](const PagedHistory& history,
+                          PagedCensus* census) -> std::string {
+    auto pool = MakeBackendPool(backend, history.spec);
+    if (!pool.ok()) {
+      if (pool.status().code() != StatusCode::kNotSupported) {
+        return pool.status().message();
+      }
+      if (census != nullptr) ++census->not_made;
+      return "";
+    }
+    if (level == Level::kIdentity) {
+      pool->reset();
+      return RunIdentity(backend, history, census);
+    }
+    return RunEntitlement(backend, history, census, std::move(*pool));
+  };
+}
+
+}  // namespace kvtwin::props

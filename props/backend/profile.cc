@@ -1,0 +1,261 @@
+#include "props/backend/profile.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "props/backend/ledger_backend.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr auto kRuleProbes = std::to_array<RuleProbe>({
+    {"window", 0, 1, "kvt1 kind=swa window=2 | put 0*3"},
+    {"copy", 0, 1, "kvt1 | put 0*1 | put 1*1 | copy 0>1:1 | put 1*1"},
+    {"middle removal", 0, 1, "kvt1 | put 0*2 | drop 0:0-1"},
+    {"middle removal", 0, 2, "kvt1 shift=identity | put 0*2 | drop 0:0-1"},
+    {"positions", 0, 1, "kvt1 | put 0*1 | put 0*1@-1"},
+    {"eviction", 0, 1,
+     "kvt1 kind=swa window=3 | put 0*5 | put 0*1 | drop 0:3- | put 0*1"},
+    {"going back", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | drop 0:1-"},
+    {"first tokens", 0, 1, "kvt1 kind=swa window=2 | put 0*3 | put 0*1"},
+    {"shift of shared tokens", 0, 1,
+     "kvt1 | put 0*2 | copy 0>1:2 | drop 0:0-1"},
+    {"shift of shared tokens", 0, 1,
+     "kvt1 | put 0*1 | copy 0>1:1 | move 0:0-@+1"},
+    {"mask rows", 0, 1, "kvt1 maskpad=2 | put 0*1"},
+});
+
+// What LedgerCache can do for a backend of these abilities.
+Abilities ForLedgers(Abilities abilities) {
+  abilities.v_layouts |= 1U << KVTWIN_V_PLAIN;
+  abilities.mask_dtypes |= 1U << KVTWIN_F32;
+  return abilities;
+}
+
+Rules With(const Rules& rules, std::size_t rule, int value) {
+  Rules with = rules;
+  AllRules()[rule].set(with, value);
+  return with;
+}
+
+// What was asked, and what is left of the rules.
+class Inference {
+ public:
+  Inference(const RunByRules& run, const Abilities& abilities)
+      : run_(run), abilities_(abilities), left_(AllOfRules()) {}
+
+  InferredProfile Work();
+
+ private:
+  struct Asked {
+    History history;
+    std::string text;
+  };
+
+  void Ask(const RuleProbe& probe);
+  void Choose();
+  FoundRule Find(std::size_t rule);
+  std::vector<RuleException> ExceptionsTo(const Rules& profile) const;
+  // The shortest history that the backend shows not to have `value`.
+  std::string Showing(std::size_t rule, int value) const;
+  bool Agrees(const History& history, const Rules& rules) const {
+    const RunResult result = run_(history, rules);
+    return result.ran && !result.difference;
+  }
+
+  const RunByRules& run_;
+  const Abilities& abilities_;
+  std::vector<Rules> left_;
+  std::vector<Asked> asked_;  // The shortest first.
+  InferredProfile result_;
+};
+
+void Inference::Ask(const RuleProbe& probe) {
+  History history = *ParseHistory(probe.history);
+  abilities_.Fit(history.setup);
+  std::vector<Rules> agreeing;
+  bool ran = false;
+  for (const Rules& rules : left_) {
+    const RunResult result = run_(history, rules);
+    ran = ran || result.ran;
+    if (result.ran && !result.difference) agreeing.push_back(rules);
+  }
+  if (!ran) return;
+  ++result_.asked;
+  std::string text = ToText(history);
+  if (agreeing.empty()) {
+    result_.unexplained.push_back(std::move(text));
+    return;
+  }
+  left_ = std::move(agreeing);
+  asked_.push_back({std::move(history), std::move(text)});
+}
+
+std::string Inference::Showing(std::size_t rule, int value) const {
+  const Rules& rules = result_.rules;
+  const Rules other = With(rules, rule, value);
+  const Abilities abilities = ForLedgers(abilities_);
+  for (const auto& [history, text] : asked_) {
+    if (!Agrees(history, other)) return text;
+    // Masks with a padding of the backend's own are right by both values.
+    if (AllRules()[rule].name == "mask rows") continue;
+    // What may do either is told from what does one by a cache that does the
+    // other.
+    History plain = history;
+    plain.setup.config.v_layout = VLayout::kPlain;
+    plain.setup.config.mask_dtype = DType::kF32;
+    if (RunLedgers(plain, other, rules, abilities).difference) return text;
+  }
+  return "";
+}
+
+FoundRule Inference::Find(std::size_t rule) {
+  const RuleInfo& info = AllRules()[rule];
+  const int own = info.get(result_.rules);
+  FoundRule found{.rule = rule, .values = {}, .history = ""};
+  for (int value = 0; value < std::ssize(info.values); ++value) {
+    const bool asked = value != own && HasRule(result_.rules, info);
+    const std::string text = asked ? Showing(rule, value) : "";
+    if (text.empty()) found.values.push_back(value);
+    const bool shorter =
+        found.history.empty() || text.size() < found.history.size();
+    if (!text.empty() && shorter) found.history = text;
+  }
+  return found;
+}
+
+// In how many rules they differ that both can have.
+std::ptrdiff_t Distance(const Rules& one, const Rules& other) {
+  return std::ranges::count_if(AllRules(), [&](const RuleInfo& rule) {
+    return HasRule(one, rule) && HasRule(other, rule) &&
+           rule.get(one) != rule.get(other);
+  });
+}
+
+// Of those that are left, one that is as a profile, or else nearest to one.
+// What may do either is not taken if what does one alone agrees, too.
+void Inference::Choose() {
+  const std::vector<Rules> all = left_;
+  std::erase_if(left_, [&](Rules rules) {
+    if (rules.eviction == Rules::Eviction::kEager) return false;
+    rules.eviction = Rules::Eviction::kEager;
+    return std::ranges::count(all, rules) > 0;
+  });
+  std::ptrdiff_t least = std::ssize(AllRules()) + 1;
+  for (const Profile& profile : Profiles()) {
+    for (const Rules& rules : left_) {
+      const std::ptrdiff_t distance = Distance(rules, profile.rules);
+      if (distance < least) result_.rules = rules;
+      least = std::min(least, distance);
+    }
+  }
+}
+
+// What a profile has otherwise, as far as the backend shows it.
+std::vector<RuleException> Inference::ExceptionsTo(const Rules& profile) const {
+  std::vector<RuleException> exceptions;
+  for (const FoundRule& found : result_.found) {
+    const RuleInfo& rule = AllRules()[found.rule];
+    const int due = rule.get(profile);
+    if (!HasRule(result_.rules, rule)) continue;
+    if (std::ranges::count(found.values, due) > 0) continue;
+    exceptions.push_back(
+        {found.rule, rule.get(result_.rules), due, Showing(found.rule, due)});
+  }
+  return exceptions;
+}
+
+InferredProfile Inference::Work() {
+  for (const RuleProbe& probe : RuleProbes()) Ask(probe);
+  std::ranges::stable_sort(asked_, {},
+                           [](const Asked& one) { return one.text.size(); });
+  Choose();
+  for (std::size_t rule = 0; rule < AllRules().size(); ++rule) {
+    result_.found.push_back(Find(rule));
+  }
+  std::ptrdiff_t least = std::ssize(AllRules()) + 1;
+  for (const Profile& profile : Profiles()) {
+    std::vector<RuleException> exceptions = ExceptionsTo(profile.rules);
+    // A rule that this profile cannot show, and the other profile can, comes
+    // with another exception.
+    const auto count =
+        std::ranges::count_if(exceptions, [&](const RuleException& one) {
+          return HasRule(profile.rules, AllRules()[one.rule]);
+        });
+    if (count > least) continue;
+    if (count < least) result_.nearest.clear();
+    least = count;
+    result_.nearest.push_back(
+        {profile.name, profile.rules, std::move(exceptions)});
+  }
+  return std::move(result_);
+}
+
+}  // namespace
+
+std::span<const RuleProbe> RuleProbes() { return kRuleProbes; }
+
+RunResult RunLedgers(const History& history, const Rules& cache,
+                     const Rules& judge, const Abilities& abilities) {
+  Subject subject;
+  subject.name = "ledger";
+  subject.make_of = [&](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
+    const bool can = setup.spec.kind <= Kind::kChunked &&
+                     setup.config.v_layout == VLayout::kPlain &&
+                     setup.config.mask_dtype == DType::kF32;
+    if (!can) return Status(StatusCode::kNotSupported, "no such ledger");
+    return MakeLedgerCache(setup.spec, cache);
+  };
+  subject.level = Level::kEntitlement;
+  subject.rules = judge;
+  subject.mask_rows_too = true;
+  subject.abilities = abilities;
+  subject.abilities.can &=
+      ~std::uint32_t{KVTWIN_CAN_RESERVE | KVTWIN_CAN_REFUSE_MISUSE};
+  return RunHistory(history, subject);
+}
+
+std::vector<Rules> AllOfRules() {
+  std::vector<Rules> all = {Rules()};
+  for (std::size_t rule = 0; rule < AllRules().size(); ++rule) {
+    const std::size_t count = all.size();
+    const int values = static_cast<int>(AllRules()[rule].values.size());
+    for (int value = 1; value < values; ++value) {
+      for (std::size_t i = 0; i < count; ++i) {
+        all.push_back(With(all[i], rule, value));
+      }
+    }
+  }
+  std::erase_if(all, [](const Rules& rules) {
+    return std::ranges::any_of(AllRules(), [&](const RuleInfo& rule) {
+      return rule.get(rules) != 0 && !HasRule(rules, rule);
+    });
+  });
+  return all;
+}
+
+InferredProfile InferProfile(const RunByRules& run,
+                             const Abilities& abilities) {
+  return Inference(run, abilities).Work();
+}
+
+std::string SummaryOf(const InferredProfile& profile) {
+  if (profile.asked == 0) return "like none: it could not be asked anything";
+  std::string text = "like ";
+  for (const NearProfile& near : profile.nearest) {
+    text += fmt::format("{}{}", text.size() > 5 ? " or " : "", near.name);
+    for (const RuleException& one : near.exceptions) {
+      const RuleInfo& rule = AllRules()[one.rule];
+      text += fmt::format(
+          "{} {} {} ({})", &one == &near.exceptions[0] ? " except" : ",",
+          rule.name, rule.values[static_cast<std::size_t>(one.found)],
+          one.history);
+    }
+  }
+  return text;
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,18 @@
+// Time that only goes forward.
+
+#ifndef KVTWIN_PROPS_BASE_CLOCK_H_
+#define KVTWIN_PROPS_BASE_CLOCK_H_
+
+#include <chrono>
+
+namespace kvtwin::props {
+
+// Seconds since some moment of this run.
+inline double Now() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_BASE_CLOCK_H_

@@ -1,0 +1,41 @@
+#include "props/base/crash.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <utility>
+
+namespace kvtwin::props {
+namespace {
+
+constexpr unsigned kSeconds = 10;
+
+thread_local const CrashReport* last = nullptr;
+
+// Not what a signal handler may do, but the process is lost anyway: if it
+// hangs, an alarm ends it.
+void OnCrash(int signal) {
+  std::signal(signal, SIG_DFL);
+  std::signal(SIGALRM, SIG_DFL);
+  alarm(kSeconds);
+  if (last != nullptr) {
+    fmt::print(stderr, "\ncrashed in\n  rerun   {}\n", last->rerun()());
+  }
+  std::raise(signal);
+}
+
+}  // namespace
+
+void ReportCrashes() {
+  for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+    std::signal(signal, OnCrash);
+  }
+}
+
+CrashReport::CrashReport(std::function<std::string()> rerun)
+    : rerun_(std::move(rerun)), before_(std::exchange(last, this)) {}
+
+CrashReport::~CrashReport() { last = before_; }
+
+}  // namespace kvtwin::props

@@ -1,0 +1,26 @@
+// How strongly two caches are the same (docs/semantics.md, S51 to S53).
+
+#ifndef KVTWIN_PROPS_BASE_LEVEL_H_
+#define KVTWIN_PROPS_BASE_LEVEL_H_
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+namespace kvtwin::props {
+
+// From the strongest on. Numeric: attention over the views gives the same
+// within a tolerance; none: not even that.
+enum class Level { kIdentity, kEntitlement, kNumeric, kNone };
+
+// In the order of the enum.
+inline constexpr std::array<std::string_view, 4> kLevelNames = {
+    "identity", "entitlement", "numeric", "none"};
+
+inline std::string_view LevelName(Level level) {
+  return kLevelNames[static_cast<std::size_t>(level)];
+}
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_BASE_LEVEL_H_

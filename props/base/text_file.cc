@@ -1,0 +1,71 @@
+#include "props/base/text_file.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <span>
+#include <system_error>
+
+#include "core/json_line.h"
+#include "core/part_file.h"
+
+namespace kvtwin::props {
+
+std::string ReadFile(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+namespace {
+
+// Writes into the file itself, as much as it takes.
+Status WriteThere(const std::string& path, std::string_view text) {
+  std::FILE* file = std::fopen(path.c_str(), "wbe");
+  int error = file == nullptr ? errno : 0;
+  if (file != nullptr) {
+    errno = 0;
+    if (std::fwrite(text.data(), 1, text.size(), file) != text.size() ||
+        std::fflush(file) != 0) {
+      error = errno == 0 ? EIO : errno;
+    }
+    // A network file system may report an error only now.
+    if (std::fclose(file) != 0 && error == 0) error = errno;
+  }
+  if (error == 0) return {};
+  return {StatusCode::kFailedPrecondition,
+          fmt::format("{} cannot be written: {}", Printable(path, path.size()),
+                      std::strerror(error))};
+}
+
+}  // namespace
+
+Status WriteFile(const std::string& path, std::string_view text) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status there = fs::status(path, error);
+  // What another program has open, as standard output, keeps its file.
+  const bool open_already =
+      path.starts_with("/dev/") || path.starts_with("/proc/");
+  if (open_already || (fs::exists(there) && !fs::is_regular_file(there))) {
+    return WriteThere(path, text);
+  }
+  // A link stays one: what it points to is replaced.
+  std::string target = path;
+  if (fs::is_symlink(fs::symlink_status(path, error))) {
+    target = fs::weakly_canonical(path, error).string();
+    if (error) return WriteThere(path, text);
+  }
+  PartFile part(target);
+  Status status = part.Make();
+  if (!status.ok()) return status;
+  if (!part.file().Write(0, std::as_bytes(std::span(text)))) {
+    return SystemError("cannot be written", path, part.file().error());
+  }
+  return part.Rename();
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,231 @@
+// Pools behind the table of <kvtwin/pool_backend.h>: the twin by way of the
+// shared library, an example in C that has places of its own, and both damaged.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "props/backend/pool_backend.h"
+
+// As C++, once each. What C leaves out there is null.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+namespace twin {
+#include "props/testing/twin_pool_backend.c"
+}  // namespace twin
+namespace example {
+#include "docs/examples/c_pool.c"
+}  // namespace example
+#define POOL_BUG
+namespace bad_example {
+#include "docs/examples/c_pool.c"
+}  // namespace bad_example
+#pragma GCC diagnostic pop
+
+namespace kvtwin::props {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kOperations = 6000;
+
+PagedFuzzResult FuzzAt(Level level, const kvtwin_pool_backend_v1& table,
+                       std::uint64_t seed = 3) {
+  const auto backend = DescribePoolBackend(&table);
+  EXPECT_TRUE(backend.ok()) << backend.status().ToString();
+  return FuzzPaged(seed, kOperations, /*seconds=*/0, nullptr,
+                   {.run = BackendRun(*backend, level)});
+}
+
+std::string Story(const PagedFuzzResult& result) {
+  return result.wrong + "\n" + ToText(result.shrunk);
+}
+
+TEST(PoolBackend, ATwinIsIdentical) {
+  const auto backend = DescribePoolBackend(twin::kvtwin_get_pool_backend_v1());
+  ASSERT_TRUE(backend.ok());
+  EXPECT_EQ(backend->level, Level::kIdentity);
+  EXPECT_EQ(backend->name, "twin");
+  for (const Level level : {Level::kIdentity, Level::kEntitlement}) {
+    const PagedFuzzResult result =
+        FuzzAt(level, *twin::kvtwin_get_pool_backend_v1());
+    EXPECT_EQ(result.wrong, "") << Story(result);
+    EXPECT_GE(result.census.operations, kOperations);
+  }
+}
+
+TEST(PoolBackend, AnExampleWithPlacesOfItsOwn) {
+  const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();
+  const PagedFuzzResult result = FuzzAt(Level::kEntitlement, table);
+  EXPECT_EQ(result.wrong, "") << Story(result);
+  // It cannot be held to more.
+  EXPECT_NE(FuzzAt(Level::kIdentity, table).wrong, "");
+}
+
+TEST(PoolBackend, ABugIsFoundAndShrunk) {
+  const PagedFuzzResult result =
+      FuzzAt(Level::kEntitlement, *bad_example::kvtwin_get_pool_backend_v1());
+  EXPECT_THAT(result.wrong, HasSubstr("views"));
+  EXPECT_LE(result.shrunk.ops.size(), 4) << Story(result);
+}
+
+// Tables of the twin, each with a function that is wrong.
+int SharesOfOthers(void* pool, const kvtwin_prompt* prompt,
+                   std::int32_t* sequence) {
+  kvtwin_prompt without_salt = *prompt;
+  without_salt.salt = nullptr;
+  return twin::Open(pool, &without_salt, sequence);
+}
+int ForgetsNothing(void* pool, std::int32_t sequence, std::int32_t length) {
+  std::int32_t all = 0;
+  twin::SeqLen(pool, sequence, &all);
+  return twin::Truncate(pool, sequence, length < all ? length + 1 : length);
+}
+int WithoutEnd(void*, std::int32_t, std::int32_t, kvtwin_paged_view*,
+               std::size_t, std::size_t* count) {
+  *count = SIZE_MAX;
+  return KVTWIN_OK;
+}
+int OfNoStatus(void*, std::int32_t) { return 99; }
+int Refused(void*, std::int32_t, std::int32_t*) {
+  return KVTWIN_FAILED_PRECONDITION;
+}
+int Narrow(void* pool, std::int32_t sequence, std::int32_t layer,
+           kvtwin_paged_view* views, std::size_t room, std::size_t* count) {
+  const int status = twin::Views(pool, sequence, layer, views, room, count);
+  if (room > 0) views[0].key.shape[0] += 1000;
+  return status;
+}
+int Nowhere(void* pool, std::int32_t sequence, std::int32_t layer,
+            kvtwin_paged_view* views, std::size_t room, std::size_t* count) {
+  const int status = twin::Views(pool, sequence, layer, views, room, count);
+  if (room > 0) views[0].value.data = nullptr;
+  return status;
+}
+
+TEST(PoolBackend, WhatIsWrongIsSaid) {
+  struct Case {
+    std::string why;
+    std::function<void(kvtwin_pool_backend_v1&)> damage;
+  };
+  const std::vector<Case> cases = {
+      {"", [](auto& table) { table.open = SharesOfOthers; }},
+      {"", [](auto& table) { table.truncate = ForgetsNothing; }},
+      {"gives a list of", [](auto& table) { table.views = WithoutEnd; }},
+      {"free answers 99", [](auto& table) { table.free = OfNoStatus; }},
+      {"is failed_precondition", [](auto& table) { table.seq_len = Refused; }},
+      {"key is ", [](auto& table) { table.views = Narrow; }},
+      {"value is NULL", [](auto& table) { table.views = Nowhere; }}};
+  for (const Case& one : cases) {
+    kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
+    one.damage(table);
+    for (const Level level : {Level::kIdentity, Level::kEntitlement}) {
+      const PagedFuzzResult result = FuzzAt(level, table);
+      EXPECT_NE(result.wrong, "") << one.why;
+      EXPECT_THAT(result.wrong, HasSubstr(one.why));
+      EXPECT_LE(result.shrunk.ops.size(), 12) << Story(result);
+    }
+  }
+}
+
+// A bug ends in the same line from most seeds.
+TEST(PoolBackend, LinesOfABugAreAlike) {
+  kvtwin_pool_backend_v1 shares = *twin::kvtwin_get_pool_backend_v1();
+  shares.open = SharesOfOthers;
+  kvtwin_pool_backend_v1 forgets = *twin::kvtwin_get_pool_backend_v1();
+  forgets.truncate = ForgetsNothing;
+  for (const kvtwin_pool_backend_v1& table :
+       {shares, forgets, *bad_example::kvtwin_get_pool_backend_v1()}) {
+    std::map<std::string, int> lines;
+    for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+      const PagedFuzzResult result = FuzzAt(Level::kEntitlement, table, seed);
+      EXPECT_NE(result.wrong, "");
+      ++lines[ToText(result.shrunk)];
+    }
+    int most = 0;
+    for (const auto& [line, count] : lines) most = std::max(most, count);
+    EXPECT_GE(most, 8) << testing::PrintToString(lines);
+  }
+}
+
+// The census counts histories that were judged, and no others.
+TEST(PoolBackend, OnlyWhatRanIsCounted) {
+  kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
+  table.init = [](const kvtwin_pool_params*, void**) -> int {
+    return KVTWIN_NOT_SUPPORTED;
+  };
+  PagedFuzzResult result = FuzzAt(Level::kEntitlement, table);
+  EXPECT_EQ(result.ran(), 0);
+  EXPECT_EQ(result.census.operations, 0);
+  EXPECT_GE(result.census.not_made, 1000);
+  EXPECT_TRUE(result.dtypes.empty());
+  // A pool that has f32 alone gets f32 in every other history.
+  table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
+    const bool plain = params->dtype == KVTWIN_F32 &&
+                       params->v_dtype == KVTWIN_F32 &&
+                       params->layout == KVTWIN_TOKEN_MAJOR;
+    return plain ? twin::Init(params, pool) : KVTWIN_NOT_SUPPORTED;
+  };
+  result = FuzzAt(Level::kEntitlement, table);
+  EXPECT_EQ(result.wrong, "") << Story(result);
+  EXPECT_GE(result.census.operations, kOperations);
+  EXPECT_GT(result.ran(), result.census.not_made * 9 / 10);
+  EXPECT_EQ(result.dtypes.size(), 1U);
+  EXPECT_GT(result.census.found, 50);
+  EXPECT_GT(result.census.truncated, 50);
+  EXPECT_GT(result.census.full, 50);
+  // A pool that has no f32 gets, in every other history, rows that it had.
+  table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
+    return params->dtype == KVTWIN_F16 ? twin::Init(params, pool)
+                                       : KVTWIN_NOT_SUPPORTED;
+  };
+  result = FuzzAt(Level::kEntitlement, table);
+  EXPECT_EQ(result.wrong, "") << Story(result);
+  EXPECT_GT(result.ran(), result.census.not_made);
+  // A pool that is always full was judged, and the census counts its refusals.
+  table = *twin::kvtwin_get_pool_backend_v1();
+  table.append = [](void*, std::int32_t, std::int32_t, const kvtwin_tensor*,
+                    const kvtwin_tensor*) -> int { return KVTWIN_CACHE_FULL; };
+  result = FuzzAt(Level::kEntitlement, table);
+  EXPECT_EQ(result.wrong, "") << Story(result);
+  EXPECT_GT(result.census.full, 1000);
+  EXPECT_EQ(result.census.longest, 0);
+}
+
+// Judged by what it has.
+TEST(PoolBackend, OptionalFunctionsMayBeMissing) {
+  kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
+  table.size = offsetof(kvtwin_pool_backend_v1, message);
+  const PagedFuzzResult result = FuzzAt(Level::kEntitlement, table);
+  EXPECT_EQ(result.wrong, "") << Story(result);
+  EXPECT_EQ(result.census.operations >= kOperations, true);
+  EXPECT_THAT(FuzzAt(Level::kIdentity, table).wrong,
+              HasSubstr("the backend has no"));
+}
+
+TEST(PoolBackend, ATableMustBeWhole) {
+  const auto why = [](const kvtwin_pool_backend_v1* table) {
+    return DescribePoolBackend(table).status().message();
+  };
+  EXPECT_THAT(why(nullptr), HasSubstr("is NULL"));
+  kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
+  table.size = 16;
+  EXPECT_THAT(why(&table), HasSubstr("size is 16"));
+  table = *twin::kvtwin_get_pool_backend_v1();
+  table.views = nullptr;
+  EXPECT_EQ(why(&table), "views is NULL");
+  table = *twin::kvtwin_get_pool_backend_v1();
+  table.describe = [](kvtwin_pool_description_v1* out) -> int {
+    out->level = KVTWIN_NUMERIC;
+    return KVTWIN_OK;
+  };
+  EXPECT_THAT(why(&table), HasSubstr("level is 0"));
+}
+
+}  // namespace
+}  // namespace kvtwin::props

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# c_api_test.sh CMAKE CXX BUILD FLAGS: what libkvtwin.so shows is what its header
+# declares, that is C99 and C++, and the program in docs/examples/c builds and
+# runs against kvtwin as installed from BUILD.
+set -euo pipefail
+cmake=$1 cxx=$2 build=$3 flags=$4
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+prefix=$scratch/prefix
+strict=(-pedantic -Wall -Wextra -Werror)
+
+"$cmake" --install "$build" --prefix "$prefix" >"$scratch/log" ||
+  { cat "$scratch/log"; exit 1; }
+library=$(find "$prefix" -name libkvtwin.so)
+export PKG_CONFIG_PATH
+PKG_CONFIG_PATH=$(dirname "$library")/pkgconfig
+export LD_LIBRARY_PATH
+LD_LIBRARY_PATH=$(dirname "$library")
+
+# Without comments and backends' tables, a declaration has its name before the
+# first bracket.
+"$cxx" -E -P -x c -std=c99 -I "$prefix/include" "$prefix/include/kvtwin/kvtwin.h" |
+  tr '\n' ' ' | tr ';' '\n' | grep -v typedef |
+  grep -o '\bkvtwin_[a-z_0-9]*(' | tr -d '(' | sort -u >"$scratch/declared"
+nm -D --defined-only "$library" | sed 's/^[0-9a-f]* //' |
+  grep -v '^A KVTWIN_0.1$' | sort >"$scratch/shown"
+sed 's/.*/T &@@KVTWIN_0.1/' "$scratch/declared" | sort >"$scratch/due"
+diff "$scratch/due" "$scratch/shown" ||
+  { echo "declared (<) and shown (>) differ"; exit 1; }
+[ "$(wc -l <"$scratch/declared")" -gt 60 ] ||
+  { echo "few functions are declared"; exit 1; }
+readelf -d "$library" | grep -q 'SONAME.*\[libkvtwin.so.0\]' ||
+  { echo "the SONAME is not libkvtwin.so.0"; exit 1; }
+
+printf '#include <kvtwin/%s.h>\n' pool_backend kvtwin >"$scratch/header.c"
+for language in "c -std=c99 -Wstrict-prototypes" "c -std=c11" "c++ -std=c++11" "c++ -std=c++20"; do
+  # shellcheck disable=SC2086
+  "$cxx" -x $language "${strict[@]}" -I "$prefix/include" -fsyntax-only \
+    "$scratch/header.c"
+done
+
+# shellcheck disable=SC2086,SC2046
+"$cxx" -x c -std=c99 "${strict[@]}" $flags "$root/docs/examples/c/main.c" \
+  -x none -o "$scratch/main" $(pkg-config --cflags --libs kvtwin)
+"$scratch/main" "$scratch/pass.jsonl" >"$scratch/out"
+cat "$scratch/out"
+grep -q '^kvtwin [0-9.]*: 2 tokens, K is \[1, 2, 2\]$' "$scratch/out"
+grep -q 'pass.jsonl: accepted$' "$scratch/out"
+[ "$(wc -l <"$scratch/pass.jsonl")" -eq 4 ]

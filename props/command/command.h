@@ -1,0 +1,23 @@
+// The subcommands of `kvtwin`. Each adds itself to the command line and, when
+// it is called, sets the exit code: 0 all right, 1 a difference, 2 bad input.
+
+#ifndef KVTWIN_PROPS_COMMAND_COMMAND_H_
+#define KVTWIN_PROPS_COMMAND_COMMAND_H_
+
+namespace CLI {
+class App;
+}
+
+namespace kvtwin::props {
+
+void AddFuzzCommand(CLI::App& app, int& exit_code);
+void AddLawsCommand(CLI::App& app, int& exit_code);
+void AddMuseumCommand(CLI::App& app, int& exit_code);
+void AddExploreCommand(CLI::App& app, int& exit_code);
+void AddStateCommand(CLI::App& app, int& exit_code);
+void AddShrinkCommand(CLI::App& app, int& exit_code);
+void AddProfileCommand(CLI::App& app, int& exit_code);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_COMMAND_COMMAND_H_

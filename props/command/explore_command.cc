@@ -1,0 +1,304 @@
+// The subcommand `explore`.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+#include <thread>
+
+#include "core/names.h"
+#include "props/base/interrupt.h"
+#include "props/base/text_file.h"
+#include "props/command/command.h"
+#include "props/command/option_checks.h"
+#include "props/paged/paged_fuzz.h"
+#include "props/search/explore.h"
+#include "props/search/fuzz.h"
+#include "props/shrink/shrink.h"
+
+namespace kvtwin::props {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Arguments {
+  ExploreSize size;
+  int depth = 4;  // Of paged histories.
+  std::string kind;
+  std::string twin = "optimized";
+  std::string state;
+  int threads =
+      std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 256);
+  double seconds = 0;
+  bool json = false;
+};
+
+// As a failure of `fuzz`, if a history shows it at all.
+std::string Explained(const ExploreFailure& failure, const Subject& subject) {
+  const auto found = RunHistory(failure.history, subject).difference;
+  if (found) {
+    const History shrunk = Shrink(failure.history, subject);
+    const auto again = RunHistory(shrunk, subject).difference;
+    return FailureText(shrunk, again.value_or(*found), subject);
+  }
+  return fmt::format(
+      "FAIL {}    {} against the reference and the ledger\n\n"
+      "  from{}\n  {}\n  history {}\n",
+      failure.check, subject.name, failure.from, failure.text,
+      ToText(failure.history));
+}
+
+class Session {
+ public:
+  explicit Session(const Arguments& arguments)
+      : arguments_(arguments),
+        subject_(TwinSubject(arguments.twin)),
+        terminal_(isatty(STDERR_FILENO) == 1) {}
+
+  // The exit code.
+  int Run() {
+    std::vector<ExploreCase> cases = ExploreCases(arguments_.size);
+    if (!arguments_.kind.empty()) {
+      std::erase_if(cases, [&](const ExploreCase& one) {
+        return KindName(one.setup.spec.kind) != arguments_.kind;
+      });
+    }
+    if (cases.empty()) {
+      fmt::print(stderr, "kvtwin explore: no cache of {} cells of that kind\n",
+                 arguments_.size.cells);
+      return 2;
+    }
+    for (const ExploreCase& one : cases) {
+      if (Interrupted()) {
+        total_.fixed_point = false;
+        break;
+      }
+      if (!RunCase(one)) return 2;
+    }
+    if (arguments_.json) {
+      json_["states"] = total_.states;
+      json_["transitions"] = total_.transitions;
+      json_["differences"] = total_.differences;
+      json_["fixed_point"] = total_.fixed_point;
+      json_["seconds"] = total_.seconds;
+      json_["cases"] = cases_;
+      fmt::print("{}\n", json_.dump());
+    } else {
+      Print("all", total_);
+    }
+    return total_.differences == 0 ? 0 : 1;
+  }
+
+ private:
+  std::string FileOf(const ExploreCase& one) const {
+    std::string name = one.name;
+    std::replace(name.begin(), name.end(), ' ', '-');
+    return arguments_.state + "/" + name;
+  }
+
+  bool RunCase(const ExploreCase& one) {
+    auto explorer = Explorer::Make(arguments_.size, one, subject_);
+    if (!explorer.ok()) {
+      fmt::print(stderr, "kvtwin explore: {}\n", explorer.status().message());
+      return false;
+    }
+    if (!arguments_.state.empty()) {
+      std::ifstream in(FileOf(one));
+      const Status status = in ? (*explorer)->Load(in) : Status();
+      if (!status.ok()) {
+        fmt::print(stderr, "kvtwin explore: {}: {}\n", FileOf(one),
+                   status.message());
+        return false;
+      }
+    }
+    const double before = total_.seconds;
+    const ExploreResult& result =
+        (*explorer)->Run(arguments_.threads, [&](const ExploreResult& so_far) {
+          if (terminal_) {
+            fmt::print(stderr, "\r{:>10} states, {:>12} transitions, {:.0f} s ",
+                       so_far.states, so_far.transitions, so_far.seconds);
+          }
+          return Interrupted() ||
+                 (arguments_.seconds > 0 &&
+                  before + so_far.seconds > arguments_.seconds);
+        });
+    if (terminal_) fmt::print(stderr, "\r{:60}\r", "");
+    if (!arguments_.state.empty()) {
+      std::ostringstream text;
+      (*explorer)->Save(text);
+      if (Status status = WriteFile(FileOf(one), text.view()); !status.ok()) {
+        fmt::print(stderr, "kvtwin explore: {}\n", status.message());
+        return false;
+      }
+    }
+    Report(one, result);
+    return true;
+  }
+
+  void Report(const ExploreCase& one, const ExploreResult& result) {
+    total_.states += result.states;
+    total_.transitions += result.transitions;
+    total_.differences += result.differences;
+    total_.fixed_point = total_.fixed_point && result.fixed_point;
+    total_.depth = std::max(total_.depth, result.depth);
+    total_.seconds += result.seconds;
+    if (!arguments_.json) {
+      Print(one.name, result);
+      if (result.failure) {
+        fmt::print("{}", Explained(*result.failure, subject_));
+      }
+      return;
+    }
+    nlohmann::ordered_json json = {{"case", one.name},
+                                   {"states", result.states},
+                                   {"transitions", result.transitions},
+                                   {"differences", result.differences},
+                                   {"depth", result.depth},
+                                   {"fixed_point", result.fixed_point},
+                                   {"seconds", result.seconds}};
+    if (result.failure) {
+      json["check"] = result.failure->check;
+      json["reason"] = result.failure->text;
+      const History& history = result.failure->history;
+      const bool shown = RunHistory(history, subject_).difference.has_value();
+      const History shrunk = shown ? Shrink(history, subject_) : history;
+      json["history"] = ToText(shrunk);
+      if (shown) json["bucket"] = BucketOf(shrunk, subject_);
+    }
+    cases_.push_back(json);
+  }
+
+  static void Print(const std::string& name, const ExploreResult& result) {
+    fmt::print(
+        "{:36} {:>9} states, {:>11} transitions, depth {:>2}, {} differences, "
+        "{}, {:.1f} s\n",
+        name, result.states, result.transitions, result.depth,
+        result.differences, result.fixed_point ? "fixed point" : "not finished",
+        result.seconds);
+  }
+
+  const Arguments& arguments_;
+  Subject subject_;
+  bool terminal_;
+  ExploreResult total_{.fixed_point = true};
+  nlohmann::ordered_json json_ = nlohmann::ordered_json::object();
+  nlohmann::ordered_json cases_ = nlohmann::ordered_json::array();
+};
+
+// A pool has no states to go on from, but histories.
+int RunPagedHistories(const Arguments& arguments) {
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  const PagedFuzzResult result = ExplorePaged(
+      arguments.depth,
+      [&](std::int64_t operations, double seconds) {
+        if (!terminal || operations % 65536 >= arguments.depth) return;
+        fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations,
+                   seconds);
+      },
+      TwinPools(arguments.twin));
+  if (terminal) fmt::print(stderr, "\r{:60}\r", "");
+  const int differences = result.wrong.empty() ? 0 : 1;
+  const std::string rerun =
+      differences == 0
+          ? ""
+          : RerunCommand(result.shrunk, "--twin " + arguments.twin);
+  if (arguments.json) {
+    nlohmann::ordered_json json = {{"histories", result.histories},
+                                   {"operations", result.census.operations},
+                                   {"differences", differences},
+                                   {"depth", arguments.depth},
+                                   {"seconds", result.seconds}};
+    if (differences > 0) {
+      json["reason"] = result.wrong;
+      json["rerun"] = rerun;
+    }
+    fmt::print("{}\n", json.dump());
+    return differences;
+  }
+  if (differences > 0) {
+    fmt::print("DIFFERENCE {}\n  rerun   {}\n", result.wrong, rerun);
+  }
+  fmt::print(
+      "paged: {} histories, {} of {} operations, {} differences, {:.1f} s; "
+      "{} blocks found by prompts, {} copied on write, {} evicted\n",
+      result.histories, Interrupted() ? "not all" : "all", arguments.depth,
+      differences, result.seconds, result.census.found, result.census.copied,
+      result.census.evicted);
+  return differences;
+}
+
+}  // namespace
+
+void AddExploreCommand(CLI::App& app, int& exit_code) {
+  const auto arguments = std::make_shared<Arguments>();
+  CLI::App* explore = app.add_subcommand(
+      "explore", "Check every state that small caches can reach");
+  ExploreSize& size = arguments->size;
+  explore->add_option("--cells", size.cells)
+      ->check(CLI::Range(2, 16))
+      ->capture_default_str();
+  explore->add_option("--sequences", size.sequences)
+      ->check(CLI::Range(1, 4))
+      ->capture_default_str();
+  explore->add_option("--positions", size.positions)
+      ->check(CLI::Range(1, 16))
+      ->capture_default_str();
+  explore
+      ->add_option_function<std::string>(
+          "--dtype",
+          [arguments](const std::string& name) {
+            arguments->size.dtype = *DTypeFromName(name);
+          },
+          "of K and V rows")
+      ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
+                                                     kRowDTypeNames.end())))
+      ->default_str("f32");
+  explore->add_option("--kind", arguments->kind, "only this kind of cache")
+      ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
+                                                     "chunked", "paged"}));
+  explore
+      ->add_option("--depth", arguments->depth,
+                   "of --kind paged: all histories of so many operations")
+      ->check(CLI::Range(1, 8))
+      ->capture_default_str();
+  explore->add_option("--twin", arguments->twin, "the twin that is checked")
+      ->check(CLI::IsMember(
+          std::vector<std::string>(TwinNames().begin(), TwinNames().end())))
+      ->capture_default_str();
+  explore->add_option("--threads", arguments->threads, "the result is the same")
+      ->check(CLI::Range(1, 256))
+      ->default_str("one for each core");
+  explore->add_option("--seconds", arguments->seconds, "stop after so long")
+      ->check(RealRange(0.0, 1e7));
+  explore
+      ->add_option("--state", arguments->state,
+                   "a folder: goes on from what it holds, and keeps there how "
+                   "far it came")
+      ->check(CLI::ExistingDirectory);
+  explore->add_flag("--json", arguments->json, "print one JSON object");
+  explore->callback([arguments, explore, &exit_code] {
+    const bool paged = arguments->kind == "paged";
+    // What the other kind of exploring has no use for.
+    for (const char* option :
+         {"--cells", "--sequences", "--positions", "--dtype", "--threads",
+          "--state", "--seconds", "--depth"}) {
+      const bool of_paged = std::string_view(option) == "--depth";
+      if (of_paged == paged || explore->count(option) == 0) continue;
+      throw CLI::ValidationError(option, paged
+                                             ? "--kind paged has no such option"
+                                             : "is for --kind paged");
+    }
+    CatchInterrupts();
+    exit_code = arguments->kind == "paged" ? RunPagedHistories(*arguments)
+                                           : Session(*arguments).Run();
+  });
+}
+
+}  // namespace kvtwin::props

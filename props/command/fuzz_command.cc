@@ -1,0 +1,582 @@
+// The subcommands `fuzz`, `run` and `gen`.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <initializer_list>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "core/names.h"
+#include "optimized/targets.h"
+#include "props/base/crash.h"
+#include "props/base/interrupt.h"
+#include "props/command/backend_command.h"
+#include "props/command/command.h"
+#include "props/command/option_checks.h"
+#include "props/paged/paged_fuzz.h"
+#include "props/search/fuzz.h"
+#include "props/search/gen.h"
+#include "props/shrink/shrink.h"
+
+namespace kvtwin::props {
+namespace {
+
+struct Arguments {
+  FuzzOptions options;
+  std::string kind;
+  std::string twin = "optimized";
+  std::string history;
+  std::string html;  // Where the page of a failure goes.
+  bool json = false;
+  BackendArguments backend;  // Instead of a twin, if one is given.
+};
+
+std::vector<std::string> Twins() {
+  const auto names = TwinNames();
+  return {names.begin(), names.end()};
+}
+
+void AddTwin(CLI::App& command, Arguments& arguments) {
+  command
+      .add_option("--twin", arguments.twin,
+                  "the twin that is checked against reference and ledger")
+      ->check(CLI::IsMember(Twins()))
+      ->capture_default_str();
+  AddBackendOptions(command, arguments.backend);
+  AddProfileOption(command, arguments.backend);
+  command.add_flag("--json", arguments.json, "print one JSON object");
+  command.add_option("--html", arguments.html,
+                     "write the failure, if there is one, as a page");
+}
+
+// The exit code of a failure.
+int Failed(const Arguments& arguments, const History& history,
+           const Difference& difference, const Subject& subject) {
+  if (arguments.html.empty()) return 1;
+  const Status status =
+      WritePage(ExplainHistory(history, difference, subject), arguments.html);
+  if (status.ok()) return 1;
+  fmt::print(stderr, "kvtwin: {}\n", status.message());
+  return 2;
+}
+
+void ShowProgress(std::int64_t operations, double seconds) {
+  static double shown = 0;
+  if (seconds - shown < 0.2) return;
+  shown = seconds;
+  fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations, seconds);
+}
+
+// What KVTWIN_TARGET asks for, if it asks.
+std::string ForcedTarget() {
+  const char* forced = std::getenv("KVTWIN_TARGET");
+  return forced == nullptr ? "" : forced;
+}
+
+std::vector<std::string> VacuityOf(const Census& census) {
+  std::vector<std::string> reasons = Vacuity(census);
+  const std::string forced = ForcedTarget();
+  // By the kernels' own word, not by that of the setting.
+  const std::string active = optimized::ActiveTarget();
+  if (!forced.empty() && forced != active) {
+    reasons.push_back(fmt::format("{} was forced, {} ran", forced, active));
+  }
+  return reasons;
+}
+
+nlohmann::ordered_json CensusJson(const Census& census) {
+  nlohmann::ordered_json probes;
+  for (std::size_t i = 0; i < kProbes.size(); ++i) {
+    probes[std::string(kProbes[i].name)] = census.hits[i];
+  }
+  return {{"probes", probes},
+          {"calls", census.calls},
+          {"refused", census.refused},
+          {"discarded", census.discarded},
+          {"full", census.full},
+          {"forced_target", ForcedTarget()},
+          {"vacuity", VacuityOf(census)}};
+}
+
+void PrintCensus(const Census& census) {
+  for (std::size_t i = 0; i < kProbes.size(); ++i) {
+    fmt::print("{:>12} {:<22} {}\n", census.hits[i], kProbes[i].name,
+               kProbes[i].statement);
+  }
+  const auto print = [](std::int64_t count, std::int64_t of,
+                        std::string_view what) {
+    fmt::print("{:>12} of {} {}\n", count, of, what);
+  };
+  print(census.refused, census.calls, "calls were refused");
+  print(census.discarded, census.histories, "histories were discarded");
+  print(census.full, census.histories, "histories had a full cache");
+  for (const std::string& reason : VacuityOf(census)) {
+    fmt::print("VACUOUS {}\n", reason);
+  }
+}
+
+// With the backend or the twin, if one is given.
+std::string RunCommand(const PagedHistory& history,
+                       const Arguments& arguments) {
+  return RerunCommand(history, arguments.backend.given()
+                                   ? PoolArgumentsText(arguments.backend)
+                                   : "--twin " + arguments.twin);
+}
+
+nlohmann::ordered_json FuzzPagedJson(const Arguments& arguments,
+                                     const PagedSubject& subject,
+                                     const PagedFuzzResult& result) {
+  const FuzzOptions& options = arguments.options;
+  const PagedCensus& census = result.census;
+  nlohmann::ordered_json json = {{"operations", census.operations},
+                                 {"histories", result.ran()},
+                                 {"not_made", census.not_made},
+                                 {"differences", result.wrong.empty() ? 0 : 1},
+                                 {"seconds", result.seconds},
+                                 {"seed", options.seed},
+                                 {"blocks_found", census.found}};
+  if (subject.counts_blocks) {
+    json["blocks_copied"] = census.copied;
+    json["blocks_evicted"] = census.evicted;
+  }
+  json["truncations"] = census.truncated;
+  json["refused"] = census.full;
+  json["longest_append"] = census.longest;
+  json["dtype_pairs"] = result.dtypes.size();
+  if (!result.wrong.empty()) {
+    json["check"] = result.wrong.substr(0, result.wrong.find(':'));
+    json["bucket"] = PoolBucketOf(subject.name, result.wrong, result.shrunk);
+    json["history"] = ToText(result.shrunk);
+    json["shrunk_to"] = result.shrunk.ops.size();
+    json["reason"] = result.wrong;
+    json["rerun"] = RunCommand(result.shrunk, arguments);
+  }
+  if (!options.known_buckets.empty()) {
+    json["passed_over"] = result.passed_over;
+    json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
+  }
+  return json;
+}
+
+// Says how much ran, and how often rare states were reached.
+std::string CensusLine(const PagedSubject& subject,
+                       const PagedFuzzResult& result, std::uint64_t seed) {
+  const PagedCensus& census = result.census;
+  std::string line = fmt::format(
+      "{} operations in {} histories, {} differences, seed {}; {} blocks found "
+      "by prompts, ",
+      census.operations, result.ran(), result.wrong.empty() ? 0 : 1, seed,
+      census.found);
+  if (subject.counts_blocks) {
+    line += fmt::format("{} copied on write, {} evicted, ", census.copied,
+                        census.evicted);
+  }
+  line += fmt::format("{} truncations, {} appends refused, {} pairs of dtypes",
+                      census.truncated, census.full, result.dtypes.size());
+  if (census.not_made > 0) {
+    line += fmt::format("; {} more histories passed over: it has no such pools",
+                        census.not_made);
+  }
+  return line + "\n";
+}
+
+int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
+  const FuzzOptions& options = arguments.options;
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  const PagedFuzzResult result = FuzzPaged(
+      options.seed, options.operations, options.seconds,
+      terminal ? ShowProgress : std::function<void(std::int64_t, double)>(),
+      subject, options.known_buckets);
+  if (terminal) fmt::print(stderr, "\r{:40}\r", "");
+  if (result.ran() == 0 && !Interrupted()) {
+    fmt::print(stderr,
+               "kvtwin: {} has none of the pools that {} histories asked for\n",
+               subject.name, result.histories);
+    return 2;
+  }
+  const int differences = result.wrong.empty() ? 0 : 1;
+  if (arguments.json) {
+    fmt::print("{}\n", FuzzPagedJson(arguments, subject, result).dump());
+    return differences;
+  }
+  if (differences > 0) {
+    fmt::print(
+        "DIFFERENCE {}\n  bucket  {}\n  rerun   {}\n  found   seed {}, history "
+        "{}\n",
+        result.wrong, PoolBucketOf(subject.name, result.wrong, result.shrunk),
+        RunCommand(result.shrunk, arguments), options.seed,
+        result.histories - 1);
+  }
+  fmt::print("{}{}", CensusLine(subject, result, options.seed),
+             PassedOverText(result.passed_over, options.known_buckets));
+  return differences;
+}
+
+void RefuseForPools(const CLI::App& command,
+                    std::initializer_list<const char*> options) {
+  for (const char* option : options) {
+    if (command.count(option) == 0) continue;
+    throw CLI::ValidationError(option, "pools have no such option");
+  }
+}
+
+// By a twin, or by a backend in a process of its own.
+template <class Do>
+int OnPools(const Arguments& arguments, const Do& act) {
+  if (arguments.backend.given()) {
+    return OnPoolBackend(arguments.backend, act);
+  }
+  ReportCrashes();
+  PagedSubject pools = TwinPools(arguments.twin);
+  pools.run = [&, run = pools.run](const PagedHistory& history,
+                                   PagedCensus* census) {
+    const CrashReport crash([&] { return RunCommand(history, arguments); });
+    return run(history, census);
+  };
+  return act(pools);
+}
+
+int RunFuzz(const Arguments& arguments) {
+  if (arguments.kind == "paged") {
+    return OnPools(arguments, [&](const PagedSubject& subject) {
+      return RunFuzzPaged(arguments, subject);
+    });
+  }
+  FuzzOptions options = arguments.options;
+  if (!arguments.kind.empty()) {
+    options.kind = FromName<Kind>(kKindNames, arguments.kind);
+  }
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  if (terminal) options.progress = ShowProgress;
+  if (arguments.backend.given()) {
+    if (options.probes || options.dtypes) {
+      fmt::print(stderr, "kvtwin fuzz: --backend has no --{}\n",
+                 options.probes ? "probes" : "dtypes");
+      return 2;
+    }
+    return FuzzBackend(arguments.backend, options, arguments.json,
+                       arguments.html);
+  }
+  const Subject subject = TwinSubject(arguments.twin);
+  ReportCrashes();
+  const FuzzResult result = Fuzz(options, subject);
+  if (terminal) fmt::print(stderr, "\r{:40}\r", "");
+  const double rate =
+      static_cast<double>(result.operations) / std::max(result.seconds, 1e-9);
+  std::string failure;
+  if (result.failure) {
+    failure =
+        FailureText(result.failure->shrunk, result.failure->difference,
+                    subject) +
+        fmt::format(
+            "  found   seed {}, history {}; shrunk from {} operations to "
+            "{}\n",
+            options.seed, result.failure->history_number,
+            result.failure->operations, result.failure->shrunk.ops.size());
+  }
+  if (arguments.json) {
+    nlohmann::ordered_json json = {
+        {"operations", result.operations},
+        {"histories", result.histories},
+        {"repeated", result.repeated},
+        {"differences", result.failure ? 1 : 0},
+        {"digest", fmt::format("{:016x}", result.digest)},
+        {"seconds", result.seconds},
+        {"operations_per_second", static_cast<std::int64_t>(rate)},
+        {"seed", options.seed},
+        {"twin", arguments.twin},
+        {"target", optimized::ActiveTarget()}};
+    if (!options.known_buckets.empty()) {
+      json["passed_over"] = result.passed_over;
+      json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
+    }
+    if (options.probes) json.update(CensusJson(result.census));
+    if (result.failure) {
+      json["check"] = result.failure->difference.check;
+      json["bucket"] = BucketOf(result.failure->shrunk, subject);
+      json["history"] = ToText(result.failure->shrunk);
+      json["shrunk_to"] = result.failure->shrunk.ops.size();
+      json["reason"] = result.failure->difference.text;
+      json["rerun"] = RerunCommand(result.failure->shrunk, subject);
+    }
+    fmt::print("{}\n", json.dump(-1, ' ', false,
+                                 nlohmann::json::error_handler_t::replace));
+  } else {
+    if (options.probes) PrintCensus(result.census);
+    fmt::print("{}", failure);
+    fmt::print(
+        "{} operations in {} histories, {} differences, {:.0f} operations a "
+        "second, seed {}, digest {:016x}\n",
+        result.operations, result.histories, result.failure ? 1 : 0, rate,
+        options.seed, result.digest);
+    fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
+  }
+  if (result.failure) {
+    return Failed(arguments, result.failure->shrunk, result.failure->difference,
+                  subject);
+  }
+  return options.probes && !VacuityOf(result.census).empty() ? 1 : 0;
+}
+
+int RunOnePaged(const Arguments& arguments, const PagedSubject& subject) {
+  const Result<PagedHistory> history = ParsePagedHistory(arguments.history);
+  if (!history.ok()) {
+    fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
+    return 2;
+  }
+  PagedCensus census;
+  const std::string wrong = subject.run(*history, &census);
+  if (census.not_made > 0) {
+    fmt::print(stderr, "kvtwin run: {} has no such pool: '{}', by its init\n",
+               subject.name, ToText(PagedHistory{history->spec, {}}));
+    return 2;
+  }
+  const auto shrink = [&] { return ShrinkPaged(*history, subject, wrong); };
+  if (arguments.json) {
+    nlohmann::ordered_json json = {{"operations", history->ops.size()},
+                                   {"differences", wrong.empty() ? 0 : 1},
+                                   {"reason", wrong}};
+    if (!wrong.empty()) json["history"] = ToText(shrink());
+    fmt::print("{}\n", json.dump());
+    return wrong.empty() ? 0 : 1;
+  }
+  if (wrong.empty()) {
+    fmt::print("{} operations, no difference\n", history->ops.size());
+    return 0;
+  }
+  fmt::print("DIFFERENCE {}\n  rerun   {}\n", wrong,
+             RunCommand(shrink(), arguments));
+  return 1;
+}
+
+int RunOne(const Arguments& arguments) {
+  if (arguments.history.starts_with("kvp1")) {
+    return OnPools(arguments, [&](const PagedSubject& subject) {
+      return RunOnePaged(arguments, subject);
+    });
+  }
+  const Result<History> history = ParseHistory(arguments.history);
+  if (!history.ok()) {
+    fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
+    return 2;
+  }
+  if (arguments.backend.given()) {
+    return RunOnBackend(arguments.backend, *history, arguments.json,
+                        arguments.html);
+  }
+  const Subject subject = TwinSubject(arguments.twin);
+  Story story;
+  const RunResult result = RunHistory(*history, subject, &story);
+  const auto& difference = result.difference;
+  std::vector<std::string> calls;
+  for (const Step& step : story.steps) calls.push_back(StoryLine(step));
+  if (!result.ran && !difference) {
+    fmt::print(stderr, "kvtwin run: no cache can be made of '{}'{}{}\n",
+               ToText(history->setup), calls.empty() ? "" : ": ",
+               calls.empty() ? "" : calls.back());
+    return 2;
+  }
+  if (arguments.json) {
+    nlohmann::ordered_json json = {
+        {"operations", result.operations},
+        {"differences", difference ? 1 : 0},
+        {"digest", fmt::format("{:016x}", result.digest)},
+        {"check", difference ? difference->check : ""},
+        {"reason", difference ? difference->text : ""},
+        {"calls", calls}};
+    if (difference) {
+      const History shrunk = Shrink(*history, subject);
+      json["bucket"] = BucketOf(shrunk, subject);
+      json["history"] = ToText(shrunk);
+    }
+    fmt::print("{}\n", json.dump(-1, ' ', false,
+                                 nlohmann::json::error_handler_t::replace));
+  } else if (difference) {
+    const History shrunk = Shrink(*history, subject);
+    fmt::print("{}", FailureText(*history, *difference, subject,
+                                 BucketOf(shrunk, subject)));
+    if (ToText(shrunk) != ToText(*history)) {
+      fmt::print("  shrunk  {}\n", RerunCommand(shrunk, subject));
+    }
+  } else {
+    for (const std::string& line : calls) fmt::print("  {}\n", line);
+    fmt::print("{} operations, no difference\n", result.operations);
+  }
+  return difference ? Failed(arguments, *history, *difference, subject) : 0;
+}
+
+int RunGen(const GenOptions& options, const std::string& line) {
+  if (options.limits.any() && (!options.paged || !line.empty())) {
+    fmt::print(stderr,
+               "kvtwin gen: --without and --dtype are for random histories of "
+               "pools: --kind paged\n");
+    return 2;
+  }
+  Status status;
+  if (line.empty()) {
+    status = Generate(options, std::cout);
+  } else if (line.starts_with("kvp1")) {
+    const Result<PagedHistory> history = ParsePagedHistory(line);
+    if (!history.ok()) {
+      fmt::print(stderr, "kvtwin gen: {}\n", history.status().message());
+      return 2;
+    }
+    status = WritePagedRecording(*history, "reference", std::cout).status();
+  } else {
+    const Result<History> history = ParseHistory(line);
+    if (!history.ok()) {
+      fmt::print(stderr, "kvtwin gen: {}\n", history.status().message());
+      return 2;
+    }
+    if (WriteCalls(*history, std::cout) == 0) {
+      fmt::print(stderr, "kvtwin gen: no cache can be made of '{}'\n",
+                 ToText(history->setup));
+      return 2;
+    }
+  }
+  if (!status.ok()) {
+    fmt::print(stderr, "kvtwin gen: {}\n", status.message());
+    return 2;
+  }
+  std::cout.flush();
+  return std::cout ? 0 : 2;  // Why not, is told at the end.
+}
+
+// Any 64 bits, as decimals.
+CLI::Validator Whole() {
+  return {[](const std::string& text) {
+            const bool digits =
+                text.find_first_not_of("0123456789") == std::string::npos;
+            return digits && text.size() < 20 ? "" : "not a number below 10^19";
+          },
+          "UINT"};
+}
+
+void AddSeedAndKind(CLI::App& command, std::uint64_t& seed, std::string& kind) {
+  std::vector<std::string> kinds(kKindNames.begin(), kKindNames.end());
+  kinds.emplace_back("paged");
+  command.add_option("--seed", seed, "of all that is random")
+      ->check(Whole())
+      ->capture_default_str();
+  command.add_option("--kind", kind, "only this kind of cache")
+      ->check(CLI::IsMember(std::move(kinds)));
+}
+
+void AddGenCommand(CLI::App& app, int& exit_code) {
+  struct GenArguments {
+    GenOptions options;
+    std::string kind;
+    std::string history;
+    std::vector<std::string> without;
+    std::string dtype;
+  };
+  const auto arguments = std::make_shared<GenArguments>();
+  GenOptions& options = arguments->options;
+  CLI::App* gen = app.add_subcommand(
+      "gen",
+      "Print random histories, or one, for a program of yours to answer and "
+      "`check -` to judge (docs/adapter.md)");
+  gen->add_option("history", arguments->history,
+                  "'kvt1 ... | ...', or of a pool 'kvp1 ... | ...'");
+  const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 50);
+  auto* ops =
+      gen->add_option("--ops", options.operations, "at least this many calls")
+          ->check(count);
+  gen->add_option("--histories", options.histories, "this many histories")
+      ->check(count)
+      ->excludes(ops)
+      ->capture_default_str();
+  AddSeedAndKind(*gen, options.seed, arguments->kind);
+  gen->add_option("--without", arguments->without,
+                  "what histories of pools leave out, as a list with commas: "
+                  "fork, truncate, commit_unknown, keys (salts and extra keys)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"fork", "truncate", "commit_unknown", "keys"}));
+  gen->add_option("--dtype", arguments->dtype, "of the rows of all pools")
+      ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
+                                                     kRowDTypeNames.end())));
+  gen->callback([arguments, &exit_code] {
+    GenOptions& chosen = arguments->options;
+    const auto left_out = [&](std::string_view what) {
+      return std::ranges::count(arguments->without, what) > 0;
+    };
+    chosen.limits = {
+        .fork = left_out("fork"),
+        .truncate = left_out("truncate"),
+        .commit_unknown = left_out("commit_unknown"),
+        .keys = left_out("keys"),
+        .dtype = FromName<DType>(kRowDTypeNames, arguments->dtype)};
+    chosen.paged = arguments->kind == "paged";
+    if (!arguments->kind.empty() && !chosen.paged) {
+      chosen.kind = FromName<Kind>(kKindNames, arguments->kind);
+    }
+    exit_code = RunGen(chosen, arguments->history);
+  });
+}
+
+}  // namespace
+
+void AddFuzzCommand(CLI::App& app, int& exit_code) {
+  const auto fuzz_arguments = std::make_shared<Arguments>();
+  CLI::App* fuzz = app.add_subcommand(
+      "fuzz",
+      "Check the twins on random histories, for 10 seconds if nothing "
+      "else is said");
+  FuzzOptions& options = fuzz_arguments->options;
+  auto* ops = fuzz->add_option("--ops", options.operations,
+                               "run at least this many operations")
+                  ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 50));
+  fuzz->add_option("--seconds", options.seconds, "run for so long")
+      ->check(RealRange(0.01, 1e7))
+      ->excludes(ops);
+  AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind);
+  fuzz->add_option("--threads", options.threads, "the verdict is the same")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  fuzz->add_option("--cells-max", options.cells_max,
+                   "only caches of at most so many cells")
+      ->check(CLI::Range(1, 1 << 20));
+  fuzz->add_option("--known", options.known_buckets,
+                   "buckets of findings that are known: they are counted, and "
+                   "the run goes on")
+      ->expected(0, CLI::detail::expected_max_vector_size)
+      ->type_name("BUCKET ...")
+      ->each(
+          [&options](const std::string&) { options.known_buckets.erase(""); });
+  fuzz->add_flag("--dtypes", options.dtypes,
+                 "all pairs of dtypes of K and V take turns");
+  fuzz->add_flag("--probes", options.probes,
+                 "count rare states, and fail if one was never seen");
+  AddTwin(*fuzz, *fuzz_arguments);
+  fuzz->callback([fuzz, fuzz_arguments, &exit_code] {
+    if (fuzz_arguments->kind == "paged") {
+      RefuseForPools(*fuzz, {"--probes", "--dtypes", "--cells-max", "--threads",
+                             "--profile", "--html"});
+    }
+    CatchInterrupts();
+    exit_code = RunFuzz(*fuzz_arguments);
+  });
+
+  const auto run_arguments = std::make_shared<Arguments>();
+  CLI::App* run = app.add_subcommand(
+      "run", "Run one history, as a failure prints it (docs/histories.md)");
+  run->add_option("history", run_arguments->history, "'kvt1 ... | ...'")
+      ->required();
+  AddTwin(*run, *run_arguments);
+  run->callback([run, run_arguments, &exit_code] {
+    if (run_arguments->history.starts_with("kvp1")) {
+      RefuseForPools(*run, {"--profile", "--html"});
+    }
+    exit_code = RunOne(*run_arguments);
+  });
+
+  AddGenCommand(app, exit_code);
+}
+
+}  // namespace kvtwin::props

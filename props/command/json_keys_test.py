@@ -1,0 +1,76 @@
+"""json_keys_test.py KVTWIN CACHE POOL BUILD: docs/json.md has what --json prints.
+
+CACHE and POOL are backends with a bug; BUILD is for the museum.
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+kvtwin, cache, pool, build = sys.argv[1:]
+
+BUG = "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1"
+RUNS = [
+    ["check", f"{ROOT}/props/recordings/reject", f"{ROOT}/props/recordings/pools"],
+    ["fuzz", "--ops", "2000", "--known", "x", "--probes"],
+    ["fuzz", "--ops", "2000", "--backend", cache, "--known", "x"],
+    ["fuzz", "--kind", "paged", "--ops", "2000"],
+    ["fuzz", "--kind", "paged", "--ops", "2000", "--backend", pool, "--known", "x"],
+    ["run", "kvt1 | put 0*2"],
+    ["run", BUG, "--backend", cache, "--level", "entitlement"],
+    ["run", "kvp1 | open 0 0 0"],
+    ["laws", "--law", "replay", "--runs", "2"],
+    ["explore", "--cells", "2", "--positions", "2", "--sequences", "1"],
+    ["explore", "--kind", "paged", "--depth", "1"],
+    ["profile", "--backend", cache],
+    ["museum", "--build", build, "--only", "H01", "--seeds", "1", "--seconds", "1"],
+    *(
+        ["show", str(path)]
+        for path in sorted((ROOT / "props/recordings/reject").rglob("*.jsonl"))
+    ),
+]
+# Their keys are names of what is counted.
+COUNTED = {"passed_over", "probes"}
+
+
+def keys(value):
+    """All keys of objects in a value of JSON."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            if key not in COUNTED or "probes" in inner:
+                yield from keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys(inner)
+
+
+def printed(arguments):
+    """The keys that a command prints."""
+    done = subprocess.run(
+        [kvtwin, *arguments, "--json"], capture_output=True, text=True, timeout=120
+    )
+    if done.returncode not in (0, 1) or not done.stdout:
+        sys.exit(f"{arguments} ends with {done.returncode}: {done.stderr}")
+    try:
+        return set(keys(json.loads(done.stdout)))
+    except json.JSONDecodeError:
+        return set(keys([json.loads(line) for line in done.stdout.splitlines()]))
+
+
+page = (ROOT / "docs/json.md").read_text()
+# The first column of each table, and the keys of `judged`.
+rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+documented = set(re.findall(r"`(\w+)`", page))
+named = set(re.findall(r"`(\w+)`", "".join(rows)))
+found = set()
+for run in RUNS:
+    found |= printed(run)
+if missing := found - documented:
+    sys.exit(f"docs/json.md does not have {sorted(missing)}")
+if vain := named - found:
+    sys.exit(f"docs/json.md has keys that no command printed: {sorted(vain)}")
+print(f"{len(found)} keys")

@@ -1,0 +1,350 @@
+// The command `kvtwin`. Exit codes: 0 all right, 1 a difference, 2 bad input or
+// usage; the highest of several recordings.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <new>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/json_line.h"
+#include "optimized/fast_paths.h"
+#include "optimized/targets.h"
+#include "props/base/interrupt.h"
+#include "props/base/program.h"
+#include "props/command/command.h"
+#include "props/oracle/judge.h"
+#include "props/report/show.h"
+
+namespace kvtwin::props {
+namespace {
+
+namespace fs = std::filesystem;
+
+int ExitCode(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kAccept:
+      return 0;
+    case Verdict::kReject:
+      return 1;
+    case Verdict::kBadInput:
+      return 2;
+  }
+  return 2;
+}
+
+std::vector<std::string> TwinsNamed(const std::string& name) {
+  if (name != "both") return {name};
+  return {TwinNames().begin(), TwinNames().end()};
+}
+
+void AddTwin(CLI::App& command, std::string& twin) {
+  std::vector<std::string> names = TwinsNamed("both");
+  names.emplace_back("both");
+  command.add_option("--twin", twin, "the twin to compare with")
+      ->check(CLI::IsMember(names))
+      ->capture_default_str();
+}
+
+// The recordings that a path stands for: itself, or all in the folder, sorted.
+// `error` says whether the folder could be read to its end.
+std::vector<std::string> FilesOf(const std::string& path,
+                                 std::error_code& error) {
+  std::error_code not_there;
+  if (!fs::is_directory(path, not_there)) return {path};
+  std::vector<std::string> files;
+  fs::recursive_directory_iterator at(path, error);
+  for (; !error && at != fs::recursive_directory_iterator();
+       at.increment(error)) {
+    std::error_code ignored;
+    if (at->path().extension() == ".jsonl" && at->is_regular_file(ignored)) {
+      files.push_back(at->path().string());
+    }
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+std::string TextLine(const std::string& file, const Judgement& judgement) {
+  const std::string name = Printable(file, file.size());
+  if (judgement.verdict == Verdict::kAccept) {
+    return fmt::format("accept     {:<12} {} ({}){}{}\n",
+                       LevelName(judgement.level), name,
+                       JudgedText(judgement.judged),
+                       judgement.reason.empty() ? "" : ": ", judgement.reason);
+  }
+  const std::string line =
+      judgement.line > 0 ? fmt::format("line {}", judgement.line) : "";
+  return fmt::format("{:<10} {:<12} {}: {}\n", VerdictName(judgement.verdict),
+                     line, name, judgement.reason);
+}
+
+// Standard input, where recordings may follow one another.
+void JudgeInput(
+    const std::vector<std::string>& twins,
+    const std::function<void(const std::string&, const Judgement&)>& tell) {
+  TraceReader reader(std::cin, /*several=*/true);
+  int count = 0;
+  do {
+    Judgement judgement;
+    try {
+      judgement = Judge(reader, twins);
+    } catch (const std::bad_alloc&) {
+      judgement = {Verdict::kBadInput, Level::kNone, 0,
+                   "there is not enough memory for it", ""};
+    }
+    tell(fmt::format("-:{}", ++count), judgement);
+  } while (reader.SkipToHeader());
+  if (!reader.error()) return;
+  tell("-", {Verdict::kBadInput, Level::kNone, reader.error()->line,
+             reader.error()->reason, ""});
+}
+
+struct CheckArguments {
+  std::vector<std::string> paths;
+  std::string twin = "both";
+  std::string html;
+  bool json = false;
+};
+
+// Where the page of a recording goes: the path that --html names, or a file in
+// it if it is a folder, called by the recording's path.
+std::string PageOf(const std::string& html, const std::string& recording) {
+  if (!fs::is_directory(html)) return html;
+  std::string name = fs::path(recording).lexically_normal().string();
+  name.erase(0, name.find_first_not_of("./"));
+  std::replace(name.begin(), name.end(), '/', '-');
+  return (fs::path(html) / (name + ".html")).string();
+}
+
+// False if there is none to write, or it cannot be written: says why.
+bool WritePageOf(const std::string& recording, const std::string& html,
+                 const std::vector<std::string>& twins) {
+  const auto failure = ExplainRecording(recording, twins);
+  const Status status =
+      failure ? WritePage(*failure, PageOf(html, recording))
+              : Status(StatusCode::kFailedPrecondition,
+                       "--html needs a recording that can be read twice");
+  if (!status.ok()) {
+    fmt::print(stderr, "kvtwin check: {}\n", status.message());
+  }
+  return status.ok();
+}
+
+int Check(const CheckArguments& arguments) {
+  std::vector<std::string> files;
+  for (const std::string& path : arguments.paths) {
+    std::error_code error;
+    const std::vector<std::string> found = FilesOf(path, error);
+    if (error) {
+      fmt::print(stderr, "kvtwin check: {} cannot be read to its end: {}\n",
+                 Printable(path, path.size()), error.message());
+      return 2;
+    }
+    if (found.empty()) {
+      fmt::print(stderr, "kvtwin check: no recordings (*.jsonl) in {}\n",
+                 Printable(path, path.size()));
+      return 2;
+    }
+    files.insert(files.end(), found.begin(), found.end());
+  }
+  if (!arguments.html.empty() && files.size() > 1 &&
+      !fs::is_directory(arguments.html)) {
+    fmt::print(stderr,
+               "kvtwin check: with several recordings, --html must name a "
+               "folder that exists\n");
+    return 2;
+  }
+  const bool counts = files.size() > 1 && isatty(STDERR_FILENO) == 1;
+  const std::vector<std::string> twins = TwinsNamed(arguments.twin);
+  std::vector<std::size_t> verdicts(3);
+  int not_judged = 0;
+  int exit_code = 0;
+  const auto tell = [&](const std::string& file, const Judgement& judgement) {
+    if (arguments.json) {
+      fmt::print("{}\n", JudgementJson(file, judgement));
+    } else {
+      fmt::print("{}", TextLine(file, judgement));
+    }
+    ++verdicts[static_cast<std::size_t>(judgement.verdict)];
+    const bool accepted = judgement.verdict == Verdict::kAccept;
+    if (accepted && judgement.judged.answers == 0) ++not_judged;
+    exit_code = std::max(exit_code, ExitCode(judgement.verdict));
+    if (judgement.verdict == Verdict::kReject && !arguments.html.empty() &&
+        !WritePageOf(file, arguments.html, twins)) {
+      exit_code = 2;
+    }
+  };
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (files[i] == "-") {
+      JudgeInput(twins, tell);
+      continue;
+    }
+    if (counts) fmt::print(stderr, "\r{} of {} ", i + 1, files.size());
+    const Judgement judgement =
+        OnFile(files[i], [&](std::istream& in) { return Judge(in, twins); });
+    if (counts) fmt::print(stderr, "\r{:24}\r", "");
+    tell(files[i], judgement);
+  }
+  if (!arguments.json && not_judged > 0) {
+    fmt::print("Nothing was judged in {} of {} accepted\n", not_judged,
+               verdicts[0]);
+  }
+  if (!arguments.json) {
+    fmt::print("{} accepted, {} rejected, {} bad input\n", verdicts[0],
+               verdicts[1], verdicts[2]);
+  }
+  return exit_code;
+}
+
+void AddCheckCommand(CLI::App& app, int& exit_code) {
+  const auto arguments = std::make_shared<CheckArguments>();
+  CLI::App* check = app.add_subcommand(
+      "check", "Judge recordings of caches and pools (docs/trace_format.md)");
+  check
+      ->add_option("path", arguments->paths,
+                   "recordings, folders with *.jsonl in them, or - for any "
+                   "number of recordings on standard input")
+      ->required();
+  AddTwin(*check, arguments->twin);
+  check->add_flag("--json", arguments->json, "print a JSON object a recording");
+  check->add_option("--html", arguments->html,
+                    "write a page for what is rejected; of several "
+                    "recordings, into this folder");
+  check->callback([arguments, &exit_code] { exit_code = Check(*arguments); });
+}
+
+struct ShowArguments {
+  std::string path;
+  std::string twin = "both";
+  std::int64_t line = 0;
+  ShowOptions options;
+};
+
+int RunShow(const ShowArguments& arguments) {
+  ShowOptions options = arguments.options;
+  options.twins = TwinsNamed(arguments.twin);
+  options.color =
+      isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr;
+  if (arguments.line > 0) options.from = options.to = arguments.line;
+  bool shown = false;
+  const Judgement judgement = OnFile(arguments.path, [&](std::istream& in) {
+    Judgement found = Show(in, arguments.path, options);
+    shown = true;
+    return found;
+  });
+  if (!shown) {
+    fmt::print(stderr, "kvtwin show: {}: {}\n",
+               Printable(arguments.path, arguments.path.size()),
+               judgement.reason);
+  }
+  return ExitCode(judgement.verdict);
+}
+
+void AddShowCommand(CLI::App& app, int& exit_code) {
+  const auto arguments = std::make_shared<ShowArguments>();
+  ShowOptions& options = arguments->options;
+  CLI::App* show = app.add_subcommand(
+      "show", "Draw a recording step by step, and where it is wrong");
+  show->add_option("file", arguments->path, "a recording")->required();
+  AddTwin(*show, arguments->twin);
+  show->add_flag("--json", options.json, "print a JSON object a step");
+  show->add_flag("--all", options.all, "go on behind the first wrong line");
+  const CLI::Range lines(std::int64_t{1}, options.to);
+  auto* from = show->add_option("--from", options.from, "first line to show")
+                   ->check(lines);
+  auto* to =
+      show->add_option("--to", options.to, "last line to show")->check(lines);
+  show->add_option("--line", arguments->line, "the only line to show")
+      ->check(lines)
+      ->excludes(from)
+      ->excludes(to);
+  show->callback([arguments, &exit_code] {
+    const ShowOptions& chosen = arguments->options;
+    if (chosen.from > chosen.to) {
+      throw CLI::ValidationError(
+          "--to",
+          fmt::format("line {} is before --from {}", chosen.to, chosen.from));
+    }
+    exit_code = RunShow(*arguments);
+  });
+}
+
+// The error number of lost output, or 0.
+int OutputError() {
+  if (std::fflush(stdout) != 0) return errno;
+  if (std::ferror(stdout) == 0) return 0;
+  // The stream has lost the error number; so the system is asked again.
+  return write(STDOUT_FILENO, "\n", 1) < 0 ? errno : EIO;
+}
+
+// The exit code, unless the output is not whole, as on a full disk.
+int AfterOutput(int exit_code) {
+  const int error = OutputError();
+  if (error == 0) return exit_code;
+  fmt::print(stderr, "kvtwin: the output cannot be written: {}\n",
+             strerror(error));
+  return 2;
+}
+
+int Main(int argc, char** argv) {
+  if (argc > 0) SetProgram(argv[0]);
+  CLI::App app("kvtwin: an attention KV cache, written twice and held equal");
+  app.set_version_flag("--version", "kvtwin 0.1.0");
+  app.require_subcommand(1);
+  int exit_code = 0;
+  AddCheckCommand(app, exit_code);
+  AddShowCommand(app, exit_code);
+  AddShrinkCommand(app, exit_code);
+  AddFuzzCommand(app, exit_code);
+  AddLawsCommand(app, exit_code);
+  AddMuseumCommand(app, exit_code);
+  AddExploreCommand(app, exit_code);
+  AddStateCommand(app, exit_code);
+  AddProfileCommand(app, exit_code);
+  if (!optimized::UseTargetFromEnvironment()) {
+    fmt::print(stderr, "kvtwin: KVTWIN_TARGET is '{}', this machine has {}\n",
+               Printable(std::getenv("KVTWIN_TARGET"), 40),
+               fmt::join(optimized::SupportedTargets(), ", "));
+    return 2;
+  }
+  if (!optimized::UseFastPathsFromEnvironment()) {
+    fmt::print(stderr, "kvtwin: KVTWIN_FAST_PATHS is '{}', not on or off\n",
+               Printable(std::getenv("KVTWIN_FAST_PATHS"), 40));
+    return 2;
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (Interrupted()) {
+    fmt::print(stderr, "kvtwin: interrupted: this is as far as it came\n");
+  }
+  return ExitCodeAfter(exit_code);
+}
+
+}  // namespace
+}  // namespace kvtwin::props
+
+int main(int argc, char** argv) {
+  try {
+    return kvtwin::props::AfterOutput(kvtwin::props::Main(argc, argv));
+  } catch (const std::exception& error) {  // Such as a full disk.
+    std::fprintf(stderr, "kvtwin: %s\n", error.what());
+    return 2;
+  }
+}

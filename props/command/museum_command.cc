@@ -1,0 +1,314 @@
+// The subcommand `museum`.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "optimized/fast_paths.h"
+#include "props/base/interrupt.h"
+#include "props/command/command.h"
+#include "props/command/option_checks.h"
+#include "props/search/museum.h"
+
+namespace kvtwin::props {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Arguments {
+  MuseumOptions options;
+  std::vector<std::string> only;
+  std::string build;
+  std::string patches;
+  bool json = false;
+  bool backend = false;
+  std::string twin = "optimized";
+};
+
+struct Numbers {
+  double median = 0;
+  double worst = 0;
+};
+
+Numbers NumbersOf(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  return {values[values.size() / 2], values.back()};
+}
+
+// What the catches of an exhibit come to.
+struct Summary {
+  bool found = false;  // By every seed.
+  Numbers operations, seconds, shrunk;
+  std::string check;
+  std::string history;   // That most seeds end with,
+  double identical = 0;  // and which part of them does.
+};
+
+Summary Summarize(const ExhibitReport& finding, int seeds) {
+  Summary sum;
+  std::vector<double> operations;
+  std::vector<double> seconds;
+  std::vector<double> shrunk;
+  std::map<std::string, int> histories;
+  for (const Catch& one : finding.catches) {
+    operations.push_back(static_cast<double>(one.operations));
+    seconds.push_back(one.seconds);
+    shrunk.push_back(static_cast<double>(one.shrunk_to));
+    ++histories[one.history];
+  }
+  sum.found = finding.error.empty() && std::ssize(operations) == seeds;
+  sum.operations = NumbersOf(operations);
+  sum.seconds = NumbersOf(seconds);
+  sum.shrunk = NumbersOf(shrunk);
+  int most = 0;
+  for (const Catch& one : finding.catches) {
+    if (histories[one.history] <= most) continue;
+    most = histories[one.history];
+    sum.history = one.history;
+    sum.check = one.check;
+  }
+  if (!shrunk.empty()) {
+    sum.identical = most / static_cast<double>(shrunk.size());
+  }
+  return sum;
+}
+
+std::string NameOf(const Exhibit& exhibit) {
+  return exhibit.also.empty()
+             ? exhibit.id
+             : fmt::format("{} ({})", exhibit.id, exhibit.also);
+}
+
+std::string JsonText(const std::vector<ExhibitReport>& findings, int seeds) {
+  const auto whole = [](double number) {
+    return static_cast<std::int64_t>(number);
+  };
+  auto list = nlohmann::ordered_json::array();
+  for (const ExhibitReport& finding : findings) {
+    const Summary sum = Summarize(finding, seeds);
+    list.push_back({{"id", finding.exhibit.id},
+                    {"also", finding.exhibit.also},
+                    {"reference", finding.exhibit.reference},
+                    {"wrong", finding.exhibit.wrong},
+                    {"operation", finding.exhibit.operation},
+                    {"found", sum.found},
+                    {"found_by_seeds", finding.catches.size()},
+                    {"seeds", seeds},
+                    {"error", finding.error},
+                    {"operations", whole(sum.operations.median)},
+                    {"worst_operations", whole(sum.operations.worst)},
+                    {"seconds", sum.seconds.median},
+                    {"worst_seconds", sum.seconds.worst},
+                    {"shrunk_to", whole(sum.shrunk.median)},
+                    {"worst_shrunk_to", whole(sum.shrunk.worst)},
+                    {"identical", sum.identical},
+                    {"check", sum.check},
+                    {"history", sum.history}});
+  }
+  return list.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) +
+         "\n";
+}
+
+// Markdown, as docs/museum.md has it.
+std::string TableText(const std::vector<ExhibitReport>& findings, int seeds) {
+  std::string text =
+      "| bug | reference | what went wrong | operations | seconds | shrunk to "
+      "| same line | check | shortest history |\n"
+      "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+  std::vector<double> seconds;
+  std::vector<double> shrunk;
+  double identical = 0;
+  std::size_t found = 0;
+  for (const ExhibitReport& finding : findings) {
+    const Summary sum = Summarize(finding, seeds);
+    found += sum.found ? 1 : 0;
+    identical += sum.identical;
+    for (const Catch& one : finding.catches) {
+      seconds.push_back(one.seconds);
+      shrunk.push_back(static_cast<double>(one.shrunk_to));
+    }
+    std::string check = sum.check;
+    if (!sum.found) {
+      check = fmt::format(
+          "**not found** {}",
+          finding.error.empty()
+              ? fmt::format("by {} of {} seeds",
+                            seeds - std::ssize(finding.catches), seeds)
+              : finding.error);
+    }
+    std::string history = sum.history;
+    for (std::size_t at = 0; (at = history.find('|', at)) != history.npos;
+         at += 2) {
+      history.insert(at, 1, '\\');
+    }
+    text += fmt::format(
+        "| {} | {} | {} | {:.0f}, {:.0f} | {:.3f}, {:.3f} | {:.0f}, {:.0f} | "
+        "{:.0f} % | {} | `{}` |\n",
+        NameOf(finding.exhibit), finding.exhibit.reference,
+        finding.exhibit.wrong, sum.operations.median, sum.operations.worst,
+        sum.seconds.median, sum.seconds.worst, sum.shrunk.median,
+        sum.shrunk.worst, 100 * sum.identical, check, history);
+  }
+  const Numbers time = NumbersOf(seconds);
+  const Numbers length = NumbersOf(shrunk);
+  text += fmt::format(
+      "\n{} of {} found by all of {} seeds: in {:.3f} s (median) and {:.2f} s "
+      "(worst), shrunk to {:.0f} operations (median) and {:.0f} (worst); "
+      "{:.0f} "
+      "% of the seeds end with the same line.\n",
+      found, findings.size(), seeds, time.median, time.worst, length.median,
+      length.worst,
+      100 * identical /
+          static_cast<double>(std::max<std::size_t>(findings.size(), 1)));
+  return text;
+}
+
+// Why there is no such bug to be found; none: there is.
+std::string WhyNot(const Exhibit& exhibit, const std::string& twin) {
+  if (!exhibit.twin.empty() && exhibit.twin != twin) {
+    return fmt::format("only the twin {} has such code", exhibit.twin);
+  }
+  if (exhibit.needs == "fast paths" && !optimized::TakeFastPath(true)) {
+    return "fast paths are off";
+  }
+  return "";
+}
+
+// The chosen ones; not found: a message.
+Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
+                                    const Arguments& arguments) {
+  Result<std::vector<Exhibit>> all = ReadExhibits(folder);
+  if (!all.ok()) return all;
+  const std::vector<std::string>& only = arguments.only;
+  if (!arguments.options.apply_only) {
+    std::map<std::string, std::string> left_out;  // By the reason.
+    std::erase_if(*all, [&](const Exhibit& one) {
+      const std::string why = WhyNot(one, arguments.twin);
+      if (why.empty()) return false;
+      left_out[why] += " " + one.id;
+      return true;
+    });
+    for (const auto& [why, ids] : left_out) {
+      fmt::print(stderr, "left out, as {}:{}\n", why, ids);
+    }
+  }
+  if (only.empty()) return all;
+  std::vector<Exhibit> chosen;
+  for (const std::string& name : only) {
+    const auto named = [&](const Exhibit& one) {
+      return one.id == name ||
+             (" " + one.also + " ").find(" " + name + " ") != std::string::npos;
+    };
+    const auto at = std::find_if(all->begin(), all->end(), named);
+    if (at == all->end()) {
+      return Status(
+          StatusCode::kInvalidArgument,
+          fmt::format("there is no exhibit '{}' in {}", name, folder.string()));
+    }
+    chosen.push_back(*at);
+  }
+  return chosen;
+}
+
+int RunMuseum(const Arguments& arguments) {
+  const auto refuse = [](const Status& status) {
+    fmt::print(stderr, "kvtwin museum: {}\n", status.message());
+    return 2;
+  };
+  std::error_code error;
+  fs::path build = arguments.build;
+  if (build.empty())
+    build = fs::read_symlink("/proc/self/exe", error).parent_path();
+  const Result<Workshop> workshop =
+      FindWorkshop(fs::absolute(build, error),
+                   arguments.backend          ? Planted::kLibrary
+                   : arguments.twin == "cuda" ? Planted::kCuda
+                                              : Planted::kCommand);
+  if (!workshop.ok()) return refuse(workshop.status());
+  fs::path patches = arguments.patches;
+  if (patches.empty()) patches = workshop->sources / "props/museum";
+  const Result<std::vector<Exhibit>> exhibits = Chosen(patches, arguments);
+  if (!exhibits.ok()) return refuse(exhibits.status());
+
+  MuseumOptions options = arguments.options;
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  if (terminal) {
+    options.progress = [&](std::size_t done, const Exhibit& next) {
+      fmt::print(stderr, "\r{} of {}: {:<10}", done + 1, exhibits->size(),
+                 next.id);
+    };
+  }
+  const std::vector<ExhibitReport> findings =
+      VisitMuseum(*workshop, *exhibits, options);
+  if (terminal) fmt::print(stderr, "\r{:40}\r", "");
+
+  if (options.apply_only) {
+    int wrong = 0;
+    for (const ExhibitReport& finding : findings) {
+      if (finding.error.empty()) continue;
+      ++wrong;
+      fmt::print("{}: {}\n", finding.exhibit.id, finding.error);
+    }
+    fmt::print("{} patches, {} do not apply\n", findings.size(), wrong);
+    return wrong == 0 ? 0 : 1;
+  }
+  fmt::print("{}", arguments.json ? JsonText(findings, options.seeds)
+                                  : TableText(findings, options.seeds));
+  const bool all =
+      findings.size() == exhibits->size() &&
+      std::all_of(findings.begin(), findings.end(), [&](const auto& one) {
+        return Summarize(one, options.seeds).found;
+      });
+  return all ? 0 : 1;
+}
+
+}  // namespace
+
+void AddMuseumCommand(CLI::App& app, int& exit_code) {
+  const auto arguments = std::make_shared<Arguments>();
+  CLI::App* museum = app.add_subcommand(
+      "museum",
+      "Build historic bugs into copies of the command, which must find them "
+      "(docs/museum.md)");
+  MuseumOptions& options = arguments->options;
+  museum->add_option("--seeds", options.seeds, "how often each is looked for")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  museum->add_option("--seconds", options.seconds, "for each seed")
+      ->check(RealRange(0.01, 60.0))
+      ->capture_default_str();
+  museum->add_option("--only", arguments->only, "only these, as X01 H16");
+  museum->add_option("--threads", options.threads, "exhibits at a time")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  museum->add_option("--build", arguments->build,
+                     "where kvtwin was built, if not where it lies");
+  museum->add_option("--patches", arguments->patches,
+                     "a folder of patches, if not props/museum");
+  museum->add_flag("--apply-only", options.apply_only,
+                   "only see whether the patches apply");
+  museum
+      ->add_option("--twin", arguments->twin,
+                   "the twin that has the bugs; cuda: that of kvtwin-emulated")
+      ->check(CLI::IsMember({"optimized", "cuda"}))
+      ->capture_default_str();
+  museum
+      ->add_flag("--backend", arguments->backend,
+                 "plant each bug in the shared library, which the command "
+                 "then drives as a backend")
+      ->excludes("--twin");
+  museum->add_flag("--json", arguments->json, "print a JSON list");
+  museum->callback([arguments, &exit_code] {
+    CatchInterrupts();
+    exit_code = RunMuseum(*arguments);
+  });
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,182 @@
+// The subcommand `profile`.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "props/backend/backend.h"
+#include "props/backend/host_process.h"
+#include "props/backend/ledger_backend.h"
+#include "props/backend/profile.h"
+#include "props/command/backend_command.h"
+#include "props/command/command.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kLedger = "ledger:";
+
+struct Arguments {
+  BackendArguments backend;
+  bool list = false;
+  bool json = false;
+};
+
+std::string_view ValueName(const RuleInfo& rule, int value) {
+  return rule.values[static_cast<std::size_t>(value)];
+}
+
+void Print(const Json& json) {
+  fmt::print("{}\n", json.dump(-1, ' ', false,
+                               nlohmann::json::error_handler_t::replace));
+}
+
+int List(bool as_json) {
+  Json json = Json::object();
+  for (const Profile& profile : Profiles()) {
+    if (!as_json) fmt::print("{}\n", profile.name);
+    Json& rules = json[std::string(profile.name)] = Json::object();
+    for (const RuleInfo& rule : AllRules()) {
+      if (!HasRule(profile.rules, rule)) continue;
+      rules[std::string(rule.name)] = rule.ValueOf(profile.rules);
+      if (as_json) continue;
+      fmt::print("  {:<24}{}\n", rule.name, rule.ValueOf(profile.rules));
+    }
+  }
+  if (as_json) Print(json);
+  return 0;
+}
+
+std::string ValuesText(const FoundRule& found) {
+  const RuleInfo& rule = AllRules()[found.rule];
+  if (found.values.size() == rule.values.size()) return "unknown";
+  std::string text;
+  for (const int value : found.values) {
+    text +=
+        fmt::format("{}{}", text.empty() ? "" : " or ", ValueName(rule, value));
+  }
+  return text;
+}
+
+Json ToJson(const BackendInfo& info, const InferredProfile& profile) {
+  Json json = {{"backend", info.name}, {"says", info.profile}};
+  json["like"] = Json::array();
+  json["exceptions"] = Json::array();
+  for (const NearProfile& near : profile.nearest) {
+    json["like"].push_back(near.name);
+    for (const RuleException& one : near.exceptions) {
+      const RuleInfo& rule = AllRules()[one.rule];
+      json["exceptions"].push_back({{"to", near.name},
+                                    {"rule", rule.name},
+                                    {"found", ValueName(rule, one.found)},
+                                    {"profile", ValueName(rule, one.profile)},
+                                    {"history", one.history}});
+    }
+  }
+  json["summary"] = SummaryOf(profile);
+  json["rules"] = Json::array();
+  for (const FoundRule& found : profile.found) {
+    const RuleInfo& rule = AllRules()[found.rule];
+    Json values = Json::array();
+    for (const int value : found.values) {
+      values.push_back(rule.values[static_cast<std::size_t>(value)]);
+    }
+    json["rules"].push_back({{"rule", rule.name},
+                             {"values", values},
+                             {"known", found.known()},
+                             {"history", found.history}});
+  }
+  json["unexplained"] = profile.unexplained;
+  json["asked"] = profile.asked;
+  return json;
+}
+
+int Report(const BackendInfo& info, const InferredProfile& profile, bool json) {
+  const int code = profile.unexplained.empty() ? 0 : 1;
+  if (json) {
+    Print(ToJson(info, profile));
+    return code;
+  }
+  fmt::print("{} is {}\n\n", info.name, SummaryOf(profile));
+  for (const FoundRule& found : profile.found) {
+    fmt::print("  {:<24}{:<34}{}\n", AllRules()[found.rule].name,
+               ValuesText(found), found.history);
+  }
+  fmt::print("\n{} histories\n", profile.asked);
+  if (code == 0) return 0;
+  fmt::print("On these it is wrong by any rules:\n");
+  for (const std::string& one : profile.unexplained) {
+    fmt::print("  {}\n", one);
+  }
+  return code;
+}
+
+int Complain(std::string_view text) {
+  fmt::print(stderr, "kvtwin profile: {}\n", text);
+  return 2;
+}
+
+// One of ours, in this process.
+int ProfileLedger(std::string_view name, bool json) {
+  const kvtwin_backend_v1* table = LedgerBackend(name, /*anonymous=*/true);
+  if (table == nullptr) {
+    return Complain(fmt::format("there is no profile '{}', see --list", name));
+  }
+  const Result<BackendInfo> info = DescribeBackend(table);
+  if (!info.ok()) return Complain(info.status().message());
+  Subject subject = BackendSubject(*info, Level::kEntitlement, "");
+  subject.mask_rows_too = true;
+  const auto run = [&](const History& history, const Rules& rules) {
+    subject.rules = rules;
+    return RunHistory(history, subject);
+  };
+  return Report(*info, InferProfile(run, info->abilities), json);
+}
+
+int RunProfile(Arguments arguments) {
+  if (arguments.list) return List(arguments.json);
+  const std::string& library = arguments.backend.host.library;
+  if (library.empty()) return Complain("--backend or --list is needed");
+  if (library.starts_with(kLedger)) {
+    return ProfileLedger(std::string_view(library).substr(kLedger.size()),
+                         arguments.json);
+  }
+  arguments.backend.host.memory_bytes = arguments.backend.memory_mib << 20;
+  Host host(arguments.backend.host);
+  const Result<BackendInfo> info = host.Describe();
+  if (!info.ok()) return Complain(info.status().message());
+  const bool numeric =
+      info->claims == Level::kNumeric || arguments.backend.level == "numeric";
+  const Level level = numeric ? Level::kNumeric : Level::kEntitlement;
+  bool hangs = false;
+  const auto run = [&](const History& history, const Rules& rules) {
+    RunResult result = host.Run(history, level, nullptr, hangs, &rules);
+    hangs = hangs || (result.difference && IsHang(result.difference->check));
+    return result;
+  };
+  return Report(*info, InferProfile(run, info->abilities), arguments.json);
+}
+
+}  // namespace
+
+void AddProfileCommand(CLI::App& app, int& exit_code) {
+  const auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand(
+      "profile", "Work out which rules a backend follows (docs/profiles.md)");
+  AddBackendOptions(*command, arguments->backend);
+  command->add_flag("--list", arguments->list,
+                    "print the rules of each profile");
+  command->add_flag("--json", arguments->json, "print one JSON object");
+  command->footer(
+      "--backend ledger:NAME is the specification itself, by the "
+      "rules of a profile");
+  command->callback(
+      [arguments, &exit_code] { exit_code = RunProfile(*arguments); });
+}
+
+}  // namespace kvtwin::props

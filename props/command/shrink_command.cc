@@ -1,0 +1,137 @@
+// The subcommand `shrink`.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "core/json_line.h"
+#include "kvtwin/cache.h"
+#include "props/base/program.h"
+#include "props/base/text_file.h"
+#include "props/command/command.h"
+#include "props/command/option_checks.h"
+#include "props/report/sieve.h"
+#include "props/search/filter.h"
+#include "props/search/shrink_recording.h"
+
+namespace kvtwin::props {
+namespace {
+
+struct Arguments {
+  std::string path;
+  std::string command;
+  std::string out;
+  std::string twin = "both";
+  std::int64_t runs = 2000;
+  double seconds = 10;
+  std::int64_t output_mib = 64;
+};
+
+int Complain(const std::string& text) {
+  fmt::print(stderr, "kvtwin shrink: {}\n", text);
+  return 2;
+}
+
+void ShowProgress(std::int64_t runs, std::size_t calls) {
+  fmt::print(stderr, "\r{:>8} runs, {} calls ", runs, calls);
+}
+
+// "bug.jsonl" becomes "bug.short.jsonl".
+std::string ShortName(const std::string& path) {
+  std::filesystem::path name = path;
+  name.replace_extension(".short.jsonl");
+  return name.string();
+}
+
+int Write(const Arguments& arguments, const ShrunkRecording& shrunk) {
+  const std::string path =
+      arguments.out.empty() ? ShortName(arguments.path) : arguments.out;
+  const Status written = WriteFile(path, shrunk.text);
+  if (!written.ok()) return Complain(written.message());
+  const Judgement& judgement = shrunk.judgement;
+  fmt::print(
+      "{} calls of {}, after {} runs{}\n\nline {}: {}\n\n  bucket  {}\n  "
+      "written {}\n  show    {}\n",
+      shrunk.calls, shrunk.calls_before, shrunk.runs,
+      shrunk.is_shortest ? "" : ", which are all: --runs allows more",
+      judgement.line, judgement.reason, BucketOfReason(judgement.reason),
+      Printable(path, path.size()), CommandLine("show " + ShellWord(path)));
+  return 1;
+}
+
+int Run(const Arguments& arguments) {
+  const std::string recording = ReadFile(arguments.path);
+  if (recording.empty()) {
+    return Complain(Printable(arguments.path, arguments.path.size()) +
+                    " cannot be read, or is empty");
+  }
+  RecordingShrinkOptions options;
+  options.twins =
+      arguments.twin == "both"
+          ? std::vector<std::string>(TwinNames().begin(), TwinNames().end())
+          : std::vector<std::string>{arguments.twin};
+  options.runs = arguments.runs;
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  if (terminal) options.progress = ShowProgress;
+  const FilterLimits limits = {
+      .seconds = arguments.seconds,
+      .bytes = static_cast<std::size_t>(arguments.output_mib) << 20};
+  const Recorder record = [&](const std::string& calls) {
+    return Filter(arguments.command, calls, limits);
+  };
+  try {
+    const auto shrunk = ShrinkRecording(recording, record, options);
+    if (terminal) fmt::print(stderr, "\r{:40}\r", "");
+    if (!shrunk.ok()) return Complain(shrunk.status().message());
+    return Write(arguments, *shrunk);
+  } catch (const std::bad_alloc&) {
+    return Complain("there is not enough memory for it");
+  }
+}
+
+}  // namespace
+
+void AddShrinkCommand(CLI::App& app, int& exit_code) {
+  const auto arguments = std::make_shared<Arguments>();
+  CLI::App* shrink = app.add_subcommand(
+      "shrink",
+      "Shorten a recording that is rejected, by a program that answers shorter "
+      "lists of calls (docs/adapter.md)");
+  shrink->add_option("file", arguments->path, "a recording")->required();
+  shrink
+      ->add_option(
+          "--with", arguments->command,
+          "a command for the shell, which reads calls, as `gen` prints "
+          "them, and prints the recording")
+      ->required();
+  shrink->add_option("--out", arguments->out,
+                     "where the shortest recording goes (FILE.short.jsonl)");
+  std::vector<std::string> twins(TwinNames().begin(), TwinNames().end());
+  twins.emplace_back("both");
+  shrink->add_option("--twin", arguments->twin, "the twin to compare with")
+      ->check(CLI::IsMember(twins))
+      ->capture_default_str();
+  shrink->add_option("--runs", arguments->runs, "of the command, at most")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+      ->capture_default_str();
+  shrink
+      ->add_option("--seconds", arguments->seconds,
+                   "a run of the command that takes longer is ended")
+      ->check(RealRange(0.01, 1e6))
+      ->capture_default_str();
+  shrink
+      ->add_option("--output-mib", arguments->output_mib,
+                   "a run of the command that prints more is ended")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}))
+      ->capture_default_str();
+  shrink->callback([arguments, &exit_code] { exit_code = Run(*arguments); });
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,249 @@
+// The subcommand `state`.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/json_line.h"
+#include "core/refusals.h"
+#include "core/state_checks.h"
+#include "kvtwin/save.h"
+#include "props/command/command.h"
+#include "props/report/show.h"
+
+namespace kvtwin::props {
+namespace {
+
+struct Arguments {
+  std::vector<std::string> paths;
+  std::optional<std::string> model;
+  int sequence = 0;
+  std::string out;
+};
+
+// What a sequence has.
+struct Member {
+  int sequence = 0;
+  std::int32_t position = 0;
+  bool shared = false;  // With others.
+};
+
+// By sequence, then by position. Of a state in order, as files have it.
+std::vector<Member> MembersOf(const std::vector<CellEntry>& entries) {
+  std::vector<Member> members;
+  members.reserve(entries.size());
+  for (auto at = entries.begin(); at != entries.end(); ++at) {
+    const bool shared = (at != entries.begin() && (at - 1)->cell == at->cell) ||
+                        (at + 1 != entries.end() && (at + 1)->cell == at->cell);
+    members.push_back({at->sequence, at->position, shared});
+  }
+  std::ranges::sort(members, {}, [](const Member& member) {
+    return std::pair(member.sequence, member.position);
+  });
+  return members;
+}
+
+void AddToRuns(std::int64_t number, std::vector<Run>& runs) {
+  if (runs.empty() || runs.back().second < number) {
+    runs.emplace_back(number, number);
+  }
+  runs.back().second = number + 1;
+}
+
+// A line for each sequence, up to as many as cells are drawn.
+std::string SequencesText(const std::vector<CellEntry>& entries) {
+  const std::vector<Member> members = MembersOf(entries);
+  std::string text = "    sequence  tokens  shared  positions\n";
+  std::size_t count = 0;
+  for (auto begin = members.begin(); begin != members.end();) {
+    std::vector<Run> positions;
+    std::size_t tokens = 0;
+    std::size_t shared = 0;
+    auto at = begin;
+    for (; at != members.end() && at->sequence == begin->sequence; ++at) {
+      AddToRuns(at->position, positions);
+      ++tokens;
+      shared += at->shared ? 1 : 0;
+    }
+    if (++count <= kHeldShown) {
+      text += fmt::format("    {:>8}  {:>6}  {:>6}  {}\n", begin->sequence,
+                          tokens, shared, RunsText(positions));
+    }
+    begin = at;
+  }
+  if (count > kHeldShown) {
+    text += fmt::format("    ... and {} more\n", count - kHeldShown);
+  }
+  return text;
+}
+
+std::string RowsText(const KvRows& rows, bool encoder) {
+  const auto& [key, value] = rows;
+  if (encoder) {
+    return fmt::format("K {} {}, V {} {}", ShapeText(key.shape),
+                       DTypeName(key.dtype), ShapeText(value.shape),
+                       DTypeName(value.dtype));
+  }
+  return fmt::format("{} kv_heads, K of {} {}, V of {} {}", key.shape[1],
+                     key.shape[0], DTypeName(key.dtype), value.shape[0],
+                     DTypeName(value.dtype));
+}
+
+// A line for all layers that are alike.
+std::string LayersText(const CacheState& state) {
+  std::vector<std::pair<std::string, std::vector<Run>>> kinds;
+  for (const auto& [layer, rows] : state.layers) {
+    const std::string kind = RowsText(rows, IsOfEncoder(state));
+    auto at = std::ranges::find(
+        kinds, kind, [](const auto& one) -> auto& { return one.first; });
+    if (at == kinds.end()) at = kinds.insert(at, {kind, {}});
+    AddToRuns(layer, at->second);
+  }
+  std::string text;
+  for (const auto& [kind, layers] : kinds) {
+    text += fmt::format("    layers {}: {}\n", RunsText(layers), kind);
+  }
+  return text;
+}
+
+std::string TokensText(const CacheState& state) {
+  if (IsOfEncoder(state)) {
+    return fmt::format(
+        "an encoder's, {}, next position {}",
+        state.cached ? fmt::format("position {}", state.position) : "not valid",
+        state.next_position);
+  }
+  return fmt::format("{} tokens, {} memberships", CountHeld(state.cells),
+                     state.cells.size());
+}
+
+// A cache that is no wrapper, called by `name`.
+std::string CacheText(const CacheState& state, const std::string& name) {
+  std::size_t bytes = 0;
+  for (const auto& [layer, rows] : state.layers) {
+    bytes += rows.key.bytes.size() + rows.value.bytes.size();
+  }
+  std::string text =
+      fmt::format("  {}: {}, {} layers, {} bytes of rows\n", name,
+                  TokensText(state), state.layers.size(), bytes);
+  text += LayersText(state);
+  if (state.cells.empty()) return text;
+  text += SequencesText(state.cells);
+  if (state.cells.size() > kHeldShown) return text;
+  return text + HeldText(HeldCells(state.cells), state.cells.back().cell + 1);
+}
+
+std::string StateText(const CacheState& state) {
+  if (state.caches.empty()) return CacheText(state, "cache");
+  std::string text;
+  for (std::size_t i = 0; i < state.caches.size(); ++i) {
+    text += CacheText(state.caches[i], fmt::format("cache {}", i));
+  }
+  return text;
+}
+
+// A file with holes in it can say that it has more than any memory.
+Status CheckSize(const std::string& path) {
+  std::error_code none;
+  const std::uintmax_t bytes = std::filesystem::file_size(path, none);
+  const auto memory = static_cast<std::uintmax_t>(::sysconf(_SC_PHYS_PAGES)) *
+                      static_cast<std::uintmax_t>(::sysconf(_SC_PAGE_SIZE));
+  if (none || bytes <= memory) return {};  // LoadState says what is wrong.
+  return Invalid("'{}' has {} bytes, this machine has memory for {}",
+                 Printable(path, 200), bytes, memory);
+}
+
+Status WriteSequence(const CacheState& state, const std::string& path,
+                     const std::string& model, const Arguments& arguments) {
+  const CacheState one = SequenceOf(state, arguments.sequence);
+  std::size_t tokens = one.cells.size();
+  for (const CacheState& part : one.caches) tokens += part.cells.size();
+  if (tokens == 0) {
+    return Invalid("'{}' has no sequence {}", Printable(path, 200),
+                   arguments.sequence);
+  }
+  std::error_code none;
+  if (std::filesystem::equivalent(path, arguments.out, none)) {
+    return Invalid("--out is '{}', the file itself", Printable(path, 200));
+  }
+  Status status = SaveState(one, arguments.out, model);
+  if (status.ok()) {
+    fmt::print("sequence {} is written to {}\n", arguments.sequence,
+               Printable(arguments.out, 200));
+  }
+  return status;
+}
+
+// Prints what is in the file.
+Status ShowFile(const std::string& path, const Arguments& arguments) {
+  if (Status status = CheckSize(path); !status.ok()) return status;
+  Result<std::string> model = ModelOf(path);
+  if (!model.ok()) return model.status();
+  if (arguments.model) model = *arguments.model;
+  const Result<CacheState> state = LoadState(path, *model);
+  if (!state.ok()) return state.status();
+  fmt::print("{}: whole, of model '{}'\n{}", Printable(path, path.size()),
+             Printable(*model, 200), StateText(*state));
+  if (arguments.out.empty()) return {};
+  return WriteSequence(*state, path, *model, arguments);
+}
+
+int RunState(const Arguments& arguments) {
+  if (!arguments.out.empty() && arguments.paths.size() > 1) {
+    fmt::print(stderr, "kvtwin state: --out is for one file, there are {}\n",
+               arguments.paths.size());
+    return 2;
+  }
+  int exit_code = 0;
+  for (const std::string& path : arguments.paths) {
+    Status status;
+    try {
+      status = ShowFile(path, arguments);
+    } catch (const std::bad_alloc&) {
+      status =
+          Untimely("there is not enough memory for '{}'", Printable(path, 200));
+    }
+    if (status.ok()) continue;
+    fmt::print(stderr, "kvtwin state: {}\n", status.message());
+    exit_code = 2;
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+void AddStateCommand(CLI::App& app, int& exit_code) {
+  const auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand(
+      "state", "Show saved states (include/kvtwin/save.h), if they are whole");
+  command->add_option("file", arguments->paths, "what SaveState wrote")
+      ->required();
+  command->add_option("--model", arguments->model,
+                      "it is wrong if it is of another model");
+  auto* sequence =
+      command
+          ->add_option("--sequence", arguments->sequence,
+                       "write this one as a state of its own, see --out")
+          ->check(CLI::NonNegativeNumber);
+  auto* out = command->add_option("--out", arguments->out, "to this file")
+                  ->check([](const std::string& path) {
+                    return path.empty() ? "--out is empty" : "";
+                  });
+  sequence->needs(out);
+  out->needs(sequence);
+  command->callback(
+      [arguments, &exit_code] { exit_code = RunState(*arguments); });
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,554 @@
+#include "props/compare/duo.h"
+
+#include <fmt/format.h>
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+#include "core/mask_elements.h"
+#include "props/base/check_name.h"
+#include "props/base/differs.h"
+#include "props/base/hash.h"
+#include "props/base/shifting.h"
+#include "props/compare/entitlement.h"
+#include "props/compare/step.h"
+#include "props/history/misuse.h"
+#include "reference/attention.h"
+
+namespace kvtwin::props {
+namespace {
+
+using reference::LedgerToken;
+
+// Of q, for head `head` of row `row`: different for each, and not too large.
+double QueryAt(std::int64_t row, std::int64_t head, std::int64_t element) {
+  return static_cast<double>((row * 7 + head * 5 + element * 3) % 11 - 5) / 5;
+}
+
+}  // namespace
+
+Duo::Duo(const Setup& setup, const Subject& subject, Story* story,
+         RunResult& result)
+    : setup_(setup),
+      subject_(subject),
+      story_(story),
+      result_(result),
+      ledger_(setup.spec, subject.rules) {}
+
+void Duo::HashInt(std::int64_t value) {
+  result_.digest = HashBytes(&value, sizeof(value), result_.digest);
+}
+
+bool Duo::SetUp() {
+  Result<std::unique_ptr<Cache>> made = subject_.Make(setup_);
+  Status status = made.status();
+  if (status.ok()) {
+    tested_ = std::move(*made);
+    status = tested_->SetConfig(setup_.config);
+  }
+  const InitArgs& init = setup_.init;
+  if (status.ok()) {
+    status = tested_->Init(init.dtype, init.max_sequences, init.capacity,
+                           init.max_batch);
+  }
+  ++result_.operations;
+  HashInt(static_cast<std::int64_t>(status.code()));
+  if (status.code() == StatusCode::kNotSupported) return false;
+  // Whether there can be such a cache is a question of sizes, too.
+  const Status due = ledger_.Init(setup_.config, init);
+  if (!due.ok()) return false;
+  CheckResult("Init", due, status);
+  ledger_.NeverFull();  // Whether it is is asked apart.
+  return true;
+}
+
+void Duo::TearDown() { tested_->Close(); }
+
+void Duo::Tell(const std::string& call, StatusCode code,
+               std::string_view answer) {
+  ++result_.operations;
+  HashInt(static_cast<std::int64_t>(code));
+  if (story_ == nullptr) return;
+  Step& step = story_->steps.emplace_back();
+  step.number = std::ssize(story_->steps);
+  step.call = call;
+  step.answer = answer.empty() ? StatusName(code) : answer;
+  step.begins_pass = call.starts_with("StartForward");
+  if (story_->told) story_->told(step);
+}
+
+void Duo::DrawCellsNow() {
+  if (story_ == nullptr || !story_->frame || story_->steps.empty()) return;
+  Step& step = story_->steps.back();
+  if (step.number < story_->from) return;
+  const std::vector<Held> held = HeldTokens(ledger_.active());
+  DrawCells(*story_->frame, held, held, 0, step);
+  step.cache = type_;
+}
+
+void Duo::CheckResult(const std::string& call, const Status& due,
+                      const Status& found) {
+  Check(due.code() == found.code(), "subject: result", [&] {
+    return fmt::format("{} is {}, due is {}", call, found.ToString(),
+                       due.ToString());
+  });
+}
+
+void Duo::SetType(int type) {
+  ledger_.SetLayerType(type);
+  if (!wrapper_ || type_ == type) return;
+  type_ = type;
+  CheckResult(fmt::format("SetLayerType({})", type), {},
+              tested_->SetLayerType(type));
+}
+
+void Duo::SelectLayer(int layer) {
+  layer_ = layer;
+  CheckResult(fmt::format("SetLayer({})", layer), {}, tested_->SetLayer(layer));
+}
+
+void Duo::SelectType(int type) {
+  if (wrapper_) SetType(type);
+}
+
+void Duo::GoTo(int layer) {
+  SetType(TypeOf(setup_, layer));
+  SelectLayer(layer);
+}
+
+bool Duo::StartForward(Tokens tokens, bool reserve) {
+  batch_ = std::move(tokens);
+  const Batch batch{batch_.positions, batch_.sequences, batch_.multimodal};
+  const std::string call =
+      fmt::format("StartForward(positions [{}], sequences [{}]{})",
+                  fmt::join(batch_.positions, " "),
+                  fmt::join(batch_.sequences, " "), reserve ? ", reserve" : "");
+  active_ = copied_ = false;
+  fresh_.reset();
+  const Status found = tested_->StartForward(batch, reserve);
+  Tell(call, found.code());
+  if (found.code() == StatusCode::kCacheFull) {
+    CheckRoom(call, ledger_, batch_);
+    over_ = Bounded();  // It may have evicted first (S12), or not.
+    DrawCellsNow();
+    return false;
+  }
+  type_ = 0;
+  const Status due = ledger_.StartForward(batch, reserve, found.code());
+  CheckResult(call, due, found);
+  if (!found.ok()) return false;  // As is due.
+  active_ = true;
+  reserving_ = reserve;
+  if (!reserve) fresh_.set();
+  DrawCellsNow();
+  return true;
+}
+
+bool Duo::Bounded() const {
+  const auto bounded = [](const CacheSpec& spec) {
+    return spec.window.has_value() &&
+           (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem);
+  };
+  return bounded(setup_.spec) ||
+         std::ranges::any_of(setup_.spec.caches, bounded);
+}
+
+// What every cache has room for, however it finds it: sequences no longer than
+// the capacity, and no more of them than it was made for.
+void Duo::CheckRoom(const std::string& call, const reference::Ledger& after,
+                    const Tokens& batch) const {
+  // A bounded memory has room for those that go on (S4).
+  if (!setup_.legal && Bounded()) return;
+  std::map<int, std::int64_t> tokens;
+  std::int64_t last = 0;
+  for (const auto& part : after.parts()) {
+    std::map<int, std::int64_t> held;
+    for (const LedgerToken& token : part.tokens()) {
+      for (const int seq : token.sequences) ++held[seq];
+      last = std::max(last, token.position);
+    }
+    for (const auto& [seq, count] : held) {
+      tokens[seq] = std::max(tokens[seq], count);
+    }
+  }
+  for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+    ++tokens[batch.sequences[i]];
+    last = std::max<std::int64_t>(last, batch.positions[i]);
+  }
+  bool fits = std::ssize(tokens) <= setup_.init.max_sequences &&
+              last < setup_.init.capacity;
+  for (const auto& [seq, count] : tokens) {
+    fits = fits && count <= setup_.init.capacity &&
+           seq < setup_.init.max_sequences;
+  }
+  Check(!fits, "subject: room", [&] {
+    return fmt::format(
+        "{} is cache_full, but with it there are {} sequences, of {} at most, "
+        "and none is longer than the capacity of {}",
+        call, tokens.size(), setup_.init.max_sequences, setup_.init.capacity);
+  });
+}
+
+// The next rows that are put are others than any before.
+void Duo::NewRows() {
+  first_serial_ = serial_;
+  serial_ += std::ssize(batch_.positions);
+}
+
+void Duo::PutRows() {
+  // Whether a copy of this pass gets the rows, too, is everybody's own affair.
+  if (copied_) return;
+  const std::int64_t first = first_serial_;
+  const auto count = static_cast<std::int64_t>(batch_.positions.size());
+  const bool plain = subject_.level == Level::kNumeric;
+  const bool as_stored = (first + layer_) % 2 == 1;
+  const RowDims& rows = setup_.rows;
+  // No rule says what a conversion makes of a NaN.
+  const auto fill = [&](RowBuffer& buffer, RowRole role, int head_dim,
+                        DType stored) {
+    const DType dtype = as_stored ? stored : DType::kF32;
+    return buffer.Fill({head_dim, rows.kv_heads, count, 1}, dtype,
+                       {role, layer_, first, plain, !plain && dtype == stored},
+                       setup_.strided);
+  };
+  const TensorView key =
+      fill(keys_, RowRole::kKey, rows.k_head_dim, setup_.init.dtype);
+  const TensorView value =
+      fill(values_, RowRole::kValue, rows.v_head_dim, setup_.v_dtype());
+  const std::string call = fmt::format("Put(layer {}, rows of tokens {} to {})",
+                                       layer_, first, first + count - 1);
+  const Status found = tested_->Put(key, value);
+  Tell(call, found.code());
+  CheckResult(call, {}, found);
+  ledger_.active().Put(layer_, key, value);
+  put_.insert(place());
+  DrawCellsNow();
+}
+
+void Duo::PutAll(const Op& op) {
+  NewRows();
+  for (int layer = 0; layer < setup_.layers; ++layer) {
+    GoTo(layer);
+    if (op.keep_rows || (IsEncoder() && op.images.empty())) continue;
+    PutRows();
+  }
+}
+
+void Duo::GetAll() {
+  for (int layer = 0; layer < setup_.layers; ++layer) {
+    if (!put_.contains({TypeOf(setup_, layer), layer})) continue;
+    GoTo(layer);
+    CheckView();
+    Cached();
+  }
+}
+
+void Duo::Store() {
+  NewRows();
+  PutRows();
+}
+
+void Duo::Read() {
+  if (put_.contains(place())) CheckView();
+}
+
+void Duo::Cached() {
+  if (!IsEncoder()) return;
+  const Result<bool> cached = tested_->EncoderCached();
+  CheckResult("EncoderCached", {}, cached.status());
+  Check(!*cached || ledger_.active().slots().cached, "subject: encoder cached",
+        [] { return "EncoderCached is true, but nothing is cached"; });
+}
+
+std::vector<int> Duo::IndicesOf(const std::vector<int>& except) const {
+  std::vector<int> indices;
+  for (const int index : except) {
+    indices.push_back(index % static_cast<int>(batch_.positions.size()));
+  }
+  return indices;
+}
+
+void Duo::ExceptActive(const std::vector<int>& indices) {
+  const std::string call =
+      fmt::format("SetCausal([{}])", fmt::join(indices, " "));
+  const Status found = tested_->SetCausal(indices);
+  Tell(call, found.code());
+  CheckResult(call, ledger_.active().SetCausal(indices), found);
+  fresh_[static_cast<std::size_t>(type_)] = !copied_ && !reserving_;
+  DrawCellsNow();
+}
+
+void Duo::Except(const std::vector<int>& except) {
+  ExceptActive(IndicesOf(except));
+}
+
+void Duo::SetCausal(const std::vector<int>& except) {
+  const std::vector<int> indices = IndicesOf(except);
+  const int kept = type_;
+  for (int type = 0; type < std::ssize(ledger_.parts()); ++type) {
+    SetType(type);
+    ExceptActive(indices);
+  }
+  SetType(kept);
+}
+
+StatusCode Duo::Remove(int seq, std::int32_t begin, std::int32_t end) {
+  const std::string call =
+      fmt::format("Remove({}, {}, {})", seq, begin,
+                  end == kOpenEnd ? "open" : fmt::to_string(end));
+  const Status found = tested_->Remove(seq, begin, end);
+  Tell(call, found.code());
+  // Where rules are told apart, a refusal is not taken for that of a copy.
+  const bool strict =
+      subject_.mask_rows_too && found.code() == StatusCode::kNotSupported;
+  const auto heard = strict ? reference::Heard() : found.code();
+  const Status due = ledger_.Remove(seq, begin, end, heard);
+  CheckResult(call, due, found);
+  fresh_.reset();
+  DrawCellsNow();
+  return found.code();
+}
+
+void Duo::CopyPrefix(int src, int dst, std::int32_t len) {
+  const std::string call = fmt::format("CopyPrefix({}, {}, {})", src, dst, len);
+  const Status found = tested_->CopyPrefix(src, dst, len);
+  Tell(call, found.code());
+  if (found.code() == StatusCode::kCacheFull) {  // Of one that copies rows.
+    reference::Ledger after = ledger_;
+    (void)after.CopyPrefix(src, dst, len);
+    CheckRoom(call, after, {});
+    return DrawCellsNow();
+  }
+  CheckResult(call, ledger_.CopyPrefix(src, dst, len, found.code()), found);
+  fresh_.reset();
+  copied_ = copied_ || found.ok();
+  DrawCellsNow();
+}
+
+bool Duo::CanResume(int seq, std::int32_t pos) {
+  const bool due = ledger_.CanResume(seq, pos);
+  if (!subject_.abilities.can_resume) {
+    return ledger_.CanResume(seq, pos, /*surely=*/true);
+  }
+  const Result<bool> found = tested_->CanResume(seq, pos);
+  const std::string call = fmt::format("CanResume({}, {})", seq, pos);
+  Tell(call, found.status().code(), YesOrNo(found));
+  CheckResult(call, {}, found.status());
+  HashInt(*found ? 1 : 0);
+  // A no is always honest.
+  Check(due || !*found, "subject: resume",
+        [&] { return call + " is true, but " + WhyNotResumed(ledger_, seq); });
+  if (*found) ledger_.Resumes(seq, pos);
+  return *found;
+}
+
+void Duo::Shift(int seq, std::int32_t begin, std::int32_t end,
+                std::int32_t delta) {
+  auto* shifting = dynamic_cast<Shifting*>(tested_.get());
+  if (shifting == nullptr) return;
+  const std::string call =
+      fmt::format("Shift({}, {}, {}, {})", seq, begin,
+                  end == kOpenEnd ? "open" : fmt::to_string(end), delta);
+  const Status found = shifting->Shift(seq, begin, end, delta);
+  Tell(call, found.code());
+  CheckResult(call, ledger_.Shift(seq, begin, end, delta), found);
+  fresh_.reset();
+  DrawCellsNow();
+}
+
+void Duo::Misuse(int which) {
+  const MisuseContext context{
+      .setup = setup_,
+      .pass_tokens = active_ ? static_cast<int>(batch_.positions.size()) : 0,
+      .encoder = IsEncoder(),
+      .layer_put = put_.contains(place()) && active_,
+      .layer = layer_};
+  const auto wrong = TryMisuse(*tested_, which, context);
+  Tell(fmt::format("misuse {}: {}", which, MisuseName(which)), {});
+  Check(!wrong, "subject: misuse", [&] { return *wrong; });
+}
+
+void Duo::CheckView() {
+  const int layer = layer_;
+  const Result<KvView> view = tested_->Get();
+  const std::string call = fmt::format("Get(layer {})", layer);
+  Tell(call, view.status().code());
+  CheckResult(call, {}, view.status());
+  const bool masked = view->mask.data != nullptr;
+  HashInt(masked ? view->mask.shape[0] : -1);
+  DrawCellsNow();
+  CheckShapes(layer, *view);
+  if (story_ != nullptr && story_->steps.back().drawn && masked) {
+    DrawView(*story_->frame,
+             {.ledger = ledger_.active(),
+              .layer = layer,
+              .found = *view,
+              .due = {},
+              .v_layout = setup_.config.v_layout,
+              .fresh = fresh(),
+              .positions = batch_.positions,
+              .sequences = batch_.sequences},
+             story_->steps.back());
+  }
+  if (!fresh() && !IsEncoder()) return;
+  if (subject_.level == Level::kNumeric && !IsEncoder()) {
+    return CheckAttention(layer, *view);
+  }
+  const auto wrong =
+      FindWrongRow(ledger_, layer, *view, setup_.config.v_layout);
+  if (!wrong) return;
+  std::string text = fmt::format("layer {}: {}", layer, wrong->text);
+  const auto row = static_cast<std::size_t>(wrong->row);
+  if (!IsEncoder() && row < batch_.positions.size()) {
+    text += fmt::format("\n  row {} is the token of sequence {} at position {}",
+                        row, batch_.sequences[row], batch_.positions[row]);
+  }
+  throw Differs{std::string(CheckName("subject: rows").name()), text,
+                wrong->row, wrong->column, view->first_cell};
+}
+
+void Duo::CheckShapes(int layer, const KvView& view) {
+  if (IsEncoder()) return;
+  const auto columns = view.mask.data == nullptr ? 0 : view.mask.shape[0];
+  const RowDims& rows = setup_.rows;
+  const Shape value = [&]() -> Shape {
+    switch (setup_.config.v_layout) {
+      case VLayout::kPermuted:
+        return {columns, rows.v_head_dim, rows.kv_heads, 1};
+      case VLayout::kTiled:
+        return {kTileCells, rows.v_head_dim, rows.kv_heads,
+                columns / kTileCells};
+      default:
+        return {rows.v_head_dim, rows.kv_heads, columns, 1};
+    }
+  }();
+  const auto check = [&](std::string_view what, const Shape& found,
+                         const Shape& due) {
+    Check(found == due, "subject: view shape", [&] {
+      return fmt::format("layer {}: the shape of {} is {}, due is {}", layer,
+                         what, ShapeText(found), ShapeText(due));
+    });
+  };
+  Check(view.mask.data != nullptr || !fresh(), "subject: view shape", [&] {
+    return fmt::format("layer {}: there is no mask, or no column", layer);
+  });
+  if (view.mask.data == nullptr) return;  // Nothing is there, and none due.
+  check("K", view.key.shape, {rows.k_head_dim, rows.kv_heads, columns, 1});
+  check("V", view.value.shape, value);
+  Check(view.mask.shape[1] >= std::ssize(batch_.positions),
+        "subject: view shape", [&] {
+          return fmt::format(
+              "layer {}: the mask has {} rows, the batch {} "
+              "tokens",
+              layer, view.mask.shape[1], batch_.positions.size());
+        });
+  if (!subject_.mask_rows_too) return;
+  // A backend may have a padding of its own: then its rows do not tell whether
+  // it follows the padding that was asked for.
+  const std::int64_t padding = setup_.config.mask_batch_padding;
+  const std::int64_t batch = std::ssize(batch_.positions);
+  const std::int64_t padded = (batch + padding - 1) / padding * padding;
+  const std::int64_t found = view.mask.shape[1];
+  const bool pads = subject_.rules.mask_rows == Rules::MaskRows::kPadded;
+  Check(pads ? found % padding == 0 : found == batch || found != padded,
+        "subject: view shape", [&] {
+          return fmt::format("layer {}: the mask has {} rows, due are {}",
+                             layer, found, pads ? padded : batch);
+        });
+}
+
+bool Duo::DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
+                  DenseTensor& value, KvView& due) const {
+  const auto& tokens = ledger_.active().tokens();
+  const auto rows = static_cast<std::int64_t>(batch_.positions.size());
+  std::vector<const LedgerToken*> known;
+  for (const LedgerToken& token : tokens) {
+    if (token.rows.contains(layer)) {
+      known.push_back(&token);
+      continue;
+    }
+    for (int row = 0; row < rows; ++row) {
+      if (ledger_.active().Entitled(row, token)) return false;
+    }
+  }
+  const auto count = std::ssize(known);
+  const RowDims& dims = setup_.rows;
+  key = FilledTensor(setup_.init.dtype,
+                     {dims.k_head_dim, dims.kv_heads, count, 1}, 0);
+  value = FilledTensor(setup_.v_dtype(),
+                       {dims.v_head_dim, dims.kv_heads, count, 1}, 0);
+  mask.assign(static_cast<std::size_t>(rows * count) * sizeof(float), {});
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    const KvRows& stored = known[i]->rows.at(layer);
+    std::ranges::copy(stored.key.bytes,
+                      key.bytes.begin() + static_cast<std::ptrdiff_t>(
+                                              i * stored.key.bytes.size()));
+    std::ranges::copy(stored.value.bytes,
+                      value.bytes.begin() + static_cast<std::ptrdiff_t>(
+                                                i * stored.value.bytes.size()));
+    for (int row = 0; row < rows; ++row) {
+      const bool sees = ledger_.active().Entitled(row, *known[i]);
+      if (sees && ledger_.active().MayMiss(row, *known[i])) return false;
+      const std::size_t at = static_cast<std::size_t>(row) * known.size() + i;
+      StoreElement(sees ? 0 : -std::numeric_limits<float>::infinity(),
+                   &mask[at * sizeof(float)], DType::kF32);
+    }
+  }
+  due.key = key.view();
+  due.value = value.view();
+  due.mask = DenseView(mask.data(), DType::kF32, {count, rows, 1, 1});
+  return true;
+}
+
+void Duo::CheckAttention(int layer, const KvView& view) {
+  std::vector<std::byte> mask;
+  DenseTensor key;
+  DenseTensor value;
+  KvView due;
+  if (!DueView(layer, mask, key, value, due)) return;
+  const RowDims& dims = setup_.rows;
+  const double scale = 1 / std::sqrt(dims.k_head_dim);
+  for (std::int64_t row = 0; row < view.mask.shape[1]; ++row) {
+    for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
+      const MaskElement one = MaskElementAt(view.mask, column, row);
+      const bool padding = row >= std::ssize(batch_.positions);
+      if (one == MaskElement::kHides) continue;
+      if (one == MaskElement::kAllows && !padding) continue;
+      throw Differs{std::string(CheckName("subject: rows").name()),
+                    padding ? "a padding row sees something"
+                            : "the mask is neither 0 nor -inf",
+                    static_cast<int>(row), static_cast<int>(column),
+                    view.first_cell};
+    }
+  }
+  for (std::int64_t row = 0; row < std::ssize(batch_.positions); ++row) {
+    Eigen::MatrixXd queries(dims.k_head_dim, dims.kv_heads);
+    for (std::int64_t head = 0; head < dims.kv_heads; ++head) {
+      for (std::int64_t i = 0; i < dims.k_head_dim; ++i) {
+        queries(i, head) = QueryAt(row, head, i);
+      }
+    }
+    const Eigen::MatrixXd expected =
+        reference::Attend(due, VLayout::kPlain, row, queries, scale);
+    const Eigen::MatrixXd found =
+        reference::Attend(view, setup_.config.v_layout, row, queries, scale);
+    const double error =
+        (expected - found).cwiseAbs().maxCoeff<Eigen::PropagateNaN>();
+    if (error <= subject_.tolerance) continue;  // Not so if it is a NaN.
+    const auto at = static_cast<std::size_t>(row);
+    throw Differs{
+        std::string(CheckName("subject: attention").name()),
+        fmt::format("layer {}: the attention of row {} (sequence {}, position "
+                    "{}) is off by {:.3g}, allowed is {:.3g}",
+                    layer, row, batch_.sequences[at], batch_.positions[at],
+                    error, subject_.tolerance),
+        static_cast<int>(row), -1, view.first_cell};
+  }
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,112 @@
+// The ledger and a subject that has rules of its own for where tokens go: every
+// call goes to both, and what each row of the batch sees is compared, token by
+// token (entitlement, S53) or by what attention makes of it (numeric).
+
+#ifndef KVTWIN_PROPS_COMPARE_DUO_H_
+#define KVTWIN_PROPS_COMPARE_DUO_H_
+
+#include <bitset>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvtwin/cache.h"
+#include "props/compare/driver.h"
+#include "props/compare/runner.h"
+#include "props/history/rows.h"
+#include "reference/ledger.h"
+
+namespace kvtwin::props {
+
+class Duo final : public Driver {
+ public:
+  // Requires: all outlive this. `story` may be null.
+  Duo(const Setup& setup, const Subject& subject, Story* story,
+      RunResult& result);
+
+  bool SetUp() override;
+  void TearDown() override;
+  bool StartForward(Tokens tokens, bool reserve) override;
+  void PutAll(const Op& op) override;
+  void GetAll() override;
+  void SetCausal(const std::vector<int>& except) override;
+  StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) override;
+  void CopyPrefix(int src, int dst, std::int32_t len) override;
+  bool CanResume(int seq, std::int32_t pos) override;
+  void Shift(int seq, std::int32_t begin, std::int32_t end,
+             std::int32_t delta) override;
+  void SelectLayer(int layer) override;
+  void SelectType(int type) override;
+  void Store() override;
+  void Read() override;
+  void Except(const std::vector<int>& except) override;
+  void Cached() override;
+  void Misuse(int which) override;
+  // Of free cells nothing is known, nor what a state looks like.
+  void Poison() override {}
+  void Reload() override {}
+
+  const reference::Ledger& ledger() const override { return ledger_; }
+  bool in_pass() const override { return active_; }
+  Place place() const override { return {type_, layer_}; }
+  bool over() const override { return over_; }
+
+ private:
+  // What was called and answered, before anything is compared.
+  // `answer`, if there is one, is told instead of the code's name.
+  void Tell(const std::string& call, StatusCode code,
+            std::string_view answer = {});
+  void CheckResult(const std::string& call, const Status& due,
+                   const Status& found);
+  // `after`: what the cache is to hold, but for the tokens of `batch`.
+  void CheckRoom(const std::string& call, const reference::Ledger& after,
+                 const Tokens& batch) const;
+  // Tokens may be evicted.
+  bool Bounded() const;
+  void CheckView();
+  void CheckShapes(int layer, const KvView& view);
+  void CheckAttention(int layer, const KvView& view);
+  // The tokens of the ledger that have rows in the layer, as columns; false if
+  // a row may see one that has none, or may miss one.
+  bool DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
+               DenseTensor& value, KvView& due) const;
+  void GoTo(int layer);
+  void NewRows();
+  void PutRows();
+  std::vector<int> IndicesOf(const std::vector<int>& except) const;
+  void ExceptActive(const std::vector<int>& indices);
+  bool fresh() const { return fresh_[static_cast<std::size_t>(type_)]; }
+  void SetType(int type);
+  void DrawCellsNow();
+  bool IsEncoder() const { return ledger_.active().encoder(); }
+  void HashInt(std::int64_t value);
+
+  const Setup& setup_;
+  const Subject& subject_;
+  Story* story_;
+  RunResult& result_;
+  const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
+
+  reference::Ledger ledger_;
+  std::unique_ptr<Cache> tested_;
+  Tokens batch_;
+  bool active_ = false;
+  bool over_ = false;
+  bool reserving_ = false;
+  std::bitset<kCachesMost> fresh_;  // The ledger can judge their masks.
+  bool copied_ = false;             // By CopyPrefix, in this pass.
+  int type_ = 0;
+  int layer_ = 0;
+  std::int64_t serial_ = 0;
+  std::int64_t first_serial_ = 0;  // Of the rows that are put.
+  std::set<Place> put_;
+  RowBuffer keys_;
+  RowBuffer values_;
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_COMPARE_DUO_H_

@@ -1,0 +1,85 @@
+// Does a view show what the ledger says? The question behind the entitlement
+// level: every batch row sees each token it is entitled to exactly once, with
+// the right K and V rows, and nothing else.
+
+#ifndef KVTWIN_PROPS_COMPARE_ENTITLEMENT_H_
+#define KVTWIN_PROPS_COMPARE_ENTITLEMENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvtwin/cache.h"
+#include "reference/ledger.h"
+
+namespace kvtwin::props {
+
+// One batch row that sees the wrong thing.
+struct WrongRow {
+  int row = 0;      // Of the mask.
+  int column = -1;  // Of the view; -1 if something is missing.
+  std::string text;
+};
+
+// Compares the view of `layer` with the active ledger, whose pass it must be:
+// no Remove or CopyPrefix since its StartForward. Rows that were never put in
+// this layer may hold anything. The rows of `view` have the dtype of the cache.
+// Without V (null data), K alone is compared.
+std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
+                                     const KvView& view, VLayout v_layout);
+
+// Says why CanResume must not be true of the sequence (S28).
+std::string WhyNotResumed(const reference::Ledger& ledger, int seq);
+
+// Whose K and V rows a column of a view has: of the token that has both, else
+// of one that has either.
+struct RowOwner {
+  const reference::LedgerToken* token = nullptr;
+  bool key = false;
+  bool value = false;
+  std::uint64_t rows = 0;  // The hash of what the column has.
+};
+
+class RowOwners {
+ public:
+  // Requires: all outlive this; rows in `view` have the shape of those put.
+  RowOwners(const reference::CacheLedger& ledger, int layer, const KvView& view,
+            VLayout v_layout);
+  // Of equal rows, those of `due`; of a token that was never put here, any.
+  RowOwner Of(std::int64_t column,
+              const std::vector<const reference::LedgerToken*>& due) const;
+
+ private:
+  struct Hashes {
+    const reference::LedgerToken* token;
+    std::uint64_t key;
+    std::uint64_t value;
+  };
+  int layer_;
+  const KvView& view_;
+  VLayout v_layout_;
+  std::vector<Hashes> tokens_;  // Those that were put.
+};
+
+// The bytes of one cell's row of a K or V view, dense, first dimension
+// fastest. Of K, the layout is plain.
+std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
+                                VLayout layout);
+
+// "[3, 1, 4]", or the first `most` of them and "...".
+std::string IntsText(std::span<const int> values, std::size_t most);
+
+// "0.1", or of NaN, of which there are many, the bits too: "nan (0x7fc00001)".
+std::string ElementText(const TensorView& rows, std::int64_t i,
+                        std::int64_t j = 0, std::int64_t k = 0,
+                        std::int64_t l = 0);
+
+// "K [100, 1000] V [100, 100100]".
+std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_COMPARE_ENTITLEMENT_H_

@@ -1,0 +1,324 @@
+// The same where places are not compared: at entitlement, and numeric.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/elements.h"
+#include "props/testing/faulty_twins.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr float kHides = -std::numeric_limits<float>::infinity();
+const std::string kThree = "layers=2 dims=2,2,2 maskpad=4 | put 0*3";
+const std::string kEncoder = "kind=encoder seqs=1 | put 0*1 image=0";
+
+// Writes an element of an f32 mask.
+void Say(OwnedView& view, std::int64_t row, std::int64_t column, float what) {
+  const auto at = static_cast<std::size_t>(row * view.mask.shape[0] + column);
+  StoreElement(what, &view.mask.bytes[4 * at], DType::kF32);
+}
+View Says(std::int64_t row, std::int64_t column, float what) {
+  return [=](OwnedView& view) { Say(view, row, column, what); };
+}
+
+// Makes column 0 that of column 1.
+void Repeat(DenseTensor& rows) {
+  const auto size = static_cast<std::ptrdiff_t>(rows.bytes.size()) /
+                    static_cast<std::ptrdiff_t>(rows.shape[2]);
+  std::copy_n(rows.bytes.begin() + size, size, rows.bytes.begin());
+}
+
+TEST(FaultyTwins, EntitlementSeesWrongRows) {
+  const std::string check = "subject: rows";
+  ExpectFound(
+      {{"K, first", kThree, Shows(First(kKey)), check, "layer 0: row 0 sees"},
+       {"K, last", kThree, Shows(Last(kKey)), check, "layer 0: row 2 sees"},
+       {"V, first", kThree, Shows(First(kValue)), check, "row 0 sees"},
+       {"V, last", kThree, Shows(Last(kValue)), check, "row 2 sees"},
+       {"the last layer", kThree, Shows(Last(kValue), 1), check,
+        "layer 1: row 2 sees"},
+       {"a wrapper's last cache", kWrapper + "| put 0*2",
+        Shows(Last(kValue), -1, 1), check, "layer 1"},
+       {"the row of another token", kThree, Shows([](OwnedView& view) {
+          Repeat(view.key);
+          Repeat(view.value);
+        }),
+        check, "row 0 sees at column 0"},
+       {"K of another token", kThree,
+        Shows([](OwnedView& view) { Repeat(view.key); }), check, "row 0 sees"},
+       {"V of another token", kThree,
+        Shows([](OwnedView& view) { Repeat(view.value); }), check,
+        "row 0 sees"},
+       {"a token too few", kThree, Shows(Says(2, 0, kHides)), check,
+        "row 2 misses the token (sequence 0, position 0)"},
+       {"a token too many", kThree, Shows(Says(1, 2, 0)), check,
+        "row 1 sees at column 2"},
+       {"another one instead", kThree, Shows([](OwnedView& view) {
+          Say(view, 1, 2, 0);
+          Say(view, 1, 0, kHides);
+        }),
+        check, "row 1 sees at column 2"},
+       {"neither", kThree, Shows(Says(0, 2, 0.5)), check,
+        "the mask is neither 0 nor -inf"},
+       {"a padding row", kThree, Shows(Says(3, 0, 0)), check,
+        "a padding row sees something"},
+       {"neither in a padding row", kThree, Shows(Says(3, 2, -1)), check,
+        "the mask is neither 0 nor -inf"},
+       {"after SetCausal", "| put 0*2 | causal 0", Shows(Says(0, 1, kHides)),
+        check, "row 0 misses"},
+       {"a sliding window", "kind=swa window=1 seqs=1 | put 0*4",
+        Shows(Says(3, 1, 0)), check, "row 3 sees at column 1"}},
+      Level::kEntitlement);
+}
+
+TEST(FaultyTwins, EntitlementSeesWrongEncoders) {
+  const std::string check = "subject: rows";
+  const View turned = [](OwnedView& view) {
+    std::swap(view.view->key.shape[0], view.view->key.shape[1]);
+    std::swap(view.view->key.stride[0], view.view->key.stride[1]);
+  };
+  const View masked = [](OwnedView& view) { view.view->mask = view.view->key; };
+  Fault always;
+  always.encoder_cached = [](bool) { return true; };
+  ExpectFound({{"K", kEncoder, Shows(First(kKey)), check, "K differs"},
+               {"V", kEncoder, Shows(Last(kValue)), check, "V differs"},
+               {"a mask", kEncoder, Shows(masked), check, "there is a mask"},
+               {"a shape", kEncoder, Shows(turned), check, "K differs"},
+               {"a slot that is gone", kEncoder + " | drop 0:0- | get", always,
+                "subject: encoder cached", "but nothing is cached"}},
+              Level::kEntitlement);
+}
+
+// Not while what is due is nobody's rule: after a removal or a copy.
+TEST(FaultyTwins, EntitlementIsJudgedWhileTheMaskIsTrue) {
+  const auto seen = [](const std::string& history) {
+    const auto gets = std::make_shared<int>(0);
+    const Fault later = Shows([=](OwnedView& view) {
+      if (++*gets > 1) Change(view.key.bytes.front());
+    });
+    return Seen(history, later, Level::kEntitlement).has_value();
+  };
+  EXPECT_TRUE(seen("| put 0*3 | get"));
+  EXPECT_FALSE(seen("| put 0*3 | drop 0:2- | get"));
+  EXPECT_TRUE(seen("| put 0*3 | drop 0:2- | causal 0"));
+  EXPECT_FALSE(seen("| put 0*3 | copy 0>1:2 | get"));
+  EXPECT_FALSE(seen("| put 0*3 | copy 0>1:2 | causal 0"));
+  EXPECT_TRUE(seen("| put 0*3 | copy 0>1:2 | put 1*1"));
+  EXPECT_FALSE(seen("| put 0*3 | put 0*1 reserve"));
+  EXPECT_FALSE(seen("| put 0*3 | put 0*1 reserve except=0"));
+  EXPECT_TRUE(seen("kind=encoder seqs=1 | put 0*1 image=0 | drop 0:5-6 | get"));
+}
+
+// A token that was never put stands for one column, whatever it shows, and for
+// no more.
+TEST(FaultyTwins, EntitlementCountsRowsThatWereNeverPut) {
+  const std::string never = "| put 0*1 | put 0*2 keep | put 0*1";
+  const auto at_last = [](const View& change) {
+    return Shows([=](OwnedView& view) {
+      if (view.mask.shape[0] == 4) change(view);
+    });
+  };
+  const std::string check = "subject: rows";
+  ExpectFound(
+      {{"one is hidden", never, at_last(Says(0, 1, kHides)), check,
+        "row 0 misses the token (sequence 0, position 1)"},
+       {"all are hidden", never, at_last([](OwnedView& view) {
+          Say(view, 0, 1, kHides);
+          Say(view, 0, 2, kHides);
+        }),
+        check, "row 0 misses the token (sequence 0, position 1)"},
+       {"K of one that was put", never, at_last(First(kKey)), check, "row 0 "}},
+      Level::kEntitlement);
+  // No rule says what such views show.
+  EXPECT_FALSE(Seen(
+      never, at_last([](OwnedView& view) { Change(view.key.bytes[2 * 4]); }),
+      Level::kEntitlement));
+}
+
+TEST(FaultyTwins, EntitlementSeesWrongShapes) {
+  const std::string check = "subject: view shape";
+  const auto shape = [](TensorView KvView::*tensor, std::size_t dimension,
+                        std::int64_t by) {
+    return Shows(
+        [=](OwnedView& view) { (view.view->*tensor).shape[dimension] += by; });
+  };
+  std::vector<Case> cases = {
+      {"no mask", kThree,
+       Shows([](OwnedView& view) { view.view->mask.data = nullptr; }), check,
+       "there is no mask"},
+      {"K", kThree, shape(&KvView::key, 2, -1), check, "the shape of K"},
+      {"heads", kThree, shape(&KvView::key, 1, -1), check, "the shape of K"},
+      {"V", kThree, shape(&KvView::value, 0, -1), check, "the shape of V"},
+      {"V's columns", kThree, shape(&KvView::value, 2, -1), check, "of V"},
+      {"too few rows", kThree, shape(&KvView::mask, 1, -2), check,
+       "the mask has 2 rows, the batch 3"},
+      {"no padding", kThree, shape(&KvView::mask, 1, -1), check,
+       "the mask has 3 rows, due are 4"},
+  };
+  for (const char* layout : {"permuted=1", "tiled=1 pad=32"}) {
+    const std::string history = std::string(layout) + " dims=1,2,3 | put 0*3";
+    for (const std::size_t dimension : {0U, 1U, 2U}) {
+      cases.push_back({layout, history, shape(&KvView::value, dimension, -1),
+                       check, "the shape of V"});
+    }
+  }
+  ExpectFound(cases, Level::kEntitlement);
+}
+
+TEST(FaultyTwins, EntitlementSeesWrongResults) {
+  std::vector<Case> cases;
+  for (const auto& [call, history] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"Put", "| put 0*1"},
+           {"Get", "| put 0*1"},
+           {"SetLayer", "| put 0*1"},
+           {"SetLayerType", kWrapper + "| put 0*1"},
+           {"StartForward", "| put 0*1"},
+           {"SetCausal", "| put 0*2 except=0"},
+           {"Remove", "| put 0*2 | drop 0:1-"},
+           {"CopyPrefix", "| put 0*2 | copy 0>1:1"},
+           {"CanResume", "| put 0*2 | ask 0@1"},
+           {"EncoderCached", kEncoder}}) {
+    cases.push_back({call, history, Refuses(call), "subject: result", call});
+  }
+  for (const char* call : {"SetConfig", "Init"}) {
+    cases.push_back({call, "| put 0*1",
+                     Refuses(call, StatusCode::kInvalidArgument),
+                     "subject: result", "Init is"});
+  }
+  Fault throwing;
+  throwing.throws = true;
+  cases.push_back({"a throw", "| put 0*1 | copy 0>1:1", throwing,
+                   "subject: exception", "no copy today"});
+  cases.push_back({"a yes",
+                   "kind=swa window=1 seqs=1 | put 0*4 | put 0*4 "
+                   "| ask 0@1",
+                   Resumes([](bool) { return true; }), "subject: resume",
+                   "CanResume(0, 1) is true"});
+  cases.push_back({"misuse", "| put 0*2 | misuse 0",
+                   Misused([](Cache&, const Status&) { return Status(); }),
+                   "subject: misuse", "due is invalid_argument"});
+  ExpectFound(cases, Level::kEntitlement);
+  // A no is always honest, and so is an empty slot.
+  const auto none = [](bool) { return false; };
+  Fault empty;
+  empty.resume = empty.encoder_cached = none;
+  EXPECT_FALSE(Seen("| put 0*2 | ask 0@1", empty, Level::kEntitlement));
+  EXPECT_FALSE(Seen(kEncoder, empty, Level::kEntitlement));
+}
+
+// A cache that is full too early and a cache that is never full, each at its
+// limit.
+TEST(FaultyTwins, ThereIsRoomForSequencesNoLongerThanTheCapacity) {
+  const auto is_room = [](const std::string& history) {
+    const auto wrong = Seen("seqs=2 cap=3 batch=8 " + history,
+                            Refuses("StartForward", StatusCode::kCacheFull),
+                            Level::kEntitlement);
+    EXPECT_TRUE(!wrong || wrong->check == "subject: room") << wrong->text;
+    return wrong.has_value();
+  };
+  EXPECT_TRUE(is_room("| put 0*3 1*3"));
+  EXPECT_TRUE(is_room("kind=chunked chunk=2 | put 0*3 1*3"));
+  EXPECT_TRUE(is_room("| put 0*1@+2"));
+  EXPECT_TRUE(is_room("kind=swa | put 0*1"));
+  EXPECT_TRUE(is_room("kind=swa window=1 legal=1 | put 0*1"));
+  EXPECT_TRUE(
+      is_room("kind=wrapper caches=causal/chunked:c2 layers=2 | put 0*1"));
+  EXPECT_FALSE(is_room("| put 0*1@+3"));
+  EXPECT_FALSE(is_room("| put 0*4="));
+  EXPECT_FALSE(is_room("| put 0*1 1*1 2*1"));
+  EXPECT_FALSE(is_room("| put 2*1"));
+  EXPECT_FALSE(is_room("kind=swa window=1 | put 0*1"));
+  EXPECT_FALSE(is_room("kind=wrapper caches=causal/swa:w1 layers=2 | put 0*1"));
+}
+
+// The mask is looked at, and then what attention makes of it.
+TEST(FaultyTwins, NumericSeesOtherAttention) {
+  const std::string history = "dims=2,2,2 maskpad=4 | put 0*3";
+  const auto add = [](DenseTensor OwnedView::*tensor, std::size_t from_end,
+                      float what) {
+    return Shows([=](OwnedView& view) {
+      auto& bytes = (view.*tensor).bytes;
+      std::byte* at = &bytes[bytes.size() - 4 * from_end];
+      StoreElement(LoadElement(at, DType::kF32) + what, at, DType::kF32);
+    });
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::string rows = "subject: rows";
+  const std::string check = "subject: attention";
+  std::vector<Case> cases = {
+      {"neither", history, Shows(Says(0, 2, 0.5)), rows, "neither 0 nor -inf"},
+      {"a padding row", history, Shows(Says(3, 2, 0)), rows,
+       "a padding row sees something"},
+      {"neither in a padding row", history, Shows(Says(3, 2, 0.5)), rows, ""},
+      {"a token too many", history, Shows(Says(1, 2, 0)), check, "row 1 "},
+      {"a token too few", history, Shows(Says(2, 0, kHides)), check, "row 2 "},
+      {"K, first", history, add(kKey, 12, 0.5), check, "row 1 "},
+      {"K, last", history, add(kKey, 1, 0.5), check, "row 2 "},
+      {"a little in V", history, add(kValue, 1, 1e-4F), check,
+       "row 2 (sequence 0, position 2) is off by"},
+      {"an encoder", kEncoder, Shows(Last(kKey)), rows, "K differs"},
+  };
+  // A NaN in any element of a row, not in the first one only.
+  for (const std::size_t from_end : {1, 2, 3, 4}) {
+    cases.push_back({"NaN in V", history, add(kValue, from_end, nan), check,
+                     "row 2 (sequence 0, position 2) is off by nan"});
+  }
+  cases.push_back(
+      {"NaN in K", history, add(kKey, 1, nan), check, "is off by nan"});
+  ExpectFound(cases, Level::kNumeric);
+  EXPECT_FALSE(Seen(history, add(kValue, 1, 1e-7F), Level::kNumeric));
+}
+
+// An answer that no rule decides may be anything, but must be the same in each
+// run.
+TEST(FaultyTwins, AnswersThatChangeFromRunToRunAreSeen) {
+  const auto runs = std::make_shared<int>(0);
+  // Every other time, a column more that no row sees.
+  const View wider = [=](OwnedView& view) {
+    if (++*runs % 2 == 0) return;
+    for (auto [tensor, shown] : {std::pair(&view.key, &view.view->key),
+                                 {&view.value, &view.view->value}}) {
+      const auto columns = static_cast<std::size_t>(tensor->shape[2]);
+      tensor->bytes.resize(tensor->bytes.size() / columns * (columns + 1));
+      ++tensor->shape[2];
+      *shown = tensor->view();
+    }
+    DenseTensor mask = view.mask;
+    ++mask.shape[0];
+    mask.bytes.resize(4 * static_cast<std::size_t>(mask.shape[0]) *
+                      static_cast<std::size_t>(mask.shape[1]));
+    const TensorView before = view.mask.view();
+    for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
+      for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
+        const bool added = column == before.shape[0];
+        StoreElement(
+            added ? kHides : LoadElement(before.at(column, row), DType::kF32),
+            &mask.bytes[static_cast<std::size_t>(
+                4 * (row * mask.shape[0] + column))],
+            DType::kF32);
+      }
+    }
+    view.mask = std::move(mask);
+    view.view->mask = view.mask.view();
+  };
+  const Subject subject = Tampered(Shows(wider), Level::kEntitlement);
+  const History history = *ParseHistory("kvt1 | put 0*2");
+  const RunResult one = RunHistory(history, subject);
+  const RunResult other = RunHistory(history, subject);
+  EXPECT_FALSE(one.difference) << one.difference->text;
+  EXPECT_FALSE(other.difference) << other.difference->text;
+  EXPECT_NE(one.digest, other.digest);
+}
+
+}  // namespace
+}  // namespace kvtwin::props

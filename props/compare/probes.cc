@@ -1,0 +1,573 @@
+#include "props/compare/probes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvtwin::props {
+namespace {
+
+using reference::CacheLedger;
+using reference::LedgerToken;
+
+// The place of a probe in the table; one that is not there does not compile.
+consteval std::size_t At(std::string_view name) {
+  for (std::size_t i = 0; i < kProbes.size(); ++i) {
+    if (kProbes[i].name == name) return i;
+  }
+  throw "no such probe";
+}
+
+// Cells that the optimized twin takes at a time.
+constexpr std::size_t kWordCells = 64;
+
+// What a sequence holds.
+struct Extent {
+  std::int64_t count = 0;
+  std::int64_t first = -1;
+  std::int64_t last = -1;
+};
+
+Extent ExtentOf(const CacheLedger& ledger, int seq) {
+  Extent extent;
+  for (const LedgerToken& token : ledger.tokens()) {
+    if (!token.HeldBy(seq)) continue;
+    const bool only = extent.count++ == 0;
+    extent.first =
+        only ? token.position : std::min(extent.first, token.position);
+    extent.last = std::max(extent.last, token.position);
+  }
+  return extent;
+}
+
+// Whether `seq` holds a token at this position, from before the current pass.
+bool Kept(const CacheLedger& ledger, int seq, std::int64_t position) {
+  return std::any_of(ledger.tokens().begin(), ledger.tokens().end(),
+                     [&](const LedgerToken& token) {
+                       return token.row < 0 && token.position == position &&
+                              token.HeldBy(seq);
+                     });
+}
+
+// Nobody's sequence: a cache that keeps all says that even it can resume.
+bool BoundedMemory(const CacheLedger& ledger) {
+  return !ledger.encoder() && !ledger.CanResume(-1, 0);
+}
+
+bool Windowed(const CacheSpec& spec) {
+  return (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem) &&
+         spec.window.has_value();
+}
+
+}  // namespace
+
+void Census::Add(const Census& other) {
+  for (std::size_t i = 0; i < hits.size(); ++i) hits[i] += other.hits[i];
+  histories += other.histories;
+  discarded += other.discarded;
+  full += other.full;
+  calls += other.calls;
+  refused += other.refused;
+}
+
+std::vector<std::string> Vacuity(const Census& census) {
+  std::vector<std::string> reasons;
+  for (std::size_t i = 0; i < kProbes.size(); ++i) {
+    if (census.hits[i] > 0) continue;
+    reasons.push_back(
+        fmt::format("never: {} ({})", kProbes[i].name, kProbes[i].statement));
+  }
+  const auto within = [&](std::string_view what, std::int64_t count,
+                          std::int64_t of, double low, double high) {
+    const double percent = 100.0 * static_cast<double>(count) /
+                           static_cast<double>(std::max<std::int64_t>(of, 1));
+    if (percent >= low && percent <= high) return;
+    reasons.push_back(fmt::format("{:.1f} % of {}, due are {} to {} %", percent,
+                                  what, low, high));
+  };
+  within("calls refused", census.refused, census.calls, 2, 20);
+  within("histories discarded", census.discarded, census.histories, 0, 5);
+  within("histories with a full cache", census.full, census.histories, 20, 100);
+  return reasons;
+}
+
+void Observer::Look(const reference::Ledger& ledger, const Cache& reference) {
+  before_ = ledger.parts();
+  reference.ListCells(cells_);
+  SeeOwners();
+}
+
+void Observer::Outcome(StatusCode code) {
+  ++census_.calls;
+  census_.refused += code == StatusCode::kCacheFull ||
+                             code == StatusCode::kNotSupported ||
+                             code == StatusCode::kSharedCells
+                         ? 1
+                         : 0;
+  full_ = full_ || code == StatusCode::kCacheFull;
+}
+
+void Observer::End(bool ran) {
+  ++census_.histories;
+  census_.discarded += ran ? 0 : 1;
+  census_.full += full_ ? 1 : 0;
+}
+
+bool Observer::InBatch(int seq) const {
+  return std::find(sequences_.begin(), sequences_.end(), seq) !=
+         sequences_.end();
+}
+
+void Observer::StartForward(const Batch& batch, bool reserve, StatusCode code,
+                            const reference::Ledger& ledger) {
+  const bool ok = code == StatusCode::kOk;
+  const bool had_pass = pass_;
+  const bool was_reserved = reserved_;
+  positions_.assign(batch.positions.begin(), batch.positions.end());
+  sequences_.assign(batch.sequences.begin(), batch.sequences.end());
+  except_.clear();
+  pass_layers_.clear();
+  pass_ = ok;
+  reserved_ = ok && reserve;
+  got_ = changed_ = false;
+  last_put_ = -1;
+  SeeSizes();
+  const CacheLedger& first = ledger.parts().front();
+  const auto room = first.cells() - std::ssize(first.tokens());
+  if (reserve) {
+    Hit(At("reserved"), !first.tokens().empty());
+    Hit(At("reserved_full"), !first.encoder() && room == 0);
+    Hit(At("reserved_twice"), was_reserved);
+    return;
+  }
+  Hit(At("full_ends_a_pass"), !ok && had_pass);
+  Hit(At("legal_pass"), ok && setup_.legal);
+  Hit(At("wrapper_second_full"),
+      !ok && !first.encoder() && room >= std::ssize(positions_));
+  Hit(At("wrapper_encoder_back"),
+      !ok && first.encoder() && !batch.multimodal.empty());
+  SeeBatch();
+  for (std::size_t i = 0; i < before_.size(); ++i) {
+    if (before_[i].encoder()) continue;
+    SeeEviction(code, before_[i], ledger.parts()[i]);
+  }
+  if (!wrapper() && !first.encoder()) SeePlacement(code, first);
+}
+
+void Observer::SeeBatch() {
+  const std::size_t tokens = positions_.size();
+  Hit(At("batch_of_capacity"),
+      pass_ && std::ssize(positions_) == setup_.init.capacity);
+  bool unsorted = false;
+  bool repeated = false;
+  for (std::size_t i = 0; i < tokens; ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (sequences_[i] != sequences_[j]) continue;
+      unsorted = unsorted || positions_[j] > positions_[i];
+      repeated = repeated || positions_[j] == positions_[i];
+    }
+  }
+  Hit(At("unsorted"), unsorted);
+  Hit(At("repeated"), repeated);
+  bool interleaved = false;
+  for (std::size_t i = 2; i < tokens; ++i) {
+    interleaved = interleaved || (sequences_[i] == sequences_[i - 2] &&
+                                  sequences_[i] != sequences_[i - 1]);
+  }
+  Hit(At("interleaved"), interleaved);
+  Hit(At("position_max"),
+      pass_ && std::find(positions_.begin(), positions_.end(), kOpenEnd) !=
+                   positions_.end());
+  Hit(At("sequence_max"), pass_ && sequences_.front() > 1 << 30);
+  const CacheLedger& before = before_.front();
+  const Extent stored = ExtentOf(before, sequences_.front());
+  const std::int64_t position = positions_.front();
+  Hit(At("position_again"), Kept(before, sequences_.front(), position));
+  Hit(At("gap"), stored.count > 0 && position > stored.last + 1);
+}
+
+void Observer::SeeEviction(StatusCode code, const CacheLedger& before,
+                           const CacheLedger& after) {
+  bool any = false;
+  for (const LedgerToken& token : before.tokens()) {
+    std::size_t lost = 0;
+    for (const int seq : token.sequences) {
+      if (Kept(after, seq, token.position)) continue;
+      ++lost;
+      Hit(At("evicted"), InBatch(seq));
+      Hit(At("evicted_idle"), !InBatch(seq));
+      Hit(At("evicted_whole"), token.position == ExtentOf(before, seq).last);
+    }
+    any = any || lost > 0;
+    const std::size_t owners = token.sequences.size();
+    Hit(At("evicted_one_owner"), lost > 0 && lost < owners);
+    Hit(At("evicted_all_owners"), lost > 1 && lost == owners);
+  }
+  const auto needed = std::ssize(before.tokens()) + std::ssize(positions_);
+  Hit(At("eviction_makes_room"), any && pass_ && needed > before.cells());
+  Hit(At("full_after_eviction"), any && code == StatusCode::kCacheFull);
+  full_ = full_ || std::ssize(after.tokens()) == after.cells();
+}
+
+// Of one cache: where the batch went.
+void Observer::SeePlacement(StatusCode code, const CacheLedger& after) {
+  const bool full = code == StatusCode::kCacheFull;
+  const auto cells = static_cast<std::size_t>(after.cells());
+  const std::size_t tokens = positions_.size();
+  // By cell, after the eviction.
+  std::vector<std::size_t> owners(cells);
+  for (const CellEntry& entry : cells_) {
+    if (!Kept(after, entry.sequence, entry.position)) continue;
+    ++owners[static_cast<std::size_t>(entry.cell)];
+  }
+  const std::size_t free =
+      static_cast<std::size_t>(std::count(owners.begin(), owners.end(), 0U));
+  Hit(At("filled"), !full && tokens == free);
+  Hit(At("full_by_one"), full && tokens == free + 1);
+  Hit(At("full_when_empty"), full && tokens > cells);
+  Hit(At("batch_of_all_cells"), !full && tokens == cells);
+  std::size_t begin = 0;
+  std::size_t length = 0;  // Of the run of free cells from `begin` on.
+  for (std::size_t i = 0; i < cells && length < tokens; ++i) {
+    if (owners[i] > 0) {
+      length = 0;
+      begin = i + 1;
+    } else {
+      ++length;
+    }
+  }
+  const bool found = length == tokens;
+  if (setup_.spec.placement == Placement::kScatter) {
+    return Hit(At("scattered"), !full && !found);
+  }
+  if (!found) return SeeDefrag(code, owners);
+  const std::size_t end = begin + length;
+  const auto first_free = std::find(owners.begin(), owners.end(), 0U);
+  Hit(At("run_too_short"),
+      first_free < owners.begin() + static_cast<std::ptrdiff_t>(begin));
+  Hit(At("run_exact"), begin > 0 && end < cells && owners[end] > 0);
+  Hit(At("run_at_end"), end == cells);
+}
+
+void Observer::SeeDefrag(StatusCode code,
+                         const std::vector<std::size_t>& owners) {
+  std::size_t last = owners.size();
+  while (last > 0 && owners[last - 1] == 0) --last;
+  std::size_t holes = 0;
+  std::size_t runs = 0;
+  for (std::size_t i = 0; i < last; ++i) {
+    if (owners[i] > 0) continue;
+    ++holes;
+    runs += owners[i + 1] > 0 ? 1 : 0;
+  }
+  if (holes == 0) return;  // Nothing to move.
+  Hit(At("defrag_one_hole"), holes == 1);
+  Hit(At("defrag_two_runs"), runs > 1);
+  Hit(At("defrag_full"), code == StatusCode::kCacheFull);
+  Hit(At("defrag_layers"), layers_.size() > 1);
+  const auto moved = owners.begin() + static_cast<std::ptrdiff_t>(last - holes);
+  Hit(At("defrag_shared"),
+      std::any_of(moved, owners.end(), [](std::size_t n) { return n > 1; }));
+}
+
+void Observer::SeeSizes() {
+  const std::size_t tokens = positions_.size();
+  Hit(At("batch_65"), tokens > 64);
+  Hit(At("batch_257"), tokens > 256);
+  Hit(At("layers_17"), pass_ && setup_.layers > 16);
+}
+
+// Before a call.
+void Observer::SeeOwners() {
+  if (cells_.size() <= 64) return;
+  std::set<int> sequences;
+  std::size_t of_cell = 0;
+  std::size_t owners = 0;
+  for (std::size_t i = 0; i < cells_.size(); ++i) {
+    sequences.insert(cells_[i].sequence);
+    const bool same = i > 0 && cells_[i - 1].cell == cells_[i].cell;
+    of_cell = same ? of_cell + 1 : 1;
+    owners = std::max(owners, of_cell);
+  }
+  Hit(At("sequences_65"), sequences.size() > 64);
+  Hit(At("owners_65"), owners > 64);
+}
+
+void Observer::Snapshot() { Hit(At("snapshot_in_pass"), pass_); }
+void Observer::Add(bool any) { Hit(At("added_in_pass"), pass_ && any); }
+
+void Observer::SetCausal(std::span<const int> except) {
+  const std::set<int> now(except.begin(), except.end());
+  const int last = static_cast<int>(positions_.size()) - 1;
+  Hit(At("except_first"), last > 0 && now.contains(0));
+  Hit(At("except_last"), last > 0 && now.contains(last));
+  Hit(At("except_several"), now.size() > 1);
+  Hit(At("except_65"), !now.empty() && *now.rbegin() > 64);
+  Hit(At("except_cleared"), now.empty() && !except_.empty());
+  except_ = now;
+}
+
+void Observer::Put(std::size_t part, int layer, DType dtype) {
+  const bool known = layers_.contains(layer);
+  Hit(At("put_rounded"),
+      setup_.init.dtype != DType::kF32 && dtype == DType::kF32);
+  Hit(At("v_dtype"),
+      setup_.config.v_dtype.value_or(setup_.init.dtype) != setup_.init.dtype);
+  Hit(At("reput"), pass_layers_.contains(layer));
+  Hit(At("layer_reserved"), reserved_ && !known);
+  Hit(At("encoder_reput"),
+      known && !reserved_ && SpecOf(part).kind == Kind::kEncoder);
+  SeeOrder(part, layer);
+  const RowDims& rows = setup_.rows;
+  Hit(At("row_257"), rows.k_head_dim * rows.kv_heads > 256);
+  layers_.insert(layer);
+  pass_layers_.insert(layer);
+}
+
+void Observer::SeeOrder(std::size_t part, int layer) {
+  Hit(At("layer_before_type"), type_was_last_);
+  Hit(At("layers_back"), layer < last_put_);
+  Hit(At("get_between_puts"), got_ && !pass_layers_.contains(layer));
+  Hit(At("change_before_put"), changed_);
+  places_.emplace(layer, part);
+  const auto other = places_.lower_bound({layer, 0});
+  Hit(At("layer_of_another_type"),
+      std::next(other) != places_.end() && std::next(other)->first == layer);
+  last_put_ = layer;
+}
+
+void Observer::Get(std::size_t part, int layer, const KvView& view,
+                   const reference::Ledger& ledger, const Cache& reference) {
+  got_ = true;
+  if (view.mask.data == nullptr) return;
+  Hit(At("columns_257"), view.mask.shape[0] > 256);
+  Hit(At("columns_1025"), view.mask.shape[0] > 1024);
+  Hit(At("mask_padded_by_64"),
+      view.mask.shape[1] > std::ssize(positions_) + 64);
+  if (reserved_) return;
+  std::vector<CellEntry> cells;
+  reference.ListCells(cells);
+  SeeView(view, cells, reference.CellCount());
+  SeeRows(part, layer, ledger.parts()[part]);
+  const CacheSpec& spec = SpecOf(part);
+  if (Windowed(spec)) SeeWindow(*spec.window, view, cells);
+}
+
+void Observer::SeeView(const KvView& view, const std::vector<CellEntry>& cells,
+                       int cell_count) {
+  const auto first = static_cast<std::size_t>(view.first_cell);
+  const std::size_t end = first + static_cast<std::size_t>(view.mask.shape[0]);
+  std::vector<bool> used(static_cast<std::size_t>(cell_count));
+  std::vector<bool> mine(used.size());
+  for (const CellEntry& entry : cells) {
+    const auto cell = static_cast<std::size_t>(entry.cell);
+    used[cell] = true;
+    mine[cell] = mine[cell] || InBatch(entry.sequence);
+  }
+  bool strangers = false;
+  bool cut = false;
+  bool below = false;
+  bool hole = false;  // After a used cell.
+  bool hole_in_view = false;
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    const bool in_view = i >= first && i < end;
+    strangers = strangers || (in_view && used[i] && !mine[i]);
+    cut = cut || (!in_view && mine[i]);
+    below = below || (i < first && !used[i]);
+    hole = hole || (in_view && i > first && used[i - 1] && !used[i]);
+    hole_in_view = hole_in_view || (in_view && hole && used[i]);
+  }
+  Hit(At("view_not_at_zero"), first > 0);
+  Hit(At("hole_below_view"), below);
+  Hit(At("hole_in_view"), hole_in_view);
+  Hit(At("view_padded"), setup_.config.cache_padding > 1 && !used[end - 1]);
+  Hit(At("view_cuts_sequence"), cut);
+  Hit(At("view_strangers"), strangers);
+  Hit(At("mask_padded"), view.mask.shape[1] > std::ssize(positions_));
+  const bool within_word =
+      view.mask.dtype == DType::kBits && first % kWordCells != 0;
+  Hit(At("mask_bits_within_word"), within_word);
+  Hit(At("mask_bits_two_words"),
+      within_word && first / kWordCells != (end - 1) / kWordCells);
+}
+
+void Observer::SeeRows(std::size_t part, int layer, const CacheLedger& ledger) {
+  const CacheSpec& spec = SpecOf(part);
+  std::size_t of_pass = 0;
+  bool never_put = false;
+  bool later = false;
+  for (const LedgerToken& token : ledger.tokens()) {
+    of_pass += token.row >= 0 ? 1 : 0;
+    for (std::size_t i = 0; i < positions_.size(); ++i) {
+      const int row = static_cast<int>(i);
+      if (!ledger.Entitled(row, token)) continue;
+      never_put = never_put || !token.rows.contains(layer);
+      later =
+          later || (except_.contains(row) && token.position > positions_[i]);
+    }
+  }
+  bool chunk_edge = false;
+  for (std::size_t i = 0; i < positions_.size(); ++i) {
+    chunk_edge = chunk_edge || (spec.kind == Kind::kChunked &&
+                                positions_[i] % spec.chunk == 0 &&
+                                Kept(ledger, sequences_[i], positions_[i] - 1));
+  }
+  Hit(At("row_never_put"), never_put);
+  Hit(At("except_sees_later"), later);
+  Hit(At("chunk_edge"), chunk_edge);
+  Hit(At("pass_outlived"), of_pass < positions_.size());
+}
+
+void Observer::SeeWindow(std::int64_t window, const KvView& view,
+                         const std::vector<CellEntry>& cells) {
+  const std::int64_t first = view.first_cell;
+  const std::int64_t end = first + view.mask.shape[0];
+  bool edge = false;
+  bool past = false;
+  for (std::size_t i = 0; i < positions_.size(); ++i) {
+    const std::int64_t reach = positions_[i] - window;
+    std::int64_t oldest = kOpenEnd;
+    bool in_view = false;
+    for (const CellEntry& entry : cells) {
+      if (entry.sequence != sequences_[i] || entry.position >= oldest) continue;
+      oldest = entry.position;
+      in_view = entry.cell >= first && entry.cell < end;
+    }
+    edge = edge || (window > 0 && oldest == reach);
+    past = past || (oldest == reach - 1 && in_view);
+  }
+  Hit(At("window_edge"), edge);
+  Hit(At("window_past_edge"), past);
+}
+
+void Observer::Remove(int seq, std::int32_t begin, std::int32_t end,
+                      StatusCode code, const reference::Ledger& ledger) {
+  const bool ok = code == StatusCode::kOk;
+  changed_ = changed_ || (pass_ && ok);
+  Hit(At("shift_refused_shared"), code == StatusCode::kSharedCells);
+  Hit(At("shift_refused_none"), code == StatusCode::kNotSupported);
+  Hit(At("wrapper_remove_refused"),
+      !ok && wrapper() && !before_.front().encoder() &&
+          before_.front().Remove(seq, begin, end).ok());
+  if (!ok) return;
+  for (std::size_t i = 0; i < before_.size(); ++i) {
+    if (before_[i].encoder()) {
+      const bool cached = ledger.parts()[i].slots().cached;
+      Hit(At("encoder_forgets"), before_[i].slots().cached && !cached);
+      Hit(At("encoder_keeps"), cached && end > begin);
+      continue;
+    }
+    SeeRange(seq, begin, end, i);
+    if (end != kOpenEnd) SeeShift(seq, begin, end, before_[i]);
+  }
+}
+
+void Observer::SeeRange(int seq, std::int64_t begin, std::int32_t end,
+                        std::size_t part) {
+  const CacheLedger& before = before_[part];
+  const bool open = end == kOpenEnd;
+  const Extent all = ExtentOf(before, seq);
+  std::int64_t leaving = 0;
+  bool shared = false;
+  bool in_pass = false;
+  for (const LedgerToken& token : before.tokens()) {
+    if (!token.HeldBy(seq) || token.position < begin) continue;
+    if (token.position >= end && !open) continue;
+    ++leaving;
+    shared = shared || token.sequences.size() > 1;
+    in_pass = in_pass || token.row >= 0;
+  }
+  const bool whole = leaving > 0 && leaving == all.count;
+  Hit(At("remove_unknown"), all.count == 0);
+  Hit(At("remove_nothing"), all.count > 0 && leaving == 0 && begin < end);
+  Hit(At("remove_zero_length"), all.count > 0 && begin == end);
+  Hit(At("remove_all_open"), whole && open);
+  Hit(At("remove_all_range"), whole && !open);
+  Hit(At("remove_past_end"), !open && leaving > 0 && end > all.last + 1);
+  Hit(At("remove_one_owner"), shared);
+  Hit(At("remove_in_pass"), in_pass);
+  const CacheSpec& spec = SpecOf(part);
+  Hit(At("remove_at_window"), Windowed(spec) && leaving > 0 && !open &&
+                                  begin > all.first && end <= all.last &&
+                                  begin == all.last - *spec.window);
+}
+
+void Observer::SeeShift(int seq, std::int64_t begin, std::int64_t end,
+                        const CacheLedger& before) {
+  bool moves = false;
+  bool rows = false;
+  bool layers = false;
+  bool bare = false;
+  bool shared = false;
+  for (const LedgerToken& token : before.tokens()) {
+    if (!token.HeldBy(seq)) continue;
+    shared = shared || (token.position < begin && token.sequences.size() > 1);
+    if (token.position < end) continue;
+    moves = moves || begin < end;
+    rows = rows || !token.rows.empty();
+    layers = layers || token.rows.size() > 1;
+    bare = bare || token.rows.empty();
+  }
+  Hit(At("shift"), moves);
+  Hit(At("shift_shared_earlier"), moves && shared);
+  const DType dtype = setup_.init.dtype;
+  Hit(At("shift_f16"), moves && rows && dtype == DType::kF16);
+  Hit(At("shift_bf16"), moves && rows && dtype == DType::kBF16);
+  Hit(At("shift_f8"), moves && rows && dtype == DType::kF8);
+  Hit(At("shift_blocks"), moves && rows && IsBlockDType(dtype));
+  Hit(At("shift_layers"), moves && layers);
+  Hit(At("shift_bare"), moves && bare);
+}
+
+void Observer::CopyPrefix(int src, int dst, std::int32_t len, StatusCode code) {
+  Hit(At("copy_refused"), code == StatusCode::kNotSupported);
+  if (code != StatusCode::kOk) return;
+  changed_ = changed_ || pass_;
+  for (const CacheLedger& before : before_) {
+    const Extent from = ExtentOf(before, src);
+    const Extent to = ExtentOf(before, dst);
+    const bool self = src == dst;
+    bool any = false;
+    bool both = false;
+    bool third = false;
+    bool in_pass = false;
+    for (const LedgerToken& token : before.tokens()) {
+      if (!token.HeldBy(src)) continue;
+      both = both || token.HeldBy(dst);
+      if (token.position >= len) continue;
+      any = true;
+      third = third || (token.sequences.size() > 1 && !token.HeldBy(dst));
+      in_pass = in_pass || token.row >= 0;
+    }
+    Hit(At("copy_self"), self && from.last >= len);
+    Hit(At("copy_self_whole"), self && any && from.last < len);
+    Hit(At("copy_nothing"), from.count == 0 && to.count > 0);
+    if (self) continue;
+    Hit(At("copy_onto_live"), any && to.count > 0);
+    Hit(At("copy_onto_copy"), any && both);
+    Hit(At("copy_third"), third);
+    Hit(At("copy_beyond"), any && len > from.last + 1);
+    Hit(At("copy_in_pass"), in_pass);
+  }
+}
+
+void Observer::CanResume(int seq, std::int32_t pos,
+                         const reference::Ledger& ledger) {
+  std::size_t yes = 0;
+  for (std::size_t i = 0; i < ledger.parts().size(); ++i) {
+    const CacheLedger& part = ledger.parts()[i];
+    const bool can = part.CanResume(seq, pos);
+    yes += can ? 1 : 0;
+    if (!BoundedMemory(part)) continue;
+    const Extent stored = ExtentOf(part, seq);
+    const std::int64_t needed = pos - *SpecOf(i).window;
+    const bool past_end = pos > stored.last + 1;
+    Hit(At("resume_unknown"), stored.count == 0);
+    Hit(At("resume_edge"), can && needed > 0 && stored.first == needed);
+    Hit(At("resume_evicted"), !can && stored.count > 0 && !past_end);
+    Hit(At("resume_past_end"), !can && stored.count > 0 && past_end);
+  }
+  Hit(At("resume_split"), yes > 0 && yes < ledger.parts().size());
+}
+
+}  // namespace kvtwin::props

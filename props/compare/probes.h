@@ -1,0 +1,254 @@
+// Rare states, by name: a harness that never reaches them proves nothing about
+// them. What is seen is seen from outside, in the calls, the ledger and the
+// cells of the reference: the twins themselves know nothing of it.
+
+#ifndef KVTWIN_PROPS_COMPARE_PROBES_H_
+#define KVTWIN_PROPS_COMPARE_PROBES_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvtwin/cache.h"
+#include "props/history/history.h"
+#include "reference/ledger.h"
+
+namespace kvtwin::props {
+
+struct Probe {
+  std::string_view name;
+  std::string_view statement;
+};
+
+// All there are. A run that never sees one of them is not worth much.
+inline constexpr auto kProbes = std::to_array<Probe>({
+    // StartForward.
+    {"filled", "the batch takes the last free cells: the cache is full"},
+    {"full_by_one", "the batch is refused, with one free cell more it fits"},
+    {"full_when_empty", "the batch has more tokens than the cache has cells"},
+    {"full_after_eviction", "refused, though tokens were evicted for it"},
+    {"full_ends_a_pass", "a refused batch ends the pass before it"},
+    {"batch_of_capacity", "the batch has as many tokens as the capacity"},
+    {"batch_of_all_cells", "the batch has as many tokens as there are cells"},
+    {"unsorted", "positions of one sequence go down within the batch"},
+    {"repeated", "a sequence has a position twice in the batch"},
+    {"position_again", "a position is put that the sequence already stores"},
+    {"gap", "a position is put that does not follow the last stored one"},
+    {"interleaved", "two sequences take turns within the batch"},
+    {"position_max", "a token is stored at position INT32_MAX"},
+    {"sequence_max", "a sequence has an id above 2^30"},
+    {"evicted", "a sequence of the batch loses tokens to its window"},
+    {"evicted_idle", "a sequence that is not in the batch is evicted from"},
+    {"evicted_one_owner", "a shared token is evicted by one owner only"},
+    {"evicted_all_owners", "a shared token is evicted by all of its owners"},
+    {"evicted_whole", "a sequence loses all that it had stored"},
+    {"eviction_makes_room", "without the eviction the batch would not fit"},
+    {"run_too_short", "contiguous: the first free run is too short"},
+    {"run_exact", "contiguous: the run has just the length, used on each side"},
+    {"run_at_end", "contiguous: the batch takes the very last cell"},
+    {"scattered", "scatter: the batch's cells are not neighbours"},
+    {"defrag_one_hole", "defrag with a single free cell below used ones"},
+    {"defrag_two_runs", "defrag with several runs of free cells"},
+    {"defrag_full", "defrag, and still there is no room"},
+    {"defrag_shared", "defrag moves a token that several sequences hold"},
+    {"defrag_layers", "defrag moves rows of more than one layer"},
+    {"wrapper_second_full", "the first cache has room, a later one is full"},
+    {"wrapper_encoder_back", "an encoder gives back a batch of images"},
+    {"reserved", "a reserving pass with tokens in the cache"},
+    {"reserved_full", "a reserving pass on a full cache"},
+    {"reserved_twice", "a reserving pass right after another"},
+    {"legal_pass", "a batch of a legal client, which may not be refused"},
+    // SetCausal, Put and Get.
+    {"except_first", "the first token of several is excepted"},
+    {"except_last", "the last token of several is excepted"},
+    {"except_several", "several tokens are excepted"},
+    {"except_sees_later", "an excepted token sees a token after it"},
+    {"except_cleared", "exceptions are taken back within the pass"},
+    {"view_not_at_zero", "the view starts after the first cell"},
+    {"hole_below_view", "a free cell lies below the view"},
+    {"hole_in_view", "a free cell lies between used ones of the view"},
+    {"view_padded", "padding adds columns that nobody sees to the view"},
+    {"view_cuts_sequence", "a token of the batch's sequence is not in view"},
+    {"view_strangers", "the view holds tokens of sequences not in the batch"},
+    {"mask_padded", "the mask has rows that belong to no token"},
+    {"mask_bits_within_word", "the view of a bit mask begins within a word"},
+    {"mask_bits_two_words", "a word of a bit mask takes bits of two words"},
+    {"window_edge", "the oldest token lies just inside of the window"},
+    {"window_past_edge", "the oldest token in view lies just outside of it"},
+    {"chunk_edge", "a token begins a chunk, the one before it is stored"},
+    {"row_never_put", "a token is seen whose rows were never put"},
+    {"put_rounded", "f32 rows are put into a cache of another dtype"},
+    {"v_dtype", "V is stored in another dtype than K"},
+    {"reput", "rows are put a second time in a pass"},
+    {"layer_reserved", "a layer is first put in a reserving pass"},
+    {"pass_outlived", "Get after the pass's own tokens are partly gone"},
+    // Calls in other orders than a server's.
+    {"layer_before_type", "a layer is picked before its cache, and put"},
+    {"layers_back", "a layer is put after a higher one"},
+    {"get_between_puts", "a layer is put in a pass after another was read"},
+    {"change_before_put", "Remove or CopyPrefix between StartForward and Put"},
+    {"layer_of_another_type", "a layer is put into two of a wrapper's caches"},
+    {"snapshot_in_pass", "a snapshot while there is a pass"},
+    {"added_in_pass", "a sequence is added while there is a pass"},
+    // Large in one dimension, past what the code takes at a time.
+    {"owners_65", "a token has more than 64 owners"},
+    {"sequences_65", "more than 64 sequences hold tokens"},
+    {"batch_65", "a batch has more than 64 tokens"},
+    {"batch_257", "a batch has more than 256 tokens"},
+    {"except_65", "a token of an index above 64 is excepted"},
+    {"columns_257", "a view has more than 256 columns"},
+    {"columns_1025", "a view has more than 1024 columns"},
+    {"layers_17", "there are more than 16 layers"},
+    {"row_257", "a row of K has more than 256 elements"},
+    {"mask_padded_by_64", "the mask has more than 64 rows without a token"},
+    // Remove.
+    {"remove_nothing", "a range without tokens of a sequence that has some"},
+    {"remove_unknown", "from a sequence that holds nothing"},
+    {"remove_all_open", "everything, with the open end"},
+    {"remove_all_range", "everything, with a range that ends"},
+    {"remove_zero_length", "a range of length zero, of a sequence with tokens"},
+    {"remove_past_end", "a range that ends after the last token"},
+    {"remove_one_owner", "a shared token leaves one of its sequences"},
+    {"remove_at_window", "a range from the middle, begun at the window's edge"},
+    {"remove_in_pass", "tokens of the current batch"},
+    {"shift", "later tokens move down"},
+    {"shift_shared_earlier", "tokens move while an earlier one is shared"},
+    {"shift_refused_shared", "refused: a later token is shared"},
+    {"shift_refused_none", "refused: there is no shift function"},
+    {"shift_f16", "a shift rewrites f16 rows"},
+    {"shift_bf16", "a shift rewrites bf16 rows"},
+    {"shift_f8", "a shift rewrites f8 rows"},
+    {"shift_blocks", "a shift rewrites rows of q8_0 or q4_0"},
+    {"shift_layers", "a shift rewrites rows of more than one layer"},
+    {"shift_bare", "a shift moves a token without rows"},
+    {"wrapper_remove_refused", "a later cache refuses what the first would do"},
+    // CopyPrefix.
+    {"copy_self", "a sequence onto itself, which truncates it"},
+    {"copy_self_whole", "a sequence onto itself, all of it"},
+    {"copy_onto_live", "onto a sequence that holds other tokens"},
+    {"copy_onto_copy", "onto a sequence that shares tokens with the source"},
+    {"copy_nothing", "of an empty sequence onto one with tokens"},
+    {"copy_third", "a token gets its third owner"},
+    {"copy_beyond", "a length beyond the last token"},
+    {"copy_refused", "refused: there is an encoder"},
+    {"copy_in_pass", "tokens of the current batch"},
+    // CanResume.
+    {"resume_edge", "yes, with the oldest token just at the window's edge"},
+    {"resume_evicted", "no: a token of the window is gone"},
+    {"resume_past_end", "no: past the token after the last"},
+    {"resume_unknown", "no: the sequence holds nothing"},
+    {"resume_split", "no, because of one of a wrapper's caches only"},
+    // Encoder.
+    {"encoder_reput", "an encoder's slot is put again"},
+    {"encoder_forgets", "a Remove covers the position of the slot"},
+    {"encoder_keeps", "a Remove elsewhere leaves the slot cached"},
+});
+
+// What happened in a run.
+struct Census {
+  std::array<std::int64_t, kProbes.size()> hits = {};
+  std::int64_t histories = 0;
+  std::int64_t discarded = 0;  // No cache could be made of the setup.
+  std::int64_t full = 0;       // Histories in which the cache was full.
+  std::int64_t calls = 0;      // That have an outcome.
+  std::int64_t refused = 0;    // With cache_full and the like; no misuse.
+
+  void Add(const Census& other);
+};
+
+// Why what a run found means less than it seems, if it does: probes that were
+// never hit, too many or too few refusals, histories that were none, caches
+// that were hardly ever full.
+std::vector<std::string> Vacuity(const Census& census);
+
+// Watches one history. Look() before a call, then what was asked and answered,
+// with the ledger, and the reference twin's cells, as they are now.
+class Observer {
+ public:
+  Observer(const Setup& setup, Census& census)
+      : setup_(setup), census_(census) {}
+
+  void Look(const reference::Ledger& ledger, const Cache& reference);
+  // Of any call.
+  void Outcome(StatusCode code);
+  // At the end of the history.
+  void End(bool ran);
+
+  void StartForward(const Batch& batch, bool reserve, StatusCode code,
+                    const reference::Ledger& ledger);
+  void SetCausal(std::span<const int> except);
+  // `part`: the place of the active cache in its wrapper, or 0.
+  void Put(std::size_t part, int layer, DType dtype);
+  void Get(std::size_t part, int layer, const KvView& view,
+           const reference::Ledger& ledger, const Cache& reference);
+  void Remove(int seq, std::int32_t begin, std::int32_t end, StatusCode code,
+              const reference::Ledger& ledger);
+  void CopyPrefix(int src, int dst, std::int32_t len, StatusCode code);
+  void EndPass() { pass_ = reserved_ = false; }
+  // SetLayer, or SetLayerType.
+  void Select(bool type) { type_was_last_ = type; }
+  void Snapshot();
+  void Add(bool any);
+  void CanResume(int seq, std::int32_t pos, const reference::Ledger& ledger);
+
+ private:
+  void Hit(std::size_t probe, bool seen) {
+    if (seen) ++census_.hits[probe];
+  }
+  const CacheSpec& SpecOf(std::size_t part) const {
+    return setup_.spec.caches.empty() ? setup_.spec : setup_.spec.caches[part];
+  }
+  bool wrapper() const { return !setup_.spec.caches.empty(); }
+  bool InBatch(int seq) const;
+
+  void SeeBatch();
+  void SeeSizes();
+  void SeeOwners();
+  void SeeOrder(std::size_t part, int layer);
+  void SeeEviction(StatusCode code, const reference::CacheLedger& before,
+                   const reference::CacheLedger& after);
+  void SeePlacement(StatusCode code, const reference::CacheLedger& after);
+  void SeeDefrag(StatusCode code, const std::vector<std::size_t>& owners);
+  void SeeView(const KvView& view, const std::vector<CellEntry>& cells,
+               int cell_count);
+  void SeeRows(std::size_t part, int layer,
+               const reference::CacheLedger& ledger);
+  void SeeWindow(std::int64_t window, const KvView& view,
+                 const std::vector<CellEntry>& cells);
+  void SeeRange(int seq, std::int64_t begin, std::int32_t end,
+                std::size_t part);
+  void SeeShift(int seq, std::int64_t begin, std::int64_t end,
+                const reference::CacheLedger& before);
+
+  const Setup& setup_;
+  Census& census_;
+  bool full_ = false;  // At any time.
+
+  // Before the call.
+  std::vector<reference::CacheLedger> before_;
+  std::vector<CellEntry> cells_;
+
+  // Of the current pass.
+  std::vector<std::int64_t> positions_;
+  std::vector<int> sequences_;
+  std::set<int> except_;
+  std::set<int> pass_layers_;  // Put in it.
+  int last_put_ = -1;          // The last of them.
+  bool changed_ = false;       // By Remove or CopyPrefix.
+  bool got_ = false;
+  bool pass_ = false;
+  bool reserved_ = false;
+  std::set<int> layers_;  // Put ever.
+  std::set<std::pair<int, std::size_t>> places_;
+  bool type_was_last_ = false;
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_COMPARE_PROBES_H_

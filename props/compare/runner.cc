@@ -1,0 +1,505 @@
+#include "props/compare/runner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <set>
+#include <utility>
+
+#include "props/base/check_name.h"
+#include "props/compare/duo.h"
+#include "props/compare/trio.h"
+#include "props/history/misuse.h"
+
+namespace kvtwin::props {
+namespace {
+
+// Turns the operations of a history, whose arguments are relative to the state,
+// into calls. If the setup is legal, into calls that are never refused.
+class Client {
+ public:
+  // What it does, legal or not, is added to `done`, if given.
+  Client(const Setup& setup, const Subject& subject, Driver& driver,
+         std::vector<Op>* done = nullptr)
+      : setup_(setup),
+        abilities_(subject.abilities),
+        is_twin_(subject.is_twin()),
+        driver_(driver),
+        done_(done) {}
+
+  void Do(const Op& op);
+
+ private:
+  void Note(const Op& op) {
+    if (done_ != nullptr) done_->push_back(op);
+  }
+  void Note(OpKind kind, int seq, std::int32_t begin, std::int32_t end,
+            int dst = 0) {
+    if (done_ == nullptr) return;
+    Op& op = done_->emplace_back();
+    op.kind = kind;
+    op.seq = seq - setup_.first_id;
+    op.dst = dst;
+    op.begin.offset = begin;
+    op.open = end == kOpenEnd;
+    if (!op.open) op.end.offset = end;
+  }
+  StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) {
+    const auto bit =
+        end == kOpenEnd ? KVTWIN_CAN_REMOVE_TAIL : KVTWIN_CAN_REMOVE_MIDDLE;
+    if (!abilities_.Can(bit) || driver_.ledger().RemoveIsOpen(seq, end)) {
+      return StatusCode::kNotSupported;
+    }
+    const bool whole = begin == 0 && end == kOpenEnd;
+    if (whole) held_.erase(seq);
+    Note(OpKind::kDrop, seq, begin, end);
+    const StatusCode code = driver_.Remove(seq, begin, end);
+    // No rule says which tokens are left.
+    if (code != StatusCode::kOk && !whole &&
+        abilities_.Cannot(KVTWIN_CANNOT_UNDO_REMOVE)) {
+      Remove(seq, 0, kOpenEnd);
+    }
+    return code;
+  }
+  bool CanResume(int seq, std::int32_t pos) {
+    if (!abilities_.can_resume || pos > abilities_.LastPosition()) {
+      return driver_.ledger().CanResume(seq, pos, /*surely=*/true);
+    }
+    Note(OpKind::kAsk, seq, 0, pos);
+    return driver_.CanResume(seq, pos);
+  }
+  void CopyPrefix(int src, int dst, std::int32_t len) {
+    if (!abilities_.Can(KVTWIN_CAN_COPY_PREFIX)) return;
+    if (src == dst && abilities_.Cannot(KVTWIN_CANNOT_COPY_TO_ITSELF)) return;
+    if (!abilities_.Can(KVTWIN_CAN_SHARE)) len = Next(src);
+    Note(OpKind::kCopy, src, 0, len, dst - setup_.first_id);
+    driver_.CopyPrefix(src, dst, len);
+  }
+
+  // Whether it was done: not if it is everybody's own affair what moves.
+  bool Shift(int seq, std::int32_t begin, std::int32_t end,
+             std::int32_t delta) {
+    if (!abilities_.shift) return true;
+    if (driver_.ledger().MoveIsOpen(seq, begin, end)) return false;
+    if (abilities_.max_position > 0) {
+      delta = std::min(delta, abilities_.LastEnd() - Next(seq));
+    }
+    Note(OpKind::kShift, seq, begin, end);
+    if (done_ != nullptr) done_->back().delta = delta;
+    driver_.Shift(seq, begin, end, delta);
+    return true;
+  }
+
+  void Put(const Op& op);
+  void Drop(const Op& op);
+  void Copy(const Op& op);
+  void CopyTo(int dst, const Op& op);
+  void DoPlain(const Op& op);
+  void DoCall(const Op& op);
+  bool MayUse(Place place) const;
+  std::vector<Segment> MakeSegments(const Op& op);
+  Segment Legalized(Segment segment, std::size_t batch_room);
+  void AppendSegment(const Segment& segment, Tokens& batch);
+
+  // The state, as the ledger tells it.
+  std::int32_t Next(int seq);
+  std::int64_t Free();
+  std::int32_t Resolve(int seq, const RelativePos& pos);
+  // The id of the sequence that an operation calls `seq`.
+  int IdOf(int seq) const {
+    const bool within =
+        setup_.legal || !abilities_.Can(KVTWIN_CAN_ANY_SEQUENCE);
+    const std::int64_t legal = within ? seq % setup_.init.max_sequences : seq;
+    return static_cast<int>(
+        std::min<std::int64_t>(legal + setup_.first_id, kOpenEnd));
+  }
+
+  const Setup& setup_;
+  const Abilities& abilities_;
+  const bool is_twin_;
+  Driver& driver_;
+  std::vector<Op>* done_;
+  std::set<int> held_;  // Put, and not removed since.
+};
+
+// By all of a wrapper's caches: one may have evicted what another still has.
+std::int32_t Client::Next(int seq) {
+  std::int64_t next = 0;
+  for (const auto& part : driver_.ledger().parts()) {
+    for (const auto& token : part.tokens()) {
+      if (token.HeldBy(seq)) next = std::max(next, token.position + 1);
+    }
+  }
+  return static_cast<std::int32_t>(std::min<std::int64_t>(next, kOpenEnd));
+}
+
+std::int64_t Client::Free() {
+  std::int64_t free = setup_.init.max_batch;
+  for (const auto& part : driver_.ledger().parts()) {
+    if (part.encoder()) continue;
+    free = std::min(free, part.cells() - std::ssize(part.tokens()));
+  }
+  return free;
+}
+
+std::int32_t Client::Resolve(int seq, const RelativePos& pos) {
+  const std::int64_t from = pos.from_end ? Next(seq) : 0;
+  return static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(from + pos.offset, 0, abilities_.LastEnd()));
+}
+
+// A segment as a legal client would send it, after making room for it.
+Segment Client::Legalized(Segment segment, std::size_t batch_room) {
+  // All of it was evicted: it begins anew, and the backend is told.
+  if (abilities_.OnlyGoesOn() && Next(segment.seq) == 0 &&
+      held_.contains(segment.seq)) {
+    Remove(segment.seq, 0, kOpenEnd);
+  }
+  // It asks where it cannot know whether the end is still there.
+  const std::int32_t next = Next(segment.seq);
+  if (driver_.ledger().EndIsOpen(segment.seq) &&
+      !CanResume(segment.seq, next)) {
+    Remove(segment.seq, 0, kOpenEnd);
+  }
+  const int capacity = setup_.init.capacity;
+  segment.delta = 0;
+  segment.order = Segment::Order::kUp;
+  segment.count =
+      std::min({segment.count, capacity, static_cast<int>(batch_room)});
+  const std::int64_t over =
+      std::int64_t{Next(segment.seq)} + segment.count - capacity;
+  if (over > 0) {  // A context shift: half of it goes.
+    const auto discard =
+        static_cast<std::int32_t>(std::max<std::int64_t>(over, capacity / 2));
+    const StatusCode code = Remove(segment.seq, 0, discard);
+    if (code != StatusCode::kOk) Remove(segment.seq, 0, kOpenEnd);
+    // It may have left a gap.
+    const bool gap = Next(segment.seq) + segment.count - capacity == over;
+    if (gap && !Shift(segment.seq, discard, kOpenEnd, -discard)) {
+      Remove(segment.seq, 0, kOpenEnd);
+    }
+  }
+  // Where nothing can be removed, no more than there is room for.
+  segment.count = static_cast<int>(std::min<std::int64_t>(
+      segment.count, std::max(0, capacity - Next(segment.seq))));
+  held_.insert(segment.seq);
+  return segment;
+}
+
+void Client::AppendSegment(const Segment& segment, Tokens& batch) {
+  const std::int64_t first = std::int64_t{Next(segment.seq)} + segment.delta;
+  for (int i = 0; i < segment.count; ++i) {
+    std::int64_t position = first;
+    if (segment.order == Segment::Order::kUp) position += i;
+    if (segment.order == Segment::Order::kDown) {
+      position += segment.count - 1 - i;
+    }
+    batch.positions.push_back(static_cast<std::int32_t>(
+        std::clamp<std::int64_t>(position, 0, abilities_.LastPosition())));
+    batch.sequences.push_back(segment.seq);
+  }
+}
+
+// Segments of several sequences, as many segments.
+std::vector<Segment> OneSequenceEach(const std::vector<Segment>& segments) {
+  std::vector<Segment> all;
+  for (Segment segment : segments) {
+    for (; segment.more >= 0; ++segment.seq, --segment.more) {
+      all.push_back(segment);
+      all.back().more = 0;
+    }
+  }
+  return all;
+}
+
+// Of ids.
+std::vector<Segment> Client::MakeSegments(const Op& op) {
+  const auto max_batch = static_cast<std::size_t>(setup_.init.max_batch);
+  std::vector<Segment> segments;
+  std::set<int> seen;
+  std::size_t room = max_batch;
+  for (Segment segment : OneSequenceEach(op.segments)) {
+    if (segment.count >= Segment::kFree / 2) {
+      segment.count = static_cast<int>(std::clamp<std::int64_t>(
+          Free() + segment.count - Segment::kFree, 1, setup_.init.max_batch));
+    }
+    if (room == 0) break;
+    segment.seq = IdOf(segment.seq);
+    if (!segments.empty() && segment.seq != segments[0].seq &&
+        !abilities_.Can(KVTWIN_CAN_MIX)) {
+      continue;
+    }
+    if (setup_.legal) {
+      if (!seen.insert(segment.seq).second) continue;
+      segment = Legalized(segment, room);
+      if (segment.count < 1) continue;
+    }
+    segment.count = std::min(segment.count, static_cast<int>(room));
+    room -= static_cast<std::size_t>(segment.count);
+    segments.push_back(segment);
+  }
+  return segments;
+}
+
+void Client::Put(const Op& op) {
+  if (op.reserve && !abilities_.Can(KVTWIN_CAN_RESERVE)) return;
+  const std::vector<Segment> segments = MakeSegments(op);
+  if (segments.empty()) return;
+  Note(op);
+  if (done_ != nullptr) {
+    done_->back().segments = segments;
+    for (Segment& one : done_->back().segments) one.seq -= setup_.first_id;
+  }
+  Tokens batch;
+  for (const Segment& segment : segments) AppendSegment(segment, batch);
+  for (const int index : op.images) {
+    batch.multimodal.push_back(index %
+                               static_cast<int>(batch.positions.size()));
+  }
+  if (!driver_.StartForward(batch, op.reserve)) return;
+  if (!op.except.empty() && abilities_.set_causal) {
+    driver_.SetCausal(op.except);
+  }
+  if (op.single && !abilities_.OnlyGoesOn()) return;
+  Op put = op;  // Where tokens have no cells, there are no older rows.
+  if (abilities_.OnlyGoesOn()) put.keep_rows = false;
+  driver_.PutAll(put);
+  driver_.GetAll();
+}
+
+void Client::Drop(const Op& op) {
+  const int seq = IdOf(op.seq);
+  std::int32_t begin = Resolve(seq, op.begin);
+  std::int32_t end = op.open ? kOpenEnd : Resolve(seq, op.end);
+  if (begin > end) std::swap(begin, end);
+  if (!abilities_.Can(KVTWIN_CAN_REMOVE_MIDDLE)) end = kOpenEnd;
+  if (!setup_.legal) return void(Remove(seq, begin, end));
+  // Going on at `begin`, or anew.
+  if (end == kOpenEnd && begin > 0 && !CanResume(seq, begin)) begin = 0;
+  const StatusCode code = Remove(seq, begin, end);
+  // Without what was last in the window, the past beyond it would have to be
+  // there.
+  const bool goes_on =
+      code == StatusCode::kOk && (Next(seq) == 0 || CanResume(seq, Next(seq)));
+  if (!goes_on) Remove(seq, 0, kOpenEnd);
+}
+
+void Client::Copy(const Op& op) {
+  for (int i = 0; i <= op.more; ++i) CopyTo(IdOf(op.dst + i), op);
+}
+
+void Client::CopyTo(int dst, const Op& op) {
+  const int src = IdOf(op.seq);
+  std::int32_t len = Resolve(src, op.end);
+  if (!setup_.legal) return CopyPrefix(src, dst, len);
+  if (src == dst) return;
+  len = std::min(len, Next(src));
+  CopyPrefix(src, dst, len);
+  if (len > 0 && !CanResume(dst, len)) Remove(dst, 0, kOpenEnd);
+}
+
+void Client::Do(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kPut:
+      return Put(op);
+    case OpKind::kDrop:
+      return Drop(op);
+    case OpKind::kCopy:
+      return Copy(op);
+    case OpKind::kAsk:
+      return void(CanResume(IdOf(op.seq), Resolve(IdOf(op.seq), op.end)));
+    case OpKind::kShift: {
+      const int seq = IdOf(op.seq);
+      const auto [begin, end] = std::minmax(
+          {Resolve(seq, op.begin), op.open ? kOpenEnd : Resolve(seq, op.end)});
+      return void(Shift(seq, begin, end, op.delta));
+    }
+    case OpKind::kAdd:  // What is no longer shared takes up more room.
+      if (setup_.legal) return;
+      [[fallthrough]];
+    default:
+      Note(op);
+      return op.single || op.kind > OpKind::kShift ? DoCall(op) : DoPlain(op);
+  }
+}
+
+// A layer may be one of each cache of a twin. Of other wrappers it is one of
+// the cache that it is put into as a rule.
+bool Client::MayUse(Place place) const {
+  return is_twin_ || TypeOf(setup_, place.layer) == place.type;
+}
+
+// Makes one call, in any order; only caches that take any order are asked.
+void Client::DoCall(const Op& op) {
+  if (abilities_.OnlyGoesOn()) return;
+  const auto types = static_cast<int>(setup_.spec.caches.size());
+  const Place place = driver_.place();
+  switch (op.kind) {
+    case OpKind::kLayer:
+      return driver_.SelectLayer(op.number % setup_.layers);
+    case OpKind::kType:
+      return types > 0 ? driver_.SelectType(op.number % types) : void();
+    case OpKind::kCausal:
+      if (!driver_.in_pass() || !abilities_.set_causal) return;
+      return driver_.Except(op.except);
+    case OpKind::kGet:
+      return driver_.in_pass() && MayUse(place) ? driver_.Read() : void();
+    case OpKind::kReput:
+      return driver_.in_pass() && MayUse(place) ? driver_.Store() : void();
+    case OpKind::kCached:
+      return driver_.Cached();
+    case OpKind::kSnapshot:
+      return abilities_.snapshots ? driver_.Snapshot(IdOf(op.seq)) : void();
+    case OpKind::kAdd:
+      if (!abilities_.snapshots) return;
+      return driver_.Add(IdOf(op.seq), IdOf(op.dst));
+    default:
+      return;
+  }
+}
+
+// Whose arguments mean the same for all clients.
+void Client::DoPlain(const Op& op) {
+  switch (op.kind) {
+    case OpKind::kCausal:
+      if (!driver_.in_pass() || !abilities_.set_causal) return;
+      driver_.SetCausal(op.except);
+      return driver_.GetAll();
+    case OpKind::kGet:
+      return driver_.in_pass() ? driver_.GetAll() : void();
+    case OpKind::kReput:
+      if (!driver_.in_pass() || abilities_.OnlyGoesOn()) return;
+      driver_.PutAll({});
+      return driver_.GetAll();
+    case OpKind::kMisuse:
+      if (!abilities_.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
+      if (!abilities_.set_causal &&
+          MisuseName(op.misuse).starts_with("SetCausal")) {
+        return;
+      }
+      return driver_.Misuse(op.misuse);
+    case OpKind::kPoison:
+      return driver_.Poison();
+    case OpKind::kReload:
+      return abilities_.snapshots ? driver_.Reload() : void();
+    default:
+      return;
+  }
+}
+
+}  // namespace
+
+Subject TwinSubject(std::string_view twin) {
+  return {.name = std::string(twin),
+          .make = [name = std::string(twin)](
+                      const CacheSpec& spec) { return MakeCache(spec, name); },
+          .can_be_poisoned = true};
+}
+
+bool IsHang(std::string_view wrong) {
+  return wrong.starts_with(CheckName("backend: hang").name());
+}
+
+Subject Hastily(Subject subject, std::string_view check) {
+  if (IsHang(check) && subject.run_hastily) subject.run = subject.run_hastily;
+  return subject;
+}
+
+std::string StoryLine(const Step& step) {
+  if (step.answer.empty()) return step.call;
+  return fmt::format("{} -> {}", step.call, step.answer);
+}
+
+namespace {
+
+// What ReferenceAfter gives; to `open`, if given, is added what was done.
+std::unique_ptr<Cache> RunReference(const History& history,
+                                    std::vector<Op>* open) {
+  static const Subject reference = TwinSubject("reference");
+  RunResult result;
+  Trio trio(history.setup, reference, nullptr, nullptr, result);
+  try {
+    Client client(history.setup, reference, trio, open);
+    if (!trio.SetUp()) return nullptr;
+    for (const Op& op : history.ops) client.Do(op);
+  } catch (const Differs&) {  // The reference is what is wrong: up to there.
+  }
+  return trio.TakeReference();
+}
+
+}  // namespace
+
+History InTheOpen(const History& history) {
+  History open{.setup = history.setup, .ops = {}};
+  open.setup.legal = false;
+  RunReference(history, &open.ops);
+  return open;
+}
+
+std::unique_ptr<Cache> ReferenceAfter(const History& history) {
+  return RunReference(history, nullptr);
+}
+
+namespace {
+
+// The difference of a step of a history that throws.
+Difference DifferenceAt(std::size_t step, const Differs& differs) {
+  return {.step = step,
+          .check = differs.check,
+          .text = differs.text,
+          .row = differs.row,
+          .column = differs.column,
+          .first_cell = differs.first_cell};
+}
+
+void Run(const History& history, const Subject& subject, Driver& driver,
+         RunResult& result) {
+  std::size_t step = history.ops.size();
+  try {
+    Client client(history.setup, subject, driver);
+    result.ran = driver.SetUp();
+    if (!result.ran) return;
+    for (step = 0; step < history.ops.size() && !driver.over(); ++step) {
+      if (subject.on_step) subject.on_step(step);
+      client.Do(history.ops[step]);
+    }
+    driver.TearDown();
+  } catch (const Differs& differs) {
+    result.difference = DifferenceAt(step, differs);
+  } catch (const std::exception& error) {
+    result.difference = {
+        .step = step, .check = "subject: exception", .text = error.what()};
+  }
+}
+
+}  // namespace
+
+RunResult RunHistory(const History& history, const Subject& subject,
+                     Story* story, Census* census) {
+  if (subject.run) return subject.run(history, story);
+  RunResult result;
+  if (subject.make_of && !subject.abilities.Fits(history.setup)) return result;
+  std::optional<Observer> observer;
+  if (census != nullptr) observer.emplace(history.setup, *census);
+  if (subject.level == Level::kIdentity) {
+    Trio trio(history.setup, subject, story, observer ? &*observer : nullptr,
+              result);
+    Run(history, subject, trio, result);
+  } else {
+    Duo duo(history.setup, subject, story, result);
+    Run(history, subject, duo, result);
+  }
+  if (observer) observer->End(result.ran);
+  return result;
+}
+
+RunResult RunAgainst(const CacheMaker& make_reference, const History& history,
+                     const Subject& subject) {
+  RunResult result;
+  Trio trio(history.setup, subject, nullptr, nullptr, result, make_reference);
+  Run(history, subject, trio, result);
+  return result;
+}
+
+}  // namespace kvtwin::props

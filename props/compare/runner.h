@@ -1,0 +1,120 @@
+// Drives the ledger, the reference twin and a subject through one history and
+// compares all their answers, after every call.
+
+#ifndef KVTWIN_PROPS_COMPARE_RUNNER_H_
+#define KVTWIN_PROPS_COMPARE_RUNNER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/rules.h"
+#include "kvtwin/cache.h"
+#include "props/base/level.h"
+#include "props/compare/probes.h"
+#include "props/compare/step.h"
+#include "props/history/abilities.h"
+#include "props/history/history.h"
+
+namespace kvtwin::props {
+
+struct RunResult;
+struct Story;
+
+// A backend under test: a name for reports, and what makes a cache of it.
+struct Subject {
+  std::string name;
+  // not_supported: it has no such kind, and the history is passed over.
+  std::function<Result<std::unique_ptr<Cache>>(const CacheSpec&)> make;
+  // Views point to memory that may be written to, for poisoning.
+  bool can_be_poisoned = false;
+  // Misuse before Init and after Close is tried. It takes as long as a short
+  // history.
+  bool tried_outside_of_life = true;
+
+  // What follows is for backends that are not ours.
+  //
+  // Instead of `make`: also of the rows that the cache will have.
+  std::function<Result<std::unique_ptr<Cache>>(const Setup&)> make_of = {};
+  // Instead of both: runs it somewhere else.
+  std::function<RunResult(const History&, Story*)> run = {};
+  // Instead of `run`, where it is known to hang: it waits less long for that.
+  std::function<RunResult(const History&, Story*)> run_hastily = {};
+  // For how long a failure is shrunk; 0: until it cannot be any shorter.
+  double shrink_seconds = 0;
+  // What is compared; for identity, with the reference twin.
+  Level level = Level::kIdentity;
+  Rules rules = {};  // Other than ours: not for identity.
+  // The mask has as many rows as the rules say; else there may be more.
+  bool mask_rows_too = false;
+  Abilities abilities = {};
+  double tolerance = 0;  // Of an element of the attention's output.
+  // "--backend ./libyours.so", or empty: "--twin NAME".
+  std::string arguments = {};
+  // Called before each operation of a history.
+  std::function<void(std::size_t step)> on_step = {};
+
+  bool is_twin() const { return !make_of && !run; }
+  Result<std::unique_ptr<Cache>> Make(const Setup& setup) const {
+    return make_of ? make_of(setup) : make(setup.spec);
+  }
+};
+
+// The twin of that name.
+Subject TwinSubject(std::string_view twin);
+
+struct Difference {
+  std::size_t step = 0;  // Index into History::ops; ops.size(): the set-up.
+  std::string check;     // Which comparison, "subject: view cells".
+  std::string text;      // What differed, and where.
+  // As in Finding; and the cell of the first column of the view.
+  int row = -1;
+  int column = -1;
+  int first_cell = 0;
+};
+
+// What a run tells: a step for each call; those from step number `from` on are
+// drawn, if there is a frame.
+struct Story {
+  std::vector<Step> steps;
+  std::optional<Frame> frame;
+  std::int64_t from = 1;
+  std::function<void(const Step&)> told = {};  // Called after each, if set.
+};
+
+// "Remove(0, 1, 2) -> ok"
+std::string StoryLine(const Step& step);
+
+struct RunResult {
+  bool ran = false;  // False: no cache can be made of the setup.
+  // Calls that the ledger (but for misuse) and both caches answered, and whose
+  // answers, cells, views and masks were compared.
+  std::int64_t operations = 0;
+  std::uint64_t digest = 0;  // Of all calls and answers.
+  std::optional<Difference> difference;
+};
+
+// To `census`, if given, is added what was seen on the way.
+RunResult RunHistory(const History& history, const Subject& subject,
+                     Story* story = nullptr, Census* census = nullptr);
+
+// Whether what is wrong, which begins with a check, is a call that does not
+// return.
+bool IsHang(std::string_view wrong);
+// `subject`, as it is run where it is known to fail `check`.
+Subject Hastily(Subject subject, std::string_view check);
+
+// What a legal client does in `history`, unseen things too, as that of one that
+// is not legal.
+History InTheOpen(const History& history);
+
+// The reference twin as it is after `history`, before Close; null if its setup
+// is refused.
+std::unique_ptr<Cache> ReferenceAfter(const History& history);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_COMPARE_RUNNER_H_

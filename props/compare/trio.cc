@@ -1,0 +1,564 @@
+#include "props/compare/trio.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kvtwin/save.h"
+#include "props/history/misuse.h"
+
+namespace kvtwin::props {
+
+template <class Call>
+void Trio::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
+                      StatusCode subject, std::string_view answer) {
+  ++result_.operations;
+  HashInt(static_cast<std::int64_t>(subject));
+  if (observer_ != nullptr) observer_->Outcome(subject);
+  if (story_ != nullptr) {
+    Tell(Made(call), answer.empty() ? StatusName(subject) : answer);
+  }
+  Check(ledger == reference, "reference: result", [&] {
+    return fmt::format("{} is {} by the ledger, {} by the reference",
+                       Made(call), StatusName(ledger), StatusName(reference));
+  });
+  Check(reference == subject, "subject: result", [&] {
+    return fmt::format("{} is {} by the reference, {} by {}", Made(call),
+                       StatusName(reference), StatusName(subject),
+                       subject_.name);
+  });
+}
+
+bool Trio::SetUp() {
+  Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
+  Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
+  if (subject.status().code() == StatusCode::kNotSupported) {
+    ++result_.operations;  // A kind that the subject does not have.
+    return false;
+  }
+  if (!reference.ok() || !subject.ok()) {
+    CheckCodes("making the cache", reference.status().code(),
+               reference.status().code(), subject.status().code());
+    return false;
+  }
+  reference_ = std::move(*reference);
+  tested_ = std::move(*subject);
+  CheckOutsideOfLife("misuse: before Init");
+  const InitArgs& init = setup_.init;
+  const CacheConfig& config = setup_.config;
+  // The ledger has no gate: what that refuses is said here once more.
+  const auto due = [](std::initializer_list<int> sizes) {
+    return std::min(sizes) < 1 ? StatusCode::kInvalidArgument : StatusCode::kOk;
+  };
+  const StatusCode configured =
+      due({config.cache_padding, config.mask_batch_padding});
+  CheckCodes("SetConfig", configured, reference_->SetConfig(config).code(),
+             tested_->SetConfig(config).code());
+  StatusCode by_ledger =
+      due({init.max_sequences, init.capacity, init.max_batch});
+  if (configured != StatusCode::kOk) return false;
+  if (by_ledger == StatusCode::kOk) {
+    by_ledger = ledger_.Init(config, init).code();
+  }
+  const auto init_of = [&](Cache& cache) {
+    return cache
+        .Init(init.dtype, init.max_sequences, init.capacity, init.max_batch)
+        .code();
+  };
+  const StatusCode by_subject = init_of(*tested_);
+  if (!subject_.is_twin() && by_subject == StatusCode::kNotSupported) {
+    ++result_.operations;  // It has no such cache.
+    return false;
+  }
+  CheckCodes("Init", by_ledger, init_of(*reference_), by_subject);
+  if (by_ledger != StatusCode::kOk) return false;
+  Check(reference_->CellCount() == tested_->CellCount(), "subject: cell count",
+        [&] {
+          return fmt::format("{} cells by the reference, {} by {}",
+                             reference_->CellCount(), tested_->CellCount(),
+                             subject_.name);
+        });
+  const std::int64_t cells = ledger_.active().cells();
+  Check(cells == reference_->CellCount(), "reference: cell count", [&] {
+    return fmt::format("{} cells by the ledger, {} by the reference", cells,
+                       reference_->CellCount());
+  });
+  return true;
+}
+
+void Trio::TearDown() {
+  reference_->Close();
+  tested_->Close();
+  CheckOutsideOfLife("misuse: after Close");
+}
+
+void Trio::CheckOutsideOfLife(CheckName check) {
+  if (!subject_.tried_outside_of_life) return;
+  for (Cache* cache : {reference_.get(), tested_.get()}) {
+    if (const auto wrong = MisuseOutsideOfLife(*cache)) {
+      Check(false, check, *wrong);
+    }
+  }
+}
+
+void Trio::SetType(int type) {
+  ledger_.SetLayerType(type);
+  if (!wrapper_ || active_type_ == type) return;
+  active_type_ = type;
+  Check(reference_->SetLayerType(type).ok() && tested_->SetLayerType(type).ok(),
+        "subject: result",
+        [&] { return fmt::format("SetLayerType({}) is refused", type); });
+}
+
+void Trio::GoTo(int layer) {
+  SetType(TypeOf(setup_, layer));
+  layer_ = layer;
+  if (observer_ != nullptr) observer_->Select(/*type=*/false);
+  Check(reference_->SetLayer(layer).ok() && tested_->SetLayer(layer).ok(),
+        "subject: result",
+        [&] { return fmt::format("SetLayer({}) is refused", layer); });
+}
+
+void Trio::SelectLayer(int layer) {
+  CheckCodes([&] { return fmt::format("SetLayer({})", layer); },
+             StatusCode::kOk, reference_->SetLayer(layer).code(),
+             tested_->SetLayer(layer).code());
+  layer_ = layer;
+  if (observer_ != nullptr) observer_->Select(/*type=*/false);
+}
+
+void Trio::SelectType(int type) {
+  CheckCodes([&] { return fmt::format("SetLayerType({})", type); },
+             wrapper_ ? StatusCode::kOk : StatusCode::kNotSupported,
+             reference_->SetLayerType(type).code(),
+             tested_->SetLayerType(type).code());
+  if (!wrapper_) return;
+  ledger_.SetLayerType(type);
+  active_type_ = type;
+  if (observer_ != nullptr) observer_->Select(/*type=*/true);
+}
+
+bool Trio::StartForward(Tokens tokens, bool reserve) {
+  pass_ = Pass();
+  pass_.tokens = std::move(tokens);
+  const Batch batch{pass_.tokens.positions, pass_.tokens.sequences,
+                    pass_.tokens.multimodal};
+  Look();
+  const StatusCode by_ledger = ledger_.StartForward(batch, reserve).code();
+  const StatusCode reference = reference_->StartForward(batch, reserve).code();
+  const StatusCode subject = tested_->StartForward(batch, reserve).code();
+  const auto call = [&] {
+    return fmt::format("StartForward(positions [{}], sequences [{}]{})",
+                       fmt::join(pass_.tokens.positions, " "),
+                       fmt::join(pass_.tokens.sequences, " "),
+                       reserve ? ", reserve" : "");
+  };
+  CheckCodes(call, by_ledger, reference, subject);
+  if (observer_ != nullptr) {
+    observer_->StartForward(batch, reserve, by_ledger, ledger_);
+  }
+  Hash(pass_.tokens.positions.data(),
+       pass_.tokens.positions.size() * sizeof(std::int32_t));
+  Hash(pass_.tokens.sequences.data(),
+       pass_.tokens.sequences.size() * sizeof(int));
+  pass_.active = subject == StatusCode::kOk;
+  if (pass_.active) pass_.fresh.set();
+  pass_.reserve = reserve;
+  if (pass_.active) active_type_ = 0;
+  if (setup_.legal) {
+    Check(pass_.active || reserve, "reference: a legal client is refused",
+          [&] { return call() + " is refused"; });
+  }
+  const int kept_type = active_type_;
+  for (int type = 0; type < types(); ++type) {
+    SetType(type);
+    CheckCells();
+    const auto due = reference_->BatchCells();
+    const auto found = tested_->BatchCells();
+    Check(std::equal(due.begin(), due.end(), found.begin(), found.end()),
+          "subject: batch cells", [&] {
+            return fmt::format(
+                "the batch is in cells [{}] by the reference, [{}] by {}",
+                fmt::join(due, " "), fmt::join(found, " "), subject_.name);
+          });
+    Hash(found.data(), found.size() * sizeof(int));
+  }
+  SetType(kept_type);
+  return pass_.active;
+}
+
+// The next rows that are put are others than any before.
+void Trio::NewRows() {
+  pass_.first_serial = serial_;
+  serial_ += static_cast<std::int64_t>(pass_.tokens.positions.size());
+}
+
+void Trio::PutRows() {
+  const int layer = layer_;
+  const bool as_stored = (pass_.first_serial + layer) % 2 == 1;
+  const DType k_dtype = as_stored ? setup_.init.dtype : DType::kF32;
+  const DType v_dtype =
+      as_stored ? setup_.config.v_dtype.value_or(k_dtype) : DType::kF32;
+  const RowDims& rows = setup_.rows;
+  const auto count = static_cast<std::int64_t>(pass_.tokens.positions.size());
+  const std::int64_t first = pass_.first_serial;
+  // An encoder takes any shape, also another one of as many elements (S37).
+  const auto shape = [&](int head_dim, DType stored) -> Shape {
+    const bool turned = IsEncoder(active_type_) && first / 2 % 2 == 1;
+    if (turned && !IsBlockDType(stored)) {
+      return {rows.kv_heads, head_dim, count, 1};
+    }
+    return {head_dim, rows.kv_heads, count, 1};
+  };
+  const TensorView key =
+      keys_.Fill(shape(rows.k_head_dim, setup_.init.dtype), k_dtype,
+                 {RowRole::kKey, layer, first}, setup_.strided);
+  const TensorView value =
+      values_.Fill(shape(rows.v_head_dim, setup_.v_dtype()), v_dtype,
+                   {RowRole::kValue, layer, first}, setup_.strided);
+  const StatusCode reference = reference_->Put(key, value).code();
+  const StatusCode subject = tested_->Put(key, value).code();
+  ledger_.active().Put(layer, key, value);
+  const auto call = [&] {
+    return fmt::format("Put(layer {}, rows of tokens {} to {})", layer, first,
+                       first + count - 1);
+  };
+  CheckCodes(call, StatusCode::kOk, reference, subject);
+  put_.insert(place());
+  if (observer_ != nullptr) {
+    observer_->Put(static_cast<std::size_t>(active_type_), layer, k_dtype);
+  }
+}
+
+void Trio::PutAll(const Op& op) {
+  NewRows();
+  for (int layer = 0; layer < setup_.layers; ++layer) {
+    GoTo(layer);
+    if (op.keep_rows) continue;
+    // A model encodes only what is new.
+    if (IsEncoder(active_type_) && op.images.empty()) continue;
+    PutRows();
+  }
+}
+
+void Trio::GetAll() {
+  for (int layer = 0; layer < setup_.layers; ++layer) {
+    if (!put_.contains({TypeOf(setup_, layer), layer})) continue;
+    GoTo(layer);
+    CheckViews();
+    if (IsEncoder(active_type_)) CheckEncoderCached();
+  }
+}
+
+void Trio::Store() {
+  NewRows();
+  PutRows();
+}
+
+void Trio::Read() {
+  if (put_.contains(place())) return CheckViews();
+  if (!subject_.abilities.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
+  CheckCodes([&] { return fmt::format("Get(layer {})", layer_); },
+             StatusCode::kFailedPrecondition, reference_->Get().status().code(),
+             tested_->Get().status().code());
+}
+
+std::vector<int> Trio::IndicesOf(const std::vector<int>& except) const {
+  std::vector<int> indices;
+  indices.reserve(except.size());
+  for (const int index : except) {
+    indices.push_back(index % static_cast<int>(pass_.tokens.positions.size()));
+  }
+  return indices;
+}
+
+void Trio::ExceptActive(const std::vector<int>& indices) {
+  CheckCodes(
+      [&] { return fmt::format("SetCausal([{}])", fmt::join(indices, " ")); },
+      ledger_.active().SetCausal(indices).code(),
+      reference_->SetCausal(indices).code(),
+      tested_->SetCausal(indices).code());
+  pass_.fresh[static_cast<std::size_t>(active_type_)] = !pass_.copied;
+}
+
+void Trio::Except(const std::vector<int>& except) {
+  const std::vector<int> indices = IndicesOf(except);
+  ExceptActive(indices);
+  if (observer_ != nullptr) observer_->SetCausal(indices);
+}
+
+void Trio::SetCausal(const std::vector<int>& except) {
+  const std::vector<int> indices = IndicesOf(except);
+  const int kept_type = active_type_;
+  for (int type = 0; type < types(); ++type) {
+    SetType(type);
+    ExceptActive(indices);
+  }
+  SetType(kept_type);
+  if (observer_ != nullptr) observer_->SetCausal(indices);
+}
+
+StatusCode Trio::Remove(int seq, std::int32_t begin, std::int32_t end) {
+  Look();
+  const StatusCode by_ledger = ledger_.Remove(seq, begin, end).code();
+  const StatusCode reference = reference_->Remove(seq, begin, end).code();
+  const StatusCode subject = tested_->Remove(seq, begin, end).code();
+  CheckCodes(
+      [&] {
+        return fmt::format("Remove({}, {}, {})", seq, begin,
+                           end == kOpenEnd ? "open" : fmt::to_string(end));
+      },
+      by_ledger, reference, subject);
+  if (observer_ != nullptr) {
+    observer_->Remove(seq, begin, end, by_ledger, ledger_);
+  }
+  pass_.fresh.reset();
+  const bool in_part = subject != StatusCode::kOk &&
+                       subject_.abilities.Cannot(KVTWIN_CANNOT_UNDO_REMOVE);
+  if (!in_part) CheckAllCells();  // Else once the client has cleared it.
+  return subject;
+}
+
+void Trio::CopyPrefix(int src, int dst, std::int32_t len) {
+  Look();
+  const StatusCode by_ledger = ledger_.CopyPrefix(src, dst, len).code();
+  CheckCodes(
+      [&] { return fmt::format("CopyPrefix({}, {}, {})", src, dst, len); },
+      by_ledger, reference_->CopyPrefix(src, dst, len).code(),
+      tested_->CopyPrefix(src, dst, len).code());
+  if (observer_ != nullptr) observer_->CopyPrefix(src, dst, len, by_ledger);
+  pass_.fresh.reset();
+  pass_.copied = true;
+  CheckAllCells();
+}
+
+bool Trio::CanResume(int seq, std::int32_t pos) {
+  const bool by_ledger = ledger_.CanResume(seq, pos);
+  const Result<bool> reference = reference_->CanResume(seq, pos);
+  const Result<bool> subject = tested_->CanResume(seq, pos);
+  CheckCodes([&] { return fmt::format("CanResume({}, {})", seq, pos); },
+             StatusCode::kOk, reference.status().code(),
+             subject.status().code(), YesOrNo(subject));
+  HashInt(*subject ? 1 : 0);
+  if (observer_ != nullptr) observer_->CanResume(seq, pos, ledger_);
+  Check(by_ledger == *reference, "reference: resume", [&] {
+    return fmt::format(
+        "CanResume({}, {}) is {} by the ledger, {} by the "
+        "reference",
+        seq, pos, by_ledger, *reference);
+  });
+  Check(*reference == *subject, "subject: resume", [&] {
+    return fmt::format("CanResume({}, {}) is {} by the reference, {} by {}",
+                       seq, pos, *reference, *subject, subject_.name);
+  });
+  return *subject;
+}
+
+void Trio::Cached() {
+  if (IsEncoder(active_type_)) return CheckEncoderCached();
+  if (!subject_.is_twin()) return;
+  CheckCodes("EncoderCached", StatusCode::kNotSupported,
+             reference_->EncoderCached().status().code(),
+             tested_->EncoderCached().status().code());
+}
+
+void Trio::CheckEncoderCached() {
+  const bool by_ledger = ledger_.active().slots().cached;
+  const Result<bool> reference = reference_->EncoderCached();
+  const Result<bool> subject = tested_->EncoderCached();
+  CheckCodes("EncoderCached", StatusCode::kOk, reference.status().code(),
+             subject.status().code());
+  Check(by_ledger == *reference && by_ledger == *subject,
+        "subject: encoder cached", [&] {
+          return fmt::format(
+              "EncoderCached is {} by the ledger, {} by the reference, "
+              "{} by {}",
+              by_ledger, *reference, *subject, subject_.name);
+        });
+}
+
+void Trio::Misuse(int which) {
+  const MisuseContext context{
+      .setup = setup_,
+      .pass_tokens =
+          pass_.active ? static_cast<int>(pass_.tokens.positions.size()) : 0,
+      .encoder = IsEncoder(active_type_),
+      .layer_put = put_.contains(place()) && pass_.active,
+      .layer = layer_};
+  ++result_.operations;
+  for (Cache* cache : {reference_.get(), tested_.get()}) {
+    if (const auto wrong = TryMisuse(*cache, which, context)) {
+      Check(false,
+            cache == tested_.get() ? CheckName("subject: misuse")
+                                   : CheckName("reference: misuse"),
+            *wrong);
+    }
+  }
+  if (story_ != nullptr) {
+    Tell(fmt::format("misuse {}: {}", which, MisuseName(which)), "");
+  }
+}
+
+// The views of a reserving pass span all cells.
+void Trio::Poison() {
+  if (!subject_.can_be_poisoned) return;
+  const Tokens one = {.positions = {0}, .sequences = {0}, .multimodal = {}};
+  if (!StartForward(one, /*reserve=*/true)) return;
+  for (const auto& [type, layer] : put_) {
+    if (IsEncoder(type)) continue;
+    SetType(type);
+    SelectLayer(layer);
+    std::vector<CellEntry> used;
+    reference_->ListCells(used);
+    for (Cache* cache : {reference_.get(), tested_.get()}) {
+      PoisonFreeCells(*cache->Get(), used, setup_.config.v_layout);
+    }
+  }
+}
+
+namespace {
+
+// Whether the cache says that it holds exactly that.
+bool Holds(const Cache& cache, const CacheState& due) {
+  const Result<CacheState> found = cache.Snapshot();
+  return found.ok() && *found == due;
+}
+
+// One sequence leaves and comes back as by the long way: out of a snapshot of
+// all, and into one. `due` is what the cache holds.
+bool MovesSequence(Cache& cache, const CacheState& due, int sequence) {
+  const Result<CacheState> one = cache.SnapshotOf(sequence);
+  if (!one.ok() || *one != SequenceOf(due, sequence)) return false;
+  std::vector<int> cells;
+  for (int i = 0; i < std::ssize(due.caches); ++i) {
+    if (!cache.SetLayerType(i).ok()) return false;
+    cells.push_back(cache.CellCount());
+  }
+  if (cells.empty()) cells.push_back(cache.CellCount());
+  if (!cache.Remove(sequence, 0, kOpenEnd).ok()) return false;
+  // Twice: it may be that there is nothing of it, or that it is there then.
+  for (int i = 0; i < 2; ++i) {
+    const Result<CacheState> before = cache.Snapshot();
+    if (!before.ok()) return false;
+    const auto both = WithSequence(*before, sequence, *one, cells);
+    const Status added = cache.AddSequence(sequence, *one);
+    if (added.code() != both.status().code()) return false;
+    if (!Holds(cache, both.ok() ? *both : *before)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void LeaveOutALayer(CacheState& state) {
+  if (!state.layers.empty()) state.layers.erase(state.layers.begin());
+  for (CacheState& part : state.caches) LeaveOutALayer(part);
+}
+
+std::optional<CacheState> Trio::SameSnapshot() {
+  Result<CacheState> due = reference_->Snapshot();
+  const Result<CacheState> found = tested_->Snapshot();
+  if (found.status().code() == StatusCode::kNotSupported) return std::nullopt;
+  CheckCodes("Snapshot", StatusCode::kOk, due.status().code(),
+             found.status().code());
+  Check(*due == *found, "subject: snapshot",
+        [&] { return "the snapshots are not equal" + CellsText(*tested_); });
+  return std::move(*due);
+}
+
+void Trio::Reload() {
+  const std::optional<CacheState> due = SameSnapshot();
+  if (!due) return;
+  const Result<CacheState> read = StateFromBytes(StateToBytes(*due));
+  Check(read.ok() && *read == *due, "reference: saved state",
+        [&] { return "bytes do not read back: " + read.status().ToString(); });
+  Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
+  Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
+  const auto restored = [&](Cache& cache) {
+    return cache.Restore(*read).ok() && Holds(cache, *due);
+  };
+  const auto renewed = [&](Cache& cache) {
+    const InitArgs& init = setup_.init;
+    return cache.SetConfig(setup_.config).ok() &&
+           cache
+               .Init(init.dtype, init.max_sequences, init.capacity,
+                     init.max_batch)
+               .ok() &&
+           restored(cache);
+  };
+  Check(reference.ok() && restored(*reference_) && renewed(**reference),
+        "reference: snapshot", "what was restored is not what was saved");
+  Check(subject.ok() && restored(*tested_) && renewed(**subject),
+        "subject: snapshot", "what was restored is not what was saved");
+  // Either goes on: what was restored in place, or what is new.
+  const bool in_place = serial_ % 2 == 0;
+  if (in_place) {
+    const int sequence = static_cast<int>(serial_ / 2 % 3);
+    Check(MovesSequence(**reference, *due, sequence), "reference: snapshot",
+          "a sequence does not leave and come back as it should");
+    Check(MovesSequence(**subject, *due, sequence), "subject: snapshot",
+          "a sequence does not leave and come back as it should");
+  } else {
+    reference_ = std::move(*reference);
+    tested_ = std::move(*subject);
+  }
+  Tell(in_place ? "Restore in place" : "Restore into new caches", "");
+  result_.operations += 6;  // The calls above that have no line of their own.
+  EndPass();
+}
+
+// Ends the pass, as Restore and AddSequence do.
+void Trio::EndPass() {
+  pass_ = Pass();
+  if (observer_ != nullptr) observer_->EndPass();
+  active_type_ = layer_ = 0;
+  CheckAllCells();
+}
+
+// The pass goes on.
+void Trio::Snapshot(int seq) {
+  const std::optional<CacheState> due = SameSnapshot();
+  if (!due) return;
+  const auto call = [&] { return fmt::format("SnapshotOf({})", seq); };
+  const Result<CacheState> due_one = reference_->SnapshotOf(seq);
+  const Result<CacheState> found_one = tested_->SnapshotOf(seq);
+  CheckCodes(call, StatusCode::kOk, due_one.status().code(),
+             found_one.status().code());
+  const CacheState one = SequenceOf(*due, seq);
+  Check(*due_one == one, "reference: snapshot",
+        [&] { return call() + " is not what the snapshot has of it"; });
+  Check(*found_one == one, "subject: snapshot",
+        [&] { return call() + " is not what the snapshot has of it"; });
+  if (observer_ != nullptr) observer_->Snapshot();
+}
+
+void Trio::Add(int seq, int dst) {
+  Snapshot(seq);
+  const CacheState before = *reference_->Snapshot();
+  CacheState added = SequenceOf(before, seq);
+  // Rows of a layer that it does not have are zeros.
+  if (serial_ % 3 == 0) LeaveOutALayer(added);
+  std::vector<int> cells;
+  for (const auto& part : ledger_.parts()) {
+    cells.push_back(static_cast<int>(part.cells()));
+  }
+  const Result<CacheState> due = WithSequence(before, dst, added, cells);
+  const Status reference = reference_->AddSequence(dst, added);
+  const Status subject = tested_->AddSequence(dst, added);
+  if (subject.code() == StatusCode::kNotSupported) return;
+  const auto call = [&] {
+    return fmt::format("AddSequence({}, that of {})", dst, seq);
+  };
+  CheckCodes(call, due.status().code(), reference.code(), subject.code());
+  const CacheState& after = due.ok() ? *due : before;
+  Check(*reference_->Snapshot() == after, "reference: snapshot",
+        [&] { return call() + " does not make what WithSequence makes"; });
+  Check(*tested_->Snapshot() == after, "subject: snapshot",
+        [&] { return call() + " does not make what WithSequence makes"; });
+  if (!due.ok()) return;  // The pass goes on.
+  if (observer_ != nullptr) observer_->Add(!added.cells.empty());
+  ledger_.Restore(after);
+  EndPass();
+}
+
+}  // namespace kvtwin::props

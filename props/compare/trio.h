@@ -1,0 +1,182 @@
+// The ledger, the reference twin and a subject, side by side: every call goes
+// to all three, and after it all their answers are compared.
+
+#ifndef KVTWIN_PROPS_COMPARE_TRIO_H_
+#define KVTWIN_PROPS_COMPARE_TRIO_H_
+
+#include <array>
+#include <bitset>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvtwin/cache.h"
+#include "props/base/check_name.h"
+#include "props/base/differs.h"
+#include "props/base/hash.h"
+#include "props/compare/driver.h"
+#include "props/compare/probes.h"
+#include "props/compare/runner.h"
+#include "props/history/history.h"
+#include "props/history/rows.h"
+#include "reference/ledger.h"
+
+namespace kvtwin::props {
+
+// " 0:1@s0+s1 2:0@s1": cell, position, sequences.
+std::string CellsText(const Cache& cache);
+
+// Takes the rows of one layer out of a state, or out of each of its caches.
+void LeaveOutALayer(CacheState& state);
+
+// How the reference twin is made; the tests of the harness make wrong ones.
+using CacheMaker =
+    std::function<Result<std::unique_ptr<Cache>>(const CacheSpec&)>;
+inline Result<std::unique_ptr<Cache>> MakeReference(const CacheSpec& spec) {
+  return MakeCache(spec, "reference");
+}
+
+class Trio final : public Driver {
+ public:
+  // Requires: all outlive this. `story` and `observer` may be null.
+  Trio(const Setup& setup, const Subject& subject, Story* story,
+       Observer* observer, RunResult& result,
+       CacheMaker make_reference = MakeReference)
+      : setup_(setup),
+        subject_(subject),
+        make_reference_(std::move(make_reference)),
+        story_(story),
+        observer_(observer),
+        result_(result),
+        ledger_(setup_.spec) {}
+
+  bool SetUp() override;
+  void TearDown() override;
+
+  bool StartForward(Tokens tokens, bool reserve) override;
+  void PutAll(const Op& op) override;
+  void GetAll() override;
+  void SetCausal(const std::vector<int>& except) override;
+  StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) override;
+  void CopyPrefix(int src, int dst, std::int32_t len) override;
+  bool CanResume(int seq, std::int32_t pos) override;
+  void SelectLayer(int layer) override;
+  void SelectType(int type) override;
+  void Store() override;
+  void Read() override;
+  void Except(const std::vector<int>& except) override;
+  void Cached() override;
+  void Snapshot(int seq) override;
+  void Add(int seq, int dst) override;
+  void Misuse(int which) override;
+  void Poison() override;
+  void Reload() override;
+
+  const reference::Ledger& ledger() const override { return ledger_; }
+  // Nothing can be done any more.
+  std::unique_ptr<Cache> TakeReference() { return std::move(reference_); }
+  bool in_pass() const override { return pass_.active; }
+  Place place() const override { return {active_type_, layer_}; }
+
+ private:
+  struct Pass {
+    Tokens tokens;
+    bool active = false;
+    bool reserve = false;
+    // A cache is fresh if the ledger can judge its mask: no Remove since it was
+    // built, and no CopyPrefix since the view was chosen, which may now be too
+    // narrow.
+    bool copied = false;
+    std::bitset<kCachesMost> fresh;  // By cache.
+    std::int64_t first_serial = 0;
+  };
+
+  // Comparing.
+  template <class Call>
+  void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
+                  StatusCode subject, std::string_view answer = {});
+  void CheckOutsideOfLife(CheckName check);
+  // Compares the snapshots of both caches. Returns the snapshot; nothing if the
+  // subject has none.
+  std::optional<CacheState> SameSnapshot();
+  void CheckAllCells();
+  void CheckCells();
+  void CheckTokens();
+  void CheckViews();
+  void CheckBytes(std::string_view what, const TensorView& reference,
+                  const TensorView& subject, VLayout layout);
+  std::string Picture(std::string_view what, const TensorView& reference,
+                      const TensorView& subject, Shape index, VLayout layout);
+  void Hash(const void* data, std::size_t size) {
+    result_.digest = HashBytes(data, size, result_.digest);
+  }
+  void HashInt(std::int64_t value) { Hash(&value, sizeof(value)); }
+  // Before a call that the observer compares the state around.
+  void Look() {
+    if (observer_ != nullptr) observer_->Look(ledger_, *reference_);
+  }
+  void Tell(std::string call, std::string_view answer);
+  bool drawing() const {
+    return story_ != nullptr && !story_->steps.empty() &&
+           story_->steps.back().drawn;
+  }
+  void DrawCellsNow();
+  void DrawViewNow(int layer, const KvView& reference, const KvView& subject);
+
+  bool fresh() const {
+    return pass_.fresh[static_cast<std::size_t>(active_type_)];
+  }
+  void NewRows();
+  void PutRows();
+  void GoTo(int layer);
+  void CheckEncoderCached();
+  std::vector<int> IndicesOf(const std::vector<int>& except) const;
+  void ExceptActive(const std::vector<int>& indices);
+  void EndPass();
+
+  bool IsEncoder(int type) const {
+    const CacheSpec& spec = setup_.spec;
+    return (wrapper_ ? spec.caches[static_cast<std::size_t>(type)] : spec)
+               .kind == Kind::kEncoder;
+  }
+  int types() const {
+    return wrapper_ ? static_cast<int>(setup_.spec.caches.size()) : 1;
+  }
+  void SetType(int type);
+
+  const Setup& setup_;
+  const Subject& subject_;
+  const CacheMaker make_reference_;
+  Story* story_;
+  Observer* observer_;
+  RunResult& result_;
+  const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
+
+  reference::Ledger ledger_;
+  std::unique_ptr<Cache> reference_;
+  std::unique_ptr<Cache> tested_;
+  int active_type_ = 0;
+  Pass pass_;
+  std::int64_t serial_ = 0;
+  int first_cell_ = 0;  // Of the views that are compared.
+  int layer_ = 0;
+  std::set<Place> put_;
+  RowBuffer keys_;
+  RowBuffer values_;
+  std::vector<CellEntry> reference_cells_;
+  std::vector<CellEntry> tested_cells_;
+};
+
+// RunHistory at identity, with this reference in place of ours.
+RunResult RunAgainst(const CacheMaker& make_reference, const History& history,
+                     const Subject& subject);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_COMPARE_TRIO_H_

@@ -1,0 +1,350 @@
+// What a Trio compares after each call, and how it says what differs.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+#include "core/mask_elements.h"
+#include "props/compare/entitlement.h"
+#include "props/compare/trio.h"
+
+namespace kvtwin::props {
+namespace {
+
+bool SameShape(const KvView& a, const KvView& b) {
+  return a.mask.shape == b.mask.shape && a.key.shape == b.key.shape &&
+         a.value.shape == b.value.shape;
+}
+
+// The first element of run (j, k, l) that differs; past its end if only the
+// unused bits of a bit mask do. Requires: the runs differ.
+std::int64_t FirstDifference(const TensorView& a, const TensorView& b,
+                             std::int64_t j, std::int64_t k, std::int64_t l) {
+  std::int64_t i = 0;
+  if (a.dtype == DType::kBits) {
+    while (i < a.shape[0] && MaskAllows(a, i, j) == MaskAllows(b, i, j)) ++i;
+    return i;
+  }
+  // Of blocks, the first of the block.
+  const std::int64_t step = IsBlockDType(a.dtype) ? kBlockElements : 1;
+  const auto size = static_cast<std::size_t>(RunBytes(a.dtype, step));
+  const std::byte* left = a.at(0, j, k, l);
+  const std::byte* right = b.at(0, j, k, l);
+  for (; std::memcmp(left, right, size) == 0; i += step) {
+    left += size;
+    right += size;
+  }
+  return i;
+}
+
+// The column that an element is of.
+std::int64_t ColumnAt(const Shape& index, VLayout layout) {
+  if (layout == VLayout::kPlain) return index[2];
+  return layout == VLayout::kTiled ? index[3] * kTileCells + index[0]
+                                   : index[0];
+}
+
+void SetColumn(std::int64_t column, VLayout layout, Shape& index) {
+  const bool tiled = layout == VLayout::kTiled;
+  index[layout == VLayout::kPlain ? 2 : 0] =
+      tiled ? column % kTileCells : column;
+  if (tiled) index[3] = column / kTileCells;
+}
+
+}  // namespace
+
+std::string CellsText(const Cache& cache) {
+  std::vector<CellEntry> entries;
+  cache.ListCells(entries);
+  std::string text;
+  for (std::size_t i = 0; i < entries.size() && i < 24; ++i) {
+    const CellEntry& entry = entries[i];
+    const bool same = i > 0 && entries[i - 1].cell == entry.cell;
+    text += same ? fmt::format("+s{}", entry.sequence)
+                 : fmt::format(" {}:{}@s{}", entry.cell, entry.position,
+                               entry.sequence);
+  }
+  return entries.size() > 24 ? text + " ..." : text;
+}
+
+void Trio::Tell(std::string call, std::string_view answer) {
+  if (story_ == nullptr) return;
+  Step& step = story_->steps.emplace_back();
+  step.number = std::ssize(story_->steps);
+  step.call = std::move(call);
+  step.answer = answer;
+  step.begins_pass = step.call.starts_with("StartForward");
+  if (story_->told) story_->told(step);
+  if (story_->frame && step.number >= story_->from) DrawCellsNow();
+}
+
+void Trio::DrawCellsNow() {
+  if (reference_ == nullptr || tested_ == nullptr) return;
+  Step& step = story_->steps.back();
+  DrawCells(*story_->frame, HeldCells(*reference_), HeldCells(*tested_),
+            reference_->CellCount(), step);
+  step.cache = active_type_;
+}
+
+void Trio::DrawViewNow(int layer, const KvView& reference,
+                       const KvView& subject) {
+  if (!SameShape(reference, subject)) return;
+  DrawView(*story_->frame,
+           {.ledger = ledger_.active(),
+            .layer = layer,
+            .found = subject,
+            .due = reference,
+            .v_layout = setup_.config.v_layout,
+            .fresh = fresh(),
+            .positions = pass_.tokens.positions,
+            .sequences = pass_.tokens.sequences},
+           story_->steps.back());
+}
+
+// Memberships are equal, and so is the multiset of tokens, in all of a
+// wrapper's caches.
+void Trio::CheckAllCells() {
+  const int kept_type = active_type_;
+  for (int type = 0; type < types(); ++type) {
+    SetType(type);
+    CheckCells();
+    Check(tested_->UnderlyingCache() != nullptr, "subject: underlying cache",
+          "UnderlyingCache is null");
+  }
+  SetType(kept_type);
+}
+
+void Trio::CheckCells() {
+  reference_->ListCells(reference_cells_);
+  tested_->ListCells(tested_cells_);
+  if (reference_cells_ != tested_cells_) {
+    if (drawing()) DrawCellsNow();  // Of this cache.
+    Check(false, "subject: cells", [&] {
+      return fmt::format("cells are\n  reference {}\n  {}{}",
+                         CellsText(*reference_), subject_.name,
+                         CellsText(*tested_));
+    });
+  }
+  Hash(tested_cells_.data(), tested_cells_.size() * sizeof(CellEntry));
+  CheckTokens();
+}
+
+void Trio::CheckTokens() {
+  const auto mix = [](std::int64_t a, std::uint64_t seed) {
+    std::uint64_t z =
+        static_cast<std::uint64_t>(a) + seed + 0x9E3779B97F4A7C15U;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+    return z ^ (z >> 31);
+  };
+  std::uint64_t in_cells = 0;
+  std::uint64_t owners = 0;
+  for (std::size_t i = 0; i < reference_cells_.size(); ++i) {
+    const CellEntry& entry = reference_cells_[i];
+    owners += mix(entry.sequence, 0);
+    const bool last = i + 1 == reference_cells_.size() ||
+                      reference_cells_[i + 1].cell != entry.cell;
+    if (!last) continue;
+    in_cells += mix(entry.position, owners);
+    owners = 0;
+  }
+  std::uint64_t in_ledger = 0;
+  for (const auto& token : ledger_.active().tokens()) {
+    for (const int seq : token.sequences) owners += mix(seq, 0);
+    in_ledger += mix(token.position, owners);
+    owners = 0;
+  }
+  if (in_cells == in_ledger) return;
+  std::string text = "the reference's cells do not hold the ledger's tokens";
+  text += "\n  reference" + CellsText(*reference_) + "\n  ledger   ";
+  for (const auto& token : ledger_.active().tokens()) {
+    text += fmt::format(" {}@s{}", token.position,
+                        fmt::join(token.sequences, "+s"));
+  }
+  Check(false, "reference: tokens", text);
+}
+
+void Trio::CheckBytes(std::string_view what, const TensorView& reference,
+                      const TensorView& subject, VLayout layout) {
+  Check(subject.dtype == reference.dtype && subject.shape == reference.shape,
+        "subject: view shape", [&] {
+          return fmt::format("{} is {} {} by the reference, {} {} by {}", what,
+                             DTypeName(reference.dtype),
+                             ShapeText(reference.shape),
+                             DTypeName(subject.dtype), ShapeText(subject.shape),
+                             subject_.name);
+        });
+  // Ours are dense in dimension 0, so that whole runs can be compared; other
+  // backends' are made so.
+  if (subject.stride[0] != static_cast<std::int64_t>(SizeOf(reference.dtype))) {
+    const DenseTensor dense = CopyOf(subject, subject.dtype);
+    return CheckBytes(what, reference, dense.view(), layout);
+  }
+  const auto run =
+      static_cast<std::size_t>(RunBytes(reference.dtype, reference.shape[0]));
+  const auto dense = [&](const TensorView& view) {
+    return view.stride[1] == static_cast<std::int64_t>(run) &&
+           view.stride[2] == view.stride[1] * view.shape[1] &&
+           view.stride[3] == view.stride[2] * view.shape[2];
+  };
+  if (dense(reference)) {
+    // In one piece, if they are equal.
+    const std::size_t all = DenseBytes(reference.dtype, reference.shape);
+    Hash(reference.data, all);
+    if (dense(subject) && std::memcmp(reference.data, subject.data, all) == 0) {
+      return;
+    }
+  }
+  const auto& [columns, lines, planes, tiles] = reference.shape;
+  for (std::int64_t run_at = 0; run_at < lines * planes * tiles; ++run_at) {
+    const std::int64_t j = run_at % lines;
+    const std::int64_t k = run_at / lines % planes;
+    const std::int64_t l = run_at / lines / planes;
+    const std::byte* due = reference.at(0, j, k, l);
+    const std::byte* found = subject.at(0, j, k, l);
+    if (!dense(reference)) Hash(due, run);
+    if (std::memcmp(due, found, run) == 0) continue;
+    const Shape at = {FirstDifference(reference, subject, j, k, l), j, k, l};
+    const CheckName check = what == "mask" ? CheckName("subject: mask bytes")
+                            : what == "K"  ? CheckName("subject: K bytes")
+                                           : CheckName("subject: V bytes");
+    if (at[0] == columns) {
+      throw Differs{
+          std::string(check.name()),
+          fmt::format("row {} of the mask has bits past its {} columns", j,
+                      columns),
+          static_cast<int>(j)};
+    }
+    throw Differs{std::string(check.name()),
+                  Picture(what, reference, subject, at, layout),
+                  what == "mask" ? static_cast<int>(j) : -1,
+                  static_cast<int>(ColumnAt(at, layout))};
+  }
+}
+
+// The cells around the first element that differs, side by side.
+std::string Trio::Picture(std::string_view what, const TensorView& reference,
+                          const TensorView& subject, Shape index,
+                          VLayout layout) {
+  constexpr std::int64_t kShown = 8;
+  const std::int64_t wrong = ColumnAt(index, layout);
+  const std::int64_t first = std::max<std::int64_t>(0, wrong - kShown / 2);
+  const std::int64_t end =
+      std::min(ColumnsOf(reference, layout), first + kShown);
+  std::array<std::string, 5> lines = {
+      "    cell      ", "    holds     ", "    reference ",
+      fmt::format("    {:<9} ", subject_.name.substr(0, 9)), "              "};
+  reference_->ListCells(reference_cells_);
+  for (std::int64_t column = first; column < end; ++column) {
+    SetColumn(column, layout, index);
+    const std::int64_t cell = first_cell_ + column;
+    std::string holds;
+    for (const CellEntry& entry : reference_cells_) {
+      if (entry.cell != cell) continue;
+      holds += fmt::format("{}{}", holds.empty() ? "" : "+", entry.sequence);
+      if (&entry == &reference_cells_.back() || (&entry + 1)->cell != cell) {
+        holds += fmt::format("@{}", entry.position);
+      }
+    }
+    const auto value = [&](const TensorView& tensor) {
+      const auto& [i, j, k, l] = index;
+      if (what != "mask") {
+        const float number = LoadFrom(tensor, i, j, k, l);
+        if (std::isnan(number)) return ElementText(tensor, i, j, k, l);
+        return fmt::format("{:g}", number);
+      }
+      switch (MaskElementAt(tensor, i, j)) {
+        case MaskElement::kAllows:
+          return std::string("#");
+        case MaskElement::kHides:
+          return std::string(".");
+        default:
+          return std::string("?");
+      }
+    };
+    lines[0] += fmt::format("{:<9} ", cell);
+    lines[1] += fmt::format("{:<9} ", holds.empty() ? "-" : holds);
+    lines[2] += fmt::format("{:<9} ", value(reference));
+    lines[3] += fmt::format("{:<9} ", value(subject));
+    lines[4] += fmt::format("{:<9} ", column == wrong ? "^" : "");
+  }
+  for (std::string& line : lines) line.erase(line.find_last_not_of(' ') + 1);
+  const std::string where =
+      what == "mask"
+          ? fmt::format("row {} of the mask (# visible, . hidden)", index[1])
+          : fmt::format("an element of {}", what);
+  return fmt::format("{} differs (sequence@position)\n\n{}", where,
+                     fmt::join(lines, "\n"));
+}
+
+void Trio::CheckViews() {
+  const int layer = layer_;
+  Result<KvView> reference = reference_->Get();
+  Result<KvView> subject = tested_->Get();
+  ++result_.operations;
+  if (story_ != nullptr) {
+    Tell(fmt::format("Get(layer {})", layer),
+         subject.ok() ? "" : StatusName(subject.status().code()));
+  }
+  const auto refused = [&] {
+    return fmt::format("Get of layer {} is refused: reference {}, {} {}", layer,
+                       reference.status().ToString(), subject_.name,
+                       subject.status().ToString());
+  };
+  Check(reference.ok() || subject.ok(), "reference: result", refused);
+  Check(reference.ok() && subject.ok(), "subject: result", refused);
+  Check(reference->first_cell == subject->first_cell, "subject: view cells",
+        [&] {
+          return fmt::format(
+              "the view starts at cell {} by the reference, {} by {}",
+              reference->first_cell, subject->first_cell, subject_.name);
+        });
+  HashInt(subject->first_cell);
+  first_cell_ = reference->first_cell;
+  const bool has_mask = reference->mask.data != nullptr;
+  Check(has_mask == (subject->mask.data != nullptr), "subject: mask bytes",
+        "only one of them has a mask");
+  // By rules that pad no masks, rows beyond the batch may be left out.
+  if (has_mask && subject_.rules.mask_rows == Rules::MaskRows::kBatch &&
+      subject->mask.shape[1] != reference->mask.shape[1]) {
+    reference->mask.shape[1] = std::ssize(pass_.tokens.positions);
+  }
+  if (drawing() && has_mask) {
+    DrawViewNow(layer, *reference, *subject);
+  }
+  const VLayout v_layout = setup_.config.v_layout;
+  const bool judged = fresh() || !has_mask;
+  try {
+    if (has_mask) {  // Its columns come first.
+      CheckBytes("mask", reference->mask, subject->mask, VLayout::kPermuted);
+    }
+    CheckBytes("K", reference->key, subject->key, VLayout::kPlain);
+    CheckBytes("V", reference->value, subject->value, v_layout);
+    if (observer_ != nullptr) {
+      observer_->Get(static_cast<std::size_t>(active_type_), layer, *reference,
+                     ledger_, *reference_);
+    }
+    if (!judged) return;
+    const auto wrong = FindWrongRow(ledger_, layer, *reference, v_layout);
+    Check(!wrong, "reference: rows",
+          [&] { return fmt::format("layer {}: {}", layer, wrong->text); });
+  } catch (Differs& differs) {
+    differs.first_cell = first_cell_;
+    // A row that sees what it has no right to says more than the first byte.
+    if (has_mask && judged && SameShape(*reference, *subject)) {
+      const auto wrong = FindWrongRow(ledger_, layer, *subject, v_layout);
+      if (wrong && wrong->column >= 0) {
+        differs.row = wrong->row;
+        differs.column = wrong->column;
+      }
+    }
+    throw;
+  }
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,94 @@
+# The twin cuda, tested: with KVTWIN_CUDA on a device, and with any build on the
+# emulator of props/cuda/emulator/, for which the kernels are compiled as C++. All of
+# these tests have the label cuda.
+
+function(kvtwin_add_cuda_tests target prefix)
+  target_link_libraries(${target}
+    PRIVATE kvtwin_props rapidcheck rapidcheck_gtest GTest::gmock
+            GTest::gtest_main)
+  gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST TEST_PREFIX ${prefix}
+                       PROPERTIES LABELS cuda TIMEOUT 600 ENVIRONMENT
+                       "RC_PARAMS=seed=1 max_success=400")
+endfunction()
+
+if(KVTWIN_CUDA)
+  add_executable(kvtwin_cuda_tests ${cuda_test_sources})
+  target_link_libraries(kvtwin_cuda_tests PRIVATE CUDA::cudart_static)
+  kvtwin_add_cuda_tests(kvtwin_cuda_tests cuda.)
+endif()
+
+# That nvcc compiles it is tested where it is: 77 is a test that is skipped.
+if(NOT KVTWIN_CUDA AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")
+  add_test(NAME cuda.compiles
+    COMMAND ${PROJECT_SOURCE_DIR}/dev cuda --compile)
+  set_tests_properties(cuda.compiles PROPERTIES
+    LABELS cuda PROCESSORS 2 SKIP_RETURN_CODE 77 TIMEOUT 900)
+endif()
+
+# The emulator's threads are fibers of Boost's.
+find_package(Boost QUIET COMPONENTS context)
+if(NOT TARGET Boost::context)
+  message(STATUS "No Boost.Context: the twin cuda is not tested by emulation")
+  return()
+endif()
+
+# Sets a variable to sources that CMake takes for C++: each includes a .cu of a
+# folder.
+function(kvtwin_emulate variable folder)
+  foreach(kernel ${ARGN})
+    get_filename_component(name ${kernel} NAME)
+    set(source ${PROJECT_BINARY_DIR}/emulated/${folder}/${name}.cc)
+    file(GENERATE OUTPUT ${source} CONTENT "#include \"${folder}/${name}\"\n")
+    list(APPEND sources ${source})
+  endforeach()
+  set(${variable} ${sources} PARENT_SCOPE)
+endfunction()
+kvtwin_emulate(emulated_kernels optimized/cuda ${cuda_kernels})
+file(GLOB emulator_sources CONFIGURE_DEPENDS props/cuda/emulator/*.cc)
+# Objects, which come before the library: its factory is then not needed, nor
+# are the kernels that nvcc has compiled.
+add_library(kvtwin_emulated OBJECT core/factory.cc ${cuda_sources}
+            ${emulated_kernels} ${emulator_sources})
+target_compile_definitions(kvtwin_emulated PUBLIC KVTWIN_CUDA)
+target_include_directories(kvtwin_emulated BEFORE
+  PUBLIC ${PROJECT_SOURCE_DIR}/props/cuda/emulator)
+target_link_libraries(kvtwin_emulated PUBLIC kvtwin_props Boost::context)
+if(KVTWIN_OPENMP)
+  target_link_libraries(kvtwin_emulated PRIVATE OpenMP::OpenMP_CXX)
+else()
+  target_compile_options(kvtwin_emulated PRIVATE -Wno-unknown-pragmas)
+endif()
+
+# The command, with this twin as well.
+add_executable(kvtwin-emulated props/command/kvtwin.cc)
+target_link_libraries(kvtwin-emulated PRIVATE kvtwin_emulated)
+function(kvtwin_emulated_test name prints)
+  add_test(NAME emulated.command.${name}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/testing/expect.sh 0 "${prints}"
+            $<TARGET_FILE:kvtwin-emulated> ${ARGN} --twin cuda
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}/props)
+  set_tests_properties(emulated.command.${name} PROPERTIES
+    LABELS cuda TIMEOUT 600)
+endfunction()
+kvtwin_emulated_test(recordings "^30 accepted, 0 rejected"
+  check recordings/accept)
+kvtwin_emulated_test(pools "^3 accepted, 0 rejected" check recordings/pools)
+kvtwin_emulated_test(fuzz " 0 differences" fuzz --ops 5000)
+kvtwin_emulated_test(fuzz_dtypes " 0 differences" fuzz --dtypes --ops 5000)
+kvtwin_emulated_test(fuzz_pools " 0 differences" fuzz --kind paged --ops 5000)
+kvtwin_emulated_test(laws "^0 broken" laws --runs 5)
+kvtwin_emulated_test(explore "^all .* 0 differences, fixed point"
+  explore --cells 2 --positions 2)
+kvtwin_emulated_test(explore_pools "all of 2 operations, 0 differences"
+  explore --kind paged --depth 2)
+
+# A few bugs, planted there.
+add_test(NAME emulated.museum
+  COMMAND ${PROJECT_SOURCE_DIR}/props/museum/museum_test.sh
+          $<TARGET_FILE:kvtwin_command> cuda)
+set_tests_properties(emulated.museum PROPERTIES LABELS cuda TIMEOUT 600)
+
+add_executable(kvtwin_cuda_emulated_tests
+               ${cuda_test_sources} ${emulator_tests})
+target_link_libraries(kvtwin_cuda_emulated_tests PRIVATE kvtwin_emulated)
+kvtwin_add_cuda_tests(kvtwin_cuda_emulated_tests emulated.)

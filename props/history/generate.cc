@@ -1,0 +1,594 @@
+#include "props/history/generate.h"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <utility>
+
+#include "core/names.h"
+#include "props/history/misuse.h"
+#include "props/history/rarities.h"
+#include "reference/ledger.h"
+
+namespace kvtwin::props {
+namespace {
+
+DType DrawRowDType(const Pick& pick) {
+  return kRowDTypes.at(static_cast<std::size_t>(
+      pick(0, static_cast<int>(kRowDTypes.size()) - 1)));
+}
+
+CacheSpec DrawPart(const Pick& pick, Kind kind) {
+  CacheSpec spec;
+  spec.kind = kind;
+  if (kind == Kind::kSwa || kind == Kind::kSwaMem) {
+    if (!Chance(pick, 5)) spec.window = OneOf(pick, {0, 1, 1, 2, 3, 5});
+  }
+  if (kind == Kind::kSwaMem && !Chance(pick, 5)) {
+    spec.memory = spec.window.value_or(2) + OneOf(pick, {0, 0, 1, 2, 4});
+    // Rarely less than the window, which Init refuses.
+    if (Chance(pick, 2)) spec.memory = 0;
+  }
+  if (kind == Kind::kChunked) spec.chunk = OneOf(pick, {1, 2, 3, 4, 7});
+  return spec;
+}
+
+Shift DrawShift(const Pick& pick) {
+  Shift shift;
+  shift.kind =
+      OneOf(pick, {ShiftKind::kNone, ShiftKind::kIdentity, ShiftKind::kAdd,
+                   ShiftKind::kTagAdd, ShiftKind::kTagAdd, ShiftKind::kRope});
+  if (shift.kind != ShiftKind::kRope) return shift;
+  if (Chance(pick, 50)) shift.rope.pairing = Rope::Pairing::kHalves;
+  if (Chance(pick, 30)) shift.rope.base = pick(1, 500);
+  if (Chance(pick, 20)) shift.rope.scale = pick(0, 3);
+  if (Chance(pick, 30)) shift.rope.dims = 2 * pick(1, 3);
+  return shift;
+}
+
+void DrawSizes(const Pick& pick, Setup& setup) {
+  InitArgs& init = setup.init;
+  // Small caches are full, and wrap around, all the time; a few are larger
+  // than the 64 cells of a word.
+  const int size = pick(0, 99);
+  init.max_sequences = OneOf(pick, {1, 1, 2, 2, 2, 3, 4});
+  init.capacity = size < 80   ? pick(1, 8)
+                  : size < 95 ? pick(9, 64)
+                              : pick(65, 100);
+  init.max_batch = Chance(pick, 80) ? pick(1, 6) : pick(1, 20);
+  if (size >= 95) init.max_batch = pick(1, 100);
+  setup.config.cache_padding = OneOf(pick, {1, 1, 1, 2, 3, 4, 8});
+  setup.config.mask_batch_padding = OneOf(pick, {1, 1, 1, 2, 4});
+  // Mostly tiny; now and then wider than a vector.
+  if (Chance(pick, 97)) {
+    setup.rows = {pick(1, 4), pick(1, 2), pick(1, 3)};
+  } else {
+    setup.rows = {pick(1, 40), pick(1, 3), pick(1, 40)};
+  }
+  setup.layers = OneOf(pick, {1, 1, 1, 1, 2, 2, 3});
+}
+
+// The most cells that a cache of this setup has; 0 if Init refuses it.
+std::int64_t CellsOf(const Setup& setup) {
+  reference::Ledger ledger(setup.spec);
+  if (!ledger.Init(setup.config, setup.init).ok()) return 0;
+  std::int64_t cells = 0;
+  for (const auto& part : ledger.parts()) cells = std::max(cells, part.cells());
+  return cells;
+}
+
+void LimitCells(int cells_max, Setup& setup) {
+  InitArgs& init = setup.init;
+  // What is largest goes first, so that little changes.
+  while (CellsOf(setup) > cells_max) {
+    int& larger =
+        init.capacity >= init.max_batch ? init.capacity : init.max_batch;
+    if (larger > 1) {
+      --larger;
+    } else if (init.max_sequences > 1) {
+      --init.max_sequences;
+    } else if (setup.config.v_layout == VLayout::kTiled) {
+      // Tiles have at least so many cells.
+      setup.config.v_layout = VLayout::kPermuted;
+    } else if (setup.config.cache_padding > 1) {
+      --setup.config.cache_padding;
+    } else {
+      return;
+    }
+  }
+}
+
+int DrawCount(const Pick& pick, const Setup& setup) {
+  const int way = pick(0, 9);
+  if (way < 5) return pick(1, 3);
+  if (way < 7) return pick(1, setup.init.max_batch);
+  // Around the boundaries: the batch, the capacity, what is free.
+  if (way == 7) return std::max(1, setup.init.max_batch - pick(0, 1));
+  if (way == 8) return std::max(1, setup.init.capacity + pick(-1, 1));
+  return Segment::kFree + pick(-1, 1);
+}
+
+Segment DrawSegment(const Pick& pick, const Setup& setup) {
+  Segment segment;
+  segment.seq = Chance(pick, 95) ? pick(0, setup.init.max_sequences - 1)
+                                 : pick(0, setup.init.max_sequences + 1);
+  segment.count = DrawCount(pick, setup);
+  if (Chance(pick, 15)) segment.delta = pick(-4, 4);
+  // To the end of the positions that there are.
+  if (Chance(pick, 1) && Chance(pick, 30)) {
+    segment.delta = OneOf(pick, {1 << 30, 0x7FFFFFF0});
+  }
+  if (Chance(pick, 10)) {
+    segment.order = OneOf(pick, {Segment::Order::kDown, Segment::Order::kSame});
+  }
+  return segment;
+}
+
+// Draws an index of a batch: mostly one of the first few, else any.
+int DrawIndex(const Pick& pick, const Setup& setup) {
+  const int last = setup.init.max_batch - 1;
+  return Chance(pick, 60) ? pick(0, 7) : pick(0, std::max(last, 7));
+}
+
+void DrawPut(const Pick& pick, const Setup& setup, Op& op) {
+  const int segments = OneOf(pick, {1, 1, 1, 2, 2, 3});
+  for (int i = 0; i < segments; ++i) {
+    op.segments.push_back(DrawSegment(pick, setup));
+  }
+  op.reserve = Chance(pick, 5);
+  op.keep_rows = Chance(pick, 3);
+  if (Chance(pick, 20)) op.images.push_back(pick(0, 7));
+  if (Chance(pick, 5)) op.images.push_back(pick(0, 7));
+  if (Chance(pick, 15)) op.except.push_back(DrawIndex(pick, setup));
+  if (Chance(pick, 5)) op.except.push_back(DrawIndex(pick, setup));
+}
+
+// How far the first windowed cache looks back, or keeps.
+int DrawEdge(const Pick& pick, const CacheSpec& spec) {
+  const CacheSpec& part = spec.caches.empty() ? spec : spec.caches.front();
+  const bool memory = part.memory && Chance(pick, 50);
+  return memory ? *part.memory : part.window.value_or(4);
+}
+
+// Few values: the ends, the edge of the window, and next to them.
+RelativePos DrawPos(const Pick& pick, const Setup& setup) {
+  if (Chance(pick, 45)) return {false, OneOf(pick, {0, 0, 1, 1, 2, 3, 5})};
+  if (Chance(pick, 20)) {
+    return {true, pick(-1, 1) - DrawEdge(pick, setup.spec)};
+  }
+  return {true, OneOf(pick, {1, 0, 0, -1, -1, -2, -3, -5})};
+}
+
+// A fragmented start: full of interleaved sequences, then one goes.
+void DrawFragments(const Pick& pick, History& history) {
+  Op put;
+  for (int i = 0; i < 3; ++i) put.segments.push_back({.seq = i, .count = 1});
+  const int fills = std::min(40, history.setup.init.capacity);
+  for (int i = 0; i < fills; ++i) history.ops.push_back(put);
+  Op drop;
+  drop.kind = OpKind::kDrop;
+  drop.seq = pick(0, 1);
+  drop.open = true;
+  history.ops.push_back(drop);
+}
+
+// Which sequences are likely to hold tokens after `op`.
+void Follow(const Op& op, std::vector<int>& live) {
+  const auto at = [&](int seq) {
+    return std::find(live.begin(), live.end(), seq);
+  };
+  const auto add = [&](int seq) {
+    if (at(seq) == live.end()) live.push_back(seq);
+  };
+  if (op.kind == OpKind::kPut && !op.reserve) {
+    for (const Segment& segment : op.segments) add(segment.seq);
+  }
+  if (op.kind == OpKind::kCopy && at(op.seq) != live.end()) add(op.dst);
+  if (op.kind == OpKind::kDrop && op.open && op.begin == RelativePos()) {
+    std::erase(live, op.seq);
+  }
+}
+
+void DrawOps(const Pick& pick, int ops, History& history) {
+  const Weights weights = DrawWeights(pick);
+  history.ops.reserve(static_cast<std::size_t>(ops) * 3 / 2);
+  std::vector<int> live;
+  if (Chance(pick, 30)) DrawFragments(pick, history);
+  for (const Op& op : history.ops) Follow(op, live);
+  const auto draw = [&](const Weights& by) {
+    history.ops.push_back(DrawOp(pick, history.setup, by, live));
+    Follow(history.ops.back(), live);
+    return history.ops.back().kind;
+  };
+  for (int i = 0; i < ops; ++i) {
+    const OpKind last = draw(weights);
+    // Two maintenance operations back to back, more often than by chance.
+    if ((last == OpKind::kDrop || last == OpKind::kCopy) && Chance(pick, 30)) {
+      draw({0, 12, 8, 4, 0, 0, 0, 0, 0, 1});
+    }
+  }
+}
+
+// What a model server asks of its cache: requests that go on with what a slot
+// holds already, or fork it, or start anew; batches of several requests;
+// context shifts; the token that is computed after the last one.
+//
+// It keeps its own record of what each slot holds. Where that goes wrong (a
+// shift is refused, a window is gone) the runner clears the sequence, and what
+// follows is still legal.
+class ModelServer {
+ public:
+  ModelServer(const Pick& pick, History& history)
+      : pick_(pick),
+        setup_(history.setup),
+        ops_(history.ops),
+        multi_user_(Chance(pick, 50)),
+        slots_(static_cast<std::size_t>(setup_.init.max_sequences)) {}
+
+  void Serve(std::size_t ops) {
+    Reserve(setup_.init.max_batch);
+    Reserve(1);
+    while (ops_.size() < ops) {
+      const bool idle = std::none_of(slots_.begin(), slots_.end(),
+                                     [](auto& slot) { return slot.busy; });
+      if (idle || Chance(pick_, 15)) Accept();
+      Forward();
+      if (Chance(pick_, 3)) Cancel();
+    }
+  }
+
+ private:
+  using Tokens = std::vector<int>;
+  struct Slot {
+    Tokens record;  // What it holds, but for an over-run token.
+    Tokens queue;   // Not yet computed.
+    bool busy = false;
+    int keep = 0;  // Of a context shift.
+    int left = 0;  // Tokens to generate.
+    std::size_t used = 0;
+  };
+
+  int context() const { return setup_.init.capacity; }
+
+  void Reserve(int count) {
+    Op put;
+    put.segments.push_back({.seq = 0, .count = count});
+    put.reserve = true;
+    ops_.push_back(put);
+  }
+
+  static std::size_t CommonPrefix(const Tokens& a, const Tokens& b) {
+    const auto end = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+    return static_cast<std::size_t>(end.first - a.begin());
+  }
+
+  Tokens DrawTokens(int count) {
+    Tokens tokens;
+    for (int i = 0; i < count; ++i) tokens.push_back(pick_(0, 2));
+    return tokens;
+  }
+
+  // Anew, or what some slot has: all of it, with more, or with another end.
+  Tokens DrawPrompt() {
+    Tokens prompt;
+    if (!Chance(pick_, 25)) {
+      prompt = slots_[AnySlot()].record;
+      const int length = static_cast<int>(prompt.size());
+      if (Chance(pick_, 50)) {
+        prompt.resize(static_cast<std::size_t>(pick_(0, length)));
+      }
+    }
+    const Tokens more = DrawTokens(pick_(0, std::min(context(), 5)));
+    prompt.insert(prompt.end(), more.begin(), more.end());
+    if (prompt.empty()) prompt = DrawTokens(1);
+    return prompt;
+  }
+
+  std::size_t AnySlot() {
+    return static_cast<std::size_t>(
+        pick_(0, static_cast<int>(slots_.size()) - 1));
+  }
+
+  // The slots whose record begins like `prompt` for longest: of the free ones,
+  // and of all.
+  std::pair<std::size_t, std::size_t> Longest(const Tokens& prompt) const {
+    std::size_t free = slots_.size();
+    std::size_t best = 0;
+    const auto prefix = [&](std::size_t i) {
+      return CommonPrefix(slots_[i].record, prompt);
+    };
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (prefix(i) > prefix(best)) best = i;
+      if (slots_[i].busy) continue;
+      if (free == slots_.size() || prefix(i) > prefix(free)) free = i;
+    }
+    return {free, best};
+  }
+
+  std::size_t Oldest() const {
+    std::size_t oldest = slots_.size();
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (slots_[i].busy) continue;
+      if (oldest == slots_.size() || slots_[i].used < slots_[oldest].used) {
+        oldest = i;
+      }
+    }
+    return oldest;
+  }
+
+  // A request gets a slot, which may be a fork of another one.
+  void Accept() {
+    Tokens prompt = DrawPrompt();
+    const int keep =
+        std::min(OneOf(pick_, {0, 0, 1, 2, context()}), context() - 1);
+    const auto over = std::ssize(prompt) - context();
+    if (over > 0) {
+      prompt.erase(prompt.begin() + keep, prompt.begin() + keep + over);
+    }
+    auto [chosen, best] = Longest(prompt);
+    if (chosen == slots_.size()) return;  // All are busy.
+    const std::size_t prefix = CommonPrefix(slots_[best].record, prompt);
+    const bool whole = prefix == slots_[best].record.size();
+    if (multi_user_ && !(whole && !slots_[best].busy)) {
+      chosen = Oldest();
+      if (prefix > 0 && chosen != best) {
+        Copy(best, chosen, prefix);
+        slots_[chosen].record = prompt;
+        slots_[chosen].record.resize(prefix);
+      }
+    }
+    Slot& slot = slots_[chosen];
+    std::size_t past = CommonPrefix(slot.record, prompt);
+    if (past == prompt.size()) --past;  // There is always one to compute.
+    Drop(chosen, static_cast<int>(past), kOpenEnd);
+    slot = {.record = {},
+            .queue = {},
+            .busy = true,
+            .keep = keep,
+            .left = pick_(0, context()),
+            .used = ops_.size()};
+    const auto at = prompt.begin() + static_cast<std::ptrdiff_t>(past);
+    slot.record.assign(prompt.begin(), at);
+    slot.queue.assign(at, prompt.end());
+  }
+
+  // One batch: of each busy slot in turn, as much as there is room for.
+  void Forward() {
+    Op put;
+    int room = setup_.init.max_batch;
+    const std::size_t first = AnySlot();
+    for (std::size_t i = 0; i < slots_.size() && room > 0; ++i) {
+      const std::size_t at = (first + i) % slots_.size();
+      Slot& slot = slots_[at];
+      if (!slot.busy) continue;
+      if (std::ssize(slot.record) == context()) Shift(at);
+      const int count = static_cast<int>(
+          std::min({std::ssize(slot.queue), std::ptrdiff_t{room},
+                    context() - std::ssize(slot.record)}));
+      put.segments.push_back({.seq = static_cast<int>(at), .count = count});
+      room -= count;
+      const auto end = slot.queue.begin() + count;
+      slot.record.insert(slot.record.end(), slot.queue.begin(), end);
+      slot.queue.erase(slot.queue.begin(), end);
+      if (slot.queue.empty()) Sample(slot);
+    }
+    if (put.segments.empty()) return;
+    if (Chance(pick_, 15)) {
+      put.images.push_back(pick_(0, 7));
+      put.except = put.images;
+    }
+    ops_.push_back(put);
+    if (!put.except.empty()) {
+      Op reset;
+      reset.kind = OpKind::kCausal;
+      ops_.push_back(reset);
+    }
+  }
+
+  void Sample(Slot& slot) {
+    if (slot.left-- > 0) {
+      slot.queue = {pick_(0, 2)};
+      return;
+    }
+    // The end, which is seen only when the token after it is in the cache; or
+    // a stop string, of which the record keeps nothing.
+    slot.busy = false;
+    const auto cut =
+        std::min<std::ptrdiff_t>(pick_(0, 3), std::ssize(slot.record));
+    slot.record.resize(slot.record.size() - static_cast<std::size_t>(cut));
+  }
+
+  // Makes room in a slot that is full, after the tokens to keep.
+  void Shift(std::size_t at) {
+    Slot& slot = slots_[at];
+    const int discard = std::max((context() - slot.keep) / 2, 1);
+    Drop(at, slot.keep, slot.keep + discard);
+    const auto begin = slot.record.begin() + slot.keep;
+    slot.record.erase(begin, begin + discard);
+  }
+
+  void Cancel() {
+    Slot& slot = slots_[AnySlot()];
+    slot.busy = false;
+    slot.queue.clear();
+  }
+
+  void Copy(std::size_t from, std::size_t to, std::size_t count) {
+    Op copy;
+    copy.kind = OpKind::kCopy;
+    copy.seq = static_cast<int>(from);
+    copy.dst = static_cast<int>(to);
+    copy.end.offset = static_cast<int>(count);
+    ops_.push_back(copy);
+  }
+
+  void Drop(std::size_t at, int begin, int end) {
+    Op drop;
+    drop.kind = OpKind::kDrop;
+    drop.seq = static_cast<int>(at);
+    drop.begin.offset = begin;
+    drop.open = end == kOpenEnd;
+    if (!drop.open) drop.end.offset = end;
+    ops_.push_back(drop);
+  }
+
+  const Pick& pick_;
+  const Setup& setup_;
+  std::vector<Op>& ops_;
+  const bool multi_user_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace
+
+Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
+  Setup setup;
+  const Kind drawn =
+      kind ? *kind
+           : OneOf(pick, {Kind::kCausal, Kind::kCausal, Kind::kSwa,
+                          Kind::kSwaMem, Kind::kSwaMem, Kind::kChunked,
+                          Kind::kWrapper, Kind::kWrapper, Kind::kEncoder});
+  DrawSizes(pick, setup);
+  setup.spec = DrawPart(pick, drawn);
+  setup.legal = Chance(pick, 35);
+  setup.strided = Chance(pick, 15);
+  // Up to the largest id that there is.
+  if (Chance(pick, 10)) setup.first_id = OneOf(pick, {1000, 0x7FFFFFFF - 40});
+  setup.spec.shift = DrawShift(pick);
+  setup.spec.placement =
+      OneOf(pick, {Placement::kContiguous, Placement::kScatter});
+  setup.config.v_layout =
+      OneOf(pick, {VLayout::kPlain, VLayout::kPlain, VLayout::kPermuted,
+                   VLayout::kPermuted, VLayout::kTiled});
+  setup.config.mask_dtype =
+      OneOf(pick, {DType::kF32, DType::kF32, DType::kF16, DType::kBF16,
+                   DType::kBits, DType::kBits});
+  setup.init.dtype = Chance(pick, 40) ? DType::kF32 : DrawRowDType(pick);
+  if (Chance(pick, 20)) setup.config.v_dtype = DrawRowDType(pick);
+  bool encoder = drawn == Kind::kEncoder;
+  if (drawn == Kind::kWrapper) {
+    const int parts = Chance(pick, 10) ? pick(4, 6) : pick(1, 3);
+    for (int i = 0; i < parts; ++i) {
+      const Kind part = OneOf(pick, {Kind::kCausal, Kind::kSwa, Kind::kSwaMem,
+                                     Kind::kChunked, Kind::kEncoder});
+      encoder = encoder || part == Kind::kEncoder;
+      setup.spec.caches.push_back(DrawPart(pick, part));
+      CacheSpec& inner = setup.spec.caches.back();
+      inner.placement = setup.spec.placement;
+      inner.shift = setup.spec.shift;
+      if (Chance(pick, 10)) {
+        inner.placement = inner.placement == Placement::kScatter
+                              ? Placement::kContiguous
+                              : Placement::kScatter;
+      }
+      if (Chance(pick, 10)) {
+        inner.shift.kind = OneOf(pick, {ShiftKind::kNone, ShiftKind::kAdd});
+      }
+    }
+    setup.layers = std::max(setup.layers, parts);
+  }
+  // What an encoder takes; rarely not, which Init refuses.
+  if (encoder && !Chance(pick, 2)) {
+    setup.init.max_sequences = 1;
+    setup.config.cache_padding = 1;
+    if (setup.config.v_layout == VLayout::kTiled) {
+      setup.config.v_layout = VLayout::kPlain;
+    }
+  }
+  FitStorage(setup);
+  if (cells_max > 0) LimitCells(cells_max, setup);
+  return setup;
+}
+
+Weights DrawWeights(const Pick& pick) {
+  // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison,
+  // reload.
+  Weights weights = {160, 64, 40, 32, 16, 4, 8, 12, 8, 2};
+  if (Chance(pick, 50)) return weights;
+  for (int& weight : weights) {
+    weight = Chance(pick, 30) ? 0 : weight * pick(1, 8);
+  }
+  weights[static_cast<std::size_t>(OpKind::kPut)] += 40;
+  return weights;
+}
+
+Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
+          const std::vector<int>& live) {
+  int at = pick(0, std::accumulate(weights.begin(), weights.end(), -1));
+  std::size_t kind = 0;
+  while (at >= weights[kind]) at -= weights[kind++];
+  Op op;
+  op.kind = static_cast<OpKind>(kind);
+  if (op.kind == OpKind::kPut) {
+    DrawPut(pick, setup, op);
+    return op;
+  }
+  const int any = setup.init.max_sequences;
+  // Mostly one that holds something. Rarely one of many others:
+  // max_sequences is no bound on ids.
+  op.seq = !live.empty() && Chance(pick, 90)
+               ? live[static_cast<std::size_t>(
+                     pick(0, static_cast<int>(live.size()) - 1))]
+               : pick(0, Chance(pick, 30) ? 40 : any);
+  op.dst = pick(0, Chance(pick, 6) ? 40 : any);
+  op.begin = DrawPos(pick, setup);
+  op.end = DrawPos(pick, setup);
+  op.open = Chance(pick, 40);
+  if (op.kind == OpKind::kCausal && Chance(pick, 80)) {
+    op.except.push_back(DrawIndex(pick, setup));
+  }
+  op.misuse = pick(0, MisuseCount() - 1);
+  return op;
+}
+
+History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
+                    int cells_max, bool rarities) {
+  if (rarities && pick(0, 49) == 0) return DrawLarge(pick, kind, cells_max);
+  History history;
+  history.setup = DrawSetup(pick, kind, cells_max);
+  if (history.setup.legal && Chance(pick, 60)) {
+    ModelServer(pick, history).Serve(static_cast<std::size_t>(ops));
+  } else {
+    DrawOps(pick, ops, history);
+  }
+  if (rarities && Chance(pick, 15)) TakeApart(pick, history);
+  return history;
+}
+
+Pick SeededPick(std::uint64_t seed, std::uint64_t number) {
+  // SplitMix64: tiny, and the same everywhere (standard distributions are
+  // not). Copies of the function go on together.
+  const auto state =
+      std::make_shared<std::uint64_t>(seed * 0x9E3779B97F4A7C15U + number);
+  const auto next = [state] {
+    std::uint64_t z = (*state += 0x9E3779B97F4A7C15U);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+    return z ^ (z >> 31);
+  };
+  *state = next() ^ number * 0xD1342543DE82EF95U;
+  return [next](int lo, int hi) {
+    const auto span = static_cast<std::uint64_t>(hi - lo) + 1;
+    return lo + static_cast<int>((next() >> 32) * span >> 32);
+  };
+}
+
+History MakeHistory(std::uint64_t seed, std::uint64_t number,
+                    std::optional<Kind> kind, int ops, int cells_max,
+                    bool rarities) {
+  return DrawHistory(SeededPick(seed, number), kind, ops, cells_max, rarities);
+}
+
+void AddShifts(History& history, std::size_t first, std::size_t step) {
+  for (std::size_t i = first; i < history.ops.size(); i += step) {
+    Op move;
+    move.kind = OpKind::kShift;
+    move.seq = static_cast<int>(i % 2);
+    move.begin = {.from_end = true, .offset = -static_cast<int>(i % 4)};
+    move.open = true;
+    move.delta = static_cast<int>(i % 5) - 2;
+    history.ops[i] = move;
+  }
+}
+
+}  // namespace kvtwin::props

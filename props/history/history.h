@@ -1,0 +1,146 @@
+// Histories: a cache's setup and what happens to it, as one line that a person
+// can read and edit:
+//
+//   kvt1 kind=swa window=2 cells=4 | put 0*2 | copy 0>1:2 | drop 1:0-1
+//
+// Arguments are relative to the state (tokens are appended, ends counted from
+// the end), so that a history keeps its sense when parts of it are taken out.
+// The grammar is in docs/histories.md.
+
+#ifndef KVTWIN_PROPS_HISTORY_HISTORY_H_
+#define KVTWIN_PROPS_HISTORY_HISTORY_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/guarded_cache.h"
+#include "kvtwin/cache.h"
+
+namespace kvtwin::props {
+
+// The most caches that a wrapper has.
+inline constexpr std::size_t kCachesMost = 16;
+
+// What a cache is made of, with the rows that will be put into it.
+struct Setup {
+  CacheSpec spec;
+  CacheConfig config;
+  InitArgs init = {
+      .dtype = DType::kF32, .max_sequences = 2, .capacity = 8, .max_batch = 8};
+  RowDims rows = {.k_head_dim = 2, .kv_heads = 1, .v_head_dim = 1};
+  int layers = 1;
+  // A legal client: appends, stays within capacity, asks CanResume, and drops
+  // a sequence after an error. It must never be refused a batch.
+  bool legal = false;
+  // K and V come with gaps between their elements.
+  bool strided = false;
+  // The id of the sequence that operations call 0; the others follow.
+  int first_id = 0;
+
+  DType v_dtype() const { return config.v_dtype.value_or(init.dtype); }
+};
+
+// Rows that are stored in blocks need whole ones: makes heads so wide, and V
+// plain. Tiled V needs whole tiles: makes the padding so large.
+void FitStorage(Setup& setup);
+
+// A position: `offset`, or counted from the sequence's next position.
+struct RelativePos {
+  bool from_end = false;
+  int offset = 0;
+  bool operator==(const RelativePos&) const = default;
+};
+
+// Batch tokens of one sequence.
+struct Segment {
+  enum class Order { kUp, kDown, kSame };  // Of the positions.
+  int seq = 0;
+  // Tokens; kFree and more: as many as there are free cells, plus
+  // count - kFree.
+  int count = 1;
+  int delta = 0;  // The first position, from the sequence's next one.
+  Order order = Order::kUp;
+  int more = 0;  // Sequences after `seq` that get as many tokens each.
+
+  static constexpr int kFree = 1 << 22;
+  static constexpr int kMost = 1 << 20;
+};
+// The most sequences that one segment, or one copy, may name.
+inline constexpr int kMostSequences = 4096;
+
+enum class OpKind {
+  kPut,     // A pass: StartForward, then Put and Get of every layer.
+  kDrop,    // Remove.
+  kCopy,    // CopyPrefix.
+  kAsk,     // CanResume.
+  kCausal,  // SetCausal in the current pass, then Get of every layer.
+  kGet,     // Get of every layer, once more.
+  kReput,   // Put of other rows in the current pass, whatever came between.
+  kMisuse,  // One of the calls that must be refused and change nothing.
+  kPoison,  // Overwrites the rows of free cells, behind the cache's back.
+  kReload,  // Snapshot, then Restore, in place and into new caches.
+  kShift,   // Shift, which no twin of ours has: never drawn unasked.
+  // A single call each, at any time.
+  kLayer,     // SetLayer.
+  kType,      // SetLayerType.
+  kCached,    // EncoderCached.
+  kSnapshot,  // Snapshot, and SnapshotOf a sequence.
+  kAdd,       // SnapshotOf a sequence, and AddSequence of it as another one.
+};
+
+struct Op {
+  OpKind kind = OpKind::kPut;
+  // kPut
+  std::vector<Segment> segments;
+  bool reserve = false;
+  bool keep_rows = false;  // No Put: rows of earlier owners stay.
+  // kPut, kCausal, kGet, kReput: one call, where there are several otherwise.
+  // "start": StartForward, and no Put. "except": SetCausal of the active cache.
+  // "read", "store": Get and Put of the current layer in the active cache.
+  bool single = false;
+  // kPut: batch entries that are images; kPut and kCausal: excepted ones. All
+  // are taken modulo the batch.
+  std::vector<int> images;
+  std::vector<int> except;
+  // kDrop (seq, begin, end), kCopy (seq to dst and `more` after it, end), kAsk
+  // (seq, end), kShift (seq, begin, end, delta), kSnapshot (seq), kAdd (seq as
+  // dst)
+  int seq = 0;
+  int dst = 0;
+  int more = 0;
+  RelativePos begin;
+  RelativePos end;
+  bool open = false;
+  int delta = 0;
+  int misuse = 0;  // kMisuse: which, taken modulo their number.
+  // kLayer: which layer; kType: which of a wrapper's caches. Modulo those that
+  // there are.
+  int number = 0;
+};
+
+struct History {
+  Setup setup;
+  std::vector<Op> ops;
+};
+
+// Sizes for a cache of `cells` cells: one sequence of that capacity; a batch is
+// as large, or takes what a bounded memory leaves (docs/histories.md).
+void SetCells(int cells, Setup& setup);
+// Why a cache of this setup is not one of one sequence and as many cells as its
+// capacity; empty if it is.
+std::string WhyNotOfCells(const Setup& setup);
+
+// The kinds that are not causal: "swa", or "wrapper", "encoder", "swa".
+std::vector<std::string> KindNames(const History& history);
+
+std::string ToText(const Setup& setup);
+std::string ToText(const Op& op);
+std::string ToText(const History& history);
+
+// The history that ToText wrote, or why `text` is none.
+Result<History> ParseHistory(std::string_view text);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_HISTORY_HISTORY_H_

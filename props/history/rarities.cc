@@ -1,0 +1,363 @@
+#include "props/history/rarities.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "props/history/generate.h"
+#include "props/history/misuse.h"
+
+namespace kvtwin::props {
+namespace {
+
+// A number at a power of two, or next to it.
+int NearPower(const Pick& pick, int least, int most) {
+  return (1 << pick(least, most)) + pick(-1, 2);
+}
+
+Op PutOf(int first, int more, int count) {
+  Op op;
+  op.segments.push_back({.seq = first, .count = count, .more = more});
+  return op;
+}
+
+// Draws histories that are large in one dimension, each in one function. The
+// setup is an ordinary one but for that.
+class LargeHistory {
+ public:
+  LargeHistory(const Pick& pick, std::optional<Kind> kind, int cells_max)
+      : pick_(pick), cells_max_(cells_max) {
+    history_.setup = DrawSetup(pick, kind, cells_max);
+    Setup& setup = history_.setup;
+    setup.legal = false;
+    setup.layers = std::min(setup.layers, 2);
+    InitArgs& init = setup.init;
+    // A history that is refused is useless here.
+    for (int* size : {&init.max_sequences, &init.capacity, &init.max_batch}) {
+      *size = std::max(*size, 1);
+    }
+  }
+
+  History Draw() {
+    const int which = pick_(0, 99);
+    if (which < 20) {
+      Owners();
+    } else if (which < 32) {
+      Layers();
+    } else if (which < 44) {
+      Paddings();
+    } else if (which < 59) {
+      Rows();
+    } else if (cells_max_ > 0 || which < 77) {
+      ReservedBatch();
+    } else if (which < 82) {
+      Sequences();
+    } else if (which < 88) {
+      FullBatch();
+    } else {
+      Columns(/*huge=*/which > 98 && Chance(pick_, 10));
+    }
+    return std::move(history_);
+  }
+
+ private:
+  Setup& setup() { return history_.setup; }
+
+  // Cells are of one sequence; there are `cells` or more of them.
+  void NeedCells(int cells) {
+    InitArgs& init = setup().init;
+    init.max_sequences = 1;
+    init.capacity = cells;
+    for (CacheSpec* spec : Specs()) {
+      if (spec->kind != Kind::kSwa && spec->kind != Kind::kSwaMem) continue;
+      // Tokens that leave the window would leave the cells, too.
+      if (!Chance(pick_, 50)) continue;
+      spec->window = cells;
+      if (spec->kind == Kind::kSwaMem) spec->memory = cells;
+    }
+  }
+  std::vector<CacheSpec*> Specs() {
+    std::vector<CacheSpec*> specs = {&setup().spec};
+    for (CacheSpec& part : setup().spec.caches) specs.push_back(&part);
+    return specs;
+  }
+  // An encoder has neither cells nor prefixes.
+  void NeedNoEncoder() {
+    for (CacheSpec* spec : Specs()) {
+      if (spec->kind == Kind::kEncoder) spec->kind = Kind::kCausal;
+    }
+  }
+
+  void Add(Op op) { history_.ops.push_back(std::move(op)); }
+  // Operations that name these sequences.
+  void AddOps(int count, const std::vector<int>& live) {
+    const Weights weights = {120, 48, 40, 24, 40, 8, 8, 8, 8, 6};
+    for (int i = 0; i < count; ++i) {
+      Op op = DrawOp(pick_, setup(), weights, live);
+      for (Segment& segment : op.segments) {
+        segment.seq = OneLive(live);
+        segment.count = std::min(segment.count, 4);
+      }
+      if (op.kind == OpKind::kCopy) op.dst = OneLive(live) + pick_(0, 1);
+      Add(std::move(op));
+    }
+  }
+  int OneLive(const std::vector<int>& live) const {
+    return live[static_cast<std::size_t>(
+        pick_(0, static_cast<int>(live.size()) - 1))];
+  }
+  // The first, the last, and those around multiples of 32.
+  std::vector<int> Some(int sequences) const {
+    std::vector<int> some = {0, 1, sequences - 1};
+    for (int i = 31; i < sequences; i += 32) {
+      for (const int near : {i, i + 1, i + 2}) {
+        if (near < sequences) some.push_back(near);
+      }
+    }
+    return some;
+  }
+
+  // Many sequences share the tokens of one.
+  void Owners() {
+    NeedNoEncoder();
+    InitArgs& init = setup().init;
+    const int sequences = NearPower(pick_, 6, Chance(pick_, 10) ? 8 : 7);
+    const int tokens = pick_(1, 3);
+    init.max_batch = std::max(init.max_batch, tokens);
+    Add(PutOf(0, 0, tokens));
+    Op copy;
+    copy.kind = OpKind::kCopy;
+    copy.dst = 1;
+    copy.more = sequences - 2;
+    copy.end.offset = pick_(1, tokens);
+    Add(copy);
+    AddOps(pick_(4, 14), Some(sequences));
+  }
+
+  void Layers() {
+    setup().layers = OneOf(pick_, {7, 8, 9, 15, 16, 17, 31, 33, 64});
+    setup().rows = {pick_(1, 4), 1, pick_(1, 3)};
+    FitStorage(setup());
+    Add(PutOf(0, 0, 2));
+    AddOps(pick_(3, 8), {0, 1});
+  }
+
+  void Paddings() {
+    const bool rows = cells_max_ > 0 || Chance(pick_, 60);
+    if (rows) {
+      setup().config.mask_batch_padding = NearPower(pick_, 5, 8);
+    } else {
+      setup().config.cache_padding = NearPower(pick_, 5, 8);
+    }
+    FitStorage(setup());
+    Add(PutOf(0, 0, 2));
+    AddOps(pick_(4, 12), {0, 1, 2});
+  }
+
+  void Rows() {
+    RowDims& rows = setup().rows;
+    const int elements = NearPower(pick_, 6, Chance(pick_, 10) ? 11 : 9);
+    rows.kv_heads = OneOf(pick_, {1, 1, 2, 3, 8});
+    rows.k_head_dim = std::max(elements / rows.kv_heads, 1);
+    rows.v_head_dim = Chance(pick_, 50) ? rows.k_head_dim : pick_(1, 4);
+    FitStorage(setup());
+    setup().init.max_batch = std::min(setup().init.max_batch, 8);
+    Add(PutOf(0, 0, pick_(1, 5)));
+    AddOps(pick_(3, 7), {0, 1});
+  }
+
+  // More tokens than there are cells, perhaps: what is only reserved needs
+  // none.
+  void ReservedBatch() {
+    const int batch = NearPower(pick_, 7, 9);
+    const int before = setup().init.max_batch;
+    Add(PutOf(0, 1, std::max(1, before / 2)));
+    if (!Bounded()) setup().init.max_batch = batch + pick_(0, 2);
+    Op reserve = PutOf(0, pick_(0, 1), batch / 2 + pick_(0, 1));
+    reserve.segments.push_back({.seq = 0, .count = batch});
+    reserve.reserve = true;
+    for (int i = 0; i < 3; ++i) {
+      reserve.except.push_back(pick_(0, batch));
+      Add(reserve);
+      AddOps(1, {0, 1});
+    }
+  }
+  // Cells come with the batch.
+  bool Bounded() {
+    return cells_max_ > 0 && std::ranges::any_of(Specs(), [](auto* spec) {
+             return spec->kind == Kind::kSwa || spec->kind == Kind::kSwaMem;
+           });
+  }
+
+  // Tokens of their own.
+  void Sequences() {
+    NeedNoEncoder();
+    const int sequences = NearPower(pick_, 6, 7);
+    NeedCells(sequences + pick_(0, 40));
+    setup().init.max_batch = sequences + pick_(0, 3);
+    Op put = PutOf(0, sequences - 1, 1);
+    if (Chance(pick_, 50)) put.except.push_back(pick_(0, sequences - 1));
+    Add(put);
+    AddOps(pick_(3, 10), Some(sequences));
+  }
+
+  void FullBatch() {
+    NeedNoEncoder();
+    const int batch = NearPower(pick_, 6, 8);
+    NeedCells(batch + pick_(0, 20));
+    setup().init.max_batch = batch;
+    Op put = PutOf(0, 0, batch - pick_(0, 9));
+    put.segments.push_back({.seq = 1, .count = 9});
+    for (int i = pick_(0, 3); i > 0; --i) {
+      put.except.push_back(pick_(0, batch - 1));
+    }
+    Add(put);
+    AddOps(pick_(2, 6), {0, 0, 1});
+  }
+
+  void Columns(bool huge) {
+    NeedNoEncoder();
+    const int columns = huge ? (1 << 16) + pick_(-1, 70)
+                             : NearPower(pick_, 8, Chance(pick_, 8) ? 12 : 11);
+    NeedCells(columns + pick_(0, 8));
+    setup().rows = {pick_(1, 2), 1, 1};
+    FitStorage(setup());
+    const int batch = huge ? 8 : 64;
+    setup().init.max_batch = batch;
+    for (int i = 0; i < (huge ? 2 : columns); i += batch) {
+      Op put = PutOf(i / batch % 2, 0, batch);
+      put.single = i > 0;  // The masks of so many are much to compare.
+      Add(put);
+    }
+    Op reserve = PutOf(0, 1, 2);
+    reserve.reserve = true;
+    Add(reserve);
+    AddOps(pick_(2, 5), {0, 1});
+  }
+
+  const Pick& pick_;
+  const int cells_max_;
+  History history_;
+};
+
+// A pass as single calls.
+class Pass {
+ public:
+  Pass(const Pick& pick, const Setup& setup, std::vector<Op>& ops)
+      : pick_(pick),
+        setup_(setup),
+        types_(static_cast<int>(setup.spec.caches.size())),
+        ops_(ops) {}
+
+  void Add(Op put) {
+    put.single = true;
+    for (const Segment& segment : put.segments) {
+      sequences_.push_back(segment.seq);
+    }
+    ops_.push_back(std::move(put));
+    for (const int layer : Order()) {
+      Interrupt(12);
+      GoTo(layer);
+      Interrupt(8);
+      if (Chance(pick_, 90)) Call(OpKind::kReput);
+      if (Chance(pick_, 50)) Call(OpKind::kGet);
+    }
+    for (int i = pick_(0, 2); i > 0; --i) {
+      GoTo(pick_(0, setup_.layers - 1));
+      Call(OpKind::kGet);
+      Interrupt(10);
+    }
+  }
+
+ private:
+  // Each of most layers, some of them twice, in any order.
+  std::vector<int> Order() const {
+    std::vector<int> order;
+    for (int layer = 0; layer < setup_.layers; ++layer) {
+      if (Chance(pick_, 85)) order.push_back(layer);
+      if (Chance(pick_, 10)) order.push_back(layer);
+    }
+    if (Chance(pick_, 30)) {
+      std::ranges::reverse(order);
+    } else if (Chance(pick_, 60)) {
+      for (int i = static_cast<int>(order.size()) - 1; i > 0; --i) {
+        std::swap(order[static_cast<std::size_t>(i)],
+                  order[static_cast<std::size_t>(pick_(0, i))]);
+      }
+    }
+    return order;
+  }
+
+  Op& Call(OpKind kind) {
+    Op& op = ops_.emplace_back();
+    op.kind = kind;
+    op.single = kind == OpKind::kReput || kind == OpKind::kGet ||
+                kind == OpKind::kCausal;
+    return op;
+  }
+
+  void GoTo(int layer) {
+    const auto set_layer = [&] { Call(OpKind::kLayer).number = layer; };
+    const auto set_type = [&] {
+      const int type = Chance(pick_, 90) ? layer : pick_(0, types_ - 1);
+      Call(OpKind::kType).number = type % types_;
+    };
+    if (types_ == 0) return set_layer();
+    const bool layer_first = Chance(pick_, 50);
+    if (layer_first) set_layer();
+    if (Chance(pick_, 90)) set_type();
+    if (!layer_first) set_layer();
+  }
+
+  // Calls that may come at any time.
+  void Interrupt(int percent) {
+    if (!Chance(pick_, percent)) return;
+    const int way = pick_(0, 9);
+    if (way < 4) {
+      const Weights any = {0, 20, 20, 10, 0, 4, 2, 14, 2, 1};
+      ops_.push_back(DrawOp(pick_, setup_, any, sequences_));
+    } else if (way < 6) {
+      Op& op = Call(OpKind::kCausal);
+      if (Chance(pick_, 80)) op.except.push_back(pick_(0, 7));
+    } else if (way < 7) {
+      Call(OpKind::kCached);
+    } else if (way < 9) {
+      Call(OpKind::kSnapshot).seq = OneSequence();
+    } else {
+      Op& op = Call(OpKind::kAdd);
+      op.seq = OneSequence();
+      op.dst = pick_(0, 4);
+    }
+  }
+  int OneSequence() const {
+    return sequences_[static_cast<std::size_t>(
+        pick_(0, static_cast<int>(sequences_.size()) - 1))];
+  }
+
+  const Pick& pick_;
+  const Setup& setup_;
+  const int types_;
+  std::vector<Op>& ops_;
+  std::vector<int> sequences_;
+};
+
+}  // namespace
+
+History DrawLarge(const Pick& pick, std::optional<Kind> kind, int cells_max) {
+  return LargeHistory(pick, kind, cells_max).Draw();
+}
+
+void TakeApart(const Pick& pick, History& history) {
+  std::vector<Op> ops;
+  for (Op& op : history.ops) {
+    if (op.kind == OpKind::kPut && Chance(pick, 50)) {
+      Pass(pick, history.setup, ops).Add(std::move(op));
+    } else {
+      ops.push_back(std::move(op));
+    }
+  }
+  history.ops = std::move(ops);
+}
+
+}  // namespace kvtwin::props

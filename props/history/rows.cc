@@ -1,0 +1,143 @@
+#include "props/history/rows.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr std::byte kNaNByte{0xFF};  // Repeated: a NaN in every dtype.
+// Repeated: finite in every dtype, since the payload of a NaN that is shifted
+// is anybody's guess, and no row's first element.
+constexpr std::byte kPoisonByte{0x5A};
+
+// Returns a number of [1, 2) or (-2, -1] that lies in the middle between two of
+// f16, of bf16 or of f8, so that the rule for ties shows.
+float Tie(std::int64_t number) {
+  constexpr std::array<int, 3> kDigits = {10, 7, 3};
+  const std::int64_t one = std::int64_t{2}
+                           << kDigits[static_cast<std::size_t>(number % 3)];
+  const std::int64_t odd = 2 * (number % (one / 2)) + 1;
+  const auto size = static_cast<float>(one + odd) / static_cast<float>(one);
+  return number % 5 < 2 ? -size : size;
+}
+
+// The first element names token and layer, exactly in f32, f16 and bf16, and is
+// not too large for f8; the others have fractions, so that rounding shows, of
+// one token in eight to the middle. The second is a NaN now and then.
+float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
+  if (source.plain) {
+    const std::int64_t role = source.role == RowRole::kKey ? 1 : 2;
+    const std::int64_t mixed =
+        (token * 31 + source.layer * 17 + index * 11) * role % 199;
+    return static_cast<float>(mixed - 99) / 99;
+  }
+  if (index == 0) {
+    // Eight bits and an exponent are what bf16 has room for.
+    const std::int64_t tag = (token * 4 + source.layer) % 2048;
+    return static_cast<float>((128 + tag % 128) << tag / 128) / 0x8000;
+  }
+  const std::int64_t role = source.role == RowRole::kKey ? 1 : 2;
+  const std::int64_t mixed =
+      (token * 13 + std::int64_t{source.layer} * 5 + index * 7) * role % 601;
+  if (token % 8 == 3) return Tie(mixed);
+  return static_cast<float>(mixed) * 0.37F - 50.0F;
+}
+
+// With a payload, which only a plain copy keeps.
+void StoreNaN(std::byte* to, DType dtype) {
+  const std::uint32_t f32 = 0x7FC12345;
+  const std::uint16_t f16 = 0x7E12;
+  const std::uint16_t bf16 = 0x7FD2;
+  if (dtype == DType::kF32) std::memcpy(to, &f32, sizeof(f32));
+  if (dtype == DType::kF16) std::memcpy(to, &f16, sizeof(f16));
+  if (dtype == DType::kBF16) std::memcpy(to, &bf16, sizeof(bf16));
+  if (dtype == DType::kF8) *to = kNaNByte;
+  if (IsBlockDType(dtype)) std::memcpy(to, &f16, sizeof(f16));  // The scale.
+}
+
+}  // namespace
+
+TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
+                           const RowSource& source, bool strided) {
+  TensorView view = DenseView(nullptr, dtype, shape);
+  if (strided) {
+    const auto size = static_cast<std::int64_t>(SizeOf(dtype));
+    // Of blocks, runs are whole: only they have gaps.
+    const std::int64_t run = RunBytes(dtype, shape[0]);
+    view.stride[0] = 2 * size;
+    view.stride[1] = (size == 0 ? 1 : 2) * run + size;
+    view.stride[2] = view.stride[1] * shape[1] + (size == 0 ? 3 : 3 * size);
+    view.stride[3] = view.stride[2] * shape[2];
+  }
+  bytes_.resize(static_cast<std::size_t>(view.stride[3]));
+  if (strided) std::fill(bytes_.begin(), bytes_.end(), kNaNByte);
+  view.data = bytes_.data();
+  for (std::int64_t k = 0; k < shape[2]; ++k) {
+    for (std::int64_t j = 0; j < shape[1]; ++j) {
+      const std::int64_t token = source.first + k;
+      std::byte* run = &bytes_[static_cast<std::size_t>(view.stride[1] * j +
+                                                        view.stride[2] * k)];
+      std::vector<float> numbers;
+      for (std::int64_t i = 0; i < shape[0]; ++i) {
+        numbers.push_back(Element(source, token, j * shape[0] + i));
+      }
+      if (IsBlockDType(dtype)) {
+        StoreBlocks(numbers, dtype, run);
+      } else {
+        for (std::size_t i = 0; i < numbers.size(); ++i) {
+          StoreElement(numbers[i],
+                       run + view.stride[0] * static_cast<std::int64_t>(i),
+                       dtype);
+        }
+      }
+      // Element 1 of the row, or its block.
+      const std::int64_t nan = 1 - j * shape[0];
+      if (token % 16 == 5 && nan >= 0 && nan < shape[0] && source.nan) {
+        StoreNaN(run + view.stride[0] * nan, dtype);
+      }
+    }
+  }
+  return view;
+}
+
+void PoisonFreeCells(const KvView& view, const std::vector<CellEntry>& used,
+                     VLayout v_layout) {
+  std::vector<bool> is_used;
+  if (!used.empty()) {
+    is_used.resize(static_cast<std::size_t>(used.back().cell) + 1);
+  }
+  for (const CellEntry& entry : used) {
+    is_used[static_cast<std::size_t>(entry.cell)] = true;
+  }
+  const auto poison = [&](const TensorView& tensor, VLayout layout) {
+    for (std::int64_t cell = 0; cell < ColumnsOf(tensor, layout); ++cell) {
+      const auto at = static_cast<std::size_t>(cell);
+      if (at < is_used.size() && is_used[at]) continue;
+      TensorView row = RowOf(tensor, layout, cell);
+      auto size = SizeOf(row.dtype);
+      if (IsBlockDType(row.dtype)) {  // Runs of them as one element.
+        size = static_cast<std::size_t>(row.stride[1]);
+        row.shape[0] = 1;
+      }
+      for (std::int64_t i = 0; i < row.shape[0]; ++i) {
+        for (std::int64_t j = 0; j < row.shape[1]; ++j) {
+          // The cache's own memory, which only a test may write to.
+          std::memset(const_cast<std::byte*>(row.at(i, j)),
+                      static_cast<int>(kPoisonByte), size);
+        }
+      }
+    }
+  };
+  poison(view.key, VLayout::kPlain);
+  poison(view.value, v_layout);
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,376 @@
+// Each answer of a recording, and a recording that is right but for this one:
+// see faulty_twins_test.cc.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "props/testing/test_trace.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Recording = std::vector<std::string>;
+
+struct Case {
+  std::size_t line;
+  std::string from;
+  std::string to;
+  std::string reason;  // Part of it; empty: it is accepted.
+};
+
+// Each, alone, makes `right` wrong at its line.
+void ExpectFound(const Recording& right, const std::vector<Case>& cases) {
+  const Judgement whole = JudgeText(Lines(right));
+  ASSERT_EQ(whole.verdict, Verdict::kAccept) << whole.reason;
+  for (const Case& one : cases) {
+    SCOPED_TRACE(fmt::format("line {}: {}", one.line, one.to));
+    Recording lines = right;
+    lines.at(one.line - 1) = Replaced(lines.at(one.line - 1), one.from, one.to);
+    const Judgement judgement = JudgeText(Lines(lines));
+    EXPECT_EQ(VerdictName(judgement.verdict),
+              one.reason.empty() ? "accept" : "reject")
+        << judgement.reason;
+    if (one.reason.empty()) continue;
+    EXPECT_EQ(judgement.line, static_cast<std::int64_t>(one.line));
+    EXPECT_NE(judgement.reason.find(one.reason), std::string::npos)
+        << judgement.reason;
+  }
+}
+
+std::string Other(const std::string& header) {
+  return Replaced(header, "contiguous", "other");
+}
+
+const Recording kRight = {kHeader, kStart, kPut, kGet, kRemove};
+
+TEST(FaultyRecordings, EachAnswerIsCompared) {
+  ExpectFound(
+      kRight,
+      {{2, R"("ok")", R"("cache_full")", "result is cache_full, due is ok"},
+       {2, R"("cells":[0,1])", R"("cells":[0,2])",
+        "cells is [0, 2], due is [0, 1]"},
+       {2, R"("cells":[0,1])", R"("cells":[1,1])",
+        "cells is [1, 1], due is [0, 1]"},
+       {4, R"("first_cell":0)", R"("first_cell":1)",
+        "first_cell is 1, due is 0"},
+       {4, "[100,1000,200,1001]", "[101,1000,200,1001]",
+        "mask row 0 (sequence 0, position 0) sees at column 0"},
+       {4, "[100,1000,200,1001]", "[100,1000,200,1002]",
+        "mask row 1 (sequence 0, position 1) sees at column 1"},
+       {4, "[100,1000,200,1001]", "[101,1000,201,1001]",
+        "mask row 0 (sequence 0, position 0) sees at column 0"},
+       {4, "[100,200]", "[101,200]", "mask row 0"},
+       {4, "[100,200]", "[100,201]", "mask row 1"},
+       {4, R"(["10","11"])", R"(["11","11"])",
+        "mask row 0 (sequence 0, position 0) sees column 1 (cell 1: sequence "
+        "0, position 1), which is due to be hidden"},
+       {4, R"(["10","11"])", R"(["10","10"])",
+        "mask row 1 (sequence 0, position 1) does not see column 1"},
+       {4, R"({"shape":[2,2],"rows":["10","11"]})", "null",
+        "mask is null, one is due"},
+       {4, "[2,1,2]", "[1,2,2]", "the shape of key is [1, 2, 2]"},
+       {4, R"([1,1,2],"data":[100,200])", R"([2,1,2],"data":[1,2,3,4])",
+        "the shape of value is [2, 1, 2]"},
+       {4, R"([2,2],"rows":["10","11"])", R"([2,3],"rows":["10","11","00"])",
+        "the shape of mask is [2, 3, 1], due is [2, 2, 1]"},
+       {5, R"("ok")", R"("not_supported")",
+        "result is not_supported, due is ok"}});
+}
+
+// The cells of a pass that only reserves are those of the worst case.
+TEST(FaultyRecordings, CellsOfAReservingPassAreCompared) {
+  const std::string reserve =
+      Replaced(kStart, R"("result")", R"("reserve":true,"result")");
+  ExpectFound({kHeader, reserve},
+              {{2, "[0,1]}", "[0,2]}", "cells is [0, 2], due is [0, 1]"},
+               {2, R"("cells":[0,1])", R"("cells":[])", ""}});
+}
+
+// Two layers, and two sequences: no row of the second pass sees sequence 1, in
+// cell 0, and cell 3 is free.
+Recording Hidden() {
+  const std::string header =
+      Replaced(Replaced(Replaced(kHeader, R"("layers":1)", R"("layers":2)"),
+                        R"("cache_padding":1)", R"("cache_padding":4)"),
+               R"("max_sequences":1)", R"("max_sequences":2)");
+  const auto put = [](int layer, const std::string& key,
+                      const std::string& value, int tokens) {
+    return fmt::format(
+        R"({{"op":"put","layer":{},"key":{{"shape":[2,1,{}],"data":[{}]}},)"
+        R"("value":{{"shape":[1,1,{}],"data":[{}]}}}})",
+        layer, tokens, key, tokens, value);
+  };
+  const auto get = [](int layer, const std::string& key,
+                      const std::string& value) {
+    return fmt::format(R"({{"op":"get","layer":{},"first_cell":0,)"
+                       R"("key":{{"shape":[2,1,4],"data":[{},0,0]}},)"
+                       R"("value":{{"shape":[1,1,4],"data":[{},0]}},)"
+                       R"("mask":{{"shape":[4,2],"rows":["0100","0110"]}}}})",
+                       layer, key, value);
+  };
+  return {header,
+          R"({"op":"start_forward","positions":[0],"sequences":[1],)"
+          R"("result":"ok","cells":[0]})",
+          put(0, "1,2", "3", 1),
+          put(1, "4,5", "6", 1),
+          R"({"op":"start_forward","positions":[0,1],"sequences":[0,0],)"
+          R"("result":"ok","cells":[1,2]})",
+          put(0, "11,12,13,14", "15,16", 2),
+          put(1, "21,22,23,24", "25,26", 2),
+          get(0, "1,2,11,12,13,14", "3,15,16"),
+          get(1, "4,5,21,22,23,24", "6,25,26")};
+}
+
+TEST(FaultyRecordings, RowsOfHiddenTokensAreCompared) {
+  const std::string hidden =
+      "column 0 (cell 0), which holds a token that no mask row sees, has";
+  ExpectFound(Hidden(), {{8, "[1,2,", "[7,2,", hidden},
+                         {8, "[1,2,", "[1,7,", hidden},
+                         {8, "[3,", "[7,", hidden},
+                         {9, "[4,5,", "[4,7,", hidden},
+                         {9, "[6,", "[7,", hidden},
+                         {9, "26,0]", "7,0]", "mask row 1"},
+                         // A free cell, S52.
+                         {8, ",0,0]", ",0,9]", ""},
+                         {8, "16,0]", "16,9]", ""},
+                         {9, ",0,0]", ",8,9]", ""}});
+  // Both are wrong: what is seen says more.
+  Recording both = Hidden();
+  both[7] = Replaced(Replaced(both[7], "[1,2,", "[7,2,"), "13,14", "13,7");
+  EXPECT_NE(JudgeText(Lines(both)).reason.find("mask row 1"),
+            std::string::npos);
+  // Entitlement is what is seen.
+  Recording other = Hidden();
+  other[0] = Other(other[0]);
+  ExpectFound(other, {{8, "[1,2,", "[7,2,", ""},
+                      {8, "[3,", "[7,", ""},
+                      {8, "13,14", "13,7", "mask row 1"},
+                      {8, "16,0]", "7,0]", "mask row 1"},
+                      {9, "26,0]", "7,0]", "mask row 1"},
+                      {9, "21,22", "21,7", "mask row 0"}});
+}
+
+TEST(FaultyRecordings, PaddingRowsSeeNothing) {
+  const std::string padded = R"({"shape":[2,3],"rows":["10","11","00"]})";
+  Recording lines = kRight;
+  lines[0] = Replaced(lines[0], R"("mask_batch_padding":1)",
+                      R"("mask_batch_padding":3)");
+  lines[3] =
+      Replaced(lines[3], R"({"shape":[2,2],"rows":["10","11"]})", padded);
+  ExpectFound(
+      lines, {{4, R"("00")", R"("01")", "mask row 2 (padding) sees column 1"}});
+  lines[0] = Other(lines[0]);
+  ExpectFound(lines,
+              {{4, R"("00")", R"("01")", "a padding row sees something"},
+               {4, R"("00")", R"("10")", "a padding row sees something"},
+               {4, R"([2,3],"rows":["10","11","00"])", R"([2,1],"rows":["10"])",
+                "the mask has 1 rows, the batch 2 tokens"}});
+}
+
+const std::string kYes = R"({"op":"can_resume","seq":0,"pos":1,"result":true})";
+const std::string kReserve =
+    R"({"op":"start_forward","positions":[0,1],"sequences":[0,0],)"
+    R"("reserve":true,"result":"ok","cells":[]})";
+
+TEST(FaultyRecordings, OtherAnswersAreCompared) {
+  const std::string mask =
+      R"({"op":"reserved_mask","shape":[4,2],"first_cell":0})";
+  ExpectFound({kHeader, kStart, kPut, kYes, kReserve, mask},
+              {{4, "true", "false", "result is false, due is true"},
+               {6, "[4,2]", "[4,1]", "shape is [4, 1, 1], due is [4, 2, 1]"},
+               {6, "[4,2]", "[2,2]", "shape is [2, 2, 1], due is [4, 2, 1]"},
+               {6, R"("first_cell":0)", R"("first_cell":1)",
+                "first_cell is 1, due is 0"},
+               {6, R"(,"first_cell":0)", "", ""}});
+  // A no is always honest, a yes is not.
+  ExpectFound({Other(kHeader), kStart, kPut, kYes}, {{4, "true", "false", ""}});
+  const std::string window =
+      Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":1)");
+  const std::string far =
+      R"({"op":"start_forward","positions":[9],"sequences":[0],)"
+      R"("result":"ok"})";
+  const std::string no =
+      R"({"op":"can_resume","seq":0,"pos":2,"result":false})";
+  ExpectFound({window, kStart, far, no},
+              {{4, "false", "true", "result is true, due is false"}});
+  ExpectFound({Other(window), kStart, far, no},
+              {{4, "false", "true", "tokens in the window are gone"}});
+}
+
+TEST(FaultyRecordings, EncodersAreCompared) {
+  const std::string header =
+      Replaced(Replaced(kHeader, R"("type":"causal","shift":"tag_add")",
+                        R"("type":"encoder")"),
+               R"("max_batch":2)", R"("max_batch":2)");
+  const std::string start =
+      R"({"op":"start_forward","positions":[0,1],"sequences":[0,0],)"
+      R"("multimodal":[0],"result":"ok"})";
+  const std::string get =
+      R"({"op":"get","layer":0,)"
+      R"("key":{"shape":[2,1,2],"data":[100,1000,200,1001]},)"
+      R"("value":{"shape":[1,1,2],"data":[100,200]},"mask":null})";
+  const std::string cached = R"({"op":"encoder_cached","result":true})";
+  const std::string none = R"({"op":"encoder_cached","result":false})";
+  for (const bool other : {false, true}) {
+    SCOPED_TRACE(other);
+    const Recording lines = {other ? Other(header) : header,
+                             start,
+                             kPut,
+                             get,
+                             cached,
+                             Replaced(kRemove, R"("end":1)", R"("end":9)"),
+                             none};
+    const std::string key = other ? "K differs" : "key is not what was put";
+    const std::string value = other ? "V differs" : "value is not what was put";
+    ExpectFound(
+        lines,
+        {{4, "[100,1000,200,1001]", "[101,1000,200,1001]", key},
+         {4, "[100,1000,200,1001]", "[100,1000,200,1002]", key},
+         {4, "[100,200]", "[101,200]", value},
+         {4, "[100,200]", "[100,201]", value},
+         {4, R"("value":{"shape":[1,1,2],"data":[100,200]},)", "", ""},
+         {4, "[2,1,2]", "[1,2,2]", other ? "K differs" : "the shape of key"},
+         {4, "[1,1,2]", "[2,1,1]", other ? "V differs" : "the shape of value"},
+         {4, R"("mask":null)", R"("mask":{"shape":[2,2],"rows":["10","11"]})",
+          other ? "there is a mask" : "there is a mask, none is due"},
+         {5, "true", "false", other ? "" : "result is false, due is true"},
+         {7, "false", "true",
+          other ? "nothing is cached" : "result is true, due is false"}});
+  }
+}
+
+// Each cache of a wrapper is judged, and each has a mask of its own.
+TEST(FaultyRecordings, EachCacheOfAWrapperIsCompared) {
+  const std::string header =
+      Replaced(kHeader, R"({"type":"causal","shift":"tag_add"})",
+               R"({"type":"wrapper","caches":[{"type":"swa","window":0,)"
+               R"("shift":"tag_add"},{"type":"causal","shift":"tag_add"}]})");
+  const std::string second = R"({"op":"set_layer_type","type":1})";
+  const std::string narrow = Replaced(kGet, R"(["10","11"])", R"(["10","01"])");
+  const Recording lines = {header,
+                           kStart,
+                           kPut,
+                           narrow,
+                           second,
+                           kPut,
+                           kGet,
+                           R"({"op":"set_causal","except":[0]})",
+                           Replaced(kGet, R"("10")", R"("11")")};
+  for (const bool other : {false, true}) {
+    SCOPED_TRACE(other);
+    Recording all = lines;
+    if (other) all[0] = Other(all[0]);
+    ExpectFound(all, {{4, R"("01")", R"("11")", "mask row 1"},
+                      {4, "200,1001", "200,1002", "mask row 1"},
+                      {7, R"("10")", R"("11")", "mask row 0"},
+                      {7, "200,1001", "200,1002", "mask row 1"},
+                      {7, "[100,200]", "[100,201]", "mask row 1"},
+                      {9, R"(["11","11"])", R"(["10","11"])",
+                       other ? "row 0 misses" : "mask row 0"}});
+  }
+}
+
+// At entitlement: when the rows of a pass are judged, and when not any more.
+TEST(FaultyRecordings, RowsAreJudgedUntilSomethingChangesThem) {
+  const std::string header = Other(kHeader);
+  const Case wrong = {0, R"(["10","11"])", R"(["11","11"])", "mask row 0"};
+  const auto judged = [&](const Recording& between, bool yes) {
+    Recording lines = {header, kStart, kPut};
+    lines.insert(lines.end(), between.begin(), between.end());
+    lines.emplace_back(kGet);
+    Case one = wrong;
+    one.line = lines.size();
+    if (!yes) one.reason.clear();
+    ExpectFound(lines, {one});
+  };
+  const std::string copy = R"({"op":"copy_prefix","src":0,"dst":1,"len":9})";
+  const std::string causal = R"({"op":"set_causal","except":[]})";
+  const std::string nothing =
+      R"({"op":"remove","seq":5,"begin":0,"end":1,"result":"ok"})";
+  judged({}, true);
+  judged({kYes}, true);
+  judged({copy}, false);
+  judged({nothing}, false);
+  judged({Replaced(nothing, "ok", "not_supported")}, true);
+  judged({copy, causal}, true);
+  judged({nothing, causal}, true);
+  judged({nothing, Replaced(kStart, "[0,0]", "[7,7]"), kPut}, true);
+}
+
+TEST(FaultyRecordings, OtherCachesHaveMasks) {
+  ExpectFound({Other(kHeader), kStart, kPut, kGet},
+              {{4, R"({"shape":[2,2],"rows":["10","11"]})", "null",
+                "mask is null, one is due"}});
+}
+
+// SetCausal makes a new mask of the active cache only.
+TEST(FaultyRecordings, EachCacheOfAWrapperHasAMaskOfItsOwn) {
+  const std::string header = Replaced(
+      Other(kHeader), R"({"type":"causal","shift":"tag_add"})",
+      R"({"type":"wrapper","caches":[{"type":"causal","shift":"tag_add"},)"
+      R"({"type":"causal","shift":"tag_add"}]})");
+  const std::string first = R"({"op":"set_layer_type","type":0})";
+  const std::string second = R"({"op":"set_layer_type","type":1})";
+  const std::string copy = R"({"op":"copy_prefix","src":0,"dst":1,"len":9})";
+  const std::string causal = R"({"op":"set_causal","except":[]})";
+  ExpectFound(
+      {header, kStart, kPut, second, kPut, copy, causal, kGet, first, kGet},
+      {{8, R"(["10","11"])", R"(["11","11"])", "mask row 0"},
+       {10, R"(["10","11"])", R"(["11","11"])", ""}});
+}
+
+// A batch that is then refused has already evicted tokens; defrag came first,
+// which leaves cell 2.
+TEST(FaultyRecordings, ARefusedBatchEvictsAllTheSame) {
+  const std::string header =
+      Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":1)");
+  const auto pass = [](int sequence, int position, int cell) {
+    return fmt::format(
+        R"({{"op":"start_forward","positions":[{}],"sequences":[{}],)"
+        R"("result":"ok","cells":[{}]}})",
+        position, sequence, cell);
+  };
+  const std::string put =
+      R"({"op":"put","layer":0,"key":{"shape":[2,1,1],"data":[1,2]},)"
+      R"("value":{"shape":[1,1,1],"data":[3]}})";
+  const std::string get = R"({"op":"get","layer":0,"first_cell":2,)"
+                          R"("key":{"shape":[2,1,1],"data":[1,2]},)"
+                          R"("value":{"shape":[1,1,1],"data":[3]},)"
+                          R"("mask":{"shape":[1,1],"rows":["1"]}})";
+  const std::string full =
+      R"({"op":"start_forward","positions":[9,0],"sequences":[1,3],)"
+      R"("result":"cache_full"})";
+  ExpectFound({header, pass(1, 0, 0), put, pass(2, 0, 1), put, pass(0, 0, 2),
+               put, full, pass(1, 1, 2), put, get},
+              {{11, "[1,2]", "[1,3]", "mask row 0"}});
+}
+
+// A batch that fits is not refused, and what is removed is gone.
+TEST(FaultyRecordings, ResultsMustBePossible) {
+  const std::string shared =
+      R"({"op":"remove","seq":0,"begin":0,"end":1,"result":"shared_cells"})";
+  const std::string copy = R"({"op":"copy_prefix","src":0,"dst":1,"len":2})";
+  ExpectFound({kHeader, kStart, kPut, copy, shared},
+              {{5, "shared_cells", "ok", "result is ok, due is shared_cells"},
+               {5, "shared_cells", "not_supported",
+                "result is not_supported, due is shared_cells"}});
+  const std::string none = Replaced(kHeader, R"("tag_add")", R"("none")");
+  ExpectFound({none, kStart, kPut, Replaced(kRemove, "ok", "not_supported")},
+              {{4, "not_supported", "ok", "result is ok, due is not_supp"}});
+  const std::string three =
+      R"({"op":"start_forward","positions":[2,3],"sequences":[0,0],)"
+      R"("result":"ok","cells":[2,3]})";
+  const std::string full =
+      R"({"op":"start_forward","positions":[4],"sequences":[0],)"
+      R"("result":"cache_full"})";
+  ExpectFound(
+      {kHeader, kStart, three, full},
+      {{4, R"("cache_full")", R"("ok")", "result is ok, due is cache_full"}});
+}
+
+}  // namespace
+}  // namespace kvtwin::props

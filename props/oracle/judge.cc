@@ -1,0 +1,193 @@
+#include "props/oracle/judge.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <new>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+namespace kvtwin::props {
+namespace {
+
+Judgement BadInput(std::int64_t line, std::string reason) {
+  return {Verdict::kBadInput, Level::kNone, line, std::move(reason), ""};
+}
+
+// The note on a recording that was accepted though it shows no answers.
+constexpr std::string_view kNothingJudged =
+    "nothing was judged: no line has an answer that is compared with what is "
+    "due";
+
+bool IsRefused(StatusCode result) { return result != StatusCode::kOk; }
+
+void Count(const Oracle& oracle, const TraceOp& op, Judged& judged) {
+  const bool identity = !oracle.header().entitlement_only;
+  switch (op.kind) {
+    case TraceOpKind::kGet:
+      if (!identity && !oracle.fresh()) return;
+      ++judged.gets;
+      ++judged.answers;
+      judged.rows += op.key.shape[2];
+      return;
+    case TraceOpKind::kStartForward:
+    case TraceOpKind::kRemove:
+      if (IsRefused(op.result)) ++judged.refusals;
+      judged.answers += identity;
+      return;
+    case TraceOpKind::kCanResume:
+    case TraceOpKind::kEncoderCached:  // A no is always honest.
+      judged.answers += identity || op.answer;
+      return;
+    case TraceOpKind::kReservedMask:
+      judged.answers += identity;
+      return;
+    default:
+      return;
+  }
+}
+
+void Count(const PagedOracle& oracle, const PagedTraceOp& op, Judged& judged) {
+  const bool identity = !oracle.header().entitlement_only;
+  switch (op.kind) {
+    case PagedTraceOpKind::kOpen:
+      if (op.len > 0) ++judged.prefix_hits;
+      judged.answers += identity || op.len > 0;
+      return;
+    case PagedTraceOpKind::kFork:
+      judged.answers += identity;
+      return;
+    case PagedTraceOpKind::kAppend:
+      if (IsRefused(op.result)) ++judged.refusals;
+      judged.answers += identity;
+      return;
+    case PagedTraceOpKind::kViews:
+      ++judged.gets;
+      ++judged.answers;
+      judged.rows += op.key ? op.key->shape[2] : 0;
+      return;
+    case PagedTraceOpKind::kSeqLen:
+    case PagedTraceOpKind::kSlots:
+    case PagedTraceOpKind::kTable:
+    case PagedTraceOpKind::kCsr:
+    case PagedTraceOpKind::kUsage:
+      ++judged.answers;
+      return;
+    default:
+      return;
+  }
+}
+
+template <class Op, class Header, class AnOracle, class Watch>
+Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
+                     const std::vector<std::string>& twins,
+                     const Watch& watch) {
+  const Status status = oracle.Start(header, twins);
+  if (!status.ok()) return BadInput(1, status.message());
+
+  Judgement judgement;
+  judgement.level =
+      header.entitlement_only ? Level::kEntitlement : Level::kIdentity;
+  Judged judged;
+  std::optional<TraceError> error;
+  Op op;
+  while (!error && reader.ReadOp(op)) {
+    const OracleStep step = oracle.Step(op);
+    const std::string_view name = TraceOpName(op.kind);
+    if (!step.bad_input.empty()) {
+      error = {op.line, fmt::format("{}: {}", name, step.bad_input)};
+    }
+    ++judged.calls;
+    if (!error) Count(oracle, op, judged);
+    const auto& finding = step.identity ? step.identity : step.entitlement;
+    if (finding && judgement.verdict == Verdict::kAccept) {
+      judgement = {Verdict::kReject, Level::kEntitlement, op.line,
+                   fmt::format("{}: {}", name, finding->text), finding->twin};
+    }
+    if (step.entitlement) judgement.level = Level::kNone;
+    if (error && !finding) break;  // A call that no cache was asked.
+    if (watch ? !watch(oracle, op, step) : judgement.level == Level::kNone) {
+      break;
+    }
+  }
+  if (!error) error = reader.error();
+  const bool accepted = judgement.verdict == Verdict::kAccept;
+  if (error && accepted) judgement = BadInput(error->line, error->reason);
+  judgement.judged = judged;
+  if (!error && accepted && judged.answers == 0) {
+    judgement.reason = kNothingJudged;
+  }
+  if (!error || accepted) return judgement;
+  judgement.level = Level::kNone;
+  judgement.reason += fmt::format("; then, on line {}, bad input: {}",
+                                  error->line, error->reason);
+  return judgement;
+}
+
+}  // namespace
+
+std::string JudgedText(const Judged& judged) {
+  const auto counted = [](std::int64_t count, std::string_view one,
+                          std::string_view many) {
+    return fmt::format("{} {}", count, count == 1 ? one : many);
+  };
+  std::string text = fmt::format(
+      "{}: {} of {}", counted(judged.calls, "line", "lines"),
+      counted(judged.gets, "get", "gets"), counted(judged.rows, "row", "rows"));
+  if (judged.refusals > 0) {
+    text += ", " + counted(judged.refusals, "refusal", "refusals");
+  }
+  if (judged.prefix_hits > 0) {
+    text += ", " + counted(judged.prefix_hits, "prefix", "prefixes") + " found";
+  }
+  return text;
+}
+
+std::string_view VerdictName(Verdict verdict) {
+  constexpr std::array<std::string_view, 3> kNames = {"accept", "reject",
+                                                      "bad_input"};
+  return kNames[static_cast<std::size_t>(verdict)];
+}
+
+Judgement Judge(TraceReader& reader, const std::vector<std::string>& twins,
+                const OracleWatch& watch) {
+  if (!reader.ReadHeader()) {
+    return BadInput(reader.error()->line, reader.error()->reason);
+  }
+  if (reader.paged()) {
+    return JudgeLines<PagedTraceOp>(reader, *reader.paged(), PagedOracle(),
+                                    twins, watch.pool);
+  }
+  return JudgeLines<TraceOp>(reader, reader.header(), Oracle(), twins,
+                             watch.cache);
+}
+
+Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
+                const OracleWatch& watch) {
+  TraceReader reader(in);
+  return Judge(reader, twins, watch);
+}
+
+Judgement OnFile(const std::string& path,
+                 const std::function<Judgement(std::istream&)>& judge) {
+  const auto bad = [](std::string reason) {
+    return Judgement{
+        .verdict = Verdict::kBadInput, .reason = std::move(reason), .twin = ""};
+  };
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return bad("is a folder");
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return bad(fmt::format("cannot be opened: {}", strerror(errno)));
+  try {
+    return judge(in);
+  } catch (const std::bad_alloc&) {
+    return bad("there is not enough memory for it");
+  }
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,68 @@
+// Judges whole recordings, of caches and of pools.
+
+#ifndef KVTWIN_PROPS_ORACLE_JUDGE_H_
+#define KVTWIN_PROPS_ORACLE_JUDGE_H_
+
+#include <cstdint>
+#include <functional>
+#include <istream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/trace.h"
+#include "props/base/level.h"
+#include "props/oracle/oracle.h"
+#include "props/oracle/paged_oracle.h"
+
+namespace kvtwin::props {
+
+enum class Verdict { kAccept, kReject, kBadInput };
+std::string_view VerdictName(Verdict verdict);
+
+// How much of a recording was there to judge, up to the line where it ended.
+struct Judged {
+  std::int64_t calls = 0;     // Lines behind the first.
+  std::int64_t answers = 0;   // Of these, that were compared with what is due.
+  std::int64_t gets = 0;      // Of these, `get` and `views`.
+  std::int64_t rows = 0;      // That they show: K rows of one layer.
+  std::int64_t refusals = 0;  // Answers such as cache_full, judged or not.
+  std::int64_t prefix_hits = 0;  // `open` that begins with tokens.
+};
+
+struct Judgement {
+  Verdict verdict = Verdict::kAccept;
+  Level level = Level::kNone;  // The strongest that held to the end.
+  std::int64_t line = 0;       // The first wrong one; 0 if accepted.
+  // Empty if accepted, but where nothing was judged, which it says.
+  std::string reason;
+  std::string twin;  // The one that disagrees, unless all do.
+  Judged judged = {};
+};
+
+// "12 lines: 3 gets of 40 rows, 1 refusal, 2 prefixes found".
+std::string JudgedText(const Judged& judged);
+
+// Called after each line that a cache can be asked; false stops.
+struct OracleWatch {
+  std::function<bool(const Oracle& oracle, const TraceOp& op,
+                     const OracleStep& step)>
+      cache;
+  std::function<bool(const PagedOracle& oracle, const PagedTraceOp& op,
+                     const OracleStep& step)>
+      pool;
+};
+
+// With `watch`, goes on behind what is wrong.
+Judgement Judge(TraceReader& reader, const std::vector<std::string>& twins,
+                const OracleWatch& watch = {});
+Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
+                const OracleWatch& watch = {});
+
+// Opens the file for `judge`; what goes wrong on the way is bad input too.
+Judgement OnFile(const std::string& path,
+                 const std::function<Judgement(std::istream&)>& judge);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_ORACLE_JUDGE_H_

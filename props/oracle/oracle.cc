@@ -1,0 +1,646 @@
+#include "props/oracle/oracle.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/mask_elements.h"
+#include "props/compare/entitlement.h"
+#include "props/oracle/recorded_cache.h"
+
+namespace kvtwin::props {
+namespace {
+
+using reference::CacheLedger;
+using reference::Ledger;
+using reference::LedgerToken;
+
+std::vector<std::byte> KeyBytes(const KvView& view, std::int64_t column) {
+  return RowBytes(view.key, column, VLayout::kPlain);
+}
+
+std::vector<std::byte> ValueBytes(const KvView& view, std::int64_t column,
+                                  VLayout v_layout) {
+  return RowBytes(view.value, column, v_layout);
+}
+
+// The first mask row that sees each column; -1 if none does.
+std::vector<int> FirstRows(const TensorView& mask) {
+  std::vector<int> first(static_cast<std::size_t>(mask.shape[0]), -1);
+  for (std::int64_t row = mask.shape[1] - 1; row >= 0; --row) {
+    for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
+      if (!MaskAllows(mask, column, row)) continue;
+      first[static_cast<std::size_t>(column)] = static_cast<int>(row);
+    }
+  }
+  return first;
+}
+
+// "K [1, 2] V [3]", or without V where none was recorded.
+std::string RowsText(const KvView& view, std::int64_t column,
+                     VLayout v_layout) {
+  if (view.value.data != nullptr) return RowText(view, column, v_layout);
+  KvView keys = view;
+  keys.value = keys.key;
+  const std::string text = RowText(keys, column, VLayout::kPlain);
+  return text.substr(0, text.find(" V "));
+}
+
+// About what the ledger keeps for a token, and for a token in a layer, besides
+// the rows themselves.
+constexpr double kTokenBytes = 128;
+constexpr double kSequenceBytes = 48;
+constexpr double kLayerBytes = 192;
+
+double RowsBytes(const DenseTensor& key, const DenseTensor& value) {
+  return kLayerBytes + static_cast<double>(key.bytes.size()) +
+         static_cast<double>(value.bytes.size());
+}
+
+double LedgerBytes(const CacheLedger& ledger) {
+  double bytes = 0;
+  for (const LedgerToken& token : ledger.tokens()) {
+    bytes += kTokenBytes +
+             kSequenceBytes * static_cast<double>(token.sequences.size());
+    for (const auto& [layer, rows] : token.rows) {
+      bytes += RowsBytes(rows.key, rows.value);
+    }
+  }
+  return bytes;
+}
+
+// Middle removals that a recording shows are judged even where our caches
+// refuse them, for want of a shift function.
+void AllowShifts(CacheSpec& spec) {
+  if (spec.shift.kind == ShiftKind::kNone) {
+    spec.shift.kind = ShiftKind::kIdentity;
+  }
+  for (CacheSpec& cache : spec.caches) AllowShifts(cache);
+}
+
+}  // namespace
+
+void MakeRoom(TraceHeader& header) {
+  InitArgs& init = header.init;
+  const auto unbound = [&](CacheSpec& spec) {
+    const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
+    if (!windowed || !spec.window) return;
+    std::int64_t memory = *spec.window;
+    if (spec.kind == Kind::kSwaMem) memory = spec.memory.value_or(*spec.window);
+    if (init.max_sequences > 1) {
+      memory = std::max(memory, std::int64_t{*spec.window} + 1);
+    }
+    if (memory < init.capacity) return;  // Bounded, and stays so.
+    spec.kind = Kind::kSwaMem;
+    spec.memory = kOpenEnd;
+  };
+  unbound(header.spec);
+  for (CacheSpec& spec : header.spec.caches) unbound(spec);
+  header.config.cache_padding = 1;
+  init.max_sequences = std::min(init.max_sequences, 2);
+  init.capacity = kOpenEnd / init.max_sequences;
+  init.max_batch = kOpenEnd / 2;
+}
+
+std::optional<Finding> Together(const std::vector<TwinFinding>& findings) {
+  const TwinFinding* differing = nullptr;
+  const TwinFinding* agreeing = nullptr;
+  for (const TwinFinding& one : findings) {
+    const TwinFinding*& first = one.second ? differing : agreeing;
+    if (first == nullptr) first = &one;
+  }
+  if (differing == nullptr) return std::nullopt;
+  Finding found = *differing->second;
+  if (agreeing != nullptr || findings.size() == 1) {
+    found.twin = differing->first;
+  }
+  if (agreeing != nullptr) {
+    found.text = fmt::format(
+        "{}; so says the {} twin, but the {} twin agrees with the recording",
+        found.text, differing->first, agreeing->first);
+    return found;
+  }
+  for (const auto& [name, finding] : findings) {
+    if (finding->text == differing->second->text) continue;
+    found.text = fmt::format("{}; so says the {} twin, and the {} twin: {}",
+                             found.text, differing->first, name, finding->text);
+  }
+  return found;
+}
+
+const Cache* Oracle::twin() const {
+  return twins_.empty() ? nullptr : twins_.front().cache.get();
+}
+
+KvView Oracle::RecordedView(const TraceOp& op) {
+  KvView view;
+  view.key = op.key.view();
+  if (op.value) view.value = op.value->view();
+  if (op.mask) view.mask = op.mask->view();
+  view.first_cell = op.first_cell.value_or(0);
+  return view;
+}
+
+KvView Oracle::DueView(const TraceOp& op) const {
+  return twins_.empty() ? KvView() : Ask(*twins_.front().cache, op).view;
+}
+
+std::string Oracle::RowLabel(int row) const {
+  const auto i = static_cast<std::size_t>(row);
+  if (i >= positions_.size()) return "padding";
+  return fmt::format("sequence {}, position {}", sequences_[i], positions_[i]);
+}
+
+const CacheSpec& Oracle::ActiveSpec() const {
+  const bool wrapper = header_.spec.kind == Kind::kWrapper;
+  return wrapper ? header_.spec.caches[active_] : header_.spec;
+}
+
+Status Oracle::StartLedger() {
+  TraceHeader header = header_;
+  AllowShifts(header.spec);
+  if (header_.entitlement_only) {  // Whether there is any, is all that counts.
+    header.config.cache_padding = std::min(header.config.cache_padding, 2);
+  }
+  ledger_.emplace(header.spec);
+  Status status = ledger_->Init(header.config, header.init);
+  if (!status.ok() || !header.entitlement_only) return status;
+  MakeRoom(header);
+  ledger_.emplace(header.spec);
+  return ledger_->Init(header.config, header.init);
+}
+
+Status Oracle::Start(const TraceHeader& header,
+                     const std::vector<std::string>& twins) {
+  header_ = header;
+  fresh_.assign(std::max<std::size_t>(1, header.spec.caches.size()), false);
+  const auto& [dtype, max_sequences, capacity, max_batch] = header.init;
+  for (const std::string& name : twins) {
+    auto cache = MakeCache(header.spec, name);
+    if (!cache.ok()) return cache.status();
+    if (header.entitlement_only) continue;  // It was the spec's check.
+    Status status = (*cache)->SetConfig(header.config);
+    if (status.ok()) {
+      status = (*cache)->Init(dtype, max_sequences, capacity, max_batch);
+    }
+    if (!status.ok()) return status;
+    twins_.push_back({name, std::move(*cache)});
+  }
+  gate_ = MakeRecordedCache(header.spec, &recorded_);
+  Status status = gate_->SetConfig(header.config);
+  if (status.ok()) {
+    status = gate_->Init(dtype, max_sequences, capacity, max_batch);
+  }
+  return status.ok() ? StartLedger() : status;
+}
+
+Oracle::Answer Oracle::Ask(Cache& cache, const TraceOp& op) const {
+  const auto viewed = [&](int layer) {
+    Answer answer{.status = cache.SetLayer(layer), .view = {}};
+    const auto view = cache.Get();
+    if (view.ok()) answer.view = *view;
+    answer.status = view.status();
+    return answer;
+  };
+  const auto said = [](const Result<bool>& yes) {
+    return Answer{yes.status(), yes.ok() && *yes, {}};
+  };
+  switch (op.kind) {
+    case TraceOpKind::kStartForward:
+      return {cache.StartForward({op.positions, op.sequences, op.indices},
+                                 op.reserve),
+              false,
+              {}};
+    case TraceOpKind::kSetCausal:
+      return {cache.SetCausal(op.indices), false, {}};
+    case TraceOpKind::kSetLayerType:
+      return {cache.SetLayerType(op.type), false, {}};
+    case TraceOpKind::kPut: {
+      Status status = cache.SetLayer(op.layer);
+      if (status.ok()) status = cache.Put(op.key.view(), op.value->view());
+      return {status, false, {}};
+    }
+    case TraceOpKind::kGet:
+      return viewed(op.layer);
+    case TraceOpKind::kReservedMask: {
+      // Get needs a layer with rows. This one is not the model's, and a Put in
+      // a reserving pass stores nothing.
+      const auto batch = static_cast<std::int64_t>(positions_.size());
+      const DenseTensor rows = FilledTensor(DType::kF32, {1, 1, batch, 1}, 0);
+      Status status = cache.SetLayer(header_.layers);
+      if (status.ok()) status = cache.Put(rows.view(), rows.view());
+      return status.ok() ? viewed(header_.layers) : Answer{status, false, {}};
+    }
+    case TraceOpKind::kRemove:
+      return {cache.Remove(op.seq, op.begin, op.end), false, {}};
+    case TraceOpKind::kCopyPrefix:
+      return {cache.CopyPrefix(op.src, op.dst, op.len), false, {}};
+    case TraceOpKind::kCanResume:
+      return said(cache.CanResume(op.seq, op.pos));
+    case TraceOpKind::kEncoderCached:
+      return said(cache.EncoderCached());
+  }
+  return {};
+}
+
+std::string Oracle::FindMisuse(const TraceOp& op) {
+  if (op.kind == TraceOpKind::kReservedMask) {
+    if (!reserving_) return "no start_forward with reserve came before";
+    if (ActiveSpec().kind == Kind::kEncoder) return "an encoder has no mask";
+  }
+  recorded_ = op.result;
+  const Status status = Ask(*gate_, op).status;
+  const bool as_recorded =
+      op.kind == TraceOpKind::kStartForward && status.code() == op.result;
+  return status.ok() || as_recorded ? "" : status.ToString();
+}
+
+std::string Oracle::FindExcess(const TraceOp& op) {
+  if (op.kind == TraceOpKind::kPut && ActiveSpec().kind != Kind::kEncoder) {
+    const auto widen = [](int& most, std::int64_t extent) {
+      most = std::max(most, static_cast<int>(extent));
+    };
+    widen(rows_max_.k_head_dim, op.key.shape[0]);
+    widen(rows_max_.kv_heads, op.key.shape[1]);
+    widen(rows_max_.v_head_dim, op.value->shape[0]);
+  } else if (op.kind == TraceOpKind::kStartForward) {
+    all_sequences_.insert(op.sequences.begin(), op.sequences.end());
+  } else if (op.kind == TraceOpKind::kCopyPrefix) {
+    all_sequences_.insert(op.dst);
+  } else if (op.kind != TraceOpKind::kRemove) {
+    return "";
+  }
+  const double bytes =
+      header_.entitlement_only
+          ? LedgerExcess(op)
+          : CacheBytesBound(header_, rows_max_, all_sequences_.size());
+  const double most =
+      header_.entitlement_only ? kTraceTokenBytesMax : kTraceCacheBytesMax;
+  if (bytes <= most) return "";
+  return fmt::format(
+      "the cache would now need {:.3g} bytes, this program stops at {:.3g}",
+      bytes, most);
+}
+
+// Bytes that the ledgers keep beside the rows that the recording brought; or an
+// upper bound, if that is no excess. Tokens are visited only where there may be
+// an excess, so that a call does not take longer with each token.
+double Oracle::LedgerExcess(const TraceOp& op) {
+  if (op.kind == TraceOpKind::kPut) return 0;
+  const double added =
+      static_cast<double>(op.positions.size() * fresh_.size()) *
+      (kTokenBytes + kSequenceBytes);
+  if (ledger_bytes_ + added - put_bytes_ > kTraceTokenBytesMax) {
+    ledger_bytes_ = 0;
+    for (const CacheLedger& part : ledger_->parts()) {
+      ledger_bytes_ += LedgerBytes(part);
+    }
+  }
+  const double bytes = ledger_bytes_ + added;
+  // Other calls copy tokens at most, or add a sequence to them.
+  ledger_bytes_ =
+      op.kind == TraceOpKind::kStartForward ? bytes : 2 * ledger_bytes_;
+  return bytes - put_bytes_;
+}
+
+void Oracle::Remember(const TraceOp& op) {
+  if (op.kind == TraceOpKind::kStartForward) {
+    const bool ok = op.result == StatusCode::kOk;
+    reserving_ = ok && op.reserve;
+    positions_ = ok ? op.positions : std::vector<std::int32_t>();
+    sequences_ = ok ? op.sequences : std::vector<int>();
+    if (ok) active_ = 0;
+  }
+  if (op.kind == TraceOpKind::kSetLayerType) {
+    active_ = static_cast<std::size_t>(op.type);
+  }
+  if (op.kind != TraceOpKind::kPut || ActiveSpec().kind == Kind::kEncoder) {
+    return;
+  }
+  dims_[{active_, op.layer}] = {static_cast<int>(op.key.shape[0]),
+                                static_cast<int>(op.key.shape[1]),
+                                static_cast<int>(op.value->shape[0])};
+  if (reserving_) return;
+  const double bytes = RowsBytes(op.key, *op.value) +
+                       kLayerBytes * static_cast<double>(positions_.size() - 1);
+  put_bytes_ += bytes;
+  ledger_bytes_ += bytes;
+  puts_.Add(op.line, RecordedView(op), active_, op.layer, sequences_,
+            positions_);
+}
+
+OracleStep Oracle::Step(const TraceOp& op) {
+  OracleStep step;
+  step.bad_input = FindMisuse(op);
+  if (step.bad_input.empty()) step.bad_input = FindExcess(op);
+  if (!step.bad_input.empty()) return step;
+  Remember(op);
+  if (!twins_hold_) twins_.clear();
+  step.identity = CompareTwins(op);
+  twins_hold_ = !step.identity;
+  if (ledger_holds_) step.entitlement = FollowLedger(op);
+  ledger_holds_ = ledger_holds_ && !step.entitlement;
+  return step;
+}
+
+std::optional<Finding> Oracle::CompareTwins(const TraceOp& op) {
+  if (twins_.empty()) return std::nullopt;
+  std::vector<TwinFinding> findings;
+  for (Twin& twin : twins_) {
+    findings.emplace_back(twin.name,
+                          Compare(op, Ask(*twin.cache, op), *twin.cache));
+  }
+  return Together(findings);
+}
+
+std::optional<Finding> Oracle::Compare(const TraceOp& op, const Answer& due,
+                                       const Cache& twin) const {
+  const auto differs = [](std::string_view what, const auto& recorded,
+                          const auto& is_due) -> std::optional<Finding> {
+    if (recorded == is_due) return std::nullopt;
+    return Finding{fmt::format("{} is {}, due is {}", what, recorded, is_due),
+                   ""};
+  };
+  if (op.kind == TraceOpKind::kStartForward ||
+      op.kind == TraceOpKind::kRemove) {
+    auto finding =
+        differs("result", StatusName(op.result), StatusName(due.status.code()));
+    if (finding && !due.status.ok()) {
+      finding->text += fmt::format(" ({})", due.status.message());
+    }
+    if (finding || !op.cells || !due.status.ok()) return finding;
+    if (op.reserve && op.cells->empty()) return std::nullopt;  // May lack.
+    const std::span<const int> cells = twin.BatchCells();
+    const auto [at, due_at] = std::ranges::mismatch(*op.cells, cells);
+    if (at == op.cells->end() && due_at == cells.end()) return std::nullopt;
+    constexpr std::size_t kShown = 16;
+    finding =
+        differs("cells", IntsText(*op.cells, kShown), IntsText(cells, kShown));
+    if (finding) return finding;
+    // It is not among those that are shown.
+    return Finding{fmt::format("cells[{}] is {}, due is {}",
+                               at - op.cells->begin(), *at, *due_at),
+                   ""};
+  }
+  if (!due.status.ok()) return Finding{due.status.ToString(), ""};
+  if (op.kind == TraceOpKind::kGet) return CompareView(op, due.view, twin);
+  if (op.kind == TraceOpKind::kReservedMask) {
+    auto finding =
+        differs("shape", ShapeText(op.shape), ShapeText(due.view.mask.shape));
+    if (finding || !op.first_cell) return finding;
+    return differs("first_cell", *op.first_cell, due.view.first_cell);
+  }
+  if (op.kind == TraceOpKind::kCanResume ||
+      op.kind == TraceOpKind::kEncoderCached) {
+    return differs("result", op.answer, due.yes);
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> Oracle::CompareView(const TraceOp& op, const KvView& due,
+                                           const Cache& twin) const {
+  const KvView found = RecordedView(op);
+  const bool masked = due.mask.data != nullptr;
+  if (op.mask.has_value() != masked) {
+    return Finding{
+        masked ? "mask is null, one is due" : "there is a mask, none is due",
+        ""};
+  }
+  const auto differs = [](std::string_view what, const TensorView& recorded,
+                          const TensorView& is_due) -> std::optional<Finding> {
+    if (recorded.shape == is_due.shape) return std::nullopt;
+    return Finding{
+        fmt::format("the shape of {} is {}, due is {}", what,
+                    ShapeText(recorded.shape), ShapeText(is_due.shape)),
+        ""};
+  };
+  if (masked && op.first_cell && *op.first_cell != due.first_cell) {
+    return Finding{fmt::format("first_cell is {}, due is {}", *op.first_cell,
+                               due.first_cell),
+                   ""};
+  }
+  auto finding = differs("key", found.key, due.key);
+  if (!finding && op.value) finding = differs("value", found.value, due.value);
+  if (!finding && masked) finding = differs("mask", found.mask, due.mask);
+  if (!finding && masked) finding = CompareMask(*op.mask, due, twin);
+  if (!finding && masked) finding = CompareRows(op, due, twin);
+  if (finding || masked) return finding;
+  if (op.key.bytes != CopyOf(due.key, op.key.dtype).bytes) {
+    return Finding{"key is not what was put last", ""};
+  }
+  if (op.value && op.value->bytes != CopyOf(due.value, op.value->dtype).bytes) {
+    return Finding{"value is not what was put last", ""};
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> Oracle::CompareMask(const DenseTensor& mask,
+                                           const KvView& due,
+                                           const Cache& twin) const {
+  const TensorView found = mask.view();
+  for (int row = 0; row < found.shape[1]; ++row) {
+    for (int column = 0; column < found.shape[0]; ++column) {
+      const bool sees = MaskAllows(found, column, row);
+      if (sees == MaskAllows(due.mask, column, row)) continue;
+      std::vector<CellEntry> cells;
+      twin.ListCells(cells);
+      const int cell = due.first_cell + column;
+      std::string held;
+      for (const CellEntry& entry : cells) {
+        if (entry.cell != cell) continue;
+        held +=
+            fmt::format("{}sequence {}, position {}", held.empty() ? "" : "; ",
+                        entry.sequence, entry.position);
+      }
+      return Finding{
+          fmt::format("mask row {} ({}) {} column {} (cell {}: {}), which is "
+                      "due to be {}",
+                      row, RowLabel(row), sees ? "sees" : "does not see",
+                      column, cell, held.empty() ? "free" : held,
+                      sees ? "hidden" : "seen"),
+          "", row, column};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> Oracle::CompareRows(const TraceOp& op, const KvView& due,
+                                           const Cache& twin) const {
+  const KvView found = RecordedView(op);
+  const VLayout v_layout = header_.config.v_layout;
+  std::vector<CellEntry> cells;
+  twin.ListCells(cells);
+  std::set<std::int64_t> held;  // Columns with a token.
+  for (const CellEntry& entry : cells) {
+    held.insert(std::int64_t{entry.cell} - due.first_cell);
+  }
+  const std::vector<int> first_rows = FirstRows(found.mask);
+  int wrong = -1;  // One that a row sees says most.
+  for (int column = 0; column < found.mask.shape[0]; ++column) {
+    const bool seen = first_rows[static_cast<std::size_t>(column)] >= 0;
+    if (!seen && (wrong >= 0 || !held.contains(column))) continue;  // S52.
+    const bool same = KeyBytes(found, column) == KeyBytes(due, column) &&
+                      (!op.value || ValueBytes(found, column, v_layout) ==
+                                        ValueBytes(due, column, v_layout));
+    if (same) continue;
+    wrong = column;
+    if (seen) break;
+  }
+  if (wrong < 0) return std::nullopt;
+  const int row = first_rows[static_cast<std::size_t>(wrong)];
+  return Finding{
+      fmt::format("{}; due is the row of {}; found {}, due {}",
+                  SightText(op.layer, found, row, wrong, due.first_cell),
+                  DueText(op.layer, due, row, wrong, cells),
+                  RowsText(found, wrong, v_layout),
+                  RowsText(due, wrong, v_layout)),
+      "", row, wrong};
+}
+
+// "mask row 1 (sequence 1, position 4) sees at column 3 (cell 11) ..."
+std::string Oracle::SightText(int layer, const KvView& found, int row,
+                              int column, int first_cell) const {
+  const std::string found_text =
+      PutText(FindPut(layer, found, column), active_);
+  const std::string cell_text =
+      fmt::format("column {} (cell {})", column, first_cell + column);
+  if (row < 0) {
+    return fmt::format("{}, which holds a token that no mask row sees, has {}",
+                       cell_text, found_text);
+  }
+  return fmt::format("mask row {} ({}) sees at {} {}", row, RowLabel(row),
+                     cell_text, found_text);
+}
+
+// "sequence 1, position 3 (put on line 14)"
+std::string Oracle::DueText(int layer, const KvView& due, int row, int column,
+                            const std::vector<CellEntry>& cells) const {
+  std::string token = "a free cell";
+  for (const CellEntry& entry : cells) {
+    if (entry.cell != due.first_cell + column) continue;
+    const auto i = static_cast<std::size_t>(row);
+    const bool asked = row >= 0 && i < sequences_.size();
+    if (asked && entry.sequence != sequences_[i]) continue;
+    token =
+        fmt::format("sequence {}, position {}", entry.sequence, entry.position);
+  }
+  const PutRow* put = FindPut(layer, due, column);
+  if (put != nullptr) token += fmt::format(" (put on line {})", put->line);
+  return token;
+}
+
+const PutRow* Oracle::FindPut(int layer, const KvView& view,
+                              std::int64_t column) const {
+  return puts_.Find(view, column, header_.config.v_layout, active_, layer);
+}
+
+std::optional<Finding> Oracle::FollowLedger(const TraceOp& op) {
+  switch (op.kind) {
+    case TraceOpKind::kStartForward:
+      return FollowStart(op);
+    case TraceOpKind::kSetCausal:
+      (void)ledger_->active().SetCausal(op.indices);  // Legal, says the gate.
+      fresh_[active_] = !reserving_;
+      return std::nullopt;
+    case TraceOpKind::kSetLayerType:
+      ledger_->SetLayerType(op.type);
+      return std::nullopt;
+    case TraceOpKind::kPut:
+      ledger_->active().Put(op.layer, op.key.view(), op.value->view());
+      return std::nullopt;
+    case TraceOpKind::kGet:
+      return CheckEntitlement(op);
+    case TraceOpKind::kReservedMask:
+      return std::nullopt;
+    case TraceOpKind::kRemove:
+      return FollowRemove(op);
+    case TraceOpKind::kCopyPrefix:
+      (void)ledger_->CopyPrefix(op.src, op.dst, op.len);
+      fresh_.assign(fresh_.size(), false);
+      return std::nullopt;
+    case TraceOpKind::kCanResume:  // A no is always honest.
+      if (!op.answer || ledger_->CanResume(op.seq, op.pos)) return std::nullopt;
+      return Finding{"result is true, but " + WhyNotResumed(*ledger_, op.seq),
+                     ""};
+    case TraceOpKind::kEncoderCached:
+      if (!op.answer || ledger_->active().slots().cached) return std::nullopt;
+      return Finding{"result is true, but nothing is cached", ""};
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> Oracle::FollowStart(const TraceOp& op) {
+  const bool ok = op.result == StatusCode::kOk;
+  const Batch batch{op.positions, op.sequences, op.indices};
+  fresh_.assign(fresh_.size(), ok && !op.reserve);
+  if (!ok) {
+    // What our caches evict before they refuse is gone in the ledger too.
+    if (header_.entitlement_only) return std::nullopt;
+    Ledger after = *ledger_;
+    if (!after.StartForward(batch, op.reserve).ok()) ledger_ = after;
+    return std::nullopt;
+  }
+  const Status status = ledger_->StartForward(batch, op.reserve);
+  if (status.ok()) return std::nullopt;
+  return Finding{fmt::format("result is ok, due is {}", status.ToString()), ""};
+}
+
+std::optional<Finding> Oracle::FollowRemove(const TraceOp& op) {
+  if (op.result != StatusCode::kOk) return std::nullopt;
+  fresh_.assign(fresh_.size(), false);
+  const Status status = ledger_->Remove(op.seq, op.begin, op.end, op.result);
+  if (status.ok()) return std::nullopt;
+  return Finding{fmt::format("result is ok, due is {}", status.ToString()), ""};
+}
+
+// Whether rows have the shape of those that were put.
+std::optional<Finding> Oracle::CheckDims(const TraceOp& op) const {
+  const auto dims = dims_.find({active_, op.layer});
+  if (dims == dims_.end()) return std::nullopt;
+  const auto& [k_head_dim, kv_heads, v_head_dim] = dims->second;
+  const std::int64_t columns = op.key.shape[2];
+  const auto differs = [](std::string_view what, const Shape& recorded,
+                          const Shape& due) -> std::optional<Finding> {
+    if (recorded == due) return std::nullopt;
+    return Finding{fmt::format("the shape of {} is {}, due is {}", what,
+                               ShapeText(recorded), ShapeText(due)),
+                   ""};
+  };
+  auto finding =
+      differs("key", op.key.shape, {k_head_dim, kv_heads, columns, 1});
+  if (finding || !op.value) return finding;
+  Shape due = {v_head_dim, kv_heads, columns, 1};
+  if (header_.config.v_layout == VLayout::kPermuted) {
+    due = {columns, v_head_dim, kv_heads, 1};
+  } else if (header_.config.v_layout == VLayout::kTiled) {
+    due = {kTileCells, v_head_dim, kv_heads, columns / kTileCells};
+  }
+  return differs("value", op.value->shape, due);
+}
+
+std::optional<Finding> Oracle::CheckEntitlement(const TraceOp& op) const {
+  if (auto finding = CheckDims(op)) return finding;
+  if (!fresh_[active_]) return std::nullopt;
+  KvView view = RecordedView(op);
+  const CacheLedger& active = ledger_->active();
+  if (!active.encoder() && !op.mask) {
+    return Finding{"mask is null, one is due", ""};
+  }
+  if (active.encoder() && !op.value) {
+    view.value = active.slots().layers.at(op.layer).value.view();
+  }
+  const auto wrong =
+      FindWrongRow(*ledger_, op.layer, view, header_.config.v_layout);
+  if (!wrong) return std::nullopt;
+  Finding finding{wrong->text, "", wrong->row, wrong->column};
+  if (wrong->column >= 0) {
+    finding.text = fmt::format(
+        "mask row {} ({}) sees at column {} {}: {}", wrong->row,
+        RowLabel(wrong->row), wrong->column,
+        PutText(FindPut(op.layer, view, wrong->column), active_), wrong->text);
+  }
+  return finding;
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,821 @@
+#include "props/oracle/paged_oracle.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include "core/dense_tensor.h"
+#include "core/guarded_paged.h"
+#include "core/refusals.h"
+#include "core/trace.h"
+#include "props/compare/entitlement.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Kind = PagedTraceOpKind;
+
+// About what is kept for a token of a sequence, or a row that it may have, and
+// for a sequence besides.
+constexpr double kTokenBytes = 96;
+constexpr double kSequenceBytes = 256;
+// About what is kept, besides itself, for a row that was ever appended, for a
+// prefix key, and for each `extra` of one.
+constexpr double kRowBytes = 512;
+constexpr double kKeyBytes = 256;
+constexpr double kExtraBytes = 48;
+// So many of the rows that are right are named.
+constexpr std::size_t kDueShown = 4;
+
+template <class... Args>
+Finding Found(fmt::format_string<Args...> format, Args&&... args) {
+  return {fmt::format(format, std::forward<Args>(args)...), ""};
+}
+
+template <class Value>
+std::optional<Finding> Differs(std::string_view what, const Value& recorded,
+                               const Value& due) {
+  if (recorded == due) return std::nullopt;
+  return Found("{} is {}, due is {}", what, recorded, due);
+}
+
+std::span<const int> TokensOf(const PagedTraceOp& op) {
+  return op.tokens ? std::span<const int>(*op.tokens) : std::span<const int>();
+}
+
+int RowCount(const PagedTraceOp& op) {
+  return op.key ? static_cast<int>(op.key->shape[2]) : 0;
+}
+
+// The rows of a line; K alone, if it has no V.
+KvView RowsOf(const PagedTraceOp& op) {
+  KvView view;
+  if (op.key) view.key = op.key->view();
+  if (op.value) view.value = op.value->view();
+  return view;
+}
+
+double KeyBytes(const PrefixKey& key) {
+  auto bytes = static_cast<double>(key.salt.size());
+  for (const std::string& extra : key.extra) {
+    bytes += kExtraBytes + static_cast<double>(extra.size());
+  }
+  return bytes;
+}
+
+bool SameAs(const TensorView& found, const TensorView& due) {
+  return CopyOf(found, found.dtype).bytes == CopyOf(due, found.dtype).bytes;
+}
+
+// Whether storing what was found, which is f32, gives what is due.
+bool IsAsPut(const TensorView& found, const TensorView& due, DType stored) {
+  return found.dtype != stored &&
+         SameAs(CopyOf(CopyOf(found, stored).view(), found.dtype).view(), due);
+}
+
+}  // namespace
+
+bool ChangesBlocks(PagedTraceOpKind kind) {
+  return kind == Kind::kOpen || kind == Kind::kFork || kind == Kind::kAppend ||
+         kind == Kind::kCommit || kind == Kind::kTruncate ||
+         kind == Kind::kFree;
+}
+
+const PagedPool* PagedOracle::twin() const {
+  return twins_.empty() ? nullptr : twins_.front().pool.get();
+}
+
+int PagedOracle::Appended(int sequence) const {
+  // Behind a wrong line, the ledger stands still.
+  if (!ledger_->Has(sequence)) return 0;
+  const int len = ledger_->SeqLen(sequence);
+  return len == SeqLen(sequence) ? ledger_->End(sequence) - len : 0;
+}
+
+bool PagedOracle::IsGone(int sequence, int index) const {
+  if (!header_.rules.window || !ledger_->Has(sequence)) return false;
+  const std::int64_t end = (std::int64_t{index} + 1) * header_.spec.block_size;
+  return std::min(end, std::int64_t{ledger_->End(sequence)}) <=
+         ledger_->Low(sequence);
+}
+
+int PagedOracle::BlocksFor(int tokens) const {
+  const int size = header_.spec.block_size;
+  return tokens / size + (tokens % size == 0 ? 0 : 1);
+}
+
+Status PagedOracle::Start(const PagedTraceHeader& header,
+                          const std::vector<std::string>& twins) {
+  header_ = header;
+  if (Status status = CheckPagedSpec(header.spec); !status.ok()) return status;
+  for (const std::string& name : twins) {
+    if (header.entitlement_only) break;
+    auto pool = MakePagedPool(header.spec, name);
+    if (!pool.ok()) return pool.status();
+    twins_.push_back({name, std::move(*pool)});
+  }
+  gate_ = std::make_unique<RecordedPool>(header.spec, &recorded_);
+  ledger_.emplace(header.spec, header.rules);
+  return {};
+}
+
+PagedOracle::Answer PagedOracle::Ask(PagedPool& pool, const PagedTraceOp& op) {
+  const auto answer = [](const Result<int>& number) {
+    return Answer{number.status(), number.ok() ? *number : 0};
+  };
+  switch (op.kind) {
+    case Kind::kOpen:
+      return answer(pool.Open(TokensOf(op), op.prefix_key));
+    case Kind::kFork:
+      return answer(pool.Fork(op.seq, op.len));
+    case Kind::kAppend: {
+      const auto appended =
+          pool.Append(op.seq, op.layer, op.key->view(), op.value->view());
+      return {appended.status(), appended.ok() ? appended->start : 0};
+    }
+    case Kind::kCommit:
+      return {op.tokens ? pool.Commit(op.seq, TokensOf(op))
+                        : pool.Commit(op.seq, op.new_tokens)};
+    case Kind::kTruncate:
+      return {pool.Truncate(op.seq, op.len)};
+    case Kind::kFree:
+      return {pool.Free(op.seq)};
+    case Kind::kSeqLen:
+    case Kind::kViews:
+    case Kind::kSlots:
+      return answer(pool.SeqLen(op.seq));
+    case Kind::kTable:
+    case Kind::kCsr:
+      for (const int sequence : op.sequences) {
+        const auto len = pool.SeqLen(sequence);
+        if (!len.ok()) return {len.status()};
+      }
+      return {};
+    case Kind::kUsage:
+      return {};
+  }
+  return {};
+}
+
+std::string PagedOracle::FindMisuse(const PagedTraceOp& op) {
+  recorded_ = {op.made, op.len, op.result != StatusCode::kOk};
+  const Status status = Ask(*gate_, op).status;
+  if (!status.ok() && status.code() != StatusCode::kCacheFull) {
+    return status.ToString();
+  }
+  if (op.kind != Kind::kSlots || !ledger_holds_) return "";
+  const std::int64_t end = std::int64_t{op.begin} + std::ssize(op.slots);
+  const int most = ledger_->End(op.seq);
+  if (op.begin >= 0 && end <= most) return "";
+  return fmt::format("positions {} to {} are not within the {} of sequence {}",
+                     op.begin, end, most, op.seq);
+}
+
+std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
+  int added = 0;
+  const bool makes = op.kind == Kind::kOpen || op.kind == Kind::kFork;
+  if (makes && std::ssize(sequences_) >= kTracePoolSequencesMax) {
+    return fmt::format("there are {} sequences, this program stops there",
+                       kTracePoolSequencesMax);
+  }
+  if (op.kind == Kind::kAppend && op.result == StatusCode::kOk) {
+    // A row that is computed again is kept twice.
+    const int rows = RowCount(op);
+    const int copies = header_.rules.recomputes_last ? rows + 1 : rows;
+    const std::size_t bytes = op.key->bytes.size() + op.value->bytes.size();
+    kept_bytes_ += copies * (kRowBytes + static_cast<double>(bytes) / rows);
+  } else if (op.kind == Kind::kCommit) {
+    longest_ = std::max(longest_, SeqLen(op.seq));
+  } else if (op.kind == Kind::kFork) {
+    added = op.len;
+  } else if (op.kind == Kind::kOpen) {
+    added = std::min(op.len, static_cast<int>(TokensOf(op).size()));
+    const double key_bytes = KeyBytes(op.prefix_key);
+    key_bytes_ = std::max(key_bytes_, key_bytes);
+    if (!ledger_->KnowsKey(op.prefix_key)) kept_bytes_ += kKeyBytes + key_bytes;
+  } else {
+    return "";
+  }
+  const auto excess = [](double bytes, double most) {
+    if (bytes <= most) return std::string();
+    return fmt::format(
+        "the pool would now need {:.3g} bytes, this program stops at {:.3g}",
+        bytes, most);
+  };
+  std::string found;
+  if (op.kind != Kind::kAppend) {
+    found = excess(
+        kTokenBytes * (static_cast<double>(ledger_->Held()) + added) +
+            (kSequenceBytes + header_.spec.layers * double{sizeof(int)}) *
+                static_cast<double>(sequences_.size()),
+        kTraceTokenBytesMax);
+  }
+  if (!found.empty()) return found;
+  double bytes = kept_bytes_;
+  if (!header_.entitlement_only) {
+    // The prefixes that prompts find blocks by, and the sequences' own.
+    const double blocks = header_.spec.blocks;
+    bytes += blocks * double{sizeof(int)} * longest_ +
+             (blocks + static_cast<double>(sequences_.size())) * key_bytes_;
+  }
+  return excess(bytes, kTraceCacheBytesMax);
+}
+
+void PagedOracle::Remember(const PagedTraceOp& op) {
+  if (ChangesBlocks(op.kind)) longest_blocks_.reset();
+  // The blocks of a fork's source, as those of other sequences, stay.
+  const bool makes = op.kind == Kind::kOpen || op.kind == Kind::kFork;
+  if (ChangesBlocks(op.kind) && !makes) ForgetBlocks(op.seq);
+  if (op.kind == Kind::kFree) sequences_.erase(op.seq);
+  if (op.kind != Kind::kAppend || op.result != StatusCode::kOk) return;
+  const std::vector<int> sequences(static_cast<std::size_t>(RowCount(op)),
+                                   op.seq);
+  std::vector<std::int32_t> positions(sequences.size());
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    positions[i] = SeqLen(op.seq) + static_cast<int>(i);
+  }
+  puts_.Add(op.line, RowsOf(op), 0, op.layer, sequences, positions);
+}
+
+void PagedOracle::ForgetBlocks(int sequence) {
+  const auto list = blocks_.find(sequence);
+  if (list == blocks_.end()) return;
+  for (const auto& [index, shown] : list->second) {
+    auto& by_end = owners_.at(shown.block).by_end;
+    by_end.erase({shown.end, sequence});
+    if (by_end.size() == 1) --shared_;
+    if (by_end.empty()) owners_.erase(shown.block);
+  }
+  blocks_.erase(list);
+}
+
+OracleStep PagedOracle::Step(const PagedTraceOp& op) {
+  OracleStep step;
+  step.bad_input = FindMisuse(op);
+  if (step.bad_input.empty()) step.bad_input = FindExcess(op);
+  if (!step.bad_input.empty()) return step;
+  Remember(op);
+  if (!twins_hold_) twins_.clear();
+  places_.clear();
+  const std::optional<Finding> malformed = ReadPlaces(op, places_);
+  if (!twins_.empty()) {
+    step.identity = malformed ? malformed : CompareTwins(op, places_);
+  }
+  twins_hold_ = !step.identity;
+  if (ledger_holds_) {
+    step.entitlement = malformed ? malformed : FollowLedger(op, places_);
+  }
+  ledger_holds_ = ledger_holds_ && !step.entitlement;
+  if (ledger_->MostCommits() > kTracePoolCommitsMax) {
+    step.bad_input = fmt::format(
+        "the same tokens were committed more than {} times, this program stops "
+        "there",
+        kTracePoolCommitsMax);
+  }
+  if (op.kind == Kind::kOpen || op.kind == Kind::kFork) {
+    sequences_.insert(op.made);
+  }
+  return step;
+}
+
+// Lists
+// ---------------------------------------------------------------------------
+
+std::optional<Finding> PagedOracle::ReadPlaces(
+    const PagedTraceOp& op, std::vector<Place>& places) const {
+  if (op.kind == Kind::kTable) return ReadTable(op, places);
+  if (op.kind == Kind::kCsr) return ReadCsr(op, places);
+  if (op.kind == Kind::kSlots) return ReadSlots(op, places);
+  if (op.kind == Kind::kViews) return ReadViews(op, places);
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::ReadViews(
+    const PagedTraceOp& op, std::vector<Place>& places) const {
+  const KvView found = RowsOf(op);
+  const int count = RowCount(op);
+  const PagedSpec& spec = header_.spec;
+  const int first = op.start.value_or(0);
+  std::int64_t index = first / spec.block_size;
+  for (const int block : op.blocks.value_or(std::vector<int>())) {
+    if (index > std::numeric_limits<int>::max()) break;  // CheckExtent says it.
+    places.push_back({op.seq, static_cast<int>(index++), block});
+  }
+  for (const auto& [name, view, head_dim] :
+       {std::tuple("key", &found.key, spec.k_head_dim),
+        {"value", &found.value, spec.v_head_dim}}) {
+    if (view->data == nullptr) continue;
+    const Shape due = {head_dim, spec.kv_heads, count, 1};
+    if (view->shape == due) continue;
+    return Found("the shape of {} is {}, due is {}", name,
+                 ShapeText(view->shape), ShapeText(due));
+  }
+  if (ledger_holds_) {
+    if (auto finding = CheckExtent(op)) return finding;
+  }
+  if (!op.blocks) return std::nullopt;
+  return Differs("the number of blocks", static_cast<int>(places.size()),
+                 BlocksFor(first % spec.block_size + count));
+}
+
+// Whether the rows are those of all positions, or with a window at least of
+// those that it sees.
+std::optional<Finding> PagedOracle::CheckExtent(const PagedTraceOp& op) const {
+  const int count = RowCount(op);
+  const int end = ledger_->RowCount(op.seq, op.layer);
+  const int first = op.start.value_or(0);
+  if (!header_.rules.window) {
+    if (first != 0) {
+      return Found("start is {}, a pool without a window shows all rows",
+                   first);
+    }
+    auto finding = Differs("the number of rows", count, end);
+    if (finding && count < end) {
+      finding->text += fmt::format(": {} are missing", end - count);
+    }
+    return finding;
+  }
+  const int low = ledger_->Low(op.seq);
+  if (count == 0 && low >= end) return std::nullopt;
+  if (first + std::int64_t{count} != end) {
+    return Found("the rows end at position {}, due is {}",
+                 first + std::int64_t{count}, end);
+  }
+  if (first <= low) return std::nullopt;
+  return Found(
+      "the rows begin at position {}, a window of {} positions needs them from "
+      "{} on",
+      first, *header_.rules.window, low);
+}
+
+std::optional<Finding> PagedOracle::ReadTable(
+    const PagedTraceOp& op, std::vector<Place>& places) const {
+  auto block = op.table.blocks.begin();
+  for (std::size_t i = 0; i < op.sequences.size(); ++i) {
+    const int sequence = op.sequences[i];
+    const int len = SeqLen(sequence);
+    if (op.table.seq_lens[i] != len) {
+      return Found("seq_lens[{}] is {}, sequence {} has {} tokens", i,
+                   op.table.seq_lens[i], sequence, len);
+    }
+    const int count = BlocksFor(len);
+    if (op.table.columns < count) {
+      return Found("columns is {}, sequence {} has {} blocks", op.table.columns,
+                   sequence, count);
+    }
+    for (int j = 0; j < op.table.columns; ++j, ++block) {
+      if (j < count) {
+        places.push_back({sequence, j, *block});
+      } else if (*block != -1) {
+        return Found("column {} of sequence {}, which has {} blocks, is {}", j,
+                     sequence, count, *block);
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::ReadCsr(const PagedTraceOp& op,
+                                            std::vector<Place>& places) const {
+  const PagedCsr& csr = op.csr;
+  std::int64_t end = 0;
+  for (std::size_t i = 0; i < op.sequences.size(); ++i) {
+    const int sequence = op.sequences[i];
+    const int len = SeqLen(sequence);
+    const int count = BlocksFor(len);
+    const std::int64_t begin = std::exchange(end, end + count);
+    if (csr.indptr[i] != begin || csr.indptr[i + 1] != end) {
+      return Found("indptr has {} and {} for sequence {}, due are {} and {}",
+                   csr.indptr[i], csr.indptr[i + 1], sequence, begin, end);
+    }
+    if (end > std::ssize(csr.indices)) break;
+    for (int j = 0; j < count; ++j) {
+      places.push_back(
+          {sequence, j, csr.indices[static_cast<std::size_t>(begin + j)]});
+    }
+    const int last = len - std::max(0, count - 1) * header_.spec.block_size;
+    if (csr.last_page_len[i] != last) {
+      return Found("last_page_len[{}] is {}, sequence {} has {} tokens", i,
+                   csr.last_page_len[i], sequence, len);
+    }
+  }
+  if (op.sequences.empty()) {
+    const auto finding = Differs("indptr[0]", csr.indptr[0], 0);
+    if (finding) return finding;
+  }
+  return Differs("the number of indices", std::ssize(csr.indices), end);
+}
+
+std::optional<Finding> PagedOracle::ReadSlots(
+    const PagedTraceOp& op, std::vector<Place>& places) const {
+  const int size = header_.spec.block_size;
+  std::int64_t position = op.begin;
+  for (const int slot : op.slots) {
+    const bool gone = IsGone(op.seq, static_cast<int>(position / size));
+    if (!gone && (slot < 0 || slot % size != position % size)) {
+      return Found(
+          "slot {} of position {} is not at offset {} of a block of {}", slot,
+          position, position % size, size);
+    }
+    places.push_back({op.seq, static_cast<int>(position / size), slot / size});
+    ++position;
+  }
+  return std::nullopt;
+}
+
+// Identity
+// ---------------------------------------------------------------------------
+
+std::optional<Finding> PagedOracle::CompareTwins(
+    const PagedTraceOp& op, const std::vector<Place>& places) {
+  std::vector<TwinFinding> findings;
+  for (Twin& twin : twins_) {
+    findings.emplace_back(twin.name, Compare(op, *twin.pool, places));
+  }
+  return Together(findings);
+}
+
+std::optional<Finding> PagedOracle::Compare(
+    const PagedTraceOp& op, PagedPool& twin,
+    const std::vector<Place>& places) const {
+  const auto [status, number] = Ask(twin, op);
+  if (op.kind == Kind::kAppend) {
+    auto finding =
+        Differs("result", StatusName(op.result), StatusName(status.code()));
+    if (finding && !status.ok()) {
+      finding->text += fmt::format(" ({})", status.message());
+    }
+    if (finding || !status.ok() || !op.start) return finding;
+    return Differs("start", *op.start, number);
+  }
+  if (!status.ok()) return Finding{status.ToString(), ""};
+  if (op.kind == Kind::kOpen || op.kind == Kind::kFork) {
+    auto finding = Differs("result", op.made, number);
+    if (finding || op.kind == Kind::kFork) return finding;
+    finding = Differs("len", op.len, *twin.SeqLen(number));
+    const std::string other = finding ? OtherKeyText(op) : "";
+    if (!other.empty()) finding->text += ": " + other;
+    return finding;
+  }
+  if (op.kind == Kind::kSeqLen) return Differs("len", op.len, number);
+  if (op.kind == Kind::kUsage) {
+    const PagedUsage due = twin.Usage();
+    for (const auto& [name, count] : {std::pair("free", &PagedUsage::free),
+                                      {"cached", &PagedUsage::cached},
+                                      {"used", &PagedUsage::used},
+                                      {"shared", &PagedUsage::shared}}) {
+      auto finding = Differs(name, op.usage.*count, due.*count);
+      if (finding) return finding;
+    }
+    return std::nullopt;
+  }
+  if (op.kind == Kind::kViews) {
+    if (auto finding = CompareViews(op, twin)) return finding;
+  }
+  for (const auto& [sequence, index, block] : places) {
+    const int position = index * header_.spec.block_size;
+    const auto slot = twin.SlotMapping(sequence, position, position + 1);
+    if (!slot.ok()) return Finding{slot.status().ToString(), ""};
+    const auto due = static_cast<int>(slot->at(0) / header_.spec.block_size);
+    if (block == due) continue;
+    return Found("block {} of sequence {} is {}, due is {}", index, sequence,
+                 block, due);
+  }
+  if (op.kind != Kind::kTable) return std::nullopt;
+  int columns = 0;
+  for (const int sequence : op.sequences) {
+    columns = std::max(columns, BlocksFor(SeqLen(sequence)));
+  }
+  return Differs("columns", op.table.columns, columns);
+}
+
+std::optional<Finding> PagedOracle::CompareViews(const PagedTraceOp& op,
+                                                 const PagedPool& twin) const {
+  const auto views = twin.Views(op.seq, op.layer);
+  if (!views.ok()) return Finding{views.status().ToString(), ""};
+  const int rows =
+      views->empty() ? 0 : views->back().start + views->back().length;
+  if (auto finding = Differs("the number of rows", RowCount(op), rows)) {
+    return finding;
+  }
+  const KvView found = RowsOf(op);
+  for (const PagedView& view : *views) {
+    for (int i = 0; i < view.length; ++i) {
+      const int position = view.start + i;
+      const auto same = [&](const TensorView& shown, const TensorView& due) {
+        return RowBytes(shown, position, VLayout::kPlain) ==
+               CopyOf(Slice(due, 2, i), shown.dtype).bytes;
+      };
+      KvView due;
+      due.key = Slice(view.key, 2, i);
+      if (op.value) due.value = Slice(view.value, 2, i);
+      if (same(found.key, view.key) &&
+          (!op.value || same(found.value, view.value))) {
+        continue;
+      }
+      return Finding{WrongRow(op, position, {due}), "", -1, position};
+    }
+  }
+  return std::nullopt;
+}
+
+// "position 3 of sequence 0 has the row of ...; due is ...". `column` is that
+// of the view; it may have any of the rows in `due`.
+std::string PagedOracle::WrongRow(const PagedTraceOp& op, int column,
+                                  const std::vector<KvView>& due) const {
+  const KvView found = RowsOf(op);
+  const TensorView key = Slice(found.key, 2, column);
+  const TensorView value = op.value ? Slice(found.value, 2, column) : key;
+  const bool key_wrong = std::ranges::none_of(
+      due, [&](const KvView& row) { return SameAs(key, row.key); });
+  const bool value_wrong = op.value && !SameAs(value, due[0].value);
+  std::string what = fmt::format("position {} of sequence {} has{} ",
+                                 op.start.value_or(0) + column, op.seq,
+                                 key_wrong ? "" : ", as its V, that of");
+  KvView whose = found;
+  if (key_wrong) whose.value = {};  // K says it; V may be right.
+  what += AppendedText(puts_.Find(whose, column, VLayout::kPlain, 0, op.layer),
+                       op.layer);
+  const bool as_put =
+      due.size() == 1 &&
+      (!key_wrong || IsAsPut(key, due[0].key, key_dtype())) &&
+      (!value_wrong || IsAsPut(value, due[0].value, value_dtype()));
+  if (as_put) {
+    what += fmt::format(" as it was put, not as {} stores it",
+                        DTypeName(key_wrong ? key_dtype() : value_dtype()));
+  } else {
+    what += DueText(due, op.layer);
+  }
+  std::vector<std::string> rows;
+  for (const KvView& row : due) {
+    if (rows.size() == kDueShown) break;
+    rows.push_back(RowText(row, 0, VLayout::kPlain));
+  }
+  return fmt::format(
+      "{}; found {}, due {}{}", what, RowText(found, column, VLayout::kPlain),
+      fmt::join(rows, " or "), due.size() > kDueShown ? " or another" : "");
+}
+
+// "; due is the row of ...", or "; due is any of 3 rows: ...".
+std::string PagedOracle::DueText(const std::vector<KvView>& due,
+                                 int layer) const {
+  std::vector<std::string> rows;
+  for (const KvView& row : due) {
+    if (rows.size() == kDueShown) {
+      rows.push_back(fmt::format("{} more", due.size() - kDueShown));
+      break;
+    }
+    const PutRow* put = puts_.Find(row, 0, VLayout::kPlain, 0, layer);
+    rows.push_back(AppendedText(put, layer));
+  }
+  if (due.size() == 1) return "; due is " + rows[0];
+  return fmt::format("; due is any of {} rows: {}", due.size(),
+                     fmt::join(rows, ", "));
+}
+
+// Entitlement
+// ---------------------------------------------------------------------------
+
+std::optional<Finding> PagedOracle::FollowLedger(
+    const PagedTraceOp& op, const std::vector<Place>& places) {
+  switch (op.kind) {
+    case Kind::kOpen:
+      return FollowOpen(op);
+    case Kind::kFork:
+      if (sequences_.contains(op.made)) {
+        return Found("result is {}, a sequence that there is", op.made);
+      }
+      ledger_->Fork(op.seq, op.made, op.len);
+      return std::nullopt;
+    case Kind::kAppend:
+      return FollowAppend(op);
+    case Kind::kCommit:
+      return FollowCommit(op);
+    case Kind::kTruncate:
+      ledger_->Truncate(op.seq, op.len);
+      return std::nullopt;
+    case Kind::kFree:
+      ledger_->Free(op.seq);
+      return std::nullopt;
+    case Kind::kSeqLen:
+      return Differs("len", op.len, ledger_->SeqLen(op.seq));
+    case Kind::kUsage:
+      return CheckUsage(op.usage);
+    case Kind::kViews:
+      if (auto finding = CheckViews(op)) return finding;
+      break;
+    default:
+      break;
+  }
+  for (const Place& place : places) {
+    if (auto finding = CheckPlace(place, op.line)) return finding;
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::FollowOpen(const PagedTraceOp& op) {
+  if (sequences_.contains(op.made)) {
+    return Found("result is {}, a sequence that there is", op.made);
+  }
+  if (!ledger_->MayOpen(TokensOf(op), op.prefix_key, op.len)) {
+    return Found("len is {}: {}", op.len, WhyNotFoundText(op));
+  }
+  ledger_->Open(op.made, TokensOf(op), op.prefix_key, op.len);
+  return std::nullopt;
+}
+
+// Says which rule of prefixes `len` breaks.
+std::string PagedOracle::WhyNotFoundText(const PagedTraceOp& op) const {
+  const PagedSpec& spec = header_.spec;
+  const auto prompt = static_cast<int>(TokensOf(op).size());
+  if (op.len > prompt) {
+    return fmt::format("the prompt has {} tokens", prompt);
+  }
+  if (!ledger_->IsWhole(TokensOf(op), op.len)) {
+    if (op.len % spec.block_size != 0) {
+      return fmt::format("a prefix is found in whole blocks of {}",
+                         spec.block_size);
+    }
+    return header_.rules.recomputes_last
+               ? fmt::format(
+                     "this prompt of {} tokens is not whole blocks of "
+                     "{}, so that its last token is not found",
+                     prompt, spec.block_size)
+               : "a prefix is found without the prompt's last token, which is "
+                 "still to be computed";
+  }
+  if (op.len > spec.max_seq_len) {
+    return fmt::format("max_seq_len is {}", spec.max_seq_len);
+  }
+  const std::string other = OtherKeyText(op);
+  if (!other.empty()) return other;
+  return fmt::format(
+      "the first {} tokens of the prompt were never committed, by `tokens`, "
+      "one after another from the start of a sequence",
+      op.len % spec.block_size == 0 ? op.len : op.len + 1);
+}
+
+std::optional<Finding> PagedOracle::FollowCommit(const PagedTraceOp& op) {
+  const int count = SeqLen(op.seq) - ledger_->SeqLen(op.seq);
+  const auto again = ledger_->NextAgain(op.seq);
+  if (again && op.tokens && count > 0 && op.tokens->front() != *again) {
+    return Found(
+        "tokens[0] is {}: the prompt of sequence {} was found to its last "
+        "token, which is {} and is computed again in place",
+        op.tokens->front(), op.seq, *again);
+  }
+  ledger_->Commit(op.seq, count, TokensOf(op), op.line);
+  return std::nullopt;
+}
+
+// Of tokens that are found under a key that they were not committed under.
+std::string PagedOracle::OtherKeyText(const PagedTraceOp& op) const {
+  if (!ledger_holds_ || ledger_->MayOpen(TokensOf(op), op.prefix_key, op.len)) {
+    return "";
+  }
+  const auto line = ledger_->FirstCommit(TokensOf(op), op.len);
+  if (!line) return "";
+  return fmt::format("these tokens were committed under another key, line {}",
+                     *line);
+}
+
+std::optional<Finding> PagedOracle::FollowAppend(const PagedTraceOp& op) {
+  if (op.result != StatusCode::kOk) return std::nullopt;
+  const PagedSpec& spec = header_.spec;
+  const int len = ledger_->SeqLen(op.seq);
+  if (op.start && *op.start != len) {
+    return Found("start is {}, sequence {} has {} tokens", *op.start, op.seq,
+                 len);
+  }
+  const std::int64_t end = len + std::int64_t{RowCount(op)};
+  if (end > spec.max_seq_len) {
+    return Found(
+        "result is ok, but sequence {} cannot have {} tokens: "
+        "max_seq_len is {}",
+        op.seq, end, spec.max_seq_len);
+  }
+  // Blocks before the first that the window sees may be gone.
+  const int gone = ledger_->Low(op.seq) / spec.block_size;
+  const int needed = BlocksFor(static_cast<int>(end)) - gone;
+  if (needed > spec.blocks) {
+    return Found(
+        "result is ok, but sequence {} cannot have {} tokens: the "
+        "pool has {} blocks, {} are needed",
+        op.seq, end, spec.blocks, needed);
+  }
+  ledger_->Append(op.seq, op.layer, op.key->view(), op.value->view());
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::CheckViews(const PagedTraceOp& op) {
+  const int count = RowCount(op);
+  const int first = op.start.value_or(0);
+  const KvView found = RowsOf(op);
+  for (int i = 0; i < count; ++i) {
+    const TensorView key = Slice(found.key, 2, i);
+    const TensorView value = op.value ? Slice(found.value, 2, i) : TensorView();
+    if (ledger_->See(op.seq, op.layer, first + i, key,
+                     op.value ? &value : nullptr)) {
+      continue;
+    }
+    std::vector<KvRows> rows = ledger_->Candidates(op.seq, op.layer, first + i);
+    std::vector<KvView> due;
+    std::vector<KvRows*> distinct;
+    for (KvRows& row : rows) {
+      const auto same = [&](const KvRows* one) { return *one == row; };
+      if (std::ranges::none_of(distinct, same)) distinct.push_back(&row);
+    }
+    for (KvRows* one_of : distinct) {
+      KvRows& row = *one_of;
+      row.key = CopyOf(row.key.view(), op.key->dtype);
+      if (op.value) row.value = CopyOf(row.value.view(), op.value->dtype);
+      KvView& one = due.emplace_back();
+      one.key = row.key.view();
+      if (op.value) one.value = row.value.view();
+    }
+    return Finding{WrongRow(op, i, due), "", -1, i};
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::CheckPlace(const Place& place,
+                                               std::int64_t line) {
+  const auto& [sequence, index, block] = place;
+  if (IsGone(sequence, index)) return std::nullopt;
+  if (block < 0 || block >= header_.spec.blocks) {
+    return Found("block {} of sequence {} is {}, the pool has {}", index,
+                 sequence, block, header_.spec.blocks);
+  }
+  const int end = ledger_->End(sequence);
+  const auto known = blocks_[sequence].find(index);
+  if (known != blocks_[sequence].end()) {
+    const Shown& before = known->second;
+    if (before.block == block) return std::nullopt;
+    return Found("block {} of sequence {} is {}, and was {} on line {}", index,
+                 sequence, block, before.block, before.line);
+  }
+  Owners& owners = owners_.try_emplace(block, Owners{index, {}}).first->second;
+  if (owners.by_end.empty()) {
+    owners.by_end.emplace(end, sequence);
+    blocks_[sequence][index] = {block, line, end};
+    return std::nullopt;
+  }
+  // All agree with the longest of them.
+  const auto [other_end, other] = *owners.by_end.rbegin();
+  if (owners.index != index) {
+    return Found("block {} is block {} of sequence {}, and block {} of {}",
+                 block, owners.index, other, index, sequence);
+  }
+  const int begin = index * header_.spec.block_size;
+  const int stop = std::min({end, other_end, begin + header_.spec.block_size});
+  for (int p = begin; p < stop; ++p) {
+    const bool same = ledger_->SameToken(sequence, other, p);
+    if (same && ledger_->ShareRows(sequence, other, p)) continue;
+    return Found(
+        "block {} is shared by sequences {} and {}, whose {} at position {} "
+        "are not the same",
+        block, other, sequence, same ? "rows" : "tokens", p);
+  }
+  owners.by_end.emplace(end, sequence);
+  if (owners.by_end.size() == 2) ++shared_;
+  blocks_[sequence][index] = {block, line, end};
+  return std::nullopt;
+}
+
+std::optional<Finding> PagedOracle::CheckUsage(const PagedUsage& usage) {
+  const auto& [free, cached, used, shared] = usage;
+  const std::int64_t all = std::int64_t{free} + cached + used;
+  if (all != header_.spec.blocks) {
+    return Found("free, cached and used add up to {}, the pool has {}", all,
+                 header_.spec.blocks);
+  }
+  if (!longest_blocks_) {
+    longest_blocks_ = 0;
+    for (const int sequence : sequences_) {
+      const int low = ledger_->Low(sequence);
+      const int len = SeqLen(sequence);
+      const int gone = low / header_.spec.block_size;
+      if (low >= len) continue;
+      longest_blocks_ = std::max(*longest_blocks_, BlocksFor(len) - gone);
+    }
+  }
+  const int used_least =
+      std::max(*longest_blocks_, static_cast<int>(owners_.size()));
+  const int used_most = sequences_.empty() ? 0 : used;
+  const int shared_most = sequences_.size() < 2 ? 0 : used;
+  const auto outside = [](std::string_view name, std::int64_t count,
+                          std::int64_t least,
+                          std::int64_t most) -> std::optional<Finding> {
+    if (count >= least && count <= most) return std::nullopt;
+    return Found("{} is {}, it must be {} {}", name, count,
+                 count < least ? "at least" : "at most",
+                 count < least ? least : most);
+  };
+  auto finding = outside("used", used, used_least, used_most);
+  return finding ? finding : outside("shared", shared, shared_, shared_most);
+}
+
+}  // namespace kvtwin::props

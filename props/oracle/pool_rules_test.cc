@@ -1,0 +1,341 @@
+// Pools of other hands that follow rules of their own (core/pool_rules.h): the
+// harness accepts one that is right and rejects it with a fault.
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "props/backend/pool_backend.h"
+#include "props/paged/paged_fuzz.h"
+#include "props/testing/other_pool.h"
+#include "props/testing/test_pool_lines.h"
+#include "props/testing/test_trace.h"
+
+namespace kvtwin::props {
+namespace {
+
+struct Tried {
+  int histories = 0;
+  std::string wrong;
+  std::string history;
+};
+
+// So many random histories of pools of these rules, or up to the first that is
+// wrong. `said`, if it is given, is what the pool says of itself instead.
+Tried Try(const PoolRules& rules, Fault fault, int histories,
+          const std::optional<PoolRules>& said = {}) {
+  OtherPool::rules = said.value_or(rules);
+  OtherPool::fault = fault;
+  const auto backend = DescribePoolBackend(&Table());
+  OtherPool::rules = rules;
+  EXPECT_TRUE(backend.ok()) << backend.status().message();
+  const PagedRun run = BackendRun(*backend, Level::kEntitlement);
+  Tried tried;
+  for (; tried.histories < histories && tried.wrong.empty();
+       ++tried.histories) {
+    PagedHistory history =
+        MakePagedHistory(11, static_cast<std::uint64_t>(tried.histories));
+    history.spec.dtype = DType::kF32;
+    history.spec.v_dtype.reset();
+    history.spec.k_head_dim = 1 + history.spec.k_head_dim % 3;
+    history.spec.v_head_dim = 1;
+    history.spec.kv_heads = 1;
+    tried.wrong = run(history, nullptr);
+    tried.history = ToText(history);
+  }
+  return tried;
+}
+
+constexpr int kHistories = 1000;
+constexpr const char* kOtherRow = " has the row of sequence ";
+const PoolRules kDeduplicates = {.deduplicates = true};
+const PoolRules kRecomputes = {.recomputes_last = true};
+PoolRules Window(int positions) { return {.window = positions}; }
+
+void ExpectRight(const PoolRules& rules) {
+  const Tried tried = Try(rules, Fault::kNone, kHistories);
+  EXPECT_EQ(tried.wrong, "") << tried.history;
+  EXPECT_EQ(tried.histories, kHistories);
+}
+
+// `what` is part of what is said of it, in the first history that shows it.
+void ExpectFound(const PoolRules& rules, Fault fault, const std::string& what,
+                 const std::optional<PoolRules>& said = {}) {
+  const Tried tried = Try(rules, fault, kHistories, said);
+  EXPECT_NE(tried.wrong, "") << tried.histories << " histories";
+  EXPECT_NE(tried.wrong.find(what), std::string::npos)
+      << "'" << tried.wrong << "' lacks '" << what << "', after "
+      << tried.histories << " histories";
+}
+
+// A recording of a pool that says this of itself.
+std::string Saying(const std::string& rules, const Recording& lines) {
+  return Replaced(Other(lines), R"("type":"paged")",
+                  R"("type":"paged",)" + rules);
+}
+
+void ExpectRightAs(const std::string& rules, const Recording& lines) {
+  ExpectAccept(Saying(rules, lines), Level::kEntitlement);
+}
+
+// At its last line.
+void ExpectWrongAs(const std::string& rules, const Recording& lines,
+                   const std::string& reason) {
+  const Judgement judgement = JudgeText(Saying(rules, lines));
+  EXPECT_EQ(VerdictName(judgement.verdict), "reject");
+  EXPECT_EQ(judgement.line, std::ssize(lines) + 1) << judgement.reason;
+  EXPECT_NE(judgement.reason.find(reason), std::string::npos)
+      << "'" << judgement.reason << "' lacks '" << reason << "'";
+}
+
+// As Views, from a position on.
+std::string ViewsFrom(int start, int sequence, const std::vector<int>& rows) {
+  return Replaced(Views(sequence, rows), R"("layer":0)",
+                  fmt::format(R"("layer":0,"start":{})", start));
+}
+
+TEST(PoolRules, AreInTheFirstLine) {
+  const std::string deduplicates = R"("deduplicates":true)";
+  const std::string lowest = Lines(
+      {Replaced(kPoolLines[0], R"("paged")", R"("paged",)" + deduplicates)});
+  ExpectBadInput(lowest, 1, "cache.deduplicates needs the placement other");
+  ExpectBadInput(Saying(R"("window":-1)", {}), 1, "cache.window is -1");
+  ExpectBadInput(Saying(R"("recomputes_last":1)", {}), 1,
+                 "cache.recomputes_last is 1, it must be true or false");
+  ExpectRightAs(R"("deduplicates":false,"recomputes_last":false)", {});
+  // And are written so that they are read again.
+  const PagedTraceHeader header = {
+      .producer = "",
+      .entitlement_only = true,
+      .spec = {},
+      .rules = {.deduplicates = true, .recomputes_last = true, .window = 3}};
+  std::stringstream text;
+  ASSERT_TRUE(WriteTraceHeader(header, text).ok());
+  TraceReader reader(text);
+  ASSERT_TRUE(reader.ReadHeader());
+  EXPECT_EQ(reader.paged()->rules, header.rules);
+}
+
+TEST(PoolRules, CommitsSwapDuplicatesOnlyWhereThePoolSaysSo) {
+  const std::string rules = R"("deduplicates":true)";
+  const Recording twice =
+      kThree + Recording{Open(5), Append(5, {11, 12, 13}),
+                         Views(5, {11, 12, 13}), Commit(5, {7, 8, 9})};
+  const Recording swapped = twice + Recording{Views(5, {1, 2, 13})};
+  ExpectRightAs(rules, swapped);
+  ExpectWrong(swapped, "position 0 of sequence 5 has the row of sequence 4");
+  const Recording shared =
+      twice + Recording{Blocks(4, {0, 1}, 1), Blocks(5, {0, 2}, 1)};
+  ExpectRightAs(rules, shared);
+  ExpectWrong(shared, "whose rows at position 0 are not the same");
+  // The first sequence keeps its rows, and rows that were shown stay until a
+  // commit.
+  ExpectWrongAs(rules, twice + Recording{Views(4, {11, 12, 3})}, "position 0");
+  ExpectWrongAs(rules, swapped + Recording{Views(5, {11, 12, 13})},
+                "position 0 of sequence 5");
+  ExpectRightAs(rules,
+                twice + Recording{Views(5, {11, 12, 13}), Append(5, {14}),
+                                  Commit(5, {9}), Views(5, {1, 2, 13, 14})});
+  // The last block is not whole, and so is nobody else's.
+  ExpectWrongAs(rules, twice + Recording{Views(5, {1, 2, 3})}, "position 2");
+  // A duplicate block of other tokens, or under another key.
+  ExpectWrongAs(rules,
+                kThree + Recording{Open(5), Append(5, {11, 12}),
+                                   Commit(5, {7, 9}), Views(5, {1, 12})},
+                "position 0 of sequence 5");
+  ExpectWrongAs(rules,
+                kThree + Recording{Open(5, {}, 0, "s"), Append(5, {11, 12}),
+                                   Commit(5, {7, 8}), Views(5, {1, 2})},
+                "position 0 of sequence 5");
+}
+
+TEST(PoolRules, TheLastTokenOfAPromptIsComputedAgainInPlace) {
+  const std::string rules = R"("recomputes_last":true)";
+  const std::string found = Open(5, {7, 8}, 1);
+  const Recording again =
+      kThree + Recording{Blocks(4, {0, 1}, 1), found, Append(5, {22})};
+  ExpectRightAs(
+      rules,
+      again + Recording{Views(5, {1, 22}), Commit(5, {8}), Blocks(5, {0}, 2),
+                        Blocks(4, {0, 1}, 1), Views(4, {1, 22, 3})});
+  ExpectRightAs(rules, again + Recording{Views(4, {1, 2, 3})});  // A copy.
+  ExpectWrong(kThree + Recording{found}, "in whole blocks of 2");
+  // Or all of it is found, and the last token given back.
+  const Recording all =
+      kThree + Recording{Open(5, {7, 8}, 2), Truncate(5, 1), Append(5, {22})};
+  ExpectRightAs(rules, all + Recording{Commit(5, {8}), Views(4, {1, 22, 3})});
+  ExpectRightAs(rules,
+                kThree + Recording{Open(5, {7, 8}, 2), Append(5, {23}),
+                                   Commit(5, {1}), Views(5, {1, 2, 23})});
+  // Rows of nobody; of a position before it; of another pass.
+  ExpectWrongAs(rules, again + Recording{Views(4, {1, 21, 3})}, "position 1");
+  ExpectWrongAs(rules, again + Recording{Views(5, {22, 22})}, "position 0");
+  ExpectWrongAs(rules, again + Recording{Views(5, {1, 2})},
+                "position 1 of sequence 5 has the row of sequence 4");
+  ExpectWrongAs(rules,
+                kThree + Recording{Open(5, {7, 8}, 2), Append(5, {23}),
+                                   Views(4, {1, 23, 3})},
+                "position 1 of sequence 4");
+  // Another token than the prompt's; a prompt that is not whole blocks, or was
+  // never committed.
+  ExpectWrongAs(rules, again + Recording{Commit(5, {9})},
+                "tokens[0] is 9: the prompt of sequence 5 was found to its "
+                "last token, which is 8");
+  ExpectWrongAs(rules, kThree + Recording{Open(5, {7, 8, 9}, 3)},
+                "in whole blocks of 2");
+  ExpectWrongAs(rules, kThree + Recording{Open(5, {7, 9}, 1)},
+                "never committed");
+  ExpectWrongAs(rules, kThree + Recording{Open(5, {7, 9}, 2)},
+                "never committed");
+  // A fork of it has to get a block of its own.
+  ExpectWrongAs(rules,
+                kThree + Recording{found, Fork(5, 1, 6), Append(6, {22}),
+                                   Views(4, {1, 22, 3})},
+                "position 1 of sequence 4");
+}
+
+TEST(PoolRules, AWindowLetsRowsGo) {
+  const std::string rules = R"("window":2)";
+  const Recording five =
+      kThree + Recording{Append(4, {4, 5}), Commit(4, {1, 2})};
+  // The next token, at position 5, sees 3 and 4.
+  ExpectRightAs(
+      rules,
+      five + Recording{Views(4, {1, 2, 3, 4, 5}), ViewsFrom(2, 4, {3, 4, 5}),
+                       ViewsFrom(3, 4, {4, 5}), Blocks(4, {-1, 2, 0}, 1)});
+  ExpectWrong(five + Recording{ViewsFrom(3, 4, {4, 5})},
+              "start is 3, a pool without a window shows all rows");
+  ExpectWrongAs(rules, five + Recording{ViewsFrom(4, 4, {5})},
+                "the rows begin at position 4, a window of 2 positions needs "
+                "them from 3 on");
+  ExpectWrongAs(rules, five + Recording{ViewsFrom(3, 4, {4})},
+                "the rows end at position 4, due is 5");
+  ExpectWrongAs(rules, five + Recording{ViewsFrom(3, 4, {3, 4})},
+                "position 3 of sequence 4 has the row of sequence 4, position "
+                "2");
+  ExpectWrongAs(rules, five + Recording{ViewsFrom(1, 4, {1, 3, 4, 5})},
+                "position 1 of sequence 4");
+  ExpectWrongAs(rules,
+                five + Recording{R"({"op":"views","seq":4,"layer":0,)"
+                                 R"("key":null})"},
+                "the rows end at position 0, due is 5");
+  ExpectWrongAs(rules, five + Recording{Blocks(4, {-1, -1, 0}, 1)},
+                "block 1 of sequence 4 is -1, the pool has 4");
+  // More tokens than all blocks have, with max_seq_len alone as the bound.
+  Recording lines = five;
+  for (int i = 0; i < 6; ++i) {
+    lines = lines + Recording{Append(4, {6}), Commit(4, {1})};
+  }
+  std::string longer = Saying(rules, lines + Recording{Usage(2, 0, 2, 0)});
+  longer = Replaced(longer, R"("max_seq_len":8)", R"("max_seq_len":11)");
+  ExpectAccept(longer, Level::kEntitlement);
+  ExpectReject(Replaced(longer, R"("max_seq_len":11)", R"("max_seq_len":10)"),
+               17, Level::kNone);
+  ExpectWrongAs(rules, kThree + Recording{Append(4, {4, 5, 6, 7, 8, 9})},
+                "sequence 4 cannot have 9 tokens: max_seq_len is 8");
+  // Rows that are gone stay gone.
+  const Recording back = five + Recording{Truncate(4, 2), Append(4, {33})};
+  ExpectRightAs(rules, back + Recording{ViewsFrom(2, 4, {33})});
+  ExpectRightAs(rules, back + Recording{Views(4, {1, 2, 33})});
+  ExpectWrongAs(rules,
+                back + Recording{R"({"op":"views","seq":4,"layer":0,)"
+                                 R"("key":null})"},
+                "the rows end at position 0, due is 3");
+  ExpectRightAs(rules, five + Recording{Fork(4, 4, 5), ViewsFrom(3, 5, {4})});
+  ExpectWrongAs(
+      rules,
+      five + Recording{Fork(4, 4, 5), Append(5, {6}), ViewsFrom(4, 5, {6})},
+      "needs them from 3 on");
+}
+
+TEST(PoolRules, ADescriptionMayHaveThem) {
+  const auto said = [](std::uint32_t can, std::int32_t window, int level) {
+    static kvtwin_pool_description_v1 is;
+    is.can = can;
+    is.window = window;
+    is.level = static_cast<kvtwin_level>(level);
+    kvtwin_pool_backend_v1 table = Table();
+    table.describe = [](kvtwin_pool_description_v1* out) -> int {
+      out->can = is.can;
+      out->window = is.window;
+      out->level = is.level;
+      return KVTWIN_OK;
+    };
+    return DescribePoolBackend(&table).status().message();
+  };
+  EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, 0, KVTWIN_ENTITLEMENT), "");
+  EXPECT_EQ(said(8, 0, KVTWIN_ENTITLEMENT),
+            "can is 0x8, which has flags that there are not");
+  EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, -1, KVTWIN_ENTITLEMENT),
+            "window is -1, it must not be negative");
+  EXPECT_EQ(said(KVTWIN_POOL_DEDUPLICATES, 0, KVTWIN_IDENTITY),
+            "can is 0x1, at identity a pool does as P1 to P11 say");
+}
+
+// A report names several rows that are right, and not all of many.
+TEST(PoolRules, ReportsNameTheRowsThatAreRight) {
+  const Recording twice = kThree + Recording{Open(5), Append(5, {11, 12, 13}),
+                                             Commit(5, {7, 8, 9})};
+  ExpectWrong(twice + Recording{Open(6, {7, 8, 9}, 2), Views(6, {1, 3})},
+              "; due is any of 2 rows: the row of sequence 4, position 1 "
+              "(appended on line 3), the row of sequence 5, position 1 "
+              "(appended on line 6); found K [3] V [3], due K [2] V [2] or K "
+              "[12] V [12]");
+  Recording many = twice;
+  for (int i = 30; i < 37; ++i) {
+    many = many + Recording{Open(i), Append(i, {i, i + 100, 13}),
+                            Commit(i, {7, 8, 9})};
+  }
+  ExpectWrong(many + Recording{Open(6, {7, 8, 9}, 2), Views(6, {1, 3})},
+              "(appended on line 12), 5 more; found");
+}
+
+TEST(PoolRules, AcceptsRightPoolsOfOtherHands) {
+  ExpectRight({});
+  ExpectRight(kDeduplicates);
+  ExpectRight(kRecomputes);
+  ExpectRight(Window(0));
+  ExpectRight(Window(3));
+  ExpectRight({.deduplicates = true, .recomputes_last = true, .window = 5});
+}
+
+TEST(PoolRules, FindsFaultsOfPoolsThatDeduplicate) {
+  ExpectFound(kDeduplicates, Fault::kSwapsAcrossKeys,
+              "these tokens were committed under another key");
+  ExpectFound(kDeduplicates, Fault::kSwapsByBlock, kOtherRow);
+  ExpectFound(kDeduplicates, Fault::kSwapForgetsOwner, "usage: ");
+  ExpectFound(kDeduplicates, Fault::kWritesInShared, kOtherRow);
+}
+
+TEST(PoolRules, FindsFaultsOfPoolsThatRecompute) {
+  ExpectFound(kRecomputes, Fault::kWritesInShared, kOtherRow);
+  ExpectFound(kRecomputes, Fault::kRecomputesAtStart, kOtherRow);
+  ExpectFound(kRecomputes, Fault::kFindsOneMore,
+              "a prefix is found in whole blocks");
+}
+
+TEST(PoolRules, FindsFaultsOfPoolsWithAWindow) {
+  ExpectFound(Window(3), Fault::kFreesEarly, "a window of 3 positions needs");
+  ExpectFound(Window(3), Fault::kShowsFreed, "views: position ");
+  ExpectFound(Window(3), Fault::kStartsLate, "views: the rows end at position");
+  ExpectFound(Window(3), Fault::kWritesInShared, kOtherRow);
+}
+
+// Only an append of many tokens shows it.
+TEST(PoolRules, FindsFaultsOfLongAppends) {
+  ExpectFound({}, Fault::kStores64, "position 64 of sequence ");
+}
+
+// Without a word, a pool is held to the rules of ours.
+TEST(PoolRules, StaysStrictWithoutThem) {
+  ExpectFound(kRecomputes, Fault::kNone, "views: block ", PoolRules());
+  ExpectFound(Window(3), Fault::kNone, "a pool without a window", PoolRules());
+  ExpectFound(Window(3), Fault::kNone, "a window of 4 positions needs",
+              Window(4));
+}
+
+}  // namespace
+}  // namespace kvtwin::props

@@ -1,0 +1,83 @@
+#include "props/oracle/put_log.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <string_view>
+
+#include "core/dense_tensor.h"
+#include "props/compare/entitlement.h"
+
+namespace kvtwin::props {
+namespace {
+
+std::size_t HashOf(std::span<const std::byte> bytes) {
+  return std::hash<std::string_view>()(
+      {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+// The first element of each head: what a shift may leave alone.
+std::size_t TagHash(const TensorView& key_row) {
+  TensorView tags = key_row;
+  tags.shape[0] = 1;
+  return HashOf(CopyOf(tags, tags.dtype).bytes);
+}
+
+}  // namespace
+
+void PutLog::Add(std::int64_t line, const KvView& rows, std::size_t cache,
+                 int layer, std::span<const int> sequences,
+                 std::span<const std::int32_t> positions) {
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const auto column = static_cast<std::int64_t>(i);
+    const TensorView key = Slice(rows.key, 2, column);
+    puts_.push_back({line, cache, layer, sequences[i], positions[i],
+                     HashOf(CopyOf(key, key.dtype).bytes), TagHash(key),
+                     HashOf(RowBytes(rows.value, column, VLayout::kPlain))});
+  }
+}
+
+const PutRow* PutLog::Find(const KvView& view, std::int64_t column,
+                           VLayout v_layout, std::size_t cache,
+                           int layer) const {
+  const std::size_t key = HashOf(RowBytes(view.key, column, VLayout::kPlain));
+  const std::size_t tag = TagHash(Slice(view.key, 2, column));
+  const bool has_value = view.value.data != nullptr;
+  const std::size_t value =
+      has_value ? HashOf(RowBytes(view.value, column, v_layout)) : 0;
+  // V rows never change; K rows may have been shifted, and so count only as a
+  // hint.
+  const PutRow* best = nullptr;
+  int best_score = 0;
+  for (const PutRow& put : puts_) {
+    if (has_value && put.value_hash != value) continue;
+    int score = has_value ? 1 : 0;
+    if (put.key_hash == key) score += 8;
+    if (put.tag_hash == tag) score += 4;
+    if (put.layer == layer && put.cache == cache && score > 0) score += 2;
+    if (score < best_score || score == 0) continue;
+    best = &put;
+    best_score = score;
+  }
+  return best;
+}
+
+std::string PutText(const PutRow* put, std::size_t cache) {
+  if (put == nullptr) return "a row that was never put";
+  std::string text =
+      fmt::format("the row of token sequence {}, position {} (put on line {})",
+                  put->sequence, put->position, put->line);
+  if (put->cache != cache) text += fmt::format(" in cache {}", put->cache);
+  return text;
+}
+
+std::string AppendedText(const PutRow* put, int layer) {
+  if (put == nullptr) return "a row that was never appended";
+  std::string to;
+  if (put->layer != layer) to = fmt::format(" to layer {}", put->layer);
+  return fmt::format(
+      "the row of sequence {}, position {} (appended{} on line {})",
+      put->sequence, put->position, to, put->line);
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,47 @@
+// A pool that holds nothing: it knows misuse, as every pool does, and gives the
+// answers that a recording has.
+
+#ifndef KVTWIN_PROPS_ORACLE_RECORDED_POOL_H_
+#define KVTWIN_PROPS_ORACLE_RECORDED_POOL_H_
+
+#include <cstdint>
+#include <span>
+
+#include "core/guarded_paged.h"
+
+namespace kvtwin::props {
+
+struct RecordedAnswers {
+  int made = 0;  // The sequence.
+  int len = 0;   // That it begins with.
+  bool full = false;
+};
+
+class RecordedPool final : public GuardedPaged {
+ public:
+  // Requires: `answers` outlive the pool.
+  RecordedPool(const PagedSpec& spec, const RecordedAnswers* answers)
+      : GuardedPaged(spec), answers_(answers) {}
+
+  PagedUsage Usage() const override { return {}; }
+
+ private:
+  int NextSequence() const override { return answers_->made; }
+  int DoOpen(int, std::span<const std::int32_t>, const PrefixKey&) override {
+    return answers_->len;
+  }
+  void DoFork(int, int, int) override {}
+  bool DoReserve(int, int, int) override { return !answers_->full; }
+  void DoStore(int, int, int, const TensorView&, const TensorView&) override {}
+  void DoCommit(int, int, std::span<const std::int32_t>) override {}
+  void DoTruncate(int, int) override {}
+  void DoFree(int) override {}
+  std::span<const int> DoBlocks(int) const override { return {}; }
+  PagedKv DoRows(int, std::int64_t, int) const override { return {}; }
+
+  const RecordedAnswers* answers_;
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_ORACLE_RECORDED_POOL_H_

@@ -1,0 +1,184 @@
+#include "props/paged/paged_client.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstring>
+#include <string>
+#include <tuple>
+
+namespace kvtwin::props {
+namespace {
+
+// Keys that a pool may take for one another, if it joins what they are made of
+// without saying where each part ends, leaves out what is empty, or does not
+// look at all of it. Those of a row are taken together.
+using Keys = std::array<PrefixKey, 4>;
+
+// `a` and `b` of these, joined by `separator` in each place.
+Keys JoinedBy(const std::string& separator) {
+  return {PrefixKey{"t", {"a", "b"}},
+          {"t", {"a" + separator + "b"}},
+          {"t" + separator + "a", {"b"}},
+          {"t" + separator + "a" + separator + "b", {}}};
+}
+
+std::vector<Keys> MakeKeys() {
+  const std::string many(40, 'x');
+  std::vector<Keys> keys = {
+      // There is no key, a salt, the same as an extra, and an empty one.
+      {PrefixKey{"", {}}, {"s", {}}, {"", {"s"}}, {"", {""}}},
+      {PrefixKey{"tenantA", {}},
+       {"tenant", {"A"}},
+       {"", {"tenantA"}},
+       {"", {"tenant", "A"}}},
+      {PrefixKey{"t", {"A", "B"}},
+       {"t", {"B", "A"}},
+       {"t", {"AB"}},
+       {"tA", {"B"}}},
+      {PrefixKey{"t", {"A"}},
+       {"t", {"A", ""}},
+       {"t", {"", "A"}},
+       {"t", {"A", "A"}}},
+      {PrefixKey{"t", {}}, {"t", {""}}, {"t", {"A", "A"}}, {"t", {"B", "B"}}},
+      {PrefixKey{"1", {"23"}}, {"12", {"3"}}, {"", {"1", "23"}}, {"123", {}}},
+      {PrefixKey{"a", {"b"}}, {"1:a1:b", {}}, {"1a1b", {}}, {"", {"1a1b"}}},
+      // As the bytes, and as the text, of tokens that Token makes.
+      {PrefixKey{"aaaa", {}}, {"aaaaaaaa", {}}, {"aaaa", {"aaaa"}}, {"", {}}},
+      {PrefixKey{"1", {}}, {"11", {}}, {"", {"1"}}, {"", {}}},
+      {PrefixKey{many + "1", {}}, {many + "2", {}}, {many, {}}, {many, {"1"}}},
+      {PrefixKey{"ab", {}}, {"ba", {}}, {"cd", {}}, {"a", {}}},
+      {PrefixKey{"a", {"b", "c"}},
+       {"a", {"b", "d"}},
+       {"a", {"b"}},
+       {"A", {"b"}}},
+  };
+  // Without a line end, which no list of strings in a recording has.
+  for (const char* separator : {",", "/", ":", "|", ";", " ", "\t", "-", "_",
+                                ".", "+", "&", "=", "\x1f", "\",\"", ", "}) {
+    keys.push_back(JoinedBy(separator));
+  }
+  return keys;
+}
+
+const std::vector<Keys>& AllKeys() {
+  static const std::vector<Keys> keys = MakeKeys();
+  return keys;
+}
+
+// Draws one of the two tokens of an alphabet: plain tokens; tokens that join to
+// the same text in another order; tokens that are the same in 8 and in 16 bits;
+// tokens with the bytes of a key; the largest tokens.
+std::int32_t Token(int alphabet, int bit) {
+  constexpr std::array<std::array<std::int32_t, 2>, kPagedAlphabets> kTokens = {
+      {{0, 1},
+       {1, 11},
+       {0, 256},
+       {1, 65537},
+       {0x61616161, 0x62626262},
+       {0, 0x7FFFFFFF}}};
+  return kTokens.at(static_cast<std::size_t>(Mod(alphabet, kPagedAlphabets)))
+      .at(static_cast<std::size_t>(bit));
+}
+
+void Mix(std::uint64_t number, std::uint64_t& chain) {
+  chain = (chain ^ (number + 1)) * 0x100000001B3U;
+  chain ^= chain >> 29;
+}
+
+void Mix(std::string_view text, std::uint64_t& chain) {
+  Mix(text.size(), chain);
+  for (const char c : text) Mix(static_cast<unsigned char>(c), chain);
+}
+
+// A number of the first `count` of a client's tokens.
+std::uint64_t ChainOf(const PagedClient& client, std::size_t count) {
+  std::uint64_t chain = 0;
+  Mix(client.key.salt, chain);
+  Mix(client.key.extra.size(), chain);
+  for (const std::string& extra : client.key.extra) Mix(extra, chain);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t own = client.tokens.size();
+    const std::int32_t token =
+        i < own ? client.tokens[i] : client.pending[i - own];
+    Mix(static_cast<std::uint64_t>(token), chain);
+  }
+  return chain;
+}
+
+// Rows of f32 that say which tokens they are of. Exact in 16 bits.
+DenseTensor RowsOf(const std::vector<std::uint64_t>& chains, int layer,
+                   int role, std::int64_t head_dim, std::int64_t heads) {
+  DenseTensor rows =
+      FilledTensor(DType::kF32, {head_dim, heads, std::ssize(chains), 1}, 0);
+  std::byte* to = rows.bytes.data();
+  for (const std::uint64_t chain : chains) {
+    for (std::int64_t i = 0; i < head_dim * heads; ++i, to += sizeof(float)) {
+      const std::uint64_t mixed =
+          (chain + static_cast<std::uint64_t>(i * 5 + layer * 2 + role)) *
+          0x9E3779B97F4A7C15U;
+      const auto value = static_cast<float>(mixed >> 56);
+      std::memcpy(to, &value, sizeof(value));
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
+void Need(const Status& status, std::string_view call) {
+  if (status.ok()) return;
+  throw PoolFault(fmt::format("{} is {}", call, status.ToString()));
+}
+
+int PagedKeyCount() {
+  return static_cast<int>(AllKeys().size() * std::tuple_size_v<Keys>);
+}
+
+const PrefixKey& PagedKey(int number) {
+  const auto at = static_cast<std::size_t>(Mod(number, PagedKeyCount()));
+  constexpr std::size_t kRow = std::tuple_size_v<Keys>;
+  return AllKeys()[at / kRow].at(at % kRow);
+}
+
+PagedClient DrawPrompt(const PagedOp& op,
+                       const std::vector<std::vector<std::int32_t>>& seen) {
+  PagedClient client;
+  // Any operation opens a sequence where there is none.
+  if (op.kind == PagedOpKind::kOpen) client.key = PagedKey(op.c);
+  if (!seen.empty()) {
+    client.tokens = seen[static_cast<std::size_t>(
+        Mod(op.a, static_cast<int>(seen.size())))];
+  }
+  for (int i = 0; i < Mod(op.b, 4); ++i) client.tokens.push_back(i % 2);
+  return client;
+}
+
+std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec) {
+  const int count = op.b < kLongAppend
+                        ? 1 + Mod(op.b, 2 * spec.block_size)
+                        : 1 + (op.b - kLongAppend) % (TokensOf(spec) + 1);
+  std::vector<std::int32_t> tokens;
+  for (int i = 0; i < count; ++i) {
+    tokens.push_back(Token(op.c / 256, (op.c >> i % 8) & 1));
+  }
+  return tokens;
+}
+
+PagedRows PendingRows(const PagedClient& client, const PagedSpec& spec,
+                      int layer, std::uint64_t salt) {
+  std::vector<std::uint64_t> chains;
+  for (std::size_t i = 1; i <= client.pending.size(); ++i) {
+    chains.push_back(ChainOf(client, client.tokens.size() + i) ^
+                     salt * 0x9E3779B97F4A7C15U);
+  }
+  return {RowsOf(chains, layer, 0, spec.k_head_dim, spec.kv_heads),
+          RowsOf(chains, layer, 1, spec.v_head_dim, spec.kv_heads)};
+}
+
+PagedRows AsStored(const PagedRows& rows, const PagedSpec& spec) {
+  return {CopyOf(rows.key.view(), spec.dtype),
+          CopyOf(rows.value.view(), spec.v_dtype.value_or(spec.dtype))};
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,298 @@
+// Laws of paged pools (docs/laws.md), of each twin alone: neither the ledger
+// nor the other twin says what is right here.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "kvtwin/paged.h"
+#include "props/base/hash.h"
+#include "props/history/generate.h"
+#include "props/paged/paged_fuzz.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Prompt = std::vector<std::int32_t>;
+
+// A client of one pool, whose rows follow from the tokens up to theirs.
+class PoolClient {
+ public:
+  PoolClient(const PagedSpec& spec, std::string_view twin)
+      : pool_(*MakePagedPool(spec, twin)) {}
+
+  PagedPool& pool() { return *pool_; }
+  const std::map<int, Prompt>& tokens() const { return tokens_; }
+
+  int Open(const Prompt& prompt) {
+    const int opened = *pool_->Open(prompt);
+    const auto taken = static_cast<std::size_t>(*pool_->SeqLen(opened));
+    tokens_[opened] =
+        Prompt(prompt.begin(), prompt.begin() + static_cast<long>(taken));
+    return opened;
+  }
+  int Fork(int from, int len) {
+    const int forked = *pool_->Fork(from, len);
+    tokens_[forked] = tokens_.at(from);
+    tokens_[forked].resize(static_cast<std::size_t>(len));
+    return forked;
+  }
+  // Append to all layers and Commit; false if it was refused.
+  bool Add(int sequence, const Prompt& more) {
+    Prompt all = tokens_.at(sequence);
+    const std::size_t before = all.size();
+    all.insert(all.end(), more.begin(), more.end());
+    const PagedSpec& spec = pool_->spec();
+    for (int layer = 0; layer < spec.layers; ++layer) {
+      const DenseTensor key = Rows(all, before, layer, spec.k_head_dim);
+      const DenseTensor value = Rows(all, before, -layer, spec.v_head_dim);
+      if (!pool_->Append(sequence, layer, key.view(), value.view()).ok()) {
+        return false;
+      }
+    }
+    EXPECT_TRUE(pool_->Commit(sequence, more).ok());
+    tokens_[sequence] = all;
+    return true;
+  }
+  void Truncate(int sequence, int len) {
+    EXPECT_TRUE(pool_->Truncate(sequence, len).ok());
+    tokens_[sequence].resize(static_cast<std::size_t>(len));
+  }
+  void Free(int sequence) {
+    EXPECT_TRUE(pool_->Free(sequence).ok());
+    tokens_.erase(sequence);
+  }
+
+  // All rows of a sequence's first tokens, layer by layer.
+  std::vector<std::byte> Seen(int sequence, int len) const {
+    std::vector<std::byte> seen;
+    const auto add = [&](const TensorView& row) {
+      const DenseTensor dense = CopyOf(row, row.dtype);
+      seen.insert(seen.end(), dense.bytes.begin(), dense.bytes.end());
+    };
+    for (int layer = 0; layer < pool_->spec().layers; ++layer) {
+      const std::vector<PagedView> views = *pool_->Views(sequence, layer);
+      for (const PagedView& view : views) {
+        for (int i = 0; i < std::min(view.length, len - view.start); ++i) {
+          add(Slice(view.key, 2, i));
+          add(Slice(view.value, 2, i));
+        }
+      }
+    }
+    return seen;
+  }
+  std::vector<std::byte> Seen(int sequence) const {
+    return Seen(sequence, *pool_->SeqLen(sequence));
+  }
+  std::vector<std::vector<std::byte>> SeenByAll() const {
+    std::vector<std::vector<std::byte>> seen;
+    for (const auto& [sequence, tokens] : tokens_) {
+      seen.push_back(Seen(sequence));
+    }
+    return seen;
+  }
+
+ private:
+  DenseTensor Rows(const Prompt& all, std::size_t begin, int role,
+                   int head_dim) const {
+    const int heads = pool_->spec().kv_heads;
+    DenseTensor rows = FilledTensor(
+        DType::kF32,
+        {head_dim, heads, static_cast<std::int64_t>(all.size() - begin), 1}, 0);
+    auto* to = reinterpret_cast<float*>(rows.bytes.data());
+    for (std::size_t i = begin; i < all.size(); ++i) {
+      const auto seed = static_cast<std::uint64_t>(role + 64);
+      std::uint64_t hash =
+          HashBytes(all.data(), (i + 1) * sizeof(all[0]), seed);
+      for (int e = 0; e < head_dim * heads; ++e, hash = hash * 5 + 1) {
+        *to++ = static_cast<float>(hash >> 56) - 99;
+      }
+    }
+    return rows;
+  }
+
+  std::unique_ptr<PagedPool> pool_;
+  std::map<int, Prompt> tokens_;
+};
+
+Prompt DrawPrompt(const Pick& pick, int least, int most) {
+  Prompt prompt(static_cast<std::size_t>(pick(least, most)));
+  for (std::int32_t& token : prompt) token = pick(0, 1);
+  return prompt;
+}
+
+// What is judged at a moment of a random play, of one of the sequences.
+using Judge = std::function<void(PoolClient&, const Pick&, int sequence)>;
+
+void Play(const Judge& judge) {
+  for (const std::string_view twin : TwinNames()) {
+    for (std::uint64_t number = 0; number < 60; ++number) {
+      SCOPED_TRACE(std::string(twin) + ", history " + std::to_string(number));
+      const Pick pick = SeededPick(11, number);
+      PagedSpec spec = MakePagedHistory(11, number).spec;
+      spec.blocks += 4;
+      PoolClient client(spec, twin);
+      for (int step = 0; step < 60; ++step) {
+        if (client.tokens().size() < 5) client.Open(DrawPrompt(pick, 0, 6));
+        const int at = pick(0, static_cast<int>(client.tokens().size()) - 1);
+        const int sequence = std::next(client.tokens().begin(), at)->first;
+        const auto len = static_cast<int>(client.tokens().at(sequence).size());
+        switch (pick(0, 7)) {
+          case 0:
+            client.Free(sequence);
+            break;
+          case 1:
+            client.Truncate(sequence, pick(0, len));
+            break;
+          case 2:
+            judge(client, pick, sequence);
+            break;
+          case 3:
+            if (client.tokens().size() < 7) client.Fork(sequence, pick(0, len));
+            break;
+          default:
+            client.Add(sequence, DrawPrompt(pick, 1, 4));
+        }
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(PagedLaws, AForkShowsWhatItsSourceShowsAndGoesItsOwnWay) {
+  int judged = 0;
+  Play([&](PoolClient& client, const Pick& pick, int sequence) {
+    const auto all = static_cast<int>(client.tokens().at(sequence).size());
+    const int len = pick(0, all);
+    const std::vector<std::byte> due = client.Seen(sequence, len);
+    const std::vector<std::byte> source = client.Seen(sequence);
+    const int forked = client.Fork(sequence, len);
+    EXPECT_EQ(client.Seen(forked), due);
+    judged += client.Add(forked, DrawPrompt(pick, 1, 4)) ? 1 : 0;
+    EXPECT_EQ(client.Seen(sequence), source);
+    EXPECT_EQ(client.Seen(forked, len), due);
+    const std::vector<std::byte> own = client.Seen(forked);
+    client.Add(sequence, DrawPrompt(pick, 1, 4));
+    client.Truncate(sequence, len);
+    EXPECT_EQ(client.Seen(forked), own);
+    client.Free(forked);
+    EXPECT_EQ(client.Seen(sequence), due);
+  });
+  EXPECT_GT(judged, 100);
+}
+
+TEST(PagedLaws, APromptThatIsFoundChangesNothingThatIsSeen) {
+  int found = 0;
+  Play([&](PoolClient& client, const Pick&, int sequence) {
+    const Prompt prompt = client.tokens().at(sequence);
+    const int opened = client.Open(prompt);
+    const Prompt taken = client.tokens().at(opened);
+    found += taken.empty() ? 0 : 1;
+    // Whole blocks, and at least one token is left to compute.
+    EXPECT_EQ(taken.size() %
+                  static_cast<std::size_t>(client.pool().spec().block_size),
+              0U);
+    EXPECT_LT(taken.size(), std::max<std::size_t>(prompt.size(), 1));
+    const Prompt rest(prompt.begin() + static_cast<long>(taken.size()),
+                      prompt.end());
+    if (rest.empty() || client.Add(opened, rest)) {
+      EXPECT_EQ(client.Seen(opened), client.Seen(sequence));
+    }
+    client.Free(opened);
+  });
+  EXPECT_GT(found, 100);
+}
+
+TEST(PagedLaws, WhatIsTruncatedAndAppendedAgainIsSeenAsBefore) {
+  int judged = 0;
+  Play([&](PoolClient& client, const Pick& pick, int sequence) {
+    const Prompt all = client.tokens().at(sequence);
+    const std::vector<std::byte> due = client.Seen(sequence);
+    const int len = pick(0, static_cast<int>(all.size()));
+    client.Truncate(sequence, len);
+    const Prompt rest(all.begin() + len, all.end());
+    if (rest.empty() || !client.Add(sequence, rest)) return;
+    EXPECT_EQ(client.Seen(sequence), due);
+    ++judged;
+  });
+  EXPECT_GT(judged, 100);
+}
+
+TEST(PagedLaws, ARefusedAppendChangesNothing) {
+  int judged = 0;
+  Play([&](PoolClient& client, const Pick&, int sequence) {
+    const PagedSpec& spec = client.pool().spec();
+    const auto seen = client.SeenByAll();
+    const PagedUsage usage = client.pool().Usage();
+    const Prompt much(static_cast<std::size_t>(spec.max_seq_len) + 1);
+    EXPECT_FALSE(client.Add(sequence, much));
+    const Prompt large(static_cast<std::size_t>(spec.blocks * spec.block_size) +
+                       1);
+    EXPECT_FALSE(client.Add(sequence, large));
+    EXPECT_EQ(client.SeenByAll(), seen);
+    EXPECT_EQ(client.pool().Usage(), usage);
+    ++judged;
+  });
+  EXPECT_GT(judged, 100);
+}
+
+TEST(PagedLaws, TablesNameWhereViewsLie) {
+  int judged = 0;
+  Play([&](PoolClient& client, const Pick&, int sequence) {
+    PagedPool& pool = client.pool();
+    const int len = *pool.SeqLen(sequence);
+    const int sequences[] = {sequence, sequence};
+    const PagedCsr csr = *pool.ExportCsr(sequences);
+    const PagedTable table = *pool.ExportTable(sequences);
+    const std::vector<std::int64_t> slots = *pool.SlotMapping(sequence, 0, len);
+    const int size = pool.spec().block_size;
+    std::size_t at = 0;
+    const std::vector<PagedView> views = *pool.Views(sequence, 0);
+    for (const PagedView& view : views) {
+      if (view.start >= len) break;  // Appended only.
+      for (const auto half : {0, 1}) {
+        const auto first = static_cast<std::size_t>(
+            csr.indptr[static_cast<std::size_t>(half)]);
+        EXPECT_EQ(csr.indices.at(first + at), view.block);
+        EXPECT_EQ(table.blocks.at(
+                      static_cast<std::size_t>(half * table.columns) + at),
+                  view.block);
+      }
+      for (int i = 0; i < std::min(view.length, len - view.start); ++i) {
+        EXPECT_EQ(slots.at(static_cast<std::size_t>(view.start + i)),
+                  std::int64_t{view.block} * size + i);
+        ++judged;
+      }
+      ++at;
+    }
+    EXPECT_EQ(csr.indptr[1], static_cast<std::int32_t>(at));
+    EXPECT_EQ(csr.last_page_len[0],
+              len == 0 ? 0 : len - (static_cast<int>(at) - 1) * size);
+  });
+  EXPECT_GT(judged, 100);
+}
+
+TEST(PagedLaws, WhoeverIsFreedLastNothingIsLeft) {
+  int judged = 0;
+  Play([&](PoolClient& client, const Pick& pick, int) {
+    while (!client.tokens().empty()) {
+      const int at = pick(0, static_cast<int>(client.tokens().size()) - 1);
+      client.Free(std::next(client.tokens().begin(), at)->first);
+    }
+    const PagedUsage usage = client.pool().Usage();
+    EXPECT_EQ(usage.used, 0);
+    EXPECT_EQ(usage.shared, 0);
+    EXPECT_EQ(usage.free + usage.cached, client.pool().spec().blocks);
+    ++judged;
+  });
+  EXPECT_GT(judged, 100);
+}
+
+}  // namespace
+}  // namespace kvtwin::props

@@ -1,0 +1,319 @@
+// Makes a history of a pool that is wrong as short and as plain as it can be.
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/guarded_paged.h"
+#include "props/base/clock.h"
+#include "props/base/interrupt.h"
+#include "props/compare/runner.h"
+#include "props/paged/paged_fuzz.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr std::size_t kPairsMax = 30;  // Of longer histories no pair is tried.
+constexpr int kPlainRunsMax = 3000;
+constexpr int kBlocksMax = 1000;  // Of one token each.
+
+constexpr std::array kSizes = {&PagedSpec::block_size,  &PagedSpec::blocks,
+                               &PagedSpec::max_seq_len, &PagedSpec::layers,
+                               &PagedSpec::kv_heads,    &PagedSpec::k_head_dim,
+                               &PagedSpec::v_head_dim};
+
+// Whether `shorter` is still wrong; then it is the history.
+bool Take(PagedHistory shorter, const PagedRun& run, PagedHistory& history) {
+  if (!CheckPagedSpec(shorter.spec).ok()) return false;
+  if (run(shorter, nullptr).empty()) return false;
+  history = std::move(shorter);
+  return true;
+}
+
+// Leaves out halves, quarters, ... and in the end each operation alone.
+bool LeaveOut(const PagedRun& run, PagedHistory& history) {
+  bool any = false;
+  for (std::size_t size = history.ops.size(); size > 0; size /= 2) {
+    for (std::size_t at = 0; at < history.ops.size();) {
+      PagedHistory shorter = history;
+      const std::size_t end = std::min(at + size, shorter.ops.size());
+      shorter.ops.erase(shorter.ops.begin() + static_cast<std::ptrdiff_t>(at),
+                        shorter.ops.begin() + static_cast<std::ptrdiff_t>(end));
+      const bool taken = Take(std::move(shorter), run, history);
+      if (!taken) at += size;
+      any = any || taken;
+    }
+  }
+  return any;
+}
+
+// Leaves out all operations of one kind, and any two.
+bool LeaveOutTogether(const PagedRun& run, PagedHistory& history) {
+  bool any = false;
+  for (std::size_t i = 0; i < kPagedOpNames.size(); ++i) {
+    PagedHistory shorter = history;
+    const auto left_out = std::erase_if(shorter.ops, [&](const PagedOp& op) {
+      return op.kind == static_cast<PagedOpKind>(i);
+    });
+    any = (left_out > 1 && Take(std::move(shorter), run, history)) || any;
+  }
+  if (history.ops.size() > kPairsMax) return any;
+  for (std::size_t i = 0; i < history.ops.size(); ++i) {
+    for (std::size_t j = i + 1; j < history.ops.size(); ++j) {
+      PagedHistory shorter = history;
+      shorter.ops.erase(shorter.ops.begin() + static_cast<std::ptrdiff_t>(j));
+      shorter.ops.erase(shorter.ops.begin() + static_cast<std::ptrdiff_t>(i));
+      if (!Take(std::move(shorter), run, history)) continue;
+      any = true;
+      j = i;
+    }
+  }
+  return any;
+}
+
+// Leaves out an operation while the operations behind it name a list of tokens,
+// or a sequence, by a number that is one less.
+bool LeaveOutNumbered(const PagedRun& run, PagedHistory& history) {
+  bool any = false;
+  for (const bool lists : {true, false}) {
+    for (std::size_t i = 0; i < history.ops.size();) {
+      PagedHistory shorter = history;
+      shorter.ops.erase(shorter.ops.begin() + static_cast<std::ptrdiff_t>(i));
+      for (std::size_t j = i; j < shorter.ops.size(); ++j) {
+        PagedOp& op = shorter.ops[j];
+        if (op.a > 0 && (op.kind == PagedOpKind::kOpen) == lists) --op.a;
+      }
+      const bool taken = Take(std::move(shorter), run, history);
+      if (!taken) ++i;
+      any = any || taken;
+    }
+  }
+  return any;
+}
+
+// Where there is no sequence, any operation is an `open` without a key.
+bool CallThemOpen(const PagedRun& run, PagedHistory& history) {
+  bool any = false;
+  for (std::size_t i = 0; i < history.ops.size(); ++i) {
+    if (history.ops[i].kind == PagedOpKind::kOpen) continue;
+    PagedHistory plainer = history;
+    plainer.ops[i].kind = PagedOpKind::kOpen;
+    plainer.ops[i].c = 0;
+    any = Take(std::move(plainer), run, history) || any;
+  }
+  return any;
+}
+
+// Makes a number smaller; number(history) is where it is.
+template <class Number>
+bool Lower(const Number& number, int least, const PagedRun& run,
+           PagedHistory& history) {
+  const int now = number(history);
+  for (const int less : {least, least + 1, least + 2, now / 2, now - 1}) {
+    if (less < least || less >= now) continue;
+    PagedHistory lower = history;
+    number(lower) = less;
+    if (Take(std::move(lower), run, history)) return true;
+  }
+  return false;
+}
+
+bool Simplify(const PagedRun& run, PagedHistory& history) {
+  bool any = false;
+  const auto plain = [&](const auto& change) {
+    PagedHistory plainer = history;
+    change(plainer.spec);
+    if (ToText(plainer) == ToText(history)) return;
+    any = Take(std::move(plainer), run, history) || any;
+  };
+  plain([](PagedSpec& spec) { spec.v_dtype.reset(); });
+  plain([](PagedSpec& spec) { spec.dtype = DType::kF32; });
+  plain([](PagedSpec& spec) { spec.layout = PagedLayout::kTokenMajor; });
+  plain([](PagedSpec& spec) {
+    if (spec.blocks > kBlocksMax / spec.block_size) return;
+    spec.blocks *= std::exchange(spec.block_size, 1);
+  });
+  for (int PagedSpec::*size : kSizes) {
+    const auto number = [&](PagedHistory& of) -> int& { return of.spec.*size; };
+    any = Lower(number, 1, run, history) || any;
+  }
+  for (std::size_t i = 0; i < history.ops.size(); ++i) {
+    for (int PagedOp::*field : {&PagedOp::a, &PagedOp::b, &PagedOp::c}) {
+      const auto number = [&](PagedHistory& of) -> int& {
+        return of.ops[i].*field;
+      };
+      any = Lower(number, 0, run, history) || any;
+    }
+  }
+  return any;
+}
+
+// Tries plain histories of the operations that a wrong one has, the shortest
+// first, so that the same history is found from every seed.
+class PlainHistories {
+ public:
+  PlainHistories(const PagedHistory& model, const PagedRun& run)
+      : model_(model), run_(run) {
+    sentence_ = SentenceBucket("", run(model, nullptr));
+    Add({PagedOpKind::kOpen, 0, 0, 0});
+    for (const PagedOp& op : model.ops) Add(op);
+    for (const PagedOp& op :
+         {PagedOp{PagedOpKind::kAppend, 0, 0, 0}, {PagedOpKind::kCommit}}) {
+      Add(op);
+    }
+  }
+
+  // The first history that is no longer than the model and is wrong in the same
+  // words.
+  std::optional<PagedHistory> Search() {
+    if (sentence_.empty()) return std::nullopt;
+    for (std::size_t size = 1; size <= model_.ops.size(); ++size) {
+      for (const auto& [block, blocks, most] :
+           {std::array{1, 2, 2}, {2, 3, 5}}) {
+        PagedHistory history = {model_.spec, {{PagedOpKind::kOpen, 0, 0, 0}}};
+        history.spec.block_size = block;
+        history.spec.blocks = blocks;
+        history.spec.max_seq_len = most;
+        if (Extend(size, {}, history)) return history;
+        if (runs_ > kPlainRunsMax) return std::nullopt;
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  void AddOne(const PagedOp& op) {
+    const auto is_same = [&](const PagedOp& other) {
+      return other.kind == op.kind && other.a == op.a && other.b == op.b &&
+             other.c == op.c;
+    };
+    if (std::ranges::none_of(plain_, is_same)) plain_.push_back(op);
+  }
+
+  // Adds the plain operations of the kind of `op`.
+  void Add(const PagedOp& op) {
+    const PagedOpKind kind = op.kind;
+    for (const int a : {0, 1}) {
+      switch (kind) {
+        case PagedOpKind::kOpen:
+          for (const int b : {0, 1, 2}) AddOne({kind, a, b, op.c});
+          AddOne({kind, a, 1, 0});
+          break;
+        case PagedOpKind::kAppend:
+          for (const int b : {0, 1}) AddOne({kind, a, b, op.c / 256 * 256});
+          AddOne({kind, a, 0, op.c / 256 * 256 + 1});
+          break;
+        case PagedOpKind::kCommit:
+        case PagedOpKind::kCommitUnknown:
+          AddOne({kind, a, 1, 0});
+          break;
+        case PagedOpKind::kFork:
+        case PagedOpKind::kTruncate:
+          for (const int b : {0, 1}) AddOne({kind, a, b, 0});
+          break;
+        case PagedOpKind::kFree:
+          AddOne({kind, a, 0, 0});
+          break;
+        case PagedOpKind::kMisuse:
+          AddOne({kind, a, 0, op.c});
+          break;
+      }
+    }
+  }
+
+  // The sequences and lists of tokens after the first operations.
+  struct State {
+    int sequences = 1;
+    int commits = 0;
+    bool appended = false;  // Since the last commit.
+
+    // Whether the operation can do what it says.
+    bool Fits(const PagedOp& op) const {
+      if (op.kind == PagedOpKind::kOpen) return op.a < std::max(1, commits);
+      if (op.a >= sequences) return false;
+      return appended || (op.kind != PagedOpKind::kCommit &&
+                          op.kind != PagedOpKind::kCommitUnknown);
+    }
+    State After(PagedOpKind kind) const {
+      State after = *this;
+      if (kind == PagedOpKind::kOpen || kind == PagedOpKind::kFork) {
+        ++after.sequences;
+      }
+      if (kind == PagedOpKind::kFree) --after.sequences;
+      if (kind == PagedOpKind::kAppend) after.appended = true;
+      if (kind == PagedOpKind::kCommit || kind == PagedOpKind::kCommitUnknown) {
+        ++after.commits;
+        after.appended = false;
+      }
+      return after;
+    }
+  };
+
+  bool IsWrong(const PagedHistory& history) {
+    if (++runs_ > kPlainRunsMax || !CheckPagedSpec(history.spec).ok()) {
+      return false;
+    }
+    const std::string wrong = run_(history, nullptr);
+    return !wrong.empty() && SentenceBucket("", wrong) == sentence_;
+  }
+
+  // Whether a history of this size that begins with `history` is wrong; then
+  // `history` is that one.
+  bool Extend(std::size_t size, const State& state, PagedHistory& history) {
+    if (history.ops.size() == size) return IsWrong(history);
+    for (const PagedOp& op : plain_) {
+      if (runs_ > kPlainRunsMax) return false;
+      if (!state.Fits(op)) continue;
+      history.ops.push_back(op);
+      if (Extend(size, state.After(op.kind), history)) return true;
+      history.ops.pop_back();
+    }
+    return false;
+  }
+
+  const PagedHistory& model_;
+  const PagedRun& run_;
+  std::string sentence_;
+  std::vector<PagedOp> plain_;
+  int runs_ = 0;
+};
+
+PagedHistory Shortest(PagedHistory history, const PagedRun& run) {
+  for (bool goes_on = true; goes_on;) {
+    goes_on = LeaveOut(run, history);
+    goes_on = LeaveOutTogether(run, history) || goes_on;
+    goes_on = LeaveOutNumbered(run, history) || goes_on;
+    goes_on = Simplify(run, history) || goes_on;
+    goes_on = CallThemOpen(run, history) || goes_on;
+  }
+  return history;
+}
+
+}  // namespace
+
+PagedHistory ShrinkPaged(PagedHistory history, const PagedRun& run) {
+  history = Shortest(std::move(history), run);
+  auto plain = PlainHistories(history, run).Search();
+  return plain ? Shortest(*std::move(plain), run) : history;
+}
+
+PagedHistory ShrinkPaged(const PagedHistory& history,
+                         const PagedSubject& subject, std::string_view wrong) {
+  const auto shrunk_by = [&](const PagedRun& run) {
+    const double end = Now() + subject.shrink_seconds;
+    return ShrinkPaged(history, [&](const PagedHistory& one, PagedCensus*) {
+      const bool over = subject.shrink_seconds > 0 && Now() > end;
+      return over || Interrupted() ? std::string() : run(one, nullptr);
+    });
+  };
+  const bool hasty = subject.run_hastily && IsHang(wrong);
+  if (!hasty) return shrunk_by(subject.run);
+  PagedHistory shrunk = shrunk_by(subject.run_hastily);
+  if (!subject.run(shrunk, nullptr).empty()) return shrunk;
+  return shrunk_by(subject.run);  // It was slow, and came back.
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,511 @@
+#include "props/paged/paged_trio.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <ostream>
+#include <utility>
+
+#include "core/dense_tensor.h"
+#include "props/base/hash.h"
+#include "props/paged/paged_client.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr std::string_view kSlots = "SlotMapping of the reference";
+
+std::vector<std::byte> BytesOf(const TensorView& view) {
+  return CopyOf(view, view.dtype).bytes;
+}
+
+// Whether the row of a token, at `i` of that dimension, is the one that is due.
+bool IsRow(const TensorView& view, int dimension, int i,
+           const DenseTensor& due) {
+  return BytesOf(Slice(view, dimension, i)) == due.bytes;
+}
+
+// The same block, and the same rows.
+bool SameViews(const PagedView& a, const PagedView& b) {
+  return a.start == b.start && a.length == b.length && a.block == b.block &&
+         a.key.shape == b.key.shape && a.value.shape == b.value.shape &&
+         BytesOf(a.key) == BytesOf(b.key) &&
+         BytesOf(a.value) == BytesOf(b.value);
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const PagedOp& op) {
+  return out << kPagedOpNames[static_cast<std::size_t>(op.kind)] << ' ' << op.a
+             << ' ' << op.b << ' ' << op.c;
+}
+
+PagedTrio::PagedTrio(const PagedSpec& spec, PagedCensus* census,
+                     const PagedMaker& make, bool same_messages)
+    : spec_(spec),
+      same_messages_(same_messages),
+      ledger_(spec),
+      census_(census) {
+  Guarded("init", [&] {
+    for (auto* twin : {&reference_, &optimized_}) {
+      auto made = make(spec, twin == &reference_ ? "reference" : "optimized");
+      if (!made.ok()) {
+        wrong_ = made.status().ToString();
+        return;
+      }
+      *twin = std::move(*made);
+    }
+  });
+}
+
+// Whatever is thrown is what is wrong.
+template <class Action>
+std::string PagedTrio::Guarded(std::string_view call, const Action& action) {
+  if (!wrong_.empty()) return wrong_;
+  try {
+    action();
+  } catch (const PoolFault& fault) {
+    Expect(false, fault.what());
+  } catch (const std::exception& error) {
+    Expect(false, fmt::format("exception: {}: {}", call, error.what()));
+  }
+  return wrong_;
+}
+
+void PagedTrio::Expect(bool holds, std::string_view what) {
+  if (!holds && wrong_.empty()) wrong_ = what;
+}
+
+void PagedTrio::ExpectSame(const Status& reference, const Status& optimized,
+                           std::string_view call) {
+  Expect(reference.code() == optimized.code() &&
+             (!same_messages_ || reference.message() == optimized.message()),
+         fmt::format("{}: {} by the reference, {} by the optimized twin", call,
+                     reference.ToString(), optimized.ToString()));
+}
+
+int PagedTrio::Pick(int number) const { return PickOf(clients_, number); }
+
+std::string PagedTrio::Do(const PagedOp& op) {
+  return Guarded(kPagedOpNames[static_cast<std::size_t>(op.kind)], [&] {
+    if (census_ != nullptr) ++census_->operations;
+    Act(*this, !clients_.empty(), op);
+    CompareAll();
+  });
+}
+
+void PagedTrio::Open(const PagedOp& op) {
+  if (clients_.size() > 5) return;
+  PagedClient client = DrawPrompt(op, seen_);
+  const Result<int> reference = reference_->Open(client.tokens, client.key);
+  const Result<int> optimized = optimized_->Open(client.tokens, client.key);
+  ExpectSame(reference.status(), optimized.status(), "Open");
+  if (!wrong_.empty() || !reference.ok()) return;
+  Expect(*reference == *optimized, "Open: other numbers");
+  const int taken =
+      Need(reference_->SeqLen(*reference), "SeqLen of the reference");
+  Expect(ledger_.MayOpen(client.tokens, client.key, taken),
+         fmt::format("Open: {} tokens are taken over that were never there",
+                     taken));
+  if (!wrong_.empty()) return;
+  ledger_.Open(*reference, client.tokens, client.key, taken);
+  client.tokens.resize(static_cast<std::size_t>(taken));
+  clients_[*reference] = client;
+  if (census_ != nullptr) census_->found += taken / spec_.block_size;
+}
+
+void PagedTrio::Fork(const PagedOp& op) {
+  if (clients_.size() > 5) return;
+  const int from = Pick(op.a);
+  const int len = Mod(op.b, ledger_.SeqLen(from) + 1);
+  const Result<int> reference = reference_->Fork(from, len);
+  const Result<int> optimized = optimized_->Fork(from, len);
+  ExpectSame(reference.status(), optimized.status(), "Fork");
+  if (!wrong_.empty() || !reference.ok()) return;
+  Expect(*reference == *optimized, "Fork: other numbers");
+  ledger_.Fork(from, *reference, len);
+  PagedClient client = clients_.at(from);
+  client.tokens.resize(static_cast<std::size_t>(len));
+  client.pending.clear();
+  clients_[*reference] = client;
+}
+
+void PagedTrio::Append(const PagedOp& op) {
+  const int sequence = Pick(op.a);
+  PagedClient& client = clients_.at(sequence);
+  const std::vector<std::int32_t> tokens = DrawTokens(op, spec_);
+  const int count = static_cast<int>(tokens.size());
+  const std::vector<std::int32_t> before = client.pending;
+  client.pending = tokens;
+  // Now and then not to all, so that none can be committed. Layers that have
+  // rows of other tokens would be the client's own mistake.
+  const int layers = op.c % 5 == 0 && before.empty() ? 1 : spec_.layers;
+  for (int layer = 0; layer < layers; ++layer) {
+    PagedRows rows = PendingRows(client, spec_, layer);
+    if (op.c % 2 == 1) rows = AsStored(rows, spec_);
+    const auto& [key, value] = rows;
+    const PagedUsage usage = reference_->Usage();
+    const int len = ledger_.SeqLen(sequence);
+    // The slot of the last token; it moves if its block is copied.
+    const auto last = Need(
+        reference_->SlotMapping(sequence, std::max(0, len - 1), len), kSlots);
+    const auto reference =
+        reference_->Append(sequence, layer, key.view(), value.view());
+    const auto optimized =
+        optimized_->Append(sequence, layer, key.view(), value.view());
+    ExpectSame(reference.status(), optimized.status(), "Append");
+    if (!wrong_.empty()) return;
+    if (!reference.ok()) {
+      if (census_ != nullptr) ++census_->full;
+      Expect(reference_->Usage() == usage, "Append: refused, but not nothing");
+      // Of the layers before, other rows are appended now.
+      if (layer == 0) client.pending = before;
+      return;
+    }
+    if (census_ != nullptr) {
+      const PagedUsage now = reference_->Usage();
+      const auto moved = Need(
+          reference_->SlotMapping(sequence, std::max(0, len - 1), len), kSlots);
+      census_->copied += moved != last ? 1 : 0;
+      census_->evicted += std::max(0, usage.cached - now.cached);
+      census_->longest = std::max<std::int64_t>(census_->longest, count);
+    }
+    ledger_.Append(sequence, layer, key.view(), value.view());
+    Expect(reference->start == ledger_.SeqLen(sequence) &&
+               optimized->start == reference->start &&
+               optimized->views.size() == reference->views.size(),
+           "Append: other views");
+    int at = reference->start;
+    for (std::size_t i = 0; i < reference->views.size() && wrong_.empty();
+         ++i) {
+      const PagedView& view = reference->views[i];
+      Expect(view.start == at && SameViews(view, optimized->views[i]),
+             "Append: other views");
+      at += view.length;
+    }
+    Expect(at == reference->start + count, "Append: views of other rows");
+  }
+}
+
+void PagedTrio::Commit(const PagedOp& op, bool known) {
+  const int sequence = Pick(op.a);
+  PagedClient& client = clients_.at(sequence);
+  // Mostly all of them; sometimes more than there are, which is refused.
+  int count = static_cast<int>(client.pending.size());
+  if (op.b % 4 == 0) count = Mod(op.c, count + 2);
+  std::vector<std::int32_t> tokens = client.pending;
+  tokens.resize(static_cast<std::size_t>(count));
+  const auto commit = [&](PagedPool& pool) {
+    return known ? pool.Commit(sequence, tokens) : pool.Commit(sequence, count);
+  };
+  const Status reference = commit(*reference_);
+  const Status optimized = commit(*optimized_);
+  ExpectSame(reference, optimized, "Commit");
+  if (!wrong_.empty() || !reference.ok()) return;
+  ledger_.Commit(sequence, count,
+                 known ? std::span<const std::int32_t>(tokens)
+                       : std::span<const std::int32_t>());
+  client.tokens.insert(client.tokens.end(), tokens.begin(), tokens.end());
+  client.pending.clear();
+  if (seen_.size() < 20) seen_.push_back(client.tokens);
+}
+
+void PagedTrio::Truncate(const PagedOp& op) {
+  const int sequence = Pick(op.a);
+  const int all = ledger_.SeqLen(sequence);
+  const int len = Mod(op.b, all + 1);
+  ExpectSame(reference_->Truncate(sequence, len),
+             optimized_->Truncate(sequence, len), "Truncate");
+  ledger_.Truncate(sequence, len);
+  PagedClient& client = clients_.at(sequence);
+  client.tokens.resize(static_cast<std::size_t>(len));
+  client.pending.clear();
+  if (census_ != nullptr && len < all) ++census_->truncated;
+}
+
+void PagedTrio::Free(int sequence) {
+  ExpectSame(reference_->Free(sequence), optimized_->Free(sequence), "Free");
+  ledger_.Free(sequence);
+  clients_.erase(sequence);
+}
+
+// What changes nothing.
+void PagedTrio::Misuse(const PagedOp& op) {
+  const int sequence = Pick(op.a);
+  const int none = 1000 + Mod(op.b, 3);
+  const float number = 0;
+  const Shape shape = {spec_.k_head_dim + 1, spec_.kv_heads, 1, 1};
+  TensorView wide = DenseView(&number, DType::kF32, shape);
+  wide.stride = {0, 0, 0, 0};
+  TensorView right = wide;
+  right.shape[0] = spec_.k_head_dim;
+  TensorView value = right;
+  value.shape[0] = spec_.v_head_dim;
+  TensorView nothing = right;
+  nothing.data = nullptr;
+  const std::array<std::int32_t, 2> negative = {0, -1};
+  const std::array<int, 1> sequences = {none};
+  const auto call = [&](PagedPool& pool) -> Status {
+    const int len = Need(pool.SeqLen(sequence), "SeqLen");
+    switch (Mod(op.c, 18)) {
+      case 0:
+        return pool.Open(negative, {}).status();
+      case 1:
+        return pool.Fork(none, 0).status();
+      case 2:
+        return pool.Fork(sequence, len + 1).status();
+      case 3:
+        return pool.SeqLen(none).status();
+      case 4:
+        return pool.Append(sequence, spec_.layers, right, value).status();
+      case 5:
+        return pool.Append(sequence, 0, wide, value).status();
+      case 6:
+        return pool.Append(sequence, 0, nothing, value).status();
+      case 7:
+        return pool.Append(none, 0, right, value).status();
+      case 8:
+        return pool.Commit(sequence, -1);
+      case 9:
+        return pool.Commit(sequence, spec_.max_seq_len + 1);
+      case 10:
+        return pool.Truncate(sequence, -1);
+      case 11:
+        return pool.Truncate(sequence, len + 1);
+      case 12:
+        return pool.Free(none);
+      case 13:
+        return pool.Views(sequence, -1).status();
+      case 14:
+        return pool.ContiguousKV(sequence, 0, 0).status();
+      case 15:
+        return pool.ExportCsr(sequences).status();
+      case 16:
+        return pool.ExportTable(sequences).status();
+      default:
+        return pool.SlotMapping(sequence, 1, 0).status();
+    }
+  };
+  const Status reference = call(*reference_);
+  ExpectSame(reference, call(*optimized_), "misuse");
+  Expect(reference.code() == StatusCode::kInvalidArgument ||
+             reference.code() == StatusCode::kFailedPrecondition,
+         fmt::format("misuse {} is answered by {}", Mod(op.c, 18),
+                     reference.ToString()));
+}
+
+void PagedTrio::CompareSequence(int sequence) {
+  const int len = ledger_.SeqLen(sequence);
+  Expect(Need(reference_->SeqLen(sequence), "SeqLen of the reference") == len &&
+             Need(optimized_->SeqLen(sequence), "SeqLen") == len,
+         "SeqLen differs");
+  for (int layer = 0; layer < spec_.layers && wrong_.empty(); ++layer) {
+    const auto rows = ledger_.RowsOf(sequence, layer);
+    CompareViews(sequence, layer, rows);
+    if (wrong_.empty()) ComparePacked(sequence, layer, rows);
+    if (wrong_.empty() && !rows.empty()) {
+      const int all = static_cast<int>(rows.size());
+      CompareContiguous(sequence, layer, rows, all);
+      // The blocks of the first tokens may lie in order, and later ones not.
+      CompareContiguous(sequence, layer, rows, (all + 1) / 2);
+    }
+  }
+  if (!wrong_.empty()) return;
+  const auto slots =
+      Need(optimized_->SlotMapping(sequence, 0, len), "SlotMapping");
+  Expect(Need(reference_->SlotMapping(sequence, 0, len), kSlots) == slots,
+         "SlotMapping differs");
+  if (wrong_.empty()) CheckSlots(sequence);
+}
+
+// Both twins have the slots from core/: so those of any range, up to the last
+// token that was appended, are checked by the views.
+void PagedTrio::CheckSlots(int sequence) {
+  const int end = ledger_.End(sequence);
+  int layer = 0;  // One that has rows up to there.
+  while (ledger_.RowCount(sequence, layer) < end) ++layer;
+  std::vector<std::int64_t> all;
+  for (const PagedView& view :
+       Need(optimized_->Views(sequence, layer), "Views")) {
+    for (int i = 0; i < view.length; ++i) {
+      const int offset = (view.start + i) % spec_.block_size;
+      all.push_back(std::int64_t{view.block} * spec_.block_size + offset);
+    }
+  }
+  if (std::ssize(all) < end) return Expect(false, "Views: not all rows");
+  const auto check = [&](int first, int last) {
+    const std::vector<std::int64_t> due(all.begin() + first,
+                                        all.begin() + last);
+    Expect(Need(optimized_->SlotMapping(sequence, first, last),
+                "SlotMapping") == due,
+           fmt::format("SlotMapping: positions {} to {} of sequence {} are not "
+                       "where the views are",
+                       first, last, sequence));
+  };
+  // Each comparison has a range that begins elsewhere, one that ends elsewhere,
+  // and one that does both.
+  const int first = Mod(comparisons_, end + 1);
+  const int last = first + Mod(comparisons_ / 2, end - first + 1);
+  check(first, end);
+  check(0, last);
+  check(first, last);
+}
+
+void PagedTrio::CompareViews(int sequence, int layer, const Rows& rows) {
+  const auto a =
+      Need(reference_->Views(sequence, layer), "Views of the reference");
+  const auto b = Need(optimized_->Views(sequence, layer), "Views");
+  Expect(a.size() == b.size(), "Views differ");
+  std::size_t position = 0;
+  for (std::size_t i = 0; i < a.size() && wrong_.empty(); ++i) {
+    Expect(SameViews(a[i], b[i]) && a[i].key.stride == b[i].key.stride &&
+               a[i].value.stride == b[i].value.stride,
+           fmt::format("Views: block {} of sequence {} differs", i, sequence));
+    Expect(a[i].start == static_cast<int>(position),
+           "Views: not one after another");
+    for (int t = 0; t < a[i].length && wrong_.empty(); ++t, ++position) {
+      Expect(position < rows.size() &&
+                 IsRow(a[i].key, 2, t, rows[position].key) &&
+                 IsRow(a[i].value, 2, t, rows[position].value),
+             fmt::format("position {} of sequence {} has another row", position,
+                         sequence));
+    }
+  }
+  Expect(position == rows.size(), "Views: not all rows");
+}
+
+void PagedTrio::ComparePacked(int sequence, int layer, const Rows& rows) {
+  const auto packed = optimized_->ViewsPacked(sequence, layer);
+  ExpectSame(reference_->ViewsPacked(sequence, layer).status(), packed.status(),
+             "ViewsPacked");
+  if (!packed.ok() || !wrong_.empty()) return;
+  const auto views = Need(optimized_->Views(sequence, layer), "Views");
+  Expect(packed->size() == views.size(), "ViewsPacked differ");
+  std::size_t position = 0;
+  for (std::size_t i = 0; i < views.size() && wrong_.empty(); ++i) {
+    const PagedView& view = (*packed)[i];
+    Expect(view.start == views[i].start && view.length == views[i].length &&
+               view.block == views[i].block &&
+               view.key.shape[1] == view.length &&
+               view.value.shape[1] == view.length,
+           "ViewsPacked: other blocks than Views has");
+    for (int t = 0; t < view.length && wrong_.empty(); ++t, ++position) {
+      Expect(IsRow(view.key, 1, t, rows[position].key) &&
+                 IsRow(view.value, 1, t, rows[position].value),
+             "ViewsPacked: other rows");
+    }
+    Expect(
+        view.key.stride[1] == RunBytes(spec_.dtype, spec_.k_head_dim) &&
+            view.value.stride[1] ==
+                RunBytes(spec_.v_dtype.value_or(spec_.dtype), spec_.v_head_dim),
+        "ViewsPacked: not packed");
+  }
+}
+
+// Both twins have the answer from core/: so it is checked by the views.
+void PagedTrio::CompareContiguous(int sequence, int layer, const Rows& rows,
+                                  int kv_len) {
+  const auto reference = Need(reference_->ContiguousKV(sequence, layer, kv_len),
+                              "ContiguousKV of the reference");
+  const auto optimized =
+      Need(optimized_->ContiguousKV(sequence, layer, kv_len), "ContiguousKV");
+  Expect(reference.has_value() == optimized.has_value(),
+         "ContiguousKV differs");
+  if (!wrong_.empty()) return;
+  const auto views = Need(optimized_->Views(sequence, layer), "Views");
+  bool in_order = true;
+  for (std::size_t i = 1; i < views.size() && views[i].start < kv_len; ++i) {
+    in_order = in_order && spec_.layout == PagedLayout::kTokenMajor &&
+               views[i].block == views[i - 1].block + 1;
+  }
+  Expect(reference.has_value() == in_order,
+         "ContiguousKV: not what the views are");
+  if (!reference || !wrong_.empty()) return;
+  for (const auto& [whole, what] :
+       {std::pair(&*reference, "ContiguousKV of the reference: other rows"),
+        std::pair(&*optimized, "ContiguousKV: other rows")}) {
+    Expect(whole->key.shape[2] == kv_len && whole->value.shape[2] == kv_len,
+           what);
+    for (int t = 0; t < kv_len && wrong_.empty(); ++t) {
+      const auto& due = rows[static_cast<std::size_t>(t)];
+      Expect(IsRow(whole->key, 2, t, due.key) &&
+                 IsRow(whole->value, 2, t, due.value),
+             what);
+    }
+  }
+}
+
+// Both twins have the tables from core/: so they are checked by the views.
+void PagedTrio::CheckTables(const std::vector<int>& sequences) {
+  const PagedCsr csr = Need(optimized_->ExportCsr(sequences), "ExportCsr");
+  const PagedTable table =
+      Need(optimized_->ExportTable(sequences), "ExportTable");
+  PagedCsr due;
+  PagedTable padded;
+  due.indptr.push_back(0);
+  std::vector<std::vector<std::int32_t>> all;
+  for (const int sequence : sequences) {
+    const int len = ledger_.SeqLen(sequence);
+    std::vector<std::int32_t>& blocks = all.emplace_back();
+    std::vector<std::int64_t> slots;
+    int last = 0;
+    const auto views = Need(optimized_->Views(sequence, 0), "Views");
+    for (const PagedView& view : views) {
+      if (view.start >= len) break;  // Only appended.
+      blocks.push_back(view.block);
+      last = std::min(view.length, len - view.start);
+      for (int i = 0; i < last; ++i) {
+        slots.push_back(std::int64_t{view.block} * spec_.block_size + i);
+      }
+    }
+    Expect(
+        Need(optimized_->SlotMapping(sequence, 0, len), "SlotMapping") == slots,
+        "SlotMapping: not where the views are");
+    due.indices.insert(due.indices.end(), blocks.begin(), blocks.end());
+    due.indptr.push_back(static_cast<std::int32_t>(due.indices.size()));
+    due.last_page_len.push_back(last);
+    padded.seq_lens.push_back(len);
+    padded.columns = std::max(padded.columns, static_cast<int>(blocks.size()));
+  }
+  for (std::vector<std::int32_t>& blocks : all) {
+    blocks.resize(static_cast<std::size_t>(padded.columns), -1);
+    padded.blocks.insert(padded.blocks.end(), blocks.begin(), blocks.end());
+  }
+  Expect(csr == due, "ExportCsr: not what the views are");
+  Expect(table == padded, "ExportTable: not what the views are");
+}
+
+void PagedTrio::CompareAll() {
+  if (!wrong_.empty()) return;
+  ++comparisons_;
+  std::vector<int> sequences;
+  for (const auto& [sequence, client] : clients_) {
+    sequences.push_back(sequence);
+    CompareSequence(sequence);
+  }
+  if (!wrong_.empty()) return;
+  Expect(Need(reference_->ExportCsr(sequences), "ExportCsr of the reference") ==
+             Need(optimized_->ExportCsr(sequences), "ExportCsr"),
+         "ExportCsr differs");
+  Expect(Need(reference_->ExportTable(sequences),
+              "ExportTable of the reference") ==
+             Need(optimized_->ExportTable(sequences), "ExportTable"),
+         "ExportTable differs");
+  CheckTables(sequences);
+  const PagedUsage usage = reference_->Usage();
+  Expect(usage == optimized_->Usage(), "Usage differs");
+  Expect(usage.free + usage.cached + usage.used == spec_.blocks,
+         "Usage does not add up");
+}
+
+std::string PagedTrio::End() {
+  return Guarded("free", [&] {
+    while (!clients_.empty() && wrong_.empty()) Free(clients_.begin()->first);
+    CompareAll();
+    Expect(!wrong_.empty() || reference_->Usage().used == 0, "blocks leak");
+  });
+}
+
+}  // namespace kvtwin::props

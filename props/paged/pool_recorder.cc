@@ -1,0 +1,197 @@
+#include "props/paged/pool_recorder.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/dense_tensor.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Kind = PagedTraceOpKind;
+
+PagedTraceOp Call(Kind kind, int sequence = 0) {
+  PagedTraceOp op;
+  op.kind = kind;
+  op.seq = sequence;
+  return op;
+}
+
+// The rows of all blocks, as numbers; none if there are no rows.
+std::optional<DenseTensor> Joined(const std::vector<PagedView>& views,
+                                  TensorView PagedView::*part) {
+  std::optional<DenseTensor> all;
+  for (const PagedView& view : views) {
+    DenseTensor rows = CopyOf(view.*part, DType::kF32);
+    if (!all) {
+      all = std::move(rows);
+      continue;
+    }
+    all->shape[2] += rows.shape[2];
+    all->bytes.insert(all->bytes.end(), rows.bytes.begin(), rows.bytes.end());
+  }
+  return all;
+}
+
+}  // namespace
+
+PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool,
+                           std::string producer, std::ostream& out,
+                           bool own_placement, const PoolRules& rules)
+    : pool_(std::move(pool)), out_(out) {
+  status_ = WriteTraceHeader(PagedTraceHeader{.producer = std::move(producer),
+                                              .entitlement_only = own_placement,
+                                              .spec = pool_->spec(),
+                                              .rules = rules},
+                             out_);
+}
+
+void PoolRecorder::Write(const PagedTraceOp& op) const {
+  const Status status = WriteTraceOp(op, out_);
+  if (status_.ok()) status_ = status;
+}
+
+Result<int> PoolRecorder::Open(std::span<const std::int32_t> prompt,
+                               const PrefixKey& key) {
+  Result<int> opened = pool_->Open(prompt, key);
+  if (!opened.ok()) return opened;
+  const Result<int> len = pool_->SeqLen(*opened);
+  if (!len.ok()) return len;
+  PagedTraceOp op = Call(Kind::kOpen);
+  op.tokens.emplace(prompt.begin(), prompt.end());
+  op.prefix_key = key;
+  op.made = *opened;
+  op.len = *len;
+  Write(op);
+  return opened;
+}
+
+Result<int> PoolRecorder::Fork(int sequence, int len) {
+  Result<int> forked = pool_->Fork(sequence, len);
+  PagedTraceOp op = Call(Kind::kFork, sequence);
+  op.len = len;
+  if (!forked.ok()) return forked;
+  op.made = *forked;
+  Write(op);
+  return forked;
+}
+
+Result<int> PoolRecorder::SeqLen(int sequence) const {
+  Result<int> len = pool_->SeqLen(sequence);
+  PagedTraceOp op = Call(Kind::kSeqLen, sequence);
+  if (!len.ok()) return len;
+  op.len = *len;
+  Write(op);
+  return len;
+}
+
+Result<PagedAppend> PoolRecorder::Append(int sequence, int layer,
+                                         const TensorView& key,
+                                         const TensorView& value) {
+  Result<PagedAppend> appended = pool_->Append(sequence, layer, key, value);
+  const StatusCode code = appended.status().code();
+  if (code != StatusCode::kOk && code != StatusCode::kCacheFull) {
+    return appended;
+  }
+  PagedTraceOp op = Call(Kind::kAppend, sequence);
+  op.layer = layer;
+  op.key = CopyOf(key, DType::kF32);
+  op.value = CopyOf(value, DType::kF32);
+  op.result = code;
+  if (appended.ok()) op.start = appended->start;
+  Write(op);
+  return appended;
+}
+
+Status PoolRecorder::Commit(int sequence, int new_tokens) {
+  Status status = pool_->Commit(sequence, new_tokens);
+  PagedTraceOp op = Call(Kind::kCommit, sequence);
+  op.new_tokens = new_tokens;
+  if (status.ok()) Write(op);
+  return status;
+}
+
+Status PoolRecorder::Commit(int sequence,
+                            std::span<const std::int32_t> tokens) {
+  Status status = pool_->Commit(sequence, tokens);
+  PagedTraceOp op = Call(Kind::kCommit, sequence);
+  op.tokens.emplace(tokens.begin(), tokens.end());
+  if (status.ok()) Write(op);
+  return status;
+}
+
+Result<std::vector<PagedView>> PoolRecorder::Views(int sequence,
+                                                   int layer) const {
+  auto views = pool_->Views(sequence, layer);
+  if (!views.ok()) return views;
+  PagedTraceOp op = Call(Kind::kViews, sequence);
+  op.layer = layer;
+  op.key = Joined(*views, &PagedView::key);
+  op.value = Joined(*views, &PagedView::value);
+  const int start = views->empty() ? 0 : views->front().start;
+  if (start > 0) op.start = start;
+  op.blocks.emplace();
+  for (const PagedView& view : *views) op.blocks->push_back(view.block);
+  const bool placed = std::none_of(op.blocks->begin(), op.blocks->end(),
+                                   [](int block) { return block < 0; });
+  if (!placed) op.blocks.reset();
+  Write(op);
+  return views;
+}
+
+Status PoolRecorder::Truncate(int sequence, int len) {
+  Status status = pool_->Truncate(sequence, len);
+  PagedTraceOp op = Call(Kind::kTruncate, sequence);
+  op.len = len;
+  if (status.ok()) Write(op);
+  return status;
+}
+
+Status PoolRecorder::Free(int sequence) {
+  Status status = pool_->Free(sequence);
+  if (status.ok()) Write(Call(Kind::kFree, sequence));
+  return status;
+}
+
+PagedUsage PoolRecorder::Usage() const {
+  PagedTraceOp op = Call(Kind::kUsage);
+  op.usage = pool_->Usage();
+  Write(op);
+  return op.usage;
+}
+
+Result<PagedCsr> PoolRecorder::ExportCsr(std::span<const int> sequences) const {
+  Result<PagedCsr> csr = pool_->ExportCsr(sequences);
+  if (!csr.ok()) return csr;
+  PagedTraceOp op = Call(Kind::kCsr);
+  op.sequences.assign(sequences.begin(), sequences.end());
+  op.csr = *csr;
+  Write(op);
+  return csr;
+}
+
+Result<PagedTable> PoolRecorder::ExportTable(
+    std::span<const int> sequences) const {
+  Result<PagedTable> table = pool_->ExportTable(sequences);
+  if (!table.ok()) return table;
+  PagedTraceOp op = Call(Kind::kTable);
+  op.sequences.assign(sequences.begin(), sequences.end());
+  op.table = *table;
+  Write(op);
+  return table;
+}
+
+Result<std::vector<std::int64_t>> PoolRecorder::SlotMapping(int sequence,
+                                                            int begin,
+                                                            int end) const {
+  auto slots = pool_->SlotMapping(sequence, begin, end);
+  if (!slots.ok()) return slots;
+  PagedTraceOp op = Call(Kind::kSlots, sequence);
+  op.begin = begin;
+  op.slots.assign(slots->begin(), slots->end());
+  Write(op);
+  return slots;
+}
+
+}  // namespace kvtwin::props

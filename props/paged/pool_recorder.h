@@ -1,0 +1,72 @@
+// A pool that writes down what it is asked and what it answers, as a recording
+// (docs/trace_format.md).
+
+#ifndef KVTWIN_PROPS_PAGED_POOL_RECORDER_H_
+#define KVTWIN_PROPS_PAGED_POOL_RECORDER_H_
+
+#include <cstdint>
+#include <memory>
+#include <ostream>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/paged_trace.h"
+#include "kvtwin/paged.h"
+
+namespace kvtwin::props {
+
+// Left out are refusals of misuse, which no recording has, and ViewsPacked and
+// ContiguousKV, whose rows are those of Views.
+class PoolRecorder final : public PagedPool {
+ public:
+  // `own_placement`: blocks are found by rules of its own, or there are none,
+  // which views say by -1; only then it may have `rules`. Requires: `out`
+  // outlives it.
+  PoolRecorder(std::unique_ptr<PagedPool> pool, std::string producer,
+               std::ostream& out, bool own_placement = false,
+               const PoolRules& rules = {});
+
+  // What no line could be made of first: a number that is not finite.
+  const Status& status() const { return status_; }
+
+  const PagedSpec& spec() const override { return pool_->spec(); }
+  Result<int> Open(std::span<const std::int32_t> prompt,
+                   const PrefixKey& key) override;
+  Result<int> Fork(int sequence, int len) override;
+  Result<int> SeqLen(int sequence) const override;
+  Result<PagedAppend> Append(int sequence, int layer, const TensorView& key,
+                             const TensorView& value) override;
+  Status Commit(int sequence, int new_tokens) override;
+  Status Commit(int sequence, std::span<const std::int32_t> tokens) override;
+  Result<std::vector<PagedView>> Views(int sequence, int layer) const override;
+  Result<std::vector<PagedView>> ViewsPacked(int sequence,
+                                             int layer) const override {
+    return pool_->ViewsPacked(sequence, layer);
+  }
+  Result<std::optional<PagedKv>> ContiguousKV(int sequence, int layer,
+                                              int kv_len) const override {
+    return pool_->ContiguousKV(sequence, layer, kv_len);
+  }
+  Status Truncate(int sequence, int len) override;
+  Status Free(int sequence) override;
+  Result<Device> LayerDevice(int layer) const override {
+    return pool_->LayerDevice(layer);
+  }
+  PagedUsage Usage() const override;
+  Result<PagedCsr> ExportCsr(std::span<const int> sequences) const override;
+  Result<PagedTable> ExportTable(std::span<const int> sequences) const override;
+  Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
+                                                int end) const override;
+
+ private:
+  void Write(const PagedTraceOp& op) const;
+
+  std::unique_ptr<PagedPool> pool_;
+  std::ostream& out_;
+  mutable Status status_;  // Questions are written, too.
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_PAGED_POOL_RECORDER_H_

@@ -1,0 +1,164 @@
+#!/usr/bin/env bash
+# The house rules that a script can see. Each prints what breaks it.
+set -u
+shopt -s lastpipe  # `... | rule` counts in this shell.
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 2
+export LC_ALL=C
+rooms=(include core reference optimized props bench docs python)
+# Of code, without blanks and comments, in the ledger and the twin: a reader checks
+# all of it in one sitting.
+# Of these, 278 are for the rules of other caches (core/rules.h).
+reference_lines=892
+function_lines=40    # In reference/.
+wrong=0
+
+# rule TEXT: complains with TEXT about the lines it reads, if there are any.
+rule() {
+  local found
+  found=$(cat)
+  [ -n "$found" ] || return 0
+  printf '%s:\n%s\n\n' "$1" "$found"
+  wrong=$((wrong + 1))
+}
+
+# sources ROOM...: the C++ files in there.
+sources() { find "$@" -name '*.cc' -o -name '*.h' -o -name '*.cu' | sort; }
+
+# includes ROOM... -- ROOM...: the lines of the first that include the second.
+includes() {
+  local from=()
+  while [ "$1" != -- ]; do from+=("$1") && shift; done
+  shift
+  sources "${from[@]}" |
+    xargs -r grep -nE "#include *[<\"]([^<>\"]*/)?($(IFS='|' && echo "$*"))/"
+}
+
+# Every function body that starts outside of others, as FILE:LINE: COUNT lines.
+# A brace opens a body if what stands before it, since the last ; { or }, has a
+# parenthesis and does not begin a namespace, class, struct or enum.
+functions() {
+  # shellcheck disable=SC2016  # These are for awk to expand.
+  sources "$@" | xargs -r awk '
+    FNR == 1 { depth = 0; inside = 0; head = ""; comment = 0 }
+    {
+      line = $0
+      gsub(/\\./, "", line)
+      gsub(/"[^"]*"/, "\"\"", line)
+      gsub(/\047[^\047]*\047/, "", line)
+      sub(/\/\/.*/, "", line)
+      if (line ~ /^#/) next
+      for (i = 1; i <= length(line); ++i) {
+        c = substr(line, i, 1)
+        if (c == "{") {
+          ++depth
+          sub(/^[ \t]*template *<[^>]*>/, "", head)
+          if (!inside && head ~ /\(/ &&
+              head !~ /^[ \t]*(namespace|class|struct|enum) /) {
+            inside = depth
+          }
+          head = ""
+        } else if (c == "}") {
+          if (inside == depth) {
+            print FILENAME ":" start ": " FNR - start + 1 " lines"
+            inside = 0
+          }
+          --depth
+          head = ""
+        } else if (c == ";") {
+          head = ""
+        } else {
+          if (head ~ /^[ \t]*$/ && c !~ /[ \t]/ && !inside) start = FNR
+          head = head c
+        }
+      }
+      head = head " "
+    }'
+}
+
+find "${rooms[@]}" CMakeLists.txt CMakePresets.json README.md dev -type f \
+  ! -name '*.png' ! -name '*.safetensors' ! -name '*.pyc' \
+  -exec grep -nHP '[^\x00-\x7f]' {} + | cut -c 1-100 | rule "Not ASCII"
+find "${rooms[@]}" CMakeLists.txt README.md dev -type f ! -name '*.jsonl' \
+  ! -name '*.tsv' ! -name '*.png' ! -name '*.patch' ! -name '*.safetensors' \
+  ! -name '*.pyc' \
+  -exec grep -nHE '[[:blank:]]$' {} + |
+  rule "Blanks at the end of a line"
+sources "${rooms[@]}" | xargs awk 'length > 80 { print FILENAME ":" FNR }' |
+  rule "More than 80 columns"
+
+includes include -- core reference optimized props bench |
+  rule "include/ may include nothing but itself"
+includes core -- reference optimized props bench |
+  rule "core/ may include include/ only"
+includes reference -- optimized props bench |
+  rule "reference/ may include include/ and core/ only"
+includes optimized -- reference props bench |
+  rule "optimized/ may include include/ and core/ only"
+includes props -- bench | rule "props/ may not include bench/"
+
+# room NAME ROOM...: the code of a room of props/ includes, of props/, its own
+# files and those of the rooms named. Each room is above those that it may
+# include, so that no circle is possible. Tests may include all rooms.
+rooms_of_props=()
+room() {
+  local name=$1 below
+  shift
+  for below in "$@"; do
+    [[ " ${rooms_of_props[*]} " == *" $below "* ]] ||
+      echo "$name includes $below, which does not stand below it"
+  done | rule "The rooms of props/ have an order"
+  rooms_of_props+=("$name")
+  sources "props/$name" | grep -vE '_(test|props)\.cc$' |
+    xargs -r grep -nE '#include "props/' |
+    grep -vE "\"props/($(IFS='|' && echo "$name $*" | tr ' ' '|'))/" |
+    rule "props/$name/ may include of props/ only: ${*:-nothing}"
+}
+room base
+room history base
+room compare base history
+room oracle base compare
+room shrink base history compare
+room report base compare oracle
+room paged base history compare report
+room laws base history compare shrink
+room search base history compare oracle shrink report paged
+room backend base history compare oracle report paged search
+room c_api compare oracle backend
+room command base history oracle shrink report paged laws search backend
+room fuzzers history oracle shrink paged search
+room cuda
+room testing base history compare oracle search
+room unit
+room repo
+room museum
+room recorders
+room recordings
+find props -mindepth 1 -maxdepth 1 ! -type d |
+  rule "props/ has rooms and no files of its own"
+find props -mindepth 1 -maxdepth 1 -type d -printf '%f\n' |
+  grep -vxF "$(printf '%s\n' "${rooms_of_props[@]}")" |
+  rule "A room of props/ that this script does not know"
+find props -type f ! -path 'props/museum/*' ! -path 'props/recordings/*' \
+  ! -path 'props/fuzzers/corpus/*' -printf '%h\n' | sort | uniq -c |
+  awk '$1 > 25' | rule "A room of props/ has at most 25 files"
+
+cat reference/ledger.h reference/twin.cc | grep -cvE '^ *(//.*)?$' |
+  awk -v most="$reference_lines" '$1 > most { print $1 " lines" }' |
+  rule "Ledger and twin have more than $reference_lines lines of code"
+functions reference | awk -v most="$function_lines" '$2 > most' |
+  rule "A function of reference/ has more than $function_lines lines"
+
+sources "${rooms[@]}" | xargs grep -nE '\b(TODO|FIXME|XXX|HACK)\b' |
+  rule "Unfinished: do it, or file an issue"
+sources "${rooms[@]}" | grep -v '/scratch_folder\.h$' |
+  xargs grep -nE 'temp_directory_path|TempDir\(|"/tmp' |
+  rule "A file in the temp folder has a name of its own (ScratchFolder)"
+sources include core reference optimized | xargs -r grep -nE \
+  'std::c(out|err)|\bprintf\(' | rule "The library prints nothing"
+
+if command -v python3 >/dev/null; then
+  python3 props/repo/mutants.py --arguments 2>&1 >/dev/null | rule "Stale arguments"
+fi
+
+[ "$wrong" -eq 0 ] && echo "tidy: $(sources "${rooms[@]}" | wc -l) files"
+[ "$wrong" -eq 0 ]

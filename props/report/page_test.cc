@@ -1,0 +1,149 @@
+// The page of a failure: what it says and draws, that nothing in it comes
+// alive, and that it stays small.
+
+#include "props/report/page.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "props/base/program.h"
+#include "props/base/scratch_folder.h"
+#include "props/base/text_file.h"
+#include "props/report/show.h"
+#include "props/search/fuzz.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kDataBegin =
+    R"(<script type="application/json" id="failure">)";
+constexpr std::string_view kScriptEnd = "</script>";
+
+// The data that the page draws.
+Json DataOf(const std::string& page) {
+  const std::size_t begin = page.find(kDataBegin) + kDataBegin.size();
+  return Json::parse(page.substr(begin, page.find(kScriptEnd, begin) - begin));
+}
+
+std::size_t CountOf(std::string_view what, std::string_view text) {
+  std::size_t count = 0;
+  for (std::size_t at = 0; (at = text.find(what, at)) != text.npos; ++at) {
+    ++count;
+  }
+  return count;
+}
+
+Failure DefragBug() {
+  const auto failure = ExplainRecording(
+      KVTWIN_RECORDINGS "/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl",
+      {"reference", "optimized"});
+  EXPECT_TRUE(failure.has_value());
+  return failure.value_or(Failure());
+}
+
+// As if the last call of the history had failed, at a place in its view.
+Failure LastCallOf(const std::string& text, const std::string& check,
+                   int row = -1, int column = -1) {
+  Difference difference;
+  difference.check = check;
+  difference.row = row;
+  difference.column = column;
+  const Result<History> history = ParseHistory(text);
+  EXPECT_TRUE(history.ok()) << text;
+  return ExplainHistory(*history, difference, TwinSubject("optimized"));
+}
+
+TEST(Page, HasTheWrongRowOfTheDefragBug) {
+  const std::string page = PageHtml(DefragBug());
+  const Json data = DataOf(page);
+  EXPECT_EQ(data["headline"],
+            "The token at position 6 of sequence 0 reads the wrong token.");
+  EXPECT_EQ(data["more"],
+            "Line 10 moved position 4 of sequence 0 to cell 0; what the cache "
+            "returned there is the row of position 3.");
+  EXPECT_EQ(data["wrong"], (Json{{"row", 1}, {"cell", 0}}));
+  ASSERT_EQ(data["steps"].size(), 11U);
+  const Json& last = data["steps"].back();
+  EXPECT_EQ(last["number"], 12);
+  EXPECT_EQ(last["cells"][0]["position"], 4);
+  EXPECT_EQ(last["found"][0]["position"], 3);
+  EXPECT_EQ(last["found"][0]["differs"], true);
+  EXPECT_FALSE(last["found"][2].contains("differs"));
+  EXPECT_EQ(last["mask"]["rows"][0]["sights"], "xx#....");
+  EXPECT_EQ(last["mask"]["rows"][1]["sights"], "x.##...");
+  EXPECT_EQ(last["mask"]["rows"][1]["token"]["position"], 6);
+  EXPECT_EQ(data["steps"][8]["moved"],
+            Json::parse(R"([{"cell":0,"from":4},{"cell":1,"from":3}])"));
+  EXPECT_NE(page.find("kvtwin show "), std::string::npos);
+  // For those without JavaScript.
+  EXPECT_NE(page.find("0@6       #.##..."), std::string::npos);
+}
+
+TEST(Page, KeepsStrangersFromComingAlive) {
+  const std::string plain = PageHtml(DefragBug());
+  const std::string hostile =
+      "</script></pre><script>alert(1)</script><img src=x onerror=alert(1)>"
+      "{{data}}<!--\"'&\xff\n";
+  Failure failure = DefragBug();
+  failure.name = failure.setup = failure.check = failure.reason = hostile;
+  failure.command = failure.text = hostile;
+  failure.steps.back().call = failure.steps.back().arguments = hostile;
+  failure.steps.back().answer = hostile;
+  const std::string page = PageHtml(failure);
+  for (const std::string_view tag : {"<script", "</script", "<img", "<!--"}) {
+    EXPECT_EQ(CountOf(tag, page), CountOf(tag, plain)) << tag;
+  }
+  EXPECT_EQ(CountOf(R"("headline":)", page), 1U);  // {{data}} stays as it is.
+  const std::string call = DataOf(page)["steps"].back()["call"];
+  EXPECT_EQ(call.substr(0, 20), hostile.substr(0, 20));
+}
+
+TEST(Page, QuotesWordsOfTheShell) {
+  EXPECT_EQ(ShellWord("a/b-1.jsonl"), "a/b-1.jsonl");
+  EXPECT_EQ(ShellWord("it's; rm *"), R"('it'\''s; rm *')");
+  EXPECT_EQ(ShellWord(""), "''");
+}
+
+TEST(Page, StaysSmallAndSaysWhatItLeavesOut) {
+  std::string history = "kvt1 cap=390 batch=100 seqs=1 | put 0*100";
+  for (int i = 0; i < 38; ++i) history += " | put 0*5";
+  history += " | put 0*100";
+  const std::string page =
+      PageHtml(LastCallOf(history, "subject: K bytes", 90, 300));
+  EXPECT_LT(page.size(), 1U << 20);
+  const Json data = DataOf(page);
+  EXPECT_EQ(data["steps"].size(), static_cast<std::size_t>(Failure::kSteps));
+  EXPECT_EQ(data["left_out"], 2 + 3 * 40 - Failure::kSteps);
+  EXPECT_EQ(data["from"], 268);
+  const Json& last = data["steps"].back();
+  EXPECT_EQ(last["cells"].size(), static_cast<std::size_t>(Frame::kCells));
+  EXPECT_EQ(last["cells_left_out"], 390 - Frame::kCells);
+  const Json& rows = last["mask"]["rows"];
+  ASSERT_EQ(rows.size(), Frame::kRows + 1U);
+  EXPECT_EQ(rows.back()["row"], 90);
+  EXPECT_EQ(rows.back()["sights"].get<std::string>(),
+            std::string(Frame::kCells, '#'));
+  EXPECT_EQ(last["rows_left_out"], 100 - Frame::kRows - 1);
+}
+
+TEST(Page, NamesAllSequencesOfASharedCell) {
+  const Json data = DataOf(PageHtml(
+      LastCallOf("kvt1 cap=4 | put 0*2 | copy 0>1:2", "subject: cells")));
+  EXPECT_EQ(data["steps"].back()["cells"][1],
+            Json::parse(R"({"cell":1,"position":1,"sequences":[0,1]})"));
+  EXPECT_EQ(data["headline"], "CopyPrefix gave a wrong answer.");
+}
+
+TEST(Page, IsWrittenOrSaysWhyNot) {
+  const ScratchFolder folder("page");
+  const std::string path = folder.File("page.html");
+  ASSERT_TRUE(WritePage(DefragBug(), path).ok());
+  EXPECT_EQ(ReadFile(path), PageHtml(DefragBug()));
+  EXPECT_FALSE(WritePage(DefragBug(), "/no/such/folder/page.html").ok());
+}
+
+}  // namespace
+}  // namespace kvtwin::props

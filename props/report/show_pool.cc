@@ -1,0 +1,212 @@
+#include "props/report/show_pool.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <span>
+
+#include "core/json_line.h"
+#include "core/names.h"
+#include "core/trace.h"
+#include "props/compare/entitlement.h"
+#include "props/report/show.h"
+
+namespace kvtwin::props {
+namespace {
+
+// What lies beyond is counted, or left out.
+constexpr std::size_t kListsShown = 16;
+constexpr std::size_t kBlocksShown = 32;
+
+std::string NumbersText(std::span<const int> numbers) {
+  return IntsText(numbers, kBlocksShown);
+}
+
+// ", salt 's', extra 'x' 'y'", as far as there are any.
+std::string KeyText(const PrefixKey& key) {
+  constexpr std::size_t kLength = 60;
+  std::string text;
+  if (!key.salt.empty()) {
+    text += fmt::format(", salt '{}'", Printable(key.salt, kLength));
+  }
+  for (std::size_t i = 0; i < key.extra.size(); ++i) {
+    if (i == kListsShown) return text + " ...";
+    text += fmt::format("{} '{}'", i == 0 ? ", extra" : "",
+                        Printable(key.extra[i], kLength));
+  }
+  return text;
+}
+
+// "  blocks 0* 3".
+std::string ListText(const std::vector<int>& blocks,
+                     const std::map<int, int>& owners) {
+  std::string text;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (i == kBlocksShown) return text + " ...";
+    const auto of = owners.find(blocks[i]);
+    text += fmt::format("{} {}{}", i == 0 ? "  blocks" : "", blocks[i],
+                        of != owners.end() && of->second > 1 ? "*" : "");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<BlockList> ListsOf(const PagedOracle& oracle) {
+  std::vector<BlockList> lists;
+  for (const int sequence : oracle.sequences()) {
+    BlockList& list = lists.emplace_back();
+    list.sequence = sequence;
+    list.len = oracle.SeqLen(sequence);
+    const auto shown = oracle.blocks().find(sequence);
+    if (oracle.twin() != nullptr) {
+      const auto views = oracle.twin()->Views(sequence, 0);
+      if (!views.ok()) continue;
+      for (const PagedView& view : *views) list.blocks.push_back(view.block);
+      const int end =
+          views->empty() ? 0 : views->back().start + views->back().length;
+      list.appended = end - list.len;
+      continue;
+    }
+    list.appended = oracle.Appended(sequence);
+    if (shown != oracle.blocks().end()) {
+      for (const auto& [index, one] : shown->second) {
+        list.blocks.push_back(one.block);
+      }
+    }
+  }
+  return lists;
+}
+
+bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op) {
+  return ChangesBlocks(op.kind) ||
+         (oracle.twin() == nullptr && !oracle.blocks().empty());
+}
+
+std::string BlocksText(const PagedOracle& oracle) {
+  const std::vector<BlockList> lists = ListsOf(oracle);
+  std::map<int, int> owners;  // By block.
+  for (const BlockList& list : lists) {
+    for (const int block : list.blocks) ++owners[block];
+  }
+  std::string text;
+  for (std::size_t i = 0; i < lists.size(); ++i) {
+    if (i == kListsShown) {
+      text += fmt::format("    ... and {} more\n", lists.size() - i);
+      break;
+    }
+    const auto& [sequence, len, appended, blocks] = lists[i];
+    std::string line =
+        fmt::format("sequence {:<3} {:>4} tokens", sequence, len);
+    if (appended > 0) line += fmt::format(" and {} appended", appended);
+    line += ListText(blocks, owners);
+    text += Wrapped(line, 4);
+  }
+  if (oracle.twin() == nullptr) return text;
+  const PagedUsage usage = oracle.twin()->Usage();
+  return text + fmt::format("    free {}, cached {}, used {}, shared {}\n",
+                            usage.free, usage.cached, usage.used, usage.shared);
+}
+
+std::string PoolCallText(const PagedTraceOp& op) {
+  const std::string sequence = fmt::format("sequence {}", op.seq);
+  const std::string rows =
+      fmt::format("{}, layer {}, {}", sequence, op.layer,
+                  op.key ? "K " + ShapeText(op.key->shape) : "no rows");
+  switch (op.kind) {
+    case PagedTraceOpKind::kOpen:
+      return fmt::format("prompt {}{}: sequence {}, {} tokens found",
+                         NumbersText(op.tokens.value_or(std::vector<int>())),
+                         KeyText(op.prefix_key), op.made, op.len);
+    case PagedTraceOpKind::kFork:
+      return fmt::format("{}, len {}: sequence {}", sequence, op.len, op.made);
+    case PagedTraceOpKind::kAppend:
+      return fmt::format("{}: {}", rows, StatusName(op.result));
+    case PagedTraceOpKind::kCommit:
+      if (op.tokens) return sequence + ", tokens " + NumbersText(*op.tokens);
+      return fmt::format("{}, {} tokens", sequence, op.new_tokens);
+    case PagedTraceOpKind::kTruncate:
+    case PagedTraceOpKind::kSeqLen:
+      return fmt::format("{}, len {}", sequence, op.len);
+    case PagedTraceOpKind::kFree:
+      return sequence;
+    case PagedTraceOpKind::kViews:
+      if (!op.blocks) return rows;
+      return rows + ", blocks " + NumbersText(*op.blocks);
+    case PagedTraceOpKind::kSlots:
+      return fmt::format("{}, from {}: {}", sequence, op.begin,
+                         NumbersText(op.slots));
+    case PagedTraceOpKind::kTable:
+      return fmt::format(
+          "sequences {}: {}, seq_lens {}", NumbersText(op.sequences),
+          NumbersText(op.table.blocks), NumbersText(op.table.seq_lens));
+    case PagedTraceOpKind::kCsr:
+      return fmt::format("sequences {}: {}, indptr {}, last_page_len {}",
+                         NumbersText(op.sequences), NumbersText(op.csr.indices),
+                         NumbersText(op.csr.indptr),
+                         NumbersText(op.csr.last_page_len));
+    case PagedTraceOpKind::kUsage:
+      return fmt::format("free {}, cached {}, used {}, shared {}",
+                         op.usage.free, op.usage.cached, op.usage.used,
+                         op.usage.shared);
+  }
+  return "";
+}
+
+std::string PoolText(const PagedTraceHeader& header) {
+  const PagedSpec& spec = header.spec;
+  return fmt::format(
+      "pool of {} blocks of {} tokens, sequences up to {}; {}{}; {} placement; "
+      "recorded by '{}'",
+      spec.blocks, spec.block_size, spec.max_seq_len, DTypeName(spec.dtype),
+      spec.v_dtype ? fmt::format(" (V {})", DTypeName(*spec.v_dtype)) : "",
+      header.entitlement_only ? "other" : "lowest",
+      Printable(header.producer, 60));
+}
+
+std::string GivenText(const PagedOracle& oracle) {
+  std::map<int, std::map<int, int>> lists;
+  for (const auto& [sequence, index, block] : oracle.places()) {
+    lists[sequence].emplace(index, block);
+  }
+  std::string text = lists.empty() ? "" : "    this line has\n";
+  std::size_t shown = 0;
+  for (const auto& [sequence, list] : lists) {
+    if (shown++ == kListsShown) return text + "    ...\n";
+    std::vector<int> blocks;
+    for (const auto& [index, block] : list) blocks.push_back(block);
+    const std::string from =
+        list.begin()->first == 0
+            ? ""
+            : fmt::format("  from {} on,", list.begin()->first);
+    text += Wrapped(
+        fmt::format("sequence {:<3}{}{}", sequence, from, ListText(blocks, {})),
+        4);
+  }
+  return text;
+}
+
+std::string PoolCallsText(std::istream& recording, std::int64_t line) {
+  TraceReader reader(recording);
+  if (!reader.ReadHeader() || !reader.paged()) return "";
+  std::deque<std::string> calls;
+  std::size_t count = 0;
+  PagedTraceOp op;
+  while (reader.ReadOp(op) && op.line <= line) {
+    if (op.line < line && !ChangesBlocks(op.kind)) continue;
+    calls.push_back(fmt::format("  {:>3}  {}  {}{}\n", op.line,
+                                TraceOpName(op.kind), PoolCallText(op),
+                                op.line == line ? "   <- then" : ""));
+    if (++count > kCallsShown) calls.pop_front();
+  }
+  const std::size_t left_out = count - calls.size();
+  std::string text =
+      left_out > 0 ? fmt::format("  ... {} calls\n", left_out) : "";
+  for (const std::string& call : calls) text += call;
+  return text;
+}
+
+}  // namespace kvtwin::props

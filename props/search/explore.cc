@@ -1,0 +1,348 @@
+#include "props/search/explore.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <istream>
+#include <iterator>
+#include <locale>
+#include <numeric>
+#include <ostream>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "core/names.h"
+#include "props/base/hash.h"
+#include "props/search/explore_state.h"
+#include "props/search/explore_step.h"
+#include "props/search/explore_worker.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr double kMostStates = 4e9;  // A bit for each, half a gigabyte.
+
+// How a state was first reached.
+struct Origin {
+  std::uint32_t state = 0;
+  std::uint32_t step = 0;
+};
+
+class ExplorerOfKeys final : public Explorer {
+ public:
+  ExplorerOfKeys(const ExploreSize& size, const ExploreCase& what,
+                 const Subject& subject)
+      : size_(size),
+        what_(what),
+        subject_(subject),
+        codec_(size),
+        steps_(AllSteps(size)),
+        seen_(static_cast<std::size_t>(codec_.keys())) {
+    Add(0, {});
+  }
+
+  const ExploreResult& Run(
+      int threads,
+      const std::function<bool(const ExploreResult&)>& stop) override {
+    const auto start = std::chrono::steady_clock::now();
+    const double before = result_.seconds;
+    while (expanded_ < keys_.size()) {
+      const std::size_t count =
+          std::min<std::size_t>(kRound, keys_.size() - expanded_);
+      Expand(threads, count);
+      result_.seconds = before + std::chrono::duration<double>(
+                                     std::chrono::steady_clock::now() - start)
+                                     .count();
+      if (stop(result_)) break;
+    }
+    result_.fixed_point = expanded_ == keys_.size();
+    return result_;
+  }
+
+  void Save(std::ostream& out) const override {
+    std::ostringstream text;
+    text.imbue(std::locale::classic());
+    text << Header() << '\n'
+         << expanded_ << ' ' << keys_.size() << ' ' << result_.transitions
+         << ' ' << result_.differences << '\n';
+    for (std::size_t i = 0; i < keys_.size(); ++i) {
+      text << keys_[i] << ' ' << origins_[i].state << ' ' << origins_[i].step
+           << '\n';
+    }
+    out << text.view() << ChecksumLine(text.view());
+  }
+
+  Status Load(std::istream& saved) override {
+    const auto bad = [](std::string_view why) {
+      return Status(StatusCode::kInvalidArgument, std::string(why));
+    };
+    std::string all(std::istreambuf_iterator<char>(saved), {});
+    if (!all.starts_with(Header() + '\n')) {
+      return bad("it is of another exploration");
+    }
+    const std::size_t checksum =
+        all.size() - std::min(all.size(), ChecksumLine("").size());
+    const std::string found = all.substr(checksum);
+    all.resize(checksum);
+    if (found != ChecksumLine(all)) {
+      return bad("its checksum is wrong: it was changed or cut short");
+    }
+    std::istringstream in(std::move(all));
+    in.imbue(std::locale::classic());
+    std::string header;
+    std::getline(in, header);
+    std::size_t expanded = 0;
+    std::size_t count = 0;
+    ExploreResult result;
+    in >> expanded >> count >> result.transitions >> result.differences;
+    if (!in || expanded > count || count == 0) return bad("its counts");
+    ExplorerOfKeys loaded(size_, what_, subject_);
+    for (std::size_t i = 0; i < count; ++i) {
+      StateKey key = 0;
+      Origin origin;
+      in >> key >> origin.state >> origin.step;
+      if (!in) return bad("it ends too early");
+      const bool valid = i == 0 ? key == 0
+                                : key < loaded.seen_.size() &&
+                                      !loaded.seen_[key] && origin.state < i &&
+                                      origin.step < steps_.size();
+      if (!valid) return bad(fmt::format("state {} of it", i));
+      if (i > 0) loaded.Add(key, origin);
+    }
+    keys_ = std::move(loaded.keys_);
+    origins_ = std::move(loaded.origins_);
+    depths_ = std::move(loaded.depths_);
+    seen_ = std::move(loaded.seen_);
+    result.states = loaded.result_.states;
+    result.depth = loaded.result_.depth;
+    result_ = result;
+    expanded_ = expanded;
+    return {};
+  }
+
+ private:
+  static constexpr std::size_t kRound = 1024;  // States expanded at a time.
+  static constexpr std::size_t kChunk = 8;     // By one thread.
+
+  struct Found {
+    StateKey key;
+    Origin origin;
+  };
+  struct Chunk {
+    std::vector<Found> found;
+    std::int64_t checked = 0;
+    std::int64_t differences = 0;
+    std::optional<ExploreFailure> failure;
+  };
+
+  std::string Header() const {
+    return fmt::format(
+        "kvtwin-explore 2 twin={} cells={} sequences={} positions={} {}",
+        subject_.name, size_.cells, size_.sequences, size_.positions,
+        what_.name);
+  }
+
+  // The last line of a file has the checksum of all lines before it.
+  static std::string ChecksumLine(std::string_view text) {
+    return fmt::format("checksum {:016x}\n",
+                       HashBytes(text.data(), text.size(), 0));
+  }
+
+  void Add(StateKey key, Origin origin) {
+    seen_[key] = true;
+    const int depth = keys_.empty() ? 0 : depths_[origin.state] + 1;
+    keys_.push_back(key);
+    origins_.push_back(origin);
+    depths_.push_back(static_cast<std::uint8_t>(std::min(depth, 255)));
+    ++result_.states;
+    result_.depth = std::max(result_.depth, depth);
+  }
+
+  // The next `count` states. Threads take chunks of them; what they find is
+  // put together in the order of the states.
+  void Expand(int threads, std::size_t count) {
+    std::vector<Chunk> chunks((count + kChunk - 1) / kChunk);
+    std::atomic<std::size_t> next = 0;
+    const auto work = [&] {
+      ExploreWorker worker(what_.setup, codec_, subject_);
+      for (std::size_t c = next++; c < chunks.size(); c = next++) {
+        const std::size_t end = std::min(count, (c + 1) * kChunk);
+        for (std::size_t i = c * kChunk; i < end; ++i) {
+          ExpandOne(worker, expanded_ + i, chunks[c]);
+        }
+      }
+    };
+    std::vector<std::thread> others;
+    for (int t = 1; t < threads; ++t) others.emplace_back(work);
+    work();
+    for (std::thread& other : others) other.join();
+    for (Chunk& chunk : chunks) {
+      result_.transitions += chunk.checked;
+      result_.differences += chunk.differences;
+      if (!result_.failure) result_.failure = std::move(chunk.failure);
+      for (const Found& found : chunk.found) {
+        if (!seen_[found.key]) Add(found.key, found.origin);
+      }
+    }
+    expanded_ += count;
+  }
+
+  void ExpandOne(ExploreWorker& worker, std::size_t state, Chunk& chunk) {
+    const auto differs = [&](const Differs& difference,
+                             const ExploreStep* step) {
+      ++chunk.differences;
+      if (chunk.failure || result_.failure) return;
+      chunk.failure = ExploreFailure{
+          difference.check,
+          (step == nullptr ? "" : ToText(*step) + ": ") + difference.text,
+          CellsText(codec_.Decode(keys_[state]).cells),
+          PathTo(state, step, worker)};
+    };
+    try {
+      worker.Enter(keys_[state]);
+    } catch (const Differs& difference) {
+      return differs(difference, nullptr);
+    }
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      try {
+        if (!worker.Do(steps_[i], chunk.checked)) continue;
+        const StateKey key = codec_.Encode(worker.cells());
+        if (seen_[key]) continue;
+        chunk.found.push_back({key,
+                               {static_cast<std::uint32_t>(state),
+                                static_cast<std::uint32_t>(i)}});
+      } catch (const Differs& difference) {
+        ExploreStep step = steps_[i];
+        step.except = worker.except();
+        differs(difference, &step);
+        worker.Enter(keys_[state]);
+      }
+    }
+  }
+
+  // The history that leads to a state, and then `last`, if it is not null, as
+  // `by` did it.
+  History PathTo(std::size_t state, const ExploreStep* last,
+                 const ExploreWorker& by) const {
+    std::vector<ExploreStep> path;
+    std::vector<std::size_t> states;
+    if (last != nullptr) {
+      path.push_back(*last);
+      states.push_back(state);
+    }
+    for (; state != 0; state = origins_[state].state) {
+      path.push_back(steps_[origins_[state].step]);
+      states.push_back(origins_[state].state);
+    }
+    std::reverse(path.begin(), path.end());
+    std::reverse(states.begin(), states.end());
+    History history{what_.setup, {}};
+    ExploreWorker worker(what_.setup, codec_, TwinSubject("reference"));
+    // By what they are called now, what they were called in the beginning.
+    std::vector<int> names(static_cast<std::size_t>(size_.sequences));
+    std::iota(names.begin(), names.end(), 0);
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      CacheState before = codec_.Decode(keys_[states[i]]);
+      const bool is_last = last != nullptr && i + 1 == path.size();
+      if (is_last && by.reserved()) {
+        history.ops.push_back(ToOp(by.reserving(), before, names));
+      }
+      history.ops.push_back(ToOp(path[i], before, names));
+      worker.Enter(keys_[states[i]]);
+      std::int64_t checked = 0;
+      const std::vector<int>* renaming = nullptr;
+      worker.Do(path[i], checked);
+      if (is_last && by.went_on()) {
+        before.cells = worker.cells();
+        history.ops.push_back(ToOp(by.reserving(), before, names));
+      }
+      codec_.Encode(worker.cells(), &renaming);
+      std::vector<int> renamed(names.size());
+      for (std::size_t s = 0; s < names.size(); ++s) {
+        renamed[static_cast<std::size_t>((*renaming)[s])] = names[s];
+      }
+      names = renamed;
+    }
+    return history;
+  }
+
+  ExploreSize size_;
+  ExploreCase what_;
+  Subject subject_;
+  StateCodec codec_;
+  std::vector<ExploreStep> steps_;
+  std::vector<bool> seen_;      // By key.
+  std::vector<StateKey> keys_;  // In the order in which they were found.
+  std::vector<Origin> origins_;
+  std::vector<std::uint8_t> depths_;
+  std::size_t expanded_ = 0;
+  ExploreResult result_;
+};
+
+}  // namespace
+
+std::vector<ExploreCase> ExploreCases(const ExploreSize& size) {
+  std::vector<ExploreCase> cases;
+  const auto add = [&](CacheSpec spec, std::int32_t memory) {
+    const int batch = size.cells - memory;
+    if (batch < std::ssize(kBatchTags)) return;
+    for (const Placement placement :
+         {Placement::kContiguous, Placement::kScatter}) {
+      spec.placement = placement;
+      spec.shift.kind = ShiftKind::kTagAdd;
+      ExploreCase what;
+      what.setup.spec = spec;
+      what.setup.rows = {.k_head_dim = 2, .kv_heads = 1, .v_head_dim = 1};
+      // One sequence's worth of memory; any number may share it.
+      what.setup.init = {.dtype = size.dtype,
+                         .max_sequences = 1,
+                         .capacity = size.cells,
+                         .max_batch = batch};
+      FitStorage(what.setup);
+      what.name = KindName(spec.kind);
+      if (spec.window) what.name += fmt::format(" window={}", *spec.window);
+      if (spec.memory) what.name += fmt::format(" memory={}", *spec.memory);
+      if (spec.chunk > 0) what.name += fmt::format(" chunk={}", spec.chunk);
+      if (placement == Placement::kScatter) what.name += " place=scatter";
+      if (size.dtype != DType::kF32) {
+        what.name += fmt::format(" dtype={}", DTypeName(size.dtype));
+      }
+      cases.push_back(std::move(what));
+    }
+  };
+  CacheSpec spec;
+  add(spec, 0);
+  for (std::int32_t window = 0; window <= 2; ++window) {
+    spec.kind = Kind::kSwa;
+    spec.window = window;
+    spec.memory.reset();
+    add(spec, window);
+    spec.kind = Kind::kSwaMem;
+    spec.memory = window + 1;
+    add(spec, window + 1);
+  }
+  CacheSpec chunked;
+  chunked.kind = Kind::kChunked;
+  chunked.chunk = 2;
+  add(chunked, 0);
+  return cases;
+}
+
+Result<std::unique_ptr<Explorer>> Explorer::Make(const ExploreSize& size,
+                                                 const ExploreCase& what,
+                                                 const Subject& subject) {
+  const double keys = StateCodec(size).keys();
+  if (keys > kMostStates) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{:.3g} states could be, this program stops at "
+                              "{:.3g}",
+                              keys, kMostStates));
+  }
+  return std::unique_ptr<Explorer>(
+      std::make_unique<ExplorerOfKeys>(size, what, subject));
+}
+
+}  // namespace kvtwin::props

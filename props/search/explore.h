@@ -1,0 +1,79 @@
+// Every state that a small cache can reach, and from each every operation with
+// every argument, checked three ways.
+
+#ifndef KVTWIN_PROPS_SEARCH_EXPLORE_H_
+#define KVTWIN_PROPS_SEARCH_EXPLORE_H_
+
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "props/compare/runner.h"
+#include "props/history/history.h"
+
+namespace kvtwin::props {
+
+// Positions 0 .. positions - 1 of sequences 0 .. sequences - 1.
+struct ExploreSize {
+  int cells = 5;
+  int sequences = 2;
+  int positions = 4;
+  DType dtype = DType::kF32;  // Of stored K and V rows.
+};
+
+// A cache of exactly that many cells, of one kind, shift function tag_add.
+struct ExploreCase {
+  std::string name;  // "swa window=1 memory=2 place=scatter"
+  Setup setup;
+};
+
+// Causal, windows 0 to 2, the same with a memory of one position more, chunks
+// of two; each in both placements. Those that leave no room for a batch of two
+// beside their memory are left out.
+std::vector<ExploreCase> ExploreCases(const ExploreSize& size);
+
+struct ExploreFailure {
+  std::string check;
+  std::string text;
+  std::string from;  // The state, as cells.
+  History history;   // That leads there and goes wrong.
+};
+
+struct ExploreResult {
+  std::int64_t states = 0;
+  std::int64_t transitions = 0;  // Operations checked.
+  std::int64_t differences = 0;
+  int depth = 0;  // Operations to the farthest state.
+  bool fixed_point = false;
+  double seconds = 0;
+  std::optional<ExploreFailure> failure = {};  // The first.
+};
+
+// Breadth first, from the empty cache to the fixed point. States are equal if
+// they differ only in the names of tokens and of sequences.
+class Explorer {
+ public:
+  // Errors: more states than memory is meant for.
+  static Result<std::unique_ptr<Explorer>> Make(const ExploreSize& size,
+                                                const ExploreCase& what,
+                                                const Subject& subject);
+  virtual ~Explorer() = default;
+
+  // Goes on, on `threads` threads with the same result, until nothing is left
+  // or `stop` says so; it is asked now and then with the result so far.
+  virtual const ExploreResult& Run(
+      int threads, const std::function<bool(const ExploreResult&)>& stop) = 0;
+
+  // All that Run has found out, as text; and back. An error says what is wrong
+  // with the text, or that it is of another exploration.
+  virtual void Save(std::ostream& out) const = 0;
+  virtual Status Load(std::istream& in) = 0;
+};
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_SEARCH_EXPLORE_H_

@@ -1,0 +1,115 @@
+#include "props/search/explore_step.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvtwin::props {
+namespace {
+
+// Batches of one token, and of two unless they only reserve: what those show
+// does not depend on more than one token.
+std::vector<ExploreStep> Batches(const ExploreSize& size, bool reserve) {
+  std::vector<ExploreStep> steps;
+  for (std::int32_t p = 0; p < size.positions; ++p) {
+    for (int s = 0; s < size.sequences; ++s) {
+      steps.push_back({.positions = {p}, .sequences = {s}});
+    }
+  }
+  const std::size_t singles = reserve ? 0 : steps.size();
+  for (std::size_t i = 0; i < singles; ++i) {
+    for (std::size_t j = 0; j < singles; ++j) {
+      ExploreStep both = steps[i];
+      both.positions.push_back(steps[j].positions[0]);
+      both.sequences.push_back(steps[j].sequences[0]);
+      steps.push_back(both);
+    }
+  }
+  for (ExploreStep& step : steps) step.reserve = reserve;
+  return steps;
+}
+
+}  // namespace
+
+std::vector<ExploreStep> AllSteps(const ExploreSize& size) {
+  std::vector<ExploreStep> steps;
+  for (int s = 0; s < size.sequences; ++s) {
+    for (std::int32_t p = 0; p <= size.positions + 1; ++p) {
+      steps.push_back({.kind = OpKind::kAsk, .seq = s, .end = p});
+    }
+  }
+  for (const bool reserve : {true, false}) {
+    for (ExploreStep& step : Batches(size, reserve))
+      steps.push_back(std::move(step));
+  }
+  for (int s = 0; s < size.sequences; ++s) {
+    for (std::int32_t begin = 0; begin <= size.positions; ++begin) {
+      for (std::int32_t end = begin; end <= size.positions; ++end) {
+        steps.push_back(
+            {.kind = OpKind::kDrop, .seq = s, .begin = begin, .end = end});
+      }
+      steps.push_back(
+          {.kind = OpKind::kDrop, .seq = s, .begin = begin, .end = kOpenEnd});
+    }
+    for (int dst = 0; dst < size.sequences; ++dst) {
+      for (std::int32_t len = 0; len <= size.positions; ++len) {
+        steps.push_back(
+            {.kind = OpKind::kCopy, .seq = s, .dst = dst, .end = len});
+      }
+    }
+  }
+  return steps;
+}
+
+std::string ToText(const ExploreStep& step) {
+  switch (step.kind) {
+    case OpKind::kPut: {
+      std::string text = fmt::format(
+          "StartForward(positions [{}], sequences [{}]{})",
+          fmt::join(step.positions, " "), fmt::join(step.sequences, " "),
+          step.reserve ? ", reserve" : "");
+      if (!step.except.empty()) {
+        text += fmt::format(", SetCausal([{}])", fmt::join(step.except, " "));
+      }
+      return text;
+    }
+    case OpKind::kDrop:
+      return fmt::format(
+          "Remove({}, {}, {})", step.seq, step.begin,
+          step.end == kOpenEnd ? "open" : fmt::to_string(step.end));
+    case OpKind::kCopy:
+      return fmt::format("CopyPrefix({}, {}, {})", step.seq, step.dst,
+                         step.end);
+    default:
+      return fmt::format("CanResume({}, {})", step.seq, step.end);
+  }
+}
+
+Op ToOp(const ExploreStep& step, const CacheState& before,
+        const std::vector<int>& names) {
+  const auto name = [&](int s) { return names[static_cast<std::size_t>(s)]; };
+  Op op;
+  op.kind = step.kind;
+  op.reserve = step.reserve;
+  op.except = step.except;
+  op.seq = name(step.seq);
+  op.dst = name(step.dst);
+  op.begin.offset = step.begin;
+  op.end.offset = step.end;
+  op.open = step.end == kOpenEnd;
+  if (op.open) op.end.offset = 0;
+  for (std::size_t i = 0; i < step.positions.size(); ++i) {
+    int next = 0;
+    for (const CellEntry& entry : before.cells) {
+      if (entry.sequence == step.sequences[i]) {
+        next = std::max(next, entry.position + 1);
+      }
+    }
+    op.segments.push_back({.seq = name(step.sequences[i]),
+                           .count = 1,
+                           .delta = step.positions[i] - next});
+  }
+  return op;
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,367 @@
+// The explorer ends, says the same however it is run, and sees.
+
+#include "props/search/explore.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "props/base/forwarding_cache.h"
+#include "props/base/hash.h"
+#include "props/paged/paged_fuzz.h"
+#include "props/testing/tampered_cache.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr ExploreSize kSmall = {.cells = 3, .sequences = 2, .positions = 2};
+
+std::unique_ptr<Explorer> MakeExplorer(const ExploreCase& what,
+                                       const Subject& subject) {
+  auto explorer = Explorer::Make(kSmall, what, subject);
+  EXPECT_TRUE(explorer.ok());
+  return std::move(*explorer);
+}
+
+ExploreResult Explored(Explorer& explorer, int threads) {
+  return explorer.Run(threads, [](const ExploreResult&) { return false; });
+}
+
+std::string Saved(const Explorer& explorer) {
+  std::ostringstream out;
+  explorer.Save(out);
+  return out.str();
+}
+
+TEST(Explorer, ReachesTheFixedPointOfEveryKind) {
+  std::set<Kind> kinds;
+  for (const ExploreCase& what : ExploreCases(kSmall)) {
+    const auto explorer = MakeExplorer(what, TwinSubject("optimized"));
+    const ExploreResult result = Explored(*explorer, 1);
+    EXPECT_TRUE(result.fixed_point) << what.name;
+    EXPECT_EQ(result.differences, 0) << what.name;
+    kinds.insert(what.setup.spec.kind);
+  }
+  EXPECT_EQ(kinds, (std::set{Kind::kCausal, Kind::kSwa, Kind::kSwaMem,
+                             Kind::kChunked}));
+}
+
+// A cache of three cells that scatters, as a toy: position and owners (bits) of
+// each cell, no owner being free.
+using Toy = std::array<std::pair<int, unsigned>, 3>;
+
+bool ToyPut(Toy& toy, int position, int seq) {
+  for (auto& [at, owners] : toy) {
+    if (owners != 0) continue;
+    at = position;
+    owners = 1U << seq;
+    return true;
+  }
+  return false;
+}
+
+bool ToyRemove(Toy& toy, int seq, int begin, int end, bool open) {
+  for (auto& [at, owners] : toy) {
+    if ((owners >> seq & 1U) == 0 || at < begin) continue;
+    if (open || at < end) {
+      owners &= ~(1U << seq);
+    } else if (owners == 1U << seq) {
+      at -= end - begin;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+void ToyCopy(Toy& toy, int src, int dst, int len) {
+  for (auto& [at, owners] : toy) {
+    const bool copied = (owners >> src & 1U) != 0 && at < len;
+    owners &= ~(1U << dst);
+    if (copied) owners |= 1U << dst;
+  }
+}
+
+// With 0 for the position of what is free, the less of both namings.
+Toy ToyName(Toy toy) {
+  Toy swapped;
+  for (std::size_t i = 0; i < toy.size(); ++i) {
+    auto& [at, owners] = toy[i];
+    if (owners == 0) at = 0;
+    swapped[i] = {at, (owners >> 1) | (owners & 1U) << 1};
+  }
+  return std::min(toy, swapped);
+}
+
+std::vector<Toy> ToyNext(const Toy& toy, int positions) {
+  std::vector<Toy> next;
+  for (int i = 0; i < 2 * positions; ++i) {
+    Toy one = toy;
+    if (!ToyPut(one, i / 2, i % 2)) break;
+    next.push_back(one);
+    for (int j = 0; j < 2 * positions; ++j) {
+      Toy two = one;
+      if (ToyPut(two, j / 2, j % 2)) next.push_back(two);
+    }
+  }
+  for (int seq = 0; seq < 2; ++seq) {
+    for (int begin = 0; begin <= positions; ++begin) {
+      for (int end = begin; end <= positions + 1; ++end) {
+        Toy removed = toy;
+        const bool open = end > positions;
+        if (ToyRemove(removed, seq, begin, end, open)) next.push_back(removed);
+      }
+      Toy copied = toy;
+      ToyCopy(copied, seq, 1 - seq, begin);
+      next.push_back(copied);
+      copied = toy;
+      ToyCopy(copied, seq, seq, begin);
+      next.push_back(copied);
+    }
+  }
+  return next;
+}
+
+TEST(Explorer, MissesNoStateOfAToy) {
+  std::set<Toy> seen = {Toy{}};
+  std::vector<Toy> queue = {Toy{}};
+  for (std::size_t i = 0; i < queue.size(); ++i) {
+    for (const Toy& next : ToyNext(queue[i], kSmall.positions)) {
+      const Toy name = ToyName(next);
+      if (seen.insert(name).second) queue.push_back(name);
+    }
+  }
+  const ExploreCase what = ExploreCases(kSmall)[1];
+  ASSERT_EQ(what.name, "causal place=scatter");
+  const auto explorer = MakeExplorer(what, TwinSubject("optimized"));
+  EXPECT_EQ(Explored(*explorer, 1).states, std::ssize(seen));
+}
+
+TEST(Explorer, SaysTheSameOnAnyNumberOfThreads) {
+  for (const ExploreCase& what : ExploreCases(kSmall)) {
+    const auto one = MakeExplorer(what, TwinSubject("optimized"));
+    const auto three = MakeExplorer(what, TwinSubject("optimized"));
+    Explored(*one, 1);
+    Explored(*three, 3);
+    EXPECT_EQ(Saved(*one), Saved(*three)) << what.name;
+  }
+}
+
+TEST(Explorer, GoesOnFromWhatItSaved) {
+  const ExploreCase what = ExploreCases({.cells = 4}).front();
+  const auto make = [&] {
+    auto made = Explorer::Make({.cells = 4, .positions = 2}, what,
+                               TwinSubject("optimized"));
+    EXPECT_TRUE(made.ok());
+    return std::move(*made);
+  };
+  const auto whole = make();
+  Explored(*whole, 1);
+  std::string saved = Saved(*make());
+  int parts = 0;
+  for (bool done = false; !done; ++parts) {
+    const auto part = make();
+    std::istringstream in(saved);
+    ASSERT_TRUE(part->Load(in).ok());
+    done = part->Run(1, [](const ExploreResult&) { return true; }).fixed_point;
+    saved = Saved(*part);
+  }
+  EXPECT_GT(parts, 2);
+  EXPECT_EQ(saved, Saved(*whole));
+}
+
+TEST(Explorer, RefusesWhatItDidNotSave) {
+  const std::vector<ExploreCase> cases = ExploreCases(kSmall);
+  const auto explorer = MakeExplorer(cases[0], TwinSubject("optimized"));
+  Explored(*explorer, 1);
+  const std::string saved = Saved(*explorer);
+  const auto refused = [&](const ExploreCase& what, const std::string& text) {
+    const auto other = MakeExplorer(what, TwinSubject("optimized"));
+    const std::string before = Saved(*other);
+    std::istringstream in(text);
+    const Status status = other->Load(in);
+    return !status.ok() && !status.message().empty() && Saved(*other) == before;
+  };
+  EXPECT_TRUE(refused(cases[1], saved));
+  EXPECT_TRUE(refused(cases[0], ""));
+  EXPECT_TRUE(refused(cases[0], saved.substr(0, saved.size() / 2)));
+  EXPECT_FALSE(refused(cases[0], saved));
+  // The file counts another number of transitions, and is in order otherwise.
+  std::string fewer = saved;
+  char& digit = fewer[fewer.find('\n', fewer.find('\n') + 1) - 3];
+  ASSERT_TRUE(digit >= '0' && digit <= '9');
+  digit = digit == '0' ? '1' : '0';
+  EXPECT_TRUE(refused(cases[0], fewer));
+  // What another twin went through says nothing of this one.
+  const auto reference = MakeExplorer(cases[0], TwinSubject("reference"));
+  Explored(*reference, 1);
+  EXPECT_TRUE(refused(cases[0], Saved(*reference)));
+
+  const std::size_t counts = saved.find('\n') + 1;
+  const auto with_checksum = [](const std::string& text) {
+    return text + fmt::format("checksum {:016x}\n",
+                              HashBytes(text.data(), text.size(), 0));
+  };
+  EXPECT_FALSE(refused(
+      cases[0], with_checksum(saved.substr(0, counts) + "0 1 0 0\n0 0 0\n")));
+  for (const std::string wrong :
+       {"2 1 0 0\n0 0 0\n", "0 2 0 0\n0 0 0\n99999999 0 0\n",
+        "0 2 0 0\n0 0 0\n0 0 0\n", "0 2 0 0\n0 0 0\n1 7 0\n",
+        "0 2 0 0\n0 0 0\n1 0 9999\n", "-1 1 0 0\n0 0 0\n", "x", "0 0 0 0\n"}) {
+    const std::string text = saved.substr(0, counts) + wrong;
+    EXPECT_TRUE(refused(cases[0], with_checksum(text))) << wrong;
+  }
+}
+
+// Removes one position less where later tokens move down.
+class KeepsOne : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const bool middle = end != kOpenEnd && end > begin + 1;
+    return cache_->Remove(seq, begin, middle ? end - 1 : end);
+  }
+};
+
+TEST(Explorer, FindsARemoveThatKeepsAToken) {
+  const Subject subject = {
+      .name = "faulty",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(
+            std::make_unique<KeepsOne>(*MakeCache(spec, "reference")));
+      }};
+  const auto explorer = MakeExplorer(ExploreCases(kSmall)[0], subject);
+  const ExploreResult result = Explored(*explorer, 2);
+  EXPECT_GT(result.differences, 0);
+  ASSERT_TRUE(result.failure.has_value());
+  // The history is the way there.
+  const RunResult run = RunHistory(result.failure->history, subject);
+  ASSERT_TRUE(run.difference.has_value()) << ToText(result.failure->history);
+  EXPECT_EQ(run.difference->step, result.failure->history.ops.size() - 1);
+
+  // They count for the run that goes on from what was saved, too.
+  const auto next = MakeExplorer(ExploreCases(kSmall)[0], subject);
+  std::istringstream saved(Saved(*explorer));
+  ASSERT_TRUE(next->Load(saved).ok());
+  const ExploreResult after = Explored(*next, 1);
+  EXPECT_GE(after.differences, result.differences);
+  EXPECT_GE(after.transitions, result.transitions);
+}
+
+// Each part of an answer, and a cache that is right but for this one.
+TEST(Explorer, LooksAtEachPartOfAnAnswer) {
+  const auto changes = [](DenseTensor OwnedView::*tensor) {
+    Fault fault;
+    fault.view = [=](OwnedView& view) {
+      (view.*tensor).bytes.back() ^= std::byte{1};
+    };
+    return fault;
+  };
+  std::vector<Fault> faults = {Fault(), changes(&OwnedView::key),
+                               changes(&OwnedView::value),
+                               changes(&OwnedView::mask)};
+  faults.emplace_back().batch = [](std::vector<int>& cells) { ++cells[0]; };
+  faults.emplace_back().resume = [](bool yes) { return !yes; };
+  for (std::size_t i = 0; i < faults.size(); ++i) {
+    Subject subject;
+    subject.name = "faulty";
+    subject.make =
+        [&](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+      return std::unique_ptr<Cache>(std::make_unique<TamperedCache>(
+          *MakeCache(spec, "reference"), faults[i]));
+    };
+    const auto explorer = MakeExplorer(ExploreCases(kSmall)[0], subject);
+    EXPECT_EQ(Explored(*explorer, 2).differences > 0, i > 0) << i;
+  }
+}
+
+// How many tokens a batch has, and which of them SetCausal excepts: one bit for
+// each.
+struct ExceptedSet {
+  std::size_t tokens = 0;
+  unsigned excepted = 0;
+};
+
+// Shows a wrong mask for one set of excepted tokens.
+class WrongForOneSet : public ForwardingCache {
+ public:
+  WrongForOneSet(std::unique_ptr<Cache> cache, ExceptedSet wrong)
+      : ForwardingCache(std::move(cache)), wrong_(wrong) {}
+  Status StartForward(const Batch& batch, bool reserve) override {
+    now_ = {batch.positions.size(), 0};
+    return cache_->StartForward(batch, reserve);
+  }
+  Status SetCausal(std::span<const int> except) override {
+    now_.excepted = 0;
+    for (const int i : except) now_.excepted |= 1U << i;
+    return cache_->SetCausal(except);
+  }
+  Result<KvView> Get() override {
+    Result<KvView> view = cache_->Get();
+    const bool wrong =
+        now_.tokens == wrong_.tokens && now_.excepted == wrong_.excepted;
+    if (!view.ok() || !wrong) return view;
+    mask_ = CopyOf(view->mask, view->mask.dtype);
+    mask_.bytes.back() ^= std::byte{1};
+    view->mask = mask_.view();
+    return view;
+  }
+
+ private:
+  const ExceptedSet wrong_;
+  ExceptedSet now_;
+  DenseTensor mask_;
+};
+
+TEST(Explorer, LooksAtEachSetOfExceptedTokens) {
+  for (const std::size_t tokens : {1U, 2U}) {
+    for (unsigned excepted = 0; excepted < 1U << tokens; ++excepted) {
+      Subject subject;
+      subject.name = "faulty";
+      subject.make =
+          [&](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(std::make_unique<WrongForOneSet>(
+            *MakeCache(spec, "reference"), ExceptedSet{tokens, excepted}));
+      };
+      const auto explorer = MakeExplorer(ExploreCases(kSmall)[0], subject);
+      EXPECT_GT(Explored(*explorer, 2).differences, 0)
+          << tokens << " tokens, set " << excepted;
+    }
+  }
+}
+
+// After two steps the operations have made each call, with something to do.
+TEST(Explorer, OfPoolsMakesEveryCall) {
+  std::string calls;
+  PagedSubject subject;
+  subject.run = [&](const PagedHistory& history, PagedCensus* census) {
+    std::ostringstream out;
+    EXPECT_TRUE(WritePagedRecording(history, "optimized", out).ok());
+    calls += out.str();
+    return RunTwins(history, census);
+  };
+  const PagedFuzzResult result = ExplorePaged(2, {}, subject);
+  EXPECT_EQ(result.histories, 19 * 19);
+  EXPECT_EQ(result.wrong, "");
+  for (const char* call :
+       {R"("op":"open","prompt":\[[0-9,]*\],"len":2,)",
+        R"("op":"open","prompt":\[[0-9,]*\],"salt":"[^"]*","len":0)",
+        R"("op":"fork","seq":0,"len":1)", R"("op":"fork","seq":0,"len":2)",
+        R"("op":"fork","seq":1,"len":[1-9])",
+        R"("op":"append","seq":0,"layer":0,"start":[3-9])",
+        R"("op":"append","seq":1)", R"("result":"cache_full")",
+        R"("op":"commit","seq":0,"tokens":\[[0-9,]+\])",
+        R"("op":"commit","seq":0,"new_tokens":[1-9])",
+        R"("op":"commit","seq":1)", R"("op":"truncate","seq":0,"len":1)",
+        R"("op":"truncate","seq":1,"len":2)", R"("op":"free","seq":1)"}) {
+    EXPECT_TRUE(std::regex_search(calls, std::regex(call))) << call;
+  }
+}
+
+}  // namespace
+}  // namespace kvtwin::props

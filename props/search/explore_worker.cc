@@ -1,0 +1,308 @@
+#include "props/search/explore_worker.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "core/dense_tensor.h"
+#include "kvtwin/save.h"
+#include "props/base/differs.h"
+#include "props/compare/entitlement.h"
+
+namespace kvtwin::props {
+namespace {
+
+void CheckCodes(const Status& ledger, const Status& reference,
+                const Status& subject) {
+  if (ledger.code() == reference.code() && ledger.code() == subject.code()) {
+    return;
+  }
+  Check(ledger.code() == reference.code(), "reference: result",
+        fmt::format("{} by the ledger, {} by the reference",
+                    StatusName(ledger.code()), StatusName(reference.code())));
+  Check(ledger.code() == subject.code(), "subject: result",
+        fmt::format("{} is due, it is {}", StatusName(ledger.code()),
+                    StatusName(subject.code())));
+}
+
+// Has no gaps; where the second of one would lie does not matter.
+bool IsDense(const TensorView& view) {
+  const Shape due = DenseView(nullptr, view.dtype, view.shape).stride;
+  return view.shape[3] == 1 &&
+         std::equal(due.begin(), due.end() - 1, view.stride.begin());
+}
+
+bool SameBytes(const TensorView& a, const TensorView& b) {
+  if (a.dtype != b.dtype || a.shape != b.shape) return false;
+  if (IsDense(a) && IsDense(b)) {
+    return std::memcmp(a.data, b.data, DenseBytes(a.dtype, a.shape)) == 0;
+  }
+  return CopyOf(a, a.dtype) == CopyOf(b, b.dtype);
+}
+
+// Of masks, whose rows may lie apart.
+bool SameMasks(const TensorView& a, const TensorView& b) {
+  const auto element = static_cast<std::int64_t>(SizeOf(a.dtype));
+  if (a.shape != b.shape || a.stride[0] != element || b.stride[0] != element) {
+    return SameBytes(a, b);
+  }
+  bool same = a.dtype == b.dtype;
+  const Shape row{a.shape[0], 1, 1, 1};
+  for (std::int64_t i = 0; i < a.shape[1]; ++i) {
+    same = same && SameBytes(DenseView(a.at(0, i), a.dtype, row),
+                             DenseView(b.at(0, i), b.dtype, row));
+  }
+  return same;
+}
+
+// Row `row` of `rows` = [dims, kv_heads, n] is `one` = [dims, kv_heads].
+bool HasRow(const DenseTensor& rows, std::size_t row, const DenseTensor& one) {
+  const std::size_t line = one.bytes.size();
+  return one.dtype == rows.dtype && one.shape[0] == rows.shape[0] &&
+         one.shape[1] == rows.shape[1] &&
+         std::memcmp(one.bytes.data(), &rows.bytes[row * line], line) == 0;
+}
+
+}  // namespace
+
+ExploreWorker::ExploreWorker(const Setup& setup, const StateCodec& codec,
+                             const Subject& subject)
+    : codec_(codec),
+      ledger_(setup.spec),
+      entered_(setup.spec),
+      reference_(*MakeCache(setup.spec, "reference")),
+      tested_(*subject.Make(setup)) {
+  const InitArgs& init = setup.init;
+  for (Cache* cache : {reference_.get(), tested_.get()}) {
+    Check(cache->SetConfig(setup.config).ok() &&
+              cache
+                  ->Init(init.dtype, init.max_sequences, init.capacity,
+                         init.max_batch)
+                  .ok(),
+          "subject: result", "Init is refused");
+  }
+  Check(ledger_.Init(setup.config, init).ok(), "reference: result",
+        "Init is refused by the ledger");
+}
+
+void ExploreWorker::Enter(StateKey key) {
+  state_ = codec_.Decode(key);
+  turn_ = static_cast<int>(key % 64);
+  ledger_.Restore(state_);
+  entered_ = ledger_;
+  RestoreCaches();
+  Check(*reference_->Snapshot() == state_, "reference: snapshot",
+        "what was restored is not what was saved");
+  Check(*tested_->Snapshot() == state_, "subject: snapshot",
+        "what was restored is not what was saved");
+  // In some states, for it costs as much as some steps.
+  if ((key * 0x9E3779B97F4A7C15U) >> 60 == 0) {
+    const auto read = StateFromBytes(StateToBytes(state_));
+    Check(read.ok() && *read == state_, "subject: snapshot",
+          "what was written as bytes is not what is read");
+  }
+  CacheState damaged = state_;
+  damaged.cells.push_back({reference_->CellCount(), 0, 0});
+  Check(!tested_->Restore(damaged).ok() && *tested_->Snapshot() == state_,
+        "subject: snapshot", "a damaged state is not refused");
+}
+
+void ExploreWorker::RestoreCaches() {
+  Check(reference_->Restore(state_).ok(), "reference: snapshot", "refused");
+  Check(tested_->Restore(state_).ok(), "subject: snapshot", "refused");
+  changed_ = false;
+}
+
+bool ExploreWorker::Do(const ExploreStep& step, std::int64_t& checked) {
+  if (changed_) {
+    ledger_ = entered_;
+    RestoreCaches();
+  }
+  ++checked;
+  ++turn_;
+  except_.clear();
+  reserved_ = went_on_ = false;
+  if (step.kind == OpKind::kAsk) {
+    Ask(step);
+    return false;
+  }
+  // Before every fourth one, in other states the others: it costs half as much
+  // as the step.
+  if (turn_ % 4 == 0) Reserve(step);
+  switch (step.kind) {
+    case OpKind::kPut:
+      DoBatch(step, checked);
+      break;
+    case OpKind::kDrop:
+      CheckCodes(ledger_.Remove(step.seq, step.begin, step.end),
+                 reference_->Remove(step.seq, step.begin, step.end),
+                 tested_->Remove(step.seq, step.begin, step.end));
+      break;
+    default:
+      CheckCodes(ledger_.CopyPrefix(step.seq, step.dst, step.end),
+                 reference_->CopyPrefix(step.seq, step.dst, step.end),
+                 tested_->CopyPrefix(step.seq, step.dst, step.end));
+      break;
+  }
+  CheckAll();
+  if (reserved_ && step.kind != OpKind::kPut) GoOn();
+  return changed_;
+}
+
+// A pass before the step, which leaves the state as it is, gives the cache
+// under test masks of these sequences that it may keep.
+void ExploreWorker::Reserve(const ExploreStep& step) {
+  reserved_ = true;
+  reserving_.reserve = true;
+  reserving_.sequences = step.sequences;
+  if (step.kind == OpKind::kDrop) reserving_.sequences = {step.seq};
+  if (step.kind == OpKind::kCopy) reserving_.sequences = {step.dst, step.seq};
+  reserving_.positions.assign(reserving_.sequences.size(),
+                              turn_ / 4 % codec_.size().positions);
+  CheckCodes({}, {},
+             tested_->StartForward(
+                 {reserving_.positions, reserving_.sequences, {}}, true));
+}
+
+// The same pass after the step.
+void ExploreWorker::GoOn() {
+  went_on_ = true;
+  const Batch batch{reserving_.positions, reserving_.sequences, {}};
+  CheckCodes({}, reference_->StartForward(batch, true),
+             tested_->StartForward(batch, true));
+  const Result<KvView> due = reference_->Get();
+  const Result<KvView> found = tested_->Get();
+  CheckCodes(due.status(), due.status(), found.status());
+  Check(!due.ok() || SameMasks(due->mask, found->mask), "subject: mask bytes",
+        "the masks of the pass after it are not equal");
+}
+
+void ExploreWorker::Ask(const ExploreStep& step) {
+  const bool due = ledger_.CanResume(step.seq, step.end);
+  Check(due == *reference_->CanResume(step.seq, step.end), "reference: resume",
+        "not what the ledger says");
+  Check(due == *tested_->CanResume(step.seq, step.end), "subject: resume",
+        "not what the ledger says");
+}
+
+void ExploreWorker::DoBatch(const ExploreStep& step, std::int64_t& checked) {
+  const Batch batch{step.positions, step.sequences, {}};
+  const Status status = tested_->StartForward(batch, step.reserve);
+  CheckCodes(ledger_.StartForward(batch, step.reserve),
+             reference_->StartForward(batch, step.reserve), status);
+  if (!status.ok()) return;
+  const auto due = reference_->BatchCells();
+  const auto found = tested_->BatchCells();
+  if (!std::equal(due.begin(), due.end(), found.begin(), found.end())) {
+    Check(false, "subject: batch cells",
+          fmt::format("the batch is in cells [{}], due are [{}]",
+                      fmt::join(found, " "), fmt::join(due, " ")));
+  }
+  PutRows(step);
+  CheckView();
+  const auto tokens = static_cast<int>(step.positions.size());
+  for (int set = 1; set < 1 << tokens; ++set) {
+    except_.clear();
+    for (int i = 0; i < tokens; ++i) {
+      if ((set >> i & 1) != 0) except_.push_back(i);
+    }
+    ++checked;
+    SetCausal();
+    CheckView();
+  }
+  except_.clear();
+}
+
+void ExploreWorker::SetCausal() {
+  CheckCodes(ledger_.active().SetCausal(except_),
+             reference_->SetCausal(except_), tested_->SetCausal(except_));
+}
+
+void ExploreWorker::PutRows(const ExploreStep& step) {
+  std::array<ExploreRow, kBatchTags.size()> rows{};
+  for (std::size_t i = 0; i < step.positions.size(); ++i) {
+    rows[i] = {kBatchTags[i], step.positions[i]};
+  }
+  const KvRows put =
+      RowsOf(std::span(rows).first(step.positions.size()), codec_.size().dtype);
+  const TensorView key = put.key.view();
+  const TensorView value = put.value.view();
+  ledger_.active().Put(0, key, value);
+  CheckCodes({}, reference_->Put(key, value), tested_->Put(key, value));
+}
+
+void ExploreWorker::CheckView() {
+  const Result<KvView> due = reference_->Get();
+  const Result<KvView> found = tested_->Get();
+  CheckCodes({}, due.status(), found.status());
+  if (due->first_cell != found->first_cell ||
+      due->mask.shape != found->mask.shape) {
+    Check(false, "subject: view cells",
+          fmt::format("the view is {} cells from {} on, due are {} from {}",
+                      found->mask.shape[0], found->first_cell,
+                      due->mask.shape[0], due->first_cell));
+  }
+  Check(SameMasks(due->mask, found->mask), "subject: mask bytes",
+        "the masks are not equal");
+  Check(SameBytes(due->key, found->key) && SameBytes(due->value, found->value),
+        "subject: rows", "the rows of the view are not equal");
+  const auto wrong = FindWrongRow(ledger_, 0, *due, VLayout::kPlain);
+  if (wrong) Check(false, "reference: rows", wrong->text);
+}
+
+// Cells, positions, owners and rows, also of what no view shows.
+void ExploreWorker::CheckAll() {
+  CheckCodes({}, reference_->SnapshotTo(due_), tested_->SnapshotTo(found_));
+  if (due_ != found_) {
+    const bool cells = due_.cells != found_.cells;
+    Check(false,
+          cells ? CheckName("subject: cells") : CheckName("subject: rows"),
+          cells ? fmt::format("cells are{}, due are{}", CellsText(found_.cells),
+                              CellsText(due_.cells))
+                : "rows that the view does not show are not equal");
+  }
+  changed_ = due_ != state_;
+  CheckTokens();
+}
+
+// The reference's cells hold the ledger's tokens, with their rows.
+void ExploreWorker::CheckTokens() {
+  taken_.assign(ledger_.active().tokens().size(), false);
+  const std::vector<CellEntry>& cells = due_.cells;
+  std::size_t row = 0;
+  for (std::size_t i = 0; i < cells.size(); ++row) {
+    const std::size_t first = i;
+    while (i < cells.size() && cells[i].cell == cells[first].cell) ++i;
+    if (TakeToken(std::span(cells).subspan(first, i - first), row)) continue;
+    Check(false, "reference: tokens",
+          fmt::format("cell {} of{} holds no token of the ledger",
+                      cells[first].cell, CellsText(cells)));
+  }
+  Check(row == taken_.size(), "reference: tokens",
+        "the ledger has tokens that no cell holds");
+}
+
+// Finds a token of the ledger that is not taken yet: that of one cell.
+bool ExploreWorker::TakeToken(std::span<const CellEntry> owners,
+                              std::size_t row) {
+  const auto& tokens = ledger_.active().tokens();
+  const auto& [keys, values] = due_.layers.at(0);
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    const reference::LedgerToken& token = tokens[t];
+    if (taken_[t] || token.position != owners[0].position ||
+        !std::ranges::equal(owners, token.sequences, {},
+                            &CellEntry::sequence)) {
+      continue;
+    }
+    const auto& [key, value] = token.rows.at(0);
+    if (!HasRow(keys, row, key) || !HasRow(values, row, value)) continue;
+    taken_[t] = true;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace kvtwin::props

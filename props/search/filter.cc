@@ -1,0 +1,191 @@
+#include "props/search/filter.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <string_view>
+
+#include "core/json_line.h"
+#include "props/base/clock.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr std::size_t kErrorsShown = 500;
+constexpr int kLookEvery = 20;  // Milliseconds.
+
+Status Wrong(std::string text) {
+  return {StatusCode::kFailedPrecondition, std::move(text)};
+}
+
+// The command, with a pipe to it and one from it.
+class Child {
+ public:
+  Child() = default;
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child() {
+    End();
+    for (const int file : {in_, out_, errors_}) {
+      if (file >= 0) close(file);
+    }
+  }
+
+  Status Start(const std::string& command) {
+    std::array<int, 2> in = {-1, -1};
+    std::array<int, 2> out = {-1, -1};
+    errors_ = memfd_create("kvtwin-errors", MFD_CLOEXEC);
+    const bool piped = pipe2(in.data(), O_CLOEXEC) == 0 &&
+                       pipe2(out.data(), O_CLOEXEC) == 0 && errors_ >= 0;
+    in_ = in[1];
+    out_ = out[0];
+    int failed = piped ? 0 : errno;
+    if (piped) {
+      fcntl(in_, F_SETFL, O_NONBLOCK);
+      fcntl(out_, F_SETFL, O_NONBLOCK);
+      failed = Spawn(command, in[0], out[1]);
+    }
+    for (const int file : {in[0], out[1]}) {
+      if (file >= 0) close(file);
+    }
+    if (failed == 0) return {};
+    child_ = -1;
+    return Wrong(fmt::format("it cannot be run: {}", strerror(failed)));
+  }
+
+  // Writes some of `rest`, which becomes shorter, and reads some to `output`.
+  // False: the command has closed its output.
+  bool Exchange(std::string_view& rest, std::string& output) {
+    if (rest.empty() && in_ >= 0) {
+      close(in_);
+      in_ = -1;
+    }
+    std::array<pollfd, 2> waits = {
+        pollfd{.fd = out_, .events = POLLIN, .revents = 0},
+        pollfd{.fd = in_, .events = POLLOUT, .revents = 0}};
+    poll(waits.data(), in_ >= 0 ? 2 : 1, kLookEvery);
+    if (in_ >= 0 && waits[1].revents != 0) {
+      const ssize_t wrote = write(in_, rest.data(), rest.size());
+      if (wrote > 0) rest.remove_prefix(static_cast<std::size_t>(wrote));
+      // It does not read any more, and may have its reasons.
+      if (wrote < 0 && errno != EAGAIN) rest = {};
+    }
+    if (waits[0].revents == 0) return true;
+    std::array<char, 65536> some;
+    const ssize_t count = read(out_, some.data(), some.size());
+    if (count < 0) return errno == EAGAIN || errno == EINTR;
+    output.append(some.data(), static_cast<std::size_t>(count));
+    return count > 0;
+  }
+
+  // How it ended; -1: it has not, at that time.
+  int WaitUntil(double end) {
+    int status = 0;
+    while (waitpid(child_, &status, WNOHANG) == 0) {
+      if (Now() > end) return -1;
+      usleep(1000);
+    }
+    // Processes that the command started in its group end too.
+    kill(-child_, SIGKILL);
+    child_ = -1;
+    return status;
+  }
+
+  void End() {
+    if (child_ < 0) return;
+    kill(-child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+    child_ = -1;
+  }
+
+  // ", having printed ..." on its standard error.
+  std::string Errors() const {
+    std::string text(kErrorsShown, 0);
+    const off_t size = lseek(errors_, 0, SEEK_END);
+    const off_t from =
+        std::max<off_t>(0, size - static_cast<off_t>(text.size()));
+    const ssize_t count = pread(errors_, text.data(), text.size(), from);
+    text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, count)));
+    while (text.ends_with('\n')) text.pop_back();
+    if (text.empty()) return "";
+    return ", having printed: " + Printable(text, kErrorsShown);
+  }
+
+ private:
+  int Spawn(const std::string& command, int in, int out) {
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawnattr_init(&attributes);
+    posix_spawn_file_actions_adddup2(&actions, in, 0);
+    posix_spawn_file_actions_adddup2(&actions, out, 1);
+    posix_spawn_file_actions_adddup2(&actions, errors_, 2);
+    // A group of its own, so that all of a pipeline can be ended; and SIGPIPE,
+    // which this program ignores, as a program expects it.
+    sigset_t defaults;
+    sigemptyset(&defaults);
+    sigaddset(&defaults, SIGPIPE);
+    posix_spawnattr_setsigdefault(&attributes, &defaults);
+    posix_spawnattr_setpgroup(&attributes, 0);
+    posix_spawnattr_setflags(&attributes,
+                             POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
+    std::string shell = "/bin/sh";
+    std::string flag = "-c";
+    std::string text = command;
+    std::array<char*, 4> arguments = {shell.data(), flag.data(), text.data(),
+                                      nullptr};
+    const int failed = posix_spawn(&child_, shell.c_str(), &actions,
+                                   &attributes, arguments.data(), environ);
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+    return failed;
+  }
+
+  pid_t child_ = -1;
+  int in_ = -1;
+  int out_ = -1;
+  int errors_ = -1;
+};
+
+}  // namespace
+
+Result<std::string> Filter(const std::string& command, const std::string& input,
+                           const FilterLimits& limits) {
+  std::signal(SIGPIPE, SIG_IGN);  // It may stop reading before the end.
+  Child child;
+  if (Status status = child.Start(command); !status.ok()) return status;
+  const double end = Now() + limits.seconds;
+  std::string_view rest = input;
+  std::string output;
+  while (child.Exchange(rest, output)) {
+    if (output.size() > limits.bytes) {
+      return Wrong(
+          fmt::format("it prints more than {} MiB", limits.bytes >> 20));
+    }
+    if (Now() > end) break;
+  }
+  const int status = child.WaitUntil(end);
+  if (status < 0) {
+    return Wrong(fmt::format("it takes longer than {:g} seconds{}",
+                             limits.seconds, child.Errors()));
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return output;
+  return Wrong(fmt::format(
+      "it ends with {}{}",
+      WIFSIGNALED(status) ? fmt::format("SIG{}", sigabbrev_np(WTERMSIG(status)))
+                          : fmt::format("exit code {}", WEXITSTATUS(status)),
+      child.Errors()));
+}
+
+}  // namespace kvtwin::props

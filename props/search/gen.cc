@@ -1,0 +1,279 @@
+#include "props/search/gen.h"
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "core/trace.h"
+#include "props/base/forwarding_cache.h"
+#include "props/compare/runner.h"
+#include "props/history/generate.h"
+#include "props/paged/paged_client.h"
+#include "props/paged/paged_fuzz.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr int kOpsInHistory = 40;
+// All whole numbers up to this are exact. (Blocks keep none but the largest.)
+std::int64_t LastNumber(DType dtype) {
+  if (dtype == DType::kF8) return 16;
+  return dtype == DType::kBF16 ? 256 : 2048;
+}
+
+// Writes down the calls that a recording may have. The answers are a twin's,
+// and go to the caller only.
+class CallWriter : public ForwardingCache {
+ public:
+  CallWriter(std::unique_ptr<Cache> cache, const History& history,
+             std::ostream& out, std::int64_t& calls)
+      : ForwardingCache(std::move(cache)),
+        history_(history),
+        out_(out),
+        calls_(calls) {}
+
+  Status Init(DType dtype, int sequences, int capacity, int batch) override {
+    Status status = ForwardingCache::Init(dtype, sequences, capacity, batch);
+    if (status.ok()) WriteHeader();
+    return status;
+  }
+  Status SetLayer(int layer) override {
+    layer_ = layer;
+    return ForwardingCache::SetLayer(layer);
+  }
+  Status SetLayerType(int type) override {
+    Status status = ForwardingCache::SetLayerType(type);
+    if (status.ok()) type_ = type;
+    return status;
+  }
+  Status StartForward(const Batch& batch, bool reserve) override {
+    Status status = ForwardingCache::StartForward(batch, reserve);
+    if (!status.ok() && status.code() != StatusCode::kCacheFull) return status;
+    TraceOp op = Call(TraceOpKind::kStartForward);
+    op.positions.assign(batch.positions.begin(), batch.positions.end());
+    op.sequences.assign(batch.sequences.begin(), batch.sequences.end());
+    op.indices.assign(batch.multimodal.begin(), batch.multimodal.end());
+    op.reserve = reserve;
+    Write(op);
+    positions_ = op.positions;
+    reserving_ = reserve;
+    if (status.ok()) type_ = written_type_ = 0;
+    return status;
+  }
+  Status SetCausal(std::span<const int> except) override {
+    Status status = ForwardingCache::SetCausal(except);
+    TraceOp op = Call(TraceOpKind::kSetCausal);
+    op.indices.assign(except.begin(), except.end());
+    if (status.ok()) WriteToActive(op);
+    return status;
+  }
+  // The rows have numbers that tell them apart: rows of the caller's may hold
+  // what JSON cannot.
+  Status Put(const TensorView& key, const TensorView& value) override {
+    Status status = ForwardingCache::Put(key, value);
+    if (!status.ok()) return status;
+    TraceOp op = Call(TraceOpKind::kPut);
+    op.key = FilledTensor(DType::kF32, key.shape, 0);
+    op.value = FilledTensor(DType::kF32, value.shape, 0);
+    for (std::int64_t i = 0; i < key.shape[2]; ++i, ++rows_) {
+      const Setup& setup = history_.setup;
+      FillRow(op.key, i, positions_[static_cast<std::size_t>(i)],
+              LastNumber(setup.init.dtype));
+      FillRow(*op.value, i, rows_, LastNumber(setup.v_dtype()));
+    }
+    WriteToActive(op);
+    return status;
+  }
+  Result<KvView> Get() override {
+    Result<KvView> view = ForwardingCache::Get();
+    if (!view.ok() || (reserving_ && view->mask.data == nullptr)) return view;
+    WriteToActive(
+        Call(reserving_ ? TraceOpKind::kReservedMask : TraceOpKind::kGet));
+    return view;
+  }
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    Status status = ForwardingCache::CopyPrefix(src, dst, len);
+    TraceOp op = Call(TraceOpKind::kCopyPrefix);
+    op.src = src;
+    op.dst = dst;
+    op.len = len;
+    if (status.ok()) Write(op);
+    return status;
+  }
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    Result<bool> answer = ForwardingCache::CanResume(seq, pos);
+    TraceOp op = Call(TraceOpKind::kCanResume);
+    op.seq = seq;
+    op.pos = pos;
+    if (answer.ok()) Write(op);
+    return answer;
+  }
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    Status status = ForwardingCache::Remove(seq, begin, end);
+    TraceOp op = Call(TraceOpKind::kRemove);
+    op.seq = seq;
+    op.begin = begin;
+    op.end = end;
+    if (status.code() != StatusCode::kInvalidArgument &&
+        status.code() != StatusCode::kFailedPrecondition) {
+      Write(op);
+    }
+    return status;
+  }
+  Result<bool> EncoderCached() override {
+    Result<bool> answer = ForwardingCache::EncoderCached();
+    if (answer.ok()) WriteToActive(Call(TraceOpKind::kEncoderCached));
+    return answer;
+  }
+
+ private:
+  TraceOp Call(TraceOpKind kind) const {
+    TraceOp op;
+    op.kind = kind;
+    op.layer = layer_;
+    return op;
+  }
+
+  // The number of the row, then `rest`.
+  void FillRow(DenseTensor& rows, std::int64_t row, std::int64_t rest,
+               std::int64_t last) const {
+    auto* elements = reinterpret_cast<float*>(rows.bytes.data());
+    for (std::int64_t j = 0; j < rows.shape[1]; ++j) {
+      for (std::int64_t i = 0; i < rows.shape[0]; ++i) {
+        const std::int64_t number = i == 0 ? rows_ : rest;
+        elements[(row * rows.shape[1] + j) * rows.shape[0] + i] =
+            static_cast<float>(number % last);
+      }
+    }
+  }
+
+  void WriteHeader() {
+    const Setup& setup = history_.setup;
+    const TraceHeader header = {.producer = "kvtwin gen",
+                                .entitlement_only = false,
+                                .spec = setup.spec,
+                                .config = setup.config,
+                                .init = setup.init,
+                                .layers = setup.layers,
+                                .rows = setup.rows};
+    std::ostringstream line;
+    if (!WriteTraceHeader(header, line).ok()) return;
+    auto json = nlohmann::ordered_json::parse(line.str());
+    json["history"] = ToText(history_);
+    out_ << json.dump() << '\n';
+  }
+
+  // To the active one of a wrapper's caches, which is said when it must be.
+  void WriteToActive(const TraceOp& op) {
+    if (type_ != written_type_) {
+      TraceOp set = Call(TraceOpKind::kSetLayerType);
+      set.type = written_type_ = type_;
+      Write(set);
+    }
+    Write(op);
+  }
+
+  void Write(const TraceOp& op) {
+    std::ostringstream line;
+    if (!WriteTraceOp(op, line).ok()) return;
+    out_ << CallLine(line.str()) << '\n';
+    ++calls_;
+  }
+
+  const History& history_;
+  std::ostream& out_;
+  std::int64_t& calls_;
+  int layer_ = 0;
+  int type_ = 0;
+  int written_type_ = 0;
+  bool reserving_ = false;
+  std::vector<std::int32_t> positions_;  // Of the pass.
+  std::int64_t rows_ = 1;                // The number of the next one.
+};
+
+// The history without what the limits leave out.
+PagedHistory Limited(PagedHistory history, const PoolLimits& limits) {
+  std::erase_if(history.ops, [&](const PagedOp& op) {
+    return (limits.fork && op.kind == PagedOpKind::kFork) ||
+           (limits.truncate && op.kind == PagedOpKind::kTruncate) ||
+           (limits.commit_unknown && op.kind == PagedOpKind::kCommitUnknown);
+  });
+  for (PagedOp& op : history.ops) {  // Any may open a sequence.
+    while (limits.keys && DrawPrompt(op, {}).key != PrefixKey()) ++op.c;
+  }
+  if (!limits.dtype) return history;
+  PagedSpec& spec = history.spec;
+  const auto set = [&](int& head_dim, DType before) {
+    if (IsBlockDType(before)) head_dim /= static_cast<int>(kBlockElements);
+    if (IsBlockDType(*limits.dtype)) head_dim *= kBlockElements;
+  };
+  set(spec.k_head_dim, spec.dtype);
+  set(spec.v_head_dim, spec.v_dtype.value_or(spec.dtype));
+  spec.dtype = *limits.dtype;
+  spec.v_dtype.reset();
+  return history;
+}
+
+}  // namespace
+
+std::string CallLine(const std::string& line) {
+  auto json = nlohmann::ordered_json::parse(line);
+  for (const char* answer : {"result", "cells", "first_cell", "mask"}) {
+    json.erase(answer);
+  }
+  if (json.value("op", "") == "get") {
+    json.erase("key");
+    json.erase("value");
+  }
+  if (json.value("op", "") == "reserved_mask") json.erase("shape");
+  return json.dump();
+}
+
+std::int64_t WriteCalls(History history, std::ostream& out) {
+  std::erase_if(history.ops, [](const Op& op) {
+    return op.kind == OpKind::kMisuse || op.kind == OpKind::kPoison ||
+           op.kind == OpKind::kReload;
+  });
+  // A recording has one placement.
+  for (CacheSpec& part : history.setup.spec.caches) {
+    part.placement = history.setup.spec.placement;
+  }
+  std::int64_t calls = 0;
+  const Subject writer = {
+      .name = "writer",
+      .make = [&](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        auto cache = MakeCache(spec);
+        if (!cache.ok()) return cache.status();
+        return std::unique_ptr<Cache>(std::make_unique<CallWriter>(
+            std::move(*cache), history, out, calls));
+      }};
+  RunHistory(history, writer);
+  return calls;
+}
+
+Status Generate(const GenOptions& options, std::ostream& out) {
+  std::int64_t calls = 0;
+  std::int64_t histories = 0;
+  const auto done = [&] {
+    return options.operations > 0 ? calls >= options.operations
+                                  : histories >= options.histories;
+  };
+  for (std::uint64_t number = 0; !done() && out; ++number) {
+    const Result<std::int64_t> written =
+        options.paged ? WritePagedRecording(
+                            Limited(MakePagedHistory(options.seed, number),
+                                    options.limits),
+                            "reference", out)
+                      : WriteCalls(MakeHistory(options.seed, number,
+                                               options.kind, kOpsInHistory),
+                                   out);
+    if (!written.ok()) return written.status();
+    calls += *written;
+    if (*written > 0) ++histories;
+  }
+  return {};
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,394 @@
+// Does the harness see? Backends that are wrong on purpose must be found, and
+// found out in a few operations.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "props/base/forwarding_cache.h"
+#include "props/base/program.h"
+#include "props/history/generate.h"
+#include "props/laws/laws.h"
+#include "props/paged/paged_fuzz.h"
+#include "props/search/fuzz.h"
+#include "props/shrink/shrink.h"
+
+namespace kvtwin::props {
+namespace {
+
+// The reference twin, but for what a test overrides.
+class Faulty : public ForwardingCache {
+ public:
+  explicit Faulty(const CacheSpec& spec)
+      : ForwardingCache(*MakeCache(spec, "reference")) {}
+};
+
+// Seed 004's self-copy: the sequence is erased.
+class SelfCopyErases : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    return cache_->CopyPrefix(src, dst, src == dst ? 0 : len);
+  }
+};
+
+class KeepsTheLastRemoved : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const bool later = end == kOpenEnd && begin > 0;
+    return cache_->Remove(seq, begin + (later ? 1 : 0), end);
+  }
+};
+
+class ForgetsExceptions : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status SetCausal(std::span<const int> except) override {
+    Status status = cache_->SetCausal(except);
+    return status.ok() ? cache_->SetCausal({}) : status;
+  }
+};
+
+class ResumesTooFar : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    const Result<bool> can = cache_->CanResume(seq, pos);
+    return can.ok() && pos > 0 ? cache_->CanResume(seq, pos - 1) : can;
+  }
+};
+
+// As a cache that leaves them out.
+class HasNoSnapshots : public Faulty {
+ public:
+  using Faulty::Faulty;
+  // NOLINTBEGIN(bugprone-parent-virtual-call): the interface's own are meant.
+  Status SnapshotTo(CacheState& state) const override {
+    return Cache::SnapshotTo(state);
+  }
+  Status Restore(const CacheState& state) override {
+    return Cache::Restore(state);
+  }
+  // NOLINTEND(bugprone-parent-virtual-call)
+};
+
+class AcceptsAnything : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    return begin > end ? Status() : cache_->Remove(seq, begin, end);
+  }
+};
+
+class ReserveStores : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status StartForward(const Batch& batch, bool reserve) override {
+    if (reserve && batch.positions.size() > 1) reserve = false;
+    return cache_->StartForward(batch, reserve);
+  }
+};
+
+template <class Backend>
+void IsFoundAndShrunk(std::size_t most_ops) {
+  const Subject subject = {
+      .name = "faulty",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(std::make_unique<Backend>(spec));
+      }};
+  FuzzOptions options;
+  options.operations = 300000;
+  const FuzzResult result = Fuzz(options, subject);
+  ASSERT_TRUE(result.failure.has_value());
+  const History& shrunk = result.failure->shrunk;
+  EXPECT_LE(shrunk.ops.size(), most_ops) << ToText(shrunk);
+  // The line that is printed shows the same failure again.
+  const Result<History> read = ParseHistory(ToText(shrunk));
+  ASSERT_TRUE(read.ok());
+  const RunResult again = RunHistory(*read, subject);
+  ASSERT_TRUE(again.difference.has_value());
+  EXPECT_EQ(again.difference->check, result.failure->difference.check);
+  const std::string text = FailureText(shrunk, *again.difference, subject);
+  EXPECT_NE(text.find("kvtwin run 'kvt1"), std::string::npos) << text;
+}
+
+TEST(Harness, FindsASelfCopyThatErases) { IsFoundAndShrunk<SelfCopyErases>(3); }
+TEST(Harness, FindsARemoveThatKeepsAToken) {
+  IsFoundAndShrunk<KeepsTheLastRemoved>(3);
+}
+TEST(Harness, FindsForgottenExceptions) {
+  IsFoundAndShrunk<ForgetsExceptions>(3);
+}
+TEST(Harness, FindsADishonestResume) { IsFoundAndShrunk<ResumesTooFar>(4); }
+TEST(Harness, FindsAMisuseThatIsAccepted) {
+  IsFoundAndShrunk<AcceptsAnything>(2);
+}
+TEST(Harness, FindsAReservationThatStores) {
+  IsFoundAndShrunk<ReserveStores>(2);
+}
+
+// Wrong once in its life, and never again.
+class WrongOnce : public Faulty {
+ public:
+  using Faulty::Faulty;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    std::vector<CellEntry> cells;
+    cache_->ListCells(cells);
+    const bool shows =
+        std::any_of(cells.begin(), cells.end(), [&](const CellEntry& entry) {
+          return entry.sequence == seq && entry.position >= begin;
+        });
+    if (due && shows && end == kOpenEnd) {
+      due = false;
+      return {};
+    }
+    return cache_->Remove(seq, begin, end);
+  }
+  static inline bool due = true;
+};
+
+TEST(Harness, FindsWhatDoesNotHappenTwice) {
+  FuzzOptions options;
+  options.operations = 100000;
+  const Subject subject = {
+      .name = "faulty",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(std::make_unique<WrongOnce>(spec));
+      }};
+  const FuzzResult result = Fuzz(options, subject);
+  ASSERT_TRUE(result.failure.has_value());
+  EXPECT_EQ(result.failure->difference.check, "harness: not the same twice");
+  EXPECT_NE(
+      FailureText(result.failure->shrunk, result.failure->difference, subject)
+          .find("bucket: faulty-not-reproduced"),
+      std::string::npos);
+}
+
+// A subject that is asked somewhere else, as a backend is: histories of `ops`
+// operations fail, and shorter ones do not.
+Subject FailsFrom(std::size_t ops, std::string check, int& runs) {
+  Subject subject;
+  subject.name = "elsewhere";
+  subject.run = [=, &runs](const History& history, Story*) {
+    ++runs;
+    RunResult result;
+    result.ran = true;
+    result.operations = std::ssize(history.ops);
+    if (history.ops.size() >= ops) {
+      result.difference = {.step = ops - 1, .check = check, .text = "so it is"};
+    }
+    return result;
+  };
+  return subject;
+}
+
+// Shrinking waits less long for a call, and may find one that is slow.
+TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
+  int patient = 0;
+  int hasty = 0;
+  Subject subject = FailsFrom(3, "backend: hang", patient);
+  subject.run_hastily = FailsFrom(1, "backend: hang", hasty).run;
+  FuzzOptions options;
+  options.operations = 1;
+  const FuzzResult slow = Fuzz(options, subject);
+  ASSERT_TRUE(slow.failure);
+  EXPECT_EQ(slow.failure->shrunk.ops.size(), 3U);
+  EXPECT_TRUE(RunHistory(slow.failure->shrunk, subject).difference);
+
+  // One that hangs wherever it is shrunk to is waited for twice.
+  subject = FailsFrom(1, "backend: hang", patient);
+  subject.run_hastily = FailsFrom(1, "backend: hang", hasty).run;
+  patient = hasty = 0;
+  const FuzzResult hangs = Fuzz(options, subject);
+  EXPECT_EQ(patient, 2);
+  EXPECT_GT(hasty, 2);
+  FailureText(hangs.failure->shrunk, hangs.failure->difference, subject);
+  options.known = {"backend: hang"};
+  options.operations = 5000;
+  EXPECT_GT(Fuzz(options, subject).known, 10);
+  EXPECT_EQ(patient, 2);
+
+  // The same of pools.
+  PagedSubject pools;
+  pools.run = [](const PagedHistory& history, PagedCensus*) {
+    return history.ops.size() < 3 ? "" : "backend: hang: 1";
+  };
+  pools.run_hastily = [](const PagedHistory& history, PagedCensus*) {
+    return history.ops.empty() ? "" : "backend: hang: 0.2";
+  };
+  const PagedFuzzResult found = FuzzPaged(1, 1, 0, nullptr, pools);
+  EXPECT_EQ(found.wrong, "backend: hang: 1");
+  EXPECT_EQ(found.shrunk.ops.size(), 3U);
+}
+
+// How far a backend gets may differ from run to run.
+TEST(Harness, TellsAFailureThatDoesNotRepeat) {
+  int runs = 0;
+  Subject subject;
+  subject.name = "elsewhere";
+  subject.run = [&](const History& history, Story* story) {
+    // Every other run tells far fewer calls, and shows no difference.
+    const std::size_t calls = ++runs % 2 == 0 ? 500 : 4;
+    for (std::size_t i = 0; story != nullptr && i < calls; ++i) {
+      story->steps.emplace_back().call = fmt::format("call {}", i);
+    }
+    RunResult result;
+    result.ran = true;
+    if (calls > 5) {
+      result.difference = {
+          .step = calls, .check = "backend: crash", .text = "it died"};
+    }
+    result.operations = std::ssize(history.ops);
+    return result;
+  };
+  const History history = MakeHistory(1, 1, std::nullopt, 100);
+  const Difference first = {.step = 90,
+                            .check = "backend: crash",
+                            .text = "it died at the end of 90"};
+  for (runs = 0; runs < 6;) {
+    const int before = runs;
+    const Failure failure = ExplainHistory(history, first, subject);
+    EXPECT_FALSE(failure.steps.empty());
+    EXPECT_LE(std::ssize(failure.steps), Failure::kSteps);
+    for (const std::string& text : {failure.reason, failure.text}) {
+      EXPECT_NE(text.find("it died at the end of 90"), std::string::npos);
+      EXPECT_NE(text.find("It does not repeat: another run "),
+                std::string::npos);
+    }
+    EXPECT_EQ(failure.text.find("<- then"), std::string::npos);
+    runs = before + 1;
+  }
+  // A failure that repeats is reported without a note.
+  subject = FailsFrom(1, "backend: crash", runs);
+  const std::string text = FailureText(
+      history, {.step = 0, .check = "backend: crash", .text = "so it is"},
+      subject);
+  EXPECT_EQ(text.find("does not repeat"), std::string::npos);
+
+  // The same of pools.
+  PagedSubject pools;
+  runs = 0;
+  pools.run = [&](const PagedHistory&, PagedCensus*) {
+    return ++runs == 1 ? "backend: crash: once" : "";
+  };
+  EXPECT_EQ(FuzzPaged(1, 1, 0, nullptr, pools).wrong,
+            "backend: crash: once; it does not repeat: another run shows no "
+            "difference");
+}
+
+TEST(Harness, ShrinksForAsLongAsItIsTold) {
+  int runs = 0;
+  Subject subject = FailsFrom(5, "backend: crash", runs);
+  const History history = MakeHistory(1, 1, std::nullopt, 100);
+  EXPECT_EQ(Shrink(history, subject).ops.size(), 5U);
+  const int all = runs;
+  runs = 0;
+  subject.shrink_seconds = 1e-9;
+  EXPECT_TRUE(RunHistory(Shrink(history, subject), subject).difference);
+  EXPECT_EQ(runs, 2);
+  EXPECT_GT(all, 10);
+
+  PagedSubject pools;
+  runs = 0;
+  pools.run = [&](const PagedHistory&, PagedCensus*) {
+    ++runs;
+    return "wrong";
+  };
+  pools.shrink_seconds = 1e-9;
+  FuzzPaged(1, 1, 0, nullptr, pools);
+  EXPECT_EQ(runs, 2);
+}
+
+TEST(Harness, BeginsNoHistoryThatCannotMatter) {
+  int runs = 0;
+  Subject subject = FailsFrom(1000, "", runs);
+  subject.run = [run = subject.run](const History& history, Story* story) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return run(history, story);
+  };
+  FuzzOptions options;
+  options.seconds = 0.1;
+  const FuzzResult late = Fuzz(options, subject);
+  EXPECT_GE(late.histories, 1);
+  EXPECT_LE(late.histories, 6);
+  EXPECT_LE(late.ran, late.histories);
+
+  // Behind the first that fails, which is run again, shrunk and judged.
+  runs = 0;
+  subject = FailsFrom(1, "backend: crash", runs);
+  subject.shrink_seconds = 1e-9;
+  EXPECT_EQ(Fuzz(options, subject).histories, 1);
+  EXPECT_EQ(runs, 4);
+}
+
+TEST(Harness, NamesTheProgramAsItWasCalled) {
+  const Subject twin = TwinSubject("optimized");
+  EXPECT_EQ(RerunCommand(History(), twin).find("kvtwin run '"), 0U);
+  SetProgram("./a b/kvtwin");
+  EXPECT_EQ(RerunCommand(History(), twin).find("'./a b/kvtwin' run '"), 0U);
+  EXPECT_EQ(RerunCommand(PagedHistory()).find("'./a b/kvtwin' run '"), 0U);
+  EXPECT_EQ(LawCommand(Laws()[0], {}, twin).find("'./a b/kvtwin' laws "), 0U);
+  SetProgram("kvtwin");
+}
+
+TEST(Harness, NeedsNoSnapshots) {
+  const Subject subject = {
+      .name = "right",
+      .make = [](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
+        return std::unique_ptr<Cache>(std::make_unique<HasNoSnapshots>(spec));
+      }};
+  const History history =
+      *ParseHistory("kvt1 cells=4 | put 0*2 | reload | get");
+  EXPECT_FALSE(RunHistory(history, subject).difference.has_value());
+  const auto made = subject.make({});
+  EXPECT_EQ((*made)->Restore({}).code(), StatusCode::kNotSupported);
+}
+
+TEST(Harness, RunsOneHistoryInTwentyTwice) {
+  FuzzOptions options;
+  options.operations = 100000;
+  const FuzzResult result = Fuzz(options, TwinSubject("optimized"));
+  EXPECT_FALSE(result.failure.has_value());
+  EXPECT_GE(result.repeated * 20, result.histories);
+}
+
+TEST(Harness, GivesTheSameDigestOnAnyNumberOfThreads) {
+  FuzzOptions options;
+  options.operations = 30000;
+  options.seed = 9;
+  const FuzzResult one = Fuzz(options, TwinSubject("optimized"));
+  options.threads = 3;
+  const FuzzResult three = Fuzz(options, TwinSubject("optimized"));
+  EXPECT_EQ(one.digest, three.digest);
+  EXPECT_EQ(one.operations, three.operations);
+  EXPECT_GE(one.operations, options.operations);
+  options.seed = 10;
+  EXPECT_NE(Fuzz(options, TwinSubject("optimized")).digest, one.digest);
+}
+
+TEST(Harness, RefusesTextThatIsNoHistory) {
+  for (const std::string text :
+       {"", "kvt2", "kvt1 kind=tree", "kvt1 | put", "kvt1 | put 0*0",
+        "kvt1 | put 0*99999999999", "kvt1 | drop 0", "kvt1 | copy 0>1",
+        "kvt1 cap=-1", "kvt1 cap=99999999", "kvt1 layers=0",
+        "kvt1 dims=4096,4096,1", "kvt1 dims=1,2", "kvt1 | fly",
+        "kvt1 | put -1*1"}) {
+    EXPECT_FALSE(ParseHistory(text).ok()) << text;
+  }
+}
+
+TEST(Harness, ReadsWhatAPersonWrites) {
+  const Result<History> history =
+      ParseHistory("kvt1  cap=4 |put 0*free  1*2@-1r|  drop 0:~1-");
+  ASSERT_TRUE(history.ok()) << history.status().ToString();
+  EXPECT_EQ(ToText(*history), "kvt1 cap=4 | put 0*free+0 1*2@-1r | drop 0:~1-");
+}
+
+}  // namespace
+}  // namespace kvtwin::props

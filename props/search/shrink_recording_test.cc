@@ -1,0 +1,279 @@
+// Shorter recordings, by programs that are wrong, and what programs do to it.
+
+#include "props/search/shrink_recording.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "props/base/clock.h"
+#include "props/paged/paged_fuzz.h"
+#include "props/report/sieve.h"
+#include "props/search/filter.h"
+#include "props/search/gen.h"
+#include "props/testing/test_trace.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A program that keeps the rows of each sequence of a pool of one layer, and
+// whose forks have a wrong K row at their end.
+class ForkingProgram {
+ public:
+  std::string Answer(const std::string& calls) {
+    std::istringstream in(calls);
+    std::string text;
+    for (std::string line; std::getline(in, line);) {
+      Json call = Json::parse(line);
+      if (call.contains("kvtrace")) {
+        call["placement"] = "other";
+        head_ = call.at("pool").at("k_head_dim").get<int>() *
+                call.at("pool").at("kv_heads").get<int>();
+      } else if (!Do(call)) {
+        continue;
+      }
+      if (stopped_) break;
+      text += call.dump() + "\n";
+    }
+    return text;
+  }
+
+ private:
+  struct Sequence {
+    std::vector<double> rows;
+    std::vector<double> appended;
+  };
+
+  // False: the line is left out.
+  bool Do(Json& call) {
+    const std::string op = call.at("op");
+    if (op == "open") {
+      stopped_ = call.at("len") != 0;  // Nothing is ever found.
+      sequences_[call.at("result").get<int>()] = {};
+      return true;
+    }
+    if (!call.contains("seq")) return false;
+    Sequence& of = sequences_.at(call.at("seq").get<int>());
+    if (op == "fork") {
+      Sequence forked{of.rows, {}};
+      forked.rows.resize(call.at("len").get<std::size_t>() * head_);
+      if (!forked.rows.empty()) forked.rows.back() += 1;
+      sequences_[call.at("result").get<int>()] = forked;
+    } else if (op == "append") {
+      call["result"] = "ok";
+      call.erase("start");
+      of.appended = call.at("key").at("data").get<std::vector<double>>();
+    } else if (op == "commit") {
+      const std::size_t count = call.contains("tokens")
+                                    ? call.at("tokens").size()
+                                    : call.at("new_tokens").get<std::size_t>();
+      if (of.appended.size() < count * head_) {
+        throw std::out_of_range("more is committed than was appended");
+      }
+      of.rows.insert(
+          of.rows.end(), of.appended.begin(),
+          of.appended.begin() + static_cast<std::ptrdiff_t>(count * head_));
+      of.appended.clear();
+    } else if (op == "truncate") {
+      of.rows.resize(call.at("len").get<std::size_t>() * head_);
+      of.appended.clear();
+    } else if (op == "views") {
+      std::vector<double> rows = of.rows;
+      rows.insert(rows.end(), of.appended.begin(), of.appended.end());
+      call.erase("value");
+      call.erase("blocks");
+      if (rows.empty()) return false;
+      call["key"]["data"] = rows;
+      const auto dims = call["key"]["shape"];
+      call["key"]["shape"] = {dims[0], dims[1], rows.size() / head_};
+    } else if (op == "free") {
+      sequences_.erase(call.at("seq").get<int>());
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  std::size_t head_ = 1;
+  bool stopped_ = false;
+  std::map<int, Sequence> sequences_;
+};
+
+// As any program, it may crash where a call is about a sequence that there is
+// not.
+Result<std::string> Fork(const std::string& calls) {
+  try {
+    return ForkingProgram().Answer(calls);
+  } catch (const std::out_of_range& error) {
+    return Status(StatusCode::kFailedPrecondition, error.what());
+  }
+}
+
+// A history in which such a program is wrong late.
+std::string LongRecording() {
+  for (std::uint64_t number = 0;; ++number) {
+    PagedHistory history = MakePagedHistory(6, number);
+    history.spec = {.block_size = 2,
+                    .blocks = 40,
+                    .max_seq_len = 60,
+                    .k_head_dim = 2,
+                    .dtype = DType::kF32};
+    std::ostringstream calls;
+    EXPECT_TRUE(WritePagedRecording(history, "reference", calls).ok());
+    std::string text = ForkingProgram().Answer(calls.str());
+    const Judgement judgement = JudgeText(text);
+    if (judgement.verdict == Verdict::kReject && judgement.line > 40) {
+      return text;
+    }
+  }
+}
+
+TEST(ShrinkRecording, MakesTheShortestOfAPool) {
+  const std::string text = LongRecording();
+  const auto shrunk = ShrinkRecording(text, Fork, {.twins = kTwins});
+  ASSERT_TRUE(shrunk.ok()) << shrunk.status().message();
+  EXPECT_GT(shrunk->calls_before, 38U);
+  // Open, append, commit, fork, views.
+  EXPECT_EQ(shrunk->calls, 5U) << shrunk->text;
+  EXPECT_TRUE(shrunk->is_shortest);
+  EXPECT_EQ(BucketOfReason(shrunk->judgement.reason),
+            BucketOfReason(JudgeText(text).reason));
+  EXPECT_EQ(JudgeText(shrunk->text).reason, shrunk->judgement.reason);
+  EXPECT_EQ(shrunk->text.find("history"), std::string::npos);
+  // The lowest numbers.
+  EXPECT_NE(shrunk->text.find(R"("op":"fork","seq":0)"), std::string::npos)
+      << shrunk->text;
+  // Again the same.
+  EXPECT_EQ(ShrinkRecording(text, Fork, {.twins = kTwins})->text, shrunk->text);
+}
+
+// Recordings of fewer than `lines` lines are wrong in a second way, and in the
+// same op: what views begin with.
+Recorder ForkOrStart(std::size_t lines) {
+  return [=](const std::string& calls) -> Result<std::string> {
+    Result<std::string> text = Fork(calls);
+    const auto count =
+        text.ok() ? std::ranges::count(*text, '\n') : std::int64_t{0};
+    if (count == 0 || static_cast<std::size_t>(count) >= lines) return text;
+    std::istringstream in(*text);
+    std::string wrong;
+    for (std::string line; std::getline(in, line);) {
+      Json call = Json::parse(line);
+      if (call.value("op", "") == "views") call["start"] = 1;
+      wrong += call.dump() + "\n";
+    }
+    return wrong;
+  };
+}
+
+TEST(ShrinkRecording, StaysWithTheFailureThatItBeganWith) {
+  const std::string text = LongRecording();
+  const std::string bucket = BucketOfReason(JudgeText(text).reason);
+  for (const std::size_t lines : {7U, 9U, 12U, 20U}) {
+    const auto shrunk =
+        ShrinkRecording(text, ForkOrStart(lines), {.twins = kTwins});
+    ASSERT_TRUE(shrunk.ok()) << shrunk.status().message();
+    // A header and these calls, of which none can be left out.
+    EXPECT_GE(shrunk->calls + 1, lines);
+    EXPECT_LT(shrunk->calls, shrunk->calls_before);
+    EXPECT_EQ(BucketOfReason(shrunk->judgement.reason), bucket);
+    EXPECT_EQ(BucketOfReason(JudgeText(shrunk->text).reason), bucket);
+  }
+}
+
+TEST(ShrinkRecording, StopsAfterItsRuns) {
+  std::int64_t runs = 0;
+  const auto shrunk = ShrinkRecording(
+      LongRecording(), Fork,
+      {.twins = kTwins, .runs = 7, .progress = [&](std::int64_t now, auto) {
+         runs = now;
+       }});
+  ASSERT_TRUE(shrunk.ok());
+  EXPECT_FALSE(shrunk->is_shortest);
+  EXPECT_EQ(runs, 7);
+  EXPECT_EQ(JudgeText(shrunk->text).verdict, Verdict::kReject);
+}
+
+void ExpectNoShrink(const std::string& text, const Recorder& record,
+                    const std::string& why) {
+  const auto shrunk = ShrinkRecording(text, record, {.twins = kTwins});
+  ASSERT_FALSE(shrunk.ok());
+  EXPECT_NE(shrunk.status().message().find(why), std::string::npos)
+      << shrunk.status().message();
+}
+
+TEST(ShrinkRecording, SaysWhyItCannot) {
+  const std::string text = LongRecording();
+  const auto prints = [](const std::string& out) {
+    return [out](const std::string&) -> Result<std::string> { return out; };
+  };
+  ExpectNoShrink(Lines(kPoolLines), Fork, "there is nothing to shrink");
+  ExpectNoShrink("{", Fork, "the recording is bad input: line 1");
+  ExpectNoShrink(text, prints(Lines(kPoolLines)), "is accepted");
+  ExpectNoShrink(text, prints("garbage\n"), "is no recording: line 1");
+  ExpectNoShrink(text, prints(""), "is no recording: line 1");
+  ExpectNoShrink(text, prints(text), "it does not read what it is given");
+  std::vector<std::string> other = kPoolLines;
+  other[7] = Replaced(other[7], R"("len":4)", R"("len":3)");
+  ExpectNoShrink(text, prints(Lines(other)),
+                 "wrong in another way: seq_len: len is 3");
+  ExpectNoShrink(
+      text,
+      [](const std::string&) -> Result<std::string> {
+        return Status(StatusCode::kFailedPrecondition, "it burns");
+      },
+      "the command fails: it burns");
+}
+
+TEST(ShrinkRecording, TellsFailuresApartByTheirSentence) {
+  EXPECT_EQ(BucketOfReason("get: mask row 1 (sequence 1, position 4) sees at "
+                           "column 3 (cell 11 (so)) a row that was never put; "
+                           "due is 7"),
+            "get: mask row sees at column a row that was never put");
+  EXPECT_EQ(BucketOfReason("views: the number of rows is 12, due is 3"),
+            "views: the number of rows is , due is");
+}
+
+TEST(Filter, GivesAndTakesMoreThanAPipeHolds) {
+  std::string input;
+  for (int i = 0; i < 100000; ++i) input += "a line of text\n";
+  const auto output = Filter("cat; echo end", input, {});
+  ASSERT_TRUE(output.ok()) << output.status().message();
+  EXPECT_EQ(*output, input + "end\n");
+  // A command may leave its input unread.
+  EXPECT_EQ(*Filter("echo early", input, {}), "early\n");
+}
+
+void ExpectFails(const std::string& command, const FilterLimits& limits,
+                 const std::string& why) {
+  const double begin = Now();
+  const auto output = Filter(command, std::string(1 << 20, 'x'), limits);
+  EXPECT_LT(Now() - begin, 10);
+  ASSERT_FALSE(output.ok());
+  EXPECT_NE(output.status().message().find(why), std::string::npos)
+      << output.status().message();
+}
+
+TEST(Filter, EndsWhatGoesWrong) {
+  ExpectFails("echo broken >&2; exit 3", {},
+              "it ends with exit code 3, having printed: broken");
+  ExpectFails("kill -SEGV $$", {}, "it ends with SIGSEGV");
+  ExpectFails("no-such-program-at-all", {}, "exit code 127");
+  ExpectFails("sleep 100", {.seconds = 0.2}, "longer than 0.2 seconds");
+  ExpectFails("exec >&-; sleep 100", {.seconds = 0.2}, "longer than 0.2");
+  ExpectFails("sleep 100 & sleep 100 | sleep 100", {.seconds = 0.2},
+              "longer than 0.2 seconds");
+  ExpectFails("yes", {.seconds = 9, .bytes = 1 << 20}, "more than 1 MiB");
+}
+
+}  // namespace
+}  // namespace kvtwin::props

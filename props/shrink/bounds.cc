@@ -1,0 +1,51 @@
+#include "props/shrink/bounds.h"
+
+#include <set>
+
+namespace kvtwin::props {
+
+bool Bounds::Allow(const Setup& setup) const {
+  return (!kind || setup.spec.kind == *kind) &&
+         (!abilities || abilities->Fits(setup));
+}
+
+bool Bounds::Allow(const Op& op, bool legal) const {
+  const Abilities able = abilities.value_or(Abilities());
+  const bool goes_on = able.OnlyGoesOn();
+  if (IsCall(op) && goes_on) return false;
+  switch (op.kind) {
+    case OpKind::kPut: {
+      std::set<int> sequences;
+      for (const Segment& one : op.segments) {
+        const bool is_new = sequences.insert(one.seq).second;
+        const bool plain =
+            is_new && one.delta == 0 && one.order == Segment::Order::kUp;
+        if (legal && !plain) return false;
+      }
+      return (sequences.size() < 2 || able.Can(KVTWIN_CAN_MIX)) &&
+             (!op.reserve || able.Can(KVTWIN_CAN_RESERVE)) &&
+             (op.except.empty() || able.set_causal) &&
+             !(op.keep_rows && goes_on);
+    }
+    case OpKind::kDrop:
+      return able.Can(op.open ? KVTWIN_CAN_REMOVE_TAIL
+                              : KVTWIN_CAN_REMOVE_MIDDLE);
+    case OpKind::kCopy:
+      return able.Can(KVTWIN_CAN_COPY_PREFIX) && !(legal && op.seq == op.dst);
+    case OpKind::kAsk:
+      return able.can_resume;
+    case OpKind::kCausal:
+      return able.set_causal;
+    case OpKind::kReput:
+      return !goes_on;
+    case OpKind::kReload:
+    case OpKind::kSnapshot:
+      return able.snapshots;
+    case OpKind::kAdd:
+      return able.snapshots && !legal;
+    default:
+      return true;
+  }
+}
+
+}  // namespace kvtwin::props

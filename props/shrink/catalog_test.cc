@@ -1,0 +1,418 @@
+// What the shrinker knows besides its steps: the catalog of short histories,
+// and states that are reached at once.
+
+#include "props/shrink/catalog.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "props/base/forwarding_cache.h"
+#include "props/history/generate.h"
+#include "props/shrink/cost.h"
+#include "props/shrink/rebuild.h"
+#include "props/shrink/shrink.h"
+
+namespace kvtwin::props {
+namespace {
+
+std::vector<History> AllOf(const History& model) {
+  std::vector<History> all;
+  PlainestThatFails(model, [&](const History& one) {
+    all.push_back(one);
+    return false;
+  });
+  return all;
+}
+
+TEST(Catalog, GoesFromThePlainestUp) {
+  const History model =
+      *ParseHistory("kvt1 cells=6 | put 0*2 1*2 | drop 0:0- | put 1*4@+1");
+  const std::vector<History> all = AllOf(model);
+  ASSERT_GT(all.size(), 5000U);
+  EXPECT_LT(all.size(), 30000U);
+  EXPECT_EQ(ToText(all.front()), "kvt1 cells=1 | drop 0:0-");
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_LT(CostOf(all[i]), CostOf(model)) << ToText(all[i]);
+    if (i == 0) continue;
+    EXPECT_LE(CostOf(all[i - 1]), CostOf(all[i])) << ToText(all[i]);
+  }
+}
+
+TEST(Catalog, HasWhatIsSpecial) {
+  for (const std::string line :
+       {"cells=2 permuted=1 | put 0*3 image=2", "cells=2 pad=2 | put 0*3 keep",
+        "kind=swa_mem window=1 memory=4 cells=5 | put 0*3",
+        "kind=chunked chunk=3 cells=3 | put 0*3",
+        "kind=encoder seqs=1 cap=1 | put 0*2 image=1 | put 0*1 | misuse 3",
+        "kind=wrapper shift=add caches=causal/encoder cells=2 | put 0*2",
+        "cap=4 | put 0*3 | put 0*2 | causal 0"}) {
+    const History model = *ParseHistory("kvt1 " + line);
+    std::map<std::string, int> seen;
+    for (const History& one : AllOf(model)) {
+      EXPECT_EQ(++seen[ToText(one)], 1) << ToText(one);
+    }
+    EXPECT_GT(seen.size(), 20U) << line;
+  }
+  EXPECT_TRUE(AllOf(*ParseHistory("kvt1 kind=swa window=0 cap=2")).empty());
+}
+
+// Images and exceptions of a batch, if the model has them.
+TEST(Catalog, MarksTokensAsTheModelDoes) {
+  for (const std::string mark : {"image", "except"}) {
+    for (const bool marks : {false, true}) {
+      const History model =
+          *ParseHistory("kvt1 cap=4 | put 0*3" +
+                        (marks ? " " + mark + "=2" : "") + " | drop 0:1-");
+      const std::vector<History> all = AllOf(model);
+      const auto count =
+          std::count_if(all.begin(), all.end(), [&](const History& one) {
+            return ToText(one).find(" " + mark + "=0") != std::string::npos;
+          });
+      EXPECT_EQ(count > 0, marks) << mark;
+    }
+  }
+}
+
+// All kinds of operations, up to the last one.
+TEST(Catalog, HasCallsInAnyOrder) {
+  const std::string setup =
+      "kvt1 kind=wrapper caches=causal cells=1 layers=2 | ";
+  std::set<std::string> texts;
+  const std::string ops =
+      "put 0*1 | start 0*1 | store | layer 1 | type 0 | except 0 | cached | "
+      "snapshot 0 | add 0>1 | read";
+  for (const History& one : AllOf(*ParseHistory(setup + ops))) {
+    texts.insert(ToText(one));
+  }
+  for (const std::string line :
+       {"put 0*1 | add 0>1", "put 0*1 | layer 0 | read",
+        "put 0*1 | type 0 | read", "put 0*1 | cached | read"}) {
+    EXPECT_TRUE(texts.contains(setup + line)) << line;
+  }
+}
+
+// Nothing is asked of tokens that a legal client has removed.
+TEST(Catalog, FollowsWhereSequencesEnd) {
+  std::set<std::string> texts;
+  const History model = *ParseHistory(
+      "kvt1 cells=8 legal=1 | put 0*3 | put 0*3 | drop 0:1- | copy 0>1:1 | ask "
+      "1@1 | put 1*1");
+  for (const History& one : AllOf(model)) {
+    const std::string text = ToText(one);
+    texts.insert(text.substr(text.find('|')));
+  }
+  EXPECT_TRUE(texts.contains("| put 0*2 | drop 0:1- | ask 0@1"));
+  EXPECT_FALSE(texts.contains("| put 0*2 | drop 0:1- | ask 0@2"));
+  EXPECT_TRUE(texts.contains("| put 0*2 | copy 0>1:2 | put 1*1"));
+  EXPECT_FALSE(texts.contains("| put 0*2 | copy 0>1:3 | put 1*1"));
+}
+
+TEST(Rebuild, MakesTheStateInOneBatch) {
+  const History history = *ParseHistory(
+      "kvt1 cells=6 | put 0*1 | put 1*1 | put 0*2 | copy 0>2:1 | drop 1:0- | "
+      "ask 0@1");
+  EXPECT_EQ(ToText(*Rebuilt(history, 1)),
+            "kvt1 cells=6 | put 0*1 3*1 0*2@+1 | copy 0>2:1 | drop 3:0- | "
+            "ask 0@1");
+  EXPECT_EQ(ToText(*Rebuilt(history, 3)),
+            "kvt1 cells=6 | put 0*1 1*1 0*2@+1 | copy 0>2:1 | drop 1:0- | "
+            "ask 0@1");
+  EXPECT_FALSE(Rebuilt(history, 5));
+  EXPECT_FALSE(Rebuilt(*ParseHistory("kvt1 cap=0 | put 0*1 | get | get"), 1));
+  EXPECT_FALSE(Rebuilt(*ParseHistory("kvt1 kind=wrapper caches=causal/causal "
+                                     "cells=2 | put 0*1 | put 0*1 | get"),
+                       1));
+}
+
+// Whatever is written can be read.
+TEST(Rebuild, GoesUpToTheLargestPosition) {
+  const History history = *ParseHistory(
+      "kvt1 cells=8 | put 0*1@+2147483646 | put 0*3 2147483647*1 | "
+      "copy 0>1:2147483647 | get");
+  const std::optional<History> rebuilt = Rebuilt(history, 1);
+  ASSERT_TRUE(rebuilt.has_value());
+  const auto again = ParseHistory(ToText(*rebuilt));
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(ToText(*again), ToText(*rebuilt));
+}
+
+TEST(Rebuild, KeepsTheOrderOfPositions) {
+  const History history = *ParseHistory(
+      "kvt1 cells=8 | put 0*3r | put 1*2= | put 0*1@+1 | put 2*1 | drop 0:0-0 |"
+      " get");
+  EXPECT_EQ(ToText(*Rebuilt(history, 1)),
+            "kvt1 cells=8 | put 0*3r 1*2= 0*1@+4 2*1 | get");
+}
+
+TEST(Rebuild, PutsAllTokensAtOnce) {
+  const auto at_once = [](const std::string& line) {
+    const auto made = PutAtOnce(*ParseHistory(line));
+    return made ? ToText(*made) : "";
+  };
+  EXPECT_EQ(at_once("kvt1 cap=5 legal=1 | put 0*4 1*1 | get | put 1*4"),
+            "kvt1 cells=9 legal=1 | put 0*9");
+  EXPECT_EQ(at_once("kvt1 cap=5 | get | copy 0>1:2"), "");
+  EXPECT_EQ(at_once("kvt1 cap=5 | put 0*4000 | put 0*free"), "");
+  EXPECT_EQ(at_once("kvt1 | put 0*4000 | put 1*96"),
+            "kvt1 cells=4096 | put 0*4096");
+  EXPECT_EQ(at_once("kvt1 | put 0*4000 | put 1*97"), "");
+}
+
+// Of a thousand operations in a cache of hundreds of cells, leaving out what is
+// not needed takes all the time that there is.
+TEST(Shrink, LooksLittleUpAfterMuchWork) {
+  const auto tries = [](const std::string& line, std::size_t gets) {
+    History history = *ParseHistory(line);
+    const std::vector<Op> pair = {history.ops.begin() + 1, history.ops.end()};
+    history.ops.resize(1);
+    for (int i = 0; i < 8; ++i) {
+      history.ops.insert(history.ops.end(), gets, pair[0]);
+      history.ops.push_back(pair[1]);
+    }
+    std::size_t count = 0;
+    const Rerun rerun = [&](const History& one) -> std::optional<Difference> {
+      ++count;
+      const auto& segments = one.ops.front().segments;
+      if (segments.empty() || segments.front().count != 37) return std::nullopt;
+      if (std::ranges::count(one.ops, pair[1].kind, &Op::kind) < 8) {
+        return std::nullopt;
+      }
+      return Difference{
+          .step = one.ops.size() - 1, .check = "subject: cells", .text = ""};
+    };
+    EXPECT_EQ(Shrink(history, rerun).ops.size(), 9U);
+    return count;
+  };
+  const std::size_t all = tries("kvt1 cells=37 | put 0*37 | get | causal 0", 0);
+  EXPECT_GT(all, 10000U);
+  EXPECT_LT(tries("kvt1 cells=700 | put 0*37 | get | causal 0", 125), all / 2);
+}
+
+// Resumes nothing that lies in cells of another order than its positions.
+class ResumesInOrder : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Result<bool> CanResume(int seq, std::int32_t pos) override {
+    std::vector<CellEntry> cells;
+    ListCells(cells);
+    std::int32_t last = -1;
+    for (const CellEntry& entry : cells) {
+      if (entry.sequence != seq) continue;
+      if (entry.position < last) return false;
+      last = entry.position;
+    }
+    return ForwardingCache::CanResume(seq, pos);
+  }
+};
+
+TEST(Shrink, WritesOutWhatALegalClientDoes) {
+  for (std::uint64_t number = 0, legal = 0; legal < 50; ++number) {
+    const History history = MakeHistory(1, number, {}, 60);
+    if (!history.setup.legal) continue;
+    ++legal;
+    const History open = InTheOpen(history);
+    EXPECT_FALSE(open.setup.legal);
+    const Subject twin = TwinSubject("optimized");
+    const RunResult want = RunHistory(history, twin);
+    const RunResult got = RunHistory(open, twin);
+    EXPECT_EQ(got.operations, want.operations) << ToText(history);
+    EXPECT_EQ(got.digest, want.digest) << ToText(history) << ToText(open);
+  }
+}
+
+TEST(Shrink, LeavesAHistoryThatPassesAsItIs) {
+  const History history = *ParseHistory("kvt1 cells=4 | put 0*2 | get");
+  EXPECT_EQ(ToText(Shrink(history, TwinSubject("reference"))), ToText(history));
+}
+
+// Nearly every history fails, but in another way than the one that was found.
+TEST(Shrink, KeepsToTheFailureThatItBeganWith) {
+  const Rerun rerun = [](const History& history) -> std::optional<Difference> {
+    for (std::size_t i = 0; i < history.ops.size(); ++i) {
+      if (history.ops[i].kind == OpKind::kDrop) {
+        return Difference{.step = i, .check = "subject: cells", .text = ""};
+      }
+    }
+    return Difference{.check = "reference: result", .text = ""};
+  };
+  const History shrunk = Shrink(
+      *ParseHistory("kvt1 cells=4 | put 0*3 | get | drop 0:1- | get"), rerun);
+  ASSERT_EQ(shrunk.ops.size(), 1U) << ToText(shrunk);
+  EXPECT_EQ(shrunk.ops[0].kind, OpKind::kDrop);
+}
+
+TEST(Shrink, FindsTheLeastDimensions) {
+  for (const RowDims least : {RowDims{1, 1, 2}, RowDims{1, 1, 3},
+                              RowDims{2, 1, 1}, RowDims{1, 2, 1}}) {
+    const Rerun rerun =
+        [&](const History& history) -> std::optional<Difference> {
+      const RowDims& rows = history.setup.rows;
+      if (rows.k_head_dim < least.k_head_dim ||
+          rows.kv_heads < least.kv_heads ||
+          rows.v_head_dim < least.v_head_dim) {
+        return std::nullopt;
+      }
+      return Difference{.check = "subject: K bytes", .text = ""};
+    };
+    const History shrunk =
+        Shrink(*ParseHistory("kvt1 cells=4 dims=6,3,5 | put 0*3"), rerun);
+    EXPECT_EQ(shrunk.setup.rows, least) << ToText(shrunk);
+  }
+}
+
+// A reference cache that answers through `Faulty`, which forwards to it.
+template <class Faulty>
+Result<std::unique_ptr<Cache>> MakeFaulty(const CacheSpec& spec) {
+  auto cache = MakeCache(spec, "reference");
+  if (!cache.ok()) return cache.status();
+  return std::unique_ptr<Cache>(std::make_unique<Faulty>(std::move(*cache)));
+}
+
+// Bounds of a range are tried from 0 to 3, and then halved.
+TEST(Shrink, FindsTheLeastBoundsOfARange) {
+  const auto least = [](const std::string& line, auto fails) {
+    const Rerun rerun = [&](const History& one) -> std::optional<Difference> {
+      Difference difference;
+      difference.check = "subject: cells";
+      for (const Op& op : one.ops) {
+        if (op.kind == OpKind::kDrop && fails(op)) return difference;
+        ++difference.step;
+      }
+      return std::nullopt;
+    };
+    const History shrunk = Shrink(*ParseHistory(line), rerun);
+    EXPECT_EQ(shrunk.ops.size(), 1U) << ToText(shrunk);
+    return shrunk.ops[0];
+  };
+  for (int bound = 0; bound <= 4; ++bound) {
+    const Op begin = least("kvt1 cells=9 | put 0*9 | drop 0:8-", [=](auto& op) {
+      return !op.begin.from_end && op.begin.offset >= bound;
+    });
+    EXPECT_EQ(begin.begin.offset, bound);
+    const Op end = least("kvt1 cells=9 | put 0*9 | drop 0:0-8", [=](auto& op) {
+      return !op.open && !op.end.from_end && op.end.offset >= bound;
+    });
+    EXPECT_EQ(end.end.offset, bound);
+  }
+}
+
+TEST(Shrink, GivesOneLineWhereNoStepLeadsToIt) {
+  const Subject subject = {.name = "faulty",
+                           .make = MakeFaulty<ResumesInOrder>};
+  std::map<std::string, int> lines;
+  for (std::uint64_t number = 0, failed = 0; failed < 20; ++number) {
+    const History history = MakeHistory(1, number, {}, 60);
+    if (!RunHistory(history, subject).difference) continue;
+    ++failed;
+    ++lines[ToText(Shrink(history, subject))];
+  }
+  EXPECT_GE(lines["kvt1 cells=2 | put 0*2r | ask 0@0"], 18)
+      << testing::PrintToString(lines);
+}
+
+// Clears all sequences that share a token with the one that is to be cleared.
+class ClearsSharers : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const bool clears = begin == 0 && end == kOpenEnd;
+    std::vector<CellEntry> cells;
+    if (clears) ListCells(cells);
+    std::set<int> held;
+    for (const CellEntry& entry : cells) {
+      if (entry.sequence == seq) held.insert(entry.cell);
+    }
+    for (const CellEntry& entry : cells) {
+      if (held.contains(entry.cell)) {
+        EXPECT_TRUE(ForwardingCache::Remove(entry.sequence, 0, end).ok());
+      }
+    }
+    return ForwardingCache::Remove(seq, begin, end);
+  }
+};
+
+// The shortest lines of a faulty backend that takes legal clients only, and how
+// often each was found.
+std::map<std::string, int> LinesOfLegalClients(int histories) {
+  Subject subject;
+  subject.name = "faulty";
+  subject.make_of = [](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
+    return MakeFaulty<ClearsSharers>(setup.spec);
+  };
+  subject.tried_outside_of_life = false;
+  subject.level = Level::kEntitlement;
+  subject.abilities.kinds = KVTWIN_HAS_CAUSAL | KVTWIN_HAS_SWA;
+  subject.abilities.can &=
+      ~std::uint32_t{KVTWIN_CAN_ANY_ORDER | KVTWIN_CAN_REFUSE_MISUSE};
+  std::map<std::string, int> lines;
+  for (std::uint64_t number = 0; histories > 0; ++number) {
+    History history = MakeHistory(1, number, {}, 60);
+    subject.abilities.Fit(history.setup);
+    if (!RunHistory(history, subject).difference) continue;
+    --histories;
+    ++lines[ToText(Shrink(history, subject))];
+  }
+  return lines;
+}
+
+TEST(Shrink, GivesOneLineOfLegalClientsWhereNoStepLeadsToIt) {
+  const std::map<std::string, int> want = {
+      {"kvt1 cap=2 legal=1 | put 0*2 | copy 0>1:1 | put 0*1 1*1", 5}};
+  EXPECT_EQ(LinesOfLegalClients(5), want);
+}
+
+// Tells the active cache of a wrapper of a layer, and no other.
+class TellsTheActiveCache : public ForwardingCache {
+ public:
+  using ForwardingCache::ForwardingCache;
+  Status SetLayer(int layer) override {
+    Status status = ForwardingCache::SetLayer(layer);
+    if (status.ok()) layers_[active_] = layer;
+    return status;
+  }
+  Status SetLayerType(int type) override {
+    Status status = ForwardingCache::SetLayerType(type);
+    return status.ok() ? Become(type) : status;
+  }
+  Status StartForward(const Batch& batch, bool reserve) override {
+    Status status = ForwardingCache::StartForward(batch, reserve);
+    return status.ok() ? Become(0) : status;
+  }
+
+ private:
+  Status Become(int type) {
+    active_ = type;
+    return ForwardingCache::SetLayer(layers_[type]);
+  }
+
+  int active_ = 0;
+  std::map<int, int> layers_;
+};
+
+TEST(Shrink, GivesOneLineOfCallsInAnyOrder) {
+  const Subject subject = {.name = "faulty",
+                           .make = MakeFaulty<TellsTheActiveCache>,
+                           .tried_outside_of_life = false};
+  std::map<std::string, int> lines;
+  for (std::uint64_t number = 0, failed = 0; failed < 8; ++number) {
+    const History history =
+        MakeHistory(2, number, Kind::kWrapper, 60, 0, /*rarities=*/true);
+    if (!RunHistory(history, subject).difference) continue;
+    ++failed;
+    ++lines[ToText(Shrink(history, subject, Kind::kWrapper))];
+  }
+  const std::map<std::string, int> want = {
+      {"kvt1 kind=wrapper caches=causal/causal cells=1 layers=2 | put 0*1 | "
+       "type 0 | read",
+       8}};
+  EXPECT_EQ(lines, want);
+}
+
+}  // namespace
+}  // namespace kvtwin::props

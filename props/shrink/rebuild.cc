@@ -1,0 +1,193 @@
+#include "props/shrink/rebuild.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "props/compare/runner.h"
+#include "props/compare/step.h"
+
+namespace kvtwin::props {
+namespace {
+
+// The next number, but for the largest.
+int After(std::int64_t number) {
+  return static_cast<int>(std::min<std::int64_t>(number + 1, kOpenEnd));
+}
+
+// Makes the segment one longer, if the position goes on with it.
+bool Extend(Segment& segment, int seq, std::int64_t position) {
+  using Order = Segment::Order;
+  if (segment.seq != seq) return false;
+  const auto is = [&](Order order, std::int64_t next) {
+    if (segment.count > 1 && segment.order != order) return false;
+    if (position != next) return false;
+    segment.order = order;
+    return true;
+  };
+  const std::int64_t delta = segment.delta;
+  if (is(Order::kDown, delta - 1)) {
+    --segment.delta;
+  } else if (!is(Order::kUp, delta + segment.count) &&
+             !is(Order::kSame, delta)) {
+    return false;
+  }
+  ++segment.count;
+  return true;
+}
+
+class Builder {
+ public:
+  Builder(int first_id, int unused) : first_id_(first_id), unused_(unused) {}
+
+  void Add(const Held& held) {
+    while (next_ < held.cell) Token(unused_, next_ - first_free_);
+    AddAnywhere(held);
+    first_free_ = next_;
+  }
+
+  // In the next cell, not in its own. `after`: where positions go on from.
+  void AddAnywhere(const Held& held, std::int64_t after = 0) {
+    const int seq = held.sequences.front() - first_id_;
+    Token(seq, static_cast<int>(held.position - after));
+    for (const int id : held.sequences) {
+      if (id - first_id_ == seq) continue;
+      int& end = copies_[{seq, id - first_id_}];
+      end = std::max(end, After(held.position));
+    }
+  }
+
+  std::vector<Op> Ops() const {
+    Op put;
+    put.segments = segments_;
+    std::vector<Op> ops = {put};
+    for (const auto& [pair, end] : copies_) {
+      Op& copy = ops.emplace_back();
+      copy.kind = OpKind::kCopy;
+      copy.seq = pair.first;
+      copy.dst = pair.second;
+      copy.end.offset = end;
+    }
+    const bool holes = std::any_of(
+        segments_.begin(), segments_.end(),
+        [&](const Segment& segment) { return segment.seq == unused_; });
+    if (holes) {
+      Op& drop = ops.emplace_back();
+      drop.kind = OpKind::kDrop;
+      drop.seq = unused_;
+      drop.open = true;
+    }
+    return ops;
+  }
+  int tokens() const { return next_; }
+
+ private:
+  void Token(int seq, int position) {
+    ++next_;
+    if (!segments_.empty() && Extend(segments_.back(), seq, position)) return;
+    segments_.push_back({.seq = seq, .count = 1, .delta = position});
+  }
+
+  int first_id_;
+  int unused_;
+  int next_ = 0;        // The first cell that is not filled yet.
+  int first_free_ = 0;  // Of a hole.
+  std::vector<Segment> segments_;
+  std::map<std::pair<int, int>, int> copies_;
+};
+
+// One batch as the cells are, and copies.
+std::vector<Op> InTheirCells(const std::vector<Held>& cells, Builder builder) {
+  for (const Held& held : cells) builder.Add(held);
+  return builder.Ops();
+}
+
+// Where that would copy over what a sequence has of its own: what is shared,
+// the copies, and then the rest.
+std::vector<Op> SharedFirst(const std::vector<Held>& cells,
+                            const Builder& builder) {
+  Builder shared = builder;
+  Builder own = builder;
+  std::map<int, std::int64_t> ends;
+  for (const Held& held : cells) {
+    if (held.sequences.size() == 1) continue;
+    shared.AddAnywhere(held);
+    for (const int id : held.sequences) {
+      ends[id] = std::max(ends[id], std::int64_t{held.position} + 1);
+    }
+  }
+  for (const Held& held : cells) {
+    if (held.sequences.size() > 1) continue;
+    own.AddAnywhere(held, ends[held.sequences.front()]);
+  }
+  std::vector<Op> ops = shared.Ops();
+  if (own.tokens() > 0) ops.push_back(own.Ops().front());
+  return ops;
+}
+
+// Whether a sequence that others share tokens with has some of its own.
+bool CopiesHideTokens(const std::vector<Held>& cells) {
+  std::set<int> copies;
+  for (const Held& held : cells) {
+    const auto& all = held.sequences;
+    if (!all.empty()) copies.insert(all.begin() + 1, all.end());
+  }
+  return std::any_of(cells.begin(), cells.end(), [&](const Held& held) {
+    return copies.contains(held.sequences.front());
+  });
+}
+
+}  // namespace
+
+std::optional<History> Rebuilt(const History& history, std::size_t kept) {
+  if (history.setup.spec.kind == Kind::kWrapper ||
+      history.ops.size() <= kept + 1) {
+    return std::nullopt;
+  }
+  History before = history;
+  before.ops.resize(history.ops.size() - kept);
+  const std::unique_ptr<Cache> cache = ReferenceAfter(before);
+  if (cache == nullptr) return std::nullopt;
+  const std::vector<Held> cells = HeldCells(*cache);
+  if (cells.empty()) return std::nullopt;
+  int unused = 0;
+  const int first_id = history.setup.first_id;
+  for (const Held& held : cells) {
+    for (const int id : held.sequences) {
+      unused = std::max(unused, After(id - first_id));
+    }
+  }
+  const Builder builder(first_id, unused);
+  History rebuilt{.setup = history.setup,
+                  .ops = CopiesHideTokens(cells)
+                             ? SharedFirst(cells, builder)
+                             : InTheirCells(cells, builder)};
+  rebuilt.setup.legal = false;
+  SetCells(cache->CellCount(), rebuilt.setup);
+  int& batch = rebuilt.setup.init.max_batch;
+  batch = std::max(batch, cache->CellCount());
+  rebuilt.ops.insert(rebuilt.ops.end(),
+                     history.ops.end() - static_cast<std::ptrdiff_t>(kept),
+                     history.ops.end());
+  return rebuilt;
+}
+
+std::optional<History> PutAtOnce(const History& history) {
+  constexpr std::int64_t kMost = 4096;
+  std::int64_t tokens = 0;
+  for (const Op& op : history.ops) {
+    for (const Segment& segment : op.segments) tokens += segment.count;
+  }
+  if (tokens < 1 || tokens > kMost) return std::nullopt;
+  Op put;
+  put.segments.emplace_back().count = static_cast<int>(tokens);
+  History rebuilt{.setup = history.setup, .ops = {put}};
+  SetCells(static_cast<int>(tokens), rebuilt.setup);
+  return rebuilt;
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,191 @@
+// Right caches by the rules of each profile, written by another hand than the
+// ledger and the twins: each keeps its tokens in another way, and draws what
+// its profile leaves open. Whoever judges them must find nothing, and must find
+// what is planted in them.
+
+#ifndef KVTWIN_PROPS_TESTING_OTHER_CACHES_H_
+#define KVTWIN_PROPS_TESTING_OTHER_CACHES_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvtwin/cache.h"
+#include "props/base/shifting.h"
+#include "props/compare/runner.h"
+
+namespace kvtwin::props {
+
+// The fault that is planted.
+enum class Fault {
+  kNone,
+  kShortWindow,     // The oldest position of a window is hidden.
+  kLongWindow,      // One position more than the window is seen.
+  kSeesTheFuture,   // A row sees the next token of its batch, too.
+  kMixesRows,       // Two columns of four or more swap their V.
+  kKeepsRemoved,    // The first token of a tail stays.
+  kCopiesShort,     // The last token of a copy is left out.
+  kForgetsTheTurn,  // A token moves, and its K row is as it was.
+  kTakesAnyBatch,   // Positions that do not go on are not refused.
+  kAlwaysResumes,   // can_resume says yes.
+  kFullTooEarly,    // cache_full with room for a token.
+  kSeesOthers,      // Tokens of another sequence at the row's position.
+  kEvictsTooMuch,   // One position more than the memory allows.
+};
+inline constexpr std::array kFaults = {
+    Fault::kShortWindow,    Fault::kLongWindow,    Fault::kSeesTheFuture,
+    Fault::kMixesRows,      Fault::kKeepsRemoved,  Fault::kCopiesShort,
+    Fault::kForgetsTheTurn, Fault::kTakesAnyBatch, Fault::kAlwaysResumes,
+    Fault::kFullTooEarly,   Fault::kSeesOthers,    Fault::kEvictsTooMuch};
+
+// Rows of a token, by layer.
+using OtherRows = std::map<int, KvRows>;
+
+// The part that all these caches share: drawn choices, rows, and views. Each
+// family keeps its tokens in its own way, and by its own rules.
+class OtherCache : public Cache, public Shifting {
+ public:
+  OtherCache(const CacheSpec& spec, std::uint64_t choices, Fault fault)
+      : spec_(spec), random_(choices), fault_(fault) {}
+
+  Status SetConfig(const CacheConfig& config) override;
+  Status Init(DType dtype, int max_sequences, int capacity,
+              int max_batch) override;
+  void Close() override {}
+  Status SetLayer(int layer) override;
+  Status StartForward(const Batch& batch, bool reserve) override;
+  Status SetCausal(std::span<const int> except) override;
+  Status Put(const TensorView& key, const TensorView& value) override;
+  Result<KvView> Get() override;
+  Status CopyPrefix(int src, int dst, std::int32_t len) override;
+  Result<bool> CanResume(int seq, std::int32_t pos) override;
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override;
+  Status Shift(int seq, std::int32_t begin, std::int32_t end,
+               std::int32_t delta) override;
+  Status SetLayerType(int) override;
+  Cache* UnderlyingCache() override { return this; }
+  Result<bool> EncoderCached() override;
+  int CellCount() const override { return 0; }
+  std::span<const int> BatchCells() const override { return {}; }
+  void ListCells(std::vector<CellEntry>& out) const override { out.clear(); }
+
+  // The answer to a call, and its effect once the answer is ok: a wrapper asks
+  // all of its caches first.
+  Status BatchAnswer(const Batch& batch) const;
+  void Begin(const Batch& batch);
+  virtual Status RemoveAnswer(int seq, std::int64_t begin,
+                              std::int64_t end) const = 0;
+  virtual void DoRemove(int seq, std::int64_t begin, std::int64_t end) = 0;
+  virtual Status CopyAnswer(int src, int dst, std::int32_t len) const;
+  virtual void DoCopy(int src, int dst, std::int32_t len) = 0;
+  virtual Status ShiftAnswer() const;
+  virtual void DoShift(int, std::int64_t, std::int64_t, std::int32_t) {}
+  bool Resumes(int seq, std::int32_t pos) const;
+
+ protected:
+  struct Item {
+    std::int64_t position = 0;
+    std::shared_ptr<OtherRows> rows;
+  };
+  struct Row {  // Of the batch.
+    std::int64_t position = 0;
+    int sequence = 0;
+    bool excepted = false;
+  };
+  struct Stored {
+    Item item;
+    int sequence = 0;
+  };
+
+  virtual bool WindowCountsQuery() const { return true; }
+  virtual bool KeepsTheFirst() const { return false; }
+  // Whether the positions are what may come next.
+  virtual bool GoesOn(int seq, std::int64_t position) const = 0;
+  // Finds a place for a token; its rows are the answer.
+  virtual void MakeRoom(const Batch& batch) = 0;
+  virtual std::shared_ptr<OtherRows> Store(int seq, std::int64_t position) = 0;
+  // Once for each sequence that has it.
+  virtual std::vector<Stored> All() const = 0;
+  virtual bool StillHas(int seq, std::int32_t pos) const = 0;
+  virtual bool InWindow(const Row& row, const Stored& token) const;
+
+  bool Coin() { return Draw(2) == 0; }
+  int Draw(int count);
+  bool Is(Fault fault) const { return fault_ == fault; }
+  // `position` before the first one of the sequence in the batch.
+  static std::map<int, std::int64_t> Lows(const Batch& batch);
+  Status Turn(std::int32_t delta, OtherRows& rows) const;
+  // For so many tokens more; those of `replaced` leave.
+  bool HasRoom(const std::map<int, std::int64_t>& more, std::int64_t last,
+               int replaced = -1) const;
+  // Evicted is what is so far behind where a sequence goes on.
+  std::int64_t Kept() const {
+    return *keep_ - (Is(Fault::kEvictsTooMuch) ? 1 : 0);
+  }
+  // How far a row sees.
+  std::int64_t Seen() const {
+    return *reach_ - (Is(Fault::kShortWindow) ? 1 : 0) +
+           (Is(Fault::kLongWindow) ? 1 : 0);
+  }
+
+  CacheSpec spec_;
+  CacheConfig config_;
+  DType dtype_ = DType::kF32;
+  int max_sequences_ = 0;
+  int capacity_ = 0;
+  int max_batch_ = 0;
+  std::optional<std::int64_t> reach_;  // Positions before a row's own.
+  std::optional<std::int64_t> keep_;   // Positions before where it goes on.
+  // Drawn by Init.
+  bool shares_ = false;      // Copies are of the same rows.
+  bool takes_tail_ = false;  // [2, 5) of five tokens is the end.
+  bool tight_ = false;       // Refuses where it may.
+  int says_no_ = 0;          // can_resume: never, sometimes, always.
+
+ private:
+  struct Column {
+    const KvRows* rows = nullptr;
+    std::vector<bool> seen;
+  };
+  bool Sees(const Row& row, const Stored& token) const;
+  std::vector<Column> Columns();
+  void AddNoise(std::vector<Column>& columns);
+  TensorView Gather(const std::vector<Column>& columns,
+                    DenseTensor KvRows::*part, std::vector<std::byte>& bytes);
+
+  std::uint64_t random_;
+  Fault fault_;
+  bool shuffles_ = false;
+  int noise_ = 0;       // Hidden columns.
+  int extra_rows_ = 0;  // Of the mask.
+  int gap_ = 0;         // Bytes between columns.
+  int layer_ = 0;
+  bool in_pass_ = false;
+  std::vector<Row> batch_;
+  std::vector<std::shared_ptr<OtherRows>> batch_rows_;
+  std::map<int, KvRows> garbage_;  // By layer, of the layer's dimensions.
+  // The bytes of the current view.
+  std::vector<std::byte> key_;
+  std::vector<std::byte> value_;
+  std::vector<float> mask_;
+};
+
+// A cache of a profile's, wrappers too; `choices` draw what is left open.
+std::unique_ptr<Cache> MakeOtherCache(std::string_view profile,
+                                      const CacheSpec& spec,
+                                      std::uint64_t choices, Fault fault);
+
+// Such caches with their abilities, driven live. `any_order`: with all
+// abilities; else by legal clients only.
+Subject OtherSubject(std::string_view profile, std::uint64_t choices,
+                     bool any_order, Fault fault = Fault::kNone);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_TESTING_OTHER_CACHES_H_

@@ -1,0 +1,466 @@
+// A pool of another hand, for tests: it can follow the rules of
+// core/pool_rules.h, and have a fault.
+
+#ifndef KVTWIN_PROPS_TESTING_OTHER_POOL_H_
+#define KVTWIN_PROPS_TESTING_OTHER_POOL_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/pool_rules.h"
+#include "kvtwin/pool_backend.h"
+
+namespace kvtwin::props {
+
+enum class Fault {
+  kNone,
+  kSwapsAcrossKeys,    // Duplicates are looked for without the salt.
+  kSwapsByBlock,       // And by the tokens of the block alone.
+  kSwapForgetsOwner,   // The block that is swapped in is not owned.
+  kWritesInShared,     // Any append goes to a shared block in place.
+  kRecomputesAtStart,  // The last token's row goes to the block's first slot.
+  kFindsOneMore,       // The last token is found where it was never computed.
+  kFreesEarly,         // Blocks leave one block before the window does.
+  kShowsFreed,         // Views begin with rows of blocks that are gone.
+  kStartsLate,         // Views say a position that is too high.
+  kStores64,           // Of an append, no more than 64 rows are stored.
+};
+
+// A pool for all three rules: a hash table of blocks, as engines in Python have
+// it, which takes the block of the highest number first.
+class OtherPool {
+ public:
+  inline static PoolRules rules;  // Of the pools to come.
+  inline static Fault fault = Fault::kNone;
+
+  explicit OtherPool(const kvtwin_pool_params& params) : is_(params) {
+    blocks_.resize(static_cast<std::size_t>(is_.blocks));
+    for (Block& block : blocks_) {
+      for (const int row : {KeyRow(), ValueRow()}) {
+        block.rows.emplace_back(
+            static_cast<std::size_t>(is_.layers * is_.block_size * row));
+      }
+    }
+  }
+
+  int Open(const kvtwin_prompt& prompt) {
+    const int made = next_++;
+    Sequence& opened = sequences_[made];
+    opened.appended.resize(static_cast<std::size_t>(is_.layers));
+    opened.key = std::string(prompt.salt == nullptr ? "" : prompt.salt) + "\n";
+    for (std::size_t i = 0; i < prompt.extra_count; ++i) {
+      opened.key += std::string(prompt.extra[i]) + "\n";
+    }
+    const std::vector<int> tokens(prompt.tokens,
+                                  prompt.tokens + prompt.token_count);
+    const auto all = static_cast<int>(tokens.size());
+    const int most = rules.recomputes_last ? all : all - 1;
+    for (int whole = most / size(); whole > 0; --whole) {
+      if (whole * size() <= is_.max_seq_len && Take(opened, tokens, whole)) {
+        break;
+      }
+    }
+    const int found = static_cast<int>(opened.table.size()) * size();
+    opened.len = found;
+    if (found > 0 && found == all) {
+      opened.len = all - 1;
+      opened.again = true;
+    } else if (fault == Fault::kFindsOneMore && found + 1 < all && found > 0 &&
+               size() > 1) {
+      // The length ends within a block.
+      opened.len = found - 1;
+    }
+    opened.tokens.assign(tokens.begin(), tokens.begin() + opened.len);
+    opened.known = opened.len;
+    return made;
+  }
+
+  int Fork(int sequence, int len) {
+    const int made = next_++;
+    const Sequence& from = sequences_.at(sequence);
+    Sequence forked = from;
+    forked.again = false;
+    forked.appended.assign(forked.appended.size(), 0);
+    forked.table.resize(static_cast<std::size_t>(BlocksFor(len)));
+    for (const int block : forked.table) {
+      if (block >= 0) ++At(block).owners;
+    }
+    Cut(forked, len);
+    sequences_[made] = forked;
+    return made;
+  }
+
+  int Append(int sequence, int layer, const kvtwin_tensor& key,
+             const kvtwin_tensor& value) {
+    Sequence& to = sequences_.at(sequence);
+    const auto count = static_cast<int>(key.shape[2]);
+    const int end = to.len + count;
+    if (end > is_.max_seq_len) return KVTWIN_CACHE_FULL;
+    LeaveWindow(to);
+    const int first = to.len / size();
+    int needed = 0;
+    for (int i = first; i < BlocksFor(end); ++i) {
+      if (i >= std::ssize(to.table) || !MayWrite(to, i)) ++needed;
+    }
+    if (needed > Room()) return KVTWIN_CACHE_FULL;
+    for (int i = first; i < BlocksFor(end); ++i) Own(to, i);
+    const int stored = fault == Fault::kStores64 ? std::min(count, 64) : count;
+    for (int i = 0; i < stored; ++i) {
+      const int position = to.len + i;
+      const int block = to.table[static_cast<std::size_t>(position / size())];
+      int offset = position % size();
+      if (fault == Fault::kRecomputesAtStart && to.again && i == 0) offset = 0;
+      Store(key, i, Row(block, 0, layer, offset), KeyRow());
+      Store(value, i, Row(block, 1, layer, offset), ValueRow());
+    }
+    to.appended[static_cast<std::size_t>(layer)] = count;
+    return KVTWIN_OK;
+  }
+
+  void Commit(int sequence, const std::int32_t* tokens, int count) {
+    Sequence& to = sequences_.at(sequence);
+    if (tokens != nullptr && to.known == to.len) to.known += count;
+    for (int i = 0; i < count; ++i) {
+      to.tokens.push_back(tokens == nullptr ? -1 : tokens[i]);
+    }
+    if (count > 0) to.again = false;
+    const int before = to.len;
+    Cut(to, before + count);
+    to.appended.assign(to.appended.size(), 0);
+    for (int i = before / size(); i < to.known / size(); ++i) Register(to, i);
+  }
+
+  void Truncate(int sequence, int len) {
+    Sequence& of = sequences_.at(sequence);
+    if (len < of.len) of.again = false;
+    Cut(of, len);
+    of.appended.assign(of.appended.size(), 0);
+  }
+
+  void Free(int sequence) {
+    Cut(sequences_.at(sequence), 0);
+    sequences_.erase(sequence);
+  }
+
+  int SeqLen(int sequence) const { return sequences_.at(sequence).len; }
+
+  std::vector<kvtwin_paged_view> Views(int sequence, int layer) {
+    const Sequence& of = sequences_.at(sequence);
+    const int end = of.len + of.appended[static_cast<std::size_t>(layer)];
+    std::vector<kvtwin_paged_view> views;
+    int start = of.from;
+    if (fault == Fault::kShowsFreed && start >= size()) start -= size();
+    while (start < end) {
+      const int index = start / size();
+      const int stop = std::min(end, (index + 1) * size());
+      int block = of.table[static_cast<std::size_t>(index)];
+      if (block < 0) block = 0;  // By kShowsFreed.
+      kvtwin_paged_view view{};
+      view.key = TensorOf(block, 0, layer, start % size(), stop - start);
+      view.value = TensorOf(block, 1, layer, start % size(), stop - start);
+      const bool late = fault == Fault::kStartsLate && of.from > 0;
+      view.start = start + (late ? 1 : 0);
+      view.length = stop - start;
+      view.block = block;
+      views.push_back(view);
+      start = stop;
+    }
+    return views;
+  }
+
+  std::vector<std::int64_t> Slots(int sequence, int begin, int end) const {
+    const Sequence& of = sequences_.at(sequence);
+    std::vector<std::int64_t> slots;
+    for (int p = begin; p < end; ++p) {
+      const int block = of.table[static_cast<std::size_t>(p / size())];
+      slots.push_back(block < 0 ? -1 : block * size() + p % size());
+    }
+    return slots;
+  }
+
+  kvtwin_usage Usage() const {
+    kvtwin_usage usage{};
+    for (const Block& block : blocks_) {
+      if (block.owners > 0) ++usage.used;
+      if (block.owners > 1) ++usage.shared;
+      if (block.owners == 0 && !block.hash.empty()) ++usage.cached;
+    }
+    usage.free = is_.blocks - usage.used - usage.cached;
+    return usage;
+  }
+
+ private:
+  struct Block {
+    int owners = 0;
+    std::string hash;  // That a prompt finds it by; or none.
+    std::vector<std::vector<float>> rows;  // Of K, of V.
+  };
+  struct Sequence {
+    std::string key;
+    std::vector<int> table;  // -1: gone.
+    std::vector<int> tokens;
+    int len = 0;
+    int known = 0;  // Tokens from the start on.
+    int from = 0;   // The first position that has rows.
+    bool again = false;
+    std::vector<int> appended;
+  };
+
+  int size() const { return is_.block_size; }
+  int BlocksFor(int tokens) const { return (tokens + size() - 1) / size(); }
+  int KeyRow() const { return is_.k_head_dim * is_.kv_heads; }
+  int ValueRow() const { return is_.v_head_dim * is_.kv_heads; }
+  Block& At(int block) { return blocks_[static_cast<std::size_t>(block)]; }
+  float* Row(int block, int part, int layer, int offset) {
+    const int row = part == 0 ? KeyRow() : ValueRow();
+    return At(block).rows[static_cast<std::size_t>(part)].data() +
+           (layer * size() + offset) * row;
+  }
+
+  kvtwin_tensor TensorOf(int block, int part, int layer, int offset,
+                         int length) {
+    const int dim = part == 0 ? is_.k_head_dim : is_.v_head_dim;
+    kvtwin_tensor tensor{};
+    tensor.dtype = KVTWIN_F32;
+    tensor.data = Row(block, part, layer, offset);
+    const std::int64_t shape[] = {dim, is_.kv_heads, length, 1};
+    std::int64_t stride = sizeof(float);
+    for (int i = 0; i < 4; ++i) {
+      tensor.shape[i] = shape[i];
+      tensor.stride[i] = stride;
+      stride *= shape[i];
+    }
+    return tensor;
+  }
+
+  void Store(const kvtwin_tensor& from, int token, float* to, int count) const {
+    const auto* data = static_cast<const char*>(from.data);
+    const auto dim = static_cast<int>(from.shape[0]);
+    for (int i = 0; i < count; ++i) {
+      std::memcpy(to + i,
+                  data + token * from.stride[2] + i / dim * from.stride[1] +
+                      i % dim * from.stride[0],
+                  sizeof(float));
+    }
+  }
+
+  // Hashes the key and the tokens up to the end of a block.
+  static std::string HashOf(const std::string& key,
+                            const std::vector<int>& tokens, int end, int size) {
+    std::string hash = fault == Fault::kSwapsAcrossKeys ? "" : key;
+    const int begin = fault == Fault::kSwapsByBlock ? end - size : 0;
+    for (int i = begin; i < end; ++i) {
+      hash += std::to_string(tokens[static_cast<std::size_t>(i)]) + " ";
+    }
+    return hash;
+  }
+
+  int Find(const std::string& hash) const {
+    const auto at = std::ranges::find(blocks_, hash, &Block::hash);
+    return at == blocks_.end() ? -1 : static_cast<int>(at - blocks_.begin());
+  }
+
+  // The first blocks of the tokens, as far as the window needs them.
+  bool Take(Sequence& opened, const std::vector<int>& tokens, int whole) {
+    const int all = static_cast<int>(tokens.size());
+    const int len = whole * size() == all ? all - 1 : whole * size();
+    // If no rows are needed, the last block tells that the prefix was computed.
+    const int needs = std::min(rules.FirstSeen(len) / size(), whole - 1);
+    std::vector<int> table(static_cast<std::size_t>(whole), -1);
+    for (int i = needs; i < whole; ++i) {
+      const int block =
+          Find(HashOf(opened.key, tokens, (i + 1) * size(), size()));
+      if (block < 0) return false;
+      table[static_cast<std::size_t>(i)] = block;
+    }
+    for (const int block : table) {
+      if (block >= 0) ++At(block).owners;
+    }
+    opened.table = std::move(table);
+    opened.from = needs * size();
+    return true;
+  }
+
+  int Room() const {
+    return static_cast<int>(std::ranges::count(blocks_, 0, &Block::owners));
+  }
+
+  // Takes a block without an owner: first a block that no prefix finds.
+  int New() {
+    int found = -1;
+    for (int i = 0; i < std::ssize(blocks_); ++i) {
+      if (At(i).owners > 0) continue;
+      if (found < 0 || At(i).hash.empty() || !At(found).hash.empty()) found = i;
+    }
+    At(found).owners = 1;
+    At(found).hash.clear();
+    return found;
+  }
+
+  bool InPlace(const Sequence& of, int index) const {
+    return of.again && index == of.len / size();
+  }
+  bool MayWrite(const Sequence& of, int index) {
+    const int block = of.table[static_cast<std::size_t>(index)];
+    if (block < 0) return false;
+    return InPlace(of, index) || fault == Fault::kWritesInShared ||
+           At(block).owners == 1;
+  }
+
+  // Block `index` is one that the sequence may write to.
+  void Own(Sequence& of, int index) {
+    if (index >= std::ssize(of.table)) {
+      of.table.push_back(New());
+      return;
+    }
+    int& block = of.table[static_cast<std::size_t>(index)];
+    if (MayWrite(of, index)) {
+      if (!InPlace(of, index)) At(block).hash.clear();
+      return;
+    }
+    const int copy = New();
+    if (block >= 0) {
+      At(copy).rows = At(block).rows;
+      --At(block).owners;
+    }
+    block = copy;
+  }
+
+  void LeaveWindow(Sequence& of) {
+    int gone = rules.FirstSeen(of.len) / size();
+    if (fault == Fault::kFreesEarly && rules.window) {
+      gone = std::min(gone + 1, of.len / size());
+    }
+    for (int i = 0; i < gone; ++i) {
+      int& block = of.table[static_cast<std::size_t>(i)];
+      if (block >= 0) --At(block).owners;
+      block = -1;
+    }
+    of.from = std::max(of.from, gone * size());
+  }
+
+  void Cut(Sequence& of, int len) {
+    while (std::ssize(of.table) > BlocksFor(len)) {
+      if (of.table.back() >= 0) --At(of.table.back()).owners;
+      of.table.pop_back();
+    }
+    of.len = len;
+    of.tokens.resize(static_cast<std::size_t>(len));
+    of.known = std::min(of.known, len);
+    of.from = std::min(of.from, len);
+  }
+
+  void Register(Sequence& of, int index) {
+    int& block = of.table[static_cast<std::size_t>(index)];
+    if (block < 0 || index * size() < of.from) return;
+    const std::string hash =
+        HashOf(of.key, of.tokens, (index + 1) * size(), size());
+    const int other = Find(hash);
+    if (other == block) return;
+    if (other < 0) {
+      At(block).hash = hash;
+    } else if (rules.deduplicates) {
+      --At(block).owners;
+      if (fault != Fault::kSwapForgetsOwner) ++At(other).owners;
+      block = other;
+    }
+  }
+
+  kvtwin_pool_params is_;
+  int next_ = 7;
+  std::vector<Block> blocks_;
+  std::map<int, Sequence> sequences_;
+};
+
+// The table
+// ---------------------------------------------------------------------------
+
+inline OtherPool& Of(void* pool) { return *static_cast<OtherPool*>(pool); }
+
+template <class T>
+int Give(const std::vector<T>& list, T* to, std::size_t room,
+         std::size_t* count) {
+  *count = list.size();
+  std::copy_n(list.begin(), std::min(room, list.size()), to);
+  return KVTWIN_OK;
+}
+
+inline const kvtwin_pool_backend_v1& Table() {
+  static const kvtwin_pool_backend_v1 table = [] {
+    kvtwin_pool_backend_v1 t{};
+    t.size = sizeof(t);
+    t.describe = [](kvtwin_pool_description_v1* out) -> int {
+      const PoolRules& rules = OtherPool::rules;
+      out->name = "other";
+      if (rules.deduplicates) out->can |= KVTWIN_POOL_DEDUPLICATES;
+      if (rules.recomputes_last) out->can |= KVTWIN_POOL_RECOMPUTES_LAST;
+      if (rules.window) out->can |= KVTWIN_POOL_HAS_WINDOW;
+      out->window = rules.window.value_or(0);
+      return KVTWIN_OK;
+    };
+    t.init = [](const kvtwin_pool_params* params, void** pool) -> int {
+      *pool = new OtherPool(*params);
+      return KVTWIN_OK;
+    };
+    t.close = [](void* pool) { delete &Of(pool); };
+    t.open = [](void* pool, const kvtwin_prompt* prompt, int32_t* made) {
+      *made = Of(pool).Open(*prompt);
+      return static_cast<int>(KVTWIN_OK);
+    };
+    t.seq_len = [](void* pool, int32_t sequence, int32_t* len) {
+      *len = Of(pool).SeqLen(sequence);
+      return static_cast<int>(KVTWIN_OK);
+    };
+    t.append = [](void* pool, int32_t sequence, int32_t layer,
+                  const kvtwin_tensor* key, const kvtwin_tensor* value) {
+      return Of(pool).Append(sequence, layer, *key, *value);
+    };
+    t.commit = [](void* pool, int32_t sequence, const int32_t* tokens,
+                  std::size_t count) {
+      const std::int32_t none = 0;  // A list of none may be null.
+      Of(pool).Commit(sequence, count == 0 ? &none : tokens,
+                      static_cast<int>(count));
+      return static_cast<int>(KVTWIN_OK);
+    };
+    t.commit_unknown = [](void* pool, int32_t sequence, int32_t count) {
+      Of(pool).Commit(sequence, nullptr, count);
+      return static_cast<int>(KVTWIN_OK);
+    };
+    t.views = [](void* pool, int32_t sequence, int32_t layer,
+                 kvtwin_paged_view* views, std::size_t room,
+                 std::size_t* count) {
+      return Give(Of(pool).Views(sequence, layer), views, room, count);
+    };
+    t.free = [](void* pool, int32_t sequence) {
+      Of(pool).Free(sequence);
+      return static_cast<int>(KVTWIN_OK);
+    };
+    t.fork = [](void* pool, int32_t sequence, int32_t len, int32_t* made) {
+      *made = Of(pool).Fork(sequence, len);
+      return static_cast<int>(KVTWIN_OK);
+    };
+    t.truncate = [](void* pool, int32_t sequence, int32_t len) {
+      Of(pool).Truncate(sequence, len);
+      return static_cast<int>(KVTWIN_OK);
+    };
+    t.usage = [](void* pool, kvtwin_usage* usage) {
+      *usage = Of(pool).Usage();
+      return static_cast<int>(KVTWIN_OK);
+    };
+    t.slots = [](void* pool, int32_t sequence, int32_t begin, int32_t end,
+                 int64_t* slots, std::size_t room, std::size_t* count) {
+      return Give(Of(pool).Slots(sequence, begin, end), slots, room, count);
+    };
+    return t;
+  }();
+  return table;
+}
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_TESTING_OTHER_POOL_H_

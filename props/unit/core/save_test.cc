@@ -1,0 +1,463 @@
+// States as bytes and as files: what is saved is loaded, and nothing else.
+
+#include "kvtwin/save.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+#include "core/names.h"
+#include "props/testing/test_cache.h"
+#include "props/testing/test_states.h"
+
+namespace kvtwin::props {
+namespace {
+
+namespace fs = std::filesystem;
+using Floats = std::vector<float>;
+
+class Save : public WithFolder {};
+
+TEST_F(Save, LoadsWhatWasSaved) {
+  std::vector<CacheState> states = {CacheState(), SomeState(5, 3),
+                                    OfAWrapper()};
+  for (const DType dtype : kRowDTypes) {
+    states.push_back(SomeState(1, 2, dtype));
+  }
+  states.back().layers[0].value = FilledTensor(DType::kQ8, {32, 2, 1, 1}, 3);
+  for (const CacheState& state : states) {
+    const Result<CacheState> read = StateFromBytes(StateToBytes(state));
+    ASSERT_TRUE(read.ok()) << read.status().ToString();
+    EXPECT_TRUE(*read == state);
+    ASSERT_TRUE(SaveState(state, Path()).ok());
+    const Result<CacheState> loaded = LoadState(Path());
+    ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+    EXPECT_TRUE(*loaded == state);
+  }
+}
+
+TEST_F(Save, RefusesTheStateOfAnotherModel) {
+  const CacheState state = SomeState(2, 3);
+  const std::string model = "ours, 7B \"quoted\"\n \u00e9";
+  const std::vector<std::byte> bytes = StateToBytes(state, model);
+  ASSERT_TRUE(StateFromBytes(bytes, model).ok());
+  EXPECT_TRUE(*StateFromBytes(bytes, model) == state);
+  EXPECT_EQ(
+      StateFromBytes(StateToBytes(state, "ours"), "theirs").status().message(),
+      "the state is of model 'ours', not of 'theirs'");
+  EXPECT_FALSE(StateFromBytes(bytes).ok());
+  ASSERT_TRUE(SaveState(state, Path(), model).ok());
+  EXPECT_TRUE(LoadState(Path(), model).ok());
+  EXPECT_EQ(LoadState(Path()).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(Save, SaysWhoseStateAFileHas) {
+  for (const std::string model : {"", "ours, 7B \"quoted\"\n \u00e9", "\xff"}) {
+    ASSERT_TRUE(SaveState(SomeState(2, 3), Path(), model).ok());
+    EXPECT_TRUE(LoadState(Path(), model).ok());
+    EXPECT_TRUE(
+        StateFromBytes(StateToBytes(SomeState(2, 3), model), model).ok());
+    EXPECT_FALSE(LoadState(Path(), model + "\xff").ok());
+    const Result<std::string> found = ModelOf(Path());
+    ASSERT_TRUE(found.ok()) << found.status().ToString();
+    EXPECT_EQ(*found == model, model != "\xff");  // JSON has no such text.
+    EXPECT_TRUE(LoadState(Path(), *found).ok());
+  }
+  fs::resize_file(Path(), 100);
+  EXPECT_EQ(ModelOf(Path()).status().message(),
+            fmt::format("'{}': this is no state of a cache: its header is of "
+                        "456 bytes, all of it of 100",
+                        Path()));
+  EXPECT_EQ(ModelOf(folder_).status().code(), StatusCode::kFailedPrecondition);
+}
+
+// Whole as a file, but of no cache: these would be read beyond their ends.
+TEST_F(Save, RefusesWhatNoCacheHas) {
+  const auto refused = [](CacheState state, const auto& damage) {
+    damage(state);
+    return !StateFromBytes(StateToBytes(state)).ok();
+  };
+  const auto whole = [](CacheState&) {};
+  const CacheState state = SomeState(3, 1);
+  EXPECT_FALSE(refused(state, whole));
+  using State = CacheState&;
+  EXPECT_TRUE(refused(state, [](State s) { s.cells.pop_back(); }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[0].cell = -1; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[2].cell = kOpenEnd; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[0].position = -1; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[0].sequence = -1; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cells[2].cell = 0; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.cached = true; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.next_position = 3; }));
+  EXPECT_TRUE(refused(state, [](State s) { s.layers[-2] = s.layers[0]; }));
+  for (const Shape& shape : {Shape{4, 1, 3, 1}, Shape{4, 2, 2, 1},
+                             Shape{4, 2, 4, 1}, Shape{4, 2, 3, 2}}) {
+    EXPECT_TRUE(refused(state, [&](State s) {
+      s.layers[7].value = FilledTensor(DType::kF16, shape, 1);
+    })) << ShapeText(shape);
+  }
+  EXPECT_TRUE(refused(CacheState(), [](State s) {
+    const Shape huge = {kOpenEnd, kOpenEnd, 0, kOpenEnd};
+    s.layers[0] = {{DType::kF32, huge, {}}, {DType::kF32, huge, {}}};
+  }));
+  EXPECT_FALSE(refused(OfAWrapper(), whole));
+  EXPECT_TRUE(
+      refused(OfAWrapper(), [](State s) { s.caches[0].cells.pop_back(); }));
+  EXPECT_TRUE(
+      refused(OfAWrapper(), [](State s) { s.caches[1].layers.clear(); }));
+  EXPECT_TRUE(refused(OfAWrapper(), [](State s) { s.position = 1; }));
+  EXPECT_TRUE(refused(OfAWrapper(), [](State s) { s.cells = {{}}; }));
+}
+
+// What was saved once is read for good: another format has another version.
+TEST_F(Save, TheFormatStays) {
+  CacheState cache;
+  cache.cells = {{0, 0, 0}, {0, 0, 1}, {1, 1, 0}, {1, 1, 1},
+                 {2, 2, 0}, {4, 2, 1}, {5, 3, 1}};
+  for (const int layer : {0, 1, 3}) {
+    cache.layers[layer] = {FilledTensor(DType::kF16, {4, 2, 5, 1}, 1),
+                           FilledTensor(DType::kBF16, {3, 2, 5, 1}, 2)};
+  }
+  CacheState encoder;
+  encoder.cached = true;
+  encoder.position = 5;
+  encoder.next_position = 6;
+  encoder.layers[2] = {FilledTensor(DType::kF16, {2, 3, 1, 2}, 3),
+                       FilledTensor(DType::kF32, {1, 1, 1, 1}, 4)};
+  CacheState wrapper;
+  wrapper.caches = {cache, encoder};
+  ASSERT_TRUE(SaveState(wrapper, Path(), "a model").ok());
+  EXPECT_EQ(ReadFile(Path()), ReadFile(KVTWIN_RECORDINGS "/state.safetensors"));
+}
+
+// No byte may be another one, be missing, or be too many.
+TEST_F(Save, RefusesWhatIsDamaged) {
+  for (const CacheState& state :
+       {CacheState(), SomeState(2, 3), OfAWrapper()}) {
+    const std::vector<std::byte> bytes = StateToBytes(state);
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      std::vector<std::byte> damaged = bytes;
+      for (const int bit : {0, 3, 7}) {
+        damaged[i] = bytes[i] ^ std::byte{1} << bit;
+        const Result<CacheState> read = StateFromBytes(damaged);
+        ASSERT_FALSE(read.ok()) << "bit " << bit << " of byte " << i;
+        ASSERT_EQ(read.status().code(), StatusCode::kInvalidArgument);
+      }
+      ASSERT_FALSE(StateFromBytes(std::span(bytes).first(i)).ok()) << i;
+    }
+    std::vector<std::byte> longer = bytes;
+    longer.push_back(std::byte{0});
+    EXPECT_FALSE(StateFromBytes(longer).ok());
+  }
+}
+
+TEST_F(Save, RefusesWhatIsHostile) {
+  const auto refused = [](const std::string& header, std::size_t data = 64) {
+    const std::uint64_t length = header.size();
+    std::vector<std::byte> bytes(8 + header.size() + data);
+    std::memcpy(bytes.data(), &length, 8);
+    std::memcpy(bytes.data() + 8, header.data(), header.size());
+    return !StateFromBytes(bytes).ok();
+  };
+  EXPECT_TRUE(refused(""));
+  EXPECT_TRUE(refused("{}"));
+  EXPECT_TRUE(refused(std::string(100000, '[')));
+  EXPECT_TRUE(refused(R"({"cells":{"dtype":"I32","shape":[1e300,3],)"
+                      R"("data_offsets":[0,1e300]}})"));
+  EXPECT_TRUE(refused(R"({"layers.0.key":{"dtype":"F32","shape":)"
+                      R"([65536,65536,65536,65536],"data_offsets":[0,0]}})"));
+  EXPECT_TRUE(refused(R"({"layers.-1.key":{"dtype":"F32","shape":[1,1,1,1],)"
+                      R"("data_offsets":[0,4]}})"));
+  EXPECT_TRUE(refused(R"({"caches.9999.cells":{"dtype":"I32","shape":[0,3],)"
+                      R"("data_offsets":[0,0]}})"));
+  EXPECT_TRUE(refused(R"({"__metadata__":7})"));
+  // What comes twice by another name must not be read by two threads.
+  const std::string cells =
+      R"("{}cells":{{"dtype":"I32","shape":[1,3],"data_offsets":[{},{}]}})";
+  for (const bool twice : {false, true}) {
+    const std::string header =
+        R"({"__metadata__":{"kvtwin_state":"1","model":""},)" +
+        fmt::format(fmt::runtime(cells), "caches.0.", 0, 12) + "," +
+        fmt::format(fmt::runtime(cells), twice ? "caches.00." : "caches.1.", 12,
+                    24) +
+        "}";
+    EXPECT_TRUE(refused(header, 24));
+  }
+  for (const char* tensor :
+       {R"({"dtype":7,"shape":[0,3],"data_offsets":[0,0]})",
+        R"({"dtype":"I32","shape":3,"data_offsets":[0,0]})",
+        R"({"dtype":"I32","shape":[0,3],"data_offsets":0})",
+        R"({"dtype":"I32","shape":[0,3],"data_offsets":[0]})",
+        R"({"dtype":"I32","shape":[0,3],"data_offsets":[-1,0]})",
+        R"({"dtype":"I32","shape":[0,3],"data_offsets":[4,0]})",
+        R"({"dtype":"I32","shape":[0,3],"data_offsets":[0,99]})",
+        R"({"dtype":"I32","shape":[1,3],"data_offsets":[60,72]})",
+        R"({"dtype":"I32","shape":[0,3],"data_offsets":[0,5]})", "7"}) {
+    EXPECT_TRUE(refused(fmt::format(R"({{"cells":{}}})", tensor))) << tensor;
+  }
+  for (const char* shape :
+       {"[1,1,1]", "[1,1,1,-1]", "[1,1,1,1e10]", "[1,1,1,2]"}) {
+    EXPECT_TRUE(refused(fmt::format(R"({{"layers.0.key":{{"dtype":"F32",)"
+                                    R"("shape":{},"data_offsets":[0,4]}}}})",
+                                    shape)))
+        << shape;
+  }
+  std::vector<std::byte> huge(8, std::byte{0xFF});
+  EXPECT_FALSE(StateFromBytes(huge).ok());
+}
+
+// Headers have a largest size, and a most of names.
+TEST_F(Save, SavesWhatCanBeReadBackOnly) {
+  const auto saved = [&](const CacheState& state, const std::string& model) {
+    const bool read = StateFromBytes(StateToBytes(state, model), model).ok();
+    const Status status = SaveState(state, Path(), model);
+    EXPECT_EQ(status.ok(), read) << status.ToString();
+    EXPECT_EQ(status.code(),
+              read ? StatusCode::kOk : StatusCode::kInvalidArgument);
+    if (read) {
+      const Result<CacheState> loaded = LoadState(Path(), model);
+      EXPECT_TRUE(loaded.ok() && *loaded == state);
+    }
+    return read;
+  };
+  CacheState state = SomeState(1, 1);
+  const KvRows rows = state.layers[0];
+  for (const int layers : {384, 1024}) {
+    for (int layer = 0; layer < layers; ++layer) state.layers[layer] = rows;
+    EXPECT_EQ(saved(state, ""), layers == 384);
+  }
+  constexpr std::size_t kMost = std::size_t{16} << 20;  // Bytes of a header.
+  state = SomeState(1, 1);
+  std::uint64_t length = 0;
+  std::memcpy(&length, StateToBytes(state).data(), sizeof(length));
+  EXPECT_TRUE(saved(state, std::string(kMost - length, 'm')));
+  EXPECT_FALSE(saved(state, std::string(kMost - length + 8, 'm')));
+}
+
+// A sequence of one cache goes on in another one, fragmented, beside others,
+// under another padding, placement and V layout, as it would have at home.
+TEST_F(Save, ASequenceMovesToACacheThatIsInUse) {
+  for (const char* twin : {"reference", "optimized"}) {
+    SCOPED_TRACE(twin);
+    TestCache home({}, twin);
+    ASSERT_EQ(home.Init(3, 8, 8), StatusCode::kOk);
+    home.Append(0, 0, {1, 2});
+    home.Append(1, 0, {3, 4, 5});
+    home.Append(0, 2, {6});
+    ASSERT_TRUE(home->CopyPrefix(1, 2, 2).ok());
+    ASSERT_TRUE(SaveState(SequenceOf(*home->Snapshot(), 1), Path()).ok());
+
+    CacheSpec scatter;
+    scatter.placement = Placement::kScatter;
+    TestCache away(scatter, twin,
+                   {.cache_padding = 3, .v_layout = VLayout::kPermuted});
+    ASSERT_EQ(away.Init(3, 8, 8), StatusCode::kOk);
+    away.Append(0, 0, {7, 8, 9});
+    ASSERT_TRUE(away->CopyPrefix(0, 1, 1).ok());
+    ASSERT_TRUE(away->Remove(0, 2, kOpenEnd).ok());
+    const int cells[] = {away->CellCount()};
+    const CacheState saved = *LoadState(Path());
+    EXPECT_EQ(saved.cells.size(), 3U);
+    const auto both = WithSequence(*away->Snapshot(), 5, saved, cells);
+    ASSERT_TRUE(both.ok()) << both.status().ToString();
+    ASSERT_TRUE(away->Restore(*both).ok());
+    EXPECT_EQ(SequenceOf(*away->Snapshot(), 0).cells.size(), 2U);
+    away.Append(5, 3, {10});
+    EXPECT_EQ(away.SeenK(0), (Floats{3, 4, 5, 10}));
+    away.Append(0, 2, {11});
+    EXPECT_EQ(away.SeenK(0), (Floats{7, 8, 11}));
+
+    // What does not fit, or is there.
+    const int few[] = {3};
+    EXPECT_EQ(WithSequence(*away->Snapshot(), 6, saved, few).status().code(),
+              StatusCode::kCacheFull);
+    EXPECT_EQ(WithSequence(*away->Snapshot(), 5, saved, cells).status().code(),
+              StatusCode::kInvalidArgument);
+    CacheState half = saved;
+    half.layers[0].key = CopyOf(half.layers[0].key.view(), DType::kF16);
+    EXPECT_EQ(WithSequence(*away->Snapshot(), 6, half, cells).status().code(),
+              StatusCode::kInvalidArgument);
+    EXPECT_EQ(WithSequence(OfAWrapper(), 6, saved, cells).status().code(),
+              StatusCode::kInvalidArgument);
+  }
+}
+
+CacheState OfLayers(const std::vector<int>& layers, int tokens) {
+  CacheState state;
+  for (int i = 0; i < tokens; ++i) state.cells.push_back({i, i, 1});
+  for (const int layer : layers) {
+    state.layers[layer] = {FilledTensor(DType::kF32, {2, 2, tokens, 1}, 1),
+                           FilledTensor(DType::kF32, {3, 2, tokens, 1}, 2)};
+  }
+  return state;
+}
+
+class Sequences : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Twins, Sequences,
+                         ::testing::Values("reference", "optimized"),
+                         [](const auto& info) { return info.param; });
+
+// Without the others: as by a snapshot of all.
+TEST_P(Sequences, AreParkedAndAddedAlone) {
+  TestCache home({}, GetParam());
+  ASSERT_EQ(home.Init(3, 8, 8), StatusCode::kOk);
+  home.Append(0, 0, {1, 2});
+  home.Append(1, 0, {3, 4, 5});
+  ASSERT_TRUE(home->CopyPrefix(1, 2, 2).ok());
+  const CacheState parked = *home->SnapshotOf(1);
+  EXPECT_TRUE(parked == SequenceOf(*home->Snapshot(), 1));
+  EXPECT_TRUE(*home->SnapshotOf(9) == CacheState());
+
+  TestCache away({}, GetParam(),
+                 {.cache_padding = 3, .v_layout = VLayout::kPermuted});
+  ASSERT_EQ(away.Init(1, 6, 6), StatusCode::kOk);
+  ASSERT_TRUE(away->SetLayer(1).ok());
+  away.Append(0, 0, {7, 8, 9});
+  ASSERT_TRUE(away->Remove(0, 1, kOpenEnd).ok());
+  const int cells[] = {6};
+  const CacheState due = *WithSequence(*away->Snapshot(), 5, parked, cells);
+  ASSERT_TRUE(away->AddSequence(5, parked).ok());
+  // Its rows in layer 1 are zeros, not those that were removed.
+  EXPECT_TRUE(*away->Snapshot() == due);
+  EXPECT_EQ(away.Put({0}), StatusCode::kFailedPrecondition);
+  away.Append(5, 3, {10});
+  EXPECT_EQ(away.SeenK(0), (Floats{3, 4, 5, 10}));
+}
+
+TEST_P(Sequences, AreAddedOrNothingIs) {
+  TestCache cache({}, GetParam());
+  ASSERT_EQ(cache.Init(1, 6, 6), StatusCode::kOk);
+  cache.Append(0, 0, {1, 2, 3});
+  const CacheState before = *cache->Snapshot();
+  const CacheState whole = SequenceOf(before, 0);
+  const auto code = [&](int sequence, const CacheState& added) {
+    const Status status = cache->AddSequence(sequence, added);
+    EXPECT_TRUE(status.ok() || *cache->Snapshot() == before);
+    return status.code();
+  };
+  constexpr StatusCode kInvalid = StatusCode::kInvalidArgument;
+  EXPECT_EQ(code(-1, whole), kInvalid);
+  EXPECT_EQ(code(0, whole), kInvalid);
+  EXPECT_EQ(code(1, OfAWrapper()), kInvalid);
+  EXPECT_EQ(code(1, OfLayers({0}, 4)), StatusCode::kCacheFull);
+  CacheState other = whole;
+  other.cells[1].cell = 0;  // In a cell that another one has.
+  EXPECT_EQ(code(1, other), kInvalid);
+  other.cells[1] = {0, 0, 1};
+  EXPECT_EQ(code(1, other), kInvalid);
+  other = CacheState();  // Two sequences in a cell.
+  other.cells = {{0, 0, 0}, {0, 0, 1}};
+  EXPECT_EQ(code(1, other), kInvalid);
+  const int cells[] = {6};
+  EXPECT_FALSE(WithSequence(before, 1, other, cells).ok());
+  other = whole;
+  other.cells.pop_back();
+  EXPECT_EQ(code(1, other), kInvalid);
+  for (const DType dtype : {DType::kF16, DType::kF32}) {
+    const std::int64_t dim = dtype == DType::kF16 ? 1 : 2;
+    other = whole;
+    other.layers[0].value = FilledTensor(dtype, {dim, 1, 3, 1}, 1);
+    EXPECT_EQ(code(1, other), kInvalid);
+  }
+  EXPECT_EQ(code(0, CacheState()), kInvalid);
+  EXPECT_EQ(code(1, CacheState()), StatusCode::kOk);
+  EXPECT_EQ(cache->SnapshotOf(-1).status().code(), kInvalid);
+  other = whole;  // Two sequences, each in cells of its own.
+  other.cells[2].sequence = 9;
+  EXPECT_EQ(cache->AddSequence(1, other).message(),
+            "what is added as sequence 1 is of several: 0 and 9");
+  EXPECT_FALSE(WithSequence(before, 1, other, cells).ok());
+  EXPECT_EQ(code(1, whole), StatusCode::kOk);
+  EXPECT_TRUE(cache->SnapshotOf(1)->layers == whole.layers);
+}
+
+TEST_P(Sequences, AreInAllCachesOfAWrapperOrInNone) {
+  CacheSpec spec;
+  spec.kind = Kind::kWrapper;
+  spec.caches.resize(2);
+  TestCache cache(spec, GetParam());
+  ASSERT_EQ(cache.Init(1, 6, 6), StatusCode::kOk);
+  cache.Append(0, 0, {1, 2, 3});
+  const CacheState before = *cache->Snapshot();
+  const CacheState parked = *cache->SnapshotOf(0);
+  EXPECT_TRUE(parked == SequenceOf(before, 0));
+  CacheState half = parked;
+  half.caches[1] = OfLayers({0}, 4);
+  for (CellEntry& entry : half.caches[1].cells) entry.sequence = 0;
+  EXPECT_EQ(cache->AddSequence(1, half).code(), StatusCode::kCacheFull);
+  EXPECT_FALSE(cache->AddSequence(1, parked.caches[0]).ok());
+  // Tokens of another sequence in the other cache.
+  half = parked;
+  for (CellEntry& entry : half.caches[1].cells) entry.sequence = 5;
+  EXPECT_EQ(cache->AddSequence(1, half).code(), StatusCode::kInvalidArgument);
+  half = parked;
+  half.position = 1;
+  EXPECT_FALSE(cache->AddSequence(1, half).ok());
+  EXPECT_TRUE(*cache->Snapshot() == before);
+  const Cache* first = cache->UnderlyingCache();
+  ASSERT_TRUE(cache->SetLayerType(1).ok());
+  ASSERT_TRUE(cache->AddSequence(1, parked).ok());
+  EXPECT_EQ(cache->UnderlyingCache(), first);
+  const int cells[] = {6, 6};
+  EXPECT_TRUE(*cache->Snapshot() == *WithSequence(before, 1, parked, cells));
+  half = parked;
+  for (CellEntry& entry : half.caches[0].cells) entry.sequence = 5;
+  EXPECT_FALSE(WithSequence(before, 1, half, cells).ok());
+}
+
+// Layers that only one of them has are zeros for the other one's tokens.
+TEST_F(Save, LayersOfASequenceMayBeOthers) {
+  const CacheState state = OfLayers({0, 1}, 2);
+  const CacheState added = OfLayers({1, 2}, 3);
+  const int cells[] = {5};
+  const CacheState both = *WithSequence(state, 4, added, cells);
+  ASSERT_EQ(both.layers.size(), 3U);
+  const std::vector<float> sums = {2, 5, 3};
+  for (const int layer : {0, 1, 2}) {
+    const TensorView key = both.layers.at(layer).key.view();
+    EXPECT_EQ(key.shape, (Shape{2, 2, 5, 1}));
+    float sum = 0;
+    for (int i = 0; i < 5; ++i) sum += LoadElement(key.at(1, 1, i), key.dtype);
+    EXPECT_EQ(sum, sums[static_cast<std::size_t>(layer)]);
+  }
+  EXPECT_EQ(SequenceOf(both, 4).cells.size(), 3U);
+  EXPECT_TRUE(SequenceOf(both, 9).cells.empty());
+  EXPECT_TRUE(*WithSequence(state, 4, SequenceOf(both, 9), cells) == state);
+  for (const Shape& shape : {Shape{1, 2, 3, 1}, Shape{2, 1, 3, 1}}) {
+    CacheState other = added;
+    other.layers[1].key = FilledTensor(DType::kF32, shape, 1);
+    EXPECT_FALSE(WithSequence(state, 4, other, cells).ok());
+    other.layers[1].key = added.layers.at(1).key;
+    other.layers[1].value = FilledTensor(DType::kF32, shape, 1);
+    EXPECT_FALSE(WithSequence(state, 4, other, cells).ok());
+  }
+  EXPECT_FALSE(WithSequence(state, -1, added, cells).ok());
+  CacheState odd = state;
+  odd.cells.push_back({9, 0, 0});  // Without rows.
+  const int many[] = {99};
+  EXPECT_FALSE(WithSequence(odd, 4, added, many).ok());
+  EXPECT_TRUE(WithSequence(state, 4, added, many).ok());
+  EXPECT_FALSE(WithSequence(state, 4, added, {}).ok());
+}
+
+TEST_F(Save, ASequenceOfAWrapperIsInAllItsCaches) {
+  CacheState wrapper;
+  wrapper.caches = {OfLayers({0}, 2), OfLayers({1}, 3)};
+  const CacheState one = SequenceOf(wrapper, 1);
+  EXPECT_TRUE(one == wrapper);
+  const int cells[] = {4, 6};
+  const auto both = WithSequence(wrapper, 2, one, cells);
+  ASSERT_TRUE(both.ok()) << both.status().ToString();
+  EXPECT_EQ(both->caches[1].cells.size(), 6U);
+  const int few[] = {4, 5};
+  EXPECT_EQ(WithSequence(wrapper, 2, one, few).status().code(),
+            StatusCode::kCacheFull);
+}
+
+}  // namespace
+}  // namespace kvtwin::props

@@ -1,0 +1,299 @@
+// After the first pass over the layers, a reserving pass included, passes take
+// no memory: neither StartForward nor Put nor Get.
+//
+// A program of its own, for it counts what the whole program allocates: here
+// operator new is replaced, and the linker wraps the C library's functions.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/names.h"
+#include "kvtwin/cache.h"
+#include "optimized/fast_paths.h"
+#include "props/testing/allocations.h"
+
+namespace kvtwin::props {
+
+std::atomic<std::size_t> allocations = 0;
+std::atomic<std::int64_t> live_bytes = 0;
+
+}  // namespace kvtwin::props
+
+namespace {
+
+// Counts memory that was asked for just now.
+void* Counted(void* memory) {
+  ++kvtwin::props::allocations;
+  kvtwin::props::live_bytes +=
+      static_cast<std::int64_t>(malloc_usable_size(memory));
+  return memory;
+}
+
+void GivenBack(void* memory) {
+  kvtwin::props::live_bytes -=
+      static_cast<std::int64_t>(malloc_usable_size(memory));
+}
+
+}  // namespace
+
+extern "C" {
+// NOLINTBEGIN: the linker names these.
+void* __real_malloc(std::size_t bytes);
+void* __real_calloc(std::size_t count, std::size_t bytes);
+void* __real_realloc(void* memory, std::size_t bytes);
+void __real_free(void* memory);
+void* __real_aligned_alloc(std::size_t alignment, std::size_t bytes);
+int __real_posix_memalign(void** memory, std::size_t alignment,
+                          std::size_t bytes);
+void* __real_mmap(void* address, std::size_t bytes, int protection, int flags,
+                  int file, off_t offset);
+
+void* __wrap_malloc(std::size_t bytes) { return Counted(__real_malloc(bytes)); }
+void* __wrap_calloc(std::size_t count, std::size_t bytes) {
+  return Counted(__real_calloc(count, bytes));
+}
+void* __wrap_realloc(void* memory, std::size_t bytes) {
+  GivenBack(memory);
+  return Counted(__real_realloc(memory, bytes));
+}
+void __wrap_free(void* memory) {
+  GivenBack(memory);
+  __real_free(memory);
+}
+void* __wrap_aligned_alloc(std::size_t alignment, std::size_t bytes) {
+  return Counted(__real_aligned_alloc(alignment, bytes));
+}
+int __wrap_posix_memalign(void** memory, std::size_t alignment,
+                          std::size_t bytes) {
+  const int error = __real_posix_memalign(memory, alignment, bytes);
+  if (error == 0) Counted(*memory);
+  return error;
+}
+void* __wrap_mmap(void* address, std::size_t bytes, int protection, int flags,
+                  int file, off_t offset) {
+  ++kvtwin::props::allocations;
+  return __real_mmap(address, bytes, protection, flags, file, offset);
+}
+// NOLINTEND
+}
+
+// The other forms of new call these two.
+void* operator new(std::size_t bytes) {
+  void* memory = std::malloc(bytes);  // NOLINT
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  const auto line = static_cast<std::size_t>(alignment);
+  void* memory = std::aligned_alloc(line, (bytes + line - 1) / line * line);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }  // NOLINT
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);  // NOLINT
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);  // NOLINT
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);  // NOLINT
+}
+
+namespace kvtwin::props {
+namespace {
+
+constexpr int kLayers = 3;
+constexpr int kSequences = 4;
+constexpr int kCapacity = 512;
+constexpr int kBatch = 64;
+constexpr std::int64_t kHeadDim = 40;
+constexpr std::int64_t kHeads = 3;
+
+struct Case {
+  CacheSpec spec;
+  CacheConfig config;
+  DType dtype = DType::kF32;
+  bool strided = false;
+};
+
+class Client {
+ public:
+  explicit Client(const Case& one)
+      : cache_(*MakeCache(one.spec)),
+        positions_(kBatch, 0),
+        sequences_(kBatch, 0),
+        numbers_(kNumbers, 1.5F),
+        strided_(one.strided) {
+    EXPECT_TRUE(cache_->SetConfig(one.config).ok());
+    EXPECT_TRUE(cache_->Init(one.dtype, kSequences, kCapacity, kBatch).ok());
+  }
+
+  // `tokens` for each of the sequences from `first` to before `last`.
+  bool Pass(int first, int last, int tokens, bool reserve = false) {
+    std::size_t count = 0;
+    for (int seq = first; seq < last; ++seq) {
+      auto& next = next_[static_cast<std::size_t>(seq)];
+      for (int i = 0; i < tokens; ++i, ++count) {
+        positions_[count] = next + i;
+        sequences_[count] = seq;
+      }
+      if (!reserve) next += tokens;
+    }
+    const Batch batch{.positions = std::span(positions_).first(count),
+                      .sequences = std::span(sequences_).first(count)};
+    bool done = cache_->StartForward(batch, reserve).ok();
+    TensorView rows =
+        DenseView(numbers_.data(), DType::kF32,
+                  {kHeadDim, kHeads, static_cast<std::int64_t>(count), 1});
+    if (strided_) {
+      rows.stride = {8, 8 * kHeadDim + 4, (8 * kHeadDim + 4) * kHeads, 0};
+    }
+    for (int layer = 0; layer < kLayers; ++layer) {
+      done = done && cache_->SetLayer(layer).ok() &&
+             cache_->Put(rows, rows).ok() && cache_->Get().ok();
+    }
+    return done;
+  }
+
+ private:
+  static constexpr std::size_t kNumbers =
+      std::size_t{kBatch} * (2 * kHeadDim + 1) * kHeads;
+
+  std::unique_ptr<Cache> cache_;
+  std::vector<std::int32_t> positions_;
+  std::vector<int> sequences_;
+  std::array<std::int32_t, kSequences> next_ = {};
+  std::vector<float> numbers_;
+  bool strided_;
+};
+
+// As a server: prompts first, then one token for each sequence, with a longer
+// piece of a prompt now and then.
+void ExpectNone(const Case& one) {
+  Client client(one);
+  ASSERT_TRUE(client.Pass(0, 1, kBatch, /*reserve=*/true));
+  ASSERT_TRUE(client.Pass(0, kSequences, kBatch / kSequences));
+  if (one.spec.window) {
+    // The first token that leaves a window is something new, too.
+    ASSERT_TRUE(client.Pass(0, 1, kBatch));
+    ASSERT_TRUE(client.Pass(0, 1, 1));
+  }
+  const std::size_t before = allocations;
+  bool done = true;
+  for (int i = 0; i < 100; ++i) {
+    done = done && client.Pass(0, kSequences, 1);
+    if (i % 25 == 0) done = done && client.Pass(0, 1, kBatch);
+    done = done && client.Pass(i % kSequences, i % kSequences + 1, 1);
+  }
+  const std::size_t after = allocations;
+  EXPECT_TRUE(done);
+  EXPECT_EQ(after - before, 0U);
+}
+
+void ExpectNoneForRows(const CacheSpec& spec) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const VLayout layout : kVLayouts) {
+      for (const bool strided : {false, true}) {
+        SCOPED_TRACE(std::string(DTypeName(dtype)) +
+                     fmt::format(", {} V", VLayoutName(layout)) +
+                     (strided ? ", strided" : ""));
+        ExpectNone({.spec = spec,
+                    .config = {.cache_padding = kTileCells, .v_layout = layout},
+                    .dtype = dtype,
+                    .strided = strided});
+      }
+    }
+  }
+}
+
+TEST(Allocations, AreCounted) {
+  // Read by nobody, but g++ may leave out what is not even written.
+  [[maybe_unused]] static const void* volatile kept;
+  std::size_t before = allocations;
+  const std::vector<int> numbers(1000);
+  kept = numbers.data();
+  EXPECT_EQ(allocations - before, 1U);
+  struct alignas(128) Aligned {
+    std::array<char, 128> bytes;
+  };
+  before = allocations;
+  const std::vector<Aligned> aligned(3);
+  kept = aligned.data();
+  EXPECT_EQ(allocations - before, 1U);
+  // The storage of each layer is more than one.
+  before = allocations;
+  Client client({});
+  ASSERT_TRUE(client.Pass(0, 1, 1));
+  EXPECT_GT(allocations - before, 2U * kLayers);
+}
+
+TEST(Allocations, NoneByScatteredPasses) {
+  CacheSpec spec;
+  spec.placement = Placement::kScatter;
+  ExpectNoneForRows(spec);
+}
+
+TEST(Allocations, NoneByContiguousPasses) { ExpectNoneForRows({}); }
+
+TEST(Allocations, NoneWhereTheWindowMoves) {
+  CacheSpec spec;
+  spec.placement = Placement::kScatter;
+  spec.kind = Kind::kSwa;
+  spec.window = 50;
+  ExpectNoneForRows(spec);
+}
+
+// What windows leave behind are holes, so that a batch needs a defrag.
+TEST(Allocations, NoneByDefrags) {
+  CacheSpec spec;
+  spec.kind = Kind::kSwa;
+  spec.window = 50;
+  ExpectNoneForRows(spec);
+}
+
+TEST(Allocations, NoneBySequencesThatComeLater) {
+  for (const Placement placement :
+       {Placement::kContiguous, Placement::kScatter}) {
+    CacheSpec spec;
+    spec.placement = placement;
+    Client client({.spec = spec, .config = {}});
+    ASSERT_TRUE(client.Pass(0, kSequences, kBatch / kSequences,
+                            /*reserve=*/true));
+    ASSERT_TRUE(client.Pass(0, 1, 1));
+    const std::size_t before = allocations;
+    bool done = true;
+    for (int seq = 1; seq < kSequences; ++seq) {
+      done = done && client.Pass(seq, seq + 1, 2);
+    }
+    const std::size_t after = allocations;
+    EXPECT_TRUE(done);
+    EXPECT_EQ(after - before, 0U);
+  }
+}
+
+TEST(Allocations, NoneOnFastPaths) {
+  optimized::ForceFastPaths(optimized::FastPaths::kOn);
+  for (const VLayout layout : kVLayouts) {
+    ExpectNone({.spec = {},
+                .config = {.cache_padding = kTileCells, .v_layout = layout},
+                .dtype = DType::kF16});
+  }
+  optimized::ForceFastPaths(optimized::FastPaths::kAuto);
+}
+
+}  // namespace
+}  // namespace kvtwin::props

@@ -1,0 +1,231 @@
+// Where K and V rows lie, and what becomes of them when they move: layouts and
+// sizes that the harness does not draw.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "core/elements.h"
+#include "core/names.h"
+#include "kvtwin/cache.h"
+#include "kvtwin/state.h"
+#include "kvtwin/tensor.h"
+#include "props/testing/test_cache.h"
+
+namespace kvtwin::props {
+namespace {
+
+class Rows : public EachTwin {};
+
+INSTANTIATE_TEST_SUITE_P(Twins, Rows, ::testing::ValuesIn(TwinList()),
+                         TwinTestName);
+
+// By a function, and so much that threads share the work.
+TEST_P(Rows, ShiftsManyRowsByAFunction) {
+  constexpr std::int64_t kWide = 4096;
+  constexpr std::int64_t kTokens = 150;
+  CacheSpec spec;
+  spec.shift.kind = ShiftKind::kCustom;
+  spec.shift.fn = [](int layer, std::int32_t offset, int, int,
+                     std::span<float> key) {
+    key[7] += static_cast<float>(100 * layer + offset);
+    return Status();
+  };
+  const auto cache = *MakeCache(spec, GetParam());
+  ASSERT_TRUE(cache->Init(DType::kF32, 1, kTokens, kTokens).ok());
+  std::vector<std::int32_t> positions(kTokens);
+  std::iota(positions.begin(), positions.end(), 0);
+  const std::vector<int> sequences(kTokens, 0);
+  ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
+  const DenseTensor rows = FilledTensor(DType::kF32, {kWide, 1, kTokens, 1}, 1);
+  for (const int layer : {0, 1}) {
+    ASSERT_TRUE(cache->SetLayer(layer).ok());
+    ASSERT_TRUE(cache->Put(rows.view(), rows.view()).ok());
+  }
+  ASSERT_TRUE(cache->Remove(0, 0, 2).ok());
+  const CacheState state = *cache->Snapshot();
+  for (const int layer : {0, 1}) {
+    const TensorView key = state.layers.at(layer).key.view();
+    ASSERT_EQ(key.shape[2], kTokens - 2);
+    for (std::int64_t token = 0; token < kTokens - 2; ++token) {
+      EXPECT_EQ(LoadElement(key.at(7, 0, token), key.dtype), 100 * layer - 1);
+      EXPECT_EQ(LoadElement(key.at(8, 0, token), key.dtype), 1);
+    }
+  }
+}
+
+// What lies elsewhere in a row than before is told from what did not change.
+TEST_P(Rows, AFunctionMayMoveTheElementsOfARow) {
+  constexpr std::int64_t kHeadDim = 70;
+  CacheSpec spec;
+  spec.shift.kind = ShiftKind::kCustom;
+  spec.shift.fn = [](int, std::int32_t, int, int, std::span<float> key) {
+    std::rotate(key.begin(), key.begin() + 1, key.end());
+    return Status();
+  };
+  const auto cache = *MakeCache(spec, GetParam());
+  ASSERT_TRUE(cache->Init(DType::kF16, 1, 2, 2).ok());
+  const std::vector<std::int32_t> positions = {0, 1};
+  const std::vector<int> sequences = {0, 0};
+  ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
+  std::vector<float> numbers(2 * kHeadDim);
+  std::iota(numbers.begin(), numbers.end(), -kHeadDim);
+  numbers[kHeadDim + 6] = 5;  // What takes the place of a 5.
+  const TensorView rows =
+      DenseView(numbers.data(), DType::kF32, {kHeadDim, 1, 2, 1});
+  ASSERT_TRUE(cache->Put(rows, rows).ok());
+  ASSERT_TRUE(cache->Remove(0, 0, 1).ok());
+  const CacheState state = *cache->Snapshot();
+  const TensorView key = state.layers.at(0).key.view();
+  for (std::int64_t i = 0; i < kHeadDim; ++i) {
+    const auto from = static_cast<std::size_t>((i + 1) % kHeadDim);
+    EXPECT_EQ(LoadElement(key.at(i), key.dtype), numbers[kHeadDim + from]);
+  }
+}
+
+// One number that stands for a whole line.
+TEST_P(Rows, AnEncoderTakesLinesThatRepeatAnElement) {
+  CacheSpec spec;
+  spec.kind = Kind::kEncoder;
+  const auto cache = *MakeCache(spec, GetParam());
+  ASSERT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
+  const std::vector<std::int32_t> positions = {0};
+  const std::vector<int> sequences = {0};
+  const std::vector<int> multimodal = {0};
+  ASSERT_TRUE(
+      cache->StartForward({positions, sequences, multimodal}, false).ok());
+  const float numbers[] = {3, 4, 5};
+  TensorView lines = DenseView(&numbers[0], DType::kF32, {3, 1, 1, 1});
+  lines.stride[0] = 0;
+  ASSERT_TRUE(cache->Put(lines, lines).ok());
+  const KvView view = *cache->Get();
+  for (std::int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(LoadElement(view.key.at(i), view.key.dtype), 3);
+    EXPECT_EQ(LoadElement(view.value.at(i), view.value.dtype), 3);
+  }
+}
+
+void PutFarApart(const std::string& twin, VLayout layout) {
+  constexpr int kApart = 32;
+  constexpr int kTokens = 40;
+  CacheSpec spec;
+  spec.placement = Placement::kScatter;
+  TestCache cache(spec, twin, ConfigOf(layout));
+  ASSERT_EQ(cache.Init(3, kApart * kTokens, kApart * kTokens), StatusCode::kOk);
+  std::vector<std::int32_t> positions;
+  std::vector<int> sequences;
+  std::vector<float> tags;
+  for (int cell = 0; cell < kApart * kTokens; ++cell) {
+    positions.push_back(cell);
+    sequences.push_back(cell % kApart == 0 ? 1 : 0);
+    tags.push_back(static_cast<float>(cell));
+  }
+  ASSERT_EQ(cache.Start(positions, sequences), StatusCode::kOk);
+  ASSERT_EQ(cache.Put(tags), StatusCode::kOk);
+  ASSERT_TRUE(cache->Remove(1, 0, kOpenEnd).ok());
+  std::vector<float> expected(kTokens);
+  std::iota(expected.begin(), expected.end(), 0.5F);
+  positions.resize(kTokens);
+  ASSERT_EQ(cache.Start(positions, std::vector<int>(kTokens, 2)),
+            StatusCode::kOk);
+  ASSERT_EQ(cache.Put(expected), StatusCode::kOk);
+  const KvView view = *cache->Get();
+  for (int i = 0; i < kTokens; ++i) {
+    ASSERT_EQ(cache->BatchCells()[static_cast<std::size_t>(i)], i * kApart);
+    const TensorView row =
+        RowOf(view.value, layout, i * kApart - view.first_cell);
+    EXPECT_EQ(LoadFrom(row, 0), expected[static_cast<std::size_t>(i)]);
+  }
+}
+
+// Of several sizes, for columns are kept apart by lines of the processor's
+// caches.
+TEST_P(Rows, ColumnsOfPermutedVDoNotOverlap) {
+  for (const int cells : {1023, 1024, 1025, 1041, 1057}) {
+    TestCache cache({}, GetParam(), {.v_layout = VLayout::kPermuted});
+    ASSERT_EQ(cache.Init(1, cells, cells), StatusCode::kOk);
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(cells));
+    std::iota(positions.begin(), positions.end(), 0);
+    ASSERT_EQ(cache.Start(positions, std::vector<int>(positions.size(), 0)),
+              StatusCode::kOk);
+    std::vector<float> numbers(3 * positions.size());
+    std::iota(numbers.begin(), numbers.end(), 0);
+    const TensorView rows =
+        DenseView(numbers.data(), DType::kF32, {3, 1, cells, 1});
+    ASSERT_TRUE(cache->Put(rows, rows).ok());
+    const TensorView value = cache->Get()->value;
+    for (std::int64_t i = 0; i < 3; ++i) {
+      for (std::int64_t cell = 0; cell < cells; ++cell) {
+        ASSERT_EQ(LoadElement(value.at(cell, i), value.dtype), 3 * cell + i)
+            << cells << " cells";
+      }
+    }
+  }
+}
+
+// Tiles are as VLayout says: of whole ones, and of a view that begins late.
+TEST_P(Rows, TilesOfVAreWhereTheyAreSaidToBe) {
+  constexpr std::int64_t kCells = 128;
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {
+    SCOPED_TRACE(DTypeName(dtype));
+    TestCache cache({}, GetParam(), ConfigOf(VLayout::kTiled));
+    ASSERT_TRUE(cache->Init(dtype, 2, kCells / 2, kCells).ok());
+    std::vector<std::int32_t> positions(kCells);
+    std::iota(positions.begin(), positions.end(), 0);
+    std::vector<int> sequences(positions.size(), 0);
+    std::fill(sequences.begin() + 70, sequences.end(), 1);
+    ASSERT_EQ(cache.Start(positions, sequences), StatusCode::kOk);
+    // Exact in f8: 0 to 15, a number for each of cell, element and head, and
+    // others in each tile.
+    constexpr std::size_t kRow = 5 * 3;
+    std::vector<float> numbers(kRow * positions.size());
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      numbers[i] = static_cast<float>((i * 7 + i / (kRow * 32) * 5) % 16);
+    }
+    const TensorView rows =
+        DenseView(numbers.data(), DType::kF32, {5, 3, kCells, 1});
+    ASSERT_TRUE(cache->Put(rows, rows).ok());
+    const auto check = [&](std::int64_t first) {
+      const KvView view = *cache->Get();
+      ASSERT_EQ(view.first_cell, first);
+      ASSERT_EQ(view.value.shape, (Shape{32, 5, 3, (kCells - first) / 32}));
+      for (std::int64_t cell = first; cell < kCells; ++cell) {
+        const std::int64_t column = cell - first;
+        for (std::int64_t i = 0; i < 5; ++i) {
+          for (std::int64_t head = 0; head < 3; ++head) {
+            ASSERT_EQ(LoadFrom(view.value, column % 32, i, head, column / 32),
+                      LoadFrom(rows, i, head, cell))
+                << cell;
+          }
+        }
+      }
+    };
+    check(0);
+    // The last token again: it goes back to its cell, and the view begins with
+    // the tile of the first one of its sequence.
+    ASSERT_TRUE(cache->Remove(1, kCells - 1, kOpenEnd).ok());
+    ASSERT_EQ(cache.Start({kCells - 1}, {1}), StatusCode::kOk);
+    const TensorView last = Slice(rows, 2, kCells - 1);
+    ASSERT_TRUE(cache->Put(last, last).ok());
+    check(64);
+  }
+}
+
+// As many of the processor's cache lines as are written together.
+TEST_P(Rows, ColumnsTakeCellsThatAreFarApart) {
+  for (const VLayout layout : kVLayouts) {
+    SCOPED_TRACE(VLayoutName(layout));
+    PutFarApart(GetParam(), layout);
+  }
+}
+
+}  // namespace
+}  // namespace kvtwin::props
