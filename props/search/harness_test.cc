@@ -372,6 +372,17 @@ TEST(Harness, GivesTheSameDigestOnAnyNumberOfThreads) {
   EXPECT_NE(Fuzz(options, TwinSubject("optimized")).digest, one.digest);
 }
 
+// Both twins refuse sizes of 0, and the driver expects that.
+TEST(Harness, ExpectsThatNoCacheHasASizeOfZero) {
+  for (const std::string size : {"cap", "seqs", "batch", "pad"}) {
+    const auto history = ParseHistory("kvt1 " + size + "=0 | put 0*1");
+    ASSERT_TRUE(history.ok()) << history.status().ToString();
+    const RunResult result = RunHistory(*history, TwinSubject("optimized"));
+    EXPECT_FALSE(result.ran) << size;
+    EXPECT_FALSE(result.difference) << result.difference->text;
+  }
+}
+
 TEST(Harness, RefusesTextThatIsNoHistory) {
   for (const std::string text :
        {"", "kvt2", "kvt1 kind=tree", "kvt1 | put", "kvt1 | put 0*0",
