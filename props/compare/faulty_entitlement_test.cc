@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -12,7 +14,9 @@
 #include <vector>
 
 #include "core/elements.h"
+#include "props/compare/entitlement.h"
 #include "props/testing/faulty_twins.h"
+#include "reference/ledger.h"
 
 namespace kvtwin::props {
 namespace {
@@ -318,6 +322,40 @@ TEST(FaultyTwins, AnswersThatChangeFromRunToRunAreSeen) {
   EXPECT_FALSE(one.difference) << one.difference->text;
   EXPECT_FALSE(other.difference) << other.difference->text;
   EXPECT_NE(one.digest, other.digest);
+}
+
+// Two tokens of two heads, whose rows lie head by head: each head of a row is
+// dense, and other tokens lie between them.
+TEST(FaultyEntitlement, HeadsWithTokensBetweenThemAreCompared) {
+  reference::Ledger ledger(CacheSpec{}, Rules{});
+  ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 4, 4}).ok());
+  const std::vector<std::int32_t> positions = {0, 1};
+  const std::vector<int> sequences = {0, 0};
+  ASSERT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
+  const std::vector<float> put = {1, 2, 3, 4, 5, 6, 7, 8};
+  const TensorView rows = DenseView(put.data(), DType::kF32, {2, 2, 2, 1});
+  ledger.active().Put(0, rows, rows);
+
+  const std::vector<float> mask = {0, kHides, 0, 0};
+  const auto judged = [&](const std::vector<float>& key,
+                          const std::vector<float>& value) {
+    KvView view;
+    for (const auto& [numbers, to] :
+         {std::pair(&key, &view.key), std::pair(&value, &view.value)}) {
+      *to = DenseView(numbers->data(), DType::kF32, {2, 2, 2, 1});
+      std::swap(to->stride[1], to->stride[2]);
+    }
+    view.mask = DenseView(mask.data(), DType::kF32, {2, 2, 1, 1});
+    return FindWrongRow(ledger, 0, view, VLayout::kPlain).has_value();
+  };
+  const std::vector<float> right = {1, 2, 5, 6, 3, 4, 7, 8};
+  EXPECT_FALSE(judged(right, right));
+  for (std::size_t i = 0; i < right.size(); ++i) {
+    std::vector<float> wrong = right;
+    wrong[i] += 9;
+    EXPECT_TRUE(judged(wrong, right)) << i;
+    EXPECT_TRUE(judged(right, wrong)) << i;
+  }
 }
 
 }  // namespace

@@ -40,6 +40,13 @@ Extent ExtentOf(const CacheLedger& ledger, int seq) {
   return extent;
 }
 
+bool Holds(const CacheLedger& ledger, int seq, std::int64_t position) {
+  return std::any_of(ledger.tokens().begin(), ledger.tokens().end(),
+                     [&](const LedgerToken& token) {
+                       return token.position == position && token.HeldBy(seq);
+                     });
+}
+
 // Whether `seq` holds a token at this position, from before the current pass.
 bool Kept(const CacheLedger& ledger, int seq, std::int64_t position) {
   return std::any_of(ledger.tokens().begin(), ledger.tokens().end(),
@@ -126,10 +133,12 @@ void Observer::StartForward(const Batch& batch, bool reserve, StatusCode code,
   positions_.assign(batch.positions.begin(), batch.positions.end());
   sequences_.assign(batch.sequences.begin(), batch.sequences.end());
   except_.clear();
-  pass_layers_.clear();
+  put_.clear();
+  got_.clear();
   pass_ = ok;
   reserved_ = ok && reserve;
-  got_ = changed_ = false;
+  changed_ = false;
+  if (ok) type_was_last_ = false;  // The first cache is active.
   last_put_ = -1;
   SeeSizes();
   const CacheLedger& first = ledger.parts().front();
@@ -182,7 +191,7 @@ void Observer::SeeBatch() {
   const CacheLedger& before = before_.front();
   const Extent stored = ExtentOf(before, sequences_.front());
   const std::int64_t position = positions_.front();
-  Hit(At("position_again"), Kept(before, sequences_.front(), position));
+  Hit(At("position_again"), Holds(before, sequences_.front(), position));
   Hit(At("gap"), stored.count > 0 && position > stored.last + 1);
 }
 
@@ -237,14 +246,15 @@ void Observer::SeePlacement(StatusCode code, const CacheLedger& after) {
     }
   }
   const bool found = length == tokens;
+  const auto first_free = std::find(owners.begin(), owners.end(), 0U);
+  const bool skips =
+      first_free < owners.begin() + static_cast<std::ptrdiff_t>(begin);
   if (setup_.spec.placement == Placement::kScatter) {
-    return Hit(At("scattered"), !full && !found);
+    return Hit(At("scattered"), !full && (!found || skips));
   }
   if (!found) return SeeDefrag(code, owners);
   const std::size_t end = begin + length;
-  const auto first_free = std::find(owners.begin(), owners.end(), 0U);
-  Hit(At("run_too_short"),
-      first_free < owners.begin() + static_cast<std::ptrdiff_t>(begin));
+  Hit(At("run_too_short"), skips);
   Hit(At("run_exact"), begin > 0 && end < cells && owners[end] > 0);
   Hit(At("run_at_end"), end == cells);
 }
@@ -264,7 +274,7 @@ void Observer::SeeDefrag(StatusCode code,
   Hit(At("defrag_one_hole"), holes == 1);
   Hit(At("defrag_two_runs"), runs > 1);
   Hit(At("defrag_full"), code == StatusCode::kCacheFull);
-  Hit(At("defrag_layers"), layers_.size() > 1);
+  Hit(At("defrag_layers"), places_.size() > 1);
   const auto moved = owners.begin() + static_cast<std::ptrdiff_t>(last - holes);
   Hit(At("defrag_shared"),
       std::any_of(moved, owners.end(), [](std::size_t n) { return n > 1; }));
@@ -308,28 +318,30 @@ void Observer::SetCausal(std::span<const int> except) {
 }
 
 void Observer::Put(std::size_t part, int layer, DType dtype) {
-  const bool known = layers_.contains(layer);
+  const std::pair place(layer, part);
+  const bool known = places_.contains(place);
   Hit(At("put_rounded"),
       setup_.init.dtype != DType::kF32 && dtype == DType::kF32);
   Hit(At("v_dtype"),
       setup_.config.v_dtype.value_or(setup_.init.dtype) != setup_.init.dtype);
-  Hit(At("reput"), pass_layers_.contains(layer));
+  Hit(At("reput"), put_.contains(place));
   Hit(At("layer_reserved"), reserved_ && !known);
   Hit(At("encoder_reput"),
       known && !reserved_ && SpecOf(part).kind == Kind::kEncoder);
   SeeOrder(part, layer);
   const RowDims& rows = setup_.rows;
   Hit(At("row_257"), rows.k_head_dim * rows.kv_heads > 256);
-  layers_.insert(layer);
-  pass_layers_.insert(layer);
+  put_.insert(place);
 }
 
 void Observer::SeeOrder(std::size_t part, int layer) {
   Hit(At("layer_before_type"), type_was_last_);
   Hit(At("layers_back"), layer < last_put_);
-  Hit(At("get_between_puts"), got_ && !pass_layers_.contains(layer));
+  const std::pair place(layer, part);
+  Hit(At("get_between_puts"),
+      !put_.contains(place) && got_.size() > got_.count(place));
   Hit(At("change_before_put"), changed_);
-  places_.emplace(layer, part);
+  places_.insert(place);
   const auto other = places_.lower_bound({layer, 0});
   Hit(At("layer_of_another_type"),
       std::next(other) != places_.end() && std::next(other)->first == layer);
@@ -338,7 +350,7 @@ void Observer::SeeOrder(std::size_t part, int layer) {
 
 void Observer::Get(std::size_t part, int layer, const KvView& view,
                    const reference::Ledger& ledger, const Cache& reference) {
-  got_ = true;
+  got_.emplace(layer, part);
   if (view.mask.data == nullptr) return;
   Hit(At("columns_257"), view.mask.shape[0] > 256);
   Hit(At("columns_1025"), view.mask.shape[0] > 1024);
@@ -475,7 +487,7 @@ void Observer::SeeRange(int seq, std::int64_t begin, std::int32_t end,
     if (token.position >= end && !open) continue;
     ++leaving;
     shared = shared || token.sequences.size() > 1;
-    in_pass = in_pass || token.row >= 0;
+    in_pass = in_pass || (pass_ && token.row >= 0);
   }
   const bool whole = leaving > 0 && leaving == all.count;
   Hit(At("remove_unknown"), all.count == 0);
@@ -528,22 +540,24 @@ void Observer::CopyPrefix(int src, int dst, std::int32_t len, StatusCode code) {
     const Extent to = ExtentOf(before, dst);
     const bool self = src == dst;
     bool any = false;
+    bool others = false;  // Which only `dst` holds.
     bool both = false;
     bool third = false;
     bool in_pass = false;
     for (const LedgerToken& token : before.tokens()) {
+      others = others || (token.HeldBy(dst) && !token.HeldBy(src));
       if (!token.HeldBy(src)) continue;
       both = both || token.HeldBy(dst);
       if (token.position >= len) continue;
       any = true;
       third = third || (token.sequences.size() > 1 && !token.HeldBy(dst));
-      in_pass = in_pass || token.row >= 0;
+      in_pass = in_pass || (pass_ && token.row >= 0);
     }
     Hit(At("copy_self"), self && from.last >= len);
     Hit(At("copy_self_whole"), self && any && from.last < len);
     Hit(At("copy_nothing"), from.count == 0 && to.count > 0);
     if (self) continue;
-    Hit(At("copy_onto_live"), any && to.count > 0);
+    Hit(At("copy_onto_live"), any && others);
     Hit(At("copy_onto_copy"), any && both);
     Hit(At("copy_third"), third);
     Hit(At("copy_beyond"), any && len > from.last + 1);
@@ -567,7 +581,7 @@ void Observer::CanResume(int seq, std::int32_t pos,
     Hit(At("resume_evicted"), !can && stored.count > 0 && !past_end);
     Hit(At("resume_past_end"), !can && stored.count > 0 && past_end);
   }
-  Hit(At("resume_split"), yes > 0 && yes < ledger.parts().size());
+  Hit(At("resume_split"), yes > 0 && yes + 1 == ledger.parts().size());
 }
 
 }  // namespace kvtwin::props

@@ -238,14 +238,13 @@ class Observer {
   std::vector<std::int64_t> positions_;
   std::vector<int> sequences_;
   std::set<int> except_;
-  std::set<int> pass_layers_;  // Put in it.
-  int last_put_ = -1;          // The last of them.
-  bool changed_ = false;       // By Remove or CopyPrefix.
-  bool got_ = false;
+  std::set<std::pair<int, std::size_t>> put_;  // A layer, and into which cache.
+  std::set<std::pair<int, std::size_t>> got_;
+  int last_put_ = -1;     // The last of them.
+  bool changed_ = false;  // By Remove or CopyPrefix.
   bool pass_ = false;
   bool reserved_ = false;
-  std::set<int> layers_;  // Put ever.
-  std::set<std::pair<int, std::size_t>> places_;
+  std::set<std::pair<int, std::size_t>> places_;  // Put ever.
   bool type_was_last_ = false;
 };
 
