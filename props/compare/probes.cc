@@ -414,8 +414,8 @@ void Observer::SeeRows(std::size_t part, int layer, const CacheLedger& ledger) {
       const int row = static_cast<int>(i);
       if (!ledger.Entitled(row, token)) continue;
       never_put = never_put || !token.rows.contains(layer);
-      later =
-          later || (except_.contains(row) && token.position > positions_[i]);
+      // As only an excepted one can.
+      later = later || token.position > positions_[i];
     }
   }
   bool chunk_edge = false;
