@@ -1,7 +1,7 @@
 // The CUDA runtime, and how kernels are launched. Kernels are compiled by nvcc,
 // and once more by the host's compiler for the emulator of
-// props/cuda/emulator/, whose <cuda_runtime.h> is found first then: so that
-// each can be tried where there is no device.
+// props/cuda/emulator/, whose <cuda_runtime.h> is found first then. So every
+// kernel is tested on machines that have no device.
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_RUNTIME_H_
 #define KVTWIN_OPTIMIZED_CUDA_RUNTIME_H_

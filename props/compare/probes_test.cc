@@ -609,7 +609,7 @@ std::vector<Row> AllRows() {
   return all;
 }
 
-// Adds what the twin meets in a history to `census`.
+// Runs a history on a twin and adds the probes that it hits to `census`.
 void RunLine(std::string_view line, std::string_view twin, Census& census) {
   const Result<History> history = ParseHistory("kvt1 " + std::string(line));
   ASSERT_TRUE(history.ok()) << line << ": " << history.status().ToString();
@@ -670,7 +670,7 @@ TEST(CoverageProbesCensus, CountsEachHit) {
   EXPECT_EQ(HitsOf("unsorted", twice), 3);
 }
 
-// What the census of one history adds up to.
+// Returns the census of one history, which has to run.
 Census CensusOf(std::string_view line) {
   Census census;
   RunLine(line, "reference", census);

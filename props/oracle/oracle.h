@@ -20,6 +20,7 @@
 
 #include "core/trace.h"
 #include "kvtwin/cache.h"
+#include "props/oracle/finding.h"
 #include "props/oracle/put_log.h"
 #include "reference/ledger.h"
 
@@ -28,14 +29,6 @@ namespace kvtwin::props {
 // What makes a ledger that never refuses a batch, in two sequences or one: a
 // cache of another kind may have more room than ours.
 void MakeRoom(TraceHeader& header);
-
-// An answer that is not what it must be.
-struct Finding {
-  std::string text;
-  std::string twin;  // The one that disagrees, unless all do.
-  int row = -1;      // Of the mask; -1: none in particular.
-  int column = -1;   // Of the view; -1: none in particular.
-};
 
 // What one line showed.
 struct OracleStep {

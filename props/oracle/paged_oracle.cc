@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <span>
 #include <utility>
 
@@ -30,32 +29,8 @@ constexpr double kExtraBytes = 48;
 // So many of the rows that are right are named.
 constexpr std::size_t kDueShown = 4;
 
-template <class... Args>
-Finding Found(fmt::format_string<Args...> format, Args&&... args) {
-  return {fmt::format(format, std::forward<Args>(args)...), ""};
-}
-
-template <class Value>
-std::optional<Finding> Differs(std::string_view what, const Value& recorded,
-                               const Value& due) {
-  if (recorded == due) return std::nullopt;
-  return Found("{} is {}, due is {}", what, recorded, due);
-}
-
 std::span<const int> TokensOf(const PagedTraceOp& op) {
   return op.tokens ? std::span<const int>(*op.tokens) : std::span<const int>();
-}
-
-int RowCount(const PagedTraceOp& op) {
-  return op.key ? static_cast<int>(op.key->shape[2]) : 0;
-}
-
-// The rows of a line; K alone, if it has no V.
-KvView RowsOf(const PagedTraceOp& op) {
-  KvView view;
-  if (op.key) view.key = op.key->view();
-  if (op.value) view.value = op.value->view();
-  return view;
 }
 
 double KeyBytes(const PrefixKey& key) {
@@ -281,151 +256,6 @@ OracleStep PagedOracle::Step(const PagedTraceOp& op) {
   return step;
 }
 
-// Lists
-// ---------------------------------------------------------------------------
-
-std::optional<Finding> PagedOracle::ReadPlaces(
-    const PagedTraceOp& op, std::vector<Place>& places) const {
-  if (op.kind == Kind::kTable) return ReadTable(op, places);
-  if (op.kind == Kind::kCsr) return ReadCsr(op, places);
-  if (op.kind == Kind::kSlots) return ReadSlots(op, places);
-  if (op.kind == Kind::kViews) return ReadViews(op, places);
-  return std::nullopt;
-}
-
-std::optional<Finding> PagedOracle::ReadViews(
-    const PagedTraceOp& op, std::vector<Place>& places) const {
-  const KvView found = RowsOf(op);
-  const int count = RowCount(op);
-  const PagedSpec& spec = header_.spec;
-  const int first = op.start.value_or(0);
-  std::int64_t index = first / spec.block_size;
-  for (const int block : op.blocks.value_or(std::vector<int>())) {
-    if (index > std::numeric_limits<int>::max()) break;  // CheckExtent says it.
-    places.push_back({op.seq, static_cast<int>(index++), block});
-  }
-  for (const auto& [name, view, head_dim] :
-       {std::tuple("key", &found.key, spec.k_head_dim),
-        {"value", &found.value, spec.v_head_dim}}) {
-    if (view->data == nullptr) continue;
-    const Shape due = {head_dim, spec.kv_heads, count, 1};
-    if (view->shape == due) continue;
-    return Found("the shape of {} is {}, due is {}", name,
-                 ShapeText(view->shape), ShapeText(due));
-  }
-  if (ledger_holds_) {
-    if (auto finding = CheckExtent(op)) return finding;
-  }
-  if (!op.blocks) return std::nullopt;
-  return Differs("the number of blocks", static_cast<int>(places.size()),
-                 BlocksFor(first % spec.block_size + count));
-}
-
-// Whether the rows are those of all positions, or with a window at least of
-// those that it sees.
-std::optional<Finding> PagedOracle::CheckExtent(const PagedTraceOp& op) const {
-  const int count = RowCount(op);
-  const int end = ledger_->RowCount(op.seq, op.layer);
-  const int first = op.start.value_or(0);
-  if (!header_.rules.window) {
-    if (first != 0) {
-      return Found("start is {}, a pool without a window shows all rows",
-                   first);
-    }
-    auto finding = Differs("the number of rows", count, end);
-    if (finding && count < end) {
-      finding->text += fmt::format(": {} are missing", end - count);
-    }
-    return finding;
-  }
-  const int low = ledger_->Low(op.seq);
-  if (count == 0 && low >= end) return std::nullopt;
-  if (first + std::int64_t{count} != end) {
-    return Found("the rows end at position {}, due is {}",
-                 first + std::int64_t{count}, end);
-  }
-  if (first <= low) return std::nullopt;
-  return Found(
-      "the rows begin at position {}, a window of {} positions needs them from "
-      "{} on",
-      first, *header_.rules.window, low);
-}
-
-std::optional<Finding> PagedOracle::ReadTable(
-    const PagedTraceOp& op, std::vector<Place>& places) const {
-  auto block = op.table.blocks.begin();
-  for (std::size_t i = 0; i < op.sequences.size(); ++i) {
-    const int sequence = op.sequences[i];
-    const int len = SeqLen(sequence);
-    if (op.table.seq_lens[i] != len) {
-      return Found("seq_lens[{}] is {}, sequence {} has {} tokens", i,
-                   op.table.seq_lens[i], sequence, len);
-    }
-    const int count = BlocksFor(len);
-    if (op.table.columns < count) {
-      return Found("columns is {}, sequence {} has {} blocks", op.table.columns,
-                   sequence, count);
-    }
-    for (int j = 0; j < op.table.columns; ++j, ++block) {
-      if (j < count) {
-        places.push_back({sequence, j, *block});
-      } else if (*block != -1) {
-        return Found("column {} of sequence {}, which has {} blocks, is {}", j,
-                     sequence, count, *block);
-      }
-    }
-  }
-  return std::nullopt;
-}
-
-std::optional<Finding> PagedOracle::ReadCsr(const PagedTraceOp& op,
-                                            std::vector<Place>& places) const {
-  const PagedCsr& csr = op.csr;
-  std::int64_t end = 0;
-  for (std::size_t i = 0; i < op.sequences.size(); ++i) {
-    const int sequence = op.sequences[i];
-    const int len = SeqLen(sequence);
-    const int count = BlocksFor(len);
-    const std::int64_t begin = std::exchange(end, end + count);
-    if (csr.indptr[i] != begin || csr.indptr[i + 1] != end) {
-      return Found("indptr has {} and {} for sequence {}, due are {} and {}",
-                   csr.indptr[i], csr.indptr[i + 1], sequence, begin, end);
-    }
-    if (end > std::ssize(csr.indices)) break;
-    for (int j = 0; j < count; ++j) {
-      places.push_back(
-          {sequence, j, csr.indices[static_cast<std::size_t>(begin + j)]});
-    }
-    const int last = len - std::max(0, count - 1) * header_.spec.block_size;
-    if (csr.last_page_len[i] != last) {
-      return Found("last_page_len[{}] is {}, sequence {} has {} tokens", i,
-                   csr.last_page_len[i], sequence, len);
-    }
-  }
-  if (op.sequences.empty()) {
-    const auto finding = Differs("indptr[0]", csr.indptr[0], 0);
-    if (finding) return finding;
-  }
-  return Differs("the number of indices", std::ssize(csr.indices), end);
-}
-
-std::optional<Finding> PagedOracle::ReadSlots(
-    const PagedTraceOp& op, std::vector<Place>& places) const {
-  const int size = header_.spec.block_size;
-  std::int64_t position = op.begin;
-  for (const int slot : op.slots) {
-    const bool gone = IsGone(op.seq, static_cast<int>(position / size));
-    if (!gone && (slot < 0 || slot % size != position % size)) {
-      return Found(
-          "slot {} of position {} is not at offset {} of a block of {}", slot,
-          position, position % size, size);
-    }
-    places.push_back({op.seq, static_cast<int>(position / size), slot / size});
-    ++position;
-  }
-  return std::nullopt;
-}
-
 // Identity
 // ---------------------------------------------------------------------------
 
@@ -443,31 +273,31 @@ std::optional<Finding> PagedOracle::Compare(
     const std::vector<Place>& places) const {
   const auto [status, number] = Ask(twin, op);
   if (op.kind == Kind::kAppend) {
-    auto finding =
-        Differs("result", StatusName(op.result), StatusName(status.code()));
+    auto finding = FoundUnlessEqual("result", StatusName(op.result),
+                                    StatusName(status.code()));
     if (finding && !status.ok()) {
       finding->text += fmt::format(" ({})", status.message());
     }
     if (finding || !status.ok() || !op.start) return finding;
-    return Differs("start", *op.start, number);
+    return FoundUnlessEqual("start", *op.start, number);
   }
   if (!status.ok()) return Finding{status.ToString(), ""};
   if (op.kind == Kind::kOpen || op.kind == Kind::kFork) {
-    auto finding = Differs("result", op.made, number);
+    auto finding = FoundUnlessEqual("result", op.made, number);
     if (finding || op.kind == Kind::kFork) return finding;
-    finding = Differs("len", op.len, *twin.SeqLen(number));
+    finding = FoundUnlessEqual("len", op.len, *twin.SeqLen(number));
     const std::string other = finding ? OtherKeyText(op) : "";
     if (!other.empty()) finding->text += ": " + other;
     return finding;
   }
-  if (op.kind == Kind::kSeqLen) return Differs("len", op.len, number);
+  if (op.kind == Kind::kSeqLen) return FoundUnlessEqual("len", op.len, number);
   if (op.kind == Kind::kUsage) {
     const PagedUsage due = twin.Usage();
     for (const auto& [name, count] : {std::pair("free", &PagedUsage::free),
                                       {"cached", &PagedUsage::cached},
                                       {"used", &PagedUsage::used},
                                       {"shared", &PagedUsage::shared}}) {
-      auto finding = Differs(name, op.usage.*count, due.*count);
+      auto finding = FoundUnlessEqual(name, op.usage.*count, due.*count);
       if (finding) return finding;
     }
     return std::nullopt;
@@ -489,7 +319,7 @@ std::optional<Finding> PagedOracle::Compare(
   for (const int sequence : op.sequences) {
     columns = std::max(columns, BlocksFor(SeqLen(sequence)));
   }
-  return Differs("columns", op.table.columns, columns);
+  return FoundUnlessEqual("columns", op.table.columns, columns);
 }
 
 std::optional<Finding> PagedOracle::CompareViews(const PagedTraceOp& op,
@@ -498,7 +328,8 @@ std::optional<Finding> PagedOracle::CompareViews(const PagedTraceOp& op,
   if (!views.ok()) return Finding{views.status().ToString(), ""};
   const int rows =
       views->empty() ? 0 : views->back().start + views->back().length;
-  if (auto finding = Differs("the number of rows", RowCount(op), rows)) {
+  if (auto finding =
+          FoundUnlessEqual("the number of rows", RowCount(op), rows)) {
     return finding;
   }
   const KvView found = RowsOf(op);
@@ -601,7 +432,7 @@ std::optional<Finding> PagedOracle::FollowLedger(
       ledger_->Free(op.seq);
       return std::nullopt;
     case Kind::kSeqLen:
-      return Differs("len", op.len, ledger_->SeqLen(op.seq));
+      return FoundUnlessEqual("len", op.len, ledger_->SeqLen(op.seq));
     case Kind::kUsage:
       return CheckUsage(op.usage);
     case Kind::kViews:

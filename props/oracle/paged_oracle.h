@@ -32,6 +32,11 @@ namespace kvtwin::props {
 // Whether it may move blocks, or change who has them.
 bool ChangesBlocks(PagedTraceOpKind kind);
 
+// Returns how many K rows a line has.
+int RowCount(const PagedTraceOp& op);
+// Returns the rows of a line; K alone, if it has no V.
+KvView RowsOf(const PagedTraceOp& op);
+
 class PagedOracle {
  public:
   // First. Errors: a header that no pool accepts.

@@ -39,9 +39,9 @@ JUDGES = tuple(f"props/{name}" for name in (
     "laws/alike.cc", "laws/client_law.cc", "laws/laws.cc",
     "laws/pass_laws.cc", "laws/sequence_laws.cc", "laws/session.cc",
     "laws/storage_laws.cc", "oracle/judge.cc", "oracle/oracle.cc",
-    "oracle/paged_oracle.cc", "oracle/put_log.cc", "paged/paged_client.cc",
-    "paged/paged_fuzz.cc", "paged/paged_solo.cc", "paged/paged_trio.cc",
-    "paged/pool_recorder.cc", "search/explore.cc", "search/explore_state.cc",
+    "oracle/paged_oracle.cc", "oracle/paged_places.cc", "oracle/put_log.cc",
+    "paged/paged_client.cc", "paged/paged_fuzz.cc", "paged/paged_solo.cc",
+    "paged/paged_trio.cc", "paged/pool_recorder.cc", "search/explore.cc", "search/explore_state.cc",
     "search/explore_step.cc", "shrink/catalog.cc", "shrink/rebuild.cc",
     "shrink/shrink.cc"))
 RULES = ["universal.rules", "cpp.rules", "c_like.rules"]
@@ -409,7 +409,8 @@ class Bench:
                 continue
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, copy)
-        for old in ("kvtwin", "kvtwin-host", *TARGETS[2:]):  # They may be mutants.
+        # These may be mutants.
+        for old in ("kvtwin", "kvtwin-host", *TARGETS[2:]):
             (self.build / old).unlink(missing_ok=True)
         self.checked(["cmake", "--preset", "release", "-G", "Ninja",
                       "-DKVTWIN_BENCH=OFF", "-DKVTWIN_WERROR=OFF"])
