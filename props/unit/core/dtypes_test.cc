@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -237,6 +238,10 @@ TEST(Dtypes, ShiftsStayBelowTheirBound) {
     line.back() = ' ';
     fmt::print("{}|\n", line);
   }
+}
+
+TEST(Dtypes, KnowsNoOtherNames) {
+  EXPECT_EQ(DTypeFromName("f64"), std::nullopt);
 }
 
 }  // namespace

@@ -5,13 +5,16 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/names.h"
+#include "kvtwin/cache.h"
 #include "props/testing/test_cache.h"
 #include "props/testing/test_states.h"
 
@@ -457,6 +460,47 @@ TEST_F(Save, ASequenceOfAWrapperIsInAllItsCaches) {
   const int few[] = {4, 5};
   EXPECT_EQ(WithSequence(wrapper, 2, one, few).status().code(),
             StatusCode::kCacheFull);
+}
+
+// A checksum is computed in parts of a mebibyte.
+TEST_F(Save, StatesOfAMebibyteAndNextToIt) {
+  for (const int tokens : {127, 128, 129, 255, 256, 257, 513}) {
+    CacheState state;
+    DenseTensor key = FilledTensor(DType::kF32, {1024, 1, tokens, 1}, 1);
+    for (std::size_t i = 0; i < key.bytes.size(); i += 1 << 12) {
+      key.bytes[i] = static_cast<std::byte>(i >> 12);
+    }
+    for (int i = 0; i < tokens; ++i) state.cells.push_back({i, i, 0});
+    state.layers[0] = {key, FilledTensor(DType::kF32, {1024, 1, tokens, 1}, 2)};
+    ASSERT_TRUE(SaveState(state, Path()).ok());
+    const Result<CacheState> loaded = LoadState(Path());
+    ASSERT_TRUE(loaded.ok()) << loaded.status().ToString();
+    EXPECT_TRUE(*loaded == state);
+    std::vector<std::byte> bytes = StateToBytes(state);
+    EXPECT_TRUE(*StateFromBytes(bytes) == state);
+    for (const std::size_t from_end : {1U, 1U << 12, 1U << 19}) {
+      std::byte& one = bytes[bytes.size() - from_end];
+      one ^= std::byte{1};
+      EXPECT_FALSE(StateFromBytes(bytes).ok()) << tokens << " " << from_end;
+      one ^= std::byte{1};
+    }
+  }
+  // A checksum has every byte of a tensor of many parts.
+  constexpr std::size_t kPart = std::size_t{1} << 20;
+  const DenseTensor many = FilledTensor(DType::kF32, {1 << 18, 1, 21, 1}, 1);
+  CacheState state;
+  for (int i = 0; i < 21; ++i) state.cells.push_back({i, i, 0});
+  state.layers[0] = {many, FilledTensor(DType::kF32, {1, 1, 21, 1}, 2)};
+  std::vector<std::byte> bytes = StateToBytes(state);
+  ASSERT_TRUE(*StateFromBytes(bytes) == state);
+  const std::size_t end = bytes.size() - 21 * sizeof(float);  // Of K.
+  for (std::size_t from_end = 1; from_end < many.bytes.size();
+       from_end += kPart / 2) {
+    std::byte& one = bytes[end - from_end];
+    one ^= std::byte{1};
+    EXPECT_FALSE(StateFromBytes(bytes).ok()) << from_end;
+    one ^= std::byte{1};
+  }
 }
 
 }  // namespace

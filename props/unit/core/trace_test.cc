@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
@@ -671,6 +672,21 @@ TEST(Trace, KeepsTheSignOfZero) {
   ASSERT_TRUE(reader.ReadOp(op) && reader.ReadOp(op));
   EXPECT_EQ(op.key.bytes[3], std::byte{0x80});
   EXPECT_EQ(op.key.bytes[7], std::byte{0});
+}
+
+// A recording is read 65,536 bytes at a time.
+TEST(Trace, ReadsLinesAsLongAsItsChunks) {
+  const std::string rest = fmt::format("{}\n{}\n{}\n", kStart, kPut, kGet);
+  const std::string header = kHeader;
+  for (const std::size_t n : {std::size_t{1} << 16, std::size_t{1} << 17}) {
+    for (const std::size_t bytes : {n - 2, n - 1, n, n + 1}) {
+      std::string line = header;
+      line.insert(1, bytes - line.size(), ' ');
+      std::istringstream in(line + "\n" + rest);
+      const Judgement found = Judge(in, kTwins);
+      EXPECT_EQ(found.verdict, Verdict::kAccept) << bytes << found.reason;
+    }
+  }
 }
 
 }  // namespace

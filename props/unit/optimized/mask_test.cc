@@ -1,22 +1,31 @@
 // Masks of every dtype: what their elements are, and that the optimized twin's
 // kernels write what a plain loop does, wherever a row begins and ends.
 
+#include "optimized/mask.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "core/dense_tensor.h"
 #include "core/mask_elements.h"
+#include "core/names.h"
 #include "hwy/cache_control.h"
+#include "optimized/cell_table.h"
 #include "optimized/mask_kernels.h"
 #include "optimized/targets.h"
 #include "props/base/forwarding_cache.h"
 #include "props/search/fuzz.h"
+#include "props/testing/each_target.h"
 #include "props/testing/test_cache.h"
 
 namespace kvtwin::props {
@@ -397,6 +406,77 @@ TEST_P(MaskKernels, WriteRowsOfNobody) {
       }
     }
   }
+}
+
+TEST(HostMask, ThrowsWhenThereIsNoMemory) {
+  const optimized::CellTable table(64, 1, 0);
+  optimized::HostMask mask;
+  EXPECT_THROW(mask.Build(table, {}, SIZE_MAX / 64, {.first = 0, .end = 64},
+                          DType::kF32),
+               std::bad_alloc);
+}
+
+// Two sequences take turns, three cells and one. What the rows show ends at
+// cells that are far apart.
+void ExpectMasksOf(std::size_t columns, std::size_t rows) {
+  constexpr std::size_t kFirst = 100;
+  const std::size_t cells = kFirst + columns;
+  optimized::CellTable table(cells, 2, 0);
+  for (std::size_t cell = 0; cell < cells; ++cell) {
+    table.Add(cell % 4 == 3, cell, static_cast<std::int32_t>(cell));
+  }
+  std::vector<optimized::RowRule> rules;
+  const auto last = static_cast<std::int32_t>(cells) - 1;
+  for (std::size_t i = 0; i + 1 < rows; ++i) {
+    const auto less = static_cast<std::int32_t>(i);
+    const std::int32_t low = 150 + less * 7;
+    rules.push_back({table.Find(i % 3 == 2),
+                     {low, std::max(low, last - less * 1031 % last)}});
+  }
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kBits}) {
+    optimized::HostMask mask;
+    mask.Build(table, rules, rows, {.first = kFirst, .end = cells}, dtype);
+    DenseTensor due = HidingMask(dtype, static_cast<std::int64_t>(columns),
+                                 static_cast<std::int64_t>(rows));
+    for (std::size_t row = 0; row < rules.size(); ++row) {
+      for (int cell = rules[row].range.first; cell <= rules[row].range.last;
+           ++cell) {
+        if (cell < static_cast<int>(kFirst)) continue;
+        if ((cell % 4 == 3) != (row % 3 == 2)) continue;
+        AllowInMask(due, cell - static_cast<int>(kFirst),
+                    static_cast<std::int64_t>(row));
+      }
+    }
+    const TensorView view = mask.view();
+    ASSERT_EQ(view.shape, due.shape);
+    const auto bytes = static_cast<std::size_t>(due.view().stride[1]);
+    for (std::size_t row = 0; row < rows; ++row) {
+      const auto at = static_cast<std::int64_t>(row);
+      ASSERT_EQ(0, std::memcmp(view.at(0, at), due.view().at(0, at), bytes))
+          << DTypeName(dtype) << ", row " << row << " of " << columns;
+    }
+  }
+}
+
+class HostMaskWith : public EachPath {};
+INSTANTIATE_TEST_SUITE_P(Paths, HostMaskWith, ::testing::ValuesIn(kEachPath),
+                         EachPath::Name);
+
+TEST_P(HostMaskWith, ColumnsOfAMask) {
+  for (const int n : {1024, 8192, 32768, 65536, 131072}) {
+    for (const int columns : {n - 1, n, n + 1}) {
+      ExpectMasksOf(static_cast<std::size_t>(columns), 3);
+    }
+  }
+}
+
+TEST_P(HostMaskWith, RowsOfAMask) {
+  for (const std::size_t rows : {7U, 8U, 9U, 10U, 65U, 257U}) {
+    ExpectMasksOf(2100, rows);
+  }
+  // 16 MiB of f32.
+  for (const std::size_t rows : {63U, 64U, 65U}) ExpectMasksOf(65536, rows);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/names.h"
+#include "kvtwin/cache.h"
 #include "props/testing/gate_bounds.h"
 #include "props/testing/test_cache.h"
 
@@ -489,6 +491,83 @@ TEST_P(GateOf, EncodersAtTheirBounds) {
   EXPECT_EQ(Resume(0, -1)(*cache).code(), kInvalid);
   EXPECT_TRUE(Resume(0, kMost)(*cache).ok());
   EXPECT_TRUE(*cache->EncoderCached());
+}
+
+std::unique_ptr<Cache> Made(Kind kind, const std::string& twin) {
+  CacheSpec spec;
+  spec.kind = kind;
+  if (kind == Kind::kWrapper) spec.caches = {CacheSpec(), CacheSpec()};
+  return *MakeCache(spec, twin);
+}
+
+TEST_P(GateOf, OrderOfTheFirstCalls) {
+  for (const Kind kind : {Kind::kCausal, Kind::kEncoder, Kind::kWrapper}) {
+    const auto cache = Made(kind, GetParam());
+    EXPECT_EQ(cache->CellCount(), 0);
+    std::vector<CellEntry> cells(1);
+    cache->ListCells(cells);
+    EXPECT_TRUE(cells.empty());
+    EXPECT_EQ(cache->SetConfig({.cache_padding = 0}).code(), kInvalid);
+    EXPECT_EQ(cache->SetConfig({.mask_batch_padding = 0}).code(), kInvalid);
+    EXPECT_EQ(cache->SetConfig({.v_dtype = DType::kBits}).code(), kInvalid);
+    EXPECT_EQ(
+        cache->SetConfig({.cache_padding = 48, .v_layout = VLayout::kTiled})
+            .message(),
+        "cache_padding is 48, tiled V needs a multiple of 32");
+    EXPECT_EQ(cache->Init(DType::kF32, 0, 1, 1).code(), kInvalid);
+    EXPECT_EQ(cache->Init(DType::kF32, 1, 0, 1).code(), kInvalid);
+    EXPECT_EQ(cache->Init(DType::kF32, 1, 1, 0).code(), kInvalid);
+    EXPECT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
+    EXPECT_EQ(cache->SetConfig({}).code(), kUntimely);
+    cache->Close();
+    cache->Close();
+    EXPECT_EQ(cache->SetConfig({}).code(), kUntimely);
+    EXPECT_EQ(cache->Init(DType::kF32, 1, 1, 1).code(), kUntimely);
+  }
+}
+
+TEST_P(GateOf, RefusesTensorsThatCannotBe) {
+  const auto cache = Made(Kind::kEncoder, GetParam());
+  ASSERT_TRUE(cache->SetConfig({.v_layout = VLayout::kPermuted}).ok());
+  ASSERT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
+  const std::array<std::int32_t, 1> positions = {0};
+  const std::array<int, 1> sequences = {0};
+  ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
+  const std::array<float, 2> elements = {1, 2};
+  const auto put = [&](const Shape& shape) {
+    TensorView view = DenseView(elements.data(), DType::kF32, {1, 1, 1, 1});
+    const TensorView key = view;
+    view.shape = shape;  // Each of its elements is the same one.
+    view.stride = {0, 0, 0, 0};
+    return cache->Put(key, view).message();
+  };
+  const auto large = [](const std::string& message) {
+    return message.find("too large") != std::string::npos;
+  };
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  EXPECT_TRUE(large(put({kMost + 1, 1, 1, 1})));
+  EXPECT_TRUE(large(put({1, kMost + 1, 1, 1})));
+  EXPECT_TRUE(large(put({kMost, kMost, kMost, 1})));
+  EXPECT_EQ(put({1, 1, 1, 2}),
+            "value has shape [1, 1, 1, 2], permuted V takes three dimensions");
+  EXPECT_EQ(put({1, 1, 1, 1}), "");
+}
+
+TEST_P(GateOf, NamesTheArgumentThatIsNegative) {
+  const auto names = [](const Status& status, const std::string& name) {
+    return status.message().find(name) != std::string::npos;
+  };
+  for (const Kind kind : {Kind::kCausal, Kind::kWrapper}) {
+    const auto cache = Made(kind, GetParam());
+    ASSERT_TRUE(cache->Init(DType::kF32, 1, 4, 1).ok());
+    EXPECT_TRUE(names(cache->CopyPrefix(-1, 0, 0), "src"));
+    EXPECT_TRUE(names(cache->CopyPrefix(0, -1, 0), "dst"));
+    EXPECT_TRUE(names(cache->CopyPrefix(0, 0, -1), "len"));
+    EXPECT_TRUE(names(cache->Remove(-1, 0, 0), "seq"));
+    EXPECT_TRUE(names(cache->Remove(0, -1, 0), "begin"));
+    EXPECT_TRUE(names(cache->CanResume(-1, 0).status(), "seq"));
+    EXPECT_TRUE(names(cache->CanResume(0, -1).status(), "pos"));
+  }
 }
 
 }  // namespace

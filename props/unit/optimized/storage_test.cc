@@ -1,6 +1,7 @@
 // Where K and V rows lie, and what becomes of them when they move: layouts and
 // sizes that the harness does not draw.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,6 +19,8 @@
 #include "kvtwin/cache.h"
 #include "kvtwin/state.h"
 #include "kvtwin/tensor.h"
+#include "props/testing/agreement.h"
+#include "props/testing/each_target.h"
 #include "props/testing/test_cache.h"
 
 namespace kvtwin::props {
@@ -224,6 +228,64 @@ TEST_P(Rows, ColumnsTakeCellsThatAreFarApart) {
   for (const VLayout layout : kVLayouts) {
     SCOPED_TRACE(VLayoutName(layout));
     PutFarApart(GetParam(), layout);
+  }
+}
+
+TEST(Storage, BeginsOnACacheLine) {
+  TestCache cache({}, "optimized");
+  ASSERT_EQ(cache.Init(1, 4, 4), StatusCode::kOk);
+  ASSERT_EQ(cache.Start({0}, {0}), StatusCode::kOk);
+  for (int layer = 0; layer < 8; ++layer) {
+    ASSERT_TRUE(cache->SetLayer(layer).ok());
+    ASSERT_EQ(cache.Put({1}), StatusCode::kOk);
+    const KvView view = *cache->Get();
+    for (const TensorView& tensor : {view.key, view.value, view.mask}) {
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.data) % 64, 0U);
+    }
+  }
+}
+
+class StorageWith : public EachPath {};
+INSTANTIATE_TEST_SUITE_P(Paths, StorageWith, ::testing::ValuesIn(kEachPath),
+                         EachPath::Name);
+
+TEST_P(StorageWith, ElementsOfARow) {
+  for (const int n : {8, 16, 64, 128, 256, 512, 2048}) {
+    for (const int width : {n - 1, n, n + 1}) {
+      for (const std::string_view how :
+           {"strided=1 dtype=f16 shift=rope", "permuted=1 shift=rope_halves",
+            "permuted=1 dtype=f8_e4m3 shift=tag_add",
+            "permuted=1 dtype=bf16 shift=add",
+            "tiled=1 pad=32 strided=1 shift=add",
+            "dtype=f8_e4m3 strided=1 shift=identity"}) {
+        ExpectAgreement(
+            fmt::format("kvt1 seqs=1 cap=40 batch=40 dims={0},1,{0} {1} | "
+                        "put 0*3 1*2 0*1 2*33 | drop 1:0- | drop 0:0-1 | "
+                        "put 3*4 | put 2*1",
+                        width, how));
+      }
+    }
+  }
+  for (const int width : {32, 64, 96, 2016, 2048, 2080}) {
+    for (const std::string_view how : {"q8_0 shift=rope", "q4_0 shift=add"}) {
+      ExpectAgreement(
+          fmt::format("kvt1 cells=4 dims={0},2,{0} dtype={1} | "
+                      "put 0*3 | drop 0:0-1 | put 0*1",
+                      width, how));
+    }
+  }
+}
+
+// Columns of 4096 bytes begin on lines.
+TEST_P(StorageWith, CellsOfPermutedRows) {
+  for (const auto& [dtype, n] :
+       {std::pair("f32", 1024), {"f16", 2048}, {"f8_e4m3", 4096}}) {
+    for (const int cells : {n - 1, n, n + 1}) {
+      ExpectAgreement(fmt::format(
+          "kvt1 seqs=1 cap={} batch=8 permuted=1 dims=1,2,3 dtype={} | "
+          "put 0*5 1*2 | put 1*1 reserve | drop 0:0-2 | put 1*6",
+          cells, dtype));
+    }
   }
 }
 

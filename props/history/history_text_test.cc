@@ -1,0 +1,205 @@
+// The line that says a whole history: what it may ask for, how it is read and
+// written.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvtwin/cache.h"
+#include "props/history/history.h"
+#include "props/paged/paged_fuzz.h"
+#include "props/search/explore_state.h"
+#include "props/testing/test_trace.h"
+
+namespace kvtwin::props {
+namespace {
+
+std::string WhyNot(const std::string& line) {
+  const Result<History> history = ParseHistory(line);
+  return history.ok() ? "" : history.status().message();
+}
+
+TEST(Line, CellsAreAsManyAsItSays) {
+  for (const std::string setup :
+       {"", "kind=swa window=0", "kind=swa window=2", "kind=swa window=9",
+        "kind=swa", "kind=swa_mem window=1 memory=3", "kind=chunked chunk=3",
+        "kind=wrapper caches=causal/swa:w2/encoder pad=1", "batch=2 pad=4",
+        "kind=swa window=3 pad=4"}) {
+    for (const int cells : {4, 8}) {
+      const std::string line =
+          "kvt1 " + setup + " cells=" + std::to_string(cells);
+      const Result<History> history = ParseHistory(line);
+      ASSERT_TRUE(history.ok()) << line << history.status().ToString();
+      const auto& [spec, config, init, rows, layers, legal, strided, id] =
+          history->setup;
+      const auto cache = MakeCache(spec, "reference");
+      ASSERT_TRUE((*cache)->SetConfig(config).ok());
+      ASSERT_TRUE((*cache)
+                      ->Init(init.dtype, init.max_sequences, init.capacity,
+                             init.max_batch)
+                      .ok());
+      EXPECT_EQ((*cache)->CellCount(), cells) << line;
+      const std::string text = ToText(*history);
+      EXPECT_NE(text.find("cells="), text.npos) << text;
+    }
+  }
+}
+
+TEST(Line, RefusesCellsThatNoCacheHas) {
+  const std::string none = "no such cache has exactly ";
+  EXPECT_EQ(WhyNot("kvt1 cells=3 pad=4"),
+            "character 12: " + none + "3 cells: it would have 4");
+  EXPECT_EQ(WhyNot("kvt1 kind=encoder cells=3"),
+            "character 25: " + none + "3 cells: an encoder has no cells");
+  EXPECT_EQ(WhyNot("kvt1 cells=0"),
+            "character 12: " + none + "0 cells: its sizes must be at least 1");
+  EXPECT_EQ(WhyNot("kvt1 kind=wrapper caches=swa:w1/swa:w2 cells=4"),
+            "character 46: " + none + "4 cells: it would have 3");
+  EXPECT_EQ(WhyNot("kvt1 kind=swa window=2 cells=4 batch=1"),
+            "character 30: " + none + "4 cells: it would have 3");
+  EXPECT_NE(WhyNot("kvt1 cells=4 cap=4"), "");
+}
+
+TEST(Line, SaysWhereItIsWrong) {
+  const std::map<std::string, std::string> lines = {
+      {"", "character 1: a history starts with 'kvt1'"},
+      {"put 0*1", "character 1: a history starts with 'kvt1'"},
+      {"kvt2 | put 0*1",
+       "character 1: 'kvt2' is another version, this program reads kvt1"},
+      {"kvt1 cap=x", "character 10: 'x' does not start with a number"},
+      {"kvt1 cap=3 cap=3", "character 12: 'cap' comes twice"},
+      {"kvt1 | put 0*1 | fly", "character 18: 'fly' is no operation"},
+      {"kvt1 | put 0*1 | drop 0:1-2z", "character 28: 'z' is left over"},
+      {"kvt1 | put 0*1 except=0,-1", "character 25: -1 must not be negative"},
+      {"kvt1 | move 0:1-2", "character 18: '' should go on with '@'"},
+      {"kvt1 | move 0:1-@x",
+       "character 18: 'x' does not start with a number of at most 2147483647"},
+      {"kvt1 | get now", "character 8: 'get' is no operation"},
+      {"kvt1 | drop 0:1- 2", "character 18: '2' is left over"},
+      {"kvt1 mask=bit", "character 11: 'bit' is no dtype"},
+      {"kvt1 dtype=f64", "character 12: 'f64' is no dtype"},
+      {"kvt1 dtype=bits", "character 12: 'bits' is no dtype of rows"},
+      {"kvt1 \x01", "character 6: '\\x01' is no setting"},
+  };
+  for (const auto& [line, why] : lines) {
+    EXPECT_EQ(WhyNot(line).substr(0, why.size()), why) << line;
+  }
+}
+
+TEST(Line, IsReadBackAsItWasWritten) {
+  for (std::uint64_t number = 0; number < 2000; ++number) {
+    const std::string text = ToText(MakeHistory(5, number, {}, 20));
+    const Result<History> read = ParseHistory(text);
+    ASSERT_TRUE(read.ok()) << text << "\n" << read.status().message();
+    EXPECT_EQ(ToText(*read), text);
+  }
+}
+
+TEST(Line, HasMovesAsTheyWereWritten) {
+  for (const std::string move :
+       {"move 0:2-4@-1", "move 1:0-@+3", "move 0:~2-^1@+1"}) {
+    const Result<History> history = ParseHistory("kvt1 | " + move);
+    ASSERT_TRUE(history.ok()) << history.status().ToString();
+    EXPECT_EQ(ToText(history->ops.at(0)), move);
+  }
+}
+
+TEST(Line, SurvivesAnyChange) {
+  const std::string bytes = "kvt1 |:*@~^->=,+0129azput\xff\x01";
+  std::uint64_t state = 1;
+  const auto draw = [&state](std::size_t below) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    return static_cast<std::size_t>(state >> 33) % below;
+  };
+  int refused = 0;
+  for (std::uint64_t number = 0; number < 5000; ++number) {
+    std::string text = ToText(MakeHistory(6, number, {}, 3));
+    for (int change = 0; change < 3; ++change) {
+      text[draw(text.size())] = bytes[draw(bytes.size())];
+      if (draw(4) == 0) text.resize(draw(text.size()) + 1);
+    }
+    const std::string why = WhyNot(text);
+    if (why.empty()) continue;
+    ++refused;
+    EXPECT_TRUE(why.starts_with("character ")) << text << ": " << why;
+  }
+  EXPECT_GT(refused, 2000);
+}
+
+TEST(Line, TokensOfASegment) {
+  for (const int n : {499, 500, 501, 999, 1000, 1001}) {
+    const std::string line = fmt::format(
+        "kvt1 cells=1100 batch=1050 | start 0*{} | start 1*free-3", n);
+    const History history = *ParseHistory(line);
+    EXPECT_EQ(ToText(history), line);
+    std::vector<CellEntry> cells;
+    ReferenceAfter(history)->ListCells(cells);
+    EXPECT_EQ(std::ssize(cells), std::min(n + 1050, 1097));
+  }
+  for (const auto& [most, more] : {std::pair("put 0*1048576", "put 0*1048577"),
+                                   {"put 0*free-1048576", "put 0*free-1048577"},
+                                   {"put 0*free+1048576", "put 0*free+1048577"},
+                                   {"put 0-4095*1", "put 0-4096*1"},
+                                   {"copy 0>1-4096:1", "copy 0>1-4097:1"}}) {
+    const std::string setup = "kvt1 cells=8 | ";
+    EXPECT_TRUE(ParseHistory(setup + most).ok()) << most;
+    EXPECT_FALSE(ParseHistory(setup + more).ok()) << more;
+  }
+}
+
+// The largest that a line may ask for is taken, and one more is refused.
+TEST(Line, SizesThatItMayAskFor) {
+  const auto refusal = [](const std::string& line) {
+    const bool paged = line.starts_with("kvp1");
+    return paged ? ParsePagedHistory(line).status().message()
+                 : ParseHistory(line).status().message();
+  };
+  const auto times = [](int count, const std::string& text) {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += text;
+    return all;
+  };
+  struct Case {
+    std::string begin;
+    int most;
+    std::string end;
+    std::string why;
+  };
+  for (const auto& [begin, most, end, why] : std::vector<Case>{
+           {"kvt1 seqs=1 cap=", (1 << 20) - 2, " batch=1 | put 0*1",
+            "more than 1048576 cells or mask rows"},
+           // The mask has 16,380 * 4,097 elements.
+           {"kvt1 seqs=1 cap=", 12'283, " batch=4096 | put 0*1",
+            "a cache of this size is too large for a test"},
+           // The rows of all layers have 64 * 1,024 * (512 + 512) elements.
+           {"kvt1 seqs=1 batch=1 layers=64 dims=512,1,512 cap=", 1022,
+            " | put 0*1", "a cache of this size is too large for a test"},
+           {"kvt1 layers=", 64, " | put 0*1", "there can be 1 to 64"},
+           {"kvp1 block=", 1 << 14, " | open 0 0 0", "must be from 1 to 16384"},
+           {"kvp1 block=16384 kdim=1 vdim=1 layers=1 heads=1 blocks=", 64,
+            " | open 0 0 0", "a pool that is too large"}}) {
+    EXPECT_EQ(refusal(begin + std::to_string(most) + end), "");
+    EXPECT_NE(refusal(begin + std::to_string(most + 1) + end).find(why),
+              std::string::npos)
+        << refusal(begin + std::to_string(most + 1) + end);
+  }
+  const std::string caches = "kvt1 kind=wrapper caches=causal";
+  EXPECT_EQ(refusal(caches + times(15, "/causal") + " | put 0*1"), "");
+  EXPECT_NE(refusal(caches + times(16, "/causal") + " | put 0*1")
+                .find("more than 16 caches"),
+            std::string::npos);
+  EXPECT_EQ(refusal("kvp1" + times(100'000, " | open 0 0 0")), "");
+  EXPECT_NE(refusal("kvp1" + times(100'001, " | open 0 0 0"))
+                .find("more than 100000 times"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvtwin::props

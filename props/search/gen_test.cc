@@ -1,0 +1,166 @@
+// Streams of calls for caches that are not driven live.
+
+#include "props/search/gen.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core/dense_tensor.h"
+#include "core/trace.h"
+#include "kvtwin/cache.h"
+#include "props/history/generate.h"
+#include "props/history/history.h"
+#include "props/oracle/judge.h"
+#include "props/testing/test_trace.h"
+
+namespace kvtwin::props {
+namespace {
+
+// Makes one call of a line that Generate wrote.
+StatusCode Make(Cache& cache, const nlohmann::json& op) {
+  const std::string name = op["op"];
+  const auto tensor = [&](const char* key) {
+    DenseTensor rows = FilledTensor(
+        DType::kF32,
+        {op[key]["shape"][0], op[key]["shape"][1], op[key]["shape"][2], 1}, 0);
+    const std::vector<float> data = op[key]["data"];
+    EXPECT_EQ(data.size() * sizeof(float), rows.bytes.size());
+    std::memcpy(rows.bytes.data(), data.data(), rows.bytes.size());
+    return rows;
+  };
+  if (op.contains("layer")) {
+    EXPECT_TRUE(cache.SetLayer(op["layer"]).ok());
+  }
+  if (name == "start_forward") {
+    const std::vector<std::int32_t> positions = op["positions"];
+    const std::vector<int> sequences = op["sequences"];
+    const std::vector<int> images = op.value("multimodal", std::vector<int>());
+    return cache
+        .StartForward({positions, sequences, images}, op.contains("reserve"))
+        .code();
+  }
+  if (name == "set_causal") {
+    return cache.SetCausal(op["except"].get<std::vector<int>>()).code();
+  }
+  if (name == "set_layer_type") return cache.SetLayerType(op["type"]).code();
+  if (name == "put") {
+    return cache.Put(tensor("key").view(), tensor("value").view()).code();
+  }
+  if (name == "get") return cache.Get().status().code();
+  if (name == "remove") {
+    return cache.Remove(op["seq"], op["begin"], op["end"]).code();
+  }
+  if (name == "copy_prefix") {
+    return cache.CopyPrefix(op["src"], op["dst"], op["len"]).code();
+  }
+  if (name == "can_resume") {
+    return cache.CanResume(op["seq"], op["pos"]).status().code();
+  }
+  if (name == "encoder_cached") return cache.EncoderCached().status().code();
+  EXPECT_EQ(name, "reserved_mask");
+  return StatusCode::kOk;
+}
+
+TEST(Gen, MakesNoCallThatIsMisuse) {
+  std::stringstream lines;
+  ASSERT_TRUE(
+      Generate({.seed = 4, .kind = {}, .operations = 0, .histories = 200},
+               lines)
+          .ok());
+  std::unique_ptr<Cache> cache;
+  int calls = 0;
+  int headers = 0;
+  std::set<std::string> kinds;
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line);
+    if (json.contains("kvtrace")) {
+      std::istringstream in(line);
+      TraceReader reader(in);
+      ASSERT_TRUE(reader.ReadHeader()) << reader.error()->reason;
+      const TraceHeader& header = reader.header();
+      cache = *MakeCache(header.spec);
+      ASSERT_TRUE(cache->SetConfig(header.config).ok());
+      const InitArgs& init = header.init;
+      ASSERT_TRUE(cache
+                      ->Init(init.dtype, init.max_sequences, init.capacity,
+                             init.max_batch)
+                      .ok());
+      kinds.insert(json["cache"]["type"]);
+      ++headers;
+      EXPECT_TRUE(ParseHistory(std::string(json["history"])).ok());
+      continue;
+    }
+    for (const char* answer : {"result", "cells", "first_cell", "mask"}) {
+      EXPECT_FALSE(json.contains(answer)) << line;
+    }
+    ASSERT_NE(cache, nullptr) << line;
+    const StatusCode code = Make(*cache, json);
+    if (json["op"] == "start_forward" && code == StatusCode::kCacheFull) {
+      continue;
+    }
+    const bool outcome =
+        json["op"] == "remove" &&
+        (code == StatusCode::kSharedCells || code == StatusCode::kNotSupported);
+    EXPECT_TRUE(code == StatusCode::kOk || outcome) << line;
+    ++calls;
+  }
+  EXPECT_EQ(headers, 200);
+  EXPECT_EQ(kinds.size(), 6U);
+  EXPECT_GT(calls, 5000);
+}
+
+TEST(Gen, IsTheSameForTheSameSeed) {
+  const auto text = [](std::uint64_t seed) {
+    std::ostringstream out;
+    EXPECT_TRUE(
+        Generate({.seed = seed, .kind = {}, .operations = 500, .histories = 0},
+                 out)
+            .ok());
+    return out.str();
+  };
+  EXPECT_EQ(text(1), text(1));
+  EXPECT_NE(text(1), text(2));
+}
+
+TEST(Stream, HoldsSeveralRecordings) {
+  const std::string header =
+      R"({"kvtrace":1,"placement":"other","cache":{"type":"causal","shift":)"
+      R"("none"},"config":{},"init":{"dtype":"f32","max_sequences":1,)"
+      R"("capacity":2,"max_batch":2},"model":{"layers":1,"k_head_dim":1,)"
+      R"("kv_heads":1,"v_head_dim":1}})"
+      "\n";
+  const std::string start =
+      R"({"op":"start_forward","positions":[0],"sequences":[0],"result":"ok"})"
+      "\n";
+  const std::string resume = R"({"op":"encoder_cached","result":true})"
+                             "\n";
+  const std::string hidden =
+      R"({"op":"put","layer":0,"key":{"shape":[1,1,1],"data":[1]},"value":)"
+      R"({"shape":[1,1,1],"data":[1]}})"
+      "\n"
+      R"({"op":"get","layer":0,"key":{"shape":[1,1,1],"data":[1]},"value":)"
+      R"({"shape":[1,1,1],"data":[1]},"mask":{"shape":[1,1],"rows":["0"]}})"
+      "\n";
+  std::istringstream in(start + header + start + header + resume + start +
+                        header + start + hidden + start + "\n\n" + header +
+                        start + "\n\n" + header + "{\n" + header + "\n" +
+                        start);
+  EXPECT_EQ(JudgeSeveral(in), (Verdicts{{Verdict::kBadInput, 1},
+                                        {Verdict::kAccept, 0},
+                                        {Verdict::kBadInput, 5},
+                                        {Verdict::kReject, 10},
+                                        {Verdict::kAccept, 0},
+                                        {Verdict::kBadInput, 19},
+                                        {Verdict::kBadInput, 21}}));
+}
+
+}  // namespace
+}  // namespace kvtwin::props

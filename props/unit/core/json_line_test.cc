@@ -1,0 +1,22 @@
+// Messages about lines that are not JSON.
+
+#include "core/json_line.h"
+
+#include <gtest/gtest.h>
+
+namespace kvtwin::props {
+namespace {
+
+TEST(JsonLine, PrintsWhateverTheBytesAre) {
+  EXPECT_EQ(Printable(" ~\x1f\x7f\xe4", 5), " ~\\x1f\\x7f\\xe4");
+  EXPECT_EQ(Printable("abc", 3), "abc");
+  EXPECT_EQ(Printable("abcd", 3), "abc...");
+}
+
+TEST(JsonLine, SaysAtWhichColumnItStops) {
+  JsonValue object;
+  EXPECT_TRUE(ParseJsonLine("{?", object).starts_with("not JSON: column 2: "));
+}
+
+}  // namespace
+}  // namespace kvtwin::props

@@ -1,0 +1,33 @@
+// The map from ids to sequences.
+
+#include "optimized/id_map.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstddef>
+
+namespace kvtwin::props {
+namespace {
+
+TEST(IdMap, FindsIdsAfterOthersAreErased) {
+  std::array<int, 100> values = {};
+  // Each grows at other ids, that lie at other places.
+  for (int step = 1; step < 8000; step += 61) {
+    optimized::IdMap<int> map;
+    for (int id = 0; id < 100; ++id) {
+      map.Insert(id * step, &values[static_cast<std::size_t>(id)]);
+    }
+    for (int id = 0; id < 100; id += 2) {
+      EXPECT_EQ(map.Find(id * step), &values[static_cast<std::size_t>(id)]);
+      map.Erase(id * step);
+    }
+    for (int id = 0; id < 100; ++id) {
+      EXPECT_EQ(map.Find(id * step),
+                id % 2 == 0 ? nullptr : &values[static_cast<std::size_t>(id)]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvtwin::props

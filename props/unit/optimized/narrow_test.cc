@@ -1,0 +1,91 @@
+// Conversions between f32 and the narrow dtypes, each number of them, on each
+// instruction set.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "core/elements.h"
+#include "core/names.h"
+#include "optimized/row_kernels.h"
+#include "optimized/targets.h"
+#include "props/testing/each_target.h"
+#include "props/testing/test_cache.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Floats = std::vector<float>;
+
+// Bits, for a NaN is not equal to itself.
+template <class T>
+std::vector<std::uint32_t> Bits(const std::vector<T>& numbers) {
+  std::vector<std::uint32_t> bits;
+  bits.reserve(numbers.size());
+  for (const T number : numbers) {
+    if constexpr (sizeof(T) == 4) {
+      bits.push_back(std::bit_cast<std::uint32_t>(number));
+    } else {
+      bits.push_back(number);
+    }
+  }
+  return bits;
+}
+
+class NarrowOn : public EachTarget {};
+INSTANTIATE_TEST_SUITE_P(Targets, NarrowOn,
+                         ::testing::ValuesIn(optimized::SupportedTargets()),
+                         TwinTestName);
+
+void ExpectConversions(DType dtype) {
+  const std::size_t size = SizeOf(dtype);
+  const std::size_t all = std::size_t{1} << (8 * size);
+  std::vector<std::byte> codes(all * size);
+  Floats due(all);
+  for (std::size_t i = 0; i < all; ++i) {
+    std::memcpy(&codes[i * size], &i, size);
+    due[i] = LoadElement(&codes[i * size], dtype);
+  }
+  Floats floats(all);
+  optimized::WidenToF32(dtype, codes.data(), floats.data(), floats.size());
+  EXPECT_EQ(Bits(floats), Bits(due));
+  // Each number, halfway to the next, and just beside both.
+  Floats from;
+  from.reserve(12 * floats.size());
+  for (const float one : floats) {
+    const auto bits = std::bit_cast<std::uint32_t>(one);
+    for (const std::uint32_t step :
+         {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, 0x7FFFU, 0x8000U, 0x8001U, 0x7FFFFU,
+          0x80000U, 0x80001U, ~0U}) {
+      from.push_back(std::bit_cast<float>(bits + step));
+    }
+  }
+  std::vector<std::byte> rounded(from.size() * size);
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    StoreElement(from[i], &rounded[i * size], dtype);
+  }
+  // As many at a time as make whole vectors, and a few more.
+  for (const std::size_t count : {std::size_t{1}, std::size_t{37}}) {
+    std::vector<std::byte> found(rounded.size());
+    for (std::size_t i = 0; i < from.size(); i += count) {
+      optimized::RoundF32(dtype, &from[i], &found[i * size],
+                          std::min(count, from.size() - i));
+    }
+    EXPECT_TRUE(found == rounded);
+  }
+}
+
+TEST_P(NarrowOn, ConvertsAsTheDefinitionDoes) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF8}) {
+    SCOPED_TRACE(DTypeName(dtype));
+    ExpectConversions(dtype);
+  }
+}
+
+}  // namespace
+}  // namespace kvtwin::props

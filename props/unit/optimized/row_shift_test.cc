@@ -1,0 +1,109 @@
+// The shift of rows against its definition, on each instruction set.
+
+#include "optimized/row_shift.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/shift_row.h"
+#include "optimized/bit_tree.h"
+#include "optimized/targets.h"
+#include "props/history/history.h"
+#include "props/testing/agreement.h"
+#include "props/testing/each_target.h"
+#include "props/testing/test_cache.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Floats = std::vector<float>;
+
+// Bits, for a NaN is not equal to itself.
+template <class T>
+std::vector<std::uint32_t> Bits(const std::vector<T>& numbers) {
+  std::vector<std::uint32_t> bits;
+  bits.reserve(numbers.size());
+  for (const T number : numbers) {
+    if constexpr (sizeof(T) == 4) {
+      bits.push_back(std::bit_cast<std::uint32_t>(number));
+    } else {
+      bits.push_back(number);
+    }
+  }
+  return bits;
+}
+
+class RowShiftOn : public EachTarget {};
+INSTANTIATE_TEST_SUITE_P(Targets, RowShiftOn,
+                         ::testing::ValuesIn(optimized::SupportedTargets()),
+                         TwinTestName);
+
+// Heads from a pair to several vectors and a rest.
+TEST_P(RowShiftOn, ShiftsRowsAsTheDefinitionDoes) {
+  for (const ShiftKind kind :
+       {ShiftKind::kAdd, ShiftKind::kTagAdd, ShiftKind::kRope}) {
+    for (const auto pairing :
+         {Rope::Pairing::kAdjacent, Rope::Pairing::kHalves}) {
+      for (int head_dim = 2; head_dim < 150; head_dim += 7) {
+        Shift shift;
+        shift.kind = kind;
+        shift.rope.pairing = pairing;
+        shift.rope.scale = 0.3;
+        optimized::RowShift fast;
+        fast.Prepare(shift, -5, head_dim);
+        Floats due(static_cast<std::size_t>(3 * head_dim));
+        for (std::size_t i = 0; i < due.size(); ++i) {
+          due[i] = std::sin(static_cast<float>(i * i)) * 9;
+        }
+        for (const bool with_nan : {false, true}) {
+          if (with_nan) due.back() = std::nanf("");
+          Floats found = due;
+          fast.Apply(DType::kF32, std::as_writable_bytes(std::span(found)));
+          ASSERT_TRUE(ShiftRow(shift, 0, -5, head_dim, 3, due).ok());
+          EXPECT_EQ(Bits(found), Bits(due)) << head_dim;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(RowShiftOn, AgreesWithTheReferenceOnAnglesThatAreNaN) {
+  for (const double base : {1e-300, 1e300}) {
+    History history = *ParseHistory(
+        "kvt1 shift=rope dims=8,1,1 | put 0*3 | drop 0:0-1 | get");
+    history.setup.spec.shift.rope.base = base;
+    history.setup.spec.shift.rope.scale = 1e300;
+    ExpectAgreement(history);
+  }
+}
+
+TEST(RowShift, AShiftThatChangesNothingIsIdle) {
+  Shift shift;
+  shift.kind = ShiftKind::kCustom;  // Without a function to call.
+  std::array<float, 2> key = {1, 2};
+  EXPECT_TRUE(ShiftRow(shift, 0, 0, 2, 1, key).ok());
+  EXPECT_EQ(key[1], 2);
+  optimized::RowShift row_shift;
+  shift.kind = ShiftKind::kRope;
+  for (const int head_dim : {2, 1, 2}) {  // Not what was prepared before.
+    row_shift.Prepare(shift, -1, head_dim);
+    EXPECT_EQ(row_shift.idle(), head_dim == 1);
+  }
+  for (const ShiftKind kind : {ShiftKind::kNone, ShiftKind::kIdentity,
+                               ShiftKind::kAdd, ShiftKind::kTagAdd}) {
+    const bool adds = kind == ShiftKind::kAdd || kind == ShiftKind::kTagAdd;
+    shift = {.kind = kind, .rope = {}, .fn = {}};
+    row_shift.Prepare(shift, -1, 2);
+    EXPECT_EQ(row_shift.idle(), !adds);
+  }
+}
+
+}  // namespace
+}  // namespace kvtwin::props
