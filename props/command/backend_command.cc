@@ -19,6 +19,7 @@
 #include "props/base/program.h"
 #include "props/base/text_file.h"
 #include "props/command/option_checks.h"
+#include "props/command/page_file.h"
 #include "props/report/page.h"
 
 namespace kvtwin::props {
@@ -266,10 +267,10 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
         shown = &finding;
       }
     }
-    const Status status =
+    return AfterPage(
         WritePageOf(host, shown->failure.shrunk, shown->failure.difference,
-                    subject_at(shown->level), html);
-    if (!status.ok()) return Complain(status.message());
+                    subject_at(shown->level), html),
+        html, right ? 0 : 1);
   }
   return right ? 0 : 1;
 }
@@ -342,8 +343,8 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   }
   if (!difference) return 0;
   if (html.empty()) return 1;
-  const Status status = WritePageOf(host, history, *difference, subject, html);
-  return status.ok() ? 1 : Complain(status.message());
+  return AfterPage(WritePageOf(host, history, *difference, subject, html), html,
+                   1);
 }
 
 }  // namespace kvtwin::props

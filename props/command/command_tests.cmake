@@ -15,7 +15,18 @@ function(kvtwin_command_test name)
 endfunction()
 
 kvtwin_command_test(help EXIT 0 PRINTS "check" ARGS --help)
-kvtwin_command_test(no_arguments EXIT 2 ARGS)
+kvtwin_command_test(help_without_dashes EXIT 0 PRINTS "^Subcommands:"
+  ARGS help)
+kvtwin_command_test(help_of_a_subcommand EXIT 0 PRINTS "--cells-max"
+  ARGS help fuzz)
+kvtwin_command_test(help_of_nothing EXIT 2 PRINTS "no subcommand 'fuz', do you mean 'fuzz'\\?"
+  ARGS help fuz)
+kvtwin_command_test(version EXIT 0 PRINTS "^kvtwin [0-9.]+$" ARGS -v)
+kvtwin_command_test(no_arguments EXIT 2 PRINTS "^Subcommands:" ARGS)
+kvtwin_command_test(unknown_subcommand EXIT 2
+  PRINTS "no subcommand 'chek', do you mean 'check'\\?" ARGS chek)
+kvtwin_command_test(another_word EXIT 2
+  PRINTS "no subcommand 'frobnicate': `kvtwin help` lists all" ARGS frobnicate)
 kvtwin_command_test(unknown_argument EXIT 2 ARGS check --no-such-flag)
 kvtwin_command_test(check_accepts EXIT 0 ARGS check recordings/accept)
 kvtwin_command_test(check_pools EXIT 0 PRINTS "^3 accepted, 0 rejected"
@@ -41,13 +52,16 @@ kvtwin_command_test(fuzz_finds_nothing EXIT 0
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   foreach(subcommand check show)
     add_test(NAME command.${subcommand}_without_memory
-      COMMAND ${PROJECT_SOURCE_DIR}/props/command/out_of_memory_test.sh
+      COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/out_of_memory_test.sh
               $<TARGET_FILE:kvtwin_command> ${subcommand})
   endforeach()
 endif()
 
+add_test(NAME command.page_file
+  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/page_file_test.sh
+          $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
 add_test(NAME command.first_wrong_lines
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/first_wrong_lines_test.sh
+  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/first_wrong_lines_test.sh
           $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
 # Recordings, states, histories and explorations with each field made wrong, of
 # which this is a part: ./dev sanitize has AddressSanitizer look at the same.
@@ -55,15 +69,15 @@ find_program(KVTWIN_PYTHON python3)
 mark_as_advanced(KVTWIN_PYTHON)
 if(KVTWIN_PYTHON)
   add_test(NAME command.hostile
-    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/command/hostile_test.py
+    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/command/scripts/hostile_test.py
             $<TARGET_FILE:kvtwin_command> ${PROJECT_BINARY_DIR}/hostile 800)
   set_tests_properties(command.hostile PROPERTIES TIMEOUT 300)
 endif()
 add_test(NAME command.write_errors
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/write_errors_test.sh
+  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/write_errors_test.sh
           $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
 add_test(NAME command.interrupt
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/interrupt_test.sh
+  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/interrupt_test.sh
           $<TARGET_FILE:kvtwin_command>)
 set_tests_properties(command.write_errors command.interrupt PROPERTIES
   SKIP_RETURN_CODE 77 TIMEOUT 300)
@@ -235,14 +249,14 @@ kvtwin_command_test(gen_no_cache EXIT 2 PRINTS "no cache" ARGS gen "kvt1 pad=0")
 kvtwin_command_test(check_empty_input EXIT 2 PRINTS "-:1: the file is empty"
   ARGS check -)
 add_test(NAME command.pipe
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/pipe_test.sh
+  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/pipe_test.sh
           $<TARGET_FILE:kvtwin_command>
           ${PROJECT_SOURCE_DIR}/docs/examples/toy_cache.py)
 set_tests_properties(command.pipe PROPERTIES
   SKIP_RETURN_CODE 77 TIMEOUT 300)
 
 add_test(NAME command.shrink
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/shrink_test.sh
+  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/shrink_test.sh
           $<TARGET_FILE:kvtwin_command>
           ${PROJECT_SOURCE_DIR}/docs/examples/toy_cache.py)
 set_tests_properties(command.shrink PROPERTIES
@@ -269,7 +283,7 @@ kvtwin_command_test(state_of_another_model EXIT 2 PRINTS "of model 'a model'"
 kvtwin_command_test(state_no_out EXIT 2 PRINTS "requires --out"
   ARGS state --sequence 1 recordings/state.safetensors)
 add_test(NAME command.state
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/state_test.sh
+  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/state_test.sh
           $<TARGET_FILE:kvtwin_command>
           ${PROJECT_SOURCE_DIR}/props/recordings/state.safetensors)
 set_tests_properties(command.state PROPERTIES TIMEOUT 300)
@@ -511,7 +525,7 @@ kvtwin_command_test(backend_fails EXIT 1
   PRINTS "rerun   .*kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
 add_test(NAME command.rerun
-  COMMAND ${PROJECT_SOURCE_DIR}/props/command/rerun_test.sh
+  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/rerun_test.sh
           $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache_bug>
           $<TARGET_FILE:kvtwin_c_pool_bug>)
 kvtwin_command_test(backend_runs EXIT 1 PRINTS "^FAIL subject: rows "
@@ -547,7 +561,7 @@ kvtwin_command_test(backend_pool_fails_after_these_calls EXIT 1
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool_bug>)
 if(KVTWIN_PYTHON)
   add_test(NAME command.json_keys
-    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/command/json_keys_test.py
+    COMMAND ${KVTWIN_PYTHON} ${PROJECT_SOURCE_DIR}/props/command/scripts/json_keys_test.py
             $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_c_cache_bug>
             $<TARGET_FILE:kvtwin_c_pool_bug> ${PROJECT_BINARY_DIR})
   set_tests_properties(command.json_keys PROPERTIES TIMEOUT 300)

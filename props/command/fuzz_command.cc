@@ -19,6 +19,7 @@
 #include "props/command/backend_command.h"
 #include "props/command/command.h"
 #include "props/command/option_checks.h"
+#include "props/command/page_file.h"
 #include "props/paged/paged_fuzz.h"
 #include "props/search/fuzz.h"
 #include "props/search/gen.h"
@@ -59,11 +60,9 @@ void AddTwin(CLI::App& command, Arguments& arguments) {
 int Failed(const Arguments& arguments, const History& history,
            const Difference& difference, const Subject& subject) {
   if (arguments.html.empty()) return 1;
-  const Status status =
-      WritePage(ExplainHistory(history, difference, subject), arguments.html);
-  if (status.ok()) return 1;
-  fmt::print(stderr, "kvtwin: {}\n", status.message());
-  return 2;
+  return AfterPage(
+      WritePage(ExplainHistory(history, difference, subject), arguments.html),
+      arguments.html, 1);
 }
 
 void ShowProgress(std::int64_t operations, double seconds) {
@@ -559,6 +558,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
       RefuseForPools(*fuzz, {"--probes", "--dtypes", "--cells-max", "--threads",
                              "--profile", "--html"});
     }
+    RemoveStalePage(fuzz_arguments->html);
     CatchInterrupts();
     exit_code = RunFuzz(*fuzz_arguments);
   });
@@ -573,6 +573,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
     if (run_arguments->history.starts_with("kvp1")) {
       RefuseForPools(*run, {"--profile", "--html"});
     }
+    RemoveStalePage(run_arguments->html);
     exit_code = RunOne(*run_arguments);
   });
 

@@ -15,7 +15,10 @@
 #include <iostream>
 #include <memory>
 #include <new>
+#include <numeric>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -26,6 +29,7 @@
 #include "props/base/interrupt.h"
 #include "props/base/program.h"
 #include "props/command/command.h"
+#include "props/command/page_file.h"
 #include "props/oracle/judge.h"
 #include "props/report/show.h"
 
@@ -130,18 +134,16 @@ std::string PageOf(const std::string& html, const std::string& recording) {
   return (fs::path(html) / (name + ".html")).string();
 }
 
-// False if there is none to write, or it cannot be written: says why.
-bool WritePageOf(const std::string& recording, const std::string& html,
-                 const std::vector<std::string>& twins) {
+// Returns `exit_code`, or 2 if the page cannot be written.
+int WritePageOf(const std::string& recording, const std::string& html,
+                const std::vector<std::string>& twins, int exit_code) {
   const auto failure = ExplainRecording(recording, twins);
-  const Status status =
-      failure ? WritePage(*failure, PageOf(html, recording))
+  const std::string path = PageOf(html, recording);
+  return AfterPage(
+      failure ? WritePage(*failure, path)
               : Status(StatusCode::kFailedPrecondition,
-                       "--html needs a recording that can be read twice");
-  if (!status.ok()) {
-    fmt::print(stderr, "kvtwin check: {}\n", status.message());
-  }
-  return status.ok();
+                       "--html needs a recording that can be read twice"),
+      path, exit_code);
 }
 
 int Check(const CheckArguments& arguments) {
@@ -174,6 +176,9 @@ int Check(const CheckArguments& arguments) {
   int not_judged = 0;
   int exit_code = 0;
   const auto tell = [&](const std::string& file, const Judgement& judgement) {
+    if (!arguments.html.empty()) {
+      RemoveStalePage(PageOf(arguments.html, file));
+    }
     if (arguments.json) {
       fmt::print("{}\n", JudgementJson(file, judgement));
     } else {
@@ -183,9 +188,8 @@ int Check(const CheckArguments& arguments) {
     const bool accepted = judgement.verdict == Verdict::kAccept;
     if (accepted && judgement.judged.answers == 0) ++not_judged;
     exit_code = std::max(exit_code, ExitCode(judgement.verdict));
-    if (judgement.verdict == Verdict::kReject && !arguments.html.empty() &&
-        !WritePageOf(file, arguments.html, twins)) {
-      exit_code = 2;
+    if (judgement.verdict == Verdict::kReject && !arguments.html.empty()) {
+      exit_code = WritePageOf(file, arguments.html, twins, exit_code);
     }
   };
   for (std::size_t i = 0; i < files.size(); ++i) {
@@ -300,10 +304,56 @@ int AfterOutput(int exit_code) {
   return 2;
 }
 
+// The number of characters to add, leave out or replace to make `b` of `a`.
+std::size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+// Answers a command line that names no subcommand: `kvtwin`, `kvtwin help
+// [SUBCOMMAND]` and `kvtwin chek`. Returns nothing for any other.
+std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
+                                     char** argv) {
+  if (argc < 2) {
+    fmt::print(stderr, "{}", app.help());
+    return 2;
+  }
+  const bool help = std::string_view(argv[1]) == "help";
+  if (help && argc == 2) {
+    fmt::print("{}", app.help());
+    return 0;
+  }
+  const std::string name = argv[help ? 2 : 1];
+  if (name.starts_with("-")) return std::nullopt;
+  std::string nearest;
+  std::size_t least = 3;  // A word that differs by more is another word.
+  for (const CLI::App* each : app.get_subcommands({})) {
+    const std::size_t distance = EditDistance(name, each->get_name());
+    if (distance == 0 && help) fmt::print("{}", each->help());
+    if (distance == 0) return help ? std::optional(0) : std::nullopt;
+    if (distance >= least) continue;
+    least = distance;
+    nearest = fmt::format(", do you mean '{}'?", each->get_name());
+  }
+  fmt::print(stderr,
+             "kvtwin: there is no subcommand '{}'{} `kvtwin help` lists all\n",
+             Printable(name, 40), nearest.empty() ? ":" : nearest);
+  return 2;
+}
+
 int Main(int argc, char** argv) {
   if (argc > 0) SetProgram(argv[0]);
-  CLI::App app("kvtwin: an attention KV cache, written twice and held equal");
-  app.set_version_flag("--version", "kvtwin 0.1.0");
+  CLI::App app("A KV cache, and a tester of other KV caches", "kvtwin");
+  app.set_version_flag("-v,--version", "kvtwin 0.1.0");
   app.require_subcommand(1);
   int exit_code = 0;
   AddCheckCommand(app, exit_code);
@@ -325,6 +375,9 @@ int Main(int argc, char** argv) {
     fmt::print(stderr, "kvtwin: KVTWIN_FAST_PATHS is '{}', not on or off\n",
                Printable(std::getenv("KVTWIN_FAST_PATHS"), 40));
     return 2;
+  }
+  if (const std::optional<int> answered = WithoutSubcommand(app, argc, argv)) {
+    return *answered;
   }
   try {
     app.parse(argc, argv);

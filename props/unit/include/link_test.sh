@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # link_test.sh CMAKE CXX BUILD FLAGS OPENMP: the project in docs/examples/link builds
-# and runs against kvtwin as installed from BUILD, and configures with kvtwin as
-# a folder of its own.
+# without warnings and runs against kvtwin as installed from BUILD, prints what
+# README.md says, and configures with kvtwin as a folder of its own. README.md shows
+# its source.
 set -eu
 cmake=$1 cxx=$2 build=$3 flags=$4 openmp=$5
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
@@ -15,8 +16,12 @@ configure() {
   "$cmake" -S "$root/docs/examples/link" -DCMAKE_CXX_COMPILER="$cxx" \
     -DCMAKE_CXX_FLAGS="$flags" -DKVTWIN_OPENMP="$openmp" "$@"
 }
+awk '/^```cpp$/ { shown = 1; next } /^```$/ { shown = 0 } shown' \
+  "$root/README.md" | diff - "$root/docs/examples/link/main.cc"
+
 configure -B "$scratch/installed" -DCMAKE_PREFIX_PATH="$scratch/prefix"
 "$cmake" --build "$scratch/installed"
-"$scratch/installed/hello"
+"$scratch/installed/hello" >"$scratch/printed"
+sed -n 's/^    \(sequence .*\)/\1/p' "$root/README.md" | diff - "$scratch/printed"
 
 configure -B "$scratch/folder" -DKVTWIN_FOLDER="$root"

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 kvtwin, cache, pool, build = sys.argv[1:]
 
 BUG = "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1"

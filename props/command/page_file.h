@@ -1,0 +1,22 @@
+// The page that `--html` asks for.
+
+#ifndef KVTWIN_PROPS_COMMAND_PAGE_FILE_H_
+#define KVTWIN_PROPS_COMMAND_PAGE_FILE_H_
+
+#include <string>
+
+#include "kvtwin/status.h"
+
+namespace kvtwin::props {
+
+// Removes the page of an earlier run, so that there is a page afterwards only
+// if this run wrote it. Leaves any file alone that is no page of ours.
+void RemoveStalePage(const std::string& path);
+
+// Returns `exit_code` if the page was written, and says where on standard
+// error; otherwise says why not, and returns 2.
+int AfterPage(const Status& written, const std::string& path, int exit_code);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_COMMAND_PAGE_FILE_H_
