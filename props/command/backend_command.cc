@@ -153,32 +153,30 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
   CLI::Option* backend =
       command
           .add_option("--backend", arguments.host.library,
-                      "a cache of yours, as a shared library (docs/live.md)")
+                      "a third-party cache, as a shared library (docs/live.md)")
           ->check(CLI::Validator(WhyNoLibrary, "PATH"));
   if (CLI::Option* twin = command.get_option_no_throw("--twin")) {
     backend->excludes(twin);
   }
-  command
-      .add_option("--level", arguments.level,
-                  "compare a backend at this level only")
+  command.add_option("--level", arguments.level, "compare at this level only")
       ->check(CLI::IsMember(std::vector<std::string>(
           kLevelNames.begin(), kLevelNames.begin() + kLevels.size())))
       ->needs(backend);
   command
       .add_option("--call-seconds", arguments.host.call_seconds,
-                  "a call of a backend that takes longer hangs")
+                  "a call of a backend that takes longer counts as a hang")
       ->needs(backend)
       ->check(RealRange(0.01, 1e6))
       ->capture_default_str();
   command
       .add_option("--shrink-seconds", arguments.host.shrink_seconds,
-                  "for how long a failure of a backend is shortened")
+                  "seconds for shrinking a failure of a backend")
       ->needs(backend)
       ->check(RealRange(0.01, 1e6))
       ->capture_default_str();
   command
       .add_option("--memory-mib", arguments.memory_mib,
-                  "a backend that takes more is ended")
+                  "a backend that takes more memory than this is ended")
       ->needs(backend)
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
       ->capture_default_str();

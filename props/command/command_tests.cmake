@@ -57,6 +57,9 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   endforeach()
 endif()
 
+add_test(NAME command.help_of_all
+  COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/help_test.sh
+          $<TARGET_FILE:kvtwin_command>)
 add_test(NAME command.page_file
   COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/page_file_test.sh
           $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)

@@ -241,13 +241,14 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
   CLI::App* explore = app.add_subcommand(
       "explore", "Check every state that small caches can reach");
   ExploreSize& size = arguments->size;
-  explore->add_option("--cells", size.cells)
+  explore->add_option("--cells", size.cells, "cells of the cache")
       ->check(CLI::Range(2, 16))
       ->capture_default_str();
-  explore->add_option("--sequences", size.sequences)
+  explore
+      ->add_option("--sequences", size.sequences, "sequences that hold tokens")
       ->check(CLI::Range(1, 4))
       ->capture_default_str();
-  explore->add_option("--positions", size.positions)
+  explore->add_option("--positions", size.positions, "positions of a sequence")
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
   explore
@@ -256,7 +257,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
           [arguments](const std::string& name) {
             arguments->size.dtype = *DTypeFromName(name);
           },
-          "of K and V rows")
+          "the dtype of K and V rows")
       ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
                                                      kRowDTypeNames.end())))
       ->default_str("f32");
@@ -264,23 +265,28 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
                                                      "chunked", "paged"}));
   explore
-      ->add_option("--depth", arguments->depth,
-                   "of --kind paged: all histories of so many operations")
+      ->add_option(
+          "--depth", arguments->depth,
+          "with --kind paged: run all histories of this many operations")
       ->check(CLI::Range(1, 8))
       ->capture_default_str();
   explore->add_option("--twin", arguments->twin, "the twin that is checked")
       ->check(CLI::IsMember(
           std::vector<std::string>(TwinNames().begin(), TwinNames().end())))
       ->capture_default_str();
-  explore->add_option("--threads", arguments->threads, "the result is the same")
+  explore
+      ->add_option("--threads", arguments->threads,
+                   "threads; the result does not depend on them")
       ->check(CLI::Range(1, 256))
       ->default_str("one for each core");
-  explore->add_option("--seconds", arguments->seconds, "stop after so long")
+  explore
+      ->add_option("--seconds", arguments->seconds,
+                   "stop after this many seconds")
       ->check(RealRange(0.0, 1e7));
   explore
       ->add_option("--state", arguments->state,
-                   "a folder: goes on from what it holds, and keeps there how "
-                   "far it came")
+                   "a folder that keeps the progress; an exploration that was "
+                   "stopped continues from it")
       ->check(CLI::ExistingDirectory);
   explore->add_flag("--json", arguments->json, "print one JSON object");
   explore->callback([arguments, explore, &exit_code] {

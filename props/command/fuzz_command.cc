@@ -53,7 +53,7 @@ void AddTwin(CLI::App& command, Arguments& arguments) {
   AddProfileOption(command, arguments.backend);
   command.add_flag("--json", arguments.json, "print one JSON object");
   command.add_option("--html", arguments.html,
-                     "write the failure, if there is one, as a page");
+                     "write the failure, if there is one, as a page (HTML)");
 }
 
 // The exit code of a failure.
@@ -460,7 +460,7 @@ CLI::Validator Whole() {
 void AddSeedAndKind(CLI::App& command, std::uint64_t& seed, std::string& kind) {
   std::vector<std::string> kinds(kKindNames.begin(), kKindNames.end());
   kinds.emplace_back("paged");
-  command.add_option("--seed", seed, "of all that is random")
+  command.add_option("--seed", seed, "the seed of all random numbers")
       ->check(Whole())
       ->capture_default_str();
   command.add_option("--kind", kind, "only this kind of cache")
@@ -484,10 +484,10 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
   gen->add_option("history", arguments->history,
                   "'kvt1 ... | ...', or of a pool 'kvp1 ... | ...'");
   const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 50);
-  auto* ops =
-      gen->add_option("--ops", options.operations, "at least this many calls")
-          ->check(count);
-  gen->add_option("--histories", options.histories, "this many histories")
+  auto* ops = gen->add_option("--ops", options.operations,
+                              "print at least this many calls")
+                  ->check(count);
+  gen->add_option("--histories", options.histories, "print this many histories")
       ->check(count)
       ->excludes(ops)
       ->capture_default_str();
@@ -497,7 +497,8 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
                   "fork, truncate, commit_unknown, keys (salts and extra keys)")
       ->delimiter(',')
       ->check(CLI::IsMember({"fork", "truncate", "commit_unknown", "keys"}));
-  gen->add_option("--dtype", arguments->dtype, "of the rows of all pools")
+  gen->add_option("--dtype", arguments->dtype,
+                  "the dtype of the rows of all pools")
       ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
                                                      kRowDTypeNames.end())));
   gen->callback([arguments, &exit_code] {
@@ -525,21 +526,22 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   const auto fuzz_arguments = std::make_shared<Arguments>();
   CLI::App* fuzz = app.add_subcommand(
       "fuzz",
-      "Check the twins on random histories, for 10 seconds if nothing "
-      "else is said");
+      "Run random histories on the twins, or on a third-party cache; for 10 "
+      "seconds by default");
   FuzzOptions& options = fuzz_arguments->options;
   auto* ops = fuzz->add_option("--ops", options.operations,
                                "run at least this many operations")
                   ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 50));
-  fuzz->add_option("--seconds", options.seconds, "run for so long")
+  fuzz->add_option("--seconds", options.seconds, "run for this many seconds")
       ->check(RealRange(0.01, 1e7))
       ->excludes(ops);
   AddSeedAndKind(*fuzz, options.seed, fuzz_arguments->kind);
-  fuzz->add_option("--threads", options.threads, "the verdict is the same")
+  fuzz->add_option("--threads", options.threads,
+                   "threads; the result does not depend on them")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
   fuzz->add_option("--cells-max", options.cells_max,
-                   "only caches of at most so many cells")
+                   "only caches of at most this many cells")
       ->check(CLI::Range(1, 1 << 20));
   fuzz->add_option("--known", options.known_buckets,
                    "buckets of findings that are known: they are counted, and "
@@ -549,7 +551,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
       ->each(
           [&options](const std::string&) { options.known_buckets.erase(""); });
   fuzz->add_flag("--dtypes", options.dtypes,
-                 "all pairs of dtypes of K and V take turns");
+                 "draw all pairs of dtypes of K and V in turn");
   fuzz->add_flag("--probes", options.probes,
                  "count rare states, and fail if one was never seen");
   AddTwin(*fuzz, *fuzz_arguments);

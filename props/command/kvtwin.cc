@@ -220,14 +220,15 @@ void AddCheckCommand(CLI::App& app, int& exit_code) {
       "check", "Judge recordings of caches and pools (docs/trace_format.md)");
   check
       ->add_option("path", arguments->paths,
-                   "recordings, folders with *.jsonl in them, or - for any "
-                   "number of recordings on standard input")
+                   "recordings, folders that hold *.jsonl files, or - for "
+                   "standard input, which may hold several recordings")
       ->required();
   AddTwin(*check, arguments->twin);
-  check->add_flag("--json", arguments->json, "print a JSON object a recording");
+  check->add_flag("--json", arguments->json,
+                  "print one JSON object per recording");
   check->add_option("--html", arguments->html,
-                    "write a page for what is rejected; of several "
-                    "recordings, into this folder");
+                    "write a page (HTML) for the recording that is rejected; "
+                    "with several recordings, the folder for their pages");
   check->callback([arguments, &exit_code] { exit_code = Check(*arguments); });
 }
 
@@ -262,11 +263,11 @@ void AddShowCommand(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<ShowArguments>();
   ShowOptions& options = arguments->options;
   CLI::App* show = app.add_subcommand(
-      "show", "Draw a recording step by step, and where it is wrong");
+      "show", "Draw a recording step by step, and its first wrong line");
   show->add_option("file", arguments->path, "a recording")->required();
   AddTwin(*show, arguments->twin);
-  show->add_flag("--json", options.json, "print a JSON object a step");
-  show->add_flag("--all", options.all, "go on behind the first wrong line");
+  show->add_flag("--json", options.json, "print one JSON object per step");
+  show->add_flag("--all", options.all, "continue after the first wrong line");
   const CLI::Range lines(std::int64_t{1}, options.to);
   auto* from = show->add_option("--from", options.from, "first line to show")
                    ->check(lines);
@@ -338,7 +339,7 @@ std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
   std::size_t least = 3;  // A word that differs by more is another word.
   for (const CLI::App* each : app.get_subcommands({})) {
     const std::size_t distance = EditDistance(name, each->get_name());
-    if (distance == 0 && help) fmt::print("{}", each->help());
+    if (distance == 0 && help) fmt::print("{}", each->help("kvtwin"));
     if (distance == 0) return help ? std::optional(0) : std::nullopt;
     if (distance >= least) continue;
     least = distance;

@@ -101,19 +101,19 @@ int RunLaws(const Arguments& arguments) {
 void AddLawsCommand(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* command =
-      app.add_subcommand("laws", "Judge the twins by the laws of docs/laws.md");
+      app.add_subcommand("laws", "Check the twins by the laws of docs/laws.md");
   std::vector<std::string> laws;
   for (const Law& law : Laws()) laws.emplace_back(law.name);
   const std::vector<std::string> twins(TwinNames().begin(), TwinNames().end());
-  command->add_option("--law", arguments->law, "only this one")
+  command->add_option("--law", arguments->law, "check only this one")
       ->check(CLI::IsMember(laws));
-  command->add_option("--twin", arguments->twin, "only this one")
+  command->add_option("--twin", arguments->twin, "check only this one")
       ->check(CLI::IsMember(twins));
   auto* runs =
-      command->add_option("--runs", arguments->runs, "histories for each")
+      command->add_option("--runs", arguments->runs, "histories for each law")
           ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
           ->capture_default_str();
-  command->add_option("--seed", arguments->seed, "of the histories")
+  command->add_option("--seed", arguments->seed, "the seed of the histories")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
       ->capture_default_str();
   command

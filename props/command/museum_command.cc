@@ -275,25 +275,28 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* museum = app.add_subcommand(
       "museum",
-      "Build historic bugs into copies of the command, which must find them "
+      "Build known bugs into copies of the command, which must find them "
       "(docs/museum.md)");
   MuseumOptions& options = arguments->options;
-  museum->add_option("--seeds", options.seeds, "how often each is looked for")
+  museum
+      ->add_option("--seeds", options.seeds,
+                   "how many seeds have to find each bug")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  museum->add_option("--seconds", options.seconds, "for each seed")
+  museum->add_option("--seconds", options.seconds, "seconds for each seed")
       ->check(RealRange(0.01, 60.0))
       ->capture_default_str();
-  museum->add_option("--only", arguments->only, "only these, as X01 H16");
-  museum->add_option("--threads", options.threads, "exhibits at a time")
+  museum->add_option("--only", arguments->only,
+                     "only these bugs, such as X01 H16");
+  museum->add_option("--threads", options.threads, "bugs at a time")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   museum->add_option("--build", arguments->build,
-                     "where kvtwin was built, if not where it lies");
+                     "the build folder; by default that of this command");
   museum->add_option("--patches", arguments->patches,
-                     "a folder of patches, if not props/museum");
+                     "the folder of the patches; by default props/museum");
   museum->add_flag("--apply-only", options.apply_only,
-                   "only see whether the patches apply");
+                   "only check whether the patches apply");
   museum
       ->add_option("--twin", arguments->twin,
                    "the twin that has the bugs; cuda: that of kvtwin-emulated")

@@ -118,7 +118,9 @@ void AddShrinkCommand(CLI::App& app, int& exit_code) {
   shrink->add_option("--twin", arguments->twin, "the twin to compare with")
       ->check(CLI::IsMember(twins))
       ->capture_default_str();
-  shrink->add_option("--runs", arguments->runs, "of the command, at most")
+  shrink
+      ->add_option("--runs", arguments->runs,
+                   "run the command at most this often")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
       ->capture_default_str();
   shrink

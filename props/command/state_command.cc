@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -30,7 +31,10 @@ struct Arguments {
   std::optional<std::string> model;
   int sequence = 0;
   std::string out;
+  bool json = false;
 };
+
+using Json = nlohmann::ordered_json;
 
 // What a sequence has.
 struct Member {
@@ -61,29 +65,39 @@ void AddToRuns(std::int64_t number, std::vector<Run>& runs) {
   runs.back().second = number + 1;
 }
 
-// A line for each sequence, up to as many as cells are drawn.
-std::string SequencesText(const std::vector<CellEntry>& entries) {
-  const std::vector<Member> members = MembersOf(entries);
-  std::string text = "    sequence  tokens  shared  positions\n";
-  std::size_t count = 0;
-  for (auto begin = members.begin(); begin != members.end();) {
-    std::vector<Run> positions;
-    std::size_t tokens = 0;
-    std::size_t shared = 0;
-    auto at = begin;
-    for (; at != members.end() && at->sequence == begin->sequence; ++at) {
-      AddToRuns(at->position, positions);
-      ++tokens;
-      shared += at->shared ? 1 : 0;
+struct SequenceSummary {
+  int sequence = 0;
+  std::size_t tokens = 0;
+  std::size_t shared = 0;
+  std::vector<Run> positions;
+};
+
+std::vector<SequenceSummary> SequencesOf(
+    const std::vector<CellEntry>& entries) {
+  std::vector<SequenceSummary> sequences;
+  for (const Member& member : MembersOf(entries)) {
+    if (sequences.empty() || sequences.back().sequence != member.sequence) {
+      sequences.push_back({.sequence = member.sequence, .positions = {}});
     }
-    if (++count <= kHeldShown) {
-      text += fmt::format("    {:>8}  {:>6}  {:>6}  {}\n", begin->sequence,
-                          tokens, shared, RunsText(positions));
-    }
-    begin = at;
+    SequenceSummary& summary = sequences.back();
+    ++summary.tokens;
+    summary.shared += member.shared ? 1 : 0;
+    AddToRuns(member.position, summary.positions);
   }
-  if (count > kHeldShown) {
-    text += fmt::format("    ... and {} more\n", count - kHeldShown);
+  return sequences;
+}
+
+// A line for each sequence, up to as many as cells are drawn.
+std::string SequencesText(const std::vector<SequenceSummary>& sequences) {
+  std::string text = "    sequence  tokens  shared  positions\n";
+  const std::size_t shown = std::min(sequences.size(), kHeldShown);
+  for (std::size_t i = 0; i < shown; ++i) {
+    const auto& [sequence, tokens, shared, positions] = sequences[i];
+    text += fmt::format("    {:>8}  {:>6}  {:>6}  {}\n", sequence, tokens,
+                        shared, RunsText(positions));
+  }
+  if (sequences.size() > shown) {
+    text += fmt::format("    ... and {} more\n", sequences.size() - shown);
   }
   return text;
 }
@@ -128,18 +142,22 @@ std::string TokensText(const CacheState& state) {
                      state.cells.size());
 }
 
-// A cache that is no wrapper, called by `name`.
-std::string CacheText(const CacheState& state, const std::string& name) {
+std::size_t RowBytes(const CacheState& state) {
   std::size_t bytes = 0;
   for (const auto& [layer, rows] : state.layers) {
     bytes += rows.key.bytes.size() + rows.value.bytes.size();
   }
+  return bytes;
+}
+
+// A cache that is no wrapper, called by `name`.
+std::string CacheText(const CacheState& state, const std::string& name) {
   std::string text =
       fmt::format("  {}: {}, {} layers, {} bytes of rows\n", name,
-                  TokensText(state), state.layers.size(), bytes);
+                  TokensText(state), state.layers.size(), RowBytes(state));
   text += LayersText(state);
   if (state.cells.empty()) return text;
-  text += SequencesText(state.cells);
+  text += SequencesText(SequencesOf(state.cells));
   if (state.cells.size() > kHeldShown) return text;
   return text + HeldText(HeldCells(state.cells), state.cells.back().cell + 1);
 }
@@ -151,6 +169,55 @@ std::string StateText(const CacheState& state) {
     text += CacheText(state.caches[i], fmt::format("cache {}", i));
   }
   return text;
+}
+
+Json TensorJson(const DenseTensor& tensor) {
+  return {{"dtype", DTypeName(tensor.dtype)}, {"shape", tensor.shape}};
+}
+
+// A cache that is no wrapper.
+Json CacheJson(const CacheState& state) {
+  Json layers = Json::array();
+  for (const auto& [layer, rows] : state.layers) {
+    layers.push_back({{"layer", layer},
+                      {"key", TensorJson(rows.key)},
+                      {"value", TensorJson(rows.value)}});
+  }
+  Json json = {{"encoder", IsOfEncoder(state)},
+               {"bytes", RowBytes(state)},
+               {"layers", layers}};
+  if (IsOfEncoder(state)) {
+    json["cached"] = state.cached;
+    json["position"] = state.position;
+    json["next_position"] = state.next_position;
+    return json;
+  }
+  json["tokens"] = CountHeld(state.cells);
+  json["sequences"] = Json::array();
+  for (const auto& [sequence, tokens, shared, positions] :
+       SequencesOf(state.cells)) {
+    json["sequences"].push_back({{"sequence", sequence},
+                                 {"tokens", tokens},
+                                 {"shared", shared},
+                                 {"positions", positions}});
+  }
+  return json;
+}
+
+void PrintJson(const Json& json) {
+  fmt::print("{}\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+void PrintStateJson(const std::string& path, const std::string& model,
+                    const CacheState& state) {
+  Json caches = Json::array();
+  for (const CacheState& part : state.caches) caches.push_back(CacheJson(part));
+  if (state.caches.empty()) caches.push_back(CacheJson(state));
+  PrintJson({{"file", path},
+             {"whole", true},
+             {"model", model},
+             {"wrapper", !state.caches.empty()},
+             {"caches", caches}});
 }
 
 // A file with holes in it can say that it has more than any memory.
@@ -178,7 +245,7 @@ Status WriteSequence(const CacheState& state, const std::string& path,
     return Invalid("--out is '{}', the file itself", Printable(path, 200));
   }
   Status status = SaveState(one, arguments.out, model);
-  if (status.ok()) {
+  if (status.ok() && !arguments.json) {
     fmt::print("sequence {} is written to {}\n", arguments.sequence,
                Printable(arguments.out, 200));
   }
@@ -193,8 +260,12 @@ Status ShowFile(const std::string& path, const Arguments& arguments) {
   if (arguments.model) model = *arguments.model;
   const Result<CacheState> state = LoadState(path, *model);
   if (!state.ok()) return state.status();
-  fmt::print("{}: whole, of model '{}'\n{}", Printable(path, path.size()),
-             Printable(*model, 200), StateText(*state));
+  if (arguments.json) {
+    PrintStateJson(path, *model, *state);
+  } else {
+    fmt::print("{}: whole, of model '{}'\n{}", Printable(path, path.size()),
+               Printable(*model, 200), StateText(*state));
+  }
   if (arguments.out.empty()) return {};
   return WriteSequence(*state, path, *model, arguments);
 }
@@ -215,8 +286,13 @@ int RunState(const Arguments& arguments) {
           Untimely("there is not enough memory for '{}'", Printable(path, 200));
     }
     if (status.ok()) continue;
-    fmt::print(stderr, "kvtwin state: {}\n", status.message());
     exit_code = 2;
+    if (arguments.json) {
+      PrintJson(
+          {{"file", path}, {"whole", false}, {"reason", status.message()}});
+    } else {
+      fmt::print(stderr, "kvtwin state: {}\n", status.message());
+    }
   }
   return exit_code;
 }
@@ -226,20 +302,25 @@ int RunState(const Arguments& arguments) {
 void AddStateCommand(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand(
-      "state", "Show saved states (include/kvtwin/save.h), if they are whole");
-  command->add_option("file", arguments->paths, "what SaveState wrote")
+      "state", "Check saved states (include/kvtwin/save.h), and draw them");
+  command
+      ->add_option("file", arguments->paths, "files that SaveState has written")
       ->required();
   command->add_option("--model", arguments->model,
-                      "it is wrong if it is of another model");
+                      "refuse the state of any other model");
   auto* sequence =
       command
           ->add_option("--sequence", arguments->sequence,
-                       "write this one as a state of its own, see --out")
+                       "write this sequence as a state of its own, to --out")
           ->check(CLI::NonNegativeNumber);
-  auto* out = command->add_option("--out", arguments->out, "to this file")
+  auto* out = command
+                  ->add_option("--out", arguments->out,
+                               "the file that --sequence is written to")
                   ->check([](const std::string& path) {
                     return path.empty() ? "--out is empty" : "";
                   });
+  command->add_flag("--json", arguments->json,
+                    "print one JSON object per file");
   sequence->needs(out);
   out->needs(sequence);
   command->callback(
