@@ -257,8 +257,6 @@ def test_errors():
         cache.remove(0, 0, 1)
     with pytest.raises(ValueError, match="-1"):
         cache.start_forward([-1], [0])
-    with pytest.raises(ValueError, match="kind is 'no'"):
-        kvtwin.Cache(kvtwin.Setup(kind="no"))
     with pytest.raises(ValueError, match="capacity is 'x'"):
         kvtwin.Cache(kvtwin.Setup(capacity="x"))
     with pytest.raises(ValueError, match="twin"):
@@ -267,6 +265,15 @@ def test_errors():
     with pytest.raises(RuntimeError, match="closed"):
         cache.can_resume(0, 0)
     cache.close()
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["kind", "placement", "shift", "v_layout", "mask_dtype", "dtype", "v_dtype"],
+)
+def test_a_setup_refuses_an_unknown_name(field):
+    with pytest.raises(ValueError, match=f"{field}: 'swaa' is none of "):
+        kvtwin.Setup(**{field: "swaa"})
 
 
 def test_shared_cells():

@@ -31,6 +31,7 @@ Ability = Literal[
 
 KINDS = ("causal", "swa", "swa_mem", "chunked", "encoder", "wrapper")
 DTYPES = ("f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0")
+MASK_DTYPES = ("f32", "f16", "bf16", "bits")
 V_LAYOUTS = ("plain", "permuted", "tiled")
 SHIFTS = ("none", "identity", "add", "tag_add", "rope")
 LEVELS = ("numeric", "entitlement", "identity")
@@ -108,6 +109,17 @@ class Setup:
     kv_heads: int = 1
     k_head_dim: int = 1
     v_head_dim: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses an unknown name here, and not where the cache is made."""
+        _known("kind", [self.kind], KINDS)
+        _known("placement", [self.placement], PLACEMENTS)
+        _known("shift", [self.shift], SHIFTS)
+        _known("v_layout", [self.v_layout], V_LAYOUTS)
+        _known("mask_dtype", [self.mask_dtype], MASK_DTYPES)
+        _known("dtype", [self.dtype], DTYPES)
+        if self.v_dtype is not None:
+            _known("v_dtype", [self.v_dtype], DTYPES)
 
 
 def _known(what: str, names: Iterable[str], due: Iterable[str]) -> None:
