@@ -20,6 +20,7 @@
 #include "props/base/text_file.h"
 #include "props/command/option_checks.h"
 #include "props/command/page_file.h"
+#include "props/compare/cited_rules.h"
 #include "props/report/page.h"
 
 namespace kvtwin::props {
@@ -96,6 +97,7 @@ Json FindingJson(const LiveFinding& finding, const Subject& subject) {
   const FuzzFailure& failure = finding.failure;
   return {{"level", LevelName(finding.level)},
           {"check", failure.difference.check},
+          {"rules", CitedRules(failure.difference, failure.shrunk)},
           {"bucket", BucketOf(failure.shrunk,
                               Hastily(subject, failure.difference.check))},
           {"history", ToText(failure.shrunk)},

@@ -20,6 +20,7 @@
 #include "props/command/command.h"
 #include "props/command/option_checks.h"
 #include "props/command/page_file.h"
+#include "props/compare/cited_rules.h"
 #include "props/paged/paged_fuzz.h"
 #include "props/search/fuzz.h"
 #include "props/search/gen.h"
@@ -128,6 +129,13 @@ std::string RunCommand(const PagedHistory& history,
                                    : "--twin " + arguments.twin);
 }
 
+// The rules of the last operation: a shrunk history ends where it is wrong.
+std::string_view RulesOf(const PagedHistory& shrunk) {
+  if (shrunk.ops.empty()) return "P1";
+  return CitedPoolRules(
+      kPagedOpNames[static_cast<std::size_t>(shrunk.ops.back().kind)]);
+}
+
 nlohmann::ordered_json FuzzPagedJson(const Arguments& arguments,
                                      const PagedSubject& subject,
                                      const PagedFuzzResult& result) {
@@ -150,6 +158,7 @@ nlohmann::ordered_json FuzzPagedJson(const Arguments& arguments,
   json["dtype_pairs"] = result.dtypes.size();
   if (!result.wrong.empty()) {
     json["check"] = result.wrong.substr(0, result.wrong.find(':'));
+    json["rules"] = RulesOf(result.shrunk);
     json["bucket"] = PoolBucketOf(subject.name, result.wrong, result.shrunk);
     json["history"] = ToText(result.shrunk);
     json["shrunk_to"] = result.shrunk.ops.size();
@@ -206,11 +215,12 @@ int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
   }
   if (differences > 0) {
     fmt::print(
-        "DIFFERENCE {}\n  bucket  {}\n  rerun   {}\n  found   seed {}, history "
-        "{}\n",
+        "DIFFERENCE {}\n  bucket  {}\n  rules   {}\n  rerun   {}\n  found   "
+        "seed "
+        "{}, history {}\n",
         result.wrong, PoolBucketOf(subject.name, result.wrong, result.shrunk),
-        RunCommand(result.shrunk, arguments), options.seed,
-        result.histories - 1);
+        RulesOf(result.shrunk), RunCommand(result.shrunk, arguments),
+        options.seed, result.histories - 1);
   }
   fmt::print("{}{}", CensusLine(subject, result, options.seed),
              PassedOverText(result.passed_over, options.known_buckets));
@@ -298,6 +308,8 @@ int RunFuzz(const Arguments& arguments) {
     if (options.probes) json.update(CensusJson(result.census));
     if (result.failure) {
       json["check"] = result.failure->difference.check;
+      json["rules"] =
+          CitedRules(result.failure->difference, result.failure->shrunk);
       json["bucket"] = BucketOf(result.failure->shrunk, subject);
       json["history"] = ToText(result.failure->shrunk);
       json["shrunk_to"] = result.failure->shrunk.ops.size();
@@ -341,7 +353,11 @@ int RunOnePaged(const Arguments& arguments, const PagedSubject& subject) {
     nlohmann::ordered_json json = {{"operations", history->ops.size()},
                                    {"differences", wrong.empty() ? 0 : 1},
                                    {"reason", wrong}};
-    if (!wrong.empty()) json["history"] = ToText(shrink());
+    if (!wrong.empty()) {
+      const PagedHistory shrunk = shrink();
+      json["history"] = ToText(shrunk);
+      json["rules"] = RulesOf(shrunk);
+    }
     fmt::print("{}\n", json.dump());
     return wrong.empty() ? 0 : 1;
   }
@@ -349,8 +365,9 @@ int RunOnePaged(const Arguments& arguments, const PagedSubject& subject) {
     fmt::print("{} operations, no difference\n", history->ops.size());
     return 0;
   }
-  fmt::print("DIFFERENCE {}\n  rerun   {}\n", wrong,
-             RunCommand(shrink(), arguments));
+  const PagedHistory shrunk = shrink();
+  fmt::print("DIFFERENCE {}\n  rules   {}\n  rerun   {}\n", wrong,
+             RulesOf(shrunk), RunCommand(shrunk, arguments));
   return 1;
 }
 
@@ -388,6 +405,7 @@ int RunOne(const Arguments& arguments) {
         {"digest", fmt::format("{:016x}", result.digest)},
         {"check", difference ? difference->check : ""},
         {"reason", difference ? difference->text : ""},
+        {"rules", difference ? CitedRules(*difference, *history) : ""},
         {"calls", calls}};
     if (difference) {
       const History shrunk = Shrink(*history, subject);

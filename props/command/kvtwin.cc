@@ -92,8 +92,10 @@ std::string TextLine(const std::string& file, const Judgement& judgement) {
   }
   const std::string line =
       judgement.line > 0 ? fmt::format("line {}", judgement.line) : "";
-  return fmt::format("{:<10} {:<12} {}: {}\n", VerdictName(judgement.verdict),
-                     line, name, judgement.reason);
+  const std::string rules =
+      judgement.rules.empty() ? "" : fmt::format(" ({})", judgement.rules);
+  return fmt::format("{:<10} {:<12} {}: {}{}\n", VerdictName(judgement.verdict),
+                     line, name, judgement.reason, rules);
 }
 
 // Standard input, where recordings may follow one another.

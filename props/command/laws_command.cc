@@ -46,6 +46,7 @@ nlohmann::ordered_json Json(const Law& law, const Subject& subject,
   json["history"] = ToText(run.failure->shrunk);
   json["shrunk_to"] = run.failure->shrunk.ops.size();
   json["reason"] = run.failure->wrong;
+  json["rules"] = law.rules;
   json["rerun"] = LawCommand(law, run.failure->shrunk, subject);
   return json;
 }
@@ -56,8 +57,8 @@ std::string Text(const Law& law, const Subject& subject, const LawRun& run) {
                   run.failure ? "BROKEN" : "holds", law.name, subject.name,
                   run.histories, run.judged);
   if (!run.failure) return text;
-  return text + fmt::format("\n  {}\n  {}\n  rerun   {}\n\n", law.statement,
-                            run.failure->wrong,
+  return text + fmt::format("\n  {} ({})\n  {}\n  rerun   {}\n\n",
+                            law.statement, law.rules, run.failure->wrong,
                             LawCommand(law, run.failure->shrunk, subject));
 }
 

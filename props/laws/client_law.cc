@@ -171,7 +171,7 @@ Law LegalClientLaw() {
   return {"legal_client",
           "A client that stays within its capacity, as a model server does, is "
           "never refused a batch.",
-          LegalClient};
+          "S4, S12", LegalClient};
 }
 
 }  // namespace kvtwin::props

@@ -26,6 +26,7 @@ struct LawResult {
 struct Law {
   std::string_view name;
   std::string_view statement;
+  std::string_view rules;  // Of docs/semantics.md, "S29, S31".
   LawResult (*judge)(const History& history, const Subject& subject);
 };
 

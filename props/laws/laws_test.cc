@@ -69,7 +69,8 @@ TEST(Laws, AreListedInTheDocs) {
   }
   std::vector<std::string> due;
   for (const Law& law : Laws()) {
-    due.push_back(fmt::format("- **{}** {}", law.name, law.statement));
+    due.push_back(
+        fmt::format("- **{}** {} ({})", law.name, law.statement, law.rules));
   }
   EXPECT_EQ(listed, due);
 }

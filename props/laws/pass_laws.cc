@@ -436,42 +436,42 @@ std::vector<Law> PassLaws() {
   return {
       {"batch_splitting",
        "One batch of n tokens shows each what n batches of one show.",
-       BatchSplitting},
-      {"reserve", "A reserving pass changes nothing.", Reserve},
+       "S5, S16", BatchSplitting},
+      {"reserve", "A reserving pass changes nothing.", "S18", Reserve},
       {"fullness",
        "StartForward succeeds exactly when the cells that are free after its "
        "eviction are enough.",
-       Fullness},
+       "S7, S9, S10, S12", Fullness},
       LegalClientLaw(),
       {"capacity_returns",
        "Once all sequences are removed, every cell can be used again, and not "
        "one more.",
-       CapacityReturns},
+       "S4, S8", CapacityReturns},
       {"causal_last",
        "Of several SetCausal calls in a pass the last one counts, and the next "
        "pass knows of none.",
-       CausalLast},
+       "S19", CausalLast},
       {"put_last", "Of several Puts of a layer in a pass the last one counts.",
-       PutLast},
+       "S21", PutLast},
       {"asking", "CanResume, Get, EncoderCached and ListCells change nothing.",
-       Asking},
+       "S24, S25, S28, S40", Asking},
       {"refusals",
        "A refused call changes nothing; a full StartForward may evict, but "
        "stores nothing.",
-       Refusals},
+       "S5, S33, S47, S48", Refusals},
       {"repeatable", "The same calls give the same answers and the same bytes.",
-       Repeatable},
+       "S50", Repeatable},
       {"close_is_final",
-       "After Close, every call but Close is a failed_precondition.",
+       "After Close, every call but Close is a failed_precondition.", "S1",
        CloseIsFinal},
       {"visibility",
        "A row sees its sequence's tokens from where its window or chunk begins "
        "to itself; excepted, to the end.",
-       Visibility},
+       "S2, S16, S17, S19", Visibility},
       {"window_hides",
        "A window or chunk hides the past beyond it from a legal client, and "
        "nothing else.",
-       WindowHides},
+       "S2, S7, S16", WindowHides},
   };
 }
 

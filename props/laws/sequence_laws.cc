@@ -514,38 +514,39 @@ std::vector<Law> SequenceLaws() {
   return {
       {"frame",
        "A call on one sequence leaves what all others see, bit for bit.",
-       OthersAreUntouched},
+       "S8, S26, S29", OthersAreUntouched},
       {"replay",
        "Any history shows what a fresh cache does that got the surviving "
        "tokens, a copy for each sequence.",
-       Replay},
+       "S16, S26, S31", Replay},
       {"renaming", "Other ids for the sequences change nothing but the ids.",
-       Renaming},
-      {"copy_twice", "CopyPrefix twice is CopyPrefix once.", CopyTwice},
+       "S4, S16", Renaming},
+      {"copy_twice", "CopyPrefix twice is CopyPrefix once.", "S26", CopyTwice},
       {"copy_then_clear",
        "CopyPrefix, then Remove of all of the target: only its own tokens are "
        "gone.",
-       CopyThenClear},
+       "S8, S26, S30", CopyThenClear},
       {"copy_shows",
        "After CopyPrefix the target sees what the source sees below the "
        "length, and has no token beyond.",
-       CopyShows},
+       "S26, S27", CopyShows},
       {"remove_splits",
-       "Remove of [a, c) is Remove of [a, b), then of the rest.", RemoveSplits},
+       "Remove of [a, c) is Remove of [a, b), then of the rest.", "S29, S31",
+       RemoveSplits},
       {"remove_open",
        "Remove to the open end is done in two steps as well as in one, and is "
        "the copy of a prefix to itself.",
-       RemoveOpen},
+       "S27, S30", RemoveOpen},
       {"shift_back",
        "K rows that are put shifted by +d are as they were when Remove shifts "
        "them by -d; V rows never change.",
-       ShiftBack},
+       "S34, S35", ShiftBack},
       {"offset_zero", "Remove of an empty range changes nothing, bit for bit.",
-       OffsetZero},
+       "S29, S36", OffsetZero},
       {"resume_is_honest",
        "Where CanResume says yes to a legal client, a batch there is taken and "
        "sees its full window.",
-       ResumeIsHonest},
+       "S28", ResumeIsHonest},
   };
 }
 

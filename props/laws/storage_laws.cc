@@ -550,36 +550,36 @@ std::vector<Law> StorageLaws() {
       {"placement_is_invisible",
        "A contiguous and a scattering cache answer and show the same, but for "
        "the cells.",
-       PlacementIsInvisible},
+       "S9, S10, S53", PlacementIsInvisible},
       {"defrag_is_invisible",
        "A cache with room to spare, where nothing is ever moved, shows the "
        "same.",
-       DefragIsInvisible},
+       "S11", DefragIsInvisible},
       {"layouts",
        "Permuted and tiled V, padding, the mask's dtype and gaps in what is "
        "put change nothing of what is seen.",
-       Layouts},
+       "S14, S22, S23", Layouts},
       {"padding",
        "Views begin and end at the padding's multiples and span the batch; a "
        "mask is 0 or -inf, extra rows -inf.",
-       Padding},
+       "S14, S15", Padding},
       {"rounding",
        "A row comes back as it was put, bit for bit; f32 rows in a narrower "
        "cache rounded once, as dtypes.md says.",
-       Rounding},
+       "S22, S35", Rounding},
       {"poison_never_shows",
        "What is written over the rows of free cells is never seen.",
-       PoisonNeverShows},
+       "S13, S20, S52", PoisonNeverShows},
       {"cell_order", "The order of the cells does not change attention.",
-       CellOrder},
+       "S14, S54", CellOrder},
       {"wrapper_parts",
        "Each cache of a wrapper shows what it shows alone, and all resume or "
        "none.",
-       WrapperParts},
+       "S41, S42, S43, S44, S45", WrapperParts},
       {"snapshot_is_all",
        "A cache that is restored from a snapshot goes on as if nothing had "
        "happened.",
-       SnapshotIsAll},
+       "S55", SnapshotIsAll},
   };
 }
 

@@ -12,6 +12,8 @@
 #include <system_error>
 #include <utility>
 
+#include "props/compare/cited_rules.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -83,6 +85,11 @@ void Count(const PagedOracle& oracle, const PagedTraceOp& op, Judged& judged) {
   }
 }
 
+std::string_view RulesOf(const TraceOp& op) { return CitedRules(op.kind); }
+std::string_view RulesOf(const PagedTraceOp& op) {
+  return CitedPoolRules(TraceOpName(op.kind));
+}
+
 template <class Op, class Header, class AnOracle, class Watch>
 Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
                      const std::vector<std::string>& twins,
@@ -108,6 +115,7 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
     if (finding && judgement.verdict == Verdict::kAccept) {
       judgement = {Verdict::kReject, Level::kEntitlement, op.line,
                    fmt::format("{}: {}", name, finding->text), finding->twin};
+      judgement.rules = RulesOf(op);
     }
     if (step.entitlement) judgement.level = Level::kNone;
     if (error && !finding) break;  // A call that no cache was asked.

@@ -38,6 +38,8 @@ struct Judgement {
   std::string reason;
   std::string twin;  // The one that disagrees, unless all do.
   Judged judged = {};
+  // The rules that the wrong line breaks, "S31, S32" (docs/semantics.md).
+  std::string_view rules = {};
 };
 
 // "12 lines: 3 gets of 40 rows, 1 refusal, 2 prefixes found".

@@ -124,7 +124,7 @@ room laws base history compare shrink
 room search base history compare oracle shrink report paged
 room backend base history compare oracle report paged search
 room c_api compare oracle backend
-room command base history oracle shrink report paged laws search backend
+room command base history compare oracle shrink report paged laws search backend
 room fuzzers history oracle shrink paged search
 room cuda
 room testing base history compare oracle search

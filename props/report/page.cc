@@ -323,6 +323,7 @@ std::string PageHtml(Failure failure) {
       {"setup", Escaped(Cut(failure.setup))},
       {"check", Escaped(failure.check)},
       {"reason", Escaped(Cut(failure.reason))},
+      {"rules", failure.rules.empty() ? "" : " (" + failure.rules + ")"},
       {"command", Escaped(failure.command)},
       {"text", Escaped(Cut(failure.text, 40000))},
       {"data", Embedded(json)}};

@@ -22,6 +22,7 @@ struct Failure {
   std::string unit;     // What steps are numbered by: "Line", "Call".
   std::string check;    // "subject: K bytes", or the call.
   std::string reason;   // In full.
+  std::string rules;    // That are broken: "S31, S32".
   std::string command;  // Shows it again.
   std::string text;     // The failing step, for browsers without JavaScript.
   Frame frame;

@@ -10,6 +10,7 @@
 #include "core/json_line.h"
 #include "core/names.h"
 #include "props/base/program.h"
+#include "props/compare/cited_rules.h"
 #include "props/compare/step.h"
 #include "props/report/show_pool.h"
 #include "props/report/trace_step.h"
@@ -395,6 +396,7 @@ std::optional<Failure> ExplainPool(const std::string& path,
     if (!finding) return true;
     failure.setup = PoolText(oracle.header());
     failure.reason = finding->text;
+    failure.rules = CitedPoolRules(TraceOpName(op.kind));
     failure.text = HeaderText(path, oracle.header()) +
                    shower.StepText(oracle, op, &*finding);
     return false;
@@ -444,6 +446,7 @@ std::optional<Failure> ExplainCache(const std::string& path,
     const TraceHeader& header = oracle.header();
     failure.setup = CacheText(header) + "; " + SizesText(header);
     failure.reason = finding.text;
+    failure.rules = CitedRules(op.kind);
     failure.text = HeaderText(path, header) + CellsText(oracle) +
                    shower.StepText(oracle, op, &finding);
     return false;
@@ -481,6 +484,7 @@ std::string JudgementJson(const std::string& name, const Judgement& judgement) {
                                  {"line", nullptr},
                                  {"reason", judgement.reason}};
   if (judgement.line > 0) json["line"] = judgement.line;
+  if (!judgement.rules.empty()) json["rules"] = judgement.rules;
   if (!judgement.twin.empty()) json["twin"] = judgement.twin;
   const Judged& judged = judgement.judged;
   json["judged"] = {
@@ -523,6 +527,9 @@ Judgement Show(std::istream& in, const std::string& name,
     fmt::print("\n{}", Wrapped(fmt::format("Line {} is wrong: {}",
                                            judgement.line, judgement.reason),
                                0));
+  }
+  if (!options.json && !judgement.rules.empty()) {
+    fmt::print("\nRules {} (docs/semantics.md)\n", judgement.rules);
   }
   return judgement;
 }

@@ -15,6 +15,7 @@
 #include "props/base/hash.h"
 #include "props/base/interrupt.h"
 #include "props/base/program.h"
+#include "props/compare/cited_rules.h"
 #include "props/history/generate.h"
 #include "props/report/sieve.h"
 #include "props/shrink/shrink.h"
@@ -319,6 +320,10 @@ std::string FailureText(const History& history, const Difference& difference,
   if (!note.empty()) text += fmt::format("  {}\n", note);
   text += fmt::format("\n  bucket: {}\n",
                       bucket ? *bucket : BucketOf(history, told));
+  const std::string_view rules = CitedRules(difference, history);
+  if (!rules.empty()) {
+    text += fmt::format("  rules   {} (docs/semantics.md)\n", rules);
+  }
   text += fmt::format("  rerun   {}\n", RerunCommand(history, subject));
   return text;
 }
@@ -336,6 +341,7 @@ Failure ExplainHistory(const History& history, const Difference& difference,
                   .unit = "Call",
                   .check = difference.check,
                   .reason = difference.text,
+                  .rules = std::string(CitedRules(difference, history)),
                   .command = RerunCommand(history, subject),
                   .text = FailureText(history, difference, subject),
                   .frame = Frame::Around(difference.first_cell,

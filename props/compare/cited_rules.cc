@@ -1,0 +1,154 @@
+#include "props/compare/cited_rules.h"
+
+#include <algorithm>
+#include <array>
+
+namespace kvtwin::props {
+namespace {
+
+constexpr std::string_view kStartForward =
+    "S5, S6, S7, S8, S9, S10, S11, S12, S13, S43, S49";
+constexpr std::string_view kSetCausal = "S19, S38";
+constexpr std::string_view kPut = "S20, S21, S22, S37, S39";
+constexpr std::string_view kCopyPrefix = "S26, S27, S38, S45";
+constexpr std::string_view kCanResume = "S28, S44";
+constexpr std::string_view kRemove = "S29, S30, S31, S32, S33, S45";
+constexpr std::string_view kSetLayerType = "S41, S42, S46";
+constexpr std::string_view kEncoderCached = "S40, S46";
+constexpr std::string_view kRestore = "S55, S57";
+
+std::string_view RulesOf(OpKind operation) {
+  switch (operation) {
+    case OpKind::kPut:
+      return kStartForward;
+    case OpKind::kDrop:
+    case OpKind::kShift:
+      return kRemove;
+    case OpKind::kCopy:
+      return kCopyPrefix;
+    case OpKind::kAsk:
+      return kCanResume;
+    case OpKind::kCausal:
+      return kSetCausal;
+    case OpKind::kGet:
+    case OpKind::kLayer:
+      return "S24";
+    case OpKind::kReput:
+      return kPut;
+    case OpKind::kMisuse:
+      return "S47";
+    case OpKind::kPoison:
+      return "S13, S21";
+    case OpKind::kReload:
+    case OpKind::kSnapshot:
+    case OpKind::kAdd:
+      return kRestore;
+    case OpKind::kType:
+      return kSetLayerType;
+    case OpKind::kCached:
+      return kEncoderCached;
+  }
+  return "";
+}
+
+struct CheckRules {
+  std::string_view check;
+  std::string_view rules;
+};
+// Checks of what the cache shows. The other ones are of an answer.
+constexpr auto kCheckRules = std::to_array<CheckRules>({
+    {"subject: batch cells", "S9, S10, S13, S18"},
+    {"subject: cell count", "S3, S4"},
+    {"subject: underlying cache", "S41, S42"},
+    {"subject: view shape", "S14, S15, S18, S23"},
+    {"subject: view cells", "S14"},
+    {"subject: mask bytes", "S15, S16, S17, S19, S25"},
+    {"subject: K bytes", "S20, S21, S22, S34, S35, S36, S51"},
+    {"subject: V bytes", "S20, S21, S22, S23, S51"},
+    {"subject: rows", "S2, S16, S17, S53"},
+    {"subject: resume", kCanResume},
+    {"subject: encoder cached", kEncoderCached},
+    {"subject: misuse", "S47"},
+    {"subject: snapshot", "S55"},
+    {"subject: exception", "S47, S48"},
+    {"subject: room", "S4, S12"},
+    {"subject: attention", "S54"},
+    {"reference: cell count", "S3, S4"},
+    {"reference: rows", "S2, S16, S17, S53"},
+    {"reference: resume", kCanResume},
+    {"reference: a legal client is refused", "S4, S12"},
+    {"reference: misuse", "S47"},
+    {"reference: saved state", "S56"},
+    {"reference: snapshot", "S55"},
+    {"harness: not the same twice", "S50"},
+    {"misuse: before Init", "S1"},
+    {"misuse: after Close", "S1"},
+    {"backend: crash", ""},
+    {"backend: hang", ""},
+    {"backend: memory", ""},
+    {"backend: out of bounds", "S14"},
+    {"backend: garbage", ""},
+    {"backend: error", "S48"},
+});
+
+}  // namespace
+
+std::string_view CitedRules(std::string_view check, OpKind operation) {
+  const auto* found = std::ranges::find(kCheckRules, check, &CheckRules::check);
+  return found == kCheckRules.end() ? RulesOf(operation) : found->rules;
+}
+
+std::string_view CitedRules(const Difference& difference,
+                            const History& history) {
+  if (difference.step >= history.ops.size()) return "S1, S2, S3, S4";  // Init.
+  return CitedRules(difference.check, history.ops[difference.step].kind);
+}
+
+std::string_view CitedRules(TraceOpKind call) {
+  switch (call) {
+    case TraceOpKind::kStartForward:
+      return kStartForward;
+    case TraceOpKind::kSetCausal:
+      return kSetCausal;
+    case TraceOpKind::kSetLayerType:
+      return kSetLayerType;
+    case TraceOpKind::kPut:
+      return kPut;
+    case TraceOpKind::kGet:
+      return "S14, S15, S16, S21, S23, S24, S52, S53";
+    case TraceOpKind::kReservedMask:
+      return "S18";
+    case TraceOpKind::kRemove:
+      return kRemove;
+    case TraceOpKind::kCopyPrefix:
+      return kCopyPrefix;
+    case TraceOpKind::kCanResume:
+      return kCanResume;
+    case TraceOpKind::kEncoderCached:
+      return kEncoderCached;
+  }
+  return "";
+}
+
+std::string_view CitedPoolRules(std::string_view call) {
+  static constexpr auto kRules = std::to_array<CheckRules>({
+      {"open", "P1, P4, P6"},
+      {"fork", "P2"},
+      {"append", "P3, P4"},
+      {"commit", "P5, P6"},
+      {"commit_unknown", "P5, P6"},
+      {"truncate", "P8"},
+      {"free", "P8"},
+      {"misuse", "P11"},
+      {"seq_len", "P5, P8"},
+      {"views", "P7"},
+      {"slots", "P10"},
+      {"table", "P10"},
+      {"csr", "P10"},
+      {"usage", "P9"},
+  });
+  const auto* found = std::ranges::find(kRules, call, &CheckRules::check);
+  return found == kRules.end() ? "" : found->rules;
+}
+
+}  // namespace kvtwin::props

@@ -1,0 +1,31 @@
+// The rules of docs/semantics.md that a failure breaks, so that a report can
+// cite them.
+
+#ifndef KVTWIN_PROPS_COMPARE_CITED_RULES_H_
+#define KVTWIN_PROPS_COMPARE_CITED_RULES_H_
+
+#include <string_view>
+
+#include "core/trace.h"
+#include "props/compare/runner.h"
+#include "props/history/history.h"
+
+namespace kvtwin::props {
+
+// Returns the rules that `check` (props/base/check_name.h) holds a cache to,
+// such as "S31, S32, S33". A check of an answer has those of the operation.
+// Empty where no rule is broken: a backend that crashes.
+std::string_view CitedRules(std::string_view check, OpKind operation);
+// Returns the rules that a difference in this history breaks.
+std::string_view CitedRules(const Difference& difference,
+                            const History& history);
+
+// Returns the rules for the answer of a call in a recording.
+std::string_view CitedRules(TraceOpKind call);
+
+// The same of pools, by the name of the call: "open".
+std::string_view CitedPoolRules(std::string_view call);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_COMPARE_CITED_RULES_H_

@@ -1,0 +1,130 @@
+// Every rule of docs/semantics.md has a place in reference/, and a check or a
+// law that cites it; and nothing cites a rule that there is not.
+
+#include "props/compare/cited_rules.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <iterator>
+#include <regex>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "core/paged_trace.h"
+#include "props/base/check_name.h"
+#include "props/base/text_file.h"
+#include "props/laws/laws.h"
+#include "props/paged/paged_trio.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Rules = std::set<std::string>;
+
+// The first group of each match: "S31".
+Rules Matches(const std::string& text, const std::regex& pattern) {
+  Rules found;
+  for (std::sregex_iterator at(text.begin(), text.end(), pattern), end;
+       at != end; ++at) {
+    found.insert((*at)[1]);
+  }
+  return found;
+}
+
+void AddRules(std::string_view text, Rules& rules) {
+  static const std::regex kRule("([SP][0-9]+)");
+  rules.merge(Matches(std::string(text), kRule));
+}
+
+Rules RulesThereAre() {
+  static const std::regex kRule(R"(\n- \*\*([SP][0-9]+)\*\*)");
+  return Matches(ReadFile(KVTWIN_DOCS "/semantics.md"), kRule);
+}
+
+Rules CitedByReports() {
+  Rules cited;
+  for (const std::string_view check : kCheckNames) {
+    for (int kind = 0; kind <= static_cast<int>(OpKind::kAdd); ++kind) {
+      AddRules(CitedRules(check, static_cast<OpKind>(kind)), cited);
+    }
+  }
+  for (int kind = 0; kind <= static_cast<int>(TraceOpKind::kEncoderCached);
+       ++kind) {
+    AddRules(CitedRules(static_cast<TraceOpKind>(kind)), cited);
+  }
+  for (int kind = 0; kind <= static_cast<int>(PagedTraceOpKind::kUsage);
+       ++kind) {
+    const auto call = static_cast<PagedTraceOpKind>(kind);
+    AddRules(CitedPoolRules(TraceOpName(call)), cited);
+    EXPECT_NE(CitedPoolRules(TraceOpName(call)), "") << TraceOpName(call);
+  }
+  for (const std::string_view operation : kPagedOpNames) {
+    AddRules(CitedPoolRules(operation), cited);
+    EXPECT_NE(CitedPoolRules(operation), "") << operation;
+  }
+  for (const Law& law : Laws()) {
+    EXPECT_NE(law.rules, "") << law.name;
+    AddRules(law.rules, cited);
+  }
+  return cited;
+}
+
+// Comments write a single rule as (S7), several as (S29 to S33) or (S2, S16).
+Rules CitedByReference() {
+  Rules cited;
+  const std::filesystem::path folder =
+      std::filesystem::path(KVTWIN_DOCS).parent_path() / "reference";
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    const std::string text = ReadFile(file.path());
+    AddRules(text, cited);
+    static const std::regex kRange("([SP])([0-9]+) to \\1([0-9]+)");
+    for (std::sregex_iterator at(text.begin(), text.end(), kRange), end;
+         at != end; ++at) {
+      for (int i = std::stoi((*at)[2]); i <= std::stoi((*at)[3]); ++i) {
+        cited.insert(fmt::format("{}{}", (*at)[1].str(), i));
+      }
+    }
+  }
+  return cited;
+}
+
+Rules Without(const Rules& rules, const Rules& others) {
+  Rules rest;
+  std::ranges::set_difference(rules, others, std::inserter(rest, rest.end()));
+  return rest;
+}
+
+TEST(CitedRules, AreAllOfSemantics) {
+  const Rules rules = RulesThereAre();
+  EXPECT_EQ(rules.size(), 57U + 11U);
+  const Rules reports = CitedByReports();
+  EXPECT_EQ(Without(rules, reports), Rules()) << "no check or law cites them";
+  EXPECT_EQ(Without(reports, rules), Rules()) << "there are no such rules";
+}
+
+TEST(CitedRules, HaveAPlaceInTheReference) {
+  const Rules rules = RulesThereAre();
+  const Rules reference = CitedByReference();
+  EXPECT_EQ(Without(rules, reference), Rules()) << "reference/ cites them not";
+  EXPECT_EQ(Without(reference, rules), Rules()) << "there are no such rules";
+}
+
+TEST(CitedRules, AreThoseOfTheOperationWhereItsAnswerIsWrong) {
+  EXPECT_EQ(CitedRules("subject: result", OpKind::kAsk), "S28, S44");
+  EXPECT_EQ(CitedRules("subject: view cells", OpKind::kAsk), "S14");
+  EXPECT_EQ(CitedRules("backend: crash", OpKind::kAsk), "");
+  const History history = *ParseHistory("kvt1 | put 0*1 | ask 0:1");
+  EXPECT_EQ(
+      CitedRules({.step = 1, .check = "subject: result", .text = ""}, history),
+      "S28, S44");
+  EXPECT_EQ(
+      CitedRules({.step = 2, .check = "subject: result", .text = ""}, history),
+      "S1, S2, S3, S4");
+}
+
+}  // namespace
+}  // namespace kvtwin::props
