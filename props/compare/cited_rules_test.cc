@@ -113,6 +113,21 @@ TEST(CitedRules, HaveAPlaceInTheReference) {
   EXPECT_EQ(Without(reference, rules), Rules()) << "there are no such rules";
 }
 
+TEST(CitedRules, HaveAnAnchorEach) {
+  const std::string text = ReadFile(KVTWIN_DOCS "/semantics.md");
+  static const std::regex kAnchored(
+      R"(\n- \*\*([SP])([0-9]+)\*\* <a id="([sp])([0-9]+)" > </ a>) ");
+      Rules anchored;
+  for (std::sregex_iterator at(text.begin(), text.end(), kAnchored), end;
+       at != end; ++at) {
+    const std::smatch& match = *at;
+    EXPECT_EQ(match[2], match[4]);
+    EXPECT_EQ(match[1] == "S", match[3] == "s");
+    anchored.insert(match[1].str() + match[2].str());
+  }
+  EXPECT_EQ(Without(RulesThereAre(), anchored), Rules());
+}
+
 TEST(CitedRules, AreThoseOfTheOperationWhereItsAnswerIsWrong) {
   EXPECT_EQ(CitedRules("subject: result", OpKind::kAsk), "S28, S44");
   EXPECT_EQ(CitedRules("subject: view cells", OpKind::kAsk), "S14");
