@@ -47,4 +47,22 @@ done
 cat "$scratch/out"
 grep -q '^kvtwin [0-9.]*: 2 tokens, K is \[1, 2, 2\]$' "$scratch/out"
 grep -q 'pass.jsonl: accepted$' "$scratch/out"
+
+# A project without C++ finds the shared library, and nothing else.
+mkdir "$scratch/project"
+cat >"$scratch/project/CMakeLists.txt" <<END
+cmake_minimum_required(VERSION 3.22)
+project(c_only LANGUAGES C)
+find_package(kvtwin REQUIRED)
+add_executable(pass $root/docs/examples/c/main.c)
+target_link_libraries(pass PRIVATE kvtwin::shared)
+if(TARGET kvtwin::kvtwin)
+  message(FATAL_ERROR "a C project has the C++ library")
+endif()
+END
+"$cmake" -S "$scratch/project" -B "$scratch/project/build" \
+  -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_FLAGS="$flags"
+"$cmake" --build "$scratch/project/build"
+"$scratch/project/build/pass" "$scratch/again.jsonl" >/dev/null
+[ -s "$prefix"/share/doc/kvtwin/LICENSE ] || { echo "there is no LICENSE"; exit 1; }
 [ "$(wc -l <"$scratch/pass.jsonl")" -eq 4 ]

@@ -102,6 +102,31 @@ TEST(FaultyTwins, EntitlementSeesWrongEncoders) {
               Level::kEntitlement);
 }
 
+// Of 20 wrong values some hash to more than the right one, and some to less.
+TEST(RowOwners, TellKAndVApart) {
+  reference::CacheLedger ledger({});
+  ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 4, 4}).ok());
+  const std::array<std::int32_t, 1> positions = {0};
+  const std::array<int, 1> sequences = {0};
+  ASSERT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
+  const float right = 1;
+  const TensorView row = DenseView(&right, DType::kF32, {1, 1, 1, 1});
+  ledger.Put(0, row, row);
+  const reference::LedgerToken* token = ledger.tokens().data();
+  for (int i = 2; i < 22; ++i) {
+    const auto wrong = static_cast<float>(i);
+    const TensorView other = DenseView(&wrong, DType::kF32, {1, 1, 1, 1});
+    for (const bool key : {true, false}) {
+      const KvView view = {key ? row : other, key ? other : row, {}, 0};
+      const RowOwner owner =
+          RowOwners(ledger, 0, view, VLayout::kPlain).Of(0, {token});
+      EXPECT_EQ(owner.token, token);
+      EXPECT_EQ(owner.key, key) << wrong;
+      EXPECT_EQ(owner.value, !key) << wrong;
+    }
+  }
+}
+
 // Not while what is due is nobody's rule: after a removal or a copy.
 TEST(FaultyTwins, EntitlementIsJudgedWhileTheMaskIsTrue) {
   const auto seen = [](const std::string& history) {

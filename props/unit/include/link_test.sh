@@ -24,4 +24,18 @@ configure -B "$scratch/installed" -DCMAKE_PREFIX_PATH="$scratch/prefix"
 "$scratch/installed/hello" >"$scratch/printed"
 sed -n 's/^    \(sequence .*\)/\1/p' "$root/README.md" | diff - "$scratch/printed"
 
+if command -v pkg-config >/dev/null; then
+  PKG_CONFIG_PATH=$(dirname "$(find "$scratch/prefix" -name kvtwin-cxx.pc)")
+  export PKG_CONFIG_PATH
+  # shellcheck disable=SC2046,SC2086
+  "$cxx" -std=c++20 $flags "$root/docs/examples/link/main.cc" -o "$scratch/hello" \
+    $(pkg-config --cflags --libs kvtwin-cxx)
+  "$scratch/hello" | diff - "$scratch/printed"
+fi
+
 configure -B "$scratch/folder" -DKVTWIN_FOLDER="$root"
+# Nothing is built there yet: it says so, and copies nothing.
+"$cmake" --install "$scratch/folder" --prefix "$scratch/empty" 2>"$scratch/log" &&
+  { echo "installed what is not built"; exit 1; }
+grep -q 'is not built yet' "$scratch/log"
+[ ! -e "$scratch/empty" ] || { echo "copied a part of it"; exit 1; }
