@@ -4,8 +4,8 @@
 // exact K and V rows it was put with. It answers one question: which tokens is
 // this batch row entitled to, and what are their rows now? The reference twin
 // is checked against it, so they share nothing but core/. The rules are those
-// of docs/semantics.md, or what core/rules.h has instead. Calls are taken as
-// legal: the gate of core/guarded_cache.h is not here.
+// of docs/semantics.md, or what core/dialects/rules.h has instead. Calls are
+// taken as legal: the gate of core/guarded_cache.h is not here.
 
 #ifndef KVTWIN_REFERENCE_LEDGER_H_
 #define KVTWIN_REFERENCE_LEDGER_H_
@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/dialects/rules.h"
 #include "core/guarded_cache.h"
-#include "core/rules.h"
 
 namespace kvtwin::reference {
 

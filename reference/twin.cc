@@ -11,8 +11,8 @@
 
 #include "core/dense_tensor.h"
 #include "core/mask_elements.h"
-#include "core/row_store.h"
 #include "core/wrapper.h"
+#include "reference/row_store.h"
 
 namespace kvtwin::reference {
 namespace {

@@ -7,7 +7,7 @@ export LC_ALL=C
 rooms=(include core reference optimized props bench docs python)
 # Of code, without blanks and comments, in the ledger and the twin: a reader checks
 # all of it in one sitting.
-# Of these, 278 are for the rules of other caches (core/rules.h).
+# Of these, 278 are for the rules of other caches (core/dialects/rules.h).
 reference_lines=892
 function_lines=40    # In reference/.
 wrong=0
@@ -90,10 +90,27 @@ includes include -- core reference optimized props bench |
   rule "include/ may include nothing but itself"
 includes core -- reference optimized props bench |
   rule "core/ may include include/ only"
+includes core/*.* -- core/trace core/save core/dialects |
+  rule "The files of core/ itself may not include its folders"
+includes core/save -- core/trace core/dialects |
+  rule "core/save/ may include, of core/, core/ itself only"
+includes core/dialects -- core/trace core/save |
+  rule "core/dialects/ may include, of core/, core/ itself only"
+includes core/trace -- core/save |
+  rule "core/trace/ may include, of core/, core/ itself and core/dialects/ only"
+find core -mindepth 1 -type d | grep -vxE 'core/(trace|save|dialects)' |
+  rule "A folder of core/ that this script does not know"
+sources core | grep -vxE 'core/(factory\.cc|twin\.h)' |
+  xargs grep -nE '\b(reference|optimized)::|\bnamespace (reference|optimized)\b' |
+  rule "Only core/factory.cc calls the twins, which core/twin.h declares"
 includes reference -- optimized props bench |
   rule "reference/ may include include/ and core/ only"
+includes reference -- core/trace core/save |
+  rule "reference/ may include, of core/, core/ itself and core/dialects/ only"
 includes optimized -- reference props bench |
   rule "optimized/ may include include/ and core/ only"
+includes optimized -- core/trace core/save core/dialects |
+  rule "optimized/ may include, of core/, core/ itself only"
 includes props -- bench | rule "props/ may not include bench/"
 
 # room NAME ROOM...: the code of a room of props/ includes, of props/, its own

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
-#include "core/profiles.h"
+#include "core/dialects/profiles.h"
 #include "props/compare/entitlement.h"
 #include "props/history/generate.h"
 #include "props/search/fuzz.h"

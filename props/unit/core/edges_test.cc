@@ -14,7 +14,7 @@
 #include "core/elements.h"
 #include "core/json_line.h"
 #include "core/shift_row.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "optimized/row_kernels.h"
 #include "optimized/row_shift.h"
 #include "optimized/targets.h"

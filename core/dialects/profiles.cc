@@ -1,4 +1,4 @@
-#include "core/profiles.h"
+#include "core/dialects/profiles.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "core/paged_trace.h"
+#include "core/trace/paged_trace.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "core/names.h"
-#include "core/trace.h"
-#include "core/trace_fields.h"
+#include "core/trace/trace.h"
+#include "core/trace/trace_fields.h"
 
 namespace kvtwin {
 namespace {

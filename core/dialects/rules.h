@@ -1,7 +1,7 @@
 // The rules by which caches that are right differ from each other.
 
-#ifndef KVTWIN_CORE_RULES_H_
-#define KVTWIN_CORE_RULES_H_
+#ifndef KVTWIN_CORE_DIALECTS_RULES_H_
+#define KVTWIN_CORE_DIALECTS_RULES_H_
 
 namespace kvtwin {
 
@@ -52,4 +52,4 @@ struct Rules {
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_RULES_H_
+#endif  // KVTWIN_CORE_DIALECTS_RULES_H_

@@ -1,4 +1,4 @@
-#include "core/trace_fields.h"
+#include "core/trace/trace_fields.h"
 
 #include <fmt/format.h>
 

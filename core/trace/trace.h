@@ -6,8 +6,8 @@
 // What only a cache can judge (an empty batch, a call out of order) is not
 // looked at here.
 
-#ifndef KVTWIN_CORE_TRACE_H_
-#define KVTWIN_CORE_TRACE_H_
+#ifndef KVTWIN_CORE_TRACE_TRACE_H_
+#define KVTWIN_CORE_TRACE_TRACE_H_
 
 #include <cstdint>
 #include <functional>
@@ -20,7 +20,7 @@
 #include "core/dense_tensor.h"
 #include "core/guarded_cache.h"
 #include "core/json_line.h"
-#include "core/paged_trace.h"
+#include "core/trace/paged_trace.h"
 
 namespace kvtwin {
 
@@ -146,4 +146,4 @@ Status WriteTraceOp(const TraceOp& op, std::ostream& out);
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_TRACE_H_
+#endif  // KVTWIN_CORE_TRACE_TRACE_H_

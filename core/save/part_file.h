@@ -1,13 +1,13 @@
 // A file that gets its name once it is whole and on disk.
 
-#ifndef KVTWIN_CORE_PART_FILE_H_
-#define KVTWIN_CORE_PART_FILE_H_
+#ifndef KVTWIN_CORE_SAVE_PART_FILE_H_
+#define KVTWIN_CORE_SAVE_PART_FILE_H_
 
 #include <sys/stat.h>
 
 #include <string>
 
-#include "core/file.h"
+#include "core/save/file.h"
 #include "kvtwin/status.h"
 
 namespace kvtwin {
@@ -59,4 +59,4 @@ class PartFile {
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_PART_FILE_H_
+#endif  // KVTWIN_CORE_SAVE_PART_FILE_H_

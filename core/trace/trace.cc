@@ -1,4 +1,4 @@
-#include "core/trace.h"
+#include "core/trace/trace.h"
 
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@
 #include "core/json_line.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
-#include "core/trace_fields.h"
+#include "core/trace/trace_fields.h"
 
 namespace kvtwin {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/part_file.h"
+#include "core/save/part_file.h"
 
 #include <dirent.h>
 #include <sys/file.h>

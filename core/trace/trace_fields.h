@@ -1,7 +1,7 @@
 // What the lines of recordings of caches and of pools have in common.
 
-#ifndef KVTWIN_CORE_TRACE_FIELDS_H_
-#define KVTWIN_CORE_TRACE_FIELDS_H_
+#ifndef KVTWIN_CORE_TRACE_TRACE_FIELDS_H_
+#define KVTWIN_CORE_TRACE_TRACE_FIELDS_H_
 
 #include <algorithm>
 #include <array>
@@ -33,4 +33,4 @@ Status AppendTensor(std::string_view key, const DenseTensor& tensor,
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_TRACE_FIELDS_H_
+#endif  // KVTWIN_CORE_TRACE_TRACE_FIELDS_H_

@@ -1,7 +1,7 @@
 // The rules by which pools of blocks that are right differ from ours.
 
-#ifndef KVTWIN_CORE_POOL_RULES_H_
-#define KVTWIN_CORE_POOL_RULES_H_
+#ifndef KVTWIN_CORE_DIALECTS_POOL_RULES_H_
+#define KVTWIN_CORE_DIALECTS_POOL_RULES_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -33,4 +33,4 @@ struct PoolRules {
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_POOL_RULES_H_
+#endif  // KVTWIN_CORE_DIALECTS_POOL_RULES_H_

@@ -1,7 +1,7 @@
 // Files: read and written at any place by several threads.
 
-#ifndef KVTWIN_CORE_FILE_H_
-#define KVTWIN_CORE_FILE_H_
+#ifndef KVTWIN_CORE_SAVE_FILE_H_
+#define KVTWIN_CORE_SAVE_FILE_H_
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -128,4 +128,4 @@ class File {
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_FILE_H_
+#endif  // KVTWIN_CORE_SAVE_FILE_H_

@@ -1,7 +1,7 @@
 // The rules of caches that others have written, by name.
 
-#ifndef KVTWIN_CORE_PROFILES_H_
-#define KVTWIN_CORE_PROFILES_H_
+#ifndef KVTWIN_CORE_DIALECTS_PROFILES_H_
+#define KVTWIN_CORE_DIALECTS_PROFILES_H_
 
 #include <cstddef>
 #include <optional>
@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/rules.h"
+#include "core/dialects/rules.h"
 #include "kvtwin/status.h"
 
 namespace kvtwin {
@@ -57,4 +57,4 @@ bool HasRule(const Rules& rules, const RuleInfo& rule);
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_PROFILES_H_
+#endif  // KVTWIN_CORE_DIALECTS_PROFILES_H_

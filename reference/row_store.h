@@ -1,7 +1,7 @@
 // The K or the V rows of all cells in one layer.
 
-#ifndef KVTWIN_CORE_ROW_STORE_H_
-#define KVTWIN_CORE_ROW_STORE_H_
+#ifndef KVTWIN_REFERENCE_ROW_STORE_H_
+#define KVTWIN_REFERENCE_ROW_STORE_H_
 
 #include <cstddef>
 #include <vector>
@@ -9,7 +9,7 @@
 #include "core/dense_tensor.h"
 #include "kvtwin/tensor.h"
 
-namespace kvtwin {
+namespace kvtwin::reference {
 
 class RowStore {
  public:
@@ -35,6 +35,6 @@ class RowStore {
   std::vector<std::byte> rows_;
 };
 
-}  // namespace kvtwin
+}  // namespace kvtwin::reference
 
-#endif  // KVTWIN_CORE_ROW_STORE_H_
+#endif  // KVTWIN_REFERENCE_ROW_STORE_H_

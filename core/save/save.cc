@@ -21,11 +21,11 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "core/file.h"
 #include "core/huge_pages.h"
 #include "core/json_line.h"
-#include "core/part_file.h"
 #include "core/refusals.h"
+#include "core/save/file.h"
+#include "core/save/part_file.h"
 #include "core/state_checks.h"
 
 namespace kvtwin {
