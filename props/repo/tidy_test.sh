@@ -5,10 +5,10 @@ shopt -s lastpipe  # `... | rule` counts in this shell.
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 2
 export LC_ALL=C
 rooms=(include core reference optimized props bench docs python)
-# Of code, without blanks and comments, in the ledger and the twin: a reader checks
-# all of it in one sitting.
+# Code of the ledger and the twin, without blanks and comments: a reader checks all
+# of it in one sitting.
 # Of these, 278 are for the rules of other caches (core/dialects/rules.h).
-reference_lines=892
+reference_lines=918
 function_lines=40    # In reference/.
 wrong=0
 
@@ -159,7 +159,7 @@ find props -type f ! -path 'props/museum/*' ! -path 'props/recordings/*' \
   ! -path 'props/fuzzers/corpus/*' -printf '%h\n' | sort | uniq -c |
   awk '$1 > 25' | rule "A room of props/ has at most 25 files"
 
-cat reference/ledger.h reference/twin.cc | grep -cvE '^ *(//.*)?$' |
+cat reference/ledger.h reference/{causal,encoder,make}.* | grep -cvE '^ *(//.*)?$' |
   awk -v most="$reference_lines" '$1 > most { print $1 " lines" }' |
   rule "Ledger and twin have more than $reference_lines lines of code"
 functions reference | awk -v most="$function_lines" '$2 > most' |

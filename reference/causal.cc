@@ -1,7 +1,5 @@
-// The reference twin: cells, ranges and masks in the most obvious way, to be
-// checked by eye against docs/semantics.md.
-
-#include "core/twin.h"
+// The reference twin of all kinds that have cells: cells, ranges and masks in
+// the most obvious way, to be checked by eye against docs/semantics.md.
 
 #include <algorithm>
 #include <map>
@@ -11,7 +9,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/mask_elements.h"
-#include "core/wrapper.h"
+#include "reference/make.h"
 #include "reference/row_store.h"
 
 namespace kvtwin::reference {
@@ -311,64 +309,10 @@ class CausalCache final : public GuardedCache {
   DenseTensor mask_;  // [view_cells, rows]
 };
 
-class EncoderCache final : public GuardedCache {
-  bool IsEncoder() const override { return true; }
-  void DoClose() override { slots_ = {}; }
-  void DoSaveSlots(CacheState& state) const override { state = slots_; }
-  void DoLoadSlots(const CacheState& state) override { slots_ = state; }
-  bool DoEncoderCached() const override { return slots_.cached; }
-  void DoGiveBack() override { slots_.next_position = position_before_; }
-
-  Result<std::int64_t> DoCheckInit(const InitArgs& args) override {
-    if (args.max_sequences == 1 && config().cache_padding == 1) return 0;
-    return Status(kInvalidArgument, "one sequence and no padding only");
-  }
-
-  Status DoStartForward(const Batch& batch, bool reserve) override {
-    position_before_ = slots_.next_position;
-    if (!reserve && !batch.multimodal.empty()) {
-      const auto last = static_cast<std::size_t>(batch.multimodal.back());
-      slots_.next_position = batch.positions[last];
-    }
-    return {};
-  }
-
-  void DoPut(const TensorView& key, const TensorView& value) override {
-    const bool permuted = config().v_layout == VLayout::kPermuted;
-    const TensorView stored = permuted ? PermutedView(value) : value;
-    KvRows& slot = slots_.layers[layer()];
-    if (!reserving()) {
-      slot = {CopyOf(key, key.dtype), CopyOf(stored, stored.dtype)};
-      slots_.cached = true;
-      slots_.position = slots_.next_position;
-    } else if (slot.key.bytes.empty()) {  // It is new.
-      slot = {ZerosLike(key), ZerosLike(stored)};
-    }
-  }
-
-  KvView DoGet() override {
-    const auto& [key, value] = slots_.layers.at(layer());
-    return {key.view(), value.view(), {}, 0};
-  }
-
-  void DoCommitRemove(int, std::int32_t begin, std::int32_t end) override {
-    const bool before_end = slots_.position < end || end == kOpenEnd;
-    if (begin <= slots_.position && before_end) slots_.cached = false;
-  }
-
-  CacheState slots_;
-  std::int32_t position_before_ = 0;  // slots_.next_position before the pass.
-};
-
-std::unique_ptr<GuardedCache> MakeOne(const CacheSpec& spec) {
-  if (spec.kind == Kind::kEncoder) return std::make_unique<EncoderCache>();
-  return std::make_unique<CausalCache>(spec);
-}
-
 }  // namespace
 
-std::unique_ptr<Cache> MakeCache(const CacheSpec& spec) {
-  return MakeWrapped(spec, MakeOne);
+std::unique_ptr<GuardedCache> MakeCausal(const CacheSpec& spec) {
+  return std::make_unique<CausalCache>(spec);
 }
 
 }  // namespace kvtwin::reference
