@@ -11,7 +11,7 @@
 #include "core/dialects/profiles.h"
 #include "core/refusals.h"
 #include "props/base/shifting.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 namespace {

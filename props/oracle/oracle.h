@@ -22,7 +22,7 @@
 #include "kvtwin/cache.h"
 #include "props/oracle/finding.h"
 #include "props/oracle/put_log.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 

@@ -18,7 +18,7 @@
 #include "props/history/generate.h"
 #include "props/search/fuzz.h"
 #include "props/shrink/shrink.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 namespace {

@@ -31,7 +31,7 @@
 #include "props/search/explore_state.h"
 #include "props/search/fuzz.h"
 #include "props/testing/test_cache.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 namespace {

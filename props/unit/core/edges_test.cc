@@ -20,7 +20,7 @@
 #include "optimized/targets.h"
 #include "props/testing/test_cache.h"
 #include "reference/attention.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 namespace {
