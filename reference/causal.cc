@@ -17,7 +17,7 @@ namespace {
 
 using enum StatusCode;
 
-// Farther than any position.
+// It is farther than any position.
 constexpr std::int64_t kUnbounded = std::int64_t{1} << 40;
 
 struct Cell {
@@ -102,7 +102,7 @@ class CausalCache final : public GuardedCache {
     return {};
   }
 
-  // The lowest position that `seq` has in the batch, or `otherwise`.
+  // Returns the lowest position of `seq` in the batch, or `otherwise`.
   std::int64_t LowestInBatch(int seq, std::int64_t otherwise) const {
     std::int64_t lowest = kUnbounded;
     for (const auto& [position, sequence, excepted] : batch()) {
@@ -127,7 +127,7 @@ class CausalCache final : public GuardedCache {
     }
   }
 
-  // The cell of each batch token; empty if there is no room.
+  // Returns the cell of each batch token; nothing if there is no room.
   std::vector<int> FindCells() {
     std::vector<int> found;
     for (int i = 0; i < CellCount(); ++i) {
@@ -141,7 +141,7 @@ class CausalCache final : public GuardedCache {
     return {};
   }
 
-  // One token at a time, so that rows and cells stay together.
+  // Moves one token at a time, so that rows and cells stay together (S11).
   void Defrag() {
     int last = CellCount() - 1;
     for (int hole = 0; hole < last; ++hole) {
@@ -155,7 +155,7 @@ class CausalCache final : public GuardedCache {
     }
   }
 
-  // With the batch's own cells in place, which it therefore spans.
+  // Requires: the batch has its cells, which the view spans, too (S14).
   void SetView() {
     int first = CellCount();
     int last = -1;
@@ -300,7 +300,7 @@ class CausalCache final : public GuardedCache {
   std::int64_t memory_ = kUnbounded;
   std::vector<Cell> cells_;
   std::map<int, Layer> layers_;
-  // By DoPrepareRemove: what goes where.
+  // Set by DoPrepareRemove: the shifted K rows, and their places.
   std::vector<std::tuple<RowStore*, int, DenseTensor>> shifted_;
 
   // The current pass.

@@ -20,7 +20,7 @@ namespace kvtwin {
 
 inline constexpr int kTracePoolLayersMax = 4096;
 inline constexpr int kTracePoolSequencesMax = 4096;  // At a time.
-// How often the same tokens may be committed: a prompt that finds them may get
+// The same tokens may be committed this often: a prompt that finds them may get
 // any of their rows.
 inline constexpr int kTracePoolCommitsMax = 1024;
 
@@ -74,7 +74,7 @@ struct PagedTraceOp {
   PagedUsage usage;
 };
 
-// What TraceReader makes of a first line, and of the others.
+// Read a first line, and the others, for TraceReader.
 PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
                                  std::string& problem);
 PagedTraceOp ReadPagedOp(const JsonFields& fields, const PagedSpec& spec);
