@@ -1,3 +1,7 @@
+// Makes caches and pools by the name of their twin, and answers for those that
+// have no snapshots. This is the only file of core/ that calls the twins, which
+// stand above it; core/twin.h declares what it calls.
+
 #include <fmt/format.h>
 
 #include <array>

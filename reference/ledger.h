@@ -3,15 +3,17 @@
 // A list of tokens, each with its position, the sequences that hold it and the
 // exact K and V rows it was put with. It answers one question: which tokens is
 // this batch row entitled to, and what are their rows now? The reference twin
-// is checked against it, so they share nothing but core/. The rules are those
-// of docs/semantics.md, or what core/rules.h has instead. Calls are taken as
-// legal: the gate of core/guarded_cache.h is not here.
+// is checked against it, so they share nothing but core/. Each function names
+// its rules in docs/semantics.md: (S7). Calls are taken as legal: the gate of
+// core/guarded_cache.h is not here.
+//
+// The harness uses the ledgers of reference/dialects.h. They derive from these,
+// and override what another system does otherwise.
 
 #ifndef KVTWIN_REFERENCE_LEDGER_H_
 #define KVTWIN_REFERENCE_LEDGER_H_
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -19,7 +21,6 @@
 
 #include "core/dense_tensor.h"
 #include "core/guarded_cache.h"
-#include "core/rules.h"
 
 namespace kvtwin::reference {
 
@@ -28,67 +29,40 @@ struct LedgerToken {
   std::set<int> sequences;     // Never empty.
   int row = -1;                // In the batch of the current pass.
   std::map<int, KvRows> rows;  // By layer, in the dtypes of the cache.
-  std::set<int> spare;  // Of `sequences`: may have left. Eviction is lazy.
+  std::int64_t number = 0;     // No other token of the ledger has it.
   bool HeldBy(int seq) const { return sequences.contains(seq); }
-  bool SurelyHeldBy(int seq) const {
-    return HeldBy(seq) && !spare.contains(seq);
-  }
-  void Leave(int seq) {
-    sequences.erase(seq);
-    spare.erase(seq);
-  }
 };
 
 using enum StatusCode;
 
-// Answers of the cache under test, which decide where the rules leave the
-// answer open. By default: no token had left early.
-struct Heard {
-  Heard() = default;
-  Heard(StatusCode answer) : known(true), code(answer) {}
-  bool Is(StatusCode answer) const { return known && code == answer; }
-  bool known = false;
-  StatusCode code = kOk;
-};
-
-// Of one cache. An encoder has no tokens but one slot a layer, of any shape.
-class CacheLedger {
+// The ledger of one cache. An encoder has no tokens, but one slot for each
+// layer, of any shape.
+class PlainLedger {
  public:
-  explicit CacheLedger(const CacheSpec& spec, const Rules& rules = {})
-      : spec_(spec), rules_(rules) {}
+  explicit PlainLedger(const CacheSpec& spec) : spec_(spec) {}
+  virtual ~PlainLedger() = default;
 
   bool encoder() const { return spec_.kind == Kind::kEncoder; }
-  // Whether StartForward refuses a batch for its positions.
-  bool RefusesPositions() const {
-    return rules_.positions != Rules::Positions::kAny;
-  }
-  // In order of birth.
+  // In the order of their births; a token that moves becomes the last one.
   const std::vector<LedgerToken>& tokens() const { return tokens_; }
   std::int64_t cells() const { return cells_; }
-  // No batch is refused for want of room from now on.
-  void NeverFull() { cells_ = std::numeric_limits<std::int64_t>::max(); }
-  // Batch rows of the current pass; 0 without one.
+  // The batch rows of the current pass; 0 without one.
   int rows() const { return static_cast<int>(batch_.size()); }
-  // Of an encoder: all that it holds.
+  // The slots of an encoder, and their positions.
   const CacheState& slots() const { return slots_; }
 
-  // Whether batch row `row` of the current pass may attend to `token` (S16).
-  bool Entitled(int row, const LedgerToken& token) const {
+  // Whether row `row` of the current batch may see `token` (S16, S17).
+  virtual bool Entitled(int row, const LedgerToken& token) const {
     const auto& [now, seq, excepted] = batch_[static_cast<std::size_t>(row)];
     if (!token.HeldBy(seq)) return false;
     if (token.position > now && !excepted) return false;
-    if (window_ && BehindBy(token, now, seq) > *window_) return false;
+    if (window_ && now - token.position > *window_) return false;
     const bool chunked = spec_.kind == Kind::kChunked;
     return !chunked || token.position >= now - now % spec_.chunk;
   }
-  // Whether it is right, too, if the row does not see a token it is entitled
-  // to.
-  bool MayMiss(int row, const LedgerToken& token) const {
-    return token.spare.contains(batch_[static_cast<std::size_t>(row)].sequence);
-  }
 
-  // S2 to S4. A window or memory that is absent is unbounded.
-  Status Init(const CacheConfig& config, const InitArgs& args) {
+  // Finds out how far rows look back, and counts the cells (S2 to S4, S38).
+  virtual Status Init(const CacheConfig& config, const InitArgs& args) {
     args_ = args;
     permuted_v_ = config.v_layout == VLayout::kPermuted;
     v_dtype_ = config.v_dtype.value_or(args.dtype);
@@ -96,31 +70,21 @@ class CacheLedger {
       if (args.max_sequences == 1 && config.cache_padding == 1) return {};
       return {kInvalidArgument, "one sequence and no padding only"};
     }
-    if (spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem) {
-      window_ = memory_ = spec_.window;
-    }
-    if (spec_.kind == Kind::kSwaMem && spec_.memory) memory_ = spec_.memory;
-    if (window_ && rules_.window == Rules::Window::kWithQuery) {
-      if (--*window_ < 0) return {kInvalidArgument, "no room for the query"};
-      --*memory_;
-    }
-    if (window_ && rules_.first == Rules::First::kStay) {
-      memory_ = window_;
-      first_ = std::min<std::int64_t>(Rules::kFirst, *memory_);
-    } else if (memory_ && args.max_sequences > 1) {  // Room for the stop token.
-      memory_ = std::max(*memory_, window_.value_or(kOpenEnd) + 1);
-    }
+    SetReach();
     if (memory_ && *memory_ >= args.capacity) memory_.reset();
-    const bool too_short = memory_ && *memory_ < window_.value_or(kOpenEnd);
-    if (too_short) return {kInvalidArgument, "memory is below the window"};
-    cells_ = std::int64_t{args.max_sequences} * memory_.value_or(args.capacity);
+    if (memory_ && *memory_ < window_.value_or(kOpenEnd)) {
+      return {kInvalidArgument, "memory is below the window"};
+    }
+    cells_ = args.max_sequences * memory_.value_or(args.capacity);
     if (memory_) cells_ += args.max_batch;
     while (cells_ % config.cache_padding != 0) ++cells_;
     if (cells_ <= kOpenEnd) return {};
     return {kInvalidArgument, "more cells than can be counted"};
   }
 
-  Status StartForward(const Batch& batch, bool reserve, Heard heard = {}) {
+  // Evicts, and stores the tokens of the batch (S5, S6, S12, S13, S18, S39).
+  // Defrag makes one run of all free cells (S9): their number decides.
+  virtual Status StartForward(const Batch& batch, bool reserve) {
     EndPass();
     reserve_ = reserve;
     if (encoder()) {
@@ -133,23 +97,19 @@ class CacheLedger {
       batch_.push_back({batch.positions[i], batch.sequences[i], false});
     }
     if (reserve) return {};
-    if (RefusesPositions() && !GoesOn(heard)) {
-      EndPass();
-      return {kInvalidArgument, "the batch does not go on where it should"};
-    }
-    if (first_ > 0 || rules_.back == Rules::Back::kUntilFull) Begin();
-    if (memory_ || first_ > 0) Evict();
+    Evict();
     if (std::ssize(tokens_) + rows() > cells_) {
       EndPass();
       return {kCacheFull, "more tokens than cells"};
     }
-    for (int row = 0; row < rows(); ++row) {
-      const BatchToken& born = batch_[static_cast<std::size_t>(row)];
-      tokens_.push_back({born.position, {born.sequence}, row, {}, {}});
+    int row = 0;
+    for (const auto& [position, seq, excepted] : batch_) {
+      tokens_.push_back({position, {seq}, row++, {}, births_++});
     }
     return {};
   }
 
+  // Excepts tokens of the batch from causality (S19, S38).
   Status SetCausal(std::span<const int> except) {
     if (encoder()) return {kNotSupported, "there is no mask"};
     for (BatchToken& token : batch_) token.excepted = false;
@@ -159,166 +119,73 @@ class CacheLedger {
     return {};
   }
 
+  // Stores the rows of the batch (S20 to S22), or a slot (S37, S39, S40).
   void Put(int layer, const TensorView& key, const TensorView& value) {
     if (encoder()) return PutSlot(layer, key, value);
     for (LedgerToken& token : tokens_) {
-      if (token.row < 0) continue;
-      token.rows[layer] = RowsAt(token.row, key, value);
+      if (token.row >= 0) token.rows[layer] = RowsAt(token.row, key, value);
     }
   }
 
-  Status CopyPrefix(int src, int dst, std::int32_t len, Heard heard = {}) {
+  // Shares a prefix, or truncates (S26, S27, S38).
+  virtual Status CopyPrefix(int src, int dst, std::int32_t len) {
     if (encoder()) return {kNotSupported, "there is one sequence"};
-    const bool may = MayBeFull(src) && len < Next(src);
-    const bool must = IsFull(src) && len < Next(src, /*surely=*/true);
-    if (Refuses(may, must, heard)) return {kNotSupported, kFullText};
-    const bool adds = rules_.copy == Rules::Copy::kAdds;
-    const bool is_empty = Next(dst) == 0;
-    if (!adds || is_empty) began_[dst] = began_[src];
-    if (!adds || is_empty) mixed_.erase(dst);
-    if (mixed_.contains(src) || (adds && !is_empty)) mixed_.insert(dst);
     for (LedgerToken& token : tokens_) {
       const bool copied = token.HeldBy(src) && token.position < len;
-      const bool spare = token.spare.contains(src);
-      if (!adds) token.Leave(dst);
-      if (!copied) continue;
-      const bool is_new = token.sequences.insert(dst).second;
-      if (!spare) token.spare.erase(dst);
-      if (spare && is_new) token.spare.insert(dst);
+      token.sequences.erase(dst);
+      if (copied) token.sequences.insert(dst);
     }
     DropUnheld();
     return {};
   }
 
-  // Whether the answer may be yes; `surely`: whether it is, whatever has left.
-  bool CanResume(int seq, std::int32_t pos, bool surely = false) const {
-    if (surely ? MayBeFull(seq) && pos < Next(seq)
-               : IsFull(seq) && pos < Next(seq, /*surely=*/true)) {
-      return false;
-    }
+  // Whether `seq` can continue at `pos` (S28, S38).
+  virtual bool CanResume(int seq, std::int32_t pos) const {
     if (!memory_) return true;
     std::set<std::int64_t> stored;
     for (const LedgerToken& token : tokens_) {
-      const bool counts = surely ? token.SurelyHeldBy(seq) : token.HeldBy(seq);
-      if (counts) stored.insert(token.position);
+      if (token.HeldBy(seq)) stored.insert(token.position);
     }
-    return !stored.empty() &&
-           *stored.begin() <= std::max<std::int64_t>(0, pos - *window_) &&
-           pos <= *stored.rbegin() + 1;
-  }
-  // Whether it cannot be known where the sequence ends.
-  bool EndIsOpen(int seq) const {
-    return rules_.positions != Rules::Positions::kAny &&
-           Next(seq) != Next(seq, /*surely=*/true);
-  }
-  // CanResume said yes: what the sequence needs to go on is there, until
-  // another batch lets it go.
-  void Resumes(int seq, std::int32_t pos) {
-    const bool lazy = rules_.eviction == Rules::Eviction::kLazy;
-    if (!memory_ || !lazy) return;
-    // The oldest of tokens out of order may be there while others are gone.
-    const std::int64_t whole = mixed_.contains(seq) ? 1 : *window_;
-    const std::int64_t ends = Next(seq) == pos ? 1 : 0;  // It is not empty.
-    const std::int64_t from = pos - std::max(ends, whole);
-    std::map<std::int64_t, int> held;  // Of two at a position, either.
-    for (const LedgerToken& token : tokens_) {
-      if (token.HeldBy(seq)) ++held[token.position];
-    }
-    for (LedgerToken& token : tokens_) {
-      const bool alone = held[token.position] == 1;
-      if (alone && IsIn(token.position, from, pos)) token.spare.erase(seq);
-    }
+    return CanResumeWith(stored, pos);
   }
 
-  // With `heard` ok, shared tokens are copied and moved, as backends do it that
-  // copy where ours refuse with shared_cells.
-  Status Remove(int seq, std::int32_t begin, std::int32_t end,
-                Heard heard = {}) {
-    const bool open = end == kOpenEnd;
+  // Removes a range, and moves later tokens down (S29 to S33, S40).
+  virtual Status Remove(int seq, std::int32_t begin, std::int32_t end) {
     if (IsIn(slots_.position, begin, end)) slots_.cached = false;
-    const Parts parts = PartsOf(seq, begin, end);
-    const bool may = parts.leaves.may && (parts.remains.may || begin > 0);
-    const bool must =
-        parts.leaves.must && (parts.remains.must || begin > began_[seq]);
-    if (Refuses(may && MayBeFull(seq), must && IsFull(seq), heard)) {
-      return {kNotSupported, kFullText};
-    }
-    const bool ok = heard.Is(kOk);
-    const bool none = rules_.middle == Rules::Middle::kRefused;
-    // A token that no token follows may be taken for the end.
-    const bool ends = none && ok && !parts.behind.must;
-    const bool nothing_left = ok && !parts.remains.must && (none || !CanTurn());
-    const bool middle = !open && parts.remains.may && !nothing_left && !ends;
-    if (middle && none) {
-      return {kNotSupported, "only the end of a sequence can go"};
-    }
-    const bool shifts = middle && rules_.middle == Rules::Middle::kShifts;
     std::vector<LedgerToken> moved;
-    if (shifts) {
-      // Where a copy would have to be turned, it can say that it cannot.
-      const bool copies = ok || heard.Is(kNotSupported);
-      Status status = Move(seq, end, kOpenEnd, begin - end, copies, moved);
+    if (end != kOpenEnd) {
+      Status status = MoveDown(seq, begin, end, moved);
       if (!status.ok()) return status;
     }
-    const std::int64_t last = ends ? kOpenEnd : end;
     for (LedgerToken& token : tokens_) {
-      if (IsIn(token.position, begin, last)) token.Leave(seq);
+      if (token.position >= begin) token.sequences.erase(seq);
     }
-    Replace(seq, end, shifts ? kOpenEnd : end, moved);
-    if (Next(seq) == 0) mixed_.erase(seq);
+    DropUnheld();
+    tokens_.insert(tokens_.end(), moved.begin(), moved.end());
     return {};
   }
 
-  // Whether it cannot be known which tokens of others Shift would move.
-  bool MoveIsOpen(int seq, std::int64_t begin, std::int64_t end) const {
-    return std::ranges::any_of(tokens_, [&](const LedgerToken& token) {
-      return token.spare.contains(seq) && token.sequences.size() > 1 &&
-             IsIn(token.position, begin, end);
-    });
-  }
-  // The same of a Remove up to `end`.
-  bool RemoveIsOpen(int seq, std::int64_t end) const {
-    return rules_.middle == Rules::Middle::kShifts && end != kOpenEnd &&
-           MoveIsOpen(seq, end, kOpenEnd);
-  }
-
-  // Of a cache whose Remove leaves a gap: adds `delta` to the positions in
-  // [begin, end) of `seq`, and K rows follow. What falls below 0 leaves.
-  Status Shift(int seq, std::int32_t begin, std::int32_t end,
-               std::int32_t delta) {
-    if (rules_.middle != Rules::Middle::kLeavesGap || encoder()) {
-      return {kNotSupported, "tokens move with Remove, or not at all"};
-    }
-    std::vector<LedgerToken> moved;
-    Status status = Move(seq, begin, end, delta, /*copies=*/false, moved);
-    if (!status.ok()) return status;
-    std::erase_if(moved, [](auto& token) { return token.position < 0; });
-    for (const LedgerToken& token : moved) {
-      mixed_.insert(token.sequences.begin(), token.sequences.end());
-    }
-    Replace(seq, begin, end, moved);
-    return {};
-  }
-
-  // Ends the pass; what it stored leaves.
+  // Ends the pass; the tokens that it stored leave (S43).
   void GiveBack() {
     std::erase_if(tokens_, [](auto& token) { return token.row >= 0; });
     slots_.next_position = before_;
     EndPass();
   }
+  // Ends the pass (S5).
   void EndPass() {
     for (LedgerToken& token : tokens_) token.row = -1;
     before_ = slots_.next_position;
     batch_.clear();
   }
 
+  // Makes the ledger hold exactly `state` (S55).
   void Restore(const CacheState& state) {
     EndPass();
     tokens_.clear();
     slots_ = encoder() ? state : CacheState();
     int last = -1;
     for (const auto& [cell, position, sequence] : state.cells) {
-      if (cell != last) tokens_.push_back({position, {}, -1, {}, {}});
+      if (cell != last) tokens_.push_back({position, {}, -1, {}, births_++});
       tokens_.back().sequences.insert(sequence);
       last = cell;
     }
@@ -330,13 +197,101 @@ class CacheLedger {
     }
   }
 
- private:
+ protected:
+  // Sets the window and the memory (S2, and S3 but for the capacity).
+  virtual void SetReach() {
+    const bool has_memory = spec_.kind == Kind::kSwaMem;
+    if (has_memory || spec_.kind == Kind::kSwa) window_ = spec_.window;
+    memory_ = window_;
+    if (has_memory && spec_.memory) memory_ = spec_.memory;
+    if (memory_ && args_.max_sequences > 1) {  // Room for the stop token.
+      memory_ = std::max(*memory_, window_.value_or(kOpenEnd) + 1);
+    }
+  }
+
+  // Lets old tokens leave their sequences (S7).
+  virtual void Evict() {
+    if (!memory_) return;
+    std::map<int, std::int64_t> low = Lows();
+    for (LedgerToken& token : tokens_) {
+      std::erase_if(token.sequences, [&](int seq) {
+        return token.position < low[seq] - *memory_;
+      });
+    }
+    DropUnheld();
+  }
+
+  // By sequence: its lowest position in the batch; without one, its highest
+  // stored position + 1 (S7).
+  std::map<int, std::int64_t> Lows() const {
+    std::map<int, std::int64_t> lows;
+    for (const LedgerToken& token : tokens_) {
+      for (const int seq : token.sequences) {
+        lows[seq] = std::max(lows[seq], token.position + 1);
+      }
+    }
+    for (const BatchToken& one : batch_) lows[one.sequence] = one.position;
+    for (const auto& [position, seq, excepted] : batch_) {
+      lows[seq] = std::min<std::int64_t>(lows[seq], position);
+    }
+    return lows;
+  }
+
+  // Drops the tokens that no sequence holds (S8).
+  void DropUnheld() {
+    std::erase_if(tokens_, [](auto& token) { return token.sequences.empty(); });
+  }
+
+  // S28, by the positions of a sequence. Requires: memory is bounded.
+  bool CanResumeWith(const std::set<std::int64_t>& stored,
+                     std::int32_t pos) const {
+    return !stored.empty() &&
+           *stored.begin() <= std::max<std::int64_t>(0, pos - *window_) &&
+           pos <= *stored.rbegin() + 1;
+  }
+
+  // Fills `moved` with the later tokens of `seq`, moved down (S31, S32).
+  Status MoveDown(int seq, std::int32_t begin, std::int32_t end,
+                  std::vector<LedgerToken>& moved) const {
+    bool keeps_any = false;
+    for (const LedgerToken& token : tokens_) {
+      if (!token.HeldBy(seq) || IsIn(token.position, begin, end)) continue;
+      keeps_any = true;
+      if (token.position < end) continue;
+      if (token.sequences.size() > 1) {
+        return {kSharedCells, "a later token is shared"};
+      }
+      moved.push_back(token);
+    }
+    return keeps_any ? Shifted(begin - end, moved) : Status();
+  }
+
+  // Adds `delta` to the positions, and shifts the K rows (S34 to S36).
+  Status Shifted(std::int32_t delta, std::vector<LedgerToken>& tokens) const {
+    if (!CanShift()) return {kNotSupported, "there is no shift function"};
+    for (LedgerToken& token : tokens) {
+      token.position += delta;
+      for (auto& [layer, rows] : token.rows) {
+        Status status = ShiftStored(spec_.shift, layer, delta, rows.key);
+        if (!status.ok()) return status;
+      }
+    }
+    return {};
+  }
+  bool CanShift() const { return spec_.shift.kind != ShiftKind::kNone; }
+
+  static bool IsIn(std::int64_t at, std::int64_t begin, std::int64_t end) {
+    return at >= begin && (at < end || end == kOpenEnd);
+  }
+
+  // Returns row `i` of a Put, rounded to the dtypes of the cache (S22).
   KvRows RowsAt(std::int64_t i, const TensorView& key,
                 const TensorView& value) const {
     return {CopyOf(Slice(key, 2, i), args_.dtype),
             CopyOf(Slice(value, 2, i), v_dtype_)};
   }
 
+  // Stores an encoder's slot (S20, S37, S39, S40).
   void PutSlot(int layer, const TensorView& key, const TensorView& value) {
     const TensorView stored = permuted_v_ ? PermutedView(value) : value;
     if (reserve_) {
@@ -350,308 +305,70 @@ class CacheLedger {
     slots_.position = slots_.next_position;
   }
 
-  static bool IsIn(std::int64_t position, std::int64_t begin,
-                   std::int64_t end) {
-    return position >= begin && (position < end || end == kOpenEnd);
-  }
-
-  // The position after the last one; `surely`: that cannot have left.
-  std::int64_t Next(int seq, bool surely = false) const {
-    std::int64_t next = 0;
-    for (const LedgerToken& token : tokens_) {
-      const bool counts = surely ? token.SurelyHeldBy(seq) : token.HeldBy(seq);
-      if (counts) next = std::max(next, token.position + 1);
-    }
-    return next;
-  }
-
-  // Whether a call is refused: it may be, or it must be.
-  static bool Refuses(bool may, bool must, Heard heard) {
-    return must || (may && !heard.Is(kOk));
-  }
-
-  // Whether something of it has left, or will, and so it cannot go back: by
-  // the tokens that it ever had, and by the positions before the next one.
-  bool IsFull(int seq) const {
-    const auto first = began_.find(seq);
-    const std::int64_t began = first == began_.end() ? 0 : first->second;
-    return MayBeFull(seq) && Next(seq, /*surely=*/true) - began > *window_;
-  }
-  bool MayBeFull(int seq) const {
-    return rules_.back == Rules::Back::kUntilFull && window_ &&
-           Next(seq) > *window_;
-  }
-
-  // Whether a sequence has tokens in a range, in the rest, and behind it.
-  struct Has {
-    bool may = false;
-    bool must = false;
-  };
-  struct Parts {
-    Has leaves;
-    Has remains;
-    Has behind;
-  };
-  Parts PartsOf(int seq, std::int64_t begin, std::int64_t end) const {
-    Parts parts;
-    for (const LedgerToken& token : tokens_) {
-      if (!token.HeldBy(seq)) continue;
-      const auto note = [&](Has& has) {
-        has.may = true;
-        has.must = has.must || token.SurelyHeldBy(seq);
-      };
-      const bool leaves = IsIn(token.position, begin, end);
-      note(leaves ? parts.leaves : parts.remains);
-      if (!leaves && token.position >= end) note(parts.behind);
-    }
-    return parts;
-  }
-
-  // How far a token is from a row at `now`, against the window: in positions,
-  // or, if first tokens stay, in tokens that the sequence has.
-  std::int64_t BehindBy(const LedgerToken& token, std::int64_t now,
-                        int seq) const {
-    if (rules_.first == Rules::First::kLeave) return now - token.position;
-    return std::count_if(tokens_.begin(), tokens_.end(), [&](auto& other) {
-      return other.HeldBy(seq) && !other.spare.contains(seq) &&
-             other.position > token.position && other.position <= now;
-    });
-  }
-
-  // `moved` becomes the tokens of `seq` in [begin, end), moved by `delta`.
-  Status Move(int seq, std::int64_t begin, std::int64_t end, std::int32_t delta,
-              bool copies, std::vector<LedgerToken>& moved) const {
-    for (const LedgerToken& token : tokens_) {
-      if (!token.HeldBy(seq) || !IsIn(token.position, begin, end)) continue;
-      LedgerToken& after = moved.emplace_back(token);
-      after.position += delta;
-      if (token.sequences.size() == 1 || MovesAll()) continue;
-      if (!copies) return {kSharedCells, "a later token is shared"};
-      after.sequences = {seq};
-      after.row = -1;
-    }
-    if (!CanTurn()) return {kNotSupported, kNoTurn};
-    for (LedgerToken& token : moved) {
-      for (auto& [layer, rows] : token.rows) {
-        Status status = ShiftStored(spec_.shift, layer, delta, rows.key);
-        if (!status.ok()) return status;
-      }
-    }
-    return {};
-  }
-
-  // `moved` takes the place of the tokens of `seq` in [begin, end).
-  void Replace(int seq, std::int64_t begin, std::int64_t end,
-               const std::vector<LedgerToken>& moved) {
-    for (LedgerToken& token : tokens_) {
-      if (!token.HeldBy(seq) || !IsIn(token.position, begin, end)) continue;
-      token.Leave(seq);
-      if (MovesAll()) token.sequences.clear();
-    }
-    DropUnheld();
-    tokens_.insert(tokens_.end(), moved.begin(), moved.end());
-  }
-  bool MovesAll() const {
-    return rules_.shared_shift == Rules::SharedShift::kMovesAll;
-  }
-
-  // Whether the batch goes on where its sequences end. What they cannot have
-  // then is gone.
-  bool GoesOn(Heard heard) {
-    std::map<int, std::int64_t> first;
-    std::map<int, std::int64_t> next;
-    for (const auto& [position, seq, excepted] : batch_) {
-      if (first.try_emplace(seq, position).second) next[seq] = position;
-      if (position != next[seq]++) return false;
-    }
-    for (const auto& [seq, position] : first) {
-      const Has begins = MayBegin(seq, position);
-      // As if no token had left early.
-      const bool plainly = rules_.positions == Rules::Positions::kOverwrite ||
-                           position == Next(seq);
-      const bool ok = begins.may && (heard.known ? heard.Is(kOk) : plainly);
-      if (!begins.must && !ok) return false;
-    }
-    for (const auto& [seq, position] : first) SetBack(seq, position);
-    DropUnheld();
-    return true;
-  }
-
-  // Whether a batch at `position` goes on where `seq` ends, by the tokens that
-  // it may have, and that it must have.
-  Has MayBegin(int seq, std::int64_t position) const {
-    const std::int64_t most = Next(seq);
-    const std::int64_t least = Next(seq, /*surely=*/true);
-    if (rules_.positions == Rules::Positions::kOverwrite) {
-      return {position <= most, position <= least};
-    }
-    Has begins = {least == 0, true};
-    for (const LedgerToken& token : tokens_) {
-      if (!token.HeldBy(seq) || token.position + 1 < least) continue;
-      const bool goes_on = token.position + 1 == position;
-      begins.may = begins.may || goes_on;
-      begins.must = begins.must && goes_on;
-    }
-    return begins;
-  }
-
-  // `seq` goes on at `position`.
-  void SetBack(int seq, std::int64_t position) {
-    const bool anywhere =
-        rules_.positions == Rules::Positions::kContinue &&
-        std::ranges::none_of(tokens_, [&](auto& token) {
-          return token.HeldBy(seq) && token.position + 1 == position;
-        });
-    for (LedgerToken& token : tokens_) {
-      if (anywhere || token.position >= position) token.Leave(seq);
-    }
-  }
-
-  // Where sequences begin that have no tokens.
-  void Begin() {
-    std::map<int, std::int64_t> lowest;
-    for (const auto& [position, seq, excepted] : batch_) {
-      const auto [at, is_new] = lowest.try_emplace(seq, position);
-      if (!is_new) at->second = std::min<std::int64_t>(at->second, position);
-    }
-    for (const auto& [seq, position] : lowest) {
-      if (Next(seq) == 0) began_[seq] = position;
-    }
-  }
-
-  // S7. Lazily, they leave when there is no room. Whether a sequence of which
-  // nothing is left knows where it ended is its own affair.
-  void Evict() {
-    std::map<int, std::int64_t> low;  // By sequence.
-    for (const LedgerToken& token : tokens_) {
-      for (const int seq : token.sequences) {
-        low[seq] = std::max(low[seq], token.position + 1);
-      }
-    }
-    // First tokens stay, and others leave, however large the cache.
-    const std::int64_t memory = memory_ ? *memory_ : *window_;
-    const bool any = rules_.positions == Rules::Positions::kAny;
-    const auto next = any ? std::map<int, std::int64_t>() : low;
-    for (const BatchToken& one : batch_) low[one.sequence] = one.position;
-    for (const auto& [position, seq, excepted] : batch_) {
-      low[seq] = std::min<std::int64_t>(low[seq], position);
-    }
-    const bool leave = rules_.eviction == Rules::Eviction::kEager ||
-                       std::ssize(tokens_) + rows() > cells_;
-    for (LedgerToken& token : tokens_) {
-      std::erase_if(token.sequences, [&](int seq) {
-        const std::int64_t kept = low[seq] - memory + first_;
-        const bool stays = first_ > 0 && token.position < began_[seq] + first_;
-        if (stays || token.position >= kept) return false;
-        const bool is_last = !any && token.position + 1 == next.at(seq);
-        const bool leaves = leave && !is_last;
-        leaves ? void(token.spare.erase(seq)) : void(token.spare.insert(seq));
-        return leaves;
-      });
-    }
-    DropUnheld();
-  }
-
-  void DropUnheld() {
-    std::erase_if(tokens_, [](auto& token) { return token.sequences.empty(); });
-  }
-
-  bool CanTurn() const { return spec_.shift.kind != ShiftKind::kNone; }
-
-  static constexpr auto kNoTurn = "there is no shift function";
-  static constexpr auto kFullText = "the window is full, nothing goes back";
-
   CacheSpec spec_;
-  Rules rules_;
   InitArgs args_;
-  bool permuted_v_ = false;
-  DType v_dtype_ = DType::kF32;
-  std::optional<std::int64_t> window_;
-  std::optional<std::int64_t> memory_;
-  std::int64_t first_ = 0;             // So many tokens stay.
-  std::map<int, std::int64_t> began_;  // By sequence: its first position.
-  // Sequences whose tokens may not have come in the order of their positions.
-  std::set<int> mixed_;
+  std::optional<std::int64_t> window_;  // Without a value, it is unbounded.
+  std::optional<std::int64_t> memory_;  // The same.
   std::int64_t cells_ = 0;
   std::vector<LedgerToken> tokens_;
-  std::vector<BatchToken> batch_;  // Of the current pass.
+  std::int64_t births_ = 0;
+  std::vector<BatchToken> batch_;  // The current pass.
   bool reserve_ = false;
-
-  // Of an encoder.
-  CacheState slots_;
+  bool permuted_v_ = false;
+  DType v_dtype_ = DType::kF32;
+  CacheState slots_;         // An encoder's.
   std::int32_t before_ = 0;  // slots_.next_position before the pass.
 };
 
-// Of any cache: one ledger, or those of a wrapper.
-class Ledger {
+// The ledger of any cache: one `Part`, or one for each cache of a wrapper.
+template <class Part>
+class LedgerOf {
  public:
-  explicit Ledger(const CacheSpec& spec, const Rules& rules = {}) {
-    for (const CacheSpec& part : spec.caches) parts_.emplace_back(part, rules);
-    if (spec.kind != Kind::kWrapper) parts_ = {CacheLedger(spec, rules)};
+  // `more` is what a Part takes besides its spec.
+  template <class... More>
+  explicit LedgerOf(const CacheSpec& spec, const More&... more) {
+    for (const CacheSpec& one : spec.caches) parts_.emplace_back(one, more...);
+    if (spec.kind != Kind::kWrapper) parts_ = {Part(spec, more...)};
   }
 
-  // For SetCausal, Put, and to look.
-  CacheLedger& active() { return parts_[active_]; }
-  const CacheLedger& active() const { return parts_[active_]; }
-  const std::vector<CacheLedger>& parts() const { return parts_; }
+  // The active part is for SetCausal and Put, and to look (S41, S42).
+  Part& active() { return parts_[active_]; }
+  const Part& active() const { return parts_[active_]; }
+  const std::vector<Part>& parts() const { return parts_; }
   void SetLayerType(int type) { active_ = static_cast<std::size_t>(type); }
 
   Status Init(const CacheConfig& config, const InitArgs& args) {
-    return All([&](auto& part) { return part.Init(config, args); });
+    return All([&](Part& part) { return part.Init(config, args); });
   }
-  void NeverFull() {
-    for (CacheLedger& part : parts_) part.NeverFull();
-  }
-  Status StartForward(const Batch& batch, bool reserve, Heard heard = {}) {
-    for (CacheLedger& part : parts_) part.EndPass();
-    std::vector<CacheLedger> before;
-    if (parts_.size() > 1 && parts_[0].RefusesPositions()) before = parts_;
-    for (CacheLedger& part : parts_) {
-      Status status = part.StartForward(batch, reserve, heard);
+
+  // All parts take the batch, or give it back (S41 to S43).
+  Status StartForward(const Batch& batch, bool reserve) {
+    for (Part& part : parts_) part.EndPass();
+    for (Part& part : parts_) {
+      Status status = part.StartForward(batch, reserve);
       if (status.ok()) continue;
-      if (!before.empty() && status.code() == kInvalidArgument) {
-        parts_ = std::move(before);  // No cache changes (S47).
-        return status;
-      }
-      for (CacheLedger& each : parts_) each.GiveBack();
+      for (Part& each : parts_) each.GiveBack();
       return status;
     }
     active_ = 0;
     return {};
   }
-  Status CopyPrefix(int src, int dst, std::int32_t len, Heard heard = {}) {
-    return All(
-        [&](auto& part) { return part.CopyPrefix(src, dst, len, heard); });
+
+  // All parts change, or none (S45).
+  Status CopyPrefix(int src, int dst, std::int32_t len) {
+    return All([&](Part& part) { return part.CopyPrefix(src, dst, len); });
   }
-  bool CanResume(int seq, std::int32_t pos, bool surely = false) const {
-    return std::all_of(parts_.begin(), parts_.end(), [&](auto& part) {
-      return part.CanResume(seq, pos, surely);
-    });
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) {
+    return All([&](Part& part) { return part.Remove(seq, begin, end); });
   }
-  bool EndIsOpen(int seq) const {
-    return std::any_of(parts_.begin(), parts_.end(),
-                       [&](auto& part) { return part.EndIsOpen(seq); });
+
+  // Whether all parts can (S44).
+  bool CanResume(int seq, std::int32_t pos) const {
+    return std::ranges::all_of(
+        parts_, [&](const Part& part) { return part.CanResume(seq, pos); });
   }
-  void Resumes(int seq, std::int32_t pos) {
-    for (CacheLedger& part : parts_) part.Resumes(seq, pos);
-  }
-  Status Remove(int seq, std::int32_t begin, std::int32_t end,
-                Heard heard = {}) {
-    return All([&](auto& p) { return p.Remove(seq, begin, end, heard); });
-  }
-  bool MoveIsOpen(int seq, std::int64_t begin, std::int64_t end) const {
-    return std::any_of(parts_.begin(), parts_.end(), [&](auto& part) {
-      return part.MoveIsOpen(seq, begin, end);
-    });
-  }
-  bool RemoveIsOpen(int seq, std::int64_t end) const {
-    return std::any_of(parts_.begin(), parts_.end(),
-                       [&](auto& part) { return part.RemoveIsOpen(seq, end); });
-  }
-  Status Shift(int seq, std::int32_t begin, std::int32_t end,
-               std::int32_t delta) {
-    return All([&](auto& part) { return part.Shift(seq, begin, end, delta); });
-  }
+
+  // Restores each part (S55).
   void Restore(const CacheState& state) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       parts_[i].Restore(state.caches.empty() ? state : state.caches[i]);
@@ -659,20 +376,22 @@ class Ledger {
     active_ = 0;
   }
 
- private:
-  // Makes the call to every ledger, or to none if one of them refuses.
+ protected:
+  // Makes the call to every part, or to none if one of them refuses (S45).
   template <class Call>
   Status All(const Call& call) {
     if (parts_.size() == 1) return call(parts_[0]);
-    std::vector<CacheLedger> after = parts_;
-    for (CacheLedger& part : after) {
+    std::vector<Part> after = parts_;
+    for (Part& part : after) {
       if (Status status = call(part); !status.ok()) return status;
     }
     parts_ = std::move(after);
     return {};
   }
 
-  std::vector<CacheLedger> parts_;
+  std::vector<Part> parts_;
+
+ private:
   std::size_t active_ = 0;
 };
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
-#include "core/pool_rules.h"
+#include "core/dialects/pool_rules.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/state.h"
 

@@ -65,12 +65,12 @@ enum class Placement {
 struct CacheSpec {
   Kind kind = Kind::kCausal;
   Placement placement = Placement::kContiguous;
-  std::optional<std::int32_t> window;  // >= 0. Unset: unbounded.
-  std::optional<std::int32_t> memory;  // >= window. Unset: the window.
-  std::int32_t chunk = 0;              // > 0 for kChunked.
-  Shift shift;
-  std::vector<CacheSpec> caches;  // For kWrapper, at least one, no wrappers.
-                                  // Each has its own placement.
+  std::optional<std::int32_t> window = {};  // >= 0. Unset: unbounded.
+  std::optional<std::int32_t> memory = {};  // >= window. Unset: the window.
+  std::int32_t chunk = 0;                   // > 0 for kChunked.
+  Shift shift = {};
+  std::vector<CacheSpec> caches = {};  // For kWrapper, at least one, no
+                                       // wrappers. Each has its own placement.
 };
 
 // Wishes of the kernels that read the views.

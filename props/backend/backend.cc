@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/dialects/profiles.h"
 #include "core/guarded_cache.h"
 #include "core/json_line.h"
 #include "core/names.h"
-#include "core/profiles.h"
 #include "core/refusals.h"
 #include "kvtwin/save.h"
 #include "props/backend/c_words.h"

@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "core/profiles.h"
+#include "core/dialects/profiles.h"
 #include "kvtwin/pool_backend.h"
 #include "props/backend/host_child.h"
 #include "props/base/program.h"

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/profiles.h"
+#include "core/dialects/profiles.h"
 #include "core/refusals.h"
 #include "props/base/shifting.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 namespace {

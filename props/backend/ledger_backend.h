@@ -7,7 +7,7 @@
 #include <memory>
 #include <string_view>
 
-#include "core/rules.h"
+#include "core/dialects/rules.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/kvtwin.h"
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "core/pool_rules.h"
+#include "core/dialects/pool_rules.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/pool_backend.h"
 #include "props/backend/backend.h"

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/profiles.h"
-#include "core/rules.h"
+#include "core/dialects/profiles.h"
+#include "core/dialects/rules.h"
 #include "props/compare/runner.h"
 #include "props/history/abilities.h"
 #include "props/history/history.h"

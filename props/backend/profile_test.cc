@@ -16,7 +16,7 @@
 #include "props/base/forwarding_cache.h"
 #include "props/history/generate.h"
 #include "props/shrink/shrink.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 namespace {

@@ -11,7 +11,7 @@
 #include <system_error>
 
 #include "core/json_line.h"
-#include "core/part_file.h"
+#include "core/save/part_file.h"
 
 namespace kvtwin::props {
 

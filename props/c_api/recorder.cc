@@ -6,7 +6,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/mask_elements.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "props/c_api/c_api.h"
 
 using namespace kvtwin;

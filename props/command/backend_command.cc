@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/file.h"
+#include "core/dialects/profiles.h"
 #include "core/names.h"
-#include "core/profiles.h"
+#include "core/save/file.h"
 #include "props/backend/live.h"
 #include "props/base/interrupt.h"
 #include "props/base/program.h"

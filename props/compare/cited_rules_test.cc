@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/paged_trace.h"
+#include "core/trace/paged_trace.h"
 #include "props/base/check_name.h"
 #include "props/base/text_file.h"
 #include "props/laws/laws.h"

@@ -9,7 +9,7 @@
 
 #include "kvtwin/status.h"
 #include "props/history/history.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 

@@ -17,7 +17,7 @@
 #include "props/compare/driver.h"
 #include "props/compare/runner.h"
 #include "props/history/rows.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 

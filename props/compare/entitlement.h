@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kvtwin/cache.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 

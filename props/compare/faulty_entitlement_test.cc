@@ -16,7 +16,7 @@
 #include "core/elements.h"
 #include "props/compare/entitlement.h"
 #include "props/testing/faulty_twins.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 namespace {

@@ -17,7 +17,7 @@
 
 #include "kvtwin/cache.h"
 #include "props/history/history.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/rules.h"
+#include "core/dialects/rules.h"
 #include "kvtwin/cache.h"
 #include "props/base/level.h"
 #include "props/compare/probes.h"

@@ -25,7 +25,7 @@
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/history/rows.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 

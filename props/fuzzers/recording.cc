@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "props/fuzzers/fuzzers.h"
 #include "props/oracle/judge.h"
 

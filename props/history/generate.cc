@@ -8,7 +8,7 @@
 #include "core/names.h"
 #include "props/history/misuse.h"
 #include "props/history/rarities.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 namespace {

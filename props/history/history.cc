@@ -9,7 +9,7 @@
 
 #include "core/json_line.h"
 #include "core/names.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 namespace {

@@ -11,7 +11,7 @@
 #include "core/shift_row.h"
 #include "props/history/rows.h"
 #include "props/laws/alike.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "props/base/level.h"
 #include "props/oracle/oracle.h"
 #include "props/oracle/paged_oracle.h"

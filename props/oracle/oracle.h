@@ -18,11 +18,11 @@
 #include <utility>
 #include <vector>
 
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "kvtwin/cache.h"
 #include "props/oracle/finding.h"
 #include "props/oracle/put_log.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 

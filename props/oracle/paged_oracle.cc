@@ -9,7 +9,7 @@
 #include "core/dense_tensor.h"
 #include "core/guarded_paged.h"
 #include "core/refusals.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "props/compare/entitlement.h"
 
 namespace kvtwin::props {

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/paged_trace.h"
+#include "core/trace/paged_trace.h"
 #include "kvtwin/paged.h"
 #include "props/oracle/oracle.h"
 #include "props/oracle/put_log.h"

@@ -1,5 +1,6 @@
-// Pools of other hands that follow rules of their own (core/pool_rules.h): the
-// harness accepts one that is right and rejects it with a fault.
+// Pools of other hands that follow rules of their own
+// (core/dialects/pool_rules.h): the harness accepts one that is right and
+// rejects it with a fault.
 
 #include <gtest/gtest.h>
 

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/pool_rules.h"
+#include "core/dialects/pool_rules.h"
 #include "kvtwin/paged.h"
 #include "props/paged/paged_trio.h"
 

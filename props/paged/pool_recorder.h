@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/paged_trace.h"
+#include "core/trace/paged_trace.h"
 #include "kvtwin/paged.h"
 
 namespace kvtwin::props {

@@ -208,13 +208,19 @@ def is_swap(line, mutant):
                             sorted("".join(mutant.split())))
 
 
+def library_files():
+    """The files of ROOMS and of their folders, without the twin cuda."""
+    return [path for room in ROOMS for path in (ROOT / room).rglob("*")
+            if path.is_file() and
+            "cuda" not in path.relative_to(ROOT).parts]
+
+
 @functools.cache
 def known_names():
     """Every name in our sources, and those that mutants make of them."""
     names = set("min max begin end any_of all_of none_of break continue if "
                 "min_element max_element".split())
-    paths = [path for room in ("include/kvtwin", *ROOMS)
-             for path in (ROOT / room).iterdir()]
+    paths = [*(ROOT / "include" / "kvtwin").iterdir(), *library_files()]
     paths += [ROOT / file for file in JUDGES]
     paths += [path.with_suffix(".h") for path in paths
               if path.with_suffix(".h").exists()]
@@ -259,8 +265,7 @@ def sample(count, only):
 
     As many of the library as of the judges.
     """
-    library = sorted(str(path.relative_to(ROOT)) for room in ROOMS
-                     for path in (ROOT / room).iterdir()
+    library = sorted(str(path.relative_to(ROOT)) for path in library_files()
                      if path.suffix in (".h", ".cc"))
     parts = [sample_of(files, count) for files in (library, JUDGES)]
     return (sum(part[0] for part in parts), sum(part[1] for part in parts),
@@ -435,7 +440,7 @@ class Bench:
             link = shlex.split(last)
             self.links[target] = link[link.index("&&") + 1:-2]
         (self.folder / "prefix.h").write_text(PREFIX)
-        self.checked(["clang++", *QUICK, *self.seen_by("core/trace.cc"), "-x",
+        self.checked(["clang++", *QUICK, *self.seen_by("core/trace/trace.cc"), "-x",
                       "c++-header", "-fpch-instantiate-templates", "prefix.h",
                       "-o", "prefix.pch"])
         self.reference = self.check_recordings()

@@ -10,7 +10,7 @@
 
 #include "core/json_line.h"
 #include "core/names.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "props/compare/entitlement.h"
 #include "props/report/show.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/paged_trace.h"
+#include "core/trace/paged_trace.h"
 #include "props/oracle/paged_oracle.h"
 
 namespace kvtwin::props {

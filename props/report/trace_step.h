@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "props/compare/step.h"
 #include "props/oracle/oracle.h"
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/names.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/save.h"
 #include "props/history/history.h"

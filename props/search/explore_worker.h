@@ -14,7 +14,7 @@
 #include "props/history/history.h"
 #include "props/search/explore_state.h"
 #include "props/search/explore_step.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 

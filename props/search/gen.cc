@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "props/base/forwarding_cache.h"
 #include "props/compare/runner.h"
 #include "props/history/generate.h"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "kvtwin/cache.h"
 #include "props/history/generate.h"
 #include "props/history/history.h"

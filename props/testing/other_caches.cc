@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
-#include "core/profiles.h"
+#include "core/dialects/profiles.h"
 #include "core/refusals.h"
 #include "props/testing/other_families.h"
 

@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
-#include "core/profiles.h"
+#include "core/dialects/profiles.h"
 #include "props/compare/entitlement.h"
 #include "props/history/generate.h"
 #include "props/search/fuzz.h"
 #include "props/shrink/shrink.h"
-#include "reference/ledger.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 namespace {

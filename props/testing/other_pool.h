@@ -1,5 +1,5 @@
 // A pool of another hand, for tests: it can follow the rules of
-// core/pool_rules.h, and have a fault.
+// core/dialects/pool_rules.h, and have a fault.
 
 #ifndef KVTWIN_PROPS_TESTING_OTHER_POOL_H_
 #define KVTWIN_PROPS_TESTING_OTHER_POOL_H_
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "core/pool_rules.h"
+#include "core/dialects/pool_rules.h"
 #include "kvtwin/pool_backend.h"
 
 namespace kvtwin::props {

@@ -21,7 +21,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/profiles.h"
+#include "core/dialects/profiles.h"
 #include "kvtwin/kvtwin.h"
 #include "kvtwin/pool_backend.h"
 #include "props/backend/backend.h"

@@ -1,6 +1,6 @@
 // Reading and writing recordings of pools.
 
-#include "core/paged_trace.h"
+#include "core/trace/paged_trace.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/json_line.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "props/base/scratch_folder.h"
 #include "props/oracle/judge.h"
 #include "props/paged/paged_fuzz.h"

@@ -1,6 +1,6 @@
 // The bytes of a state against the words of docs/semantics.md (S56), by a
-// reader and a writer of their own: they share nothing with core/save.cc but
-// XXH3 itself.
+// reader and a writer of their own: they share nothing with core/save/save.cc
+// but XXH3 itself.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Reading and writing recordings.
 
-#include "core/trace.h"
+#include "core/trace/trace.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "kvtwin/cache.h"
 
 namespace kvtwin::props {

@@ -15,6 +15,7 @@
 #include "core/dense_tensor.h"
 #include "kvtwin/cache.h"
 #include "props/testing/test_cache.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
 namespace {

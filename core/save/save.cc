@@ -21,11 +21,11 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "core/file.h"
 #include "core/huge_pages.h"
 #include "core/json_line.h"
-#include "core/part_file.h"
 #include "core/refusals.h"
+#include "core/save/file.h"
+#include "core/save/part_file.h"
 #include "core/state_checks.h"
 
 namespace kvtwin {
@@ -38,8 +38,8 @@ constexpr std::string_view kVersion = "2";
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::size_t kHeaderMax = std::size_t{16} << 20;
 
-// As safetensors calls row dtypes, in the order of DType. It has no blocks:
-// they are bytes, and which ones is in the metadata.
+// The names of row dtypes in safetensors, in the order of DType. It has no
+// blocks: they are bytes, and the metadata has their dtype.
 constexpr std::array<std::string_view, 4> kTypeNames = {"F32", "F16", "BF16",
                                                         "F8_E4M3"};
 constexpr std::string_view kBytes = "U8";
@@ -80,8 +80,8 @@ void AddPieces(const CacheState& state, const std::string& path,
   }
 }
 
-// Of an encoder, "path.encoder": what is not in tensors. Of a tensor of blocks,
-// its dtype by its name.
+// Adds an encoder's state that is not in tensors, as "path.encoder", and the
+// dtype of each tensor of blocks, under its name.
 void AddMetadata(const CacheState& state, const std::string& path,
                  std::string& text) {
   text += fmt::format(R"(,"{}encoder":"{} {} {}")", path, state.cached ? 1 : 0,
@@ -99,7 +99,7 @@ void AddMetadata(const CacheState& state, const std::string& path,
   }
 }
 
-// All but the tensors, as JSON, padded to 8 bytes.
+// Returns everything but the tensors, as JSON, padded to 8 bytes.
 std::string HeaderOf(const CacheState& state, std::string_view model,
                      const std::vector<Piece>& pieces, std::uint64_t checksum) {
   std::string text = fmt::format(
@@ -120,8 +120,8 @@ std::string HeaderOf(const CacheState& state, std::string_view model,
   return text;
 }
 
-// With the checksum of what the pieces' are, and of the header as it is without
-// one.
+// Returns the header with its checksum, over the pieces' checksums and the
+// header without one.
 std::string HeaderOf(const CacheState& state, std::string_view model,
                      const std::vector<Piece>& pieces,
                      const std::vector<std::uint64_t>& checksums) {
@@ -132,9 +132,9 @@ std::string HeaderOf(const CacheState& state, std::string_view model,
                                        XXH3_64bits(all.data(), all.size())));
 }
 
-// Calls does(i) for all i < count. If they do something about many bytes, on a
-// few threads, whatever the number of processors: most of the time these wait
-// for a disk. What they throw is thrown here.
+// Calls does(i) for all i < count; if they handle many bytes, on a few threads,
+// however many processors there are: most of the time they wait for a disk.
+// Exceptions that they throw are thrown here.
 template <class Does>
 void ForEachInParallel(std::size_t count, std::size_t bytes, const Does& does) {
   constexpr std::size_t kMany = std::size_t{1} << 20;
@@ -153,16 +153,16 @@ void ForEachInParallel(std::size_t count, std::size_t bytes, const Does& does) {
   try {
     while (threads.size() + 1 < most) threads.emplace_back(work);
   } catch (const std::exception&) {
-    // No more of them. Those that there are do it all.
+    // There are no more threads. Those that run do all of it.
   }
   work();
   for (std::thread& thread : threads) thread.join();
   if (thrown) std::rethrow_exception(thrown);
 }
 
-// The checksum of `size` bytes, of which next(begin, size) gives each part in
-// turn, or nothing if it cannot: then there is none. Parts are so small that
-// they are still in the caches when they are checked.
+// Returns the checksum of `size` bytes. next(begin, size) gives each part in
+// turn, or nothing if it cannot; then there is no checksum. Parts are so small
+// that they are still in the caches when they are checked.
 template <class Next>
 std::optional<std::uint64_t> Checksum(std::size_t size, const Next& next) {
   constexpr std::size_t kPart = std::size_t{1} << 20;
@@ -180,8 +180,8 @@ std::optional<std::uint64_t> Checksum(std::size_t size, const Next& next) {
 // Writes
 // ------------------------------------------------------------------------
 
-// Puts bytes where they belong; several threads may, at once. False if they
-// cannot be put there.
+// Puts bytes where they belong. Several threads may call it at once. Returns
+// false if they cannot be put there.
 using WriteFn =
     std::function<bool(std::size_t at, std::span<const std::byte> bytes)>;
 
@@ -212,7 +212,7 @@ bool WriteState(const CacheState& state, std::string_view model,
          write(kLengthBytes, std::as_bytes(std::span(header)));
 }
 
-// Names, and what they are about
+// Names of tensors, and the state they belong to
 // ------------------------------------------------------------------------
 
 bool ReadWhole(std::string_view text, int& number) {
@@ -221,7 +221,7 @@ bool ReadWhole(std::string_view text, int& number) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-// The text up to the next dot, which is taken away with it.
+// Takes the text up to the next dot, and the dot, from the name.
 std::string_view TakeWord(std::string_view& name) {
   const std::size_t dot = std::min(name.find('.'), name.size());
   const std::string_view word = name.substr(0, dot);
@@ -229,7 +229,7 @@ std::string_view TakeWord(std::string_view& name) {
   return word;
 }
 
-// The state that a name is about, made if it is the next; null if it is none.
+// Finds the state of a name, or makes it if it is the next; null without one.
 CacheState* StateOf(std::string_view& name, CacheState& state) {
   if (!name.starts_with("caches.")) return &state;
   TakeWord(name);
@@ -267,7 +267,7 @@ std::optional<TensorHeader> ReadTensorHeader(const JsonValue& value,
                       static_cast<std::size_t>(end)};
 }
 
-// The layer's tensor that a name is about; null if it is none.
+// Finds the layer's tensor of a name; null without one.
 DenseTensor* TensorOf(std::string_view name, CacheState& state) {
   int layer = -1;
   if (TakeWord(name) != "layers" || !ReadWhole(TakeWord(name), layer)) {
@@ -277,7 +277,7 @@ DenseTensor* TensorOf(std::string_view name, CacheState& state) {
   return name == "value" ? &state.layers[layer].value : nullptr;
 }
 
-// All but its bytes.
+// Reads everything but its bytes.
 bool FillTensor(const TensorHeader& header, DenseTensor& tensor) {
   if (header.shape.size() != 4) return false;
   double size = 1;
@@ -304,7 +304,7 @@ bool FillTensor(const TensorHeader& header, DenseTensor& tensor) {
   return true;
 }
 
-// Where bytes of a file belong.
+// The place for bytes of a file.
 struct Target {
   std::size_t begin = 0;
   std::size_t size = 0;
@@ -320,8 +320,8 @@ struct Target {
   }
 };
 
-// Of the tensor of that name, whose shape the state then has; nothing if it is
-// none.
+// Finds the place of the named tensor, and gives the state its shape; returns
+// nothing if there is no such tensor.
 std::optional<Target> TargetOf(std::string_view name,
                                const TensorHeader& header, CacheState& all) {
   CacheState* state = StateOf(name, all);
@@ -372,8 +372,8 @@ Status Damaged(std::string_view what) {
 // Reads
 // ------------------------------------------------------------------------
 
-// Gets bytes from where they are; several threads may, at once. False if they
-// cannot be had.
+// Gets bytes. Several threads may call it at once. Returns false if the bytes
+// cannot be read.
 using ReadFn = std::function<bool(std::size_t at, std::span<std::byte> bytes)>;
 
 struct Entry {
@@ -381,7 +381,7 @@ struct Entry {
   TensorHeader header;
 };
 
-// The tensors of a header, and in the state what the metadata has.
+// Reads the tensors of a header, and the metadata into the state.
 Status ReadEntries(const JsonValue& object, std::size_t data_bytes,
                    std::vector<Entry>& entries, CacheState& state) {
   std::size_t bytes = 0;
@@ -446,7 +446,7 @@ Status ReadTensors(const std::vector<Entry>& entries, std::size_t data_begin,
   return done ? Status() : Damaged("it cannot be read to its end");
 }
 
-// The file's header, parsed too. Its metadata has all that is in every file's.
+// Reads and parses the header. Its metadata has everything that all files have.
 Status ReadHeader(std::size_t size, const ReadFn& read, std::string& header,
                   JsonValue& object) {
   std::uint64_t length = 0;
@@ -486,7 +486,7 @@ Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
   JsonValue object;
   Status status = ReadHeader(size, read, header, object);
   if (!status.ok()) return status;
-  // As JSON has them: what is not UTF-8 is the same then as now.
+  // Compares names as JSON has them: bytes that are not UTF-8 were replaced.
   if (JsonString(ModelIn(object)) != JsonString(std::string(model))) {
     return Invalid("the state is of model '{}', not of '{}'",
                    Printable(ModelIn(object), 200), Printable(model, 200));
@@ -500,7 +500,7 @@ Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
     status = ReadTensors(entries, data_begin, read, state, checksums);
   }
   if (!status.ok()) return status;
-  // What is read must be what is written, to the byte: so the checksum holds.
+  // The state, written again, must give the same bytes: the checksum says so.
   std::vector<Piece> pieces;
   AddPieces(state, "", pieces);
   if (pieces.size() != checksums.size() ||
@@ -511,7 +511,7 @@ Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
   return state;
 }
 
-// What read(size, read_fn) says of the file; refusals name it.
+// Returns the answer of read(size, read_fn); refusals name the file.
 template <class Value, class Read>
 Result<Value> ReadFile(const std::string& path, const Read& read) {
   Status status = CheckPath(path);

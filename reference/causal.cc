@@ -1,7 +1,5 @@
-// The reference twin: cells, ranges and masks in the most obvious way, to be
-// checked by eye against docs/semantics.md.
-
-#include "core/twin.h"
+// The reference twin of all kinds that have cells: cells, ranges and masks in
+// the most obvious way, to be checked by eye against docs/semantics.md.
 
 #include <algorithm>
 #include <map>
@@ -11,15 +9,15 @@
 
 #include "core/dense_tensor.h"
 #include "core/mask_elements.h"
-#include "core/row_store.h"
-#include "core/wrapper.h"
+#include "reference/make.h"
+#include "reference/row_store.h"
 
 namespace kvtwin::reference {
 namespace {
 
 using enum StatusCode;
 
-// Farther than any position.
+// It is farther than any position.
 constexpr std::int64_t kUnbounded = std::int64_t{1} << 40;
 
 struct Cell {
@@ -104,7 +102,7 @@ class CausalCache final : public GuardedCache {
     return {};
   }
 
-  // The lowest position that `seq` has in the batch, or `otherwise`.
+  // Returns the lowest position of `seq` in the batch, or `otherwise`.
   std::int64_t LowestInBatch(int seq, std::int64_t otherwise) const {
     std::int64_t lowest = kUnbounded;
     for (const auto& [position, sequence, excepted] : batch()) {
@@ -129,7 +127,7 @@ class CausalCache final : public GuardedCache {
     }
   }
 
-  // The cell of each batch token; empty if there is no room.
+  // Returns the cell of each batch token; nothing if there is no room.
   std::vector<int> FindCells() {
     std::vector<int> found;
     for (int i = 0; i < CellCount(); ++i) {
@@ -143,7 +141,7 @@ class CausalCache final : public GuardedCache {
     return {};
   }
 
-  // One token at a time, so that rows and cells stay together.
+  // Moves one token at a time, so that rows and cells stay together (S11).
   void Defrag() {
     int last = CellCount() - 1;
     for (int hole = 0; hole < last; ++hole) {
@@ -157,7 +155,7 @@ class CausalCache final : public GuardedCache {
     }
   }
 
-  // With the batch's own cells in place, which it therefore spans.
+  // Requires: the batch has its cells, which the view spans, too (S14).
   void SetView() {
     int first = CellCount();
     int last = -1;
@@ -302,7 +300,7 @@ class CausalCache final : public GuardedCache {
   std::int64_t memory_ = kUnbounded;
   std::vector<Cell> cells_;
   std::map<int, Layer> layers_;
-  // By DoPrepareRemove: what goes where.
+  // Set by DoPrepareRemove: the shifted K rows, and their places.
   std::vector<std::tuple<RowStore*, int, DenseTensor>> shifted_;
 
   // The current pass.
@@ -311,64 +309,10 @@ class CausalCache final : public GuardedCache {
   DenseTensor mask_;  // [view_cells, rows]
 };
 
-class EncoderCache final : public GuardedCache {
-  bool IsEncoder() const override { return true; }
-  void DoClose() override { slots_ = {}; }
-  void DoSaveSlots(CacheState& state) const override { state = slots_; }
-  void DoLoadSlots(const CacheState& state) override { slots_ = state; }
-  bool DoEncoderCached() const override { return slots_.cached; }
-  void DoGiveBack() override { slots_.next_position = position_before_; }
-
-  Result<std::int64_t> DoCheckInit(const InitArgs& args) override {
-    if (args.max_sequences == 1 && config().cache_padding == 1) return 0;
-    return Status(kInvalidArgument, "one sequence and no padding only");
-  }
-
-  Status DoStartForward(const Batch& batch, bool reserve) override {
-    position_before_ = slots_.next_position;
-    if (!reserve && !batch.multimodal.empty()) {
-      const auto last = static_cast<std::size_t>(batch.multimodal.back());
-      slots_.next_position = batch.positions[last];
-    }
-    return {};
-  }
-
-  void DoPut(const TensorView& key, const TensorView& value) override {
-    const bool permuted = config().v_layout == VLayout::kPermuted;
-    const TensorView stored = permuted ? PermutedView(value) : value;
-    KvRows& slot = slots_.layers[layer()];
-    if (!reserving()) {
-      slot = {CopyOf(key, key.dtype), CopyOf(stored, stored.dtype)};
-      slots_.cached = true;
-      slots_.position = slots_.next_position;
-    } else if (slot.key.bytes.empty()) {  // It is new.
-      slot = {ZerosLike(key), ZerosLike(stored)};
-    }
-  }
-
-  KvView DoGet() override {
-    const auto& [key, value] = slots_.layers.at(layer());
-    return {key.view(), value.view(), {}, 0};
-  }
-
-  void DoCommitRemove(int, std::int32_t begin, std::int32_t end) override {
-    const bool before_end = slots_.position < end || end == kOpenEnd;
-    if (begin <= slots_.position && before_end) slots_.cached = false;
-  }
-
-  CacheState slots_;
-  std::int32_t position_before_ = 0;  // slots_.next_position before the pass.
-};
-
-std::unique_ptr<GuardedCache> MakeOne(const CacheSpec& spec) {
-  if (spec.kind == Kind::kEncoder) return std::make_unique<EncoderCache>();
-  return std::make_unique<CausalCache>(spec);
-}
-
 }  // namespace
 
-std::unique_ptr<Cache> MakeCache(const CacheSpec& spec) {
-  return MakeWrapped(spec, MakeOne);
+std::unique_ptr<GuardedCache> MakeCausal(const CacheSpec& spec) {
+  return std::make_unique<CausalCache>(spec);
 }
 
 }  // namespace kvtwin::reference

@@ -1,8 +1,8 @@
 // Recordings of a paged pool: the first line and the operations that they have
 // instead of a cache's (docs/trace_format.md). TraceReader reads them.
 
-#ifndef KVTWIN_CORE_PAGED_TRACE_H_
-#define KVTWIN_CORE_PAGED_TRACE_H_
+#ifndef KVTWIN_CORE_TRACE_PAGED_TRACE_H_
+#define KVTWIN_CORE_TRACE_PAGED_TRACE_H_
 
 #include <cstdint>
 #include <optional>
@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/dialects/pool_rules.h"
 #include "core/json_line.h"
-#include "core/pool_rules.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/tensor.h"
 
@@ -20,7 +20,7 @@ namespace kvtwin {
 
 inline constexpr int kTracePoolLayersMax = 4096;
 inline constexpr int kTracePoolSequencesMax = 4096;  // At a time.
-// How often the same tokens may be committed: a prompt that finds them may get
+// The same tokens may be committed this often: a prompt that finds them may get
 // any of their rows.
 inline constexpr int kTracePoolCommitsMax = 1024;
 
@@ -74,16 +74,16 @@ struct PagedTraceOp {
   PagedUsage usage;
 };
 
-// What TraceReader makes of a first line, and of the others.
+// Read a first line, and the others, for TraceReader.
 PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
                                  std::string& problem);
 PagedTraceOp ReadPagedOp(const JsonFields& fields, const PagedSpec& spec);
 
-// As those of caches (core/trace.h). Errors: a number that is not finite, a
-// prefix key that is no text.
+// Like those of caches (core/trace/trace.h). Errors: a number that is not
+// finite, a prefix key that is not text.
 Status WriteTraceHeader(const PagedTraceHeader& header, std::ostream& out);
 Status WriteTraceOp(const PagedTraceOp& op, std::ostream& out);
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_PAGED_TRACE_H_
+#endif  // KVTWIN_CORE_TRACE_PAGED_TRACE_H_

@@ -1,7 +1,7 @@
 // The K or the V rows of all cells in one layer.
 
-#ifndef KVTWIN_CORE_ROW_STORE_H_
-#define KVTWIN_CORE_ROW_STORE_H_
+#ifndef KVTWIN_REFERENCE_ROW_STORE_H_
+#define KVTWIN_REFERENCE_ROW_STORE_H_
 
 #include <cstddef>
 #include <vector>
@@ -9,20 +9,20 @@
 #include "core/dense_tensor.h"
 #include "kvtwin/tensor.h"
 
-namespace kvtwin {
+namespace kvtwin::reference {
 
 class RowStore {
  public:
-  // All zero; rows as the first two dimensions of `row`. Of K, the layout is
-  // plain.
+  // Makes rows of zeros, with the first two dimensions of `row`. For K, the
+  // layout is plain.
   RowStore(DType dtype, const Shape& row, int cells, VLayout layout);
 
-  // `row` = [head_dim, kv_heads], rounded if it has another dtype.
+  // Stores `row`, [head_dim, kv_heads], rounded if it has another dtype.
   void Store(int cell, const TensorView& row);
   DenseTensor Load(int cell) const;
   void Copy(int from_cell, int to_cell);
-  // [head_dim, kv_heads, count], or as the layout says. Requires: whole tiles,
-  // if it is of tiles.
+  // Returns [head_dim, kv_heads, count], or as the layout says. Requires: whole
+  // tiles, if the layout has tiles.
   TensorView View(int first_cell, int count) const;
 
  private:
@@ -35,6 +35,6 @@ class RowStore {
   std::vector<std::byte> rows_;
 };
 
-}  // namespace kvtwin
+}  // namespace kvtwin::reference
 
-#endif  // KVTWIN_CORE_ROW_STORE_H_
+#endif  // KVTWIN_REFERENCE_ROW_STORE_H_

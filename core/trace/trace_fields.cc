@@ -1,4 +1,4 @@
-#include "core/trace_fields.h"
+#include "core/trace/trace_fields.h"
 
 #include <fmt/format.h>
 
@@ -11,8 +11,8 @@
 namespace kvtwin {
 namespace {
 
-// As many elements as the shape says? 64 bits hold the product: it is given up
-// as soon as it is larger than any list.
+// Whether there are as many elements as the shape says. 64 bits hold the
+// product, for it ends as soon as it is larger than any list.
 bool MultipliesOutTo(const Shape& shape, std::size_t count) {
   std::int64_t product = 1;
   for (const std::int64_t extent : shape) {
@@ -23,7 +23,7 @@ bool MultipliesOutTo(const Shape& shape, std::size_t count) {
 }
 
 // Whether a number becomes infinite in `dtype`: half a step above the largest.
-// Of f8, which has no infinity, whether it becomes another one.
+// For f8, which has no infinity, whether it becomes another number.
 bool OutOfRange(double number, DType dtype) {
   if (dtype == DType::kF16) return std::abs(number) >= 65520;
   if (dtype == DType::kF8) return std::abs(number) > 448;
@@ -31,7 +31,7 @@ bool OutOfRange(double number, DType dtype) {
          (dtype == DType::kF32 ? 0x1.ffffffp127 : 0x1.ffp127);
 }
 
-// The shortest decimals that read back as the same float. Errors: not finite.
+// Appends the shortest decimals that read back equal. Errors: not finite.
 Status AppendNumbers(const DenseTensor& tensor, std::string& text) {
   if (tensor.bytes.empty()) return {};
   const DenseTensor numbers = CopyOf(tensor.view(), DType::kF32);

@@ -1,4 +1,4 @@
-#include "core/profiles.h"
+#include "core/dialects/profiles.h"
 
 #include <algorithm>
 #include <array>
@@ -60,7 +60,7 @@ constexpr std::array<Profile, kProfileCount> kProfiles = {{
     Profile{"executorch", kExecutorch},
 }};
 
-// Up to `end`, which goes with it; or all.
+// Removes the text up to and with `end`, or all; returns the part before `end`.
 std::string_view CutAt(std::string_view end, std::string_view& text) {
   const std::size_t at = text.find(end);
   const std::string_view head = text.substr(0, at);
@@ -68,7 +68,7 @@ std::string_view CutAt(std::string_view end, std::string_view& text) {
   return head;
 }
 
-// Without the histories, which stand in parentheses, and what leads in.
+// Returns the text without histories, in parentheses, and without its lead-in.
 std::string Plain(std::string_view text) {
   if (const std::size_t at = text.find(" is like "); at != text.npos) {
     text.remove_prefix(at + 4);
@@ -82,7 +82,7 @@ std::string Plain(std::string_view text) {
   return plain;
 }
 
-// "copy replaces". Errors: no rule, or no value of it.
+// Reads "copy replaces". Errors: it is not a rule, or not one of its values.
 Result<const RuleInfo*> SetRule(std::string_view said, Rules& rules) {
   for (const RuleInfo& rule : AllRules()) {
     for (std::size_t i = 0; i < rule.values.size(); ++i) {
@@ -99,7 +99,7 @@ Result<const RuleInfo*> SetRule(std::string_view said, Rules& rules) {
       Printable(said, 80));
 }
 
-// "llama.cpp except copy replaces, middle removal shifts"
+// Reads "llama.cpp except copy replaces, middle removal shifts".
 Result<Rules> ParseOne(std::string_view text) {
   const std::string_view name = CutAt(" except ", text);
   const std::optional<Profile> profile = FindProfile(name);

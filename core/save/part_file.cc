@@ -1,4 +1,4 @@
-#include "core/part_file.h"
+#include "core/save/part_file.h"
 
 #include <dirent.h>
 #include <sys/file.h>
@@ -120,7 +120,7 @@ Status PartFile::MakeLocked(const std::string& prefix) {
     const auto lock = [&] {
       return ::flock(file_.descriptor(), LOCK_EX | LOCK_NB);
     };
-    // Where there are no locks nobody takes it for dead.
+    // Without locks, no other saver takes this one for dead.
     const bool locked = Uninterrupted(lock) == 0 || errno != EWOULDBLOCK;
     if (locked && ::faccessat(folder, part_.c_str(), F_OK, 0) == 0) return {};
     Remove();
@@ -143,7 +143,7 @@ void PartFile::KeepModeAndOwner() const {
     const bool group = give(before_.st_uid, before_.st_gid) ||
                        now.st_gid == before_.st_gid ||
                        give(static_cast<uid_t>(-1), before_.st_gid);
-    // Another group may do what everybody may.
+    // Another group has the permissions of everybody.
     if (!group) mode = (mode & 0707) | (mode & 07) << 3;
   }
   if (mode == (now.st_mode & 07777)) return;

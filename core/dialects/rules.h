@@ -1,7 +1,7 @@
-// The rules by which caches that are right differ from each other.
+// The rules by which correct caches differ from each other.
 
-#ifndef KVTWIN_CORE_RULES_H_
-#define KVTWIN_CORE_RULES_H_
+#ifndef KVTWIN_CORE_DIALECTS_RULES_H_
+#define KVTWIN_CORE_DIALECTS_RULES_H_
 
 namespace kvtwin {
 
@@ -15,24 +15,24 @@ struct Rules {
   // Later tokens after a Remove from the middle move down; stay where they are
   // until they are shifted; or there is no such Remove.
   enum class Middle { kShifts, kLeavesGap, kRefused };
-  // A batch goes on anywhere; at the next position only, unless its sequence is
-  // empty; or at any position up to the next one, and what the sequence had
-  // from there on leaves.
+  // Which positions a batch may have: any; only the next one, unless the
+  // sequence is empty; or any up to the next one, and the tokens of the
+  // sequence from there on leave.
   enum class Positions { kAny, kContinue, kOverwrite };
   // Tokens beyond the memory leave with the next batch, or when room is needed:
   // until then a row may see them or not.
   enum class Eviction { kEager, kLazy };
-  // A sequence can go back as far as its tokens are there; or no more, once it
-  // is longer than the window.
+  // A sequence can go back as far as its tokens are stored; or not at all, once
+  // it is longer than the window.
   enum class Back { kWhileStored, kUntilFull };
   // The first tokens of a sequence leave like others; or kFirst of them stay,
   // as many as the window has room for, and the window, which is the memory,
   // counts tokens that are there, not positions.
   enum class First { kLeave, kStay };
-  // What moves a token that other sequences have too is refused, or moves it
-  // for all of them.
+  // A call that moves a token of several sequences is refused, or moves it for
+  // all of them.
   enum class SharedShift { kRefused, kMovesAll };
-  // The mask has rows up to the mask batch padding, or as many as the batch.
+  // The mask has rows up to the mask batch padding, or one for each token.
   enum class MaskRows { kPadded, kBatch };
 
   static constexpr int kFirst = 4;
@@ -52,4 +52,4 @@ struct Rules {
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_RULES_H_
+#endif  // KVTWIN_CORE_DIALECTS_RULES_H_

@@ -1,7 +1,7 @@
 // Files: read and written at any place by several threads.
 
-#ifndef KVTWIN_CORE_FILE_H_
-#define KVTWIN_CORE_FILE_H_
+#ifndef KVTWIN_CORE_SAVE_FILE_H_
+#define KVTWIN_CORE_SAVE_FILE_H_
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -75,10 +75,10 @@ class File {
 
   bool is_open() const { return descriptor_ >= 0; }
   int descriptor() const { return descriptor_; }
-  // What the system said when something failed, on whatever thread; 0: nothing.
+  // The system's error when a call failed, on any thread; 0 without one.
   int error() const { return error_; }
 
-  // What is written is on its way to the disk from then on.
+  // Writes the bytes, and starts their way to the disk.
   bool Write(std::size_t at, std::span<const std::byte> bytes) const {
     while (!bytes.empty()) {
       const ssize_t written = Uninterrupted([&] {
@@ -128,4 +128,4 @@ class File {
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_FILE_H_
+#endif  // KVTWIN_CORE_SAVE_FILE_H_

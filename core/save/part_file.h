@@ -1,21 +1,21 @@
 // A file that gets its name once it is whole and on disk.
 
-#ifndef KVTWIN_CORE_PART_FILE_H_
-#define KVTWIN_CORE_PART_FILE_H_
+#ifndef KVTWIN_CORE_SAVE_PART_FILE_H_
+#define KVTWIN_CORE_SAVE_PART_FILE_H_
 
 #include <sys/stat.h>
 
 #include <string>
 
-#include "core/file.h"
+#include "core/save/file.h"
 #include "kvtwin/status.h"
 
 namespace kvtwin {
 
-// Until then it is a part file: one in the same folder, of a name that nobody
-// can foresee, which this object holds a lock on. Any process may save to the
-// same path meanwhile, on this machine or in another container: each has a part
-// file of its own, and the last to rename it wins.
+// Until then it is a part file: it lies in the same folder, has a name that
+// cannot be foreseen, and is locked by this object. Any process may save to the
+// same path meanwhile, on this machine or in another container: each has its
+// own part file, and the last to rename it wins.
 //
 // The part file goes with this object. That of a saver that died stays, without
 // a lock: the next saver to that path removes it. (A file without a name, of
@@ -30,15 +30,15 @@ class PartFile {
   PartFile& operator=(const PartFile&) = delete;
 
   // Makes the part file, after those of dead savers are removed. Errors:
-  // failed_precondition if the path is there and is no regular file, or with
-  // what the system said.
+  // failed_precondition if the path is there and is not a regular file, or with
+  // the system's error.
   Status Make();
   // Requires: Make was ok.
   const File& file() const { return file_; }
   // Syncs the file, renames it and syncs the folder. A file that it replaces
   // leaves its mode, and its owner where this process may give files away.
-  // Errors: failed_precondition with what the system said. The path is then
-  // what it was, unless only the folder could not be synced.
+  // Errors: failed_precondition with the system's error. The path is then as it
+  // was, unless only the folder could not be synced.
   Status Rename();
 
  private:
@@ -59,4 +59,4 @@ class PartFile {
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_PART_FILE_H_
+#endif  // KVTWIN_CORE_SAVE_PART_FILE_H_

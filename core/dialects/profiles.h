@@ -1,7 +1,7 @@
-// The rules of caches that others have written, by name.
+// The rules of other systems' caches, by name.
 
-#ifndef KVTWIN_CORE_PROFILES_H_
-#define KVTWIN_CORE_PROFILES_H_
+#ifndef KVTWIN_CORE_DIALECTS_PROFILES_H_
+#define KVTWIN_CORE_DIALECTS_PROFILES_H_
 
 #include <cstddef>
 #include <optional>
@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/rules.h"
+#include "core/dialects/rules.h"
 #include "kvtwin/status.h"
 
 namespace kvtwin {
@@ -40,21 +40,21 @@ struct RuleInfo {
 // In the order of the members of Rules.
 const std::vector<RuleInfo>& AllRules();
 
-// The value of each, and back; what is missing is ours.
+// The value of each rule, and back. A rule without a value is ours.
 std::vector<int> ValuesOf(const Rules& rules);
 Rules RulesOf(std::span<const int> values);
 
 // The rules that a text says: "llama.cpp", "llama.cpp except copy replaces,
 // middle removal shifts", or what `kvtwin profile` prints, "yours is like A
 // except copy replaces (kvt1 | ...) or B", of which the first counts: a backend
-// shows no difference. Errors: another text; a rule that such a cache cannot
-// show.
+// shows no difference. Errors: another text; a rule that cannot be observed
+// under the others.
 Result<Rules> ParseRules(std::string_view text);
 
-// Whether a cache of these rules can show one: what is never moved is not moved
-// for others, and who never goes back does not see what has left.
+// Whether `rule` can be observed under `rules`. For example, a cache that never
+// goes back does not show whether tokens beyond its window are gone.
 bool HasRule(const Rules& rules, const RuleInfo& rule);
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_PROFILES_H_
+#endif  // KVTWIN_CORE_DIALECTS_PROFILES_H_

@@ -1,7 +1,7 @@
-// The rules by which pools of blocks that are right differ from ours.
+// The rules by which correct pools of blocks differ from ours.
 
-#ifndef KVTWIN_CORE_POOL_RULES_H_
-#define KVTWIN_CORE_POOL_RULES_H_
+#ifndef KVTWIN_CORE_DIALECTS_POOL_RULES_H_
+#define KVTWIN_CORE_DIALECTS_POOL_RULES_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace kvtwin {
 
 // A pool says which of these it follows, in the first line of its recording
-// (docs/trace_format.md) or in its description (kvtwin/pool_backend.h). Without
-// a word it follows none of them.
+// (docs/trace_format.md) or in its description (kvtwin/pool_backend.h). A pool
+// that says nothing follows none of them.
 struct PoolRules {
   // A commit swaps the whole blocks of a sequence for others of the same tokens
   // under the same key, which may have other rows.
@@ -19,8 +19,8 @@ struct PoolRules {
   // A prompt that is whole blocks may be found to its last token. This token is
   // then computed again, in the block where it was found.
   bool recomputes_last = false;
-  // The number of positions before its own that a token sees. What no later
-  // token sees may be gone.
+  // The number of positions before its own that a token sees. Tokens that no
+  // later token sees may be gone.
   std::optional<int> window = {};
 
   bool any() const { return deduplicates || recomputes_last || window; }
@@ -33,4 +33,4 @@ struct PoolRules {
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_POOL_RULES_H_
+#endif  // KVTWIN_CORE_DIALECTS_POOL_RULES_H_

@@ -1,4 +1,4 @@
-#include "core/paged_trace.h"
+#include "core/trace/paged_trace.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "core/names.h"
-#include "core/trace.h"
-#include "core/trace_fields.h"
+#include "core/trace/trace.h"
+#include "core/trace/trace_fields.h"
 
 namespace kvtwin {
 namespace {
@@ -20,7 +20,7 @@ constexpr std::array<std::string_view, 2> kLayoutNames = {"token_major",
                                                           "head_major"};
 constexpr std::array kAppendResults = {StatusCode::kOk, StatusCode::kCacheFull};
 
-// In order; `name` is where in the pool's object.
+// The sizes in order; `name` is the key in the pool's object.
 struct Size {
   std::string_view name;
   int PagedSpec::*number;
@@ -86,7 +86,7 @@ void ReadCommit(const JsonFields& fields, PagedTraceOp& op) {
   }
 }
 
-// Null, or a tensor of no numbers whose shape says so.
+// Whether `tensor` is null, or a tensor without numbers whose shape says so.
 bool IsOfNoRows(const JsonValue& tensor) {
   if (tensor.type == JsonValue::Type::kNull) return true;
   const JsonValue* shape = tensor.Find("shape");
@@ -195,7 +195,7 @@ void AppendTables(const PagedTraceOp& op, std::string& text) {
   AppendNumbers("seq_lens", op.table.seq_lens, text);
 }
 
-// Without the tensors' and the tables' ops.
+// Appends the fields of all operations but those of tensors and tables.
 void AppendPlain(const PagedTraceOp& op, std::string& text) {
   if (op.kind == PagedTraceOpKind::kUsage) {
     for (const Count& count : kCounts) {
@@ -289,7 +289,7 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
   if (pool.Find("layout") != nullptr) {
     spec.layout = static_cast<PagedLayout>(pool.Name("layout", kLayoutNames));
   }
-  // Of "other", no pool is made.
+  // No pool is made for the placement "other".
   if (!problem.empty() || header.entitlement_only) return header;
   if (const double bytes = PoolBytes(spec); bytes > kTraceCacheBytesMax) {
     problem = fmt::format(

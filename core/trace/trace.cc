@@ -1,4 +1,4 @@
-#include "core/trace.h"
+#include "core/trace/trace.h"
 
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@
 #include "core/json_line.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
-#include "core/trace_fields.h"
+#include "core/trace/trace_fields.h"
 
 namespace kvtwin {
 namespace {
@@ -27,7 +27,7 @@ constexpr std::array<std::string_view, 2> kPairingNames = {"adjacent",
                                                            "halves"};
 constexpr std::array<std::string_view, 3> kPlacementNames = {
     "contiguous", "scatter", "other"};
-// What there is to say to start_forward and to remove.
+// The possible results of start_forward and of remove.
 constexpr std::array kStartResults = {StatusCode::kOk, StatusCode::kCacheFull};
 constexpr std::array kRemoveResults = {
     StatusCode::kOk, StatusCode::kNotSupported, StatusCode::kSharedCells};
@@ -173,7 +173,7 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
   header.rows.k_head_dim = model.Int("k_head_dim", 1);
   header.rows.kv_heads = model.Int("kv_heads", 1);
   header.rows.v_head_dim = model.Int("v_head_dim", 1);
-  // Of "other", no cache is made: what is kept is what the lines bring.
+  // No cache is made for "other": only tokens of the lines are kept.
   if (!problem.empty() || header.entitlement_only) return header;
   const double bytes = CacheBytesBound(header, header.rows, 0);
   if (bytes > kTraceCacheBytesMax) {
@@ -192,7 +192,7 @@ bool IsPaged(const JsonFields& fields) {
   return type != nullptr && type->text == "paged";
 }
 
-// K, V and the mask, which there is, must have the same number of columns.
+// K, V and the mask, if they are there, must have equal numbers of columns.
 void CheckColumns(const JsonFields& fields, const TraceOp& op,
                   VLayout v_layout) {
   const std::int64_t columns = op.key.shape[2];
@@ -224,8 +224,8 @@ void ReadGet(const JsonFields& fields, const TraceHeader& header, TraceOp& op) {
   if (fields.ok()) CheckColumns(fields, op, header.config.v_layout);
 }
 
-// One for each token, or none if the pass has no cells: refused, reserving, or
-// of an encoder.
+// Reads one for each token, or none if the pass has no cells: it was refused,
+// it reserves, or the cache is an encoder.
 void CheckCells(const JsonFields& fields, const TraceHeader& header,
                 const TraceOp& op) {
   const bool wrapper = header.spec.kind == Kind::kWrapper;
@@ -316,7 +316,7 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
   return op;
 }
 
-// Of a mask: cells may be more than an integer holds.
+// Returns the bytes of a mask row. An integer may be too small for `cells`.
 double MaskRowBytes(DType dtype, double cells) {
   if (dtype == DType::kBits) return cells / 8 + 8;
   return cells * static_cast<double>(SizeOf(dtype));
@@ -393,7 +393,7 @@ std::string StartForwardText(const TraceOp& op) {
   return text;
 }
 
-// The get or put, whose tensors may be what no recording can hold.
+// Writes a get or put. A recording may be unable to hold its tensors.
 Status AppendRows(const TraceOp& op, std::string& text) {
   text += fmt::format(R"(,"layer":{})", op.layer);
   if (op.first_cell) text += fmt::format(R"(,"first_cell":{})", *op.first_cell);
@@ -494,7 +494,7 @@ bool TraceReader::ReadChunk() {
   return !chunk_.empty();
 }
 
-// As much again is passed over; what does not end then is no line.
+// Skips up to as many bytes again. If no line end comes by then, it fails.
 bool TraceReader::PassRestOfLine() {
   std::size_t end = chunk_.find('\n', chunk_at_);
   for (std::size_t passed = 0; end == chunk_.npos; end = chunk_.find('\n')) {

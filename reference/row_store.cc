@@ -1,11 +1,11 @@
-#include "core/row_store.h"
+#include "reference/row_store.h"
 
 #include <cstdint>
 #include <new>
 
 #include "core/elements.h"
 
-namespace kvtwin {
+namespace kvtwin::reference {
 
 RowStore::RowStore(DType dtype, const Shape& row, int cells, VLayout layout)
     : dtype_(dtype), shape_{row[0], row[1], cells, 1}, layout_(layout) {
@@ -53,4 +53,4 @@ TensorView RowStore::View(int first_cell, int count) const {
   return view;
 }
 
-}  // namespace kvtwin
+}  // namespace kvtwin::reference

@@ -1,13 +1,13 @@
 // Recordings of a cache: what it was asked, and what it answered. The format
 // is kvtrace, version 1 (docs/trace_format.md), one JSON object a line.
 //
-// A recording comes from anywhere, so the reader trusts nothing: whatever is
-// wrong with one is an error with a line and a reason that names key and value.
-// What only a cache can judge (an empty batch, a call out of order) is not
-// looked at here.
+// A recording comes from anywhere, so the reader trusts nothing: each fault is
+// an error with a line, and a reason that names key and value. The reader does
+// not look for faults that only a cache can judge, such as an empty batch or a
+// call out of order.
 
-#ifndef KVTWIN_CORE_TRACE_H_
-#define KVTWIN_CORE_TRACE_H_
+#ifndef KVTWIN_CORE_TRACE_TRACE_H_
+#define KVTWIN_CORE_TRACE_TRACE_H_
 
 #include <cstdint>
 #include <functional>
@@ -20,18 +20,18 @@
 #include "core/dense_tensor.h"
 #include "core/guarded_cache.h"
 #include "core/json_line.h"
-#include "core/paged_trace.h"
+#include "core/trace/paged_trace.h"
 
 namespace kvtwin {
 
-// What a recording may ask for at most: a longer line is not read, a larger
-// cache not made. Where none is made, no more is kept about tokens than this.
-// core/json_line.h has limits of its own.
+// The most that a recording may ask for. A longer line is not read, a larger
+// cache is not made; where no cache is made, no more is kept about tokens.
+// core/json_line.h has more limits.
 inline constexpr std::size_t kTraceLineBytesMax = std::size_t{256} << 20;
 inline constexpr double kTraceCacheBytesMax = 256 << 20;
 inline constexpr double kTraceTokenBytesMax = 64 << 20;
 
-// Where a recording is bad, counted from 1, and why.
+// Says where a recording is bad, counted from 1, and why.
 struct TraceError {
   std::int64_t line = 0;
   std::string reason;
@@ -40,11 +40,11 @@ struct TraceError {
 struct TraceHeader {
   std::string producer;
   bool entitlement_only = false;  // Placement "other".
-  CacheSpec spec;  // With the placement, which each cache of a wrapper has.
+  CacheSpec spec;                 // Each cache of a wrapper has its placement.
   CacheConfig config;
   InitArgs init;
   int layers = 1;
-  RowDims rows;  // Of the model; a layer may have others.
+  RowDims rows;  // The model's; a layer may have others.
 };
 
 enum class TraceOpKind {
@@ -91,8 +91,8 @@ struct TraceOp {
   std::int32_t len = 0;
 };
 
-// At least as many bytes as a cache of this header needs for its cells, masks,
-// rows of these dimensions in all layers, and so many sequences.
+// Returns at least as many bytes as a cache of this header needs for its cells,
+// masks, sequences, and rows of these dimensions in all layers.
 double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
                        std::size_t sequences);
 
@@ -103,17 +103,17 @@ class TraceReader {
   explicit TraceReader(std::istream& in, bool several = false)
       : in_(in), several_(several) {}
 
-  // First. False: see error().
+  // Comes first. False: see error().
   bool ReadHeader();
-  // The next operation, of a cache or of a pool, as the header says. False at
-  // the end, and for an error.
+  // Reads the next operation of a cache, or of a pool, as the header says.
+  // False at the end, and for an error.
   bool ReadOp(TraceOp& op);
   bool ReadOp(PagedTraceOp& op);
-  // Passes over what is left of this recording, and of the line that it ended
-  // in. True: another one follows, to begin with its header.
+  // Skips the rest of this recording, and of the line that it ended in. True:
+  // another recording follows; its header is next.
   bool SkipToHeader();
 
-  // Of a cache, unless it is a pool's.
+  // The header of a cache, unless there is one of a pool.
   const TraceHeader& header() const { return header_; }
   const std::optional<PagedTraceHeader>& paged() const { return paged_; }
   const std::optional<TraceError>& error() const { return error_; }
@@ -129,7 +129,7 @@ class TraceReader {
   std::istream& in_;
   const bool several_;
   std::string next_header_;  // Read ahead, by ReadOp or SkipToHeader.
-  std::optional<TraceError> next_error_;  // What is wrong with that one.
+  std::optional<TraceError> next_error_;  // The fault of next_header_.
   std::string chunk_;  // Read, but not yet a line, from chunk_at_ on.
   std::size_t chunk_at_ = 0;
   bool too_long_ = false;  // The rest of the last line is still to come.
@@ -139,11 +139,11 @@ class TraceReader {
   std::optional<TraceError> error_;
 };
 
-// Write lines that TraceReader reads back equal. Errors: what the format has no
-// words for (a custom shift, a number that is not finite); nothing is written.
+// Write lines that TraceReader reads back equal. Errors: the format cannot say
+// it (a custom shift, a number that is not finite); then nothing is written.
 Status WriteTraceHeader(const TraceHeader& header, std::ostream& out);
 Status WriteTraceOp(const TraceOp& op, std::ostream& out);
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_TRACE_H_
+#endif  // KVTWIN_CORE_TRACE_TRACE_H_

@@ -1,7 +1,7 @@
-// What the lines of recordings of caches and of pools have in common.
+// Fields that recordings of caches and recordings of pools both have.
 
-#ifndef KVTWIN_CORE_TRACE_FIELDS_H_
-#define KVTWIN_CORE_TRACE_FIELDS_H_
+#ifndef KVTWIN_CORE_TRACE_TRACE_FIELDS_H_
+#define KVTWIN_CORE_TRACE_TRACE_FIELDS_H_
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace kvtwin {
 
-// One of `results`, which are all that there is to say.
+// Reads one of `results`; any other is an error.
 template <std::size_t n>
 StatusCode ReadResult(const JsonFields& fields,
                       const std::array<StatusCode, n>& results) {
@@ -23,7 +23,7 @@ StatusCode ReadResult(const JsonFields& fields,
   return results[fields.Name("result", names)];
 }
 
-// `stored` is the dtype of the cache. What it keeps in blocks is numbers here.
+// `stored` is the dtype of the cache. A recording has blocks as numbers.
 DenseTensor ReadTensor(const JsonFields& op, std::string_view key,
                        DType stored);
 
@@ -33,4 +33,4 @@ Status AppendTensor(std::string_view key, const DenseTensor& tensor,
 
 }  // namespace kvtwin
 
-#endif  // KVTWIN_CORE_TRACE_FIELDS_H_
+#endif  // KVTWIN_CORE_TRACE_TRACE_FIELDS_H_

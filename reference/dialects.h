@@ -1,0 +1,527 @@
+// The ledgers by any rules: ours, or those of another system
+// (core/dialects/rules.h; docs/profiles.md says who has which).
+//
+// Where the rules are ours, each function calls that of reference/ledger.h.
+// Other rules may leave an answer open, such as whether a token that can be
+// evicted at any time is still there. Then the answer of the cache under test
+// decides: the ledger hears it before the call, and follows it.
+
+#ifndef KVTWIN_REFERENCE_DIALECTS_H_
+#define KVTWIN_REFERENCE_DIALECTS_H_
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "core/dialects/rules.h"
+#include "reference/ledger.h"
+
+namespace kvtwin::reference {
+
+// The answer of the cache under test to one call. Without one, the ledger takes
+// it that no token was evicted early.
+struct Heard {
+  Heard() = default;
+  Heard(StatusCode answer) : known(true), code(answer) {}  // NOLINT
+  bool Is(StatusCode answer) const { return known && code == answer; }
+  bool known = false;
+  StatusCode code = kOk;
+};
+
+// The ledger of one cache, by any rules.
+class CacheLedger final : public PlainLedger {
+ public:
+  explicit CacheLedger(const CacheSpec& spec, const Rules& rules = {})
+      : PlainLedger(spec), rules_(rules), ours_(rules == Rules{}) {}
+
+  // From now on, no batch is refused because the cache is full.
+  void NeverFull() { cells_ = std::numeric_limits<std::int64_t>::max(); }
+  // Sets the answer to the calls that follow.
+  void Hear(Heard heard) { heard_ = heard; }
+
+  // Whether StartForward refuses some batches for their positions.
+  bool RefusesPositions() const {
+    return rules_.positions != Rules::Positions::kAny;
+  }
+
+  // If first tokens stay, the window counts tokens, not positions.
+  bool Entitled(int row, const LedgerToken& token) const override {
+    if (!window_ || rules_.first == Rules::First::kLeave) {
+      return PlainLedger::Entitled(row, token);
+    }
+    const auto& [now, seq, excepted] = batch_[static_cast<std::size_t>(row)];
+    if (!token.HeldBy(seq)) return false;
+    if (token.position > now && !excepted) return false;
+    return CountAfter(token, now, seq) <= *window_;
+  }
+  // Whether the cache is right, too, if the row does not see a token that it is
+  // entitled to.
+  bool MayMiss(int row, const LedgerToken& token) const {
+    return IsEvictable(token, batch_[static_cast<std::size_t>(row)].sequence);
+  }
+
+  Status Init(const CacheConfig& config, const InitArgs& args) override {
+    const bool windowed =
+        spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem;
+    if (windowed && WindowCountsQuery() && spec_.window == 0) {
+      return {kInvalidArgument, "no room for the query"};
+    }
+    return PlainLedger::Init(config, args);
+  }
+
+  Status StartForward(const Batch& batch, bool reserve) override {
+    if (ours_ || reserve || encoder()) {
+      return PlainLedger::StartForward(batch, reserve);
+    }
+    if (RefusesPositions() && !Continues(batch)) {
+      EndPass();
+      return {kInvalidArgument, "the batch does not go on where it should"};
+    }
+    Begin(batch);
+    return PlainLedger::StartForward(batch, reserve);
+  }
+
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    if (ours_ || encoder()) return PlainLedger::CopyPrefix(src, dst, len);
+    const bool may = MayBeFull(src) && len < Next(src);
+    const bool must = IsFull(src) && len < Next(src, /*surely=*/true);
+    if (Refuses(may, must)) return {kNotSupported, kFullText};
+    const bool adds = rules_.copy == Rules::Copy::kAdds;
+    const bool is_empty = Next(dst) == 0;
+    if (!adds || is_empty) began_[dst] = began_[src];
+    if (!adds || is_empty) mixed_.erase(dst);
+    if (mixed_.contains(src) || (adds && !is_empty)) mixed_.insert(dst);
+    for (LedgerToken& token : tokens_) {
+      const bool copied = token.HeldBy(src) && token.position < len;
+      const bool evictable = IsEvictable(token, src);
+      if (!adds) token.sequences.erase(dst);
+      if (!copied) continue;
+      const bool is_new = token.sequences.insert(dst).second;
+      if (!evictable) evictable_.erase({token.number, dst});
+      if (evictable && is_new) evictable_.insert({token.number, dst});
+    }
+    DropUnheld();
+    return {};
+  }
+
+  // Whether the answer may be yes.
+  bool CanResume(int seq, std::int32_t pos) const override {
+    return CanResume(seq, pos, /*surely=*/false);
+  }
+  // With `surely`: whether it is yes, whatever was evicted.
+  bool CanResume(int seq, std::int32_t pos, bool surely) const {
+    if (ours_) return PlainLedger::CanResume(seq, pos);
+    if (surely ? MayBeFull(seq) && pos < Next(seq)
+               : IsFull(seq) && pos < Next(seq, /*surely=*/true)) {
+      return false;
+    }
+    if (!memory_) return true;
+    std::set<std::int64_t> stored;
+    for (const LedgerToken& token : tokens_) {
+      if (Holds(seq, token, surely)) stored.insert(token.position);
+    }
+    return CanResumeWith(stored, pos);
+  }
+  // Whether the rules leave open where the sequence ends.
+  bool EndIsOpen(int seq) const {
+    return RefusesPositions() && Next(seq) != Next(seq, /*surely=*/true);
+  }
+  // Records that CanResume of the cache under test was yes: the tokens that the
+  // sequence needs from there on stay until the next batch evicts.
+  void Resumes(int seq, std::int32_t pos) {
+    if (!memory_ || rules_.eviction == Rules::Eviction::kEager) return;
+    // If tokens came out of order, the oldest one says nothing of the others.
+    const std::int64_t whole = mixed_.contains(seq) ? 1 : *window_;
+    const std::int64_t ends = Next(seq) == pos ? 1 : 0;  // It is not empty.
+    const std::int64_t from = pos - std::max(ends, whole);
+    std::map<std::int64_t, int> held;  // Of two at a position, either.
+    for (const LedgerToken& token : tokens_) {
+      if (token.HeldBy(seq)) ++held[token.position];
+    }
+    for (const LedgerToken& token : tokens_) {
+      const bool stays =
+          held[token.position] == 1 && IsIn(token.position, from, pos);
+      if (stays) evictable_.erase({token.number, seq});
+    }
+  }
+
+  // A cache that copies rows moves its copies of shared tokens where ours
+  // refuse with shared_cells.
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    if (ours_ || encoder()) {
+      Status status = PlainLedger::Remove(seq, begin, end);
+      if (status.code() != kSharedCells || !Copies()) return status;
+    }
+    const Parts parts = PartsOf(seq, begin, end);
+    const bool may = parts.leaves.may && (parts.remains.may || begin > 0);
+    const bool must =
+        parts.leaves.must && (parts.remains.must || begin > began_[seq]);
+    if (Refuses(may && MayBeFull(seq), must && IsFull(seq))) {
+      return {kNotSupported, kFullText};
+    }
+    const bool ok = heard_.Is(kOk);
+    const bool none = rules_.middle == Rules::Middle::kRefused;
+    // A range that no token follows may be taken for the end.
+    const bool ends = none && ok && !parts.after.must;
+    const bool nothing_left =
+        ok && !parts.remains.must && (none || !CanShift());
+    const bool middle =
+        end != kOpenEnd && parts.remains.may && !nothing_left && !ends;
+    if (middle && none) {
+      return {kNotSupported, "only the end of a sequence can go"};
+    }
+    const bool shifts = middle && rules_.middle == Rules::Middle::kShifts;
+    std::vector<LedgerToken> moved;
+    if (shifts) {
+      Status status = Move(seq, end, kOpenEnd, begin - end, Copies(), moved);
+      if (!status.ok()) return status;
+    }
+    const std::int64_t last = ends ? kOpenEnd : end;
+    for (LedgerToken& token : tokens_) {
+      if (IsIn(token.position, begin, last)) token.sequences.erase(seq);
+    }
+    Replace(seq, end, shifts ? kOpenEnd : end, moved);
+    if (Next(seq) == 0) mixed_.erase(seq);
+    return {};
+  }
+
+  // The same, if the cache under test answered `heard`.
+  Status Remove(int seq, std::int32_t begin, std::int32_t end, Heard heard) {
+    Hear(heard);
+    Status status = Remove(seq, begin, end);
+    Hear({});
+    return status;
+  }
+
+  // Whether the rules leave open which tokens of other sequences a Shift would
+  // move.
+  bool MoveIsOpen(int seq, std::int64_t begin, std::int64_t end) const {
+    return std::ranges::any_of(tokens_, [&](const LedgerToken& token) {
+      return IsEvictable(token, seq) && token.sequences.size() > 1 &&
+             IsIn(token.position, begin, end);
+    });
+  }
+  // Whether they leave it open for a Remove up to `end`.
+  bool RemoveIsOpen(int seq, std::int64_t end) const {
+    return rules_.middle == Rules::Middle::kShifts && end != kOpenEnd &&
+           MoveIsOpen(seq, end, kOpenEnd);
+  }
+
+  // Adds `delta` to the positions in [begin, end) of `seq`, and K rows follow.
+  // Tokens that fall below 0 leave. Only a cache whose Remove leaves a gap has
+  // this call.
+  Status Shift(int seq, std::int32_t begin, std::int32_t end,
+               std::int32_t delta) {
+    if (rules_.middle != Rules::Middle::kLeavesGap || encoder()) {
+      return {kNotSupported, "tokens move with Remove, or not at all"};
+    }
+    std::vector<LedgerToken> moved;
+    Status status = Move(seq, begin, end, delta, /*copies=*/false, moved);
+    if (!status.ok()) return status;
+    std::erase_if(moved, [](auto& token) { return token.position < 0; });
+    for (const LedgerToken& token : moved) {
+      mixed_.insert(token.sequences.begin(), token.sequences.end());
+    }
+    Replace(seq, begin, end, moved);
+    return {};
+  }
+
+ protected:
+  void SetReach() override {
+    PlainLedger::SetReach();
+    if (!window_) return;
+    if (WindowCountsQuery()) {
+      --*window_;
+      --*memory_;
+    }
+    if (rules_.first == Rules::First::kStay) {
+      memory_ = window_;
+      first_ = std::min<std::int64_t>(Rules::kFirst, *memory_);
+    }
+  }
+
+  // Lazily, tokens leave when there is no room. Whether a sequence that has
+  // lost all of its tokens knows where it ended is open. Where first tokens
+  // stay, the others leave however large the cache is.
+  void Evict() override {
+    if (ours_ || (!memory_ && first_ == 0)) return PlainLedger::Evict();
+    const std::int64_t memory = memory_ ? *memory_ : *window_;
+    std::map<int, std::int64_t> low = Lows();
+    std::map<int, std::int64_t> next = low;
+    for (auto& [seq, position] : next) position = Next(seq);
+    const bool leave = rules_.eviction == Rules::Eviction::kEager ||
+                       std::ssize(tokens_) + rows() > cells_;
+    for (LedgerToken& token : tokens_) {
+      std::erase_if(token.sequences, [&](int seq) {
+        const std::int64_t kept = low[seq] - memory + first_;
+        const bool stays = first_ > 0 && token.position < began_[seq] + first_;
+        if (stays || token.position >= kept) return false;
+        const bool is_last =
+            RefusesPositions() && token.position + 1 == next[seq];
+        const bool leaves = leave && !is_last;
+        if (!leaves) evictable_.insert({token.number, seq});
+        return leaves;
+      });
+    }
+    DropUnheld();
+  }
+
+ private:
+  bool WindowCountsQuery() const {
+    return rules_.window == Rules::Window::kWithQuery;
+  }
+  bool MovesAll() const {
+    return rules_.shared_shift == Rules::SharedShift::kMovesAll;
+  }
+  // Whether the cache under test may have copied tokens that it should share.
+  // One that would have to shift its copies can say that it cannot.
+  bool Copies() const { return heard_.Is(kOk) || heard_.Is(kNotSupported); }
+
+  // Whether `seq` holds the token, but may have lost it: eviction is lazy.
+  bool IsEvictable(const LedgerToken& token, int seq) const {
+    return token.HeldBy(seq) && evictable_.contains({token.number, seq});
+  }
+  // With `surely`: whether `seq` cannot have lost it.
+  bool Holds(int seq, const LedgerToken& token, bool surely) const {
+    return token.HeldBy(seq) && !(surely && IsEvictable(token, seq));
+  }
+
+  // The position after the last one; with `surely`, of the tokens that cannot
+  // have been evicted.
+  std::int64_t Next(int seq, bool surely = false) const {
+    std::int64_t next = 0;
+    for (const LedgerToken& token : tokens_) {
+      if (Holds(seq, token, surely)) next = std::max(next, token.position + 1);
+    }
+    return next;
+  }
+
+  // How many tokens `seq` has after `token`, up to position `now`.
+  std::int64_t CountAfter(const LedgerToken& token, std::int64_t now,
+                          int seq) const {
+    return std::ranges::count_if(tokens_, [&](const LedgerToken& other) {
+      return Holds(seq, other, /*surely=*/true) &&
+             other.position > token.position && other.position <= now;
+    });
+  }
+
+  // Whether a call is refused that may be refused, or must be.
+  bool Refuses(bool may, bool must) const {
+    return must || (may && !heard_.Is(kOk));
+  }
+
+  // Whether the sequence is longer than its window, and so cannot go back: by
+  // the tokens that it ever had, or by the positions before the next one.
+  bool IsFull(int seq) const {
+    const auto first = began_.find(seq);
+    const std::int64_t began = first == began_.end() ? 0 : first->second;
+    return MayBeFull(seq) && Next(seq, /*surely=*/true) - began > *window_;
+  }
+  bool MayBeFull(int seq) const {
+    return rules_.back == Rules::Back::kUntilFull && window_ &&
+           Next(seq) > *window_;
+  }
+
+  // Whether a sequence has tokens in a range, outside of it, and after it.
+  struct Has {
+    bool may = false;
+    bool must = false;
+  };
+  struct Parts {
+    Has leaves;
+    Has remains;
+    Has after;
+  };
+  Parts PartsOf(int seq, std::int64_t begin, std::int64_t end) const {
+    Parts parts;
+    for (const LedgerToken& token : tokens_) {
+      if (!token.HeldBy(seq)) continue;
+      const auto note = [&](Has& has) {
+        has.may = true;
+        has.must = has.must || !IsEvictable(token, seq);
+      };
+      const bool leaves = IsIn(token.position, begin, end);
+      note(leaves ? parts.leaves : parts.remains);
+      if (!leaves && token.position >= end) note(parts.after);
+    }
+    return parts;
+  }
+
+  // `moved` becomes the tokens of `seq` in [begin, end), moved by `delta`. With
+  // `copies`, a shared token stays, and a copy moves.
+  Status Move(int seq, std::int64_t begin, std::int64_t end, std::int32_t delta,
+              bool copies, std::vector<LedgerToken>& moved) {
+    for (const LedgerToken& token : tokens_) {
+      if (!token.HeldBy(seq) || !IsIn(token.position, begin, end)) continue;
+      LedgerToken& after = moved.emplace_back(token);
+      if (token.sequences.size() == 1 || MovesAll()) continue;
+      if (!copies) return {kSharedCells, "a later token is shared"};
+      after.sequences = {seq};
+      after.row = -1;
+      after.number = births_++;
+      if (IsEvictable(token, seq)) evictable_.insert({after.number, seq});
+    }
+    return Shifted(delta, moved);
+  }
+
+  // `moved` takes the place of the tokens of `seq` in [begin, end).
+  void Replace(int seq, std::int64_t begin, std::int64_t end,
+               const std::vector<LedgerToken>& moved) {
+    for (LedgerToken& token : tokens_) {
+      if (!token.HeldBy(seq) || !IsIn(token.position, begin, end)) continue;
+      token.sequences.erase(seq);
+      if (MovesAll()) token.sequences.clear();
+    }
+    DropUnheld();
+    tokens_.insert(tokens_.end(), moved.begin(), moved.end());
+  }
+
+  // Whether the batch continues its sequences where they end. Evictable tokens
+  // that forbid it are gone then.
+  bool Continues(const Batch& batch) {
+    std::map<int, std::int64_t> first;
+    std::map<int, std::int64_t> next;
+    for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+      const std::int64_t position = batch.positions[i];
+      const int seq = batch.sequences[i];
+      if (first.try_emplace(seq, position).second) next[seq] = position;
+      if (position != next[seq]++) return false;
+    }
+    for (const auto& [seq, position] : first) {
+      const Has begins = MayBegin(seq, position);
+      // As if no token was evicted early.
+      const bool plainly = rules_.positions == Rules::Positions::kOverwrite ||
+                           position == Next(seq);
+      const bool ok = begins.may && (heard_.known ? heard_.Is(kOk) : plainly);
+      if (!begins.must && !ok) return false;
+    }
+    for (const auto& [seq, position] : first) SetBack(seq, position);
+    DropUnheld();
+    return true;
+  }
+
+  // Whether a batch at `position` continues `seq` where it ends: by the tokens
+  // that it may have, and by those that it must have.
+  Has MayBegin(int seq, std::int64_t position) const {
+    const std::int64_t most = Next(seq);
+    const std::int64_t least = Next(seq, /*surely=*/true);
+    if (rules_.positions == Rules::Positions::kOverwrite) {
+      return {position <= most, position <= least};
+    }
+    Has begins = {least == 0, true};
+    for (const LedgerToken& token : tokens_) {
+      if (!token.HeldBy(seq) || token.position + 1 < least) continue;
+      const bool continues = token.position + 1 == position;
+      begins.may = begins.may || continues;
+      begins.must = begins.must && continues;
+    }
+    return begins;
+  }
+
+  // Removes what `seq` cannot have if it continues at `position`.
+  void SetBack(int seq, std::int64_t position) {
+    const bool anywhere =
+        rules_.positions == Rules::Positions::kContinue &&
+        std::ranges::none_of(tokens_, [&](const LedgerToken& token) {
+          return token.HeldBy(seq) && token.position + 1 == position;
+        });
+    for (LedgerToken& token : tokens_) {
+      if (anywhere || token.position >= position) token.sequences.erase(seq);
+    }
+  }
+
+  // Notes where sequences begin that have no tokens.
+  void Begin(const Batch& batch) {
+    std::map<int, std::int64_t> lowest;
+    for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+      const auto at =
+          lowest.try_emplace(batch.sequences[i], batch.positions[i]).first;
+      at->second = std::min<std::int64_t>(at->second, batch.positions[i]);
+    }
+    for (const auto& [seq, position] : lowest) {
+      if (Next(seq) == 0) began_[seq] = position;
+    }
+  }
+
+  static constexpr auto kFullText = "the window is full, nothing goes back";
+
+  Rules rules_;
+  bool ours_ = true;
+  Heard heard_;
+  std::int64_t first_ = 0;             // This many tokens stay.
+  std::map<int, std::int64_t> began_;  // By sequence: its first position.
+  // Sequences whose tokens may not have come in the order of their positions.
+  std::set<int> mixed_;
+  // Tokens, by number, that a sequence may have lost. A pair means nothing if
+  // the sequence does not hold the token.
+  std::set<std::pair<std::int64_t, int>> evictable_;
+};
+
+// The ledger of any cache, by any rules. `heard` is what the cache under test
+// answered.
+class Ledger final : public LedgerOf<CacheLedger> {
+ public:
+  explicit Ledger(const CacheSpec& spec, const Rules& rules = {})
+      : LedgerOf(spec, rules) {}
+
+  void NeverFull() {
+    for (CacheLedger& part : parts_) part.NeverFull();
+  }
+  Status StartForward(const Batch& batch, bool reserve, Heard heard = {}) {
+    Hear(heard);
+    for (CacheLedger& part : parts_) part.EndPass();
+    std::vector<CacheLedger> before;
+    if (parts_.size() > 1 && parts_[0].RefusesPositions()) before = parts_;
+    Status status = LedgerOf::StartForward(batch, reserve);
+    if (!before.empty() && status.code() == kInvalidArgument) {
+      parts_ = std::move(before);  // No cache changes (S47).
+    }
+    return status;
+  }
+  Status CopyPrefix(int src, int dst, std::int32_t len, Heard heard = {}) {
+    Hear(heard);
+    return LedgerOf::CopyPrefix(src, dst, len);
+  }
+  Status Remove(int seq, std::int32_t begin, std::int32_t end,
+                Heard heard = {}) {
+    Hear(heard);
+    return LedgerOf::Remove(seq, begin, end);
+  }
+  Status Shift(int seq, std::int32_t begin, std::int32_t end,
+               std::int32_t delta) {
+    return All([&](auto& part) { return part.Shift(seq, begin, end, delta); });
+  }
+  void Resumes(int seq, std::int32_t pos) {
+    for (CacheLedger& part : parts_) part.Resumes(seq, pos);
+  }
+
+  using LedgerOf::CanResume;
+  bool CanResume(int seq, std::int32_t pos, bool surely) const {
+    return std::ranges::all_of(
+        parts_, [&](auto& part) { return part.CanResume(seq, pos, surely); });
+  }
+  bool EndIsOpen(int seq) const {
+    return std::ranges::any_of(parts_,
+                               [&](auto& part) { return part.EndIsOpen(seq); });
+  }
+  bool MoveIsOpen(int seq, std::int64_t begin, std::int64_t end) const {
+    return std::ranges::any_of(
+        parts_, [&](auto& part) { return part.MoveIsOpen(seq, begin, end); });
+  }
+  bool RemoveIsOpen(int seq, std::int64_t end) const {
+    return std::ranges::any_of(
+        parts_, [&](auto& part) { return part.RemoveIsOpen(seq, end); });
+  }
+
+ private:
+  void Hear(Heard heard) {
+    for (CacheLedger& part : parts_) part.Hear(heard);
+  }
+};
+
+}  // namespace kvtwin::reference
+
+#endif  // KVTWIN_REFERENCE_DIALECTS_H_
