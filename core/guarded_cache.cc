@@ -92,6 +92,7 @@ std::vector<int> FreeCells(const std::vector<CellEntry>& entries,
 
 }  // namespace
 
+// Refuses calls before Init and after Close (S1).
 Status GuardedCache::CheckReady() const {
   if (life_ == Life::kNew) return Untimely("the cache is used before Init");
   if (life_ == Life::kClosed) return Untimely("the cache is used after Close");
@@ -346,6 +347,7 @@ Status GuardedCache::CheckCopyPrefix(int src, int dst, std::int32_t len) const {
   return status;
 }
 
+// The pass and its view stay as they are (S25).
 Status GuardedCache::CopyPrefix(int src, int dst, std::int32_t len) {
   Status status = CheckCopyPrefix(src, dst, len);
   if (status.ok()) DoCopyPrefix(src, dst, len);
@@ -360,6 +362,7 @@ Result<bool> GuardedCache::CanResume(int seq, std::int32_t pos) {
   return DoCanResume(seq, pos);
 }
 
+// What is not supported is asked before anything changes (S48).
 Status GuardedCache::PrepareRemove(int seq, std::int32_t begin,
                                    std::int32_t end) {
   Status status = CheckReady();
@@ -377,6 +380,7 @@ Status GuardedCache::Remove(int seq, std::int32_t begin, std::int32_t end) {
   return status;
 }
 
+// Only a wrapper has layer types (S46).
 Status GuardedCache::SetLayerType(int type) {
   if (Status status = CheckReady(); !status.ok()) return status;
   return {StatusCode::kNotSupported,

@@ -76,6 +76,7 @@ Status CheckPagedSpec(const PagedSpec& spec) {
   return {};
 }
 
+// Misuse is refused before anything changes (P11).
 Status GuardedPaged::CheckSequence(int sequence) const {
   if (sequences_.contains(sequence)) return {};
   return Invalid("there is no sequence {}", sequence);

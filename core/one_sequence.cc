@@ -1,4 +1,5 @@
-// Of save.h: one sequence out of a state, and into one.
+// SequenceOf and WithSequence of save.h: one sequence out of a state, and into
+// another state (S57).
 
 #include <algorithm>
 #include <cstdint>

@@ -17,7 +17,7 @@ namespace {
 
 using enum StatusCode;
 
-// It is farther than any position.
+// It is farther than any position; sums of positions have 64 bits (S49).
 constexpr std::int64_t kUnbounded = std::int64_t{1} << 40;
 
 struct Cell {
@@ -111,7 +111,7 @@ class CausalCache final : public GuardedCache {
     return lowest == kUnbounded ? otherwise : lowest;
   }
 
-  // S7.
+  // Lets tokens beyond the memory leave their sequences (S7, S8).
   void Evict() {
     std::map<int, std::int64_t> next;  // By sequence.
     for (const Cell& cell : cells_) {
@@ -127,7 +127,8 @@ class CausalCache final : public GuardedCache {
     }
   }
 
-  // Returns the cell of each batch token; nothing if there is no room.
+  // Returns the cell of each batch token; nothing if there is no room (S9,
+  // S10).
   std::vector<int> FindCells() {
     std::vector<int> found;
     for (int i = 0; i < CellCount(); ++i) {
@@ -183,6 +184,7 @@ class CausalCache final : public GuardedCache {
     return !chunked || cell.position >= now - now % spec_.chunk;
   }
 
+  // A column for each cell of the view, a row for each token (S15).
   void DoBuildMask() override {
     const std::int64_t rows =
         RoundUp(std::ssize(batch()), config().mask_batch_padding);
@@ -226,6 +228,7 @@ class CausalCache final : public GuardedCache {
     CellAt(entry.cell).sequences.insert(entry.sequence);
   }
 
+  // K, V and mask of the view, without a copy (S23, S24).
   KvView DoGet() override {
     const auto& [keys, values] = layers_.at(layer());
     return {keys.View(view_first_, view_cells_),

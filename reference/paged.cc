@@ -46,6 +46,7 @@ class Pool final : public GuardedPaged {
     }
   }
 
+  // Counts free, cached, used and shared blocks (P9).
   PagedUsage Usage() const override {
     PagedUsage usage;
     for (const Block& block : blocks_) {
@@ -57,6 +58,7 @@ class Pool final : public GuardedPaged {
   }
 
  protected:
+  // Takes the longest run of known blocks (P1).
   int DoOpen(int sequence, std::span<const std::int32_t> prompt,
              const PrefixKey& key) override {
     Sequence& opened = sequences_[sequence];
@@ -75,6 +77,7 @@ class Pool final : public GuardedPaged {
     return static_cast<int>(opened.known.tokens.size());
   }
 
+  // Shares the blocks of the first `len` tokens (P2).
   void DoFork(int from, int sequence, int len) override {
     const Sequence& source = sequences_.at(from);
     Sequence& forked = sequences_[sequence];
@@ -85,6 +88,7 @@ class Pool final : public GuardedPaged {
     Forget(forked, len);
   }
 
+  // Gets missing blocks, and copies shared ones (P3).
   bool DoReserve(int sequence, int begin, int end) override {
     std::vector<int>& blocks = sequences_.at(sequence).blocks;
     const auto first = static_cast<std::size_t>(begin / spec().block_size);
@@ -120,6 +124,7 @@ class Pool final : public GuardedPaged {
     }
   }
 
+  // Adds the appended tokens, and makes filled blocks known (P5, P6).
   void DoCommit(int sequence, int len,
                 std::span<const std::int32_t> tokens) override {
     Sequence& to = sequences_.at(sequence);
@@ -142,6 +147,7 @@ class Pool final : public GuardedPaged {
     }
   }
 
+  // Keeps the first `len` tokens (P8).
   void DoTruncate(int sequence, int len) override {
     Sequence& of = sequences_.at(sequence);
     DropBlocks(of, BlocksFor(len));
@@ -153,10 +159,12 @@ class Pool final : public GuardedPaged {
     sequences_.erase(sequence);
   }
 
+  // Exports say where tokens are by this list (P10).
   std::span<const int> DoBlocks(int sequence) const override {
     return sequences_.at(sequence).blocks;
   }
 
+  // Views show these rows (P7).
   PagedKv DoRows(int layer, std::int64_t slot, int count) const override {
     const auto at = static_cast<std::size_t>(layer);
     return {Rows(keys_[at], slot, count), Rows(values_[at], slot, count)};
@@ -204,8 +212,8 @@ class Pool final : public GuardedPaged {
     }
   }
 
-  // The lowest free block, else the one that was released first of those that
-  // prompts may find. Requires: there is one.
+  // Returns the lowest free block, else the one that was released first of
+  // those that prompts may find (P4). Requires: there is one.
   int Fresh() {
     for (std::size_t b = 0; b < blocks_.size(); ++b) {
       if (blocks_[b].owners == 0 && !blocks_[b].prefix) {

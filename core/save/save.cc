@@ -38,6 +38,8 @@ constexpr std::string_view kVersion = "2";
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::size_t kHeaderMax = std::size_t{16} << 20;
 
+// The form of the file is S56.
+
 // The names of row dtypes in safetensors, in the order of DType. It has no
 // blocks: they are bytes, and the metadata has their dtype.
 constexpr std::array<std::string_view, 4> kTypeNames = {"F32", "F16", "BF16",
@@ -177,8 +179,7 @@ std::optional<std::uint64_t> Checksum(std::size_t size, const Next& next) {
   return XXH3_64bits_digest(&state);
 }
 
-// Writes
-// ------------------------------------------------------------------------
+// Writes ----------------------------------------------------------------------
 
 // Puts bytes where they belong. Several threads may call it at once. Returns
 // false if they cannot be put there.
@@ -212,8 +213,7 @@ bool WriteState(const CacheState& state, std::string_view model,
          write(kLengthBytes, std::as_bytes(std::span(header)));
 }
 
-// Names of tensors, and the state they belong to
-// ------------------------------------------------------------------------
+// Names of tensors, and the state they belong to ------------------------------
 
 bool ReadWhole(std::string_view text, int& number) {
   const auto [end, error] =
@@ -369,8 +369,7 @@ Status Damaged(std::string_view what) {
   return Invalid("this is no state of a cache: {}", what);
 }
 
-// Reads
-// ------------------------------------------------------------------------
+// Reads -----------------------------------------------------------------------
 
 // Gets bytes. Several threads may call it at once. Returns false if the bytes
 // cannot be read.

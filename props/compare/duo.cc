@@ -539,7 +539,7 @@ void Duo::CheckAttention(int layer, const KvView& view) {
         reference::Attend(view, setup_.config.v_layout, row, queries, scale);
     const double error =
         (expected - found).cwiseAbs().maxCoeff<Eigen::PropagateNaN>();
-    if (error <= subject_.tolerance) continue;  // Not so if it is a NaN.
+    if (error <= subject_.tolerance) continue;  // S54. Not so if it is a NaN.
     const auto at = static_cast<std::size_t>(row);
     throw Differs{
         std::string(CheckName("subject: attention").name()),

@@ -1,4 +1,5 @@
-// What a Trio compares after each call, and how it says what differs.
+// What a Trio compares after each call (identity, S51), and how it says what
+// differs.
 
 #include <fmt/format.h>
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -14,6 +15,7 @@
 #include "props/base/forwarding_cache.h"
 #include "props/base/hash.h"
 #include "props/paged/paged_fuzz.h"
+#include "props/search/explore_step.h"
 #include "props/testing/tampered_cache.h"
 
 namespace kvtwin::props {
@@ -251,6 +253,26 @@ TEST(Explorer, FindsARemoveThatKeepsAToken) {
   const ExploreResult after = Explored(*next, 1);
   EXPECT_GE(after.differences, result.differences);
   EXPECT_GE(after.transitions, result.transitions);
+}
+
+// Each call that two sequences and three positions allow, and each once.
+TEST(Explorer, TriesEveryCall) {
+  std::map<OpKind, std::set<std::string>> texts;
+  std::size_t count = 0;
+  for (const ExploreStep& step : AllSteps({.sequences = 2, .positions = 3})) {
+    texts[step.kind].insert(ToText(step));
+    ++count;
+  }
+  // To any sequence, also the same; len from 0 to 3.
+  EXPECT_EQ(texts[OpKind::kCopy].size(), 2U * 2 * 4);
+  // 10 ranges from 0 to 3, the empty ones too, and 4 without an end.
+  EXPECT_EQ(texts[OpKind::kDrop].size(), 2U * (10 + 4));
+  // Positions up to the one after a full sequence's next.
+  EXPECT_EQ(texts[OpKind::kAsk].size(), 2U * 5);
+  // Of 6 tokens one, or two in any order, the same one too; reserved, one.
+  EXPECT_EQ(texts[OpKind::kPut].size(), 6U + 6 * 6 + 6);
+  EXPECT_EQ(texts.size(), 4U);
+  EXPECT_EQ(count, 16U + 28 + 10 + 48);
 }
 
 // Each part of an answer, and a cache that is right but for this one.

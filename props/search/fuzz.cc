@@ -43,7 +43,7 @@ History HistoryAt(const FuzzOptions& options, const Subject& subject,
   return history;
 }
 
-// One in twenty histories is run twice, and each that fails.
+// One in twenty histories is run twice, and each that fails (S50).
 constexpr std::uint64_t kRepeatEvery = 20;
 constexpr std::string_view kNotTheSame =
     CheckName("harness: not the same twice").name();
