@@ -1,4 +1,4 @@
-// A server that chats, as /shared/CLIENT.md has it, without a model: which
+// A server that chats, without a model: which
 // calls its cache gets. Several slots, each a sequence; a request takes over
 // the longest prefix that any slot has (the policy for several users); batches
 // go round the slots until they are full. There is always somebody waiting: a

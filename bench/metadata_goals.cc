@@ -1,10 +1,10 @@
 // The goals of operations on sequences, beside the reference twin and a read of
 // one position for every cell.
 //
-// The issue asked for 1/200 of the reference twin's time. Where an operation
-// has to read or write a word for every 64 cells and the positions of half of
-// them, the reference is only some fifty times slower than the memory itself:
-// see docs/performance.md.
+// No goal is 1/200 of the reference twin's time: where an operation has to read
+// or write a word for every 64 cells and the positions of half of them, the
+// reference is only some fifty times slower than the memory itself; see
+// docs/performance.md.
 
 #include <fmt/format.h>
 

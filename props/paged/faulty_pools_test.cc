@@ -9,6 +9,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -39,6 +40,8 @@ struct Wrong {
   bool later_slots_only = false;  // Not those from position 0 on.
   std::function<void(PagedUsage&)> usage = {};
   bool refusals_cost = false;  // A block each, as Usage says it.
+  // Gets the sequences and layers that Views is asked for.
+  std::set<std::pair<int, int>>* viewed = nullptr;
 };
 
 class WrongPool final : public PagedPool {
@@ -69,6 +72,7 @@ class WrongPool final : public PagedPool {
     return Said("Commit", pool_->Commit(sequence, tokens));
   }
   Result<std::vector<PagedView>> Views(int sequence, int layer) const override {
+    if (wrong_.viewed != nullptr) wrong_.viewed->insert({sequence, layer});
     return Changed("Views", pool_->Views(sequence, layer), wrong_.views);
   }
   Result<std::vector<PagedView>> ViewsPacked(int sequence,
@@ -666,6 +670,20 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
       -> Result<std::unique_ptr<PagedPool>> { throw std::bad_alloc(); };
   EXPECT_EQ(RunPaged(MakePagedHistory(1, 0), nullptr, none),
             "exception: init: std::bad_alloc");
+}
+
+// The oracle judges what the driver asks for: it has to ask for everything.
+TEST(PagedSolo, LooksAtEachLayerOfEachSequence) {
+  const auto history =
+      ParsePagedHistory("kvp1 layers=3 | open 0 0 0 | open 1 0 0");
+  ASSERT_TRUE(history.ok()) << history.status().ToString();
+  std::set<std::pair<int, int>> viewed;
+  WrongPool pool(*MakePagedPool(history->spec, "reference"),
+                 {.viewed = &viewed});
+  PagedSolo solo(pool, {});
+  for (const PagedOp& op : history->ops) solo.Do(op);
+  EXPECT_EQ(viewed, (std::set<std::pair<int, int>>{
+                        {0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {1, 2}}));
 }
 
 }  // namespace

@@ -104,6 +104,7 @@ TEST(CheckReport, HasTheKeysThatTheDocsName) {
   }
   Judgement judgement = JudgeText(Lines({kHeader}));
   judgement.twin = "reference";
+  judgement.rules = "S16";
   std::set<std::string> keys;
   AddKeys(Json::parse(JudgementJson("a file", judgement)), "", keys);
   EXPECT_EQ(keys, named);
