@@ -21,6 +21,10 @@ kvtwin_command_test(help_of_a_subcommand EXIT 0 PRINTS "--cells-max"
   ARGS help fuzz)
 kvtwin_command_test(help_of_nothing EXIT 2 PRINTS "no subcommand 'fuz', do you mean 'fuzz'\\?"
   ARGS help fuz)
+kvtwin_command_test(help_of_two EXIT 2 PRINTS "help takes one subcommand"
+  ARGS help check extra)
+kvtwin_command_test(unknown_option_first EXIT 2
+  PRINTS "no option '--jsno' before a subcommand" ARGS --jsno)
 kvtwin_command_test(version EXIT 0 PRINTS "^kvtwin [0-9.]+$" ARGS -v)
 kvtwin_command_test(no_arguments EXIT 2 PRINTS "^Subcommands:" ARGS)
 kvtwin_command_test(unknown_subcommand EXIT 2

@@ -57,6 +57,13 @@ void AddTwin(CLI::App& command, Arguments& arguments) {
                      "write the failure, if there is one, as a page (HTML)");
 }
 
+// Throws if --html is given and cannot be used.
+void CheckPage(const CLI::App& command, const std::string& html) {
+  if (command.count("--html") == 0) return;
+  const Status status = PreparePage(html);
+  if (!status.ok()) throw CLI::ValidationError(status.message());
+}
+
 // The exit code of a failure.
 int Failed(const Arguments& arguments, const History& history,
            const Difference& difference, const Subject& subject) {
@@ -470,7 +477,9 @@ CLI::Validator Whole() {
   return {[](const std::string& text) {
             const bool digits =
                 text.find_first_not_of("0123456789") == std::string::npos;
-            return digits && text.size() < 20 ? "" : "not a number below 10^19";
+            return digits && text.size() < 20
+                       ? ""
+                       : "not a whole number from 0 to 10^19 - 1";
           },
           "UINT"};
 }
@@ -578,7 +587,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
       RefuseForPools(*fuzz, {"--probes", "--dtypes", "--cells-max", "--threads",
                              "--profile", "--html"});
     }
-    RemoveStalePage(fuzz_arguments->html);
+    CheckPage(*fuzz, fuzz_arguments->html);
     CatchInterrupts();
     exit_code = RunFuzz(*fuzz_arguments);
   });
@@ -593,7 +602,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
     if (run_arguments->history.starts_with("kvp1")) {
       RefuseForPools(*run, {"--profile", "--html"});
     }
-    RemoveStalePage(run_arguments->html);
+    CheckPage(*run, run_arguments->html);
     exit_code = RunOne(*run_arguments);
   });
 

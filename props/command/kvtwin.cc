@@ -17,6 +17,7 @@
 #include <new>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -123,24 +124,34 @@ struct CheckArguments {
   std::vector<std::string> paths;
   std::string twin = "both";
   std::string html;
+  bool html_given = false;
   bool json = false;
 };
 
-// Where the page of a recording goes: the path that --html names, or a file in
-// it if it is a folder, called by the recording's path.
-std::string PageOf(const std::string& html, const std::string& recording) {
-  if (!fs::is_directory(html)) return html;
-  std::string name = fs::path(recording).lexically_normal().string();
-  name.erase(0, name.find_first_not_of("./"));
-  std::replace(name.begin(), name.end(), '/', '-');
-  return (fs::path(html) / (name + ".html")).string();
+// Returns where the page of each recording goes: the path that --html names, or
+// a file of its own there if it is a folder, called by the recording's path.
+std::vector<std::string> PagesOf(const std::string& html,
+                                 const std::vector<std::string>& recordings) {
+  std::vector<std::string> pages;
+  std::set<std::string> taken;
+  for (const std::string& recording : recordings) {
+    if (!fs::is_directory(html)) {
+      pages.push_back(html);
+      continue;
+    }
+    std::string name = fs::path(recording).lexically_normal().string();
+    name.erase(0, name.find_first_not_of("./"));
+    std::replace(name.begin(), name.end(), '/', '-');
+    while (!taken.insert(name).second) name += "-2";  // As a/b after a-b.
+    pages.push_back((fs::path(html) / (name + ".html")).string());
+  }
+  return pages;
 }
 
 // Returns `exit_code`, or 2 if the page cannot be written.
-int WritePageOf(const std::string& recording, const std::string& html,
+int WritePageOf(const std::string& recording, const std::string& path,
                 const std::vector<std::string>& twins, int exit_code) {
   const auto failure = ExplainRecording(recording, twins);
-  const std::string path = PageOf(html, recording);
   return AfterPage(
       failure ? WritePage(*failure, path)
               : Status(StatusCode::kFailedPrecondition,
@@ -172,15 +183,21 @@ int Check(const CheckArguments& arguments) {
                "folder that exists\n");
     return 2;
   }
+  std::vector<std::string> pages;
+  if (arguments.html_given) pages = PagesOf(arguments.html, files);
+  for (const std::string& page : pages) {
+    const Status status = PreparePage(page);
+    if (status.ok()) continue;
+    fmt::print(stderr, "kvtwin check: {}\n", status.message());
+    return 2;
+  }
+  std::string page;  // That of the current recording.
   const bool counts = files.size() > 1 && isatty(STDERR_FILENO) == 1;
   const std::vector<std::string> twins = TwinsNamed(arguments.twin);
   std::vector<std::size_t> verdicts(3);
   int not_judged = 0;
   int exit_code = 0;
   const auto tell = [&](const std::string& file, const Judgement& judgement) {
-    if (!arguments.html.empty()) {
-      RemoveStalePage(PageOf(arguments.html, file));
-    }
     if (arguments.json) {
       fmt::print("{}\n", JudgementJson(file, judgement));
     } else {
@@ -190,11 +207,12 @@ int Check(const CheckArguments& arguments) {
     const bool accepted = judgement.verdict == Verdict::kAccept;
     if (accepted && judgement.judged.answers == 0) ++not_judged;
     exit_code = std::max(exit_code, ExitCode(judgement.verdict));
-    if (judgement.verdict == Verdict::kReject && !arguments.html.empty()) {
-      exit_code = WritePageOf(file, arguments.html, twins, exit_code);
+    if (judgement.verdict == Verdict::kReject && !page.empty()) {
+      exit_code = WritePageOf(file, page, twins, exit_code);
     }
   };
   for (std::size_t i = 0; i < files.size(); ++i) {
+    if (!pages.empty()) page = pages[i];
     if (files[i] == "-") {
       JudgeInput(twins, tell);
       continue;
@@ -231,7 +249,10 @@ void AddCheckCommand(CLI::App& app, int& exit_code) {
   check->add_option("--html", arguments->html,
                     "write a page (HTML) for the recording that is rejected; "
                     "with several recordings, the folder for their pages");
-  check->callback([arguments, &exit_code] { exit_code = Check(*arguments); });
+  check->callback([check, arguments, &exit_code] {
+    arguments->html_given = check->count("--html") > 0;
+    exit_code = Check(*arguments);
+  });
 }
 
 struct ShowArguments {
@@ -335,8 +356,18 @@ std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
     fmt::print("{}", app.help());
     return 0;
   }
+  if (help && argc > 3) {
+    fmt::print(stderr, "kvtwin: help takes one subcommand, there are {}\n",
+               argc - 2);
+    return 2;
+  }
   const std::string name = argv[help ? 2 : 1];
-  if (name.starts_with("-")) return std::nullopt;
+  if (name.starts_with("-")) {
+    if (app.get_option_no_throw(name) != nullptr) return std::nullopt;
+    fmt::print(stderr, "kvtwin: there is no option '{}' before a subcommand\n",
+               Printable(name, 40));
+    return 2;
+  }
   std::string nearest;
   std::size_t least = 3;  // A word that differs by more is another word.
   for (const CLI::App* each : app.get_subcommands({})) {
@@ -358,6 +389,7 @@ int Main(int argc, char** argv) {
   CLI::App app("A KV cache, and a tester of other KV caches", "kvtwin");
   app.set_version_flag("-v,--version", "kvtwin 0.1.0");
   app.require_subcommand(1);
+  app.footer("`kvtwin help SUBCOMMAND` has the options of a subcommand.");
   int exit_code = 0;
   AddCheckCommand(app, exit_code);
   AddShowCommand(app, exit_code);

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "core/json_line.h"
+#include "core/refusals.h"
 
 namespace kvtwin::props {
 namespace {
@@ -18,8 +19,6 @@ namespace fs = std::filesystem;
 
 // Whether the file begins as each page does (props/report/page.html).
 bool IsPage(const std::string& path) {
-  std::error_code unknown;
-  if (!fs::is_regular_file(path, unknown)) return false;
   std::ifstream in(path, std::ios::binary);
   std::string begin(1024, '\0');
   in.read(begin.data(), std::ssize(begin));
@@ -30,10 +29,20 @@ bool IsPage(const std::string& path) {
 
 }  // namespace
 
-void RemoveStalePage(const std::string& path) {
-  if (!IsPage(path)) return;
+Status PreparePage(const std::string& path) {
+  if (path.empty()) return Invalid("--html is empty, it must name a file");
   std::error_code error;
-  fs::remove(path, error);  // If it stays, writing the new one says why.
+  if (!fs::is_regular_file(path, error)) return {};
+  if (!IsPage(path)) {
+    return Invalid("--html is '{}', a file that is not a page of kvtwin",
+                   Printable(path, 200));
+  }
+  // If the old page stays, writing the new one says why.
+  if (fs::remove(path, error)) {
+    fmt::print(stderr, "kvtwin: removed {}, the page of an earlier run\n",
+               Printable(path, path.size()));
+  }
+  return {};
 }
 
 int AfterPage(const Status& written, const std::string& path, int exit_code) {

@@ -9,9 +9,10 @@
 
 namespace kvtwin::props {
 
-// Removes the page of an earlier run, so that there is a page afterwards only
-// if this run wrote it. Leaves any file alone that is no page of ours.
-void RemoveStalePage(const std::string& path);
+// Removes the page of an earlier run, and says so, so that there is a page
+// afterwards only if this run wrote it. Errors: an empty path; a file that is
+// no page of ours, which stays as it is.
+Status PreparePage(const std::string& path);
 
 // Returns `exit_code` if the page was written, and says where on standard
 // error; otherwise says why not, and returns 2.

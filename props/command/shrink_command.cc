@@ -72,6 +72,10 @@ int Run(const Arguments& arguments) {
     return Complain(Printable(arguments.path, arguments.path.size()) +
                     " cannot be read, or is empty");
   }
+  std::error_code none;
+  if (std::filesystem::equivalent(arguments.path, arguments.out, none)) {
+    return Complain("--out is the recording itself");
+  }
   RecordingShrinkOptions options;
   options.twins =
       arguments.twin == "both"

@@ -100,8 +100,12 @@ std::string_view CitedRules(std::string_view check, OpKind operation) {
 
 std::string_view CitedRules(const Difference& difference,
                             const History& history) {
-  if (difference.step >= history.ops.size()) return "S1, S2, S3, S4";  // Init.
-  return CitedRules(difference.check, history.ops[difference.step].kind);
+  const bool ran = difference.step < history.ops.size();
+  const OpKind kind = ran ? history.ops[difference.step].kind : OpKind::kLayer;
+  const auto* found =
+      std::ranges::find(kCheckRules, difference.check, &CheckRules::check);
+  if (!ran && found == kCheckRules.end()) return "S1, S2, S3, S4";  // Init.
+  return CitedRules(difference.check, kind);
 }
 
 std::string_view CitedRules(TraceOpKind call) {

@@ -341,8 +341,9 @@ bool Duo::CanResume(int seq, std::int32_t pos) {
   CheckResult(call, {}, found.status());
   HashInt(*found ? 1 : 0);
   // A no is always honest.
-  Check(due || !*found, "subject: resume",
-        [&] { return call + " is true, but " + WhyNotResumed(ledger_, seq); });
+  Check(due || !*found, "subject: resume", [&] {
+    return call + " is true, but " + WhyNotResumed(ledger_, seq, pos);
+  });
   if (*found) ledger_.Resumes(seq, pos);
   return *found;
 }

@@ -129,7 +129,10 @@ std::optional<WrongRow> Explain(
     return wrong;
   }
   if (wrong.column < 0) return std::nullopt;
-  wrong.text += ", which it is not entitled to";
+  const std::uint64_t seen = HashColumn(view, wrong.column, v_layout);
+  const bool again = std::ranges::find(due_hashes, seen) != due_hashes.end();
+  wrong.text += again ? ", which it sees more than once"
+                      : ", which it is not entitled to";
   return wrong;
 }
 
@@ -220,13 +223,17 @@ std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout) {
   return text + " V " + ElementsText(RowOf(view.value, v_layout, column));
 }
 
-std::string WhyNotResumed(const reference::Ledger& ledger, int seq) {
+std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
+                          std::int32_t pos) {
+  std::int64_t end = 0;
   for (const CacheLedger& part : ledger.parts()) {
     for (const reference::LedgerToken& token : part.tokens()) {
-      if (token.HeldBy(seq)) return "tokens in the window are gone";
+      if (token.HeldBy(seq)) end = std::max(end, token.position + 1);
     }
   }
-  return "the sequence has no tokens";
+  if (end == 0) return "the sequence has no tokens";
+  if (pos <= end) return "tokens in the window are gone";
+  return fmt::format("position {} is beyond the end, which is {}", pos, end);
 }
 
 std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,

@@ -32,7 +32,8 @@ std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
                                      const KvView& view, VLayout v_layout);
 
 // Says why CanResume must not be true of the sequence (S28).
-std::string WhyNotResumed(const reference::Ledger& ledger, int seq);
+std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
+                          std::int32_t pos);
 
 // Whose K and V rows a column of a view has: of the token that has both, else
 // of one that has either.

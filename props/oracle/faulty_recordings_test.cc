@@ -199,6 +199,25 @@ TEST(FaultyRecordings, OtherAnswersAreCompared) {
               {{4, "false", "true", "result is true, due is false"}});
   ExpectFound({Other(window), kStart, far, no},
               {{4, "false", "true", "tokens in the window are gone"}});
+  const std::string beyond =
+      R"({"op":"can_resume","seq":0,"pos":11,"result":false})";
+  ExpectFound(
+      {Other(window), kStart, far, beyond},
+      {{4, "false", "true", "position 11 is beyond the end, which is 10"}});
+}
+
+// Column 2 has the row of the second token once more.
+TEST(FaultyRecordings, ATokenIsSeenOnce) {
+  const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,3],)"
+                          R"("data":[100,1000,200,1001,200,1001]},)"
+                          R"("value":{"shape":[1,1,3],"data":[100,200,200]},)"
+                          R"("mask":{"shape":[3,2],"rows":["100","110"]}})";
+  const std::string start =
+      R"({"op":"start_forward","positions":[0,1],"sequences":[0,0],)"
+      R"("result":"ok"})";
+  ExpectFound({Other(kHeader), start, kPut, get},
+              {{4, R"("110")", R"("111")", "which it sees more than once"},
+               {4, R"("100")", R"("101")", "which it is not entitled to"}});
 }
 
 TEST(FaultyRecordings, EncodersAreCompared) {

@@ -561,8 +561,8 @@ std::optional<Finding> Oracle::FollowLedger(const TraceOp& op) {
       return std::nullopt;
     case TraceOpKind::kCanResume:  // A no is always honest.
       if (!op.answer || ledger_->CanResume(op.seq, op.pos)) return std::nullopt;
-      return Finding{"result is true, but " + WhyNotResumed(*ledger_, op.seq),
-                     ""};
+      return Finding{
+          "result is true, but " + WhyNotResumed(*ledger_, op.seq, op.pos), ""};
     case TraceOpKind::kEncoderCached:
       if (!op.answer || ledger_->active().slots().cached) return std::nullopt;
       return Finding{"result is true, but nothing is cached", ""};

@@ -20,7 +20,9 @@ write_page() {
 }
 
 write_page
-"$kvtwin" check --html "$page" "$right" >/dev/null
+"$kvtwin" check --html "$page" "$right" 2>&1 >/dev/null |
+  grep -qx "kvtwin: removed $page, the page of an earlier run" ||
+  fail "it does not say what it removed"
 [ ! -e "$page" ] || fail "check left the page of an earlier run"
 write_page
 "$kvtwin" fuzz --ops 100 --html "$page" >/dev/null
@@ -29,6 +31,31 @@ write_page
 "$kvtwin" run "kvt1 | put 0*1" --html "$page" >/dev/null
 [ ! -e "$page" ] || fail "run left the page of an earlier run"
 
+# refused COMMAND...: exits with 2.
+refused() {
+  local code=0
+  "$kvtwin" "$@" >/dev/null 2>"$scratch/said" || code=$?
+  [ "$code" -eq 2 ] || fail "'$*' exits with $code, not with 2"
+}
+
+# A file that is no page stays as it is, also if it is what is judged.
 echo "notes" >"$page"
-"$kvtwin" fuzz --ops 100 --html "$page" >/dev/null
+refused fuzz --ops 100 --html "$page"
+grep -q "is '$page', a file that is not a page of kvtwin" "$scratch/said" ||
+  fail "it does not say why"
+refused run "kvt1 | put 0*1" --html "$page"
 [ "$(cat "$page")" = notes ] || fail "a file of the user is gone"
+cp "$wrong" "$scratch/in.jsonl"
+refused check --html "$scratch/in.jsonl" "$scratch/in.jsonl"
+cmp "$wrong" "$scratch/in.jsonl" || fail "the recording is gone"
+refused shrink "$scratch/in.jsonl" --with cat --out "$scratch/in.jsonl"
+cmp "$wrong" "$scratch/in.jsonl" || fail "the recording is gone"
+refused check --html "" "$wrong"
+refused fuzz --ops 100 --html ""
+
+# Each recording has a page of its own.
+mkdir -p "$scratch/many/a" "$scratch/pages"
+cp "$wrong" "$scratch/many/a/b.jsonl"
+cp "$wrong" "$scratch/many/a-b.jsonl"
+"$kvtwin" check --html "$scratch/pages" "$scratch/many" >/dev/null 2>&1 || true
+[ "$(find "$scratch/pages" -name '*.html' | wc -l)" -eq 2 ] || fail "a page is lost"
