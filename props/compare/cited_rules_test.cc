@@ -153,6 +153,10 @@ TEST(CitedRules, AreThoseOfTheOperationWhereItsAnswerIsWrong) {
   EXPECT_EQ(
       CitedRules({.step = 2, .check = "subject: result", .text = ""}, history),
       "S1, S2, S3, S4");
+  // A leak that shows when all is over is no rule's.
+  EXPECT_EQ(
+      CitedRules({.step = 2, .check = "backend: memory", .text = ""}, history),
+      "");
 }
 
 }  // namespace
