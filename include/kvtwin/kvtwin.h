@@ -168,7 +168,8 @@ typedef struct kvtwin_cache_params {
   kvtwin_kind kind;
   kvtwin_placement placement;
   int32_t window; /* -1: unbounded. */
-  int32_t memory; /* -1: the window. */
+  int32_t memory; /* -1: the window. With several sequences at least window
+                     + 1 is kept (S3 of docs/semantics.md). */
   int32_t chunk;
   kvtwin_shift shift;
   const struct kvtwin_cache_params* caches; /* Of a wrapper: one after another,
@@ -671,7 +672,8 @@ typedef struct kvtwin_backend_v1 {
   int (*remove)(void* cache, int32_t sequence, int32_t begin, int32_t end);
   int (*copy_prefix)(void* cache, int32_t source, int32_t target,
                      int32_t length);
-  /* *yes: 1 if the sequence can go on at `position` with its whole window. */
+  /* *yes: 1 if the sequence can continue at `position` with its whole window; 0
+   * for a sequence without tokens if memory is bounded (S28). */
   int (*can_resume)(void* cache, int32_t sequence, int32_t position,
                     int32_t* yes);
 

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <string_view>
 
 #include "props/base/interrupt.h"
 
@@ -97,10 +99,17 @@ LiveResult FuzzLive(const FuzzOptions& options,
 
 std::string FindingText(const LiveFinding& finding, const Subject& subject) {
   const FuzzFailure& failure = finding.failure;
+  constexpr std::array<std::string_view, 3> kConventions = {
+      "subject: rows", "subject: resume", "subject: result"};
+  const bool may_be_convention =
+      std::ranges::count(kConventions, failure.difference.check) > 0;
   return fmt::format(
-      "{}  found   history {}; shrunk from {} operations to {}\n",
+      "{}  found   history {}; shrunk from {} operations to {}\n{}",
       FailureText(failure.shrunk, failure.difference, subject),
-      failure.history_number, failure.operations, failure.shrunk.ops.size());
+      failure.history_number, failure.operations, failure.shrunk.ops.size(),
+      may_be_convention ? "  hint    other conventions are no bug: `kvtwin "
+                          "profile` works out which it follows\n"
+                        : "");
 }
 
 }  // namespace kvtwin::props

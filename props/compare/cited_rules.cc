@@ -108,7 +108,7 @@ std::string_view CitedRules(const Difference& difference,
   return CitedRules(difference.check, kind);
 }
 
-std::string_view CitedRules(TraceOpKind call) {
+std::string_view CitedRules(TraceOpKind call, bool of_cell) {
   switch (call) {
     case TraceOpKind::kStartForward:
       return kStartForward;
@@ -119,7 +119,7 @@ std::string_view CitedRules(TraceOpKind call) {
     case TraceOpKind::kPut:
       return kPut;
     case TraceOpKind::kGet:
-      return "S14, S15, S16, S21, S23, S24, S52, S53";
+      return of_cell ? "S16, S21, S52, S53" : "S14, S15, S23, S24";
     case TraceOpKind::kReservedMask:
       return "S18";
     case TraceOpKind::kRemove:

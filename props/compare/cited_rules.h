@@ -20,8 +20,9 @@ std::string_view CitedRules(std::string_view check, OpKind operation);
 std::string_view CitedRules(const Difference& difference,
                             const History& history);
 
-// Returns the rules for the answer of a call in a recording.
-std::string_view CitedRules(TraceOpKind call);
+// Returns the rules for the answer of a call in a recording. `of_cell`: it is
+// about one column of a mask row, or the rows in its cell.
+std::string_view CitedRules(TraceOpKind call, bool of_cell);
 
 // The same of pools, by the name of the call: "open".
 std::string_view CitedPoolRules(std::string_view call);

@@ -57,7 +57,9 @@ Rules CitedByReports() {
   }
   for (int kind = 0; kind <= static_cast<int>(TraceOpKind::kEncoderCached);
        ++kind) {
-    AddRules(CitedRules(static_cast<TraceOpKind>(kind)), cited);
+    for (const bool of_cell : {true, false}) {
+      AddRules(CitedRules(static_cast<TraceOpKind>(kind), of_cell), cited);
+    }
   }
   for (int kind = 0; kind <= static_cast<int>(PagedTraceOpKind::kUsage);
        ++kind) {
@@ -146,6 +148,8 @@ TEST(CitedRules, AreThoseOfTheOperationWhereItsAnswerIsWrong) {
   EXPECT_EQ(CitedRules("subject: result", OpKind::kAsk), "S28, S44");
   EXPECT_EQ(CitedRules("subject: view cells", OpKind::kAsk), "S14");
   EXPECT_EQ(CitedRules("backend: crash", OpKind::kAsk), "");
+  EXPECT_EQ(CitedRules(TraceOpKind::kGet, true), "S16, S21, S52, S53");
+  EXPECT_EQ(CitedRules(TraceOpKind::kGet, false), "S14, S15, S23, S24");
   const History history = *ParseHistory("kvt1 | put 0*1 | ask 0@1");
   EXPECT_EQ(
       CitedRules({.step = 1, .check = "subject: result", .text = ""}, history),

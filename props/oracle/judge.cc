@@ -85,8 +85,10 @@ void Count(const PagedOracle& oracle, const PagedTraceOp& op, Judged& judged) {
   }
 }
 
-std::string_view RulesOf(const TraceOp& op) { return CitedRules(op.kind); }
-std::string_view RulesOf(const PagedTraceOp& op) {
+std::string_view RulesOf(const TraceOp& op, const Finding& finding) {
+  return CitedRules(op.kind, finding.column >= 0);
+}
+std::string_view RulesOf(const PagedTraceOp& op, const Finding&) {
   return CitedPoolRules(TraceOpName(op.kind));
 }
 
@@ -115,7 +117,7 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
     if (finding && judgement.verdict == Verdict::kAccept) {
       judgement = {Verdict::kReject, Level::kEntitlement, op.line,
                    fmt::format("{}: {}", name, finding->text), finding->twin};
-      judgement.rules = RulesOf(op);
+      judgement.rules = RulesOf(op, *finding);
     }
     if (step.entitlement) judgement.level = Level::kNone;
     if (error && !finding) break;  // A call that no cache was asked.

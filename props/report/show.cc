@@ -446,7 +446,7 @@ std::optional<Failure> ExplainCache(const std::string& path,
     const TraceHeader& header = oracle.header();
     failure.setup = CacheText(header) + "; " + SizesText(header);
     failure.reason = finding.text;
-    failure.rules = CitedRules(op.kind);
+    failure.rules = CitedRules(op.kind, finding.column >= 0);
     failure.text = HeaderText(path, header) + CellsText(oracle) +
                    shower.StepText(oracle, op, &finding);
     return false;
