@@ -25,6 +25,14 @@ inline CacheConfig ConfigOf(VLayout layout) {
           .v_layout = layout};
 }
 
+// A cache of this kind, and no more said; a wrapper has two causal caches.
+inline std::unique_ptr<Cache> MakeOfKind(Kind kind, const std::string& twin) {
+  CacheSpec spec;
+  spec.kind = kind;
+  if (kind == Kind::kWrapper) spec.caches = {CacheSpec(), CacheSpec()};
+  return *MakeCache(spec, twin);
+}
+
 // Rows are single numbers: V is the tag that it was put with, K the tag and
 // whatever the shift function made of it.
 class TestCache {

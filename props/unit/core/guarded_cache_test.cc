@@ -493,16 +493,9 @@ TEST_P(GateOf, EncodersAtTheirBounds) {
   EXPECT_TRUE(*cache->EncoderCached());
 }
 
-std::unique_ptr<Cache> Made(Kind kind, const std::string& twin) {
-  CacheSpec spec;
-  spec.kind = kind;
-  if (kind == Kind::kWrapper) spec.caches = {CacheSpec(), CacheSpec()};
-  return *MakeCache(spec, twin);
-}
-
 TEST_P(GateOf, OrderOfTheFirstCalls) {
   for (const Kind kind : {Kind::kCausal, Kind::kEncoder, Kind::kWrapper}) {
-    const auto cache = Made(kind, GetParam());
+    const auto cache = MakeOfKind(kind, GetParam());
     EXPECT_EQ(cache->CellCount(), 0);
     std::vector<CellEntry> cells(1);
     cache->ListCells(cells);
@@ -527,7 +520,7 @@ TEST_P(GateOf, OrderOfTheFirstCalls) {
 }
 
 TEST_P(GateOf, RefusesTensorsThatCannotBe) {
-  const auto cache = Made(Kind::kEncoder, GetParam());
+  const auto cache = MakeOfKind(Kind::kEncoder, GetParam());
   ASSERT_TRUE(cache->SetConfig({.v_layout = VLayout::kPermuted}).ok());
   ASSERT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
   const std::array<std::int32_t, 1> positions = {0};
@@ -558,7 +551,7 @@ TEST_P(GateOf, NamesTheArgumentThatIsNegative) {
     return status.message().find(name) != std::string::npos;
   };
   for (const Kind kind : {Kind::kCausal, Kind::kWrapper}) {
-    const auto cache = Made(kind, GetParam());
+    const auto cache = MakeOfKind(kind, GetParam());
     ASSERT_TRUE(cache->Init(DType::kF32, 1, 4, 1).ok());
     EXPECT_TRUE(names(cache->CopyPrefix(-1, 0, 0), "src"));
     EXPECT_TRUE(names(cache->CopyPrefix(0, -1, 0), "dst"));

@@ -28,13 +28,6 @@ INSTANTIATE_TEST_SUITE_P(Twins, StateChecks, ::testing::ValuesIn(TwinList()),
 
 constexpr auto kInvalid = StatusCode::kInvalidArgument;
 
-std::unique_ptr<Cache> Made(Kind kind, const std::string& twin) {
-  CacheSpec spec;
-  spec.kind = kind;
-  if (kind == Kind::kWrapper) spec.caches = {CacheSpec(), CacheSpec()};
-  return *MakeCache(spec, twin);
-}
-
 // Restores what `damage` makes of the state; it must be refused.
 void ExpectRefused(Cache& cache,
                    const std::function<void(CacheState&)>& damage) {
@@ -132,7 +125,7 @@ TEST_P(StateChecks, ASnapshotReplacesWhatAStateHeld) {
 
 TEST_P(StateChecks, RefusesEachDamageOfAnEncodersState) {
   for (const VLayout layout : {VLayout::kPlain, VLayout::kPermuted}) {
-    const auto cache = Made(Kind::kEncoder, GetParam());
+    const auto cache = MakeOfKind(Kind::kEncoder, GetParam());
     ASSERT_TRUE(cache->SetConfig({.v_layout = layout}).ok());
     ASSERT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
     const DenseTensor row{DType::kF32, {1, 1, 1, 1}, {4, std::byte{}}};
@@ -161,7 +154,7 @@ TEST_P(StateChecks, RefusesEachDamageOfAnEncodersState) {
 }
 
 TEST_P(StateChecks, AWrapperRefusesStatesOfOthers) {
-  const auto cache = Made(Kind::kWrapper, GetParam());
+  const auto cache = MakeOfKind(Kind::kWrapper, GetParam());
   ASSERT_TRUE(cache->Init(DType::kF32, 1, 4, 1).ok());
   ExpectRefused(*cache, [](auto& state) { state.caches.pop_back(); });
   ExpectRefused(*cache, [](auto& state) { state.position = 1; });
