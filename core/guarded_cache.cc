@@ -362,7 +362,7 @@ Result<bool> GuardedCache::CanResume(int seq, std::int32_t pos) {
   return DoCanResume(seq, pos);
 }
 
-// What is not supported is asked before anything changes (S48).
+// Refusals come before any change: not_supported, shared_cells (S48).
 Status GuardedCache::PrepareRemove(int seq, std::int32_t begin,
                                    std::int32_t end) {
   Status status = CheckReady();

@@ -162,9 +162,9 @@ void ForEachInParallel(std::size_t count, std::size_t bytes, const Does& does) {
   if (thrown) std::rethrow_exception(thrown);
 }
 
-// Returns the checksum of `size` bytes. next(begin, size) gives each part in
-// turn, or nothing if it cannot; then there is no checksum. Parts are so small
-// that they are still in the caches when they are checked.
+// Returns the checksum of `size` bytes. next(begin, size) returns each part in
+// turn. If it returns null, Checksum returns no value. A part is small enough
+// to stay in the processor's caches until it is checked.
 template <class Next>
 std::optional<std::uint64_t> Checksum(std::size_t size, const Next& next) {
   constexpr std::size_t kPart = std::size_t{1} << 20;
@@ -320,8 +320,8 @@ struct Target {
   }
 };
 
-// Finds the place of the named tensor, and gives the state its shape; returns
-// nothing if there is no such tensor.
+// Finds the place of the named tensor, and gives the state its shape. Returns
+// no value if the name is unknown.
 std::optional<Target> TargetOf(std::string_view name,
                                const TensorHeader& header, CacheState& all) {
   CacheState* state = StateOf(name, all);

@@ -199,7 +199,7 @@ TEST(Bucket, SaysThatItDidNotHappenAgain) {
 
 TEST(Bucket, NamesTheTargetWhereItMatters) {
   if (optimized::SupportedTargets().size() < 2) {
-    // A bucket names the target only if another one does not fail.
+    // The bucket names the target only if another target passes.
     GTEST_SKIP() << "this machine has one target only";
   }
   const std::string best = optimized::ActiveTarget();

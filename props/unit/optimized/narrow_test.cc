@@ -15,27 +15,13 @@
 #include "optimized/row_kernels.h"
 #include "optimized/targets.h"
 #include "props/testing/each_target.h"
+#include "props/testing/float_bits.h"
 #include "props/testing/test_cache.h"
 
 namespace kvtwin::props {
 namespace {
 
 using Floats = std::vector<float>;
-
-// Bits, for a NaN is not equal to itself.
-template <class T>
-std::vector<std::uint32_t> Bits(const std::vector<T>& numbers) {
-  std::vector<std::uint32_t> bits;
-  bits.reserve(numbers.size());
-  for (const T number : numbers) {
-    if constexpr (sizeof(T) == 4) {
-      bits.push_back(std::bit_cast<std::uint32_t>(number));
-    } else {
-      bits.push_back(number);
-    }
-  }
-  return bits;
-}
 
 class NarrowOn : public EachTarget {};
 INSTANTIATE_TEST_SUITE_P(Targets, NarrowOn,
@@ -53,7 +39,7 @@ void ExpectConversions(DType dtype) {
   }
   Floats floats(all);
   optimized::WidenToF32(dtype, codes.data(), floats.data(), floats.size());
-  EXPECT_EQ(Bits(floats), Bits(due));
+  EXPECT_EQ(FloatBits(floats), FloatBits(due));
   // Each number, halfway to the next, and just beside both.
   Floats from;
   from.reserve(12 * floats.size());

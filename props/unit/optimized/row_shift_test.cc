@@ -5,10 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -18,27 +16,13 @@
 #include "props/history/history.h"
 #include "props/testing/agreement.h"
 #include "props/testing/each_target.h"
+#include "props/testing/float_bits.h"
 #include "props/testing/test_cache.h"
 
 namespace kvtwin::props {
 namespace {
 
 using Floats = std::vector<float>;
-
-// Bits, for a NaN is not equal to itself.
-template <class T>
-std::vector<std::uint32_t> Bits(const std::vector<T>& numbers) {
-  std::vector<std::uint32_t> bits;
-  bits.reserve(numbers.size());
-  for (const T number : numbers) {
-    if constexpr (sizeof(T) == 4) {
-      bits.push_back(std::bit_cast<std::uint32_t>(number));
-    } else {
-      bits.push_back(number);
-    }
-  }
-  return bits;
-}
 
 class RowShiftOn : public EachTarget {};
 INSTANTIATE_TEST_SUITE_P(Targets, RowShiftOn,
@@ -67,7 +51,7 @@ TEST_P(RowShiftOn, ShiftsRowsAsTheDefinitionDoes) {
           Floats found = due;
           fast.Apply(DType::kF32, std::as_writable_bytes(std::span(found)));
           ASSERT_TRUE(ShiftRow(shift, 0, -5, head_dim, 3, due).ok());
-          EXPECT_EQ(Bits(found), Bits(due)) << head_dim;
+          EXPECT_EQ(FloatBits(found), FloatBits(due)) << head_dim;
         }
       }
     }
