@@ -48,17 +48,17 @@ class CacheLedger final : public PlainLedger {
   }
 
   // If first tokens stay, the window counts tokens, not positions.
-  bool Entitled(int row, const LedgerToken& token) const override {
+  bool MaySee(int row, const LedgerToken& token) const override {
     if (!window_ || rules_.first == Rules::First::kLeave) {
-      return PlainLedger::Entitled(row, token);
+      return PlainLedger::MaySee(row, token);
     }
     const auto& [now, seq, excepted] = batch_[static_cast<std::size_t>(row)];
     if (!token.HeldBy(seq)) return false;
     if (token.position > now && !excepted) return false;
     return CountAfter(token, now, seq) <= *window_;
   }
-  // Whether the cache is right, too, if the row does not see a token that it is
-  // entitled to.
+  // Whether the cache is right, too, if the row does not see a token that it
+  // may see.
   bool MayMiss(int row, const LedgerToken& token) const {
     return IsEvictable(token, batch_[static_cast<std::size_t>(row)].sequence);
   }

@@ -2,7 +2,7 @@
 //
 // A list of tokens, each with its position, the sequences that hold it and the
 // exact K and V rows it was put with. It answers one question: which tokens is
-// this batch row entitled to, and what are their rows now? The reference twin
+// this batch row may see, and what are their rows now? The reference twin
 // is checked against it, so they share nothing but core/. Each function names
 // its rules in docs/semantics.md: (S7). Calls are taken as legal: the gate of
 // core/guarded_cache.h is not here.
@@ -52,7 +52,7 @@ class PlainLedger {
   const CacheState& slots() const { return slots_; }
 
   // Whether row `row` of the current batch may see `token` (S16, S17).
-  virtual bool Entitled(int row, const LedgerToken& token) const {
+  virtual bool MaySee(int row, const LedgerToken& token) const {
     const auto& [now, seq, excepted] = batch_[static_cast<std::size_t>(row)];
     if (!token.HeldBy(seq)) return false;
     if (token.position > now && !excepted) return false;

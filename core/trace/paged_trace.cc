@@ -238,7 +238,7 @@ Status AppendFields(const PagedTraceOp& op, std::string& text) {
 }
 
 // Reads the rules of a pool from the object `cache` of the first line.
-PoolRules ReadRules(const JsonFields& cache, bool entitlement_only) {
+PoolRules ReadRules(const JsonFields& cache, bool visibility_only) {
   PoolRules rules;
   const auto said = [&](std::string_view key) {
     return cache.Find(key) != nullptr && cache.Bool(key);
@@ -246,7 +246,7 @@ PoolRules ReadRules(const JsonFields& cache, bool entitlement_only) {
   rules.deduplicates = said("deduplicates");
   rules.recomputes_last = said("recomputes_last");
   rules.window = cache.OptionalInt("window", 0);
-  if (rules.any() && !entitlement_only) {
+  if (rules.any() && !visibility_only) {
     cache.Fail(rules.window         ? "window"
                : rules.deduplicates ? "deduplicates"
                                     : "recomputes_last",
@@ -275,8 +275,8 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
   if (const JsonValue* producer = fields.Find("producer")) {
     header.producer = producer->text;
   }
-  header.entitlement_only = fields.Name("placement", kPlacementNames) == 1;
-  header.rules = ReadRules(fields.Object("cache"), header.entitlement_only);
+  header.visibility_only = fields.Name("placement", kPlacementNames) == 1;
+  header.rules = ReadRules(fields.Object("cache"), header.visibility_only);
   const JsonFields pool = fields.Object("pool");
   PagedSpec& spec = header.spec;
   for (const Size& size : kSizes) {
@@ -290,7 +290,7 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
     spec.layout = static_cast<PagedLayout>(pool.Name("layout", kLayoutNames));
   }
   // No pool is made for the placement "other".
-  if (!problem.empty() || header.entitlement_only) return header;
+  if (!problem.empty() || header.visibility_only) return header;
   if (const double bytes = PoolBytes(spec); bytes > kTraceCacheBytesMax) {
     problem = fmt::format(
         "the pool would need {:.3g} bytes, this program stops at {:.3g}: "
@@ -361,7 +361,7 @@ Status WriteTraceHeader(const PagedTraceHeader& header, std::ostream& out) {
   out << fmt::format(R"({{"kvtrace":1,"producer":{},"placement":"{}",)"
                      R"("cache":{{"type":"paged"{}}},"pool":{{)",
                      JsonString(header.producer),
-                     kPlacementNames[header.entitlement_only ? 1 : 0],
+                     kPlacementNames[header.visibility_only ? 1 : 0],
                      RulesText(header.rules));
   for (const Size& size : kSizes) {
     out << fmt::format(R"("{}":{},)", size.name, spec.*size.number);

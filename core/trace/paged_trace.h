@@ -26,7 +26,7 @@ inline constexpr int kTracePoolCommitsMax = 1024;
 
 struct PagedTraceHeader {
   std::string producer;
-  bool entitlement_only = false;  // Placement "other".
+  bool visibility_only = false;  // Placement "other".
   PagedSpec spec;
   PoolRules rules = {};  // None, unless the placement is "other".
 };

@@ -156,7 +156,7 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
     header.producer = producer->text;
   }
   const std::size_t placement = fields.Name("placement", kPlacementNames);
-  header.entitlement_only = placement == 2;
+  header.visibility_only = placement == 2;
   (void)fields.Object("cache");
   if (!problem.empty()) return header;
   header.spec = ReadSpec(
@@ -174,7 +174,7 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
   header.rows.kv_heads = model.Int("kv_heads", 1);
   header.rows.v_head_dim = model.Int("v_head_dim", 1);
   // No cache is made for "other": only tokens of the lines are kept.
-  if (!problem.empty() || header.entitlement_only) return header;
+  if (!problem.empty() || header.visibility_only) return header;
   const double bytes = CacheBytesBound(header, header.rows, 0);
   if (bytes > kTraceCacheBytesMax) {
     problem = fmt::format(
@@ -637,7 +637,7 @@ Status WriteTraceHeader(const TraceHeader& header, std::ostream& out) {
   out << fmt::format(
       R"({{"kvtrace":1,"producer":{},"placement":"{}","cache":{},)",
       JsonString(header.producer),
-      kPlacementNames[header.entitlement_only ? 2 : placement],
+      kPlacementNames[header.visibility_only ? 2 : placement],
       SpecText(header.spec));
   out << fmt::format(
       R"("config":{{"cache_padding":{},"mask_batch_padding":{},)"

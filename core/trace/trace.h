@@ -39,8 +39,8 @@ struct TraceError {
 
 struct TraceHeader {
   std::string producer;
-  bool entitlement_only = false;  // Placement "other".
-  CacheSpec spec;                 // Each cache of a wrapper has its placement.
+  bool visibility_only = false;  // Placement "other".
+  CacheSpec spec;                // Each cache of a wrapper has its placement.
   CacheConfig config;
   InitArgs init;
   int layers = 1;

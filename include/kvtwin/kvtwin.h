@@ -598,9 +598,10 @@ enum {
 
 /* How much a backend claims to be held to. */
 typedef enum kvtwin_level {
-  KVTWIN_NUMERIC = 0,     /* Attention over its views, within a tolerance. */
-  KVTWIN_ENTITLEMENT = 1, /* Each row sees the tokens that are due. */
-  KVTWIN_IDENTITY = 2     /* Same errors, cells, view bounds and bytes. */
+  KVTWIN_NUMERIC = 0,    /* Attention over its views, within a tolerance. */
+  KVTWIN_VISIBILITY = 1, /* Each row sees the tokens that are due. */
+  KVTWIN_IDENTITY = 2,   /* Same errors, cells, view bounds and bytes. */
+  KVTWIN_ENTITLEMENT = KVTWIN_VISIBILITY /* Its name before. */
 } kvtwin_level;
 
 typedef struct kvtwin_description_v1 {
@@ -610,7 +611,7 @@ typedef struct kvtwin_description_v1 {
    * `kvtwin profile --list`, perhaps with exceptions, as `kvtwin profile`
    * prints them: "llama.cpp except copy replaces, middle removal shifts". */
   const char* profile;
-  kvtwin_level level;    /* ENTITLEMENT unless said otherwise. */
+  kvtwin_level level;    /* VISIBILITY unless said otherwise. */
   uint32_t kinds;        /* KVTWIN_HAS_..., CAUSAL unless said otherwise. */
   uint32_t can;          /* KVTWIN_CAN_..., 0 unless said otherwise. */
   uint32_t dtypes;       /* 1 << kvtwin_dtype of stored rows; f32. */

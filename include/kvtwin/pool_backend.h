@@ -11,7 +11,7 @@ extern "C" {
 #endif
 
 /* What a pool does otherwise than P1 to P11 say, as flags. It is then judged by
- * that, at the level of entitlement. */
+ * that, at the level of visibility. */
 typedef enum kvtwin_pool_ability {
   /* A commit swaps the whole blocks of a sequence for others of the same tokens
    * under the same key. */
@@ -29,7 +29,7 @@ typedef enum kvtwin_pool_ability {
 typedef struct kvtwin_pool_description_v1 {
   size_t size;
   const char* name;
-  /* ENTITLEMENT unless said otherwise: what a prompt finds, which blocks are
+  /* VISIBILITY unless said otherwise: what a prompt finds, which blocks are
    * taken and when the pool is full are its own affair. IDENTITY: all is as P1
    * to P11 say, misuse is refused, and nothing of the table is left out. */
   kvtwin_level level;

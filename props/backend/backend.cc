@@ -535,7 +535,7 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
   said.size = sizeof(said);
   said.name = "backend";
   said.profile = "ollama-0.15";
-  said.level = KVTWIN_ENTITLEMENT;
+  said.level = KVTWIN_VISIBILITY;
   said.kinds = KVTWIN_HAS_CAUSAL;
   said.dtypes = 1U << KVTWIN_F32;
   said.v_layouts = 1U << KVTWIN_V_PLAIN;
@@ -585,9 +585,9 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
   info.name = Printable(said.name, 200);
   info.profile = said.profile;
   info.rules = *rules;
-  info.claims = said.level == KVTWIN_IDENTITY      ? Level::kIdentity
-                : said.level == KVTWIN_ENTITLEMENT ? Level::kEntitlement
-                                                   : Level::kNumeric;
+  info.claims = said.level == KVTWIN_IDENTITY     ? Level::kIdentity
+                : said.level == KVTWIN_VISIBILITY ? Level::kVisibility
+                                                  : Level::kNumeric;
   info.abilities = {
       .kinds = said.kinds,
       .can = said.can,

@@ -22,7 +22,7 @@ struct BackendInfo {
   std::string name;
   std::string profile;  // As it is said.
   Rules rules;          // Those of it.
-  Level claims = Level::kEntitlement;
+  Level claims = Level::kVisibility;
   Abilities abilities;
   double tolerance = 0.01;
   bool has_cells = false;  // So that identity can be tried.

@@ -54,7 +54,7 @@ kvtwin_description_v1 Right() {
   right.size = sizeof(right);
   right.name = "mine";
   right.profile = "ollama-0.15";
-  right.level = KVTWIN_ENTITLEMENT;
+  right.level = KVTWIN_VISIBILITY;
   right.kinds = right.dtypes = right.v_layouts = right.shifts = 1;
   right.mask_dtypes = 1;
   return right;
@@ -70,7 +70,7 @@ TEST(Backend, TheLeastThereIsHasDefaults) {
   const kvtwin_backend_v1 table = Table();
   const Result<BackendInfo> info = DescribeBackend(&table);
   ASSERT_TRUE(info.ok()) << info.status().ToString();
-  EXPECT_EQ(info->claims, Level::kEntitlement);
+  EXPECT_EQ(info->claims, Level::kVisibility);
   EXPECT_EQ(info->abilities.kinds, KVTWIN_HAS_CAUSAL);
   EXPECT_EQ(info->abilities.max_sequences, 1);
   EXPECT_TRUE(info->abilities.OnlyGoesOn());
@@ -232,7 +232,7 @@ TEST(Backend, ALegalClientRemovesASequenceBeforeItBeginsAnew) {
   };
   const Result<BackendInfo> info = DescribeBackend(&table);
   ASSERT_TRUE(info.ok());
-  Subject subject = BackendSubject(*info, Level::kEntitlement, "");
+  Subject subject = BackendSubject(*info, Level::kVisibility, "");
   subject.abilities.can &= ~std::uint32_t{KVTWIN_CAN_ANY_ORDER};
   const Result<History> history = ParseHistory(
       "kvt1 kind=swa window=0 seqs=1 cap=8 legal=1 | put 0*3 | put 0*1 | "
@@ -278,7 +278,7 @@ TEST(Backend, NoTokenGetsAPositionBeyondTheLargest) {
   ASSERT_TRUE(history.ok());
   calls.clear();
   const RunResult result =
-      RunHistory(*history, BackendSubject(*info, Level::kEntitlement, ""));
+      RunHistory(*history, BackendSubject(*info, Level::kVisibility, ""));
   ASSERT_TRUE(result.ran);
   EXPECT_FALSE(result.difference) << result.difference->text;
   EXPECT_THAT(calls, ElementsAre("to 3", "by 2", "to 5", "copy 6", "to 5"));

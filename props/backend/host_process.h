@@ -46,7 +46,7 @@ BackendInfo BackendInfoFromJson(const nlohmann::ordered_json& json);
 
 struct PoolInfo {
   std::string name;
-  Level claims = Level::kEntitlement;
+  Level claims = Level::kVisibility;
 };
 
 struct HostOptions {

@@ -128,7 +128,7 @@ Result<KvView> LedgerCache::Get() {
   auto element = mask_.begin();
   for (int row = 0; row < ledger.rows(); ++row) {
     for (const LedgerToken& token : ledger.tokens()) {
-      if (ledger.Entitled(row, token)) *element = 0;
+      if (ledger.MaySee(row, token)) *element = 0;
       ++element;
     }
   }

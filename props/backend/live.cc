@@ -22,7 +22,7 @@ std::vector<Level> LevelsOf(const BackendInfo& info) {
   // that can do without rows for padding.
   const bool ours = info.rules == RulesAt(info, Level::kIdentity);
   if (info.has_cells && ours) levels.push_back(Level::kIdentity);
-  levels.push_back(Level::kEntitlement);
+  levels.push_back(Level::kVisibility);
   levels.push_back(Level::kNumeric);
   return levels;
 }

@@ -340,9 +340,9 @@ std::string RunIdentity(const PoolBackend& backend, const PagedHistory& history,
 }
 
 // What a recording of the history shows; or what cannot be recorded.
-std::string RunEntitlement(const PoolBackend& backend,
-                           const PagedHistory& history, PagedCensus* census,
-                           std::unique_ptr<PagedPool> pool) {
+std::string RunVisibility(const PoolBackend& backend,
+                          const PagedHistory& history, PagedCensus* census,
+                          std::unique_ptr<PagedPool> pool) {
   std::stringstream lines;
   PoolRecorder recorder(std::move(pool), backend.name, lines,
                         /*own_placement=*/true, backend.rules);
@@ -411,14 +411,14 @@ Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given) {
   kvtwin_pool_description_v1 said{};
   said.size = sizeof(said);
   said.name = "pool";
-  said.level = KVTWIN_ENTITLEMENT;
+  said.level = KVTWIN_VISIBILITY;
   if (const int code = backend.table.describe(&said); code != KVTWIN_OK) {
     return Invalid("describe answers {}", code);
   }
   if (said.name == nullptr) return Invalid("name is NULL");
   const int level = RawEnum(said.level);
-  if (level != KVTWIN_ENTITLEMENT && level != KVTWIN_IDENTITY) {
-    return Invalid("level is {}, pools have entitlement and identity", level);
+  if (level != KVTWIN_VISIBILITY && level != KVTWIN_IDENTITY) {
+    return Invalid("level is {}, pools have visibility and identity", level);
   }
   backend.name = Printable(said.name, 200);
   if (level == KVTWIN_IDENTITY) backend.level = Level::kIdentity;
@@ -465,7 +465,7 @@ PagedRun BackendRun(const PoolBackend& backend, Level level) {
       pool->reset();
       return RunIdentity(backend, history, census);
     }
-    return RunEntitlement(backend, history, census, std::move(*pool));
+    return RunVisibility(backend, history, census, std::move(*pool));
   };
 }
 

@@ -20,7 +20,7 @@ namespace kvtwin::props {
 struct PoolBackend {
   kvtwin_pool_backend_v1 table{};  // What it lacks is null.
   std::string name;
-  Level level = Level::kEntitlement;  // That it claims.
+  Level level = Level::kVisibility;  // That it claims.
   PoolRules rules;
   MemoryWatch* watch = nullptr;  // Outlives its pools.
 };
@@ -36,7 +36,7 @@ Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
                                                    const PagedSpec& spec);
 
 // Runs histories on pools of the backend. At Level::kIdentity they are compared
-// with the ledger and the reference twin after each call; at kEntitlement
+// with the ledger and the reference twin after each call; at kVisibility
 // recorded, and the recording judged. What the backend has no such pool for is
 // passed over. (Calls go to the backend in this process.)
 PagedRun BackendRun(const PoolBackend& backend, Level level);

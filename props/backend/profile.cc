@@ -209,7 +209,7 @@ RunResult RunLedgers(const History& history, const Rules& cache,
     if (!can) return Status(StatusCode::kNotSupported, "no such ledger");
     return MakeLedgerCache(setup.spec, cache);
   };
-  subject.level = Level::kEntitlement;
+  subject.level = Level::kVisibility;
   subject.rules = judge;
   subject.mask_rows_too = true;
   subject.abilities = abilities;

@@ -44,7 +44,7 @@ class Play {
   Positions Sees(int row) const {
     Positions seen;
     for (const auto& token : ledger_.tokens()) {
-      if (ledger_.Entitled(row, token)) seen.insert(token.position);
+      if (ledger_.MaySee(row, token)) seen.insert(token.position);
     }
     return seen;
   }
@@ -59,7 +59,7 @@ class Play {
   Positions MayMiss(int row) const {
     Positions spare;
     for (const auto& token : ledger_.tokens()) {
-      const bool sees = ledger_.Entitled(row, token);
+      const bool sees = ledger_.MaySee(row, token);
       if (sees && ledger_.MayMiss(row, token)) spare.insert(token.position);
     }
     return spare;
@@ -420,7 +420,7 @@ InferredProfile InferTable(const kvtwin_backend_v1* table,
                            const Abilities* abilities = nullptr) {
   const Result<BackendInfo> info = DescribeBackend(table);
   EXPECT_TRUE(info.ok()) << info.status().ToString();
-  Subject subject = BackendSubject(*info, Level::kEntitlement, "");
+  Subject subject = BackendSubject(*info, Level::kVisibility, "");
   if (abilities != nullptr) subject.abilities = *abilities;
   subject.mask_rows_too = true;
   const auto run = [&](const History& history, const Rules& rules) {
@@ -465,7 +465,7 @@ class PadsItsMasks final : public ForwardingCache {
 TEST(Inference, LeavesOpenHowManyRowsAMaskIsPaddedTo) {
   Subject subject;
   subject.name = "padded";
-  subject.level = Level::kEntitlement;
+  subject.level = Level::kVisibility;
   subject.mask_rows_too = true;
   Abilities& abilities = subject.abilities;
   abilities.kinds = KVTWIN_HAS_CAUSAL | KVTWIN_HAS_SWA;
@@ -662,7 +662,7 @@ TEST(Backend, TheLedgerOfEachProfileIsRightByItsOwnRules) {
     const Result<BackendInfo> info =
         DescribeBackend(LedgerBackend(profile.name));
     ASSERT_TRUE(info.ok());
-    Subject subject = BackendSubject(*info, Level::kEntitlement, "");
+    Subject subject = BackendSubject(*info, Level::kVisibility, "");
     subject.mask_rows_too = true;
     int ran = 0;
     for (std::uint64_t number = 0; number < 150; ++number) {
@@ -684,7 +684,7 @@ TEST(Backend, SaysWhoseRulesItFollows) {
   ASSERT_TRUE(info.ok());
   EXPECT_EQ(info->profile, "mlx");
   EXPECT_EQ(info->name, "ledger:mlx");
-  EXPECT_EQ(RulesAt(*info, Level::kEntitlement), FindProfile("mlx")->rules);
+  EXPECT_EQ(RulesAt(*info, Level::kVisibility), FindProfile("mlx")->rules);
   EXPECT_EQ(RulesAt(*info, Level::kIdentity),
             Rules{.mask_rows = Rules::MaskRows::kBatch});
   EXPECT_EQ(LedgerBackend("vllm"), nullptr);

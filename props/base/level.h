@@ -11,11 +11,11 @@ namespace kvtwin::props {
 
 // From the strongest on. Numeric: attention over the views gives the same
 // within a tolerance; none: not even that.
-enum class Level { kIdentity, kEntitlement, kNumeric, kNone };
+enum class Level { kIdentity, kVisibility, kNumeric, kNone };
 
 // In the order of the enum.
 inline constexpr std::array<std::string_view, 4> kLevelNames = {
-    "identity", "entitlement", "numeric", "none"};
+    "identity", "visibility", "numeric", "none"};
 
 inline std::string_view LevelName(Level level) {
   return kLevelNames[static_cast<std::size_t>(level)];

@@ -51,7 +51,7 @@ TEST(PoolBackend, ATwinIsIdentical) {
   ASSERT_TRUE(backend.ok());
   EXPECT_EQ(backend->level, Level::kIdentity);
   EXPECT_EQ(backend->name, "twin");
-  for (const Level level : {Level::kIdentity, Level::kEntitlement}) {
+  for (const Level level : {Level::kIdentity, Level::kVisibility}) {
     const PagedFuzzResult result =
         FuzzAt(level, *twin::kvtwin_get_pool_backend_v1());
     EXPECT_EQ(result.wrong, "") << Story(result);
@@ -61,7 +61,7 @@ TEST(PoolBackend, ATwinIsIdentical) {
 
 TEST(PoolBackend, AnExampleWithPlacesOfItsOwn) {
   const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();
-  const PagedFuzzResult result = FuzzAt(Level::kEntitlement, table);
+  const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(result.wrong, "") << Story(result);
   // It cannot be held to more.
   EXPECT_NE(FuzzAt(Level::kIdentity, table).wrong, "");
@@ -69,7 +69,7 @@ TEST(PoolBackend, AnExampleWithPlacesOfItsOwn) {
 
 TEST(PoolBackend, ABugIsFoundAndShrunk) {
   const PagedFuzzResult result =
-      FuzzAt(Level::kEntitlement, *bad_example::kvtwin_get_pool_backend_v1());
+      FuzzAt(Level::kVisibility, *bad_example::kvtwin_get_pool_backend_v1());
   EXPECT_THAT(result.wrong, HasSubstr("views"));
   EXPECT_LE(result.shrunk.ops.size(), 4) << Story(result);
 }
@@ -124,7 +124,7 @@ TEST(PoolBackend, WhatIsWrongIsSaid) {
   for (const Case& one : cases) {
     kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
     one.damage(table);
-    for (const Level level : {Level::kIdentity, Level::kEntitlement}) {
+    for (const Level level : {Level::kIdentity, Level::kVisibility}) {
       const PagedFuzzResult result = FuzzAt(level, table);
       EXPECT_NE(result.wrong, "") << one.why;
       EXPECT_THAT(result.wrong, HasSubstr(one.why));
@@ -143,7 +143,7 @@ TEST(PoolBackend, LinesOfABugAreAlike) {
        {shares, forgets, *bad_example::kvtwin_get_pool_backend_v1()}) {
     std::map<std::string, int> lines;
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
-      const PagedFuzzResult result = FuzzAt(Level::kEntitlement, table, seed);
+      const PagedFuzzResult result = FuzzAt(Level::kVisibility, table, seed);
       EXPECT_NE(result.wrong, "");
       ++lines[ToText(result.shrunk)];
     }
@@ -159,7 +159,7 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
   table.init = [](const kvtwin_pool_params*, void**) -> int {
     return KVTWIN_NOT_SUPPORTED;
   };
-  PagedFuzzResult result = FuzzAt(Level::kEntitlement, table);
+  PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(result.ran(), 0);
   EXPECT_EQ(result.census.operations, 0);
   EXPECT_GE(result.census.not_made, 1000);
@@ -171,7 +171,7 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
                        params->layout == KVTWIN_TOKEN_MAJOR;
     return plain ? twin::Init(params, pool) : KVTWIN_NOT_SUPPORTED;
   };
-  result = FuzzAt(Level::kEntitlement, table);
+  result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(result.wrong, "") << Story(result);
   EXPECT_GE(result.census.operations, kOperations);
   EXPECT_GT(result.ran(), result.census.not_made * 9 / 10);
@@ -184,14 +184,14 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
     return params->dtype == KVTWIN_F16 ? twin::Init(params, pool)
                                        : KVTWIN_NOT_SUPPORTED;
   };
-  result = FuzzAt(Level::kEntitlement, table);
+  result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(result.wrong, "") << Story(result);
   EXPECT_GT(result.ran(), result.census.not_made);
   // A pool that is always full was judged, and the census counts its refusals.
   table = *twin::kvtwin_get_pool_backend_v1();
   table.append = [](void*, std::int32_t, std::int32_t, const kvtwin_tensor*,
                     const kvtwin_tensor*) -> int { return KVTWIN_CACHE_FULL; };
-  result = FuzzAt(Level::kEntitlement, table);
+  result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(result.wrong, "") << Story(result);
   EXPECT_GT(result.census.full, 1000);
   EXPECT_EQ(result.census.longest, 0);
@@ -201,7 +201,7 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
 TEST(PoolBackend, OptionalFunctionsMayBeMissing) {
   kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
   table.size = offsetof(kvtwin_pool_backend_v1, message);
-  const PagedFuzzResult result = FuzzAt(Level::kEntitlement, table);
+  const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(result.wrong, "") << Story(result);
   EXPECT_EQ(result.census.operations >= kOperations, true);
   EXPECT_THAT(FuzzAt(Level::kIdentity, table).wrong,

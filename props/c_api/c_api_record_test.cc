@@ -207,7 +207,7 @@ TEST(CRecorder, WhatATwinDoesIsAccepted) {
     ASSERT_EQ(verdict.outcome, KVTWIN_ACCEPTED)
         << ToText(history) << "\n line " << verdict.line << ": "
         << verdict.reason;
-    EXPECT_EQ(verdict.level, own ? KVTWIN_ENTITLEMENT : KVTWIN_IDENTITY);
+    EXPECT_EQ(verdict.level, own ? KVTWIN_VISIBILITY : KVTWIN_IDENTITY);
     EXPECT_EQ(verdict.line, 0);
     const std::string_view reason = verdict.reason;
     EXPECT_TRUE(reason.empty() || reason.starts_with("nothing was judged"))
@@ -278,7 +278,7 @@ TEST_F(ByHand, RightIsAcceptedAndWrongIsNot) {
   ASSERT_EQ(kvtwin_record_get(recorder_, 0, &view_), KVTWIN_OK);
   const kvtwin_verdict right = Verdict();
   EXPECT_EQ(right.outcome, KVTWIN_ACCEPTED);
-  EXPECT_EQ(right.level, KVTWIN_ENTITLEMENT);
+  EXPECT_EQ(right.level, KVTWIN_VISIBILITY);
   Begin();
   shown_[1] = 1;  // The row of the other token.
   ASSERT_EQ(kvtwin_record_get(recorder_, 0, &view_), KVTWIN_OK);

@@ -25,8 +25,8 @@ int CLevel(Level level) {
   switch (level) {
     case Level::kIdentity:
       return KVTWIN_IDENTITY;
-    case Level::kEntitlement:
-      return KVTWIN_ENTITLEMENT;
+    case Level::kVisibility:
+      return KVTWIN_VISIBILITY;
     default:
       return -1;
   }

@@ -127,7 +127,7 @@ Result<std::optional<TraceOp>> GetOp(const kvtwin_recorder& recorder, int layer,
   if (!mask.ok()) return mask.status();
   TraceOp op = Call(TraceOpKind::kGet);
   op.layer = layer;
-  const bool own = recorder.header.entitlement_only;
+  const bool own = recorder.header.visibility_only;
   if (view.first_cell >= 0 && !own) op.first_cell = view.first_cell;
   if (recorder.reserving) return ReservedOp(*mask, std::move(op));
   Result<DenseTensor> key = RowsFromC("view.key", &view.key);
@@ -168,7 +168,7 @@ Status FillHeader(const kvtwin_recorder_params& params, TraceHeader& header) {
     return status;
   }
   header.producer = TextOf(params.producer);
-  header.entitlement_only = params.own_placement != 0;
+  header.visibility_only = params.own_placement != 0;
   header.spec = std::move(parts->spec);
   header.config = parts->config;
   header.init = init;
@@ -246,7 +246,7 @@ kvtwin_status kvtwin_record_start_forward(kvtwin_recorder* recorder,
     op.reserve = reserve != 0;
     op.result = *result;
     const bool placed =
-        *result == StatusCode::kOk && !recorder->header.entitlement_only;
+        *result == StatusCode::kOk && !recorder->header.visibility_only;
     if (cells != nullptr && placed) {
       op.cells.emplace(cells, cells + read->positions.size());
     }

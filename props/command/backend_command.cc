@@ -28,7 +28,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array kLevels = {Level::kIdentity, Level::kEntitlement,
+constexpr std::array kLevels = {Level::kIdentity, Level::kVisibility,
                                 Level::kNumeric};
 
 // The options that another run needs to find the same, but the level.
@@ -127,7 +127,7 @@ std::string LevelLine(Level level, const LiveResult& result,
     }
     return level > result.holds ? "holds, being weaker" : "not tried";
   };
-  return fmt::format("{:<12} {}{}\n", LevelName(level), said(),
+  return fmt::format("{:<11} {}{}\n", LevelName(level), said(),
                      level == info.claims ? " (it says that it does)" : "");
 }
 
@@ -163,6 +163,7 @@ void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
   command.add_option("--level", arguments.level, "compare at this level only")
       ->check(CLI::IsMember(std::vector<std::string>(
           kLevelNames.begin(), kLevelNames.begin() + kLevels.size())))
+      ->transform(CLI::Transformer({{"entitlement", "visibility"}}))
       ->needs(backend);
   command
       .add_option("--call-seconds", arguments.host.call_seconds,

@@ -45,7 +45,7 @@ kvtwin_command_test(show_pool_json EXIT 0
   PRINTS "\"sequences\":.{\"sequence\":0,\"len\":0,\"appended\":4,"
   ARGS show --json recordings/pools/f32.jsonl)
 kvtwin_command_test(check_says_how_much EXIT 0
-  PRINTS "^accept     identity     recordings/pools/f32.jsonl \\([0-9]+ lines: [1-9][0-9]* gets of [1-9][0-9]* rows, [1-9][0-9]* refusals?, [1-9][0-9]* prefix(es)? found\\)$"
+  PRINTS "^accept     identity    recordings/pools/f32.jsonl \\([0-9]+ lines: [1-9][0-9]* gets of [1-9][0-9]* rows, [1-9][0-9]* refusals?, [1-9][0-9]* prefix(es)? found\\)$"
   ARGS check recordings/pools/f32.jsonl)
 kvtwin_command_test(check_rejects EXIT 1 ARGS check recordings/reject)
 kvtwin_command_test(check_no_such_file EXIT 2 ARGS check no/such/file.jsonl)
@@ -347,16 +347,16 @@ if(TARGET kvtwin_shared)
   kvtwin_backend(twin_backend props/testing/twin_backend.c props/testing/twin_pool_backend.c)
   target_link_libraries(kvtwin_twin_backend PRIVATE kvtwin_shared)
   kvtwin_command_test(backend_twin EXIT 0
-    PRINTS "^identity     holds .it says that it does."
+    PRINTS "^identity    holds .it says that it does."
     ARGS fuzz --ops 50000 --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  kvtwin_command_test(backend_twin_entitled EXIT 0 PRINTS "^entitlement  holds"
-    ARGS fuzz --ops 100000 --level entitlement --seed 2
+  kvtwin_command_test(backend_twin_visibility EXIT 0 PRINTS "^visibility  holds"
+    ARGS fuzz --ops 100000 --level visibility --seed 2
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   # What a backend lacks is not asked of it; and would be, said it nothing.
   kvtwin_backend(few_backend props/testing/few_backend.c)
   target_link_libraries(kvtwin_few_backend PRIVATE kvtwin_shared)
   set(few $<TARGET_FILE:kvtwin_few_backend>)
-  foreach(level identity entitlement)
+  foreach(level identity visibility)
     kvtwin_command_test(backend_few_${level} EXIT 0 PRINTS "^${level} +holds"
       ARGS fuzz --ops 30000 --level ${level} --backend ${few})
   endforeach()
@@ -382,10 +382,10 @@ if(TARGET kvtwin_shared)
     ARGS fuzz --ops 30000 --level identity --shrink-seconds 1 --backend ${few}
          --profile ollama-0.12)
   kvtwin_command_test(backend_says_yes EXIT 0 PRINTS "CanResume.0, 1. -> yes"
-    ARGS run "kvt1 place=scatter | put 0*1 | ask 0@1" --level entitlement
+    ARGS run "kvt1 place=scatter | put 0*1 | ask 0@1" --level visibility
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(backend_says_no EXIT 0 PRINTS "CanResume.0, 1. -> no"
-    ARGS run "kvt1 kind=swa window=1 cap=8 | ask 0@1" --level entitlement
+    ARGS run "kvt1 kind=swa window=1 cap=8 | ask 0@1" --level visibility
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(profile_few EXIT 0
     PRINTS "^few is like ollama-0.15$" ARGS profile --backend ${few})
@@ -401,9 +401,12 @@ if(TARGET kvtwin_shared)
   endforeach()
   target_link_libraries(kvtwin_old_twin_backend PRIVATE kvtwin_shared)
   kvtwin_command_test(backend_old_twin EXIT 0
-    PRINTS "^identity     holds .it says that it does."
+    PRINTS "^identity    holds .it says that it does."
     ARGS fuzz --ops 30000 --backend $<TARGET_FILE:kvtwin_old_twin_backend>)
-  kvtwin_command_test(backend_old_c_cache EXIT 0 PRINTS "^entitlement  holds"
+  # The level "visibility" was called "entitlement" before.
+  kvtwin_command_test(backend_old_level_name EXIT 0 PRINTS "^visibility  holds"
+    ARGS fuzz --ops 100 --level entitlement --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(backend_old_c_cache EXIT 0 PRINTS "^visibility  holds"
     ARGS fuzz --ops 10000 --backend $<TARGET_FILE:kvtwin_old_c_cache>)
   kvtwin_command_test(backend_of_nothing EXIT 2 PRINTS "none of the caches"
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
@@ -411,7 +414,7 @@ if(TARGET kvtwin_shared)
     ENVIRONMENT KVTWIN_SICK=nothing)
   # Every history fails, so that no level is said to hold.
   kvtwin_command_test(backend_unjudged EXIT 1
-    PRINTS "^entitlement  nothing was judged .it says that it does.$"
+    PRINTS "^visibility  nothing was judged .it says that it does.$"
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
   set_tests_properties(command.backend_unjudged PROPERTIES
     ENVIRONMENT KVTWIN_SICK=init)
@@ -426,9 +429,9 @@ endif()
 kvtwin_command_test(backend_without_the_kind EXIT 2
   PRINTS "--kind encoder: c_cache says that it has no such cache, but causal"
   ARGS fuzz --kind encoder --ops 500 --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(backend_with_the_kind EXIT 0 PRINTS "^entitlement  holds"
+kvtwin_command_test(backend_with_the_kind EXIT 0 PRINTS "^visibility  holds"
   ARGS fuzz --kind causal --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache>)
-foreach(option "level entitlement" "call-seconds 1" "shrink-seconds 1"
+foreach(option "level visibility" "call-seconds 1" "shrink-seconds 1"
                "memory-mib 64")
   separate_arguments(option)
   list(GET option 0 name)
@@ -463,7 +466,7 @@ kvtwin_command_test(run_says_yes EXIT 0 PRINTS "CanResume.0, 1. -> yes"
 kvtwin_command_test(run_says_no EXIT 0 PRINTS "CanResume.0, 1. -> no"
   ARGS run "kvt1 kind=swa window=1 cap=8 | ask 0@1")
 kvtwin_command_test(backend_holds EXIT 0
-  PRINTS "^entitlement  holds .it says that it does."
+  PRINTS "^visibility  holds .it says that it does."
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)
 # What is known of a backend is counted, and what is not is found.
 kvtwin_command_test(backend_known EXIT 0
@@ -471,7 +474,7 @@ kvtwin_command_test(backend_known EXIT 0
   ARGS fuzz --ops 20000 --known c_cache-subject-rows+swa+put
        --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
 kvtwin_command_test(backend_known_is_told EXIT 0
-  PRINTS "^entitlement  holds but for what is passed over"
+  PRINTS "^visibility  holds but for what is passed over"
   ARGS fuzz --ops 20000 --known c_cache-subject-rows
        --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
 kvtwin_command_test(backend_known_is_another EXIT 1
@@ -646,14 +649,14 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     set_tests_properties(command.backend_${illness} PROPERTIES TIMEOUT 300)
   endforeach()
   kvtwin_command_test(backend_rounds EXIT 1
-    PRINTS "^numeric      holds$"
+    PRINTS "^numeric     holds$"
     ARGS fuzz --ops 5000 --backend $<TARGET_FILE:kvtwin_sick_backend>)
   set_tests_properties(command.backend_rounds PROPERTIES
     ENVIRONMENT KVTWIN_SICK=rounds)
   # A call that hangs, and shrinking it, take none of the run's time.
   kvtwin_command_test(backend_goes_on EXIT 1
     PRINTS ", 1 findings .[1-9][0-9]* more histories"
-    ARGS fuzz --seconds 4 --call-seconds 0.2 --level entitlement
+    ARGS fuzz --seconds 4 --call-seconds 0.2 --level visibility
          --backend $<TARGET_FILE:kvtwin_sick_backend>)
   set_tests_properties(command.backend_goes_on PROPERTIES
     ENVIRONMENT KVTWIN_SICK=hang)

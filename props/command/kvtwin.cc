@@ -86,7 +86,7 @@ std::vector<std::string> FilesOf(const std::string& path,
 std::string TextLine(const std::string& file, const Judgement& judgement) {
   const std::string name = Printable(file, file.size());
   if (judgement.verdict == Verdict::kAccept) {
-    return fmt::format("accept     {:<12} {} ({}){}{}\n",
+    return fmt::format("accept     {:<11} {} ({}){}{}\n",
                        LevelName(judgement.level), name,
                        JudgedText(judgement.judged),
                        judgement.reason.empty() ? "" : ": ", judgement.reason);
@@ -95,7 +95,7 @@ std::string TextLine(const std::string& file, const Judgement& judgement) {
       judgement.line > 0 ? fmt::format("line {}", judgement.line) : "";
   const std::string rules =
       judgement.rules.empty() ? "" : fmt::format(" ({})", judgement.rules);
-  return fmt::format("{:<10} {:<12} {}: {}{}\n", VerdictName(judgement.verdict),
+  return fmt::format("{:<10} {:<11} {}: {}{}\n", VerdictName(judgement.verdict),
                      line, name, judgement.reason, rules);
 }
 

@@ -129,7 +129,7 @@ int ProfileLedger(std::string_view name, bool json) {
   }
   const Result<BackendInfo> info = DescribeBackend(table);
   if (!info.ok()) return Complain(info.status().message());
-  Subject subject = BackendSubject(*info, Level::kEntitlement, "");
+  Subject subject = BackendSubject(*info, Level::kVisibility, "");
   subject.mask_rows_too = true;
   const auto run = [&](const History& history, const Rules& rules) {
     subject.rules = rules;
@@ -152,7 +152,7 @@ int RunProfile(Arguments arguments) {
   if (!info.ok()) return Complain(info.status().message());
   const bool numeric =
       info->claims == Level::kNumeric || arguments.backend.level == "numeric";
-  const Level level = numeric ? Level::kNumeric : Level::kEntitlement;
+  const Level level = numeric ? Level::kNumeric : Level::kVisibility;
   bool hangs = false;
   const auto run = [&](const History& history, const Rules& rules) {
     RunResult result = host.Run(history, level, nullptr, hangs, &rules);

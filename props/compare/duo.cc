@@ -15,8 +15,8 @@
 #include "props/base/differs.h"
 #include "props/base/hash.h"
 #include "props/base/shifting.h"
-#include "props/compare/entitlement.h"
 #include "props/compare/step.h"
+#include "props/compare/visibility.h"
 #include "props/history/misuse.h"
 #include "reference/attention.h"
 
@@ -474,7 +474,7 @@ bool Duo::DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
       continue;
     }
     for (int row = 0; row < rows; ++row) {
-      if (ledger_.active().Entitled(row, token)) return false;
+      if (ledger_.active().MaySee(row, token)) return false;
     }
   }
   const auto count = std::ssize(known);
@@ -493,7 +493,7 @@ bool Duo::DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
                       value.bytes.begin() + static_cast<std::ptrdiff_t>(
                                                 i * stored.value.bytes.size()));
     for (int row = 0; row < rows; ++row) {
-      const bool sees = ledger_.active().Entitled(row, *known[i]);
+      const bool sees = ledger_.active().MaySee(row, *known[i]);
       if (sees && ledger_.active().MayMiss(row, *known[i])) return false;
       const std::size_t at = static_cast<std::size_t>(row) * known.size() + i;
       StoreElement(sees ? 0 : -std::numeric_limits<float>::infinity(),

@@ -1,6 +1,6 @@
 // The ledger and a subject that has rules of its own for where tokens go: every
 // call goes to both, and what each row of the batch sees is compared, token by
-// token (entitlement, S53) or by what attention makes of it (numeric).
+// token (visibility, S53) or by what attention makes of it (numeric).
 
 #ifndef KVTWIN_PROPS_COMPARE_DUO_H_
 #define KVTWIN_PROPS_COMPARE_DUO_H_

@@ -412,7 +412,7 @@ void Observer::SeeRows(std::size_t part, int layer, const CacheLedger& ledger) {
     of_pass += token.row >= 0 ? 1 : 0;
     for (std::size_t i = 0; i < positions_.size(); ++i) {
       const int row = static_cast<int>(i);
-      if (!ledger.Entitled(row, token)) continue;
+      if (!ledger.MaySee(row, token)) continue;
       never_put = never_put || !token.rows.contains(layer);
       // As only an excepted one can.
       later = later || token.position > positions_[i];

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/mask_elements.h"
-#include "props/compare/entitlement.h"
+#include "props/compare/visibility.h"
 
 namespace kvtwin::props {
 namespace {
@@ -176,7 +176,7 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
         due = MaskAllows(view.due->mask, column, row);
       } else if (view.fresh) {
         due = row < ledger.rows() && tokens[i] != nullptr &&
-              ledger.Entitled(static_cast<int>(row), *tokens[i]);
+              ledger.MaySee(static_cast<int>(row), *tokens[i]);
       }
       sights += Sight(seen, due, step.found[i].differs);
     }

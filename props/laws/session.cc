@@ -11,8 +11,8 @@
 #include "core/elements.h"
 #include "core/mask_elements.h"
 #include "props/base/forwarding_cache.h"
-#include "props/compare/entitlement.h"
 #include "props/compare/trio.h"
+#include "props/compare/visibility.h"
 
 namespace kvtwin::props {
 namespace {

@@ -10,7 +10,7 @@
 #include "core/elements.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
-#include "props/compare/entitlement.h"
+#include "props/compare/visibility.h"
 #include "props/history/rows.h"
 #include "props/laws/alike.h"
 #include "reference/attention.h"

@@ -143,7 +143,7 @@ TEST(FaultyRecordings, RowsOfHiddenTokensAreCompared) {
   both[7] = Replaced(Replaced(both[7], "[1,2,", "[7,2,"), "13,14", "13,7");
   EXPECT_NE(JudgeText(Lines(both)).reason.find("mask row 1"),
             std::string::npos);
-  // Entitlement is what is seen.
+  // Visibility is what is seen.
   Recording other = Hidden();
   other[0] = Other(other[0]);
   ExpectFound(other, {{8, "[1,2,", "[7,2,", ""},
@@ -217,7 +217,7 @@ TEST(FaultyRecordings, ATokenIsSeenOnce) {
       R"("result":"ok"})";
   ExpectFound({Other(kHeader), start, kPut, get},
               {{4, R"("110")", R"("111")", "which it sees more than once"},
-               {4, R"("100")", R"("101")", "which it is not entitled to"}});
+               {4, R"("100")", R"("101")", "which it must not see"}});
 }
 
 TEST(FaultyRecordings, EncodersAreCompared) {
@@ -293,7 +293,7 @@ TEST(FaultyRecordings, EachCacheOfAWrapperIsCompared) {
   }
 }
 
-// At entitlement: when the rows of a pass are judged, and when not any more.
+// At visibility: when the rows of a pass are judged, and when not any more.
 TEST(FaultyRecordings, RowsAreJudgedUntilSomethingChangesThem) {
   const std::string header = Other(kHeader);
   const Case wrong = {0, R"(["10","11"])", R"(["11","11"])", "mask row 0"};

@@ -29,7 +29,7 @@ constexpr std::string_view kNothingJudged =
 bool IsRefused(StatusCode result) { return result != StatusCode::kOk; }
 
 void Count(const Oracle& oracle, const TraceOp& op, Judged& judged) {
-  const bool identity = !oracle.header().entitlement_only;
+  const bool identity = !oracle.header().visibility_only;
   switch (op.kind) {
     case TraceOpKind::kGet:
       if (!identity && !oracle.fresh()) return;
@@ -55,7 +55,7 @@ void Count(const Oracle& oracle, const TraceOp& op, Judged& judged) {
 }
 
 void Count(const PagedOracle& oracle, const PagedTraceOp& op, Judged& judged) {
-  const bool identity = !oracle.header().entitlement_only;
+  const bool identity = !oracle.header().visibility_only;
   switch (op.kind) {
     case PagedTraceOpKind::kOpen:
       if (op.len > 0) ++judged.prefix_hits;
@@ -101,7 +101,7 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
 
   Judgement judgement;
   judgement.level =
-      header.entitlement_only ? Level::kEntitlement : Level::kIdentity;
+      header.visibility_only ? Level::kVisibility : Level::kIdentity;
   Judged judged;
   std::optional<TraceError> error;
   Op op;
@@ -113,13 +113,13 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
     }
     ++judged.calls;
     if (!error) Count(oracle, op, judged);
-    const auto& finding = step.identity ? step.identity : step.entitlement;
+    const auto& finding = step.identity ? step.identity : step.visibility;
     if (finding && judgement.verdict == Verdict::kAccept) {
-      judgement = {Verdict::kReject, Level::kEntitlement, op.line,
+      judgement = {Verdict::kReject, Level::kVisibility, op.line,
                    fmt::format("{}: {}", name, finding->text), finding->twin};
       judgement.rules = RulesOf(op, *finding);
     }
-    if (step.entitlement) judgement.level = Level::kNone;
+    if (step.visibility) judgement.level = Level::kNone;
     if (error && !finding) break;  // A call that no cache was asked.
     if (watch ? !watch(oracle, op, step) : judgement.level == Level::kNone) {
       break;

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/mask_elements.h"
-#include "props/compare/entitlement.h"
+#include "props/compare/visibility.h"
 #include "props/oracle/recorded_cache.h"
 
 namespace kvtwin::props {
@@ -160,12 +160,12 @@ const CacheSpec& Oracle::ActiveSpec() const {
 Status Oracle::StartLedger() {
   TraceHeader header = header_;
   AllowShifts(header.spec);
-  if (header_.entitlement_only) {  // Whether there is any, is all that counts.
+  if (header_.visibility_only) {  // Whether there is any, is all that counts.
     header.config.cache_padding = std::min(header.config.cache_padding, 2);
   }
   ledger_.emplace(header.spec);
   Status status = ledger_->Init(header.config, header.init);
-  if (!status.ok() || !header.entitlement_only) return status;
+  if (!status.ok() || !header.visibility_only) return status;
   MakeRoom(header);
   ledger_.emplace(header.spec);
   return ledger_->Init(header.config, header.init);
@@ -179,7 +179,7 @@ Status Oracle::Start(const TraceHeader& header,
   for (const std::string& name : twins) {
     auto cache = MakeCache(header.spec, name);
     if (!cache.ok()) return cache.status();
-    if (header.entitlement_only) continue;  // It was the spec's check.
+    if (header.visibility_only) continue;  // It was the spec's check.
     Status status = (*cache)->SetConfig(header.config);
     if (status.ok()) {
       status = (*cache)->Init(dtype, max_sequences, capacity, max_batch);
@@ -272,11 +272,11 @@ std::string Oracle::FindExcess(const TraceOp& op) {
     return "";
   }
   const double bytes =
-      header_.entitlement_only
+      header_.visibility_only
           ? LedgerExcess(op)
           : CacheBytesBound(header_, rows_max_, all_sequences_.size());
   const double most =
-      header_.entitlement_only ? kTraceTokenBytesMax : kTraceCacheBytesMax;
+      header_.visibility_only ? kTraceTokenBytesMax : kTraceCacheBytesMax;
   if (bytes <= most) return "";
   return fmt::format(
       "the cache would now need {:.3g} bytes, this program stops at {:.3g}",
@@ -339,8 +339,8 @@ OracleStep Oracle::Step(const TraceOp& op) {
   if (!twins_hold_) twins_.clear();
   step.identity = CompareTwins(op);
   twins_hold_ = !step.identity;
-  if (ledger_holds_) step.entitlement = FollowLedger(op);
-  ledger_holds_ = ledger_holds_ && !step.entitlement;
+  if (ledger_holds_) step.visibility = FollowLedger(op);
+  ledger_holds_ = ledger_holds_ && !step.visibility;
   return step;
 }
 
@@ -550,7 +550,7 @@ std::optional<Finding> Oracle::FollowLedger(const TraceOp& op) {
       ledger_->active().Put(op.layer, op.key.view(), op.value->view());
       return std::nullopt;
     case TraceOpKind::kGet:
-      return CheckEntitlement(op);
+      return CheckVisibility(op);
     case TraceOpKind::kReservedMask:
       return std::nullopt;
     case TraceOpKind::kRemove:
@@ -576,7 +576,7 @@ std::optional<Finding> Oracle::FollowStart(const TraceOp& op) {
   fresh_.assign(fresh_.size(), ok && !op.reserve);
   if (!ok) {
     // What our caches evict before they refuse is gone in the ledger too.
-    if (header_.entitlement_only) return std::nullopt;
+    if (header_.visibility_only) return std::nullopt;
     Ledger after = *ledger_;
     if (!after.StartForward(batch, op.reserve).ok()) ledger_ = after;
     return std::nullopt;
@@ -619,7 +619,7 @@ std::optional<Finding> Oracle::CheckDims(const TraceOp& op) const {
   return differs("value", op.value->shape, due);
 }
 
-std::optional<Finding> Oracle::CheckEntitlement(const TraceOp& op) const {
+std::optional<Finding> Oracle::CheckVisibility(const TraceOp& op) const {
   if (auto finding = CheckDims(op)) return finding;
   if (!fresh_[active_]) return std::nullopt;
   KvView view = RecordedView(op);

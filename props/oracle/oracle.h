@@ -1,9 +1,9 @@
 // The oracle: does a recording show a cache that does what it must?
 //
 // It replays the calls on one or two twins and on the ledger, and compares
-// every answer: with the twins' for identity, with the ledger's for entitlement
+// every answer: with the twins' for identity, with the ledger's for visibility
 // (docs/semantics.md, S51 to S53). The ledger follows the recorded results, so
-// that entitlement can be judged beyond the first difference from the twins,
+// that visibility can be judged beyond the first difference from the twins,
 // and for caches that place tokens by rules of their own.
 
 #ifndef KVTWIN_PROPS_ORACLE_ORACLE_H_
@@ -34,7 +34,7 @@ void MakeRoom(TraceHeader& header);
 struct OracleStep {
   std::string bad_input;            // The call cannot be made; or empty.
   std::optional<Finding> identity;  // Once: there is no next comparison.
-  std::optional<Finding> entitlement;
+  std::optional<Finding> visibility;
 };
 
 // What twins have to say of a line together. Requires: not empty.
@@ -101,7 +101,7 @@ class Oracle {
   std::optional<Finding> FollowStart(const TraceOp& op);
   std::optional<Finding> FollowRemove(const TraceOp& op);
   std::optional<Finding> CheckDims(const TraceOp& op) const;
-  std::optional<Finding> CheckEntitlement(const TraceOp& op) const;
+  std::optional<Finding> CheckVisibility(const TraceOp& op) const;
 
   std::string SightText(int layer, const KvView& found, int row, int column,
                         int first_cell) const;

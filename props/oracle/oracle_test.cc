@@ -253,7 +253,7 @@ RC_GTEST_PROP(Oracle, SurvivesChangedBytes, ()) {
   RC_CLASSIFY(judgement.verdict == Verdict::kBadInput, "bad input");
 }
 
-// Entitlement
+// Visibility
 // ------------------------------------------------------------------
 
 // Puts column order[i] of every view where column i was: another placement.
@@ -283,7 +283,7 @@ void Reorder(Json& get, const std::vector<std::size_t>& order,
   }
 }
 
-RC_GTEST_PROP(Oracle, AcceptsAnyPlacementAtTheEntitlementLevel, ()) {
+RC_GTEST_PROP(Oracle, AcceptsAnyPlacementAtTheVisibilityLevel, ()) {
   std::vector<Json> lines = ReadLines(AnyAccepted());
   lines[0]["placement"] = "other";
   const VLayout v_layout = VLayoutOf(lines[0]);
@@ -303,7 +303,7 @@ RC_GTEST_PROP(Oracle, AcceptsAnyPlacementAtTheEntitlementLevel, ()) {
   const Judgement judgement = JudgeText(Text(lines));
   RC_LOG() << judgement.line << ": " << judgement.reason << "\n";
   RC_ASSERT(judgement.verdict == Verdict::kAccept);
-  RC_ASSERT(judgement.level == Level::kEntitlement);
+  RC_ASSERT(judgement.level == Level::kVisibility);
 }
 
 // The recording of one causal cache without a shift function, "other".
@@ -353,12 +353,12 @@ TEST(Oracle, FollowsTheResultsOfOtherCaches) {
   ExpectAccept(
       Other(Joined({Pass(0, 0, 7, {7}), Pass(0, 1, 8, {8, 7}), copy, remove,
                     Pass(0, 1, 9, {9, 8}), Pass(1, 2, 10, {8, 7, 10})})),
-      Level::kEntitlement);
+      Level::kVisibility);
   // It holds more than our cache of 4 cells would.
   ExpectAccept(Other(Joined({Pass(0, 0, 1, {1}), Pass(1, 0, 2, {2}),
                              Pass(2, 0, 3, {3}), Pass(3, 0, 4, {4}),
                              Pass(4, 0, 5, {5}), Pass(5, 0, 6, {6})})),
-               Level::kEntitlement);
+               Level::kVisibility);
   // It refuses what ours would take: then nothing is stored, and a refused
   // removal changes nothing.
   const std::vector<std::string> refused = {
@@ -366,10 +366,10 @@ TEST(Oracle, FollowsTheResultsOfOtherCaches) {
   ExpectAccept(
       Other(Joined({Pass(0, 0, 1, {1}), Pass(0, 1, 2, {}, "cache_full"),
                     refused, Pass(0, 1, 3, {3, 1})})),
-      Level::kEntitlement);
+      Level::kVisibility);
   const std::vector<std::string> no = {
       R"({"op":"can_resume","seq":0,"pos":1,"result":false})"};
-  ExpectAccept(Other(Joined({Pass(0, 0, 1, {1}), no})), Level::kEntitlement);
+  ExpectAccept(Other(Joined({Pass(0, 0, 1, {1}), no})), Level::kVisibility);
 }
 
 TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
@@ -401,8 +401,8 @@ TEST(Oracle, KnowsRowsBesideThoseThatWereNeverPut) {
   const auto shown = [&](const std::vector<int>& rows) {
     return Other(Joined({Pass(0, 0, 1, {1}), {never}, Pass(0, 2, 3, rows)}));
   };
-  ExpectAccept(shown({1, 99, 3}), Level::kEntitlement);
-  ExpectAccept(shown({3, 1, 3}), Level::kEntitlement);
+  ExpectAccept(shown({1, 99, 3}), Level::kVisibility);
+  ExpectAccept(shown({3, 1, 3}), Level::kVisibility);
   for (const std::vector<int>& rows : std::vector<std::vector<int>>{
            {7, 99, 3}, {99, 98, 97}, {1, 3}, {1, 99, 98, 3}, {1, 1, 1}}) {
     ExpectReject(shown(rows), 8, Level::kNone);
@@ -418,7 +418,7 @@ TEST(Oracle, NamesTheStrongestLevelThatHeld) {
   const std::string moved =
       Lines({kHeader, Replaced(kStart, R"("cells":[0,1])", R"("cells":[1,2])"),
              kPut, Replaced(kGet, R"("first_cell":0)", R"("first_cell":1)")});
-  ExpectReject(moved, 2, Level::kEntitlement);
+  ExpectReject(moved, 2, Level::kVisibility);
   // Nor right for attention.
   ExpectReject(Replaced(moved, R"(["10","11"])", R"(["11","11"])"), 2,
                Level::kNone);

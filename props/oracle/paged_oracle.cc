@@ -10,7 +10,7 @@
 #include "core/guarded_paged.h"
 #include "core/refusals.h"
 #include "core/trace/trace.h"
-#include "props/compare/entitlement.h"
+#include "props/compare/visibility.h"
 
 namespace kvtwin::props {
 namespace {
@@ -87,7 +87,7 @@ Status PagedOracle::Start(const PagedTraceHeader& header,
   header_ = header;
   if (Status status = CheckPagedSpec(header.spec); !status.ok()) return status;
   for (const std::string& name : twins) {
-    if (header.entitlement_only) break;
+    if (header.visibility_only) break;
     auto pool = MakePagedPool(header.spec, name);
     if (!pool.ok()) return pool.status();
     twins_.push_back({name, std::move(*pool)});
@@ -190,7 +190,7 @@ std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
   }
   if (!found.empty()) return found;
   double bytes = kept_bytes_;
-  if (!header_.entitlement_only) {
+  if (!header_.visibility_only) {
     // The prefixes that prompts find blocks by, and the sequences' own.
     const double blocks = header_.spec.blocks;
     bytes += blocks * double{sizeof(int)} * longest_ +
@@ -241,9 +241,9 @@ OracleStep PagedOracle::Step(const PagedTraceOp& op) {
   }
   twins_hold_ = !step.identity;
   if (ledger_holds_) {
-    step.entitlement = malformed ? malformed : FollowLedger(op, places_);
+    step.visibility = malformed ? malformed : FollowLedger(op, places_);
   }
-  ledger_holds_ = ledger_holds_ && !step.entitlement;
+  ledger_holds_ = ledger_holds_ && !step.visibility;
   if (ledger_->MostCommits() > kTracePoolCommitsMax) {
     step.bad_input = fmt::format(
         "the same tokens were committed more than {} times, this program stops "
@@ -407,7 +407,7 @@ std::string PagedOracle::DueText(const std::vector<KvView>& due,
                      fmt::join(rows, ", "));
 }
 
-// Entitlement
+// Visibility
 // ---------------------------------------------------------------------------
 
 std::optional<Finding> PagedOracle::FollowLedger(

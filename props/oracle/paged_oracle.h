@@ -2,7 +2,7 @@
 // must (docs/semantics.md, P1 to P11)?
 //
 // As that of caches (props/oracle/oracle.h), it replays the calls on one or two
-// twins, for identity, and on the ledger, for entitlement: which rows a
+// twins, for identity, and on the ledger, for visibility: which rows a
 // sequence shows, and which sequences may share a block. What a prompt finds,
 // which block comes next and when the pool is full is then the recording's own.
 

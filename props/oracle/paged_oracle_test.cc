@@ -50,7 +50,7 @@ RC_GTEST_PROP(PagedOracle, AcceptsWhatTheTwinsDo, ()) {
     const Judgement other = JudgeText(Replaced(text, "lowest", "other"));
     RC_LOG() << other.line << ": " << other.reason << "\n";
     RC_ASSERT(other.verdict == Verdict::kAccept);
-    RC_ASSERT(other.level == Level::kEntitlement);
+    RC_ASSERT(other.level == Level::kVisibility);
   }
 }
 
@@ -116,7 +116,7 @@ TEST(PagedOracle, AcceptsTheRecordingsOfPools) {
     SCOPED_TRACE(file);
     const std::string text = ReadFile(file);
     ExpectAccept(text, Level::kIdentity);
-    ExpectAccept(Replaced(text, "lowest", "other"), Level::kEntitlement);
+    ExpectAccept(Replaced(text, "lowest", "other"), Level::kVisibility);
     const Json header = Json::parse(text.substr(0, text.find('\n')));
     const auto history =
         ParsePagedHistory(header.at("history").get<std::string>());
@@ -231,10 +231,10 @@ TEST(PagedOracle, RejectsWhatOursDoesNotAnswer) {
       R"("len":0,"result":0})";
   std::vector<std::string> lines = kPoolLines;
   lines.push_back(open);
-  ExpectReject(Lines(lines), 17, Level::kEntitlement);
+  ExpectReject(Lines(lines), 17, Level::kVisibility);
   EXPECT_EQ(JudgeText(Lines(lines)).reason, "open: len is 0, due is 2");
   lines[0] = Replaced(lines[0], "lowest", "other");
-  ExpectAccept(Lines(lines), Level::kEntitlement);
+  ExpectAccept(Lines(lines), Level::kVisibility);
 }
 
 // The strongest level that held, and whether the file goes on.
@@ -244,7 +244,7 @@ TEST(PagedOracle, NamesTheStrongestLevelThatHeld) {
   lines[8] = Replaced(lines[8], R"("blocks":[0,2],)", "");
   lines[10] = Replaced(lines[10], moved.from, moved.to);
   lines.resize(11);
-  ExpectReject(Lines(lines), 11, Level::kEntitlement);
+  ExpectReject(Lines(lines), 11, Level::kVisibility);
   ExpectReject(Lines(lines) + "{", 11, Level::kNone);
   lines.push_back(kPoolLines[11]);  // Another block, and no call between.
   ExpectReject(Lines(lines), 11, Level::kNone);

@@ -33,7 +33,7 @@ Tried Try(const PoolRules& rules, Fault fault, int histories,
   const auto backend = DescribePoolBackend(&Table());
   OtherPool::rules = rules;
   EXPECT_TRUE(backend.ok()) << backend.status().message();
-  const PagedRun run = BackendRun(*backend, Level::kEntitlement);
+  const PagedRun run = BackendRun(*backend, Level::kVisibility);
   Tried tried;
   for (; tried.histories < histories && tried.wrong.empty();
        ++tried.histories) {
@@ -79,7 +79,7 @@ std::string Saying(const std::string& rules, const Recording& lines) {
 }
 
 void ExpectRightAs(const std::string& rules, const Recording& lines) {
-  ExpectAccept(Saying(rules, lines), Level::kEntitlement);
+  ExpectAccept(Saying(rules, lines), Level::kVisibility);
 }
 
 // At its last line.
@@ -110,7 +110,7 @@ TEST(PoolRules, AreInTheFirstLine) {
   // And are written so that they are read again.
   const PagedTraceHeader header = {
       .producer = "",
-      .entitlement_only = true,
+      .visibility_only = true,
       .spec = {},
       .rules = {.deduplicates = true, .recomputes_last = true, .window = 3}};
   std::stringstream text;
@@ -232,7 +232,7 @@ TEST(PoolRules, AWindowLetsRowsGo) {
   }
   std::string longer = Saying(rules, lines + Recording{Usage(2, 0, 2, 0)});
   longer = Replaced(longer, R"("max_seq_len":8)", R"("max_seq_len":11)");
-  ExpectAccept(longer, Level::kEntitlement);
+  ExpectAccept(longer, Level::kVisibility);
   ExpectReject(Replaced(longer, R"("max_seq_len":11)", R"("max_seq_len":10)"),
                17, Level::kNone);
   ExpectWrongAs(rules, kThree + Recording{Append(4, {4, 5, 6, 7, 8, 9})},
@@ -267,10 +267,10 @@ TEST(PoolRules, ADescriptionMayHaveThem) {
     };
     return DescribePoolBackend(&table).status().message();
   };
-  EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, 0, KVTWIN_ENTITLEMENT), "");
-  EXPECT_EQ(said(8, 0, KVTWIN_ENTITLEMENT),
+  EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, 0, KVTWIN_VISIBILITY), "");
+  EXPECT_EQ(said(8, 0, KVTWIN_VISIBILITY),
             "can is 0x8, which has flags that there are not");
-  EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, -1, KVTWIN_ENTITLEMENT),
+  EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, -1, KVTWIN_VISIBILITY),
             "window is -1, it must not be negative");
   EXPECT_EQ(said(KVTWIN_POOL_DEDUPLICATES, 0, KVTWIN_IDENTITY),
             "can is 0x1, at identity a pool does as P1 to P11 say");

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "core/dense_tensor.h"
-#include "props/compare/entitlement.h"
+#include "props/compare/visibility.h"
 
 namespace kvtwin::props {
 namespace {

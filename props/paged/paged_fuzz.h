@@ -67,7 +67,7 @@ struct PagedSubject {
   // For how long a failure is shrunk; 0: until it cannot be any shorter.
   double shrink_seconds = 0;
   // Whether the census counts blocks that are copied and evicted: what a
-  // backend does at entitlement is its own affair.
+  // backend does at visibility is its own affair.
   bool counts_blocks = true;
 };
 // This twin in place of the optimized one.

@@ -41,7 +41,7 @@ PoolRecorder::PoolRecorder(std::unique_ptr<PagedPool> pool,
                            bool own_placement, const PoolRules& rules)
     : pool_(std::move(pool)), out_(out) {
   status_ = WriteTraceHeader(PagedTraceHeader{.producer = std::move(producer),
-                                              .entitlement_only = own_placement,
+                                              .visibility_only = own_placement,
                                               .spec = pool_->spec(),
                                               .rules = rules},
                              out_);

@@ -33,7 +33,7 @@ WORK = ROOT / "build" / "mutants"
 ROOMS = ("core", "reference", "optimized")
 # What decides in props/: drivers, oracles, pools, the shrinker, the runner.
 JUDGES = tuple(f"props/{name}" for name in (
-    "base/differs.h", "compare/duo.cc", "compare/entitlement.cc",
+    "base/differs.h", "compare/duo.cc", "compare/visibility.cc",
     "compare/probes.cc", "compare/runner.cc", "compare/trio.cc",
     "compare/trio_compare.cc", "history/misuse.cc", "history/rows.cc",
     "laws/alike.cc", "laws/client_law.cc", "laws/laws.cc",

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
-#include "props/compare/entitlement.h"
+#include "props/compare/visibility.h"
 #include "props/report/show.h"
 #include "props/search/gen.h"
 #include "props/testing/test_trace.h"
@@ -36,7 +36,7 @@ TEST(CheckReport, CountsWhatWasJudged) {
   const Judged pool = JudgeText(Lines(lines)).judged;
   EXPECT_EQ(JudgedText(pool), "15 lines: 1 get of 4 rows");
   EXPECT_EQ(pool.answers, 11);
-  // At entitlement, what an open that finds nothing, a fork or an append
+  // At visibility, what an open that finds nothing, a fork or an append
   // answers is its own affair.
   lines[0] = Replaced(lines[0], "lowest", "other");
   EXPECT_EQ(JudgeText(Lines(lines)).judged.answers, 7);

@@ -94,7 +94,7 @@ std::string CacheText(const TraceHeader& header) {
   const Placement placement =
       wrapper ? spec.caches[0].placement : spec.placement;
   return fmt::format("{}; {} placement; recorded by '{}'", SpecText(spec),
-                     header.entitlement_only               ? "other"
+                     header.visibility_only                ? "other"
                      : placement == Placement::kContiguous ? "contiguous"
                                                            : "scatter",
                      Printable(header.producer, 60));
@@ -141,7 +141,7 @@ class Shower {
 
   template <class AnOracle, class Op>
   bool Watch(const AnOracle& oracle, const Op& op, const OracleStep& step) {
-    const auto& finding = step.identity ? step.identity : step.entitlement;
+    const auto& finding = step.identity ? step.identity : step.visibility;
     if (!std::exchange(has_begun_, true) && !options_.json) {
       fmt::print("{}", HeaderText(name_, oracle.header()));
     }
@@ -392,7 +392,7 @@ std::optional<Failure> ExplainPool(const std::string& path,
       failure.steps.erase(failure.steps.begin());
       ++failure.left_out;
     }
-    const auto& finding = step.identity ? step.identity : step.entitlement;
+    const auto& finding = step.identity ? step.identity : step.visibility;
     if (!finding) return true;
     failure.setup = PoolText(oracle.header());
     failure.reason = finding->text;
@@ -416,13 +416,13 @@ std::optional<Failure> ExplainCache(const std::string& path,
   int column = -1;
   const auto find = [&](const Oracle&, const TraceOp& op,
                         const OracleStep& step) {
-    const auto& first = step.identity ? step.identity : step.entitlement;
+    const auto& first = step.identity ? step.identity : step.visibility;
     if (!first) return true;
     wrong_line = op.line;
     // A row that sees what it has no right to says more than one that sees the
     // right tokens in the wrong places.
-    const bool harmed = step.entitlement && step.entitlement->column >= 0;
-    const Finding& finding = harmed ? *step.entitlement : *first;
+    const bool harmed = step.visibility && step.visibility->column >= 0;
+    const Finding& finding = harmed ? *step.visibility : *first;
     column = finding.column;
     frame = Frame::Around(op.first_cell.value_or(0), column, finding.row);
     return false;
@@ -440,7 +440,7 @@ std::optional<Failure> ExplainCache(const std::string& path,
       ++failure.left_out;
     }
     if (op.line < wrong_line) return true;
-    const auto& first = step.identity ? step.identity : step.entitlement;
+    const auto& first = step.identity ? step.identity : step.visibility;
     if (!first) return false;  // The file is another one by now.
     const Finding& finding = *first;
     const TraceHeader& header = oracle.header();

@@ -11,7 +11,7 @@
 #include "core/json_line.h"
 #include "core/names.h"
 #include "core/trace/trace.h"
-#include "props/compare/entitlement.h"
+#include "props/compare/visibility.h"
 #include "props/report/show.h"
 
 namespace kvtwin::props {
@@ -163,7 +163,7 @@ std::string PoolText(const PagedTraceHeader& header) {
       "recorded by '{}'",
       spec.blocks, spec.block_size, spec.max_seq_len, DTypeName(spec.dtype),
       spec.v_dtype ? fmt::format(" (V {})", DTypeName(*spec.v_dtype)) : "",
-      header.entitlement_only ? "other" : "lowest",
+      header.visibility_only ? "other" : "lowest",
       Printable(header.producer, 60));
 }
 

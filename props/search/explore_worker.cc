@@ -10,7 +10,7 @@
 #include "core/dense_tensor.h"
 #include "kvtwin/save.h"
 #include "props/base/differs.h"
-#include "props/compare/entitlement.h"
+#include "props/compare/visibility.h"
 
 namespace kvtwin::props {
 namespace {

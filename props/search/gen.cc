@@ -152,7 +152,7 @@ class CallWriter : public ForwardingCache {
   void WriteHeader() {
     const Setup& setup = history_.setup;
     const TraceHeader header = {.producer = "kvtwin gen",
-                                .entitlement_only = false,
+                                .visibility_only = false,
                                 .spec = setup.spec,
                                 .config = setup.config,
                                 .init = setup.init,

@@ -346,7 +346,7 @@ std::map<std::string, int> LinesOfLegalClients(int histories) {
     return MakeFaulty<ClearsSharers>(setup.spec);
   };
   subject.tried_outside_of_life = false;
-  subject.level = Level::kEntitlement;
+  subject.level = Level::kVisibility;
   subject.abilities.kinds = KVTWIN_HAS_CAUSAL | KVTWIN_HAS_SWA;
   subject.abilities.can &=
       ~std::uint32_t{KVTWIN_CAN_ANY_ORDER | KVTWIN_CAN_REFUSE_MISUSE};

@@ -441,7 +441,7 @@ Subject OtherSubject(std::string_view profile, std::uint64_t choices,
     return MakeOtherCache(profile, setup.spec, choices, fault);
   };
   subject.tried_outside_of_life = false;
-  subject.level = Level::kEntitlement;
+  subject.level = Level::kVisibility;
   subject.rules = FindProfile(profile)->rules;
   Abilities& abilities = subject.abilities;
   abilities.kinds = KVTWIN_HAS_CAUSAL | KVTWIN_HAS_SWA | KVTWIN_HAS_SWA_MEM |

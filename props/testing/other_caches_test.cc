@@ -14,7 +14,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/dialects/profiles.h"
-#include "props/compare/entitlement.h"
+#include "props/compare/visibility.h"
 #include "props/history/generate.h"
 #include "props/search/fuzz.h"
 #include "props/shrink/shrink.h"
@@ -152,7 +152,7 @@ std::set<std::int64_t> MayMiss(reference::CacheLedger& ledger,
   EXPECT_TRUE(ledger.StartForward({positions, sequences}, false).ok());
   std::set<std::int64_t> missed;
   for (const auto& token : ledger.tokens()) {
-    const bool sees = ledger.Entitled(0, token);
+    const bool sees = ledger.MaySee(0, token);
     if (sees && ledger.MayMiss(0, token)) missed.insert(token.position);
   }
   return missed;

@@ -15,7 +15,7 @@
 #include "core/mask_elements.h"
 #include "core/names.h"
 #include "kvtwin/cache.h"
-#include "props/compare/entitlement.h"
+#include "props/compare/visibility.h"
 
 namespace kvtwin::props {
 

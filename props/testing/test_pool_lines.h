@@ -73,7 +73,7 @@ inline std::string Usage(int free, int cached, int used, int shared) {
 }
 
 inline void ExpectOther(const Recording& lines) {
-  ExpectAccept(Other(lines), Level::kEntitlement);
+  ExpectAccept(Other(lines), Level::kVisibility);
 }
 
 // At its last line.

@@ -315,7 +315,7 @@ class PoolDriver {
 
   props::PagedSubject Subject() const {
     return {.name = backend_.name,
-            .run = props::BackendRun(backend_, props::Level::kEntitlement),
+            .run = props::BackendRun(backend_, props::Level::kVisibility),
             .run_hastily = {},
             .shrink_seconds = 0};
   }
@@ -327,7 +327,7 @@ class PoolDriver {
         "FAIL {}\n\n  {}\n\n  bucket: {}\n  rerun   {}\n", backend_.name, wrong,
         props::PoolBucketOf(backend_.name, wrong, history),
         nb::cast<std::string>(rerun_(line)));
-    return {"entitlement", wrong.substr(0, wrong.find(':')), line, wrong, text};
+    return {"visibility", wrong.substr(0, wrong.find(':')), line, wrong, text};
   }
 
  private:
@@ -370,12 +370,9 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
                          driver.pools().init_error())});
     }
     const bool right = findings.empty();
-    return {right ? "entitlement" : "none",
-            right,
-            result.census.operations,
-            result.ran(),
-            std::move(findings),
-            result.passed_over};
+    return {right ? "visibility" : "none", right,
+            result.census.operations,      result.ran(),
+            std::move(findings),           result.passed_over};
   });
 }
 

@@ -110,7 +110,7 @@ def test_records_our_own(placement, tmp_path):
     }
     verdict = kvtwin.check(path)
     assert verdict.accepted, verdict
-    assert verdict.level == ("identity" if placement == "contiguous" else "entitlement")
+    assert verdict.level == ("identity" if placement == "contiguous" else "visibility")
 
 
 class Toy:
@@ -163,7 +163,7 @@ def record(toy, setup=SETUP):
 
 
 def test_toys():
-    assert record(Toy()).level == "entitlement"
+    assert record(Toy()).level == "visibility"
     verdict = record(Toy("row"))
     assert verdict.verdict == "reject" and verdict.line == 10
     assert "position 4" in verdict.reason

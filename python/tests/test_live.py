@@ -14,10 +14,14 @@ import kvtwin
 def test_a_right_one():
     result = kvtwin.fuzz(toys.Right, operations=3000)
     assert result, str(result)
-    assert result.level == "entitlement"
+    assert result.level == "visibility"
     assert result.operations >= 3000 and result.histories > 5
     assert result.failure == "" and result.history == "" and result.page is None
-    assert "right (entitlement)" in str(result)
+    assert "right (visibility)" in str(result)
+
+
+def test_the_old_name_of_a_level():
+    assert kvtwin.Description(level="entitlement").level == "visibility"
 
 
 def test_ours_to_the_last_byte():
@@ -249,7 +253,7 @@ def test_what_is_known_is_passed_over(pytester):
     result = kvtwin.fuzz(toys.SeesTooFew, operations=3000, known=[bucket, "x"])
     assert result, str(result)
     assert result.passed_over[bucket] > 1 and result.passed_over["x"] == 0
-    assert "right (entitlement) but for what is known" in str(result)
+    assert "right (visibility) but for what is known" in str(result)
     assert "known   x: never met" in str(result)
     other = kvtwin.fuzz(toys.SeesTooFew, operations=3000, known=["x"])
     assert not other and other.history == found.history

@@ -20,7 +20,7 @@ RUNS = [
     ["fuzz", "--kind", "paged", "--ops", "2000"],
     ["fuzz", "--kind", "paged", "--ops", "2000", "--backend", pool, "--known", "x"],
     ["run", "kvt1 | put 0*2"],
-    ["run", BUG, "--backend", cache, "--level", "entitlement"],
+    ["run", BUG, "--backend", cache, "--level", "visibility"],
     ["run", "kvp1 | open 0 0 0"],
     ["laws", "--law", "replay", "--runs", "2"],
     ["explore", "--cells", "2", "--positions", "2", "--sequences", "1"],

@@ -40,7 +40,7 @@ std::string Changed(int line, const std::string& from, const std::string& to,
 
 TEST(PagedTrace, AcceptsWhatTheCasesBelowStartFrom) {
   ExpectAccept(Lines(kPoolLines), Level::kIdentity);
-  ExpectAccept(Changed(1, "", "", "other"), Level::kEntitlement);
+  ExpectAccept(Changed(1, "", "", "other"), Level::kVisibility);
   ExpectAccept(Lines({kPoolLines[0]}), Level::kIdentity);
 }
 
@@ -59,7 +59,7 @@ TEST(PagedTrace, AcceptsTheExamplesOfTheDocumentation) {
     ExpectAccept(example, Level::kIdentity);
     EXPECT_GE(std::count(example.begin(), example.end(), '\n'), 7);
   }
-  ExpectAccept(Replaced(examples[0], "lowest", "other"), Level::kEntitlement);
+  ExpectAccept(Replaced(examples[0], "lowest", "other"), Level::kVisibility);
 }
 
 struct Case {
@@ -113,7 +113,7 @@ TEST(PagedTrace, RefusesBadFirstLines) {
       Replaced(kPoolLines[0], R"("blocks":4)", R"("blocks":40000000)");
   ExpectBadInput(Lines({large}), 1, "the pool would need");
   ExpectAccept(Lines({Replaced(large, "lowest", "other")}),
-               Level::kEntitlement);  // None is made.
+               Level::kVisibility);  // None is made.
   ExpectAccept(Changed(1, R"("k_head_dim":2,"v_head_dim":1)",
                        R"("k_head_dim":2,"v_head_dim":1,"v_dtype":"f16")"),
                Level::kIdentity);
@@ -324,7 +324,7 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
       Replaced(kPoolLines[1], R"("s")", '"' + std::string(4000, 's') + '"');
   ExpectBadInput(Lines({pool, salted}), 2, "the pool would now need");
   ExpectAccept(Lines({Replaced(pool, "lowest", "other"), salted}),
-               Level::kEntitlement);
+               Level::kVisibility);
   std::string many = "\"x\"";
   for (int i = 0; i < 100000; ++i) many += ",\"x\"";
   ExpectAccept(Lines({kPoolLines[0], Replaced(kPoolLines[1], R"("x")", many)}),

@@ -346,10 +346,10 @@ TEST(Trace, RefusesWhatWouldTakeTooMuchOfOtherCaches) {
   ExpectAccept(
       Lines({Replaced(server, R"("layers":1)", R"("layers":2147483647)"),
              kStart, kPut, kGet}),
-      Level::kEntitlement);
+      Level::kVisibility);
   ExpectAccept(Lines({Replaced(server, R"("cache_padding":1)",
                                R"("cache_padding":1000000000)")}),
-               Level::kEntitlement);
+               Level::kVisibility);
   // Few bytes of each line, times those of the others.
   std::string zeros = "0";
   for (int i = 1; i < 20000; ++i) zeros += ",0";

@@ -26,7 +26,7 @@ class Verdict:
 
     verdict: Literal["accept", "reject", "bad_input"]
     #: The strongest equivalence that held to the end.
-    level: Literal["identity", "entitlement", "none"]
+    level: Literal["identity", "visibility", "none"]
     #: The first wrong line, from 1; 0: accepted.
     line: int
     #: What is wrong there; empty if nothing is.

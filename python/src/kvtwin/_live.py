@@ -276,7 +276,7 @@ class FuzzResult:
 
     ok: bool
     #: The strongest level that holds.
-    level: Literal["identity", "entitlement", "numeric", "none"]
+    level: Literal["identity", "visibility", "numeric", "none"]
     operations: int
     histories: int
     seed: int

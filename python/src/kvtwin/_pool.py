@@ -17,7 +17,7 @@ OPTIONAL = ("fork", "truncate", "commit_unknown", "usage", "table", "slots")
 class PoolBackend:
     """What the compiled part sees of a class of theirs."""
 
-    refuses_misuse = False  # At entitlement nothing is misused.
+    refuses_misuse = False  # At visibility nothing is misused.
 
     def __init__(self, cls: type) -> None:
         self.cls = cls

@@ -15,7 +15,7 @@ ShiftKind = Literal["none", "identity", "add", "tag_add", "rope"]
 VLayout = Literal["plain", "permuted", "tiled"]
 DType = Literal["f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0"]
 MaskDType = Literal["f32", "f16", "bf16", "bits"]
-Level = Literal["identity", "entitlement", "numeric"]
+Level = Literal["identity", "visibility", "numeric"]
 Ability = Literal[
     "remove_tail",
     "remove_middle",
@@ -34,7 +34,7 @@ DTYPES = ("f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0")
 MASK_DTYPES = ("f32", "f16", "bf16", "bits")
 V_LAYOUTS = ("plain", "permuted", "tiled")
 SHIFTS = ("none", "identity", "add", "tag_add", "rope")
-LEVELS = ("numeric", "entitlement", "identity")
+LEVELS = ("numeric", "visibility", "identity")
 # Their bits, KVTWIN_CAN_... in include/kvtwin/kvtwin.h.
 ABILITIES = {
     "remove_tail": 0,
@@ -150,7 +150,7 @@ class PoolSetup:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolDescription:
-    """What a pool of blocks says of itself. It is held to entitlement: what a prompt
+    """What a pool of blocks says of itself. It is held to visibility: what a prompt
     finds, which blocks are taken and when the pool is full are its own affair. The
     methods that it does not have are never called.
 
@@ -196,7 +196,7 @@ class Description:
     profile: str = "ollama-0.15"
     #: What it is held to at most. `identity` also takes the methods `cells`,
     #: `batch_cells` and `cell_count`.
-    level: Level = "entitlement"
+    level: Level = "visibility"
     kinds: frozenset[str] | set[str] = frozenset({"causal"})
     can: frozenset[str] | set[str] = frozenset()
     dtypes: frozenset[str] | set[str] = frozenset({"f32"})
@@ -218,6 +218,8 @@ class Description:
     tolerance: float = 0.01
 
     def __post_init__(self) -> None:
+        if self.level == "entitlement":  # Its name before.
+            object.__setattr__(self, "level", "visibility")
         _known("level", [self.level], LEVELS)
         _known("kinds", self.kinds, KINDS)
         _known("can", self.can, ABILITIES)

@@ -1,4 +1,4 @@
-// The same where places are not compared: at entitlement, and numeric.
+// The same where places are not compared: at visibility, and numeric.
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/elements.h"
-#include "props/compare/entitlement.h"
+#include "props/compare/visibility.h"
 #include "props/testing/faulty_twins.h"
 #include "reference/dialects.h"
 
@@ -41,7 +41,7 @@ void Repeat(DenseTensor& rows) {
   std::copy_n(rows.bytes.begin() + size, size, rows.bytes.begin());
 }
 
-TEST(FaultyTwins, EntitlementSeesWrongRows) {
+TEST(FaultyTwins, VisibilitySeesWrongRows) {
   const std::string check = "subject: rows";
   ExpectFound(
       {{"K, first", kThree, Shows(First(kKey)), check, "layer 0: row 0 sees"},
@@ -81,10 +81,10 @@ TEST(FaultyTwins, EntitlementSeesWrongRows) {
         check, "row 0 misses"},
        {"a sliding window", "kind=swa window=1 seqs=1 | put 0*4",
         Shows(Says(3, 1, 0)), check, "row 3 sees at column 1"}},
-      Level::kEntitlement);
+      Level::kVisibility);
 }
 
-TEST(FaultyTwins, EntitlementSeesWrongEncoders) {
+TEST(FaultyTwins, VisibilitySeesWrongEncoders) {
   const std::string check = "subject: rows";
   const View turned = [](OwnedView& view) {
     std::swap(view.view->key.shape[0], view.view->key.shape[1]);
@@ -99,7 +99,7 @@ TEST(FaultyTwins, EntitlementSeesWrongEncoders) {
                {"a shape", kEncoder, Shows(turned), check, "K differs"},
                {"a slot that is gone", kEncoder + " | drop 0:0- | get", always,
                 "subject: encoder cached", "but nothing is cached"}},
-              Level::kEntitlement);
+              Level::kVisibility);
 }
 
 // Of 20 wrong values some hash to more than the right one, and some to less.
@@ -128,13 +128,13 @@ TEST(RowOwners, TellKAndVApart) {
 }
 
 // Not while what is due is nobody's rule: after a removal or a copy.
-TEST(FaultyTwins, EntitlementIsJudgedWhileTheMaskIsTrue) {
+TEST(FaultyTwins, VisibilityIsJudgedWhileTheMaskIsTrue) {
   const auto seen = [](const std::string& history) {
     const auto gets = std::make_shared<int>(0);
     const Fault later = Shows([=](OwnedView& view) {
       if (++*gets > 1) Change(view.key.bytes.front());
     });
-    return Seen(history, later, Level::kEntitlement).has_value();
+    return Seen(history, later, Level::kVisibility).has_value();
   };
   EXPECT_TRUE(seen("| put 0*3 | get"));
   EXPECT_FALSE(seen("| put 0*3 | drop 0:2- | get"));
@@ -149,7 +149,7 @@ TEST(FaultyTwins, EntitlementIsJudgedWhileTheMaskIsTrue) {
 
 // A token that was never put stands for one column, whatever it shows, and for
 // no more.
-TEST(FaultyTwins, EntitlementCountsRowsThatWereNeverPut) {
+TEST(FaultyTwins, VisibilityCountsRowsThatWereNeverPut) {
   const std::string never = "| put 0*1 | put 0*2 keep | put 0*1";
   const auto at_last = [](const View& change) {
     return Shows([=](OwnedView& view) {
@@ -166,14 +166,14 @@ TEST(FaultyTwins, EntitlementCountsRowsThatWereNeverPut) {
         }),
         check, "row 0 misses the token (sequence 0, position 1)"},
        {"K of one that was put", never, at_last(First(kKey)), check, "row 0 "}},
-      Level::kEntitlement);
+      Level::kVisibility);
   // No rule says what such views show.
   EXPECT_FALSE(Seen(
       never, at_last([](OwnedView& view) { Change(view.key.bytes[2 * 4]); }),
-      Level::kEntitlement));
+      Level::kVisibility));
 }
 
-TEST(FaultyTwins, EntitlementSeesWrongShapes) {
+TEST(FaultyTwins, VisibilitySeesWrongShapes) {
   const std::string check = "subject: view shape";
   const auto shape = [](TensorView KvView::*tensor, std::size_t dimension,
                         std::int64_t by) {
@@ -200,10 +200,10 @@ TEST(FaultyTwins, EntitlementSeesWrongShapes) {
                        check, "the shape of V"});
     }
   }
-  ExpectFound(cases, Level::kEntitlement);
+  ExpectFound(cases, Level::kVisibility);
 }
 
-TEST(FaultyTwins, EntitlementSeesWrongResults) {
+TEST(FaultyTwins, VisibilitySeesWrongResults) {
   std::vector<Case> cases;
   for (const auto& [call, history] :
        std::vector<std::pair<std::string, std::string>>{
@@ -236,13 +236,13 @@ TEST(FaultyTwins, EntitlementSeesWrongResults) {
   cases.push_back({"misuse", "| put 0*2 | misuse 0",
                    Misused([](Cache&, const Status&) { return Status(); }),
                    "subject: misuse", "due is invalid_argument"});
-  ExpectFound(cases, Level::kEntitlement);
+  ExpectFound(cases, Level::kVisibility);
   // A no is always honest, and so is an empty slot.
   const auto none = [](bool) { return false; };
   Fault empty;
   empty.resume = empty.encoder_cached = none;
-  EXPECT_FALSE(Seen("| put 0*2 | ask 0@1", empty, Level::kEntitlement));
-  EXPECT_FALSE(Seen(kEncoder, empty, Level::kEntitlement));
+  EXPECT_FALSE(Seen("| put 0*2 | ask 0@1", empty, Level::kVisibility));
+  EXPECT_FALSE(Seen(kEncoder, empty, Level::kVisibility));
 }
 
 // A cache that is full too early and a cache that is never full, each at its
@@ -251,7 +251,7 @@ TEST(FaultyTwins, ThereIsRoomForSequencesNoLongerThanTheCapacity) {
   const auto is_room = [](const std::string& history) {
     const auto wrong = Seen("seqs=2 cap=3 batch=8 " + history,
                             Refuses("StartForward", StatusCode::kCacheFull),
-                            Level::kEntitlement);
+                            Level::kVisibility);
     EXPECT_TRUE(!wrong || wrong->check == "subject: room") << wrong->text;
     return wrong.has_value();
   };
@@ -340,7 +340,7 @@ TEST(FaultyTwins, AnswersThatChangeFromRunToRunAreSeen) {
     view.mask = std::move(mask);
     view.view->mask = view.mask.view();
   };
-  const Subject subject = Tampered(Shows(wider), Level::kEntitlement);
+  const Subject subject = Tampered(Shows(wider), Level::kVisibility);
   const History history = *ParseHistory("kvt1 | put 0*2");
   const RunResult one = RunHistory(history, subject);
   const RunResult other = RunHistory(history, subject);
@@ -351,7 +351,7 @@ TEST(FaultyTwins, AnswersThatChangeFromRunToRunAreSeen) {
 
 // Two tokens of two heads, whose rows lie head by head: each head of a row is
 // dense, and other tokens lie between them.
-TEST(FaultyEntitlement, HeadsWithTokensBetweenThemAreCompared) {
+TEST(FaultyVisibility, HeadsWithTokensBetweenThemAreCompared) {
   reference::Ledger ledger(CacheSpec{}, Rules{});
   ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 4, 4}).ok());
   const std::vector<std::int32_t> positions = {0, 1};

@@ -1,4 +1,4 @@
-#include "props/compare/entitlement.h"
+#include "props/compare/visibility.h"
 
 #include <fmt/format.h>
 
@@ -88,7 +88,7 @@ std::optional<WrongRow> Explain(
   for (const bool may_miss : {false, true}) {
     for (std::size_t t = 0; t < token_hashes.size(); ++t) {
       const LedgerToken& token = ledger.tokens()[t];
-      if (!ledger.Entitled(row, token)) continue;
+      if (!ledger.MaySee(row, token)) continue;
       if (ledger.MayMiss(row, token) != may_miss) continue;
       due.push_back(&token);
       due_hashes.push_back(token_hashes[t]);
@@ -131,8 +131,8 @@ std::optional<WrongRow> Explain(
   if (wrong.column < 0) return std::nullopt;
   const std::uint64_t seen = HashColumn(view, wrong.column, v_layout);
   const bool again = std::ranges::find(due_hashes, seen) != due_hashes.end();
-  wrong.text += again ? ", which it sees more than once"
-                      : ", which it is not entitled to";
+  wrong.text +=
+      again ? ", which it sees more than once" : ", which it must not see";
   return wrong;
 }
 
@@ -273,7 +273,7 @@ std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
     if (row >= active.rows()) continue;
     bool all_known = true;
     for (std::size_t t = 0; t < tokens.size(); ++t) {
-      if (!active.Entitled(row, active.tokens()[t])) continue;
+      if (!active.MaySee(row, active.tokens()[t])) continue;
       all_known = all_known && tokens[t] != 0;
       seen_sum -= tokens[t];
       --seen;

@@ -1,9 +1,9 @@
-// Does a view show what the ledger says? The question behind the entitlement
-// level: every batch row sees each token it is entitled to exactly once, with
+// Does a view show what the ledger says? The question behind the visibility
+// level: every batch row sees each token it may see exactly once, with
 // the right K and V rows, and nothing else.
 
-#ifndef KVTWIN_PROPS_COMPARE_ENTITLEMENT_H_
-#define KVTWIN_PROPS_COMPARE_ENTITLEMENT_H_
+#ifndef KVTWIN_PROPS_COMPARE_VISIBILITY_H_
+#define KVTWIN_PROPS_COMPARE_VISIBILITY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -83,4 +83,4 @@ std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout);
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_COMPARE_ENTITLEMENT_H_
+#endif  // KVTWIN_PROPS_COMPARE_VISIBILITY_H_
