@@ -16,6 +16,7 @@
 #include "bench/putter.h"
 #include "core/names.h"
 #include "optimized/targets.h"
+#include "props/search/explain.h"
 #include "props/search/fuzz.h"
 
 namespace kvtwin::bench {
@@ -32,9 +33,7 @@ bool Verified(std::string_view twin) {
   const props::FuzzResult result = props::Fuzz(options, subject);
   if (!result.failure) return true;
   fmt::print(stderr, "{} on {} is wrong, so it is not timed\n{}", twin,
-             optimized::ActiveTarget(),
-             props::FailureText(result.failure->shrunk,
-                                result.failure->difference, subject));
+             optimized::ActiveTarget(), props::FailureText(*result.failure));
   return false;
 }
 

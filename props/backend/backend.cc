@@ -19,8 +19,8 @@
 #include "kvtwin/save.h"
 #include "props/backend/c_words.h"
 #include "props/base/check_name.h"
-#include "props/base/differs.h"
 #include "props/base/shifting.h"
+#include "props/compare/failure.h"
 
 namespace kvtwin::props {
 namespace {
@@ -30,7 +30,7 @@ constexpr std::int64_t kColumnsMax = 1 << 22;
 constexpr std::int64_t kViewBytesMax = std::int64_t{1} << 30;
 
 [[noreturn]] void Wrong(CheckName check, std::string text) {
-  throw Differs{std::string(check.name()), std::move(text)};
+  throw MakeFailure(check, std::move(text));
 }
 
 // One of a wrapper's, or the cache itself.
@@ -70,7 +70,7 @@ class BackendCache final : public Cache, public Shifting {
   ~BackendCache() override {
     try {
       Close();
-    } catch (const Differs&) {  // It is told of another one already.
+    } catch (const Failure&) {  // It is told of another one already.
     }
   }
 
@@ -285,12 +285,15 @@ class BackendCache final : public Cache, public Shifting {
     if (table_.message != nullptr && open_) said = table_.message(cache_);
     const std::string message = Printable(said == nullptr ? "" : said, 500);
     if (code < KVTWIN_FAILED_PRECONDITION) {
-      Wrong("backend: error",
-            fmt::format("{} answers {}: {}", function,
-                        code == KVTWIN_INTERNAL        ? "internal"
-                        : code == KVTWIN_OUT_OF_MEMORY ? "out_of_memory"
-                                                       : "device_error",
-                        message));
+      Failure failure = MakeFailure(
+          "backend: error",
+          fmt::format("{} answers {}: {}", function,
+                      code == KVTWIN_INTERNAL        ? "internal"
+                      : code == KVTWIN_OUT_OF_MEMORY ? "out_of_memory"
+                                                     : "device_error",
+                      message));
+      failure.function = function;
+      throw failure;
     }
     return {StatusFromC(code), message};
   }

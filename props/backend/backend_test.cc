@@ -241,7 +241,7 @@ TEST(Backend, ALegalClientRemovesASequenceBeforeItBeginsAnew) {
   calls.clear();
   const RunResult result = RunHistory(*history, subject);
   ASSERT_TRUE(result.ran);
-  EXPECT_FALSE(result.difference);
+  EXPECT_FALSE(result.failure);
   EXPECT_THAT(calls, ElementsAre("at 0", "at 3", "remove from 3",
                                  "remove from 0", "at 0"));
 }
@@ -280,7 +280,7 @@ TEST(Backend, NoTokenGetsAPositionBeyondTheLargest) {
   const RunResult result =
       RunHistory(*history, BackendSubject(*info, Level::kVisibility, ""));
   ASSERT_TRUE(result.ran);
-  EXPECT_FALSE(result.difference) << result.difference->text;
+  EXPECT_FALSE(result.failure) << result.failure->text;
   EXPECT_THAT(calls, ElementsAre("to 3", "by 2", "to 5", "copy 6", "to 5"));
 }
 
@@ -304,7 +304,7 @@ TEST(Backend, MasksOfTheNumericLevelHideOrAllow) {
     at = where;
     element = what;
     const RunResult result = RunHistory(*history, subject);
-    return result.difference ? result.difference->text : "";
+    return result.failure ? result.failure->text : "";
   };
   EXPECT_EQ(wrong(-1, 0), "");
   EXPECT_EQ(wrong(0, 0.5F), "the mask is neither 0 nor -inf");

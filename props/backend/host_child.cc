@@ -245,8 +245,7 @@ int HostProcess::Spawn(int asked, int answers, int printed, int shared) {
 }
 
 void HostProcess::Died(CheckName check, std::string text) {
-  died_ = {
-      .step = 0, .check = std::string(check.name()), .text = std::move(text)};
+  died_ = MakeFailure(check, std::move(text));
 }
 
 int HostProcess::End() {

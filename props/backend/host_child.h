@@ -34,7 +34,7 @@ class HostProcess {
 
   bool alive() const { return child_ > 0; }
   // A check and what happened, once it is not alive.
-  const Difference& died() const { return died_; }
+  const Failure& died() const { return died_; }
   // The function of the backend that is being called.
   std::string function() const;
   // The step of the history at which the process died; -1: before the first.
@@ -77,7 +77,7 @@ class HostProcess {
   std::string read_;
   std::string output_;
   std::int64_t data_at_first_ = 0;
-  Difference died_;
+  Failure died_;
 };
 
 }  // namespace kvtwin::props

@@ -34,7 +34,80 @@ constexpr auto kFunctions = std::to_array<std::string_view>(
 
 constexpr std::string_view kNonsense = "wrote nonsense to its harness: ";
 
+RunResult WroteNonsense(std::size_t operations, const Json::exception& error) {
+  RunResult result = {.ran = true};
+  result.failure =
+      MakeFailure("backend: crash", std::string(kNonsense) + error.what());
+  result.failure->step = operations;
+  return result;
+}
+
+// Whether a process may get another history: not where it wrote to memory that
+// is not its own, or leaks.
+bool IsSound(const RunResult& result) {
+  return !result.failure || result.failure->party() != Party::kBackend;
+}
+
 }  // namespace
+
+Json ToJson(const RunResult& result) {
+  Json json = {{"ran", result.ran},
+               {"operations", result.operations},
+               {"digest", result.digest}};
+  if (!result.failure) return json;
+  const Failure& failure = *result.failure;
+  json["failure"] = {
+      {"step", failure.step},     {"check", failure.check},
+      {"text", failure.text},     {"row", failure.row},
+      {"column", failure.column}, {"first_cell", failure.first_cell}};
+  return json;
+}
+
+RunResult RunResultFromJson(const Json& json) {
+  RunResult result;
+  result.ran = json.at("ran").get<bool>();
+  result.operations = json.at("operations").get<std::int64_t>();
+  result.digest = json.at("digest").get<std::uint64_t>();
+  if (!json.contains("failure")) return result;
+  const Json& failure = json.at("failure");
+  result.failure = {.step = failure.at("step").get<std::size_t>(),
+                    .check = failure.at("check").get<std::string>(),
+                    .text = failure.at("text").get<std::string>(),
+                    .row = failure.at("row").get<int>(),
+                    .column = failure.at("column").get<int>(),
+                    .first_cell = failure.at("first_cell").get<int>()};
+  return result;
+}
+
+namespace {
+
+// The counts of a census, by name.
+constexpr auto kCensusCounts =
+    std::to_array<std::pair<const char*, std::int64_t PagedCensus::*>>(
+        {{"operations", &PagedCensus::operations},
+         {"not_made", &PagedCensus::not_made},
+         {"found", &PagedCensus::found},
+         {"copied", &PagedCensus::copied},
+         {"evicted", &PagedCensus::evicted},
+         {"truncated", &PagedCensus::truncated},
+         {"full", &PagedCensus::full},
+         {"longest", &PagedCensus::longest}});
+
+}  // namespace
+
+Json ToJson(const PagedCensus& census) {
+  Json json;
+  for (const auto& [name, count] : kCensusCounts) json[name] = census.*count;
+  return json;
+}
+
+PagedCensus PagedCensusFromJson(const Json& json) {
+  PagedCensus census;
+  for (const auto& [name, count] : kCensusCounts) {
+    census.*count = json.at(name).get<std::int64_t>();
+  }
+  return census;
+}
 
 int FunctionNumber(std::string_view name) {
   const auto* at = std::ranges::find(kFunctions, name);
@@ -177,11 +250,14 @@ Result<PoolInfo> Host::DescribePool() {
   });
 }
 
-std::string Host::AskPool(const PagedHistory& history, Level level, bool hasty,
-                          PagedCensus* census) {
+RunResult Host::AskPool(const PagedHistory& history, Level level, bool hasty,
+                        PagedCensus* census) {
   std::unique_ptr<HostProcess> process = Take();
+  RunResult result = {.ran = true};
   const auto died = [&] {
-    return process->died().check + ": " + process->died().text;
+    result.failure = process->died();
+    result.failure->step = history.ops.size();
+    return result;
   };
   if (!process->alive() ||
       !process->Ask({{"pool", ToText(history)}, {"level", level}})) {
@@ -193,42 +269,35 @@ std::string Host::AskPool(const PagedHistory& history, Level level, bool hasty,
     throw std::logic_error("kvtwin-host cannot read what kvtwin asks: " +
                            said->at("error").get<std::string>());
   }
+  result = RunResultFromJson(*said);
   if (census != nullptr) {
-    const auto add = [&](const char* name, std::int64_t& to) {
-      to += said->value(name, std::int64_t{0});
-    };
-    add("operations", census->operations);
-    add("not_made", census->not_made);
-    add("found", census->found);
-    add("copied", census->copied);
-    add("evicted", census->evicted);
-    add("truncated", census->truncated);
-    add("full", census->full);
-    census->longest =
-        std::max(census->longest, said->value("longest", std::int64_t{0}));
+    PagedCensus counted = PagedCensusFromJson(said->at("census"));
+    const PagedSpec& spec = history.spec;
+    if (result.ran) {
+      counted.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
+    }
+    census->Add(counted);
   }
-  std::string wrong = said->value("wrong", "");
-  if (!wrong.starts_with("backend: ")) {
+  if (IsSound(result)) {
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(process));
   }
-  return wrong;
+  return result;
 }
 
-PagedSubject Host::PoolSubjectAt(Level level) {
-  const auto run = [this, level](bool hasty) {
-    return [=, this](const PagedHistory& history, PagedCensus* census) {
-      try {
-        return AskPool(history, level, hasty, census);
-      } catch (const Json::exception& error) {
-        return "backend: crash: " + std::string(kNonsense) + error.what();
-      }
-    };
+PagedSubject Host::PoolSubjectAt(Level level, std::string arguments) {
+  const auto run = [this, level](const PagedHistory& history,
+                                 PagedCensus* census, bool hasty) {
+    try {
+      return AskPool(history, level, hasty, census);
+    } catch (const Json::exception& error) {
+      return WroteNonsense(history.ops.size(), error);
+    }
   };
-  return {.run = run(/*hasty=*/false),
-          .run_hastily = run(/*hasty=*/true),
+  return {.run = run,
           .shrink_seconds = options_.shrink_seconds,
-          .counts_blocks = level == Level::kIdentity};
+          .level = level,
+          .arguments = std::move(arguments)};
 }
 
 double Host::Patience(bool hasty) const {
@@ -257,14 +326,14 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
   std::unique_ptr<HostProcess> process = Take();
   RunResult result;
   const auto died = [&] {
-    result.difference = process->died();
+    result.failure = process->died();
     if (story != nullptr) {  // The call that did not return.
       Step& step = story->steps.emplace_back();
       step.number = std::ssize(story->steps);
       step.call = process->function();
     }
     const std::int64_t step = process->step();
-    result.difference->step =
+    result.failure->step =
         step < 0 ? history.ops.size() : static_cast<std::size_t>(step);
     result.ran = true;
     return result;
@@ -292,30 +361,16 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
       continue;
     }
     if (said->contains("error")) {
-      result.difference = {.step = history.ops.size(),
-                           .check = "backend: error",
-                           .text = "kvtwin-host: " + said->value("error", "")};
+      result.failure = MakeFailure("backend: error",
+                                   "kvtwin-host: " + said->value("error", ""));
+      result.failure->step = history.ops.size();
       break;
     }
-    result.ran = said->at("ran").get<bool>();
-    result.operations = said->value("operations", std::int64_t{0});
-    result.digest = said->value("digest", std::uint64_t{0});
-    if (said->contains("difference")) {
-      const Json& json = said->at("difference");
-      result.difference = {.step = json.at("step").get<std::size_t>(),
-                           .check = json.at("check").get<std::string>(),
-                           .text = json.at("text").get<std::string>(),
-                           .row = json.at("row").get<int>(),
-                           .column = json.at("column").get<int>(),
-                           .first_cell = json.at("first_cell").get<int>()};
-    }
+    result = RunResultFromJson(*said);
     if (html != nullptr) *html = said->value("page", "");
     break;
   }
-  // What wrote where it should not, or leaks, gets no second history.
-  const bool sound =
-      !result.difference || !result.difference->check.starts_with("backend");
-  if (sound) {
+  if (IsSound(result)) {
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(process));
   }
@@ -328,11 +383,7 @@ RunResult Host::Run(const History& history, Level level, Story* story,
     return Ask(history, level, story, /*page=*/false, "", nullptr, rules,
                hasty);
   } catch (const Json::exception& error) {
-    RunResult result;
-    result.difference = {.step = history.ops.size(),
-                         .check = "backend: crash",
-                         .text = std::string(kNonsense) + error.what()};
-    return result;
+    return WroteNonsense(history.ops.size(), error);
   }
 }
 
@@ -356,11 +407,9 @@ Subject Host::SubjectAt(const BackendInfo& info, Level level,
   subject.abilities = info.abilities;
   subject.tolerance = info.tolerance;
   subject.arguments = std::move(arguments);
-  subject.run = [this, level](const History& history, Story* story) {
-    return Run(history, level, story);
-  };
-  subject.run_hastily = [this, level](const History& history, Story* story) {
-    return Run(history, level, story, /*hasty=*/true);
+  subject.run = [this, level](const History& history, Story* story,
+                              bool hasty) {
+    return Run(history, level, story, hasty);
   };
   subject.shrink_seconds = options_.shrink_seconds;
   return subject;

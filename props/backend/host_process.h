@@ -19,7 +19,7 @@
 #include "kvtwin/status.h"
 #include "props/backend/backend.h"
 #include "props/compare/runner.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 
 namespace kvtwin::props {
 
@@ -39,6 +39,14 @@ struct HostState {
 // Of what MemoryWatch::Enter is told.
 int FunctionNumber(std::string_view name);
 std::string_view FunctionName(int number);
+
+// The failure as it is found, before it is explained.
+nlohmann::ordered_json ToJson(const RunResult& result);
+RunResult RunResultFromJson(const nlohmann::ordered_json& json);
+
+// All but the dtypes.
+nlohmann::ordered_json ToJson(const PagedCensus& census);
+PagedCensus PagedCensusFromJson(const nlohmann::ordered_json& json);
 
 // All but the table.
 nlohmann::ordered_json ToJson(const BackendInfo& info);
@@ -79,7 +87,7 @@ class Host {
 
   // The same for pools.
   Result<PoolInfo> DescribePool();
-  PagedSubject PoolSubjectAt(Level level);
+  PagedSubject PoolSubjectAt(Level level, std::string arguments);
 
   // Of its histories at a level; the host outlives it.
   Subject SubjectAt(const BackendInfo& info, Level level,
@@ -90,8 +98,8 @@ class Host {
   RunResult Ask(const History& history, Level level, Story* story, bool page,
                 const std::string& arguments, std::string* html,
                 const Rules* rules = nullptr, bool hasty = false);
-  std::string AskPool(const PagedHistory& history, Level level, bool hasty,
-                      PagedCensus* census);
+  RunResult AskPool(const PagedHistory& history, Level level, bool hasty,
+                    PagedCensus* census);
   std::unique_ptr<HostProcess> Take();
   double Patience(bool hasty) const;
 

@@ -11,7 +11,7 @@
 namespace kvtwin::props {
 namespace {
 
-// A backend with more than these is not worth more of anybody's time.
+// A backend with more findings than this is not searched any longer.
 constexpr std::size_t kFindingsMax = 6;
 
 }  // namespace
@@ -31,9 +31,7 @@ bool LiveResult::Right(const BackendInfo& info) const {
   // What it claims, if that was tried.
   const bool claimed = std::ranges::count(tried, info.claims) > 0;
   return (holds <= info.claims || (!claimed && holds == tried.front())) &&
-         std::ranges::all_of(findings, [](const LiveFinding& finding) {
-           return finding.breaks_level;
-         });
+         std::ranges::none_of(findings, IsOfBackend);
 }
 
 LiveResult FuzzLive(const FuzzOptions& options,
@@ -44,10 +42,8 @@ LiveResult FuzzLive(const FuzzOptions& options,
     result.tried.push_back(level);
     const Subject subject = subject_at(level);
     FuzzOptions rest = options;
-    for (const LiveFinding& finding : result.findings) {
-      if (!finding.breaks_level) {
-        rest.known.insert(finding.failure.difference.check);
-      }
+    for (const Failure& finding : result.findings) {
+      if (IsOfBackend(finding)) rest.known.insert(finding.check);
     }
     std::int64_t operations = 0;
     double seconds = 0;
@@ -71,13 +67,13 @@ LiveResult FuzzLive(const FuzzOptions& options,
       }
       result.digest = fuzzed.digest;
       if (!fuzzed.failure) break;
-      const FuzzFailure& failure = *fuzzed.failure;
-      broken = !failure.difference.check.starts_with("backend");
+      const Failure& failure = *fuzzed.failure;
+      broken = !IsOfBackend(failure);
       // What ends otherwise may be the same at its shortest.
-      const bool again = rest.known.contains(failure.difference.check);
+      const bool again = rest.known.contains(failure.check);
       if (again) ++result.known;
-      if (!again) result.findings.push_back({level, failure, broken});
-      rest.known.insert({failure.check, failure.difference.check});
+      if (!again) result.findings.push_back(failure);
+      rest.known.insert({failure.found_check, failure.check});
       rest.first = failure.history_number + 1;
       rest.operations = options.operations - operations;
       rest.seconds = options.seconds - seconds;
@@ -97,16 +93,15 @@ LiveResult FuzzLive(const FuzzOptions& options,
   return result;
 }
 
-std::string FindingText(const LiveFinding& finding, const Subject& subject) {
-  const FuzzFailure& failure = finding.failure;
+std::string FindingText(const Failure& finding) {
   constexpr std::array<std::string_view, 3> kConventions = {
       "subject: rows", "subject: resume", "subject: result"};
   const bool may_be_convention =
-      std::ranges::count(kConventions, failure.difference.check) > 0;
+      std::ranges::count(kConventions, finding.check) > 0;
   return fmt::format(
       "{}  found   history {}; shrunk from {} operations to {}\n{}",
-      FailureText(failure.shrunk, failure.difference, subject),
-      failure.history_number, failure.operations, failure.shrunk.ops.size(),
+      FailureText(finding), finding.history_number, finding.found_operations,
+      finding.operations,
       may_be_convention ? "  hint    other conventions are no bug: `kvtwin "
                           "profile` works out which it follows\n"
                         : "");

@@ -13,6 +13,7 @@
 #include "props/backend/backend.h"
 #include "props/base/level.h"
 #include "props/compare/runner.h"
+#include "props/search/explain.h"
 #include "props/search/fuzz.h"
 
 namespace kvtwin::props {
@@ -20,11 +21,10 @@ namespace kvtwin::props {
 // The levels that can be tried on a backend, the strongest first.
 std::vector<Level> LevelsOf(const BackendInfo& info);
 
-struct LiveFinding {
-  Level level = Level::kNone;  // At which it was found.
-  FuzzFailure failure;
-  bool breaks_level = true;  // Else it is a crash, a leak and the like.
-};
+// Whether a finding is a crash, a leak and the like, which breaks no level.
+inline bool IsOfBackend(const Failure& finding) {
+  return finding.party() == Party::kBackend;
+}
 
 struct LiveResult {
   std::vector<Level> tried;
@@ -32,7 +32,8 @@ struct LiveResult {
   // The level at which every history ended in a finding that breaks no level,
   // or was passed over: no history shows that this level holds.
   Level unjudged = Level::kNone;
-  std::vector<LiveFinding> findings;
+  // Each explained, once, at the level at which it was found.
+  std::vector<Failure> findings;
   std::int64_t known = 0;  // Histories that failed as one of them.
   PassedOver passed_over;
   bool holds_but =
@@ -54,8 +55,8 @@ LiveResult FuzzLive(const FuzzOptions& options,
                     const std::vector<Level>& levels,
                     const std::function<Subject(Level)>& subject_at);
 
-// The finding as a story, as FailureText has it.
-std::string FindingText(const LiveFinding& finding, const Subject& subject);
+// The text of a finding, with where it was found.
+std::string FindingText(const Failure& finding);
 
 }  // namespace kvtwin::props
 

@@ -16,6 +16,7 @@
 #include "core/json_line.h"
 #include "core/refusals.h"
 #include "props/backend/c_words.h"
+#include "props/base/hash.h"
 #include "props/paged/paged_client.h"
 #include "props/paged/paged_solo.h"
 #include "props/paged/pool_recorder.h"
@@ -30,7 +31,7 @@ constexpr std::int64_t kStrideMax = std::int64_t{1} << 40;
 
 template <class... Args>
 [[noreturn]] void Fault(fmt::format_string<Args...> format, Args&&... args) {
-  throw PoolFault(fmt::format(format, std::forward<Args>(args)...));
+  throw PoolFailure(fmt::format(format, std::forward<Args>(args)...));
 }
 
 class BackendPool final : public PagedPool {
@@ -125,7 +126,8 @@ class BackendPool final : public PagedPool {
     if (backend_.watch != nullptr) {
       backend_.watch->Leave();
       if (const auto damage = backend_.watch->Damage()) {
-        Fault("backend: out of bounds: after {}: {}", function, *damage);
+        throw MakeFailure("backend: out of bounds",
+                          fmt::format("after {}: {}", function, *damage));
       }
     }
     if (status == KVTWIN_OK) return {};
@@ -325,47 +327,55 @@ PoolAbilities AbilitiesOf(const kvtwin_pool_backend_v1& table) {
 }
 
 // In place of the optimized twin.
-std::string RunIdentity(const PoolBackend& backend, const PagedHistory& history,
-                        PagedCensus* census) {
+RunResult RunIdentity(const PoolBackend& backend, const PagedHistory& history,
+                      PagedCensus* census) {
   const PagedMaker make = [&](const PagedSpec& spec, std::string_view twin) {
     return twin == "reference" ? MakePagedPool(spec, twin)
                                : MakeBackendPool(backend, spec);
   };
-  PagedTrio trio(history.spec, census, make, /*same_messages=*/false);
-  for (const PagedOp& op : history.ops) {
-    std::string wrong = trio.Do(op);
-    if (!wrong.empty()) return wrong;
-  }
-  return trio.End();
+  return RunPaged(history, census, make, /*same_messages=*/false);
 }
 
-// What a recording of the history shows; or what cannot be recorded.
-std::string RunVisibility(const PoolBackend& backend,
-                          const PagedHistory& history, PagedCensus* census,
-                          std::unique_ptr<PagedPool> pool) {
+// Returns what a recording of the history shows; or what cannot be recorded.
+RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
+                        PagedCensus* census, std::unique_ptr<PagedPool> pool) {
+  RunResult result = {.ran = true};
   std::stringstream lines;
   PoolRecorder recorder(std::move(pool), backend.name, lines,
                         /*own_placement=*/true, backend.rules);
-  std::string fault;
+  auto& failure = result.failure;
+  std::size_t step = 0;
   try {
     PagedSolo solo(recorder, AbilitiesOf(backend.table), backend.rules, census);
-    for (const PagedOp& op : history.ops) solo.Do(op);
+    for (; step < history.ops.size(); ++step, ++result.operations) {
+      solo.Do(history.ops[step]);
+    }
     solo.End();
+  } catch (const Failure& found) {
+    failure = found;
   } catch (const std::exception& error) {
-    fault = error.what();
+    failure = PoolFailure(error.what());
   }
+  const std::string text = lines.str();
+  result.digest = HashBytes(text.data(), text.size(), 0);
   const Judgement judgement = Judge(lines, {"reference"});
-  if (fault.starts_with("backend: ")) return fault;
-  const auto with_calls = [&](const std::string& wrong, std::int64_t line) {
-    lines.clear();
-    lines.seekg(0);
-    return wrong + "\n\n" + PoolCallsText(lines, line);
-  };
-  if (judgement.verdict != Verdict::kAccept) {
-    return with_calls(judgement.reason, judgement.line);
+  std::optional<std::int64_t> wrong_line;
+  if (failure && failure->party() == Party::kBackend) {
+    // What the backend did to memory is told without the calls.
+  } else if (judgement.verdict != Verdict::kAccept) {
+    failure = PoolFailure(judgement.reason);
+    wrong_line = judgement.line;
+  } else if (failure) {
+    wrong_line = std::numeric_limits<std::int64_t>::max();
+  } else if (!recorder.status().ok()) {
+    failure = PoolFailure(recorder.status().message());
   }
-  if (fault.empty()) return recorder.status().message();
-  return with_calls(fault, std::numeric_limits<std::int64_t>::max());
+  if (failure) failure->step = step;
+  if (wrong_line) {
+    std::istringstream recording(text);
+    failure->text += "\n\n" + PoolCallsText(recording, *wrong_line);
+  }
+  return result;
 }
 
 Status CheckTable(const kvtwin_pool_backend_v1& table) {
@@ -451,19 +461,26 @@ Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
 }
 
 PagedRun BackendRun(const PoolBackend& backend, Level level) {
-  return [backend, level](const PagedHistory& history,
-                          PagedCensus* census) -> std::string {
+  return [backend, level](const PagedHistory& history, PagedCensus* census,
+                          bool /*hasty*/) {
     auto pool = MakeBackendPool(backend, history.spec);
+    RunResult result;
     if (!pool.ok()) {
       if (pool.status().code() != StatusCode::kNotSupported) {
-        return pool.status().message();
+        result.failure = PoolFailure(pool.status().message());
+        result.failure->function = "init";
+      } else if (census != nullptr) {
+        ++census->not_made;
       }
-      if (census != nullptr) ++census->not_made;
-      return "";
+      return result;
     }
     if (level == Level::kIdentity) {
       pool->reset();
       return RunIdentity(backend, history, census);
+    }
+    if (census != nullptr) {
+      const PagedSpec& spec = history.spec;
+      census->dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
     }
     return RunVisibility(backend, history, census, std::move(*pool));
   };

@@ -13,7 +13,7 @@
 #include "kvtwin/pool_backend.h"
 #include "props/backend/backend.h"
 #include "props/oracle/judge.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 
 namespace kvtwin::props {
 
@@ -29,7 +29,7 @@ struct PoolBackend {
 // function; a description that makes no sense.
 Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given);
 
-// Errors: what its init answers. Calls of the pool throw PoolFault
+// Errors: what its init answers. Calls of the pool throw a Failure
 // where the backend answers what no pool may: a number that is no status, views
 // of other shapes, a list without end.
 Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,

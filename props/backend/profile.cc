@@ -63,7 +63,7 @@ class Inference {
   std::string Showing(std::size_t rule, int value) const;
   bool Agrees(const History& history, const Rules& rules) const {
     const RunResult result = run_(history, rules);
-    return result.ran && !result.difference;
+    return result.ran && !result.failure;
   }
 
   const RunByRules& run_;
@@ -81,7 +81,7 @@ void Inference::Ask(const RuleProbe& probe) {
   for (const Rules& rules : left_) {
     const RunResult result = run_(history, rules);
     ran = ran || result.ran;
-    if (result.ran && !result.difference) agreeing.push_back(rules);
+    if (result.ran && !result.failure) agreeing.push_back(rules);
   }
   if (!ran) return;
   ++result_.asked;
@@ -107,7 +107,7 @@ std::string Inference::Showing(std::size_t rule, int value) const {
     History plain = history;
     plain.setup.config.v_layout = VLayout::kPlain;
     plain.setup.config.mask_dtype = DType::kF32;
-    if (RunLedgers(plain, other, rules, abilities).difference) return text;
+    if (RunLedgers(plain, other, rules, abilities).failure) return text;
   }
   return "";
 }

@@ -289,8 +289,8 @@ std::set<std::string_view> Between(const Rules& one, const Rules& other) {
 }
 
 bool TellsApart(const History& history, const Rules& one, const Rules& other) {
-  return RunLedgers(history, one, other).difference ||
-         RunLedgers(history, other, one).difference;
+  return RunLedgers(history, one, other).failure ||
+         RunLedgers(history, other, one).failure;
 }
 
 // All pairs that differ in one rule which both can have.
@@ -401,11 +401,11 @@ TEST(Probes, TellTheirValuesApartAndCannotBeShorter) {
     });
     ASSERT_TRUE(pair);
     const auto rerun = [&](const History& shorter) {
-      std::optional<Difference> wrong;
+      std::optional<Failure> wrong;
       if (!IsPlain(shorter)) return wrong;
       for (const auto& [cache, judge] :
            {*pair, std::pair(pair->second, pair->first)}) {
-        const auto found = RunLedgers(shorter, cache, judge).difference;
+        const auto found = RunLedgers(shorter, cache, judge).failure;
         if (found && (!wrong || found->step < wrong->step)) wrong = found;
       }
       if (wrong) wrong->check = "rules";
@@ -646,7 +646,7 @@ TEST(Inference, SaysWhatNoRulesExplain) {
       [](const History& history, const Rules& judge) {
         RunResult result = RunLedgers(history, {}, judge);
         if (ToText(history).find("copy") != std::string::npos) {
-          result.difference.emplace();
+          result.failure.emplace();
         }
         return result;
       },
@@ -671,8 +671,8 @@ TEST(Backend, TheLedgerOfEachProfileIsRightByItsOwnRules) {
       AddShifts(history, 3, 7);
       const RunResult result = RunHistory(history, subject);
       if (result.ran) ++ran;
-      ASSERT_FALSE(result.difference)
-          << profile.name << " " << result.difference->text << "\n"
+      ASSERT_FALSE(result.failure)
+          << profile.name << " " << result.failure->text << "\n"
           << ToText(history);
     }
     EXPECT_GT(ran, 100) << profile.name;

@@ -6,13 +6,22 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 namespace kvtwin::props {
 
-// Who is wrong, and about what: the subject if it is not like the reference,
-// the reference if it is not as the ledger says; "misuse" may be either. A
-// backend is a subject that is not ours, and may go wrong in ways of its own.
+// Who is wrong.
+enum class Party {
+  kSubject,  // The system under test differs from the reference or the ledger.
+  kReference,  // The reference twin differs from the ledger.
+  kBackend,  // A third-party cache crashes, hangs, or writes where it may not.
+  kHarness,  // Two runs of the same history differ.
+  kEither,   // Subject or reference, before Init or after Close.
+};
+
+// Each name says who is wrong, and about what.
 inline constexpr auto kCheckNames = std::to_array<std::string_view>({
     "subject: result",
     "subject: cells",
@@ -32,6 +41,7 @@ inline constexpr auto kCheckNames = std::to_array<std::string_view>({
     "subject: exception",
     "subject: room",
     "subject: attention",
+    "subject: pool",
     "backend: crash",
     "backend: hang",
     "backend: memory",
@@ -61,7 +71,31 @@ class CheckName {
   }
   constexpr std::string_view name() const { return name_; }
 
+  // Reads the name of a check that another process sent. Nothing: there is no
+  // such check.
+  static std::optional<CheckName> Find(std::string_view name) {
+    const auto at = std::find(kCheckNames.begin(), kCheckNames.end(), name);
+    if (at == kCheckNames.end()) return std::nullopt;
+    return CheckName(*at, 0);
+  }
+
+  constexpr Party party() const {
+    constexpr std::array<std::pair<std::string_view, Party>, 5> kParties = {{
+        {"subject", Party::kSubject},
+        {"reference", Party::kReference},
+        {"backend", Party::kBackend},
+        {"harness", Party::kHarness},
+        {"misuse", Party::kEither},
+    }};
+    for (const auto& [word, party] : kParties) {
+      if (name_.substr(0, name_.find(':')) == word) return party;
+    }
+    return Party::kSubject;
+  }
+
  private:
+  constexpr CheckName(std::string_view name, int /*found*/) : name_(name) {}
+
   std::string_view name_;
 };
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "props/backend/pool_backend.h"
+#include "props/testing/pools.h"
 
 // As C++, once each. What C leaves out there is null.
 #pragma GCC diagnostic push
@@ -38,12 +39,12 @@ PagedFuzzResult FuzzAt(Level level, const kvtwin_pool_backend_v1& table,
                        std::uint64_t seed = 3) {
   const auto backend = DescribePoolBackend(&table);
   EXPECT_TRUE(backend.ok()) << backend.status().ToString();
-  return FuzzPaged(seed, kOperations, /*seconds=*/0, nullptr,
-                   {.run = BackendRun(*backend, level)});
+  return FuzzPools(seed, kOperations,
+                   {.run = BackendRun(*backend, level), .level = level});
 }
 
 std::string Story(const PagedFuzzResult& result) {
-  return result.wrong + "\n" + ToText(result.shrunk);
+  return TextOf(result.failure) + "\n" + ToText(result.shrunk);
 }
 
 TEST(PoolBackend, ATwinIsIdentical) {
@@ -54,7 +55,7 @@ TEST(PoolBackend, ATwinIsIdentical) {
   for (const Level level : {Level::kIdentity, Level::kVisibility}) {
     const PagedFuzzResult result =
         FuzzAt(level, *twin::kvtwin_get_pool_backend_v1());
-    EXPECT_EQ(result.wrong, "") << Story(result);
+    EXPECT_EQ(TextOf(result.failure), "") << Story(result);
     EXPECT_GE(result.census.operations, kOperations);
   }
 }
@@ -62,15 +63,15 @@ TEST(PoolBackend, ATwinIsIdentical) {
 TEST(PoolBackend, AnExampleWithPlacesOfItsOwn) {
   const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();
   const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
-  EXPECT_EQ(result.wrong, "") << Story(result);
+  EXPECT_EQ(TextOf(result.failure), "") << Story(result);
   // It cannot be held to more.
-  EXPECT_NE(FuzzAt(Level::kIdentity, table).wrong, "");
+  EXPECT_NE(TextOf(FuzzAt(Level::kIdentity, table).failure), "");
 }
 
 TEST(PoolBackend, ABugIsFoundAndShrunk) {
   const PagedFuzzResult result =
       FuzzAt(Level::kVisibility, *bad_example::kvtwin_get_pool_backend_v1());
-  EXPECT_THAT(result.wrong, HasSubstr("views"));
+  EXPECT_THAT(TextOf(result.failure), HasSubstr("views"));
   EXPECT_LE(result.shrunk.ops.size(), 4) << Story(result);
 }
 
@@ -126,8 +127,8 @@ TEST(PoolBackend, WhatIsWrongIsSaid) {
     one.damage(table);
     for (const Level level : {Level::kIdentity, Level::kVisibility}) {
       const PagedFuzzResult result = FuzzAt(level, table);
-      EXPECT_NE(result.wrong, "") << one.why;
-      EXPECT_THAT(result.wrong, HasSubstr(one.why));
+      EXPECT_NE(TextOf(result.failure), "") << one.why;
+      EXPECT_THAT(TextOf(result.failure), HasSubstr(one.why));
       EXPECT_LE(result.shrunk.ops.size(), 12) << Story(result);
     }
   }
@@ -144,7 +145,7 @@ TEST(PoolBackend, LinesOfABugAreAlike) {
     std::map<std::string, int> lines;
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
       const PagedFuzzResult result = FuzzAt(Level::kVisibility, table, seed);
-      EXPECT_NE(result.wrong, "");
+      EXPECT_NE(TextOf(result.failure), "");
       ++lines[ToText(result.shrunk)];
     }
     int most = 0;
@@ -160,10 +161,10 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
     return KVTWIN_NOT_SUPPORTED;
   };
   PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
-  EXPECT_EQ(result.ran(), 0);
+  EXPECT_EQ(result.ran, 0);
   EXPECT_EQ(result.census.operations, 0);
   EXPECT_GE(result.census.not_made, 1000);
-  EXPECT_TRUE(result.dtypes.empty());
+  EXPECT_TRUE(result.census.dtypes.empty());
   // A pool that has f32 alone gets f32 in every other history.
   table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
     const bool plain = params->dtype == KVTWIN_F32 &&
@@ -172,10 +173,10 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
     return plain ? twin::Init(params, pool) : KVTWIN_NOT_SUPPORTED;
   };
   result = FuzzAt(Level::kVisibility, table);
-  EXPECT_EQ(result.wrong, "") << Story(result);
-  EXPECT_GE(result.census.operations, kOperations);
-  EXPECT_GT(result.ran(), result.census.not_made * 9 / 10);
-  EXPECT_EQ(result.dtypes.size(), 1U);
+  EXPECT_EQ(TextOf(result.failure), "") << Story(result);
+  EXPECT_GE(result.operations, kOperations);
+  EXPECT_GT(result.ran, result.census.not_made * 9 / 10);
+  EXPECT_EQ(result.census.dtypes.size(), 1U);
   EXPECT_GT(result.census.found, 50);
   EXPECT_GT(result.census.truncated, 50);
   EXPECT_GT(result.census.full, 50);
@@ -185,14 +186,14 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
                                        : KVTWIN_NOT_SUPPORTED;
   };
   result = FuzzAt(Level::kVisibility, table);
-  EXPECT_EQ(result.wrong, "") << Story(result);
-  EXPECT_GT(result.ran(), result.census.not_made);
+  EXPECT_EQ(TextOf(result.failure), "") << Story(result);
+  EXPECT_GT(result.ran, result.census.not_made);
   // A pool that is always full was judged, and the census counts its refusals.
   table = *twin::kvtwin_get_pool_backend_v1();
   table.append = [](void*, std::int32_t, std::int32_t, const kvtwin_tensor*,
                     const kvtwin_tensor*) -> int { return KVTWIN_CACHE_FULL; };
   result = FuzzAt(Level::kVisibility, table);
-  EXPECT_EQ(result.wrong, "") << Story(result);
+  EXPECT_EQ(TextOf(result.failure), "") << Story(result);
   EXPECT_GT(result.census.full, 1000);
   EXPECT_EQ(result.census.longest, 0);
 }
@@ -202,9 +203,9 @@ TEST(PoolBackend, OptionalFunctionsMayBeMissing) {
   kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
   table.size = offsetof(kvtwin_pool_backend_v1, message);
   const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
-  EXPECT_EQ(result.wrong, "") << Story(result);
+  EXPECT_EQ(TextOf(result.failure), "") << Story(result);
   EXPECT_EQ(result.census.operations >= kOperations, true);
-  EXPECT_THAT(FuzzAt(Level::kIdentity, table).wrong,
+  EXPECT_THAT(TextOf(FuzzAt(Level::kIdentity, table).failure),
               HasSubstr("the backend has no"));
 }
 

@@ -187,7 +187,7 @@ bool RecordHistory(History& history, bool own, const char* path) {
       },
       .tried_outside_of_life = false};
   const RunResult result = RunHistory(history, subject);
-  EXPECT_FALSE(result.difference);
+  EXPECT_FALSE(result.failure);
   return whole && result.ran;
 }
 

@@ -21,8 +21,10 @@
 
 #include "props/base/scratch_folder.h"
 #include "props/c_api/c_api_adapters.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
+#include "props/search/explain.h"
 #include "props/search/fuzz.h"
+#include "props/testing/pools.h"
 #include "props/testing/test_cache.h"
 
 namespace kvtwin::props {
@@ -41,8 +43,7 @@ TEST_P(CTwins, CachesAreThoseOfCpp) {
   options.dtypes = true;
   const Subject subject = SubjectByC(GetParam());
   const FuzzResult result = Fuzz(options, subject);
-  ASSERT_FALSE(result.failure) << FailureText(
-      result.failure->shrunk, result.failure->difference, subject);
+  ASSERT_FALSE(result.failure) << FailureText(*result.failure);
   EXPECT_GE(result.operations, options.operations);
 }
 
@@ -51,7 +52,8 @@ TEST(CInterface, PoolsAreThoseOfCpp) {
   for (std::uint64_t number = 0; number < 300; ++number) {
     PagedCensus census;
     const PagedHistory history = MakePagedHistory(7, number);
-    ASSERT_EQ(RunPaged(history, &census, PoolByC::Make), "") << ToText(history);
+    ASSERT_EQ(TextOf(RunPaged(history, &census, PoolByC::Make)), "")
+        << ToText(history);
     operations += census.operations;
   }
   EXPECT_GT(operations, 5000);

@@ -20,8 +20,8 @@
 #include "props/base/text_file.h"
 #include "props/command/option_checks.h"
 #include "props/command/page_file.h"
-#include "props/compare/cited_rules.h"
 #include "props/report/page.h"
+#include "props/search/explain.h"
 
 namespace kvtwin::props {
 namespace {
@@ -51,6 +51,13 @@ std::string ArgumentsText(const BackendArguments& arguments, Level level) {
   return fmt::format("{} --level {}", GivenText(arguments), LevelName(level));
 }
 
+// "--backend ./libyours.so", and the level if one is asked for.
+std::string PoolArgumentsText(const BackendArguments& arguments) {
+  return fmt::format("{}{}{}", GivenText(arguments),
+                     arguments.level.empty() ? "" : " --level ",
+                     arguments.level);
+}
+
 int Complain(const std::string& text) {
   fmt::print(stderr, "kvtwin: {}\n", text);
   return 2;
@@ -61,18 +68,15 @@ void Print(const Json& json) {
                                nlohmann::json::error_handler_t::replace));
 }
 
-// Of what the process survives it draws the page itself, with cells and rows.
-Status WritePageOf(Host& host, const History& history,
-                   const Difference& difference, const Subject& subject,
+// Where the process survives the history, it draws the page itself, with cells
+// and rows.
+Status WritePageOf(Host& host, const Failure& failure, const Subject& subject,
                    const std::string& path) {
-  const std::string html =
-      IsHang(difference.check)
-          ? ""
-          : host.Page(history, subject.level, subject.arguments);
-  if (html.empty()) {
-    return WritePage(ExplainHistory(history, difference, subject), path);
-  }
-  return WriteFile(path, html);
+  const std::string html = IsHang(failure)
+                               ? ""
+                               : host.Page(*ParseHistory(failure.history),
+                                           subject.level, subject.arguments);
+  return html.empty() ? WritePage(failure, path) : WriteFile(path, html);
 }
 
 constexpr const char* kNoIdentity =
@@ -93,17 +97,10 @@ std::vector<Level> LevelsFor(const BackendArguments& arguments,
   return levels;
 }
 
-Json FindingJson(const LiveFinding& finding, const Subject& subject) {
-  const FuzzFailure& failure = finding.failure;
-  return {{"level", LevelName(finding.level)},
-          {"check", failure.difference.check},
-          {"rules", CitedRules(failure.difference, failure.shrunk)},
-          {"bucket", BucketOf(failure.shrunk,
-                              Hastily(subject, failure.difference.check))},
-          {"history", ToText(failure.shrunk)},
-          {"shrunk_to", failure.shrunk.ops.size()},
-          {"reason", failure.difference.text},
-          {"rerun", RerunCommand(failure.shrunk, subject)}};
+Json FindingJson(const Failure& finding) {
+  Json json = {{"level", LevelName(finding.level)}};
+  json.update(FailureJson(finding));
+  return json;
 }
 
 // What is said of a level when all is over.
@@ -112,9 +109,9 @@ std::string LevelLine(Level level, const LiveResult& result,
   const bool tried = std::ranges::count(result.tried, level) > 0;
   const auto said = [&]() -> std::string {
     if (level == result.holds) {
-      const bool all = std::ranges::all_of(
-          result.findings, [](auto& one) { return one.breaks_level; });
-      if (!all) return "holds but for what is above";
+      if (std::ranges::any_of(result.findings, IsOfBackend)) {
+        return "holds but for what is above";
+      }
       return result.holds_but ? "holds but for what is passed over" : "holds";
     }
     if (level == result.unjudged) return "nothing was judged";
@@ -225,8 +222,8 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   const bool right = result.Right(*info);
   if (json) {
     Json findings = Json::array();
-    for (const LiveFinding& finding : result.findings) {
-      findings.push_back(FindingJson(finding, subject_at(finding.level)));
+    for (const Failure& finding : result.findings) {
+      findings.push_back(FindingJson(finding));
     }
     Json all = {{"backend", info->name},
                 {"profile", info->profile},
@@ -246,8 +243,8 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
     all["findings"] = std::move(findings);
     Print(all);
   } else {
-    for (const LiveFinding& finding : result.findings) {
-      fmt::print("{}\n", FindingText(finding, subject_at(finding.level)));
+    for (const Failure& finding : result.findings) {
+      fmt::print("{}\n", FindingText(finding));
     }
     fmt::print("{}, by the rules of {}\n", info->name, info->profile);
     for (const Level level : kLevels) {
@@ -262,16 +259,14 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   }
   if (!html.empty() && !result.findings.empty()) {
     // Of what it says that it keeps, if that is broken.
-    const LiveFinding* shown = &result.findings.front();
-    for (const LiveFinding& finding : result.findings) {
+    const Failure* shown = &result.findings.front();
+    for (const Failure& finding : result.findings) {
       if (finding.level == info->claims && shown->level != info->claims) {
         shown = &finding;
       }
     }
-    return AfterPage(
-        WritePageOf(host, shown->failure.shrunk, shown->failure.difference,
-                    subject_at(shown->level), html),
-        html, right ? 0 : 1);
+    return AfterPage(WritePageOf(host, *shown, subject_at(shown->level), html),
+                     html, right ? 0 : 1);
   }
   return right ? 0 : 1;
 }
@@ -287,15 +282,10 @@ int OnPoolBackend(const BackendArguments& arguments,
   if (level < info->claims) {
     return Complain(fmt::format("{} says that it has no identity", info->name));
   }
-  PagedSubject subject = host.PoolSubjectAt(level);
+  PagedSubject subject =
+      host.PoolSubjectAt(level, PoolArgumentsText(arguments));
   subject.name = info->name;
   return act(subject);
-}
-
-std::string PoolArgumentsText(const BackendArguments& arguments) {
-  return fmt::format("{}{}{}", GivenText(arguments),
-                     arguments.level.empty() ? "" : " --level ",
-                     arguments.level);
 }
 
 int RunOnBackend(const BackendArguments& arguments, const History& history,
@@ -312,8 +302,7 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
       host.SubjectAt(*info, level, ArgumentsText(arguments, level));
   Story story;
   const RunResult result = RunHistory(history, subject, &story);
-  const auto& difference = result.difference;
-  if (!result.ran && !difference) {
+  if (!result.ran && !result.failure) {
     if (info->abilities.Fits(history.setup)) {
       return Complain(fmt::format("{} has no such cache: '{}', by its init",
                                   info->name, ToText(history.setup)));
@@ -325,27 +314,28 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
         "'{}'",
         info->name, ToText(history.setup), ToText(nearest)));
   }
+  std::optional<Failure> failure;
+  if (result.failure) failure = Explain(history, *result.failure, subject);
   if (json) {
     std::vector<std::string> calls;
     for (const Step& step : story.steps) calls.push_back(StoryLine(step));
     Print({{"operations", result.operations},
            {"level", LevelName(level)},
-           {"differences", difference ? 1 : 0},
+           {"differences", failure ? 1 : 0},
            {"digest", fmt::format("{:016x}", result.digest)},
-           {"check", difference ? difference->check : ""},
-           {"reason", difference ? difference->text : ""},
+           {"check", failure ? failure->check : ""},
+           {"reason", failure ? failure->text : ""},
            {"calls", calls}});
-  } else if (difference) {
-    fmt::print("{}", FailureText(history, *difference, subject));
+  } else if (failure) {
+    fmt::print("{}", FailureText(*failure));
   } else {
     for (const Step& step : story.steps) fmt::print("  {}\n", StoryLine(step));
     fmt::print("{} operations, no difference ({})\n", result.operations,
                LevelName(level));
   }
-  if (!difference) return 0;
+  if (!failure) return 0;
   if (html.empty()) return 1;
-  return AfterPage(WritePageOf(host, history, *difference, subject, html), html,
-                   1);
+  return AfterPage(WritePageOf(host, *failure, subject, html), html, 1);
 }
 
 }  // namespace kvtwin::props

@@ -9,7 +9,7 @@
 #include "props/backend/host_process.h"
 #include "props/base/level.h"
 #include "props/history/history.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 #include "props/search/fuzz.h"
 
 namespace CLI {
@@ -40,9 +40,6 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
 // `act` returns, if it is called.
 int OnPoolBackend(const BackendArguments& arguments,
                   const std::function<int(const PagedSubject&)>& act);
-// "--backend ./libyours.so", and the level if one is asked for.
-std::string PoolArgumentsText(const BackendArguments& arguments);
-
 int RunOnBackend(const BackendArguments& arguments, const History& history,
                  bool json, const std::string& html);
 

@@ -18,7 +18,8 @@
 #include "props/base/text_file.h"
 #include "props/command/command.h"
 #include "props/command/option_checks.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
+#include "props/search/explain.h"
 #include "props/search/explore.h"
 #include "props/search/fuzz.h"
 #include "props/shrink/shrink.h"
@@ -42,10 +43,10 @@ struct Arguments {
 
 // As a failure of `fuzz`, if a history shows it at all.
 std::string Explained(const ExploreFailure& failure, const Subject& subject) {
-  const auto found = RunHistory(failure.history, subject).difference;
+  const auto found = RunHistory(failure.history, subject).failure;
   if (found) {
     const History shrunk = Shrink(failure.history, subject);
-    const auto again = RunHistory(shrunk, subject).difference;
+    const auto again = RunHistory(shrunk, subject).failure;
     return FailureText(shrunk, again.value_or(*found), subject);
   }
   return fmt::format(
@@ -167,7 +168,7 @@ class Session {
       json["check"] = result.failure->check;
       json["reason"] = result.failure->text;
       const History& history = result.failure->history;
-      const bool shown = RunHistory(history, subject_).difference.has_value();
+      const bool shown = RunHistory(history, subject_).failure.has_value();
       const History shrunk = shown ? Shrink(history, subject_) : history;
       json["history"] = ToText(shrunk);
       if (shown) json["bucket"] = BucketOf(shrunk, subject_);
@@ -195,36 +196,27 @@ class Session {
 // A pool has no states to go on from, but histories.
 int RunPagedHistories(const Arguments& arguments) {
   const bool terminal = isatty(STDERR_FILENO) == 1;
-  const PagedFuzzResult result = ExplorePaged(
-      arguments.depth,
-      [&](std::int64_t operations, double seconds) {
-        if (!terminal || operations % 65536 >= arguments.depth) return;
-        fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations,
-                   seconds);
-      },
-      TwinPools(arguments.twin));
+  FuzzOptions options;
+  options.threads = arguments.threads;
+  options.progress = [&](std::int64_t operations, double seconds) {
+    if (!terminal || operations % 65536 >= 64 * arguments.depth) return;
+    fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations, seconds);
+  };
+  const PagedFuzzResult result =
+      ExplorePaged(arguments.depth, options, TwinPools(arguments.twin));
   if (terminal) fmt::print(stderr, "\r{:60}\r", "");
-  const int differences = result.wrong.empty() ? 0 : 1;
-  const std::string rerun =
-      differences == 0
-          ? ""
-          : RerunCommand(result.shrunk, "--twin " + arguments.twin);
+  const int differences = result.failure ? 1 : 0;
   if (arguments.json) {
     nlohmann::ordered_json json = {{"histories", result.histories},
                                    {"operations", result.census.operations},
                                    {"differences", differences},
                                    {"depth", arguments.depth},
                                    {"seconds", result.seconds}};
-    if (differences > 0) {
-      json["reason"] = result.wrong;
-      json["rerun"] = rerun;
-    }
+    if (result.failure) json.update(FailureJson(*result.failure));
     fmt::print("{}\n", json.dump());
     return differences;
   }
-  if (differences > 0) {
-    fmt::print("DIFFERENCE {}\n  rerun   {}\n", result.wrong, rerun);
-  }
+  if (result.failure) fmt::print("{}", FailureText(*result.failure));
   fmt::print(
       "paged: {} histories, {} of {} operations, {} differences, {:.1f} s; "
       "{} blocks found by prompts, {} copied on write, {} evicted\n",
@@ -292,9 +284,8 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
   explore->callback([arguments, explore, &exit_code] {
     const bool paged = arguments->kind == "paged";
     // What the other kind of exploring has no use for.
-    for (const char* option :
-         {"--cells", "--sequences", "--positions", "--dtype", "--threads",
-          "--state", "--seconds", "--depth"}) {
+    for (const char* option : {"--cells", "--sequences", "--positions",
+                               "--dtype", "--state", "--seconds", "--depth"}) {
       const bool of_paged = std::string_view(option) == "--depth";
       if (of_paged == paged || explore->count(option) == 0) continue;
       throw CLI::ValidationError(option, paged

@@ -20,8 +20,9 @@
 #include "props/command/command.h"
 #include "props/command/option_checks.h"
 #include "props/command/page_file.h"
-#include "props/compare/cited_rules.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
+#include "props/report/page.h"
+#include "props/search/explain.h"
 #include "props/search/fuzz.h"
 #include "props/search/gen.h"
 #include "props/shrink/shrink.h"
@@ -64,13 +65,10 @@ void CheckPage(const CLI::App& command, const std::string& html) {
   if (!status.ok()) throw CLI::ValidationError(status.message());
 }
 
-// The exit code of a failure.
-int Failed(const Arguments& arguments, const History& history,
-           const Difference& difference, const Subject& subject) {
+// The exit code of a failure, whose page is written if one is wanted.
+int Failed(const Arguments& arguments, const Failure& failure) {
   if (arguments.html.empty()) return 1;
-  return AfterPage(
-      WritePage(ExplainHistory(history, difference, subject), arguments.html),
-      arguments.html, 1);
+  return AfterPage(WritePage(failure, arguments.html), arguments.html, 1);
 }
 
 void ShowProgress(std::int64_t operations, double seconds) {
@@ -128,50 +126,35 @@ void PrintCensus(const Census& census) {
   }
 }
 
-// With the backend or the twin, if one is given.
-std::string RunCommand(const PagedHistory& history,
-                       const Arguments& arguments) {
-  return RerunCommand(history, arguments.backend.given()
-                                   ? PoolArgumentsText(arguments.backend)
-                                   : "--twin " + arguments.twin);
+// Where a failure was found.
+std::string FoundText(const Failure& failure, std::uint64_t seed) {
+  return fmt::format(
+      "  found   seed {}, history {}; shrunk from {} operations to {}\n", seed,
+      failure.history_number, failure.found_operations, failure.operations);
 }
 
-// The rules of the last operation: a shrunk history ends where it is wrong.
-std::string_view RulesOf(const PagedHistory& shrunk) {
-  if (shrunk.ops.empty()) return "P1";
-  return CitedPoolRules(
-      kPagedOpNames[static_cast<std::size_t>(shrunk.ops.back().kind)]);
-}
-
-nlohmann::ordered_json FuzzPagedJson(const Arguments& arguments,
+nlohmann::ordered_json FuzzPagedJson(const FuzzOptions& options,
                                      const PagedSubject& subject,
                                      const PagedFuzzResult& result) {
-  const FuzzOptions& options = arguments.options;
   const PagedCensus& census = result.census;
-  nlohmann::ordered_json json = {{"operations", census.operations},
-                                 {"histories", result.ran()},
-                                 {"not_made", census.not_made},
-                                 {"differences", result.wrong.empty() ? 0 : 1},
-                                 {"seconds", result.seconds},
-                                 {"seed", options.seed},
-                                 {"blocks_found", census.found}};
-  if (subject.counts_blocks) {
+  nlohmann::ordered_json json = {
+      {"operations", census.operations},
+      {"histories", result.ran},
+      {"not_made", census.not_made},
+      {"differences", result.failure ? 1 : 0},
+      {"digest", fmt::format("{:016x}", result.digest)},
+      {"seconds", result.seconds},
+      {"seed", options.seed},
+      {"blocks_found", census.found}};
+  if (subject.level == Level::kIdentity) {
     json["blocks_copied"] = census.copied;
     json["blocks_evicted"] = census.evicted;
   }
   json["truncations"] = census.truncated;
   json["refused"] = census.full;
   json["longest_append"] = census.longest;
-  json["dtype_pairs"] = result.dtypes.size();
-  if (!result.wrong.empty()) {
-    json["check"] = result.wrong.substr(0, result.wrong.find(':'));
-    json["rules"] = RulesOf(result.shrunk);
-    json["bucket"] = PoolBucketOf(subject.name, result.wrong, result.shrunk);
-    json["history"] = ToText(result.shrunk);
-    json["shrunk_to"] = result.shrunk.ops.size();
-    json["reason"] = result.wrong;
-    json["rerun"] = RunCommand(result.shrunk, arguments);
-  }
+  json["dtype_pairs"] = census.dtypes.size();
+  if (result.failure) json.update(FailureJson(*result.failure));
   if (!options.known_buckets.empty()) {
     json["passed_over"] = result.passed_over;
     json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
@@ -186,14 +169,14 @@ std::string CensusLine(const PagedSubject& subject,
   std::string line = fmt::format(
       "{} operations in {} histories, {} differences, seed {}; {} blocks found "
       "by prompts, ",
-      census.operations, result.ran(), result.wrong.empty() ? 0 : 1, seed,
+      census.operations, result.ran, result.failure ? 1 : 0, seed,
       census.found);
-  if (subject.counts_blocks) {
+  if (subject.level == Level::kIdentity) {
     line += fmt::format("{} copied on write, {} evicted, ", census.copied,
                         census.evicted);
   }
   line += fmt::format("{} truncations, {} appends refused, {} pairs of dtypes",
-                      census.truncated, census.full, result.dtypes.size());
+                      census.truncated, census.full, census.dtypes.size());
   if (census.not_made > 0) {
     line += fmt::format("; {} more histories passed over: it has no such pools",
                         census.not_made);
@@ -202,36 +185,28 @@ std::string CensusLine(const PagedSubject& subject,
 }
 
 int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
-  const FuzzOptions& options = arguments.options;
+  FuzzOptions options = arguments.options;
   const bool terminal = isatty(STDERR_FILENO) == 1;
-  const PagedFuzzResult result = FuzzPaged(
-      options.seed, options.operations, options.seconds,
-      terminal ? ShowProgress : std::function<void(std::int64_t, double)>(),
-      subject, options.known_buckets);
+  if (terminal) options.progress = ShowProgress;
+  const PagedFuzzResult result = Fuzz(options, subject);
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
-  if (result.ran() == 0 && !Interrupted()) {
+  if (result.ran == 0 && !Interrupted()) {
     fmt::print(stderr,
                "kvtwin: {} has none of the pools that {} histories asked for\n",
                subject.name, result.histories);
     return 2;
   }
-  const int differences = result.wrong.empty() ? 0 : 1;
   if (arguments.json) {
-    fmt::print("{}\n", FuzzPagedJson(arguments, subject, result).dump());
-    return differences;
+    fmt::print("{}\n", FuzzPagedJson(options, subject, result).dump());
+    return result.failure ? 1 : 0;
   }
-  if (differences > 0) {
-    fmt::print(
-        "DIFFERENCE {}\n  bucket  {}\n  rules   {}\n  rerun   {}\n  found   "
-        "seed "
-        "{}, history {}\n",
-        result.wrong, PoolBucketOf(subject.name, result.wrong, result.shrunk),
-        RulesOf(result.shrunk), RunCommand(result.shrunk, arguments),
-        options.seed, result.histories - 1);
+  if (result.failure) {
+    fmt::print("{}{}", FailureText(*result.failure),
+               FoundText(*result.failure, options.seed));
   }
   fmt::print("{}{}", CensusLine(subject, result, options.seed),
              PassedOverText(result.passed_over, options.known_buckets));
-  return differences;
+  return result.failure ? 1 : 0;
 }
 
 void RefuseForPools(const CLI::App& command,
@@ -249,13 +224,7 @@ int OnPools(const Arguments& arguments, const Do& act) {
     return OnPoolBackend(arguments.backend, act);
   }
   ReportCrashes();
-  PagedSubject pools = TwinPools(arguments.twin);
-  pools.run = [&, run = pools.run](const PagedHistory& history,
-                                   PagedCensus* census) {
-    const CrashReport crash([&] { return RunCommand(history, arguments); });
-    return run(history, census);
-  };
-  return act(pools);
+  return act(TwinPools(arguments.twin));
 }
 
 int RunFuzz(const Arguments& arguments) {
@@ -265,6 +234,7 @@ int RunFuzz(const Arguments& arguments) {
     });
   }
   FuzzOptions options = arguments.options;
+  options.drawn = !arguments.html.empty();
   if (!arguments.kind.empty()) {
     options.kind = FromName<Kind>(kKindNames, arguments.kind);
   }
@@ -285,17 +255,6 @@ int RunFuzz(const Arguments& arguments) {
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
   const double rate =
       static_cast<double>(result.operations) / std::max(result.seconds, 1e-9);
-  std::string failure;
-  if (result.failure) {
-    failure =
-        FailureText(result.failure->shrunk, result.failure->difference,
-                    subject) +
-        fmt::format(
-            "  found   seed {}, history {}; shrunk from {} operations to "
-            "{}\n",
-            options.seed, result.failure->history_number,
-            result.failure->operations, result.failure->shrunk.ops.size());
-  }
   if (arguments.json) {
     nlohmann::ordered_json json = {
         {"operations", result.operations},
@@ -313,21 +272,15 @@ int RunFuzz(const Arguments& arguments) {
       json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
     }
     if (options.probes) json.update(CensusJson(result.census));
-    if (result.failure) {
-      json["check"] = result.failure->difference.check;
-      json["rules"] =
-          CitedRules(result.failure->difference, result.failure->shrunk);
-      json["bucket"] = BucketOf(result.failure->shrunk, subject);
-      json["history"] = ToText(result.failure->shrunk);
-      json["shrunk_to"] = result.failure->shrunk.ops.size();
-      json["reason"] = result.failure->difference.text;
-      json["rerun"] = RerunCommand(result.failure->shrunk, subject);
-    }
+    if (result.failure) json.update(FailureJson(*result.failure));
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
   } else {
     if (options.probes) PrintCensus(result.census);
-    fmt::print("{}", failure);
+    if (result.failure) {
+      fmt::print("{}{}", FailureText(*result.failure),
+                 FoundText(*result.failure, options.seed));
+    }
     fmt::print(
         "{} operations in {} histories, {} differences, {:.0f} operations a "
         "second, seed {}, digest {:016x}\n",
@@ -335,10 +288,7 @@ int RunFuzz(const Arguments& arguments) {
         options.seed, result.digest);
     fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
   }
-  if (result.failure) {
-    return Failed(arguments, result.failure->shrunk, result.failure->difference,
-                  subject);
-  }
+  if (result.failure) return Failed(arguments, *result.failure);
   return options.probes && !VacuityOf(result.census).empty() ? 1 : 0;
 }
 
@@ -348,34 +298,30 @@ int RunOnePaged(const Arguments& arguments, const PagedSubject& subject) {
     fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
     return 2;
   }
-  PagedCensus census;
-  const std::string wrong = subject.run(*history, &census);
-  if (census.not_made > 0) {
+  const RunResult result = RunHistory(*history, subject);
+  if (!result.ran && !result.failure) {
     fmt::print(stderr, "kvtwin run: {} has no such pool: '{}', by its init\n",
                subject.name, ToText(PagedHistory{history->spec, {}}));
     return 2;
   }
-  const auto shrink = [&] { return ShrinkPaged(*history, subject, wrong); };
+  std::optional<Failure> failure;
+  if (result.failure) {
+    const PagedHistory shortest =
+        Shrink(*history, Hastily(subject, *result.failure));
+    failure = Explain(shortest, *result.failure, subject);
+  }
   if (arguments.json) {
     nlohmann::ordered_json json = {{"operations", history->ops.size()},
-                                   {"differences", wrong.empty() ? 0 : 1},
-                                   {"reason", wrong}};
-    if (!wrong.empty()) {
-      const PagedHistory shrunk = shrink();
-      json["history"] = ToText(shrunk);
-      json["rules"] = RulesOf(shrunk);
-    }
+                                   {"differences", failure ? 1 : 0},
+                                   {"reason", failure ? failure->text : ""}};
+    if (failure) json.update(FailureJson(*failure));
     fmt::print("{}\n", json.dump());
-    return wrong.empty() ? 0 : 1;
-  }
-  if (wrong.empty()) {
+  } else if (failure) {
+    fmt::print("{}", FailureText(*failure));
+  } else {
     fmt::print("{} operations, no difference\n", history->ops.size());
-    return 0;
   }
-  const PagedHistory shrunk = shrink();
-  fmt::print("DIFFERENCE {}\n  rules   {}\n  rerun   {}\n", wrong,
-             RulesOf(shrunk), RunCommand(shrunk, arguments));
-  return 1;
+  return failure ? 1 : 0;
 }
 
 int RunOne(const Arguments& arguments) {
@@ -396,43 +342,49 @@ int RunOne(const Arguments& arguments) {
   const Subject subject = TwinSubject(arguments.twin);
   Story story;
   const RunResult result = RunHistory(*history, subject, &story);
-  const auto& difference = result.difference;
   std::vector<std::string> calls;
   for (const Step& step : story.steps) calls.push_back(StoryLine(step));
-  if (!result.ran && !difference) {
+  if (!result.ran && !result.failure) {
     fmt::print(stderr, "kvtwin run: no cache can be made of '{}'{}{}\n",
                ToText(history->setup), calls.empty() ? "" : ": ",
                calls.empty() ? "" : calls.back());
     return 2;
   }
+  std::optional<Failure> failure;
+  std::string shrunk;
+  if (result.failure) {
+    const History shortest = Shrink(*history, subject);
+    shrunk = ToText(shortest);
+    failure =
+        Explain(*history, *result.failure, subject,
+                /*drawn=*/!arguments.html.empty(), BucketOf(shortest, subject));
+  }
   if (arguments.json) {
     nlohmann::ordered_json json = {
         {"operations", result.operations},
-        {"differences", difference ? 1 : 0},
+        {"differences", failure ? 1 : 0},
         {"digest", fmt::format("{:016x}", result.digest)},
-        {"check", difference ? difference->check : ""},
-        {"reason", difference ? difference->text : ""},
-        {"rules", difference ? CitedRules(*difference, *history) : ""},
+        {"check", failure ? failure->check : ""},
+        {"reason", failure ? failure->text : ""},
+        {"rules", failure ? failure->rules : ""},
         {"calls", calls}};
-    if (difference) {
-      const History shrunk = Shrink(*history, subject);
-      json["bucket"] = BucketOf(shrunk, subject);
-      json["history"] = ToText(shrunk);
+    if (failure) {
+      json["bucket"] = failure->bucket;
+      json["history"] = shrunk;
     }
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
-  } else if (difference) {
-    const History shrunk = Shrink(*history, subject);
-    fmt::print("{}", FailureText(*history, *difference, subject,
-                                 BucketOf(shrunk, subject)));
-    if (ToText(shrunk) != ToText(*history)) {
-      fmt::print("  shrunk  {}\n", RerunCommand(shrunk, subject));
+  } else if (failure) {
+    fmt::print("{}", FailureText(*failure));
+    if (shrunk != failure->history) {
+      fmt::print("  shrunk  {}\n",
+                 RerunCommand(*ParseHistory(shrunk), subject));
     }
   } else {
     for (const std::string& line : calls) fmt::print("  {}\n", line);
     fmt::print("{} operations, no difference\n", result.operations);
   }
-  return difference ? Failed(arguments, *history, *difference, subject) : 0;
+  return failure ? Failed(arguments, *failure) : 0;
 }
 
 int RunGen(const GenOptions& options, const std::string& line) {
@@ -584,8 +536,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   AddTwin(*fuzz, *fuzz_arguments);
   fuzz->callback([fuzz, fuzz_arguments, &exit_code] {
     if (fuzz_arguments->kind == "paged") {
-      RefuseForPools(*fuzz, {"--probes", "--dtypes", "--cells-max", "--threads",
-                             "--profile", "--html"});
+      RefuseForPools(*fuzz, {"--probes", "--profile", "--html"});
     }
     CheckPage(*fuzz, fuzz_arguments->html);
     CatchInterrupts();

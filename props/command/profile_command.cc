@@ -156,7 +156,7 @@ int RunProfile(Arguments arguments) {
   bool hangs = false;
   const auto run = [&](const History& history, const Rules& rules) {
     RunResult result = host.Run(history, level, nullptr, hangs, &rules);
-    hangs = hangs || (result.difference && IsHang(result.difference->check));
+    hangs = hangs || (result.failure && IsHang(*result.failure));
     return result;
   };
   return Report(*info, InferProfile(run, info->abilities), arguments.json);

@@ -98,8 +98,7 @@ std::string_view CitedRules(std::string_view check, OpKind operation) {
   return found == kCheckRules.end() ? RulesOf(operation) : found->rules;
 }
 
-std::string_view CitedRules(const Difference& difference,
-                            const History& history) {
+std::string_view CitedRules(const Failure& difference, const History& history) {
   const bool ran = difference.step < history.ops.size();
   const OpKind kind = ran ? history.ops[difference.step].kind : OpKind::kLayer;
   const auto* found =

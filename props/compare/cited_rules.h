@@ -17,8 +17,7 @@ namespace kvtwin::props {
 // Empty where no rule is broken: a backend that crashes.
 std::string_view CitedRules(std::string_view check, OpKind operation);
 // Returns the rules that a difference in this history breaks.
-std::string_view CitedRules(const Difference& difference,
-                            const History& history);
+std::string_view CitedRules(const Failure& difference, const History& history);
 
 // Returns the rules for the answer of a call in a recording. `of_cell`: it is
 // about one column of a mask row, or the rows in its cell.

@@ -33,7 +33,7 @@ struct Place {
   auto operator<=>(const Place&) const = default;
 };
 
-// Any call may throw Differs.
+// Any call may throw Failure.
 class Driver {
  public:
   virtual ~Driver() = default;

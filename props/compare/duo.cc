@@ -12,9 +12,9 @@
 #include "core/elements.h"
 #include "core/mask_elements.h"
 #include "props/base/check_name.h"
-#include "props/base/differs.h"
 #include "props/base/hash.h"
 #include "props/base/shifting.h"
+#include "props/compare/failure.h"
 #include "props/compare/step.h"
 #include "props/compare/visibility.h"
 #include "props/history/misuse.h"
@@ -409,8 +409,11 @@ void Duo::CheckView() {
     text += fmt::format("\n  row {} is the token of sequence {} at position {}",
                         row, batch_.sequences[row], batch_.positions[row]);
   }
-  throw Differs{std::string(CheckName("subject: rows").name()), text,
-                wrong->row, wrong->column, view->first_cell};
+  Failure failure = MakeFailure("subject: rows", text);
+  failure.row = wrong->row;
+  failure.column = wrong->column;
+  failure.first_cell = view->first_cell;
+  throw failure;
 }
 
 void Duo::CheckShapes(int layer, const KvView& view) {
@@ -520,11 +523,13 @@ void Duo::CheckAttention(int layer, const KvView& view) {
       const bool padding = row >= std::ssize(batch_.positions);
       if (one == MaskElement::kHides) continue;
       if (one == MaskElement::kAllows && !padding) continue;
-      throw Differs{std::string(CheckName("subject: rows").name()),
-                    padding ? "a padding row sees something"
-                            : "the mask is neither 0 nor -inf",
-                    static_cast<int>(row), static_cast<int>(column),
-                    view.first_cell};
+      Failure failure = MakeFailure("subject: rows",
+                                    padding ? "a padding row sees something"
+                                            : "the mask is neither 0 nor -inf");
+      failure.row = static_cast<int>(row);
+      failure.column = static_cast<int>(column);
+      failure.first_cell = view.first_cell;
+      throw failure;
     }
   }
   for (std::int64_t row = 0; row < std::ssize(batch_.positions); ++row) {
@@ -542,13 +547,15 @@ void Duo::CheckAttention(int layer, const KvView& view) {
         (expected - found).cwiseAbs().maxCoeff<Eigen::PropagateNaN>();
     if (error <= subject_.tolerance) continue;  // S54. Not so if it is a NaN.
     const auto at = static_cast<std::size_t>(row);
-    throw Differs{
-        std::string(CheckName("subject: attention").name()),
+    Failure failure = MakeFailure(
+        "subject: attention",
         fmt::format("layer {}: the attention of row {} (sequence {}, position "
                     "{}) is off by {:.3g}, allowed is {:.3g}",
                     layer, row, batch_.sequences[at], batch_.positions[at],
-                    error, subject_.tolerance),
-        static_cast<int>(row), -1, view.first_cell};
+                    error, subject_.tolerance));
+    failure.row = static_cast<int>(row);
+    failure.first_cell = view.first_cell;
+    throw failure;
   }
 }
 

@@ -267,7 +267,7 @@ TEST(FaultyTwins, ACacheThatCannotBeMadeIsADifference) {
     return Status(StatusCode::kInvalidArgument, "not today");
   };
   const History history = *ParseHistory("kvt1 | put 0*1");
-  const auto difference = RunHistory(history, subject).difference;
+  const auto difference = RunHistory(history, subject).failure;
   ASSERT_TRUE(difference);
   EXPECT_EQ(difference->check, "subject: result");
   EXPECT_NE(difference->text.find("making the cache"), std::string::npos);
@@ -276,7 +276,7 @@ TEST(FaultyTwins, ACacheThatCannotBeMadeIsADifference) {
     return Status(StatusCode::kNotSupported, "no such kind");
   };
   const RunResult passed = RunHistory(history, subject);
-  EXPECT_FALSE(passed.difference);
+  EXPECT_FALSE(passed.failure);
   EXPECT_FALSE(passed.ran);
 }
 
@@ -290,11 +290,11 @@ TEST(FaultyTwins, ASecondCacheThatCannotBeMadeIsADifference) {
   };
   const History history = *ParseHistory("kvt1 | put 0*3 | reload");
   Subject subject = TwinSubject("reference");
-  const auto reference = RunAgainst(once, history, subject).difference;
+  const auto reference = RunAgainst(once, history, subject).failure;
   ASSERT_TRUE(reference);
   EXPECT_EQ(reference->check, "reference: snapshot");
   subject.make = once;
-  const auto tested = RunHistory(history, subject).difference;
+  const auto tested = RunHistory(history, subject).failure;
   ASSERT_TRUE(tested);
   EXPECT_EQ(tested->check, "subject: snapshot");
 }
@@ -715,7 +715,7 @@ TEST(FaultyTwins, AllCallsOutsideOfLifeAreRefused) {
         subject.name = "faulty";
         subject.make = make;
         const History history = *ParseHistory("kvt1 | put 0*1");
-        const auto difference = RunHistory(history, subject).difference;
+        const auto difference = RunHistory(history, subject).failure;
         ASSERT_TRUE(difference);
         EXPECT_EQ(difference->check,
                   before ? "misuse: before Init" : "misuse: after Close");
@@ -723,7 +723,7 @@ TEST(FaultyTwins, AllCallsOutsideOfLifeAreRefused) {
             << difference->text;
         // The reference as well.
         EXPECT_TRUE(
-            RunAgainst(make, history, TwinSubject("reference")).difference);
+            RunAgainst(make, history, TwinSubject("reference")).failure);
       }
     }
   }
@@ -742,7 +742,7 @@ TEST(FaultyTwins, ALegalClientIsNeverRefused) {
   try {
     trio.StartForward(many, /*reserve=*/false);
     FAIL() << "was not found";
-  } catch (const Differs& differs) {
+  } catch (const Failure& differs) {
     EXPECT_EQ(differs.check, "reference: a legal client is refused");
   }
 }

@@ -344,8 +344,8 @@ TEST(FaultyTwins, AnswersThatChangeFromRunToRunAreSeen) {
   const History history = *ParseHistory("kvt1 | put 0*2");
   const RunResult one = RunHistory(history, subject);
   const RunResult other = RunHistory(history, subject);
-  EXPECT_FALSE(one.difference) << one.difference->text;
-  EXPECT_FALSE(other.difference) << other.difference->text;
+  EXPECT_FALSE(one.failure) << one.failure->text;
+  EXPECT_FALSE(other.failure) << other.failure->text;
   EXPECT_NE(one.digest, other.digest);
 }
 

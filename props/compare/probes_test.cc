@@ -616,7 +616,7 @@ void RunLine(std::string_view line, std::string_view twin, Census& census) {
   const RunResult result =
       RunHistory(*history, TwinSubject(twin), nullptr, &census);
   EXPECT_TRUE(result.ran) << line;
-  EXPECT_FALSE(result.difference) << line << ": " << result.difference->check;
+  EXPECT_FALSE(result.failure) << line << ": " << result.failure->check;
 }
 
 std::int64_t HitsOf(std::string_view probe, const Census& census) {

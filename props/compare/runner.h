@@ -14,6 +14,7 @@
 #include "core/dialects/rules.h"
 #include "kvtwin/cache.h"
 #include "props/base/level.h"
+#include "props/compare/failure.h"
 #include "props/compare/probes.h"
 #include "props/compare/step.h"
 #include "props/history/abilities.h"
@@ -34,15 +35,18 @@ struct Subject {
   // Misuse before Init and after Close is tried. It takes as long as a short
   // history.
   bool tried_outside_of_life = true;
+  // About how long a run of no operations takes, in nanoseconds: a search for
+  // the shortest history counts runs by it.
+  std::int64_t start_work = 2'500;
 
   // What follows is for backends that are not ours.
   //
   // Instead of `make`: also of the rows that the cache will have.
   std::function<Result<std::unique_ptr<Cache>>(const Setup&)> make_of = {};
-  // Instead of both: runs it somewhere else.
-  std::function<RunResult(const History&, Story*)> run = {};
-  // Instead of `run`, where it is known to hang: it waits less long for that.
-  std::function<RunResult(const History&, Story*)> run_hastily = {};
+  // Instead of both: runs it somewhere else. `hasty`: the history is known to
+  // hang, and the run waits less long for that.
+  std::function<RunResult(const History&, Story*, bool hasty)> run = {};
+  bool hasty = false;
   // For how long a failure is shrunk; 0: until it cannot be any shorter.
   double shrink_seconds = 0;
   // What is compared; for identity, with the reference twin.
@@ -66,16 +70,6 @@ struct Subject {
 // The twin of that name.
 Subject TwinSubject(std::string_view twin);
 
-struct Difference {
-  std::size_t step = 0;  // Index into History::ops; ops.size(): the set-up.
-  std::string check;     // Which comparison, "subject: view cells".
-  std::string text;      // What differed, and where.
-  // As in Finding; and the cell of the first column of the view.
-  int row = -1;
-  int column = -1;
-  int first_cell = 0;
-};
-
 // What a run tells: a step for each call; those from step number `from` on are
 // drawn, if there is a frame.
 struct Story {
@@ -94,18 +88,20 @@ struct RunResult {
   // answers, cells, views and masks were compared.
   std::int64_t operations = 0;
   std::uint64_t digest = 0;  // Of all calls and answers.
-  std::optional<Difference> difference;
+  std::optional<Failure> failure = {};
 };
 
 // To `census`, if given, is added what was seen on the way.
 RunResult RunHistory(const History& history, const Subject& subject,
                      Story* story = nullptr, Census* census = nullptr);
 
-// Whether what is wrong, which begins with a check, is a call that does not
-// return.
-bool IsHang(std::string_view wrong);
-// `subject`, as it is run where it is known to fail `check`.
-Subject Hastily(Subject subject, std::string_view check);
+// Returns `subject`, of caches or pools, as it is run where it is known to fail
+// like this.
+template <class AnySubject>
+AnySubject Hastily(AnySubject subject, const Failure& failure) {
+  subject.hasty = subject.hasty || IsHang(failure);
+  return subject;
+}
 
 // What a legal client does in `history`, unseen things too, as that of one that
 // is not legal.

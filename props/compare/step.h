@@ -86,7 +86,7 @@ struct Step {
   std::optional<MaskPicture> mask;  // Of a Get.
   std::int64_t cells_left_out = 0;
   std::int64_t rows_left_out = 0;
-  int wrong_row = -1;  // As in Finding.
+  int wrong_row = -1;  // As in Failure.
   int wrong_column = -1;
 };
 

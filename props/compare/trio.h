@@ -18,9 +18,9 @@
 
 #include "kvtwin/cache.h"
 #include "props/base/check_name.h"
-#include "props/base/differs.h"
 #include "props/base/hash.h"
 #include "props/compare/driver.h"
+#include "props/compare/failure.h"
 #include "props/compare/probes.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
@@ -41,6 +41,9 @@ using CacheMaker =
 inline Result<std::unique_ptr<Cache>> MakeReference(const CacheSpec& spec) {
   return MakeCache(spec, "reference");
 }
+
+// A tensor of a view.
+enum class ViewPart { kKey, kValue, kMask };
 
 class Trio final : public Driver {
  public:
@@ -109,9 +112,9 @@ class Trio final : public Driver {
   void CheckCells();
   void CheckTokens();
   void CheckViews();
-  void CheckBytes(std::string_view what, const TensorView& reference,
+  void CheckBytes(ViewPart part, const TensorView& reference,
                   const TensorView& subject, VLayout layout);
-  std::string Picture(std::string_view what, const TensorView& reference,
+  std::string Picture(ViewPart part, const TensorView& reference,
                       const TensorView& subject, Shape index, VLayout layout);
   void Hash(const void* data, std::size_t size) {
     result_.digest = HashBytes(data, size, result_.digest);

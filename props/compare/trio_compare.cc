@@ -170,12 +170,27 @@ void Trio::CheckTokens() {
   Check(false, "reference: tokens", text);
 }
 
-void Trio::CheckBytes(std::string_view what, const TensorView& reference,
+namespace {
+
+std::string_view NameOf(ViewPart part) {
+  switch (part) {
+    case ViewPart::kKey:
+      return "K";
+    case ViewPart::kValue:
+      return "V";
+    default:
+      return "mask";
+  }
+}
+
+}  // namespace
+
+void Trio::CheckBytes(ViewPart part, const TensorView& reference,
                       const TensorView& subject, VLayout layout) {
   Check(subject.dtype == reference.dtype && subject.shape == reference.shape,
         "subject: view shape", [&] {
-          return fmt::format("{} is {} {} by the reference, {} {} by {}", what,
-                             DTypeName(reference.dtype),
+          return fmt::format("{} is {} {} by the reference, {} {} by {}",
+                             NameOf(part), DTypeName(reference.dtype),
                              ShapeText(reference.shape),
                              DTypeName(subject.dtype), ShapeText(subject.shape),
                              subject_.name);
@@ -184,7 +199,7 @@ void Trio::CheckBytes(std::string_view what, const TensorView& reference,
   // backends' are made so.
   if (subject.stride[0] != static_cast<std::int64_t>(SizeOf(reference.dtype))) {
     const DenseTensor dense = CopyOf(subject, subject.dtype);
-    return CheckBytes(what, reference, dense.view(), layout);
+    return CheckBytes(part, reference, dense.view(), layout);
   }
   const auto run =
       static_cast<std::size_t>(RunBytes(reference.dtype, reference.shape[0]));
@@ -211,25 +226,27 @@ void Trio::CheckBytes(std::string_view what, const TensorView& reference,
     if (!dense(reference)) Hash(due, run);
     if (std::memcmp(due, found, run) == 0) continue;
     const Shape at = {FirstDifference(reference, subject, j, k, l), j, k, l};
-    const CheckName check = what == "mask" ? CheckName("subject: mask bytes")
-                            : what == "K"  ? CheckName("subject: K bytes")
-                                           : CheckName("subject: V bytes");
+    const CheckName check =
+        part == ViewPart::kMask  ? CheckName("subject: mask bytes")
+        : part == ViewPart::kKey ? CheckName("subject: K bytes")
+                                 : CheckName("subject: V bytes");
     if (at[0] == columns) {
-      throw Differs{
-          std::string(check.name()),
-          fmt::format("row {} of the mask has bits past its {} columns", j,
-                      columns),
-          static_cast<int>(j)};
+      Failure failure = MakeFailure(
+          check, fmt::format("row {} of the mask has bits past its {} columns",
+                             j, columns));
+      failure.row = static_cast<int>(j);
+      throw failure;
     }
-    throw Differs{std::string(check.name()),
-                  Picture(what, reference, subject, at, layout),
-                  what == "mask" ? static_cast<int>(j) : -1,
-                  static_cast<int>(ColumnAt(at, layout))};
+    Failure failure =
+        MakeFailure(check, Picture(part, reference, subject, at, layout));
+    if (part == ViewPart::kMask) failure.row = static_cast<int>(j);
+    failure.column = static_cast<int>(ColumnAt(at, layout));
+    throw failure;
   }
 }
 
 // The cells around the first element that differs, side by side.
-std::string Trio::Picture(std::string_view what, const TensorView& reference,
+std::string Trio::Picture(ViewPart part, const TensorView& reference,
                           const TensorView& subject, Shape index,
                           VLayout layout) {
   constexpr std::int64_t kShown = 8;
@@ -254,7 +271,7 @@ std::string Trio::Picture(std::string_view what, const TensorView& reference,
     }
     const auto value = [&](const TensorView& tensor) {
       const auto& [i, j, k, l] = index;
-      if (what != "mask") {
+      if (part != ViewPart::kMask) {
         const float number = LoadFrom(tensor, i, j, k, l);
         if (std::isnan(number)) return ElementText(tensor, i, j, k, l);
         return fmt::format("{:g}", number);
@@ -276,9 +293,9 @@ std::string Trio::Picture(std::string_view what, const TensorView& reference,
   }
   for (std::string& line : lines) line.erase(line.find_last_not_of(' ') + 1);
   const std::string where =
-      what == "mask"
+      part == ViewPart::kMask
           ? fmt::format("row {} of the mask (# visible, . hidden)", index[1])
-          : fmt::format("an element of {}", what);
+          : fmt::format("an element of {}", NameOf(part));
   return fmt::format("{} differs (sequence@position)\n\n{}", where,
                      fmt::join(lines, "\n"));
 }
@@ -322,10 +339,11 @@ void Trio::CheckViews() {
   const bool judged = fresh() || !has_mask;
   try {
     if (has_mask) {  // Its columns come first.
-      CheckBytes("mask", reference->mask, subject->mask, VLayout::kPermuted);
+      CheckBytes(ViewPart::kMask, reference->mask, subject->mask,
+                 VLayout::kPermuted);
     }
-    CheckBytes("K", reference->key, subject->key, VLayout::kPlain);
-    CheckBytes("V", reference->value, subject->value, v_layout);
+    CheckBytes(ViewPart::kKey, reference->key, subject->key, VLayout::kPlain);
+    CheckBytes(ViewPart::kValue, reference->value, subject->value, v_layout);
     if (observer_ != nullptr) {
       observer_->Get(static_cast<std::size_t>(active_type_), layer, *reference,
                      ledger_, *reference_);
@@ -334,14 +352,14 @@ void Trio::CheckViews() {
     const auto wrong = FindWrongRow(ledger_, layer, *reference, v_layout);
     Check(!wrong, "reference: rows",
           [&] { return fmt::format("layer {}: {}", layer, wrong->text); });
-  } catch (Differs& differs) {
-    differs.first_cell = first_cell_;
+  } catch (Failure& failure) {
+    failure.first_cell = first_cell_;
     // A row that sees what it has no right to says more than the first byte.
     if (has_mask && judged && SameShape(*reference, *subject)) {
       const auto wrong = FindWrongRow(ledger_, layer, *subject, v_layout);
       if (wrong && wrong->column >= 0) {
-        differs.row = wrong->row;
-        differs.column = wrong->column;
+        failure.row = wrong->row;
+        failure.column = wrong->column;
       }
     }
     throw;

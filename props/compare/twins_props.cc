@@ -9,6 +9,7 @@
 
 #include "optimized/targets.h"
 #include "props/history/misuse.h"
+#include "props/search/fuzz.h"
 #include "props/testing/arbitrary.h"
 
 namespace kvtwin::props {
@@ -74,7 +75,7 @@ TEST(Twins, LargeCachesAgree) {
     const Subject subject = TwinSubject("optimized");
     const RunResult result = RunHistory(*history, subject);
     EXPECT_GT(result.operations, 30);
-    ASSERT_FALSE(result.difference.has_value()) << result.difference->text;
+    ASSERT_FALSE(result.failure.has_value()) << result.failure->text;
   }
 }
 
@@ -91,7 +92,7 @@ TEST(Twins, MasksOfManyBlocksAgree) {
     ASSERT_TRUE(history.ok()) << history.status().ToString();
     const RunResult result = RunHistory(*history, TwinSubject("optimized"));
     EXPECT_GT(result.operations, 24);
-    ASSERT_FALSE(result.difference.has_value()) << result.difference->text;
+    ASSERT_FALSE(result.failure.has_value()) << result.failure->text;
   }
   optimized::SelectTarget(optimized::SupportedTargets().front());
 }

@@ -59,6 +59,13 @@ std::string TokenText(const LedgerToken& token, int layer) {
                             ElementsText(rows->second.value.view()));
 }
 
+Failure WrongRow(int row, int column, std::string text) {
+  Failure failure = MakeFailure("subject: rows", std::move(text));
+  failure.row = row;
+  failure.column = column;
+  return failure;
+}
+
 // The hashes of all tokens in a layer; 0 where nothing was put.
 std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
                                       bool with_value) {
@@ -78,9 +85,9 @@ std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
 // What exactly is wrong with `row`, if anything: matches the columns that it
 // sees with the tokens that are due, one by one. Tokens that were never put in
 // this layer may be any of the columns that are left.
-std::optional<WrongRow> Explain(
-    const CacheLedger& ledger, int layer, const KvView& view, VLayout v_layout,
-    int row, const std::vector<std::uint64_t>& token_hashes) {
+std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
+                               const KvView& view, VLayout v_layout, int row,
+                               const std::vector<std::uint64_t>& token_hashes) {
   std::vector<const LedgerToken*> due;
   std::vector<std::uint64_t> due_hashes;
   // Among tokens with equal rows, tokens that must be present are matched
@@ -99,7 +106,7 @@ std::optional<WrongRow> Explain(
   for (std::size_t i = 0; i < due.size(); ++i) {
     if (due_hashes[i] == 0 && ledger.MayMiss(row, *due[i])) ++spare;
   }
-  WrongRow wrong{.row = row, .column = -1, .text = ""};
+  Failure wrong = WrongRow(row, -1, "");
   for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
     if (!MaskAllows(view.mask, column, row)) continue;
     const std::uint64_t hash = HashColumn(view, column, v_layout);
@@ -136,18 +143,18 @@ std::optional<WrongRow> Explain(
   return wrong;
 }
 
-std::optional<WrongRow> FindWrongEncoderRow(const std::map<int, KvRows>& slots,
-                                            int layer, const KvView& view) {
+std::optional<Failure> FindWrongEncoderRow(const std::map<int, KvRows>& slots,
+                                           int layer, const KvView& view) {
   const auto same = [](const DenseTensor& due, const TensorView& found) {
     return due.dtype == found.dtype && due.shape == found.shape &&
            due.bytes == CopyOf(found, found.dtype).bytes;
   };
   const auto slot = slots.find(layer);
-  if (slot == slots.end()) return WrongRow{0, -1, "nothing was ever put here"};
+  if (slot == slots.end()) return WrongRow(0, -1, "nothing was ever put here");
   const auto& [key, value] = slot->second;
-  if (!same(key, view.key)) return WrongRow{0, -1, "K differs"};
-  if (!same(value, view.value)) return WrongRow{0, -1, "V differs"};
-  if (view.mask.data != nullptr) return WrongRow{0, -1, "there is a mask"};
+  if (!same(key, view.key)) return WrongRow(0, -1, "K differs");
+  if (!same(value, view.value)) return WrongRow(0, -1, "V differs");
+  if (view.mask.data != nullptr) return WrongRow(0, -1, "there is a mask");
   return std::nullopt;
 }
 
@@ -236,8 +243,8 @@ std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
   return fmt::format("position {} is beyond the end, which is {}", pos, end);
 }
 
-std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
-                                     const KvView& view, VLayout v_layout) {
+std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
+                                    const KvView& view, VLayout v_layout) {
   const CacheLedger& active = ledger.active();
   if (active.encoder()) {
     return FindWrongEncoderRow(active.slots().layers, layer, view);
@@ -247,9 +254,9 @@ std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
   const std::int64_t columns = view.mask.shape[0];
   std::vector<std::uint64_t> column_hashes(static_cast<std::size_t>(columns));
   if (view.mask.shape[1] < active.rows()) {
-    return WrongRow{0, -1,
+    return WrongRow(0, -1,
                     fmt::format("the mask has {} rows, the batch {} tokens",
-                                view.mask.shape[1], active.rows())};
+                                view.mask.shape[1], active.rows()));
   }
   for (int row = 0; row < static_cast<int>(view.mask.shape[1]); ++row) {
     // Sums of hashes compare multisets: equal ones always agree, and others
@@ -261,9 +268,9 @@ std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
       if (element == MaskElement::kHides) continue;
       const bool neither = element == MaskElement::kNeither;
       if (neither || row >= active.rows()) {
-        return WrongRow{row, static_cast<int>(column),
+        return WrongRow(row, static_cast<int>(column),
                         neither ? "the mask is neither 0 nor -inf"
-                                : "a padding row sees something"};
+                                : "a padding row sees something");
       }
       std::uint64_t& hash = column_hashes[static_cast<std::size_t>(column)];
       if (hash == 0) hash = HashColumn(view, column, v_layout);

@@ -13,23 +13,19 @@
 #include <vector>
 
 #include "kvtwin/cache.h"
+#include "props/compare/failure.h"
 #include "reference/dialects.h"
 
 namespace kvtwin::props {
-
-// One batch row that sees the wrong thing.
-struct WrongRow {
-  int row = 0;      // Of the mask.
-  int column = -1;  // Of the view; -1 if something is missing.
-  std::string text;
-};
 
 // Compares the view of `layer` with the active ledger, whose pass it must be:
 // no Remove or CopyPrefix since its StartForward. Rows that were never put in
 // this layer may hold anything. The rows of `view` have the dtype of the cache.
 // Without V (null data), K alone is compared.
-std::optional<WrongRow> FindWrongRow(const reference::Ledger& ledger, int layer,
-                                     const KvView& view, VLayout v_layout);
+// The failure names the mask row, and the column of the view, or -1 where a
+// token is missing.
+std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
+                                    const KvView& view, VLayout v_layout);
 
 // Says why CanResume must not be true of the sequence (S28).
 std::string WhyNotResumed(const reference::Ledger& ledger, int seq,

@@ -1,5 +1,5 @@
 #include "props/fuzzers/fuzzers.h"
-#include "props/search/fuzz.h"
+#include "props/search/explain.h"
 #include "props/shrink/shrink.h"
 
 namespace kvtwin::props {
@@ -27,9 +27,9 @@ std::string FuzzHistory(Bytes bytes) {
   const int ops = 1 + static_cast<int>(bytes.size() / kBytesInOp);
   const History history = DrawHistory(PickFrom(bytes), std::nullopt, ops);
   const Subject subject = TwinSubject("optimized");
-  if (!RunHistory(history, subject).difference) return "";
+  if (!RunHistory(history, subject).failure) return "";
   const History shrunk = Shrink(history, subject);
-  return FailureText(shrunk, *RunHistory(shrunk, subject).difference, subject);
+  return FailureText(shrunk, *RunHistory(shrunk, subject).failure, subject);
 }
 
 }  // namespace kvtwin::props

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
 #include "props/fuzzers/fuzzers.h"
-#include "props/search/fuzz.h"
+#include "props/search/explain.h"
 
 namespace kvtwin::props {
 namespace {
@@ -39,8 +39,8 @@ std::string FuzzLine(Bytes bytes) {
   const Subject subject = TwinSubject("optimized");
   const RunResult result = RunHistory(*read, subject);
   const RunResult repeated = RunHistory(*again, subject);
-  if (result.difference) {
-    return FailureText(*read, *result.difference, subject);
+  if (result.failure) {
+    return FailureText(*read, *result.failure, subject);
   }
   if (result.digest == repeated.digest) return "";
   return fmt::format("'{}' means something else than '{}'", given, printed);

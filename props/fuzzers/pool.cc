@@ -1,16 +1,18 @@
 #include <fmt/format.h>
 
 #include "props/fuzzers/fuzzers.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
+#include "props/search/explain.h"
 
 namespace kvtwin::props {
 namespace {
 
 std::string Failed(const PagedHistory& history) {
-  if (RunPaged(history).empty()) return "";
-  const PagedHistory shrunk = ShrinkPaged(history);
-  return fmt::format("{}\n  rerun   {}", RunPaged(shrunk),
-                     RerunCommand(shrunk));
+  const PagedSubject subject;
+  if (!RunHistory(history, subject).failure) return "";
+  const PagedHistory shrunk = Shrink(history, subject);
+  return FailureText(
+      Explain(shrunk, *RunHistory(shrunk, subject).failure, subject));
 }
 
 // Runs in no time.

@@ -14,7 +14,7 @@
 
 #include "kvtwin/cache.h"
 #include "props/history/history.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 #include "props/search/explore_state.h"
 #include "props/testing/test_trace.h"
 

@@ -65,7 +65,7 @@ LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
 History ShrinkUnderLaw(const Law& law, const History& history,
                        const Subject& subject) {
   return Shrink(history, [&](const History& candidate) {
-    std::optional<Difference> difference;
+    std::optional<Failure> difference;
     const LawResult result = Judge(law, candidate, subject);
     if (result.wrong.empty()) return difference;
     difference = {candidate.ops.size(), std::string(law.name), result.wrong};

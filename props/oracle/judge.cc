@@ -85,10 +85,10 @@ void Count(const PagedOracle& oracle, const PagedTraceOp& op, Judged& judged) {
   }
 }
 
-std::string_view RulesOf(const TraceOp& op, const Finding& finding) {
+std::string_view RulesOf(const TraceOp& op, const Failure& finding) {
   return CitedRules(op.kind, finding.column >= 0);
 }
-std::string_view RulesOf(const PagedTraceOp& op, const Finding&) {
+std::string_view RulesOf(const PagedTraceOp& op, const Failure&) {
   return CitedPoolRules(TraceOpName(op.kind));
 }
 

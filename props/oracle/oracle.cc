@@ -103,7 +103,7 @@ void MakeRoom(TraceHeader& header) {
   init.max_batch = kOpenEnd / 2;
 }
 
-std::optional<Finding> Together(const std::vector<TwinFinding>& findings) {
+std::optional<Failure> Together(const std::vector<TwinFinding>& findings) {
   const TwinFinding* differing = nullptr;
   const TwinFinding* agreeing = nullptr;
   for (const TwinFinding& one : findings) {
@@ -111,7 +111,7 @@ std::optional<Finding> Together(const std::vector<TwinFinding>& findings) {
     if (first == nullptr) first = &one;
   }
   if (differing == nullptr) return std::nullopt;
-  Finding found = *differing->second;
+  Failure found = *differing->second;
   if (agreeing != nullptr || findings.size() == 1) {
     found.twin = differing->first;
   }
@@ -344,7 +344,7 @@ OracleStep Oracle::Step(const TraceOp& op) {
   return step;
 }
 
-std::optional<Finding> Oracle::CompareTwins(const TraceOp& op) {
+std::optional<Failure> Oracle::CompareTwins(const TraceOp& op) {
   if (twins_.empty()) return std::nullopt;
   std::vector<TwinFinding> findings;
   for (Twin& twin : twins_) {
@@ -354,13 +354,13 @@ std::optional<Finding> Oracle::CompareTwins(const TraceOp& op) {
   return Together(findings);
 }
 
-std::optional<Finding> Oracle::Compare(const TraceOp& op, const Answer& due,
+std::optional<Failure> Oracle::Compare(const TraceOp& op, const Answer& due,
                                        const Cache& twin) const {
   const auto differs = [](std::string_view what, const auto& recorded,
-                          const auto& is_due) -> std::optional<Finding> {
+                          const auto& is_due) -> std::optional<Failure> {
     if (recorded == is_due) return std::nullopt;
-    return Finding{fmt::format("{} is {}, due is {}", what, recorded, is_due),
-                   ""};
+    return WrongAnswer(
+        fmt::format("{} is {}, due is {}", what, recorded, is_due));
   };
   if (op.kind == TraceOpKind::kStartForward ||
       op.kind == TraceOpKind::kRemove) {
@@ -379,11 +379,10 @@ std::optional<Finding> Oracle::Compare(const TraceOp& op, const Answer& due,
         differs("cells", IntsText(*op.cells, kShown), IntsText(cells, kShown));
     if (finding) return finding;
     // It is not among those that are shown.
-    return Finding{fmt::format("cells[{}] is {}, due is {}",
-                               at - op.cells->begin(), *at, *due_at),
-                   ""};
+    return WrongAnswer(fmt::format("cells[{}] is {}, due is {}",
+                                   at - op.cells->begin(), *at, *due_at));
   }
-  if (!due.status.ok()) return Finding{due.status.ToString(), ""};
+  if (!due.status.ok()) return WrongAnswer(due.status.ToString());
   if (op.kind == TraceOpKind::kGet) return CompareView(op, due.view, twin);
   if (op.kind == TraceOpKind::kReservedMask) {
     auto finding =
@@ -398,27 +397,24 @@ std::optional<Finding> Oracle::Compare(const TraceOp& op, const Answer& due,
   return std::nullopt;
 }
 
-std::optional<Finding> Oracle::CompareView(const TraceOp& op, const KvView& due,
+std::optional<Failure> Oracle::CompareView(const TraceOp& op, const KvView& due,
                                            const Cache& twin) const {
   const KvView found = RecordedView(op);
   const bool masked = due.mask.data != nullptr;
   if (op.mask.has_value() != masked) {
-    return Finding{
-        masked ? "mask is null, one is due" : "there is a mask, none is due",
-        ""};
+    return WrongAnswer(masked ? "mask is null, one is due"
+                              : "there is a mask, none is due");
   }
   const auto differs = [](std::string_view what, const TensorView& recorded,
-                          const TensorView& is_due) -> std::optional<Finding> {
+                          const TensorView& is_due) -> std::optional<Failure> {
     if (recorded.shape == is_due.shape) return std::nullopt;
-    return Finding{
-        fmt::format("the shape of {} is {}, due is {}", what,
-                    ShapeText(recorded.shape), ShapeText(is_due.shape)),
-        ""};
+    return WrongAnswer(fmt::format("the shape of {} is {}, due is {}", what,
+                                   ShapeText(recorded.shape),
+                                   ShapeText(is_due.shape)));
   };
   if (masked && op.first_cell && *op.first_cell != due.first_cell) {
-    return Finding{fmt::format("first_cell is {}, due is {}", *op.first_cell,
-                               due.first_cell),
-                   ""};
+    return WrongAnswer(fmt::format("first_cell is {}, due is {}",
+                                   *op.first_cell, due.first_cell));
   }
   auto finding = differs("key", found.key, due.key);
   if (!finding && op.value) finding = differs("value", found.value, due.value);
@@ -427,15 +423,15 @@ std::optional<Finding> Oracle::CompareView(const TraceOp& op, const KvView& due,
   if (!finding && masked) finding = CompareRows(op, due, twin);
   if (finding || masked) return finding;
   if (op.key.bytes != CopyOf(due.key, op.key.dtype).bytes) {
-    return Finding{"key is not what was put last", ""};
+    return WrongAnswer("key is not what was put last");
   }
   if (op.value && op.value->bytes != CopyOf(due.value, op.value->dtype).bytes) {
-    return Finding{"value is not what was put last", ""};
+    return WrongAnswer("value is not what was put last");
   }
   return std::nullopt;
 }
 
-std::optional<Finding> Oracle::CompareMask(const DenseTensor& mask,
+std::optional<Failure> Oracle::CompareMask(const DenseTensor& mask,
                                            const KvView& due,
                                            const Cache& twin) const {
   const TensorView found = mask.view();
@@ -453,19 +449,19 @@ std::optional<Finding> Oracle::CompareMask(const DenseTensor& mask,
             fmt::format("{}sequence {}, position {}", held.empty() ? "" : "; ",
                         entry.sequence, entry.position);
       }
-      return Finding{
+      return WrongAnswer(
           fmt::format("mask row {} ({}) {} column {} (cell {}: {}), which is "
                       "due to be {}",
                       row, RowLabel(row), sees ? "sees" : "does not see",
                       column, cell, held.empty() ? "free" : held,
                       sees ? "hidden" : "seen"),
-          "", row, column};
+          row, column);
     }
   }
   return std::nullopt;
 }
 
-std::optional<Finding> Oracle::CompareRows(const TraceOp& op, const KvView& due,
+std::optional<Failure> Oracle::CompareRows(const TraceOp& op, const KvView& due,
                                            const Cache& twin) const {
   const KvView found = RecordedView(op);
   const VLayout v_layout = header_.config.v_layout;
@@ -489,13 +485,13 @@ std::optional<Finding> Oracle::CompareRows(const TraceOp& op, const KvView& due,
   }
   if (wrong < 0) return std::nullopt;
   const int row = first_rows[static_cast<std::size_t>(wrong)];
-  return Finding{
+  return WrongAnswer(
       fmt::format("{}; due is the row of {}; found {}, due {}",
                   SightText(op.layer, found, row, wrong, due.first_cell),
                   DueText(op.layer, due, row, wrong, cells),
                   RowsText(found, wrong, v_layout),
                   RowsText(due, wrong, v_layout)),
-      "", row, wrong};
+      row, wrong);
 }
 
 // "mask row 1 (sequence 1, position 4) sees at column 3 (cell 11) ..."
@@ -535,7 +531,7 @@ const PutRow* Oracle::FindPut(int layer, const KvView& view,
   return puts_.Find(view, column, header_.config.v_layout, active_, layer);
 }
 
-std::optional<Finding> Oracle::FollowLedger(const TraceOp& op) {
+std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
   switch (op.kind) {
     case TraceOpKind::kStartForward:
       return FollowStart(op);
@@ -561,16 +557,16 @@ std::optional<Finding> Oracle::FollowLedger(const TraceOp& op) {
       return std::nullopt;
     case TraceOpKind::kCanResume:  // A no is always honest.
       if (!op.answer || ledger_->CanResume(op.seq, op.pos)) return std::nullopt;
-      return Finding{
-          "result is true, but " + WhyNotResumed(*ledger_, op.seq, op.pos), ""};
+      return WrongAnswer("result is true, but " +
+                         WhyNotResumed(*ledger_, op.seq, op.pos));
     case TraceOpKind::kEncoderCached:
       if (!op.answer || ledger_->active().slots().cached) return std::nullopt;
-      return Finding{"result is true, but nothing is cached", ""};
+      return WrongAnswer("result is true, but nothing is cached");
   }
   return std::nullopt;
 }
 
-std::optional<Finding> Oracle::FollowStart(const TraceOp& op) {
+std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   const bool ok = op.result == StatusCode::kOk;
   const Batch batch{op.positions, op.sequences, op.indices};
   fresh_.assign(fresh_.size(), ok && !op.reserve);
@@ -583,29 +579,28 @@ std::optional<Finding> Oracle::FollowStart(const TraceOp& op) {
   }
   const Status status = ledger_->StartForward(batch, op.reserve);
   if (status.ok()) return std::nullopt;
-  return Finding{fmt::format("result is ok, due is {}", status.ToString()), ""};
+  return WrongAnswer(fmt::format("result is ok, due is {}", status.ToString()));
 }
 
-std::optional<Finding> Oracle::FollowRemove(const TraceOp& op) {
+std::optional<Failure> Oracle::FollowRemove(const TraceOp& op) {
   if (op.result != StatusCode::kOk) return std::nullopt;
   fresh_.assign(fresh_.size(), false);
   const Status status = ledger_->Remove(op.seq, op.begin, op.end, op.result);
   if (status.ok()) return std::nullopt;
-  return Finding{fmt::format("result is ok, due is {}", status.ToString()), ""};
+  return WrongAnswer(fmt::format("result is ok, due is {}", status.ToString()));
 }
 
 // Whether rows have the shape of those that were put.
-std::optional<Finding> Oracle::CheckDims(const TraceOp& op) const {
+std::optional<Failure> Oracle::CheckDims(const TraceOp& op) const {
   const auto dims = dims_.find({active_, op.layer});
   if (dims == dims_.end()) return std::nullopt;
   const auto& [k_head_dim, kv_heads, v_head_dim] = dims->second;
   const std::int64_t columns = op.key.shape[2];
   const auto differs = [](std::string_view what, const Shape& recorded,
-                          const Shape& due) -> std::optional<Finding> {
+                          const Shape& due) -> std::optional<Failure> {
     if (recorded == due) return std::nullopt;
-    return Finding{fmt::format("the shape of {} is {}, due is {}", what,
-                               ShapeText(recorded), ShapeText(due)),
-                   ""};
+    return WrongAnswer(fmt::format("the shape of {} is {}, due is {}", what,
+                                   ShapeText(recorded), ShapeText(due)));
   };
   auto finding =
       differs("key", op.key.shape, {k_head_dim, kv_heads, columns, 1});
@@ -619,13 +614,13 @@ std::optional<Finding> Oracle::CheckDims(const TraceOp& op) const {
   return differs("value", op.value->shape, due);
 }
 
-std::optional<Finding> Oracle::CheckVisibility(const TraceOp& op) const {
+std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) const {
   if (auto finding = CheckDims(op)) return finding;
   if (!fresh_[active_]) return std::nullopt;
   KvView view = RecordedView(op);
   const CacheLedger& active = ledger_->active();
   if (!active.encoder() && !op.mask) {
-    return Finding{"mask is null, one is due", ""};
+    return WrongAnswer("mask is null, one is due");
   }
   if (active.encoder() && !op.value) {
     view.value = active.slots().layers.at(op.layer).value.view();
@@ -633,7 +628,7 @@ std::optional<Finding> Oracle::CheckVisibility(const TraceOp& op) const {
   const auto wrong =
       FindWrongRow(*ledger_, op.layer, view, header_.config.v_layout);
   if (!wrong) return std::nullopt;
-  Finding finding{wrong->text, "", wrong->row, wrong->column};
+  Failure finding = WrongAnswer(wrong->text, wrong->row, wrong->column);
   if (wrong->column >= 0) {
     finding.text = fmt::format(
         "mask row {} ({}) sees at column {} {}: {}", wrong->row,

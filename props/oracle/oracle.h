@@ -20,8 +20,8 @@
 
 #include "core/trace/trace.h"
 #include "kvtwin/cache.h"
-#include "props/oracle/finding.h"
 #include "props/oracle/put_log.h"
+#include "props/oracle/wrong_answer.h"
 #include "reference/dialects.h"
 
 namespace kvtwin::props {
@@ -33,13 +33,13 @@ void MakeRoom(TraceHeader& header);
 // What one line showed.
 struct OracleStep {
   std::string bad_input;            // The call cannot be made; or empty.
-  std::optional<Finding> identity;  // Once: there is no next comparison.
-  std::optional<Finding> visibility;
+  std::optional<Failure> identity;  // Once: there is no next comparison.
+  std::optional<Failure> visibility;
 };
 
 // What twins have to say of a line together. Requires: not empty.
-using TwinFinding = std::pair<std::string, std::optional<Finding>>;
-std::optional<Finding> Together(const std::vector<TwinFinding>& findings);
+using TwinFinding = std::pair<std::string, std::optional<Failure>>;
+std::optional<Failure> Together(const std::vector<TwinFinding>& findings);
 
 class Oracle {
  public:
@@ -87,21 +87,21 @@ class Oracle {
   double LedgerExcess(const TraceOp& op);
   void Remember(const TraceOp& op);
 
-  std::optional<Finding> CompareTwins(const TraceOp& op);
-  std::optional<Finding> Compare(const TraceOp& op, const Answer& due,
+  std::optional<Failure> CompareTwins(const TraceOp& op);
+  std::optional<Failure> Compare(const TraceOp& op, const Answer& due,
                                  const Cache& twin) const;
-  std::optional<Finding> CompareView(const TraceOp& op, const KvView& due,
+  std::optional<Failure> CompareView(const TraceOp& op, const KvView& due,
                                      const Cache& twin) const;
-  std::optional<Finding> CompareMask(const DenseTensor& mask, const KvView& due,
+  std::optional<Failure> CompareMask(const DenseTensor& mask, const KvView& due,
                                      const Cache& twin) const;
-  std::optional<Finding> CompareRows(const TraceOp& op, const KvView& due,
+  std::optional<Failure> CompareRows(const TraceOp& op, const KvView& due,
                                      const Cache& twin) const;
 
-  std::optional<Finding> FollowLedger(const TraceOp& op);
-  std::optional<Finding> FollowStart(const TraceOp& op);
-  std::optional<Finding> FollowRemove(const TraceOp& op);
-  std::optional<Finding> CheckDims(const TraceOp& op) const;
-  std::optional<Finding> CheckVisibility(const TraceOp& op) const;
+  std::optional<Failure> FollowLedger(const TraceOp& op);
+  std::optional<Failure> FollowStart(const TraceOp& op);
+  std::optional<Failure> FollowRemove(const TraceOp& op);
+  std::optional<Failure> CheckDims(const TraceOp& op) const;
+  std::optional<Failure> CheckVisibility(const TraceOp& op) const;
 
   std::string SightText(int layer, const KvView& found, int row, int column,
                         int first_cell) const;

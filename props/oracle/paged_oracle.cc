@@ -235,7 +235,7 @@ OracleStep PagedOracle::Step(const PagedTraceOp& op) {
   Remember(op);
   if (!twins_hold_) twins_.clear();
   places_.clear();
-  const std::optional<Finding> malformed = ReadPlaces(op, places_);
+  const std::optional<Failure> malformed = ReadPlaces(op, places_);
   if (!twins_.empty()) {
     step.identity = malformed ? malformed : CompareTwins(op, places_);
   }
@@ -259,7 +259,7 @@ OracleStep PagedOracle::Step(const PagedTraceOp& op) {
 // Identity
 // ---------------------------------------------------------------------------
 
-std::optional<Finding> PagedOracle::CompareTwins(
+std::optional<Failure> PagedOracle::CompareTwins(
     const PagedTraceOp& op, const std::vector<Place>& places) {
   std::vector<TwinFinding> findings;
   for (Twin& twin : twins_) {
@@ -268,7 +268,7 @@ std::optional<Finding> PagedOracle::CompareTwins(
   return Together(findings);
 }
 
-std::optional<Finding> PagedOracle::Compare(
+std::optional<Failure> PagedOracle::Compare(
     const PagedTraceOp& op, PagedPool& twin,
     const std::vector<Place>& places) const {
   const auto [status, number] = Ask(twin, op);
@@ -281,7 +281,7 @@ std::optional<Finding> PagedOracle::Compare(
     if (finding || !status.ok() || !op.start) return finding;
     return FoundUnlessEqual("start", *op.start, number);
   }
-  if (!status.ok()) return Finding{status.ToString(), ""};
+  if (!status.ok()) return WrongAnswer(status.ToString());
   if (op.kind == Kind::kOpen || op.kind == Kind::kFork) {
     auto finding = FoundUnlessEqual("result", op.made, number);
     if (finding || op.kind == Kind::kFork) return finding;
@@ -308,7 +308,7 @@ std::optional<Finding> PagedOracle::Compare(
   for (const auto& [sequence, index, block] : places) {
     const int position = index * header_.spec.block_size;
     const auto slot = twin.SlotMapping(sequence, position, position + 1);
-    if (!slot.ok()) return Finding{slot.status().ToString(), ""};
+    if (!slot.ok()) return WrongAnswer(slot.status().ToString());
     const auto due = static_cast<int>(slot->at(0) / header_.spec.block_size);
     if (block == due) continue;
     return Found("block {} of sequence {} is {}, due is {}", index, sequence,
@@ -322,10 +322,10 @@ std::optional<Finding> PagedOracle::Compare(
   return FoundUnlessEqual("columns", op.table.columns, columns);
 }
 
-std::optional<Finding> PagedOracle::CompareViews(const PagedTraceOp& op,
+std::optional<Failure> PagedOracle::CompareViews(const PagedTraceOp& op,
                                                  const PagedPool& twin) const {
   const auto views = twin.Views(op.seq, op.layer);
-  if (!views.ok()) return Finding{views.status().ToString(), ""};
+  if (!views.ok()) return WrongAnswer(views.status().ToString());
   const int rows =
       views->empty() ? 0 : views->back().start + views->back().length;
   if (auto finding =
@@ -347,7 +347,7 @@ std::optional<Finding> PagedOracle::CompareViews(const PagedTraceOp& op,
           (!op.value || same(found.value, view.value))) {
         continue;
       }
-      return Finding{WrongRow(op, position, {due}), "", -1, position};
+      return WrongAnswer(WrongRow(op, position, {due}), -1, position);
     }
   }
   return std::nullopt;
@@ -410,7 +410,7 @@ std::string PagedOracle::DueText(const std::vector<KvView>& due,
 // Visibility
 // ---------------------------------------------------------------------------
 
-std::optional<Finding> PagedOracle::FollowLedger(
+std::optional<Failure> PagedOracle::FollowLedger(
     const PagedTraceOp& op, const std::vector<Place>& places) {
   switch (op.kind) {
     case Kind::kOpen:
@@ -447,7 +447,7 @@ std::optional<Finding> PagedOracle::FollowLedger(
   return std::nullopt;
 }
 
-std::optional<Finding> PagedOracle::FollowOpen(const PagedTraceOp& op) {
+std::optional<Failure> PagedOracle::FollowOpen(const PagedTraceOp& op) {
   if (sequences_.contains(op.made)) {
     return Found("result is {}, a sequence that there is", op.made);
   }
@@ -489,7 +489,7 @@ std::string PagedOracle::WhyNotFoundText(const PagedTraceOp& op) const {
       op.len % spec.block_size == 0 ? op.len : op.len + 1);
 }
 
-std::optional<Finding> PagedOracle::FollowCommit(const PagedTraceOp& op) {
+std::optional<Failure> PagedOracle::FollowCommit(const PagedTraceOp& op) {
   const int count = SeqLen(op.seq) - ledger_->SeqLen(op.seq);
   const auto again = ledger_->NextAgain(op.seq);
   if (again && op.tokens && count > 0 && op.tokens->front() != *again) {
@@ -513,7 +513,7 @@ std::string PagedOracle::OtherKeyText(const PagedTraceOp& op) const {
                      *line);
 }
 
-std::optional<Finding> PagedOracle::FollowAppend(const PagedTraceOp& op) {
+std::optional<Failure> PagedOracle::FollowAppend(const PagedTraceOp& op) {
   if (op.result != StatusCode::kOk) return std::nullopt;
   const PagedSpec& spec = header_.spec;
   const int len = ledger_->SeqLen(op.seq);
@@ -541,7 +541,7 @@ std::optional<Finding> PagedOracle::FollowAppend(const PagedTraceOp& op) {
   return std::nullopt;
 }
 
-std::optional<Finding> PagedOracle::CheckViews(const PagedTraceOp& op) {
+std::optional<Failure> PagedOracle::CheckViews(const PagedTraceOp& op) {
   const int count = RowCount(op);
   const int first = op.start.value_or(0);
   const KvView found = RowsOf(op);
@@ -567,12 +567,12 @@ std::optional<Finding> PagedOracle::CheckViews(const PagedTraceOp& op) {
       one.key = row.key.view();
       if (op.value) one.value = row.value.view();
     }
-    return Finding{WrongRow(op, i, due), "", -1, i};
+    return WrongAnswer(WrongRow(op, i, due), -1, i);
   }
   return std::nullopt;
 }
 
-std::optional<Finding> PagedOracle::CheckPlace(const Place& place,
+std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
                                                std::int64_t line) {
   const auto& [sequence, index, block] = place;
   if (IsGone(sequence, index)) return std::nullopt;
@@ -616,7 +616,7 @@ std::optional<Finding> PagedOracle::CheckPlace(const Place& place,
   return std::nullopt;
 }
 
-std::optional<Finding> PagedOracle::CheckUsage(const PagedUsage& usage) {
+std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
   const auto& [free, cached, used, shared] = usage;
   const std::int64_t all = std::int64_t{free} + cached + used;
   if (all != header_.spec.blocks) {
@@ -639,7 +639,7 @@ std::optional<Finding> PagedOracle::CheckUsage(const PagedUsage& usage) {
   const int shared_most = sequences_.size() < 2 ? 0 : used;
   const auto outside = [](std::string_view name, std::int64_t count,
                           std::int64_t least,
-                          std::int64_t most) -> std::optional<Finding> {
+                          std::int64_t most) -> std::optional<Failure> {
     if (count >= least && count <= most) return std::nullopt;
     return Found("{} is {}, it must be {} {}", name, count,
                  count < least ? "at least" : "at most",

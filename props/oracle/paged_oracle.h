@@ -101,35 +101,35 @@ class PagedOracle {
 
   // What is wrong with a list or a shape, whatever blocks the pool has; else,
   // the blocks that the line shows.
-  std::optional<Finding> ReadPlaces(const PagedTraceOp& op,
+  std::optional<Failure> ReadPlaces(const PagedTraceOp& op,
                                     std::vector<Place>& places) const;
-  std::optional<Finding> ReadViews(const PagedTraceOp& op,
+  std::optional<Failure> ReadViews(const PagedTraceOp& op,
                                    std::vector<Place>& places) const;
-  std::optional<Finding> CheckExtent(const PagedTraceOp& op) const;
-  std::optional<Finding> ReadTable(const PagedTraceOp& op,
+  std::optional<Failure> CheckExtent(const PagedTraceOp& op) const;
+  std::optional<Failure> ReadTable(const PagedTraceOp& op,
                                    std::vector<Place>& places) const;
-  std::optional<Finding> ReadCsr(const PagedTraceOp& op,
+  std::optional<Failure> ReadCsr(const PagedTraceOp& op,
                                  std::vector<Place>& places) const;
-  std::optional<Finding> ReadSlots(const PagedTraceOp& op,
+  std::optional<Failure> ReadSlots(const PagedTraceOp& op,
                                    std::vector<Place>& places) const;
 
-  std::optional<Finding> CompareTwins(const PagedTraceOp& op,
+  std::optional<Failure> CompareTwins(const PagedTraceOp& op,
                                       const std::vector<Place>& places);
-  std::optional<Finding> Compare(const PagedTraceOp& op, PagedPool& twin,
+  std::optional<Failure> Compare(const PagedTraceOp& op, PagedPool& twin,
                                  const std::vector<Place>& places) const;
-  std::optional<Finding> CompareViews(const PagedTraceOp& op,
+  std::optional<Failure> CompareViews(const PagedTraceOp& op,
                                       const PagedPool& twin) const;
 
-  std::optional<Finding> FollowLedger(const PagedTraceOp& op,
+  std::optional<Failure> FollowLedger(const PagedTraceOp& op,
                                       const std::vector<Place>& places);
-  std::optional<Finding> FollowOpen(const PagedTraceOp& op);
-  std::optional<Finding> FollowAppend(const PagedTraceOp& op);
-  std::optional<Finding> FollowCommit(const PagedTraceOp& op);
+  std::optional<Failure> FollowOpen(const PagedTraceOp& op);
+  std::optional<Failure> FollowAppend(const PagedTraceOp& op);
+  std::optional<Failure> FollowCommit(const PagedTraceOp& op);
   std::string WhyNotFoundText(const PagedTraceOp& op) const;
   std::string OtherKeyText(const PagedTraceOp& op) const;
-  std::optional<Finding> CheckViews(const PagedTraceOp& op);
-  std::optional<Finding> CheckPlace(const Place& place, std::int64_t line);
-  std::optional<Finding> CheckUsage(const PagedUsage& usage);
+  std::optional<Failure> CheckViews(const PagedTraceOp& op);
+  std::optional<Failure> CheckPlace(const Place& place, std::int64_t line);
+  std::optional<Failure> CheckUsage(const PagedUsage& usage);
   std::string WrongRow(const PagedTraceOp& op, int column,
                        const std::vector<KvView>& due) const;
   std::string DueText(const std::vector<KvView>& due, int layer) const;

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "kvtwin/tensor.h"
-#include "props/oracle/finding.h"
 #include "props/oracle/paged_oracle.h"
+#include "props/oracle/wrong_answer.h"
 
 namespace kvtwin::props {
 
@@ -30,7 +30,7 @@ KvView RowsOf(const PagedTraceOp& op) {
   return view;
 }
 
-std::optional<Finding> PagedOracle::ReadPlaces(
+std::optional<Failure> PagedOracle::ReadPlaces(
     const PagedTraceOp& op, std::vector<Place>& places) const {
   if (op.kind == Kind::kTable) return ReadTable(op, places);
   if (op.kind == Kind::kCsr) return ReadCsr(op, places);
@@ -39,7 +39,7 @@ std::optional<Finding> PagedOracle::ReadPlaces(
   return std::nullopt;
 }
 
-std::optional<Finding> PagedOracle::ReadViews(
+std::optional<Failure> PagedOracle::ReadViews(
     const PagedTraceOp& op, std::vector<Place>& places) const {
   const KvView found = RowsOf(op);
   const int count = RowCount(op);
@@ -70,7 +70,7 @@ std::optional<Finding> PagedOracle::ReadViews(
 
 // Whether the rows are those of all positions, or with a window at least of
 // those that it sees.
-std::optional<Finding> PagedOracle::CheckExtent(const PagedTraceOp& op) const {
+std::optional<Failure> PagedOracle::CheckExtent(const PagedTraceOp& op) const {
   const int count = RowCount(op);
   const int end = ledger_->RowCount(op.seq, op.layer);
   const int first = op.start.value_or(0);
@@ -98,7 +98,7 @@ std::optional<Finding> PagedOracle::CheckExtent(const PagedTraceOp& op) const {
       first, *header_.rules.window, low);
 }
 
-std::optional<Finding> PagedOracle::ReadTable(
+std::optional<Failure> PagedOracle::ReadTable(
     const PagedTraceOp& op, std::vector<Place>& places) const {
   auto block = op.table.blocks.begin();
   for (std::size_t i = 0; i < op.sequences.size(); ++i) {
@@ -125,7 +125,7 @@ std::optional<Finding> PagedOracle::ReadTable(
   return std::nullopt;
 }
 
-std::optional<Finding> PagedOracle::ReadCsr(const PagedTraceOp& op,
+std::optional<Failure> PagedOracle::ReadCsr(const PagedTraceOp& op,
                                             std::vector<Place>& places) const {
   const PagedCsr& csr = op.csr;
   std::int64_t end = 0;
@@ -157,7 +157,7 @@ std::optional<Finding> PagedOracle::ReadCsr(const PagedTraceOp& op,
                           end);
 }
 
-std::optional<Finding> PagedOracle::ReadSlots(
+std::optional<Failure> PagedOracle::ReadSlots(
     const PagedTraceOp& op, std::vector<Place>& places) const {
   const int size = header_.spec.block_size;
   std::int64_t position = op.begin;

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "props/backend/pool_backend.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 #include "props/testing/other_pool.h"
+#include "props/testing/pools.h"
 #include "props/testing/test_pool_lines.h"
 #include "props/testing/test_trace.h"
 
@@ -44,7 +45,7 @@ Tried Try(const PoolRules& rules, Fault fault, int histories,
     history.spec.k_head_dim = 1 + history.spec.k_head_dim % 3;
     history.spec.v_head_dim = 1;
     history.spec.kv_heads = 1;
-    tried.wrong = run(history, nullptr);
+    tried.wrong = TextOf(run(history, nullptr, /*hasty=*/false));
     tried.history = ToText(history);
   }
   return tried;

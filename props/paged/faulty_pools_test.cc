@@ -17,8 +17,9 @@
 
 #include "core/dense_tensor.h"
 #include "props/paged/paged_client.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 #include "props/paged/paged_solo.h"
+#include "props/testing/pools.h"
 
 namespace kvtwin::props {
 namespace {
@@ -175,9 +176,9 @@ void ExpectFound(const std::vector<Case>& cases) {
     SCOPED_TRACE(one.name);
     const auto history = ParsePagedHistory("kvp1 " + one.history);
     ASSERT_TRUE(history.ok()) << history.status().ToString();
-    EXPECT_EQ(RunPaged(*history), "");
+    EXPECT_EQ(TextOf(RunPaged(*history)), "");
     const std::string wrong =
-        RunPaged(*history, nullptr, WrongPools(one.wrong, one.who));
+        TextOf(RunPaged(*history, nullptr, WrongPools(one.wrong, one.who)));
     EXPECT_NE(wrong.find(one.text), std::string::npos) << wrong;
     EXPECT_NE(wrong, "");
   }
@@ -548,10 +549,10 @@ TEST(FaultyPools, RefusalsAreCompared) {
       "| append 0 1 2 | commit 0 1 0 | append 0 1 2";
   const auto history = *ParsePagedHistory("kvp1 " + full);
   PagedCensus census;
-  EXPECT_EQ(RunPaged(history, &census), "");
+  EXPECT_EQ(TextOf(RunPaged(history, &census)), "");
   EXPECT_GT(census.full, 0);
-  EXPECT_EQ(RunPaged(history, nullptr,
-                     WrongPools({.refusals_cost = true}, Who::kBoth)),
+  EXPECT_EQ(TextOf(RunPaged(history, nullptr,
+                            WrongPools({.refusals_cost = true}, Who::kBoth))),
             "Append: refused, but not nothing");
   std::vector<Case> cases;
   for (int which = 0; which < 18; ++which) {
@@ -579,14 +580,10 @@ TEST(FaultyPools, MessagesAreThoseOfOurTwinsOnly) {
                                           kCommit + "| misuse 0 0 1");
   const Status told(StatusCode::kInvalidArgument, "no");
   for (const bool same : {false, true}) {
-    PagedTrio trio(history.spec, nullptr,
-                   WrongPools({.refusal = told}, Who::kOptimized), same);
-    std::string wrong;
-    for (const PagedOp& op : history.ops) wrong = trio.Do(op);
+    const std::string wrong =
+        TextOf(RunPaged(history, nullptr,
+                        WrongPools({.refusal = told}, Who::kOptimized), same));
     EXPECT_EQ(wrong.empty(), !same) << wrong;
-    // A failure is final: later operations report it again.
-    EXPECT_EQ(trio.Do(history.ops[0]).empty(), !same);
-    EXPECT_EQ(trio.End().empty(), !same);
   }
 }
 
@@ -602,8 +599,8 @@ TEST(FaultyPools, AClientOfOnePoolNeedsItsAnswers) {
     try {
       for (const PagedOp& op : history.ops) solo.Do(op);
       solo.End();
-    } catch (const PoolFault& found) {
-      return std::string(found.what());
+    } catch (const Failure& found) {
+      return found.text;
     }
     return std::string();
   };
@@ -646,29 +643,30 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
         Wrong{.call = "Append", .throws = true}}) {
     SCOPED_TRACE(wrong.call);
     PagedSubject subject;
-    subject.run = [&](const PagedHistory& history, PagedCensus* census) {
+    subject.run = [&](const PagedHistory& history, PagedCensus* census, bool) {
       return RunPaged(history, census, WrongPools(wrong, Who::kOptimized));
     };
-    const PagedFuzzResult result = FuzzPaged(1, 500, 0, nullptr, subject);
-    EXPECT_NE(result.wrong, "");
+    const PagedFuzzResult result = FuzzPools(1, 500, subject);
+    EXPECT_NE(TextOf(result.failure), "");
     EXPECT_LE(result.shrunk.ops.size(), 2U) << ToText(result.shrunk);
   }
   // Where one of two bugs is known, the other is found, though the shortest
   // histories show the one that is known.
   PagedSubject subject;
   subject.name = "toy";
-  subject.run = [](const PagedHistory& history, PagedCensus* census) {
-    if (census != nullptr) census->operations += std::ssize(history.ops);
-    return history.ops.size() < 3 ? "short: 1" : "long: 1";
+  subject.run = [](const PagedHistory& history, PagedCensus*, bool) {
+    return RunResult{.ran = true,
+                     .operations = std::ssize(history.ops),
+                     .failure = PoolFailure(
+                         history.ops.size() < 3 ? "short: 1" : "long: 1")};
   };
-  const PagedFuzzResult result =
-      FuzzPaged(1, 10000, 0, nullptr, subject, {"toy-short"});
-  EXPECT_EQ(result.wrong, "long: 1");
+  const PagedFuzzResult result = FuzzPools(1, 10000, subject, {"toy-short"});
+  EXPECT_EQ(TextOf(result.failure), "long: 1");
   EXPECT_EQ(result.shrunk.ops.size(), 3);
   // A pool that cannot be made, and a pool whose maker throws.
   const PagedMaker none = [](const PagedSpec&, std::string_view)
       -> Result<std::unique_ptr<PagedPool>> { throw std::bad_alloc(); };
-  EXPECT_EQ(RunPaged(MakePagedHistory(1, 0), nullptr, none),
+  EXPECT_EQ(TextOf(RunPaged(MakePagedHistory(1, 0), nullptr, none)),
             "exception: init: std::bad_alloc");
 }
 

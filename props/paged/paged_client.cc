@@ -126,9 +126,13 @@ DenseTensor RowsOf(const std::vector<std::uint64_t>& chains, int layer,
 
 }  // namespace
 
+Failure PoolFailure(std::string text) {
+  return MakeFailure("subject: pool", std::move(text));
+}
+
 void Need(const Status& status, std::string_view call) {
-  if (status.ok()) return;
-  throw PoolFault(fmt::format("{} is {}", call, status.ToString()));
+  Expect(status.ok(),
+         [&] { return fmt::format("{} is {}", call, status.ToString()); });
 }
 
 int PagedKeyCount() {

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
-#include <stdexcept>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -29,13 +29,17 @@ int PickOf(const Sequences& sequences, int number) {
   return std::next(sequences.begin(), at)->first;
 }
 
-// A pool gave an answer that no rule allows.
-class PoolFault : public std::runtime_error {
- public:
-  using runtime_error::runtime_error;
-};
+// The failure of a pool: a sentence that begins with the call, "Open: ...".
+Failure PoolFailure(std::string text);
 
-// Requires a call to succeed. Throws PoolFault if it does not.
+// Throws the failure unless `holds`. `text` is a sentence, or a function that
+// makes it.
+template <class Text>
+void Expect(bool holds, const Text& text) {
+  if (!holds) throw PoolFailure(Made(text));
+}
+
+// Throws a failure unless the call succeeded.
 void Need(const Status& status, std::string_view call);
 template <class T>
 T Need(Result<T> answer, std::string_view call) {

@@ -9,7 +9,7 @@
 
 #include "core/dense_tensor.h"
 #include "props/paged/paged_client.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 #include "props/testing/test_cache.h"
 
 namespace kvtwin::props {

@@ -14,7 +14,7 @@
 #include "kvtwin/paged.h"
 #include "props/base/hash.h"
 #include "props/history/generate.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 
 namespace kvtwin::props {
 namespace {

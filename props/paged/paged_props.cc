@@ -13,7 +13,8 @@
 #include "core/dense_tensor.h"
 #include "kvtwin/paged.h"
 #include "props/paged/paged_client.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
+#include "props/testing/pools.h"
 
 namespace rc {
 
@@ -48,16 +49,15 @@ RC_GTEST_PROP(Paged, TwinsAndLedgerAgree, ()) {
       MakePagedHistory(2, *rc::gen::inRange<std::uint64_t>(0, 1000));
   history.ops =
       *rc::gen::container<std::vector<PagedOp>>(rc::gen::arbitrary<PagedOp>());
-  const std::string wrong = RunPaged(history);
+  const std::string wrong = TextOf(RunPaged(history));
   if (!wrong.empty()) RC_LOG() << wrong << "\n" << ToText(history);
   RC_ASSERT(wrong.empty());
 }
 
 // Everything that is rare happens, and often.
 TEST(Paged, HistoriesReachSharingCopiesEvictionAndTruncation) {
-  const PagedFuzzResult result =
-      FuzzPaged(/*seed=*/1, /*operations=*/20000, /*seconds=*/0, nullptr);
-  EXPECT_EQ(result.wrong, "") << ToText(result.shrunk);
+  const PagedFuzzResult result = FuzzPools(/*seed=*/1, /*operations=*/20000);
+  EXPECT_EQ(TextOf(result.failure), "") << ToText(result.shrunk);
   EXPECT_GT(result.census.found, 100);
   EXPECT_GT(result.census.copied, 50);
   EXPECT_GT(result.census.evicted, 100);
@@ -96,8 +96,8 @@ TEST(Paged, AppendsAreOfAllLengths) {
 
 TEST(Paged, TheTwinThatIsNamedRuns) {
   const PagedHistory history = MakePagedHistory(1, 0);
-  EXPECT_EQ(TwinPools("reference").run(history, nullptr), "");
-  const std::string wrong = TwinPools("third").run(history, nullptr);
+  EXPECT_EQ(TextOf(RunHistory(history, TwinPools("reference"))), "");
+  const std::string wrong = TextOf(RunHistory(history, TwinPools("third")));
   EXPECT_NE(wrong.find("twin is 'third'"), std::string::npos) << wrong;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,11 +11,14 @@
 #include "core/guarded_paged.h"
 #include "props/base/clock.h"
 #include "props/base/interrupt.h"
-#include "props/compare/runner.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
+#include "props/report/sieve.h"
 
 namespace kvtwin::props {
 namespace {
+
+// What a history fails, if it fails.
+using Rerun = std::function<std::optional<Failure>(const PagedHistory&)>;
 
 constexpr std::size_t kPairsMax = 30;  // Of longer histories no pair is tried.
 constexpr int kPlainRunsMax = 3000;
@@ -26,15 +30,15 @@ constexpr std::array kSizes = {&PagedSpec::block_size,  &PagedSpec::blocks,
                                &PagedSpec::v_head_dim};
 
 // Whether `shorter` is still wrong; then it is the history.
-bool Take(PagedHistory shorter, const PagedRun& run, PagedHistory& history) {
+bool Take(PagedHistory shorter, const Rerun& run, PagedHistory& history) {
   if (!CheckPagedSpec(shorter.spec).ok()) return false;
-  if (run(shorter, nullptr).empty()) return false;
+  if (!run(shorter)) return false;
   history = std::move(shorter);
   return true;
 }
 
 // Leaves out halves, quarters, ... and in the end each operation alone.
-bool LeaveOut(const PagedRun& run, PagedHistory& history) {
+bool LeaveOut(const Rerun& run, PagedHistory& history) {
   bool any = false;
   for (std::size_t size = history.ops.size(); size > 0; size /= 2) {
     for (std::size_t at = 0; at < history.ops.size();) {
@@ -51,7 +55,7 @@ bool LeaveOut(const PagedRun& run, PagedHistory& history) {
 }
 
 // Leaves out all operations of one kind, and any two.
-bool LeaveOutTogether(const PagedRun& run, PagedHistory& history) {
+bool LeaveOutTogether(const Rerun& run, PagedHistory& history) {
   bool any = false;
   for (std::size_t i = 0; i < kPagedOpNames.size(); ++i) {
     PagedHistory shorter = history;
@@ -76,7 +80,7 @@ bool LeaveOutTogether(const PagedRun& run, PagedHistory& history) {
 
 // Leaves out an operation while the operations behind it name a list of tokens,
 // or a sequence, by a number that is one less.
-bool LeaveOutNumbered(const PagedRun& run, PagedHistory& history) {
+bool LeaveOutNumbered(const Rerun& run, PagedHistory& history) {
   bool any = false;
   for (const bool lists : {true, false}) {
     for (std::size_t i = 0; i < history.ops.size();) {
@@ -95,7 +99,7 @@ bool LeaveOutNumbered(const PagedRun& run, PagedHistory& history) {
 }
 
 // Where there is no sequence, any operation is an `open` without a key.
-bool CallThemOpen(const PagedRun& run, PagedHistory& history) {
+bool CallThemOpen(const Rerun& run, PagedHistory& history) {
   bool any = false;
   for (std::size_t i = 0; i < history.ops.size(); ++i) {
     if (history.ops[i].kind == PagedOpKind::kOpen) continue;
@@ -109,7 +113,7 @@ bool CallThemOpen(const PagedRun& run, PagedHistory& history) {
 
 // Makes a number smaller; number(history) is where it is.
 template <class Number>
-bool Lower(const Number& number, int least, const PagedRun& run,
+bool Lower(const Number& number, int least, const Rerun& run,
            PagedHistory& history) {
   const int now = number(history);
   for (const int less : {least, least + 1, least + 2, now / 2, now - 1}) {
@@ -121,7 +125,7 @@ bool Lower(const Number& number, int least, const PagedRun& run,
   return false;
 }
 
-bool Simplify(const PagedRun& run, PagedHistory& history) {
+bool Simplify(const Rerun& run, PagedHistory& history) {
   bool any = false;
   const auto plain = [&](const auto& change) {
     PagedHistory plainer = history;
@@ -155,9 +159,9 @@ bool Simplify(const PagedRun& run, PagedHistory& history) {
 // first, so that the same history is found from every seed.
 class PlainHistories {
  public:
-  PlainHistories(const PagedHistory& model, const PagedRun& run)
+  PlainHistories(const PagedHistory& model, const Rerun& run)
       : model_(model), run_(run) {
-    sentence_ = SentenceBucket("", run(model, nullptr));
+    if (const auto failure = run(model)) signature_ = SignatureOf("", *failure);
     Add({PagedOpKind::kOpen, 0, 0, 0});
     for (const PagedOp& op : model.ops) Add(op);
     for (const PagedOp& op :
@@ -169,7 +173,7 @@ class PlainHistories {
   // The first history that is no longer than the model and is wrong in the same
   // words.
   std::optional<PagedHistory> Search() {
-    if (sentence_.empty()) return std::nullopt;
+    if (signature_.empty()) return std::nullopt;
     for (std::size_t size = 1; size <= model_.ops.size(); ++size) {
       for (const auto& [block, blocks, most] :
            {std::array{1, 2, 2}, {2, 3, 5}}) {
@@ -256,8 +260,8 @@ class PlainHistories {
     if (++runs_ > kPlainRunsMax || !CheckPagedSpec(history.spec).ok()) {
       return false;
     }
-    const std::string wrong = run_(history, nullptr);
-    return !wrong.empty() && SentenceBucket("", wrong) == sentence_;
+    const std::optional<Failure> failure = run_(history);
+    return failure && SignatureOf("", *failure) == signature_;
   }
 
   // Whether a history of this size that begins with `history` is wrong; then
@@ -275,13 +279,13 @@ class PlainHistories {
   }
 
   const PagedHistory& model_;
-  const PagedRun& run_;
-  std::string sentence_;
+  const Rerun& run_;
+  std::string signature_;
   std::vector<PagedOp> plain_;
   int runs_ = 0;
 };
 
-PagedHistory Shortest(PagedHistory history, const PagedRun& run) {
+PagedHistory Shortest(PagedHistory history, const Rerun& run) {
   for (bool goes_on = true; goes_on;) {
     goes_on = LeaveOut(run, history);
     goes_on = LeaveOutTogether(run, history) || goes_on;
@@ -294,26 +298,19 @@ PagedHistory Shortest(PagedHistory history, const PagedRun& run) {
 
 }  // namespace
 
-PagedHistory ShrinkPaged(PagedHistory history, const PagedRun& run) {
-  history = Shortest(std::move(history), run);
-  auto plain = PlainHistories(history, run).Search();
-  return plain ? Shortest(*std::move(plain), run) : history;
-}
-
-PagedHistory ShrinkPaged(const PagedHistory& history,
-                         const PagedSubject& subject, std::string_view wrong) {
-  const auto shrunk_by = [&](const PagedRun& run) {
-    const double end = Now() + subject.shrink_seconds;
-    return ShrinkPaged(history, [&](const PagedHistory& one, PagedCensus*) {
-      const bool over = subject.shrink_seconds > 0 && Now() > end;
-      return over || Interrupted() ? std::string() : run(one, nullptr);
-    });
+PagedHistory Shrink(const PagedHistory& history, const PagedSubject& subject,
+                    const RefusesPaged& refuses) {
+  const double end = Now() + subject.shrink_seconds;
+  const Rerun run = [&](const PagedHistory& one) -> std::optional<Failure> {
+    const bool over = subject.shrink_seconds > 0 && Now() > end;
+    if (over || Interrupted()) return std::nullopt;
+    std::optional<Failure> found = RunHistory(one, subject).failure;
+    if (found && refuses && refuses(one, *found)) found.reset();
+    return found;
   };
-  const bool hasty = subject.run_hastily && IsHang(wrong);
-  if (!hasty) return shrunk_by(subject.run);
-  PagedHistory shrunk = shrunk_by(subject.run_hastily);
-  if (!subject.run(shrunk, nullptr).empty()) return shrunk;
-  return shrunk_by(subject.run);  // It was slow, and came back.
+  PagedHistory shrunk = Shortest(history, run);
+  auto plain = PlainHistories(shrunk, run).Search();
+  return plain ? Shortest(*std::move(plain), run) : shrunk;
 }
 
 }  // namespace kvtwin::props

@@ -31,11 +31,12 @@ void PagedSolo::End() {
 // A new sequence, of as many of the client's tokens as the pool says.
 void PagedSolo::Add(std::string_view call, int sequence, PagedClient client) {
   const int len = Need(pool_.SeqLen(sequence), "SeqLen");
-  if (len < 0 || static_cast<std::size_t>(len) > client.tokens.size()) {
-    throw PoolFault(
-        fmt::format("{}: sequence {} begins with {} tokens, it may have {}",
-                    call, sequence, len, client.tokens.size()));
-  }
+  Expect(len >= 0 && static_cast<std::size_t>(len) <= client.tokens.size(),
+         [&] {
+           return fmt::format(
+               "{}: sequence {} begins with {} tokens, it may have {}", call,
+               sequence, len, client.tokens.size());
+         });
   client.tokens.resize(static_cast<std::size_t>(len));
   client.pending.clear();
   const auto layers = static_cast<std::size_t>(pool_.spec().layers);
@@ -44,9 +45,9 @@ void PagedSolo::Add(std::string_view call, int sequence, PagedClient client) {
           .try_emplace(sequence,
                        Sequence{std::move(client), std::vector<int>(layers, 0)})
           .second;
-  if (added) return;
-  throw PoolFault(
-      fmt::format("{}: there is a sequence {} already", call, sequence));
+  Expect(added, [&] {
+    return fmt::format("{}: there is a sequence {} already", call, sequence);
+  });
 }
 
 void PagedSolo::Open(const PagedOp& op) {

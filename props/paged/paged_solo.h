@@ -29,7 +29,7 @@ struct PoolAbilities {
   bool slots = true;
 };
 
-// Any call throws PoolFault where the pool refuses what it may not, or
+// Any call throws a Failure where the pool refuses what it may not, or
 // answers what makes no sense.
 class PagedSolo {
  public:

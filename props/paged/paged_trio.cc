@@ -42,54 +42,64 @@ std::ostream& operator<<(std::ostream& out, const PagedOp& op) {
              << ' ' << op.b << ' ' << op.c;
 }
 
+void PagedCensus::Add(const PagedCensus& other) {
+  operations += other.operations;
+  not_made += other.not_made;
+  found += other.found;
+  copied += other.copied;
+  evicted += other.evicted;
+  truncated += other.truncated;
+  full += other.full;
+  longest = std::max(longest, other.longest);
+  dtypes.insert(other.dtypes.begin(), other.dtypes.end());
+}
+
 PagedTrio::PagedTrio(const PagedSpec& spec, PagedCensus* census,
                      const PagedMaker& make, bool same_messages)
     : spec_(spec),
+      make_(make),
       same_messages_(same_messages),
       ledger_(spec),
-      census_(census) {
+      census_(census) {}
+
+void PagedTrio::SetUp() {
   Guarded("init", [&] {
     for (auto* twin : {&reference_, &optimized_}) {
-      auto made = make(spec, twin == &reference_ ? "reference" : "optimized");
-      if (!made.ok()) {
-        wrong_ = made.status().ToString();
-        return;
-      }
+      auto made = make_(spec_, twin == &reference_ ? "reference" : "optimized");
+      Expect(made.ok(), [&] { return made.status().ToString(); });
       *twin = std::move(*made);
     }
   });
 }
 
-// Whatever is thrown is what is wrong.
+// Whatever is thrown is a failure.
 template <class Action>
-std::string PagedTrio::Guarded(std::string_view call, const Action& action) {
-  if (!wrong_.empty()) return wrong_;
+void PagedTrio::Guarded(std::string_view call, const Action& action) {
   try {
     action();
-  } catch (const PoolFault& fault) {
-    Expect(false, fault.what());
   } catch (const std::exception& error) {
-    Expect(false, fmt::format("exception: {}: {}", call, error.what()));
+    throw PoolFailure(fmt::format("exception: {}: {}", call, error.what()));
   }
-  return wrong_;
-}
-
-void PagedTrio::Expect(bool holds, std::string_view what) {
-  if (!holds && wrong_.empty()) wrong_ = what;
 }
 
 void PagedTrio::ExpectSame(const Status& reference, const Status& optimized,
                            std::string_view call) {
   Expect(reference.code() == optimized.code() &&
              (!same_messages_ || reference.message() == optimized.message()),
-         fmt::format("{}: {} by the reference, {} by the optimized twin", call,
-                     reference.ToString(), optimized.ToString()));
+         [&] {
+           return fmt::format(
+               "{}: {} by the reference, {} by the optimized "
+               "twin",
+               call, reference.ToString(), optimized.ToString());
+         });
+  const auto code = static_cast<int>(reference.code());
+  digest_ = HashBytes(&code, sizeof(code), digest_);
 }
 
 int PagedTrio::Pick(int number) const { return PickOf(clients_, number); }
 
-std::string PagedTrio::Do(const PagedOp& op) {
-  return Guarded(kPagedOpNames[static_cast<std::size_t>(op.kind)], [&] {
+void PagedTrio::Do(const PagedOp& op) {
+  Guarded(kPagedOpNames[static_cast<std::size_t>(op.kind)], [&] {
     if (census_ != nullptr) ++census_->operations;
     Act(*this, !clients_.empty(), op);
     CompareAll();
@@ -102,14 +112,14 @@ void PagedTrio::Open(const PagedOp& op) {
   const Result<int> reference = reference_->Open(client.tokens, client.key);
   const Result<int> optimized = optimized_->Open(client.tokens, client.key);
   ExpectSame(reference.status(), optimized.status(), "Open");
-  if (!wrong_.empty() || !reference.ok()) return;
+  if (!reference.ok()) return;
   Expect(*reference == *optimized, "Open: other numbers");
   const int taken =
       Need(reference_->SeqLen(*reference), "SeqLen of the reference");
-  Expect(ledger_.MayOpen(client.tokens, client.key, taken),
-         fmt::format("Open: {} tokens are taken over that were never there",
-                     taken));
-  if (!wrong_.empty()) return;
+  Expect(ledger_.MayOpen(client.tokens, client.key, taken), [&] {
+    return fmt::format("Open: {} tokens are taken over that were never there",
+                       taken);
+  });
   ledger_.Open(*reference, client.tokens, client.key, taken);
   client.tokens.resize(static_cast<std::size_t>(taken));
   clients_[*reference] = client;
@@ -123,7 +133,7 @@ void PagedTrio::Fork(const PagedOp& op) {
   const Result<int> reference = reference_->Fork(from, len);
   const Result<int> optimized = optimized_->Fork(from, len);
   ExpectSame(reference.status(), optimized.status(), "Fork");
-  if (!wrong_.empty() || !reference.ok()) return;
+  if (!reference.ok()) return;
   Expect(*reference == *optimized, "Fork: other numbers");
   ledger_.Fork(from, *reference, len);
   PagedClient client = clients_.at(from);
@@ -156,7 +166,6 @@ void PagedTrio::Append(const PagedOp& op) {
     const auto optimized =
         optimized_->Append(sequence, layer, key.view(), value.view());
     ExpectSame(reference.status(), optimized.status(), "Append");
-    if (!wrong_.empty()) return;
     if (!reference.ok()) {
       if (census_ != nullptr) ++census_->full;
       Expect(reference_->Usage() == usage, "Append: refused, but not nothing");
@@ -178,8 +187,7 @@ void PagedTrio::Append(const PagedOp& op) {
                optimized->views.size() == reference->views.size(),
            "Append: other views");
     int at = reference->start;
-    for (std::size_t i = 0; i < reference->views.size() && wrong_.empty();
-         ++i) {
+    for (std::size_t i = 0; i < reference->views.size(); ++i) {
       const PagedView& view = reference->views[i];
       Expect(view.start == at && SameViews(view, optimized->views[i]),
              "Append: other views");
@@ -203,7 +211,7 @@ void PagedTrio::Commit(const PagedOp& op, bool known) {
   const Status reference = commit(*reference_);
   const Status optimized = commit(*optimized_);
   ExpectSame(reference, optimized, "Commit");
-  if (!wrong_.empty() || !reference.ok()) return;
+  if (!reference.ok()) return;
   ledger_.Commit(sequence, count,
                  known ? std::span<const std::int32_t>(tokens)
                        : std::span<const std::int32_t>());
@@ -292,8 +300,10 @@ void PagedTrio::Misuse(const PagedOp& op) {
   ExpectSame(reference, call(*optimized_), "misuse");
   Expect(reference.code() == StatusCode::kInvalidArgument ||
              reference.code() == StatusCode::kFailedPrecondition,
-         fmt::format("misuse {} is answered by {}", Mod(op.c, 18),
-                     reference.ToString()));
+         [&] {
+           return fmt::format("misuse {} is answered by {}", Mod(op.c, 18),
+                              reference.ToString());
+         });
 }
 
 void PagedTrio::CompareSequence(int sequence) {
@@ -301,23 +311,22 @@ void PagedTrio::CompareSequence(int sequence) {
   Expect(Need(reference_->SeqLen(sequence), "SeqLen of the reference") == len &&
              Need(optimized_->SeqLen(sequence), "SeqLen") == len,
          "SeqLen differs");
-  for (int layer = 0; layer < spec_.layers && wrong_.empty(); ++layer) {
+  for (int layer = 0; layer < spec_.layers; ++layer) {
     const auto rows = ledger_.RowsOf(sequence, layer);
     CompareViews(sequence, layer, rows);
-    if (wrong_.empty()) ComparePacked(sequence, layer, rows);
-    if (wrong_.empty() && !rows.empty()) {
+    ComparePacked(sequence, layer, rows);
+    if (!rows.empty()) {
       const int all = static_cast<int>(rows.size());
       CompareContiguous(sequence, layer, rows, all);
       // The blocks of the first tokens may lie in order, and later ones not.
       CompareContiguous(sequence, layer, rows, (all + 1) / 2);
     }
   }
-  if (!wrong_.empty()) return;
   const auto slots =
       Need(optimized_->SlotMapping(sequence, 0, len), "SlotMapping");
   Expect(Need(reference_->SlotMapping(sequence, 0, len), kSlots) == slots,
          "SlotMapping differs");
-  if (wrong_.empty()) CheckSlots(sequence);
+  CheckSlots(sequence);
 }
 
 // Both twins have the slots from core/: so those of any range, up to the last
@@ -334,15 +343,18 @@ void PagedTrio::CheckSlots(int sequence) {
       all.push_back(std::int64_t{view.block} * spec_.block_size + offset);
     }
   }
-  if (std::ssize(all) < end) return Expect(false, "Views: not all rows");
+  Expect(std::ssize(all) >= end, "Views: not all rows");
   const auto check = [&](int first, int last) {
     const std::vector<std::int64_t> due(all.begin() + first,
                                         all.begin() + last);
     Expect(Need(optimized_->SlotMapping(sequence, first, last),
                 "SlotMapping") == due,
-           fmt::format("SlotMapping: positions {} to {} of sequence {} are not "
-                       "where the views are",
-                       first, last, sequence));
+           [&] {
+             return fmt::format(
+                 "SlotMapping: positions {} to {} of sequence {} are not where "
+                 "the views are",
+                 first, last, sequence);
+           });
   };
   // Each comparison has a range that begins elsewhere, one that ends elsewhere,
   // and one that does both.
@@ -359,18 +371,23 @@ void PagedTrio::CompareViews(int sequence, int layer, const Rows& rows) {
   const auto b = Need(optimized_->Views(sequence, layer), "Views");
   Expect(a.size() == b.size(), "Views differ");
   std::size_t position = 0;
-  for (std::size_t i = 0; i < a.size() && wrong_.empty(); ++i) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
     Expect(SameViews(a[i], b[i]) && a[i].key.stride == b[i].key.stride &&
                a[i].value.stride == b[i].value.stride,
-           fmt::format("Views: block {} of sequence {} differs", i, sequence));
+           [&] {
+             return fmt::format("Views: block {} of sequence {} differs", i,
+                                sequence);
+           });
     Expect(a[i].start == static_cast<int>(position),
            "Views: not one after another");
-    for (int t = 0; t < a[i].length && wrong_.empty(); ++t, ++position) {
+    for (int t = 0; t < a[i].length; ++t, ++position) {
       Expect(position < rows.size() &&
                  IsRow(a[i].key, 2, t, rows[position].key) &&
                  IsRow(a[i].value, 2, t, rows[position].value),
-             fmt::format("position {} of sequence {} has another row", position,
-                         sequence));
+             [&] {
+               return fmt::format("position {} of sequence {} has another row",
+                                  position, sequence);
+             });
     }
   }
   Expect(position == rows.size(), "Views: not all rows");
@@ -380,18 +397,18 @@ void PagedTrio::ComparePacked(int sequence, int layer, const Rows& rows) {
   const auto packed = optimized_->ViewsPacked(sequence, layer);
   ExpectSame(reference_->ViewsPacked(sequence, layer).status(), packed.status(),
              "ViewsPacked");
-  if (!packed.ok() || !wrong_.empty()) return;
+  if (!packed.ok()) return;
   const auto views = Need(optimized_->Views(sequence, layer), "Views");
   Expect(packed->size() == views.size(), "ViewsPacked differ");
   std::size_t position = 0;
-  for (std::size_t i = 0; i < views.size() && wrong_.empty(); ++i) {
+  for (std::size_t i = 0; i < views.size(); ++i) {
     const PagedView& view = (*packed)[i];
     Expect(view.start == views[i].start && view.length == views[i].length &&
                view.block == views[i].block &&
                view.key.shape[1] == view.length &&
                view.value.shape[1] == view.length,
            "ViewsPacked: other blocks than Views has");
-    for (int t = 0; t < view.length && wrong_.empty(); ++t, ++position) {
+    for (int t = 0; t < view.length; ++t, ++position) {
       Expect(IsRow(view.key, 1, t, rows[position].key) &&
                  IsRow(view.value, 1, t, rows[position].value),
              "ViewsPacked: other rows");
@@ -413,7 +430,6 @@ void PagedTrio::CompareContiguous(int sequence, int layer, const Rows& rows,
       Need(optimized_->ContiguousKV(sequence, layer, kv_len), "ContiguousKV");
   Expect(reference.has_value() == optimized.has_value(),
          "ContiguousKV differs");
-  if (!wrong_.empty()) return;
   const auto views = Need(optimized_->Views(sequence, layer), "Views");
   bool in_order = true;
   for (std::size_t i = 1; i < views.size() && views[i].start < kv_len; ++i) {
@@ -422,13 +438,13 @@ void PagedTrio::CompareContiguous(int sequence, int layer, const Rows& rows,
   }
   Expect(reference.has_value() == in_order,
          "ContiguousKV: not what the views are");
-  if (!reference || !wrong_.empty()) return;
+  if (!reference) return;
   for (const auto& [whole, what] :
        {std::pair(&*reference, "ContiguousKV of the reference: other rows"),
         std::pair(&*optimized, "ContiguousKV: other rows")}) {
     Expect(whole->key.shape[2] == kv_len && whole->value.shape[2] == kv_len,
            what);
-    for (int t = 0; t < kv_len && wrong_.empty(); ++t) {
+    for (int t = 0; t < kv_len; ++t) {
       const auto& due = rows[static_cast<std::size_t>(t)];
       Expect(IsRow(whole->key, 2, t, due.key) &&
                  IsRow(whole->value, 2, t, due.value),
@@ -478,14 +494,12 @@ void PagedTrio::CheckTables(const std::vector<int>& sequences) {
 }
 
 void PagedTrio::CompareAll() {
-  if (!wrong_.empty()) return;
   ++comparisons_;
   std::vector<int> sequences;
   for (const auto& [sequence, client] : clients_) {
     sequences.push_back(sequence);
     CompareSequence(sequence);
   }
-  if (!wrong_.empty()) return;
   Expect(Need(reference_->ExportCsr(sequences), "ExportCsr of the reference") ==
              Need(optimized_->ExportCsr(sequences), "ExportCsr"),
          "ExportCsr differs");
@@ -496,15 +510,16 @@ void PagedTrio::CompareAll() {
   CheckTables(sequences);
   const PagedUsage usage = reference_->Usage();
   Expect(usage == optimized_->Usage(), "Usage differs");
+  digest_ = HashBytes(&usage, sizeof(usage), digest_);
   Expect(usage.free + usage.cached + usage.used == spec_.blocks,
          "Usage does not add up");
 }
 
-std::string PagedTrio::End() {
-  return Guarded("free", [&] {
-    while (!clients_.empty() && wrong_.empty()) Free(clients_.begin()->first);
+void PagedTrio::End() {
+  Guarded("free", [&] {
+    while (!clients_.empty()) Free(clients_.begin()->first);
     CompareAll();
-    Expect(!wrong_.empty() || reference_->Usage().used == 0, "blocks leak");
+    Expect(reference_->Usage().used == 0, "blocks leak");
   });
 }
 

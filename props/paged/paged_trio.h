@@ -10,11 +10,14 @@
 #include <iosfwd>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvtwin/paged.h"
+#include "props/compare/failure.h"
 #include "reference/paged_ledger.h"
 
 namespace kvtwin::props {
@@ -65,6 +68,9 @@ struct PagedCensus {
   std::int64_t truncated = 0;  // Truncations that took tokens away.
   std::int64_t full = 0;       // Appends that were refused.
   std::int64_t longest = 0;    // Tokens of an append that was not.
+  std::set<std::pair<DType, DType>> dtypes;  // Of K and V, of pools that ran.
+
+  void Add(const PagedCensus& other);
 };
 
 // Makes the pool of a twin, or what is to be compared in place of "optimized".
@@ -78,21 +84,23 @@ class PagedTrio {
                      const PagedMaker& make = MakePagedPool,
                      bool same_messages = true);
 
-  // Does an operation and returns the fault that it shows, which may be that a
-  // pool throws, or refuses a call that it must answer; empty if there is no
-  // fault.
-  std::string Do(const PagedOp& op);
+  // Makes the pools. Throws, as all below, the Failure that a call shows: an
+  // answer that differs, a call that throws, or one that is refused and must
+  // not be. After a Failure nothing more may be called.
+  void SetUp();
+  void Do(const PagedOp& op);
   // Frees all sequences: no block may have an owner then.
-  std::string End();
+  void End();
+  // Of all answers.
+  std::uint64_t digest() const { return digest_; }
 
  private:
   template <class Actor>
   friend void Act(Actor& actor, bool any_sequence, const PagedOp& op);
 
-  // `call` is for what says no more than that something was thrown.
+  // Names `call` where something was thrown that says no more.
   template <class Action>
-  std::string Guarded(std::string_view call, const Action& action);
-  void Expect(bool holds, std::string_view what);
+  void Guarded(std::string_view call, const Action& action);
   void ExpectSame(const Status& reference, const Status& optimized,
                   std::string_view call);
   int Pick(int number) const;  // A sequence that there is.
@@ -113,6 +121,7 @@ class PagedTrio {
   void CompareAll();
 
   PagedSpec spec_;
+  PagedMaker make_;
   bool same_messages_;
   std::unique_ptr<PagedPool> reference_;
   std::unique_ptr<PagedPool> optimized_;
@@ -121,7 +130,7 @@ class PagedTrio {
   int comparisons_ = 0;                          // Of all sequences.
   std::vector<std::vector<std::int32_t>> seen_;  // Tokens of sequences, once.
   PagedCensus* census_;
-  std::string wrong_;
+  std::uint64_t digest_ = 0;
 };
 
 }  // namespace kvtwin::props

@@ -173,6 +173,12 @@ Json StepJson(const Step& step, const Moves& moves) {
   return json;
 }
 
+// The whole reason, with what a second run showed.
+std::string ReasonOf(const Failure& failure) {
+  return failure.note.empty() ? failure.text
+                              : failure.text + "\n" + failure.note;
+}
+
 // What is in the wrong place, as far as the drawing of the last step shows it.
 struct Wrong {
   int row = -1;  // Of the mask.
@@ -214,7 +220,7 @@ Wrong WrongOf(const Step& step) {
 // A row that is no token's may be that of a token of earlier steps.
 void NameGoneTokens(Failure& failure) {
   std::map<std::uint64_t, Held> seen;
-  for (Step& step : failure.steps) {
+  for (Step& step : failure.trace) {
     for (FoundToken& one : step.found) {
       if (!one.token.sequences.empty()) {
         if (one.key && one.value) seen[one.rows] = one.token;
@@ -244,8 +250,8 @@ std::string Owner(const FoundToken& found, const Held& due) {
 std::int64_t MovedBy(const Failure& failure, const std::vector<Moves>& moves,
                      const Held& due) {
   for (std::size_t i = moves.size(); i-- > 0;) {
-    const Step& step = failure.steps[i];
-    if (step.cache != failure.steps.back().cache) continue;
+    const Step& step = failure.trace[i];
+    if (step.cache != failure.trace.back().cache) continue;
     if (!moves[i].cells.contains(due.cell)) continue;
     const auto at = std::find(step.cells.begin(), step.cells.end(), due);
     return at == step.cells.end() ? 0 : moves[i].by;
@@ -257,7 +263,7 @@ std::int64_t MovedBy(const Failure& failure, const std::vector<Moves>& moves,
 std::pair<std::string, std::string> Sentences(const Failure& failure,
                                               const Wrong& wrong,
                                               const std::vector<Moves>& moves) {
-  const Step& step = failure.steps.back();
+  const Step& step = failure.trace.back();
   const auto& [row, cell, reader, due, found, sight] = wrong;
   const std::string who = reader    ? "The token at " + TokenName(*reader)
                           : row < 0 ? "A token"
@@ -279,8 +285,7 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
           ? "has the row of " + TokenName(found->token)
           : "is free";
   // In full it stands further down.
-  const std::string reason =
-      failure.reason.substr(0, failure.reason.find('\n'));
+  const std::string reason = failure.text.substr(0, failure.text.find('\n'));
   if (sight == '+') {
     return {who + " reads what it must not see.",
             fmt::format("The mask shows it cell {}, which {}.", cell, holds)};
@@ -299,14 +304,14 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
 
 std::string PageHtml(Failure failure) {
   NameGoneTokens(failure);
-  const std::vector<Moves> moves = AllMoves(failure.steps);
-  const Wrong wrong = WrongOf(failure.steps.back());
+  const std::vector<Moves> moves = AllMoves(failure.trace);
+  const Wrong wrong = WrongOf(failure.trace.back());
   const auto [headline, more] = Sentences(failure, wrong, moves);
   Json json = {{"headline", headline},
                {"more", Cut(more)},
                {"check", failure.check},
-               {"reason", Cut(failure.reason)},
-               {"command", failure.command},
+               {"reason", Cut(ReasonOf(failure))},
+               {"command", failure.rerun},
                {"unit", failure.unit},
                {"left_out", failure.left_out},
                {"from", failure.frame.from},
@@ -314,7 +319,7 @@ std::string PageHtml(Failure failure) {
                {"wrong", {{"row", wrong.row}, {"cell", wrong.cell}}},
                {"steps", Json::array()}};
   for (std::size_t i = 0; i < moves.size(); ++i) {
-    json["steps"].push_back(StepJson(failure.steps[i], moves[i]));
+    json["steps"].push_back(StepJson(failure.trace[i], moves[i]));
   }
   const std::map<std::string_view, std::string> values = {
       {"headline", Escaped(headline)},
@@ -322,10 +327,10 @@ std::string PageHtml(Failure failure) {
       {"name", Escaped(Cut(failure.name))},
       {"setup", Escaped(Cut(failure.setup))},
       {"check", Escaped(failure.check)},
-      {"reason", Escaped(Cut(failure.reason))},
+      {"reason", Escaped(Cut(ReasonOf(failure)))},
       {"rules", failure.rules.empty() ? "" : " (" + failure.rules + ")"},
-      {"command", Escaped(failure.command)},
-      {"text", Escaped(Cut(failure.text, 40000))},
+      {"command", Escaped(failure.rerun)},
+      {"text", Escaped(Cut(failure.story, 40000))},
       {"data", Embedded(json)}};
   // {{name}} stands for a value. What is put in is not looked at again.
   std::string page;

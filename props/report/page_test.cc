@@ -11,7 +11,7 @@
 #include "props/base/scratch_folder.h"
 #include "props/base/text_file.h"
 #include "props/report/show.h"
-#include "props/search/fuzz.h"
+#include "props/search/explain.h"
 
 namespace kvtwin::props {
 namespace {
@@ -47,13 +47,14 @@ Failure DefragBug() {
 // As if the last call of the history had failed, at a place in its view.
 Failure LastCallOf(const std::string& text, const std::string& check,
                    int row = -1, int column = -1) {
-  Difference difference;
+  Failure difference;
   difference.check = check;
   difference.row = row;
   difference.column = column;
   const Result<History> history = ParseHistory(text);
   EXPECT_TRUE(history.ok()) << text;
-  return ExplainHistory(*history, difference, TwinSubject("optimized"));
+  return Explain(*history, difference, TwinSubject("optimized"),
+                 /*drawn=*/true);
 }
 
 TEST(Page, HasTheWrongRowOfTheDefragBug) {
@@ -88,10 +89,10 @@ TEST(Page, KeepsStrangersFromComingAlive) {
       "</script></pre><script>alert(1)</script><img src=x onerror=alert(1)>"
       "{{data}}<!--\"'&\xff\n";
   Failure failure = DefragBug();
-  failure.name = failure.setup = failure.check = failure.reason = hostile;
-  failure.command = failure.text = hostile;
-  failure.steps.back().call = failure.steps.back().arguments = hostile;
-  failure.steps.back().answer = hostile;
+  failure.name = failure.setup = failure.check = failure.text = hostile;
+  failure.rerun = failure.story = failure.note = hostile;
+  failure.trace.back().call = failure.trace.back().arguments = hostile;
+  failure.trace.back().answer = hostile;
   const std::string page = PageHtml(failure);
   for (const std::string_view tag : {"<script", "</script", "<img", "<!--"}) {
     EXPECT_EQ(CountOf(tag, page), CountOf(tag, plain)) << tag;

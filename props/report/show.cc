@@ -146,7 +146,7 @@ class Shower {
       fmt::print("{}", HeaderText(name_, oracle.header()));
     }
     if (op.line >= options_.from && op.line <= options_.to) {
-      const Finding* wrong = finding ? &*finding : nullptr;
+      const Failure* wrong = finding ? &*finding : nullptr;
       if (options_.json) {
         fmt::print("{}\n", StepJson(oracle, op, wrong));
       } else {
@@ -157,7 +157,7 @@ class Shower {
   }
 
   std::string StepText(const Oracle& oracle, const TraceOp& op,
-                       const Finding* wrong) const {
+                       const Failure* wrong) const {
     const Step step = StepOf(op);
     std::string text =
         fmt::format("{:>5}  {}  {}\n", op.line, step.call, CallText(step));
@@ -167,7 +167,7 @@ class Shower {
   }
 
   std::string StepText(const PagedOracle& oracle, const PagedTraceOp& op,
-                       const Finding* wrong) const {
+                       const Failure* wrong) const {
     return fmt::format("{:>5}  {}  {}\n", op.line, TraceOpName(op.kind),
                        PoolCallText(op)) +
            (wrong != nullptr || ShowsBlocks(oracle, op) ? BlocksText(oracle)
@@ -177,7 +177,7 @@ class Shower {
   }
 
  private:
-  std::string WrongText(std::int64_t line, const Finding* wrong) const {
+  std::string WrongText(std::int64_t line, const Failure* wrong) const {
     if (wrong == nullptr) return "";
     std::string text = Red("    ^ wrong:") + "\n";
     text += Wrapped(wrong->text, 6);
@@ -195,7 +195,7 @@ class Shower {
   }
 
   std::string MaskText(const Oracle& oracle, const TraceOp& op,
-                       const Finding* wrong) const {
+                       const Failure* wrong) const {
     const int first_cell = op.first_cell.value_or(0);
     const MaskPicture mask = PictureOf(op.mask->view(), first_cell,
                                        oracle.positions(), oracle.sequences());
@@ -235,7 +235,7 @@ class Shower {
   }
 
   static std::string StepJson(const Oracle& oracle, const TraceOp& op,
-                              const Finding* wrong) {
+                              const Failure* wrong) {
     const Step step = StepOf(op);
     nlohmann::ordered_json json = {
         {"line", op.line}, {"op", step.call}, {"call", CallText(step)}};
@@ -265,7 +265,7 @@ class Shower {
   }
 
   static std::string StepJson(const PagedOracle& oracle, const PagedTraceOp& op,
-                              const Finding* wrong) {
+                              const Failure* wrong) {
     nlohmann::ordered_json json = {{"line", op.line},
                                    {"op", TraceOpName(op.kind)},
                                    {"call", PoolCallText(op)}};
@@ -280,7 +280,7 @@ class Shower {
   }
 
   static std::string Dumped(nlohmann::ordered_json& json,
-                            const Finding* wrong) {
+                            const Failure* wrong) {
     if (wrong != nullptr) {
       json["wrong"] = {{"reason", wrong->text},
                        {"row", wrong->row},
@@ -384,26 +384,26 @@ std::optional<Failure> ExplainPool(const std::string& path,
   const Shower shower(path, options);
   const auto watch = [&](const PagedOracle& oracle, const PagedTraceOp& op,
                          const OracleStep& step) {
-    Step& shown = failure.steps.emplace_back();
+    Step& shown = failure.trace.emplace_back();
     shown.number = op.line;
     shown.call = TraceOpName(op.kind);
     shown.arguments = PoolCallText(op);
-    if (std::ssize(failure.steps) > Failure::kSteps) {
-      failure.steps.erase(failure.steps.begin());
+    if (std::ssize(failure.trace) > Failure::kSteps) {
+      failure.trace.erase(failure.trace.begin());
       ++failure.left_out;
     }
     const auto& finding = step.identity ? step.identity : step.visibility;
     if (!finding) return true;
     failure.setup = PoolText(oracle.header());
-    failure.reason = finding->text;
+    failure.text = finding->text;
     failure.rules = CitedPoolRules(TraceOpName(op.kind));
-    failure.text = HeaderText(path, oracle.header()) +
-                   shower.StepText(oracle, op, &*finding);
+    failure.story = HeaderText(path, oracle.header()) +
+                    shower.StepText(oracle, op, &*finding);
     return false;
   };
   std::ifstream in(path, std::ios::binary);
   (void)Judge(in, twins, {.cache = nullptr, .pool = watch});
-  if (failure.reason.empty()) return std::nullopt;
+  if (failure.text.empty()) return std::nullopt;
   return failure;
 }
 
@@ -422,7 +422,7 @@ std::optional<Failure> ExplainCache(const std::string& path,
     // A row that sees what it has no right to says more than one that sees the
     // right tokens in the wrong places.
     const bool harmed = step.visibility && step.visibility->column >= 0;
-    const Finding& finding = harmed ? *step.visibility : *first;
+    const Failure& finding = harmed ? *step.visibility : *first;
     column = finding.column;
     frame = Frame::Around(op.first_cell.value_or(0), column, finding.row);
     return false;
@@ -435,27 +435,27 @@ std::optional<Failure> ExplainCache(const std::string& path,
   const auto draw = [&](const Oracle& oracle, const TraceOp& op,
                         const OracleStep& step) {
     if (op.line > wrong_line - Failure::kSteps) {
-      failure.steps.push_back(DrawnStep(oracle, op, frame));
+      failure.trace.push_back(DrawnStep(oracle, op, frame));
     } else {
       ++failure.left_out;
     }
     if (op.line < wrong_line) return true;
     const auto& first = step.identity ? step.identity : step.visibility;
     if (!first) return false;  // The file is another one by now.
-    const Finding& finding = *first;
+    const Failure& finding = *first;
     const TraceHeader& header = oracle.header();
     failure.setup = CacheText(header) + "; " + SizesText(header);
-    failure.reason = finding.text;
+    failure.text = finding.text;
     failure.rules = CitedRules(op.kind, finding.column >= 0);
-    failure.text = HeaderText(path, header) + CellsText(oracle) +
-                   shower.StepText(oracle, op, &finding);
+    failure.story = HeaderText(path, header) + CellsText(oracle) +
+                    shower.StepText(oracle, op, &finding);
     return false;
   };
   std::ifstream again(path, std::ios::binary);
   if (wrong_line > 0)
     (void)Judge(again, twins, {.cache = draw, .pool = nullptr});
-  if (failure.reason.empty()) return std::nullopt;
-  Step& last = failure.steps.back();
+  if (failure.text.empty()) return std::nullopt;
+  Step& last = failure.trace.back();
   last.wrong_row = frame.row;
   last.wrong_column = column;
   return failure;
@@ -470,8 +470,8 @@ std::optional<Failure> ExplainRecording(const std::string& path,
   if (!failure) return std::nullopt;
   failure->name = Printable(path, path.size());
   failure->unit = "Line";
-  failure->check = failure->steps.back().call;
-  failure->command = CommandLine(fmt::format(
+  failure->check = failure->trace.back().call;
+  failure->rerun = CommandLine(fmt::format(
       "show {}{}", twins.size() == 1 ? "--twin " + twins[0] + " " : "",
       ShellWord(path)));
   return failure;

@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "props/compare/failure.h"
+
 namespace kvtwin::props {
 
 // Returns the first part of a bucket, the name of a backend. A dash replaces
@@ -57,6 +59,20 @@ inline std::string BucketOfReason(const std::string& reason) {
     if (c == ')') depth = std::max(0, depth - 1);
   }
   while (bucket.ends_with(' ')) bucket.pop_back();
+  return bucket;
+}
+
+// Returns the bucket of a failure without its history: the system under test,
+// and the check that fails; of a pool, the words of the sentence.
+inline std::string SignatureOf(std::string_view name, const Failure& failure) {
+  std::string bucket = NameInBucket(name);
+  if (failure.Is("subject: pool")) {
+    const std::string sentence =
+        failure.text.substr(0, failure.text.find('\n'));
+    AppendWords(BucketOfReason(sentence), std::isalpha, bucket);
+  } else {
+    AppendWords(failure.check, std::isalnum, bucket);
+  }
   return bucket;
 }
 

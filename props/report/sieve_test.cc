@@ -14,8 +14,8 @@
 
 #include "props/compare/runner.h"
 #include "props/history/history.h"
-#include "props/paged/paged_fuzz.h"
-#include "props/search/fuzz.h"
+#include "props/paged/paged_runner.h"
+#include "props/search/explain.h"
 
 namespace kvtwin::props {
 namespace {
@@ -42,9 +42,12 @@ TEST(Sieve, ABucketIsOneWord) {
   subject.name = name;
   EXPECT_EQ(BucketOf(*ParseHistory("kvt1 | put 0*1"), subject),
             word + "-not-reproduced");
-  EXPECT_EQ(PoolBucketOf(name, "views: 3 rows",
-                         *ParsePagedHistory("kvp1 | open 0 0 0")),
-            word + "-views-rows+open");
+  const Failure failure = {.check = "subject: pool", .text = "views: 3 rows"};
+  PagedSubject pools;
+  pools.name = name;
+  EXPECT_EQ(
+      Explain(*ParsePagedHistory("kvp1 | open 0 0 0"), failure, pools).bucket,
+      word + "-views-rows+open");
 }
 
 TEST(Sieve, AFindingIsABucketOrACheck) {

@@ -23,7 +23,7 @@
 #include "kvtwin/paged.h"
 #include "kvtwin/save.h"
 #include "props/history/history.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 #include "props/search/explore.h"
 #include "props/testing/test_trace.h"
 

@@ -191,7 +191,7 @@ class ExplorerOfKeys final : public Explorer {
   }
 
   void ExpandOne(ExploreWorker& worker, std::size_t state, Chunk& chunk) {
-    const auto differs = [&](const Differs& difference,
+    const auto differs = [&](const Failure& difference,
                              const ExploreStep* step) {
       ++chunk.differences;
       if (chunk.failure || result_.failure) return;
@@ -203,7 +203,7 @@ class ExplorerOfKeys final : public Explorer {
     };
     try {
       worker.Enter(keys_[state]);
-    } catch (const Differs& difference) {
+    } catch (const Failure& difference) {
       return differs(difference, nullptr);
     }
     for (std::size_t i = 0; i < steps_.size(); ++i) {
@@ -214,7 +214,7 @@ class ExplorerOfKeys final : public Explorer {
         chunk.found.push_back({key,
                                {static_cast<std::uint32_t>(state),
                                 static_cast<std::uint32_t>(i)}});
-      } catch (const Differs& difference) {
+      } catch (const Failure& difference) {
         ExploreStep step = steps_[i];
         step.except = worker.except();
         differs(difference, &step);

@@ -14,8 +14,9 @@
 
 #include "props/base/forwarding_cache.h"
 #include "props/base/hash.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 #include "props/search/explore_step.h"
+#include "props/testing/pools.h"
 #include "props/testing/tampered_cache.h"
 
 namespace kvtwin::props {
@@ -243,8 +244,8 @@ TEST(Explorer, FindsARemoveThatKeepsAToken) {
   ASSERT_TRUE(result.failure.has_value());
   // The history is the way there.
   const RunResult run = RunHistory(result.failure->history, subject);
-  ASSERT_TRUE(run.difference.has_value()) << ToText(result.failure->history);
-  EXPECT_EQ(run.difference->step, result.failure->history.ops.size() - 1);
+  ASSERT_TRUE(run.failure.has_value()) << ToText(result.failure->history);
+  EXPECT_EQ(run.failure->step, result.failure->history.ops.size() - 1);
 
   // They count for the run that goes on from what was saved, too.
   const auto next = MakeExplorer(ExploreCases(kSmall)[0], subject);
@@ -361,15 +362,15 @@ TEST(Explorer, LooksAtEachSetOfExceptedTokens) {
 TEST(Explorer, OfPoolsMakesEveryCall) {
   std::string calls;
   PagedSubject subject;
-  subject.run = [&](const PagedHistory& history, PagedCensus* census) {
+  subject.run = [&](const PagedHistory& history, PagedCensus* census, bool) {
     std::ostringstream out;
     EXPECT_TRUE(WritePagedRecording(history, "optimized", out).ok());
     calls += out.str();
-    return RunTwins(history, census);
+    return RunPaged(history, census);
   };
   const PagedFuzzResult result = ExplorePaged(2, {}, subject);
   EXPECT_EQ(result.histories, 19 * 19);
-  EXPECT_EQ(result.wrong, "");
+  EXPECT_EQ(TextOf(result.failure), "");
   for (const char* call :
        {R"("op":"open","prompt":\[[0-9,]*\],"len":2,)",
         R"("op":"open","prompt":\[[0-9,]*\],"salt":"[^"]*","len":0)",

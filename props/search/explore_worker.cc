@@ -9,7 +9,7 @@
 
 #include "core/dense_tensor.h"
 #include "kvtwin/save.h"
-#include "props/base/differs.h"
+#include "props/compare/failure.h"
 #include "props/compare/visibility.h"
 
 namespace kvtwin::props {

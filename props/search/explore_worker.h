@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kvtwin/cache.h"
-#include "props/base/differs.h"
+#include "props/compare/failure.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/search/explore_state.h"

@@ -2,22 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
-#include <cctype>
+#include <limits>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/names.h"
-#include "optimized/targets.h"
-#include "props/base/check_name.h"
 #include "props/base/clock.h"
 #include "props/base/crash.h"
 #include "props/base/hash.h"
 #include "props/base/interrupt.h"
-#include "props/base/program.h"
-#include "props/compare/cited_rules.h"
 #include "props/history/generate.h"
 #include "props/report/sieve.h"
+#include "props/search/explain.h"
 #include "props/shrink/shrink.h"
 
 namespace kvtwin::props {
@@ -26,225 +26,387 @@ namespace {
 constexpr int kOpsInHistory = 100;
 // Histories between two looks at the clock and the count.
 constexpr std::size_t kBlock = 64;
-
-History HistoryAt(const FuzzOptions& options, const Subject& subject,
-                  std::uint64_t number) {
-  History history = MakeHistory(options.seed, number, options.kind,
-                                kOpsInHistory, options.cells_max,
-                                /*rarities=*/true);
-  if (options.dtypes) {
-    Setup& setup = history.setup;
-    setup.init.dtype = kRowDTypes.at(number % kRowDTypes.size());
-    setup.config.v_dtype =
-        kRowDTypes.at(number / kRowDTypes.size() % kRowDTypes.size());
-    FitStorage(setup);
-  }
-  if (!subject.is_twin()) subject.abilities.Fit(history.setup);
-  return history;
-}
-
 // One in twenty histories is run twice, and each that fails (S50).
 constexpr std::uint64_t kRepeatEvery = 20;
-constexpr std::string_view kNotTheSame =
-    CheckName("harness: not the same twice").name();
+// A search ends when a subject had no cache for nearly all of this many
+// histories.
+constexpr std::int64_t kVain = 1000;
 
-RunResult RunAgain(const History& history, const Subject& subject,
-                   const RunResult& first) {
-  if (first.difference && IsHang(first.difference->check)) return first;
-  RunResult again = RunHistory(history, subject);
-  const bool same =
-      again.digest == first.digest &&
-      again.difference.has_value() == first.difference.has_value();
-  if (same) return first;
-  // How far a process gets that dies is chance.
-  const auto died = [](const RunResult& result) {
-    return result.difference && result.difference->check.starts_with("backend");
-  };
-  if (died(first) && died(again)) return first;
-  if (!again.difference) again.difference = first.difference;
-  if (!again.difference) again.difference = {history.ops.size(), "", ""};
-  again.difference->check = kNotTheSame;
-  again.difference->text =
-      fmt::format("run twice, it gives the digests {:016x} and {:016x}\n{}",
-                  first.digest, again.digest, again.difference->text);
-  return again;
-}
+// Where the histories of a search come from, by number. Tell is called for each
+// in the order of the numbers, between blocks of them.
+class CacheSource {
+ public:
+  using History = props::History;
+  using Subject = props::Subject;
+  using Result = FuzzResult;
 
-struct Ran {
-  RunResult result;
-  Census census;
+  CacheSource(const FuzzOptions& options, const Subject& subject)
+      : options_(options), subject_(subject) {}
+
+  std::optional<History> At(std::uint64_t number) const {
+    History history = MakeHistory(options_.seed, number, options_.kind,
+                                  kOpsInHistory, options_.cells_max,
+                                  /*rarities=*/true);
+    if (options_.dtypes) {
+      Setup& setup = history.setup;
+      setup.init.dtype = kRowDTypes.at(number % kRowDTypes.size());
+      setup.config.v_dtype =
+          kRowDTypes.at(number / kRowDTypes.size() % kRowDTypes.size());
+      FitStorage(setup);
+    }
+    if (!subject_.is_twin()) subject_.abilities.Fit(history.setup);
+    return history;
+  }
+  void Tell(const History& /*history*/, bool /*ran*/) {}
+
+  RunResult Run(const History& history, const Subject& subject,
+                Census& census) const {
+    return RunHistory(history, subject, nullptr,
+                      options_.probes ? &census : nullptr);
+  }
+  History Shrunk(const History& history, const Subject& subject,
+                 const RefusesHistory& refuses) const {
+    return Shrink(history, subject, options_.kind, refuses);
+  }
+  Failure Explained(const History& history, const Failure& failure,
+                    const Subject& subject) const {
+    return Explain(history, failure, subject, options_.drawn);
+  }
+
+ private:
+  const FuzzOptions& options_;
+  const Subject& subject_;
 };
 
-// Runs the histories from `first` on, each into its place in `block`, of which
-// those stay that come before the time is over, and up to the first failure.
-void RunBlock(const FuzzOptions& options, const Subject& subject,
-              std::uint64_t first, double until, std::vector<Ran>& block) {
-  std::atomic<std::size_t> next = 0;
-  std::atomic<std::size_t> end = block.size();
-  const auto end_at = [&](std::size_t at) {
-    std::size_t now = end;
-    while (at < now && !end.compare_exchange_weak(now, at)) {
+class PoolSource {
+ public:
+  using History = PagedHistory;
+  using Subject = PagedSubject;
+  using Result = PagedFuzzResult;
+
+  PoolSource(const FuzzOptions& options, const Subject& /*subject*/)
+      : options_(options) {}
+  virtual ~PoolSource() = default;
+
+  virtual std::optional<History> At(std::uint64_t number) const {
+    History history = MakePagedHistory(options_.seed, number);
+    PagedSpec& spec = history.spec;
+    if (options_.dtypes) {
+      UseStorage({kRowDTypes.at(number % kRowDTypes.size()),
+                  kRowDTypes.at(number / kRowDTypes.size() % kRowDTypes.size()),
+                  spec.layout},
+                 spec);
     }
-  };
-  const auto work = [&] {
-    for (std::size_t i = next++; i < end; i = next++) {
-      const bool late = options.operations == 0 && Now() >= until;
-      if ((i > 0 && late) || Interrupted()) return end_at(i);
-      const History history = HistoryAt(options, subject, first + i);
-      const CrashReport crash([&] { return RerunCommand(history, subject); });
-      RunResult& result = block[i].result;
-      result = RunHistory(history, subject, nullptr,
-                          options.probes ? &block[i].census : nullptr);
-      const bool known =
-          result.difference && options.known.contains(result.difference->check);
-      if ((first + i) % kRepeatEvery == 0 || (result.difference && !known)) {
-        result = RunAgain(history, subject, result);
+    if (options_.cells_max > 0) {
+      spec.block_size = std::min(spec.block_size, options_.cells_max);
+      spec.blocks = std::min(spec.blocks, options_.cells_max / spec.block_size);
+    }
+    if (refuses_ && number % 2 == 1) UseStorage(used_, spec);
+    return history;
+  }
+
+  // Picks the storage of every other history of a subject that refused a pool:
+  // the plainest, or, where the subject refuses that, a storage that it had.
+  void Tell(const History& history, bool ran) {
+    const PoolStorage storage = StorageOf(history.spec);
+    if (ran && (!had_ || storage == PoolStorage())) had_ = storage;
+    refuses_ = refuses_ || !ran;
+    if (!ran && had_ && storage == used_) used_ = *had_;
+  }
+
+  static RunResult Run(const History& history, const Subject& subject,
+                       PagedCensus& census) {
+    return RunHistory(history, subject, &census);
+  }
+  static History Shrunk(const History& history, const Subject& subject,
+                        const RefusesPaged& refuses) {
+    return Shrink(history, subject, refuses);
+  }
+  static Failure Explained(const History& history, const Failure& failure,
+                           const Subject& subject) {
+    return Explain(history, failure, subject);
+  }
+
+ private:
+  const FuzzOptions& options_;
+  bool refuses_ = false;
+  PoolStorage used_;
+  std::optional<PoolStorage> had_;
+};
+
+template <class Source>
+class Search {
+ public:
+  using History = typename Source::History;
+  using Subject = typename Source::Subject;
+  using Result = typename Source::Result;
+
+  Search(const FuzzOptions& options, const Subject& subject, Source& source)
+      : options_(options),
+        subject_(subject),
+        counted_(subject),
+        source_(source),
+        sieve_(options.known_buckets),
+        start_(Now()) {
+    // A subject that is known to hang is not waited for.
+    counted_.hasty =
+        options.known.contains(std::string(CheckName("backend: hang").name()));
+  }
+
+  Result Run() {
+    while (!Done() && !result_.failure && !exhausted_) {
+      const std::uint64_t first =
+          options_.first + static_cast<std::uint64_t>(result_.histories);
+      RunBlock(first);
+      // In the order of the seed, whichever thread was first.
+      for (std::size_t i = 0; i < block_.size(); ++i) {
+        Count(first + i, block_[i]);
+        if (result_.failure) break;
+        if (options_.operations > 0 && Done()) break;
       }
-      if (result.difference &&
-          !options.known.contains(result.difference->check)) {
-        end_at(i + 1);
+      if (!result_.failure) result_.seconds = Passed();
+      if (options_.progress) {
+        options_.progress(result_.operations, result_.seconds);
       }
     }
+    return std::move(result_);
+  }
+
+ private:
+  struct Ran {
+    std::optional<History> history;
+    RunResult result;
+    decltype(Result::census) census;
   };
-  {
-    std::vector<std::jthread> helpers;
-    for (int i = 1; i < options.threads; ++i) helpers.emplace_back(work);
-    work();
-  }
-  block.resize(end);
-}
 
-// `found` fails with this difference; its number and length are not filled in.
-FuzzFailure Explain(std::optional<Kind> kind, const RefusesHistory& refuses,
-                    const Subject& subject, const History& found,
-                    const Difference& difference) {
-  FuzzFailure failure;
-  failure.check = difference.check;
-  if (difference.check == kNotTheSame) {
-    failure.shrunk = found;
-    failure.difference = difference;
-    return failure;
+  double Passed() const { return Now() - start_ - shrinking_; }
+  bool Done() const {
+    if (Interrupted()) return true;
+    if (result_.histories >= kVain + 100 * result_.ran) return true;
+    if (options_.operations > 0) {
+      return result_.operations >= options_.operations;
+    }
+    return Passed() >= options_.seconds;
   }
-  const CrashReport crash([&] { return RerunCommand(found, subject); });
-  failure.shrunk =
-      Shrink(found, Hastily(subject, difference.check), kind, refuses);
-  auto sure = RunHistory(failure.shrunk, subject).difference;
-  if (!sure && IsHang(difference.check)) {  // It was slow, and came back.
-    failure.shrunk = Shrink(found, subject, kind, refuses);
-    sure = RunHistory(failure.shrunk, subject).difference;
+  bool IsKnown(const Failure& failure) const {
+    return options_.known.contains(failure.check);
   }
-  failure.difference = sure.value_or(difference);
-  return failure;
-}
 
-std::string CheckBucket(std::string_view name, std::string_view check) {
-  std::string bucket = NameInBucket(name);
-  AppendWords(check, std::isalnum, bucket);
-  return bucket;
-}
-
-// The failure of a history as it is reported; nothing if it is known.
-std::optional<FuzzFailure> NewFailure(const FuzzOptions& options,
-                                      const Subject& subject,
-                                      const History& found,
-                                      const Difference& first, Sieve& sieve,
-                                      FuzzResult& result) {
-  FuzzFailure failure;
-  Difference difference = first;  // Of the history that ran last.
-  const auto run = [&](const History& history) -> std::optional<std::string> {
-    auto fails = RunHistory(history, Hastily(subject, first.check)).difference;
-    if (!fails) return std::nullopt;
-    difference = std::move(*fails);
-    return CheckBucket(subject.name, difference.check);
-  };
-  const auto bucket_of = [&](const History& history,
-                             const Sieve::IsKnown<History>& is_known) {
-    const auto refuses = [&](const History& one, const Difference& fails) {
-      return is_known(one, CheckBucket(subject.name, fails.check));
+  // Runs the histories from `first` on, each into its place in the block, of
+  // which those stay that come before the time is over, and up to the first
+  // failure.
+  void RunBlock(std::uint64_t first) {
+    block_ = std::vector<Ran>(kBlock);
+    const double until = start_ + shrinking_ + options_.seconds;
+    std::atomic<std::size_t> next = 0;
+    std::atomic<std::size_t> end = block_.size();
+    const auto end_at = [&](std::size_t at) {
+      std::size_t now = end;
+      while (at < now && !end.compare_exchange_weak(now, at)) {
+      }
     };
-    failure = Explain(options.kind, is_known ? refuses : RefusesHistory(),
-                      subject, history, difference);
-    failure.operations = found.ops.size();
-    if (options.known_buckets.empty()) return std::string();
-    return BucketOf(failure.shrunk, Hastily(subject, failure.difference.check));
-  };
-  const bool is_known =
-      sieve.Passes(found, CheckBucket(subject.name, first.check),
-                   result.operations, run, bucket_of, result.passed_over);
-  if (is_known) return std::nullopt;
-  return failure;
-}
+    const auto work = [&] {
+      for (std::size_t i = next++; i < end; i = next++) {
+        const bool late = options_.operations == 0 && Now() >= until;
+        if ((i > 0 && late) || Interrupted()) return end_at(i);
+        Ran& ran = block_[i];
+        ran.history = source_.At(first + i);
+        if (!ran.history) {
+          exhausted_ = true;
+          return end_at(i);
+        }
+        RunOne(first + i, ran);
+        if (ran.result.failure && !IsKnown(*ran.result.failure)) end_at(i + 1);
+      }
+    };
+    {
+      std::vector<std::jthread> helpers;
+      for (int i = 1; i < options_.threads; ++i) helpers.emplace_back(work);
+      work();
+    }
+    block_.resize(end);
+  }
+
+  void RunOne(std::uint64_t number, Ran& ran) const {
+    const History& history = *ran.history;
+    const CrashReport crash([&] { return RerunCommand(history, subject_); });
+    ran.result = source_.Run(history, counted_, ran.census);
+    const auto& failure = ran.result.failure;
+    const bool is_new = failure && !IsKnown(*failure);
+    if (number % kRepeatEvery == 0 || is_new) RunAgain(history, ran.result);
+  }
+
+  // What two runs of a history answer must be the same.
+  void RunAgain(const History& history, RunResult& first) const {
+    if (first.failure && IsHang(*first.failure)) return;
+    RunResult again = RunHistory(history, counted_);
+    const bool same = again.digest == first.digest &&
+                      again.failure.has_value() == first.failure.has_value();
+    if (same) return;
+    // How far a process gets that dies is chance.
+    const auto died = [](const RunResult& result) {
+      return result.failure && result.failure->party() == Party::kBackend;
+    };
+    if (died(first) && died(again)) return;
+    if (!again.failure) again.failure = first.failure;
+    if (!again.failure) again.failure = {.step = history.ops.size()};
+    Failure& failure = *again.failure;
+    failure.check = kNotTheSame.name();
+    failure.text =
+        fmt::format("run twice, it gives the digests {:016x} and {:016x}\n{}",
+                    first.digest, again.digest, failure.text);
+    first = again;
+  }
+
+  void Count(std::uint64_t number, const Ran& ran) {
+    const RunResult& one = ran.result;
+    source_.Tell(*ran.history, one.ran || one.failure);
+    result_.operations += std::max<std::int64_t>(1, one.operations);
+    result_.digest = HashBytes(&one.digest, sizeof(one.digest), result_.digest);
+    ++result_.histories;
+    result_.ran += one.ran || one.failure ? 1 : 0;
+    result_.repeated += number % kRepeatEvery == 0 ? 1 : 0;
+    result_.census.Add(ran.census);
+    if (!one.failure) return;
+    if (IsKnown(*one.failure)) {
+      ++result_.known;
+      return;
+    }
+    result_.seconds = Passed();  // Without the shrinking.
+    Report(*ran.history, *one.failure);
+    if (result_.failure) {
+      result_.failure->history_number = number;
+      result_.failure->found_operations = ran.history->ops.size();
+      result_.failure->found_check = one.failure->check;
+    }
+    shrinking_ += Passed() - result_.seconds;
+  }
+
+  // Shrinks and explains the failure, unless its bucket is known.
+  void Report(const History& found, const Failure& first) {
+    Failure latest = first;  // Of the history that ran last.
+    const auto run = [&](const History& one) -> std::optional<std::string> {
+      auto fails = RunHistory(one, Hastily(subject_, first)).failure;
+      if (!fails) return std::nullopt;
+      latest = std::move(*fails);
+      return SignatureOf(subject_.name, latest);
+    };
+    std::optional<Failure> explained;
+    const auto bucket_of = [&](const History& one,
+                               const Sieve::IsKnown<History>& is_known) {
+      const auto refuses = [&](const History& tried, const Failure& fails) {
+        return is_known(tried, SignatureOf(subject_.name, fails));
+      };
+      explained = is_known ? Shortest(one, latest, refuses)
+                           : Shortest(one, latest, nullptr);
+      return explained->bucket;
+    };
+    const bool passes =
+        sieve_.Passes(found, SignatureOf(subject_.name, first),
+                      result_.operations, run, bucket_of, result_.passed_over);
+    if (!passes) result_.failure = std::move(explained);
+  }
+
+  template <class Refuses>
+  Failure Shortest(const History& found, const Failure& failure,
+                   const Refuses& refuses) {
+    result_.shrunk = found;
+    if (failure.Is(kNotTheSame)) {
+      return source_.Explained(found, failure, subject_);
+    }
+    const CrashReport crash([&] { return RerunCommand(found, subject_); });
+    result_.shrunk = source_.Shrunk(found, Hastily(subject_, failure), refuses);
+    auto sure = RunHistory(result_.shrunk, subject_).failure;
+    if (!sure && IsHang(failure)) {  // It was slow, and came back.
+      result_.shrunk = source_.Shrunk(found, subject_, refuses);
+      sure = RunHistory(result_.shrunk, subject_).failure;
+    }
+    return source_.Explained(result_.shrunk, sure.value_or(failure), subject_);
+  }
+
+  static constexpr CheckName kNotTheSame = "harness: not the same twice";
+
+  const FuzzOptions& options_;
+  const Subject& subject_;
+  Subject counted_;  // As it runs where its failures are only counted.
+  Source& source_;
+  Sieve sieve_;
+  const double start_;
+  double shrinking_ = 0;  // Seconds for failures that are passed over.
+  std::atomic<bool> exhausted_ = false;
+  std::vector<Ran> block_;
+  Result result_;
+};
+
+// The operations of sequences 0 and 1, and of new ones. (PagedOp says what the
+// numbers mean.)
+constexpr std::array kExplored = {
+    PagedOp{PagedOpKind::kOpen, 0, 1, 0},
+    PagedOp{PagedOpKind::kOpen, 1, 2, 0},
+    PagedOp{PagedOpKind::kOpen, 0, 1, 1},  // Salted.
+    PagedOp{PagedOpKind::kFork, 0, 1, 0},
+    PagedOp{PagedOpKind::kFork, 0, 2, 0},
+    PagedOp{PagedOpKind::kFork, 1, 3, 0},
+    PagedOp{PagedOpKind::kAppend, 0, 0, 2},
+    PagedOp{PagedOpKind::kAppend, 0, 1, 2},
+    PagedOp{PagedOpKind::kAppend, 0, 3, 1},
+    PagedOp{PagedOpKind::kAppend, 1, 0, 1},
+    PagedOp{PagedOpKind::kAppend, 1, 1, 2},
+    PagedOp{PagedOpKind::kCommit, 0, 1, 0},
+    PagedOp{PagedOpKind::kCommit, 0, 0, 1},
+    PagedOp{PagedOpKind::kCommit, 1, 1, 0},
+    PagedOp{PagedOpKind::kCommitUnknown, 0, 1, 0},
+    PagedOp{PagedOpKind::kTruncate, 0, 1, 0},
+    PagedOp{PagedOpKind::kTruncate, 1, 2, 0},
+    PagedOp{PagedOpKind::kFree, 0, 0, 0},
+    PagedOp{PagedOpKind::kFree, 1, 0, 0},
+};
+
+// All histories of `depth` operations: the digits of its number name them.
+class AllPools : public PoolSource {
+ public:
+  AllPools(int depth, const FuzzOptions& options, const PagedSubject& subject)
+      : PoolSource(options, subject), depth_(depth) {}
+
+  std::optional<PagedHistory> At(std::uint64_t number) const override {
+    // A sequence of three tokens comes first.
+    PagedHistory history = {.spec = {.block_size = 2,
+                                     .blocks = 3,
+                                     .max_seq_len = 5,
+                                     .dtype = DType::kF32},
+                            .ops = {{PagedOpKind::kOpen, 0, 0, 0},
+                                    {PagedOpKind::kAppend, 0, 2, 2},
+                                    {PagedOpKind::kCommit, 0, 1, 0}}};
+    for (int i = 0; i < depth_; ++i) {
+      history.ops.push_back(kExplored.at(number % kExplored.size()));
+      number /= kExplored.size();
+    }
+    if (number > 0) return std::nullopt;
+    return history;
+  }
+
+ private:
+  const int depth_;
+};
 
 }  // namespace
 
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject) {
-  FuzzResult result;
-  const double start = Now();
-  // One that hangs is known to, if that is known of it.
-  Subject counted = subject;
-  for (const std::string& check : options.known) {
-    counted = Hastily(std::move(counted), check);
-  }
-  Sieve sieve(options.known_buckets);
-  double shrinking = 0;  // Of what is passed over.
-  const auto passed = [&] { return Now() - start - shrinking; };
-  const auto done = [&] {
-    if (Interrupted()) return true;
-    if (options.operations > 0) return result.operations >= options.operations;
-    return passed() >= options.seconds;
-  };
-  while (!done() && !result.failure) {
-    const std::uint64_t first =
-        options.first + static_cast<std::uint64_t>(result.histories);
-    std::vector<Ran> block(kBlock);
-    RunBlock(options, counted, first, start + shrinking + options.seconds,
-             block);
-    // In the order of the seed, whichever thread was first.
-    for (std::size_t i = 0; i < block.size(); ++i) {
-      const RunResult& one = block[i].result;
-      // A process that died in the first call counts, too.
-      result.operations += std::max<std::int64_t>(1, one.operations);
-      result.digest = HashBytes(&one.digest, sizeof(one.digest), result.digest);
-      ++result.histories;
-      result.ran += one.ran || one.difference ? 1 : 0;
-      result.repeated += (first + i) % kRepeatEvery == 0 ? 1 : 0;
-      result.census.Add(block[i].census);
-      if (one.difference && options.known.contains(one.difference->check)) {
-        ++result.known;
-      } else if (one.difference) {
-        result.seconds = passed();  // Without the shrinking.
-        const History found = HistoryAt(options, subject, first + i);
-        result.failure =
-            NewFailure(options, subject, found, *one.difference, sieve, result);
-        if (result.failure) result.failure->history_number = first + i;
-        shrinking += passed() - result.seconds;
-        if (result.failure) break;
-      }
-      if (options.operations > 0 && done()) break;
-    }
-    if (!result.failure) result.seconds = passed();
-    if (options.progress) options.progress(result.operations, result.seconds);
-  }
-  return result;
+  CacheSource source(options, subject);
+  return Search(options, subject, source).Run();
 }
 
-std::string BucketOf(const History& shrunk, const Subject& subject) {
-  const auto again = RunHistory(shrunk, subject).difference;
-  // A backend whose answers change from run to run may pass this time.
-  if (!again) return CheckBucket(subject.name, "not reproduced");
-  const std::string active = optimized::ActiveTarget();
-  bool on_all = true;
-  for (const std::string& target : optimized::SupportedTargets()) {
-    if (!subject.is_twin()) break;
-    optimized::SelectTarget(target);
-    const auto there = RunHistory(shrunk, subject).difference;
-    on_all = on_all && there && there->check == again->check;
-  }
-  if (subject.is_twin()) optimized::SelectTarget(active);
-  std::string bucket = CheckBucket(
-      on_all ? subject.name : subject.name + "-" + active, again->check);
-  AppendHistory(shrunk, bucket);
-  return bucket;
+PagedFuzzResult Fuzz(const FuzzOptions& options, const PagedSubject& subject) {
+  PoolSource source(options, subject);
+  return Search(options, subject, source).Run();
+}
+
+PagedFuzzResult ExplorePaged(int depth, const FuzzOptions& options,
+                             const PagedSubject& subject) {
+  FuzzOptions all = options;
+  all.operations = std::numeric_limits<std::int64_t>::max();
+  AllPools source(depth, all, subject);
+  return Search<PoolSource>(all, subject, source).Run();
 }
 
 std::vector<std::string> NeverMet(const PassedOver& passed_over,
@@ -274,103 +436,6 @@ std::string PassedOverText(const PassedOver& passed_over,
     text += fmt::format("known, but never met: {}\n", fmt::join(never, ", "));
   }
   return text;
-}
-
-namespace {
-
-// Describes the failure of a second run, if it differs from the first: a
-// backend may differ from run to run, and how far a run gets before it is ended
-// is chance.
-std::string RepeatNote(const Difference& first,
-                       const std::optional<Difference>& again) {
-  if (!again) return "It does not repeat: another run shows no difference.";
-  if (again->check != first.check) {
-    return fmt::format("It does not repeat: another run fails {}.",
-                       again->check);
-  }
-  const bool ended =
-      IsHang(first.check) || first.check == CheckName("backend: memory").name();
-  if (ended || again->step == first.step) return "";
-  return fmt::format(
-      "It does not repeat: another run goes wrong in operation {} instead of "
-      "{}.",
-      again->step + 1, first.step + 1);
-}
-
-}  // namespace
-
-std::string FailureText(const History& history, const Difference& difference,
-                        const Subject& subject,
-                        const std::optional<std::string>& bucket) {
-  const Subject told = Hastily(subject, difference.check);
-  Story story;
-  const std::string note =
-      RepeatNote(difference, RunHistory(history, told, &story).difference);
-  std::string text = fmt::format(
-      "FAIL {}    {} against {}the ledger\n\n", difference.check, subject.name,
-      subject.level == Level::kIdentity ? "the reference and " : "");
-  const std::size_t calls = story.steps.size();
-  for (std::size_t i = 0; i < calls; ++i) {
-    if (i >= 40 && i + 10 < calls) continue;  // The middle of a long one.
-    const bool then = i + 1 == calls && note.empty();
-    text += fmt::format("  {:3} {}{}\n", i + 1, StoryLine(story.steps[i]),
-                        then ? "   <- then" : "");
-  }
-  text += fmt::format("\n  {}\n", difference.text);
-  if (!note.empty()) text += fmt::format("  {}\n", note);
-  text += fmt::format("\n  bucket: {}\n",
-                      bucket ? *bucket : BucketOf(history, told));
-  const std::string_view rules = CitedRules(difference, history);
-  if (!rules.empty()) {
-    text += fmt::format("  rules   {} (docs/semantics.md)\n", rules);
-  }
-  text += fmt::format("  rerun   {}\n", RerunCommand(history, subject));
-  return text;
-}
-
-std::string RerunCommand(const History& history, const Subject& subject) {
-  const std::string arguments =
-      subject.arguments.empty() ? "--twin " + subject.name : subject.arguments;
-  return CommandLine(fmt::format("run '{}' {}", ToText(history), arguments));
-}
-
-Failure ExplainHistory(const History& history, const Difference& difference,
-                       const Subject& subject) {
-  Failure failure{.name = "a history of calls",
-                  .setup = ToText(history.setup),
-                  .unit = "Call",
-                  .check = difference.check,
-                  .reason = difference.text,
-                  .rules = std::string(CitedRules(difference, history)),
-                  .command = RerunCommand(history, subject),
-                  .text = FailureText(history, difference, subject),
-                  .frame = Frame::Around(difference.first_cell,
-                                         difference.column, difference.row),
-                  .steps = {},
-                  .left_out = 0};
-  // Once to count the calls, and once more to draw the last of them.
-  const Subject told = Hastily(subject, difference.check);
-  Story story;
-  const auto first = RunHistory(history, told, &story).difference;
-  const auto calls = std::ssize(story.steps);
-  failure.left_out = std::max<std::int64_t>(0, calls - Failure::kSteps);
-  Story drawn = {
-      .steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
-  const auto second = RunHistory(history, told, &drawn).difference;
-  // A rerun with other steps shows nothing of this failure.
-  if (std::ssize(drawn.steps) == calls) story = std::move(drawn);
-  for (const auto& again : {first, second}) {
-    const std::string note = RepeatNote(difference, again);
-    if (note.empty()) continue;
-    failure.reason += "\n" + note;
-    break;
-  }
-  failure.steps.assign(story.steps.begin() + failure.left_out,
-                       story.steps.end());
-  if (failure.steps.empty()) failure.steps.emplace_back().call = "setup";
-  failure.steps.back().wrong_row = difference.row;
-  failure.steps.back().wrong_column = difference.column;
-  return failure;
 }
 
 }  // namespace kvtwin::props

@@ -13,7 +13,7 @@
 
 #include "props/compare/runner.h"
 #include "props/history/history.h"
-#include "props/report/page.h"
+#include "props/paged/paged_runner.h"
 
 namespace kvtwin::props {
 
@@ -30,28 +30,25 @@ struct FuzzOptions {
   // All pairs of dtypes of K and V take turns.
   bool dtypes = false;
   std::uint64_t first = 0;  // The number of the first history.
+  bool drawn = false;       // A failure gets the drawings that a page needs.
   // Checks that are known to fail: histories that do are only counted.
   std::set<std::string> known = {};
-  // Buckets (see BucketOf) that are known, or what they have before the first
-  // plus, for all failures of a check: such a failure is counted, and the run
-  // goes on (props/report/sieve.h).
+  // Buckets (props/search/explain.h) that are known, or the part of a bucket
+  // before the first plus, for all failures of a check: such a failure is
+  // counted, and the run continues (props/report/sieve.h).
   std::set<std::string> known_buckets = {};
   // Called now and then, from one thread.
   std::function<void(std::int64_t operations, double seconds)> progress;
 };
 
-struct FuzzFailure {
-  std::uint64_t history_number = 0;  // Of the seed's histories, from 0.
-  std::size_t operations = 0;        // Of the history as it was found.
-  std::string check;                 // That failed then.
-  History shrunk;
-  Difference difference;  // Of `shrunk`.
-};
-
 // How often each bucket that is known was met.
 using PassedOver = std::map<std::string, std::int64_t>;
 
-struct FuzzResult {
+// `AnyHistory` is a history of a cache or of a pool.
+template <class AnyHistory, class AnyCensus>
+struct FuzzResultOf {
+  // At least one for each history: a process that died in the first call
+  // counts, and so does a history that the subject has no cache for.
   std::int64_t operations = 0;
   std::int64_t histories = 0;
   double seconds = 0;  // To the failure, if there is one.
@@ -59,22 +56,28 @@ struct FuzzResult {
   // seed, the kind and the number of operations only.
   std::uint64_t digest = 0;
   std::int64_t repeated = 0;  // Histories that were run a second time.
-  std::int64_t known = 0;     // That failed in a way that was known.
-  std::int64_t ran = 0;       // The others: of caches that there are not.
+  std::int64_t known = 0;     // Histories that failed in a known way.
+  std::int64_t ran = 0;       // Histories that the subject has a cache for.
   PassedOver passed_over;
-  Census census;
-  std::optional<FuzzFailure> failure;  // The first; the run ends with it.
+  AnyCensus census;
+  // The first failure, explained, and the shortest history that shows it; the
+  // run ends with it.
+  std::optional<Failure> failure;
+  AnyHistory shrunk;
 };
+using FuzzResult = FuzzResultOf<History, Census>;
+using PagedFuzzResult = FuzzResultOf<PagedHistory, PagedCensus>;
 
+// A subject that has no cache for nearly all of a thousand histories ends the
+// run. Of pools that are refused, every other history gets rows as a pool had
+// them that was not.
 FuzzResult Fuzz(const FuzzOptions& options, const Subject& subject);
+PagedFuzzResult Fuzz(const FuzzOptions& options, const PagedSubject& subject);
 
-// What tells bugs apart: "optimized-subject-mask-bytes+swa+put+copy", the
-// subject, the check that the shrunk history fails, the kinds of its caches,
-// but causal, and its operations; after the subject the SIMD target, if the
-// history does not fail on all that this machine has. "toy-not-reproduced" if
-// it does not fail at all, as with a backend whose answers change from run to
-// run.
-std::string BucketOf(const History& shrunk, const Subject& subject);
+// Runs every history of this many operations, of some twenty that matter, in a
+// pool of three blocks of two tokens, where there is a sequence of three.
+PagedFuzzResult ExplorePaged(int depth, const FuzzOptions& options,
+                             const PagedSubject& subject = {});
 
 // "3 findings passed over: a-subject-rows x 2, a-backend-crash x 1", and which
 // are known that were never met; a line for each, or nothing.
@@ -82,21 +85,6 @@ std::string PassedOverText(const PassedOver& passed_over,
                            const std::set<std::string>& known_buckets);
 std::vector<std::string> NeverMet(const PassedOver& passed_over,
                                   const std::set<std::string>& known_buckets);
-
-// The failure as a story: what disagreed, every call up to the difference, the
-// bucket, which is that of this history unless another is given, and the
-// command that shows it again.
-std::string FailureText(
-    const History& history, const Difference& difference,
-    const Subject& subject,
-    const std::optional<std::string>& bucket = std::nullopt);
-
-// The same for a page.
-Failure ExplainHistory(const History& history, const Difference& difference,
-                       const Subject& subject);
-
-// "kvtwin run 'kvt1 ...' --twin optimized", or as the subject has it.
-std::string RerunCommand(const History& history, const Subject& subject);
 
 }  // namespace kvtwin::props
 

@@ -20,6 +20,7 @@
 #include "props/base/forwarding_cache.h"
 #include "props/history/generate.h"
 #include "props/history/history.h"
+#include "props/search/explain.h"
 #include "props/shrink/shrink.h"
 
 namespace kvtwin::props {
@@ -78,7 +79,7 @@ class HidesTheFirstColumn : public ForwardingCache {
 History FirstFailure(std::uint64_t seed, int ops, const Subject& subject) {
   for (std::uint64_t number = 0;; ++number) {
     History history = MakeHistory(seed, number, {}, ops);
-    if (RunHistory(history, subject).difference) return history;
+    if (RunHistory(history, subject).failure) return history;
   }
 }
 
@@ -111,13 +112,13 @@ TEST(Shrink, MakesAThousandOperationsTwo) {
   std::size_t step = 0;
   for (std::uint64_t number = 0; step < 900; ++number) {
     history = MakeHistory(2, number, Kind::kCausal, 1500);
-    auto difference = RunHistory(history, subject).difference;
+    auto difference = RunHistory(history, subject).failure;
     while (difference && difference->step < 1000) {
       step = difference->step;
       if (step >= 900) break;
       history.ops.erase(history.ops.begin() +
                         static_cast<std::ptrdiff_t>(step));
-      difference = RunHistory(history, subject).difference;
+      difference = RunHistory(history, subject).failure;
     }
   }
   EXPECT_EQ(ToText(Shrink(history, subject)),
@@ -132,7 +133,7 @@ TEST(Bucket, NamesTheSubjectAndTheCheck) {
   const History shrunk = Shrink(FirstFailure(1, 60, hides), hides);
   EXPECT_EQ(BucketOf(shrunk, hides), "faulty-subject-mask-bytes+put");
   const std::string text =
-      FailureText(shrunk, *RunHistory(shrunk, hides).difference, hides);
+      FailureText(shrunk, *RunHistory(shrunk, hides).failure, hides);
   EXPECT_NE(text.find("\n  bucket: faulty-subject-mask-bytes+put\n"),
             text.npos);
 }
@@ -165,7 +166,7 @@ std::set<std::string> FoundOneByOne(const Subject& subject, bool whole) {
   FuzzOptions options;
   options.operations = 20'000;
   while (const auto failure = Fuzz(options, subject).failure) {
-    const std::string bucket = BucketOf(failure->shrunk, subject);
+    const std::string bucket = failure->bucket;
     const std::size_t end = whole ? bucket.size() : bucket.find('+');
     const bool is_new =
         options.known_buckets.insert(bucket.substr(0, end)).second;

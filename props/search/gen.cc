@@ -11,7 +11,7 @@
 #include "props/compare/runner.h"
 #include "props/history/generate.h"
 #include "props/paged/paged_client.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 
 namespace kvtwin::props {
 namespace {

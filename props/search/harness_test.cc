@@ -14,9 +14,11 @@
 #include "props/base/program.h"
 #include "props/history/generate.h"
 #include "props/laws/laws.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
+#include "props/search/explain.h"
 #include "props/search/fuzz.h"
 #include "props/shrink/shrink.h"
+#include "props/testing/pools.h"
 
 namespace kvtwin::props {
 namespace {
@@ -106,15 +108,15 @@ void IsFoundAndShrunk(std::size_t most_ops) {
   options.operations = 300000;
   const FuzzResult result = Fuzz(options, subject);
   ASSERT_TRUE(result.failure.has_value());
-  const History& shrunk = result.failure->shrunk;
+  const History& shrunk = result.shrunk;
   EXPECT_LE(shrunk.ops.size(), most_ops) << ToText(shrunk);
   // The line that is printed shows the same failure again.
   const Result<History> read = ParseHistory(ToText(shrunk));
   ASSERT_TRUE(read.ok());
   const RunResult again = RunHistory(*read, subject);
-  ASSERT_TRUE(again.difference.has_value());
-  EXPECT_EQ(again.difference->check, result.failure->difference.check);
-  const std::string text = FailureText(shrunk, *again.difference, subject);
+  ASSERT_TRUE(again.failure.has_value());
+  EXPECT_EQ(again.failure->check, result.failure->check);
+  const std::string text = FailureText(shrunk, *again.failure, subject);
   EXPECT_NE(text.find("kvtwin run 'kvt1"), std::string::npos) << text;
 }
 
@@ -163,11 +165,9 @@ TEST(Harness, FindsWhatDoesNotHappenTwice) {
       }};
   const FuzzResult result = Fuzz(options, subject);
   ASSERT_TRUE(result.failure.has_value());
-  EXPECT_EQ(result.failure->difference.check, "harness: not the same twice");
-  EXPECT_NE(
-      FailureText(result.failure->shrunk, result.failure->difference, subject)
-          .find("bucket: faulty-not-reproduced"),
-      std::string::npos);
+  EXPECT_EQ(result.failure->check, "harness: not the same twice");
+  EXPECT_NE(FailureText(*result.failure).find("bucket: faulty-not-reproduced"),
+            std::string::npos);
 }
 
 // A subject that is asked somewhere else, as a backend is: histories of `ops`
@@ -175,13 +175,13 @@ TEST(Harness, FindsWhatDoesNotHappenTwice) {
 Subject FailsFrom(std::size_t ops, std::string check, int& runs) {
   Subject subject;
   subject.name = "elsewhere";
-  subject.run = [=, &runs](const History& history, Story*) {
+  subject.run = [=, &runs](const History& history, Story*, bool) {
     ++runs;
     RunResult result;
     result.ran = true;
     result.operations = std::ssize(history.ops);
     if (history.ops.size() >= ops) {
-      result.difference = {.step = ops - 1, .check = check, .text = "so it is"};
+      result.failure = {.step = ops - 1, .check = check, .text = "so it is"};
     }
     return result;
   };
@@ -193,22 +193,28 @@ TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
   int patient = 0;
   int hasty = 0;
   Subject subject = FailsFrom(3, "backend: hang", patient);
-  subject.run_hastily = FailsFrom(1, "backend: hang", hasty).run;
+  const auto or_hastily = [&](const Subject& patiently) {
+    return [&, run = patiently.run,
+            hastily = FailsFrom(1, "backend: hang", hasty).run](
+               const History& history, Story* story, bool is_hasty) {
+      return (is_hasty ? hastily : run)(history, story, is_hasty);
+    };
+  };
+  subject.run = or_hastily(subject);
   FuzzOptions options;
   options.operations = 1;
   const FuzzResult slow = Fuzz(options, subject);
   ASSERT_TRUE(slow.failure);
-  EXPECT_EQ(slow.failure->shrunk.ops.size(), 3U);
-  EXPECT_TRUE(RunHistory(slow.failure->shrunk, subject).difference);
+  EXPECT_EQ(slow.shrunk.ops.size(), 3U);
+  EXPECT_TRUE(RunHistory(slow.shrunk, subject).failure);
 
   // One that hangs wherever it is shrunk to is waited for twice.
   subject = FailsFrom(1, "backend: hang", patient);
-  subject.run_hastily = FailsFrom(1, "backend: hang", hasty).run;
+  subject.run = or_hastily(subject);
   patient = hasty = 0;
   const FuzzResult hangs = Fuzz(options, subject);
   EXPECT_EQ(patient, 2);
   EXPECT_GT(hasty, 2);
-  FailureText(hangs.failure->shrunk, hangs.failure->difference, subject);
   options.known = {"backend: hang"};
   options.operations = 5000;
   EXPECT_GT(Fuzz(options, subject).known, 10);
@@ -216,14 +222,15 @@ TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
 
   // The same of pools.
   PagedSubject pools;
-  pools.run = [](const PagedHistory& history, PagedCensus*) {
-    return history.ops.size() < 3 ? "" : "backend: hang: 1";
+  pools.run = [](const PagedHistory& history, PagedCensus*, bool is_hasty) {
+    RunResult result = {.ran = true};
+    if (history.ops.size() >= (is_hasty ? 1U : 3U)) {
+      result.failure = MakeFailure("backend: hang", is_hasty ? "0.2" : "1");
+    }
+    return result;
   };
-  pools.run_hastily = [](const PagedHistory& history, PagedCensus*) {
-    return history.ops.empty() ? "" : "backend: hang: 0.2";
-  };
-  const PagedFuzzResult found = FuzzPaged(1, 1, 0, nullptr, pools);
-  EXPECT_EQ(found.wrong, "backend: hang: 1");
+  const PagedFuzzResult found = FuzzPools(1, 1, pools);
+  EXPECT_EQ(TextOf(found.failure), "1");
   EXPECT_EQ(found.shrunk.ops.size(), 3U);
 }
 
@@ -232,7 +239,7 @@ TEST(Harness, TellsAFailureThatDoesNotRepeat) {
   int runs = 0;
   Subject subject;
   subject.name = "elsewhere";
-  subject.run = [&](const History& history, Story* story) {
+  subject.run = [&](const History& history, Story* story, bool) {
     // Every other run tells far fewer calls, and shows no difference.
     const std::size_t calls = ++runs % 2 == 0 ? 500 : 4;
     for (std::size_t i = 0; story != nullptr && i < calls; ++i) {
@@ -241,27 +248,27 @@ TEST(Harness, TellsAFailureThatDoesNotRepeat) {
     RunResult result;
     result.ran = true;
     if (calls > 5) {
-      result.difference = {
+      result.failure = {
           .step = calls, .check = "backend: crash", .text = "it died"};
     }
     result.operations = std::ssize(history.ops);
     return result;
   };
   const History history = MakeHistory(1, 1, std::nullopt, 100);
-  const Difference first = {.step = 90,
-                            .check = "backend: crash",
-                            .text = "it died at the end of 90"};
+  const Failure first = {.step = 90,
+                         .check = "backend: crash",
+                         .text = "it died at the end of 90"};
   for (runs = 0; runs < 6;) {
     const int before = runs;
-    const Failure failure = ExplainHistory(history, first, subject);
-    EXPECT_FALSE(failure.steps.empty());
-    EXPECT_LE(std::ssize(failure.steps), Failure::kSteps);
-    for (const std::string& text : {failure.reason, failure.text}) {
+    const Failure failure = Explain(history, first, subject, /*drawn=*/true);
+    EXPECT_FALSE(failure.trace.empty());
+    EXPECT_LE(std::ssize(failure.trace), Failure::kSteps);
+    for (const std::string& text : {PageHtml(failure), failure.story}) {
       EXPECT_NE(text.find("it died at the end of 90"), std::string::npos);
       EXPECT_NE(text.find("It does not repeat: another run "),
                 std::string::npos);
     }
-    EXPECT_EQ(failure.text.find("<- then"), std::string::npos);
+    EXPECT_EQ(failure.story.find("<- then"), std::string::npos);
     runs = before + 1;
   }
   // A failure that repeats is reported without a note.
@@ -274,12 +281,15 @@ TEST(Harness, TellsAFailureThatDoesNotRepeat) {
   // The same of pools.
   PagedSubject pools;
   runs = 0;
-  pools.run = [&](const PagedHistory&, PagedCensus*) {
-    return ++runs == 1 ? "backend: crash: once" : "";
+  pools.run = [&](const PagedHistory&, PagedCensus*, bool) {
+    RunResult result = {.ran = true};
+    if (++runs <= 2) result.failure = MakeFailure("backend: crash", "once");
+    return result;
   };
-  EXPECT_EQ(FuzzPaged(1, 1, 0, nullptr, pools).wrong,
-            "backend: crash: once; it does not repeat: another run shows no "
-            "difference");
+  const PagedFuzzResult once = FuzzPools(1, 1, pools);
+  EXPECT_EQ(TextOf(once.failure), "once");
+  EXPECT_EQ(once.failure->note,
+            "It does not repeat: another run shows no difference.");
 }
 
 TEST(Harness, ShrinksForAsLongAsItIsTold) {
@@ -290,27 +300,28 @@ TEST(Harness, ShrinksForAsLongAsItIsTold) {
   const int all = runs;
   runs = 0;
   subject.shrink_seconds = 1e-9;
-  EXPECT_TRUE(RunHistory(Shrink(history, subject), subject).difference);
+  EXPECT_TRUE(RunHistory(Shrink(history, subject), subject).failure);
   EXPECT_EQ(runs, 2);
   EXPECT_GT(all, 10);
 
   PagedSubject pools;
   runs = 0;
-  pools.run = [&](const PagedHistory&, PagedCensus*) {
+  pools.run = [&](const PagedHistory&, PagedCensus*, bool) {
     ++runs;
-    return "wrong";
+    return RunResult{.ran = true, .failure = PoolFailure("wrong")};
   };
   pools.shrink_seconds = 1e-9;
-  FuzzPaged(1, 1, 0, nullptr, pools);
-  EXPECT_EQ(runs, 2);
+  FuzzPools(1, 1, pools);
+  EXPECT_EQ(runs, 4);  // To find it, again, shrunk, and to explain it.
 }
 
 TEST(Harness, BeginsNoHistoryThatCannotMatter) {
   int runs = 0;
   Subject subject = FailsFrom(1000, "", runs);
-  subject.run = [run = subject.run](const History& history, Story* story) {
+  subject.run = [run = subject.run](const History& history, Story* story,
+                                    bool hasty) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    return run(history, story);
+    return run(history, story, hasty);
   };
   FuzzOptions options;
   options.seconds = 0.1;
@@ -319,12 +330,13 @@ TEST(Harness, BeginsNoHistoryThatCannotMatter) {
   EXPECT_LE(late.histories, 6);
   EXPECT_LE(late.ran, late.histories);
 
-  // Behind the first that fails, which is run again, shrunk and judged.
+  // None comes after the first that fails, which is run again, shrunk, judged
+  // and explained.
   runs = 0;
   subject = FailsFrom(1, "backend: crash", runs);
   subject.shrink_seconds = 1e-9;
   EXPECT_EQ(Fuzz(options, subject).histories, 1);
-  EXPECT_EQ(runs, 4);
+  EXPECT_EQ(runs, 6);
 }
 
 TEST(Harness, NamesTheProgramAsItWasCalled) {
@@ -332,7 +344,9 @@ TEST(Harness, NamesTheProgramAsItWasCalled) {
   EXPECT_EQ(RerunCommand(History(), twin).find("kvtwin run '"), 0U);
   SetProgram("./a b/kvtwin");
   EXPECT_EQ(RerunCommand(History(), twin).find("'./a b/kvtwin' run '"), 0U);
-  EXPECT_EQ(RerunCommand(PagedHistory()).find("'./a b/kvtwin' run '"), 0U);
+  EXPECT_EQ(
+      RerunCommand(PagedHistory(), PagedSubject()).find("'./a b/kvtwin' run '"),
+      0U);
   EXPECT_EQ(LawCommand(Laws()[0], {}, twin).find("'./a b/kvtwin' laws "), 0U);
   SetProgram("kvtwin");
 }
@@ -345,7 +359,7 @@ TEST(Harness, NeedsNoSnapshots) {
       }};
   const History history =
       *ParseHistory("kvt1 cells=4 | put 0*2 | reload | get");
-  EXPECT_FALSE(RunHistory(history, subject).difference.has_value());
+  EXPECT_FALSE(RunHistory(history, subject).failure.has_value());
   const auto made = subject.make({});
   EXPECT_EQ((*made)->Restore({}).code(), StatusCode::kNotSupported);
 }
@@ -379,7 +393,7 @@ TEST(Harness, ExpectsThatNoCacheHasASizeOfZero) {
     ASSERT_TRUE(history.ok()) << history.status().ToString();
     const RunResult result = RunHistory(*history, TwinSubject("optimized"));
     EXPECT_FALSE(result.ran) << size;
-    EXPECT_FALSE(result.difference) << result.difference->text;
+    EXPECT_FALSE(result.failure) << result.failure->text;
   }
 }
 

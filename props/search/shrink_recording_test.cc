@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "props/base/clock.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 #include "props/report/sieve.h"
 #include "props/search/filter.h"
 #include "props/search/gen.h"

@@ -176,14 +176,14 @@ TEST(Shrink, LooksLittleUpAfterMuchWork) {
       history.ops.push_back(pair[1]);
     }
     std::size_t count = 0;
-    const Rerun rerun = [&](const History& one) -> std::optional<Difference> {
+    const Rerun rerun = [&](const History& one) -> std::optional<Failure> {
       ++count;
       const auto& segments = one.ops.front().segments;
       if (segments.empty() || segments.front().count != 37) return std::nullopt;
       if (std::ranges::count(one.ops, pair[1].kind, &Op::kind) < 8) {
         return std::nullopt;
       }
-      return Difference{
+      return Failure{
           .step = one.ops.size() - 1, .check = "subject: cells", .text = ""};
     };
     EXPECT_EQ(Shrink(history, rerun).ops.size(), 9U);
@@ -233,13 +233,13 @@ TEST(Shrink, LeavesAHistoryThatPassesAsItIs) {
 
 // Nearly every history fails, but in another way than the one that was found.
 TEST(Shrink, KeepsToTheFailureThatItBeganWith) {
-  const Rerun rerun = [](const History& history) -> std::optional<Difference> {
+  const Rerun rerun = [](const History& history) -> std::optional<Failure> {
     for (std::size_t i = 0; i < history.ops.size(); ++i) {
       if (history.ops[i].kind == OpKind::kDrop) {
-        return Difference{.step = i, .check = "subject: cells", .text = ""};
+        return Failure{.step = i, .check = "subject: cells", .text = ""};
       }
     }
-    return Difference{.check = "reference: result", .text = ""};
+    return Failure{.check = "reference: result", .text = ""};
   };
   const History shrunk = Shrink(
       *ParseHistory("kvt1 cells=4 | put 0*3 | get | drop 0:1- | get"), rerun);
@@ -250,15 +250,14 @@ TEST(Shrink, KeepsToTheFailureThatItBeganWith) {
 TEST(Shrink, FindsTheLeastDimensions) {
   for (const RowDims least : {RowDims{1, 1, 2}, RowDims{1, 1, 3},
                               RowDims{2, 1, 1}, RowDims{1, 2, 1}}) {
-    const Rerun rerun =
-        [&](const History& history) -> std::optional<Difference> {
+    const Rerun rerun = [&](const History& history) -> std::optional<Failure> {
       const RowDims& rows = history.setup.rows;
       if (rows.k_head_dim < least.k_head_dim ||
           rows.kv_heads < least.kv_heads ||
           rows.v_head_dim < least.v_head_dim) {
         return std::nullopt;
       }
-      return Difference{.check = "subject: K bytes", .text = ""};
+      return Failure{.check = "subject: K bytes", .text = ""};
     };
     const History shrunk =
         Shrink(*ParseHistory("kvt1 cells=4 dims=6,3,5 | put 0*3"), rerun);
@@ -277,8 +276,8 @@ Result<std::unique_ptr<Cache>> MakeFaulty(const CacheSpec& spec) {
 // Bounds of a range are tried from 0 to 3, and then halved.
 TEST(Shrink, FindsTheLeastBoundsOfARange) {
   const auto least = [](const std::string& line, auto fails) {
-    const Rerun rerun = [&](const History& one) -> std::optional<Difference> {
-      Difference difference;
+    const Rerun rerun = [&](const History& one) -> std::optional<Failure> {
+      Failure difference;
       difference.check = "subject: cells";
       for (const Op& op : one.ops) {
         if (op.kind == OpKind::kDrop && fails(op)) return difference;
@@ -308,7 +307,7 @@ TEST(Shrink, GivesOneLineWhereNoStepLeadsToIt) {
   std::map<std::string, int> lines;
   for (std::uint64_t number = 0, failed = 0; failed < 20; ++number) {
     const History history = MakeHistory(1, number, {}, 60);
-    if (!RunHistory(history, subject).difference) continue;
+    if (!RunHistory(history, subject).failure) continue;
     ++failed;
     ++lines[ToText(Shrink(history, subject))];
   }
@@ -354,7 +353,7 @@ std::map<std::string, int> LinesOfLegalClients(int histories) {
   for (std::uint64_t number = 0; histories > 0; ++number) {
     History history = MakeHistory(1, number, {}, 60);
     subject.abilities.Fit(history.setup);
-    if (!RunHistory(history, subject).difference) continue;
+    if (!RunHistory(history, subject).failure) continue;
     --histories;
     ++lines[ToText(Shrink(history, subject))];
   }
@@ -403,7 +402,7 @@ TEST(Shrink, GivesOneLineOfCallsInAnyOrder) {
   for (std::uint64_t number = 0, failed = 0; failed < 8; ++number) {
     const History history =
         MakeHistory(2, number, Kind::kWrapper, 60, 0, /*rarities=*/true);
-    if (!RunHistory(history, subject).difference) continue;
+    if (!RunHistory(history, subject).failure) continue;
     ++failed;
     ++lines[ToText(Shrink(history, subject, Kind::kWrapper))];
   }

@@ -428,14 +428,14 @@ class Moves {
 
 class Shrinker {
  public:
-  Shrinker(const History& history, const Difference& difference,
+  Shrinker(const History& history, const Failure& difference,
            const Rerun& rerun, Bounds bounds = {},
-           std::int64_t start_work = 2500)
+           std::int64_t start_work = 2'500)
       : best_(history),
         start_work_(start_work),
         rerun_(rerun),
         bounds_(std::move(bounds)),
-        blamed_(BlamedBy(difference.check)) {
+        blamed_(difference.party()) {
     Cut(difference.step);
   }
 
@@ -463,11 +463,6 @@ class Shrinker {
   }
 
  private:
-  // "subject" of "subject: cells". Which of them sees a bug first is chance.
-  static std::string BlamedBy(const std::string& check) {
-    return check.substr(0, check.find(':'));
-  }
-
   // Operations after the one that shows the failure are of no use.
   void Cut(std::size_t step) {
     if (step + 1 < best_.ops.size()) best_.ops.resize(step + 1);
@@ -476,9 +471,9 @@ class Shrinker {
 
   bool Try(const History& candidate) {
     if (!bounds_.Allow(candidate.setup)) return false;
-    const std::optional<Difference> difference = rerun_(candidate);
+    const std::optional<Failure> difference = rerun_(candidate);
     CountWork(candidate, difference ? difference->step : candidate.ops.size());
-    if (!difference || BlamedBy(difference->check) != blamed_) return false;
+    if (!difference || difference->party() != blamed_) return false;
     best_ = candidate;
     Cut(difference->step);
     return true;
@@ -664,7 +659,7 @@ class Shrinker {
   Cost cost_;                   // Of `best_`.
   const Rerun& rerun_;
   const Bounds bounds_;
-  std::string blamed_;
+  const Party blamed_;  // Which of its checks sees a bug first is chance.
   std::set<std::string> tried_;
 };
 
@@ -672,29 +667,27 @@ class Shrinker {
 
 History Shrink(const History& history, const Subject& subject,
                std::optional<Kind> kind, const RefusesHistory& refuses) {
-  const std::optional<Difference> difference =
-      RunHistory(history, subject).difference;
+  const std::optional<Failure> difference =
+      RunHistory(history, subject).failure;
   if (!difference) return history;
   Subject quick = subject;
-  quick.tried_outside_of_life = difference->check.starts_with("misuse: ");
+  quick.tried_outside_of_life = difference->party() == Party::kEither;
   const double end = Now() + subject.shrink_seconds;
-  const Rerun rerun =
-      [&](const History& candidate) -> std::optional<Difference> {
+  const Rerun rerun = [&](const History& candidate) -> std::optional<Failure> {
     const bool over = subject.shrink_seconds > 0 && Now() > end;
     if (over || Interrupted()) return std::nullopt;
-    std::optional<Difference> found = RunHistory(candidate, quick).difference;
+    std::optional<Failure> found = RunHistory(candidate, quick).failure;
     if (found && refuses && refuses(candidate, *found)) found.reset();
     return found;
   };
   Bounds bounds = {.abilities = subject.abilities, .kind = kind};
   if (subject.is_twin()) bounds.abilities.reset();
-  // It allocates for each run, and is slower still on the emulator.
-  const int start_work = subject.name == "cuda" ? 250'000 : 2'500;
-  return Shrinker(history, *difference, rerun, bounds, start_work).Run();
+  return Shrinker(history, *difference, rerun, bounds, subject.start_work)
+      .Run();
 }
 
 History Shrink(const History& history, const Rerun& rerun) {
-  const std::optional<Difference> difference = rerun(history);
+  const std::optional<Failure> difference = rerun(history);
   if (!difference) return history;
   return Shrinker(history, *difference, rerun).Run();
 }

@@ -17,13 +17,13 @@ namespace kvtwin::props {
 // stays as it is. When `subject.shrink_seconds` are over, it is the shortest
 // that was found. With a `kind`, of this kind of cache;
 // with `refuses`, a history that it is false for, with what the history fails.
-using RefusesHistory = std::function<bool(const History&, const Difference&)>;
+using RefusesHistory = std::function<bool(const History&, const Failure&)>;
 History Shrink(const History& history, const Subject& subject,
                std::optional<Kind> kind = std::nullopt,
                const RefusesHistory& refuses = nullptr);
 
 // The same for another judge than RunHistory: what is wrong, if anything.
-using Rerun = std::function<std::optional<Difference>(const History&)>;
+using Rerun = std::function<std::optional<Failure>(const History&)>;
 History Shrink(const History& history, const Rerun& rerun);
 
 }  // namespace kvtwin::props

@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "props/search/fuzz.h"
+#include "props/search/explain.h"
 
 namespace kvtwin::props {
 
@@ -16,8 +16,8 @@ inline void ExpectAgreement(const History& history) {
   const Subject subject = TwinSubject("optimized");
   const RunResult result = RunHistory(history, subject);
   EXPECT_TRUE(result.ran) << ToText(history);
-  ASSERT_FALSE(result.difference)
-      << FailureText(history, *result.difference, subject);
+  ASSERT_FALSE(result.failure)
+      << FailureText(history, *result.failure, subject);
 }
 
 inline void ExpectAgreement(const std::string& line) {

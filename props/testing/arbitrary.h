@@ -11,7 +11,7 @@
 
 #include "props/compare/runner.h"
 #include "props/history/generate.h"
-#include "props/search/fuzz.h"
+#include "props/search/explain.h"
 
 namespace kvtwin::props {
 
@@ -34,8 +34,8 @@ inline rc::Gen<History> ArbitraryHistory(std::optional<Kind> kind,
 // Fails with the failure's story, at its shortest.
 inline void AssertAgreement(const History& history, const Subject& subject) {
   const RunResult result = RunHistory(history, subject);
-  if (!result.difference) return;
-  RC_FAIL(FailureText(history, *result.difference, subject));
+  if (!result.failure) return;
+  RC_FAIL(FailureText(history, *result.failure, subject));
 }
 
 }  // namespace kvtwin::props

@@ -51,18 +51,19 @@ inline Subject Tampered(const Fault& fault, Level level) {
 }
 
 // The difference that a history shows at this level.
-inline std::optional<Difference> Seen(const std::string& history,
-                                      const Fault& fault, Level level,
-                                      Who who = Who::kSubject) {
+inline std::optional<Failure> Seen(const std::string& history,
+                                   const Fault& fault, Level level,
+                                   Who who = Who::kSubject) {
   const Result<History> read = ParseHistory("kvt1 " + history);
-  if (!read.ok()) return Difference{0, "no history", read.status().message()};
+  if (!read.ok())
+    return Failure{.check = "no history", .text = read.status().message()};
   const Subject subject =
       Tampered(who == Who::kReference ? Fault() : fault, level);
-  if (who == Who::kSubject) return RunHistory(*read, subject).difference;
+  if (who == Who::kSubject) return RunHistory(*read, subject).failure;
   const auto make = [&](const CacheSpec& spec) {
     return MakeTampered(spec, fault);
   };
-  return RunAgainst(make, *read, subject).difference;
+  return RunAgainst(make, *read, subject).failure;
 }
 
 inline void ExpectFound(const std::vector<Case>& cases, Level level) {

@@ -23,6 +23,7 @@
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/report/page.h"
+#include "props/search/explain.h"
 #include "props/search/fuzz.h"
 
 namespace kvtwin::python {
@@ -58,42 +59,21 @@ class Driver {
     return levels;
   }
 
-  Finding Tell(props::Level level, const props::History& history,
-               props::Difference difference,
+  // Returns the finding, with the command of Python that shows it again, and
+  // writes its page if there is a path for it.
+  Finding Tell(props::Failure failure,
                const std::optional<std::string>& page) const {
-    const props::Subject subject = SubjectAt(level);
     // No message tells of an init.
-    if (difference.text.starts_with("init answers internal")) {
-      difference.text += backend_.init_error();
-    }
-    const std::string line = props::ToText(history);
-    const std::string text = WithRerun(
-        props::FailureText(history, difference, subject), history, subject);
-    if (page) {
-      props::Failure failure =
-          props::ExplainHistory(history, difference, subject);
-      failure.command = Rerun(history);
-      failure.text = text;
-      Check(props::WritePage(failure, *page));
-    }
-    return {std::string(props::LevelName(level)), difference.check, line,
-            difference.text, text};
+    if (failure.function == "init") failure.text += backend_.init_error();
+    failure.rerun = nb::cast<std::string>(rerun_(failure.history));
+    failure.story.clear();
+    failure.story = props::FailureText(failure);
+    if (page) Check(props::WritePage(failure, *page));
+    return {std::string(props::LevelName(failure.level)), failure.check,
+            failure.history, failure.text, failure.story};
   }
 
  private:
-  std::string Rerun(const props::History& history) const {
-    return nb::cast<std::string>(rerun_(props::ToText(history)));
-  }
-  std::string WithRerun(std::string text, const props::History& history,
-                        const props::Subject& subject) const {
-    const std::string command = props::RerunCommand(history, subject);
-    const std::size_t at = text.rfind(command);
-    if (at != std::string::npos) {
-      text.replace(at, command.size(), Rerun(history));
-    }
-    return text;
-  }
-
   Backend backend_;
   props::BackendInfo info_;
   nb::object rerun_;
@@ -131,6 +111,7 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
     options.seconds = seconds;
     options.seed = seed;
     options.known_buckets = {known.begin(), known.end()};
+    options.drawn = page.has_value();
     options.progress = [&](std::int64_t, double) {
       if (!driver.backend().made_one() && ++looks >= kVainLooks) throw Vain();
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -144,10 +125,9 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
     }
     if (!driver.backend().made_one()) return NoneMade(driver);
     std::vector<Finding> findings;
-    for (const props::LiveFinding& one : result.findings) {
-      findings.push_back(driver.Tell(one.level, one.failure.shrunk,
-                                     one.failure.difference,
-                                     findings.empty() ? page : std::nullopt));
+    for (const props::Failure& one : result.findings) {
+      findings.push_back(
+          driver.Tell(one, findings.empty() ? page : std::nullopt));
     }
     return {std::string(props::LevelName(result.holds)),
             result.Right(driver.info()),
@@ -170,7 +150,7 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
     props::Story story;
     const props::RunResult result =
         props::RunHistory(parsed, driver.SubjectAt(level), &story);
-    if (!result.ran && !result.difference) {
+    if (!result.ran && !result.failure) {
       Raise({StatusCode::kNotSupported,
              "there is no such cache, by its description or its __init__"});
     }
@@ -179,8 +159,11 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
       calls.push_back(props::StoryLine(step));
     }
     std::optional<Finding> found;
-    if (result.difference) {
-      found = driver.Tell(level, parsed, *result.difference, page);
+    if (result.failure) {
+      found = driver.Tell(
+          props::Explain(parsed, *result.failure, driver.SubjectAt(level),
+                         /*drawn=*/page.has_value()),
+          page);
     }
     return {std::move(calls), std::move(found)};
   });

@@ -24,7 +24,8 @@
 #include "bindings.h"
 #include "core/names.h"
 #include "props/backend/pool_backend.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
+#include "props/search/explain.h"
 #include "props/search/fuzz.h"
 #include "tensor.h"
 
@@ -316,18 +317,18 @@ class PoolDriver {
   props::PagedSubject Subject() const {
     return {.name = backend_.name,
             .run = props::BackendRun(backend_, props::Level::kVisibility),
-            .run_hastily = {},
-            .shrink_seconds = 0};
+            .level = props::Level::kVisibility};
   }
 
-  Finding Tell(const props::PagedHistory& history, std::string wrong) const {
-    if (wrong.starts_with("init answers")) wrong += ": " + pools_.init_error();
-    const std::string line = props::ToText(history);
-    const std::string text = fmt::format(
-        "FAIL {}\n\n  {}\n\n  bucket: {}\n  rerun   {}\n", backend_.name, wrong,
-        props::PoolBucketOf(backend_.name, wrong, history),
-        nb::cast<std::string>(rerun_(line)));
-    return {"visibility", wrong.substr(0, wrong.find(':')), line, wrong, text};
+  Finding Tell(props::Failure failure) const {
+    if (failure.function == "init") {
+      failure.text += ": " + pools_.init_error();
+    }
+    failure.rerun = nb::cast<std::string>(rerun_(failure.history));
+    failure.story.clear();
+    failure.story = props::FailureText(failure);
+    return {"visibility", failure.check, failure.history, failure.text,
+            failure.story};
   }
 
  private:
@@ -348,22 +349,27 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
     props::PagedSubject subject = driver.Subject();
     std::int64_t ran = 0;
     subject.run = [&, run = subject.run](const props::PagedHistory& history,
-                                         props::PagedCensus* census) {
+                                         props::PagedCensus* census,
+                                         bool hasty) {
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
-      std::string wrong = run(history, census);
+      props::RunResult result = run(history, census, hasty);
       if (++ran > kVainHistories && !driver.pools().made_one() &&
-          wrong.empty()) {
+          !result.failure) {
         Raise({StatusCode::kNotSupported,
                fmt::format("each __init__ refused: {}",
                            driver.pools().init_error())});
       }
-      return wrong;
+      return result;
     };
-    const props::PagedFuzzResult result = props::FuzzPaged(
-        seed, operations, seconds, {}, subject, {known.begin(), known.end()});
+    props::FuzzOptions options;
+    options.seed = seed;
+    options.operations = operations;
+    options.seconds = seconds;
+    options.known_buckets = {known.begin(), known.end()};
+    const props::PagedFuzzResult result = props::Fuzz(options, subject);
     std::vector<Finding> findings;
-    if (!result.wrong.empty()) {
-      findings.push_back(driver.Tell(result.shrunk, result.wrong));
+    if (result.failure) {
+      findings.push_back(driver.Tell(*result.failure));
     } else if (!driver.pools().made_one()) {
       Raise({StatusCode::kNotSupported,
              fmt::format("each __init__ refused: {}",
@@ -371,7 +377,7 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
     }
     const bool right = findings.empty();
     return {right ? "visibility" : "none", right,
-            result.census.operations,      result.ran(),
+            result.census.operations,      result.ran,
             std::move(findings),           result.passed_over};
   });
 }
@@ -381,8 +387,11 @@ std::optional<Finding> RunPool(nb::object adapter, nb::object rerun,
   return Raising([&]() -> std::optional<Finding> {
     const PoolDriver driver(std::move(adapter), std::move(rerun));
     const props::PagedHistory history = Value(props::ParsePagedHistory(line));
-    const std::string wrong = driver.Subject().run(history, nullptr);
-    if (!wrong.empty()) return driver.Tell(history, wrong);
+    const props::PagedSubject subject = driver.Subject();
+    const props::RunResult result = props::RunHistory(history, subject);
+    if (result.failure) {
+      return driver.Tell(props::Explain(history, *result.failure, subject));
+    }
     if (!driver.pools().made_one()) {
       Raise({StatusCode::kNotSupported,
              "there is no such pool, by its __init__"});

@@ -29,7 +29,8 @@
 #include "props/backend/host_process.h"
 #include "props/backend/pool_backend.h"
 #include "props/base/program.h"
-#include "props/search/fuzz.h"
+#include "props/report/page.h"
+#include "props/search/explain.h"
 
 namespace kvtwin::props {
 namespace {
@@ -80,16 +81,10 @@ class WatchedGuard final : public MemoryWatch {
   Guard guard_;
 };
 
-Json DifferenceJson(const Difference& difference) {
-  return {{"step", difference.step},     {"check", difference.check},
-          {"text", difference.text},     {"row", difference.row},
-          {"column", difference.column}, {"first_cell", difference.first_cell}};
-}
-
 // What is not freed when a history is over, and is more after it ran again: of
 // what is made once, there is no more then.
-std::optional<Difference> FindLeak(const History& history,
-                                   const Subject& subject) {
+std::optional<Failure> FindLeak(const History& history,
+                                const Subject& subject) {
   std::size_t leaked = 0;
   for (int i = 0; i < 2; ++i) {
     const std::size_t before = Guard::Live();
@@ -97,12 +92,13 @@ std::optional<Difference> FindLeak(const History& history,
     if (Guard::Live() <= before) return std::nullopt;
     leaked = Guard::Live() - before;
   }
-  return Difference{
-      .step = history.ops.size(),
-      .check = "backend: memory",
-      .text = fmt::format("{} bytes are not freed by close, the last of them "
-                          "allocated in {}",
-                          leaked, Guard::LatestFunction())};
+  Failure failure = MakeFailure(
+      "backend: memory",
+      fmt::format("{} bytes are not freed by close, the last of them allocated "
+                  "in {}",
+                  leaked, Guard::LatestFunction()));
+  failure.step = history.ops.size();
+  return failure;
 }
 
 Json Run(const Json& asked, Subject subject, HostState* state) {
@@ -119,17 +115,13 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
   Guard::Forget();
   const std::size_t before = Guard::Live();
   RunResult result = RunHistory(*history, subject, told ? &story : nullptr);
-  if (!result.difference && Guard::Live() > before) {
-    result.difference = FindLeak(*history, subject);
+  if (!result.failure && Guard::Live() > before) {
+    result.failure = FindLeak(*history, subject);
   }
-  Json json = {{"ran", result.ran},
-               {"operations", result.operations},
-               {"digest", result.digest}};
-  if (result.difference)
-    json["difference"] = DifferenceJson(*result.difference);
-  if (asked.value("page", false) && result.difference) {
+  Json json = ToJson(result);
+  if (asked.value("page", false) && result.failure) {
     json["page"] =
-        PageHtml(ExplainHistory(*history, *result.difference, subject));
+        PageHtml(Explain(*history, *result.failure, subject, /*drawn=*/true));
   }
   return json;
 }
@@ -143,28 +135,25 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
   const PagedRun run = BackendRun(pool, asked.at("level").get<Level>());
   Guard::Forget();
   std::size_t before = Guard::Live();
-  std::string wrong = run(*history, &census);
-  for (int i = 0; i < 2 && wrong.empty() && Guard::Live() > before; ++i) {
+  RunResult result = run(*history, &census, /*hasty=*/false);
+  auto& failure = result.failure;
+  for (int i = 0; i < 2 && !failure && Guard::Live() > before; ++i) {
     before = Guard::Live();
-    run(*history, nullptr);
+    run(*history, nullptr, /*hasty=*/false);
     if (i == 0 || Guard::Live() <= before) continue;
-    wrong = fmt::format("backend: memory: {} bytes are not freed by close",
-                        Guard::Live() - before);
+    failure = MakeFailure(
+        "backend: memory",
+        fmt::format("{} bytes are not freed by close", Guard::Live() - before));
   }
-  if (wrong.empty()) {  // Of close, which answers nothing.
+  if (!failure) {  // Of close, which answers nothing.
     if (const auto damage = pool.watch->Damage()) {
-      wrong = "backend: out of bounds: after close: " + *damage;
+      failure =
+          MakeFailure("backend: out of bounds", "after close: " + *damage);
     }
   }
-  return {{"wrong", wrong},
-          {"operations", census.operations},
-          {"not_made", census.not_made},
-          {"longest", census.longest},
-          {"found", census.found},
-          {"copied", census.copied},
-          {"evicted", census.evicted},
-          {"truncated", census.truncated},
-          {"full", census.full}};
+  Json json = ToJson(result);
+  json["census"] = ToJson(census);
+  return json;
 }
 
 struct Loaded {

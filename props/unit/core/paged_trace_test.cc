@@ -18,7 +18,7 @@
 #include "core/trace/trace.h"
 #include "props/base/scratch_folder.h"
 #include "props/oracle/judge.h"
-#include "props/paged/paged_fuzz.h"
+#include "props/paged/paged_runner.h"
 #include "props/report/show.h"
 #include "props/report/show_pool.h"
 #include "props/testing/test_trace.h"

@@ -12,8 +12,9 @@
 
 #include "core/dense_tensor.h"
 #include "core/names.h"
-#include "props/paged/paged_fuzz.h"
-#include "props/search/fuzz.h"
+#include "props/paged/paged_runner.h"
+#include "props/search/explain.h"
+#include "props/testing/pools.h"
 #include "props/testing/test_cache.h"
 
 namespace kvtwin::props {
@@ -34,7 +35,7 @@ TEST(Layers, OfAPool) {
       const Result<PagedHistory> history = ParsePagedHistory(line);
       ASSERT_TRUE(history.ok()) << history.status().ToString();
       PagedCensus census;
-      EXPECT_EQ(RunPaged(*history, &census), "") << line;
+      EXPECT_EQ(TextOf(RunPaged(*history, &census)), "") << line;
       EXPECT_GT(census.copied, 0);
     }
   }
@@ -50,8 +51,8 @@ TEST(Layers, OfACache) {
         layers));
     const RunResult result = RunHistory(history, subject);
     EXPECT_TRUE(result.ran);
-    ASSERT_FALSE(result.difference)
-        << FailureText(history, *result.difference, subject);
+    ASSERT_FALSE(result.failure)
+        << FailureText(history, *result.failure, subject);
   }
 }
 

@@ -193,9 +193,8 @@ std::string WhatIsWrongWith() {
                            std::make_unique<Backend>(std::move(cache)));
                      }});
   if (!result.failure) return "";
-  EXPECT_EQ(result.failure->shrunk.setup.config.mask_dtype, DType::kBits);
-  return result.failure->difference.check + ": " +
-         result.failure->difference.text;
+  EXPECT_EQ(result.shrunk.setup.config.mask_dtype, DType::kBits);
+  return result.failure->check + ": " + result.failure->text;
 }
 
 TEST(MaskDTypes, BitsPastARowAreFound) {

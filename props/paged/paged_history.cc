@@ -1,0 +1,290 @@
+#include "props/paged/paged_history.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <iterator>
+#include <locale>
+#include <sstream>
+#include <utility>
+
+#include "core/guarded_paged.h"
+#include "core/names.h"
+#include "props/paged/paged_client.h"
+
+namespace kvtwin::props {
+namespace {
+
+constexpr int kTokensMax = 1 << 14;  // Of a history that somebody typed.
+constexpr std::size_t kOpsMax = 100000;
+struct Setting {
+  std::string_view name;
+  int PagedSpec::*number;
+};
+constexpr std::array<Setting, 7> kSettings = {{
+    {"block", &PagedSpec::block_size},
+    {"blocks", &PagedSpec::blocks},
+    {"most", &PagedSpec::max_seq_len},
+    {"layers", &PagedSpec::layers},
+    {"heads", &PagedSpec::kv_heads},
+    {"kdim", &PagedSpec::k_head_dim},
+    {"vdim", &PagedSpec::v_head_dim},
+}};
+
+Status Bad(std::string_view word, std::string_view why) {
+  return {StatusCode::kInvalidArgument, fmt::format("'{}' {}", word, why)};
+}
+
+bool IsTooLarge(const PagedSpec& spec) {
+  const std::int64_t rows =
+      std::int64_t{spec.blocks} * spec.block_size * spec.layers * spec.kv_heads;
+  return rows * std::max(spec.k_head_dim, spec.v_head_dim) > 64 * kTokensMax;
+}
+
+bool ReadNumber(std::string_view text, int& number) {
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+Status ReadSetting(std::string_view word, PagedSpec& spec) {
+  const std::size_t equals = word.find('=');
+  if (equals == std::string_view::npos) return Bad(word, "is no setting");
+  const std::string_view name = word.substr(0, equals);
+  const std::string_view value = word.substr(equals + 1);
+  if (name == "layout" && (value == "head" || value == "token")) {
+    spec.layout =
+        value == "head" ? PagedLayout::kHeadMajor : PagedLayout::kTokenMajor;
+    return {};
+  }
+  if (name == "dtype" || name == "vdtype") {
+    const auto dtype = FromName<DType>(kRowDTypeNames, value);
+    if (!dtype) return Bad(word, "names no dtype of rows");
+    if (name == "dtype") {
+      spec.dtype = *dtype;
+    } else {
+      spec.v_dtype = dtype;
+    }
+    return {};
+  }
+  const auto known = std::ranges::find(kSettings, name, &Setting::name);
+  if (known == kSettings.end()) return Bad(word, "is no setting");
+  int& number = spec.*known->number;
+  if (!ReadNumber(value, number) || number < 1 || number > kTokensMax) {
+    return Bad(word, fmt::format("must be from 1 to {}", kTokensMax));
+  }
+  return {};
+}
+
+Result<PagedOp> ReadOp(const std::vector<std::string>& words) {
+  PagedOp op;
+  const auto name = std::ranges::find(kPagedOpNames, words[0]);
+  if (name == kPagedOpNames.end() || words.size() != 4) {
+    return Bad(words[0], "is no operation with three numbers");
+  }
+  op.kind = static_cast<PagedOpKind>(name - kPagedOpNames.begin());
+  for (const auto& [word, number] :
+       {std::pair(&words[1], &op.a), {&words[2], &op.b}, {&words[3], &op.c}}) {
+    if (!ReadNumber(*word, *number)) return Bad(*word, "is no number");
+  }
+  return op;
+}
+
+}  // namespace
+
+std::string ToText(const PagedHistory& history) {
+  const PagedSpec& spec = history.spec;
+  std::string text = "kvp1";
+  for (const Setting& setting : kSettings) {
+    text += fmt::format(" {}={}", setting.name, spec.*setting.number);
+  }
+  text += fmt::format(" dtype={}", DTypeName(spec.dtype));
+  if (spec.v_dtype) text += fmt::format(" vdtype={}", DTypeName(*spec.v_dtype));
+  if (spec.layout == PagedLayout::kHeadMajor) text += " layout=head";
+  std::ostringstream ops;
+  ops.imbue(std::locale::classic());  // 1000 is not 1,000.
+  for (const PagedOp& op : history.ops) ops << " | " << op;
+  return text + ops.str();
+}
+
+Result<PagedHistory> ParsePagedHistory(std::string_view text) {
+  PagedHistory history;
+  bool first = true;
+  while (!text.empty()) {
+    const std::size_t bar = std::min(text.find('|'), text.size());
+    std::istringstream part{std::string(text.substr(0, bar))};
+    text.remove_prefix(std::min(bar + 1, text.size()));
+    const std::vector<std::string> words{
+        std::istream_iterator<std::string>(part), {}};
+    if (words.empty()) return Bad("|", "has nothing beside it");
+    if (first) {
+      if (words[0] != "kvp1") return Bad(words[0], "is not kvp1");
+      for (std::size_t i = 1; i < words.size(); ++i) {
+        Status status = ReadSetting(words[i], history.spec);
+        if (!status.ok()) return status;
+      }
+      first = false;
+      continue;
+    }
+    Result<PagedOp> op = ReadOp(words);
+    if (!op.ok()) return op.status();
+    history.ops.push_back(*op);
+    if (history.ops.size() > kOpsMax) {
+      return Bad("|", fmt::format("comes more than {} times", kOpsMax));
+    }
+  }
+  if (first || IsTooLarge(history.spec)) {
+    return Bad("kvp1", first ? "is missing" : "names a pool that is too large");
+  }
+  if (Status status = CheckPagedSpec(history.spec); !status.ok()) return status;
+  return history;
+}
+
+PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number) {
+  return DrawPagedHistory(SeededPick(seed, number));
+}
+
+namespace {
+
+// Makes one dimension large.
+void Enlarge(const Pick& pick, PagedSpec& spec) {
+  const int near = (1 << pick(4, 6)) + pick(-1, 1);
+  switch (pick(0, 6)) {
+    case 0:
+    case 5:
+      spec.block_size = near;
+      spec.max_seq_len = pick(1, 4 * near);
+      break;
+    case 1:
+    case 6:
+      spec.blocks = 4 * near;
+      spec.max_seq_len = pick(60, 300);
+      break;
+    case 2:
+      spec.layers = near;
+      break;
+    case 3:
+      spec.k_head_dim = 4 * near + pick(-1, 1);
+      break;
+    default:
+      spec.kv_heads = near;
+      break;
+  }
+}
+
+// The numbers of operations: keys that are easily taken for one another, and
+// tokens of one kind.
+class PagedNumbers {
+ public:
+  explicit PagedNumbers(const Pick& pick)
+      : pick_(pick),
+        way_(pick(0, 3)),
+        keys_(4 * pick(0, PagedKeyCount() / 4 - 1)),
+        pair_(pick(1, 3)),
+        alphabet_(pick(0, 1) * pick(0, kPagedAlphabets - 1)) {}
+
+  // Draws the b of an append of many tokens: half of these appends fill the
+  // pool, or nearly.
+  int LongB(const PagedSpec& spec) const {
+    const int most = TokensOf(spec);
+    const int least = pick_(0, 1) == 0 ? 0 : std::max(0, most - 2);
+    return kLongAppend + pick_(least, most);
+  }
+
+  int C(PagedOpKind kind) const {
+    if (kind == PagedOpKind::kAppend) return alphabet_ * 256 + pick_(0, 255);
+    if (kind != PagedOpKind::kOpen) return pick_(0, 255);
+    if (way_ < 2) return pick_(0, 3) == 0 ? pick_(1, 3) : 0;
+    // Two that are nearly the same, or four.
+    return keys_ + (way_ == 2 ? pair_ * pick_(0, 1) : pick_(0, 3));
+  }
+
+ private:
+  const Pick& pick_;
+  const int way_;
+  const int keys_;
+  const int pair_;  // The other one.
+  const int alphabet_;
+};
+
+// Makes heads as wide as their blocks need it, and the pool small enough.
+void Fit(PagedSpec& spec) {
+  const auto widen = [](DType dtype, int& head_dim) {  // To whole blocks.
+    constexpr int kBlock = kBlockElements;
+    if (!IsBlockDType(dtype)) return;
+    head_dim =
+        head_dim < kBlock ? head_dim * kBlock : head_dim / kBlock * kBlock;
+  };
+  widen(spec.dtype, spec.k_head_dim);
+  widen(spec.v_dtype.value_or(spec.dtype), spec.v_head_dim);
+  while (IsTooLarge(spec)) spec.blocks = (spec.blocks + 1) / 2;
+}
+
+}  // namespace
+
+PoolStorage StorageOf(const PagedSpec& spec) {
+  return {spec.dtype, spec.v_dtype, spec.layout};
+}
+
+void UseStorage(const PoolStorage& storage, PagedSpec& spec) {
+  const auto narrow = [](DType before, DType now, int& head_dim) {
+    const bool was_widened = IsBlockDType(before) && !IsBlockDType(now);
+    if (was_widened && head_dim % kBlockElements == 0) {
+      head_dim /= kBlockElements;
+    }
+  };
+  const DType v_dtype = storage.v_dtype.value_or(storage.dtype);
+  narrow(spec.dtype, storage.dtype, spec.k_head_dim);
+  narrow(spec.v_dtype.value_or(spec.dtype), v_dtype, spec.v_head_dim);
+  spec.dtype = storage.dtype;
+  spec.v_dtype = storage.v_dtype;
+  spec.layout = storage.layout;
+  Fit(spec);
+}
+
+PagedHistory DrawPagedHistory(const Pick& pick) {
+  PagedHistory history;
+  PagedSpec& spec = history.spec;
+  spec.block_size = pick(1, 5);
+  spec.blocks = pick(1, 14);
+  spec.max_seq_len = pick(1, 60);
+  spec.layers = pick(1, 4);
+  spec.kv_heads = pick(1, 3);
+  spec.k_head_dim = pick(1, 3);
+  spec.v_head_dim = pick(1, 3);
+  const bool large = pick(0, 49) == 0;
+  if (large) Enlarge(pick, spec);
+  const auto type = [&] {
+    return kRowDTypes.at(static_cast<std::size_t>(pick(0, 5)));
+  };
+  spec.dtype = type();
+  if (pick(0, 1) == 1) spec.v_dtype = type();
+  Fit(spec);
+  if (pick(0, 1) == 1) spec.layout = PagedLayout::kHeadMajor;
+  // Weights are random, so that each kind dominates now and then.
+  std::vector<PagedOpKind> kinds;
+  for (std::size_t i = 0; i < kPagedOpNames.size(); ++i) {
+    const auto kind = static_cast<PagedOpKind>(i);
+    const bool often =
+        kind == PagedOpKind::kAppend || kind == PagedOpKind::kCommit;
+    kinds.insert(kinds.end(),
+                 static_cast<std::size_t>(often ? 4 + pick(0, 4) : pick(0, 3)),
+                 kind);
+  }
+  const PagedNumbers numbers(pick);
+  const int ops = large ? pick(5, 20) : pick(5, 80);
+  for (int i = 0; i < ops; ++i) {
+    const PagedOpKind kind = kinds[static_cast<std::size_t>(
+        pick(0, static_cast<int>(kinds.size()) - 1))];
+    const int a = pick(0, 63);
+    const bool is_long =
+        kind == PagedOpKind::kAppend && pick(0, large ? 1 : 7) == 0;
+    const int b = is_long ? numbers.LongB(spec) : pick(0, kLongAppend - 1);
+    history.ops.push_back({kind, a, b, numbers.C(kind)});
+  }
+  return history;
+}
+
+}  // namespace kvtwin::props

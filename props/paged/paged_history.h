@@ -1,0 +1,50 @@
+// Random histories of paged pools, and the line that `kvtwin run` plays again.
+
+#ifndef KVTWIN_PROPS_PAGED_PAGED_HISTORY_H_
+#define KVTWIN_PROPS_PAGED_PAGED_HISTORY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "props/history/generate.h"
+#include "props/paged/paged_trio.h"
+
+namespace kvtwin::props {
+
+struct PagedHistory {
+  PagedSpec spec;
+  std::vector<PagedOp> ops;
+};
+
+// Returns nothing: pools are of one kind.
+inline std::vector<std::string> KindNames(const PagedHistory&) { return {}; }
+
+// "kvp1 block=4 blocks=8 ... | append 0 3 1 | commit 0 1 0".
+std::string ToText(const PagedHistory& history);
+// Errors: anything else; more than a few thousand tokens.
+Result<PagedHistory> ParsePagedHistory(std::string_view text);
+
+// Draws a history from the numbers that `pick` returns.
+PagedHistory DrawPagedHistory(const Pick& pick);
+// The same for the same arguments, on every machine.
+PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number);
+
+// How a pool stores its rows.
+struct PoolStorage {
+  DType dtype = DType::kF32;
+  std::optional<DType> v_dtype;
+  PagedLayout layout = PagedLayout::kTokenMajor;
+
+  bool operator==(const PoolStorage&) const = default;
+};
+PoolStorage StorageOf(const PagedSpec& spec);
+// Changes the storage, and the dimensions of the rows where the storage needs
+// other ones.
+void UseStorage(const PoolStorage& storage, PagedSpec& spec);
+
+}  // namespace kvtwin::props
+
+#endif  // KVTWIN_PROPS_PAGED_PAGED_HISTORY_H_

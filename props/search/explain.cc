@@ -1,0 +1,161 @@
+#include "props/search/explain.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "optimized/targets.h"
+#include "props/compare/cited_rules.h"
+#include "props/report/sieve.h"
+
+namespace kvtwin::props {
+namespace {
+
+// Describes the failure of a second run, if it differs from the first: a
+// backend may differ from run to run, and how far a run gets before it is ended
+// is chance.
+std::string RepeatNote(const Failure& first,
+                       const std::optional<Failure>& again) {
+  if (!again) return "It does not repeat: another run shows no difference.";
+  if (again->check != first.check) {
+    return fmt::format("It does not repeat: another run fails {}.",
+                       again->check);
+  }
+  const bool ended = IsHang(first) || first.Is("backend: memory");
+  if (ended || again->step == first.step) return "";
+  return fmt::format(
+      "It does not repeat: another run goes wrong in operation {} instead of "
+      "{}.",
+      again->step + 1, first.step + 1);
+}
+
+// What both kinds of failures have.
+template <class AnyHistory, class AnySubject>
+Failure Begun(const AnyHistory& history, const Failure& failure,
+              const AnySubject& subject) {
+  Failure explained = failure;
+  explained.subject = subject.name;
+  explained.level = subject.level;
+  explained.history = ToText(history);
+  explained.operations = history.ops.size();
+  explained.rerun = RerunCommand(history, subject);
+  explained.name = "a history of calls";
+  explained.unit = "Call";
+  return explained;
+}
+
+// Runs the history again, and keeps the calls that are drawn; or, where they
+// are not, all of them.
+void AddTrace(const History& history, const Subject& subject, bool drawn,
+              Failure& failure) {
+  Story story;
+  failure.note =
+      RepeatNote(failure, RunHistory(history, subject, &story).failure);
+  failure.frame =
+      Frame::Around(failure.first_cell, failure.column, failure.row);
+  if (drawn) {
+    const auto calls = std::ssize(story.steps);
+    failure.left_out = std::max<std::int64_t>(0, calls - Failure::kSteps);
+    Story again = {
+        .steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
+    const auto second = RunHistory(history, subject, &again).failure;
+    if (failure.note.empty()) failure.note = RepeatNote(failure, second);
+    // A rerun with other steps shows nothing of this failure.
+    if (std::ssize(again.steps) == calls) story = std::move(again);
+  }
+  failure.trace = std::move(story.steps);
+}
+
+}  // namespace
+
+Failure Explain(const History& history, const Failure& failure,
+                const Subject& subject, bool drawn,
+                const std::optional<std::string>& bucket) {
+  const Subject again = Hastily(subject, failure);
+  Failure explained = Begun(history, failure, subject);
+  explained.setup = ToText(history.setup);
+  explained.rules = CitedRules(failure, history);
+  explained.bucket = bucket ? *bucket : BucketOf(history, again);
+  AddTrace(history, again, drawn, explained);
+  explained.story = FailureText(explained);
+  // A page has the last calls only.
+  std::vector<Step>& trace = explained.trace;
+  trace.erase(trace.begin(),
+              trace.begin() + std::min(std::ssize(trace), explained.left_out));
+  if (trace.empty()) trace.emplace_back().call = "setup";
+  trace.back().wrong_row = failure.row;
+  trace.back().wrong_column = failure.column;
+  return explained;
+}
+
+Failure Explain(const PagedHistory& history, const Failure& failure,
+                const PagedSubject& subject) {
+  Failure explained = Begun(history, failure, subject);
+  explained.setup = ToText(PagedHistory{history.spec, {}});
+  explained.rules = "P1";  // A shrunk history ends where it fails.
+  if (!history.ops.empty()) {
+    const PagedOpKind kind = history.ops.back().kind;
+    explained.rules =
+        CitedPoolRules(kPagedOpNames[static_cast<std::size_t>(kind)]);
+  }
+  explained.bucket = SignatureOf(subject.name, failure);
+  AppendHistory(history, explained.bucket);
+  const auto again = RunHistory(history, Hastily(subject, failure)).failure;
+  if (!again || SignatureOf("", *again) != SignatureOf("", failure)) {
+    explained.note = RepeatNote(failure, again);
+  }
+  explained.story = FailureText(explained);
+  return explained;
+}
+
+std::string FailureText(const Failure& failure) {
+  if (!failure.story.empty()) return failure.story;
+  std::string text = fmt::format(
+      "FAIL {}    {} against {}the ledger\n\n", failure.check, failure.subject,
+      failure.level == Level::kIdentity ? "the reference and " : "");
+  const std::size_t calls = failure.trace.size();
+  for (std::size_t i = 0; i < calls; ++i) {
+    if (i >= 40 && i + 10 < calls) continue;  // The middle of a long one.
+    const bool then = i + 1 == calls && failure.note.empty();
+    text += fmt::format("  {:3} {}{}\n", i + 1, StoryLine(failure.trace[i]),
+                        then ? "   <- then" : "");
+  }
+  if (calls > 0) text += "\n";
+  text += fmt::format("  {}\n", failure.text);
+  if (!failure.note.empty()) text += fmt::format("  {}\n", failure.note);
+  text += fmt::format("\n  bucket: {}\n", failure.bucket);
+  if (!failure.rules.empty()) {
+    text += fmt::format("  rules   {} (docs/semantics.md)\n", failure.rules);
+  }
+  text += fmt::format("  rerun   {}\n", failure.rerun);
+  return text;
+}
+
+nlohmann::ordered_json FailureJson(const Failure& failure) {
+  return {{"check", failure.check},          {"rules", failure.rules},
+          {"bucket", failure.bucket},        {"history", failure.history},
+          {"shrunk_to", failure.operations}, {"reason", failure.text},
+          {"rerun", failure.rerun}};
+}
+
+std::string BucketOf(const History& shrunk, const Subject& subject) {
+  const auto again = RunHistory(shrunk, subject).failure;
+  // A backend whose answers change from run to run may pass this time.
+  if (!again) {
+    return SignatureOf(subject.name, {.check = "not reproduced"});
+  }
+  const std::string active = optimized::ActiveTarget();
+  bool on_all = true;
+  for (const std::string& target : optimized::SupportedTargets()) {
+    if (!subject.is_twin()) break;
+    optimized::SelectTarget(target);
+    const auto there = RunHistory(shrunk, subject).failure;
+    on_all = on_all && there && there->check == again->check;
+  }
+  if (subject.is_twin()) optimized::SelectTarget(active);
+  std::string bucket =
+      SignatureOf(on_all ? subject.name : subject.name + "-" + active, *again);
+  AppendHistory(shrunk, bucket);
+  return bucket;
+}
+
+}  // namespace kvtwin::props
