@@ -16,11 +16,11 @@ struct PoolRules {
   // A commit swaps the whole blocks of a sequence for others of the same tokens
   // under the same key, which may have other rows.
   bool deduplicates = false;
-  // A prompt that is whole blocks may be found to its last token. This token is
+  // A prompt of whole blocks may be found up to its last token. This token is
   // then computed again, in the block where it was found.
   bool recomputes_last = false;
-  // The number of positions before its own that a token sees. Tokens that no
-  // later token sees may be gone.
+  // The number of positions before its own that a token sees; unset: all.
+  // Tokens that no later token sees may be gone.
   std::optional<int> window = {};
 
   bool any() const { return deduplicates || recomputes_last || window; }
