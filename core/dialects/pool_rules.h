@@ -1,4 +1,4 @@
-// The rules by which correct pools of blocks differ from ours.
+// The rules by which correct pools of blocks differ from kvtwin's (P1 to P11).
 
 #ifndef KVTWIN_CORE_DIALECTS_POOL_RULES_H_
 #define KVTWIN_CORE_DIALECTS_POOL_RULES_H_
@@ -9,9 +9,9 @@
 
 namespace kvtwin {
 
-// A pool says which of these it follows, in the first line of its recording
-// (docs/trace_format.md) or in its description (kvtwin/pool_backend.h). A pool
-// that says nothing follows none of them.
+// A pool declares which of these rules it follows, in the first line of its
+// recording (docs/trace_format.md) or in its description
+// (kvtwin/pool_backend.h). By default it follows none of them.
 struct PoolRules {
   // A commit swaps the whole blocks of a sequence for others of the same tokens
   // under the same key, which may have other rows.

@@ -1,4 +1,4 @@
-// Files: read and written at any place by several threads.
+// A file that several threads may read and write, at any offset.
 
 #ifndef KVTWIN_CORE_SAVE_FILE_H_
 #define KVTWIN_CORE_SAVE_FILE_H_

@@ -68,8 +68,8 @@ struct CacheSpec {
   std::optional<std::int32_t> memory = {};  // >= window. Unset: the window.
   std::int32_t chunk = 0;                   // > 0 for kChunked.
   Shift shift = {};
-  std::vector<CacheSpec> caches = {};  // For kWrapper, at least one, no
-                                       // wrappers. Each has its own placement.
+  std::vector<CacheSpec> caches = {};  // For kWrapper: at least one, and none
+                                       // is a wrapper. Each has a placement.
 };
 
 // How the kernels that read the views need them to be.

@@ -22,9 +22,9 @@
 // have had the same number of tokens, and whose views, as Get returns them,
 // must be at the same addresses. If the graph is launched on a stream other
 // than that of the StartForwards, the caller must make sure that it begins
-// after the last StartForward and ends before the next one. While its stream,
-// or the stream of the previous call, is captured, every other call that needs
-// the device, and every tensor in host memory, is a failed_precondition.
+// after the last StartForward and ends before the next one. While the stream of
+// a call, or of the call before it, is being captured, all other calls that
+// need the device, and tensors in host memory, are a failed_precondition.
 //
 // An error of CUDA is a device_error whose message begins with the error's
 // name, such as "cudaErrorMemoryAllocation". If StartForward found no memory

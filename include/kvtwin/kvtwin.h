@@ -151,8 +151,7 @@ typedef struct kvtwin_batch {
 typedef struct kvtwin_view {
   size_t size;
   kvtwin_tensor key;   /* [k_head_dim, kv_heads, columns] */
-  kvtwin_tensor value; /* [v_head_dim, kv_heads, columns], or as v_layout says.
-                        */
+  kvtwin_tensor value; /* [v_head_dim, kv_heads, columns], or see v_layout. */
   kvtwin_tensor mask;  /* [columns, rows]: 0 may attend, -inf may not. */
   int32_t first_cell;  /* The cell of column 0. */
   int32_t columns;     /* As in the shapes above. */

@@ -22,7 +22,7 @@ namespace nb = nanobind;
 nb::object NumpyView(const TensorView& tensor, std::size_t rank,
                      std::shared_ptr<const void> owner);
 
-// The same for DLPack, which knows bf16 and f8.
+// The same for DLPack, which has the types bf16 and f8.
 nb::object DlpackView(const TensorView& tensor, std::size_t rank,
                       std::shared_ptr<const void> owner);
 
