@@ -1,4 +1,5 @@
-// What only we can get wrong: on in every build, one fact a line.
+// KVTWIN_ASSERT, for facts that only a bug of kvtwin can break. It is checked
+// in every build except coverage builds. One fact per line.
 
 #ifndef KVTWIN_CORE_ASSERT_H_
 #define KVTWIN_CORE_ASSERT_H_

@@ -82,8 +82,8 @@ Status ShiftStored(const Shift& shift, int layer, std::int32_t offset,
   Status status = ShiftRow(shift, layer, offset, static_cast<int>(key.shape[0]),
                            static_cast<int>(key.shape[1]), row);
   if (!status.ok()) return status;
-  // An element, or a block of them, keeps its bits unless it changes. As bits:
-  // a zero may change its sign, a NaN stays what it is.
+  // An element, or a block of them, keeps its bits unless it changes (S35).
+  // Bits are compared: a zero that changes its sign has changed, a NaN has not.
   const std::size_t step = IsBlockDType(key.dtype) ? kBlockElements : 1;
   std::byte* to = key.bytes.data();
   for (std::size_t i = 0; i < row.size(); i += step) {

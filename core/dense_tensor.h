@@ -10,21 +10,22 @@
 
 namespace kvtwin {
 
-// Every element is `value`; of a dtype of rows, unless that is 0.
+// Returns a tensor whose elements all are `value`. Requires: IsRowDType(dtype),
+// or `value` is 0.
 DenseTensor FilledTensor(DType dtype, const Shape& shape, float value);
 
-// Zeros, of the shape and dtype of `like`.
+// Returns zeros with the shape and dtype of `like`.
 DenseTensor ZerosLike(const TensorView& like);
 
-// Writes the elements of `from`, in its order, one run after another, rounded
-// to `dtype` if they have another; both are of rows then. Returns where it
-// stopped.
+// Writes the elements of `from` in its order, one run after another, rounded to
+// `dtype` if that is another dtype. Returns the end of the written bytes.
+// Requires: both dtypes are row dtypes if they differ.
 std::byte* WriteDense(const TensorView& from, DType dtype, std::byte* to);
 
-// The same, as a tensor.
+// Returns the same elements as a tensor.
 DenseTensor CopyOf(const TensorView& from, DType dtype);
 
-// Entry `at` of dimension `dim`, which becomes 1.
+// Returns entry `at` of dimension `dim`, which becomes 1.
 inline TensorView Slice(const TensorView& view, std::size_t dim,
                         std::int64_t at) {
   TensorView slice = view;
@@ -33,17 +34,17 @@ inline TensorView Slice(const TensorView& view, std::size_t dim,
   return slice;
 }
 
-// V as [a, b, n], seen as [n, a, b]: what permuted encoders store.
+// Views V of [a, b, n] as [n, a, b], the form that permuted encoders store.
 TensorView PermutedView(const TensorView& value);
 
-// Column `column` of a view of V, as [v_head_dim, kv_heads]; and how many there
-// are. Of K, the layout is plain.
+// Returns column `column` of a view of V, as [v_head_dim, kv_heads]; and the
+// number of columns. For K, pass VLayout::kPlain.
 TensorView RowOf(const TensorView& view, VLayout layout, std::int64_t column);
 std::int64_t ColumnsOf(const TensorView& view, VLayout layout);
 
-// ShiftRow on a stored K row [k_head_dim, kv_heads]: converted to f32, shifted,
-// rounded back. An error leaves `key` as it is; so does what moves nothing, bit
-// for bit.
+// Shifts a stored K row [k_head_dim, kv_heads]: converts it to f32, calls
+// ShiftRow, and rounds back. An error, an offset of 0 or an identity shift
+// leaves `key` as it is, bit for bit.
 Status ShiftStored(const Shift& shift, int layer, std::int32_t offset,
                    DenseTensor& key);
 

@@ -1,5 +1,5 @@
-// Elements of rows as f32. From f32 they are rounded to the nearest, ties to
-// even (Eigen's conversions, and those of narrow.h); to f32 is exact.
+// Conversion of row elements to and from f32. From f32 they are rounded to the
+// nearest, ties to even (by Eigen and narrow.h); to f32 they are exact.
 
 #ifndef KVTWIN_CORE_ELEMENTS_H_
 #define KVTWIN_CORE_ELEMENTS_H_
@@ -29,7 +29,7 @@ void StoreAs(float value, std::byte* to) {
   std::memcpy(to, &element, sizeof(element));
 }
 
-// Of a dtype whose elements have addresses.
+// Requires of both: elements of `dtype` have addresses (SizeOf is not 0).
 inline float LoadElement(const std::byte* from, DType dtype) {
   if (dtype == DType::kF32) return LoadAs<float>(from);
   if (dtype == DType::kBF16) return LoadAs<Eigen::bfloat16>(from);
@@ -47,7 +47,7 @@ inline void StoreElement(float value, std::byte* to, DType dtype) {
   }
 }
 
-// Of any dtype of rows.
+// Returns element (i, j, k, l) of rows of any row dtype.
 inline float LoadFrom(const TensorView& rows, std::int64_t i,
                       std::int64_t j = 0, std::int64_t k = 0,
                       std::int64_t l = 0) {
@@ -69,8 +69,8 @@ inline void StoreBlocks(std::span<const float> from, DType dtype,
   }
 }
 
-// Copies run (j, k, l) to `to`, where elements are `stride` bytes apart: bit
-// for bit if the dtypes are the same.
+// Copies run (j, k, l) to `to`, where elements are `stride` bytes apart. If the
+// dtypes are the same, bit for bit.
 inline void CopyRun(const TensorView& from, std::int64_t j, std::int64_t k,
                     std::int64_t l, std::byte* to, std::int64_t stride,
                     DType dtype) {

@@ -1,6 +1,7 @@
-// Makes caches and pools by the name of their twin, and answers for those that
-// have no snapshots. This is the only file of core/ that calls the twins, which
-// stand above it; core/twin.h declares what it calls.
+// Makes caches and pools by the name of their twin, and defines the snapshot
+// functions of caches that have no snapshots. This is the only file of core/
+// that calls the twins, which include core/; core/twin.h declares their
+// functions.
 
 #include <fmt/format.h>
 
@@ -18,7 +19,7 @@
 namespace kvtwin {
 namespace {
 
-// Of each twin.
+// The functions that make a twin's caches and pools.
 struct Makers {
   std::string_view name;
   std::unique_ptr<Cache> (*make_cache)(const CacheSpec&);
@@ -68,7 +69,7 @@ Status CheckShift(const Shift& shift) {
   return {};
 }
 
-// A memory of at least the capacity is unbounded.
+// Makes the memory unbounded: it is if it is at least the capacity (S3).
 void NeverEvict(CacheSpec& spec) {
   if (spec.kind == Kind::kSwa) spec.kind = Kind::kSwaMem;
   spec.memory = kOpenEnd;

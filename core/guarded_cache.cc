@@ -17,7 +17,7 @@ namespace {
 
 Status CheckTensor(std::string_view name, const TensorView& tensor) {
   if (tensor.data == nullptr) return Invalid("{} has no data", name);
-  // Strides may repeat elements, so that memory does not bound their number.
+  // Strides may repeat elements, so that memory does not limit their number.
   return CheckShape(name, tensor.shape, tensor.dtype);
 }
 
@@ -37,7 +37,7 @@ RowDims DimsOf(const TensorView& key, const TensorView& value) {
           static_cast<int>(value.shape[0])};
 }
 
-// The rows of held cells out of those of all.
+// Copies the rows of the held cells out of the rows of all cells.
 void SaveRows(const TensorView& all, const std::vector<CellEntry>& entries,
               VLayout layout, DenseTensor& out) {
   const TensorView row = RowOf(all, layout, 0);
@@ -49,7 +49,8 @@ void SaveRows(const TensorView& all, const std::vector<CellEntry>& entries,
   out.bytes.resize(bytes);
   std::byte* to = out.bytes.data();
   const auto row_bytes = DenseBytes(row.dtype, row.shape);
-  // The usual case: the explorer takes a snapshot after each operation.
+  // Dense rows are copied fast: the explorer takes a snapshot after each
+  // operation.
   const Shape due = DenseView(nullptr, row.dtype, row.shape).stride;
   const bool dense =
       std::equal(due.begin(), due.begin() + 2, row.stride.begin());
@@ -64,7 +65,7 @@ void SaveRows(const TensorView& all, const std::vector<CellEntry>& entries,
   });
 }
 
-// While a function of the caller's may run.
+// Marks the cache as busy while the caller's shift function may run.
 class Busy {
  public:
   explicit Busy(bool& busy) : busy_(busy) { busy_ = true; }
@@ -76,7 +77,7 @@ class Busy {
   bool& busy_;
 };
 
-// The first so many that are free: of that many at least.
+// Returns the lowest free cells, at least `count` of them.
 std::vector<int> FreeCells(const std::vector<CellEntry>& entries,
                            std::size_t count) {
   std::vector<int> free;
@@ -287,7 +288,7 @@ Status GuardedCache::CheckRows(const TensorView& key,
   return CheckDims(layer_, DimsOf(key, value));
 }
 
-// As they were in the layer's first Put.
+// Returns an error unless `dims` are those of the layer's first Put.
 Status GuardedCache::CheckDims(int layer, const RowDims& dims) const {
   const auto known = rows_.find(layer);
   if (known != rows_.end() && known->second != dims) {
@@ -319,7 +320,7 @@ Status GuardedCache::Put(const TensorView& key, const TensorView& value) {
   }
   if (!status.ok()) return status;
   DoPut(key, value);
-  // Not before: there may be no memory for a new layer.
+  // Only after DoPut, which may throw for lack of memory for a new layer.
   rows_.try_emplace(layer_, DimsOf(key, value));
   return {};
 }
@@ -413,7 +414,7 @@ Status GuardedCache::SnapshotTo(CacheState& state) const {
   return {};
 }
 
-// The rows of the state's cells.
+// Saves the rows of the state's cells.
 void GuardedCache::SaveLayers(CacheState& state) const {
   for (const auto& [layer, dims] : rows_) {
     const KvView all = DoAllRows(layer);
@@ -543,7 +544,8 @@ Status GuardedCache::AddSequence(int sequence, const CacheState& added) {
     rows_.emplace(layer, DimsOf(rows.key.view(), rows.value.view()));
     DoStoreRows(layer, cells, rows.key.view(), rows.value.view());
   }
-  // Zeros where it has no rows: free cells may have some of their last tokens.
+  // In layers without rows in `added`, the cells get zeros: free cells may
+  // still have the rows of their last tokens.
   for (const auto& [layer, dims] : rows_) {
     if (added.layers.contains(layer)) continue;
     const DenseTensor key =

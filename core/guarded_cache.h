@@ -1,6 +1,6 @@
-// The gate that every call passes before a twin sees it: arguments, order of
-// calls, shapes. What the calls mean is the twins' business; this only makes
-// sure that they are never asked nonsense, and says so in one voice.
+// The gate that checks every call before a twin gets it: arguments, order of
+// calls, shapes. The twins define what the calls do; the gate makes sure that
+// they get valid calls only, and that all twins return the same errors.
 
 #ifndef KVTWIN_CORE_GUARDED_CACHE_H_
 #define KVTWIN_CORE_GUARDED_CACHE_H_
@@ -31,10 +31,10 @@ struct RowDims {
 struct BatchToken {
   std::int32_t position = 0;
   int sequence = 0;
-  bool excepted = false;  // By SetCausal: sees tokens after it.
+  bool excepted = false;  // By SetCausal: sees later positions too.
 };
 
-// The base of every cache but wrappers.
+// The base of every cache except wrappers.
 class GuardedCache : public Cache {
  public:
   Status SetConfig(const CacheConfig& config) final;
@@ -62,45 +62,45 @@ class GuardedCache : public Cache {
 
   // For wrappers, which change all of their caches or none.
   //
-  // failed_precondition before Init and after Close.
+  // Errors: failed_precondition before Init and after Close.
   Status CheckReady() const;
-  // While one of the two removes, calls to both are refused.
+  // Makes each of the two caches refuse calls while the other one removes.
   void BusyWith(const GuardedCache& other) { busy_ = other.busy_; }
-  // What these would answer, without doing it.
+  // These return what the call without "Check" would, and change nothing.
   Status CheckConfig(const CacheConfig& config) const;
   Status CheckInit(const InitArgs& args);
   Status CheckBatch(const Batch& batch) const;
   Status CheckCopyPrefix(int src, int dst, std::int32_t len) const;
   Status CheckRestore(const CacheState& state) const;
   Status CheckAddSequence(int sequence, const CacheState& added) const;
-  // Remove in two steps: PrepareRemove answers and changes nothing, and if it
-  // says ok, CommitRemove with the same arguments does it.
+  // Remove in two steps: PrepareRemove returns the status and changes nothing;
+  // if it is ok, CommitRemove with the same arguments removes.
   Status PrepareRemove(int seq, std::int32_t begin, std::int32_t end);
   void CommitRemove(int seq, std::int32_t begin, std::int32_t end) {
     DoCommitRemove(seq, begin, end);
   }
-  // Ends the pass, if there is one, and takes back what its StartForward
-  // stored. What was evicted or moved to make room stays so.
+  // Ends the pass, if there is one, and removes the tokens that its
+  // StartForward stored. Evictions and moves that made room are not undone.
   void GiveBack();
   void EndPass() { active_ = false; }
 
  protected:
-  // The twin's part. Called after Init, outside of any misuse. An encoder is
-  // never asked for what it does not support.
+  // The twin's part. Called after Init and with valid arguments only. The gate
+  // never calls an encoder for what it does not support.
   //
-  // Works out what DoInit will make, of which nothing shows yet: how many
-  // cells.
+  // Checks `args` and returns the number of cells that DoInit will make. Has no
+  // visible effect.
   virtual Result<std::int64_t> DoCheckInit(const InitArgs& args) = 0;
-  // CellCount() free cells, and no layers. Restore calls it again.
+  // Makes CellCount() free cells and no layers. Restore calls it again.
   virtual void DoInit() {}
   virtual void DoClose() = 0;
   virtual Status DoStartForward(const Batch& batch, bool reserve) = 0;
   virtual void DoGiveBack() = 0;
-  // The batch's excepted tokens are others now.
+  // Builds the mask again, after SetCausal changed the excepted tokens.
   virtual void DoBuildMask() {}
-  // Of the current layer.
+  // Stores the batch's rows in the current layer.
   virtual void DoPut(const TensorView& key, const TensorView& value);
-  // Of the current layer, into which something was put.
+  // Returns the views of the current layer, which has had a Put.
   virtual KvView DoGet() = 0;
   virtual void DoCopyPrefix(int, int, std::int32_t) {}
   virtual bool DoCanResume(int, std::int32_t) const { return true; }
@@ -108,33 +108,35 @@ class GuardedCache : public Cache {
   virtual void DoCommitRemove(int seq, std::int32_t begin,
                               std::int32_t end) = 0;
 
-  // Of caches with cells only.
+  // The next three are called for caches with cells only.
   //
-  // Row i of the tensors goes to cells[i] of the layer, which is made if there
-  // is none, even if there are no cells.
+  // Stores row i of the tensors in cells[i] of the layer, which is made if it
+  // does not exist, even if `cells` is empty.
   virtual void DoStoreRows(int, std::span<const int>, const TensorView&,
                            const TensorView&) {}
-  // K and V of all cells, of a layer that was made.
+  // Returns K and V of all cells of a layer that exists.
   virtual KvView DoAllRows(int) const { return {}; }
-  // One membership more; a cell that is held already is held at its position.
+  // Adds one membership. If the cell is in use, the position is the same.
   virtual void DoHold(const CellEntry&) {}
 
-  // Of an encoder only: a cache of rows without positions, in slots of any
-  // shape. It has no cells and no mask. DoLoadSlots replaces all that it holds.
+  // The next four are called for encoders only: caches of rows without
+  // positions, in slots of any shape, without cells and mask. DoLoadSlots
+  // replaces everything that the encoder holds.
   virtual bool IsEncoder() const { return false; }
   virtual bool DoEncoderCached() const { return false; }
   virtual void DoSaveSlots(CacheState&) const {}
   virtual void DoLoadSlots(const CacheState&) {}
 
   const CacheConfig& config() const { return config_; }
-  // Of the current pass: its tokens, the cells that DoStartForward found for
-  // them, and whether it only reserves.
+  // The tokens of the current pass, the cells that DoStartForward found for
+  // them, and whether the pass only reserves.
   const std::vector<BatchToken>& batch() const { return batch_; }
   std::vector<int>& batch_cells() { return batch_cells_; }
   bool reserving() const { return reserving_; }
   int layer() const { return layer_; }
   const InitArgs& init_args() const { return init_; }
-  // By layer, if anything was ever put there. An encoder's mean nothing.
+  // The dimensions of each layer that had a Put. For an encoder, only the layer
+  // numbers have a meaning.
   const std::map<int, RowDims>& layer_dims() const { return rows_; }
   DType k_dtype() const { return init_.dtype; }
   DType v_dtype() const { return config_.v_dtype.value_or(init_.dtype); }
@@ -151,7 +153,7 @@ class GuardedCache : public Cache {
   Status CheckDTypes(const TensorView& key, const TensorView& value) const;
 
   Life life_ = Life::kNew;
-  // A shift function of the caller's may run.
+  // True while the caller's shift function may run.
   std::shared_ptr<bool> busy_ = std::make_shared<bool>(false);
   bool configured_ = false;
   CacheConfig config_;

@@ -25,7 +25,7 @@ Status CheckTensor(std::string_view name, const TensorView& tensor,
   return {};
 }
 
-// As [head_dim, tokens, kv_heads].
+// Returns the view as [head_dim, tokens, kv_heads].
 TensorView Packed(TensorView view) {
   std::swap(view.shape[1], view.shape[2]);
   std::swap(view.stride[1], view.stride[2]);
@@ -222,7 +222,7 @@ Result<std::vector<PagedView>> GuardedPaged::Views(int sequence,
                  of.len + of.appended[static_cast<std::size_t>(layer)]);
 }
 
-// The rows at positions begin .. end - 1, block by block.
+// Returns the rows at positions begin .. end - 1, block by block.
 std::vector<PagedView> GuardedPaged::ViewsOf(int sequence, int layer, int begin,
                                              int end) const {
   const int size = spec_.block_size;
@@ -270,7 +270,7 @@ Result<std::optional<PagedKv>> GuardedPaged::ContiguousKV(int sequence,
       DoBlocks(sequence).first(static_cast<std::size_t>(BlocksFor(kv_len)));
   for (std::size_t i = 1; i < blocks.size(); ++i) {
     const bool next = blocks[i] == blocks[i - 1] + 1;
-    // Heads of several blocks do not lie one after another.
+    // With kHeadMajor, the rows of a head are contiguous in one block only.
     if (!next || spec_.layout == PagedLayout::kHeadMajor) {
       return std::optional<PagedKv>();
     }

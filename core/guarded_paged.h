@@ -1,5 +1,6 @@
-// What both twins of the paged pool share: the gate that refuses misuse, how
-// long sequences are, and the views and tables that follow from their blocks.
+// The common part of both twins of the paged pool: the gate that refuses
+// misuse, the lengths of sequences, and the views and tables that follow from
+// their blocks.
 
 #ifndef KVTWIN_CORE_GUARDED_PAGED_H_
 #define KVTWIN_CORE_GUARDED_PAGED_H_
@@ -14,12 +15,12 @@
 
 namespace kvtwin {
 
-// What MakePagedPool refuses.
+// Returns the error of MakePagedPool for a bad spec.
 Status CheckPagedSpec(const PagedSpec& spec);
 
 class GuardedPaged : public PagedPool {
  public:
-  // Requires: CheckPagedSpec accepts it.
+  // Requires: CheckPagedSpec accepts `spec`.
   explicit GuardedPaged(const PagedSpec& spec) : spec_(spec) {}
 
   const PagedSpec& spec() const final { return spec_; }
@@ -45,28 +46,29 @@ class GuardedPaged : public PagedPool {
                                                 int end) const final;
 
  protected:
-  // The number of the next sequence: the lowest that none has.
+  // The number of the next sequence: the lowest that is not in use.
   virtual int NextSequence() const;
 
-  // The twin's part, outside of any misuse. DoOpen and DoFork make `sequence`;
-  // DoOpen answers how many tokens it took over.
+  // The twin's part, called with valid arguments only. DoOpen and DoFork make
+  // `sequence`; DoOpen returns the number of tokens that it begins with.
   virtual int DoOpen(int sequence, std::span<const std::int32_t> prompt,
                      const PrefixKey& key) = 0;
   virtual void DoFork(int from, int sequence, int len) = 0;
-  // Blocks for positions up to `end`, those from `begin` on in blocks of its
-  // own; false, and nothing changes, if there are not enough.
+  // Gets blocks for the positions up to `end`; those from `begin` on are in
+  // blocks that no other sequence has. If there are not enough blocks, returns
+  // false and changes nothing.
   virtual bool DoReserve(int sequence, int begin, int end) = 0;
   virtual void DoStore(int sequence, int layer, int start,
                        const TensorView& key, const TensorView& value) = 0;
-  // The sequence is `len` long from now on. The tokens that it got are these,
-  // or, if there are none here, nobody knows which.
+  // Sets the sequence's length to `len`. `tokens` are the ids of the committed
+  // tokens; empty if they are unknown.
   virtual void DoCommit(int sequence, int len,
                         std::span<const std::int32_t> tokens) = 0;
   virtual void DoTruncate(int sequence, int len) = 0;
   virtual void DoFree(int sequence) = 0;
   virtual std::span<const int> DoBlocks(int sequence) const = 0;
-  // `count` rows from a slot on; [head_dim, kv_heads, count]. Rows of other
-  // blocks follow if they lie one after another.
+  // Returns `count` rows from `slot` on, [head_dim, kv_heads, count]. They may
+  // reach into other blocks if the blocks lie one after another.
   virtual PagedKv DoRows(int layer, std::int64_t slot, int count) const = 0;
   virtual Device DoDevice() const { return Device::kCpu; }
 
@@ -79,7 +81,7 @@ class GuardedPaged : public PagedPool {
  private:
   struct Length {
     int len = 0;
-    std::vector<int> appended;  // Rows of each layer, behind.
+    std::vector<int> appended;  // Rows after `len`, by layer.
   };
 
   Status CheckSequence(int sequence) const;

@@ -1,5 +1,5 @@
-// Memory in large pages: where much of it is touched for the first time, that
-// is what takes the time.
+// Memory in huge pages: otherwise page faults take most of the time when a
+// large buffer is written for the first time.
 
 #ifndef KVTWIN_CORE_HUGE_PAGES_H_
 #define KVTWIN_CORE_HUGE_PAGES_H_
@@ -14,8 +14,8 @@ namespace kvtwin {
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-// Asks for huge pages wherever a whole one fits. Where the system has none, or
-// keeps them to itself, nothing happens.
+// Asks for huge pages wherever a whole one fits. Does nothing if the system has
+// none or does not grant them.
 inline void AskForHugePages([[maybe_unused]] std::byte* data,
                             [[maybe_unused]] std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
@@ -27,7 +27,7 @@ inline void AskForHugePages([[maybe_unused]] std::byte* data,
 #endif
 }
 
-// As reserve.
+// Like bytes.reserve(size), in huge pages.
 inline void ReserveHugePages(std::size_t size, std::vector<std::byte>& bytes) {
   if (size <= bytes.capacity()) return;
   bytes.reserve(size);

@@ -8,8 +8,8 @@
 namespace kvtwin {
 namespace {
 
-// Builds a JsonValue from the parser's events and stops at the first that a
-// line of a recording cannot have.
+// Builds a JsonValue from the parser's events, and stops at the first event
+// that a line of a recording cannot have.
 class ValueBuilder final : public nlohmann::json_sax<nlohmann::json> {
  public:
   JsonValue& value() { return root_; }
@@ -111,7 +111,8 @@ class ValueBuilder final : public nlohmann::json_sax<nlohmann::json> {
     JsonValue opened;
     opened.type = type;
     if (!Add(std::move(opened))) return false;
-    // Stays where it is: nothing is added beside it before it is closed.
+    // The pointer stays valid: nothing is added to its parent's `items` before
+    // the container is closed.
     open_.push_back(open_.empty() ? &root_ : &open_.back()->items.back());
     return true;
   }
@@ -169,7 +170,7 @@ bool IsBlank(std::string_view line) {
 
 std::string ParseJsonLine(const std::string& line, JsonValue& object) {
   if (IsBlank(line)) return "an empty line";
-  // The parser takes a NUL for the end.
+  // The parser would take a NUL for the end of the line.
   if (const std::size_t nul = line.find('\0'); nul != line.npos) {
     return fmt::format("not JSON: a NUL at column {}", nul + 1);
   }

@@ -1,5 +1,5 @@
-// One JSON object from a line that may hold anything: bounded in depth and in
-// size, without keys that come twice, and with lists kept flat.
+// Parses one JSON object from a line of untrusted text: with limits on depth
+// and size, without duplicate keys, and with lists stored flat.
 
 #ifndef KVTWIN_CORE_JSON_LINE_H_
 #define KVTWIN_CORE_JSON_LINE_H_
@@ -19,24 +19,24 @@
 
 namespace kvtwin {
 
-// What is in no line that means well.
+// Limits that no valid line exceeds.
 inline constexpr std::size_t kJsonDepthMax = 16;
-inline constexpr int kJsonValuesMax = 4096;  // But those of lists.
+inline constexpr int kJsonValuesMax = 4096;  // Without elements of lists.
 inline constexpr std::size_t kJsonElementsMax = std::size_t{64} << 20;
 
-// A JSON value. Lists of numbers or strings, which are long, are kept flat.
+// A JSON value. Lists of numbers or strings may be long, and are stored flat.
 struct JsonValue {
   enum class Type { kNull, kBool, kInteger, kReal, kString, kList, kObject };
   Type type = Type::kNull;
   bool boolean = false;
   double number = 0;
-  // A string; the strings of a list, a line end after each.
+  // The string, or the strings of a list with a line end after each.
   std::string text;
-  std::size_t strings = 0;              // Of a list.
-  std::vector<double> numbers;          // Of a list.
-  std::optional<std::size_t> fraction;  // Index of the first not an integer.
-  std::vector<std::string> keys;        // Of an object, with `items`.
-  std::vector<JsonValue> items;         // What else a list has.
+  std::size_t strings = 0;              // Number of strings in a list.
+  std::vector<double> numbers;          // The numbers of a list.
+  std::optional<std::size_t> fraction;  // Index of the first non-integer.
+  std::vector<std::string> keys;        // Keys of an object, as in `items`.
+  std::vector<JsonValue> items;         // Its values; other values of a list.
 
   bool IsNumbers() const {
     return type == Type::kList && strings == 0 && items.empty();
@@ -55,22 +55,23 @@ struct JsonValue {
 // For messages: "7", "'text'", "a list".
 std::string Describe(const JsonValue& value);
 
-// Nothing but blanks?
+// Whether the line has only blanks.
 bool IsBlank(std::string_view line);
 
-// The object in `line`. Otherwise what is wrong with it; empty if nothing is.
+// Parses the object in `line`. Returns what is wrong with the line; empty if it
+// is valid.
 std::string ParseJsonLine(const std::string& line, JsonValue& object);
 
-// The fields of an object, typed. The first that is not as it must be is
-// described in `problem`, and what is returned for it means nothing.
+// Typed access to the fields of an object. The first wrong field is described
+// in `problem`; the value returned for a wrong field is arbitrary.
 class JsonFields {
  public:
-  // `path` goes before the names of keys, "cache.caches[1].".
+  // `path` is put before the names of keys in messages: "cache.caches[1].".
   JsonFields(const JsonValue& object, std::string path, std::string& problem)
       : object_(object), path_(std::move(path)), problem_(problem) {}
 
   bool ok() const { return problem_.empty(); }
-  // Null if the key is not there; Need then complains.
+  // Returns null if the key is missing; Need also reports that.
   const JsonValue* Find(std::string_view key) const {
     return object_.Find(key);
   }
@@ -89,14 +90,14 @@ class JsonFields {
                    std::span<const std::string_view> names) const;
   std::string String(std::string_view key) const;
   std::vector<int> Ints(std::string_view key) const;
-  // Without line ends in them.
+  // The strings of a list. Errors: a string with a line end.
   std::vector<std::string> Strings(std::string_view key) const;
   // The extents of a tensor, each at least 1.
   Shape Extents(std::string_view key, std::size_t rank_min,
                 std::size_t rank_max) const;
   JsonFields Object(std::string_view key) const;
 
-  // Complain: "key what", "key is value, it must be due".
+  // Report a problem: "<key> <what>", "<key> is <value>, it must be <due>".
   void Fail(std::string_view key, std::string_view what) const;
   void Wrong(std::string_view key, const JsonValue& value,
              std::string_view due) const;
@@ -107,10 +108,11 @@ class JsonFields {
   std::string& problem_;
 };
 
-// For messages: one line of ASCII, whatever the bytes are.
+// For messages: returns one line of ASCII, whatever the bytes are.
 std::string Printable(std::string_view bytes, std::size_t length_max);
 
-// The JSON string that holds `text`, in quotes; what is not UTF-8 is replaced.
+// Returns `text` as a JSON string in quotes; bytes that are not UTF-8 are
+// replaced.
 std::string JsonString(const std::string& text);
 
 }  // namespace kvtwin

@@ -6,7 +6,7 @@
 namespace kvtwin {
 namespace {
 
-// -inf. Requires: not kBits, which has none.
+// Returns the bits of -inf. Requires: not kBits, which has no -inf.
 std::uint32_t Hiding(DType dtype) {
   if (dtype == DType::kF32) return 0xFF800000;
   return dtype == DType::kF16 ? 0xFC00 : 0xFF80;
@@ -25,7 +25,7 @@ MaskElement MaskElementAt(const TensorView& mask, std::int64_t column,
     return (byte & BitOf(column)) != std::byte{0} ? MaskElement::kAllows
                                                   : MaskElement::kHides;
   }
-  // The lowest byte comes first.
+  // The machine is little-endian: the lowest byte comes first.
   std::uint32_t element = 0;
   std::memcpy(&element, mask.at(column, row), SizeOf(mask.dtype));
   if (element == 0) return MaskElement::kAllows;

@@ -1,4 +1,5 @@
-// What a mask says, whatever its dtype: nobody else looks at its bytes.
+// Reads and writes the elements of masks of any mask dtype, so that other code
+// need not look at their bytes.
 
 #ifndef KVTWIN_CORE_MASK_ELEMENTS_H_
 #define KVTWIN_CORE_MASK_ELEMENTS_H_
@@ -9,10 +10,11 @@
 
 namespace kvtwin {
 
-// An element of f32, f16 and bf16 is 0 or -inf, bit for bit, or it is wrong.
+// A valid element of f32, f16 or bf16 is exactly the bits of 0 or of -inf; any
+// other is kNeither.
 enum class MaskElement { kAllows, kHides, kNeither };
 
-// Requires: a mask, and an element of it.
+// Requires: `mask` has data, and the element is inside its shape.
 MaskElement MaskElementAt(const TensorView& mask, std::int64_t column,
                           std::int64_t row);
 
@@ -22,7 +24,7 @@ inline bool MaskAllows(const TensorView& mask, std::int64_t column,
   return MaskElementAt(mask, column, row) == MaskElement::kAllows;
 }
 
-// A mask that hides everything, and how to make it allow one element.
+// Returns a mask that hides everything; AllowInMask allows one element of it.
 DenseTensor HidingMask(DType dtype, std::int64_t columns, std::int64_t rows);
 void AllowInMask(DenseTensor& mask, std::int64_t column, std::int64_t row);
 

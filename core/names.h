@@ -1,5 +1,5 @@
-// What kinds of caches, shift functions and dtypes are called in recordings,
-// histories and on the command line.
+// The names of kinds of caches, shift functions, dtypes and V layouts in
+// recordings, in histories and on the command line.
 
 #ifndef KVTWIN_CORE_NAMES_H_
 #define KVTWIN_CORE_NAMES_H_
@@ -50,7 +50,7 @@ inline std::string_view VLayoutName(VLayout layout) {
   return kVLayoutNames[static_cast<std::size_t>(layout)];
 }
 
-// The place of `name` in one of the above, as its enum.
+// Returns the value of Enum whose name is `name` in one of the lists above.
 template <class Enum, std::size_t n>
 std::optional<Enum> FromName(const std::array<std::string_view, n>& names,
                              std::string_view name) {

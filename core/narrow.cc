@@ -24,7 +24,8 @@ std::uint8_t F8FromF32(float value) {
   if (size >= F32FromF8(kF8Largest)) return sign | kF8Largest;
   const int exponent = size == 0 ? kF8FirstExponent
                                  : std::max(std::ilogb(size), kF8FirstExponent);
-  // In units of the last place: up to 16, which is the next exponent's 8.
+  // In units of the last place, up to 16, which is 8 units of the next
+  // exponent.
   const float units = std::nearbyint(std::ldexp(size, kF8Mantissa - exponent));
   const int above = (exponent - kF8FirstExponent) << kF8Mantissa;
   return sign | static_cast<std::uint8_t>(above + static_cast<int>(units));
@@ -34,7 +35,7 @@ float F32FromF8(std::uint8_t bits) {
   const std::uint8_t code = bits & kF8NaN;
   const int exponent = code >> kF8Mantissa;
   const int mantissa = code & ((1 << kF8Mantissa) - 1);
-  // Exponent 0 is that of 1, without the leading one.
+  // Exponent 0 scales like exponent 1, but without the leading one.
   const int units = exponent == 0 ? mantissa : mantissa + (1 << kF8Mantissa);
   const int scale = std::max(exponent, 1) - 1 + kF8FirstExponent - kF8Mantissa;
   const float size = code == kF8NaN
@@ -51,7 +52,7 @@ void StoreBlock(std::span<const float, kBlockElements> from, DType dtype,
     finite = finite && std::isfinite(value);
     if (std::fabs(value) > std::fabs(most)) most = value;
   }
-  // Of q4_0 the largest is -8 times the scale, whatever its sign.
+  // In q4_0 the largest number is -8 times the scale, whatever its sign.
   const float exact = dtype == DType::kQ8 ? std::fabs(most) / 127 : most / -8;
   Eigen::half scale(exact);
   std::memset(block, 0, static_cast<std::size_t>(RunBytes(dtype, 1)));

@@ -1,5 +1,5 @@
-// The dtypes of rows that are no type of a processor, a number or a block at a
-// time. What they do with a number is in docs/dtypes.md.
+// Conversions of the row dtypes that processors do not have: one number or one
+// block at a time. docs/dtypes.md says how they round.
 
 #ifndef KVTWIN_CORE_NARROW_H_
 #define KVTWIN_CORE_NARROW_H_
@@ -12,12 +12,12 @@
 
 namespace kvtwin {
 
-// e4m3. The nearest, ties to even; beyond 448 it is 448. A NaN stays one.
+// f8_e4m3. Rounds to nearest, ties to even; beyond 448 to 448. A NaN stays NaN.
 std::uint8_t F8FromF32(float value);
 float F32FromF8(std::uint8_t bits);  // Exact.
 
-// q8_0 or q4_0. A block with anything but finite numbers, or too large a one,
-// becomes all NaN.
+// q8_0 or q4_0. A block with a number that is not finite, or too large for the
+// scale, becomes all NaN.
 void StoreBlock(std::span<const float, kBlockElements> from, DType dtype,
                 std::byte* block);
 float LoadFromBlock(const std::byte* block, DType dtype, std::size_t i);

@@ -1,5 +1,5 @@
-// SequenceOf and WithSequence of save.h: one sequence out of a state, and into
-// another state (S57).
+// SequenceOf and WithSequence of save.h: take one sequence out of a state, and
+// add it to another state (S57).
 
 #include <algorithm>
 #include <cstdint>
@@ -17,7 +17,7 @@
 namespace kvtwin {
 namespace {
 
-// Where the rows of each held cell are in the tensors of a state.
+// Maps each held cell to the index of its row in the tensors of a state.
 std::map<int, std::int64_t> RowsByCell(const CacheState& state) {
   std::map<int, std::int64_t> rows;
   for (const CellEntry& entry : state.cells) rows.try_emplace(entry.cell, 0);
@@ -32,7 +32,8 @@ struct Row {
   std::int64_t at;
 };
 
-// These one after another; without a tensor, zeros like the others.
+// Returns a tensor of these rows one after another, with the dtype and first
+// dimensions of `like`. A row without a tensor is zeros.
 DenseTensor Joined(const std::vector<Row>& rows, const DenseTensor& like) {
   DenseTensor joined{like.dtype, like.shape, {}};
   joined.shape[2] = std::ssize(rows);
@@ -64,7 +65,7 @@ Result<CacheState> WithTokens(const CacheState& state, int sequence,
   CacheState both = state;
   Status status = CheckRoom(std::ssize(old_rows), cells, std::ssize(new_rows));
   if (!status.ok()) return status;
-  // Where each of its cells goes.
+  // The new cell of each cell of `added`.
   std::map<int, int> places;
   int free = 0;
   for (const auto& [cell, row] : new_rows) {
@@ -82,7 +83,7 @@ Result<CacheState> WithTokens(const CacheState& state, int sequence,
   std::set<int> layers;
   for (const auto& [layer, rows] : state.layers) layers.insert(layer);
   for (const auto& [layer, rows] : added.layers) layers.insert(layer);
-  // By cell: whose row, and which.
+  // By cell: whether its row comes from `added`, and the index of the row.
   std::map<int, std::pair<bool, std::int64_t>> sources;
   for (const auto& [cell, row] : old_rows) sources[cell] = {false, row};
   for (const auto& [cell, row] : new_rows) sources[places[cell]] = {true, row};

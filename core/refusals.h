@@ -1,5 +1,5 @@
-// How the gates of both twins refuse misuse: messages that name the argument
-// and its value.
+// The refusals of misuse that the gates of both twins return: messages that
+// name the argument and its value.
 
 #ifndef KVTWIN_CORE_REFUSALS_H_
 #define KVTWIN_CORE_REFUSALS_H_

@@ -11,7 +11,7 @@
 namespace kvtwin {
 namespace {
 
-// Which of two NaN a sum keeps is up to the compiler, so that it is said here.
+// Compilers differ in which of two NaNs a sum keeps, so this defines it.
 float Turned(float before, float after) {
   if (std::isnan(before)) return before;
   return std::isnan(after) ? std::numeric_limits<float>::quiet_NaN() : after;
@@ -32,7 +32,7 @@ void RopeHead(const Rope& rope, std::int32_t offset, std::span<float> head) {
   }
 }
 
-// No exception leaves a thread that helps.
+// Catches all exceptions: none may leave a helper thread.
 Status CallCustom(const ShiftFn& fn, int layer, std::int32_t offset,
                   int k_head_dim, int kv_heads, std::span<float> key) {
   const auto thrown = [](std::string_view what) {

@@ -1,4 +1,4 @@
-// The shift functions of kvtwin/shift.h, one K row at a time: their definition.
+// The definition of the shift functions of kvtwin/shift.h, for one K row.
 
 #ifndef KVTWIN_CORE_SHIFT_ROW_H_
 #define KVTWIN_CORE_SHIFT_ROW_H_
@@ -17,8 +17,8 @@ struct Turn {
 };
 Turn RopeTurn(const Rope& rope, int dims, int p, std::int32_t offset);
 
-// The number of elements of a head that turn: rope.dims, or all of an even
-// head, never more than there are.
+// The number of elements of a head that turn: rope.dims, or k_head_dim if that
+// is less or rope.dims is 0; rounded down to an even number.
 int RopeDims(const Rope& rope, int k_head_dim);
 
 // Rewrites `key` = [k_head_dim, kv_heads] for a position that changed by

@@ -12,7 +12,7 @@
 namespace kvtwin {
 namespace {
 
-// A tensor of a state: whole, and not too large.
+// Checks that a tensor of a state has all its bytes and is not too large.
 Status CheckOwned(std::string_view name, const DenseTensor& tensor) {
   const bool empty = tensor.shape[2] == 0;  // No rows yet.
   Shape shape = tensor.shape;
@@ -25,7 +25,7 @@ Status CheckOwned(std::string_view name, const DenseTensor& tensor) {
                  ShapeText(tensor.shape), tensor.bytes.size());
 }
 
-// Of a cache that is no wrapper.
+// Checks the state of a cache that is not a wrapper.
 Status CheckPart(const CacheState& state) {
   Status status = CheckSlots(state);
   if (status.ok()) status = CheckCells(state, std::numeric_limits<int>::max());
@@ -52,7 +52,7 @@ Status CheckPart(const CacheState& state) {
 
 Status CheckShape(std::string_view name, const Shape& shape, DType dtype) {
   if (Status status = CheckRowDType(name, dtype); !status.ok()) return status;
-  // Of an element, of a block a little more than that.
+  // The bytes of one element; for block dtypes an upper bound.
   std::int64_t bytes = IsBlockDType(dtype) ? 2 : RunBytes(dtype, 1);
   bool too_large = false;
   for (const std::int64_t extent : shape) {

@@ -1,5 +1,5 @@
-// What is wrong with a state that no cache could have: one that comes from a
-// file may be anything.
+// Checks states, for example those from a file, which may be anything: finds
+// what is wrong with a state that no cache could have.
 
 #ifndef KVTWIN_CORE_STATE_CHECKS_H_
 #define KVTWIN_CORE_STATE_CHECKS_H_
@@ -13,38 +13,38 @@
 
 namespace kvtwin {
 
-// Errors: invalid_argument unless some cache could hold it, of which nothing is
-// known: Restore knows more.
+// Errors: invalid_argument if no cache could hold this state. Restore checks
+// that the state fits a given cache.
 Status CheckState(const CacheState& state);
 
-// Its parts, for who knows the cache.
+// The parts of CheckState, for callers that know the cache.
 //
-// Cells in order, below `cells`, each with one position.
+// Checks that cells are in order and below `cells`, each with one position.
 Status CheckCells(const CacheState& state, int cells);
-// Of an encoder.
+// Checks the fields of an encoder.
 Status CheckSlots(const CacheState& state);
-// Of a layer: whole, and not too large.
+// Checks a layer: its tensors have all their bytes, and are not too large.
 Status CheckTensors(int layer, const KvRows& rows);
-// The same of all layers, in all caches.
+// Whether CheckTensors accepts all layers of all caches.
 bool HasWholeTensors(const CacheState& state);
-// Of a tensor, which has at least one element: of a dtype of rows, whole
+// Checks the shape of a tensor: at least one element, of a row dtype, in whole
 // blocks, and not too large to count its bytes.
 Status CheckShape(std::string_view name, const Shape& shape, DType dtype);
 
-// What is added as a sequence: of one.
+// Checks a state that is added as `sequence`: it may have one sequence only.
 Status CheckAdded(int sequence, const CacheState& added);
 Status CheckRoom(std::int64_t held, std::int64_t cells, std::int64_t tokens);
 
-// Whether these are the rows of so many cells.
+// Whether these are the rows of `held` cells.
 bool AreRowsOf(const KvRows& rows, std::int64_t held);
-// Whether there is what only an encoder has, apart from its rows; and if it
-// must be one.
+// Whether a field that only encoders use is set; and whether the state must be
+// that of an encoder, because of such a field or of rows without cells.
 bool HasSlots(const CacheState& state);
 bool IsOfEncoder(const CacheState& state);
-// Whether there is nothing, apart from caches.
+// Whether the state is empty, except for `caches`.
 bool IsBare(const CacheState& state);
 
-// Calls visit(cell) for the cells of `entries`, each once.
+// Calls visit(cell) once for each cell of `entries`.
 template <class Visit>
 void ForEachHeld(const std::vector<CellEntry>& entries, const Visit& visit) {
   int last = -1;

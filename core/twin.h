@@ -1,4 +1,4 @@
-// What a twin gives to the factory.
+// The functions of the twins that the factory calls.
 
 #ifndef KVTWIN_CORE_TWIN_H_
 #define KVTWIN_CORE_TWIN_H_
@@ -10,7 +10,7 @@
 
 namespace kvtwin {
 
-// What MakeCache refuses.
+// Returns the error of MakeCache for a bad spec.
 Status CheckSpec(const CacheSpec& spec);
 
 // Requires: a spec that MakeCache, or MakePagedPool, accepts.
@@ -21,7 +21,7 @@ Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec);
 namespace optimized {
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec);
 Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec);
-// With KVTWIN_CUDA.
+// Only in libraries built with KVTWIN_CUDA.
 namespace cuda {
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec);
 Result<std::unique_ptr<PagedPool>> MakePagedPool(const PagedSpec& spec);

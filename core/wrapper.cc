@@ -35,7 +35,7 @@ void WrapperCache::Close() {
 }
 
 Status WrapperCache::SetLayer(int layer) {
-  Status status;  // All caches answer alike.
+  Status status;  // All caches return the same.
   for (const auto& cache : caches_) status = cache->SetLayer(layer);
   return status;
 }
@@ -60,7 +60,7 @@ Status WrapperCache::Put(const TensorView& key, const TensorView& value) {
 }
 
 Status WrapperCache::StartForward(const Batch& batch, bool reserve) {
-  // Misuse changes nothing. All caches answer alike.
+  // Misuse changes nothing. All caches return the same.
   if (Status status = active().CheckBatch(batch); !status.ok()) return status;
   for (const auto& cache : caches_) cache->EndPass();
   for (const auto& cache : caches_) {

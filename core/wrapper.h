@@ -1,5 +1,5 @@
-// Several caches behind one interface. It has no cells and makes no decision of
-// its own: calls go to the active cache, or to all of them or none.
+// Several caches behind one interface. The wrapper has no cells and decides
+// nothing itself: calls go to the active cache, or to all caches or none.
 
 #ifndef KVTWIN_CORE_WRAPPER_H_
 #define KVTWIN_CORE_WRAPPER_H_
@@ -15,7 +15,8 @@ namespace kvtwin {
 // Makes a cache that is not a wrapper.
 using MakeOne = std::function<std::unique_ptr<GuardedCache>(const CacheSpec&)>;
 
-// The cache of `spec`, a wrapper or not, out of those that `make_one` makes.
+// Makes the cache of `spec`, a wrapper or not, from caches that `make_one`
+// makes.
 std::unique_ptr<Cache> MakeWrapped(const CacheSpec& spec,
                                    const MakeOne& make_one);
 
@@ -27,8 +28,8 @@ class WrapperCache final : public Cache {
     for (const auto& cache : caches_) cache->BusyWith(*caches_[0]);
   }
 
-  // To all of them or none. What StartForward evicted or moved before one of
-  // the caches was found full stays so.
+  // These calls change all caches or none. But if one cache is full, evictions
+  // and moves of StartForward are not undone.
   Status SetConfig(const CacheConfig& config) override;
   Status Init(DType dtype, int max_sequences, int capacity,
               int max_batch) override;
@@ -45,7 +46,7 @@ class WrapperCache final : public Cache {
 
   Status SetLayerType(int type) override;
 
-  // The active cache's.
+  // These calls go to the active cache.
   Status SetCausal(std::span<const int> except) override;
   Status Put(const TensorView& key, const TensorView& value) override;
   Result<KvView> Get() override { return active().Get(); }

@@ -1,5 +1,5 @@
-// Attention as the textbook has it, in double: what the rows of a view are for.
-// It decides whether two views are the same to a model.
+// Textbook attention in double over the rows of a view. It decides whether two
+// views are the same to a model.
 
 #ifndef KVTWIN_REFERENCE_ATTENTION_H_
 #define KVTWIN_REFERENCE_ATTENTION_H_
@@ -16,8 +16,8 @@
 
 namespace kvtwin::reference {
 
-// q.k * scale of every cell; -inf where the mask hides it, whatever its K row
-// holds. `query` is [k_head_dim].
+// Returns q.k * scale for every cell; -inf for a cell that the mask hides,
+// whatever its K row holds. `query` is [k_head_dim].
 inline Eigen::VectorXd Scores(const KvView& view, std::int64_t row,
                               std::int64_t kv_head,
                               const Eigen::VectorXd& query, double scale) {
@@ -33,10 +33,10 @@ inline Eigen::VectorXd Scores(const KvView& view, std::int64_t row,
   return scores;
 }
 
-// The heads of batch row `row`: column h of the result, [v_head_dim, heads], is
-// the sum over the cells of softmax(q.k * scale + mask) v, where q is column h
-// of `queries`, [k_head_dim, heads]. Each KV head serves the same number of
-// heads, in order. A row that sees nothing gives zeros.
+// Returns the heads of batch row `row`: column h of the result, [v_head_dim,
+// heads], is the sum over the cells of softmax(q.k * scale + mask) v, where q
+// is column h of `queries`, [k_head_dim, heads]. Each KV head serves the same
+// number of heads, in order. The result of a row that sees no cell is zeros.
 inline Eigen::MatrixXd Attend(const KvView& view, VLayout v_layout,
                               std::int64_t row, const Eigen::MatrixXd& queries,
                               double scale) {
@@ -52,7 +52,7 @@ inline Eigen::MatrixXd Attend(const KvView& view, VLayout v_layout,
     for (const double score : scores) most = std::fmax(most, score);
     double sum = 0;
     for (std::int64_t cell = 0; cell < scores.size(); ++cell) {
-      // Not even a NaN in a hidden V row may count.
+      // A hidden V row must not count, not even if it has a NaN.
       if (std::isinf(scores[cell]) && scores[cell] < 0) continue;
       const double weight = std::exp(scores[cell] - most);
       sum += weight;

@@ -1,5 +1,6 @@
-// The reference twin of all kinds that have cells: cells, ranges and masks in
-// the most obvious way, to be checked by eye against docs/semantics.md.
+// The reference twin of all kinds that have cells: cells, ranges and masks,
+// written in the most obvious way, so that a reader can check them against
+// docs/semantics.md.
 
 #include <algorithm>
 #include <map>
@@ -17,7 +18,7 @@ namespace {
 
 using enum StatusCode;
 
-// It is farther than any position; sums of positions have 64 bits (S49).
+// Farther than any position. Sums of positions are computed in 64 bits (S49).
 constexpr std::int64_t kUnbounded = std::int64_t{1} << 40;
 
 struct Cell {
@@ -46,14 +47,14 @@ class CausalCache final : public GuardedCache {
   }
 
  private:
-  // S2 to S4.
+  // Sets the window and the memory, and counts the cells (S2 to S4).
   Result<std::int64_t> DoCheckInit(const InitArgs& args) override {
     window_ = memory_ = kUnbounded;
     const bool windowed =
         spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem;
     if (windowed && spec_.window) window_ = memory_ = *spec_.window;
     if (spec_.kind == Kind::kSwaMem && spec_.memory) memory_ = *spec_.memory;
-    // Room for the stop token, which the next request will not have.
+    // Adds room for the stop token, which the next request will not have.
     if (args.max_sequences > 1) memory_ = std::max(memory_, window_ + 1);
     if (memory_ >= args.capacity) memory_ = kUnbounded;
     if (memory_ < window_) return Status(kInvalidArgument, "short memory");
@@ -127,8 +128,8 @@ class CausalCache final : public GuardedCache {
     }
   }
 
-  // Returns the cell of each batch token; nothing if there is no room (S9,
-  // S10).
+  // Returns the cell of each batch token; empty if there are not enough free
+  // cells (S9, S10).
   std::vector<int> FindCells() {
     std::vector<int> found;
     for (int i = 0; i < CellCount(); ++i) {
@@ -156,7 +157,7 @@ class CausalCache final : public GuardedCache {
     }
   }
 
-  // Requires: the batch has its cells, which the view spans, too (S14).
+  // Sets the bounds of the view (S14). Requires: the batch has its cells.
   void SetView() {
     int first = CellCount();
     int last = -1;
@@ -184,7 +185,7 @@ class CausalCache final : public GuardedCache {
     return !chunked || cell.position >= now - now % spec_.chunk;
   }
 
-  // A column for each cell of the view, a row for each token (S15).
+  // Makes a column for each cell of the view, and a row for each token (S15).
   void DoBuildMask() override {
     const std::int64_t rows =
         RoundUp(std::ssize(batch()), config().mask_batch_padding);
@@ -228,7 +229,7 @@ class CausalCache final : public GuardedCache {
     CellAt(entry.cell).sequences.insert(entry.sequence);
   }
 
-  // K, V and mask of the view, without a copy (S23, S24).
+  // Returns K, V and mask of the view, without a copy (S23, S24).
   KvView DoGet() override {
     const auto& [keys, values] = layers_.at(layer());
     return {keys.View(view_first_, view_cells_),

@@ -1,10 +1,10 @@
-// The ledgers by any rules: ours, or those of another system
-// (core/dialects/rules.h; docs/profiles.md says who has which).
+// Ledgers for any rules: kvtwin's, or those of another system
+// (core/dialects/rules.h; docs/profiles.md says which system has which rules).
 //
-// Where the rules are ours, each function calls that of reference/ledger.h.
-// Other rules may leave an answer open, such as whether a token that can be
-// evicted at any time is still there. Then the answer of the cache under test
-// decides: the ledger hears it before the call, and follows it.
+// If the rules are kvtwin's, each function calls that of reference/ledger.h.
+// Other rules may leave an answer open, for example whether a token that can be
+// evicted at any time is still stored. Then the answer of the cache under test
+// decides: the ledger is told the answer before the call, and follows it.
 
 #ifndef KVTWIN_REFERENCE_DIALECTS_H_
 #define KVTWIN_REFERENCE_DIALECTS_H_
@@ -21,8 +21,8 @@
 
 namespace kvtwin::reference {
 
-// The answer of the cache under test to one call. Without one, the ledger takes
-// it that no token was evicted early.
+// The answer of the cache under test to one call. If it is not known, the
+// ledger assumes that no token was evicted early.
 struct Heard {
   Heard() = default;
   Heard(StatusCode answer) : known(true), code(answer) {}  // NOLINT
@@ -31,18 +31,18 @@ struct Heard {
   StatusCode code = kOk;
 };
 
-// The ledger of one cache, by any rules.
+// The ledger of one cache that is not a wrapper, for any rules.
 class CacheLedger final : public PlainLedger {
  public:
   explicit CacheLedger(const CacheSpec& spec, const Rules& rules = {})
       : PlainLedger(spec), rules_(rules), ours_(rules == Rules{}) {}
 
-  // From now on, no batch is refused because the cache is full.
+  // Removes the limit on cells: no batch is refused because the cache is full.
   void NeverFull() { cells_ = std::numeric_limits<std::int64_t>::max(); }
-  // Sets the answer to the calls that follow.
+  // Sets the answer of the cache under test for the next calls.
   void Hear(Heard heard) { heard_ = heard; }
 
-  // Whether StartForward refuses some batches for their positions.
+  // Whether StartForward refuses some batches because of their positions.
   bool RefusesPositions() const {
     return rules_.positions != Rules::Positions::kAny;
   }
@@ -57,8 +57,8 @@ class CacheLedger final : public PlainLedger {
     if (token.position > now && !excepted) return false;
     return CountAfter(token, now, seq) <= *window_;
   }
-  // Whether the cache is right, too, if the row does not see a token that it
-  // may see.
+  // Whether the cache is also correct if the row does not see `token`, which it
+  // may see: the token is evictable.
   bool MayMiss(int row, const LedgerToken& token) const {
     return IsEvictable(token, batch_[static_cast<std::size_t>(row)].sequence);
   }
@@ -107,11 +107,11 @@ class CacheLedger final : public PlainLedger {
     return {};
   }
 
-  // Whether the answer may be yes.
+  // Whether CanResume of the cache under test may answer yes.
   bool CanResume(int seq, std::int32_t pos) const override {
     return CanResume(seq, pos, /*surely=*/false);
   }
-  // With `surely`: whether it is yes, whatever was evicted.
+  // With `surely`: whether it must answer yes, whatever was evicted.
   bool CanResume(int seq, std::int32_t pos, bool surely) const {
     if (ours_) return PlainLedger::CanResume(seq, pos);
     if (surely ? MayBeFull(seq) && pos < Next(seq)
@@ -125,31 +125,35 @@ class CacheLedger final : public PlainLedger {
     }
     return CanResumeWith(stored, pos);
   }
-  // Whether the rules leave open where the sequence ends.
+  // Whether the position after the sequence's last token depends on which
+  // tokens were evicted.
   bool EndIsOpen(int seq) const {
     return RefusesPositions() && Next(seq) != Next(seq, /*surely=*/true);
   }
-  // Records that CanResume of the cache under test was yes: the tokens that the
-  // sequence needs from there on stay until the next batch evicts.
+  // Records that CanResume of the cache under test answered yes: the tokens
+  // that the sequence needs to continue at `pos` stay until the next batch
+  // evicts.
   void Resumes(int seq, std::int32_t pos) {
     if (!memory_ || rules_.eviction == Rules::Eviction::kEager) return;
-    // If tokens came out of order, the oldest one says nothing of the others.
+    // If tokens came out of order, a stored old token does not prove that the
+    // later ones are stored.
     const std::int64_t whole = mixed_.contains(seq) ? 1 : *window_;
     const std::int64_t ends = Next(seq) == pos ? 1 : 0;  // It is not empty.
     const std::int64_t from = pos - std::max(ends, whole);
-    std::map<std::int64_t, int> held;  // Of two at a position, either.
+    std::map<std::int64_t, int> held;  // Tokens at each position.
     for (const LedgerToken& token : tokens_) {
       if (token.HeldBy(seq)) ++held[token.position];
     }
     for (const LedgerToken& token : tokens_) {
+      // If two tokens have this position, either of them may have been evicted.
       const bool stays =
           held[token.position] == 1 && IsIn(token.position, from, pos);
       if (stays) evictable_.erase({token.number, seq});
     }
   }
 
-  // A cache that copies rows moves its copies of shared tokens where ours
-  // refuse with shared_cells.
+  // A cache that copies rows may move its copies of shared tokens, where
+  // kvtwin's caches answer shared_cells.
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     if (ours_ || encoder()) {
       Status status = PlainLedger::Remove(seq, begin, end);
@@ -164,7 +168,7 @@ class CacheLedger final : public PlainLedger {
     }
     const bool ok = heard_.Is(kOk);
     const bool none = rules_.middle == Rules::Middle::kRefused;
-    // A range that no token follows may be taken for the end.
+    // A range after which there is no token may count as the sequence's end.
     const bool ends = none && ok && !parts.after.must;
     const bool nothing_left =
         ok && !parts.remains.must && (none || !CanShift());
@@ -188,7 +192,7 @@ class CacheLedger final : public PlainLedger {
     return {};
   }
 
-  // The same, if the cache under test answered `heard`.
+  // The same; `heard` is the answer of the cache under test.
   Status Remove(int seq, std::int32_t begin, std::int32_t end, Heard heard) {
     Hear(heard);
     Status status = Remove(seq, begin, end);
@@ -196,23 +200,23 @@ class CacheLedger final : public PlainLedger {
     return status;
   }
 
-  // Whether the rules leave open which tokens of other sequences a Shift would
-  // move.
+  // Whether it depends on evictions which tokens of other sequences a Shift of
+  // this range would move.
   bool MoveIsOpen(int seq, std::int64_t begin, std::int64_t end) const {
     return std::ranges::any_of(tokens_, [&](const LedgerToken& token) {
       return IsEvictable(token, seq) && token.sequences.size() > 1 &&
              IsIn(token.position, begin, end);
     });
   }
-  // Whether they leave it open for a Remove up to `end`.
+  // The same for a Remove up to `end`.
   bool RemoveIsOpen(int seq, std::int64_t end) const {
     return rules_.middle == Rules::Middle::kShifts && end != kOpenEnd &&
            MoveIsOpen(seq, end, kOpenEnd);
   }
 
-  // Adds `delta` to the positions in [begin, end) of `seq`, and K rows follow.
-  // Tokens that fall below 0 leave. Only a cache whose Remove leaves a gap has
-  // this call.
+  // Adds `delta` to the positions in [begin, end) of `seq`, and shifts the K
+  // rows. Tokens whose position would be negative leave. Only caches whose
+  // Remove leaves a gap have this call.
   Status Shift(int seq, std::int32_t begin, std::int32_t end,
                std::int32_t delta) {
     if (rules_.middle != Rules::Middle::kLeavesGap || encoder()) {
@@ -243,9 +247,10 @@ class CacheLedger final : public PlainLedger {
     }
   }
 
-  // Lazily, tokens leave when there is no room. Whether a sequence that has
-  // lost all of its tokens knows where it ended is open. Where first tokens
-  // stay, the others leave however large the cache is.
+  // With lazy eviction, tokens leave only if there are not enough free cells.
+  // A sequence's last token stays if positions are checked, because it is open
+  // whether a sequence that lost all its tokens remembers its end. If first
+  // tokens stay, the others leave however large the cache is.
   void Evict() override {
     if (ours_ || (!memory_ && first_ == 0)) return PlainLedger::Evict();
     const std::int64_t memory = memory_ ? *memory_ : *window_;
@@ -276,21 +281,22 @@ class CacheLedger final : public PlainLedger {
   bool MovesAll() const {
     return rules_.shared_shift == Rules::SharedShift::kMovesAll;
   }
-  // Whether the cache under test may have copied tokens that it should share.
-  // One that would have to shift its copies can say that it cannot.
+  // Whether the cache under test may have copied tokens that it should share:
+  // it shifted its copies, or answered that it cannot shift them.
   bool Copies() const { return heard_.Is(kOk) || heard_.Is(kNotSupported); }
 
-  // Whether `seq` holds the token, but may have lost it: eviction is lazy.
+  // Whether `seq` holds the token here, but lazy eviction may have removed it
+  // in the cache under test.
   bool IsEvictable(const LedgerToken& token, int seq) const {
     return token.HeldBy(seq) && evictable_.contains({token.number, seq});
   }
-  // With `surely`: whether `seq` cannot have lost it.
+  // With `surely`: whether the cache under test cannot have evicted it.
   bool Holds(int seq, const LedgerToken& token, bool surely) const {
     return token.HeldBy(seq) && !(surely && IsEvictable(token, seq));
   }
 
-  // The position after the last one; with `surely`, of the tokens that cannot
-  // have been evicted.
+  // The position after the sequence's last token; with `surely`, counting only
+  // tokens that cannot have been evicted.
   std::int64_t Next(int seq, bool surely = false) const {
     std::int64_t next = 0;
     for (const LedgerToken& token : tokens_) {
@@ -299,7 +305,7 @@ class CacheLedger final : public PlainLedger {
     return next;
   }
 
-  // How many tokens `seq` has after `token`, up to position `now`.
+  // The number of tokens that `seq` has after `token`, up to position `now`.
   std::int64_t CountAfter(const LedgerToken& token, std::int64_t now,
                           int seq) const {
     return std::ranges::count_if(tokens_, [&](const LedgerToken& other) {
@@ -308,13 +314,14 @@ class CacheLedger final : public PlainLedger {
     });
   }
 
-  // Whether a call is refused that may be refused, or must be.
+  // Whether the ledger refuses a call that may or must be refused.
   bool Refuses(bool may, bool must) const {
     return must || (may && !heard_.Is(kOk));
   }
 
-  // Whether the sequence is longer than its window, and so cannot go back: by
-  // the tokens that it ever had, or by the positions before the next one.
+  // Whether the sequence is longer than its window, and so cannot go back.
+  // IsFull: certainly, counted from its first position. MayBeFull: perhaps,
+  // counted from position 0.
   bool IsFull(int seq) const {
     const auto first = began_.find(seq);
     const std::int64_t began = first == began_.end() ? 0 : first->second;
@@ -325,7 +332,8 @@ class CacheLedger final : public PlainLedger {
            Next(seq) > *window_;
   }
 
-  // Whether a sequence has tokens in a range, outside of it, and after it.
+  // Whether a sequence has tokens in a range, outside of it, and after it:
+  // `may` counts evictable tokens, `must` does not.
   struct Has {
     bool may = false;
     bool must = false;
@@ -350,8 +358,8 @@ class CacheLedger final : public PlainLedger {
     return parts;
   }
 
-  // `moved` becomes the tokens of `seq` in [begin, end), moved by `delta`. With
-  // `copies`, a shared token stays, and a copy moves.
+  // Sets `moved` to the tokens of `seq` in [begin, end), moved by `delta`. With
+  // `copies`, a shared token stays, and a copy of it moves.
   Status Move(int seq, std::int64_t begin, std::int64_t end, std::int32_t delta,
               bool copies, std::vector<LedgerToken>& moved) {
     for (const LedgerToken& token : tokens_) {
@@ -367,7 +375,7 @@ class CacheLedger final : public PlainLedger {
     return Shifted(delta, moved);
   }
 
-  // `moved` takes the place of the tokens of `seq` in [begin, end).
+  // Replaces the tokens of `seq` in [begin, end) by `moved`.
   void Replace(int seq, std::int64_t begin, std::int64_t end,
                const std::vector<LedgerToken>& moved) {
     for (LedgerToken& token : tokens_) {
@@ -379,8 +387,8 @@ class CacheLedger final : public PlainLedger {
     tokens_.insert(tokens_.end(), moved.begin(), moved.end());
   }
 
-  // Whether the batch continues its sequences where they end. Evictable tokens
-  // that forbid it are gone then.
+  // Whether the batch continues its sequences at their ends. If so, removes the
+  // evictable tokens that contradict this: they must have been evicted.
   bool Continues(const Batch& batch) {
     std::map<int, std::int64_t> first;
     std::map<int, std::int64_t> next;
@@ -392,7 +400,7 @@ class CacheLedger final : public PlainLedger {
     }
     for (const auto& [seq, position] : first) {
       const Has begins = MayBegin(seq, position);
-      // As if no token was evicted early.
+      // Whether it continues at the end if no token was evicted early.
       const bool plainly = rules_.positions == Rules::Positions::kOverwrite ||
                            position == Next(seq);
       const bool ok = begins.may && (heard_.known ? heard_.Is(kOk) : plainly);
@@ -403,8 +411,8 @@ class CacheLedger final : public PlainLedger {
     return true;
   }
 
-  // Whether a batch at `position` continues `seq` where it ends: by the tokens
-  // that it may have, and by those that it must have.
+  // Whether a batch at `position` may, and must, be accepted as continuing
+  // `seq`, depending on which evictable tokens it still has.
   Has MayBegin(int seq, std::int64_t position) const {
     const std::int64_t most = Next(seq);
     const std::int64_t least = Next(seq, /*surely=*/true);
@@ -421,7 +429,7 @@ class CacheLedger final : public PlainLedger {
     return begins;
   }
 
-  // Removes what `seq` cannot have if it continues at `position`.
+  // Removes the tokens that `seq` cannot have if it continues at `position`.
   void SetBack(int seq, std::int64_t position) {
     const bool anywhere =
         rules_.positions == Rules::Positions::kContinue &&
@@ -433,7 +441,7 @@ class CacheLedger final : public PlainLedger {
     }
   }
 
-  // Notes where sequences begin that have no tokens.
+  // Records the first positions of sequences that have no tokens yet.
   void Begin(const Batch& batch) {
     std::map<int, std::int64_t> lowest;
     for (std::size_t i = 0; i < batch.positions.size(); ++i) {
@@ -451,17 +459,17 @@ class CacheLedger final : public PlainLedger {
   Rules rules_;
   bool ours_ = true;
   Heard heard_;
-  std::int64_t first_ = 0;             // This many tokens stay.
+  std::int64_t first_ = 0;             // How many first tokens stay.
   std::map<int, std::int64_t> began_;  // By sequence: its first position.
   // Sequences whose tokens may not have come in the order of their positions.
   std::set<int> mixed_;
-  // Tokens, by number, that a sequence may have lost. A pair means nothing if
-  // the sequence does not hold the token.
+  // Pairs (number of a token, sequence): lazy eviction may have removed the
+  // token from the sequence. Ignored if the sequence does not hold the token.
   std::set<std::pair<std::int64_t, int>> evictable_;
 };
 
-// The ledger of any cache, by any rules. `heard` is what the cache under test
-// answered.
+// The ledger of any cache, for any rules. `heard` is the answer of the cache
+// under test.
 class Ledger final : public LedgerOf<CacheLedger> {
  public:
   explicit Ledger(const CacheSpec& spec, const Rules& rules = {})

@@ -1,14 +1,14 @@
-// The ledger: what a cache must do, said without cells.
+// The ledger: a model of a cache without cells.
 //
-// A list of tokens, each with its position, the sequences that hold it and the
-// exact K and V rows it was put with. It answers one question: which tokens is
-// this batch row may see, and what are their rows now? The reference twin
-// is checked against it, so they share nothing but core/. Each function names
-// its rules in docs/semantics.md: (S7). Calls are taken as legal: the gate of
-// core/guarded_cache.h is not here.
+// It is a list of tokens, each with its position, the sequences that hold it
+// and the exact K and V rows of its Put. It answers one question: which tokens
+// may this batch row see, and what are their rows now? The reference twin is
+// checked against it, so they share only core/. Each function names its rules
+// in docs/semantics.md: (S7). Calls must be valid: the ledger does not have the
+// checks of core/guarded_cache.h.
 //
-// The harness uses the ledgers of reference/dialects.h. They derive from these,
-// and override what another system does otherwise.
+// The harness uses the ledgers of reference/dialects.h, which derive from these
+// and override the rules in which other systems differ.
 
 #ifndef KVTWIN_REFERENCE_LEDGER_H_
 #define KVTWIN_REFERENCE_LEDGER_H_
@@ -35,18 +35,18 @@ struct LedgerToken {
 
 using enum StatusCode;
 
-// The ledger of one cache. An encoder has no tokens, but one slot for each
-// layer, of any shape.
+// The ledger of one cache that is not a wrapper. An encoder has no tokens, but
+// one slot of any shape for each layer.
 class PlainLedger {
  public:
   explicit PlainLedger(const CacheSpec& spec) : spec_(spec) {}
   virtual ~PlainLedger() = default;
 
   bool encoder() const { return spec_.kind == Kind::kEncoder; }
-  // In the order of their births; a token that moves becomes the last one.
+  // In the order in which they were made; a token that moves becomes the last.
   const std::vector<LedgerToken>& tokens() const { return tokens_; }
   std::int64_t cells() const { return cells_; }
-  // The batch rows of the current pass; 0 without one.
+  // The number of batch rows of the current pass; 0 without a pass.
   int rows() const { return static_cast<int>(batch_.size()); }
   // The slots of an encoder, and their positions.
   const CacheState& slots() const { return slots_; }
@@ -61,7 +61,7 @@ class PlainLedger {
     return !chunked || token.position >= now - now % spec_.chunk;
   }
 
-  // Finds out how far rows look back, and counts the cells (S2 to S4, S38).
+  // Sets the window and the memory, and counts the cells (S2 to S4, S38).
   virtual Status Init(const CacheConfig& config, const InitArgs& args) {
     args_ = args;
     permuted_v_ = config.v_layout == VLayout::kPermuted;
@@ -83,7 +83,7 @@ class PlainLedger {
   }
 
   // Evicts, and stores the tokens of the batch (S5, S6, S12, S13, S18, S39).
-  // Defrag makes one run of all free cells (S9): their number decides.
+  // The number of free cells decides: defrag makes one run of all of them (S9).
   virtual Status StartForward(const Batch& batch, bool reserve) {
     EndPass();
     reserve_ = reserve;
@@ -165,7 +165,7 @@ class PlainLedger {
     return {};
   }
 
-  // Ends the pass; the tokens that it stored leave (S43).
+  // Ends the pass, and removes the tokens that it stored (S43).
   void GiveBack() {
     std::erase_if(tokens_, [](auto& token) { return token.row >= 0; });
     slots_.next_position = before_;
@@ -198,7 +198,7 @@ class PlainLedger {
   }
 
  protected:
-  // Sets the window and the memory (S2, and S3 but for the capacity).
+  // Sets the window and the memory (S2, and S3 except for the capacity).
   virtual void SetReach() {
     const bool has_memory = spec_.kind == Kind::kSwaMem;
     if (has_memory || spec_.kind == Kind::kSwa) window_ = spec_.window;
@@ -221,8 +221,8 @@ class PlainLedger {
     DropUnheld();
   }
 
-  // By sequence: its lowest position in the batch; without one, its highest
-  // stored position + 1 (S7).
+  // Returns for each sequence its lowest position in the batch; if it is not in
+  // the batch, its highest stored position + 1 (S7).
   std::map<int, std::int64_t> Lows() const {
     std::map<int, std::int64_t> lows;
     for (const LedgerToken& token : tokens_) {
@@ -242,7 +242,7 @@ class PlainLedger {
     std::erase_if(tokens_, [](auto& token) { return token.sequences.empty(); });
   }
 
-  // S28, by the positions of a sequence. Requires: memory is bounded.
+  // S28, given the positions of a sequence. Requires: memory is bounded.
   bool CanResumeWith(const std::set<std::int64_t>& stored,
                      std::int32_t pos) const {
     return !stored.empty() &&
@@ -307,8 +307,8 @@ class PlainLedger {
 
   CacheSpec spec_;
   InitArgs args_;
-  std::optional<std::int64_t> window_;  // Without a value, it is unbounded.
-  std::optional<std::int64_t> memory_;  // The same.
+  std::optional<std::int64_t> window_;  // No value: unbounded.
+  std::optional<std::int64_t> memory_;  // No value: unbounded.
   std::int64_t cells_ = 0;
   std::vector<LedgerToken> tokens_;
   std::int64_t births_ = 0;
@@ -316,7 +316,7 @@ class PlainLedger {
   bool reserve_ = false;
   bool permuted_v_ = false;
   DType v_dtype_ = DType::kF32;
-  CacheState slots_;         // An encoder's.
+  CacheState slots_;         // Used by encoders only.
   std::int32_t before_ = 0;  // slots_.next_position before the pass.
 };
 
@@ -324,14 +324,14 @@ class PlainLedger {
 template <class Part>
 class LedgerOf {
  public:
-  // `more` is what a Part takes besides its spec.
+  // `more` are the arguments of a Part after its spec.
   template <class... More>
   explicit LedgerOf(const CacheSpec& spec, const More&... more) {
     for (const CacheSpec& one : spec.caches) parts_.emplace_back(one, more...);
     if (spec.kind != Kind::kWrapper) parts_ = {Part(spec, more...)};
   }
 
-  // The active part is for SetCausal and Put, and to look (S41, S42).
+  // Call SetCausal, Put and the accessors on the active part (S41, S42).
   Part& active() { return parts_[active_]; }
   const Part& active() const { return parts_[active_]; }
   const std::vector<Part>& parts() const { return parts_; }
@@ -362,7 +362,7 @@ class LedgerOf {
     return All([&](Part& part) { return part.Remove(seq, begin, end); });
   }
 
-  // Whether all parts can (S44).
+  // Whether all parts can resume (S44).
   bool CanResume(int seq, std::int32_t pos) const {
     return std::ranges::all_of(
         parts_, [&](const Part& part) { return part.CanResume(seq, pos); });

@@ -1,4 +1,4 @@
-// The caches that the reference twin is made of.
+// Makes the caches that the reference twin consists of.
 
 #ifndef KVTWIN_REFERENCE_MAKE_H_
 #define KVTWIN_REFERENCE_MAKE_H_
@@ -9,7 +9,7 @@
 
 namespace kvtwin::reference {
 
-// Requires: `spec` is neither an encoder's nor a wrapper's.
+// Requires: `spec` is not that of an encoder or a wrapper.
 std::unique_ptr<GuardedCache> MakeCausal(const CacheSpec& spec);
 std::unique_ptr<GuardedCache> MakeEncoder();
 

@@ -1,5 +1,5 @@
-// The reference twin of the paged pool, in the most obvious way: docs/
-// semantics.md says what it must do.
+// The reference twin of the paged pool, written in the most obvious way.
+// docs/semantics.md says what it must do.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,7 +15,8 @@
 namespace kvtwin::reference {
 namespace {
 
-// Tokens from the start of a sequence, and what else rows depend on.
+// The tokens from the start of a sequence, and the key on which rows depend,
+// too.
 struct Prefix {
   PrefixKey key;
   std::vector<std::int32_t> tokens;
@@ -23,14 +24,14 @@ struct Prefix {
 };
 
 struct Block {
-  int owners = 0;  // Sequences that have it.
-  // Up to its last token, if prompts may find it.
+  int owners = 0;  // The number of sequences that have it.
+  // The tokens up to the block's end, if prompts may find the block.
   std::optional<Prefix> prefix;
 };
 
 struct Sequence {
   std::vector<int> blocks;
-  Prefix known;  // The tokens from its start that are known.
+  Prefix known;  // The known tokens from the start of the sequence.
 };
 
 class Pool final : public GuardedPaged {
@@ -104,7 +105,7 @@ class Pool final : public GuardedPaged {
       CopyBlock(shared, blocks[first]);
       --BlockOf(shared).owners;
     }
-    // What it holds is about to change.
+    // The rows of the block are about to change.
     if (first < blocks.size()) BlockOf(blocks[first]).prefix.reset();
     for (int i = 0; i < missing; ++i) blocks.push_back(Fresh());
     return true;
@@ -133,7 +134,7 @@ class Pool final : public GuardedPaged {
     const bool all_known =
         static_cast<int>(known.size() + tokens.size()) == len;
     if (!all_known) return;
-    // Those that these tokens filled.
+    // The blocks that the new tokens filled become known.
     const int first = static_cast<int>(known.size()) / spec().block_size;
     known.insert(known.end(), tokens.begin(), tokens.end());
     for (int i = first; i < len / spec().block_size; ++i) {
@@ -159,12 +160,12 @@ class Pool final : public GuardedPaged {
     sequences_.erase(sequence);
   }
 
-  // Exports say where tokens are by this list (P10).
+  // Returns the blocks of a sequence, from which the exports are made (P10).
   std::span<const int> DoBlocks(int sequence) const override {
     return sequences_.at(sequence).blocks;
   }
 
-  // Views show these rows (P7).
+  // Returns the rows of a view (P7).
   PagedKv DoRows(int layer, std::int64_t slot, int count) const override {
     const auto at = static_cast<std::size_t>(layer);
     return {Rows(keys_[at], slot, count), Rows(values_[at], slot, count)};
@@ -173,7 +174,7 @@ class Pool final : public GuardedPaged {
  private:
   Block& BlockOf(int block) { return blocks_[static_cast<std::size_t>(block)]; }
 
-  // The rows of `all`, wherever the layout has them.
+  // Returns `count` rows of `all` from `slot` on, as the layout places them.
   TensorView Rows(const DenseTensor& all, std::int64_t slot, int count) const {
     TensorView view = all.view();
     if (spec().layout == PagedLayout::kHeadMajor) {
@@ -195,7 +196,7 @@ class Pool final : public GuardedPaged {
   void CopyRow(const TensorView& row, DenseTensor& all, std::int64_t slot) {
     const TensorView to = Rows(all, slot, 1);
     for (std::int64_t j = 0; j < row.shape[1]; ++j) {
-      // The rows are ours: only views of them are not to be written to.
+      // The rows belong to this pool, so it may write through the const view.
       CopyRun(row, j, 0, 0, const_cast<std::byte*>(to.at(0, j)),  // NOLINT
               to.stride[0], to.dtype);
     }
@@ -232,7 +233,7 @@ class Pool final : public GuardedPaged {
     sequence.blocks.push_back(block);
   }
 
-  // Keeps the first `count` blocks. The last goes first.
+  // Keeps the first `count` blocks, and releases the others from the last on.
   void DropBlocks(Sequence& sequence, int count) {
     while (static_cast<int>(sequence.blocks.size()) > count) {
       const int block = sequence.blocks.back();
@@ -249,7 +250,7 @@ class Pool final : public GuardedPaged {
   }
 
   std::vector<Block> blocks_;
-  // Blocks without an owner that prompts may find, by when they were released.
+  // Blocks without an owner that prompts may find, in the order of release.
   std::vector<int> released_;
   std::map<int, Sequence> sequences_;
   std::vector<DenseTensor> keys_;  // [k_head_dim, kv_heads, all slots]

@@ -1,6 +1,6 @@
-// What a paged pool must do, without blocks: which rows does a sequence have?
-// It cannot say which prefixes are still there: Open is told how many tokens
-// were taken over, and knows what their rows are.
+// The ledger of a paged pool: a model without blocks, which says which rows a
+// sequence has. It does not know which prefixes are still stored: Open is told
+// how many tokens the pool found, and the ledger knows their rows.
 
 #ifndef KVTWIN_REFERENCE_PAGED_LEDGER_H_
 #define KVTWIN_REFERENCE_PAGED_LEDGER_H_
@@ -26,14 +26,14 @@ namespace kvtwin::reference {
 
 class PagedLedger {
  public:
-  using Rows = std::vector<KvRows>;  // Of one token, by layer.
+  using Rows = std::vector<KvRows>;  // The rows of one token, by layer.
 
   explicit PagedLedger(const PagedSpec& spec, const PoolRules& rules = {})
       : spec_(spec), rules_(rules) {}
 
-  // Whether a pool may find this many tokens of the prompt: whole blocks and
-  // not its last token; or, where the last token is computed again, all tokens
-  // of a prompt that is whole blocks, or all but the last one.
+  // Whether a pool may find this many tokens of the prompt: whole blocks
+  // without its last token; or, if the pool computes the last token again, all
+  // tokens of a prompt of whole blocks, or all except the last one.
   bool IsWhole(std::span<const std::int32_t> prompt, int taken) const {
     const std::int64_t all = std::ssize(prompt);
     if (taken % spec_.block_size == 0 && taken < all) return true;
@@ -44,13 +44,13 @@ class PagedLedger {
   // Whether these first tokens of the prompt were committed under the key.
   bool WasCommitted(std::span<const std::int32_t> prompt, const PrefixKey& key,
                     int taken) const {
-    // A prompt that is found to its last token gets that token, too.
+    // If the last token is computed again, it was committed, too.
     const bool whole = taken % spec_.block_size == 0;
     return FindPrefix(Find(starts_, {key.salt, key.extra}), prompt,
                       whole ? taken : taken + 1) != kUnknown;
   }
 
-  // Whether so many tokens of the prompt may be taken over.
+  // Whether a new sequence may begin with this many tokens of the prompt.
   bool MayOpen(std::span<const std::int32_t> prompt, const PrefixKey& key,
                int taken) const {
     if (taken == 0) return true;
@@ -58,8 +58,8 @@ class PagedLedger {
            WasCommitted(prompt, key, taken);
   }
 
-  // On which line, as told to Commit, these first tokens of the prompt were
-  // committed first, under whichever key they may be taken over.
+  // Returns the line, an argument of Commit, where these first tokens of the
+  // prompt were first committed under a key with which Open may find them.
   std::optional<std::int64_t> FirstCommit(std::span<const std::int32_t> prompt,
                                           int taken) const {
     std::optional<std::int64_t> first;
@@ -72,7 +72,7 @@ class PagedLedger {
     return first;
   }
 
-  // Requires: MayOpen.
+  // Requires: MayOpen is true.
   void Open(int sequence, std::span<const std::int32_t> prompt,
             const PrefixKey& key, int taken) {
     Sequence& opened = sequences_[sequence];
@@ -118,15 +118,15 @@ class PagedLedger {
     most_commits_ = std::max(most_commits_, again.size());
   }
 
-  // The token that the sequence, found to its last token, is to compute again
-  // next.
+  // The token that the sequence computes again next; no value unless its prompt
+  // was found up to the last token.
   std::optional<std::int32_t> NextAgain(int sequence) const {
     const Sequence& of = sequences_.at(sequence);
     if (!ComputesAgain(of)) return std::nullopt;
     return of.again->token;
   }
 
-  // `tokens`: the last of these that are known, none or all.
+  // `tokens` are the ids of the new tokens; empty if they are unknown.
   void Commit(int sequence, int new_tokens,
               std::span<const std::int32_t> tokens, std::int64_t line = 0) {
     Sequence& to = sequences_.at(sequence);
@@ -179,7 +179,8 @@ class PagedLedger {
   }
   // The first position whose rows the pool must still have.
   int Low(int sequence) const { return sequences_.at(sequence).low; }
-  // With what is appended, to whichever layer has the most.
+  // The number of rows, including appended ones, of the layer that has the
+  // most.
   int End(int sequence) const {
     std::size_t most = 0;
     for (const auto& [layer, rows] : sequences_.at(sequence).appended) {
@@ -195,8 +196,8 @@ class PagedLedger {
            (rows == appended.end() ? 0 : static_cast<int>(rows->second.size()));
   }
 
-  // The rows of a layer, in order: what is committed, then what was appended.
-  // Of the rows that a token may have, the last ones.
+  // Returns the rows of a layer, in order: the committed rows, then the
+  // appended ones. If a token may have several rows, returns the last of them.
   std::vector<KvRows> RowsOf(int sequence, int layer) const {
     const Sequence& of = sequences_.at(sequence);
     std::vector<KvRows> rows;
@@ -209,9 +210,9 @@ class PagedLedger {
     return rows;
   }
 
-  // Whether that is a row that the layer may have there. If so, it has it: it
-  // may not have another one later. Without V (null), K alone is compared.
-  // Requires: RowsOf has so many.
+  // Whether the layer may have this row at `position`. If so, from now on it
+  // must have this row there. If `value` is null, only K is compared. Requires:
+  // position < RowCount.
   bool See(int sequence, int layer, int position, const TensorView& key,
            const TensorView* value) {
     Sequence& of = sequences_.at(sequence);
@@ -243,8 +244,8 @@ class PagedLedger {
     return true;
   }
 
-  // The rows that a layer may have there: several, if a prompt found the token,
-  // and the same tokens were committed several times.
+  // The rows that a layer may have at `position`: several, if a prompt found
+  // the token, and the same tokens were committed several times.
   std::vector<KvRows> Candidates(int sequence, int layer, int position) const {
     const Sequence& of = sequences_.at(sequence);
     const auto at = static_cast<std::size_t>(position);
@@ -262,8 +263,8 @@ class PagedLedger {
     return rows;
   }
 
-  // Whether they have the same token there: of the same tokens under the same
-  // key, or by a fork.
+  // Whether the two sequences have the same token at `position`: after the same
+  // tokens under the same key, or by a fork.
   bool SameToken(int a, int b, int position) const {
     const int again = AgainAt(a, position);
     if (again != kUnknown && again == AgainAt(b, position)) return true;
@@ -275,8 +276,8 @@ class PagedLedger {
     return one.prefix != kUnknown || one.rows == other.rows;
   }
 
-  // Whether they may have the same rows there. If so, they have them: neither
-  // may have others later. Requires: SameToken.
+  // Whether the two sequences may have the same rows at `position`. If so, from
+  // now on they must have the same rows there. Requires: SameToken is true.
   bool ShareRows(int a, int b, int position) {
     const auto at = static_cast<std::size_t>(position);
     if (again_.contains(AgainAt(a, position))) return true;
@@ -296,24 +297,25 @@ class PagedLedger {
     return true;
   }
 
-  // Whether a sequence was ever opened under this key, which is kept.
+  // Whether a sequence was ever opened under this key. Keys are never dropped.
   bool KnowsKey(const PrefixKey& key) const {
     return starts_.contains({key.salt, key.extra});
   }
 
-  // Tokens of all sequences, and rows that they may have.
+  // The number of tokens of all sequences, plus the rows that they may have.
   std::size_t Held() const { return held_; }
-  // How often the same tokens were committed, at most.
+  // The largest number of commits of the same tokens.
   std::size_t MostCommits() const { return most_commits_; }
 
  private:
-  // Tokens from the start of a sequence under a key are known by a number.
+  // A prefix is a number: it stands for tokens from the start of a sequence,
+  // under a key. kUnknown: some of the tokens are unknown.
   static constexpr int kUnknown = -1;
 
   struct Token {
-    int prefix = kUnknown;  // Up to this one.
-    // What it may have: several, if a prompt found it, and the same tokens were
-    // committed several times.
+    int prefix = kUnknown;  // The tokens up to and including this one.
+    // The rows that it may have: several, if a prompt found it, and the same
+    // tokens were committed several times.
     std::vector<std::shared_ptr<const Rows>> rows;
   };
   // The last token of a prompt, which was found and is computed again.
@@ -323,7 +325,7 @@ class PagedLedger {
     std::int32_t token = 0;
   };
   struct Sequence {
-    int start = kUnknown;  // The prefix of no token.
+    int start = kUnknown;  // The prefix before the first token.
     int low = 0;           // Rows of earlier positions may be gone.
     std::optional<Again> again;
     std::vector<Token> tokens;
@@ -350,8 +352,8 @@ class PagedLedger {
     const bool next = position == std::ssize(of.tokens) && ComputesAgain(of);
     return next ? of.again->prefix : kUnknown;
   }
-  // Each token of a whole block may have any rows that it has in a whole block
-  // of the same tokens. Blocks that end behind `before` are new.
+  // Lets each token of a whole block have any rows that it has in a whole block
+  // of the same tokens. Blocks that end after position `before` are new.
   void Deduplicate(Sequence& of, int before) {
     const auto size = static_cast<std::size_t>(spec_.block_size);
     for (std::size_t end = size; end <= of.tokens.size(); end += size) {
@@ -410,14 +412,14 @@ class PagedLedger {
   PoolRules rules_;
   std::map<int, Sequence> sequences_;
   std::map<std::pair<std::string, std::vector<std::string>>, int> starts_;
-  std::map<std::pair<int, std::int32_t>, int> longer_;  // By one token.
-  // By prefix: the rows of its last token, each time that it was committed.
+  std::map<std::pair<int, std::int32_t>, int> longer_;  // Prefix + one token.
+  // By prefix: the rows of its last token, for each commit of it.
   std::vector<std::vector<std::shared_ptr<const Rows>>> committed_;
-  std::vector<std::int64_t> lines_;  // By prefix: of the first time.
-  // By the prefix of the last token of a block: the rows that its tokens have,
-  // where commits swap blocks.
+  std::vector<std::int64_t> lines_;  // By prefix: the line of its first commit.
+  // By the prefix of the last token of a block: the rows that the tokens of the
+  // block may have, if commits swap blocks.
   std::map<int, std::vector<std::vector<std::shared_ptr<const Rows>>>> whole_;
-  // By the prefix of a token that is computed again, and by layer.
+  // By the prefix of a token that is computed again, and by layer: its rows.
   std::map<int, std::map<int, std::vector<KvRows>>> again_;
   std::size_t held_ = 0;
   std::size_t most_commits_ = 0;

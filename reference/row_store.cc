@@ -25,7 +25,7 @@ RowStore::RowStore(DType dtype, const Shape& row, int cells, VLayout layout)
 void RowStore::Store(int cell, const TensorView& row) {
   const TensorView to = Row(cell);
   for (std::int64_t j = 0; j < to.shape[1]; ++j) {
-    // The rows are ours: only views of them are not to be written to.
+    // The row belongs to this object, so it may write through the const view.
     CopyRun(row, j, 0, 0, const_cast<std::byte*>(to.at(0, j)),  // NOLINT
             to.stride[0], dtype_);
   }

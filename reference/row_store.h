@@ -17,12 +17,12 @@ class RowStore {
   // layout is plain.
   RowStore(DType dtype, const Shape& row, int cells, VLayout layout);
 
-  // Stores `row`, [head_dim, kv_heads], rounded if it has another dtype.
+  // Stores `row`, [head_dim, kv_heads]; rounds it if it has another dtype.
   void Store(int cell, const TensorView& row);
   DenseTensor Load(int cell) const;
   void Copy(int from_cell, int to_cell);
-  // Returns [head_dim, kv_heads, count], or as the layout says. Requires: whole
-  // tiles, if the layout has tiles.
+  // Returns the rows of `count` cells: [head_dim, kv_heads, count], or as the
+  // layout says. Requires: if the layout is tiled, the cells are whole tiles.
   TensorView View(int first_cell, int count) const;
 
  private:
@@ -30,7 +30,7 @@ class RowStore {
   TensorView Row(int cell) const { return RowOf(All(), layout_, cell); }
 
   DType dtype_;
-  Shape shape_;  // Over all cells.
+  Shape shape_;  // The shape of the rows of all cells.
   VLayout layout_;
   std::vector<std::byte> rows_;
 };

@@ -1,4 +1,4 @@
-// The rules by which correct pools of blocks differ from ours.
+// The rules by which correct pools of blocks differ from kvtwin's (P1 to P11).
 
 #ifndef KVTWIN_CORE_DIALECTS_POOL_RULES_H_
 #define KVTWIN_CORE_DIALECTS_POOL_RULES_H_
@@ -9,18 +9,18 @@
 
 namespace kvtwin {
 
-// A pool says which of these it follows, in the first line of its recording
-// (docs/trace_format.md) or in its description (kvtwin/pool_backend.h). A pool
-// that says nothing follows none of them.
+// A pool declares which of these rules it follows, in the first line of its
+// recording (docs/trace_format.md) or in its description
+// (kvtwin/pool_backend.h). By default it follows none of them.
 struct PoolRules {
   // A commit swaps the whole blocks of a sequence for others of the same tokens
   // under the same key, which may have other rows.
   bool deduplicates = false;
-  // A prompt that is whole blocks may be found to its last token. This token is
+  // A prompt of whole blocks may be found up to its last token. This token is
   // then computed again, in the block where it was found.
   bool recomputes_last = false;
-  // The number of positions before its own that a token sees. Tokens that no
-  // later token sees may be gone.
+  // The number of positions before its own that a token sees; unset: all.
+  // Tokens that no later token sees may be gone.
   std::optional<int> window = {};
 
   bool any() const { return deduplicates || recomputes_last || window; }

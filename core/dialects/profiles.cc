@@ -60,7 +60,8 @@ constexpr std::array<Profile, kProfileCount> kProfiles = {{
     Profile{"executorch", kExecutorch},
 }};
 
-// Removes the text up to and with `end`, or all; returns the part before `end`.
+// Removes the text up to and including `end`, or all of it; returns the part
+// before `end`.
 std::string_view CutAt(std::string_view end, std::string_view& text) {
   const std::size_t at = text.find(end);
   const std::string_view head = text.substr(0, at);
@@ -68,7 +69,8 @@ std::string_view CutAt(std::string_view end, std::string_view& text) {
   return head;
 }
 
-// Returns the text without histories, in parentheses, and without its lead-in.
+// Returns the text without its lead-in ("yours is like") and without the
+// histories, which are in parentheses.
 std::string Plain(std::string_view text) {
   if (const std::size_t at = text.find(" is like "); at != text.npos) {
     text.remove_prefix(at + 4);
@@ -82,7 +84,7 @@ std::string Plain(std::string_view text) {
   return plain;
 }
 
-// Reads "copy replaces". Errors: it is not a rule, or not one of its values.
+// Reads "copy replaces". Errors: an unknown rule, or an unknown value of it.
 Result<const RuleInfo*> SetRule(std::string_view said, Rules& rules) {
   for (const RuleInfo& rule : AllRules()) {
     for (std::size_t i = 0; i < rule.values.size(); ++i) {

@@ -1,4 +1,4 @@
-// The rules of other systems' caches, by name.
+// The rules of third-party caches, by name.
 
 #ifndef KVTWIN_CORE_DIALECTS_PROFILES_H_
 #define KVTWIN_CORE_DIALECTS_PROFILES_H_
@@ -21,11 +21,11 @@ struct Profile {
 
 inline constexpr std::size_t kProfileCount = 6;
 
-// docs/profiles.md says where each rule of each is written.
+// docs/profiles.md gives the source of each rule of each profile.
 std::span<const Profile> Profiles();
 std::optional<Profile> FindProfile(std::string_view name);
 
-// A rule by its number, to look at all of them.
+// A rule as data, to iterate over all rules.
 struct RuleInfo {
   std::string_view name;                 // "window"
   std::vector<std::string_view> values;  // "counts the query", ...
@@ -40,15 +40,16 @@ struct RuleInfo {
 // In the order of the members of Rules.
 const std::vector<RuleInfo>& AllRules();
 
-// The value of each rule, and back. A rule without a value is ours.
+// Convert rules to the value of each rule, and back. Rules without a value in
+// `values` are kvtwin's.
 std::vector<int> ValuesOf(const Rules& rules);
 Rules RulesOf(std::span<const int> values);
 
-// The rules that a text says: "llama.cpp", "llama.cpp except copy replaces,
-// middle removal shifts", or what `kvtwin profile` prints, "yours is like A
-// except copy replaces (kvt1 | ...) or B", of which the first counts: a backend
-// shows no difference. Errors: another text; a rule that cannot be observed
-// under the others.
+// Parses rules: "llama.cpp"; "llama.cpp except copy replaces, middle removal
+// shifts"; or the output of `kvtwin profile`, "yours is like A except copy
+// replaces (kvt1 | ...) or B". Of several alternatives it returns the first,
+// because the backend behaves the same under all. Errors: any other text; a
+// rule that cannot be observed under the others.
 Result<Rules> ParseRules(std::string_view text);
 
 // Whether `rule` can be observed under `rules`. For example, a cache that never

@@ -5,29 +5,30 @@
 
 namespace kvtwin {
 
-// The first value of each is ours (docs/semantics.md). Which program follows
-// which, and where that is written, is in docs/profiles.md.
+// The first value of each rule is kvtwin's (docs/semantics.md).
+// docs/profiles.md says which program follows which value, with sources.
 struct Rules {
-  // A window of w: the w positions before the query and its own, or w with it.
+  // A window of w is the w positions before the query and its own position, or
+  // w positions including its own.
   enum class Window { kBeforeQuery, kWithQuery };
-  // CopyPrefix to a sequence that has tokens.
+  // CopyPrefix to a sequence that has tokens replaces them, or adds to them.
   enum class Copy { kReplaces, kAdds };
-  // Later tokens after a Remove from the middle move down; stay where they are
-  // until they are shifted; or there is no such Remove.
+  // After a Remove from the middle, later tokens move down, or stay where they
+  // are until they are shifted; or such a Remove is refused.
   enum class Middle { kShifts, kLeavesGap, kRefused };
-  // Which positions a batch may have: any; only the next one, unless the
-  // sequence is empty; or any up to the next one, and the tokens of the
-  // sequence from there on leave.
+  // The positions that a batch may have: any; only the next one, unless the
+  // sequence is empty; or any up to the next one, and the sequence's tokens
+  // from that position on leave.
   enum class Positions { kAny, kContinue, kOverwrite };
-  // Tokens beyond the memory leave with the next batch, or when room is needed:
-  // until then a row may see them or not.
+  // Tokens beyond the memory leave with the next batch, or when their cells are
+  // needed: until then a row may or may not see them.
   enum class Eviction { kEager, kLazy };
-  // A sequence can go back as far as its tokens are stored; or not at all, once
-  // it is longer than the window.
+  // A sequence can go back as far as its tokens are stored; or only until it is
+  // longer than the window.
   enum class Back { kWhileStored, kUntilFull };
-  // The first tokens of a sequence leave like others; or kFirst of them stay,
-  // as many as the window has room for, and the window, which is the memory,
-  // counts tokens that are there, not positions.
+  // The first tokens of a sequence leave like others; or the first kFirst stay,
+  // or as many as the window has room for. Then the window is the memory too,
+  // and counts stored tokens instead of positions.
   enum class First { kLeave, kStay };
   // A call that moves a token of several sequences is refused, or moves it for
   // all of them.

@@ -1,4 +1,4 @@
-// Files: read and written at any place by several threads.
+// A file that several threads may read and write, at any offset.
 
 #ifndef KVTWIN_CORE_SAVE_FILE_H_
 #define KVTWIN_CORE_SAVE_FILE_H_
@@ -75,10 +75,10 @@ class File {
 
   bool is_open() const { return descriptor_ >= 0; }
   int descriptor() const { return descriptor_; }
-  // The system's error when a call failed, on any thread; 0 without one.
+  // The system's error if a call failed, on any thread; else 0.
   int error() const { return error_; }
 
-  // Writes the bytes, and starts their way to the disk.
+  // Writes the bytes, and asks the system to start writing them to disk.
   bool Write(std::size_t at, std::span<const std::byte> bytes) const {
     while (!bytes.empty()) {
       const ssize_t written = Uninterrupted([&] {
@@ -87,7 +87,7 @@ class File {
       });
       if (written <= 0) return Failed(written == 0 ? EIO : errno);
 #ifdef SYNC_FILE_RANGE_WRITE
-      // A hint: fsync is what counts.
+      // Only a hint; Sync makes sure.
       static_cast<void>(::sync_file_range(descriptor_, static_cast<off_t>(at),
                                           written, SYNC_FILE_RANGE_WRITE));
 #endif

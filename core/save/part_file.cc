@@ -18,8 +18,9 @@ namespace {
 constexpr std::string_view kSuffix = ".part";
 constexpr std::size_t kRandomDigits = 32;
 
-// Returns how the names of all part files for the target `name` begin. A hash
-// stands for the target, whose name may already have the 255 bytes of a name.
+// Returns the common prefix of the names of all part files for the target
+// `name`. It has a hash of the target's name, which may already have 255 bytes,
+// the most that a name can have.
 std::string PartPrefix(const std::string& name) {
   return fmt::format(".kvtwin-{:016x}-", XXH3_64bits(name.data(), name.size()));
 }
@@ -33,7 +34,7 @@ bool IsPart(std::string_view name, const std::string& prefix) {
 // its part file as long as it lives.
 void RemoveIfDead(int folder, const char* name) {
   File part;
-  // Others may have put anything there.
+  // Other programs may have put anything there.
   const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
   if (!part.Own(::openat(folder, name, flags))) return;
   struct stat info = {};
@@ -114,13 +115,13 @@ Status PartFile::MakeLocked(const std::string& prefix) {
     };
     if (!file_.Own(Uninterrupted(open))) {
       const int error = errno;
-      part_.clear();  // Whatever has that name is not ours.
+      part_.clear();  // A file of that name is not ours.
       return SystemError("cannot be written beside", path_, error);
     }
     const auto lock = [&] {
       return ::flock(file_.descriptor(), LOCK_EX | LOCK_NB);
     };
-    // Without locks, no other saver takes this one for dead.
+    // If there are no locks, no other saver takes this saver for dead.
     const bool locked = Uninterrupted(lock) == 0 || errno != EWOULDBLOCK;
     if (locked && ::faccessat(folder, part_.c_str(), F_OK, 0) == 0) return {};
     Remove();
@@ -143,7 +144,7 @@ void PartFile::KeepModeAndOwner() const {
     const bool group = give(before_.st_uid, before_.st_gid) ||
                        now.st_gid == before_.st_gid ||
                        give(static_cast<uid_t>(-1), before_.st_gid);
-    // Another group has the permissions of everybody.
+    // If the group is not kept, it gets only the permissions of others.
     if (!group) mode = (mode & 0707) | (mode & 07) << 3;
   }
   if (mode == (now.st_mode & 07777)) return;
@@ -153,7 +154,7 @@ void PartFile::KeepModeAndOwner() const {
 // Syncs the folder, so that the new name is on disk, too.
 bool PartFile::SyncFolder() const {
   if (folder_.Sync()) return true;
-  // It is only open as a path, or no such file system can do that.
+  // The folder is only open as a path, or the file system cannot sync folders.
   const int error = folder_.error();
   if (error != EBADF && error != EINVAL && error != ENOTSUP) return false;
   return ::syncfs(file_.descriptor()) == 0;

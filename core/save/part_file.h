@@ -1,4 +1,4 @@
-// A file that gets its name once it is whole and on disk.
+// A file that gets its name only when it is complete and on disk.
 
 #ifndef KVTWIN_CORE_SAVE_PART_FILE_H_
 #define KVTWIN_CORE_SAVE_PART_FILE_H_
@@ -12,16 +12,16 @@
 
 namespace kvtwin {
 
-// Until then it is a part file: it lies in the same folder, has a name that
-// cannot be foreseen, and is locked by this object. Any process may save to the
-// same path meanwhile, on this machine or in another container: each has its
-// own part file, and the last to rename it wins.
+// Until then it is a part file: it lies in the same folder, has an
+// unpredictable name, and is locked by this object. Other processes may save to
+// the same path at the same time, on this machine or in another container: each
+// has its own part file, and the last one to rename it wins.
 //
-// The part file goes with this object. That of a saver that died stays, without
-// a lock: the next saver to that path removes it. (A file without a name, of
-// O_TMPFILE, would go by itself, but can only get a name that is free: linkat
-// does not replace a file, rename does, and needs a name. And not every file
-// system has such files.)
+// The destructor removes the part file. The part file of a saver that died
+// stays, without a lock, until the next saver to that path removes it. (An
+// O_TMPFILE has no name and would disappear by itself, but linkat cannot give
+// it the name of an existing file, and rename needs a name. And not every file
+// system supports it.)
 class PartFile {
  public:
   explicit PartFile(std::string path) : path_(std::move(path)) {}
@@ -29,16 +29,16 @@ class PartFile {
   PartFile(const PartFile&) = delete;
   PartFile& operator=(const PartFile&) = delete;
 
-  // Makes the part file, after those of dead savers are removed. Errors:
-  // failed_precondition if the path is there and is not a regular file, or with
+  // Removes the part files of dead savers, then makes the part file. Errors:
+  // failed_precondition if the path exists and is not a regular file, or with
   // the system's error.
   Status Make();
   // Requires: Make was ok.
   const File& file() const { return file_; }
-  // Syncs the file, renames it and syncs the folder. A file that it replaces
-  // leaves its mode, and its owner where this process may give files away.
-  // Errors: failed_precondition with the system's error. The path is then as it
-  // was, unless only the folder could not be synced.
+  // Syncs the file, renames it and syncs the folder. The file gets the mode of
+  // the file that it replaces, and its owner if this process may change owners.
+  // Errors: failed_precondition with the system's error. The path is then
+  // unchanged, unless only the folder could not be synced.
   Status Rename();
 
  private:
@@ -53,7 +53,7 @@ class PartFile {
   std::string part_;  // In the folder; empty if there is none.
   File folder_;
   File file_;
-  bool replaces_ = false;  // The path is there, and is so:
+  bool replaces_ = false;  // The path exists; `before_` is its state.
   struct stat before_ = {};
 };
 

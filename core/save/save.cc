@@ -38,15 +38,15 @@ constexpr std::string_view kVersion = "2";
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::size_t kHeaderMax = std::size_t{16} << 20;
 
-// The form of the file is S56.
+// S56 defines the format of the file.
 
-// The names of row dtypes in safetensors, in the order of DType. It has no
-// blocks: they are bytes, and the metadata has their dtype.
+// The names of row dtypes in safetensors, in the order of DType. safetensors
+// has no block dtypes: blocks are bytes, and the metadata has their dtype.
 constexpr std::array<std::string_view, 4> kTypeNames = {"F32", "F16", "BF16",
                                                         "F8_E4M3"};
 constexpr std::string_view kBytes = "U8";
 
-// A piece of the file, in its order.
+// A tensor of the file. A list of pieces is in the order of the file.
 struct Piece {
   std::string name;
   std::string_view dtype;
@@ -101,7 +101,7 @@ void AddMetadata(const CacheState& state, const std::string& path,
   }
 }
 
-// Returns everything but the tensors, as JSON, padded to 8 bytes.
+// Returns the header, which is JSON, padded to a multiple of 8 bytes.
 std::string HeaderOf(const CacheState& state, std::string_view model,
                      const std::vector<Piece>& pieces, std::uint64_t checksum) {
   std::string text = fmt::format(
@@ -122,8 +122,8 @@ std::string HeaderOf(const CacheState& state, std::string_view model,
   return text;
 }
 
-// Returns the header with its checksum, over the pieces' checksums and the
-// header without one.
+// Returns the header with its checksum, which covers the checksums of the
+// pieces and the header with checksum 0.
 std::string HeaderOf(const CacheState& state, std::string_view model,
                      const std::vector<Piece>& pieces,
                      const std::vector<std::uint64_t>& checksums) {
@@ -134,9 +134,9 @@ std::string HeaderOf(const CacheState& state, std::string_view model,
                                        XXH3_64bits(all.data(), all.size())));
 }
 
-// Calls does(i) for all i < count; if they handle many bytes, on a few threads,
-// however many processors there are: most of the time they wait for a disk.
-// Exceptions that they throw are thrown here.
+// Calls does(i) for all i < count. If the calls handle many bytes, it uses a
+// few threads, however many processors there are, because the calls mostly wait
+// for a disk. An exception of a call is rethrown here.
 template <class Does>
 void ForEachInParallel(std::size_t count, std::size_t bytes, const Does& does) {
   constexpr std::size_t kMany = std::size_t{1} << 20;
@@ -155,7 +155,7 @@ void ForEachInParallel(std::size_t count, std::size_t bytes, const Does& does) {
   try {
     while (threads.size() + 1 < most) threads.emplace_back(work);
   } catch (const std::exception&) {
-    // There are no more threads. Those that run do all of it.
+    // No more threads can be started: the running ones do all calls.
   }
   work();
   for (std::thread& thread : threads) thread.join();
@@ -181,12 +181,12 @@ std::optional<std::uint64_t> Checksum(std::size_t size, const Next& next) {
 
 // Writes ----------------------------------------------------------------------
 
-// Puts bytes where they belong. Several threads may call it at once. Returns
-// false if they cannot be put there.
+// Writes bytes at `at`. Several threads may call it at once. Returns false if
+// the bytes cannot be written.
 using WriteFn =
     std::function<bool(std::size_t at, std::span<const std::byte> bytes)>;
 
-// `pieces` are those of the state.
+// Writes the state in the format S56. `pieces` are the pieces of `state`.
 bool WriteState(const CacheState& state, std::string_view model,
                 const std::vector<Piece>& pieces, const WriteFn& write) {
   const std::uint64_t length = HeaderOf(state, model, pieces, 0).size();
@@ -221,7 +221,8 @@ bool ReadWhole(std::string_view text, int& number) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-// Takes the text up to the next dot, and the dot, from the name.
+// Removes the text up to the next dot, and the dot, from `name`; returns the
+// text.
 std::string_view TakeWord(std::string_view& name) {
   const std::size_t dot = std::min(name.find('.'), name.size());
   const std::string_view word = name.substr(0, dot);
@@ -229,13 +230,14 @@ std::string_view TakeWord(std::string_view& name) {
   return word;
 }
 
-// Finds the state of a name, or makes it if it is the next; null without one.
+// Returns the state that a name belongs to, and removes "caches.N." from the
+// name. Makes the state if N is the next number; null if N is larger.
 CacheState* StateOf(std::string_view& name, CacheState& state) {
   if (!name.starts_with("caches.")) return &state;
   TakeWord(name);
   int number = -1;
   if (!ReadWhole(TakeWord(name), number)) return nullptr;
-  const auto at = static_cast<std::size_t>(number);  // None if negative.
+  const auto at = static_cast<std::size_t>(number);  // Huge if negative.
   if (at > state.caches.size()) return nullptr;
   if (at == state.caches.size()) state.caches.emplace_back();
   return &state.caches[at];
@@ -267,7 +269,7 @@ std::optional<TensorHeader> ReadTensorHeader(const JsonValue& value,
                       static_cast<std::size_t>(end)};
 }
 
-// Finds the layer's tensor of a name; null without one.
+// Returns the layer's tensor of that name; null if the name is unknown.
 DenseTensor* TensorOf(std::string_view name, CacheState& state) {
   int layer = -1;
   if (TakeWord(name) != "layers" || !ReadWhole(TakeWord(name), layer)) {
@@ -277,7 +279,7 @@ DenseTensor* TensorOf(std::string_view name, CacheState& state) {
   return name == "value" ? &state.layers[layer].value : nullptr;
 }
 
-// Reads everything but its bytes.
+// Fills in everything except the bytes. Returns false if the header is wrong.
 bool FillTensor(const TensorHeader& header, DenseTensor& tensor) {
   if (header.shape.size() != 4) return false;
   double size = 1;
@@ -304,12 +306,12 @@ bool FillTensor(const TensorHeader& header, DenseTensor& tensor) {
   return true;
 }
 
-// The place for bytes of a file.
+// The destination of a tensor's bytes of the file.
 struct Target {
   std::size_t begin = 0;
   std::size_t size = 0;
-  std::vector<CellEntry>* cells = nullptr;  // Of the right size.
-  std::vector<std::byte>* rows = nullptr;   // Or these: grow with each part.
+  std::vector<CellEntry>* cells = nullptr;  // Has its final size.
+  std::vector<std::byte>* rows = nullptr;   // Or rows: grow with each part.
 
   std::span<std::byte> Part(std::size_t at, std::size_t bytes) const {
     if (cells != nullptr) {
@@ -320,8 +322,8 @@ struct Target {
   }
 };
 
-// Finds the place of the named tensor, and gives the state its shape. Returns
-// no value if the name is unknown.
+// Returns the destination of the named tensor, and sets the tensor's dtype and
+// shape. Returns no value if the name or the header is wrong.
 std::optional<Target> TargetOf(std::string_view name,
                                const TensorHeader& header, CacheState& all) {
   CacheState* state = StateOf(name, all);
@@ -343,7 +345,7 @@ bool FillMetadata(std::string_view name, std::string_view text,
                   CacheState& all) {
   if (name == "kvtwin_state") return text == kVersion;
   if (name == "model") return true;
-  if (name == "xxh3") return true;  // The header is written again, with it.
+  if (name == "xxh3") return true;  // Checked later, with the whole header.
   CacheState* state = StateOf(name, all);
   if (state == nullptr) return false;
   if (name != "encoder") {
@@ -371,8 +373,8 @@ Status Damaged(std::string_view what) {
 
 // Reads -----------------------------------------------------------------------
 
-// Gets bytes. Several threads may call it at once. Returns false if the bytes
-// cannot be read.
+// Reads the bytes at `at`. Several threads may call it at once. Returns false
+// if the bytes cannot be read.
 using ReadFn = std::function<bool(std::size_t at, std::span<std::byte> bytes)>;
 
 struct Entry {
@@ -409,7 +411,8 @@ Status ReadEntries(const JsonValue& object, std::size_t data_bytes,
   return {};
 }
 
-// Fills the state's tensors. `checksums` are theirs, in the order of entries.
+// Fills the state's tensors. Sets `checksums` to the tensors' checksums, in the
+// order of `entries`.
 Status ReadTensors(const std::vector<Entry>& entries, std::size_t data_begin,
                    const ReadFn& read, CacheState& state,
                    std::vector<std::uint64_t>& checksums) {
@@ -445,7 +448,8 @@ Status ReadTensors(const std::vector<Entry>& entries, std::size_t data_begin,
   return done ? Status() : Damaged("it cannot be read to its end");
 }
 
-// Reads and parses the header. Its metadata has everything that all files have.
+// Reads and parses the header. If it returns ok, the metadata has the version
+// and the model.
 Status ReadHeader(std::size_t size, const ReadFn& read, std::string& header,
                   JsonValue& object) {
   std::uint64_t length = 0;
@@ -485,7 +489,7 @@ Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
   JsonValue object;
   Status status = ReadHeader(size, read, header, object);
   if (!status.ok()) return status;
-  // Compares names as JSON has them: bytes that are not UTF-8 were replaced.
+  // Compares the names as JSON strings: bytes that are not UTF-8 are replaced.
   if (JsonString(ModelIn(object)) != JsonString(std::string(model))) {
     return Invalid("the state is of model '{}', not of '{}'",
                    Printable(ModelIn(object), 200), Printable(model, 200));
@@ -499,7 +503,8 @@ Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
     status = ReadTensors(entries, data_begin, read, state, checksums);
   }
   if (!status.ok()) return status;
-  // The state, written again, must give the same bytes: the checksum says so.
+  // The state, written again, must give the same bytes. The same header means
+  // the same bytes, because the header has the checksum of everything.
   std::vector<Piece> pieces;
   AddPieces(state, "", pieces);
   if (pieces.size() != checksums.size() ||
@@ -510,12 +515,12 @@ Result<CacheState> ReadState(std::size_t size, const ReadFn& read,
   return state;
 }
 
-// Returns the answer of read(size, read_fn); refusals name the file.
+// Returns the result of read(size, read_fn); errors name the file.
 template <class Value, class Read>
 Result<Value> ReadFile(const std::string& path, const Read& read) {
   Status status = CheckPath(path);
   if (!status.ok()) return status;
-  // A pipe that nobody writes to is not waited for.
+  // O_NONBLOCK: open must not wait for the writer of a pipe.
   const File file(path, O_RDONLY | O_NONBLOCK);
   struct stat info = {};
   if (!file.is_open() || ::fstat(file.descriptor(), &info) != 0) {

@@ -20,7 +20,7 @@ constexpr std::array<std::string_view, 2> kLayoutNames = {"token_major",
                                                           "head_major"};
 constexpr std::array kAppendResults = {StatusCode::kOk, StatusCode::kCacheFull};
 
-// The sizes in order; `name` is the key in the pool's object.
+// A size of the pool; `name` is its key in the recording's object "pool".
 struct Size {
   std::string_view name;
   int PagedSpec::*number;
@@ -49,7 +49,7 @@ DType ValueDType(const PagedSpec& spec) {
 }
 
 double PoolBytes(const PagedSpec& spec) {
-  constexpr double kBlockBytes = 128;  // Bookkeeping.
+  constexpr double kBlockBytes = 128;  // Bookkeeping of a block.
   const std::int64_t head_bytes = RunBytes(spec.dtype, spec.k_head_dim) +
                                   RunBytes(ValueDType(spec), spec.v_head_dim);
   const double row_bytes = static_cast<double>(head_bytes) * spec.kv_heads;
@@ -156,7 +156,8 @@ Status AppendOpen(const PagedTraceOp& op, std::string& text) {
     AppendNumbers("extra", extra, text);
   }
   text += fmt::format(R"(,"len":{},"result":{})", op.len, op.made);
-  // Not all bytes are text, and no string of a list has a line end.
+  // Reads the line back: it differs if the prefix key is not UTF-8 text, or a
+  // string of its list has a line end.
   JsonValue object;
   std::string problem = ParseJsonLine(text + "}", object);
   PagedTraceOp read;
@@ -195,7 +196,7 @@ void AppendTables(const PagedTraceOp& op, std::string& text) {
   AppendNumbers("seq_lens", op.table.seq_lens, text);
 }
 
-// Appends the fields of all operations but those of tensors and tables.
+// Appends the fields of an operation, except tensors and tables.
 void AppendPlain(const PagedTraceOp& op, std::string& text) {
   if (op.kind == PagedTraceOpKind::kUsage) {
     for (const Count& count : kCounts) {

@@ -1,5 +1,6 @@
-// Recordings of a paged pool: the first line and the operations that they have
-// instead of a cache's (docs/trace_format.md). TraceReader reads them.
+// Recordings of a paged pool: the types of the first line and the operations,
+// which differ from those of caches (docs/trace_format.md). TraceReader reads
+// them.
 
 #ifndef KVTWIN_CORE_TRACE_PAGED_TRACE_H_
 #define KVTWIN_CORE_TRACE_PAGED_TRACE_H_
@@ -19,9 +20,9 @@
 namespace kvtwin {
 
 inline constexpr int kTracePoolLayersMax = 4096;
-inline constexpr int kTracePoolSequencesMax = 4096;  // At a time.
-// The same tokens may be committed this often: a prompt that finds them may get
-// any of their rows.
+inline constexpr int kTracePoolSequencesMax = 4096;  // At the same time.
+// How often the same tokens may be committed: a prompt that finds the tokens
+// may get the rows of any of these commits.
 inline constexpr int kTracePoolCommitsMax = 1024;
 
 struct PagedTraceHeader {
@@ -49,21 +50,21 @@ enum class PagedTraceOpKind {
 // "open", ...
 std::string_view TraceOpName(PagedTraceOpKind kind);
 
-// One line. Fields that its kind does not have stay as they are here. Tensors
+// One line. Fields that its kind does not have keep the defaults below. Tensors
 // have the dtype of the pool, converted as Append does it.
 struct PagedTraceOp {
   std::int64_t line = 0;
   PagedTraceOpKind kind = PagedTraceOpKind::kOpen;
   int seq = 0;
-  int made = 0;                            // By open, fork: `result`.
+  int made = 0;                            // open, fork: `result`.
   StatusCode result = StatusCode::kOk;     // append
-  std::optional<std::vector<int>> tokens;  // commit; of open, the prompt.
+  std::optional<std::vector<int>> tokens;  // commit; open: the prompt.
   PrefixKey prefix_key;                    // open
   int new_tokens = 0;                      // commit, without `tokens`.
   int len = 0;                             // open, fork, truncate, seq_len
   int layer = 0;                           // append, views
-  std::optional<int> start;                // append, views: of the first row.
-  std::optional<DenseTensor> key;          // append; views, unless of no rows.
+  std::optional<int> start;                // append, views: first position.
+  std::optional<DenseTensor> key;          // append; views with rows.
   std::optional<DenseTensor> value;        // The same.
   std::optional<std::vector<int>> blocks;  // views
   int begin = 0;                           // slots
@@ -74,13 +75,13 @@ struct PagedTraceOp {
   PagedUsage usage;
 };
 
-// Read a first line, and the others, for TraceReader.
+// Read the first line, and an operation, for TraceReader.
 PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
                                  std::string& problem);
 PagedTraceOp ReadPagedOp(const JsonFields& fields, const PagedSpec& spec);
 
-// Like those of caches (core/trace/trace.h). Errors: a number that is not
-// finite, a prefix key that is not text.
+// Write lines, like the functions for caches (core/trace/trace.h). Errors: a
+// number that is not finite, a prefix key that is not text.
 Status WriteTraceHeader(const PagedTraceHeader& header, std::ostream& out);
 Status WriteTraceOp(const PagedTraceOp& op, std::ostream& out);
 

@@ -47,7 +47,7 @@ DenseTensor Mask(const JsonFields& op, std::string_view key, DType dtype) {
                                     rows->strings, columns, mask.shape[1]));
     return mask;
   }
-  // Each row and its line end, one after the other, and no other line ends.
+  // The text has each row and its line end, and no other line ends.
   const std::string_view text = rows->text;
   const auto wrong = [&](std::string_view which) {
     fields.Fail(which, fmt::format("must be {} times 0 or 1", columns));
@@ -173,7 +173,7 @@ TraceHeader ReadHeaderFields(const JsonFields& fields, std::string& problem) {
   header.rows.k_head_dim = model.Int("k_head_dim", 1);
   header.rows.kv_heads = model.Int("kv_heads", 1);
   header.rows.v_head_dim = model.Int("v_head_dim", 1);
-  // No cache is made for "other": only tokens of the lines are kept.
+  // For the placement "other" no cache is made: only tokens are kept.
   if (!problem.empty() || header.visibility_only) return header;
   const double bytes = CacheBytesBound(header, header.rows, 0);
   if (bytes > kTraceCacheBytesMax) {
@@ -224,8 +224,8 @@ void ReadGet(const JsonFields& fields, const TraceHeader& header, TraceOp& op) {
   if (fields.ok()) CheckColumns(fields, op, header.config.v_layout);
 }
 
-// Reads one for each token, or none if the pass has no cells: it was refused,
-// it reserves, or the cache is an encoder.
+// Checks that there is one cell for each token, or none if the pass has no
+// cells: it was refused, it reserves, or the cache is an encoder.
 void CheckCells(const JsonFields& fields, const TraceHeader& header,
                 const TraceOp& op) {
   const bool wrapper = header.spec.kind == Kind::kWrapper;
@@ -316,7 +316,7 @@ TraceOp ReadOpFields(const JsonFields& fields, const TraceHeader& header) {
   return op;
 }
 
-// Returns the bytes of a mask row. An integer may be too small for `cells`.
+// Returns the bytes of a mask row. `cells` may be too large for an integer.
 double MaskRowBytes(DType dtype, double cells) {
   if (dtype == DType::kBits) return cells / 8 + 8;
   return cells * static_cast<double>(SizeOf(dtype));
@@ -393,7 +393,8 @@ std::string StartForwardText(const TraceOp& op) {
   return text;
 }
 
-// Writes a get or put. A recording may be unable to hold its tensors.
+// Appends the fields of a get or put. Errors: a recording cannot hold the
+// tensors.
 Status AppendRows(const TraceOp& op, std::string& text) {
   text += fmt::format(R"(,"layer":{})", op.layer);
   if (op.first_cell) text += fmt::format(R"(,"first_cell":{})", *op.first_cell);
@@ -467,7 +468,7 @@ double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
        wrapper ? header.spec.caches : std::vector{header.spec}) {
     if (spec.kind == Kind::kEncoder) continue;
     double kept = header.init.capacity;
-    if (spec.window) {  // One more: room for the stop token.
+    if (spec.window) {  // + 1: room for the stop token (S3).
       const int memory = spec.memory.value_or(0);
       kept = std::min(kept, std::max(*spec.window, memory) + 1.0);
     }
@@ -494,7 +495,8 @@ bool TraceReader::ReadChunk() {
   return !chunk_.empty();
 }
 
-// Skips up to as many bytes again. If no line end comes by then, it fails.
+// Skips the rest of a line that is too long. Returns false if there is no line
+// end in the next kTraceLineBytesMax bytes.
 bool TraceReader::PassRestOfLine() {
   std::size_t end = chunk_.find('\n', chunk_at_);
   for (std::size_t passed = 0; end == chunk_.npos; end = chunk_.find('\n')) {
@@ -579,7 +581,7 @@ bool TraceReader::ReadObject(
     if (several_) KeepLongHeader(text);
     return false;
   }
-  if (IsBlank(text)) {  // Nothing may follow but more of these.
+  if (IsBlank(text)) {  // Only more blank lines may follow.
     const std::int64_t blank = line_;
     while (IsBlank(text) && ReadLine(text)) {
     }

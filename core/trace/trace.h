@@ -1,10 +1,10 @@
-// Recordings of a cache: what it was asked, and what it answered. The format
-// is kvtrace, version 1 (docs/trace_format.md), one JSON object a line.
+// Recordings of a cache: the calls to it, and its answers. The format is
+// kvtrace, version 1 (docs/trace_format.md), one JSON object per line.
 //
-// A recording comes from anywhere, so the reader trusts nothing: each fault is
-// an error with a line, and a reason that names key and value. The reader does
-// not look for faults that only a cache can judge, such as an empty batch or a
-// call out of order.
+// Recordings are untrusted input: for each fault the reader returns an error
+// with a line number, and a reason that names key and value. It does not look
+// for faults that only a cache can find, such as an empty batch or a call out
+// of order.
 
 #ifndef KVTWIN_CORE_TRACE_TRACE_H_
 #define KVTWIN_CORE_TRACE_TRACE_H_
@@ -24,14 +24,14 @@
 
 namespace kvtwin {
 
-// The most that a recording may ask for. A longer line is not read, a larger
-// cache is not made; where no cache is made, no more is kept about tokens.
-// core/json_line.h has more limits.
+// Limits for recordings: the bytes of a line; of a cache that is made; and, if
+// no cache is made, of the data kept about tokens. core/json_line.h has more
+// limits.
 inline constexpr std::size_t kTraceLineBytesMax = std::size_t{256} << 20;
 inline constexpr double kTraceCacheBytesMax = 256 << 20;
 inline constexpr double kTraceTokenBytesMax = 64 << 20;
 
-// Says where a recording is bad, counted from 1, and why.
+// The line where a recording is wrong, counted from 1, and the reason.
 struct TraceError {
   std::int64_t line = 0;
   std::string reason;
@@ -40,11 +40,11 @@ struct TraceError {
 struct TraceHeader {
   std::string producer;
   bool visibility_only = false;  // Placement "other".
-  CacheSpec spec;                // Each cache of a wrapper has its placement.
+  CacheSpec spec;                // Each cache of a wrapper has a placement.
   CacheConfig config;
   InitArgs init;
   int layers = 1;
-  RowDims rows;  // The model's; a layer may have others.
+  RowDims rows;  // The model's dimensions; a layer may have other ones.
 };
 
 enum class TraceOpKind {
@@ -63,7 +63,7 @@ enum class TraceOpKind {
 // "start_forward", ...
 std::string_view TraceOpName(TraceOpKind kind);
 
-// One line. Fields that its kind does not have stay as they are here. Tensors
+// One line. Fields that its kind does not have keep the defaults below. Tensors
 // have the dtype of the cache, converted as Put does it.
 struct TraceOp {
   std::int64_t line = 0;
@@ -80,7 +80,7 @@ struct TraceOp {
   std::optional<int> first_cell;
   DenseTensor key;
   std::optional<DenseTensor> value;
-  std::optional<DenseTensor> mask;  // [columns, rows], of the mask dtype.
+  std::optional<DenseTensor> mask;  // [columns, rows], in the mask dtype.
   Shape shape = {1, 1, 1, 1};       // reserved_mask
   int seq = 0;
   std::int32_t pos = 0;
@@ -91,29 +91,29 @@ struct TraceOp {
   std::int32_t len = 0;
 };
 
-// Returns at least as many bytes as a cache of this header needs for its cells,
-// masks, sequences, and rows of these dimensions in all layers.
+// Returns an upper bound of the bytes that a cache of this header needs for its
+// cells, masks, sequences, and rows of these dimensions in all layers.
 double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
                        std::size_t sequences);
 
-// Reads one line at a time and keeps none.
+// Reads a recording line by line, and does not keep the lines.
 class TraceReader {
  public:
-  // With `several`, recordings may follow one another.
+  // With `several`, `in` may have several recordings, one after another.
   explicit TraceReader(std::istream& in, bool several = false)
       : in_(in), several_(several) {}
 
-  // Comes first. False: see error().
+  // Reads the first line; must be called first. False: see error().
   bool ReadHeader();
   // Reads the next operation of a cache, or of a pool, as the header says.
-  // False at the end, and for an error.
+  // Returns false at the end, and if there is an error.
   bool ReadOp(TraceOp& op);
   bool ReadOp(PagedTraceOp& op);
-  // Skips the rest of this recording, and of the line that it ended in. True:
-  // another recording follows; its header is next.
+  // Skips the rest of this recording, including the rest of a line that was not
+  // read to its end. True: another recording follows; call ReadHeader next.
   bool SkipToHeader();
 
-  // The header of a cache, unless there is one of a pool.
+  // The header of a recording of a cache; valid unless paged() has a value.
   const TraceHeader& header() const { return header_; }
   const std::optional<PagedTraceHeader>& paged() const { return paged_; }
   const std::optional<TraceError>& error() const { return error_; }
@@ -130,17 +130,18 @@ class TraceReader {
   const bool several_;
   std::string next_header_;  // Read ahead, by ReadOp or SkipToHeader.
   std::optional<TraceError> next_error_;  // The fault of next_header_.
-  std::string chunk_;  // Read, but not yet a line, from chunk_at_ on.
+  std::string chunk_;  // Bytes after the last line, from chunk_at_ on.
   std::size_t chunk_at_ = 0;
-  bool too_long_ = false;  // The rest of the last line is still to come.
+  bool too_long_ = false;  // The rest of the last line is not yet read.
   std::int64_t line_ = 0;
   TraceHeader header_;
   std::optional<PagedTraceHeader> paged_;
   std::optional<TraceError> error_;
 };
 
-// Write lines that TraceReader reads back equal. Errors: the format cannot say
-// it (a custom shift, a number that is not finite); then nothing is written.
+// Write lines that TraceReader reads back equal. Errors: the format cannot
+// express the value (a custom shift, a number that is not finite); nothing is
+// written then.
 Status WriteTraceHeader(const TraceHeader& header, std::ostream& out);
 Status WriteTraceOp(const TraceOp& op, std::ostream& out);
 

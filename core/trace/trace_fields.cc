@@ -11,8 +11,8 @@
 namespace kvtwin {
 namespace {
 
-// Whether there are as many elements as the shape says. 64 bits hold the
-// product, for it ends as soon as it is larger than any list.
+// Whether a tensor of this shape has `count` elements. The product fits into
+// 64 bits: the loop ends once it is larger than any list.
 bool MultipliesOutTo(const Shape& shape, std::size_t count) {
   std::int64_t product = 1;
   for (const std::int64_t extent : shape) {
@@ -22,8 +22,9 @@ bool MultipliesOutTo(const Shape& shape, std::size_t count) {
   return static_cast<std::size_t>(product) == count;
 }
 
-// Whether a number becomes infinite in `dtype`: half a step above the largest.
-// For f8, which has no infinity, whether it becomes another number.
+// Whether a number becomes infinite in `dtype`, which it does from half a step
+// above the largest number on. For f8, which has no infinity: whether it is
+// above the largest number.
 bool OutOfRange(double number, DType dtype) {
   if (dtype == DType::kF16) return std::abs(number) >= 65520;
   if (dtype == DType::kF8) return std::abs(number) > 448;
@@ -31,7 +32,8 @@ bool OutOfRange(double number, DType dtype) {
          (dtype == DType::kF32 ? 0x1.ffffffp127 : 0x1.ffp127);
 }
 
-// Appends the shortest decimals that read back equal. Errors: not finite.
+// Appends the shortest decimals that read back equal. Errors: a number that is
+// not finite.
 Status AppendNumbers(const DenseTensor& tensor, std::string& text) {
   if (tensor.bytes.empty()) return {};
   const DenseTensor numbers = CopyOf(tensor.view(), DType::kF32);
@@ -70,7 +72,7 @@ DenseTensor ReadTensor(const JsonFields& op, std::string_view key,
   tensor.bytes.resize(data->numbers.size() * size);
   for (std::size_t i = 0; i < data->numbers.size(); ++i) {
     const double number = data->numbers[i];
-    // The others are reached by way of f32, as in Put.
+    // Other dtypes are rounded from f32, as in Put.
     const bool finite = !OutOfRange(number, DType::kF32) &&
                         !OutOfRange(static_cast<float>(number), dtype);
     if (!finite) {

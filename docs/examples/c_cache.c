@@ -1,10 +1,10 @@
-/* A cache of one tensor per sequence and layer, as the smallest backend that
- * kvtwin can drive (docs/live.md):
+/* A cache with one K and one V tensor for each sequence and layer: the smallest
+ * backend that kvtwin can drive (docs/live.md):
  *
  *   gcc -shared -fPIC -I include -o mine.so docs/examples/c_cache.c
  *   build/kvtwin fuzz --backend ./mine.so
  *
- * With -DBUG, it forgets that a token at the end of the window counts. */
+ * With -DBUG, its window is one token too short. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -16,9 +16,9 @@ enum { kSequences = 4, kLayers = 4 };
 
 typedef struct {
   int layers, heads, k_dim, v_dim, capacity, window;
-  int length[kSequences]; /* Tokens stored, the batch's included. */
+  int length[kSequences]; /* Tokens stored, including those of the batch. */
   float *k[kSequences][kLayers], *v[kSequences][kLayers];
-  int sequence, first, tokens; /* Of the batch: positions from `first` on. */
+  int sequence, first, tokens; /* The batch: positions from `first` on. */
   float* mask;
 } Mine;
 
@@ -107,7 +107,7 @@ static int Get(void* cache, int32_t layer, kvtwin_view* view) {
 
 static int Remove(void* cache, int32_t sequence, int32_t begin, int32_t end) {
   Mine* c = cache;
-  (void)end; /* Only ever the open end: CAN_REMOVE_MIDDLE is not said. */
+  (void)end; /* Always the open end: CAN_REMOVE_MIDDLE is not declared. */
   if (begin < c->length[sequence]) c->length[sequence] = begin;
   return KVTWIN_OK;
 }

@@ -1,5 +1,5 @@
-/* A pool of sequences of one's own, that shares nothing: the least that
- * <kvtwin/pool_backend.h> takes. With -DPOOL_BUG a fork forgets V rows.
+/* A pool whose sequences share nothing: the smallest backend for
+ * <kvtwin/pool_backend.h>. With -DPOOL_BUG a fork does not copy V rows.
  *
  *   cc -std=c99 -shared -fPIC c_pool.c -o libpool.so */
 
@@ -11,17 +11,17 @@ enum { kSequences = 64 };
 
 typedef struct {
   kvtwin_pool_params is;
-  size_t room;    /* Tokens of a sequence. */
-  size_t key_row; /* Elements of a token. */
+  size_t room;    /* Tokens of a sequence, at most. */
+  size_t key_row; /* Elements of a token's K row. */
   size_t value_row;
   struct {
     float* rows; /* NULL: there is no such sequence. */
     int32_t length;
-    int32_t* appended; /* By layer. */
+    int32_t* appended; /* Appended rows, by layer. */
   } sequence[kSequences];
 } Pool;
 
-/* Where the K rows of a layer begin; those of V follow. */
+/* Returns the K rows of a layer; its V rows lie after them. */
 static float* Keys(Pool* pool, int32_t sequence, int32_t layer) {
   return pool->sequence[sequence].rows +
          (size_t)layer * pool->room * (pool->key_row + pool->value_row);
@@ -75,7 +75,7 @@ static int Open(void* handle, const kvtwin_prompt* prompt, int32_t* made) {
   const size_t row = pool->key_row + pool->value_row;
   const size_t rows = layers * pool->room * row;
   int32_t i = 0;
-  (void)prompt; /* Nothing is ever found. */
+  (void)prompt; /* This pool finds no prefixes. */
   while (i < kSequences && pool->sequence[i].rows != NULL) ++i;
   if (i == kSequences) return KVTWIN_OUT_OF_MEMORY;
   pool->sequence[i].length = 0;

@@ -30,7 +30,8 @@ static void copy_prefix(int32_t src, int32_t dst, int32_t len, int bug) {
   kvrec_copy_prefix(&recorder, src, dst, len);
 }
 
-/* Without [begin, end); later tokens move down, as "tag_add" says. */
+/* Removes the tokens in [begin, end); later tokens move down, and "tag_add"
+ * shifts their K rows. */
 static void remove_range(int32_t seq, int32_t begin, int32_t end) {
   int32_t i, kept = 0;
   int layer, k;
@@ -51,7 +52,7 @@ static void remove_range(int32_t seq, int32_t begin, int32_t end) {
   kvrec_remove(&recorder, seq, begin, end, "ok");
 }
 
-/* What attention reads: all lists, one after the other. */
+/* Records the view that attention reads: all lists, one after the other. */
 static void get(int layer, const token* const* batch, const int32_t* sequences,
                 int32_t tokens) {
   static float key[kSequences * kCapacity * kK];
@@ -78,9 +79,9 @@ static void get(int layer, const token* const* batch, const int32_t* sequences,
             &values, &mask);
 }
 
-/* A forward pass: one token for each of these sequences. */
+/* Runs a forward pass: one token for each of these sequences. */
 static void forward(const int32_t* sequences, int32_t tokens) {
-  static int32_t produced; /* The number of the last token. */
+  static int32_t produced; /* The number of tokens made so far. */
   int32_t positions[kCapacity], lengths_after[kSequences], i;
   token* batch[kCapacity];
   float key[kCapacity][kK], value[kCapacity][kV];
@@ -99,7 +100,7 @@ static void forward(const int32_t* sequences, int32_t tokens) {
     batch[i]->position = positions[i];
   }
   for (layer = 0; layer < kLayers; ++layer) {
-    /* Each token has rows of its own: its number, and its position. */
+    /* Each token has different rows: its number, and its position. */
     for (i = 0; i < tokens; ++i) {
       const float number = (float)(100 * (produced + i + 1) + layer);
       for (k = 0; k < kK; ++k) {

@@ -33,7 +33,7 @@ type token struct {
 
 type toy struct {
 	lists    [sequences][]token
-	produced int // Tokens, of all.
+	produced int // The number of tokens made so far.
 	bug      bool
 	recorder *record.Recorder
 }
@@ -47,7 +47,8 @@ func (c *toy) copyPrefix(src, dst, length int) {
 	c.recorder.CopyPrefix(src, dst, int32(length))
 }
 
-// Without [begin, end); later tokens move down, as "tag_add" says.
+// remove removes the tokens in [begin, end); later tokens move down, and
+// "tag_add" shifts their K rows.
 func (c *toy) remove(seq int, begin, end int32) {
 	var kept []token
 	for _, t := range c.lists[seq] {
@@ -69,7 +70,7 @@ func (c *toy) remove(seq int, begin, end int32) {
 	c.recorder.Remove(seq, begin, end, "ok")
 }
 
-// What attention reads: all lists, one after the other.
+// get records the view that attention reads: all lists, one after the other.
 func (c *toy) get(layer int, positions []int32, batch []int) {
 	var key, value []float32
 	n := len(c.lists[0]) + len(c.lists[1])
@@ -90,7 +91,7 @@ func (c *toy) get(layer int, positions []int32, batch []int) {
 		&values, &record.Mask{Bool: sees, Columns: n, Rows: len(batch)})
 }
 
-// A forward pass: one token for each of these sequences.
+// forward runs a forward pass: one token for each of these sequences.
 func (c *toy) forward(batch ...int) {
 	pass := record.Pass{Sequences: batch}
 	lists, places := c.lists, make([]int, len(batch))
@@ -109,7 +110,7 @@ func (c *toy) forward(batch ...int) {
 	c.lists = lists
 	for layer := 0; layer < layers; layer++ {
 		var key, value []float32
-		// Each token has rows of its own: its number, and its position.
+		// Each token has different rows: its number, and its position.
 		for i, seq := range batch {
 			t := &c.lists[seq][places[i]]
 			number := float32(100*(c.produced+i+1) + layer)

@@ -1,6 +1,6 @@
-// Package kvtwinrecorder records what a KV cache is asked and what it answers,
-// for `kvtwin check`. Copy this file into a folder kvtwinrecorder of your
-// module: it needs nothing but the standard library.
+// Package kvtwinrecorder records the calls to a KV cache and its answers, for
+// `kvtwin check`. Copy this file into a folder kvtwinrecorder of your module:
+// it needs only the standard library.
 //
 //	r, err := kvtwinrecorder.Create("my.jsonl", kvtwinrecorder.Header{
 //		Producer:     "my cache 1.2",
@@ -27,19 +27,20 @@
 //
 //	return r.Close()
 //
-// Each method writes one line, after the call that it records has answered. It
-// returns an error if that cannot be written; the first error stays: nothing is
-// written from then on, and Close returns it too. So it is enough to look at
-// what Create and Close return. A line is handed to the system at once: if your
-// program crashes, all lines before are in the file.
+// Call each method after your cache has answered the call that it records. It
+// writes one line, and returns an error if the line cannot be written. The
+// first error is kept: after it nothing is written, and Close returns it, too.
+// So it is enough to check the results of Create and Close. A line is handed to
+// the system at once: if your program crashes, all lines before the crash are
+// in the file.
 //
-// What the fields mean is in kvtwin's docs/trace_format.md, and the same names
-// are used here. Calls that your cache rejects as misuse are not recorded. No
-// more is looked at here than what could not be written; `kvtwin check` says
-// what else is wrong with a recording, and in which line.
+// The fields have the names that kvtwin's docs/trace_format.md explains. Calls
+// that your cache rejects as misuse are not recorded. The methods check only
+// whether a line can be written; `kvtwin check` says what else is wrong with a
+// recording, and in which line.
 //
-// Left out: pools of blocks (`"type": "paged"`), whose lines that page has, too.
-// Calls of one Recorder must come one after the other.
+// Not supported: pools of blocks (`"type": "paged"`), whose lines are on the
+// same page. Not safe for concurrent use: one call at a time of one Recorder.
 package kvtwinrecorder
 
 import (
@@ -53,22 +54,22 @@ import (
 )
 
 const (
-	None       = -1            // As firstCell: it is left out.
+	None       = -1            // As firstCell: it is not recorded.
 	OpenEnd    = math.MaxInt32 // As the end of Remove.
-	NumbersMax = 64 << 20      // Of one tensor.
+	NumbersMax = 64 << 20      // Numbers of one tensor.
 )
 
-// What is "" or 0 in these is what stands behind "or".
+// Fields that are "" or 0 have their default, if a default is stated.
 
 type Cache struct {
-	// "causal", "swa", "swa_mem", "chunked" or "encoder"; or "causal".
+	// "causal" (default), "swa", "swa_mem", "chunked" or "encoder".
 	Type   string
-	Window int // Of swa and swa_mem. Of these three, what is negative is
-	Memory int // Of swa_mem.         left out.
-	Chunk  int // Of chunked.
-	// "none", "identity", "add", "tag_add" or "rope"; or "none".
+	Window int // For swa and swa_mem. Negative: not recorded.
+	Memory int // For swa_mem. Negative: not recorded.
+	Chunk  int // For chunked. Negative: not recorded.
+	// "none" (default), "identity", "add", "tag_add" or "rope".
 	Shift string
-	// Of "rope" only: "adjacent" or "halves", or "adjacent"; or 10000, or 1.
+	// For "rope": "adjacent" (default) or "halves"; base 10000, scale 1.
 	RopePairing         string
 	RopeBase, RopeScale float64
 	RopeDims            int
@@ -76,45 +77,45 @@ type Cache struct {
 
 type Header struct {
 	Producer  string  // Free text, in UTF-8.
-	Placement string  // "contiguous", "scatter" or "other"; or "other".
-	Caches    []Cache // Or one; if there are several: of a wrapper.
+	Placement string  // "contiguous", "scatter" or "other" (default).
+	Caches    []Cache // Default: one cache. Several: those of a wrapper.
 
-	CachePadding, MaskBatchPadding int    // Or 1.
-	PermutedV, TiledV              bool   // Layouts of V that Get shows.
-	MaskDType                      string // "f32", "f16", "bf16" or "bits"; or "f32".
-	VDType                         string // Or as DType.
+	CachePadding, MaskBatchPadding int    // Default: 1.
+	PermutedV, TiledV              bool   // Layout of V in Get.
+	MaskDType                      string // "f32" (default), "f16", "bf16" or "bits".
+	VDType                         string // Default: same as DType.
 
-	DType                               string // "f32", "f16", "bf16", "f8_e4m3", ...; or "f32".
+	DType                               string // "f32" (default), "f16", "bf16", "f8_e4m3", ...
 	MaxSequences, Capacity, MaxBatch    int
 	Layers, KHeadDim, KVHeads, VHeadDim int
 }
 
-// Tensor has rows as f32; convert those of other dtypes, exactly. K is
+// Tensor has rows as f32; convert rows of other dtypes, exactly. K is
 // [k_head_dim, kv_heads, n], V [v_head_dim, kv_heads, n], first dimension
 // fastest; Shape[3] is 0 unless V is tiled. Strides are in elements; if all are
-// 0, the numbers lie densely.
+// 0, the tensor is dense.
 type Tensor struct {
 	Data   []float32
 	Shape  [4]int
 	Stride [4]int
 }
 
-// Mask is of [columns, rows], columns fastest, dense. One of the two is not nil:
-// numbers that are 0 (may attend) or -inf, or true (may attend) or false.
+// Mask is [columns, rows], columns fastest, dense. Set one of the two slices:
+// F32 to 0 (may attend) or -inf, or Bool to true (may attend) or false.
 type Mask struct {
 	F32           []float32
 	Bool          []bool
 	Columns, Rows int
 }
 
-// Pass is what StartForward was asked and answered.
+// Pass is a call of StartForward, and its answer.
 type Pass struct {
 	Positions  []int32
 	Sequences  []int
 	Reserve    bool
-	Multimodal []int  // Batch indices, or none.
-	Result     string // "ok" or "cache_full"; or "ok".
-	Cells      []int  // One for each token; nil: left out.
+	Multimodal []int  // Indices of tokens; may be nil.
+	Result     string // "ok" (default) or "cache_full".
+	Cells      []int  // One for each token; nil: not recorded.
 }
 
 // Recorder writes one recording.
@@ -122,16 +123,16 @@ type Recorder struct {
 	out  io.Writer
 	file *os.File // Close closes it.
 	line []byte
-	err  error // The first.
+	err  error // The first error.
 }
 
-// Dense is a tensor whose numbers lie one after the other.
+// Dense returns a dense tensor.
 func Dense(data []float32, headDim, heads, n int) Tensor {
 	return Tensor{Data: data, Shape: [4]int{headDim, heads, n, 0}}
 }
 
-// New records to a writer of yours: a pipe, memory, several recordings one
-// after the other.
+// New records to your own writer: a pipe, memory, or a file with several
+// recordings one after the other.
 func New(out io.Writer, header Header) (*Recorder, error) {
 	r := &Recorder{out: out}
 	if err := header.check(); err != nil {
@@ -144,7 +145,7 @@ func New(out io.Writer, header Header) (*Recorder, error) {
 	return r, nil
 }
 
-// Create records to a file, which is made anew.
+// Create records to a file, which is created or overwritten.
 func Create(path string, header Header) (*Recorder, error) {
 	if err := header.check(); err != nil {
 		return nil, err
@@ -162,7 +163,7 @@ func Create(path string, header Header) (*Recorder, error) {
 	return r, nil
 }
 
-// Close returns the first error of all calls, also if the disk was full.
+// Close returns the first error of all calls, for example of a full disk.
 func (r *Recorder) Close() error {
 	if r.file != nil {
 		if err := r.file.Close(); r.err == nil {
@@ -214,8 +215,8 @@ func (r *Recorder) Put(layer int, key, value Tensor) error {
 	return r.end()
 }
 
-// Get records what a get showed. firstCell may be None and value nil: they are
-// left out. mask is nil for an encoder.
+// Get records the view of a get. If firstCell is None or value nil, it is not
+// recorded. mask is nil for an encoder.
 func (r *Recorder) Get(layer, firstCell int, key Tensor, value *Tensor,
 	mask *Mask) error {
 	r.op("get")
@@ -233,7 +234,8 @@ func (r *Recorder) Get(layer, firstCell int, key Tensor, value *Tensor,
 	return r.end()
 }
 
-// ReservedMask records the view of a reserving pass; firstCell as in Get.
+// ReservedMask records the shape of a reserving pass's mask; firstCell as in
+// Get.
 func (r *Recorder) ReservedMask(columns, rows, firstCell int) error {
 	r.op("reserved_mask")
 	r.print(`,"shape":[%d,%d]`, columns, rows)
@@ -241,7 +243,8 @@ func (r *Recorder) ReservedMask(columns, rows, firstCell int) error {
 	return r.end()
 }
 
-// Remove has the result "ok", "not_supported" or "shared_cells"; or "ok".
+// Remove records a removal; result is "ok" (also ""), "not_supported" or
+// "shared_cells".
 func (r *Recorder) Remove(seq int, begin, end int32, result string) error {
 	r.op("remove")
 	r.print(`,"seq":%d,"begin":%d,"end":%d`, seq, begin, end)
@@ -336,7 +339,7 @@ func (r *Recorder) textKey(key, text string) {
 	r.text(text)
 }
 
-// limit leaves out what is negative.
+// limit writes a field, unless it is negative.
 func (r *Recorder) limit(key string, number int) {
 	if number >= 0 {
 		r.print(`,"%s":%d`, key, number)
@@ -354,7 +357,7 @@ func ints[T int | int32](r *Recorder, key string, numbers []T) {
 	r.line = append(r.line, ']')
 }
 
-// extents returns the shape, the strides, and how many numbers there are.
+// extents returns the shape, the strides, and the number of elements.
 func (t Tensor) extents() (shape, stride [4]int, count int, err error) {
 	shape, stride = t.Shape, t.Stride
 	if shape[3] == 0 {

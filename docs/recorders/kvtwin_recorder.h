@@ -1,5 +1,5 @@
-/* Records what a KV cache is asked and what it answers, for `kvtwin check`.
- * Copy this file into your project: C99, or C++11, and nothing else is needed.
+/* Records the calls to a KV cache and its answers, for `kvtwin check`. Copy
+ * this file into your project: it needs only C99 or C++11.
  *
  *   #include "kvtwin_recorder.h"
  *
@@ -24,20 +24,20 @@
  *
  *   if (kvrec_close(&r) != 0) fprintf(stderr, "%s\n", r.error);
  *
- * Each function writes one line, after the call that it records has answered.
- * It returns 0, or -1 if that cannot be written; the first error stays: it is
- * in `error`, nothing is written from then on, and kvrec_close returns it too.
- * So it is enough to look at what kvrec_close returns. A line is handed to the
- * system at once: if your program crashes, all lines before are in the file.
+ * Call each function after your cache has answered the call that it records. It
+ * writes one line, and returns 0, or -1 if the line cannot be written. The
+ * first error is kept in `error`; after it nothing is written, and kvrec_close
+ * returns -1, too. So it is enough to check the result of kvrec_close. A line
+ * is handed to the system at once: if your program crashes, all lines before
+ * the crash are in the file.
  *
- * What the fields mean is in kvtwin's docs/trace_format.md, and the same names
- * are used here. Calls that your cache rejects as misuse are not recorded. No
- * more is looked at here than what could not be written; `kvtwin check` says
- * what else is wrong with a recording, and in which line.
+ * The fields have the names that kvtwin's docs/trace_format.md explains. Calls
+ * that your cache rejects as misuse are not recorded. The functions check only
+ * whether a line can be written; `kvtwin check` says what else is wrong with a
+ * recording, and in which line.
  *
- * Left out: pools of blocks (`"type": "paged"`), whose lines that page has,
- * too. Not thread-safe: calls with the same kvrec must come one after the
- * other. */
+ * Not supported: pools of blocks (`"type": "paged"`), whose lines are on the
+ * same page. Not thread-safe: one call at a time with the same kvrec. */
 
 #ifndef KVTWIN_RECORDER_H_
 #define KVTWIN_RECORDER_H_
@@ -48,22 +48,22 @@
 #include <stdio.h>
 #include <string.h>
 
-#define KVREC_NONE (-1)          /* As first_cell: it is left out. */
+#define KVREC_NONE (-1)          /* As first_cell: it is not recorded. */
 #define KVREC_OPEN_END INT32_MAX /* As the end of kvrec_remove. */
-#define KVREC_CACHES 4           /* Of a wrapper, at most. */
-#define KVREC_NUMBERS_MAX ((int64_t)64 << 20) /* Of one tensor. */
+#define KVREC_CACHES 4           /* Caches of a wrapper, at most. */
+#define KVREC_NUMBERS_MAX ((int64_t)64 << 20) /* Numbers of one tensor. */
 
-/* What is NULL or 0 below is what stands behind "or". */
+/* Fields that are NULL or 0 have their default, if a default is stated. */
 
 typedef struct kvrec_cache {
-  /* "causal", "swa", "swa_mem", "chunked" or "encoder"; or "causal". */
+  /* "causal" (default), "swa", "swa_mem", "chunked" or "encoder". */
   const char* type;
-  int32_t window; /* Of swa and swa_mem. Of these three, what is negative is */
-  int32_t memory; /* Of swa_mem.         left out. */
-  int32_t chunk;  /* Of chunked. */
-  /* "none", "identity", "add", "tag_add" or "rope"; or "none". */
+  int32_t window; /* For swa and swa_mem. Negative: not recorded. */
+  int32_t memory; /* For swa_mem. Negative: not recorded. */
+  int32_t chunk;  /* For chunked. Negative: not recorded. */
+  /* "none" (default), "identity", "add", "tag_add" or "rope". */
   const char* shift;
-  /* Of "rope" only: "adjacent" or "halves", or "adjacent"; or 10000, or 1. */
+  /* For "rope": "adjacent" (default) or "halves"; base 10000, scale 1. */
   const char* rope_pairing;
   double rope_base, rope_scale;
   int32_t rope_dims;
@@ -71,31 +71,31 @@ typedef struct kvrec_cache {
 
 typedef struct kvrec_header {
   const char* producer;  /* Free text, in UTF-8. */
-  const char* placement; /* "contiguous", "scatter" or "other"; or "other". */
-  kvrec_cache caches[KVREC_CACHES]; /* If there are several: of a wrapper. */
-  int32_t cache_count;              /* Or 1. */
-  int32_t cache_padding, mask_batch_padding; /* Or 1. */
-  int permuted_v, tiled_v;                   /* Layouts of V that get shows. */
-  const char* mask_dtype; /* "f32", "f16", "bf16" or "bits"; or "f32". */
-  const char* v_dtype;    /* Or as dtype. */
-  const char* dtype;      /* "f32", "f16", "bf16", "f8_e4m3", ...; or "f32". */
+  const char* placement; /* "contiguous", "scatter" or "other" (default). */
+  kvrec_cache caches[KVREC_CACHES];          /* Several: those of a wrapper. */
+  int32_t cache_count;                       /* Default: 1. */
+  int32_t cache_padding, mask_batch_padding; /* Default: 1. */
+  int permuted_v, tiled_v;                   /* Layout of V in kvrec_get. */
+  const char* mask_dtype; /* "f32" (default), "f16", "bf16" or "bits". */
+  const char* v_dtype;    /* Default: same as dtype. */
+  const char* dtype;      /* "f32" (default), "f16", "bf16", "f8_e4m3", ... */
   int32_t max_sequences, capacity, max_batch;
   int32_t layers, k_head_dim, kv_heads, v_head_dim;
 } kvrec_header;
 
-/* Rows as f32; convert those of other dtypes, exactly. K is [k_head_dim,
+/* Rows as f32; convert rows of other dtypes, exactly. K is [k_head_dim,
  * kv_heads, n], V [v_head_dim, kv_heads, n], first dimension fastest; shape[3]
- * is 0 unless V is tiled. Strides are in bytes, as `nb` of ggml; if all are 0,
- * the numbers lie densely. */
+ * is 0 unless V is tiled. Strides are in bytes, like `nb` in ggml; if all are
+ * 0, the tensor is dense. */
 typedef struct kvrec_tensor {
   const float* data;
   int64_t shape[4];
   int64_t stride[4];
 } kvrec_tensor;
 
-/* [columns, rows], columns fastest, dense. One of the two is not NULL: numbers
- * that are 0 (may attend) or -inf, or bytes that are not 0 (may attend) or 0.
- */
+/* A mask [columns, rows], columns fastest, dense. Set one of the two pointers:
+ * `f32` to 0 (may attend) or -inf, or `boolean` to bytes, 0 if the row may not
+ * attend. */
 typedef struct kvrec_mask {
   const float* f32;
   const unsigned char* boolean;
@@ -104,22 +104,22 @@ typedef struct kvrec_mask {
 
 typedef struct kvrec_pass {
   int32_t tokens;
-  const int32_t* positions; /* `tokens` of them. */
-  const int32_t* sequences; /* `tokens` of them. */
+  const int32_t* positions; /* `tokens` positions. */
+  const int32_t* sequences; /* `tokens` sequences. */
   int reserve;
-  const int32_t* multimodal; /* Batch indices, or none. */
+  const int32_t* multimodal; /* Indices of tokens; may be NULL. */
   int32_t multimodal_count;
-  const char* result;   /* "ok" or "cache_full"; or "ok". */
-  const int32_t* cells; /* `tokens` of them, or left out. */
+  const char* result;   /* "ok" (default) or "cache_full". */
+  const int32_t* cells; /* `tokens` cells; NULL: not recorded. */
 } kvrec_pass;
 
 typedef struct kvrec {
   FILE* out;
-  int owned;       /* kvrec_close closes it. */
-  char error[200]; /* The first; empty if there was none. */
+  int owned;       /* kvrec_close closes `out`. */
+  char error[200]; /* The first error; empty if there was none. */
 } kvrec;
 
-/* A tensor whose numbers lie one after the other. */
+/* Returns a dense tensor. */
 static inline kvrec_tensor kvrec_dense(const float* data, int64_t head_dim,
                                        int64_t heads, int64_t n) {
   kvrec_tensor tensor = {data, {0, 0, 0, 0}, {0, 0, 0, 0}};
@@ -141,7 +141,7 @@ static inline kvrec_mask kvrec_mask_bool(const unsigned char* data,
   return mask;
 }
 
-/* A pass without what is optional. */
+/* Returns a pass without the optional fields. */
 static inline kvrec_pass kvrec_batch(int32_t tokens, const int32_t* positions,
                                      const int32_t* sequences,
                                      const char* result) {
@@ -154,14 +154,14 @@ static inline kvrec_pass kvrec_batch(int32_t tokens, const int32_t* positions,
   return pass;
 }
 
-/* All as it is without being said; the sizes are to be filled in. */
+/* Returns a header with all defaults; fill in max_sequences to v_head_dim. */
 static inline kvrec_header kvrec_default_header(void) {
   kvrec_header header;
   memset(&header, 0, sizeof header);
   return header;
 }
 
-/* ---- What the functions at the end are made of. ---- */
+/* ---- Helpers of the functions at the end. ---- */
 
 #ifdef __GNUC__
 __attribute__((format(printf, 2, 3)))
@@ -200,7 +200,7 @@ static inline void kvrec_text_key(kvrec* r, const char* key, const char* text) {
   kvrec_text(r, text);
 }
 
-/* The decimal point is a point in any locale. */
+/* Writes a number with a decimal point in any locale. */
 static inline void kvrec_number(kvrec* r, double number, int digits) {
   char text[40];
   int i, in_point = 0;
@@ -213,8 +213,8 @@ static inline void kvrec_number(kvrec* r, double number, int digits) {
   }
 }
 
-/* From its bits: where denormal numbers are flushed, which -ffast-math does, a
- * conversion would make them 0. */
+/* Converts by the bits: with -ffast-math, which flushes denormal numbers, a
+ * conversion to double would make them 0. */
 static inline void kvrec_f32(kvrec* r, float number) {
   uint32_t bits, magnitude;
   memcpy(&bits, &number, sizeof bits);
@@ -238,7 +238,7 @@ static inline void kvrec_ints(kvrec* r, const char* key, const int32_t* numbers,
   fputc(']', r->out);
 }
 
-/* By its bits: a build with -ffast-math takes all numbers to be finite. */
+/* Looks at the bits: a build with -ffast-math assumes finite numbers. */
 static inline int kvrec_finite(double number) {
   const uint64_t exponent = (uint64_t)0x7ff << 52;
   uint64_t bits;
@@ -256,7 +256,7 @@ static inline int64_t kvrec_count(const kvrec_tensor* tensor) {
          kvrec_extent(tensor, 2) * kvrec_extent(tensor, 3);
 }
 
-/* The element `at`, counted with the first dimension fastest. */
+/* Returns element `at`, counted with the first dimension fastest. */
 static inline float kvrec_element(const kvrec_tensor* tensor, int64_t at) {
   int64_t offset = 0, rest = at;
   int i, dense = 1;
@@ -315,7 +315,7 @@ static inline void kvrec_tensor_key(kvrec* r, const char* key,
   fputs("]}", r->out);
 }
 
-/* '1' or '0'; -1 if it is neither. */
+/* Returns '1' or '0'; -1 if the element is neither 0 nor -inf. */
 static inline int kvrec_sees(const kvrec_mask* mask, int64_t at) {
   uint32_t bits;
   if (mask->f32 == NULL) return mask->boolean[at] != 0 ? '1' : '0';
@@ -433,8 +433,8 @@ static inline void kvrec_config_object(kvrec* r, const kvrec_header* header) {
 
 /* ---- The recording. ---- */
 
-/* To a FILE of yours, which stays open: a pipe, memory, several recordings one
- * after the other. */
+/* Records to your own FILE, which stays open: a pipe, memory, or a file with
+ * several recordings one after the other. */
 static inline int kvrec_to(kvrec* r, FILE* out, const kvrec_header* header) {
   int i;
   memset(r, 0, sizeof *r);
@@ -468,7 +468,7 @@ static inline int kvrec_to(kvrec* r, FILE* out, const kvrec_header* header) {
   return kvrec_end(r);
 }
 
-/* To a file, which is made anew. */
+/* Records to a file, which is created or overwritten. */
 static inline int kvrec_open(kvrec* r, const char* path,
                              const kvrec_header* header) {
   FILE* out;
@@ -484,7 +484,8 @@ static inline int kvrec_open(kvrec* r, const char* path,
   return 0;
 }
 
-/* Returns the first error of all calls, also if the disk was full. */
+/* Returns -1 if any call failed, for example because the disk was full; `error`
+ * then has the first error. */
 static inline int kvrec_close(kvrec* r) {
   if (r->owned && fclose(r->out) != 0) {
     kvrec_fail(r, "the recording cannot be written: %s", strerror(errno));
@@ -536,8 +537,8 @@ static inline int kvrec_put(kvrec* r, int32_t layer, kvrec_tensor key,
   return kvrec_end(r);
 }
 
-/* What a get showed. first_cell may be KVREC_NONE and value NULL: they are left
- * out. mask is NULL for an encoder. */
+/* Records the view of a get. If first_cell is KVREC_NONE or value NULL, it is
+ * not recorded. mask is NULL for an encoder. */
 static inline int kvrec_get(kvrec* r, int32_t layer, int32_t first_cell,
                             kvrec_tensor key, const kvrec_tensor* value,
                             const kvrec_mask* mask) {
@@ -558,7 +559,7 @@ static inline int kvrec_get(kvrec* r, int32_t layer, int32_t first_cell,
   return kvrec_end(r);
 }
 
-/* The view of a reserving pass; first_cell as in kvrec_get. */
+/* Records the shape of a reserving pass's mask; first_cell as in kvrec_get. */
 static inline int kvrec_reserved_mask(kvrec* r, int32_t columns, int32_t rows,
                                       int32_t first_cell) {
   if (r->error[0] != '\0') return -1;
@@ -568,7 +569,7 @@ static inline int kvrec_reserved_mask(kvrec* r, int32_t columns, int32_t rows,
   return kvrec_end(r);
 }
 
-/* result: "ok", "not_supported" or "shared_cells". */
+/* `result` is "ok" (also NULL), "not_supported" or "shared_cells". */
 static inline int kvrec_remove(kvrec* r, int32_t seq, int32_t begin,
                                int32_t end, const char* result) {
   if (r->error[0] != '\0') return -1;

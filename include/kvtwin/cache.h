@@ -10,19 +10,18 @@
 //
 // and between passes CopyPrefix, Remove and CanResume manage sequences. What
 // each call must do is defined in docs/semantics.md and by the two models in
-// reference/; every other implementation is a claim that props/ tries to
-// refute.
+// reference/; props/ tests every other implementation against these models.
 //
 // Misuse (empty batch, negative position, wrong shape, call out of order, ...)
 // returns invalid_argument or failed_precondition and changes nothing.
 //
 // Not thread-safe: one call at a time on one cache. Views stay valid until the
 // next StartForward, SetCausal, Put to the same encoder layer, Restore,
-// AddSequence, Close or destruction. Any number of threads may read a view
-// meanwhile, also while another thread makes calls that leave it valid, but for
-// what these write: Put, the batch's rows of its layer; Remove with a shift,
-// rows of K. Where memory runs out, std::bad_alloc passes through; the cache
-// may then only be closed.
+// AddSequence, Close or destruction. Until then any number of threads may read
+// a view, even while another thread makes calls that leave it valid, except for
+// the rows that such a call writes: Put writes the batch's rows of its layer,
+// Remove with a shift writes rows of K. If memory runs out, std::bad_alloc
+// passes through; after that the cache may only be closed.
 
 #ifndef KVTWIN_CACHE_H_
 #define KVTWIN_CACHE_H_
@@ -42,7 +41,7 @@
 
 namespace kvtwin {
 
-// As the end of a range: everything from its begin on.
+// As the end of a range: the range has every position from its begin on.
 inline constexpr std::int32_t kOpenEnd =
     std::numeric_limits<std::int32_t>::max();
 
@@ -69,38 +68,39 @@ struct CacheSpec {
   std::optional<std::int32_t> memory = {};  // >= window. Unset: the window.
   std::int32_t chunk = 0;                   // > 0 for kChunked.
   Shift shift = {};
-  std::vector<CacheSpec> caches = {};  // For kWrapper, at least one, no
-                                       // wrappers. Each has its own placement.
+  std::vector<CacheSpec> caches = {};  // For kWrapper: at least one, and none
+                                       // is a wrapper. Each has a placement.
 };
 
-// Wishes of the kernels that read the views.
+// How the kernels that read the views need them to be.
 struct CacheConfig {
   int cache_padding = 1;       // Views begin and end at multiples of this.
   int mask_batch_padding = 1;  // Mask rows are rounded up to this; extra rows
                                // are all -inf.
   VLayout v_layout = VLayout::kPlain;  // Encoders have no tiles.
   DType mask_dtype = DType::kF32;      // f32, f16, bf16 or bits.
-  std::optional<DType> v_dtype = {};   // Of stored V rows. Unset: as of K.
+  std::optional<DType> v_dtype = {};   // Stored V rows. Unset: same as K.
 };
 
-// The tokens of one forward pass, entry i being token i.
+// The tokens of one forward pass. Entry i of each list is for token i.
 struct Batch {
   std::span<const std::int32_t> positions;  // >= 0, in any order.
   std::span<const int> sequences;           // >= 0, as many as positions.
-  // Indices of the entries that carry an image or sound (encoder caches).
+  // Indices of the tokens that carry an image or sound (encoder caches).
   std::span<const int> multimodal = {};
 };
 
-// What attention reads. No copy: these point into the cache.
+// The tensors that attention reads. They are not copies: they point into the
+// cache.
 struct KvView {
   TensorView key;      // [k_head_dim, kv_heads, cells]
   TensorView value;    // [v_head_dim, kv_heads, cells], or as VLayout says.
-  TensorView mask;     // [cells, rows]: 0 may attend, -inf may not; of bits,
-                       // 1 may. Column 0 is first_cell, wherever that is.
-                       // Rows may lie apart: stride[1].
+  TensorView mask;     // [cells, rows]: 0 may attend, -inf may not; in a mask
+                       // of bits, 1 may attend. Column 0 is first_cell.
+                       // There may be gaps between rows: see stride[1].
   int first_cell = 0;  // The cell of the views' first column.
-  // Where they lie. On a device they are ready for work that is put on this
-  // stream, a cudaStream_t, or behind it; see kvtwin/cuda.h.
+  // Where the tensors lie. On a device they are ready for work on this stream,
+  // a cudaStream_t, or work ordered after it; see kvtwin/cuda.h.
   Device device = Device::kCpu;
   void* stream = nullptr;
 };
@@ -109,93 +109,97 @@ class Cache {
  public:
   virtual ~Cache() = default;
 
-  // Before Init, and at most once. Errors: a padding < 1; tiled V unless
-  // cache_padding is of whole tiles; a mask of f8 or in blocks; V rows of bits.
+  // Must come before Init, and at most once. Errors: a padding < 1; tiled V
+  // unless cache_padding is a multiple of kTileCells; a mask of f8 or in
+  // blocks; V rows of bits.
   virtual Status SetConfig(const CacheConfig& config) = 0;
 
-  // Once. `dtype` is that of the stored rows, but for V if the configuration
-  // has another: any but bits. `capacity` is in tokens for each sequence,
-  // `max_batch` in tokens. Errors: bits; blocks of permuted or tiled V; a value
-  // < 1; memory < window; more than INT32_MAX cells; an encoder with several
-  // sequences or a padding.
+  // Must come once. `dtype`, any but bits, is the dtype of the stored rows, of
+  // V too unless the configuration sets v_dtype. `capacity` is in tokens for
+  // each sequence, `max_batch` in tokens. Errors: bits; a block dtype for
+  // permuted or tiled V; a value < 1; memory < window; more than INT32_MAX
+  // cells; an encoder with several sequences or a padding.
   virtual Status Init(DType dtype, int max_sequences, int capacity,
                       int max_batch) = 0;
 
-  // Frees everything. Every later call is a failed_precondition. Idempotent.
+  // Frees everything. Idempotent; every other call after it is a
+  // failed_precondition.
   virtual void Close() = 0;
 
-  // Picks the layer of the next Put and Get; >= 0, 0 at first.
+  // Sets the layer of the next Put and Get; >= 0, initially 0.
   virtual Status SetLayer(int layer) = 0;
 
-  // Finds a cell for each batch token: cache_full if there is none (the pass
-  // is then over). With `reserve` nothing is stored or changed, and views and
-  // mask have their worst-case size: all cells.
+  // Finds a cell for each batch token. Errors: cache_full if there are not
+  // enough cells; there is no pass then. With `reserve` nothing is stored or
+  // changed, and views and mask have their worst-case size: all cells.
   virtual Status StartForward(const Batch& batch, bool reserve) = 0;
 
-  // From now on the batch entries at the indices `except` also see tokens
-  // after them. Replaces the indices of an earlier call; forgotten by the next
-  // StartForward. Encoder: not_supported. Wrapper: the active cache.
+  // From now on the batch tokens at the indices `except` also see tokens at
+  // later positions. Replaces the indices of an earlier call; the next
+  // StartForward resets them. Encoder: not_supported. Wrapper: calls the active
+  // cache.
   virtual Status SetCausal(std::span<const int> except) = 0;
 
   // Stores the batch's rows in the current layer: key = [k_head_dim, kv_heads,
   // batch], value = [v_head_dim, kv_heads, batch], any strides, dtype f32 or
-  // that of the stored rows. The first Put of a layer fixes its dimensions.
-  // Errors: a head_dim that is not of whole blocks where the stored rows are.
-  // Encoder: any shape; stored as they come.
+  // the dtype of the stored rows. The first Put of a layer fixes its
+  // dimensions. Errors: stored rows in blocks whose head_dim is not a multiple
+  // of kBlockElements. Encoder: tensors of any shape, stored as they are.
   virtual Status Put(const TensorView& key, const TensorView& value) = 0;
 
   // Views of the current layer. Needs a pass and an earlier Put to the layer.
   virtual Result<KvView> Get() = 0;
 
-  // `dst` becomes the tokens of `src` at positions < len. Rows are shared, not
-  // copied. dst == src truncates. Encoder: not_supported.
+  // Replaces the tokens of `dst` by those of `src` at positions < len. Rows are
+  // shared, not copied. dst == src truncates. Encoder: not_supported.
   virtual Status CopyPrefix(int src, int dst, std::int32_t len) = 0;
 
-  // Whether `seq` can go on at `pos` with its whole window still stored.
+  // Whether `seq` can continue at `pos` with its whole window still stored.
   virtual Result<bool> CanResume(int seq, std::int32_t pos) = 0;
 
-  // Tokens at positions in [begin, end) leave `seq`; unless end is kOpenEnd,
-  // later ones move down by end - begin. Errors: shared_cells, not_supported.
+  // Removes the tokens at positions in [begin, end) from `seq`; unless end is
+  // kOpenEnd, later tokens move down by end - begin. Errors: shared_cells,
+  // not_supported.
   virtual Status Remove(int seq, std::int32_t begin, std::int32_t end) = 0;
 
-  // Wrapper: picks the active cache, 0 after each StartForward. Others:
-  // not_supported.
+  // Wrapper: selects the active cache, which is 0 after each StartForward.
+  // Other kinds: not_supported.
   virtual Status SetLayerType(int type) = 0;
 
-  // Wrapper: the active cache, owned by the wrapper. Others: this one.
+  // Wrapper: the active cache, owned by the wrapper. Other kinds: this cache.
   virtual Cache* UnderlyingCache() = 0;
 
-  // Encoder: whether the slot holds something. Wrapper: asks the active cache.
-  // Others: not_supported.
+  // Encoder: whether the slot holds something. Wrapper: calls the active cache.
+  // Other kinds: not_supported.
   virtual Result<bool> EncoderCached() = 0;
 
-  // What the cache holds, without the current pass. A cache of your own may
-  // leave this and Restore out: not_supported.
+  // Returns all that the cache holds, without the current pass. The caller's
+  // own caches may leave SnapshotTo and Restore out: not_supported.
   Result<CacheState> Snapshot() const;
-  // The same; replaces `state` and uses its memory again.
+  // Replaces `state` by the snapshot and reuses its memory.
   virtual Status SnapshotTo(CacheState& state) const;
 
-  // Holds exactly that from now on, as if Init were just over: no pass, layer
+  // Makes the cache hold exactly `state`, as right after Init: no pass, layer
   // and layer type 0. The state may come from a cache with another padding,
   // placement, V layout (encoders: the same) or number of cells, if it fits.
-  // Else it is an invalid_argument.
+  // Errors: invalid_argument if it does not fit.
   virtual Status Restore(const CacheState& state);
 
-  // One sequence alone, to park it and to load it beside others. These are
-  // SequenceOf of a Snapshot, and Restore of WithSequence (kvtwin/save.h), but
-  // copy nothing of the others, and leave the rows of free cells alone. A cache
-  // of your own may leave AddSequence out: not_supported. Errors: a negative
-  // sequence; as WithSequence.
+  // Save one sequence, and load it beside others. SnapshotOf is SequenceOf of a
+  // Snapshot, and AddSequence is Restore of WithSequence (kvtwin/save.h), but
+  // they copy nothing of other sequences, and leave the rows of free cells
+  // unchanged. The caller's own caches may leave AddSequence out:
+  // not_supported. Errors: a negative sequence; those of WithSequence.
   virtual Result<CacheState> SnapshotOf(int sequence) const;
   virtual Status AddSequence(int sequence, const CacheState& added);
 
-  // For inspection. All of a wrapper's are those of its active cache.
+  // For inspection. A wrapper answers for its active cache.
   //
-  // Cells in all; 0 before Init and for an encoder.
+  // The number of cells; 0 before Init and for an encoder.
   virtual int CellCount() const = 0;
-  // The cell of each batch token of the current pass; empty without one.
+  // The cell of each batch token; empty without a current pass.
   virtual std::span<const int> BatchCells() const = 0;
-  // Replaces `out` by all memberships, by cell, then by sequence.
+  // Replaces `out` by all memberships, sorted by cell, then by sequence.
   virtual void ListCells(std::vector<CellEntry>& out) const = 0;
 };
 
@@ -204,7 +208,7 @@ class Cache {
 Result<std::unique_ptr<Cache>> MakeCache(const CacheSpec& spec,
                                          std::string_view twin = "optimized");
 
-// "reference", "optimized"; in a library with CUDA "cuda" as well.
+// "reference", "optimized"; in a library with CUDA also "cuda".
 std::span<const std::string_view> TwinNames();
 
 }  // namespace kvtwin

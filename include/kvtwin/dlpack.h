@@ -16,12 +16,12 @@
 
 namespace kvtwin {
 
-// The tensor of a view, with its last dimension first, as those libraries have
-// it: K is [1, cells, kv_heads, head_dim]. It does not keep alive what the view
-// shows. Whoever gets it calls its deleter, once. f8_e4m3 is given as bytes.
-// `device_id`: of several of that kind. Errors: not_supported, of bits and of
-// blocks, whose elements have no address; invalid_argument, if there is no
-// tensor, or of strides that are not of whole elements.
+// Returns the tensor of a view with its last dimension first, as those
+// libraries expect: K is [1, cells, kv_heads, head_dim]. It does not keep the
+// view's memory alive. Its owner calls its deleter, once. f8_e4m3 is given as
+// bytes. `device_id`: which of several CUDA devices. Errors: not_supported for
+// bits and blocks, whose elements have no address; invalid_argument if the view
+// has no data, or a stride is not a multiple of the element size.
 inline Result<DLManagedTensor*> ToDLPack(const TensorView& view, Device device,
                                          int device_id = 0) {
   const auto size = static_cast<std::int64_t>(SizeOf(view.dtype));

@@ -1,25 +1,26 @@
-/* kvtwin from C, and from any language that can call C: the caches, recordings
- * and their check, and the table of functions by which a cache of your own is
- * driven (`kvtwin fuzz --backend ./libyours.so`, docs/live.md). Link with
- * -lkvtwin (pkg-config kvtwin); docs/c_interface.md has an example.
+/* kvtwin from C, and from any language that can call C: caches, pools,
+ * recordings and their check, and the table of functions by which the harness
+ * drives your own cache (`kvtwin fuzz --backend ./libyours.so`, docs/live.md).
+ * Link with -lkvtwin (pkg-config kvtwin); docs/c_interface.md has an example.
  *
- * No exception leaves this library. Words, units and rules are those of
- * <kvtwin/cache.h>, <kvtwin/paged.h> and docs/semantics.md. Shapes are first
- * dimension fastest.
+ * No exception leaves this library. Terms, units and rules are those of
+ * <kvtwin/cache.h>, <kvtwin/paged.h> and docs/semantics.md. Shapes have the
+ * first dimension fastest.
  *
- * Sizes: a struct that may grow begins with its size, sizeof as the caller's
- * header has it; the ..._default_params functions set it, too. One smaller than
- * in version 0.1 is an error that names it. Of a caller that is older than the
- * library, what the struct lacks has its default, and no more is filled in than
- * its size. Of a newer caller, what the library does not know must be 0, and is
- * left as it is in answers. Structs without a size never change.
+ * Sizes: a struct that may grow begins with its size, which is sizeof in the
+ * caller's header; the ..._default_params functions set it, too. A size smaller
+ * than in version 0.1 is an error that names the struct. If the caller is older
+ * than the library, fields that its struct lacks have their defaults, and the
+ * library writes no further than the struct's size. If the caller is newer,
+ * fields that the library does not know must be 0, and the library leaves them
+ * unchanged in its output. Structs without a size never change.
  *
- * Lists that are answers: `room` says for how many there is room, *count
- * becomes how many there are, and as many as fit are written. With a room of 0,
- * the list may be NULL.
+ * Output lists: `room` is the number of entries that fit into the list, and
+ * *count becomes the number of entries that there are; as many as fit are
+ * written. If room is 0, the list may be NULL.
  *
- * Arguments that are NULL are errors, unless said otherwise. Threads: a handle
- * is used by one at a time, different handles at once. */
+ * Arguments that are NULL are errors, unless said otherwise. Threads: one
+ * thread at a time may use a handle; different handles may be used at once. */
 
 #ifndef KVTWIN_KVTWIN_H_
 #define KVTWIN_KVTWIN_H_
@@ -31,44 +32,44 @@
 extern "C" {
 #endif
 
-/* What a call answers: 0 is done, positive is refused (an outcome that a
- * correct caller meets and handles), negative is an error. Neither a refusal
- * nor an error changes anything, but for what <kvtwin/status.h> says. */
+/* The result of a call: 0 is ok, positive is a refusal (an outcome that a
+ * correct caller expects and handles), negative is an error. Neither a refusal
+ * nor an error changes anything, except as <kvtwin/status.h> says. */
 typedef enum kvtwin_status {
   KVTWIN_OK = 0,
   KVTWIN_CACHE_FULL = 1,    /* No cells for the batch. */
-  KVTWIN_NOT_SUPPORTED = 2, /* This kind of cache cannot do that. */
-  KVTWIN_SHARED_CELLS = 3,  /* A token to be moved is of other sequences too. */
+  KVTWIN_NOT_SUPPORTED = 2, /* This kind of cache cannot do what was asked. */
+  KVTWIN_SHARED_CELLS = 3,  /* A token that would move has other sequences. */
   KVTWIN_INVALID_ARGUMENT = -1,
   KVTWIN_FAILED_PRECONDITION = -2, /* The call comes at the wrong time. */
   KVTWIN_OUT_OF_MEMORY = -3,
-  KVTWIN_INTERNAL = -4,    /* Something else was thrown; the cache is lost. */
-  KVTWIN_DEVICE_ERROR = -5 /* A device (CUDA) refused or failed. */
+  KVTWIN_INTERNAL = -4,    /* An unexpected exception; the cache is unusable. */
+  KVTWIN_DEVICE_ERROR = -5 /* CUDA returned an error. */
 } kvtwin_status;
 
 /* "ok", "cache_full", ...; "unknown" for any other number. */
 const char* kvtwin_status_name(int status);
 
-/* Why the last call by this thread that did not answer KVTWIN_OK did not: names
- * the argument and its value. Empty if there was none. Lives until this
- * thread's next call that does not, or its end. */
+/* The message of this thread's last call that did not return KVTWIN_OK: it
+ * names the argument and its value. Empty if there was no such call. Valid
+ * until this thread's next such call, or the thread's end. */
 const char* kvtwin_last_error(void);
 
-/* Of the library, "0.1.0". */
+/* The version of the library, "0.1.0". */
 const char* kvtwin_version(void);
 
-/* As the end of a range: everything from its begin on. */
+/* As the end of a range: the range has every position from its begin on. */
 #define KVTWIN_OPEN_END INT32_MAX
 
 typedef enum kvtwin_dtype {
-  KVTWIN_AS_K = -1, /* Of v_dtype in parameters: that of K. */
+  KVTWIN_AS_K = -1, /* Only as v_dtype in parameters: the dtype of K. */
   KVTWIN_F32 = 0,
   KVTWIN_F16 = 1,
   KVTWIN_BF16 = 2,
   KVTWIN_F8_E4M3 = 3,
   KVTWIN_Q8_0 = 4,
   KVTWIN_Q4_0 = 5,
-  KVTWIN_BITS = 6 /* Of masks only. */
+  KVTWIN_BITS = 6 /* Only for masks. */
 } kvtwin_dtype;
 
 typedef enum kvtwin_kind {
@@ -91,9 +92,9 @@ typedef enum kvtwin_v_layout {
   KVTWIN_V_TILED = 2     /* [32, v_head_dim, kv_heads, cells / 32] */
 } kvtwin_v_layout;
 
-/* How K rows change when positions move (docs/semantics.md, S34). */
+/* How K rows change when their position does (docs/semantics.md, S34). */
 typedef enum kvtwin_shift_kind {
-  KVTWIN_SHIFT_NONE = 0, /* They cannot: Remove from the middle is refused. */
+  KVTWIN_SHIFT_NONE = 0, /* No shift: Remove from the middle is refused. */
   KVTWIN_SHIFT_IDENTITY = 1,
   KVTWIN_SHIFT_ADD = 2,
   KVTWIN_SHIFT_TAG_ADD = 3,
@@ -101,55 +102,56 @@ typedef enum kvtwin_shift_kind {
   KVTWIN_SHIFT_CUSTOM = 5 /* kvtwin_shift.fn */
 } kvtwin_shift_kind;
 
-/* A shift function of your own: rewrites one token's K row, `key` =
- * [k_head_dim, kv_heads], for a position that changed by `offset`. Anything but
- * KVTWIN_OK refuses the remove, which then changes nothing and answers the
- * same. It may be called for rows that are then thrown away, and from several
- * threads at once, and throws nothing. */
+/* The caller's shift function: rewrites one token's K row, `key` = [k_head_dim,
+ * kv_heads], for a position that changed by `offset`. If it does not return
+ * KVTWIN_OK, the remove returns the same status and changes nothing. It may be
+ * called for rows that are then discarded, and from several threads at once. It
+ * must not throw. */
 typedef int (*kvtwin_shift_fn)(void* user, int32_t layer, int32_t offset,
                                int32_t k_head_dim, int32_t kv_heads,
                                float* key);
 
 typedef struct kvtwin_shift {
   kvtwin_shift_kind kind;
-  int rope_halves; /* Pairs are (i, i + dims / 2), else (2i, 2i + 1). */
-  int rope_dims;   /* Elements that rotate, an even number; 0: all. Of a head
-                      that has fewer, all rotate, of an odd one all but the
-                      last: min(rope_dims, k_head_dim) / 2 * 2. A NaN keeps
-                      its bits; what becomes one is 0x7FC00000. */
+  int rope_halves; /* Not 0: pairs are (i, i + dims / 2); 0: (2i, 2i + 1). */
+  int rope_dims;   /* Elements of a head that rotate, an even number; 0: all.
+                      A head with fewer elements rotates all of them, without
+                      the last of an odd number: min(rope_dims, k_head_dim)
+                      / 2 * 2. A NaN keeps its bits; a result that becomes NaN
+                      is 0x7FC00000. */
   double rope_base;
   double rope_scale;
-  kvtwin_shift_fn fn; /* Of KVTWIN_SHIFT_CUSTOM, of which no backend hears. */
-  void* user;         /* Handed to it. */
+  kvtwin_shift_fn fn; /* For KVTWIN_SHIFT_CUSTOM, which backends never get. */
+  void* user;         /* The first argument of `fn`. */
 } kvtwin_shift;
 
-/* A tensor in memory that somebody else owns. Element (i, j, k, l) lies
+/* A tensor in memory that this struct does not own. Element (i, j, k, l) lies
  * stride[0]*i + ... + stride[3]*l bytes after `data`; unused dimensions are 1.
- * Of bits and of blocks (q8_0, q4_0), stride[0] is 0: see <kvtwin/tensor.h>.
- * Strides that are all 0 stand for dense. */
+ * For bits and blocks (q8_0, q4_0) stride[0] is 0: see <kvtwin/tensor.h>.
+ * Strides that are all 0 mean that the tensor is dense. */
 typedef struct kvtwin_tensor {
-  const void* data; /* NULL: there is none. */
+  const void* data; /* NULL: there is no tensor. */
   kvtwin_dtype dtype;
   int64_t shape[4];
   int64_t stride[4];
 } kvtwin_tensor;
 
-/* The tokens of one forward pass, entry i being token i. */
+/* The tokens of one forward pass. Entry i of each list is for token i. */
 typedef struct kvtwin_batch {
   size_t size;
-  const int32_t* positions; /* `tokens` of them, >= 0. */
-  const int32_t* sequences; /* `tokens` of them, >= 0. */
+  const int32_t* positions; /* `tokens` positions, >= 0. */
+  const int32_t* sequences; /* `tokens` sequences, >= 0. */
   int32_t tokens;
-  const int32_t* multimodal; /* Batch indices (encoders). */
+  const int32_t* multimodal; /* Indices of tokens that carry an image or sound
+                                (encoder caches). */
   int32_t multimodal_count;
 } kvtwin_batch;
 
-/* What attention reads: pointers into the cache. */
+/* The tensors that attention reads. They point into the cache. */
 typedef struct kvtwin_view {
   size_t size;
   kvtwin_tensor key;   /* [k_head_dim, kv_heads, columns] */
-  kvtwin_tensor value; /* [v_head_dim, kv_heads, columns], or as v_layout says.
-                        */
+  kvtwin_tensor value; /* [v_head_dim, kv_heads, columns], or see v_layout. */
   kvtwin_tensor mask;  /* [columns, rows]: 0 may attend, -inf may not. */
   int32_t first_cell;  /* The cell of column 0. */
   int32_t columns;     /* As in the shapes above. */
@@ -162,20 +164,20 @@ typedef struct kvtwin_cell {
   int32_t sequence;
 } kvtwin_cell;
 
-/* What a cache is made of. */
+/* The parameters of a cache. */
 typedef struct kvtwin_cache_params {
   size_t size;
   kvtwin_kind kind;
   kvtwin_placement placement;
   int32_t window; /* -1: unbounded. */
-  int32_t memory; /* -1: the window. With several sequences at least window
-                     + 1 is kept (S3 of docs/semantics.md). */
+  int32_t memory; /* -1: the window. With several sequences the memory is at
+                     least window + 1 (S3 of docs/semantics.md). */
   int32_t chunk;
   kvtwin_shift shift;
-  const struct kvtwin_cache_params* caches; /* Of a wrapper: one after another,
+  const struct kvtwin_cache_params* caches; /* For a wrapper: one after another,
                                                each of its own `size` bytes. */
   int32_t cache_count;
-  /* Wishes of the kernels that read the views. */
+  /* How the kernels that read the views need them to be. */
   int32_t cache_padding;
   int32_t mask_batch_padding;
   kvtwin_v_layout v_layout;
@@ -184,7 +186,7 @@ typedef struct kvtwin_cache_params {
   kvtwin_dtype dtype;
   kvtwin_dtype v_dtype;
   int32_t max_sequences;
-  int32_t capacity; /* Tokens of each sequence. */
+  int32_t capacity; /* Tokens for each sequence. */
   int32_t max_batch;
 } kvtwin_cache_params;
 
@@ -192,15 +194,15 @@ typedef struct kvtwin_cache_params {
 
 /* Views stay valid until the next start_forward, set_causal, put to the same
  * encoder layer, restore, add_sequence or destroy. After KVTWIN_OUT_OF_MEMORY
- * and KVTWIN_INTERNAL a cache may only be destroyed. */
+ * or KVTWIN_INTERNAL a cache may only be destroyed. */
 typedef struct kvtwin_cache kvtwin_cache;
 
-/* "reference", "optimized", with CUDA "cuda"; NULL if there are no more than
- * `index`. */
+/* The name of twin `index`: "reference", "optimized", with CUDA also "cuda".
+ * NULL if there are at most `index` twins. */
 const char* kvtwin_twin_name(size_t index);
 
-/* A causal cache, contiguous, without a shift, of f32, one sequence of 1
- * token. `size` is sizeof(kvtwin_cache_params). */
+/* Sets the defaults: a causal cache, contiguous, without a shift, of f32, one
+ * sequence of 1 token. `size` is sizeof(kvtwin_cache_params). */
 kvtwin_status kvtwin_cache_default_params(kvtwin_cache_params* params,
                                           size_t size);
 
@@ -211,103 +213,106 @@ kvtwin_status kvtwin_cache_create(const kvtwin_cache_params* params,
 /* NULL is fine. */
 void kvtwin_cache_destroy(kvtwin_cache* cache);
 
-/* Finds a cell for each token. With `reserve` (not 0) nothing is stored or
+/* Finds a cell for each token. If `reserve` is not 0, nothing is stored or
  * changed, and views have their worst-case size. */
 kvtwin_status kvtwin_cache_start_forward(kvtwin_cache* cache,
                                          const kvtwin_batch* batch,
                                          int reserve);
 
-/* The batch entries at these indices also see tokens after them. `except` may
- * be NULL if `count` is 0. */
+/* The batch tokens at the indices `except` also see tokens at later positions.
+ * `except` may be NULL if `count` is 0. */
 kvtwin_status kvtwin_cache_set_causal(kvtwin_cache* cache,
                                       const int32_t* except, size_t count);
 
-/* Of a wrapper: which of its caches is the active one, 0 after each
- * start_forward. All that follows but remove, copy_prefix, can_resume and
- * states goes to that. */
+/* Selects the active cache of a wrapper, which is 0 after each start_forward.
+ * The functions below call the active cache only, except for remove,
+ * copy_prefix, can_resume and states, which are for all caches. */
 kvtwin_status kvtwin_cache_set_layer_type(kvtwin_cache* cache, int32_t type);
 
 /* Stores the batch's rows in a layer: key [k_head_dim, kv_heads, tokens], value
  * [v_head_dim, kv_heads, tokens], any strides, f32 or the dtype of the stored
- * rows. Of an encoder, any shape. */
+ * rows. An encoder takes any shape. */
 kvtwin_status kvtwin_cache_put(kvtwin_cache* cache, int32_t layer,
                                const kvtwin_tensor* key,
                                const kvtwin_tensor* value);
 
-/* Sets all fields of `view` but its size. */
+/* Sets all fields of `view` except its size. */
 kvtwin_status kvtwin_cache_get(kvtwin_cache* cache, int32_t layer,
                                kvtwin_view* view);
 
-/* `target` becomes the tokens of `source` at positions < length. */
+/* Replaces `target`'s tokens by those of `source` at positions < length. */
 kvtwin_status kvtwin_cache_copy_prefix(kvtwin_cache* cache, int32_t source,
                                        int32_t target, int32_t length);
 
 kvtwin_status kvtwin_cache_can_resume(kvtwin_cache* cache, int32_t sequence,
                                       int32_t position, int32_t* yes);
 
-/* Tokens at positions in [begin, end) leave the sequence; unless end is
- * KVTWIN_OPEN_END, later ones move down by end - begin. */
+/* Removes the tokens at positions in [begin, end) from the sequence; unless end
+ * is KVTWIN_OPEN_END, later tokens move down by end - begin. */
 kvtwin_status kvtwin_cache_remove(kvtwin_cache* cache, int32_t sequence,
                                   int32_t begin, int32_t end);
 
 kvtwin_status kvtwin_cache_encoder_cached(kvtwin_cache* cache, int32_t* yes);
 
-/* A wrapper's active cache, else the cache itself. It belongs to `cache`, goes
- * with it, and is not to be destroyed. */
+/* Returns a wrapper's active cache, else the cache itself. `cache` owns it: do
+ * not destroy it. */
 kvtwin_status kvtwin_cache_underlying(kvtwin_cache* cache,
                                       kvtwin_cache** active);
 
-/* Cells in all. */
+/* Sets *cells to the number of cells of the cache. */
 kvtwin_status kvtwin_cache_cell_count(kvtwin_cache* cache, int32_t* cells);
 
-/* All memberships, by cell, then by sequence. */
+/* Lists all memberships, sorted by cell, then by sequence. */
 kvtwin_status kvtwin_cache_cells(kvtwin_cache* cache, kvtwin_cell* cells,
                                  size_t room, size_t* count);
 
-/* The cell of each token of the current pass; none without one. */
+/* Lists the cell of each batch token; empty without a current pass. */
 kvtwin_status kvtwin_cache_batch_cells(kvtwin_cache* cache, int32_t* cells,
                                        size_t room, size_t* count);
 
-/* States: what a cache holds ----------------------------------------------- */
+/* States: all that a cache holds ------------------------------------------- */
 
 typedef struct kvtwin_state kvtwin_state;
 
-/* Frees what this library gave out as bytes or text. NULL is fine. */
+/* Frees bytes or text that this library returned. NULL is fine. */
 void kvtwin_free(void* memory);
 
 /* NULL is fine. */
 void kvtwin_state_destroy(kvtwin_state* state);
 
-/* All that a cache holds, without the current pass; and of one sequence. */
+/* Return all that a cache holds, without the current pass; or one sequence. */
 kvtwin_status kvtwin_cache_snapshot(kvtwin_cache* cache, kvtwin_state** state);
 kvtwin_status kvtwin_cache_snapshot_of(kvtwin_cache* cache, int32_t sequence,
                                        kvtwin_state** state);
 
-/* Holds exactly that from now on. */
+/* Makes the cache hold exactly `state`. */
 kvtwin_status kvtwin_cache_restore(kvtwin_cache* cache,
                                    const kvtwin_state* state);
-/* And one sequence more, of what snapshot_of gave. */
+/* Adds a sequence, which snapshot_of returned. */
 kvtwin_status kvtwin_cache_add_sequence(kvtwin_cache* cache, int32_t sequence,
                                         const kvtwin_state* added);
 
-/* As bytes, safetensors (<kvtwin/save.h>); kvtwin_free them. `model` is a name
- * of your own, and must be the same to read them; NULL is "". */
+/* Converts a state to bytes, safetensors (<kvtwin/save.h>), and back. Free the
+ * bytes with kvtwin_free. `model` is any name, and must be the same in both
+ * calls; NULL is "". */
 kvtwin_status kvtwin_state_to_bytes(const kvtwin_state* state,
                                     const char* model, void** bytes,
                                     size_t* count);
 kvtwin_status kvtwin_state_from_bytes(const void* bytes, size_t count,
                                       const char* model, kvtwin_state** state);
 
-/* The same as a file, which a process that dies leaves whole. */
+/* Save and load a state as a file. If the process dies while saving, the file
+ * is still whole: the old or the new one. */
 kvtwin_status kvtwin_state_save(const kvtwin_state* state, const char* path,
                                 const char* model);
 kvtwin_status kvtwin_state_load(const char* path, const char* model,
                                 kvtwin_state** state);
-/* The `model` that a file was saved with; kvtwin_free it. */
+/* Returns the `model` that a file was saved with; free it with kvtwin_free. */
 kvtwin_status kvtwin_state_model(const char* path, char** model);
 
-/* What one sequence has of a state; and a state with one sequence more, where
- * cells[i] is how many the wrapper's cache i has, or the cache itself. */
+/* Returns one sequence of a state as a state; and a state with one more
+ * sequence, where cells[i] is the number of cells of the wrapper's cache i, or
+ * cells[0] of the cache itself. */
 kvtwin_status kvtwin_state_sequence(const kvtwin_state* state, int32_t sequence,
                                     kvtwin_state** one);
 kvtwin_status kvtwin_state_with_sequence(const kvtwin_state* state,
@@ -329,25 +334,25 @@ typedef enum kvtwin_paged_layout {
 
 typedef struct kvtwin_pool_params {
   size_t size;
-  int32_t block_size;  /* Tokens. */
-  int32_t blocks;      /* In all. */
-  int32_t max_seq_len; /* Tokens of one sequence. */
+  int32_t block_size;  /* Tokens of a block. */
+  int32_t blocks;      /* Blocks of the pool. */
+  int32_t max_seq_len; /* Tokens of one sequence, at most. */
   int32_t layers;
   int32_t kv_heads;
   int32_t k_head_dim;
   int32_t v_head_dim;
-  kvtwin_dtype dtype;   /* Of the stored rows. */
-  kvtwin_dtype v_dtype; /* Of those of V. */
+  kvtwin_dtype dtype;   /* The stored rows. */
+  kvtwin_dtype v_dtype; /* The stored V rows. */
   kvtwin_paged_layout layout;
 } kvtwin_pool_params;
 
-/* What a new sequence may share: tokens that were committed before with the
- * same salt and extra. */
+/* The tokens of a prompt, whose blocks a new sequence may share if they were
+ * committed before with the same salt and extra. */
 typedef struct kvtwin_prompt {
   size_t size;
   const int32_t* tokens;
   size_t token_count;
-  const char* salt; /* Of a tenant, who must not see others'. NULL is "". */
+  const char* salt;         /* Keeps tenants from sharing blocks. NULL is "". */
   const char* const* extra; /* An adapter, the image that a token names. */
   size_t extra_count;
 } kvtwin_prompt;
@@ -356,23 +361,23 @@ typedef struct kvtwin_prompt {
 typedef struct kvtwin_paged_view {
   kvtwin_tensor key;   /* [k_head_dim, kv_heads, length]; packed: [k_head_dim,
                           length, kv_heads]. */
-  kvtwin_tensor value; /* The same of V. */
-  int32_t start;       /* Position of the first. */
-  int32_t length;
+  kvtwin_tensor value; /* The same with v_head_dim. */
+  int32_t start;       /* Position of the first row. */
+  int32_t length;      /* Number of rows. */
   int32_t block;
 } kvtwin_paged_view;
 
-/* Blocks; the first three add up to all. */
+/* Numbers of blocks; the first three add up to all blocks of the pool. */
 typedef struct kvtwin_usage {
   size_t size;
-  int32_t free;   /* That hold nothing. */
-  int32_t cached; /* That no sequence has, but a prompt may find. */
-  int32_t used;   /* That sequences have. */
-  int32_t shared; /* Of these, several. */
+  int32_t free;   /* Blocks that hold nothing. */
+  int32_t cached; /* Blocks that no sequence has, but a prompt may find. */
+  int32_t used;   /* Blocks that at least one sequence has. */
+  int32_t shared; /* Blocks that several sequences have. */
 } kvtwin_usage;
 
-/* One block of 16 tokens of f16, one layer, one head of one element, sequences
- * of 1 token. */
+/* Sets the defaults: one block of 16 tokens of f16, one layer, one head of one
+ * element, sequences of 1 token. */
 kvtwin_status kvtwin_pool_default_params(kvtwin_pool_params* params,
                                          size_t size);
 kvtwin_status kvtwin_pool_create(const kvtwin_pool_params* params,
@@ -380,51 +385,51 @@ kvtwin_status kvtwin_pool_create(const kvtwin_pool_params* params,
 /* NULL is fine. */
 void kvtwin_pool_destroy(kvtwin_pool* pool);
 
-/* A new sequence, with the blocks of the longest prefix of the prompt that is
- * there; kvtwin_pool_seq_len says how long that is. `prompt` may be NULL. */
+/* Makes a sequence with the blocks of the longest prefix of the prompt that is
+ * stored; kvtwin_pool_seq_len returns its length. `prompt` may be NULL. */
 kvtwin_status kvtwin_pool_open(kvtwin_pool* pool, const kvtwin_prompt* prompt,
                                int32_t* sequence);
 
-/* A new sequence of the first `length` tokens of another one. */
+/* Makes a sequence of the first `length` tokens of another one. */
 kvtwin_status kvtwin_pool_fork(kvtwin_pool* pool, int32_t sequence,
                                int32_t length, int32_t* made);
 
-/* Tokens that are committed. */
+/* Sets *length to the number of committed tokens. */
 kvtwin_status kvtwin_pool_seq_len(kvtwin_pool* pool, int32_t sequence,
                                   int32_t* length);
 
-/* Stores rows of a layer behind the committed ones, in place of what was
- * appended there before. *start: the position of the first; `views` of them.
- * `start` and `count` may be NULL. */
+/* Stores rows of a layer after the committed ones, in place of rows appended
+ * there before. *start becomes the position of the first row; `views` are the
+ * views of the appended rows. `start` and `count` may be NULL. */
 kvtwin_status kvtwin_pool_append(kvtwin_pool* pool, int32_t sequence,
                                  int32_t layer, const kvtwin_tensor* key,
                                  const kvtwin_tensor* value, int32_t* start,
                                  kvtwin_paged_view* views, size_t room,
                                  size_t* count);
 
-/* The next tokens belong to the sequence: these, so that prompts find them; or
- * so many that nobody knows. */
+/* Make the next tokens belong to the sequence: these, so that prompts find
+ * them; or this many with unknown ids, which no prompt finds. */
 kvtwin_status kvtwin_pool_commit(kvtwin_pool* pool, int32_t sequence,
                                  const int32_t* tokens, size_t count);
 kvtwin_status kvtwin_pool_commit_unknown(kvtwin_pool* pool, int32_t sequence,
                                          int32_t new_tokens);
 
-/* What the layer has of a sequence, block by block, appended rows included;
- * and the same packed, of KVTWIN_HEAD_MAJOR alone. */
+/* List the rows of a sequence in one layer, block by block, appended rows
+ * included; and the same rows packed, for KVTWIN_HEAD_MAJOR only. */
 kvtwin_status kvtwin_pool_views(kvtwin_pool* pool, int32_t sequence,
                                 int32_t layer, kvtwin_paged_view* views,
                                 size_t room, size_t* count);
 kvtwin_status kvtwin_pool_views_packed(kvtwin_pool* pool, int32_t sequence,
                                        int32_t layer, kvtwin_paged_view* views,
                                        size_t room, size_t* count);
-/* The first kv_len tokens of these as one tensor, if they lie one after
+/* Returns the first kv_len of these rows as one tensor, if they lie one after
  * another: *yes is 1 then, and the tensors are set. */
 kvtwin_status kvtwin_pool_contiguous_kv(kvtwin_pool* pool, int32_t sequence,
                                         int32_t layer, int32_t kv_len,
                                         int32_t* yes, kvtwin_tensor* key,
                                         kvtwin_tensor* value);
 
-/* Keeps the first `length` tokens, and nothing that was appended. */
+/* Keeps the first `length` tokens, and discards the appended rows. */
 kvtwin_status kvtwin_pool_truncate(kvtwin_pool* pool, int32_t sequence,
                                    int32_t length);
 /* Ends a sequence. */
@@ -432,68 +437,71 @@ kvtwin_status kvtwin_pool_free(kvtwin_pool* pool, int32_t sequence);
 
 kvtwin_status kvtwin_pool_usage(kvtwin_pool* pool, kvtwin_usage* usage);
 
-/* *device: 0, the CPU. */
+/* Sets *device to 0, the CPU. */
 kvtwin_status kvtwin_pool_layer_device(kvtwin_pool* pool, int32_t layer,
                                        int32_t* device);
 
-/* Tables for kernels, of the committed tokens of so many sequences.
+/* Tables for kernels, of the committed tokens of `sequence_count` sequences.
  *
- * Row i of `blocks`, of *columns, is sequence i's, filled up with -1. seq_lens
- * has room for `sequence_count`. */
+ * Row i of `blocks` has the blocks of sequence i, padded with -1 to *columns
+ * entries. seq_lens has room for `sequence_count` entries. */
 kvtwin_status kvtwin_pool_table(kvtwin_pool* pool, const int32_t* sequences,
                                 size_t sequence_count, int32_t* columns,
                                 int32_t* blocks, size_t room, size_t* count,
                                 int32_t* seq_lens);
-/* Sequence i has blocks indices[indptr[i]] to before indices[indptr[i + 1]], of
- * which the last has last_page_len[i] tokens; 0 if there is none. indptr has
- * room for sequence_count + 1, last_page_len for sequence_count. */
+/* Sequence i has the blocks indices[j] with indptr[i] <= j < indptr[i + 1]. Its
+ * last block has last_page_len[i] tokens; 0 if the sequence has no block.
+ * indptr has room for sequence_count + 1 entries, last_page_len for
+ * sequence_count. */
 kvtwin_status kvtwin_pool_csr(kvtwin_pool* pool, const int32_t* sequences,
                               size_t sequence_count, int32_t* indptr,
                               int32_t* indices, size_t room, size_t* count,
                               int32_t* last_page_len);
-/* block * block_size + offset, of positions begin .. end - 1, appended ones
- * included. */
+/* Lists block * block_size + offset for each of the positions begin .. end - 1,
+ * which may be appended ones. */
 kvtwin_status kvtwin_pool_slots(kvtwin_pool* pool, int32_t sequence,
                                 int32_t begin, int32_t end, int64_t* slots,
                                 size_t room, size_t* count);
 
 /* Recording a cache of your own -------------------------------------------- */
 
-/* Writes a recording (docs/trace_format.md) of a cache that is not kvtwin's:
- * beside each call of it, the function here with the same arguments and what it
- * answered. Calls that your cache refused as misuse are not recorded: a
- * negative answer is an error here. A line is written whole or not at all, and
- * is on its way to the file when the call is over, so that a crash of yours
- * leaves what led there. */
+/* Writes a recording (docs/trace_format.md) of your own cache. After each call
+ * of your cache, call the function here with the same arguments and the answer
+ * of your cache. Calls that your cache refused as misuse are not recorded: a
+ * negative `answer` is an error here. A line is written whole or not at all,
+ * and is handed to the system before the function returns, so that the file has
+ * all calls that led to a crash. */
 typedef struct kvtwin_recorder kvtwin_recorder;
 
 typedef struct kvtwin_recorder_params {
   size_t size;
-  const kvtwin_cache_params* cache; /* What it is. Custom shifts have no name in
+  const kvtwin_cache_params* cache; /* The parameters of your cache, without a
+                                       custom shift, which has no name in
                                        recordings. */
-  /* 1: it finds cells by rules of its own, a ring, pages; then it is judged by
-   * what attention can tell apart. 0: as cache->placement says. */
+  /* 1: your cache finds cells by its own rules, such as a ring or pages; it is
+   * then checked at the level of visibility. 0: as cache->placement says. */
   int32_t own_placement;
   int32_t layers;
   int32_t kv_heads;
   int32_t k_head_dim;
   int32_t v_head_dim;
-  const char* producer; /* Whose cache it is, any text. NULL is "". */
+  const char* producer; /* Name of your program, any text. NULL is "". */
 } kvtwin_recorder_params;
 
-/* own_placement, and one layer of one head of one element. `cache` is NULL, to
- * be set. */
+/* Sets the defaults: own_placement is 1, one layer, one head of one element,
+ * `cache` is NULL and must be set. */
 kvtwin_status kvtwin_recorder_default_params(kvtwin_recorder_params* params,
                                              size_t size);
 kvtwin_status kvtwin_recorder_create(const kvtwin_recorder_params* params,
                                      const char* path,
                                      kvtwin_recorder** recorder);
-/* Whatever it answers, the recorder is gone. FAILED_PRECONDITION: not all of it
- * could be written, perhaps for want of room on the disk. NULL is fine. */
+/* Closes and destroys the recorder, whatever the answer is.
+ * FAILED_PRECONDITION: part of the recording could not be written, perhaps
+ * because the disk is full. NULL is fine. */
 kvtwin_status kvtwin_recorder_close(kvtwin_recorder* recorder);
 
 /* `answer` is KVTWIN_OK or KVTWIN_CACHE_FULL. `cells`: the cell that each token
- * got; NULL: not known. With own_placement they are left out. */
+ * got; NULL: unknown. With own_placement they are not recorded. */
 kvtwin_status kvtwin_record_start_forward(kvtwin_recorder* recorder,
                                           const kvtwin_batch* batch,
                                           int reserve, kvtwin_status answer,
@@ -505,10 +513,10 @@ kvtwin_status kvtwin_record_set_layer_type(kvtwin_recorder* recorder,
 kvtwin_status kvtwin_record_put(kvtwin_recorder* recorder, int32_t layer,
                                 const kvtwin_tensor* key,
                                 const kvtwin_tensor* value);
-/* What attention would read. The mask is of the cache's mask_dtype, and has no
- * data for an encoder; first_cell < 0 is not known. `value` may have no data:
- * not checked then. Of a reserving pass only the mask's shape is recorded, and
- * nothing if that has no data. */
+/* Records the view that attention would read. The mask has the cache's
+ * mask_dtype, or no data for an encoder. first_cell < 0: unknown. If `value`
+ * has no data, V is not checked. In a reserving pass only the mask's shape is
+ * recorded, and nothing if the mask has no data. */
 kvtwin_status kvtwin_record_get(kvtwin_recorder* recorder, int32_t layer,
                                 const kvtwin_view* view);
 /* `answer` is KVTWIN_OK, KVTWIN_NOT_SUPPORTED or KVTWIN_SHARED_CELLS. */
@@ -529,7 +537,7 @@ kvtwin_status kvtwin_record_encoder_cached(kvtwin_recorder* recorder,
 typedef enum kvtwin_outcome {
   KVTWIN_ACCEPTED = 0,
   KVTWIN_REJECTED = 1,
-  KVTWIN_NOT_A_RECORDING = 2 /* Or a file that cannot be read. */
+  KVTWIN_NOT_A_RECORDING = 2 /* Or the file cannot be read. */
 } kvtwin_outcome;
 
 typedef struct kvtwin_verdict {
@@ -537,26 +545,26 @@ typedef struct kvtwin_verdict {
   kvtwin_outcome outcome;
   int32_t
       level;    /* The strongest kvtwin_level that held to the end; -1: none. */
-  int64_t line; /* The first wrong one, from 1; 0 if there is none. */
-  /* Why; empty if accepted. Lives until this thread's next check, or its end.
-   */
+  int64_t line; /* The first wrong line, from 1; 0 if there is none. */
+  /* Why it was not accepted; empty if it was. Valid until this thread's next
+   * check, or the thread's end. */
   const char* reason;
 } kvtwin_verdict;
 
-/* `twin`: with which to compare; NULL is all of them. KVTWIN_OK: `verdict` has
- * the outcome, whichever. */
+/* Checks a recording against `twin`; NULL is all twins. If it returns
+ * KVTWIN_OK, `verdict` has the outcome, also a rejection. */
 kvtwin_status kvtwin_check_file(const char* path, const char* twin,
                                 kvtwin_verdict* verdict);
-/* The bytes of such a file. */
+/* Checks the bytes of such a file. */
 kvtwin_status kvtwin_check_memory(const void* bytes, size_t count,
                                   const char* twin, kvtwin_verdict* verdict);
 
 /* A cache of your own ------------------------------------------------------ */
 
-/* What a backend may leave out. What it does not say that it has is never asked
- * of it. */
+/* The abilities that a backend declares. The harness never calls operations
+ * that the backend does not declare. */
 enum {
-  /* Kinds, as 1 << kvtwin_kind. 0 stands for causal alone. */
+  /* Kinds, as 1 << kvtwin_kind. 0 means causal only. */
   KVTWIN_HAS_CAUSAL = 1 << 0,
   KVTWIN_HAS_SWA = 1 << 1,
   KVTWIN_HAS_SWA_MEM = 1 << 2,
@@ -568,74 +576,76 @@ enum {
   KVTWIN_CAN_REMOVE_TAIL = 1 << 0,   /* remove(s, begin, OPEN_END) */
   KVTWIN_CAN_REMOVE_MIDDLE = 1 << 1, /* Any remove. */
   KVTWIN_CAN_COPY_PREFIX = 1 << 2,
-  KVTWIN_CAN_SHARE = 1 << 3,   /* Copy a prefix that is not all of it. */
+  KVTWIN_CAN_SHARE = 1 << 3,   /* Copy a prefix shorter than the sequence. */
   KVTWIN_CAN_RESERVE = 1 << 4, /* start_forward with reserve */
   KVTWIN_CAN_MIX = 1 << 5,     /* Several sequences in one batch. */
   KVTWIN_CAN_ANY_ORDER =
-      1 << 6, /* Positions with gaps, that go back, repeat; passes too. */
+      1 << 6, /* Positions may have gaps, go back or repeat; passes too. */
   /* Misuse (docs/semantics.md, S47) is an error and changes nothing. */
   KVTWIN_CAN_REFUSE_MISUSE = 1 << 7,
-  /* What `get` points to may be written to, to overwrite rows of free cells. */
+  /* The harness may write through the pointers of `get`, to overwrite the rows
+   * of free cells. */
   KVTWIN_CAN_BE_POISONED = 1 << 8,
-  /* K and V of a put may have gaps (strides), else they are dense. */
+  /* K and V of a put may have gaps (strides); else they are dense. */
   KVTWIN_CAN_TAKE_STRIDED = 1 << 9,
-  /* Sequences of any number, else of 0 to max_sequences - 1. */
+  /* Any sequence numbers; else only 0 to max_sequences - 1. */
   KVTWIN_CAN_ANY_SEQUENCE = 1 << 10,
-  /* The dtype of V may be another than that of K. */
+  /* V may have another dtype than K. */
   KVTWIN_CAN_MIX_DTYPES = 1 << 11
 };
-/* What most backends have, and yours does not: it is never asked of it. */
+/* Abilities that most backends have. If yours declares that it lacks one, the
+ * harness does not use or expect it. */
 enum {
-  /* A window of 0 positions before the query; windows have 1 or more then. */
+  /* A window of 0 positions before the query. Without it windows are >= 1. */
   KVTWIN_CANNOT_WINDOW_0 = 1 << 0,
-  /* copy_prefix with a source that is the target. */
+  /* copy_prefix with source == target. */
   KVTWIN_CANNOT_COPY_TO_ITSELF = 1 << 1,
-  /* A remove that is refused changes nothing. Yours may then have removed or
-   * moved a part of the sequence (of no other one): before anything else is
-   * called, remove(s, 0, OPEN_END) clears it, and may not be refused. */
+  /* A refused remove changes nothing. Without this ability it may have removed
+   * or moved a part of that sequence, but of no other. The next call is then
+   * remove(s, 0, OPEN_END) to clear the sequence; it must not be refused. */
   KVTWIN_CANNOT_UNDO_REMOVE = 1 << 2
 };
 
-/* How much a backend claims to be held to. */
+/* How much of a backend is compared (S51, S53, S54). */
 typedef enum kvtwin_level {
   KVTWIN_NUMERIC = 0,    /* Attention over its views, within a tolerance. */
-  KVTWIN_VISIBILITY = 1, /* Each row sees the tokens that are due. */
+  KVTWIN_VISIBILITY = 1, /* Each row sees the expected tokens. */
   KVTWIN_IDENTITY = 2,   /* Same errors, cells, view bounds and bytes. */
-  KVTWIN_ENTITLEMENT = KVTWIN_VISIBILITY /* Its name before. */
+  KVTWIN_ENTITLEMENT = KVTWIN_VISIBILITY /* Former name of VISIBILITY. */
 } kvtwin_level;
 
 typedef struct kvtwin_description_v1 {
   size_t size;
   const char* name;
-  /* Whose rules it follows, "ollama-0.15" unless said otherwise: one of
-   * `kvtwin profile --list`, perhaps with exceptions, as `kvtwin profile`
-   * prints them: "llama.cpp except copy replaces, middle removal shifts". */
+  /* The rules it follows: a profile of `kvtwin profile --list`, perhaps with
+   * exceptions, as `kvtwin profile` prints them: "llama.cpp except copy
+   * replaces, middle removal shifts". Default: "ollama-0.15". */
   const char* profile;
-  kvtwin_level level;    /* VISIBILITY unless said otherwise. */
-  uint32_t kinds;        /* KVTWIN_HAS_..., CAUSAL unless said otherwise. */
-  uint32_t can;          /* KVTWIN_CAN_..., 0 unless said otherwise. */
-  uint32_t dtypes;       /* 1 << kvtwin_dtype of stored rows; f32. */
-  uint32_t v_layouts;    /* 1 << kvtwin_v_layout; plain. */
-  uint32_t shifts;       /* 1 << kvtwin_shift_kind; none. */
-  uint32_t mask_dtypes;  /* 1 << kvtwin_dtype; f32. */
-  int32_t max_sequences; /* 0: any number; 1 unless said otherwise. */
+  kvtwin_level level;    /* Default: VISIBILITY. */
+  uint32_t kinds;        /* KVTWIN_HAS_... flags. Default: CAUSAL. */
+  uint32_t can;          /* KVTWIN_CAN_... flags. Default: 0. */
+  uint32_t dtypes;       /* 1 << kvtwin_dtype of stored rows. Default: f32. */
+  uint32_t v_layouts;    /* 1 << kvtwin_v_layout. Default: plain. */
+  uint32_t shifts;       /* 1 << kvtwin_shift_kind. Default: none. */
+  uint32_t mask_dtypes;  /* 1 << kvtwin_dtype. Default: f32. */
+  int32_t max_sequences; /* 0: any number. Default: 1. */
   int32_t max_layers;    /* 0: any number. */
-  int32_t max_padding;   /* Largest cache or mask padding; 1; 0: any. */
-  double tolerance;      /* Of NUMERIC: largest error of an element of the
-                            attention's output; 0.01. */
+  int32_t max_padding;   /* Largest cache or mask padding; 0: any. Default: 1 */
+  double tolerance;      /* For NUMERIC: largest error of an element of the
+                            attention's output. Default: 0.01. */
 
-  /* What follows came after version 0.1.0. Each is 0 unless said otherwise. If
-   * yours is to run with that version, too, set them where `size` reaches them:
-   * out->size >= sizeof(kvtwin_description_v1). */
-  uint32_t cannot;          /* KVTWIN_CANNOT_... */
-  uint32_t placements;      /* 1 << kvtwin_placement; 0: both. */
-  int32_t max_position;     /* Largest position of a token; 0: any. The capacity
-                               is max_position + 1 at most then. */
-  int32_t max_mask_padding; /* Largest mask padding; 0: max_padding, which then
-                               is that of both. INT32_MAX: any. */
+  /* The fields below came after version 0.1.0; their default is 0. If your
+   * backend must also run with that version, set them only if `size` includes
+   * them: out->size >= sizeof(kvtwin_description_v1). */
+  uint32_t cannot;          /* KVTWIN_CANNOT_... flags. */
+  uint32_t placements;      /* 1 << kvtwin_placement. 0: both. */
+  int32_t max_position;     /* Largest position of a token; the capacity is then
+                               at most max_position + 1. 0: any. */
+  int32_t max_mask_padding; /* Largest mask padding. 0: max_padding is for both.
+                               INT32_MAX: any. */
 } kvtwin_description_v1;
 
-/* What a cache of the backend is to be: `cache`, and the rows of its model. */
+/* The cache to make: its parameters, and the dimensions of its model. */
 typedef struct kvtwin_setup_v1 {
   size_t size;
   const kvtwin_cache_params* cache;
@@ -645,41 +655,43 @@ typedef struct kvtwin_setup_v1 {
   int32_t v_head_dim;
 } kvtwin_setup_v1;
 
-/* Your cache as a table. Each function but `describe` gets what `init` wrote to
- * `*cache`. They are called from one thread at a time; several caches may live
- * at once. They answer with a kvtwin_status; where yours cannot fail, that is
- * KVTWIN_OK. Functions that are NULL below "optional" are not called. */
+/* Your cache as a table. Every function except `describe` and `init` gets the
+ * pointer that `init` wrote to `*cache`. They are called from one thread at a
+ * time; several caches may live at once. They return a kvtwin_status: KVTWIN_OK
+ * if the function cannot fail. Functions below "Optional" may be NULL, and are
+ * not called then. */
 typedef struct kvtwin_backend_v1 {
   size_t size; /* sizeof(kvtwin_backend_v1) */
 
   /* `out` has the defaults above; change what differs. */
   int (*describe)(kvtwin_description_v1* out);
-  /* NOT_SUPPORTED: you have no such cache, histories of it are passed over. */
+  /* NOT_SUPPORTED: you have no such cache; its histories are skipped. */
   int (*init)(const kvtwin_setup_v1* setup, void** cache);
   void (*close)(void* cache);
 
-  /* A place for every token of the batch, or CACHE_FULL. */
+  /* Finds a place for every token of the batch, or returns CACHE_FULL. */
   int (*start_forward)(void* cache, const kvtwin_batch* batch, int reserve);
-  /* The batch's rows: key [k_head_dim, kv_heads, tokens], value [v_head_dim,
-   * kv_heads, tokens], f32 or the dtype of the cache, perhaps with gaps. */
+  /* Stores the batch's rows: key [k_head_dim, kv_heads, tokens], value
+   * [v_head_dim, kv_heads, tokens], f32 or the dtype of the cache; strides may
+   * have gaps with KVTWIN_CAN_TAKE_STRIDED. */
   int (*put)(void* cache, int32_t layer, const kvtwin_tensor* key,
              const kvtwin_tensor* value);
-  /* The current view of a layer. `view` comes with the shapes and dtypes that
-   * are due, but for the number of columns: set `columns` and the three `data`,
-   * and strides if they are not dense. The memory stays as it is until the next
-   * call with this cache. */
+  /* Returns the current view of a layer. `view` comes with the expected shapes
+   * and dtypes, except for the number of columns: set `columns` and the three
+   * `data`, and the strides of tensors that are not dense. The memory must stay
+   * unchanged until the next call with this cache. */
   int (*get)(void* cache, int32_t layer, kvtwin_view* view);
   /* These three may be NULL, too. */
   int (*remove)(void* cache, int32_t sequence, int32_t begin, int32_t end);
   int (*copy_prefix)(void* cache, int32_t source, int32_t target,
                      int32_t length);
-  /* *yes: 1 if the sequence can continue at `position` with its whole window; 0
-   * for a sequence without tokens if memory is bounded (S28). */
+  /* *yes: 1 if the sequence can continue at `position` with its whole window.
+   * If memory is bounded, 0 for a sequence without tokens (S28). */
   int (*can_resume)(void* cache, int32_t sequence, int32_t position,
                     int32_t* yes);
 
   /* Optional. */
-  /* Why the last call did not answer OK. */
+  /* Returns the message of the last call that did not return KVTWIN_OK. */
   const char* (*message)(void* cache);
   /* Adds `delta` to the positions in [begin, end) of a sequence, and rewrites
    * their K rows: for profiles whose remove leaves a gap. */
@@ -688,21 +700,21 @@ typedef struct kvtwin_backend_v1 {
   int (*set_causal)(void* cache, const int32_t* except, int32_t count);
   int (*set_layer_type)(void* cache, int32_t type);
   int (*encoder_cached)(void* cache, int32_t* yes);
-  /* All memberships, by cell, then by sequence, of which `room` fit into
-   * `cells`; and the cells of the batch. *count and *batch_count: how many
-   * there are. *total: cells in all. */
+  /* Lists all memberships, sorted by cell, then by sequence, of which `room`
+   * fit into `cells`; and the cells of the batch. *count and *batch_count: how
+   * many there are. *total: the number of cells of the cache. */
   int (*cells)(void* cache, kvtwin_cell* cells, size_t room, size_t* count,
                int32_t* batch, size_t batch_room, size_t* batch_count,
                int32_t* total);
-  /* The state as bytes (<kvtwin/save.h>), of one sequence, or of all if
-   * `sequence` is -1; they live until the next call. And back. */
+  /* Return the state as bytes (<kvtwin/save.h>), valid until the next call; and
+   * restore it. `sequence`: one sequence; -1: all. */
   int (*snapshot)(void* cache, int32_t sequence, const void** bytes,
                   size_t* count);
   int (*restore)(void* cache, int32_t sequence, const void* bytes,
                  size_t count);
 } kvtwin_backend_v1;
 
-/* What a shared library of yours exports. */
+/* The function that your shared library exports. */
 typedef const kvtwin_backend_v1* (*kvtwin_get_backend_v1_fn)(void);
 #define KVTWIN_GET_BACKEND_V1 "kvtwin_get_backend_v1"
 

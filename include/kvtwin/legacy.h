@@ -1,5 +1,5 @@
-// The interface's first shape: one capacity in tokens for all sequences, and
-// StartForward with two lists. A thin adapter over Cache.
+// The first version of the interface, as a thin adapter over Cache: one
+// capacity in tokens for all sequences, and StartForward with two lists.
 
 #ifndef KVTWIN_LEGACY_H_
 #define KVTWIN_LEGACY_H_
@@ -12,16 +12,16 @@
 
 namespace kvtwin {
 
-// Owns a cache that it initializes in the old way. Every other call goes to
-// cache(). As at the time, nothing is ever evicted: a window only masks.
+// Owns a cache that it initializes in the old way. Make every other call on
+// cache(). As in that version, nothing is ever evicted: a window only masks.
 class LegacyCache {
  public:
   // `spec.memory` is ignored. Errors: as MakeCache.
   static Result<LegacyCache> Make(CacheSpec spec,
                                   std::string_view twin = "optimized");
 
-  // `capacity` cells in all, for any number of sequences; batches may be as
-  // large. Errors: as Cache::Init.
+  // Makes `capacity` cells for any number of sequences; a batch may have up to
+  // `capacity` tokens. Errors: as Cache::Init.
   Status Init(DType dtype, std::int32_t capacity);
 
   // Errors: as Cache::StartForward.

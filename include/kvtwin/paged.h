@@ -1,21 +1,21 @@
-// A pool of blocks that many sequences share: the attention cache of engines
-// that keep each sequence apart, with prefixes that are found again by their
-// tokens.
+// A pool of blocks that many sequences share (paged attention): a cache for
+// engines that store each sequence by itself. A new sequence reuses the blocks
+// of a stored prefix, which is found by its tokens.
 //
 // A sequence is a list of blocks and a length. A forward pass is
 //
-//   for each layer: Append(sequence, layer, key, value)   stores rows behind it
-//                   Views(sequence, layer)                what attention reads
-//   Commit(sequence, tokens)                              they now belong to it
+//   for each layer: Append(sequence, layer, key, value)  stores rows at its end
+//                   Views(sequence, layer)               what attention reads
+//   Commit(sequence, tokens)                             adds the rows to it
 //
-// Blocks are shared by reference: Fork and Open copy none, and whoever appends
-// to a block that others have too gets one of his own first. What each call
-// must do is defined in docs/semantics.md.
+// Blocks are shared by reference: Fork and Open copy no block, and a sequence
+// that appends to a shared block first gets its own copy. What each call must
+// do is defined in docs/semantics.md.
 //
 // Misuse returns invalid_argument or failed_precondition and changes nothing.
 // Not thread-safe: one call at a time on one pool. Views stay valid until the
-// next call that is not const, or destruction. Where memory runs out,
-// std::bad_alloc passes through; the pool may then only be destroyed.
+// next call that is not const, or destruction. If memory runs out,
+// std::bad_alloc passes through; after that the pool may only be destroyed.
 
 #ifndef KVTWIN_PAGED_H_
 #define KVTWIN_PAGED_H_
@@ -40,21 +40,22 @@ enum class PagedLayout {
 };
 
 struct PagedSpec {
-  int block_size = 16;  // Tokens.
-  int blocks = 1;       // In all.
-  int max_seq_len = 1;  // Tokens of one sequence.
+  int block_size = 16;  // Tokens of a block.
+  int blocks = 1;       // Blocks of the pool.
+  int max_seq_len = 1;  // Tokens of one sequence, at most.
   int layers = 1;
   int kv_heads = 1;
   int k_head_dim = 1;
   int v_head_dim = 1;
-  DType dtype = DType::kF16;          // Of the stored rows.
-  std::optional<DType> v_dtype = {};  // Of those of V. Unset: as of K.
+  DType dtype = DType::kF16;          // The stored rows.
+  std::optional<DType> v_dtype = {};  // The stored V rows. Unset: same as K.
   PagedLayout layout = PagedLayout::kTokenMajor;
 };
 
-// Rows are those of the same tokens only if these are the same too.
+// A prompt finds stored blocks only if they have the same tokens and the same
+// key.
 struct PrefixKey {
-  std::string salt;                // Of a tenant, who must not see others'.
+  std::string salt;                // Keeps tenants from sharing blocks.
   std::vector<std::string> extra;  // An adapter, the image that a token names.
   bool operator==(const PrefixKey&) const = default;
 };
@@ -63,15 +64,15 @@ struct PrefixKey {
 struct PagedView {
   TensorView key;    // [k_head_dim, kv_heads, length]; packed: [k_head_dim,
                      // length, kv_heads].
-  TensorView value;  // The same of V.
-  int start = 0;     // Position of the first.
-  int length = 0;
+  TensorView value;  // The same with v_head_dim.
+  int start = 0;     // Position of the first row.
+  int length = 0;    // Number of rows.
   int block = 0;
 };
 
 struct PagedAppend {
   int start = 0;                 // Position of the first row.
-  std::vector<PagedView> views;  // Of what was appended.
+  std::vector<PagedView> views;  // The appended rows.
 };
 
 struct PagedKv {
@@ -79,17 +80,17 @@ struct PagedKv {
   TensorView value;  // [v_head_dim, kv_heads, kv_len]
 };
 
-// Blocks; the first three add up to all.
+// Numbers of blocks; the first three add up to all blocks of the pool.
 struct PagedUsage {
-  int free = 0;    // That hold nothing.
-  int cached = 0;  // That no sequence has, but a prompt may find.
-  int used = 0;    // That sequences have.
-  int shared = 0;  // Of these, several.
+  int free = 0;    // Blocks that hold nothing.
+  int cached = 0;  // Blocks that no sequence has, but a prompt may find.
+  int used = 0;    // Blocks that at least one sequence has.
+  int shared = 0;  // Blocks that several sequences have.
   bool operator==(const PagedUsage&) const = default;
 };
 
-// Sequence i has blocks indices[indptr[i]] to before indices[indptr[i + 1]], of
-// which the last has last_page_len[i] tokens; 0 if there is none.
+// Sequence i has the blocks indices[j] with indptr[i] <= j < indptr[i + 1]. Its
+// last block has last_page_len[i] tokens; 0 if the sequence has no block.
 struct PagedCsr {
   std::vector<std::int32_t> indptr;
   std::vector<std::int32_t> indices;
@@ -97,7 +98,7 @@ struct PagedCsr {
   bool operator==(const PagedCsr&) const = default;
 };
 
-// Row i, of `columns` blocks, is sequence i's, filled up with -1.
+// Row i has the blocks of sequence i, padded with -1 to `columns` entries.
 struct PagedTable {
   int columns = 0;
   std::vector<std::int32_t> blocks;
@@ -111,51 +112,52 @@ class PagedPool {
 
   virtual const PagedSpec& spec() const = 0;
 
-  // A new sequence, by the lowest number that none has. It begins with the
-  // blocks of the longest prefix of `prompt`, in whole blocks and without its
-  // last token, that was committed with these tokens and this key and is still
-  // there. Errors: a negative token.
+  // Makes a sequence and returns its number, the lowest that is not in use. It
+  // begins with the blocks of the longest prefix of `prompt` (whole blocks,
+  // without the prompt's last token) that was committed with these tokens and
+  // this key and is still stored. Errors: a negative token.
   virtual Result<int> Open(std::span<const std::int32_t> prompt = {},
                            const PrefixKey& key = {}) = 0;
 
-  // A new sequence of the first `len` tokens of another one.
+  // Makes a sequence of the first `len` tokens of another one.
   virtual Result<int> Fork(int sequence, int len) = 0;
 
-  // Tokens that are committed.
+  // The number of committed tokens.
   virtual Result<int> SeqLen(int sequence) const = 0;
 
-  // Stores rows of a layer at positions from SeqLen on, in place of what was
+  // Stores rows of a layer at positions from SeqLen on, in place of the rows
   // appended there since the last Commit: key = [k_head_dim, kv_heads, tokens],
-  // value = [v_head_dim, kv_heads, tokens], any strides, dtype f32 or that of
-  // the stored rows. Errors: cache_full if that is more than max_seq_len, or
-  // there are not enough blocks; then nothing is stored.
+  // value = [v_head_dim, kv_heads, tokens], any strides, dtype f32 or the dtype
+  // of the stored rows. Errors: cache_full if the sequence would have more than
+  // max_seq_len tokens, or there are not enough blocks; nothing is stored then.
   virtual Result<PagedAppend> Append(int sequence, int layer,
                                      const TensorView& key,
                                      const TensorView& value) = 0;
 
-  // The next `new_tokens` tokens belong to the sequence, and what was appended
-  // behind them is forgotten. Every layer must have as many. From then on the
-  // sequence has tokens that nobody knows: its later blocks are not found.
+  // Makes the next `new_tokens` tokens belong to the sequence, and discards the
+  // rows that were appended after them. Every layer must have this many rows.
+  // The ids of these tokens are unknown: from then on no prompt finds later
+  // blocks of the sequence.
   virtual Status Commit(int sequence, int new_tokens) = 0;
-  // The same, and says which they are: prompts find the blocks that are full.
+  // The same with the ids of the tokens: prompts find the blocks that are full.
   virtual Status Commit(int sequence, std::span<const std::int32_t> tokens) = 0;
 
-  // What the layer has of a sequence, block by block: its tokens, and what was
-  // appended behind them.
+  // The rows of a sequence in one layer, block by block: the committed rows,
+  // then the appended ones.
   virtual Result<std::vector<PagedView>> Views(int sequence,
                                                int layer) const = 0;
-  // The same in their packed shape. not_supported unless kHeadMajor.
+  // The same rows in packed shape. Errors: not_supported unless kHeadMajor.
   virtual Result<std::vector<PagedView>> ViewsPacked(int sequence,
                                                      int layer) const = 0;
-  // The first kv_len tokens of these as one tensor, if they lie one after
-  // another.
+  // The first kv_len of these rows as one tensor, if they lie one after
+  // another; else nothing.
   virtual Result<std::optional<PagedKv>> ContiguousKV(int sequence, int layer,
                                                       int kv_len) const = 0;
 
-  // Keeps the first `len` tokens, and nothing that was appended.
+  // Keeps the first `len` tokens, and discards the appended rows.
   virtual Status Truncate(int sequence, int len) = 0;
-  // Ends a sequence. Blocks that a prompt may find stay until there is need for
-  // them, the one that was released first being the first to go.
+  // Ends a sequence. Blocks that a prompt may find stay stored until a block is
+  // needed and none is free; the block that was released first goes first.
   virtual Status Free(int sequence) = 0;
 
   bool IsOnGPU() const { return *LayerDevice(0) == Device::kCuda; }
@@ -164,26 +166,26 @@ class PagedPool {
 
   virtual PagedUsage Usage() const = 0;
 
-  // For kernels that read by table. Of the committed tokens.
+  // For kernels that read by table. Only committed tokens are in the tables.
   virtual Result<PagedCsr> ExportCsr(std::span<const int> sequences) const = 0;
   virtual Result<PagedTable> ExportTable(
       std::span<const int> sequences) const = 0;
-  // block * block_size + offset, of positions begin .. end - 1, appended ones
-  // included.
+  // block * block_size + offset for each of the positions begin .. end - 1,
+  // which may be appended ones.
   virtual Result<std::vector<std::int64_t>> SlotMapping(int sequence, int begin,
                                                         int end) const = 0;
 };
 
-// `twin` is one of TwinNames(). Errors: an unknown twin; a number < 1; rows of
-// bits; more than INT32_MAX tokens in all.
+// Makes a pool; `twin` is one of TwinNames(). Errors: an unknown twin; a number
+// < 1; rows of bits; more than INT32_MAX tokens in all.
 Result<std::unique_ptr<PagedPool>> MakePagedPool(
     const PagedSpec& spec, std::string_view twin = "optimized");
 
-// One sequence of a pool, which must outlive it: the interface of engines whose
-// cache is of one sequence.
+// One sequence of a pool, for engines whose cache holds one sequence. The pool
+// must outlive it.
 class PagedSequence {
  public:
-  // Requires: `sequence` is one of the pool's.
+  // Requires: `sequence` is a sequence of the pool.
   PagedSequence(PagedPool& pool, int sequence)
       : pool_(&pool), sequence_(sequence) {}
 

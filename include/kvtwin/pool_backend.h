@@ -1,5 +1,5 @@
-/* A pool of blocks of your own, to be driven by the harness as caches are
- * (<kvtwin/kvtwin.h>, "A cache of your own"). */
+/* The table of functions by which the harness drives your own pool of blocks,
+ * as it drives caches (<kvtwin/kvtwin.h>, "A cache of your own"). */
 
 #ifndef KVTWIN_POOL_BACKEND_H_
 #define KVTWIN_POOL_BACKEND_H_
@@ -10,53 +10,54 @@
 extern "C" {
 #endif
 
-/* What a pool does otherwise than P1 to P11 say, as flags. It is then judged by
- * that, at the level of visibility. */
+/* How a pool may differ from P1 to P11, as flags. It is then checked by the
+ * rules that its flags state, at the level of visibility. */
 typedef enum kvtwin_pool_ability {
   /* A commit swaps the whole blocks of a sequence for others of the same tokens
    * under the same key. */
   KVTWIN_POOL_DEDUPLICATES = 1,
-  /* A prompt that is whole blocks may be found to its last token: open begins
-   * with all its tokens but the last one, which the client appends next, and
+  /* A prompt of whole blocks may be found up to its last token: open begins
+   * with all its tokens except the last one, which the client appends next, and
    * which is stored in the block where it was found. */
   KVTWIN_POOL_RECOMPUTES_LAST = 2,
-  /* A token sees `window` positions before its own. What no later token sees
-   * may be gone: views begin at a later position, and entries of table, csr and
-   * slots for such blocks may be anything. */
+  /* A token sees `window` positions before its own. Tokens that no later token
+   * sees may be gone: views then begin at a later position, and entries of
+   * table, csr and slots for such blocks may be anything. */
   KVTWIN_POOL_HAS_WINDOW = 4
 } kvtwin_pool_ability;
 
 typedef struct kvtwin_pool_description_v1 {
   size_t size;
   const char* name;
-  /* VISIBILITY unless said otherwise: what a prompt finds, which blocks are
-   * taken and when the pool is full are its own affair. IDENTITY: all is as P1
-   * to P11 say, misuse is refused, and nothing of the table is left out. */
+  /* Default: VISIBILITY, which does not check what a prompt finds, which blocks
+   * are taken and when the pool is full. IDENTITY: everything is as P1 to P11
+   * say, misuse is refused, and the table has every function. */
   kvtwin_level level;
-  uint32_t can;   /* Of kvtwin_pool_ability. */
-  int32_t window; /* With HAS_WINDOW. */
+  uint32_t can;   /* Flags of kvtwin_pool_ability. */
+  int32_t window; /* Positions, with KVTWIN_POOL_HAS_WINDOW. */
 } kvtwin_pool_description_v1;
 
-/* A pool of your own as a table, to be used as that of caches is. Each function
- * is to do what the one of kvtwin.h that has its name does, kvtwin_pool_open
- * and so on. */
+/* Your own pool as a table, used like kvtwin_backend_v1 for caches. Each
+ * function must do what the function of its name in kvtwin.h does: `open` as
+ * kvtwin_pool_open, and so on. */
 typedef struct kvtwin_pool_backend_v1 {
   size_t size; /* sizeof(kvtwin_pool_backend_v1) */
 
   int (*describe)(kvtwin_pool_description_v1* out);
-  /* NOT_SUPPORTED: you have no such pool, histories of it are passed over. */
+  /* NOT_SUPPORTED: you have no such pool; its histories are skipped. */
   int (*init)(const kvtwin_pool_params* params, void** pool);
   void (*close)(void* pool);
 
-  /* A sequence has at most max_seq_len tokens, and what all blocks hold.
-   * Prompts are never NULL. A pool that shares nothing begins with no token. */
+  /* A sequence has at most max_seq_len tokens, and at most as many as all
+   * blocks hold. Prompts are never NULL. In a pool that shares nothing a
+   * sequence begins without tokens. */
   int (*open)(void* pool, const kvtwin_prompt* prompt, int32_t* sequence);
   int (*seq_len)(void* pool, int32_t sequence, int32_t* length);
   int (*append)(void* pool, int32_t sequence, int32_t layer,
                 const kvtwin_tensor* key, const kvtwin_tensor* value);
   int (*commit)(void* pool, int32_t sequence, const int32_t* tokens,
                 size_t count);
-  /* Views may be of any lengths. `block` is -1 where there are no blocks. */
+  /* Views may have any lengths. `block` is -1 if the pool has no blocks. */
   int (*views)(void* pool, int32_t sequence, int32_t layer,
                kvtwin_paged_view* views, size_t room, size_t* count);
   int (*free)(void* pool, int32_t sequence);

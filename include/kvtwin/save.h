@@ -1,12 +1,13 @@
-// A cache's state as bytes, and as a file: what Snapshot gives, to be restored
-// in another process.
+// A cache's state as bytes and as a file: the result of Snapshot, which another
+// process can restore.
 //
-// The format is that of safetensors, so that other tools read the rows: tensors
+// The format is safetensors, so that other tools can read the rows: tensors
 // "layers.0.key" and "layers.0.value" of [tokens, kv_heads, head_dim], "cells"
-// of [entries, (cell, position, sequence)], and "caches.0." before the names of
-// a wrapper's. Its metadata has the version, a name of your own for the model,
-// an encoder's positions, and a checksum of everything. Rows of q8_0 and q4_0
-// are bytes ("U8") there, and their dtype is in the metadata. Little-endian.
+// of [entries, (cell, position, sequence)]. For the caches of a wrapper
+// "caches.0." and so on stands before these names. The metadata has the
+// version, the caller's name for the model, an encoder's positions, and a
+// checksum of everything. Rows of q8_0 and q4_0 are bytes ("U8") with their
+// dtype in the metadata. Little-endian.
 
 #ifndef KVTWIN_SAVE_H_
 #define KVTWIN_SAVE_H_
@@ -22,58 +23,58 @@
 
 namespace kvtwin {
 
-// Equal states have equal bytes. `model` is any text, UTF-8. Can be read back
-// up to some 400 layers, in all caches together, and without wrappers in
-// wrappers, which there are none of. Of tensors whose bytes are not those that
-// their shapes say, no bytes at all.
+// Returns `state` as bytes; equal states have equal bytes. `model` is any UTF-8
+// text. The bytes can be read back if the caches have up to some 400 layers
+// together, and no wrapper contains a wrapper (MakeCache makes none). The
+// result is empty if a tensor does not have the bytes that its shape requires.
 std::vector<std::byte> StateToBytes(const CacheState& state,
                                     std::string_view model = "");
 
-// Errors: invalid_argument unless StateToBytes gave exactly these bytes for
-// that model and a state that some cache could have, whatever they are; never
-// takes much more memory than they do. Whether it fits a cache, Restore says.
+// Errors: invalid_argument unless StateToBytes returns exactly these bytes for
+// that model and a state that some cache could have. Safe for any bytes; never
+// uses much more memory than they do. Restore checks if the state fits a cache.
 Result<CacheState> StateFromBytes(std::span<const std::byte> bytes,
                                   std::string_view model = "");
 
-// Writes a file beside `path`, and renames it once it is whole and on disk:
-// whoever loads `path`, at any moment, finds what was there before or this, and
-// so does the machine that comes up again. Any number of processes may save to
-// one path at once; the last wins. A file that is replaced leaves its mode, and
-// its owner where the process may give files away.
-// Errors: failed_precondition if `path` is there and no regular file (a
-// symbolic link is none), or with what the system said: then `path` is what it
-// was, unless the message says that the state "is written, but perhaps not on
-// disk"; invalid_argument if no cache could have that state.
+// Writes a file beside `path`, and renames it once it is complete and on disk:
+// a process that loads `path` at any moment, also after a crash of the machine,
+// finds the old file or the new one, complete. Any number of processes may save
+// to one path at once; the last one wins. The new file gets the mode of the
+// file that it replaces, and its owner if the process may change owners.
+// Errors: failed_precondition if `path` exists and is not a regular file (a
+// symbolic link is not), or with the system's message: then `path` is
+// unchanged, unless the message says that the state "is written, but perhaps
+// not on disk"; invalid_argument if no cache could have that state.
 Status SaveState(const CacheState& state, const std::string& path,
                  std::string_view model = "");
 
-// Errors: failed_precondition if it is no regular file or cannot be read; as
-// StateFromBytes.
+// Errors: failed_precondition if `path` is not a regular file or cannot be
+// read; those of StateFromBytes.
 Result<CacheState> LoadState(const std::string& path,
                              std::string_view model = "");
 
-// The model whose state the file has, for LoadState to load it: looks at the
-// file's header only. Errors: as LoadState, which sees more.
+// Returns the model that the file was saved with, to be passed to LoadState.
+// Reads the file's header only. Errors: as LoadState, which checks more.
 Result<std::string> ModelOf(const std::string& path);
 
-// What one sequence has of a state, as a state: its tokens and their rows. Of a
-// wrapper, what it has of each cache. An encoder's slots belong to nobody: they
-// are left out.
+// Returns one sequence of a state as a state: its tokens and their rows; for a
+// wrapper, those in each of its caches. An encoder's slots belong to no
+// sequence, and are left out.
 CacheState SequenceOf(const CacheState& state, int sequence);
 
-// `state` and one sequence more, of what SequenceOf gave of another state: its
-// tokens come to the lowest cells that are free, `cells` being how many each of
-// the wrapper's caches has, or the cache itself. So a sequence is loaded beside
-// others:
+// Returns `state` with one more sequence, whose tokens and rows are `added`, a
+// result of SequenceOf. The tokens go to the lowest free cells. `cells` has the
+// number of cells of each of the wrapper's caches, or of the cache itself. This
+// loads a sequence beside others:
 //
 //   cache->Restore(*WithSequence(*cache->Snapshot(), 5, saved, {{cells}}))
 //
-// as cache->AddSequence(5, saved) does at once.
+// cache->AddSequence(5, saved) does the same in one call.
 //
 // Errors: cache_full; invalid_argument if the state has that sequence already,
-// what is added is of several (SequenceOf gives one),
-// the rows of a layer have other dimensions or dtypes, caches are not as many,
-// or no cache could have one of the two.
+// `added` has several sequences, the rows of a layer have other dimensions or
+// dtypes, the numbers of caches differ, or no cache could have one of the two
+// states.
 Result<CacheState> WithSequence(const CacheState& state, int sequence,
                                 const CacheState& added,
                                 std::span<const int> cells);

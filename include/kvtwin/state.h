@@ -1,4 +1,4 @@
-// What a cache holds, apart from the cache: to clone it, to keep it, to look.
+// All that a cache holds, as a value: to clone it, save it, or inspect it.
 
 #ifndef KVTWIN_STATE_H_
 #define KVTWIN_STATE_H_
@@ -25,20 +25,20 @@ struct KvRows {
   bool operator==(const KvRows&) const = default;
 };
 
-// All that outlives a pass. Rows of free cells are not kept: whoever gets such
-// a cell and puts nothing in it finds zeros.
+// Everything that outlives a pass. Rows of free cells are not kept: after
+// Restore they are zeros.
 struct CacheState {
-  std::vector<CellEntry> cells;  // By cell, then by sequence.
+  std::vector<CellEntry> cells;  // Sorted by cell, then by sequence.
   // By layer, if anything was ever put there: key = [k_head_dim, kv_heads, n]
-  // and value = [v_head_dim, kv_heads, n] of the n cells above, in their order
-  // and the dtype of the cache, however the cache lays out its V. An encoder's
-  // slots, as they are stored.
+  // and value = [v_head_dim, kv_heads, n] of the n different cells above, in
+  // their order and in the dtype of the cache, whatever its V layout. For an
+  // encoder, its slots as they are stored.
   std::map<int, KvRows> layers;
-  // An encoder's.
+  // The next three are used by encoders only (S39, S40).
   bool cached = false;
-  std::int32_t position = 0;       // Of what the slots hold.
-  std::int32_t next_position = 0;  // Of the next Put.
-  // A wrapper's; it has nothing else.
+  std::int32_t position = 0;       // The position of the slots' tensors.
+  std::int32_t next_position = 0;  // The position of the next Put.
+  // The states of a wrapper's caches. A wrapper uses no other field.
   std::vector<CacheState> caches;
   bool operator==(const CacheState&) const = default;
 };

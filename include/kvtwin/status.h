@@ -1,10 +1,10 @@
-// What an operation answers: done, refused, or misused.
+// The status of an operation: ok, a refusal, or misuse.
 //
 // A refusal (cache_full, not_supported, shared_cells) is an outcome that a
-// correct client meets and handles. invalid_argument and failed_precondition
+// correct client expects and handles. invalid_argument and failed_precondition
 // mean that the caller is wrong; the message names the argument and its value.
-// Neither changes the cache, except that a full StartForward keeps the eviction
-// and defrag that came before it (docs/semantics.md, S12).
+// Neither changes the cache, except that a StartForward that answers cache_full
+// keeps the eviction and defrag that it began with (docs/semantics.md, S12).
 
 #ifndef KVTWIN_STATUS_H_
 #define KVTWIN_STATUS_H_
@@ -19,18 +19,18 @@ namespace kvtwin {
 enum class StatusCode {
   kOk,
   kCacheFull,           // No cells for the batch.
-  kNotSupported,        // This kind of cache cannot do that.
+  kNotSupported,        // This kind of cache cannot do what was asked.
   kSharedCells,         // A token that would move belongs to other sequences.
   kInvalidArgument,     // An argument is wrong in itself.
   kFailedPrecondition,  // The call comes at the wrong time.
-  kDeviceError,         // The twin "cuda": a device refused or failed. The
-                        // message begins with the name of CUDA's error.
+  kDeviceError,         // CUDA returned an error. The message begins with its
+                        // name. Only caches and pools on a device.
 };
 
 // The name used in recordings and messages: "ok", "cache_full", ...
 std::string_view StatusName(StatusCode code);
 
-// A code, and for every code but kOk a message for people.
+// A code, and for every code except kOk a message.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -48,7 +48,7 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// A value, or the status that says why there is none.
+// A value, or the status that says why there is no value.
 template <class T>
 class [[nodiscard]] Result {
  public:
@@ -60,7 +60,8 @@ class [[nodiscard]] Result {
   // Requires: ok().
   const T& operator*() const& { return *value_; }
   T& operator*() & { return *value_; }
-  // By value: so that `for (auto& one : *F())` runs over what lives.
+  // By value, so that `for (auto& x : *F())` does not iterate over a destroyed
+  // temporary.
   T operator*() && { return std::move(*value_); }
   const T* operator->() const { return &*value_; }
   T* operator->() { return &*value_; }

@@ -1,4 +1,5 @@
-// Tensors that somebody else owns: an address, a shape, byte strides.
+// Element types, and tensors: views of memory that they do not own (an address,
+// a shape, byte strides), and tensors that own their elements.
 
 #ifndef KVTWIN_TENSOR_H_
 #define KVTWIN_TENSOR_H_
@@ -13,7 +14,7 @@
 
 namespace kvtwin {
 
-// Element types. What the narrow ones do with a number is in docs/dtypes.md.
+// Element types. docs/dtypes.md says how the narrow types round a number.
 enum class DType {
   kF32,
   kF16,
@@ -21,10 +22,10 @@ enum class DType {
   kF8,    // e4m3: 4 bits of exponent, 3 of mantissa, no infinities.
   kQ8,    // q8_0: blocks of 32 elements, an f16 scale and 8 bits each.
   kQ4,    // q4_0: the same with 4 bits.
-  kBits,  // One bit for each element; see TensorView.
+  kBits,  // One bit per element; see TensorView.
 };
 
-// Whether K and V rows can be of this type, or masks.
+// Whether K and V rows can be of this type, and whether masks can.
 constexpr bool IsRowDType(DType dtype) { return dtype != DType::kBits; }
 constexpr bool IsMaskDType(DType dtype) {
   return dtype <= DType::kBF16 || dtype == DType::kBits;
@@ -35,10 +36,11 @@ constexpr bool IsBlockDType(DType dtype) {
   return dtype == DType::kQ8 || dtype == DType::kQ4;
 }
 
-// Elements of such a block. Runs of them are of whole blocks.
+// Elements of a block. A run of a block dtype has whole blocks.
 inline constexpr std::int64_t kBlockElements = 32;
 
-// Bytes of one element; 0 where elements have no address: of kBits and blocks.
+// Bytes of one element; 0 for kBits and block dtypes, whose elements have no
+// address.
 constexpr std::size_t SizeOf(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -53,7 +55,7 @@ constexpr std::size_t SizeOf(DType dtype) {
   }
 }
 
-// Bytes of `count` elements one after another; of kBits, whole 64-bit words.
+// Bytes of `count` elements in a row; kBits takes whole 64-bit words.
 constexpr std::int64_t RunBytes(DType dtype, std::int64_t count) {
   if (dtype == DType::kBits) return (count + 63) / 64 * 8;
   if (!IsBlockDType(dtype)) {
@@ -63,21 +65,21 @@ constexpr std::int64_t RunBytes(DType dtype, std::int64_t count) {
   return (count + kBlockElements - 1) / kBlockElements * block;
 }
 
-// "f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0", "bits"; the other way,
-// nothing for any other name.
+// "f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0", "bits"; DTypeFromName
+// returns nothing for any other name.
 std::string_view DTypeName(DType dtype);
 std::optional<DType> DTypeFromName(std::string_view name);
 
-// How the V rows of a cache lie, first dimension fastest.
+// How the V rows of a cache lie in memory, first dimension fastest.
 enum class VLayout {
   kPlain,     // [v_head_dim, kv_heads, cells]
   kPermuted,  // [cells, v_head_dim, kv_heads]
   kTiled,     // [kTileCells, v_head_dim, kv_heads, cells / kTileCells]: read by
-              // column like permuted rows, but those of a cell lie together.
+              // column like kPermuted, but the rows of a tile lie together.
 };
 inline constexpr int kTileCells = 32;
 
-// Whose memory an address is of.
+// The device whose memory an address points to.
 enum class Device { kCpu, kCuda };
 
 // Up to four dimensions, first dimension fastest; unused ones are 1.
@@ -87,13 +89,13 @@ using Shape = std::array<std::int64_t, 4>;
 // stride[0]*i + stride[1]*j + stride[2]*k + stride[3]*l bytes after `data`. A
 // null `data` means that there is no tensor (the mask of an encoder cache).
 //
-// Of kBits, element i of a run (j, k, l) is bit i % 8, the lowest being bit 0,
-// of byte i / 8 after at(0, j, k, l): so a 64-bit word, read as little-endian,
-// has element i in its bit i % 64. stride[0] is 0. Runs are whole 64-bit words,
-// on 8-byte boundaries; the bits of the last one past shape[0] are 0.
+// With kBits, element i of a run (j, k, l) is bit i % 8, bit 0 being the
+// lowest, of byte i / 8 after at(0, j, k, l): so a 64-bit word, read as
+// little-endian, has element i in its bit i % 64. stride[0] is 0. Runs are
+// whole 64-bit words, on 8-byte boundaries; the bits past shape[0] are 0.
 //
-// Of kQ8 and kQ4, a run (j, k, l) is blocks of kBlockElements, one after
-// another, and shape[0] is a multiple of that. stride[0] is 0.
+// With kQ8 and kQ4, a run (j, k, l) is blocks of kBlockElements elements, one
+// after another, and shape[0] is a multiple of kBlockElements. stride[0] is 0.
 struct TensorView {
   const void* data = nullptr;
   DType dtype = DType::kF32;
@@ -110,8 +112,8 @@ struct TensorView {
   }
 };
 
-// A view of a dense tensor: runs of the first dimension (RunBytes) one after
-// another.
+// Returns a view of a dense tensor: its runs of the first dimension (RunBytes)
+// lie one after another.
 inline TensorView DenseView(const void* data, DType dtype, const Shape& shape) {
   TensorView view{.data = data, .dtype = dtype, .shape = shape, .stride = {}};
   view.stride[0] = static_cast<std::int64_t>(SizeOf(dtype));
@@ -127,7 +129,7 @@ constexpr std::size_t DenseBytes(DType dtype, const Shape& shape) {
                                   shape[2] * shape[3]);
 }
 
-// A tensor that owns its elements, dense.
+// A dense tensor that owns its elements.
 struct DenseTensor {
   DType dtype = DType::kF32;
   Shape shape = {1, 1, 1, 1};
@@ -137,7 +139,7 @@ struct DenseTensor {
   bool operator==(const DenseTensor&) const = default;
 };
 
-// "[2, 4, 8]": trailing ones are dropped, the first three always shown.
+// Returns the text "[2, 4, 8]". The fourth dimension is left out if it is 1.
 std::string ShapeText(const Shape& shape);
 
 }  // namespace kvtwin

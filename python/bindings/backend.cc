@@ -22,7 +22,7 @@ namespace kvtwin::python {
 
 thread_local Backend* Backend::current_ = nullptr;
 
-// What `init` gives out.
+// The object that `init` returns as the cache.
 struct Backend::Instance {
   nb::object cache;  // A kvtwin._live.Instance.
   std::string message;
@@ -34,7 +34,7 @@ std::size_t Count(std::int32_t count) {
   return static_cast<std::size_t>(std::max(count, 0));
 }
 
-// More than any history puts at a time.
+// No Put of a history has more elements.
 constexpr double kElementsMax = 1 << 26;
 
 using Bytes = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
@@ -84,7 +84,7 @@ nb::list Ints(const std::int32_t* numbers, std::size_t count) {
 }
 
 nb::object Rows(const kvtwin_tensor& rows) {
-  if (rows.data == nullptr) return nb::none();  // Which is misuse.
+  if (rows.data == nullptr) return nb::none();  // Misuse: no data.
   TensorView view{.data = rows.data,
                   .dtype = static_cast<DType>(rows.dtype),
                   .shape = {},
@@ -95,7 +95,7 @@ nb::object Rows(const kvtwin_tensor& rows) {
   for (const std::int64_t extent : view.shape) {
     elements *= static_cast<double>(extent);
   }
-  if (elements > kElementsMax) return nb::none();  // No array is so large.
+  if (elements > kElementsMax) return nb::none();  // Too large for an array.
   const auto copy = std::make_shared<DenseTensor>(CopyOf(view, view.dtype));
   return NumpyView(copy->view(), view.shape[3] > 1 ? 4 : 3, copy);
 }
@@ -109,7 +109,7 @@ void Point(nb::handle array, kvtwin_tensor& tensor) {
 
 namespace {
 
-// Says what an encoder shows, which may be anything.
+// Sets the dtype and shape of an encoder's tensor, which may be anything.
 void Declare(nb::handle array, int dtype, kvtwin_tensor& tensor) {
   const auto bytes = nb::cast<Bytes>(array);
   tensor.dtype = static_cast<kvtwin_dtype>(dtype);
@@ -144,7 +144,7 @@ Backend::Backend(nb::object adapter) : adapter_(std::move(adapter)) {
     const std::unique_ptr<Instance> one(static_cast<Instance*>(cache));
     try {
       one->cache.attr("close")();
-    } catch (nb::python_error& error) {  // Caches are closed on the way out.
+    } catch (nb::python_error& error) {  // Close may run during unwinding.
       error.discard_as_unraisable("close");
     }
   };

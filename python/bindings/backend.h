@@ -1,4 +1,5 @@
-// A cache that is written in Python, as the table that the harness drives.
+// A cache that is written in Python, as the table of functions that the harness
+// drives.
 
 #ifndef KVTWIN_PYTHON_BINDINGS_BACKEND_H_
 #define KVTWIN_PYTHON_BINDINGS_BACKEND_H_
@@ -17,14 +18,15 @@ namespace kvtwin::python {
 
 namespace nb = nanobind;
 
-// Ctrl-C, or whatever else is no Exception, that came up in a call of theirs.
-// Thrown through the harness, which takes a std::exception for a finding.
+// A Python exception that is not an Exception, such as Ctrl-C, raised in a call
+// of the backend. It is thrown through the harness, and is not a
+// std::exception, because the harness takes these for findings.
 struct Interrupted {
   nb::python_error error;
 };
 
-// Returns what `fn` returns. An Interrupted that it throws goes on as the
-// Python exception which ended the run from outside.
+// Returns the result of `fn`. If `fn` throws Interrupted, throws the Python
+// exception that interrupted the run.
 template <class Fn>
 auto Raising(const Fn& fn) {
   try {
@@ -34,11 +36,12 @@ auto Raising(const Fn& fn) {
   }
 }
 
-// The kvtwin_status of an exception that the backend raised, and its message.
+// Returns the kvtwin_status of an exception that the backend raised, and sets
+// `message` to its message.
 int StatusOf(nb::python_error& error, bool refuses_misuse,
              std::string& message);
 
-// Calls them.
+// Calls `fn`, a call of the backend, and returns its kvtwin_status.
 template <class Fn>
 int Guarded(std::string& message, bool refuses_misuse, const Fn& fn) {
   message.clear();
@@ -56,16 +59,16 @@ int Guarded(std::string& message, bool refuses_misuse, const Fn& fn) {
 }
 
 nb::list Ints(const std::int32_t* numbers, std::size_t count);
-// A copy: theirs to keep.
+// Returns a copy, which the backend may keep.
 nb::object Rows(const kvtwin_tensor& rows);
-// Points to an array that is dense.
+// Makes `tensor` point to the memory of a dense array.
 void Point(nb::handle array, kvtwin_tensor& tensor);
 
-// The functions of a table do not say whose they are: there is one backend at a
-// time on each thread, and its calls come on that thread.
+// The functions of a table do not get their Backend as an argument. So each
+// thread has at most one Backend at a time, and calls it only on that thread.
 class Backend {
  public:
-  // `adapter` is a kvtwin._live.Backend. Errors: raised.
+  // `adapter` is a kvtwin._live.Backend. Errors: raised as Python exceptions.
   explicit Backend(nb::object adapter);
   ~Backend();
   Backend(const Backend&) = delete;
@@ -73,8 +76,8 @@ class Backend {
 
   const kvtwin_backend_v1& table() const { return table_; }
 
-  // What the last init that failed raised, which no message tells; and whether
-  // there ever was one that did not.
+  // The exception of the last init that failed, which no message() returns; and
+  // whether any init succeeded.
   const std::string& init_error() const { return init_error_; }
   bool made_one() const { return made_one_; }
 

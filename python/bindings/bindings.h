@@ -1,4 +1,4 @@
-// What the sources of the Python module share.
+// Declarations that the sources of the Python module share.
 
 #ifndef KVTWIN_PYTHON_BINDINGS_BINDINGS_H_
 #define KVTWIN_PYTHON_BINDINGS_BINDINGS_H_
@@ -15,10 +15,10 @@ namespace kvtwin::python {
 
 namespace nb = nanobind;
 
-// Of kvtwin._errors, by name.
+// Returns the class `name` of kvtwin._errors.
 nb::object ErrorType(const char* name);
 
-// Raises what a status is in Python. Requires: not ok.
+// Raises the Python exception for a status. Requires: the status is not ok.
 [[noreturn]] void Raise(const Status& status);
 
 inline void Check(const Status& status) {
@@ -30,13 +30,13 @@ T Value(Result<T> result) {
   return std::move(*result);
 }
 
-// A kvtwin.Setup, but for its model.
+// A kvtwin.Setup without its model.
 struct Making {
   CacheSpec spec;
   CacheConfig config;
   InitArgs init;
 };
-// Errors: raised, and name the field.
+// Errors: raised as Python exceptions that name the field.
 Making MakingOf(nb::handle setup);
 
 void BindCache(nb::module_& m);

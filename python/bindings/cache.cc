@@ -24,13 +24,13 @@ namespace {
 
 using Slot = std::pair<const Cache*, int>;  // A layer of a cache.
 
-// What views outlive. An array keeps `cache` alive, and nothing of a cache that
-// views show moves before its end but masks and encoders' slots, which arrays
-// have a copy of.
+// The state that views check for their validity. An array keeps `cache` alive,
+// whose memory does not move before its end, except masks and encoders' slots,
+// of which an array has a copy.
 struct Life {
   std::shared_ptr<Cache> cache;   // Null: closed.
-  std::uint64_t passes = 0;       // Goes up where views of all layers end,
-  std::map<Slot, int> slot_puts;  // or those of an encoder's layer.
+  std::uint64_t passes = 0;       // Goes up when all views become invalid.
+  std::map<Slot, int> slot_puts;  // The same for views of an encoder's layer.
 
   Cache& open() const {
     if (cache == nullptr) {
@@ -40,7 +40,7 @@ struct Life {
   }
 };
 
-// One of the three of a view.
+// One of the three tensors of a view.
 class Tensor {
  public:
   Tensor(std::shared_ptr<Life> life, std::optional<Slot> slot, TensorView view,
@@ -86,7 +86,7 @@ class Tensor {
   }
 
  private:
-  // For an array, and what must live as long.
+  // Returns the tensor for an array, and the object that the array keeps alive.
   std::pair<TensorView, std::shared_ptr<const void>> Kept() const {
     if (lasts_) return {fresh(), life_->cache};
     if (copy_ == nullptr) {
@@ -145,7 +145,8 @@ class PyCache {
       const ArrayArgument v(value, "value", v_dtype);
       Check(cache().Put(k.view(), v.view()));
     } catch (const nb::python_error&) {
-      // That there is no pass is worse than an argument that is no array.
+      // The error that there is no pass comes before that of an argument that
+      // is not an array (S47).
       const Status status = cache().Put({}, {});
       if (status.code() == StatusCode::kFailedPrecondition) Check(status);
       throw;
@@ -189,7 +190,7 @@ class PyCache {
         StateToBytes(Value(cache().Snapshot()));
     return nb::bytes(bytes.data(), bytes.size());
   }
-  // In a cache of its own, so that arrays of this one stay as they are.
+  // Restores into a new cache, so that arrays of the old one stay unchanged.
   void Restore(const nb::bytes& bytes) {
     cache();
     const CacheState state = Value(StateFromBytes(

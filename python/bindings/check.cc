@@ -47,7 +47,7 @@ Answer JudgeBytes(const nb::bytes& recording,
   return JudgeStream(in, twins);
 }
 
-// False if nothing is wrong with the recording, or it cannot be read again.
+// Returns false if the recording has no fault, or cannot be read again.
 bool WritePageOf(const std::string& recording, const std::string& page,
                  const std::vector<std::string>& twins) {
   const nb::gil_scoped_release others;

@@ -29,11 +29,12 @@
 namespace kvtwin::python {
 namespace {
 
-// Level, check, history, reason, story.
+// Level, check, history, reason and report.
 using Finding =
     std::tuple<std::string, std::string, std::string, std::string, std::string>;
 
-// Looks at the clock after which a backend that has made no cache is given up.
+// The harness gives up a backend that has made no cache after this many calls
+// of `progress`.
 constexpr int kVainLooks = 4;
 
 class Driver {
@@ -51,7 +52,7 @@ class Driver {
     return props::BackendSubject(info_, level, "");
   }
 
-  // What it says that it keeps, and less.
+  // The level that the backend claims, and the weaker ones.
   std::vector<props::Level> Levels() const {
     std::vector<props::Level> levels = props::LevelsOf(info_);
     std::erase_if(levels,
@@ -63,7 +64,7 @@ class Driver {
   // writes its page if there is a path for it.
   Finding Tell(props::Failure failure,
                const std::optional<std::string>& page) const {
-    // No message tells of an init.
+    // A failed init has no cache whose message() could be read.
     if (failure.function == "init") failure.text += backend_.init_error();
     failure.rerun = nb::cast<std::string>(rerun_(failure.history));
     failure.story.clear();
@@ -79,14 +80,14 @@ class Driver {
   nb::object rerun_;
 };
 
-// Level that holds, whether that is right, operations, histories, findings, and
-// those that are known, by their buckets.
+// The level that holds, whether the backend does what it claims, operations,
+// histories, findings, and the number of known findings by bucket.
 using Fuzzed = std::tuple<std::string, bool, std::int64_t, std::int64_t,
                           std::vector<Finding>, props::PassedOver>;
 
 struct Vain {};
 
-// None of all histories had a cache.
+// Returns the result if no history could make a cache.
 Fuzzed NoneMade(const Driver& driver) {
   const std::string& error = driver.backend().init_error();
   if (!error.starts_with("exception: ")) {
@@ -98,7 +99,7 @@ Fuzzed NoneMade(const Driver& driver) {
           {}};
 }
 
-// The page, if there is a path for it, is of the first finding.
+// Writes the page of the first finding, if there is a path for it.
 Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
             double seconds, std::uint64_t seed,
             const std::optional<std::string>& page,
@@ -138,7 +139,7 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
   });
 }
 
-// The calls, and what went wrong.
+// Returns the calls, and the finding, if there is one.
 std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
     nb::object adapter, nb::object rerun, const std::string& history,
     const std::optional<std::string>& page) {

@@ -7,7 +7,7 @@
 namespace kvtwin::python {
 namespace {
 
-// As the command has it.
+// Reads the same environment variables as the command `kvtwin`.
 void UseEnvironment() {
   if (!optimized::UseTargetFromEnvironment()) {
     throw nb::import_error("KVTWIN_TARGET is none of this machine");

@@ -1,5 +1,5 @@
-// A pool of blocks that is written in Python, as the table that the harness
-// drives.
+// A pool of blocks that is written in Python, as the table of functions that
+// the harness drives.
 
 #include <fmt/format.h>
 #include <nanobind/nanobind.h>
@@ -32,16 +32,17 @@
 namespace kvtwin::python {
 namespace {
 
-// Histories after which a backend that has made no pool is given up.
+// The harness gives up a backend that has made no pool after this many
+// histories.
 constexpr std::int64_t kVainHistories = 250;
 
-// An instance of a third-party pool, as the table of functions has it.
+// The object that `init` returns as the pool.
 struct Instance {
   nb::object pool;  // A kvtwin._pool.PoolInstance.
   std::string message;
 };
 
-// As Backend is for caches: one at a time on each thread.
+// Like Backend for caches: at most one at a time on each thread.
 class Pools {
  public:
   // `adapter` is a kvtwin._pool.PoolBackend.
@@ -114,7 +115,7 @@ void Pools::FillNeeded() {
     const std::unique_ptr<Instance> one(static_cast<Instance*>(pool));
     try {
       one->pool.attr("close")();
-    } catch (nb::python_error& error) {  // Pools are closed on the way out.
+    } catch (nb::python_error& error) {  // Close may run during unwinding.
       error.discard_as_unraisable("close");
     }
   };
@@ -301,7 +302,7 @@ int Pools::Table(void* pool, const std::int32_t* sequences,
   });
 }
 
-// Level, check, history, reason, story: as of a cache.
+// Level, check, history, reason and report, like the Finding of a cache.
 using Finding =
     std::tuple<std::string, std::string, std::string, std::string, std::string>;
 
@@ -337,7 +338,7 @@ class PoolDriver {
   nb::object rerun_;
 };
 
-// As of a cache.
+// The fields are those of the Fuzzed of a cache (live.cc).
 using Fuzzed = std::tuple<std::string, bool, std::int64_t, std::int64_t,
                           std::vector<Finding>, props::PassedOver>;
 

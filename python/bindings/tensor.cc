@@ -124,7 +124,7 @@ ArrayArgument::ArrayArgument(nb::handle object, const char* name, DType dtype) {
     Raise({StatusCode::kInvalidArgument, fmt::format("{} {}", name, why)});
   };
   nb::object kept = nb::borrow(object);
-  // Lists, and numbers of other types, become float32.
+  // Whether the array has a known type. Lists and other types become float32.
   const auto known = [&] {
     if (!nb::ndarray_check(kept) || !nb::try_cast(kept, array_)) return false;
     const nb::dlpack::dtype type = array_.dtype();

@@ -1,5 +1,5 @@
-// Tensors on their way to Python and back. numpy's shapes are ours backwards:
-// its last dimension is the fastest.
+// Converts tensors to Python and back. The shapes of numpy are in reverse
+// order: its last dimension is the fastest.
 
 #ifndef KVTWIN_PYTHON_BINDINGS_TENSOR_H_
 #define KVTWIN_PYTHON_BINDINGS_TENSOR_H_
@@ -16,25 +16,26 @@ namespace kvtwin::python {
 
 namespace nb = nanobind;
 
-// A tensor of somebody else's, as numpy has it: read-only, elements that numpy
-// has no type for as bytes or words. Dimensions above `rank` must be 1. What
-// `owner` points to lives as long as the array.
+// Returns a numpy array over the memory of `tensor`: read-only; elements for
+// which numpy has no type are bytes or 16-bit words. Dimensions above `rank`
+// must be 1. The array keeps `owner` alive.
 nb::object NumpyView(const TensorView& tensor, std::size_t rank,
                      std::shared_ptr<const void> owner);
 
-// The same for DLPack, which knows bf16 and f8.
+// The same for DLPack, which has the types bf16 and f8.
 nb::object DlpackView(const TensorView& tensor, std::size_t rank,
                       std::shared_ptr<const void> owner);
 
-// As numbers: a new numpy array of float32. Of bits, 0 and -inf.
+// Returns the elements as a new numpy array of float32. Bits become 0 and -inf.
 nb::object Float32Copy(const TensorView& tensor, std::size_t rank);
 
-// What numpy would call the shape; of elements, also where they are in blocks.
+// Returns the shape as numpy has it, counted in elements, also for blocks.
 nb::tuple ShapeOf(const TensorView& tensor, std::size_t rank);
 
-// An argument that is an array, or can become one: whether the cache takes it,
-// the cache says. Words are bf16, bytes f8, or blocks if `dtype` is one of
-// those. Errors: raised.
+// An argument that is an array, or can be converted to one. The cache checks
+// whether it accepts the array. Elements of 16-bit words are bf16; bytes are
+// f8, or blocks if `dtype` is a block dtype. Errors: raised as Python
+// exceptions.
 class ArrayArgument {
  public:
   ArrayArgument(nb::handle object, const char* name, DType dtype);

@@ -1,6 +1,5 @@
-/* One forward pass of two tokens through a cache of kvtwin, from C; and the
- * same written down beside it, as one would do for a cache of one's own, and
- * checked. */
+/* Runs one forward pass of two tokens through a cache of kvtwin, from C;
+ * records it, as you would do for your own cache, and checks the recording. */
 
 #include <kvtwin/kvtwin.h>
 #include <stdio.h>
