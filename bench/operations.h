@@ -23,8 +23,8 @@ class Operations {
   // Nanoseconds of a CopyPrefix of the first half of a sequence to a new one.
   double TimeCopy();
 
-  // Does these operations on both and compares the cells. Requires: both had the same
-  // calls before.
+  // Does these operations on both and compares the cells. Requires: both had
+  // the same calls before.
   void Check(const std::string& name, Operations& reference);
 
  private:

@@ -85,8 +85,7 @@ class CausalCache final : public GuardedCache {
   std::vector<Sequence*> batch_sequences_;  // Stored sequences, each once.
 
   Removal removal_;
-  // By layer, then by later cell.
-  std::vector<std::vector<float>> custom_rows_;
+  std::vector<std::vector<float>> custom_rows_;  // By layer, then later cell.
 
   // Scratch.
   Selection selection_;

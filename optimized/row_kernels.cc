@@ -187,8 +187,8 @@ void StreamBytesAhead(const std::byte* from, std::byte* to, std::size_t bytes,
 
 #if HWY_TARGET == HWY_SCALAR
 
-// Calls write(tag, row, column, vector) for the elements of a tile: those of
-// rows [row, row + lanes of the vector) in a column.
+// Calls write(tag, row, column, vector) for all elements of a tile: the vector
+// has the elements of rows [row, row + its lanes) in that column.
 template <class T, class Write>
 HWY_INLINE void TransposeTile(const T* rows, std::size_t row_stride,
                               std::size_t count, const Write& write) {
@@ -275,8 +275,8 @@ HWY_INLINE void TransposeBlocks(D d, const std::uint16_t* rows,
   write(7, v7);
 }
 
-// Calls write(tag, row, column, vector) for the elements of a tile: those of
-// rows [row, row + lanes of the vector) in a column.
+// Calls write(tag, row, column, vector) for all elements of a tile: the vector
+// has the elements of rows [row, row + its lanes) in that column.
 template <class T, class Write>
 HWY_INLINE void TransposeTile(const T* rows, std::size_t row_stride,
                               std::size_t count, const Write& write,
