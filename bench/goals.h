@@ -24,7 +24,7 @@ struct Goal {
   double value = 0;  // Nanoseconds, as is the limit.
   double limit = 0;
   double ratio = 0;  // value / limit
-  double goal = 0;   // ratio <= goal?
+  double goal = 0;   // Met if ratio <= goal.
   bool met = false;
 };
 

@@ -154,8 +154,7 @@ void CausalCache::MarkBatch() {
 void CausalCache::Evict() {
   MarkBatch();
   for (Sequence* sequence : batch_sequences_) table_->Grows(*sequence);
-  // Iterates backwards: the last grown sequence takes the place of one that is
-  // released.
+  // Backwards: the last grown sequence takes the place of one that is released.
   for (std::size_t i = table_->grown().size(); i-- > 0;) {
     Sequence& sequence = *table_->grown()[i];
     const std::int64_t low = sequence.batch == batch_number_
