@@ -133,7 +133,7 @@ class BitTree {
       std::uint64_t& word = levels_[level][i / kWordBits];
       const bool was_empty = word == 0;
       word |= std::uint64_t{1} << i % kWordBits;
-      if (!was_empty) return;  // The levels above already mark this word.
+      if (!was_empty) return;  // The levels above know of this word.
     }
   }
 

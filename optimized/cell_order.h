@@ -16,8 +16,8 @@ namespace kvtwin::optimized {
 
 class CellOrder {
  public:
-  // The order is unknown until Clear. Adding up to `most` cells does not
-  // allocate.
+  // The order is unknown until Clear or Cells. Adding up to `most` cells does
+  // not allocate.
   void Reserve(std::size_t most) { cells_.reserve(2 * most + 1); }
 
   // Makes the order empty and known.

@@ -71,9 +71,9 @@ struct Sequence {
 // Selected cells of one sequence. Callers keep and reuse it, because it has a
 // word for each word of the table.
 struct Selection {
-  std::size_t begin = 0;  // Words [begin, end) are valid, the rest is stale.
+  std::size_t begin = 0;  // Words [begin, end) are meant, the rest is stale.
   std::size_t end = 0;
-  std::size_t count = 0;  // Number of cells.
+  std::size_t count = 0;  // Of cells.
   std::vector<std::uint64_t> words;
 };
 

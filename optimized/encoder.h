@@ -66,7 +66,7 @@ class EncoderCache final : public GuardedCache {
   bool cached_ = false;
   std::int32_t position_ = 0;          // Position of what is cached.
   std::int32_t pending_position_ = 0;  // Position that the next Put will have.
-  std::int32_t position_before_ = 0;   // pending_position_ before this pass.
+  std::int32_t position_before_ = 0;   // pending_position_, one pass ago.
   std::map<int, Slot> slots_;          // Keyed by layer.
 };
 

@@ -90,7 +90,7 @@ bool Mask::AddCellsAt(const CellTable& table, std::size_t row, CellSpan cells,
       std::max({range.first, before.extremes.first, sequence.extremes.first});
   range.last =
       std::min({range.last, before.extremes.last, sequence.extremes.last});
-  // No cell in `range` was or is in the row.
+  // No cell in `range` both was and is in the sequence.
   if (range.first > range.last) return true;
   if (!table.ordered()) return false;
   const auto found = table.CellsAt(sequence, range);
@@ -233,7 +233,7 @@ void HostMask::Write(const CellTable& table, CellSpan view, DType dtype) {
     for (std::size_t i = share.Begin(pieces().size()); i < end; ++i) {
       write(pieces()[i]);
     }
-    if (stream) hwy::FlushStream();  // Once: it waits for all streams.
+    if (stream) hwy::FlushStream();  // Once: it waits for all of them.
   });
 }
 

@@ -205,7 +205,7 @@ cudaError_t LaunchTiles(DecodeJob job, unsigned blocks, cudaStream_t stream) {
       function, cudaFuncAttributeMaxDynamicSharedMemorySize,
       static_cast<int>(shared));
   if (error != cudaSuccess) return error;
-  // Prefer as many blocks as fit to a first-level cache that is not used.
+  // Lets as many blocks fit as possible: the first-level cache is not used.
   error = cudaFuncSetAttribute(
       function, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
   if (error != cudaSuccess) return error;
