@@ -70,7 +70,7 @@ RunTree::Runs RunTree::Join(Node& node, std::uint32_t child_cells) {
   for (std::size_t i = kFanOut; i-- > 0;) {
     const Runs& runs = node.children[i];
     // If the child's last cell is not in the set, this is the run that begins
-    // with the next child's first cell. Find returns the same cell for it.
+    // with the next child's first cell. Find then returns that cell.
     node.most_so_far[i] = std::max(runs.most, runs.last + on);
     on = runs.first == child_cells ? child_cells + on : runs.first;
   }

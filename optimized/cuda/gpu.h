@@ -80,7 +80,7 @@ class Gpu {
   Staged Stage(std::size_t bytes);
   void Send(const Staged& staged);
   // Stages and sends several parts, and returns their addresses on the device.
-  // They are valid for as long.
+  // They are valid as long as memory from Stage.
   template <std::size_t count>
   std::array<const std::byte*, count> Upload(
       const std::array<std::span<const std::byte>, count>& parts) {
