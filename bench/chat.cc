@@ -45,8 +45,8 @@ CacheSetup Chat::Setup(DType mask_dtype, int context) {
   return setup;
 }
 
-// Answers are unlike anything that is asked: the file does not say what they
-// are.
+// An answer is not a prefix of any prompt: the file does not record the tokens
+// of answers.
 int Chat::CommonPrefix(const Slot& slot, const Request& request) {
   if (slot.request == nullptr) return 0;
   const std::vector<int>& a = slot.request->blocks;
@@ -58,8 +58,9 @@ int Chat::CommonPrefix(const Slot& slot, const Request& request) {
                    slot.request->input_length, request.input_length});
 }
 
-// The slot that has the longest prefix if it is free and has nothing else, or
-// else the free one that was not used for the longest time, with that prefix.
+// Chooses the slot with the longest prefix if it is free and holds nothing
+// else; otherwise the free slot that was not used for the longest time, which
+// gets a copy of that prefix.
 int Chat::ChooseSlot(Cache& cache, const Request& request, int& prefix) {
   int best = 0;
   int oldest = -1;
@@ -89,7 +90,7 @@ int Chat::ChooseSlot(Cache& cache, const Request& request, int& prefix) {
   return oldest;
 }
 
-// False if no slot is free, or nobody waits.
+// Returns false if no slot is free, or no request waits.
 bool Chat::Admit(Cache& cache) {
   if (next_request_ == requests_->size() ||
       std::ranges::all_of(slots_, &Slot::busy)) {
@@ -99,7 +100,8 @@ bool Chat::Admit(Cache& cache) {
   int prefix = 0;
   const int index = ChooseSlot(cache, request, prefix);
   Slot& slot = slots_[static_cast<std::size_t>(index)];
-  prefix = std::min(prefix, request.input_length - 1);  // One is evaluated.
+  // At least one token is evaluated.
+  prefix = std::min(prefix, request.input_length - 1);
   bool resumes = true;
   Status status;
   cache_time_ += Time([&] {
@@ -117,7 +119,7 @@ bool Chat::Admit(Cache& cache) {
   return true;
 }
 
-// What the slot has to compute next, as far as there is room for it.
+// Adds the tokens that the slot computes next, as far as they fit.
 void Chat::AddFrom(int index) {
   const Slot& slot = slots_[static_cast<std::size_t>(index)];
   const int room = kBatch - static_cast<int>(batch_.positions.size());
@@ -131,7 +133,7 @@ bool Chat::Step(Cache& cache) {
   while (Admit(cache)) {
   }
   batch_ = Tokens();
-  int starved = -1;  // The first slot that got nothing goes first next time.
+  int starved = -1;  // The first slot that got nothing comes first next time.
   for (int i = 0; i < kSlots; ++i) {
     const int index = (next_slot_ + i) % kSlots;
     const std::size_t before = batch_.positions.size();
@@ -152,8 +154,8 @@ bool Chat::Step(Cache& cache) {
   return true;
 }
 
-// The last token of an answer is put as well: when it turns out to be the last,
-// the next pass has begun. The record does not have it.
+// The last token of an answer is put as well: it turns out to be the last only
+// when the next pass has begun. The slot's length does not count it.
 void Chat::Advance(Cache& cache) {
   const std::span<const int> cells = cache.BatchCells();
   for (std::size_t i = 0; i < batch_.sequences.size(); ++i) {
@@ -177,7 +179,7 @@ void Chat::CheckMask(const std::string& name, Cache& cache) const {
   }
 }
 
-// It sees its slot's cells up to its own position, and no others.
+// The row sees its slot's cells up to its own position, and no others.
 void Chat::CheckRow(const std::string& name, const KvView& view,
                     std::size_t row, const Slot& slot,
                     std::int32_t position) const {

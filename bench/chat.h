@@ -1,8 +1,8 @@
-// A server that chats, without a model: which
-// calls its cache gets. Several slots, each a sequence; a request takes over
-// the longest prefix that any slot has (the policy for several users); batches
-// go round the slots until they are full. There is always somebody waiting: a
-// slot that becomes free gets the next request.
+// Replays the calls that a chat server makes to its cache, without a model.
+// There are several slots, each a sequence. A request takes over the longest
+// prefix that any slot has (the policy for several users); batches are filled
+// from the slots in turn. Requests are always waiting: a slot that becomes free
+// gets the next request.
 
 #ifndef KVTWIN_BENCH_CHAT_H_
 #define KVTWIN_BENCH_CHAT_H_
@@ -21,8 +21,9 @@ struct Request {
   std::vector<int> blocks;  // Equal numbers are equal blocks of 512 tokens.
 };
 
-// One request a line, as in mooncake_conversation.jsonl; those that need at
-// most `context` tokens with their answer. None if there is no such file.
+// Reads one request per line, as in mooncake_conversation.jsonl; keeps those
+// that need at most `context` tokens with their answer. Returns none if there
+// is no such file.
 std::vector<Request> ReadRequests(const std::string& path, int context);
 
 class Chat {
@@ -30,22 +31,23 @@ class Chat {
   static constexpr int kSlots = 16;
   static constexpr int kBatch = 512;
 
-  // `requests` must outlive this.
+  // `requests` must outlive this object.
   explicit Chat(const std::vector<Request>& requests);
 
-  // Of a cache for it. Requires: no request and its answer need more than
-  // `context` tokens; the hour's longest has 126,527.
+  // The setup of a cache for this client. Requires: no request with its answer
+  // needs more than `context` tokens; the longest of the recorded hour has
+  // 126,527.
   static CacheSetup Setup(DType mask_dtype, int context);
 
-  // Gives free slots the next requests and makes one pass. False if nothing is
-  // left to do.
+  // Gives free slots the next requests and makes one pass. Returns false if
+  // nothing is left to do.
   bool Step(Cache& cache);
 
-  // Fails if a row of the last pass's mask is not what this client knows of the
-  // cells that it was given. Looks at the first and last row of the batch.
+  // Fails if a row of the last pass's mask contradicts what this client knows
+  // of its cells. Checks the first and last row of the batch.
   void CheckMask(const std::string& name, Cache& cache) const;
 
-  // So far.
+  // Totals so far.
   double cache_time() const { return cache_time_; }  // Nanoseconds in calls.
   std::int64_t passes() const { return passes_; }
   std::int64_t tokens() const { return tokens_; }
@@ -55,11 +57,11 @@ class Chat {
  private:
   struct Slot {
     const Request* request = nullptr;  // Whose tokens it holds, if any.
-    int length = 0;                    // So many: the record.
-    int to_come = 0;                   // Of the prompt.
-    int to_say = 0;                    // Tokens of the answer.
+    int length = 0;                    // Tokens that it is known to hold.
+    int to_come = 0;                   // Tokens of the prompt still to compute.
+    int to_say = 0;                    // Tokens of the answer still to compute.
     std::int64_t last_used = 0;
-    std::vector<int> cells;  // By position.
+    std::vector<int> cells;  // Indexed by position.
     bool busy() const { return to_come > 0 || to_say > 0; }
   };
 

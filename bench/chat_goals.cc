@@ -1,6 +1,7 @@
-// An hour of a real chat service through one cache of 16 slots of 128k tokens:
-// placement, views and masks, no rows. The service had many machines; here it
-// is one request after the other through one server, as fast as it goes.
+// Replays an hour of a real chat service through one cache of 16 slots of 128k
+// tokens: placement, views and masks, without rows. The service had many
+// machines; here one server handles one request after the other, as fast as it
+// can.
 
 #include <fmt/format.h>
 
@@ -16,10 +17,10 @@ namespace {
 
 constexpr double kHour = 3600e9;
 
-// Numbers would be ten and more times as many bytes.
+// Masks of numbers would take at least ten times as many bytes.
 constexpr DType kMask = DType::kBits;
 
-// Of a slot.
+// Tokens of a slot.
 int Context(const Goals& goals) { return (goals.quick() ? 4 : 128) * 1024; }
 
 std::unique_ptr<Cache> MakeChatCache(int context, std::string_view twin) {
@@ -28,11 +29,11 @@ std::unique_ptr<Cache> MakeChatCache(int context, std::string_view twin) {
   return cache;
 }
 
-// The whole of it, or in a quick run the start.
+// Plays all requests, or the first passes in a quick run.
 void PlayAll(Goals& goals, const std::vector<Request>& requests,
              const std::string& name) {
   constexpr std::int64_t kChecked = 997;
-  constexpr std::int64_t kTold = 50000;  // It takes minutes.
+  constexpr std::int64_t kTold = 50000;  // Reports progress: it takes minutes.
   const auto cache = MakeChatCache(Context(goals), "optimized");
   Chat chat(requests);
   while (chat.Step(*cache)) {
@@ -54,7 +55,7 @@ void PlayAll(Goals& goals, const std::vector<Request>& requests,
   goals.Add(name, 1, chat.cache_time(), kHour);
 }
 
-// Some passes from the middle of it, by both twins.
+// Some passes from the middle of the hour, by both twins.
 class Stretch {
  public:
   Stretch(const std::vector<Request>& requests, int context, std::int64_t from,
@@ -69,7 +70,7 @@ class Stretch {
     }
   }
 
-  // Nanoseconds that the optimized twin takes.
+  // Nanoseconds of the optimized twin.
   double Time() {
     Cache& cache = Begin(0);
     Chat chat = start_;
@@ -90,7 +91,7 @@ class Stretch {
     }
     reference_time_ = other.cache_time() - start_.cache_time();
   }
-  // Of the reference twin, by Check, which takes long enough.
+  // The time of the reference twin in Check, which is slow enough as it is.
   double reference_time() const { return reference_time_; }
 
  private:
@@ -125,8 +126,8 @@ void ChatGoals(Goals& goals) {
                goals.options().workload);
     return;
   }
-  // Threads are for one mask at a time, and wait for each other after each: on
-  // a busy machine that is most of the hour.
+  // Threads share the work of one mask at a time and wait for each other after
+  // each mask: on a busy machine that takes most of the time.
   UseThreads(1);
   if (goals.Wanted(stretch)) {
     Stretch both(requests, Context(goals), goals.quick() ? 200 : 20000, passes);

@@ -4,11 +4,11 @@
         [--kv-heads 8] [--head-dim 128] [--group 4] [--seconds 1]
 
 Every library that can be imported decodes one token of each sequence over the
-same f16 K and V: torch's scaled_dot_product_attention, and where there are
-such, flash_attn (flash_attn_with_kvcache) and flashinfer (its paged decode).
-One line for each: bytes of K and V by the time of the median call. First the
-device's own read bandwidth, of a sum over as many bytes. Ours is the row
-"decode attention" of the CUDA suite of bench/.
+same f16 K and V: torch's scaled_dot_product_attention and, if installed,
+flash_attn (flash_attn_with_kvcache) and flashinfer (its paged decode). Prints a
+line for each: the bytes of K and V by the time of the median call. The first
+line is the device's read bandwidth, measured by a reduction of K. Ours are the
+rows "decode over ..." of the CUDA suite of bench/.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def parse():
 
 
 def median_seconds(torch, call, seconds):
-    """The median of as many calls as take so long, at least 5."""
+    """The median of calls that take `seconds` in all, at least 5 calls."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -51,7 +51,7 @@ def median_seconds(torch, call, seconds):
 
 
 def sdpa(torch, args, query, key, value):
-    """[batch, heads, 1, head_dim]; K and V as [batch, heads, tokens, ...]."""
+    """Uses [batch, heads, 1, head_dim], K and V [batch, heads, tokens, ...]."""
     heads_first = [rows.transpose(1, 2) for rows in (query, key, value)]
 
     def call():
@@ -130,9 +130,9 @@ def main():
         rate = read / seconds
         print(f"{name:12} {seconds * 1e3:9.3f} ms  {rate / 1e12:6.3f} TB/s")
 
-    # The longest rows there are, so that next to nothing is written.
+    # Rows are as long as possible, so that almost nothing is written.
     report("read", lambda: key.view(1024, -1).amax(dim=1), size // 2)
-    # What is known of the first sequence, to hold the libraries against.
+    # The expected result of the first sequence, to check the libraries.
     one = [rows[:1].float().transpose(1, 2) for rows in (query, key, value)]
     wide = [rows.repeat_interleave(args.group, dim=1) for rows in one[1:]]
     weights = torch.softmax(
@@ -153,7 +153,8 @@ def main():
             report(name, call, size)
         except ImportError as error:
             print(f"{name:12} is not there: {error}")
-        except Exception as error:  # A library's own; the others still run.
+        # An error of one library; the others still run.
+        except Exception as error:
             print(f"{name:12} failed: {type(error).__name__}: {error}")
 
 

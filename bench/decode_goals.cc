@@ -1,4 +1,4 @@
-// The goals of decode: the steps are those of decoder.h.
+// The goals of decode, with the steps of decoder.h.
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 namespace kvtwin::bench {
 namespace {
 
-// The time of one case by that of another one, or by a limit.
+// Judges the time of one case by that of another one, or by a limit.
 class Pair {
  public:
   Pair(Goals& goals, const std::string& name, double goal)

@@ -68,7 +68,7 @@ void Decoder::Check(const std::string& name) {
   }
 }
 
-// Takes back the steps. What was evicted stays so: there the tokens go on.
+// Takes back the steps. Evicted tokens do not return: decoding then continues.
 void Decoder::Rewind() {
   if (what_.evicts) return;
   const std::int32_t first = stored_ / what_.sequences;

@@ -1,6 +1,6 @@
-// Decode: every sequence gets one token more, in a cache that is 15/16 full. A
-// view that grows to the next multiple of the padding gets a new mask; what is
-// measured are the steps until then.
+// Decode: every sequence gets one more token, in a cache that is 15/16 full.
+// When the view grows to the next multiple of the padding, the whole mask is
+// rebuilt; measured are the steps before that.
 
 #ifndef KVTWIN_BENCH_DECODER_H_
 #define KVTWIN_BENCH_DECODER_H_
@@ -27,16 +27,16 @@ class Decoder {
   explicit Decoder(const DecodeCase& what, std::string_view twin = "optimized");
 
   // Nanoseconds of a step: all of StartForward, the mask included, and Get. The
-  // mean of `rounds` times all the steps until the view grows, or the first
-  // `most` of them.
+  // mean over `rounds` rounds of all the steps until the view grows, or of the
+  // first `most` steps.
   double Time(int rounds = 8, int most = 255);
 
-  // Every step of a small cache; of a large one the first few, and the last
-  // one, whose mask holds what all before it wrote.
+  // Checks every step of a small cache; of a large one, the first few steps and
+  // the last one, whose mask holds what all earlier steps wrote.
   void Check(const std::string& name);
 
  private:
-  // Those that are measured at most: not the one that starts them.
+  // The most steps that are measured; excludes the step that starts a round.
   int steps() const;
   void Step();
   void Rewind();

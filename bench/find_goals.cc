@@ -1,6 +1,6 @@
-// 512 free cells in the worst places, by the cell table itself, which no call
-// of the interface asks alone. The limit is what programs without an index do:
-// look at one cell after the other.
+// Finds 512 free cells in the worst places, in the cell table itself, because
+// no call of the interface does only that. The limit is the way of programs
+// without an index: to look at one cell after the other.
 
 #include <fmt/format.h>
 
@@ -21,8 +21,8 @@ constexpr std::size_t kWanted = 512;
 
 enum class Layout {
   kScattered,  // Every other cell of the last quarter is free.
-  kHoles,      // Every other cell is free, and then 512.
-  kShortRuns,  // Runs of 511 are free, and then 512.
+  kHoles,      // Every other cell is free, and the last 512.
+  kShortRuns,  // Runs of 511 are free, and the last 512.
 };
 
 bool IsFree(Layout layout, std::size_t cell, std::size_t cells) {
@@ -35,7 +35,7 @@ bool IsFree(Layout layout, std::size_t cell, std::size_t cells) {
                                    : cell % kWanted != kWanted - 1);
 }
 
-// A table, and the same as a flat array.
+// A cell table, and its equivalent as a flat array.
 class Finder {
  public:
   Finder(Layout layout, std::size_t cells)
@@ -65,7 +65,7 @@ class Finder {
     constexpr int kTimes = 200;
     return Time([&] {
              for (int i = 0; i < kTimes; ++i) {
-               if (contiguous_) {  // Kept in a register: nothing waits for it.
+               if (contiguous_) {  // In a register: nothing waits for it.
                  KeepAlive(table_.FindRun(kWanted));
                } else {
                  FindScattered();

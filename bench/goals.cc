@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kTries = 6;
 
-constexpr double kMuch = 2;  // Noise does not make a row miss by that much.
+constexpr double kMuch = 2;  // Noise does not make a row miss by this factor.
 
 void PrintHead(std::string_view about) {
   fmt::print(
@@ -76,7 +76,7 @@ void Spin(double seconds, const Timing& run) {
   }
 }
 
-// One row a line.
+// Writes one row per line.
 std::string Json(const std::vector<Goal>& rows) {
   std::string text;
   const char* separator = "[";

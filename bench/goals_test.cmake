@@ -1,7 +1,8 @@
 # cmake -DBENCH=PROGRAM -P goals_test.cmake
 #
-# The goals in small: each thing that is timed is right, and what is printed is
-# a list of objects of the six members that docs/performance.md tells of.
+# Checks the goals with small sizes: each measured operation is right, and the
+# output is a list of objects with the six members that docs/performance.md
+# describes.
 
 cmake_policy(VERSION 3.22)
 execute_process(COMMAND ${BENCH} --goals --quick --json

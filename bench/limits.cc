@@ -33,8 +33,7 @@ void StreamPiece(const std::byte* from, std::byte* to, std::size_t bytes) {
   std::memcpy(to + whole, from + whole, bytes - whole);
 }
 
-// The upper half of each f32, which is what a conversion would write if it had
-// nothing to do.
+// Writes the upper half of each f32: a conversion that computes nothing.
 template <bool stream>
 void HalvePiece(const std::byte* from, std::byte* to, std::size_t bytes) {
   const auto* in = reinterpret_cast<const std::uint32_t*>(from);
@@ -75,7 +74,7 @@ void ModifyPiece(std::byte* bytes, std::size_t count) {
   }
 }
 
-// Four streams: one alone does not reach what the memory has.
+// Reads four streams: one alone does not reach the memory's bandwidth.
 std::uint32_t ReadPiece(const std::byte* bytes, std::size_t count) {
   const hn::ScalableTag<std::uint32_t> d;
   const std::size_t lanes = hn::Lanes(d);
@@ -216,8 +215,8 @@ constexpr std::size_t kLineWords = 64 / sizeof(std::uint32_t);
 LineChase::LineChase(std::size_t bytes) : buffer_(WrittenBuffer(bytes)) {
   const std::size_t lines = bytes / 64;
   auto* words = buffer_.as<std::uint32_t>();
-  // A generator of full period visits every line once, and no prefetcher sees
-  // through it.
+  // A generator of full period visits every line once, and prefetchers cannot
+  // predict it.
   for (std::size_t i = 0; i < lines; ++i) {
     words[i * kLineWords] =
         static_cast<std::uint32_t>((i * 1664525 + 1013904223) & (lines - 1));

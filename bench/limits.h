@@ -1,6 +1,6 @@
-// What the machine takes for as many bytes: the limits that the optimized twin
-// is measured against. Memory is what the cache's is, so that both have pages
-// of the same size, and all of it was written to before.
+// The machine's time for a number of bytes: the limits that the optimized twin
+// is measured against. Buffers are allocated like those of the cache, so that
+// both have pages of the same size, and all of them were written to before.
 
 #ifndef KVTWIN_BENCH_LIMITS_H_
 #define KVTWIN_BENCH_LIMITS_H_
@@ -17,11 +17,11 @@ namespace kvtwin::bench {
 
 using Buffer = optimized::AlignedBuffer;
 
-// A buffer whose pages are all there.
+// A buffer whose pages all exist.
 Buffer WrittenBuffer(std::size_t bytes);
 
-// Pieces of memory, each of which was written long ago when its turn comes: it
-// is in no cache if all of them together are larger than those.
+// Pieces of memory that are used in turn, so that each was written long before:
+// it is in no CPU cache if all pieces together are larger than the caches.
 class ColdMemory {
  public:
   ColdMemory(std::size_t piece_bytes, std::size_t pieces)
@@ -47,39 +47,39 @@ double Time(const Run& run) {
   return std::chrono::duration<double, std::nano>(end - start).count();
 }
 
-// So that the compiler believes that somebody reads it.
+// Makes the compiler assume that the value is read.
 template <class T>
 void KeepAlive(const T& value) {
   asm volatile("" : : "r,m"(value) : "memory");
 }
 
-// From now on, of OpenMP: the optimized twin's, and the limits'.
+// Sets the number of OpenMP threads of the optimized twin and of the limits.
 void UseThreads(int threads);
 
-// Does a thing once; the nanoseconds that it took.
+// Does one run; returns its nanoseconds.
 using Timing = std::function<double()>;
 
-// Each of these on as many threads as are to be used, and on one: on a busy
-// machine threads wait for each other, which is no limit.
+// Each run on the current number of threads, and on one thread: on a busy
+// machine threads wait for each other, so that several may be slower than one.
 std::vector<Timing> OnAnyThreads(const std::vector<Timing>& runs);
 
-// Nanoseconds of each of these, on as many threads.
+// Nanoseconds of each operation, on the current number of threads.
 double SetBytes(std::byte* to, int value, std::size_t bytes);
 double CopyBytes(const std::byte* from, std::byte* to, std::size_t bytes);
-// The same past the caches. Requires: `to` on a cache-line boundary.
+// Copies past the caches. Requires: `to` on a cache-line boundary.
 double StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes);
-// Reads f32 and writes half as many bytes, without computing anything, into the
-// caches or past them. Requires: a whole number of cache lines to write, on a
-// boundary.
+// Reads f32 and writes half as many bytes, without computing anything, through
+// the caches or past them. Requires: the written bytes are whole cache lines,
+// on a boundary.
 double HalveBytes(const std::byte* from, std::byte* to, std::size_t from_bytes,
                   bool stream);
-// Reads, changes and writes all of them where they are.
+// Reads, changes and writes all bytes in place.
 double ModifyBytes(std::byte* bytes, std::size_t count);
-// Reads all of them, on one thread.
+// Reads all bytes, on one thread.
 double ReadBytes(const std::byte* bytes, std::size_t count);
 
-// Writes to cache lines that are in no cache, each of which says where the next
-// one is.
+// Writes to cache lines that are in no CPU cache. Each line holds the number of
+// the next one.
 class LineChase {
  public:
   // Requires: a power of two.

@@ -68,7 +68,7 @@ int Main(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return Main(argc, argv);
-  } catch (const std::exception& error) {  // Such as no memory for a limit.
+  } catch (const std::exception& error) {  // E.g. no memory for a limit.
     std::fprintf(stderr, "kvtwin-bench: %s\n", error.what());
     return 1;
   }

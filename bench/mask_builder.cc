@@ -15,7 +15,7 @@ MaskBuilder::MaskBuilder(const MaskCase& what, std::string_view twin)
   cache_ = Make(setup_, twin);
   Prepare(*cache_);
   tokens_ = NextTokens(stored(), what.batch, what.sequences);
-  // Of another shape than the batch, also if that is one token.
+  // The other batch has another shape, also if the batch is one token.
   other_.Add(stored() / what.sequences, what.batch == 1 ? kOther : 0);
 }
 

@@ -1,5 +1,5 @@
-// The mask of a batch that fills its cache. No part of it is there from the
-// pass before: that was of another shape.
+// Builds the mask of a batch that fills its cache. Nothing of the previous
+// pass's mask can be reused: its batch had another shape.
 
 #ifndef KVTWIN_BENCH_MASK_BUILDER_H_
 #define KVTWIN_BENCH_MASK_BUILDER_H_
@@ -24,7 +24,7 @@ class MaskBuilder {
   explicit MaskBuilder(const MaskCase& what,
                        std::string_view twin = "optimized");
 
-  // Nanoseconds of the StartForward that builds it.
+  // Nanoseconds of the StartForward that builds the mask.
   double Time();
 
   void Check(const std::string& name);

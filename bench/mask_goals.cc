@@ -1,6 +1,6 @@
 // The goals of masks: 512 tokens that fill a cache of 32k cells, beside memset
-// of as many bytes; masks of bits beside those of f32, or beside memset of as
-// many bytes as those have, where that is slower.
+// of as many bytes. Masks of bits are measured beside f32 masks, or beside
+// memset of as many bytes as those have, whichever is slower.
 
 #include <fmt/format.h>
 
@@ -17,8 +17,8 @@ namespace {
 
 constexpr int kBatch = 512;
 
-// So many masks do not fit into the caches: their memory is as cold as that of
-// a mask that is written past them.
+// This many masks do not fit into the caches: their memory is as cold as that
+// of a mask that is written past the caches.
 constexpr std::size_t kMemories = 4;
 
 std::string SequencesName(int sequences) {
@@ -70,8 +70,8 @@ void JudgeBits(Goals& goals, DType bits, int cells, int sequences) {
     goals.Judge(
         name, 1 / 15.0,
         [&] {
-          // Once before it is timed: in turns, it would find the caches full
-          // of the limit, which is far larger than they are.
+          // One untimed build first: since the limit runs in between, the
+          // caches are full of its data, which is far larger than they are.
           builder.Time();
           return builder.Time();
         },

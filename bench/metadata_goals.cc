@@ -1,10 +1,10 @@
 // The goals of operations on sequences, beside the reference twin and a read of
 // one position for every cell.
 //
-// No goal is 1/200 of the reference twin's time: where an operation has to read
-// or write a word for every 64 cells and the positions of half of them, the
-// reference is only some fifty times slower than the memory itself; see
-// docs/performance.md.
+// Only copying half of a single sequence has the goal of 1/200 of the reference
+// twin's time, the others 1/50: where an operation has to read or write a word
+// for every 64 cells and the positions of half of them, the reference is only
+// some fifty times slower than the memory itself; see docs/performance.md.
 
 #include <fmt/format.h>
 
@@ -37,8 +37,8 @@ void JudgeOperations(Goals& goals, int cells, int sequences) {
   Operations fast(cells, sequences);
   Operations slow(cells, sequences, "reference");
   fast.Check(remove[0], slow);
-  // Once before it is timed: in turns, each finds the caches full of what the
-  // other one read.
+  // One untimed run first: since both run in turns, each finds the caches full
+  // of the other's data.
   const auto remove_from = [](Operations& cache) {
     return [&] {
       cache.TimeRemove();
@@ -51,7 +51,7 @@ void JudgeOperations(Goals& goals, int cells, int sequences) {
       return cache.TimeCopy();
     };
   };
-  // Of the 1/200, as above.
+  // 1/200 where the memory allows it; see above.
   const double of_copy = sequences == 1 ? 1 / 200.0 : 1 / 50.0;
   goals.Judge(remove[1], 6, remove_from(fast), {read}, 25);
   goals.Judge(copy[1], 6, copy_in(fast), {read}, 25);
@@ -70,7 +70,7 @@ void JudgeResume(Goals& goals) {
   Resumer below(small);
   above.Check(name);
   below.Check(name);
-  // The same instructions; the half is for the noise of a few nanoseconds.
+  // Both run the same instructions; the half allows for noise of nanoseconds.
   goals.Judge(name, 1.5, [&] { return above.Time(); },
               {[&] { return below.Time(); }});
 }

@@ -12,7 +12,7 @@ constexpr int kHeads = 8;
 constexpr int kHeadDim = 128;
 constexpr std::size_t kRow = std::size_t{kHeads} * kHeadDim;
 
-// A reserving pass has views of all cells.
+// A view of all cells, from a reserving pass.
 KvView ViewAll(Cache& cache, int layer) {
   Tokens any;
   any.Add(0, 0);
@@ -94,7 +94,7 @@ void Defragger::Fill(bool with_rows) {
       std::ranges::count_if(kept, [&](int cell) { return cell >= kept_; }));
 }
 
-// What is in a token's row: of K or V in one of the layers.
+// An element of a token's row; `which` numbers the K and V rows of all layers.
 float Defragger::Element(std::int32_t position, int sequence, int which,
                          std::size_t i) {
   const std::int64_t token = std::int64_t{sequence} * kBatch + position;
@@ -163,7 +163,7 @@ void Shifter::Check(const std::string& name) {
   Must(reference->Restore(Must(cache_->Snapshot())));
   Must(reference->Remove(0, 0, 1));
   Time();
-  // What is in free cells, which come first, does not matter.
+  // The contents of free cells, which come first, do not matter.
   const auto used = [&](Cache& cache) {
     TensorView rows = ViewAll(cache, 0).key;
     rows.data = rows.at(0, 0, rows.shape[2] - rows_);

@@ -1,4 +1,4 @@
-// Rows of 8 heads of 128 that move to other cells, or to other positions.
+// Moves rows of 8 heads of 128 to other cells, or to other positions.
 
 #ifndef KVTWIN_BENCH_MOVER_H_
 #define KVTWIN_BENCH_MOVER_H_
@@ -13,22 +13,22 @@
 
 namespace kvtwin::bench {
 
-// Defrag of a cache of 4 layers of f32 rows, half of which are holes: batches
-// of two sequences each, one of which was removed.
+// Defrags a cache of 4 layers of f32 rows, half of which are holes: each batch
+// has two sequences, one of which was removed.
 class Defragger {
  public:
-  // Holes at random cells, or in runs of 64.
+  // The holes are random cells, or runs of 64.
   Defragger(int cells, bool runs, std::string_view twin = "optimized");
 
-  // Nanoseconds of a StartForward for which nowhere are enough cells free in a
-  // row.
+  // Nanoseconds of a StartForward that finds no run of free cells that is long
+  // enough.
   double Time();
-  // Of copying as many bytes as the last defrag had to move.
+  // Nanoseconds of copying as many bytes as the last defrag had to move.
   double TimeCopy();
 
-  // That every token has its rows after the first defrag, and there are no
-  // holes. Requires: no Time before this one's, for later defrags move whatever
-  // rows there are.
+  // Checks that every token has its rows after the first defrag, and that no
+  // holes are left. Requires: Time was not called before, because later defrags
+  // move rows that were never filled in.
   void Check(const std::string& name);
 
  private:
@@ -56,15 +56,15 @@ class Defragger {
   Buffer to_;
 };
 
-// A sequence of K rows, V being of one element. Its first token goes, and all
-// others move down by one; that can be done some hundred times.
+// A sequence of K rows; V has one element per head. Its first token is removed,
+// and all others move down by one; that can be done some hundred times.
 class Shifter {
  public:
   Shifter(DType dtype, int rows, std::string_view twin = "optimized");
 
   // Nanoseconds of the Remove.
   double Time();
-  // Of reading, changing and writing as many bytes in place.
+  // Nanoseconds of reading, changing and writing as many bytes in place.
   double TimeModify();
 
   void Check(const std::string& name);

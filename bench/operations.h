@@ -1,5 +1,5 @@
-// Operations on sequences in a cache without rows: what they do to cells and
-// positions.
+// Operations on sequences in a cache without rows: only cells and positions
+// change.
 
 #ifndef KVTWIN_BENCH_OPERATIONS_H_
 #define KVTWIN_BENCH_OPERATIONS_H_
@@ -17,17 +17,18 @@ class Operations {
  public:
   Operations(int cells, int sequences, std::string_view twin = "optimized");
 
-  // Nanoseconds of each. Some tokens of the middle go and the later ones move
-  // down, which can be done some hundred times.
+  // Nanoseconds of a Remove: two tokens in the middle leave, and the later ones
+  // move down. That can be done some hundred times.
   double TimeRemove();
-  // The first half of a sequence becomes another one.
+  // Nanoseconds of a CopyPrefix of the first half of a sequence to a new one.
   double TimeCopy();
 
-  // Does all of these here and there. Requires: `reference` is as new as this.
+  // Does these operations on both and compares the cells. Requires: both had
+  // the same calls before.
   void Check(const std::string& name, Operations& reference);
 
  private:
-  std::int32_t half_;  // Of the tokens of a sequence.
+  std::int32_t half_;  // Half of the tokens of a sequence.
   std::unique_ptr<Cache> cache_;
 };
 
@@ -40,7 +41,7 @@ class Resumer {
   // Nanoseconds of CanResume.
   double Time(int rounds = 20000);
 
-  // At both ends of what can be resumed, and beyond.
+  // Checks both ends of the positions that can be resumed, and beyond.
   void Check(const std::string& name);
 
  private:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # plot.sh GOALS.json DECODE.csv PICTURE.png
 #
-# Left, how far each goal is from being missed; right, what a decode step takes
+# Left: how far each goal is from being missed. Right: the time of a decode step
 # over the number of cells.
 set -euo pipefail
 goals=$1 decode=$2 picture=$3
@@ -14,7 +14,7 @@ awk -F '"' '$2 == "name" {
   printf "\"%s\"\t%s\n", $4, $11 / $13
 }' "$goals" | tac >"$data/goals"
 
-# Cells and nanoseconds; of the targets, the first one is what is used.
+# Cells and nanoseconds; of several targets, only the first one, the best.
 for twin in optimized reference; do
   awk -F '[",/:]+' -v twin="$twin" '
     $2 == "Decode" && $3 == twin && !seen[$5]++ {

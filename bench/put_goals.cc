@@ -1,5 +1,5 @@
-// The goals of Put: into a cache of 32k cells, beside copies of as many bytes
-// from the same source to memory as cold.
+// The goals of Put into a cache of 32k cells, beside copies of as many bytes
+// from the same source to memory that is as cold.
 
 #include <fmt/format.h>
 
@@ -76,8 +76,9 @@ void JudgeOnePermuted(Goals& goals, DType dtype, int cells) {
       {[&] { return putter.TimeTouch(VLayout::kPermuted); }}, 151);
 }
 
-// Of f32, a tile is twice as large, and where processors fetch lines in pairs
-// all of it is fetched: then a sixth of what permuted V takes is all there is.
+// f32 is not compared with permuted V. A column of an f32 tile is two cache
+// lines, and processors that fetch lines in pairs fetch both, although one is
+// written: then tiled V takes at least a sixth of the time of permuted V.
 void JudgeOneTiled(Goals& goals, DType dtype, int cells) {
   for (const VLayout touched : {VLayout::kTiled, VLayout::kPermuted}) {
     const bool own = touched == VLayout::kTiled;

@@ -17,7 +17,7 @@ Putter::Putter(const PutCase& what, int cells, std::string_view twin)
       key_(SomeRows(what.source, {kHeadDim, kHeads, what.batch, 1}, 1)),
       value_(SomeRows(what.source, {kHeadDim, kHeads, what.batch, 1}, 2)),
       cache_(Make(Setup(cells), twin)) {
-  for (int i = 0; i < cells / what.batch; ++i) Time();  // Makes the pages.
+  for (int i = 0; i < cells / what.batch; ++i) Time();  // Touches all pages.
 }
 
 double Putter::Time() {
@@ -95,7 +95,7 @@ OnePutter::OnePutter(DType dtype, VLayout v_layout, int cells,
       touched_value_(WrittenBuffer(static_cast<std::size_t>(cells) *
                                    value_.bytes.size())) {
   Must(cache_->Restore(State()));
-  for (int i = 0; i < cells / kStep; ++i) Time();  // Makes the pages.
+  for (int i = 0; i < cells / kStep; ++i) Time();  // Touches all pages.
 }
 
 namespace {

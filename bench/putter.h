@@ -1,6 +1,5 @@
-// Rows of 8 heads of 128 that are put into one layer. What is put was just
-// computed, so that it is in a cache of the processor; where it goes to was
-// written long ago.
+// Puts rows of 8 heads of 128 into one layer. The source was just computed, so
+// it is in a CPU cache; the destination was written long ago.
 
 #ifndef KVTWIN_BENCH_PUTTER_H_
 #define KVTWIN_BENCH_PUTTER_H_
@@ -21,8 +20,8 @@ struct PutCase {
   VLayout v_layout = VLayout::kPlain;
 };
 
-// Batches are of one sequence after the other, so that views, and masks, which
-// nobody times, are small.
+// Each batch goes to the next sequence, so that views and masks, which are not
+// timed, stay small.
 class Putter {
  public:
   Putter(const PutCase& what, int cells, std::string_view twin = "optimized");
@@ -30,10 +29,10 @@ class Putter {
   // Nanoseconds of a Put to the next cells.
   double Time();
 
-  // Two batches, so that one is not where the layer begins.
+  // Checks two batches, so that one is not at the start of the layer.
   void Check(const std::string& name);
 
-  // What is put.
+  // The rows that are put.
   const DenseTensor& key() const { return key_; }
   const DenseTensor& value() const { return value_; }
 
@@ -49,15 +48,15 @@ class Putter {
   DenseTensor key_;
   DenseTensor value_;
   std::unique_ptr<Cache> cache_;
-  int batches_ = 0;  // That are stored.
+  int batches_ = 0;  // Batches that are stored.
 };
 
-// As many bytes to memory that was written long ago, as often as Putter.
+// Copies as many bytes to memory that was written long ago, as Putter does.
 class CopyLimit {
  public:
   CopyLimit(const PutCase& what, int cells);
 
-  // Nanoseconds, through the caches, or past them.
+  // Nanoseconds of a copy through the caches, or past them.
   double Time(const Putter& from, bool stream);
 
  private:
@@ -69,17 +68,17 @@ class CopyLimit {
   ColdMemory value_;
 };
 
-// One token into V that is permuted or tiled: its elements go to a cache line
-// each. Only one cell of 64 is free, so that no line was written shortly
-// before. Of K there is a line.
+// Puts one token, with V permuted or tiled: each of its elements goes to
+// another cache line. Only one cell in 64 is free, so that no line was written
+// recently. The K row takes few lines: it has one element per head.
 class OnePutter {
  public:
   OnePutter(DType dtype, VLayout v_layout, int cells,
             std::string_view twin = "optimized");
 
   double Time();
-  // Stores the same elements in the same order to the same places of memory of
-  // its own, if V were of this layout.
+  // Nanoseconds of storing the same elements in the same order to separate
+  // memory, at the places that they would have in this layout.
   double TimeTouch(VLayout v_layout);
 
   void Check(const std::string& name);

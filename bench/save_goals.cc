@@ -1,5 +1,5 @@
-// The goals of states in files, beside writing and reading a file of as many
-// bytes. Files are in the folder where this runs: its file system is the limit.
+// The goals of saving states to files, beside writing and reading a file of as
+// many bytes. Files are in the current folder: its file system is the limit.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kChunk = std::size_t{1} << 20;
 
-// A cache of so many tokens, 4 layers, f16 rows of 8 heads of 128.
+// A cache of this many tokens, 4 layers, f16 rows of 8 heads of 128.
 class Saver {
  public:
   explicit Saver(int tokens) : file_(fmt::format("kvtwin-{}", ::getpid())) {
@@ -52,13 +52,13 @@ class Saver {
     });
   }
 
-  // From the disk into another cache.
+  // Nanoseconds from the disk into another cache.
   double TimeLoad() {
     Forget(StatePath());
     return Time([&] { Must(other_->Restore(Must(LoadState(StatePath())))); });
   }
 
-  // Of a file of as many bytes.
+  // Nanoseconds of writing, or reading, a plain file of as many bytes.
   double TimeWrite() {
     return Time([&] {
       const int file = Open(PlainPath(), O_WRONLY | O_CREAT | O_TRUNC);
@@ -88,7 +88,7 @@ class Saver {
     });
   }
 
-  // That what is loaded is what was saved.
+  // Checks that the loaded state is the saved one.
   void Check(const std::string& name) {
     TimeWrite();
     TimeSave();
@@ -110,7 +110,7 @@ class Saver {
     return file;
   }
 
-  // So that it is read from the disk, to which it was synced.
+  // Makes the next read come from the disk, to which the file was synced.
   static void Forget(const std::string& path) {
     const int file = Open(path, O_RDONLY);
     if (::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED) != 0) {
@@ -143,7 +143,7 @@ class Saver {
   std::unique_ptr<Cache> other_;
   CacheState state_;
   std::vector<std::byte> bytes_;
-  Buffer memory_;  // For these.
+  Buffer memory_;  // As large as bytes_.
 };
 
 }  // namespace

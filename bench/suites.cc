@@ -22,8 +22,8 @@
 namespace kvtwin::bench {
 namespace {
 
-// What makes a thing to time, of one of the twins. It is made when its turn
-// comes, for it may take much memory.
+// Makes the run to time, for one of the twins. It is made when its turn comes,
+// because it may take much memory.
 using Maker = std::function<Timing(std::string_view twin)>;
 
 bool Verified(std::string_view twin) {
@@ -37,7 +37,7 @@ bool Verified(std::string_view twin) {
   return false;
 }
 
-// `bytes`: that a run reads or writes, if that is what limits it.
+// `bytes`: the bytes that a run reads or writes, if they limit it; else 0.
 void Run(benchmark::State& state, const Maker& make, std::string_view twin,
          const std::string& target, std::size_t bytes) {
   optimized::SelectTarget(target);
@@ -52,8 +52,8 @@ void Run(benchmark::State& state, const Maker& make, std::string_view twin,
 void RegisterOn(const std::string& name, std::string_view twin,
                 const std::string& target, std::size_t bytes,
                 const Maker& make) {
-  // What is timed is often a small part of what an iteration does, so that
-  // Google Benchmark cannot choose how many there are.
+  // The timed part is often a small part of an iteration, so that Google
+  // Benchmark cannot choose the number of iterations.
   const int iterations = twin == "reference" ? 3 : 20;
   benchmark::RegisterBenchmark(
       name.c_str(),
@@ -62,7 +62,7 @@ void RegisterOn(const std::string& name, std::string_view twin,
       ->Iterations(iterations);
 }
 
-// NAME/TWIN/..., of the optimized twin on every target.
+// Registers NAME/TWIN/..., the optimized twin on every target.
 void Register(const std::string& name, const std::string& sizes,
               std::size_t bytes, const Maker& make) {
   const auto targets = optimized::SupportedTargets();
@@ -74,7 +74,7 @@ void Register(const std::string& name, const std::string& sizes,
              targets.front(), bytes, make);
 }
 
-// Subject is made of its arguments and a twin, and has Time().
+// Requires: Subject is constructible from args and a twin, and has Time().
 template <class Subject, class... Args>
 Maker MakerOf(Args... args) {
   return [=](std::string_view twin) -> Timing {
@@ -160,7 +160,7 @@ void RegisterMoves() {
              fmt::format("rows:{}", kRows),
              std::size_t{kRows} * 8 * 128 * SizeOf(dtype),
              [=](std::string_view twin) -> Timing {
-               // A few hundred times use up its rows.
+               // A few hundred runs use up its rows.
                auto shifter = std::make_shared<Shifter>(dtype, kRows, twin);
                return [=, times = 0]() mutable {
                  if (++times % 200 == 0) {
@@ -177,7 +177,7 @@ void RegisterOperations() {
     for (const int sequences : {1, 8, 64}) {
       const auto sizes = fmt::format("cells:{}/sequences:{}", cells, sequences);
       Register("RemoveMiddle", sizes, 0, [=](std::string_view twin) -> Timing {
-        // Again, before nothing is left.
+        // Makes a new cache before no tokens are left.
         auto cache = std::make_shared<Operations>(cells, sequences, twin);
         return [=, left = 0]() mutable {
           if (left-- == 0) {

@@ -1,4 +1,4 @@
-// The suites of Google Benchmark: each thing that costs, over sizes, layouts,
+// The suites of Google Benchmark: each costly operation, over sizes, layouts,
 // twins and SIMD targets.
 
 #ifndef KVTWIN_BENCH_SUITES_H_
@@ -6,8 +6,8 @@
 
 namespace kvtwin::bench {
 
-// Verifies both twins on every target, registers, and runs what the flags of
-// Google Benchmark ask for. The exit code.
+// Verifies both twins on every target, registers the suites, and runs those
+// that the flags of Google Benchmark select. Returns the exit code.
 int RunSuites();
 
 }  // namespace kvtwin::bench

@@ -104,7 +104,7 @@ bool Visible(const TensorView& mask, std::int64_t row, std::int64_t column) {
     const auto* bits = static_cast<const std::uint8_t*>(mask.data);
     return (bits[mask.stride[1] * row + column / 8] >> column % 8 & 1) != 0;
   }
-  // Any mask of numbers is zeros and -inf.
+  // Masks of numbers hold zeros and -inf only.
   static constexpr std::byte kZero[sizeof(float)] = {};
   return std::memcmp(mask.at(column, row), kZero, SizeOf(mask.dtype)) == 0;
 }

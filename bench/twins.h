@@ -1,4 +1,4 @@
-// Caches to be measured, and whether they are right.
+// Caches to measure, and checks that they are right.
 
 #ifndef KVTWIN_BENCH_TWINS_H_
 #define KVTWIN_BENCH_TWINS_H_
@@ -13,11 +13,11 @@
 
 namespace kvtwin::bench {
 
-// Says on stderr that NAME is wrong, and ends the program with 1: what is wrong
-// is not measured.
+// Reports on stderr that NAME is wrong, and ends the program with 1: a wrong
+// result is not measured.
 [[noreturn]] void Wrong(std::string_view name, std::string_view what);
 
-// The same, of a call that should have been done.
+// Ends the program like Wrong if a call that must succeed failed.
 void Must(const Status& status);
 template <class T>
 T Must(Result<T> result) {
@@ -30,7 +30,7 @@ struct CacheSetup {
   CacheConfig config;
   DType dtype = DType::kF16;
   int max_sequences = 1;
-  int capacity = 1;  // Of each.
+  int capacity = 1;  // Cells of each.
   int max_batch = 512;
 };
 
@@ -53,31 +53,30 @@ struct Tokens {
 // Cells 0 .. count - 1: cell i holds position i / sequences of sequence
 // i % sequences.
 CacheState Interleaved(int count, int sequences);
-// The batch that goes on there: `count` tokens, those of a sequence together.
-// Requires: a whole number of tokens for each sequence.
+// The next batch after Interleaved: `count` tokens, those of a sequence
+// together. Requires: as many tokens for each sequence.
 Tokens NextTokens(int stored, int count, int sequences);
 
-// Makes a layer of rows of one element, so that Get has an answer. Ends the
-// pass.
+// Makes a layer with rows of one element, so that Get succeeds. Ends the pass.
 void AddTinyLayer(Cache& cache);
 
 // Nanoseconds of StartForward.
 double TimeForward(Cache& cache, const Batch& batch);
 
-// That both have the same mask, and the view at the same place. Requires: a
-// pass and a layer in both.
+// Checks that both have the same mask, and views that begin at the same cell.
+// Requires: a pass and a layer in both.
 void CheckMasks(std::string_view name, Cache& a, Cache& b);
-// That both hold the same tokens in the same cells.
+// Checks that both hold the same tokens in the same cells.
 void CheckCells(std::string_view name, const Cache& a, const Cache& b);
-// That two tensors have the same shape and bytes, if not the same strides.
+// Checks that two tensors have the same shape and bytes; strides may differ.
 void CheckTensors(std::string_view name, const TensorView& a,
                   const TensorView& b);
 
-// What the mask says of one element.
+// Whether the mask lets this row attend to this column.
 bool Visible(const TensorView& mask, std::int64_t row, std::int64_t column);
 
-// Rows of numbers that differ from element to element and from seed to seed:
-// [head_dim, heads, tokens], f32 or rounded to f16.
+// Rows of numbers that differ between elements and between seeds: [head_dim,
+// heads, tokens], f32 or rounded to `dtype`.
 DenseTensor SomeRows(DType dtype, const Shape& shape, std::uint32_t seed);
 
 inline constexpr DType kMaskTypes[] = {DType::kF32, DType::kF16, DType::kBF16,

@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::size_t kLine = 64;
 
-// Whether a buffer gains from huge pages: what is lost at its ends is little.
+// Whether a buffer gains from huge pages: the memory lost at its ends to
+// alignment is then small in comparison.
 bool IsLarge(std::size_t bytes) { return bytes >= 4 * kHugePage; }
 
 }  // namespace
@@ -19,8 +20,8 @@ bool IsLarge(std::size_t bytes) { return bytes >= 4 * kHugePage; }
 AlignedBuffer::AlignedBuffer(std::size_t bytes) : bytes_(bytes) {
   const std::size_t alignment = IsLarge(bytes) ? kHugePage : kLine;
   if (bytes > SIZE_MAX - alignment) throw std::bad_alloc();
-  // Not aligned_alloc and memset: a large calloc is pages that are zeroed when
-  // they are first used.
+  // Uses calloc, not aligned_alloc and memset: the operating system zeroes the
+  // pages of a large calloc when they are first used.
   memory_.reset(std::calloc(1, bytes + alignment));
   if (memory_ == nullptr) throw std::bad_alloc();
   const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());

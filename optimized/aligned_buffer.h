@@ -12,8 +12,8 @@ class AlignedBuffer {
  public:
   AlignedBuffer() = default;
 
-  // Costs no memory before it is written to, if it is large: most of a new
-  // cache never is. Throws std::bad_alloc.
+  // A large buffer takes no physical memory before it is written to: most of a
+  // new cache never is. Throws std::bad_alloc.
   explicit AlignedBuffer(std::size_t bytes);
 
   std::size_t bytes() const { return bytes_; }

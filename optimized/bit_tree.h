@@ -1,5 +1,6 @@
-// A set of cells: one bit each, and above them summaries, so that its first,
-// last, next and previous cell take a handful of steps in a cache of any size.
+// A set of cells: one bit per cell, and levels of summary bits above them, so
+// that finding the first, last, next or previous cell takes a few steps in a
+// cache of any size.
 //
 // Bit i of level 0 says that cell i is in the set. Bit i of level k + 1 says
 // that word i of level k is not zero. The top level is one word.
@@ -20,7 +21,7 @@ namespace kvtwin::optimized {
 
 inline constexpr std::size_t kWordBits = 64;
 
-// No such cell or word.
+// Returned if there is no such cell or word.
 inline constexpr std::size_t kNone = SIZE_MAX;
 
 constexpr std::size_t WordsFor(std::size_t bits) {
@@ -53,11 +54,11 @@ class BitTree {
   std::size_t word_count() const { return WordsFor(bits_[0]); }
   bool empty() const { return levels_[level_count_ - 1][0] == 0; }
 
-  // Cells 64 w .. 64 w + 63, lowest bit first; bits beyond size() are zero.
+  // Cells 64 w .. 64 w + 63, lowest bit first; bits past size() are zero.
   std::uint64_t word(std::size_t w) const { return levels_[0][w]; }
   const std::uint64_t* words() const { return levels_[0]; }
 
-  // Requires of all below: the cell < size(), the word < word_count().
+  // All functions below require: cell < size(), word index < word_count().
 
   bool Test(std::size_t cell) const {
     return (levels_[0][cell / kWordBits] >> cell % kWordBits & 1) != 0;
@@ -65,7 +66,7 @@ class BitTree {
   void Set(std::size_t cell) { SetFrom(0, cell); }
   void Clear(std::size_t cell) { ClearFrom(0, cell); }
 
-  // Replaces a word. Requires: no bits beyond size().
+  // Replaces a word. Requires: no bits past size().
   void SetWord(std::size_t w, std::uint64_t value) {
     const bool was_empty = levels_[0][w] == 0;
     levels_[0][w] = value;
@@ -90,16 +91,17 @@ class BitTree {
   std::size_t First() const { return NextAt(0, 0); }
   std::size_t Last() const { return Prev(size() - 1); }
 
-  // The first cell >= `cell` of the set, or kNone; `cell` may be size().
+  // The first cell of the set that is >= `cell`, or kNone; `cell` may be
+  // size().
   std::size_t Next(std::size_t cell) const { return NextAt(0, cell); }
 
-  // The first word >= w that is not zero, or kNone; w may be word_count().
+  // The first nonzero word at or after w, or kNone; w may be word_count().
   std::size_t NextWord(std::size_t w) const {
     if (level_count_ > 1) return NextAt(1, w);
     return w == 0 && levels_[0][0] != 0 ? 0 : kNone;
   }
 
-  // The last cell <= `cell` of the set, or kNone.
+  // The last cell of the set that is <= `cell`, or kNone.
   std::size_t Prev(std::size_t cell) const {
     std::size_t level = 0;
     std::size_t i = cell;
@@ -123,7 +125,7 @@ class BitTree {
   }
 
  private:
-  // Cells are counted in an int: 64^6 > 2^31.
+  // Enough levels: cells are counted in an int, and 64^6 > 2^31.
   static constexpr std::size_t kLevelsMax = 6;
 
   void SetFrom(std::size_t level, std::size_t i) {
@@ -143,7 +145,7 @@ class BitTree {
     }
   }
 
-  // The first bit >= i of a level, or kNone.
+  // The first set bit at or after bit i of level `base`, or kNone.
   std::size_t NextAt(std::size_t base, std::size_t i) const {
     std::size_t level = base;
     for (;; ++level) {

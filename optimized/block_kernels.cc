@@ -8,7 +8,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/block_kernels.cc"
-// After the target is chosen.
+// These headers must come after the target is chosen.
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "optimized/narrow-inl.h"
@@ -25,7 +25,7 @@ using OneF32 = hn::CappedTag<float, 1>;
 using I32 = IntsOf<F32>;
 using U8 = BytesOf<F32>;
 using I8 = hn::Rebind<std::int8_t, F32>;
-using Pairs = hn::CappedTag<std::uint8_t, 16>;  // Numbers of q4_0.
+using Pairs = hn::CappedTag<std::uint8_t, 16>;  // Two q4_0 numbers per byte.
 
 HWY_INLINE std::uint16_t ToHalf(float value) {
   return hn::GetLane(HalfFormat::Canonical(OneF32(), hn::Set(OneF32(), value)));
@@ -36,14 +36,14 @@ HWY_INLINE float FromHalf(std::uint16_t half) {
   return hn::GetLane(HalfFormat::Exact(OneF32(), hn::Set(halves, half)));
 }
 
-// The bits of the magnitudes of a vector of numbers.
+// The bit patterns of the absolute values of a vector of floats.
 HWY_INLINE hn::Vec<I32> Magnitudes(const float* from) {
   const I32 ints;
   return hn::And(hn::BitCast(ints, hn::LoadU(F32(), from)),
                  hn::Set(ints, INT32_MAX));
 }
 
-// The first number of that magnitude.
+// The first float whose absolute value has the bits `magnitude`.
 HWY_INLINE float FirstOf(const float* from, std::int32_t magnitude) {
   const I32 ints;
   std::size_t i = 0;
@@ -87,7 +87,7 @@ struct Q8 {
 struct Q4 {
   static constexpr std::size_t kPairs = kBlock / 2;
 
-  // Of q4_0 the largest is -8 times the scale, whatever its sign.
+  // The element of largest magnitude is stored as -8, whatever its sign.
   HWY_INLINE static float Scale(const float* from, std::int32_t magnitude) {
     return FirstOf(from, magnitude) / -8;
   }

@@ -1,5 +1,5 @@
-// Rows of q8_0 and q4_0, compiled for every instruction set (see targets.h).
-// What is computed does not depend on the target, to the bit.
+// Conversion of rows to and from q8_0 and q4_0, compiled for every instruction
+// set (see targets.h). Results are bit-identical on all targets.
 
 #ifndef KVTWIN_OPTIMIZED_BLOCK_KERNELS_H_
 #define KVTWIN_OPTIMIZED_BLOCK_KERNELS_H_
@@ -10,7 +10,7 @@
 
 namespace kvtwin::optimized {
 
-// As StoreBlock and LoadFromBlock (core/narrow.h), on whole blocks.
+// Same as StoreBlock and LoadFromBlock (core/narrow.h), for whole blocks.
 void QuantizeF32(DType dtype, const float* from, std::byte* to,
                  std::size_t count);
 void DequantizeToF32(DType dtype, const std::byte* from, float* to,

@@ -45,7 +45,7 @@ void HostMemory::Store(int layer, std::span<const int> cells,
   LayerOf(layer).Put(key, value, cells);
 }
 
-// Of one cell, in all layers.
+// The bytes of the K rows of one cell, in all layers.
 std::size_t HostMemory::KeyRowBytes() const {
   std::size_t bytes = 0;
   for (const Layer* layer : layer_list_) bytes += layer->key_row_bytes();
@@ -53,7 +53,7 @@ std::size_t HostMemory::KeyRowBytes() const {
 }
 
 void HostMemory::Move(std::span<const CellMove> moves) {
-  // K and V are read and written.
+  // Each K and V byte is read and written.
   ParallelShares(
       layer_list_.size(), 4 * moves.size() * KeyRowBytes(),
       [&](std::size_t i, Share share) { layer_list_[i]->Move(moves, share); });

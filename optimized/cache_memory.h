@@ -1,6 +1,6 @@
-// Where a cache keeps the rows of its layers and the mask of its pass: in the
-// memory of the host, here, or of a device (optimized/cuda/). What is kept in
-// which cell, and who sees it, is decided elsewhere.
+// The memory that holds the rows of a cache's layers and the mask of its pass:
+// host memory (here) or device memory (optimized/cuda/). Other code decides
+// which cell holds which token, and which tokens are visible.
 
 #ifndef KVTWIN_OPTIMIZED_CACHE_MEMORY_H_
 #define KVTWIN_OPTIMIZED_CACHE_MEMORY_H_
@@ -25,7 +25,7 @@
 
 namespace kvtwin::optimized {
 
-// Thrown where there is no memory, or it fails.
+// Thrown when memory cannot be allocated, or fails.
 class MemoryError final : public std::exception {
  public:
   explicit MemoryError(Status status) : status_(std::move(status)) {}
@@ -42,24 +42,24 @@ class CacheMemory {
  public:
   virtual ~CacheMemory() = default;
 
-  // From now on there are no layers.
+  // Removes all layers.
   virtual void Forget() = 0;
 
-  // Makes the layer, of zeros, unless it is there.
+  // Creates the layer, zeroed, unless it exists.
   virtual void NeedLayer(int layer, const RowDims& dims,
                          const LayerFormat& format) = 0;
 
-  // Where the Puts of a pass go: row i of their tensors to cells[i], which stay
-  // as they are until then. No pass has more than `most`. The mask is built
-  // next. Requires: distinct cells.
+  // Sets where the Puts of a pass go: row i of their tensors to cells[i]. The
+  // caller keeps `cells` unchanged until then. No pass has more than `most`
+  // cells. The caller builds the mask next. Requires: distinct cells.
   virtual void SetCells(std::span<const int> cells, std::size_t most) = 0;
   virtual void Put(int layer, const TensorView& key,
                    const TensorView& value) = 0;
-  // The same, outside of a pass.
+  // Stores rows as Put does, outside of a pass.
   virtual void Store(int layer, std::span<const int> cells,
                      const TensorView& key, const TensorView& value) = 0;
 
-  // In all layers. Requires: no cell is in two moves.
+  // Moves rows in all layers. Requires: no cell is in two moves.
   virtual void Move(std::span<const CellMove> moves) = 0;
 
   // Shifts the K rows of the selected cells in all layers. Requires: offset is
@@ -67,17 +67,18 @@ class CacheMemory {
   virtual void ShiftKeys(const Selection& cells, const Shift& shift,
                          std::int32_t offset) = 0;
 
-  // The K rows of the selected cells as f32, one after another; and back,
-  // where what did not change keeps its bits.
+  // LoadKeys reads the K rows of the selected cells as f32, one after another;
+  // StoreKeys writes them back, and elements that did not change keep their
+  // bits.
   virtual void LoadKeys(int layer, const Selection& cells,
                         std::span<float> rows) = 0;
   virtual void StoreKeys(int layer, const Selection& cells,
                          std::span<const float> rows) = 0;
 
-  // K and V of these cells, and the mask, for those who call Get.
+  // The K and V of these cells, and the mask, as Get returns them.
   virtual KvView Rows(int layer, CellSpan cells) = 0;
-  // K and V of all cells, in the memory of the host, until the next call: to
-  // be read only.
+  // The K and V of all cells, in host memory, valid until the next call and
+  // read-only.
   virtual KvView HostRows(int layer) = 0;
 
   virtual Mask& mask() = 0;
@@ -113,10 +114,10 @@ class HostMemory final : public CacheMemory {
   std::size_t KeyRowBytes() const;
 
   std::map<int, std::unique_ptr<Layer>> layers_;
-  std::vector<Layer*> layer_list_;  // By layer.
-  mutable int found_id_ = -1;       // Whose `found_` is.
+  std::vector<Layer*> layer_list_;  // Sorted by layer number.
+  mutable int found_id_ = -1;       // The layer number of `found_`.
   mutable Layer* found_ = nullptr;
-  std::map<int, RowShift> shifts_;  // By k_head_dim.
+  std::map<int, RowShift> shifts_;  // Keyed by k_head_dim.
   std::span<const int> cells_;
   HostMask mask_;
 };

@@ -38,7 +38,7 @@ CausalCache::Reach CausalCache::ReachOf(const InitArgs& args) const {
   reach.memory = reach.window;
   if (spec_.kind == Kind::kSwaMem && spec_.memory) reach.memory = *spec_.memory;
   if (reach.memory != kUnbounded && args.max_sequences > 1) {
-    // Room for the stop token, which no follow-up request contains.
+    // Leaves room for the stop token, which no follow-up request contains.
     reach.memory = std::max(reach.memory, reach.window + 1);
   }
   if (reach.memory >= args.capacity) reach.memory = kUnbounded;
@@ -64,7 +64,7 @@ Result<std::int64_t> CausalCache::DoCheckInit(const InitArgs& args) {
 void CausalCache::DoInit() {
   memory_->Forget();
   if (table_ != nullptr) return table_->Clear();
-  // Sequences beyond so many cost an allocation when they first come.
+  // Sequences beyond this many allocate when they are first stored.
   constexpr int kSequencesMost = 64;
   const bool forgets = reach_.window != kUnbounded;
   const std::int64_t most = bounded_memory()
@@ -93,7 +93,7 @@ void CausalCache::DoClose() {
 Status CausalCache::DoStartForward(const Batch&, bool reserve) {
   std::vector<int>& cells = batch_cells();
   if (reserve) {
-    // The worst case, and nothing else happens.
+    // Reserving takes the worst case, and changes nothing else.
     for (std::size_t i = 0; i < batch().size(); ++i) {
       cells.push_back(static_cast<int>(i));
     }
@@ -117,7 +117,7 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
   return status;
 }
 
-// And says where the rows of the pass go.
+// Also tells the memory where the rows of the pass go.
 Status CausalCache::BuildMask(std::span<const int> cells) {
   const auto most = static_cast<std::size_t>(init_args().max_batch);
   try {
@@ -129,13 +129,13 @@ Status CausalCache::BuildMask(std::span<const int> cells) {
   return {};
 }
 
-// Finds the batch's sequences that are stored, and the lowest position that
-// each has in the batch.
+// Finds the stored sequences of the batch, and the lowest position of each in
+// the batch.
 void CausalCache::MarkBatch() {
   ++batch_number_;
   batch_sequences_.clear();
   Sequence* sequence = nullptr;
-  int id = -1;  // Its.
+  int id = -1;  // The id of `sequence`.
   for (const BatchToken& token : batch()) {
     if (token.sequence != id) sequence = table_->Find(token.sequence);
     id = token.sequence;
@@ -154,7 +154,7 @@ void CausalCache::MarkBatch() {
 void CausalCache::Evict() {
   MarkBatch();
   for (Sequence* sequence : batch_sequences_) table_->Grows(*sequence);
-  // Backwards: a sequence that has lost all its cells is replaced by the last.
+  // Backwards: the last grown sequence takes the place of one that is released.
   for (std::size_t i = table_->grown().size(); i-- > 0;) {
     Sequence& sequence = *table_->grown()[i];
     const std::int64_t low = sequence.batch == batch_number_
@@ -165,8 +165,9 @@ void CausalCache::Evict() {
     table_->DropOldest(sequence, static_cast<std::int32_t>(last_to_go));
   }
   table_->ForgetGrown();
-  // If the pass ends here, since the cache is full, then the sequences of the
-  // batch keep what its lowest position can see: the next pass drops more.
+  // If the pass ends here because the cache is full, each sequence of the batch
+  // keeps the tokens that its lowest batch position can see. The next pass
+  // evicts more, so these sequences stay marked.
   for (Sequence* sequence : batch_sequences_) {
     if (sequence->count > 0) table_->Grows(*sequence);
   }
@@ -201,8 +202,8 @@ CellSpan CausalCache::FindView() const {
   std::size_t first = kNone;
   std::size_t last = 0;
   for (Sequence* sequence : batch_sequences_) {
-    // What the earliest of its tokens can see. That includes the new cells,
-    // none of which has a lower position.
+    // The oldest position visible to the sequence's earliest batch token. The
+    // new cells are included, because none has a lower position.
     const std::int64_t oldest = bounded_memory()
                                     ? sequence->batch_low - reach_.window
                                     : std::int64_t{0};
@@ -222,7 +223,7 @@ CellSpan CausalCache::FindView() const {
           .end = (last / padding + 1) * padding};
 }
 
-// The positions of its own sequence that a batch token may attend to.
+// The positions that a batch token may attend to in its own sequence.
 PosRange CausalCache::VisibleTo(const BatchToken& token) const {
   // An unbounded window reaches as far as positions go.
   PosRange range = From(token.position - reach_.window);
@@ -234,12 +235,12 @@ PosRange CausalCache::VisibleTo(const BatchToken& token) const {
   return range;
 }
 
-// For the cells as they are now: since the pass began, sequences may have come
-// and gone.
+// Builds the mask for the cells as they are now: sequences may have been added
+// or removed since the pass began.
 void CausalCache::DoBuildMask() {
   rules_.clear();
   Sequence* sequence = nullptr;
-  int id = -1;  // Its.
+  int id = -1;  // The id of `sequence`.
   for (const BatchToken& token : batch()) {
     if (token.sequence != id) sequence = table_->Find(token.sequence);
     id = token.sequence;
@@ -251,8 +252,8 @@ void CausalCache::DoBuildMask() {
                         config().mask_dtype);
 }
 
-// Right after DoStartForward, so that the batch's sequences are known and its
-// cells are theirs alone.
+// Runs right after DoStartForward: the batch's sequences are known, and its
+// cells are not yet shared.
 void CausalCache::DoGiveBack() {
   for (std::size_t i = 0; i < batch().size(); ++i) {
     table_->DropCell(*table_->Find(batch()[i].sequence),
@@ -280,7 +281,7 @@ void CausalCache::DoPut(const TensorView& key, const TensorView& value) {
   if (!reserving()) memory_->Put(layer(), key, value);
 }
 
-// Outside of a pass.
+// Stores rows outside of a pass.
 void CausalCache::DoStoreRows(int layer, std::span<const int> cells,
                               const TensorView& key, const TensorView& value) {
   NeedLayer(layer, key, value);
@@ -355,7 +356,7 @@ Status CausalCache::DoPrepareRemove(int seq, std::int32_t begin,
   return ShiftCustomRows();
 }
 
-// Whether nobody else owns a token that is going to move.
+// Checks that no other sequence shares a token that is going to move.
 Status CausalCache::CheckLater(const Sequence& sequence) const {
   const Selection& later = removal_.later;
   for (std::size_t w = later.begin; w < later.end; ++w) {
@@ -372,8 +373,8 @@ Status CausalCache::CheckLater(const Sequence& sequence) const {
   return {};
 }
 
-// Calls the custom shift function, if that is what there is, for all rows that
-// are going to move. It may refuse, so that its rows are kept aside.
+// If the shift function is custom, calls it for all rows that are going to
+// move. It may fail, so the shifted rows are kept aside.
 Status CausalCache::ShiftCustomRows() {
   const std::int32_t offset = removal_.begin - removal_.end;
   if (spec_.shift.kind != ShiftKind::kCustom || offset == 0) return {};
@@ -395,7 +396,7 @@ Status CausalCache::ShiftCustomRows() {
   return {};
 }
 
-// As it was prepared, with the same arguments.
+// Commits the removal that DoPrepareRemove prepared, with equal arguments.
 void CausalCache::DoCommitRemove(int, std::int32_t, std::int32_t) {
   Sequence* sequence = table_->Find(removal_.seq);
   if (sequence == nullptr) return;
@@ -410,7 +411,7 @@ void CausalCache::DoCommitRemove(int, std::int32_t, std::int32_t) {
   if (removal_.end != kOpenEnd && offset != 0 && removal_.later.count > 0) {
     table_->AddToSelected(*sequence, removal_.later, offset);
     ShiftKeys();
-    // The last token is a later one, the first one may be.
+    // The last token is among the later ones; the first one may be.
     if (extremes.first >= removal_.end) extremes.first += offset;
     extremes.last += offset;
   }

@@ -23,19 +23,19 @@ class CausalCache final : public GuardedCache {
   void ListCells(std::vector<CellEntry>& out) const override;
 
  private:
-  // INT32_MAX: unbounded.
+  // INT32_MAX means unbounded.
   struct Reach {
     std::int64_t window = 0;
     std::int64_t memory = 0;
   };
 
-  // What a Remove that was prepared is going to do.
+  // The changes that a prepared Remove is going to make.
   struct Removal {
     int seq = 0;
     std::int32_t begin = 0;
     std::int32_t end = 0;
     Selection leaving;
-    Selection later;  // Those that move down, none if end is open.
+    Selection later;  // Cells that move down; none if `end` is open.
   };
 
   Result<std::int64_t> DoCheckInit(const InitArgs& args) override;
@@ -77,12 +77,12 @@ class CausalCache final : public GuardedCache {
   const CacheSpec spec_;
   std::unique_ptr<CacheMemory> memory_;
   Reach reach_;
-  std::unique_ptr<CellTable> table_;  // From Init to Close.
+  std::unique_ptr<CellTable> table_;  // Exists from Init to Close.
 
   // The current pass.
   CellSpan view_;
   std::uint64_t batch_number_ = 0;
-  std::vector<Sequence*> batch_sequences_;  // Stored ones, each once.
+  std::vector<Sequence*> batch_sequences_;  // Stored sequences, each once.
 
   Removal removal_;
   std::vector<std::vector<float>> custom_rows_;  // By layer, then later cell.

@@ -1,5 +1,5 @@
-// The cells of one sequence by position, for caches that forget: which cell
-// leaves next is known without looking at the others.
+// The cells of one sequence in order of position, for caches that evict: the
+// next cell to leave is found without a search.
 
 #ifndef KVTWIN_OPTIMIZED_CELL_ORDER_H_
 #define KVTWIN_OPTIMIZED_CELL_ORDER_H_
@@ -16,19 +16,20 @@ namespace kvtwin::optimized {
 
 class CellOrder {
  public:
-  // Nothing is known until Clear. No allocation for up to `most` cells.
+  // The order is unknown until Clear or Cells. Adding up to `most` cells does
+  // not allocate.
   void Reserve(std::size_t most) { cells_.reserve(2 * most + 1); }
 
-  // Of no cells.
+  // Makes the order empty and known.
   void Clear() {
     cells_.clear();
     begin_ = 0;
     known_ = true;
   }
-  // Other cells left, or positions changed.
+  // Marks the order as unknown: other cells left, or positions changed.
   void Forget() { known_ = false; }
 
-  // A new cell. Only one at the end is worth to be kept in order.
+  // Adds a new cell. The order stays known only if the cell goes at its end.
   void Add(std::size_t cell, const std::int32_t* positions) {
     const auto added = static_cast<std::int32_t>(cell);
     known_ = known_ && (begin_ == cells_.size() ||
@@ -36,7 +37,7 @@ class CellOrder {
     if (known_) cells_.push_back(added);
   }
 
-  // The `count` cells at the lowest positions leave.
+  // Drops the `count` cells at the lowest positions.
   void DropFirst(std::size_t count) {
     begin_ += count;
     if (2 * begin_ <= cells_.size()) return;
@@ -45,7 +46,8 @@ class CellOrder {
     begin_ = 0;
   }
 
-  // `members` are its cells.
+  // The cells in order; sorts `members`, the sequence's cells, if the order is
+  // unknown.
   std::span<const std::int32_t> Cells(const CellSet& members,
                                       const std::int32_t* positions) {
     if (!known_) {
@@ -61,7 +63,7 @@ class CellOrder {
   }
 
  private:
-  std::vector<std::int32_t> cells_;  // From begin_ on.
+  std::vector<std::int32_t> cells_;  // Valid from begin_ on.
   std::size_t begin_ = 0;
   bool known_ = false;
 };

@@ -8,11 +8,11 @@
 namespace kvtwin::optimized {
 namespace {
 
-// A word takes as much memory in the list as so many words of bits.
+// A word in the list takes as much memory as this many words of bits.
 constexpr std::size_t kListedWord = 8;
 
-// Back to the list only where the set became much smaller, so that it does not
-// go to and fro.
+// Converts back to the list only if the set became much smaller, so that it
+// does not switch to and fro.
 constexpr std::size_t kMuchSmaller = 4;
 
 }  // namespace

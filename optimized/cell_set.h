@@ -1,7 +1,7 @@
-// The cells of one sequence. While they are in few words of 64 cells, the set
-// is a list of these words; in more words, it has a bit for every cell of the
-// table. So the memory of a sequence is bounded by its tokens, and not by the
-// cells that there are.
+// The cells of one sequence. While they lie in few words of 64 cells, the set
+// is a list of these words; otherwise it has a bit for every cell of the table.
+// So the memory of a sequence is bounded by its tokens, not by the size of the
+// table.
 
 #ifndef KVTWIN_OPTIMIZED_CELL_SET_H_
 #define KVTWIN_OPTIMIZED_CELL_SET_H_
@@ -20,15 +20,16 @@ class CellSet {
   // The empty set of cells 0 .. cells - 1. Requires: cells >= 1.
   explicit CellSet(std::size_t cells);
 
-  // The set has a bit for every cell from now on: it never allocates again.
+  // From now on the set has a bit for every cell, and never allocates again.
   void Reserve();
-  // So many words will come: the set has bits at once, if it is to have them.
+  // Announces that this many words will be set: converts to bits right away if
+  // that many words would be stored as bits.
   void Expect(std::size_t words);
-  // Gives back memory that so few cells do not need. Requires: the set has
-  // `count` cells.
+  // Frees memory that a set of `count` cells does not need. Requires: the set
+  // has `count` cells.
   void Trim(std::size_t count);
 
-  // Requires of all below: the cell is one of the table's, and so is the word.
+  // All functions below require a cell, or a word, of the table.
 
   // Cells 64 w .. 64 w + 63, lowest bit first.
   std::uint64_t word(std::size_t w) const {
@@ -51,15 +52,15 @@ class CellSet {
   }
   void ClearAll();
 
-  // The first and last cell of the set, the first one >= `cell`, or kNone.
+  // The first cell, the last cell, and the first cell >= `cell`; or kNone.
   std::size_t First() const { return bits_ ? bits_->First() : NextOfList(0); }
   std::size_t Last() const { return bits_ ? bits_->Last() : LastOfList(); }
   std::size_t Next(std::size_t cell) const {
     return bits_ ? bits_->Next(cell) : NextOfList(cell);
   }
 
-  // The words begin .. end - 1: where they are, or else written to `scratch`,
-  // which has room for them.
+  // The words begin .. end - 1: the set's own, or a copy in `scratch`, which
+  // must have room for them.
   const std::uint64_t* Words(std::size_t begin, std::size_t end,
                              std::uint64_t* scratch) const {
     if (bits_) return bits_->words() + begin;
@@ -79,9 +80,9 @@ class CellSet {
                    std::uint64_t* out) const;
   void MakeBits();
 
-  std::optional<BitTree> bits_;                // In place of the list.
-  std::map<std::size_t, std::uint64_t> list_;  // Words that are not zero.
-  std::size_t cells_;                          // Of the table.
+  std::optional<BitTree> bits_;                // Replaces the list.
+  std::map<std::size_t, std::uint64_t> list_;  // Nonzero words.
+  std::size_t cells_;                          // Number of cells of the table.
   bool reserved_ = false;
 };
 

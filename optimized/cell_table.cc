@@ -11,7 +11,7 @@ namespace {
 
 constexpr PosRange kNoPositions = {.first = INT32_MAX, .last = -1};
 
-// Above all positions.
+// Greater than all positions.
 constexpr std::int64_t kNever = INT64_MAX;
 
 }  // namespace
@@ -78,7 +78,8 @@ Sequence& CellTable::New(int id) {
   sequence.id = id;
   sequence.live_index = live_.size();
   sequence.batch = 0;
-  // Whatever was known of the object's last sequence is not known any more.
+  // Invalidates what is recorded about the sequence that had this object
+  // before.
   sequence.changes += Sequence::kRecent + 1;
   sequence.since = kNever;
   if (ordered()) sequence.order.Clear();
@@ -94,8 +95,8 @@ void CellTable::Release(Sequence& sequence) {
   Exchange(sequence, live_.size() - 1);
   live_.pop_back();
   if (sequence.reserved) return spare_reserved_.push_back(&sequence);
-  // The sequence that comes next takes over this one's memory; the other spare
-  // sequences have none.
+  // The next new sequence takes over the memory of this one; the other spare
+  // sequences keep none.
   if (!spare_.empty()) {
     spare_.back()->members.Trim(0);
     spare_.back()->order = CellOrder();
@@ -148,7 +149,7 @@ Sequence& CellTable::Add(int id, std::size_t cell, std::int32_t position) {
   return *sequence;
 }
 
-// After some of its cells became free.
+// Recomputes the range of word w after some of its cells became free.
 void CellTable::UpdateRange(std::size_t w) {
   const std::size_t cells = std::min(kWordBits, size() - w * kWordBits);
   const std::uint64_t used =
@@ -185,7 +186,7 @@ void CellTable::Select(const Sequence& sequence, PosRange range,
   std::uint64_t* selected = out.words.data() + extent.begin;
   if (range.first <= sequence.extremes.first &&
       sequence.extremes.last <= range.last) {
-    std::copy_n(members.words, members.word_count, selected);  // All of them.
+    std::copy_n(members.words, members.word_count, selected);  // All cells.
     out.count = sequence.count;
   } else {
     out.count = SelectCells(members, range, selected);
@@ -221,7 +222,7 @@ std::span<const std::int32_t> CellTable::CellsAt(Sequence& sequence,
   return {begin, end};
 }
 
-// The cells of word w that at least two others than `sequence` own.
+// The cells of word w that at least two sequences other than `sequence` hold.
 std::uint64_t CellTable::SharedByOthers(const Sequence& sequence,
                                         std::size_t w) const {
   std::uint64_t once = 0;
@@ -325,8 +326,8 @@ void CellTable::CopyPrefix(const Sequence& src, int id, std::int32_t len,
 void CellTable::Defrag(std::vector<CellMove>& moves) {
   moves.clear();
   const std::size_t used_count = size() - free_count_;
-  // Afterwards cells 0 .. used_count - 1 are used. So every used cell beyond
-  // them moves, once, and every hole among them is filled, once.
+  // Afterwards cells 0 .. used_count - 1 are used. So every used cell at or
+  // after used_count moves, once, and every hole before it is filled, once.
   targets_.assign(free_count_, kNone);
   std::int32_t* positions = positions_.as<std::int32_t>();
   std::size_t from = size();
@@ -339,7 +340,7 @@ void CellTable::Defrag(std::vector<CellMove>& moves) {
     targets_[from - used_count] = hole;
     positions[hole] = positions[from];
   }
-  // What was at a cell, and who owned it, goes along with the token.
+  // The free and shared bits of a cell, and its owners, move with the token.
   std::uint64_t* shared = shared_.as<std::uint64_t>();
   for (const CellMove& move : moves) {
     free_.Clear(move.to);

@@ -1,17 +1,17 @@
-// Which cell holds which token of which sequences: the cache without its rows.
+// Which cell holds which token of which sequences: a cache without its rows.
 //
-// A cell's position is in one flat array. Who owns it is not written at the
-// cell: every sequence has a CellSet, so that whatever is asked
-// about many cells is answered for 64 of them at a time. For each such word the
-// lowest and highest position of its used cells is kept, so that words that are
-// wholly within or without a range are not looked into, and which of its cells
-// have several owners.
+// The positions of the cells are one flat array. Ownership is not stored at the
+// cell: every sequence has a CellSet, so that questions about many cells are
+// answered for 64 cells at a time. For each such word the table keeps the
+// lowest and highest position of its used cells, so that words that lie wholly
+// inside or outside of a range are not searched, and which of its cells are
+// shared.
 //
-// Bytes for each cell: 4 for the position, 1/8 for the range of its word, 1/8
-// each for being free and shared, 3/16 to 3/8 for free runs. For each sequence
-// no more than 1/8 for each cell of the table and 64 for each of its own, and
-// in caches with a window 8 more for the order of its own cells. Pages that
-// were never needed are not in memory.
+// Bytes per cell: 4 for the position, 1/8 for the range of its word, 1/8 each
+// for the free and the shared bit, 3/16 to 3/8 for free runs. Bytes per
+// sequence: at most 1/8 for each cell of the table, and at most 64 for each
+// cell of the sequence; in caches with a window 8 more for each cell of the
+// sequence, for their order. Pages that were never used are not in memory.
 
 #ifndef KVTWIN_OPTIMIZED_CELL_TABLE_H_
 #define KVTWIN_OPTIMIZED_CELL_TABLE_H_
@@ -36,19 +36,19 @@
 
 namespace kvtwin::optimized {
 
-// A sequence that is stored: it has at least one cell.
+// A stored sequence has at least one cell.
 struct Sequence {
   explicit Sequence(std::size_t cells) : members(cells) {}
 
   int id = 0;
   CellSet members;
-  std::size_t count = 0;  // Of its cells.
+  std::size_t count = 0;  // Number of its cells.
   PosRange extremes;      // Its lowest and highest position.
   std::size_t live_index = 0;
-  bool reserved = false;  // It never allocates.
+  bool reserved = false;  // Its object never allocates.
 
-  // The words whose cells or positions changed last: change number i is at
-  // i % kRecent. Numbers go on when the object becomes another sequence.
+  // The words whose cells or positions changed last: change number i is at i %
+  // kRecent. The numbers continue when another sequence takes this object.
   static constexpr std::size_t kRecent = 32;
   std::uint64_t changes = 0;
   std::array<std::uint32_t, kRecent> recent = {};
@@ -68,8 +68,8 @@ struct Sequence {
   std::int32_t batch_low = 0;
 };
 
-// Cells of one sequence. Kept by its users, for it has a word for each word of
-// the table.
+// Selected cells of one sequence. Callers keep and reuse it, because it has a
+// word for each word of the table.
 struct Selection {
   std::size_t begin = 0;  // Words [begin, end) are meant, the rest is stale.
   std::size_t end = 0;
@@ -101,9 +101,9 @@ struct CellMove {
 
 class CellTable {
  public:
-  // For so many sequences nothing is allocated later on. `most`: cells of one
-  // sequence that are kept in order, 0 if none are. Requires: 1 <= cells <=
-  // INT32_MAX.
+  // This many sequences exist from the start, and never allocate later. `most`:
+  // the number of cells of a sequence that are kept in order, 0 if none are.
+  // Requires: 1 <= cells <= INT32_MAX.
   CellTable(std::size_t cells, std::size_t sequences, std::size_t most);
 
   std::size_t size() const { return free_.size(); }
@@ -112,11 +112,11 @@ class CellTable {
   const std::int32_t* positions() const {
     return positions_.as<std::int32_t>();
   }
-  // For each word, the lowest and highest position of its cells that are used,
-  // {INT32_MAX, -1} if none is.
+  // For each word, the lowest and highest position of its used cells,
+  // {INT32_MAX, -1} if it has none.
   const PosRange* ranges() const { return ranges_.as<PosRange>(); }
   // The stored sequences that got cells since the last ForgetGrown, or were
-  // marked by Grows, in no order that means anything.
+  // marked by Grows, in unspecified order.
   std::span<Sequence* const> grown() const {
     return std::span(live_).first(grown_count_);
   }
@@ -125,65 +125,67 @@ class CellTable {
   }
   void ForgetGrown() { grown_count_ = 0; }
 
-  // Null if it is not stored.
+  // Returns null if the sequence is not stored.
   Sequence* Find(int id) const { return by_id_.Find(id); }
 
   // The first cell of the first `count` free cells in a row, or kNone.
   std::size_t FindRun(std::size_t count);
-  // The first `count` free cells. Requires: there are as many.
+  // The first `count` free cells. Requires: count <= free_count().
   void FindFree(std::size_t count, std::vector<int>& out) const;
 
   void Clear();
 
-  // Puts a token in a cell. One that is held already is shared then; its
-  // position is the same.
+  // Puts a token in a cell. If the cell is in use, it becomes shared, and the
+  // position must match.
   Sequence& Add(int id, std::size_t cell, std::int32_t position);
 
   // The cells of `sequence` at positions in `range`.
   void Select(const Sequence& sequence, PosRange range, Selection& out) const;
-  // The first and the last of its cells at positions >= since. Quick if it is
-  // asked for ever later positions. Requires: there is one.
+  // The first and last cell of the sequence at positions >= since. Fast if
+  // `since` never decreases from call to call. Requires: there is such a cell.
   CellBounds Since(Sequence& sequence, std::int32_t since) const;
-  // Its cells at positions in `range`, by position. Requires: cells are kept in
-  // order.
+  // The cells of the sequence at positions in `range`, by position. Requires:
+  // ordered().
   std::span<const std::int32_t> CellsAt(Sequence& sequence,
                                         PosRange range) const;
   bool ordered() const { return most_ > 0; }
 
-  // The cells of word w that several sequences own.
+  // The cells of word w that several sequences hold.
   std::uint64_t shared(std::size_t w) const {
     return shared_.as<std::uint64_t>()[w];
   }
 
-  // The selected cells leave the sequence; those that nobody else owns become
-  // free. `extremes` may be wrong, or there may be no cells: Settle is next.
+  // The selected cells leave the sequence; cells that no other sequence holds
+  // become free. Afterwards `extremes` may be wrong and the sequence may be
+  // empty: call Settle next.
   void Drop(Sequence& sequence, const Selection& cells);
-  // The same for one cell.
+  // Does the same for one cell.
   void DropCell(Sequence& sequence, std::size_t cell);
-  // The same for its cells at positions <= last, and settles. Requires: cells
-  // are kept in order.
+  // Does the same for the cells at positions <= last, and calls Settle.
+  // Requires: ordered().
   void DropOldest(Sequence& sequence, std::int32_t last);
-  // Ends a change: computes the extremes if they are stale, and forgets the
-  // sequence (the reference dangles then) if it has no cells.
+  // Finishes a change: recomputes the extremes if they are stale, and removes
+  // the sequence (the reference then dangles) if it has no cells.
   void Settle(Sequence& sequence, bool stale);
 
-  // The positions of the sequence's selected cells change: of all from some
-  // position on, and its others stay below them. Settle is next. Requires:
-  // nobody else owns them; offset <= 0.
+  // Adds `offset` to the positions of the selected cells. The selection is all
+  // cells from some position on, and the other cells stay below them. Call
+  // Settle next. Requires: no other sequence holds the selected cells; offset
+  // <= 0.
   void AddToSelected(Sequence& sequence, const Selection& cells,
                      std::int32_t offset);
 
-  // `id` gets the cells of src at positions < len. Requires: `id` is not
-  // stored.
+  // Sequence `id` gets the cells of src at positions < len. Requires: `id` is
+  // not stored.
   void CopyPrefix(const Sequence& src, int id, std::int32_t len,
                   Selection& scratch);
 
-  // Fills the lowest hole from the highest used cell until no hole lies below
-  // a used cell. Replaces `moves` by what it did. No cell is in two moves, so
-  // that they can be followed in any order.
+  // Fills the lowest hole from the highest used cell until no hole lies below a
+  // used cell. Writes these moves to `moves`. No cell is in two moves, so that
+  // they can be carried out in any order.
   void Defrag(std::vector<CellMove>& moves);
 
-  // Replaces `out` by all memberships, by cell, then by sequence.
+  // Replaces `out` by all memberships, sorted by cell, then by sequence.
   void List(std::vector<CellEntry>& out) const;
 
  private:
@@ -193,7 +195,7 @@ class CellTable {
     std::size_t end;
   };
   static Extent ExtentOf(const Sequence& sequence);
-  // Until the next call.
+  // The result is valid until the next call.
   Members MembersIn(const Sequence& sequence, Extent extent) const;
 
   // Exchanges the places in live_ of a sequence and of the sequence at `index`.
@@ -208,20 +210,21 @@ class CellTable {
   std::uint64_t SharedByOthers(const Sequence& sequence, std::size_t w) const;
   void UpdateRange(std::size_t w);
 
-  const std::size_t most_;   // Cells of a sequence in order.
-  AlignedBuffer positions_;  // A whole number of words.
-  AlignedBuffer ranges_;     // For each word,
-  AlignedBuffer shared_;     // and which of its cells.
+  const std::size_t most_;   // How many cells of a sequence are kept in order.
+  AlignedBuffer positions_;  // Padded to whole words.
+  AlignedBuffer ranges_;     // Position range of each word.
+  AlignedBuffer shared_;     // Shared cells of each word.
   BitTree free_;
   RunTree free_runs_;
   std::size_t free_count_;
   IdMap<Sequence> by_id_;
   std::vector<Sequence*> live_;
   std::vector<Sequence*> spare_;
-  std::vector<Sequence*> spare_reserved_;       // They are taken first.
-  std::vector<std::unique_ptr<Sequence>> all_;  // live_ and both spare_.
-  std::vector<std::size_t> targets_;            // Defrag's.
-  std::size_t grown_count_ = 0;  // Of live_: the first so many are grown().
+  std::vector<Sequence*> spare_reserved_;  // Taken first.
+  // Owns live_ and both spare lists.
+  std::vector<std::unique_ptr<Sequence>> all_;
+  std::vector<std::size_t> targets_;  // Scratch of Defrag.
+  std::size_t grown_count_ = 0;  // The first this many of live_ are grown().
   mutable AlignedBuffer words_;  // Scratch of MembersIn.
 };
 

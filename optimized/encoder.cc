@@ -50,14 +50,14 @@ Status EncoderCache::DoStartForward(const Batch& batch, bool reserve) {
   return {};
 }
 
-// A zeroed tensor of that shape, or `copy` if it has it.
+// A zeroed tensor of the shape of `like`, or `copy` if it has that shape.
 EncoderCache::Copy EncoderCache::Reshaped(const TensorView& like,
                                           const Copy& copy) const {
   if (copy.rows != nullptr && copy.view.shape == like.shape &&
       copy.view.dtype == like.dtype) {
     return copy;
   }
-  // The gate has seen to it that this does not overflow.
+  // GuardedCache has already checked that this size does not overflow.
   auto rows = memory_->Allocate(DenseBytes(like.dtype, like.shape));
   const TensorView view = DenseView(rows.get(), like.dtype, like.shape);
   return {std::move(rows), view};
@@ -73,7 +73,7 @@ void EncoderCache::DoPut(const TensorView& key, const TensorView& value) {
   const Slot before = known == slots_.end() ? Slot() : known->second;
   const bool permuted = config().v_layout == VLayout::kPermuted;
   const TensorView ordered = permuted ? PermutedView(value) : value;
-  // Both, or none: there may be no memory.
+  // Allocates both before storing either: allocation may fail.
   const Slot slot = {Reshaped(key, before.key),
                      Reshaped(ordered, before.value)};
   slots_[layer()] = slot;

@@ -1,5 +1,5 @@
-// The optimized twin of the encoder cache: what an encoder made of one image
-// or sound, of any shape, without positions, cells or a mask.
+// The optimized twin of the encoder cache: the output of an encoder for one
+// image or sound, of any shape, without positions, cells or a mask.
 
 #ifndef KVTWIN_OPTIMIZED_ENCODER_H_
 #define KVTWIN_OPTIMIZED_ENCODER_H_
@@ -16,17 +16,17 @@
 
 namespace kvtwin::optimized {
 
-// Where the slots are: in the memory of the host, or of a device, which
-// overrides all of it.
+// The memory of the slots: host memory, or device memory in a subclass, which
+// overrides all functions.
 class SlotMemory {
  public:
   virtual ~SlotMemory() = default;
 
-  // Zeroed.
+  // Returns zeroed memory.
   virtual std::shared_ptr<std::byte> Allocate(std::size_t bytes);
-  // Makes a dense copy there, dtype unchanged.
+  // Makes a dense copy in `to`, dtype unchanged.
   virtual void Store(const TensorView& from, std::byte* to);
-  // Dense tensors that are there, for those who call Get.
+  // Dense tensors in this memory, as Get returns them.
   virtual KvView Show(const TensorView& key, const TensorView& value);
   virtual DenseTensor Load(const TensorView& view) const;
 };
@@ -64,10 +64,10 @@ class EncoderCache final : public GuardedCache {
 
   std::unique_ptr<SlotMemory> memory_;
   bool cached_ = false;
-  std::int32_t position_ = 0;          // Of what is cached.
-  std::int32_t pending_position_ = 0;  // Of what the next Put brings.
+  std::int32_t position_ = 0;          // Position of what is cached.
+  std::int32_t pending_position_ = 0;  // Position that the next Put will have.
   std::int32_t position_before_ = 0;   // pending_position_, one pass ago.
-  std::map<int, Slot> slots_;          // By layer.
+  std::map<int, Slot> slots_;          // Keyed by layer.
 };
 
 }  // namespace kvtwin::optimized

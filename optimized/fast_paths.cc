@@ -19,7 +19,7 @@ std::optional<FastPaths> FastPathsFromName(std::string_view name) {
 }
 
 void ForceFastPaths(FastPaths use) {
-  // First, so that the environment does not override this later.
+  // Reads the environment first, so that it does not override this later.
   (void)UseFastPathsFromEnvironment();
   forced.store(use, std::memory_order_relaxed);
 }

@@ -1,5 +1,5 @@
-// Ways to do the same thing faster, each of which pays for some sizes and some
-// histories only. Tests force all of them on, and off: the bytes are the same.
+// Faster ways to do the same, each of which pays off only for some sizes and
+// some histories. Tests force all of them on, then off: the bytes are the same.
 
 #ifndef KVTWIN_OPTIMIZED_FAST_PATHS_H_
 #define KVTWIN_OPTIMIZED_FAST_PATHS_H_
@@ -14,16 +14,17 @@ enum class FastPaths { kAuto, kOn, kOff };
 // "on", "off", and "" for kAuto; nothing for any other name.
 std::optional<FastPaths> FastPathsFromName(std::string_view name);
 
-// From now on, in all threads. Not while another thread is in a cache.
+// Takes effect in all threads. Not while another thread is in a cache.
 void ForceFastPaths(FastPaths use);
 
-// Does what KVTWIN_FAST_PATHS asks for ("on", "off"), if it is set and not
-// empty; false if it is something else, which is then ignored. Only the first
-// call, or none after a ForceFastPaths, has an effect; later ones repeat its
-// answer. MakeCache calls it.
+// Applies the environment variable KVTWIN_FAST_PATHS ("on" or "off") if it is
+// set and not empty. Returns false if it has another value, which is then
+// ignored. Only the first call has an effect, and none after a ForceFastPaths;
+// later calls return the same answer. MakeCache calls it.
 bool UseFastPathsFromEnvironment();
 
-// Whether to take a path that is open; `pays`: whether it is thought to pay.
+// Whether to take an available fast path; `pays`: whether it is expected to pay
+// off.
 bool TakeFastPath(bool pays);
 
 }  // namespace kvtwin::optimized

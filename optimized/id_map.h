@@ -1,5 +1,5 @@
-// From sequence ids, which are arbitrary, to what is known of a sequence. Open
-// addressing: once it is large enough, nothing allocates.
+// A map from arbitrary sequence ids to pointers. Open addressing: once the
+// table is large enough, insertion does not allocate.
 
 #ifndef KVTWIN_OPTIMIZED_ID_MAP_H_
 #define KVTWIN_OPTIMIZED_ID_MAP_H_
@@ -18,10 +18,10 @@ class IdMap {
  public:
   IdMap() : entries_(16) {}
 
-  // Null if there is none.
+  // Returns null if there is no entry.
   T* Find(int id) const { return entries_[Locate(id)].value; }
 
-  // Requires: no entry for id; value is not null.
+  // Requires: there is no entry for id; value is not null.
   void Insert(int id, T* value) {
     // At most half full, so that probes are short and always end.
     if (2 * (count_ + 1) > entries_.size()) Grow();
@@ -29,12 +29,12 @@ class IdMap {
     ++count_;
   }
 
-  // Requires: an entry for id.
+  // Requires: there is an entry for id.
   void Erase(int id) {
     std::size_t hole = Locate(id);
     const std::size_t mask = entries_.size() - 1;
     // Entries that were pushed past the hole move back into it, so that no
-    // probe meets a gap before what it looks for.
+    // probe meets an empty entry before its id.
     for (std::size_t i = (hole + 1) & mask; entries_[i].value != nullptr;
          i = (i + 1) & mask) {
       const std::size_t home = Home(entries_[i].id);
@@ -61,7 +61,7 @@ class IdMap {
                                     (64 - std::countr_zero(entries_.size())));
   }
 
-  // The entry of id, or the empty one where it belongs.
+  // The entry of id, or the empty entry where it belongs.
   std::size_t Locate(int id) const {
     std::size_t i = Home(id);
     while (entries_[i].value != nullptr && entries_[i].id != id) {
@@ -78,7 +78,7 @@ class IdMap {
     }
   }
 
-  std::vector<Entry> entries_;  // Their number is a power of two.
+  std::vector<Entry> entries_;  // The size is a power of two.
   std::size_t count_ = 0;
 };
 

@@ -14,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
 
-// The cells of word w of the members at positions in `range`.
+// The members in word w at positions in `range`.
 HWY_INLINE std::uint64_t SelectWord(const Members& members, std::size_t w,
                                     PosRange range) {
   return SelectWord(members.positions + w * kWord, members.ranges[w],
@@ -73,7 +73,7 @@ HWY_INLINE PosRange RangeOfWord(const Members& members, std::size_t w) {
 }
 
 // Most sequences have their lowest positions in their first cells and their
-// highest ones in their last: then few words are looked into.
+// highest positions in their last cells, so that few words are searched.
 PosRange Extremes(Members members) {
   PosRange all{.first = INT32_MAX, .last = -1};
   for (std::size_t w = 0; w < members.word_count; ++w) {

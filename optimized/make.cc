@@ -20,7 +20,7 @@ std::unique_ptr<GuardedCache> MakeOne(const CacheSpec& spec) {
 }  // namespace
 
 std::unique_ptr<Cache> MakeCache(const CacheSpec& spec) {
-  // A name that does not exist is the command line's to report.
+  // An unknown name in the environment is reported by the command line.
   (void)UseTargetFromEnvironment();
   (void)UseFastPathsFromEnvironment();
   return MakeWrapped(spec, MakeOne);

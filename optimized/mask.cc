@@ -13,21 +13,22 @@ namespace kvtwin::optimized {
 namespace {
 
 // Rows are cut into pieces of at most this many cells, so that several threads
-// can write one long row. A multiple of a word.
+// can write one long row. It is a multiple of a word.
 constexpr std::size_t kPieceCells = std::size_t{64} * 1024;
 
-// What no cache holds is written past them.
+// Masks of more bytes than this exceed the CPU caches, and are written past
+// them.
 constexpr std::size_t kBeyondCaches = std::size_t{16} << 20;
 
-// From so many rows on it pays to look at each word of the view beforehand.
+// With at least this many rows it pays to compute block ranges beforehand.
 constexpr std::size_t kManyRows = 8;
 
 }  // namespace
 
-// Rows that do not fit where they are lose what they show.
+// Makes room for the rows. Rows that do not fit in the buffer are discarded.
 void Mask::FindRoom(std::size_t row_count, CellSpan view, DType dtype,
                     std::size_t cells) {
-  // Bits have no address but in words of 64 columns.
+  // A row of bits is addressable only in words of 64 columns.
   const bool words = dtype == DType::kBits;
   if (base_ <= view.first && view.end <= base_ + columns_ &&
       row_count <= rows_.size() && (!words || Word(view.first) == view.first)) {
@@ -36,7 +37,8 @@ void Mask::FindRoom(std::size_t row_count, CellSpan view, DType dtype,
   const std::size_t wished = std::max(rows_.size(), 2 * row_count);
   rows_.clear();  // So that nothing is known if there is no memory.
   base_ = words ? view.first : view.first / kWordBits * kWordBits;
-  // The view of a decode step grows by a cell at a time: not by as little.
+  // The view of a decode step grows by a cell at a time: reserve more than
+  // that.
   const std::size_t needed = view.end - base_;
   columns_ = WordsFor(std::min(needed + needed / 2, cells - base_)) * kWordBits;
   const std::size_t row_bytes = MaskRowBytes(dtype, columns_);
@@ -53,7 +55,7 @@ void Mask::FindRoom(std::size_t row_count, CellSpan view, DType dtype,
   rows_.assign(std::min(bytes_ / row_bytes, wished), Row{});
 }
 
-// Cuts cells into pieces.
+// Adds the cells of a row as pieces.
 void Mask::Add(std::size_t row, CellSpan cells) {
   while (cells.first < cells.end) {
     const std::size_t end = std::min(cells.end, cells.first + kPieceCells);
@@ -62,12 +64,13 @@ void Mask::Add(std::size_t row, CellSpan cells) {
   }
 }
 
-// The first cell of the 64 columns that a cell is in.
+// The first cell of the 64-column word that contains `cell`.
 std::size_t Mask::Word(std::size_t cell) const {
   return base_ + (cell - base_) / kWordBits * kWordBits;
 }
 
-// The 64 columns that a cell is in. Not twice: threads do not write the same.
+// Adds the 64-column word that contains `cell`, unless a piece covers it: no
+// two threads may write the same columns.
 void Mask::AddWordOf(std::size_t row, CellSpan cells, std::size_t cell) {
   const std::size_t first = Word(cell);
   for (std::size_t i = pieces_.size(); i-- > 0 && pieces_[i].row == row;) {
@@ -77,8 +80,8 @@ void Mask::AddWordOf(std::size_t row, CellSpan cells, std::size_t cell) {
   Add(row, {first, std::min(first + kWordBits, cells.end)});
 }
 
-// Its sequence's cells at positions in `range`; false if they are many, or
-// nobody knows which they are.
+// Adds the columns of the row's cells at positions in `range`. Returns false if
+// there are too many, or if the table keeps no order.
 bool Mask::AddCellsAt(const CellTable& table, std::size_t row, CellSpan cells,
                       PosRange range) {
   const Row& before = rows_[row];
@@ -87,7 +90,8 @@ bool Mask::AddCellsAt(const CellTable& table, std::size_t row, CellSpan cells,
       std::max({range.first, before.extremes.first, sequence.extremes.first});
   range.last =
       std::min({range.last, before.extremes.last, sequence.extremes.last});
-  if (range.first > range.last) return true;  // No such cell is as it was.
+  // No cell in `range` both was and is in the sequence.
+  if (range.first > range.last) return true;
   if (!table.ordered()) return false;
   const auto found = table.CellsAt(sequence, range);
   if (found.size() > Sequence::kRecent) return false;
@@ -100,8 +104,8 @@ bool Mask::AddCellsAt(const CellTable& table, std::size_t row, CellSpan cells,
   return true;
 }
 
-// The columns of a row that are not as they were, if those are few: else
-// false, and some of them.
+// Adds the columns of a row that changed. Returns false if they are too many or
+// unknown; some pieces may then have been added.
 bool Mask::AddChanges(const CellTable& table, const RowRule& rule,
                       std::size_t row, CellSpan view) {
   const Row& before = rows_[row];
@@ -124,7 +128,8 @@ bool Mask::AddChanges(const CellTable& table, const RowRule& rule,
     const std::size_t end = std::min(cell + kWordBits, cells.end);
     if (first >= end) continue;
     AddWordOf(row, cells, first);
-    AddWordOf(row, cells, end - 1);  // Another one if columns are off cells.
+    // A second word if words of columns are not words of cells.
+    AddWordOf(row, cells, end - 1);
   }
   const PosRange was = before.rule.range;
   const PosRange is = rule.range;
@@ -162,7 +167,7 @@ std::byte* Mask::At(std::size_t row, std::size_t cell, DType dtype) const {
   return data_ + row * RowBytes(dtype) + MaskRowBytes(dtype, cell - base_);
 }
 
-// The range of positions of each block that the cells are in.
+// The position range of each block that contains some of the cells.
 const PosRange* HostMask::Blocks(const CellTable& table, CellSpan cells) {
   blocks_.resize(WordsFor(table.size()) / kBlockWords + 1);
   const PosRange* ranges = table.ranges();
@@ -181,7 +186,7 @@ const PosRange* HostMask::Blocks(const CellTable& table, CellSpan cells) {
 }
 
 std::byte* HostMask::Allocate(std::size_t bytes) {
-  buffer_ = AlignedBuffer();  // Never both at once.
+  buffer_ = AlignedBuffer();  // Free the old buffer before allocating.
   buffer_ = AlignedBuffer(bytes);
   return buffer_.data();
 }
@@ -191,7 +196,7 @@ void HostMask::Write(const CellTable& table, CellSpan view, DType dtype) {
   for (const Piece& piece : pieces()) columns += piece.cells.size();
   const std::size_t bytes = MaskRowBytes(dtype, columns);
   const bool stream = TakeFastPath(bytes > kBeyondCaches);
-  // Many rows look at the same words.
+  // Block ranges pay off if many rows read the same words.
   const bool many =
       TakeFastPath(columns >= kManyRows * (view.end - first_cell()));
   const PosRange* blocks =
@@ -199,11 +204,11 @@ void HostMask::Write(const CellTable& table, CellSpan view, DType dtype) {
   const auto write = [&](const Piece& piece) {
     const auto& [row, cells] = piece;
     const auto& [sequence, range] = RuleOf(row);
-    // No position of such a sequence needs a look.
+    // All positions of the sequence are in the range: no position is compared.
     const bool all = sequence != nullptr &&
                      range.first <= sequence->extremes.first &&
                      sequence->extremes.last <= range.last;
-    // The words that the piece is in, from a whole block on.
+    // Room for the words of the piece, from the start of its first block on.
     constexpr std::size_t kBlockCells = kBlockWords * kWordBits;
     std::array<std::uint64_t, kPieceCells / kWordBits + kBlockWords + 1> words;
     const std::size_t block = cells.first / kBlockCells;
@@ -243,7 +248,7 @@ void Mask::Build(const CellTable& table, std::span<const RowRule> rules,
   try {
     Write(table, view, dtype);
   } catch (...) {
-    rows_.clear();  // They show nothing that is known.
+    rows_.clear();  // The contents of the rows are unknown now.
     throw;
   }
   view_ = DenseView(At(0, view.first, dtype), dtype,

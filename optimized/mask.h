@@ -15,8 +15,8 @@
 
 namespace kvtwin::optimized {
 
-// What one batch token may attend to: the cells of `sequence` (null: none) at
-// positions in `range`.
+// The cells that one batch token may attend to: those of `sequence` (null:
+// none) at positions in `range`.
 struct RowRule {
   Sequence* sequence;
   PosRange range;
@@ -29,37 +29,38 @@ struct CellSpan {
   std::size_t size() const { return end - first; }
 };
 
-// Rows stay in memory from one pass to the next. A row that is for the same
-// sequence as before is not written again but for the columns that changed:
-// those of cells that came, went or moved, that the view now has, or whose
-// positions the rule now includes or excludes.
+// Rows stay in memory from one pass to the next. If a row is for the same
+// sequence as before, only the columns that changed are rewritten: the columns
+// of cells that were added, removed or moved, that are new in the view, or
+// whose positions the rule now includes or excludes.
 //
-// Which columns those are is decided here; they are written by HostMask, or on
-// a device (optimized/cuda/).
+// Mask decides which columns change; HostMask writes them, or a device does
+// (optimized/cuda/).
 class Mask {
  public:
   virtual ~Mask() = default;
 
-  // One row for each rule, then rows of -inf, `row_count` in all. `dtype` is
-  // the same in all calls.
+  // Builds a row for each rule, then rows of -inf, `row_count` rows in all.
+  // `dtype` is the same in all calls.
   void Build(const CellTable& table, std::span<const RowRule> rules,
              std::size_t row_count, CellSpan view, DType dtype);
 
   // [cells of the view, row_count].
   const TensorView& view() const { return view_; }
 
-  // The rows, and their memory.
+  // Forgets the rows, and frees their memory.
   void Forget();
 
  protected:
-  // Columns of a row that are to be written. None is in two pieces.
+  // Columns of a row to write. No column is in two pieces.
   struct Piece {
     std::size_t row;
     CellSpan cells;
   };
 
-  // Other memory for the rows, on a boundary of 64 bytes, with anything in it;
-  // of 0 bytes, none. Throws if there is not so much.
+  // Replaces the memory of the rows, on a boundary of 64 bytes, with
+  // unspecified contents; 0 bytes free it. Throws if there is not enough
+  // memory.
   virtual std::byte* Allocate(std::size_t bytes) = 0;
 
   // Writes the pieces.
@@ -67,19 +68,19 @@ class Mask {
 
   const std::vector<Piece>& pieces() const { return pieces_; }
   const RowRule& RuleOf(std::size_t row) const { return rows_[row].rule; }
-  // Column 0 of the rows.
+  // The cell of column 0.
   std::size_t first_cell() const { return base_; }
-  // Where a row has its column of that cell, and the next row has it.
+  // The address of a row's column for that cell.
   std::byte* At(std::size_t row, std::size_t cell, DType dtype) const;
   std::size_t RowBytes(DType dtype) const;
 
  private:
-  // What a row of the buffer shows.
+  // The contents of a row of the buffer.
   struct Row {
-    CellSpan cells;  // None: nothing.
+    CellSpan cells;  // Empty if unknown.
     RowRule rule;
-    std::uint64_t changes;  // Of the sequence, so far,
-    PosRange extremes;      // and its extremes.
+    std::uint64_t changes;  // Sequence::changes when the row was written.
+    PosRange extremes;      // Sequence::extremes, likewise.
   };
 
   void FindRoom(std::size_t row_count, CellSpan view, DType dtype,
@@ -96,7 +97,7 @@ class Mask {
 
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
-  // Column 0 of the buffer is cell `base_`; a row has `columns_` of them.
+  // Column 0 of the buffer is cell `base_`; a row has `columns_` columns.
   std::size_t base_ = 0;
   std::size_t columns_ = 0;
   std::vector<Row> rows_;

@@ -1,7 +1,8 @@
 // See mask_kernels.h. Highway compiles this file once for each target.
 //
-// First one bit for each column, 64 at a time: cheap, for most words need no
-// look at a position. Then the bits are spread to the elements of the dtype.
+// Each column is first computed as a bit, 64 columns at a time: cheap, because
+// most words need no comparison of positions. Then the bits are expanded to
+// elements of the dtype.
 
 #include "optimized/mask_kernels.h"
 
@@ -20,12 +21,12 @@ HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Columns are taken in chunks, whose bits stay in the nearest cache; if there
-// is nothing but the bits, more at a time.
+// Columns are handled in chunks, whose bits stay in the first-level cache;
+// masks of bits have larger chunks.
 constexpr std::size_t kChunk = 128 * kWord;
 constexpr std::size_t kBitsChunk = 512 * kWord;
 
-// As many words at a time as there are 64-bit lanes.
+// Handles as many words at a time as there are 64-bit lanes.
 using U64 = hn::CappedTag<std::uint64_t, 8>;
 using I64 = hn::RebindToSigned<U64>;
 
@@ -34,15 +35,17 @@ HWY_INLINE std::uint64_t VisibleWord(const MaskRow& row, std::size_t w) {
                     row.range);
 }
 
-// Writes the visible cells of the words w .. end - 1, which have members.
+// Writes the visible cells of the words w .. end - 1. Requires: members is not
+// null.
 HWY_INLINE void LookAtWords(const MaskRow& row, std::size_t w, std::size_t end,
                             std::uint64_t* out) {
   constexpr std::size_t kLanes = hn::MaxLanes(U64());
   const auto row_first = hn::Set(I64(), row.range.first);
   const auto row_last = hn::Set(I64(), row.range.last);
   for (; w + kLanes <= end; w += kLanes, out += kLanes) {
-    // The first is the lower half of 64 bits. By words, not as an array: a
-    // vector that was just written in parts waits for them.
+    // `first` is the lower half of 64 bits. Ranges are loaded as words, not
+    // through an array: loading a vector that was just written in parts would
+    // stall.
     const auto range = hn::LoadU(
         U64(), reinterpret_cast<const std::uint64_t*>(row.ranges + w));
     const auto first =
@@ -72,7 +75,7 @@ HWY_INLINE void LookAtWords(const MaskRow& row, std::size_t w, std::size_t end,
   for (; w < end; ++w) *out++ = VisibleWord(row, w);
 }
 
-// A short memcpy is slower.
+// Copies words; memcpy is slower for few words.
 HWY_INLINE void CopyWords(const std::uint64_t* from, std::size_t count,
                           std::uint64_t* to) {
   constexpr std::size_t kLanes = hn::MaxLanes(U64());
@@ -83,7 +86,7 @@ HWY_INLINE void CopyWords(const std::uint64_t* from, std::size_t count,
   for (; i < count; ++i) to[i] = from[i];
 }
 
-// Whether all members of the block that a word is in are visible.
+// Whether all members of the block of word w are visible.
 HWY_INLINE bool SeesBlockOf(const MaskRow& row, std::size_t w) {
   if (row.blocks == nullptr) return false;
   const PosRange block = row.blocks[w / kBlockWords];
@@ -98,7 +101,7 @@ HWY_INLINE void VisibleWords(const MaskRow& row, std::size_t begin,
     return;
   }
   for (std::size_t w = begin; w < end;) {
-    // Blocks that are alike are taken together.
+    // Blocks that are alike are handled together.
     const bool whole = SeesBlockOf(row, w);
     std::size_t next = w;
     do {
@@ -115,7 +118,7 @@ HWY_INLINE void VisibleWords(const MaskRow& row, std::size_t begin,
 }
 
 // Writes one bit for each of the cells first .. first + size - 1, and zeros up
-// to a whole word. At most kBitsChunk cells.
+// to a whole word. Requires: size <= kBitsChunk.
 HWY_INLINE void VisibleColumns(const MaskRow& row, std::size_t first,
                                std::size_t size, std::uint64_t* bits) {
   const std::size_t begin = first / kWord;
@@ -125,7 +128,7 @@ HWY_INLINE void VisibleColumns(const MaskRow& row, std::size_t first,
   if (shift == 0) {
     VisibleWords(row, begin, end, bits);
   } else {
-    // A word of columns is of two words of cells, the last perhaps of one.
+    // A word of columns spans two words of cells, the last perhaps only one.
     std::array<std::uint64_t, kBitsChunk / kWord + 2> words;
     VisibleWords(row, begin, end, words.data());
     words[end - begin] = 0;
@@ -139,13 +142,13 @@ HWY_INLINE void VisibleColumns(const MaskRow& row, std::size_t first,
 // The bits of a chunk.
 using ChunkBits = std::array<std::uint64_t, kChunk / kWord>;
 
-constexpr std::size_t kLine = 64;  // Bytes of a line of the cache.
+constexpr std::size_t kLine = 64;  // Bytes of a cache line.
 
-// A line at most, so that a word is a whole number of vectors.
+// A vector is at most a line, so that a word is a whole number of vectors.
 template <class T>
 using ElementTag = hn::CappedTag<T, kLine / sizeof(T)>;
 
-// To a line's beginning and past the cache, or anywhere.
+// Stores 64 elements: past the cache, from the start of a line, or anywhere.
 template <bool kStream, class T>
 HWY_INLINE void StoreWord(std::uint64_t visible, T minus_inf, T* out) {
   const ElementTag<T> d;
@@ -174,13 +177,13 @@ HWY_INLINE void StoreColumns(const ChunkBits& bits, std::size_t size,
     }
   }
   if (size % kWord == 0) return;
-  // `out` is only as long as the row.
+  // `out` ends with the row: the last word goes through a copy.
   T last[kWord];
   StoreWord<false>(bits[words], minus_inf, last);
   std::copy_n(last, size % kWord, out + words * kWord);
 }
 
-// How many elements there are before a line of the cache begins.
+// The number of elements before the next cache line begins.
 template <class T>
 std::size_t BeforeLine(const T* out) {
   const auto at = reinterpret_cast<std::uintptr_t>(out);
@@ -194,7 +197,7 @@ HWY_INLINE void WriteElements(const MaskRow& row, T minus_inf,
   ChunkBits bits;
   std::size_t first = row.first;
   while (first < row.end) {
-    // Whole lines are streamed, so that the first chunk ends where one begins.
+    // Whole lines are streamed, so the first chunk ends at the start of a line.
     const std::size_t before = row.stream ? BeforeLine(out) : 0;
     const std::size_t size =
         std::min(before > 0 ? before : kChunk, row.end - first);
@@ -205,7 +208,7 @@ HWY_INLINE void WriteElements(const MaskRow& row, T minus_inf,
   }
 }
 
-// To anywhere, past the cache where whole lines lie.
+// Writes words to any address, whole lines of them past the cache.
 HWY_INLINE void StreamWords(const std::uint64_t* bits, std::size_t count,
                             std::uint64_t* out) {
   std::size_t i = std::min(BeforeLine(out), count);

@@ -9,7 +9,8 @@
 namespace kvtwin::optimized {
 namespace {
 
-// In kTogether columns at a time: the moves are read once for all of them.
+// Moves elements in kTogether columns at a time: the moves are then read once
+// for all of them.
 template <std::size_t kTogether, class T>
 void MoveTogether(std::span<const CellMove> moves, const StoredColumns& columns,
                   std::size_t first) {
@@ -44,7 +45,7 @@ void MoveElements(std::span<const CellMove> moves, const StoredColumns& columns,
 
 void MoveRows(std::span<const CellMove> moves, std::byte* rows,
               std::size_t row_bytes) {
-  // Less than this may still be in the caches, and stay there.
+  // Less data than this may still be in the caches, and should stay there.
   constexpr std::size_t kCached = std::size_t{1} << 20;
   if (!TakeFastPath(moves.size() * row_bytes > kCached)) {
     for (const CellMove& move : moves) {
@@ -54,7 +55,7 @@ void MoveRows(std::span<const CellMove> moves, std::byte* rows,
     return;
   }
   for (std::size_t i = 0; i < moves.size(); ++i) {
-    // The last one fetches itself.
+    // The last move prefetches itself.
     const CellMove& next = moves[i + 1 < moves.size() ? i + 1 : i];
     StreamBytesAhead(rows + moves[i].from * row_bytes,
                      rows + moves[i].to * row_bytes, row_bytes,

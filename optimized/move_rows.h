@@ -1,4 +1,4 @@
-// Stored rows that change places.
+// Moves stored rows to other cells.
 
 #ifndef KVTWIN_OPTIMIZED_MOVE_ROWS_H_
 #define KVTWIN_OPTIMIZED_MOVE_ROWS_H_
@@ -15,7 +15,8 @@ namespace kvtwin::optimized {
 void MoveRows(std::span<const CellMove> moves, std::byte* rows,
               std::size_t row_bytes);
 
-// The same within each of `count` columns.
+// Moves the elements within each of `count` columns. Requires: no cell is in
+// two moves.
 void MoveInColumns(std::span<const CellMove> moves,
                    const StoredColumns& columns, std::size_t count);
 

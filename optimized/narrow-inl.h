@@ -1,8 +1,8 @@
-// Vectors of f32 to f16, bf16 and f8, and back, for files that Highway compiles
-// once for each target (see targets.h). The results do not depend on the
-// target.
+// Conversion of vectors of f32 to f16, bf16 and f8, and back, for files that
+// Highway compiles once for each target (see targets.h). The results do not
+// depend on the target.
 
-// Once for each target: the toggle is defined in every other round.
+// Included once for each target: every other time the toggle is defined.
 #if defined(KVTWIN_OPTIMIZED_NARROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVTWIN_OPTIMIZED_NARROW_INL_H_
 #undef KVTWIN_OPTIMIZED_NARROW_INL_H_
@@ -14,9 +14,9 @@
 
 #include "hwy/highway.h"
 
-// Whether Highway converts by an instruction: it rounds to the nearest, ties to
-// even, subnormals too, whatever the mode of the processor. Elsewhere Highway's
-// conversion truncates, and what is here does it in integers.
+// Whether Highway converts with an instruction: it rounds to nearest, ties to
+// even, subnormals too, whatever the rounding mode of the processor. Elsewhere
+// Highway's conversion truncates, so this file converts in integers.
 #undef KVTWIN_F16C
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
 #define KVTWIN_F16C 1
@@ -28,7 +28,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// D is a tag of float.
+// In these types D is a tag of float.
 template <class D>
 using IntsOf = hn::RebindToSigned<D>;
 template <class D>
@@ -36,7 +36,7 @@ using HalvesOf = hn::Rebind<std::uint16_t, D>;
 template <class D>
 using ShortsOf = hn::Rebind<std::int16_t, D>;
 
-// Whether 16 bits of a number, without its sign, are more than `bound`.
+// Whether the magnitude bits of 16-bit numbers are greater than `bound`.
 template <class D>
 HWY_INLINE hn::Mask<HalvesOf<D>> IsAbove(D, hn::Vec<HalvesOf<D>> value,
                                          std::int16_t bound) {
@@ -47,7 +47,7 @@ HWY_INLINE hn::Mask<HalvesOf<D>> IsAbove(D, hn::Vec<HalvesOf<D>> value,
                         hn::Gt(magnitude, hn::Set(shorts, bound)));
 }
 
-// In integers. Any NaN becomes 0x7E00 and its sign.
+// Converts in integers. Any NaN becomes 0x7E00 with its sign.
 template <class D>
 HWY_INLINE hn::Vec<HalvesOf<D>> RoundedInIntegers(D d, hn::Vec<D> value) {
   const IntsOf<D> ints;
@@ -55,15 +55,15 @@ HWY_INLINE hn::Vec<HalvesOf<D>> RoundedInIntegers(D d, hn::Vec<D> value) {
   const auto magnitude = hn::And(bits, hn::Set(ints, INT32_MAX));
   const auto sign = hn::Xor(bits, magnitude);
 
-  // Normal numbers: exponent from bias 127 to 15; half of the last place that
-  // stays, less one, and one more if that place is odd, round to even.
+  // Normal numbers: rebases the exponent from bias 127 to 15, and adds half of
+  // the last kept place, less one, plus one if that place is odd: ties to even.
   const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(ints, 1));
   const auto rounding = hn::Set(ints, ((15 - 127) * (1 << 23)) + 0xFFF);
   const auto normal =
       hn::ShiftRight<13>(hn::Add(hn::Add(magnitude, rounding), odd));
 
-  // Below 2^-14: adding 0.5, whose last place is that of a subnormal f16,
-  // makes the adder round.
+  // Below 2^-14: adding 0.5, whose last place is that of a subnormal f16, makes
+  // the floating-point adder round.
   const auto half = hn::Set(d, 0.5f);
   const auto tiny =
       hn::Sub(hn::BitCast(ints, hn::Add(hn::BitCast(d, magnitude), half)),
@@ -77,12 +77,12 @@ HWY_INLINE hn::Vec<HalvesOf<D>> RoundedInIntegers(D d, hn::Vec<D> value) {
                      hn::Set(ints, 0x7C00));
   auto result = hn::IfThenElse(hn::Gt(first_normal, magnitude), tiny, normal);
   result = hn::IfThenElse(hn::Gt(first_infinite, magnitude), result, special);
-  // The sign arrives extended, and result has 15 bits: this narrows exactly.
+  // The sign is sign-extended, and result has 15 bits: this narrows exactly.
   result = hn::Or(result, hn::ShiftRight<16>(sign));
   return hn::BitCast(HalvesOf<D>(), hn::DemoteTo(ShortsOf<D>(), result));
 }
 
-// In integers, exact.
+// Converts in integers, exactly.
 template <class D>
 HWY_INLINE hn::Vec<D> ExactFromHalves(D d, hn::Vec<HalvesOf<D>> value) {
   const IntsOf<D> ints;
@@ -93,8 +93,8 @@ HWY_INLINE hn::Vec<D> ExactFromHalves(D d, hn::Vec<HalvesOf<D>> value) {
   const auto rebias = hn::Set(ints, (127 - 15) << 23);
   const auto normal = hn::Add(magnitude, rebias);
   const auto special = hn::Add(normal, hn::Set(ints, (128 - 16) << 23));
-  // A subnormal is its mantissa's share of 2^-14: put it behind a leading one
-  // and take that away again.
+  // The value of a subnormal is its mantissa as a fraction of 2^-14: add a
+  // leading one, then subtract it.
   const auto first = hn::Set(ints, (127 - 14) << 23);
   const auto tiny =
       hn::BitCast(ints, hn::Sub(hn::BitCast(d, hn::Add(magnitude, first)),
@@ -107,7 +107,7 @@ HWY_INLINE hn::Vec<D> ExactFromHalves(D d, hn::Vec<HalvesOf<D>> value) {
   return hn::BitCast(d, hn::Or(result, sign));
 }
 
-// To the nearest, ties to even. Any NaN becomes some NaN.
+// Rounds to nearest, ties to even. Any NaN becomes an unspecified NaN.
 template <class D>
 HWY_INLINE hn::Vec<HalvesOf<D>> ToHalves(D d, hn::Vec<D> value) {
 #if KVTWIN_F16C
@@ -119,7 +119,7 @@ HWY_INLINE hn::Vec<HalvesOf<D>> ToHalves(D d, hn::Vec<D> value) {
 #endif
 }
 
-// The same, and any NaN becomes 0x7E00 and its sign.
+// Same as ToHalves, but any NaN becomes 0x7E00 with its sign.
 template <class D>
 HWY_INLINE hn::Vec<HalvesOf<D>> ToCanonicalHalves(D d, hn::Vec<D> value) {
 #if KVTWIN_F16C
@@ -133,7 +133,7 @@ HWY_INLINE hn::Vec<HalvesOf<D>> ToCanonicalHalves(D d, hn::Vec<D> value) {
 #endif
 }
 
-// Exact, but for a NaN, which becomes some NaN.
+// Converts exactly, except that a NaN becomes an unspecified NaN.
 template <class D>
 HWY_INLINE hn::Vec<D> FromHalves(D d, hn::Vec<HalvesOf<D>> value) {
 #if KVTWIN_F16C
@@ -144,8 +144,8 @@ HWY_INLINE hn::Vec<D> FromHalves(D d, hn::Vec<HalvesOf<D>> value) {
 #endif
 }
 
-// bf16 is the upper half of an f32. To the nearest, ties to even; any NaN
-// becomes 0x7FC0 and its sign.
+// bf16 is the upper half of an f32. Rounds to nearest, ties to even; any NaN
+// becomes 0x7FC0 with its sign.
 template <class D>
 HWY_INLINE hn::Vec<HalvesOf<D>> RoundedToUpper(D, hn::Vec<D> value) {
   const IntsOf<D> ints;
@@ -156,7 +156,7 @@ HWY_INLINE hn::Vec<HalvesOf<D>> RoundedToUpper(D, hn::Vec<D> value) {
                             hn::Set(ints, 0x7FC00000));
   const auto result =
       hn::IfThenElse(hn::RebindMask(ints, hn::IsNaN(value)), quiet, rounded);
-  // The sign arrives extended: this narrows exactly.
+  // The sign is sign-extended: this narrows exactly.
   return hn::BitCast(HalvesOf<D>(),
                      hn::DemoteTo(ShortsOf<D>(), hn::ShiftRight<16>(result)));
 }
@@ -169,8 +169,8 @@ HWY_INLINE hn::Vec<D> FromUpper(D d, hn::Vec<HalvesOf<D>> value) {
 template <class D>
 using BytesOf = hn::Rebind<std::uint8_t, D>;
 
-// e4m3, in integers as above. Beyond 448 it is 448; any NaN becomes 0x7F and
-// its sign.
+// Converts to e4m3, in integers as above. Values above 448 become 448; any NaN
+// becomes 0x7F with its sign.
 template <class D>
 HWY_INLINE hn::Vec<BytesOf<D>> RoundedToF8(D d, hn::Vec<D> value) {
   const IntsOf<D> ints;
@@ -183,7 +183,7 @@ HWY_INLINE hn::Vec<BytesOf<D>> RoundedToF8(D d, hn::Vec<D> value) {
   const auto normal =
       hn::ShiftRight<20>(hn::Add(hn::Add(magnitude, rounding), odd));
 
-  // Below 2^-6: the last place of 2^14 is that of a subnormal.
+  // Below 2^-6: the last place of 2^14 is that of a subnormal f8.
   const auto large = hn::Set(d, 16384.0f);
   const auto tiny =
       hn::Sub(hn::BitCast(ints, hn::Add(hn::BitCast(d, magnitude), large)),
@@ -199,7 +199,7 @@ HWY_INLINE hn::Vec<BytesOf<D>> RoundedToF8(D d, hn::Vec<D> value) {
   return hn::DemoteTo(BytesOf<D>(), hn::Or(result, sign));
 }
 
-// Exact. A NaN becomes the quiet one, and its sign.
+// Converts exactly. A NaN becomes the quiet NaN with its sign.
 template <class D>
 HWY_INLINE hn::Vec<D> FromF8(D d, hn::Vec<BytesOf<D>> value) {
   const IntsOf<D> ints;
@@ -219,8 +219,8 @@ HWY_INLINE hn::Vec<D> FromF8(D d, hn::Vec<BytesOf<D>> value) {
   return hn::BitCast(d, hn::Or(result, sign));
 }
 
-// The formats, as kernels see them: T is how an element is stored, kQuiet the
-// NaN that a number becomes.
+// The formats, as kernels see them: T is the type of a stored element, kQuiet
+// the NaN that an operation on numbers yields.
 struct HalfFormat {
   using T = std::uint16_t;
   static constexpr T kQuiet = 0x7E00;
@@ -233,22 +233,22 @@ struct HalfFormat {
   HWY_INLINE static hn::Mask<HalvesOf<D>> IsQuiet(D d, hn::Vec<HalvesOf<D>> v) {
     return IsAbove(d, v, 0x7DFF);
   }
-  // To the nearest, ties to even. Any NaN becomes some NaN.
+  // Rounds to nearest, ties to even. Any NaN becomes an unspecified NaN.
   template <class D>
   HWY_INLINE static hn::Vec<HalvesOf<D>> Rounded(D d, hn::Vec<D> value) {
     return ToHalves(d, value);
   }
-  // The same, and any NaN becomes kQuiet and its sign.
+  // Same as Rounded, but any NaN becomes kQuiet with its sign.
   template <class D>
   HWY_INLINE static hn::Vec<HalvesOf<D>> Canonical(D d, hn::Vec<D> value) {
     return ToCanonicalHalves(d, value);
   }
-  // Exact, but for a NaN, which becomes some NaN.
+  // Converts exactly, except that a NaN becomes an unspecified NaN.
   template <class D>
   HWY_INLINE static hn::Vec<D> Floats(D d, hn::Vec<HalvesOf<D>> value) {
     return FromHalves(d, value);
   }
-  // Exact.
+  // Converts exactly.
   template <class D>
   HWY_INLINE static hn::Vec<D> Exact(D d, hn::Vec<HalvesOf<D>> value) {
     return ExactFromHalves(d, value);

@@ -18,19 +18,20 @@ namespace {
 
 constexpr int kNoBlock = -1;
 
-// Without an owner it is free, or, if it has a node, in the list of those that
-// were released.
+// A block without an owner is free, or, if it has a node, in the list of
+// released blocks.
 struct Block {
   int owners = 0;
-  int node = -1;  // Of the prefix that it ends.
+  int node = -1;  // The node of the prefix that this block ends.
   int before = kNoBlock;
   int after = kNoBlock;
 };
 
 struct Sequence {
   std::vector<int> blocks;
-  std::vector<std::int32_t> known;  // Tokens from its start.
-  std::vector<int> nodes;  // The root, and of each block that is all known.
+  std::vector<std::int32_t> known;  // Token ids, from the sequence's start.
+  // The root, then the node of each block whose tokens are all known.
+  std::vector<int> nodes;
 };
 
 class Pool final : public GuardedPaged {
@@ -164,7 +165,7 @@ class Pool final : public GuardedPaged {
     return rows;
   }
 
-  // K and V of each layer in turn.
+  // rows_ has K, then V, of each layer.
   const PoolRows& KeysOf(int layer) const {
     return rows_[2 * static_cast<std::size_t>(layer)];
   }
@@ -172,7 +173,7 @@ class Pool final : public GuardedPaged {
     return rows_[2 * static_cast<std::size_t>(layer) + 1];
   }
 
-  // Requires: there is one.
+  // Returns a new block. Requires: a block is free or cached.
   int Fresh() {
     std::size_t fresh = free_.First();
     if (fresh != kNone) {
@@ -218,7 +219,7 @@ class Pool final : public GuardedPaged {
     }
   }
 
-  // Prompts find the block from now on, or no longer.
+  // Show lets prompts find the block; Hide ends that.
   void Show(int block, int node) {
     index_.Need(node);
     index_.SetBlock(node, block);
@@ -232,7 +233,7 @@ class Pool final : public GuardedPaged {
     node = -1;
   }
 
-  // The list of those that were released, by when they were.
+  // List and Unlist maintain the list of released blocks, oldest first.
   void List(int block) {
     BlockOf(block).before = newest_;
     BlockOf(block).after = kNoBlock;
@@ -257,7 +258,7 @@ class Pool final : public GuardedPaged {
     }
   }
 
-  std::size_t size_;  // Of a block, in tokens.
+  std::size_t size_;  // Tokens per block.
   std::vector<Block> blocks_;
   BitTree free_;
   int oldest_ = kNoBlock;

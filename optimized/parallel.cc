@@ -6,12 +6,13 @@
 namespace kvtwin::optimized {
 namespace {
 
-// A child of fork() has none of the threads that OpenMP keeps, and a loop that
-// waited for them would wait for ever. So the thread that forks ends those that
-// it has; it and the child start others when they need them.
+// A child of fork() has none of the threads that OpenMP keeps, and a loop would
+// wait for them forever. So the forking thread ends its OpenMP threads first;
+// it and the child start new ones when they need them.
 void EndThreads() { (void)omp_pause_resource_all(omp_pause_soft); }
 
-// From when the library is loaded: others in the process may use OpenMP too.
+// Registered when the library is loaded: other code in the process may use
+// OpenMP too.
 [[maybe_unused]] const int registered =
     pthread_atfork(EndThreads, nullptr, nullptr);
 

@@ -1,5 +1,5 @@
-// Loops over independent pieces of work, on several threads if that pays. They
-// also work in a child of fork(), which starts threads of its own.
+// Loops over independent pieces of work, on several threads if that pays off.
+// They also work in a child of fork(), which starts threads of its own.
 
 #ifndef KVTWIN_OPTIMIZED_PARALLEL_H_
 #define KVTWIN_OPTIMIZED_PARALLEL_H_
@@ -16,15 +16,16 @@
 namespace kvtwin::optimized {
 
 #ifdef _OPENMP
-// Whether to share out work that touches so many bytes. On a quiet machine
-// handing work to another thread costs as much as writing about 64 KiB; on a
-// busy one the other thread may first have to wait for its turn, milliseconds,
-// so that only much larger work is worth it.
+// Whether to share work that touches this many bytes among threads. On a quiet
+// machine, handing work to another thread costs as much as writing about 64
+// KiB; on a busy machine the other thread may have to wait milliseconds for its
+// turn, so that only much larger work is worth it.
 bool WorthSharing(std::size_t bytes);
 #endif
 
-// Calls body(i) for every i < count, in any order. `bytes` is what all of them
-// touch together. Without OpenMP there is one thread. `body` must not throw.
+// Calls body(i) for every i < count, in any order. `bytes` is the amount that
+// all calls together touch. Without OpenMP there is one thread. `body` must not
+// throw.
 template <class Body>
 void ParallelFor(std::size_t count, std::size_t bytes, const Body& body) {
 #ifdef _OPENMP
@@ -38,17 +39,17 @@ void ParallelFor(std::size_t count, std::size_t bytes, const Body& body) {
   for (std::size_t i = 0; i < count; ++i) body(i);
 }
 
-// One of `count` about equal parts of something.
+// One of `count` nearly equal parts of some work.
 struct Share {
   std::size_t index = 0;
   std::size_t count = 1;
 
-  // Of n things in a row, this share has those from Begin to before End.
+  // Of n items in a row, this share has [Begin(n), End(n)).
   std::size_t Begin(std::size_t n) const { return n * index / count; }
   std::size_t End(std::size_t n) const { return n * (index + 1) / count; }
 };
 
-// Into how many shares to cut such work: one for each thread.
+// The number of shares for work that touches this many bytes: one per thread.
 inline std::size_t ShareCount(std::size_t bytes) {
 #ifdef _OPENMP
   if (WorthSharing(bytes)) {
@@ -59,14 +60,14 @@ inline std::size_t ShareCount(std::size_t bytes) {
   return 1;
 }
 
-// What the caches of several threads take of work that touches so many bytes;
-// of one thread, which has it all to itself, nothing.
+// How much of the touched bytes may stay in the caches of the threads: 1 MiB
+// for each thread, or 0 if one thread does all of the work.
 inline std::size_t OwnCacheBytes(std::size_t bytes) {
   const std::size_t shares = ShareCount(bytes);
   return shares * std::min<std::size_t>(shares - 1, 1) << 20;
 }
 
-// Calls body(i, share) for every i < count and every share of its work.
+// Calls body(i, share) for every i < count and every share.
 template <class Body>
 void ParallelShares(std::size_t count, std::size_t bytes, const Body& body) {
   const std::size_t shares = ShareCount(bytes);

@@ -9,7 +9,7 @@
 namespace kvtwin::optimized {
 namespace {
 
-// Head by head, block by block. `cells` is scratch.
+// Stores rows head by head, block by block. `cells` is scratch.
 void StoreHeads(std::span<const int> blocks, int start, const TensorView& from,
                 const PoolRows& to, std::vector<int>& cells) {
   const std::size_t size = to.block_size;
@@ -82,7 +82,7 @@ void HostPoolMemory::Store(std::span<const int> blocks, int start,
   };
   const StoredRows to_keys = stored(keys);
   const StoredRows to_values = stored(values);
-  // What is read is as much, or twice.
+  // As many bytes are read as are stored, or twice as many.
   const std::size_t touched =
       2 * cells_.size() * (to_keys.stride + to_values.stride);
   ParallelShares(1, touched, [&](std::size_t, Share share) {

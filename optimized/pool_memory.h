@@ -1,5 +1,5 @@
-// Where a paged pool keeps its rows: in the memory of the host, here, or of a
-// device (optimized/cuda/). Which block holds what is decided elsewhere.
+// The memory that holds the rows of a paged pool: host memory (here) or device
+// memory (optimized/cuda/). Other code decides which block holds which tokens.
 
 #ifndef KVTWIN_OPTIMIZED_POOL_MEMORY_H_
 #define KVTWIN_OPTIMIZED_POOL_MEMORY_H_
@@ -29,8 +29,8 @@ struct PoolRows {
         RunBytes(dtype, static_cast<std::int64_t>(head_dim)));
   }
   std::size_t block_bytes() const { return block_size * heads * head_bytes(); }
-  // `count` rows from a slot on, of one block or of blocks that follow one
-  // another: [head_dim, heads, count].
+  // `count` rows from `slot` on, in one block or in consecutive blocks:
+  // [head_dim, heads, count].
   TensorView View(std::size_t slot, int count) const;
 };
 
@@ -38,20 +38,20 @@ class PoolMemory {
  public:
   virtual ~PoolMemory() = default;
 
-  // Zeroed. Lives as long as this.
+  // Returns zeroed memory, which lives as long as this object.
   virtual std::byte* Allocate(std::size_t bytes) = 0;
 
-  // Stores the rows of K and V for the positions from `start` on of a sequence
-  // that has these blocks.
+  // Stores the rows of K and V at positions from `start` on, in the blocks of a
+  // sequence.
   virtual void Store(std::span<const int> blocks, int start,
                      const TensorView& key, const PoolRows& keys,
                      const TensorView& value, const PoolRows& values) = 0;
 
-  // In all of the tensors.
+  // Copies a block in each of the tensors.
   virtual void CopyBlock(std::span<const PoolRows> tensors, int from,
                          int to) = 0;
 
-  // A view of PoolRows, for those who asked the pool.
+  // Converts a view of PoolRows to the view that callers of the pool get.
   virtual TensorView Show(const TensorView& view) = 0;
   virtual Device device() const = 0;
 };
@@ -68,7 +68,7 @@ class HostPoolMemory final : public PoolMemory {
 
  private:
   std::vector<AlignedBuffer> buffers_;
-  std::vector<int> cells_;  // Of what is stored.
+  std::vector<int> cells_;  // Cells of the rows that are being stored.
 };
 
 // Requires: CheckPagedSpec accepts it.

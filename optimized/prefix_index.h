@@ -1,6 +1,6 @@
-// Which block has the rows of which prefix: a tree over whole blocks of tokens,
-// the children of a node found by the xxHash of their tokens, chained to the
-// node. Equal hashes are not taken for equal tokens.
+// Finds the block with the rows of a prefix. The index is a tree over whole
+// blocks of tokens; the child of a node is found by the xxHash of its tokens
+// and the node. Tokens are compared too, not only hashes.
 
 #ifndef KVTWIN_OPTIMIZED_PREFIX_INDEX_H_
 #define KVTWIN_OPTIMIZED_PREFIX_INDEX_H_
@@ -18,17 +18,17 @@ namespace kvtwin::optimized {
 
 class PrefixIndex {
  public:
-  // The node of no tokens at all, or of these behind those of `node`; it is
-  // made if there is none, and kept until each Need has its Release.
+  // The root for `key`, or the child of `node` for these tokens. Creates the
+  // node if it is missing. It is kept until each Need has its Release.
   int NeedRoot(const PrefixKey& key);
   int NeedChild(int node, std::span<const std::int32_t> tokens);
   void Need(int node) { ++nodes_[static_cast<std::size_t>(node)].needs; }
   void Release(int node);
 
-  // As NeedChild, but -1 if there is none, and needs nothing.
+  // Same as NeedChild, but returns -1 if there is none, and does not Need it.
   int FindChild(int node, std::span<const std::int32_t> tokens) const;
 
-  // The block with the rows of the node's last tokens; -1: none.
+  // The block with the rows of the node's last tokens, or -1.
   int block(int node) const {
     return nodes_[static_cast<std::size_t>(node)].block;
   }
@@ -37,7 +37,8 @@ class PrefixIndex {
   }
 
  private:
-  // Whole blocks of tokens behind a node, or behind none: a root's key.
+  // How a node follows from its parent: by a block of tokens, or, for a root
+  // (parent -1), by its key.
   struct Step {
     int parent = -1;
     std::vector<std::int32_t> tokens;
@@ -49,7 +50,7 @@ class PrefixIndex {
   };
   struct Node {
     Step step;
-    std::int64_t needs = 0;  // Its children need it too.
+    std::int64_t needs = 0;  // Includes one for each child.
     int block = -1;
   };
 

@@ -11,7 +11,7 @@
 namespace kvtwin::optimized {
 namespace {
 
-// What is gathered of a row at a time.
+// How many elements of a row are gathered at a time.
 constexpr std::size_t kPieceElements = 256;
 using Piece = std::array<std::byte, kPieceElements * sizeof(float)>;
 
@@ -25,14 +25,15 @@ void CopyStrided(const std::byte* from, std::int64_t stride, std::size_t count,
   }
 }
 
-// As many bytes of a row as blocks are copied: their elements.
+// A view of rows of a block dtype as bytes: block rows are copied, not
+// converted.
 TensorView InBytes(TensorView blocks) {
   blocks.shape[0] = RunBytes(blocks.dtype, blocks.shape[0]);
   blocks.stride[0] = 1;
   return blocks;
 }
 
-// Where rows come from.
+// A tensor of rows to store.
 class Source {
  public:
   explicit Source(const TensorView& tensor)
@@ -53,7 +54,7 @@ class Source {
   }
 
   DType dtype() const { return tensor_.dtype; }
-  // What so many elements take, stored as `dtype`.
+  // The bytes that this many elements take, stored as `dtype`.
   std::size_t StoredBytes(std::size_t count, DType dtype) const {
     if (dtype == tensor_.dtype) return count * size_;
     const auto elements = static_cast<std::int64_t>(count);
@@ -62,8 +63,8 @@ class Source {
   std::size_t head_dim() const { return head_dim_; }
   std::size_t row_elements() const { return head_dim_ * heads_; }
 
-  // Whether the elements of a head, of a row, of all rows lie one after
-  // another, where elements of their type may lie.
+  // Whether the elements of each head (readable), of each row (in_order), or of
+  // all rows (touching) are contiguous, and aligned for their type.
   bool readable() const { return readable_; }
   bool in_order() const { return in_order_; }
   bool touching() const { return touching_; }
@@ -97,7 +98,7 @@ class Source {
 
  private:
   TensorView tensor_;
-  std::size_t size_;  // Of an element.
+  std::size_t size_;  // Bytes per element.
   std::size_t head_dim_;
   std::size_t heads_;
   bool dense_heads_;
@@ -106,14 +107,15 @@ class Source {
   bool touching_;
 };
 
-// Copies elements of the source that lie in order, rounded if they are of
-// another dtype: then they are f32.
+// Stores contiguous elements of the source. If `dtype` is another one, the
+// elements are f32 and are rounded.
 void Store(const Source& source, const std::byte* from, std::size_t count,
            std::byte* to, DType dtype, bool stream) {
   if (source.dtype() != dtype) {
     const auto* floats = reinterpret_cast<const float*>(from);
     KVTWIN_ASSERT(reinterpret_cast<std::uintptr_t>(from) % alignof(float) == 0);
-    // Blocks lie across cache lines, which are better written in the caches.
+    // Blocks straddle cache lines, so they are better written through the
+    // caches.
     stream && !IsBlockDType(dtype) ? StreamRoundedF32(dtype, floats, to, count)
                                    : RoundF32(dtype, floats, to, count);
   } else if (stream) {
@@ -123,7 +125,7 @@ void Store(const Source& source, const std::byte* from, std::size_t count,
   }
 }
 
-// Tokens i .. end - 1 lie in consecutive cells.
+// The end of the longest run of consecutive cells that begins with token i.
 std::size_t RunEnd(std::span<const int> cells, std::size_t i) {
   std::size_t end = i + 1;
   while (end < cells.size() && cells[end] == cells[end - 1] + 1) ++end;
@@ -138,7 +140,8 @@ void StorePart(const Source& source, std::size_t token, std::size_t begin,
     const std::byte* from = source.At(token, begin);
     std::size_t count = end - begin;
     if (!source.in_order()) {
-      // A part of a head, or what of the row a piece has room for.
+      // Takes part of a head, or, of scattered elements, as many as fit in a
+      // piece.
       const std::size_t most =
           source.readable() ? source.head_dim() - begin % source.head_dim()
                             : kPieceElements;
@@ -154,8 +157,8 @@ void StorePart(const Source& source, std::size_t token, std::size_t begin,
   }
 }
 
-// Where a tile that begins with token `first` ends: it takes whole lines of
-// consecutive cells if it can.
+// The end of the tile that begins with token `first`: at a line boundary if
+// consecutive cells reach it.
 std::size_t TileEnd(std::span<const int> cells, std::size_t first) {
   const std::size_t most = std::min(cells.size(), first + kTileRows);
   const std::size_t to_line =
@@ -163,14 +166,14 @@ std::size_t TileEnd(std::span<const int> cells, std::size_t first) {
   return RunEnd(cells.first(most), first) >= to_line ? to_line : most;
 }
 
-// So what is written at once, where cells are consecutive, is of one tile.
+// So a run of consecutive cells that is written at once lies in one tile.
 static_assert(kTileCells % kTileRows == 0);
 
-// Rows of up to kTileRows tokens that become columns, stored as T.
+// Writes rows of up to kTileRows tokens as columns of elements of type T.
 template <class T>
 class ColumnWriter {
  public:
-  // For the tokens from `first` on that go to `cells`.
+  // Writes the tokens from `first` on to `cells`.
   ColumnWriter(const Source& source, std::size_t first,
                std::span<const int> cells, const StoredColumns& to)
       : source_(source), first_(first), cells_(cells), to_(to) {
@@ -209,8 +212,9 @@ class ColumnWriter {
   }
 
  private:
-  // What is converted of each row before it is written to its columns. Rows
-  // are a line apart besides, so that they do not share a set of the cache.
+  // Elements of each row that are converted before they are written to columns.
+  // Staged rows have a cache line of padding, so that they do not map to the
+  // same cache set.
   static constexpr std::size_t kLine = 64;
   static constexpr bool kWholeLines = kTileRows * sizeof(T) % kLine == 0;
   static constexpr std::size_t kStaged = 512 / sizeof(T);
@@ -220,7 +224,7 @@ class ColumnWriter {
     return to_.Offset(static_cast<std::size_t>(cell));
   }
 
-  // Inline, for g++ leaves out calls of functions that only prefetch.
+  // Inlined, because g++ removes calls of functions that only prefetch.
   [[gnu::always_inline]] void Prefetch(const std::byte* columns,
                                        std::size_t count) const {
     if (stream_) return;
@@ -231,7 +235,7 @@ class ColumnWriter {
     }
   }
 
-  // What is staged from element c on, to so many columns.
+  // Writes `count` staged elements of each row, from element c on, to columns.
   void Write(std::size_t c, std::size_t count, std::byte* columns) {
     if constexpr (kWholeLines) {
       if (stream_ && count == kTileColumns) {
@@ -261,9 +265,10 @@ class ColumnWriter {
   std::size_t first_;
   std::span<const int> cells_;
   const StoredColumns& to_;
-  bool run_;                                  // Several consecutive cells,
-  bool stream_;                               // which are whole lines.
-  std::array<std::size_t, kTileRows> lines_;  // Of a column, where cells lie.
+  bool run_;     // Several consecutive cells.
+  bool stream_;  // The cells fill whole lines.
+  // Lines of a column that hold the cells.
+  std::array<std::size_t, kTileRows> lines_;
   std::size_t line_count_ = 0;
   alignas(64) std::array<std::array<T, kStride>, kTileRows> staged_;
   alignas(64) std::array<T, kTileRows * kTileColumns> tile_;

@@ -1,5 +1,5 @@
-// Rows of a batch on their way into storage: from a tensor of any strides,
-// converted if need be, to rows or to columns.
+// Stores the rows of a batch: from a tensor of any strides, converted if
+// necessary, to rows or to columns.
 
 #ifndef KVTWIN_OPTIMIZED_PUT_ROWS_H_
 #define KVTWIN_OPTIMIZED_PUT_ROWS_H_
@@ -11,7 +11,7 @@
 
 namespace kvtwin::optimized {
 
-// Stored rows: cell c's begins c * stride bytes after `data`.
+// Stored rows: the row of cell c begins c * stride bytes after `data`.
 struct StoredRows {
   std::byte* data;
   DType dtype;
@@ -19,9 +19,9 @@ struct StoredRows {
   bool stream;  // Writes past the caches; see FenceStreams.
 };
 
-// Stored columns, one for each element of a row: cell c's part of column e lies
-// c / kTileCells * tile_stride + e * stride bytes, and c % kTileCells elements,
-// after `data`.
+// Stored columns, one for each element of a row: the element of cell c in
+// column e lies c / kTileCells * tile_stride + e * stride bytes, and c %
+// kTileCells elements, after `data`.
 struct StoredColumns {
   std::byte* data;
   DType dtype;
@@ -34,13 +34,13 @@ struct StoredColumns {
   }
 };
 
-// `from` is [head_dim, heads, tokens], of f32 or the dtype that is stored.
-// Stores the rows of tokens [begin, end), token i's in cells[i]. Requires:
-// distinct cells.
+// Stores the rows of tokens [begin, end): token i goes to cells[i]. `from` is
+// [head_dim, heads, tokens], of f32 or the stored dtype. Requires: distinct
+// cells.
 void PutRows(const TensorView& from, std::span<const int> cells,
              std::size_t begin, std::size_t end, const StoredRows& to);
 
-// Stores elements [begin, end) of all rows.
+// Stores elements [begin, end) of the rows of all tokens.
 void PutColumns(const TensorView& from, std::span<const int> cells,
                 std::size_t begin, std::size_t end, const StoredColumns& to);
 

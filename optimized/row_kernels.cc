@@ -9,7 +9,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/row_kernels.cc"
-// After the target is chosen.
+// These headers must come after the target is chosen.
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
@@ -19,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvtwin::optimized::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most 16 lanes: a rest is copied to so much.
+// At most 16 lanes: a remainder is copied to a buffer of this size.
 constexpr std::size_t kLanesMax = 16;
 using F32 = hn::CappedTag<float, kLanesMax>;
 constexpr std::size_t kLine = 64;
@@ -33,7 +33,7 @@ HWY_INLINE void ForEachVector(const From* from, To* to, std::size_t count,
   HWY_UNROLL(4)
   for (; i + lanes <= count; i += lanes) convert(from + i, to + i);
   if (i == count) return;
-  // The rest goes through a copy, so that nothing beyond it is touched.
+  // Converts the remainder in a copy, so that nothing past the end is touched.
   From rest[kLanesMax] = {};
   To converted[kLanesMax];
   std::copy(from + i, from + count, rest);
@@ -41,7 +41,7 @@ HWY_INLINE void ForEachVector(const From* from, To* to, std::size_t count,
   std::copy(converted, converted + (count - i), to + i);
 }
 
-// Calls does(format) with how `dtype` is stored.
+// Calls does(format) with the format of `dtype`.
 template <class Does>
 HWY_INLINE void WithFormat(DType dtype, const Does& does) {
   if (dtype == DType::kF16) return does(HalfFormat());
@@ -82,7 +82,8 @@ void WidenFromAny(DType dtype, const std::byte* from, float* to,
   });
 }
 
-// Of `bytes` at `to`, those before the first whole cache line.
+// The bytes before the first whole cache line at or after `to`, at most
+// `bytes`.
 HWY_INLINE std::size_t BytesBeforeLine(const void* to, std::size_t bytes) {
   const auto address = reinterpret_cast<std::uintptr_t>(to);
   return std::min(bytes, (kLine - address % kLine) % kLine);
@@ -103,7 +104,8 @@ HWY_INLINE void StreamLine(const std::byte* from, std::byte* to) {
 
 #else
 
-// Only whole vectors can be streamed: two of the half of it, or four quarters.
+// Only whole vectors can be streamed: they are combined from two vectors of
+// halves, or four vectors of bytes.
 template <class Format>
 HWY_INLINE hn::Vec<hn::Twice<HalvesOf<F32> > > WholeVector(Format,
                                                            const float* from) {
@@ -185,8 +187,8 @@ void StreamBytesAhead(const std::byte* from, std::byte* to, std::size_t bytes,
 
 #if HWY_TARGET == HWY_SCALAR
 
-// Calls write(tag, row, column, vector) for the elements of a tile: those of
-// rows [row, row + lanes of the vector) in a column.
+// Calls write(tag, row, column, vector) for all elements of a tile: the vector
+// has the elements of rows [row, row + its lanes) in that column.
 template <class T, class Write>
 HWY_INLINE void TransposeTile(const T* rows, std::size_t row_stride,
                               std::size_t count, const Write& write) {
@@ -207,7 +209,7 @@ HWY_INLINE void Zip(D d, V& low, V& high) {
   high = upper;
 }
 
-// For each 16 bytes of the vector, 16 bytes that are `step` elements further.
+// A vector of 16-byte blocks, loaded `step` elements apart.
 template <class T, class D>
 HWY_INLINE hn::Vec<D> LoadBlocks(D d, const T* from, std::size_t step) {
   if constexpr (hn::MaxLanes(d) * sizeof(T) <= 16) {
@@ -220,9 +222,9 @@ HWY_INLINE hn::Vec<D> LoadBlocks(D d, const T* from, std::size_t step) {
   }
 }
 
-// Transposes square blocks of 16 bytes each way, side by side in a vector.
-// What lies half a block apart is zipped, then what lies a quarter apart, ...:
-// each round changes one bit of an element's row for one of its column.
+// Transposes square blocks of 16 bytes each way, side by side in a vector. Each
+// round zips vectors that are half a block apart, then a quarter, and so on: it
+// exchanges one bit of an element's row with one of its column.
 template <class D, class Write>
 HWY_INLINE void TransposeBlocks(D d, const float* rows, std::size_t stride,
                                 const Write& write) {
@@ -273,8 +275,8 @@ HWY_INLINE void TransposeBlocks(D d, const std::uint16_t* rows,
   write(7, v7);
 }
 
-// Calls write(tag, row, column, vector) for the elements of a tile: those of
-// rows [row, row + lanes of the vector) in a column.
+// Calls write(tag, row, column, vector) for all elements of a tile: the vector
+// has the elements of rows [row, row + its lanes) in that column.
 template <class T, class Write>
 HWY_INLINE void TransposeTile(const T* rows, std::size_t row_stride,
                               std::size_t count, const Write& write,
@@ -289,7 +291,7 @@ HWY_INLINE void TransposeTile(const T* rows, std::size_t row_stride,
   }
 }
 
-// Of bytes, two columns at a time, as if they were one of 16 bits.
+// Transposes bytes two columns at a time, as one column of 16 bits.
 template <class Write>
 HWY_INLINE void TransposeTile(const std::uint8_t* rows, std::size_t row_stride,
                               std::size_t count, const Write& write) {

@@ -1,5 +1,5 @@
 // The inner loops over rows of K and V, each compiled for every instruction set
-// (see targets.h). What they compute does not depend on the target, to the bit.
+// (see targets.h). Results are bit-identical on all targets.
 
 #ifndef KVTWIN_OPTIMIZED_ROW_KERNELS_H_
 #define KVTWIN_OPTIMIZED_ROW_KERNELS_H_
@@ -11,41 +11,42 @@
 
 namespace kvtwin::optimized {
 
-// To and from any dtype of rows but f32, as core/elements.h: rounds to the
-// nearest, ties to even, every NaN becomes the first quiet one and its sign;
-// and back, exactly. 16 bits lie on even addresses; blocks are whole.
+// RoundF32 converts f32 to any other dtype of rows, as core/elements.h does: to
+// nearest, ties to even; every NaN becomes the format's first quiet NaN with
+// its sign. WidenToF32 converts back, exactly. 16-bit elements lie on even
+// addresses; blocks are whole.
 void RoundF32(DType dtype, const float* from, std::byte* to, std::size_t count);
 void WidenToF32(DType dtype, const std::byte* from, float* to,
                 std::size_t count);
 
-// RoundF32, not of blocks, and memcpy, past the caches: for memory that is not
-// in them and will not be read soon. Others may not see what was
-// written before this thread's FenceStreams.
+// RoundF32 (without block dtypes) and memcpy, writing past the caches: for
+// memory that is not cached and will not be read soon. Other threads may not
+// see the data until this thread calls FenceStreams.
 void StreamRoundedF32(DType dtype, const float* from, std::byte* to,
                       std::size_t count);
 void StreamBytes(const std::byte* from, std::byte* to, std::size_t bytes);
-// StreamBytes, while `ahead` and as many bytes after it come to the caches.
+// StreamBytes that also prefetches `bytes` bytes at `ahead`.
 void StreamBytesAhead(const std::byte* from, std::byte* to, std::size_t bytes,
                       const std::byte* ahead);
 void FenceStreams();
 
-// Tiles, through which rows become columns. Rows are `row_stride` elements
-// apart.
+// Rows become columns tile by tile. Rows are `row_stride` elements apart.
 inline constexpr std::size_t kTileRows = 32;
 inline constexpr std::size_t kTileColumns = 16;
 
-// Element c of row r < count goes to tile[c * kTileRows + r]. Rows and elements
-// of the tile from `count` on may be read and written: there are kTileRows.
-// Requires: `tile` lies on a cache line.
+// Element c of row r < count goes to tile[c * kTileRows + r]. The rest of the
+// kTileRows rows, and of the tile, may be read and written. Requires: `tile`
+// lies on a cache line.
 void Transpose(const float* rows, std::size_t row_stride, std::size_t count,
                float* tile);
 void Transpose(const std::uint16_t* rows, std::size_t row_stride,
                std::size_t count, std::uint16_t* tile);
 void Transpose(const std::uint8_t* rows, std::size_t row_stride,
-               std::size_t count, std::uint8_t* tile);  // An even stride.
+               std::size_t count, std::uint8_t* tile);  // Even row_stride.
 
-// All of a whole tile, past the caches, to columns that are `stride` bytes
-// apart. Requires: each goes to cache lines of its own.
+// Transposes a whole tile, writing past the caches, to columns that are
+// `stride` bytes apart. Requires: the tile's part of each column is whole cache
+// lines.
 void StreamTransposed(const float* rows, std::size_t row_stride, std::byte* to,
                       std::size_t stride);
 void StreamTransposed(const std::uint16_t* rows, std::size_t row_stride,

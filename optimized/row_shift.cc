@@ -58,7 +58,8 @@ void StoreChanged(DType dtype, std::span<const float> row, std::byte* to) {
     RoundF32(dtype, &row[i], rounded.data(), count);
     const std::byte* from = rounded.data();
     for (std::size_t k = 0; k < count; k += step) {
-      // As bits: a NaN is what it was, a zero may change its sign.
+      // Compares bits: equal NaNs are unchanged, and a zero may change its
+      // sign.
       if (std::memcmp(&before[k], &row[i + k], step * sizeof(float)) != 0) {
         std::memcpy(to, from, bytes);
       }
@@ -69,7 +70,7 @@ void StoreChanged(DType dtype, std::span<const float> row, std::byte* to) {
 }
 
 void RowShift::ApplyToBlocks(DType dtype, std::span<std::byte> rows) const {
-  // So many at a time; of a head that is wider, a head.
+  // Elements converted at a time; one head at a time if a head is wider.
   alignas(64) std::array<float, 2048> few;
   std::vector<float> wide;
   if (head_dim_ > few.size() && !rows.empty()) wide.resize(head_dim_);

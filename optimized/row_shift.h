@@ -1,5 +1,5 @@
-// One shift of K rows by one offset, prepared once for all rows that have it.
-// Same results as ShiftRow (core/shift_row.h), to the bit.
+// A shift of K rows by one offset, prepared once for all rows. Same results as
+// ShiftRow (core/shift_row.h), to the bit.
 
 #ifndef KVTWIN_OPTIMIZED_ROW_SHIFT_H_
 #define KVTWIN_OPTIMIZED_ROW_SHIFT_H_
@@ -14,26 +14,26 @@
 
 namespace kvtwin::optimized {
 
-// Stores numbers in place of those that are there, of another dtype than f32.
-// What did not change keeps its bits: an element, or a block of them.
+// Stores `row` over the elements at `to`, whose dtype is not f32. Elements, or
+// blocks of them, that did not change keep their bits.
 void StoreChanged(DType dtype, std::span<const float> row, std::byte* to);
 
-// For every kind but a custom function, which may fail.
+// Supports every kind but a custom function, which may fail.
 class RowShift {
  public:
-  // Computes the turns of a Rope, if this is not what is prepared already.
-  // Refers to `shift` from then on. Requires: offset is not 0.
+  // Computes the turns of a Rope, unless they are prepared already. Keeps a
+  // reference to `shift`. Requires: offset is not 0; not custom.
   void Prepare(const Shift& shift, std::int32_t offset, int k_head_dim);
 
-  // Rewrites rows that lie one after another, [k_head_dim, kv_heads, any
-  // number]; k_head_dim as prepared. They are shifted as f32 and rounded; what
-  // does not change keeps its bits. Requires: not idle.
+  // Rewrites contiguous rows, [k_head_dim, kv_heads, any number], with
+  // k_head_dim as prepared. They are shifted as f32 and rounded; elements that
+  // do not change keep their bits. Requires: not idle().
   void Apply(DType dtype, std::span<std::byte> rows) const;
 
   // Whether Apply leaves every row as it is.
   bool idle() const;
 
-  // Of a Rope, as prepared; see Turns.
+  // The prepared turns of a Rope; see Turns.
   std::span<const float> cosines() const { return cosines_; }
   std::span<const float> sines() const { return sines_; }
 
@@ -43,8 +43,8 @@ class RowShift {
   const Shift* shift_ = nullptr;
   std::int32_t offset_ = 0;
   std::size_t head_dim_ = 0;
-  // By element of a head, of those that turn; a sine with the sign that it has
-  // for this element of its pair.
+  // For each element of a head that turns. Each sine has the sign for its
+  // element of the pair.
   std::vector<float> cosines_;
   std::vector<float> sines_;
 };

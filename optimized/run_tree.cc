@@ -8,16 +8,17 @@
 namespace kvtwin::optimized {
 namespace {
 
-// Of each child of a node of that level.
+// The number of cells of each child of a node at this level.
 constexpr std::uint32_t ChildCells(std::size_t level) {
   std::size_t cells = kWordBits;
   for (; level > 0; --level) cells *= RunTree::kFanOut;
   return static_cast<std::uint32_t>(cells);
 }
 
-// The first cell of `count` cells in a row, within one word that has them.
+// The first cell of the first run of `count` cells in a word that has such a
+// run.
 std::size_t FirstRun(std::uint64_t word, std::size_t count) {
-  // Bit i: cells i .. i + known - 1 are in the set.
+  // Bit i of `word`: cells i .. i + known - 1 are in the set.
   std::size_t known = 1;
   while (known < count) {
     const std::size_t step = std::min(known, count - known);
@@ -31,7 +32,8 @@ std::size_t FirstRun(std::uint64_t word, std::size_t count) {
 
 RunTree::RunTree(const BitTree& cells)
     : cells_(cells), changed_(cells.word_count()) {
-  std::array<std::size_t, kLevelsMax> first{};  // Nodes below the level.
+  // Number of nodes at lower levels.
+  std::array<std::size_t, kLevelsMax> first{};
   std::size_t nodes = 0;
   std::size_t children = cells.word_count();
   do {
@@ -61,18 +63,19 @@ RunTree::Runs RunTree::OfWord(std::uint64_t word) {
   return runs;
 }
 
-// The node as a child of the one above it, after one of its own changed.
+// Updates a node after a child changed. Returns its runs as a child.
 RunTree::Runs RunTree::Join(Node& node, std::uint32_t child_cells) {
-  // Of the run that begins with the first cell of the child to the right.
+  // The length of the run that begins with the next child's first cell.
   std::uint32_t on = 0;
   for (std::size_t i = kFanOut; i-- > 0;) {
     const Runs& runs = node.children[i];
-    // Where the child's last cell is not in the set this is the run that begins
-    // with the next one's first cell, and so is what Find finds.
+    // If the child's last cell is not in the set, this is the run that begins
+    // with the next child's first cell. Find then returns that cell.
     node.most_so_far[i] = std::max(runs.most, runs.last + on);
     on = runs.first == child_cells ? child_cells + on : runs.first;
   }
-  std::uint32_t before = 0;  // Of the run that ends with the last cell so far.
+  // Length of the run that ends with the last cell so far.
+  std::uint32_t before = 0;
   std::uint32_t most = 0;
   for (std::size_t i = 0; i < kFanOut; ++i) {
     const Runs& runs = node.children[i];
@@ -83,7 +86,7 @@ RunTree::Runs RunTree::Join(Node& node, std::uint32_t child_cells) {
   return {.first = on, .last = before, .most = most};
 }
 
-// Tells the node above of a child's runs, if they are news to it.
+// Reports a child's runs to the node above; does nothing if they are the same.
 void RunTree::Tell(std::size_t level, std::size_t child, const Runs& runs) {
   if (level == level_count_) return;
   const std::size_t node = child / kFanOut;
@@ -99,7 +102,7 @@ void RunTree::Update() {
     changed_.Clear(w);
     Tell(0, w, OfWord(cells_.word(w)));
   }
-  // Level by level, so that no node is joined twice.
+  // Updates level by level, so that no node is joined twice.
   for (std::size_t level = 0; level < level_count_; ++level) {
     std::swap(joining_, to_join_);
     to_join_.clear();
@@ -117,7 +120,7 @@ std::size_t RunTree::Find(std::size_t count) {
     const Node& here = levels_[level][node];
     std::uint32_t child = 0;
     for (const std::uint32_t most : here.most_so_far) child += most < wanted;
-    if (child == kFanOut) return kNone;  // Only at the root.
+    if (child == kFanOut) return kNone;  // Happens only at the root.
     node = node * kFanOut + child;
     const Runs& runs = here.children[child];
     if (runs.most < wanted) {

@@ -9,7 +9,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/shift_kernels.cc"
-// After the target is chosen.
+// These headers must come after the target is chosen.
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "optimized/narrow-inl.h"
@@ -21,8 +21,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::CappedTag<float, 16>;
 using OneF32 = hn::CappedTag<float, 1>;
 
-// Rows of f32, and of less: the elements as they are stored, D being the tag
-// of as many floats, and what becomes of them.
+// SingleRows and NarrowRows handle rows of f32 and of narrower dtypes: how
+// elements are stored (D is a tag of as many floats), and what results are
+// stored.
 struct SingleRows {
   using T = float;
   template <class D>
@@ -40,7 +41,7 @@ struct SingleRows {
   HWY_INLINE static hn::Vec<D> Rounded(D, hn::Vec<D> turned) {
     return turned;
   }
-  // A NaN keeps its bits; what becomes one is the quiet NaN 0x7FC00000.
+  // A NaN keeps its bits; a new NaN is the quiet NaN 0x7FC00000.
   template <class D>
   HWY_INLINE static hn::Vec<D> Turned(D d, hn::Vec<D> before,
                                       hn::Vec<D> turned) {
@@ -60,8 +61,8 @@ struct NarrowRows {
   HWY_INLINE static hn::Vec<D> Floats(D d, hn::Vec<Stored<D>> stored) {
     return Format::Floats(d, stored);
   }
-  // A sum with a NaN is that NaN, made quiet: one that was quiet did not
-  // change, any other one is rounded.
+  // A sum with a NaN is that NaN, made quiet: an element that was a quiet NaN
+  // is unchanged, any other sum is rounded.
   template <class D>
   HWY_INLINE static hn::Vec<Stored<D>> Added(D d, hn::Vec<Stored<D>> before,
                                              hn::Vec<D> sum) {
@@ -72,7 +73,7 @@ struct NarrowRows {
   HWY_INLINE static hn::Vec<Stored<D>> Rounded(D d, hn::Vec<D> turned) {
     return Format::Rounded(d, turned);
   }
-  // What was a NaN still is one, if perhaps another: it keeps its bits.
+  // An element that was a NaN keeps its bits.
   template <class D>
   HWY_INLINE static hn::Vec<Stored<D>> Turned(D d, hn::Vec<Stored<D>> before,
                                               hn::Vec<D> turned) {
@@ -103,8 +104,8 @@ HWY_INLINE void AddTo(typename Rows::T* elements, std::size_t count,
   for (; i < count; ++i) AddToVector<Rows>(OneF32(), elements + i, offset);
 }
 
-// Turns the vectors at elements `x` and `y` of so many heads. The other element
-// of each pair is in the other vector, or its neighbour.
+// Turns the vectors at elements `x` and `y` of `count` heads. The other element
+// of each pair is in the other vector, or is a neighbour.
 template <class Rows, bool kNeighbours, class D>
 HWY_INLINE void TurnVectors(D d, typename Rows::T* heads, std::size_t count,
                             std::size_t head_dim, std::size_t x, std::size_t y,
@@ -129,7 +130,8 @@ HWY_INLINE void TurnVectors(D d, typename Rows::T* heads, std::size_t count,
         hn::Add(hn::Mul(x_float, x_cosines), hn::Mul(x_other, x_sines));
     const auto y_turned =
         hn::Add(hn::Mul(y_float, y_cosines), hn::Mul(y_other, y_sines));
-    // One test for both: a sum with a NaN is one. (So is one of infinities.)
+    // One test for both: a sum with a NaN is a NaN. (So may be a sum of
+    // infinities.)
     if (HWY_LIKELY(hn::AllFalse(d, hn::IsNaN(hn::Add(x_turned, y_turned))))) {
       hn::StoreU(Rows::Rounded(d, x_turned), stored, heads + x);
       hn::StoreU(Rows::Rounded(d, y_turned), stored, heads + y);
@@ -167,7 +169,7 @@ HWY_INLINE void TurnAdjacentOf(typename Rows::T* heads, std::size_t count,
                                               i + lanes, turns);
     }
     if (i + lanes <= end) {
-      // A single one: twice the same is read, then twice the same written.
+      // A single vector is left: it is read twice, then written twice.
       TurnVectors<Rows, /*kNeighbours=*/true>(F32(), heads, count, head_dim, i,
                                               i, turns);
       i += lanes;
@@ -182,8 +184,8 @@ HWY_INLINE void TurnAdjacentOf(typename Rows::T* heads, std::size_t count,
 template <class Rows, bool kNeighbours>
 HWY_INLINE void Turn(typename Rows::T* heads, std::size_t count,
                      std::size_t head_dim, const Turns& turns) {
-  // So many are turned by sines that are loaded once. More of them are out of
-  // the order in which memory is quickest.
+  // This many heads are turned with sines that are loaded once. With more
+  // heads, memory would not be accessed in its fastest order.
   constexpr std::size_t kHeads = 2;
   constexpr std::size_t kLine = 64 / sizeof(typename Rows::T);
   constexpr std::size_t kAhead = kTurnsAhead / sizeof(typename Rows::T);
@@ -204,7 +206,7 @@ HWY_INLINE void Turn(typename Rows::T* heads, std::size_t count,
   }
 }
 
-// Calls does(rows), `rows` being of the kind that is stored as `dtype`.
+// Calls does(rows) with the row type that is stored as `dtype`.
 template <class Does>
 HWY_INLINE void WithRows(DType dtype, const Does& does) {
   if (dtype == DType::kF32) return does(SingleRows());

@@ -1,5 +1,5 @@
-// What the shift functions do to rows, each compiled for every instruction set
-// (see targets.h). What they compute does not depend on the target, to the bit.
+// The operations of the shift functions on rows, each compiled for every
+// instruction set (see targets.h). Results are bit-identical on all targets.
 
 #ifndef KVTWIN_OPTIMIZED_SHIFT_KERNELS_H_
 #define KVTWIN_OPTIMIZED_SHIFT_KERNELS_H_
@@ -10,27 +10,28 @@
 
 namespace kvtwin::optimized {
 
-// As ShiftRow (core/shift_row.h), in place, on elements of any dtype of rows.
-// They are shifted as f32 and rounded, and what does not change keeps its bits.
+// These functions do what ShiftRow (core/shift_row.h) does, in place, on
+// elements of any dtype of rows: they shift as f32 and round, and elements that
+// do not change keep their bits.
 //
 // Adds `offset` to count elements.
 void AddToElements(DType dtype, std::byte* elements, std::size_t count,
                    float offset);
 
-// How the first 2 * pairs elements of a head turn: x becomes
-// x * cosine + y * sine, where y is the other one of its pair.
+// How the first 2 * pairs elements of a head turn: x becomes x * cosine + y *
+// sine, where y is the other element of its pair.
 struct Turns {
   std::size_t pairs;
-  const float* cosines;  // For each element.
+  const float* cosines;  // One for each element.
   const float* sines;
 };
 
-// Of what is turned, so many bytes are better on their way from memory before:
-// the rest is fetched that far ahead.
+// TurnAdjacent and TurnHalves prefetch this many bytes ahead; the caller should
+// prefetch the first ones.
 inline constexpr std::size_t kTurnsAhead = 8192;
 
-// Pair p is elements (2p, 2p + 1) of a head, or (p, p + pairs). The heads lie
-// one after another.
+// Pair p is elements (2p, 2p + 1) of a head, or (p, p + pairs). The heads are
+// contiguous.
 void TurnAdjacent(DType dtype, std::byte* heads, std::size_t count,
                   std::size_t head_dim, const Turns& turns);
 void TurnHalves(DType dtype, std::byte* heads, std::size_t count,

@@ -36,9 +36,9 @@ std::size_t RowBytes(DType dtype, int head_dim, int heads) {
                   static_cast<std::size_t>(heads)});
 }
 
-// The columns of permuted V begin on cache lines, and not too many of them in
-// the same set of a cache: unless they are so short that it does not matter,
-// they are an odd number of lines apart.
+// The bytes between columns of permuted V. Columns begin on cache lines, an odd
+// number of lines apart, so that few of them share a set of a cache; short
+// columns are dense, because it does not matter for them.
 std::size_t ColumnBytes(std::size_t cells, DType dtype) {
   constexpr std::size_t kLine = 64;
   constexpr std::size_t kShort = 4096;
@@ -47,12 +47,13 @@ std::size_t ColumnBytes(std::size_t cells, DType dtype) {
   return ((bytes + kLine - 1) / kLine | 1) * kLine;
 }
 
-// Of one column, what is of a tile.
+// The bytes of one column within one tile.
 std::size_t TileBytes(DType dtype) { return kTileCells * SizeOf(dtype); }
 
-// Whether to write so much to buffers of that size past the caches. Little of
-// it will soon be read there, and small buffers have a place in them. So has
-// what is copied to the threads' own caches, which take `own` bytes.
+// Whether to write `bytes` past the caches to buffers of that size in all. Only
+// a small part of a large buffer is read soon; a small buffer fits in the
+// caches. So does data that is copied into the threads' own caches, which take
+// `own` bytes.
 bool Streams(std::size_t bytes, std::size_t buffer_bytes, std::size_t own) {
   constexpr std::size_t kMuch = std::size_t{128} << 10;
   constexpr std::size_t kLarge = std::size_t{8} << 20;
@@ -60,7 +61,7 @@ bool Streams(std::size_t bytes, std::size_t buffer_bytes, std::size_t own) {
                       buffer_bytes >= kLarge);
 }
 
-// Has the beginning of what is turned next on its way. (g++ leaves out calls of
+// Prefetches the beginning of the rows to shift next. (g++ removes calls of
 // functions that only prefetch.)
 [[gnu::always_inline]] inline void FetchAhead(std::span<std::byte> next) {
   constexpr std::size_t kLine = 64;
@@ -139,7 +140,7 @@ void Layer::Put(const TensorView& key, const TensorView& value,
                 std::span<const int> cells) {
   const std::size_t bytes =
       cells.size() * (key_row_bytes() + value_row_bytes());
-  const std::size_t touched = 2 * bytes;  // What is read is as much, or twice.
+  const std::size_t touched = 2 * bytes;  // As many bytes are read, or twice.
   const bool plain = v_layout_ == VLayout::kPlain;
   const bool copies = key.dtype == k_dtype_ && value.dtype == v_dtype_ && plain;
   const bool stream =
@@ -203,7 +204,7 @@ void Layer::Shift(const Selection& cells, const RowShift& shift, Share share) {
       FetchAhead(next);
       shift.Apply(k_dtype_, run);
       run = next;
-      // All below the run are zeros: this carries them and it away.
+      // Below the run all bits are zero: the carry clears the run.
       left &= left + (std::uint64_t{1} << first);
     }
   }

@@ -20,7 +20,7 @@
 
 namespace kvtwin::optimized {
 
-// How the layers of a cache keep their rows.
+// How the layers of a cache store their rows.
 struct LayerFormat {
   DType k_dtype;
   DType v_dtype;
@@ -30,7 +30,7 @@ struct LayerFormat {
 
 class Layer {
  public:
-  // Zeroed.
+  // The rows are zeroed.
   Layer(const RowDims& dims, const LayerFormat& format);
 
   const RowDims& dims() const { return dims_; }
@@ -43,14 +43,13 @@ class Layer {
   void Put(const TensorView& key, const TensorView& value,
            std::span<const int> cells);
 
-  // Copies rows, or what a share has of that. Requires: no cell is in two
-  // moves.
+  // Copies rows, or a share's part of them. Requires: no cell is in two moves.
   void Move(std::span<const CellMove> moves, Share share);
 
-  // Shifts the K rows of the selected cells, or what a share has of them.
+  // Shifts the K rows of the selected cells, or a share's part of them.
   void Shift(const Selection& cells, const RowShift& shift, Share share);
 
-  // One K row as f32; `row` has k_head_dim x kv_heads elements.
+  // Load or store one K row as f32; `row` has k_head_dim x kv_heads elements.
   void LoadKey(std::size_t cell, std::span<float> row) const;
   void StoreKey(std::size_t cell, std::span<const float> row);
 
@@ -58,7 +57,7 @@ class Layer {
   TensorView ValueView(CellSpan cells) const;
 
  private:
-  // Of V that is permuted or in tiles.
+  // For V that is permuted or in tiles.
   StoredColumns Columns(bool stream);
   void PutInColumns(const TensorView& value, std::span<const int> cells,
                     Share share, bool stream);
@@ -68,19 +67,19 @@ class Layer {
   DType v_dtype_;
   VLayout v_layout_;
   std::size_t cells_;
-  std::size_t key_row_;  // Elements.
+  std::size_t key_row_;  // Elements in a row.
   std::size_t value_row_;
   std::size_t key_row_bytes_;
   std::size_t value_row_bytes_;
-  // From one column of V to the next, and from one tile; of permuted V, tiles
-  // are stretches of the columns.
+  // The distance from one column of V to the next, and from one tile to the
+  // next; tiles of permuted V are stretches of its columns.
   std::size_t column_bytes_;
   std::size_t tile_bytes_;
   AlignedBuffer key_;
   AlignedBuffer value_;
 };
 
-// A stretch of cells of rows that lie as `layout` says, K's being plain. The
+// A view of consecutive cells of rows in this layout; K is always plain. The
 // columns of permuted rows are column_bytes apart.
 TensorView RowsView(const std::byte* rows, DType dtype, VLayout layout,
                     int head_dim, int heads, std::size_t column_bytes,

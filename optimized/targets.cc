@@ -25,8 +25,8 @@ HWY_EXPORT(TargetOfThisCode);
 
 namespace {
 
-// Asked for once, before anything is forced: Highway answers with the forced
-// target afterwards.
+// Queried once, before any target is forced: afterwards Highway returns the
+// forced target only.
 const std::vector<std::int64_t>& TargetBits() {
   static const std::vector<std::int64_t> bits = [] {
     const auto found = hwy::SupportedAndGeneratedTargets();
@@ -63,7 +63,7 @@ bool UseTargetFromEnvironment() {
 }
 
 bool SelectTarget(std::string_view name) {
-  // First, so that the environment does not override this later.
+  // Reads the environment first, so that it does not override this later.
   (void)UseTargetFromEnvironment();
   return ForceTarget(name);
 }

@@ -24,7 +24,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // At most 16 lanes, so that a word is a whole number of vectors everywhere.
 using I32 = hn::CappedTag<std::int32_t, 16>;
-constexpr std::size_t kWord = 64;  // Cells.
+constexpr std::size_t kWord = 64;  // Cells per word.
 
 // The lanes whose bit is set, lane 0 being the lowest bit.
 template <class D>
@@ -34,8 +34,8 @@ HWY_INLINE hn::Mask<D> LanesOf(D d, std::uint64_t bits) {
   return hn::LoadMaskBits(d, bytes.data());
 }
 
-// And back. Read as wide as they were written: anything wider would wait for
-// the store.
+// The bits of set lanes. They are read as wide as they were written: a wider
+// load would wait for the store.
 HWY_INLINE std::uint64_t BitsOf(hn::Mask<I32> lanes) {
   using Bits = std::conditional_t<(hn::MaxLanes(I32()) > 8), std::uint16_t,
                                   std::uint8_t>;
@@ -46,13 +46,13 @@ HWY_INLINE std::uint64_t BitsOf(hn::Mask<I32> lanes) {
   return bits;
 }
 
-// The lanes outside of the range. Comparing cannot overflow, whatever it is.
+// The lanes outside of the range. Comparing cannot overflow.
 HWY_INLINE hn::Mask<I32> Outside(PosRange range, hn::Vec<I32> position) {
   return hn::Or(hn::Gt(hn::Set(I32(), range.first), position),
                 hn::Gt(position, hn::Set(I32(), range.last)));
 }
 
-// The cells of a word at positions in `range`, all its members being at
+// The members of a word at positions in `range`. Requires: all members are at
 // positions in `stored`.
 HWY_INLINE std::uint64_t SelectWord(const std::int32_t* positions,
                                     PosRange stored, std::uint64_t word,

@@ -1,5 +1,5 @@
 // The goals of decode attention: 64 sequences of 32k tokens, 32 heads of 128
-// that share 8 of K and V, beside a read of all that it must read.
+// that share 8 heads of K and V, beside a read of all K and V.
 
 #include <fmt/format.h>
 
@@ -25,10 +25,10 @@ using optimized::cuda::PagedRows;
 
 constexpr int kGroup = 4;
 constexpr int kQueryHeads = kHeads * kGroup;
-constexpr int kBlock = 16;  // Tokens.
+constexpr int kBlock = 16;  // Tokens of a block.
 constexpr double kGoal = 1 / 0.8;
 
-// Far more than rounding makes, and less than a warp's share of the tokens.
+// Far above rounding errors, and below the effect of losing a warp's tokens.
 constexpr double kTolerance = 5e-5;
 
 struct Batch64 {
@@ -38,11 +38,11 @@ struct Batch64 {
   std::int64_t all() const { return std::int64_t{rows} * tokens; }
 
   int rows;
-  int tokens;  // Of each row.
+  int tokens;  // Tokens of each row.
 };
 
-// What row `row` attends to with head `head`, by the host, in double: token i
-// being at cells[i] of rows [kHeadDim, kHeads, any].
+// The result of head `head` for `query`, computed on the host in double: token
+// i is at cells[i] of rows [kHeadDim, kHeads, any].
 std::vector<double> Attend(const TensorView& key, const TensorView& value,
                            const std::vector<std::int64_t>& cells,
                            const float* query, int head) {
@@ -67,8 +67,7 @@ std::vector<double> Attend(const TensorView& key, const TensorView& value,
   return out;
 }
 
-// K and V of a batch, one behind the other, as the device has them and the
-// host.
+// K and V of a batch, one after the other, on the device and on the host.
 class Rows {
  public:
   Rows(DType dtype, std::int64_t cells)
@@ -76,8 +75,9 @@ class Rows {
         bytes_(static_cast<std::int64_t>(DenseBytes(dtype, shape_))),
         dtype_(dtype),
         memory_(2 * bytes_) {
-    // Again and again, for random numbers take their time; of so many rows that
-    // no two sequences, and no two blocks, begin with the same.
+    // The random rows are repeated, because random numbers are slow to make.
+    // The period is such that no two sequences, and no two blocks, begin with
+    // the same row.
     const std::int64_t period = std::min<std::int64_t>(cells, 65521);
     const std::int64_t piece = period * RowBytes(dtype);
     for (int which = 0; which < 2; ++which) {
@@ -99,7 +99,7 @@ class Rows {
     return DenseView(data, dtype_, shape_);
   }
 
-  // Of one row of the result.
+  // Checks one row of the result.
   void Check(const std::string& name, const std::vector<std::int64_t>& cells,
              const std::vector<float>& query, const std::vector<float>& out,
              int row) const {
@@ -215,8 +215,8 @@ void JudgePaged(Goals& goals, DType dtype) {
   goals.Judge(name, kGoal, OnGpu(decode), {limit.timing()});
 }
 
-// The cells of a sequence lie together; its row of the mask has to be read as
-// well, as bits.
+// The cells of a sequence lie together. Its row of the mask, of bits, has to be
+// read as well.
 void JudgeView(Goals& goals, DType dtype) {
   const std::string name = NameOf("over cells", dtype);
   if (!goals.Wanted(name)) return;

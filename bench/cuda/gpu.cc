@@ -10,7 +10,7 @@
 namespace kvtwin::bench {
 namespace {
 
-// A stream of the suite's own, and events on it.
+// The suite's own stream, and events on it.
 struct Clock {
   cudaStream_t stream = nullptr;
   cudaEvent_t begin = nullptr;
@@ -28,7 +28,7 @@ const Clock& TheClock() {
   return clock;
 }
 
-// Which bits of four bytes of elements are random, and which are ones.
+// The bits of four bytes of elements that are random, and those that are one.
 struct Pattern {
   std::uint32_t random;
   std::uint32_t ones;

@@ -16,14 +16,14 @@
 
 namespace kvtwin::bench {
 
-// As of a Status.
+// Ends the program on an error, as Must of a Status does.
 void Must(cudaError_t error);
 
-// Memory of the device, with anything in it.
+// Device memory, with unspecified contents.
 class GpuBuffer {
  public:
   explicit GpuBuffer(std::int64_t bytes);
-  // What the host has there.
+  // Device memory with a copy of `values`.
   template <class T>
   explicit GpuBuffer(const std::vector<T>& values)
       : GpuBuffer(static_cast<std::int64_t>(values.size() * sizeof(T))) {
@@ -39,7 +39,7 @@ class GpuBuffer {
   T* as() const {
     return reinterpret_cast<T*>(data_);
   }
-  // Waits for all that is to be done.
+  // Waits for all work on the device, then copies to the host.
   std::vector<std::byte> Download() const;
 
  private:
@@ -47,20 +47,21 @@ class GpuBuffer {
   std::size_t bytes_;
 };
 
-// Puts something on a stream.
+// Puts work on a stream.
 using GpuWork = std::function<cudaError_t(cudaStream_t stream)>;
 
-// Does it once, and waits for it.
+// Does the work once, and waits for it.
 void RunOnGpu(const GpuWork& work);
-// Nanoseconds of the device from its begin to its end.
+// Nanoseconds from begin to end of the work, by the device's clock.
 Timing OnGpu(GpuWork work);
 
-// Nanoseconds of the device for so many bytes; the copy reads and writes as
-// many. Buffers must outlive it.
+// Nanoseconds of the device for setting, or copying, this many bytes; a copy
+// reads and writes as many. Buffers must outlive the Timing.
 Timing SetLimit(const GpuBuffer& to, std::int64_t bytes);
 Timing CopyLimit(const GpuBuffer& from, const GpuBuffer& to,
                  std::int64_t bytes);
-// By CUB's sum of f32. (The emulator, which has none, copies half of them.)
+// Reads bytes by CUB's sum of 32-bit integers. (The emulator has no CUB, and
+// copies half of the bytes.)
 class ReadLimit {
  public:
   ReadLimit(const std::byte* from, std::int64_t bytes);
@@ -75,8 +76,8 @@ class ReadLimit {
   GpuBuffer sum_;
 };
 
-// Random elements, some of -1 .. -0.5 and some of 0.5 .. 1; in blocks, with
-// scales of that order. A whole number of runs of 32.
+// Random elements, some in -1 .. -0.5 and some in 0.5 .. 1; in blocks, with
+// scales of that order. Requires: a whole number of runs of 32.
 std::vector<std::byte> RandomElements(DType dtype, std::int64_t count,
                                       std::uint64_t seed);
 

@@ -22,8 +22,8 @@ using optimized::cuda::MaskPiece;
 
 constexpr std::int64_t kWord = 64;
 
-// Cells of two sequences, word by word at random, whose positions are those of
-// their cells.
+// Cells that belong to one of two sequences at random; the position of each
+// token is its cell.
 struct Cells {
   explicit Cells(std::int64_t cells) {
     std::uint64_t random = 1;
@@ -65,7 +65,7 @@ void CheckRows(const std::string& name, const Cells& cells, DType dtype,
   }
 }
 
-// `columns` of each row, the last ones that it may attend to in their midst.
+// Writes `columns` columns of each row; the last visible one lies among them.
 void JudgeMask(Goals& goals, const std::string& name, double goal, DType dtype,
                std::int64_t rows, std::int64_t cells, std::int64_t columns) {
   if (!goals.Wanted(name)) return;

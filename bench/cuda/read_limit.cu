@@ -7,7 +7,7 @@
 namespace kvtwin::bench {
 namespace {
 
-// With null `scratch` only says how many bytes of it there must be.
+// With a null `scratch`, only sets the scratch bytes that are needed.
 cudaError_t Sum(void* scratch, std::size_t& scratch_bytes,
                 const std::byte* from, std::int64_t bytes, std::byte* sum,
                 cudaStream_t stream) {

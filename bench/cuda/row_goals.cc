@@ -1,5 +1,5 @@
-// The goals of rows that are put, moved, shifted and copied, beside a copy of
-// as many bytes.
+// The goals of putting, moving, shifting and copying rows, beside a copy of as
+// many bytes.
 
 #include <fmt/format.h>
 
@@ -31,7 +31,7 @@ using optimized::cuda::StoredRows;
 constexpr double kMoveGoal = 1 / 0.8;
 constexpr double kShiftGoal = 1 / 0.75;
 
-// What is checked of a GiB: this many rows.
+// At least this many rows of a GiB are checked.
 constexpr std::int64_t kChecked = 4096;
 
 Shape RowShape(std::int64_t rows) { return {kHeadDim, kHeads, rows, 1}; }
@@ -60,7 +60,7 @@ struct PutCase {
   bool shuffled = true;
 };
 
-// Rows 0, step, 2 * step ... of what was put.
+// Checks rows 0, step, 2 * step ... of the stored rows.
 void CheckPut(const std::string& name, const PutCase& what,
               const std::vector<std::byte>& from,
               const std::vector<std::byte>& stored,
@@ -89,7 +89,7 @@ void CheckPut(const std::string& name, const PutCase& what,
   }
 }
 
-// As many bytes are read and written by a copy of half of them.
+// The limit is a copy of half of the bytes that are read or written in all.
 void JudgePut(Goals& goals, const PutCase& what) {
   const std::string name =
       fmt::format("put {} rows as {}{}, {} / copy", DTypeName(what.from),
@@ -117,8 +117,8 @@ void JudgePut(Goals& goals, const PutCase& what) {
   goals.Judge(name, kMoveGoal, OnGpu(put), {CopyLimit(from, copied, moved)});
 }
 
-// Half of the cells, at random, are holes; those at the front get the rows that
-// are behind all of these.
+// Half of the cells, at random, are holes. The first holes get the rows of the
+// last used cells, until no hole lies before a used cell.
 std::vector<CellMove> FillingMoves(std::int64_t cells) {
   std::mt19937 random(1);
   std::vector<std::size_t> kept;
@@ -138,7 +138,7 @@ std::vector<CellMove> FillingMoves(std::int64_t cells) {
 void JudgeMoves(Goals& goals) {
   const std::string name = "defrag of f16 rows, random half holes / copy";
   if (!goals.Wanted(name)) return;
-  // A quarter of the rows of K and V is moved: 1 GiB.
+  // A quarter of the rows of K and V moves: 1 GiB.
   const std::int64_t row_bytes = RowBytes(DType::kF16);
   const std::int64_t cells = 2 * Gib(goals) / row_bytes;
   const auto moves = FillingMoves(cells);
@@ -185,7 +185,7 @@ void JudgeBlocks(Goals& goals) {
   if (!goals.Wanted(name)) return;
   const std::int64_t block_bytes = 16 * RowBytes(DType::kF16);
   const std::int64_t count = std::max<std::int64_t>(
-      1, Gib(goals) / 2 / block_bytes);  // Of K and V each.
+      1, Gib(goals) / 2 / block_bytes);  // For each of K and V.
   const auto blocks = AllCells(2 * count, /*shuffled=*/true);
   const auto elements =
       RandomElements(DType::kF16, 2 * count * block_bytes / 2, /*seed=*/3);
@@ -232,7 +232,7 @@ void CheckShift(const std::string& name, DType dtype, const RowShift& shift,
   }
 }
 
-// In place: as many bytes are read and written as by a copy.
+// Shifts in place: as many bytes are read and written as by a copy.
 void JudgeShift(Goals& goals, DType dtype) {
   const std::string name =
       fmt::format("shift of {} rows / copy", DTypeName(dtype));

@@ -1,5 +1,5 @@
-// The goal of a decode step of 64 sequences: what StartForward takes of the
-// host's time, beside 20 microseconds.
+// The goal of a decode step of 64 sequences: the host time that StartForward
+// takes, beside 20 microseconds.
 
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@ namespace {
 constexpr double kBudget = 20e3;  // Nanoseconds.
 constexpr int kSequences = 64;
 
-// Decodes a token of each sequence again and again; what they have grows.
+// Decodes a token of each sequence again and again; the sequences grow.
 class Stepper {
  public:
   explicit Stepper(int tokens) : stored_(tokens * kSequences) {
@@ -41,7 +41,7 @@ class Stepper {
     return time;
   }
 
-  // That the tokens are where the host's twin has them.
+  // Checks that the tokens are in the same cells as in the host's twin.
   void Check(const std::string& name) {
     const Tokens tokens = NextTokens(stored_, kSequences, kSequences);
     Time();

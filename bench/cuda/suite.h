@@ -1,4 +1,4 @@
-// The goals of the twin cuda: each of its kernels beside what the device takes
+// The goals of the twin cuda: each of its kernels beside what the device needs
 // for as many bytes, measured by the device's clock in the same run.
 
 #ifndef KVTWIN_BENCH_CUDA_SUITE_H_
@@ -12,16 +12,16 @@
 
 namespace kvtwin::bench {
 
-// As RunGoals. Ends the program with 1 if there is no device.
+// Same as RunGoals. Ends the program with 1 if there is no device.
 int RunCudaGoals(const GoalOptions& options);
 
-// The rows, in order.
+// The parts of the suite, in order.
 void CudaMaskGoals(Goals& goals);
 void CudaRowGoals(Goals& goals);
 void CudaDecodeGoals(Goals& goals);
 void CudaStepGoals(Goals& goals);
 
-// 1 GiB. In a quick run what an emulator has done in a moment.
+// 1 GiB; in a quick run, a size that an emulator handles in a moment.
 inline std::int64_t Gib(const Goals& goals) {
   return goals.quick() ? std::int64_t{1} << 16 : std::int64_t{1} << 30;
 }

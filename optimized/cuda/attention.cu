@@ -1,6 +1,6 @@
-// See attention.h. What a row sees of a view is listed first, so that the cells
-// are split evenly and nothing is looked at that is hidden; the splits are
-// combined last.
+// See attention.h. The visible tiles of each row are listed first, so that the
+// cells are split evenly and hidden tiles are not read; the splits are combined
+// last.
 
 #include <algorithm>
 #include <array>
@@ -16,20 +16,22 @@ constexpr int kWarp = 32;
 constexpr int kListThreads = 1024;
 constexpr int kCombineThreads = 128;
 
-// Blocks, if there is enough to do: some 16 for each of those that an H200 runs
-// at a time, so that those that end late are few. One number for all devices:
-// the split decides in which order is summed.
+// Target number of blocks, if there is enough work: some 16 for each block that
+// an H200 runs at a time, so that few blocks end late. The number is the same
+// for all devices, because the split decides the order of summation.
 constexpr std::int64_t kBlocks = 8192;
-// A split is of at least so many tiles: what begins and ends it takes time.
+// A split has at least this many tiles, since starting and ending it takes
+// time.
 constexpr std::int64_t kSplitTiles = 16;
 
 struct MaskAt {
-  const std::byte* data;  // Null: hides nothing.
+  const std::byte* data;  // Null: all cells are visible.
   DType dtype;
   std::int64_t row_stride;
 };
 
-// A bit for each cell of this lane's tile; the lanes of a warp have neighbours.
+// A bit for each cell of this lane's tile; the lanes of a warp have consecutive
+// tiles.
 __device__ unsigned WordOfTile(const MaskAt& mask, const std::byte* row,
                                int tile, int cells) {
   if (mask.data == nullptr || mask.dtype == DType::kBits) {
@@ -57,7 +59,7 @@ __device__ unsigned WordOfTile(const MaskAt& mask, const std::byte* row,
   return word;
 }
 
-// A block lists the tiles of a row.
+// Each block lists the visible tiles of one row.
 __global__ void __launch_bounds__(kListThreads)
     ListTiles(const MaskAt mask, int cells, int2* tiles, int* counts) {
   __shared__ int listed_by[kListThreads / kWarp];
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(kListThreads)
   if (threadIdx.x == 0) counts[row] = listed;
 }
 
-// A block has a head of a row.
+// Each block combines the splits of one head of one row.
 __global__ void __launch_bounds__(kCombineThreads)
     CombineSplits(const float* sums, const float2* totals, int splits,
                   int head_dim, float* out) {
@@ -114,10 +116,10 @@ std::int64_t Parts(std::int64_t count, std::int64_t size) {
   return (count + size - 1) / size;
 }
 
-// What a call keeps in scratch memory.
+// The layout of a call's scratch memory.
 struct Scratch {
   int splits;
-  std::size_t totals;  // Where they begin, after the sums; and so on.
+  std::size_t totals;  // Offset of the totals, after the sums; the rest alike.
   std::size_t counts;
   std::size_t tiles;
   std::size_t bytes;
@@ -156,7 +158,7 @@ T* At(void* scratch, std::size_t offset) {
   return reinterpret_cast<T*>(static_cast<std::byte*>(scratch) + offset);
 }
 
-// Whether all runs begin and end on 16-byte boundaries, and are of whole steps.
+// Whether all runs begin and end on 16-byte boundaries and are whole steps.
 bool IsWhole(const RowsAt& rows) {
   const auto begin = reinterpret_cast<std::uintptr_t>(rows.data);
   const auto strides = rows.head_stride | rows.row_stride | rows.tile_stride |
@@ -174,8 +176,8 @@ Form FormOf(const RowsAt& key, const RowsAt& value) {
   return Form::kAny;
 }
 
-// Of runs of at most so many bytes: an odd number of granules, so that what 8
-// neighbouring runs have at the same place is in different banks.
+// The pitch of runs of at most this many bytes: an odd number of granules, so
+// that the same place in 8 neighbouring runs is in different banks.
 int PitchOf(std::int64_t bytes, Form form) {
   const int before = form == Form::kAny ? kGranule - 1 : 0;
   return static_cast<int>(Parts(bytes + before, kGranule) | 1) * kGranule;
@@ -203,14 +205,14 @@ cudaError_t LaunchTiles(DecodeJob job, unsigned blocks, cudaStream_t stream) {
       function, cudaFuncAttributeMaxDynamicSharedMemorySize,
       static_cast<int>(shared));
   if (error != cudaSuccess) return error;
-  // As many blocks as fit, rather than a first level cache that none uses.
+  // Lets as many blocks fit as possible: the first-level cache is not used.
   error = cudaFuncSetAttribute(
       function, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
   if (error != cudaSuccess) return error;
   return Launch(kernel, blocks, kWarp, shared, stream, job);
 }
 
-// `job` has all but what is the same for views and tables.
+// `job` has all but the fields that are the same for views and tables.
 cudaError_t Attend(DecodeJob job, const DecodeQuery& query,
                    const Scratch& layout, bool columns, void* scratch,
                    cudaStream_t stream) {
@@ -241,7 +243,7 @@ cudaError_t Attend(DecodeJob job, const DecodeQuery& query,
                 job.totals, job.splits, job.value.head_dim, query.out);
 }
 
-// Rows that lie one after another, as a view has them.
+// Rows that lie one after another in a view.
 RowsAt PlainRows(const TensorView& view) {
   return {.data = static_cast<const std::byte*>(view.data),
           .dtype = view.dtype,

@@ -1,11 +1,11 @@
 // The kernels of attention.cu.
 //
-// A block is a warp, and has one KV head, up to 8 of the heads that share it,
-// up to 128 elements of V and a range of the tiles of 32 cells that a row sees.
-// No warp waits for another one: each has a ring of pieces (a tile's K or V, or
-// 128 elements of them), in which 3 are on their way while one is worked on.
-// With f16 rows of 128 that are 8 KiB each, and 5 warps at a time on a
-// multiprocessor of an H200.
+// A block is one warp. Its share is one KV head, up to 8 of the heads that
+// share it, up to 128 elements of V and a range of the visible tiles (of 32
+// cells) of a row. Warps do not wait for each other: each has a ring of pieces
+// (a tile's K or V, or 128 elements of them), in which 3 pieces are being
+// copied while one is worked on. With f16 rows of 128 elements a piece is 8
+// KiB, and an H200 runs 5 warps at a time on a multiprocessor.
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_ATTENTION_KERNEL_H_
 #define KVTWIN_OPTIMIZED_CUDA_ATTENTION_KERNEL_H_
@@ -18,14 +18,14 @@
 namespace kvtwin::optimized::cuda {
 
 inline constexpr int kLogWarp = 5;
-inline constexpr int kRing = 4;             // Pieces.
-inline constexpr int kShifts = kPieceDims;  // Bytes.
+inline constexpr int kRing = 4;             // Pieces in the ring.
+inline constexpr int kShifts = kPieceDims;  // Bytes for shifts.
 static_assert(kPieceDims >= kTile);
 
-// Where K or V rows lie. Strides are in bytes. By row, that of head h in place
-// i is head_stride * h + row_stride * i after `data`. By column, the elements
-// of neighbouring cells are, and element e of tile t begins head_stride * h +
-// tile_stride * t + element_stride * e after it.
+// Where K or V rows lie. Strides are in bytes. Row layout: the row of head h in
+// place i begins head_stride * h + row_stride * i after `data`. Column layout:
+// neighbouring cells are contiguous, and element e of tile t begins head_stride
+// * h + tile_stride * t + element_stride * e after `data`.
 struct RowsAt {
   const std::byte* data;
   DType dtype;
@@ -35,11 +35,11 @@ struct RowsAt {
   std::int64_t tile_stride;
   std::int64_t element_stride;
   int row_bytes;
-  int piece_bytes;  // Of kPieceDims elements of a row.
-  int pitch;        // Of runs in shared memory.
+  int piece_bytes;  // kPieceDims elements of a row.
+  int pitch;        // From run to run in shared memory.
 };
 
-// Tiles that a row sees something of: which, and a bit for each cell.
+// The visible tiles of each row: their index, and a bit for each cell.
 struct TileList {
   const int2* tiles;  // [stride, rows]
   const int* counts;  // [rows]
@@ -47,41 +47,41 @@ struct TileList {
 };
 
 struct BlockTable {
-  const int* blocks;  // [most_blocks, rows]; null: there is a list.
+  const int* blocks;  // [most_blocks, rows]; null: use the list.
   const int* lengths;
   int most_blocks;
   unsigned block_size;
-  unsigned block_places;  // From block to block.
+  unsigned block_places;  // Places from one block to the next.
 };
 
 struct DecodeJob {
   const float* query;  // [k_head_dim, heads, rows]
   float scale;
   int kv_heads;
-  int group;        // Heads of a KV head.
-  int groups;       // Parts of at most kGroup heads that those are taken in.
+  int group;        // Heads that share a KV head.
+  int groups;       // Parts of at most kGroup heads of a group.
   int value_parts;  // Parts of kPieceDims elements of V.
   int splits;
   RowsAt key;
   RowsAt value;
-  int cells;  // Of a view.
+  int cells;  // Cells of a view.
   TileList list;
   BlockTable table;
   int slot_bytes;
   // For each split of each head of a row: the weighted sum of V, [v_head_dim,
-  // splits, heads, rows]; the logarithm of what it is a multiple of, and the
-  // sum of weights.
+  // splits, heads, rows]; and, in totals, the logarithm of the factor that
+  // weights are divided by, and the sum of weights.
   float* sums;
   float2* totals;
 };
 
-// What a block has to do. Neighbours share cells, so that what is read twice,
-// is read from the second level cache.
+// The work of one block. Neighbouring blocks share cells, so that cells that
+// are read twice come from the second-level cache.
 struct Share {
   int row;
   int split;
   int kv_head;
-  int first_head;  // Of all heads.
+  int first_head;  // Counted over all heads.
   int heads;
   int value_part;
 
@@ -102,19 +102,19 @@ struct Share {
   }
 };
 
-// A tile as a lane sees it.
+// A tile as one lane sees it.
 struct Tile {
-  unsigned word;   // Which of its cells are visible.
-  int index;       // In a view, of 32 cells each.
-  unsigned place;  // Of the lane's own cell; kNowhere if that is hidden.
+  unsigned word;   // A bit for each visible cell.
+  int index;       // Number of the tile in a view.
+  unsigned place;  // Place of the lane's cell; kNowhere if hidden.
 };
 inline constexpr unsigned kNowhere = ~0U;
 
-// Copies the pieces of a share's tiles, in order, to the ring.
+// Copies the pieces of a share's tiles to the ring, in order.
 template <Form kForm, bool kColumns>
 class Feeder {
  public:
-  // Of a slot, before its runs.
+  // The bytes of a slot before its runs.
   static constexpr int kShiftBytes = kForm == Form::kAny ? kShifts : 0;
 
   __device__ Feeder(const DecodeJob& job, const Share& share, int lane,
@@ -133,8 +133,8 @@ class Feeder {
 
   __device__ int key_pieces() const { return key_pieces_; }
 
-  // Starts to copy the next piece; after the last one, nothing. One group of
-  // copies in any case.
+  // Starts to copy the next piece; does nothing after the last one. Commits one
+  // group of copies in either case.
   __device__ __forceinline__ void Feed() {
     if (piece_ == 0) Take();
     if (lane_ == slot_) words_ = tile_.word;
@@ -152,13 +152,14 @@ class Feeder {
     slot_ = (slot_ + 1) % kRing;
   }
 
-  // The visible cells of the tile whose piece is in a slot; 0 after the last.
+  // The visible cells of the tile whose piece is in a slot; 0 after the last
+  // tile.
   __device__ __forceinline__ unsigned WordOf(int slot) const {
     return __shfl_sync(kAllLanes, words_, slot);
   }
 
  private:
-  // Reads what says where tile `at_` is, and does not wait for it.
+  // Starts to read the place of tile `at_`, and does not wait for it.
   __device__ __forceinline__ void Look() {
     const BlockTable& table = job_.table;
     if (table.blocks == nullptr) {
@@ -167,7 +168,7 @@ class Feeder {
       }
       return;
     }
-    // Past the last token, that once more.
+    // Lanes past the last token read that token again.
     const int token = min(at_ * kTile + lane_, length_ - 1);
     if (at_ < end_) {
       const unsigned block = static_cast<unsigned>(token) / table.block_size;
@@ -177,8 +178,7 @@ class Feeder {
     }
   }
 
-  // Makes the tile that was looked at the one that is copied, and looks at the
-  // next.
+  // Makes tile `at_` the tile that is copied, and looks up the next one.
   __device__ __forceinline__ void Take() {
     tile_.word = 0;
     if (at_ >= end_) return;
@@ -196,7 +196,7 @@ class Feeder {
     Look();
   }
 
-  // Part `part` of the rows of the tile's visible cells.
+  // Copies part `part` of the rows of the tile's visible cells.
   __device__ __forceinline__ void CopyRows(const RowsAt& rows, int part) {
     const int before = part * rows.piece_bytes;
     const std::byte* data =
@@ -227,11 +227,11 @@ class Feeder {
                    });
   }
 
-  // Run i is of so many bytes, and begins an offset after `data`, or is not
-  // wanted: offset_of(i, offset) tells. Lanes ask it together, up to the next
-  // 32 runs. Nothing after the runs is read; before them, no more than there is
-  // to a 16-byte boundary. `kClip`: also of kinds but kAny, runs may end
-  // elsewhere.
+  // Copies `count` runs of `bytes` bytes. offset_of(i, offset) returns whether
+  // run i is wanted, and sets its offset after `data`; lanes call it together,
+  // for runs up to the next multiple of 32. Nothing after the runs is read;
+  // before them, only up to a 16-byte boundary. `kClip`: runs of other forms
+  // than kAny may also end off a 16-byte boundary.
   template <bool kClip, class OffsetOf>
   __device__ __forceinline__ void CopyRuns(int count, int bytes, int pitch,
                                            const std::byte* data,
@@ -239,8 +239,9 @@ class Feeder {
     constexpr bool kAny = kForm == Form::kAny;
     constexpr int kMostBefore = kAny ? kGranule - 1 : 0;
     const int granules = (bytes + kMostBefore + kGranule - 1) / kGranule;
-    // A power of two of neighbouring lanes copies a run, so that each has the
-    // same part of all its runs; only a run of kAny may take them all twice.
+    // A power of two of neighbouring lanes copies a run, so that each lane has
+    // the same part of all its runs; only runs of kAny may take all lanes
+    // twice.
     const int log = min(32 - __clz(granules - 1), kLogWarp);
     const int lanes = 1 << log;
     const int first = lane_ & (lanes - 1);
@@ -260,8 +261,8 @@ class Feeder {
             wanted ? static_cast<int>(reinterpret_cast<std::uintptr_t>(from) %
                                       kGranule)
                    : 0;
-        // Also of runs that are not there: a shift must leave what is read on
-        // the boundary of an element.
+        // Also for runs that are not wanted: a shift must leave reads aligned
+        // to an element.
         if (first == 0) slot[run] = static_cast<std::byte>(before);
         if (wanted) CopyShifted(before, bytes, first, lanes, from, to);
       } else if constexpr (kClip) {
@@ -275,8 +276,8 @@ class Feeder {
     }
   }
 
-  // Granules `granule`, granule + lanes and so on of a run that begins `before`
-  // bytes after a boundary.
+  // Copies granules `granule`, granule + lanes, ... of a run that begins
+  // `before` bytes after a boundary.
   __device__ __forceinline__ static void CopyShifted(int before, int bytes,
                                                      int granule, int lanes,
                                                      const std::byte* from,
@@ -294,27 +295,27 @@ class Feeder {
   const Share& share_;
   const int lane_;
   std::byte* const ring_;
-  int length_;  // In a table.
-  int at_;      // The next tile, of those before end_:
+  int length_;  // Tokens of the sequence in a table.
+  int at_;      // The next tile, before end_.
   int end_;
-  int2 listed_ = {};    // it, in a view;
-  unsigned block_ = 0;  // where the lane's token of it is, in a table.
+  int2 listed_ = {};    // Tile at_ in a list.
+  unsigned block_ = 0;  // Block of the lane's token of tile at_, in a table.
   unsigned offset_ = 0;
   int key_pieces_;
   Tile tile_ = {};
   int piece_ = 0;
   int slot_ = 0;
-  unsigned words_ = 0;  // Of the slot that has this lane's number.
+  unsigned words_ = 0;  // The word of the slot with this lane's number.
 };
 
 // Queries are multiplied by a power of two that brings the largest of a head to
-// 2^14 or just above, weights to at most 2^15: so that what rounding leaves of
-// them is no subnormal f16.
+// 2^14 or just above, weights to at most 2^15: so that what remains after
+// rounding is not a subnormal f16.
 inline constexpr int kQueryExponent = 14;
 inline constexpr float kWeightExponent = 15;
 inline constexpr float kLog2E = 1.44269504088896341F;
 
-// 2^exponent, if that is a normal f32.
+// 2^exponent. Requires: that is a normal f32.
 __device__ __forceinline__ float PowerOfTwo(int exponent) {
   return __uint_as_float(static_cast<unsigned>(exponent + 127) << 23);
 }
@@ -324,9 +325,9 @@ __device__ __forceinline__ Left<kForm>* QueriesOf(int step, int lane) {
   return reinterpret_cast<Left<kForm>*>(DynamicShared()) + step * 32 + lane;
 }
 
-// Puts the queries of a share in shared memory, this lane's of all steps.
-// Returns what its head's products have to be multiplied by to be logarithms,
-// to base 2, of weights.
+// Puts the queries of a share in shared memory, this lane's part for all steps.
+// Returns the factor that turns its head's products into logarithms, to base 2,
+// of weights.
 template <Form kForm>
 __device__ __forceinline__ float PutQueries(const DecodeJob& job,
                                             const Share& share, int lane) {
@@ -344,7 +345,7 @@ __device__ __forceinline__ float PutQueries(const DecodeJob& job,
   for (int i = lane % 4; i < head_dim; i += 4) most = fmaxf(most, fabsf(at(i)));
   most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
   most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
-  // What is tinier stays so, for its power would be too large.
+  // Tinier queries stay tiny: their power would be too large.
   const int exponent =
       max(static_cast<int>(__float_as_uint(most) >> 23) - 127, -100);
   const float power = PowerOfTwo(kQueryExponent - exponent);
@@ -358,17 +359,17 @@ __device__ __forceinline__ float PutQueries(const DecodeJob& job,
   return job.scale * kLog2E * PowerOfTwo(exponent - kQueryExponent);
 }
 
-// Softmax of the tiles so far, of a lane's head.
+// The softmax state of a lane's head, for the tiles so far.
 struct Softmax {
-  // Weights are 2^(score - base). It is the largest score yet, less
+  // Weights are 2^(score - base). The base is the largest score so far, less
   // kWeightExponent.
   float base;
-  float total;  // Of this lane's cells.
+  float total;  // Sum of weights of this lane's cells.
 };
 
-// Turns the products of a tile into weights, 0 of what is hidden: weights[i] of
-// cells 8i + 2t and the next, in the order of CellAt. Returns what sums of
-// tiles before have to be multiplied by.
+// Turns the products of a tile into weights, 0 for hidden cells: weights[i] are
+// of cells 8i + 2t and the next one, in the order of CellAt. Returns the factor
+// by which the sums of earlier tiles must be multiplied.
 __device__ __forceinline__ float Weigh(const float (&products)[kTile / 8][4],
                                        const unsigned (&visible)[kTile / 8],
                                        float factor, Softmax& softmax,
@@ -377,7 +378,7 @@ __device__ __forceinline__ float Weigh(const float (&products)[kTile / 8][4],
   float most = none;
   KVTWIN_UNROLL
   for (int i = 0; i < kTile / 8; ++i) {
-    // Of the rounded queries and of what that left.
+    // Adds the products of the rounded queries and of the remainders.
     const float x = (products[i][0] + products[i][2]) * factor;
     const float y = (products[i][1] + products[i][3]) * factor;
     weights[i].x = (visible[i] & 0xFFFF) != 0 ? x : none;
@@ -399,8 +400,8 @@ __device__ __forceinline__ float Weigh(const float (&products)[kTile / 8][4],
   return shrink;
 }
 
-// Adds to the products of queries and a tile's cells those of a piece of K.
-// `first_step`: its first element, as a step.
+// Adds the products of the queries and a piece of K to those of a tile's cells.
+// `first_step`: the step of the piece's first element.
 template <Form kForm, bool kColumns>
 __device__ __forceinline__ void AddProducts(const Piece& piece, int lane,
                                             int first_step,
@@ -417,7 +418,7 @@ __device__ __forceinline__ void AddProducts(const Piece& piece, int lane,
   }
 }
 
-// Weighted sums of V: of 16 elements, the two halves; see ValueDim.
+// Weighted sums of V: for each 16 elements, two halves; see ValueDim.
 using Sums = float[kPieceDims / 16][2][4];
 
 __device__ __forceinline__ void Multiply(float by, Sums& sums) {
@@ -448,7 +449,7 @@ __device__ __forceinline__ void AddValues(const Piece& piece, int lane,
   }
 }
 
-// Writes what a share has come to.
+// Writes the results of a share.
 template <Form kForm, bool kColumns>
 __device__ __forceinline__ void Store(const DecodeJob& job, const Share& share,
                                       int lane, const Softmax& softmax,
@@ -473,7 +474,7 @@ __device__ __forceinline__ void Store(const DecodeJob& job, const Share& share,
     for (int k = 0; k < 4; ++k) {
       const int column = lane % 4 * 2 + k % 2;
       const int dim = 16 * i + ValueDim<kForm, kColumns>(k / 2, column);
-      // Of the rounded weights and of what that left.
+      // Adds the sums of the rounded weights and of the remainders.
       const float sum = sums[i][k / 2][k % 2] + sums[i][k / 2][k % 2 + 2];
       if (dim < dims) out[dim] = sum;
     }
@@ -493,12 +494,12 @@ __global__ void __launch_bounds__(32) AttendTiles(const DecodeJob job) {
   Softmax softmax = {-__uint_as_float(0x7F800000), 0};
   Sums sums = {};
   float products[kTile / 8][4];
-  int part = 0;  // Of a tile: a piece of K, or V.
+  int part = 0;  // Part of a tile: a piece of K, or V.
   for (int slot = 0;; slot = (slot + 1) % kRing) {
     const unsigned word = feeder.WordOf(slot);
     if (word == 0) break;
-    // The piece is there, for all lanes, and all are done with the one before,
-    // in whose place another one is put.
+    // The piece has arrived for all lanes, and all lanes are done with the
+    // piece before it, whose slot is filled next.
     CopyAsyncWait<kRing - 2>();
     __syncwarp();
     feeder.Feed();

@@ -1,13 +1,15 @@
 // Rows in shared memory as the operands of products, for attention_kernel.h.
 //
-// A product is that of the tensor cores: 16 rows of 16 numbers times 16 rows of
-// 8, of 16 bits each, summed as f32. Left are queries, or weights: rows 0 to 7
-// are those of 8 heads, rounded, and rows 8 to 15 what the rounding left of
-// them. So these f32 have twice the digits for nothing: a row of heads more
-// would be padding. The sums of rows h and h + 8 are in the same lane.
+// A product is one of tensor cores: 16 rows of 16 numbers times 16 rows of 8
+// numbers, of 16 bits each, summed as f32. The left operand is queries or
+// weights: rows 0 to 7 are those of 8 heads, rounded, and rows 8 to 15 the
+// remainders of rounding. This doubles the digits of these f32 at no cost: the
+// rows would otherwise be padding. The sums of rows h and h + 8 are in the same
+// lane.
 //
-// Right are K or V. What is not a number of 16 bits is split as well: the upper
-// 8 digits, the next and the last, which are an f32 exactly.
+// The right operand is K or V. Numbers of more than 16 bits are split as well:
+// into the upper 8 digits, the next 8 and the last, which together are the f32
+// exactly.
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_ATTENTION_ROWS_H_
 #define KVTWIN_OPTIMIZED_CUDA_ATTENTION_ROWS_H_
@@ -21,7 +23,7 @@
 
 namespace kvtwin::optimized::cuda {
 
-// Loops over registers.
+// Unrolls loops over registers.
 #ifdef __CUDACC__
 #define KVTWIN_UNROLL _Pragma("unroll")
 #define KVTWIN_UNROLL_4 _Pragma("unroll 4")
@@ -30,16 +32,16 @@ namespace kvtwin::optimized::cuda {
 #define KVTWIN_UNROLL_4
 #endif
 
-inline constexpr int kTile = 32;        // Cells: as many as a warp has lanes.
-inline constexpr int kGroup = 8;        // Heads.
-inline constexpr int kPieceDims = 128;  // Of K or V, taken at a time.
-inline constexpr int kStep = 16;        // What a product sums over.
-inline constexpr int kGranule = 16;     // Bytes.
+inline constexpr int kTile = 32;        // Cells; a warp has as many lanes.
+inline constexpr int kGroup = 8;        // Heads in a group.
+inline constexpr int kPieceDims = 128;  // Elements of K or V in a piece.
+inline constexpr int kStep = 16;        // Numbers that a product sums over.
+inline constexpr int kGranule = 16;     // Bytes in a granule.
 static_assert(kTile == kTileCells);
 
-// What K and V are made of, if both are of that dtype, lie on 16-byte
-// boundaries and have whole steps of elements; kAny is everything else. It
-// reads element by element: that is why it is slower.
+// The dtype of K and V, if both have it, lie on 16-byte boundaries and have
+// whole steps of elements; kAny is everything else. It is slower, because it
+// reads element by element.
 enum class Form { kF16, kBF16, kF8, kAny };
 
 template <Form kForm>
@@ -49,8 +51,8 @@ inline constexpr int kLeftParts = kForm == Form::kAny ? 2 : 1;
 
 // This lane's share of an operand. With g = lane / 4 and t = lane % 4, left:
 // rows g and g + 8 at 2t and 2t + 1, then at 2t + 8 and 2t + 9; right: 2t and
-// 2t + 1 of column g, then 2t + 8 and 2t + 9. Of a sum: columns 2t and 2t + 1
-// of row g, then of row g + 8.
+// 2t + 1 of column g, then 2t + 8 and 2t + 9. A lane's sums are columns 2t and
+// 2t + 1 of row g, then of row g + 8.
 template <Form kForm>
 struct Left {
   uint4 part[kLeftParts<kForm>];
@@ -60,7 +62,7 @@ struct Right {
   uint2 part[kRightParts<kForm>];
 };
 
-// The first digits of two numbers, which are left with the others.
+// Returns the first digits of two numbers, and leaves the rest in them.
 template <Form kForm>
 __device__ __forceinline__ unsigned TakeDigits(float& x, float& y) {
   if constexpr (kForm == Form::kF16 || kForm == Form::kF8) {
@@ -78,7 +80,7 @@ __device__ __forceinline__ unsigned TakeDigits(float& x, float& y) {
   }
 }
 
-// Of a row's numbers at 2t and 2t + 1, at 2t + 8 and 2t + 9.
+// Splits a row's numbers at 2t and 2t + 1 (near), and 2t + 8 and 2t + 9 (far).
 template <Form kForm>
 __device__ __forceinline__ Left<kForm> LeftOf(float2 near, float2 far) {
   Left<kForm> left;
@@ -95,8 +97,8 @@ __device__ __forceinline__ Left<kForm> LeftOf(float2 near, float2 far) {
   return left;
 }
 
-// Of a column's numbers, the same; `near_mask` and `far_mask` have zeros where
-// it has none.
+// Does the same for a column's numbers; `near_mask` and `far_mask` have zeros
+// for missing numbers.
 __device__ __forceinline__ Right<Form::kAny> RightOf(float2 near, float2 far,
                                                      unsigned near_mask,
                                                      unsigned far_mask) {
@@ -109,7 +111,7 @@ __device__ __forceinline__ Right<Form::kAny> RightOf(float2 near, float2 far,
   return right;
 }
 
-// Of kAny, all products of digits but those below 2^-24 of the largest.
+// For kAny, adds all products of digits but those below 2^-24 of the largest.
 template <Form kForm>
 __device__ __forceinline__ void AddProduct(const Left<kForm>& left,
                                            const Right<kForm>& right,
@@ -126,11 +128,11 @@ __device__ __forceinline__ void AddProduct(const Left<kForm>& left,
   }
 }
 
-// Orders
-// ----------------------------------------------------------------------- What
-// is summed over may come in any order that left and right share, and columns
-// in any that the sums are written in. f8 is loaded by twos where f16 is loaded
-// by ones, which gives a lane neighbours.
+// The orders of elements and cells.
+//
+// Summation may run in any order that left and right share, and columns may
+// come in any order that the sums are then written in. f8 is loaded two at a
+// time where f16 is loaded one at a time, which gives a lane neighbours.
 
 // The first of the two elements that a lane has as `near` or `far` of a step.
 template <Form kForm>
@@ -139,8 +141,8 @@ __device__ __forceinline__ int KeyDim(int lane, bool far) {
   return kForm == Form::kF8 ? 4 * t + (far ? 2 : 0) : 2 * t + (far ? 8 : 0);
 }
 
-// Which cell of a tile is the one that is summed as `k`-th: of f8 by column,
-// the same.
+// The cell of a tile that is summed as the `k`-th: f8 by column needs another
+// order.
 template <Form kForm, bool kColumns>
 __device__ __forceinline__ int CellAt(int k) {
   if constexpr (kForm == Form::kF8 && kColumns) {
@@ -151,26 +153,25 @@ __device__ __forceinline__ int CellAt(int k) {
   }
 }
 
-// Which of 16 neighbouring elements of V is column `column` of the first or the
-// second 8.
+// The index, within 16 neighbouring elements of V, of column `column` in the
+// first or second 8.
 template <Form kForm, bool kColumns>
 __device__ __forceinline__ int ValueDim(int half, int column) {
   if constexpr (kForm == Form::kF8 && !kColumns) return 2 * column + half;
   return 8 * half + column;
 }
 
-// Loads
-// ------------------------------------------------------------------------
+// How pieces are loaded.
 
-// A piece of a tile in shared memory: runs, `pitch` bytes apart. K is a run for
-// each cell; so is V, or one for each element (by column). Of kAny, run i
-// begins shifts[i] bytes late: as it did before a 16-byte boundary.
+// A piece of a tile in shared memory: runs, `pitch` bytes apart. K has a run
+// for each cell; so does V, or one for each element (by column). For kAny, run
+// i begins shifts[i] bytes late, as far as it was from a 16-byte boundary.
 struct Piece {
   const std::byte* runs;
   int pitch;
   const std::uint8_t* shifts;
   DType dtype;
-  int dims;  // How many elements of a row it has.
+  int dims;  // Number of elements of a row in this piece.
 
   // Element i of a run.
   __device__ float At(int run, int i) const {
@@ -196,8 +197,8 @@ struct Piece {
   }
 };
 
-// Elements kStep * step and on of the K rows of a tile's cells: those of cells
-// 8i to 8i + 7 (in the order of CellAt) are right[i].
+// Loads elements from kStep * step on of the K rows of a tile's cells: right[i]
+// has those of cells 8i to 8i + 7 (in the order of CellAt).
 template <Form kForm, bool kColumns>
 __device__ __forceinline__ void LoadKeys(const Piece& piece, int lane, int step,
                                          Right<kForm> (&right)[kTile / 8]) {
@@ -223,8 +224,9 @@ __device__ __forceinline__ void LoadKeys(const Piece& piece, int lane, int step,
       right[i].part[0] = {HalvesFromF8(bytes[i]), HalvesFromF8(bytes[i] >> 16)};
     }
   } else {
-    // Lanes 0 to 7 point to the first 8 elements of 8 cells, the next 8 to
-    // their next; the others to those of the next 8 cells.
+    // Lanes 0 to 7 point to the first 8 elements of 8 cells, the next 8 lanes
+    // to their next 8 elements; the other lanes point to those of the next 8
+    // cells.
     const int cell = lane / 16 * 8 + lane % 8;
     const std::byte* from = piece.runs + cell * piece.pitch +
                             2 * kGranule * step + lane / 8 % 2 * kGranule;
@@ -237,8 +239,8 @@ __device__ __forceinline__ void LoadKeys(const Piece& piece, int lane, int step,
   }
 }
 
-// Which of the cells that this lane sums over are visible: all bits of their
-// 16, or none, as `near` and `far` of both steps of a tile.
+// Which of the cells that this lane sums over are visible: 16 bits set, or
+// none, for each cell, as `near` and `far` of both steps of a tile.
 template <Form kForm, bool kColumns>
 __device__ __forceinline__ void SpreadWord(unsigned word, int lane,
                                            unsigned (&visible)[kTile / 8]) {
@@ -250,9 +252,9 @@ __device__ __forceinline__ void SpreadWord(unsigned word, int lane,
   }
 }
 
-// Elements 16 * sixteen and on of the V rows of a tile's cells, zeros where
-// they are hidden: right[step][half], of the cells of a step, has elements as
-// ValueDim says.
+// Loads elements from 16 * sixteen on of the V rows of a tile's cells, zeros
+// for hidden cells: right[step][half] has those of the cells of a step, in the
+// order of ValueDim.
 template <Form kForm, bool kColumns>
 __device__ __forceinline__ void LoadValues(const Piece& piece, int lane,
                                            int sixteen,
@@ -294,8 +296,8 @@ __device__ __forceinline__ void LoadValues(const Piece& piece, int lane,
       right[1][half].part[0] = {four.z, four.w};
     }
   } else if constexpr (kForm == Form::kF8) {
-    // Two elements of a cell are moved as one of 16 bits: a lane has two of one
-    // cell and two of the next.
+    // Two elements of a cell are moved as one of 16 bits: a lane gets two
+    // elements of one cell and two of the next.
     const uint4 four =
         LdMatrix4Trans(piece.runs + lane * piece.pitch + kGranule * sixteen);
     const unsigned bytes[4] = {four.x, four.y, four.z, four.w};

@@ -1,5 +1,5 @@
-// The twin "cuda": the caches of the optimized twin, whose memories are a
-// device's. Here errors that were thrown become what calls answer.
+// The twin "cuda": the caches of the optimized twin, with device memory. Here
+// thrown errors become the results of calls.
 
 #include <fmt/format.h>
 
@@ -33,7 +33,7 @@ std::unique_ptr<Cache> MakeOn(Gpu& gpu, const CacheSpec& spec) {
   });
 }
 
-// A cache, or the one that a wrapper has active, on its device.
+// A cache on a device, or the active cache of a wrapper.
 class DeviceCache final : public Cache {
  public:
   DeviceCache(std::shared_ptr<Session> session, std::shared_ptr<Cache> cache)
@@ -113,7 +113,7 @@ class DeviceCache final : public Cache {
  private:
   std::shared_ptr<Session> session_;
   std::shared_ptr<Cache> cache_;
-  std::map<Cache*, std::unique_ptr<Cache>> inner_;  // Of a wrapper.
+  std::map<Cache*, std::unique_ptr<Cache>> inner_;  // The caches of a wrapper.
 };
 
 DeviceCache MakeDeviceCache(const std::shared_ptr<Session>& session,

@@ -5,13 +5,13 @@
 namespace kvtwin::optimized::cuda {
 namespace {
 
-// Parts of a tensor that lie in one piece: elements, or runs of the first
-// dimension, whose extent is then 1.
+// The contiguous parts of a tensor: elements, or runs of the first dimension,
+// whose extent is then 1.
 struct Parts {
   const std::byte* from;
   std::int64_t shape[4];
   std::int64_t stride[4];
-  std::int64_t bytes;  // Of a part.
+  std::int64_t bytes;  // Bytes of each part.
   std::int64_t count;
 };
 

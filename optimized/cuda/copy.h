@@ -10,8 +10,8 @@
 
 namespace kvtwin::optimized::cuda {
 
-// As CopyDense of the host (optimized/storage.h): of any strides, dtype
-// unchanged. Puts it on the stream and returns.
+// Same as the host's CopyDense (optimized/storage.h): copies a tensor of any
+// strides, dtype unchanged. Puts the copy on the stream and returns.
 cudaError_t CopyDense(const TensorView& from, std::byte* to,
                       cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Decode attention as <kvtwin/cuda.h> has it: what cannot be meant is refused.
+// Decode attention as declared in <kvtwin/cuda.h>: checks the arguments.
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
-// Elements of rows in kernels: what core/elements.h and core/narrow.h compute,
-// to the bit. A NaN that a device's instruction makes has bits of its own, so
-// that none is left to one.
+// Elements of rows in kernels: the same results as core/elements.h and
+// core/narrow.h, to the bit. A NaN from a device instruction has unspecified
+// bits, so NaNs are never left to an instruction.
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_ELEMENTS_H_
 #define KVTWIN_OPTIMIZED_CUDA_ELEMENTS_H_
@@ -18,8 +18,8 @@
 
 namespace kvtwin::optimized::cuda {
 
-// The formats: T is how an element is stored, kQuiet the NaN that a number
-// becomes. Of a NaN, Float is some NaN.
+// The formats: T is the type of a stored element, kQuiet the NaN that an
+// operation on numbers yields. Float of a NaN is an unspecified NaN.
 
 struct SingleFormat {
   using T = std::uint32_t;
@@ -30,7 +30,7 @@ struct SingleFormat {
   __device__ static bool IsNaN(T bits) { return (bits & ~kSign) > kInfinity; }
   __device__ static float Float(T bits) { return __uint_as_float(bits); }
   __device__ static T Rounded(float value) { return __float_as_uint(value); }
-  // What a sum makes of a NaN.
+  // The result of a sum with a NaN.
   __device__ static T Quieted(T nan) { return nan | kQuiet; }
 };
 
@@ -40,7 +40,7 @@ struct HalfFormat {
 
   __device__ static bool IsNaN(T bits) { return (bits & 0x7FFF) > 0x7C00; }
 
-  // Exact.
+  // Converts exactly.
   __device__ static float Float(T bits) {
 #ifdef __CUDA_ARCH__
     return __half2float(__ushort_as_half(bits));
@@ -49,8 +49,8 @@ struct HalfFormat {
     const std::uint32_t sign = (bits & 0x8000U) << 16;
     std::uint32_t result = magnitude + ((127U - 15) << 23);
     if (magnitude < 0x0400U << 13) {
-      // A subnormal is its mantissa's share of 2^-14: put it behind a leading
-      // one and take that away again.
+      // The value of a subnormal is its mantissa as a fraction of 2^-14: add a
+      // leading one, then subtract it.
       constexpr std::uint32_t kFirst = (127U - 14) << 23;
       result = __float_as_uint(__uint_as_float(magnitude + kFirst) -
                                __uint_as_float(kFirst));
@@ -61,7 +61,7 @@ struct HalfFormat {
 #endif
   }
 
-  // To the nearest, ties to even; any NaN becomes kQuiet and its sign.
+  // Rounds to nearest, ties to even; any NaN becomes kQuiet with its sign.
   __device__ static T Rounded(float value) {
     const std::uint32_t bits = __float_as_uint(value);
     const std::uint32_t magnitude = bits & 0x7FFFFFFF;
@@ -73,12 +73,12 @@ struct HalfFormat {
     std::uint32_t result = 0x7C00;
     if (magnitude < (127U - 14) << 23) {
       // Adding 0.5, whose last place is that of a subnormal f16, makes the
-      // adder round.
+      // floating-point adder round.
       const float rounded = __uint_as_float(magnitude) + 0.5F;
       result = __float_as_uint(rounded) - __float_as_uint(0.5F);
     } else if (magnitude < (127U + 16) << 23) {
-      // Exponent from bias 127 to 15; half of the last place that stays, less
-      // one, and one more if that place is odd, round to even.
+      // Rebases the exponent from bias 127 to 15, and adds half of the last
+      // kept place, less one, plus one if that place is odd: ties to even.
       const std::uint32_t odd = magnitude >> 13 & 1;
       result = (magnitude - ((127U - 15) << 23) + 0xFFF + odd) >> 13;
     }
@@ -112,7 +112,7 @@ struct UpperFormat {
   }
 };
 
-// e4m3. Beyond 448 it is 448.
+// e4m3. Values above 448 become 448.
 struct F8Format {
   using T = std::uint8_t;
   static constexpr T kQuiet = 0x7F;
@@ -138,7 +138,7 @@ struct F8Format {
     if (magnitude > 0x7F800000) {
       result = kQuiet;
     } else if (magnitude < (127U - 6) << 23) {
-      // The last place of 2^14 is that of a subnormal.
+      // The last place of 2^14 is that of a subnormal f8.
       const float rounded = __uint_as_float(magnitude) + 16384.0F;
       result = __float_as_uint(rounded) - __float_as_uint(16384.0F);
     } else if (magnitude < __float_as_uint(448.0F)) {
@@ -150,8 +150,8 @@ struct F8Format {
   __device__ static T Quieted(T nan) { return nan; }
 };
 
-// What a shift stores in place of an element: see core/shift_row.h. `offset` is
-// finite.
+// Added and Turned give what a shift stores in place of an element: see
+// core/shift_row.h. `offset` is finite.
 template <class Format>
 __device__ typename Format::T Added(typename Format::T before, float offset) {
   if (Format::IsNaN(before)) return Format::Quieted(before);
@@ -166,7 +166,8 @@ __device__ typename Format::T Turned(typename Format::T before, float turned) {
 
 // Blocks ----------------------------------------------------------------------
 
-// Each thread of a team of neighbouring lanes has so many of a block's numbers.
+// Each thread of a team of neighbouring lanes has this many of a block's
+// numbers.
 inline constexpr unsigned kTeamNumbers = 4;
 inline constexpr unsigned kTeamLanes = kBlockElements / kTeamNumbers;
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
@@ -175,7 +176,7 @@ __device__ inline std::uint32_t Magnitude(float value) {
   return __float_as_uint(value) & 0x7FFFFFFF;
 }
 
-// Two of them, for blocks lie on even addresses.
+// Stores two halves, because blocks lie on even addresses.
 __device__ inline void StoreBytes(std::uint32_t four, std::byte* to) {
   auto* halves = reinterpret_cast<std::uint16_t*>(to);
   halves[0] = static_cast<std::uint16_t>(four);
@@ -194,11 +195,11 @@ struct Q8Format {
     const auto number = static_cast<signed char>(block[2 + i]);
     return ScaleOf(block) * static_cast<float>(number);
   }
-  // What byte a number becomes, times its block's inverse scale.
+  // The byte for a number that was multiplied by its block's inverse scale.
   __device__ static std::uint32_t Stored(float number) {
     return static_cast<std::uint32_t>(static_cast<int>(rintf(number))) & 0xFF;
   }
-  // `four` bytes of each lane.
+  // Stores `four` bytes of each lane.
   __device__ static void Store(std::uint32_t four, unsigned lane, bool wanted,
                                std::byte* block) {
     if (wanted) StoreBytes(four, block + 2 + std::size_t{4} * lane);
@@ -208,7 +209,7 @@ struct Q8Format {
 struct Q4Format {
   static constexpr unsigned kBytes = 2 + 16;
 
-  // The largest is -8 times the scale, whatever its sign.
+  // The element of largest magnitude is stored as -8, whatever its sign.
   __device__ static float Scale(float most) { return most / -8; }
   __device__ static float Number(const std::byte* block, unsigned i) {
     const auto pair = static_cast<int>(block[2 + i % 16]);
@@ -230,9 +231,9 @@ struct Q4Format {
   }
 };
 
-// Stores a block of which this thread has elements kTeamNumbers * lane and on,
-// lane being its number in the team, or does not if it is not wanted. All of a
-// warp call it together.
+// Stores a block if it is wanted. This thread has elements from kTeamNumbers *
+// lane on, lane being its number in the team. All lanes of a warp call it
+// together.
 template <class Format>
 __device__ void StoreBlock(const float (&numbers)[kTeamNumbers], unsigned lane,
                            bool wanted, std::byte* block) {
@@ -243,7 +244,8 @@ __device__ void StoreBlock(const float (&numbers)[kTeamNumbers], unsigned lane,
   for (unsigned apart = 1; apart < kTeamLanes; apart *= 2) {
     const float other =
         __shfl_xor_sync(kAllLanes, most, static_cast<int>(apart));
-    const bool first = (lane & apart) != 0;  // The other.
+    // The other lane's elements come first.
+    const bool first = (lane & apart) != 0;
     if (Magnitude(other) + (first ? 1 : 0) > Magnitude(most)) most = other;
   }
   const float exact = Format::Scale(most);
@@ -261,8 +263,8 @@ __device__ void StoreBlock(const float (&numbers)[kTeamNumbers], unsigned lane,
   if (wanted && lane == 0) *reinterpret_cast<std::uint16_t*>(block) = scale;
 }
 
-// Calls does(format): of dtypes that are narrower than f32 and no blocks, of
-// all that are no blocks, of blocks.
+// These call does(format): WithNarrow for dtypes narrower than f32 except
+// blocks, WithElements for all dtypes except blocks, WithBlocks for blocks.
 template <class Does>
 cudaError_t WithNarrow(DType dtype, const Does& does) {
   if (dtype == DType::kF16) return does(HalfFormat());

@@ -11,7 +11,7 @@
 namespace kvtwin::optimized::cuda {
 namespace {
 
-// Parts of what is staged begin on these.
+// Parts of staged memory begin on this boundary.
 constexpr std::size_t kBoundary = 256;
 
 std::size_t RoundUp(std::size_t bytes) {
@@ -28,7 +28,7 @@ bool IsCaptured(cudaStream_t stream) {
 
 void Check(cudaError_t error, std::string_view what) {
   if (error == cudaSuccess) return;
-  (void)cudaGetLastError();  // Unless it is there to stay, it is told now.
+  (void)cudaGetLastError();  // Clears the error, unless it is sticky.
   throw MemoryError({StatusCode::kDeviceError,
                      fmt::format("{}: {}: {}", cudaGetErrorName(error), what,
                                  cudaGetErrorString(error))});
@@ -78,7 +78,8 @@ void Gpu::Use(cudaStream_t stream) {
   }
   if (stream == last_ || Captures()) return;
   if (used_) {
-    if (IsCaptured(last_)) {  // This one would be from then on.
+    // This stream would be captured from then on, too.
+    if (IsCaptured(last_)) {
       throw MemoryError(
           Untimely("the stream of the call before is being captured"));
     }
@@ -100,7 +101,7 @@ void Gpu::RefuseCapture(std::string_view what) const {
 std::shared_ptr<std::byte> Gpu::Allocate(std::size_t bytes) {
   RefuseCapture("new memory");
   void* memory = nullptr;
-  // An address, even of nothing.
+  // Allocates at least a byte, so that there is always an address.
   Check(cudaMalloc(&memory, std::max<std::size_t>(bytes, 1)),
         fmt::format("allocating {} bytes", bytes));
   return {static_cast<std::byte*>(memory),
@@ -131,7 +132,7 @@ void Gpu::MakeSegments(std::size_t bytes) {
 
 void Gpu::FreeSegments() {
   for (Segment& segment : segments_) {
-    // Of what is null, nothing happens.
+    // These functions ignore null.
     (void)cudaFree(segment.device);
     (void)cudaFreeHost(segment.host);
     if (segment.done != nullptr) (void)cudaEventDestroy(segment.done);
@@ -205,7 +206,7 @@ TensorView Mirror::Show(Gpu& gpu, const TensorView& view, std::byte* base,
                         std::size_t bytes) {
   bytes_.resize(bytes);
   const auto* first = static_cast<const std::byte*>(view.data);
-  const bool runs = view.stride[0] == 0;  // Of bits, or of blocks.
+  const bool runs = view.stride[0] == 0;  // The view is of bits or of blocks.
   const std::byte* last =
       view.at(runs ? 0 : view.shape[0] - 1, view.shape[1] - 1,
               view.shape[2] - 1, view.shape[3] - 1);

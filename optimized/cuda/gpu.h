@@ -1,5 +1,5 @@
-// A device, as one cache or pool uses it: its memory, the stream that calls are
-// on, and what is on its way there. What CUDA refuses is thrown as MemoryError,
+// A device, as one cache or pool uses it: its memory, the stream of calls, and
+// data on its way to the device. Errors of CUDA are thrown as MemoryError,
 // whose message begins with the error's name.
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_GPU_H_
@@ -19,11 +19,11 @@
 
 namespace kvtwin::optimized::cuda {
 
-// Throws unless it is a success. `what` was tried.
+// Throws unless `error` is a success. `what` describes the failed operation.
 void Check(cudaError_t error, std::string_view what);
 
-// While it is there, this is the calling thread's device; then the one that was
-// it before.
+// Sets the calling thread's device while this object lives, then restores the
+// previous one.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device);
@@ -37,7 +37,7 @@ class CurrentDevice {
 
 class Gpu {
  public:
-  // With `host_views`, who asks for rows gets copies in the memory of the host.
+  // With `host_views`, views of rows are copies in host memory.
   Gpu(int device, bool host_views) : device_(device), host_views_(host_views) {}
   ~Gpu() { Close(); }
   Gpu(const Gpu&) = delete;
@@ -54,23 +54,24 @@ class Gpu {
     return host_views_ ? Device::kCpu : Device::kCuda;
   }
 
-  // Requires, of all below: opened, and that it is the current device.
+  // All functions below require that the device is open and current.
   //
-  // What is called from now on is put on this stream, behind all that was put
-  // on the one before. (Not while it is captured: then that is the caller's.)
+  // Puts later calls on this stream, after everything that was put on the
+  // stream before. (While the stream is captured, ordering is left to the
+  // caller.)
   void Use(cudaStream_t stream);
   cudaStream_t stream() const { return stream_; }
   bool Captures() const;
-  // Throws if the stream is captured: `what` cannot be.
+  // Throws if the stream is captured: `what` cannot be part of a graph.
   void RefuseCapture(std::string_view what) const;
 
-  // Freed with its last owner, which may wait for the device.
+  // Freed with its last owner; freeing may wait for the device.
   std::shared_ptr<std::byte> Allocate(std::size_t bytes);
   std::shared_ptr<std::byte> AllocateZeroed(std::size_t bytes);
 
-  // Memory of the host, and of the device, where that is going to. Good for
-  // what is put on the stream before the next Stage. Waits if the last many
-  // are all on their way still.
+  // Host memory, and the device memory that it is sent to. Valid for work that
+  // is put on the stream before the next Stage. Stage waits if all segments are
+  // still in use.
   struct Staged {
     std::byte* host;
     std::byte* device;
@@ -78,7 +79,8 @@ class Gpu {
   };
   Staged Stage(std::size_t bytes);
   void Send(const Staged& staged);
-  // Both, of several parts: answers where each is. Good for as long.
+  // Stages and sends several parts, and returns their addresses on the device.
+  // They are valid as long as memory from Stage.
   template <std::size_t count>
   std::array<const std::byte*, count> Upload(
       const std::array<std::span<const std::byte>, count>& parts) {
@@ -96,19 +98,20 @@ class Gpu {
     return places;
   }
 
-  // Waits for the stream, and has the bytes then.
+  // Copies to the host, and waits for the copy.
   void Download(const std::byte* from, std::span<std::byte> to) const;
-  // The same, for a view: what is written there until the next call is written
-  // back then, as who spoils the rows of free cells expects it (props/).
+  // Does the same for a view. Whatever the caller writes to `to` before the
+  // next call is then written back to the device: tests (props/) overwrite the
+  // rows of free cells in this way.
   void Show(std::byte* from, std::span<std::byte> to);
   void Hide() { shown_.clear(); }
 
-  // Whether a tensor is in the memory of a device, or of the host; of that, a
-  // dense copy that is staged.
+  // Holds: whether a tensor is in device memory. StageCopy: a dense copy of a
+  // host tensor, staged for the device.
   bool Holds(const TensorView& tensor) const;
   TensorView StageCopy(const TensorView& tensor);
 
-  // More than so much at once is better staged in parts.
+  // Data of more bytes than this is better staged in parts.
   static constexpr std::size_t kSegmentBytes = std::size_t{256} << 10;
 
  private:
@@ -117,7 +120,8 @@ class Gpu {
     return (bytes + 15) / 16 * 16;
   }
 
-  // Of the staged: used in turn. `done` is recorded behind the last use.
+  // Segments of staged memory, used in turn. `done` is recorded after the last
+  // use.
   struct Segment {
     std::byte* host = nullptr;
     std::byte* device = nullptr;
@@ -137,21 +141,21 @@ class Gpu {
   const bool host_views_;
   bool open_ = false;
   cudaStream_t stream_ = nullptr;
-  cudaStream_t last_ = nullptr;  // That was used and not captured.
-  bool used_ = false;            // There is such a one.
+  // The last stream that was used and not captured.
+  cudaStream_t last_ = nullptr;
+  bool used_ = false;  // Whether `last_` is set.
   cudaEvent_t behind_ = nullptr;
   std::vector<Shown> shown_;
   std::array<Segment, kSegments> segments_;
   std::size_t segment_bytes_ = 0;
   std::size_t segment_ = 0;
-  std::size_t filled_ = 0;  // Of that one.
+  std::size_t filled_ = 0;  // Bytes in use of the current segment.
 };
 
-// The memory of a device, in the memory of the host as well: what of it was
-// shown, at the same places.
+// Host copies of device memory: the parts that were shown, at the same offsets.
 class Mirror {
  public:
-  // The view, of `bytes` from `base` on, as the host sees it.
+  // Shows a view of the `bytes` bytes from `base` on, as a view of host memory.
   TensorView Show(Gpu& gpu, const TensorView& view, std::byte* base,
                   std::size_t bytes);
 

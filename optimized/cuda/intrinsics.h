@@ -1,14 +1,14 @@
-// What kernels need of the device that CUDA C++ has no words for. The emulator
-// has its own (props/cuda/emulator/emulated_intrinsics.h), which its tests hold
-// against plain loops.
+// Device instructions for which CUDA C++ has no functions. The emulator has its
+// own versions (props/cuda/emulator/emulated_intrinsics.h), which its tests
+// compare with plain loops.
 //
-// A warp's lanes call those marked "together". With g = lane / 4 and
-// t = lane % 4, a lane has of 16-bit elements, two to a register, the first in
-// the lower half:
-//   of a 16 x 16 left operand, row g, columns 2t and 2t + 1; row g + 8 of the
-//     same; both again for columns 2t + 8 and 2t + 9;
-//   of a 16 x 8 right operand, column g, rows 2t and 2t + 1; 2t + 8 and 2t + 9;
-//   of 16 x 8 sums, f32, row g, columns 2t and 2t + 1; row g + 8 of the same.
+// All lanes of a warp must call the functions marked "together". With g = lane
+// / 4 and t = lane % 4, a lane holds these 16-bit elements, two to a register,
+// the first in the lower half:
+//   left operand, 16 x 16: row g, columns 2t and 2t + 1; the same of row g + 8;
+//     both again for columns 2t + 8 and 2t + 9;
+//   right operand, 16 x 8: column g, rows 2t and 2t + 1; 2t + 8 and 2t + 9;
+//   sums, 16 x 8, f32: row g, columns 2t and 2t + 1; the same of row g + 8.
 // (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".)
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_INTRINSICS_H_
@@ -42,7 +42,7 @@ using emulator::PackHalf2;
 namespace kvtwin::optimized::cuda {
 
 // Adds left * right to the sums; together. Products are exact; how the device
-// rounds their sum is written nowhere, and about 2^-22 of the largest.
+// rounds their sum is undocumented: by about 2^-22 of the largest.
 __device__ __forceinline__ void MmaF16(uint4 left, uint2 right,
                                        float (&sums)[4]) {
   asm volatile(
@@ -62,10 +62,10 @@ __device__ __forceinline__ void MmaBF16(uint4 left, uint2 right,
         "r"(right.y));
 }
 
-// Four 8 x 8 matrices of 16-bit elements; together. Lane i brings the address,
-// in shared memory and on a boundary of 16, of the 16 bytes of row i % 8 of
-// matrix i / 8, and gets columns 2t and 2t + 1 of row g of each; transposed,
-// rows 2t and 2t + 1 of column g.
+// Loads four 8 x 8 matrices of 16-bit elements; together. Lane i passes the
+// address, in shared memory and on a 16-byte boundary, of the 16 bytes of row i
+// % 8 of matrix i / 8, and gets columns 2t and 2t + 1 of row g of each matrix;
+// transposed, rows 2t and 2t + 1 of column g.
 __device__ __forceinline__ uint4 LdMatrix4(const void* shared) {
   const auto address =
       static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
@@ -90,9 +90,9 @@ __device__ __forceinline__ uint4 LdMatrix4Trans(const void* shared) {
   return four;
 }
 
-// Copies 16 bytes from global to shared memory, both on a boundary of 16, or
-// nothing, without a branch: some time before a wait for the group that the
-// next commit makes. What is seen is the thread's own copies: others need a
+// Copies 16 bytes from global to shared memory, both on 16-byte boundaries, if
+// `wanted`, without a branch. The copy is done after a wait for the group of
+// the next commit. A thread sees its own copies then; other threads need a
 // barrier as well.
 __device__ __forceinline__ void CopyAsync16If(bool wanted, void* shared,
                                               const void* global) {
@@ -107,8 +107,8 @@ __device__ __forceinline__ void CopyAsync16If(bool wanted, void* shared,
       "l"(global), "r"(static_cast<std::uint32_t>(wanted))
       : "memory");
 }
-// The same; of the 16 bytes, those from `bytes`, 0 to 16, are not read: they
-// become zeros.
+// Does the same, but reads only the first `bytes` (0 to 16) of the 16 bytes;
+// the others become zeros.
 __device__ __forceinline__ void CopyAsync16Zero(void* shared,
                                                 const void* global, int bytes) {
   const auto address =
@@ -117,17 +117,17 @@ __device__ __forceinline__ void CopyAsync16Zero(void* shared,
                "l"(global), "r"(bytes)
                : "memory");
 }
-// Makes a group of the thread's copies since the last one.
+// Makes a group of the thread's copies since the last commit.
 __device__ __forceinline__ void CopyAsyncCommit() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
-// Returns when no more than the last kGroups groups are under way.
+// Returns when at most the last kGroups groups are still under way.
 template <int kGroups>
 __device__ __forceinline__ void CopyAsyncWait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kGroups) : "memory");
 }
 
-// Two f32 rounded to f16, ties to even, `low` in the lower half. A NaN is
+// Two f32 rounded to f16, ties to even, `low` in the lower half. A NaN becomes
 // 0x7FFF.
 __device__ __forceinline__ std::uint32_t PackHalf2(float low, float high) {
   std::uint32_t two;
@@ -135,8 +135,8 @@ __device__ __forceinline__ std::uint32_t PackHalf2(float low, float high) {
   return two;
 }
 
-// The f16 of the two e4m3 in the lower half of `bytes`: exact, but of a NaN,
-// which becomes some NaN.
+// Converts the two e4m3 in the lower half of `bytes` to f16: exact, except that
+// a NaN becomes an unspecified NaN.
 __device__ __forceinline__ std::uint32_t HalvesFromF8(std::uint32_t bytes) {
   std::uint32_t two;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -145,12 +145,12 @@ __device__ __forceinline__ std::uint32_t HalvesFromF8(std::uint32_t bytes) {
 #else
   const std::uint32_t spread = (bytes & 0xFF) | (bytes & 0xFF00) << 8;
   const std::uint32_t magnitudes = spread & 0x007F007F;
-  // Exponents have a bias of 7 rather than 15: times 2^8, which makes a
-  // subnormal normal as well.
+  // The exponent bias is 7 instead of 15: multiplies by 2^8, which also makes
+  // subnormals normal.
   asm("mul.rn.f16x2 %0, %1, %2;\n"
       : "=r"(two)
       : "r"(magnitudes << 7), "r"(0x5C005C00U));
-  // 0x7F alone has bit 7 if one is added.
+  // Adding 1 sets bit 7 of 0x7F only.
   const std::uint32_t nans = (magnitudes + 0x00010001) >> 7 & 0x00010001;
   two |= nans * 0x7FFF | (spread & 0x00800080) << 8;
 #endif

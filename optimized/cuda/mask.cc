@@ -7,7 +7,7 @@ namespace kvtwin::optimized::cuda {
 
 std::byte* DeviceMask::Allocate(std::size_t bytes) {
   row_bytes_ = 0;
-  rows_ = nullptr;  // Never both at once.
+  rows_ = nullptr;  // Free the old rows before allocating.
   if (bytes == 0) ForgetTable();
   if (bytes > 0) rows_ = gpu_.Allocate(bytes);
   row_bytes_ = bytes;
@@ -46,8 +46,8 @@ void DeviceMask::AddUpdate(const CellTable& table, const Sequence& sequence,
               sizeof(update.positions));
 }
 
-// Adds what the device does not know of a sequence to the updates. Answers
-// where it has its cells.
+// Adds the words of a sequence that changed since the device's copy to the
+// updates. Returns the address of that copy.
 const std::uint64_t* DeviceMask::AskFor(const CellTable& table,
                                         const Sequence& sequence) {
   Copy& copy = copies_[&sequence];
@@ -97,12 +97,12 @@ void DeviceMask::Write(const CellTable& table, CellSpan, DType dtype) {
     }
     Send(dtype, longest);
   } catch (const MemoryError&) {
-    ForgetTable();  // What it has of it is not known.
+    ForgetTable();  // The state of the device's copy is unknown.
     throw;
   }
 }
 
-// All that the device needs in one copy, and the work that is to be done.
+// Sends all data in one copy, and launches the kernels.
 void DeviceMask::Send(DType dtype, std::int64_t longest) {
   const auto [updates, pieces, cells] = gpu_.Upload<3>(
       {std::as_bytes(std::span(updates_)), std::as_bytes(std::span(out_)),

@@ -1,7 +1,7 @@
-// The mask of a pass in device memory. Which columns change is decided by Mask,
-// on the host; here they are written. The device has a copy of the positions,
-// and of the cells of each sequence that was ever asked for: what changed since
-// is sent along.
+// The mask of a pass in device memory. Mask decides on the host which columns
+// change; here they are written. The device has a copy of the positions, and of
+// the cells of each sequence that was used in a mask: each Build sends the
+// changes.
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_MASK_H_
 #define KVTWIN_OPTIMIZED_CUDA_MASK_H_
@@ -23,21 +23,21 @@ class DeviceMask final : public Mask {
  public:
   explicit DeviceMask(Gpu& gpu) : gpu_(gpu) {}
 
-  // The view, for those who ask the cache for it.
+  // The view of the mask, as Get returns it.
   TensorView Show();
 
-  // These are to be on the device, at `to`, when the next Build is done: they
-  // are sent along with what it sends.
+  // The next Build also sends these cells to `to` on the device.
   void SendAlong(std::span<const int> cells, int* to) {
     cells_due_ = cells;
     cells_to_ = to;
   }
 
  private:
-  // What the device knows of a sequence.
+  // The device's copy of a sequence's cells.
   struct Copy {
     std::shared_ptr<std::byte> words;
-    std::uint64_t changes = 0;  // Of the sequence; more than kRecent if any.
+    // Sequence::changes (> kRecent) when copied; 0 if never.
+    std::uint64_t changes = 0;
   };
 
   std::byte* Allocate(std::size_t bytes) override;
@@ -52,7 +52,7 @@ class DeviceMask final : public Mask {
 
   Gpu& gpu_;
   std::shared_ptr<std::byte> rows_;
-  std::size_t row_bytes_ = 0;  // Of all rows.
+  std::size_t row_bytes_ = 0;  // Bytes of all rows.
   Mirror mirror_;
 
   std::size_t cells_ = 0;

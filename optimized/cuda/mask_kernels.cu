@@ -6,9 +6,9 @@ namespace kvtwin::optimized::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kMostPiecesAtOnce = 65535;  // Of CUDA's grids.
+constexpr std::int64_t kMostPiecesAtOnce = 65535;  // Limit of CUDA's grids.
 
-// Cells of a thread, one after another. Of bits, an output word.
+// Consecutive cells of a thread; for bits, a thread has an output word.
 constexpr int kCellsOfThread = 8;
 constexpr int kCellsOfWord = 64;
 
@@ -36,8 +36,8 @@ struct Table {
   std::int64_t words;
 };
 
-// Which of `count` cells, that lie in one word, of which they are `bits`, are
-// at positions in the range.
+// Which of `count` cells, all in one word, are in `bits` and at positions in
+// the range.
 __device__ std::uint64_t Within(const Table& table, std::int64_t cell,
                                 std::uint64_t bits, PosRange range, int count) {
   if (bits == 0) return 0;
@@ -54,7 +54,7 @@ __device__ std::uint64_t Within(const Table& table, std::int64_t cell,
   return bits & within;
 }
 
-// Elements as unsigned integers: 0, or -inf.
+// Writes elements as unsigned integers: 0, or -inf.
 template <class Element>
 __device__ void Expand(std::uint64_t visible, Element hidden, std::byte* out,
                        int count) {
@@ -109,7 +109,7 @@ __global__ void WriteNumbers(const MaskPiece* pieces, std::int64_t count,
   }
 }
 
-// 64 cells from any cell on, of which there may be fewer in the table.
+// The visible bits of 64 cells from `cell` on; the table may end before.
 __device__ std::uint64_t VisibleWord(const Table& table, const MaskPiece& piece,
                                      std::int64_t cell) {
   const std::int64_t w = cell / kCellsOfWord;
@@ -169,7 +169,7 @@ cudaError_t WriteMask(const MaskPiece* pieces, std::int64_t count,
   const std::int64_t of_thread =
       dtype == DType::kBits ? kCellsOfWord : kCellsOfThread;
   const std::int64_t threads = (longest + of_thread - 1) / of_thread;
-  // Of short pieces, few threads have something to do.
+  // Short pieces give work to few threads.
   const std::int64_t in_block =
       std::min<std::int64_t>(kThreads, (threads + 31) / 32 * 32);
   const dim3 grid(static_cast<unsigned>((threads + in_block - 1) / in_block),

@@ -32,8 +32,8 @@ std::vector<int> ListOf(const Selection& cells) {
 }
 
 // Calls put(rows, first) for the tensor, [head_dim, heads, tokens], on the
-// device; if it is the host's, for parts of it that are staged one after the
-// other, `first` being the first token of each.
+// device. A host tensor is staged in parts, one after another; `first` is the
+// first token of each part.
 template <class Put>
 void ForEachPart(Gpu& gpu, const TensorView& from, const Put& put) {
   if (gpu.Holds(from)) return put(from, 0);
@@ -98,7 +98,7 @@ TensorView DeviceMemory::Tensor::Show(Gpu& gpu, CellSpan cells) {
   return mirror.Show(gpu, View(cells), rows.data, bytes());
 }
 
-// All of it, in the memory of the host.
+// Copies the whole tensor to host memory.
 TensorView DeviceMemory::Tensor::Load(Gpu& gpu,
                                       std::vector<std::byte>& to) const {
   to.resize(bytes());
@@ -131,9 +131,9 @@ DeviceMemory::Tensor DeviceMemory::MakeTensor(DType dtype, VLayout layout,
 void DeviceMemory::NeedLayer(int layer, const RowDims& dims,
                              const LayerFormat& format) {
   const auto known = layers_.find(layer);
-  // One of other dimensions is of a first Put that failed.
+  // A layer with other dimensions is left over from a first Put that failed.
   if (known != layers_.end() && known->second.dims == dims) return;
-  // Both, or none: there may be no memory.
+  // Allocates both before storing either: allocation may fail.
   Tensor key = MakeTensor(format.k_dtype, VLayout::kPlain, dims.k_head_dim,
                           dims.kv_heads, format.cells);
   Tensor value = MakeTensor(format.v_dtype, format.v_layout, dims.v_head_dim,
@@ -142,7 +142,7 @@ void DeviceMemory::NeedLayer(int layer, const RowDims& dims,
 }
 
 void DeviceMemory::SetCells(std::span<const int> cells, std::size_t most) {
-  // For all that are to come: a Put that was captured finds them there.
+  // Reserves room for the largest pass: a captured Put refers to this address.
   cells_.NeedRoom(gpu_, most);
   mask_.SendAlong(cells, cells_.data());
 }
@@ -221,7 +221,7 @@ void DeviceMemory::ShiftKeys(const Selection& cells, const Shift& shift,
   }
 }
 
-// The rows of the cells as they are stored, in the memory of the host.
+// The stored rows of the cells, in host memory.
 std::vector<std::byte> DeviceMemory::Gather(const Tensor& from,
                                             std::span<const int> cells) {
   std::vector<std::byte> rows(Product(from.row_bytes(), cells.size()));
@@ -304,7 +304,7 @@ void DeviceSlotMemory::Store(const TensorView& from, std::byte* to) {
 }
 
 TensorView DeviceSlotMemory::Mirrored(const TensorView& view) {
-  // It is this memory's own.
+  // The address is one that Allocate returned.
   auto* data = static_cast<std::byte*>(const_cast<void*>(view.data));
   return mirrors_[data].Show(gpu_, view, data,
                              DenseBytes(view.dtype, view.shape));
@@ -339,8 +339,8 @@ void DevicePoolMemory::Store(std::span<const int> blocks, int start,
                              const TensorView& value, const PoolRows& values) {
   const bool by_head = keys.layout == PagedLayout::kHeadMajor;
   const auto size = static_cast<int>(keys.block_size);
-  // Of the head-major layout, rows are of a head: of the first one, a block
-  // begins with them.
+  // In the head-major layout, PutRows stores the rows of one head at a time. A
+  // block begins with the rows of its first head.
   const int step = by_head ? size * static_cast<int>(keys.heads) : size;
   cells_.clear();
   for (int i = 0; i < static_cast<int>(key.shape[2]); ++i) {
@@ -406,7 +406,7 @@ TensorView DevicePoolMemory::Show(const TensorView& view) {
 }
 
 PagedKv DevicePoolMemory::Blocks(int layer, const PagedSpec& spec) const {
-  // K and V of each layer were asked for in turn.
+  // K and V of each layer were allocated in turn.
   const auto view = [&](int buffer, DType dtype, int head_dim) {
     const bool by_head = spec.layout == PagedLayout::kHeadMajor;
     return DenseView(buffers_[static_cast<std::size_t>(buffer)].memory.get(),

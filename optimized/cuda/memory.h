@@ -1,5 +1,5 @@
-// The memories of optimized/ on a device: of the layers and the mask of a
-// cache, of the slots of an encoder, of a pool.
+// Device versions of the memories of optimized/: for the layers and the mask of
+// a cache, for the slots of an encoder, for a pool.
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_MEMORY_H_
 #define KVTWIN_OPTIMIZED_CUDA_MEMORY_H_
@@ -21,7 +21,7 @@
 
 namespace kvtwin::optimized::cuda {
 
-// The cells that rows go to, always in the same place while they fit there.
+// A list of cells on the device. Its address changes only if it must grow.
 class DeviceCells {
  public:
   void NeedRoom(Gpu& gpu, std::size_t count);
@@ -35,7 +35,7 @@ class DeviceCells {
 
 class DeviceMemory final : public CacheMemory {
  public:
-  // `gpu` must outlive it.
+  // `gpu` must outlive this object.
   explicit DeviceMemory(Gpu& gpu) : gpu_(gpu), mask_(gpu) {}
 
   void Forget() override;
@@ -84,10 +84,10 @@ class DeviceMemory final : public CacheMemory {
   Gpu& gpu_;
   DeviceMask mask_;
   std::map<int, Layer> layers_;
-  DeviceCells cells_;        // Of the pass.
-  DeviceCells other_cells_;  // Outside of one.
+  DeviceCells cells_;        // Cells of the pass.
+  DeviceCells other_cells_;  // Cells of rows stored outside of a pass.
   std::array<std::vector<std::byte>, 2> host_rows_;
-  std::map<int, RowShift> shifts_;  // By k_head_dim.
+  std::map<int, RowShift> shifts_;  // Keyed by k_head_dim.
   MoveChains chains_;
 };
 
@@ -119,7 +119,7 @@ class DevicePoolMemory final : public PoolMemory {
   TensorView Show(const TensorView& view) override;
   Device device() const override { return gpu_.view_device(); }
 
-  // K and V of all blocks of a layer, as CudaPool::Blocks.
+  // K and V of all blocks of a layer, as CudaPool::Blocks returns them.
   PagedKv Blocks(int layer, const PagedSpec& spec) const;
 
  private:
@@ -131,7 +131,7 @@ class DevicePoolMemory final : public PoolMemory {
 
   Gpu& gpu_;
   std::vector<Buffer> buffers_;
-  std::vector<int> cells_;  // Of what is stored.
+  std::vector<int> cells_;  // Cells of the rows that are being stored.
   DeviceCells device_cells_;
 };
 

@@ -1,5 +1,4 @@
-// Rows that change places, and blocks that are copied, in one launch for all
-// tensors of a cache.
+// Moves rows, and copies blocks, in one launch for all tensors of a cache.
 
 #include <algorithm>
 #include <cstdint>
@@ -11,10 +10,10 @@
 namespace kvtwin::optimized::cuda {
 namespace {
 
-// So many elements of a row that lies in columns are moved together.
+// This many elements of a row in columns are moved together.
 constexpr unsigned kColumnsTogether = 8;
 
-// As many registers as the kernels of all tensors have a use for.
+// Limits registers to what the kernels need.
 [[maybe_unused]] constexpr unsigned kBlocksAtOnce = 3;
 
 template <class T, unsigned kCount>
@@ -22,7 +21,7 @@ struct Several {
   T values[kCount];
 };
 
-// Moves what `load` and `store` read and write of a cell, along a chain.
+// Moves the part of each cell that `load` and `store` access, along a chain.
 template <class Held, class Load, class Store>
 __device__ void MoveAlong(const DeviceChains& chains, std::int64_t chain,
                           const Load& load, const Store& store) {
@@ -91,8 +90,8 @@ __device__ void MoveInColumns(const StoredRows& rows,
   }
 }
 
-// One row of the grid's blocks for each tensor. (A loop over tensors would hold
-// what is the same for all of them in registers, of which there are few.)
+// The grid has a row of blocks for each tensor. (A loop over tensors would hold
+// values common to all of them in registers, which are scarce.)
 __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
     MoveTensors(const StoredRows* tensors, DeviceChains chains) {
   const StoredRows rows = tensors[blockIdx.y];
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce)
   });
 }
 
-// A grid has no more rows of blocks.
+// A grid has at most this many rows of blocks.
 constexpr int kMostTensors = 65535;
 
 dim3 GridFor(std::int64_t threads, int tensors) {
@@ -144,7 +143,7 @@ dim3 GridFor(std::int64_t threads, int tensors) {
   return {BlocksFor(threads, most), static_cast<unsigned>(tensors)};
 }
 
-// Moves by the cell that is written.
+// Finds moves by their destination.
 class ByTo {
  public:
   explicit ByTo(std::span<const CellMove> moves)
@@ -152,7 +151,8 @@ class ByTo {
     std::ranges::sort(moves_, {}, &CellMove::to);
   }
 
-  // The move to this cell, if there is one and it was not taken: it is then.
+  // Returns the move to this cell, and marks it taken; null if there is none or
+  // it was taken before.
   const CellMove* Take(std::size_t to) {
     const auto found = std::ranges::lower_bound(moves_, to, {}, &CellMove::to);
     if (found == moves_.end() || found->to != to) return nullptr;
@@ -167,7 +167,7 @@ class ByTo {
   std::vector<bool> done_;
 };
 
-// The chain that begins with a cell; none if nothing moves there any more.
+// Adds the chain that begins with a cell; nothing if no move to it is left.
 void AddChain(std::size_t first, ByTo& moves, MoveChains& out) {
   const CellMove* move = moves.Take(first);
   if (move == nullptr || move->from == first) return;
@@ -193,7 +193,8 @@ void OrderMoves(std::span<const CellMove> moves, MoveChains& out) {
   std::vector<std::size_t> sources;
   for (const CellMove& move : moves) sources.push_back(move.from);
   std::ranges::sort(sources);
-  // A chain begins where nothing is read; what is left are cycles.
+  // A chain begins at a cell that is not a source; the remaining moves form
+  // cycles.
   for (const CellMove& move : moves) {
     if (!std::ranges::binary_search(sources, move.to)) {
       AddChain(move.to, by_to, out);

@@ -1,5 +1,5 @@
-// How kernels share out rows: in pieces of up to 16 bytes, of which every
-// thread has several on their way at a time.
+// How kernels divide rows among threads: in pieces of up to 16 bytes, of which
+// every thread has several in flight.
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_PIECES_H_
 #define KVTWIN_OPTIMIZED_CUDA_PIECES_H_
@@ -14,12 +14,13 @@ namespace kvtwin::optimized::cuda {
 
 inline constexpr unsigned kBlockThreads = 256;
 inline constexpr unsigned kWarpLanes = 32;
-// More than any device runs at once, several times.
+// Several times more than any device runs at once.
 inline constexpr std::int64_t kMostBlocks = 4096;
-// Pieces that a thread reads before it writes them.
+// The number of pieces that a thread reads before it writes them.
 inline constexpr unsigned kTogether = 4;
 
-// Blocks for so many threads; kernels go on to what is beyond kMostBlocks.
+// The number of blocks for this many threads; kernels loop over the rest if
+// kMostBlocks is not enough.
 inline unsigned BlocksFor(std::int64_t threads,
                           std::int64_t most = kMostBlocks) {
   const std::int64_t blocks = (threads + kBlockThreads - 1) / kBlockThreads;
@@ -33,13 +34,13 @@ __device__ inline std::int64_t GridThreads() {
   return std::int64_t{gridDim.x} * blockDim.x;
 }
 
-// Rows of so many pieces, by teams of neighbouring threads: a team takes a part
-// of a row, its threads `together` pieces of that each.
+// Divides rows of pieces among teams of neighbouring threads: a team takes a
+// part of a row, and each of its threads `together` pieces of the part.
 struct Parts {
   std::int64_t rows;
-  std::uint32_t pieces;  // Of a row.
+  std::uint32_t pieces;  // Pieces in a row.
   unsigned lane_bits;    // A team has 2^lane_bits threads, at most a warp.
-  std::uint32_t parts;   // Of a row.
+  std::uint32_t parts;   // Parts in a row.
 
   __host__ __device__ std::uint32_t lanes() const { return 1U << lane_bits; }
   std::int64_t threads() const { return rows * parts * lanes(); }
@@ -54,7 +55,7 @@ __host__ __device__ inline Parts PartsOf(std::int64_t rows,
 }
 
 // Calls does(row, first) for the parts of this thread; its pieces are `first`,
-// first + lanes, ..., as far as there are such.
+// first + lanes, ..., up to the end of the row.
 template <class Does>
 __device__ void ForEachPart(const Parts& parts, unsigned together,
                             const Does& does) {
@@ -68,7 +69,7 @@ __device__ void ForEachPart(const Parts& parts, unsigned together,
   }
 }
 
-// Calls does(k, piece) for the pieces of a part, the k-th of kTogether.
+// Calls does(k, piece) for the pieces of a part, k < kTogether.
 template <class Does>
 __device__ void ForEachPiece(const Parts& parts, std::uint32_t first,
                              const Does& does) {
@@ -78,14 +79,14 @@ __device__ void ForEachPiece(const Parts& parts, std::uint32_t first,
   }
 }
 
-// The size of the pieces in which bytes can be copied whose addresses, lengths
-// and distances are these, or'ed: 16, 8, 4, 2 or 1.
+// The largest piece size for copies whose addresses, lengths and distances have
+// this bitwise or: 16, 8, 4, 2 or 1.
 __host__ __device__ inline unsigned PieceBytes(std::uint64_t all) {
   const std::uint64_t bits = all | 16;
   return static_cast<unsigned>(bits & (~bits + 1));
 }
 
-// Calls does(piece), of that size.
+// Calls does(piece) with a piece of that size.
 template <class Does>
 __host__ __device__ auto WithPiece(unsigned bytes, const Does& does) {
   switch (bytes) {
@@ -134,11 +135,11 @@ __device__ void StorePiece(const Piece& piece, std::byte* to) {
   *reinterpret_cast<Piece*>(to) = piece;
 }
 
-// Rows that are stored in columns, see StoredColumns (optimized/put_rows.h): no
-// column is padded.
+// Rows that are stored in columns, see StoredColumns (optimized/put_rows.h).
+// Columns are not padded.
 struct Columns {
   std::byte* data;
-  std::uint32_t size;  // Of an element.
+  std::uint32_t size;  // Bytes per element.
   std::int64_t stride;
   std::int64_t tile_stride;
 
@@ -162,7 +163,7 @@ __host__ __device__ inline std::int64_t RowBytes(const StoredRows& rows) {
   return RunBytes(rows.dtype, rows.head_dim) * rows.heads;
 }
 
-// Larger rows would need larger numbers in kernels.
+// Larger rows would need 64-bit numbers in kernels.
 inline bool Fits(const StoredRows& rows) {
   return std::int64_t{rows.head_dim} * rows.heads < std::int64_t{1} << 30;
 }

@@ -1,5 +1,4 @@
-// The twin "cuda" of the paged pool: the optimized one, whose memory is a
-// device's.
+// The twin "cuda" of the paged pool: the optimized pool, with device memory.
 
 #include <fmt/format.h>
 
@@ -81,7 +80,7 @@ class DevicePool final : public PagedPool {
   std::unique_ptr<PagedPool> pool_;
 };
 
-// What PutRows numbers are the rows of a head, if that is how they lie.
+// In the head-major layout PutRows numbers the rows of heads, as ints.
 Status CheckRoom(const PagedSpec& spec) {
   const std::int64_t tokens = std::int64_t{spec.blocks} * spec.block_size;
   if (spec.layout != PagedLayout::kHeadMajor ||
@@ -98,7 +97,7 @@ struct MadePool {
   const DevicePoolMemory* memory = nullptr;
 };
 
-// On the default stream.
+// Makes a pool on the default stream.
 Result<MadePool> Make(const std::shared_ptr<Session>& session,
                       const PagedSpec& spec) {
   Status status = CheckRoom(spec);

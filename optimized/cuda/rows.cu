@@ -15,8 +15,8 @@ std::uint64_t Address(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data);
 }
 
-// Rows that are read: [head_dim, heads, rows] at any strides. What lies in
-// order of a row is a run: the row, a head, or an element.
+// Rows to read: [head_dim, heads, rows] at any strides. The contiguous parts of
+// a row are its runs: the row, a head, or an element.
 class Source {
  public:
   explicit Source(const TensorView& tensor)
@@ -43,16 +43,16 @@ class Source {
     if (head_runs_ > 1) all_ |= static_cast<std::uint64_t>(element_stride_);
   }
 
-  // Rows that are stored, not in columns.
+  // Stored rows that do not lie in columns.
   explicit Source(const StoredRows& rows)
       : Source(DenseView(rows.data, rows.dtype,
                          {rows.head_dim, rows.heads, rows.cells, 1})) {}
 
   std::uint32_t row_bytes() const { return row_; }
-  // Of what its pieces' addresses are multiples; see PieceBytes.
+  // The bitwise or of all addresses and distances; see PieceBytes.
   std::uint64_t all() const { return all_; }
 
-  // Of bytes that do not lie in several runs.
+  // The address of bytes in a row. Requires: they lie in one run.
   __device__ const std::byte* At(std::int64_t row, std::uint32_t byte) const {
     const std::byte* from = data_ + row * row_stride_;
     if (run_ >= row_) return from + byte;
@@ -69,14 +69,14 @@ class Source {
   std::int64_t row_stride_;
   std::int64_t head_stride_;
   std::int64_t element_stride_;
-  std::uint32_t row_;  // Bytes.
+  std::uint32_t row_;  // Bytes of a row.
   std::uint32_t run_;
   std::uint32_t head_runs_;
   std::uint64_t all_;
 };
 
-// How rows are read, and what is stored of them: kFromBytes become a Stored at
-// a time.
+// Loaders: how rows are read, and what is stored. kFromBytes bytes at a time
+// become a Stored.
 
 template <class Piece>
 struct Copies {
@@ -90,7 +90,7 @@ struct Copies {
   __device__ static Stored Become(Held held) { return held; }
 };
 
-// f32, four at a time.
+// Rounds f32, four at a time.
 template <class Format>
 struct RoundsFour {
   using Held = uint4;
@@ -118,7 +118,7 @@ struct RoundsFour {
   }
 };
 
-// An f32 on any address.
+// Reads an f32 from any address.
 __device__ float LoadFloat(const std::byte* from) {
   if (reinterpret_cast<std::uintptr_t>(from) % sizeof(float) == 0) {
     return LoadPiece<float>(from);
@@ -139,8 +139,8 @@ struct RoundsOne {
   __device__ static Stored Become(Held held) { return Format::Rounded(held); }
 };
 
-// Calls does(loader) with the widest there is, `to` being all that what is
-// stored is a multiple of.
+// Calls does(loader) with the widest loader that the alignments allow. `to` is
+// the bitwise or of the destination's addresses and distances.
 template <class Does>
 cudaError_t WithLoader(DType from, const Source& source, DType dtype,
                        std::uint64_t to, const Does& does) {
@@ -157,7 +157,7 @@ cudaError_t WithLoader(DType from, const Source& source, DType dtype,
   });
 }
 
-// Row `rows.from[i]` becomes row `rows.to[i]`, or i where there is no list.
+// Row from[i] becomes row to[i]; a null list stands for i.
 struct RowLists {
   const int* from;
   const int* to;
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   const std::int64_t count = rows * row_blocks;
   const unsigned lane = threadIdx.x % kTeamLanes;
   const std::int64_t thread = GridThread();
-  // All of a warp stay together to the end.
+  // All lanes of a warp stay together to the end.
   for (std::int64_t first = thread - thread % kWarpLanes;
        first < count * kTeamLanes; first += GridThreads()) {
     const std::int64_t i = (first + threadIdx.x % kWarpLanes) / kTeamLanes;
@@ -255,22 +255,22 @@ cudaError_t PutBlocks(Format, const Source& from, const int* cells,
 
 // Columns ---------------------------------------------------------------------
 
-// Rows become columns, and back, by way of shared memory: a block has so many
-// bytes of so many rows there. So neighbouring threads have neighbouring
-// elements of a row, and then neighbouring rows, which mostly are those of
-// neighbouring cells. A row is a word further from the next one, so that the
-// elements of a column lie in different banks.
+// Rows become columns, and back, by way of shared memory: a block stages up to
+// kStagedBytes bytes of up to kStagedRows rows. So neighbouring threads have
+// neighbouring elements of a row, and then neighbouring rows, which mostly go
+// to neighbouring cells. Staged rows are padded by a word, so that the elements
+// of a column lie in different banks.
 constexpr unsigned kStagedRows = 64;
 constexpr unsigned kStagedBytes = 256;
 constexpr unsigned kStagedStride = kStagedBytes + 4;
 constexpr unsigned kWarps = kBlockThreads / kWarpLanes;
 constexpr unsigned kLaneRows = kStagedRows / kWarpLanes;
 
-// What a block has there.
+// The part that a block stages.
 struct Staged {
-  std::int64_t row;  // The first.
+  std::int64_t row;  // The first row.
   unsigned rows;
-  std::uint32_t byte;  // The first, of each.
+  std::uint32_t byte;  // The first byte, of each row.
   unsigned bytes;
 };
 
@@ -294,7 +294,7 @@ struct Tiles {
   }
 };
 
-// In shared memory pieces lie on boundaries of words.
+// In shared memory pieces lie on word boundaries.
 template <class Piece>
 __device__ void StoreInWords(Piece piece, std::byte* to) {
   StorePiece(piece, to);
@@ -308,8 +308,8 @@ __device__ void StoreInWords(uint4 piece, std::byte* to) {
   StoreInWords(make_uint2(piece.z, piece.w), to + 8);
 }
 
-// Calls does(k, row, byte) for the pieces of what is staged that this thread
-// has of a turn, the k-th being of that row and from that byte on.
+// Calls does(k, row, byte) for this thread's pieces of the staged part in one
+// turn: piece k is in that row, from that byte on.
 template <unsigned kBytes, class Does>
 __device__ void ForEachStaged(const Staged& staged, unsigned turn,
                               const Does& does) {
@@ -325,7 +325,7 @@ template <unsigned kBytes>
 constexpr unsigned kTurns =
     kStagedRows* kStagedBytes / kBytes / kBlockThreads / kTogether;
 
-// Elements of type T.
+// T is the type of an element.
 template <class Loader, class T>
 __global__ void __launch_bounds__(kBlockThreads)
     StoreColumns(Source from, const int* cells, Columns to, Tiles tiles) {
@@ -423,7 +423,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Calls does(element), of the type whose size that is.
+// Calls does(element) with a type of that size.
 template <class Does>
 cudaError_t WithSize(std::size_t size, const Does& does) {
   if (size == 4) return does(std::uint32_t());

@@ -1,7 +1,7 @@
 // The CUDA runtime, and how kernels are launched. Kernels are compiled by nvcc,
-// and once more by the host's compiler for the emulator of
-// props/cuda/emulator/, whose <cuda_runtime.h> is found first then. So every
-// kernel is tested on machines that have no device.
+// and again by the host's compiler for the emulator in props/cuda/emulator/,
+// whose <cuda_runtime.h> is then found first. So every kernel is tested on
+// machines without a device.
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_RUNTIME_H_
 #define KVTWIN_OPTIMIZED_CUDA_RUNTIME_H_
@@ -27,8 +27,8 @@ cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block,
 }
 
 #ifdef __CUDACC__
-// The shared memory of a block that its launch asked for; 16-byte boundaries.
-// (The emulator has its own.)
+// The dynamic shared memory of a block, on a 16-byte boundary. (The emulator
+// has its own version.)
 __device__ inline std::byte* DynamicShared() {
   extern __shared__ uint4 kvtwin_shared[];
   return reinterpret_cast<std::byte*>(kvtwin_shared);

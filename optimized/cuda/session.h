@@ -1,5 +1,5 @@
-// A cache or a pool on its device: where what was thrown becomes what a call
-// answers, and what cannot go on says so.
+// Runs the calls of a cache or a pool on its device: turns exceptions into
+// statuses, and refuses calls after a change was left unfinished.
 
 #ifndef KVTWIN_OPTIMIZED_CUDA_SESSION_H_
 #define KVTWIN_OPTIMIZED_CUDA_SESSION_H_
@@ -19,10 +19,10 @@ class Session {
 
   Gpu& gpu() { return gpu_; }
 
-  // Where the work of the next calls is put.
+  // Sets the stream of the next calls.
   void On(cudaStream_t stream) { stream_ = stream; }
 
-  // Before anything else that needs a device.
+  // Opens the device. Must come before all other calls that need a device.
   Status Open() {
     return Try([&] {
       gpu_.Open();
@@ -30,12 +30,12 @@ class Session {
     });
   }
 
-  // A call that changes nothing if it fails.
+  // Runs a call that changes nothing if it fails.
   template <class Call>
   auto Try(const Call& call) -> decltype(call()) {
     if (!lost_.ok()) return lost_;
     try {
-      // Before Init the cache says itself that it is too early.
+      // Before Init, the cache itself reports that the call is too early.
       if (!gpu_.open()) return call();
       const CurrentDevice current(gpu_.device());
       gpu_.Use(stream_);
@@ -45,7 +45,8 @@ class Session {
     }
   }
 
-  // One that may then have done half of it, and that no graph can repeat.
+  // Runs a call that may be half done when it fails, and that cannot be part of
+  // a graph.
   template <class Call>
   auto Change(std::string_view what, const Call& call) -> decltype(call()) {
     return Try([&]() -> decltype(call()) {

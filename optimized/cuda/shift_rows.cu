@@ -1,4 +1,4 @@
-// K rows that are shifted in place. What is computed is what RowShift computes
+// Shifts K rows in place. Results are those of RowShift
 // (optimized/row_shift.h), to the bit: -fmad=false keeps products and sums
 // apart.
 
@@ -18,13 +18,13 @@ using Kind = DeviceShift::Kind;
 
 // By element ------------------------------------------------------------------
 
-// What a thread shifts of a row at a time: kCount elements, and of pairs that
-// lie apart as many others. It does so in kTogether rows, with cosines and
-// sines that it reads once.
+// A unit is what a thread shifts of a row at a time: kCount elements, and, if
+// the elements of pairs lie apart, as many others. A thread shifts it in
+// kTogether rows, with cosines and sines that it reads once.
 struct Units {
   std::uint32_t of_head;
   std::uint32_t step;   // In elements, from one unit to the next.
-  std::uint32_t apart;  // 0 if there are no others.
+  std::uint32_t apart;  // From elements to their partners; 0 if none.
 };
 
 template <unsigned kCount>
@@ -37,7 +37,7 @@ Units UnitsOf(const StoredRows& keys, const DeviceShift& shift) {
   return {2 * pairs / kCount, kCount, 0};
 }
 
-// So many elements are read at once, if they may be.
+// This many elements are read at once, if alignment allows.
 constexpr int kWide = 4;
 
 bool IsWide(const StoredRows& keys, const DeviceShift& shift) {
@@ -51,7 +51,7 @@ bool IsWide(const StoredRows& keys, const DeviceShift& shift) {
          turned % kWide == 0;
 }
 
-// A loop that is unrolled, so that what it counts through stays in registers.
+// An unrolled loop, so that arrays indexed by it stay in registers.
 template <unsigned kCount, class Does>
 __device__ void Unrolled(const Does& does) {
   const auto all = [&]<unsigned... kIndex>(
@@ -76,14 +76,14 @@ __device__ void StoreElements(const Elements<T, kCount>& from, std::byte* to) {
   StorePiece(std::bit_cast<PieceOf<sizeof(T) * kCount>>(from), to);
 }
 
-// Of a unit.
+// The cosines and sines of a unit.
 template <unsigned kCount>
 struct Table {
   Elements<float, kCount> cosines;
   Elements<float, kCount> sines;
 };
 
-// Adjacent pairs.
+// Turns adjacent pairs.
 template <class Format, unsigned kCount>
 __device__ void TurnAdjacent(const Table<kCount>& table,
                              Elements<typename Format::T, kCount>& x) {
@@ -96,7 +96,8 @@ __device__ void TurnAdjacent(const Table<kCount>& table,
   });
 }
 
-// The cosine is the same for both of a pair, the sine but for its sign.
+// Turns pairs that lie apart. Both elements have the same cosine, and the same
+// sine up to its sign.
 template <class Format, unsigned kCount>
 __device__ void TurnApart(const Table<kCount>& table,
                           Elements<typename Format::T, kCount>& x,
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   ForEachPart(parts, 1, [&](std::int64_t group, std::uint32_t unit) {
     if (unit >= parts.pieces) return;
     const std::uint32_t head = unit / units.of_head;
-    // In the head.
+    // The unit's first element in the head.
     const std::uint32_t first = (unit - head * units.of_head) * units.step;
     const std::size_t at =
         (std::size_t{head} * static_cast<unsigned>(keys.head_dim) + first) *
@@ -182,18 +183,18 @@ cudaError_t LaunchElements(const StoredRows& keys, const int* cells,
 
 // Blocks ----------------------------------------------------------------------
 
-// A thread block copies so much of a row to shared memory, as it is stored,
-// and shifts it from there: what the other one of a pair was is still seen
-// when its block is already written.
+// A thread block copies a chunk of a row to shared memory, as stored, and
+// shifts it from there: so the old value of a pair's other element can still be
+// read after its block was written.
 struct Chunks {
-  std::uint32_t blocks;  // Of a chunk: whole heads, if pairs are of halves.
+  std::uint32_t blocks;  // Blocks of a chunk; whole heads if turned by halves.
   std::uint32_t of_row;
   std::uint32_t row_blocks;
 };
 
-// What a dynamic shared memory takes that nobody asked for more.
+// The dynamic shared memory that a kernel may use without asking for more.
 constexpr std::uint32_t kSharedBytes = 48 << 10;
-// Several for each team, so that the barriers are not felt.
+// Each team has several blocks, so that barriers cost little.
 constexpr std::uint32_t kChunkBlocks = 4 * kBlockThreads / kTeamLanes;
 
 template <class Format>
@@ -208,14 +209,14 @@ Chunks ChunksOf(const StoredRows& keys, const DeviceShift& shift) {
   return {blocks, (row_blocks - 1) / blocks + 1, row_blocks};
 }
 
-// Element i of blocks that lie one after another.
+// Element i of contiguous blocks.
 template <class Format>
 __device__ float NumberAt(const std::byte* blocks, std::uint32_t i) {
   constexpr auto kBlock = static_cast<std::uint32_t>(kBlockElements);
   return Format::Number(blocks + i / kBlock * Format::kBytes, i % kBlock);
 }
 
-// What becomes of element i of a head that is not a NaN.
+// The shifted value of element i of a head. Requires: it is not a NaN.
 template <class Format>
 __device__ float ShiftedNumber(const std::byte* head, std::uint32_t i,
                                float before, const DeviceShift& shift) {
@@ -256,7 +257,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     }
     __syncthreads();
 
-    // All of a warp stay together to the end.
+    // All lanes of a warp stay together to the end.
     for (std::uint32_t warp = warp_first; warp < blocks * kTeamLanes;
          warp += kBlockThreads) {
       const std::uint32_t block =
@@ -264,8 +265,8 @@ __global__ void __launch_bounds__(kBlockThreads)
       const bool inside = block < blocks;
       const std::uint32_t begin = inside ? block * kBlock : 0;
       const std::uint32_t in_head = (first * kBlock + begin) % head_dim;
-      // Where element 0 of the head would be: only what is of the chunk is
-      // read.
+      // The address of the head's element 0, which may lie before the chunk:
+      // only elements in the chunk are read.
       const std::byte* const head =
           shared + (std::int64_t{begin} - in_head) / kBlock * Format::kBytes;
       float numbers[kTeamNumbers];
