@@ -173,7 +173,7 @@ inline bool IsByElement(const Question& q, const KvView& view) {
 struct Seen {
   double products = 0;    // The largest A.
   double remainders = 0;  // The largest factor of 2^-39.
-  double lowest = std::numeric_limits<double>::infinity();  // Of the scores.
+  double lowest = std::numeric_limits<double>::infinity();  // Lowest score.
   double highest = -lowest;
   int cells = 0;
   int tiles = 0;

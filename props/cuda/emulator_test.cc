@@ -45,7 +45,7 @@ TEST_F(Emulator, MemoryThatThereIs) {
   std::size_t left = 0;
   std::size_t total = 0;
   EXPECT_OK(cudaMemGetInfo(&left, &total));
-  const std::size_t used = total - left;  // By earlier tests of this process.
+  const std::size_t used = total - left;  // Used by earlier tests.
   SetMemory(used + 1000);
   void* some = nullptr;
   void* more = nullptr;

@@ -13,7 +13,7 @@
 
 enum { kLast = 5, kCaches = 64 };
 
-/* What is known of each cache. */
+/* The notes on each cache. */
 static struct {
   void* cache;
   int32_t tokens; /* In its pass. */

@@ -164,13 +164,13 @@ class OtherCache : public Cache, public Shifting {
   Fault fault_;
   bool shuffles_ = false;
   int noise_ = 0;       // Hidden columns.
-  int extra_rows_ = 0;  // Of the mask.
+  int extra_rows_ = 0;  // In the mask.
   int gap_ = 0;         // Bytes between columns.
   int layer_ = 0;
   bool in_pass_ = false;
   std::vector<Row> batch_;
   std::vector<std::shared_ptr<OtherRows>> batch_rows_;
-  std::map<int, KvRows> garbage_;  // By layer, of the layer's dimensions.
+  std::map<int, KvRows> garbage_;  // By layer, with the layer's dimensions.
   // The bytes of the current view.
   std::vector<std::byte> key_;
   std::vector<std::byte> value_;

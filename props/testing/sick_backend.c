@@ -91,7 +91,7 @@ static void FallIll(Mine* c) {
   if (Is("address-space")) SpendMemory((size_t)1 << 30, 0);
   if (Is("map")) kept = Map((size_t)100 << 30, 0);
   if (Is("map-shared")) kept = Map((size_t)100 << 30, 1);
-  if (Is("share")) { /* These pages do not count as its own memory. */
+  if (Is("share")) { /* Written pages, but no private ones. */
     int file = memfd_create("sick", 0);
     for (size_t i = 0; file >= 0 && i < 128; ++i) {
       size_t size = 1 << 20;
@@ -113,7 +113,7 @@ static void FallIll(Mine* c) {
   if (Is("before")) ((volatile float*)rows)[-1] = 1;
   if (Is("freed") || Is("freed-large") || Is("twice")) {
     size_t size = Is("freed-large") ? 3 << 20 : 100;
-    char* volatile gone = malloc(size); /* Volatile: no compiler warning. */
+    char* volatile gone = malloc(size); /* Else compilers would warn. */
     kept = gone;
     free(gone);
     if (Is("twice")) free((void*)kept);

@@ -84,8 +84,8 @@ cudaError_t Put(Device& device, Copy copy, cudaMemcpyKind kind,
       !from_device &&
       !device.memory.Holds(Kind::kPinned, copy.from, from_bytes);
   if ((pageable_to || pageable_from) && found->capture != nullptr) {
-    // The copy would wait, or read bytes that a later run of the graph cannot
-    // see.
+    // The copy would wait, or read bytes that a run of the graph cannot read
+    // again.
     found->capture->invalid = true;
     return cudaErrorStreamCaptureUnsupported;
   }

@@ -33,7 +33,6 @@
 //
 // All of the emulator is under one lock: several host threads may use it, and
 // their kernels take turns.
-// kernels by turns.
 
 #ifndef KVTWIN_PROPS_CUDA_EMULATOR_EMULATOR_H_
 #define KVTWIN_PROPS_CUDA_EMULATOR_EMULATOR_H_

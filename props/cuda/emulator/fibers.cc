@@ -37,7 +37,7 @@ constexpr std::size_t kStackBytes = 256 << 10;
 constexpr std::size_t kSkipBytes = 320;
 constexpr std::size_t kSkips = 13;
 
-// The fiber that switches, for the fiber that it switches to.
+// The fiber that was left; the fiber that is switched to reads it.
 Fiber* left_fiber = nullptr;
 
 }  // namespace

@@ -113,7 +113,7 @@ struct CUstream_st {
 
 struct CUevent_st {
   bool timing;
-  kvtwin::emulator::MarkPointer mark;        // Of the last record, or null.
+  kvtwin::emulator::MarkPointer mark;        // The last record's, or null.
   kvtwin::emulator::CapturePointer capture;  // If recorded in a capture.
   std::vector<std::size_t> last;
 };
@@ -124,7 +124,7 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
   std::shared_ptr<const std::vector<kvtwin::emulator::Node>> nodes;
-  kvtwin::emulator::MarkPointer mark;  // Of the last launch, or null.
+  kvtwin::emulator::MarkPointer mark;  // The last launch's, or null.
 };
 
 namespace kvtwin::emulator {
@@ -146,7 +146,7 @@ class Memory {
                        void** out);
   // Frees an allocation. Ends the process if bytes beside it were written.
   void Free(void* begin);
-  // The piece that begins at or holds the address; null if there is none.
+  // The piece that begins at the address, or that holds it; null if none does.
   const Piece* Find(const void* begin) const;
   const Piece* Around(const void* address, std::size_t* offset) const;
   // The piece that holds the address, guards included; `offset`: from its
@@ -225,7 +225,7 @@ struct Device {
   int count = 1;
 };
 Device& TheDevice();
-int CurrentDevice();  // Of the calling thread.
+int CurrentDevice();  // The calling thread's.
 std::mutex& TheMutex();
 
 // Counts the call. Returns the error that it has to fail with, if any.
