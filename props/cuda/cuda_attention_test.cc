@@ -456,7 +456,7 @@ TEST_F(CudaAttention, FewOfManyCellsAreFound) {
     moved.mask.data = d_mask.data();
     const std::vector<float> query = DrawQuery(draw, q);
     const std::vector<float> out = Decode(q, query, moved, stream_);
-    q.splits = 128;  // An upper bound on the choice.
+    q.splits = 128;  // The kernel's choice: tiles / 16.
     SCOPED_TRACE(DTypeName(mask_dtype));
     Checker(q, query, out, IsByElement(q, moved)).Check(0, view, 0);
   }
