@@ -1,25 +1,25 @@
-// How decode attention of the device is held against the textbook's, which is
-// reference/attention.h.
+// Compares decode attention on the device with the textbook's
+// (reference/attention.h).
 //
-// How far apart they may be. Let u be 2^-23: what a sum as f32 loses that is
-// cut off rather than rounded; how tensor cores round is written nowhere. A
-// product of N numbers each and what is added to it loses (N + 1) u of their
-// magnitudes then. There is c = 1 of these for 16 elements, or 4 where K and V
-// are split into three parts as well.
+// How far apart the results may be. Let u be 2^-23: what an f32 sum loses if it
+// is truncated rather than rounded (how tensor cores round is not documented).
+// A sum of N products and an addend then loses (N + 1) u of their magnitudes.
+// For each 16 elements there are c such sums: c is 1, or 4 where K and V are
+// split into three parts as well.
 //
-// 1. Of a query all is kept but r = 2^-21 (bf16 rows: 2^-15) and 2^-39 of the
-//    head's largest. Where K is split, products below 2^-21 are left out. With
-//    A = |scale| |q|.|k|, and s times c products, and what follows them, a
+// 1. A query keeps all its digits but r = 2^-21 (bf16 rows: 2^-15) and 2^-39 of
+//    the head's largest number. Where K is split, products below 2^-21 are left
+//    out. With A = |scale| |q|.|k|, s times c sums and the steps after them, a
 //    score is off by d1 = A (r + ((N + 1) c s + 4) u) + 2^-39 |scale| max |q|
 //    |k|.
-// 2. Scores become logarithms, are multiplied and subtracted: less than
-//    2 (R + 16) u, R being their range. The base changes at most with each of T
-//    tiles and once when splits are combined, exp2 is good to 2 u: with the
-//    weight's own, d = d1 + 2 (R + 16) u + 2 (T + 2) u.
-// 3. Weights that are off by e^d are, normalized, by e^(2 d) at most.
-// 4. Of a weight all is kept but r and 2^-39 of the largest. Weighted sums are
-//    of 2 c T products and T + 2 S + 4 more steps, S being the splits; the sum
-//    of weights of 8 T + 2 S + 4.
+// 2. Scores become logarithms, are multiplied and subtracted: this loses less
+//    than 2 (R + 16) u, where R is their range. The base changes at most once
+//    with each of T tiles and once when splits are combined; exp2 is good to
+//    2 u. With the weight's own error, d = d1 + 2 (R + 16) u + 2 (T + 2) u.
+// 3. Weights that are off by e^d are off by at most e^(2 d) once normalized.
+// 4. A weight keeps all its digits but r and 2^-39 of the largest weight.
+//    Weighted sums take 2 c T products and T + 2 S + 4 more steps, where S is
+//    the number of splits; the sum of the weights takes 8 T + 2 S + 4.
 //
 // So an element of the result is off by B (e^(2 d) - 1 + r + ...) + 2^-39 C,
 // where B is the weighted sum of |v|, and C the sum of |v|.
@@ -66,7 +66,7 @@ class Draw {
   std::mt19937 random_;
 };
 
-// What is asked for: numbers that views and tables share.
+// The parameters that views and block tables share.
 struct Question {
   int k_head_dim = 64;
   int v_head_dim = 64;
@@ -77,7 +77,7 @@ struct Question {
   DType k_dtype = DType::kF16;
   DType v_dtype = DType::kF16;
   VLayout layout = VLayout::kPlain;
-  float size = 1;  // Of query's numbers; scores stay as they are.
+  float size = 1;  // Scale of the queries; scores stay as they are.
 
   int heads() const { return kv_heads * group; }
   float scale() const {
@@ -129,7 +129,7 @@ inline DenseTensor DrawTensor(Draw& draw, DType dtype, const Shape& shape) {
   return CopyOf(floats.view(), dtype);
 }
 
-// Makes a row all NaN, [head_dim, heads] at any strides.
+// Fills a row [head_dim, heads], at any strides, with NaN.
 inline void SpoilRow(const TensorView& row) {
   for (std::int64_t head = 0; head < row.shape[1]; ++head) {
     auto* run = const_cast<std::byte*>(row.at(0, head));
@@ -162,24 +162,24 @@ inline bool IsWhole(const TensorView& rows, VLayout layout) {
   return bits % 16 == 0 && rows.shape[plain ? 0 : 1] % 16 == 0;
 }
 
-// Whether K and V are not.
+// Whether K and V have to be read element by element.
 inline bool IsByElement(const Question& q, const KvView& view) {
   return q.k_dtype != q.v_dtype || q.k_dtype == DType::kF32 ||
          IsBlockDType(q.k_dtype) || !IsWhole(view.key, VLayout::kPlain) ||
          !IsWhole(view.value, q.layout);
 }
 
-// What a head of a row sees, as far as the bound above asks.
+// The cells that a head of a row sees, as far as the bound above needs them.
 struct Seen {
-  double products = 0;    // The largest A,
-  double remainders = 0;  // and what has the 2^-39.
-  double lowest = std::numeric_limits<double>::infinity();  // Score.
+  double products = 0;    // The largest A.
+  double remainders = 0;  // The largest factor of 2^-39.
+  double lowest = std::numeric_limits<double>::infinity();  // Lowest score.
   double highest = -lowest;
   int cells = 0;
   int tiles = 0;
 };
 
-// Holds what the device answered against the textbook.
+// Compares the device's results with the textbook's.
 class Checker {
  public:
   // `by_element`: K and V are not read 16 bytes at a time.
@@ -187,8 +187,8 @@ class Checker {
           const std::vector<float>& out, bool by_element)
       : q_(q), query_(query), out_(out), by_element_(by_element) {}
 
-  // `view` is what row `row` sees, on the host, of which its mask has row
-  // `mask_row`.
+  // `view` is the view of row `row`, in host memory; `mask_row` is the row's
+  // index in the view's mask.
   void Check(int row, const KvView& view, int mask_row) {
     Eigen::MatrixXd queries(q_.k_head_dim, q_.heads());
     for (int head = 0; head < q_.heads(); ++head) {
@@ -198,7 +198,7 @@ class Checker {
     }
     const Eigen::MatrixXd due =
         reference::Attend(view, q_.layout, mask_row, queries, q_.scale());
-    Eigen::MatrixXd sums;  // C.
+    Eigen::MatrixXd sums;  // C in the bound.
     const DenseTensor sizes = SizesOfValues(view, mask_row, sums);
     KvView sized = view;
     sized.value = sizes.view();
@@ -219,14 +219,14 @@ class Checker {
     }
   }
 
-  double most() const { return most_; }  // Share of a bound.
+  double most() const { return most_; }  // As a share of its bound.
 
  private:
   std::size_t Index(int row, int head, int i, int head_dim) const {
     return static_cast<std::size_t>((row * q_.heads() + head) * head_dim + i);
   }
 
-  // |v| as plain f32 rows, and their sums over what is seen.
+  // |v| as plain f32 rows. `sums` gets their sums over the visible cells.
   DenseTensor SizesOfValues(const KvView& view, int mask_row,
                             Eigen::MatrixXd& sums) const {
     const std::int64_t cells = view.key.shape[2];
@@ -276,7 +276,7 @@ class Checker {
     return seen;
   }
 
-  // What B is multiplied by.
+  // The factor of B in the bound.
   double Share(const Seen& seen) const {
     if (seen.cells == 0) return 0;
     const double u = 0x1p-23;

@@ -1,5 +1,5 @@
-// Decode attention of the device against the textbook's, over the same rows:
-// views and block tables of every kind.
+// Compares decode attention on the device with the textbook's, over the same
+// rows: views and block tables of every kind.
 
 #include "props/cuda/cuda_attention.h"
 
@@ -27,7 +27,7 @@ using optimized::cuda::DecodePaged;
 using optimized::cuda::DecodeView;
 using optimized::cuda::PagedRows;
 
-// Device memory, no byte more than asked for.
+// Device memory of exactly the requested size.
 class Memory {
  public:
   explicit Memory(std::size_t bytes) {
@@ -81,9 +81,9 @@ struct Pool {
   DenseTensor key;
   DenseTensor value;
   DenseTensor mask;
-  KvView view;  // Of these.
+  KvView view;  // A part of the tensors above.
 
-  // The same of a copy in device memory.
+  // The same view of copies in device memory.
   KvView OnDevice(const Memory& d_key, const Memory& d_value,
                   const Memory& d_mask) const {
     KvView moved = view;
@@ -128,7 +128,7 @@ Pool DrawPool(Draw& draw, const Question& q, DType mask_dtype) {
     value.data = dim == 0 ? value.at(first) : value.at(0, 0, first);
     value.shape[dim] = cells;
   }
-  // Rows of the mask lie apart.
+  // The rows of the mask have gaps between them.
   pool.mask = HidingMask(mask_dtype, cells + draw.Between(0, 70), q.rows + 1);
   pool.view.mask = pool.mask.view();
   pool.view.mask.shape[0] = cells;
@@ -151,7 +151,7 @@ Pool DrawPool(Draw& draw, const Question& q, DType mask_dtype) {
   return pool;
 }
 
-// Runs a view on the device.
+// Decodes a view on the device and returns the result.
 std::vector<float> Decode(const Question& q, const std::vector<float>& query,
                           const KvView& view, cudaStream_t stream) {
   const std::size_t count =
@@ -196,7 +196,7 @@ TEST_F(CudaAttention, AViewIsTheTextbooks) {
   RecordProperty("largest_share_of_a_bound", fmt::format("{:.3f}", most));
 }
 
-// A pool of blocks, and a table of the tokens of each row.
+// A pool of blocks, and the block table and length of each row.
 struct Blocks {
   DenseTensor key;
   DenseTensor value;
@@ -232,7 +232,7 @@ Blocks DrawBlocks(Draw& draw, const Question& q) {
     (of_key ? blocks.key : blocks.value) =
         DrawTensor(draw, of_key ? q.k_dtype : q.v_dtype, shape);
   }
-  // What lies beyond a length is no block: whoever looks at it is lost.
+  // Table entries past a row's length are invalid: reading one would crash.
   constexpr int kNone = 0x7FFFFFFF;
   blocks.table.assign(static_cast<std::size_t>(q.rows * blocks.most_blocks),
                       kNone);
@@ -247,7 +247,7 @@ Blocks DrawBlocks(Draw& draw, const Question& q) {
       blocks.table[static_cast<std::size_t>(row * blocks.most_blocks + i)] =
           next--;
     }
-    // Nor is the rest of the last block a token's.
+    // The rest of the last block holds no tokens.
     for (int token = length; token % blocks.block_size != 0; ++token) {
       SpoilRow(blocks.RowOfToken(blocks.key, row, token));
       SpoilRow(blocks.RowOfToken(blocks.value, row, token));
@@ -256,7 +256,7 @@ Blocks DrawBlocks(Draw& draw, const Question& q) {
   return blocks;
 }
 
-// What row `row` sees, one token after another; a view of `dense`.
+// The tokens that row `row` sees, in order, as a view of `dense`.
 KvView ViewOfRow(const Blocks& blocks, const Question& q, int row,
                  std::vector<DenseTensor>& dense) {
   const int length = blocks.lengths[static_cast<std::size_t>(row)];
@@ -334,7 +334,7 @@ TEST_F(CudaAttention, ABlockTableIsTheTextbooks) {
   RecordProperty("largest_share_of_a_bound", fmt::format("{:.3f}", most));
 }
 
-// Rows lie so far apart that there is memory for one only.
+// Rows lie so far apart that only one of them has memory.
 TEST_F(CudaAttention, WhatIsHiddenIsNotRead) {
   for (const DType dtype : {DType::kF16, DType::kF8, DType::kF32}) {
     Draw draw(1);
@@ -362,7 +362,7 @@ TEST_F(CudaAttention, WhatIsHiddenIsNotRead) {
     spread(view.value, d_value);
     view.mask.data = d_mask.data();
     const std::vector<float> out = Decode(q, DrawQuery(draw, q), view, stream_);
-    // The one V row there is.
+    // The result is the only V row that exists.
     for (std::size_t i = 0; i < out.size(); ++i) {
       const float due =
           LoadFrom(value.view(), static_cast<std::int64_t>(i) % q.v_head_dim);
@@ -395,8 +395,8 @@ TEST_F(CudaAttention, WithoutAMaskAllIsSeen) {
   Checker(q, query, out, IsByElement(q, view)).Check(0, seen, 0);
 }
 
-// What there is little of, or what weighs little, has all its digits: of V, the
-// elements of the cell that weighs most are 0.
+// Small weights keep all their digits. To show it, the V elements of the cell
+// with the largest weight are 0.
 TEST_F(CudaAttention, SmallWeightsAreNoLessExact) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     Draw draw(4);
@@ -430,7 +430,7 @@ TEST_F(CudaAttention, SmallWeightsAreNoLessExact) {
   }
 }
 
-// Longer than what a block lists at a time.
+// The view is longer than the list of cells that a block builds at a time.
 TEST_F(CudaAttention, FewOfManyCellsAreFound) {
   for (const DType mask_dtype : kMaskDTypes) {
     Draw draw(5);
@@ -456,7 +456,7 @@ TEST_F(CudaAttention, FewOfManyCellsAreFound) {
     moved.mask.data = d_mask.data();
     const std::vector<float> query = DrawQuery(draw, q);
     const std::vector<float> out = Decode(q, query, moved, stream_);
-    q.splits = 128;  // Or what it takes.
+    q.splits = 128;  // The kernel's choice: tiles / 16.
     SCOPED_TRACE(DTypeName(mask_dtype));
     Checker(q, query, out, IsByElement(q, moved)).Check(0, view, 0);
   }

@@ -1,6 +1,6 @@
-// Caches and pools whose memory is a device's, as <kvtwin/cuda.h> gives them:
-// streams, graphs, and that what they hold is what the reference twin holds.
-// (fuzz --twin cuda and the laws try the rest of what they do.)
+// Caches and pools in device memory (<kvtwin/cuda.h>): streams, graphs, and
+// whether they hold what the reference twin holds. (`fuzz --twin cuda` and the
+// laws test everything else.)
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ class Rows {
   void* device_ = nullptr;
 };
 
-// The elements of a view that is the device's, by work on a stream.
+// The elements of a view in device memory, read by work on a stream.
 DenseTensor Read(const TensorView& view, cudaStream_t stream) {
   const bool runs = view.stride[0] == 0;
   const std::byte* last =
@@ -106,7 +106,7 @@ class CudaCaches : public ::testing::Test {
     }
   }
 
-  // A pass of both caches, without its rows.
+  // Starts a pass in both caches, without Put.
   void Start(const std::vector<std::int32_t>& positions,
              const std::vector<int>& sequences, cudaStream_t stream) {
     const Batch batch{.positions = positions, .sequences = sequences};
@@ -122,7 +122,7 @@ class CudaCaches : public ::testing::Test {
     ASSERT_TRUE(status.ok()) << status.ToString();
   }
 
-  // A graph of a Put to the current pass, on the other stream.
+  // Returns a graph of a Put to the current pass, captured on the other stream.
   cudaGraphExec_t PutInAGraph(const Rows& rows) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t made = nullptr;
@@ -136,7 +136,7 @@ class CudaCaches : public ::testing::Test {
     return made;
   }
 
-  // The views of both, read on this stream.
+  // Compares the views of both caches, read on this stream.
   void ExpectSame(cudaStream_t stream) {
     const Result<KvView> due = reference_->Get();
     const Result<KvView> got = cuda_->On(stream).Get();
@@ -172,8 +172,8 @@ TEST_F(CudaCaches, HoldWhatTheReferenceHolds) {
   ExpectSame(stream_);
 }
 
-// Of a sequence the last so many changes are known, the first of which is here
-// the only one of its word.
+// A sequence's last few changes are recorded. Here the oldest recorded change
+// is the only one in its word.
 TEST_F(CudaCaches, TellAllThatChanged) {
   for (int tokens = 30; tokens < 36; ++tokens) {
     MakeCaches(kCapacity, 64);
@@ -198,13 +198,13 @@ TEST_F(CudaCaches, TellWhatChangedBackwards) {
   Start(positions, std::vector<int>(100, 0), stream_);
   Put(many, stream_);
   for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
-    for (const int begin : {90, 80, 50}) {  // Of the second word, of both.
+    for (const int begin : {90, 80, 50}) {  // In the second word; in both.
       ASSERT_TRUE(cache->Remove(0, begin, kOpenEnd).ok());
     }
   }
   Rows one(1);
   one.Fill(2, stream_);
-  Start({99}, {0}, stream_);  // Sees what is gone, if that is not told.
+  Start({99}, {0}, stream_);  // Sees removed cells, if they were not reported.
   Put(one, stream_);
   ExpectSame(stream_);
 }
@@ -218,7 +218,7 @@ TEST_F(CudaCaches, TakeRowsOfTheHostToo) {
   ExpectSame(stream_);
 }
 
-// Each call on a stream of its own: each finds what the one before did.
+// Each call is on another stream and finds what the call before did.
 TEST_F(CudaCaches, OrderTheStreamsThatTheyAreCalledOn) {
   Rows rows(2);
   for (int step = 0; step < 20; ++step) {
@@ -251,7 +251,7 @@ TEST_F(CudaCaches, AGraphOfAPutStoresToTheCellsOfItsTime) {
   ASSERT_EQ(cudaGraphInstantiate(&made, graph, 0), cudaSuccess);
   for (int step = 1; step < 9; ++step) {
     if (step > 1) {
-      // Not in the order in which the first ones came.
+      // The sequences are not in the order of the first pass.
       Start({step, step}, {step % 2, 1 - step % 2}, stream_);
       rows.Fill(static_cast<float>(100 * step), stream_);
     }
@@ -264,8 +264,8 @@ TEST_F(CudaCaches, AGraphOfAPutStoresToTheCellsOfItsTime) {
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
-// A graph has addresses: what it reads does not move when longer passes come,
-// or more tokens than a pass may have.
+// A graph contains addresses: the memory it reads does not move when longer
+// passes come, or more tokens than a pass may have.
 TEST_F(CudaCaches, AGraphOutlivesLongerPasses) {
   constexpr int kMany = 1500;  // Their cells take more than a page.
   MakeCaches(2048, kMany);
@@ -294,7 +294,8 @@ TEST_F(CudaCaches, AGraphOutlivesLongerPasses) {
   EXPECT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
 }
 
-// They only read: what the device does behind them stays, and can be captured.
+// Snapshots only read: the cache's state on the device stays valid, and later
+// passes can be captured.
 TEST_F(CudaCaches, SnapshotsLeaveTheDeviceAsItIs) {
   Rows rows(2);
   rows.Fill(1, stream_);
@@ -332,7 +333,7 @@ TEST_F(CudaCaches, AreRestoredFromStatesOfTheReference) {
   ExpectSame(stream_);
 }
 
-// Shifted by the host, which is sent the rows as they are stored.
+// The host shifts the rows, which are sent to it in the stored dtype.
 TEST_F(CudaCaches, ShiftByAFunctionOfYourOwn) {
   CacheSpec spec;
   spec.shift.kind = ShiftKind::kCustom;
@@ -348,7 +349,7 @@ TEST_F(CudaCaches, ShiftByAFunctionOfYourOwn) {
     const auto reference = *MakeCache(spec, "reference");
     Rows rows(4, 32);
     rows.Fill(1, stream_);
-    // NaN that other code would make quiet.
+    // NaNs that a conversion would make quiet.
     const std::vector<std::uint16_t> nans(256, 0x7C01);
     const TensorView key = dtype == DType::kF16
                                ? DenseView(nans.data(), dtype, {32, 2, 4, 1})
@@ -369,8 +370,8 @@ TEST_F(CudaCaches, ShiftByAFunctionOfYourOwn) {
   }
 }
 
-// More than is staged at once, of some rows and of one alone, without a wait
-// between.
+// More bytes than the staging buffer holds, as several rows and as a single
+// one, without a wait between passes.
 TEST_F(CudaCaches, TakeMuchOfTheHost) {
   for (const int head_dim : {1 << 14, 1 << 16}) {
     const int tokens = head_dim > 1 << 14 ? 2 : 16;
@@ -404,7 +405,7 @@ TEST_F(CudaCaches, TakeMuchOfTheHost) {
   }
 }
 
-// Another stream would become part of the graph.
+// The other stream would become part of the graph.
 TEST_F(CudaCaches, RefuseToFollowAStreamThatIsCaptured) {
   Rows rows(2);
   rows.Fill(1, stream_);
@@ -508,7 +509,7 @@ TEST_F(CudaCaches, RefuseWhatNoGraphCanRepeat) {
     EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
     EXPECT_THAT(status.message(), HasSubstr("captured"));
   }
-  // A layer that needs memory.
+  // A new layer needs memory.
   ASSERT_TRUE(cache.SetLayer(1).ok());
   EXPECT_EQ(cache.Put(rows.OnDevice(), rows.OnDevice()).code(),
             StatusCode::kFailedPrecondition);
@@ -516,10 +517,10 @@ TEST_F(CudaCaches, RefuseWhatNoGraphCanRepeat) {
   cudaGraph_t graph = nullptr;
   EXPECT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-  ExpectSame(stream_);  // All is as it was.
+  ExpectSame(stream_);  // Everything is as it was.
 }
 
-// In a wrapper, whose caches are on the stream that it is called on.
+// The caches of a wrapper are on the stream that the wrapper is called on.
 TEST_F(CudaCaches, EncodersHoldWhatTheReferenceHolds) {
   CacheSpec spec;
   spec.kind = Kind::kWrapper;
@@ -571,7 +572,7 @@ TEST_F(CudaCaches, OfNoSuchDevice) {
 }
 
 TEST_F(CudaCaches, PoolsHoldWhatTheReferenceHolds) {
-  // Of wide rows, a part of them at a time comes from the host.
+  // If rows are wide, the host sends a part of them at a time.
   for (const auto& [layout, head_dim] :
        {std::pair(PagedLayout::kTokenMajor, kHeadDim),
         {PagedLayout::kHeadMajor, kHeadDim},

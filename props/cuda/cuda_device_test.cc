@@ -1,6 +1,6 @@
-// On a machine without a device there is nothing that these tests could run on:
-// all are skipped, and say why. Where one must be there ($KVTWIN_DEVICE is
-// "required"), that is an error.
+// On a machine without a device these tests cannot run: all of them are
+// skipped, with the reason. If $KVTWIN_DEVICE is "required", a missing device
+// is an error.
 
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
@@ -22,9 +22,10 @@ class Device : public testing::Environment {
     if (need != nullptr && std::string_view(need) == "required") {
       FAIL() << "no CUDA device: " << cudaGetErrorName(error);
     }
-    // Of tests that it has skipped for this, gtest does not say so: for ctest.
+    // gtest does not report which tests it skips here, so ctest reads this
+    // line.
     std::printf("[  SKIPPED ] no CUDA device: %s\n", cudaGetErrorName(error));
-    // There is nothing to run on.
+    // Skips all tests.
     GTEST_SKIP() << "no CUDA device: " << cudaGetErrorName(error);
   }
 };

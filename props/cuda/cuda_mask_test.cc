@@ -1,5 +1,6 @@
-// Kernels that write masks, against a loop over the cells. (What is written
-// when is tried by fuzz --twin cuda, and where columns are off the cells.)
+// Compares the kernels that write masks with a loop over the cells. (`fuzz
+// --twin cuda` tests when which part is written, and columns that are not
+// aligned with the cells.)
 
 #include <gtest/gtest.h>
 
@@ -19,7 +20,8 @@ namespace {
 constexpr std::int64_t kWord = 64;
 constexpr std::byte kBefore{0x5A};
 
-// Positions, the sequence's cells, and what a word's positions are within.
+// Positions of cells, the cells of one sequence, and the range of the
+// sequence's positions in each word.
 struct Cells {
   explicit Cells(Random& random, std::int64_t count)
       : count(count),
@@ -38,7 +40,7 @@ struct Cells {
         const std::int64_t cell = static_cast<std::int64_t>(w) * kWord + i;
         if (cell >= count) members[w] &= ~(std::uint64_t{1} << i);
         std::int32_t& position = positions[static_cast<std::size_t>(cell)];
-        position = random.Pick(100);  // Of a cell that is free.
+        position = random.Pick(100);  // The position of a free cell.
         if ((members[w] >> i & 1) == 0) continue;
         position = base + random.Pick(spread);
         ranges[w] = {std::min(ranges[w].first, position),
@@ -59,12 +61,12 @@ struct Cells {
   std::vector<PosRange> ranges;
 };
 
-// Bytes from one piece to the next.
+// The bytes from one piece to the next.
 std::int64_t Stride(DType dtype, std::int64_t cells) {
   return RunBytes(dtype, (cells + kWord - 1) / kWord * kWord) + 64;
 }
 
-// What is there when the piece is written over kBefore.
+// The expected bytes after the piece was written over kBefore.
 Bytes Due(const Cells& cells, const MaskPiece& piece, DType dtype) {
   Bytes due(static_cast<std::size_t>(Stride(dtype, cells.count)), kBefore);
   const std::int64_t columns = piece.end - piece.first;
@@ -129,7 +131,7 @@ TEST(CudaMask, IsWhatTheRulesSay) {
         MaskPiece& piece = pieces.emplace_back();
         const auto first =
             std::int64_t{random.Pick(static_cast<int>(cells.count))};
-        // Views of bits begin anywhere.
+        // Views of bits begin at any cell.
         piece.first = dtype == DType::kBits ? first : first / kWord * kWord;
         piece.end = std::min(
             cells.count,

@@ -15,12 +15,12 @@
 namespace kvtwin::optimized::cuda {
 namespace {
 
-// Of one cell each to distinct ones; chains, cycles, cells that stay.
+// Moves of distinct cells to distinct cells: chains, cycles, cells that stay.
 std::vector<CellMove> SomeMoves(Random& random, int cells) {
   const int count = random.Pick(cells + 1);
   const std::vector<int> from = random.Cells(count, cells);
   std::vector<int> to = random.Cells(count, cells);
-  if (random.Pick(2) == 0) {  // Among the same ones.
+  if (random.Pick(2) == 0) {  // The same cells.
     to = from;
     if (random.Pick(2) == 0) {
       std::shuffle(to.begin(), to.end(), random.engine());
@@ -46,7 +46,7 @@ TEST(CudaMoves, OrderedAsChains) {
     std::vector<int> found = due;
     for (const auto& [from, to] : moves) due[to] = static_cast<int>(from);
     MoveChains chains;
-    chains.cells = {1, 2, 3};  // From another call.
+    chains.cells = {1, 2, 3};  // Left over from another call.
     OrderMoves(moves, chains);
     std::vector<int> seen(static_cast<std::size_t>(cells));
     for (const int cell : chains.cells) {
@@ -126,7 +126,7 @@ TEST(CudaRows, MoveAsTheHostDoes) {
     Twin twin(random);
     SCOPED_TRACE(::testing::Message()
                  << "seed " << seed << ": " << twin.Text());
-    // No cell in two moves.
+    // No cell is in two moves.
     const std::vector<int> cells =
         random.Cells(random.Pick(twin.cells() / 2 + 1) * 2, twin.cells());
     std::vector<CellMove> moves;
@@ -191,7 +191,7 @@ TEST(CudaRows, CopyBlocksOfAPool) {
   }
 }
 
-// Many tensors leave few threads for each.
+// With many tensors, each gets few threads.
 TEST(CudaRows, MoveMoreThanAGridHasThreads) {
   constexpr int kTensors = 1000;
   constexpr int kCells = 4096;
@@ -231,7 +231,7 @@ TEST(CudaRows, MoveMoreThanAGridHasThreads) {
       std::copy_n(half + t * kCells, kCells / 2, all.begin() + t * kCells);
     }
     EXPECT_TRUE(bytes.Download() == all);
-    // And other bytes to the second half.
+    // The second half gets other bytes.
     for (std::byte& byte : all) byte ^= std::byte{0x55};
     ASSERT_EQ(cudaMemcpy(bytes.data(), all.data(), all.size(),
                          cudaMemcpyHostToDevice),

@@ -1,4 +1,4 @@
-// Rows in device memory, and the host's twin that they are compared with.
+// Rows in device memory, and the host's layer that they are compared with.
 
 #ifndef KVTWIN_PROPS_CUDA_CUDA_ROWS_H_
 #define KVTWIN_PROPS_CUDA_CUDA_ROWS_H_
@@ -31,7 +31,7 @@ namespace kvtwin::optimized::cuda {
 using Bytes = std::vector<std::byte>;
 using Floats = std::vector<float>;
 
-// Memory of the device.
+// A buffer in device memory.
 class DeviceBytes {
  public:
   explicit DeviceBytes(std::span<const std::byte> bytes) : size_(bytes.size()) {
@@ -53,7 +53,7 @@ class DeviceBytes {
   T* data() const {
     return reinterpret_cast<T*>(data_);
   }
-  // After everything on the default stream.
+  // Waits for all work on the default stream.
   Bytes Download() const {
     Bytes bytes(size_);
     EXPECT_EQ(cudaMemcpy(bytes.data(), data_, size_, cudaMemcpyDeviceToHost),
@@ -79,8 +79,8 @@ class Random {
   }
   std::uint32_t Bits() { return static_cast<std::uint32_t>(random_()); }
 
-  // Of every kind: normal, subnormal, infinite, NaN with a payload; and such
-  // as lie halfway between two numbers of a narrow dtype.
+  // A number of any kind: normal, subnormal, infinite, NaN with a payload, or
+  // halfway between two numbers of a narrow dtype.
   float Number() {
     switch (Pick(9)) {
       case 0:
@@ -97,10 +97,10 @@ class Random {
         return static_cast<float>(Pick(1 << 20) - (1 << 19)) / 4096;
     }
   }
-  // Such that most blocks can hold them.
+  // A number that most blocks can hold.
   float Tame() { return static_cast<float>(Pick(1 << 12) - (1 << 11)) / 64; }
 
-  // Distinct cells: a run, runs, any.
+  // Distinct cells: one run, sorted cells, or cells in any order.
   std::vector<int> Cells(int count, int cells) {
     std::vector<int> all(static_cast<std::size_t>(cells));
     std::iota(all.begin(), all.end(), 0);
@@ -122,8 +122,8 @@ class Random {
   std::mt19937 random_;
 };
 
-// A tensor [head_dim, heads, tokens] at strides of all kinds, in memory that
-// holds numbers, or anything if it is not f32.
+// A tensor [head_dim, heads, tokens] at strides of all kinds. An f32 tensor
+// holds numbers, any other one random bytes.
 struct Source {
   Source(Random& random, DType dtype, const Shape& shape) {
     view.dtype = dtype;
@@ -152,7 +152,7 @@ struct Source {
     offset = static_cast<std::size_t>(-least);
     if (!plain) offset += random.OneOf<std::size_t>({0, 0, 0, 4, 16, 1, 2});
     bytes.resize(offset + static_cast<std::size_t>(most));
-    // Numbers where the elements lie, if they lie apart.
+    // Elements get numbers; if elements overlap, the last one written counts.
     const bool tame = random.Pick(2) == 0;
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.Bits());
     view.data = bytes.data() + offset;
@@ -170,12 +170,12 @@ struct Source {
 
   Bytes bytes;
   std::size_t offset = 0;
-  TensorView view;  // Of the host's memory.
+  TensorView view;  // In host memory.
 };
 
-// The rows of one tensor, as they were: in the host's memory.
+// The rows of one tensor, copied to host memory.
 struct Rows {
-  StoredRows stored = {};  // `data` is the device's, or null.
+  StoredRows stored = {};  // `data` is in device memory, or null.
   Bytes bytes;
 
   std::size_t row_elements() const {
@@ -186,7 +186,8 @@ struct Rows {
     return static_cast<std::size_t>(RunBytes(stored.dtype, stored.head_dim) *
                                     stored.heads);
   }
-  // What can be copied of a row: elements, or bytes of blocks.
+  // The size in bytes of the smallest unit of a row: an element, or a byte of a
+  // block.
   std::size_t part() const {
     return IsBlockDType(stored.dtype) ? 1 : SizeOf(stored.dtype);
   }
@@ -218,8 +219,8 @@ inline int DrawHeadDim(Random& random, bool blocks) {
                 : random.OneOf({1, 2, 3, 7, 8, 16, 20, 33, 64, 80, 128, 300});
 }
 
-// A layer of the host's twin that holds some rows, and what the device is to
-// begin with.
+// A layer on the host that holds some rows; the device starts with the same
+// rows.
 class Twin {
  public:
   explicit Twin(Random& random) : Twin(random, DrawDType(random)) {}

@@ -1,4 +1,4 @@
-// What the CUDA kernels do with rows, against the host's twin, to the bit: on a
+// Compares the row kernels of CUDA with the host's code, bit for bit: on a
 // device, or on the emulator (emulator/emulator.h).
 
 #include "props/cuda/cuda_rows.h"
@@ -51,7 +51,7 @@ void ExpectCopied(Random& random, DType dtype, const Shape& shape) {
   const Source source(random, dtype, shape);
   const DeviceBytes bytes(source.bytes);
   TensorView view = source.view;
-  // Four dimensions, as encoders have; the last one repeats the others.
+  // Four dimensions, as in encoders; the last one repeats the others.
   if (random.Pick(3) == 0) view.shape[3] = 2;
   Bytes due(DenseBytes(dtype, view.shape));
   optimized::CopyDense(view, due.data());
@@ -73,7 +73,7 @@ TEST(CudaRows, AreMadeDenseAsTheHostDoes) {
                  {DrawHeadDim(random, IsBlockDType(dtype)), 1 + random.Pick(4),
                   1 + random.Pick(20), 1});
   }
-  for (std::uint32_t seed = 0; seed < 3; ++seed) {  // More than a grid's.
+  for (std::uint32_t seed = 0; seed < 3; ++seed) {  // More than one grid.
     Random random(seed);
     ExpectCopied(random, DType::kF16, {65, 8, 1100, 1});
   }
@@ -82,7 +82,7 @@ TEST(CudaRows, AreMadeDenseAsTheHostDoes) {
 void ExpectGathered(Random& random, const Rows& rows, const TensorView& view) {
   const auto count = random.Pick(static_cast<int>(rows.stored.cells) + 1);
   std::vector<int> cells;
-  for (int i = 0; i < count; ++i) {  // Some of them twice.
+  for (int i = 0; i < count; ++i) {  // Some cells come twice.
     cells.push_back(random.Pick(static_cast<int>(rows.stored.cells)));
   }
   if (random.Pick(2) == 0) std::sort(cells.begin(), cells.end());
@@ -120,7 +120,7 @@ TEST(CudaRows, GatherWhatIsStored) {
 
 // Roundings -------------------------------------------------------------------
 
-// Near every number, and near every point halfway between two of them.
+// Numbers near every number of the dtype, and near every midpoint of two.
 Floats NearAll(DType dtype) {
   Floats near;
   const std::size_t size = SizeOf(dtype);
@@ -132,7 +132,7 @@ Floats NearAll(DType dtype) {
       near.push_back(std::bit_cast<float>(bits + step));
     }
   }
-  // All exponents, and what decides between two neighbours.
+  // All exponents, with the bits that decide between two neighbours.
   for (std::uint32_t high = 0; high < 1 << 16; high += 3) {
     for (const std::uint32_t low : {0U, 1U, 0x7FFFU, 0x8000U, 0xFFFFU}) {
       near.push_back(std::bit_cast<float>(high << 16 | low));
@@ -141,8 +141,8 @@ Floats NearAll(DType dtype) {
   return near;
 }
 
-// Of every size, with ties of the largest, and now and then with what no block
-// can hold.
+// Blocks of every magnitude, with ties of the largest number, and some with
+// numbers that no block can hold.
 Floats SomeBlocks() {
   Floats numbers;
   Random random(7);
@@ -150,7 +150,7 @@ Floats SomeBlocks() {
     const std::size_t first = numbers.size();
     const float size = std::ldexp(1.0F, i % 300 - 160);
     for (std::int64_t k = 0; k < kBlockElements; ++k) {
-      // Multiples of an eighth of the largest: halfway between two, too.
+      // Multiples of an eighth of the largest, so that there are midpoints.
       const float eighths = static_cast<float>(random.Pick(256)) / 8 - 16;
       numbers.push_back((i % 3 == 0 ? eighths : random.Tame()) * size);
     }
@@ -168,7 +168,7 @@ TEST(CudaRows, RoundAsTheDefinitionDoes) {
     Floats numbers = IsBlockDType(dtype) ? SomeBlocks() : NearAll(dtype);
     numbers.resize(numbers.size() / 32 * 32);
     const auto tokens = static_cast<std::int64_t>(numbers.size() / 32);
-    // By four and by one.
+    // The kernel reads four numbers at a time, or one.
     for (const std::int64_t gap : {0, 1}) {
       Floats spread;
       for (const float number : numbers) {
@@ -195,7 +195,8 @@ TEST(CudaRows, RoundAsTheDefinitionDoes) {
 
 // Sizes -----------------------------------------------------------------------
 
-// More than a grid has threads for, so that each of them goes on.
+// There are more elements than threads in a grid, so each thread continues with
+// another element.
 TEST(CudaRows, PutAndGatherMoreThanAGridHasThreads) {
   Random random(1);
   for (const auto& [layout, count] : {std::pair(VLayout::kPlain, 1'100'000),
@@ -236,10 +237,10 @@ TEST(CudaRows, PutMoreBlocksThanAGridHasTeams) {
   EXPECT_TRUE(to.Download() == CopyOf(view, DType::kQ4).bytes);
 }
 
-// Cells whose offset takes more than 32 bits, in memory of which there is only
-// that.
+// The offsets of these cells take more than 32 bits; only these cells have
+// memory.
 TEST(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
-  constexpr std::int64_t kFirst = INT32_MAX - 95;  // 96 cells, on a tile.
+  constexpr std::int64_t kFirst = INT32_MAX - 95;  // 96 cells, tile-aligned.
   constexpr int kHeadDim = 64;
   for (const auto& [from, dtype, layout] :
        {std::tuple(DType::kF16, DType::kF16, VLayout::kPlain),
@@ -332,7 +333,7 @@ TEST(CudaRows, RefuseWhatTheirNumbersCannotHold) {
             cudaErrorInvalidValue);
   EXPECT_EQ(CopyBlocks(nullptr, 1, nullptr, 1, std::int64_t{1} << 32, nullptr),
             cudaErrorInvalidValue);
-  // A head of blocks that turns by halves is copied to shared memory.
+  // A head of blocks that is rotated by halves is copied to shared memory.
   const StoredRows head = {nullptr, DType::kQ8, VLayout::kPlain, 1 << 16, 1, 1};
   const DeviceShift halves = {.kind = DeviceShift::Kind::kTurnHalves,
                               .offset = 0,

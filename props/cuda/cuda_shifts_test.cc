@@ -26,7 +26,7 @@ std::vector<Shift> Shifts() {
   }
   shifts[4].rope.dims = 6;
   shifts[5].rope.dims = 32;
-  // Some turns have no cosine.
+  // Some angles are not finite, so they have no cosine.
   shifts[6].rope.scale = std::numeric_limits<double>::max();
   shifts[6].rope.base = 1e-300;
   return shifts;
@@ -70,8 +70,8 @@ TEST(CudaRows, ShiftAsTheHostDoes) {
   }
 }
 
-// Every number of 16 or 8 bits, as often as fills the rows; or blocks of any
-// bytes.
+// Every 16-bit or 8-bit number, repeated until the rows are full; or blocks of
+// random bytes.
 DenseTensor AllOf(DType dtype, std::int64_t head_dim) {
   constexpr std::int64_t kElements = 1 << 16;
   DenseTensor rows{dtype, {head_dim, kElements / head_dim, 1, 1}, {}};

@@ -1,4 +1,4 @@
-# The twin cuda, tested: with KVTWIN_CUDA on a device, and with any build on the
+# Tests of the twin cuda: on a device if KVTWIN_CUDA is on, and in any build on the
 # emulator of props/cuda/emulator/, for which the kernels are compiled as C++. All of
 # these tests have the label cuda.
 
@@ -17,7 +17,8 @@ if(KVTWIN_CUDA)
   kvtwin_add_cuda_tests(kvtwin_cuda_tests cuda.)
 endif()
 
-# That nvcc compiles it is tested where it is: 77 is a test that is skipped.
+# Tests that nvcc compiles the kernels, if there is an nvcc: exit code 77 means
+# skipped.
 if(NOT KVTWIN_CUDA AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")
   add_test(NAME cuda.compiles
     COMMAND ${PROJECT_SOURCE_DIR}/dev cuda --compile)
@@ -25,15 +26,15 @@ if(NOT KVTWIN_CUDA AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")
     LABELS cuda PROCESSORS 2 SKIP_RETURN_CODE 77 TIMEOUT 900)
 endif()
 
-# The emulator's threads are fibers of Boost's.
+# The emulator's threads are fibers of Boost.
 find_package(Boost QUIET COMPONENTS context)
 if(NOT TARGET Boost::context)
   message(STATUS "No Boost.Context: the twin cuda is not tested by emulation")
   return()
 endif()
 
-# Sets a variable to sources that CMake takes for C++: each includes a .cu of a
-# folder.
+# Sets a variable to source files that CMake takes for C++: each includes a .cu file
+# of a folder.
 function(kvtwin_emulate variable folder)
   foreach(kernel ${ARGN})
     get_filename_component(name ${kernel} NAME)
@@ -45,8 +46,8 @@ function(kvtwin_emulate variable folder)
 endfunction()
 kvtwin_emulate(emulated_kernels optimized/cuda ${cuda_kernels})
 file(GLOB emulator_sources CONFIGURE_DEPENDS props/cuda/emulator/*.cc)
-# Objects, which come before the library: its factory is then not needed, nor
-# are the kernels that nvcc has compiled.
+# Objects come before the library in the link, so the library's own factory and the
+# kernels compiled by nvcc are not used.
 add_library(kvtwin_emulated OBJECT core/factory.cc ${cuda_sources}
             ${emulated_kernels} ${emulator_sources})
 target_compile_definitions(kvtwin_emulated PUBLIC KVTWIN_CUDA)
@@ -59,7 +60,7 @@ else()
   target_compile_options(kvtwin_emulated PRIVATE -Wno-unknown-pragmas)
 endif()
 
-# The command, with this twin as well.
+# The command, with the twin cuda as well.
 add_executable(kvtwin-emulated props/command/kvtwin.cc)
 target_link_libraries(kvtwin-emulated PRIVATE kvtwin_emulated)
 function(kvtwin_emulated_test name prints)
@@ -82,7 +83,7 @@ kvtwin_emulated_test(explore "^all .* 0 differences, fixed point"
 kvtwin_emulated_test(explore_pools "all of 2 operations, 0 differences"
   explore --kind paged --depth 2)
 
-# A few bugs, planted there.
+# A few planted bugs, which the command must find.
 add_test(NAME emulated.museum
   COMMAND ${PROJECT_SOURCE_DIR}/props/museum/museum_test.sh
           $<TARGET_FILE:kvtwin_command> cuda)

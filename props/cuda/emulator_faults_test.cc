@@ -1,5 +1,5 @@
-// What the twin "cuda" says when CUDA fails, and what it costs: on the
-// emulator, which fails when it is told to, and counts.
+// The answers of the twin "cuda" when CUDA fails, and the cost of its calls.
+// The emulator fails on request, and counts calls.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,11 +50,11 @@ TEST_F(CudaFaults, WithoutADeviceInitSaysSo) {
   emulator::SetDriverTooOld(true);
   ExpectError(Init(*cache), "cudaErrorInsufficientDriver");
   emulator::SetDriverTooOld(false);
-  EXPECT_TRUE(Init(*cache).ok());  // As good as new.
+  EXPECT_TRUE(Init(*cache).ok());  // The cache still works.
 }
 
 TEST_F(CudaFaults, ALayerWithoutMemoryCanBeTriedAgain) {
-  // K, then V: none of both stays.
+  // K fails, then V: neither is kept.
   for (const auto& [after, head_dim] :
        {std::pair(0, 1), {1, 1}, {0, 2}, {1, 2}}) {
     TestCache cache({}, "cuda");
@@ -64,9 +64,10 @@ TEST_F(CudaFaults, ALayerWithoutMemoryCanBeTriedAgain) {
     const std::vector<float> tags = {1, 2};
     const TensorView rows = DenseView(tags.data(), DType::kF32, {1, 1, 2, 1});
     ExpectError(cache->Put(rows, rows), "cudaErrorMemoryAllocation");
-    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // It is told once.
+    // The error is reported once.
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
     EXPECT_EQ(cache->Get().status().code(), StatusCode::kFailedPrecondition);
-    // A layer of other dimensions, too: the first was never made.
+    // The next Put may have other dimensions: the layer was never made.
     const std::vector<float> wide = {1, 2, 3, 4};
     const TensorView others =
         DenseView(wide.data(), DType::kF32, {head_dim, 1, 2, 1});
@@ -91,7 +92,8 @@ TEST_F(CudaFaults, AFirstPutThatFailedFixesNoDimensions) {
   EXPECT_EQ(cache.SeenV(1), (std::vector<float>{1, 3}));
 }
 
-// Nor did one that only reserves, of which there may be two.
+// A reserving pass that fails did not begin either; nor did one of a wrapper,
+// which has two of them.
 TEST_F(CudaFaults, AReservingPassWithoutMemoryNeverBegan) {
   for (const Kind kind : {Kind::kCausal, Kind::kWrapper}) {
     CacheSpec spec;
@@ -162,7 +164,7 @@ TEST_F(CudaFaults, APassWithoutMemoryForItsMaskNeverBegan) {
   ASSERT_TRUE(Init(*cache).ok());
   cache.Append(0, 0, {1});
   const std::vector<CellEntry> before = cache.Cells();
-  // For the larger mask. (Of the cells there may be room.)
+  // The allocation of the larger mask fails. (The cells may need none.)
   emulator::FailNext(Call::kMalloc, cudaErrorMemoryAllocation, 1);
   Status status;
   for (int tokens = 2; status.ok(); ++tokens) {
@@ -182,9 +184,10 @@ TEST_F(CudaFaults, APassWithoutMemoryForItsMaskNeverBegan) {
   EXPECT_EQ(cache.SeenV(1), (std::vector<float>{1, 2, 3}));
 }
 
-// What the device was to be told by a pass that failed, it is told by the next.
+// Updates that a failed pass did not bring to the device come with the next
+// one.
 TEST_F(CudaFaults, APassThatFailedLeavesNothingUntold) {
-  std::vector<float> tags(100);  // Cells of two words.
+  std::vector<float> tags(100);  // Their cells take two words.
   std::iota(tags.begin(), tags.end(), 1.0F);
   for (const Call call : {Call::kLaunch, Call::kCopy}) {
     for (const int after : {0, 1}) {
@@ -207,7 +210,8 @@ TEST_F(CudaFaults, AKernelThatFailedIsTheEndAndSaidEachTime) {
   ASSERT_TRUE(Init(*cache).ok());
   cache.Append(0, 0, {1, 2});
   emulator::FailNext(Call::kKernel, cudaErrorIllegalAddress);
-  EXPECT_EQ(cache.Start({2}, {0}), StatusCode::kOk);  // Nobody knows yet.
+  // The failure is not visible yet.
+  EXPECT_EQ(cache.Start({2}, {0}), StatusCode::kOk);
   const std::vector<float> tag = {3};
   const TensorView row = DenseView(tag.data(), DType::kF32, {1, 1, 1, 1});
   (void)cache->Put(row, row);
@@ -226,12 +230,12 @@ TEST_F(CudaFaults, ACacheThatIsClosedHasNoMemory) {
   };
   TestCache cache({}, "cuda");
   ASSERT_TRUE(Init(*cache).ok());
-  const std::size_t before = free_bytes();  // What is staged has its place.
+  const std::size_t before = free_bytes();  // Includes the staging buffer.
   cache.Append(0, 0, {1, 2});
   ASSERT_TRUE(cache->Snapshot().ok());
   EXPECT_LT(free_bytes(), before - 256);
   cache->Close();
-  // But for that, and the cells of a pass.
+  // Only the staging buffer and the cells of a pass are still allocated.
   EXPECT_EQ(free_bytes(), before - 4 * sizeof(int));
 }
 
@@ -246,13 +250,13 @@ TEST_F(CudaFaults, HalfARemoveIsTheEndOfTheCache) {
   const Status status = cache->Remove(0, 0, 1);
   ExpectError(status, "cudaErrorLaunchOutOfResources");
   EXPECT_THAT(status.message(), HasSubstr("Remove was not finished"));
-  // CUDA has forgotten it; the cache has not.
+  // CUDA no longer reports the error; the cache still does.
   ExpectError(cache->Get().status(), "cudaErrorLaunchOutOfResources");
   EXPECT_EQ(cache.Start({0}, {1}), StatusCode::kDeviceError);
   cache->Close();
 }
 
-// What is thrown ends at a wrapper's caches as well.
+// Exceptions do not escape from a wrapper's caches either.
 TEST_F(CudaFaults, EachCacheOfAWrapperAnswers) {
   CacheSpec spec;
   spec.kind = Kind::kWrapper;
@@ -305,8 +309,8 @@ TEST_F(CudaFaults, HalfAnAppendIsTheEndOfThePool) {
   ExpectError(pool->Views(0, 0).status(), "cudaErrorLaunchOutOfResources");
 }
 
-// Whatever fails, at whichever call: it is an answer, and what answers ok then
-// is right.
+// Any call to CUDA may fail: the cache then answers with an error, and every ok
+// answer is correct.
 TEST_F(CudaFaults, AtEachCallAreAnswersOnly) {
   for (int after = 0; after < 60; ++after) {
     for (const Call call :
@@ -344,8 +348,8 @@ TEST_F(CudaFaults, AtEachCallAreAnswersOnly) {
   }
 }
 
-// The decode path of a server, on one stream: after the first passes, nothing
-// is allocated and nothing waited for.
+// The decode path of a server, on one stream: after the first passes, it
+// allocates nothing and waits for nothing.
 TEST_F(CudaFaults, ADecodePassAllocatesNothingAndWaitsForNothing) {
   constexpr int kSequences = 8;
   const auto cuda = *CudaCache::Make({});
@@ -368,7 +372,7 @@ TEST_F(CudaFaults, ADecodePassAllocatesNothingAndWaitsForNothing) {
     ASSERT_TRUE(cache.Put(view, view).ok());
     ASSERT_TRUE(cache.Get().ok());
   };
-  // The mask's memory grows with the view: a longer pass first.
+  // The mask's memory grows with the view, so a longer pass comes first.
   for (int position = 0; position < 300; ++position) pass(position);
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   ASSERT_TRUE(cuda->On(stream).Get().ok());
@@ -381,9 +385,9 @@ TEST_F(CudaFaults, ADecodePassAllocatesNothingAndWaitsForNothing) {
   EXPECT_EQ(emulator::Count(Call::kMallocHost), 0);
   EXPECT_EQ(emulator::Count(Call::kFree), 0);
   EXPECT_EQ(emulator::Count(Call::kSynchronize), 0);
-  // What the host says of a pass goes in one copy.
+  // The host sends each pass in one copy.
   EXPECT_EQ(emulator::Count(Call::kCopy), 50);
-  EXPECT_EQ(emulator::Count(Call::kLaunch), 50 * 4);  // And K and V.
+  EXPECT_EQ(emulator::Count(Call::kLaunch), 50 * 4);  // Two for K and V.
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// How the emulator of CUDA (emulator/emulator.h) runs kernels: as a device may,
-// and so that what works by luck only does not.
+// How the emulator of CUDA (emulator/emulator.h) runs kernels: in any way that
+// a device may, so that kernels that work only by luck fail.
 
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ __device__ int ThreadOfGrid() {
 
 // Blocks and threads ----------------------------------------------------------
 
-// Writes when each thread came.
+// Writes the order in which the threads came.
 __global__ void Order(int* count, int* order) {
   order[ThreadOfGrid()] = atomicAdd(count, 1);
 }
@@ -216,7 +216,7 @@ TEST_F(EmulatorDeath, LanesThatDoNotMeet) {
 
 // Intrinsics ------------------------------------------------------------------
 
-// Left, [16, 16], right, [16, 8], both by rows.
+// `left` is [16, 16] and `right` is [16, 8], both row-major.
 template <bool kHalf>
 __global__ void Product(const std::uint16_t* left, const std::uint16_t* right,
                         float* out) {
@@ -262,7 +262,7 @@ void ExpectProduct() {
   const std::vector<float> read = out.Read();
   for (std::size_t i = 0; i < 16; ++i) {
     for (std::size_t j = 0; j < 8; ++j) {
-      // Whole numbers: exact.
+      // The sums are whole numbers, so they are exact.
       float sum = static_cast<float>(i / 8 * 2 + j % 2 + 1);
       for (std::size_t k = 0; k < 16; ++k) {
         sum += static_cast<float>(std::bit_cast<T>(left[i * 16 + k])) *
@@ -306,8 +306,8 @@ TEST_F(Emulator, MatricesOfSharedMemory) {
   }
 }
 
-// What shared memory holds after the waits for the first group, for the second
-// and for what no group has.
+// Writes the contents of shared memory before the waits, after the wait for the
+// first group, and after the wait for both groups.
 __global__ void CopyLater(const uint4* from, unsigned* out) {
   auto* shared = reinterpret_cast<uint4*>(DynamicShared());
   shared[0] = shared[1] = {9, 9, 9, 9};
@@ -350,7 +350,7 @@ TEST_F(Emulator, NarrowNumbers) {
                 std::bit_cast<std::uint32_t>(right));
     }
   }
-  // Every f16, what is half a place beside it, and a little less or more.
+  // Every f16, the midpoint to the next one, and its two f32 neighbours.
   for (std::uint32_t bits = 0; bits < 0x7c00; ++bits) {
     const auto low = static_cast<float>(
         std::bit_cast<Eigen::half>(static_cast<std::uint16_t>(bits)));

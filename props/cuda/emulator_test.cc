@@ -1,5 +1,5 @@
-// How the emulator of CUDA (emulator/emulator.h) keeps memory, streams, graphs
-// and errors: that nothing is done before it has to be.
+// How the emulator of CUDA (emulator/emulator.h) handles memory, streams,
+// graphs and errors: work is done as late as possible.
 
 #include "props/cuda/emulator_test.h"
 
@@ -45,7 +45,7 @@ TEST_F(Emulator, MemoryThatThereIs) {
   std::size_t left = 0;
   std::size_t total = 0;
   EXPECT_OK(cudaMemGetInfo(&left, &total));
-  const std::size_t used = total - left;  // By tests before, in one process.
+  const std::size_t used = total - left;  // Used by earlier tests.
   SetMemory(used + 1000);
   void* some = nullptr;
   void* more = nullptr;
@@ -138,7 +138,7 @@ TEST_F(Emulator, PinnedMemoryIsReadWhenTheCopyIsDone) {
   *pinned = 2;
   EXPECT_OK(cudaStreamSynchronize(stream));
   EXPECT_EQ(number.Read()[0], 2);
-  // All other memory is read by the call, and written by it.
+  // Other memory is read and written during the call.
   int own = 3;
   EXPECT_OK(cudaMemcpyAsync(number.get(), &own, 4, kUp, stream));
   own = 4;
@@ -159,7 +159,7 @@ TEST_F(Emulator, CopiesThatAreRefused) {
   EXPECT_EQ(cudaMemset(own.data(), 0, 4), cudaErrorInvalidValue);
   EXPECT_EQ(cudaMemcpy2D(data, 4, own.data(), 8, 8, 2, kUp),
             cudaErrorInvalidPitchValue);
-  // Rows of one number, every second one.
+  // Copies rows of one number each, skipping every other number.
   own = {1, 2, 3, 4, 5, 6, 7, 8};
   EXPECT_OK(cudaMemcpy2D(data, 4, own.data(), 8, 4, 4, kUp));
   EXPECT_OK(cudaMemcpy(others.get(), data, 16, cudaMemcpyDefault));
@@ -173,7 +173,7 @@ TEST_F(Emulator, AStreamWaitsForAnEventOfAnother) {
     const Stream first;
     const Stream second;
     const Event event;
-    EXPECT_OK(cudaStreamWaitEvent(second, event));  // Of nothing yet.
+    EXPECT_OK(cudaStreamWaitEvent(second, event));  // Nothing is recorded yet.
     EXPECT_OK(Launch(Set, 1, 1, 0, first, number.get(), 10));
     EXPECT_OK(cudaEventRecord(event, first));
     EXPECT_OK(cudaStreamWaitEvent(second, event));
@@ -212,8 +212,7 @@ TEST_F(Emulator, BlockingStreamsAndStream0WaitForEachOther) {
     EXPECT_OK(cudaStreamSynchronize(stream));
     EXPECT_EQ(number.Read()[0], 40) << seed;
     EXPECT_OK(Launch(Set, 1, 1, 0, stream, number.get(), 3));
-    EXPECT_OK(
-        cudaStreamDestroy(stream));  // What is on it is done all the same.
+    EXPECT_OK(cudaStreamDestroy(stream));  // Work on it is still done.
     EXPECT_EQ(cudaStreamDestroy(stream), cudaErrorInvalidResourceHandle);
     EXPECT_EQ(number.Read()[0], 3) << seed;
   }
@@ -294,7 +293,7 @@ TEST_F(Emulator, AGraphDoesAgainWhatWasCaptured) {
     EXPECT_OK(cudaDeviceSynchronize());
     EXPECT_EQ(one.Read()[0], 1);
 
-    // On two streams: the one after the other all the same.
+    // Launched on two streams, the runs still come one after the other.
     EXPECT_OK(cudaGraphLaunch(exec, origin));
     EXPECT_OK(cudaGraphLaunch(exec, other));
     EXPECT_OK(cudaGraphExecDestroy(exec));
@@ -305,7 +304,7 @@ TEST_F(Emulator, AGraphDoesAgainWhatWasCaptured) {
   }
 }
 
-// What a capture that does `call` is refused with, and ends with.
+// Expects that `call` fails with `error` and invalidates the capture.
 template <class Does>
 void ExpectInvalidates(cudaError_t error, const Does& call) {
   const Stream stream;

@@ -1,4 +1,4 @@
-// What the tests of the emulator (emulator/emulator.h) have in common.
+// Helpers that the tests of the emulator (emulator/emulator.h) share.
 
 #ifndef KVTWIN_PROPS_CUDA_EMULATOR_TEST_H_
 #define KVTWIN_PROPS_CUDA_EMULATOR_TEST_H_
@@ -14,7 +14,7 @@ namespace kvtwin::emulator {
 
 #define EXPECT_OK(call) EXPECT_EQ(call, cudaSuccess)
 
-// Device memory of n of them.
+// n numbers in device memory.
 template <class T>
 class Numbers {
  public:
@@ -30,7 +30,7 @@ class Numbers {
   ~Numbers() { cudaFree(data_); }
 
   T* get() const { return data_; }
-  // Waits for stream 0, and for streams that it waits for.
+  // Waits for stream 0 and for the streams that stream 0 waits for.
   std::vector<T> Read() const {
     std::vector<T> out(n_);
     EXPECT_OK(

@@ -1,4 +1,4 @@
-// Where libFuzzer, and other engines by its interface, hand in their bytes.
+// The entry point of libFuzzer, and of other engines with its interface.
 // KVTWIN_FUZZER is the function of fuzzers.h that this binary runs.
 
 #include <cstdio>
@@ -6,7 +6,7 @@
 
 #include "props/fuzzers/fuzzers.h"
 
-#ifndef KVTWIN_FUZZER  // Read by clang-tidy, which is told nothing.
+#ifndef KVTWIN_FUZZER  // clang-tidy does not define it.
 #define KVTWIN_FUZZER FuzzHistory
 #endif
 

@@ -1,5 +1,6 @@
-// What the fuzzers run: each takes any bytes and says what is wrong with what
-// came of them. A crash, a leak or a sanitizer's report is wrong, too.
+// The functions that the fuzzers run: each takes any bytes and returns what is
+// wrong, or nothing. A crash, a leak or a sanitizer's report counts as wrong,
+// too.
 
 #ifndef KVTWIN_PROPS_FUZZERS_FUZZERS_H_
 #define KVTWIN_PROPS_FUZZERS_FUZZERS_H_
@@ -16,29 +17,28 @@ namespace kvtwin::props {
 
 using Bytes = std::span<const std::uint8_t>;
 
-// The choices that a history is drawn from: the twins and the ledger agree.
+// Draws a history from the bytes: the twins and the ledger must agree.
 std::string FuzzHistory(Bytes bytes);
 
-// A kvt1 line: what is printed reads back as it was, and runs.
+// A kvt1 line: the printed line reads back as it was, and runs.
 std::string FuzzLine(Bytes bytes);
 
-// A recording: both twins judge it alike, and it can be written as it was read.
+// A recording: both twins judge it alike, and it is written as it was read.
 std::string FuzzRecording(Bytes bytes);
 
-// What becomes of a snapshot: a damaged one is refused and changes nothing, any
-// other is exactly what the cache holds then.
+// Restores a snapshot, perhaps damaged: a damaged one is refused and changes
+// nothing; after any other, the cache holds exactly the snapshot.
 std::string FuzzSnapshot(Bytes bytes);
 
-// A pool of blocks: a kvp1 line, which reads back as it was, or the choices
-// that a history is drawn from. The twins and the ledger agree.
+// A pool of blocks: a kvp1 line, which must read back as it was, or a history
+// drawn from the bytes. The twins and the ledger must agree.
 std::string FuzzPool(Bytes bytes);
 
-// A saved state, or what damage makes of one: it is refused, or writes back as
-// it was.
+// A saved state, perhaps damaged: it is refused, or written back as it was.
 std::string FuzzState(Bytes bytes);
 
-// Chooses by the bytes, from their front on. Behind their end every chance is
-// missed.
+// Chooses by the bytes, from the first on. After the last byte, each choice is
+// the largest value, so that every chance is missed.
 Pick PickFrom(Bytes& bytes);
 
 struct Fuzzer {

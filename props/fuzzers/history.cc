@@ -5,7 +5,7 @@
 namespace kvtwin::props {
 namespace {
 
-// About as many bytes as DrawOp asks for.
+// About as many bytes as DrawOp takes.
 constexpr std::size_t kBytesInOp = 12;
 
 }  // namespace

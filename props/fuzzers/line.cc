@@ -6,7 +6,7 @@
 namespace kvtwin::props {
 namespace {
 
-// Runs in no time.
+// Whether the history runs in almost no time.
 bool IsSmall(const History& history) {
   const auto& [spec, config, init, rows, layers, legal, strided, first_id] =
       history.setup;

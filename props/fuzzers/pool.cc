@@ -15,7 +15,7 @@ std::string Failed(const PagedHistory& history) {
       Explain(shrunk, *RunHistory(shrunk, subject).failure, subject));
 }
 
-// Runs in no time.
+// Whether the history runs in almost no time.
 bool IsSmall(const PagedHistory& history) {
   const PagedSpec& spec = history.spec;
   return spec.block_size <= 16 && spec.blocks <= 32 &&

@@ -19,7 +19,7 @@ bool Rewrite(TraceReader& reader, const Header& header, std::ostream& out) {
   return !reader.error();
 }
 
-// The recording as the writer has it; empty if it cannot be read to its end.
+// The recording as it is written again; empty if it cannot be read to its end.
 std::string Rewritten(const std::string& text) {
   std::istringstream in(text);
   std::ostringstream out;

@@ -1,4 +1,4 @@
-// Runs what a fuzzer has found before, without a fuzzer, and keeps it.
+// Runs inputs that a fuzzer found earlier, without a fuzzer, and packs them.
 //
 // A corpus is one file: each line is an input, as a JSON string whose
 // characters U+0000 to U+00FF are the bytes.
@@ -54,14 +54,14 @@ std::string BytesOf(const std::string& line) {
       bytes += text[i];
     } else if (code > 0xC3) {
       throw std::runtime_error("a character is above U+00FF");
-    } else {  // The parser has seen to it that another byte follows.
+    } else {  // The parser has checked that another byte follows.
       bytes += static_cast<char>((code & 0x03) << 6 | (text[++i] & 0x3F));
     }
   }
   return bytes;
 }
 
-// Each input of a corpus, or the one that a file of another name is.
+// Returns each input of a corpus; any other file is a single input.
 std::vector<std::string> InputsOf(const fs::path& path) {
   const std::string content = ReadFile(path);
   if (path.extension() != ".corpus") return {content};
@@ -85,7 +85,7 @@ int Replay(const Fuzzer& fuzzer, const std::vector<std::string>& paths) {
     const std::vector<std::string> inputs = InputsOf(path);
     count += inputs.size();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      // First, so that a crash leaves it behind.
+      // The line is printed first, so that it shows which input crashed.
       fmt::print(stderr, "{}:{}\n", path, i + 1);
       const auto* data = reinterpret_cast<const std::uint8_t*>(&inputs[i][0]);
       const std::string wrong = fuzzer.run({data, inputs[i].size()});
@@ -103,7 +103,7 @@ void Pack(const std::string& folder, const std::string& corpus) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     lines.push_back(LineOf(ReadFile(entry.path())));
   }
-  // The same file for the same inputs.
+  // The lines are sorted so that equal inputs give equal files.
   std::sort(lines.begin(), lines.end());
   std::ofstream out(corpus, std::ios::binary);
   for (const std::string& line : lines) out << line << '\n';

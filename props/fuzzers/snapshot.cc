@@ -13,7 +13,7 @@ namespace {
 
 using CachePtr = std::unique_ptr<Cache>;
 
-// Both twins; null where no cache can be made of the setup.
+// Both twins; null if no cache can be made of the setup.
 using Twins = std::array<CachePtr, 2>;
 
 CachePtr Made(const Setup& setup, std::string_view twin) {
@@ -29,7 +29,7 @@ Twins MadeTwins(const Setup& setup) {
   return {Made(setup, "reference"), Made(setup, "optimized")};
 }
 
-// A pass of some tokens with rows in some layers, in both.
+// Runs a pass of some tokens, with rows in some layers, in both caches.
 void DoPass(const Pick& pick, const Setup& setup, const Twins& twins) {
   std::vector<std::int32_t> positions;
   std::vector<int> sequences;
@@ -94,7 +94,7 @@ void DamageCells(const Pick& pick, std::vector<CellEntry>& cells) {
   }
 }
 
-// An extent changes alone, or with the bytes that belong to it.
+// Changes an extent alone, or with the bytes that belong to it.
 void DamageTensor(const Pick& pick, DenseTensor& tensor) {
   constexpr std::int64_t kMost = 1 << 16;
   const int way = pick(0, 3);
@@ -104,7 +104,7 @@ void DamageTensor(const Pick& pick, DenseTensor& tensor) {
     tensor.bytes.resize(static_cast<std::size_t>(pick(0, 40)));
     return;
   } else {
-    // Without rows a layer may be of any width, but is not to fill the memory.
+    // Without rows a layer may have any width, but must not fill the memory.
     const bool empty = std::count(tensor.shape.begin(), tensor.shape.end(), 0);
     const int number = DrawNumber(pick);
     tensor.shape[static_cast<std::size_t>(pick(0, 3))] =
@@ -164,7 +164,7 @@ std::string FuzzSnapshot(Bytes bytes) {
   if (*optimized->Snapshot() != before) return "the twins' states differ";
 
   CacheState state = before;
-  if (pick(0, 3) == 0) {  // One of another cache.
+  if (pick(0, 3) == 0) {  // A state of another cache.
     const Setup other = DrawSetup(pick, std::nullopt);
     const Twins others = MadeTwins(other);
     if (!others[0] || !others[1]) return "";

@@ -80,7 +80,7 @@ std::string FuzzState(Bytes bytes) {
   }
   wrong = Judge(given);
   if (!wrong.empty()) return wrong;
-  // Whole as a file, but perhaps of no cache.
+  // The file is whole, but perhaps no cache has the state.
   CacheState odd = state;
   const auto cells = static_cast<std::size_t>(pick(0, 4));
   odd.cells.resize(cells, {pick(-1, 4), pick(-1, 9), pick(-1, 1)});

@@ -10,10 +10,10 @@
 
 namespace kvtwin::props {
 
-// How often memory was asked for.
+// The number of allocations.
 extern std::atomic<std::size_t> allocations;
 
-// Bytes that were asked for and not given back, without mmap's.
+// Allocated bytes that were not freed, without mmap's.
 extern std::atomic<std::int64_t> live_bytes;
 
 }  // namespace kvtwin::props

@@ -1,5 +1,5 @@
-// RapidCheck's side of generate.h: histories that shrink by themselves and
-// print as one line.
+// RapidCheck generators on top of generate.h: histories that shrink by
+// themselves and print as one line.
 
 #ifndef KVTWIN_PROPS_TESTING_ARBITRARY_H_
 #define KVTWIN_PROPS_TESTING_ARBITRARY_H_
@@ -31,7 +31,7 @@ inline rc::Gen<History> ArbitraryHistory(std::optional<Kind> kind,
   });
 }
 
-// Fails with the failure's story, at its shortest.
+// Fails with the text of the shrunk failure.
 inline void AssertAgreement(const History& history, const Subject& subject) {
   const RunResult result = RunHistory(history, subject);
   if (!result.failure) return;

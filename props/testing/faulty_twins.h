@@ -1,5 +1,5 @@
-// A table of faults, and that the harness finds each by the check that it is
-// for. For tests.
+// A table of faults, for tests that the harness finds each fault with the check
+// that is meant for it.
 
 #ifndef KVTWIN_PROPS_TESTING_FAULTY_TWINS_H_
 #define KVTWIN_PROPS_TESTING_FAULTY_TWINS_H_
@@ -17,16 +17,16 @@
 
 namespace kvtwin::props {
 
-// Where the fault is: in the cache under test, in the reference, or alike in
-// both.
+// Where the fault is: in the cache under test, in the reference, or in both
+// alike.
 enum class Who { kSubject, kReference, kBoth };
 
 struct Case {
   std::string name;
-  std::string history;  // Behind "kvt1 ".
+  std::string history;  // Without the leading "kvt1 ".
   Fault fault;
   std::string check;
-  std::string text;  // Part of what is said.
+  std::string text;  // Part of the difference's text.
   Who who = Who::kSubject;
 };
 
@@ -83,7 +83,7 @@ inline void Change(std::byte& byte) { byte ^= std::byte{1}; }
 
 using View = std::function<void(OwnedView&)>;
 
-// The first and the last element of a tensor.
+// Changes the first or the last element of a tensor.
 inline View First(DenseTensor OwnedView::*tensor) {
   return [=](OwnedView& view) { Change((view.*tensor).bytes.front()); };
 }
@@ -91,7 +91,7 @@ inline View Last(DenseTensor OwnedView::*tensor) {
   return [=](OwnedView& view) { Change((view.*tensor).bytes.back()); };
 }
 
-// Faults of one answer.
+// Faults in one answer.
 inline Fault Refuses(const std::string& call,
                      StatusCode with = StatusCode::kNotSupported) {
   return {.call = call, .with = with};

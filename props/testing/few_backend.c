@@ -1,8 +1,8 @@
-/* props/testing/twin_backend.c as a cache that lacks what most have: it is scattered,
- * knows no position beyond 5, no window of 0, no copy of a sequence to itself,
- * no padding of cells, has masks without rows for padding, and leaves half of
- * what a refused remove should have removed. Whatever it is asked beyond that
- * ends its process. KVTWIN_FEW names what it does not say of itself. */
+/* props/testing/twin_backend.c as a cache that lacks features most caches have:
+ * it is scattered, has no positions above 5, no window of 0, no copy of a
+ * sequence to itself, no padding of cells, masks without padding rows, and a
+ * refused remove leaves half of its work done. Any call that needs more ends
+ * the process. KVTWIN_FEW names a limit that the description leaves out. */
 
 #include <stdio.h>
 #include <string.h>
@@ -13,11 +13,11 @@
 
 enum { kLast = 5, kCaches = 64 };
 
-/* What is known of each cache. */
+/* The notes on each cache. */
 static struct {
   void* cache;
-  int32_t tokens; /* Of its pass. */
-  int32_t half;   /* The sequence that is to be cleared, + 1. */
+  int32_t tokens; /* In its pass. */
+  int32_t half;   /* The sequence to clear, + 1. */
 } notes[kCaches];
 
 static int NoteOf(const void* cache) {
@@ -71,7 +71,7 @@ static int FewInit(const kvtwin_setup_v1* setup, void** cache) {
   for (int32_t i = 0; i < params->cache_count; ++i) {
     CheckParams(&params->caches[i]);
   }
-  /* Of this no description says anything. */
+  /* No description mentions this limit. */
   if (params->max_batch == 3) return KVTWIN_NOT_SUPPORTED;
   int code = Init(setup, cache);
   if (code != KVTWIN_OK) return code;

@@ -1,5 +1,5 @@
-// Tests of a gate: each argument just outside of what the rules allow is
-// refused, and changes nothing; just inside of it, it is taken.
+// Tests of argument checks: an argument just outside of what the rules allow is
+// refused and changes nothing; one just inside is accepted.
 
 #ifndef KVTWIN_PROPS_TESTING_GATE_BOUNDS_H_
 #define KVTWIN_PROPS_TESTING_GATE_BOUNDS_H_
@@ -29,7 +29,7 @@ template <class Target>
 struct Bound {
   std::string name;
   std::function<Status(Target&)> outside;
-  std::string names;  // A part of the message that refuses it.
+  std::string names;  // A part of the refusal's message.
   std::function<Status(Target&)> inside;
   StatusCode due = kInvalid;
 };
@@ -50,7 +50,7 @@ void ExpectBound(const Bound<Target>& bound, Target& tried, Target& other,
   EXPECT_NE(status.message().find(bound.names), std::string::npos)
       << status.message();
   expect_alike(tried, other);
-  // Later calls are answered as if this one had never been.
+  // Later calls are answered as if the refused call had never happened.
   const Status taken = bound.inside(tried);
   EXPECT_TRUE(taken.ok()) << taken.ToString();
   EXPECT_TRUE(bound.inside(other).ok());

@@ -41,7 +41,7 @@ Status OtherCache::Init(DType dtype, int max_sequences, int capacity,
     if (*keep_ >= capacity) keep_.reset();
     if (keep_ && *keep_ < *reach_) return Invalid("a memory below the window");
   }
-  // Other sizes, other choices.
+  // Caches of other sizes make other choices.
   for (const int size : {max_sequences, capacity, max_batch, spec_.chunk,
                          static_cast<int>(spec_.kind)}) {
     random_ =
@@ -337,7 +337,7 @@ std::unique_ptr<OtherCache> MakeOne(std::string_view profile,
   return std::make_unique<Lists>(spec, choices, fault);
 }
 
-// Several of them, one after the other; a call changes all or none.
+// A wrapper of several caches; a call changes all of them or none.
 class Several final : public Cache, public Shifting {
  public:
   explicit Several(std::vector<std::unique_ptr<OtherCache>> caches)
@@ -405,7 +405,7 @@ class Several final : public Cache, public Shifting {
 
  private:
   OtherCache& active() { return *caches_[active_]; }
-  // The first answer that is not ok.
+  // Calls the caches in order; returns the first answer that is not ok.
   template <class Call>
   Status Each(const Call& call) {
     for (auto& one : caches_) {

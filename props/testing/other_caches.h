@@ -1,7 +1,7 @@
-// Right caches by the rules of each profile, written by another hand than the
-// ledger and the twins: each keeps its tokens in another way, and draws what
-// its profile leaves open. Whoever judges them must find nothing, and must find
-// what is planted in them.
+// Correct caches for the rules of each profile, written independently of the
+// ledger and the twins: each keeps its tokens in another way, and makes a
+// random choice where its profile leaves one open. The harness must find
+// nothing in them, and must find the faults that are planted in them.
 
 #ifndef KVTWIN_PROPS_TESTING_OTHER_CACHES_H_
 #define KVTWIN_PROPS_TESTING_OTHER_CACHES_H_
@@ -25,17 +25,17 @@ namespace kvtwin::props {
 // The fault that is planted.
 enum class Fault {
   kNone,
-  kShortWindow,     // The oldest position of a window is hidden.
-  kLongWindow,      // One position more than the window is seen.
-  kSeesTheFuture,   // A row sees the next token of its batch, too.
+  kShortWindow,     // A window's oldest position is hidden.
+  kLongWindow,      // One position past the window is seen.
+  kSeesTheFuture,   // A row also sees the next position.
   kMixesRows,       // Two columns of four or more swap their V.
-  kKeepsRemoved,    // The first token of a tail stays.
-  kCopiesShort,     // The last token of a copy is left out.
-  kForgetsTheTurn,  // A token moves, and its K row is as it was.
-  kTakesAnyBatch,   // Positions that do not go on are not refused.
+  kKeepsRemoved,    // The first removed token stays.
+  kCopiesShort,     // The last token of a copy is missing.
+  kForgetsTheTurn,  // A token moves without its K shift.
+  kTakesAnyBatch,   // Positions that do not follow are taken.
   kAlwaysResumes,   // can_resume says yes.
-  kFullTooEarly,    // cache_full with room for a token.
-  kSeesOthers,      // Tokens of another sequence at the row's position.
+  kFullTooEarly,    // cache_full, with room for a token.
+  kSeesOthers,      // Rows see others at their position.
   kEvictsTooMuch,   // One position more than the memory allows.
 };
 inline constexpr std::array kFaults = {
@@ -44,7 +44,7 @@ inline constexpr std::array kFaults = {
     Fault::kForgetsTheTurn, Fault::kTakesAnyBatch, Fault::kAlwaysResumes,
     Fault::kFullTooEarly,   Fault::kSeesOthers,    Fault::kEvictsTooMuch};
 
-// Rows of a token, by layer.
+// The rows of a token, by layer.
 using OtherRows = std::map<int, KvRows>;
 
 // The part that all these caches share: drawn choices, rows, and views. Each
@@ -93,7 +93,7 @@ class OtherCache : public Cache, public Shifting {
     std::int64_t position = 0;
     std::shared_ptr<OtherRows> rows;
   };
-  struct Row {  // Of the batch.
+  struct Row {  // A token of the batch.
     std::int64_t position = 0;
     int sequence = 0;
     bool excepted = false;
@@ -105,12 +105,12 @@ class OtherCache : public Cache, public Shifting {
 
   virtual bool WindowCountsQuery() const { return true; }
   virtual bool KeepsTheFirst() const { return false; }
-  // Whether the positions are what may come next.
+  // Whether a batch may continue the sequence at this position.
   virtual bool GoesOn(int seq, std::int64_t position) const = 0;
-  // Finds a place for a token; its rows are the answer.
+  // Evicts tokens, if need be, before a batch is stored.
   virtual void MakeRoom(const Batch& batch) = 0;
   virtual std::shared_ptr<OtherRows> Store(int seq, std::int64_t position) = 0;
-  // Once for each sequence that has it.
+  // All stored tokens, once for each sequence that holds them.
   virtual std::vector<Stored> All() const = 0;
   virtual bool StillHas(int seq, std::int32_t pos) const = 0;
   virtual bool InWindow(const Row& row, const Stored& token) const;
@@ -118,13 +118,14 @@ class OtherCache : public Cache, public Shifting {
   bool Coin() { return Draw(2) == 0; }
   int Draw(int count);
   bool Is(Fault fault) const { return fault_ == fault; }
-  // `position` before the first one of the sequence in the batch.
+  // The lowest position of each sequence in the batch.
   static std::map<int, std::int64_t> Lows(const Batch& batch);
   Status Turn(std::int32_t delta, OtherRows& rows) const;
-  // For so many tokens more; those of `replaced` leave.
+  // Whether `more` tokens of each sequence fit, none above position `last`, if
+  // the tokens of `replaced` leave.
   bool HasRoom(const std::map<int, std::int64_t>& more, std::int64_t last,
                int replaced = -1) const;
-  // Evicted is what is so far behind where a sequence goes on.
+  // How many positions before its next one a sequence keeps.
   std::int64_t Kept() const {
     return *keep_ - (Is(Fault::kEvictsTooMuch) ? 1 : 0);
   }
@@ -140,11 +141,11 @@ class OtherCache : public Cache, public Shifting {
   int max_sequences_ = 0;
   int capacity_ = 0;
   int max_batch_ = 0;
-  std::optional<std::int64_t> reach_;  // Positions before a row's own.
-  std::optional<std::int64_t> keep_;   // Positions before where it goes on.
+  std::optional<std::int64_t> reach_;  // A row sees this many before its own.
+  std::optional<std::int64_t> keep_;   // Positions kept before the next one.
   // Drawn by Init.
-  bool shares_ = false;      // Copies are of the same rows.
-  bool takes_tail_ = false;  // [2, 5) of five tokens is the end.
+  bool shares_ = false;      // Copies share their rows.
+  bool takes_tail_ = false;  // May remove [2, 5) of 5 tokens.
   bool tight_ = false;       // Refuses where it may.
   int says_no_ = 0;          // can_resume: never, sometimes, always.
 
@@ -163,26 +164,26 @@ class OtherCache : public Cache, public Shifting {
   Fault fault_;
   bool shuffles_ = false;
   int noise_ = 0;       // Hidden columns.
-  int extra_rows_ = 0;  // Of the mask.
+  int extra_rows_ = 0;  // In the mask.
   int gap_ = 0;         // Bytes between columns.
   int layer_ = 0;
   bool in_pass_ = false;
   std::vector<Row> batch_;
   std::vector<std::shared_ptr<OtherRows>> batch_rows_;
-  std::map<int, KvRows> garbage_;  // By layer, of the layer's dimensions.
+  std::map<int, KvRows> garbage_;  // By layer, with the layer's dimensions.
   // The bytes of the current view.
   std::vector<std::byte> key_;
   std::vector<std::byte> value_;
   std::vector<float> mask_;
 };
 
-// A cache of a profile's, wrappers too; `choices` draw what is left open.
+// Makes a cache of a profile, also a wrapper; `choices` seeds its choices.
 std::unique_ptr<Cache> MakeOtherCache(std::string_view profile,
                                       const CacheSpec& spec,
                                       std::uint64_t choices, Fault fault);
 
-// Such caches with their abilities, driven live. `any_order`: with all
-// abilities; else by legal clients only.
+// These caches with their abilities, driven live. `any_order`: calls may come
+// in any order; otherwise they come from legal clients only.
 Subject OtherSubject(std::string_view profile, std::uint64_t choices,
                      bool any_order, Fault fault = Fault::kNone);
 

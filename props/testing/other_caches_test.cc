@@ -1,5 +1,5 @@
-// Right caches by another hand: nothing is found in them, and all that is
-// planted in them is.
+// Correct caches of an independent implementation: nothing is found in them,
+// and every planted fault is found.
 
 #include "props/testing/other_caches.h"
 
@@ -23,7 +23,7 @@
 namespace kvtwin::props {
 namespace {
 
-// A history for such a cache; where positions can be moved, they are.
+// Draws a history for the subject, with shifts if its rules allow them.
 History HistoryFor(const Subject& subject, std::uint64_t seed,
                    std::uint64_t number) {
   History history = MakeHistory(seed, number, std::nullopt, 60);
@@ -38,7 +38,7 @@ struct Found {
   std::optional<History> history;
 };
 
-// Until something is found, other choices every few histories.
+// Searches until a difference is found; the choices change every few histories.
 Found Search(std::string_view profile, std::uint64_t seed, bool any_order,
              std::int64_t most, Fault fault = Fault::kNone) {
   Found found;
@@ -61,7 +61,7 @@ std::string Explained(const History& history, std::string_view profile) {
 
 class EachProfile : public ::testing::TestWithParam<std::string_view> {};
 
-// KVTWIN_OTHER_OPS=1000000 KVTWIN_OTHER_SEED=7 searches longer, elsewhere.
+// KVTWIN_OTHER_OPS=1000000 KVTWIN_OTHER_SEED=7 searches longer, with that seed.
 std::int64_t FromEnvironment(const char* name, std::int64_t otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::atoll(text);
@@ -78,7 +78,7 @@ TEST_P(EachProfile, NothingIsFoundInARightCache) {
   }
 }
 
-// Whether a cache of the profile has what the fault is about.
+// Whether the fault can show in a cache with these rules.
 bool Applies(Fault fault, const Rules& rules) {
   switch (fault) {
     case Fault::kForgetsTheTurn:
@@ -105,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(OtherCaches, EachProfile,
                                            "llama.cpp", "transformers", "mlx",
                                            "executorch"));
 
-// Told wrong once, of right caches: whether a sequence has an end is not known.
+// Correct caches once failed these: whether a sequence has an end is unknown.
 TEST(OtherCaches, WhatMayHaveLeftDecidesNothing) {
   for (const std::string line :
        {"kind=swa window=2 shift=identity cells=2 | put 0*2 | put 0*1 | "
@@ -114,7 +114,7 @@ TEST(OtherCaches, WhatMayHaveLeftDecidesNothing) {
         "put 0*1@+1",
         "kind=swa window=1 shift=identity cap=4 legal=1 | put 0*1 | put 0*1 | "
         "put 0*1 | copy 0>1:3 | put 1*1 0*2",
-        // Which of two tokens at one position has left.
+        // Either of two tokens at one position may have left.
         "kind=swa window=2 cap=6 batch=4 legal=1 | put 0*3 | put 1*1 | "
         "copy 1>0:1 | drop 0:1- | put 0*1"}) {
     const Result<History> history = ParseHistory("kvt1 " + line);
@@ -128,7 +128,7 @@ TEST(OtherCaches, WhatMayHaveLeftDecidesNothing) {
   }
 }
 
-// One cache of a wrapper refuses a batch that sets a sequence of the other
+// One cache of a wrapper refuses a batch that would set a sequence of the other
 // cache back.
 TEST(OtherCaches, ABatchThatIsRefusedChangesNoCacheOfAWrapper) {
   const Result<History> history = ParseHistory(
@@ -143,7 +143,7 @@ TEST(OtherCaches, ABatchThatIsRefusedChangesNoCacheOfAWrapper) {
   }
 }
 
-// A batch of sequence 0, and which positions row 0 may miss then.
+// Runs a batch of sequence 0; returns the positions that row 0 may then miss.
 std::set<std::int64_t> MayMiss(reference::CacheLedger& ledger,
                                std::vector<std::int32_t> positions) {
   const std::vector<int> sequences(positions.size(), 0);
@@ -176,7 +176,7 @@ TEST(OtherCaches, AYesOfCanResumeIsAPromise) {
   }
 }
 
-// The verdict on a view in which one row sees columns with these rows.
+// Checks a view in which one row sees columns with these rows.
 std::string WrongIn(const reference::Ledger& ledger, int layer,
                     const std::vector<float>& rows) {
   const auto columns = std::ssize(rows);
@@ -188,8 +188,8 @@ std::string WrongIn(const reference::Ledger& ledger, int layer,
   return wrong ? wrong->text : "";
 }
 
-// Positions 2 and 3 may be gone, 4 must be there, and has the row of 2. In
-// layer 1 nothing was ever put.
+// Positions 2 and 3 may be gone; 4 must be there, and has the row of 2. Layer 1
+// has no rows.
 TEST(OtherCaches, EqualRowsAreOfTheTokensThatMustBeThere) {
   CacheSpec spec;
   spec.kind = Kind::kSwa;
@@ -216,7 +216,7 @@ TEST(OtherCaches, EqualRowsAreOfTheTokensThatMustBeThere) {
        {std::vector<float>{8}, {8, 8, 7}, {7, 7, 7}, {9, 7}}) {
     EXPECT_NE(WrongIn(ledger, 0, wrong), "");
   }
-  // Any row may be of one of them.
+  // In layer 1, any row may belong to one of them.
   for (const std::vector<float>& right :
        {std::vector<float>{1}, {1, 2}, {1, 2, 3}}) {
     EXPECT_EQ(WrongIn(ledger, 1, right), "");
@@ -224,7 +224,7 @@ TEST(OtherCaches, EqualRowsAreOfTheTokensThatMustBeThere) {
   EXPECT_NE(WrongIn(ledger, 1, {1, 2, 3, 4}), "");
 }
 
-// The shortest histories of legal clients, from many seeds.
+// The shrunk failing histories of legal clients, from many seeds, with counts.
 std::map<std::string, int> LinesOf(std::string_view profile, Fault fault,
                                    int seeds) {
   std::map<std::string, int> lines;
@@ -239,7 +239,7 @@ std::map<std::string, int> LinesOf(std::string_view profile, Fault fault,
   return lines;
 }
 
-// KVTWIN_OTHER_LINES=20 prints those of every fault, of so many seeds.
+// KVTWIN_OTHER_LINES=20 prints the histories of every fault, from 20 seeds.
 TEST(LegalClients, ABugHasOneLineWhateverTheSeed) {
   const auto all = static_cast<int>(FromEnvironment("KVTWIN_OTHER_LINES", 0));
   for (const Profile& profile : Profiles()) {

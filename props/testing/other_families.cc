@@ -72,7 +72,7 @@ void Lists::DoCopy(int src, int dst, std::int32_t len) {
   if (lists_[dst].empty()) lists_.erase(dst);
 }
 
-// Eager: what no sequence needs to go on.
+// Evicts at once the tokens that their sequence no longer needs.
 void Lists::MakeRoom(const Batch& batch) {
   if (!keep_) return;
   const auto lows = Lows(batch);
@@ -251,8 +251,8 @@ bool Concatenated::GoesOn(int seq, std::int64_t position) const {
   return position <= kOpenEnd;
 }
 
-// Keeps the first tokens and the last of a tensor that is longer than the
-// window.
+// Keeps the first tokens and the last tokens of a tensor that is longer than
+// the window.
 void Concatenated::MakeRoom(const Batch& batch) {
   for (const auto& one : Lows(batch)) {
     const auto at = tensors_.find(one.first);
@@ -284,7 +284,7 @@ std::vector<OtherCache::Stored> Concatenated::All() const {
   return all;
 }
 
-// By the tokens that are there: those between may be gone.
+// Counts the tokens that are stored: tokens in between may be gone.
 bool Concatenated::InWindow(const Row& row, const Stored& token) const {
   if (sinks_ == 0) return OtherCache::InWindow(row, token);
   const auto& items = Find(row.sequence)->items;

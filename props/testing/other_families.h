@@ -1,5 +1,6 @@
 // How the caches of props/testing/other_caches.h keep their tokens: as lists,
-// as cells, as concatenated tensors, as rings. Each by its own profile's rules.
+// as cells, as concatenated tensors, as rings. Each follows the rules of its
+// own profile.
 
 #ifndef KVTWIN_PROPS_TESTING_OTHER_FAMILIES_H_
 #define KVTWIN_PROPS_TESTING_OTHER_FAMILIES_H_
@@ -35,7 +36,7 @@ class Lists final : public OtherCache {
   std::map<int, std::vector<Item>> lists_;
 };
 
-// llama.cpp: cells, each with a position and the sequences that have it.
+// llama.cpp: cells, each with a position and the sequences that hold it.
 class LlamaCells final : public OtherCache {
  public:
   using OtherCache::OtherCache;
@@ -63,22 +64,22 @@ class LlamaCells final : public OtherCache {
     Item item;
     std::set<int> sequences;  // None: the cell is free.
   };
-  // Where a sequence goes on; 0 if it is empty.
+  // The position after the last token of a sequence; 0 if it is empty.
   std::int64_t End(int seq) const;
-  // Whether nobody who goes on sees it.
+  // Whether no sequence of the cell sees its token when it continues.
   bool IsMasked(const Cell& cell,
                 const std::map<int, std::int64_t>& ends) const;
   void Evict(Cell& cell);
 
   enum class When { kAtOnce, kNever, kByChance, kWhenWanted };
   When when_ = When::kNever;
-  bool below_too_ = false;  // With a token, all before it leave.
+  bool below_too_ = false;  // Evicts all tokens before it, too.
   std::vector<Cell> cells_;
-  std::set<int> thinned_;  // Sequences that lost some in the middle.
+  std::set<int> thinned_;  // They lost tokens in the middle.
 };
 
-// transformers and mlx: tensors that grow, cut to the window once they are
-// longer; of mlx, behind the first few tokens.
+// transformers and mlx: tensors that grow, and are cut to the window once they
+// are longer; mlx also keeps the first few tokens.
 class Concatenated final : public OtherCache {
  public:
   Concatenated(const CacheSpec& spec, std::uint64_t choices, Fault fault,
@@ -101,8 +102,8 @@ class Concatenated final : public OtherCache {
 
  private:
   struct Tensor {
-    std::int64_t first = 0;   // The position that it began with.
-    std::int64_t length = 0;  // Tokens that it ever had.
+    std::int64_t first = 0;   // The position of its first token.
+    std::int64_t length = 0;  // Tokens appended, evicted ones too.
     std::deque<Item> items;
     std::int64_t next() const { return first + length; }
   };
@@ -139,10 +140,10 @@ class Rings final : public OtherCache {
   };
   void CutAt(Ring& ring, std::int64_t next) const;
   const Ring* Find(int seq) const;
-  // The position of the oldest; `next` if there is none.
+  // The position of the oldest token; `next` if the ring is empty.
   static std::int64_t Oldest(const Ring& ring);
   std::int64_t size_ = 0;
-  bool forgets_ = false;  // An empty ring is at position 0.
+  bool forgets_ = false;  // An empty ring restarts at position 0.
   std::map<int, Ring> rings_;
 };
 

@@ -1,5 +1,5 @@
-// A pool of another hand, for tests: it can follow the rules of
-// core/dialects/pool_rules.h, and have a fault.
+// A pool implemented independently, for tests: it can follow the rules of
+// core/dialects/pool_rules.h, and can have a fault.
 
 #ifndef KVTWIN_PROPS_TESTING_OTHER_POOL_H_
 #define KVTWIN_PROPS_TESTING_OTHER_POOL_H_
@@ -19,23 +19,23 @@ namespace kvtwin::props {
 
 enum class Fault {
   kNone,
-  kSwapsAcrossKeys,    // Duplicates are looked for without the salt.
-  kSwapsByBlock,       // And by the tokens of the block alone.
-  kSwapForgetsOwner,   // The block that is swapped in is not owned.
-  kWritesInShared,     // Any append goes to a shared block in place.
-  kRecomputesAtStart,  // The last token's row goes to the block's first slot.
-  kFindsOneMore,       // The last token is found where it was never computed.
-  kFreesEarly,         // Blocks leave one block before the window does.
-  kShowsFreed,         // Views begin with rows of blocks that are gone.
-  kStartsLate,         // Views say a position that is too high.
-  kStores64,           // Of an append, no more than 64 rows are stored.
+  kSwapsAcrossKeys,    // Hashes leave out the salt.
+  kSwapsByBlock,       // Hashes cover one block's tokens only.
+  kSwapForgetsOwner,   // The block swapped in gets no owner.
+  kWritesInShared,     // Appends write to shared blocks in place.
+  kRecomputesAtStart,  // The last token's row goes to slot 0.
+  kFindsOneMore,       // Open's length ends within a block.
+  kFreesEarly,         // Blocks are freed one block too early.
+  kShowsFreed,         // Views begin with rows of freed blocks.
+  kStartsLate,         // Views state a start that is too high.
+  kStores64,           // Appends store at most 64 rows.
 };
 
-// A pool for all three rules: a hash table of blocks, as engines in Python have
-// it, which takes the block of the highest number first.
+// A pool for all three rules: a hash table of blocks, as in Python engines. New
+// blocks have the highest free number.
 class OtherPool {
  public:
-  inline static PoolRules rules;  // Of the pools to come.
+  inline static PoolRules rules;  // Rules of pools that are made next.
   inline static Fault fault = Fault::kNone;
 
   explicit OtherPool(const kvtwin_pool_params& params) : is_(params) {
@@ -159,7 +159,7 @@ class OtherPool {
       const int index = start / size();
       const int stop = std::min(end, (index + 1) * size());
       int block = of.table[static_cast<std::size_t>(index)];
-      if (block < 0) block = 0;  // By kShowsFreed.
+      if (block < 0) block = 0;  // Only with kShowsFreed.
       kvtwin_paged_view view{};
       view.key = TensorOf(block, 0, layer, start % size(), stop - start);
       view.value = TensorOf(block, 1, layer, start % size(), stop - start);
@@ -197,15 +197,15 @@ class OtherPool {
  private:
   struct Block {
     int owners = 0;
-    std::string hash;  // That a prompt finds it by; or none.
-    std::vector<std::vector<float>> rows;  // Of K, of V.
+    std::string hash;  // Prompts find the block by it; or empty.
+    std::vector<std::vector<float>> rows;  // The rows of K and of V.
   };
   struct Sequence {
     std::string key;
-    std::vector<int> table;  // -1: gone.
+    std::vector<int> table;  // -1: the block is gone.
     std::vector<int> tokens;
     int len = 0;
-    int known = 0;  // Tokens from the start on.
+    int known = 0;  // Tokens from the start with known ids.
     int from = 0;   // The first position that has rows.
     bool again = false;
     std::vector<int> appended;
@@ -265,7 +265,8 @@ class OtherPool {
     return at == blocks_.end() ? -1 : static_cast<int>(at - blocks_.begin());
   }
 
-  // The first blocks of the tokens, as far as the window needs them.
+  // Takes the first `whole` blocks of the tokens, if all that the window needs
+  // are found. Returns whether it did.
   bool Take(Sequence& opened, const std::vector<int>& tokens, int whole) {
     const int all = static_cast<int>(tokens.size());
     const int len = whole * size() == all ? all - 1 : whole * size();
@@ -312,7 +313,7 @@ class OtherPool {
            At(block).owners == 1;
   }
 
-  // Block `index` is one that the sequence may write to.
+  // Makes block `index` one that the sequence may write to.
   void Own(Sequence& of, int index) {
     if (index >= std::ssize(of.table)) {
       of.table.push_back(New());
@@ -422,7 +423,7 @@ inline const kvtwin_pool_backend_v1& Table() {
     };
     t.commit = [](void* pool, int32_t sequence, const int32_t* tokens,
                   std::size_t count) {
-      const std::int32_t none = 0;  // A list of none may be null.
+      const std::int32_t none = 0;  // An empty list may be null.
       Of(pool).Commit(sequence, count == 0 ? &none : tokens,
                       static_cast<int>(count));
       return static_cast<int>(KVTWIN_OK);

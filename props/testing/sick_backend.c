@@ -1,5 +1,5 @@
-/* docs/examples/c_cache.c with an illness: what KVTWIN_SICK names happens once
- * a sequence has a third token. props/backend/backend_test.sh sees each reported. */
+/* docs/examples/c_cache.c with a fault: it does what KVTWIN_SICK names once a
+ * sequence has a third token. props/backend/backend_test.sh checks reports. */
 
 #define _GNU_SOURCE
 
@@ -34,7 +34,7 @@ static char* Map(size_t size, int shared) {
   return data == MAP_FAILED ? NULL : data;
 }
 
-/* Starts a process that does not end, once: in the group of this one, or a
+/* Starts a process that does not end, once: in this process group, or as a
  * daemon, whose parent is gone. */
 static void Fork(int daemon) {
   static int forked;
@@ -49,7 +49,7 @@ static void Fork(int daemon) {
   for (;;) pause();
 }
 
-/* Starts more processes than a backend may have, none of which ends. */
+/* Starts more processes than a backend may have; none of them ends. */
 static void Crowd(void) {
   for (int i = 0; i < 300; ++i) {
     if (fork() == 0) {
@@ -58,7 +58,7 @@ static void Crowd(void) {
   }
 }
 
-/* Comes back from the call in two processes, of which one waits. */
+/* Returns from the call in two processes, of which one waits. */
 static void Stray(void) {
   pid_t child = fork();
   if (child > 0) waitpid(child, NULL, 0);
@@ -75,8 +75,8 @@ static void FallIll(Mine* c) {
     abort();
   }
   if (Is("exit")) _exit(3);
-  /* To the pipe that kvtwin-host answers on: no JSON, an answer that lacks
-   * everything, and one that does not end. */
+  /* These write to the pipe on which kvtwin-host answers: no JSON, an answer
+   * that lacks everything, and an answer that does not end. */
   if (Is("nonsense")) dprintf(kAnswers, "cell %d is lost\n", 7);
   if (Is("answers")) dprintf(kAnswers, "{\"digest\":-1}\n");
   while (Is("endless")) dprintf(kAnswers, "%01000000d", 7);
@@ -91,7 +91,7 @@ static void FallIll(Mine* c) {
   if (Is("address-space")) SpendMemory((size_t)1 << 30, 0);
   if (Is("map")) kept = Map((size_t)100 << 30, 0);
   if (Is("map-shared")) kept = Map((size_t)100 << 30, 1);
-  if (Is("share")) { /* Pages that no mapping of its own shows as written. */
+  if (Is("share")) { /* Written pages, but no private ones. */
     int file = memfd_create("sick", 0);
     for (size_t i = 0; file >= 0 && i < 128; ++i) {
       size_t size = 1 << 20;
@@ -113,7 +113,7 @@ static void FallIll(Mine* c) {
   if (Is("before")) ((volatile float*)rows)[-1] = 1;
   if (Is("freed") || Is("freed-large") || Is("twice")) {
     size_t size = Is("freed-large") ? 3 << 20 : 100;
-    char* volatile gone = malloc(size); /* Compilers would know, and warn. */
+    char* volatile gone = malloc(size); /* Else compilers would warn. */
     kept = gone;
     free(gone);
     if (Is("twice")) free((void*)kept);
@@ -143,10 +143,10 @@ static int SickPut(void* cache, int32_t layer, const kvtwin_tensor* key,
   float* values = c->v[c->sequence][layer];
   for (int i = 0; Is("rounds") && i < c->tokens * c->heads * c->v_dim; ++i) {
     float* one = values + c->first * c->heads * c->v_dim + i;
-    *one = roundf(*one * 256) / 256; /* A number format of its own. */
+    *one = roundf(*one * 256) / 256; /* Its own number format. */
   }
   if (c->length[c->sequence] < 3 || !Is("behind")) return code;
-  /* A row more than there is room for. */
+  /* Writes one row past the end of the buffer. */
   volatile float* rows = c->v[c->sequence][layer];
   rows[c->capacity * c->heads * c->v_dim] = 1;
   return code;
@@ -165,7 +165,7 @@ static int SickGet(void* cache, int32_t layer, kvtwin_view* view) {
   if (Is("wild")) view->value.data = (const void*)64;
   if (Is("short")) view->columns = 3000; /* More than is allocated. */
   if (Is("mask")) c->mask[0] = 0.5F;
-  if (Is("unset")) { /* What a row may see is nowhere written. */
+  if (Is("unset")) { /* Elements that a row may see are not written. */
     float* buffer = malloc(3 << 20);
     float* mask = buffer + (1 << 19);
     for (int i = 0; i < c->tokens * view->columns; ++i) {
@@ -178,7 +178,7 @@ static int SickGet(void* cache, int32_t layer, kvtwin_view* view) {
   return code;
 }
 
-/* One more each time, once it is ill. */
+/* Reports one more cell each time, once the fault shows. */
 static int SickCells(void* cache, kvtwin_cell* cells, size_t room,
                      size_t* count, int32_t* batch, size_t batch_room,
                      size_t* batch_count, int32_t* all) {

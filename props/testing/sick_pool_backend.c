@@ -1,6 +1,7 @@
-/* docs/examples/c_pool.c with illnesses of which a process can die. KVTWIN_SICK
- * says which: crash, behind (a buffer's end), hang, memory, close (behind a
- * buffer's end, when no answer is due any more) or none (it has no pool). */
+/* docs/examples/c_pool.c with faults that can end a process. KVTWIN_SICK names
+ * the fault: crash, behind (writes past a buffer's end), hang, memory, close
+ * (writes past a buffer's end when no answer is expected any more) or none (it
+ * has no pool). */
 
 #define kvtwin_get_pool_backend_v1 HealthyPool
 #include "../docs/examples/c_pool.c"

@@ -1,4 +1,4 @@
-// A right cache, and one thing that it answers wrongly.
+// A correct cache with one wrong answer.
 
 #ifndef KVTWIN_PROPS_TESTING_TAMPERED_CACHE_H_
 #define KVTWIN_PROPS_TESTING_TAMPERED_CACHE_H_
@@ -23,12 +23,12 @@ struct OwnedView {
   DenseTensor key;
   DenseTensor value;
   DenseTensor mask;
-  KvView* view = nullptr;  // What is answered: of the tensors above.
+  KvView* view = nullptr;  // The answer, made of these tensors.
 };
 
 // The fault to inject into a cache. Members that are not set inject nothing.
 struct Fault {
-  std::string call = {};  // Answered by `with`, where the cache says ok.
+  std::string call = {};  // Answers `with` instead of ok.
   StatusCode with = StatusCode::kNotSupported;
   std::function<void(OwnedView&)> view = {};
   std::function<void(std::vector<CellEntry>&)> cells = {};
@@ -36,17 +36,17 @@ struct Fault {
   std::function<int(int)> count = {};
   std::function<bool(bool)> resume = {};
   std::function<bool(bool)> encoder_cached = {};
-  std::function<void(CacheState&)> saved = {};     // By Snapshot.
-  std::function<void(CacheState&)> restored = {};  // Before it is.
-  bool in_place = false;  // Restored where something was.
-  std::function<void(CacheState&)> sequence = {};  // By SnapshotOf.
+  std::function<void(CacheState&)> saved = {};     // Changes Snapshot's state.
+  std::function<void(CacheState&)> restored = {};  // Changes Restore's state.
+  bool in_place = false;  // `restored` applies to used caches only.
+  std::function<void(CacheState&)> sequence = {};  // Changes SnapshotOf.
   std::function<Status(Cache&, int, const CacheState&)> add =
-      {};  // After Init.
-  // Instead of a refusal that is misuse.
+      {};  // Replaces AddSequence after Init.
+  // Answers a batch that the cache refuses as misuse.
   std::function<Status(Cache&, Status)> misuse = {};
   bool no_underlying = false;
-  bool throws = false;  // From CopyPrefix.
-  // Only there, if it is not negative.
+  bool throws = false;  // CopyPrefix throws.
+  // If not negative, the fault shows in this layer or layer type only.
   int layer = -1;
   int type = -1;
 };
@@ -177,7 +177,7 @@ class TamperedCache : public ForwardingCache {
   }
 
   const Fault fault_;
-  bool begun_ = false;  // By Init.
+  bool begun_ = false;  // Init was called.
   bool used_ = false;
   bool restored_ = false;
   int layer_ = 0;

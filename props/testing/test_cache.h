@@ -1,4 +1,4 @@
-// A cache with one element a row, for tests that tell a story by hand.
+// A cache with one element a row, for tests that write out each call.
 
 #ifndef KVTWIN_PROPS_TESTING_TEST_CACHE_H_
 #define KVTWIN_PROPS_TESTING_TEST_CACHE_H_
@@ -19,13 +19,13 @@
 
 namespace kvtwin::props {
 
-// Tiles need a padding.
+// Tiled V requires a cache padding of whole tiles.
 inline CacheConfig ConfigOf(VLayout layout) {
   return {.cache_padding = layout == VLayout::kTiled ? kTileCells : 1,
           .v_layout = layout};
 }
 
-// A cache of this kind, and no more said; a wrapper has two causal caches.
+// A cache of this kind with default options; a wrapper has two causal caches.
 inline std::unique_ptr<Cache> MakeOfKind(Kind kind, const std::string& twin) {
   CacheSpec spec;
   spec.kind = kind;
@@ -33,8 +33,8 @@ inline std::unique_ptr<Cache> MakeOfKind(Kind kind, const std::string& twin) {
   return *MakeCache(spec, twin);
 }
 
-// Rows are single numbers: V is the tag that it was put with, K the tag and
-// whatever the shift function made of it.
+// Rows are single numbers: V is the tag that was put, K the tag as the shift
+// function left it.
 class TestCache {
  public:
   TestCache(const CacheSpec& spec, const std::string& twin,
@@ -68,7 +68,7 @@ class TestCache {
     return cache_->Put(rows, rows).code();
   }
 
-  // A pass of `seq` from position `first` on, one token for each tag.
+  // Runs a pass of `seq` from position `first` on, one token for each tag.
   void Append(int seq, std::int32_t first, const std::vector<float>& tags) {
     std::vector<std::int32_t> positions;
     for (std::size_t i = 0; i < tags.size(); ++i) {
@@ -79,7 +79,7 @@ class TestCache {
     ASSERT_EQ(Put(tags), StatusCode::kOk);
   }
 
-  // What a mask row sees, in the order of the cells.
+  // The rows that a mask row sees, in the order of the cells.
   std::vector<float> SeenV(std::int64_t row) { return Seen(row, false); }
   std::vector<float> SeenK(std::int64_t row) { return Seen(row, true); }
 
@@ -106,7 +106,7 @@ class TestCache {
   std::unique_ptr<Cache> cache_;
 };
 
-// Tests that hold for each twin by name.
+// Tests that run for each twin, by name.
 class EachTwin : public ::testing::TestWithParam<std::string> {};
 
 inline std::vector<std::string> TwinList() {

@@ -1,5 +1,5 @@
-// Lines of recordings of pools with a layer of rows of one number, for tests:
-// the pool of kPoolLines, with placement "other".
+// Lines of recordings for tests of pools: the pool of kPoolLines with placement
+// "other" and one number in a row.
 
 #ifndef KVTWIN_PROPS_TESTING_TEST_POOL_LINES_H_
 #define KVTWIN_PROPS_TESTING_TEST_POOL_LINES_H_
@@ -76,7 +76,7 @@ inline void ExpectOther(const Recording& lines) {
   ExpectAccept(Other(lines), Level::kVisibility);
 }
 
-// At its last line.
+// Expects that the recording is rejected at its last line.
 inline void ExpectWrong(const Recording& lines, const std::string& reason) {
   const Judgement judgement = JudgeText(Other(lines));
   EXPECT_EQ(VerdictName(judgement.verdict), "reject") << Other(lines);
@@ -85,7 +85,7 @@ inline void ExpectWrong(const Recording& lines, const std::string& reason) {
       << "'" << judgement.reason << "' lacks '" << reason << "'";
 }
 
-// Sequence 4: tokens 7, 8, 9, of rows 1, 2, 3.
+// Sequence 4 with tokens 7, 8, 9 and rows 1, 2, 3.
 inline const Recording kThree = {Open(4, {7, 8, 9}), Append(4, {1, 2, 3}),
                                  Commit(4, {7, 8, 9})};
 

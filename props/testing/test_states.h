@@ -1,4 +1,4 @@
-// States and folders for the tests of what is saved.
+// States and folders for tests of saving.
 
 #ifndef KVTWIN_PROPS_TESTING_TEST_STATES_H_
 #define KVTWIN_PROPS_TESTING_TEST_STATES_H_
@@ -16,11 +16,11 @@
 
 namespace kvtwin::props {
 
-// A test with a folder of its own.
+// A test with its own folder.
 class WithFolder : public ::testing::Test {
  protected:
   std::string Path() const { return (folder_ / "state").string(); }
-  // The names of all that is in the folder.
+  // The names of all files in the folder.
   std::set<std::string> Names() const {
     std::set<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(folder_)) {

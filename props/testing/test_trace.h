@@ -1,4 +1,4 @@
-// Recordings for tests, as text, and what the oracle has to say of them.
+// Recordings for tests, as text, and the oracle's expected verdicts on them.
 
 #ifndef KVTWIN_PROPS_TESTING_TEST_TRACE_H_
 #define KVTWIN_PROPS_TESTING_TEST_TRACE_H_
@@ -20,12 +20,12 @@
 
 namespace kvtwin::props {
 
-// Within a property: with one to four other bytes.
+// In a RapidCheck property: returns the text with one to four bytes replaced.
 inline std::string WithChangedBytes(std::string text) {
   const int count = *rc::gen::inRange(1, 5);
   for (int i = 0; i < count; ++i) {
     char& byte = text[*rc::gen::inRange<std::size_t>(0, text.size())];
-    // Mostly what keeps it JSON.
+    // Most replacements keep it JSON.
     byte = *rc::gen::weightedOneOf<char>(
         {{4, rc::gen::inRange('0', ':')},
          {2, rc::gen::elementOf(std::string("[]{},:\"-.e \n"))},
@@ -36,7 +36,7 @@ inline std::string WithChangedBytes(std::string text) {
 
 inline const std::vector<std::string> kTwins = {"reference", "optimized"};
 
-// Two tokens, of which the first is then removed (docs/trace_format.md).
+// Two tokens; the first one is then removed (docs/trace_format.md).
 inline constexpr const char* kHeader =
     R"({"kvtrace":1,"producer":"test","placement":"contiguous",)"
     R"("cache":{"type":"causal","shift":"tag_add"},)"

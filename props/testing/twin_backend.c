@@ -1,6 +1,6 @@
 /* The optimized twin as a backend, by the C interface alone: the harness must
- * find nothing, and whatever is planted in the twin (`kvtwin museum --backend`).
- * KVTWIN_BACKEND_TWIN names another twin. */
+ * find nothing in it, but every bug that is planted in the twin (`kvtwin museum
+ * --backend`). KVTWIN_BACKEND_TWIN names another twin. */
 
 #include <stdlib.h>
 
@@ -8,7 +8,7 @@
 
 typedef struct {
   kvtwin_cache* cache;
-  void* bytes; /* Of the last snapshot. */
+  void* bytes; /* The last snapshot's bytes. */
 } Twin;
 
 static int Describe(kvtwin_description_v1* out) {

@@ -1,6 +1,6 @@
 /* The optimized pool as a backend, by the C interface alone: the harness must
- * find nothing, and whatever is planted in the twin. KVTWIN_BACKEND_TWIN names
- * another twin. */
+ * find nothing in it, but every bug that is planted in the twin.
+ * KVTWIN_BACKEND_TWIN names another twin. */
 
 #include <stdlib.h>
 

@@ -8,15 +8,15 @@
 namespace kvtwin::emulator {
 namespace {
 
-// What potentially unsafe calls of this thread do to captures.
+// How potentially unsafe calls of this thread affect captures.
 thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 
-// All nodes that `nodes` come after, and themselves.
+// These nodes and all nodes that come before them, directly or not.
 std::vector<bool> Reached(const Capture& capture,
                           const std::vector<std::size_t>& nodes) {
   std::vector<bool> out(capture.nodes.size());
   for (const std::size_t node : nodes) out[node] = true;
-  // A node comes after those with smaller numbers only.
+  // A node comes only after nodes with smaller numbers.
   for (std::size_t i = out.size(); i-- > 0;) {
     if (!out[i]) continue;
     for (const std::size_t before : capture.nodes[i].after) out[before] = true;
@@ -24,7 +24,7 @@ std::vector<bool> Reached(const Capture& capture,
   return out;
 }
 
-// Runs the nodes of a graph, one at a time, in an order that is drawn.
+// Runs the nodes of a graph, one at a time, in a random order.
 class GraphRun {
  public:
   GraphRun(std::shared_ptr<const std::vector<Node>> nodes, Random& random)
@@ -129,7 +129,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     for (const cudaStream_t other : device.streams.Capturing()) {
       if (other->capture == capture) other->capture.reset();
     }
-    capture->origin = nullptr;  // It is over.
+    capture->origin = nullptr;  // The capture has ended.
     *graph = nullptr;
     if (capture->invalid) return cudaErrorStreamCaptureInvalidated;
     if (!joined) return cudaErrorStreamCaptureUnjoined;
@@ -183,7 +183,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
       return cudaErrorNotSupported;
     }
     std::vector<MarkPointer> waits;
-    // Two runs of one graph come one after the other.
+    // Two runs of one graph execute one after the other.
     if (exec->mark != nullptr) waits.push_back(exec->mark);
     exec->mark = device.streams.PutStep(
         found, kvtwin::emulator::GraphRun(exec->nodes, device.streams.random()),

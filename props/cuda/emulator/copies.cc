@@ -14,7 +14,7 @@ using Kind = kvtwin::emulator::Memory::Kind;
 
 namespace {
 
-// `height` rows of `width` bytes; a pitch is from one to the next.
+// `height` rows of `width` bytes; a pitch is the distance between two rows.
 struct Copy {
   void* to;
   std::size_t to_pitch;
@@ -42,14 +42,15 @@ bool IsDevice(const Device& device, const void* address) {
   return piece != nullptr && piece->kind == Kind::kDevice;
 }
 
-// Whether `address` may be that end of such a copy.
+// Whether `address` may be the source or target of a copy, on the device or
+// not.
 bool Fits(const Device& device, const void* address, std::size_t bytes,
           bool on_device) {
   return on_device ? device.memory.Holds(Kind::kDevice, address, bytes)
                    : !IsDevice(device, address);
 }
 
-// `waits`: the call returns when the copy is done, unless it is within the
+// `waits`: the call returns when the copy is done, unless it is from device to
 // device.
 cudaError_t Put(Device& device, Copy copy, cudaMemcpyKind kind,
                 cudaStream_t stream, bool waits) {
@@ -83,12 +84,13 @@ cudaError_t Put(Device& device, Copy copy, cudaMemcpyKind kind,
       !from_device &&
       !device.memory.Holds(Kind::kPinned, copy.from, from_bytes);
   if ((pageable_to || pageable_from) && found->capture != nullptr) {
-    // It would wait, or take bytes that a graph cannot take again.
+    // The copy would wait, or read bytes that a run of the graph cannot read
+    // again.
     found->capture->invalid = true;
     return cudaErrorStreamCaptureUnsupported;
   }
   if (pageable_from && to_device && !waits) {
-    // The host's bytes are taken now: it may write there after the call.
+    // The host's bytes are read now: the caller may overwrite them afterwards.
     const auto* const begin = static_cast<const std::byte*>(copy.from);
     auto staged =
         std::make_shared<std::vector<std::byte>>(begin, begin + from_bytes);

@@ -1,4 +1,4 @@
-// Says who touched what, before a fault ends the process.
+// Reports which thread touched which memory before a fault ends the process.
 
 #include <csignal>
 #include <cstddef>
@@ -10,13 +10,13 @@
 namespace kvtwin::emulator {
 namespace {
 
-struct sigaction before;  // The handler that was there.
+struct sigaction before;  // The handler that was installed before.
 
 void Say(const void* address) {
   const Kernel* const kernel = RunningKernel();
   std::ptrdiff_t offset = 0;
   const Memory::Piece* const piece = TheDevice().memory.Near(address, &offset);
-  if (kernel == nullptr && piece == nullptr) return;  // None of our business.
+  if (kernel == nullptr && piece == nullptr) return;  // Not the emulator's.
   if (kernel != nullptr) {
     std::fprintf(stderr,
                  "emulator: block (%u, %u, %u), thread (%u, %u, %u) of %s\n",
@@ -37,16 +37,16 @@ void Say(const void* address) {
                piece->kind == Memory::Kind::kDevice ? "device" : "pinned");
 }
 
-// What it calls is not safe in a handler. But the fault is in a kernel, or in
-// code that took a pointer for another: not in what it calls.
+// Say calls functions that are not safe in a signal handler. But the fault is
+// in a kernel, or in code that used a wrong pointer, not in those functions.
 void OnFault(int signal, siginfo_t* info, void* /*context*/) {
   sigaction(signal, &before, nullptr);
   Say(info->si_addr);
-  // The fault comes again, and is dealt with as it would have been.
+  // The fault occurs again and is handled as it would have been.
 }
 
-// A stack for the handler, as a kernel may have used up its own. One for each
-// thread of the host.
+// A stack for the handler, because a kernel may have used up its own. Each host
+// thread has one.
 class SignalStack {
  public:
   SignalStack() {

@@ -1,4 +1,4 @@
-// The device: what it is, its errors, and how a kernel gets onto a stream.
+// The device: its properties, its errors, and launches of kernels.
 
 #include <array>
 #include <cstdlib>
@@ -11,7 +11,7 @@ namespace kvtwin::emulator {
 namespace {
 
 constexpr int kVersion = 13000;
-constexpr int kMajor = 9;  // As an H200.
+constexpr int kMajor = 9;  // Like an H200.
 constexpr int kMinor = 0;
 constexpr int kThreadsOfProcessor = 2048;
 constexpr std::size_t kSharedOfProcessor = 228 << 10;
@@ -26,12 +26,12 @@ struct Failure {
 std::array<Failure, kCalls> failures;
 std::array<std::int64_t, kCalls> counts;
 
-// CUDA's last error is one of each thread.
+// In CUDA, each thread has its own last error.
 thread_local cudaError_t last_error = cudaSuccess;
 
 thread_local int current_device = 0;
 
-// The failure of this call, if it is its turn.
+// Returns the failure requested for this call, if any.
 cudaError_t Fail(Call call) {
   Failure& failure = failures[static_cast<std::size_t>(call)];
   if (!failure.set || failure.after-- > 0) return cudaSuccess;
@@ -50,7 +50,7 @@ std::uint64_t SeedOfEnvironment() {
 Device::Device() : streams(memory) { streams.SetSeed(SeedOfEnvironment()); }
 
 Device& TheDevice() {
-  static Device& device = *new Device;  // Caches may go after all statics.
+  static Device& device = *new Device;  // Caches may outlive all statics.
   return device;
 }
 
@@ -162,7 +162,7 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t* config, const void* kernel,
     return device.streams.Put(
         found, [&device, kernel = Kernel{kernel, std::move(thread), type, grid,
                                          block, shared}] {
-          if (device.sticky != cudaSuccess) return;  // Nothing runs any more.
+          if (device.sticky != cudaSuccess) return;  // Nothing runs after that.
           RunGrid(kernel, device.streams.random());
           KernelDone();
         });
@@ -223,7 +223,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
   if (version == nullptr) return cudaErrorInvalidValue;
   const std::lock_guard lock(kvtwin::emulator::TheMutex());
   const Device& device = kvtwin::emulator::TheDevice();
-  // 0 says that no driver is installed.
+  // 0 means that no driver is installed.
   *version = device.none             ? 0
              : device.driver_too_old ? 11000
                                      : kvtwin::emulator::kVersion;
@@ -324,7 +324,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(
     std::size_t most = std::min<std::size_t>(
         32, static_cast<std::size_t>(kvtwin::emulator::kThreadsOfProcessor /
                                      block_threads));
-    // A block needs 1 KiB of it besides.
+    // A block needs another 1 KiB of shared memory.
     most = std::min(
         most, kvtwin::emulator::kSharedOfProcessor / (shared_bytes + 1024));
     *blocks = static_cast<int>(most);

@@ -1,4 +1,4 @@
-// What a kernel may use of CUDA C++ besides C++: the emulator's.
+// The part of CUDA C++ that kernels may use besides C++.
 
 #ifndef KVTWIN_PROPS_CUDA_EMULATOR_DEVICE_CODE_H_
 #define KVTWIN_PROPS_CUDA_EMULATOR_DEVICE_CODE_H_
@@ -22,10 +22,10 @@
 #define __grid_constant__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
-// One block runs at a time, and its threads by turns. AddressSanitizer sees
-// what lies beside a variable, but not in a section of ours: those are for
-// blocks to find garbage there (see shared_memory.cc); `used`, as the compiler
-// does not see who writes that.
+// One block runs at a time, and its threads take turns. AddressSanitizer sees
+// accesses beside a variable, but not in a custom section. Custom sections let
+// shared variables be filled with garbage before a block (see
+// shared_memory.cc); `used` is needed as the compiler does not see that write.
 #if defined(__SANITIZE_ADDRESS__)
 #define KVTWIN_PLAIN_SHARED 1
 #elif defined(__has_feature)
@@ -43,7 +43,7 @@
       used, section("kvtwin_shared_" KVTWIN_EMULATOR_TEXT(__COUNTER__))))
 #endif
 
-// Of the thread that runs.
+// These describe the running thread.
 extern uint3 threadIdx;
 extern uint3 blockIdx;
 extern dim3 blockDim;
@@ -52,7 +52,7 @@ inline constexpr int warpSize = 32;
 
 namespace kvtwin::emulator {
 
-// What a lane brings to a meeting of its warp, and where it takes what it gets.
+// The input of a lane at a meeting of its warp, and the place of its output.
 struct Lane {
   const void* in;
   void* out;
@@ -60,14 +60,14 @@ struct Lane {
 // Fills the `out` of every lane in `mask` of lanes[0 .. 31].
 using Combine = void (*)(unsigned mask, const Lane* lanes);
 
-// Returns when all lanes in `mask` have come to the same meeting, after
-// `combine`. If one cannot come any more, the process ends with a message.
+// Runs `combine` and returns once all lanes in `mask` have come to the same
+// meeting. If a lane can no longer come, ends the process with a message.
 void Meet(const char* name, unsigned mask, const void* in, void* out,
           Combine combine);
-// Returns when all threads of the block that have not ended are in a barrier.
+// Returns when all threads of the block that have not ended are at a barrier.
 void Barrier();
 int LaneIndex();
-// Ends the process with a message about the thread that runs.
+// Ends the process with a message about the running thread.
 [[noreturn]] void Misuse(const char* name, const char* what);
 
 template <class T>
@@ -96,10 +96,10 @@ T Shuffle(const char* name, unsigned mask, T value, int source) {
   return out;
 }
 
-// The bits of the lanes whose predicate holds.
+// Returns a bit mask of the lanes whose predicate holds.
 unsigned Ballot(const char* name, unsigned mask, bool predicate);
 
-// Dynamic shared memory of the block that runs, on a boundary of 1024.
+// Dynamic shared memory of the running block, aligned to 1024 bytes.
 std::byte* DynamicSharedMemory();
 
 }  // namespace kvtwin::emulator
@@ -154,8 +154,8 @@ inline int __any_sync(unsigned mask, int predicate) {
 inline int __all_sync(unsigned mask, int predicate) {
   return kvtwin::emulator::Ballot("__all_sync", mask, predicate != 0) == mask;
 }
-// Threads run by turns: one is active. (A real warp may answer anything that
-// holds the lane itself.)
+// Threads take turns, so one is active. (A real warp may answer any mask that
+// contains the calling lane.)
 inline unsigned __activemask() { return 1U << kvtwin::emulator::LaneIndex(); }
 
 constexpr int __popc(unsigned bits) { return std::popcount(bits); }
@@ -207,7 +207,7 @@ void __stcs(T* to, T value) {
   *to = value;
 }
 
-// Threads run by turns, so that these need nothing more.
+// Threads take turns, so fences have nothing to do.
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 
@@ -256,7 +256,7 @@ KVTWIN_EMULATOR_INTEGER_ATOMICS(unsigned long long)
 #undef KVTWIN_EMULATOR_INTEGER_ATOMICS
 #undef KVTWIN_EMULATOR_ATOMICS
 
-// CUDA has these without std:: in kernels.
+// In kernels, CUDA has these functions without std::.
 template <class T>
 constexpr T min(T a, T b) {
   return b < a ? b : a;

@@ -1,9 +1,9 @@
-// The emulator's functions of optimized/cuda/intrinsics.h, which says what they
-// do. More of them shows here than on a device:
-//   a lane that does not come, or that brings an address that is no multiple of
-//     16, ends the process;
-//   where CopyAsync16 is to put something, there is garbage until the wait, and
-//     what it copies is read then.
+// The emulator's functions of optimized/cuda/intrinsics.h, which documents
+// them. They detect more mistakes than a device:
+//   a lane that does not come, or an address that is not a multiple of 16, ends
+//     the process;
+//   the target of CopyAsync16 holds garbage until the wait, and the source is
+//     read at the wait.
 
 #ifndef KVTWIN_PROPS_CUDA_EMULATOR_EMULATED_INTRINSICS_H_
 #define KVTWIN_PROPS_CUDA_EMULATOR_EMULATED_INTRINSICS_H_
@@ -14,7 +14,7 @@
 
 namespace kvtwin::emulator {
 
-// Sums are f32, in the order of columns.
+// Sums are f32, added in the order of columns.
 void MmaF16(uint4 left, uint2 right, float (&sums)[4]);
 void MmaBF16(uint4 left, uint2 right, float (&sums)[4]);
 

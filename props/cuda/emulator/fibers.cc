@@ -28,15 +28,16 @@ namespace {
 
 namespace context = boost::context;
 
-// Of a thread of a kernel: what a device gives one, and as much again for what
-// an unoptimized build makes of it. A page that nobody may touch is below.
+// The stack of a kernel's thread: as much as a device gives a thread, and the
+// same again for unoptimized builds. An inaccessible page lies below it.
 constexpr std::size_t kStackBytes = 256 << 10;
-// What is used of a stack is its end. These are not all a whole number of pages
-// apart, for a processor's caches hold only a few lines at such distances.
+// The used part of a stack is its end. The ends are not all a multiple of the
+// page size apart, as a processor's caches hold only a few lines at such
+// distances.
 constexpr std::size_t kSkipBytes = 320;
 constexpr std::size_t kSkips = 13;
 
-// What switches, for what is switched to.
+// The fiber that was left; the fiber that is switched to reads it.
 Fiber* left_fiber = nullptr;
 
 }  // namespace
@@ -74,7 +75,7 @@ void Fiber::Switch(Fiber& from, Fiber& to) {
   from.Arrive(std::move(to.rest_).resume());
 }
 
-// `left`: the rest of what was switched from.
+// `left`: the rest of the fiber that was running before the switch.
 void Fiber::Arrive(context::fiber&& left) {
 #ifdef KVTWIN_ADDRESS_SANITIZER
   __sanitizer_finish_switch_fiber(sanitizer_, &left_fiber->bottom_,

@@ -1,5 +1,4 @@
-// Pieces of code that run by turns on one thread of the host, each on a stack
-// of its own.
+// Pieces of code that take turns on one host thread, each with its own stack.
 
 #ifndef KVTWIN_PROPS_CUDA_EMULATOR_FIBERS_H_
 #define KVTWIN_PROPS_CUDA_EMULATOR_FIBERS_H_
@@ -11,23 +10,23 @@ namespace kvtwin::emulator {
 
 class Fiber {
  public:
-  // What calls: it has a stack already.
+  // Represents the calling code, which already has a stack.
   Fiber() = default;
-  // Of code that never returns, and is given this. It does not begin before the
-  // first switch.
+  // Runs `code`, which never returns and gets this fiber as its argument. It
+  // begins at the first switch to this fiber.
   explicit Fiber(void (*code)(Fiber&));
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Goes on with `to`; returns when something switches back to `from`, which is
-  // what runs. One that was left may be gone on with by another thread.
+  // Continues with `to`; returns when something switches back to `from`, the
+  // running fiber. Another thread may continue a fiber that was left.
   static void Switch(Fiber& from, Fiber& to);
 
  private:
   void Arrive(boost::context::fiber&& left);
 
-  boost::context::fiber rest_;  // What it does when it is switched to.
-  // For the sanitizers, which have to be told.
+  boost::context::fiber rest_;  // Resumed by a switch to this fiber.
+  // The sanitizers have to be told about each switch.
   const void* bottom_ = nullptr;
   std::size_t bytes_ = 0;
   [[maybe_unused]] void* sanitizer_ = nullptr;

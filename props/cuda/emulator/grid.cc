@@ -1,6 +1,6 @@
-// Runs a grid: its blocks one after the other, the threads of a block by turns,
-// both in an order that is drawn. A thread runs until it ends or has to wait
-// for others; only what waits keeps a stack.
+// Runs a grid: its blocks one after the other, the threads of a block taking
+// turns, both in a random order. A thread runs until it ends or has to wait for
+// others; only waiting threads keep a stack.
 
 #include <cxxabi.h>
 #include <dlfcn.h>
@@ -30,15 +30,15 @@ enum class State { kReady, kAtBarrier, kMeeting, kEnded };
 
 struct Thread {
   State state = State::kReady;
-  Fiber* fiber = nullptr;  // Of one that has begun.
-  // The meeting that it waits in.
+  Fiber* fiber = nullptr;  // Null until the thread begins.
+  // The meeting in which the thread waits.
   const char* where = nullptr;
   unsigned mask = 0;
   Combine combine = nullptr;
   Lane lane = {};
 };
 
-// Copies to shared memory that a thread has under way.
+// A thread's copies to shared memory that are not finished yet.
 struct Copies {
   struct Copy {
     void* to;
@@ -47,14 +47,14 @@ struct Copies {
     int group;
   };
   std::vector<Copy> copies;
-  int groups = 0;  // That were committed.
+  int groups = 0;  // Committed groups.
 };
 
 class Grid {
  public:
   void Run(const Kernel& kernel, Random& random);
 
-  // For the thread that runs.
+  // The next functions are called by the running thread.
   void Barrier();
   void Meet(const char* name, unsigned mask, Lane lane, Combine combine);
   void CopyLater(void* shared, const void* global, std::size_t bytes);
@@ -65,7 +65,7 @@ class Grid {
   std::byte* shared() { return shared_.data(); }
   [[noreturn]] void Misuse(const char* name, const char* what);
 
-  // What a fiber does.
+  // The code of a fiber.
   void RunThreads(Fiber& own);
 
  private:
@@ -93,7 +93,7 @@ class Grid {
 };
 
 Grid& TheGrid() {
-  static Grid& grid = *new Grid;  // Its workers' stacks outlive all.
+  static Grid& grid = *new Grid;  // Its fibers' stacks outlive all statics.
   return grid;
 }
 
@@ -105,8 +105,8 @@ void Grid::Run(const Kernel& kernel, Random& random) {
   const std::size_t blocks = std::size_t{gridDim.x} * gridDim.y * gridDim.z;
   threads_.resize(std::size_t{blockDim.x} * blockDim.y * blockDim.z);
   copies_.resize(threads_.size());
-  // All of them, in an order with about no pattern: i * step + first modulo
-  // the count, the step prime to it.
+  // Visits all blocks in an order with almost no pattern: i * step + first
+  // modulo the number of blocks, with a step that is prime to it.
   std::size_t step = random.Below(blocks) | 1;
   while (std::gcd(step, blocks) != 1) ++step;
   std::size_t block = random.Below(blocks);
@@ -114,7 +114,7 @@ void Grid::Run(const Kernel& kernel, Random& random) {
     blockIdx = {static_cast<unsigned>(block % gridDim.x),
                 static_cast<unsigned>(block / gridDim.x % gridDim.y),
                 static_cast<unsigned>(block / gridDim.x / gridDim.y)};
-    // Garbage in all shared variables, of other kernels as well, is not cheap.
+    // This fills the shared variables of all kernels, so it is not cheap.
     if (i == 0 || random.Below(8) == 0) ForgetShared();
     RunBlock();
     block = (block + step) % blocks;
@@ -135,7 +135,7 @@ void Grid::RunBlock() {
   if (ended_ != threads_.size()) ReportDeadlock();
 }
 
-// Lets those in a barrier go on if all are there.
+// Releases the threads at a barrier if all threads have arrived.
 bool Grid::Release() {
   if (at_barrier_ == 0 || at_barrier_ + ended_ != threads_.size()) return false;
   for (std::size_t i = 0; i < threads_.size(); ++i) {
@@ -147,11 +147,12 @@ bool Grid::Release() {
   return true;
 }
 
-// Draws what runs next: kNone if nothing can.
+// Draws the next thread to run: kNone if no thread can run.
 void Grid::Pick() {
   next_ = kNone;
   if (ready_.empty() && !Release()) return;
-  // Either all get on about evenly, or those who can go far ahead of others.
+  // Either all threads advance evenly, or the ready ones run far ahead of
+  // others.
   const bool last = one_runs_ahead_ && threads_[ready_.back()].fiber != nullptr;
   const std::size_t i =
       last ? ready_.size() - 1 : random_->Below(ready_.size());
@@ -167,7 +168,7 @@ void Grid::Enter(std::size_t thread) {
                i / blockDim.x / blockDim.y};
 }
 
-// Goes on with what was drawn; with the caller if that is nothing.
+// Continues with the drawn thread; with the caller if there is none.
 void Grid::SwitchToNext(Fiber& from) {
   if (next_ == kNone) return Fiber::Switch(from, caller_);
   Thread& thread = threads_[next_];
@@ -182,11 +183,11 @@ void Grid::SwitchToNext(Fiber& from) {
   if (thread.fiber != &from) Fiber::Switch(from, *thread.fiber);
 }
 
-// Threads that begin, one after the other, for as long as they are drawn.
+// Runs new threads, one after the other, for as long as new ones are drawn.
 void Grid::RunThreads(Fiber& own) {
   for (;;) {
     kernel_->thread();
-    FinishCopies(-1);  // Those that no group has, too.
+    FinishCopies(-1);  // Including copies without a group.
     copies_[current_].groups = 0;
     threads_[current_].state = State::kEnded;
     ++ended_;
@@ -313,7 +314,7 @@ std::string NameOf(const Kernel& kernel) {
     std::free(name);
     return text;
   }
-  // Not exported: its place, for addr2line, and its parameters.
+  // The kernel is not exported: use its offset (for addr2line) and parameters.
   char place[64];
   std::snprintf(place, sizeof(place), "+0x%zx, ",
                 reinterpret_cast<std::size_t>(kernel.function) -

@@ -1,6 +1,6 @@
 // The part of CUDA's runtime API that the emulator has, with CUDA's names,
-// numbers and signatures. What the functions do is in NVIDIA's documentation;
-// where the emulator differs is in emulator.h.
+// numbers and signatures. NVIDIA's documentation describes the functions;
+// emulator.h says where the emulator differs.
 
 #ifndef KVTWIN_PROPS_CUDA_EMULATOR_HOST_API_H_
 #define KVTWIN_PROPS_CUDA_EMULATOR_HOST_API_H_
@@ -136,7 +136,7 @@ enum cudaDeviceAttr {
   cudaDevAttrMemoryPoolsSupported = 115,
 };
 
-// Of the real one, what is asked for here.
+// The properties of the real struct that kvtwin uses.
 struct cudaDeviceProp {
   char name[256];
   std::size_t totalGlobalMem;
@@ -159,7 +159,7 @@ struct cudaDeviceProp {
   std::size_t sharedMemPerBlockOptin;
 };
 
-struct cudaLaunchAttribute;  // None is known.
+struct cudaLaunchAttribute;  // No attribute is supported.
 struct cudaLaunchConfig_t {
   dim3 gridDim;
   dim3 blockDim;
@@ -171,7 +171,7 @@ struct cudaLaunchConfig_t {
 
 using cudaHostFn_t = void (*)(void* user_data);
 
-// Errors. A sticky one is answered by every call after it.
+// Errors. After a sticky error, every later call answers with it.
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();
@@ -300,8 +300,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(
 }
 
 namespace kvtwin::emulator {
-// Puts a kernel on config's stream. `thread` runs it for one thread. `type`:
-// of its parameters, for messages.
+// Puts a kernel on config's stream. `thread` runs it for one thread. `type`
+// names its parameter types, for messages.
 cudaError_t LaunchKernel(const cudaLaunchConfig_t* config, const void* kernel,
                          std::function<void()> thread, const char* type);
 }  // namespace kvtwin::emulator

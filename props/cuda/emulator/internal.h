@@ -1,5 +1,5 @@
-// What the emulator's files share. All of it is used under one lock
-// (see `Call`), but for what says otherwise.
+// Declarations that the emulator's files share. All of them are used under one
+// lock (see `Do`), unless their comments say otherwise.
 
 #ifndef KVTWIN_PROPS_CUDA_EMULATOR_INTERNAL_H_
 #define KVTWIN_PROPS_CUDA_EMULATOR_INTERNAL_H_
@@ -22,7 +22,7 @@
 
 namespace kvtwin::emulator {
 
-// A cheap generator of numbers (xorshift64*).
+// A cheap random number generator (xorshift64*).
 class Random {
  public:
   void Seed(std::uint64_t seed) {
@@ -35,7 +35,7 @@ class Random {
     state_ ^= state_ >> 27;
     return state_ * 0x2545f4914f6cdd1d;
   }
-  // Below n, n > 0.
+  // A number below n. Requires: n > 0.
   std::size_t Below(std::size_t n) {
     return static_cast<std::size_t>((Next() >> 32) * n >> 32);
   }
@@ -45,16 +45,16 @@ class Random {
 };
 
 inline constexpr std::size_t kSharedBytes = 48 << 10;
-inline constexpr std::size_t kMostSharedBytes = 227 << 10;  // If asked for.
+inline constexpr std::size_t kMostSharedBytes = 227 << 10;  // Only on request.
 inline constexpr int kMostThreads = 1024;
 inline constexpr int kProcessors = 4;
-// What nobody wrote: as a float of any width, NaN.
+// The byte of memory that was never written; a float of such bytes is NaN.
 inline constexpr int kGarbage = 0xff;
 
 // A kernel and its launch.
 struct Kernel {
   const void* function;
-  std::function<void()> thread;  // Runs it for the current thread.
+  std::function<void()> thread;  // Runs the kernel for the current thread.
   const char* type;
   dim3 grid;
   dim3 block;
@@ -62,11 +62,11 @@ struct Kernel {
 };
 // Fills all __shared__ variables with garbage.
 void ForgetShared();
-// Runs all blocks of it.
+// Runs all blocks of the kernel.
 void RunGrid(const Kernel& kernel, Random& random);
-// For messages; valid until the next call.
+// The kernel's name, for messages.
 std::string NameOf(const Kernel& kernel);
-// The kernel that runs, or null.
+// The running kernel, or null.
 const Kernel* RunningKernel();
 
 // Whether something on a stream is done.
@@ -78,15 +78,15 @@ struct Mark {
 using MarkPointer = std::shared_ptr<Mark>;
 using Work = std::function<void()>;
 
-// What a stream does at a time.
+// A unit of work on a stream.
 struct Operation {
   std::uint64_t number;            // In the order of calls.
-  std::function<bool()> step;      // A part of it; true: that was all.
-  std::vector<MarkPointer> waits;  // Must be done before.
+  std::function<bool()> step;      // Runs a part; true: it was the last.
+  std::vector<MarkPointer> waits;  // Must be done before this.
   MarkPointer mark;
 };
 
-// A piece of work of a graph, and which others must be done before.
+// A piece of work in a graph, and the nodes that must be done before it.
 struct Node {
   Work work;
   std::vector<std::size_t> after;
@@ -104,17 +104,17 @@ using CapturePointer = std::shared_ptr<Capture>;
 }  // namespace kvtwin::emulator
 
 struct CUstream_st {
-  bool blocking;  // Waits for stream 0, and it for this.
+  bool blocking;  // Waits for stream 0, and stream 0 for it.
   bool destroyed = false;
   std::deque<kvtwin::emulator::Operation> queue;
   kvtwin::emulator::CapturePointer capture;  // Or null.
-  std::vector<std::size_t> last;  // Nodes that the next one comes after.
+  std::vector<std::size_t> last;             // The next node comes after these.
 };
 
 struct CUevent_st {
   bool timing;
-  kvtwin::emulator::MarkPointer mark;        // Of the last record, or null.
-  kvtwin::emulator::CapturePointer capture;  // If that was in one.
+  kvtwin::emulator::MarkPointer mark;        // The last record's, or null.
+  kvtwin::emulator::CapturePointer capture;  // If recorded in a capture.
   std::vector<std::size_t> last;
 };
 
@@ -124,7 +124,7 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
   std::shared_ptr<const std::vector<kvtwin::emulator::Node>> nodes;
-  kvtwin::emulator::MarkPointer mark;  // Of the last launch, or null.
+  kvtwin::emulator::MarkPointer mark;  // The last launch's, or null.
 };
 
 namespace kvtwin::emulator {
@@ -136,7 +136,7 @@ class Memory {
   struct Piece {
     Kind kind;
     std::size_t bytes;
-    std::byte* mapped;  // With its guards.
+    std::byte* mapped;  // Includes the guard pages.
     std::size_t mapped_bytes;
     int device;
   };
@@ -144,12 +144,13 @@ class Memory {
   Memory();
   cudaError_t Allocate(Kind kind, std::size_t bytes, Random& random,
                        void** out);
-  // Ends the process if bytes beside it were written.
+  // Frees an allocation. Ends the process if bytes beside it were written.
   void Free(void* begin);
-  // The piece that begins there, or holds it; null if none does.
+  // The piece that begins at the address, or that holds it; null if none does.
   const Piece* Find(const void* begin) const;
   const Piece* Around(const void* address, std::size_t* offset) const;
-  // The piece that has it, or a guard of which does; `offset`: from its begin.
+  // The piece that holds the address, guards included; `offset`: from its
+  // begin.
   const Piece* Near(const void* address, std::ptrdiff_t* offset) const;
   // Whether [address, address + bytes) is within one piece of this kind.
   bool Holds(Kind kind, const void* address, std::size_t bytes) const;
@@ -158,7 +159,7 @@ class Memory {
   std::size_t limit() const { return limit_; }
   std::size_t used() const { return used_; }
   void SetProtect(bool protect);
-  // Around what the device does. May be nested.
+  // Begin and end work of the device. Calls may be nested.
   void Open();
   void Close();
 
@@ -176,18 +177,18 @@ class Streams {
  public:
   explicit Streams(Memory& memory) : memory_(memory) {}
 
-  // Null if there is none of this name. Stream 0 always is.
+  // The stream of this name, or null. Stream 0 always exists.
   cudaStream_t Find(cudaStream_t name);
   cudaStream_t Create(bool blocking);
   void Destroy(cudaStream_t stream);
 
-  // Puts work on a stream, or in the graph that it captures.
+  // Puts work on a stream, or in the graph that the stream captures.
   cudaError_t Put(cudaStream_t stream, Work work);
   MarkPointer PutStep(cudaStream_t stream, std::function<bool()> step,
                       std::vector<MarkPointer> waits);
 
   bool Idle(cudaStream_t stream) const { return stream->queue.empty(); }
-  // Some progress of what the mark or stream needs.
+  // Makes some progress towards the mark or on the stream.
   void StepFor(const Mark& mark);
   void Step(cudaStream_t stream);
   void Finish(cudaStream_t stream);
@@ -195,7 +196,7 @@ class Streams {
 
   Random& random() { return random_; }
   void SetSeed(std::uint64_t seed);
-  // Streams that are made and capture now.
+  // Existing streams that are capturing now.
   std::vector<cudaStream_t> Capturing() const;
   const std::vector<std::unique_ptr<CUstream_st>>& all() const { return all_; }
 
@@ -217,27 +218,27 @@ struct Device {
   std::set<cudaEvent_t> events;
   std::set<cudaGraph_t> graphs;
   std::set<cudaGraphExec_t> execs;
-  std::map<const void*, int> shared_bytes;  // Kernels that may have more.
+  std::map<const void*, int> shared_bytes;  // If above kSharedBytes.
   cudaError_t sticky = cudaSuccess;
   bool none = false;
   bool driver_too_old = false;
   int count = 1;
 };
 Device& TheDevice();
-int CurrentDevice();  // Of the thread.
+int CurrentDevice();  // The calling thread's.
 std::mutex& TheMutex();
 
-// Counts the call and says whether it may go on.
+// Counts the call. Returns the error that it has to fail with, if any.
 cudaError_t Begin(Call call);
 // Sets the thread's last error.
 cudaError_t Answer(cudaError_t error);
-// Called when a kernel has run.
+// Called after a kernel has run.
 void KernelDone();
 
-// Has a fault say what it was, from now on.
+// Makes faults print a report from now on.
 void ReportFaults();
 
-// The body of a call of the API: under the lock.
+// Runs the body of an API call under the lock.
 template <class Body>
 cudaError_t Do(Call call, const Body& body) {
   const std::lock_guard lock(TheMutex());
@@ -247,8 +248,8 @@ cudaError_t Do(Call call, const Body& body) {
   return Answer(error);
 }
 
-// For calls that no capture allows: the error, after which captures that this
-// would be part of are invalid.
+// For calls that no capture allows: returns the error, and invalidates the
+// captures that the call would be part of.
 cudaError_t RefuseInCapture();
 
 }  // namespace kvtwin::emulator

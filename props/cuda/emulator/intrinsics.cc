@@ -1,4 +1,4 @@
-// The instructions of emulated_intrinsics.h, but for the copies (grid.cc).
+// The instructions of emulated_intrinsics.h, except the copies (see grid.cc).
 
 #include <array>
 #include <bit>
@@ -12,7 +12,7 @@ namespace {
 constexpr unsigned kAllLanes = 0xffffffff;
 
 float FromHalf(std::uint32_t bits) {
-  // As a subnormal of f32, the exponent's lowest place is that of f16 + 112.
+  // Read as a subnormal f32, the f16's bits are 2^112 times too small.
   const float magnitude =
       std::bit_cast<float>((bits & 0x7fff) << 13) * 0x1p112F;
   std::uint32_t out = std::bit_cast<std::uint32_t>(magnitude);
@@ -27,9 +27,9 @@ std::uint32_t ToHalf(float value) {
   const std::uint32_t sign = bits >> 16 & 0x8000;
   const std::uint32_t magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return 0x7fff;
-  if (magnitude >= 0x477ff000) return sign | 0x7c00;  // 65520 and beyond.
+  if (magnitude >= 0x477ff000) return sign | 0x7c00;  // 65520 and above.
   if (magnitude < 0x38800000) {
-    // Below 2^-14 the last place is 2^-24, as that of 0.5 in f32.
+    // Below 2^-14 the last place is 2^-24, as for 0.5 in f32.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
     return sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000);
   }
@@ -42,11 +42,11 @@ std::uint32_t HalfFromF8(std::uint32_t bits) {
   const std::uint32_t magnitude = bits & 0x7f;
   if (magnitude == 0x7f) return sign | 0x7fff;
   if (magnitude >= 8) return sign | ((magnitude << 7) + (8 << 10));
-  // Subnormal: a number of times 2^-9.
+  // A subnormal number is an integer times 2^-9.
   return sign | ToHalf(static_cast<float>(magnitude) * 0x1p-9F);
 }
 
-// What a lane brings to a product, and gets.
+// A lane's input to a matrix product.
 struct Operands {
   std::array<std::uint32_t, 4> left;
   std::array<std::uint32_t, 2> right;
@@ -99,7 +99,7 @@ void Mma(const char* name, uint4 left, uint2 right, float (&sums)[4],
   std::copy(out.begin(), out.end(), sums);
 }
 
-// `in` of a lane is the address of a row.
+// The `in` of a lane is the address of a row.
 template <bool kTransposed>
 void LoadMatrices(unsigned /*mask*/, const Lane* lanes) {
   for (int lane = 0; lane < 32; ++lane) {

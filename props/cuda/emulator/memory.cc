@@ -1,5 +1,5 @@
-// Device memory and pinned memory. A piece lies between pages that nobody may
-// touch, its end as close to the second one as its alignment lets it.
+// Device memory and pinned memory. A piece lies between inaccessible pages; its
+// end is as close to the second one as its alignment allows.
 
 #include <sys/mman.h>
 
@@ -133,7 +133,7 @@ void Memory::Protect(const Piece& piece) const {
 }
 
 void Memory::SetProtect(bool protect) {
-  Open();  // What is protected now is to be opened if it no longer is.
+  Open();  // Pieces that are protected now have to be opened.
   protect_ = protect;
   Close();
 }

@@ -1,12 +1,12 @@
-// Where kernels have their __shared__ variables. The compiler may not put those
-// of a template and of a function in one section; so each has one with a
-// number, whose bounds the linker knows.
+// The __shared__ variables of kernels. The compiler may not put those of a
+// template and of a function in one section, so each variable has a numbered
+// section, whose bounds the linker knows.
 
 #include <cstring>
 
 #include "props/cuda/emulator/internal.h"
 
-// clang-format 14 breaks these lines in another way each time that it runs.
+// clang-format 14 breaks these lines differently each time it runs.
 // clang-format off
 #define KVTWIN_TEN_TIMES(X, n)                          \
   X(n##0) X(n##1) X(n##2) X(n##3) X(n##4)               \
@@ -19,7 +19,7 @@
   KVTWIN_TEN_TIMES(X, 8) KVTWIN_TEN_TIMES(X, 9)
 // clang-format on
 
-// Of a section that there is not, both are null.
+// If a section does not exist, both bounds are null.
 #define KVTWIN_DECLARE_BOUNDS(n)                         \
   extern "C" __attribute__((weak, visibility("hidden"))) \
   std::byte __start_kvtwin_shared_##n[];                 \

@@ -1,5 +1,5 @@
-// Streams and events. What is put on a stream waits there; it is done when
-// somebody waits for it.
+// Streams and events. Work that is put on a stream waits there until the host
+// waits for it.
 
 #include <algorithm>
 #include <utility>
@@ -25,7 +25,7 @@ cudaStream_t Streams::Create(bool blocking) {
 
 void Streams::Destroy(cudaStream_t stream) {
   stream->destroyed = true;
-  if (!stream->queue.empty()) return;  // It goes when it is done.
+  if (!stream->queue.empty()) return;  // It is erased when its queue is empty.
   std::erase_if(all_, [&](const auto& it) { return it.get() == stream; });
 }
 
@@ -43,7 +43,7 @@ cudaError_t Streams::Put(cudaStream_t stream, Work work) {
     return cudaSuccess;
   }
   if (stream == all_[0].get()) {
-    // It would wait for what does not run.
+    // It would wait for a stream that is captured, and so does not run.
     for (const cudaStream_t other : Capturing()) {
       if (!other->blocking) continue;
       other->capture->invalid = true;
@@ -69,7 +69,7 @@ MarkPointer Streams::PutStep(cudaStream_t stream, std::function<bool()> step,
   return mark;
 }
 
-// Now and then, something that could also wait.
+// Unless lazy, now and then runs some steps that could also wait.
 void Streams::DoEarly() {
   if (lazy_ || random_.Below(16) != 0) return;
   for (std::size_t i = random_.Below(8); i > 0; --i) {
@@ -84,7 +84,7 @@ void Streams::Step(cudaStream_t stream) {
   if (!lazy_ && random_.Below(2) == 0) {
     const cudaStream_t some = all_[random_.Below(all_.size())].get();
     if (!some->queue.empty()) {
-      // It may be one that goes away then, as `stream` may.
+      // This may erase `some`, which may be `stream`: so return.
       StepOnce(some);
       return;
     }
@@ -92,14 +92,14 @@ void Streams::Step(cudaStream_t stream) {
   StepOnce(stream);
 }
 
-// Does the next step of the stream, or one of those that it waits for: these
-// were all put before it, so that this comes to an end.
+// Runs the next step of the stream, or of a stream that it waits for: that step
+// was put earlier, so the recursion ends.
 void Streams::StepOnce(cudaStream_t stream) {
   Operation& next = stream->queue.front();
   for (const MarkPointer& mark : next.waits) {
     if (!mark->done) return StepOnce(mark->stream);
   }
-  // Stream 0 waits for the blocking streams, and they for it.
+  // Stream 0 waits for the blocking streams, and they wait for stream 0.
   if (stream->blocking) {
     for (const auto& other : all_) {
       const bool legacy = stream == all_[0].get() || other == all_[0];
@@ -156,7 +156,7 @@ using kvtwin::emulator::MarkPointer;
 
 namespace {
 
-// For calls about a stream or an event that capture does not allow.
+// For calls on a stream or an event that are not allowed during capture.
 cudaError_t Invalidate(kvtwin::emulator::Capture& capture, cudaError_t error) {
   capture.invalid = true;
   return error;
@@ -182,7 +182,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return Do(Call::kStream, [&](Device& device) {
     if (stream == nullptr || flags > 1) return cudaErrorInvalidValue;
-    device.streams.Find(nullptr);  // Stream 0 is the first.
+    device.streams.Find(nullptr);  // Stream 0 must come first.
     *stream = device.streams.Create(flags != cudaStreamNonBlocking);
     return cudaSuccess;
   });
@@ -230,7 +230,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
       return Invalidate(*found->capture, cudaErrorStreamCaptureUnsupported);
     }
     if (device.streams.Idle(found)) return cudaSuccess;
-    device.streams.Step(found);  // So that asking comes to an end.
+    device.streams.Step(found);  // So that polling ends.
     return cudaErrorNotReady;
   });
 }
@@ -332,7 +332,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
       if (found == device.streams.Find(nullptr)) {
         return Invalidate(*event->capture, cudaErrorStreamCaptureImplicit);
       }
-      found->capture = event->capture;  // It joins.
+      found->capture = event->capture;  // The stream joins the capture.
       found->last.clear();
     } else if (found->capture != event->capture) {
       event->capture->invalid = true;

@@ -48,7 +48,7 @@ struct alignas(16) ulonglong2 {
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
-  // As CUDA has it: a number is a dim3.
+  // In CUDA a number converts to a dim3.
   constexpr dim3(unsigned vx = 1, unsigned vy = 1,  // NOLINT
                  unsigned vz = 1)
       : x(vx), y(vy), z(vz) {}

@@ -1,4 +1,4 @@
-// What docs/dtypes.md says of the dtypes of rows.
+// The statements of docs/dtypes.md about the dtypes of rows.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ const float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 using Block = std::array<float, kBlockElements>;
 
-// The bytes of a block, as hex.
+// Returns the stored bytes of a block, as hex.
 std::string Stored(const Block& block, DType dtype) {
   std::vector<std::byte> bytes(
       static_cast<std::size_t>(RunBytes(dtype, kBlockElements)));
@@ -66,14 +66,14 @@ TEST(Dtypes, F8IsE4M3) {
 }
 
 TEST(Dtypes, BlocksAreTheWidelyUsedOnes) {
-  // Scale 1 (f16 0x3C00, little-endian): the numbers themselves, halves to
-  // even.
+  // Scale 1 (f16 0x3C00, little-endian): the numbers themselves, halves rounded
+  // to even.
   Block eight = {-127, 1, 2.5F, 3.5F, -1, -2.5F};
   EXPECT_EQ(Stored(eight, DType::kQ8),
             "003c"
             "81010204fffe" +
                 Times(26, "00"));
-  // Scale -1: what is 8 above 7 is clipped, the largest is always 0.
+  // Scale -1: a quotient of 8 is clipped to 7; the largest number has code 0.
   Block four = {8, -8, 1, -0.5F};
   four[16] = 7;
   four[17] = -7;
@@ -133,7 +133,7 @@ TEST(Dtypes, RowsOfBlocksMustBeWhole) {
       const DenseTensor even = FilledTensor(DType::kF32, {64, 2, 1, 1}, 1);
       EXPECT_EQ(cache->Put(odd.view(), odd.view()).message(),
                 "key has a head_dim of 33, " + name + " is in blocks of 32");
-      // V is of another dtype here.
+      // V has another dtype in this cache.
       EXPECT_TRUE(cache->Put(even.view(), odd.view()).ok());
       PagedSpec spec;
       spec.k_head_dim = 64;
@@ -145,7 +145,7 @@ TEST(Dtypes, RowsOfBlocksMustBeWhole) {
   }
 }
 
-// What one rounding changes of the largest element, and of the smallest.
+// The error of one rounding, relative to the largest element, and the least.
 struct Rounding {
   double share;
   double least;
@@ -168,7 +168,7 @@ Rounding RoundingOf(DType dtype) {
 
 using Head = std::vector<double>;
 
-// Turned by a sum of offsets at once, exactly.
+// The head turned once by a sum of offsets, in double.
 Head Turned(const Head& head, const Rope& rope, double offset) {
   Head turned = head;
   const auto dims = static_cast<double>(head.size());
@@ -181,8 +181,8 @@ Head Turned(const Head& head, const Rope& rope, double offset) {
   return turned;
 }
 
-// The furthest that an element is after so many shifts, the longest pair being
-// of length 1.
+// The largest error of an element after this many shifts, if the longest pair
+// has length 1.
 double Measure(DType dtype, int shifts) {
   constexpr int kDims = 128;
   constexpr int kRows = 40;
@@ -231,7 +231,7 @@ TEST(Dtypes, ShiftsStayBelowTheirBound) {
       const double bound = (1 + t / c) * (std::pow(1 + c, shifts + 1) - 1);
       const double measured = Measure(dtype, shifts);
       EXPECT_LE(measured, bound) << DTypeName(dtype) << ' ' << shifts;
-      // What is measured is what the bound is about: some row is rounded.
+      // The test is not vacuous: some row is rounded.
       EXPECT_GT(measured, share / 8) << DTypeName(dtype) << ' ' << shifts;
       if (shifts > 0) line += fmt::format(" {:.2g} / {:.2g},", measured, bound);
     }

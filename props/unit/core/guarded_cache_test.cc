@@ -1,6 +1,7 @@
-// The gate of caches (S47): each argument just outside of what the rules allow
-// is refused, and changes nothing; just inside of it, it is taken. The table is
-// written from docs/semantics.md, for all twins share one gate.
+// The argument checks of caches (S47): an argument just outside of what the
+// rules allow is refused and changes nothing; one just inside is accepted. The
+// table is written from docs/semantics.md, because all twins share these
+// checks.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -31,8 +32,8 @@ using Numbers = std::vector<int>;
 using CacheBound = Bound<Cache>;
 using CacheBounds = std::vector<CacheBound>;
 
-// The cache that is tried: batches of 3, and a pass of 2 tokens of which layer
-// 0 has rows.
+// The tested cache takes batches of 3 and has a pass of 2 tokens, with rows in
+// layer 0.
 constexpr int kMaxBatch = 3;
 constexpr int kTokens = 2;
 constexpr Shape kKey = {2, 2, kTokens, 1};
@@ -45,7 +46,7 @@ Does Start(const Positions& positions, const Numbers& sequences,
   };
 }
 
-// Rows of these shapes, all of one element that is repeated.
+// Puts rows of these shapes, whose elements are all one element in memory.
 Does PutOf(const Shape& key, const Shape& value, DType dtype = DType::kF32,
            DType v_dtype = DType::kF32) {
   return [=](Cache& cache) {
@@ -161,7 +162,7 @@ CacheBounds RowBounds() {
       const std::string name = fmt::format("{} by {}", extent, delta);
       bounds.push_back({"K " + name, PutOf(key, kValue), "", right});
       bounds.push_back({"V " + name, PutOf(kKey, value), "", right});
-      // Tokens and heads of both; heads may be others in a new layer only.
+      // K and V change together. Only a new layer may have other heads.
       bounds.push_back({"both " + name, PutOf(key, value), "", right});
     }
     Shape none = kKey;
@@ -175,7 +176,7 @@ CacheBounds RowBounds() {
   return bounds;
 }
 
-// Kinds with tokens, and a wrapper of them.
+// All kinds with tokens, and a wrapper of two of them.
 std::vector<CacheSpec> Specs() {
   std::vector<CacheSpec> specs;
   for (const Kind kind :
@@ -269,7 +270,7 @@ TEST_P(GateOf, LayerTypesAtTheirBounds) {
   }
 }
 
-// Rows of the dtype that is stored, or of f32.
+// Rows may have the stored dtype, or f32.
 TEST_P(GateOf, RowDTypes) {
   for (const DType stored : kRowDTypes) {
     for (const DType given : kRowDTypes) {
@@ -309,7 +310,7 @@ TEST_P(GateOf, WholeBlocks) {
         EXPECT_EQ(status.code(),
                   blocks && dim % 32 != 0 ? kInvalid : StatusCode::kOk)
             << DTypeName(dtype) << ' ' << dim;
-        // A layer that was refused has no dimensions yet.
+        // A refused layer has no dimensions yet.
         EXPECT_TRUE(cache->Put(right.view(), right.view()).ok() ||
                     (status.ok() && dim != 32));
       }
@@ -423,7 +424,7 @@ TEST_P(GateOf, MemoryAndWindow) {
       spec.window = 4;
       spec.memory = memory;
       const auto cache = *MakeCache(spec, GetParam());
-      // With several sequences the capacity is raised to the window and one.
+      // With several sequences the memory is raised to the window + 1 (S3).
       EXPECT_EQ(cache->Init(DType::kF32, sequences, 100, 4).code(),
                 memory < 4 && sequences == 1 ? kInvalid : StatusCode::kOk)
           << memory;
@@ -431,7 +432,7 @@ TEST_P(GateOf, MemoryAndWindow) {
   }
 }
 
-// In turns: what needs a pass, before there is one and after it.
+// Calls that need a pass, in turn: without a pass, and during one.
 TEST_P(GateOf, PassesAndTheirCalls) {
   const Does put = PutOf({1, 1, 1, 1}, {1, 1, 1, 1});
   const Does get = [](Cache& cache) { return cache.Get().status(); };
@@ -450,11 +451,11 @@ TEST_P(GateOf, PassesAndTheirCalls) {
     ASSERT_TRUE(cache->SetLayer(1).ok());
     EXPECT_EQ(get(*cache).code(), kUntimely);
     EXPECT_EQ(Start({1, 2, 3}, {0, 0, 0})(*cache).code(), kInvalid);
-    expect(StatusCode::kOk);  // The pass goes on.
+    expect(StatusCode::kOk);  // The pass continues.
     ASSERT_TRUE(cache->Restore(*cache->Snapshot()).ok());
     expect(kUntimely);
     while (Start({0}, {0})(*cache).ok()) expect(StatusCode::kOk);
-    expect(kUntimely);  // It was full.
+    expect(kUntimely);  // The cache was full.
     cache->Close();
     expect(kUntimely);
   }
@@ -480,7 +481,7 @@ TEST_P(GateOf, EncodersAtTheirBounds) {
   EXPECT_EQ(PutOf({0, 1, 1, 1}, kValue)(*cache).code(), kInvalid);
   EXPECT_EQ(PutWithout(true)(*cache).code(), kInvalid);
   EXPECT_FALSE(*cache->EncoderCached());
-  // Any shape, of f32 or of what is stored.
+  // An encoder takes any shape, in f32 or the stored dtype.
   for (const DType dtype : {DType::kF16, DType::kF32}) {
     EXPECT_TRUE(PutOf({1, 2, 3, 4}, {7, 1, 5, 2}, dtype)(*cache).ok());
   }
@@ -530,7 +531,7 @@ TEST_P(GateOf, RefusesTensorsThatCannotBe) {
   const auto put = [&](const Shape& shape) {
     TensorView view = DenseView(elements.data(), DType::kF32, {1, 1, 1, 1});
     const TensorView key = view;
-    view.shape = shape;  // Each of its elements is the same one.
+    view.shape = shape;  // All elements are the same one.
     view.stride = {0, 0, 0, 0};
     return cache->Put(key, view).message();
   };

@@ -1,7 +1,7 @@
-// The gate of pools (P11), and what a spec of a cache or a pool may be: each
-// argument just outside of what the rules allow is refused, and changes
-// nothing; just inside of it, it is taken. Written from docs/semantics.md, for
-// all twins share one gate.
+// The argument checks of pools (P11), and of the specs of caches and pools: an
+// argument just outside of what the rules allow is refused and changes nothing;
+// one just inside is accepted. The table is written from docs/semantics.md,
+// because all twins share these checks.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -119,8 +119,8 @@ Does LayerOf(int layer) {
   return [=](PagedPool& pool) { return pool.LayerDevice(layer).status(); };
 }
 
-// Sequences 0 and 1 of the pool below; 0 has 5 tokens, and after them 2 rows in
-// layer 0 and 3 in layer 1.
+// Bounds of the sequence number. The pool below has sequences 0 and 1; sequence
+// 0 has 5 tokens, then 2 more rows in layer 0 and 3 in layer 1.
 PoolBounds SequenceBounds() {
   PoolBounds bounds;
   for (const int none : {-1, 2, kMost, kLeast}) {
@@ -169,7 +169,7 @@ PoolBounds LengthBounds() {
       {"commit below", Commit(0, -1), "-1", Commit(0, 0)},
       {"a committed token", CommitTokens(0, {3, -1}), "-1",
        CommitTokens(0, {3, 0})},
-      // As many as each layer has.
+      // Every layer has 2 appended rows.
       {"commit above", Commit(0, 3), "3", Commit(0, 2), kUntimely},
       {"tokens above", CommitTokens(0, {1, 2, 3}), "3", CommitTokens(0, {1, 2}),
        kUntimely},
@@ -199,7 +199,7 @@ PoolBounds ShapeBounds() {
       Shape value = kValue;
       key[extent] += delta;
       value[extent] += delta;
-      // (Tokens of both are as many as there are.)
+      // (If both change, they may have any number of tokens.)
       bounds.push_back({"K", Append(0, 0, key, kValue), "", right});
       bounds.push_back({"V", Append(0, 0, kKey, value), "", right});
     }
@@ -319,7 +319,8 @@ TEST_P(PoolGate, SpecsAtTheirBounds) {
   spec = Spec();
   spec.v_dtype = DType::kBits;
   EXPECT_EQ(code(spec), kInvalid);
-  // More tokens than can be counted: refused before any memory is taken.
+  // The pool has more tokens than can be counted: it is refused before any
+  // memory is allocated.
   spec = Spec();
   spec.blocks = 1 << 20;
   spec.block_size = 1 << 11;
@@ -348,7 +349,7 @@ TEST_P(PoolGate, SpecsOfCachesAtTheirBounds) {
     spec.kind = Kind::kChunked;
     spec.chunk = value;
     EXPECT_EQ(code(spec), due(value >= 1)) << value;
-    spec.kind = Kind::kCausal;  // Which has none of these.
+    spec.kind = Kind::kCausal;  // This kind has no window.
     spec.window = value;
     EXPECT_EQ(code(spec), StatusCode::kOk);
   }
@@ -362,7 +363,7 @@ TEST_P(PoolGate, SpecsOfCachesAtTheirBounds) {
     spec.shift.rope.base = 1;
     spec.shift.rope.scale = base;
     EXPECT_EQ(code(spec), due(std::isfinite(base))) << base;
-    spec.shift.kind = ShiftKind::kAdd;  // Which has none of these.
+    spec.shift.kind = ShiftKind::kAdd;  // This shift has no RoPE.
     EXPECT_EQ(code(spec), StatusCode::kOk);
   }
   for (const int dims : {-2, -1, 0, 1, 2, 3, 64}) {

@@ -1,6 +1,6 @@
-// The conversions of docs/dtypes.md against its words, in double and long
-// double: all numbers of the narrow dtypes, and f32 on both sides of each
-// boundary. All twins are held to core/narrow.h and core/elements.h.
+// Compares the conversions with the text of docs/dtypes.md, computed in double
+// and long double: all numbers of the narrow dtypes, and f32 on both sides of
+// each boundary. All twins must agree with core/narrow.h and core/elements.h.
 
 #include "core/narrow.h"
 
@@ -26,14 +26,14 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A format of a sign, an exponent and a mantissa, in this order.
+// A format with a sign, an exponent and a mantissa, in this order.
 struct Format {
   DType dtype;
   int exponent_bits;
   int mantissa_bits;
   std::uint32_t largest;  // The code of the largest finite number.
-  std::uint32_t above;    // What is too large becomes this.
-  std::uint32_t nan;      // The first quiet one.
+  std::uint32_t above;    // The code of all larger numbers.
+  std::uint32_t nan;      // The first quiet NaN.
 };
 constexpr std::array kFormats = {
     Format{DType::kF16, 5, 10, 0x7BFF, 0x7C00, 0x7E00},
@@ -59,7 +59,7 @@ double NumberOf(const Format& format, std::uint32_t code) {
 }
 
 // The least number that rounds past the largest: half a step above it. (f8 has
-// no code for such numbers, and takes the largest.)
+// no code for such numbers; they become the largest.)
 double FirstAbove(const Format& format) {
   const double largest = NumberOf(format, format.largest);
   const double before = NumberOf(format, format.largest - 1);
@@ -109,7 +109,7 @@ TEST(Narrow, EveryCodeIsItsNumber) {
           std::bit_cast<std::uint32_t>(Loaded(format, code | SignOf(format))),
           std::bit_cast<std::uint32_t>(-number))
           << code;
-      ExpectStored(format, number, code);  // And back.
+      ExpectStored(format, number, code);  // The number rounds back.
     }
     const std::uint32_t sign = SignOf(format);
     std::uint32_t nan = format.largest + 1;
@@ -125,7 +125,7 @@ TEST(Narrow, EveryCodeIsItsNumber) {
   }
 }
 
-// Around each number, and around what is halfway to the next.
+// Numbers around each code's number, and around the midpoint to the next one.
 TEST(Narrow, WhatIsBetweenBecomesTheNearest) {
   for (const Format& format : kFormats) {
     for (std::uint32_t code = 0; code < format.largest; ++code) {
@@ -148,7 +148,7 @@ TEST(Narrow, WhatIsTooLargeAndWhatIsNoNumber) {
     const auto first = static_cast<float>(FirstAbove(format));
     const float most = std::numeric_limits<float>::max();
     ExpectStored(format, std::nextafter(first, 0.0F), format.largest);
-    // (Of bf16, the first above is no finite f32 but for its last half.)
+    // (For bf16, only the last half step of finite f32 numbers is that large.)
     for (const float size :
          {first, std::nextafter(first, kInfinity), most, kInfinity}) {
       ExpectStored(format, size, format.above);
@@ -164,7 +164,7 @@ TEST(Narrow, WhatIsTooLargeAndWhatIsNoNumber) {
   }
 }
 
-// A code of the largest number that is not above this one.
+// The code of the largest number that is not above this one.
 std::uint32_t CodeBelow(const Format& format, double size) {
   std::uint32_t low = 0;
   std::uint32_t high = format.largest;
@@ -196,7 +196,7 @@ TEST(Narrow, AnyF32BecomesTheNearest) {
 
 using Block = std::array<float, kBlockElements>;
 
-// To the nearest, ties to even.
+// Rounds to the nearest integer, ties to even.
 int Nearest(long double number) {
   const long double below = std::floor(number);
   const long double rest = number - below;
@@ -214,8 +214,8 @@ std::uint32_t HalfOf(float value) {
 
 using Bytes = std::vector<std::uint8_t>;
 
-// By docs/dtypes.md. f32 arithmetic is done in long double and rounded, which
-// has more than twice the digits.
+// The expected bytes of a block by docs/dtypes.md. f32 arithmetic is done in
+// long double, which has more than twice the digits, and rounded.
 Bytes DueBlock(const Block& block, DType dtype) {
   const bool eight = dtype == DType::kQ8;
   Bytes due(eight ? 34 : 18);
@@ -260,7 +260,7 @@ void ExpectBlock(const Block& block) {
     StoreBlock(block, dtype, std::as_writable_bytes(std::span(found)).data());
     ASSERT_EQ(found, due) << fmt::format("{} of {:a}", DTypeName(dtype),
                                          fmt::join(block, " "));
-    // And back: a product of an f16 and a small number, which is exact.
+    // The way back is a product of an f16 and a small number, which is exact.
     const std::uint32_t scale = due[0] | static_cast<std::uint32_t>(due[1])
                                              << 8;
     const bool nan = (scale & 0x7FFF) > kFormats[0].above;
@@ -295,7 +295,7 @@ TEST(Narrow, BlocksOfAnyNumbers) {
   }
 }
 
-// Halves of a scale, as they are and beside them, of both signs.
+// Multiples of half a scale, and their neighbours, of both signs.
 TEST(Narrow, BlocksOfHalves) {
   for (const float most : {127.0F, -127.0F, 8.0F, -8.0F, 254.0F, 12.7F, 1.0F}) {
     for (int first = -260; first < 260; first += 15) {
@@ -311,14 +311,15 @@ TEST(Narrow, BlocksOfHalves) {
         block[7] = most;
         ASSERT_NO_FATAL_FAILURE(ExpectBlock(block));
         std::swap(block[7], block[30]);
-        block[3] = -most;  // The first of the two is the largest.
+        block[3] = -most;  // The first of two largest numbers counts.
         ASSERT_NO_FATAL_FAILURE(ExpectBlock(block));
       }
     }
   }
 }
 
-// Scales that are zero, subnormal, the largest, and too large; no numbers.
+// Scales that are zero, subnormal, the largest, and too large; infinity and
+// NaN.
 TEST(Narrow, BlocksAtTheirEnds) {
   for (const float share : {127.0F, 8.0F, -8.0F}) {
     for (const float scale : {0.0F, 0x1p-149F, 0x1p-26F, 0x1p-25F,

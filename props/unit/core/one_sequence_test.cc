@@ -31,7 +31,7 @@ using Tokens = std::map<int, Token>;  // By cell.
 constexpr int kCells = 12;
 constexpr int kGone = 9;  // A sequence that ended: free cells keep its rows.
 
-// The state that S55 makes of such tokens, with these layers.
+// The state that S55 defines for these tokens, with these layers.
 CacheState StateOf(const Tokens& tokens, const std::set<int>& layers) {
   CacheState state;
   for (const auto& [cell, token] : tokens) {
@@ -48,7 +48,7 @@ CacheState StateOf(const Tokens& tokens, const std::set<int>& layers) {
     for (const auto& [cell, token] : tokens) {
       const auto found = token.rows.find(layer);
       const std::size_t row = at++;
-      if (found == token.rows.end()) continue;  // Zeros.
+      if (found == token.rows.end()) continue;  // The rows are zeros.
       const auto [key, value] = found->second;
       const auto fill = [row](DenseTensor& tensor, float number) {
         const auto size =
@@ -72,7 +72,7 @@ class OneSequence : public EachTwin {
     return static_cast<int>(random_() % static_cast<unsigned>(end));
   }
 
-  // At any cells, of up to three sequences.
+  // Tokens of up to three sequences, at random cells.
   Tokens SomeTokens(const std::set<int>& layers) {
     Tokens tokens;
     for (int cell = 0; cell < kCells; ++cell) {
@@ -90,7 +90,7 @@ class OneSequence : public EachTwin {
     return tokens;
   }
 
-  // With tokens of the sequence kGone in all cells that were free.
+  // Adds tokens of the sequence kGone in all cells that are free.
   Tokens Crowded(Tokens tokens, const std::set<int>& layers) {
     for (int cell = 0; cell < kCells; ++cell) {
       Token token = {.position = 0, .owners = {kGone}, .rows = {}};
@@ -115,7 +115,7 @@ Tokens TokensOf(const Tokens& tokens, int sequence) {
   return found;
 }
 
-// With them at the lowest free cells, in their order.
+// Adds the tokens as `sequence`, in order, at the lowest free cells.
 Tokens Joined(const Tokens& tokens, int sequence, const Tokens& added) {
   Tokens joined = tokens;
   for (const auto& [from, token] : added) {
@@ -130,7 +130,7 @@ Tokens Joined(const Tokens& tokens, int sequence, const Tokens& added) {
 TEST_P(OneSequence, IsTakenOutAndPutIn) {
   int fit = 0;
   for (int i = 0; i < 400; ++i) {
-    // Layers that only one of them has, too.
+    // Some layers exist on one side only.
     const std::set<int> layers = {0, 2};
     const std::set<int> other_layers =
         i % 2 == 0 ? layers : std::set{i % 4 - 1, 5};

@@ -26,7 +26,7 @@
 namespace kvtwin::props {
 namespace {
 
-// The pool's lines, with one of them, counted from 1, changed.
+// The pool's lines with a change in line `line`, counted from 1.
 std::string Changed(int line, const std::string& from, const std::string& to,
                     const char* placement = "lowest") {
   std::vector<std::string> lines = kPoolLines;
@@ -44,7 +44,7 @@ TEST(PagedTrace, AcceptsWhatTheCasesBelowStartFrom) {
   ExpectAccept(Lines({kPoolLines[0]}), Level::kIdentity);
 }
 
-// The examples of docs/trace_format.md, of a cache and of a pool.
+// The documentation has examples of a cache and of a pool.
 TEST(PagedTrace, AcceptsTheExamplesOfTheDocumentation) {
   std::ifstream in(KVTWIN_DOCS "/trace_format.md");
   std::vector<std::string> examples;
@@ -69,7 +69,7 @@ struct Case {
   std::string reason;
 };
 
-// At both levels.
+// Expects that each case is bad input, at both levels.
 void ExpectBad(const std::vector<Case>& cases) {
   for (const auto& [line, from, to, reason] : cases) {
     SCOPED_TRACE(fmt::format("line {}: {}", line, to));
@@ -113,7 +113,7 @@ TEST(PagedTrace, RefusesBadFirstLines) {
       Replaced(kPoolLines[0], R"("blocks":4)", R"("blocks":40000000)");
   ExpectBadInput(Lines({large}), 1, "the pool would need");
   ExpectAccept(Lines({Replaced(large, "lowest", "other")}),
-               Level::kVisibility);  // None is made.
+               Level::kVisibility);  // No pool is made.
   ExpectAccept(Changed(1, R"("k_head_dim":2,"v_head_dim":1)",
                        R"("k_head_dim":2,"v_head_dim":1,"v_dtype":"f16")"),
                Level::kIdentity);
@@ -215,7 +215,7 @@ TEST(PagedTrace, TellsWhatLedToALine) {
     std::istringstream in(Lines(lines));
     return PoolCallsText(in, line);
   };
-  // Questions are left out, but for the last line.
+  // Queries are left out, unless they are the last line.
   std::vector<std::string> lines = kPoolLines;
   lines.insert(lines.begin() + 4, R"({"op":"seq_len","seq":0,"len":3})");
   const std::string open =
@@ -271,7 +271,7 @@ TEST(PagedTrace, RefusesMisuse) {
 TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
   const std::string deep(100000, '[');
   ExpectBadInput(Lines({kPoolLines[0], R"({"op":)" + deep}), 2, "16 deep");
-  // A line of few bytes that copies a long sequence.
+  // A short line that copies a long sequence.
   constexpr int kLong = 100000;
   const std::string large =
       Replaced(Replaced(kPoolLines[0], R"("blocks":4)", R"("blocks":100)"),
@@ -299,10 +299,10 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
     EXPECT_NE(judgement.reason.find("the pool would now need"),
               std::string::npos)
         << judgement.reason;
-    // A token and its row take 160 bytes at least.
+    // A token and its row take at least 160 bytes.
     EXPECT_LT(judgement.line, 4 + kTraceTokenBytesMax / (160 * kLong));
   }
-  // A block of two tokens of three floats takes 128 bytes besides.
+  // A block of two tokens of three floats takes another 128 bytes.
   for (const int more : {0, 1}) {
     const int blocks = static_cast<int>(kTraceCacheBytesMax / (128 + 24));
     std::istringstream first(
@@ -317,7 +317,7 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
     opens.push_back(fmt::format(R"({{"op":"open","len":0,"result":{}}})", i));
   }
   EXPECT_LT(JudgeText(Lines(opens)).line, 4200);
-  // A prefix key that each block may have, and one of many values.
+  // A long prefix key counts for each block; a key of many strings is accepted.
   const std::string pool =
       Replaced(kPoolLines[0], R"("blocks":4)", R"("blocks":100000)");
   const std::string salted =
@@ -329,7 +329,7 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
   for (int i = 0; i < 100000; ++i) many += ",\"x\"";
   ExpectAccept(Lines({kPoolLines[0], Replaced(kPoolLines[1], R"("x")", many)}),
                Level::kIdentity);
-  // Empty strings take place, too; and each sequence has the key.
+  // Empty strings take memory, too; and each sequence has the key.
   std::string empty = "\"\"";
   for (int i = 0; i < 100000; ++i) empty += ",\"\"";
   const std::string keyed = Replaced(kPoolLines[1], R"("x")", empty);
@@ -344,14 +344,14 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
   EXPECT_LT(JudgeText(Lines(forks)).line, 60);
   EXPECT_EQ(JudgeText(Lines(forks)).reason.substr(0, 32),
             "fork: the pool would now need 2.");
-  // What was appended is kept, whatever became of it.
+  // Appended rows count for good, even if they are replaced later.
   std::vector<std::string> appends(lines.begin(), lines.begin() + 2);
   for (int i = 0; i < 10; ++i) appends.push_back(lines[2]);
   for (const char* placement : {"lowest", "other"}) {
     appends[0] = Replaced(header, "lowest", placement);
     ExpectBadInput(Lines(appends), 8, "append: the pool would now need");
   }
-  // A list that names a sequence again and again.
+  // A list that names a sequence many times.
   std::string again = "0";
   for (int i = 0; i < 100000; ++i) again += ",0";
   lines.resize(4);
@@ -399,7 +399,7 @@ std::string Rewritten(const std::string& text) {
   return out.str();
 }
 
-// Byte for byte, in the writer's order of keys.
+// The output is the same byte for byte, with the keys in the writer's order.
 TEST(PagedTrace, WritesWhatItRead) {
   std::vector<std::string> lines = kPoolLines;
   const auto expect_same = [&] {
@@ -413,7 +413,7 @@ TEST(PagedTrace, WritesWhatItRead) {
     EXPECT_EQ(Rewritten(written), written);
   };
   expect_same();
-  // What may be left out, and the other values.
+  // Optional fields are left out, and others have other values.
   lines[0] = Replaced(Replaced(lines[0], "lowest", "other"), R"("dtype":"f32")",
                       R"("dtype":"f32","v_dtype":"bf16")");
   lines[0] = Replaced(lines[0], "token_major", "head_major");

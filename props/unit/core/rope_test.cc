@@ -1,5 +1,6 @@
-// RoPE and the sums of shifts against long double, from the words of
-// kvtwin/shift.h alone, for all twins share one definition (core/shift_row.h).
+// RoPE and the adding shifts compared with long double, written from the text
+// of kvtwin/shift.h alone, because all twins share one definition
+// (core/shift_row.h).
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -43,7 +44,7 @@ struct Range {
   bool Has(float value) const { return low <= value && value <= high; }
 };
 
-// The f32 that a number within `error` of `exact` is rounded to.
+// The f32 numbers that a number within `error` of `exact` may be rounded to.
 Range Rounded(long double exact, long double error) {
   return {static_cast<float>(exact - error), static_cast<float>(exact + error)};
 }
@@ -53,12 +54,12 @@ struct ExactTurn {
   Range sine;
 };
 
-// By how much a computation in double may differ: the exponent, the power, and
-// two products are rounded, each by 2^-53 of itself (the power by twice that,
-// as the C library's is within one unit of the last place); the exponent's
-// error e counts as e * ln(base). Pair 0 has the power 1, whose angle is exact
-// where the first product is. cos and sin change by no more than the angle, and
-// are rounded to double themselves, within one unit.
+// The exact turn, and by how much a computation in double may differ: the
+// exponent, the power, and two products are rounded, each by 2^-53 of itself
+// (the power by twice that, as the C library's is within one unit of the last
+// place); the exponent's error e counts as e * ln(base). Pair 0 has the power
+// 1, so its angle is exact if the first product is. cos and sin change by no
+// more than the angle, and are rounded to double themselves, within one unit.
 ExactTurn Exactly(const Rope& rope, int dims, int p, std::int32_t offset) {
   const long double exponent = -2.0L * p / dims;
   const long double base = rope.base;
@@ -90,11 +91,11 @@ TEST(Rope, TurnsByTheAngleThatItSays) {
       }
     }
   }
-  // Mostly there is only one f32 that is right.
+  // Mostly, only one f32 is right.
   EXPECT_GT(pinned, all * 3 / 4);
 }
 
-// Small offsets leave no choice at all, to the last bit.
+// Small offsets determine the result to the last bit.
 TEST(Rope, TurnsBySmallOffsetsToTheBit) {
   for (const auto pairing :
        {Rope::Pairing::kAdjacent, Rope::Pairing::kHalves}) {
@@ -114,7 +115,7 @@ TEST(Rope, TurnsBySmallOffsetsToTheBit) {
 }
 
 // Multiplies f32 numbers and rounds to f32. A double has more than twice the
-// digits, so that rounding twice is as rounding once.
+// digits, so rounding twice gives the same as rounding once.
 float Times(float a, float b) {
   return static_cast<float>(static_cast<double>(a) * static_cast<double>(b));
 }
@@ -122,7 +123,7 @@ float Plus(float a, float b) {
   return static_cast<float>(static_cast<double>(a) + static_cast<double>(b));
 }
 
-// Pair p of a head, by the words of kvtwin/shift.h.
+// Returns the two elements of pair p of a head (see kvtwin/shift.h).
 std::array<std::size_t, 2> PairOf(const Rope& rope, std::size_t dims,
                                   std::size_t p) {
   if (rope.pairing == Rope::Pairing::kHalves) return {p, p + dims / 2};
@@ -139,8 +140,8 @@ std::vector<float> Numbers(std::size_t count, std::uint32_t seed) {
   return numbers;
 }
 
-// A row as it must be, out of what it was, where the turns are known to the
-// bit; elsewhere as `found` has them. How many were known is counted.
+// Compares `found` with `before` turned, except for the pairs whose turn is not
+// known to the bit. Adds the number of the other pairs to `known`.
 void ExpectTurned(const Shift& shift, std::int32_t offset, std::size_t head_dim,
                   const std::vector<float>& before,
                   const std::vector<float>& found, int& known) {
@@ -216,7 +217,8 @@ TEST(Rope, SumsAddTheOffsetAsAnF32) {
   }
 }
 
-// Through a whole cache: a token is far behind, and what is before it leaves.
+// In a whole cache: a token lies at a large position, and the tokens before it
+// leave.
 class RopeOf : public EachTwin {};
 INSTANTIATE_TEST_SUITE_P(Twins, RopeOf, ::testing::ValuesIn(TwinList()),
                          TwinTestName);

@@ -1,7 +1,8 @@
 // The system calls of a save: what a disk may hold if the machine dies after
-// any of them, and what becomes of a save if one of them fails.
+// any of them, and how a save ends if one of them fails.
 //
-// A program of its own, for the linker wraps the C library's functions.
+// This is a separate program because the linker wraps the C library's
+// functions.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -35,20 +36,20 @@ namespace {
 
 struct Call {
   std::string_view name;
-  std::string path = {};  // As it was given.
-  ino_t inode = 0;        // Of the descriptor; of openat, what it opened.
+  std::string path = {};  // The path argument.
+  ino_t inode = 0;        // The descriptor's; openat's: the opened file's.
   int flags = 0;
   std::size_t at = 0;
-  std::string bytes = {};  // That were written.
-  std::string to = {};     // Of a rename.
+  std::string bytes = {};  // The written bytes.
+  std::string to = {};     // The new name, in a rename.
   bool ok = false;
 };
 
-// A call that fails in place of being made.
+// A call that fails instead of being made.
 struct Fault {
   std::size_t at = 0;  // The index of the call.
   int error = 0;
-  std::optional<ssize_t> writes;  // Or writes so much.
+  std::optional<ssize_t> writes;  // Or it writes this many bytes.
 };
 
 // The recorder of system calls, which can also make a call fail.
@@ -66,7 +67,7 @@ Recorder recorder;
 
 ino_t InodeOf(int descriptor);
 
-// Does the call, or lets it fail; -1 is its only error.
+// Makes the call, or lets it fail; every failure returns -1.
 template <class Answer>
 Answer Do(Call call, const std::function<Answer(const Call&)>& real) {
   const std::lock_guard lock(recorder.mutex);
@@ -239,7 +240,7 @@ class SaveCalls : public WithFolder {
     ASSERT_TRUE(SaveState(states_[0], Path()).ok());
   }
 
-  // With what is wrong, if anything.
+  // Saves states_[1] and records the calls; one of them may fail.
   Status Save(const std::optional<Fault>& fault = {}) {
     recorder.calls.clear();
     recorder.fault = fault;
@@ -251,8 +252,8 @@ class SaveCalls : public WithFolder {
     return status;
   }
 
-  // The index of the only call of that name that was ok, on that inode if it is
-  // not 0.
+  // The index of the only successful call of that name, on that inode unless it
+  // is 0.
   std::size_t Only(std::string_view name, ino_t inode = 0) const {
     std::optional<std::size_t> found;
     for (std::size_t i = 0; i < calls_.size(); ++i) {
@@ -277,15 +278,15 @@ class SaveCalls : public WithFolder {
     EXPECT_EQ(::stat(folder_.c_str(), &about), 0);
     return about.st_ino;
   }
-  // The number of the state that is stored whole; -1: none.
+  // The index of the state that the file holds, whole; -1 if there is none.
   int Found() const {
     const Result<CacheState> loaded = LoadState(Path());
     if (loaded.ok() && *loaded == states_[0]) return 0;
     return loaded.ok() && *loaded == states_[1] ? 1 : -1;
   }
 
-  std::vector<CacheState> states_;  // What is there, and what is saved.
-  Calls calls_;                     // Of the last save.
+  std::vector<CacheState> states_;  // The state before, and the one saved.
+  Calls calls_;                     // The last save's.
 };
 
 TEST_F(SaveCalls, SyncTheFileThenRenameThenSyncTheFolder) {
@@ -312,13 +313,13 @@ TEST_F(SaveCalls, SyncTheFileThenRenameThenSyncTheFolder) {
     EXPECT_LT(i, synced);
   }
   EXPECT_GT(writes, 3U);
-  // Each save by a name of its own.
+  // Each save uses another name for its part file.
   const std::string before = part.path;
   ASSERT_TRUE(Save().ok());
   EXPECT_NE(PartOpened().path, before);
 }
 
-// Several threads write what is large.
+// Several threads write a large state.
 TEST_F(SaveCalls, AreInTheSameOrderIfManyWrite) {
   states_[1] = SomeState(200000, 3);
   ASSERT_TRUE(Save().ok());
@@ -330,12 +331,12 @@ TEST_F(SaveCalls, AreInTheSameOrderIfManyWrite) {
   EXPECT_LT(synced, Only("renameat"));
 }
 
-// A disk that keeps what was synced, and of the rest whatever it likes: each
-// write not at all, in part or whole, in any order; of each name any of its
-// files since the folder was synced.
+// A disk that keeps synced data, and any part of the rest: each unsynced write
+// may be missing, partial or whole, in any order; each name may refer to any of
+// its files since the folder was synced.
 class Disk {
  public:
-  using Files = std::set<std::optional<std::string>>;  // Nothing: no file.
+  using Files = std::set<std::optional<std::string>>;  // nullopt: no file.
 
   Disk(ino_t folder, ino_t file, std::string content) : folder_(folder) {
     files_[file].durable = std::move(content);
@@ -370,7 +371,7 @@ class Disk {
     }
   }
 
-  // All that `name` may be after the machine died now.
+  // All contents that `name` may have if the machine died now.
   Files MayBe(const std::string& name) const {
     Files all;
     for (const ino_t inode : names_.at(name)) {
@@ -387,7 +388,7 @@ class Disk {
   struct Write {
     std::size_t at = 0;
     std::string bytes;
-    bool truncates = false;  // To `at`.
+    bool truncates = false;  // To the size `at`.
   };
   struct OnDisk {
     std::string durable;
@@ -445,12 +446,12 @@ class Disk {
 
   ino_t folder_;
   std::map<ino_t, OnDisk> files_;
-  // By name: what it was when the folder was synced, and since; 0: no file.
+  // For each name: its file at the last folder sync, and later ones; 0: none.
   std::map<std::string, std::vector<ino_t>> names_;
 };
 
-// The log of a save is replayed call by call; after each, whatever the disk may
-// hold is loaded.
+// Replays the log of a save call by call; after each call, loads every content
+// that the disk may hold.
 TEST_F(SaveCalls, LeaveAWholeStateWheneverTheMachineDies) {
   struct stat about = {};
   ASSERT_EQ(::stat(Path().c_str(), &about), 0);
@@ -475,7 +476,7 @@ TEST_F(SaveCalls, LeaveAWholeStateWheneverTheMachineDies) {
       const int which = found(content);
       ASSERT_NE(which, -1) << "after " << i << " calls, before "
                            << (i < calls_.size() ? calls_[i].name : "the end");
-      // A save that returned ok is there for good.
+      // After a save has returned ok, its state is on the disk.
       if (i == calls_.size()) {
         EXPECT_EQ(which, 1);
       }
@@ -485,19 +486,19 @@ TEST_F(SaveCalls, LeaveAWholeStateWheneverTheMachineDies) {
   }
   EXPECT_EQ(seen, (std::set<int>{0, 1}));
   EXPECT_GT(states, calls_.size());
-  // No call that writes was missed: the disk has what the file has.
+  // No write was missed: the simulated disk has the content of the file.
   EXPECT_EQ(disk.MayBe("state"), Disk::Files{now});
 }
 
-// The disk itself sees what is wrong: of the same calls in another order, or
-// without one of them, something else is there.
+// The simulated disk detects mistakes: after the same calls in another order,
+// or without one of them, it may hold other content.
 TEST_F(SaveCalls, InAnotherOrderWouldNotDo) {
   struct stat about = {};
   ASSERT_EQ(::stat(Path().c_str(), &about), 0);
   const std::string before = ReadFile(Path());
   ASSERT_TRUE(Save().ok());
   const std::string now = ReadFile(Path());
-  // Whether there may be something else at any time, or the old at the end.
+  // Whether other content is possible at any time, or the old one at the end.
   const auto wrong = [&](const Calls& calls) {
     Disk disk(FolderInode(), about.st_ino, before);
     bool found = false;
@@ -528,12 +529,12 @@ std::size_t OpenFiles() {
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
-// Whether the state is saved all the same if this call fails.
+// Whether the save succeeds although this call fails.
 bool MayFail(const Call& call, int error) {
   static const std::set<std::string_view> kWishes = {
       "sync_file_range", "flock", "fchmod", "fchown", "fstat", "faccessat"};
   if (kWishes.contains(call.name)) return true;
-  // The list of part files; and what is done once more if a signal came.
+  // The list of part files; and calls that are repeated after a signal.
   return call.path == "." || (error == EINTR && call.name != "renameat" &&
                               call.name != "getentropy");
 }
@@ -586,7 +587,7 @@ TEST_F(SaveCalls, MayWriteLessThanTheyWereGiven) {
   }
 }
 
-// There are file systems, and folders, where all is synced or nothing.
+// On some file systems, a folder cannot be synced alone.
 TEST_F(SaveCalls, SyncAllWhereAFolderCannotBeSynced) {
   ASSERT_TRUE(Save().ok());
   const std::size_t last = calls_.size() - 1;
@@ -597,7 +598,7 @@ TEST_F(SaveCalls, SyncAllWhereAFolderCannotBeSynced) {
   }
 }
 
-// Somebody knows the name, and has put something there.
+// An attacker knows the part file's name and has put a link there.
 TEST_F(SaveCalls, FollowNoLinkThatWasPlanted) {
   recorder.known_names = true;
   ASSERT_TRUE(Save().ok());
@@ -618,8 +619,8 @@ TEST_F(SaveCalls, FollowNoLinkThatWasPlanted) {
   EXPECT_EQ(Found(), 1);
 }
 
-// Another saver finds the part file before it is locked: it takes it for that
-// of a dead one.
+// Another saver finds the part file before it is locked, and takes it for that
+// of a dead saver.
 TEST_F(SaveCalls, GoOnIfThePartFileIsTakenForADeadOne) {
   for (const bool holds : {false, true}) {
     int other = -1;

@@ -1,5 +1,5 @@
-// SaveState and LoadState among other processes, and among whatever else is in
-// a folder.
+// SaveState and LoadState beside other processes, and beside other files in a
+// folder.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -45,13 +45,13 @@ class SavedFiles : public WithFolder {
   }
 };
 
-// A process that does this.
+// A child process that calls `does`.
 class Child {
  public:
   explicit Child(const std::function<void()>& does) : id_(::fork()) {
     EXPECT_GE(id_, 0);
     if (id_ != 0) return;
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // It does not outlive the test.
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // The child ends with the test.
     does();
     ::_exit(0);
   }
@@ -64,14 +64,14 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   void Signal(int signal) const { EXPECT_EQ(::kill(id_, signal), 0); }
-  // Its exit code, -1 if it was killed.
+  // Returns the exit code; -1 if the process was killed.
   int Wait() {
     int status = 0;
     EXPECT_EQ(::waitpid(id_, &status, 0), id_);
     id_ = 0;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
-  // False if it has ended.
+  // Stops the process. Returns false if it has ended.
   bool Stop() const {
     Signal(SIGSTOP);
     siginfo_t info = {};
@@ -90,8 +90,8 @@ class Child {
   pid_t id_;
 };
 
-// Exits with whether all saves were ok. As the first process of a container, if
-// this one may make such.
+// Exits with 0 if all saves were ok. Saves as the first process of a container,
+// if this process may make one.
 void SaveAsProcessOne(const CacheState& state, const std::string& path,
                       int saves) {
   static_cast<void>(::unshare(CLONE_NEWUSER | CLONE_NEWPID));
@@ -103,7 +103,7 @@ void SaveAsProcessOne(const CacheState& state, const std::string& path,
   ::_exit(saver.Wait());
 }
 
-// As two containers that share a folder.
+// Two containers share a folder.
 TEST_F(SavedFiles, AreWholeWhoeverElseSaves) {
   const std::vector<CacheState> states = {SomeState(3000, 1),
                                           SomeState(4000, 2)};
@@ -145,13 +145,13 @@ TEST_F(SavedFiles, AreWholeWhicheverThreadSaves) {
   EXPECT_EQ(Names(), (NameSet{"state"}));
 }
 
-// A process that saves two states in turns is killed at a random moment: one of
+// A process that saves two states in turn is killed at a random moment: one of
 // them is there, whole.
 TEST_F(SavedFiles, AreWholeWheneverTheProcessDies) {
   const std::vector<CacheState> states = {SomeState(4000, 1),
                                           SomeState(5000, 2)};
   ASSERT_TRUE(SaveState(states[0], Path()).ok());
-  // Up to a little longer than it takes to save some of them.
+  // The child is killed within up to four times the duration of a save.
   const auto start = std::chrono::steady_clock::now();
   ASSERT_TRUE(SaveState(states[0], Path()).ok());
   const auto some = std::chrono::duration_cast<std::chrono::microseconds>(
@@ -160,7 +160,7 @@ TEST_F(SavedFiles, AreWholeWheneverTheProcessDies) {
   int changed = 0;
   int left = 0;
   std::size_t last = 0;
-  // On a busy machine it takes more of them until each has happened.
+  // On a busy machine it takes more rounds until both cases have occurred.
   for (int i = 0; i < 40 || (i < 1000 && (changed < 4 || left < 4)); ++i) {
     Child child([&] {
       for (std::size_t n = last + 1;; ++n) {
@@ -176,17 +176,17 @@ TEST_F(SavedFiles, AreWholeWheneverTheProcessDies) {
     ASSERT_TRUE(*loaded == states[now]);
     changed += now == last ? 0 : 1;
     last = now;
-    // The part file of the last one that died, and no others.
+    // The part file of the last child that died, and no others.
     ASSERT_LE(Names().size(), 2U);
     left += Names().size() == 2 ? 1 : 0;
   }
-  EXPECT_GT(changed, 3);  // Some were killed after it, some before.
+  EXPECT_GT(changed, 3);  // Some died after a save, some before.
   EXPECT_GT(left, 3);
   ASSERT_TRUE(SaveState(states[0], Path()).ok());
   EXPECT_EQ(Names(), (NameSet{"state"}));
 }
 
-// Whether a saver holds a lock on the only file but the state.
+// Whether a saver holds a lock on the only file besides the state.
 bool HasLockedPart(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().filename() == "state") continue;
@@ -199,7 +199,7 @@ bool HasLockedPart(const fs::path& folder) {
   return false;
 }
 
-// A saver is stopped once its part file is there.
+// A saver is stopped once its part file exists.
 TEST_F(SavedFiles, PartFilesOfTheLivingStay) {
   const std::vector<CacheState> states = {SomeState(40, 1), SomeState(50, 2)};
   ASSERT_TRUE(SaveState(states[0], Path()).ok());
@@ -228,7 +228,7 @@ TEST_F(SavedFiles, PartFilesOfTheLivingStay) {
   }
 }
 
-// Only part files of the same path are removed, and nothing that looks alike.
+// Only part files of the same path are removed; files with similar names stay.
 TEST_F(SavedFiles, OtherFilesStay) {
   std::string part;
   while (part.empty()) {
@@ -255,7 +255,7 @@ TEST_F(SavedFiles, OtherFilesStay) {
   EXPECT_EQ(Names(), due);
 }
 
-// Whatever has that name but a file is neither replaced nor followed.
+// Anything with that name but a regular file is neither replaced nor followed.
 TEST_F(SavedFiles, OnlyRegularFilesAreReplaced) {
   const CacheState state = SomeState(1, 1);
   fs::create_directory(At("folder"));
@@ -272,7 +272,7 @@ TEST_F(SavedFiles, OnlyRegularFilesAreReplaced) {
   ASSERT_EQ(::bind(listener, reinterpret_cast<const sockaddr*>(&address),
                    sizeof(address)),
             0);
-  // Not one of the machine's: a SaveState that is wrong would replace it.
+  // This device is the test's own: a faulty SaveState would replace it.
   const bool device =
       ::mknod(At("device").c_str(), S_IFCHR | 0666, ::makedev(1, 3)) == 0;
   const NameSet before = Names();
@@ -303,12 +303,13 @@ TEST_F(SavedFiles, OnlyRegularFilesAreLoaded) {
   EXPECT_EQ(LoadState("/dev/zero").status().message(),
             "'/dev/zero' is not a regular file, but a device");
   ASSERT_EQ(::mkfifo(At("pipe").c_str(), 0666), 0);
-  EXPECT_EQ(LoadState(At("pipe")).status().message(),  // Nobody writes to it.
+  // No process writes to it.
+  EXPECT_EQ(LoadState(At("pipe")).status().message(),
             fmt::format("'{}' is not a regular file, but a pipe", At("pipe")));
   fs::create_symlink(At("loop"), At("loop"));
   EXPECT_NE(LoadState(At("loop")).status().message().find("Too many levels"),
             std::string::npos);
-  // Whoever makes a link says so.
+  // Loading follows a link that the user made.
   ASSERT_TRUE(SaveState(SomeState(2, 2), Path()).ok());
   fs::create_symlink(Path(), At("link"));
   EXPECT_TRUE(*LoadState(At("link")) == SomeState(2, 2));
@@ -339,7 +340,7 @@ TEST_F(SavedFiles, NamesAreChecked) {
     EXPECT_EQ(Names(), (NameSet{name}));
     fs::remove(At(name));
   }
-  fs::current_path(folder_);  // Of this folder, without a folder's name.
+  fs::current_path(folder_);  // Saves here, without a folder's name.
   EXPECT_TRUE(SaveState(state, "here").ok());
   EXPECT_EQ(Names(), (NameSet{"here"}));
   fs::current_path("/");
@@ -355,7 +356,7 @@ TEST_F(SavedFiles, KeepTheModeOfTheFileBefore) {
   const CacheState state = SomeState(1, 1);
   const mode_t before = ::umask(027);
   EXPECT_TRUE(SaveState(state, Path()).ok());
-  EXPECT_EQ(About(Path()).st_mode & 07777, 0640U);  // As any new file.
+  EXPECT_EQ(About(Path()).st_mode & 07777, 0640U);  // Like any new file.
   for (const mode_t mode : {0600U, 0666U, 0444U, 0757U}) {
     ASSERT_EQ(::chmod(Path().c_str(), mode), 0);
     EXPECT_TRUE(SaveState(state, Path()).ok());
@@ -364,7 +365,7 @@ TEST_F(SavedFiles, KeepTheModeOfTheFileBefore) {
   ::umask(before);
 }
 
-// Only who is root may give files away; others keep the group if it is theirs.
+// Only root may give files away; others keep the group if they belong to it.
 TEST_F(SavedFiles, KeepTheOwnerOfTheFileBefore) {
   const CacheState state = SomeState(1, 1);
   ASSERT_TRUE(SaveState(state, Path()).ok());
@@ -395,12 +396,12 @@ TEST_F(SavedFiles, KeepTheOwnerOfTheFileBefore) {
     ASSERT_EQ(code, 0);
     EXPECT_EQ(About(Path()).st_uid, 99U);
     EXPECT_EQ(About(Path()).st_gid, group);
-    // Another group gets no more than everybody.
+    // Another group gets no more access than all other users.
     EXPECT_EQ(About(Path()).st_mode & 07777, group == 77 ? 0644U : 0664U);
   }
 }
 
-// A user who may make files in a folder, but may not list it.
+// A user may create files in the folder, but may not list it.
 TEST_F(SavedFiles, AreSavedToAFolderThatCannotBeRead) {
   ASSERT_EQ(::chmod(folder_.c_str(), 0333), 0);
   Child child([&] {
@@ -418,7 +419,7 @@ TEST_F(SavedFiles, AreSavedToAFolderThatCannotBeRead) {
   EXPECT_EQ(Names(), (NameSet{"state"}));
 }
 
-// The largest file that this process may write.
+// The state is larger than the largest file that this process may write.
 TEST_F(SavedFiles, NothingIsLeftOfWhatDoesNotFit) {
   rlimit before;
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);

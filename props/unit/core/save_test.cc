@@ -1,4 +1,4 @@
-// States as bytes and as files: what is saved is loaded, and nothing else.
+// States as bytes and as files: what was saved is loaded, and nothing else.
 
 #include "kvtwin/save.h"
 
@@ -79,7 +79,7 @@ TEST_F(Save, SaysWhoseStateAFileHas) {
   EXPECT_EQ(ModelOf(folder_).status().code(), StatusCode::kFailedPrecondition);
 }
 
-// Whole as a file, but of no cache: these would be read beyond their ends.
+// No cache has these states: reading them would go past the ends of arrays.
 TEST_F(Save, RefusesWhatNoCacheHas) {
   const auto refused = [](CacheState state, const auto& damage) {
     damage(state);
@@ -117,7 +117,7 @@ TEST_F(Save, RefusesWhatNoCacheHas) {
   EXPECT_TRUE(refused(OfAWrapper(), [](State s) { s.cells = {{}}; }));
 }
 
-// What was saved once is read for good: another format has another version.
+// A saved state stays readable for good: a new format has a new version.
 TEST_F(Save, TheFormatStays) {
   CacheState cache;
   cache.cells = {{0, 0, 0}, {0, 0, 1}, {1, 1, 0}, {1, 1, 1},
@@ -138,7 +138,7 @@ TEST_F(Save, TheFormatStays) {
   EXPECT_EQ(ReadFile(Path()), ReadFile(KVTWIN_RECORDINGS "/state.safetensors"));
 }
 
-// No byte may be another one, be missing, or be too many.
+// A byte that is changed, missing or extra is refused.
 TEST_F(Save, RefusesWhatIsDamaged) {
   for (const CacheState& state :
        {CacheState(), SomeState(2, 3), OfAWrapper()}) {
@@ -179,7 +179,7 @@ TEST_F(Save, RefusesWhatIsHostile) {
   EXPECT_TRUE(refused(R"({"caches.9999.cells":{"dtype":"I32","shape":[0,3],)"
                       R"("data_offsets":[0,0]}})"));
   EXPECT_TRUE(refused(R"({"__metadata__":7})"));
-  // What comes twice by another name must not be read by two threads.
+  // A cache that is named twice must not be read by two threads.
   const std::string cells =
       R"("{}cells":{{"dtype":"I32","shape":[1,3],"data_offsets":[{},{}]}})";
   for (const bool twice : {false, true}) {
@@ -214,7 +214,7 @@ TEST_F(Save, RefusesWhatIsHostile) {
   EXPECT_FALSE(StateFromBytes(huge).ok());
 }
 
-// Headers have a largest size, and a most of names.
+// Headers have a largest size, and a largest number of names.
 TEST_F(Save, SavesWhatCanBeReadBackOnly) {
   const auto saved = [&](const CacheState& state, const std::string& model) {
     const bool read = StateFromBytes(StateToBytes(state, model), model).ok();
@@ -242,8 +242,8 @@ TEST_F(Save, SavesWhatCanBeReadBackOnly) {
   EXPECT_FALSE(saved(state, std::string(kMost - length + 8, 'm')));
 }
 
-// A sequence of one cache goes on in another one, fragmented, beside others,
-// under another padding, placement and V layout, as it would have at home.
+// A sequence of one cache continues in another one, fragmented, beside others,
+// with another padding, placement and V layout, as it would in its own cache.
 TEST_F(Save, ASequenceMovesToACacheThatIsInUse) {
   for (const char* twin : {"reference", "optimized"}) {
     SCOPED_TRACE(twin);
@@ -275,7 +275,7 @@ TEST_F(Save, ASequenceMovesToACacheThatIsInUse) {
     away.Append(0, 2, {11});
     EXPECT_EQ(away.SeenK(0), (Floats{7, 8, 11}));
 
-    // What does not fit, or is there.
+    // A sequence that does not fit, or that exists already.
     const int few[] = {3};
     EXPECT_EQ(WithSequence(*away->Snapshot(), 6, saved, few).status().code(),
               StatusCode::kCacheFull);
@@ -305,7 +305,7 @@ INSTANTIATE_TEST_SUITE_P(Twins, Sequences,
                          ::testing::Values("reference", "optimized"),
                          [](const auto& info) { return info.param; });
 
-// Without the others: as by a snapshot of all.
+// Taking or adding one sequence has the same result as whole snapshots.
 TEST_P(Sequences, AreParkedAndAddedAlone) {
   TestCache home({}, GetParam());
   ASSERT_EQ(home.Init(3, 8, 8), StatusCode::kOk);
@@ -325,7 +325,7 @@ TEST_P(Sequences, AreParkedAndAddedAlone) {
   const int cells[] = {6};
   const CacheState due = *WithSequence(*away->Snapshot(), 5, parked, cells);
   ASSERT_TRUE(away->AddSequence(5, parked).ok());
-  // Its rows in layer 1 are zeros, not those that were removed.
+  // The sequence's rows in layer 1 are zeros, not those that were removed.
   EXPECT_TRUE(*away->Snapshot() == due);
   EXPECT_EQ(away.Put({0}), StatusCode::kFailedPrecondition);
   away.Append(5, 3, {10});
@@ -349,7 +349,7 @@ TEST_P(Sequences, AreAddedOrNothingIs) {
   EXPECT_EQ(code(1, OfAWrapper()), kInvalid);
   EXPECT_EQ(code(1, OfLayers({0}, 4)), StatusCode::kCacheFull);
   CacheState other = whole;
-  other.cells[1].cell = 0;  // In a cell that another one has.
+  other.cells[1].cell = 0;  // The cell of another token.
   EXPECT_EQ(code(1, other), kInvalid);
   other.cells[1] = {0, 0, 1};
   EXPECT_EQ(code(1, other), kInvalid);
@@ -370,7 +370,7 @@ TEST_P(Sequences, AreAddedOrNothingIs) {
   EXPECT_EQ(code(0, CacheState()), kInvalid);
   EXPECT_EQ(code(1, CacheState()), StatusCode::kOk);
   EXPECT_EQ(cache->SnapshotOf(-1).status().code(), kInvalid);
-  other = whole;  // Two sequences, each in cells of its own.
+  other = whole;  // Two sequences, each in its own cells.
   other.cells[2].sequence = 9;
   EXPECT_EQ(cache->AddSequence(1, other).message(),
             "what is added as sequence 1 is of several: 0 and 9");
@@ -413,7 +413,7 @@ TEST_P(Sequences, AreInAllCachesOfAWrapperOrInNone) {
   EXPECT_FALSE(WithSequence(before, 1, half, cells).ok());
 }
 
-// Layers that only one of them has are zeros for the other one's tokens.
+// A layer of one side only has zero rows for the other side's tokens.
 TEST_F(Save, LayersOfASequenceMayBeOthers) {
   const CacheState state = OfLayers({0, 1}, 2);
   const CacheState added = OfLayers({1, 2}, 3);
@@ -441,7 +441,7 @@ TEST_F(Save, LayersOfASequenceMayBeOthers) {
   }
   EXPECT_FALSE(WithSequence(state, -1, added, cells).ok());
   CacheState odd = state;
-  odd.cells.push_back({9, 0, 0});  // Without rows.
+  odd.cells.push_back({9, 0, 0});  // A token without rows.
   const int many[] = {99};
   EXPECT_FALSE(WithSequence(odd, 4, added, many).ok());
   EXPECT_TRUE(WithSequence(state, 4, added, many).ok());
@@ -462,7 +462,7 @@ TEST_F(Save, ASequenceOfAWrapperIsInAllItsCaches) {
             StatusCode::kCacheFull);
 }
 
-// A checksum is computed in parts of a mebibyte.
+// A checksum is computed in parts of 1 MiB.
 TEST_F(Save, StatesOfAMebibyteAndNextToIt) {
   for (const int tokens : {127, 128, 129, 255, 256, 257, 513}) {
     CacheState state;
@@ -485,7 +485,7 @@ TEST_F(Save, StatesOfAMebibyteAndNextToIt) {
       one ^= std::byte{1};
     }
   }
-  // A checksum has every byte of a tensor of many parts.
+  // A checksum covers every byte of a tensor of many parts.
   constexpr std::size_t kPart = std::size_t{1} << 20;
   const DenseTensor many = FilledTensor(DType::kF32, {1 << 18, 1, 21, 1}, 1);
   CacheState state;
@@ -493,7 +493,7 @@ TEST_F(Save, StatesOfAMebibyteAndNextToIt) {
   state.layers[0] = {many, FilledTensor(DType::kF32, {1, 1, 21, 1}, 2)};
   std::vector<std::byte> bytes = StateToBytes(state);
   ASSERT_TRUE(*StateFromBytes(bytes) == state);
-  const std::size_t end = bytes.size() - 21 * sizeof(float);  // Of K.
+  const std::size_t end = bytes.size() - 21 * sizeof(float);  // The end of K.
   for (std::size_t from_end = 1; from_end < many.bytes.size();
        from_end += kPart / 2) {
     std::byte& one = bytes[end - from_end];

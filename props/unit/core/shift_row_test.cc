@@ -1,4 +1,4 @@
-// The definition of a shift, and functions of the user that shift rows.
+// The definition of a shift, and user functions that shift rows.
 
 #include "core/shift_row.h"
 
@@ -79,7 +79,7 @@ TEST_P(CustomShift, IsCalledWhenRowsMove) {
   EXPECT_TRUE(cache->Remove(0, 1, 1).ok());  // Nothing moves.
   EXPECT_EQ(calls, 0);
   EXPECT_EQ(cache->Remove(0, 0, 1).message(), "none");
-  EXPECT_EQ(calls, 1);  // It is not asked again.
+  EXPECT_EQ(calls, 1);  // The function is not called again.
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// States that Restore refuses, each with one damage, and those that it takes.
+// States that Restore refuses, each with one damage, and those that it accepts.
 
 #include "core/state_checks.h"
 
@@ -28,7 +28,7 @@ INSTANTIATE_TEST_SUITE_P(Twins, StateChecks, ::testing::ValuesIn(TwinList()),
 
 constexpr auto kInvalid = StatusCode::kInvalidArgument;
 
-// Restores what `damage` makes of the state; it must be refused.
+// Damages the cache's state, and expects that Restore refuses it.
 void ExpectRefused(Cache& cache,
                    const std::function<void(CacheState&)>& damage) {
   const CacheState whole = *cache.Snapshot();
@@ -75,9 +75,9 @@ TEST_P(StateChecks, RefusesEachDamageOfAState) {
   refused([](auto& state) { state.layers[0].key.shape[2] = 0; });
 }
 
-// All lists of up to three memberships, of which a cache has one only if it is
-// sorted by cell and then by sequence, has none twice, and gives each cell one
-// position.
+// All lists of up to three memberships. A cache can have a list only if it is
+// sorted by cell and then by sequence, has no duplicates, and gives each cell
+// one position.
 TEST_P(StateChecks, TakesMembershipsAsACacheListsThem) {
   constexpr int kEntries = 3 * 2 * 2;
   const auto entry = [](int i) { return CellEntry{i / 4, i / 2 % 2, i % 2}; };
@@ -212,7 +212,7 @@ TEST_P(StateChecks, AfterRestoreTheLayerIsTheFirst) {
   EXPECT_TRUE(cache->Snapshot()->layers.contains(0));
 }
 
-// V has a fourth dimension, which permuted V has no place for.
+// V has a fourth dimension, for which permuted V has no place.
 TEST_P(StateChecks, AnEncoderKeepsFourDimensionsUnlessPermuted) {
   CacheSpec spec;
   spec.kind = Kind::kEncoder;
@@ -236,7 +236,7 @@ TEST_P(StateChecks, AnEncoderKeepsFourDimensionsUnlessPermuted) {
   EXPECT_TRUE(permuted->Restore(mixed).ok());
 }
 
-// The record of evicted tokens, for Restore and when a batch is given back.
+// Evicted tokens are recorded for Restore, and for a batch that is given back.
 TEST_P(StateChecks, GivesBackAfterARestoreInPlace) {
   CacheSpec spec;
   spec.kind = Kind::kWrapper;

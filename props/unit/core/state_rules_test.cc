@@ -1,6 +1,5 @@
-// The bytes of a state against the words of docs/semantics.md (S56), by a
-// reader and a writer of their own: they share nothing with core/save/save.cc
-// but XXH3 itself.
+// Compares the bytes of a state with docs/semantics.md (S56), by an independent
+// reader and writer: they share nothing with core/save/save.cc but XXH3 itself.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -32,8 +31,8 @@ using Json = nlohmann::ordered_json;
 struct DTypeRule {
   DType dtype;
   std::string_view name;        // In the file.
-  std::string_view metadata;    // Of blocks, in the metadata.
-  std::int64_t elements, size;  // So many are of so many bytes.
+  std::string_view metadata;    // For blocks, in the metadata.
+  std::int64_t elements, size;  // `elements` take `size` bytes.
 };
 constexpr std::array kRules = {
     DTypeRule{DType::kF32, "F32", "", 1, 4},
@@ -165,7 +164,7 @@ class Reader {
     return json_.at("__metadata__").at(name).get<std::string>();
   }
 
-  // The checksum of what is there.
+  // The checksum of the file's tensors and header.
   std::string Checksum() const {
     std::vector<std::string> tensors;
     for (const auto& [name, about] : json_.items()) {
@@ -254,7 +253,7 @@ std::vector<CacheState> States() {
     states.back().layers[7].value = FilledTensor(DType::kQ4, {64, 2, 2, 1}, 3);
     states.back().layers[11] = states.back().layers[7];
   }
-  // Every byte is another one, and large numbers are there.
+  // The bytes of rows are random, and large numbers occur.
   std::mt19937 random(1);
   for (CacheState& state : states) {
     for (auto& [layer, rows] : state.layers) {
@@ -312,7 +311,7 @@ TEST_F(StateRules, WhatAWriterOfTheirsWritesIsLoaded) {
   }
 }
 
-// Beside and beyond a MiB of a tensor, where several threads take turns.
+// Tensors of about 1 MiB and more, where several threads take turns.
 TEST_F(StateRules, LargeTensorsAreWrittenAlike) {
   for (const int tokens : {32767, 32768, 32769, 70000}) {
     CacheState state = SomeState(tokens, 2, DType::kF32);

@@ -25,7 +25,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Each of `cases`: what replaces what, and a part of the reason.
+// Each case: the replaced text, its replacement, and a part of the reason.
 using Cases = std::vector<std::array<std::string, 3>>;
 
 TEST(Trace, AcceptsWhatTheCasesBelowStartFrom) {
@@ -87,7 +87,7 @@ TEST(Trace, RefusesBadHeaders) {
       {R"("mask_dtype":"f32")", R"("mask_dtype":"bit")",
        "config.mask_dtype is 'bit'"},
       {R"("mask_dtype":"f32")", R"("mask_dtype":3)", "config.mask_dtype is 3"},
-      // A row of bits is never less than a word, however few the cells are.
+      // A row of bits takes at least one word, even for few cells.
       {R"("mask_batch_padding":1,"permuted_v":false,"mask_dtype":"f32")",
        R"("mask_batch_padding":40000000,"permuted_v":false,)"
        R"("mask_dtype":"bits")",
@@ -111,7 +111,7 @@ TEST(Trace, RefusesBadHeaders) {
   ExpectBadInput(Lines({kHeader, kStart, kHeader}), 3, "a second header");
 }
 
-// Permuted V, said to be tiled: as many columns, but no tiles to look at.
+// Permuted V that claims to be tiled: it has as many columns, but no tiles.
 TEST(Trace, RefusesTilesOfAnotherShape) {
   std::string header =
       Replaced(kHeader, R"("cache_padding":1)", R"("cache_padding":32)");
@@ -182,7 +182,7 @@ TEST(Trace, RefusesBadPuts) {
                Level::kIdentity);
   ExpectBadInput(Lines({bf16, kStart, Replaced(kPut, "1000", "3.397e38")}), 3,
                  "out of the range of bf16");
-  // What V may be goes by its own dtype.
+  // V's numbers are limited by V's own dtype.
   const std::string mixed = Replaced(f16, R"("mask_dtype":"f32")",
                                      R"("mask_dtype":"f32","v_dtype":"bf16")");
   const std::string large =
@@ -310,7 +310,8 @@ TEST(Trace, RefusesWhatWouldTakeTooMuch) {
   std::string objects = "{\"x\":[{}";
   for (int i = 0; i < 5000; ++i) objects += ",{}";
   ExpectBadInput(Lines({kHeader, objects + "]}"}), 2, "more than 4096 values");
-  // Each line alone is small: cells times rows, cells times sequences.
+  // Each line alone is small; products are large: cells times rows, or
+  // sequences.
   const auto with_cells = [](double bytes_a_cell) {
     return Replaced(kHeader, R"("capacity":4)",
                     fmt::format(R"("capacity":{:.0f})",
@@ -338,7 +339,7 @@ TEST(Trace, RefusesWhatWouldTakeTooMuch) {
 }
 
 TEST(Trace, RefusesWhatWouldTakeTooMuchOfOtherCaches) {
-  // The sizes of a server: no cache of ours is made.
+  // The sizes of a server: none of kvtwin's caches is made.
   const std::string server =
       Replaced(Replaced(Replaced(kHeader, "contiguous", "other"),
                         R"("capacity":4)", R"("capacity":131072)"),
@@ -350,7 +351,7 @@ TEST(Trace, RefusesWhatWouldTakeTooMuchOfOtherCaches) {
   ExpectAccept(Lines({Replaced(server, R"("cache_padding":1)",
                                R"("cache_padding":1000000000)")}),
                Level::kVisibility);
-  // Few bytes of each line, times those of the others.
+  // Each line has few bytes, but they are multiplied by those of other lines.
   std::string zeros = "0";
   for (int i = 1; i < 20000; ++i) zeros += ",0";
   std::vector<std::string> lines = {
@@ -364,12 +365,12 @@ TEST(Trace, RefusesWhatWouldTakeTooMuchOfOtherCaches) {
   const Judgement judgement = JudgeText(Lines(lines));
   EXPECT_EQ(VerdictName(judgement.verdict), "bad_input");
   EXPECT_GT(judgement.line, 50);
-  // An owner of a token takes 40 bytes at least.
+  // An owner of a token takes at least 40 bytes.
   EXPECT_LT(judgement.line, kTraceTokenBytesMax / (20000 * 40));
 }
 
-// A recording's masks are texts, whatever their dtype is: the shape of bits is
-// that of elements, not of words.
+// A recording's masks are text, whatever their dtype is: the shape of a bits
+// mask counts elements, not words.
 TEST(Trace, ReadsMasksOfEveryDType) {
   for (const char* dtype : {"f32", "f16", "bf16", "bits"}) {
     const std::string header =
@@ -394,7 +395,7 @@ TEST(Trace, ReadsMasksOfEveryDType) {
   }
 }
 
-// Of a first line that has no more than it must, and of a pass without cells.
+// A header with the required fields only, and a pass without cells.
 TEST(Trace, ReadsWhatIsLeftOut) {
   const std::string bare = Replaced(kHeader, R"(,"mask_dtype":"f32")", "");
   ExpectAccept(Lines({bare, kStart, kPut, kGet}), Level::kIdentity);
@@ -455,7 +456,7 @@ TEST(Trace, ReportsAStreamThatBreaks) {
     }
     ASSERT_TRUE(reader.error().has_value());
     EXPECT_EQ(reader.error()->reason, "cannot be read");
-    EXPECT_FALSE(reader.ReadOp(op));  // And does not try again.
+    EXPECT_FALSE(reader.ReadOp(op));  // The reader does not try again.
   }
 }
 
@@ -467,7 +468,7 @@ TEST(Trace, GivesUpOnALineThatDoesNotEnd) {
   EXPECT_EQ(reader.error()->reason, "the line is longer than 268435456 bytes");
 }
 
-// Text, then so many blanks, then text.
+// A stream of text, then this many blanks, then text.
 class LongLine : public std::streambuf {
  public:
   LongLine(std::string before, std::size_t blanks, std::string after)
@@ -503,7 +504,7 @@ TEST(Trace, ALineThatIsTooLongEndsOneRecordingOnly) {
   std::istream in(&lines);
   EXPECT_EQ(JudgeSeveral(in),
             (Verdicts{{Verdict::kBadInput, 2}, {Verdict::kAccept, 0}}));
-  // Beyond twice as much, no line end is looked for.
+  // Past twice that length, the reader does not look for a line end.
   LongLine longer(Lines({kHeader}), 2 * kTraceLineBytesMax + (1 << 20),
                   "\n" + Lines({kHeader}));
   std::istream more(&longer);
@@ -537,13 +538,13 @@ TEST(Trace, RefusesANul) {
   }
 }
 
-// Two of them, each alone.
+// The two limits are tested separately.
 TEST(Trace, TakesAsManyValuesAndAsDeepAsItSays) {
   const auto problem = [](const std::string& list) {
     JsonValue object;
     return ParseJsonLine(R"({"op":)" + list + "}", object);
   };
-  // Within the object itself.
+  // The lists are nested in the object.
   for (std::size_t lists : {kJsonDepthMax - 1, kJsonDepthMax}) {
     EXPECT_EQ(problem(std::string(lists, '[') + std::string(lists, ']')),
               lists < kJsonDepthMax ? "" : "nested more than 16 deep");
@@ -588,7 +589,7 @@ std::string Rewritten(const std::string& text) {
   return out.str();
 }
 
-// Compared as JSON, so that a field that is lost shows.
+// Lines are compared as JSON, so that a lost field shows.
 TEST(Trace, WritesWhatItRead) {
   for (const auto& file : Recordings("")) {
     std::istringstream original(ReadFile(file));
@@ -598,7 +599,7 @@ TEST(Trace, WritesWhatItRead) {
     while (std::getline(original, due)) {
       ASSERT_TRUE(std::getline(written, found)) << file;
       nlohmann::json json = nlohmann::json::parse(due);
-      json.erase("history");  // Of gen: not a key of the format.
+      json.erase("history");  // A key of gen, not of the format.
       EXPECT_EQ(json, nlohmann::json::parse(found));
     }
     EXPECT_FALSE(std::getline(written, found)) << file;

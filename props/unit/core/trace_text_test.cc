@@ -1,5 +1,5 @@
-// What the text of a recording says: headers whose fields are left out, and
-// answers that are nearly right.
+// The text of a recording: headers whose fields are left out, and answers that
+// are nearly right.
 
 #include <gtest/gtest.h>
 
@@ -16,8 +16,8 @@
 namespace kvtwin::props {
 namespace {
 
-// What a cache of the header needs, from what it has: cells with positions,
-// rows, a mask.
+// Compares the bound of a header with the memory that a cache needs: cells with
+// positions, rows, a mask.
 void ExpectBound(const TraceHeader& header, const RowDims& rows) {
   auto cache = *MakeCache(header.spec);
   ASSERT_TRUE(cache->SetConfig(header.config).ok());
@@ -52,7 +52,7 @@ TEST(TraceText, BoundsTheBytesOfACache) {
     header.init.max_batch = 2;
     ExpectBound(header, small);
     ExpectBound(header, large);
-    header.init.max_batch = 1000;  // Masks are what is large.
+    header.init.max_batch = 1000;  // Masks are the largest part.
     for (const DType dtype :
          {DType::kBF16, DType::kBits, DType::kF16, DType::kF32}) {
       header.config.mask_dtype = dtype;
@@ -162,7 +162,7 @@ TEST(TraceText, RefusesSizesOfZero) {
   }
 }
 
-// Why the line after the header cannot be read.
+// Returns why the line after the header cannot be read.
 std::string WhyNot(const std::string& line) {
   std::istringstream in(HeaderText(AnyHeader()) + line + "\n");
   TraceReader reader(in);

@@ -1,6 +1,7 @@
-// A wrapper against its caches driven alone, with the rules S41 to S46 of
-// docs/semantics.md written here: for all twins share one wrapper. Calls come
-// in any order that the interface allows, and in some that it does not.
+// Compares a wrapper with its caches driven separately. Rules S41 to S46 of
+// docs/semantics.md are implemented again here, because all twins share one
+// wrapper. Calls come in any order that the interface allows, and in some that
+// it does not allow.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -55,7 +56,7 @@ std::vector<Case> Cases() {
   const CacheSpec chunked =
       Of(Kind::kChunked, ShiftKind::kIdentity, {}, Placement::kScatter);
   const CacheSpec encoder = Of(Kind::kEncoder);
-  // The last one has to be asked, too: alone it is full, cannot resume, or
+  // The last cache has to be asked, too: it alone is full, cannot resume, or
   // refuses a removal.
   std::vector<CacheSpec> many(8, causal);
   many.push_back(fixed);
@@ -83,13 +84,13 @@ std::unique_ptr<Cache> Made(const CacheSpec& spec, const Case& one,
   return cache;
 }
 
-// A state without what these cells hold.
+// A state without the tokens of these cells.
 CacheState Without(const CacheState& state, const std::set<int>& cells) {
   CacheState rest = state;
   std::erase_if(rest.cells, [&](const CellEntry& entry) {
     return cells.contains(entry.cell);
   });
-  std::vector<bool> kept;  // By row, of each held cell.
+  std::vector<bool> kept;  // By row: one for each held cell.
   int last = -1;
   for (const CellEntry& entry : state.cells) {
     if (entry.cell != last) kept.push_back(!cells.contains(entry.cell));
@@ -126,7 +127,7 @@ class Alone {
   using Does = std::function<Status(Cache&)>;
   using DoesPart = std::function<Status(Cache&, std::size_t)>;
 
-  // All or none (S41, S45): a copy of each is asked first.
+  // Calls all caches or none (S41, S45): a copy of each is asked first.
   Status ToAll(const DoesPart& does) {
     for (std::size_t i = 0; i < caches_.size(); ++i) {
       Status status = does(*CopyOf(i), i);
@@ -153,7 +154,7 @@ class Alone {
     return StatusCode::kOk;
   }
 
-  // S5, S42, S43.
+  // Implements S5, S42 and S43.
   Status StartForward(const Batch& batch, bool reserve) {
     Status status = CopyOf(0)->StartForward(batch, reserve);
     if (status.code() == kInvalid) return status;
@@ -172,7 +173,7 @@ class Alone {
     return {};
   }
 
-  // S44.
+  // Implements S44.
   Result<bool> CanResume(int seq, std::int32_t pos) {
     bool all = true;
     for (const auto& cache : caches_) {
@@ -222,7 +223,7 @@ class Alone {
 
   Cache& active() const { return *caches_[active_]; }
   int active_type() const { return static_cast<int>(active_); }
-  // The cache that refused the latest pass that any of them refused.
+  // The cache that refused in the latest refused pass.
   std::size_t refused() const { return refused_; }
   int size() const { return static_cast<int>(caches_.size()); }
 
@@ -236,7 +237,7 @@ class Alone {
     active_ = 0;
     layer_ = 0;
   }
-  // It has no pass then, and its layer.
+  // Restores a cache, which then has no pass, and sets its layer.
   void Load(std::size_t i, const CacheState& state) {
     EXPECT_TRUE(caches_[i]->Restore(state).ok());
     EXPECT_TRUE(caches_[i]->SetLayer(layer_).ok());
@@ -265,7 +266,7 @@ std::vector<std::byte> Dense(const TensorView& view) {
   return CopyOf(view, view.dtype).bytes;
 }
 
-// Makes the same random calls of both.
+// Makes the same random calls to the wrapper and to its separate caches.
 class Both {
  public:
   Both(const Case& one, const std::string& twin, std::uint32_t seed)
@@ -293,7 +294,7 @@ class Both {
     Compare();
   }
 
-  // Everything that both say.
+  // Compares all answers of both.
   void Compare() {
     ASSERT_TRUE(*wrapper_->Snapshot() == alone_.Snapshot());
     const int type = alone_.active_type();
@@ -366,7 +367,7 @@ class Both {
   std::mt19937 random_;
   std::unique_ptr<Cache> wrapper_;
   std::map<int, std::int32_t> next_;  // Positions, by sequence.
-  int tokens_ = 0;                    // Of the last batch.
+  int tokens_ = 0;                    // In the last batch.
   std::map<std::string, int> reached_;
 };
 
@@ -395,8 +396,8 @@ void Both::Start() {
   AfterARefusal();
 }
 
-// Rows of free cells may be others then, so that both are loaded anew; but
-// first, what layer and type are shows in a reserving pass.
+// After a refusal the rows of free cells may differ, so both are restored.
+// Before that, a reserving pass shows their layer and layer type.
 void Both::AfterARefusal() {
   Compare();
   Put();  // There is no pass.
@@ -411,7 +412,7 @@ void Both::AfterARefusal() {
   const CacheState state = alone_.Snapshot();
   Same("restore", wrapper_->Restore(state), alone_.Restore(state).code());
   if (Pick(2) == 0) return;
-  // Room again.
+  // This makes room again.
   for (const int sequence : {0, 1}) {
     const Alone::Does remove = [&](Cache& cache) {
       return cache.Remove(sequence, 0, kOpenEnd);
@@ -479,7 +480,8 @@ void Both::Remove() {
   next = open ? std::min(next, begin) : std::max(begin, next - end + begin);
 }
 
-// A sequence out of the state and in again, under another number perhaps.
+// Takes a sequence out of the state and adds it again, perhaps under another
+// number.
 void Both::Move() {
   const int sequence = Pick(3);
   const CacheState one = alone_.SnapshotOf(sequence);
@@ -571,7 +573,7 @@ TEST_P(Wrappers, AreTheirCachesDrivenAlone) {
   }
 }
 
-// Before Init and after Close no cache of it takes a call.
+// Before Init and after Close, none of the caches accepts a call.
 TEST_P(Wrappers, BeginAndEndAsTheirCachesDo) {
   CacheSpec spec;
   spec.kind = Kind::kWrapper;
@@ -592,7 +594,7 @@ TEST_P(Wrappers, BeginAndEndAsTheirCachesDo) {
     EXPECT_EQ(cache->CellCount(), 0);
   };
   expect_untimely();
-  // The encoder takes neither a padding nor two sequences: none of them does.
+  // The encoder takes neither a padding nor two sequences, so no cache does.
   ASSERT_TRUE(cache->SetConfig({.cache_padding = 2}).ok());
   EXPECT_EQ(cache->SetConfig({}).code(), kUntimely);
   EXPECT_EQ(cache->Init(DType::kF32, 1, 4, 4).code(), kInvalid);

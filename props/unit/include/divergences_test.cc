@@ -1,5 +1,5 @@
-// One test for each line of docs/divergences.md, on both twins: what kvtwin
-// does where the program that it comes from does something else.
+// Each test covers one line of docs/divergences.md, on both twins: what kvtwin
+// does differently from the program that it comes from.
 
 #include "props/testing/test_cache.h"
 
@@ -21,7 +21,7 @@ class Divergences : public EachTwin {
 INSTANTIATE_TEST_SUITE_P(Twins, Divergences, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
-// Holes at the front, several moves that the seed merges into one.
+// There are holes at the front, and moves that the original merges into one.
 TEST_P(Divergences, DefragKeepsRowsAndCellsTogether) {
   TestCache cache(Spec(Kind::kCausal), GetParam());
   ASSERT_EQ(cache.Init(1, 6, 6), StatusCode::kOk);
@@ -89,7 +89,7 @@ TEST_P(Divergences, WrapperGivesBackOnlyTheBatch) {
   CacheSpec spec = Spec(Kind::kWrapper);
   spec.caches = {Spec(Kind::kCausal), small};
   TestCache cache(spec, GetParam());
-  // 8 cells of the first, 1 * 1 + 2 of the second.
+  // The first cache has 8 cells, the second 1 * 1 + 2.
   ASSERT_EQ(cache.Init(1, 8, 2), StatusCode::kOk);
   ASSERT_EQ(cache.Start({4}, {0}), StatusCode::kOk);
   ASSERT_EQ(cache.Start({4, 4}, {1, 1}), StatusCode::kOk);
@@ -153,7 +153,7 @@ TEST_P(Divergences, EncoderTakesANewShape) {
   EXPECT_EQ(view->mask.data, nullptr);
 }
 
-// The whole list is the business of misuse_props.cc.
+// props/history/misuse.h lists all misuse.
 TEST_P(Divergences, BadInputIsAStatus) {
   TestCache cache(Spec(Kind::kCausal), GetParam());
   EXPECT_EQ(cache.Init(0, 4, 4), StatusCode::kInvalidArgument);

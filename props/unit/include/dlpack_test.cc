@@ -37,7 +37,7 @@ TEST(DLPack, IsTheViewWithItsLastDimensionFirst) {
   EXPECT_THAT(Dims(tensor.shape), ElementsAre(1, 4, 3, 2));
   EXPECT_THAT(Dims(tensor.strides), ElementsAre(24, 6, 2, 1));
   EXPECT_EQ(tensor.byte_offset, 0U);
-  // Element (1, 2, 3), by DLPack's rules and by ours.
+  // Element (1, 2, 3), by DLPack's rules and by kvtwin's.
   const auto* data = static_cast<const float*>(tensor.data);
   float ours;
   std::memcpy(&ours, view.at(1, 2, 3), sizeof(ours));

@@ -1,4 +1,4 @@
-// The public interface at its edges: the factory, the older shape, shift
+// The public interface at its edges: the factory, the older interface, shift
 // functions.
 
 #include <complex>
@@ -60,7 +60,7 @@ TEST_P(Interface, RefusesMoreCellsThanCanBeCounted) {
 TEST_P(Interface, RefusesAMemoryBelowTheWindow) {
   TestCache cache(Spec(Kind::kSwaMem, 4, 2), GetParam());
   EXPECT_EQ(cache.Init(1, 8, 1), StatusCode::kInvalidArgument);
-  // With several sequences it is raised to 5.
+  // With several sequences the memory is raised to 5.
   EXPECT_EQ(cache.Init(2, 8, 1), StatusCode::kOk);
   EXPECT_EQ(cache->CellCount(), 2 * 5 + 1);
 }
@@ -86,7 +86,7 @@ TEST_P(Interface, ACustomShiftThatFailsChangesNothing) {
   EXPECT_EQ(cache.SeenK(0), (Floats{1, 2, 3, 4}));
   ASSERT_TRUE(cache->Remove(0, 0, 1).ok());
   cache.Append(0, 3, {5});
-  // The cell of the token that left is the lowest free one.
+  // The removed token's cell is the lowest free one.
   EXPECT_EQ(cache.SeenK(0), (Floats{5, -8, -7, -6}));
   EXPECT_EQ(cache.SeenV(0), (Floats{5, 2, 3, 4}));
 }
@@ -116,7 +116,7 @@ TEST_P(Interface, TheOldShapeIsAnAdapter) {
     const std::vector<std::int32_t> next = {2};
     const std::vector<int> of = {0};
     ASSERT_TRUE(legacy->StartForward(next, of).ok());
-    // A window only masked: nothing is ever evicted, from no cache.
+    // The window is only a mask: no cache ever evicts anything.
     EXPECT_EQ(legacy->StartForward(next, of).code(), StatusCode::kCacheFull);
     for (int i = 0; i < std::ssize(spec.caches); ++i) {
       EXPECT_TRUE(legacy->cache().SetLayerType(i).ok());
@@ -129,7 +129,7 @@ TEST_P(Interface, TheOldShapeIsAnAdapter) {
   }
 }
 
-// Against complex numbers in double.
+// Compares RoPE with complex numbers in double.
 TEST(ShiftFunctions, RopeTurnsPairs) {
   for (const auto pairing :
        {Rope::Pairing::kAdjacent, Rope::Pairing::kHalves}) {

@@ -34,7 +34,7 @@ if command -v pkg-config >/dev/null; then
 fi
 
 configure -B "$scratch/folder" -DKVTWIN_FOLDER="$root"
-# Nothing is built there yet: it says so, and copies nothing.
+# Nothing is built there yet: cmake says so, and copies nothing.
 "$cmake" --install "$scratch/folder" --prefix "$scratch/empty" 2>"$scratch/log" &&
   { echo "installed what is not built"; exit 1; }
 grep -q 'is not built yet' "$scratch/log"

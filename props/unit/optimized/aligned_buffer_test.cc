@@ -1,4 +1,4 @@
-// Buffers as large as a huge page and next to it, and too large for memory.
+// Buffers of about the size of a huge page, and too large for memory.
 
 #include "optimized/aligned_buffer.h"
 
@@ -12,7 +12,7 @@
 namespace kvtwin::props {
 namespace {
 
-// Volatile, so that the compiler neither knows the size nor leaves it out.
+// The variables are volatile so that the compiler keeps the allocation.
 void Allocate(std::size_t bytes) {
   const volatile std::size_t size = bytes;
   const optimized::AlignedBuffer buffer(size);

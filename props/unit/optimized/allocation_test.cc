@@ -1,8 +1,9 @@
-// After the first pass over the layers, a reserving pass included, passes take
-// no memory: neither StartForward nor Put nor Get.
+// After the first pass over the layers, a reserving pass included, passes
+// allocate nothing: neither StartForward nor Put nor Get.
 //
-// A program of its own, for it counts what the whole program allocates: here
-// operator new is replaced, and the linker wraps the C library's functions.
+// This is a separate program because it counts the allocations of the whole
+// program: it replaces operator new, and the linker wraps the C library's
+// functions.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -34,7 +35,7 @@ std::atomic<std::int64_t> live_bytes = 0;
 
 namespace {
 
-// Counts memory that was asked for just now.
+// Counts a new allocation.
 void* Counted(void* memory) {
   ++kvtwin::props::allocations;
   kvtwin::props::live_bytes +=
@@ -142,7 +143,7 @@ class Client {
     EXPECT_TRUE(cache_->Init(one.dtype, kSequences, kCapacity, kBatch).ok());
   }
 
-  // `tokens` for each of the sequences from `first` to before `last`.
+  // Runs a pass of `tokens` tokens for each sequence in [first, last).
   bool Pass(int first, int last, int tokens, bool reserve = false) {
     std::size_t count = 0;
     for (int seq = first; seq < last; ++seq) {
@@ -181,14 +182,14 @@ class Client {
   bool strided_;
 };
 
-// As a server: prompts first, then one token for each sequence, with a longer
-// piece of a prompt now and then.
+// Behaves like a server: prompts first, then one token for each sequence, with
+// a longer piece of a prompt now and then.
 void ExpectNone(const Case& one) {
   Client client(one);
   ASSERT_TRUE(client.Pass(0, 1, kBatch, /*reserve=*/true));
   ASSERT_TRUE(client.Pass(0, kSequences, kBatch / kSequences));
   if (one.spec.window) {
-    // The first token that leaves a window is something new, too.
+    // The first token that leaves a window may allocate, too.
     ASSERT_TRUE(client.Pass(0, 1, kBatch));
     ASSERT_TRUE(client.Pass(0, 1, 1));
   }
@@ -221,7 +222,7 @@ void ExpectNoneForRows(const CacheSpec& spec) {
 }
 
 TEST(Allocations, AreCounted) {
-  // Read by nobody, but g++ may leave out what is not even written.
+  // No code reads it, but g++ may remove an allocation that is not stored.
   [[maybe_unused]] static const void* volatile kept;
   std::size_t before = allocations;
   const std::vector<int> numbers(1000);
@@ -234,7 +235,7 @@ TEST(Allocations, AreCounted) {
   const std::vector<Aligned> aligned(3);
   kept = aligned.data();
   EXPECT_EQ(allocations - before, 1U);
-  // The storage of each layer is more than one.
+  // The storage of each layer takes more than one allocation.
   before = allocations;
   Client client({});
   ASSERT_TRUE(client.Pass(0, 1, 1));
@@ -257,7 +258,7 @@ TEST(Allocations, NoneWhereTheWindowMoves) {
   ExpectNoneForRows(spec);
 }
 
-// What windows leave behind are holes, so that a batch needs a defrag.
+// Windows leave holes, so that a batch needs a defrag.
 TEST(Allocations, NoneByDefrags) {
   CacheSpec spec;
   spec.kind = Kind::kSwa;

@@ -1,5 +1,5 @@
-// Append of a pool looks at the blocks that it writes to, and not at all blocks
-// of the sequence.
+// Append of a pool looks only at the blocks that it writes to, not at all
+// blocks of the sequence.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace {
 constexpr int kBlocks = 1000;
 constexpr int kBlockSize = 4;
 
-// Has no rows, but counts how often they are looked at.
+// A pool without rows that counts how often rows are looked at.
 class CountingPool final : public GuardedPaged {
  public:
   CountingPool()
@@ -52,7 +52,7 @@ class CountingPool final : public GuardedPaged {
   mutable int looks_ = 0;
 };
 
-// `tokens` rows behind the first `len`.
+// Appends `tokens` rows to the sequence.
 PagedAppend Appended(CountingPool& pool, int sequence, int tokens) {
   const std::vector<float> numbers(static_cast<std::size_t>(tokens));
   const TensorView rows =
@@ -66,7 +66,7 @@ TEST(Append, LooksAtWhatItStored) {
   for (int len = 0; len + 6 < kBlocks * kBlockSize; len += 6) {
     const int before = pool.looks();
     const PagedAppend appended = Appended(pool, sequence, 6);
-    // Six tokens in blocks of four are in two of them, or in three.
+    // Six tokens take two or three blocks of four.
     const auto blocks =
         static_cast<std::size_t>((len + 5) / kBlockSize - len / kBlockSize + 1);
     ASSERT_EQ(pool.looks() - before, static_cast<int>(blocks));

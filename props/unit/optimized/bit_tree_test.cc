@@ -1,4 +1,4 @@
-// Sets of cells with one, and at each number of levels.
+// Sets of cells with one cell, and with each number of levels.
 
 #include "optimized/bit_tree.h"
 
@@ -30,7 +30,7 @@ TEST(BitTree, HoldsItsLastCell) {
   }
 }
 
-// A level more at 64, 4,096 and 262,144 cells, and a lone cell in it.
+// The set gains a level at 64, 4,096 and 262,144 cells, with one cell in it.
 TEST(BitTree, GainsALevelAtEachPowerOf64) {
   for (const std::size_t n : {64U, 4096U, 262144U, 16777216U}) {
     optimized::BitTree set(n + 1);

@@ -1,5 +1,5 @@
-// Caches with cells beyond the sizes at which the optimized twin changes its
-// way: words of 64 cells, levels of its trees, its tables of sequences.
+// Caches with more cells than the sizes at which the optimized twin changes its
+// method: words of 64 cells, levels of its trees, its tables of sequences.
 
 #include "optimized/causal.h"
 
@@ -32,8 +32,8 @@ INSTANTIATE_TEST_SUITE_P(Targets, CausalOn,
 
 TEST_P(CausalOn, AgreesWithTheReferenceAtItsLimits) {
   for (const std::string line : {
-           // A token at the last position that there is, removed by the open
-           // end and by a range that ends there.
+           // A token at the largest position, removed by the open end and by a
+           // range that ends there.
            "kvt1 | put 0*1@+2147483632 | put 0*1@+100 | drop 0:5-",
            "kvt1 | put 0*1@+2147483632 | put 0*1@+100 | drop 0:5-^100",
            "kvt1 shift=add | put 0*2 | put 0*1@+2147483632 | put 0*1@+100 | "
@@ -42,7 +42,7 @@ TEST_P(CausalOn, AgreesWithTheReferenceAtItsLimits) {
            "| drop 0:5-",
            "kvt1 kind=encoder seqs=1 | put 0*1@+9 image=0 | drop 0:0-9",
            "kvt1 kind=encoder seqs=1 | put 0*1@+9 image=0 | drop 0:0-10",
-           // More sequences than the first table of ids has room for.
+           // More sequences than the first table of ids holds.
            "kvt1 cap=40 batch=40 | put 0*1 1*1 2*1 3*1 4*1 5*1 6*1 7*1 8*1 9*1 "
            "10*1 11*1 12*1 13*1 14*1 15*1 16*1 17*1 | drop 9:0- | drop 3:0- | "
            "put 20*1 3*1 | copy 17>9:1",
@@ -53,7 +53,8 @@ TEST_P(CausalOn, AgreesWithTheReferenceAtItsLimits) {
            "kvt1 shift=rope dims=1,1,1 | put 0*3 | drop 0:0-1 | put 0*1",
            "kvt1 shift=tag_add dims=1,2,1 | put 0*3 | drop 0:0-1 | put 0*1",
            "kvt1 shift=add | put 0*3 | drop 0:1-1 | put 0*1",
-           // A sequence over several words, of which some are not its own.
+           // A sequence over several words, some of which have none of its
+           // cells.
            "kvt1 kind=swa window=3 cap=300 batch=300 seqs=1 shift=add | "
            "put 0*20 | put 1*130 | put 0*20 | drop 1:3-9 | put 0*1 | put 1*1",
            "kvt1 cap=400 batch=200 shift=add | put 0*3 | put 1*200 | put 0*3 | "
@@ -71,7 +72,7 @@ TEST(Causal, OwnersOfAToken) {
         "drop 0:0-",
         n - 1, n / 2));
   }
-  // Owners that come after many others have a token, and must not shift it.
+  // Owners after many others hold a token, which must not be shifted.
   for (const int n : {63, 64, 65, 128}) {
     ExpectAgreement(fmt::format(
         "kvt1 cap=1 seqs=200 batch=200 shift=add | put 0-{0}*1 | put {1}*2 | "
@@ -99,8 +100,8 @@ TEST(Causal, IndicesOfExceptedTokens) {
   }
 }
 
-// Nearly all cells are used, by two sequences, and few are free: 5 in a row at
-// the end, and each 700th.
+// Two sequences use nearly all cells; the free ones are 5 in a row at the end,
+// and each 700th.
 CacheState Crowded(int cells) {
   CacheState state;
   for (int cell = 0; cell + 5 < cells; ++cell) {
@@ -152,11 +153,11 @@ void ExpectSameIn(int cells, Placement placement) {
     });
     ASSERT_NO_FATAL_FAILURE(ExpectSamePass(*twins[0], *twins[1]));
   };
-  ASSERT_NO_FATAL_FAILURE(pass({0, 1, 0, 1, 0}));  // At the end.
+  ASSERT_NO_FATAL_FAILURE(pass({0, 1, 0, 1, 0}));  // At the end of the cells.
   both([&](Cache& c) { return c.Remove(0, cells / 2, cells / 2 + 97); });
   both([&](Cache& c) { return c.CopyPrefix(1, 2, cells / 2); });
   ASSERT_NO_FATAL_FAILURE(pass({0, 2, 2}));
-  // The free cells lie apart: the last tokens move.
+  // The free cells lie apart, so the last tokens move.
   both([&](Cache& c) { return c.Remove(2, cells / 3, cells / 3 + 4); });
   ASSERT_NO_FATAL_FAILURE(pass({1, 1, 1, 1, 1, 1, 1, 0}));
   both([&](Cache& c) { return c.Remove(1, 0, kOpenEnd); });
@@ -177,8 +178,8 @@ class CausalWith : public EachPath {};
 INSTANTIATE_TEST_SUITE_P(Paths, CausalWith, ::testing::ValuesIn(kEachPath),
                          EachPath::Name);
 
-// Between two passes of a sequence, more words change than are kept in mind;
-// and its window moves by more cells.
+// Between two passes of a sequence, more words change than are recorded; and
+// its window moves by more cells.
 TEST_P(CausalWith, ChangesBetweenPasses) {
   for (const int words : {31, 32, 33, 34}) {
     ExpectAgreement(
@@ -191,16 +192,16 @@ TEST_P(CausalWith, ChangesBetweenPasses) {
                     "batch=300 dims=1,1,1 | start 0*300 | put 0*1 | put 0*1@+{}"
                     " | put 0*1@-{}",
                     words, words));
-    // The words that sequence 0 leaves to 1, the one that a token of it comes
-    // to, and nothing else: the first of them counts as well.
+    // The changed words are those that sequence 0 leaves to 1, and the one that
+    // gets a token of it: the first of them counts as well.
     const int tokens = (words - 1) * 64;
     ExpectAgreement(
         fmt::format("kvt1 seqs=2 cap=1200 batch=2200 dims=1,1,1 | start 0*{} | "
                     "copy 0>1:{} | put 0*1 | drop 0:64- | put 0*1",
                     tokens, tokens));
-    // As many words lose all their cells, of one sequence, and one gets a
-    // cell; and as many cells leave a window. Another sequence has cells on
-    // both sides, so that the view still has these.
+    // The same number of words lose all cells of one sequence, and one word
+    // gains a cell; and the same number of cells leave a window. Another
+    // sequence has cells on both sides, so that they stay in the view.
     ExpectAgreement(
         fmt::format("kvt1 shift=add seqs=1 cap=2600 batch=2400 dims=1,1,1 | "
                     "start 0*2300 | copy 0>1:2300 | put 0*1 1*1 | drop 0:{}- | "
@@ -218,7 +219,7 @@ class CausalOf : public EachTwin {};
 INSTANTIATE_TEST_SUITE_P(Twins, CausalOf, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
-// Whole words of 64 cells are shared, and nothing else.
+// Only whole words of 64 cells are shared.
 TEST_P(CausalOf, FindsASharedTokenInAFullWord) {
   CacheSpec spec;
   spec.shift.kind = ShiftKind::kIdentity;

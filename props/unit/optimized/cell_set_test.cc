@@ -1,4 +1,4 @@
-// Sets of cells, as a list of words and as bits, against std::set.
+// Compares sets of cells, as a list of words and as bits, with std::set.
 
 #include "optimized/cell_set.h"
 
@@ -24,7 +24,8 @@ class Sets {
   Sets(std::uint32_t seed, std::size_t cells)
       : random_(seed), cells_(cells), set_(cells) {}
 
-  // Now few cells come, and now many, so that the set changes its form.
+  // There are phases of few and of many cells, so that the set changes its
+  // form.
   void Change() {
     const std::size_t cell = Pick(cells_);
     switch (Pick(8)) {

@@ -1,6 +1,6 @@
-// The optimized twin's table of cells against a naive one, and rows of masks
-// that are kept against rows that are written anew, in caches of many words:
-// the harness's are small.
+// Compares the optimized twin's table of cells with a naive one, and mask rows
+// that are kept with rows that are written anew, in caches of many words; the
+// harness's caches are small.
 
 #include "optimized/cell_table.h"
 
@@ -75,7 +75,7 @@ class Tables {
     grown_.clear();
   }
 
-  // Everything that the table says.
+  // Compares everything that the two tables report.
   void Check() {
     std::vector<CellEntry> due;
     std::vector<CellEntry> found;
@@ -113,7 +113,7 @@ class Tables {
     if (!extremes.empty()) CheckSequence(*table_.Find(extremes.begin()->first));
   }
 
-  // Of its stored positions, and a little around them.
+  // A range of its stored positions, or a little around them.
   PosRange RangeIn(const Sequence& sequence) {
     const auto [first, last] = sequence.extremes;
     const std::int32_t from = std::max(0, first - 2 + Pick(last - first + 4));
@@ -142,7 +142,7 @@ class Tables {
   }
 
   void CheckRuns() {
-    // One that there is, one that there may be, one that there is not.
+    // A run that exists, one that may exist, one that does not exist.
     const std::size_t longest = LongestRun();
     for (const std::size_t count :
          {std::size_t{1}, std::size_t{1} + longest / 2, longest, longest + 1,
@@ -184,7 +184,7 @@ class Tables {
   }
 
   void CheckSequence(Sequence& sequence) {
-    // Ever later, as in decoding, and sometimes not.
+    // The position mostly grows, as in decoding.
     since_ = Pick(8) == 0 ? 0 : since_ + Pick(3);
     since_ = std::min(since_, sequence.extremes.last);
     const std::vector<std::size_t> later =
@@ -260,7 +260,8 @@ class Tables {
     table_.DropOldest(sequence, last);
   }
 
-  // The cells of its last position, one by one, as a pass that is taken back.
+  // Drops the cells of its last position one by one, like a pass that is
+  // undone.
   void DropLast(Sequence& sequence) {
     const std::int32_t last = sequence.extremes.last;
     for (const std::size_t cell : CellsAt(sequence.id, {last, last})) {
@@ -283,7 +284,7 @@ class Tables {
     table_.CopyPrefix(sequence, to, len, scratch);
   }
 
-  // As Remove: some leave, and all after them move down by as much.
+  // Like Remove: some tokens leave, and all later ones move down accordingly.
   void ShiftFrom(Sequence& sequence) {
     const int id = sequence.id;
     const PosRange later{RangeIn(sequence).first, INT32_MAX};
@@ -371,7 +372,7 @@ TEST(Table, LooksForExtremesBeyondWordsOfOthers) {
   ASSERT_TRUE(optimized::SelectTarget(targets.front()));
 }
 
-// Kernels write whole vectors, and yet nothing past the end of the list.
+// Kernels write whole vectors, but nothing past the end of the list.
 TEST(Table, ListsFreeCellsInTheirPlacesOnly) {
   constexpr std::size_t kCells = 640;
   constexpr std::size_t kPast = 64;
@@ -396,7 +397,7 @@ TEST(Table, ListsFreeCellsInTheirPlacesOnly) {
   ASSERT_TRUE(optimized::SelectTarget(targets.front()));
 }
 
-// What the rows of two masks show is the same.
+// Expects that the rows of two masks show the same cells.
 void ExpectSame(const Mask& kept, const Mask& fresh, DType dtype) {
   ASSERT_EQ(kept.view().shape, fresh.view().shape);
   const auto bytes =
@@ -408,8 +409,9 @@ void ExpectSame(const Mask& kept, const Mask& fresh, DType dtype) {
   }
 }
 
-// Batches as of a server: mostly the next token of each sequence, sometimes
-// other shapes, other sequences, tokens that see the future, other views.
+// Batches like those of a server: mostly the next token of each sequence,
+// sometimes other shapes, other sequences, tokens that see the future, other
+// views.
 class Batches {
  public:
   explicit Batches(Tables& tables) : tables_(tables) {}

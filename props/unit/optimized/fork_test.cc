@@ -1,4 +1,4 @@
-// After fork(), the child can do what the parent can, on several threads too.
+// After fork(), the child can do what the parent can, also on several threads.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -25,7 +25,7 @@ constexpr int kTokens = 1000;
 constexpr std::int64_t kHeadDim = 128;
 constexpr std::int64_t kHeads = 8;
 
-// A cache of 4 MiB of K rows, whose Remove is worth several threads.
+// A cache of 4 MiB of K rows, whose Remove uses several threads.
 std::unique_ptr<Cache> Filled() {
   CacheSpec spec;
   spec.shift.kind = ShiftKind::kRope;
@@ -50,12 +50,12 @@ std::vector<std::byte> Removed(Cache& cache) {
   return StateToBytes(*cache.Snapshot());
 }
 
-// Forks; the child does the same to its copy of `cache`. Whether it did, in
-// time, and has the bytes that are expected.
+// Forks; the child removes from its copy of `cache`. Returns whether it
+// finished in time with the expected bytes.
 bool ChildRemoves(Cache& cache, const std::vector<std::byte>& expected) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(60);  // It ends a child that hangs.
+    alarm(60);  // Ends a child that hangs.
     _exit(Removed(cache) == expected ? 0 : 1);
   }
   int status = -1;
@@ -78,7 +78,7 @@ TEST_F(Fork, TheChildRemoves) {
   const std::vector<std::byte> expected = Removed(*Filled());
   const std::unique_ptr<Cache> cache = Filled();
   EXPECT_TRUE(ChildRemoves(*cache, expected));
-  // The parent is as it was, and so is a child of it that comes later.
+  // The parent is unchanged, and so is a later child.
   EXPECT_TRUE(ChildRemoves(*cache, expected));
   EXPECT_EQ(Removed(*cache), expected);
 }
@@ -97,7 +97,7 @@ TEST_F(Fork, TheChildOfAChildRemoves) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-// As pools of workers do it that have a thread of their own for that.
+// Some worker pools have a separate thread that forks.
 TEST_F(Fork, TheChildOfAnotherThreadRemoves) {
   const std::vector<std::byte> expected = Removed(*Filled());
   const std::unique_ptr<Cache> cache = Filled();

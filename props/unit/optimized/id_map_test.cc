@@ -12,7 +12,7 @@ namespace {
 
 TEST(IdMap, FindsIdsAfterOthersAreErased) {
   std::array<int, 100> values = {};
-  // Each grows at other ids, that lie at other places.
+  // Each map grows at other ids, which lie in other slots.
   for (int step = 1; step < 8000; step += 61) {
     optimized::IdMap<int> map;
     for (int id = 0; id < 100; ++id) {

@@ -24,7 +24,7 @@ TEST_P(KernelsOn, FindTheOnlyCellOfSeveralWords) {
   positions[70] = 5;
   const std::array<std::uint64_t, 3> words = {0, std::uint64_t{1} << 6, 0};
   const std::array<std::uint64_t, 3> free = {~words[0], ~words[1], ~words[2]};
-  // As wide as it may be.
+  // The ranges are as wide as allowed.
   const std::array<optimized::PosRange, 3> ranges = {{{0, 9}, {0, 9}, {0, 9}}};
   const optimized::Members members = {.positions = positions.data(),
                                       .words = words.data(),

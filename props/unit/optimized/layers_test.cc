@@ -1,5 +1,5 @@
-// Layers: any number of them, each of which may have dimensions of its own
-// (S20). A layer holds what it would hold if it were the only one.
+// Layers: any number of them, each with its own dimensions (S20). A layer holds
+// what it would hold if it were the only one.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ namespace {
 constexpr std::array kCounts = {1,  2,  3,  4,  5,  7,  8,  9, 15,
                                 16, 17, 31, 32, 33, 63, 64, 65};
 
-// A fork of half a block gets a copy of all layers when it is appended to.
+// A fork that ends within a block copies all its layers when it is appended to.
 TEST(Layers, OfAPool) {
   for (const int layers : kCounts) {
     for (const char* layout : {"", " layout=head"}) {
@@ -41,7 +41,7 @@ TEST(Layers, OfAPool) {
   }
 }
 
-// Rows are shifted, moved by a defrag, shared and loaded in each of them.
+// Rows are shifted, moved by a defrag, shared and loaded in each layer.
 TEST(Layers, OfACache) {
   const Subject subject = TwinSubject("optimized");
   for (const int layers : kCounts) {
@@ -94,7 +94,7 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// Returns what a cache with these layers only holds in the end.
+// Returns the final state of a cache with these layers only.
 CacheState StateAfter(const Case& one, const std::string& twin,
                       std::span<const int> layers) {
   CacheSpec spec;
@@ -132,7 +132,7 @@ CacheState StateAfter(const Case& one, const std::string& twin,
   EXPECT_TRUE(cache->Remove(1, 0, 2).ok());
   EXPECT_TRUE(cache->Remove(3, 1, 4).ok());
   EXPECT_TRUE(cache->CopyPrefix(2, 4, 3).ok());
-  // No run of free cells is long enough then, which a defrag mends.
+  // Then no run of free cells is long enough, so that a batch needs a defrag.
   EXPECT_TRUE(cache->Remove(0, 1, kOpenEnd).ok());
   put({7, 8, 9, 10, 11, 12, 13, 14}, 2);
   EXPECT_TRUE(cache->Remove(4, 0, kOpenEnd).ok());

@@ -1,5 +1,6 @@
-// Masks of every dtype: what their elements are, and that the optimized twin's
-// kernels write what a plain loop does, wherever a row begins and ends.
+// Masks of every dtype: the values of their elements, and that the optimized
+// twin's kernels write what a plain loop writes, wherever a row begins and
+// ends.
 
 #include "optimized/mask.h"
 
@@ -49,7 +50,7 @@ TEST(MaskElements, AreZeroOrMinusInfinityBitForBit) {
   EXPECT_EQ(of(DType::kF32, 0xFF800000), MaskElement::kHides);
   EXPECT_EQ(of(DType::kF16, 0xFC00), MaskElement::kHides);
   EXPECT_EQ(of(DType::kBF16, 0xFF80), MaskElement::kHides);
-  // Of its two bytes, no more are read.
+  // Only two bytes of the element are read.
   EXPECT_EQ(of(DType::kF16, 0xFFFF0000), MaskElement::kAllows);
   EXPECT_EQ(of(DType::kBF16, 0xFFFF0000), MaskElement::kAllows);
   // -0, another dtype's -inf, +inf, a NaN.
@@ -60,7 +61,7 @@ TEST(MaskElements, AreZeroOrMinusInfinityBitForBit) {
   EXPECT_EQ(of(DType::kF32, 0xFF800001), MaskElement::kNeither);
 }
 
-// By hand, for a kernel outside of this project will do the same.
+// The bits are set by hand, as a kernel outside of this project would do it.
 TEST(MaskElements, BitsBeginAtTheLowestOfEachByte) {
   DenseTensor mask = HidingMask(DType::kBits, 70, 2);
   ASSERT_EQ(mask.bytes.size(), 32);
@@ -137,7 +138,7 @@ TEST(MaskDTypes, MayBeOthersThanThoseOfRows) {
   }
 }
 
-// Changes something of each bit mask.
+// Changes each bits mask.
 class OtherBits : public ForwardingCache {
  public:
   using ForwardingCache::ForwardingCache;
@@ -235,7 +236,8 @@ struct Cells {
       PosRange& range = ranges[w];
       range = {INT32_MAX, -1};
       for (std::size_t i = w * 64; i < w * 64 + 64; ++i) {
-        // Mostly rising, as in a cache; those of no member are anything.
+        // Positions mostly grow, as in a cache; those of other cells are
+        // arbitrary.
         positions[i] = static_cast<std::int32_t>(i + next() % 32);
         if ((members[w] >> i % 64 & 1) == 0) {
           positions[i] = next() % 2 == 0 ? INT32_MAX : 0;
@@ -244,7 +246,7 @@ struct Cells {
         range.first = std::min(range.first, positions[i]);
         range.last = std::max(range.last, positions[i]);
       }
-      // An interval may be wider.
+      // A range may be wider than its positions.
       if (w % 8 == 6) range = {0, INT32_MAX};
     }
     positions[0] = 0;
@@ -258,7 +260,7 @@ struct Cells {
   std::vector<PosRange> ranges;
 };
 
-// As a loop would do it.
+// The row as a plain loop writes it.
 DenseTensor PlainRow(const MaskRow& row, DType dtype) {
   DenseTensor plain =
       HidingMask(dtype, static_cast<std::int64_t>(row.end - row.first), 1);
@@ -273,8 +275,8 @@ DenseTensor PlainRow(const MaskRow& row, DType dtype) {
   return plain;
 }
 
-// Bytes around the row, which stay what they are. `skew` elements lie before
-// it on its line of the cache.
+// Expects the plain row, and unchanged bytes around it. `skew` elements lie
+// before the row in its cache line.
 void ExpectAsPlain(const MaskRow& row, DType dtype, std::size_t skew) {
   constexpr std::size_t kMargin = 128;
   constexpr auto kUntouched = std::byte{0x5A};
@@ -335,7 +337,7 @@ TEST_P(MaskKernels, WriteWhatALoopWrites) {
   }
 }
 
-// The very first and last position that a word has, and one less.
+// The first and the last position of a word, and one less.
 TEST_P(MaskKernels, MeetTheEndsOfARange) {
   const Cells cells(24);
   for (std::size_t w = 0; w < cells.ranges.size(); ++w) {
@@ -354,7 +356,7 @@ TEST_P(MaskKernels, MeetTheEndsOfARange) {
   }
 }
 
-// More than is worked out at a time.
+// The rows are longer than what is computed at a time.
 TEST_P(MaskKernels, WriteLongRows) {
   const Cells cells(400);
   for (const std::size_t first : Sizes{0, 13, 64}) {
@@ -365,7 +367,7 @@ TEST_P(MaskKernels, WriteLongRows) {
   }
 }
 
-// A row that is written piece by piece is the same.
+// A row that is written in pieces is the same.
 TEST_P(MaskKernels, WriteRowsInPieces) {
   const Cells cells(20);
   for (const DType dtype : kDTypes) {
@@ -415,8 +417,8 @@ TEST(HostMask, ThrowsWhenThereIsNoMemory) {
                std::bad_alloc);
 }
 
-// Two sequences take turns, three cells and one. What the rows show ends at
-// cells that are far apart.
+// Two sequences alternate, with three cells and one. The cells at which the
+// rows end are far apart.
 void ExpectMasksOf(std::size_t columns, std::size_t rows) {
   constexpr std::size_t kFirst = 100;
   const std::size_t cells = kFirst + columns;

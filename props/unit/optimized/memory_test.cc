@@ -1,4 +1,4 @@
-// Memory: it is linear in what is stored, and does not grow with what was.
+// Memory is linear in what is stored now, and does not grow with the past.
 
 #include <gtest/gtest.h>
 
@@ -32,10 +32,10 @@ std::vector<float> Numbers() { return std::vector<float>(64, 1.5F); }
 struct Many {
   CacheSpec spec;
   int sequences = 0;
-  int tokens = 1;  // Of each, one at a time and in turns.
+  int tokens = 1;  // In each sequence; they take turns.
 };
 
-// Bytes for each sequence, of the cache and all that it allocated.
+// The bytes for each sequence, of the cache and all that it allocated.
 double BytesForEach(const Many& what) {
   const std::vector<float> numbers = Numbers();
   const TensorView row = DenseView(numbers.data(), DType::kF16, {1, 1, 1, 1});
@@ -93,8 +93,8 @@ TEST(Memory, IsLinearInSequencesThatGrowInTurns) {
   ExpectLinear({.spec = Scattered(Kind::kCausal), .tokens = 4});
 }
 
-// A sequence that has most of the cells, then a few: each in its turn, and all
-// of them stay. (On the way each had reason to have a bit for every cell.)
+// Each sequence in turn has most of the cells, then few, and stays. (On the
+// way, each had a reason to have a bit for every cell.)
 TEST(Memory, IsGivenBackBySequencesThatBecomeShort) {
   constexpr int kBatch = 500;
   constexpr int kCapacity = 40'000;
@@ -188,8 +188,8 @@ TEST(Memory, IsGivenBackByWindowedSequencesThatEnd) {
 
 // Long runs -------------------------------------------------------------------
 
-// The most that is live in the first and in the last tenth of a run: a cache
-// that grows has more in the end.
+// Records the peak of live bytes in each tenth of a run: a cache that grows has
+// more at the end.
 class Watch {
  public:
   explicit Watch(int steps) : steps_(steps) {}
@@ -223,7 +223,8 @@ class Random {
   std::mt19937 engine_{1};
 };
 
-// Every call of the interface, sequence ids that never come again, and misuse.
+// Makes every call of the interface, with sequence ids that never come again,
+// and misuse.
 class CacheClient {
  public:
   CacheClient(const CacheSpec& spec, std::string_view twin)

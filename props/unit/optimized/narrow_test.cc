@@ -1,4 +1,4 @@
-// Conversions between f32 and the narrow dtypes, each number of them, on each
+// Conversions between f32 and the narrow dtypes, for every number, on each
 // instruction set.
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ void ExpectConversions(DType dtype) {
   Floats floats(all);
   optimized::WidenToF32(dtype, codes.data(), floats.data(), floats.size());
   EXPECT_EQ(FloatBits(floats), FloatBits(due));
-  // Each number, halfway to the next, and just beside both.
+  // Every number, the midpoint to the next one, and numbers just beside both.
   Floats from;
   from.reserve(12 * floats.size());
   for (const float one : floats) {
@@ -55,7 +55,7 @@ void ExpectConversions(DType dtype) {
   for (std::size_t i = 0; i < from.size(); ++i) {
     StoreElement(from[i], &rounded[i * size], dtype);
   }
-  // As many at a time as make whole vectors, and a few more.
+  // One number at a time, then whole vectors and a rest.
   for (const std::size_t count : {std::size_t{1}, std::size_t{37}}) {
     std::vector<std::byte> found(rounded.size());
     for (std::size_t i = 0; i < from.size(); i += count) {

@@ -1,4 +1,4 @@
-// Rows that lie anywhere in memory, and more of them than memory has.
+// Rows that lie anywhere in memory, and rows that are larger than memory.
 
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ TEST_P(PutRows, TakesRowsOfAnyStrides) {
   }
 }
 
-// Elements that lie as no array would have them.
+// The elements lie at strides that no array has.
 TEST_P(PutRows, TakesRowsAtOddStrides) {
   TestCache cache({}, GetParam());
   ASSERT_EQ(cache.Init(1, 4, 2), StatusCode::kOk);
@@ -81,7 +81,7 @@ TEST_P(PutRows, ThrowsWhenThereIsNoMemory) {
   ASSERT_EQ(cache.Start({0}, {0}), StatusCode::kOk);
   const float element = 0;
   TensorView rows = DenseView(&element, DType::kF32, {1, 1, 1, 1});
-  rows.shape = {1 << 30, 1 << 30, 1, 1};  // All of them the same element.
+  rows.shape = {1 << 30, 1 << 30, 1, 1};  // All elements are the same one.
   rows.stride = {0, 0, 0, 0};
   EXPECT_THROW((void)cache->Put(rows, rows), std::bad_alloc);
   cache->Close();

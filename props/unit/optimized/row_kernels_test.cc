@@ -1,5 +1,5 @@
-// The loops over rows, on each instruction set, against loops that anyone can
-// read; and rows of many shapes through a cache with each fast path forced.
+// Compares the loops over rows, on each instruction set, with simple loops; and
+// puts rows of many shapes through a cache with each fast path forced.
 
 #include "optimized/row_kernels.h"
 
@@ -33,7 +33,7 @@ using Bytes = std::vector<std::byte>;
 using Floats = std::vector<float>;
 using Halves = std::vector<std::uint16_t>;
 
-// What memory holds that nobody wrote to.
+// The content of memory that was not written.
 constexpr auto kUntouched = std::byte{0xA5};
 constexpr std::size_t kLine = 64;
 
@@ -50,7 +50,7 @@ class Memory {
     return reinterpret_cast<T*>(&bytes_[line()] + offset_);
   }
 
-  // Also what is around the bytes.
+  // Also compares the bytes around.
   bool operator==(const Memory& other) const {
     return size_ == other.size_ &&
            std::memcmp(&bytes_[line()], &other.bytes_[other.line()], size_) ==
@@ -154,7 +154,7 @@ TEST_P(RowKernels, CopiesAnyNumberOfBytesAnywhere) {
   }
 }
 
-// Near every number, and near every point halfway between two of them.
+// Checks numbers near every number of the dtype, and near every midpoint.
 void ExpectRoundedAsDefined(DType dtype) {
   const std::size_t size = SizeOf(dtype);
   Floats from;
@@ -166,7 +166,7 @@ void ExpectRoundedAsDefined(DType dtype) {
       from.push_back(std::bit_cast<float>(bits + step));
     }
   }
-  // All exponents, and what decides between two neighbours.
+  // All exponents, with the bits that decide between two neighbours.
   for (std::uint32_t high = 0; high < 1 << 16; high += 3) {
     for (const std::uint32_t low : {0U, 1U, 0x7FFFU, 0x8000U, 0xFFFFU}) {
       from.push_back(std::bit_cast<float>(high << 16 | low));
@@ -257,8 +257,8 @@ TEST_P(RowKernels, ShiftsEveryKindOfNumber) {
   }
 }
 
-// Every number of 16 or 8 bits, as often as fills the rows; or blocks of any
-// bytes.
+// Every 16-bit or 8-bit number, repeated until the rows are full; or blocks of
+// random bytes.
 DenseTensor AllOf(DType dtype, std::int64_t head_dim) {
   constexpr std::int64_t kElements = 1 << 16;
   DenseTensor rows{dtype, {head_dim, kElements / head_dim, 1, 1}, {}};
@@ -288,7 +288,7 @@ void ExpectShifted(DType dtype, const Shift& shift, int head_dim) {
 
 TEST_P(RowKernels, ShiftsRowsOfEveryNarrowNumber) {
   std::vector<Shift> shifts = Shifts();
-  shifts.emplace_back();  // Some turns have no cosine.
+  shifts.emplace_back();  // Some angles are not finite.
   shifts.back().kind = ShiftKind::kRope;
   shifts.back().rope.scale = std::numeric_limits<double>::max();
   shifts.back().rope.base = 1e-300;
@@ -308,15 +308,15 @@ TEST_P(RowKernels, ShiftsRowsOfEveryNarrowNumber) {
 
 using Block = std::array<float, kBlockElements>;
 
-// Of every size, with ties of the largest, and now and then with what no block
-// can hold.
+// A block of any magnitude, with ties of the largest number, and sometimes with
+// a number that no block can hold.
 Block SomeBlock(int number) {
   Block block;
   std::uint32_t state = static_cast<std::uint32_t>(number) * 747796405U + 1;
   for (float& value : block) {
     state = state * 1664525U + 1013904223U;
     const float size = std::ldexp(1.0F, number % 300 - 160);
-    // Multiples of an eighth of the largest: halfway between two numbers, too.
+    // Multiples of an eighth of the largest, so that there are midpoints.
     const auto eighths = static_cast<float>(state >> 24) / 8 - 16;
     value = (number % 3 == 0 ? eighths : std::sin(static_cast<float>(state))) *
             size;
@@ -377,7 +377,7 @@ struct Source {
   TensorView view;
 };
 
-// Alone, in a run, in runs, everywhere; at the beginning of lines and not.
+// One cell, one run, several runs; at the beginning of cache lines and not.
 std::vector<std::vector<int>> SomeCells() {
   std::vector<std::vector<int>> lists = {{0}, {37}};
   for (const int first : {0, 3, 32}) {
@@ -477,7 +477,7 @@ TEST_P(RowKernels, PutsRowsOfAnyShape) {
                                      std::pair(DType::kQ4, DType::kQ4)}) {
         const bool blocks = IsBlockDType(to);
         if (blocks && head_dim % kBlockElements != 0) continue;
-        if (++count % 3 != 0) continue;  // Each shape with some type.
+        if (++count % 3 != 0) continue;  // Each shape with some dtypes.
         const Source source(from, head_dim, heads, 100, gap);
         for (const std::vector<int>& cells : lists) {
           SCOPED_TRACE(::testing::Message()
@@ -539,7 +539,7 @@ TEST_P(RowKernels, MovesRowsAndColumns) {
                       {found.data(), dtype, stride, kTileCells * size, false},
                       columns);
         EXPECT_EQ(found, due) << columns;
-        // Between tiles, from the second to the first.
+        // The moves go from the second tile to the first.
         const std::size_t tile = 20 * kTileCells * size;
         const std::vector<CellMove> far = {{.from = 33, .to = 30},
                                            {.from = 40, .to = 31}};

@@ -1,4 +1,4 @@
-// The shift of rows against its definition, on each instruction set.
+// Compares the shift of rows with its definition, on each instruction set.
 
 #include "optimized/row_shift.h"
 
@@ -70,13 +70,13 @@ TEST_P(RowShiftOn, AgreesWithTheReferenceOnAnglesThatAreNaN) {
 
 TEST(RowShift, AShiftThatChangesNothingIsIdle) {
   Shift shift;
-  shift.kind = ShiftKind::kCustom;  // Without a function to call.
+  shift.kind = ShiftKind::kCustom;  // The function is null.
   std::array<float, 2> key = {1, 2};
   EXPECT_TRUE(ShiftRow(shift, 0, 0, 2, 1, key).ok());
   EXPECT_EQ(key[1], 2);
   optimized::RowShift row_shift;
   shift.kind = ShiftKind::kRope;
-  for (const int head_dim : {2, 1, 2}) {  // Not what was prepared before.
+  for (const int head_dim : {2, 1, 2}) {  // Each call prepares anew.
     row_shift.Prepare(shift, -1, head_dim);
     EXPECT_EQ(row_shift.idle(), head_dim == 1);
   }

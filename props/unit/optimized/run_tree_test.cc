@@ -1,4 +1,4 @@
-// The tree of runs of free cells, against a scan of all cells.
+// Compares the tree of runs of free cells with a scan of all cells.
 
 #include "optimized/run_tree.h"
 
@@ -29,8 +29,9 @@ std::size_t RunByScan(const BitTree& cells, std::size_t count) {
   return kNone;
 }
 
-// Where the tree has three levels. Changes stretches of words, each to one of
-// `menu` if they are `alike`, and asks for up to 2^bits cells in a row.
+// Changes stretches of words in a tree of three levels, each word to an entry
+// of `menu` (the same one if `alike`), and asks for up to 2^bits cells in a
+// row.
 void ExpectRuns(std::span<const std::uint64_t> menu, bool alike,
                 std::size_t bits, std::uint32_t seed = 5) {
   constexpr std::size_t kWords = 1100;
@@ -41,8 +42,8 @@ void ExpectRuns(std::span<const std::uint64_t> menu, bool alike,
     return std::uniform_int_distribution<std::size_t>(0, end - 1)(random);
   };
   for (int step = 0; step < 60; ++step) {
-    const std::size_t end = kWords - 1;  // The last word is not a whole one.
-    // What is found lies near the beginning.
+    const std::size_t end = kWords - 1;  // The last word is partial.
+    // The runs that are found lie near the beginning.
     const std::size_t first = step % 2 == 0 ? 0 : pick(end);
     const std::size_t last =
         std::min(end, first + pick(std::size_t{1} << (1 + step % 11)) + 1);
@@ -65,7 +66,7 @@ TEST(RunTree, FindsRunsOverManyNodes) {
   ExpectRuns(menu, /*alike=*/true, /*bits=*/16);
 }
 
-// The longest run of a word is always as long, but elsewhere.
+// The longest run of each word has the same length, but another place.
 TEST(RunTree, FindsRunsAcrossWords) {
   const std::uint64_t menu[] = {
       0xFFFFF, std::uint64_t{0xFFFFF} << 20, std::uint64_t{0xFFFFF} << 20,

@@ -1,5 +1,5 @@
-// Where K and V rows lie, and what becomes of them when they move: layouts and
-// sizes that the harness does not draw.
+// Where K and V rows lie, and what happens when they move: layouts and sizes
+// that the harness does not draw.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ class Rows : public EachTwin {};
 INSTANTIATE_TEST_SUITE_P(Twins, Rows, ::testing::ValuesIn(TwinList()),
                          TwinTestName);
 
-// By a function, and so much that threads share the work.
+// A user function shifts enough rows for threads to share the work.
 TEST_P(Rows, ShiftsManyRowsByAFunction) {
   constexpr std::int64_t kWide = 4096;
   constexpr std::int64_t kTokens = 150;
@@ -65,7 +65,7 @@ TEST_P(Rows, ShiftsManyRowsByAFunction) {
   }
 }
 
-// What lies elsewhere in a row than before is told from what did not change.
+// An element that moved within a row is not mistaken for an unchanged one.
 TEST_P(Rows, AFunctionMayMoveTheElementsOfARow) {
   constexpr std::int64_t kHeadDim = 70;
   CacheSpec spec;
@@ -81,7 +81,7 @@ TEST_P(Rows, AFunctionMayMoveTheElementsOfARow) {
   ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
   std::vector<float> numbers(2 * kHeadDim);
   std::iota(numbers.begin(), numbers.end(), -kHeadDim);
-  numbers[kHeadDim + 6] = 5;  // What takes the place of a 5.
+  numbers[kHeadDim + 6] = 5;  // It moves to the place of a 5.
   const TensorView rows =
       DenseView(numbers.data(), DType::kF32, {kHeadDim, 1, 2, 1});
   ASSERT_TRUE(cache->Put(rows, rows).ok());
@@ -94,7 +94,7 @@ TEST_P(Rows, AFunctionMayMoveTheElementsOfARow) {
   }
 }
 
-// One number that stands for a whole line.
+// One number stands for a whole line.
 TEST_P(Rows, AnEncoderTakesLinesThatRepeatAnElement) {
   CacheSpec spec;
   spec.kind = Kind::kEncoder;
@@ -149,8 +149,7 @@ void PutFarApart(const std::string& twin, VLayout layout) {
   }
 }
 
-// Of several sizes, for columns are kept apart by lines of the processor's
-// caches.
+// Several sizes, because columns are padded by the processor's cache lines.
 TEST_P(Rows, ColumnsOfPermutedVDoNotOverlap) {
   for (const int cells : {1023, 1024, 1025, 1041, 1057}) {
     TestCache cache({}, GetParam(), {.v_layout = VLayout::kPermuted});
@@ -174,7 +173,7 @@ TEST_P(Rows, ColumnsOfPermutedVDoNotOverlap) {
   }
 }
 
-// Tiles are as VLayout says: of whole ones, and of a view that begins late.
+// Tiles lie as VLayout defines: in a whole view, and in one that begins late.
 TEST_P(Rows, TilesOfVAreWhereTheyAreSaidToBe) {
   constexpr std::int64_t kCells = 128;
   for (const DType dtype :
@@ -187,8 +186,8 @@ TEST_P(Rows, TilesOfVAreWhereTheyAreSaidToBe) {
     std::vector<int> sequences(positions.size(), 0);
     std::fill(sequences.begin() + 70, sequences.end(), 1);
     ASSERT_EQ(cache.Start(positions, sequences), StatusCode::kOk);
-    // Exact in f8: 0 to 15, a number for each of cell, element and head, and
-    // others in each tile.
+    // 0 to 15 are exact in f8; the number depends on cell, element and head,
+    // and on the tile.
     constexpr std::size_t kRow = 5 * 3;
     std::vector<float> numbers(kRow * positions.size());
     for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -213,8 +212,8 @@ TEST_P(Rows, TilesOfVAreWhereTheyAreSaidToBe) {
       }
     };
     check(0);
-    // The last token again: it goes back to its cell, and the view begins with
-    // the tile of the first one of its sequence.
+    // The last token comes again: it takes its old cell, and the view begins
+    // with the tile of its sequence's first cell.
     ASSERT_TRUE(cache->Remove(1, kCells - 1, kOpenEnd).ok());
     ASSERT_EQ(cache.Start({kCells - 1}, {1}), StatusCode::kOk);
     const TensorView last = Slice(rows, 2, kCells - 1);
@@ -223,7 +222,7 @@ TEST_P(Rows, TilesOfVAreWhereTheyAreSaidToBe) {
   }
 }
 
-// As many of the processor's cache lines as are written together.
+// The batch takes as many cache lines as are written together.
 TEST_P(Rows, ColumnsTakeCellsThatAreFarApart) {
   for (const VLayout layout : kVLayouts) {
     SCOPED_TRACE(VLayoutName(layout));

@@ -1,4 +1,4 @@
-// The reference attention against its formula.
+// Compares the reference attention with its formula.
 
 #include "reference/attention.h"
 
@@ -12,7 +12,7 @@
 namespace kvtwin::props {
 namespace {
 
-// Two tokens with K = V = 1 and 2, a query of 3, a scale of a half.
+// Two tokens with K = V = 1 and 2, a query of 3, a scale of 0.5.
 TEST(Attention, WeighsByTheProducts) {
   TestCache cache({}, "reference");
   ASSERT_EQ(cache.Init(1, 4, 4), StatusCode::kOk);
@@ -23,11 +23,11 @@ TEST(Attention, WeighsByTheProducts) {
   const double one = std::exp(3 * 1 * 0.5);
   const double two = std::exp(3 * 2 * 0.5);
   EXPECT_NEAR(seen, (one * 1 + two * 2) / (one + two), 1e-12);
-  // What weighs more than a double holds is all there is.
+  // A token whose weight overflows a double outweighs all others.
   EXPECT_EQ(
       reference::Attend(*cache->Get(), VLayout::kPlain, 1, query, 200)(0, 0),
       2);
-  // What is infinite has no weight that could be told; it is not hidden.
+  // An infinite score has no defined weight; its token is not hidden.
   cache.Append(0, 2, {std::numeric_limits<float>::infinity()});
   EXPECT_TRUE(std::isnan(
       reference::Attend(*cache->Get(), VLayout::kPlain, 0, query, 0.5)(0, 0)));

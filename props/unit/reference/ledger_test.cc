@@ -1,4 +1,4 @@
-// The ledger by itself.
+// Tests of the ledger alone.
 
 #include "reference/ledger.h"
 
@@ -56,7 +56,7 @@ TEST(Ledger, CopiesSharedTokensIfAsked) {
   ASSERT_TRUE(ledger.CopyPrefix(0, 1, 3).ok());
   EXPECT_EQ(ledger.Remove(0, 0, 2).code(), StatusCode::kSharedCells);
   ASSERT_TRUE(ledger.Remove(0, 0, 2, StatusCode::kOk).ok());
-  // Token 2 is now two, of which the other one's is as it was.
+  // Token 2 is now two tokens; that of the other sequence is unchanged.
   std::vector<std::tuple<std::int64_t, std::set<int>, int>> found;
   for (const reference::LedgerToken& token : ledger.tokens()) {
     found.emplace_back(token.position, token.sequences, token.row);
