@@ -1,5 +1,5 @@
-// What is compared, by name. Failures are told apart by these, so there are no
-// others: a name that is not here does not compile.
+// The names of all checks. Failures are told apart by these names, so the list
+// is closed: a name that is not here does not compile.
 
 #ifndef KVTWIN_PROPS_BASE_CHECK_NAME_H_
 #define KVTWIN_PROPS_BASE_CHECK_NAME_H_
@@ -10,9 +10,10 @@
 
 namespace kvtwin::props {
 
-// Who is wrong, and about what: the subject if it is not like the reference,
-// the reference if it is not as the ledger says; "misuse" may be either. A
-// backend is a subject that is not ours, and may go wrong in ways of its own.
+// A name says which party is wrong, and about what: the subject if it differs
+// from the reference, the reference if it differs from the ledger; "misuse" may
+// be either. A backend is a third-party subject, which has failures of its own
+// kind.
 inline constexpr auto kCheckNames = std::to_array<std::string_view>({
     "subject: result",
     "subject: cells",

@@ -1,4 +1,4 @@
-// Time that only goes forward.
+// A clock that only goes forward.
 
 #ifndef KVTWIN_PROPS_BASE_CLOCK_H_
 #define KVTWIN_PROPS_BASE_CLOCK_H_

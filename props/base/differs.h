@@ -1,4 +1,4 @@
-// Thrown at the first difference, caught where the step is known.
+// The exception for the first difference. It is caught where the step is known.
 
 #ifndef KVTWIN_PROPS_BASE_DIFFERS_H_
 #define KVTWIN_PROPS_BASE_DIFFERS_H_
@@ -13,13 +13,13 @@ namespace kvtwin::props {
 struct Differs {
   std::string check;  // The name of a CheckName.
   std::string text;
-  // Of a view, if it is known; and the cell of its first column.
+  // The place in the view, or -1 if it is not known, and the cell of column 0.
   int row = -1;
   int column = -1;
   int first_cell = 0;
 };
 
-// A text that may be given as a function that makes it: most are never needed.
+// Returns `text`, or calls it if it is a function: most texts are never needed.
 template <class Text>
 std::string Made(const Text& text) {
   if constexpr (std::is_invocable_v<Text>) {
@@ -29,7 +29,7 @@ std::string Made(const Text& text) {
   }
 }
 
-// Throws unless it holds.
+// Throws Differs unless `holds`.
 template <class Text>
 void Check(bool holds, CheckName check, const Text& text) {
   if (!holds) throw Differs{std::string(check.name()), Made(text)};
