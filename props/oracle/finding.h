@@ -1,4 +1,4 @@
-// What is wrong in a line of a recording.
+// An error in a line of a recording.
 
 #ifndef KVTWIN_PROPS_ORACLE_FINDING_H_
 #define KVTWIN_PROPS_ORACLE_FINDING_H_
@@ -12,12 +12,12 @@
 
 namespace kvtwin::props {
 
-// An answer that is not what it must be.
+// An answer that is wrong.
 struct Finding {
   std::string text;
-  std::string twin;  // The one that disagrees, unless all do.
-  int row = -1;      // Of the mask; -1: none in particular.
-  int column = -1;   // Of the view; -1: none in particular.
+  std::string twin;  // The twin that disagrees; empty if all twins do.
+  int row = -1;      // Row of the mask; -1: no particular one.
+  int column = -1;   // Column of the view; -1: no particular one.
 };
 
 template <class... Args>
@@ -25,7 +25,7 @@ Finding Found(fmt::format_string<Args...> format, Args&&... args) {
   return {fmt::format(format, std::forward<Args>(args)...), ""};
 }
 
-// Returns nothing if the recording has the value that is due.
+// Returns nothing if the recorded value is the expected one.
 template <class Value>
 std::optional<Finding> FoundUnlessEqual(std::string_view what,
                                         const Value& recorded,
