@@ -132,8 +132,9 @@ class Session {
   // The mask is older than the last CopyPrefix or Remove, and may show cells
   // that are free by now.
   bool stale() const { return stale_; }
-  // SetCausal came after a CopyPrefix: the view may be too narrow for what the
-  // batch's sequences have got since (S19), and so depends on the cells.
+  // SetCausal came after a CopyPrefix: the view may be too narrow for the
+  // tokens that the batch's sequences got since (S19), so it depends on the
+  // cells.
   bool narrow() const { return narrow_; }
   // Returns the StartForward of the current pass. Requires: in_pass().
   const Call& pass() const { return *pass_; }
