@@ -110,7 +110,7 @@ class BackendPool final : public PagedPool {
 
  private:
   const kvtwin_pool_backend_v1& table() const { return backend_.table; }
-  // For a call, which ends with Said.
+  // Begins a call, which Said ends.
   const kvtwin_pool_backend_v1& In(const char* function) const {
     if (backend_.watch != nullptr) backend_.watch->Enter(function);
     return backend_.table;
@@ -169,7 +169,7 @@ class BackendPool final : public PagedPool {
   Result<std::vector<PagedView>> ViewsBy(std::string_view function, ViewsFn fn,
                                          int sequence, int layer,
                                          bool packed) const;
-  // Of K, or of V.
+  // Returns a view of K or V, checked.
   TensorView View(std::string_view function, std::string_view name,
                   const kvtwin_tensor& tensor, std::int64_t length, bool key,
                   bool packed) const;
@@ -228,7 +228,7 @@ Result<std::vector<PagedView>> BackendPool::ViewsBy(std::string_view function,
   return views;
 }
 
-// The views are those of Views, from the first row on.
+// The returned views are those of Views, from the first appended row on.
 Result<PagedAppend> BackendPool::Append(int sequence, int layer,
                                         const TensorView& key,
                                         const TensorView& value) {
@@ -324,7 +324,7 @@ PoolAbilities AbilitiesOf(const kvtwin_pool_backend_v1& table) {
           .slots = table.slots != nullptr};
 }
 
-// In place of the optimized twin.
+// Runs the backend in place of the optimized twin.
 std::string RunIdentity(const PoolBackend& backend, const PagedHistory& history,
                         PagedCensus* census) {
   const PagedMaker make = [&](const PagedSpec& spec, std::string_view twin) {
@@ -339,7 +339,8 @@ std::string RunIdentity(const PoolBackend& backend, const PagedHistory& history,
   return trio.End();
 }
 
-// What a recording of the history shows; or what cannot be recorded.
+// Returns what is wrong in a recording of the history, or why it could not be
+// recorded.
 std::string RunVisibility(const PoolBackend& backend,
                           const PagedHistory& history, PagedCensus* census,
                           std::unique_ptr<PagedPool> pool) {
