@@ -83,8 +83,8 @@ Status WriteDefaults(std::string_view name, T defaults, T* to,
   return {};
 }
 
-// Errors: of no such dtype. Null is a tensor without data; strides that are all
-// 0 become dense, unless the shape is beyond counting, or makes no sense.
+// Errors: an unknown dtype. Null becomes a tensor without data. Strides that
+// are all 0 become dense, unless the shape is invalid or too large to count.
 Result<TensorView> TensorFromC(std::string_view name,
                                const kvtwin_tensor* tensor);
 kvtwin_tensor CTensor(const TensorView& tensor);

@@ -87,7 +87,7 @@ class LedgerCache final : public Cache, public Shifting {
   CacheConfig config_;
   DType dtype_ = DType::kF32;
   int layer_ = 0;
-  std::pair<Shape, Shape> dims_ = {};  // Of the last K and V.
+  std::pair<Shape, Shape> dims_ = {};  // The shapes of the last K and V.
   // The memory of the current view.
   std::vector<std::byte> key_;
   std::vector<std::byte> value_;

@@ -148,7 +148,7 @@ class PagedOracle {
   std::map<int, std::map<int, Shown>> blocks_;
   std::map<int, Owners> owners_;       // By block.
   int shared_ = 0;                     // Blocks of several owners.
-  std::optional<int> longest_blocks_;  // Of one sequence; set by CheckUsage.
+  std::optional<int> longest_blocks_;  // The longest list; set by CheckUsage.
   double key_bytes_ = 0;               // The largest prefix key so far.
   int longest_ = 0;                    // The longest sequence so far.
   double kept_bytes_ = 0;              // All rows and prefix keys so far.
