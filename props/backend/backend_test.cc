@@ -166,7 +166,7 @@ RC_GTEST_PROP(Backend, HistoriesAskForNothingThatItLacks,
   };
   Abilities abilities;
   abilities.kinds = bits(6);
-  // A wrapper needs something to wrap.
+  // A wrapper needs another kind to wrap.
   if (abilities.kinds == KVTWIN_HAS_WRAPPER) abilities.kinds |= 1;
   abilities.can = *rc::gen::arbitrary<std::uint32_t>();
   abilities.dtypes = bits(6);

@@ -48,8 +48,7 @@ inline constexpr std::size_t kStructBytesMax = 4096;
 Result<std::size_t> SizeOfStruct(std::string_view name, const void* from,
                                  std::size_t ours);
 
-// Checks that the bytes of a newer caller that this library does not know are
-// 0.
+// Checks that the bytes after `ours`, which only a newer caller knows, are 0.
 Status CheckRest(std::string_view name, const void* from, std::size_t ours,
                  std::size_t size);
 
@@ -118,7 +117,7 @@ Result<CacheParts> CachePartsFromC(const kvtwin_cache_params* params);
 kvtwin_cache_params CCacheParams(const CacheParts& parts,
                                  std::vector<kvtwin_cache_params>& caches);
 
-// Points to the tokens and the key, which must outlive it.
+// Points to the tokens and the key. Requires: both outlive this object.
 class CPrompt {
  public:
   CPrompt(std::span<const std::int32_t> tokens, const PrefixKey& key);

@@ -80,8 +80,8 @@ void EndOrphans(pid_t host) {
   }
 }
 
-// Returns a file in memory that is gone with its last descriptor, whose number
-// is above those that the child gets.
+// Returns a file in memory that is gone with its last descriptor. The number of
+// the descriptor is above those that the child gets.
 int MemoryFile(const char* name) {
   const int file = memfd_create(name, MFD_CLOEXEC);
   const int high = fcntl(file, F_DUPFD_CLOEXEC, 10);

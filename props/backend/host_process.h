@@ -28,7 +28,7 @@ inline constexpr int kHostAsked = 3;
 inline constexpr int kHostAnswers = 4;
 inline constexpr int kHostShared = 5;
 struct HostState {
-  std::atomic<std::int64_t> step;   // The history's; -1 before the first.
+  std::atomic<std::int64_t> step;   // In the history; -1 before the first.
   std::atomic<std::int64_t> calls;  // Calls of the backend.
   std::atomic<int> function;        // The running function; -1: none.
   std::atomic<std::int64_t> memory_bytes;  // HostOptions::memory_bytes.
@@ -54,7 +54,8 @@ struct HostOptions {
   std::string profile;         // Replaces the library's own profile.
   double call_seconds = 5;     // A call that takes longer hangs.
   double shrink_seconds = 60;  // Time to shrink one failure.
-  std::int64_t memory_bytes = std::int64_t{1} << 30;  // Beyond the first size.
+  // Beyond the size when the process is new.
+  std::int64_t memory_bytes = std::int64_t{1} << 30;
 };
 
 class HostProcess;

@@ -145,7 +145,7 @@ Result<KvView> LedgerCache::Get() {
 // The object that `init` makes.
 struct Session {
   std::unique_ptr<LedgerCache> cache;
-  std::string message;  // The last call's.
+  std::string message;  // The message of the last call.
 
   int Answer(const Status& status) {
     message = status.message();

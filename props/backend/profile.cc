@@ -102,7 +102,7 @@ std::string Inference::Showing(std::size_t rule, int value) const {
     if (!Agrees(history, other)) return text;
     // Masks that the backend pads by its own rule are right by both values.
     if (AllRules()[rule].name == "mask rows") continue;
-    // If `other` allows what `rules` does, a cache with `other` shows the
+    // If `other` allows what `rules` does, a ledger with `other` shows the
     // difference.
     History plain = history;
     plain.setup.config.v_layout = VLayout::kPlain;
@@ -127,7 +127,7 @@ FoundRule Inference::Find(std::size_t rule) {
   return found;
 }
 
-// Returns the number of rules in which they differ, of those both can have.
+// Returns the number of rules that differ, of those that both caches can have.
 std::ptrdiff_t Distance(const Rules& one, const Rules& other) {
   return std::ranges::count_if(AllRules(), [&](const RuleInfo& rule) {
     return HasRule(one, rule) && HasRule(other, rule) &&
@@ -135,7 +135,7 @@ std::ptrdiff_t Distance(const Rules& one, const Rules& other) {
   });
 }
 
-// Chooses, of the rules that are left, those of a profile or nearest to one.
+// Chooses, among the rules that are left, those of a profile or nearest to one.
 // Lazy eviction, which allows both, is dropped if eager eviction agrees, too.
 void Inference::Choose() {
   const std::vector<Rules> all = left_;

@@ -39,15 +39,15 @@ using RunByRules = std::function<RunResult(const History&, const Rules&)>;
 RunResult RunLedgers(const History& history, const Rules& cache,
                      const Rules& judge, const Abilities& abilities = {});
 
-// Returns the rules of every possible cache; rules that it does not have
-// (HasRule) are ours.
+// Returns the rules of every possible cache. A rule that a cache does not have
+// (HasRule) has our value.
 std::vector<Rules> AllOfRules();
 
 // The value of a rule, as the backend shows it.
 struct FoundRule {
   std::size_t rule = 0;     // Index into AllRules().
   std::vector<int> values;  // The possible values: one, if it is known.
-  std::string history;      // The shortest that shows it; or empty.
+  std::string history;      // The shortest that shows the rule; or empty.
   bool known() const { return values.size() == 1; }
 };
 
@@ -56,7 +56,7 @@ struct RuleException {
   std::size_t rule = 0;
   int found = 0;
   int profile = 0;
-  std::string history;  // The shortest that tells them apart.
+  std::string history;  // The shortest that shows the difference.
 };
 
 // A profile that the backend follows, with these exceptions.

@@ -203,7 +203,7 @@ TEST(Rules, EvictionIsEagerOrMayWait) {
     play.Put(0, {4});
     EXPECT_EQ(play.Sees(0), lazy ? Positions({2, 3, 4}) : Positions({3, 4}));
     EXPECT_EQ(play.MayMiss(0), lazy ? Positions({2}) : Positions());
-    // Without room, they are evicted.
+    // Tokens are evicted if there is no room.
     EXPECT_EQ(play.Put(0, {5, 6, 7, 8, 9, 10}), StatusCode::kOk);
     EXPECT_EQ(play.Has(0).count(0), 0U);
   }
@@ -278,7 +278,7 @@ TEST(Rules, AShiftOfSharedTokensIsRefusedOrMovesAll) {
   }
 }
 
-// Returns the rules in which they differ, of those that both can have.
+// Returns the rules that differ, of those that both caches can have.
 std::set<std::string_view> Between(const Rules& one, const Rules& other) {
   std::set<std::string_view> names;
   for (const RuleInfo& rule : AllRules()) {
@@ -293,7 +293,7 @@ bool TellsApart(const History& history, const Rules& one, const Rules& other) {
          RunLedgers(history, other, one).difference;
 }
 
-// Calls `fn` for all pairs that differ in one rule, which both can have.
+// Calls `fn` for all pairs that differ in one rule, which both caches can have.
 template <class Fn>
 void ForNeighbours(const RuleInfo& rule, const Fn& fn) {
   for (const Rules& one : AllOfRules()) {
@@ -546,7 +546,7 @@ TEST(Inference, NamesTheExceptions) {
   EXPECT_EQ(SummaryOf(InferRules(rules)),
             "like llama.cpp except copy replaces (kvt1 | put 0*1 | put 1*1 | "
             "copy 0>1:1 | put 1*1)");
-  // It finds any rules that it is given.
+  // The inference finds any rules that the ledger follows.
   const std::vector<Rules> all = AllOfRules();
   for (std::size_t i = 0; i < all.size(); i += 17) {
     const InferredProfile found = InferRules(all[i]);

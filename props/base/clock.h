@@ -7,7 +7,7 @@
 
 namespace kvtwin::props {
 
-// Seconds since some moment of this run.
+// Returns the seconds since a fixed moment.
 inline double Now() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double>(now).count();

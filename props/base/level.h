@@ -9,11 +9,12 @@
 
 namespace kvtwin::props {
 
-// From the strongest to the weakest. kNumeric: attention over the views gives
-// the same result within a tolerance (S54); kNone: nothing is compared.
+// The levels, from the strongest to the weakest. kNumeric: attention over the
+// views gives the same result within a tolerance (S54); kNone: nothing is
+// compared.
 enum class Level { kIdentity, kVisibility, kNumeric, kNone };
 
-// In the order of the enum.
+// The names, in the order of the enum.
 inline constexpr std::array<std::string_view, 4> kLevelNames = {
     "identity", "visibility", "numeric", "none"};
 

@@ -8,7 +8,7 @@
 
 namespace kvtwin::props {
 
-// Returns a random number from lo to hi, both included.
+// A function that returns a random number from lo to hi, both included.
 using Pick = std::function<int(int lo, int hi)>;
 
 template <class T>

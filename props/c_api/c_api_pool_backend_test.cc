@@ -65,7 +65,7 @@ TEST(PoolBackend, AnExampleWithPlacesOfItsOwn) {
   const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();
   const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(result.wrong, "") << Story(result);
-  // It cannot be held to a stronger level.
+  // The example cannot be held to a stronger level.
   EXPECT_NE(FuzzAt(Level::kIdentity, table).wrong, "");
 }
 

@@ -243,7 +243,7 @@ class ModelServer {
  private:
   using Tokens = std::vector<int>;
   struct Slot {
-    Tokens record;  // Its tokens in the cache, except over-run ones.
+    Tokens record;  // Tokens in the cache, except over-run ones.
     Tokens queue;   // Tokens that are not computed yet.
     bool busy = false;
     int keep = 0;  // Tokens that a context shift keeps.
@@ -293,8 +293,8 @@ class ModelServer {
         pick_(0, static_cast<int>(slots_.size()) - 1));
   }
 
-  // Returns the free slot and the slot overall whose records have the longest
-  // common prefix with `prompt`.
+  // Returns the slots whose records share the longest prefix with `prompt`:
+  // among the free slots, and among all slots.
   std::pair<std::size_t, std::size_t> Longest(const Tokens& prompt) const {
     std::size_t free = slots_.size();
     std::size_t best = 0;

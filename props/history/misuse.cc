@@ -28,7 +28,7 @@ Status Start(Cache& cache, const std::vector<std::int32_t>& positions,
   return cache.StartForward({positions, sequences, multimodal}, false);
 }
 
-// Puts rows that are wrong in one way, by default not at all.
+// A Put of rows whose shapes differ from the right shapes in one place.
 struct Wrong {
   std::int64_t k_dim = 0, k_heads = 0, v_dim = 0, v_heads = 0, tokens = 0;
   std::int64_t fourth = 1;
@@ -58,8 +58,8 @@ Status PutWrong(Cache& cache, const MisuseContext& context,
   return cache.Put(key, value);
 }
 
-// Changes the cache's own state, or the state of a wrapper's last cache, with
-// `damage`. Restore must refuse the result.
+// Damages a snapshot of the cache, or that of a wrapper's last cache in it.
+// Restore must refuse the result.
 Answer RestoreDamaged(Cache& cache,
                       const std::function<void(CacheState&)>& damage) {
   Result<CacheState> state = cache.Snapshot();

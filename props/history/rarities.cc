@@ -71,7 +71,8 @@ class LargeHistory {
     init.capacity = cells;
     for (CacheSpec* spec : Specs()) {
       if (spec->kind != Kind::kSwa && spec->kind != Kind::kSwaMem) continue;
-      // Otherwise tokens that leave the window also leave their cells.
+      // Tokens that leave the window leave their cells, too: in half of the
+      // cases, no token leaves.
       if (!Chance(pick_, 50)) continue;
       spec->window = cells;
       if (spec->kind == Kind::kSwaMem) spec->memory = cells;

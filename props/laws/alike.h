@@ -41,9 +41,9 @@ struct Match {
   bool more_room = false;
 };
 
-// Plays the script on both, comparing after every call and, by Look, at the
-// end. `judged` counts the additional calls of one side or, if there are none,
-// the comparisons.
+// Plays the script on both sessions, comparing after every call and, by Look,
+// at the end. `judged` counts the additional calls of one side or, if there are
+// none, the comparisons.
 LawResult Matched(const Script& script, std::optional<Session> left,
                   std::optional<Session> right, const Match& match,
                   const Play& play_left, const Play& play_right);

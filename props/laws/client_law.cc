@@ -1,6 +1,6 @@
 // The law that a legal client, which drives the cache as a model server does,
-// never finds it full. The client knows its record, how many tokens of each
-// slot it can build on, and nothing else of the cache.
+// never finds it full. The client knows only its own record: how many tokens of
+// each slot it can build on.
 
 #include <fmt/format.h>
 

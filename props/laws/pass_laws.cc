@@ -75,7 +75,7 @@ LawResult BatchSplitting(const History& history, const Subject& subject) {
       }
       for (SeenRow& seen : single.PassRows()) alone.push_back(std::move(seen));
     }
-    // By layer, then by token, as in one batch.
+    // Sorts by layer, then by token, as in one batch.
     std::stable_sort(alone.begin(), alone.end(),
                      [](auto& a, auto& b) { return a.layer < b.layer; });
     ++result.judged;

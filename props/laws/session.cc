@@ -28,7 +28,7 @@ class Recorder;
 struct Tape {
   std::vector<Recorder*> alive;  // The oldest is the history's own cache.
   std::vector<Call> calls;       // The calls of the last recorder.
-  std::string lost;              // A call of it that no script can have.
+  std::string lost;              // A recorded call that no script can have.
 };
 
 // Records every call that changes the cache, except misuse. If a history calls
@@ -163,7 +163,7 @@ class Recorder final : public ForwardingCache {
   }
 
   Tape& tape_;
-  const Recorder* before_ = nullptr;  // The one taken over from, until Restore.
+  const Recorder* before_ = nullptr;  // The recorder before, until Restore.
   std::vector<Call> calls_;
   std::string lost_;
   mutable int last_asked_ = 0;

@@ -147,7 +147,7 @@ struct Format {
   int digits;
   int bias;
   int sign;      // The sign bit.
-  int infinity;  // The bits of infinity; f8 has none: of a NaN.
+  int infinity;  // The bits of infinity; for f8, of a NaN.
   bool saturates = false;
 };
 
@@ -200,9 +200,9 @@ bool IsQuantized(DType dtype, std::span<const float> values,
     largest = std::max(largest, std::fabs(static_cast<double>(value)));
   }
   const double steps = dtype == DType::kQ8 ? 127 : 8;
-  // Half of the scale, plus the rounding of the scale to f16. For q4_0 a whole
-  // scale: the largest number is clipped if it has the other sign. (No test has
-  // an infinite scale.)
+  // The error is at most half of the scale, plus the rounding of the scale to
+  // f16. For q4_0 it is a whole scale: the largest number is clipped if it has
+  // the other sign. (No test has an infinite scale.)
   const double near = dtype == DType::kQ8 ? 0.5 : 1;
   const double most =
       largest / steps * (near + steps * 0x1p-11) * (1 + 1e-6) + steps * 0x1p-25;

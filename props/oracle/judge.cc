@@ -21,7 +21,7 @@ Judgement BadInput(std::int64_t line, std::string reason) {
   return {Verdict::kBadInput, Level::kNone, line, std::move(reason), ""};
 }
 
-// The note on a recording that is accepted because it shows no answers.
+// The note on a recording that is accepted although it shows no answers.
 constexpr std::string_view kNothingJudged =
     "nothing was judged: no line has an answer that is compared with what is "
     "due";

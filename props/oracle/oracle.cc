@@ -501,7 +501,7 @@ std::optional<Finding> Oracle::CompareRows(const TraceOp& op, const KvView& due,
       "", row, wrong};
 }
 
-// "mask row 1 (sequence 1, position 4) sees at column 3 (cell 11) ..."
+// Returns "mask row 1 (sequence 1, position 4) sees at column 3 (cell 11) ...".
 std::string Oracle::SightText(int layer, const KvView& found, int row,
                               int column, int first_cell) const {
   const std::string found_text =
@@ -516,7 +516,7 @@ std::string Oracle::SightText(int layer, const KvView& found, int row,
                      cell_text, found_text);
 }
 
-// "sequence 1, position 3 (put on line 14)"
+// Returns "sequence 1, position 3 (put on line 14)".
 std::string Oracle::DueText(int layer, const KvView& due, int row, int column,
                             const std::vector<CellEntry>& cells) const {
   std::string token = "a free cell";

@@ -54,7 +54,7 @@ TEST(OtherPools, FollowsTheRulesOfOtherPools) {
   ExpectWrong(twice + Recording{Blocks(4, {0, 1}, 1), Blocks(5, {0, 2}, 1)},
               "block 0 is shared by sequences 4 and 5, whose rows at position "
               "0 are not the same");
-  // A found prefix may share a block with one of them: this tells its rows.
+  // A found prefix may share a block with one of them: then its rows are known.
   const Recording found =
       twice + Recording{Blocks(5, {0, 1}, 1), Blocks(6, {0}, 2)};
   ExpectOther(found + Recording{Views(6, {11, 12})});

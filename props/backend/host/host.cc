@@ -206,7 +206,7 @@ void LimitMemory(std::int64_t bytes) {
   const bool read = file != nullptr &&
                     std::fscanf(file, "%*s %*s %*s %*s %*s %lld", &pages) == 1;
   if (file != nullptr) std::fclose(file);
-  if (!read) return;  // The parent looks now and then.
+  if (!read) return;  // The parent checks the size.
   rlimit limit = {};
   getrlimit(RLIMIT_DATA, &limit);
   const std::int64_t now = pages * sysconf(_SC_PAGESIZE);
@@ -215,7 +215,8 @@ void LimitMemory(std::int64_t bytes) {
   setrlimit(RLIMIT_DATA, &limit);
 }
 
-// Ends this process with the command, which would end a call that hangs.
+// Ends this process when the command is gone: no one else would end a call that
+// hangs.
 void EndWithTheCommand() {
   // The backend's signals go to its own threads.
   sigset_t all;
