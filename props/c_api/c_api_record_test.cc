@@ -81,7 +81,7 @@ class RecordedByC : public ForwardingCache {
     to.tokens = static_cast<std::int32_t>(batch.positions.size());
     to.multimodal = batch.multimodal.data();
     to.multimodal_count = static_cast<std::int32_t>(batch.multimodal.size());
-    // An encoder and a reserving pass have none.
+    // An encoder, or a refused batch, has no cells.
     const auto cells = BatchCells();
     const bool all = cells.size() == batch.positions.size();
     Expect(kvtwin_record_start_forward(recorder_, &to, reserve ? 1 : 0,
