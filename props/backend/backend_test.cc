@@ -1,5 +1,5 @@
-// What a backend says of itself, and what that makes of a history. (What it
-// does is seen by props/backend/backend_test.sh and the profiles' tests.)
+// How a backend describes itself, and how that changes a history. (The tests of
+// props/backend/backend_test.sh and of profiles look at its answers.)
 
 #include "props/backend/backend.h"
 
@@ -24,7 +24,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// What Describe below says, beside the defaults.
+// The answer of Describe below, instead of the defaults.
 kvtwin_description_v1 said;
 int answer = KVTWIN_OK;
 
@@ -33,7 +33,7 @@ int Describe(kvtwin_description_v1* out) {
   return answer;
 }
 
-// Of functions that are never called.
+// A table of functions that are never called.
 kvtwin_backend_v1 Table() {
   kvtwin_backend_v1 table = {};
   table.size = sizeof(table);
@@ -90,7 +90,7 @@ TEST(Backend, TablesThatAreNoneAreRefusedByName) {
   ExpectRefused(&table, "describe answers -4");
 }
 
-// A newer table may be longer, but every byte behind the known functions is 0.
+// A newer table may be longer if every byte after the known functions is 0.
 TEST(Backend, TablesThatAreTooLongAreRefused) {
   struct {
     kvtwin_backend_v1 table;
@@ -105,7 +105,7 @@ TEST(Backend, TablesThatAreTooLongAreRefused) {
                 .find("the library knows nothing"),
             std::string::npos);
   longer.more = 0;
-  // Up to kStructBytesMax, where all that is not known is 0.
+  // Sizes are accepted up to kStructBytesMax, if all unknown bytes are 0.
   std::vector<std::byte> bytes(kStructBytesMax + 8);
   const auto with_size = [&](std::size_t size) {
     longer.table.size = size;
@@ -166,7 +166,7 @@ RC_GTEST_PROP(Backend, HistoriesAskForNothingThatItLacks,
   };
   Abilities abilities;
   abilities.kinds = bits(6);
-  // A wrapper of nothing is none.
+  // A wrapper needs another kind to wrap.
   if (abilities.kinds == KVTWIN_HAS_WRAPPER) abilities.kinds |= 1;
   abilities.can = *rc::gen::arbitrary<std::uint32_t>();
   abilities.dtypes = bits(6);
@@ -213,11 +213,12 @@ RC_GTEST_PROP(Backend, HistoriesAskForNothingThatItLacks,
 
 const kvtwin_backend_v1& Ledger() { return *LedgerBackend("ollama-0.12"); }
 
-// Calls of the backend below, in their order.
+// Calls of the backend below, in order.
 std::vector<std::string> calls;
 
-// All that a sequence still had can go by a Remove from where it went on. Then
-// it begins anew, which a backend that only goes on is told first.
+// A Remove, from the position where a sequence continued, may take all that the
+// sequence still had. The sequence then begins anew, and a backend that only
+// appends gets a Remove of it first.
 TEST(Backend, ALegalClientRemovesASequenceBeforeItBeginsAnew) {
   kvtwin_backend_v1 table = Ledger();
   table.start_forward = [](void* cache, const kvtwin_batch* batch,
@@ -284,7 +285,7 @@ TEST(Backend, NoTokenGetsAPositionBeyondTheLargest) {
   EXPECT_THAT(calls, ElementsAre("to 3", "by 2", "to 5", "copy 6", "to 5"));
 }
 
-// The numeric level looks at masks itself, those of padding rows, too.
+// The numeric level checks masks itself, padding rows included.
 TEST(Backend, MasksOfTheNumericLevelHideOrAllow) {
   kvtwin_backend_v1 table = Ledger();
   static int at;

@@ -13,7 +13,7 @@ constexpr std::array<kvtwin_status, 7> kStatuses = {
     KVTWIN_SHARED_CELLS, KVTWIN_INVALID_ARGUMENT, KVTWIN_FAILED_PRECONDITION,
     KVTWIN_DEVICE_ERROR};
 
-// The enums of C++ that are numbered as those of C are.
+// The enums of C++ have the same numbers as those of C.
 template <class Cpp, class C>
 constexpr bool Same(Cpp cpp, C c) {
   return static_cast<int>(cpp) == static_cast<int>(c);
@@ -31,7 +31,7 @@ static_assert(Same(DType::kF32, KVTWIN_F32) &&
 static_assert(kOpenEnd == KVTWIN_OPEN_END);
 static_assert(sizeof(int) == sizeof(std::int32_t));
 
-// One of the enum's first `count` values.
+// Reads one of the enum's first `count` values.
 template <class To, class From>
 Status ReadEnum(std::string_view name, const From& from, std::size_t count,
                 To& to) {
@@ -89,7 +89,7 @@ Result<CacheSpec> SpecFromC(const kvtwin_cache_params& params, bool inner) {
   Result<Shift> shift = ShiftFromC(params.shift);
   if (!shift.ok()) return shift.status();
   spec.shift = std::move(*shift);
-  // A wrapper in a wrapper is refused, whatever is in it.
+  // A wrapper in a wrapper is refused, whatever it contains.
   if (inner || spec.kind != Kind::kWrapper) return spec;
   const auto list = ListFromC("caches", params.caches, params.cache_count);
   if (!list.ok()) return list.status();
@@ -171,7 +171,7 @@ Result<TensorView> TensorFromC(std::string_view name,
   std::copy_n(tensor->shape, 4, view.shape.begin());
   std::copy_n(tensor->stride, 4, view.stride.begin());
   if (view.stride != Shape{}) return view;
-  // No fewer bytes than there can be: no element takes more than a block.
+  // An upper bound on the bytes: no element takes more than a block.
   std::int64_t bytes = 64;
   for (const std::int64_t extent : view.shape) {
     if (extent < 0 || __builtin_mul_overflow(bytes, extent, &bytes)) {

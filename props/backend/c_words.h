@@ -1,5 +1,5 @@
-// What <kvtwin/kvtwin.h> and the C++ interface call the same things, and how
-// structs that begin with their size are read and written.
+// Conversions between the types of <kvtwin/kvtwin.h> and those of C++, and the
+// reading and writing of structs that begin with their size.
 
 #ifndef KVTWIN_PROPS_BACKEND_C_WORDS_H_
 #define KVTWIN_PROPS_BACKEND_C_WORDS_H_
@@ -22,16 +22,16 @@
 
 namespace kvtwin::props {
 
-// What a status is called in C; and, of an answer by C, in C++. What C++ has no
-// word for is not_supported.
+// Converts a status to C, and an answer from C back. A number that C++ has no
+// status for becomes not_supported.
 kvtwin_status CStatus(StatusCode code);
 StatusCode StatusFromC(int status);
 
-// Errors: the first that is null, by its name.
+// Errors: an argument is null; the message names the first one.
 Status NeedAll(
     std::initializer_list<std::pair<std::string_view, const void*>> arguments);
 
-// The whole number behind an enum of a caller, who may have written anything.
+// Returns the number in an enum, to which a caller may have written anything.
 template <class Enum>
 int RawEnum(const Enum& value) {
   static_assert(sizeof(Enum) == sizeof(int));
@@ -40,19 +40,19 @@ int RawEnum(const Enum& value) {
   return raw;
 }
 
-// Beyond any struct: a larger size was never set.
+// No struct is larger: a larger size was never set.
 inline constexpr std::size_t kStructBytesMax = 4096;
 
-// Of the struct at `from`, which begins with it. Errors: null; less than
-// `ours`, what version 0.1 had, or beyond any.
+// Returns the size field with which the struct at `from` begins. Errors: null;
+// a size below `ours`, which is that of version 0.1, or above kStructBytesMax.
 Result<std::size_t> SizeOfStruct(std::string_view name, const void* from,
                                  std::size_t ours);
 
-// Bytes beyond what this library knows, of a newer caller, must be 0.
+// Checks that the bytes after `ours`, which only a newer caller knows, are 0.
 Status CheckRest(std::string_view name, const void* from, std::size_t ours,
                  std::size_t size);
 
-// Replaces `to`, which has the defaults.
+// Reads the struct into `to`, which has the defaults.
 template <class T>
 Status ReadStruct(std::string_view name, const T* from, T& to) {
   const auto size = SizeOfStruct(name, from, sizeof(T));
@@ -62,14 +62,14 @@ Status ReadStruct(std::string_view name, const T* from, T& to) {
   return status;
 }
 
-// Requires: SizeOfStruct(to) is ok.
+// Writes as much of the answer as fits. Requires: SizeOfStruct(to) is ok.
 template <class T>
 void WriteStruct(T answer, T* to) {
   answer.size = to->size;
   std::memcpy(to, &answer, std::min(answer.size, sizeof(T)));
 }
 
-// What an init function does, whose caller says how large its struct is.
+// Writes the defaults for a caller that says how large its struct is.
 template <class T>
 Status WriteDefaults(std::string_view name, T defaults, T* to,
                      std::size_t size) {
@@ -82,14 +82,14 @@ Status WriteDefaults(std::string_view name, T defaults, T* to,
   return {};
 }
 
-// Errors: of no such dtype. Null is a tensor without data; strides that are all
-// 0 become dense, unless the shape is beyond counting, or makes no sense.
+// Errors: an unknown dtype. Null becomes a tensor without data. Strides that
+// are all 0 become dense, unless the shape is invalid or too large to count.
 Result<TensorView> TensorFromC(std::string_view name,
                                const kvtwin_tensor* tensor);
 kvtwin_tensor CTensor(const TensorView& tensor);
 
-// The pointers are the caller's. Errors: a count that is negative, or has no
-// list.
+// The pointers stay the caller's. Errors: a count that is negative, or that has
+// no list.
 Result<Batch> BatchFromC(const kvtwin_batch* batch);
 template <class T, class Count>
 Result<std::span<const T>> ListFromC(std::string_view name, const T* list,
@@ -103,7 +103,7 @@ Result<std::span<const T>> ListFromC(std::string_view name, const T* list,
   return std::span<const T>(list, static_cast<std::size_t>(count));
 }
 
-// All that kvtwin_cache_params says.
+// The contents of kvtwin_cache_params.
 struct CacheParts {
   CacheSpec spec;
   CacheConfig config;
@@ -112,12 +112,12 @@ struct CacheParts {
 kvtwin_cache_params DefaultCacheParams();
 Result<CacheParts> CachePartsFromC(const kvtwin_cache_params* params);
 
-// The other way. It points to `caches`, which gets a wrapper's. A custom shift
-// has no function here.
+// Converts back. The result points to `caches`, which gets the caches of a
+// wrapper. A custom shift has no function here.
 kvtwin_cache_params CCacheParams(const CacheParts& parts,
                                  std::vector<kvtwin_cache_params>& caches);
 
-// Points to the tokens and the key: no longer than they are there.
+// Points to the tokens and the key. Requires: both outlive this object.
 class CPrompt {
  public:
   CPrompt(std::span<const std::int32_t> tokens, const PrefixKey& key);

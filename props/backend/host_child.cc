@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 constexpr std::size_t kAnswerMax = std::size_t{16} << 20;
 constexpr int kLookEvery = 20;  // Milliseconds.
 constexpr std::size_t kOutputShown = 2000;
-constexpr std::size_t kProcessesMax = 256;  // That a backend starts.
+constexpr std::size_t kProcessesMax = 256;  // Children of a host.
 
 fs::path HostPath() {
   if (const char* path = std::getenv("KVTWIN_HOST")) return path;
@@ -43,11 +43,11 @@ fs::path HostPath() {
          "kvtwin-host";
 }
 
-// Hosts that run, whose processes are no orphans.
+// Running hosts, which are not orphans.
 std::mutex hosts_mutex;
 std::set<pid_t> hosts;
 
-// Those that a process started, as long as nobody waited for them.
+// Returns the children of a process that no one has waited for yet.
 std::vector<pid_t> ChildrenOf(std::string_view process) {
   std::vector<pid_t> children;
   std::error_code error;
@@ -59,17 +59,17 @@ std::vector<pid_t> ChildrenOf(std::string_view process) {
   return children;
 }
 
-// Processes that a backend started and that outlive it are children of this
-// one then: Host says so to the kernel.
+// Returns the processes that a backend started and that outlived it. Host has
+// told the kernel to make them children of this process.
 std::vector<pid_t> Orphans() {
   std::vector<pid_t> orphans = ChildrenOf("self");
   std::erase_if(orphans, [](pid_t child) { return hosts.contains(child); });
   return orphans;
 }
 
-// All that a host leaves behind; what its processes started too.
+// Ends all processes that a host leaves behind, and those that they started.
 void EndOrphans(pid_t host) {
-  constexpr int kGenerationsMax = 100;  // Of what starts processes meanwhile.
+  constexpr int kGenerationsMax = 100;  // Orphans may start others.
   const std::lock_guard lock(hosts_mutex);
   hosts.erase(host);
   for (int i = 0; i < kGenerationsMax; ++i) {
@@ -80,8 +80,8 @@ void EndOrphans(pid_t host) {
   }
 }
 
-// A file in memory that is gone with its last descriptor, all above those that
-// the child gets.
+// Returns a file in memory that is gone with its last descriptor. The number of
+// the descriptor is above those that the child gets.
 int MemoryFile(const char* name) {
   const int file = memfd_create(name, MFD_CLOEXEC);
   const int high = fcntl(file, F_DUPFD_CLOEXEC, 10);
@@ -137,7 +137,7 @@ std::optional<HostProcess::Json> HostProcess::Answer(double call_seconds) {
   double since = Now();
   double looked = since;
   std::size_t seen = 0;
-  bool prints = true;  // It may have closed that file.
+  bool prints = true;  // False once the host has closed the file.
   for (;;) {
     const std::size_t end = read_.find('\n', seen);
     if (end != std::string::npos) {
@@ -162,7 +162,7 @@ std::optional<HostProcess::Json> HostProcess::Answer(double call_seconds) {
     if (read_.size() > kAnswerMax) {
       return Kill("backend: crash", "wrote without end");
     }
-    // Whatever it prints or says meanwhile.
+    // These checks are made even while the host prints or answers.
     if ((Now() - looked) * 1000 < kLookEvery) continue;
     looked = Now();
     if (TakesTooMuch()) return KillForMemory();
@@ -214,7 +214,7 @@ void HostProcess::Start() {
                                      HostPath().string(), strerror(failed)));
 }
 
-// With these files, by number in the child. Returns an errno.
+// Starts the child with these files, by fixed numbers. Returns an errno.
 int HostProcess::Spawn(int asked, int answers, int printed, int shared) {
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -291,7 +291,7 @@ bool HostProcess::HasEnded() const {
 }
 
 void HostProcess::Ended(double call_seconds) {
-  // It may have closed its files, and go on.
+  // The process may have closed its files and still run.
   const double since = Now();
   while (!HasEnded()) {
     if (Now() - since > call_seconds) {
@@ -321,13 +321,13 @@ void HostProcess::Ended(double call_seconds) {
 std::optional<HostProcess::Json> HostProcess::ParseLine(std::size_t end) {
   const std::string line = read_.substr(0, end);
   read_.erase(0, end + 1);
-  // It wrote memory that is not its own, if this is not JSON.
+  // If this is not JSON, the backend wrote to memory that is not its own.
   Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return Kill("backend: crash", "wrote nonsense");
   return json;
 }
 
-// Reads some of the host's answers. False: there are no more.
+// Reads some of the host's answers. Returns false at their end.
 bool HostProcess::ReadSome() {
   std::array<char, 65536> some;
   const ssize_t count = read(answers_, some.data(), some.size());

@@ -1,6 +1,6 @@
-// A process of kvtwin-host, with all processes that it starts: the harness asks
-// it, watches it while it answers, and ends it if it hangs or takes too much
-// memory.
+// A process of kvtwin-host, with all processes that it starts. The harness
+// sends it requests, watches it while it answers, and ends it if it hangs or
+// takes too much memory.
 
 #ifndef KVTWIN_PROPS_BACKEND_HOST_CHILD_H_
 #define KVTWIN_PROPS_BACKEND_HOST_CHILD_H_
@@ -19,12 +19,12 @@
 
 namespace kvtwin::props {
 
-// Once the process fails, `died` says why.
+// After the process has failed, died() says why.
 class HostProcess {
  public:
   using Json = nlohmann::ordered_json;
 
-  // The options outlive it.
+  // Requires: the options outlive the object.
   explicit HostProcess(const HostOptions& options) : options_(options) {
     Start();
   }
@@ -33,9 +33,9 @@ class HostProcess {
   ~HostProcess();
 
   bool alive() const { return child_ > 0; }
-  // A check and what happened, once it is not alive.
+  // The failed check and a text. Requires: not alive().
   const Failure& died() const { return died_; }
-  // The function of the backend that is being called.
+  // Returns the backend's function that is running.
   std::string function() const;
   // The step of the history at which the process died; -1: before the first.
   std::int64_t step() const {
@@ -43,16 +43,16 @@ class HostProcess {
   }
 
   bool Ask(const Json& json);
-  // The next line; nothing if it died, or was killed.
+  // Returns the next line; nothing if the process died or was killed.
   std::optional<Json> Answer(double call_seconds);
-  // Memory beyond the present size counts as the backend's.
+  // From now on, memory beyond the present size counts as the backend's.
   void Remember() { data_at_first_ = DataBytes(); }
 
  private:
   void Start();
   int Spawn(int asked, int answers, int printed, int shared);
   void Died(CheckName check, std::string text);
-  // With all that it started. Returns how it ended, if it had.
+  // Ends the process and all that it started. Returns its wait status.
   int End();
   void Ended(double call_seconds);
   bool HasEnded() const;

@@ -27,7 +27,7 @@ constexpr auto kFunctions = std::to_array<std::string_view>(
      "get (reading what it returned)", "remove", "copy_prefix", "can_resume",
      "shift", "set_causal", "set_layer_type", "encoder_cached", "cells",
      "snapshot", "restore",
-     // Of pools.
+     // Functions of pools.
      "open", "fork", "seq_len", "append", "commit", "commit_unknown", "views",
      "views_packed", "contiguous_kv", "truncate", "free", "usage", "table",
      "csr", "slots"});
@@ -178,15 +178,15 @@ BackendInfo BackendInfoFromJson(const Json& json) {
 }
 
 Host::Host(HostOptions options) : options_(std::move(options)) {
-  std::signal(SIGPIPE, SIG_IGN);  // A host that died says so otherwise.
+  std::signal(SIGPIPE, SIG_IGN);  // Host notices a dead process otherwise.
   prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-  // dlopen looks for a name without a slash elsewhere.
+  // dlopen would look elsewhere for a name without a slash.
   options_.library = fs::absolute(options_.library).string();
 }
 
 Host::~Host() = default;
 
-// What the library says first.
+// Starts a host and returns its first line.
 Result<Json> Host::Greet() {
   const auto wrong = [](std::string text) {
     return Status(StatusCode::kInvalidArgument, std::move(text));
@@ -210,7 +210,7 @@ Result<Json> Host::Greet() {
   return *std::move(said);
 }
 
-// What `read` makes of a part of that.
+// Returns `read` of a part of the first line.
 template <class Read>
 auto ReadGreeting(const Json& part, const Read& read)
     -> Result<decltype(read(part))> {
@@ -392,7 +392,8 @@ std::string Host::Page(const History& history, Level level,
   std::string html;
   try {
     Ask(history, level, nullptr, /*page=*/true, arguments, &html);
-  } catch (const Json::exception&) {  // Of what writes nonsense there is none.
+    // A host that writes nonsense has no page.
+  } catch (const Json::exception&) {
     html.clear();
   }
   return html;

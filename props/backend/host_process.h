@@ -1,5 +1,5 @@
-// A backend in a process of its own: a crash, a call that does not end, or
-// memory that has no end is a finding, and the next history gets a new process.
+// A backend in its own process: a crash, a call that does not return, or too
+// much memory is a finding, and the next history gets a new process.
 
 #ifndef KVTWIN_PROPS_BACKEND_HOST_PROCESS_H_
 #define KVTWIN_PROPS_BACKEND_HOST_PROCESS_H_
@@ -23,20 +23,20 @@
 
 namespace kvtwin::props {
 
-// What kvtwin-host shares with the command: files by number, and this.
+// The files that kvtwin-host shares with the command, by number, and its state.
 inline constexpr int kHostAsked = 3;
 inline constexpr int kHostAnswers = 4;
 inline constexpr int kHostShared = 5;
 struct HostState {
-  std::atomic<std::int64_t> step;   // Of the history; -1 before the first.
-  std::atomic<std::int64_t> calls;  // Of the backend.
-  std::atomic<int> function;        // Which it is in; -1: none.
-  std::atomic<std::int64_t> memory_bytes;  // HostOptions has it.
-  // If it asked for more memory than there may be: 2 more than the number of
-  // the function that did so first. Else 0.
+  std::atomic<std::int64_t> step;   // In the history; -1 before the first.
+  std::atomic<std::int64_t> calls;  // Calls of the backend.
+  std::atomic<int> function;        // The running function; -1: none.
+  std::atomic<std::int64_t> memory_bytes;  // HostOptions::memory_bytes.
+  // If the backend asked for more memory than it may have, the number of the
+  // first function that did so, plus 2; else 0.
   std::atomic<int> refused;
 };
-// Of what MemoryWatch::Enter is told.
+// The number and the name of a function that MemoryWatch::Enter gets.
 int FunctionNumber(std::string_view name);
 std::string_view FunctionName(int number);
 
@@ -58,38 +58,40 @@ struct PoolInfo {
 };
 
 struct HostOptions {
-  std::string library;         // A path.
-  std::string profile;         // Instead of the one that it names.
+  std::string library;         // The path of the library.
+  std::string profile;         // Replaces the library's own profile.
   double call_seconds = 5;     // A call that takes longer hangs.
-  double shrink_seconds = 60;  // For each failure.
-  std::int64_t memory_bytes = std::int64_t{1} << 30;  // More than at first.
+  double shrink_seconds = 60;  // Time to shrink one failure.
+  // Beyond the size when the process is new.
+  std::int64_t memory_bytes = std::int64_t{1} << 30;
 };
 
 class HostProcess;
 
-// As many processes as there are histories at once.
+// Runs as many processes as there are histories at the same time.
 class Host {
  public:
   explicit Host(HostOptions options);
   ~Host();
 
-  // First. Errors: no kvtwin-host, no such library, or it is no backend.
+  // Comes first. Errors: no kvtwin-host, no such library, or not a backend.
   Result<BackendInfo> Describe();
 
-  // From any thread. A story has the calls only, and no pictures. `hasty`: what
-  // hangs is known to, and not waited for. With `rules`, by these instead of
-  // its profile's, and mask rows too.
+  // Any thread may call it. The story has only calls, no pictures. `hasty`:
+  // waits only briefly, since the history is known to hang. With `rules`,
+  // judges by them instead of the profile's rules, and judges mask rows too.
   RunResult Run(const History& history, Level level, Story* story,
                 bool hasty = false, const Rules* rules = nullptr);
-  // The page of a history that fails; empty if there is none, as of a crash.
+  // Returns the page of a history that fails; empty if there is none, as after
+  // a crash.
   std::string Page(const History& history, Level level,
                    const std::string& arguments);
 
-  // The same for pools.
+  // These functions do the same for pools.
   Result<PoolInfo> DescribePool();
   PagedSubject PoolSubjectAt(Level level, std::string arguments);
 
-  // Of its histories at a level; the host outlives it.
+  // Runs histories at this level. Requires: the host outlives the subject.
   Subject SubjectAt(const BackendInfo& info, Level level,
                     std::string arguments);
 

@@ -78,7 +78,7 @@ class LedgerCache final : public Cache, public Shifting {
   void ListCells(std::vector<CellEntry>& out) const override { out.clear(); }
 
  private:
-  // One after another; zeros where nothing was put.
+  // Returns the rows of all tokens in order; zeros where no row was put.
   TensorView Gather(DenseTensor KvRows::*part, DType dtype, Shape shape,
                     std::vector<std::byte>& bytes) const;
 
@@ -87,8 +87,8 @@ class LedgerCache final : public Cache, public Shifting {
   CacheConfig config_;
   DType dtype_ = DType::kF32;
   int layer_ = 0;
-  std::pair<Shape, Shape> dims_ = {};  // Of what was put last.
-  // Of the current view.
+  std::pair<Shape, Shape> dims_ = {};  // The shapes of the last K and V.
+  // The memory of the current view.
   std::vector<std::byte> key_;
   std::vector<std::byte> value_;
   std::vector<float> mask_;
@@ -142,10 +142,10 @@ Result<KvView> LedgerCache::Get() {
 
 // The table ----------------------------------------------------------------
 
-// What `init` makes.
+// The object that `init` makes.
 struct Session {
   std::unique_ptr<LedgerCache> cache;
-  std::string message;  // Of the last call.
+  std::string message;  // The message of the last call.
 
   int Answer(const Status& status) {
     message = status.message();
@@ -320,7 +320,7 @@ int SetCausal(void* session, const std::int32_t* except, std::int32_t count) {
   });
 }
 
-// Of profile number `kIndex`.
+// The table of profile number `kIndex`.
 template <std::size_t kIndex, bool kAnonymous>
 const kvtwin_backend_v1 kTable = {
     .size = sizeof(kvtwin_backend_v1),

@@ -1,5 +1,5 @@
-// The ledger of any rules, as a cache and as a backend: what is right by
-// definition where no program is at hand.
+// The ledger with any rules, as a cache and as a backend: a cache that is
+// correct by definition, for rules of which no program is at hand.
 
 #ifndef KVTWIN_PROPS_BACKEND_LEDGER_BACKEND_H_
 #define KVTWIN_PROPS_BACKEND_LEDGER_BACKEND_H_
@@ -14,15 +14,15 @@
 namespace kvtwin::props {
 
 // A cache that is a ledger: its views have a column for each token that it
-// holds, without cells, and it is never full. It is Shifting, too. Not:
-// reserving passes, encoders and wrappers, V that is permuted or tiled, masks
-// of other dtypes than f32. Calls are taken as legal.
+// holds; it has no cells and is never full. It is also Shifting. It does not
+// support reserving passes, encoders, wrappers, permuted or tiled V, or masks
+// of dtypes other than f32. It does not check for misuse.
 std::unique_ptr<Cache> MakeLedgerCache(const CacheSpec& spec,
                                        const Rules& rules);
 
-// The same as a backend, of a profile's rules; null if there is no such
-// profile. It can be asked for anything: to refuse is an answer. `anonymous`:
-// it does not say which profile it follows.
+// The same cache as a backend with a profile's rules; null if there is no such
+// profile. It refuses calls that it does not support. `anonymous`: it does not
+// say which profile it follows.
 const kvtwin_backend_v1* LedgerBackend(std::string_view profile,
                                        bool anonymous = false);
 

@@ -111,7 +111,7 @@ class BackendPool final : public PagedPool {
 
  private:
   const kvtwin_pool_backend_v1& table() const { return backend_.table; }
-  // For a call, which ends with Said.
+  // Begins a call, which Said ends.
   const kvtwin_pool_backend_v1& In(const char* function) const {
     if (backend_.watch != nullptr) backend_.watch->Enter(function);
     return backend_.table;
@@ -171,7 +171,7 @@ class BackendPool final : public PagedPool {
   Result<std::vector<PagedView>> ViewsBy(std::string_view function, ViewsFn fn,
                                          int sequence, int layer,
                                          bool packed) const;
-  // Of K, or of V.
+  // Returns a view of K or V, checked.
   TensorView View(std::string_view function, std::string_view name,
                   const kvtwin_tensor& tensor, std::int64_t length, bool key,
                   bool packed) const;
@@ -230,7 +230,7 @@ Result<std::vector<PagedView>> BackendPool::ViewsBy(std::string_view function,
   return views;
 }
 
-// The views are those of Views, from the first row on.
+// The returned views are those of Views, from the first appended row on.
 Result<PagedAppend> BackendPool::Append(int sequence, int layer,
                                         const TensorView& key,
                                         const TensorView& value) {
@@ -326,7 +326,7 @@ PoolAbilities AbilitiesOf(const kvtwin_pool_backend_v1& table) {
           .slots = table.slots != nullptr};
 }
 
-// In place of the optimized twin.
+// Runs the backend in place of the optimized twin.
 RunResult RunIdentity(const PoolBackend& backend, const PagedHistory& history,
                       PagedCensus* census) {
   const PagedMaker make = [&](const PagedSpec& spec, std::string_view twin) {
@@ -336,7 +336,8 @@ RunResult RunIdentity(const PoolBackend& backend, const PagedHistory& history,
   return RunPaged(history, census, make, /*same_messages=*/false);
 }
 
-// Returns what a recording of the history shows; or what cannot be recorded.
+// Returns what is wrong in a recording of the history, or why it could not be
+// recorded.
 RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
                         PagedCensus* census, std::unique_ptr<PagedPool> pool) {
   RunResult result = {.ran = true};

@@ -1,5 +1,5 @@
-// A pool of blocks of somebody else's, behind the table of
-// include/kvtwin/pool_backend.h: in a history of the harness it takes the place
+// A third-party pool of blocks behind the table of
+// include/kvtwin/pool_backend.h. In a history of the harness it takes the place
 // of the optimized twin, or is judged alone.
 
 #ifndef KVTWIN_PROPS_BACKEND_POOL_BACKEND_H_
@@ -18,27 +18,27 @@
 namespace kvtwin::props {
 
 struct PoolBackend {
-  kvtwin_pool_backend_v1 table{};  // What it lacks is null.
+  kvtwin_pool_backend_v1 table{};  // Missing functions are null.
   std::string name;
-  Level level = Level::kVisibility;  // That it claims.
+  Level level = Level::kVisibility;  // The level that it claims.
   PoolRules rules;
   MemoryWatch* watch = nullptr;  // Outlives its pools.
 };
 
-// What a backend says of itself. Errors: a table that is too small or lacks a
-// function; a description that makes no sense.
+// Reads the description of a backend. Errors: a table that is too small or
+// lacks a function; an invalid description.
 Result<PoolBackend> DescribePoolBackend(const kvtwin_pool_backend_v1* given);
 
-// Errors: what its init answers. Calls of the pool throw a Failure
-// where the backend answers what no pool may: a number that is no status, views
-// of other shapes, a list without end.
+// Errors: those of the backend's init. Calls of the pool throw a Failure for an
+// answer that no pool may give: a number that is not a status, views of other
+// shapes, a list without end.
 Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
                                                    const PagedSpec& spec);
 
-// Runs histories on pools of the backend. At Level::kIdentity they are compared
-// with the ledger and the reference twin after each call; at kVisibility
-// recorded, and the recording judged. What the backend has no such pool for is
-// passed over. (Calls go to the backend in this process.)
+// Runs histories on pools of the backend, in this process. At Level::kIdentity
+// they are compared with the ledger and the reference twin after each call; at
+// kVisibility they are recorded, and the recording is judged. Histories whose
+// pool the backend does not support are skipped.
 PagedRun BackendRun(const PoolBackend& backend, Level level);
 
 }  // namespace kvtwin::props

@@ -28,7 +28,7 @@ constexpr auto kRuleProbes = std::to_array<RuleProbe>({
     {"mask rows", 0, 1, "kvt1 maskpad=2 | put 0*1"},
 });
 
-// What LedgerCache can do for a backend of these abilities.
+// Adds the V layout and mask dtype that LedgerCache needs.
 Abilities ForLedgers(Abilities abilities) {
   abilities.v_layouts |= 1U << KVTWIN_V_PLAIN;
   abilities.mask_dtypes |= 1U << KVTWIN_F32;
@@ -41,7 +41,7 @@ Rules With(const Rules& rules, std::size_t rule, int value) {
   return with;
 }
 
-// What was asked, and what is left of the rules.
+// The histories that ran, and the rules that are still possible.
 class Inference {
  public:
   Inference(const RunByRules& run, const Abilities& abilities)
@@ -59,7 +59,7 @@ class Inference {
   void Choose();
   FoundRule Find(std::size_t rule);
   std::vector<RuleException> ExceptionsTo(const Rules& profile) const;
-  // The shortest history that the backend shows not to have `value`.
+  // Returns the shortest history that shows that the backend lacks `value`.
   std::string Showing(std::size_t rule, int value) const;
   bool Agrees(const History& history, const Rules& rules) const {
     const RunResult result = run_(history, rules);
@@ -100,10 +100,10 @@ std::string Inference::Showing(std::size_t rule, int value) const {
   const Abilities abilities = ForLedgers(abilities_);
   for (const auto& [history, text] : asked_) {
     if (!Agrees(history, other)) return text;
-    // Masks with a padding of the backend's own are right by both values.
+    // Masks that the backend pads by its own rule are right by both values.
     if (AllRules()[rule].name == "mask rows") continue;
-    // What may do either is told from what does one by a cache that does the
-    // other.
+    // If `other` allows what `rules` does, a ledger with `other` shows the
+    // difference.
     History plain = history;
     plain.setup.config.v_layout = VLayout::kPlain;
     plain.setup.config.mask_dtype = DType::kF32;
@@ -127,7 +127,7 @@ FoundRule Inference::Find(std::size_t rule) {
   return found;
 }
 
-// In how many rules they differ that both can have.
+// Returns the number of rules that differ, of those that both caches can have.
 std::ptrdiff_t Distance(const Rules& one, const Rules& other) {
   return std::ranges::count_if(AllRules(), [&](const RuleInfo& rule) {
     return HasRule(one, rule) && HasRule(other, rule) &&
@@ -135,8 +135,8 @@ std::ptrdiff_t Distance(const Rules& one, const Rules& other) {
   });
 }
 
-// Of those that are left, one that is as a profile, or else nearest to one.
-// What may do either is not taken if what does one alone agrees, too.
+// Chooses, among the rules that are left, those of a profile or nearest to one.
+// Lazy eviction, which allows both, is dropped if eager eviction agrees, too.
 void Inference::Choose() {
   const std::vector<Rules> all = left_;
   std::erase_if(left_, [&](Rules rules) {
@@ -154,7 +154,7 @@ void Inference::Choose() {
   }
 }
 
-// What a profile has otherwise, as far as the backend shows it.
+// Returns the rules of a profile that the backend shows not to follow.
 std::vector<RuleException> Inference::ExceptionsTo(const Rules& profile) const {
   std::vector<RuleException> exceptions;
   for (const FoundRule& found : result_.found) {
@@ -179,8 +179,8 @@ InferredProfile Inference::Work() {
   std::ptrdiff_t least = std::ssize(AllRules()) + 1;
   for (const Profile& profile : Profiles()) {
     std::vector<RuleException> exceptions = ExceptionsTo(profile.rules);
-    // A rule that this profile cannot show, and the other profile can, comes
-    // with another exception.
+    // Exceptions are counted only in rules that this profile can have: the
+    // others come with another exception.
     const auto count =
         std::ranges::count_if(exceptions, [&](const RuleException& one) {
           return HasRule(profile.rules, AllRules()[one.rule]);

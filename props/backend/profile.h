@@ -1,4 +1,4 @@
-// Which rules a backend follows, worked out from what it does.
+// Infers the rules that a backend follows from what it does.
 
 #ifndef KVTWIN_PROPS_BACKEND_PROFILE_H_
 #define KVTWIN_PROPS_BACKEND_PROFILE_H_
@@ -18,8 +18,8 @@
 
 namespace kvtwin::props {
 
-// A history that tells two values of a rule apart, in caches that are the same
-// in the others.
+// A history that tells two values of a rule apart, in caches that agree in the
+// other rules.
 struct RuleProbe {
   std::string_view rule;  // RuleInfo::name
   int one = 0;
@@ -27,37 +27,39 @@ struct RuleProbe {
   std::string_view history;
 };
 
-// Found, and kept as short as they can be, by props/backend/profile_test.cc.
+// props/backend/profile_test.cc finds them, and keeps them as short as
+// possible.
 std::span<const RuleProbe> RuleProbes();
 
-// What the backend does that a cache of these rules does not, if anything;
-// result.ran is false if it cannot be asked.
+// Returns how the backend differs from a cache of these rules, if it does;
+// result.ran is false if the backend cannot run the history.
 using RunByRules = std::function<RunResult(const History&, const Rules&)>;
 
-// The cache of MakeLedgerCache, held to the ledger of `judge`.
+// Runs the cache of MakeLedgerCache against the ledger of `judge`.
 RunResult RunLedgers(const History& history, const Rules& cache,
                      const Rules& judge, const Abilities& abilities = {});
 
-// Every cache that has rules; those of which HasRule says no have ours.
+// Returns the rules of every possible cache. A rule that a cache does not have
+// (HasRule) has our value.
 std::vector<Rules> AllOfRules();
 
-// A rule as the backend shows it.
+// The value of a rule, as the backend shows it.
 struct FoundRule {
-  std::size_t rule = 0;     // Of AllRules().
-  std::vector<int> values;  // Those that it may have: one, if that is known.
-  std::string history;      // The shortest that shows it; may be empty.
+  std::size_t rule = 0;     // Index into AllRules().
+  std::vector<int> values;  // The possible values: one, if it is known.
+  std::string history;      // The shortest that shows the rule; or empty.
   bool known() const { return values.size() == 1; }
 };
 
-// Where a backend is not as its nearest profile.
+// A rule in which a backend differs from its nearest profile.
 struct RuleException {
   std::size_t rule = 0;
   int found = 0;
   int profile = 0;
-  std::string history;  // The shortest that tells them apart.
+  std::string history;  // The shortest that shows the difference.
 };
 
-// A profile that it is like, but for these.
+// A profile that the backend follows, with these exceptions.
 struct NearProfile {
   std::string_view name;
   Rules rules;
@@ -65,19 +67,20 @@ struct NearProfile {
 };
 
 struct InferredProfile {
-  Rules rules;                       // One that explains what was seen.
-  std::vector<FoundRule> found;      // By rule.
-  std::vector<NearProfile> nearest;  // Several if it does not show which; each
-                                     // has as many exceptions.
-  // What no rules explain: the cache is wrong by all of them.
+  Rules rules;                   // Rules that explain the answers.
+  std::vector<FoundRule> found;  // By rule.
+  // Several if the backend fits each of them with the same number of
+  // exceptions.
+  std::vector<NearProfile> nearest;
+  // Histories that no rules explain: the cache is wrong by all rules.
   std::vector<std::string> unexplained;
-  int asked = 0;  // Histories that it could be asked.
+  int asked = 0;  // Histories that the backend ran.
 };
 
 InferredProfile InferProfile(const RunByRules& run, const Abilities& abilities);
 
-// "like llama.cpp except copy replaces (kvt1 | put 0*1 | ...)", and of several
-// profiles "like A except ... or B except ...". ParseRules reads it.
+// Returns "like llama.cpp except copy replaces (kvt1 | put 0*1 | ...)", or for
+// several profiles "like A except ... or B except ...". ParseRules reads it.
 std::string SummaryOf(const InferredProfile& profile);
 
 }  // namespace kvtwin::props

@@ -1,5 +1,5 @@
-// The rules of other caches: what each does, that probes tell them apart, and
-// that each profile's own ledger is recognised.
+// Rules of other caches: what each rule does, that probes tell them apart, and
+// that the ledger of each profile is recognised.
 
 #include "props/backend/profile.h"
 
@@ -27,7 +27,7 @@ using ::testing::IsEmpty;
 
 using Positions = std::multiset<std::int64_t>;
 
-// A ledger of some rules, and what the rows of its pass may see.
+// A ledger with some rules, and what the rows of its pass may see.
 class Play {
  public:
   explicit Play(const Rules& rules, std::optional<int> window = std::nullopt,
@@ -55,7 +55,7 @@ class Play {
     }
     return held;
   }
-  // Of these, those that may have left.
+  // Returns the tokens that the row may see but need not.
   Positions MayMiss(int row) const {
     Positions spare;
     for (const auto& token : ledger_.tokens()) {
@@ -203,7 +203,7 @@ TEST(Rules, EvictionIsEagerOrMayWait) {
     play.Put(0, {4});
     EXPECT_EQ(play.Sees(0), lazy ? Positions({2, 3, 4}) : Positions({3, 4}));
     EXPECT_EQ(play.MayMiss(0), lazy ? Positions({2}) : Positions());
-    // Where there is no room, they go.
+    // Tokens are evicted if there is no room.
     EXPECT_EQ(play.Put(0, {5, 6, 7, 8, 9, 10}), StatusCode::kOk);
     EXPECT_EQ(play.Has(0).count(0), 0U);
   }
@@ -237,7 +237,7 @@ TEST(Rules, ASequenceGoesBackOrNoMoreOnceItsWindowIsFull) {
   EXPECT_THAT(play.Has(0), IsEmpty());
 }
 
-// As mlx-lm's RotatingKVCache(max_size=6, keep=4) has it.
+// The rules of mlx-lm's RotatingKVCache(max_size=6, keep=4).
 TEST(Rules, FirstTokensStayInTheWindow) {
   Play play({.window = Rules::Window::kWithQuery, .first = Rules::First::kStay},
             6, /*max_sequences=*/2, /*memory=*/9);
@@ -248,7 +248,7 @@ TEST(Rules, FirstTokensStayInTheWindow) {
   play.Put(0, {9, 10});
   EXPECT_THAT(play.Sees(0), ElementsAre(0, 1, 2, 3, 8, 9));
   EXPECT_THAT(play.Sees(1), ElementsAre(1, 2, 3, 8, 9, 10));
-  // With less room, less stays.
+  // A smaller window keeps fewer first tokens.
   Play small(
       {.window = Rules::Window::kWithQuery, .first = Rules::First::kStay}, 2);
   small.Put(0, {0, 1, 2});
@@ -266,7 +266,7 @@ TEST(Rules, AShiftOfSharedTokensIsRefusedOrMovesAll) {
     EXPECT_EQ(play->Remove(0, 0, 1).code(),
               moves ? StatusCode::kOk : StatusCode::kSharedCells);
     EXPECT_EQ(play.Has(0), moves ? Positions({0, 1}) : Positions({0, 1, 2}));
-    // What left sequence 0 stays where it was.
+    // The tokens that left sequence 0 keep their positions.
     EXPECT_EQ(play.Has(1), moves ? Positions({0, 0, 1}) : Positions({0, 1, 2}));
 
     Play gap({.middle = Rules::Middle::kLeavesGap, .shared_shift = shared});
@@ -278,7 +278,7 @@ TEST(Rules, AShiftOfSharedTokensIsRefusedOrMovesAll) {
   }
 }
 
-// The rules in which they differ, if both can have them.
+// Returns the rules that differ, of those that both caches can have.
 std::set<std::string_view> Between(const Rules& one, const Rules& other) {
   std::set<std::string_view> names;
   for (const RuleInfo& rule : AllRules()) {
@@ -293,7 +293,7 @@ bool TellsApart(const History& history, const Rules& one, const Rules& other) {
          RunLedgers(history, other, one).failure;
 }
 
-// All pairs that differ in one rule which both can have.
+// Calls `fn` for all pairs that differ in one rule, which both caches can have.
 template <class Fn>
 void ForNeighbours(const RuleInfo& rule, const Fn& fn) {
   for (const Rules& one : AllOfRules()) {
@@ -339,9 +339,8 @@ TEST(Probes, TellAllThatDiffersInARule) {
   }
 }
 
-// Asks for nothing that a cache may have no idea of: as many sequences as it is
-// made for, windows of at least 2, positions without gaps, nothing that is
-// empty.
+// Whether every cache can run the history: no more sequences than the cache is
+// made for, windows of at least 2, positions without gaps, nothing empty.
 bool IsPlain(const History& history) {
   const CacheSpec& spec = history.setup.spec;
   const InitArgs init = Setup().init;
@@ -438,8 +437,8 @@ InferredProfile InferRules(const Rules& cache) {
       Abilities());
 }
 
-// A cache whose masks have rows in eights, whatever it is asked for; those
-// beyond the batch see nothing.
+// A cache whose masks have a multiple of eight rows, whatever its padding; rows
+// after the batch see nothing.
 class PadsItsMasks final : public ForwardingCache {
  public:
   using ForwardingCache::ForwardingCache;
@@ -547,7 +546,7 @@ TEST(Inference, NamesTheExceptions) {
   EXPECT_EQ(SummaryOf(InferRules(rules)),
             "like llama.cpp except copy replaces (kvt1 | put 0*1 | put 1*1 | "
             "copy 0>1:1 | put 1*1)");
-  // Of any rules it finds those that it was given.
+  // The inference finds any rules that the ledger follows.
   const std::vector<Rules> all = AllOfRules();
   for (std::size_t i = 0; i < all.size(); i += 17) {
     const InferredProfile found = InferRules(all[i]);
@@ -563,7 +562,7 @@ TEST(Inference, NamesTheExceptions) {
   }
 }
 
-// The rules of a profile, with what the text excepts.
+// Returns the rules of a profile, changed by its exceptions.
 Rules Excepted(const NearProfile& near) {
   Rules rules = near.rules;
   for (const RuleException& one : near.exceptions) {
@@ -575,8 +574,8 @@ Rules Excepted(const NearProfile& near) {
   return rules;
 }
 
-// The command prints the rules that it found, and each of several profiles has
-// exceptions of its own.
+// The command prints the rules that it found. If it prints several profiles,
+// each has its own exceptions.
 TEST(Inference, WhatItPrintsCanBeSaid) {
   const std::vector<Rules> all = AllOfRules();
   int several = 0;
@@ -604,7 +603,7 @@ TEST(Profiles, AreSaidWithExceptions) {
                         "shifts (kvt1 dims=2,1,1 | put 0*2 | causal 0,1)"),
             rules);
   EXPECT_EQ(*ParseRules("like mlx or ollama-0.15"), FindProfile("mlx")->rules);
-  // Without removal from the middle no shift of what is shared is seen.
+  // Without removal from the middle, no shift of shared tokens is seen.
   EXPECT_EQ(
       ParseRules("llama.cpp except middle removal is refused")->shared_shift,
       Rules::SharedShift::kRefused);
@@ -656,7 +655,7 @@ TEST(Inference, SaysWhatNoRulesExplain) {
   EXPECT_THAT(found.nearest[0].exceptions, IsEmpty());
 }
 
-// Of random histories, with shifts where there are such.
+// Runs random histories, with shifts if the cache has them.
 TEST(Backend, TheLedgerOfEachProfileIsRightByItsOwnRules) {
   for (const Profile& profile : Profiles()) {
     const Result<BackendInfo> info =

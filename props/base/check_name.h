@@ -1,5 +1,5 @@
-// What is compared, by name. Failures are told apart by these, so there are no
-// others: a name that is not here does not compile.
+// The names of all checks. Failures are told apart by these names, so the list
+// is closed: a name that is not here does not compile.
 
 #ifndef KVTWIN_PROPS_BASE_CHECK_NAME_H_
 #define KVTWIN_PROPS_BASE_CHECK_NAME_H_

@@ -1,4 +1,4 @@
-// Time that only goes forward.
+// A clock that only goes forward.
 
 #ifndef KVTWIN_PROPS_BASE_CLOCK_H_
 #define KVTWIN_PROPS_BASE_CLOCK_H_
@@ -7,7 +7,7 @@
 
 namespace kvtwin::props {
 
-// Seconds since some moment of this run.
+// Returns the seconds since a fixed moment.
 inline double Now() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double>(now).count();

@@ -13,7 +13,7 @@ constexpr unsigned kSeconds = 10;
 
 thread_local const CrashReport* last = nullptr;
 
-// Not what a signal handler may do, but the process is lost anyway: if it
+// A signal handler may not do this, but the process is lost anyway: if it
 // hangs, an alarm ends it.
 void OnCrash(int signal) {
   std::signal(signal, SIG_DFL);

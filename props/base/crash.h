@@ -1,4 +1,4 @@
-// The last words of a process that dies.
+// Reports of a process that crashes: how to run its history again.
 
 #ifndef KVTWIN_PROPS_BASE_CRASH_H_
 #define KVTWIN_PROPS_BASE_CRASH_H_
@@ -9,12 +9,12 @@
 namespace kvtwin::props {
 
 // From now on a crash (a failed assertion, a bad address) prints the command
-// that runs its history again, as it is, before the process dies.
+// that runs the current history again, as it is, before the process dies.
 void ReportCrashes();
 
-// While it lives, this thread is running what `rerun` gives the command of:
-// that is printed if it crashes, after ReportCrashes. Of
-// several, the last one counts.
+// While an object lives, this thread is running the history whose command
+// `rerun` returns. After ReportCrashes, a crash prints that command. If a
+// thread has several objects, the last one counts.
 class CrashReport {
  public:
   explicit CrashReport(std::function<std::string()> rerun);

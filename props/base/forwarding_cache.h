@@ -1,5 +1,5 @@
-// A cache that hands every call to another one; whoever derives from it
-// changes or records some of them.
+// A cache that hands every call to another one; a derived class changes or
+// records some of the calls.
 
 #ifndef KVTWIN_PROPS_BASE_FORWARDING_CACHE_H_
 #define KVTWIN_PROPS_BASE_FORWARDING_CACHE_H_

@@ -1,5 +1,4 @@
-// The hash of the harness, compiled in where it is called: most of what it
-// hashes is small.
+// The hash function of the harness. It is inlined, since most inputs are small.
 
 #ifndef KVTWIN_PROPS_BASE_HASH_H_
 #define KVTWIN_PROPS_BASE_HASH_H_

@@ -24,7 +24,7 @@ void CatchInterrupts() {
   for (const int signal : {SIGINT, SIGTERM}) {
     struct sigaction before = {};
     sigaction(signal, nullptr, &before);
-    // A job in the background ignores SIGINT already, and still does.
+    // A job in the background ignores SIGINT already, and continues to.
     if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
   }
 }

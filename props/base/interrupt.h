@@ -1,19 +1,19 @@
-// SIGINT and SIGTERM: the first asks long work to stop, which then cleans up
-// and tells how far it came; the second ends the process at once.
+// SIGINT and SIGTERM: the first one asks long work to stop, clean up and report
+// how far it came; the second one ends the process at once.
 
 #ifndef KVTWIN_PROPS_BASE_INTERRUPT_H_
 #define KVTWIN_PROPS_BASE_INTERRUPT_H_
 
 namespace kvtwin::props {
 
-// From now on. Until then both signals end the process.
+// Handles both signals from now on. Until then they end the process.
 void CatchInterrupts();
 
-// From any thread.
+// Whether a signal has arrived. Any thread may call it.
 bool Interrupted();
 
-// As a shell has it of a process that a signal ended: 130 of SIGINT, 143 of
-// SIGTERM. Without a signal, `exit_code`.
+// Returns the exit code that a shell reports for a process that a signal ended:
+// 130 for SIGINT, 143 for SIGTERM. Without a signal, returns `exit_code`.
 int ExitCodeAfter(int exit_code);
 
 }  // namespace kvtwin::props

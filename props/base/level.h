@@ -1,4 +1,4 @@
-// How strongly two caches are the same (docs/semantics.md, S51 to S53).
+// How closely two caches must agree (docs/semantics.md, S51 to S53).
 
 #ifndef KVTWIN_PROPS_BASE_LEVEL_H_
 #define KVTWIN_PROPS_BASE_LEVEL_H_
@@ -9,11 +9,12 @@
 
 namespace kvtwin::props {
 
-// From the strongest on. Numeric: attention over the views gives the same
-// within a tolerance; none: not even that.
+// The levels, from the strongest to the weakest. kNumeric: attention over the
+// views gives the same result within a tolerance (S54); kNone: nothing is
+// compared.
 enum class Level { kIdentity, kVisibility, kNumeric, kNone };
 
-// In the order of the enum.
+// The names, in the order of the enum.
 inline constexpr std::array<std::string_view, 4> kLevelNames = {
     "identity", "visibility", "numeric", "none"};
 

@@ -1,4 +1,4 @@
-// Numbers by chance.
+// Random numbers.
 
 #ifndef KVTWIN_PROPS_BASE_PICK_H_
 #define KVTWIN_PROPS_BASE_PICK_H_
@@ -8,7 +8,7 @@
 
 namespace kvtwin::props {
 
-// A number of [lo, hi], by chance.
+// A function that returns a random number from lo to hi, both included.
 using Pick = std::function<int(int lo, int hi)>;
 
 template <class T>

@@ -1,4 +1,4 @@
-// The command lines that show a failure again.
+// Command lines that reproduce a failure.
 
 #ifndef KVTWIN_PROPS_BASE_PROGRAM_H_
 #define KVTWIN_PROPS_BASE_PROGRAM_H_
@@ -8,15 +8,16 @@
 
 namespace kvtwin::props {
 
-// `kvtwin` as it was called: argv[0]. Until this is known it is "kvtwin".
-// Requires: no other thread is there yet.
+// `kvtwin` as the user called it: argv[0]. Before SetProgram it is "kvtwin".
+// Requires: no other thread runs yet.
 void SetProgram(std::string_view program);
 const std::string& Program();
 
 // Returns the text as a word of a shell command, quoted where it must be.
 std::string ShellWord(std::string_view text);
 
-// "build/kvtwin run 'kvt1 ...'", as a shell takes it where kvtwin was called.
+// Returns "build/kvtwin run 'kvt1 ...'": a command for the folder kvtwin ran
+// in.
 std::string CommandLine(std::string_view arguments);
 
 }  // namespace kvtwin::props

@@ -1,4 +1,4 @@
-// A folder for files that nobody else may see or meet.
+// A temporary folder that no other test or process uses.
 
 #ifndef KVTWIN_PROPS_BASE_SCRATCH_FOLDER_H_
 #define KVTWIN_PROPS_BASE_SCRATCH_FOLDER_H_
@@ -11,8 +11,8 @@
 
 namespace kvtwin::props {
 
-// "kvtwin-", `what` it is for, and what makes the name a new one, whatever runs
-// beside; gone with this object.
+// The name is "kvtwin-", then `what` the folder is for, then characters that
+// make it unique, also among processes. The destructor removes the folder.
 class ScratchFolder {
  public:
   explicit ScratchFolder(const std::string& what) {

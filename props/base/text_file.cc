@@ -22,7 +22,7 @@ std::string ReadFile(const std::filesystem::path& path) {
 
 namespace {
 
-// Writes into the file itself, as much as it takes.
+// Writes into the file in place, as much as it takes.
 Status WriteThere(const std::string& path, std::string_view text) {
   std::FILE* file = std::fopen(path.c_str(), "wbe");
   int error = file == nullptr ? errno : 0;
@@ -47,13 +47,14 @@ Status WriteFile(const std::string& path, std::string_view text) {
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::file_status there = fs::status(path, error);
-  // What another program has open, as standard output, keeps its file.
+  // A file that another program has open, such as standard output, is not
+  // replaced.
   const bool open_already =
       path.starts_with("/dev/") || path.starts_with("/proc/");
   if (open_already || (fs::exists(there) && !fs::is_regular_file(there))) {
     return WriteThere(path, text);
   }
-  // A link stays one: what it points to is replaced.
+  // A symbolic link stays a link: the file that it points to is replaced.
   std::string target = path;
   if (fs::is_symlink(fs::symlink_status(path, error))) {
     target = fs::weakly_canonical(path, error).string();

@@ -1,4 +1,4 @@
-// Whole files as texts.
+// Reading and writing whole text files.
 
 #ifndef KVTWIN_PROPS_BASE_TEXT_FILE_H_
 #define KVTWIN_PROPS_BASE_TEXT_FILE_H_
@@ -11,12 +11,12 @@
 
 namespace kvtwin::props {
 
-// Returns the bytes of the file; nothing if it cannot be read.
+// Returns the bytes of the file, or nothing if it cannot be read.
 std::string ReadFile(const std::filesystem::path& path);
 
-// Replaces the file as a whole, or leaves it as it was; what is no regular
-// file, as a pipe or a device, is written to. Errors: the text was not written
-// as a whole, with the reason from the system.
+// Replaces the file as a whole, or leaves it as it was. A path that is not a
+// regular file, such as a pipe or a device, is written to in place. Errors: the
+// text was not written completely, with the system's reason.
 Status WriteFile(const std::string& path, std::string_view text);
 
 }  // namespace kvtwin::props

@@ -1,5 +1,5 @@
-// How the functions of <kvtwin/kvtwin.h> do their work: nothing thrown leaves
-// them, and what went wrong can be asked for.
+// Helpers of the functions of <kvtwin/kvtwin.h>: no exception leaves them, and
+// kvtwin_last_error returns the message of the last error.
 
 #ifndef KVTWIN_PROPS_C_API_C_API_H_
 #define KVTWIN_PROPS_C_API_C_API_H_
@@ -24,10 +24,10 @@
 
 struct kvtwin_cache {
   kvtwin::Cache* cache = nullptr;
-  std::unique_ptr<kvtwin::Cache> owned;  // Not of a wrapper's cache.
-  // Of a wrapper's caches, once they are asked for.
+  std::unique_ptr<kvtwin::Cache> owned;  // Null for a wrapper's inner cache.
+  // Handles of a wrapper's caches, made when they are asked for.
   std::map<kvtwin::Cache*, std::unique_ptr<kvtwin_cache>> inner;
-  std::vector<kvtwin::CellEntry> cells;  // Only to use its memory again.
+  std::vector<kvtwin::CellEntry> cells;  // Kept to reuse its memory.
 };
 
 struct kvtwin_state {
@@ -36,10 +36,10 @@ struct kvtwin_state {
 
 namespace kvtwin::props {
 
-// Keeps the text for kvtwin_last_error, and hands the status back.
+// Keeps the text for kvtwin_last_error, and returns the status.
 kvtwin_status Report(kvtwin_status status, std::string_view text) noexcept;
 
-// What `call` answers, a Status; and what it throws, as a status.
+// Returns the status of `call`, or the status for its exception.
 template <class Call>
 kvtwin_status Answer(const Call& call) noexcept {
   try {
@@ -55,7 +55,7 @@ kvtwin_status Answer(const Call& call) noexcept {
   }
 }
 
-// Errors: a list that is null, but has room; no `count`.
+// Errors: a list that is null but has room; a null `count`.
 inline Status CheckList(std::string_view name, const void* list,
                         std::size_t room, const std::size_t* count) {
   if (Status status = NeedAll({{"count", count}}); !status.ok()) return status;
@@ -63,7 +63,8 @@ inline Status CheckList(std::string_view name, const void* list,
   return Invalid("{} is NULL, but has room for {}", name, room);
 }
 
-// As many entries as fit. Requires: CheckList is ok.
+// Writes as many entries as fit, and the number of all. Requires: CheckList is
+// ok.
 template <class From, class To>
 void WriteList(const From& from, To* list, std::size_t room,
                std::size_t* count) {
@@ -71,12 +72,12 @@ void WriteList(const From& from, To* list, std::size_t room,
   std::copy_n(std::begin(from), std::min(room, std::size(from)), list);
 }
 
-// NULL is the empty text, or no twin.
+// Returns the text, or `none` for NULL.
 inline std::string_view TextOf(const char* text, std::string_view none = "") {
   return text == nullptr ? none : std::string_view(text);
 }
 
-// What kvtwin_free frees. Throws std::bad_alloc.
+// Returns a copy that kvtwin_free frees. Throws std::bad_alloc.
 void* CopyOut(std::span<const std::byte> bytes);
 
 }  // namespace kvtwin::props

@@ -1,6 +1,6 @@
-// The caches and pools of the shared library as those of C++: every call goes
-// through <kvtwin/kvtwin.h>, and its answer back. So whatever can test a cache
-// tests the C interface.
+// The caches and pools of the shared library as C++ classes: every call goes
+// through <kvtwin/kvtwin.h>. So each test of a cache also tests the C
+// interface.
 
 #ifndef KVTWIN_PROPS_C_API_C_API_ADAPTERS_H_
 #define KVTWIN_PROPS_C_API_C_API_ADAPTERS_H_
@@ -21,11 +21,11 @@
 
 namespace kvtwin::props {
 
-// What was answered, with the text that goes with it.
+// Converts the status of a call, with its message.
 inline Status FromC(kvtwin_status status) {
   if (status == KVTWIN_OK) return {};
   const std::string text = kvtwin_last_error();
-  // Neither is an answer of C++: a test that gets one fails.
+  // C++ has neither of these statuses: a test that gets one fails.
   if (status == KVTWIN_INTERNAL || status == KVTWIN_OUT_OF_MEMORY) {
     throw std::runtime_error(kvtwin_status_name(status) + (": " + text));
   }
@@ -36,7 +36,8 @@ inline TensorView ViewFromC(const kvtwin_tensor& tensor) {
   return *TensorFromC("a view", &tensor);
 }
 
-// A list that a function of C gives: `call` gets it, its room, and the count.
+// Returns a list that a C function writes: `call` gets the list, its room, and
+// the count.
 template <class T, class Call>
 Result<std::vector<T>> ListByC(const Call& call) {
   std::vector<T> list;
@@ -235,7 +236,7 @@ class CacheByC : public Cache {
   mutable std::vector<int> batch_cells_;
 };
 
-// Its life in C begins with Init and ends with Close.
+// Each cache exists in C only from Init to Close.
 inline Subject SubjectByC(const std::string& twin) {
   return {
       .name = twin,
@@ -266,7 +267,7 @@ class PoolByC : public PagedPool {
                    const PrefixKey& key) override {
     const CPrompt made_of(prompt, key);
     kvtwin_prompt to = *made_of.get();
-    if (key.salt.empty()) to.salt = nullptr;  // Means the same.
+    if (key.salt.empty()) to.salt = nullptr;  // NULL means the same.
     const bool bare = prompt.empty() && key == PrefixKey();
     return Number([&](std::int32_t* made) {
       return kvtwin_pool_open(pool_.get(), bare ? nullptr : &to, made);
@@ -287,7 +288,8 @@ class PoolByC : public PagedPool {
     const kvtwin_tensor k = CTensor(key);
     const kvtwin_tensor v = CTensor(value);
     PagedAppend append;
-    // Again, into the list: the same rows in the same place.
+    // The second call stores the same rows in the same place, and fills the
+    // list.
     const auto views = ViewsBy([&](auto* list, auto room, auto* count) {
       return kvtwin_pool_append(pool_.get(), sequence, layer, &k, &v,
                                 &append.start, list, room, count);

@@ -1,5 +1,6 @@
-// Pools behind the table of <kvtwin/pool_backend.h>: the twin by way of the
-// shared library, an example in C that has places of its own, and both damaged.
+// Pools behind the table of <kvtwin/pool_backend.h>: the twin through the
+// shared library, an example in C that places tokens by its own rules, and both
+// with bugs.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +14,8 @@
 #include "props/backend/pool_backend.h"
 #include "props/testing/pools.h"
 
-// As C++, once each. What C leaves out there is null.
+// The C sources, compiled as C++ once each. Fields that they leave out are
+// null.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 namespace twin {
@@ -64,7 +66,7 @@ TEST(PoolBackend, AnExampleWithPlacesOfItsOwn) {
   const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();
   const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(TextOf(result.failure), "") << Story(result);
-  // It cannot be held to more.
+  // The example cannot be held to a stronger level.
   EXPECT_NE(TextOf(FuzzAt(Level::kIdentity, table).failure), "");
 }
 
@@ -75,7 +77,7 @@ TEST(PoolBackend, ABugIsFoundAndShrunk) {
   EXPECT_LE(result.shrunk.ops.size(), 4) << Story(result);
 }
 
-// Tables of the twin, each with a function that is wrong.
+// Tables of the twin, each with one wrong function.
 int SharesOfOthers(void* pool, const kvtwin_prompt* prompt,
                    std::int32_t* sequence) {
   kvtwin_prompt without_salt = *prompt;
@@ -134,7 +136,7 @@ TEST(PoolBackend, WhatIsWrongIsSaid) {
   }
 }
 
-// A bug ends in the same line from most seeds.
+// From most seeds, a bug is shrunk to the same line.
 TEST(PoolBackend, LinesOfABugAreAlike) {
   kvtwin_pool_backend_v1 shares = *twin::kvtwin_get_pool_backend_v1();
   shares.open = SharesOfOthers;
@@ -154,7 +156,7 @@ TEST(PoolBackend, LinesOfABugAreAlike) {
   }
 }
 
-// The census counts histories that were judged, and no others.
+// The census counts only histories that were judged.
 TEST(PoolBackend, OnlyWhatRanIsCounted) {
   kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
   table.init = [](const kvtwin_pool_params*, void**) -> int {
@@ -165,7 +167,7 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
   EXPECT_EQ(result.census.operations, 0);
   EXPECT_GE(result.census.not_made, 1000);
   EXPECT_TRUE(result.census.dtypes.empty());
-  // A pool that has f32 alone gets f32 in every other history.
+  // A pool that supports only f32 gets f32 in every other history.
   table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
     const bool plain = params->dtype == KVTWIN_F32 &&
                        params->v_dtype == KVTWIN_F32 &&
@@ -180,7 +182,8 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
   EXPECT_GT(result.census.found, 50);
   EXPECT_GT(result.census.truncated, 50);
   EXPECT_GT(result.census.full, 50);
-  // A pool that has no f32 gets, in every other history, rows that it had.
+  // A pool without f32 gets, in every other history, rows that it accepted
+  // before.
   table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
     return params->dtype == KVTWIN_F16 ? twin::Init(params, pool)
                                        : KVTWIN_NOT_SUPPORTED;
@@ -198,7 +201,7 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
   EXPECT_EQ(result.census.longest, 0);
 }
 
-// Judged by what it has.
+// The backend is judged by the functions that it has.
 TEST(PoolBackend, OptionalFunctionsMayBeMissing) {
   kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
   table.size = offsetof(kvtwin_pool_backend_v1, message);

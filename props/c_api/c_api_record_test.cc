@@ -1,4 +1,4 @@
-// Recordings by the C interface, and their check by it.
+// Recording, and checking recordings, through the C interface.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// A file of a test.
+// A file for one test.
 class Scratch {
  public:
   explicit Scratch(const std::string& name) : path_(folder_.File(name)) {}
@@ -41,7 +41,7 @@ kvtwin_verdict CheckFile(const char* path, const char* twin = nullptr) {
   return verdict;
 }
 
-// Beside each call of a cache, the function that records it.
+// Calls a cache, and records each call with the C function for it.
 class RecordedByC : public ForwardingCache {
  public:
   RecordedByC(std::unique_ptr<Cache> cache, const Setup& setup, bool own,
@@ -81,7 +81,7 @@ class RecordedByC : public ForwardingCache {
     to.tokens = static_cast<std::int32_t>(batch.positions.size());
     to.multimodal = batch.multimodal.data();
     to.multimodal_count = static_cast<std::int32_t>(batch.multimodal.size());
-    // Of an encoder and of a reserving pass, there are none.
+    // An encoder, or a refused batch, has no cells.
     const auto cells = BatchCells();
     const bool all = cells.size() == batch.positions.size();
     Expect(kvtwin_record_start_forward(recorder_, &to, reserve ? 1 : 0,
@@ -147,7 +147,7 @@ class RecordedByC : public ForwardingCache {
   }
 
  private:
-  // Rows of the generator may hold what JSON cannot.
+  // The generator's rows may hold numbers that JSON cannot.
   void Expect(kvtwin_status status) {
     if (status == KVTWIN_OK) return;
     EXPECT_THAT(kvtwin_last_error(), HasSubstr("which no recording can hold"));
@@ -166,13 +166,13 @@ class RecordedByC : public ForwardingCache {
   int recorded_type_ = 0;
 };
 
-// Records what a history does to a twin. False: not all of it.
+// Records the calls of a history on a twin. Returns false if some are missing.
 bool RecordHistory(History& history, bool own, const char* path) {
   std::erase_if(history.ops, [](const Op& op) {
     return op.kind == OpKind::kMisuse || op.kind == OpKind::kReload ||
            op.kind == OpKind::kPoison;
   });
-  // A recording has one placement.
+  // A recording has one placement for all caches.
   for (CacheSpec& part : history.setup.spec.caches) {
     part.placement = history.setup.spec.placement;
   }
@@ -217,7 +217,7 @@ TEST(CRecorder, WhatATwinDoesIsAccepted) {
   EXPECT_GT(accepted, 90);
 }
 
-// By hand: one sequence of two tokens.
+// Records call by call: one sequence of two tokens.
 class ByHand : public ::testing::Test {
  protected:
   ByHand() {
@@ -244,7 +244,7 @@ class ByHand : public ::testing::Test {
   kvtwin_status Create() {
     return kvtwin_recorder_create(&params_, file_.path(), &recorder_);
   }
-  // Up to the get.
+  // Records the calls before the get.
   void Begin() {
     ASSERT_EQ(Create(), KVTWIN_OK) << kvtwin_last_error();
     ASSERT_EQ(kvtwin_record_start_forward(recorder_, &batch_, 0, KVTWIN_OK,
@@ -287,7 +287,7 @@ TEST_F(ByHand, RightIsAcceptedAndWrongIsNot) {
   EXPECT_EQ(wrong.level, -1);
   EXPECT_EQ(wrong.line, 4);
   EXPECT_THAT(wrong.reason, StartsWith("get: "));
-  // The same in memory, and with one twin.
+  // The verdict is the same from memory, and with one twin.
   const std::string reason = wrong.reason;
   const std::string text = file_.text();
   kvtwin_verdict again{};
@@ -400,7 +400,7 @@ TEST(CCheck, SaysWhatIsNoRecording) {
   EXPECT_EQ(verdict.line, 1);
 }
 
-// All that there are: the command has the same verdicts.
+// Every eighth recording has the same verdict from C and C++.
 TEST(CCheck, HasTheVerdictsOfCpp) {
   const std::vector<std::string> twins(TwinNames().begin(), TwinNames().end());
   int files = 0;

@@ -1,5 +1,6 @@
-// The caches of the C interface against those of C++, by every history that the
-// generator makes; and what only C has: sizes of structs, null pointers, texts.
+// Compares the caches of the C interface with those of C++ in every history
+// that the generator makes. Tests what only C has: struct sizes, null pointers,
+// texts.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -59,7 +60,7 @@ TEST(CInterface, PoolsAreThoseOfCpp) {
   EXPECT_GT(operations, 5000);
 }
 
-// Of three tokens, as by hand.
+// A cache for a few calls by hand.
 struct Small {
   Small() {
     EXPECT_EQ(kvtwin_cache_default_params(&params, sizeof(params)), KVTWIN_OK);
@@ -115,7 +116,7 @@ TEST(CInterface, SizesOfStructsAreChecked) {
   small.params.size = std::size_t{1} << 40;
   EXPECT_EQ(small.Create(), KVTWIN_INVALID_ARGUMENT);
   EXPECT_THAT(kvtwin_last_error(), HasSubstr("no struct is that large"));
-  // A newer caller.
+  // The caller is newer.
   struct {
     kvtwin_cache_params params;
     std::int64_t more;
@@ -132,7 +133,7 @@ TEST(CInterface, SizesOfStructsAreChecked) {
             KVTWIN_INVALID_ARGUMENT);
   EXPECT_THAT(kvtwin_last_error(), HasSubstr("knows nothing"));
   EXPECT_EQ(none, nullptr);
-  // What an older one gets, ends with its own.
+  // A struct that is smaller than that of version 0.1 is refused.
   kvtwin_cache_params old{};
   EXPECT_EQ(kvtwin_cache_default_params(&old, sizeof(old) - 8),
             KVTWIN_INVALID_ARGUMENT);
@@ -156,7 +157,7 @@ TEST(CInterface, AnswersOfALargerStructAreLeftAlone) {
   EXPECT_EQ(newer.view.columns, 3);
 }
 
-// A struct of a later version, which has a field more.
+// A struct of a later version, with one more field.
 template <class T>
 struct Later {
   Later() { known.size = sizeof(*this); }
@@ -182,7 +183,7 @@ TEST(CInterface, CachesOfAWrapperHaveTheirCallersSize) {
   kvtwin_cache* cache = nullptr;
   ASSERT_EQ(kvtwin_cache_create(&wrapper.known, nullptr, &cache), KVTWIN_OK)
       << kvtwin_last_error();
-  // Each has its own window: three tokens, of which the last sees i + 1.
+  // Each cache has its own window: of three tokens, the last sees i + 1.
   constexpr std::array<std::int32_t, 3> kPositions = {0, 1, 2};
   constexpr std::array<std::int32_t, 3> kSequences = {};
   Later<kvtwin_batch> batch;
@@ -290,7 +291,7 @@ TEST(CInterface, NullIsAnErrorThatNamesTheArgument) {
             "recorder is NULL");
   EXPECT_EQ(message(kvtwin_check_file(nullptr, nullptr, nullptr)),
             "path is NULL");
-  // Those that are fine.
+  // These calls accept NULL.
   kvtwin_cache_destroy(nullptr);
   kvtwin_state_destroy(nullptr);
   kvtwin_pool_destroy(nullptr);
@@ -298,15 +299,15 @@ TEST(CInterface, NullIsAnErrorThatNamesTheArgument) {
   EXPECT_EQ(kvtwin_recorder_close(nullptr), KVTWIN_OK);
 }
 
-// Asks for a list with room for no entry, for fewer than there are, for all,
-// and for more. ask(list, room, &count) answers with the list.
+// Asks for a list with room for no entry, for fewer entries than there are, for
+// all, and for more. ask(list, room, &count) writes the list.
 template <class Entry, class Ask>
 void ExpectRooms(std::string_view what, const Ask& ask) {
   std::size_t all = 0;
   Entry* const none = nullptr;
   ASSERT_EQ(ask(none, std::size_t{0}, &all), KVTWIN_OK) << what;
   ASSERT_GT(all, 1U) << what;
-  // No answer has such bytes.
+  // No answer contains these bytes.
   std::vector<Entry> untouched(all + 2);
   std::memset(static_cast<void*>(untouched.data()), 0xA5,
               untouched.size() * sizeof(Entry));
@@ -386,7 +387,7 @@ TEST(CInterface, ListsAreWrittenAsFarAsThereIsRoom) {
   });
 }
 
-// Append answers twice; a caller may leave either answer out.
+// Append returns two answers; a caller may leave either one out.
 TEST(CInterface, AppendAnswersWhatItIsAskedFor) {
   static constexpr std::array<float, 5> kRows = {1, 2, 3, 4, 5};
   const auto owned = PoolOfFive(kRows);
@@ -404,7 +405,7 @@ TEST(CInterface, AppendAnswersWhatItIsAskedFor) {
                                                  list, room, count);
           EXPECT_EQ(start, asks_start ? 5 : -1);
           if (room == 0) return status;
-          // Without the number of views, they are the same.
+          // The views are the same if the caller does not ask for their number.
           EXPECT_EQ(kvtwin_pool_append(pool, 0, 0, &three, &three, to,
                                        views.data(), room, nullptr),
                     status);
@@ -476,7 +477,7 @@ TEST(CInterface, AWrapperHasOneStructAfterAnother) {
   EXPECT_EQ(small.Create(), KVTWIN_INVALID_ARGUMENT);
   EXPECT_THAT(kvtwin_last_error(), StartsWith("caches[1].size is 1"));
   caches[1].size = sizeof(caches[1]);
-  // In itself without end.
+  // The wrapper contains itself.
   caches[1].kind = KVTWIN_WRAPPER;
   caches[1].caches = &small.params;
   caches[1].cache_count = 1;
@@ -497,7 +498,7 @@ TEST(CInterface, AWrapperHasOneStructAfterAnother) {
   EXPECT_EQ(all, inner);
 }
 
-// Adds ten times the offset; refuses at the second call.
+// Adds ten times the offset; the second call is refused.
 int ShiftByC(void* user, std::int32_t layer, std::int32_t offset,
              std::int32_t k_head_dim, std::int32_t kv_heads, float* key) {
   auto& calls = *static_cast<int*>(user);
@@ -547,7 +548,7 @@ TEST(CInterface, StatesAsFiles) {
   kvtwin_free(model);
   const StateHandle from_file(loaded);
   EXPECT_EQ(*StateByC(*loaded), *StateByC(*state));
-  // Sequence 0 as 5, beside itself.
+  // Sequence 0 is added as sequence 5 to the same state.
   kvtwin_state* one = nullptr;
   ASSERT_EQ(kvtwin_state_sequence(state, 0, &one), KVTWIN_OK);
   const StateHandle alone(one);
@@ -578,7 +579,7 @@ TEST(CInterface, LastErrorsAreOfTheirThreads) {
   EXPECT_STREQ(kvtwin_last_error(), "pool is NULL");
 }
 
-// A shift function that breaks its promise, where it can be caught.
+// A shift function that throws although it must not.
 int ShiftThatThrows(void* user, std::int32_t, std::int32_t, std::int32_t,
                     std::int32_t, float*) {
   switch (*static_cast<int*>(user)) {

@@ -5,7 +5,7 @@ using namespace kvtwin::props;
 
 namespace {
 
-// What `call` answers of the cache, if there is one.
+// Calls `call` with the cache, if there is one.
 template <class Call>
 kvtwin_status OnCache(kvtwin_cache* cache, const Call& call) {
   return Answer([&]() -> Status {
@@ -14,7 +14,7 @@ kvtwin_status OnCache(kvtwin_cache* cache, const Call& call) {
   });
 }
 
-// The same, whose answer goes to *yes.
+// Does the same with `ask`, whose answer goes to *yes.
 template <class Ask>
 kvtwin_status AskCache(kvtwin_cache* cache, std::int32_t* yes, const Ask& ask) {
   return OnCache(cache, [&](Cache& one) -> Status {
@@ -29,7 +29,7 @@ kvtwin_status AskCache(kvtwin_cache* cache, std::int32_t* yes, const Ask& ask) {
 }  // namespace
 
 const char* kvtwin_twin_name(size_t index) {
-  // The names are literals, and so end with a zero.
+  // The names are literals, so they end with a zero.
   return index < TwinNames().size() ? TwinNames()[index].data() : nullptr;
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 thread_local std::string kept_reason;
 
-// Reads what lies in memory, and copies none of it.
+// Reads bytes in memory without copying them.
 class MemoryBuffer : public std::streambuf {
  public:
   explicit MemoryBuffer(std::span<const char> bytes) {
@@ -47,7 +47,7 @@ Result<std::vector<std::string>> TwinsFor(const char* twin) {
   if (twin == nullptr) {
     return std::vector<std::string>(TwinNames().begin(), TwinNames().end());
   }
-  // The factory says which there are.
+  // The factory checks the name.
   const auto made = MakeCache({}, twin);
   if (!made.ok()) return made.status();
   return std::vector<std::string>{twin};

@@ -22,8 +22,8 @@ kvtwin_status Report(kvtwin_status status, std::string_view text) noexcept {
 }
 
 void* CopyOut(std::span<const std::byte> bytes) {
-  // One more: where there are none, too, the answer is not NULL; and the end of
-  // a text.
+  // There is one byte more, so that a copy of no bytes is not NULL, and a text
+  // ends with a zero.
   auto* copy = static_cast<std::byte*>(std::malloc(bytes.size() + 1));
   if (copy == nullptr) throw std::bad_alloc();
   std::copy(bytes.begin(), bytes.end(), copy);

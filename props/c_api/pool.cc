@@ -10,7 +10,7 @@ struct kvtwin_pool {
 
 namespace {
 
-// What `call` answers of the pool, if there is one.
+// Calls `call` with the pool, if there is one.
 template <class Call>
 kvtwin_status OnPool(kvtwin_pool* pool, const Call& call) {
   return Answer([&]() -> Status {
@@ -19,7 +19,7 @@ kvtwin_status OnPool(kvtwin_pool* pool, const Call& call) {
   });
 }
 
-// The same, whose answer is a number.
+// Does the same with `ask`, whose answer goes to *number.
 template <class Ask>
 kvtwin_status AskPool(kvtwin_pool* pool, std::string_view name,
                       std::int32_t* number, const Ask& ask) {

@@ -15,7 +15,7 @@ using namespace kvtwin::props;
 struct kvtwin_recorder {
   TraceHeader header;
   std::ofstream out;
-  bool reserving = false;  // The current pass.
+  bool reserving = false;  // In the current pass.
 };
 
 namespace {
@@ -37,7 +37,7 @@ Status WriteOp(kvtwin_recorder& recorder, const TraceOp& op) {
                   std::strerror(errno));
 }
 
-// Writes the line that `make` makes, unless that says why it cannot.
+// Writes the line that `make` fills in, or returns its error.
 template <class Make>
 kvtwin_status Record(kvtwin_recorder* recorder, TraceOpKind kind,
                      const Make& make) {
@@ -50,7 +50,7 @@ kvtwin_status Record(kvtwin_recorder* recorder, TraceOpKind kind,
   });
 }
 
-// One of 0 to `last`.
+// Errors: an answer other than 0 to `last`.
 Result<StatusCode> AnswerFromC(const kvtwin_status& answer, int last) {
   const int raw = RawEnum(answer);
   if (raw >= KVTWIN_OK && raw <= last) return StatusFromC(raw);
@@ -60,7 +60,7 @@ Result<StatusCode> AnswerFromC(const kvtwin_status& answer, int last) {
       raw, kvtwin_status_name(raw), last);
 }
 
-// Of any shape, as numbers if they are in blocks.
+// Returns rows of any shape as f32.
 Result<DenseTensor> RowsFromC(std::string_view name,
                               const kvtwin_tensor* tensor) {
   const Result<TensorView> view = TensorFromC(name, tensor);
@@ -108,7 +108,7 @@ Result<DenseTensor> MaskFromC(const TensorView& mask) {
   return copy;
 }
 
-// The mask's shape, if there is one.
+// Returns a line with the mask's shape, if there is a mask.
 Result<std::optional<TraceOp>> ReservedOp(const TensorView& mask, TraceOp op) {
   if (mask.data == nullptr) return std::optional<TraceOp>();
   op.kind = TraceOpKind::kReservedMask;
@@ -117,7 +117,7 @@ Result<std::optional<TraceOp>> ReservedOp(const TensorView& mask, TraceOp op) {
   return std::optional(std::move(op));
 }
 
-// The line of a get, if it has one.
+// Returns the line for a get, if the recording has one.
 Result<std::optional<TraceOp>> GetOp(const kvtwin_recorder& recorder, int layer,
                                      const kvtwin_view* from) {
   kvtwin_view view{};
@@ -149,7 +149,7 @@ Result<std::optional<TraceOp>> GetOp(const kvtwin_recorder& recorder, int layer,
 Status FillHeader(const kvtwin_recorder_params& params, TraceHeader& header) {
   Result<CacheParts> parts = CachePartsFromC(params.cache);
   if (!parts.ok()) return parts.status();
-  // The factory says whether there is such a cache.
+  // The factory checks whether there is such a cache.
   if (const auto made = MakeCache(parts->spec); !made.ok()) {
     return made.status();
   }
@@ -207,7 +207,7 @@ kvtwin_status kvtwin_recorder_create(const kvtwin_recorder_params* params,
     if (status.ok()) status = NeedAll({{"params.cache", read.cache}});
     auto made = std::make_unique<kvtwin_recorder>();
     if (status.ok()) status = FillHeader(read, made->header);
-    // First, where nothing is written of what cannot be.
+    // The header comes first: if it is invalid, no file is made.
     std::ostringstream line;
     if (status.ok()) status = WriteTraceHeader(made->header, line);
     if (!status.ok()) return status;

@@ -11,7 +11,8 @@ bool Has(std::uint32_t bits, Enum value) {
   return (bits >> static_cast<unsigned>(value) & 1U) != 0;
 }
 
-// `value`, or if there is none, another by turns.
+// Returns `value` if its bit is set or no bit is, else one of the set bits,
+// chosen by `value` modulo their number.
 template <class Enum>
 Enum Nearest(std::uint32_t bits, Enum value, unsigned count) {
   bits &= (1U << count) - 1;
@@ -58,7 +59,7 @@ void FitPlacement(std::uint32_t placements, CacheSpec& spec) {
   for (CacheSpec& part : spec.caches) FitPlacement(placements, part);
 }
 
-// Windows of 1 position at least, and memories, which have as many.
+// Makes windows and memories at least 1 position long.
 void FitWindow(CacheSpec& spec) {
   if (spec.window) spec.window = std::max(*spec.window, 1);
   if (spec.memory) spec.memory = std::max(*spec.memory, 1);
@@ -84,7 +85,7 @@ void Abilities::Fit(Setup& setup) const {
     config.v_dtype.reset();
   }
   config.mask_dtype = Nearest(mask_dtypes, config.mask_dtype, 7);
-  // Tiles need a padding of their own.
+  // Tiled V needs a large padding.
   const bool tiles = max_padding == 0 || max_padding >= kTileCells;
   config.v_layout =
       Nearest(tiles ? v_layouts : v_layouts & ~(1U << KVTWIN_V_TILED),
@@ -98,7 +99,8 @@ void Abilities::Fit(Setup& setup) const {
   if (!Can(KVTWIN_CAN_TAKE_STRIDED)) setup.strided = false;
   if (!Can(KVTWIN_CAN_ANY_SEQUENCE)) setup.first_id = 0;
   if (OnlyGoesOn()) setup.legal = true;
-  if (!Can(KVTWIN_CAN_REFUSE_MISUSE)) {  // Sizes that no Init may accept.
+  // The backend need not refuse sizes below 1.
+  if (!Can(KVTWIN_CAN_REFUSE_MISUSE)) {
     for (int* size : {&init.max_sequences, &init.capacity, &init.max_batch,
                       &config.cache_padding, &config.mask_batch_padding}) {
       *size = std::max(*size, 1);

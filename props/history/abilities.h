@@ -1,4 +1,4 @@
-// What a backend can be asked for. What it cannot is left out of histories.
+// The abilities of a backend. Histories leave out whatever it cannot do.
 
 #ifndef KVTWIN_PROPS_HISTORY_ABILITIES_H_
 #define KVTWIN_PROPS_HISTORY_ABILITIES_H_
@@ -10,7 +10,8 @@
 
 namespace kvtwin::props {
 
-// In the bits of include/kvtwin/kvtwin.h. By default, all that our twins can.
+// The bits are those of include/kvtwin/kvtwin.h. The default is every ability
+// of our twins.
 struct Abilities {
   std::uint32_t kinds = ~0U;
   std::uint32_t can = ~0U;
@@ -20,11 +21,11 @@ struct Abilities {
   std::uint32_t mask_dtypes = ~0U;
   std::uint32_t placements = ~0U;
   std::uint32_t cannot = 0;
-  int max_sequences = 0;  // 0: any number. The next two, too.
+  int max_sequences = 0;  // 0: any number, as in the next two.
   int max_layers = 0;
   int max_padding = 0;
-  int max_mask_padding = 0;       // 0: as max_padding.
-  std::int32_t max_position = 0;  // Of a token; 0: any.
+  int max_mask_padding = 0;       // 0: the same as max_padding.
+  std::int32_t max_position = 0;  // The largest position of a token; 0: any.
   bool can_resume = true;
   bool set_causal = true;
   bool shift = true;
@@ -35,21 +36,22 @@ struct Abilities {
   std::int32_t LastPosition() const {
     return max_position > 0 ? max_position : KVTWIN_OPEN_END;
   }
-  // The end of a range of positions, at most.
+  // The largest end of a range of positions.
   std::int32_t LastEnd() const {
     return max_position > 0 && max_position < KVTWIN_OPEN_END ? max_position + 1
                                                               : KVTWIN_OPEN_END;
   }
-  // Only batches that go on where a sequence ends, within its capacity.
+  // Whether every batch must continue where its sequence ends, within its
+  // capacity.
   bool OnlyGoesOn() const { return !Can(KVTWIN_CAN_ANY_ORDER); }
 
   bool HasKind(Kind kind) const {
     return (kinds >> static_cast<unsigned>(kind) & 1U) != 0;
   }
 
-  // Makes of `setup` the nearest one that the backend may have.
+  // Changes `setup` to the nearest one that the backend supports.
   void Fit(Setup& setup) const;
-  // Fit would change nothing.
+  // Whether Fit would change nothing.
   bool Fits(const Setup& setup) const;
 };
 

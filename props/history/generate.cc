@@ -26,7 +26,7 @@ CacheSpec DrawPart(const Pick& pick, Kind kind) {
   }
   if (kind == Kind::kSwaMem && !Chance(pick, 5)) {
     spec.memory = spec.window.value_or(2) + OneOf(pick, {0, 0, 1, 2, 4});
-    // Rarely less than the window, which Init refuses.
+    // In rare cases the memory is less than the window, which Init refuses.
     if (Chance(pick, 2)) spec.memory = 0;
   }
   if (kind == Kind::kChunked) spec.chunk = OneOf(pick, {1, 2, 3, 4, 7});
@@ -48,7 +48,7 @@ Shift DrawShift(const Pick& pick) {
 
 void DrawSizes(const Pick& pick, Setup& setup) {
   InitArgs& init = setup.init;
-  // Small caches are full, and wrap around, all the time; a few are larger
+  // Small caches are often full, and wrap around often; a few caches are larger
   // than the 64 cells of a word.
   const int size = pick(0, 99);
   init.max_sequences = OneOf(pick, {1, 1, 2, 2, 2, 3, 4});
@@ -59,7 +59,7 @@ void DrawSizes(const Pick& pick, Setup& setup) {
   if (size >= 95) init.max_batch = pick(1, 100);
   setup.config.cache_padding = OneOf(pick, {1, 1, 1, 2, 3, 4, 8});
   setup.config.mask_batch_padding = OneOf(pick, {1, 1, 1, 2, 4});
-  // Mostly tiny; now and then wider than a vector.
+  // Most rows are tiny; a few are wider than a vector.
   if (Chance(pick, 97)) {
     setup.rows = {pick(1, 4), pick(1, 2), pick(1, 3)};
   } else {
@@ -68,7 +68,8 @@ void DrawSizes(const Pick& pick, Setup& setup) {
   setup.layers = OneOf(pick, {1, 1, 1, 1, 2, 2, 3});
 }
 
-// The most cells that a cache of this setup has; 0 if Init refuses it.
+// Returns the number of cells of the largest cache; 0 if Init refuses the
+// setup.
 std::int64_t CellsOf(const Setup& setup) {
   reference::Ledger ledger(setup.spec);
   if (!ledger.Init(setup.config, setup.init).ok()) return 0;
@@ -79,7 +80,7 @@ std::int64_t CellsOf(const Setup& setup) {
 
 void LimitCells(int cells_max, Setup& setup) {
   InitArgs& init = setup.init;
-  // What is largest goes first, so that little changes.
+  // The largest size shrinks first, so that little changes.
   while (CellsOf(setup) > cells_max) {
     int& larger =
         init.capacity >= init.max_batch ? init.capacity : init.max_batch;
@@ -88,7 +89,7 @@ void LimitCells(int cells_max, Setup& setup) {
     } else if (init.max_sequences > 1) {
       --init.max_sequences;
     } else if (setup.config.v_layout == VLayout::kTiled) {
-      // Tiles have at least so many cells.
+      // Tiled V needs at least kTileCells cells.
       setup.config.v_layout = VLayout::kPermuted;
     } else if (setup.config.cache_padding > 1) {
       --setup.config.cache_padding;
@@ -102,7 +103,7 @@ int DrawCount(const Pick& pick, const Setup& setup) {
   const int way = pick(0, 9);
   if (way < 5) return pick(1, 3);
   if (way < 7) return pick(1, setup.init.max_batch);
-  // Around the boundaries: the batch, the capacity, what is free.
+  // Counts near the boundaries: max_batch, the capacity, the free cells.
   if (way == 7) return std::max(1, setup.init.max_batch - pick(0, 1));
   if (way == 8) return std::max(1, setup.init.capacity + pick(-1, 1));
   return Segment::kFree + pick(-1, 1);
@@ -114,7 +115,7 @@ Segment DrawSegment(const Pick& pick, const Setup& setup) {
                                  : pick(0, setup.init.max_sequences + 1);
   segment.count = DrawCount(pick, setup);
   if (Chance(pick, 15)) segment.delta = pick(-4, 4);
-  // To the end of the positions that there are.
+  // A few segments end near the largest position.
   if (Chance(pick, 1) && Chance(pick, 30)) {
     segment.delta = OneOf(pick, {1 << 30, 0x7FFFFFF0});
   }
@@ -124,7 +125,7 @@ Segment DrawSegment(const Pick& pick, const Setup& setup) {
   return segment;
 }
 
-// Draws an index of a batch: mostly one of the first few, else any.
+// Draws an index into a batch: mostly one of the first few, otherwise any.
 int DrawIndex(const Pick& pick, const Setup& setup) {
   const int last = setup.init.max_batch - 1;
   return Chance(pick, 60) ? pick(0, 7) : pick(0, std::max(last, 7));
@@ -143,14 +144,15 @@ void DrawPut(const Pick& pick, const Setup& setup, Op& op) {
   if (Chance(pick, 5)) op.except.push_back(DrawIndex(pick, setup));
 }
 
-// How far the first windowed cache looks back, or keeps.
+// Returns the window, or the memory, of the first cache.
 int DrawEdge(const Pick& pick, const CacheSpec& spec) {
   const CacheSpec& part = spec.caches.empty() ? spec : spec.caches.front();
   const bool memory = part.memory && Chance(pick, 50);
   return memory ? *part.memory : part.window.value_or(4);
 }
 
-// Few values: the ends, the edge of the window, and next to them.
+// Draws one of a few positions: either end, the edge of the window, or one next
+// to these.
 RelativePos DrawPos(const Pick& pick, const Setup& setup) {
   if (Chance(pick, 45)) return {false, OneOf(pick, {0, 0, 1, 1, 2, 3, 5})};
   if (Chance(pick, 20)) {
@@ -159,7 +161,8 @@ RelativePos DrawPos(const Pick& pick, const Setup& setup) {
   return {true, OneOf(pick, {1, 0, 0, -1, -1, -2, -3, -5})};
 }
 
-// A fragmented start: full of interleaved sequences, then one goes.
+// Makes a fragmented cache: fills it with interleaved sequences, then drops
+// one.
 void DrawFragments(const Pick& pick, History& history) {
   Op put;
   for (int i = 0; i < 3; ++i) put.segments.push_back({.seq = i, .count = 1});
@@ -172,7 +175,7 @@ void DrawFragments(const Pick& pick, History& history) {
   history.ops.push_back(drop);
 }
 
-// Which sequences are likely to hold tokens after `op`.
+// Updates `live`, the sequences that are likely to hold tokens, after `op`.
 void Follow(const Op& op, std::vector<int>& live) {
   const auto at = [&](int seq) {
     return std::find(live.begin(), live.end(), seq);
@@ -202,20 +205,20 @@ void DrawOps(const Pick& pick, int ops, History& history) {
   };
   for (int i = 0; i < ops; ++i) {
     const OpKind last = draw(weights);
-    // Two maintenance operations back to back, more often than by chance.
+    // A second maintenance operation follows more often than by chance.
     if ((last == OpKind::kDrop || last == OpKind::kCopy) && Chance(pick, 30)) {
       draw({0, 12, 8, 4, 0, 0, 0, 0, 0, 1});
     }
   }
 }
 
-// What a model server asks of its cache: requests that go on with what a slot
-// holds already, or fork it, or start anew; batches of several requests;
-// context shifts; the token that is computed after the last one.
+// Draws the calls of a model server: requests that continue the tokens of a
+// slot, or fork them, or start anew; batches of several requests; context
+// shifts; the token that is computed after the last one of a request.
 //
-// It keeps its own record of what each slot holds. Where that goes wrong (a
-// shift is refused, a window is gone) the runner clears the sequence, and what
-// follows is still legal.
+// The server keeps its own record of the tokens in each slot. If the record
+// becomes wrong (a shift is refused, a window is gone), the runner clears the
+// sequence, and the calls after it are still legal.
 class ModelServer {
  public:
   ModelServer(const Pick& pick, History& history)
@@ -240,10 +243,10 @@ class ModelServer {
  private:
   using Tokens = std::vector<int>;
   struct Slot {
-    Tokens record;  // What it holds, but for an over-run token.
-    Tokens queue;   // Not yet computed.
+    Tokens record;  // Tokens in the cache, except over-run ones.
+    Tokens queue;   // Tokens that are not computed yet.
     bool busy = false;
-    int keep = 0;  // Of a context shift.
+    int keep = 0;  // Tokens that a context shift keeps.
     int left = 0;  // Tokens to generate.
     std::size_t used = 0;
   };
@@ -268,7 +271,8 @@ class ModelServer {
     return tokens;
   }
 
-  // Anew, or what some slot has: all of it, with more, or with another end.
+  // Draws a new prompt, or the tokens of some slot: all of them or a prefix,
+  // with a few tokens more.
   Tokens DrawPrompt() {
     Tokens prompt;
     if (!Chance(pick_, 25)) {
@@ -289,8 +293,8 @@ class ModelServer {
         pick_(0, static_cast<int>(slots_.size()) - 1));
   }
 
-  // The slots whose record begins like `prompt` for longest: of the free ones,
-  // and of all.
+  // Returns the slots whose records share the longest prefix with `prompt`:
+  // among the free slots, and among all slots.
   std::pair<std::size_t, std::size_t> Longest(const Tokens& prompt) const {
     std::size_t free = slots_.size();
     std::size_t best = 0;
@@ -316,7 +320,7 @@ class ModelServer {
     return oldest;
   }
 
-  // A request gets a slot, which may be a fork of another one.
+  // Gives a request a slot, perhaps as a fork of another slot.
   void Accept() {
     Tokens prompt = DrawPrompt();
     const int keep =
@@ -339,7 +343,7 @@ class ModelServer {
     }
     Slot& slot = slots_[chosen];
     std::size_t past = CommonPrefix(slot.record, prompt);
-    if (past == prompt.size()) --past;  // There is always one to compute.
+    if (past == prompt.size()) --past;  // At least one token must be computed.
     Drop(chosen, static_cast<int>(past), kOpenEnd);
     slot = {.record = {},
             .queue = {},
@@ -352,7 +356,7 @@ class ModelServer {
     slot.queue.assign(at, prompt.end());
   }
 
-  // One batch: of each busy slot in turn, as much as there is room for.
+  // Runs one batch: each busy slot in turn adds as many tokens as fit.
   void Forward() {
     Op put;
     int room = setup_.init.max_batch;
@@ -390,15 +394,15 @@ class ModelServer {
       slot.queue = {pick_(0, 2)};
       return;
     }
-    // The end, which is seen only when the token after it is in the cache; or
-    // a stop string, of which the record keeps nothing.
+    // The request ends. The end-of-sequence token is seen only when one token
+    // more is in the cache; a stop string is removed from the record as well.
     slot.busy = false;
     const auto cut =
         std::min<std::ptrdiff_t>(pick_(0, 3), std::ssize(slot.record));
     slot.record.resize(slot.record.size() - static_cast<std::size_t>(cut));
   }
 
-  // Makes room in a slot that is full, after the tokens to keep.
+  // Makes room in a full slot, after the tokens to keep.
   void Shift(std::size_t at) {
     Slot& slot = slots_[at];
     const int discard = std::max((context() - slot.keep) / 2, 1);
@@ -452,7 +456,7 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
   setup.spec = DrawPart(pick, drawn);
   setup.legal = Chance(pick, 35);
   setup.strided = Chance(pick, 15);
-  // Up to the largest id that there is.
+  // Ids go up to the largest possible one.
   if (Chance(pick, 10)) setup.first_id = OneOf(pick, {1000, 0x7FFFFFFF - 40});
   setup.spec.shift = DrawShift(pick);
   setup.spec.placement =
@@ -487,7 +491,8 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
     }
     setup.layers = std::max(setup.layers, parts);
   }
-  // What an encoder takes; rarely not, which Init refuses.
+  // The setup becomes one that an encoder supports; in rare cases it does not,
+  // and Init refuses it.
   if (encoder && !Chance(pick, 2)) {
     setup.init.max_sequences = 1;
     setup.config.cache_padding = 1;
@@ -501,8 +506,8 @@ Setup DrawSetup(const Pick& pick, std::optional<Kind> kind, int cells_max) {
 }
 
 Weights DrawWeights(const Pick& pick) {
-  // By OpKind: put, drop, copy, ask, causal, get, reput, misuse, poison,
-  // reload.
+  // Weights by OpKind: put, drop, copy, ask, causal, get, reput, misuse,
+  // poison, reload.
   Weights weights = {160, 64, 40, 32, 16, 4, 8, 12, 8, 2};
   if (Chance(pick, 50)) return weights;
   for (int& weight : weights) {
@@ -524,8 +529,8 @@ Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
     return op;
   }
   const int any = setup.init.max_sequences;
-  // Mostly one that holds something. Rarely one of many others:
-  // max_sequences is no bound on ids.
+  // Mostly a sequence that holds tokens; in rare cases one of many others,
+  // since max_sequences does not bound the ids.
   op.seq = !live.empty() && Chance(pick, 90)
                ? live[static_cast<std::size_t>(
                      pick(0, static_cast<int>(live.size()) - 1))]
@@ -556,8 +561,8 @@ History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
 }
 
 Pick SeededPick(std::uint64_t seed, std::uint64_t number) {
-  // SplitMix64: tiny, and the same everywhere (standard distributions are
-  // not). Copies of the function go on together.
+  // SplitMix64: small, and the same on every platform (standard distributions
+  // are not). Copies of the function share one state.
   const auto state =
       std::make_shared<std::uint64_t>(seed * 0x9E3779B97F4A7C15U + number);
   const auto next = [state] {

@@ -14,13 +14,13 @@
 namespace kvtwin::props {
 namespace {
 
-// Thrown: what is wrong, and the part of the line that is.
+// Thrown with the reason, and the part of the line that is wrong.
 struct Bad {
   std::string_view where;
   std::string why;
 };
 
-// `text` for messages: not all of a long one, and as ASCII.
+// Returns `text` for a message: shortened if it is long, and in ASCII.
 std::string Quoted(std::string_view text) {
   constexpr std::size_t kShown = 40;
   return fmt::format("'{}'", Printable(text, kShown));
@@ -216,7 +216,7 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
                              Quoted(value))};
 }
 
-// A line may be a mistake: nothing is made that would not fit into memory.
+// Refuses sizes that would not fit into memory: the line may be a mistake.
 void CheckSizes(const Setup& setup, std::string_view where) {
   constexpr std::int64_t kCellsMax = 1 << 20;
   constexpr std::int64_t kElementsMax = 1 << 26;
@@ -256,7 +256,7 @@ void CheckSizes(const Setup& setup, std::string_view where) {
   }
 }
 
-// A setting that its kind does not have is a mistake, too.
+// Refuses settings that the kind does not have.
 void CheckKind(const CacheSpec& spec, std::string_view where) {
   const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
   const auto check = [&](bool given, bool allowed, std::string_view key) {
@@ -301,7 +301,7 @@ void ReadVersion(std::string_view word) {
 void ReadSetup(std::string_view part, Setup& setup) {
   const auto words = Split(part, ' ');
   ReadVersion(words.empty() ? part : words[0]);
-  // Read last: what they mean depends on the others.
+  // The caches and cells are read last: they depend on the other settings.
   std::optional<std::string_view> caches;
   std::optional<std::string_view> cells;
   std::set<std::string_view> seen;
@@ -334,7 +334,7 @@ void ReadSetup(std::string_view part, Setup& setup) {
   CheckSizes(setup, part);
 }
 
-// After the first of several sequences: how many more there are.
+// Reads the end of a range of sequences; returns how many come after `first`.
 int ReadMore(Reader& reader, int first) {
   if (!reader.Take("-")) return 0;
   const std::int64_t more = std::int64_t{reader.Number()} - first;
@@ -400,7 +400,7 @@ void ReadPut(const std::vector<std::string_view>& words, Op& op) {
   }
 }
 
-// Of a drop, or with how far they move.
+// Reads the range of a drop, or the range and distance of a move.
 void ReadRange(std::string_view text, Op& op) {
   const bool moves = op.kind == OpKind::kShift;
   Reader reader(text);
@@ -569,7 +569,7 @@ Result<History> ParseHistory(std::string_view text) {
     }
     return history;
   } catch (const Bad& bad) {
-    // Every part that is complained of is one of `text`.
+    // `bad.where` is always a part of `text`.
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("character {}: {}",
                               bad.where.data() - text.data() + 1, bad.why));

@@ -1,11 +1,11 @@
-// Histories: a cache's setup and what happens to it, as one line that a person
-// can read and edit:
+// A history is a cache's setup and the operations on it, as one line that a
+// person can read and edit:
 //
 //   kvt1 kind=swa window=2 cells=4 | put 0*2 | copy 0>1:2 | drop 1:0-1
 //
-// Arguments are relative to the state (tokens are appended, ends counted from
-// the end), so that a history keeps its sense when parts of it are taken out.
-// The grammar is in docs/histories.md.
+// Arguments are relative to the state (tokens are appended, ends are counted
+// from the end), so that a history still makes sense when parts of it are
+// removed. docs/histories.md has the grammar.
 
 #ifndef KVTWIN_PROPS_HISTORY_HISTORY_H_
 #define KVTWIN_PROPS_HISTORY_HISTORY_H_
@@ -19,10 +19,10 @@
 
 namespace kvtwin::props {
 
-// The most caches that a wrapper has.
+// The most caches that a wrapper may have.
 inline constexpr std::size_t kCachesMost = 16;
 
-// What a cache is made of, with the rows that will be put into it.
+// The description of a cache, and the dimensions of the rows put into it.
 struct Setup {
   CacheSpec spec;
   CacheConfig config;
@@ -30,8 +30,9 @@ struct Setup {
       .dtype = DType::kF32, .max_sequences = 2, .capacity = 8, .max_batch = 8};
   RowDims rows = {.k_head_dim = 2, .kv_heads = 1, .v_head_dim = 1};
   int layers = 1;
-  // A legal client: appends, stays within capacity, asks CanResume, and drops
-  // a sequence after an error. It must never be refused a batch.
+  // The client is legal: it appends, stays within the capacity, asks CanResume,
+  // and drops a sequence after an error. The cache must never refuse its
+  // batches.
   bool legal = false;
   // K and V come with gaps between their elements.
   bool strided = false;
@@ -41,11 +42,12 @@ struct Setup {
   DType v_dtype() const { return config.v_dtype.value_or(init.dtype); }
 };
 
-// Rows that are stored in blocks need whole ones: makes heads so wide, and V
-// plain. Tiled V needs whole tiles: makes the padding so large.
+// Makes the setup valid for its storage. Rows in blocks need whole blocks:
+// widens the heads, and makes V plain. Tiled V needs whole tiles: raises the
+// padding.
 void FitStorage(Setup& setup);
 
-// A position: `offset`, or counted from the sequence's next position.
+// A position: `offset`, or `offset` from the sequence's next position.
 struct RelativePos {
   bool from_end = false;
   int offset = 0;
@@ -54,14 +56,14 @@ struct RelativePos {
 
 // Batch tokens of one sequence.
 struct Segment {
-  enum class Order { kUp, kDown, kSame };  // Of the positions.
+  enum class Order { kUp, kDown, kSame };  // The order of the positions.
   int seq = 0;
-  // Tokens; kFree and more: as many as there are free cells, plus
-  // count - kFree.
+  // The number of tokens. A count near kFree means as many tokens as there are
+  // free cells, plus count - kFree.
   int count = 1;
-  int delta = 0;  // The first position, from the sequence's next one.
+  int delta = 0;  // The first position minus the next position of the sequence.
   Order order = Order::kUp;
-  int more = 0;  // Sequences after `seq` that get as many tokens each.
+  int more = 0;  // Sequences after `seq` that also get `count` tokens each.
 
   static constexpr int kFree = 1 << 22;
   static constexpr int kMost = 1 << 20;
@@ -76,12 +78,12 @@ enum class OpKind {
   kAsk,     // CanResume.
   kCausal,  // SetCausal in the current pass, then Get of every layer.
   kGet,     // Get of every layer, once more.
-  kReput,   // Put of other rows in the current pass, whatever came between.
+  kReput,   // Put of other rows in the current pass, after any call.
   kMisuse,  // One of the calls that must be refused and change nothing.
-  kPoison,  // Overwrites the rows of free cells, behind the cache's back.
+  kPoison,  // Overwrites the rows of free cells, without the cache knowing.
   kReload,  // Snapshot, then Restore, in place and into new caches.
-  kShift,   // Shift, which no twin of ours has: never drawn unasked.
-  // A single call each, at any time.
+  kShift,   // Shift, which our twins do not have: drawn only on demand.
+  // Each of these is a single call, at any time.
   kLayer,     // SetLayer.
   kType,      // SetLayerType.
   kCached,    // EncoderCached.
@@ -95,12 +97,12 @@ struct Op {
   std::vector<Segment> segments;
   bool reserve = false;
   bool keep_rows = false;  // No Put: rows of earlier owners stay.
-  // kPut, kCausal, kGet, kReput: one call, where there are several otherwise.
-  // "start": StartForward, and no Put. "except": SetCausal of the active cache.
-  // "read", "store": Get and Put of the current layer in the active cache.
+  // kPut, kCausal, kGet, kReput: one call instead of several. "start":
+  // StartForward without Put. "except": SetCausal of the active cache. "read",
+  // "store": Get and Put of the current layer in the active cache.
   bool single = false;
-  // kPut: batch entries that are images; kPut and kCausal: excepted ones. All
-  // are taken modulo the batch.
+  // kPut: batch entries that are images; kPut and kCausal: entries excepted
+  // from the causal mask. All are taken modulo the batch.
   std::vector<int> images;
   std::vector<int> except;
   // kDrop (seq, begin, end), kCopy (seq to dst and `more` after it, end), kAsk
@@ -113,9 +115,8 @@ struct Op {
   RelativePos end;
   bool open = false;
   int delta = 0;
-  int misuse = 0;  // kMisuse: which, taken modulo their number.
-  // kLayer: which layer; kType: which of a wrapper's caches. Modulo those that
-  // there are.
+  int misuse = 0;  // kMisuse: the misuse, modulo their number.
+  // kLayer: the layer; kType: the cache of a wrapper. Both modulo their number.
   int number = 0;
 };
 
@@ -124,21 +125,21 @@ struct History {
   std::vector<Op> ops;
 };
 
-// Sizes for a cache of `cells` cells: one sequence of that capacity; a batch is
-// as large, or takes what a bounded memory leaves (docs/histories.md).
+// Sets the sizes for a cache of `cells` cells: one sequence of that capacity.
+// The batch is as large, or what a bounded memory leaves (docs/histories.md).
 void SetCells(int cells, Setup& setup);
-// Why a cache of this setup is not one of one sequence and as many cells as its
-// capacity; empty if it is.
+// Returns why a cache of this setup does not have one sequence and as many
+// cells as its capacity; empty if it has.
 std::string WhyNotOfCells(const Setup& setup);
 
-// The kinds that are not causal: "swa", or "wrapper", "encoder", "swa".
+// Returns the kinds other than causal: "swa", or "wrapper", "encoder", "swa".
 std::vector<std::string> KindNames(const History& history);
 
 std::string ToText(const Setup& setup);
 std::string ToText(const Op& op);
 std::string ToText(const History& history);
 
-// The history that ToText wrote, or why `text` is none.
+// Returns the history that ToText wrote, or why `text` is not a history.
 Result<History> ParseHistory(std::string_view text);
 
 }  // namespace kvtwin::props

@@ -1,4 +1,4 @@
-// Histories as lines: what props/history/history.cc reads back.
+// Writes histories as lines, which props/history/history.cc reads.
 
 #include <fmt/format.h>
 
@@ -28,7 +28,7 @@ std::string PartText(const CacheSpec& spec, const CacheSpec& wrapper) {
   return text;
 }
 
-// The text of a range of sequences: the first, and how many come after it.
+// The text of a range of sequences: `first`, and the `more` after it.
 std::string RangeText(int first, int more) {
   if (more == 0) return fmt::format("{}", first);
   return fmt::format("{}-{}", first, first + more);

@@ -1,4 +1,4 @@
-// The line that says a whole history: what it may ask for, how it is read and
+// The line of a history: the sizes that it may ask for, and how it is read and
 // written.
 
 #include <fmt/format.h>
@@ -154,7 +154,7 @@ TEST(Line, TokensOfASegment) {
   }
 }
 
-// The largest that a line may ask for is taken, and one more is refused.
+// The largest size that a line may ask for is accepted, one more is refused.
 TEST(Line, SizesThatItMayAskFor) {
   const auto refusal = [](const std::string& line) {
     const bool paged = line.starts_with("kvp1");

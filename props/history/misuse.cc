@@ -16,7 +16,7 @@ namespace {
 constexpr StatusCode kInvalid = StatusCode::kInvalidArgument;
 constexpr StatusCode kUntimely = StatusCode::kFailedPrecondition;
 
-// What was answered, and what should have been.
+// The actual answer, and the expected code.
 struct Answer {
   Status status;
   StatusCode due = kInvalid;
@@ -28,7 +28,7 @@ Status Start(Cache& cache, const std::vector<std::int32_t>& positions,
   return cache.StartForward({positions, sequences, multimodal}, false);
 }
 
-// A Put of rows whose shapes differ from the right ones in one place.
+// A Put of rows whose shapes differ from the right shapes in one place.
 struct Wrong {
   std::int64_t k_dim = 0, k_heads = 0, v_dim = 0, v_heads = 0, tokens = 0;
   std::int64_t fourth = 1;
@@ -45,7 +45,7 @@ Status PutWrong(Cache& cache, const MisuseContext& context,
                    tokens, 1};
   const Shape v = {rows.v_head_dim + wrong.v_dim, rows.kv_heads + wrong.v_heads,
                    tokens, wrong.fourth};
-  // Sized for the right shapes, so that zero extents have memory too.
+  // Large enough for the right shapes, so that extents of zero have memory too.
   const std::vector<std::byte> memory(std::size_t{1} << 16);
   TensorView key = DenseView(memory.data(), wrong.dtype, k);
   TensorView value = DenseView(memory.data(), wrong.dtype, v);
@@ -58,8 +58,8 @@ Status PutWrong(Cache& cache, const MisuseContext& context,
   return cache.Put(key, value);
 }
 
-// What `damage` makes of the cache's own state, or of that of a wrapper's last
-// cache, must not be restored.
+// Damages a snapshot of the cache, or that of a wrapper's last cache in it.
+// Restore must refuse the result.
 Answer RestoreDamaged(Cache& cache,
                       const std::function<void(CacheState&)>& damage) {
   Result<CacheState> state = cache.Snapshot();
@@ -68,7 +68,7 @@ Answer RestoreDamaged(Cache& cache,
   return {cache.Restore(*state)};
 }
 
-// The code due for a Put that is wrong in itself.
+// Returns the expected code of a Put whose arguments are wrong.
 StatusCode DueForPut(const MisuseContext& context) {
   return context.pass_tokens == 0 ? kUntimely : kInvalid;
 }
@@ -80,7 +80,8 @@ struct Entry {
 };
 
 using Context = MisuseContext;
-// Those of encoders that are no misuse there fall back to another one.
+// Entries that are legal in the context (for an encoder, say) try an empty
+// batch.
 Answer EmptyBatch(Cache& cache, const Context&) {
   return {Start(cache, {}, {})};
 }
@@ -370,7 +371,7 @@ constexpr auto
                        return RestoreDamaged(
                            c, [](CacheState& s) { s.next_position = -1; });
                      }},
-                    // Whole, but of a larger cache.
+                    // A well-formed state of a larger cache.
                     {"Restore of more tokens than there are cells",
                      [](Cache& c, const Context&) -> Answer {
                        const int cells = c.CellCount();
@@ -384,7 +385,7 @@ constexpr auto
                      }},
                 });
 
-// Everything that a caller can see.
+// Returns a hash of everything that a caller can see.
 std::uint64_t Fingerprint(Cache& cache) {
   std::vector<CellEntry> cells;
   cache.ListCells(cells);

@@ -1,5 +1,5 @@
-// Calls that must be refused, with the right code and a message, and change
-// nothing.
+// Calls that a cache must refuse, with the right code and a message, and
+// without a change.
 
 #ifndef KVTWIN_PROPS_HISTORY_MISUSE_H_
 #define KVTWIN_PROPS_HISTORY_MISUSE_H_
@@ -12,25 +12,25 @@
 
 namespace kvtwin::props {
 
-// What decides which code is due.
+// The state that decides which code is expected.
 struct MisuseContext {
   const Setup& setup;
-  int pass_tokens;  // Tokens of the current pass; 0 without one.
+  int pass_tokens;  // Tokens of the current pass; 0 without a pass.
   bool encoder;     // The active cache is an encoder.
   bool layer_put;   // The current layer holds rows of setup.rows.
-  int layer;        // Which it is.
+  int layer;        // The current layer.
 };
 
-// How many there are, and what each does.
+// Returns the number of misuses, and the name of each.
 int MisuseCount();
 std::string_view MisuseName(int which);
 
-// Misuses a cache after Init in the way of that number (modulo their count).
-// Says what was wrong with the answer, or with the state after it.
+// Misuses a cache after Init in way `which` (modulo the count). Returns an
+// error if the answer, or the state after it, is wrong.
 std::optional<std::string> TryMisuse(Cache& cache, int which,
                                      const MisuseContext& context);
 
-// Every call on a cache before Init or after Close.
+// Makes every call on a cache before Init or after Close.
 std::optional<std::string> MisuseOutsideOfLife(Cache& cache);
 
 }  // namespace kvtwin::props

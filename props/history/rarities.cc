@@ -11,7 +11,7 @@
 namespace kvtwin::props {
 namespace {
 
-// A number at a power of two, or next to it.
+// Draws a number near a power of two, from 2^least to 2^most.
 int NearPower(const Pick& pick, int least, int most) {
   return (1 << pick(least, most)) + pick(-1, 2);
 }
@@ -22,8 +22,8 @@ Op PutOf(int first, int more, int count) {
   return op;
 }
 
-// Draws histories that are large in one dimension, each in one function. The
-// setup is an ordinary one but for that.
+// Draws histories that are large in one dimension, one function for each
+// dimension. The rest of the setup is ordinary.
 class LargeHistory {
  public:
   LargeHistory(const Pick& pick, std::optional<Kind> kind, int cells_max)
@@ -33,7 +33,7 @@ class LargeHistory {
     setup.legal = false;
     setup.layers = std::min(setup.layers, 2);
     InitArgs& init = setup.init;
-    // A history that is refused is useless here.
+    // A history whose Init is refused is useless here.
     for (int* size : {&init.max_sequences, &init.capacity, &init.max_batch}) {
       *size = std::max(*size, 1);
     }
@@ -64,14 +64,15 @@ class LargeHistory {
  private:
   Setup& setup() { return history_.setup; }
 
-  // Cells are of one sequence; there are `cells` or more of them.
+  // Gives the cache `cells` cells or more, all for one sequence.
   void NeedCells(int cells) {
     InitArgs& init = setup().init;
     init.max_sequences = 1;
     init.capacity = cells;
     for (CacheSpec* spec : Specs()) {
       if (spec->kind != Kind::kSwa && spec->kind != Kind::kSwaMem) continue;
-      // Tokens that leave the window would leave the cells, too.
+      // Tokens that leave the window leave their cells, too: in half of the
+      // cases, no token leaves.
       if (!Chance(pick_, 50)) continue;
       spec->window = cells;
       if (spec->kind == Kind::kSwaMem) spec->memory = cells;
@@ -82,7 +83,7 @@ class LargeHistory {
     for (CacheSpec& part : setup().spec.caches) specs.push_back(&part);
     return specs;
   }
-  // An encoder has neither cells nor prefixes.
+  // An encoder has neither cells nor prefixes: makes it a causal cache.
   void NeedNoEncoder() {
     for (CacheSpec* spec : Specs()) {
       if (spec->kind == Kind::kEncoder) spec->kind = Kind::kCausal;
@@ -90,7 +91,7 @@ class LargeHistory {
   }
 
   void Add(Op op) { history_.ops.push_back(std::move(op)); }
-  // Operations that name these sequences.
+  // Adds operations on the sequences of `live`.
   void AddOps(int count, const std::vector<int>& live) {
     const Weights weights = {120, 48, 40, 24, 40, 8, 8, 8, 8, 6};
     for (int i = 0; i < count; ++i) {
@@ -107,7 +108,7 @@ class LargeHistory {
     return live[static_cast<std::size_t>(
         pick_(0, static_cast<int>(live.size()) - 1))];
   }
-  // The first, the last, and those around multiples of 32.
+  // Returns the first, the last, and the sequences around multiples of 32.
   std::vector<int> Some(int sequences) const {
     std::vector<int> some = {0, 1, sequences - 1};
     for (int i = 31; i < sequences; i += 32) {
@@ -118,7 +119,7 @@ class LargeHistory {
     return some;
   }
 
-  // Many sequences share the tokens of one.
+  // Many sequences share the tokens of one sequence.
   void Owners() {
     NeedNoEncoder();
     InitArgs& init = setup().init;
@@ -167,8 +168,8 @@ class LargeHistory {
     AddOps(pick_(3, 7), {0, 1});
   }
 
-  // More tokens than there are cells, perhaps: what is only reserved needs
-  // none.
+  // The batch may have more tokens than there are cells: a reserved batch takes
+  // no cells.
   void ReservedBatch() {
     const int batch = NearPower(pick_, 7, 9);
     const int before = setup().init.max_batch;
@@ -183,14 +184,14 @@ class LargeHistory {
       AddOps(1, {0, 1});
     }
   }
-  // Cells come with the batch.
+  // Whether the number of cells is limited and grows with max_batch.
   bool Bounded() {
     return cells_max_ > 0 && std::ranges::any_of(Specs(), [](auto* spec) {
              return spec->kind == Kind::kSwa || spec->kind == Kind::kSwaMem;
            });
   }
 
-  // Tokens of their own.
+  // Many sequences hold one token each.
   void Sequences() {
     NeedNoEncoder();
     const int sequences = NearPower(pick_, 6, 7);
@@ -227,7 +228,7 @@ class LargeHistory {
     setup().init.max_batch = batch;
     for (int i = 0; i < (huge ? 2 : columns); i += batch) {
       Op put = PutOf(i / batch % 2, 0, batch);
-      put.single = i > 0;  // The masks of so many are much to compare.
+      put.single = i > 0;  // Comparing this many masks takes long.
       Add(put);
     }
     Op reserve = PutOf(0, 1, 2);
@@ -241,7 +242,7 @@ class LargeHistory {
   History history_;
 };
 
-// A pass as single calls.
+// Writes a pass as single calls.
 class Pass {
  public:
   Pass(const Pick& pick, const Setup& setup, std::vector<Op>& ops)
@@ -271,7 +272,7 @@ class Pass {
   }
 
  private:
-  // Each of most layers, some of them twice, in any order.
+  // Returns most layers, some of them twice, in any order.
   std::vector<int> Order() const {
     std::vector<int> order;
     for (int layer = 0; layer < setup_.layers; ++layer) {
@@ -310,7 +311,7 @@ class Pass {
     if (!layer_first) set_layer();
   }
 
-  // Calls that may come at any time.
+  // Makes a call that is legal at any time, with this probability.
   void Interrupt(int percent) {
     if (!Chance(pick_, percent)) return;
     const int way = pick_(0, 9);

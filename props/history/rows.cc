@@ -13,13 +13,13 @@
 namespace kvtwin::props {
 namespace {
 
-constexpr std::byte kNaNByte{0xFF};  // Repeated: a NaN in every dtype.
-// Repeated: finite in every dtype, since the payload of a NaN that is shifted
-// is anybody's guess, and no row's first element.
+constexpr std::byte kNaNByte{0xFF};  // Repeated, it is a NaN in every dtype.
+// Repeated, it is a finite number in every dtype (a shift may change the
+// payload of a NaN), and is not the first element of any row.
 constexpr std::byte kPoisonByte{0x5A};
 
-// Returns a number of [1, 2) or (-2, -1] that lies in the middle between two of
-// f16, of bf16 or of f8, so that the rule for ties shows.
+// Returns a number in [1, 2) or (-2, -1] that lies halfway between two numbers
+// of f16, bf16 or f8, so that the rule for ties shows.
 float Tie(std::int64_t number) {
   constexpr std::array<int, 3> kDigits = {10, 7, 3};
   const std::int64_t one = std::int64_t{2}
@@ -30,8 +30,9 @@ float Tie(std::int64_t number) {
 }
 
 // The first element names token and layer, exactly in f32, f16 and bf16, and is
-// not too large for f8; the others have fractions, so that rounding shows, of
-// one token in eight to the middle. The second is a NaN now and then.
+// not too large for f8. The other elements have fractions, so that rounding
+// shows; for one token in eight they are ties. The second element is a NaN now
+// and then.
 float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
   if (source.plain) {
     const std::int64_t role = source.role == RowRole::kKey ? 1 : 2;
@@ -40,7 +41,7 @@ float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
     return static_cast<float>(mixed - 99) / 99;
   }
   if (index == 0) {
-    // Eight bits and an exponent are what bf16 has room for.
+    // bf16 has room for eight bits and an exponent.
     const std::int64_t tag = (token * 4 + source.layer) % 2048;
     return static_cast<float>((128 + tag % 128) << tag / 128) / 0x8000;
   }
@@ -51,7 +52,7 @@ float Element(const RowSource& source, std::int64_t token, std::int64_t index) {
   return static_cast<float>(mixed) * 0.37F - 50.0F;
 }
 
-// With a payload, which only a plain copy keeps.
+// Stores a NaN with a payload, which only a plain copy keeps.
 void StoreNaN(std::byte* to, DType dtype) {
   const std::uint32_t f32 = 0x7FC12345;
   const std::uint16_t f16 = 0x7E12;
@@ -70,7 +71,7 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
   TensorView view = DenseView(nullptr, dtype, shape);
   if (strided) {
     const auto size = static_cast<std::int64_t>(SizeOf(dtype));
-    // Of blocks, runs are whole: only they have gaps.
+    // Runs of blocks are contiguous: only between runs are there gaps.
     const std::int64_t run = RunBytes(dtype, shape[0]);
     view.stride[0] = 2 * size;
     view.stride[1] = (size == 0 ? 1 : 2) * run + size;
@@ -98,7 +99,7 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
                        dtype);
         }
       }
-      // Element 1 of the row, or its block.
+      // The NaN is element 1 of the row, or the scale of its block.
       const std::int64_t nan = 1 - j * shape[0];
       if (token % 16 == 5 && nan >= 0 && nan < shape[0] && source.nan) {
         StoreNaN(run + view.stride[0] * nan, dtype);
@@ -123,13 +124,13 @@ void PoisonFreeCells(const KvView& view, const std::vector<CellEntry>& used,
       if (at < is_used.size() && is_used[at]) continue;
       TensorView row = RowOf(tensor, layout, cell);
       auto size = SizeOf(row.dtype);
-      if (IsBlockDType(row.dtype)) {  // Runs of them as one element.
+      if (IsBlockDType(row.dtype)) {  // A run of blocks is one element.
         size = static_cast<std::size_t>(row.stride[1]);
         row.shape[0] = 1;
       }
       for (std::int64_t i = 0; i < row.shape[0]; ++i) {
         for (std::int64_t j = 0; j < row.shape[1]; ++j) {
-          // The cache's own memory, which only a test may write to.
+          // This is the cache's own memory, which only a test may write to.
           std::memset(const_cast<std::byte*>(row.at(i, j)),
                       static_cast<int>(kPoisonByte), size);
         }

@@ -1,5 +1,5 @@
 // K and V rows that carry the identity of their token, so that a row in the
-// wrong place shows at once; and poison for places that nobody may look at.
+// wrong place shows at once; and poison for cells that no one may read.
 
 #ifndef KVTWIN_PROPS_HISTORY_ROWS_H_
 #define KVTWIN_PROPS_HISTORY_ROWS_H_
@@ -13,20 +13,20 @@ namespace kvtwin::props {
 
 enum class RowRole { kKey, kValue };
 
-// Which rows: those of the tokens `first`, `first` + 1, ... in a layer.
+// The rows of the tokens `first`, `first` + 1, ... in a layer.
 struct RowSource {
   RowRole role;
   int layer;
   std::int64_t first;
-  bool plain = false;  // From -1 to 1: attention is to be computed.
-  bool nan = true;     // Now and then.
+  bool plain = false;  // Numbers from -1 to 1, to compute attention with.
+  bool nan = true;     // Some elements are NaN.
 };
 
-// Memory for the rows of a batch, used again and again.
+// A buffer for the rows of a batch, reused by each Fill.
 class RowBuffer {
  public:
-  // [head_dim, kv_heads, tokens] rows. With `strided`, elements and heads
-  // have gaps full of NaN between them.
+  // Returns rows of [head_dim, kv_heads, tokens]. With `strided`, there are
+  // gaps full of NaN between elements and between heads.
   TensorView Fill(const Shape& shape, DType dtype, const RowSource& source,
                   bool strided);
 
@@ -34,8 +34,8 @@ class RowBuffer {
   std::vector<std::byte> bytes_;
 };
 
-// Overwrites the K and V rows of every cell of a whole-cache view that `used`
-// does not list.
+// Overwrites the K and V rows of every cell that `used` does not list. The view
+// must be of the whole cache.
 void PoisonFreeCells(const KvView& view, const std::vector<CellEntry>& used,
                      VLayout v_layout);
 

@@ -8,7 +8,7 @@
 namespace kvtwin::props {
 namespace {
 
-// (sequence, position), sorted.
+// Returns the (sequence, position) pairs of a cache, sorted.
 std::vector<std::pair<int, std::int32_t>> Memberships(Session& session,
                                                       int type) {
   std::vector<std::pair<int, std::int32_t>> held;
@@ -105,7 +105,7 @@ bool AtRest(const Script& script, std::size_t i) {
   const Call::Kind next = script.calls[i + 1].kind;
   if (next == Call::Kind::kPut) return false;
   if (next != Call::Kind::kCausal) return true;
-  // SetCausal between StartForward and Put.
+  // The SetCausal may stand between StartForward and Put.
   for (std::size_t j = i + 1; j-- > 0;) {
     if (script.calls[j].kind == Call::Kind::kStart) return false;
     if (script.calls[j].kind != Call::Kind::kCausal) return true;

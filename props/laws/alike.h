@@ -1,4 +1,4 @@
-// What laws are made of: two caches that must show the same.
+// The basis of most laws: two caches that must show the same.
 
 #ifndef KVTWIN_PROPS_LAWS_ALIKE_H_
 #define KVTWIN_PROPS_LAWS_ALIKE_H_
@@ -13,7 +13,7 @@
 
 namespace kvtwin::props {
 
-// The laws, by what they are about.
+// The laws, by subject.
 std::vector<Law> SequenceLaws();
 std::vector<Law> PassLaws();
 Law LegalClientLaw();
@@ -21,16 +21,15 @@ std::vector<Law> StorageLaws();
 
 enum class Alike {
   kBytes,   // The same cells and the same bytes.
-  kTokens,  // The same tokens, and each query sees the same.
+  kTokens,  // The same tokens, and each query sees the same rows.
 };
 
-// The first difference, if any; reads both and changes nothing. `slack` is for
-// K rows (CompareRows).
+// Returns the first difference, if any. Reads both caches and changes nothing.
+// `slack` is for K rows (CompareRows).
 std::optional<std::string> Compare(Session& left, Session& right, Alike alike,
                                    double slack);
 
-// Plays call `i` of the script; the answer is what the other side must answer
-// too.
+// Plays call `i` of the script. Both sides must return the same answer.
 using Play = std::function<Answer(Session& session, const Script& script,
                                   std::size_t i)>;
 Answer PlayPlain(Session& session, const Script& script, std::size_t i);
@@ -38,54 +37,53 @@ Answer PlayPlain(Session& session, const Script& script, std::size_t i);
 struct Match {
   Alike alike = Alike::kBytes;
   double slack = 0;
-  // The left side's StartForward may be refused where the right side's is
-  // not: the match ends there.
+  // StartForward may be refused on the left only: the match ends there.
   bool more_room = false;
 };
 
-// Plays the script on both, comparing after every call and, by Look, at the
-// end. Judged is each call that one of them was asked beyond the script, or,
-// if there is none, each comparison.
+// Plays the script on both sessions, comparing after every call and, by Look,
+// at the end. `judged` counts the additional calls of one side or, if there are
+// none, the comparisons.
 LawResult Matched(const Script& script, std::optional<Session> left,
                   std::optional<Session> right, const Match& match,
                   const Play& play_left, const Play& play_right);
 
-// Both with the script's own setup.
+// Matches two sessions with the script's own setup.
 LawResult MatchedBytes(const Script& script, const Subject& subject,
                        const Play& changed);
 
-// Whether call `i` completes something that can be compared: no rows of its
-// batch are still to come.
+// Whether the caches can be compared after call `i`: no rows of its batch are
+// still to come.
 bool AtRest(const Script& script, std::size_t i);
 // The Puts that belong to the StartForward `start`.
 std::vector<Call> PutsOf(const Script& script, std::size_t start);
 
-// Without the calls that the reference refused.
+// Returns the script without the calls that the reference refused.
 Script WithoutRefused(Script script);
-// Without operations of these kinds.
+// Returns the history without operations of these kinds.
 History Without(History history, std::initializer_list<OpKind> kinds);
-// Played by a client as in Setup::legal.
+// Returns the history, played by a legal client (Setup::legal).
 History Legal(History history);
 
-// S2 to S4, for one cache. Unset: unbounded.
+// The sizes of one cache (S2 to S4). Unset means unbounded.
 struct Limits {
   std::optional<std::int64_t> window;
   std::optional<std::int64_t> memory;
   std::int64_t cells = 0;
 };
 Limits LimitsOf(const CacheSpec& spec, const Setup& setup);
-// The lowest position that a query at `position` may see (S16).
+// Returns the lowest position that a query at `position` may see (S16).
 std::int64_t LowestSeen(const CacheSpec& spec, const Setup& setup,
                         std::int64_t position);
 
-// Calls `change` with the spec of each cache but encoders.
+// Calls `change` with the spec of each cache except encoders.
 void ForEachCausal(Setup& setup, const std::function<void(CacheSpec&)>& change);
-// With more cells; what is evicted stays the same.
+// Returns the setup with more cells and the same eviction.
 Setup WithMoreRoom(Setup setup);
-// With room for `tokens` more tokens, none of which is ever evicted.
+// Returns the setup with room for `tokens` more tokens and without eviction.
 Setup WithoutEviction(Setup setup, std::int64_t tokens);
 
-// "after call 3, Remove(0, 1, 2): text"
+// Returns "after call 3, Remove(0, 1, 2): text".
 std::string After(const Script& script, std::size_t i, const std::string& text);
 
 }  // namespace kvtwin::props

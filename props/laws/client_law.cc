@@ -1,6 +1,6 @@
-// Never full for a client that keeps to the rules: one that drives the cache as
-// a model server does. It knows how many tokens of each slot it can build on,
-// its record, and nothing of what the cache holds.
+// The law that a legal client, which drives the cache as a model server does,
+// never finds it full. The client knows only its own record: how many tokens of
+// each slot it can build on.
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 namespace kvtwin::props {
 namespace {
 
-// Thrown at a refused batch.
+// Thrown if a batch is refused.
 struct Refused {
   std::string text;
 };
@@ -26,9 +26,9 @@ class Client {
 
   std::int64_t batches() const { return batches_; }
 
-  // Operations as requests: a put goes on with some slots, a drop edits a
-  // prompt, a copy branches off another slot's, and a question is a token that
-  // was computed ahead, for nothing.
+  // Plays an operation as requests: a put continues some slots, a drop edits a
+  // prompt, a copy forks another slot, and an ask computes a token that is then
+  // discarded.
   void Do(const Op& op) {
     switch (op.kind) {
       case OpKind::kPut:
@@ -56,8 +56,8 @@ class Client {
  private:
   struct Slot {
     int record = 0;
-    int queue = 0;    // Tokens to come.
-    int pending = 0;  // In the batch that is being filled.
+    int queue = 0;    // Tokens that are still to come.
+    int pending = 0;  // Tokens in the batch that is being filled.
   };
 
   int SlotOf(int seq) const { return seq % setup_.init.max_sequences; }
@@ -73,7 +73,7 @@ class Client {
     return answer.code == StatusCode::kOk;
   }
 
-  // A request whose first `past` tokens are stored already, it seems.
+  // Starts a request whose first `past` tokens are stored, as far as known.
   void Load(int slot, int past) {
     Call ask;
     ask.kind = Call::Kind::kAsk;
@@ -94,7 +94,7 @@ class Client {
     Load(dst, len);
   }
 
-  // Makes room in a slot that is full. False: all of it has to come again.
+  // Makes room in a full slot. Returns false if all its tokens must come again.
   bool Shift(int slot) {
     Slot& full = At(slot);
     const int keep = std::min(slot, setup_.init.capacity - 1);

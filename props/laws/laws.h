@@ -1,7 +1,8 @@
-// Laws: what holds for every cache, said without cells, ledger or twin.
+// Laws: statements that hold for every cache. Few of them look at cells or use
+// the ledger.
 //
 // A law plays a history, does something that must not matter (or must matter in
-// a known way), and compares what is seen. docs/laws.md lists them.
+// a known way), and compares what the caches show. docs/laws.md lists them.
 
 #ifndef KVTWIN_PROPS_LAWS_LAWS_H_
 #define KVTWIN_PROPS_LAWS_LAWS_H_
@@ -19,47 +20,48 @@
 namespace kvtwin::props {
 
 struct LawResult {
-  std::int64_t judged = 0;  // How often the law had something to say.
-  std::string wrong;        // Empty: it holds.
+  std::int64_t judged = 0;  // How many times the law was checked.
+  std::string wrong;        // Empty if the law holds.
 };
 
 struct Law {
   std::string_view name;
   std::string_view statement;
-  std::string_view rules;  // Of docs/semantics.md, "S29, S31".
+  std::string_view rules;  // Rules of docs/semantics.md: "S29, S31".
   LawResult (*judge)(const History& history, const Subject& subject);
 };
 
-// All of them; the names are unique.
+// Returns all laws; their names are unique.
 const std::vector<Law>& Laws();
-// Null if there is none of that name.
+// Returns null if no law has that name.
 const Law* FindLaw(std::string_view name);
 
-// `law.judge`, with what the subject throws as a failure.
+// Calls `law.judge`; an exception of the subject is a failure.
 LawResult Judge(const Law& law, const History& history, const Subject& subject);
 
 struct LawFailure {
-  std::uint64_t number = 0;  // Of the seed's histories, from 0.
+  std::uint64_t number = 0;  // The number of the history, from 0.
   History shrunk;
-  std::string wrong;  // With `shrunk`.
+  std::string wrong;  // The failure of `shrunk`.
 };
 
 struct LawRun {
   std::int64_t histories = 0;
   std::int64_t judged = 0;
-  std::optional<LawFailure> failure;  // The first; the run ends with it.
+  std::optional<LawFailure> failure;  // The first failure, which ends the run.
 };
 
 // Judges `histories` random histories, the same for the same seed everywhere;
-// fewer if it is interrupted.
+// fewer if the run is interrupted.
 LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
               std::int64_t histories);
 
-// The shortest history that breaks the law as well. Requires: `history` does.
+// Returns the shortest history that also breaks the law. Requires: `history`
+// breaks it.
 History ShrinkUnderLaw(const Law& law, const History& history,
                        const Subject& subject);
 
-// "kvtwin laws --law frame --twin optimized --history 'kvt1 ...'"
+// Returns "kvtwin laws --law frame --twin optimized --history 'kvt1 ...'".
 std::string LawCommand(const Law& law, const History& history,
                        const Subject& subject);
 

@@ -57,7 +57,7 @@ TEST_P(LawProps, Holds) {
     RC_FAIL(result.wrong + "\n  rerun   " +
             LawCommand(*law, ShrinkUnderLaw(*law, history, subject), subject));
   }));
-  // A law that never speaks is no law.
+  // A law that never judges anything would be useless.
   EXPECT_GT(judged, 0);
 }
 
@@ -75,14 +75,14 @@ TEST(Laws, AreListedInTheDocs) {
   EXPECT_EQ(listed, due);
 }
 
-// The optimized twin, wrong in one way.
+// The optimized twin with one bug.
 class Broken : public ForwardingCache {
  public:
   explicit Broken(const CacheSpec& spec)
       : ForwardingCache(*MakeCache(spec, "optimized")) {}
 };
 
-// Some say so by the spec alone.
+// The bug is a different spec.
 template <void (*change)(CacheSpec&)>
 class OtherSpec : public Broken {
  public:
@@ -131,7 +131,7 @@ class CopyStopsShort : public Broken {
   }
 };
 
-// The same copy again undoes it.
+// The same copy a second time undoes it.
 class CopyToggles : public Broken {
  public:
   using Broken::Broken;
@@ -164,7 +164,7 @@ class ClearTakesTheSource : public Broken {
   }
 
  private:
-  std::map<int, int> source_;  // Of copies.
+  std::map<int, int> source_;  // The source of each copy.
 };
 
 class SequenceZeroIsSpecial : public Broken {
@@ -215,8 +215,7 @@ class RefusedRemoveCuts : public Broken {
   }
 };
 
-// Stores the first token of a batch that is refused, if that is the first of
-// its calls.
+// Stores the first token of a refused batch, if that is the first StartForward.
 class FirstRefusalStores : public Broken {
  public:
   using Broken::Broken;
@@ -234,7 +233,7 @@ class FirstRefusalStores : public Broken {
   bool first_ = true;
 };
 
-// Keeps a sequence that is cleared.
+// Ignores a Remove of a whole sequence.
 class ClearsNothing : public Broken {
  public:
   using Broken::Broken;
@@ -345,7 +344,7 @@ class IgnoresStrides : public Broken {
   }
 };
 
-// As rounding to f16 by cutting off would.
+// Truncates V to f16 precision instead of rounding it.
 class Truncates : public Broken {
  public:
   using Broken::Broken;
@@ -362,7 +361,7 @@ class Truncates : public Broken {
   }
 };
 
-// Rounds to f16 as it should, but a number in the middle of two away from zero.
+// Rounds to f16 correctly, except that ties go away from zero.
 class RoundsTiesAway : public Broken {
  public:
   using Broken::Broken;
@@ -425,7 +424,7 @@ class RestoresElsewhere : public Broken {
   }
 };
 
-// A mask that is not the cache's.
+// Changes the cache's mask.
 class Remasked : public Broken {
  public:
   using Broken::Broken;
@@ -505,7 +504,7 @@ void Breaks(const std::vector<std::string_view>& laws) {
   }
 }
 
-// Each cache of a wrapper in its turn lacks a token that no row sees.
+// In turn, each cache of a wrapper lacks a token that no row sees.
 TEST(Laws, CompareTheTokensOfEachCacheOfAWrapper) {
   const Script script = Resolve(*ParseHistory(
       "kvt1 kind=wrapper caches=swa:w2/causal layers=2 | put 1*1 | put 0*2"));
@@ -535,8 +534,8 @@ TEST(Laws, CompareTheTokensOfEachCacheOfAWrapper) {
   }
 }
 
-// Each of these histories broke a law for both twins while the script of
-// `reload` had a removal of another cache, and none of what is loaded.
+// Each of these histories broke a law for both twins when scripts of `reload`
+// had a removal from another cache, and no loaded state.
 TEST(Laws, HoldWhereStatesAreLoaded) {
   for (const char* line :
        {"kvt1 cells=2 | put 1*2 | reload | put 0*1",
@@ -569,8 +568,8 @@ std::vector<std::string> CallsOf(const std::string& line) {
   return calls;
 }
 
-// Every call of the interface that changes a cache, in the order of the
-// history, and nothing that a history asks of another cache in between.
+// A script has every call that changes the cache, in the order of the history,
+// and no call of another cache in between.
 TEST(Laws, ScriptsHaveEveryCallThatChangesTheCache) {
   EXPECT_EQ(
       CallsOf("kvt1 | put 0*2 | causal 0 | copy 0>1:1 | drop 0:0- | "
@@ -585,8 +584,8 @@ TEST(Laws, ScriptsHaveEveryCallThatChangesTheCache) {
            "SetCausal([0])", "Remove(1, 0, 1)"}));
 }
 
-// A legal client goes on only where its window is still there: here the last
-// positions leave, in the middle of one window and at the end of a sequence.
+// A legal client continues only where its window is still stored: here the last
+// positions leave, in the middle of a window and at the end of a sequence.
 TEST(Laws, WindowsHideNothingElseFromALegalClient) {
   for (const char* line :
        {"kvt1 kind=wrapper caches=swa:w1:identity/causal:identity cells=3 "
@@ -614,7 +613,7 @@ TEST(Laws, RefusalsAreJudgedFromTheFirstCallOn) {
   EXPECT_NE(wrong.find("is refused, but stores tokens"), wrong.npos) << wrong;
 }
 
-// The second prompt has nothing in common with the first.
+// The second prompt and the first have no tokens in common.
 TEST(Laws, ALegalClientBeginsAnew) {
   const std::string wrong = Verdict<ClearsNothing>(
       "legal_client",
@@ -662,7 +661,7 @@ TEST(Laws, OfStorageAreBrokenByBrokenCaches) {
   Breaks<RestoresElsewhere>({"snapshot_is_all"});
 }
 
-// Two cells, one head: by hand.
+// Two cells and one head, computed by hand.
 TEST(Attention, IsAWeightedMean) {
   const std::vector<float> keys = {0, std::log(3.0F), 7};
   const std::vector<float> values = {4, 8, std::nanf("")};

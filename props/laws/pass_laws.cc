@@ -1,4 +1,4 @@
-// Laws of StartForward, SetCausal, Put, and of refusals.
+// Laws of StartForward, SetCausal and Put, and of refusals.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -20,8 +20,9 @@ bool Stores(const Call& call) {
   return call.kind == CallKind::kStart && !call.reserve;
 }
 
-// Appended, each sequence upwards: then a token sees what it would see if it
-// came alone, and nothing is evicted earlier that a later one needs.
+// Whether the batch appends, each sequence upwards. Then a token sees what it
+// would see if it came alone, and nothing that a later token needs is evicted
+// earlier.
 bool Splits(Session& session, const Call& start) {
   if (!Stores(start) || start.positions.size() < 2) return false;
   std::map<int, std::int64_t> next;
@@ -74,7 +75,7 @@ LawResult BatchSplitting(const History& history, const Subject& subject) {
       }
       for (SeenRow& seen : single.PassRows()) alone.push_back(std::move(seen));
     }
-    // By layer, then by token, as in one batch.
+    // Sorts by layer, then by token, as in one batch.
     std::stable_sort(alone.begin(), alone.end(),
                      [](auto& a, auto& b) { return a.layer < b.layer; });
     ++result.judged;
@@ -85,7 +86,7 @@ LawResult BatchSplitting(const History& history, const Subject& subject) {
   return result;
 }
 
-// Before each StartForward the same batch reserves, with its rows.
+// Before each StartForward, reserves with the same batch and its rows.
 LawResult Reserve(const History& history, const Subject& subject) {
   return MatchedBytes(
       Resolve(history), subject,
@@ -101,8 +102,8 @@ LawResult Reserve(const History& history, const Subject& subject) {
       });
 }
 
-// Free cells after the eviction that `start` brings, counted from the list of
-// memberships alone.
+// Returns the free cells after the eviction by `start`, counted from the list
+// of memberships alone.
 std::int64_t RoomFor(Session& session, int type, const Call& start) {
   const Limits limits = LimitsOf(session.spec(type), session.setup());
   const std::vector<CellEntry> cells = session.Cells(type);
@@ -163,7 +164,7 @@ LawResult CapacityReturns(const History& history, const Subject& subject) {
     session->Do(RemoveCall(seq, 0, kOpenEnd));
   }
   std::int64_t room = kOpenEnd;
-  bool keeps = true;  // What one position before the next one holds.
+  bool keeps = true;  // Idle sequences keep their last token.
   for (int type = 0; type < session->types(); ++type) {
     if (session->IsEncoder(type)) continue;
     if (!session->Cells(type).empty()) return {1, "a cell is still used"};
@@ -192,7 +193,7 @@ LawResult CapacityReturns(const History& history, const Subject& subject) {
   return {1, "a full cache answers " + ToText(over)};
 }
 
-// Others are excepted before the ones that count.
+// Adds SetCausal calls that a later call must override.
 LawResult CausalLast(const History& history, const Subject& subject) {
   return MatchedBytes(
       Resolve(history), subject,
@@ -217,7 +218,7 @@ LawResult CausalLast(const History& history, const Subject& subject) {
       });
 }
 
-// Each Put comes after one of the same rows in another order.
+// Before each Put comes a Put of the same bytes in reverse order.
 LawResult PutLast(const History& history, const Subject& subject) {
   return MatchedBytes(
       Resolve(history), subject,
@@ -250,7 +251,7 @@ LawResult Asking(const History& history, const Subject& subject) {
       });
 }
 
-// (cache, sequence, position).
+// Returns all (cache, sequence, position).
 std::set<std::array<int, 3>> Held(Session& session) {
   std::set<std::array<int, 3>> held;
   for (int type = 0; type < session.types(); ++type) {
@@ -264,7 +265,7 @@ std::set<std::array<int, 3>> Held(Session& session) {
 std::optional<std::string> Misused(Session& session, int which) {
   const int layer = session.setup().layers - 1;
   const int type = session.TypeOf(layer);
-  if (session.in_pass()) session.View(layer);  // Makes it the current one.
+  if (session.in_pass()) session.View(layer);  // Selects the layer.
   const MisuseContext context{
       .setup = session.setup(),
       .pass_tokens = session.in_pass()
@@ -330,7 +331,7 @@ LawResult CloseIsFinal(const History& history, const Subject& subject) {
   return {1, ""};
 }
 
-// By ListCells, in passes that no CopyPrefix or Remove came after.
+// Compares with ListCells, until a CopyPrefix or Remove comes.
 LawResult Visibility(const History& history, const Subject& subject) {
   const Script script = Resolve(history);
   std::optional<Session> session = Session::Open(script.setup, subject);
@@ -345,7 +346,7 @@ LawResult Visibility(const History& history, const Subject& subject) {
       excepted[call.type] = {call.indices.begin(), call.indices.end()};
     }
     if (session->stale() || !AtRest(script, i)) continue;
-    int row = -1;  // Of its layer.
+    int row = -1;  // Its number within its layer.
     int layer = -1;
     for (const SeenRow& seen : session->PassRows()) {
       const int type = session->TypeOf(seen.layer);
@@ -378,7 +379,7 @@ LawResult Visibility(const History& history, const Subject& subject) {
   return result;
 }
 
-// Against a causal cache, which shows all of the past.
+// Compares with a causal cache, which shows all of the past.
 LawResult WindowHides(const History& history, const Subject& subject) {
   const Script script = Resolve(Legal(history));
   Setup wide = script.setup;
@@ -398,14 +399,15 @@ LawResult WindowHides(const History& history, const Subject& subject) {
   bool comparable = false;
   for (std::size_t i = 0; i < script.calls.size(); ++i) {
     const Call& call = script.calls[i];
-    // The client goes by what is stored: once all of a sequence is evicted, it
-    // starts anew, where a causal cache still has the old.
+    // The client relies on stored tokens: once a sequence is evicted
+    // completely, it starts anew, while a causal cache still has the old
+    // tokens.
     for (const int seq : call.sequences) {
       if (left->Next(seq) != right->Next(seq)) return result;
     }
     const Answer a = PlayPlain(*left, script, i);
     const Answer b = PlayPlain(*right, script, i);
-    // A token that is evicted here may be what makes a Remove fail there.
+    // A token that is evicted on the left may make a Remove fail on the right.
     if (call.kind != CallKind::kAsk && a != b) return result;
     if (call.kind == CallKind::kStart) comparable = !call.reserve;
     const bool keeps_mask =

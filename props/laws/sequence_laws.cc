@@ -22,9 +22,10 @@ bool Done(const Call& call, CallKind kind) {
   return call.kind == kind && call.code == StatusCode::kOk;
 }
 
-// For K rows that are shifted in another number of steps: six times what one
-// rounding changes, of the largest element. docs/dtypes.md has why; of q4_0 it
-// is the largest of a block, of the other sign, that is clipped.
+// Returns the slack of K rows that are shifted in a different number of steps:
+// six times the error of one rounding, relative to the largest element
+// (docs/dtypes.md). For q4_0 that error is the clipping of a block's largest
+// element if it has the other sign.
 double ShiftSlack(const Setup& setup) {
   switch (setup.init.dtype) {
     case DType::kF32:
@@ -62,8 +63,8 @@ std::set<int> Touched(const Call& call) {
   return {};
 }
 
-// What the next token of each of these sequences would see. An encoder has one
-// sequence only.
+// Returns what the queries would see. Encoders, which have only one sequence,
+// are left out.
 std::vector<SeenRow> LookAhead(Session& session,
                                const std::vector<Query>& queries) {
   std::vector<SeenRow> rows = session.Look(queries);
@@ -73,7 +74,7 @@ std::vector<SeenRow> LookAhead(Session& session,
   return rows;
 }
 
-// Before and after each call, for every sequence that it does not touch.
+// Compares the sequences that a call does not touch before and after it.
 LawResult OthersAreUntouched(const History& history, const Subject& subject) {
   const Script script = Resolve(
       Without(history, {OpKind::kCausal, OpKind::kGet, OpKind::kReput}));
@@ -215,7 +216,7 @@ bool HasTarget(const Call& call) {
   return call.kind == CallKind::kCopy || call.kind == CallKind::kAdd;
 }
 
-// The largest id becomes the smallest, and all are moved.
+// Reverses the order of the ids: the largest becomes the smallest.
 LawResult Renaming(const History& history, const Subject& subject) {
   const Script script = Resolve(history);
   std::map<int, int> names;
@@ -271,7 +272,7 @@ LawResult CopyTwice(const History& history, const Subject& subject) {
       });
 }
 
-// Before each copy the target is cleared; on one side it gets the copy first.
+// Clears the target before each copy; one side copies before that, too.
 LawResult CopyThenClear(const History& history, const Subject& subject) {
   const Script script = Resolve(history);
   const auto clear = [](bool copy_first) {
@@ -317,11 +318,11 @@ LawResult CopyShows(const History& history, const Subject& subject) {
   return result;
 }
 
-// [a, c) as [a, b) and the rest, or, where shared tokens forbid that, as
-// [b, c) and [a, b).
+// Removes [a, c) as [a, b) and the rest, or, where shared tokens forbid that,
+// as [b, c) and [a, b).
 LawResult RemoveSplits(const History& history, const Subject& subject) {
   const Script script = Resolve(history);
-  // Beyond that, float rounding is all there is to see.
+  // At larger distances, float rounding hides everything else.
   constexpr std::int32_t kFar = 4096;
   if (!CanShift(script.setup)) return {};
   for (const Call& call : script.calls) {
@@ -348,8 +349,8 @@ LawResult RemoveSplits(const History& history, const Subject& subject) {
                  PlayPlain, split);
 }
 
-// [a, open) as [b, open) and [a, open); and, without an encoder, which knows
-// no copy, as CopyPrefix of the sequence to itself.
+// Removes [a, open) as [b, open) and then [a, open), or then by CopyPrefix of
+// the sequence to itself. Encoders have no copy and are left out.
 LawResult RemoveOpen(const History& history, const Subject& subject) {
   return MatchedBytes(
       Resolve(history), subject,
@@ -365,7 +366,7 @@ LawResult RemoveOpen(const History& history, const Subject& subject) {
       });
 }
 
-// Shifts the K rows of `put` but the first by +distance.
+// Shifts the K rows of `put`, except the first, by +distance.
 void ShiftRows(const Setup& setup, int distance, Call& put) {
   const auto count =
       static_cast<std::size_t>(put.key.shape[0] * put.key.shape[1]);
@@ -380,12 +381,12 @@ void ShiftRows(const Setup& setup, int distance, Call& put) {
   }
 }
 
-// Tokens that are put as they would be `distance` positions later, behind
-// filler that is then removed.
+// Puts K rows that are shifted by +distance, after filler; then removes the
+// filler, which shifts them back.
 std::optional<std::string> ShiftedAndBack(const Setup& setup, int distance,
                                           const Subject& subject) {
   constexpr std::int32_t kTokens = 3;
-  constexpr std::int64_t kFirst = 32;  // None of the next rows has a NaN.
+  constexpr std::int64_t kFirst = 32;  // These rows have no NaN.
   std::optional<Session> session = Session::Open(setup, subject);
   if (!session) return std::nullopt;
   Call start = StartCall({0}, {setup.first_id}, /*reserve=*/false);
@@ -422,7 +423,7 @@ std::optional<std::string> ShiftedAndBack(const Setup& setup, int distance,
   if (answer.code != StatusCode::kOk) {
     return "Remove of the filler answers " + ToText(answer);
   }
-  // Rounded at the size that the elements have in between.
+  // The elements were rounded at the size that they have while shifted.
   const bool exact = setup.spec.shift.kind == ShiftKind::kIdentity;
   return CompareRows(session->Look({last}), due, setup.init.dtype,
                      exact ? 0 : ShiftSlack(setup), distance);
@@ -437,7 +438,7 @@ LawResult ShiftBack(const History& history, const Subject& subject) {
   setup = WithoutEviction(setup, 8);
   LawResult result;
   for (const int distance : {1, 2, 5, 700}) {
-    // f8 would not hold what the rows are shifted to.
+    // f8 cannot hold the shifted elements.
     if (setup.init.dtype == DType::kF8 && distance > 448) continue;
     ++result.judged;
     if (auto wrong = ShiftedAndBack(setup, distance, subject)) {
@@ -462,7 +463,8 @@ LawResult OffsetZero(const History& history, const Subject& subject) {
       });
 }
 
-// Every sequence at a few positions, each on a clone that goes on from there.
+// Asks for each sequence at a few positions. Where the answer is yes, a clone
+// continues from there.
 LawResult ResumeIsHonest(const History& history, const Subject& subject) {
   const Script script = Resolve(Legal(history));
   std::optional<Session> session = Session::Open(script.setup, subject);

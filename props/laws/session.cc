@@ -24,17 +24,17 @@ bool IsMisuse(StatusCode code) {
 
 class Recorder;
 
-// What the recorders of one history share.
+// The data that the recorders of one history share.
 struct Tape {
-  std::vector<Recorder*> alive;  // The oldest is the one that the history has.
-  std::vector<Call> calls;       // Those of the recorder that went last.
-  std::string lost;              // Of that one, what no script can have.
+  std::vector<Recorder*> alive;  // The oldest is the history's own cache.
+  std::vector<Call> calls;       // The calls of the last recorder.
+  std::string lost;              // A recorded call that no script can have.
 };
 
-// Writes down every call that is no misuse and changes the cache. What a
-// history calls of two caches at once (`reload`) is kept apart: a new recorder
-// begins with the calls of the one that it takes over from, and the history
-// ends with the calls of the recorder that it kept.
+// Records every call that changes the cache, except misuse. If a history calls
+// two caches at once (`reload`), their calls are kept apart: a new recorder
+// begins with the calls of the one that it takes over from, and the script has
+// the calls of the recorder that the history kept.
 class Recorder final : public ForwardingCache {
  public:
   Recorder(std::unique_ptr<Cache> cache, Tape& tape)
@@ -101,8 +101,8 @@ class Recorder final : public ForwardingCache {
   Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
     return Keep(RemoveCall(seq, begin, end), cache_->Remove(seq, begin, end));
   }
-  // A script has no state of its own, so that each cache that plays it, of
-  // whatever dtype and size, restores what it holds itself.
+  // A script contains no state: each cache that plays it, of any dtype and
+  // size, restores its own snapshot.
   Status Restore(const CacheState& state) override {
     const Recorder& from = before_ != nullptr ? *before_ : *this;
     const Result<CacheState> held = from.cache_->Snapshot();
@@ -152,8 +152,8 @@ class Recorder final : public ForwardingCache {
     calls_.push_back(std::move(call));
     return status;
   }
-  // Keeps a call that ends the pass, and picks layer and type 0, if it
-  // succeeds.
+  // Keeps a call that, if it succeeds, ends the pass and selects layer and type
+  // 0.
   Status KeepLast(Call call, Status status) {
     if (status.ok()) layer_ = type_ = 0;
     return Keep(std::move(call), std::move(status));
@@ -163,7 +163,7 @@ class Recorder final : public ForwardingCache {
   }
 
   Tape& tape_;
-  const Recorder* before_ = nullptr;  // Until Restore, if there is one.
+  const Recorder* before_ = nullptr;  // The recorder before, until Restore.
   std::vector<Call> calls_;
   std::string lost_;
   mutable int last_asked_ = 0;
@@ -180,7 +180,7 @@ std::string TokensText(const SeenRow& row) {
   return fmt::format("positions [{}]", fmt::join(positions, " "));
 }
 
-// A stored row as numbers.
+// Returns a stored row as numbers.
 std::vector<float> Numbers(const std::vector<std::byte>& row, DType dtype) {
   const std::int64_t step = IsBlockDType(dtype) ? kBlockElements : 1;
   const std::int64_t count = std::ssize(row) / RunBytes(dtype, step) * step;
@@ -292,7 +292,7 @@ Script Resolve(const History& history) {
             std::make_unique<Recorder>(std::move(*cache), tape));
       }};
   RunHistory(plain, recorder);
-  // A script that is not all of the history would make a right cache wrong.
+  // An incomplete script would make a correct cache fail.
   if (!tape.lost.empty()) {
     throw std::logic_error("no call of a script is " + tape.lost);
   }
@@ -551,7 +551,7 @@ std::vector<SeenRow> Session::Look(const std::vector<Query>& queries) {
     if (Do(probe).code == StatusCode::kOk) {
       AddRows(some, /*slots=*/first == 0, rows);
     }
-    calls_.pop_back();  // A probe leaves no trace.
+    calls_.pop_back();  // A probe is not one of the session's calls.
   }
   pass_.reset();
   std::stable_sort(rows.begin(), rows.end(),

@@ -1,5 +1,5 @@
-// One cache under a law: it is asked what a history asks, and what it then
-// shows is read in a form that does not depend on cells.
+// One cache under a law: it gets the calls of a history, and what it shows is
+// read in a form that does not depend on cells.
 
 #ifndef KVTWIN_PROPS_LAWS_SESSION_H_
 #define KVTWIN_PROPS_LAWS_SESSION_H_
@@ -18,7 +18,7 @@
 
 namespace kvtwin::props {
 
-// A call with all that it is given, nothing relative.
+// A call with all its arguments, none of them relative.
 struct Call {
   enum class Kind {
     kStart,
@@ -27,11 +27,11 @@ struct Call {
     kCopy,
     kRemove,
     kAsk,
-    kRestore,  // Of the cache's own Snapshot.
+    kRestore,  // Restore of the cache's own Snapshot.
     kAdd       // AddSequence of the cache's own SnapshotOf.
   };
   Kind kind = Kind::kStart;
-  // What the reference answered where the call comes from.
+  // The reference's answer when the call was recorded.
   StatusCode code = StatusCode::kOk;
   // kStart
   std::vector<std::int32_t> positions;
@@ -41,7 +41,7 @@ struct Call {
   std::vector<int> indices;
   // kPut; kCausal has a type only.
   int layer = 0;
-  int type = 0;  // Of a wrapper's caches.
+  int type = 0;  // The index of a wrapper's cache.
   DenseTensor key;
   DenseTensor value;
   // kRemove (seq, begin, end), kCopy (seq to dst, end), kAsk (seq, end), kAdd
@@ -50,8 +50,8 @@ struct Call {
   int dst = 0;
   std::int32_t begin = 0;
   std::int32_t end = 0;
-  bool lacks_layer = false;  // kAdd: without the first layer's rows.
-  // kRestore, kAdd: what the reference held then. Only a ledger takes it.
+  bool lacks_layer = false;  // kAdd: the first layer's rows are left out.
+  // kRestore, kAdd: the reference's state after the call, for a ledger.
   CacheState state;
 };
 
@@ -60,27 +60,27 @@ Call CopyCall(int src, int dst, std::int32_t len);
 Call StartCall(std::vector<std::int32_t> positions, std::vector<int> sequences,
                bool reserve);
 
-// "Remove(1, 0, 3)".
+// Returns "Remove(1, 0, 3)".
 std::string ToText(const Call& call);
 
-// What a history asks of a cache, from the reference twin's point of view.
+// The calls of a history, resolved with the reference twin.
 struct Script {
   Setup setup;
   std::vector<Call> calls;
 };
 
-// `keep` is ignored: laws speak of rows, so every batch brings its own.
+// Ignores `keep`: laws compare rows, so every batch puts its own.
 Script Resolve(const History& history);
 
 struct Answer {
   StatusCode code = StatusCode::kOk;
-  bool yes = false;  // CanResume's.
+  bool yes = false;  // The answer of CanResume.
   bool operator==(const Answer&) const = default;
 };
 
 std::string ToText(const Answer& answer);
 
-// A token as a batch row sees it. Position -1: a cell that is free by now.
+// A token as a batch row sees it. Position -1: its cell is free by now.
 struct SeenToken {
   std::int32_t position = 0;
   std::vector<std::byte> value;  // [v_head_dim, kv_heads], dense.
@@ -94,14 +94,16 @@ struct Query {
   int seq = 0;
 };
 
-// What a query sees in a layer, by position; of an encoder, its slot.
+// The tokens that a query sees in a layer, by position; for an encoder, its
+// slot.
 struct SeenRow {
   int layer = 0;
   Query query;
   std::vector<SeenToken> tokens;
 };
 
-// Everything that a caller can see, byte for byte. By cache of a wrapper.
+// Everything that a caller can see, byte for byte. `cells` and `batch_cells`
+// have an entry for each cache of a wrapper.
 struct Picture {
   std::vector<std::vector<CellEntry>> cells;
   std::vector<std::vector<int>> batch_cells;
@@ -110,17 +112,17 @@ struct Picture {
 
 class Session {
  public:
-  // Null if no cache can be made of the setup.
+  // Returns null if no cache can be made of the setup.
   static std::optional<Session> Open(const Setup& setup,
                                      const Subject& subject);
-  // The same state, by the same calls.
+  // Returns a session in the same state, reached by the same calls.
   Session Clone() const;
 
-  // Goes on with a new cache that holds a snapshot of this one, without a
-  // pass. False if one of the two calls is refused.
+  // Continues with a new cache that holds a snapshot of this one, without a
+  // pass. Returns false if Snapshot or Restore is refused.
   bool Reload();
 
-  // Calls that need a pass are left out if there is none.
+  // Makes the call, unless it needs a pass and there is none.
   Answer Do(const Call& call);
 
   Cache& cache() { return *cache_; }
@@ -130,10 +132,11 @@ class Session {
   // The mask is older than the last CopyPrefix or Remove, and may show cells
   // that are free by now.
   bool stale() const { return stale_; }
-  // SetCausal came after a CopyPrefix: the view may be too narrow for what the
-  // batch's sequences have got since (S19), and so depends on the cells.
+  // SetCausal came after a CopyPrefix: the view may be too narrow for the
+  // tokens that the batch's sequences got since (S19), so it depends on the
+  // cells.
   bool narrow() const { return narrow_; }
-  // StartForward of the current pass. Requires: in_pass().
+  // Returns the StartForward of the current pass. Requires: in_pass().
   const Call& pass() const { return *pass_; }
   const std::set<int>& put_layers() const { return put_layers_; }
 
@@ -145,21 +148,21 @@ class Session {
 
   std::vector<CellEntry> Cells(int type);
   std::vector<int> BatchCells(int type);
-  // Of a layer, in the current pass.
+  // Returns the view of a layer in the current pass.
   KvView View(int layer);
 
-  // Sequences that hold a token in any cache.
+  // Returns the sequences that hold a token in any cache.
   std::set<int> Sequences();
-  // One after the highest position that `seq` has in any cache.
+  // Returns the highest position that `seq` has in any cache, plus 1.
   std::int32_t Next(int seq);
-  // Each sequence at its next and its stored positions.
+  // Returns queries of each sequence at its stored positions and the next one.
   std::vector<Query> Queries();
 
-  // What the batch sees in the current pass, in every layer; nothing if the
-  // view is narrow.
+  // Returns what the batch sees in the current pass, in every layer; nothing if
+  // the view is narrow.
   std::vector<SeenRow> PassRows();
-  // What the queries would see, by layer, from reserving passes. Ends the
-  // current pass.
+  // Returns what the queries would see, by layer, from reserving passes. Ends
+  // the current pass.
   std::vector<SeenRow> Look(const std::vector<Query>& queries);
   Picture Show();
 
@@ -170,7 +173,7 @@ class Session {
   void SetLayer(int layer);
   // Restore and AddSequence end the pass if they succeed.
   StatusCode AfterLoading(const Status& status);
-  // With `slots`, those of encoders too.
+  // Adds what the queries see in each layer; with `slots`, encoders' slots too.
   void AddRows(const std::vector<Query>& queries, bool slots,
                std::vector<SeenRow>& rows);
 
@@ -185,8 +188,8 @@ class Session {
   std::set<int> put_layers_;
 };
 
-// The first difference between what is seen, if any. K elements may differ by
-// `slack` times the row's largest, at least `size`; 0 compares bits.
+// Returns the first difference between the rows, if any. K elements may differ
+// by `slack` times the row's largest, at least `size`; 0 compares bits.
 std::optional<std::string> CompareRows(const std::vector<SeenRow>& left,
                                        const std::vector<SeenRow>& right,
                                        DType dtype, double slack,

@@ -1,5 +1,5 @@
-// Laws of where tokens lie and how: placement, layouts, number formats, several
-// caches behind one.
+// Laws of storage: placement, layouts, number formats, and the several caches
+// of a wrapper.
 
 #include <fmt/format.h>
 
@@ -36,7 +36,7 @@ LawResult PlacementIsInvisible(const History& history, const Subject& subject) {
                  {.alike = Alike::kTokens}, PlayPlain, PlayPlain);
 }
 
-// With room to spare nothing is ever moved.
+// A cache with room to spare never moves a token.
 LawResult DefragIsInvisible(const History& history, const Subject& subject) {
   const Script script = WithoutRefused(Resolve(history));
   return Matched(script, Session::Open(script.setup, subject),
@@ -45,7 +45,7 @@ LawResult DefragIsInvisible(const History& history, const Subject& subject) {
                  PlayPlain);
 }
 
-// The same elements with gaps of one element between them; of blocks, runs.
+// Returns the same elements (runs, if in blocks) with a gap after each.
 TensorView Gapped(const DenseTensor& dense, std::vector<std::byte>& memory) {
   TensorView view = dense.view();
   const auto size = static_cast<std::size_t>(
@@ -64,7 +64,7 @@ LawResult Layouts(const History& history, const Subject& subject) {
   std::optional<Session> left = Session::Open(script.setup, subject);
   if (!left) return {};
   Setup other = script.setup;
-  // The next one. Encoders have no tiles.
+  // The next layout is taken. Encoders have no tiled V.
   const int layouts = left->HasEncoder() ? 2 : 3;
   other.config.v_layout = static_cast<VLayout>(
       (static_cast<int>(other.config.v_layout) + 1) % layouts);
@@ -146,8 +146,8 @@ LawResult Padding(const History& history, const Subject& subject) {
 struct Format {
   int digits;
   int bias;
-  int sign;      // Its bit.
-  int infinity;  // Its bits; of f8, which has none, those of a NaN.
+  int sign;      // The sign bit.
+  int infinity;  // The bits of infinity; for f8, of a NaN.
   bool saturates = false;
 };
 
@@ -157,7 +157,7 @@ Format FormatOf(DType dtype) {
   return {3, 7, 0x80, 0x7F, true};
 }
 
-// The number that these bits are; for infinity, the one after the last.
+// Returns the number with these bits; for infinity, the one after the largest.
 double ValueOf(const Format& format, int bits) {
   const int exponent = bits >> format.digits;
   const int mantissa = bits - (exponent << format.digits);
@@ -170,7 +170,7 @@ double ValueOf(const Format& format, int bits) {
 bool IsRounded(const Format& format, float value, std::uint16_t rounded) {
   const int bits = rounded & (format.sign - 1);
   const int infinity = format.infinity;
-  const int nan = infinity + (format.saturates ? 0 : 1);  // The first.
+  const int nan = infinity + (format.saturates ? 0 : 1);  // The first NaN.
   if (std::isnan(value)) return bits >= nan;
   if (bits >= nan || std::signbit(value) != (rounded >= format.sign)) {
     return false;
@@ -190,7 +190,7 @@ bool IsRounded(const Format& format, float value, std::uint16_t rounded) {
   return true;
 }
 
-// Whether a block holds these numbers, as near as docs/dtypes.md has it.
+// Whether a block holds these numbers as closely as docs/dtypes.md requires.
 bool IsQuantized(DType dtype, std::span<const float> values,
                  const DenseTensor& block) {
   double largest = 0;
@@ -200,8 +200,9 @@ bool IsQuantized(DType dtype, std::span<const float> values,
     largest = std::max(largest, std::fabs(static_cast<double>(value)));
   }
   const double steps = dtype == DType::kQ8 ? 127 : 8;
-  // Half of the scale, and what f16 changes of it; of q4_0 once more the half,
-  // for the largest number but for its sign. (No scale of a test is infinite.)
+  // The error is at most half of the scale, plus the rounding of the scale to
+  // f16. For q4_0 it is a whole scale: the largest number is clipped if it has
+  // the other sign. (No test has an infinite scale.)
   const double near = dtype == DType::kQ8 ? 0.5 : 1;
   const double most =
       largest / steps * (near + steps * 0x1p-11) * (1 + 1e-6) + steps * 0x1p-25;
@@ -213,7 +214,7 @@ bool IsQuantized(DType dtype, std::span<const float> values,
   return true;
 }
 
-// `narrow` is of `dtype`, `wide` of f32.
+// Whether `narrow`, of `dtype`, is `wide`, of f32, rounded.
 bool IsRounded(DType dtype, const std::vector<std::byte>& wide,
                const std::vector<std::byte>& narrow) {
   std::vector<float> values(wide.size() / sizeof(float));
@@ -239,7 +240,8 @@ bool IsRounded(DType dtype, const std::vector<std::byte>& wide,
   return true;
 }
 
-// The row of each batch token, bit for bit if the cache has the rows' dtype.
+// Checks the row of each batch token: bit for bit if the cache has its dtype,
+// otherwise rounded.
 std::optional<std::string> StoredAsPut(Session& session, const Call& put) {
   const int type = session.TypeOf(put.layer);
   if (session.IsEncoder(type) || session.pass().reserve) return std::nullopt;
@@ -266,7 +268,7 @@ std::optional<std::string> StoredAsPut(Session& session, const Call& put) {
   return std::nullopt;
 }
 
-// A narrow cache and an f32 one get the same rows; no row is shifted.
+// A narrow cache and an f32 cache get the same rows; no row is shifted.
 LawResult Rounding(const History& history, const Subject& subject) {
   History unshifted = history;
   unshifted.setup.legal = false;
@@ -305,8 +307,8 @@ LawResult Rounding(const History& history, const Subject& subject) {
     for (std::size_t row = 0; row < due.size(); ++row) {
       ++result.judged;
       const auto& tokens = due[row].tokens;
-      // Tokens at one position may come in another order; they are judged when
-      // they are put.
+      // Tokens at one position may come in another order; they were judged when
+      // they were put.
       for (std::size_t t = 0; t < tokens.size(); ++t) {
         const bool alone =
             (t == 0 || tokens[t - 1].position != tokens[t].position) &&
@@ -352,8 +354,8 @@ LawResult PoisonNeverShows(const History& history, const Subject& subject) {
                  {.alike = Alike::kTokens}, PlayPlain, poisoned);
 }
 
-// The same cells in the other order. `mask` holds its mask: bits have no
-// strides.
+// Returns the view with its cells in reverse order. `mask` stores its mask,
+// since masks of bits have no strides.
 KvView Reversed(KvView view, VLayout v_layout, DenseTensor& mask) {
   const auto reverse = [&](TensorView& tensor, std::size_t dim) {
     std::array<std::int64_t, 4> last = {0, 0, 0, 0};
@@ -378,7 +380,7 @@ KvView Reversed(KvView view, VLayout v_layout, DenseTensor& mask) {
 }
 
 bool Close(const Eigen::MatrixXd& left, const Eigen::MatrixXd& right) {
-  // V is at most some thousands, and a sum has few terms.
+  // Elements of V are at most a few thousand, and a sum has few terms.
   constexpr double kSlack = 1e-7;
   for (std::int64_t i = 0; i < left.size(); ++i) {
     const double a = left.reshaped()[i];
@@ -397,7 +399,7 @@ LawResult CellOrder(const History& history, const Subject& subject) {
   if (!left || !right) return {};
   const VLayout v_layout = script.setup.config.v_layout;
   const RowDims& dims = script.setup.rows;
-  // Two heads for each KV head.
+  // There are two query heads for each KV head.
   const Eigen::MatrixXd queries = Eigen::MatrixXd::NullaryExpr(
       dims.k_head_dim, std::int64_t{2} * dims.kv_heads, [](auto i, auto h) {
         return std::cos(static_cast<double>(1 + i + 5 * h)) / 64;
@@ -437,7 +439,7 @@ LawResult CellOrder(const History& history, const Subject& subject) {
   return result;
 }
 
-// What a wrapper's cache `type` shows, and what it would show alone.
+// Compares cache `type` of a wrapper with the same cache alone.
 std::optional<std::string> CompareWithPart(Session& wrapper, int type,
                                            Session& part) {
   if (wrapper.Cells(type) != part.Cells(0)) return "the cells differ";
@@ -453,7 +455,7 @@ std::optional<std::string> CompareWithPart(Session& wrapper, int type,
   return CompareRows(seen, part.PassRows(), wrapper.setup().init.dtype, 0);
 }
 
-// A history of one cache is played by a wrapper of two of its kind.
+// A history of one cache is played by a wrapper of two caches of its kind.
 LawResult WrapperParts(const History& history, const Subject& subject) {
   History wrapped = history;
   CacheSpec& spec = wrapped.setup.spec;
@@ -478,7 +480,7 @@ LawResult WrapperParts(const History& history, const Subject& subject) {
   for (std::size_t i = 0; i < script.calls.size(); ++i) {
     const Call& call = script.calls[i];
     const Answer answer = PlayPlain(*whole, script, i);
-    // What a wrapper refuses, a cache alone may do.
+    // A cache alone may accept what the wrapper refuses.
     if (answer.code != StatusCode::kOk) return result;
     bool all = true;
     const bool one_only =
@@ -510,7 +512,7 @@ LawResult WrapperParts(const History& history, const Subject& subject) {
   return result;
 }
 
-// Each pass begins in a cache that was just made of the one before.
+// Each pass begins in a new cache, restored from the one before.
 LawResult SnapshotIsAll(const History& history, const Subject& subject) {
   const Script script = Resolve(history);
   std::optional<Session> left = Session::Open(script.setup, subject);
@@ -526,7 +528,7 @@ LawResult SnapshotIsAll(const History& history, const Subject& subject) {
       return {1, After(script, i, "its state is refused")};
     }
     const Answer a = PlayPlain(*left, script, i);
-    // Without a change, whenever it is asked.
+    // A snapshot changes nothing, at any time.
     const Result<CacheState> state = right->cache().Snapshot();
     const Answer b = PlayPlain(*right, script, i);
     if (a != b || !state.ok()) {

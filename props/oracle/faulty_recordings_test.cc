@@ -1,5 +1,5 @@
-// Each answer of a recording, and a recording that is right but for this one:
-// see faulty_twins_test.cc.
+// Changes each answer of a correct recording alone: the oracle must find it.
+// See props/compare/faulty_twins_test.cc.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -19,10 +19,10 @@ struct Case {
   std::size_t line;
   std::string from;
   std::string to;
-  std::string reason;  // Part of it; empty: it is accepted.
+  std::string reason;  // Part of the reason; empty: accepted.
 };
 
-// Each, alone, makes `right` wrong at its line.
+// Expects that each case alone makes `right` wrong at its line.
 void ExpectFound(const Recording& right, const std::vector<Case>& cases) {
   const Judgement whole = JudgeText(Lines(right));
   ASSERT_EQ(whole.verdict, Verdict::kAccept) << whole.reason;
@@ -81,7 +81,7 @@ TEST(FaultyRecordings, EachAnswerIsCompared) {
         "result is not_supported, due is ok"}});
 }
 
-// The cells of a pass that only reserves are those of the worst case.
+// A reserving pass reports the cells of the worst case.
 TEST(FaultyRecordings, CellsOfAReservingPassAreCompared) {
   const std::string reserve =
       Replaced(kStart, R"("result")", R"("reserve":true,"result")");
@@ -90,8 +90,8 @@ TEST(FaultyRecordings, CellsOfAReservingPassAreCompared) {
                {2, R"("cells":[0,1])", R"("cells":[])", ""}});
 }
 
-// Two layers, and two sequences: no row of the second pass sees sequence 1, in
-// cell 0, and cell 3 is free.
+// A recording of two layers and two sequences: no row of the second pass sees
+// sequence 1, in cell 0, and cell 3 is free.
 Recording Hidden() {
   const std::string header =
       Replaced(Replaced(Replaced(kHeader, R"("layers":1)", R"("layers":2)"),
@@ -134,16 +134,16 @@ TEST(FaultyRecordings, RowsOfHiddenTokensAreCompared) {
                          {9, "[4,5,", "[4,7,", hidden},
                          {9, "[6,", "[7,", hidden},
                          {9, "26,0]", "7,0]", "mask row 1"},
-                         // A free cell, S52.
+                         // Rows of a free cell do not count (S52).
                          {8, ",0,0]", ",0,9]", ""},
                          {8, "16,0]", "16,9]", ""},
                          {9, ",0,0]", ",8,9]", ""}});
-  // Both are wrong: what is seen says more.
+  // If two rows are wrong, the report names the visible one.
   Recording both = Hidden();
   both[7] = Replaced(Replaced(both[7], "[1,2,", "[7,2,"), "13,14", "13,7");
   EXPECT_NE(JudgeText(Lines(both)).reason.find("mask row 1"),
             std::string::npos);
-  // Visibility is what is seen.
+  // Visibility compares visible rows only.
   Recording other = Hidden();
   other[0] = Other(other[0]);
   ExpectFound(other, {{8, "[1,2,", "[7,2,", ""},
@@ -186,7 +186,7 @@ TEST(FaultyRecordings, OtherAnswersAreCompared) {
                {6, R"("first_cell":0)", R"("first_cell":1)",
                 "first_cell is 1, due is 0"},
                {6, R"(,"first_cell":0)", "", ""}});
-  // A no is always honest, a yes is not.
+  // The answer "false" is always allowed, "true" is not.
   ExpectFound({Other(kHeader), kStart, kPut, kYes}, {{4, "true", "false", ""}});
   const std::string window =
       Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":1)");
@@ -206,7 +206,7 @@ TEST(FaultyRecordings, OtherAnswersAreCompared) {
       {{4, "false", "true", "position 11 is beyond the end, which is 10"}});
 }
 
-// Column 2 has the row of the second token once more.
+// Column 2 repeats the row of the second token.
 TEST(FaultyRecordings, ATokenIsSeenOnce) {
   const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,3],)"
                           R"("data":[100,1000,200,1001,200,1001]},)"
@@ -262,7 +262,7 @@ TEST(FaultyRecordings, EncodersAreCompared) {
   }
 }
 
-// Each cache of a wrapper is judged, and each has a mask of its own.
+// Each cache of a wrapper is compared, and each has its own mask.
 TEST(FaultyRecordings, EachCacheOfAWrapperIsCompared) {
   const std::string header =
       Replaced(kHeader, R"({"type":"causal","shift":"tag_add"})",
@@ -293,7 +293,7 @@ TEST(FaultyRecordings, EachCacheOfAWrapperIsCompared) {
   }
 }
 
-// At visibility: when the rows of a pass are judged, and when not any more.
+// At visibility, rows are judged until a call changes what the mask shows.
 TEST(FaultyRecordings, RowsAreJudgedUntilSomethingChangesThem) {
   const std::string header = Other(kHeader);
   const Case wrong = {0, R"(["10","11"])", R"(["11","11"])", "mask row 0"};
@@ -326,7 +326,7 @@ TEST(FaultyRecordings, OtherCachesHaveMasks) {
                 "mask is null, one is due"}});
 }
 
-// SetCausal makes a new mask of the active cache only.
+// SetCausal makes a new mask for the active cache only.
 TEST(FaultyRecordings, EachCacheOfAWrapperHasAMaskOfItsOwn) {
   const std::string header = Replaced(
       Other(kHeader), R"({"type":"causal","shift":"tag_add"})",
@@ -342,8 +342,8 @@ TEST(FaultyRecordings, EachCacheOfAWrapperHasAMaskOfItsOwn) {
        {10, R"(["10","11"])", R"(["11","11"])", ""}});
 }
 
-// A batch that is then refused has already evicted tokens; defrag came first,
-// which leaves cell 2.
+// A refused batch has already evicted tokens; the defrag before it leaves cell
+// 2 free.
 TEST(FaultyRecordings, ARefusedBatchEvictsAllTheSame) {
   const std::string header =
       Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":1)");
@@ -368,7 +368,7 @@ TEST(FaultyRecordings, ARefusedBatchEvictsAllTheSame) {
               {{11, "[1,2]", "[1,3]", "mask row 0"}});
 }
 
-// A batch that fits is not refused, and what is removed is gone.
+// A batch that fits is not refused, and removed tokens are gone.
 TEST(FaultyRecordings, ResultsMustBePossible) {
   const std::string shared =
       R"({"op":"remove","seq":0,"begin":0,"end":1,"result":"shared_cells"})";

@@ -21,7 +21,7 @@ Judgement BadInput(std::int64_t line, std::string reason) {
   return {Verdict::kBadInput, Level::kNone, line, std::move(reason), ""};
 }
 
-// The note on a recording that was accepted though it shows no answers.
+// The note on a recording that is accepted although it shows no answers.
 constexpr std::string_view kNothingJudged =
     "nothing was judged: no line has an answer that is compared with what is "
     "due";
@@ -43,7 +43,7 @@ void Count(const Oracle& oracle, const TraceOp& op, Judged& judged) {
       judged.answers += identity;
       return;
     case TraceOpKind::kCanResume:
-    case TraceOpKind::kEncoderCached:  // A no is always honest.
+    case TraceOpKind::kEncoderCached:  // "false" is always allowed.
       judged.answers += identity || op.answer;
       return;
     case TraceOpKind::kReservedMask:
@@ -120,7 +120,7 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
       judgement.rules = RulesOf(op, *finding);
     }
     if (step.visibility) judgement.level = Level::kNone;
-    if (error && !finding) break;  // A call that no cache was asked.
+    if (error && !finding) break;  // A call that no cache accepts.
     if (watch ? !watch(oracle, op, step) : judgement.level == Level::kNone) {
       break;
     }

@@ -1,4 +1,4 @@
-// Judges whole recordings, of caches and of pools.
+// Judges whole recordings of caches and of pools.
 
 #ifndef KVTWIN_PROPS_ORACLE_JUDGE_H_
 #define KVTWIN_PROPS_ORACLE_JUDGE_H_
@@ -20,32 +20,33 @@ namespace kvtwin::props {
 enum class Verdict { kAccept, kReject, kBadInput };
 std::string_view VerdictName(Verdict verdict);
 
-// How much of a recording was there to judge, up to the line where it ended.
+// How much of a recording was judged, up to the line where judging ended.
 struct Judged {
-  std::int64_t calls = 0;     // Lines behind the first.
-  std::int64_t answers = 0;   // Of these, that were compared with what is due.
-  std::int64_t gets = 0;      // Of these, `get` and `views`.
-  std::int64_t rows = 0;      // That they show: K rows of one layer.
-  std::int64_t refusals = 0;  // Answers such as cache_full, judged or not.
-  std::int64_t prefix_hits = 0;  // `open` that begins with tokens.
+  std::int64_t calls = 0;        // Lines after the header.
+  std::int64_t answers = 0;      // Lines with an answer that was compared.
+  std::int64_t gets = 0;         // Lines with `get` or `views`.
+  std::int64_t rows = 0;         // K rows in these lines, of one layer each.
+  std::int64_t refusals = 0;     // Answers such as cache_full, compared or not.
+  std::int64_t prefix_hits = 0;  // Lines with an `open` that found a prefix.
 };
 
 struct Judgement {
   Verdict verdict = Verdict::kAccept;
-  Level level = Level::kNone;  // The strongest that held to the end.
-  std::int64_t line = 0;       // The first wrong one; 0 if accepted.
-  // Empty if accepted, but where nothing was judged, which it says.
+  Level level = Level::kNone;  // The strongest level that held to the end.
+  std::int64_t line = 0;       // The first wrong line; 0 if accepted.
+  // Empty if accepted, except that it says if nothing was judged.
   std::string reason;
-  std::string twin;  // The one that disagrees, unless all do.
+  std::string twin;  // The twin that disagrees; empty if all twins do.
   Judged judged = {};
-  // The rules that the wrong line breaks, "S31, S32" (docs/semantics.md).
+  // The rules that the wrong line breaks, such as "S31, S32"
+  // (docs/semantics.md).
   std::string_view rules = {};
 };
 
 // "12 lines: 3 gets of 40 rows, 1 refusal, 2 prefixes found".
 std::string JudgedText(const Judged& judged);
 
-// Called after each line that a cache can be asked; false stops.
+// Called after each line that is not bad input; returning false stops.
 struct OracleWatch {
   std::function<bool(const Oracle& oracle, const TraceOp& op,
                      const OracleStep& step)>
@@ -55,13 +56,13 @@ struct OracleWatch {
       pool;
 };
 
-// With `watch`, goes on behind what is wrong.
+// Judges a recording. With `watch`, continues after a wrong line.
 Judgement Judge(TraceReader& reader, const std::vector<std::string>& twins,
                 const OracleWatch& watch = {});
 Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
                 const OracleWatch& watch = {});
 
-// Opens the file for `judge`; what goes wrong on the way is bad input too.
+// Opens the file for `judge`. A file that cannot be read is bad input too.
 Judgement OnFile(const std::string& path,
                  const std::function<Judgement(std::istream&)>& judge);
 

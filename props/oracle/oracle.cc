@@ -25,7 +25,7 @@ std::vector<std::byte> ValueBytes(const KvView& view, std::int64_t column,
   return RowBytes(view.value, column, v_layout);
 }
 
-// The first mask row that sees each column; -1 if none does.
+// Returns the first mask row that sees each column; -1 if no row does.
 std::vector<int> FirstRows(const TensorView& mask) {
   std::vector<int> first(static_cast<std::size_t>(mask.shape[0]), -1);
   for (std::int64_t row = mask.shape[1] - 1; row >= 0; --row) {
@@ -37,7 +37,7 @@ std::vector<int> FirstRows(const TensorView& mask) {
   return first;
 }
 
-// "K [1, 2] V [3]", or without V where none was recorded.
+// Returns "K [1, 2] V [3]", without V if no V was recorded.
 std::string RowsText(const KvView& view, std::int64_t column,
                      VLayout v_layout) {
   if (view.value.data != nullptr) return RowText(view, column, v_layout);
@@ -47,8 +47,8 @@ std::string RowsText(const KvView& view, std::int64_t column,
   return text.substr(0, text.find(" V "));
 }
 
-// About what the ledger keeps for a token, and for a token in a layer, besides
-// the rows themselves.
+// About the bytes that the ledger keeps for a token, for each sequence that
+// holds it, and for each of its layers besides the rows themselves.
 constexpr double kTokenBytes = 128;
 constexpr double kSequenceBytes = 48;
 constexpr double kLayerBytes = 192;
@@ -70,8 +70,8 @@ double LedgerBytes(const CacheLedger& ledger) {
   return bytes;
 }
 
-// Middle removals that a recording shows are judged even where our caches
-// refuse them, for want of a shift function.
+// Lets the ledger remove from the middle of a sequence even without a shift
+// function: a recording may show that where our caches refuse.
 void AllowShifts(CacheSpec& spec) {
   if (spec.shift.kind == ShiftKind::kNone) {
     spec.shift.kind = ShiftKind::kIdentity;
@@ -91,7 +91,7 @@ void MakeRoom(TraceHeader& header) {
     if (init.max_sequences > 1) {
       memory = std::max(memory, std::int64_t{*spec.window} + 1);
     }
-    if (memory < init.capacity) return;  // Bounded, and stays so.
+    if (memory < init.capacity) return;  // The memory stays bounded.
     spec.kind = Kind::kSwaMem;
     spec.memory = kOpenEnd;
   };
@@ -160,7 +160,7 @@ const CacheSpec& Oracle::ActiveSpec() const {
 Status Oracle::StartLedger() {
   TraceHeader header = header_;
   AllowShifts(header.spec);
-  if (header_.visibility_only) {  // Whether there is any, is all that counts.
+  if (header_.visibility_only) {  // It only matters whether there is padding.
     header.config.cache_padding = std::min(header.config.cache_padding, 2);
   }
   ledger_.emplace(header.spec);
@@ -179,7 +179,8 @@ Status Oracle::Start(const TraceHeader& header,
   for (const std::string& name : twins) {
     auto cache = MakeCache(header.spec, name);
     if (!cache.ok()) return cache.status();
-    if (header.visibility_only) continue;  // It was the spec's check.
+    // MakeCache was the check of the spec.
+    if (header.visibility_only) continue;
     Status status = (*cache)->SetConfig(header.config);
     if (status.ok()) {
       status = (*cache)->Init(dtype, max_sequences, capacity, max_batch);
@@ -224,8 +225,8 @@ Oracle::Answer Oracle::Ask(Cache& cache, const TraceOp& op) const {
     case TraceOpKind::kGet:
       return viewed(op.layer);
     case TraceOpKind::kReservedMask: {
-      // Get needs a layer with rows. This one is not the model's, and a Put in
-      // a reserving pass stores nothing.
+      // Get needs a layer with rows. This layer is not one of the model's, and
+      // a Put in a reserving pass stores nothing.
       const auto batch = static_cast<std::int64_t>(positions_.size());
       const DenseTensor rows = FilledTensor(DType::kF32, {1, 1, batch, 1}, 0);
       Status status = cache.SetLayer(header_.layers);
@@ -283,9 +284,10 @@ std::string Oracle::FindExcess(const TraceOp& op) {
       bytes, most);
 }
 
-// Bytes that the ledgers keep beside the rows that the recording brought; or an
-// upper bound, if that is no excess. Tokens are visited only where there may be
-// an excess, so that a call does not take longer with each token.
+// Returns the bytes that the ledgers keep besides the rows that the recording
+// brought, or an upper bound if that is within the limit. Visits the tokens
+// only if they may exceed the limit, so that a call does not take longer with
+// each token.
 double Oracle::LedgerExcess(const TraceOp& op) {
   if (op.kind == TraceOpKind::kPut) return 0;
   const double added =
@@ -298,7 +300,7 @@ double Oracle::LedgerExcess(const TraceOp& op) {
     }
   }
   const double bytes = ledger_bytes_ + added;
-  // Other calls copy tokens at most, or add a sequence to them.
+  // Other calls can at most copy the tokens, or add a sequence to them.
   ledger_bytes_ =
       op.kind == TraceOpKind::kStartForward ? bytes : 2 * ledger_bytes_;
   return bytes - put_bytes_;
@@ -370,7 +372,8 @@ std::optional<Failure> Oracle::Compare(const TraceOp& op, const Answer& due,
       finding->text += fmt::format(" ({})", due.status.message());
     }
     if (finding || !op.cells || !due.status.ok()) return finding;
-    if (op.reserve && op.cells->empty()) return std::nullopt;  // May lack.
+    // Cells may be absent.
+    if (op.reserve && op.cells->empty()) return std::nullopt;
     const std::span<const int> cells = twin.BatchCells();
     const auto [at, due_at] = std::ranges::mismatch(*op.cells, cells);
     if (at == op.cells->end() && due_at == cells.end()) return std::nullopt;
@@ -378,7 +381,7 @@ std::optional<Failure> Oracle::Compare(const TraceOp& op, const Answer& due,
     finding =
         differs("cells", IntsText(*op.cells, kShown), IntsText(cells, kShown));
     if (finding) return finding;
-    // It is not among those that are shown.
+    // The difference is after the cells that the message shows.
     return WrongAnswer(fmt::format("cells[{}] is {}, due is {}",
                                    at - op.cells->begin(), *at, *due_at));
   }
@@ -472,7 +475,7 @@ std::optional<Failure> Oracle::CompareRows(const TraceOp& op, const KvView& due,
     held.insert(std::int64_t{entry.cell} - due.first_cell);
   }
   const std::vector<int> first_rows = FirstRows(found.mask);
-  int wrong = -1;  // One that a row sees says most.
+  int wrong = -1;  // A wrong row that a mask row sees says the most.
   for (int column = 0; column < found.mask.shape[0]; ++column) {
     const bool seen = first_rows[static_cast<std::size_t>(column)] >= 0;
     if (!seen && (wrong >= 0 || !held.contains(column))) continue;  // S52.
@@ -494,7 +497,7 @@ std::optional<Failure> Oracle::CompareRows(const TraceOp& op, const KvView& due,
       row, wrong);
 }
 
-// "mask row 1 (sequence 1, position 4) sees at column 3 (cell 11) ..."
+// Returns "mask row 1 (sequence 1, position 4) sees at column 3 (cell 11) ...".
 std::string Oracle::SightText(int layer, const KvView& found, int row,
                               int column, int first_cell) const {
   const std::string found_text =
@@ -509,7 +512,7 @@ std::string Oracle::SightText(int layer, const KvView& found, int row,
                      cell_text, found_text);
 }
 
-// "sequence 1, position 3 (put on line 14)"
+// Returns "sequence 1, position 3 (put on line 14)".
 std::string Oracle::DueText(int layer, const KvView& due, int row, int column,
                             const std::vector<CellEntry>& cells) const {
   std::string token = "a free cell";
@@ -536,7 +539,8 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
     case TraceOpKind::kStartForward:
       return FollowStart(op);
     case TraceOpKind::kSetCausal:
-      (void)ledger_->active().SetCausal(op.indices);  // Legal, says the gate.
+      // The gate has checked the indices.
+      (void)ledger_->active().SetCausal(op.indices);
       fresh_[active_] = !reserving_;
       return std::nullopt;
     case TraceOpKind::kSetLayerType:
@@ -555,7 +559,7 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
       (void)ledger_->CopyPrefix(op.src, op.dst, op.len);
       fresh_.assign(fresh_.size(), false);
       return std::nullopt;
-    case TraceOpKind::kCanResume:  // A no is always honest.
+    case TraceOpKind::kCanResume:  // "false" is always allowed.
       if (!op.answer || ledger_->CanResume(op.seq, op.pos)) return std::nullopt;
       return WrongAnswer("result is true, but " +
                          WhyNotResumed(*ledger_, op.seq, op.pos));
@@ -571,7 +575,7 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   const Batch batch{op.positions, op.sequences, op.indices};
   fresh_.assign(fresh_.size(), ok && !op.reserve);
   if (!ok) {
-    // What our caches evict before they refuse is gone in the ledger too.
+    // Tokens that our caches evict before they refuse leave the ledger too.
     if (header_.visibility_only) return std::nullopt;
     Ledger after = *ledger_;
     if (!after.StartForward(batch, op.reserve).ok()) ledger_ = after;
@@ -590,7 +594,7 @@ std::optional<Failure> Oracle::FollowRemove(const TraceOp& op) {
   return WrongAnswer(fmt::format("result is ok, due is {}", status.ToString()));
 }
 
-// Whether rows have the shape of those that were put.
+// Checks that the rows have the shape of the rows that were put.
 std::optional<Failure> Oracle::CheckDims(const TraceOp& op) const {
   const auto dims = dims_.find({active_, op.layer});
   if (dims == dims_.end()) return std::nullopt;

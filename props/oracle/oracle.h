@@ -1,10 +1,10 @@
-// The oracle: does a recording show a cache that does what it must?
+// The oracle checks whether a recording shows a cache that obeys the rules.
 //
 // It replays the calls on one or two twins and on the ledger, and compares
-// every answer: with the twins' for identity, with the ledger's for visibility
-// (docs/semantics.md, S51 to S53). The ledger follows the recorded results, so
-// that visibility can be judged beyond the first difference from the twins,
-// and for caches that place tokens by rules of their own.
+// every answer: with the twins' answers for identity, with the ledger's for
+// visibility (docs/semantics.md, S51 to S53). The ledger follows the recorded
+// results, so that visibility can be judged after the first difference from the
+// twins, and for caches that place tokens by rules of their own.
 
 #ifndef KVTWIN_PROPS_ORACLE_ORACLE_H_
 #define KVTWIN_PROPS_ORACLE_ORACLE_H_
@@ -26,45 +26,46 @@
 
 namespace kvtwin::props {
 
-// What makes a ledger that never refuses a batch, in two sequences or one: a
-// cache of another kind may have more room than ours.
+// Changes the header so that a ledger of one or two sequences never refuses a
+// batch: a third-party cache may have more room than ours.
 void MakeRoom(TraceHeader& header);
 
-// What one line showed.
+// The result of one line.
 struct OracleStep {
   std::string bad_input;            // The call cannot be made; or empty.
   std::optional<Failure> identity;  // Once: there is no next comparison.
   std::optional<Failure> visibility;
 };
 
-// What twins have to say of a line together. Requires: not empty.
+// Combines the findings of all twins about a line. Requires: not empty.
 using TwinFinding = std::pair<std::string, std::optional<Failure>>;
 std::optional<Failure> Together(const std::vector<TwinFinding>& findings);
 
 class Oracle {
  public:
-  // First. Errors: a header that no cache accepts.
+  // Starts a recording. Errors: a header that no cache accepts.
   Status Start(const TraceHeader& header,
                const std::vector<std::string>& twins);
-  // The next line. Requires: no bad input before.
+  // Judges the next line. Requires: no bad input before.
   OracleStep Step(const TraceOp& op);
 
   const TraceHeader& header() const { return header_; }
-  // A twin, until the line after the first one that it differs on; else null.
+  // Returns a twin; null after the line on which a twin differs first.
   const Cache* twin() const;
-  // What it answers to this get; without one, or refused, null data.
+  // Returns the twin's view for this get; without a twin, or if it refuses, the
+  // data is null.
   KvView DueView(const TraceOp& op) const;
-  // The view of a get that was recorded.
+  // Returns the recorded view of a get.
   static KvView RecordedView(const TraceOp& op);
-  // The ledger can judge the mask of a get: it is of this pass, and no Remove
-  // or CopyPrefix came between.
+  // Whether the ledger can judge the mask of a get: the mask is of this pass,
+  // and no Remove or CopyPrefix came after it.
   bool fresh() const { return fresh_[active_]; }
   const reference::Ledger& ledger() const { return *ledger_; }
-  // "sequence 1, position 4" for a row of the mask, or "padding".
+  // Returns "sequence 1, position 4" for a row of the mask, or "padding".
   std::string RowLabel(int row) const;
-  // Of a wrapper's caches, the one that calls go to.
+  // The index of a wrapper's active cache.
   int active() const { return static_cast<int>(active_); }
-  // Of the current pass.
+  // The batch of the current pass.
   const std::vector<std::int32_t>& positions() const { return positions_; }
   const std::vector<int>& sequences() const { return sequences_; }
 
@@ -111,23 +112,23 @@ class Oracle {
                         std::int64_t column) const;
 
   TraceHeader header_;
-  std::unique_ptr<Cache> gate_;  // Knows misuse, and answers as recorded.
+  std::unique_ptr<Cache> gate_;  // Finds misuse, and answers as recorded.
   StatusCode recorded_ = StatusCode::kOk;
   std::vector<Twin> twins_;
   bool twins_hold_ = true;
   std::optional<reference::Ledger> ledger_;
   bool ledger_holds_ = true;
 
-  std::size_t active_ = 0;   // Of a wrapper's caches.
-  std::vector<bool> fresh_;  // By cache: the mask shows what is stored.
+  std::size_t active_ = 0;   // The index of a wrapper's active cache.
+  std::vector<bool> fresh_;  // By cache: the mask is up to date.
   bool reserving_ = false;
   std::vector<std::int32_t> positions_;
   std::vector<int> sequences_;
   RowDims rows_max_;
   std::set<int> all_sequences_;
   std::map<std::pair<std::size_t, int>, RowDims> dims_;  // By cache and layer.
-  double put_bytes_ = 0;     // As much as the puts brought.
-  double ledger_bytes_ = 0;  // The ledgers have no more.
+  double put_bytes_ = 0;     // Bytes of all rows put so far.
+  double ledger_bytes_ = 0;  // An upper bound on the ledgers' bytes.
   PutLog puts_;
 };
 

@@ -1,4 +1,4 @@
-// Judging recordings, real ones and changed ones.
+// Judging recordings, real ones and modified ones.
 
 #include "props/oracle/oracle.h"
 
@@ -63,7 +63,7 @@ std::string Text(const std::vector<Json>& lines) {
   return text;
 }
 
-// 40 tokens, whose V is in two tiles: no program that was recorded has tiles.
+// A recording of 40 tokens, with V in two tiles; no recorded program has tiles.
 std::string TiledRecording() {
   constexpr std::size_t kTokens = 40;
   constexpr std::size_t kColumns = 64;
@@ -123,14 +123,14 @@ std::string AnyAccepted() {
 
 TEST(Oracle, AcceptsTiledV) {
   EXPECT_EQ(VerdictName(JudgeText(TiledRecording()).verdict), "accept");
-  // Another shape of as many numbers.
+  // Another shape of the same number of elements.
   std::string text = TiledRecording();
   const std::string shape = "\"shape\":[32,2,1,2]";
   text.replace(text.find(shape), shape.size(), "\"shape\":[2,1,64,1]");
   EXPECT_EQ(VerdictName(JudgeText(text).verdict), "bad_input");
 }
 
-// A message shows the first few cells of a batch only.
+// A message shows only the first few cells of a batch.
 TEST(Oracle, RejectsAWrongCellOfALargeBatch) {
   std::string text = TiledRecording();
   const std::string cells = "37,38,39]}";
@@ -150,7 +150,7 @@ VLayout VLayoutOf(const Json& header) {
                                            : VLayout::kPlain;
 }
 
-// The column of number `at` of K or V.
+// Returns the column of element `at` of K or V.
 std::size_t ColumnAt(std::size_t at, std::size_t numbers, std::size_t columns,
                      VLayout layout) {
   const std::size_t row = numbers / columns;
@@ -159,8 +159,8 @@ std::size_t ColumnAt(std::size_t at, std::size_t numbers, std::size_t columns,
   return at / (row * kTileCells) * kTileCells + at % kTileCells;
 }
 
-// Changes one thing in an answer that no cache may answer differently; false
-// if the line has none.
+// Changes one value of an answer that no cache may answer differently; returns
+// false if the line has no such value.
 bool Mutate(Json& line, VLayout v_layout) {
   const std::string op = line.at("op");
   std::vector<std::string> choices;
@@ -189,7 +189,7 @@ bool Mutate(Json& line, VLayout v_layout) {
     bit = bit == '1' ? '0' : '1';
     row = bits;
   } else {
-    // In a row that the mask shows, or anywhere in an encoder's.
+    // The element is in a row that the mask shows, or anywhere for an encoder.
     Json& data = field["data"];
     const VLayout layout = key == "value" ? v_layout : VLayout::kPlain;
     std::size_t at = *rc::gen::inRange<std::size_t>(0, data.size());
@@ -256,7 +256,7 @@ RC_GTEST_PROP(Oracle, SurvivesChangedBytes, ()) {
 // Visibility
 // ------------------------------------------------------------------
 
-// Puts column order[i] of every view where column i was: another placement.
+// Moves column order[i] of a view to column i: another placement.
 void Reorder(Json& get, const std::vector<std::size_t>& order,
              VLayout v_layout) {
   const std::size_t columns = order.size();
@@ -264,7 +264,7 @@ void Reorder(Json& get, const std::vector<std::size_t>& order,
     const Json data = get[key]["data"];
     const VLayout layout =
         key == std::string("value") ? v_layout : VLayout::kPlain;
-    // The places of each column's numbers.
+    // The indices of each column's elements.
     std::vector<std::vector<std::size_t>> places(columns);
     for (std::size_t i = 0; i < data.size(); ++i) {
       places[ColumnAt(i, data.size(), columns, layout)].push_back(i);
@@ -306,7 +306,7 @@ RC_GTEST_PROP(Oracle, AcceptsAnyPlacementAtTheVisibilityLevel, ()) {
   RC_ASSERT(judgement.level == Level::kVisibility);
 }
 
-// The recording of one causal cache without a shift function, "other".
+// A recording, "other", of one causal cache without a shift function.
 std::string Other(const std::vector<std::string>& lines) {
   std::vector<std::string> all = {Replaced(
       Replaced(kHeader, "contiguous", "other"), "\"tag_add\"", "\"none\"")};
@@ -314,7 +314,8 @@ std::string Other(const std::vector<std::string>& lines) {
   return Lines(all);
 }
 
-// A pass with one token, whose view shows the rows `shown`, all of them seen.
+// A pass of one token. Its view shows the rows `shown`, and it sees all of
+// them.
 std::vector<std::string> Pass(int seq, int pos, int row,
                               const std::vector<int>& shown,
                               const std::string& result = "ok") {
@@ -348,19 +349,19 @@ TEST(Oracle, FollowsTheResultsOfOtherCaches) {
   const std::vector<std::string> copy = {
       R"({"op":"copy_prefix","src":0,"dst":1,"len":9})"};
   const std::vector<std::string> remove = {kRemove};
-  // It copies a shared token that it has to move, and shifts without a
-  // function; sequence 1 keeps its own.
+  // The cache copies a shared token that it must move, and shifts without a
+  // shift function; sequence 1 keeps its token.
   ExpectAccept(
       Other(Joined({Pass(0, 0, 7, {7}), Pass(0, 1, 8, {8, 7}), copy, remove,
                     Pass(0, 1, 9, {9, 8}), Pass(1, 2, 10, {8, 7, 10})})),
       Level::kVisibility);
-  // It holds more than our cache of 4 cells would.
+  // The cache holds more tokens than ours of 4 cells.
   ExpectAccept(Other(Joined({Pass(0, 0, 1, {1}), Pass(1, 0, 2, {2}),
                              Pass(2, 0, 3, {3}), Pass(3, 0, 4, {4}),
                              Pass(4, 0, 5, {5}), Pass(5, 0, 6, {6})})),
                Level::kVisibility);
-  // It refuses what ours would take: then nothing is stored, and a refused
-  // removal changes nothing.
+  // The cache refuses calls that ours accepts: then nothing is stored, and a
+  // refused removal changes nothing.
   const std::vector<std::string> refused = {
       Replaced(kRemove, "\"ok\"", "\"not_supported\"")};
   ExpectAccept(
@@ -378,15 +379,15 @@ TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
                                Pass(0, 1, 3, shown)})),
                  10, Level::kNone);
   };
-  rejected({3});        // One is missing,
-  rejected({1, 3, 2});  // of another sequence,
-  rejected({1, 3, 3});  // twice,
-  rejected({3, 4});     // of nobody,
-  rejected({1, 2});     // or in the place of another.
-  // Of another shape.
+  rejected({3});        // A row is missing.
+  rejected({1, 3, 2});  // A row is another sequence's.
+  rejected({1, 3, 3});  // A row appears twice.
+  rejected({3, 4});     // A row belongs to no token.
+  rejected({1, 2});     // A row replaces another.
+  // The shape is wrong.
   ExpectReject(Other({kStart, kPut, Replaced(kGet, "[2,1,2]", "[1,2,2]")}), 4,
                Level::kNone);
-  // A yes must be true.
+  // The answer "true" must be right.
   const std::string swa =
       Replaced(Other(Joined({Pass(0, 9, 1, {1}),
                              {R"({"op":"can_resume","seq":0,"pos":5,)"
@@ -414,15 +415,15 @@ TEST(Oracle, KnowsRowsBesideThoseThatWereNeverPut) {
 }
 
 TEST(Oracle, NamesTheStrongestLevelThatHeld) {
-  // Not where our caches put it, but right for attention.
+  // The token is in another cell than in ours, but attention is right.
   const std::string moved =
       Lines({kHeader, Replaced(kStart, R"("cells":[0,1])", R"("cells":[1,2])"),
              kPut, Replaced(kGet, R"("first_cell":0)", R"("first_cell":1)")});
   ExpectReject(moved, 2, Level::kVisibility);
-  // Nor right for attention.
+  // Attention is wrong, too.
   ExpectReject(Replaced(moved, R"(["10","11"])", R"(["11","11"])"), 2,
                Level::kNone);
-  // Nor read to the end.
+  // The recording is cut off.
   ExpectReject(moved + "{", 2, Level::kNone);
 }
 

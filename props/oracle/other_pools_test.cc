@@ -1,4 +1,4 @@
-// Judging recordings of pools that have rules of their own.
+// Judging recordings of pools that have their own rules.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -21,20 +21,22 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 TEST(OtherPools, FollowsTheRulesOfOtherPools) {
-  // Numbers, blocks and refusals of its own; nothing found, or less.
+  // The pool has its own numbers, blocks and refusals, and finds fewer
+  // prefixes.
   ExpectOther(kThree + Recording{Views(4, {1, 2, 3}), Blocks(4, {3, 0}, 1),
                                  Append(4, {4}, "cache_full"),
                                  Views(4, {1, 2, 3}), Free(4),
                                  Open(4, {7, 8, 9, 7}), Usage(4, 0, 0, 0)});
-  // A token less is committed than was appended, or shown.
+  // Fewer tokens are committed than were appended, or shown.
   ExpectOther({Open(0), Append(0, {1, 2}), Append(0, {3, 4, 5}),
                Views(0, {3, 4, 5}), Commit(0, {7}), Views(0, {3})});
-  // A block that is written to in place, behind what the other one has of it.
+  // A shared block is written in place, after the tokens that the other
+  // sequence has in it.
   ExpectOther(kThree + Recording{Fork(4, 3, 2), Append(4, {4}), Commit(4, {5}),
                                  Blocks(4, {0, 1}, 2), Blocks(2, {0, 1}, 1),
                                  Usage(1, 1, 2, 2)});
-  // The same tokens, twice, with rows of their own: what is found may have
-  // either, token by token, and has it from then on.
+  // The same tokens are committed twice, with different rows. A prefix that is
+  // found may have either row for each token, and then keeps it.
   const Recording twice =
       kThree + Recording{Open(5), Append(5, {11, 12, 13}), Commit(5, {7, 8, 9}),
                          Open(6, {7, 8, 9}, 2)};
@@ -45,19 +47,19 @@ TEST(OtherPools, FollowsTheRulesOfOtherPools) {
   ExpectWrong(twice + Recording{Views(6, {1, 2}), Views(6, {11, 2})},
               "position 0 of sequence 6 has the row of sequence 5");
   ExpectWrong(twice + Recording{Views(6, {1, 13})}, "position 1");
-  // Each of them still has its own.
+  // Both sequences still have their own rows.
   ExpectOther(twice + Recording{Views(4, {1, 2, 3}), Views(5, {11, 12, 13})});
   ExpectWrong(twice + Recording{Views(5, {1, 12, 13})}, "position 0");
-  // So a block cannot be of both, although their tokens are the same.
+  // So they cannot share a block, although their tokens are the same.
   ExpectWrong(twice + Recording{Blocks(4, {0, 1}, 1), Blocks(5, {0, 2}, 1)},
               "block 0 is shared by sequences 4 and 5, whose rows at position "
               "0 are not the same");
-  // It may be of one of them and of what was found: then its rows are known.
+  // A found prefix may share a block with one of them: then its rows are known.
   const Recording found =
       twice + Recording{Blocks(5, {0, 1}, 1), Blocks(6, {0}, 2)};
   ExpectOther(found + Recording{Views(6, {11, 12})});
   ExpectWrong(found + Recording{Views(6, {1, 2})}, "position 0 of sequence 6");
-  // Or of both, if the rows are the same.
+  // They may share a block if their rows are the same.
   ExpectOther(kThree + Recording{Open(5), Append(5, {1, 2, 4}),
                                  Commit(5, {7, 8, 9}), Blocks(4, {0, 1}, 1),
                                  Blocks(5, {0, 2}, 1)});
@@ -94,14 +96,14 @@ TEST(OtherPools, KnowsWhichPrefixesMayBeFound) {
       {Open(0), Append(0, {1, 2}), R"({"op":"commit","seq":0,"new_tokens":2})",
        Open(1, {7, 8, 9}, 2)},
       never);
-  // Not above max_seq_len, which is 8.
+  // The prefix is not longer than max_seq_len, which is 8.
   const std::vector<int> eight = {1, 2, 3, 4, 5, 6, 7, 8};
   std::vector<int> eleven = eight;
   eleven.insert(eleven.end(), {9, 10, 11});
   ExpectWrong(
       {Open(0), Append(0, eight), Commit(0, eight), Open(1, eleven, 10)},
       "len is 10: max_seq_len is 8");
-  // It was overwritten, and found all the same.
+  // The block was overwritten, but a prompt still finds it.
   ExpectWrong(kThree + Recording{Truncate(4, 1), Append(4, {5}), Commit(4, {6}),
                                  Open(1, {7, 8, 9}, 2), Views(1, {1, 5})},
               "position 1 of sequence 1 has the row of sequence 4, position 1 "
@@ -120,7 +122,7 @@ TEST(OtherPools, KnowsWhatMayNotBeShared) {
               "block 1 is block 0 of sequence 4, and block 1 of 4");
   ExpectWrong(kThree + Recording{Blocks(4, {0, 1}, 1), Blocks(4, {0, 2}, 1)},
               "block 1 of sequence 4 is 2, and was 1 on line 5");
-  // Another one of the same tokens, under another key; or of no known tokens.
+  // A block of the same tokens under another key, and one of unknown tokens.
   const Recording salted =
       kThree + Recording{Open(5, {}, 0, "s"), Append(5, {1, 2}),
                          Commit(5, {7, 8}), Blocks(4, {0, 1}, 1)};
@@ -137,7 +139,8 @@ TEST(OtherPools, KnowsWhatMayNotBeShared) {
   ExpectOther(unknown + Recording{Blocks(0, {0}, 1), Blocks(2, {0}, 1)});
   ExpectWrong(unknown + Recording{Blocks(0, {0}, 1), Blocks(1, {0}, 1)},
               "whose tokens at position 0 are not the same");
-  // No copy on write: the fork's row is in the other one's block.
+  // Without copy on write, the fork's row is in the block of the other
+  // sequence.
   const Recording forked =
       kThree + Recording{Fork(4, 3, 5), Append(4, {4}), Append(5, {5})};
   ExpectOther(forked +
@@ -148,18 +151,18 @@ TEST(OtherPools, KnowsWhatMayNotBeShared) {
   ExpectWrong(forked + Recording{Views(4, {1, 2, 3, 5})},
               "position 3 of sequence 4 has the row of sequence 5, position 3 "
               "(appended on line 7); due is the row of sequence 4");
-  // The longest of those that have a block is the one to compare with.
+  // A block is compared with the longest of its owners.
   ExpectWrong(kThree + Recording{Fork(4, 1, 5), Fork(4, 1, 6), Append(5, {8}),
                                  Blocks(6, {0}, 1), Blocks(5, {0}, 1),
                                  Blocks(4, {0, 1}, 1)},
               "block 0 is shared by sequences 5 and 4");
 }
 
-// A call moves no blocks of a sequence that it is not about.
+// A call moves blocks only of the sequence that it is about.
 TEST(OtherPools, RemembersTheBlocksOfOtherSequences) {
   const Recording forked =
       kThree + Recording{Blocks(4, {0, 1}, 1), Fork(4, 3, 5), Append(5, {5})};
-  // No copy on write, and the rows of 4, which is now wrong, are not shown.
+  // Without copy on write, sequence 4 is wrong, but its rows are not shown.
   ExpectWrong(forked + Recording{Commit(5, {9}), Blocks(5, {0, 1}, 2),
                                  Append(4, {4}), Blocks(4, {0, 1}, 1)},
               "block 1 is shared by sequences 5 and 4, whose tokens at "
@@ -173,18 +176,18 @@ TEST(OtherPools, RemembersTheBlocksOfOtherSequences) {
                                  Blocks(5, {0, 2}, 2)});
   ExpectWrong(forked + Recording{Blocks(4, {0, 2}, 1)},
               "block 1 of sequence 4 is 2, and was 1 on line 5");
-  // What it is about may have been moved, as it may by any pool of its own.
+  // The call may move blocks of its own sequence; any other pool may do so.
   ExpectOther(kThree + Recording{Blocks(4, {0, 1}, 1), Append(4, {4}),
                                  Blocks(4, {2, 3}, 1), Commit(4, {1}),
                                  Blocks(4, {1, 0}, 2), Truncate(4, 3),
                                  Blocks(4, {0, 1}, 1)});
-  // A block that is given up is free for others.
+  // A block that its sequence gives up is free for others.
   const Recording two = kThree + Recording{Blocks(4, {0, 1}, 1), Open(5),
                                            Append(5, {5}), Commit(5, {6})};
   ExpectWrong(two + Recording{Blocks(5, {0}, 1)}, "block 0 is shared by");
   ExpectOther(two + Recording{Free(4), Blocks(5, {0}, 1)});
   ExpectOther(two + Recording{Truncate(4, 2), Blocks(5, {1}, 1)});
-  // Three have it, one gives it up.
+  // Three sequences have a block, and one of them gives it up.
   const Recording three =
       kThree + Recording{Fork(4, 3, 5), Fork(4, 2, 6), Blocks(4, {0, 1}, 1),
                          Blocks(5, {0, 1}, 1), Blocks(6, {0}, 2)};
@@ -215,7 +218,7 @@ TEST(OtherPools, StopsAtManySequencesAndCommits) {
                  "commit: the same tokens were committed more than 1024 times");
 }
 
-// As these took a minute.
+// A recording like this once took a minute.
 TEST(OtherPools, TakesTimeInProportion) {
   Recording lines;
   for (int i = 0; i < kTracePoolSequencesMax; ++i) {
@@ -230,7 +233,7 @@ TEST(OtherPools, TakesTimeInProportion) {
 }
 
 TEST(OtherPools, SaysWhatIsWrongWithARow) {
-  // V alone.
+  // Only V is wrong.
   const std::string views = Views(4, {1, 2, 3});
   const std::string values =
       Replaced(views, R"("data":[1,2,3]}})", R"("data":[1,2,1]}})");
@@ -238,7 +241,7 @@ TEST(OtherPools, SaysWhatIsWrongWithARow) {
               "position 2 of sequence 4 has, as its V, that of the row of "
               "sequence 4, position 0 (appended on line 3); due is the row of "
               "sequence 4, position 2");
-  // Another layer's.
+  // The row belongs to another layer.
   const std::string behind =
       Replaced(Append(4, {1}), R"("layer":0)", R"("layer":1)");
   const Judgement judgement = JudgeText(
@@ -297,7 +300,7 @@ TEST(OtherPools, KnowsWhatAnAppendMayDo) {
               "result is ok, but sequence 0 cannot have 9 tokens");
   ExpectWrong(kThree + Recording{Append(4, {4, 5, 6, 7, 8, 9})},
               "sequence 4 cannot have 9 tokens");
-  // Of the pool, 4 blocks of 2, there may be less than max_seq_len.
+  // The pool, 4 blocks of 2 tokens, may be smaller than max_seq_len.
   const std::string longer =
       Replaced(Other(kThree + Recording{Append(4, {4, 5, 6, 7, 8, 9})}),
                R"("max_seq_len":8)", R"("max_seq_len":100)");
@@ -305,7 +308,7 @@ TEST(OtherPools, KnowsWhatAnAppendMayDo) {
   ExpectWrong(
       kThree + Recording{R"({"op":"views","seq":4,"layer":0,"key":null})"},
       "the number of rows is 0, due is 3");
-  // V is not what it was; or is not recorded.
+  // V is wrong, or not recorded.
   const std::string views = Views(4, {1, 2, 3});
   ExpectWrong(kThree + Recording{Replaced(views, R"("data":[1,2,3]}})",
                                           R"("data":[1,2,4]}})")},
@@ -324,7 +327,7 @@ TEST(OtherPools, CountsBlocks) {
   ExpectWrong({Usage(2147483647, 2147483647, 6, 0)}, "add up to 4294967300");
   ExpectWrong({Usage(3, 0, 1, 0)}, "used is 1, it must be at most 0");
   ExpectOther(kThree + Recording{Usage(2, 0, 2, 0)});
-  ExpectOther(kThree + Recording{Usage(0, 0, 4, 0)});  // In reserve.
+  ExpectOther(kThree + Recording{Usage(0, 0, 4, 0)});  // Two are in reserve.
   ExpectWrong(kThree + Recording{Usage(3, 0, 1, 0)}, "used is 1, it must be a");
   ExpectWrong(kThree + Recording{Usage(2, 0, 2, 1)}, "shared is 1, it must be");
   const Recording forked = kThree + Recording{Fork(4, 2, 0)};
@@ -339,7 +342,7 @@ TEST(OtherPools, CountsBlocks) {
               "shared is 0, it must be at least 1");
 }
 
-// Behind what is wrong, a list of slots may go beyond any position.
+// After a wrong line, a list of slots may go past the last position.
 TEST(OtherPools, ReadsSlotsBehindTheLastPosition) {
   std::istringstream in(
       Other({Open(0), R"({"op":"seq_len","seq":0,"len":3})",
@@ -348,7 +351,7 @@ TEST(OtherPools, ReadsSlotsBehindTheLastPosition) {
   EXPECT_EQ(Judge(in, kTwins, {go_on, go_on}).line, 3);
 }
 
-// What the ledger holds is counted as it comes and goes.
+// The ledger counts the tokens that it holds as they come and go.
 TEST(OtherPools, HoldsNothingInTheEnd) {
   const PagedSpec spec = {.block_size = 1, .blocks = 8, .max_seq_len = 4};
   reference::PagedLedger ledger(spec);

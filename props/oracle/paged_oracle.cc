@@ -17,16 +17,16 @@ namespace {
 
 using Kind = PagedTraceOpKind;
 
-// About what is kept for a token of a sequence, or a row that it may have, and
-// for a sequence besides.
+// About the bytes that are kept for a token of a sequence or a row that it may
+// have, and for a sequence itself.
 constexpr double kTokenBytes = 96;
 constexpr double kSequenceBytes = 256;
-// About what is kept, besides itself, for a row that was ever appended, for a
-// prefix key, and for each `extra` of one.
+// About the bytes that are kept, besides the data itself, for each row ever
+// appended, for a prefix key, and for each `extra` of a key.
 constexpr double kRowBytes = 512;
 constexpr double kKeyBytes = 256;
 constexpr double kExtraBytes = 48;
-// So many of the rows that are right are named.
+// A message names at most this many of the expected rows.
 constexpr std::size_t kDueShown = 4;
 
 std::span<const int> TokensOf(const PagedTraceOp& op) {
@@ -45,7 +45,7 @@ bool SameAs(const TensorView& found, const TensorView& due) {
   return CopyOf(found, found.dtype).bytes == CopyOf(due, found.dtype).bytes;
 }
 
-// Whether storing what was found, which is f32, gives what is due.
+// Whether `found`, which is f32, becomes `due` when it is stored.
 bool IsAsPut(const TensorView& found, const TensorView& due, DType stored) {
   return found.dtype != stored &&
          SameAs(CopyOf(CopyOf(found, stored).view(), found.dtype).view(), due);
@@ -64,7 +64,7 @@ const PagedPool* PagedOracle::twin() const {
 }
 
 int PagedOracle::Appended(int sequence) const {
-  // Behind a wrong line, the ledger stands still.
+  // After a wrong line, the ledger no longer follows.
   if (!ledger_->Has(sequence)) return 0;
   const int len = ledger_->SeqLen(sequence);
   return len == SeqLen(sequence) ? ledger_->End(sequence) - len : 0;
@@ -191,7 +191,8 @@ std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
   if (!found.empty()) return found;
   double bytes = kept_bytes_;
   if (!header_.visibility_only) {
-    // The prefixes that prompts find blocks by, and the sequences' own.
+    // The twins keep a prefix and a key for each block, and a key for each
+    // sequence.
     const double blocks = header_.spec.blocks;
     bytes += blocks * double{sizeof(int)} * longest_ +
              (blocks + static_cast<double>(sequences_.size())) * key_bytes_;
@@ -201,7 +202,7 @@ std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
 
 void PagedOracle::Remember(const PagedTraceOp& op) {
   if (ChangesBlocks(op.kind)) longest_blocks_.reset();
-  // The blocks of a fork's source, as those of other sequences, stay.
+  // A fork or open keeps the blocks of all other sequences, its source too.
   const bool makes = op.kind == Kind::kOpen || op.kind == Kind::kFork;
   if (ChangesBlocks(op.kind) && !makes) ForgetBlocks(op.seq);
   if (op.kind == Kind::kFree) sequences_.erase(op.seq);
@@ -353,8 +354,8 @@ std::optional<Failure> PagedOracle::CompareViews(const PagedTraceOp& op,
   return std::nullopt;
 }
 
-// "position 3 of sequence 0 has the row of ...; due is ...". `column` is that
-// of the view; it may have any of the rows in `due`.
+// Returns "position 3 of sequence 0 has the row of ...; due is ...". `column`
+// is the column of the view, which may have any of the rows in `due`.
 std::string PagedOracle::WrongRow(const PagedTraceOp& op, int column,
                                   const std::vector<KvView>& due) const {
   const KvView found = RowsOf(op);
@@ -367,7 +368,7 @@ std::string PagedOracle::WrongRow(const PagedTraceOp& op, int column,
                                  op.start.value_or(0) + column, op.seq,
                                  key_wrong ? "" : ", as its V, that of");
   KvView whose = found;
-  if (key_wrong) whose.value = {};  // K says it; V may be right.
+  if (key_wrong) whose.value = {};  // K is wrong, V may be right.
   what += AppendedText(puts_.Find(whose, column, VLayout::kPlain, 0, op.layer),
                        op.layer);
   const bool as_put =
@@ -390,7 +391,7 @@ std::string PagedOracle::WrongRow(const PagedTraceOp& op, int column,
       fmt::join(rows, " or "), due.size() > kDueShown ? " or another" : "");
 }
 
-// "; due is the row of ...", or "; due is any of 3 rows: ...".
+// Returns "; due is the row of ...", or "; due is any of 3 rows: ...".
 std::string PagedOracle::DueText(const std::vector<KvView>& due,
                                  int layer) const {
   std::vector<std::string> rows;
@@ -458,7 +459,7 @@ std::optional<Failure> PagedOracle::FollowOpen(const PagedTraceOp& op) {
   return std::nullopt;
 }
 
-// Says which rule of prefixes `len` breaks.
+// Returns the reason why no prompt may find `len` tokens.
 std::string PagedOracle::WhyNotFoundText(const PagedTraceOp& op) const {
   const PagedSpec& spec = header_.spec;
   const auto prompt = static_cast<int>(TokensOf(op).size());
@@ -502,7 +503,7 @@ std::optional<Failure> PagedOracle::FollowCommit(const PagedTraceOp& op) {
   return std::nullopt;
 }
 
-// Of tokens that are found under a key that they were not committed under.
+// Returns a text if the tokens were committed, but under another key.
 std::string PagedOracle::OtherKeyText(const PagedTraceOp& op) const {
   if (!ledger_holds_ || ledger_->MayOpen(TokensOf(op), op.prefix_key, op.len)) {
     return "";
@@ -528,7 +529,7 @@ std::optional<Failure> PagedOracle::FollowAppend(const PagedTraceOp& op) {
         "max_seq_len is {}",
         op.seq, end, spec.max_seq_len);
   }
-  // Blocks before the first that the window sees may be gone.
+  // Blocks before the first block in the window may be gone.
   const int gone = ledger_->Low(op.seq) / spec.block_size;
   const int needed = BlocksFor(static_cast<int>(end)) - gone;
   if (needed > spec.blocks) {
@@ -594,7 +595,7 @@ std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
     blocks_[sequence][index] = {block, line, end};
     return std::nullopt;
   }
-  // All agree with the longest of them.
+  // All owners agree with the longest of them.
   const auto [other_end, other] = *owners.by_end.rbegin();
   if (owners.index != index) {
     return Found("block {} is block {} of sequence {}, and block {} of {}",

@@ -1,10 +1,11 @@
-// The oracle for recordings of pools: does one show a pool that does what it
-// must (docs/semantics.md, P1 to P11)?
+// The oracle for recordings of pools checks whether a recording shows a pool
+// that obeys the rules (docs/semantics.md, P1 to P11).
 //
-// As that of caches (props/oracle/oracle.h), it replays the calls on one or two
-// twins, for identity, and on the ledger, for visibility: which rows a
-// sequence shows, and which sequences may share a block. What a prompt finds,
-// which block comes next and when the pool is full is then the recording's own.
+// Like the oracle of caches (props/oracle/oracle.h), it replays the calls on
+// one or two twins, for identity, and on the ledger, for visibility: which rows
+// a sequence shows, and which sequences may share a block. For visibility, the
+// recording decides what a prompt finds, which block comes next and when the
+// pool is full.
 
 #ifndef KVTWIN_PROPS_ORACLE_PAGED_ORACLE_H_
 #define KVTWIN_PROPS_ORACLE_PAGED_ORACLE_H_
@@ -29,37 +30,37 @@
 
 namespace kvtwin::props {
 
-// Whether it may move blocks, or change who has them.
+// Whether the call may move blocks, or change their owners.
 bool ChangesBlocks(PagedTraceOpKind kind);
 
-// Returns how many K rows a line has.
+// Returns the number of K rows in a line.
 int RowCount(const PagedTraceOp& op);
-// Returns the rows of a line; K alone, if it has no V.
+// Returns the rows of a line; K alone if the line has no V.
 KvView RowsOf(const PagedTraceOp& op);
 
 class PagedOracle {
  public:
-  // First. Errors: a header that no pool accepts.
+  // Starts a recording. Errors: a header that no pool accepts.
   Status Start(const PagedTraceHeader& header,
                const std::vector<std::string>& twins);
-  // The next line. Requires: no bad input before.
+  // Judges the next line. Requires: no bad input before.
   OracleStep Step(const PagedTraceOp& op);
 
   const PagedTraceHeader& header() const { return header_; }
-  // A twin, until the line after the first one that it differs on; else null.
+  // Returns a twin; null after the line on which a twin differs first.
   const PagedPool* twin() const;
   const std::set<int>& sequences() const { return sequences_; }
   int SeqLen(int sequence) const { return *gate_->SeqLen(sequence); }
-  // A block that the recording showed, and on which line it did so first.
+  // A block that the recording showed, and the first line that did so.
   struct Shown {
     int block = 0;
     std::int64_t line = 0;
-    int end = 0;  // Of the sequence, with what is appended.
+    int end = 0;  // End of the sequence, with appended rows.
   };
-  // By sequence and place in its list: those shown since the last call that may
-  // move blocks of that sequence.
+  // The blocks shown, by sequence and place in its list, since the last call
+  // that may move blocks of that sequence.
   const std::map<int, std::map<int, Shown>>& blocks() const { return blocks_; }
-  // Rows of the layer that has the most, behind SeqLen; 0 if they are not
+  // Returns how many rows after SeqLen the longest layer has; 0 if this is not
   // known any more.
   int Appended(int sequence) const;
   // A block in the list of a sequence.
@@ -68,7 +69,7 @@ class PagedOracle {
     int index = 0;
     int block = 0;
   };
-  // Those of the last line.
+  // The blocks that the last line shows.
   const std::vector<Place>& places() const { return places_; }
 
  private:
@@ -78,9 +79,9 @@ class PagedOracle {
   };
   struct Answer {
     Status status;
-    int number = 0;  // Sequence made, start of what was appended, or length.
+    int number = 0;  // The new sequence, the start of an append, or a length.
   };
-  // Sequences that have a block at the same place, by their ends.
+  // The sequences that have one block, all at the same place, by their ends.
   struct Owners {
     int index = 0;
     std::set<std::pair<int, int>> by_end;
@@ -99,8 +100,8 @@ class PagedOracle {
     return header_.spec.v_dtype.value_or(header_.spec.dtype);
   }
 
-  // What is wrong with a list or a shape, whatever blocks the pool has; else,
-  // the blocks that the line shows.
+  // Each returns what is wrong with a list or a shape, whichever blocks the
+  // pool has; otherwise adds the blocks that the line shows to `places`.
   std::optional<Failure> ReadPlaces(const PagedTraceOp& op,
                                     std::vector<Place>& places) const;
   std::optional<Failure> ReadViews(const PagedTraceOp& op,
@@ -137,7 +138,7 @@ class PagedOracle {
   PagedTraceHeader header_;
   RecordedAnswers recorded_;
   std::unique_ptr<GuardedPaged>
-      gate_;  // Knows misuse, and answers as recorded.
+      gate_;  // Finds misuse, and answers as recorded.
   std::vector<Twin> twins_;
   bool twins_hold_ = true;
   std::optional<reference::PagedLedger> ledger_;
@@ -147,10 +148,10 @@ class PagedOracle {
   std::map<int, std::map<int, Shown>> blocks_;
   std::map<int, Owners> owners_;       // By block.
   int shared_ = 0;                     // Blocks of several owners.
-  std::optional<int> longest_blocks_;  // Of one sequence; by CheckUsage.
-  double key_bytes_ = 0;               // Of the longest prefix key,
-  int longest_ = 0;                    // and of the longest sequence, so far.
-  double kept_bytes_ = 0;              // Of all rows and prefix keys so far.
+  std::optional<int> longest_blocks_;  // The longest list; set by CheckUsage.
+  double key_bytes_ = 0;               // The largest prefix key so far.
+  int longest_ = 0;                    // The longest sequence so far.
+  double kept_bytes_ = 0;              // All rows and prefix keys so far.
   PutLog puts_;
   std::vector<Place> places_;
 };

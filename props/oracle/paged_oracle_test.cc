@@ -1,4 +1,4 @@
-// Judging recordings of pools: those of the twins, and changed ones.
+// Judging recordings of pools: those of the twins, and modified ones.
 
 #include "props/oracle/paged_oracle.h"
 
@@ -55,7 +55,7 @@ RC_GTEST_PROP(PagedOracle, AcceptsWhatTheTwinsDo, ()) {
   }
 }
 
-// Changes one number of an answer; false if the line has none.
+// Changes one number of an answer; returns false if the line has none.
 bool Mutate(Json& line) {
   static const std::vector<std::string> kNumbers = {"start", "free", "cached",
                                                     "used", "shared"};
@@ -84,7 +84,7 @@ bool Mutate(Json& line) {
   } else {
     Json& list = field.is_object() ? field["data"] : field;
     Json& one = list[*rc::gen::inRange<std::size_t>(0, list.size())];
-    // Another number of any dtype.
+    // A different number in any dtype.
     if (field.is_object()) {
       one = -one.get<double>() - 1;
     } else {
@@ -132,7 +132,7 @@ TEST(PagedOracle, AcceptsTheRecordingsOfPools) {
   EXPECT_GT(census.full, 0);
 }
 
-// What each kind of line can have wrong
+// The errors that each kind of line can have
 // ---------------------------------------------------------------------------
 
 struct Case {
@@ -161,7 +161,7 @@ void ExpectRejects(const std::vector<Case>& cases, bool other) {
   }
 }
 
-// At both levels: no pool may answer so.
+// Answers that no pool may give: rejected at both levels.
 TEST(PagedOracle, RejectsWhatNoPoolMayAnswer) {
   const std::vector<Case> cases = {
       {3, R"("start":0)", R"("start":1)", "append: start is 1"},
@@ -208,7 +208,7 @@ TEST(PagedOracle, RejectsWhatNoPoolMayAnswer) {
   ExpectRejects(wrong, /*other=*/false);
 }
 
-// With "lowest": another pool might.
+// Answers that only another pool may give: rejected with "lowest".
 TEST(PagedOracle, RejectsWhatOursDoesNotAnswer) {
   const std::vector<Case> cases = {
       {2, R"("result":0)", R"("result":1)", "open: result is 1, due is 0"},
@@ -238,7 +238,7 @@ TEST(PagedOracle, RejectsWhatOursDoesNotAnswer) {
   ExpectAccept(Lines(lines), Level::kVisibility);
 }
 
-// The strongest level that held, and whether the file goes on.
+// The strongest level that held, and whether the file continues.
 TEST(PagedOracle, NamesTheStrongestLevelThatHeld) {
   const Case moved = {11, "[0,1,0,2]", "[0,1,0,3]", ""};
   std::vector<std::string> lines = kPoolLines;
@@ -247,11 +247,12 @@ TEST(PagedOracle, NamesTheStrongestLevelThatHeld) {
   lines.resize(11);
   ExpectReject(Lines(lines), 11, Level::kVisibility);
   ExpectReject(Lines(lines) + "{", 11, Level::kNone);
-  lines.push_back(kPoolLines[11]);  // Another block, and no call between.
+  // Another block, though no call came between.
+  lines.push_back(kPoolLines[11]);
   ExpectReject(Lines(lines), 11, Level::kNone);
 }
 
-// A pool that the recorder stands before answers as it did.
+// A pool under a recorder gives the same answers as without it.
 TEST(PagedOracle, RecordsWhatIsRefused) {
   std::ostringstream out;
   PoolRecorder pool(*MakePagedPool({.block_size = 2,

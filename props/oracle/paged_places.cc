@@ -1,5 +1,5 @@
-// Reads which block of which sequence each entry of a line names: a line of
-// views, of a block table, of its CSR form, or of slots.
+// Reads the sequence and the block that each entry of a line names, for lines
+// of views, of a block table, of its CSR form, and of slots.
 
 #include <algorithm>
 #include <cstddef>
@@ -47,7 +47,8 @@ std::optional<Failure> PagedOracle::ReadViews(
   const int first = op.start.value_or(0);
   std::int64_t index = first / spec.block_size;
   for (const int block : op.blocks.value_or(std::vector<int>())) {
-    if (index > std::numeric_limits<int>::max()) break;  // CheckExtent says it.
+    // CheckExtent reports it.
+    if (index > std::numeric_limits<int>::max()) break;
     places.push_back({op.seq, static_cast<int>(index++), block});
   }
   for (const auto& [name, view, head_dim] :
@@ -68,8 +69,8 @@ std::optional<Failure> PagedOracle::ReadViews(
                           BlocksFor(first % spec.block_size + count));
 }
 
-// Whether the rows are those of all positions, or with a window at least of
-// those that it sees.
+// Checks that the rows cover all positions; with a window, at least the
+// positions that the window sees.
 std::optional<Failure> PagedOracle::CheckExtent(const PagedTraceOp& op) const {
   const int count = RowCount(op);
   const int end = ledger_->RowCount(op.seq, op.layer);

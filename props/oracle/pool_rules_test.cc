@@ -1,6 +1,5 @@
-// Pools of other hands that follow rules of their own
-// (core/dialects/pool_rules.h): the harness accepts one that is right and
-// rejects it with a fault.
+// Third-party pools that have their own rules (core/dialects/pool_rules.h): the
+// harness accepts a correct pool, and rejects the same pool with a fault.
 
 #include <gtest/gtest.h>
 
@@ -25,8 +24,8 @@ struct Tried {
   std::string history;
 };
 
-// So many random histories of pools of these rules, or up to the first that is
-// wrong. `said`, if it is given, is what the pool says of itself instead.
+// Runs this many random histories on pools of these rules, or up to the first
+// wrong one. If `said` is given, the pool declares it instead of `rules`.
 Tried Try(const PoolRules& rules, Fault fault, int histories,
           const std::optional<PoolRules>& said = {}) {
   OtherPool::rules = said.value_or(rules);
@@ -63,7 +62,7 @@ void ExpectRight(const PoolRules& rules) {
   EXPECT_EQ(tried.histories, kHistories);
 }
 
-// `what` is part of what is said of it, in the first history that shows it.
+// Expects a wrong history, whose report contains `what`.
 void ExpectFound(const PoolRules& rules, Fault fault, const std::string& what,
                  const std::optional<PoolRules>& said = {}) {
   const Tried tried = Try(rules, fault, kHistories, said);
@@ -73,7 +72,7 @@ void ExpectFound(const PoolRules& rules, Fault fault, const std::string& what,
       << tried.histories << " histories";
 }
 
-// A recording of a pool that says this of itself.
+// A recording of a pool that declares these rules.
 std::string Saying(const std::string& rules, const Recording& lines) {
   return Replaced(Other(lines), R"("type":"paged")",
                   R"("type":"paged",)" + rules);
@@ -83,7 +82,7 @@ void ExpectRightAs(const std::string& rules, const Recording& lines) {
   ExpectAccept(Saying(rules, lines), Level::kVisibility);
 }
 
-// At its last line.
+// The recording is wrong at its last line.
 void ExpectWrongAs(const std::string& rules, const Recording& lines,
                    const std::string& reason) {
   const Judgement judgement = JudgeText(Saying(rules, lines));
@@ -93,7 +92,7 @@ void ExpectWrongAs(const std::string& rules, const Recording& lines,
       << "'" << judgement.reason << "' lacks '" << reason << "'";
 }
 
-// As Views, from a position on.
+// A line like that of Views, with the rows from position `start` on.
 std::string ViewsFrom(int start, int sequence, const std::vector<int>& rows) {
   return Replaced(Views(sequence, rows), R"("layer":0)",
                   fmt::format(R"("layer":0,"start":{})", start));
@@ -108,7 +107,7 @@ TEST(PoolRules, AreInTheFirstLine) {
   ExpectBadInput(Saying(R"("recomputes_last":1)", {}), 1,
                  "cache.recomputes_last is 1, it must be true or false");
   ExpectRightAs(R"("deduplicates":false,"recomputes_last":false)", {});
-  // And are written so that they are read again.
+  // The rules are read as they were written.
   const PagedTraceHeader header = {
       .producer = "",
       .visibility_only = true,
@@ -133,17 +132,17 @@ TEST(PoolRules, CommitsSwapDuplicatesOnlyWhereThePoolSaysSo) {
       twice + Recording{Blocks(4, {0, 1}, 1), Blocks(5, {0, 2}, 1)};
   ExpectRightAs(rules, shared);
   ExpectWrong(shared, "whose rows at position 0 are not the same");
-  // The first sequence keeps its rows, and rows that were shown stay until a
-  // commit.
+  // The first sequence keeps its rows, and rows that were shown stay until the
+  // next commit.
   ExpectWrongAs(rules, twice + Recording{Views(4, {11, 12, 3})}, "position 0");
   ExpectWrongAs(rules, swapped + Recording{Views(5, {11, 12, 13})},
                 "position 0 of sequence 5");
   ExpectRightAs(rules,
                 twice + Recording{Views(5, {11, 12, 13}), Append(5, {14}),
                                   Commit(5, {9}), Views(5, {1, 2, 13, 14})});
-  // The last block is not whole, and so is nobody else's.
+  // The last block is not full, so it is not shared.
   ExpectWrongAs(rules, twice + Recording{Views(5, {1, 2, 3})}, "position 2");
-  // A duplicate block of other tokens, or under another key.
+  // A block of other tokens, or under another key, is not a duplicate.
   ExpectWrongAs(rules,
                 kThree + Recording{Open(5), Append(5, {11, 12}),
                                    Commit(5, {7, 9}), Views(5, {1, 12})},
@@ -165,14 +164,14 @@ TEST(PoolRules, TheLastTokenOfAPromptIsComputedAgainInPlace) {
                         Blocks(4, {0, 1}, 1), Views(4, {1, 22, 3})});
   ExpectRightAs(rules, again + Recording{Views(4, {1, 2, 3})});  // A copy.
   ExpectWrong(kThree + Recording{found}, "in whole blocks of 2");
-  // Or all of it is found, and the last token given back.
+  // Or the pool finds all of the prompt, and gives the last token back.
   const Recording all =
       kThree + Recording{Open(5, {7, 8}, 2), Truncate(5, 1), Append(5, {22})};
   ExpectRightAs(rules, all + Recording{Commit(5, {8}), Views(4, {1, 22, 3})});
   ExpectRightAs(rules,
                 kThree + Recording{Open(5, {7, 8}, 2), Append(5, {23}),
                                    Commit(5, {1}), Views(5, {1, 2, 23})});
-  // Rows of nobody; of a position before it; of another pass.
+  // Rows that no sequence has; of an earlier position; of another pass.
   ExpectWrongAs(rules, again + Recording{Views(4, {1, 21, 3})}, "position 1");
   ExpectWrongAs(rules, again + Recording{Views(5, {22, 22})}, "position 0");
   ExpectWrongAs(rules, again + Recording{Views(5, {1, 2})},
@@ -181,8 +180,8 @@ TEST(PoolRules, TheLastTokenOfAPromptIsComputedAgainInPlace) {
                 kThree + Recording{Open(5, {7, 8}, 2), Append(5, {23}),
                                    Views(4, {1, 23, 3})},
                 "position 1 of sequence 4");
-  // Another token than the prompt's; a prompt that is not whole blocks, or was
-  // never committed.
+  // A token that differs from the prompt's; a prompt that is not whole blocks,
+  // or was never committed.
   ExpectWrongAs(rules, again + Recording{Commit(5, {9})},
                 "tokens[0] is 9: the prompt of sequence 5 was found to its "
                 "last token, which is 8");
@@ -192,7 +191,7 @@ TEST(PoolRules, TheLastTokenOfAPromptIsComputedAgainInPlace) {
                 "never committed");
   ExpectWrongAs(rules, kThree + Recording{Open(5, {7, 9}, 2)},
                 "never committed");
-  // A fork of it has to get a block of its own.
+  // A fork of the sequence must get its own block.
   ExpectWrongAs(rules,
                 kThree + Recording{found, Fork(5, 1, 6), Append(6, {22}),
                                    Views(4, {1, 22, 3})},
@@ -226,7 +225,7 @@ TEST(PoolRules, AWindowLetsRowsGo) {
                 "the rows end at position 0, due is 5");
   ExpectWrongAs(rules, five + Recording{Blocks(4, {-1, -1, 0}, 1)},
                 "block 1 of sequence 4 is -1, the pool has 4");
-  // More tokens than all blocks have, with max_seq_len alone as the bound.
+  // More tokens than the blocks can hold: only max_seq_len bounds them.
   Recording lines = five;
   for (int i = 0; i < 6; ++i) {
     lines = lines + Recording{Append(4, {6}), Commit(4, {1})};
@@ -277,7 +276,7 @@ TEST(PoolRules, ADescriptionMayHaveThem) {
             "can is 0x1, at identity a pool does as P1 to P11 say");
 }
 
-// A report names several rows that are right, and not all of many.
+// A report names several of the expected rows, but not all of many.
 TEST(PoolRules, ReportsNameTheRowsThatAreRight) {
   const Recording twice = kThree + Recording{Open(5), Append(5, {11, 12, 13}),
                                              Commit(5, {7, 8, 9})};
@@ -326,12 +325,12 @@ TEST(PoolRules, FindsFaultsOfPoolsWithAWindow) {
   ExpectFound(Window(3), Fault::kWritesInShared, kOtherRow);
 }
 
-// Only an append of many tokens shows it.
+// Only an append of many tokens shows the fault.
 TEST(PoolRules, FindsFaultsOfLongAppends) {
   ExpectFound({}, Fault::kStores64, "position 64 of sequence ");
 }
 
-// Without a word, a pool is held to the rules of ours.
+// A pool that declares no rules is held to ours.
 TEST(PoolRules, StaysStrictWithoutThem) {
   ExpectFound(kRecomputes, Fault::kNone, "views: block ", PoolRules());
   ExpectFound(Window(3), Fault::kNone, "a pool without a window", PoolRules());

@@ -16,7 +16,7 @@ std::size_t HashOf(std::span<const std::byte> bytes) {
       {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
-// The first element of each head: what a shift may leave alone.
+// Hashes the first element of each head, which a shift may leave as it is.
 std::size_t TagHash(const TensorView& key_row) {
   TensorView tags = key_row;
   tags.shape[0] = 1;
@@ -45,8 +45,7 @@ const PutRow* PutLog::Find(const KvView& view, std::int64_t column,
   const bool has_value = view.value.data != nullptr;
   const std::size_t value =
       has_value ? HashOf(RowBytes(view.value, column, v_layout)) : 0;
-  // V rows never change; K rows may have been shifted, and so count only as a
-  // hint.
+  // V rows never change. K rows may have been shifted, so they are a hint only.
   const PutRow* best = nullptr;
   int best_score = 0;
   for (const PutRow& put : puts_) {

@@ -1,4 +1,4 @@
-// Whose row a view shows: what a rejected recording is explained by.
+// The log that explains whose row a view shows in a rejected recording.
 
 #include "props/oracle/put_log.h"
 
@@ -20,7 +20,7 @@ DenseTensor Tensor(const Shape& shape, const std::vector<float>& numbers) {
   return tensor;
 }
 
-// One token of K [tag, rest] and V.
+// A put of one token with K [tag, rest] and V [value].
 TraceOp Put(std::int64_t line, int layer, float tag, float rest, float value) {
   TraceOp op;
   op.kind = TraceOpKind::kPut;
@@ -39,7 +39,7 @@ class PutLogTest : public ::testing::Test {
     log_.Add(op.line, Oracle::RecordedView(op), cache, op.layer, sequences,
              positions);
   }
-  // The line of the put that was found; 0: none.
+  // Returns the line of the put that is found; 0: none.
   std::int64_t Line(float tag, float rest, const float* value,
                     std::size_t cache = 0, int layer = 0) {
     const DenseTensor key = Tensor({2, 1, 1, 1}, {tag, rest});
@@ -60,9 +60,9 @@ TEST_F(PutLogTest, FindsTheMostSimilarRow) {
   Add(Put(4, 0, 2, 7, 8), 0, 3);
   const float v = 8;
   const float other = 9;
-  EXPECT_EQ(Line(1, 5, &v), 2);      // All of it, though not the last.
-  EXPECT_EQ(Line(1, 99, &v), 3);     // Shifted: by its tag, the last put.
-  EXPECT_EQ(Line(77, 99, &v), 4);    // By V alone.
+  EXPECT_EQ(Line(1, 5, &v), 2);    // The whole row, though it is not the last.
+  EXPECT_EQ(Line(1, 99, &v), 3);   // A shifted row: the last put with its tag.
+  EXPECT_EQ(Line(77, 99, &v), 4);  // A row found by V alone.
   EXPECT_EQ(Line(1, 5, &other), 0);  // V rows never change.
   EXPECT_EQ(Line(1, 5, nullptr), 2);
   EXPECT_EQ(Line(77, 99, nullptr), 0);

@@ -1,5 +1,5 @@
-// A cache that holds nothing: it knows misuse, as every cache does, and gives
-// the answers that a recording has.
+// A cache that holds nothing: it checks for misuse, as every cache does, and
+// returns the answers of a recording.
 
 #ifndef KVTWIN_PROPS_ORACLE_RECORDED_CACHE_H_
 #define KVTWIN_PROPS_ORACLE_RECORDED_CACHE_H_
@@ -13,7 +13,7 @@ namespace kvtwin::props {
 
 class RecordedCache final : public GuardedCache {
  public:
-  // `answer` is what StartForward answers, where it is not misused.
+  // StartForward returns `*answer` unless it is misused.
   RecordedCache(bool encoder, const StatusCode* answer)
       : encoder_(encoder), answer_(answer) {}
 

@@ -1,5 +1,5 @@
-// A pool that holds nothing: it knows misuse, as every pool does, and gives the
-// answers that a recording has.
+// A pool that holds nothing: it checks for misuse, as every pool does, and
+// returns the answers of a recording.
 
 #ifndef KVTWIN_PROPS_ORACLE_RECORDED_POOL_H_
 #define KVTWIN_PROPS_ORACLE_RECORDED_POOL_H_
@@ -12,8 +12,8 @@
 namespace kvtwin::props {
 
 struct RecordedAnswers {
-  int made = 0;  // The sequence.
-  int len = 0;   // That it begins with.
+  int made = 0;  // The new sequence.
+  int len = 0;   // The length of its prefix.
   bool full = false;
 };
 

@@ -3,9 +3,10 @@
 
 universalmutator makes the mutants. A copy of the tree under build/mutants is
 built once; for each mutant only the objects that see it are compiled again and
-linked before the rest. Programs then try to tell it from the original, the
-cheapest first. What came out is kept in build/mutants/results.jsonl, so that a
-run goes on where the last one stopped; survivors are tried again.
+linked before the others. Programs then try to tell the mutant from the
+original, the cheapest first. The results are kept in
+build/mutants/results.jsonl, so that a run continues where the last one stopped;
+survivors are tried again.
 """
 
 import argparse
@@ -31,7 +32,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
 ROOMS = ("core", "reference", "optimized")
-# What decides in props/: drivers, oracles, pools, the shrinker, the runner.
+# The judges in props/: drivers, oracles, pools, the shrinker, the runner.
 JUDGES = tuple(f"props/{name}" for name in (
     "base/differs.h", "compare/duo.cc", "compare/visibility.cc",
     "compare/probes.cc", "compare/runner.cc", "compare/trio.cc",
@@ -47,28 +48,28 @@ JUDGES = tuple(f"props/{name}" for name in (
 RULES = ["universal.rules", "cpp.rules", "c_like.rules"]
 EQUIVALENT = ROOT / "docs" / "mutants.md"
 
-# What the mutated objects are compiled with. Clang without optimization, for
-# compiling is what takes the time; what is not initialized is not zero.
+# Flags for the mutated objects. Clang does not optimize, since compiling takes
+# most of the time; variables that are not initialized are not zero.
 QUICK = ("-O0 -w -fPIC -fopenmp -ffp-contract=off -Werror=return-type "
          "-ftrivial-auto-var-init=pattern").split()
 SANITIZE = ("-O1 -w -fPIC -fopenmp -ffp-contract=off -fno-sanitize-recover=all "
             "-fsanitize=address,undefined").split()
 LINKER = ["-fuse-ld=lld"] if shutil.which("ld.lld") else []
-# Programs of one test each, for the linker wraps what they count.
+# Programs of one test each: the linker wraps the functions that they count.
 WRAPPED = ("kvtwin_allocation_test", "kvtwin_save_calls_test")
 TARGETS = ("kvtwin_command", "kvtwin_host", "kvtwin_tests", "kvtwin_law_tests",
            *WRAPPED)
-# Tests that take most of the time of all.
+# The tests that take most of the time.
 SLOWEST = "Trace.GivesUp*"
 # Processes that are forked after clang's OpenMP was used hang or fail: these
-# tests run before, in a process of their own, or not at all.
+# tests run before the others, in their own process, or not at all.
 PAGES = "Page.*"
 LEFT_OUT = f"{PAGES}:SavedFiles.AreWholeWhoeverElseSaves"
-# Quick ones, of what judges.
+# Quick tests of the judges.
 JUDGING = ("Faulty*:Oracle.*:PagedOracle.*:OtherPools.*:PutLog*:Paged.*:"
            "PagedTrace.*:Harness.Finds*:Rows*")
 SLOW = f"{SLOWEST}:Explorer.*:Targets.*:Shrink.*:Harness.*:Twins.*"
-# What most sources include, compiled once.
+# Headers that most sources include, compiled once.
 PREFIX = """#include <Eigen/Core>
 #include <algorithm>
 #include <array>
@@ -86,40 +87,40 @@ PREFIX = """#include <Eigen/Core>
 """
 
 
-# Which mutants there are -----------------------------------------------------
+# The mutants -----------------------------------------------------------------
 
-# Strings, raw ones too, characters and comments.
+# Matches strings, raw ones too, characters and comments.
 TEXT = re.compile(r"""R"\(.*?\)"|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])'|//.*""")
-# What is no behaviour of ours, by how a line begins: declarations of types and
-# names, the preprocessor, and asserts, which never fail in correct code.
+# Matches the begin of lines without behaviour of ours: declarations of types
+# and names, the preprocessor, and asserts, which never fail in correct code.
 NO_BEHAVIOUR = re.compile(
     r"#|namespace\b|using\b|template\b|class\b|struct\b|enum\b|static_assert|"
     r"public:|private:|protected:|HWY_(EXPORT|BEFORE|AFTER)|KVTWIN_ASSERT")
-# What does not compile if it is missing: declarations, returns, and what is not
-# a whole statement.
+# Matches lines without which the rest does not compile: declarations, returns,
+# and parts of statements.
 NO_STATEMENT = re.compile(
     r"return\b|[}\])]|case\b|default\b|.*[^;]$|"
     r"(const |constexpr |static )?[\w:<>, *]+[ *&]+\**\w+( = .*|\{.*|\(.*)?;$")
-# Operators that there are not.
+# Matches operators that do not exist.
 NO_TOKEN = re.compile(
     r"[=!<>]==|<>|><|[-+*%]/|/[-+%]|%[-+%/]|[-+]%|[-+]\*|[*/]\+\w|\+-|-\+|"
     r"[=<>]!|=%|[(,=\[{] *[|/%][\w(]|\[\|\]|--\d|\w  +\w|"
     r"\b(\w+) (\w+), \1 \2\b")
-# Their arguments are messages for people.
+# Matches functions whose arguments are messages for people.
 MESSAGE = re.compile(
     r"""\b(?:Invalid|Untimely|(?:fields\.)?(?:Fail|Wrong)|wrong|"""
     r"""fmt::format|fprintf)\(\s*(?!R")""")
-# A function that makes nothing else; of the judges.
+# Matches functions of the judges that only make a message.
 MESSAGE_FUNCTION = re.compile(r"std::string [\w:]*(Text|Picture|Label)\(")
 
 
 def blank_text(line):
-    """The line with its strings and comments as blanks."""
+    """Returns the line with its strings and comments as blanks."""
     return TEXT.sub(lambda m: " " * len(m.group()), line)
 
 
 def message_columns(source):
-    """For each line, the columns that are arguments of a message."""
+    """Returns, for each line, the columns that are arguments of a message."""
     text = "".join(source)
     code = "".join(blank_text(line) for line in source)
     inside = bytearray(len(text))
@@ -162,7 +163,7 @@ def is_noise(source, number, mutant, messages, names):
     tail = len(os.path.commonprefix([line[first:][::-1],
                                      mutant[first:][::-1]]))
     end = len(line) - tail
-    if end <= first:  # Something is put in.
+    if end <= first:  # Something is inserted.
         end = min(first + 1, len(line))
     if not code[first:end].strip() and "\n" not in line[first:end]:
         return True
@@ -183,9 +184,9 @@ def is_noise(source, number, mutant, messages, names):
         return True
     if line[first].isdigit() and re.search(r"[A-Za-z_]\d*$", line[:first]):
         return True  # Within a name.
-    if "\n" in mutant[:-1]:  # A statement more.
+    if "\n" in mutant[:-1]:  # An added statement.
         return not code.rstrip().endswith((";", "{", "}"))
-    if "/*" in mutant:  # A statement less.
+    if "/*" in mutant:  # A removed statement.
         above = next((text for text in map(str.rstrip, map(
             blank_text, source[number - 2::-1])) if text), ";")
         return bool(NO_STATEMENT.match(code.strip()) or
@@ -195,7 +196,7 @@ def is_noise(source, number, mutant, messages, names):
     if re.search("(!=|==) nullptr", code) and made == (
             code.replace("!= nullptr", "> nullptr")
             .replace("== nullptr", "<= nullptr")):
-        return True  # The same: nothing is less than null.
+        return True  # The same: no pointer is less than null.
     # The parameters of a function in another order.
     return is_swap(line, mutant) and (
         "(," in mutant or
@@ -203,13 +204,13 @@ def is_noise(source, number, mutant, messages, names):
 
 
 def is_swap(line, mutant):
-    """Whether only the order of arguments is another one."""
+    """Whether only the order of arguments differs."""
     return "," in line and (sorted("".join(line.split())) ==
                             sorted("".join(mutant.split())))
 
 
 def library_files():
-    """The files of ROOMS and of their folders, without the twin cuda."""
+    """Returns the files in ROOMS and their folders, without the twin cuda."""
     return [path for room in ROOMS for path in (ROOT / room).rglob("*")
             if path.is_file() and
             "cuda" not in path.relative_to(ROOT).parts]
@@ -217,7 +218,7 @@ def library_files():
 
 @functools.cache
 def known_names():
-    """Every name in our sources, and those that mutants make of them."""
+    """Returns the names in our sources, and those that mutants make of them."""
     names = set("min max begin end any_of all_of none_of break continue if "
                 "min_element max_element".split())
     paths = [*(ROOT / "include" / "kvtwin").iterdir(), *library_files()]
@@ -233,7 +234,7 @@ Mutant = collections.namedtuple("Mutant", "key file line before after")
 
 
 def mutants_of(file):
-    """(generated, those that are not noise) of one file."""
+    """Returns (generated, those that are not noise) for one file."""
     from universalmutator import mutator  # Not needed to check the arguments.
     with open(ROOT / file, encoding="ascii") as stream:
         source = stream.readlines()
@@ -244,7 +245,7 @@ def mutants_of(file):
     if file in JUDGES:
         blank_message_functions(source, messages)
     names = known_names()
-    nth = []  # Lines that are alike are told apart by their order.
+    nth = []  # Equal lines are told apart by their order.
     seen = collections.Counter()
     for line in source:
         nth.append(seen[line])
@@ -261,9 +262,10 @@ def mutants_of(file):
 
 
 def sample(count, only):
-    """(generated, not noise, the sample, of it what is in these files).
+    """Returns (generated, not noise, the sample).
 
-    As many of the library as of the judges.
+    The library and the judges have `count` mutants each. If `only` is given,
+    the sample keeps only the mutants in those files.
     """
     library = sorted(str(path.relative_to(ROOT)) for path in library_files()
                      if path.suffix in (".h", ".cc"))
@@ -274,7 +276,7 @@ def sample(count, only):
 
 
 def sample_of(files, count):
-    """(generated, not noise, the sample) of these files."""
+    """Returns (generated, not noise, the sample) for these files."""
     generated = 0
     kept = []
     by_line = {}
@@ -283,14 +285,14 @@ def sample_of(files, count):
         generated += made
         kept += mutants
         for mutant in mutants:
-            # Swaps seldom compile: only where there is nothing else.
+            # Swaps seldom compile: they are taken only without an alternative.
             rank = (is_swap(mutant.before, mutant.after), mutant)
             at = (file, mutant.line)
             by_line[at] = min(by_line.get(at, rank), rank)
 
-    # The least of several hashes is small: lines are ranked by another one.
-    # What a mutant costs is to compile the sources that include it: of a
-    # header that n of them include, one of n / 2 lines is taken.
+    # The least of several hashes is small, so lines are ranked by another hash.
+    # A mutant costs the compilation of all sources that include it: in a header
+    # that n sources include, one of n / 2 lines is taken.
     def order(mutant):
         rank = hashlib.sha256(mutant.key.encode()).digest()
         costly = [source for source in includers(mutant.file)
@@ -302,7 +304,7 @@ def sample_of(files, count):
 
 
 def includers(file, cache={}):
-    """The sources that see a file, by the lines that include."""
+    """Returns the sources that include a file, directly or not."""
     if not cache:
         direct = collections.defaultdict(set)
         for room in (*ROOMS, "props"):
@@ -325,7 +327,7 @@ def includers(file, cache={}):
 
 
 def argued_equivalent():
-    """{(file, line, mutant): reason} of docs/mutants.md."""
+    """Returns {(file, line, mutant): reason} from docs/mutants.md."""
     pattern = re.compile(r"^- (\S+): (.*)\n  `(.*)`\n  `(.*)`$", re.MULTILINE)
     return {(file, before, after): why for file, why, before, after
             in pattern.findall(EQUIVALENT.read_text())}
@@ -336,7 +338,7 @@ def one_line(text):
 
 
 def check_arguments(equivalent):
-    """Each line that is argued about has to be there."""
+    """Exits if docs/mutants.md argues about a line that does not exist."""
     for file, before, _ in equivalent:
         lines = (ROOT / file).read_text().splitlines()
         if before not in map(one_line, lines):
@@ -344,17 +346,17 @@ def check_arguments(equivalent):
                      f"{file} does not have: {before}")
 
 
-# How one is tried ------------------------------------------------------------
+# Trying a mutant -------------------------------------------------------------
 
 
 class Program:
-    """Runs commands with bounds, in a group of their own."""
+    """Runs commands with limits, in their own process group."""
 
     def __init__(self, folder):
         self.folder = folder
 
     def run(self, args, seconds, env=None, memory=True):
-        """(exit code or None if it hangs, what it printed)"""
+        """Returns (exit code or None if it hangs, the output)."""
         def bound():
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
@@ -365,8 +367,8 @@ class Program:
             process = subprocess.Popen(
                 args, stdout=out, stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL, cwd=self.folder / "build",
-                # Waiting threads must not spend what the rest needs: bounds are
-                # of CPU time.
+                # Waiting threads must not spend the CPU time that the others
+                # need: it is limited.
                 env={**os.environ, "OMP_WAIT_POLICY": "passive", **(env or {})},
                 preexec_fn=bound,
                 start_new_session=True)
@@ -383,7 +385,7 @@ class Program:
 
 
 class Bench:
-    """A copy of the tree, built, in which mutants are tried one by one."""
+    """A built copy of the tree, in which mutants are tried one by one."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -414,7 +416,7 @@ class Bench:
                 continue
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, copy)
-        # These may be mutants.
+        # These programs may contain a mutant.
         for old in ("kvtwin", "kvtwin-host", *TARGETS[2:]):
             (self.build / old).unlink(missing_ok=True)
         self.checked(["cmake", "--preset", "release", "-G", "Ninja",
@@ -444,8 +446,8 @@ class Bench:
                       "c++-header", "-fpch-instantiate-templates", "prefix.h",
                       "-o", "prefix.pch"])
         self.reference = self.check_recordings()
-        # The original, built as mutants are, must stand.
-        stood = self.folder.parent / "stood"  # In one of the trees.
+        # The original, built like a mutant, must survive.
+        stood = self.folder.parent / "stood"  # All trees share it.
         if stood.exists() and stood.read_text() == digest.hexdigest():
             return
         sources = [source for source in self.commands
@@ -456,7 +458,7 @@ class Bench:
         stood.write_text(digest.hexdigest())
 
     def seen_by(self, source):
-        """What a source is compiled with that it sees."""
+        """Returns the flags that change what a source sees."""
         command = iter(self.commands[source])
         found = []
         for word in command:
@@ -467,7 +469,7 @@ class Bench:
         return found
 
     def compile(self, sources, flags, prefix=True):
-        """Their objects, or None if one does not compile."""
+        """Returns the objects, or None if a source does not compile."""
         objects = []
         for source in sources:
             made = self.folder / (source.replace("/", "_") + ".o")
@@ -489,7 +491,7 @@ class Bench:
              "-l:libomp.so.5"], 60)
         return code == 0
 
-    # Killers: None if the mutant stands, otherwise what was seen.
+    # Killers return None if the mutant survives, otherwise what they saw.
 
     def simply(self, args, seconds, env=None, memory=True):
         code, _ = self.program.run(args, seconds, env, memory)
@@ -555,7 +557,7 @@ class Bench:
                             "--seed", str(seed)], seconds)
 
     def last_outcome(self, sources):
-        """What becomes of a mutant that survived all else."""
+        """Returns the outcome of a mutant that survived everything else."""
         seen = self.sanitized(sources)
         return ("killed", f"sanitizers {seen}") if seen else ("survived", "")
 
@@ -597,7 +599,7 @@ class Bench:
         return True
 
     def quick_outcome(self, sources):
-        """("killed", by whom) or ("not compiling", "") or None"""
+        """Returns ("killed", by what), ("not compiling", "") or None."""
         library = [source for source in sources if source not in self.tests_of]
         objects = self.compile(library, QUICK)
         if objects is None or not (self.link("kvtwin_command", objects) and
@@ -624,7 +626,7 @@ class Bench:
             return "not compiling", ""
         if seen := self.tests():
             return "killed", f"tests {seen}"
-        # Programs of the library, which judges are no part of.
+        # These programs contain the library, but no judges.
         for test in () if of_judges else WRAPPED:
             if not self.link(test, objects):
                 return "not compiling", ""
@@ -633,7 +635,7 @@ class Bench:
         return None
 
     def outcome(self, sources):
-        """(what becomes of the mutant that these sources see, by whom)"""
+        """Returns (the outcome of the mutant in these sources, by what)."""
         if quick := self.quick_outcome(sources):
             return quick
         if self.identical([source for source in sources
@@ -751,7 +753,7 @@ def main():
     if open_ones and options.seconds > 0:
         for bench in benches:
             bench.prepare()
-    # Those that survived before come first: there may be a new test.
+    # Earlier survivors come first: there may be a new test.
     try_all(sorted(open_ones, key=lambda m: m.key not in results),
             Bench.outcome)
     try_all([mutant for mutant in open_ones if not is_done(mutant) and

@@ -19,7 +19,7 @@ def rows(tokens, heads=2, dim=32, first=0):
 
 
 def filled(twin="optimized", **fields):
-    """Two sequences that share a prefix, and a window's worth of views."""
+    """Returns a cache of three tokens of sequence 0, with rows in layer 0."""
     fields = {"capacity": 16, "max_sequences": 2, "max_batch": 4, **fields}
     cache = kvtwin.Cache(kvtwin.Setup(**fields), twin)
     cache.start_forward([0, 1, 2], [0, 0, 0])
@@ -252,7 +252,7 @@ def test_errors():
     with pytest.raises(RuntimeError, match="failed_precondition"):
         cache.get(0)
     with pytest.raises(RuntimeError, match="failed_precondition"):
-        cache.put(0, np.float32(1), rows(1))  # Which is no array, too.
+        cache.put(0, np.float32(1), rows(1))  # A scalar is not an array either.
     with pytest.raises(kvtwin.NotSupported):
         cache.remove(0, 0, 1)
     with pytest.raises(ValueError, match="-1"):

@@ -1,4 +1,4 @@
-"""Judging recordings, and writing them."""
+"""Tests of `check` and `Recorder`."""
 
 import io
 import json
@@ -8,7 +8,7 @@ import pytest
 
 import kvtwin
 
-LINE = 12  # Of that recording, the first wrong one.
+LINE = 12  # The first wrong line of that recording.
 SETUP = kvtwin.Setup(
     capacity=8,
     max_sequences=2,
@@ -99,7 +99,7 @@ def test_records_our_own(placement, tmp_path):
         kvtwin.Cache(SETUP), path, SETUP, placement=placement
     ) as recorder:
         history(recorder)
-        assert recorder.cell_count() == 16  # What else the cache has.
+        assert recorder.cell_count() == 16  # Another method of the cache.
     lines = [json.loads(line) for line in path.open()]
     assert lines[0]["producer"] == "Cache"
     assert ("cells" in lines[1]) == (placement == "contiguous")

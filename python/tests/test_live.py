@@ -1,4 +1,4 @@
-"""Caches in Python, by random histories."""
+"""Random histories on caches in Python."""
 
 import dataclasses
 import os
@@ -43,7 +43,7 @@ def test_wrong_ones(cls, tmp_path):
     assert not result
     for text in WRONG[cls]:
         assert text in result.failure
-    assert "_live.py" not in result.failure  # Tracebacks are of their code.
+    assert "_live.py" not in result.failure  # Tracebacks show only the user's code.
     assert len(result.history.split("|")) <= 4, result.history
     page = result.page.read_text()
     assert result.history in page and "kvtwin.run" in page
@@ -62,7 +62,7 @@ def test_the_command_runs_it_again(tmp_path):
 
 
 def test_the_command_makes_the_class_again(tmp_path, monkeypatch):
-    """As one that a function makes, of a module in a folder that was added."""
+    """A function makes the class; its module is in a folder that was added."""
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "of_engine.py").write_text("WORD = 'made again'\n")
     (tmp_path / "making.py").write_text(
@@ -163,7 +163,7 @@ def test_descriptions():
 def test_the_example(repository, pytester):
     example = (repository / "docs/examples/python_cache.py").read_text()
     pytester.makepyfile(test_example=example)
-    # Without the summary: where $CI is set, it tells all of it once more.
+    # Without the summary, which repeats the whole report if $CI is set.
     result = pytester.runpytest_subprocess("--kvtwin-ops", "2000", "-rN")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(

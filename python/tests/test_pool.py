@@ -1,4 +1,4 @@
-"""Pools of blocks in Python, by random histories."""
+"""Random histories on pools of blocks in Python."""
 
 import importlib.util
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import kvtwin
 
 
-#: What takes the bug out of the example.
+#: The replacement that removes the bug from the example.
 MENDED = ("False  # The bug: ", "")
 
 
@@ -164,7 +164,7 @@ def test_blocks_may_be_swapped_by_who_says_so(pool):
 
         def __init__(self, setup):
             super().__init__(setup)
-            self.known = {}  # Of each sequence: its tokens.
+            self.known = {}  # The tokens of each sequence.
 
         def open(self, prompt, salt, extra):
             sequence = super().open(prompt, salt, extra)
@@ -198,7 +198,7 @@ def test_blocks_may_be_swapped_by_who_says_so(pool):
                     blocks[i] = theirs[i]
                     self.owners[blocks[i]] += 1
 
-    # With either rule, rows of the same tokens are not the same.
+    # Rows of the same tokens differ, so another rule does not allow the swap.
     found = kvtwin.fuzz(with_rules(Swaps, can={"recomputes_last"}), operations=8000)
     assert not found and "views" in found.failure
     result = kvtwin.fuzz(with_rules(Swaps, can={"deduplicates"}), operations=8000)
@@ -207,7 +207,7 @@ def test_blocks_may_be_swapped_by_who_says_so(pool):
 
 def test_rows_behind_the_window_may_be_gone_for_who_says_so(pool):
     class Slides(pool):
-        """Shows what the next token sees of a window of two positions."""
+        """Shows the rows that the next token sees in a window of two positions."""
 
         def views(self, sequence, layer):
             first, start = max(0, self.seq_len(sequence) - 2), 0
@@ -235,7 +235,7 @@ def test_the_last_token_may_be_computed_again_by_who_says_so(pool):
             super().__init__(setup)
             self.kept = None  # Key, tokens, blocks.
             self.keys_of = {}
-            self.again = set()  # Sequences whose last token is to come.
+            self.again = set()  # Sequences that recompute their last token.
 
         def open(self, prompt, salt, extra):
             if self.kept and self.kept[:2] == ((salt, *extra), prompt):
@@ -263,14 +263,14 @@ def test_the_last_token_may_be_computed_again_by_who_says_so(pool):
                 return
             self.kept = (self.keys_of[sequence], tokens, list(blocks))
             for block in blocks:
-                self.owners[block] += 1  # They are kept for good.
+                self.owners[block] += 1  # They are never freed.
 
         def append(self, sequence, layer, key, value):
             if sequence not in self.again:
                 return super().append(sequence, layer, key, value)
             blocks = list(self.tables[sequence][0])
             owners = list(self.owners)
-            for block in blocks:  # Written where it was found.
+            for block in blocks:  # The token is written in place.
                 self.owners[block] = 1
             try:
                 super().append(sequence, layer, key, value)

@@ -1,4 +1,4 @@
-"""What is saved, read by the package `safetensors`, which is not ours."""
+"""Saved states, read by the third-party package `safetensors`."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def rows(tokens, first=0):
 
 
 def saved(twin="optimized", **fields):
-    """Three tokens, of which the first leaves; another sequence has the next."""
+    """Saves three tokens: the first one leaves, and sequence 1 shares the next."""
     setup = kvtwin.Setup(
         capacity=16, max_sequences=2, max_batch=4, shift="identity", **fields
     )

@@ -1,4 +1,4 @@
-"""Caches in Python: a right one, and wrong ones."""
+"""Caches in Python: a correct one, and faulty ones."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ class Token:
 
 
 class Right:
-    """Tokens in a list; sequences share them."""
+    """A list of tokens, which sequences share."""
 
     kvtwin = kvtwin.Description(
         name="right",
@@ -51,7 +51,7 @@ class Right:
         self.tokens += self.batch
 
     def evict(self):
-        """What a window has left behind goes, of all sequences."""
+        """Evicts the tokens of all sequences that have left the window."""
         setup = self.setup
         if setup.kind != "swa" or setup.window is None:
             return
@@ -179,7 +179,7 @@ class NotATriple(Right):
 
 
 class Ours(kvtwin.Cache):
-    """The library's, which is right to the last byte."""
+    """The library's cache, which is correct to the last byte."""
 
     kvtwin = kvtwin.Description(
         name="ours",

@@ -1,9 +1,10 @@
-// malloc and its kin for the whole process. What a backend allocates gets zones
-// around it that nobody may write to, and stays for a while after it is freed.
+// malloc and related functions for the whole process. Buffers that a backend
+// allocates get guard zones that no one may write to, and are kept for a while
+// after they are freed.
 
 #include "props/backend/host/guard.h"
 
-#ifdef KVTWIN_SANITIZED  // They have a malloc that does as much.
+#ifdef KVTWIN_SANITIZED  // Sanitizers have such a malloc.
 
 namespace kvtwin::props {
 
@@ -41,7 +42,7 @@ std::optional<std::size_t> Guard::BytesFrom(const void*) {
 #include "props/backend/host_process.h"
 
 extern "C" {
-// glibc's own, which are there for this.
+// glibc's own functions, exported for this purpose.
 void* __libc_malloc(std::size_t size);
 void* __libc_memalign(std::size_t alignment, std::size_t size);
 void __libc_free(void* data);
@@ -53,22 +54,22 @@ namespace {
 constexpr std::uint64_t kPlain = 0x6b767477696e3031;
 constexpr std::uint64_t kTheirs = 0x6b767477696e3032;
 constexpr std::uint64_t kFreed = 0x6b767477696e3033;
-constexpr std::size_t kZone = 64;  // Before and behind, where they are theirs.
+constexpr std::size_t kZone = 64;  // Bytes before and after a backend's buffer.
 constexpr unsigned char kZoneByte = 0xF9;
 constexpr unsigned char kNewByte = 0xAB;
 constexpr unsigned char kFreedByte = 0xDD;
-// Bytes of a new buffer that are filled, and bytes that are freed, but there,
-// in all. A buffer beyond it is given back at once.
+// The most bytes of a new buffer that are filled, and the most freed bytes that
+// are kept in all. A larger buffer is given back at once.
 constexpr std::size_t kWatchedMax = 4 << 20;
 constexpr std::size_t kKeptBlocksMax = 256;
-// More is no size, but a negative number or the sum of two pointers.
+// A larger number is not a size, but negative or the sum of two pointers.
 constexpr std::size_t kSizeMax = std::size_t{1} << 46;
 
-// Lies right before the front zone of what malloc gives.
+// Stands right before the front zone of each buffer.
 struct Block {
   Block* previous;
   Block* next;
-  void* start;  // Of what glibc gave.
+  void* start;  // The start of glibc's buffer.
   std::size_t size;
   const char* function;
   std::uint64_t unused;
@@ -115,8 +116,8 @@ class Locked {
 
 std::atomic<const char*> inside = nullptr;  // The function that runs.
 List live;
-List kept;                        // Freed.
-const char* complaint = nullptr;  // Of a call of free.
+List kept;                        // Freed buffers.
+const char* complaint = nullptr;  // The first error of a free.
 const char* complaint_of = nullptr;
 
 std::atomic<int>* refused = nullptr;
@@ -128,8 +129,8 @@ void Refuse() {
       none, FunctionNumber(function == nullptr ? "" : function) + 2);
 }
 
-// A region that was mapped between Enter and Leave. The list, the latest first,
-// has nodes of glibc's malloc.
+// A region that was mapped between Enter and Leave. The list starts with the
+// latest one; its nodes come from glibc's malloc.
 struct Region {
   Region* next;
   std::uintptr_t begin;
@@ -138,8 +139,8 @@ struct Region {
   const char* function;
 };
 Region* regions = nullptr;
-std::size_t mapped = 0;  // Bytes in all,
-std::size_t shared = 0;  // and those that are shared.
+std::size_t mapped = 0;  // Bytes of all regions.
+std::size_t shared = 0;  // Bytes of shared regions.
 std::size_t shared_max = SIZE_MAX;
 
 void Count(const Region& region, std::size_t sign) {
@@ -148,7 +149,7 @@ void Count(const Region& region, std::size_t sign) {
   if (region.shared) shared += bytes;
 }
 
-// Null if there is no memory for it.
+// Returns null if there is no memory for it.
 Region* NewRegion(const Region& what) {
   auto* region = static_cast<Region*>(__libc_malloc(sizeof(Region)));
   if (region == nullptr) return nullptr;
@@ -175,7 +176,7 @@ void CutRegions(std::uintptr_t begin, std::uintptr_t end) {
     }
     Count(*one, -std::size_t{1});
     *at = one->next;
-    // Whatever is left takes its place.
+    // The parts that are left take its place.
     for (const auto& [from, to] :
          {std::pair(one->begin, begin), std::pair(end, one->end)}) {
       if (from >= to) continue;
@@ -196,7 +197,7 @@ Block* BlockOf(void* data) {
 }
 
 bool AllAre(const unsigned char* bytes, std::size_t count, unsigned char byte) {
-  // Each is the first, and like the next one: memcmp is quick.
+  // The first byte is right, and each byte equals the next: memcmp is fast.
   return count == 0 ||
          (bytes[0] == byte && std::memcmp(bytes, bytes + 1, count - 1) == 0);
 }
@@ -248,7 +249,7 @@ bool ZonesHold(Block* block) {
          AllAre(user + block->size, kZone, kZoneByte);
 }
 
-// The first that was freed and is there still.
+// Gives the oldest freed buffer back to glibc.
 void GiveBack() {
   Block* oldest = kept.first;
   kept.Remove(oldest);
@@ -282,7 +283,7 @@ void Free(void* data) {
   while (kept.bytes > kWatchedMax || kept.count > kKeptBlocksMax) GiveBack();
 }
 
-// As the kernel takes it. What is refused is told.
+// Maps memory as the kernel does, and reports a refusal.
 void* Map(void* address, std::size_t length, int protection, int flags,
           int file, off_t offset) {
   const char* function = inside.load(std::memory_order_relaxed);
@@ -290,7 +291,7 @@ void* Map(void* address, std::size_t length, int protection, int flags,
                       (protection & PROT_WRITE) != 0;
   const bool is_shared = (flags & MAP_SHARED) != 0;
   const Locked locked;
-  // The kernel's own limit leaves these out.
+  // The kernel's own limit does not count shared memory.
   if (counts && is_shared &&
       (length > shared_max || shared > shared_max - length)) {
     Refuse();
@@ -401,7 +402,7 @@ std::optional<std::size_t> Guard::BytesFrom(const void* data) {
 
 }  // namespace kvtwin::props
 
-// GCC takes these for what they replace, and warns.
+// GCC confuses these with the functions that they replace, and warns.
 #pragma GCC diagnostic ignored "-Wattributes"
 extern "C" {
 

@@ -1,5 +1,5 @@
-// What a backend does to memory, seen by the malloc of this process
-// (props/backend/host/guard.cc), which every library that is loaded shares.
+// Watches what a backend does to memory, through the malloc of this process
+// (props/backend/host/guard.cc), which all loaded libraries share.
 
 #ifndef KVTWIN_PROPS_BACKEND_HOST_GUARD_H_
 #define KVTWIN_PROPS_BACKEND_HOST_GUARD_H_
@@ -13,7 +13,7 @@
 
 namespace kvtwin::props {
 
-// There is only one process, so that all objects are the same.
+// There is only one process, so all objects share their state.
 class Guard final : public MemoryWatch {
  public:
   void Enter(const char* function) override;
@@ -21,18 +21,18 @@ class Guard final : public MemoryWatch {
   std::optional<std::string> Damage() override;
   std::optional<std::size_t> BytesFrom(const void* data) override;
 
-  // Memory that was allocated or mapped between Enter and Leave, and is not
-  // freed: its bytes, and the function that took the latest of it.
+  // The bytes that were allocated or mapped between Enter and Leave and are not
+  // freed, and the function that took the latest of them.
   static std::size_t Live();
   static const char* LatestFunction();
 
-  // Set, once, when memory was asked for that is not given, to 2 more than the
-  // number of the function.
+  // Sets *refused, once, when a request for memory is refused, to the number of
+  // the function plus 2.
   static void TellRefusals(std::atomic<int>* refused);
-  // Bytes that may be mapped and shared, as with children.
+  // Limits the bytes of shared mappings, such as those shared with children.
   static void LimitShared(std::size_t bytes);
 
-  // What was freed is watched no more, so that calls need not look at it.
+  // Stops watching freed buffers, so that calls need not check them.
   static void Forget();
 };
 

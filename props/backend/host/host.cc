@@ -1,7 +1,7 @@
-// kvtwin-host: loads a backend and runs histories on it, so that what it does
-// to its process is not done to the command. `kvtwin fuzz --backend` starts it
-// (props/backend/host_process.h), asks on file 3, one JSON object a line, and
-// reads on file 4.
+// kvtwin-host: loads a backend and runs histories on it, so that its faults do
+// not harm the command. `kvtwin fuzz --backend` starts it
+// (props/backend/host_process.h), writes requests to file 3, one JSON object a
+// line, and reads answers from file 4.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -37,8 +37,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A process that the backend forked and that comes back from the call: there
-// is one host, which goes on.
+// Ends a process that the backend forked and that returned from the call: only
+// the host itself continues.
 void EndIfForked() {
   static const pid_t host = getpid();
   if (getpid() != host) _exit(0);
@@ -52,12 +52,12 @@ void Answer(const Json& json) {
   for (std::size_t at = 0; at < line.size();) {
     const ssize_t wrote =
         write(kHostAnswers, line.data() + at, line.size() - at);
-    if (wrote <= 0) _exit(1);  // Nobody asks any more.
+    if (wrote <= 0) _exit(1);  // The command is gone.
     at += static_cast<std::size_t>(wrote);
   }
 }
 
-// Tells the parent what runs, too.
+// Also tells the parent which function runs.
 class WatchedGuard final : public MemoryWatch {
  public:
   explicit WatchedGuard(HostState* state) : state_(state) {}
@@ -81,8 +81,8 @@ class WatchedGuard final : public MemoryWatch {
   Guard guard_;
 };
 
-// What is not freed when a history is over, and is more after it ran again: of
-// what is made once, there is no more then.
+// Finds memory that is not freed when a history ends, and grows when the
+// history runs again. Memory that is allocated only once does not grow.
 std::optional<Failure> FindLeak(const History& history,
                                 const Subject& subject) {
   std::size_t leaked = 0;
@@ -126,7 +126,7 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
   return json;
 }
 
-// What is wrong, and a leak only if nothing else is.
+// Runs a history of a pool. A leak is reported only if nothing else is wrong.
 Json RunPool(const Json& asked, const PoolBackend& pool) {
   const Result<PagedHistory> history =
       ParsePagedHistory(asked.at("pool").get<std::string>());
@@ -185,17 +185,17 @@ Result<Loaded> Load(const char* path) {
                             KVTWIN_GET_BACKEND_V1));
 }
 
-// The bytes that the harness may need beside the backend's limit.
+// Bytes that the harness may need in addition to the backend's limit.
 constexpr std::int64_t kRoom = std::int64_t{64} << 20;
 
-// More data than there is now by so much is refused by the kernel.
+// Makes the kernel refuse this much more data than there is now.
 void LimitMemory(std::int64_t bytes) {
   std::FILE* file = std::fopen("/proc/self/statm", "r");
   long long pages = 0;
   const bool read = file != nullptr &&
                     std::fscanf(file, "%*s %*s %*s %*s %*s %lld", &pages) == 1;
   if (file != nullptr) std::fclose(file);
-  if (!read) return;  // Its parent looks now and then.
+  if (!read) return;  // The parent checks the size.
   rlimit limit = {};
   getrlimit(RLIMIT_DATA, &limit);
   const std::int64_t now = pages * sysconf(_SC_PAGESIZE);
@@ -204,9 +204,10 @@ void LimitMemory(std::int64_t bytes) {
   setrlimit(RLIMIT_DATA, &limit);
 }
 
-// When the command is gone, nobody is left to end a call that hangs.
+// Ends this process when the command is gone: no one else would end a call that
+// hangs.
 void EndWithTheCommand() {
-  // What signals a backend has are for its own threads.
+  // The backend's signals go to its own threads.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -215,7 +216,7 @@ void EndWithTheCommand() {
     pollfd hangs_up = {.fd = kHostAsked, .events = 0, .revents = 0};
     while (poll(&hangs_up, 1, -1) <= 0) {
     }
-    if (getpgrp() == getpid()) kill(0, SIGKILL);  // And what it started.
+    if (getpgrp() == getpid()) kill(0, SIGKILL);  // With its children.
     _exit(1);
   }).detach();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -228,16 +229,16 @@ int Main(int argc, char** argv) {
     std::fputs("kvtwin-host is started by kvtwin fuzz --backend\n", stderr);
     return 2;
   }
-  // A crash is a finding, and shrunk by many more: none needs a core.
+  // A crash is a finding, and shrinking repeats it: no core files are written.
   const rlimit none = {0, 0};
   setrlimit(RLIMIT_CORE, &none);
   std::signal(SIGPIPE, SIG_DFL);
   for (const int file : {kHostAsked, kHostAnswers, kHostShared}) {
     fcntl(file, F_SETFD, FD_CLOEXEC);
   }
-  EndIfForked();  // Never: from now on it knows the host.
+  EndIfForked();  // Remembers that this is the host.
   EndWithTheCommand();
-  setvbuf(stdout, nullptr, _IOLBF, 0);  // What it prints last is shown.
+  setvbuf(stdout, nullptr, _IOLBF, 0);  // Reports show the last output.
   auto* state = static_cast<HostState*>(memory);
   Guard::TellRefusals(&state->refused);
   Guard::LimitShared(static_cast<std::size_t>(state->memory_bytes.load()));
@@ -280,7 +281,7 @@ int Main(int argc, char** argv) {
     }
     Answer(Run(json, subject, state));
   }
-  _exit(0);  // What the backend does at exit is not asked.
+  _exit(0);  // The backend's exit handlers do not run.
 }
 
 }  // namespace

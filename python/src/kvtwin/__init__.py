@@ -1,8 +1,8 @@
-"""kvtwin: an LLM's attention KV cache, and an oracle for yours.
+"""kvtwin: an LLM's attention KV cache, and an oracle for your own.
 
-`Cache` is the library's; `check` judges recordings, which `Recorder` writes of a
-cache of yours; `fuzz` drives a class of yours, a cache or a pool of blocks, through
-random histories.
+`Cache` is the library's cache. `Recorder` records the calls of your cache, and `check`
+judges the recording. `fuzz` runs random histories on your class, which is a cache or
+a pool of blocks.
 """
 
 from importlib.metadata import version as _version

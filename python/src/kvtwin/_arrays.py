@@ -1,4 +1,4 @@
-"""Arrays of caches that are written in Python."""
+"""Conversions of the arrays of caches that are written in Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtwin._types import Array, BoolArray, Float32Array
 
 
 def numbers(array: Any, what: str) -> Float32Array:
-    """As float32, with its shape. Raises TypeError for what has no numbers."""
+    """Returns the array as float32. Raises TypeError unless it has numbers."""
     if isinstance(array, Tensor):
         return array.float32()
     found = np.asarray(array)
@@ -23,7 +23,7 @@ def numbers(array: Any, what: str) -> Float32Array:
 def rows(
     array: Any, what: str, heads: int | None = None, head_dim: int | None = None
 ) -> Float32Array:
-    """K or V as float32, (n, kv_heads, head_dim)."""
+    """Returns K or V as float32, (n, kv_heads, head_dim)."""
     found = numbers(array, what)
     due = f"(n, {heads or 'kv_heads'}, {head_dim or 'head_dim'})"
     if (
@@ -36,7 +36,7 @@ def rows(
 
 
 def may_attend(mask: Any, rows: int | None, columns: int) -> BoolArray:
-    """A mask as bools, (rows, columns), from bools or from 0 and -inf."""
+    """Returns a mask of bools, or of 0 and -inf, as bools, (rows, columns)."""
     found: Array
     found = mask.float32() if isinstance(mask, Tensor) else np.asarray(mask)
     due = (found.shape[0] if rows is None and found.ndim else rows, columns)
@@ -66,7 +66,7 @@ def width(head_dim: int, dtype: str) -> int:
 
 
 def stored(array: Any, what: str, dtype: str) -> Array:
-    """K or V, dense, as rows of that dtype are stored."""
+    """Returns K or V, dense, in the form in which rows of `dtype` are stored."""
     found: Array = array.numpy() if isinstance(array, Tensor) else np.asarray(array)
     if dtype in ("f32", "f16"):
         if found.dtype.kind not in "fiu":
@@ -77,7 +77,7 @@ def stored(array: Any, what: str, dtype: str) -> Array:
     if found.dtype != raw:
         if found.dtype.itemsize != raw.itemsize or found.dtype.kind in "fiu":
             raise TypeError(f"{what} is an array of {found.dtype}, {raw} is due")
-        found = np.ascontiguousarray(found).view(raw)  # As ml_dtypes has them.
+        found = np.ascontiguousarray(found).view(raw)  # The bits of ml_dtypes' types.
     return np.ascontiguousarray(found)
 
 

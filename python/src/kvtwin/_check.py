@@ -22,18 +22,18 @@ def _twins(twin: Twin) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the oracle says of a recording. True if it is accepted."""
+    """The oracle's verdict on a recording. True if the recording is accepted."""
 
     verdict: Literal["accept", "reject", "bad_input"]
     #: The strongest equivalence that held to the end.
     level: Literal["identity", "visibility", "none"]
-    #: The first wrong line, from 1; 0: accepted.
+    #: The first wrong line, counted from 1; 0: accepted.
     line: int
-    #: What is wrong there; empty if nothing is.
+    #: The error in that line; empty if there is none.
     reason: str
-    #: The twin that disagrees; empty: all do.
+    #: The twin that disagrees; empty if all twins do.
     twin: str
-    #: The file; "-" if there is none.
+    #: The path of the file; "-" if there is no file.
     name: str
     _recording: bytes | None = dataclasses.field(repr=False, compare=False)
     _twins: tuple[str, ...] = dataclasses.field(repr=False, compare=False)
@@ -52,9 +52,9 @@ class Verdict:
         return f"{self.verdict}: {self.name}{where}: {self.reason}"
 
     def html(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Writes the page that steps through what led to the first wrong line,
-        as `kvtwin check --html` does; a recording that is no file, beside it as
-        `.jsonl`.
+        """Writes the page that steps through the calls up to the first wrong line,
+        as `kvtwin check --html` does. A recording that is not a file is written beside
+        the page, as `.jsonl`.
 
         Raises RuntimeError if the recording is not rejected.
         """
@@ -79,8 +79,8 @@ def check(
     """Judges one recording of a cache or of a pool of blocks.
 
     `recording` is the path of a file, its bytes, or its lines: strings, or
-    objects for json. A file that cannot be read is an OSError; one that is no
-    recording has the verdict "bad_input".
+    objects for json. A file that cannot be read raises OSError; a file that is not
+    a recording has the verdict "bad_input".
     """
     twins = _twins(twin)
     content: bytes | None = None

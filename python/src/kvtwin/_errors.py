@@ -1,17 +1,17 @@
-"""What calls answer when they are not done."""
+"""The exceptions of refused calls."""
 
 
 class Refusal(Exception):
     """An outcome that a correct caller meets and handles; nothing has changed.
 
     A full `start_forward` keeps the eviction and the defrag that came before
-    it. Misuse is no refusal: it is a ValueError (an argument is wrong in
-    itself) or a RuntimeError (the call comes at the wrong time).
+    it. Misuse is not a refusal: it raises ValueError (an argument is wrong by
+    itself) or RuntimeError (the call comes at the wrong time).
     """
 
 
 class CacheFull(Refusal):
-    """No cells for the batch."""
+    """There are not enough cells for the batch."""
 
 
 class NotSupported(Refusal):
@@ -19,7 +19,7 @@ class NotSupported(Refusal):
 
 
 class SharedCells(Refusal):
-    """A token that would move belongs to other sequences, too."""
+    """A token that would move belongs to another sequence, too."""
 
 
 class StaleViewError(RuntimeError):

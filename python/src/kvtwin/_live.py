@@ -50,7 +50,7 @@ def _bits(names: Any, due: tuple[str, ...]) -> int:
 
 
 def story_of(error: BaseException) -> str:
-    """An exception of theirs, with the frames of their code."""
+    """Describes an exception of the user's class, with the frames of their code."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = str(pathlib.Path(__file__).parent)
     theirs = [frame for frame in frames if not frame.filename.startswith(ours)]
@@ -63,7 +63,7 @@ def story_of(error: BaseException) -> str:
 
 
 class Backend:
-    """What the compiled part sees of a class of theirs."""
+    """A user's class of caches, as the compiled part sees it."""
 
     def __init__(self, cls: type) -> None:
         description = getattr(cls, "kvtwin", None) or Description(name=cls.__name__)
@@ -99,7 +99,7 @@ class Backend:
             self.has.add("cells")
 
     def describe(self) -> tuple[Any, ...]:
-        """name, profile, level, kinds, can, dtypes, v_layouts, shifts,
+        """Returns name, profile, level, kinds, can, dtypes, v_layouts, shifts,
         max_sequences, max_layers, max_padding, tolerance, cannot, placements,
         max_position, max_mask_padding."""
         d = self.description
@@ -108,7 +108,7 @@ class Backend:
             d.profile,
             LEVELS.index(d.level),
             _bits(d.kinds, KINDS),
-            # Rows that a put brings are made dense before they see them.
+            # The rows of a put are made dense before the class sees them.
             sum(1 << ABILITIES[name] for name in d.can) | TAKE_STRIDED,
             _bits(d.dtypes, DTYPES),
             _bits(d.v_layouts, V_LAYOUTS),
@@ -133,17 +133,17 @@ def _setup(fields: dict[str, Any]) -> Setup:
     return Setup(**{**fields, "rope": Rope(**fields["rope"])})
 
 
-# Key, value, mask, first cell; of an encoder, whose mask is None, the types of key
-# and value, as they are numbered in include/kvtwin/kvtwin.h.
+# Key, value, mask, first cell, and the dtypes of key and value for an encoder, whose
+# mask is None, as include/kvtwin/kvtwin.h numbers them.
 Shown = tuple[Array, Array, Array | None, int, tuple[int, int]]
 
 
 class Instance:
-    """One cache of theirs."""
+    """One cache of the user's class."""
 
     def __init__(self, cls: type, setup: Setup, refuses_misuse: bool) -> None:
         self.setup = setup
-        # To the others they say nothing.
+        # Images mean nothing to the other kinds.
         self.takes_images = refuses_misuse or setup.kind in ("encoder", "wrapper")
         self.cache: Any = cls(setup)
         self.shown: Shown | None = None
@@ -168,12 +168,12 @@ class Instance:
         self.cache.start_forward(positions, sequences, **more)
 
     def put(self, layer: int, key: Array | None, value: Array | None) -> None:
-        # Their own, to keep or to write to.
+        # Copies, which the cache may keep or write to.
         rows = [None if one is None else np.array(one) for one in (key, value)]
         self.cache.put(layer, *rows)
 
     def get(self, layer: int, mask_rows: int) -> Shown:
-        """Dense, of the stored dtype; the memory stays until the next one."""
+        """Returns dense arrays of the stored dtype, valid until the next get."""
         setup = self.setup
         found = self.cache.get(layer)
         try:
@@ -203,7 +203,7 @@ class Instance:
         else:
             due = (columns, heads, width)
         _arrays.due(v, "value", due)
-        # Rows for padding may be there where they are not due.
+        # There may be padding rows that were not asked for.
         rows = max([mask_rows, *getattr(mask, "shape", ())[:1]])
         allowed = _arrays.may_attend(mask, rows, columns)
         numbers = np.where(allowed, np.float32(0), np.float32(-np.inf))
@@ -238,7 +238,7 @@ class Instance:
 
 
 def _type_of(array: Any, dtype: str) -> str:
-    """Of what an encoder shows: it may be of the cache's type, or of float32."""
+    """Returns the dtype of an encoder's array: the cache's, or float32."""
     if isinstance(array, Tensor):
         return array.dtype_name
     return "f32" if np.asarray(array).dtype == np.float32 else dtype
@@ -252,17 +252,17 @@ def _yes(what: str, answer: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What is wrong with a backend."""
+    """An error of a backend."""
 
-    #: The level that it was found at.
+    #: The level at which it was found.
     level: str
-    #: Which comparison it is: "mine: K bytes", ...
+    #: The comparison that failed: "mine: K bytes", ...
     check: str
     #: The shortest history that shows it, for `kvtwin.run`.
     history: str
-    #: What is wrong, and where.
+    #: The error, and its place.
     reason: str
-    #: All of it, as a story: the calls, the wrong row, the command.
+    #: The whole report: the calls, the wrong row, the command.
     text: str
 
     def __str__(self) -> str:
@@ -271,8 +271,8 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class FuzzResult:
-    """What random histories have to say of a backend. True if it is right: it keeps
-    the level that it claims, and raises nothing but refusals."""
+    """The result of random histories on a backend. True if the backend is right: it
+    keeps the level that it claims, and raises only refusals."""
 
     ok: bool
     #: The strongest level that holds.
@@ -281,9 +281,9 @@ class FuzzResult:
     histories: int
     seed: int
     findings: tuple[Finding, ...]
-    #: How often each finding that is known was met, by its bucket; 0: never.
+    #: How often each known finding occurred, by its bucket; 0: never.
     passed_over: dict[str, int]
-    #: Of the first finding, if there is one and a page was asked for.
+    #: The page of the first finding, if there is one and a page was asked for.
     page: pathlib.Path | None
 
     def __bool__(self) -> bool:
@@ -291,8 +291,8 @@ class FuzzResult:
 
     @property
     def failure(self) -> str:
-        """The first finding as a story, and what others there are; empty if there is
-        none."""
+        """The report of the first finding, and a list of the others; empty if there
+        are none."""
         if not self.findings:
             return ""
         also = (
@@ -326,9 +326,9 @@ class FuzzResult:
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """What one history has to say of a backend. True if nothing is wrong."""
+    """The result of one history on a backend. True if nothing is wrong."""
 
-    #: Each call, and what it answered.
+    #: Each call and its answer.
     calls: tuple[str, ...]
     finding: Finding | None
     page: pathlib.Path | None
@@ -348,8 +348,8 @@ class RunResult:
 
 
 def _other_folders(folder: pathlib.Path) -> list[str]:
-    """Where this program finds modules and a fresh one in `folder` would not, such as
-    what pytest's `pythonpath` added."""
+    """Returns the folders where this program finds modules and a new one in `folder`
+    would not, such as those that pytest's `pythonpath` added."""
     own = [pathlib.Path(one).resolve() for one in (sys.prefix, sys.base_prefix)]
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     others = []
@@ -365,7 +365,7 @@ def _other_folders(folder: pathlib.Path) -> list[str]:
 
 
 def _rerun(cls: type) -> Callable[[str], str]:
-    """The command that runs a history on a class again."""
+    """Returns a function that makes the command to run a history on a class again."""
 
     def command(history: str) -> str:
         name = cls.__qualname__
@@ -413,13 +413,14 @@ def fuzz(
     html: str | os.PathLike[str] | None = None,
     known: Iterable[str] = (),
 ) -> FuzzResult:
-    """Drives caches, or pools, of a class of yours (docs/python.md) through random
-    histories, and compares what they show with what is due.
+    """Runs random histories on caches, or pools, of your class (docs/python.md), and
+    compares what they show with what is expected.
 
-    Runs at least so many operations, or, if `seconds` is given, for so long. What goes
-    wrong is shrunk to the shortest history that still does, and drawn on the page
-    `html` (of caches). A finding whose bucket, or the part of it before the first
-    "+", is in `known` is counted, and the run goes on. The same seed gives the same answer.
+    Runs at least `operations` operations or, if `seconds` is given, for that time. A
+    failure is shrunk to the shortest history that still fails, and drawn on the page
+    `html` (caches only). A finding whose bucket, or the part of it before the first
+    "+", is in `known` is counted, and the run continues. The same seed gives the same
+    answer.
     """
     if operations < 1 or seed < 0 or (seconds is not None and not seconds > 0):
         raise ValueError(
@@ -463,7 +464,7 @@ def fuzz(
 def run(
     cls: type, history: str, *, html: str | os.PathLike[str] | None = None
 ) -> RunResult:
-    """Runs one history (docs/histories.md) on a class of yours."""
+    """Runs one history (docs/histories.md) on your class."""
     if _is_pool(cls):
         failed = _kvtwin.run_pool(PoolBackend(cls), _rerun(cls), history)
         return RunResult((), Finding(*failed) if failed else None, None)

@@ -15,9 +15,9 @@ OPTIONAL = ("fork", "truncate", "commit_unknown", "usage", "table", "slots")
 
 
 class PoolBackend:
-    """What the compiled part sees of a class of theirs."""
+    """A user's class of pools, as the compiled part sees it."""
 
-    refuses_misuse = False  # At visibility nothing is misused.
+    refuses_misuse = False  # Misuse is not tried at visibility.
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
@@ -28,7 +28,7 @@ class PoolBackend:
         self.has = {name for name in OPTIONAL if hasattr(cls, name)}
 
     def describe(self) -> tuple[str, int, int]:
-        """name, can, window."""
+        """Returns name, can, window."""
         said = self.description
         can = sum(1 << POOL_ABILITIES.index(name) for name in said.can)
         if said.window is not None:
@@ -40,7 +40,7 @@ class PoolBackend:
 
 
 class PoolInstance:
-    """One pool of theirs."""
+    """One pool of the user's class."""
 
     def __init__(self, cls: type, setup: PoolSetup) -> None:
         self.setup = setup
@@ -59,7 +59,7 @@ class PoolInstance:
         return int(self.pool.seq_len(sequence))
 
     def append(self, sequence: int, layer: int, key: Array, value: Array) -> None:
-        # Their own, to keep or to write to.
+        # Copies, which the pool may keep or write to.
         self.pool.append(sequence, layer, np.array(key), np.array(value))
 
     def commit(self, sequence: int, tokens: list[int]) -> None:
@@ -69,8 +69,8 @@ class PoolInstance:
         self.pool.commit_unknown(sequence, count)
 
     def views(self, sequence: int, layer: int) -> list[tuple[Array, Array, int, int]]:
-        """Key, value, block and first position of each; the memory stays until the
-        next ones."""
+        """Returns key, value, block and first position of each view, valid until the
+        next call of views."""
         setup = self.setup
         shown = []
         start = 0

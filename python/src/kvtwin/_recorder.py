@@ -1,4 +1,4 @@
-"""Writing down what a cache is asked and what it answers."""
+"""Recording the calls of a cache and its answers."""
 
 from __future__ import annotations
 
@@ -69,21 +69,21 @@ def _tensor(array: Any) -> dict[str, Any]:
 
 
 class Recorder:
-    """Stands before a cache of yours, hands each call on, and writes it down with
-    its answer, so that `kvtwin.check` can judge it.
+    """Wraps your cache, passes each call on, and records the call with its answer,
+    so that `kvtwin.check` can judge it.
 
         cache = kvtwin.Recorder(MyCache(), "mine.jsonl", kvtwin.Setup(
             capacity=64, kv_heads=8, k_head_dim=128, v_head_dim=128))
 
     The cache has `start_forward(positions, sequences)`, `put(layer, key, value)`
-    and `get(layer)`, and, as far as you call them, `remove`, `copy_prefix`,
+    and `get(layer)`, and, if you call them, `remove`, `copy_prefix`,
     `can_resume`, `set_causal`, `set_layer_type`, `encoder_cached` (docs/python.md).
-    Where it refuses, it raises `CacheFull`, `NotSupported` or `SharedCells`; any
-    other exception is passed on, and not recorded. What you do not `get` after
-    a `put` is not checked.
+    To refuse a call it raises `CacheFull`, `NotSupported` or `SharedCells`; any
+    other exception is passed on, and not recorded. Rows that you do not `get` after
+    a `put` are not checked.
 
-    `placement` is "other" unless the cache finds cells as ours do (S9, S10); with
-    its `batch_cells()`, if it has that, cells are recorded as well.
+    `placement` is "other" unless the cache places tokens as ours does (S9, S10). In
+    that case, if it has a method `batch_cells()`, cells are recorded as well.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class Recorder:
 
     def _line(self, fields: dict[str, Any]) -> None:
         self._file.write(json.dumps(fields, allow_nan=False) + "\n")
-        self._file.flush()  # What a crash leaves is whole.
+        self._file.flush()  # A crash leaves whole lines.
 
     def _answered(self, fields: dict[str, Any], call: Callable[[], Any]) -> None:
-        """Does the call, and writes whether it was refused."""
+        """Makes the call, and records whether it was refused."""
         names = {
             CacheFull: "cache_full",
             NotSupported: "not_supported",
@@ -171,7 +171,7 @@ class Recorder:
         self._reserving = reserve
 
     def put(self, layer: int, key: Any, value: Any) -> None:
-        # The cache may overwrite what it is given.
+        # The cache may overwrite its arguments.
         fields = {
             "op": "put",
             "layer": int(layer),
@@ -239,7 +239,7 @@ class Recorder:
 
 
 def _finite(rows: Any, allowed: Any, what: str, layer: int) -> Any:
-    """Rows that no token sees may hold anything, which JSON cannot: zeros then."""
+    """Zeroes rows that JSON cannot hold. Raises ValueError if a token sees one."""
     wild = ~np.isfinite(rows).all(axis=(1, 2))
     seen = wild & allowed.any(axis=0)
     if seen.any():

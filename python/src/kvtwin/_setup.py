@@ -1,4 +1,4 @@
-"""What a cache is to be, and what a backend says that it can do."""
+"""The setup of a cache or a pool, and the description of a backend."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Literal
 
-#: As the end of a range: everything from its begin on.
+#: The end of a range that includes everything from its begin on.
 OPEN_END = 2147483647
 
 Kind = Literal["causal", "swa", "swa_mem", "chunked", "encoder", "wrapper"]
@@ -35,7 +35,7 @@ MASK_DTYPES = ("f32", "f16", "bf16", "bits")
 V_LAYOUTS = ("plain", "permuted", "tiled")
 SHIFTS = ("none", "identity", "add", "tag_add", "rope")
 LEVELS = ("numeric", "visibility", "identity")
-# Their bits, KVTWIN_CAN_... in include/kvtwin/kvtwin.h.
+# The bit of each ability, KVTWIN_CAN_... in include/kvtwin/kvtwin.h.
 ABILITIES = {
     "remove_tail": 0,
     "remove_middle": 1,
@@ -67,24 +67,24 @@ class Rope:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a cache is made of. Fields that a kind does not use are ignored.
+    """The setup of a cache. Fields that a kind does not use are ignored.
 
     `window`, `memory`, `capacity` are in positions, `max_batch` in tokens.
     """
 
     kind: Kind = "causal"
-    #: How a batch gets its cells (docs/semantics.md, S9, S10).
+    #: How a batch finds its cells (docs/semantics.md, S9, S10).
     placement: Placement = "contiguous"
-    #: Of `swa` and `swa_mem`. None: unbounded.
+    #: For `swa` and `swa_mem`. None: unbounded.
     window: int | None = None
-    #: Of `swa_mem`. None: the window.
+    #: For `swa_mem`. None: the same as the window.
     memory: int | None = None
-    #: Of `chunked`.
+    #: For `chunked`.
     chunk: int = 0
-    #: How K rows change when their positions do.
+    #: How K rows change when their positions change.
     shift: ShiftKind = "none"
     rope: Rope = Rope()
-    #: Of `wrapper`: what is wrapped.
+    #: For `wrapper`: the caches in it.
     caches: tuple[Setup, ...] = ()
 
     #: Views begin and end at multiples of this.
@@ -94,24 +94,24 @@ class Setup:
     v_layout: VLayout = "plain"
     mask_dtype: MaskDType = "f32"
 
-    #: Of the stored rows.
+    #: The dtype of the stored K rows.
     dtype: DType = "f32"
-    #: Of the stored V rows. None: as `dtype`.
+    #: The dtype of the stored V rows. None: the same as `dtype`.
     v_dtype: DType | None = None
     max_sequences: int = 1
-    #: Tokens of each sequence.
+    #: Positions of each sequence.
     capacity: int = 1024
-    #: Tokens of one forward pass, at most.
+    #: The most tokens of one forward pass.
     max_batch: int = 512
 
-    #: Of the model. `kvtwin.Cache` learns them from the first `put`.
+    #: The dimensions of the model. `kvtwin.Cache` learns them from the first `put`.
     layers: int = 1
     kv_heads: int = 1
     k_head_dim: int = 1
     v_head_dim: int = 1
 
     def __post_init__(self) -> None:
-        """Refuses an unknown name here, and not where the cache is made."""
+        """Refuses an unknown name here, before a cache is made."""
         _known("kind", [self.kind], KINDS)
         _known("placement", [self.placement], PLACEMENTS)
         _known("shift", [self.shift], SHIFTS)
@@ -130,40 +130,40 @@ def _known(what: str, names: Iterable[str], due: Iterable[str]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolSetup:
-    """What a pool of blocks is made of (include/kvtwin/paged.h)."""
+    """The setup of a pool of blocks (include/kvtwin/paged.h)."""
 
-    #: Tokens of a block, and blocks in all.
+    #: The number of tokens in a block, and of blocks.
     block_size: int
     blocks: int
-    #: Tokens of one sequence, at most.
+    #: The most tokens of one sequence.
     max_seq_len: int
     layers: int
     kv_heads: int
     k_head_dim: int
     v_head_dim: int
-    #: Of the stored rows, and of those of V.
+    #: The dtypes of the stored K rows and V rows.
     dtype: DType
     v_dtype: DType
-    #: How the rows of a block lie in memory, which views do not show.
+    #: The order of a block's rows in memory, which views do not show.
     layout: Literal["token_major", "head_major"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolDescription:
-    """What a pool of blocks says of itself. It is held to visibility: what a prompt
-    finds, which blocks are taken and when the pool is full are its own affair. The
-    methods that it does not have are never called.
+    """The description of a pool of blocks. The pool is held to visibility: it decides
+    what a prompt finds, which blocks are taken and when it is full. Methods that it
+    does not have are never called.
 
     Abilities: `deduplicates` (a `commit` may swap whole blocks of the sequence for
-    others of the same tokens under the same key), `recomputes_last` (`open` may find a
-    prompt of whole blocks but for its last token, which is appended next, in the block
-    where it was found).
+    other blocks of the same tokens under the same key), `recomputes_last` (`open` may
+    find all of a prompt of whole blocks except its last token, which is appended next,
+    in the block where it was found).
     """
 
     name: str
     can: frozenset[str] | set[str] = frozenset()
-    #: Positions before its own that a token sees; what no later token sees may be
-    #: gone, and views begin behind it. None: all.
+    #: How many positions before its own a token sees. Rows that no later token sees
+    #: may be gone, and views begin after them. None: all.
     window: int | None = None
 
     def __post_init__(self) -> None:
@@ -174,28 +174,29 @@ class PoolDescription:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a backend says of itself: what it does not say that it has or can do
-    is never asked of it.
+    """The description of a backend. Operations and settings that it does not declare
+    are never used on it.
 
     Abilities: `remove_tail` (`remove` up to the open end), `remove_middle` (any
-    `remove`), `copy_prefix`, `share` (copy a prefix that is not all of it),
+    `remove`), `copy_prefix`, `share` (copy a prefix that is not the whole sequence),
     `reserve` (`start_forward` with `reserve=True`), `mix` (several sequences in
     one batch), `any_order` (positions with gaps, that go back or repeat),
-    `refuse_misuse` (wrong arguments are a ValueError, calls out of order a
-    RuntimeError, and both change nothing), `any_sequence` (sequences of any number,
-    else of 0 to max_sequences - 1), `mix_dtypes` (V of another dtype than K).
+    `refuse_misuse` (wrong arguments raise ValueError, calls out of order raise
+    RuntimeError, and both change nothing), `any_sequence` (any sequence number; without
+    it 0 to max_sequences - 1), `mix_dtypes` (V has another dtype than K).
 
-    What most have, and this one `cannot`: `window_0` (windows have 1 position or
-    more then), `copy_to_itself`, `undo_remove` (a `remove` that is refused may leave
-    a part of the sequence, which is then removed as a whole before anything else).
+    `cannot` lists what most backends can do and this one cannot: `window_0` (without
+    it, windows have at least 1 position), `copy_to_itself`, `undo_remove` (a refused
+    `remove` may leave a part of the sequence, and the whole sequence is then removed
+    before anything else).
     """
 
     name: str
-    #: Whose rules it follows: one of `kvtwin profile --list`, perhaps with exceptions:
-    #: "llama.cpp except copy replaces, middle removal shifts".
+    #: The profile that it follows: one of `kvtwin profile --list`, perhaps with
+    #: exceptions: "llama.cpp except copy replaces, middle removal shifts".
     profile: str = "ollama-0.15"
-    #: What it is held to at most. `identity` also takes the methods `cells`,
-    #: `batch_cells` and `cell_count`.
+    #: The strongest level that it is held to. `identity` also needs the methods
+    #: `cells`, `batch_cells` and `cell_count`.
     level: Level = "visibility"
     kinds: frozenset[str] | set[str] = frozenset({"causal"})
     can: frozenset[str] | set[str] = frozenset()
@@ -208,17 +209,17 @@ class Description:
     max_layers: int = 0
     #: The largest cache or mask padding. 0: any.
     max_padding: int = 1
-    #: The largest mask padding. 0: max_padding, which then is that of both.
+    #: The largest mask padding. 0: max_padding, which then bounds both paddings.
     max_mask_padding: int = 0
     #: The largest position of a token. 0: any.
     max_position: int = 0
     placements: frozenset[str] | set[str] = frozenset(PLACEMENTS)
     cannot: frozenset[str] | set[str] = frozenset()
-    #: Of the level `numeric`: the largest error of an element of attention.
+    #: For the level `numeric`: the largest error of an element of attention.
     tolerance: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.level == "entitlement":  # Its name before.
+        if self.level == "entitlement":  # The old name.
             object.__setattr__(self, "level", "visibility")
         _known("level", [self.level], LEVELS)
         _known("kinds", self.kinds, KINDS)

@@ -1,4 +1,4 @@
-"""One fixture: random histories for a cache, or a pool, that is written in Python.
+"""A fixture that runs random histories on a cache, or a pool, written in Python.
 
     def test_my_cache(kvtwin_fuzz):
         kvtwin_fuzz(MyCache)
@@ -16,7 +16,7 @@ import kvtwin
 
 
 class Fuzzer(Protocol):
-    """What the fixture is."""
+    """The type of the fixture."""
 
     def __call__(
         self,
@@ -26,7 +26,7 @@ class Fuzzer(Protocol):
         seed: int | None = None,
         known: Iterable[str] = (),
     ) -> kvtwin.FuzzResult:
-        """Fails the test if the class is wrong, with the story of it."""
+        """Fails the test, with a report, if the class is wrong."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,10 +57,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def kvtwin_fuzz(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Fuzzer:
-    """Drives a class of caches, or of pools, through random histories: `kvtwin_fuzz(MyCache)`.
+    """Runs random histories on a class of caches or pools: `kvtwin_fuzz(MyCache)`.
 
-    A failure shows the shortest history and what is wrong; its page is kvtwin.html in
-    the test's tmp_path.
+    A failure shows the shortest history and the error; its page is kvtwin.html in the
+    test's tmp_path.
     """
 
     def fuzzer(
