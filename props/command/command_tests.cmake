@@ -594,7 +594,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "close/backend: out of bounds: after close: it wrote beyond a")
     string(REPLACE "/" ";" ill "${ill}")
     list(POP_FRONT ill illness)
-    kvtwin_command_test(sick_pool_${illness} EXIT 1 PRINTS "DIFFERENCE.*${ill}"
+    kvtwin_command_test(sick_pool_${illness} EXIT 1 PRINTS "FAIL.*${ill}"
       ARGS fuzz --kind paged --ops 2000 --call-seconds 1 --memory-mib 64
            --backend $<TARGET_FILE:kvtwin_sick_pool_backend>)
     set_tests_properties(command.sick_pool_${illness} PROPERTIES

@@ -200,13 +200,13 @@ TEST(PagedTrace, IsShownWithWhatItsLinesSay) {
   std::ofstream(path) << Lines(lines);
   const auto failure = ExplainRecording(path, kTwins);
   ASSERT_TRUE(failure.has_value());
-  EXPECT_EQ(failure->steps[0].arguments,
+  EXPECT_EQ(failure->trace[0].arguments,
             "prompt [7, 8, 9], salt 's', extra 'x' 'y': sequence 0, 0 tokens "
             "found");
   for (const char* text :
        {"    sequence 0      0 tokens and 3 appended\n",
         "    this line has\n    sequence 0    blocks 3 1\n"}) {
-    EXPECT_NE(failure->text.find(text), std::string::npos) << failure->text;
+    EXPECT_NE(failure->story.find(text), std::string::npos) << failure->story;
   }
 }
 
