@@ -60,6 +60,9 @@ Json ToJson(const RunResult& result) {
       {"step", failure.step},     {"check", failure.check},
       {"text", failure.text},     {"row", failure.row},
       {"column", failure.column}, {"first_cell", failure.first_cell}};
+  for (const Step& step : failure.trace) {
+    json["trace"].push_back({{"number", step.number}, {"call", step.call}});
+  }
   return json;
 }
 
@@ -76,6 +79,11 @@ RunResult RunResultFromJson(const Json& json) {
                     .row = failure.at("row").get<int>(),
                     .column = failure.at("column").get<int>(),
                     .first_cell = failure.at("first_cell").get<int>()};
+  for (const Json& step : json.value("trace", Json::array())) {
+    Step& call = result.failure->trace.emplace_back();
+    call.number = step.at("number").get<std::int64_t>();
+    call.call = step.at("call").get<std::string>();
+  }
   return result;
 }
 

@@ -374,7 +374,7 @@ RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
   if (failure) failure->step = step;
   if (wrong_line) {
     std::istringstream recording(text);
-    failure->text += "\n\n" + PoolCallsText(recording, *wrong_line);
+    failure->trace = PoolSteps(recording, *wrong_line);
   }
   return result;
 }

@@ -520,8 +520,7 @@ kvtwin_command_test(backend_as_no_profile EXIT 2
   PRINTS "'copy flies' is no rule"
   ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_cache>
        --profile "mlx except copy flies")
-foreach(option probes dtypes "cells-max=8" "threads=2" "profile=mlx"
-    "html=no.html")
+foreach(option probes "profile=mlx")
   string(MAKE_C_IDENTIFIER "pools_without_${option}" name)
   string(REGEX REPLACE "=.*" "" refused ${option})
   kvtwin_command_test(${name} EXIT 2
@@ -529,8 +528,12 @@ foreach(option probes dtypes "cells-max=8" "threads=2" "profile=mlx"
     ARGS fuzz --kind paged --ops 10 --backend $<TARGET_FILE:kvtwin_c_pool>
          --${option})
 endforeach()
-kvtwin_command_test(run_pool_without_html EXIT 2 PRINTS "--html: pools have no"
-  ARGS run "kvp1 dtype=f32 | open 0 0 0" --html no.html)
+# The options of a search are those of caches, and give the same on two threads.
+kvtwin_command_test(pools_of_all_dtypes EXIT 0 PRINTS "36 pairs of dtypes"
+  ARGS fuzz --kind paged --ops 5000 --dtypes --cells-max 8 --threads 2)
+kvtwin_command_test(run_pool_draws_a_page EXIT 1 PRINTS "run_pool.html"
+  ARGS run "kvp1 layers=1 | open 0 0 0 | append 0 0 0 | fork 0 0 0"
+       --backend $<TARGET_FILE:kvtwin_c_pool_bug> --html run_pool.html)
 kvtwin_command_test(backend_fails EXIT 1
   PRINTS "rerun   .*kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache_bug>)

@@ -198,15 +198,15 @@ int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
   }
   if (arguments.json) {
     fmt::print("{}\n", FuzzPagedJson(options, subject, result).dump());
-    return result.failure ? 1 : 0;
+  } else {
+    if (result.failure) {
+      fmt::print("{}{}", FailureText(*result.failure),
+                 FoundText(*result.failure, options.seed));
+    }
+    fmt::print("{}{}", CensusLine(subject, result, options.seed),
+               PassedOverText(result.passed_over, options.known_buckets));
   }
-  if (result.failure) {
-    fmt::print("{}{}", FailureText(*result.failure),
-               FoundText(*result.failure, options.seed));
-  }
-  fmt::print("{}{}", CensusLine(subject, result, options.seed),
-             PassedOverText(result.passed_over, options.known_buckets));
-  return result.failure ? 1 : 0;
+  return result.failure ? Failed(arguments, *result.failure) : 0;
 }
 
 void RefuseForPools(const CLI::App& command,
@@ -321,7 +321,7 @@ int RunOnePaged(const Arguments& arguments, const PagedSubject& subject) {
   } else {
     fmt::print("{} operations, no difference\n", history->ops.size());
   }
-  return failure ? 1 : 0;
+  return failure ? Failed(arguments, *failure) : 0;
 }
 
 int RunOne(const Arguments& arguments) {
@@ -536,7 +536,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   AddTwin(*fuzz, *fuzz_arguments);
   fuzz->callback([fuzz, fuzz_arguments, &exit_code] {
     if (fuzz_arguments->kind == "paged") {
-      RefuseForPools(*fuzz, {"--probes", "--profile", "--html"});
+      RefuseForPools(*fuzz, {"--probes", "--profile"});
     }
     CheckPage(*fuzz, fuzz_arguments->html);
     CatchInterrupts();
@@ -551,7 +551,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
   AddTwin(*run, *run_arguments);
   run->callback([run, run_arguments, &exit_code] {
     if (run_arguments->history.starts_with("kvp1")) {
-      RefuseForPools(*run, {"--profile", "--html"});
+      RefuseForPools(*run, {"--profile"});
     }
     CheckPage(*run, run_arguments->html);
     exit_code = RunOne(*run_arguments);

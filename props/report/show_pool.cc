@@ -189,24 +189,18 @@ std::string GivenText(const PagedOracle& oracle) {
   return text;
 }
 
-std::string PoolCallsText(std::istream& recording, std::int64_t line) {
+std::vector<Step> PoolSteps(std::istream& recording, std::int64_t line) {
+  std::vector<Step> steps;
   TraceReader reader(recording);
-  if (!reader.ReadHeader() || !reader.paged()) return "";
-  std::deque<std::string> calls;
-  std::size_t count = 0;
+  if (!reader.ReadHeader() || !reader.paged()) return steps;
   PagedTraceOp op;
   while (reader.ReadOp(op) && op.line <= line) {
     if (op.line < line && !ChangesBlocks(op.kind)) continue;
-    calls.push_back(fmt::format("  {:>3}  {}  {}{}\n", op.line,
-                                TraceOpName(op.kind), PoolCallText(op),
-                                op.line == line ? "   <- then" : ""));
-    if (++count > kCallsShown) calls.pop_front();
+    Step& step = steps.emplace_back();
+    step.number = op.line;
+    step.call = fmt::format("{}  {}", TraceOpName(op.kind), PoolCallText(op));
   }
-  const std::size_t left_out = count - calls.size();
-  std::string text =
-      left_out > 0 ? fmt::format("  ... {} calls\n", left_out) : "";
-  for (const std::string& call : calls) text += call;
-  return text;
+  return steps;
 }
 
 }  // namespace kvtwin::props

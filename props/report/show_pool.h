@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/trace/paged_trace.h"
+#include "props/compare/step.h"
 #include "props/oracle/paged_oracle.h"
 
 namespace kvtwin::props {
@@ -26,12 +27,9 @@ std::vector<BlockList> ListsOf(const PagedOracle& oracle);
 // "sequence 0, layer 0, K [2, 1, 3]: ok".
 std::string PoolCallText(const PagedTraceOp& op);
 std::string PoolText(const PagedTraceHeader& header);
-// Returns a line of text for each call that changed the pool before `line` of
-// its recording, and for `line` itself, with the numbers of the recording. Of
-// more than kCallsShown calls, the text has the last ones and counts the
-// others.
-inline constexpr std::size_t kCallsShown = 100;
-std::string PoolCallsText(std::istream& recording, std::int64_t line);
+// Returns a step for each call that changed the pool before `line` of its
+// recording, and for `line` itself, with the numbers of the recording.
+std::vector<Step> PoolSteps(std::istream& recording, std::int64_t line);
 
 bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op);
 // "    sequence 1  5 tokens  blocks 0* 3", for each.

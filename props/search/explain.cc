@@ -1,10 +1,13 @@
 #include "props/search/explain.h"
 
 #include <algorithm>
+#include <limits>
+#include <sstream>
 #include <utility>
 
 #include "optimized/targets.h"
 #include "props/compare/cited_rules.h"
+#include "props/report/show_pool.h"
 #include "props/report/sieve.h"
 
 namespace kvtwin::props {
@@ -43,6 +46,29 @@ Failure Begun(const AnyHistory& history, const Failure& failure,
   return explained;
 }
 
+// The number of a call: its line in a recording, or counted from 1.
+std::int64_t NumberOf(const Failure& failure, std::size_t i) {
+  const std::int64_t number = failure.trace[i].number;
+  return number > 0 ? number : static_cast<std::int64_t>(i) + 1;
+}
+
+// Leaves out the calls that a page does not show.
+void KeepLast(Failure& failure) {
+  std::vector<Step>& trace = failure.trace;
+  trace.erase(trace.begin(),
+              trace.begin() + std::min(std::ssize(trace), failure.left_out));
+  if (trace.empty()) trace.emplace_back().call = "setup";
+  trace.back().wrong_row = failure.row;
+  trace.back().wrong_column = failure.column;
+}
+
+// Returns the calls of a history on the reference pool, with their answers.
+std::vector<Step> ReferenceSteps(const PagedHistory& history) {
+  std::stringstream recording;
+  if (!WritePagedRecording(history, "reference", recording).ok()) return {};
+  return PoolSteps(recording, std::numeric_limits<std::int64_t>::max());
+}
+
 // Runs the history again, and keeps the calls that are drawn; or, where they
 // are not, all of them.
 void AddTrace(const History& history, const Subject& subject, bool drawn,
@@ -77,13 +103,7 @@ Failure Explain(const History& history, const Failure& failure,
   explained.bucket = bucket ? *bucket : BucketOf(history, again);
   AddTrace(history, again, drawn, explained);
   explained.story = FailureText(explained);
-  // A page has the last calls only.
-  std::vector<Step>& trace = explained.trace;
-  trace.erase(trace.begin(),
-              trace.begin() + std::min(std::ssize(trace), explained.left_out));
-  if (trace.empty()) trace.emplace_back().call = "setup";
-  trace.back().wrong_row = failure.row;
-  trace.back().wrong_column = failure.column;
+  KeepLast(explained);
   return explained;
 }
 
@@ -99,11 +119,15 @@ Failure Explain(const PagedHistory& history, const Failure& failure,
   }
   explained.bucket = SignatureOf(subject.name, failure);
   AppendHistory(history, explained.bucket);
+  if (explained.trace.empty()) explained.trace = ReferenceSteps(history);
+  explained.left_out =
+      std::max<std::int64_t>(0, std::ssize(explained.trace) - Failure::kSteps);
   const auto again = RunHistory(history, Hastily(subject, failure)).failure;
   if (!again || SignatureOf("", *again) != SignatureOf("", failure)) {
     explained.note = RepeatNote(failure, again);
   }
   explained.story = FailureText(explained);
+  KeepLast(explained);
   return explained;
 }
 
@@ -116,8 +140,8 @@ std::string FailureText(const Failure& failure) {
   for (std::size_t i = 0; i < calls; ++i) {
     if (i >= 40 && i + 10 < calls) continue;  // The middle of a long one.
     const bool then = i + 1 == calls && failure.note.empty();
-    text += fmt::format("  {:3} {}{}\n", i + 1, StoryLine(failure.trace[i]),
-                        then ? "   <- then" : "");
+    text += fmt::format("  {:3} {}{}\n", NumberOf(failure, i),
+                        StoryLine(failure.trace[i]), then ? "   <- then" : "");
   }
   if (calls > 0) text += "\n";
   text += fmt::format("  {}\n", failure.text);
