@@ -252,6 +252,18 @@ __device__ __forceinline__ void SpreadWord(unsigned word, int lane,
   }
 }
 
+// Replaces the elements of hidden cells by zeros.
+template <Form kForm>
+__device__ __forceinline__ void HideValues(const unsigned (&visible)[kTile / 8],
+                                           Right<kForm> (&right)[2][2]) {
+  KVTWIN_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    uint2& part = right[i / 2][i % 2].part[0];
+    part.x &= visible[i / 2 * 2];
+    part.y &= visible[i / 2 * 2 + 1];
+  }
+}
+
 // Loads elements from 16 * sixteen on of the V rows of a tile's cells, zeros
 // for hidden cells: right[step][half] has those of the cells of a step, in the
 // order of ValueDim.
@@ -324,14 +336,7 @@ __device__ __forceinline__ void LoadValues(const Piece& piece, int lane,
       right[step][1].part[0] = {four.z, four.w};
     }
   }
-  if constexpr (kForm != Form::kAny) {
-    KVTWIN_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      uint2& part = right[i / 2][i % 2].part[0];
-      part.x &= visible[i / 2 * 2];
-      part.y &= visible[i / 2 * 2 + 1];
-    }
-  }
+  if constexpr (kForm != Form::kAny) HideValues(visible, right);
 }
 
 }  // namespace kvtwin::optimized::cuda

@@ -513,54 +513,42 @@ Result<KvView> BackendCache::Get() {
   return view;
 }
 
-}  // namespace
-
-Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
-  constexpr std::size_t kNeeded = offsetof(kvtwin_backend_v1, message);
-  const auto size = SizeOfStruct("backend", given, kNeeded);
-  if (!size.ok()) return size.status();
-  Status rest = CheckRest("backend", given, sizeof(kvtwin_backend_v1), *size);
-  if (!rest.ok()) return rest;
-  BackendInfo info;
-  kvtwin_backend_v1& table = info.table;
-  std::memcpy(&table, given, std::min(*size, sizeof(table)));
-  const std::array<std::pair<const char*, bool>, 6> due = {
+// Errors: a function is missing that each backend has.
+Status CheckTable(const kvtwin_backend_v1& table) {
+  const std::array<std::pair<const char*, bool>, 6> needed = {
       {{"describe", table.describe != nullptr},
        {"init", table.init != nullptr},
        {"close", table.close != nullptr},
        {"start_forward", table.start_forward != nullptr},
        {"put", table.put != nullptr},
        {"get", table.get != nullptr}}};
-  for (const auto& [name, there] : due) {
+  for (const auto& [name, there] : needed) {
     if (!there) return Invalid("backend has no {}", name);
   }
-  kvtwin_description_v1 said = {};
-  said.size = sizeof(said);
-  said.name = "backend";
-  said.profile = "ollama-0.15";
-  said.level = KVTWIN_VISIBILITY;
-  said.kinds = KVTWIN_HAS_CAUSAL;
-  said.dtypes = 1U << KVTWIN_F32;
-  said.v_layouts = 1U << KVTWIN_V_PLAIN;
-  said.shifts = 1U << KVTWIN_SHIFT_NONE;
-  said.mask_dtypes = 1U << KVTWIN_F32;
-  said.max_sequences = 1;
-  said.max_padding = 1;
-  said.tolerance = 0.01;
-  if (const int code = table.describe(&said); code != KVTWIN_OK) {
-    return Invalid("the backend's describe answers {}", code);
-  }
-  const auto has_text = [](const char* text, std::size_t most) {
-    return text != nullptr && ::strnlen(text, most + 1) <= most;
-  };
-  if (!has_text(said.name, 200) || !has_text(said.profile, 4000)) {
-    return Invalid("name or profile of the backend's description is no text");
-  }
-  const Result<Rules> rules = ParseRules(said.profile);
-  if (!rules.ok()) {
-    return Invalid("profile of the backend's description: {}",
-                   rules.status().message());
-  }
+  return {};
+}
+
+// The description before the backend changes it.
+kvtwin_description_v1 PlainDescription() {
+  kvtwin_description_v1 plain = {};
+  plain.size = sizeof(plain);
+  plain.name = "backend";
+  plain.profile = "ollama-0.15";
+  plain.level = KVTWIN_VISIBILITY;
+  plain.kinds = KVTWIN_HAS_CAUSAL;
+  plain.dtypes = 1U << KVTWIN_F32;
+  plain.v_layouts = 1U << KVTWIN_V_PLAIN;
+  plain.shifts = 1U << KVTWIN_SHIFT_NONE;
+  plain.mask_dtypes = 1U << KVTWIN_F32;
+  plain.max_sequences = 1;
+  plain.max_padding = 1;
+  plain.tolerance = 0.01;
+  return plain;
+}
+
+// Errors: a text that is too long, or numbers that describe no backend. The
+// profile is read elsewhere.
+Status CheckDescription(const kvtwin_description_v1& said) {
   if (said.level < KVTWIN_NUMERIC || said.level > KVTWIN_IDENTITY) {
     return Invalid("level of the backend's description is {}",
                    static_cast<int>(said.level));
@@ -585,15 +573,24 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
     return Invalid("placements of the backend's description are {:#x}, none",
                    said.placements);
   }
-  info.name = Printable(said.name, 200);
-  info.profile = said.profile;
-  info.rules = *rules;
-  info.claims = said.level == KVTWIN_IDENTITY     ? Level::kIdentity
-                : said.level == KVTWIN_VISIBILITY ? Level::kVisibility
-                                                  : Level::kNumeric;
-  info.abilities = {
+  return {};
+}
+
+// Errors: an ability without the function that it needs.
+Result<Abilities> AbilitiesOf(const kvtwin_description_v1& said,
+                              const kvtwin_backend_v1& table) {
+  std::uint32_t can = said.can;
+  if ((can & KVTWIN_CAN_REMOVE_MIDDLE) != 0) can |= KVTWIN_CAN_REMOVE_TAIL;
+  if (table.remove == nullptr && (can & KVTWIN_CAN_REMOVE_TAIL) != 0) {
+    return Invalid("the backend says CAN_REMOVE, but its table has no remove");
+  }
+  if (table.copy_prefix == nullptr && (can & KVTWIN_CAN_COPY_PREFIX) != 0) {
+    return Invalid(
+        "the backend says CAN_COPY_PREFIX, but its table has no copy_prefix");
+  }
+  return Abilities{
       .kinds = said.kinds,
-      .can = said.can,
+      .can = can,
       .dtypes = said.dtypes,
       .v_layouts = said.v_layouts,
       .shifts = said.shifts,
@@ -605,19 +602,51 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
       .max_padding = said.max_padding,
       .max_mask_padding = said.max_mask_padding,
       .max_position = said.max_position,
+      .can_resume = table.can_resume != nullptr,
       .set_causal = table.set_causal != nullptr,
       .shift = table.shift != nullptr,
       .snapshots = table.snapshot != nullptr && table.restore != nullptr};
-  std::uint32_t& can = info.abilities.can;
-  if ((can & KVTWIN_CAN_REMOVE_MIDDLE) != 0) can |= KVTWIN_CAN_REMOVE_TAIL;
-  if (table.remove == nullptr && (can & KVTWIN_CAN_REMOVE_TAIL) != 0) {
-    return Invalid("the backend says CAN_REMOVE, but its table has no remove");
+}
+
+}  // namespace
+
+Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
+  constexpr std::size_t kNeeded = offsetof(kvtwin_backend_v1, message);
+  const auto size = SizeOfStruct("backend", given, kNeeded);
+  if (!size.ok()) return size.status();
+  Status status = CheckRest("backend", given, sizeof(kvtwin_backend_v1), *size);
+  if (!status.ok()) return status;
+  BackendInfo info;
+  kvtwin_backend_v1& table = info.table;
+  std::memcpy(&table, given, std::min(*size, sizeof(table)));
+  status = CheckTable(table);
+  if (!status.ok()) return status;
+  kvtwin_description_v1 said = PlainDescription();
+  if (const int code = table.describe(&said); code != KVTWIN_OK) {
+    return Invalid("the backend's describe answers {}", code);
   }
-  if (table.copy_prefix == nullptr && (can & KVTWIN_CAN_COPY_PREFIX) != 0) {
-    return Invalid(
-        "the backend says CAN_COPY_PREFIX, but its table has no copy_prefix");
+  const auto has_text = [](const char* text, std::size_t length_max) {
+    return text != nullptr && ::strnlen(text, length_max + 1) <= length_max;
+  };
+  if (!has_text(said.name, 200) || !has_text(said.profile, 4000)) {
+    return Invalid("name or profile of the backend's description is no text");
   }
-  info.abilities.can_resume = table.can_resume != nullptr;
+  const Result<Rules> rules = ParseRules(said.profile);
+  if (!rules.ok()) {
+    return Invalid("profile of the backend's description: {}",
+                   rules.status().message());
+  }
+  status = CheckDescription(said);
+  if (!status.ok()) return status;
+  Result<Abilities> abilities = AbilitiesOf(said, table);
+  if (!abilities.ok()) return abilities.status();
+  info.name = Printable(said.name, 200);
+  info.profile = said.profile;
+  info.rules = *rules;
+  info.claims = said.level == KVTWIN_IDENTITY     ? Level::kIdentity
+                : said.level == KVTWIN_VISIBILITY ? Level::kVisibility
+                                                  : Level::kNumeric;
+  info.abilities = *abilities;
   info.tolerance = said.tolerance;
   info.has_cells = table.cells != nullptr;
   return info;

@@ -128,6 +128,48 @@ std::string LevelLine(Level level, const LiveResult& result,
                      level == info.claims ? " (it says that it does)" : "");
 }
 
+void PrintJson(const BackendInfo& info, const FuzzOptions& options,
+               const LiveResult& result) {
+  Json findings = Json::array();
+  for (const Failure& finding : result.findings) {
+    findings.push_back(FindingJson(finding));
+  }
+  Json all = {{"backend", info.name},
+              {"profile", info.profile},
+              {"claims", LevelName(info.claims)},
+              {"holds", LevelName(result.holds)},
+              {"right", result.Right(info)},
+              {"operations", result.operations},
+              {"histories", result.histories},
+              {"seconds", result.seconds},
+              {"seed", options.seed},
+              {"digest", fmt::format("{:016x}", result.digest)}};
+  if (!options.known_buckets.empty()) {
+    all["passed_over"] = result.passed_over;
+    all["never_met"] = NeverMet(result.passed_over, options.known_buckets);
+  }
+  if (!findings.empty()) all.update(findings[0]);  // As of a twin.
+  all["findings"] = std::move(findings);
+  Print(all);
+}
+
+void PrintText(const BackendInfo& info, const FuzzOptions& options,
+               const LiveResult& result) {
+  for (const Failure& finding : result.findings) {
+    fmt::print("{}\n", FindingText(finding));
+  }
+  fmt::print("{}, by the rules of {}\n", info.name, info.profile);
+  for (const Level level : kLevels) {
+    fmt::print("{}", LevelLine(level, result, info));
+  }
+  fmt::print(
+      "{} operations in {} histories, {} findings ({} more histories with one "
+      "of them), seed {}, digest {:016x}\n",
+      result.operations, result.histories, result.findings.size(), result.known,
+      options.seed, result.digest);
+  fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
+}
+
 // Lists the kinds that a backend says it has: "causal, swa".
 std::string KindsText(const Abilities& abilities) {
   std::vector<std::string_view> names;
@@ -221,54 +263,20 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   }
   const bool right = result.Right(*info);
   if (json) {
-    Json findings = Json::array();
-    for (const Failure& finding : result.findings) {
-      findings.push_back(FindingJson(finding));
-    }
-    Json all = {{"backend", info->name},
-                {"profile", info->profile},
-                {"claims", LevelName(info->claims)},
-                {"holds", LevelName(result.holds)},
-                {"right", right},
-                {"operations", result.operations},
-                {"histories", result.histories},
-                {"seconds", result.seconds},
-                {"seed", options.seed},
-                {"digest", fmt::format("{:016x}", result.digest)}};
-    if (!options.known_buckets.empty()) {
-      all["passed_over"] = result.passed_over;
-      all["never_met"] = NeverMet(result.passed_over, options.known_buckets);
-    }
-    if (!findings.empty()) all.update(findings[0]);  // As of a twin.
-    all["findings"] = std::move(findings);
-    Print(all);
+    PrintJson(*info, options, result);
   } else {
-    for (const Failure& finding : result.findings) {
-      fmt::print("{}\n", FindingText(finding));
-    }
-    fmt::print("{}, by the rules of {}\n", info->name, info->profile);
-    for (const Level level : kLevels) {
-      fmt::print("{}", LevelLine(level, result, *info));
-    }
-    fmt::print(
-        "{} operations in {} histories, {} findings ({} more histories with "
-        "one of them), seed {}, digest {:016x}\n",
-        result.operations, result.histories, result.findings.size(),
-        result.known, options.seed, result.digest);
-    fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
+    PrintText(*info, options, result);
   }
-  if (!html.empty() && !result.findings.empty()) {
-    // Of what it says that it keeps, if that is broken.
-    const Failure* shown = &result.findings.front();
-    for (const Failure& finding : result.findings) {
-      if (finding.level == info->claims && shown->level != info->claims) {
-        shown = &finding;
-      }
-    }
-    return AfterPage(WritePageOf(host, *shown, subject_at(shown->level), html),
-                     html, right ? 0 : 1);
-  }
-  return right ? 0 : 1;
+  const int code = right ? 0 : 1;
+  if (html.empty() || result.findings.empty()) return code;
+  // The page has a finding at the level that the backend claims, if there is
+  // one.
+  const auto claimed =
+      std::ranges::find(result.findings, info->claims, &Failure::level);
+  const Failure& shown =
+      claimed != result.findings.end() ? *claimed : result.findings.front();
+  return AfterPage(WritePageOf(host, shown, subject_at(shown.level), html),
+                   html, code);
 }
 
 int OnPoolBackend(const BackendArguments& arguments,

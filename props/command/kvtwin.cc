@@ -123,8 +123,7 @@ void JudgeInput(
 struct CheckArguments {
   std::vector<std::string> paths;
   std::string twin = "both";
-  std::string html;
-  bool html_given = false;
+  std::optional<std::string> html;  // Where pages go; empty is refused.
   bool json = false;
 };
 
@@ -159,38 +158,57 @@ int WritePageOf(const std::string& recording, const std::string& path,
       path, exit_code);
 }
 
-int Check(const CheckArguments& arguments) {
+int ComplainOfCheck(std::string_view text) {
+  fmt::print(stderr, "kvtwin check: {}\n", text);
+  return 2;
+}
+
+// Errors: a path that cannot be read, or that has no recordings.
+Result<std::vector<std::string>> FilesToCheck(const CheckArguments& arguments) {
   std::vector<std::string> files;
   for (const std::string& path : arguments.paths) {
     std::error_code error;
     const std::vector<std::string> found = FilesOf(path, error);
     if (error) {
-      fmt::print(stderr, "kvtwin check: {} cannot be read to its end: {}\n",
-                 Printable(path, path.size()), error.message());
-      return 2;
+      return Status(StatusCode::kInvalidArgument,
+                    fmt::format("{} cannot be read to its end: {}",
+                                Printable(path, path.size()), error.message()));
     }
     if (found.empty()) {
-      fmt::print(stderr, "kvtwin check: no recordings (*.jsonl) in {}\n",
-                 Printable(path, path.size()));
-      return 2;
+      return Status(StatusCode::kInvalidArgument,
+                    fmt::format("no recordings (*.jsonl) in {}",
+                                Printable(path, path.size())));
     }
     files.insert(files.end(), found.begin(), found.end());
   }
-  if (!arguments.html.empty() && files.size() > 1 &&
-      !fs::is_directory(arguments.html)) {
-    fmt::print(stderr,
-               "kvtwin check: with several recordings, --html must name a "
-               "folder that exists\n");
-    return 2;
+  return files;
+}
+
+// Returns the page of each file, ready to be written; none without --html.
+Result<std::vector<std::string>> PreparePages(
+    const std::optional<std::string>& html,
+    const std::vector<std::string>& files) {
+  if (!html) return std::vector<std::string>();
+  if (!html->empty() && files.size() > 1 && !fs::is_directory(*html)) {
+    return Status(StatusCode::kInvalidArgument,
+                  "with several recordings, --html must name a folder that "
+                  "exists");
   }
-  std::vector<std::string> pages;
-  if (arguments.html_given) pages = PagesOf(arguments.html, files);
+  std::vector<std::string> pages = PagesOf(*html, files);
   for (const std::string& page : pages) {
-    const Status status = PreparePage(page);
-    if (status.ok()) continue;
-    fmt::print(stderr, "kvtwin check: {}\n", status.message());
-    return 2;
+    Status status = PreparePage(page);
+    if (!status.ok()) return status;
   }
+  return pages;
+}
+
+int Check(const CheckArguments& arguments) {
+  const auto found = FilesToCheck(arguments);
+  if (!found.ok()) return ComplainOfCheck(found.status().message());
+  const std::vector<std::string>& files = *found;
+  const auto prepared = PreparePages(arguments.html, files);
+  if (!prepared.ok()) return ComplainOfCheck(prepared.status().message());
+  const std::vector<std::string>& pages = *prepared;
   std::string page;  // That of the current recording.
   const bool counts = files.size() > 1 && isatty(STDERR_FILENO) == 1;
   const std::vector<std::string> twins = TwinsNamed(arguments.twin);
@@ -246,13 +264,12 @@ void AddCheckCommand(CLI::App& app, int& exit_code) {
   AddTwin(*check, arguments->twin);
   check->add_flag("--json", arguments->json,
                   "print one JSON object per recording");
-  check->add_option("--html", arguments->html,
-                    "write a page (HTML) for the recording that is rejected; "
-                    "with several recordings, the folder for their pages");
-  check->callback([check, arguments, &exit_code] {
-    arguments->html_given = check->count("--html") > 0;
-    exit_code = Check(*arguments);
-  });
+  check->add_option_function<std::string>(
+      "--html",
+      [arguments](const std::string& path) { arguments->html = path; },
+      "write a page (HTML) for the recording that is rejected; "
+      "with several recordings, the folder for their pages");
+  check->callback([arguments, &exit_code] { exit_code = Check(*arguments); });
 }
 
 struct ShowArguments {

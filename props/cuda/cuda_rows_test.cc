@@ -237,6 +237,21 @@ TEST(CudaRows, PutMoreBlocksThanAGridHasTeams) {
   EXPECT_TRUE(to.Download() == CopyOf(view, DType::kQ4).bytes);
 }
 
+// Shifts the row of the first cell of `list`, in `far` and, `at` bytes from the
+// begin, in `rows`.
+void ExpectShifted(const StoredRows& far, const int* list, std::ptrdiff_t at,
+                   int head_dim, Rows& rows) {
+  Shift shift;
+  shift.kind = ShiftKind::kRope;
+  const ShiftThere there(shift, 3, head_dim);
+  ASSERT_EQ(ShiftRows(far, list, 1, there.there, nullptr), cudaSuccess);
+  DenseTensor key{far.dtype, {head_dim, 1, 1, 1}, {}};
+  const auto row = static_cast<std::ptrdiff_t>(rows.row_bytes());
+  key.bytes.assign(rows.bytes.begin() + at, rows.bytes.begin() + at + row);
+  ASSERT_TRUE(ShiftStored(shift, 0, 3, key).ok());
+  std::copy_n(key.bytes.begin(), row, rows.bytes.begin() + at);
+}
+
 // The offsets of these cells take more than 32 bits; only these cells have
 // memory.
 TEST(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
@@ -303,16 +318,7 @@ TEST(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
     EXPECT_TRUE(bytes.Download() == rows.bytes);
 
     if (layout != VLayout::kPlain) continue;
-    Shift shift;
-    shift.kind = ShiftKind::kRope;
-    const ShiftThere shift_there(shift, 3, kHeadDim);
-    ASSERT_EQ(ShiftRows(far, list.data<int>(), 1, shift_there.there, nullptr),
-              cudaSuccess);
-    DenseTensor key{dtype, {kHeadDim, 1, 1, 1}, {}};
-    key.bytes.assign(rows.bytes.begin() + 5 * row,
-                     rows.bytes.begin() + 6 * row);
-    ASSERT_TRUE(ShiftStored(shift, 0, 3, key).ok());
-    std::copy_n(key.bytes.begin(), row, rows.bytes.begin() + 5 * row);
+    ExpectShifted(far, list.data<int>(), 5 * row, kHeadDim, rows);
     EXPECT_TRUE(bytes.Download() == rows.bytes);
   }
 }

@@ -460,7 +460,7 @@ TEST(FaultyPools, EveryResultIsCompared) {
   ExpectFound(cases);
 }
 
-TEST(FaultyPools, CountsAndTablesAreCompared) {
+TEST(FaultyPools, TablesAreCompared) {
   const std::string two = kPool + kCommit + "| fork 0 1 0";
   const auto slot = [](std::vector<std::int64_t>& slots) {
     if (!slots.empty()) ++slots.back();
@@ -477,7 +477,7 @@ TEST(FaultyPools, CountsAndTablesAreCompared) {
   const auto len = [](PagedTable& table) {
     if (!table.seq_lens.empty()) ++table.seq_lens.back();
   };
-  std::vector<Case> cases = {
+  const std::vector<Case> cases = {
       {"a slot of the reference",
        two,
        {.slots = slot},
@@ -518,6 +518,12 @@ TEST(FaultyPools, CountsAndTablesAreCompared) {
        "ExportTable: not what",
        Who::kBoth},
   };
+  ExpectFound(cases);
+}
+
+TEST(FaultyPools, UsageIsCompared) {
+  const std::string two = kPool + kCommit + "| fork 0 1 0";
+  std::vector<Case> cases;
   for (int PagedUsage::*count : {&PagedUsage::free, &PagedUsage::cached,
                                  &PagedUsage::used, &PagedUsage::shared}) {
     const auto more = [=](PagedUsage& usage) { ++(usage.*count); };

@@ -234,7 +234,10 @@ void Backend::FillOptional(nb::handle adapter, kvtwin_backend_v1& table) {
       });
     };
   }
-  if (!has("cells")) return;
+  if (has("cells")) FillCells(table);
+}
+
+void Backend::FillCells(kvtwin_backend_v1& table) {
   table.cells = [](void* cache, kvtwin_cell* cells, std::size_t room,
                    std::size_t* count, std::int32_t* batch,
                    std::size_t batch_room, std::size_t* batch_count,

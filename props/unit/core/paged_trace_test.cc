@@ -263,11 +263,10 @@ TEST(PagedTrace, RefusesMisuse) {
   });
 }
 
-TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
-  const std::string deep(100000, '[');
-  ExpectBadInput(Lines({kPoolLines[0], R"({"op":)" + deep}), 2, "16 deep");
-  // A short line that copies a long sequence.
-  constexpr int kLong = 100000;
+constexpr int kLong = 100000;
+
+// The header of a pool for a sequence of kLong tokens, and lines that fill it.
+std::vector<std::string> LongSequence() {
   const std::string large =
       Replaced(Replaced(kPoolLines[0], R"("blocks":4)", R"("blocks":100)"),
                R"("block_size":2)", R"("block_size":1000)");
@@ -276,13 +275,20 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
                R"("k_head_dim":2)", R"("k_head_dim":1)");
   std::string zeros = "0";
   for (int i = 1; i < kLong; ++i) zeros += ",0";
-  std::vector<std::string> lines = {
-      header, R"({"op":"open","result":0,"len":0})",
-      fmt::format(R"({{"op":"append","seq":0,"layer":0,"result":"ok",)"
-                  R"("key":{{"shape":[1,1,{0}],"data":[{1}]}},)"
-                  R"("value":{{"shape":[1,1,{0}],"data":[{1}]}}}})",
-                  kLong, zeros),
-      fmt::format(R"({{"op":"commit","seq":0,"new_tokens":{}}})", kLong)};
+  return {header, R"({"op":"open","result":0,"len":0})",
+          fmt::format(R"({{"op":"append","seq":0,"layer":0,"result":"ok",)"
+                      R"("key":{{"shape":[1,1,{0}],"data":[{1}]}},)"
+                      R"("value":{{"shape":[1,1,{0}],"data":[{1}]}}}})",
+                      kLong, zeros),
+          fmt::format(R"({{"op":"commit","seq":0,"new_tokens":{}}})", kLong)};
+}
+
+TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
+  const std::string deep(100000, '[');
+  ExpectBadInput(Lines({kPoolLines[0], R"({"op":)" + deep}), 2, "16 deep");
+  // A short line that copies a long sequence.
+  std::vector<std::string> lines = LongSequence();
+  const std::string header = lines[0];
   for (int i = 1; i < 1000; ++i) {
     lines.push_back(fmt::format(
         R"({{"op":"fork","seq":0,"len":{},"result":{}}})", kLong, i));
@@ -312,6 +318,24 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
     opens.push_back(fmt::format(R"({{"op":"open","len":0,"result":{}}})", i));
   }
   EXPECT_LT(JudgeText(Lines(opens)).line, 4200);
+  // Appended rows count for good, even if they are replaced later.
+  std::vector<std::string> appends(lines.begin(), lines.begin() + 2);
+  for (int i = 0; i < 10; ++i) appends.push_back(lines[2]);
+  for (const char* placement : {"lowest", "other"}) {
+    appends[0] = Replaced(header, "lowest", placement);
+    ExpectBadInput(Lines(appends), 8, "append: the pool would now need");
+  }
+  // A list that names a sequence many times.
+  std::string again = "0";
+  for (int i = 0; i < 100000; ++i) again += ",0";
+  lines.resize(4);
+  lines.push_back(fmt::format(R"({{"op":"csr","seqs":[{0}],"indptr":[0,{0}],)"
+                              R"("indices":[],"last_page_len":[{0}]}})",
+                              again));
+  EXPECT_EQ(JudgeText(Lines(lines)).line, 5);
+}
+
+TEST(PagedTrace, RefusesKeysThatWouldTakeTooMuch) {
   // A long prefix key counts for each block; a key of many strings is accepted.
   const std::string pool =
       Replaced(kPoolLines[0], R"("blocks":4)", R"("blocks":100000)");
@@ -339,21 +363,6 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
   EXPECT_LT(JudgeText(Lines(forks)).line, 60);
   EXPECT_EQ(JudgeText(Lines(forks)).reason.substr(0, 32),
             "fork: the pool would now need 2.");
-  // Appended rows count for good, even if they are replaced later.
-  std::vector<std::string> appends(lines.begin(), lines.begin() + 2);
-  for (int i = 0; i < 10; ++i) appends.push_back(lines[2]);
-  for (const char* placement : {"lowest", "other"}) {
-    appends[0] = Replaced(header, "lowest", placement);
-    ExpectBadInput(Lines(appends), 8, "append: the pool would now need");
-  }
-  // A list that names a sequence many times.
-  std::string again = "0";
-  for (int i = 0; i < 100000; ++i) again += ",0";
-  lines.resize(4);
-  lines.push_back(fmt::format(R"({{"op":"csr","seqs":[{0}],"indptr":[0,{0}],)"
-                              R"("indices":[],"last_page_len":[{0}]}})",
-                              again));
-  EXPECT_EQ(JudgeText(Lines(lines)).line, 5);
 }
 
 TEST(PagedTrace, AcceptsOrRefusesARecordingCutAnywhere) {

@@ -32,8 +32,16 @@ TEST(Trace, AcceptsWhatTheCasesBelowStartFrom) {
   ExpectAccept(Lines({kHeader, kStart, kPut, kGet, kRemove}), Level::kIdentity);
 }
 
-TEST(Trace, RefusesBadHeaders) {
-  const Cases cases = {
+// Refuses each header, the valid one with a part replaced.
+void ExpectBadHeaders(const Cases& cases) {
+  for (const auto& [from, to, reason] : cases) {
+    SCOPED_TRACE(to);
+    ExpectBadInput(Lines({Replaced(kHeader, from, to), kStart}), 1, reason);
+  }
+}
+
+TEST(Trace, RefusesBadCachesInHeaders) {
+  ExpectBadHeaders({
       {R"("kvtrace":1)", R"("kvtrace":2)", "kvtrace is 2"},
       {R"("kvtrace":1)", R"("kvtrace":"1")", "kvtrace is '1'"},
       {R"("kvtrace":1)", R"("x":1)", "kvtrace is missing"},
@@ -62,6 +70,11 @@ TEST(Trace, RefusesBadHeaders) {
       {R"("causal")", R"("wrapper","caches":[{"type":"x"}])",
        "cache.caches[0].type is 'x'"},
       {R"("cache":{)", R"("cache":[],"x":{)", "cache is a list"},
+  });
+}
+
+TEST(Trace, RefusesBadSizesInHeaders) {
+  ExpectBadHeaders({
       {R"("dtype":"f32",)", R"("dtype":"bits",)", "init.dtype is 'bits'"},
       {R"("max_sequences":1)", R"("max_sequences":0)", "max_sequences is 0"},
       {R"("capacity":4)", R"("capacity":3000000000)", "capacity is 3000000000"},
@@ -98,11 +111,10 @@ TEST(Trace, RefusesBadHeaders) {
       {"}}", "}", "not JSON"},
       {"test", "t\xff", "not UTF-8"},
       {"test", "t\n", "not JSON"},
-  };
-  for (const auto& [from, to, reason] : cases) {
-    SCOPED_TRACE(to);
-    ExpectBadInput(Lines({Replaced(kHeader, from, to), kStart}), 1, reason);
-  }
+  });
+}
+
+TEST(Trace, RefusesFilesWithoutAHeader) {
   ExpectBadInput("", 1, "the file is empty");
   ExpectBadInput("\n", 1, "an empty line");
   ExpectBadInput(std::string(3, '\0'), 1, "not JSON");
@@ -223,8 +235,19 @@ TEST(Trace, RefusesBadGets) {
   }
 }
 
-TEST(Trace, RefusesOtherBadCalls) {
-  const Cases cases = {
+// Refuses each call after the header, at either placement.
+void ExpectBadCalls(const Cases& cases) {
+  for (const auto& [from, to, reason] : cases) {
+    SCOPED_TRACE(to);
+    for (const char* placement : {"contiguous", "other"}) {
+      const std::string header = Replaced(kHeader, "contiguous", placement);
+      ExpectBadInput(Lines({header, Replaced(kStart, from, to)}), 2, reason);
+    }
+  }
+}
+
+TEST(Trace, RefusesBadBatches) {
+  ExpectBadCalls({
       {kStart,
        R"({"op":"start_forward","positions":[0.5],"sequences":[0],)"
        R"("result":"ok"})",
@@ -267,6 +290,11 @@ TEST(Trace, RefusesOtherBadCalls) {
       {kStart,
        R"({"op":"remove","seq":0,"begin":0,"end":1,"result":"cache_full"})",
        "result is 'cache_full'"},
+  });
+}
+
+TEST(Trace, RefusesOtherBadCalls) {
+  ExpectBadCalls({
       {"[0,1]}", "[0]}", "cells has 1 numbers, positions has 2"},
       {"[0,1]}", "[]}", "cells has 0 numbers, positions has 2"},
       {"[0,1]}", "[0,-1]}", "cells[1] is -1"},
@@ -289,14 +317,7 @@ TEST(Trace, RefusesOtherBadCalls) {
        "result is 'ok'"},
       {kStart, "\n{}", "an empty line"},
       {kStart, "null", "null where an object is due"},
-  };
-  for (const auto& [from, to, reason] : cases) {
-    SCOPED_TRACE(to);
-    for (const char* placement : {"contiguous", "other"}) {
-      const std::string header = Replaced(kHeader, "contiguous", placement);
-      ExpectBadInput(Lines({header, Replaced(kStart, from, to)}), 2, reason);
-    }
-  }
+  });
   ExpectBadInput(Lines({kHeader, kStart, kGet}), 3, "nothing was ever put");
   ExpectBadInput(
       Lines({kHeader, kStart, R"({"op":"set_causal","except":[2]})"}), 3,
