@@ -144,7 +144,7 @@ room c_api compare oracle backend
 room command base history compare oracle shrink report paged laws search backend
 room fuzzers history oracle shrink paged search
 room cuda
-room testing base history compare oracle search
+room testing base history compare oracle paged search
 room unit
 room repo
 room museum

@@ -1,7 +1,7 @@
 // Runs a command of the shell on a text, as a pipe does.
 
-#ifndef KVTWIN_PROPS_SEARCH_FILTER_H_
-#define KVTWIN_PROPS_SEARCH_FILTER_H_
+#ifndef KVTWIN_PROPS_BASE_FILTER_H_
+#define KVTWIN_PROPS_BASE_FILTER_H_
 
 #include <cstddef>
 #include <string>
@@ -24,4 +24,4 @@ Result<std::string> Filter(const std::string& command, const std::string& input,
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_SEARCH_FILTER_H_
+#endif  // KVTWIN_PROPS_BASE_FILTER_H_

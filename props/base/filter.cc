@@ -1,4 +1,4 @@
-#include "props/search/filter.h"
+#include "props/base/filter.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
