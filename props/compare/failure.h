@@ -25,7 +25,7 @@ struct Failure {
   // set-up or the end fails.
   std::size_t step = 0;
   std::string check = {};  // The name of a CheckName, a law or a call.
-  std::string text = {};   // What differs, and where.
+  std::string text = {};   // The difference, and its place.
   // The place in a view: row of the mask, column, and the cell of column 0; -1
   // if the failure is not about a single row or column.
   int row = -1;

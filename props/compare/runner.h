@@ -50,8 +50,8 @@ struct Subject {
   bool hasty = false;
   // How long a failure is shrunk; 0: until it cannot be made any shorter.
   double shrink_seconds = 0;
-  // What is compared. At identity, the subject is compared with the reference
-  // twin.
+  // The level of comparison. At identity, the subject is compared with the
+  // reference twin.
   Level level = Level::kIdentity;
   Rules rules = {};  // Identity requires kvtwin's own rules.
   // Whether the mask must have the number of rows that the rules say; if not,
@@ -73,8 +73,8 @@ struct Subject {
 // Returns the subject of the twin `twin`: "reference", "optimized" or "cuda".
 Subject TwinSubject(std::string_view twin);
 
-// What a run records: a step for each call. If there is a frame, the steps from
-// number `from` on are drawn.
+// The record of a run: a step for each call. If there is a frame, the steps
+// from number `from` on are drawn.
 struct Story {
   std::vector<Step> steps;
   std::optional<Frame> frame;

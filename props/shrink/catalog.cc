@@ -669,7 +669,7 @@ std::optional<History> PlainestThatFails(
       CostWithoutSizes({.setup = plain.front(), .ops = {}}).special;
   const bool is_plain =
       CostWithoutSizes({.setup = special.front(), .ops = {}}).special == least;
-  // What is special about the model is mostly needed for the failure.
+  // Most special features of the model are needed for the failure.
   const Tries& only_plain = setup.legal ? kOnlyPlainOfLegal : kOnlyPlain;
   auto found =
       Catalog(model, plain, is_plain ? only_plain : kPlainFirst, bounds)
