@@ -1,5 +1,4 @@
-"""A KV cache of a newcomer's, in Python, and the test that finds what is wrong with
-it (docs/python.md):
+"""A KV cache in Python with a bug, and the test that finds it (docs/python.md):
 
     pytest docs/examples/python_cache.py
 """
@@ -36,7 +35,7 @@ class PrefixCache:
         return self.sequences.setdefault(number, Sequence(self.setup))
 
     def start_forward(self, positions, sequences):
-        self.now = self.of(sequences[0])  # We cannot "mix": all are the same.
+        self.now = self.of(sequences[0])  # Without "mix", all are the same.
         self.begin, self.end = self.now.length, self.now.length + len(positions)
         if self.end > self.setup.capacity:
             raise kvtwin.CacheFull(f"sequence {sequences[0]} has no more room")

@@ -9,8 +9,8 @@ import kvtwin
 
 
 class BlockPool:
-    """Blocks that sequences share by reference; who writes to one that another
-    sequence has, too, copies it first."""
+    """Blocks that sequences share by reference. Before a sequence writes to a shared
+    block, it copies the block."""
 
     kvtwin = kvtwin.PoolDescription(name="block pool")
 
@@ -22,10 +22,10 @@ class BlockPool:
         self.keys = np.zeros((*shape, setup.k_head_dim), np.float32)
         self.values = np.zeros((*shape, setup.v_head_dim), np.float32)
         self.owners = [0] * setup.blocks
-        self.tables = {}  # Of each sequence: its blocks, tokens, rows by layer.
+        self.tables = {}  # By sequence: its blocks, tokens, rows by layer.
 
     def open(self, prompt, salt, extra):
-        """A new sequence. This pool finds nothing of the prompt."""
+        """Opens a new sequence. This pool never reuses blocks for a prompt."""
         return self._add([], 0)
 
     def _add(self, blocks, length):
@@ -39,7 +39,7 @@ class BlockPool:
         return self.tables[sequence][1]
 
     def append(self, sequence, layer, key, value):
-        """Rows behind those that are committed, in place of what was appended."""
+        """Stores rows after the committed rows, in place of earlier appended rows."""
         blocks, length, rows = self.tables[sequence]
         end = length + len(key)
         size = self.setup.block_size
@@ -87,7 +87,7 @@ class BlockPool:
         del self.tables[sequence]
 
     def views(self, sequence, layer):
-        """(key, value, block) of each block, in their order."""
+        """Returns (key, value, block) of each block, in order."""
         blocks, _, rows = self.tables[sequence]
         size = self.setup.block_size
         views = []

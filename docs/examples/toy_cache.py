@@ -138,12 +138,12 @@ def main():
     cache = None
     for line in sys.stdin:
         op = json.loads(line)
-        if "kvtrace" in op:  # What it is no cache for, it leaves out.
+        if "kvtrace" in op:  # Unsupported caches are left out.
             cache = Cache(op, "--bug" in sys.argv) if supported(op) else None
             op.update(placement="other", producer="toy_cache.py")
             answer = {}
         elif cache is None or (not cache.batch and op["op"] in IN_A_PASS):
-            continue  # Or its start_forward was refused.
+            continue  # The cache is left out, or start_forward was refused.
         else:
             answer = getattr(cache, op["op"])(op)
         if cache is not None:

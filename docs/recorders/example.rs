@@ -27,7 +27,7 @@ struct Token {
 
 struct Toy {
     lists: [Vec<Token>; SEQUENCES],
-    produced: usize, // Tokens, of all.
+    produced: usize, // Tokens of all sequences so far.
     bug: bool,
     recorder: Recorder<File>,
 }
@@ -40,7 +40,7 @@ impl Toy {
             .copy_prefix(src as i32, dst as i32, len as i32)
     }
 
-    /// Without [begin, end); later tokens move down, as "tag_add" says.
+    /// Removes [begin, end); later tokens move down, as "tag_add" says.
     fn remove(&mut self, seq: usize, begin: i32, end: i32) -> Result<()> {
         self.lists[seq].retain(|t| t.position < begin || t.position >= end);
         for t in self.lists[seq].iter_mut().filter(|t| t.position >= end) {
@@ -54,7 +54,7 @@ impl Toy {
         self.recorder.remove(seq as i32, begin, end, "ok")
     }
 
-    /// What attention reads: all lists, one after the other.
+    /// Records the rows that attention reads: all lists, one after the other.
     fn get(&mut self, layer: usize, positions: &[i32], batch: &[i32]) -> Result<()> {
         let (mut key, mut value, mut sees) = (vec![], vec![], vec![]);
         for t in self.lists.iter().flatten() {
@@ -81,7 +81,7 @@ impl Toy {
         )
     }
 
-    /// A forward pass: one token for each of these sequences.
+    /// Runs a forward pass with one token for each of these sequences.
     fn forward(&mut self, batch: &[i32]) -> Result<()> {
         let (mut lists, mut positions) = (self.lists.clone(), vec![]);
         for seq in batch {
@@ -106,7 +106,7 @@ impl Toy {
         self.lists = lists;
         for layer in 0..LAYERS {
             let (mut key, mut value) = (vec![], vec![]);
-            // Each token has rows of its own: its number, and its position.
+            // The rows of each token are its number and its position.
             for (i, seq) in batch.iter().enumerate() {
                 let t = &mut self.lists[*seq as usize][positions[i] as usize];
                 let number = (100 * (self.produced + i + 1) + layer) as f32;

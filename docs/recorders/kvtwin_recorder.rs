@@ -1,5 +1,5 @@
-//! Records what a KV cache is asked and what it answers, for `kvtwin check`.
-//! Copy this file into your crate: it needs nothing but the standard library.
+//! Records the calls to a KV cache and its answers, for `kvtwin check`. Copy
+//! this file into your crate: it needs the standard library only.
 //!
 //! ```ignore
 //! mod kvtwin_recorder;
@@ -28,18 +28,19 @@
 //! r.close()?;
 //! ```
 //!
-//! Each function writes one line, after the call that it records has answered.
-//! It returns an error if that cannot be written; the first error stays: nothing
-//! is written from then on, and `close` returns it too. So `.ok()` may take the
-//! place of each `?` but the first and the last. A line is handed to the system
-//! at once: if your program crashes, all lines before are in the file.
+//! Each function writes one line, after the recorded call has answered. It
+//! returns an error if the line cannot be written. The first error stays:
+//! nothing is written after it, and `close` returns it too. So `.ok()` may
+//! replace each `?` but the first and the last. A line is handed to the system
+//! at once: if your program crashes, all earlier lines are in the file.
 //!
-//! What the fields mean is in kvtwin's docs/trace_format.md, and the same names
-//! are used here. Calls that your cache rejects as misuse are not recorded. No
-//! more is looked at here than what could not be written; `kvtwin check` says
-//! what else is wrong with a recording, and in which line.
+//! kvtwin's docs/trace_format.md explains the fields, which have the same names
+//! here. Calls that your cache rejects as misuse are not recorded. This file
+//! refuses only what cannot be written; `kvtwin check` says what else is wrong
+//! with a recording, and in which line.
 //!
-//! Left out: pools of blocks (`"type": "paged"`), whose lines that page has, too.
+//! Pools of blocks (`"type": "paged"`) are left out; that page has their lines,
+//! too.
 
 #![allow(dead_code)]
 
@@ -48,30 +49,31 @@ use std::fs::File;
 use std::io::{Error, ErrorKind, Result, Write};
 use std::path::Path;
 
-/// As the end of `remove`.
+/// The open end of a range in `remove`.
 pub const OPEN_END: i32 = i32::MAX;
-/// Of one tensor.
+/// The largest number of elements of one tensor.
 pub const NUMBERS_MAX: usize = 64 << 20;
 
-// What is empty or 0 in these is what stands behind "or".
+// In these structs, an empty field, or 0, stands for the default.
 
 #[derive(Clone, Copy, Default)]
 pub struct Cache<'a> {
-    /// "causal", "swa", "swa_mem", "chunked" or "encoder"; or "causal".
+    /// "causal", "swa", "swa_mem", "chunked" or "encoder"; default "causal".
     pub kind: &'a str,
-    /// Of swa and swa_mem. Of these three, what is negative is left out.
+    /// For swa and swa_mem. A negative window, memory or chunk is left out.
     pub window: i32,
-    /// Of swa_mem.
+    /// For swa_mem.
     pub memory: i32,
-    /// Of chunked.
+    /// For chunked.
     pub chunk: i32,
-    /// "none", "identity", "add", "tag_add" or "rope"; or "none".
+    /// "none", "identity", "add", "tag_add" or "rope"; default "none".
     pub shift: &'a str,
-    /// Of "rope" only, as are those below: "adjacent" or "halves"; or "adjacent".
+    /// For "rope" only, as are the fields below: "adjacent" or "halves";
+    /// default "adjacent".
     pub rope_pairing: &'a str,
-    /// Or 10000.
+    /// Default 10000.
     pub rope_base: f64,
-    /// Or 1.
+    /// Default 1.
     pub rope_scale: f64,
     pub rope_dims: i32,
 }
@@ -80,22 +82,22 @@ pub struct Cache<'a> {
 pub struct Header<'a> {
     /// Free text.
     pub producer: &'a str,
-    /// "contiguous", "scatter" or "other"; or "other".
+    /// "contiguous", "scatter" or "other"; default "other".
     pub placement: &'a str,
-    /// Or one; if there are several: of a wrapper.
+    /// The cache; several are the caches of a wrapper. Default: one cache.
     pub caches: &'a [Cache<'a>],
-    /// Or 1.
+    /// Default 1.
     pub cache_padding: i32,
-    /// Or 1.
+    /// Default 1.
     pub mask_batch_padding: i32,
-    /// Layouts of V that `get` shows.
+    /// The layout of V in the views of `get`.
     pub permuted_v: bool,
     pub tiled_v: bool,
-    /// "f32", "f16", "bf16" or "bits"; or "f32".
+    /// "f32", "f16", "bf16" or "bits"; default "f32".
     pub mask_dtype: &'a str,
-    /// Or as `dtype`.
+    /// One of the dtypes of `dtype`; default: the value of `dtype`.
     pub v_dtype: &'a str,
-    /// "f32", "f16", "bf16", "f8_e4m3", "q8_0" or "q4_0"; or "f32".
+    /// "f32", "f16", "bf16", "f8_e4m3", "q8_0" or "q4_0"; default "f32".
     pub dtype: &'a str,
     pub max_sequences: i32,
     pub capacity: i32,
@@ -106,10 +108,10 @@ pub struct Header<'a> {
     pub v_head_dim: i32,
 }
 
-/// Rows as f32; convert those of other dtypes, exactly. K is [k_head_dim,
+/// Rows as f32; convert rows of other dtypes, exactly. K is [k_head_dim,
 /// kv_heads, n], V [v_head_dim, kv_heads, n], first dimension fastest; shape[3]
-/// is 0 unless V is tiled. Strides are in elements; if all are 0, the numbers
-/// lie densely.
+/// is 0 unless V is tiled. Strides are in elements; if all are 0, the tensor is
+/// dense.
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
     pub data: &'a [f32],
@@ -118,7 +120,7 @@ pub struct Tensor<'a> {
 }
 
 /// [columns, rows], columns fastest, dense: numbers that are 0 (may attend) or
-/// -inf, or true (may attend) or false.
+/// -inf, or booleans that are true (may attend) or false.
 #[derive(Clone, Copy)]
 pub enum Mask<'a> {
     F32 {
@@ -133,7 +135,7 @@ pub enum Mask<'a> {
     },
 }
 
-/// What `start_forward` was asked and answered.
+/// The arguments and the answer of `start_forward`.
 #[derive(Clone, Copy, Default)]
 pub struct Pass<'a> {
     pub positions: &'a [i32],
@@ -141,9 +143,9 @@ pub struct Pass<'a> {
     pub reserve: bool,
     /// Batch indices, or none.
     pub multimodal: &'a [i32],
-    /// "ok" or "cache_full"; or "ok".
+    /// "ok" or "cache_full"; default "ok".
     pub result: &'a str,
-    /// One for each token, or left out.
+    /// The cell of each token, or None.
     pub cells: Option<&'a [i32]>,
 }
 
@@ -151,11 +153,11 @@ pub struct Pass<'a> {
 pub struct Recorder<W: Write> {
     out: W,
     line: String,
-    error: Option<(ErrorKind, String)>, // The first.
+    error: Option<(ErrorKind, String)>, // The first error.
 }
 
 impl<'a> Tensor<'a> {
-    /// The numbers lie one after the other.
+    /// A dense tensor: the numbers lie one after the other.
     pub fn dense(data: &'a [f32], head_dim: usize, heads: usize, n: usize) -> Tensor<'a> {
         Tensor {
             data,
@@ -164,7 +166,7 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// The shape, the strides, and how many numbers there are.
+    /// Returns the shape, the strides, and the number of elements.
     fn extents(&self) -> std::result::Result<([usize; 4], [usize; 4], usize), String> {
         let (mut shape, mut stride, mut count) = (self.shape, self.stride, 1);
         shape[3] = shape[3].max(1);
@@ -193,7 +195,7 @@ impl<'a> Tensor<'a> {
 }
 
 impl Recorder<File> {
-    /// Records to a file, which is made anew.
+    /// Records to a new file, which replaces an old file.
     pub fn create(path: impl AsRef<Path>, header: &Header) -> Result<Recorder<File>> {
         header.check()?;
         let path = path.as_ref();
@@ -204,8 +206,8 @@ impl Recorder<File> {
 }
 
 impl<W: Write> Recorder<W> {
-    /// Records to a writer of yours: a pipe, memory (`&mut Vec<u8>`), several
-    /// recordings one after the other.
+    /// Records to your own writer: a pipe, memory (`&mut Vec<u8>`), or one that
+    /// takes several recordings one after the other.
     pub fn new(out: W, header: &Header) -> Result<Recorder<W>> {
         header.check()?;
         let mut r = Recorder {
@@ -218,7 +220,7 @@ impl<W: Write> Recorder<W> {
         Ok(r)
     }
 
-    /// Returns the first error of all calls, also if the disk was full.
+    /// Returns the first error of all calls, a full disk included.
     pub fn close(mut self) -> Result<()> {
         if self.error.is_none() {
             return self.out.flush();
@@ -263,8 +265,8 @@ impl<W: Write> Recorder<W> {
         self.end()
     }
 
-    /// What a get showed. Without a first cell or V they are left out; there is
-    /// no mask for an encoder.
+    /// Records the view of a get. A first cell or V that is None is left out;
+    /// an encoder has no mask.
     pub fn get(
         &mut self,
         layer: i32,
@@ -300,7 +302,7 @@ impl<W: Write> Recorder<W> {
         self.end()
     }
 
-    /// The view of a reserving pass; the first cell as in `get`.
+    /// Records the view of a reserving pass. The first cell is as in `get`.
     pub fn reserved_mask(
         &mut self,
         columns: i32,
@@ -313,7 +315,7 @@ impl<W: Write> Recorder<W> {
         self.end()
     }
 
-    /// `result`: "ok", "not_supported" or "shared_cells"; or "ok".
+    /// `result`: "ok", "not_supported" or "shared_cells"; default "ok".
     pub fn remove(&mut self, seq: i32, begin: i32, end: i32, result: &str) -> Result<()> {
         self.op("remove");
         self.field("seq", seq);
@@ -393,7 +395,7 @@ impl<W: Write> Recorder<W> {
         self.text(text);
     }
 
-    /// Leaves out what is negative.
+    /// Leaves out a negative number.
     fn limit(&mut self, key: &str, number: i32) {
         if number >= 0 {
             self.field(key, number);
@@ -585,7 +587,8 @@ fn or<'a>(text: &'a str, other: &'a str) -> &'a str {
     }
 }
 
-/// As "%.9g" of C, of so many digits: it reads back as the same number.
+/// Formats as "%.9g" of C, with this many digits: the text reads back as the
+/// same number.
 fn number_text(number: f64, digits: usize) -> String {
     let cut = |text: &str| match text.contains('.') {
         true => text.trim_end_matches('0').trim_end_matches('.').to_string(),

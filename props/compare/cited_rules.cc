@@ -55,7 +55,7 @@ struct CheckRules {
   std::string_view check;
   std::string_view rules;
 };
-// Checks of what the cache shows. The other ones are of an answer.
+// Checks of what the cache shows. All other checks are of a call's answer.
 constexpr auto kCheckRules = std::to_array<CheckRules>({
     {"subject: batch cells", "S9, S10, S13, S18"},
     {"subject: cell count", "S3, S4"},

@@ -12,18 +12,18 @@
 
 namespace kvtwin::props {
 
-// Returns the rules that `check` (props/base/check_name.h) holds a cache to,
-// such as "S31, S32, S33". A check of an answer has those of the operation.
-// Empty where no rule is broken: a backend that crashes.
+// Returns the rules that `check` (props/base/check_name.h) tests, such as "S31,
+// S32, S33". For a check of an answer, these are the rules of the operation.
+// Empty if the failure breaks no rule: a backend that crashes.
 std::string_view CitedRules(std::string_view check, OpKind operation);
-// Returns the rules that a difference in this history breaks.
+// Returns the rules that the failure of this history breaks.
 std::string_view CitedRules(const Failure& difference, const History& history);
 
-// Returns the rules for the answer of a call in a recording. `of_cell`: it is
-// about one column of a mask row, or the rows in its cell.
+// Returns the rules for the answer of a call in a recording. With `of_cell`,
+// the failure is about one column of a mask row, or about the rows in its cell.
 std::string_view CitedRules(TraceOpKind call, bool of_cell);
 
-// The same of pools, by the name of the call: "open".
+// Returns the rules of a call to a pool, by the call's name: "open".
 std::string_view CitedPoolRules(std::string_view call);
 
 }  // namespace kvtwin::props

@@ -1,7 +1,6 @@
-// Every rule of docs/semantics.md has a check or a law that cites it, and a
-// place in the code: in reference/, in core/ if both twins share the code, or
-// where recordings and twins are compared. Nothing cites a rule that there is
-// not.
+// Every rule of docs/semantics.md is cited by a check or a law, and has a place
+// in the code: in reference/, in core/ if both twins share the code, or where
+// recordings and twins are compared. Every cited rule exists.
 
 #include "props/compare/cited_rules.h"
 
@@ -28,7 +27,7 @@ namespace {
 
 using Rules = std::set<std::string>;
 
-// The first group of each match: "S31".
+// Returns the first group of each match: "S31".
 Rules Matches(const std::string& text, const std::regex& pattern) {
   Rules found;
   for (std::sregex_iterator at(text.begin(), text.end(), pattern), end;
@@ -157,7 +156,7 @@ TEST(CitedRules, AreThoseOfTheOperationWhereItsAnswerIsWrong) {
   EXPECT_EQ(
       CitedRules({.step = 2, .check = "subject: result", .text = ""}, history),
       "S1, S2, S3, S4");
-  // A leak that shows when all is over is no rule's.
+  // A leak that shows after the last call breaks no rule.
   EXPECT_EQ(
       CitedRules({.step = 2, .check = "backend: memory", .text = ""}, history),
       "");

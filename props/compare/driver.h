@@ -1,4 +1,4 @@
-// What carries out the calls of a history, on the specification and on a
+// A driver carries out the calls of a history on the specification and on a
 // subject, and compares their answers.
 
 #ifndef KVTWIN_PROPS_COMPARE_DRIVER_H_
@@ -13,55 +13,56 @@
 
 namespace kvtwin::props {
 
-// Of a batch.
+// The tokens of a batch.
 struct Tokens {
   std::vector<std::int32_t> positions;
   std::vector<int> sequences;
   std::vector<int> multimodal;
 };
 
-// Which of a wrapper's caches a layer is of; of any other, there is one.
+// Returns which of a wrapper's caches a layer belongs to; 0 for other caches.
 inline int TypeOf(const Setup& setup, int layer) {
   const auto types = static_cast<int>(setup.spec.caches.size());
   return setup.spec.kind == Kind::kWrapper ? layer % types : 0;
 }
 
-// A layer in one of a wrapper's caches, or in the only one.
+// A layer in one of a wrapper's caches, or in the only cache.
 struct Place {
   int type = 0;
   int layer = 0;
   auto operator<=>(const Place&) const = default;
 };
 
-// Any call may throw Failure.
+// Carries out calls. Any call may throw Failure.
 class Driver {
  public:
   virtual ~Driver() = default;
 
-  // False if the caches cannot be made of the setup.
+  // Returns false if no cache can be made from the setup.
   virtual bool SetUp() = 0;
   virtual void TearDown() = 0;
 
   virtual bool StartForward(Tokens tokens, bool reserve) = 0;
-  // In each layer. New rows, unless the operation keeps them.
+  // Puts rows into each layer: new rows, unless the operation keeps the old
+  // ones.
   virtual void PutAll(const Op& op) = 0;
   virtual void GetAll() = 0;
-  // Indices as an operation has them: modulo the batch.
+  // `except` has indices as in an operation: modulo the size of the batch.
   virtual void SetCausal(const std::vector<int>& except) = 0;
   virtual StatusCode Remove(int seq, std::int32_t begin, std::int32_t end) = 0;
   virtual void CopyPrefix(int src, int dst, std::int32_t len) = 0;
   virtual bool CanResume(int seq, std::int32_t pos) = 0;
-  // Moves positions, if the cache can move positions.
+  // Shifts positions, if the cache can shift positions.
   virtual void Shift(int /*seq*/, std::int32_t /*begin*/, std::int32_t /*end*/,
                      std::int32_t /*delta*/) {}
-  // Each makes a single call, whatever calls came before it. The cache has this
-  // `layer` and this `type`.
+  // Each of these functions makes a single call, whatever calls came before it.
+  // Requires: the cache has this `layer`, or this `type`.
   virtual void SelectLayer(int layer) = 0;
   virtual void SelectType(int type) = 0;
   // Puts rows into the current layer of the active cache. Requires: in_pass().
   virtual void Store() = 0;
   virtual void Read() = 0;
-  // As SetCausal, of the active cache alone. Requires: in_pass().
+  // As SetCausal, but for the active cache alone. Requires: in_pass().
   virtual void Except(const std::vector<int>& except) = 0;
   virtual void Cached() = 0;
   // Takes a snapshot of a sequence, if the cache can take snapshots.
@@ -73,9 +74,10 @@ class Driver {
 
   virtual const reference::Ledger& ledger() const = 0;
   virtual bool in_pass() const = 0;
-  // The layer and the cache that the next Put and Get use.
+  // The layer and the cache that the next Put and Get refer to.
   virtual Place place() const = 0;
-  // What it holds is not known any more: nothing that follows can be judged.
+  // Whether it is no longer known what the cache holds, so that no further call
+  // can be judged.
   virtual bool over() const { return false; }
 };
 

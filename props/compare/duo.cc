@@ -25,7 +25,8 @@ namespace {
 
 using reference::LedgerToken;
 
-// Of q, for head `head` of row `row`: different for each, and not too large.
+// Returns an element of the query vector for head `head` of row `row`. It
+// varies with row, head and element, and is not too large.
 double QueryAt(std::int64_t row, std::int64_t head, std::int64_t element) {
   return static_cast<double>((row * 7 + head * 5 + element * 3) % 11 - 5) / 5;
 }
@@ -59,11 +60,11 @@ bool Duo::SetUp() {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(status.code()));
   if (status.code() == StatusCode::kNotSupported) return false;
-  // Whether there can be such a cache is a question of sizes, too.
+  // Sizes, too, decide whether such a cache can exist.
   const Status due = ledger_.Init(setup_.config, init);
   if (!due.ok()) return false;
   CheckResult("Init", due, status);
-  ledger_.NeverFull();  // Whether it is is asked apart.
+  ledger_.NeverFull();  // CheckRoom judges cache_full instead.
   return true;
 }
 
@@ -141,7 +142,7 @@ bool Duo::StartForward(Tokens tokens, bool reserve) {
   type_ = 0;
   const Status due = ledger_.StartForward(batch, reserve, found.code());
   CheckResult(call, due, found);
-  if (!found.ok()) return false;  // As is due.
+  if (!found.ok()) return false;  // The ledger expects this refusal, too.
   active_ = true;
   reserving_ = reserve;
   if (!reserve) fresh_.set();
@@ -158,11 +159,12 @@ bool Duo::Bounded() const {
          std::ranges::any_of(setup_.spec.caches, bounded);
 }
 
-// What every cache has room for, however it finds it: sequences no longer than
-// the capacity, and no more of them than it was made for.
+// Throws if a call was refused that every cache has room for: no sequence is
+// longer than the capacity, and there are no more sequences than the cache was
+// made for.
 void Duo::CheckRoom(const std::string& call, const reference::Ledger& after,
                     const Tokens& batch) const {
-  // A bounded memory has room for those that go on (S4).
+  // A bounded memory has room for sequences that continue (S4).
   if (!setup_.legal && Bounded()) return;
   std::map<int, std::int64_t> tokens;
   std::int64_t last = 0;
@@ -194,21 +196,21 @@ void Duo::CheckRoom(const std::string& call, const reference::Ledger& after,
   });
 }
 
-// The next rows that are put are others than any before.
+// Chooses new rows for the next Put, different from all rows before.
 void Duo::NewRows() {
   first_serial_ = serial_;
   serial_ += std::ssize(batch_.positions);
 }
 
 void Duo::PutRows() {
-  // Whether a copy of this pass gets the rows, too, is everybody's own affair.
+  // No rule says whether a copy made in this pass gets the rows, too.
   if (copied_) return;
   const std::int64_t first = first_serial_;
   const auto count = static_cast<std::int64_t>(batch_.positions.size());
   const bool plain = subject_.level == Level::kNumeric;
   const bool as_stored = (first + layer_) % 2 == 1;
   const RowDims& rows = setup_.rows;
-  // No rule says what a conversion makes of a NaN.
+  // No rule says what a NaN is converted to.
   const auto fill = [&](RowBuffer& buffer, RowRole role, int head_dim,
                         DType stored) {
     const DType dtype = as_stored ? stored : DType::kF32;
@@ -303,7 +305,8 @@ StatusCode Duo::Remove(int seq, std::int32_t begin, std::int32_t end) {
                   end == kOpenEnd ? "open" : fmt::to_string(end));
   const Status found = tested_->Remove(seq, begin, end);
   Tell(call, found.code());
-  // Where rules are told apart, a refusal is not taken for that of a copy.
+  // Where profiles are told apart, the ledger must not take a refusal as a sign
+  // that the cache copied shared tokens.
   const bool strict =
       subject_.mask_rows_too && found.code() == StatusCode::kNotSupported;
   const auto heard = strict ? reference::Heard() : found.code();
@@ -318,7 +321,7 @@ void Duo::CopyPrefix(int src, int dst, std::int32_t len) {
   const std::string call = fmt::format("CopyPrefix({}, {}, {})", src, dst, len);
   const Status found = tested_->CopyPrefix(src, dst, len);
   Tell(call, found.code());
-  if (found.code() == StatusCode::kCacheFull) {  // Of one that copies rows.
+  if (found.code() == StatusCode::kCacheFull) {  // This cache copies rows.
     reference::Ledger after = ledger_;
     (void)after.CopyPrefix(src, dst, len);
     CheckRoom(call, after, {});
@@ -340,7 +343,7 @@ bool Duo::CanResume(int seq, std::int32_t pos) {
   Tell(call, found.status().code(), YesOrNo(found));
   CheckResult(call, {}, found.status());
   HashInt(*found ? 1 : 0);
-  // A no is always honest.
+  // A cache may always refuse to resume.
   Check(due || !*found, "subject: resume", [&] {
     return call + " is true, but " + WhyNotResumed(ledger_, seq, pos);
   });
@@ -441,7 +444,7 @@ void Duo::CheckShapes(int layer, const KvView& view) {
   Check(view.mask.data != nullptr || !fresh(), "subject: view shape", [&] {
     return fmt::format("layer {}: there is no mask, or no column", layer);
   });
-  if (view.mask.data == nullptr) return;  // Nothing is there, and none due.
+  if (view.mask.data == nullptr) return;  // The view is empty, as expected.
   check("K", view.key.shape, {rows.k_head_dim, rows.kv_heads, columns, 1});
   check("V", view.value.shape, value);
   Check(view.mask.shape[1] >= std::ssize(batch_.positions),
@@ -452,8 +455,8 @@ void Duo::CheckShapes(int layer, const KvView& view) {
               layer, view.mask.shape[1], batch_.positions.size());
         });
   if (!subject_.mask_rows_too) return;
-  // A backend may have a padding of its own: then its rows do not tell whether
-  // it follows the padding that was asked for.
+  // A backend may have its own padding: then its number of rows does not tell
+  // whether it follows the requested padding.
   const std::int64_t padding = setup_.config.mask_batch_padding;
   const std::int64_t batch = std::ssize(batch_.positions);
   const std::int64_t padded = (batch + padding - 1) / padding * padding;
@@ -545,7 +548,7 @@ void Duo::CheckAttention(int layer, const KvView& view) {
         reference::Attend(view, setup_.config.v_layout, row, queries, scale);
     const double error =
         (expected - found).cwiseAbs().maxCoeff<Eigen::PropagateNaN>();
-    if (error <= subject_.tolerance) continue;  // S54. Not so if it is a NaN.
+    if (error <= subject_.tolerance) continue;  // S54. A NaN does not pass.
     const auto at = static_cast<std::size_t>(row);
     Failure failure = MakeFailure(
         "subject: attention",

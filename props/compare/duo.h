@@ -1,6 +1,6 @@
-// The ledger and a subject that has rules of its own for where tokens go: every
-// call goes to both, and what each row of the batch sees is compared, token by
-// token (visibility, S53) or by what attention makes of it (numeric).
+// Runs the ledger and a subject that places tokens by its own rules: every call
+// goes to both, and what each row of the batch sees is compared, token by token
+// (visibility, S53) or by the output of attention (numeric).
 
 #ifndef KVTWIN_PROPS_COMPARE_DUO_H_
 #define KVTWIN_PROPS_COMPARE_DUO_H_
@@ -45,7 +45,7 @@ class Duo final : public Driver {
   void Except(const std::vector<int>& except) override;
   void Cached() override;
   void Misuse(int which) override;
-  // Of free cells nothing is known, nor what a state looks like.
+  // Nothing is known about free cells, or about the format of a state.
   void Poison() override {}
   void Reload() override {}
 
@@ -55,22 +55,24 @@ class Duo final : public Driver {
   bool over() const override { return over_; }
 
  private:
-  // What was called and answered, before anything is compared.
-  // `answer`, if there is one, is told instead of the code's name.
+  // Adds a step for a call and its answer to the story, before anything is
+  // compared. If `answer` is not empty, the step shows it instead of the code's
+  // name.
   void Tell(const std::string& call, StatusCode code,
             std::string_view answer = {});
   void CheckResult(const std::string& call, const Status& due,
                    const Status& found);
-  // `after`: what the cache is to hold, but for the tokens of `batch`.
+  // `after`: what the cache will hold after the call, without `batch`.
   void CheckRoom(const std::string& call, const reference::Ledger& after,
                  const Tokens& batch) const;
-  // Tokens may be evicted.
+  // Whether tokens may be evicted.
   bool Bounded() const;
   void CheckView();
   void CheckShapes(int layer, const KvView& view);
   void CheckAttention(int layer, const KvView& view);
-  // The tokens of the ledger that have rows in the layer, as columns; false if
-  // a row may see one that has none, or may miss one.
+  // Makes a view of the ledger's tokens that have rows in the layer, as
+  // columns. Returns false if a row may see a token that has no rows, or may
+  // miss a token that it may see.
   bool DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
                DenseTensor& value, KvView& due) const;
   void GoTo(int layer);
@@ -96,12 +98,12 @@ class Duo final : public Driver {
   bool active_ = false;
   bool over_ = false;
   bool reserving_ = false;
-  std::bitset<kCachesMost> fresh_;  // The ledger can judge their masks.
-  bool copied_ = false;             // By CopyPrefix, in this pass.
+  std::bitset<kCachesMost> fresh_;  // By cache: the ledger can judge the mask.
+  bool copied_ = false;             // CopyPrefix was called in this pass.
   int type_ = 0;
   int layer_ = 0;
   std::int64_t serial_ = 0;
-  std::int64_t first_serial_ = 0;  // Of the rows that are put.
+  std::int64_t first_serial_ = 0;  // The first of the rows that are put.
   std::set<Place> put_;
   RowBuffer keys_;
   RowBuffer values_;

@@ -1,7 +1,7 @@
-// A failure: what is wrong with a system under test. The place that finds a
-// failure fills in the first part, and throws it or returns it; Explain
+// A failure: what is wrong with a system under test. The code that finds a
+// failure fills in the first part, and throws or returns it; Explain
 // (props/report/explain.h) fills in the second part, once. Text, JSON, pages
-// and exit codes are made of the value alone.
+// and exit codes are made from this value alone.
 
 #ifndef KVTWIN_PROPS_COMPARE_FAILURE_H_
 #define KVTWIN_PROPS_COMPARE_FAILURE_H_
@@ -21,35 +21,36 @@
 namespace kvtwin::props {
 
 struct Failure {
-  // Index into the operations of the history; their number for the set-up and
-  // the end.
+  // Index into the operations of the history; the number of operations if the
+  // set-up or the end fails.
   std::size_t step = 0;
-  std::string check = {};  // The name of a CheckName, of a law, or of a call.
-  std::string text = {};   // What differs, and where.
+  std::string check = {};  // The name of a CheckName, a law or a call.
+  std::string text = {};   // The difference, and its place.
   // The place in a view: row of the mask, column, and the cell of column 0; -1
   // if the failure is not about a single row or column.
   int row = -1;
   int column = -1;
   int first_cell = 0;
-  // Of a recording: the twin that disagrees, unless all do.
+  // In a recording: the twin that disagrees; empty if all twins disagree.
   std::string twin = {};
-  // Of a backend that answers with an error: which of its functions does.
+  // The function of a backend that answered with an error.
   std::string function = {};
 
   // Explain fills in the rest.
   std::string subject = {};  // The name of the system under test.
   Level level = Level::kIdentity;
-  std::string rules = {};      // The rules that are broken: "S31, S32".
+  std::string rules = {};      // The broken rules: "S31, S32".
   std::string history = {};    // The shortest history that fails: "kvt1 ...".
-  std::size_t operations = 0;  // Of that history.
+  std::size_t operations = 0;  // The number of its operations.
   std::string bucket = {};     // Equal for failures that are likely one bug.
   std::string rerun = {};      // The command that shows the failure again.
   std::string note = {};       // How a second run differs, if it does.
-  std::string name = {};       // Of the recording, or "a history of calls".
-  std::string setup = {};      // Which cache it is.
-  std::string unit = {};  // What the steps are numbered by: "Line", "Call".
-  // The calls up to the failure, the last of which fails. The last kSteps are
-  // drawn where a page is asked for, and `left_out` counts those before them.
+  std::string name = {};       // The recording's, or "a history of calls".
+  std::string setup = {};      // The cache, in words.
+  std::string unit = {};       // What a step is called: "Line", "Call".
+  // The calls up to the failure; the last call fails. If a page is asked for,
+  // the last kSteps calls are drawn, and `left_out` counts the calls before
+  // them.
   static constexpr std::int64_t kSteps = 40;
   std::vector<Step> trace = {};
   Frame frame = {};
@@ -57,11 +58,11 @@ struct Failure {
   std::string story = {};  // The whole report as text.
 
   // Where a search found the failure.
-  std::uint64_t history_number = 0;  // Of the seed's histories, from 0.
-  std::size_t found_operations = 0;  // Of the history as it was drawn.
-  std::string found_check = {};      // The check that it failed then.
+  std::uint64_t history_number = 0;  // In the histories of the seed, from 0.
+  std::size_t found_operations = 0;  // In the history as drawn.
+  std::string found_check = {};      // The check that the drawn history failed.
 
-  // Who is wrong; of a law or a recording, the subject.
+  // Returns who is wrong. For a law or a recording: the subject.
   Party party() const {
     const std::optional<CheckName> known = CheckName::Find(check);
     return known ? known->party() : Party::kSubject;
@@ -78,7 +79,8 @@ inline bool IsHang(const Failure& failure) {
   return failure.Is("backend: hang");
 }
 
-// A text that may be given as a function that makes it: most are never needed.
+// Returns a text, which may be given as a function that makes the text, because
+// most texts are never needed.
 template <class Text>
 std::string Made(const Text& text) {
   if constexpr (std::is_invocable_v<Text>) {

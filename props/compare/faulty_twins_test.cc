@@ -1,5 +1,6 @@
-// Each comparison of the harness, and a cache that only this one can tell from
-// a right one. A comparison that is taken out or weakened turns a case red.
+// For each comparison of the harness, a cache that only this comparison can
+// tell from a correct one. If a comparison is removed or weakened, a case
+// fails.
 
 #include "props/testing/faulty_twins.h"
 
@@ -21,7 +22,8 @@
 namespace kvtwin::props {
 namespace {
 
-// The same, with gaps between the elements, or between the runs.
+// Makes the changed tensor sparse: gaps between its elements, or between its
+// runs.
 View Apart(DenseTensor OwnedView::*tensor, TensorView KvView::*shown,
            std::size_t dimension, const View& change) {
   return [=](OwnedView& view) {
@@ -81,7 +83,8 @@ Fault Adds(std::function<Status(Cache&, int, const CacheState&)> add) {
 // Identity ------------------------------------------------------------------
 
 const std::string kTwoLayers = "layers=2 dims=2,2,2 | put 0*3";
-// Cell 0 holds a token that no row of the second batch sees; cell 3 is free.
+// Cell 0 holds a token that is hidden from all rows of the second batch; cell 3
+// is free.
 const std::string kHidden = "pad=4 | put 1*1 | put 0*2";
 TEST(FaultyTwins, EveryPartOfAViewIsCompared) {
   std::vector<Case> cases = {
@@ -106,7 +109,7 @@ TEST(FaultyTwins, EveryPartOfAViewIsCompared) {
        Shows(Last(kValue), -1, 1), "subject: V bytes", ""},
       {"a view after SetCausal", "| put 0*3 | causal 0",
        Shows([](OwnedView& view) {
-         // Excepted, row 0 sees all.
+         // Row 0 is excepted and sees all tokens.
          if (view.mask.bytes[8] == std::byte{0}) Change(view.mask.bytes[8]);
        }),
        "subject: mask bytes", "row 0"},
@@ -115,7 +118,7 @@ TEST(FaultyTwins, EveryPartOfAViewIsCompared) {
       {"an encoder's K", "kind=encoder seqs=1 | put 0*1 image=0",
        Shows(Last(kKey)), "subject: K bytes", ""},
   };
-  // A view in tiles has two tiles, and the second is compared as well.
+  // A tiled view has two tiles, and the second one is compared as well.
   for (const char* layout :
        {"permuted=1", "tiled=1 pad=32", "tiled=1 pad=64"}) {
     const std::string history = std::string(layout) + " dims=1,2,3 | put 0*3";
@@ -175,7 +178,7 @@ TEST(FaultyTwins, ViewsWithGapsAreComparedWhole) {
     add("mask", "subject: mask bytes", kMask, &KvView::mask);
   }
   ExpectFound(cases, Level::kIdentity);
-  // The reference's own are not dense: of 8 cells two are shown.
+  // Views of the reference are not dense: two of 8 cells are shown.
   for (const View& change : {First(kValue), Last(kValue)}) {
     ExpectFound({{"of a part of the cells", "permuted=1 dims=1,2,2 | put 0*2",
                   Shows(change), "subject: V bytes", ""}},
@@ -251,7 +254,7 @@ TEST(FaultyTwins, EveryResultIsCompared) {
   }
   cases.push_back({"Get of both", "| put 0*1", Refuses("Get"),
                    "reference: result", "is refused", Who::kBoth});
-  // Not supported is an answer that Snapshot may give.
+  // Snapshot may answer not_supported.
   cases.push_back({"Snapshot", "| put 0*2 | reload",
                    Refuses("Snapshot", StatusCode::kCacheFull),
                    "subject: result", "Snapshot is ok by the reference"});
@@ -271,7 +274,7 @@ TEST(FaultyTwins, ACacheThatCannotBeMadeIsADifference) {
   ASSERT_TRUE(difference);
   EXPECT_EQ(difference->check, "subject: result");
   EXPECT_NE(difference->text.find("making the cache"), std::string::npos);
-  // A kind that it does not have is passed over.
+  // A kind that the subject does not have is skipped.
   subject.make = [](const CacheSpec&) -> Result<std::unique_ptr<Cache>> {
     return Status(StatusCode::kNotSupported, "no such kind");
   };
@@ -280,7 +283,7 @@ TEST(FaultyTwins, ACacheThatCannotBeMadeIsADifference) {
   EXPECT_FALSE(passed.ran);
 }
 
-// To be restored, a second one is made.
+// Reload makes a second cache to restore the state into.
 TEST(FaultyTwins, ASecondCacheThatCannotBeMadeIsADifference) {
   const auto made = std::make_shared<int>(0);
   const CacheMaker once =
@@ -300,7 +303,7 @@ TEST(FaultyTwins, ASecondCacheThatCannotBeMadeIsADifference) {
 }
 
 TEST(FaultyTwins, CellsAreComparedAfterEachCall) {
-  // Where there are so many memberships, the last is another one.
+  // The last membership is wrong if the cache has exactly `count` memberships.
   const auto at = [](std::size_t count, int type = -1) {
     return Lists(
         [=](std::vector<CellEntry>& cells) {
@@ -325,7 +328,7 @@ TEST(FaultyTwins, CellsAreComparedAfterEachCall) {
     both.text = "the reference's cells do not hold the ledger's tokens";
     cases.push_back(both);
   }
-  // Owners alone, and one of several owners.
+  // A wrong owner of a cell with one owner, and of a cell with several.
   const auto owner = [](std::vector<CellEntry>& cells) {
     if (!cells.empty()) ++cells.back().sequence;
   };
@@ -401,7 +404,7 @@ TEST(FaultyTwins, TheReferenceIsComparedWithTheLedger) {
        {"a mask", kTwoLayers, Shows(Last(kMask)), "reference: rows",
         "neither 0 nor -inf", Who::kBoth},
        {"after SetCausal", "| put 0*2 | causal 0", Shows([](OwnedView& view) {
-          // Row 0 does not see position 1, which it may.
+          // Row 0 misses position 1, which it may see.
           if (LoadElement(&view.mask.bytes[4], DType::kF32) == 0) {
             StoreElement(-std::numeric_limits<float>::infinity(),
                          &view.mask.bytes[4], DType::kF32);
@@ -419,13 +422,13 @@ TEST(FaultyTwins, TheReferenceIsComparedWithTheLedger) {
       Level::kIdentity);
 }
 
-// After a removal rows are judged only where there is no mask, or a new one;
-// after a copy, what is due may lie outside of the view.
+// After a removal, rows are judged only if the cache has no mask, or a new one;
+// after a copy, expected tokens may lie outside of the view.
 TEST(FaultyTwins, RowsAreJudgedWhileTheMaskIsTrue) {
   const auto seen = [](const std::string& history) {
     const auto gets = std::make_shared<int>(0);
     const Fault later = Shows([=](OwnedView& view) {
-      if (++*gets > 2) Change(view.key.bytes.front());  // Of either.
+      if (++*gets > 2) Change(view.key.bytes.front());  // In both caches.
     });
     const auto wrong = Seen(history, later, Level::kIdentity, Who::kBoth);
     return wrong ? wrong->check : "";
@@ -454,8 +457,9 @@ TEST(FaultyTwins, SnapshotsAreCompared) {
   const std::string by_reference = "reference: snapshot";
   const std::string not_saved = "what was restored is not what was saved";
   const std::string not_back = "does not leave and come back";
-  // Three tokens were put: new caches go on. Two: what was restored in place
-  // does, and sequence 1 is parked.
+  // After three tokens, the history continues with new caches; after two, with
+  // the caches that were restored in place, and sequence 1 is taken out and
+  // added again.
   const std::string anew = "| put 0*3 | reload";
   const std::string in_place = "| put 1*1 0*1 | reload";
   std::vector<Case> cases = {
@@ -497,7 +501,8 @@ TEST(FaultyTwins, SnapshotsAreCompared) {
         [](Cache& cache, int sequence, const CacheState& state) {
           return cache.AddSequence(sequence + 7, state);
         });
-  // The second time it is there already: that is refused, and changes nothing.
+  // The second time, the sequence exists already: AddSequence refuses it and
+  // changes nothing.
   added("refused, but with a change",
         [](Cache& cache, int sequence, const CacheState& state) {
           Status status = cache.AddSequence(sequence, state);
@@ -512,7 +517,7 @@ TEST(FaultyTwins, SnapshotsAreCompared) {
   ExpectFound(cases, Level::kIdentity);
 }
 
-// A restored cache may hold what was saved, and show something else.
+// A restored cache may hold what was saved, but show something else.
 TEST(FaultyTwins, ARestoredCacheIsLookedAt) {
   for (const char* line :
        {"| put 0*3 | reload", "| put 0*2 | put 1*2 | reload"}) {
@@ -528,7 +533,7 @@ TEST(FaultyTwins, ARestoredCacheIsLookedAt) {
   }
 }
 
-// The calls that must be refused. Misuse 0 is a StartForward.
+// Calls that must be refused. Misuse 0 is a StartForward.
 TEST(FaultyTwins, MisuseIsRefusedWithAMessageAndChangesNothing) {
   const std::string history = "| put 0*2 | misuse 0";
   const auto answers = [](const Status& status) {
@@ -549,7 +554,7 @@ TEST(FaultyTwins, MisuseIsRefusedWithAMessageAndChangesNothing) {
                        return status;
                      }),
                      check, "is refused, but changes the cache", who});
-    // Seen in a view only.
+    // The change is visible in a view only.
     cases.push_back({"with another mask", history,
                      Misused([](Cache& cache, Status status) {
                        const std::array<int, 1> except = {0};
@@ -565,7 +570,7 @@ TEST(FaultyTwins, MisuseIsRefusedWithAMessageAndChangesNothing) {
                        return status;
                      }),
                      check, "is refused, but changes the cache", who});
-    // Other rows of K alone, and of V alone.
+    // K rows alone change, or V rows alone.
     for (TensorView KvView::*tensor : {&KvView::key, &KvView::value}) {
       cases.push_back({"with other rows", history,
                        Misused([=](Cache& cache, const Status& status) {
@@ -721,7 +726,7 @@ TEST(FaultyTwins, AllCallsOutsideOfLifeAreRefused) {
                   before ? "misuse: before Init" : "misuse: after Close");
         EXPECT_TRUE(difference->text.starts_with(std::string(call) + " is "))
             << difference->text;
-        // The reference as well.
+        // A faulty reference is found as well.
         EXPECT_TRUE(
             RunAgainst(make, history, TwinSubject("reference")).failure);
       }
@@ -729,7 +734,8 @@ TEST(FaultyTwins, AllCallsOutsideOfLifeAreRefused) {
   }
 }
 
-// Its room is said to be enough by the ledger's rules.
+// A refused batch of a legal client is a failure even if the ledger and both
+// caches agree on it, because a legal client must always have room.
 TEST(FaultyTwins, ALegalClientIsNeverRefused) {
   const History history = *ParseHistory("kvt1 legal=1 seqs=1 cap=2 batch=4");
   const Subject subject = TwinSubject("reference");

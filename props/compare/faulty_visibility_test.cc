@@ -1,4 +1,5 @@
-// The same where places are not compared: at visibility, and numeric.
+// Faulty caches at the levels that do not compare placement: visibility,
+// numeric.
 
 #include <gtest/gtest.h>
 
@@ -34,7 +35,7 @@ View Says(std::int64_t row, std::int64_t column, float what) {
   return [=](OwnedView& view) { Say(view, row, column, what); };
 }
 
-// Makes column 0 that of column 1.
+// Gives column 0 the rows of column 1.
 void Repeat(DenseTensor& rows) {
   const auto size = static_cast<std::ptrdiff_t>(rows.bytes.size()) /
                     static_cast<std::ptrdiff_t>(rows.shape[2]);
@@ -102,7 +103,8 @@ TEST(FaultyTwins, VisibilitySeesWrongEncoders) {
               Level::kVisibility);
 }
 
-// Of 20 wrong values some hash to more than the right one, and some to less.
+// Of 20 wrong values, some have a larger hash than the right value, and some a
+// smaller one.
 TEST(RowOwners, TellKAndVApart) {
   reference::CacheLedger ledger({});
   ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 4, 4}).ok());
@@ -127,7 +129,8 @@ TEST(RowOwners, TellKAndVApart) {
   }
 }
 
-// Not while what is due is nobody's rule: after a removal or a copy.
+// Rows are not judged while no rule says what is visible: after a removal or a
+// copy.
 TEST(FaultyTwins, VisibilityIsJudgedWhileTheMaskIsTrue) {
   const auto seen = [](const std::string& history) {
     const auto gets = std::make_shared<int>(0);
@@ -147,8 +150,7 @@ TEST(FaultyTwins, VisibilityIsJudgedWhileTheMaskIsTrue) {
   EXPECT_TRUE(seen("kind=encoder seqs=1 | put 0*1 image=0 | drop 0:5-6 | get"));
 }
 
-// A token that was never put stands for one column, whatever it shows, and for
-// no more.
+// A token that was never put accounts for exactly one column, with any rows.
 TEST(FaultyTwins, VisibilityCountsRowsThatWereNeverPut) {
   const std::string never = "| put 0*1 | put 0*2 keep | put 0*1";
   const auto at_last = [](const View& change) {
@@ -167,7 +169,7 @@ TEST(FaultyTwins, VisibilityCountsRowsThatWereNeverPut) {
         check, "row 0 misses the token (sequence 0, position 1)"},
        {"K of one that was put", never, at_last(First(kKey)), check, "row 0 "}},
       Level::kVisibility);
-  // No rule says what such views show.
+  // No rule says what rows such a token shows.
   EXPECT_FALSE(Seen(
       never, at_last([](OwnedView& view) { Change(view.key.bytes[2 * 4]); }),
       Level::kVisibility));
@@ -237,7 +239,7 @@ TEST(FaultyTwins, VisibilitySeesWrongResults) {
                    Misused([](Cache&, const Status&) { return Status(); }),
                    "subject: misuse", "due is invalid_argument"});
   ExpectFound(cases, Level::kVisibility);
-  // A no is always honest, and so is an empty slot.
+  // A cache may always refuse to resume, or answer that nothing is cached.
   const auto none = [](bool) { return false; };
   Fault empty;
   empty.resume = empty.encoder_cached = none;
@@ -270,7 +272,7 @@ TEST(FaultyTwins, ThereIsRoomForSequencesNoLongerThanTheCapacity) {
   EXPECT_FALSE(is_room("kind=wrapper caches=causal/swa:w1 layers=2 | put 0*1"));
 }
 
-// The mask is looked at, and then what attention makes of it.
+// The mask is checked first, then the output of attention.
 TEST(FaultyTwins, NumericSeesOtherAttention) {
   const std::string history = "dims=2,2,2 maskpad=4 | put 0*3";
   const auto add = [](DenseTensor OwnedView::*tensor, std::size_t from_end,
@@ -312,7 +314,7 @@ TEST(FaultyTwins, NumericSeesOtherAttention) {
 // run.
 TEST(FaultyTwins, AnswersThatChangeFromRunToRunAreSeen) {
   const auto runs = std::make_shared<int>(0);
-  // Every other time, a column more that no row sees.
+  // Every other time, the view has one more column, which no row sees.
   const View wider = [=](OwnedView& view) {
     if (++*runs % 2 == 0) return;
     for (auto [tensor, shown] : {std::pair(&view.key, &view.view->key),
@@ -349,8 +351,8 @@ TEST(FaultyTwins, AnswersThatChangeFromRunToRunAreSeen) {
   EXPECT_NE(one.digest, other.digest);
 }
 
-// Two tokens of two heads, whose rows lie head by head: each head of a row is
-// dense, and other tokens lie between them.
+// Two tokens with two heads, stored head by head: each head of a row is dense,
+// and the other token's head lies between two heads.
 TEST(FaultyVisibility, HeadsWithTokensBetweenThemAreCompared) {
   reference::Ledger ledger(CacheSpec{}, Rules{});
   ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 4, 4}).ok());

@@ -10,7 +10,7 @@ namespace {
 using reference::CacheLedger;
 using reference::LedgerToken;
 
-// The place of a probe in the table; one that is not there does not compile.
+// Returns the index of a probe in the table. An unknown name does not compile.
 consteval std::size_t At(std::string_view name) {
   for (std::size_t i = 0; i < kProbes.size(); ++i) {
     if (kProbes[i].name == name) return i;
@@ -18,10 +18,10 @@ consteval std::size_t At(std::string_view name) {
   throw "no such probe";
 }
 
-// Cells that the optimized twin takes at a time.
+// The number of cells that the optimized twin processes at a time.
 constexpr std::size_t kWordCells = 64;
 
-// What a sequence holds.
+// The tokens of a sequence: their number, the first and the last position.
 struct Extent {
   std::int64_t count = 0;
   std::int64_t first = -1;
@@ -56,7 +56,8 @@ bool Kept(const CacheLedger& ledger, int seq, std::int64_t position) {
                      });
 }
 
-// Nobody's sequence: a cache that keeps all says that even it can resume.
+// Asks about a sequence that does not exist: a cache with unbounded memory can
+// resume even that sequence.
 bool BoundedMemory(const CacheLedger& ledger) {
   return !ledger.encoder() && !ledger.CanResume(-1, 0);
 }
@@ -138,7 +139,7 @@ void Observer::StartForward(const Batch& batch, bool reserve, StatusCode code,
   pass_ = ok;
   reserved_ = ok && reserve;
   changed_ = false;
-  if (ok) type_was_last_ = false;  // The first cache is active.
+  if (ok) type_was_last_ = false;  // The first cache is active again.
   last_put_ = -1;
   SeeSizes();
   const CacheLedger& first = ledger.parts().front();
@@ -218,12 +219,12 @@ void Observer::SeeEviction(StatusCode code, const CacheLedger& before,
   full_ = full_ || std::ssize(after.tokens()) == after.cells();
 }
 
-// Of one cache: where the batch went.
+// Reports where the batch went, in a cache that is not a wrapper.
 void Observer::SeePlacement(StatusCode code, const CacheLedger& after) {
   const bool full = code == StatusCode::kCacheFull;
   const auto cells = static_cast<std::size_t>(after.cells());
   const std::size_t tokens = positions_.size();
-  // By cell, after the eviction.
+  // The number of owners of each cell, after the eviction.
   std::vector<std::size_t> owners(cells);
   for (const CellEntry& entry : cells_) {
     if (!Kept(after, entry.sequence, entry.position)) continue;
@@ -236,7 +237,7 @@ void Observer::SeePlacement(StatusCode code, const CacheLedger& after) {
   Hit(At("full_when_empty"), full && tokens > cells);
   Hit(At("batch_of_all_cells"), !full && tokens == cells);
   std::size_t begin = 0;
-  std::size_t length = 0;  // Of the run of free cells from `begin` on.
+  std::size_t length = 0;  // The run of free cells from `begin` on.
   for (std::size_t i = 0; i < cells && length < tokens; ++i) {
     if (owners[i] > 0) {
       length = 0;
@@ -270,7 +271,7 @@ void Observer::SeeDefrag(StatusCode code,
     ++holes;
     runs += owners[i + 1] > 0 ? 1 : 0;
   }
-  if (holes == 0) return;  // Nothing to move.
+  if (holes == 0) return;  // There is nothing to move.
   Hit(At("defrag_one_hole"), holes == 1);
   Hit(At("defrag_two_runs"), runs > 1);
   Hit(At("defrag_full"), code == StatusCode::kCacheFull);
@@ -287,7 +288,7 @@ void Observer::SeeSizes() {
   Hit(At("layers_17"), pass_ && setup_.layers > 16);
 }
 
-// Before a call.
+// Reports owners and sequences before a call.
 void Observer::SeeOwners() {
   if (cells_.size() <= 64) return;
   std::set<int> sequences;
@@ -379,7 +380,7 @@ void Observer::SeeView(const KvView& view, const std::vector<CellEntry>& cells,
   bool strangers = false;
   bool cut = false;
   bool below = false;
-  bool hole = false;  // After a used cell.
+  bool hole = false;  // A free cell after a used cell.
   bool hole_in_view = false;
   for (std::size_t i = 0; i < used.size(); ++i) {
     const bool in_view = i >= first && i < end;
@@ -414,7 +415,7 @@ void Observer::SeeRows(std::size_t part, int layer, const CacheLedger& ledger) {
       const int row = static_cast<int>(i);
       if (!ledger.MaySee(row, token)) continue;
       never_put = never_put || !token.rows.contains(layer);
-      // As only an excepted one can.
+      // Only an excepted token can see a later one.
       later = later || token.position > positions_[i];
     }
   }
@@ -540,7 +541,7 @@ void Observer::CopyPrefix(int src, int dst, std::int32_t len, StatusCode code) {
     const Extent to = ExtentOf(before, dst);
     const bool self = src == dst;
     bool any = false;
-    bool others = false;  // Which only `dst` holds.
+    bool others = false;  // Tokens that only `dst` holds.
     bool both = false;
     bool third = false;
     bool in_pass = false;

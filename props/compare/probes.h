@@ -1,6 +1,6 @@
-// Rare states, by name: a harness that never reaches them proves nothing about
-// them. What is seen is seen from outside, in the calls, the ledger and the
-// cells of the reference: the twins themselves know nothing of it.
+// Rare states, by name: a harness that never reaches a state proves nothing
+// about it. Probes observe from outside, in the calls, the ledger and the cells
+// of the reference twin: the twins know nothing of them.
 
 #ifndef KVTWIN_PROPS_COMPARE_PROBES_H_
 #define KVTWIN_PROPS_COMPARE_PROBES_H_
@@ -26,7 +26,7 @@ struct Probe {
   std::string_view statement;
 };
 
-// All there are. A run that never sees one of them is not worth much.
+// All probes. A run that misses one of them proves less than it seems to.
 inline constexpr auto kProbes = std::to_array<Probe>({
     // StartForward.
     {"filled", "the batch takes the last free cells: the cache is full"},
@@ -96,7 +96,7 @@ inline constexpr auto kProbes = std::to_array<Probe>({
     {"layer_of_another_type", "a layer is put into two of a wrapper's caches"},
     {"snapshot_in_pass", "a snapshot while there is a pass"},
     {"added_in_pass", "a sequence is added while there is a pass"},
-    // Large in one dimension, past what the code takes at a time.
+    // Sizes above what the code processes in one step.
     {"owners_65", "a token has more than 64 owners"},
     {"sequences_65", "more than 64 sequences hold tokens"},
     {"batch_65", "a batch has more than 64 tokens"},
@@ -150,32 +150,33 @@ inline constexpr auto kProbes = std::to_array<Probe>({
     {"encoder_keeps", "a Remove elsewhere leaves the slot cached"},
 });
 
-// What happened in a run.
+// Counts of what happened in a run.
 struct Census {
   std::array<std::int64_t, kProbes.size()> hits = {};
   std::int64_t histories = 0;
-  std::int64_t discarded = 0;  // No cache could be made of the setup.
+  std::int64_t discarded = 0;  // No cache could be made from the setup.
   std::int64_t full = 0;       // Histories in which the cache was full.
-  std::int64_t calls = 0;      // That have an outcome.
-  std::int64_t refused = 0;    // With cache_full and the like; no misuse.
+  std::int64_t calls = 0;      // Calls that have an outcome.
+  // Calls refused with cache_full or the like; no misuse.
+  std::int64_t refused = 0;
 
   void Add(const Census& other);
 };
 
-// Why what a run found means less than it seems, if it does: probes that were
-// never hit, too many or too few refusals, histories that were none, caches
-// that were hardly ever full.
+// Returns the reasons why the result of a run means less than it seems: probes
+// without a hit, too many or too few refusals, too many discarded histories,
+// caches that were hardly ever full.
 std::vector<std::string> Vacuity(const Census& census);
 
-// Watches one history. Look() before a call, then what was asked and answered,
-// with the ledger, and the reference twin's cells, as they are now.
+// Watches one history. Call Look() before a call; after it, report its
+// arguments and answer, with the ledger and the reference twin as they are now.
 class Observer {
  public:
   Observer(const Setup& setup, Census& census)
       : setup_(setup), census_(census) {}
 
   void Look(const reference::Ledger& ledger, const Cache& reference);
-  // Of any call.
+  // Counts the answer of any call.
   void Outcome(StatusCode code);
   // At the end of the history.
   void End(bool ran);
@@ -183,7 +184,7 @@ class Observer {
   void StartForward(const Batch& batch, bool reserve, StatusCode code,
                     const reference::Ledger& ledger);
   void SetCausal(std::span<const int> except);
-  // `part`: the place of the active cache in its wrapper, or 0.
+  // `part`: the index of the active cache in its wrapper, or 0.
   void Put(std::size_t part, int layer, DType dtype);
   void Get(std::size_t part, int layer, const KvView& view,
            const reference::Ledger& ledger, const Cache& reference);
@@ -191,7 +192,7 @@ class Observer {
               const reference::Ledger& ledger);
   void CopyPrefix(int src, int dst, std::int32_t len, StatusCode code);
   void EndPass() { pass_ = reserved_ = false; }
-  // SetLayer, or SetLayerType.
+  // Reports a SetLayer, or with `type` a SetLayerType.
   void Select(bool type) { type_was_last_ = type; }
   void Snapshot();
   void Add(bool any);
@@ -228,23 +229,23 @@ class Observer {
 
   const Setup& setup_;
   Census& census_;
-  bool full_ = false;  // At any time.
+  bool full_ = false;  // At any time in this history.
 
-  // Before the call.
+  // The state before the call.
   std::vector<reference::CacheLedger> before_;
   std::vector<CellEntry> cells_;
 
-  // Of the current pass.
+  // The current pass.
   std::vector<std::int64_t> positions_;
   std::vector<int> sequences_;
   std::set<int> except_;
-  std::set<std::pair<int, std::size_t>> put_;  // A layer, and into which cache.
+  std::set<std::pair<int, std::size_t>> put_;  // The layer, and the cache.
   std::set<std::pair<int, std::size_t>> got_;
-  int last_put_ = -1;     // The last of them.
-  bool changed_ = false;  // By Remove or CopyPrefix.
+  int last_put_ = -1;     // The layer of the last Put.
+  bool changed_ = false;  // By Remove or CopyPrefix, in this pass.
   bool pass_ = false;
   bool reserved_ = false;
-  std::set<std::pair<int, std::size_t>> places_;  // Put ever.
+  std::set<std::pair<int, std::size_t>> places_;  // Put in any pass.
   bool type_was_last_ = false;
 };
 

@@ -1,5 +1,6 @@
-// Each probe of props/compare/probes.h says what its statement says: shortest
-// histories that hit it, and near misses, which differ in one thing and do not.
+// Tests that each probe of props/compare/probes.h counts what its statement
+// says: shortest histories that hit the probe, and near misses, which differ in
+// one thing and do not hit it.
 
 #include "props/compare/probes.h"
 
@@ -20,8 +21,8 @@ namespace {
 
 struct Row {
   std::string_view probe;
-  // Histories without "kvt1 " in front; several hits where a condition has two
-  // ends, or an alternative.
+  // Histories without "kvt1 " in front. There are several hits if a condition
+  // has two ends, or an alternative.
   std::vector<std::string_view> hits;
   std::vector<std::string_view> misses;
 };
@@ -650,7 +651,7 @@ TEST(CoverageProbesCensus, CountsEachHit) {
   EXPECT_EQ(HitsOf("unsorted", twice), 3);
 }
 
-// Returns the census of one history, which has to run.
+// Returns the census of one history, which must run.
 Census CensusOf(std::string_view line) {
   Census census;
   RunLine(line, "reference", census);

@@ -16,10 +16,11 @@ namespace kvtwin::props {
 namespace {
 
 // Turns the operations of a history, whose arguments are relative to the state,
-// into calls. If the setup is legal, into calls that are never refused.
+// into calls. If the setup is legal, no call is refused.
 class Client {
  public:
-  // What it does, legal or not, is added to `done`, if given.
+  // Adds the operations that the client carries out, legal or not, to `done`,
+  // if given.
   Client(const Setup& setup, const Subject& subject, Driver& driver,
          std::vector<Op>* done = nullptr)
       : setup_(setup),
@@ -55,7 +56,7 @@ class Client {
     if (whole) held_.erase(seq);
     Note(OpKind::kDrop, seq, begin, end);
     const StatusCode code = driver_.Remove(seq, begin, end);
-    // No rule says which tokens are left.
+    // No rule says which tokens are left, so the client clears the sequence.
     if (code != StatusCode::kOk && !whole &&
         abilities_.Cannot(KVTWIN_CANNOT_UNDO_REMOVE)) {
       Remove(seq, 0, kOpenEnd);
@@ -77,7 +78,8 @@ class Client {
     driver_.CopyPrefix(src, dst, len);
   }
 
-  // Whether it was done: not if it is everybody's own affair what moves.
+  // Returns false if no rule says which tokens would move; then it does
+  // nothing.
   bool Shift(int seq, std::int32_t begin, std::int32_t end,
              std::int32_t delta) {
     if (!abilities_.shift) return true;
@@ -102,11 +104,11 @@ class Client {
   Segment Legalized(Segment segment, std::size_t batch_room);
   void AppendSegment(const Segment& segment, Tokens& batch);
 
-  // The state, as the ledger tells it.
+  // The state according to the ledger.
   std::int32_t Next(int seq);
   std::int64_t Free();
   std::int32_t Resolve(int seq, const RelativePos& pos);
-  // The id of the sequence that an operation calls `seq`.
+  // Returns the id of the sequence that an operation calls `seq`.
   int IdOf(int seq) const {
     const bool within =
         setup_.legal || !abilities_.Can(KVTWIN_CAN_ANY_SEQUENCE);
@@ -120,10 +122,11 @@ class Client {
   const bool is_twin_;
   Driver& driver_;
   std::vector<Op>* done_;
-  std::set<int> held_;  // Put, and not removed since.
+  std::set<int> held_;  // Sequences put and not cleared since.
 };
 
-// By all of a wrapper's caches: one may have evicted what another still has.
+// Returns the next position over all caches of a wrapper: one of them may have
+// evicted what another still has.
 std::int32_t Client::Next(int seq) {
   std::int64_t next = 0;
   for (const auto& part : driver_.ledger().parts()) {
@@ -149,14 +152,16 @@ std::int32_t Client::Resolve(int seq, const RelativePos& pos) {
       std::clamp<std::int64_t>(from + pos.offset, 0, abilities_.LastEnd()));
 }
 
-// A segment as a legal client would send it, after making room for it.
+// Returns the segment as a legal client would send it, after making room for
+// it.
 Segment Client::Legalized(Segment segment, std::size_t batch_room) {
-  // All of it was evicted: it begins anew, and the backend is told.
+  // The whole sequence was evicted: it begins anew, and the client tells the
+  // backend.
   if (abilities_.OnlyGoesOn() && Next(segment.seq) == 0 &&
       held_.contains(segment.seq)) {
     Remove(segment.seq, 0, kOpenEnd);
   }
-  // It asks where it cannot know whether the end is still there.
+  // Lazy eviction may have removed the end of the sequence, so the client asks.
   const std::int32_t next = Next(segment.seq);
   if (driver_.ledger().EndIsOpen(segment.seq) &&
       !CanResume(segment.seq, next)) {
@@ -169,18 +174,18 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
       std::min({segment.count, capacity, static_cast<int>(batch_room)});
   const std::int64_t over =
       std::int64_t{Next(segment.seq)} + segment.count - capacity;
-  if (over > 0) {  // A context shift: half of it goes.
+  if (over > 0) {  // A context shift discards half.
     const auto discard =
         static_cast<std::int32_t>(std::max<std::int64_t>(over, capacity / 2));
     const StatusCode code = Remove(segment.seq, 0, discard);
     if (code != StatusCode::kOk) Remove(segment.seq, 0, kOpenEnd);
-    // It may have left a gap.
+    // The Remove may have left a gap.
     const bool gap = Next(segment.seq) + segment.count - capacity == over;
     if (gap && !Shift(segment.seq, discard, kOpenEnd, -discard)) {
       Remove(segment.seq, 0, kOpenEnd);
     }
   }
-  // Where nothing can be removed, no more than there is room for.
+  // If nothing could be removed, the segment is cut to the room that is left.
   segment.count = static_cast<int>(std::min<std::int64_t>(
       segment.count, std::max(0, capacity - Next(segment.seq))));
   held_.insert(segment.seq);
@@ -201,7 +206,7 @@ void Client::AppendSegment(const Segment& segment, Tokens& batch) {
   }
 }
 
-// Segments of several sequences, as many segments.
+// Splits each segment of several sequences into a segment per sequence.
 std::vector<Segment> OneSequenceEach(const std::vector<Segment>& segments) {
   std::vector<Segment> all;
   for (Segment segment : segments) {
@@ -213,7 +218,7 @@ std::vector<Segment> OneSequenceEach(const std::vector<Segment>& segments) {
   return all;
 }
 
-// Of ids.
+// Returns segments whose `seq` is a sequence id.
 std::vector<Segment> Client::MakeSegments(const Op& op) {
   const auto max_batch = static_cast<std::size_t>(setup_.init.max_batch);
   std::vector<Segment> segments;
@@ -262,7 +267,7 @@ void Client::Put(const Op& op) {
     driver_.SetCausal(op.except);
   }
   if (op.single && !abilities_.OnlyGoesOn()) return;
-  Op put = op;  // Where tokens have no cells, there are no older rows.
+  Op put = op;  // Without cells, there are no older rows to keep.
   if (abilities_.OnlyGoesOn()) put.keep_rows = false;
   driver_.PutAll(put);
   driver_.GetAll();
@@ -275,11 +280,11 @@ void Client::Drop(const Op& op) {
   if (begin > end) std::swap(begin, end);
   if (!abilities_.Can(KVTWIN_CAN_REMOVE_MIDDLE)) end = kOpenEnd;
   if (!setup_.legal) return void(Remove(seq, begin, end));
-  // Going on at `begin`, or anew.
+  // The client continues at `begin`, or begins anew.
   if (end == kOpenEnd && begin > 0 && !CanResume(seq, begin)) begin = 0;
   const StatusCode code = Remove(seq, begin, end);
-  // Without what was last in the window, the past beyond it would have to be
-  // there.
+  // The client continues only if the window before the next position is still
+  // stored.
   const bool goes_on =
       code == StatusCode::kOk && (Next(seq) == 0 || CanResume(seq, Next(seq)));
   if (!goes_on) Remove(seq, 0, kOpenEnd);
@@ -315,7 +320,8 @@ void Client::Do(const Op& op) {
           {Resolve(seq, op.begin), op.open ? kOpenEnd : Resolve(seq, op.end)});
       return void(Shift(seq, begin, end, op.delta));
     }
-    case OpKind::kAdd:  // What is no longer shared takes up more room.
+    // A sequence that is no longer shared takes up more room.
+    case OpKind::kAdd:
       if (setup_.legal) return;
       [[fallthrough]];
     default:
@@ -324,13 +330,14 @@ void Client::Do(const Op& op) {
   }
 }
 
-// A layer may be one of each cache of a twin. Of other wrappers it is one of
-// the cache that it is put into as a rule.
+// Any layer may be put into every cache of a wrapper of a twin. Other wrappers
+// take a layer only in the cache that it usually belongs to.
 bool Client::MayUse(Place place) const {
   return is_twin_ || TypeOf(setup_, place.layer) == place.type;
 }
 
-// Makes one call, in any order; only caches that take any order are asked.
+// Makes one call, in any order. Does nothing if the cache only takes calls in
+// the usual order.
 void Client::DoCall(const Op& op) {
   if (abilities_.OnlyGoesOn()) return;
   const auto types = static_cast<int>(setup_.spec.caches.size());
@@ -359,7 +366,7 @@ void Client::DoCall(const Op& op) {
   }
 }
 
-// Whose arguments mean the same for all clients.
+// Carries out an operation whose arguments mean the same for all clients.
 void Client::DoPlain(const Op& op) {
   switch (op.kind) {
     case OpKind::kCausal:
@@ -395,7 +402,7 @@ Subject TwinSubject(std::string_view twin) {
           .make = [name = std::string(twin)](
                       const CacheSpec& spec) { return MakeCache(spec, name); },
           .can_be_poisoned = true,
-          // It allocates for each run, and is slower still on the emulator.
+          // Each run allocates, and is slower still on the emulator.
           .start_work = twin == "cuda" ? 250'000 : 2'500};
 }
 
@@ -406,7 +413,8 @@ std::string StoryLine(const Step& step) {
 
 namespace {
 
-// What ReferenceAfter gives; to `open`, if given, is added what was done.
+// Returns the cache of ReferenceAfter. Adds the operations that were carried
+// out to `open`, if given.
 std::unique_ptr<Cache> RunReference(const History& history,
                                     std::vector<Op>* open) {
   static const Subject reference = TwinSubject("reference");
@@ -416,7 +424,7 @@ std::unique_ptr<Cache> RunReference(const History& history,
     Client client(history.setup, reference, trio, open);
     if (!trio.SetUp()) return nullptr;
     for (const Op& op : history.ops) client.Do(op);
-  } catch (const Failure&) {  // The reference is what is wrong: up to there.
+  } catch (const Failure&) {  // The reference is wrong: stop there.
   }
   return trio.TakeReference();
 }

@@ -25,37 +25,40 @@ namespace kvtwin::props {
 struct RunResult;
 struct Story;
 
-// A backend under test: a name for reports, and what makes a cache of it.
+// A system under test: its name in reports, and a function that makes a cache.
 struct Subject {
   std::string name;
-  // not_supported: it has no such kind, and the history is passed over.
+  // May answer not_supported for a kind; such a history is skipped.
   std::function<Result<std::unique_ptr<Cache>>(const CacheSpec&)> make;
-  // Views point to memory that may be written to, for poisoning.
+  // Whether free cells may be overwritten through the pointers of its views.
   bool can_be_poisoned = false;
-  // Misuse before Init and after Close is tried. It takes as long as a short
-  // history.
+  // Whether misuse before Init and after Close is tried. This takes as long as
+  // a short history.
   bool tried_outside_of_life = true;
-  // About how long a run of no operations takes, in nanoseconds: a search for
-  // the shortest history counts runs by it.
+  // The approximate duration of a run without operations, in nanoseconds. The
+  // search for the shortest history counts runs by it.
   std::int64_t start_work = 2'500;
 
-  // What follows is for backends that are not ours.
+  // The following fields are for third-party backends.
   //
-  // Instead of `make`: also of the rows that the cache will have.
+  // Used instead of `make`, if set; the setup also says the rows' dimensions.
   std::function<Result<std::unique_ptr<Cache>>(const Setup&)> make_of = {};
-  // Instead of both: runs it somewhere else. `hasty`: the history is known to
-  // hang, and the run waits less long for that.
+  // Used instead of `make` and `make_of`, if set: runs the history somewhere
+  // else. With `hasty`, the history is known to hang, and the run waits a
+  // shorter time for each answer.
   std::function<RunResult(const History&, Story*, bool hasty)> run = {};
   bool hasty = false;
-  // For how long a failure is shrunk; 0: until it cannot be any shorter.
+  // How long a failure is shrunk; 0: until it cannot be made any shorter.
   double shrink_seconds = 0;
-  // What is compared; for identity, with the reference twin.
+  // The level of comparison. At identity, the subject is compared with the
+  // reference twin.
   Level level = Level::kIdentity;
-  Rules rules = {};  // Other than ours: not for identity.
-  // The mask has as many rows as the rules say; else there may be more.
+  Rules rules = {};  // Identity requires kvtwin's own rules.
+  // Whether the mask must have the number of rows that the rules say; if not,
+  // it may have more.
   bool mask_rows_too = false;
   Abilities abilities = {};
-  double tolerance = 0;  // Of an element of the attention's output.
+  double tolerance = 0;  // Maximal error of an element of attention's output.
   // "--backend ./libyours.so", or empty: "--twin NAME".
   std::string arguments = {};
   // Called before each operation of a history.
@@ -67,48 +70,50 @@ struct Subject {
   }
 };
 
-// The twin of that name.
+// Returns the subject of the twin `twin`: "reference", "optimized" or "cuda".
 Subject TwinSubject(std::string_view twin);
 
-// What a run tells: a step for each call; those from step number `from` on are
-// drawn, if there is a frame.
+// The record of a run: a step for each call. If there is a frame, the steps
+// from number `from` on are drawn.
 struct Story {
   std::vector<Step> steps;
   std::optional<Frame> frame;
   std::int64_t from = 1;
-  std::function<void(const Step&)> told = {};  // Called after each, if set.
+  // Called after each step, if set.
+  std::function<void(const Step&)> told = {};
 };
 
 // "Remove(0, 1, 2) -> ok"
 std::string StoryLine(const Step& step);
 
 struct RunResult {
-  bool ran = false;  // False: no cache can be made of the setup.
-  // Calls that the ledger (but for misuse) and both caches answered, and whose
-  // answers, cells, views and masks were compared.
+  bool ran = false;  // False: no cache can be made from the setup.
+  // Calls that were answered by the ledger (except for misuse) and both caches,
+  // and whose answers, cells, views and masks were compared.
   std::int64_t operations = 0;
-  std::uint64_t digest = 0;  // Of all calls and answers.
+  std::uint64_t digest = 0;  // The hash of all calls and answers.
   std::optional<Failure> failure = {};
 };
 
-// To `census`, if given, is added what was seen on the way.
+// Runs `history` and compares every answer. Adds the probes that it hits to
+// `census`, if given.
 RunResult RunHistory(const History& history, const Subject& subject,
                      Story* story = nullptr, Census* census = nullptr);
 
-// Returns `subject`, of caches or pools, as it is run where it is known to fail
-// like this.
+// Returns `subject`, a cache or a pool, with a shorter time limit if `failure`,
+// which the subject is known to have, is a hang.
 template <class AnySubject>
 AnySubject Hastily(AnySubject subject, const Failure& failure) {
   subject.hasty = subject.hasty || IsHang(failure);
   return subject;
 }
 
-// What a legal client does in `history`, unseen things too, as that of one that
-// is not legal.
+// Returns `history` with a client that is not legal and makes the calls of the
+// legal client explicitly, including those that it adds on its own.
 History InTheOpen(const History& history);
 
-// The reference twin as it is after `history`, before Close; null if its setup
-// is refused.
+// Returns the reference twin as it is after `history`, before Close; null if
+// its setup is refused.
 std::unique_ptr<Cache> ReferenceAfter(const History& history);
 
 }  // namespace kvtwin::props

@@ -33,7 +33,7 @@ bool Trio::SetUp() {
   Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
   Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
   if (subject.status().code() == StatusCode::kNotSupported) {
-    ++result_.operations;  // A kind that the subject does not have.
+    ++result_.operations;  // The subject does not have this kind.
     return false;
   }
   if (!reference.ok() || !subject.ok()) {
@@ -46,7 +46,8 @@ bool Trio::SetUp() {
   CheckOutsideOfLife("misuse: before Init");
   const InitArgs& init = setup_.init;
   const CacheConfig& config = setup_.config;
-  // The ledger has no gate: what that refuses is said here once more.
+  // The ledger does not check arguments, so the refusals of sizes are repeated
+  // here.
   const auto due = [](std::initializer_list<int> sizes) {
     return std::min(sizes) < 1 ? StatusCode::kInvalidArgument : StatusCode::kOk;
   };
@@ -67,7 +68,7 @@ bool Trio::SetUp() {
   };
   const StatusCode by_subject = init_of(*tested_);
   if (!subject_.is_twin() && by_subject == StatusCode::kNotSupported) {
-    ++result_.operations;  // It has no such cache.
+    ++result_.operations;  // The subject does not have such a cache.
     return false;
   }
   CheckCodes("Init", by_ledger, init_of(*reference_), by_subject);
@@ -187,7 +188,7 @@ bool Trio::StartForward(Tokens tokens, bool reserve) {
   return pass_.active;
 }
 
-// The next rows that are put are others than any before.
+// Chooses new rows for the next Put, different from all rows before.
 void Trio::NewRows() {
   pass_.first_serial = serial_;
   serial_ += static_cast<std::int64_t>(pass_.tokens.positions.size());
@@ -202,7 +203,7 @@ void Trio::PutRows() {
   const RowDims& rows = setup_.rows;
   const auto count = static_cast<std::int64_t>(pass_.tokens.positions.size());
   const std::int64_t first = pass_.first_serial;
-  // An encoder takes any shape, also another one of as many elements (S37).
+  // An encoder takes any shape: here, also another shape of equal size (S37).
   const auto shape = [&](int head_dim, DType stored) -> Shape {
     const bool turned = IsEncoder(active_type_) && first / 2 % 2 == 1;
     if (turned && !IsBlockDType(stored)) {
@@ -235,7 +236,7 @@ void Trio::PutAll(const Op& op) {
   for (int layer = 0; layer < setup_.layers; ++layer) {
     GoTo(layer);
     if (op.keep_rows) continue;
-    // A model encodes only what is new.
+    // Without new images, a model encodes nothing.
     if (IsEncoder(active_type_) && op.images.empty()) continue;
     PutRows();
   }
@@ -315,7 +316,8 @@ StatusCode Trio::Remove(int seq, std::int32_t begin, std::int32_t end) {
   pass_.fresh.reset();
   const bool in_part = subject != StatusCode::kOk &&
                        subject_.abilities.Cannot(KVTWIN_CANNOT_UNDO_REMOVE);
-  if (!in_part) CheckAllCells();  // Else once the client has cleared it.
+  // A sequence removed in part is compared after the client has cleared it.
+  if (!in_part) CheckAllCells();
   return subject;
 }
 
@@ -399,7 +401,7 @@ void Trio::Misuse(int which) {
   }
 }
 
-// The views of a reserving pass span all cells.
+// In a reserving pass, the views span all cells.
 void Trio::Poison() {
   if (!subject_.can_be_poisoned) return;
   const Tokens one = {.positions = {0}, .sequences = {0}, .multimodal = {}};
@@ -418,14 +420,15 @@ void Trio::Poison() {
 
 namespace {
 
-// Whether the cache says that it holds exactly that.
+// Whether the snapshot of the cache equals `due`.
 bool Holds(const Cache& cache, const CacheState& due) {
   const Result<CacheState> found = cache.Snapshot();
   return found.ok() && *found == due;
 }
 
-// One sequence leaves and comes back as by the long way: out of a snapshot of
-// all, and into one. `due` is what the cache holds.
+// Takes a sequence out of the cache and adds it again. Returns whether the
+// results equal those of SequenceOf and WithSequence on whole snapshots. `due`
+// is the cache's state.
 bool MovesSequence(Cache& cache, const CacheState& due, int sequence) {
   const Result<CacheState> one = cache.SnapshotOf(sequence);
   if (!one.ok() || *one != SequenceOf(due, sequence)) return false;
@@ -436,7 +439,8 @@ bool MovesSequence(Cache& cache, const CacheState& due, int sequence) {
   }
   if (cells.empty()) cells.push_back(cache.CellCount());
   if (!cache.Remove(sequence, 0, kOpenEnd).ok()) return false;
-  // Twice: it may be that there is nothing of it, or that it is there then.
+  // The second round adds the sequence when it is there already, unless it is
+  // empty.
   for (int i = 0; i < 2; ++i) {
     const Result<CacheState> before = cache.Snapshot();
     if (!before.ok()) return false;
@@ -490,7 +494,8 @@ void Trio::Reload() {
         "reference: snapshot", "what was restored is not what was saved");
   Check(subject.ok() && restored(*tested_) && renewed(**subject),
         "subject: snapshot", "what was restored is not what was saved");
-  // Either goes on: what was restored in place, or what is new.
+  // Continues with the caches that were restored in place, or with the new
+  // ones.
   const bool in_place = serial_ % 2 == 0;
   if (in_place) {
     const int sequence = static_cast<int>(serial_ / 2 % 3);
@@ -503,7 +508,7 @@ void Trio::Reload() {
     tested_ = std::move(*subject);
   }
   Tell(in_place ? "Restore in place" : "Restore into new caches", "");
-  result_.operations += 6;  // The calls above that have no line of their own.
+  result_.operations += 6;  // The calls above that have no step of their own.
   EndPass();
 }
 
@@ -515,7 +520,7 @@ void Trio::EndPass() {
   CheckAllCells();
 }
 
-// The pass goes on.
+// Snapshots do not end the pass.
 void Trio::Snapshot(int seq) {
   const std::optional<CacheState> due = SameSnapshot();
   if (!due) return;
@@ -536,7 +541,7 @@ void Trio::Add(int seq, int dst) {
   Snapshot(seq);
   const CacheState before = *reference_->Snapshot();
   CacheState added = SequenceOf(before, seq);
-  // Rows of a layer that it does not have are zeros.
+  // A layer that is missing from the state gets rows of zeros.
   if (serial_ % 3 == 0) LeaveOutALayer(added);
   std::vector<int> cells;
   for (const auto& part : ledger_.parts()) {
@@ -555,7 +560,7 @@ void Trio::Add(int seq, int dst) {
         [&] { return call() + " does not make what WithSequence makes"; });
   Check(*tested_->Snapshot() == after, "subject: snapshot",
         [&] { return call() + " does not make what WithSequence makes"; });
-  if (!due.ok()) return;  // The pass goes on.
+  if (!due.ok()) return;  // A refusal does not end the pass.
   if (observer_ != nullptr) observer_->Add(!added.cells.empty());
   ledger_.Restore(after);
   EndPass();

@@ -1,5 +1,5 @@
-// The ledger, the reference twin and a subject, side by side: every call goes
-// to all three, and after it all their answers are compared.
+// Runs the ledger, the reference twin and a subject side by side: every call
+// goes to all three, and after each call all their answers are compared.
 
 #ifndef KVTWIN_PROPS_COMPARE_TRIO_H_
 #define KVTWIN_PROPS_COMPARE_TRIO_H_
@@ -29,20 +29,20 @@
 
 namespace kvtwin::props {
 
-// " 0:1@s0+s1 2:0@s1": cell, position, sequences.
+// Returns the tokens as text, " 0:1@s0+s1 2:0@s1": cell, position, sequences.
 std::string CellsText(const Cache& cache);
 
-// Takes the rows of one layer out of a state, or out of each of its caches.
+// Removes the first layer's rows from a state, or from each of its caches.
 void LeaveOutALayer(CacheState& state);
 
-// How the reference twin is made; the tests of the harness make wrong ones.
+// Makes the reference twin; the tests of the harness make faulty ones.
 using CacheMaker =
     std::function<Result<std::unique_ptr<Cache>>(const CacheSpec&)>;
 inline Result<std::unique_ptr<Cache>> MakeReference(const CacheSpec& spec) {
   return MakeCache(spec, "reference");
 }
 
-// A tensor of a view.
+// One tensor of a view.
 enum class ViewPart { kKey, kValue, kMask };
 
 class Trio final : public Driver {
@@ -82,7 +82,7 @@ class Trio final : public Driver {
   void Reload() override;
 
   const reference::Ledger& ledger() const override { return ledger_; }
-  // Nothing can be done any more.
+  // Gives up the reference twin. Call nothing else afterwards.
   std::unique_ptr<Cache> TakeReference() { return std::move(reference_); }
   bool in_pass() const override { return pass_.active; }
   Place place() const override { return {active_type_, layer_}; }
@@ -92,21 +92,21 @@ class Trio final : public Driver {
     Tokens tokens;
     bool active = false;
     bool reserve = false;
-    // A cache is fresh if the ledger can judge its mask: no Remove since it was
-    // built, and no CopyPrefix since the view was chosen, which may now be too
-    // narrow.
+    // A cache is fresh if the ledger can judge its mask: no Remove since the
+    // mask was built, and no CopyPrefix since the view was chosen, because the
+    // view may now be too narrow.
     bool copied = false;
-    std::bitset<kCachesMost> fresh;  // By cache.
+    std::bitset<kCachesMost> fresh;  // By cache of a wrapper.
     std::int64_t first_serial = 0;
   };
 
-  // Comparing.
+  // Comparisons.
   template <class Call>
   void CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
                   StatusCode subject, std::string_view answer = {});
   void CheckOutsideOfLife(CheckName check);
-  // Compares the snapshots of both caches. Returns the snapshot; nothing if the
-  // subject has none.
+  // Compares the snapshots of both caches and returns the snapshot, or nullopt
+  // if the subject has none.
   std::optional<CacheState> SameSnapshot();
   void CheckAllCells();
   void CheckCells();
@@ -120,7 +120,7 @@ class Trio final : public Driver {
     result_.digest = HashBytes(data, size, result_.digest);
   }
   void HashInt(std::int64_t value) { Hash(&value, sizeof(value)); }
-  // Before a call that the observer compares the state around.
+  // Shows the observer the state before a call.
   void Look() {
     if (observer_ != nullptr) observer_->Look(ledger_, *reference_);
   }
@@ -167,7 +167,7 @@ class Trio final : public Driver {
   int active_type_ = 0;
   Pass pass_;
   std::int64_t serial_ = 0;
-  int first_cell_ = 0;  // Of the views that are compared.
+  int first_cell_ = 0;  // The first cell of the compared views.
   int layer_ = 0;
   std::set<Place> put_;
   RowBuffer keys_;
@@ -176,7 +176,7 @@ class Trio final : public Driver {
   std::vector<CellEntry> tested_cells_;
 };
 
-// RunHistory at identity, with this reference in place of ours.
+// As RunHistory at identity, with this reference in place of kvtwin's.
 RunResult RunAgainst(const CacheMaker& make_reference, const History& history,
                      const Subject& subject);
 

@@ -1,5 +1,5 @@
-// What a Trio compares after each call (identity, S51), and how it says what
-// differs.
+// The comparisons that a Trio makes after each call (identity, S51), and the
+// texts that describe a difference.
 
 #include <fmt/format.h>
 
@@ -22,8 +22,8 @@ bool SameShape(const KvView& a, const KvView& b) {
          a.value.shape == b.value.shape;
 }
 
-// The first element of run (j, k, l) that differs; past its end if only the
-// unused bits of a bit mask do. Requires: the runs differ.
+// Returns the first element of run (j, k, l) that differs; a number past the
+// end if only the unused bits of a bit mask differ. Requires: the runs differ.
 std::int64_t FirstDifference(const TensorView& a, const TensorView& b,
                              std::int64_t j, std::int64_t k, std::int64_t l) {
   std::int64_t i = 0;
@@ -31,7 +31,7 @@ std::int64_t FirstDifference(const TensorView& a, const TensorView& b,
     while (i < a.shape[0] && MaskAllows(a, i, j) == MaskAllows(b, i, j)) ++i;
     return i;
   }
-  // Of blocks, the first of the block.
+  // In blocks, this is the first element of the block.
   const std::int64_t step = IsBlockDType(a.dtype) ? kBlockElements : 1;
   const auto size = static_cast<std::size_t>(RunBytes(a.dtype, step));
   const std::byte* left = a.at(0, j, k, l);
@@ -43,7 +43,7 @@ std::int64_t FirstDifference(const TensorView& a, const TensorView& b,
   return i;
 }
 
-// The column that an element is of.
+// Returns the column that an element belongs to.
 std::int64_t ColumnAt(const Shape& index, VLayout layout) {
   if (layout == VLayout::kPlain) return index[2];
   return layout == VLayout::kTiled ? index[3] * kTileCells + index[0]
@@ -107,8 +107,8 @@ void Trio::DrawViewNow(int layer, const KvView& reference,
            story_->steps.back());
 }
 
-// Memberships are equal, and so is the multiset of tokens, in all of a
-// wrapper's caches.
+// Checks in all of a wrapper's caches that memberships are equal, and so is the
+// multiset of tokens.
 void Trio::CheckAllCells() {
   const int kept_type = active_type_;
   for (int type = 0; type < types(); ++type) {
@@ -124,7 +124,7 @@ void Trio::CheckCells() {
   reference_->ListCells(reference_cells_);
   tested_->ListCells(tested_cells_);
   if (reference_cells_ != tested_cells_) {
-    if (drawing()) DrawCellsNow();  // Of this cache.
+    if (drawing()) DrawCellsNow();  // The cells of this cache.
     Check(false, "subject: cells", [&] {
       return fmt::format("cells are\n  reference {}\n  {}{}",
                          CellsText(*reference_), subject_.name,
@@ -195,8 +195,8 @@ void Trio::CheckBytes(ViewPart part, const TensorView& reference,
                              DTypeName(subject.dtype), ShapeText(subject.shape),
                              subject_.name);
         });
-  // Ours are dense in dimension 0, so that whole runs can be compared; other
-  // backends' are made so.
+  // The reference's tensors are dense in dimension 0, so that whole runs can be
+  // compared; a copy makes other tensors dense.
   if (subject.stride[0] != static_cast<std::int64_t>(SizeOf(reference.dtype))) {
     const DenseTensor dense = CopyOf(subject, subject.dtype);
     return CheckBytes(part, reference, dense.view(), layout);
@@ -209,7 +209,7 @@ void Trio::CheckBytes(ViewPart part, const TensorView& reference,
            view.stride[3] == view.stride[2] * view.shape[2];
   };
   if (dense(reference)) {
-    // In one piece, if they are equal.
+    // Equal tensors are compared in one piece.
     const std::size_t all = DenseBytes(reference.dtype, reference.shape);
     Hash(reference.data, all);
     if (dense(subject) && std::memcmp(reference.data, subject.data, all) == 0) {
@@ -245,7 +245,8 @@ void Trio::CheckBytes(ViewPart part, const TensorView& reference,
   }
 }
 
-// The cells around the first element that differs, side by side.
+// Returns a text of the cells around the first element that differs, side by
+// side.
 std::string Trio::Picture(ViewPart part, const TensorView& reference,
                           const TensorView& subject, Shape index,
                           VLayout layout) {
@@ -327,7 +328,8 @@ void Trio::CheckViews() {
   const bool has_mask = reference->mask.data != nullptr;
   Check(has_mask == (subject->mask.data != nullptr), "subject: mask bytes",
         "only one of them has a mask");
-  // By rules that pad no masks, rows beyond the batch may be left out.
+  // Under rules without mask padding, the mask may have no rows beyond the
+  // batch.
   if (has_mask && subject_.rules.mask_rows == Rules::MaskRows::kBatch &&
       subject->mask.shape[1] != reference->mask.shape[1]) {
     reference->mask.shape[1] = std::ssize(pass_.tokens.positions);
@@ -338,7 +340,7 @@ void Trio::CheckViews() {
   const VLayout v_layout = setup_.config.v_layout;
   const bool judged = fresh() || !has_mask;
   try {
-    if (has_mask) {  // Its columns come first.
+    if (has_mask) {  // Dimension 0 of a mask is the columns.
       CheckBytes(ViewPart::kMask, reference->mask, subject->mask,
                  VLayout::kPermuted);
     }
@@ -354,7 +356,7 @@ void Trio::CheckViews() {
           [&] { return fmt::format("layer {}: {}", layer, wrong->text); });
   } catch (Failure& failure) {
     failure.first_cell = first_cell_;
-    // A row that sees what it has no right to says more than the first byte.
+    // A row that sees a wrong token explains more than the first wrong byte.
     if (has_mask && judged && SameShape(*reference, *subject)) {
       const auto wrong = FindWrongRow(ledger_, layer, *subject, v_layout);
       if (wrong && wrong->column >= 0) {

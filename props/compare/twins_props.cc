@@ -1,8 +1,8 @@
 // The ledger, the reference twin and the optimized twin give the same answers
 // on every history (S50 and S51), whatever the kind of cache.
 //
-// The volume is `kvtwin fuzz`'s; here the same histories come from RapidCheck,
-// which shrinks them its own way.
+// `kvtwin fuzz` runs many more histories. Here they come from RapidCheck, which
+// has its own way of shrinking.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -35,8 +35,8 @@ RC_GTEST_PROP(TwinsProps, ChunksAgree, ()) { Agrees(Kind::kChunked); }
 RC_GTEST_PROP(TwinsProps, EncodersAgree, ()) { Agrees(Kind::kEncoder); }
 RC_GTEST_PROP(TwinsProps, WrappersAgree, ()) { Agrees(Kind::kWrapper); }
 
-// Every misuse there is, in any state: the due status with a message, the
-// same for each twin, and nothing changed.
+// Every kind of misuse, in any state, has the expected status with a message,
+// the same in each twin, and changes nothing.
 RC_GTEST_PROP(MisuseProps, MisuseChangesNothing, ()) {
   History history = *ArbitraryHistory(std::nullopt, 8);
   for (int which = 0; which < MisuseCount(); ++which) {
@@ -48,7 +48,7 @@ RC_GTEST_PROP(MisuseProps, MisuseChangesNothing, ()) {
   AssertAgreement(history, TwinSubject("optimized"));
 }
 
-// A history's line says all that there is to it.
+// The line of a history contains everything about it.
 RC_GTEST_PROP(HistoryProps, TextReadsBackAsTheSameHistory, ()) {
   const History history = *ArbitraryHistory(std::nullopt, kOps);
   const std::string text = ToText(history);
@@ -60,8 +60,8 @@ RC_GTEST_PROP(HistoryProps, TextReadsBackAsTheSameHistory, ()) {
             RunHistory(history, subject).digest);
 }
 
-// Large enough for the optimized twin to share out its work to threads: mask
-// rows, moves of a defrag, shifted rows.
+// These caches are large enough for the optimized twin to use several threads,
+// for mask rows, moves of a defrag and shifted rows.
 TEST(Twins, LargeCachesAgree) {
   for (const std::string setup :
        {"", "dtype=bf16 vdtype=f32 ", "place=scatter permuted=1 dtype=f16 ",
@@ -79,7 +79,7 @@ TEST(Twins, LargeCachesAgree) {
   }
 }
 
-// Rows that see some blocks of words whole, and parts of others.
+// These rows see some blocks of words whole, and parts of others.
 TEST(Twins, MasksOfManyBlocksAgree) {
   for (const std::string& target : optimized::SupportedTargets()) {
     ASSERT_TRUE(optimized::SelectTarget(target));
@@ -97,7 +97,7 @@ TEST(Twins, MasksOfManyBlocksAgree) {
   optimized::SelectTarget(optimized::SupportedTargets().front());
 }
 
-// The same bytes on each instruction set, which really runs.
+// Each instruction set gives the same bytes, and each is actually selected.
 TEST(Targets, EveryTargetGivesTheSameDigest) {
   const std::vector<std::string> targets = optimized::SupportedTargets();
   ASSERT_FALSE(targets.empty());

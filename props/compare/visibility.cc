@@ -20,7 +20,7 @@ std::uint64_t HashDense(const DenseTensor& row, std::uint64_t seed) {
   return HashBytes(row.bytes.data(), row.bytes.size(), seed);
 }
 
-// Of a whole row; equal rows have equal hashes.
+// Returns the hash of a whole row; equal rows have equal hashes.
 std::uint64_t HashRow(const TensorView& row, std::uint64_t seed) {
   const TensorView dense = DenseView(row.data, row.dtype, row.shape);
   if (row.stride[0] == dense.stride[0] && row.stride[1] == dense.stride[1]) {
@@ -66,7 +66,8 @@ Failure WrongRow(int row, int column, std::string text) {
   return failure;
 }
 
-// The hashes of all tokens in a layer; 0 where nothing was put.
+// Returns the hashes of all tokens in a layer; 0 for tokens that were never put
+// there.
 std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
                                       bool with_value) {
   std::vector<std::uint64_t> hashes;
@@ -82,9 +83,9 @@ std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
   return hashes;
 }
 
-// What exactly is wrong with `row`, if anything: matches the columns that it
-// sees with the tokens that are due, one by one. Tokens that were never put in
-// this layer may be any of the columns that are left.
+// Returns what exactly is wrong with `row`, if anything: matches the columns
+// that it sees with the expected tokens, one by one. Tokens that were never put
+// in this layer may be any of the remaining columns.
 std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
                                const KvView& view, VLayout v_layout, int row,
                                const std::vector<std::uint64_t>& token_hashes) {
@@ -102,7 +103,7 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
     }
   }
   auto unknown = std::count(due_hashes.begin(), due_hashes.end(), 0U);
-  std::ptrdiff_t spare = 0;  // Of the unknown ones.
+  std::ptrdiff_t spare = 0;  // Unknown tokens that may be missing.
   for (std::size_t i = 0; i < due.size(); ++i) {
     if (due_hashes[i] == 0 && ledger.MayMiss(row, *due[i])) ++spare;
   }
@@ -125,7 +126,7 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
     }
   }
   // Reports the first token that is missing and may not be missing. A token
-  // that was never put may be any column that is left.
+  // that was never put may be any remaining column.
   for (std::size_t i = 0; i < due.size(); ++i) {
     if (due[i] == nullptr || ledger.MayMiss(row, *due[i])) continue;
     if (due_hashes[i] == 0 && unknown <= spare) continue;
@@ -215,7 +216,7 @@ std::string ElementText(const TensorView& rows, std::int64_t i, std::int64_t j,
   const float value = LoadFrom(rows, i, j, k, l);
   if (!std::isnan(value)) return fmt::format("{}", value);
   std::uint32_t bits = 0;
-  if (IsBlockDType(rows.dtype)) {  // Of the number that it stands for.
+  if (IsBlockDType(rows.dtype)) {  // The bits of the f32 value.
     std::memcpy(&bits, &value, sizeof(bits));
     return fmt::format("nan ({:#010x})", bits);
   }
@@ -259,8 +260,8 @@ std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
                                 view.mask.shape[1], active.rows()));
   }
   for (int row = 0; row < static_cast<int>(view.mask.shape[1]); ++row) {
-    // Sums of hashes compare multisets: equal ones always agree, and others
-    // agree once in 2^64.
+    // Sums of hashes compare multisets: equal multisets always agree, and
+    // different ones agree once in 2^64.
     std::uint64_t seen_sum = 0;
     std::int64_t seen = 0;
     for (std::int64_t column = 0; column < columns; ++column) {

@@ -1,6 +1,6 @@
-// Does a view show what the ledger says? The question behind the visibility
-// level: every batch row sees each token it may see exactly once, with
-// the right K and V rows, and nothing else.
+// Compares a view with the ledger, for the visibility level: every batch row
+// sees each token it may see exactly once, with the right K and V rows, and
+// nothing else.
 
 #ifndef KVTWIN_PROPS_COMPARE_VISIBILITY_H_
 #define KVTWIN_PROPS_COMPARE_VISIBILITY_H_
@@ -18,12 +18,12 @@
 
 namespace kvtwin::props {
 
-// Compares the view of `layer` with the active ledger, whose pass it must be:
-// no Remove or CopyPrefix since its StartForward. Rows that were never put in
-// this layer may hold anything. The rows of `view` have the dtype of the cache.
-// Without V (null data), K alone is compared.
-// The failure names the mask row, and the column of the view, or -1 where a
-// token is missing.
+// Compares the view of `layer` with the active ledger. Requires: the view is of
+// the ledger's current pass, without a Remove or CopyPrefix since its
+// StartForward. Rows that were never put in this layer may hold anything. The
+// rows of `view` have the dtype of the cache. Without V (null data), K alone is
+// compared. The failure names the mask row, and the column of the view, or -1
+// if a token is missing.
 std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
                                     const KvView& view, VLayout v_layout);
 
@@ -31,21 +31,24 @@ std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
 std::string WhyNotResumed(const reference::Ledger& ledger, int seq,
                           std::int32_t pos);
 
-// Whose K and V rows a column of a view has: of the token that has both, else
-// of one that has either.
+// The token whose K and V rows a column of a view has: the token that has both
+// rows, else a token that has one of them.
 struct RowOwner {
   const reference::LedgerToken* token = nullptr;
   bool key = false;
   bool value = false;
-  std::uint64_t rows = 0;  // The hash of what the column has.
+  std::uint64_t rows = 0;  // The hash of the column's rows.
 };
 
 class RowOwners {
  public:
-  // Requires: all outlive this; rows in `view` have the shape of those put.
+  // Requires: all arguments outlive this; rows in `view` have the shape of the
+  // rows that were put.
   RowOwners(const reference::CacheLedger& ledger, int layer, const KvView& view,
             VLayout v_layout);
-  // Of equal rows, those of `due`; of a token that was never put here, any.
+  // Returns the owner of a column: a token of `due` that was never put here,
+  // which may have any rows; if there is none, the token with equal rows, first
+  // from `due`.
   RowOwner Of(std::int64_t column,
               const std::vector<const reference::LedgerToken*>& due) const;
 
@@ -58,23 +61,24 @@ class RowOwners {
   int layer_;
   const KvView& view_;
   VLayout v_layout_;
-  std::vector<Hashes> tokens_;  // Those that were put.
+  std::vector<Hashes> tokens_;  // The tokens that were put.
 };
 
-// The bytes of one cell's row of a K or V view, dense, first dimension
-// fastest. Of K, the layout is plain.
+// Returns the bytes of one cell's row of a K or V view, dense, first dimension
+// fastest. For K, pass the plain layout.
 std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
                                 VLayout layout);
 
-// "[3, 1, 4]", or the first `most` of them and "...".
+// Returns "[3, 1, 4]", or the first `most` values and "...".
 std::string IntsText(std::span<const int> values, std::size_t most);
 
-// "0.1", or of NaN, of which there are many, the bits too: "nan (0x7fc00001)".
+// Returns "0.1"; for a NaN, also its bits, because NaNs differ in their bits:
+// "nan (0x7fc00001)".
 std::string ElementText(const TensorView& rows, std::int64_t i,
                         std::int64_t j = 0, std::int64_t k = 0,
                         std::int64_t l = 0);
 
-// "K [100, 1000] V [100, 100100]".
+// Returns "K [100, 1000] V [100, 100100]".
 std::string RowText(const KvView& view, std::int64_t column, VLayout v_layout);
 
 }  // namespace kvtwin::props

@@ -10,7 +10,7 @@
 
 namespace kvtwin::props {
 
-// Whether it is one call, which may come at any time.
+// Whether the operation is a single call, which may come at any time.
 inline bool IsCall(const Op& op) {
   return op.single || op.kind > OpKind::kShift;
 }

@@ -15,11 +15,12 @@ namespace {
 
 constexpr std::size_t kMostOps = 4;
 constexpr unsigned kKinds = static_cast<unsigned>(OpKind::kAdd) + 1;
-// The most that may be special besides the cache.
+// How much a history may add to `special` of the plainest cache, by the number
+// of operations.
 constexpr std::array<std::int64_t, kMostOps + 1> kMostSpecial = {0, 5, 10, 12,
                                                                  16};
-// How often to try, by the number of operations. In the museum nearly all that
-// is found is found within so many.
+// The number of tries, by the number of operations. In the museum, nearly all
+// bugs that the catalog finds are found within these tries.
 using Tries = std::array<std::size_t, kMostOps + 1>;
 constexpr Tries kOnlyPlain = {0, 600, 7000, 5500, 1000};
 constexpr Tries kOnlyPlainOfLegal = {0, 600, 7000, 28000, 1000};
@@ -42,7 +43,7 @@ CacheSpec Wrapped(std::vector<CacheSpec> caches) {
   return spec;
 }
 
-// Plain caches, and the model's.
+// Returns plain caches, and the model's cache.
 std::vector<CacheSpec> SpecsLike(const CacheSpec& model) {
   const CacheSpec causal;
   const CacheSpec windowed = Windowed(Kind::kSwa, 0);
@@ -75,7 +76,7 @@ std::vector<CacheSpec> SpecsLike(const CacheSpec& model) {
   return specs;
 }
 
-// `setup` with another cache and shift function.
+// Returns `setup` with another cache and shift function.
 Setup WithCache(Setup setup, const CacheSpec& spec, const Shift& shift) {
   setup.spec = spec;
   setup.spec.placement = Placement::kContiguous;
@@ -87,7 +88,7 @@ Setup WithCache(Setup setup, const CacheSpec& spec, const Shift& shift) {
   return setup;
 }
 
-// A setup with what is special about `model`, and neighbours of it.
+// Returns a setup with what is special about `model`, and similar setups.
 std::vector<Setup> LayoutsLike(const Setup& model) {
   std::vector<Setup> layouts(1, model);
   if (model.config.cache_padding == 1) return layouts;
@@ -103,7 +104,8 @@ Segment SegmentOf(int seq, int count, int delta = 0,
   return {.seq = seq, .count = count, .delta = delta, .order = order};
 }
 
-// A single call, or a pass of a token or two.
+// Whether the operation is a single call, a get, or a pass of one or two
+// tokens.
 bool IsCallOrPass(const Op& op) {
   if (op.kind != OpKind::kPut) return IsCall(op) || op.kind == OpKind::kGet;
   const Segment& first = op.segments.front();
@@ -111,8 +113,8 @@ bool IsCallOrPass(const Op& op) {
          first.order == Segment::Order::kUp;
 }
 
-// All short histories on some caches, by what they cost. Those are left out of
-// which nothing is to be expected.
+// All short histories on some caches, in the order of their cost. Histories
+// that are unlikely to show a failure are left out.
 class Catalog {
  public:
   Catalog(const History& model, const std::vector<Setup>& setups,
@@ -156,7 +158,7 @@ class Catalog {
   }
 
  private:
-  // A cache, and an operation, that histories are made of.
+  // The parts that histories are made of: setups and operations.
   struct Base {
     Setup setup;
     Cost cost;
@@ -167,36 +169,36 @@ class Catalog {
     Cost cost;
     std::string text;
     int tokens = 0;
-    unsigned reads = 0;  // Sequences, as bits.
+    unsigned reads = 0;  // The sequences, as bits.
     unsigned writes = 0;
     bool first_only = false;
   };
   using Kinds = std::vector<OpKind>;
-  // A row of kinds as a number.
+  // Returns the number of a row of kinds with one more kind at its end.
   static unsigned WithKind(unsigned row, OpKind kind) {
     return row * (kKinds + 1) + static_cast<unsigned>(kind) + 1;
   }
-  // A history, or the first operations of one.
+  // A history, or its first operations.
   struct Draft {
     std::int64_t numbers = 0;
     const Base* base = nullptr;
     std::array<const Choice*, kMostOps> ops = {};
     std::size_t count = 0;
     int tokens = 0;
-    int largest = 0;  // Of the batches but the last operation's.
-    int held = 0;     // Tokens before the first drop, the same.
+    int largest = 0;  // The largest batch before the last operation.
+    int held = 0;     // Tokens before the first drop and the last operation.
     bool dropped = false;
     unsigned live = 0;  // Sequences that may hold tokens.
-    // Positions after those that a legal client's sequences may hold, and the
-    // largest of them so far.
+    // For legal clients: the position after the last one that each sequence may
+    // hold, and the largest of these so far.
     std::array<int, 2> ends = {};
     int longest = 0;
-    bool names_1 = false;  // Sequence 1.
-    unsigned row = 0;      // Of the kinds.
+    bool names_1 = false;  // An operation names sequence 1.
+    unsigned row = 0;      // The kinds of the operations, as a number.
   };
   struct Request {
     std::size_t ops;
-    std::size_t visits;  // Of the search, that are left: a level may be huge.
+    std::size_t visits;  // Steps left to the search: a level may be huge.
     std::vector<Draft> drafts;
   };
 
@@ -216,7 +218,8 @@ class Catalog {
   void AddCalls();
   void Add(const Op& op, bool first_only = false);
 
-  // The drafts of that cost, sorted; not many more than are of use.
+  // Returns the drafts of this cost, sorted. `tries` limits the search for
+  // them.
   std::vector<Draft> Level(std::size_t ops, std::int64_t special,
                            std::size_t tries) const;
   void Extend(const Draft& draft, std::int64_t special, Request& request) const;
@@ -244,21 +247,21 @@ class Catalog {
   const std::string below_text_;
   const Tries& tries_;
   const Bounds& bounds_;
-  const bool legal_;                                 // All clients.
-  const bool calls_;                                 // There are some.
-  std::map<std::int64_t, std::vector<Base>> bases_;  // By what is special.
+  const bool legal_;  // All clients are legal.
+  const bool calls_;  // The model has single calls.
+  std::map<std::int64_t, std::vector<Base>> bases_;  // By Cost::special.
   std::set<std::string> setups_;
   std::vector<Choice> choices_;
   std::set<OpKind> kinds_;
-  // Which kinds may follow each other where there are more than two
-  // operations; and how each such row begins.
+  // The rows of kinds, and the beginnings of rows, that histories of more than
+  // two operations may have, by the number of operations.
   std::array<std::set<unsigned>, kMostOps + 1> rows_;
 };
 
 void Catalog::AddBase(const Setup& setup) {
   for (const int cells : {1, 2, 3, 4, 5, 6, 8}) {
     Setup sized = setup;
-    if (legal_) {  // It has no more sequences than the cache is made for.
+    if (legal_) {  // A legal client uses at most max_sequences sequences.
       sized.init.capacity = cells;
       AddSized(sized);
     }
@@ -323,7 +326,8 @@ void Catalog::AddPuts(const History& model) {
   AddMarkedPuts(model);
 }
 
-// Those that only reserve, have images or exceptions, or leave out the rows.
+// Adds batches that only reserve, and, if the model has such batches, batches
+// with images or exceptions, or without new rows.
 void Catalog::AddMarkedPuts(const History& model) {
   const auto used = [&](auto member) {
     return std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& one) {
@@ -375,8 +379,9 @@ void Catalog::AddRanges() {
   }
 }
 
-// Rows of kinds as in the model, but for some that are left out; where a batch
-// in the middle evicts, a drop does as well.
+// Adds the rows of kinds that remain of the model's if some kinds are left out.
+// In a second version of each row, drops replace the batches in the middle,
+// because a drop removes tokens just as an eviction does.
 void Catalog::AddSubsequences(const Kinds& all) {
   constexpr std::size_t kMostKinds = 8;
   const Kinds kinds(
@@ -465,7 +470,7 @@ std::vector<Catalog::Draft> Catalog::Level(std::size_t ops,
   return std::move(request.drafts);
 }
 
-// By what it costs, then in the alphabet.
+// Orders drafts by cost, then by text.
 bool Catalog::ComesBefore(const Draft& a, const Draft& b) {
   if (a.numbers != b.numbers) return a.numbers < b.numbers;
   if (a.base != b.base) return a.base->text < b.base->text;
@@ -475,7 +480,7 @@ bool Catalog::ComesBefore(const Draft& a, const Draft& b) {
   return false;
 }
 
-// By OpKind: whether one of that kind may be next.
+// Returns, by OpKind, whether an operation of this kind may be next.
 std::array<bool, kKinds> Catalog::KindsAfter(const Draft& draft,
                                              std::size_t ops) const {
   std::array<bool, kKinds> kinds = {};
@@ -485,7 +490,7 @@ std::array<bool, kKinds> Catalog::KindsAfter(const Draft& draft,
     const bool last = draft.count + 1 == ops;
     const bool moves =
         one == OpKind::kDrop || one == (last ? OpKind::kAsk : OpKind::kCopy);
-    // Legal clients have few histories of three operations.
+    // Legal clients make few different histories of three operations.
     const bool all =
         ops == 2 || (ops == 3 && (calls_ || (legal_ && (put || moves))));
     kinds.at(kind) = ops == 1 || (draft.count == 0 ? put : all) ||
@@ -508,7 +513,8 @@ bool Catalog::IsWorthIt(const Draft& draft, const Op& op,
       return std::ranges::is_sorted(op.segments, {}, &Segment::seq);
     case OpKind::kDrop: {
       const int end = op.open ? end_of(op.seq) : op.end.offset;
-      // It is never refused, and nothing is read after it.
+      // A last drop to the open end is never refused, and nothing is read after
+      // it.
       const bool mute = last && op.open &&
                         !rows_.at(ops).contains(WithKind(draft.row, op.kind));
       return !mute && end <= end_of(op.seq) && (last || op.begin.offset < end);
@@ -541,7 +547,8 @@ void Catalog::FollowEnds(const Op& op, Draft& draft) {
   draft.longest = std::max({draft.longest, draft.ends[0], draft.ends[1]});
 }
 
-// Whether there are calls only, and passes before them.
+// Whether all operations are single calls or short passes, and, of three or
+// more operations, at least one is a call.
 bool Catalog::AreCalls(const Draft& draft, const Op& next) {
   const auto each = std::span(draft.ops).first(draft.count);
   const auto op_of = [](const Choice* one) { return one->op; };
@@ -553,11 +560,11 @@ bool Catalog::AreCalls(const Draft& draft, const Op& next) {
 bool Catalog::MayFollow(const Draft& draft, const Choice& next,
                         std::size_t ops) const {
   if (legal_ && ops > 2 && !IsWorthIt(draft, next.op, ops)) return false;
-  // Sequence 0 takes part.
+  // The first of several operations writes sequence 0.
   if (draft.count == 0) return ops == 1 || (next.writes & 1) != 0;
   if (next.first_only) return false;
   if (calls_ && ops == 3) return AreCalls(draft, next.op);
-  // Little comes of a sequence that holds nothing.
+  // An operation on an empty sequence shows little.
   return ops < 3 || (next.reads & ~draft.live) == 0;
 }
 
@@ -584,7 +591,7 @@ Catalog::Draft Catalog::Longer(const Draft& draft, const Choice& next,
 void Catalog::Extend(const Draft& draft, std::int64_t special,
                      Request& request) const {
   if (draft.count == request.ops) return PutOnBases(draft, special, request);
-  // What the other operations and the cache need.
+  // The least `special` of the remaining operations and the cache.
   const auto after = static_cast<std::int64_t>(request.ops - draft.count - 1);
   const std::int64_t least =
       after * choices_.front().cost.special + bases_.begin()->first;
@@ -599,13 +606,13 @@ void Catalog::Extend(const Draft& draft, std::int64_t special,
   }
 }
 
-// Whether a legal client does in it what it does in a plainer history: of one
-// sequence, 1 is another name for 0; batches are cut to what there is room for;
-// and where nothing is evicted, a second sequence that is never named is idle.
+// Whether a legal client does the same in a plainer history. With one sequence,
+// 1 is another name for 0; batches are cut to the room that is left; and if
+// nothing is evicted, a second sequence that is never named is idle.
 bool Catalog::SameAsAnother(const Draft& draft, const Setup& setup) {
   const InitArgs& init = setup.init;
   if (init.max_sequences == 1 && draft.names_1) return true;
-  // Where nothing is evicted, all can be resumed.
+  // If nothing is evicted, every position can be resumed.
   const bool asks = draft.ops[draft.count - 1]->op.kind == OpKind::kAsk;
   if (asks && draft.count > 2 && !setup.spec.window) return true;
   const bool idle = init.max_sequences > 1 && !draft.names_1;
@@ -626,11 +633,11 @@ void Catalog::PutOnBases(const Draft& draft, std::int64_t special,
   for (const Base& base : bases->second) {
     const Setup& setup = base.setup;
     const InitArgs& init = setup.init;
-    // There is one cell that is never used, at most.
+    // At most one cell, or one padding of cells, stays unused.
     const int tokens = legal_ ? draft.longest : draft.tokens;
     if (init.capacity > tokens + setup.config.cache_padding) continue;
     if (legal_ && SameAsAnother(draft, setup)) continue;
-    // What is refused before the end is of no use.
+    // A history is useless if it is refused before its last operation.
     if (init.max_batch < draft.largest) continue;
     const bool keeps =
         !legal_ && !setup.spec.window && setup.spec.caches.empty();
@@ -662,7 +669,7 @@ std::optional<History> PlainestThatFails(
       CostWithoutSizes({.setup = plain.front(), .ops = {}}).special;
   const bool is_plain =
       CostWithoutSizes({.setup = special.front(), .ops = {}}).special == least;
-  // Most that are special have to be.
+  // Most special features of the model are needed for the failure.
   const Tries& only_plain = setup.legal ? kOnlyPlainOfLegal : kOnlyPlain;
   auto found =
       Catalog(model, plain, is_plain ? only_plain : kPlainFirst, bounds)

@@ -1,4 +1,4 @@
-// Short histories, the plainest first.
+// A catalog of short histories, the plainest first.
 
 #ifndef KVTWIN_PROPS_SHRINK_CATALOG_H_
 #define KVTWIN_PROPS_SHRINK_CATALOG_H_
@@ -11,12 +11,12 @@
 
 namespace kvtwin::props {
 
-// The plainest history of a catalog that `fails`, if there is one that is
-// plainer than `model`. The catalog has all short histories of plain arguments
-// on plain caches, of the kinds of operations that `model` has, and, one at a
-// time, what else is special about it. So one bug has the same catalog,
-// whichever history shows it. If the client of `model` is legal, so are all
-// clients. The search is given up after some thousand tries.
+// Returns the plainest history of a catalog that `fails`, if it is plainer than
+// `model`. The catalog has all short histories with plain arguments on plain
+// caches, of the kinds of operations that `model` has, and, one at a time, what
+// else is special about `model`. So one bug has the same catalog, whichever
+// history shows it. If the client of `model` is legal, so are all clients. The
+// search gives up after some thousand tries.
 std::optional<History> PlainestThatFails(
     const History& model, const std::function<bool(const History&)>& fails,
     const Bounds& bounds = {});

@@ -1,5 +1,5 @@
-// What the shrinker knows besides its steps: the catalog of short histories,
-// and states that are reached at once.
+// Tests what the shrinker has besides its steps: the catalog of short
+// histories, and states that are rebuilt at once.
 
 #include "props/shrink/catalog.h"
 
@@ -62,7 +62,7 @@ TEST(Catalog, HasWhatIsSpecial) {
   EXPECT_TRUE(AllOf(*ParseHistory("kvt1 kind=swa window=0 cap=2")).empty());
 }
 
-// Images and exceptions of a batch, if the model has them.
+// Batches have images and exceptions if the model has them.
 TEST(Catalog, MarksTokensAsTheModelDoes) {
   for (const std::string mark : {"image", "except"}) {
     for (const bool marks : {false, true}) {
@@ -79,7 +79,7 @@ TEST(Catalog, MarksTokensAsTheModelDoes) {
   }
 }
 
-// All kinds of operations, up to the last one.
+// The catalog has all kinds of operations, up to the last OpKind.
 TEST(Catalog, HasCallsInAnyOrder) {
   const std::string setup =
       "kvt1 kind=wrapper caches=causal cells=1 layers=2 | ";
@@ -97,7 +97,7 @@ TEST(Catalog, HasCallsInAnyOrder) {
   }
 }
 
-// Nothing is asked of tokens that a legal client has removed.
+// No operation refers to tokens that a legal client has removed.
 TEST(Catalog, FollowsWhereSequencesEnd) {
   std::set<std::string> texts;
   const History model = *ParseHistory(
@@ -130,7 +130,7 @@ TEST(Rebuild, MakesTheStateInOneBatch) {
                        1));
 }
 
-// Whatever is written can be read.
+// The text of a rebuilt history can be read back.
 TEST(Rebuild, GoesUpToTheLargestPosition) {
   const History history = *ParseHistory(
       "kvt1 cells=8 | put 0*1@+2147483646 | put 0*3 2147483647*1 | "
@@ -164,8 +164,8 @@ TEST(Rebuild, PutsAllTokensAtOnce) {
   EXPECT_EQ(at_once("kvt1 | put 0*4000 | put 1*97"), "");
 }
 
-// Of a thousand operations in a cache of hundreds of cells, leaving out what is
-// not needed takes all the time that there is.
+// With a thousand operations in a cache of hundreds of cells, leaving out
+// unneeded operations takes all the work that shrinking may do.
 TEST(Shrink, LooksLittleUpAfterMuchWork) {
   const auto tries = [](const std::string& line, std::size_t gets) {
     History history = *ParseHistory(line);
@@ -194,7 +194,7 @@ TEST(Shrink, LooksLittleUpAfterMuchWork) {
   EXPECT_LT(tries("kvt1 cells=700 | put 0*37 | get | causal 0", 125), all / 2);
 }
 
-// Resumes nothing that lies in cells of another order than its positions.
+// Refuses to resume a sequence whose cells are not in the order of positions.
 class ResumesInOrder : public ForwardingCache {
  public:
   using ForwardingCache::ForwardingCache;
@@ -231,7 +231,7 @@ TEST(Shrink, LeavesAHistoryThatPassesAsItIs) {
   EXPECT_EQ(ToText(Shrink(history, TwinSubject("reference"))), ToText(history));
 }
 
-// Nearly every history fails, but in another way than the one that was found.
+// Nearly every history fails, but with another failure than the first one.
 TEST(Shrink, KeepsToTheFailureThatItBeganWith) {
   const Rerun rerun = [](const History& history) -> std::optional<Failure> {
     for (std::size_t i = 0; i < history.ops.size(); ++i) {
@@ -315,7 +315,7 @@ TEST(Shrink, GivesOneLineWhereNoStepLeadsToIt) {
       << testing::PrintToString(lines);
 }
 
-// Clears all sequences that share a token with the one that is to be cleared.
+// Clears all sequences that share a token with the cleared sequence.
 class ClearsSharers : public ForwardingCache {
  public:
   using ForwardingCache::ForwardingCache;
@@ -336,8 +336,8 @@ class ClearsSharers : public ForwardingCache {
   }
 };
 
-// The shortest lines of a faulty backend that takes legal clients only, and how
-// often each was found.
+// Returns the shortest lines for a faulty backend that accepts legal clients
+// only, and how often each line was found.
 std::map<std::string, int> LinesOfLegalClients(int histories) {
   Subject subject;
   subject.name = "faulty";
@@ -366,7 +366,7 @@ TEST(Shrink, GivesOneLineOfLegalClientsWhereNoStepLeadsToIt) {
   EXPECT_EQ(LinesOfLegalClients(5), want);
 }
 
-// Tells the active cache of a wrapper of a layer, and no other.
+// In a wrapper, SetLayer sets the layer of the active cache only.
 class TellsTheActiveCache : public ForwardingCache {
  public:
   using ForwardingCache::ForwardingCache;

@@ -22,9 +22,9 @@ struct Cost {
 };
 
 Cost CostOf(const History& history);
-// But for the sizes of Init, which take longer.
+// Leaves out the sizes of Init, whose cost takes longer to compute.
 Cost CostWithoutSizes(const History& history);
-// Of an operation: what it adds to that of its history.
+// Returns what an operation adds to the cost of its history.
 Cost CostOf(const Op& op);
 
 }  // namespace kvtwin::props

@@ -14,12 +14,13 @@
 namespace kvtwin::props {
 namespace {
 
-// The next number, but for the largest.
+// Returns the next number; the largest number stays.
 int After(std::int64_t number) {
   return static_cast<int>(std::min<std::int64_t>(number + 1, kOpenEnd));
 }
 
-// Makes the segment one longer, if the position goes on with it.
+// Adds a token to the segment if its position continues the segment. Returns
+// whether it does.
 bool Extend(Segment& segment, int seq, std::int64_t position) {
   using Order = Segment::Order;
   if (segment.seq != seq) return false;
@@ -50,7 +51,8 @@ class Builder {
     first_free_ = next_;
   }
 
-  // In the next cell, not in its own. `after`: where positions go on from.
+  // Adds the token in the next cell, not in its own. Its sequence continues at
+  // position `after`.
   void AddAnywhere(const Held& held, std::int64_t after = 0) {
     const int seq = held.sequences.front() - first_id_;
     Token(seq, static_cast<int>(held.position - after));
@@ -95,19 +97,19 @@ class Builder {
   int first_id_;
   int unused_;
   int next_ = 0;        // The first cell that is not filled yet.
-  int first_free_ = 0;  // Of a hole.
+  int first_free_ = 0;  // The cell after the last token.
   std::vector<Segment> segments_;
   std::map<std::pair<int, int>, int> copies_;
 };
 
-// One batch as the cells are, and copies.
+// Returns one batch that fills the cells as they are, and copies.
 std::vector<Op> InTheirCells(const std::vector<Held>& cells, Builder builder) {
   for (const Held& held : cells) builder.Add(held);
   return builder.Ops();
 }
 
-// Where that would copy over what a sequence has of its own: what is shared,
-// the copies, and then the rest.
+// For a state in which these copies would overwrite other tokens of a sequence:
+// puts the shared tokens, copies them, and then puts the other tokens.
 std::vector<Op> SharedFirst(const std::vector<Held>& cells,
                             const Builder& builder) {
   Builder shared = builder;
@@ -129,7 +131,7 @@ std::vector<Op> SharedFirst(const std::vector<Held>& cells,
   return ops;
 }
 
-// Whether a sequence that others share tokens with has some of its own.
+// Whether a sequence that gets shared tokens by a copy has other tokens, too.
 bool CopiesHideTokens(const std::vector<Held>& cells) {
   std::set<int> copies;
   for (const Held& held : cells) {

@@ -1,4 +1,4 @@
-// A state of a cache, reached in a few operations.
+// Rebuilds a state of a cache in a few operations.
 
 #ifndef KVTWIN_PROPS_SHRINK_REBUILD_H_
 #define KVTWIN_PROPS_SHRINK_REBUILD_H_
@@ -9,14 +9,16 @@
 
 namespace kvtwin::props {
 
-// Of one cache, not of a wrapper: the last `kept` operations of `history`,
-// after one batch that fills the cells as they were then, with a sequence that
-// goes again where they were free, and copies where sequences share tokens.
-// What no cell shows is lost. Nothing: there is no such history.
+// Returns the last `kept` operations of `history` after one batch that fills
+// the cells as they were before these operations. An additional sequence fills
+// the free cells and is removed again; copies make shared tokens. Anything that
+// the cells do not show is lost. Returns nullopt if there is no such history,
+// as for a wrapper.
 std::optional<History> Rebuilt(const History& history, std::size_t kept);
 
-// As many tokens as all batches have, of one sequence in one batch. Nothing:
-// there are none, or thousands.
+// Returns a history of one batch, which puts as many tokens as all batches of
+// `history` into one sequence. Returns nullopt if there are none, or more than
+// 4096.
 std::optional<History> PutAtOnce(const History& history);
 
 }  // namespace kvtwin::props

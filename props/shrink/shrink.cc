@@ -20,7 +20,8 @@ namespace {
 
 using Move = std::function<void(History&)>;
 
-// Sequences in the order of their first use, from 0.
+// Renames sequences in the order of their first use, from 0; `names` has names
+// that are already chosen.
 void RenameSequences(History& history, std::map<int, int> names = {}) {
   const auto rename = [&](int& seq) {
     seq = names.try_emplace(seq, static_cast<int>(names.size())).first->second;
@@ -35,10 +36,11 @@ void RenameSequences(History& history, std::map<int, int> names = {}) {
   }
 }
 
-// Steps that may make a history plainer, each of which may also do nothing.
+// Steps that may make a history plainer. Each step may also do nothing.
 class Moves {
  public:
-  // All of them, or those that make it shorter.
+  // With `all`, makes all steps; without, operations are only dropped or
+  // joined.
   Moves(const History& history, bool all) : all_(all) {
     moves_.emplace_back([](History& h) { RenameSequences(h); });
     AddSetup();
@@ -53,7 +55,7 @@ class Moves {
   }
   std::vector<Move> Take() { return std::move(moves_); }
 
-  // What most failures need, in their plainest form: caches and operations.
+  // The caches and operations that most failures need, in their plainest form.
   static const std::vector<CacheSpec>& PlainSpecs() {
     static const std::vector<CacheSpec> specs = [] {
       std::vector<CacheSpec> all(1);
@@ -80,7 +82,7 @@ class Moves {
             ->ops;
     return ops;
   }
-  // Placement and shift stay.
+  // Makes `spec` a plain cache. Its placement and shift stay.
   static void Become(const CacheSpec& plain, CacheSpec& spec) {
     spec.kind = plain.kind;
     spec.window = plain.window;
@@ -97,7 +99,7 @@ class Moves {
     });
   }
 
-  // Of a cache, or of a part of a wrapper.
+  // Adds steps for the cache, or for a part of a wrapper.
   template <class Find>
   void AddSpec(const Find& find) {
     const auto add = [&](auto change) {
@@ -194,7 +196,7 @@ class Moves {
     });
   }
 
-  // Of all of a wrapper's caches at once.
+  // Adds steps that change all caches of a wrapper at once.
   void AddParts() {
     moves_.emplace_back([](History& h) {
       auto& caches = h.setup.spec.caches;
@@ -225,7 +227,7 @@ class Moves {
     }
   }
 
-  // Where two sequences take part, and which they are matters.
+  // Adds steps for failures that depend on the numbers of two sequences.
   void AddNames(const History& history) {
     std::set<int> names;
     for (const Op& op : history.ops) {
@@ -254,7 +256,7 @@ class Moves {
     }
   }
 
-  // Of operation `i`, if it is still there.
+  // Adds a step that changes operation `i`, if it still exists.
   template <class Change>
   void Ops(std::size_t i, const Change& change) {
     moves_.emplace_back([i, change](History& h) {
@@ -289,13 +291,13 @@ class Moves {
     }
   }
 
-  // Two passes one after the other, as one.
+  // Joins two consecutive passes into one.
   static void Join(History& h, std::size_t i) {
     if (i + 1 >= h.ops.size()) return;
     const auto next = h.ops.begin() + static_cast<std::ptrdiff_t>(i) + 1;
     if (h.ops[i].kind != OpKind::kPut || next->kind != OpKind::kPut) return;
     auto& segments = h.ops[i].segments;
-    std::map<int, int> tokens;  // By sequence: positions go on after them.
+    std::map<int, int> tokens;  // By sequence, before the next pass.
     for (const Segment& one : segments) tokens[one.seq] += one.count;
     for (Segment& one : next->segments) {
       const auto before = tokens.find(one.seq);
@@ -331,10 +333,10 @@ class Moves {
     }
   }
 
-  // Fewer sequences of a range.
+  // Adds steps that shorten a range of sequences.
   template <class Find>
   void AddMore(std::size_t i, const Find& find) {
-    for (const int less : {-1, 32, 8, 1}) {  // -1: half of them.
+    for (const int less : {-1, 32, 8, 1}) {  // -1 halves it.
       Ops(i, [find, less](Op& o) {
         int* more = find(o);
         if (more == nullptr) return;
@@ -343,7 +345,7 @@ class Moves {
     }
   }
 
-  // Lower indices.
+  // Adds steps to lower indices.
   void AddExcept(std::size_t i, const Op& op) {
     if (std::ranges::all_of(op.except, [](int at) { return at < 2; })) return;
     for (const int less : {-1, 32, 8, 1}) {
@@ -380,7 +382,7 @@ class Moves {
       if (s + 1 >= o.segments.size()) return;
       std::swap(o.segments[s], o.segments[s + 1]);
     });
-    // Those of one sequence, as one.
+    // Joins two consecutive segments of one sequence.
     Ops(i, [s](Op& o) {
       if (s + 1 >= o.segments.size()) return;
       if (o.segments[s].seq != o.segments[s + 1].seq) return;
@@ -414,7 +416,7 @@ class Moves {
         if (one.count > less) one.count -= less;
       });
     }
-    // As many as there are cells.
+    // Makes the segment as long as the cache's capacity.
     moves_.emplace_back([i, s](History& h) {
       if (i < h.ops.size() && s < h.ops[i].segments.size()) {
         h.ops[i].segments[s].count = h.setup.init.capacity;
@@ -442,7 +444,7 @@ class Shrinker {
   History Run() {
     if (best_.setup.legal) Try(InTheOpen(best_));
     PlainSetup();
-    Rebuild(/*most_kept=*/2);  // Of a long history each takes long.
+    Rebuild(/*most_kept=*/2);  // In a long history, each takes long.
     DropOps();
     cost_ = CostOf(best_);
     do {
@@ -457,13 +459,13 @@ class Shrinker {
       before = cost_;
       while (Step() || PairStep()) {
       }
-      // Of other kinds of operations, there is another catalog.
+      // The kinds of operations have changed, and so has the catalog.
     } while (cost_ != before && best_.ops.size() < 3);
     return best_;
   }
 
  private:
-  // Operations after the one that shows the failure are of no use.
+  // Drops the operations after the failing one, which are not needed.
   void Cut(std::size_t step) {
     if (step + 1 < best_.ops.size()) best_.ops.resize(step + 1);
     fails_in_last_ = step + 1 == best_.ops.size();
@@ -479,9 +481,10 @@ class Shrinker {
     return true;
   }
 
-  // About how long a run of so many operations took. Of a history of a thousand
-  // in a cache of hundreds of cells, shrinking takes long before anything is
-  // looked up; of legal clients more is. Time would depend on the machine.
+  // Adds the approximate duration of a run of this many operations. It is
+  // computed, because a measured time would depend on the machine. A history of
+  // a thousand operations in a cache of hundreds of cells uses up the limit
+  // before the catalog is searched; for legal clients the limit is higher.
   void CountWork(const History& history, std::size_t ops) {
     if (TooMuchWork()) return;
     const InitArgs& init = history.setup.init;
@@ -494,7 +497,8 @@ class Shrinker {
     return work_ > (best_.setup.legal ? 2 : 1) * kMostWork;
   }
 
-  // If it is plainer than the best one, and was not tried yet.
+  // Tries a candidate that is plainer than the best history and was not tried
+  // yet.
   bool TryPlainer(const History& candidate) {
     if (CostWithoutSizes(candidate) > cost_) return false;
     const Cost cost = CostOf(candidate);
@@ -507,8 +511,8 @@ class Shrinker {
     return true;
   }
 
-  // Leaves out runs of operations: halves, quarters, ..., single ones. Without
-  // the last one, nothing fails that did not before.
+  // Leaves out runs of operations: halves, quarters, ..., single ones. If the
+  // last operation fails, it stays: without it, no other operation fails.
   void DropOps() {
     for (std::size_t run = best_.ops.size(); run > 0; run /= 2) {
       for (std::size_t at = best_.ops.size(); at > 0;) {
@@ -526,7 +530,8 @@ class Shrinker {
     }
   }
 
-  // Every try takes as long as there are caches, rows, and rows are wide.
+  // Plain caches and rows come first: every try takes time for each cache, and
+  // for the number and width of the rows.
   void PlainSetup() {
     const auto attempt = [&](const auto& change) {
       History candidate = best_;
@@ -548,15 +553,15 @@ class Shrinker {
       attempt(rows);
       attempt(layout);
     }
-    // Of a wrapper, one of its caches.
+    // Tries each cache of a wrapper alone.
     for (const CacheSpec& part : std::vector(best_.setup.spec.caches)) {
       if (attempt([&](Setup& setup) { setup.spec = part; })) break;
     }
     cost_ = CostOf(best_);
   }
 
-  // Half the cells, and half the tokens or batches, for as long as that leads
-  // on: many tries follow, each as long as the cache is large.
+  // Halves the cells, and the tokens or batches, as long as the failure stays.
+  // Many tries follow, and each takes longer in a larger cache.
   void Halve() {
     while (TryPlainer(Halved(/*batches=*/false)) ||
            TryPlainer(Halved(/*batches=*/true))) {
@@ -587,9 +592,10 @@ class Shrinker {
     return half;
   }
 
-  // One round of single moves; whether one of them led on.
+  // Tries each step alone once. Returns whether a step made the history
+  // plainer.
   bool Step() {
-    // Of many operations, most of which will go, not every detail.
+    // Most of many operations will go, so their details are not tried yet.
     constexpr std::size_t kMany = 12;
     const std::size_t before = best_.ops.size();
     if (before > kMany) Step(Moves(best_, /*all=*/false));
@@ -605,7 +611,7 @@ class Shrinker {
     return plainer;
   }
 
-  // The last operations, after a state that is reached at once.
+  // Replaces all but the last operations by a short way to the same state.
   bool Rebuild(std::size_t most_kept = 4) {
     for (std::size_t kept = 1; kept <= most_kept; ++kept) {
       const std::optional<History> rebuilt = Rebuilt(best_, kept);
@@ -615,7 +621,7 @@ class Shrinker {
     return one && TryPlainer(*one);
   }
 
-  // What no step leads to may still be known.
+  // Searches the catalog for a plainer history that no step leads to.
   void LookUp() {
     PlainestThatFails(
         best_, [&](const History& one) { return !TooMuchWork() && Try(one); },
@@ -623,15 +629,15 @@ class Shrinker {
     cost_ = CostOf(best_);
   }
 
-  // Two moves at once, where none leads on alone.
+  // Tries pairs of steps, for when no single step makes the history plainer.
   bool PairStep() {
-    // Their number grows with the square of that of the operations.
+    // The number of pairs grows with the square of the number of operations.
     constexpr std::size_t kMostTries = 12000;
     const std::size_t enough =
         tried_.size() + kMostTries / std::max<std::size_t>(best_.ops.size(), 1);
     std::vector<Move> moves = Moves(best_, /*all=*/true).Take();
     const std::string text = ToText(best_);
-    std::erase_if(moves, [&](const Move& move) {  // What changes nothing.
+    std::erase_if(moves, [&](const Move& move) {  // Without effect.
       History changed = best_;
       move(changed);
       return ToText(changed) == text;
@@ -653,13 +659,13 @@ class Shrinker {
   static constexpr std::int64_t kMostWork = 125'000'000;  // Nanoseconds.
 
   History best_;
-  const std::int64_t start_work_;  // Of a run of no operations.
+  const std::int64_t start_work_;  // The time of a run without operations.
   std::int64_t work_ = 0;
-  bool fails_in_last_ = false;  // Not at the end of it all, nor before.
-  Cost cost_;                   // Of `best_`.
+  bool fails_in_last_ = false;  // The failure is not in the set-up or the end.
+  Cost cost_;                   // The cost of `best_`.
   const Rerun& rerun_;
   const Bounds bounds_;
-  const Party blamed_;  // Which of its checks sees a bug first is chance.
+  const Party blamed_;  // Which of the party's checks fails first is chance.
   std::set<std::string> tried_;
 };
 

@@ -1,4 +1,4 @@
-// From a long history that goes wrong to the shortest that does so too.
+// Shrinks a long failing history to the shortest one that still fails.
 
 #ifndef KVTWIN_PROPS_SHRINK_SHRINK_H_
 #define KVTWIN_PROPS_SHRINK_SHRINK_H_
@@ -11,18 +11,19 @@
 
 namespace kvtwin::props {
 
-// A history that ends in the same check as `history`, from which no operation
-// can be left out, and no value made plainer, without losing the failure.
-// One that does not fail, as of a backend whose answers change from run to run,
-// stays as it is. When `subject.shrink_seconds` are over, it is the shortest
-// that was found. With a `kind`, of this kind of cache;
-// with `refuses`, a history that it is false for, with what the history fails.
+// Returns a history that fails a check of the same party as `history`, and from
+// which no operation can be left out, and no value made plainer, without losing
+// the failure. A history that does not fail, as of a backend whose answers
+// change from run to run, is returned unchanged. After
+// `subject.shrink_seconds`, the shortest history so far is returned. With a
+// `kind`, histories have this kind of cache; with `refuses`, histories for
+// which it returns true, given their failure, count as passing.
 using RefusesHistory = std::function<bool(const History&, const Failure&)>;
 History Shrink(const History& history, const Subject& subject,
                std::optional<Kind> kind = std::nullopt,
                const RefusesHistory& refuses = nullptr);
 
-// The same for another judge than RunHistory: what is wrong, if anything.
+// As above, with `rerun` in place of RunHistory: returns the failure, if any.
 using Rerun = std::function<std::optional<Failure>(const History&)>;
 History Shrink(const History& history, const Rerun& rerun);
 

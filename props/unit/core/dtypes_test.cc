@@ -145,7 +145,8 @@ TEST(Dtypes, RowsOfBlocksMustBeWhole) {
   }
 }
 
-// The error of one rounding, relative to the largest element, and the least.
+// The error of one rounding is at most `share` of the largest element, plus
+// `least`.
 struct Rounding {
   double share;
   double least;

@@ -37,7 +37,8 @@ namespace {
 struct Call {
   std::string_view name;
   std::string path = {};  // The path argument.
-  ino_t inode = 0;        // The descriptor's; openat's: the opened file's.
+  // The inode of the descriptor; in openat, of the opened file.
+  ino_t inode = 0;
   int flags = 0;
   std::size_t at = 0;
   std::string bytes = {};  // The written bytes.
@@ -49,7 +50,7 @@ struct Call {
 struct Fault {
   std::size_t at = 0;  // The index of the call.
   int error = 0;
-  std::optional<ssize_t> writes;  // Or it writes this many bytes.
+  std::optional<ssize_t> writes;  // The call writes this many bytes instead.
 };
 
 // The recorder of system calls, which can also make a call fail.
@@ -285,8 +286,8 @@ class SaveCalls : public WithFolder {
     return loaded.ok() && *loaded == states_[1] ? 1 : -1;
   }
 
-  std::vector<CacheState> states_;  // The state before, and the one saved.
-  Calls calls_;                     // The last save's.
+  std::vector<CacheState> states_;  // The old state, and the saved state.
+  Calls calls_;                     // The calls of the last save.
 };
 
 TEST_F(SaveCalls, SyncTheFileThenRenameThenSyncTheFolder) {
@@ -388,7 +389,7 @@ class Disk {
   struct Write {
     std::size_t at = 0;
     std::string bytes;
-    bool truncates = false;  // To the size `at`.
+    bool truncates = false;  // The size becomes `at`.
   };
   struct OnDisk {
     std::string durable;
@@ -619,8 +620,8 @@ TEST_F(SaveCalls, FollowNoLinkThatWasPlanted) {
   EXPECT_EQ(Found(), 1);
 }
 
-// Another saver finds the part file before it is locked, and takes it for that
-// of a dead saver.
+// Another saver finds the part file before it is locked, and takes it for the
+// file of a dead saver.
 TEST_F(SaveCalls, GoOnIfThePartFileIsTakenForADeadOne) {
   for (const bool holds : {false, true}) {
     int other = -1;

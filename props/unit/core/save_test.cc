@@ -413,7 +413,7 @@ TEST_P(Sequences, AreInAllCachesOfAWrapperOrInNone) {
   EXPECT_FALSE(WithSequence(before, 1, half, cells).ok());
 }
 
-// A layer of one side only has zero rows for the other side's tokens.
+// A layer that exists on one side only has zero rows for the other's tokens.
 TEST_F(Save, LayersOfASequenceMayBeOthers) {
   const CacheState state = OfLayers({0, 1}, 2);
   const CacheState added = OfLayers({1, 2}, 3);

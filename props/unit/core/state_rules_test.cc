@@ -30,8 +30,8 @@ using Json = nlohmann::ordered_json;
 
 struct DTypeRule {
   DType dtype;
-  std::string_view name;        // In the file.
-  std::string_view metadata;    // For blocks, in the metadata.
+  std::string_view name;        // The dtype in the file.
+  std::string_view metadata;    // The dtype of blocks in the metadata.
   std::int64_t elements, size;  // `elements` take `size` bytes.
 };
 constexpr std::array kRules = {

@@ -294,7 +294,7 @@ class Both {
     Compare();
   }
 
-  // Compares all answers of both.
+  // Compares all answers of the wrapper and of the separate caches.
   void Compare() {
     ASSERT_TRUE(*wrapper_->Snapshot() == alone_.Snapshot());
     const int type = alone_.active_type();

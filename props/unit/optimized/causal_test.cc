@@ -192,8 +192,8 @@ TEST_P(CausalWith, ChangesBetweenPasses) {
                     "batch=300 dims=1,1,1 | start 0*300 | put 0*1 | put 0*1@+{}"
                     " | put 0*1@-{}",
                     words, words));
-    // The changed words are those that sequence 0 leaves to 1, and the one that
-    // gets a token of it: the first of them counts as well.
+    // The changed words are the words that sequence 0 leaves to 1, and the word
+    // that gets a token of sequence 0: the first of them counts as well.
     const int tokens = (words - 1) * 64;
     ExpectAgreement(
         fmt::format("kvt1 seqs=2 cap=1200 batch=2200 dims=1,1,1 | start 0*{} | "

@@ -32,7 +32,7 @@ std::vector<float> Numbers() { return std::vector<float>(64, 1.5F); }
 struct Many {
   CacheSpec spec;
   int sequences = 0;
-  int tokens = 1;  // In each sequence; they take turns.
+  int tokens = 1;  // In each sequence. The sequences take turns.
 };
 
 // The bytes for each sequence, of the cache and all that it allocated.
@@ -93,8 +93,8 @@ TEST(Memory, IsLinearInSequencesThatGrowInTurns) {
   ExpectLinear({.spec = Scattered(Kind::kCausal), .tokens = 4});
 }
 
-// Each sequence in turn has most of the cells, then few, and stays. (On the
-// way, each had a reason to have a bit for every cell.)
+// Each sequence in turn gets a fifth of the cells, and then keeps one token
+// only. (While it is long, it may keep a bit for every cell.)
 TEST(Memory, IsGivenBackBySequencesThatBecomeShort) {
   constexpr int kBatch = 500;
   constexpr int kCapacity = 40'000;
