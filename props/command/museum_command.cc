@@ -170,7 +170,7 @@ std::string TableText(const std::vector<ExhibitReport>& findings, int seeds) {
   return text;
 }
 
-// Returns why the bug cannot be found on this machine or twin, or "".
+// Returns why the bug cannot occur with this twin and these fast paths, or "".
 std::string WhyNot(const Exhibit& exhibit, const std::string& twin) {
   if (!exhibit.twin.empty() && exhibit.twin != twin) {
     return fmt::format("only the twin {} has such code", exhibit.twin);
