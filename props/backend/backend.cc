@@ -503,7 +503,7 @@ Result<KvView> BackendCache::Get() {
   }
   KvView view;
   view.first_cell = c.first_cell;
-  if (encoder) {  // Of any valid row dtype.
+  if (encoder) {  // An encoder may return any row dtype.
     key.dtype = RowDTypeOf("K", c.key);
     value.dtype = RowDTypeOf("V", c.value);
   }

@@ -21,7 +21,7 @@ namespace {
 // Runs a history and returns its failure, if it fails.
 using Rerun = std::function<std::optional<Failure>(const PagedHistory&)>;
 
-constexpr std::size_t kPairsMax = 30;  // In operations of a history.
+constexpr std::size_t kPairsMax = 30;  // Longer histories try no pairs.
 constexpr int kPlainRunsMax = 3000;
 constexpr int kBlocksMax = 1000;  // Limit for blocks of one token each.
 

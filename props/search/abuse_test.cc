@@ -135,7 +135,7 @@ KvRows RowsOf(const Shape& shape) {
   return rows;
 }
 
-// Such a state cannot be restored, so it must not be loaded either.
+// A state with an empty slot cannot be restored, so it must not load either.
 TEST(Abuse, ASlotOfNoRowsIsNoState) {
   CacheState state;
   state.cached = true;

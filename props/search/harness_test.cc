@@ -221,7 +221,7 @@ TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
   EXPECT_GT(Fuzz(options, subject).known, 10);
   EXPECT_EQ(patient, 2);
 
-  // The same of pools.
+  // The same for pools.
   PagedSubject pools;
   pools.run = [](const PagedHistory& history, PagedCensus*, bool is_hasty) {
     RunResult result = {.ran = true};
@@ -279,7 +279,7 @@ TEST(Harness, TellsAFailureThatDoesNotRepeat) {
       subject);
   EXPECT_EQ(text.find("does not repeat"), std::string::npos);
 
-  // The same of pools.
+  // The same for pools.
   PagedSubject pools;
   runs = 0;
   pools.run = [&](const PagedHistory&, PagedCensus*, bool) {

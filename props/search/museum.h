@@ -44,7 +44,7 @@ struct Catch {
 
 struct ExhibitReport {
   Exhibit exhibit;
-  std::string error;           // Not tried, or a crash without the bug.
+  std::string error;           // Why not tried, or a crash not counted.
   std::vector<Catch> catches;  // One for each seed that found the bug.
 };
 
