@@ -56,7 +56,7 @@ struct FuzzResultOf {
   // Digest of all histories and answers, in the order of the seed. Depends only
   // on the seed, the kind and the number of operations.
   std::uint64_t digest = 0;
-  std::int64_t repeated = 0;  // Histories run twice, without failed ones.
+  std::int64_t repeated = 0;  // Every twentieth history, run twice (S50).
   std::int64_t known = 0;     // Histories that failed in a known way.
   std::int64_t ran = 0;       // Histories that the subject has a cache for.
   PassedOver passed_over;

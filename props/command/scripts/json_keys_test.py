@@ -1,4 +1,4 @@
-"""json_keys_test.py KVTWIN CACHE POOL BUILD: docs/json.md lists the keys of --json.
+"""json_keys_test.py KVTWIN CACHE POOL BUILD: docs/json.md has all --json keys.
 
 CACHE and POOL are backends with a bug; BUILD is for the museum.
 """
