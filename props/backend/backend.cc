@@ -25,7 +25,7 @@
 namespace kvtwin::props {
 namespace {
 
-// No view of a history has as many columns, nor are its rows as wide.
+// Views of histories are smaller than these limits.
 constexpr std::int64_t kColumnsMax = 1 << 22;
 constexpr std::int64_t kViewBytesMax = std::int64_t{1} << 30;
 
@@ -33,7 +33,7 @@ constexpr std::int64_t kViewBytesMax = std::int64_t{1} << 30;
   throw MakeFailure(check, std::move(text));
 }
 
-// One of a wrapper's, or the cache itself.
+// Converts the parameters of a cache, perhaps one of a wrapper's, to C.
 kvtwin_cache_params ToC(const CacheSpec& spec, const CacheConfig& config,
                         const InitArgs& init) {
   std::vector<kvtwin_cache_params> caches;
@@ -43,7 +43,7 @@ kvtwin_cache_params ToC(const CacheSpec& spec, const CacheConfig& config,
   return params;
 }
 
-// While a call of the backend runs.
+// Tells the MemoryWatch that a call of the backend runs, while it exists.
 class Watched {
  public:
   Watched(MemoryWatch* watch, const char* function) : watch_(watch) {
@@ -61,7 +61,7 @@ class Watched {
 
 class BackendCache final : public Cache, public Shifting {
  public:
-  // `padded`: the mask that is due has rows for padding.
+  // `padded`: the expected mask has padding rows.
   BackendCache(const kvtwin_backend_v1& table, const Setup& setup, bool padded,
                MemoryWatch* watch)
       : table_(table), setup_(setup), padded_(padded), watch_(watch) {}
@@ -70,14 +70,14 @@ class BackendCache final : public Cache, public Shifting {
   ~BackendCache() override {
     try {
       Close();
-    } catch (const Failure&) {  // It is told of another one already.
+    } catch (const Failure&) {  // Another failure is reported already.
     }
   }
 
   Status SetConfig(const CacheConfig& config) override {
     if (configured_ || open_) return Untimely("SetConfig comes too late");
     if (std::min(config.cache_padding, config.mask_batch_padding) < 1) {
-      return Invalid("a padding is below 1");  // Init would not know when.
+      return Invalid("a padding is below 1");  // The table has no SetConfig.
     }
     config_ = config;
     configured_ = true;
@@ -119,7 +119,7 @@ class BackendCache final : public Cache, public Shifting {
   }
 
   Status SetLayer(int layer) override {
-    if (layer < 0) {  // No call of its own: what would get answer?
+    if (layer < 0) {  // The table has no set_layer: get must refuse it.
       kvtwin_view view = {};
       view.size = sizeof(view);
       return Call("get", [&] { return table_.get(cache_, layer, &view); });
@@ -136,7 +136,7 @@ class BackendCache final : public Cache, public Shifting {
         .tokens = static_cast<std::int32_t>(batch.positions.size()),
         .multimodal = batch.multimodal.data(),
         .multimodal_count = static_cast<std::int32_t>(batch.multimodal.size())};
-    // The table has one count for both.
+    // The batch in C has one count for both lists.
     if (batch.positions.size() != batch.sequences.size()) {
       return Invalid("{} positions, {} sequences", batch.positions.size(),
                      batch.sequences.size());
@@ -262,7 +262,8 @@ class BackendCache final : public Cache, public Shifting {
     TensorView value;
   };
 
-  // Calls of the backend go through here.
+  // Makes a call of the backend. Throws a Failure if the call damages memory or
+  // returns an invalid status or an internal error.
   template <class Fn>
   Status Call(const char* function, const Fn& fn) const {
     int code = KVTWIN_OK;
@@ -325,7 +326,7 @@ class BackendCache final : public Cache, public Shifting {
   bool open_ = false;
   int layer_ = 0;
   int type_ = 0;
-  std::int32_t tokens_ = 0;                     // Of the pass.
+  std::int32_t tokens_ = 0;                     // Tokens of the pass.
   std::map<std::pair<int, int>, LastPut> put_;  // By type and layer.
 
   mutable std::vector<kvtwin_cell> cells_;
@@ -385,7 +386,8 @@ DType RowDTypeOf(const char* what, const kvtwin_tensor& tensor) {
   return static_cast<DType>(tensor.dtype);
 }
 
-// As they are, if they can be.
+// Returns a tensor that `get` returned as a view. Throws a Failure if its
+// dtype, shape, strides or memory are invalid. `what` names it in the message.
 TensorView BackendCache::ToView(const char* what, const kvtwin_tensor& tensor,
                                 DType dtype) const {
   const auto garbage = [&](const std::string& text) {
@@ -437,7 +439,7 @@ TensorView BackendCache::ToView(const char* what, const kvtwin_tensor& tensor,
                       "allocated there ends after {}",
                       what, ShapeText(shape), extent, *room));
   }
-  // What cannot be read is to be known now, as the backend's.
+  // Reads the memory now, so that a crash here is the backend's.
   const Watched watched(watch_, "get (reading what it returned)");
   for (std::int64_t at = 0; at < extent; at += 1024) {
     static_cast<void>(*(static_cast<const volatile char*>(view.data) + at));
@@ -501,7 +503,7 @@ Result<KvView> BackendCache::Get() {
   }
   KvView view;
   view.first_cell = c.first_cell;
-  if (encoder) {  // As they came.
+  if (encoder) {  // An encoder may return any row dtype.
     key.dtype = RowDTypeOf("K", c.key);
     value.dtype = RowDTypeOf("V", c.value);
   }
@@ -553,7 +555,7 @@ Status CheckDescription(const kvtwin_description_v1& said) {
     return Invalid("level of the backend's description is {}",
                    static_cast<int>(said.level));
   }
-  // A wrapper is of something.
+  // A wrapper needs another kind to wrap.
   const std::uint32_t parts = said.kinds & ~std::uint32_t{KVTWIN_HAS_WRAPPER};
   if ((parts & 63U) == 0 || (said.dtypes & 63U) == 0 ||
       (said.v_layouts & 7U) == 0 || (said.shifts & 31U) == 0 ||

@@ -1,4 +1,4 @@
-// A cache of somebody else's, behind the table of include/kvtwin/kvtwin.h.
+// A third-party cache behind the table of include/kvtwin/kvtwin.h.
 
 #ifndef KVTWIN_PROPS_BACKEND_BACKEND_H_
 #define KVTWIN_PROPS_BACKEND_BACKEND_H_
@@ -16,46 +16,49 @@
 
 namespace kvtwin::props {
 
-// What a backend says of itself.
+// A backend's description of itself.
 struct BackendInfo {
-  kvtwin_backend_v1 table = {};  // What an older one lacks is null.
+  kvtwin_backend_v1 table = {};  // Functions of newer tables may be null.
   std::string name;
-  std::string profile;  // As it is said.
-  Rules rules;          // Those of it.
+  std::string profile;  // As the backend names it.
+  Rules rules;          // The rules of the profile.
   Level claims = Level::kVisibility;
   Abilities abilities;
   double tolerance = 0.01;
-  bool has_cells = false;  // So that identity can be tried.
+  bool has_cells = false;  // Required for identity.
 };
 
-// Errors: a table that is too small or lacks a function; a description that
-// makes no sense.
+// Reads the description of a backend. Errors: a table that is too small or
+// lacks a function; an invalid description.
 Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* table);
 
-// Held to that profile instead of the one that it names, unless it is empty.
-// Requires: ParseRules reads it.
+// Replaces the profile that the backend names by `profile`, unless that is
+// empty. Requires: ParseRules can parse it.
 void UseProfile(const std::string& profile, BackendInfo& info);
 
-// Who looks at what a backend does to memory; see props/backend/host/.
+// Watches what a backend does to memory; see props/backend/host/.
 class MemoryWatch {
  public:
   virtual ~MemoryWatch() = default;
-  // Around each call of `function`. What was allocated in between is theirs.
+  // Enclose each call of `function`. Memory allocated in between belongs to the
+  // backend.
   virtual void Enter(const char* function) = 0;
   virtual void Leave() = 0;
-  // What is wrong with their memory, if anything.
+  // Returns what is wrong with the backend's memory, if anything.
   virtual std::optional<std::string> Damage() = 0;
-  // How many bytes there are from `data` to the end of what was allocated
-  // there; nothing if it is not known.
+  // Returns the number of bytes from `data` to the end of its buffer; nullopt
+  // if the buffer is unknown.
   virtual std::optional<std::size_t> BytesFrom(const void* data) = 0;
 };
 
-// The rules of a level: those of the backend's profile; at identity, where the
-// reference twin is compared, our own with the backend's rows of masks.
+// Returns the rules of a level: those of the backend's profile; at identity,
+// which compares with the reference twin, kvtwin's own rules, except for the
+// number of mask rows.
 Rules RulesAt(const BackendInfo& info, Level level);
 
-// Of its caches, at a level. Requires: `watch`, if given, outlives it.
-// `arguments` name the backend on the command line.
+// Returns the backend's caches as a subject, at a level. `arguments` name the
+// backend on the command line. Requires: `watch`, if given, outlives the
+// subject.
 Subject BackendSubject(const BackendInfo& info, Level level,
                        std::string arguments, MemoryWatch* watch = nullptr);
 

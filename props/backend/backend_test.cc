@@ -1,5 +1,5 @@
-// How a backend describes itself, and how that changes a history. (The tests of
-// props/backend/backend_test.sh and of profiles look at its answers.)
+// Tests how a backend describes itself, and how that changes a history. (Tests
+// of props/backend/backend_test.sh and of profiles look at its answers.)
 
 #include "props/backend/backend.h"
 

@@ -62,7 +62,8 @@ Status ReadStruct(std::string_view name, const T* from, T& to) {
   return status;
 }
 
-// Writes as much of the answer as fits. Requires: SizeOfStruct(to) is ok.
+// Writes as much of the answer as fits in the caller's struct. Requires:
+// SizeOfStruct(to) is ok.
 template <class T>
 void WriteStruct(T answer, T* to) {
   answer.size = to->size;

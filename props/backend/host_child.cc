@@ -30,7 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// An answer is one line; a page may be some megabytes.
+// The longest answer: one line; a page may have some megabytes.
 constexpr std::size_t kAnswerMax = std::size_t{16} << 20;
 constexpr int kLookEvery = 20;  // Milliseconds.
 constexpr std::size_t kOutputShown = 2000;

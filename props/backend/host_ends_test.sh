@@ -2,7 +2,7 @@
 # host_ends_test.sh KVTWIN LIBRARY: a host whose backend hangs ends with the
 # command, even if that is killed and can do nothing about it.
 set -u
-is_there() { # PID: and not only as a line of the process table
+is_there() { # PID: the process runs, and is not a zombie
   grep -q '^State:[[:space:]]*[^ZX]' "/proc/$1/status" 2>/dev/null
 }
 KVTWIN_SICK=hang "$1" fuzz --backend "$2" --ops 1500 --level visibility \
@@ -13,7 +13,7 @@ host=
 for ((i = 0; i < 300; ++i)); do
   host=$(cat "/proc/$kvtwin/task/$kvtwin/children" 2>/dev/null)
   host=${host// /}
-  # Its time goes into the call that does not return.
+  # CPU time shows that the host runs the call that does not return.
   [ -n "$host" ] && [ "$(cut -d' ' -f14 "/proc/$host/stat")" -gt 50 ] && break
   sleep 0.1
 done

@@ -42,8 +42,8 @@ RunResult WroteNonsense(std::size_t operations, const Json::exception& error) {
   return result;
 }
 
-// Whether a process may get another history: not where it wrote to memory that
-// is not its own, or leaks.
+// Returns whether a process may get another history: not after it wrote outside
+// of its memory, or leaked.
 bool IsSound(const RunResult& result) {
   return !result.failure || result.failure->party() != Party::kBackend;
 }

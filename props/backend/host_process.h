@@ -44,11 +44,11 @@ std::string_view FunctionName(int number);
 nlohmann::ordered_json ToJson(const RunResult& result);
 RunResult RunResultFromJson(const nlohmann::ordered_json& json);
 
-// All but the dtypes.
+// The JSON has all counts, without the dtypes.
 nlohmann::ordered_json ToJson(const PagedCensus& census);
 PagedCensus PagedCensusFromJson(const nlohmann::ordered_json& json);
 
-// All but the table.
+// The JSON has all fields but the table.
 nlohmann::ordered_json ToJson(const BackendInfo& info);
 BackendInfo BackendInfoFromJson(const nlohmann::ordered_json& json);
 
@@ -62,13 +62,13 @@ struct HostOptions {
   std::string profile;         // Replaces the library's own profile.
   double call_seconds = 5;     // A call that takes longer hangs.
   double shrink_seconds = 60;  // Time to shrink one failure.
-  // Beyond the size when the process is new.
+  // Limit for memory beyond the size of a new process.
   std::int64_t memory_bytes = std::int64_t{1} << 30;
 };
 
 class HostProcess;
 
-// Runs as many processes as there are histories at the same time.
+// Runs a process for each history that runs at the same time.
 class Host {
  public:
   explicit Host(HostOptions options);

@@ -1,5 +1,5 @@
 // The ledger with any rules, as a cache and as a backend: a cache that is
-// correct by definition, for rules of which no program is at hand.
+// correct by definition, for rules that no available program follows.
 
 #ifndef KVTWIN_PROPS_BACKEND_LEDGER_BACKEND_H_
 #define KVTWIN_PROPS_BACKEND_LEDGER_BACKEND_H_

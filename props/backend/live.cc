@@ -11,15 +11,15 @@
 namespace kvtwin::props {
 namespace {
 
-// A backend with more findings than this is not searched any longer.
+// The search ends when a backend has this many findings.
 constexpr std::size_t kFindingsMax = 6;
 
 }  // namespace
 
 std::vector<Level> LevelsOf(const BackendInfo& info) {
   std::vector<Level> levels;
-  // The reference twin has our rules alone, whoever follows them, and masks
-  // that can do without rows for padding.
+  // The reference twin follows kvtwin's own rules only; its masks can do
+  // without padding rows.
   const bool ours = info.rules == RulesAt(info, Level::kIdentity);
   if (info.has_cells && ours) levels.push_back(Level::kIdentity);
   levels.push_back(Level::kVisibility);
@@ -28,7 +28,7 @@ std::vector<Level> LevelsOf(const BackendInfo& info) {
 }
 
 bool LiveResult::Right(const BackendInfo& info) const {
-  // What it claims, if that was tried.
+  // Without the claimed level, the strongest level that was tried must hold.
   const bool claimed = std::ranges::count(tried, info.claims) > 0;
   return (holds <= info.claims || (!claimed && holds == tried.front())) &&
          std::ranges::none_of(findings, IsOfBackend);
@@ -48,7 +48,7 @@ LiveResult FuzzLive(const FuzzOptions& options,
     std::int64_t operations = 0;
     double seconds = 0;
     std::int64_t ran = 0;
-    std::int64_t failed = 0;  // Of these, with any finding.
+    std::int64_t failed = 0;  // Of these, histories with any finding.
     bool broken = false;
     bool passed_over = false;
     while (!broken && result.findings.size() < kFindingsMax) {
@@ -69,7 +69,7 @@ LiveResult FuzzLive(const FuzzOptions& options,
       if (!fuzzed.failure) break;
       const Failure& failure = *fuzzed.failure;
       broken = !IsOfBackend(failure);
-      // What ends otherwise may be the same at its shortest.
+      // A failure of another check may shrink to a known one.
       const bool again = rest.known.contains(failure.check);
       if (again) ++result.known;
       if (!again) result.findings.push_back(failure);

@@ -1,5 +1,5 @@
-// A backend of somebody else's, by random histories: the strongest level that
-// holds, and what goes wrong.
+// Runs random histories on a third-party backend: finds the strongest level
+// that holds, and failures.
 
 #ifndef KVTWIN_PROPS_BACKEND_LIVE_H_
 #define KVTWIN_PROPS_BACKEND_LIVE_H_
@@ -18,44 +18,46 @@
 
 namespace kvtwin::props {
 
-// The levels that can be tried on a backend, the strongest first.
+// Returns the levels that can be tried on a backend, the strongest first.
 std::vector<Level> LevelsOf(const BackendInfo& info);
 
-// Whether a finding is a crash, a leak and the like, which breaks no level.
+// Returns whether a finding is a crash, a leak or the like, which does not
+// break a level.
 inline bool IsOfBackend(const Failure& finding) {
   return finding.party() == Party::kBackend;
 }
 
 struct LiveResult {
   std::vector<Level> tried;
-  Level holds = Level::kNone;  // The strongest that no finding breaks.
-  // The level at which every history ended in a finding that breaks no level,
-  // or was passed over: no history shows that this level holds.
+  Level holds = Level::kNone;  // The strongest unbroken level.
+  // The level at which every history was passed over or ended in a finding that
+  // does not break the level: no history shows that this level holds.
   Level unjudged = Level::kNone;
-  // Each explained, once, at the level at which it was found.
+  // Each finding once, explained, at the level at which it was found.
   std::vector<Failure> findings;
-  std::int64_t known = 0;  // Histories that failed as one of them.
+  std::int64_t known = 0;  // Histories that failed like a finding.
   PassedOver passed_over;
-  bool holds_but =
-      false;  // At the level that holds, something was passed over.
+  // Whether histories were passed over at the level that holds.
+  bool holds_but = false;
   std::int64_t operations = 0;
   std::int64_t histories = 0;
-  std::int64_t ran = 0;  // Of these; of the others, it has no such cache.
+  std::int64_t ran = 0;  // Histories that the backend has a cache for.
   double seconds = 0;
-  std::uint64_t digest = 0;  // Of the last level.
+  std::uint64_t digest = 0;  // Digest of the last level.
 
-  // It keeps what it says of itself.
+  // Returns whether the level that the backend claims holds (if it was not
+  // tried, the strongest tried level), without findings that break no level.
   bool Right(const BackendInfo& info) const;
 };
 
-// Runs each of `levels` for as long as the options say, until one holds. What
-// ends the backend's process does not end the run: it is a finding, once, and
-// the next history is next.
+// Runs each of `levels` for as long as the options say, until one holds. A
+// failure that ends the backend's process does not end the run: it is a
+// finding, and the run continues with the next history.
 LiveResult FuzzLive(const FuzzOptions& options,
                     const std::vector<Level>& levels,
                     const std::function<Subject(Level)>& subject_at);
 
-// The text of a finding, with where it was found.
+// Returns the text of a finding, and where it was found.
 std::string FindingText(const Failure& finding);
 
 }  // namespace kvtwin::props

@@ -362,7 +362,7 @@ RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
   const Judgement judgement = Judge(lines, {"reference"});
   std::optional<std::int64_t> wrong_line;
   if (failure && failure->party() == Party::kBackend) {
-    // What the backend did to memory is told without the calls.
+    // A failure of the backend itself is reported without the calls.
   } else if (judgement.verdict != Verdict::kAccept) {
     failure = PoolFailure(judgement.reason);
     wrong_line = judgement.line;

@@ -27,7 +27,7 @@ using ::testing::IsEmpty;
 
 using Positions = std::multiset<std::int64_t>;
 
-// A ledger with some rules, and what the rows of its pass may see.
+// A ledger with some rules, and the tokens that the rows of its pass may see.
 class Play {
  public:
   explicit Play(const Rules& rules, std::optional<int> window = std::nullopt,

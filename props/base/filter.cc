@@ -29,7 +29,7 @@ Status Wrong(std::string text) {
   return {StatusCode::kFailedPrecondition, std::move(text)};
 }
 
-// The command, with a pipe to it and one from it.
+// The running command, with pipes to its standard input and from its output.
 class Child {
  public:
   Child() = default;
@@ -64,8 +64,8 @@ class Child {
     return Wrong(fmt::format("it cannot be run: {}", strerror(failed)));
   }
 
-  // Writes some of `rest`, which becomes shorter, and reads some to `output`.
-  // False: the command has closed its output.
+  // Writes a part of `rest` and removes it from `rest`; appends what it reads
+  // to `output`. Returns false if the command has closed its output.
   bool Exchange(std::string_view& rest, std::string& output) {
     if (rest.empty() && in_ >= 0) {
       close(in_);
@@ -78,7 +78,7 @@ class Child {
     if (in_ >= 0 && waits[1].revents != 0) {
       const ssize_t wrote = write(in_, rest.data(), rest.size());
       if (wrote > 0) rest.remove_prefix(static_cast<std::size_t>(wrote));
-      // It does not read any more, and may have its reasons.
+      // A command may stop reading before the end of its input.
       if (wrote < 0 && errno != EAGAIN) rest = {};
     }
     if (waits[0].revents == 0) return true;
@@ -89,14 +89,14 @@ class Child {
     return count > 0;
   }
 
-  // How it ended; -1: it has not, at that time.
+  // Returns the wait status of the command, or -1 if it still runs at `end`.
   int WaitUntil(double end) {
     int status = 0;
     while (waitpid(child_, &status, WNOHANG) == 0) {
       if (Now() > end) return -1;
       usleep(1000);
     }
-    // Processes that the command started in its group end too.
+    // Kills the processes that the command started in its group.
     kill(-child_, SIGKILL);
     child_ = -1;
     return status;
@@ -109,7 +109,7 @@ class Child {
     child_ = -1;
   }
 
-  // ", having printed ..." on its standard error.
+  // Returns ", having printed ..." with the end of its standard error, or "".
   std::string Errors() const {
     std::string text(kErrorsShown, 0);
     const off_t size = lseek(errors_, 0, SEEK_END);
@@ -131,8 +131,8 @@ class Child {
     posix_spawn_file_actions_adddup2(&actions, in, 0);
     posix_spawn_file_actions_adddup2(&actions, out, 1);
     posix_spawn_file_actions_adddup2(&actions, errors_, 2);
-    // A group of its own, so that all of a pipeline can be ended; and SIGPIPE,
-    // which this program ignores, as a program expects it.
+    // The command gets its own process group, so that a whole pipeline can be
+    // killed, and the default SIGPIPE, which this program ignores.
     sigset_t defaults;
     sigemptyset(&defaults);
     sigaddset(&defaults, SIGPIPE);
@@ -162,7 +162,7 @@ class Child {
 
 Result<std::string> Filter(const std::string& command, const std::string& input,
                            const FilterLimits& limits) {
-  std::signal(SIGPIPE, SIG_IGN);  // It may stop reading before the end.
+  std::signal(SIGPIPE, SIG_IGN);  // The command may not read all.
   Child child;
   if (Status status = child.Start(command); !status.ok()) return status;
   const double end = Now() + limits.seconds;

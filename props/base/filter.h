@@ -1,4 +1,4 @@
-// Runs a command of the shell on a text, as a pipe does.
+// Runs a shell command with a text as its standard input.
 
 #ifndef KVTWIN_PROPS_BASE_FILTER_H_
 #define KVTWIN_PROPS_BASE_FILTER_H_
@@ -11,14 +11,14 @@
 namespace kvtwin::props {
 
 struct FilterLimits {
-  double seconds = 10;                        // For all of it.
-  std::size_t bytes = std::size_t{64} << 20;  // Of what it prints.
+  double seconds = 10;                        // For the whole command.
+  std::size_t bytes = std::size_t{64} << 20;  // Of standard output.
 };
 
-// What the command prints on its standard output, when it is given `input`.
-// Errors: it cannot be run, takes too long, prints too much, or does not end
-// with 0; the message has the end of what it printed on its standard error.
-// Nothing that it started in its process group is left.
+// Returns what the command prints on its standard output for `input`.
+// Errors: the command cannot be run, takes too long, prints too much, or does
+// not exit with 0; the message has the end of its standard error. All processes
+// in the command's process group have ended when Filter returns.
 Result<std::string> Filter(const std::string& command, const std::string& input,
                            const FilterLimits& limits);
 

@@ -31,7 +31,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::array kLevels = {Level::kIdentity, Level::kVisibility,
                                 Level::kNumeric};
 
-// The options that another run needs to find the same, but the level.
+// Returns the options that reproduce a run on the backend, without the level.
 std::string GivenText(const BackendArguments& arguments) {
   const BackendArguments defaults;
   std::string text = "--backend " + ShellWord(arguments.host.library);
@@ -51,7 +51,8 @@ std::string ArgumentsText(const BackendArguments& arguments, Level level) {
   return fmt::format("{} --level {}", GivenText(arguments), LevelName(level));
 }
 
-// "--backend ./libyours.so", and the level if one is asked for.
+// Returns "--backend ./libyours.so" and other options, and the level if the
+// user gave one.
 std::string PoolArgumentsText(const BackendArguments& arguments) {
   return fmt::format("{}{}{}", GivenText(arguments),
                      arguments.level.empty() ? "" : " --level ",
@@ -68,8 +69,8 @@ void Print(const Json& json) {
                                nlohmann::json::error_handler_t::replace));
 }
 
-// Where the process survives the history, it draws the page itself, with cells
-// and rows.
+// Writes the page of a failure. If the backend's process survives the history,
+// it draws the page itself, with cells and rows.
 Status WritePageOf(Host& host, const Failure& failure, const Subject& subject,
                    const std::string& path) {
   const std::string html = IsHang(failure)
@@ -88,7 +89,8 @@ HostOptions OptionsOf(const BackendArguments& arguments) {
   return options;
 }
 
-// The levels to try; none if the one that is asked for cannot be.
+// Returns the levels to try; none if the backend cannot run at the level that
+// the user gave.
 std::vector<Level> LevelsFor(const BackendArguments& arguments,
                              const BackendInfo& info) {
   std::vector<Level> levels = LevelsOf(info);
@@ -103,7 +105,7 @@ Json FindingJson(const Failure& finding) {
   return json;
 }
 
-// What is said of a level when all is over.
+// Returns the line of the final report about a level.
 std::string LevelLine(Level level, const LiveResult& result,
                       const BackendInfo& info) {
   const bool tried = std::ranges::count(result.tried, level) > 0;
@@ -179,8 +181,8 @@ std::string KindsText(const Abilities& abilities) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-// Says why a path cannot name a library; empty if it can. HostProcess reports a
-// file that is missing.
+// Returns why a path cannot name a library, or "". HostProcess reports a
+// missing file.
 std::string WhyNoLibrary(const std::string& path) {
   if (path.empty()) return "no path";
   struct stat found = {};
@@ -244,7 +246,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   if (!info.ok()) return Complain(info.status().message());
   const std::vector<Level> levels = LevelsFor(arguments, *info);
   if (levels.empty()) return Complain(kNoIdentity);
-  // Without this check another kind would be driven, and reported to hold.
+  // Without this check, another kind would run and be reported to hold.
   if (options.kind && !info->abilities.HasKind(*options.kind)) {
     return Complain(fmt::format(
         "--kind {}: {} says that it has no such cache, but {}",
@@ -269,8 +271,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   }
   const int code = right ? 0 : 1;
   if (html.empty() || result.findings.empty()) return code;
-  // The page has a finding at the level that the backend claims, if there is
-  // one.
+    // The page shows a finding at the claimed level, if there is one.
   const auto claimed =
       std::ranges::find(result.findings, info->claims, &Failure::level);
   const Failure& shown =
@@ -303,7 +304,7 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   if (!info.ok()) return Complain(info.status().message());
   const std::vector<Level> levels = LevelsFor(arguments, *info);
   if (levels.empty()) return Complain(kNoIdentity);
-  // The one that it is held to, unless another one is asked for.
+  // The level that the backend claims, unless the user gave another one.
   const bool can_claim = std::ranges::count(levels, info->claims) > 0;
   const Level level = can_claim ? info->claims : levels.front();
   const Subject subject =

@@ -1,4 +1,4 @@
-// `kvtwin fuzz --backend` and `kvtwin run --backend`.
+// The commands `kvtwin fuzz --backend` and `kvtwin run --backend`.
 
 #ifndef KVTWIN_PROPS_COMMAND_BACKEND_COMMAND_H_
 #define KVTWIN_PROPS_COMMAND_BACKEND_COMMAND_H_
@@ -21,23 +21,25 @@ namespace kvtwin::props {
 struct BackendArguments {
   HostOptions host;
   std::int64_t memory_mib = 1024;
-  std::string level;  // None: from the strongest on.
+  std::string level;  // Empty: all, from the strongest on.
 
   bool given() const { return !host.library.empty(); }
 };
 
-// The options that name a backend and set its bounds.
+// Adds the options that name a backend and set its limits.
 void AddBackendOptions(CLI::App& command, BackendArguments& arguments);
 
-// And what says whose rules it is held to.
+// Adds the option that names the profile to check the backend against.
 void AddProfileOption(CLI::App& command, BackendArguments& arguments);
 
-// The exit code: 0 if it keeps what it says of itself, else 1; 2 if it is no
-// backend. `html`, if not empty, is where the page of a failure goes.
+// Returns the exit code: 0 if the level that the backend claims holds and it
+// has no crash or leak, otherwise 1; 2 if there is no usable backend. `html`,
+// if not empty, is the path of the page of a failure.
 int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
                 bool json, const std::string& html);
-// Of a pool: at the level that is asked for, else at that which it claims. What
-// `act` returns, if it is called.
+// Calls `act` with the backend's pool as subject, at the level that the user
+// gave or else the claimed level. Returns the result of `act`, or 2 if there is
+// no usable backend.
 int OnPoolBackend(const BackendArguments& arguments,
                   const std::function<int(const PagedSubject&)>& act);
 int RunOnBackend(const BackendArguments& arguments, const History& history,

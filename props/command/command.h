@@ -1,5 +1,6 @@
-// The subcommands of `kvtwin`. Each adds itself to the command line and, when
-// it is called, sets the exit code: 0 all right, 1 a difference, 2 bad input.
+// The subcommands of `kvtwin`. Each function adds its subcommand to the command
+// line. When it runs, the subcommand sets the exit code: 0 success, 1 a
+// difference, 2 bad input.
 
 #ifndef KVTWIN_PROPS_COMMAND_COMMAND_H_
 #define KVTWIN_PROPS_COMMAND_COMMAND_H_

@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 
 struct Arguments {
   ExploreSize size;
-  int depth = 4;  // Of paged histories.
+  int depth = 4;  // Operations of a paged history.
   std::string kind;
   std::string twin = "optimized";
   std::string state;
@@ -41,7 +41,7 @@ struct Arguments {
   bool json = false;
 };
 
-// As a failure of `fuzz`, if a history shows it at all.
+// Returns the text of the failure as `fuzz` prints it, if its history fails.
 std::string Explained(const ExploreFailure& failure, const Subject& subject) {
   const auto found = RunHistory(failure.history, subject).failure;
   if (found) {
@@ -63,7 +63,7 @@ class Session {
         subject_(TwinSubject(arguments.twin)),
         terminal_(isatty(STDERR_FILENO) == 1) {}
 
-  // The exit code.
+  // Returns the exit code.
   int Run() {
     std::vector<ExploreCase> cases = ExploreCases(arguments_.size);
     if (!arguments_.kind.empty()) {
@@ -193,7 +193,7 @@ class Session {
   nlohmann::ordered_json cases_ = nlohmann::ordered_json::array();
 };
 
-// A pool has no states to go on from, but histories.
+// Explores pools by running all histories of some length, without states.
 int RunPagedHistories(const Arguments& arguments) {
   const bool terminal = isatty(STDERR_FILENO) == 1;
   FuzzOptions options;
@@ -283,7 +283,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
   explore->add_flag("--json", arguments->json, "print one JSON object");
   explore->callback([arguments, explore, &exit_code] {
     const bool paged = arguments->kind == "paged";
-    // What the other kind of exploring has no use for.
+    // Refuses the options that belong to the other kind of exploring.
     for (const char* option : {"--cells", "--sequences", "--positions",
                                "--dtype", "--state", "--seconds", "--depth"}) {
       const bool of_paged = std::string_view(option) == "--depth";

@@ -35,9 +35,9 @@ struct Arguments {
   std::string kind;
   std::string twin = "optimized";
   std::string history;
-  std::string html;  // Where the page of a failure goes.
+  std::string html;  // Path of the page of a failure.
   bool json = false;
-  BackendArguments backend;  // Instead of a twin, if one is given.
+  BackendArguments backend;  // In place of a twin, if given.
 };
 
 std::vector<std::string> Twins() {
@@ -58,14 +58,14 @@ void AddTwin(CLI::App& command, Arguments& arguments) {
                      "write the failure, if there is one, as a page (HTML)");
 }
 
-// Throws if --html is given and cannot be used.
+// Throws if --html is given with an unusable path.
 void CheckPage(const CLI::App& command, const std::string& html) {
   if (command.count("--html") == 0) return;
   const Status status = PreparePage(html);
   if (!status.ok()) throw CLI::ValidationError(status.message());
 }
 
-// The exit code of a failure, whose page is written if one is wanted.
+// Writes the page of a failure if --html is given. Returns the exit code.
 int Failed(const Arguments& arguments, const Failure& failure) {
   if (arguments.html.empty()) return 1;
   return AfterPage(WritePage(failure, arguments.html), arguments.html, 1);
@@ -78,7 +78,7 @@ void ShowProgress(std::int64_t operations, double seconds) {
   fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations, seconds);
 }
 
-// What KVTWIN_TARGET asks for, if it asks.
+// Returns the target that KVTWIN_TARGET names, or "".
 std::string ForcedTarget() {
   const char* forced = std::getenv("KVTWIN_TARGET");
   return forced == nullptr ? "" : forced;
@@ -87,7 +87,7 @@ std::string ForcedTarget() {
 std::vector<std::string> VacuityOf(const Census& census) {
   std::vector<std::string> reasons = Vacuity(census);
   const std::string forced = ForcedTarget();
-  // By the kernels' own word, not by that of the setting.
+  // The target that the kernels report, not the setting.
   const std::string active = optimized::ActiveTarget();
   if (!forced.empty() && forced != active) {
     reasons.push_back(fmt::format("{} was forced, {} ran", forced, active));
@@ -126,7 +126,7 @@ void PrintCensus(const Census& census) {
   }
 }
 
-// Where a failure was found.
+// Returns the line that says where a failure was found.
 std::string FoundText(const Failure& failure, std::uint64_t seed) {
   return fmt::format(
       "  found   seed {}, history {}; shrunk from {} operations to {}\n", seed,
@@ -217,7 +217,7 @@ void RefuseForPools(const CLI::App& command,
   }
 }
 
-// By a twin, or by a backend in a process of its own.
+// Calls `act` with the pools of a twin, or of a backend in its own process.
 template <class Do>
 int OnPools(const Arguments& arguments, const Do& act) {
   if (arguments.backend.given()) {
@@ -421,10 +421,10 @@ int RunGen(const GenOptions& options, const std::string& line) {
     return 2;
   }
   std::cout.flush();
-  return std::cout ? 0 : 2;  // Why not, is told at the end.
+  return std::cout ? 0 : 2;  // Main reports the error.
 }
 
-// Any 64 bits, as decimals.
+// Accepts any 64-bit number in decimal.
 CLI::Validator Whole() {
   return {[](const std::string& text) {
             const bool digits =

@@ -1,5 +1,5 @@
-// The command `kvtwin`. Exit codes: 0 all right, 1 a difference, 2 bad input or
-// usage; the highest of several recordings.
+// The command `kvtwin`. Exit codes: 0 success, 1 a difference, 2 bad input or
+// usage; for several recordings, the highest of their codes.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -64,8 +64,8 @@ void AddTwin(CLI::App& command, std::string& twin) {
       ->capture_default_str();
 }
 
-// The recordings that a path stands for: itself, or all in the folder, sorted.
-// `error` says whether the folder could be read to its end.
+// Returns the recordings of a path: the path itself, or all recordings in a
+// folder, sorted. Sets `error` if the folder could not be read to its end.
 std::vector<std::string> FilesOf(const std::string& path,
                                  std::error_code& error) {
   std::error_code not_there;
@@ -99,7 +99,7 @@ std::string TextLine(const std::string& file, const Judgement& judgement) {
                      line, name, judgement.reason, rules);
 }
 
-// Standard input, where recordings may follow one another.
+// Judges standard input, which may have several recordings one after another.
 void JudgeInput(
     const std::vector<std::string>& twins,
     const std::function<void(const std::string&, const Judgement&)>& tell) {
@@ -127,8 +127,8 @@ struct CheckArguments {
   bool json = false;
 };
 
-// Returns where the page of each recording goes: the path that --html names, or
-// a file of its own there if it is a folder, called by the recording's path.
+// Returns the path of each recording's page: the path that --html names; if it
+// is a folder, a file in it, named after the recording's path.
 std::vector<std::string> PagesOf(const std::string& html,
                                  const std::vector<std::string>& recordings) {
   std::vector<std::string> pages;
@@ -141,7 +141,7 @@ std::vector<std::string> PagesOf(const std::string& html,
     std::string name = fs::path(recording).lexically_normal().string();
     name.erase(0, name.find_first_not_of("./"));
     std::replace(name.begin(), name.end(), '/', '-');
-    while (!taken.insert(name).second) name += "-2";  // As a/b after a-b.
+    while (!taken.insert(name).second) name += "-2";  // Such as a/b after a-b.
     pages.push_back((fs::path(html) / (name + ".html")).string());
   }
   return pages;
@@ -328,15 +328,16 @@ void AddShowCommand(CLI::App& app, int& exit_code) {
   });
 }
 
-// The error number of lost output, or 0.
+// Returns the error number if output was lost, or 0.
 int OutputError() {
   if (std::fflush(stdout) != 0) return errno;
   if (std::ferror(stdout) == 0) return 0;
-  // The stream has lost the error number; so the system is asked again.
+  // The stream no longer has the error number: another write returns it again.
   return write(STDOUT_FILENO, "\n", 1) < 0 ? errno : EIO;
 }
 
-// The exit code, unless the output is not whole, as on a full disk.
+// Returns `exit_code`, or 2 with a message if output was lost, as on a full
+// disk.
 int AfterOutput(int exit_code) {
   const int error = OutputError();
   if (error == 0) return exit_code;
@@ -345,7 +346,8 @@ int AfterOutput(int exit_code) {
   return 2;
 }
 
-// The number of characters to add, leave out or replace to make `b` of `a`.
+// Returns the number of characters to add, remove or replace to turn `a` into
+// `b`.
 std::size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -360,8 +362,8 @@ std::size_t EditDistance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// Answers a command line that names no subcommand: `kvtwin`, `kvtwin help
-// [SUBCOMMAND]` and `kvtwin chek`. Returns nothing for any other.
+// Handles command lines that do not name a subcommand: `kvtwin`, `kvtwin help
+// [SUBCOMMAND]` and `kvtwin chek`. Returns nullopt for all others.
 std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
                                      char** argv) {
   if (argc < 2) {
@@ -386,7 +388,7 @@ std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
     return 2;
   }
   std::string nearest;
-  std::size_t least = 3;  // A word that differs by more is another word.
+  std::size_t least = 3;  // Larger distances are not typos.
   for (const CLI::App* each : app.get_subcommands({})) {
     const std::size_t distance = EditDistance(name, each->get_name());
     if (distance == 0 && help) fmt::print("{}", each->help("kvtwin"));

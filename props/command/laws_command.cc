@@ -22,7 +22,7 @@ struct Arguments {
   bool json = false;
 };
 
-// A law and a twin, on random histories or on the one that was given.
+// Checks a law on random histories, or on the history that was given.
 LawRun RunOne(const Law& law, const Subject& subject,
               const Arguments& arguments) {
   if (arguments.history.empty()) {

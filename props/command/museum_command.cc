@@ -42,13 +42,13 @@ Numbers NumbersOf(std::vector<double> values) {
   return {values[values.size() / 2], values.back()};
 }
 
-// What the catches of an exhibit come to.
+// Summarizes the catches of an exhibit.
 struct Summary {
-  bool found = false;  // By every seed.
+  bool found = false;  // Every seed found the bug.
   Numbers operations, seconds, shrunk;
   std::string check;
-  std::string history;   // That most seeds end with,
-  double identical = 0;  // and which part of them does.
+  std::string history;   // The most frequent shrunk history,
+  double identical = 0;  // and its share of the catches.
 };
 
 Summary Summarize(const ExhibitReport& finding, int seeds) {
@@ -116,7 +116,7 @@ std::string JsonText(const std::vector<ExhibitReport>& findings, int seeds) {
          "\n";
 }
 
-// Markdown, as docs/museum.md has it.
+// Returns the table of docs/museum.md, in Markdown.
 std::string TableText(const std::vector<ExhibitReport>& findings, int seeds) {
   std::string text =
       "| bug | reference | what went wrong | operations | seconds | shrunk to "
@@ -170,7 +170,7 @@ std::string TableText(const std::vector<ExhibitReport>& findings, int seeds) {
   return text;
 }
 
-// Why there is no such bug to be found; none: there is.
+// Returns why the bug cannot occur with this twin and these fast paths, or "".
 std::string WhyNot(const Exhibit& exhibit, const std::string& twin) {
   if (!exhibit.twin.empty() && exhibit.twin != twin) {
     return fmt::format("only the twin {} has such code", exhibit.twin);
@@ -181,14 +181,14 @@ std::string WhyNot(const Exhibit& exhibit, const std::string& twin) {
   return "";
 }
 
-// The chosen ones; not found: a message.
+// Returns the exhibits that the user chose. Errors: an unknown name.
 Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
                                     const Arguments& arguments) {
   Result<std::vector<Exhibit>> all = ReadExhibits(folder);
   if (!all.ok()) return all;
   const std::vector<std::string>& only = arguments.only;
   if (!arguments.options.apply_only) {
-    std::map<std::string, std::string> left_out;  // By the reason.
+    std::map<std::string, std::string> left_out;  // Ids by reason.
     std::erase_if(*all, [&](const Exhibit& one) {
       const std::string why = WhyNot(one, arguments.twin);
       if (why.empty()) return false;

@@ -1,4 +1,4 @@
-// Checks of what options of the command line are given.
+// Validators for options of the command line.
 
 #ifndef KVTWIN_PROPS_COMMAND_OPTION_CHECKS_H_
 #define KVTWIN_PROPS_COMMAND_OPTION_CHECKS_H_
@@ -10,8 +10,8 @@
 
 namespace kvtwin::props {
 
-// Numbers from `low` to `high`. CLI::Range asks whether a number lies outside
-// of them, which a NaN does not: a run of NaN seconds never ends.
+// Accepts numbers from `low` to `high`. CLI::Range accepts NaN, which compares
+// as not outside of the range: a run of NaN seconds would never end.
 inline CLI::Validator RealRange(double low, double high) {
   const auto check = [low, high](const std::string& text) -> std::string {
     double value = 0;

@@ -1,4 +1,5 @@
-// Where there is no memory, `new` throws. That of mimalloc, which is C, aborts.
+// Makes `new` throw when memory runs out. The `new` of mimalloc, which is built
+// as C, would abort.
 
 #include <cstddef>
 #include <cstdlib>

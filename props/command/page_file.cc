@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whether the file begins as each page does (props/report/page.html).
+// Returns whether the file begins like a page (props/report/page.html).
 bool IsPage(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::string begin(1024, '\0');
@@ -37,7 +37,7 @@ Status PreparePage(const std::string& path) {
     return Invalid("--html is '{}', a file that is not a page of kvtwin",
                    Printable(path, 200));
   }
-  // If the old page stays, writing the new one says why.
+  // If the old page cannot be removed, writing the new one reports the reason.
   if (fs::remove(path, error)) {
     fmt::print(stderr, "kvtwin: removed {}, the page of an earlier run\n",
                Printable(path, path.size()));

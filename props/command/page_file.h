@@ -1,4 +1,4 @@
-// The page that `--html` asks for.
+// The file of the page that `--html` writes.
 
 #ifndef KVTWIN_PROPS_COMMAND_PAGE_FILE_H_
 #define KVTWIN_PROPS_COMMAND_PAGE_FILE_H_
@@ -9,13 +9,13 @@
 
 namespace kvtwin::props {
 
-// Removes the page of an earlier run, and says so, so that there is a page
+// Removes the page of an earlier run and reports that, so that the page exists
 // afterwards only if this run wrote it. Errors: an empty path; a file that is
-// no page of ours, which stays as it is.
+// not a page of kvtwin, which stays as it is.
 Status PreparePage(const std::string& path);
 
-// Returns `exit_code` if the page was written, and says where on standard
-// error; otherwise says why not, and returns 2.
+// If the page was written, prints its path to standard error and returns
+// `exit_code`; otherwise prints why not, and returns 2.
 int AfterPage(const Status& written, const std::string& path, int exit_code);
 
 }  // namespace kvtwin::props

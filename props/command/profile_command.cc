@@ -121,7 +121,7 @@ int Complain(std::string_view text) {
   return 2;
 }
 
-// One of ours, in this process.
+// Infers the profile of a ledger backend of kvtwin, in this process.
 int ProfileLedger(std::string_view name, bool json) {
   const kvtwin_backend_v1* table = LedgerBackend(name, /*anonymous=*/true);
   if (table == nullptr) {

@@ -43,7 +43,7 @@ void ShowProgress(std::int64_t runs, std::size_t calls) {
   fmt::print(stderr, "\r{:>8} runs, {} calls ", runs, calls);
 }
 
-// "bug.jsonl" becomes "bug.short.jsonl".
+// Returns "bug.short.jsonl" for "bug.jsonl".
 std::string ShortName(const std::string& path) {
   std::filesystem::path name = path;
   name.replace_extension(".short.jsonl");

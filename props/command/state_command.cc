@@ -36,14 +36,15 @@ struct Arguments {
 
 using Json = nlohmann::ordered_json;
 
-// What a sequence has.
+// A token of a sequence.
 struct Member {
   int sequence = 0;
   std::int32_t position = 0;
-  bool shared = false;  // With others.
+  bool shared = false;  // With other sequences.
 };
 
-// By sequence, then by position. Of a state in order, as files have it.
+// Returns the members, by sequence, then by position. Requires: `entries` are
+// in the order that files have.
 std::vector<Member> MembersOf(const std::vector<CellEntry>& entries) {
   std::vector<Member> members;
   members.reserve(entries.size());
@@ -87,7 +88,7 @@ std::vector<SequenceSummary> SequencesOf(
   return sequences;
 }
 
-// A line for each sequence, up to as many as cells are drawn.
+// Returns a line for each of the first kHeldShown sequences.
 std::string SequencesText(const std::vector<SequenceSummary>& sequences) {
   std::string text = "    sequence  tokens  shared  positions\n";
   const std::size_t shown = std::min(sequences.size(), kHeldShown);
@@ -114,7 +115,7 @@ std::string RowsText(const KvRows& rows, bool encoder) {
                      DTypeName(value.dtype));
 }
 
-// A line for all layers that are alike.
+// Returns one line for all layers with rows of the same form.
 std::string LayersText(const CacheState& state) {
   std::vector<std::pair<std::string, std::vector<Run>>> kinds;
   for (const auto& [layer, rows] : state.layers) {
@@ -150,7 +151,7 @@ std::size_t RowBytes(const CacheState& state) {
   return bytes;
 }
 
-// A cache that is no wrapper, called by `name`.
+// Describes a cache that is not a wrapper. `name` begins the text.
 std::string CacheText(const CacheState& state, const std::string& name) {
   std::string text =
       fmt::format("  {}: {}, {} layers, {} bytes of rows\n", name,
@@ -175,7 +176,7 @@ Json TensorJson(const DenseTensor& tensor) {
   return {{"dtype", DTypeName(tensor.dtype)}, {"shape", tensor.shape}};
 }
 
-// A cache that is no wrapper.
+// Describes a cache that is not a wrapper.
 Json CacheJson(const CacheState& state) {
   Json layers = Json::array();
   for (const auto& [layer, rows] : state.layers) {
@@ -220,13 +221,13 @@ void PrintStateJson(const std::string& path, const std::string& model,
              {"caches", caches}});
 }
 
-// A file with holes in it can say that it has more than any memory.
+// A sparse file may be larger than any memory.
 Status CheckSize(const std::string& path) {
   std::error_code none;
   const std::uintmax_t bytes = std::filesystem::file_size(path, none);
   const auto memory = static_cast<std::uintmax_t>(::sysconf(_SC_PHYS_PAGES)) *
                       static_cast<std::uintmax_t>(::sysconf(_SC_PAGE_SIZE));
-  if (none || bytes <= memory) return {};  // LoadState says what is wrong.
+  if (none || bytes <= memory) return {};  // LoadState reports errors.
   return Invalid("'{}' has {} bytes, this machine has memory for {}",
                  Printable(path, 200), bytes, memory);
 }
@@ -252,7 +253,7 @@ Status WriteSequence(const CacheState& state, const std::string& path,
   return status;
 }
 
-// Prints what is in the file.
+// Prints the contents of the file.
 Status ShowFile(const std::string& path, const Arguments& arguments) {
   if (Status status = CheckSize(path); !status.ok()) return status;
   Result<std::string> model = ModelOf(path);

@@ -1,4 +1,4 @@
-// The command `kvtwin state`, on files that SaveState wrote.
+// Tests the command `kvtwin state` on files that SaveState wrote.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ class StateCommand : public ::testing::Test {
     return (folder_ / name).string();
   }
 
-  // The exit code; what it prints is in `text`.
+  // Runs the command, sets `text` to its output, and returns the exit code.
   int Run(const std::string& arguments) {
     CLI::App app;
     int exit_code = 0;
@@ -44,7 +44,8 @@ class StateCommand : public ::testing::Test {
   std::string text;
 };
 
-// Sequences 0 and 1, of `tokens` each, the first two shared.
+// Returns a state with sequences 0 and 1, of `tokens` tokens each; they share
+// the first two.
 CacheState TwoSequences(int tokens) {
   CacheState state;
   for (int i = 0; i < tokens; ++i) {
@@ -122,7 +123,7 @@ TEST_F(StateCommand, SaysWhatIsWrong) {
                       "': the state is of model 'ours', not of 'theirs'\n");
   fs::copy(Path("whole"), Path("short"));
   fs::resize_file(Path("short"), fs::file_size(Path("whole")) - 1);
-  // The files after it are looked at all the same.
+  // Files after a bad one are shown, too.
   EXPECT_EQ(Run(Path("short") + " " + Path("whole")), 2);
   EXPECT_THAT(text, HasSubstr("short': this is no state of a cache: "));
   EXPECT_THAT(text, HasSubstr("whole: whole"));

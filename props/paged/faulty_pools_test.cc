@@ -1,5 +1,6 @@
-// Each comparison of a pool's history, and a pool that only this one can tell
-// from a right one: see faulty_twins_test.cc.
+// Runs pools with injected faults: each comparison that PagedTrio makes must
+// find the fault that no other comparison can find. For caches see
+// faulty_twins_test.cc.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -26,11 +27,11 @@ namespace {
 
 // The faults to inject into a pool. Members that are not set inject nothing.
 struct Wrong {
-  std::string call = {};  // Answered by `with`, where the pool says ok.
+  std::string call = {};  // Returns `with` in place of ok.
   Status with = {StatusCode::kCacheFull, "so it is"};
-  bool throws = false;                  // From this call.
-  std::optional<Status> refusal = {};   // In place of any other one.
-  std::function<int(int)> number = {};  // Of this call.
+  bool throws = false;                  // `call` throws.
+  std::optional<Status> refusal = {};   // Replaces every refusal.
+  std::function<int(int)> number = {};  // Changes the answer of `call`.
   std::function<void(std::vector<PagedView>&)> views = {};
   std::function<void(std::vector<PagedView>&)> packed = {};
   std::function<void(PagedAppend&)> append = {};
@@ -38,9 +39,9 @@ struct Wrong {
   std::function<void(PagedCsr&)> csr = {};
   std::function<void(PagedTable&)> table = {};
   std::function<void(std::vector<std::int64_t>&)> slots = {};
-  bool later_slots_only = false;  // Not those from position 0 on.
+  bool later_slots_only = false;  // Keep ranges from position 0.
   std::function<void(PagedUsage&)> usage = {};
-  bool refusals_cost = false;  // A block each, as Usage says it.
+  bool refusals_cost = false;  // Each uses up a block in Usage.
   // Gets the sequences and layers that Views is asked for.
   std::set<std::pair<int, int>>* viewed = nullptr;
 };
@@ -152,9 +153,9 @@ enum class Who { kOptimized, kReference, kBoth };
 
 struct Case {
   std::string name;
-  std::string history;  // Behind "kvp1 ".
+  std::string history;  // Without "kvp1 ".
   Wrong wrong;
-  std::string text;  // Part of what is said.
+  std::string text;  // Part of the expected failure.
   Who who = Who::kOptimized;
 };
 
@@ -184,8 +185,8 @@ void ExpectFound(const std::vector<Case>& cases) {
   }
 }
 
-// The memory that a view is of, with one other byte: that of the first element,
-// or of the last.
+// Keeps copies of tensors alive. Change points a view to such a copy, in which
+// the first or the last byte differs.
 std::vector<std::byte>& Kept(std::vector<std::byte> bytes) {
   static std::deque<std::vector<std::byte>> kept;
   return kept.emplace_back(std::move(bytes));
@@ -208,14 +209,14 @@ ChangeViews Bytes(TensorView PagedView::*tensor, bool last) {
     Change(view.*tensor, last);
   };
 }
-// Changes the last of the views, if there is one.
+// Changes the last view, if there are any.
 ChangeViews InLast(const std::function<void(PagedView&)>& change) {
   return [=](std::vector<PagedView>& views) {
     if (!views.empty()) change(views.back());
   };
 }
 
-// Three tokens in two blocks, then one more.
+// Three tokens in two blocks, appended; then committed.
 const std::string kPool =
     "block=2 blocks=6 most=12 layers=2 heads=2 kdim=2 vdim=2 dtype=f32 ";
 const std::string kAppend = "| open 0 0 0 | append 0 2 2 ";
@@ -247,7 +248,7 @@ TEST(FaultyPools, EveryPartOfAViewIsCompared) {
       "Views: block");
   add("V's strides", InLast([](PagedView& view) { ++view.value.stride[3]; }),
       "Views: block");
-  // Both alike, so that only the ledger can tell.
+  // Both twins have the same fault, so that only the ledger can find it.
   for (const bool last : {false, true}) {
     for (const auto tensor : {&PagedView::key, &PagedView::value}) {
       cases.push_back({"both",
@@ -528,7 +529,7 @@ TEST(FaultyPools, UsageIsCompared) {
                                  &PagedUsage::used, &PagedUsage::shared}) {
     const auto more = [=](PagedUsage& usage) { ++(usage.*count); };
     cases.push_back({"a count", two, {.usage = more}, "Usage differs"});
-    if (count == &PagedUsage::shared) continue;  // Of those that are used.
+    if (count == &PagedUsage::shared) continue;  // Not part of the sum.
     cases.push_back({"a count of both",
                      two,
                      {.usage = more},
@@ -549,7 +550,7 @@ TEST(FaultyPools, UsageIsCompared) {
 }
 
 TEST(FaultyPools, RefusalsAreCompared) {
-  // A pool of two blocks of a token each, which is full.
+  // A pool of two blocks of one token each; it is full after the first commit.
   const std::string full =
       "block=1 blocks=2 most=9 layers=1 | open 0 0 0 | append 0 0 0 "
       "| append 0 1 2 | commit 0 1 0 | append 0 1 2";
@@ -593,8 +594,8 @@ TEST(FaultyPools, MessagesAreThoseOfOurTwinsOnly) {
   }
 }
 
-// The driver of a single pool checks the answers that it needs, and never makes
-// some calls.
+// The driver of a single pool checks the answers that it needs, and makes no
+// calls that the pool does not have.
 TEST(FaultyPools, AClientOfOnePoolNeedsItsAnswers) {
   const auto history = *ParsePagedHistory(
       "kvp1 " + kPool + kCommit +
@@ -629,7 +630,7 @@ TEST(FaultyPools, AClientOfOnePoolNeedsItsAnswers) {
            {"SlotMapping", {.slots = false}}}) {
     EXPECT_EQ(fault({.call = call, .with = no}, without), "") << call;
   }
-  // A pool may be full, but not have tokens that nobody gave it.
+  // A pool may be full, but must not have tokens that were never appended.
   EXPECT_EQ(fault({.call = "Append"}, {}), "");
   const auto begins = [](int by) {
     return Wrong{.call = "SeqLen", .number = [=](int len) { return len + by; }};
@@ -642,7 +643,7 @@ TEST(FaultyPools, AClientOfOnePoolNeedsItsAnswers) {
   EXPECT_EQ(fault(same, {}), "Fork: there is a sequence 0 already");
 }
 
-// A fuzz ends with the shortest history, whatever it is that went wrong.
+// A fuzz run ends with the shortest history, whichever call fails.
 TEST(FaultyPools, AreShrunkWhateverIsWrong) {
   for (const Wrong& wrong :
        {Wrong{.call = "Views"}, Wrong{.call = "SlotMapping", .throws = true},
@@ -656,8 +657,8 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
     EXPECT_NE(TextOf(result.failure), "");
     EXPECT_LE(result.shrunk.ops.size(), 2U) << ToText(result.shrunk);
   }
-  // Where one of two bugs is known, the other is found, though the shortest
-  // histories show the one that is known.
+  // If one of two bugs is known, the other is found, even though the shortest
+  // histories show the known bug.
   PagedSubject subject;
   subject.name = "toy";
   subject.run = [](const PagedHistory& history, PagedCensus*, bool) {
@@ -676,7 +677,8 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
             "exception: init: std::bad_alloc");
 }
 
-// The oracle judges what the driver asks for: it has to ask for everything.
+// The oracle judges only what the driver reads: the driver must read
+// everything.
 TEST(PagedSolo, LooksAtEachLayerOfEachSequence) {
   const auto history =
       ParsePagedHistory("kvp1 layers=3 | open 0 0 0 | open 1 0 0");

@@ -10,12 +10,11 @@
 namespace kvtwin::props {
 namespace {
 
-// Keys that a pool may take for one another, if it joins what they are made of
-// without saying where each part ends, leaves out what is empty, or does not
-// look at all of it. Those of a row are taken together.
+// Four keys that a pool may confuse if it joins their parts without marking
+// where each part ends, skips empty parts, or compares a part of the key only.
 using Keys = std::array<PrefixKey, 4>;
 
-// `a` and `b` of these, joined by `separator` in each place.
+// Returns keys of the parts t, a and b, joined by `separator` in all places.
 Keys JoinedBy(const std::string& separator) {
   return {PrefixKey{"t", {"a", "b"}},
           {"t", {"a" + separator + "b"}},
@@ -26,7 +25,7 @@ Keys JoinedBy(const std::string& separator) {
 std::vector<Keys> MakeKeys() {
   const std::string many(40, 'x');
   std::vector<Keys> keys = {
-      // There is no key, a salt, the same as an extra, and an empty one.
+      // The empty key, a salt, the same text as an extra, and an empty extra.
       {PrefixKey{"", {}}, {"s", {}}, {"", {"s"}}, {"", {""}}},
       {PrefixKey{"tenantA", {}},
        {"tenant", {"A"}},
@@ -43,7 +42,7 @@ std::vector<Keys> MakeKeys() {
       {PrefixKey{"t", {}}, {"t", {""}}, {"t", {"A", "A"}}, {"t", {"B", "B"}}},
       {PrefixKey{"1", {"23"}}, {"12", {"3"}}, {"", {"1", "23"}}, {"123", {}}},
       {PrefixKey{"a", {"b"}}, {"1:a1:b", {}}, {"1a1b", {}}, {"", {"1a1b"}}},
-      // As the bytes, and as the text, of tokens that Token makes.
+      // Keys with the bytes, and with the text, of tokens that Token returns.
       {PrefixKey{"aaaa", {}}, {"aaaaaaaa", {}}, {"aaaa", {"aaaa"}}, {"", {}}},
       {PrefixKey{"1", {}}, {"11", {}}, {"", {"1"}}, {"", {}}},
       {PrefixKey{many + "1", {}}, {many + "2", {}}, {many, {}}, {many, {"1"}}},
@@ -53,7 +52,7 @@ std::vector<Keys> MakeKeys() {
        {"a", {"b"}},
        {"A", {"b"}}},
   };
-  // Without a line end, which no list of strings in a recording has.
+  // Line ends are left out: a list of strings in a recording cannot have them.
   for (const char* separator : {",", "/", ":", "|", ";", " ", "\t", "-", "_",
                                 ".", "+", "&", "=", "\x1f", "\",\"", ", "}) {
     keys.push_back(JoinedBy(separator));
@@ -66,9 +65,9 @@ const std::vector<Keys>& AllKeys() {
   return keys;
 }
 
-// Draws one of the two tokens of an alphabet: plain tokens; tokens that join to
-// the same text in another order; tokens that are the same in 8 and in 16 bits;
-// tokens with the bytes of a key; the largest tokens.
+// Returns one of the two tokens of an alphabet: plain tokens; tokens that join
+// to the same text in another order; tokens that are equal in 8 and in 16 bits;
+// tokens with the bytes of a key; the largest token.
 std::int32_t Token(int alphabet, int bit) {
   constexpr std::array<std::array<std::int32_t, 2>, kPagedAlphabets> kTokens = {
       {{0, 1},
@@ -91,7 +90,7 @@ void Mix(std::string_view text, std::uint64_t& chain) {
   for (const char c : text) Mix(static_cast<unsigned char>(c), chain);
 }
 
-// A number of the first `count` of a client's tokens.
+// Returns a hash of the client's key and its first `count` tokens.
 std::uint64_t ChainOf(const PagedClient& client, std::size_t count) {
   std::uint64_t chain = 0;
   Mix(client.key.salt, chain);
@@ -106,7 +105,8 @@ std::uint64_t ChainOf(const PagedClient& client, std::size_t count) {
   return chain;
 }
 
-// Rows of f32 that say which tokens they are of. Exact in 16 bits.
+// Returns f32 rows that identify their tokens. Their values are exact in 16-bit
+// dtypes.
 DenseTensor RowsOf(const std::vector<std::uint64_t>& chains, int layer,
                    int role, std::int64_t head_dim, std::int64_t heads) {
   DenseTensor rows =
@@ -148,7 +148,8 @@ const PrefixKey& PagedKey(int number) {
 PagedClient DrawPrompt(const PagedOp& op,
                        const std::vector<std::vector<std::int32_t>>& seen) {
   PagedClient client;
-  // Any operation opens a sequence where there is none.
+  // Without any sequence, an operation of another kind opens one, without a
+  // key.
   if (op.kind == PagedOpKind::kOpen) client.key = PagedKey(op.c);
   if (!seen.empty()) {
     client.tokens = seen[static_cast<std::size_t>(

@@ -1,5 +1,5 @@
-// What the client of a paged pool knows of a sequence, and what it asks for: an
-// operation's numbers mean what the state makes of them.
+// The client's side of a paged pool: what the client knows about a sequence,
+// and how the numbers of an operation become a call that fits the pool's state.
 
 #ifndef KVTWIN_PROPS_PAGED_PAGED_CLIENT_H_
 #define KVTWIN_PROPS_PAGED_PAGED_CLIENT_H_
@@ -19,17 +19,17 @@
 
 namespace kvtwin::props {
 
-// As a place in a list of that size.
+// Returns `number` as an index into a list of `size` elements.
 inline int Mod(int number, int size) { return ((number % size) + size) % size; }
 
-// Of a map by sequence, that is not empty.
+// Returns a key of `sequences`, a map by sequence. Requires: it is not empty.
 template <class Sequences>
 int PickOf(const Sequences& sequences, int number) {
   const int at = Mod(number, static_cast<int>(sequences.size()));
   return std::next(sequences.begin(), at)->first;
 }
 
-// The failure of a pool: a sentence that begins with the call, "Open: ...".
+// Returns the failure of a pool. `text` begins with the call: "Open: ...".
 Failure PoolFailure(std::string text);
 
 // Throws the failure unless `holds`. `text` is a sentence, or a function that
@@ -47,8 +47,8 @@ T Need(Result<T> answer, std::string_view call) {
   return std::move(*answer);
 }
 
-// Has `actor` do what the operation is; where there is no sequence, any opens
-// one.
+// Has `actor` execute the operation; without any sequence, every operation
+// opens one.
 template <class Actor>
 void Act(Actor& actor, bool any_sequence, const PagedOp& op) {
   if (!any_sequence) return actor.Open(op);
@@ -72,38 +72,40 @@ void Act(Actor& actor, bool any_sequence, const PagedOp& op) {
   }
 }
 
-// Prefix keys by number, modulo their count. Those whose numbers are the same
-// divided by 4 are easily taken for one another; 0 is no key.
+// Prefix keys by number, modulo their count. Keys whose numbers are equal after
+// division by 4 are easily confused; number 0 is the empty key.
 int PagedKeyCount();
 const PrefixKey& PagedKey(int number);
 
-// Kinds of tokens that an append may bring.
+// Kinds of tokens that an append may have.
 inline constexpr int kPagedAlphabets = 6;
 
-// A prompt: tokens of a sequence that was seen, if there is one, and more.
+// Draws a prompt: the tokens of one of the `seen` sequences, if there are any,
+// and up to three more.
 PagedClient DrawPrompt(const PagedOp& op,
                        const std::vector<std::vector<std::int32_t>>& seen);
 
-// From this number on, an append brings up to all that a sequence can hold, and
-// one token more; below it, up to two blocks.
+// An append whose `b` is below this number has up to two blocks of tokens;
+// otherwise, up to one token more than a sequence can hold.
 inline constexpr int kLongAppend = 64;
-// The tokens that a sequence can hold.
+// Returns how many tokens a sequence can hold.
 inline int TokensOf(const PagedSpec& spec) {
   return std::min(spec.max_seq_len, spec.blocks * spec.block_size);
 }
 
-// What an append brings.
+// Draws the tokens of an append.
 std::vector<std::int32_t> DrawTokens(const PagedOp& op, const PagedSpec& spec);
 
 struct PagedRows {
   DenseTensor key;
   DenseTensor value;
 };
-// Of the client's pending tokens, in a layer: of f32, and each says which
-// tokens it is of. Another `salt` makes others of the same tokens.
+// Returns the f32 rows of the client's pending tokens in a layer. A row follows
+// from the tokens up to its own; another `salt` gives the same tokens other
+// rows.
 PagedRows PendingRows(const PagedClient& client, const PagedSpec& spec,
                       int layer, std::uint64_t salt = 0);
-// The same as they are stored.
+// Returns the rows converted to the dtypes in which the pool stores them.
 PagedRows AsStored(const PagedRows& rows, const PagedSpec& spec);
 
 }  // namespace kvtwin::props

@@ -17,7 +17,7 @@
 namespace kvtwin::props {
 namespace {
 
-constexpr int kTokensMax = 1 << 14;  // Of a history that somebody typed.
+constexpr int kTokensMax = 1 << 14;  // Limit of parsed histories.
 constexpr std::size_t kOpsMax = 100000;
 struct Setting {
   std::string_view name;
@@ -148,7 +148,7 @@ PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number) {
 
 namespace {
 
-// Makes one dimension large.
+// Makes one dimension of the pool large.
 void Enlarge(const Pick& pick, PagedSpec& spec) {
   const int near = (1 << pick(4, 6)) + pick(-1, 1);
   switch (pick(0, 6)) {
@@ -174,8 +174,8 @@ void Enlarge(const Pick& pick, PagedSpec& spec) {
   }
 }
 
-// The numbers of operations: keys that are easily taken for one another, and
-// tokens of one kind.
+// Draws the numbers of a history's operations, so that their prefix keys are
+// easily confused and their tokens are of one alphabet.
 class PagedNumbers {
  public:
   explicit PagedNumbers(const Pick& pick)
@@ -185,8 +185,8 @@ class PagedNumbers {
         pair_(pick(1, 3)),
         alphabet_(pick(0, 1) * pick(0, kPagedAlphabets - 1)) {}
 
-  // Draws the b of an append of many tokens: half of these appends fill the
-  // pool, or nearly.
+  // Draws the `b` of an append of many tokens: half of these appends fill the
+  // pool, or almost fill it.
   int LongB(const PagedSpec& spec) const {
     const int most = TokensOf(spec);
     const int least = pick_(0, 1) == 0 ? 0 : std::max(0, most - 2);
@@ -197,7 +197,7 @@ class PagedNumbers {
     if (kind == PagedOpKind::kAppend) return alphabet_ * 256 + pick_(0, 255);
     if (kind != PagedOpKind::kOpen) return pick_(0, 255);
     if (way_ < 2) return pick_(0, 3) == 0 ? pick_(1, 3) : 0;
-    // Two that are nearly the same, or four.
+    // Two keys that are easily confused, or four.
     return keys_ + (way_ == 2 ? pair_ * pick_(0, 1) : pick_(0, 3));
   }
 
@@ -205,11 +205,12 @@ class PagedNumbers {
   const Pick& pick_;
   const int way_;
   const int keys_;
-  const int pair_;  // The other one.
+  const int pair_;  // Offset of the second of two similar keys.
   const int alphabet_;
 };
 
-// Makes heads as wide as their blocks need it, and the pool small enough.
+// Widens heads to whole blocks of their dtypes, and makes the pool small
+// enough.
 void Fit(PagedSpec& spec) {
   const auto widen = [](DType dtype, int& head_dim) {  // To whole blocks.
     constexpr int kBlock = kBlockElements;
@@ -263,7 +264,7 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   if (pick(0, 1) == 1) spec.v_dtype = type();
   Fit(spec);
   if (pick(0, 1) == 1) spec.layout = PagedLayout::kHeadMajor;
-  // Weights are random, so that each kind dominates now and then.
+  // The weights are random, so that every kind dominates in some histories.
   std::vector<PagedOpKind> kinds;
   for (std::size_t i = 0; i < kPagedOpNames.size(); ++i) {
     const auto kind = static_cast<PagedOpKind>(i);

@@ -1,4 +1,5 @@
-// Random histories of paged pools, and the line that `kvtwin run` plays again.
+// Random histories of paged pools, and their form as a line of text, which
+// `kvtwin run` reads.
 
 #ifndef KVTWIN_PROPS_PAGED_PAGED_HISTORY_H_
 #define KVTWIN_PROPS_PAGED_PAGED_HISTORY_H_
@@ -19,17 +20,18 @@ struct PagedHistory {
   std::vector<PagedOp> ops;
 };
 
-// Returns nothing: pools are of one kind.
+// Returns an empty list: pools are of one kind.
 inline std::vector<std::string> KindNames(const PagedHistory&) { return {}; }
 
+// Returns the history as a line:
 // "kvp1 block=4 blocks=8 ... | append 0 3 1 | commit 0 1 0".
 std::string ToText(const PagedHistory& history);
-// Errors: anything else; more than a few thousand tokens.
+// Errors: `text` is not such a line; the pool would be too large.
 Result<PagedHistory> ParsePagedHistory(std::string_view text);
 
 // Draws a history from the numbers that `pick` returns.
 PagedHistory DrawPagedHistory(const Pick& pick);
-// The same for the same arguments, on every machine.
+// Draws a history from a seed and a number: the same one on every machine.
 PagedHistory MakePagedHistory(std::uint64_t seed, std::uint64_t number);
 
 // How a pool stores its rows.
@@ -41,8 +43,8 @@ struct PoolStorage {
   bool operator==(const PoolStorage&) const = default;
 };
 PoolStorage StorageOf(const PagedSpec& spec);
-// Changes the storage, and the dimensions of the rows where the storage needs
-// other ones.
+// Changes the storage, and the dimensions of the rows where the storage
+// requires it.
 void UseStorage(const PoolStorage& storage, PagedSpec& spec);
 
 }  // namespace kvtwin::props

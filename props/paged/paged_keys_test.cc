@@ -1,5 +1,5 @@
-// Blocks are found by their own tokens under their own key, and by no others
-// that look like them.
+// Prompts find blocks by their own tokens under their own key, and never by
+// similar tokens or keys.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using List = std::vector<std::int32_t>;
 constexpr PagedSpec kSpec = {
     .block_size = 2, .blocks = 8, .max_seq_len = 16, .dtype = DType::kF32};
 
-// A pool that has four tokens under a key.
+// Returns a pool that has these tokens under a key.
 std::unique_ptr<PagedPool> PoolWith(const PrefixKey& key, const List& tokens,
                                     const std::string& twin) {
   auto pool = *MakePagedPool(kSpec, twin);
@@ -33,7 +33,7 @@ std::unique_ptr<PagedPool> PoolWith(const PrefixKey& key, const List& tokens,
   return pool;
 }
 
-// How many tokens a prompt finds there.
+// Returns how many tokens of the prompt the pool finds.
 int Found(PagedPool& pool, const PrefixKey& key, List prompt) {
   prompt.push_back(0);
   const int sequence = *pool.Open(prompt, key);
@@ -47,14 +47,14 @@ std::vector<PrefixKey> ManyKeys() {
   for (int i = 0; i < PagedKeyCount(); ++i) {
     if (std::ranges::count(keys, PagedKey(i)) == 0) keys.push_back(PagedKey(i));
   }
-  // A NUL, which no C interface can pass.
+  // Keys with a NUL, which a C string cannot hold.
   const std::string nul(1, '\0');
   for (const std::string& salt : {"a" + nul, "a" + nul + "b", nul, nul + nul}) {
     keys.push_back({salt, {}});
     keys.push_back({"", {salt}});
   }
-  // Line ends between parts; lengths that look like text, and numbers of one
-  // and of two bytes that do not hold them.
+  // Keys with line ends between parts; with lengths that look like text; and
+  // with lengths that overflow one or two bytes.
   for (const char* joined : {"a\nb", "a\r\nb", "a\tb"}) {
     keys.push_back({joined, {}});
   }
@@ -71,7 +71,7 @@ std::vector<PrefixKey> ManyKeys() {
     keys.push_back({"a" + bytes + long_part, {}});
     keys.push_back({"a" + std::string{high, low} + long_part, {}});
   }
-  // Only the last byte of a long part is another one.
+  // Long parts that differ in the last byte only.
   for (const std::size_t size : {63, 64, 255, 256, 4096, 70000}) {
     for (const char* last : {"c", "d"}) {
       keys.push_back({std::string(size, 'c') + last, {}});
@@ -84,9 +84,9 @@ std::vector<PrefixKey> ManyKeys() {
 }
 
 class PagedKeys : public EachTwin {};
-// The tokens that histories bring, by alphabet, as docs/histories.md has them:
-// the same as text when they are joined, in 8 bits, in 16, the bytes of a key,
-// the largest.
+// The tokens of histories, by alphabet (docs/histories.md): plain; equal when
+// joined as text; equal in 8 bits; equal in 16 bits; the bytes of a key; the
+// largest.
 TEST(PagedClient, BringsTokensThatAreTakenForOneAnother) {
   const std::vector<std::string> pairs = {"[0,1]",
                                           "[1,11]",
@@ -123,7 +123,7 @@ TEST_P(PagedKeys, AreNotTakenForOneAnother) {
 }
 
 TEST_P(PagedKeys, LieBeforeTheirTokens) {
-  // Four bytes of the salt, or of an extra, are a token.
+  // Four bytes of the salt, or of an extra, are the bytes of a token.
   const List tokens = {0x61616161, 0x61616161, 0x62626262, 0x62626262};
   const auto pool = PoolWith({}, tokens, GetParam());
   EXPECT_EQ(Found(*pool, {}, tokens), 4);
@@ -144,7 +144,7 @@ TEST_P(PagedKeys, TokensAreWhatTheyAre) {
   for (const List& own : lists) {
     const auto pool = PoolWith({}, own, GetParam());
     for (const List& other : lists) {
-      int due = 0;  // Whole blocks that are the same.
+      int due = 0;  // Tokens in equal whole blocks.
       if (own[0] == other[0] && own[1] == other[1]) due = 2;
       if (own == other) due = 4;
       EXPECT_EQ(Found(*pool, {}, other), due);

@@ -1,5 +1,5 @@
-// Laws of paged pools (docs/laws.md), of each twin alone: neither the ledger
-// nor the other twin says what is right here.
+// Tests the laws of paged pools (docs/laws.md) on each twin alone, without the
+// ledger or the other twin.
 
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ namespace {
 
 using Prompt = std::vector<std::int32_t>;
 
-// A client of one pool, whose rows follow from the tokens up to theirs.
+// A client of one pool. A row follows from the tokens up to its own.
 class PoolClient {
  public:
   PoolClient(const PagedSpec& spec, std::string_view twin)
@@ -43,7 +43,7 @@ class PoolClient {
     tokens_[forked].resize(static_cast<std::size_t>(len));
     return forked;
   }
-  // Append to all layers and Commit; false if it was refused.
+  // Appends to all layers and commits; returns false if an append was refused.
   bool Add(int sequence, const Prompt& more) {
     Prompt all = tokens_.at(sequence);
     const std::size_t before = all.size();
@@ -69,7 +69,7 @@ class PoolClient {
     tokens_.erase(sequence);
   }
 
-  // All rows of a sequence's first tokens, layer by layer.
+  // Returns all rows of a sequence's first `len` tokens, layer by layer.
   std::vector<std::byte> Seen(int sequence, int len) const {
     std::vector<std::byte> seen;
     const auto add = [&](const TensorView& row) {
@@ -127,7 +127,7 @@ Prompt DrawPrompt(const Pick& pick, int least, int most) {
   return prompt;
 }
 
-// What is judged at a moment of a random play, of one of the sequences.
+// Checks a law at a random moment of a random history, on one of the sequences.
 using Judge = std::function<void(PoolClient&, const Pick&, int sequence)>;
 
 void Play(const Judge& judge) {
@@ -194,7 +194,7 @@ TEST(PagedLaws, APromptThatIsFoundChangesNothingThatIsSeen) {
     const int opened = client.Open(prompt);
     const Prompt taken = client.tokens().at(opened);
     found += taken.empty() ? 0 : 1;
-    // Whole blocks, and at least one token is left to compute.
+    // Whole blocks were found, and at least one token is left to compute.
     EXPECT_EQ(taken.size() %
                   static_cast<std::size_t>(client.pool().spec().block_size),
               0U);
@@ -255,7 +255,7 @@ TEST(PagedLaws, TablesNameWhereViewsLie) {
     std::size_t at = 0;
     const std::vector<PagedView> views = *pool.Views(sequence, 0);
     for (const PagedView& view : views) {
-      if (view.start >= len) break;  // Appended only.
+      if (view.start >= len) break;  // Not committed.
       for (const auto half : {0, 1}) {
         const auto first = static_cast<std::size_t>(
             csr.indptr[static_cast<std::size_t>(half)]);

@@ -1,4 +1,4 @@
-// The paged pool: random histories, and a few that are large.
+// Properties of paged pools: random histories, and a few large ones.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ RC_GTEST_PROP(Paged, TwinsAndLedgerAgree, ()) {
   RC_ASSERT(wrong.empty());
 }
 
-// Everything that is rare happens, and often.
+// Random histories reach every rare event often.
 TEST(Paged, HistoriesReachSharingCopiesEvictionAndTruncation) {
   const PagedFuzzResult result = FuzzPools(/*seed=*/1, /*operations=*/20000);
   EXPECT_EQ(TextOf(result.failure), "") << ToText(result.shrunk);
@@ -66,9 +66,9 @@ TEST(Paged, HistoriesReachSharingCopiesEvictionAndTruncation) {
   EXPECT_GT(result.census.longest, 64);
 }
 
-// Appends go from a single token to all that a pool holds, and one more.
+// Appends have from one token up to one more than the pool holds.
 TEST(Paged, AppendsAreOfAllLengths) {
-  std::map<std::size_t, int> longer;  // Than so many tokens.
+  std::map<std::size_t, int> longer;  // Appends of more than this many tokens.
   int full = 0;
   int too_long = 0;
   for (std::uint64_t number = 0; number < 5000; ++number) {
@@ -108,8 +108,8 @@ void ExpectReadAsWritten(const PagedHistory& history) {
   ASSERT_EQ(ToText(*read), text);
 }
 
-// Here most numbers are the least or the largest that there are, so that a pool
-// is large in many ways at once.
+// Most numbers are drawn as the smallest or the largest possible, so that a
+// pool is large in many ways at once.
 RC_GTEST_PROP(Paged, AnyHistoryThatIsDrawnCanBeRead, ()) {
   const Pick any = SeededPick(*rc::gen::arbitrary<std::uint64_t>(), 0);
   const Pick pick = [&](int least, int most) {
@@ -133,7 +133,7 @@ TEST(Paged, LinesAreReadAsTheyAreWritten) {
   }
 }
 
-// Of a history that a twin gets wrong, there is a part.
+// The recording ends where a twin fails; its first part is written.
 TEST(Paged, RecordingsThatEndEarlyAreErrors) {
   const auto make = [](PagedSpec spec, std::string_view twin) {
     if (twin == "optimized") ++spec.blocks;
@@ -147,7 +147,7 @@ TEST(Paged, RecordingsThatEndEarlyAreErrors) {
   EXPECT_TRUE(out.str().starts_with(R"({"kvtrace":1,)"));
 }
 
-// Seed 003's interface, one method after the other.
+// Every method of seed 003's interface (docs/seeds.md).
 TEST(Paged, SequencesAreCachesOfOne) {
   for (const char* twin : {"reference", "optimized"}) {
     SCOPED_TRACE(twin);
@@ -184,7 +184,7 @@ TEST(Paged, SequencesAreCachesOfOne) {
     EXPECT_EQ(views[1].start, 2);
     EXPECT_EQ(views[1].key.shape, (Shape{2, 1, 1, 1}));
     EXPECT_EQ(packed[0].key.shape, (Shape{2, 2, 1, 1}));
-    EXPECT_FALSE(cache.ContiguousKV(0, 3)->has_value());  // Of two blocks.
+    EXPECT_FALSE(cache.ContiguousKV(0, 3)->has_value());  // It has two blocks.
     ASSERT_TRUE(cache.Truncate(2).ok());
     const std::optional<PagedKv> whole = *cache.ContiguousKV(0, 2);
     ASSERT_TRUE(whole.has_value());
@@ -195,7 +195,7 @@ TEST(Paged, SequencesAreCachesOfOne) {
   }
 }
 
-// What Paged.TwinsAndLedgerAgree draws no misuse of.
+// Misuse that Paged.TwinsAndLedgerAgree does not draw.
 TEST(Paged, RefusesWhatIsWrong) {
   const PagedSpec spec = {
       .block_size = 2, .blocks = 4, .max_seq_len = 8, .dtype = DType::kF32};
@@ -236,7 +236,8 @@ TEST(Paged, RefusesWhatIsWrong) {
   EXPECT_TRUE(refused(pool->SlotMapping(open, 0, 2)));
 }
 
-// More than was committed, or would be found.
+// An Open cannot find more tokens than were committed, a part of a block, or
+// more than max_seq_len tokens.
 TEST(Paged, TheLedgerKnowsWhichPrefixesCannotBe) {
   const PagedSpec spec = {.block_size = 2, .blocks = 4, .max_seq_len = 4};
   const reference::PagedLedger ledger(spec);
@@ -248,7 +249,7 @@ TEST(Paged, TheLedgerKnowsWhichPrefixesCannotBe) {
   EXPECT_FALSE(ledger.MayOpen(prompt, {}, 10));
 }
 
-// A million tokens of metadata, 64 forks of all of it, and nothing is left.
+// Prints
 // "1048576 tokens: 64 blocks free, 0 cached, 65536 used, 0 of them shared".
 void PrintUsage(std::string_view when, const PagedPool& pool) {
   const PagedUsage usage = pool.Usage();
@@ -256,6 +257,7 @@ void PrintUsage(std::string_view when, const PagedPool& pool) {
              when, usage.free, usage.cached, usage.used, usage.shared);
 }
 
+// Forks a pool of a million tokens 64 times; no block is left in use.
 TEST(Paged, AMillionTokensAreForkedTruncatedAndFreed) {
   constexpr int kTokens = 1 << 20;
   constexpr int kForks = 64;

@@ -1,4 +1,4 @@
-// Runs histories on pools: those of twins, and those of others.
+// Runs histories on pools: kvtwin's twins and third-party pools.
 
 #ifndef KVTWIN_PROPS_PAGED_PAGED_RUNNER_H_
 #define KVTWIN_PROPS_PAGED_PAGED_RUNNER_H_
@@ -15,36 +15,38 @@
 
 namespace kvtwin::props {
 
-// Runs a history on the ledger, the reference and the optimized twin. `ran` of
-// the result is false where the backend has no such pool.
+// Runs a history on the ledger, the reference and the optimized twin. `ran` in
+// the result is always true.
 RunResult RunPaged(const PagedHistory& history, PagedCensus* census = nullptr,
                    const PagedMaker& make = MakePagedPool,
                    bool same_messages = true);
 
-// How a history is run. `hasty`: the history is known to hang, and the run
-// waits less long for that.
+// Runs a history on the pool under test. `hasty`: the history is known to hang,
+// so the timeout is shorter. `ran` in the result is false if the pool under
+// test does not support the history's pool.
 using PagedRun = std::function<RunResult(const PagedHistory& history,
                                          PagedCensus* census, bool hasty)>;
 
-// The pools under test, as Subject is the cache under test.
+// The pool under test, as Subject is the cache under test.
 struct PagedSubject {
   std::string name = "optimized";
   PagedRun run = [](const PagedHistory& history, PagedCensus* census, bool) {
     return RunPaged(history, census);
   };
-  // For how long a failure is shrunk; 0: until it cannot be any shorter.
+  // How long a failure is shrunk; 0: until it cannot be any shorter.
   double shrink_seconds = 0;
-  // What is compared. The census counts blocks that are copied and evicted at
-  // identity only: elsewhere a pool does so by rules of its own.
+  // The level of comparison. The census counts copied and evicted blocks at
+  // identity only: at other levels, the pool's own rules decide about them.
   Level level = Level::kIdentity;
-  // "--backend ./libyours.so", or empty: "--twin NAME".
+  // Arguments that select the pool: "--backend ./libyours.so"; empty for a twin
+  // ("--twin NAME").
   std::string arguments = {};
   bool hasty = false;
 
   bool is_twin() const { return arguments.empty(); }
 };
 
-// This twin in place of the optimized one.
+// Returns `twin` as the pool under test, in place of the optimized one.
 PagedSubject TwinPools(std::string twin);
 
 inline RunResult RunHistory(const PagedHistory& history,
@@ -53,15 +55,17 @@ inline RunResult RunHistory(const PagedHistory& history,
   return subject.run(history, census, subject.hasty);
 }
 
-// The recording of a twin (docs/trace_format.md): what the history asks of it,
-// but for misuse, and the answers. Returns the number of lines after the first.
-// Errors: it ends early, where a twin is wrong, or cannot be recorded.
+// Writes the recording of a twin (docs/trace_format.md): the calls that the
+// history makes, without misuse, and the answers. Returns the number of lines
+// after the first. Errors: a twin fails, so that the recording ends early, or
+// an answer cannot be recorded.
 Result<std::int64_t> WritePagedRecording(
     PagedHistory history, std::string_view twin, std::ostream& out,
     const PagedMaker& make = MakePagedPool);
 
-// Returns the shortest history, of the smallest numbers, that fails, in the
-// time that the subject allows; with `refuses`, one that it is false for.
+// Returns the shortest failing history, with the smallest numbers, that is
+// found in the subject's `shrink_seconds`. Histories for which `refuses` is
+// true do not count as failing.
 using RefusesPaged = std::function<bool(const PagedHistory&, const Failure&)>;
 PagedHistory Shrink(const PagedHistory& history, const PagedSubject& subject,
                     const RefusesPaged& refuses = nullptr);

@@ -1,4 +1,5 @@
-// Makes a history of a pool that is wrong as short and as plain as it can be.
+// Shrinks a failing history of a pool to one that is as short and as plain as
+// possible.
 
 #include <algorithm>
 #include <array>
@@ -17,19 +18,19 @@
 namespace kvtwin::props {
 namespace {
 
-// What a history fails, if it fails.
+// Runs a history and returns its failure, if it fails.
 using Rerun = std::function<std::optional<Failure>(const PagedHistory&)>;
 
-constexpr std::size_t kPairsMax = 30;  // Of longer histories no pair is tried.
+constexpr std::size_t kPairsMax = 30;  // Longer histories try no pairs.
 constexpr int kPlainRunsMax = 3000;
-constexpr int kBlocksMax = 1000;  // Of one token each.
+constexpr int kBlocksMax = 1000;  // Limit for blocks of one token each.
 
 constexpr std::array kSizes = {&PagedSpec::block_size,  &PagedSpec::blocks,
                                &PagedSpec::max_seq_len, &PagedSpec::layers,
                                &PagedSpec::kv_heads,    &PagedSpec::k_head_dim,
                                &PagedSpec::v_head_dim};
 
-// Whether `shorter` is still wrong; then it is the history.
+// If `shorter` still fails, makes it the history and returns true.
 bool Take(PagedHistory shorter, const Rerun& run, PagedHistory& history) {
   if (!CheckPagedSpec(shorter.spec).ok()) return false;
   if (!run(shorter)) return false;
@@ -37,7 +38,8 @@ bool Take(PagedHistory shorter, const Rerun& run, PagedHistory& history) {
   return true;
 }
 
-// Leaves out halves, quarters, ... and in the end each operation alone.
+// Removes halves, quarters, ... of the history, and finally each operation
+// alone. Returns whether anything was removed.
 bool LeaveOut(const Rerun& run, PagedHistory& history) {
   bool any = false;
   for (std::size_t size = history.ops.size(); size > 0; size /= 2) {
@@ -54,7 +56,7 @@ bool LeaveOut(const Rerun& run, PagedHistory& history) {
   return any;
 }
 
-// Leaves out all operations of one kind, and any two.
+// Removes all operations of one kind, and any two operations.
 bool LeaveOutTogether(const Rerun& run, PagedHistory& history) {
   bool any = false;
   for (std::size_t i = 0; i < kPagedOpNames.size(); ++i) {
@@ -78,8 +80,8 @@ bool LeaveOutTogether(const Rerun& run, PagedHistory& history) {
   return any;
 }
 
-// Leaves out an operation while the operations behind it name a list of tokens,
-// or a sequence, by a number that is one less.
+// Removes an operation and decrements the numbers by which later operations
+// name a list of tokens, or a sequence.
 bool LeaveOutNumbered(const Rerun& run, PagedHistory& history) {
   bool any = false;
   for (const bool lists : {true, false}) {
@@ -98,7 +100,8 @@ bool LeaveOutNumbered(const Rerun& run, PagedHistory& history) {
   return any;
 }
 
-// Where there is no sequence, any operation is an `open` without a key.
+// Rewrites operations as an `open` without a key: without any sequence, every
+// operation is one.
 bool CallThemOpen(const Rerun& run, PagedHistory& history) {
   bool any = false;
   for (std::size_t i = 0; i < history.ops.size(); ++i) {
@@ -111,7 +114,7 @@ bool CallThemOpen(const Rerun& run, PagedHistory& history) {
   return any;
 }
 
-// Makes a number smaller; number(history) is where it is.
+// Makes a number smaller; number(history) is a reference to it.
 template <class Number>
 bool Lower(const Number& number, int least, const Rerun& run,
            PagedHistory& history) {
@@ -155,8 +158,8 @@ bool Simplify(const Rerun& run, PagedHistory& history) {
   return any;
 }
 
-// Tries plain histories of the operations that a wrong one has, the shortest
-// first, so that the same history is found from every seed.
+// Tries plain histories of the kinds of operations that a failing one has, the
+// shortest first, so that the same history is found from every seed.
 class PlainHistories {
  public:
   PlainHistories(const PagedHistory& model, const Rerun& run)
@@ -170,8 +173,8 @@ class PlainHistories {
     }
   }
 
-  // The first history that is no longer than the model and is wrong in the same
-  // words.
+  // Returns the first history that is at most as long as the model and fails
+  // with the same signature.
   std::optional<PagedHistory> Search() {
     if (signature_.empty()) return std::nullopt;
     for (std::size_t size = 1; size <= model_.ops.size(); ++size) {
@@ -197,7 +200,7 @@ class PlainHistories {
     if (std::ranges::none_of(plain_, is_same)) plain_.push_back(op);
   }
 
-  // Adds the plain operations of the kind of `op`.
+  // Adds plain operations of the kind of `op`.
   void Add(const PagedOp& op) {
     const PagedOpKind kind = op.kind;
     for (const int a : {0, 1}) {
@@ -228,13 +231,13 @@ class PlainHistories {
     }
   }
 
-  // The sequences and lists of tokens after the first operations.
+  // Counts of the sequences and lists of tokens after a history's operations.
   struct State {
     int sequences = 1;
     int commits = 0;
     bool appended = false;  // Since the last commit.
 
-    // Whether the operation can do what it says.
+    // Returns whether the sequence or list that the operation names exists.
     bool Fits(const PagedOp& op) const {
       if (op.kind == PagedOpKind::kOpen) return op.a < std::max(1, commits);
       if (op.a >= sequences) return false;
@@ -264,8 +267,8 @@ class PlainHistories {
     return failure && SignatureOf("", *failure) == signature_;
   }
 
-  // Whether a history of this size that begins with `history` is wrong; then
-  // `history` is that one.
+  // Looks for a failing history of `size` operations that begins with
+  // `history`; if there is one, makes it `history` and returns true.
   bool Extend(std::size_t size, const State& state, PagedHistory& history) {
     if (history.ops.size() == size) return IsWrong(history);
     for (const PagedOp& op : plain_) {

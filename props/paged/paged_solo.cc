@@ -28,7 +28,7 @@ void PagedSolo::End() {
   Look();
 }
 
-// A new sequence, of as many of the client's tokens as the pool says.
+// Adds a new sequence with the first SeqLen of the client's tokens.
 void PagedSolo::Add(std::string_view call, int sequence, PagedClient client) {
   const int len = Need(pool_.SeqLen(sequence), "SeqLen");
   Expect(len >= 0 && static_cast<std::size_t>(len) <= client.tokens.size(),
@@ -74,10 +74,11 @@ void PagedSolo::Fork(const PagedOp& op) {
   Add("Fork", made, std::move(client));
 }
 
-// False: the pool is full.
+// Returns false if the pool is full.
 bool PagedSolo::AppendTo(int sequence, int layer, bool as_stored) {
   Sequence& to = sequences_.at(sequence);
-  // Rows of the same tokens may differ where a pool swaps them for others.
+  // If the pool may replace rows by other rows of the same tokens, each
+  // append's rows are unique.
   const bool differ = rules_.deduplicates || rules_.recomputes_last;
   PagedRows rows = PendingRows(to.client, pool_.spec(), layer,
                                /*salt=*/differ ? appends_ : 0);
@@ -105,10 +106,10 @@ void PagedSolo::Append(const PagedOp& op) {
     client.pending[0] = *sequences_.at(sequence).again;
   }
   ++appends_;
-  // Blocks that are put as blocks may get another scale in a recording.
+  // Rows appended in a block dtype may get another scale in a recording.
   const bool as_stored = op.c % 2 == 1 && !IsBlockDType(spec.dtype) &&
                          !IsBlockDType(spec.v_dtype.value_or(spec.dtype));
-  // As PagedTrio does it: layers of different tokens are never committed.
+  // As in PagedTrio: layers with different tokens are never committed.
   const int layers = op.c % 5 == 0 && before.empty() ? 1 : spec.layers;
   for (int layer = 0; layer < layers; ++layer) {
     if (AppendTo(sequence, layer, as_stored)) continue;
@@ -118,7 +119,7 @@ void PagedSolo::Append(const PagedOp& op) {
   }
 }
 
-// What was appended, by committing none of it.
+// Discards the appended tokens, by committing none of them.
 void PagedSolo::Forget(int sequence) {
   Need(pool_.Commit(sequence, std::span<const std::int32_t>()), "Commit");
   Sequence& of = sequences_.at(sequence);

@@ -1,7 +1,7 @@
-// A random history of one paged pool, by a client that follows its answers and
-// asks for nothing that is misuse: where blocks lie, what a prompt finds and
-// when it is full is the pool's own affair. The client compares nothing: see
-// PoolRecorder, and Judge.
+// Runs a random history on one paged pool. The client follows the pool's
+// answers and makes no misuse: the pool decides where blocks lie, which tokens
+// of a prompt it finds, and when it is full. The client compares nothing: see
+// PoolRecorder and Judge.
 
 #ifndef KVTWIN_PROPS_PAGED_PAGED_SOLO_H_
 #define KVTWIN_PROPS_PAGED_PAGED_SOLO_H_
@@ -18,7 +18,7 @@
 
 namespace kvtwin::props {
 
-// Whether a pool has what it may leave out.
+// Which of the optional operations a pool has.
 struct PoolAbilities {
   bool fork = true;
   bool truncate = true;
@@ -29,11 +29,11 @@ struct PoolAbilities {
   bool slots = true;
 };
 
-// Any call throws a Failure where the pool refuses what it may not, or
-// answers what makes no sense.
+// Every call throws a Failure if the pool refuses a call that it must not
+// refuse, or its answer makes no sense.
 class PagedSolo {
  public:
-  // Requires: `pool` and `census`, if there is one, outlive it.
+  // Requires: `pool` and `census`, if not null, outlive the PagedSolo.
   PagedSolo(PagedPool& pool, const PoolAbilities& abilities,
             const PoolRules& rules = {}, PagedCensus* census = nullptr)
       : pool_(pool),
@@ -41,7 +41,7 @@ class PagedSolo {
         rules_(rules),
         census_(census == nullptr ? own_census_ : *census) {}
 
-  // Then looks at all that there is to see.
+  // Executes the operation, then reads everything that the pool shows.
   void Do(const PagedOp& op);
   // Frees all sequences.
   void End();
@@ -52,8 +52,9 @@ class PagedSolo {
 
   struct Sequence {
     PagedClient client;
-    std::vector<int> appended;  // Tokens, of each layer.
-    // The last token of a prompt that was found to there: the next to append.
+    std::vector<int> appended;  // Appended tokens, by layer.
+    // If Open found all of the prompt but its last token, that token: the next
+    // append must begin with it.
     std::optional<std::int32_t> again = {};
   };
 
@@ -73,11 +74,11 @@ class PagedSolo {
   PagedPool& pool_;
   PoolAbilities abilities_;
   PoolRules rules_;
-  PagedCensus own_census_;  // Counts where the caller wants no census.
+  PagedCensus own_census_;  // In place of a caller's census.
   PagedCensus& census_;
   std::uint64_t appends_ = 0;
   std::map<int, Sequence> sequences_;
-  std::vector<std::vector<std::int32_t>> seen_;  // Tokens of sequences, once.
+  std::vector<std::vector<std::int32_t>> seen_;  // Tokens of past sequences.
 };
 
 }  // namespace kvtwin::props

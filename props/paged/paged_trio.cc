@@ -21,13 +21,13 @@ std::vector<std::byte> BytesOf(const TensorView& view) {
   return CopyOf(view, view.dtype).bytes;
 }
 
-// Whether the row of a token, at `i` of that dimension, is the one that is due.
+// Returns whether the row at index `i` of `dimension` is equal to `due`.
 bool IsRow(const TensorView& view, int dimension, int i,
            const DenseTensor& due) {
   return BytesOf(Slice(view, dimension, i)) == due.bytes;
 }
 
-// The same block, and the same rows.
+// Returns whether the views have the same block and equal rows.
 bool SameViews(const PagedView& a, const PagedView& b) {
   return a.start == b.start && a.length == b.length && a.block == b.block &&
          a.key.shape == b.key.shape && a.value.shape == b.value.shape &&
@@ -72,7 +72,7 @@ void PagedTrio::SetUp() {
   });
 }
 
-// Whatever is thrown is a failure.
+// Any std::exception is a failure of the pool.
 template <class Action>
 void PagedTrio::Guarded(std::string_view call, const Action& action) {
   try {
@@ -149,8 +149,8 @@ void PagedTrio::Append(const PagedOp& op) {
   const int count = static_cast<int>(tokens.size());
   const std::vector<std::int32_t> before = client.pending;
   client.pending = tokens;
-  // Now and then not to all, so that none can be committed. Layers that have
-  // rows of other tokens would be the client's own mistake.
+  // Some appends go to the first layer only, so that no token can be committed.
+  // Layers with rows of different tokens would be a mistake of the client.
   const int layers = op.c % 5 == 0 && before.empty() ? 1 : spec_.layers;
   for (int layer = 0; layer < layers; ++layer) {
     PagedRows rows = PendingRows(client, spec_, layer);
@@ -158,7 +158,7 @@ void PagedTrio::Append(const PagedOp& op) {
     const auto& [key, value] = rows;
     const PagedUsage usage = reference_->Usage();
     const int len = ledger_.SeqLen(sequence);
-    // The slot of the last token; it moves if its block is copied.
+    // The slot of the last token changes if its block is copied.
     const auto last = Need(
         reference_->SlotMapping(sequence, std::max(0, len - 1), len), kSlots);
     const auto reference =
@@ -169,7 +169,7 @@ void PagedTrio::Append(const PagedOp& op) {
     if (!reference.ok()) {
       if (census_ != nullptr) ++census_->full;
       Expect(reference_->Usage() == usage, "Append: refused, but not nothing");
-      // Of the layers before, other rows are appended now.
+      // If the first layer was appended to, its old pending rows are replaced.
       if (layer == 0) client.pending = before;
       return;
     }
@@ -200,7 +200,7 @@ void PagedTrio::Append(const PagedOp& op) {
 void PagedTrio::Commit(const PagedOp& op, bool known) {
   const int sequence = Pick(op.a);
   PagedClient& client = clients_.at(sequence);
-  // Mostly all of them; sometimes more than there are, which is refused.
+  // Usually all pending tokens; sometimes one more, which is refused.
   int count = static_cast<int>(client.pending.size());
   if (op.b % 4 == 0) count = Mod(op.c, count + 2);
   std::vector<std::int32_t> tokens = client.pending;
@@ -239,7 +239,7 @@ void PagedTrio::Free(int sequence) {
   clients_.erase(sequence);
 }
 
-// What changes nothing.
+// Makes a call that is misuse: both twins must refuse it.
 void PagedTrio::Misuse(const PagedOp& op) {
   const int sequence = Pick(op.a);
   const int none = 1000 + Mod(op.b, 3);
@@ -318,7 +318,8 @@ void PagedTrio::CompareSequence(int sequence) {
     if (!rows.empty()) {
       const int all = static_cast<int>(rows.size());
       CompareContiguous(sequence, layer, rows, all);
-      // The blocks of the first tokens may lie in order, and later ones not.
+      // The blocks of the first tokens may be in order even if later ones are
+      // not.
       CompareContiguous(sequence, layer, rows, (all + 1) / 2);
     }
   }
@@ -329,11 +330,11 @@ void PagedTrio::CompareSequence(int sequence) {
   CheckSlots(sequence);
 }
 
-// Both twins have the slots from core/: so those of any range, up to the last
-// token that was appended, are checked by the views.
+// Both twins take SlotMapping from core/, so comparing them shows nothing: the
+// slots of any range, up to the last appended token, are checked by the views.
 void PagedTrio::CheckSlots(int sequence) {
   const int end = ledger_.End(sequence);
-  int layer = 0;  // One that has rows up to there.
+  int layer = 0;  // A layer that has rows up to `end`.
   while (ledger_.RowCount(sequence, layer) < end) ++layer;
   std::vector<std::int64_t> all;
   for (const PagedView& view :
@@ -356,8 +357,8 @@ void PagedTrio::CheckSlots(int sequence) {
                  first, last, sequence);
            });
   };
-  // Each comparison has a range that begins elsewhere, one that ends elsewhere,
-  // and one that does both.
+  // Each comparison checks a range with another begin, a range with another
+  // end, and a range with both.
   const int first = Mod(comparisons_, end + 1);
   const int last = first + Mod(comparisons_ / 2, end - first + 1);
   check(first, end);
@@ -421,7 +422,7 @@ void PagedTrio::ComparePacked(int sequence, int layer, const Rows& rows) {
   }
 }
 
-// Both twins have the answer from core/: so it is checked by the views.
+// Both twins take ContiguousKV from core/, so it is checked by the views.
 void PagedTrio::CompareContiguous(int sequence, int layer, const Rows& rows,
                                   int kv_len) {
   const auto reference = Need(reference_->ContiguousKV(sequence, layer, kv_len),
@@ -453,7 +454,7 @@ void PagedTrio::CompareContiguous(int sequence, int layer, const Rows& rows,
   }
 }
 
-// Both twins have the tables from core/: so they are checked by the views.
+// Both twins take the tables from core/, so they are checked by the views.
 void PagedTrio::CheckTables(const std::vector<int>& sequences) {
   const PagedCsr csr = Need(optimized_->ExportCsr(sequences), "ExportCsr");
   const PagedTable table =
@@ -469,7 +470,7 @@ void PagedTrio::CheckTables(const std::vector<int>& sequences) {
     int last = 0;
     const auto views = Need(optimized_->Views(sequence, 0), "Views");
     for (const PagedView& view : views) {
-      if (view.start >= len) break;  // Only appended.
+      if (view.start >= len) break;  // Not committed.
       blocks.push_back(view.block);
       last = std::min(view.length, len - view.start);
       for (int i = 0; i < last; ++i) {

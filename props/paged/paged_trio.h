@@ -1,5 +1,5 @@
-// A random history of a paged pool, by the ledger, the reference and the
-// optimized twin.
+// Runs a random history of a paged pool on the ledger, the reference and the
+// optimized twin, and compares them.
 
 #ifndef KVTWIN_PROPS_PAGED_PAGED_TRIO_H_
 #define KVTWIN_PROPS_PAGED_PAGED_TRIO_H_
@@ -25,20 +25,21 @@ namespace kvtwin::props {
 enum class PagedOpKind {
   kOpen,
   kFork,
-  kAppend,  // To all layers, or the first few of them.
+  kAppend,  // To all layers, or the first one only.
   kCommit,
-  kCommitUnknown,  // By number.
+  kCommitUnknown,  // By the number of tokens, without their ids.
   kTruncate,
   kFree,
   kMisuse,
 };
 
-// In the order of the enum.
+// Names of operations, in the order of the enum.
 inline constexpr std::array<std::string_view, 8> kPagedOpNames = {
     "open",           "fork",     "append", "commit",
     "commit_unknown", "truncate", "free",   "misuse"};
 
-// Numbers mean what the state makes of them: any are fine.
+// One operation. Its numbers are mapped to what the state allows, so that any
+// number is valid.
 struct PagedOp {
   PagedOpKind kind = PagedOpKind::kOpen;
   int a = 0;
@@ -47,63 +48,65 @@ struct PagedOp {
 };
 std::ostream& operator<<(std::ostream& out, const PagedOp& op);
 
-// What a client knows of a sequence.
+// A client's knowledge about a sequence.
 struct PagedClient {
   PrefixKey key;
   std::vector<std::int32_t> tokens;
-  std::vector<std::int32_t> pending;  // Appended, to how many layers at most.
+  std::vector<std::int32_t> pending;  // Appended, but not committed.
 };
 
-// props/paged/paged_client.h.
+// Defined in props/paged/paged_client.h.
 template <class Actor>
 void Act(Actor& actor, bool any_sequence, const PagedOp& op);
 
-// What was run, and how often something rare happened.
+// Counts of the operations that ran and of the rare events among them.
 struct PagedCensus {
   std::int64_t operations = 0;
-  std::int64_t not_made = 0;   // Histories whose pool the backend lacks.
+  std::int64_t not_made = 0;   // Histories of pools that the backend lacks.
   std::int64_t found = 0;      // Blocks that a prompt found.
   std::int64_t copied = 0;     // Blocks that were copied on write.
-  std::int64_t evicted = 0;    // Cached blocks that had to go.
+  std::int64_t evicted = 0;    // Cached blocks that were reused.
   std::int64_t truncated = 0;  // Truncations that took tokens away.
   std::int64_t full = 0;       // Appends that were refused.
-  std::int64_t longest = 0;    // Tokens of an append that was not.
-  std::set<std::pair<DType, DType>> dtypes;  // Of K and V, of pools that ran.
+  std::int64_t longest = 0;    // Most tokens of a successful append.
+  std::set<std::pair<DType, DType>> dtypes;  // Dtypes of K and V that ran.
 
   void Add(const PagedCensus& other);
 };
 
-// Makes the pool of a twin, or what is to be compared in place of "optimized".
+// Makes the pool of a twin; for "optimized", perhaps the pool under test.
 using PagedMaker = std::function<Result<std::unique_ptr<PagedPool>>(
     const PagedSpec& spec, std::string_view twin)>;
 
 class PagedTrio {
  public:
-  // Without `same_messages`, refusals need only have the same code.
+  // Without `same_messages`, only the codes of refusals must be equal.
   explicit PagedTrio(const PagedSpec& spec, PagedCensus* census = nullptr,
                      const PagedMaker& make = MakePagedPool,
                      bool same_messages = true);
 
-  // Makes the pools. Throws, as all below, the Failure that a call shows: an
-  // answer that differs, a call that throws, or one that is refused and must
-  // not be. After a Failure nothing more may be called.
+  // Makes the pools. This and the calls below throw a Failure if answers
+  // differ, a pool throws, or a pool refuses a call that it must not refuse.
+  // Requires, after a Failure: no further call.
   void SetUp();
   void Do(const PagedOp& op);
-  // Frees all sequences: no block may have an owner then.
+  // Frees all sequences, and checks that no block has an owner then.
   void End();
-  // Of all answers.
+  // Returns a digest of the status codes, and of the usage after each
+  // operation.
   std::uint64_t digest() const { return digest_; }
 
  private:
   template <class Actor>
   friend void Act(Actor& actor, bool any_sequence, const PagedOp& op);
 
-  // Names `call` where something was thrown that says no more.
+  // Turns a std::exception that `action` throws into a Failure that names
+  // `call`.
   template <class Action>
   void Guarded(std::string_view call, const Action& action);
   void ExpectSame(const Status& reference, const Status& optimized,
                   std::string_view call);
-  int Pick(int number) const;  // A sequence that there is.
+  int Pick(int number) const;  // Returns an open sequence.
   void Open(const PagedOp& op);
   void Fork(const PagedOp& op);
   void Append(const PagedOp& op);
@@ -111,7 +114,7 @@ class PagedTrio {
   void Truncate(const PagedOp& op);
   void Free(int sequence);
   void Misuse(const PagedOp& op);
-  using Rows = std::vector<KvRows>;  // Of a sequence, in a layer.
+  using Rows = std::vector<KvRows>;  // Rows of a sequence in a layer.
   void CompareSequence(int sequence);
   void CompareViews(int sequence, int layer, const Rows& rows);
   void ComparePacked(int sequence, int layer, const Rows& rows);
@@ -127,8 +130,8 @@ class PagedTrio {
   std::unique_ptr<PagedPool> optimized_;
   reference::PagedLedger ledger_;
   std::map<int, PagedClient> clients_;
-  int comparisons_ = 0;                          // Of all sequences.
-  std::vector<std::vector<std::int32_t>> seen_;  // Tokens of sequences, once.
+  int comparisons_ = 0;                          // Calls of CompareAll.
+  std::vector<std::vector<std::int32_t>> seen_;  // Tokens of past sequences.
   PagedCensus* census_;
   std::uint64_t digest_ = 0;
 };

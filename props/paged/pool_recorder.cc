@@ -18,7 +18,7 @@ PagedTraceOp Call(Kind kind, int sequence = 0) {
   return op;
 }
 
-// The rows of all blocks, as numbers; none if there are no rows.
+// Returns the rows of all blocks as f32; nullopt if there are no views.
 std::optional<DenseTensor> Joined(const std::vector<PagedView>& views,
                                   TensorView PagedView::*part) {
   std::optional<DenseTensor> all;

@@ -1,5 +1,4 @@
-// A pool that writes down what it is asked and what it answers, as a recording
-// (docs/trace_format.md).
+// A pool that records the calls it gets and its answers (docs/trace_format.md).
 
 #ifndef KVTWIN_PROPS_PAGED_POOL_RECORDER_H_
 #define KVTWIN_PROPS_PAGED_POOL_RECORDER_H_
@@ -16,18 +15,18 @@
 
 namespace kvtwin::props {
 
-// Left out are refusals of misuse, which no recording has, and ViewsPacked and
-// ContiguousKV, whose rows are those of Views.
+// Wraps a pool. It does not record refused misuse, because recordings have
+// none, or ViewsPacked and ContiguousKV, whose rows are those of Views.
 class PoolRecorder final : public PagedPool {
  public:
-  // `own_placement`: blocks are found by rules of its own, or there are none,
-  // which views say by -1; only then it may have `rules`. Requires: `out`
-  // outlives it.
+  // `own_placement`: the pool places blocks by its own rules, or has none, in
+  // which case its views say block -1; only such a pool may have `rules`.
+  // Requires: `out` outlives the recorder.
   PoolRecorder(std::unique_ptr<PagedPool> pool, std::string producer,
                std::ostream& out, bool own_placement = false,
                const PoolRules& rules = {});
 
-  // What no line could be made of first: a number that is not finite.
+  // Returns the first error of writing a line: a number that is not finite.
   const Status& status() const { return status_; }
 
   const PagedSpec& spec() const override { return pool_->spec(); }
@@ -64,7 +63,7 @@ class PoolRecorder final : public PagedPool {
 
   std::unique_ptr<PagedPool> pool_;
   std::ostream& out_;
-  mutable Status status_;  // Questions are written, too.
+  mutable Status status_;  // Const calls are recorded, too.
 };
 
 }  // namespace kvtwin::props

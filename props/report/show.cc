@@ -18,14 +18,14 @@
 namespace kvtwin::props {
 namespace {
 
-// A screenful: what lies beyond is counted, not drawn.
+// Limits of a screen: the rest is counted, not drawn.
 constexpr std::size_t kCellsInLine = 8;
 constexpr std::int64_t kColumnsShown = 64;
 constexpr std::int64_t kRowsShown = 24;
 constexpr std::size_t kRunsShown = 12;
 constexpr std::size_t kWidth = 80;
 
-// What the held cells leave.
+// Returns the runs of free cells.
 std::vector<Run> FreeRuns(const std::vector<Held>& held, int cells) {
   std::vector<Run> runs;
   int next = 0;
@@ -44,10 +44,10 @@ std::string CellsText(const Oracle& oracle) {
   const std::vector<Held> held = HeldTokens(oracle);
   if (oracle.twin() == nullptr) return HeldText(held, std::nullopt);
   const int cells = oracle.twin()->CellCount();
-  return cells == 0 ? "" : HeldText(held, cells);  // An encoder has none.
+  return cells == 0 ? "" : HeldText(held, cells);  // An encoder has no cells.
 }
 
-// One digit of each column's cell number.
+// Returns one digit of the cell number of each column.
 std::string Digits(int first_cell, std::int64_t from, std::int64_t to,
                    int place) {
   std::string digits;
@@ -59,13 +59,13 @@ std::string Digits(int first_cell, std::int64_t from, std::int64_t to,
   return digits;
 }
 
-// "layer 0, K [3, 1, 5]", "sequence 0 at 4: true".
+// Returns "layer 0, K [3, 1, 5]" or "sequence 0 at 4: true".
 std::string CallText(const Step& step) {
   const bool both = !step.arguments.empty() && !step.answer.empty();
   return step.arguments + (both ? ": " : "") + step.answer;
 }
 
-// Or shows those of another cache.
+// Returns whether the operation changes the cells, or selects another cache.
 bool ChangesCells(const TraceOp& op) {
   return op.kind == TraceOpKind::kStartForward ||
          op.kind == TraceOpKind::kSetLayerType ||
@@ -201,7 +201,7 @@ class Shower {
                                        oracle.positions(), oracle.sequences());
     const std::int64_t marked_row = wrong == nullptr ? -1 : wrong->row;
     const std::int64_t marked = wrong == nullptr ? -1 : wrong->column;
-    // The window of columns that is drawn has the marked one.
+    // The drawn range of columns contains the marked column.
     const std::int64_t from =
         marked < kColumnsShown ? 0 : marked - kColumnsShown / 2;
     const std::int64_t to = std::min(mask.columns, from + kColumnsShown);
@@ -376,7 +376,8 @@ std::string HeldText(const std::vector<Held>& held, std::optional<int> cells) {
 
 namespace {
 
-// A page of a recording of a pool has its calls, and the blocks as text.
+// Explains a recording of a pool: its page has the calls, and the blocks as
+// text.
 std::optional<Failure> ExplainPool(const std::string& path,
                                    const std::vector<std::string>& twins) {
   Failure failure;
@@ -409,7 +410,8 @@ std::optional<Failure> ExplainPool(const std::string& path,
 
 std::optional<Failure> ExplainCache(const std::string& path,
                                     const std::vector<std::string>& twins) {
-  // Once to see where it is wrong, and once more to draw what led there.
+  // The recording is judged twice: to find the wrong line, and to draw the
+  // steps that led to it.
   std::int64_t wrong_line = 0;
   Failure failure;
   Frame& frame = failure.frame;
@@ -419,8 +421,8 @@ std::optional<Failure> ExplainCache(const std::string& path,
     const auto& first = step.identity ? step.identity : step.visibility;
     if (!first) return true;
     wrong_line = op.line;
-    // A row that sees what it has no right to says more than one that sees the
-    // right tokens in the wrong places.
+    // A row that sees tokens it must not see tells more than a row that sees
+    // the right tokens in the wrong cells.
     const bool harmed = step.visibility && step.visibility->column >= 0;
     const Failure& finding = harmed ? *step.visibility : *first;
     column = finding.column;
@@ -441,7 +443,7 @@ std::optional<Failure> ExplainCache(const std::string& path,
     }
     if (op.line < wrong_line) return true;
     const auto& first = step.identity ? step.identity : step.visibility;
-    if (!first) return false;  // The file is another one by now.
+    if (!first) return false;  // The file has changed since.
     const Failure& finding = *first;
     const TraceHeader& header = oracle.header();
     failure.setup = CacheText(header) + "; " + SizesText(header);
@@ -509,7 +511,7 @@ Judgement Show(std::istream& in, const std::string& name,
                      const OracleStep& step) {
                    return shower.Watch(oracle, op, step);
                  }});
-  // It stopped there: whether more held was not seen.
+  // Judging stopped there, so no level is known to hold.
   if (judgement.verdict == Verdict::kReject && !options.all) {
     judgement.level = Level::kNone;
   }

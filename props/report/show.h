@@ -1,5 +1,5 @@
-// A recording as text: each step with the cells, the views and the masks as
-// pictures, and a mark where it is wrong. And cells alone.
+// Prints a recording as text: each step with drawings of the cells, the views
+// and the masks, and a mark at the error. Also draws cells alone.
 
 #ifndef KVTWIN_PROPS_REPORT_SHOW_H_
 #define KVTWIN_PROPS_REPORT_SHOW_H_
@@ -23,36 +23,37 @@ namespace kvtwin::props {
 struct ShowOptions {
   std::vector<std::string> twins;
   bool json = false;  // One object for each step, then one for the verdict.
-  bool all = false;   // Go on behind the first wrong line.
+  bool all = false;   // Continue after the first wrong line.
   bool color = false;
   std::int64_t from = 1;  // Lines to show.
   std::int64_t to = std::numeric_limits<std::int64_t>::max();
 };
 
-// Prints to stdout. `name` is what to call the recording.
+// Prints a recording to stdout. `name` is the name to print for it.
 Judgement Show(std::istream& in, const std::string& name,
                const ShowOptions& options);
 
-// What is wrong in a recording, and what led there; nothing if nothing is, or
-// if the file cannot be read again.
+// Returns the failure of a recording and the steps that led to it; nullopt if
+// the recording is right, or the file cannot be read again.
 std::optional<Failure> ExplainRecording(const std::string& path,
                                         const std::vector<std::string>& twins);
 
-// Held cells with their tokens, and which of so many cells are free; without a
-// number the tokens alone. The first kHeldShown of them: the others are
-// counted.
+// Returns the held cells with their tokens, and which of `cells` cells are
+// free; without a number, the tokens alone. Shows the first kHeldShown and
+// counts the others.
 inline constexpr std::size_t kHeldShown = 48;
 std::string HeldText(const std::vector<Held>& held, std::optional<int> cells);
 
-// Lines of at most 80 columns, broken at blanks.
+// Returns the text in lines of at most 80 columns, broken at spaces.
 std::string Wrapped(std::string_view text, std::size_t indent);
 
-// Begin and end.
+// Begin and end of a range of numbers.
 using Run = std::pair<std::int64_t, std::int64_t>;
-// "4, 7-17", or "none"; of many, the first and how many more there are.
+// Returns "4, 7-17", or "none"; of many runs, the first ones and the number of
+// the others.
 std::string RunsText(const std::vector<Run>& runs);
 
-// The judgement as one line of JSON.
+// Returns the judgement as one line of JSON.
 std::string JudgementJson(const std::string& name, const Judgement& judgement);
 
 }  // namespace kvtwin::props

@@ -17,7 +17,7 @@
 namespace kvtwin::props {
 namespace {
 
-// What lies beyond is counted, or left out.
+// Limits of the drawing: the rest is counted, or left out.
 constexpr std::size_t kListsShown = 16;
 constexpr std::size_t kBlocksShown = 32;
 
@@ -25,7 +25,7 @@ std::string NumbersText(std::span<const int> numbers) {
   return IntsText(numbers, kBlocksShown);
 }
 
-// ", salt 's', extra 'x' 'y'", as far as there are any.
+// Returns ", salt 's', extra 'x' 'y'", without the parts that the key lacks.
 std::string KeyText(const PrefixKey& key) {
   constexpr std::size_t kLength = 60;
   std::string text;
@@ -40,7 +40,7 @@ std::string KeyText(const PrefixKey& key) {
   return text;
 }
 
-// "  blocks 0* 3".
+// Returns "  blocks 0* 3", where * marks blocks with several owners.
 std::string ListText(const std::vector<int>& blocks,
                      const std::map<int, int>& owners) {
   std::string text;

@@ -1,4 +1,4 @@
-// What `show` says of a line of a pool's recording, and of its blocks.
+// The text that `show` prints for a line of a pool's recording, and for blocks.
 
 #ifndef KVTWIN_PROPS_REPORT_SHOW_POOL_H_
 #define KVTWIN_PROPS_REPORT_SHOW_POOL_H_
@@ -15,7 +15,7 @@
 
 namespace kvtwin::props {
 
-// A sequence of a pool: a twin's blocks, or those that the recording showed.
+// A sequence of a pool with its blocks, from a twin or from the recording.
 struct BlockList {
   int sequence = 0;
   int len = 0;
@@ -24,17 +24,18 @@ struct BlockList {
 };
 std::vector<BlockList> ListsOf(const PagedOracle& oracle);
 
-// "sequence 0, layer 0, K [2, 1, 3]: ok".
+// Returns "sequence 0, layer 0, K [2, 1, 3]: ok".
 std::string PoolCallText(const PagedTraceOp& op);
 std::string PoolText(const PagedTraceHeader& header);
-// Returns a step for each call that changed the pool before `line` of its
-// recording, and for `line` itself, with the numbers of the recording.
+// Returns a line of text for each call that changed the pool before `line` of
+// its recording, and for `line` itself, with the recording's line numbers.
+// Shows the last kCallsShown calls and counts the others.
 std::vector<Step> PoolSteps(std::istream& recording, std::int64_t line);
 
 bool ShowsBlocks(const PagedOracle& oracle, const PagedTraceOp& op);
-// "    sequence 1  5 tokens  blocks 0* 3", for each.
+// Returns a line for each sequence: "    sequence 1  5 tokens  blocks 0* 3".
 std::string BlocksText(const PagedOracle& oracle);
-// The blocks that the last line itself gave, if any.
+// Returns the blocks that the recording's last read line gives, if any.
 std::string GivenText(const PagedOracle& oracle);
 
 }  // namespace kvtwin::props

@@ -1,4 +1,4 @@
-// Tells failures that are known from others.
+// Tells known failures from new failures.
 
 #ifndef KVTWIN_PROPS_REPORT_SIEVE_H_
 #define KVTWIN_PROPS_REPORT_SIEVE_H_
@@ -45,8 +45,8 @@ inline void AppendWords(std::string_view text, int (*is_kept)(int),
   }
 }
 
-// What tells failures of recordings apart: the kind of the wrong line and the
-// sentence on what is wrong there, without numbers and what is in parentheses.
+// Returns the bucket of a recording's failure: the kind of the wrong line and
+// the sentence about it, without numbers and parentheses.
 inline std::string BucketOfReason(const std::string& reason) {
   std::string bucket;
   int depth = 0;
@@ -62,8 +62,8 @@ inline std::string BucketOfReason(const std::string& reason) {
   return bucket;
 }
 
-// Returns the bucket of a failure without its history: the system under test,
-// and the check that fails; of a pool, the words of the sentence.
+// Returns the bucket of a failure without its history: the system under test
+// and the check that fails; for a pool, the words of the sentence.
 inline std::string SignatureOf(std::string_view name, const Failure& failure) {
   std::string bucket = NameInBucket(name);
   if (failure.Is("subject: pool")) {
@@ -76,35 +76,35 @@ inline std::string SignatureOf(std::string_view name, const Failure& failure) {
   return bucket;
 }
 
-// What each operation of a history is called in its line: "put", "copy". Single
-// calls are called as what they are part of.
+// Returns the name of each operation in the history's line: "put", "copy".
+// Single calls get the name of the operation that they are part of.
 template <class History>
 std::vector<std::string> OperationNames(const History& history) {
   std::vector<std::string> names;
   const std::string line = ToText(history);
   for (std::size_t bar = line.find('|'); bar != line.npos;
        bar = line.find('|', bar + 1)) {
-    const std::size_t name = bar + 2;  // Behind "| ".
+    const std::size_t name = bar + 2;  // After "| ".
     names.push_back(line.substr(name, line.find(' ', name) - name));
     std::string& last = names.back();
     if (last == "start" || last == "store" || last == "reput") last = "put";
     if (last == "read") last = "get";
-    // Where a pool has no sequence, any operation opens one.
+    // In a pool without sequences, every operation opens one.
     if (names.size() == 1 && line.starts_with("kvp")) last = "open";
   }
   return names;
 }
 
-// Appends what a shortest history is made of to the bucket of its check:
-// "toy-subject-rows+swa+put+copy", the kinds of caches, if they are not causal,
-// and the operations.
+// Appends the parts of a shortest history to the bucket of its check: the kinds
+// of caches that are not causal, and the operations:
+// "toy-subject-rows+swa+put+copy".
 template <class History>
 void AppendHistory(const History& shrunk, std::string& bucket) {
   for (const std::string& kind : KindNames(shrunk)) bucket += "+" + kind;
   for (const std::string& name : OperationNames(shrunk)) bucket += "+" + name;
 }
 
-// A finding that is known, by its bucket.
+// A known finding, named by its bucket.
 class KnownFinding {
  public:
   explicit KnownFinding(const std::string& bucket) : bucket_(bucket) {
@@ -117,7 +117,7 @@ class KnownFinding {
   }
 
   const std::string& bucket() const { return bucket_; }
-  // Kinds and operations; none if the finding is all failures of a check.
+  // Kinds and operations; empty if the finding is all failures of a check.
   const std::vector<std::string>& parts() const { return parts_; }
 
   bool Is(const std::string& bucket) const {
@@ -125,8 +125,8 @@ class KnownFinding {
            (parts_.empty() && bucket.starts_with(bucket_ + "+"));
   }
 
-  // Whether the finding's kinds are among these, and its operations among
-  // these, in this order.
+  // Returns whether `kinds` contains the finding's kinds, and `operations` its
+  // operations, in this order.
   bool IsIn(const std::vector<std::string>& kinds,
             const std::vector<std::string>& operations) const {
     auto part = parts_.begin();
@@ -143,34 +143,37 @@ class KnownFinding {
   std::vector<std::string> parts_;
 };
 
-// Passes failures over whose bucket is known, and finds those that the known
-// ones hide.
+// Passes over failures with known buckets, and finds failures that known ones
+// hide.
 class Sieve {
  public:
-  // To shrink a failure takes about as long as so many operations. A search
-  // that shrinks once in so many spends half of its time on it.
+  // Shrinking a failure takes about as long as running this many operations, so
+  // a search that shrinks at this interval spends half of its time shrinking.
   static constexpr std::int64_t kOperationsABucket = 200'000;
 
-  // Whether a shorter history that fails this check, by its bucket, is known.
+  // Returns whether a shorter history, which fails with this bucket of a check,
+  // shows a known finding.
   template <class History>
   using IsKnown = std::function<bool(const History&, const std::string&)>;
 
   explicit Sieve(const std::set<std::string>& known)
       : known_(known.begin(), known.end()) {}
 
-  // Whether a failure is known; the failure is counted then. `check` is its
-  // bucket up to the check, `operations` how many the search has run so far.
-  // `run(history)` answers that bucket of another history, or nothing if the
-  // history does not fail. `bucket_of(history, is_known)` shrinks the history
-  // that ran last, past those that are known, if that is not null, and answers
-  // its whole bucket; it is asked at the first failure like this, and again
-  // after kOperationsABucket: failures between them pass for the same.
+  // Returns whether a failure is known, and counts it if so. `check` is its
+  // bucket up to the check, `operations` the number that the search has run so
+  // far. `run(history)` returns that bucket for another history, or nullopt if
+  // it does not fail. `bucket_of(history, is_known)` shrinks the history that
+  // ran last and returns its whole bucket; if `is_known` is not null, shrinking
+  // avoids known histories. It is called for the first failure of a sort, and
+  // again after kOperationsABucket: failures of the sort in between are taken
+  // for the same bug.
   //
-  // A history of the operations of a known finding may have another bug, which
-  // shrinking would not find: the known one is the plainer. So the history is
-  // run without these operations. If it still fails it is shrunk, first as any
-  // history. Where that leads to a known finding of another check, or whose
-  // kinds or operations the history has not, it is shrunk again past those.
+  // A history with the operations of a known finding may have another bug,
+  // which shrinking would miss, because the known bug is simpler. So the
+  // history runs without these operations. If it still fails, it is shrunk, at
+  // first like any history. If the result is a known finding of another check,
+  // or one whose kinds or operations the history does not have, it is shrunk
+  // again, avoiding such findings.
   template <class History, class Run, class BucketOf>
   bool Passes(const History& history, const std::string& check,
               std::int64_t operations, const Run& run,
@@ -214,8 +217,8 @@ class Sieve {
 
  private:
   struct Met {
-    const KnownFinding* known = nullptr;  // What the latest bucket is of.
-    std::int64_t next = 0;  // When a bucket is asked for again, in operations.
+    const KnownFinding* known = nullptr;  // The finding of the latest bucket.
+    std::int64_t next = 0;  // Operations until the next bucket_of.
   };
 
   const KnownFinding* Find(const std::string& bucket) const {
@@ -239,8 +242,8 @@ class Sieve {
     return held;
   }
 
-  // Each way to leave out an operation of every known finding that the history
-  // holds; nothing is left out if it holds none.
+  // Returns every way to leave out one operation of each known finding that the
+  // history contains: sets of names; only the empty set if it contains none.
   template <class History>
   std::set<std::set<std::string>> Escapes(const History& history) const {
     constexpr std::size_t kMost = 64;
@@ -271,7 +274,7 @@ class Sieve {
   }
 
   const std::vector<KnownFinding> known_;
-  std::map<std::string, Met> met_;  // By what failures are like.
+  std::map<std::string, Met> met_;  // By sort of failure.
 };
 
 }  // namespace kvtwin::props

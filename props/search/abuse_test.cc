@@ -1,6 +1,6 @@
-// Hostile and unlucky callers: numbers that no enum has, shift functions that
-// throw or call the cache, locales with a decimal comma, views that many
-// threads read.
+// Hostile and unlucky callers: invalid enum values, shift functions that throw
+// or call the cache, locales with a decimal comma, views that many threads
+// read.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -72,7 +72,7 @@ void ExpectNamed(const Status& status, std::string_view name, int value) {
       << status.message();
 }
 
-// Sets a field of `T` to what is no value of it.
+// Sets an enum field of `T` to invalid values.
 template <class T, class Enum, class Ask>
 void ExpectEnumRefused(std::string_view name, Enum T::*field, const Ask& ask) {
   for (const Enum value : NoValues<Enum>()) {
@@ -112,7 +112,7 @@ TEST(Abuse, EnumsOfNoValueAreRefused) {
       ExpectNamed(cache->Init(dtype, 1, 4, 2), "dtype", value);
       ExpectNamed(MakePagedPool(OfV<PagedSpec>(dtype), twin).status(),
                   "v_dtype", value);
-      // Nothing has changed by these.
+      // The refused calls changed nothing.
       ASSERT_TRUE(cache->Init(DType::kF32, 1, 4, 2).ok());
       const std::vector<std::int32_t> positions = {0};
       const std::vector<int> sequences = {0};
@@ -135,7 +135,7 @@ KvRows RowsOf(const Shape& shape) {
   return rows;
 }
 
-// Nobody restores it, so that nobody reads it.
+// A state with an empty slot cannot be restored, so it must not load either.
 TEST(Abuse, ASlotOfNoRowsIsNoState) {
   CacheState state;
   state.cached = true;
@@ -171,7 +171,8 @@ TEST(Abuse, TensorsBeyondCountingHaveNoBytes) {
   EXPECT_TRUE(StateToBytes(state).empty());
 }
 
-// Three tokens of sequence 0 in one layer, or in that of each cache.
+// Returns a cache with three tokens of sequence 0 in one layer; of a wrapper,
+// in one layer of each of its caches.
 std::unique_ptr<Cache> WithTokens(const CacheSpec& spec,
                                   std::string_view twin) {
   auto cache = *MakeCache(spec, twin);
@@ -217,7 +218,7 @@ TEST(Abuse, AShiftThatThrowsRefusesTheRemove) {
   }
 }
 
-// Every call, from within.
+// Makes every call; used inside a shift function.
 std::vector<Status> CallAll(Cache& cache) {
   const std::vector<std::int32_t> positions = {3};
   const std::vector<int> sequences = {0};
@@ -262,7 +263,7 @@ TEST(Abuse, AShiftThatCallsTheCacheIsRefused) {
         EXPECT_EQ(status.message(),
                   "the cache is called by its own shift function");
       }
-      EXPECT_TRUE(cache->CanResume(0, 2).ok());  // It is not closed, either.
+      EXPECT_TRUE(cache->CanResume(0, 2).ok());  // Close did nothing.
       const CacheState state = *cache->Snapshot();
       const auto& cells = wrapped ? state.caches[1].cells : state.cells;
       EXPECT_EQ(cells.size(), 2U);
@@ -270,7 +271,7 @@ TEST(Abuse, AShiftThatCallsTheCacheIsRefused) {
   }
 }
 
-// As German has numbers, for streams: 1.234,5.
+// The number format of German for streams: 1.234,5.
 class German : public std::numpunct<char> {
  protected:
   char do_decimal_point() const override { return ','; }
@@ -278,14 +279,14 @@ class German : public std::numpunct<char> {
   std::string do_grouping() const override { return "\3"; }
 };
 
-// Both locales of the process are another one's while it is there.
+// Sets the C and the C++ locale of the process while it exists.
 class Abroad {
  public:
   Abroad()
       : before_(std::locale::global(
             std::locale(std::locale::classic(), new German))),
         c_before_(std::setlocale(LC_ALL, nullptr)) {
-    // Whichever of these there is; none is installed everywhere.
+    // Uses the first that is installed; no locale is installed everywhere.
     for (const char* name : {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8"}) {
       if (std::setlocale(LC_ALL, name) != nullptr) break;
     }
@@ -308,7 +309,7 @@ T Read(const Result<T>& read) {
   return read.ok() ? *read : T();
 }
 
-// Everything that is printed, and read again.
+// Returns every kind of text that kvtwin prints and reads.
 std::string AllTexts() {
   std::string all;
   const History history = Read(ParseHistory(
@@ -344,7 +345,7 @@ std::string AllTexts() {
   return all;
 }
 
-// A state that can be saved and loaded.
+// Returns a saved state of an exploration.
 std::string Explored() {
   ExploreSize size;
   size.cells = 4;
@@ -378,8 +379,8 @@ TEST(Abuse, NumbersAreTheSameAbroad) {
   EXPECT_EQ(object.items[1].number, 1000);
 }
 
-// Holds the cache to the thread-safety that kvtwin/cache.h promises. TSan sees
-// races that leave the bytes right.
+// Checks the thread-safety that kvtwin/cache.h promises. TSan finds races that
+// leave the bytes right.
 TEST(Abuse, ManyThreadsReadAViewBesideCallsThatLeaveItAlone) {
   for (const std::string_view twin : TwinNames()) {
     CacheSpec spec = OfKind(Kind::kSwa);

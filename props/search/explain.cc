@@ -14,8 +14,8 @@ namespace kvtwin::props {
 namespace {
 
 // Describes the failure of a second run, if it differs from the first: a
-// backend may differ from run to run, and how far a run gets before it is ended
-// is chance.
+// backend may answer differently in each run, and how far a run gets before it
+// is killed is random.
 std::string RepeatNote(const Failure& first,
                        const std::optional<Failure>& again) {
   if (!again) return "It does not repeat: another run shows no difference.";
@@ -31,7 +31,7 @@ std::string RepeatNote(const Failure& first,
       again->step + 1, first.step + 1);
 }
 
-// What both kinds of failures have.
+// Fills in the fields that failures of caches and of pools have in common.
 template <class AnyHistory, class AnySubject>
 Failure Begun(const AnyHistory& history, const Failure& failure,
               const AnySubject& subject) {
@@ -85,7 +85,7 @@ void AddTrace(const History& history, const Subject& subject, bool drawn,
         .steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
     const auto second = RunHistory(history, subject, &again).failure;
     if (failure.note.empty()) failure.note = RepeatNote(failure, second);
-    // A rerun with other steps shows nothing of this failure.
+    // A rerun with another number of calls does not show this failure.
     if (std::ssize(again.steps) == calls) story = std::move(again);
   }
   failure.trace = std::move(story.steps);
@@ -138,7 +138,7 @@ std::string FailureText(const Failure& failure) {
       failure.level == Level::kIdentity ? "the reference and " : "");
   const std::size_t calls = failure.trace.size();
   for (std::size_t i = 0; i < calls; ++i) {
-    if (i >= 40 && i + 10 < calls) continue;  // The middle of a long one.
+    if (i >= 40 && i + 10 < calls) continue;  // Skips the middle.
     const bool then = i + 1 == calls && failure.note.empty();
     text += fmt::format("  {:3} {}{}\n", NumberOf(failure, i),
                         StoryLine(failure.trace[i]), then ? "   <- then" : "");
@@ -163,7 +163,7 @@ nlohmann::ordered_json FailureJson(const Failure& failure) {
 
 std::string BucketOf(const History& shrunk, const Subject& subject) {
   const auto again = RunHistory(shrunk, subject).failure;
-  // A backend whose answers change from run to run may pass this time.
+  // A backend whose answers vary from run to run may pass this time.
   if (!again) {
     return SignatureOf(subject.name, {.check = "not reproduced"});
   }

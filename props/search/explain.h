@@ -1,5 +1,6 @@
-// Completes a failure: the calls that led there, the rules that it breaks, the
-// command that shows it again. Reports are made of the completed failure alone.
+// Completes a failure: the calls that led to it, the rules that it breaks, the
+// command that reproduces it. Reports are made from the completed failure
+// alone.
 
 #ifndef KVTWIN_PROPS_SEARCH_EXPLAIN_H_
 #define KVTWIN_PROPS_SEARCH_EXPLAIN_H_
@@ -17,18 +18,18 @@
 
 namespace kvtwin::props {
 
-// Returns `failure`, which `history` shows, with all that reports have. The
-// history is run again, once for each SIMD target, and once more if `drawn`: if
-// the trace is to have cells, views and masks, for a page. `bucket` is given
-// where it is that of another history, the shortest that fails.
+// Returns `failure`, with which `history` fails, completed for reports. Runs
+// the history again, once for each SIMD target, and once more if `drawn`: if
+// the trace needs cells, views and masks, for a page. `bucket` is passed if it
+// was named after another history, the shortest that fails.
 Failure Explain(const History& history, const Failure& failure,
                 const Subject& subject, bool drawn = false,
                 const std::optional<std::string>& bucket = std::nullopt);
 Failure Explain(const PagedHistory& history, const Failure& failure,
                 const PagedSubject& subject);
 
-// Returns a failure that was explained as text: what differs, each call up to
-// it, the bucket, the rules, and the command that shows it again.
+// Returns an explained failure as text: the difference, each call up to it, the
+// bucket, the rules, and the command that reproduces it.
 std::string FailureText(const Failure& failure);
 // Returns the same as the keys of a JSON object.
 nlohmann::ordered_json FailureJson(const Failure& failure);
@@ -39,16 +40,17 @@ inline std::string FailureText(const History& history, const Failure& failure,
   return FailureText(Explain(history, failure, subject));
 }
 
-// Returns the name of a bug, which tells it from others:
+// Returns the bucket, a name that tells a bug from other bugs:
 // "optimized-subject-mask-bytes+swa+put+copy" has the subject, the check that
-// the shortest history fails, the kinds of its caches but causal, and its
-// operations; after the subject the SIMD target, if the history does not fail
-// on all that this machine has. "toy-not-reproduced" if the history does not
-// fail at all, as with a backend whose answers change from run to run. Of a
-// pool the words of the sentence are in place of the check.
+// the shortest history fails, the kinds of its caches without causal, and its
+// operations. The SIMD target follows the subject if the history does not fail
+// on every target of this machine. The name is "toy-not-reproduced" if the
+// history does not fail, as with a backend whose answers vary from run to run.
+// For a pool, the words of the failure's sentence replace the check.
 std::string BucketOf(const History& shrunk, const Subject& subject);
 
-// Returns "kvtwin run 'kvt1 ...' --twin optimized", or as the subject has it.
+// Returns "kvtwin run 'kvt1 ...' --twin optimized", with the subject's
+// arguments.
 template <class AnyHistory, class AnySubject>
 std::string RerunCommand(const AnyHistory& history, const AnySubject& subject) {
   const std::string arguments =

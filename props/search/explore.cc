@@ -23,9 +23,9 @@
 namespace kvtwin::props {
 namespace {
 
-constexpr double kMostStates = 4e9;  // A bit for each, half a gigabyte.
+constexpr double kMostStates = 4e9;  // One bit each: half a gigabyte.
 
-// How a state was first reached.
+// The step, and the state before it, by which a state was first reached.
 struct Origin {
   std::uint32_t state = 0;
   std::uint32_t step = 0;
@@ -125,7 +125,7 @@ class ExplorerOfKeys final : public Explorer {
 
  private:
   static constexpr std::size_t kRound = 1024;  // States expanded at a time.
-  static constexpr std::size_t kChunk = 8;     // By one thread.
+  static constexpr std::size_t kChunk = 8;     // States a thread takes.
 
   struct Found {
     StateKey key;
@@ -145,7 +145,7 @@ class ExplorerOfKeys final : public Explorer {
         what_.name);
   }
 
-  // The last line of a file has the checksum of all lines before it.
+  // The last line of a saved exploration: the checksum of the lines before it.
   static std::string ChecksumLine(std::string_view text) {
     return fmt::format("checksum {:016x}\n",
                        HashBytes(text.data(), text.size(), 0));
@@ -161,8 +161,8 @@ class ExplorerOfKeys final : public Explorer {
     result_.depth = std::max(result_.depth, depth);
   }
 
-  // The next `count` states. Threads take chunks of them; what they find is
-  // put together in the order of the states.
+  // Expands the next `count` states. Threads take chunks of them; their results
+  // are merged in the order of the states.
   void Expand(int threads, std::size_t count) {
     std::vector<Chunk> chunks((count + kChunk - 1) / kChunk);
     std::atomic<std::size_t> next = 0;
@@ -223,8 +223,8 @@ class ExplorerOfKeys final : public Explorer {
     }
   }
 
-  // The history that leads to a state, and then `last`, if it is not null, as
-  // `by` did it.
+  // Returns the history that leads to a state and ends with `last`, if not
+  // null, with the reserving passes that `by` made around it.
   History PathTo(std::size_t state, const ExploreStep* last,
                  const ExploreWorker& by) const {
     std::vector<ExploreStep> path;
@@ -241,7 +241,7 @@ class ExplorerOfKeys final : public Explorer {
     std::reverse(states.begin(), states.end());
     History history{what_.setup, {}};
     ExploreWorker worker(what_.setup, codec_, TwinSubject("reference"));
-    // By what they are called now, what they were called in the beginning.
+    // The original name of each sequence, by its present name.
     std::vector<int> names(static_cast<std::size_t>(size_.sequences));
     std::iota(names.begin(), names.end(), 0);
     for (std::size_t i = 0; i < path.size(); ++i) {
@@ -275,7 +275,7 @@ class ExplorerOfKeys final : public Explorer {
   StateCodec codec_;
   std::vector<ExploreStep> steps_;
   std::vector<bool> seen_;      // By key.
-  std::vector<StateKey> keys_;  // In the order in which they were found.
+  std::vector<StateKey> keys_;  // In the order of discovery.
   std::vector<Origin> origins_;
   std::vector<std::uint8_t> depths_;
   std::size_t expanded_ = 0;
@@ -296,7 +296,7 @@ std::vector<ExploreCase> ExploreCases(const ExploreSize& size) {
       ExploreCase what;
       what.setup.spec = spec;
       what.setup.rows = {.k_head_dim = 2, .kv_heads = 1, .v_head_dim = 1};
-      // One sequence's worth of memory; any number may share it.
+      // Memory for one sequence; any number of sequences may share it.
       what.setup.init = {.dtype = size.dtype,
                          .max_sequences = 1,
                          .capacity = size.cells,

@@ -1,5 +1,5 @@
-// Every state that a small cache can reach, and from each every operation with
-// every argument, checked three ways.
+// Visits every state that a small cache can reach, and tries from each every
+// operation with every argument, checked against the ledger and the reference.
 
 #ifndef KVTWIN_PROPS_SEARCH_EXPLORE_H_
 #define KVTWIN_PROPS_SEARCH_EXPLORE_H_
@@ -17,7 +17,8 @@
 
 namespace kvtwin::props {
 
-// Positions 0 .. positions - 1 of sequences 0 .. sequences - 1.
+// The size of an exploration: positions 0 .. positions - 1 of sequences
+// 0 .. sequences - 1.
 struct ExploreSize {
   int cells = 5;
   int sequences = 2;
@@ -25,51 +26,53 @@ struct ExploreSize {
   DType dtype = DType::kF32;  // Of stored K and V rows.
 };
 
-// A cache of exactly that many cells, of one kind, shift function tag_add.
+// The setup of a cache with exactly `ExploreSize::cells` cells, of one kind,
+// with the shift function tag_add.
 struct ExploreCase {
   std::string name;  // "swa window=1 memory=2 place=scatter"
   Setup setup;
 };
 
-// Causal, windows 0 to 2, the same with a memory of one position more, chunks
-// of two; each in both placements. Those that leave no room for a batch of two
-// beside their memory are left out.
+// Returns the cases: causal, windows 0 to 2, the same windows with a memory of
+// one position more, and chunks of two; each with both placements. Leaves out
+// cases without room for a batch of two besides their memory.
 std::vector<ExploreCase> ExploreCases(const ExploreSize& size);
 
 struct ExploreFailure {
   std::string check;
   std::string text;
-  std::string from;  // The state, as cells.
-  History history;   // That leads there and goes wrong.
+  std::string from;  // The cells of the state in which it happened.
+  History history;   // Leads to that state and fails.
 };
 
 struct ExploreResult {
   std::int64_t states = 0;
   std::int64_t transitions = 0;  // Operations checked.
   std::int64_t differences = 0;
-  int depth = 0;  // Operations to the farthest state.
+  int depth = 0;  // Operations up to the farthest state.
   bool fixed_point = false;
   double seconds = 0;
   std::optional<ExploreFailure> failure = {};  // The first.
 };
 
-// Breadth first, from the empty cache to the fixed point. States are equal if
-// they differ only in the names of tokens and of sequences.
+// Explores breadth first, from the empty cache to the fixed point. States are
+// equal if they differ only in the names of tokens and of sequences.
 class Explorer {
  public:
-  // Errors: more states than memory is meant for.
+  // Errors: there could be more states than fit in memory.
   static Result<std::unique_ptr<Explorer>> Make(const ExploreSize& size,
                                                 const ExploreCase& what,
                                                 const Subject& subject);
   virtual ~Explorer() = default;
 
-  // Goes on, on `threads` threads with the same result, until nothing is left
-  // or `stop` says so; it is asked now and then with the result so far.
+  // Continues until all states are expanded or `stop` returns true; `stop` is
+  // called now and then with the result so far. The result is the same for any
+  // number of `threads`.
   virtual const ExploreResult& Run(
       int threads, const std::function<bool(const ExploreResult&)>& stop) = 0;
 
-  // All that Run has found out, as text; and back. An error says what is wrong
-  // with the text, or that it is of another exploration.
+  // Save writes the progress of Run as text; Load reads it. Errors of Load: the
+  // text is damaged, or belongs to another exploration.
   virtual void Save(std::ostream& out) const = 0;
   virtual Status Load(std::istream& in) = 0;
 };

@@ -1,4 +1,4 @@
-// The states of a small cache, and the numbers that name them.
+// The states of a small cache, and the keys (numbers) that name them.
 
 #ifndef KVTWIN_PROPS_SEARCH_EXPLORE_STATE_H_
 #define KVTWIN_PROPS_SEARCH_EXPLORE_STATE_H_
@@ -13,9 +13,9 @@
 
 namespace kvtwin::props {
 
-// The row of a token: its tag, and what tag_add shifts, which is its position
-// more than kPositionBase, in all other elements. A value row is the tag. So
-// small that the narrowest dtype tells them apart.
+// The row of a token. A K row is its tag, then kPositionBase + position, which
+// tag_add shifts, in all other elements. A V row is the tag. The numbers are so
+// small that the narrowest dtype keeps them distinct.
 inline constexpr int kPositionBase = 8;
 
 struct ExploreRow {
@@ -23,12 +23,12 @@ struct ExploreRow {
   int position;
 };
 
-// K and V of f32. Heads are as narrow as `dtype` has them.
+// Returns K and V as f32, with the narrowest head_dim that `dtype` allows.
 KvRows RowsOf(std::span<const ExploreRow> rows, DType dtype);
 
-// A state: the cells as digits, cell 0 lowest. 0 is a free cell, and
-// 1 + position * (2^sequences - 1) + owners - 1 a held one, owners being a set
-// of bits. Of all that renaming its sequences gives, the least is its name.
+// Names a state. A digit for each cell, cell 0 lowest: 0 is a free cell, and
+// 1 + position * (2^sequences - 1) + owners - 1 a held cell, where owners is a
+// set of bits. A state's key is the smallest over all renamings of sequences.
 using StateKey = std::uint64_t;
 
 class StateCodec {
@@ -36,11 +36,12 @@ class StateCodec {
   explicit StateCodec(const ExploreSize& size);
   const ExploreSize& size() const { return size_; }
 
-  // How many keys there can be; more than a StateKey holds, perhaps.
+  // Returns how many keys are possible; may exceed the range of StateKey.
   double keys() const;
 
   CacheState Decode(StateKey key) const;
-  // The name of what `cells` hold. `renaming`, if given, is what it takes.
+  // Returns the key of the state with these cells. If `renaming` is not null,
+  // sets it to the renaming of sequences that gives the key.
   StateKey Encode(const std::vector<CellEntry>& cells,
                   const std::vector<int>** renaming = nullptr) const;
 
@@ -52,7 +53,8 @@ class StateCodec {
   StateKey Digit(StateKey position, StateKey owners) const {
     return 1 + position * owner_sets_ + owners - 1;
   }
-  // Every digit after renaming sequence s to renaming[s].
+  // Returns, for every digit, its value after renaming sequence s to
+  // renaming[s].
   std::vector<StateKey> RenamedDigits(const std::vector<int>& renaming) const;
 
   ExploreSize size_;
@@ -61,7 +63,8 @@ class StateCodec {
   std::vector<std::vector<StateKey>> renamed_digits_;  // By renaming, by digit.
 };
 
-// " 0:1@s0+s1 2:0@s1": cell, position, sequences; or " none".
+// Returns the cells as text, as cell, position, sequences: " 0:1@s0+s1 2:0@s1";
+// or " none".
 std::string CellsText(const std::vector<CellEntry>& cells);
 
 }  // namespace kvtwin::props

@@ -7,8 +7,8 @@
 namespace kvtwin::props {
 namespace {
 
-// Batches of one token, and of two unless they only reserve: what those show
-// does not depend on more than one token.
+// Returns all batches of one token, and of two unless `reserve`: each mask row
+// of a reserving pass depends on one token only.
 std::vector<ExploreStep> Batches(const ExploreSize& size, bool reserve) {
   std::vector<ExploreStep> steps;
   for (std::int32_t p = 0; p < size.positions; ++p) {

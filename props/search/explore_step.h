@@ -1,4 +1,4 @@
-// What the explorer tries in every state.
+// The operations that the explorer tries in every state.
 
 #ifndef KVTWIN_PROPS_SEARCH_EXPLORE_STEP_H_
 #define KVTWIN_PROPS_SEARCH_EXPLORE_STEP_H_
@@ -14,7 +14,7 @@
 
 namespace kvtwin::props {
 
-// The tokens of a batch have these tags, and no other token has them.
+// Tags of the batch's tokens; no other token has them.
 inline constexpr std::array<float, 2> kBatchTags = {-1, -2};
 
 struct ExploreStep {
@@ -22,20 +22,20 @@ struct ExploreStep {
   std::vector<std::int32_t> positions = {};
   std::vector<int> sequences = {};
   bool reserve = false;
-  std::vector<int> except = {};  // Only of one that went wrong.
+  std::vector<int> except = {};  // Set for a failing step only.
   int seq = 0;
   int dst = 0;
   std::int32_t begin = 0;
   std::int32_t end = 0;
 };
 
-// Every operation with every argument.
+// Returns every operation with every argument.
 std::vector<ExploreStep> AllSteps(const ExploreSize& size);
 
 std::string ToText(const ExploreStep& step);
 
-// The step as an operation of a history that has come to `before`. Sequence s
-// is called names[s] there.
+// Returns the step as an operation of a history that has led to the state
+// `before`. Sequence s is names[s] in the history.
 Op ToOp(const ExploreStep& step, const CacheState& before,
         const std::vector<int>& names);
 

@@ -1,4 +1,4 @@
-// The explorer ends, says the same however it is run, and sees.
+// Tests that the explorer ends, is deterministic, and finds faults.
 
 #include "props/search/explore.h"
 
@@ -54,8 +54,8 @@ TEST(Explorer, ReachesTheFixedPointOfEveryKind) {
                              Kind::kChunked}));
 }
 
-// A cache of three cells that scatters, as a toy: position and owners (bits) of
-// each cell, no owner being free.
+// A toy cache of three cells with scatter placement: position and owners (bits)
+// of each cell; a cell without an owner is free.
 using Toy = std::array<std::pair<int, unsigned>, 3>;
 
 bool ToyPut(Toy& toy, int position, int seq) {
@@ -90,7 +90,8 @@ void ToyCopy(Toy& toy, int src, int dst, int len) {
   }
 }
 
-// With 0 for the position of what is free, the less of both namings.
+// Returns the smaller of the two namings of the sequences, with position 0 in
+// free cells.
 Toy ToyName(Toy toy) {
   Toy swapped;
   for (std::size_t i = 0; i < toy.size(); ++i) {
@@ -194,13 +195,13 @@ TEST(Explorer, RefusesWhatItDidNotSave) {
   EXPECT_TRUE(refused(cases[0], ""));
   EXPECT_TRUE(refused(cases[0], saved.substr(0, saved.size() / 2)));
   EXPECT_FALSE(refused(cases[0], saved));
-  // The file counts another number of transitions, and is in order otherwise.
+  // The file has another number of transitions and is otherwise valid.
   std::string fewer = saved;
   char& digit = fewer[fewer.find('\n', fewer.find('\n') + 1) - 3];
   ASSERT_TRUE(digit >= '0' && digit <= '9');
   digit = digit == '0' ? '1' : '0';
   EXPECT_TRUE(refused(cases[0], fewer));
-  // What another twin went through says nothing of this one.
+  // An exploration of another twin is refused.
   const auto reference = MakeExplorer(cases[0], TwinSubject("reference"));
   Explored(*reference, 1);
   EXPECT_TRUE(refused(cases[0], Saved(*reference)));
@@ -221,7 +222,7 @@ TEST(Explorer, RefusesWhatItDidNotSave) {
   }
 }
 
-// Removes one position less where later tokens move down.
+// Removes one position less if later tokens move down.
 class KeepsOne : public ForwardingCache {
  public:
   using ForwardingCache::ForwardingCache;
@@ -242,12 +243,12 @@ TEST(Explorer, FindsARemoveThatKeepsAToken) {
   const ExploreResult result = Explored(*explorer, 2);
   EXPECT_GT(result.differences, 0);
   ASSERT_TRUE(result.failure.has_value());
-  // The history is the way there.
+  // The history reproduces the failure in its last operation.
   const RunResult run = RunHistory(result.failure->history, subject);
   ASSERT_TRUE(run.failure.has_value()) << ToText(result.failure->history);
   EXPECT_EQ(run.failure->step, result.failure->history.ops.size() - 1);
 
-  // They count for the run that goes on from what was saved, too.
+  // The differences are saved, and count in the run that continues from there.
   const auto next = MakeExplorer(ExploreCases(kSmall)[0], subject);
   std::istringstream saved(Saved(*explorer));
   ASSERT_TRUE(next->Load(saved).ok());
@@ -256,7 +257,7 @@ TEST(Explorer, FindsARemoveThatKeepsAToken) {
   EXPECT_GE(after.transitions, result.transitions);
 }
 
-// Each call that two sequences and three positions allow, and each once.
+// Every call that two sequences and three positions allow is made once.
 TEST(Explorer, TriesEveryCall) {
   std::map<OpKind, std::set<std::string>> texts;
   std::size_t count = 0;
@@ -264,19 +265,20 @@ TEST(Explorer, TriesEveryCall) {
     texts[step.kind].insert(ToText(step));
     ++count;
   }
-  // To any sequence, also the same; len from 0 to 3.
+  // Copies to any sequence, including the source; len from 0 to 3.
   EXPECT_EQ(texts[OpKind::kCopy].size(), 2U * 2 * 4);
-  // 10 ranges from 0 to 3, the empty ones too, and 4 without an end.
+  // 10 ranges from 0 to 3, including empty ranges, and 4 with an open end.
   EXPECT_EQ(texts[OpKind::kDrop].size(), 2U * (10 + 4));
-  // Positions up to the one after a full sequence's next.
+  // Positions up to one past the next position of a full sequence.
   EXPECT_EQ(texts[OpKind::kAsk].size(), 2U * 5);
-  // Of 6 tokens one, or two in any order, the same one too; reserved, one.
+  // One of 6 tokens, or an ordered pair, perhaps of equal tokens; when
+  // reserving, one.
   EXPECT_EQ(texts[OpKind::kPut].size(), 6U + 6 * 6 + 6);
   EXPECT_EQ(texts.size(), 4U);
   EXPECT_EQ(count, 16U + 28 + 10 + 48);
 }
 
-// Each part of an answer, and a cache that is right but for this one.
+// For each part of an answer, a cache that is wrong in this part only.
 TEST(Explorer, LooksAtEachPartOfAnAnswer) {
   const auto changes = [](DenseTensor OwnedView::*tensor) {
     Fault fault;
@@ -303,8 +305,8 @@ TEST(Explorer, LooksAtEachPartOfAnAnswer) {
   }
 }
 
-// How many tokens a batch has, and which of them SetCausal excepts: one bit for
-// each.
+// The number of tokens of a batch, and the tokens that SetCausal excepts, as
+// bits.
 struct ExceptedSet {
   std::size_t tokens = 0;
   unsigned excepted = 0;
@@ -358,7 +360,7 @@ TEST(Explorer, LooksAtEachSetOfExceptedTokens) {
   }
 }
 
-// After two steps the operations have made each call, with something to do.
+// The pool explorer's operations make each call with an effect in two steps.
 TEST(Explorer, OfPoolsMakesEveryCall) {
   std::string calls;
   PagedSubject subject;

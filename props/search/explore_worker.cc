@@ -28,7 +28,8 @@ void CheckCodes(const Status& ledger, const Status& reference,
                     StatusName(subject.code())));
 }
 
-// Has no gaps; where the second of one would lie does not matter.
+// Returns whether the tensor has no gaps; its last dimension must be 1, so that
+// its stride there does not matter.
 bool IsDense(const TensorView& view) {
   const Shape due = DenseView(nullptr, view.dtype, view.shape).stride;
   return view.shape[3] == 1 &&
@@ -43,7 +44,7 @@ bool SameBytes(const TensorView& a, const TensorView& b) {
   return CopyOf(a, a.dtype) == CopyOf(b, b.dtype);
 }
 
-// Of masks, whose rows may lie apart.
+// Compares masks, whose rows may have gaps between them.
 bool SameMasks(const TensorView& a, const TensorView& b) {
   const auto element = static_cast<std::int64_t>(SizeOf(a.dtype));
   if (a.shape != b.shape || a.stride[0] != element || b.stride[0] != element) {
@@ -58,7 +59,8 @@ bool SameMasks(const TensorView& a, const TensorView& b) {
   return same;
 }
 
-// Row `row` of `rows` = [dims, kv_heads, n] is `one` = [dims, kv_heads].
+// Returns whether row `row` of `rows`, of shape [head_dim, kv_heads, n], is
+// equal to `one`, of shape [head_dim, kv_heads].
 bool HasRow(const DenseTensor& rows, std::size_t row, const DenseTensor& one) {
   const std::size_t line = one.bytes.size();
   return one.dtype == rows.dtype && one.shape[0] == rows.shape[0] &&
@@ -98,7 +100,7 @@ void ExploreWorker::Enter(StateKey key) {
         "what was restored is not what was saved");
   Check(*tested_->Snapshot() == state_, "subject: snapshot",
         "what was restored is not what was saved");
-  // In some states, for it costs as much as some steps.
+  // Checked in one of 16 states, because it costs as much as some steps.
   if ((key * 0x9E3779B97F4A7C15U) >> 60 == 0) {
     const auto read = StateFromBytes(StateToBytes(state_));
     Check(read.ok() && *read == state_, "subject: snapshot",
@@ -129,8 +131,8 @@ bool ExploreWorker::Do(const ExploreStep& step, std::int64_t& checked) {
     Ask(step);
     return false;
   }
-  // Before every fourth one, in other states the others: it costs half as much
-  // as the step.
+  // Reserves before every fourth step, and in other states before others of the
+  // steps: a reserving pass costs half as much as a step.
   if (turn_ % 4 == 0) Reserve(step);
   switch (step.kind) {
     case OpKind::kPut:
@@ -152,8 +154,8 @@ bool ExploreWorker::Do(const ExploreStep& step, std::int64_t& checked) {
   return changed_;
 }
 
-// A pass before the step, which leaves the state as it is, gives the cache
-// under test masks of these sequences that it may keep.
+// Makes a reserving pass before the step. It does not change the state, but the
+// cache under test may keep masks of these sequences.
 void ExploreWorker::Reserve(const ExploreStep& step) {
   reserved_ = true;
   reserving_.reserve = true;
@@ -167,7 +169,7 @@ void ExploreWorker::Reserve(const ExploreStep& step) {
                  {reserving_.positions, reserving_.sequences, {}}, true));
 }
 
-// The same pass after the step.
+// Makes the same pass after the step, and compares the masks.
 void ExploreWorker::GoOn() {
   went_on_ = true;
   const Batch batch{reserving_.positions, reserving_.sequences, {}};
@@ -253,7 +255,7 @@ void ExploreWorker::CheckView() {
   if (wrong) Check(false, "reference: rows", wrong->text);
 }
 
-// Cells, positions, owners and rows, also of what no view shows.
+// Compares cells, positions, owners and rows, including rows outside the view.
 void ExploreWorker::CheckAll() {
   CheckCodes({}, reference_->SnapshotTo(due_), tested_->SnapshotTo(found_));
   if (due_ != found_) {
@@ -268,7 +270,7 @@ void ExploreWorker::CheckAll() {
   CheckTokens();
 }
 
-// The reference's cells hold the ledger's tokens, with their rows.
+// Checks that the reference's cells hold the ledger's tokens and their rows.
 void ExploreWorker::CheckTokens() {
   taken_.assign(ledger_.active().tokens().size(), false);
   const std::vector<CellEntry>& cells = due_.cells;
@@ -285,7 +287,8 @@ void ExploreWorker::CheckTokens() {
         "the ledger has tokens that no cell holds");
 }
 
-// Finds a token of the ledger that is not taken yet: that of one cell.
+// Finds a token of the ledger, not taken yet, that is equal to a cell's token,
+// and takes it.
 bool ExploreWorker::TakeToken(std::span<const CellEntry> owners,
                               std::size_t row) {
   const auto& tokens = ledger_.active().tokens();

@@ -1,4 +1,5 @@
-// One step of the explorer from one state, checked three ways.
+// Executes the explorer's steps from one state, and checks the cache under test
+// against the reference and the ledger.
 
 #ifndef KVTWIN_PROPS_SEARCH_EXPLORE_WORKER_H_
 #define KVTWIN_PROPS_SEARCH_EXPLORE_WORKER_H_
@@ -18,21 +19,22 @@
 
 namespace kvtwin::props {
 
-// The ledger and two caches that are put into one state after another.
+// Holds the ledger and two caches, and sets them to one state after another.
 class ExploreWorker {
  public:
-  // Requires: `codec` outlives this.
+  // Requires: `codec` outlives the worker.
   ExploreWorker(const Setup& setup, const StateCodec& codec,
                 const Subject& subject);
 
   void Enter(StateKey key);
 
-  // Does it in the state that was entered, checks it, and says whether it
-  // changed that state. Adds what it checked to `checked`.
+  // Executes the step in the entered state, checks it, and returns whether it
+  // changed that state. Adds the number of checked operations to `checked`.
+  // Throws a Failure if an answer differs.
   bool Do(const ExploreStep& step, std::int64_t& checked);
 
-  // After Do: the cells; and when a difference was thrown: what was excepted,
-  // the reserving pass, and whether it came before the step and after it.
+  // After Do: the cells. After a Failure: the excepted tokens, the reserving
+  // pass, and whether that pass was made before and after the step.
   const std::vector<CellEntry>& cells() const { return due_.cells; }
   const std::vector<int>& except() const { return except_; }
   const ExploreStep& reserving() const { return reserving_; }
@@ -54,11 +56,11 @@ class ExploreWorker {
 
   const StateCodec& codec_;
   reference::Ledger ledger_;
-  reference::Ledger entered_;  // What ledger_ is in state_.
+  reference::Ledger entered_;  // The ledger in state_.
   std::unique_ptr<Cache> reference_;
   std::unique_ptr<Cache> tested_;
   CacheState state_;
-  bool changed_ = false;  // By the last step: the caches are in due_.
+  bool changed_ = false;  // By the last step: the caches hold due_.
   std::vector<int> except_;
   ExploreStep reserving_;
   int turn_ = 0;

@@ -24,16 +24,16 @@ namespace kvtwin::props {
 namespace {
 
 constexpr int kOpsInHistory = 100;
-// Histories between two looks at the clock and the count.
+// Histories between two checks of the clock and the count.
 constexpr std::size_t kBlock = 64;
-// One in twenty histories is run twice, and each that fails (S50).
+// One in twenty histories is run twice, and so is each that fails (S50).
 constexpr std::uint64_t kRepeatEvery = 20;
-// A search ends when a subject had no cache for nearly all of this many
-// histories.
+// A search ends if, after this many histories, the subject had a cache for
+// fewer than one in a hundred.
 constexpr std::int64_t kVain = 1000;
 
-// Where the histories of a search come from, by number. Tell is called for each
-// in the order of the numbers, between blocks of them.
+// The source of a search's histories, by number. Tell is called for each
+// history in the order of the numbers, between blocks of histories.
 class CacheSource {
  public:
   using History = props::History;
@@ -105,8 +105,9 @@ class PoolSource {
     return history;
   }
 
-  // Picks the storage of every other history of a subject that refused a pool:
-  // the plainest, or, where the subject refuses that, a storage that it had.
+  // After the subject has refused a pool, picks the storage of every other
+  // history: the plainest, or, if the subject refuses that, one that it
+  // accepted.
   void Tell(const History& history, bool ran) {
     const PoolStorage storage = StorageOf(history.spec);
     if (ran && (!had_ || storage == PoolStorage())) had_ = storage;
@@ -148,7 +149,7 @@ class Search {
         source_(source),
         sieve_(options.known_buckets),
         start_(Now()) {
-    // A subject that is known to hang is not waited for.
+    // A subject that is known to hang gets a short timeout.
     counted_.hasty =
         options.known.contains(std::string(CheckName("backend: hang").name()));
   }
@@ -158,7 +159,7 @@ class Search {
       const std::uint64_t first =
           options_.first + static_cast<std::uint64_t>(result_.histories);
       RunBlock(first);
-      // In the order of the seed, whichever thread was first.
+      // Counts in the order of the seed, whichever thread finished first.
       for (std::size_t i = 0; i < block_.size(); ++i) {
         Count(first + i, block_[i]);
         if (result_.failure) break;
@@ -192,9 +193,8 @@ class Search {
     return options_.known.contains(failure.check);
   }
 
-  // Runs the histories from `first` on, each into its place in the block, of
-  // which those stay that come before the time is over, and up to the first
-  // failure.
+  // Runs the histories from `first` on and fills the block with them, up to the
+  // first failure or the end of the time.
   void RunBlock(std::uint64_t first) {
     block_ = std::vector<Ran>(kBlock);
     const double until = start_ + shrinking_ + options_.seconds;
@@ -236,14 +236,15 @@ class Search {
     if (number % kRepeatEvery == 0 || is_new) RunAgain(history, ran.result);
   }
 
-  // What two runs of a history answer must be the same.
+  // Runs the history again; if the answers differ, replaces `first` by a
+  // failure.
   void RunAgain(const History& history, RunResult& first) const {
     if (first.failure && IsHang(*first.failure)) return;
     RunResult again = RunHistory(history, counted_);
     const bool same = again.digest == first.digest &&
                       again.failure.has_value() == first.failure.has_value();
     if (same) return;
-    // How far a process gets that dies is chance.
+    // How far a process gets before it dies is random.
     const auto died = [](const RunResult& result) {
       return result.failure && result.failure->party() == Party::kBackend;
     };
@@ -272,7 +273,7 @@ class Search {
       ++result_.known;
       return;
     }
-    result_.seconds = Passed();  // Without the shrinking.
+    result_.seconds = Passed();  // Excludes the shrinking.
     Report(*ran.history, *one.failure);
     if (result_.failure) {
       result_.failure->history_number = number;
@@ -284,7 +285,7 @@ class Search {
 
   // Shrinks and explains the failure, unless its bucket is known.
   void Report(const History& found, const Failure& first) {
-    Failure latest = first;  // Of the history that ran last.
+    Failure latest = first;  // Failure of the last history.
     const auto run = [&](const History& one) -> std::optional<std::string> {
       auto fails = RunHistory(one, Hastily(subject_, first)).failure;
       if (!fails) return std::nullopt;
@@ -317,7 +318,7 @@ class Search {
     const CrashReport crash([&] { return RerunCommand(found, subject_); });
     result_.shrunk = source_.Shrunk(found, Hastily(subject_, failure), refuses);
     auto sure = RunHistory(result_.shrunk, subject_).failure;
-    if (!sure && IsHang(failure)) {  // It was slow, and came back.
+    if (!sure && IsHang(failure)) {  // The call was only slow.
       result_.shrunk = source_.Shrunk(found, subject_, refuses);
       sure = RunHistory(result_.shrunk, subject_).failure;
     }
@@ -328,22 +329,22 @@ class Search {
 
   const FuzzOptions& options_;
   const Subject& subject_;
-  Subject counted_;  // As it runs where its failures are only counted.
+  Subject counted_;  // subject_, hasty if it is known to hang.
   Source& source_;
   Sieve sieve_;
   const double start_;
-  double shrinking_ = 0;  // Seconds for failures that are passed over.
+  double shrinking_ = 0;  // Seconds spent on failures passed over.
   std::atomic<bool> exhausted_ = false;
   std::vector<Ran> block_;
   Result result_;
 };
 
-// The operations of sequences 0 and 1, and of new ones. (PagedOp says what the
-// numbers mean.)
+// Operations on sequences 0 and 1 and on new sequences. See PagedOp for the
+// meaning of the numbers.
 constexpr std::array kExplored = {
     PagedOp{PagedOpKind::kOpen, 0, 1, 0},
     PagedOp{PagedOpKind::kOpen, 1, 2, 0},
-    PagedOp{PagedOpKind::kOpen, 0, 1, 1},  // Salted.
+    PagedOp{PagedOpKind::kOpen, 0, 1, 1},  // With a salt.
     PagedOp{PagedOpKind::kFork, 0, 1, 0},
     PagedOp{PagedOpKind::kFork, 0, 2, 0},
     PagedOp{PagedOpKind::kFork, 1, 3, 0},
@@ -362,14 +363,15 @@ constexpr std::array kExplored = {
     PagedOp{PagedOpKind::kFree, 1, 0, 0},
 };
 
-// All histories of `depth` operations: the digits of its number name them.
+// All histories of `depth` operations: the digits of a history's number name
+// its operations.
 class AllPools : public PoolSource {
  public:
   AllPools(int depth, const FuzzOptions& options, const PagedSubject& subject)
       : PoolSource(options, subject), depth_(depth) {}
 
   std::optional<PagedHistory> At(std::uint64_t number) const override {
-    // A sequence of three tokens comes first.
+    // Each history begins with a sequence of three tokens.
     PagedHistory history = {.spec = {.block_size = 2,
                                      .blocks = 3,
                                      .max_seq_len = 5,

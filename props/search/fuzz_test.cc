@@ -1,5 +1,5 @@
-// Failures that a fuzz found: shrunk to one line whatever the seed was, and
-// named by their bucket.
+// Tests that a failure found by a fuzz run shrinks to one line, the same for
+// every seed, and gets its bucket.
 
 #include "props/search/fuzz.h"
 
@@ -75,7 +75,7 @@ class HidesTheFirstColumn : public ForwardingCache {
   DenseTensor mask_;
 };
 
-// The first history of the seed that fails.
+// Returns the first failing history of the seed.
 History FirstFailure(std::uint64_t seed, int ops, const Subject& subject) {
   for (std::uint64_t number = 0;; ++number) {
     History history = MakeHistory(seed, number, {}, ops);
@@ -147,8 +147,8 @@ class RemovesOneLess : public ForwardingCache {
   }
 };
 
-// Copies lose a token, removals in the middle leave one, and the first column
-// of windows is hidden.
+// A cache with three bugs: copies lose a token, removals in the middle leave a
+// token, and the first column of windows is hidden.
 Result<std::unique_ptr<Cache>> MakeWithThreeBugs(const CacheSpec& spec) {
   auto made = MakeCache(spec, "reference");
   if (!made.ok()) return made.status();
@@ -160,8 +160,8 @@ Result<std::unique_ptr<Cache>> MakeWithThreeBugs(const CacheSpec& spec) {
       std::make_unique<HidesTheFirstColumn>(std::move(cache)));
 }
 
-// The buckets that a search finds one after the other, each being known then:
-// whole ones, or all failures of their checks.
+// Returns the buckets that searches find one after another, when each bucket
+// found before is known: as a whole bucket, or by its check.
 std::set<std::string> FoundOneByOne(const Subject& subject, bool whole) {
   FuzzOptions options;
   options.operations = 20'000;
@@ -187,7 +187,7 @@ TEST(Bucket, AKnownOneHidesNoOther) {
   EXPECT_THAT(checks,
               IsSupersetOf({"faulty-subject-cells", "faulty-subject-mask-bytes",
                             "faulty-subject-result"}));
-  // A bug is reported again where it shows in other ways, but seldom.
+  // A bug may be reported again if it fails in other ways, but rarely.
   EXPECT_LT(whole.size(), 6U) << testing::PrintToString(whole);
   EXPECT_LT(checks.size(), 6U) << testing::PrintToString(checks);
 }

@@ -17,14 +17,15 @@ namespace kvtwin::props {
 namespace {
 
 constexpr int kOpsInHistory = 40;
-// All whole numbers up to this are exact. (Blocks keep none but the largest.)
+// Returns the number up to which all integers are exact in the dtype. (Block
+// dtypes keep only the largest of a block exact.)
 std::int64_t LastNumber(DType dtype) {
   if (dtype == DType::kF8) return 16;
   return dtype == DType::kBF16 ? 256 : 2048;
 }
 
-// Writes down the calls that a recording may have. The answers are a twin's,
-// and go to the caller only.
+// Writes the calls that a recording may have. The caller gets the answers of a
+// twin; they are not written.
 class CallWriter : public ForwardingCache {
  public:
   CallWriter(std::unique_ptr<Cache> cache, const History& history,
@@ -69,8 +70,8 @@ class CallWriter : public ForwardingCache {
     if (status.ok()) WriteToActive(op);
     return status;
   }
-  // The rows have numbers that tell them apart: rows of the caller's may hold
-  // what JSON cannot.
+  // The written rows have numbers that identify them: the caller's rows may
+  // have values that JSON cannot express.
   Status Put(const TensorView& key, const TensorView& value) override {
     Status status = ForwardingCache::Put(key, value);
     if (!status.ok()) return status;
@@ -136,7 +137,7 @@ class CallWriter : public ForwardingCache {
     return op;
   }
 
-  // The number of the row, then `rest`.
+  // Fills each head of a row with the row's number, then `rest`.
   void FillRow(DenseTensor& rows, std::int64_t row, std::int64_t rest,
                std::int64_t last) const {
     auto* elements = reinterpret_cast<float*>(rows.bytes.data());
@@ -165,7 +166,8 @@ class CallWriter : public ForwardingCache {
     out_ << json.dump() << '\n';
   }
 
-  // To the active one of a wrapper's caches, which is said when it must be.
+  // Writes a call to the active cache of a wrapper, after a set_layer_type if
+  // another cache is active in the recording.
   void WriteToActive(const TraceOp& op) {
     if (type_ != written_type_) {
       TraceOp set = Call(TraceOpKind::kSetLayerType);
@@ -189,18 +191,18 @@ class CallWriter : public ForwardingCache {
   int type_ = 0;
   int written_type_ = 0;
   bool reserving_ = false;
-  std::vector<std::int32_t> positions_;  // Of the pass.
-  std::int64_t rows_ = 1;                // The number of the next one.
+  std::vector<std::int32_t> positions_;  // Positions of the pass.
+  std::int64_t rows_ = 1;                // The number of the next row.
 };
 
-// The history without what the limits leave out.
+// Returns the history without the operations that the limits leave out.
 PagedHistory Limited(PagedHistory history, const PoolLimits& limits) {
   std::erase_if(history.ops, [&](const PagedOp& op) {
     return (limits.fork && op.kind == PagedOpKind::kFork) ||
            (limits.truncate && op.kind == PagedOpKind::kTruncate) ||
            (limits.commit_unknown && op.kind == PagedOpKind::kCommitUnknown);
   });
-  for (PagedOp& op : history.ops) {  // Any may open a sequence.
+  for (PagedOp& op : history.ops) {  // Any operation may open one.
     while (limits.keys && DrawPrompt(op, {}).key != PrefixKey()) ++op.c;
   }
   if (!limits.dtype) return history;
@@ -236,7 +238,7 @@ std::int64_t WriteCalls(History history, std::ostream& out) {
     return op.kind == OpKind::kMisuse || op.kind == OpKind::kPoison ||
            op.kind == OpKind::kReload;
   });
-  // A recording has one placement.
+  // A recording has only one placement.
   for (CacheSpec& part : history.setup.spec.caches) {
     part.placement = history.setup.spec.placement;
   }

@@ -1,7 +1,7 @@
-// Histories for programs in any language: calls with absolute arguments and
-// rows, as a recording has them (docs/trace_format.md) but without answers.
-// Those of pools have the answers of the reference, since the calls depend on
-// them: what a prompt finds need not be appended.
+// Writes histories for programs in any language: calls with absolute arguments
+// and rows, as in a recording (docs/trace_format.md) but without answers.
+// Histories of pools have the answers of the reference, since the calls depend
+// on them: tokens that a prompt finds need not be appended.
 
 #ifndef KVTWIN_PROPS_SEARCH_GEN_H_
 #define KVTWIN_PROPS_SEARCH_GEN_H_
@@ -21,8 +21,8 @@ struct PoolLimits {
   bool fork = false;
   bool truncate = false;
   bool commit_unknown = false;
-  bool keys = false;           // Salts, and extra keys.
-  std::optional<DType> dtype;  // Of K and V, instead of any.
+  bool keys = false;           // Salts and extra keys.
+  std::optional<DType> dtype;  // Of K and V; any if not set.
 
   bool any() const {
     return fork || truncate || commit_unknown || keys || dtype;
@@ -32,23 +32,23 @@ struct PoolLimits {
 struct GenOptions {
   std::uint64_t seed = 1;
   std::optional<Kind> kind;
-  bool paged = false;  // Of pools.
+  bool paged = false;  // Histories of pools.
   PoolLimits limits = {};
-  // Stops behind the history with which there are as many calls, or, if 0, as
-  // many histories.
+  // Stops after the history that completes this many calls, or, if 0, this many
+  // histories.
   std::int64_t operations = 0;
   std::int64_t histories = 10;
 };
 
-// The calls of one history; returns their number. Nothing, and 0, if no cache
-// can be made of its setup. Left out are misuse, which no recording has, and
-// what is done behind a cache's back.
+// Writes the calls of one history and returns their number. Writes nothing and
+// returns 0 if its setup does not make a valid cache. Leaves out misuse, which
+// recordings do not have, and operations that are not calls (poison, reload).
 std::int64_t WriteCalls(History history, std::ostream& out);
 
-// The call of a line of a recording of a cache, without its answers.
+// Returns a line of a cache's recording without the answers.
 std::string CallLine(const std::string& line);
 
-// Random histories, one after the other. Errors: see WritePagedRecording.
+// Writes random histories one after another. Errors: see WritePagedRecording.
 Status Generate(const GenOptions& options, std::ostream& out);
 
 }  // namespace kvtwin::props

@@ -1,4 +1,4 @@
-// Streams of calls for caches that are not driven live.
+// Tests streams of calls for caches that are not driven live.
 
 #include "props/search/gen.h"
 

@@ -1,5 +1,5 @@
-// Does the harness see? Backends that are wrong on purpose must be found, and
-// found out in a few operations.
+// Tests the harness: backends with bugs on purpose must be found, and the bugs
+// shrunk to a few operations.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -25,14 +25,14 @@
 namespace kvtwin::props {
 namespace {
 
-// The reference twin, but for what a test overrides.
+// The reference twin, except for the calls that a test overrides.
 class Faulty : public ForwardingCache {
  public:
   explicit Faulty(const CacheSpec& spec)
       : ForwardingCache(*MakeCache(spec, "reference")) {}
 };
 
-// Seed 004's self-copy: the sequence is erased.
+// Seed 004's bug: a copy of a sequence to itself erases it.
 class SelfCopyErases : public Faulty {
  public:
   using Faulty::Faulty;
@@ -68,7 +68,7 @@ class ResumesTooFar : public Faulty {
   }
 };
 
-// As a cache that leaves them out.
+// Behaves like a cache without snapshots.
 class HasNoSnapshots : public Faulty {
  public:
   using Faulty::Faulty;
@@ -112,7 +112,7 @@ void IsFoundAndShrunk(std::size_t most_ops) {
   ASSERT_TRUE(result.failure.has_value());
   const History& shrunk = result.shrunk;
   EXPECT_LE(shrunk.ops.size(), most_ops) << ToText(shrunk);
-  // The line that is printed shows the same failure again.
+  // The printed line reproduces the failure.
   const Result<History> read = ParseHistory(ToText(shrunk));
   ASSERT_TRUE(read.ok());
   const RunResult again = RunHistory(*read, subject);
@@ -137,7 +137,7 @@ TEST(Harness, FindsAReservationThatStores) {
   IsFoundAndShrunk<ReserveStores>(2);
 }
 
-// Wrong once in its life, and never again.
+// Gives one wrong answer in its life.
 class WrongOnce : public Faulty {
  public:
   using Faulty::Faulty;
@@ -172,8 +172,8 @@ TEST(Harness, FindsWhatDoesNotHappenTwice) {
             std::string::npos);
 }
 
-// A subject that is asked somewhere else, as a backend is: histories of `ops`
-// operations fail, and shorter ones do not.
+// Returns a subject that runs elsewhere, as a backend does: histories of at
+// least `ops` operations fail, and shorter histories do not.
 Subject FailsFrom(std::size_t ops, std::string check, int& runs) {
   Subject subject;
   subject.name = "elsewhere";
@@ -190,7 +190,8 @@ Subject FailsFrom(std::size_t ops, std::string check, int& runs) {
   return subject;
 }
 
-// Shrinking waits less long for a call, and may find one that is slow.
+// Shrinking has a shorter timeout for a call, so that it may mistake a slow
+// call for one that hangs.
 TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
   int patient = 0;
   int hasty = 0;
@@ -210,7 +211,7 @@ TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
   EXPECT_EQ(slow.shrunk.ops.size(), 3U);
   EXPECT_TRUE(RunHistory(slow.shrunk, subject).failure);
 
-  // One that hangs wherever it is shrunk to is waited for twice.
+  // A subject that still hangs when shrunk gets the long timeout only twice.
   subject = FailsFrom(1, "backend: hang", patient);
   subject.run = or_hastily(subject);
   patient = hasty = 0;
@@ -222,7 +223,7 @@ TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
   EXPECT_GT(Fuzz(options, subject).known, 10);
   EXPECT_EQ(patient, 2);
 
-  // The same of pools.
+  // The same for pools.
   PagedSubject pools;
   pools.run = [](const PagedHistory& history, PagedCensus*, bool is_hasty) {
     RunResult result = {.ran = true};
@@ -236,13 +237,13 @@ TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
   EXPECT_EQ(found.shrunk.ops.size(), 3U);
 }
 
-// How far a backend gets may differ from run to run.
+// How far a backend gets may vary from run to run.
 TEST(Harness, TellsAFailureThatDoesNotRepeat) {
   int runs = 0;
   Subject subject;
   subject.name = "elsewhere";
   subject.run = [&](const History& history, Story* story, bool) {
-    // Every other run tells far fewer calls, and shows no difference.
+    // Every other run has far fewer calls, and no failure.
     const std::size_t calls = ++runs % 2 == 0 ? 500 : 4;
     for (std::size_t i = 0; story != nullptr && i < calls; ++i) {
       story->steps.emplace_back().call = fmt::format("call {}", i);
@@ -280,7 +281,7 @@ TEST(Harness, TellsAFailureThatDoesNotRepeat) {
       subject);
   EXPECT_EQ(text.find("does not repeat"), std::string::npos);
 
-  // The same of pools.
+  // The same for pools.
   PagedSubject pools;
   runs = 0;
   pools.run = [&](const PagedHistory&, PagedCensus*, bool) {
@@ -314,7 +315,7 @@ TEST(Harness, ShrinksForAsLongAsItIsTold) {
   };
   pools.shrink_seconds = 1e-9;
   FuzzPools(1, 1, pools);
-  EXPECT_EQ(runs, 4);  // To find it, again, shrunk, and to explain it.
+  EXPECT_EQ(runs, 4);  // Found, again, shrunk, explained.
 }
 
 TEST(Harness, BeginsNoHistoryThatCannotMatter) {
@@ -332,8 +333,8 @@ TEST(Harness, BeginsNoHistoryThatCannotMatter) {
   EXPECT_LE(late.histories, 6);
   EXPECT_LE(late.ran, late.histories);
 
-  // None comes after the first that fails, which is run again, shrunk, judged
-  // and explained.
+  // No history runs after the first that fails, which is run again, shrunk,
+  // judged and explained.
   runs = 0;
   subject = FailsFrom(1, "backend: crash", runs);
   subject.shrink_seconds = 1e-9;

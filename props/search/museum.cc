@@ -32,7 +32,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The folders that a patch may change or whose headers are included.
+// The folders that a patch may change, or whose headers are included.
 constexpr std::string_view kRooms[] = {"include", "core", "reference",
                                        "optimized", "props"};
 
@@ -44,13 +44,13 @@ Status Wrong(std::string message) {
 }
 
 struct Ran {
-  int exit_code = -1;  // 128 and more: ended by a signal, as a shell says it.
+  int exit_code = -1;  // 128 + N if signal N ended it, as in a shell.
   std::string out;
   std::string err;
 };
 
-// Runs a command line of the shell in `folder`; what it prints goes through
-// files in `scratch`.
+// Runs a shell command line in `folder`; its output goes through files in
+// `scratch`.
 Ran Run(const std::string& command, const fs::path& folder,
         const fs::path& scratch) {
   const fs::path out = scratch / "out";
@@ -62,13 +62,13 @@ Ran Run(const std::string& command, const fs::path& folder,
   posix_spawn_file_actions_addopen(&actions, 1, out.c_str(), kFlags, 0600);
   posix_spawn_file_actions_addopen(&actions, 2, err.c_str(), kFlags, 0600);
   posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
-  // In a group of its own, which ends when the museum is left.
+  // The command gets its own process group, which is killed on an interrupt.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
   posix_spawnattr_setpgroup(&attributes, 0);
-  // A mutant may hang.
-  // A compiler that is killed leaves its files where they are removed.
+  // A mutant may hang, hence the timeout. A compiler that is killed leaves its
+  // files in `scratch`, which is removed.
   std::string words[] = {
       // SIGABRT: a command that hangs in a call still names its history.
       "timeout",
@@ -110,7 +110,7 @@ Ran Run(const std::string& command, const fs::path& folder,
   return ran;
 }
 
-// For the shell.
+// Quotes a path for the shell.
 std::string Quoted(const fs::path& path) {
   std::string quoted = "'";
   for (const char c : path.string()) {
@@ -119,7 +119,7 @@ std::string Quoted(const fs::path& path) {
   return quoted + "'";
 }
 
-// The end of a compiler's or a crash's complaint, in one line.
+// Returns the end of a compiler's or a crash's output, as one line.
 std::string LastLines(const std::string& text) {
   std::string line =
       text.substr(text.size() - std::min<std::size_t>(text.size(), 400));
@@ -137,8 +137,8 @@ bool Replace(std::string& text, std::string_view from, const std::string& to) {
   return found;
 }
 
-// What `#include "..."` lines of a file of the project name, themselves
-// included, in the project's own folders.
+// Adds `file`, and all files of the project that it includes, directly or
+// indirectly, to `seen`.
 void AddIncluded(const fs::path& sources, const fs::path& file,
                  std::set<fs::path>& seen) {
   if (!seen.insert(file).second) return;
@@ -156,10 +156,11 @@ void AddIncluded(const fs::path& sources, const fs::path& file,
   }
 }
 
-// A shell says it like this if a signal ended a program.
+// A shell adds this to the signal that ended a program.
 constexpr int kSignalled = 128;
 
-// The history that a command names as it dies (props/base/crash.h), or nothing.
+// Returns the history that a command names when it dies (props/base/crash.h),
+// or "".
 std::string HistoryOfCrash(const std::string& text) {
   constexpr std::string_view kRun = " run '";
   const std::size_t at = text.rfind("crashed in\n  rerun ");
@@ -192,9 +193,9 @@ class Copy {
     }
   }
 
-  // What goes wrong, or nothing.
+  // Applies the patch. Returns an error message, or "".
   std::string Apply(const fs::path& patch) {
-    // Lines may have moved, but all that the patch shows must be there.
+    // Lines may have moved, but all context lines of the patch must exist.
     const Ran ran = Run(fmt::format("patch -p1 --batch --forward --fuzz=0 "
                                     "--no-backup-if-mismatch --verbose -i {}",
                                     Quoted(fs::absolute(patch))),
@@ -210,7 +211,8 @@ class Copy {
       }
       hunks += line.starts_with("@@ ") ? 1 : 0;
     }
-    // `patch` takes what follows a line too many for a comment.
+    // After a hunk with more lines than its header says, `patch` takes the rest
+    // for a comment.
     std::size_t applied = 0;
     for (std::size_t at = 0;
          (at = ran.out.find("\nHunk #", at)) != ran.out.npos; ++at) {
@@ -224,14 +226,14 @@ class Copy {
 
   std::string Build() {
     std::string link = workshop_.link;
-    std::string objects;  // That the link does not name.
+    std::string objects;  // Objects not in the link command.
     int compiled = 0;
     for (const auto& [name, compile, source] : workshop_.objects) {
       if (!Changed(source)) continue;
       std::string command = compile;
       Replace(command, workshop_.sources.string(), sources_.string());
       const fs::path object = scratch_.path() / fmt::format("{}.o", compiled++);
-      // A bug may well leave something unused.
+      // A bug may leave something unused: no warnings.
       command += " -w -o " + Quoted(object);
       const Ran ran = Run(command, workshop_.build, scratch_.path());
       if (ran.exit_code != 0) return "does not compile: " + LastLines(ran.err);
@@ -241,7 +243,8 @@ class Copy {
       }
     }
     if (compiled == 0) return "changes nothing that is compiled";
-    // Before the libraries, whose own objects of these names then stay out.
+    // The objects go before the libraries, so that they replace the libraries'
+    // objects.
     Replace(link, fmt::format(" -o {} ", workshop_.linked),
             fmt::format(" -o {}{} ", Quoted(linked()), objects));
     const Ran ran = Run(link, workshop_.build, scratch_.path());
@@ -249,11 +252,11 @@ class Copy {
     return "";
   }
 
-  // Nothing: not found.
+  // Runs a fuzz of one seed. Returns nullopt if it does not find the bug.
   std::optional<Catch> Fuzz(const std::string& kind, int seed, double seconds,
                             std::string& error) {
     std::string command = Quoted(linked());
-    if (backend()) {  // Loaded by one that is well.
+    if (backend()) {  // Loaded by a command without the bug.
       command =
           fmt::format("env LD_LIBRARY_PATH={} {}", Quoted(scratch_.path()),
                       Quoted(workshop_.build / "kvtwin"));
@@ -291,8 +294,8 @@ class Copy {
   }
 
  private:
-  // A crash finds the bug if it happened in a history, and the command passes
-  // this history without the bug. Else `error` says why not.
+  // A crash counts as a finding if it happened in a history that the command
+  // without the bug passes. Otherwise sets `error` to the reason.
   std::optional<Catch> Crash(const Ran& ran, std::string& error) {
     const int signal = ran.exit_code - kSignalled;
     Catch found{.check = fmt::format("crashed with signal {} ({})", signal,
@@ -345,10 +348,10 @@ class Copy {
   std::set<fs::path> changed_;
 };
 
-// How the build calls what is linked anew.
+// The build's names of the program or library that is linked again.
 struct Link {
   std::string target;
-  std::string output;  // As the link's line has it.
+  std::string output;  // As in the link command.
 };
 
 Link LinkOf(Planted planted) {
@@ -362,8 +365,9 @@ Link LinkOf(Planted planted) {
   }
 }
 
-// "... -o CMakeFiles/kvtwin.dir/core/status.cc.o -c ..."; an object of the
-// command, not of the tests. Else, none.
+// Returns the object of an entry of compile_commands.json, whose command has
+// "... -o CMakeFiles/kvtwin.dir/core/status.cc.o -c ...", if it belongs to the
+// command and not to the tests.
 std::optional<Workshop::Object> ObjectOf(const nlohmann::json& one,
                                          const fs::path& sources) {
   std::string command = one.value("command", "");
@@ -383,7 +387,7 @@ std::optional<Workshop::Object> ObjectOf(const nlohmann::json& one,
   if (!ours) return std::nullopt;
   command.erase(begin, end - begin);
   fs::path file = one.value("file", "");
-  // A kernel is compiled as what the build has made for it: an #include.
+  // For a kernel, the build compiles a generated file that includes it.
   constexpr std::string_view kGenerated = "/emulated/";
   const std::size_t at = file.string().rfind(kGenerated);
   if (at != std::string::npos && file.string().ends_with(".cu.cc")) {
@@ -398,7 +402,8 @@ std::optional<Workshop::Object> ObjectOf(const nlohmann::json& one,
   return object;
 }
 
-// Into `finding`.
+// Builds the exhibit of `finding`, runs it with all seeds, and adds the result
+// to `finding`.
 void Visit(const Workshop& workshop, const MuseumOptions& options,
            ExhibitReport& finding) {
   Copy copy(workshop);
@@ -483,7 +488,7 @@ Result<Workshop> FindWorkshop(const fs::path& build, Planted planted) {
     }
     workshop.objects.push_back(std::move(*object));
   }
-  // The library has some of them as well, which stay out.
+  // The emulated objects replace the library's objects of the same sources.
   std::erase_if(workshop.objects, [&](const Workshop::Object& one) {
     return one.name.find(kEmulated) == std::string::npos &&
            emulated.contains(one.source);
@@ -504,7 +509,7 @@ Result<Workshop> FindWorkshop(const fs::path& build, Planted planted) {
     workshop.linked = line.substr(at + 4, line.find(' ', at + 4) - at - 4);
   }
   if (workshop.link.empty()) {
-    // On a full disk the list of commands is cut off.
+    // On a full disk, the output of ninja is cut off.
     const ScratchFolder scratch("museum");
     const Status room =
         WriteFile(scratch.File("room"), std::string(std::size_t{1} << 20, ' '));
@@ -534,7 +539,7 @@ std::vector<ExhibitReport> VisitMuseum(const Workshop& workshop,
       } catch (const std::exception& error) {  // Such as a full disk.
         findings[i].error = error.what();
       }
-      if (Interrupted()) findings[i] = {};  // It was not seen to its end.
+      if (Interrupted()) findings[i] = {};  // The exhibit is incomplete.
     }
   };
   std::vector<std::jthread> helpers;

@@ -1,6 +1,6 @@
-// The museum: real bugs of public KV caches, each a patch to our own sources
-// (props/museum/*.patch). Every one is built into a copy of the command, which
-// then has to find it.
+// The museum: real bugs of public KV caches, each a patch to kvtwin's sources
+// (props/museum/*.patch). Each bug is built into a copy of the command, which
+// must find it.
 
 #ifndef KVTWIN_PROPS_SEARCH_MUSEUM_H_
 #define KVTWIN_PROPS_SEARCH_MUSEUM_H_
@@ -15,26 +15,27 @@
 
 namespace kvtwin::props {
 
-// A patch and what its header says.
+// A patch and the fields of its header.
 struct Exhibit {
   std::filesystem::path patch;
   std::string id;         // "X01", as in the file's name.
   std::string also;       // Other names of the same bug, "H11", or none.
-  std::string reference;  // Where it was public.
+  std::string reference;  // Where the bug was public.
   std::string wrong;      // What went wrong, in one line.
-  std::string operation;  // Which operation does it.
-  std::string needs;      // "fast paths" if it is in one of these, or none.
-  std::string kind;       // "paged" if that kind of cache has it, or none.
-  std::string twin;       // The only one that has it, or none.
+  std::string operation;  // The operation that has the bug.
+  std::string needs;      // "fast paths" if the bug is in one, or "".
+  std::string kind;       // The kind of cache that has it, or "".
+  std::string twin;       // The only twin that has the bug, or "".
 };
 
-// The exhibits in a folder of patches, by id; or what is wrong with one.
+// Returns the exhibits in a folder of patches, by id. Errors: a patch whose
+// header is incomplete; no patches.
 Result<std::vector<Exhibit>> ReadExhibits(const std::filesystem::path& folder);
 
 // The finding of one seed: a difference, or a history in which the twin
 // crashes.
 struct Catch {
-  std::int64_t operations = 0;  // 0 if it crashed: nobody could say.
+  std::int64_t operations = 0;  // 0 if it crashed: unknown.
   double seconds = 0;
   std::int64_t shrunk_to = 0;
   std::string check;
@@ -43,11 +44,11 @@ struct Catch {
 
 struct ExhibitReport {
   Exhibit exhibit;
-  std::string error;           // It could not be tried, or a crash is not its.
-  std::vector<Catch> catches;  // One for each seed that found it.
+  std::string error;           // Why not tried, or a crash not counted.
+  std::vector<Catch> catches;  // One for each seed that found the bug.
 };
 
-// What bugs are built into.
+// The program or library that bugs are built into.
 enum class Planted {
   kCommand,
   kLibrary,  // The shared one, for the optimized twin as a backend
@@ -55,12 +56,12 @@ enum class Planted {
   kCuda,     // The command with the twin cuda, on the emulator.
 };
 
-// Where the command was built: what is not changed by a patch is taken from
-// there.
+// A build folder, from which the objects that a patch does not change are
+// taken.
 struct Workshop {
   struct Object {
-    std::string name;     // As a link has it.
-    std::string compile;  // The command, but for that.
+    std::string name;     // As in the link command.
+    std::string compile;  // The command without -o and the name.
     std::filesystem::path source;
   };
 
@@ -68,11 +69,11 @@ struct Workshop {
   std::filesystem::path build;
   std::vector<Object> objects;
   std::string link;
-  std::string linked;  // "kvtwin", as the link names it.
+  std::string linked;  // "kvtwin", as in the link command.
   Planted planted = Planted::kCommand;
 };
 
-// Or why that folder is none.
+// Errors: kvtwin was not built in that folder.
 Result<Workshop> FindWorkshop(const std::filesystem::path& build,
                               Planted planted);
 
@@ -80,12 +81,13 @@ struct MuseumOptions {
   int seeds = 20;
   double seconds = 5;  // For each seed.
   int threads = 1;
-  bool apply_only = false;  // Whether the patches apply, and no more.
-  // Called before each exhibit, from any thread but never at once.
+  bool apply_only = false;  // Only check that the patches apply.
+  // Called before each exhibit, from any thread, one call at a time.
   std::function<void(std::size_t done, const Exhibit& next)> progress;
 };
 
-// In the order of the exhibits. Interrupted, those that were seen by then.
+// Returns a report for each exhibit, in their order. If interrupted, returns
+// the reports that were complete by then.
 std::vector<ExhibitReport> VisitMuseum(const Workshop& workshop,
                                        const std::vector<Exhibit>& exhibits,
                                        const MuseumOptions& options);

@@ -18,7 +18,7 @@ namespace kvtwin::props {
 namespace {
 
 using Json = nlohmann::ordered_json;
-// The places of calls that are removed together.
+// The indices of calls that are removed together.
 using Unit = std::vector<std::size_t>;
 
 struct Calls {
@@ -31,7 +31,7 @@ bool Is(const Json& call, std::string_view op) {
   return call.value("op", "") == op;
 }
 
-// The sequences that a call of a pool is about.
+// Returns the sequences that a call of a pool names.
 std::vector<int> SequencesOf(const Json& call) {
   if (Is(call, "table") || Is(call, "csr")) {
     return call.at("seqs").get<std::vector<int>>();
@@ -44,8 +44,8 @@ bool MakesSequence(const Json& call) {
   return Is(call, "open") || Is(call, "fork");
 }
 
-// Sequences get the lowest numbers that are free, as a pool of P1 gives them,
-// so that shorter lists read as if they had been recorded so.
+// Returns the calls as text. Sequences get the lowest free numbers, as a pool
+// assigns them (P1), so that shorter lists are consistent recordings.
 std::string TextOf(const Calls& calls) {
   std::string text = calls.header + "\n";
   std::map<int, int> numbers;
@@ -81,7 +81,8 @@ std::string TextOf(const Calls& calls) {
   return text;
 }
 
-// A pass and what is done in it; of pools, all calls of a sequence.
+// Returns the units: a pass and the calls in it; for pools, all calls of a
+// sequence.
 std::vector<Unit> UnitsOf(const Calls& calls) {
   std::vector<Unit> units;
   std::map<int, std::size_t> unit_of;  // By sequence.
@@ -127,12 +128,12 @@ Calls Without(const Calls& calls, const std::vector<Unit>& units,
   return rest;
 }
 
-// Takes one place out of a list.
+// Removes the element at index `at` from a list.
 void Drop(Json& list, std::size_t at) {
   list.erase(list.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
-// Removes the place `at` from a list of places; later places move down by one.
+// Removes the index `at` from a list of indices; decrements larger indices.
 void DropPlace(Json& list, std::size_t at) {
   Json kept = Json::array();
   for (const Json& one : list) {
@@ -152,7 +153,7 @@ void DropRow(Json& tensor, std::size_t at) {
   shape[2] = shape[2].get<std::int64_t>() - 1;
 }
 
-// The calls with one token less in the batch of a pass, and in its puts.
+// Returns the calls without one token of a pass: in its batch and in its puts.
 Calls WithoutToken(Calls calls, std::size_t pass, std::size_t token) {
   Json& start = calls.lines[pass];
   Drop(start["positions"], token);
@@ -200,8 +201,9 @@ class Shrinker {
   }
 
  private:
-  // The bucket of what the program makes of the calls, which is kept if it is
-  // the right one; else what there is instead.
+  // Runs the program on the calls. If its recording fails with the wanted
+  // bucket, keeps the recording and returns the bucket; otherwise returns a
+  // description of the outcome.
   std::string Try(const Calls& calls) {
     ++shrunk_.runs;
     const Result<std::string> text = record_(TextOf(calls));
@@ -234,14 +236,15 @@ class Shrinker {
     return true;
   }
 
-  // Leaves out halves of the units, quarters, ... and in the end each one.
+  // Removes halves of the units, quarters, ... and finally each unit alone.
+  // Returns whether anything was removed.
   template <class Units>
   bool LeaveOut(const Units& units_of) {
     bool any = false;
     std::vector<Unit> units = units_of(calls_);
     for (std::size_t size = (units.size() + 1) / 2; size > 0;
          size = size == 1 ? 0 : (size + 1) / 2) {
-      // From the end: what comes later needs what came before.
+      // Starts at the end: later calls depend on earlier calls.
       for (std::size_t end = units.size(); end > 0;) {
         const std::size_t from = end > size ? end - size : 0;
         const bool taken = Take(Without(calls_, units, from, end));
@@ -296,7 +299,7 @@ Result<ShrunkRecording> ShrinkRecording(
   Calls calls;
   std::getline(lines, calls.header);
   Json header = Json::parse(calls.header);
-  header.erase("history");  // It would not be that of the calls.
+  header.erase("history");  // It is not the history of these calls.
   calls.header = header.dump();
   calls.paged = header.at("cache").value("type", "") == "paged";
   std::string line;
@@ -316,7 +319,7 @@ Result<ShrunkRecording> ShrinkRecording(
   }
   return shrunk;
 } catch (const Json::exception& error) {
-  // Keys that the format does not have may be of any kind.
+  // Keys outside of the format may have values of any type.
   return Status(
       StatusCode::kFailedPrecondition,
       fmt::format("the recording cannot be taken apart: {}", error.what()));

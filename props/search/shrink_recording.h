@@ -1,5 +1,5 @@
-// Shorter recordings with the same failure, of a program that cannot be driven
-// live: it is given shorter lists of calls, and its answers are judged.
+// Shrinks a failing recording of a program that cannot be driven live: the
+// program gets shorter lists of calls, and the oracle judges its answers.
 
 #ifndef KVTWIN_PROPS_SEARCH_SHRINK_RECORDING_H_
 #define KVTWIN_PROPS_SEARCH_SHRINK_RECORDING_H_
@@ -15,30 +15,29 @@
 
 namespace kvtwin::props {
 
-// The recording that the program prints for these calls. Errors: the program
-// fails.
+// Returns the recording that the program prints for the calls. Errors: the
+// program fails.
 using Recorder = std::function<Result<std::string>(const std::string& calls)>;
 
 struct RecordingShrinkOptions {
   std::vector<std::string> twins;
-  std::int64_t runs = 2000;  // Of the program, at most.
+  std::int64_t runs = 2000;  // Limit for runs of the program.
   // Called after each run.
   std::function<void(std::int64_t runs, std::size_t calls)> progress = {};
 };
 
 struct ShrunkRecording {
-  std::string text;  // As the program printed it.
+  std::string text;  // As printed by the program.
   Judgement judgement;
   std::size_t calls_before = 0;
   std::size_t calls = 0;
   std::int64_t runs = 0;
-  bool is_shortest = true;  // Else the runs were used up.
+  bool is_shortest = true;  // False if the runs were used up.
 };
 
-// Requires: the recording can be parsed as far as its first wrong line. Errors:
-// it is not rejected; the program fails, or what it prints for all of the
-// recording's calls is not rejected with the same bucket, or what it prints for
-// none of them is.
+// Errors: the recording is accepted, or cannot be parsed up to its first wrong
+// line; the program fails; its output for all of the recording's calls is not
+// rejected with the same bucket, or its output for no calls is.
 Result<ShrunkRecording> ShrinkRecording(const std::string& recording,
                                         const Recorder& record,
                                         const RecordingShrinkOptions& options);

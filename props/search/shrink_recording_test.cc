@@ -1,4 +1,4 @@
-// Shorter recordings, by programs that are wrong, and what programs do to it.
+// Tests the shrinking of recordings with programs that have bugs.
 
 #include "props/search/shrink_recording.h"
 
@@ -25,8 +25,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A program that keeps the rows of each sequence of a pool of one layer, and
-// whose forks have a wrong K row at their end.
+// A program with a pool of one layer, which keeps the rows of each sequence.
+// The last K row of its forks is wrong.
 class ForkingProgram {
  public:
   std::string Answer(const std::string& calls) {
@@ -53,11 +53,11 @@ class ForkingProgram {
     std::vector<double> appended;
   };
 
-  // False: the line is left out.
+  // Executes a call; returns false if the line is left out.
   bool Do(Json& call) {
     const std::string op = call.at("op");
     if (op == "open") {
-      stopped_ = call.at("len") != 0;  // Nothing is ever found.
+      stopped_ = call.at("len") != 0;  // This pool never finds prompts.
       sequences_[call.at("result").get<int>()] = {};
       return true;
     }
@@ -108,8 +108,8 @@ class ForkingProgram {
   std::map<int, Sequence> sequences_;
 };
 
-// As any program, it may crash where a call is about a sequence that there is
-// not.
+// Runs the program. Like any program, it may crash if a call names an unknown
+// sequence.
 Result<std::string> Fork(const std::string& calls) {
   try {
     return ForkingProgram().Answer(calls);
@@ -118,7 +118,7 @@ Result<std::string> Fork(const std::string& calls) {
   }
 }
 
-// A history in which such a program is wrong late.
+// Returns a recording that this program fails late.
 std::string LongRecording() {
   for (std::uint64_t number = 0;; ++number) {
     PagedHistory history = MakePagedHistory(6, number);
@@ -142,22 +142,22 @@ TEST(ShrinkRecording, MakesTheShortestOfAPool) {
   const auto shrunk = ShrinkRecording(text, Fork, {.twins = kTwins});
   ASSERT_TRUE(shrunk.ok()) << shrunk.status().message();
   EXPECT_GT(shrunk->calls_before, 38U);
-  // Open, append, commit, fork, views.
+  // The calls are open, append, commit, fork, views.
   EXPECT_EQ(shrunk->calls, 5U) << shrunk->text;
   EXPECT_TRUE(shrunk->is_shortest);
   EXPECT_EQ(BucketOfReason(shrunk->judgement.reason),
             BucketOfReason(JudgeText(text).reason));
   EXPECT_EQ(JudgeText(shrunk->text).reason, shrunk->judgement.reason);
   EXPECT_EQ(shrunk->text.find("history"), std::string::npos);
-  // The lowest numbers.
+  // Sequences have the lowest numbers.
   EXPECT_NE(shrunk->text.find(R"("op":"fork","seq":0)"), std::string::npos)
       << shrunk->text;
-  // Again the same.
+  // Shrinking again has the same result.
   EXPECT_EQ(ShrinkRecording(text, Fork, {.twins = kTwins})->text, shrunk->text);
 }
 
-// Recordings of fewer than `lines` lines are wrong in a second way, and in the
-// same op: what views begin with.
+// Returns a program whose recordings of fewer than `lines` lines fail in
+// another way, in the same op: the start of views.
 Recorder ForkOrStart(std::size_t lines) {
   return [=](const std::string& calls) -> Result<std::string> {
     Result<std::string> text = Fork(calls);
@@ -182,7 +182,7 @@ TEST(ShrinkRecording, StaysWithTheFailureThatItBeganWith) {
     const auto shrunk =
         ShrinkRecording(text, ForkOrStart(lines), {.twins = kTwins});
     ASSERT_TRUE(shrunk.ok()) << shrunk.status().message();
-    // A header and these calls, of which none can be left out.
+    // The recording is a header and these calls; none can be removed.
     EXPECT_GE(shrunk->calls + 1, lines);
     EXPECT_LT(shrunk->calls, shrunk->calls_before);
     EXPECT_EQ(BucketOfReason(shrunk->judgement.reason), bucket);

@@ -145,7 +145,7 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
         "backend: memory",
         fmt::format("{} bytes are not freed by close", Guard::Live() - before));
   }
-  if (!failure) {  // Of close, which answers nothing.
+  if (!failure) {  // Damage by close, which has no answer.
     if (const auto damage = pool.watch->Damage()) {
       failure =
           MakeFailure("backend: out of bounds", "after close: " + *damage);

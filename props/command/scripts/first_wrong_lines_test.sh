@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# first_wrong_lines_test.sh KVTWIN RECORDINGS: `kvtwin check --json` names, for
-# each recording in RECORDINGS/reject, exactly the line that stands in
-# FIRST_WRONG_LINE.tsv beside it, and accepts each one in RECORDINGS/accept at
-# the identity level.
+# first_wrong_lines_test.sh KVTWIN RECORDINGS: for each recording in
+# RECORDINGS/reject, `kvtwin check --json` names exactly the line given in the
+# FIRST_WRONG_LINE.tsv beside it; it accepts each recording in RECORDINGS/accept
+# at the identity level.
 set -u
 kvtwin=$1 recordings=$2
 wrong=0
 
-# expect FILE REGEX...: the answer for FILE matches each REGEX.
+# expect FILE REGEX...: checks that the answer for FILE matches each REGEX.
 expect() {
   local file=$1 answer regex
   shift

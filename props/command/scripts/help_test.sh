@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# help_test.sh KVTWIN: every subcommand, and every option of each, has a description.
+# help_test.sh KVTWIN: every subcommand, and every option of each, has a
+# description.
 set -uo pipefail
 kvtwin=$1
 wrong=0
 
-# described TEXT: prints the options, or subcommands, of this help without a
-# description: it follows the name after blanks, or on a line of its own.
+# described TEXT: prints the options or subcommands in the help TEXT that have
+# no description. A description follows the name after blanks, or on the next
+# line.
 described() {
   awk '
     function done() { if (name != "" && !text) print name }
@@ -23,7 +25,7 @@ described() {
 commands=$("$kvtwin" help | sed -n '/^Subcommands:/,$ s/^  \([a-z][a-z]*\).*/\1/p')
 [ "$(wc -w <<<"$commands")" -gt 8 ] || { echo "no subcommands: $commands"; exit 1; }
 for command in "" $commands; do
-  # shellcheck disable=SC2086  # No command is no word.
+  # shellcheck disable=SC2086  # An empty command is not a word.
   help=$("$kvtwin" help $command) || wrong=1
   without=$(described "$help")
   [ -z "$without" ] && continue

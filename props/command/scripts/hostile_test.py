@@ -1,10 +1,10 @@
-"""hostile_test.py KVTWIN SCRATCH [EVERY]: recordings in which each field was
-made wrong in turn go through every subcommand that reads recordings; states
-that SaveState wrote, histories and explorations as well. Each ends with an
-exit code of its own (0, 1 or 2), says why, and never dies; `show` and `check`
-agree. EVERY leaves out all but each so many'th of them: 1 takes minutes.
+"""hostile_test.py KVTWIN SCRATCH [EVERY]: runs every subcommand that reads
+recordings on recordings with one wrong field each, and also tries states that
+SaveState wrote, histories and explorations. Each run must exit with 0, 1 or 2,
+print something, and never crash; `show` and `check` must agree. Only every
+EVERYth input is run: 1 takes minutes.
 
-The same test of the asan preset has AddressSanitizer look on.
+With the asan preset, AddressSanitizer checks the same runs.
 """
 
 import copy
@@ -20,12 +20,12 @@ HERE = pathlib.Path(__file__).resolve().parents[2]
 RECORDINGS = HERE / "recordings"
 
 HUGE = 2**31
-# A number with more digits than any double has, as JSON text.
+# Wrong values for most keys.
 VALUES = [
     None, True, "text", "", 0, -1, HUGE - 1, HUGE, -HUGE, 2**53, 2**63, 1e308,
     0.5, [], [0], [[]], {}, {"a": 1}, "nan\x00", "\ud800",
 ]
-# What json.dumps has no words for.
+# JSON text that json.dumps cannot write, valid or not.
 RAW = ["NaN", "-Infinity", "1e999", "9" * 400, "01", "[" * 100000, "{" * 5000,
        '"\\u0000"', "tru", ""]
 MARK = "@@raw@@"
@@ -78,7 +78,7 @@ def wrapper():
 
 
 def recordings():
-    """Lists of lines, as objects: each is accepted or rejected as it is."""
+    """Returns valid recordings (lists of lines): accepted or rejected ones."""
     sources = [
         RECORDINGS / "reject/ollama-0.12.9-defrag/contiguous-0016.jsonl",
         *sorted(RECORDINGS.glob("pools/*.jsonl")),
@@ -92,7 +92,7 @@ def recordings():
 
 
 def places(value, path=()):
-    """All that can be made wrong, down to the first elements of lists."""
+    """Yields the paths of all values, and of the first two elements of lists."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -110,7 +110,7 @@ def parent(value, path):
 
 
 def changed(line, path):
-    """The line's texts with what is at the path made wrong in every way."""
+    """Yields the line as text, once for each way to damage the value at path."""
     now = parent(line, path)[path[-1]]
     values = list(VALUES)
     if isinstance(now, list):
@@ -128,23 +128,23 @@ def changed(line, path):
     parent(marked, path)[path[-1]] = MARK
     for raw in RAW:
         yield json.dumps(marked).replace(f'"{MARK}"', raw)
-    if isinstance(path[-1], str):  # A key twice.
+    if isinstance(path[-1], str):  # The same key twice.
         wrong = copy.deepcopy(line)
         parent(wrong, path)[MARK] = 1
         yield json.dumps(wrong).replace(MARK, path[-1])
 
 
 def corpus(every):
-    """The bytes of wrong recordings: one that is known, and of all others each
-    so many'th."""
-    for sequences in [], [0]:  # Fewer than positions.
+    """Yields wrong recordings as bytes: two fixed ones, then every `every`th of
+    all others."""
+    for sequences in [], [0]:  # Fewer sequences than positions.
         lines = short_cache()
         lines[1]["sequences"] = sequences
         yield "\n".join(map(json.dumps, lines)).encode()
     count = 0
     for lines in recordings():
         texts = [json.dumps(line) for line in lines]
-        seen = set()  # What one line has shown, others need not.
+        seen = set()  # Values that an earlier line has tried.
         for i, line in enumerate(lines):
             shapes = [(line.get("op"), path) for path in places(line)]
             wrongs = [text for op, path in shapes
@@ -196,7 +196,7 @@ class Tester:
         path.write_bytes(data)
         page = self.scratch / f"{number}.html"
         code = self.run("check", path)
-        # Each of the others in turn, which all ways go the same way.
+        # One of the others in turn: all must give the same exit code.
         ways = [
             lambda: self.run("show", path),
             lambda: self.run("show", "--json", path),
@@ -268,7 +268,7 @@ def histories(every):
 
 
 def explorations(tester):
-    """What `explore --state` kept, each number made wrong."""
+    """Tries the files of `explore --state`, with one wrong number each."""
     folder = tester.scratch / "explored"
     folder.mkdir()
     explore = ["explore", "--cells", "2", "--positions", "2", "--kind",
@@ -306,7 +306,7 @@ def main(kvtwin, scratch, every="1"):
         print(failure)
     print(f"{tester.runs} runs, {len(tester.failures)} wrong; exit codes "
           f"{tester.codes}")
-    # A corpus of which nothing is read to its end tries little.
+    # Every exit code must occur: a corpus without valid input tests little.
     if tester.failures or min(tester.codes.values()) == 0:
         sys.exit(1)
     shutil.rmtree(scratch)

@@ -1,4 +1,4 @@
-"""json_keys_test.py KVTWIN CACHE POOL BUILD: docs/json.md has what --json prints.
+"""json_keys_test.py KVTWIN CACHE POOL BUILD: docs/json.md has all --json keys.
 
 CACHE and POOL are backends with a bug; BUILD is for the museum.
 """
@@ -33,13 +33,13 @@ RUNS = [
         for path in sorted((ROOT / "props/recordings/reject").rglob("*.jsonl"))
     ),
 ]
-# Their keys are names of what is counted.
+# Objects whose keys are names of counted things, not documented keys.
 COUNTED = {"passed_over", "probes"}
-CODES = (0, 1, 2)  # 2: of several states, one is no state.
+CODES = (0, 1, 2)  # 2: one of several files is not a state.
 
 
 def keys(value):
-    """All keys of objects in a value of JSON."""
+    """Yields all keys of objects in a JSON value."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield key
@@ -51,7 +51,7 @@ def keys(value):
 
 
 def printed(arguments):
-    """The keys that a command prints."""
+    """Returns the keys that a command prints."""
     done = subprocess.run(
         [kvtwin, *arguments, "--json"], capture_output=True, text=True, timeout=120
     )

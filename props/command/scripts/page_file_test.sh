@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# page_file_test.sh KVTWIN RECORDINGS: a page is there after a run with --html only
-# if this run wrote it, and a file that is no page is left alone.
+# page_file_test.sh KVTWIN RECORDINGS: after a run with --html, the page exists
+# only if this run wrote it; a file that is not a page is left alone.
 set -eu
 kvtwin=$1 recordings=$2
 scratch=$(mktemp -d)
@@ -31,14 +31,14 @@ write_page
 "$kvtwin" run "kvt1 | put 0*1" --html "$page" >/dev/null
 [ ! -e "$page" ] || fail "run left the page of an earlier run"
 
-# refused COMMAND...: exits with 2.
+# refused COMMAND...: checks that the command exits with 2.
 refused() {
   local code=0
   "$kvtwin" "$@" >/dev/null 2>"$scratch/said" || code=$?
   [ "$code" -eq 2 ] || fail "'$*' exits with $code, not with 2"
 }
 
-# A file that is no page stays as it is, also if it is what is judged.
+# A file that is not a page stays as it is, even if it is the judged recording.
 echo "notes" >"$page"
 refused fuzz --ops 100 --html "$page"
 grep -q "is '$page', a file that is not a page of kvtwin" "$scratch/said" ||
@@ -53,7 +53,7 @@ cmp "$wrong" "$scratch/in.jsonl" || fail "the recording is gone"
 refused check --html "" "$wrong"
 refused fuzz --ops 100 --html ""
 
-# Each recording has a page of its own.
+# Each recording gets its own page.
 mkdir -p "$scratch/many/a" "$scratch/pages"
 cp "$wrong" "$scratch/many/a/b.jsonl"
 cp "$wrong" "$scratch/many/a-b.jsonl"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# pipe_test.sh KVTWIN TOY: `gen | program | check -`, with a program that is
-# right, then with its bug. Exit code 77: there is nothing to run it with.
+# pipe_test.sh KVTWIN TOY: `gen | program | check -`, with the correct program,
+# then with its bug. Exit code 77 (skipped): Python is missing.
 set -uo pipefail
 kvtwin=$1 toy=$2
 if ! command -v python3 >/dev/null; then
@@ -8,8 +8,8 @@ if ! command -v python3 >/dev/null; then
   exit 77
 fi
 
-# piped CODE LINE [ARG...]: with these arguments for the toy, check exits with
-# CODE and its last line matches LINE.
+# piped CODE LINE [ARG...]: runs the toy with ARG..., and checks that `check`
+# exits with CODE and its last line matches LINE.
 piped() {
   local want=$1 regex=$2 output code
   shift 2

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# rerun_test.sh KVTWIN CACHE POOL: the line that a failure prints shows it again
-# where kvtwin was called, by a path of any kind. CACHE and POOL are wrong.
+# rerun_test.sh KVTWIN CACHE POOL: the rerun line of a failure reproduces it in
+# the same folder, however kvtwin was called. CACHE and POOL are backends with
+# bugs.
 set -u
 fail() {
   printf 'rerun_test.sh: %s\n' "$1"
@@ -8,7 +9,7 @@ fail() {
 }
 cd "$(dirname "$1")/.." || fail "no folder of $1"
 kvtwin=$(basename "$(dirname "$1")")/$(basename "$1")
-reruns() { # WHAT ARGS...: kvtwin fuzz ARGS..., and then its line, print WHAT
+reruns() { # WHAT ARGS...: `kvtwin fuzz ARGS` and its rerun line print WHAT
   local what=$1
   shift
   local line
@@ -18,7 +19,7 @@ reruns() { # WHAT ARGS...: kvtwin fuzz ARGS..., and then its line, print WHAT
   eval "$line" | grep -q "^$what" || fail "no $what"
 }
 reruns "FAIL subject: rows" --backend "$2"
-# What the backend is held to stays.
+# The rerun line keeps the backend's limits.
 reruns "FAIL subject: rows" --backend "$2" --call-seconds 3 --memory-mib 99 |
   grep -q -- "--backend .* --call-seconds 3 --memory-mib 99 --level" ||
   fail "no --call-seconds or --memory-mib"
