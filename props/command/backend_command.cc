@@ -271,7 +271,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   }
   const int code = right ? 0 : 1;
   if (html.empty() || result.findings.empty()) return code;
-    // The page shows a finding at the claimed level, if there is one.
+  // The page shows a finding at the claimed level, if there is one.
   const auto claimed =
       std::ranges::find(result.findings, info->claims, &Failure::level);
   const Failure& shown =

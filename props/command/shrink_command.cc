@@ -13,12 +13,12 @@
 
 #include "core/json_line.h"
 #include "kvtwin/cache.h"
+#include "props/base/filter.h"
 #include "props/base/program.h"
 #include "props/base/text_file.h"
 #include "props/command/command.h"
 #include "props/command/option_checks.h"
 #include "props/report/sieve.h"
-#include "props/base/filter.h"
 #include "props/search/shrink_recording.h"
 
 namespace kvtwin::props {

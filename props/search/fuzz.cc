@@ -24,8 +24,6 @@ namespace kvtwin::props {
 namespace {
 
 constexpr int kOpsInHistory = 100;
-// Histories between two checks of the clock and the count.
-constexpr std::size_t kBlock = 64;
 // One in twenty histories is run twice, and so is each that fails (S50).
 constexpr std::uint64_t kRepeatEvery = 20;
 // A search ends if, after this many histories, the subject had a cache for
@@ -39,6 +37,8 @@ class CacheSource {
   using History = props::History;
   using Subject = props::Subject;
   using Result = FuzzResult;
+  // Histories between two checks of the clock and the count.
+  static constexpr std::size_t kBlock = 64;
 
   CacheSource(const FuzzOptions& options, const Subject& subject)
       : options_(options), subject_(subject) {}
@@ -83,6 +83,8 @@ class PoolSource {
   using History = PagedHistory;
   using Subject = PagedSubject;
   using Result = PagedFuzzResult;
+  // Few: after each block, the storage is picked that the pool accepts.
+  static constexpr std::size_t kBlock = 8;
 
   PoolSource(const FuzzOptions& options, const Subject& /*subject*/)
       : options_(options) {}
@@ -196,7 +198,7 @@ class Search {
   // Runs the histories from `first` on and fills the block with them, up to the
   // first failure or the end of the time.
   void RunBlock(std::uint64_t first) {
-    block_ = std::vector<Ran>(kBlock);
+    block_ = std::vector<Ran>(Source::kBlock);
     const double until = start_ + shrinking_ + options_.seconds;
     std::atomic<std::size_t> next = 0;
     std::atomic<std::size_t> end = block_.size();

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "props/base/clock.h"
+#include "props/base/filter.h"
 #include "props/paged/paged_runner.h"
 #include "props/report/sieve.h"
-#include "props/base/filter.h"
 #include "props/search/gen.h"
 #include "props/testing/test_trace.h"
 
