@@ -12,10 +12,11 @@
 
 namespace kvtwin::props {
 
-RunResult RunPaged(const PagedHistory& history, PagedCensus* census,
-                   const PagedMaker& make, bool same_messages) {
+namespace {
+
+// Runs the history on pools that `trio` makes, and that live as long as it.
+RunResult Play(const PagedHistory& history, PagedTrio& trio) {
   RunResult result = {.ran = true};
-  PagedTrio trio(history.spec, census, make, same_messages);
   std::size_t step = history.ops.size();
   try {
     trio.SetUp();
@@ -29,11 +30,19 @@ RunResult RunPaged(const PagedHistory& history, PagedCensus* census,
     result.failure->step = step;
   }
   result.digest = trio.digest();
+  return result;
+}
+
+}  // namespace
+
+RunResult RunPaged(const PagedHistory& history, PagedCensus* census,
+                   const PagedMaker& make, bool same_messages) {
+  PagedTrio trio(history.spec, census, make, same_messages);
   if (census != nullptr) {
     const PagedSpec& spec = history.spec;
     census->dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
   }
-  return result;
+  return Play(history, trio);
 }
 
 PagedSubject TwinPools(std::string twin) {
@@ -67,7 +76,9 @@ Result<std::int64_t> WritePagedRecording(PagedHistory history,
     recorder = recorded.get();
     return std::unique_ptr<PagedPool>(std::move(recorded));
   };
-  const RunResult result = RunPaged(history, nullptr, make_recorded);
+  // The recorder is read after the run, so the pools live on.
+  PagedTrio trio(history.spec, nullptr, make_recorded);
+  const RunResult result = Play(history, trio);
   std::string line;
   std::getline(lines, line);
   auto header = nlohmann::ordered_json::parse(line);
