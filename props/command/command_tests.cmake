@@ -699,22 +699,13 @@ kvtwin_command_test(host_reads_no_pool EXIT 2 PRINTS "cannot read what kvtwin"
 set_tests_properties(command.host_reads_no_pool PROPERTIES ENVIRONMENT
   "KVTWIN_HOST=${PROJECT_SOURCE_DIR}/props/backend/host_of_garbage.sh;HOST_SAYS={\"pool\":{\"name\":\"p\",\"claims\":1}};HOST_ANSWERS={\"error\":\"x\"}")
 
-# Other people's caches, and the Python package, which has a build of its own: so
-# one of ours is enough. 77 is a test that is skipped. They begin first: they wait
-# for the network, and half of the time use one core.
+# The Python package has a build of its own: so one of ours is enough. 77 is a test
+# that is skipped. It begins first: it waits for the network, and half of the time
+# uses one core.
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")
-  set(pypi_test ${PROJECT_SOURCE_DIR}/props/repo/pypi_test.sh)
-  foreach(backend transformers mlx)
-    add_test(NAME backends.${backend}
-      COMMAND ${pypi_test} build/backends/${backend}/installed.txt 10
-              ${PROJECT_SOURCE_DIR}/dev backends ${backend})
-    set_tests_properties(backends.${backend} PROPERTIES
-      LABELS backends ENVIRONMENT KVTWIN=$<TARGET_FILE:kvtwin_command>
-      COST 100 SKIP_RETURN_CODE 77 TIMEOUT 900)
-  endforeach()
   add_test(NAME python.package
-    COMMAND ${pypi_test} build/python/venv/installed 2
-            ${PROJECT_SOURCE_DIR}/dev python)
+    COMMAND ${PROJECT_SOURCE_DIR}/props/repo/pypi_test.sh
+            build/python/venv/installed 2 ${PROJECT_SOURCE_DIR}/dev python)
   set_tests_properties(python.package PROPERTIES
     LABELS python COST 300 SKIP_RETURN_CODE 77 TIMEOUT 1200)
 endif()
