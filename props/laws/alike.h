@@ -34,6 +34,11 @@ std::optional<std::string> Compare(Session& left, Session& right, Alike alike,
 using Play = std::function<Answer(Session& session, const Script& script,
                                   std::size_t i)>;
 Answer PlayPlain(Session& session, const Script& script, std::size_t i);
+// Whether right caches may answer the call like this and like that: at
+// visibility CanResume may say no where it could say yes, and what is refused
+// may be so for another reason.
+bool MayDiffer(const Session& session, const Call& call, const Answer& a,
+               const Answer& b);
 
 struct Match {
   Alike alike = Alike::kBytes;
@@ -50,7 +55,8 @@ LawResult Matched(const Script& script, std::optional<Session> left,
                   std::optional<Session> right, const Match& match,
                   const Play& play_left, const Play& play_right);
 
-// Both with the script's own setup.
+// Both with the script's own setup. Where cells cannot be asked, tokens are
+// compared.
 LawResult MatchedBytes(const Script& script, const Subject& subject,
                        const Play& changed);
 

@@ -7,6 +7,7 @@
 #define KVTWIN_PROPS_LAWS_LAWS_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,11 +24,31 @@ struct LawResult {
   std::string wrong;        // Empty: it holds.
 };
 
+// What a law asks of a third-party cache beyond the calls of a history.
+enum LawNeeds : unsigned {
+  kNeedsCells = 1U << 0,     // The level of identity: it compares cells.
+  kNeedsOurs = 1U << 1,      // A twin: no other may be called after Close.
+  kNeedsLook = 1U << 2,      // Masks of passes that only reserve.
+  kNeedsSnapshot = 1U << 3,  // And Restore.
+  kNeedsResume = 1U << 4,    // CanResume.
+  kNeedsCausal = 1U << 5,    // SetCausal.
+  // Those of kvtwin_ability, as the table says.
+  kNeedsRemove = 1U << 6,
+  kNeedsMiddle = 1U << 7,
+  kNeedsCopy = 1U << 8,
+  kNeedsReserve = 1U << 9,
+  kNeedsAnyOrder = 1U << 10,
+  kNeedsMisuse = 1U << 11,
+  kNeedsPoison = 1U << 12,
+  kNeedsAnySequence = 1U << 13,
+};
+
 struct Law {
   std::string_view name;
   std::string_view statement;
   std::string_view rules;  // Of docs/semantics.md, "S29, S31".
   LawResult (*judge)(const History& history, const Subject& subject);
+  unsigned needs = 0;  // Of LawNeeds.
 };
 
 // All of them; the names are unique.
@@ -35,8 +56,22 @@ const std::vector<Law>& Laws();
 // Null if there is none of that name.
 const Law* FindLaw(std::string_view name);
 
-// `law.judge`, with what the subject throws as a failure.
+// Says what a third-party cache lacks that the law needs: "the backend has no
+// can_resume". Empty: the law is judged.
+std::string WhyNotJudged(const Law& law, const Subject& subject);
+
+// `law.judge`, with what the subject throws as a failure. A third-party cache
+// is judged by calls that it says that it has: where a law would make another,
+// or the rules leave open what a right cache answers, it says nothing.
 LawResult Judge(const Law& law, const History& history, const Subject& subject);
+
+// The same somewhere else. `hasty`: what hangs is known to, and not waited for.
+using LawJudge = std::function<LawResult(const Law& law, const History& history,
+                                         bool hasty)>;
+
+// Says which check fails: the law, or the "backend: crash" that `wrong` begins
+// with.
+std::string CheckOf(const Law& law, std::string_view wrong);
 
 struct LawFailure {
   std::uint64_t number = 0;  // Of the seed's histories, from 0.
@@ -52,12 +87,13 @@ struct LawRun {
 
 // Judges `histories` random histories, the same for the same seed everywhere;
 // fewer if it is interrupted.
+// With a judge, by that.
 LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
-              std::int64_t histories);
+              std::int64_t histories, const LawJudge& judge = nullptr);
 
 // The shortest history that breaks the law as well. Requires: `history` does.
 History ShrinkUnderLaw(const Law& law, const History& history,
-                       const Subject& subject);
+                       const Subject& subject, const LawJudge& judge = nullptr);
 
 // "kvtwin laws --law frame --twin optimized --history 'kvt1 ...'"
 std::string LawCommand(const Law& law, const History& history,
