@@ -4,6 +4,7 @@
 #define KVTWIN_PROPS_SEARCH_EXPLORE_WORKER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,9 @@
 
 namespace kvtwin::props {
 
+// Thrown by a worker of a third-party cache that says that it has no such one.
+struct NotMade {};
+
 // The ledger and two caches that are put into one state after another.
 class ExploreWorker {
  public:
@@ -27,20 +31,23 @@ class ExploreWorker {
 
   void Enter(StateKey key);
 
+  // Does all of `steps` in a state. `on_step`, if set, is called before each.
+  Expansion Expand(StateKey key, const std::vector<ExploreStep>& steps,
+                   const std::function<void(std::size_t)>& on_step = nullptr);
+
   // Does it in the state that was entered, checks it, and says whether it
   // changed that state. Adds what it checked to `checked`.
   bool Do(const ExploreStep& step, std::int64_t& checked);
 
-  // After Do: the cells; and when a difference was thrown: what was excepted,
-  // the reserving pass, and whether it came before the step and after it.
+  // After Do: the cells.
   const std::vector<CellEntry>& cells() const { return due_.cells; }
-  const std::vector<int>& except() const { return except_; }
-  const ExploreStep& reserving() const { return reserving_; }
-  bool reserved() const { return reserved_; }
-  bool went_on() const { return went_on_; }
 
  private:
   void RestoreCaches();
+  // What was excepted when a difference was thrown, the reserving pass, and
+  // whether it came before the step and after it.
+  Expansion::Failure FailureAt(std::int64_t step, const Differs& differs) const;
+  void Remove(const ExploreStep& step);
   void Reserve(const ExploreStep& step);
   void GoOn();
   void DoBatch(const ExploreStep& step, std::int64_t& checked);
@@ -53,6 +60,7 @@ class ExploreWorker {
   bool TakeToken(std::span<const CellEntry> owners, std::size_t row);
 
   const StateCodec& codec_;
+  const Abilities can_;
   reference::Ledger ledger_;
   reference::Ledger entered_;  // What ledger_ is in state_.
   std::unique_ptr<Cache> reference_;
