@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kvtwin/cache.h"
 #include "kvtwin/kvtwin.h"
@@ -25,7 +26,8 @@ struct BackendInfo {
   Level claims = Level::kVisibility;
   Abilities abilities;
   double tolerance = 0.01;
-  bool has_cells = false;  // So that identity can be tried.
+  bool has_cells = false;          // So that identity can be tried.
+  std::vector<std::string> lacks;  // Functions that its table has not.
 };
 
 // Errors: a table that is too small or lacks a function; a description that

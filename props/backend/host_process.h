@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,7 +20,9 @@
 #include "kvtwin/status.h"
 #include "props/backend/backend.h"
 #include "props/compare/runner.h"
+#include "props/laws/laws.h"
 #include "props/paged/paged_fuzz.h"
+#include "props/search/explore.h"
 
 namespace kvtwin::props {
 
@@ -43,6 +46,9 @@ std::string_view FunctionName(int number);
 // All but the table.
 nlohmann::ordered_json ToJson(const BackendInfo& info);
 BackendInfo BackendInfoFromJson(const nlohmann::ordered_json& json);
+
+nlohmann::ordered_json ToJson(const Expansion& expansion);
+Expansion ExpansionFromJson(const nlohmann::ordered_json& json);
 
 struct PoolInfo {
   std::string name;
@@ -77,6 +83,14 @@ class Host {
   std::string Page(const History& history, Level level,
                    const std::string& arguments);
 
+  // By a law. What a process dies of is wrong, too: "backend: crash: ...".
+  LawResult Judge(const Law& law, const History& history, Level level,
+                  bool hasty);
+  // All steps from one state of `what`. One that ends its process is the
+  // last, and named.
+  Expansion Expand(const ExploreSize& size, const ExploreCase& what,
+                   std::uint64_t state);
+
   // The same for pools.
   Result<PoolInfo> DescribePool();
   PagedSubject PoolSubjectAt(Level level);
@@ -93,6 +107,12 @@ class Host {
   std::string AskPool(const PagedHistory& history, Level level, bool hasty,
                       PagedCensus* census);
   std::unique_ptr<HostProcess> Take();
+  void GiveBack(std::unique_ptr<HostProcess> process);
+  // One question, one answer. Nothing if the process died, and `process` says
+  // how.
+  std::optional<nlohmann::ordered_json> AskOnce(
+      const nlohmann::ordered_json& asked, bool hasty,
+      std::unique_ptr<HostProcess>& process);
   double Patience(bool hasty) const;
 
   HostOptions options_;

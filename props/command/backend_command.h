@@ -1,10 +1,11 @@
-// `kvtwin fuzz --backend` and `kvtwin run --backend`.
+// The subcommands with --backend.
 
 #ifndef KVTWIN_PROPS_COMMAND_BACKEND_COMMAND_H_
 #define KVTWIN_PROPS_COMMAND_BACKEND_COMMAND_H_
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "props/backend/host_process.h"
 #include "props/base/level.h"
@@ -42,6 +43,14 @@ int OnPoolBackend(const BackendArguments& arguments,
                   const std::function<int(const PagedSubject&)>& act);
 // "--backend ./libyours.so", and the level if one is asked for.
 std::string PoolArgumentsText(const BackendArguments& arguments);
+
+// Acts on a cache that follows our rules, at the level that is asked for, or
+// else claimed. Returns 2 if it follows others, and says so of `what`.
+int OnOurBackend(
+    const BackendArguments& arguments, std::string_view what,
+    const std::function<int(Host&, const BackendInfo&, const Subject&)>& act);
+// Prints why the command cannot go on. Returns 2, the exit code.
+int Complain(const std::string& text);
 
 int RunOnBackend(const BackendArguments& arguments, const History& history,
                  bool json, const std::string& html);

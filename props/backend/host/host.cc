@@ -1,5 +1,5 @@
 // kvtwin-host: loads a backend and runs histories on it, so that what it does
-// to its process is not done to the command. `kvtwin fuzz --backend` starts it
+// to its process is not done to the command. Whatever takes --backend starts it
 // (props/backend/host_process.h), asks on file 3, one JSON object a line, and
 // reads on file 4.
 
@@ -29,6 +29,8 @@
 #include "props/backend/host_process.h"
 #include "props/backend/pool_backend.h"
 #include "props/base/program.h"
+#include "props/laws/laws.h"
+#include "props/search/explore.h"
 #include "props/search/fuzz.h"
 
 namespace kvtwin::props {
@@ -86,23 +88,22 @@ Json DifferenceJson(const Difference& difference) {
           {"column", difference.column}, {"first_cell", difference.first_cell}};
 }
 
+constexpr const char* kLeaks = "backend: memory";
+
 // What is not freed when a history is over, and is more after it ran again: of
-// what is made once, there is no more then.
-std::optional<Difference> FindLeak(const History& history,
-                                   const Subject& subject) {
+// what is made once, there is no more then. Says how much; empty: nothing.
+template <class Again>
+std::string FindLeak(const Again& again) {
   std::size_t leaked = 0;
   for (int i = 0; i < 2; ++i) {
     const std::size_t before = Guard::Live();
-    RunHistory(history, subject);
-    if (Guard::Live() <= before) return std::nullopt;
+    again();
+    if (Guard::Live() <= before) return "";
     leaked = Guard::Live() - before;
   }
-  return Difference{
-      .step = history.ops.size(),
-      .check = "backend: memory",
-      .text = fmt::format("{} bytes are not freed by close, the last of them "
-                          "allocated in {}",
-                          leaked, Guard::LatestFunction())};
+  return fmt::format(
+      "{} bytes are not freed by close, the last of them allocated in {}",
+      leaked, Guard::LatestFunction());
 }
 
 Json Run(const Json& asked, Subject subject, HostState* state) {
@@ -120,7 +121,11 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
   const std::size_t before = Guard::Live();
   RunResult result = RunHistory(*history, subject, told ? &story : nullptr);
   if (!result.difference && Guard::Live() > before) {
-    result.difference = FindLeak(*history, subject);
+    const std::string leak = FindLeak([&] { RunHistory(*history, subject); });
+    if (!leak.empty()) {
+      result.difference = {
+          .step = history->ops.size(), .check = kLeaks, .text = leak};
+    }
   }
   Json json = {{"ran", result.ran},
                {"operations", result.operations},
@@ -132,6 +137,53 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
         PageHtml(ExplainHistory(*history, *result.difference, subject));
   }
   return json;
+}
+
+// Judges a history by a law. A leak is told only if nothing else is wrong.
+Json JudgeByLaw(const Json& asked, const Subject& subject) {
+  const Law* law = FindLaw(asked.at("law").get<std::string>());
+  const Result<History> history =
+      ParseHistory(asked.at("history").get<std::string>());
+  if (law == nullptr || !history.ok()) return {{"error", "no law, or history"}};
+  Guard::Forget();
+  const std::size_t before = Guard::Live();
+  LawResult result = Judge(*law, *history, subject);
+  if (result.wrong.empty() && Guard::Live() > before) {
+    const std::string leak =
+        FindLeak([&] { (void)Judge(*law, *history, subject); });
+    if (!leak.empty()) result.wrong = fmt::format("{}: {}", kLeaks, leak);
+  }
+  return {{"judged", result.judged}, {"wrong", result.wrong}};
+}
+
+// Does all steps from a state of the explorer, and tells which it is at.
+Json Expand(const Json& asked, Subject subject, HostState* state) {
+  const Result<History> setup =
+      ParseHistory(asked.at("setup").get<std::string>());
+  if (!setup.ok()) return {{"error", setup.status().message()}};
+  const ExploreSize size = {.cells = asked.at("cells").get<int>(),
+                            .sequences = asked.at("sequences").get<int>(),
+                            .positions = asked.at("positions").get<int>(),
+                            .dtype = asked.at("dtype").get<DType>()};
+  const ExploreCase what = {asked.at("explore").get<std::string>(),
+                            setup->setup};
+  const auto key = asked.at("state").get<std::uint64_t>();
+  subject.on_step = [state](std::size_t step) {
+    state->step.store(static_cast<std::int64_t>(step));
+  };
+  state->step.store(-1);
+  Guard::Forget();
+  const std::size_t before = Guard::Live();
+  Expansion expansion = ExpandState(size, what, subject, key);
+  if (!expansion.failure && Guard::Live() > before) {
+    const std::string leak =
+        FindLeak([&] { (void)ExpandState(size, what, subject, key); });
+    if (!leak.empty()) {
+      ++expansion.differences;
+      expansion.failure = {.check = kLeaks, .text = leak};
+    }
+  }
+  return ToJson(expansion);
 }
 
 // What is wrong, and a leak only if nothing else is.
@@ -284,6 +336,14 @@ int Main(int argc, char** argv) {
     UseProfile(json.value("profile", ""), info);
     Subject subject = BackendSubject(info, json.at("level").get<Level>(),
                                      json.value("arguments", ""), &guard);
+    if (json.contains("law")) {
+      Answer(JudgeByLaw(json, subject));
+      continue;
+    }
+    if (json.contains("explore")) {
+      Answer(Expand(json, subject, state));
+      continue;
+    }
     if (const auto values = json.at("rules").get<std::vector<int>>();
         !values.empty()) {
       subject.rules = RulesOf(values);
