@@ -651,6 +651,19 @@ Result<BackendInfo> DescribeBackend(const kvtwin_backend_v1* given) {
   info.abilities = *abilities;
   info.tolerance = said.tolerance;
   info.has_cells = table.cells != nullptr;
+  const std::array<std::pair<const char*, bool>, 9> optional = {
+      {{"remove", table.remove != nullptr},
+       {"copy_prefix", table.copy_prefix != nullptr},
+       {"can_resume", table.can_resume != nullptr},
+       {"set_causal", table.set_causal != nullptr},
+       {"set_layer_type", table.set_layer_type != nullptr},
+       {"encoder_cached", table.encoder_cached != nullptr},
+       {"cells", info.has_cells},
+       {"snapshot", table.snapshot != nullptr},
+       {"restore", table.restore != nullptr}}};
+  for (const auto& [name, there] : optional) {
+    if (!there) info.lacks.emplace_back(name);
+  }
   return info;
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kvtwin/cache.h"
 #include "kvtwin/kvtwin.h"
@@ -25,7 +26,8 @@ struct BackendInfo {
   Level claims = Level::kVisibility;
   Abilities abilities;
   double tolerance = 0.01;
-  bool has_cells = false;  // Required for identity.
+  bool has_cells = false;          // Required for identity.
+  std::vector<std::string> lacks;  // The functions that the table lacks.
 };
 
 // Reads the description of a backend. Errors: a table that is too small or

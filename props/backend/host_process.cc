@@ -44,8 +44,8 @@ RunResult WroteNonsense(std::size_t operations, const Json::exception& error) {
 
 // Returns whether a process may get another history: not after it wrote outside
 // of its memory, or leaked.
-bool IsSound(const RunResult& result) {
-  return !result.failure || result.failure->party() != Party::kBackend;
+bool IsSound(const Failure& failure) {
+  return failure.party() != Party::kBackend;
 }
 
 }  // namespace
@@ -151,7 +151,8 @@ Json ToJson(const BackendInfo& info) {
           {"shift", abilities.shift},
           {"snapshots", abilities.snapshots},
           {"tolerance", info.tolerance},
-          {"has_cells", info.has_cells}};
+          {"has_cells", info.has_cells},
+          {"lacks", info.lacks}};
 }
 
 BackendInfo BackendInfoFromJson(const Json& json) {
@@ -182,7 +183,50 @@ BackendInfo BackendInfoFromJson(const Json& json) {
   json.at("snapshots").get_to(abilities.snapshots);
   json.at("tolerance").get_to(info.tolerance);
   json.at("has_cells").get_to(info.has_cells);
+  json.at("lacks").get_to(info.lacks);
   return info;
+}
+
+Json ToJson(const Expansion& expansion) {
+  Json found = Json::array();
+  for (const auto& [state, step] : expansion.found) {
+    found.push_back({state, step});
+  }
+  Json json = {{"checked", expansion.checked},
+               {"differences", expansion.differences},
+               {"not_made", expansion.not_made},
+               {"found", found}};
+  if (!expansion.failure) return json;
+  const Expansion::Fault& failure = *expansion.failure;
+  json["failure"] = {
+      {"check", failure.check},         {"text", failure.text},
+      {"step", failure.step},           {"except", failure.except},
+      {"reserved", failure.reserved},   {"went_on", failure.went_on},
+      {"positions", failure.positions}, {"sequences", failure.sequences}};
+  return json;
+}
+
+Expansion ExpansionFromJson(const Json& json) {
+  Expansion expansion;
+  json.at("checked").get_to(expansion.checked);
+  json.at("differences").get_to(expansion.differences);
+  json.at("not_made").get_to(expansion.not_made);
+  for (const Json& one : json.at("found")) {
+    expansion.found.push_back(
+        {one.at(0).get<std::uint64_t>(), one.at(1).get<std::uint32_t>()});
+  }
+  if (!json.contains("failure")) return expansion;
+  const Json& said = json.at("failure");
+  Expansion::Fault& failure = expansion.failure.emplace();
+  said.at("check").get_to(failure.check);
+  said.at("text").get_to(failure.text);
+  said.at("step").get_to(failure.step);
+  said.at("except").get_to(failure.except);
+  said.at("reserved").get_to(failure.reserved);
+  said.at("went_on").get_to(failure.went_on);
+  said.at("positions").get_to(failure.positions);
+  said.at("sequences").get_to(failure.sequences);
+  return expansion;
 }
 
 Host::Host(HostOptions options) : options_(std::move(options)) {
@@ -258,24 +302,88 @@ Result<PoolInfo> Host::DescribePool() {
   });
 }
 
+std::optional<Json> Host::AskOnce(const Json& asked, bool hasty,
+                                  std::unique_ptr<HostProcess>& process) {
+  process = Take();
+  if (!process->alive() || !process->Ask(asked)) return std::nullopt;
+  std::optional<Json> said = process->Answer(Patience(hasty));
+  if (said && said->contains("error")) {  // The host itself failed.
+    throw std::logic_error("kvtwin-host cannot read what kvtwin asks: " +
+                           said->at("error").get<std::string>());
+  }
+  return said;
+}
+
+void Host::GiveBack(std::unique_ptr<HostProcess> process) {
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(process));
+}
+
+LawResult Host::Judge(const Law& law, const History& history, Level level,
+                      bool hasty) {
+  std::unique_ptr<HostProcess> process;
+  try {
+    const std::optional<Json> said = AskOnce({{"law", law.name},
+                                              {"history", ToText(history)},
+                                              {"level", level},
+                                              {"profile", options_.profile}},
+                                             hasty, process);
+    if (!said) return {1, process->died().text, process->died().check};
+    LawResult result = {said->at("judged").get<std::int64_t>(),
+                        said->at("wrong").get<std::string>(),
+                        said->at("check").get<std::string>()};
+    if (IsSound({.check = result.check})) GiveBack(std::move(process));
+    return result;
+  } catch (const Json::exception& error) {
+    const Failure nonsense = *WroteNonsense(0, error).failure;
+    return {1, nonsense.text, nonsense.check};
+  }
+}
+
+Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
+                       std::uint64_t state) {
+  std::unique_ptr<HostProcess> process;
+  Expansion expansion;
+  const auto ended = [&](std::string check, std::string text) {
+    expansion = {.differences = 1, .ended = true};
+    expansion.failure = {.check = std::move(check), .text = std::move(text)};
+    expansion.failure->step = process->step();
+    return expansion;
+  };
+  try {
+    const std::optional<Json> said = AskOnce({{"explore", what.name},
+                                              {"cells", size.cells},
+                                              {"sequences", size.sequences},
+                                              {"positions", size.positions},
+                                              {"dtype", size.dtype},
+                                              {"setup", ToText(what.setup)},
+                                              {"state", state},
+                                              {"level", Level::kIdentity},
+                                              {"profile", options_.profile}},
+                                             /*hasty=*/false, process);
+    if (!said) return ended(process->died().check, process->died().text);
+    expansion = ExpansionFromJson(*said);
+    const bool sound =
+        !expansion.failure || IsSound({.check = expansion.failure->check});
+    if (sound) GiveBack(std::move(process));
+    expansion.ended = !sound;
+    return expansion;
+  } catch (const Json::exception& error) {
+    const Failure nonsense = *WroteNonsense(0, error).failure;
+    return ended(nonsense.check, nonsense.text);
+  }
+}
+
 RunResult Host::AskPool(const PagedHistory& history, Level level, bool hasty,
                         PagedCensus* census) {
-  std::unique_ptr<HostProcess> process = Take();
+  std::unique_ptr<HostProcess> process;
+  const std::optional<Json> said =
+      AskOnce({{"pool", ToText(history)}, {"level", level}}, hasty, process);
   RunResult result = {.ran = true};
-  const auto died = [&] {
+  if (!said) {
     result.failure = process->died();
     result.failure->step = history.ops.size();
     return result;
-  };
-  if (!process->alive() ||
-      !process->Ask({{"pool", ToText(history)}, {"level", level}})) {
-    return died();
-  }
-  const std::optional<Json> said = process->Answer(Patience(hasty));
-  if (!said) return died();
-  if (said->contains("error")) {  // The host itself failed.
-    throw std::logic_error("kvtwin-host cannot read what kvtwin asks: " +
-                           said->at("error").get<std::string>());
   }
   result = RunResultFromJson(*said);
   if (census != nullptr) {
@@ -286,10 +394,7 @@ RunResult Host::AskPool(const PagedHistory& history, Level level, bool hasty,
     }
     census->Add(counted);
   }
-  if (IsSound(result)) {
-    const std::lock_guard lock(mutex_);
-    idle_.push_back(std::move(process));
-  }
+  if (!result.failure || IsSound(*result.failure)) GiveBack(std::move(process));
   return result;
 }
 
@@ -378,10 +483,7 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
     if (html != nullptr) *html = said->value("page", "");
     break;
   }
-  if (IsSound(result)) {
-    const std::lock_guard lock(mutex_);
-    idle_.push_back(std::move(process));
-  }
+  if (!result.failure || IsSound(*result.failure)) GiveBack(std::move(process));
   return result;
 }
 

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,7 +20,9 @@
 #include "kvtwin/status.h"
 #include "props/backend/backend.h"
 #include "props/compare/runner.h"
+#include "props/laws/laws.h"
 #include "props/paged/paged_runner.h"
+#include "props/search/explore.h"
 
 namespace kvtwin::props {
 
@@ -51,6 +54,9 @@ PagedCensus PagedCensusFromJson(const nlohmann::ordered_json& json);
 // The JSON has all fields but the table.
 nlohmann::ordered_json ToJson(const BackendInfo& info);
 BackendInfo BackendInfoFromJson(const nlohmann::ordered_json& json);
+
+nlohmann::ordered_json ToJson(const Expansion& expansion);
+Expansion ExpansionFromJson(const nlohmann::ordered_json& json);
 
 struct PoolInfo {
   std::string name;
@@ -87,6 +93,15 @@ class Host {
   std::string Page(const History& history, Level level,
                    const std::string& arguments);
 
+  // Judges a history by a law. A process that dies is a failure, too, with its
+  // own check: "backend: crash".
+  LawResult Judge(const Law& law, const History& history, Level level,
+                  bool hasty);
+  // Does all steps from one state of `what`. A step that ends the process is
+  // the last, and is named.
+  Expansion Expand(const ExploreSize& size, const ExploreCase& what,
+                   std::uint64_t state);
+
   // These functions do the same for pools.
   Result<PoolInfo> DescribePool();
   PagedSubject PoolSubjectAt(Level level, std::string arguments);
@@ -103,6 +118,12 @@ class Host {
   RunResult AskPool(const PagedHistory& history, Level level, bool hasty,
                     PagedCensus* census);
   std::unique_ptr<HostProcess> Take();
+  void GiveBack(std::unique_ptr<HostProcess> process);
+  // One question, one answer. Nothing if the process died, and `process` says
+  // how.
+  std::optional<nlohmann::ordered_json> AskOnce(
+      const nlohmann::ordered_json& asked, bool hasty,
+      std::unique_ptr<HostProcess>& process);
   double Patience(bool hasty) const;
 
   HostOptions options_;

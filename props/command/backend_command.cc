@@ -59,11 +59,6 @@ std::string PoolArgumentsText(const BackendArguments& arguments) {
                      arguments.level);
 }
 
-int Complain(const std::string& text) {
-  fmt::print(stderr, "kvtwin: {}\n", text);
-  return 2;
-}
-
 void Print(const Json& json) {
   fmt::print("{}\n", json.dump(-1, ' ', false,
                                nlohmann::json::error_handler_t::replace));
@@ -192,6 +187,11 @@ std::string WhyNoLibrary(const std::string& path) {
 
 }  // namespace
 
+int Complain(const std::string& text) {
+  fmt::print(stderr, "kvtwin: {}\n", text);
+  return 2;
+}
+
 void AddBackendOptions(CLI::App& command, BackendArguments& arguments) {
   CLI::Option* backend =
       command
@@ -295,6 +295,26 @@ int OnPoolBackend(const BackendArguments& arguments,
       host.PoolSubjectAt(level, PoolArgumentsText(arguments));
   subject.name = info->name;
   return act(subject);
+}
+
+int OnOurBackend(
+    const BackendArguments& arguments, std::string_view what,
+    const std::function<int(Host&, const BackendInfo&, const Subject&)>& act) {
+  Host host(OptionsOf(arguments));
+  const Result<BackendInfo> info = host.Describe();
+  if (!info.ok()) return Complain(info.status().message());
+  if (info->rules != RulesAt(*info, Level::kIdentity)) {
+    return Complain(fmt::format(
+        "{} goes by our rules, and {} by those of {}, which `kvtwin "
+        "fuzz --backend` knows, too",
+        what, info->name, info->profile));
+  }
+  const std::vector<Level> levels = LevelsFor(arguments, *info);
+  if (levels.empty()) return Complain(kNoIdentity);
+  const bool can_claim = std::ranges::count(levels, info->claims) > 0;
+  const Level level = can_claim ? info->claims : levels.front();
+  return act(host, *info,
+             host.SubjectAt(*info, level, ArgumentsText(arguments, level)));
 }
 
 int RunOnBackend(const BackendArguments& arguments, const History& history,

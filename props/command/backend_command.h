@@ -1,10 +1,11 @@
-// The commands `kvtwin fuzz --backend` and `kvtwin run --backend`.
+// The subcommands with --backend.
 
 #ifndef KVTWIN_PROPS_COMMAND_BACKEND_COMMAND_H_
 #define KVTWIN_PROPS_COMMAND_BACKEND_COMMAND_H_
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "props/backend/host_process.h"
 #include "props/base/level.h"
@@ -42,6 +43,15 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
 // no usable backend.
 int OnPoolBackend(const BackendArguments& arguments,
                   const std::function<int(const PagedSubject&)>& act);
+// Calls `act` with a cache that follows our rules, at the level that the user
+// gave or else the claimed level. Returns 2 if the cache follows other rules,
+// which it reports with `what`.
+int OnOurBackend(
+    const BackendArguments& arguments, std::string_view what,
+    const std::function<int(Host&, const BackendInfo&, const Subject&)>& act);
+// Prints why the command cannot continue. Returns 2, the exit code.
+int Complain(const std::string& text);
+
 int RunOnBackend(const BackendArguments& arguments, const History& history,
                  bool json, const std::string& html);
 

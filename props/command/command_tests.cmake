@@ -408,6 +408,62 @@ if(TARGET kvtwin_shared)
     ARGS fuzz --ops 100 --level entitlement --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(backend_old_c_cache EXIT 0 PRINTS "^visibility  holds"
     ARGS fuzz --ops 10000 --backend $<TARGET_FILE:kvtwin_old_c_cache>)
+  # Laws and the explorer: a right one holds, and what it lacks is not judged.
+  foreach(backend twin few old_twin)
+    kvtwin_command_test(laws_of_${backend} EXIT 0 PRINTS "^0 broken, [0-9]+ hold"
+      ARGS laws --runs 100 --backend $<TARGET_FILE:kvtwin_${backend}_backend>)
+    kvtwin_command_test(laws_of_${backend}_visibility EXIT 0
+      PRINTS "^0 broken, [0-9]+ hold"
+      ARGS laws --runs 100 --seed 2 --level visibility
+           --backend $<TARGET_FILE:kvtwin_${backend}_backend>)
+  endforeach()
+  kvtwin_command_test(explore_twin_backend EXIT 0
+    PRINTS "^all +4711 states, +591598 transitions, .* 0 differences, fixed point"
+    ARGS explore --cells 3 --positions 3
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(explore_few EXIT 0
+    PRINTS "^all +475 states, .* 0 differences, fixed point"
+    ARGS explore --cells 3 --positions 3 --backend ${few})
+  kvtwin_command_test(explore_few_by_init EXIT 2 PRINTS "has none of these caches"
+    ARGS explore --cells 3 --positions 3 --kind causal --backend ${few})
+  kvtwin_command_test(explore_visibility EXIT 2 PRINTS "held to visibility"
+    ARGS explore --cells 3 --level visibility
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(explore_pool_of_twin EXIT 0 PRINTS " 0 differences"
+    ARGS explore --kind paged --depth 2
+         --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  kvtwin_command_test(laws_by_other_rules EXIT 2
+    PRINTS "goes by our rules, and twin by those of mlx"
+    ARGS laws --profile mlx --backend $<TARGET_FILE:kvtwin_twin_backend>)
+  # Whatever breaks is shown again by the line behind `rerun`.
+  kvtwin_backend(broken_backend props/testing/broken_backend.c)
+  target_link_libraries(kvtwin_broken_backend PRIVATE kvtwin_shared)
+  foreach(bug "frame/laws --law frame --runs 300/^BROKEN frame "
+              "frame/laws --law frame --runs 300 --level visibility/^BROKEN frame "
+              "copy/laws --law copy_shows --runs 300/^BROKEN copy_shows "
+              "copy/laws --law visibility --runs 300 --level visibility/^BROKEN visibility "
+              "reserve/laws --law reserve --runs 300/^BROKEN reserve "
+              "crash/laws --law offset_zero/backend: crash: remove ended its process"
+              "copy/explore --cells 3 --positions 3 --kind causal/^FAIL subject: cells"
+              "crash/explore --cells 3 --positions 3 --kind causal/^          Remove.*remove ended its process")
+    string(REPLACE "/" ";" bug "${bug}")
+    list(GET bug 0 name)
+    list(GET bug 1 words)
+    list(GET bug 2 prints)
+    string(MAKE_C_IDENTIFIER "${name}_${words}" test)
+    separate_arguments(words)
+    add_test(NAME command.broken_${test}
+      COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/shown_again_test.sh
+              $<TARGET_FILE:kvtwin_command> ${prints} ${words}
+              --backend $<TARGET_FILE:kvtwin_broken_backend>)
+    set_tests_properties(command.broken_${test} PROPERTIES
+      ENVIRONMENT KVTWIN_BROKEN=${name} TIMEOUT 300)
+  endforeach()
+  add_test(NAME command.interrupt_backend
+    COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/interrupt_test.sh
+            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_twin_backend>)
+  set_tests_properties(command.interrupt_backend PROPERTIES
+    SKIP_RETURN_CODE 77 TIMEOUT 300)
   kvtwin_command_test(backend_of_nothing EXIT 2 PRINTS "none of the caches"
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
   set_tests_properties(command.backend_of_nothing PROPERTIES
@@ -465,6 +521,38 @@ kvtwin_command_test(run_says_yes EXIT 0 PRINTS "CanResume.0, 1. -> yes"
   ARGS run "kvt1 | put 0*1 | ask 0@1")
 kvtwin_command_test(run_says_no EXIT 0 PRINTS "CanResume.0, 1. -> no"
   ARGS run "kvt1 kind=swa window=1 cap=8 | ask 0@1")
+kvtwin_command_test(laws_of_c_cache EXIT 0 PRINTS "^0 broken, [0-9]+ hold"
+  ARGS laws --runs 300 --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(laws_not_judged EXIT 2
+  PRINTS "^- +snapshot_is_all +c_cache +not judged: the backend has no snapshot"
+  ARGS laws --law snapshot_is_all --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(laws_not_judged_json EXIT 0
+  PRINTS "\"law\":\"replay\",.*\"holds\":null,\"not_judged\":\"the backend does"
+  ARGS laws --runs 3 --json --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(laws_of_numbers EXIT 2 PRINTS "`kvtwin fuzz --backend` compares"
+  ARGS laws --level numeric --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(laws_of_another_cache EXIT 2 PRINTS "has no such cache"
+  ARGS laws --history "kvt1 kind=encoder | put 0*1"
+       --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(explore_no_state EXIT 2
+  PRINTS "c_cache cannot be explored: its table has no cells, snapshot, restore; `kvtwin fuzz --backend` needs no"
+  ARGS explore --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(explore_pool_backend EXIT 0 PRINTS " 0 differences"
+  ARGS explore --kind paged --depth 2 --backend $<TARGET_FILE:kvtwin_c_pool>)
+foreach(words "explore --kind paged --depth 2 --backend/c_pool_bug/DIFFERENCE"
+              "laws --law visibility --backend/c_cache_bug/^BROKEN visibility"
+              "laws --law window_hides --backend/c_cache_bug/^BROKEN window_hides")
+  string(REPLACE "/" ";" words "${words}")
+  list(GET words 1 library)
+  list(GET words 2 prints)
+  list(GET words 0 words)
+  string(MAKE_C_IDENTIFIER "${words}" test)
+  separate_arguments(words)
+  add_test(NAME command.broken_${test}_${library}
+    COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/shown_again_test.sh
+            $<TARGET_FILE:kvtwin_command> ${prints} ${words}
+            $<TARGET_FILE:kvtwin_${library}>)
+endforeach()
 kvtwin_command_test(backend_holds EXIT 0
   PRINTS "^visibility  holds .it says that it does."
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)
@@ -650,6 +738,23 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_sick_backend>
               ${illness} ${ill})
     set_tests_properties(command.backend_${illness} PROPERTIES TIMEOUT 300)
+  endforeach()
+  # None of them ends or hangs a law.
+  foreach(ill "crash/backend: crash: start_forward ended its process with SIGSEGV"
+              "hang/backend: hang: start_forward did not return in 1 seconds"
+              "memory/backend: memory: start_forward has allocated more than 64"
+              "leak/backend: memory: [0-9]+ bytes are not freed by close"
+              "behind/backend: out of bounds: after "
+              "columns/backend: garbage: get: 2000000000 columns"
+              "nonsense/backend: crash" "answers/backend: crash: wrote nonsense"
+              "full/BROKEN legal_client" "rounds/BROKEN visibility")
+    string(REPLACE "/" ";" ill "${ill}")
+    list(POP_FRONT ill illness)
+    kvtwin_command_test(laws_of_a_sick_${illness} EXIT 1 PRINTS "${ill}"
+      ARGS laws --runs 100 --call-seconds 1 --memory-mib 64 --shrink-seconds 20
+           --backend $<TARGET_FILE:kvtwin_sick_backend>)
+    set_tests_properties(command.laws_of_a_sick_${illness} PROPERTIES
+      ENVIRONMENT KVTWIN_SICK=${illness})
   endforeach()
   kvtwin_command_test(backend_rounds EXIT 1
     PRINTS "^numeric     holds$"

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -16,6 +17,7 @@
 #include "core/names.h"
 #include "props/base/interrupt.h"
 #include "props/base/text_file.h"
+#include "props/command/backend_command.h"
 #include "props/command/command.h"
 #include "props/command/option_checks.h"
 #include "props/paged/paged_runner.h"
@@ -39,16 +41,21 @@ struct Arguments {
       std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 256);
   double seconds = 0;
   bool json = false;
+  BackendArguments backend;  // Instead of a twin, if one is given.
 };
 
 // Returns the text of the failure as `fuzz` prints it, if its history fails.
-std::string Explained(const ExploreFailure& failure, const Subject& subject) {
-  const auto found = RunHistory(failure.history, subject).failure;
+std::string Explained(const ExploreFailure& failure, const Subject& given) {
+  const auto found = RunHistory(failure.history, given).failure;
   if (found) {
+    const Subject subject = Hastily(given, *found);
     const History shrunk = Shrink(failure.history, subject);
-    const auto again = RunHistory(shrunk, subject).failure;
-    return FailureText(shrunk, again.value_or(*found), subject);
+    const auto again = RunHistory(shrunk, given).failure;
+    return FailureText(shrunk, again.value_or(*found), given) +
+           fmt::format("  found   in the state{}\n          {}\n", failure.from,
+                       failure.text);
   }
+  const Subject& subject = given;
   return fmt::format(
       "FAIL {}    {} against the reference and the ledger\n\n"
       "  from{}\n  {}\n  history {}\n",
@@ -56,11 +63,53 @@ std::string Explained(const ExploreFailure& failure, const Subject& subject) {
       ToText(failure.history));
 }
 
+// Says why a third-party cache cannot be explored; empty if it can.
+std::string WhyNotExplored(const BackendInfo& info, const Subject& subject,
+                           const ExploreSize& size) {
+  const auto why = [&](const std::string& text) {
+    return fmt::format(
+        "{} cannot be explored: {}; `kvtwin fuzz --backend` needs no such "
+        "thing",
+        info.name, text);
+  };
+  std::vector<std::string> lacks = info.lacks;
+  std::erase_if(lacks, [](const std::string& function) {
+    return function != "cells" && function != "snapshot" &&
+           function != "restore";
+  });
+  if (!lacks.empty()) {
+    return why(fmt::format("its table has no {}", fmt::join(lacks, ", ")));
+  }
+  if (subject.level != Level::kIdentity) {
+    return why(fmt::format("it is held to {}, and not to identity",
+                           LevelName(subject.level)));
+  }
+  if (info.abilities.OnlyGoesOn()) {
+    return why("it does not say KVTWIN_CAN_ANY_ORDER");
+  }
+  if (size.sequences > 1 && !info.abilities.Can(KVTWIN_CAN_ANY_SEQUENCE)) {
+    return why(
+        "it does not say KVTWIN_CAN_ANY_SEQUENCE, without which there is one: "
+        "--sequences 1");
+  }
+  return "";
+}
+
+// Whether it has such a cache; with another shift function, if need be.
+bool FitCase(const Abilities& abilities, ExploreCase& what) {
+  Setup fitted = what.setup;
+  abilities.Fit(fitted);
+  what.setup.spec.shift = fitted.spec.shift;
+  return abilities.Fits(what.setup);
+}
+
 class Session {
  public:
-  explicit Session(const Arguments& arguments)
+  Session(const Arguments& arguments, Subject subject,
+          ExpandFn expand = nullptr)
       : arguments_(arguments),
-        subject_(TwinSubject(arguments.twin)),
+        subject_(std::move(subject)),
+        expand_(std::move(expand)),
         terminal_(isatty(STDERR_FILENO) == 1) {}
 
   // Returns the exit code.
@@ -69,6 +118,11 @@ class Session {
     if (!arguments_.kind.empty()) {
       std::erase_if(cases, [&](const ExploreCase& one) {
         return KindName(one.setup.spec.kind) != arguments_.kind;
+      });
+    }
+    if (!subject_.is_twin()) {
+      std::erase_if(cases, [&](ExploreCase& one) {
+        return !FitCase(subject_.abilities, one);
       });
     }
     if (cases.empty()) {
@@ -82,6 +136,10 @@ class Session {
         break;
       }
       if (!RunCase(one)) return 2;
+    }
+    if (not_made_ == std::ssize(cases)) {
+      return Complain(
+          fmt::format("{} has none of these caches", subject_.name));
     }
     if (arguments_.json) {
       json_["states"] = total_.states;
@@ -105,7 +163,7 @@ class Session {
   }
 
   bool RunCase(const ExploreCase& one) {
-    auto explorer = Explorer::Make(arguments_.size, one, subject_);
+    auto explorer = Explorer::Make(arguments_.size, one, subject_, expand_);
     if (!explorer.ok()) {
       fmt::print(stderr, "kvtwin explore: {}\n", explorer.status().message());
       return false;
@@ -139,6 +197,14 @@ class Session {
         return false;
       }
     }
+    if (result.not_made) {
+      ++not_made_;
+      if (!arguments_.json) {
+        fmt::print("{:36} {} has no such cache, by its init\n", one.name,
+                   subject_.name);
+      }
+      return true;
+    }
     Report(one, result);
     return true;
   }
@@ -152,7 +218,15 @@ class Session {
     total_.seconds += result.seconds;
     if (!arguments_.json) {
       Print(one.name, result);
-      if (result.failure) {
+      if (!result.failure) return;
+      // A failure of a third-party cache is shrunk once.
+      const bool again =
+          !subject_.is_twin() && !told_.insert(result.failure->check).second;
+      if (again) {
+        fmt::print("{}, as above, in the state{}\n  {}\n",
+                   result.failure->check, result.failure->from,
+                   result.failure->text);
+      } else {
         fmt::print("{}", Explained(*result.failure, subject_));
       }
       return;
@@ -167,10 +241,21 @@ class Session {
     if (result.failure) {
       json["check"] = result.failure->check;
       json["reason"] = result.failure->text;
+      if (!subject_.is_twin()) {
+        json["reason"] = fmt::format("in the state{}: {}", result.failure->from,
+                                     result.failure->text);
+      }
       const History& history = result.failure->history;
-      const bool shown = RunHistory(history, subject_).failure.has_value();
-      const History shrunk = shown ? Shrink(history, subject_) : history;
+      const bool again =
+          !subject_.is_twin() && !told_.insert(result.failure->check).second;
+      const auto shown =
+          again ? std::nullopt : RunHistory(history, subject_).failure;
+      const History shrunk =
+          shown ? Shrink(history, Hastily(subject_, *shown)) : history;
       json["history"] = ToText(shrunk);
+      if (shown && !subject_.is_twin()) {
+        json["rerun"] = RerunCommand(shrunk, subject_);
+      }
       if (shown) json["bucket"] = BucketOf(shrunk, subject_);
     }
     cases_.push_back(json);
@@ -187,14 +272,17 @@ class Session {
 
   const Arguments& arguments_;
   Subject subject_;
+  ExpandFn expand_;  // Of a third-party cache.
   bool terminal_;
+  std::int64_t not_made_ = 0;   // Cases.
+  std::set<std::string> told_;  // Checks of failures.
   ExploreResult total_{.fixed_point = true};
   nlohmann::ordered_json json_ = nlohmann::ordered_json::object();
   nlohmann::ordered_json cases_ = nlohmann::ordered_json::array();
 };
 
 // Explores pools by running all histories of some length, without states.
-int RunPagedHistories(const Arguments& arguments) {
+int RunPagedHistories(const Arguments& arguments, const PagedSubject& subject) {
   const bool terminal = isatty(STDERR_FILENO) == 1;
   FuzzOptions options;
   options.threads = arguments.threads;
@@ -203,8 +291,11 @@ int RunPagedHistories(const Arguments& arguments) {
     fmt::print(stderr, "\r{:>12} operations, {:.0f} s ", operations, seconds);
   };
   const PagedFuzzResult result =
-      ExplorePaged(arguments.depth, options, TwinPools(arguments.twin));
+      ExplorePaged(arguments.depth, options, subject);
   if (terminal) fmt::print(stderr, "\r{:60}\r", "");
+  if (result.ran == 0 && !Interrupted()) {
+    return Complain(fmt::format("{} has no such pool", subject.name));
+  }
   const int differences = result.failure ? 1 : 0;
   if (arguments.json) {
     nlohmann::ordered_json json = {{"histories", result.histories},
@@ -226,12 +317,40 @@ int RunPagedHistories(const Arguments& arguments) {
   return differences;
 }
 
+int RunOnBackend(const Arguments& arguments) {
+  if (arguments.kind == "paged") {
+    return OnPoolBackend(arguments.backend, [&](const PagedSubject& subject) {
+      return RunPagedHistories(arguments, subject);
+    });
+  }
+  return OnOurBackend(
+      arguments.backend, "the explorer",
+      [&](Host& host, const BackendInfo& info, const Subject& subject) {
+        const std::string why = WhyNotExplored(info, subject, arguments.size);
+        if (!why.empty()) return Complain(why);
+        const ExpandFn expand =
+            [&](const ExploreSize& size, const ExploreCase& what,
+                std::uint64_t state) { return host.Expand(size, what, state); };
+        return Session(arguments, subject, expand).Run();
+      });
+}
+
+int RunExplore(const Arguments& arguments) {
+  if (arguments.backend.given()) return RunOnBackend(arguments);
+  if (arguments.kind == "paged") {
+    return RunPagedHistories(arguments, TwinPools(arguments.twin));
+  }
+  return Session(arguments, TwinSubject(arguments.twin)).Run();
+}
+
 }  // namespace
 
 void AddExploreCommand(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* explore = app.add_subcommand(
-      "explore", "Check every state that small caches can reach");
+      "explore",
+      "Check every state that small caches can reach, of a twin or of a "
+      "third-party cache");
   ExploreSize& size = arguments->size;
   explore->add_option("--cells", size.cells, "cells of the cache")
       ->check(CLI::Range(2, 16))
@@ -280,12 +399,15 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
                    "a folder that keeps the progress; an exploration that was "
                    "stopped continues from it")
       ->check(CLI::ExistingDirectory);
+  AddBackendOptions(*explore, arguments->backend);
+  AddProfileOption(*explore, arguments->backend);
   explore->add_flag("--json", arguments->json, "print one JSON object");
   explore->callback([arguments, explore, &exit_code] {
     const bool paged = arguments->kind == "paged";
     // Refuses the options that belong to the other kind of exploring.
-    for (const char* option : {"--cells", "--sequences", "--positions",
-                               "--dtype", "--state", "--seconds", "--depth"}) {
+    for (const char* option :
+         {"--cells", "--sequences", "--positions", "--dtype", "--state",
+          "--seconds", "--profile", "--depth"}) {
       const bool of_paged = std::string_view(option) == "--depth";
       if (of_paged == paged || explore->count(option) == 0) continue;
       throw CLI::ValidationError(option, paged
@@ -293,8 +415,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
                                              : "is for --kind paged");
     }
     CatchInterrupts();
-    exit_code = arguments->kind == "paged" ? RunPagedHistories(*arguments)
-                                           : Session(*arguments).Run();
+    exit_code = RunExplore(*arguments);
   });
 }
 

@@ -5,8 +5,10 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "props/base/interrupt.h"
+#include "props/command/backend_command.h"
 #include "props/command/command.h"
 #include "props/laws/laws.h"
 
@@ -20,28 +22,36 @@ struct Arguments {
   std::string twin;
   std::string history;
   bool json = false;
+  BackendArguments backend;  // Instead of the twins, if one is given.
 };
 
 // Checks a law on random histories, or on the history that was given.
 LawRun RunOne(const Law& law, const Subject& subject,
-              const Arguments& arguments) {
+              const Arguments& arguments, const LawJudge& judge) {
   if (arguments.history.empty()) {
-    return RunLaw(law, subject, arguments.seed, arguments.runs);
+    return RunLaw(law, subject, arguments.seed, arguments.runs, judge);
   }
   const Result<History> history = ParseHistory(arguments.history);
-  const LawResult result = Judge(law, *history, subject);
+  const LawResult result = judge ? judge(law, *history, /*hasty=*/false)
+                                 : Judge(law, *history, subject);
   LawRun run{.histories = 1, .judged = result.judged, .failure = {}};
   if (!result.wrong.empty()) run.failure = {0, *history, result.wrong};
   return run;
 }
 
+// `why_not`, if not empty, says why the law is not judged.
 nlohmann::ordered_json Json(const Law& law, const Subject& subject,
-                            const LawRun& run) {
-  nlohmann::ordered_json json = {{"law", law.name},
-                                 {"twin", subject.name},
-                                 {"histories", run.histories},
-                                 {"judged", run.judged},
-                                 {"holds", !run.failure}};
+                            const LawRun& run, const std::string& why_not) {
+  nlohmann::ordered_json json = {
+      {"law", law.name},
+      {subject.is_twin() ? "twin" : "backend", subject.name},
+      {"histories", run.histories},
+      {"judged", run.judged},
+      {"holds", !run.failure}};
+  if (!why_not.empty()) {  // Neither true nor false.
+    json["holds"] = nullptr;
+    json["not_judged"] = why_not;
+  }
   if (!run.failure) return json;
   json["history"] = ToText(run.failure->shrunk);
   json["shrunk_to"] = run.failure->shrunk.ops.size();
@@ -51,15 +61,115 @@ nlohmann::ordered_json Json(const Law& law, const Subject& subject,
   return json;
 }
 
-std::string Text(const Law& law, const Subject& subject, const LawRun& run) {
+std::string Text(const Law& law, const Subject& subject, const LawRun& run,
+                 const std::string& why_not) {
+  if (!why_not.empty()) {
+    return fmt::format("-      {:<22} {:<10} not judged: {}\n", law.name,
+                       subject.name, why_not);
+  }
   std::string text =
       fmt::format("{:<6} {:<22} {:<10} {:>6} histories, judged {:>6} times\n",
                   run.failure ? "BROKEN" : "holds", law.name, subject.name,
                   run.histories, run.judged);
   if (!run.failure) return text;
+  if (CheckOf(law, run.failure->wrong) != law.name) {  // What the law met.
+    return text + fmt::format("\n  {}\n  rerun   {}\n\n", run.failure->wrong,
+                              LawCommand(law, run.failure->shrunk, subject));
+  }
   return text + fmt::format("\n  {} ({})\n  {}\n  rerun   {}\n\n",
                             law.statement, law.rules, run.failure->wrong,
                             LawCommand(law, run.failure->shrunk, subject));
+}
+
+// The laws on one cache after another, and what came of it.
+class Run {
+ public:
+  explicit Run(const Arguments& arguments) : arguments_(arguments) {}
+
+  void Tell(const Law& law, const Subject& subject, const LawRun& run,
+            const std::string& why_not) {
+    broken_ += run.failure ? 1 : 0;
+    (why_not.empty() ? judged_ : not_judged_) += 1;
+    if (arguments_.json) {
+      laws_.push_back(Json(law, subject, run, why_not));
+    } else {
+      fmt::print("{}", Text(law, subject, run, why_not));
+    }
+  }
+  // The exit code.
+  int End() {
+    if (arguments_.json) {
+      const nlohmann::ordered_json whole = {
+          {"broken", broken_}, {"seed", arguments_.seed}, {"laws", laws_}};
+      fmt::print("{}\n", whole.dump(-1, ' ', false,
+                                    nlohmann::json::error_handler_t::replace));
+    } else if (arguments_.backend.given()) {
+      fmt::print("{} broken, {} hold, {} not judged, seed {}\n", broken_,
+                 judged_ - broken_, not_judged_, arguments_.seed);
+    } else {
+      fmt::print("{} broken, seed {}\n", broken_, arguments_.seed);
+    }
+    if (broken_ > 0) return 1;
+    return judged_ == 0 && not_judged_ > 0 && !Interrupted() ? 2 : 0;
+  }
+
+ private:
+  const Arguments& arguments_;
+  nlohmann::ordered_json laws_ = nlohmann::ordered_json::array();
+  int broken_ = 0;
+  int judged_ = 0;
+  int not_judged_ = 0;
+};
+
+int RunOnBackend(const Arguments& arguments) {
+  return OnOurBackend(
+      arguments.backend, "a law",
+      [&](Host& host, const BackendInfo& info, const Subject& subject) {
+        if (subject.level == Level::kNumeric) {
+          return Complain(fmt::format(
+              "a law compares rows bit for bit, and {} is to be right by what "
+              "attention makes of them: `kvtwin fuzz --backend` compares that",
+              info.name));
+        }
+        if (!arguments.history.empty()) {
+          const Setup setup = ParseHistory(arguments.history)->setup;
+          if (!info.abilities.Fits(setup)) {
+            return Complain(fmt::format("{} has no such cache: '{}'", info.name,
+                                        ToText(setup)));
+          }
+        }
+        Run run(arguments);
+        std::set<std::string> told;  // What ended the process, and how.
+        for (const Law& law : Laws()) {
+          if (!arguments.law.empty() && law.name != arguments.law) continue;
+          if (Interrupted()) break;
+          // What is told of one law is not told of each.
+          std::string again;
+          const LawJudge judge = [&](const Law& one, const History& history,
+                                     bool hasty) {
+            if (!again.empty()) return LawResult();
+            LawResult result = host.Judge(one, history, subject.level, hasty);
+            const std::string check = CheckOf(one, result.wrong);
+            if (!told.contains(check)) return result;
+            again = check;
+            return LawResult();
+          };
+          std::string why_not = WhyNotJudged(law, subject);
+          LawRun one;
+          if (why_not.empty()) one = RunOne(law, subject, arguments, judge);
+          if (!again.empty()) {
+            why_not = again + ", as above";
+          } else if (why_not.empty() && !one.failure && one.judged == 0) {
+            why_not = fmt::format("none of {} histories can be judged",
+                                  one.histories);
+          }
+          run.Tell(law, subject, one, why_not);
+          if (!one.failure) continue;
+          const std::string check = CheckOf(law, one.failure->wrong);
+          if (check != law.name) told.insert(check);
+        }
+        return run.End();
+      });
 }
 
 int RunLaws(const Arguments& arguments) {
@@ -70,31 +180,18 @@ int RunLaws(const Arguments& arguments) {
       return 2;
     }
   }
-  nlohmann::ordered_json json = nlohmann::ordered_json::array();
-  int broken = 0;
+  if (arguments.backend.given()) return RunOnBackend(arguments);
+  Run run(arguments);
   for (const Law& law : Laws()) {
     if (!arguments.law.empty() && law.name != arguments.law) continue;
     for (const std::string_view twin : TwinNames()) {
       if (!arguments.twin.empty() && twin != arguments.twin) continue;
       if (Interrupted()) break;
       const Subject subject = TwinSubject(twin);
-      const LawRun run = RunOne(law, subject, arguments);
-      broken += run.failure ? 1 : 0;
-      if (arguments.json) {
-        json.push_back(Json(law, subject, run));
-      } else {
-        fmt::print("{}", Text(law, subject, run));
-      }
+      run.Tell(law, subject, RunOne(law, subject, arguments, nullptr), "");
     }
   }
-  if (arguments.json) {
-    const nlohmann::ordered_json whole = {
-        {"broken", broken}, {"seed", arguments.seed}, {"laws", json}};
-    fmt::print("{}\n", whole.dump());
-  } else {
-    fmt::print("{} broken, seed {}\n", broken, arguments.seed);
-  }
-  return broken > 0 ? 1 : 0;
+  return run.End();
 }
 
 }  // namespace
@@ -102,7 +199,9 @@ int RunLaws(const Arguments& arguments) {
 void AddLawsCommand(CLI::App& app, int& exit_code) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* command =
-      app.add_subcommand("laws", "Check the twins by the laws of docs/laws.md");
+      app.add_subcommand("laws",
+                         "Check the twins, or a third-party cache, by the laws "
+                         "of docs/laws.md");
   std::vector<std::string> laws;
   for (const Law& law : Laws()) laws.emplace_back(law.name);
   const std::vector<std::string> twins(TwinNames().begin(), TwinNames().end());
@@ -121,6 +220,8 @@ void AddLawsCommand(CLI::App& app, int& exit_code) {
       ->add_option("--history", arguments->history,
                    "only this one, 'kvt1 ... | ...' (docs/histories.md)")
       ->excludes(runs);
+  AddBackendOptions(*command, arguments->backend);
+  AddProfileOption(*command, arguments->backend);
   command->add_flag("--json", arguments->json, "print one JSON object");
   command->callback([arguments, &exit_code] {
     CatchInterrupts();

@@ -33,6 +33,11 @@ std::optional<std::string> Compare(Session& left, Session& right, Alike alike,
 using Play = std::function<Answer(Session& session, const Script& script,
                                   std::size_t i)>;
 Answer PlayPlain(Session& session, const Script& script, std::size_t i);
+// Whether right caches may answer the call like this and like that: at
+// visibility CanResume may say no where it could say yes, and what is refused
+// may be so for another reason.
+bool MayDiffer(const Session& session, const Call& call, const Answer& a,
+               const Answer& b);
 
 struct Match {
   Alike alike = Alike::kBytes;
@@ -48,7 +53,8 @@ LawResult Matched(const Script& script, std::optional<Session> left,
                   std::optional<Session> right, const Match& match,
                   const Play& play_left, const Play& play_right);
 
-// Matches two sessions with the script's own setup.
+// Matches two sessions with the script's own setup. Compares tokens where a
+// cache does not list its cells.
 LawResult MatchedBytes(const Script& script, const Subject& subject,
                        const Play& changed);
 

@@ -19,8 +19,9 @@ struct Refused {
 
 class Client {
  public:
-  explicit Client(Session& session)
+  Client(Session& session, const Abilities& abilities)
       : session_(session),
+        abilities_(abilities),
         setup_(session.setup()),
         slots_(static_cast<std::size_t>(setup_.init.max_sequences)) {}
 
@@ -90,6 +91,8 @@ class Client {
   void Fork(int src, int dst, const RelativePos& end) {
     const int len = Prefix(src, end);
     if (src == dst || len == 0) return;
+    if (!abilities_.Can(KVTWIN_CAN_COPY_PREFIX)) return;
+    if (!abilities_.Can(KVTWIN_CAN_SHARE) && len != At(src).record) return;
     session_.Do(CopyCall(IdOf(src), IdOf(dst), len));
     Load(dst, len);
   }
@@ -100,7 +103,10 @@ class Client {
     const int keep = std::min(slot, setup_.init.capacity - 1);
     const int discard = std::max((setup_.init.capacity - keep) / 2, 1);
     full.record -= discard;
-    if (Remove(slot, keep, keep + discard)) return true;
+    if (abilities_.Can(KVTWIN_CAN_REMOVE_MIDDLE) &&
+        Remove(slot, keep, keep + discard)) {
+      return true;
+    }
     Remove(slot, 0, kOpenEnd);
     full.queue += full.record;
     full.record = 0;
@@ -130,11 +136,13 @@ class Client {
       Call start = StartCall({}, {}, /*reserve=*/false);
       for (int i = 0; i < count; ++i) {
         Fill((next_slot_ + i) % count, batch, start);
+        const bool alone = !abilities_.Can(KVTWIN_CAN_MIX);
+        if (alone && !start.positions.empty()) break;
       }
       next_slot_ = (next_slot_ + 1) % count;
       if (start.positions.empty()) continue;
       ++batches_;
-      const Answer answer = session_.Do(start);
+      const Answer answer = session_.Try(start);
       if (answer.code != StatusCode::kOk) {
         throw Refused{
             fmt::format("{} answers {}", ToText(start), ToText(answer))};
@@ -147,6 +155,7 @@ class Client {
   }
 
   Session& session_;
+  const Abilities& abilities_;
   const Setup& setup_;
   std::vector<Slot> slots_;
   int next_slot_ = 0;
@@ -156,7 +165,7 @@ class Client {
 LawResult LegalClient(const History& history, const Subject& subject) {
   std::optional<Session> session = Session::Open(history.setup, subject);
   if (!session) return {};
-  Client client(*session);
+  Client client(*session, subject.abilities);
   try {
     for (const Op& op : history.ops) client.Do(op);
   } catch (const Refused& refused) {
@@ -171,7 +180,7 @@ Law LegalClientLaw() {
   return {"legal_client",
           "A client that stays within its capacity, as a model server does, is "
           "never refused a batch.",
-          "S4, S12", LegalClient};
+          "S4, S12", LegalClient, kNeedsRemove};
 }
 
 }  // namespace kvtwin::props

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <exception>
 
 #include "props/base/interrupt.h"
@@ -14,6 +16,11 @@ namespace kvtwin::props {
 namespace {
 
 constexpr int kOpsInHistory = 20;
+
+LawResult JudgeBy(const LawJudge& judge, const Law& law, const History& history,
+                  const Subject& subject, bool hasty) {
+  return judge ? judge(law, history, hasty) : Judge(law, history, subject);
+}
 
 }  // namespace
 
@@ -34,49 +41,114 @@ const Law* FindLaw(std::string_view name) {
   return nullptr;
 }
 
+std::string WhyNotJudged(const Law& law, const Subject& subject) {
+  if (subject.is_twin()) return "";
+  const Abilities& can = subject.abilities;
+  const bool cells = subject.level == Level::kIdentity;
+  const struct {
+    unsigned need;
+    bool has;
+    std::string_view why;
+  } kNeeds[] = {
+      {kNeedsSnapshot, can.snapshots, "has no snapshot and restore"},
+      {kNeedsResume, can.can_resume, "has no can_resume"},
+      {kNeedsCausal, can.set_causal, "has no set_causal"},
+      {kNeedsRemove, can.Can(KVTWIN_CAN_REMOVE_TAIL), "has no remove"},
+      {kNeedsMiddle, can.Can(KVTWIN_CAN_REMOVE_MIDDLE),
+       "does not say KVTWIN_CAN_REMOVE_MIDDLE"},
+      {kNeedsCopy, can.Can(KVTWIN_CAN_COPY_PREFIX), "has no copy_prefix"},
+      {kNeedsReserve | kNeedsLook, can.Can(KVTWIN_CAN_RESERVE),
+       "does not say KVTWIN_CAN_RESERVE"},
+      {kNeedsAnyOrder | kNeedsLook, !can.OnlyGoesOn(),
+       "does not say KVTWIN_CAN_ANY_ORDER"},
+      {kNeedsMisuse, can.Can(KVTWIN_CAN_REFUSE_MISUSE),
+       "does not say KVTWIN_CAN_REFUSE_MISUSE"},
+      {kNeedsPoison, can.Can(KVTWIN_CAN_BE_POISONED),
+       "does not say KVTWIN_CAN_BE_POISONED"},
+      {kNeedsAnySequence, can.Can(KVTWIN_CAN_ANY_SEQUENCE),
+       "does not say KVTWIN_CAN_ANY_SEQUENCE"},
+      {kNeedsCells | kNeedsLook | kNeedsSnapshot, cells,
+       "is not held to identity, and the law asks for cells or states"},
+      {kNeedsOurs, false, "may not be called after close"}};
+  for (const auto& [need, has, why] : kNeeds) {
+    if ((law.needs & need) != 0 && !has)
+      return fmt::format("the backend {}", why);
+  }
+  return "";
+}
+
+std::string CheckOf(const Law& law, const LawResult& result) {
+  return result.check.empty() ? std::string(law.name) : result.check;
+}
+
 LawResult Judge(const Law& law, const History& history,
                 const Subject& subject) {
+  const bool fits = subject.is_twin() || subject.abilities.Fits(history.setup);
+  if (!fits || !WhyNotJudged(law, subject).empty()) return {};
   try {
     return law.judge(history, subject);
+  } catch (const NotJudged&) {
+    return {};
+  } catch (const Failure& failure) {
+    return {1, failure.text, failure.check};
   } catch (const std::exception& error) {
     return {1, fmt::format("exception: {}", error.what())};
   }
 }
 
 LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
-              std::int64_t histories) {
+              std::int64_t histories, const LawJudge& judge) {
   LawRun run;
   while (run.histories < histories && !Interrupted()) {
     const auto number = static_cast<std::uint64_t>(run.histories++);
-    const History history =
-        MakeHistory(seed, number, std::nullopt, kOpsInHistory);
-    const LawResult result = Judge(law, history, subject);
+    History history = MakeHistory(seed, number, std::nullopt, kOpsInHistory);
+    if (!subject.is_twin()) subject.abilities.Fit(history.setup);
+    const LawResult result =
+        JudgeBy(judge, law, history, subject, /*hasty=*/false);
     run.judged += result.judged;
     if (result.wrong.empty()) continue;
     LawFailure& failure = run.failure.emplace();
     failure.number = number;
-    failure.shrunk = ShrinkUnderLaw(law, history, subject);
-    failure.wrong = Judge(law, failure.shrunk, subject).wrong;
+    failure.shrunk = ShrinkUnderLaw(law, history, subject, judge);
+    failure.wrong =
+        JudgeBy(judge, law, failure.shrunk, subject, /*hasty=*/false).wrong;
+    if (failure.wrong.empty()) {  // It was slow, or changes from run to run.
+      failure.shrunk = history;
+      failure.wrong = result.wrong;
+    }
     break;
   }
   return run;
 }
 
 History ShrinkUnderLaw(const Law& law, const History& history,
-                       const Subject& subject) {
-  return Shrink(history, [&](const History& candidate) {
-    std::optional<Failure> difference;
-    const LawResult result = Judge(law, candidate, subject);
-    if (result.wrong.empty()) return difference;
-    difference = {candidate.ops.size(), std::string(law.name), result.wrong};
-    return difference;
-  });
+                       const Subject& subject, const LawJudge& judge) {
+  bool hasty = false;
+  const auto rerun = [&](const History& candidate) {
+    std::optional<Failure> failure;
+    const LawResult result = JudgeBy(judge, law, candidate, subject, hasty);
+    if (result.wrong.empty()) return failure;
+    failure = {.step = candidate.ops.size(),
+               .check = CheckOf(law, result),
+               .text = result.wrong};
+    hasty = hasty || IsHang(*failure);
+    return failure;
+  };
+  if (subject.is_twin()) return Shrink(history, rerun);
+  // In its time, and within what it can.
+  Subject judged = subject;
+  judged.run = [&](const History& candidate, Story*, bool) {
+    return RunResult{.ran = true, .failure = rerun(candidate)};
+  };
+  return Shrink(history, judged);
 }
 
 std::string LawCommand(const Law& law, const History& history,
                        const Subject& subject) {
-  return CommandLine(fmt::format("laws --law {} --twin {} --history '{}'",
-                                 law.name, subject.name, ToText(history)));
+  const std::string arguments =
+      subject.arguments.empty() ? "--twin " + subject.name : subject.arguments;
+  return CommandLine(fmt::format("laws --law {} {} --history '{}'", law.name,
+                                 arguments, ToText(history)));
 }
 
 }  // namespace kvtwin::props

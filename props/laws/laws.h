@@ -8,6 +8,7 @@
 #define KVTWIN_PROPS_LAWS_LAWS_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,7 +22,28 @@ namespace kvtwin::props {
 
 struct LawResult {
   std::int64_t judged = 0;  // How many times the law was checked.
-  std::string wrong;        // Empty if the law holds.
+  std::string wrong = {};   // Empty if the law holds.
+  // The check that failed, where it is not the law: "backend: crash".
+  std::string check = {};
+};
+
+// What a law asks of a third-party cache beyond the calls of a history.
+enum LawNeeds : unsigned {
+  kNeedsCells = 1U << 0,     // The level of identity: it compares cells.
+  kNeedsOurs = 1U << 1,      // A twin: no other may be called after Close.
+  kNeedsLook = 1U << 2,      // Masks of passes that only reserve.
+  kNeedsSnapshot = 1U << 3,  // And Restore.
+  kNeedsResume = 1U << 4,    // CanResume.
+  kNeedsCausal = 1U << 5,    // SetCausal.
+  // Those of kvtwin_ability, as the table says.
+  kNeedsRemove = 1U << 6,
+  kNeedsMiddle = 1U << 7,
+  kNeedsCopy = 1U << 8,
+  kNeedsReserve = 1U << 9,
+  kNeedsAnyOrder = 1U << 10,
+  kNeedsMisuse = 1U << 11,
+  kNeedsPoison = 1U << 12,
+  kNeedsAnySequence = 1U << 13,
 };
 
 struct Law {
@@ -29,6 +51,7 @@ struct Law {
   std::string_view statement;
   std::string_view rules;  // Rules of docs/semantics.md: "S29, S31".
   LawResult (*judge)(const History& history, const Subject& subject);
+  unsigned needs = 0;  // Of LawNeeds.
 };
 
 // Returns all laws; their names are unique.
@@ -36,8 +59,22 @@ const std::vector<Law>& Laws();
 // Returns null if no law has that name.
 const Law* FindLaw(std::string_view name);
 
-// Calls `law.judge`; an exception of the subject is a failure.
+// Says what a third-party cache lacks that the law needs: "the backend has no
+// can_resume". Empty: the law is judged.
+std::string WhyNotJudged(const Law& law, const Subject& subject);
+
+// Calls `law.judge`; an exception of the subject is a failure. A third-party
+// cache gets only the calls that it says that it has: where a law would make
+// another call, or the rules leave open what a correct cache answers, the
+// history is not judged any further.
 LawResult Judge(const Law& law, const History& history, const Subject& subject);
+
+// The same somewhere else. `hasty`: what hangs is known to, and not waited for.
+using LawJudge = std::function<LawResult(const Law& law, const History& history,
+                                         bool hasty)>;
+
+// Returns the name of the check that failed: the law, or "backend: crash".
+std::string CheckOf(const Law& law, const LawResult& result);
 
 struct LawFailure {
   std::uint64_t number = 0;  // The number of the history, from 0.
@@ -52,14 +89,14 @@ struct LawRun {
 };
 
 // Judges `histories` random histories, the same for the same seed everywhere;
-// fewer if the run is interrupted.
+// fewer if the run is interrupted. Uses `judge` if it is not null.
 LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
-              std::int64_t histories);
+              std::int64_t histories, const LawJudge& judge = nullptr);
 
 // Returns the shortest history that also breaks the law. Requires: `history`
 // breaks it.
 History ShrinkUnderLaw(const Law& law, const History& history,
-                       const Subject& subject);
+                       const Subject& subject, const LawJudge& judge = nullptr);
 
 // Returns "kvtwin laws --law frame --twin optimized --history 'kvt1 ...'".
 std::string LawCommand(const Law& law, const History& history,

@@ -11,8 +11,10 @@
 #include "core/elements.h"
 #include "core/mask_elements.h"
 #include "props/base/forwarding_cache.h"
+#include "props/compare/failure.h"
 #include "props/compare/trio.h"
 #include "props/compare/visibility.h"
+#include "props/history/rows.h"
 
 namespace kvtwin::props {
 namespace {
@@ -279,19 +281,32 @@ std::string ToText(const Answer& answer) {
                      answer.yes ? " (yes)" : "");
 }
 
-Script Resolve(const History& history) {
+Script Resolve(const History& history, const Subject& subject) {
   History plain = history;
   for (Op& op : plain.ops) op.keep_rows = false;
   Tape tape;
-  const Subject recorder = {
-      .name = "recorder",
-      .make = [&tape](const CacheSpec& spec) -> Result<std::unique_ptr<Cache>> {
-        Result<std::unique_ptr<Cache>> cache = MakeCache(spec, "reference");
-        if (!cache.ok()) return cache.status();
-        return std::unique_ptr<Cache>(
-            std::make_unique<Recorder>(std::move(*cache), tape));
-      }};
-  RunHistory(plain, recorder);
+  const auto recorded = [&tape](Result<std::unique_ptr<Cache>> cache)
+      -> Result<std::unique_ptr<Cache>> {
+    if (!cache.ok()) return cache.status();
+    return std::unique_ptr<Cache>(
+        std::make_unique<Recorder>(std::move(*cache), tape));
+  };
+  Subject recorder = {.name = "recorder", .make = [&](const CacheSpec& spec) {
+                        return recorded(MakeCache(spec, "reference"));
+                      }};
+  if (!subject.is_twin()) {
+    const bool by_reference = subject.level == Level::kIdentity;
+    recorder.make_of = [&recorded, &subject, by_reference](const Setup& setup) {
+      return recorded(by_reference ? MakeCache(setup.spec, "reference")
+                                   : subject.Make(setup));
+    };
+    recorder.abilities = subject.abilities;
+    recorder.level = subject.level;
+    if (!by_reference) recorder.rules = subject.rules;
+    recorder.tried_outside_of_life = false;
+  }
+  const auto failure = RunHistory(plain, recorder).failure;
+  if (failure && failure->party() == Party::kBackend) throw *failure;
   // An incomplete script would make a correct cache fail.
   if (!tape.lost.empty()) {
     throw std::logic_error("no call of a script is " + tape.lost);
@@ -302,7 +317,8 @@ Script Resolve(const History& history) {
 std::optional<Session> Session::Open(const Setup& setup,
                                      const Subject& subject) {
   Session session(setup, subject);
-  Result<std::unique_ptr<Cache>> cache = subject.make(setup.spec);
+  if (!subject.is_twin() && !subject.abilities.Fits(setup)) return std::nullopt;
+  Result<std::unique_ptr<Cache>> cache = subject.Make(setup);
   if (!cache.ok()) return std::nullopt;
   session.cache_ = std::move(*cache);
   const InitArgs& init = setup.init;
@@ -312,7 +328,124 @@ std::optional<Session> Session::Open(const Setup& setup,
            .ok()) {
     return std::nullopt;
   }
+  if (!subject.is_twin()) {
+    session.record_.emplace(setup.spec);
+    if (!session.record_->Init(setup.config, init).ok()) return std::nullopt;
+    session.record_->NeverFull();
+  }
   return session;
+}
+
+void Session::CheckWhole() const {
+  if (half_removed_ >= 0) throw NotJudged();
+}
+
+// A batch that the abilities allow.
+void Session::CheckStart(const Call& call) {
+  const auto need = [](bool has) {
+    if (!has) throw NotJudged();
+  };
+  need(!call.reserve || can_.Can(KVTWIN_CAN_RESERVE));
+  std::map<int, std::int64_t> next;
+  for (std::size_t i = 0; i < call.positions.size(); ++i) {
+    const int seq = call.sequences[i];
+    const std::int64_t position = call.positions[i];
+    need(position <= can_.LastPosition());
+    const auto at =
+        next.try_emplace(seq, can_.OnlyGoesOn() ? Next(seq) : 0).first;
+    if (!can_.OnlyGoesOn()) continue;
+    need(position == at->second++ && position < setup_.init.capacity);
+  }
+  need(next.size() <= 1 || can_.Can(KVTWIN_CAN_MIX));
+}
+
+void Session::CheckCall(const Call& call) {
+  if (is_twin_) return;
+  const auto need = [](bool has) {
+    if (!has) throw NotJudged();
+  };
+  const auto known = [&](int seq) {
+    return can_.Can(KVTWIN_CAN_ANY_SEQUENCE) || seq < setup_.init.max_sequences;
+  };
+  const bool is_remove = call.kind == Call::Kind::kRemove;
+  const bool open = call.end == kOpenEnd;
+  const bool clears =
+      is_remove && call.seq == half_removed_ && call.begin == 0 && open;
+  if (!clears) CheckWhole();
+  need(known(call.seq) && known(call.dst) &&
+       std::ranges::all_of(call.sequences, known));
+  switch (call.kind) {
+    case Call::Kind::kStart:
+      return CheckStart(call);
+    case Call::Kind::kCausal:
+      return need(can_.set_causal);
+    case Call::Kind::kPut:
+      return need(!can_.OnlyGoesOn() || !pass_puts_.contains(call.layer));
+    case Call::Kind::kCopy:
+      need(can_.Can(KVTWIN_CAN_COPY_PREFIX));
+      need(call.seq != call.dst || !can_.Cannot(KVTWIN_CANNOT_COPY_TO_ITSELF));
+      need(can_.Can(KVTWIN_CAN_SHARE) || call.end == Next(call.seq));
+      return need(call.end <= can_.LastEnd());
+    case Call::Kind::kRemove: {
+      need(can_.Can(open ? KVTWIN_CAN_REMOVE_TAIL : KVTWIN_CAN_REMOVE_MIDDLE));
+      need(call.begin <= can_.LastEnd() &&
+           (open || call.end <= can_.LastEnd()));
+      if (!can_.OnlyGoesOn() || !open || call.begin == 0) return;
+      if (call.begin >= Next(call.seq)) return;
+      // It is asked before it goes back.
+      if (!can_.can_resume) {
+        return need(record_->CanResume(call.seq, call.begin, /*surely=*/true));
+      }
+      const Result<bool> yes = cache_->CanResume(call.seq, call.begin);
+      return need(yes.ok() && *yes);
+    }
+    case Call::Kind::kAsk:
+      return;
+    case Call::Kind::kRestore:
+    case Call::Kind::kAdd:
+      return need(can_.snapshots);
+  }
+}
+
+// The record follows what the cache answers.
+void Session::Record(const Call& call, const Answer& answer) {
+  const bool ok = answer.code == StatusCode::kOk;
+  record_->SetLayerType(call.type);
+  Status ignored;
+  switch (call.kind) {
+    case Call::Kind::kStart: {
+      pass_puts_.clear();
+      const Batch batch{call.positions, call.sequences, call.indices};
+      if (ok) ignored = record_->StartForward(batch, call.reserve, answer.code);
+      return;
+    }
+    case Call::Kind::kPut:
+      pass_puts_.insert_or_assign(call.layer, call);
+      record_->SetLayerType(TypeOf(call.layer));
+      if (ok && pass_) {
+        record_->active().Put(call.layer, call.key.view(), call.value.view());
+      }
+      return;
+    case Call::Kind::kCopy:
+      if (!ok) return;
+      ignored = record_->CopyPrefix(call.seq, call.dst, call.end, answer.code);
+      return;
+    case Call::Kind::kRemove:
+      half_removed_ = -1;
+      if (ok) {
+        ignored = record_->Remove(call.seq, call.begin, call.end, answer.code);
+      } else if (can_.Cannot(KVTWIN_CANNOT_UNDO_REMOVE)) {
+        half_removed_ = call.seq;
+      }
+      return;
+    case Call::Kind::kRestore:
+    case Call::Kind::kAdd:
+      if (ok) record_->Restore(*cache_->Snapshot());
+      return;
+    case Call::Kind::kCausal:
+    case Call::Kind::kAsk:
+      return;
+  }
 }
 
 Session Session::Clone() const {
@@ -329,6 +462,11 @@ bool Session::Reload() {
   cache_ = std::move(fresh.cache_);
   pass_.reset();
   return true;
+}
+
+bool Session::MayCopyToItself() const {
+  return can_.Can(KVTWIN_CAN_COPY_PREFIX) && can_.Can(KVTWIN_CAN_SHARE) &&
+         !can_.Cannot(KVTWIN_CANNOT_COPY_TO_ITSELF);
 }
 
 int Session::types() const {
@@ -360,7 +498,57 @@ void Session::SetLayer(int layer) {
 }
 
 Answer Session::Do(const Call& call) {
+  const Answer answer = Try(call);
+  if (!sees_cells() && answer.code == StatusCode::kCacheFull) throw NotJudged();
+  return answer;
+}
+
+Answer Session::Try(const Call& call) {
   calls_.push_back(call);
+  if (is_twin_) return Make(call);
+  const bool asks = call.kind == Call::Kind::kAsk;
+  if (asks && (!can_.can_resume || call.end > can_.LastPosition())) return {};
+  const bool in_pass =
+      call.kind == Call::Kind::kPut || call.kind == Call::Kind::kCausal;
+  if (in_pass && !pass_) return {};
+  const auto put = pass_puts_.find(call.layer);
+  if (call.kind == Call::Kind::kPut && can_.OnlyGoesOn() &&
+      put != pass_puts_.end() && put->second.key == call.key &&
+      put->second.value == call.value) {
+    return {};  // It is there.
+  }
+  CheckCall(call);
+  const Answer answer = Make(call);
+  Record(call, answer);
+  return answer;
+}
+
+void Session::PutAny() {
+  constexpr std::int64_t kBeyondHistories = 1 << 20;
+  const std::set<int> layers = put_layers_;
+  for (const int layer : layers) {
+    if (!pass_ || IsEncoder(TypeOf(layer))) continue;
+    const auto count = std::ssize(pass_->positions);
+    RowBuffer buffer;
+    const auto rows = [&](RowRole role, int dim) {
+      return CopyOf(
+          buffer.Fill({dim, setup_.rows.kv_heads, count, 1}, DType::kF32,
+                      {role, layer, kBeyondHistories + pass_->positions[0],
+                       false, false},
+                      /*strided=*/false),
+          DType::kF32);
+    };
+    Call put;
+    put.kind = Call::Kind::kPut;
+    put.layer = layer;
+    put.type = TypeOf(layer);
+    put.key = rows(RowRole::kKey, setup_.rows.k_head_dim);
+    put.value = rows(RowRole::kValue, setup_.rows.v_head_dim);
+    Do(put);
+  }
+}
+
+Answer Session::Make(const Call& call) {
   switch (call.kind) {
     case Call::Kind::kStart: {
       const Batch batch{call.positions, call.sequences, call.indices};
@@ -413,8 +601,20 @@ StatusCode Session::AfterLoading(const Status& status) {
 }
 
 std::vector<CellEntry> Session::Cells(int type) {
-  SetType(type);
   std::vector<CellEntry> cells;
+  if (!sees_cells()) {
+    int cell = 0;
+    for (const auto& token :
+         record_->parts()[static_cast<std::size_t>(type)].tokens()) {
+      for (const int seq : token.sequences) {
+        cells.push_back({cell, static_cast<std::int32_t>(token.position), seq});
+      }
+      ++cell;
+    }
+    return cells;
+  }
+  CheckWhole();
+  SetType(type);
   cache_->ListCells(cells);
   return cells;
 }
@@ -426,6 +626,12 @@ std::vector<int> Session::BatchCells(int type) {
 }
 
 KvView Session::View(int layer) {
+  CheckWhole();
+  // A cache that goes on only is asked for what was put.
+  if (!is_twin_ && can_.OnlyGoesOn() && !IsEncoder(TypeOf(layer)) &&
+      !pass_puts_.contains(layer)) {
+    throw NotJudged();
+  }
   SetLayer(layer);
   const Result<KvView> view = cache_->Get();
   return view.ok() ? *view : KvView();
@@ -472,6 +678,8 @@ void Session::AddRows(const std::vector<Query>& queries, bool slots,
   const VLayout v_layout = setup_.config.v_layout;
   for (const int layer : put_layers_) {
     const int type = TypeOf(layer);
+    // Whether an encoder still has its slots is its own affair.
+    if (IsEncoder(type) && !sees_cells()) continue;
     const KvView view = View(layer);
     if (view.key.data == nullptr) continue;
     if (IsEncoder(type)) {
@@ -496,7 +704,8 @@ void Session::AddRows(const std::vector<Query>& queries, bool slots,
           fmt::format("layer {}: the mask has the shape {}, for {} tokens",
                       layer, ShapeText(view.mask.shape), queries.size()));
     }
-    const std::vector<CellEntry> cells = Cells(type);
+    const std::vector<CellEntry> cells =
+        sees_cells() ? Cells(type) : std::vector<CellEntry>();
     const std::int64_t columns = view.mask.shape[0];
     std::vector<SeenToken> tokens;
     tokens.reserve(static_cast<std::size_t>(columns));
@@ -512,11 +721,18 @@ void Session::AddRows(const std::vector<Query>& queries, bool slots,
     }
     for (std::size_t i = 0; i < queries.size(); ++i) {
       SeenRow row{layer, queries[i], {}};
+      const auto positions = PositionsOf(queries[i].seq, layer);
       for (std::int64_t column = 0; column < columns; ++column) {
         if (!MaskAllows(view.mask, column, static_cast<std::int64_t>(i)))
           continue;
-        const SeenToken& token = tokens[static_cast<std::size_t>(column)];
-        if (token.position >= 0 || !stale_) row.tokens.push_back(token);
+        SeenToken token = tokens[static_cast<std::size_t>(column)];
+        if (!sees_cells()) {
+          const auto at = positions.find(token.value);
+          if (at != positions.end()) token.position = at->second;
+        }
+        if (token.position >= 0 || !stale_) {
+          row.tokens.push_back(std::move(token));
+        }
       }
       std::sort(row.tokens.begin(), row.tokens.end());
       rows.push_back(std::move(row));
@@ -524,9 +740,31 @@ void Session::AddRows(const std::vector<Query>& queries, bool slots,
   }
 }
 
+std::map<std::vector<std::byte>, std::int32_t> Session::PositionsOf(
+    int seq, int layer) const {
+  std::map<std::vector<std::byte>, std::int32_t> positions;
+  if (sees_cells()) return positions;
+  const auto type = static_cast<std::size_t>(TypeOf(layer));
+  for (const auto& token : record_->parts()[type].tokens()) {
+    if (!token.HeldBy(seq)) continue;
+    const auto rows = token.rows.find(layer);
+    // What was never put may be anything, and equal rows anybody's.
+    if (rows == token.rows.end() ||
+        !positions
+             .emplace(rows->second.value.bytes,
+                      static_cast<std::int32_t>(token.position))
+             .second) {
+      throw NotJudged();
+    }
+  }
+  return positions;
+}
+
 std::vector<SeenRow> Session::PassRows() {
   std::vector<SeenRow> rows;
   if (!pass_ || narrow_) return rows;
+  // No rule says what a mask shows after that, wherever the tokens lie.
+  if (!sees_cells() && (stale_ || pass_->reserve)) return rows;
   std::vector<Query> queries;
   for (std::size_t i = 0; i < pass_->positions.size(); ++i) {
     queries.push_back({pass_->positions[i], pass_->sequences[i]});
@@ -535,14 +773,50 @@ std::vector<SeenRow> Session::PassRows() {
   return rows;
 }
 
+// By a batch of the next token of each sequence, on a cache of its own: all
+// that a third-party cache may be asked.
+std::vector<SeenRow> Session::LookByGoingOn(const std::vector<Query>& queries) {
+  Session clone = Clone();
+  std::vector<SeenRow> rows;
+  for (const Query& query : queries) {
+    const bool beyond = query.position >= setup_.init.capacity ||
+                        query.position > can_.LastPosition();
+    if (beyond || query.position < clone.Next(query.seq)) continue;
+    const Answer answer =
+        clone.Do(StartCall({query.position}, {query.seq}, false));
+    if (answer.code != StatusCode::kOk) throw NotJudged();
+    clone.PutAny();
+    for (SeenRow& row : clone.PassRows()) {
+      std::erase_if(row.tokens, [&](const SeenToken& token) {
+        return token.position == query.position;
+      });
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
 std::vector<SeenRow> Session::Look(const std::vector<Query>& queries) {
   std::vector<SeenRow> rows;
-  const auto most = static_cast<std::size_t>(setup_.init.max_batch);
-  for (std::size_t first = 0; first < queries.size(); first += most) {
+  if (!sees_cells() || !can_.Can(KVTWIN_CAN_RESERVE) || can_.OnlyGoesOn()) {
+    rows = LookByGoingOn(queries);
+    pass_.reset();
+    std::stable_sort(rows.begin(), rows.end(),
+                     [](auto& a, auto& b) { return a.layer < b.layer; });
+    return rows;
+  }
+  std::vector<Query> asked = queries;
+  std::erase_if(asked, [&](const Query& query) {
+    return query.position > can_.LastPosition();
+  });
+  const auto most = can_.Can(KVTWIN_CAN_MIX)
+                        ? static_cast<std::size_t>(setup_.init.max_batch)
+                        : std::size_t{1};
+  for (std::size_t first = 0; first < asked.size(); first += most) {
     const std::vector<Query> some(
-        queries.begin() + static_cast<std::ptrdiff_t>(first),
-        queries.begin() + static_cast<std::ptrdiff_t>(
-                              std::min(first + most, queries.size())));
+        asked.begin() + static_cast<std::ptrdiff_t>(first),
+        asked.begin() +
+            static_cast<std::ptrdiff_t>(std::min(first + most, asked.size())));
     Call probe = StartCall({}, {}, /*reserve=*/true);
     for (const Query& query : some) {
       probe.positions.push_back(query.position);
@@ -561,6 +835,17 @@ std::vector<SeenRow> Session::Look(const std::vector<Query>& queries) {
 
 Picture Session::Show() {
   Picture picture;
+  if (!sees_cells()) {  // What is seen, wherever it lies.
+    for (const SeenRow& row : PassRows()) {
+      std::vector<std::byte>& bytes = picture.views.emplace_back();
+      for (const SeenToken& token : row.tokens) {
+        bytes.insert(bytes.end(), token.value.begin(), token.value.end());
+        bytes.insert(bytes.end(), token.key.begin(), token.key.end());
+      }
+    }
+    picture.shown = !picture.views.empty();
+    return picture;
+  }
   for (int type = 0; type < types(); ++type) {
     picture.cells.push_back(Cells(type));
     picture.batch_cells.push_back(BatchCells(type));
@@ -607,8 +892,23 @@ std::optional<std::string> CompareRows(const std::vector<SeenRow>& left,
   return std::nullopt;
 }
 
+void KeepCommon(std::vector<SeenRow>& left, std::vector<SeenRow>& right) {
+  const auto keep = [](std::vector<SeenRow>& rows,
+                       const std::vector<SeenRow>& others) {
+    std::erase_if(rows, [&](const SeenRow& row) {
+      return std::ranges::none_of(others, [&](const SeenRow& other) {
+        return other.layer == row.layer && other.query.seq == row.query.seq &&
+               other.query.position == row.query.position;
+      });
+    });
+  };
+  keep(left, right);
+  keep(right, left);
+}
+
 std::optional<std::string> ComparePictures(const Picture& left,
                                            const Picture& right) {
+  if (!left.shown || !right.shown) return std::nullopt;
   if (left.cells != right.cells) return "the cells differ";
   if (left.batch_cells != right.batch_cells) return "the batch's cells differ";
   if (left.views != right.views) return "the bytes of a view differ";

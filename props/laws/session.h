@@ -5,6 +5,7 @@
 #define KVTWIN_PROPS_LAWS_SESSION_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -15,8 +16,13 @@
 #include "kvtwin/cache.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
+#include "reference/dialects.h"
 
 namespace kvtwin::props {
+
+// Thrown where a law cannot be judged any further: a third-party cache does not
+// have a call, or the rules leave open what a correct cache answers.
+struct NotJudged {};
 
 // A call with all its arguments, none of them relative.
 struct Call {
@@ -69,8 +75,11 @@ struct Script {
   std::vector<Call> calls;
 };
 
-// Ignores `keep`: laws compare rows, so every batch puts its own.
-Script Resolve(const History& history);
+// Ignores `keep`: laws compare rows, so every batch puts its own. For a
+// third-party cache, the script has what its abilities allow; at visibility it
+// is made with that cache, up to where it differs from the ledger.
+Script Resolve(const History& history,
+               const Subject& subject = TwinSubject("reference"));
 
 struct Answer {
   StatusCode code = StatusCode::kOk;
@@ -105,9 +114,11 @@ struct SeenRow {
 // Everything that a caller can see, byte for byte. `cells` and `batch_cells`
 // have an entry for each cache of a wrapper.
 struct Picture {
-  std::vector<std::vector<CellEntry>> cells;
-  std::vector<std::vector<int>> batch_cells;
-  std::vector<std::vector<std::byte>> views;  // By layer; empty without a pass.
+  std::vector<std::vector<CellEntry>> cells = {};
+  std::vector<std::vector<int>> batch_cells = {};
+  // By layer; empty without a pass.
+  std::vector<std::vector<std::byte>> views = {};
+  bool shown = true;  // Else no rule says what would be seen.
 };
 
 class Session {
@@ -122,10 +133,19 @@ class Session {
   // pass. Returns false if Snapshot or Restore is refused.
   bool Reload();
 
-  // Makes the call, unless it needs a pass and there is none.
+  // Makes the call, unless it needs a pass and there is none. At visibility a
+  // full cache ends the law: no rule says which tokens a full cache evicts.
   Answer Do(const Call& call);
+  // The same, but a full cache is an answer, too.
+  Answer Try(const Call& call);
+  // Puts rows that no history has into every layer that has some.
+  void PutAny();
 
   Cache& cache() { return *cache_; }
+  bool is_twin() const { return is_twin_; }
+  // What lies in which cell can be asked. Else cells are those of the record:
+  // a ledger that notes what the cache was asked, and answered.
+  bool sees_cells() const { return is_twin_ || level_ == Level::kIdentity; }
   const Setup& setup() const { return setup_; }
   const std::vector<Call>& calls() const { return calls_; }
   bool in_pass() const { return pass_.has_value(); }
@@ -139,6 +159,9 @@ class Session {
   // Returns the StartForward of the current pass. Requires: in_pass().
   const Call& pass() const { return *pass_; }
   const std::set<int>& put_layers() const { return put_layers_; }
+
+  // CopyPrefix of a sequence to itself can be asked, of any length.
+  bool MayCopyToItself() const;
 
   int types() const;
   int TypeOf(int layer) const;
@@ -168,9 +191,24 @@ class Session {
 
  private:
   Session(const Setup& setup, const Subject& subject)
-      : setup_(setup), subject_(&subject) {}
+      : setup_(setup),
+        subject_(&subject),
+        is_twin_(subject.is_twin()),
+        level_(subject.level),
+        can_(subject.abilities) {}
   void SetType(int type);
   void SetLayer(int layer);
+  // Throws NotJudged if a third-party cache does not have the call.
+  void CheckCall(const Call& call);
+  void CheckStart(const Call& call);
+  // The same while it may hold anything.
+  void CheckWhole() const;
+  void Record(const Call& call, const Answer& answer);
+  Answer Make(const Call& call);
+  // By row, the position of a token that the sequence has in the layer.
+  std::map<std::vector<std::byte>, std::int32_t> PositionsOf(int seq,
+                                                             int layer) const;
+  std::vector<SeenRow> LookByGoingOn(const std::vector<Query>& queries);
   // Restore and AddSequence end the pass if they succeed.
   StatusCode AfterLoading(const Status& status);
   // Adds what the queries see in each layer; with `slots`, encoders' slots too.
@@ -178,7 +216,10 @@ class Session {
                std::vector<SeenRow>& rows);
 
   Setup setup_;
-  const Subject* subject_;
+  const Subject* subject_;  // For Clone and Reload.
+  bool is_twin_;
+  Level level_;
+  Abilities can_;
   std::unique_ptr<Cache> cache_;
   std::vector<Call> calls_;
   std::optional<Call> pass_;
@@ -186,6 +227,11 @@ class Session {
   bool copied_ = false;
   bool narrow_ = false;
   std::set<int> put_layers_;
+
+  // Of a third-party cache.
+  std::optional<reference::Ledger> record_;
+  std::map<int, Call> pass_puts_;  // By layer, of the pass.
+  int half_removed_ = -1;          // A sequence that must be cleared first.
 };
 
 // Returns the first difference between the rows, if any. K elements may differ
@@ -194,6 +240,9 @@ std::optional<std::string> CompareRows(const std::vector<SeenRow>& left,
                                        const std::vector<SeenRow>& right,
                                        DType dtype, double slack,
                                        double size = 1);
+// Leaves the queries that both could ask: caches of other sizes have room for
+// other tokens.
+void KeepCommon(std::vector<SeenRow>& left, std::vector<SeenRow>& right);
 std::optional<std::string> ComparePictures(const Picture& left,
                                            const Picture& right);
 

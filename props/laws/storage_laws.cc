@@ -30,7 +30,7 @@ Setup OtherPlacement(Setup setup) {
 }
 
 LawResult PlacementIsInvisible(const History& history, const Subject& subject) {
-  const Script script = Resolve(history);
+  const Script script = Resolve(history, subject);
   return Matched(script, Session::Open(script.setup, subject),
                  Session::Open(OtherPlacement(script.setup), subject),
                  {.alike = Alike::kTokens}, PlayPlain, PlayPlain);
@@ -38,7 +38,7 @@ LawResult PlacementIsInvisible(const History& history, const Subject& subject) {
 
 // A cache with room to spare never moves a token.
 LawResult DefragIsInvisible(const History& history, const Subject& subject) {
-  const Script script = WithoutRefused(Resolve(history));
+  const Script script = WithoutRefused(Resolve(history, subject));
   return Matched(script, Session::Open(script.setup, subject),
                  Session::Open(WithMoreRoom(script.setup), subject),
                  {.alike = Alike::kTokens, .more_room = true}, PlayPlain,
@@ -60,7 +60,7 @@ TensorView Gapped(const DenseTensor& dense, std::vector<std::byte>& memory) {
 }
 
 LawResult Layouts(const History& history, const Subject& subject) {
-  const Script script = WithoutRefused(Resolve(history));
+  const Script script = WithoutRefused(Resolve(history, subject));
   std::optional<Session> left = Session::Open(script.setup, subject);
   if (!left) return {};
   Setup other = script.setup;
@@ -75,6 +75,10 @@ LawResult Layouts(const History& history, const Subject& subject) {
   other.config.mask_batch_padding = 3;
   if (!left->HasEncoder()) other.config.cache_padding *= 3;
   FitStorage(other);
+  if (!subject.is_twin()) subject.abilities.Fit(other);
+  // One Put more, of rows with gaps.
+  const bool puts_gapped = subject.abilities.Can(KVTWIN_CAN_TAKE_STRIDED) &&
+                           !subject.abilities.OnlyGoesOn();
   const Play gapped = [](Session& session, const Script& of, std::size_t i) {
     const Call& call = of.calls[i];
     if (call.kind != CallKind::kPut || !session.in_pass()) {
@@ -89,11 +93,11 @@ LawResult Layouts(const History& history, const Subject& subject) {
   };
   return Matched(script, std::move(left), Session::Open(other, subject),
                  {.alike = Alike::kTokens, .more_room = true}, PlayPlain,
-                 gapped);
+                 puts_gapped ? gapped : Play(PlayPlain));
 }
 
 LawResult Padding(const History& history, const Subject& subject) {
-  const Script script = Resolve(history);
+  const Script script = Resolve(history, subject);
   std::optional<Session> session = Session::Open(script.setup, subject);
   if (!session) return {};
   const CacheConfig& config = script.setup.config;
@@ -101,6 +105,7 @@ LawResult Padding(const History& history, const Subject& subject) {
   for (std::size_t i = 0; i < script.calls.size(); ++i) {
     PlayPlain(*session, script, i);
     if (!session->in_pass()) continue;
+    if (!subject.is_twin() && !AtRest(script, i)) continue;
     const auto tokens = std::ssize(session->pass().positions);
     for (const int layer : session->put_layers()) {
       const int type = session->TypeOf(layer);
@@ -124,8 +129,11 @@ LawResult Padding(const History& history, const Subject& subject) {
         return wrong(fmt::format("cell {} of the batch is not viewed", cell));
       }
       const std::int64_t rows = view.mask.shape[1];
-      if (rows < tokens || rows % config.mask_batch_padding != 0 ||
-          rows >= tokens + config.mask_batch_padding) {
+      const bool padded =
+          subject.rules.mask_rows == Rules::MaskRows::kPadded || rows != tokens;
+      if (rows < tokens ||
+          (padded && (rows % config.mask_batch_padding != 0 ||
+                      rows >= tokens + config.mask_batch_padding))) {
         return wrong(fmt::format("the mask has {} rows", rows));
       }
       for (std::int64_t row = 0; row < rows; ++row) {
@@ -280,7 +288,7 @@ LawResult Rounding(const History& history, const Subject& subject) {
   if (other == DType::kF32) other.reset();
   const DType v_dtype = other.value_or(k_dtype);
   for (Op& op : unshifted.ops) op.open = true;
-  const Script script = Resolve(unshifted);
+  const Script script = Resolve(unshifted, subject);
   Setup wide_setup = script.setup;
   wide_setup.init.dtype = DType::kF32;
   wide_setup.config.v_dtype.reset();
@@ -335,7 +343,7 @@ LawResult Rounding(const History& history, const Subject& subject) {
 
 LawResult PoisonNeverShows(const History& history, const Subject& subject) {
   if (!subject.can_be_poisoned) return {};
-  const Script script = Resolve(history);
+  const Script script = Resolve(history, subject);
   const Play poisoned = [](Session& session, const Script& of, std::size_t i) {
     if (of.calls[i].kind == CallKind::kStart &&
         session.Do(StartCall({0}, {of.setup.first_id}, true)).code ==
@@ -392,7 +400,7 @@ bool Close(const Eigen::MatrixXd& left, const Eigen::MatrixXd& right) {
 }
 
 LawResult CellOrder(const History& history, const Subject& subject) {
-  const Script script = Resolve(history);
+  const Script script = Resolve(history, subject);
   std::optional<Session> left = Session::Open(script.setup, subject);
   std::optional<Session> right =
       Session::Open(OtherPlacement(script.setup), subject);
@@ -465,7 +473,7 @@ LawResult WrapperParts(const History& history, const Subject& subject) {
     spec.caches = {one, one};
     wrapped.setup.layers = std::max(2, wrapped.setup.layers);
   }
-  const Script script = WithoutRefused(Resolve(wrapped));
+  const Script script = WithoutRefused(Resolve(wrapped, subject));
   std::optional<Session> whole = Session::Open(script.setup, subject);
   if (!whole) return {};
   std::vector<Session> parts;
@@ -473,6 +481,7 @@ LawResult WrapperParts(const History& history, const Subject& subject) {
     Setup setup = script.setup;
     setup.spec = one;
     std::optional<Session> part = Session::Open(setup, subject);
+    if (!part && !subject.is_twin()) return {};  // It has no such cache.
     if (!part) return {1, "a wrapper takes a setup that its cache refuses"};
     parts.push_back(std::move(*part));
   }
@@ -514,7 +523,7 @@ LawResult WrapperParts(const History& history, const Subject& subject) {
 
 // Each pass begins in a new cache, restored from the one before.
 LawResult SnapshotIsAll(const History& history, const Subject& subject) {
-  const Script script = Resolve(history);
+  const Script script = Resolve(history, subject);
   std::optional<Session> left = Session::Open(script.setup, subject);
   std::optional<Session> right = Session::Open(script.setup, subject);
   if (!left || !right) return {};
@@ -564,24 +573,25 @@ std::vector<Law> StorageLaws() {
       {"padding",
        "Views begin and end at the padding's multiples and span the batch; a "
        "mask is 0 or -inf, extra rows -inf.",
-       "S14, S15", Padding},
+       "S14, S15", Padding, kNeedsCells},
       {"rounding",
        "A row comes back as it was put, bit for bit; f32 rows in a narrower "
        "cache rounded once, as dtypes.md says.",
-       "S22, S35", Rounding},
+       "S22, S35", Rounding, kNeedsCells},
       {"poison_never_shows",
        "What is written over the rows of free cells is never seen.",
-       "S13, S20, S52", PoisonNeverShows},
+       "S13, S20, S52", PoisonNeverShows,
+       kNeedsPoison | kNeedsCells | kNeedsReserve},
       {"cell_order", "The order of the cells does not change attention.",
-       "S14, S54", CellOrder},
+       "S14, S54", CellOrder, kNeedsCells},
       {"wrapper_parts",
        "Each cache of a wrapper shows what it shows alone, and all resume or "
        "none.",
-       "S41, S42, S43, S44, S45", WrapperParts},
+       "S41, S42, S43, S44, S45", WrapperParts, kNeedsCells},
       {"snapshot_is_all",
        "A cache that is restored from a snapshot goes on as if nothing had "
        "happened.",
-       "S55", SnapshotIsAll},
+       "S55", SnapshotIsAll, kNeedsSnapshot},
   };
 }
 

@@ -139,7 +139,7 @@ room report base compare oracle
 room paged base history compare report
 room laws base history compare shrink
 room search base history compare oracle shrink report paged
-room backend base history compare oracle report paged search
+room backend base history compare oracle report paged laws search
 room c_api compare oracle backend
 room command base history compare oracle shrink report paged laws search backend
 room fuzzers history oracle shrink paged search

@@ -34,12 +34,14 @@ struct Origin {
 class ExplorerOfKeys final : public Explorer {
  public:
   ExplorerOfKeys(const ExploreSize& size, const ExploreCase& what,
-                 const Subject& subject)
+                 const Subject& subject, const ExpandFn& expand)
       : size_(size),
         what_(what),
         subject_(subject),
+        expand_(expand),
+        round_(expand ? 16 : 1024),
         codec_(size),
-        steps_(AllSteps(size)),
+        steps_(AllSteps(size, subject.abilities)),
         seen_(static_cast<std::size_t>(codec_.keys())) {
     Add(0, {});
   }
@@ -51,14 +53,14 @@ class ExplorerOfKeys final : public Explorer {
     const double before = result_.seconds;
     while (expanded_ < keys_.size()) {
       const std::size_t count =
-          std::min<std::size_t>(kRound, keys_.size() - expanded_);
+          std::min<std::size_t>(round_, keys_.size() - expanded_);
       Expand(threads, count);
       result_.seconds = before + std::chrono::duration<double>(
                                      std::chrono::steady_clock::now() - start)
                                      .count();
-      if (stop(result_)) break;
+      if (stop(result_) || result_.ended) break;
     }
-    result_.fixed_point = expanded_ == keys_.size();
+    result_.fixed_point = expanded_ == keys_.size() && !result_.ended;
     return result_;
   }
 
@@ -99,7 +101,7 @@ class ExplorerOfKeys final : public Explorer {
     ExploreResult result;
     in >> expanded >> count >> result.transitions >> result.differences;
     if (!in || expanded > count || count == 0) return bad("its counts");
-    ExplorerOfKeys loaded(size_, what_, subject_);
+    ExplorerOfKeys loaded(size_, what_, subject_, expand_);
     for (std::size_t i = 0; i < count; ++i) {
       StateKey key = 0;
       Origin origin;
@@ -124,8 +126,7 @@ class ExplorerOfKeys final : public Explorer {
   }
 
  private:
-  static constexpr std::size_t kRound = 1024;  // States expanded at a time.
-  static constexpr std::size_t kChunk = 8;     // States a thread takes.
+  static constexpr std::size_t kChunk = 8;  // States a thread takes.
 
   struct Found {
     StateKey key;
@@ -135,14 +136,16 @@ class ExplorerOfKeys final : public Explorer {
     std::vector<Found> found;
     std::int64_t checked = 0;
     std::int64_t differences = 0;
+    bool ended = false;
+    bool not_made = false;
     std::optional<ExploreFailure> failure;
   };
 
   std::string Header() const {
     return fmt::format(
-        "kvtwin-explore 2 twin={} cells={} sequences={} positions={} {}",
-        subject_.name, size_.cells, size_.sequences, size_.positions,
-        what_.name);
+        "kvtwin-explore 2 {}={} cells={} sequences={} positions={} {}",
+        subject_.is_twin() ? "twin" : "backend", subject_.name, size_.cells,
+        size_.sequences, size_.positions, what_.name);
   }
 
   // The last line of a saved exploration: the checksum of the lines before it.
@@ -167,11 +170,16 @@ class ExplorerOfKeys final : public Explorer {
     std::vector<Chunk> chunks((count + kChunk - 1) / kChunk);
     std::atomic<std::size_t> next = 0;
     const auto work = [&] {
-      ExploreWorker worker(what_.setup, codec_, subject_);
+      std::optional<ExploreWorker> worker;
+      if (!expand_) worker.emplace(what_.setup, codec_, subject_);
       for (std::size_t c = next++; c < chunks.size(); c = next++) {
         const std::size_t end = std::min(count, (c + 1) * kChunk);
-        for (std::size_t i = c * kChunk; i < end; ++i) {
-          ExpandOne(worker, expanded_ + i, chunks[c]);
+        for (std::size_t i = c * kChunk; i < end && !chunks[c].ended; ++i) {
+          const StateKey key = keys_[expanded_ + i];
+          Note(expanded_ + i,
+               expand_ ? expand_(size_, what_, key)
+                       : worker->Expand(key, steps_),
+               chunks[c]);
         }
       }
     };
@@ -182,6 +190,8 @@ class ExplorerOfKeys final : public Explorer {
     for (Chunk& chunk : chunks) {
       result_.transitions += chunk.checked;
       result_.differences += chunk.differences;
+      result_.ended = result_.ended || chunk.ended;
+      result_.not_made = result_.not_made || chunk.not_made;
       if (!result_.failure) result_.failure = std::move(chunk.failure);
       for (const Found& found : chunk.found) {
         if (!seen_[found.key]) Add(found.key, found.origin);
@@ -190,46 +200,37 @@ class ExplorerOfKeys final : public Explorer {
     expanded_ += count;
   }
 
-  void ExpandOne(ExploreWorker& worker, std::size_t state, Chunk& chunk) {
-    const auto differs = [&](const Failure& difference,
-                             const ExploreStep* step) {
-      ++chunk.differences;
-      if (chunk.failure || result_.failure) return;
-      chunk.failure = ExploreFailure{
-          difference.check,
-          (step == nullptr ? "" : ToText(*step) + ": ") + difference.text,
-          CellsText(codec_.Decode(keys_[state]).cells),
-          PathTo(state, step, worker)};
-    };
-    try {
-      worker.Enter(keys_[state]);
-    } catch (const Failure& difference) {
-      return differs(difference, nullptr);
+  // Adds the result of expanding a state to `chunk`.
+  void Note(std::size_t state, const Expansion& expansion, Chunk& chunk) {
+    chunk.checked += expansion.checked;
+    chunk.differences += expansion.differences;
+    chunk.ended = expansion.ended;
+    chunk.not_made = expansion.not_made;
+    for (const Expansion::Found& found : expansion.found) {
+      if (found.state >= seen_.size() || seen_[found.state]) continue;
+      chunk.found.push_back(
+          {found.state, {static_cast<std::uint32_t>(state), found.step}});
     }
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
-      try {
-        if (!worker.Do(steps_[i], chunk.checked)) continue;
-        const StateKey key = codec_.Encode(worker.cells());
-        if (seen_[key]) continue;
-        chunk.found.push_back({key,
-                               {static_cast<std::uint32_t>(state),
-                                static_cast<std::uint32_t>(i)}});
-      } catch (const Failure& difference) {
-        ExploreStep step = steps_[i];
-        step.except = worker.except();
-        differs(difference, &step);
-        worker.Enter(keys_[state]);
-      }
+    if (!expansion.failure || chunk.failure || result_.failure) return;
+    const Expansion::Fault& failure = *expansion.failure;
+    std::optional<ExploreStep> step;
+    if (failure.step >= 0 && failure.step < std::ssize(steps_)) {
+      step = steps_[static_cast<std::size_t>(failure.step)];
+      step->except = failure.except;
     }
+    chunk.failure = ExploreFailure{
+        failure.check, (step ? ToText(*step) + ": " : "") + failure.text,
+        CellsText(codec_.Decode(keys_[state]).cells),
+        PathTo(state, step, failure)};
   }
 
-  // Returns the history that leads to a state and ends with `last`, if not
-  // null, with the reserving passes that `by` made around it.
-  History PathTo(std::size_t state, const ExploreStep* last,
-                 const ExploreWorker& by) const {
+  // Returns the history that leads to a state and ends with `last`, if there is
+  // a last step, with the reserving passes that `by` names around it.
+  History PathTo(std::size_t state, const std::optional<ExploreStep>& last,
+                 const Expansion::Fault& by) const {
     std::vector<ExploreStep> path;
     std::vector<std::size_t> states;
-    if (last != nullptr) {
+    if (last) {
       path.push_back(*last);
       states.push_back(state);
     }
@@ -246,18 +247,21 @@ class ExplorerOfKeys final : public Explorer {
     std::iota(names.begin(), names.end(), 0);
     for (std::size_t i = 0; i < path.size(); ++i) {
       CacheState before = codec_.Decode(keys_[states[i]]);
-      const bool is_last = last != nullptr && i + 1 == path.size();
-      if (is_last && by.reserved()) {
-        history.ops.push_back(ToOp(by.reserving(), before, names));
+      const bool is_last = last && i + 1 == path.size();
+      const ExploreStep reserving = {.positions = by.positions,
+                                     .sequences = by.sequences,
+                                     .reserve = true};
+      if (is_last && by.reserved) {
+        history.ops.push_back(ToOp(reserving, before, names));
       }
       history.ops.push_back(ToOp(path[i], before, names));
       worker.Enter(keys_[states[i]]);
       std::int64_t checked = 0;
       const std::vector<int>* renaming = nullptr;
       worker.Do(path[i], checked);
-      if (is_last && by.went_on()) {
+      if (is_last && by.went_on) {
         before.cells = worker.cells();
-        history.ops.push_back(ToOp(by.reserving(), before, names));
+        history.ops.push_back(ToOp(reserving, before, names));
       }
       codec_.Encode(worker.cells(), &renaming);
       std::vector<int> renamed(names.size());
@@ -272,6 +276,8 @@ class ExplorerOfKeys final : public Explorer {
   ExploreSize size_;
   ExploreCase what_;
   Subject subject_;
+  ExpandFn expand_;
+  std::size_t round_;  // States expanded at a time.
   StateCodec codec_;
   std::vector<ExploreStep> steps_;
   std::vector<bool> seen_;      // By key.
@@ -283,6 +289,22 @@ class ExplorerOfKeys final : public Explorer {
 };
 
 }  // namespace
+
+Expansion ExpandState(const ExploreSize& size, const ExploreCase& what,
+                      const Subject& subject, std::uint64_t state) {
+  const StateCodec codec(size);
+  try {
+    ExploreWorker worker(what.setup, codec, subject);
+    return worker.Expand(state, AllSteps(size, subject.abilities),
+                         subject.on_step);
+  } catch (const NotMade&) {
+    return {.not_made = true};
+  } catch (const Failure& differs) {  // It cannot even be made.
+    Expansion expansion{.differences = 1};
+    expansion.failure = {.check = differs.check, .text = differs.text};
+    return expansion;
+  }
+}
 
 std::vector<ExploreCase> ExploreCases(const ExploreSize& size) {
   std::vector<ExploreCase> cases;
@@ -333,7 +355,8 @@ std::vector<ExploreCase> ExploreCases(const ExploreSize& size) {
 
 Result<std::unique_ptr<Explorer>> Explorer::Make(const ExploreSize& size,
                                                  const ExploreCase& what,
-                                                 const Subject& subject) {
+                                                 const Subject& subject,
+                                                 const ExpandFn& expand) {
   const double keys = StateCodec(size).keys();
   if (keys > kMostStates) {
     return Status(StatusCode::kInvalidArgument,
@@ -342,7 +365,7 @@ Result<std::unique_ptr<Explorer>> Explorer::Make(const ExploreSize& size,
                               keys, kMostStates));
   }
   return std::unique_ptr<Explorer>(
-      std::make_unique<ExplorerOfKeys>(size, what, subject));
+      std::make_unique<ExplorerOfKeys>(size, what, subject, expand));
 }
 
 }  // namespace kvtwin::props

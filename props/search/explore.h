@@ -45,12 +45,46 @@ struct ExploreFailure {
   History history;   // Leads to that state and fails.
 };
 
+// What all steps from one state come to.
+struct Expansion {
+  struct Found {
+    std::uint64_t state = 0;
+    std::uint32_t step = 0;  // That leads there.
+  };
+  // A failure of a step, with what a history needs to repeat it.
+  struct Fault {
+    std::string check;
+    std::string text;
+    std::int64_t step = -1;  // -1: the state cannot be entered.
+    std::vector<int> except = {};
+    // A reserving pass of these came before the step, and after it.
+    bool reserved = false;
+    bool went_on = false;
+    std::vector<std::int32_t> positions = {};
+    std::vector<int> sequences = {};
+  };
+  std::int64_t checked = 0;
+  std::int64_t differences = 0;
+  bool ended = false;     // With it the process; nothing is known of the rest.
+  bool not_made = false;  // It has no such cache.
+  std::vector<Found> found = {};
+  std::optional<Fault> failure = {};  // The first.
+};
+// Expands a state somewhere else.
+using ExpandFn = std::function<Expansion(
+    const ExploreSize& size, const ExploreCase& what, std::uint64_t state)>;
+// Expands a state here. Before each step, `subject.on_step` is called.
+Expansion ExpandState(const ExploreSize& size, const ExploreCase& what,
+                      const Subject& subject, std::uint64_t state);
+
 struct ExploreResult {
   std::int64_t states = 0;
   std::int64_t transitions = 0;  // Operations checked.
   std::int64_t differences = 0;
   int depth = 0;  // Operations up to the farthest state.
   bool fixed_point = false;
+  bool ended = false;     // A step ended the process of the cache.
+  bool not_made = false;  // It has no such cache.
   double seconds = 0;
   std::optional<ExploreFailure> failure = {};  // The first.
 };
@@ -60,9 +94,9 @@ struct ExploreResult {
 class Explorer {
  public:
   // Errors: there could be more states than fit in memory.
-  static Result<std::unique_ptr<Explorer>> Make(const ExploreSize& size,
-                                                const ExploreCase& what,
-                                                const Subject& subject);
+  static Result<std::unique_ptr<Explorer>> Make(
+      const ExploreSize& size, const ExploreCase& what, const Subject& subject,
+      const ExpandFn& expand = nullptr);
   virtual ~Explorer() = default;
 
   // Continues until all states are expanded or `stop` returns true; `stop` is

@@ -29,9 +29,34 @@ std::vector<ExploreStep> Batches(const ExploreSize& size, bool reserve) {
   return steps;
 }
 
+bool MayDo(const ExploreStep& step, const Abilities& can) {
+  const bool open = step.end == kOpenEnd;
+  const bool in_range =
+      step.begin <= can.LastEnd() && (open || step.end <= can.LastEnd());
+  switch (step.kind) {
+    case OpKind::kAsk:
+      return can.can_resume && step.end <= can.LastPosition();
+    case OpKind::kPut:
+      return (!step.reserve || can.Can(KVTWIN_CAN_RESERVE)) &&
+             (std::ranges::count(step.sequences, step.sequences[0]) ==
+                  std::ssize(step.sequences) ||
+              can.Can(KVTWIN_CAN_MIX)) &&
+             std::ranges::max(step.positions) <= can.LastPosition();
+    case OpKind::kDrop:
+      return in_range &&
+             can.Can(open ? KVTWIN_CAN_REMOVE_TAIL : KVTWIN_CAN_REMOVE_MIDDLE);
+    default:
+      return in_range && can.Can(KVTWIN_CAN_COPY_PREFIX) &&
+             can.Can(KVTWIN_CAN_SHARE) &&
+             (step.seq != step.dst ||
+              !can.Cannot(KVTWIN_CANNOT_COPY_TO_ITSELF));
+  }
+}
+
 }  // namespace
 
-std::vector<ExploreStep> AllSteps(const ExploreSize& size) {
+std::vector<ExploreStep> AllSteps(const ExploreSize& size,
+                                  const Abilities& abilities) {
   std::vector<ExploreStep> steps;
   for (int s = 0; s < size.sequences; ++s) {
     for (std::int32_t p = 0; p <= size.positions + 1; ++p) {
@@ -58,6 +83,8 @@ std::vector<ExploreStep> AllSteps(const ExploreSize& size) {
       }
     }
   }
+  std::erase_if(
+      steps, [&](const ExploreStep& step) { return !MayDo(step, abilities); });
   return steps;
 }
 

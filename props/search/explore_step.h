@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvtwin/state.h"
+#include "props/history/abilities.h"
 #include "props/history/history.h"
 #include "props/search/explore.h"
 
@@ -29,8 +30,9 @@ struct ExploreStep {
   std::int32_t end = 0;
 };
 
-// Returns every operation with every argument.
-std::vector<ExploreStep> AllSteps(const ExploreSize& size);
+// Returns every operation with every argument that the cache supports.
+std::vector<ExploreStep> AllSteps(const ExploreSize& size,
+                                  const Abilities& abilities = {});
 
 std::string ToText(const ExploreStep& step);
 

@@ -388,5 +388,36 @@ TEST(Explorer, OfPoolsMakesEveryCall) {
   }
 }
 
+// A cache that lacks most operations is asked for none of them, here or
+// somewhere else, with the same result.
+TEST(Explore, AsksForWhatThereIs) {
+  const ExploreSize size = {.cells = 2, .sequences = 1, .positions = 2};
+  const ExploreCase what = ExploreCases(size)[0];
+  Subject few = TwinSubject("optimized");
+  few.abilities.can = KVTWIN_CAN_ANY_ORDER | KVTWIN_CAN_REMOVE_TAIL;
+  few.abilities.can_resume = few.abilities.set_causal = false;
+  for (const ExploreStep& step : AllSteps(size, few.abilities)) {
+    EXPECT_FALSE(step.reserve);
+    EXPECT_TRUE(step.kind == OpKind::kPut || step.kind == OpKind::kDrop);
+    EXPECT_TRUE(step.kind == OpKind::kPut || step.end == kOpenEnd);
+  }
+  const auto never = [](const ExploreResult&) { return false; };
+  int steps = 0;
+  few.on_step = [&](std::size_t) { ++steps; };
+  const ExpandFn expand = [&](const ExploreSize& a, const ExploreCase& b,
+                              std::uint64_t state) {
+    return ExpandState(a, b, few, state);
+  };
+  const ExploreResult here = (*Explorer::Make(size, what, few))->Run(1, never);
+  EXPECT_EQ(steps, 0);
+  const ExploreResult there =
+      (*Explorer::Make(size, what, few, expand))->Run(1, never);
+  EXPECT_GT(steps, 0);
+  EXPECT_TRUE(here.fixed_point && there.fixed_point);
+  EXPECT_GT(here.states, 4);
+  EXPECT_EQ(here.states, there.states);
+  EXPECT_EQ(here.transitions, there.transitions);
+}
+
 }  // namespace
 }  // namespace kvtwin::props

@@ -68,23 +68,32 @@ bool HasRow(const DenseTensor& rows, std::size_t row, const DenseTensor& one) {
          std::memcmp(one.bytes.data(), &rows.bytes[row * line], line) == 0;
 }
 
+// Whether the cache says that it holds exactly that.
+bool Holds(const Cache& cache, const CacheState& due) {
+  const Result<CacheState> found = cache.Snapshot();
+  return found.ok() && *found == due;
+}
+
 }  // namespace
 
 ExploreWorker::ExploreWorker(const Setup& setup, const StateCodec& codec,
                              const Subject& subject)
     : codec_(codec),
+      can_(subject.abilities),
       ledger_(setup.spec),
       entered_(setup.spec),
       reference_(*MakeCache(setup.spec, "reference")),
       tested_(*subject.Make(setup)) {
   const InitArgs& init = setup.init;
   for (Cache* cache : {reference_.get(), tested_.get()}) {
-    Check(cache->SetConfig(setup.config).ok() &&
-              cache
-                  ->Init(init.dtype, init.max_sequences, init.capacity,
-                         init.max_batch)
-                  .ok(),
-          "subject: result", "Init is refused");
+    Status status = cache->SetConfig(setup.config);
+    if (status.ok()) {
+      status = cache->Init(init.dtype, init.max_sequences, init.capacity,
+                           init.max_batch);
+    }
+    const bool refuses = status.code() == StatusCode::kNotSupported;
+    if (refuses && !subject.is_twin()) throw NotMade();
+    Check(status.ok(), "subject: result", "Init is refused");
   }
   Check(ledger_.Init(setup.config, init).ok(), "reference: result",
         "Init is refused by the ledger");
@@ -96,9 +105,9 @@ void ExploreWorker::Enter(StateKey key) {
   ledger_.Restore(state_);
   entered_ = ledger_;
   RestoreCaches();
-  Check(*reference_->Snapshot() == state_, "reference: snapshot",
+  Check(Holds(*reference_, state_), "reference: snapshot",
         "what was restored is not what was saved");
-  Check(*tested_->Snapshot() == state_, "subject: snapshot",
+  Check(Holds(*tested_, state_), "subject: snapshot",
         "what was restored is not what was saved");
   // Checked in one of 16 states, because it costs as much as some steps.
   if ((key * 0x9E3779B97F4A7C15U) >> 60 == 0) {
@@ -106,10 +115,56 @@ void ExploreWorker::Enter(StateKey key) {
     Check(read.ok() && *read == state_, "subject: snapshot",
           "what was written as bytes is not what is read");
   }
+  if (!can_.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
   CacheState damaged = state_;
   damaged.cells.push_back({reference_->CellCount(), 0, 0});
-  Check(!tested_->Restore(damaged).ok() && *tested_->Snapshot() == state_,
+  Check(!tested_->Restore(damaged).ok() && Holds(*tested_, state_),
         "subject: snapshot", "a damaged state is not refused");
+}
+
+Expansion::Fault ExploreWorker::FailureAt(std::int64_t step,
+                                          const Failure& differs) const {
+  return {.check = differs.check,
+          .text = differs.text,
+          .step = step,
+          .except = except_,
+          .reserved = reserved_,
+          .went_on = went_on_,
+          .positions = reserving_.positions,
+          .sequences = reserving_.sequences};
+}
+
+Expansion ExploreWorker::Expand(
+    StateKey key, const std::vector<ExploreStep>& steps,
+    const std::function<void(std::size_t)>& on_step) {
+  Expansion expansion;
+  const auto enter = [&](std::int64_t step) {
+    try {
+      Enter(key);
+      return true;
+    } catch (const Failure& differs) {
+      if (step < 0) ++expansion.differences;
+      if (!expansion.failure) expansion.failure = FailureAt(step, differs);
+      return false;
+    }
+  };
+  if (!enter(-1)) return expansion;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    if (on_step) on_step(i);
+    try {
+      if (!Do(steps[i], expansion.checked)) continue;
+      expansion.found.push_back(
+          {codec_.Encode(cells()), static_cast<std::uint32_t>(i)});
+    } catch (const Failure& differs) {
+      const auto step = static_cast<std::int64_t>(i);
+      ++expansion.differences;
+      if (!expansion.failure) expansion.failure = FailureAt(step, differs);
+      // What is wrong with the process is so with what follows.
+      if (differs.party() == Party::kBackend) return expansion;
+      if (!enter(step)) return expansion;
+    }
+  }
+  return expansion;
 }
 
 void ExploreWorker::RestoreCaches() {
@@ -133,15 +188,13 @@ bool ExploreWorker::Do(const ExploreStep& step, std::int64_t& checked) {
   }
   // Reserves before every fourth step, and in other states before others of the
   // steps: a reserving pass costs half as much as a step.
-  if (turn_ % 4 == 0) Reserve(step);
+  if (turn_ % 4 == 0 && can_.Can(KVTWIN_CAN_RESERVE)) Reserve(step);
   switch (step.kind) {
     case OpKind::kPut:
       DoBatch(step, checked);
       break;
     case OpKind::kDrop:
-      CheckCodes(ledger_.Remove(step.seq, step.begin, step.end),
-                 reference_->Remove(step.seq, step.begin, step.end),
-                 tested_->Remove(step.seq, step.begin, step.end));
+      Remove(step);
       break;
     default:
       CheckCodes(ledger_.CopyPrefix(step.seq, step.dst, step.end),
@@ -154,6 +207,18 @@ bool ExploreWorker::Do(const ExploreStep& step, std::int64_t& checked) {
   return changed_;
 }
 
+void ExploreWorker::Remove(const ExploreStep& step) {
+  const auto remove = [&](std::int32_t begin, std::int32_t end) {
+    Status status = tested_->Remove(step.seq, begin, end);
+    CheckCodes(ledger_.Remove(step.seq, begin, end),
+               reference_->Remove(step.seq, begin, end), status);
+    return status.ok();
+  };
+  const bool removed = remove(step.begin, step.end);
+  // After a refusal no rule says which tokens are left.
+  if (!removed && can_.Cannot(KVTWIN_CANNOT_UNDO_REMOVE)) remove(0, kOpenEnd);
+}
+
 // Makes a reserving pass before the step. It does not change the state, but the
 // cache under test may keep masks of these sequences.
 void ExploreWorker::Reserve(const ExploreStep& step) {
@@ -162,6 +227,7 @@ void ExploreWorker::Reserve(const ExploreStep& step) {
   reserving_.sequences = step.sequences;
   if (step.kind == OpKind::kDrop) reserving_.sequences = {step.seq};
   if (step.kind == OpKind::kCopy) reserving_.sequences = {step.dst, step.seq};
+  if (!can_.Can(KVTWIN_CAN_MIX)) reserving_.sequences.resize(1);
   reserving_.positions.assign(reserving_.sequences.size(),
                               turn_ / 4 % codec_.size().positions);
   CheckCodes({}, {},
@@ -206,7 +272,7 @@ void ExploreWorker::DoBatch(const ExploreStep& step, std::int64_t& checked) {
   PutRows(step);
   CheckView();
   const auto tokens = static_cast<int>(step.positions.size());
-  for (int set = 1; set < 1 << tokens; ++set) {
+  for (int set = 1; can_.set_causal && set < 1 << tokens; ++set) {
     except_.clear();
     for (int i = 0; i < tokens; ++i) {
       if ((set >> i & 1) != 0) except_.push_back(i);

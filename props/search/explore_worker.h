@@ -5,6 +5,7 @@
 #define KVTWIN_PROPS_SEARCH_EXPLORE_WORKER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +20,9 @@
 
 namespace kvtwin::props {
 
+// Thrown by a worker whose third-party cache does not support the setup.
+struct NotMade {};
+
 // Holds the ledger and two caches, and sets them to one state after another.
 class ExploreWorker {
  public:
@@ -28,21 +32,24 @@ class ExploreWorker {
 
   void Enter(StateKey key);
 
+  // Does all of `steps` in a state. Calls `on_step`, if set, before each.
+  Expansion Expand(StateKey key, const std::vector<ExploreStep>& steps,
+                   const std::function<void(std::size_t)>& on_step = nullptr);
+
   // Executes the step in the entered state, checks it, and returns whether it
   // changed that state. Adds the number of checked operations to `checked`.
   // Throws a Failure if an answer differs.
   bool Do(const ExploreStep& step, std::int64_t& checked);
 
-  // After Do: the cells. After a Failure: the excepted tokens, the reserving
-  // pass, and whether that pass was made before and after the step.
+  // Returns the cells after Do.
   const std::vector<CellEntry>& cells() const { return due_.cells; }
-  const std::vector<int>& except() const { return except_; }
-  const ExploreStep& reserving() const { return reserving_; }
-  bool reserved() const { return reserved_; }
-  bool went_on() const { return went_on_; }
 
  private:
   void RestoreCaches();
+  // What was excepted when a difference was thrown, the reserving pass, and
+  // whether it came before the step and after it.
+  Expansion::Fault FailureAt(std::int64_t step, const Failure& differs) const;
+  void Remove(const ExploreStep& step);
   void Reserve(const ExploreStep& step);
   void GoOn();
   void DoBatch(const ExploreStep& step, std::int64_t& checked);
@@ -55,6 +62,7 @@ class ExploreWorker {
   bool TakeToken(std::span<const CellEntry> owners, std::size_t row);
 
   const StateCodec& codec_;
+  const Abilities can_;
   reference::Ledger ledger_;
   reference::Ledger entered_;  // The ledger in state_.
   std::unique_ptr<Cache> reference_;

@@ -1,5 +1,5 @@
 // kvtwin-host: loads a backend and runs histories on it, so that its faults do
-// not harm the command. `kvtwin fuzz --backend` starts it
+// not harm the command. Each subcommand with --backend starts it
 // (props/backend/host_process.h), writes requests to file 3, one JSON object a
 // line, and reads answers from file 4.
 
@@ -29,8 +29,10 @@
 #include "props/backend/host_process.h"
 #include "props/backend/pool_backend.h"
 #include "props/base/program.h"
+#include "props/laws/laws.h"
 #include "props/report/page.h"
 #include "props/search/explain.h"
+#include "props/search/explore.h"
 
 namespace kvtwin::props {
 namespace {
@@ -83,22 +85,20 @@ class WatchedGuard final : public MemoryWatch {
 
 // Finds memory that is not freed when a history ends, and grows when the
 // history runs again. Memory that is allocated only once does not grow.
-std::optional<Failure> FindLeak(const History& history,
-                                const Subject& subject) {
+template <class Again>
+std::optional<Failure> FindLeak(const Again& again) {
   std::size_t leaked = 0;
   for (int i = 0; i < 2; ++i) {
     const std::size_t before = Guard::Live();
-    RunHistory(history, subject);
+    again();
     if (Guard::Live() <= before) return std::nullopt;
     leaked = Guard::Live() - before;
   }
-  Failure failure = MakeFailure(
+  return MakeFailure(
       "backend: memory",
       fmt::format("{} bytes are not freed by close, the last of them allocated "
                   "in {}",
                   leaked, Guard::LatestFunction()));
-  failure.step = history.ops.size();
-  return failure;
 }
 
 Json Run(const Json& asked, Subject subject, HostState* state) {
@@ -116,7 +116,8 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
   const std::size_t before = Guard::Live();
   RunResult result = RunHistory(*history, subject, told ? &story : nullptr);
   if (!result.failure && Guard::Live() > before) {
-    result.failure = FindLeak(*history, subject);
+    result.failure = FindLeak([&] { RunHistory(*history, subject); });
+    if (result.failure) result.failure->step = history->ops.size();
   }
   Json json = ToJson(result);
   if (asked.value("page", false) && result.failure) {
@@ -124,6 +125,54 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
         PageHtml(Explain(*history, *result.failure, subject, /*drawn=*/true));
   }
   return json;
+}
+
+// Judges a history by a law. Reports a leak only if nothing else is wrong.
+Json JudgeByLaw(const Json& asked, const Subject& subject) {
+  const Law* law = FindLaw(asked.at("law").get<std::string>());
+  const Result<History> history =
+      ParseHistory(asked.at("history").get<std::string>());
+  if (law == nullptr || !history.ok()) return {{"error", "no law, or history"}};
+  Guard::Forget();
+  const std::size_t before = Guard::Live();
+  LawResult result = Judge(*law, *history, subject);
+  if (result.wrong.empty() && Guard::Live() > before) {
+    const auto leak = FindLeak([&] { (void)Judge(*law, *history, subject); });
+    if (leak) result = {1, leak->text, leak->check};
+  }
+  return {{"judged", result.judged},
+          {"wrong", result.wrong},
+          {"check", result.check}};
+}
+
+// Does all steps from a state of the explorer, and stores the current step.
+Json Expand(const Json& asked, Subject subject, HostState* state) {
+  const Result<History> setup =
+      ParseHistory(asked.at("setup").get<std::string>());
+  if (!setup.ok()) return {{"error", setup.status().message()}};
+  const ExploreSize size = {.cells = asked.at("cells").get<int>(),
+                            .sequences = asked.at("sequences").get<int>(),
+                            .positions = asked.at("positions").get<int>(),
+                            .dtype = asked.at("dtype").get<DType>()};
+  const ExploreCase what = {asked.at("explore").get<std::string>(),
+                            setup->setup};
+  const auto key = asked.at("state").get<std::uint64_t>();
+  subject.on_step = [state](std::size_t step) {
+    state->step.store(static_cast<std::int64_t>(step));
+  };
+  state->step.store(-1);
+  Guard::Forget();
+  const std::size_t before = Guard::Live();
+  Expansion expansion = ExpandState(size, what, subject, key);
+  if (!expansion.failure && Guard::Live() > before) {
+    const auto leak =
+        FindLeak([&] { (void)ExpandState(size, what, subject, key); });
+    if (leak) {
+      ++expansion.differences;
+      expansion.failure = {.check = leak->check, .text = leak->text};
+    }
+  }
+  return ToJson(expansion);
 }
 
 // Runs a history of a pool. A leak is reported only if nothing else is wrong.
@@ -274,6 +323,14 @@ int Main(int argc, char** argv) {
     UseProfile(json.value("profile", ""), info);
     Subject subject = BackendSubject(info, json.at("level").get<Level>(),
                                      json.value("arguments", ""), &guard);
+    if (json.contains("law")) {
+      Answer(JudgeByLaw(json, subject));
+      continue;
+    }
+    if (json.contains("explore")) {
+      Answer(Expand(json, subject, state));
+      continue;
+    }
     if (const auto values = json.at("rules").get<std::vector<int>>();
         !values.empty()) {
       subject.rules = RulesOf(values);

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# interrupt_test.sh KVTWIN: on SIGINT and SIGTERM, long runs stop, report their
-# progress, leave no files behind and exit as a shell expects; a second signal
-# ends them at once.
+# interrupt_test.sh KVTWIN [LIBRARY]: on SIGINT and SIGTERM, long runs stop,
+# report their progress, leave no files behind and exit as a shell expects; a
+# second signal ends them at once. With a library, they run that third-party
+# cache.
 set -u
 kvtwin=$1 wrong=0
 scratch=$(mktemp -d)
@@ -43,6 +44,18 @@ os.execv(sys.argv[1], sys.argv[1:])' "$kvtwin" "$@" \
   grep -q "^kvtwin: interrupted" "$scratch/said" || complain "'$*' is silent"
 }
 command -v python3 >/dev/null || exit 77
+
+if [ $# -eq 2 ]; then
+  interrupted INT 130 '^0 broken, [1-9] hold, 0 not judged, seed 5' \
+    laws --runs 1000000 --seed 5 --backend "$2"
+  interrupted TERM 143 '"broken":0,"seed":5,"laws":.*"holds":true' \
+    laws --runs 1000000 --seed 5 --json --backend "$2"
+  interrupted INT 130 '^all .*, 0 differences, not finished' \
+    explore --cells 5 --threads 2 --backend "$2"
+  interrupted INT 130 '^paged: [1-9][0-9]* histories, not all of 8' \
+    explore --kind paged --depth 8 --backend "$2"
+  exit "$wrong"
+fi
 
 interrupted INT 130 '^[1-9][0-9]* operations in .*, 0 differences.* seed 5' \
   fuzz --seconds 60 --seed 5 --threads 2

@@ -23,6 +23,7 @@ RUNS = [
     ["run", BUG, "--backend", cache, "--level", "visibility"],
     ["run", "kvp1 | open 0 0 0"],
     ["laws", "--law", "replay", "--runs", "2"],
+    ["laws", "--runs", "2", "--backend", cache],
     ["explore", "--cells", "2", "--positions", "2", "--sequences", "1"],
     ["explore", "--kind", "paged", "--depth", "1"],
     ["profile", "--backend", cache],

@@ -1,0 +1,189 @@
+// Laws of third-party caches: one that has almost nothing is asked for nothing
+// more, and what it does wrong is seen.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "props/base/forwarding_cache.h"
+#include "props/laws/laws.h"
+
+namespace kvtwin::props {
+namespace {
+
+// The optimized twin as a cache that appends to one sequence at a time, removes
+// their ends and, if it can, copies prefixes and removes ranges. A range that
+// it refuses to remove must be followed by the removal of the whole sequence.
+// Whatever else it is asked for, it throws. (Cells, which ForwardingCache would
+// give, it has not: this is for visibility.)
+class Plain final : public ForwardingCache {
+ public:
+  Plain(std::unique_ptr<Cache> cache, int layers, const Abilities& can)
+      : ForwardingCache(std::move(cache)), layers_(layers), can_(can) {}
+
+  Status SetLayer(int layer) override {
+    layer_ = layer;
+    return ForwardingCache::SetLayer(layer);
+  }
+  Status StartForward(const Batch& batch, bool reserve) override {
+    Never(reserve, "a pass that reserves");
+    Never(half_ >= 0, "a batch before a sequence was cleared");
+    int& length = lengths_[batch.sequences[0]];
+    for (std::size_t i = 0; i < batch.positions.size(); ++i) {
+      Never(batch.sequences[i] != batch.sequences[0], "a batch of two");
+      Never(batch.positions[i] != length++, "another position than the next");
+    }
+    put_.clear();
+    return ForwardingCache::StartForward(batch, reserve);
+  }
+  Status Put(const TensorView& key, const TensorView& value) override {
+    Never(!put_.insert(layer_).second, "a second Put");
+    return ForwardingCache::Put(key, value);
+  }
+  Result<KvView> Get() override {
+    Never(std::ssize(put_) != layers_, "Get before the last Put");
+    Never(half_ >= 0, "Get before a sequence was cleared");
+    return ForwardingCache::Get();
+  }
+  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
+    const bool open = end == kOpenEnd;
+    Never(!open && !can_.Can(KVTWIN_CAN_REMOVE_MIDDLE), "a range");
+    Never(half_ >= 0 && !(seq == half_ && begin == 0 && open),
+          "Remove before a sequence was cleared");
+    Status status = ForwardingCache::Remove(seq, begin, end);
+    half_ = status.ok() ? -1 : seq;
+    if (!status.ok()) return status;
+    int& length = lengths_[seq];
+    length -= std::max(0, std::min(end, length) - begin);
+    return status;
+  }
+  Status SetCausal(std::span<const int>) override { Throw("SetCausal"); }
+  Status CopyPrefix(int src, int dst, std::int32_t len) override {
+    Never(!can_.Can(KVTWIN_CAN_COPY_PREFIX), "a copy");
+    Never(src == dst, "a copy to itself");
+    Never(half_ >= 0, "a copy before a sequence was cleared");
+    lengths_[dst] = std::min(len, lengths_[src]);
+    return ForwardingCache::CopyPrefix(src, dst, len);
+  }
+  Result<bool> CanResume(int, std::int32_t) override { Throw("CanResume"); }
+  Status SnapshotTo(CacheState&) const override { Throw("a snapshot"); }
+  Status Restore(const CacheState&) override { Throw("a restore"); }
+  void ListCells(std::vector<CellEntry>&) const override { Throw("cells"); }
+
+ private:
+  [[noreturn]] static void Throw(const char* what) {
+    throw std::logic_error(std::string("it was asked for ") + what);
+  }
+  static void Never(bool asked, const char* what) {
+    if (asked) Throw(what);
+  }
+
+  int layers_;
+  const Abilities can_;
+  int layer_ = 0;
+  int half_ = -1;  // The sequence that must be cleared.
+  std::map<int, int> lengths_;
+  std::set<int> put_;
+};
+
+// `window`: what it makes of one. With these abilities, too.
+Subject PlainSubject(int window = 0, std::uint32_t more = 0) {
+  Subject subject;
+  subject.name = "plain";
+  subject.level = Level::kVisibility;
+  subject.make_of =
+      [window, more](const Setup& setup) -> Result<std::unique_ptr<Cache>> {
+    CacheSpec spec = setup.spec;
+    if (spec.window) *spec.window += window;
+    Result<std::unique_ptr<Cache>> cache = MakeCache(spec, "optimized");
+    if (!cache.ok()) return cache.status();
+    return std::unique_ptr<Cache>(std::make_unique<Plain>(
+        std::move(*cache), setup.layers, Abilities{.can = more}));
+  };
+  subject.abilities = {
+      .kinds = KVTWIN_HAS_CAUSAL | KVTWIN_HAS_SWA,
+      .can = KVTWIN_CAN_REMOVE_TAIL | more,
+      .cannot = KVTWIN_CANNOT_COPY_TO_ITSELF | KVTWIN_CANNOT_UNDO_REMOVE,
+      .can_resume = false,
+      .set_causal = false,
+      .shift = false,
+      .snapshots = false};
+  return subject;
+}
+
+TEST(LawsOfThirdPartyCaches, AskForNothingThatTheyLack) {
+  const Subject plain = PlainSubject();
+  std::map<std::string_view, std::int64_t> judged;
+  for (const Law& law : Laws()) {
+    const LawRun run = RunLaw(law, plain, /*seed=*/1, /*histories=*/200);
+    EXPECT_FALSE(run.failure) << law.name << ": " << run.failure->wrong << " "
+                              << ToText(run.failure->shrunk);
+    const bool none = !WhyNotJudged(law, plain).empty();
+    EXPECT_EQ(run.judged == 0, none) << law.name;
+    judged[law.name] = run.judged;
+  }
+  for (const char* law : {"frame", "renaming", "batch_splitting", "asking",
+                          "visibility", "window_hides", "legal_client"}) {
+    EXPECT_GT(judged[law], 100) << law;
+  }
+  EXPECT_EQ(WhyNotJudged(*FindLaw("snapshot_is_all"), plain),
+            "the backend has no snapshot and restore");
+  EXPECT_EQ(WhyNotJudged(*FindLaw("copy_twice"), plain),
+            "the backend has no copy_prefix");
+}
+
+TEST(LawsOfThirdPartyCaches, AskForNothingBeforeASequenceIsCleared) {
+  const Subject sharing = PlainSubject(
+      /*window=*/0,
+      KVTWIN_CAN_COPY_PREFIX | KVTWIN_CAN_SHARE | KVTWIN_CAN_REMOVE_MIDDLE);
+  for (const Law& law : Laws()) {
+    const LawRun run = RunLaw(law, sharing, /*seed=*/1, /*histories=*/300);
+    EXPECT_FALSE(run.failure) << law.name << ": " << run.failure->wrong << " "
+                              << ToText(run.failure->shrunk);
+    EXPECT_EQ(run.judged == 0, !WhyNotJudged(law, sharing).empty()) << law.name;
+  }
+}
+
+TEST(LawsOfThirdPartyCaches, AreBrokenByAWindowThatIsTooWide) {
+  const Subject wide = PlainSubject(/*window=*/1);
+  for (const char* name : {"visibility", "window_hides"}) {
+    const Law& law = *FindLaw(name);
+    const LawRun run = RunLaw(law, wide, /*seed=*/1, /*histories=*/200);
+    ASSERT_TRUE(run.failure) << name;
+    EXPECT_LE(run.failure->shrunk.ops.size(), 2U)
+        << ToText(run.failure->shrunk);
+    EXPECT_FALSE(Judge(law, run.failure->shrunk, wide).wrong.empty());
+  }
+}
+
+// A judge somewhere else is asked instead, in haste once it is known to hang.
+TEST(LawsOfThirdPartyCaches, AreJudgedElsewhere) {
+  std::vector<bool> hastes;
+  const LawJudge hangs = [&](const Law&, const History& history, bool hasty) {
+    hastes.push_back(hasty);
+    LawResult result{.judged = 1, .wrong = ""};
+    if (!history.ops.empty()) result.wrong = "backend: hang: put is slow";
+    return result;
+  };
+  const Law& law = *FindLaw("frame");
+  const LawRun run =
+      RunLaw(law, PlainSubject(), /*seed=*/1, /*histories=*/9, hangs);
+  ASSERT_TRUE(run.failure);
+  EXPECT_EQ(run.failure->shrunk.ops.size(), 1U);
+  EXPECT_EQ(CheckOf(law, run.failure->wrong), "backend: hang");
+  EXPECT_EQ(CheckOf(law, "sees another K row"), "frame");
+  ASSERT_GT(hastes.size(), 4U);
+  EXPECT_FALSE(hastes[0] || hastes.back());
+  EXPECT_TRUE(hastes[hastes.size() - 2]);
+}
+
+}  // namespace
+}  // namespace kvtwin::props
