@@ -35,7 +35,10 @@ LawRun RunOne(const Law& law, const Subject& subject,
   const LawResult result = judge ? judge(law, *history, /*hasty=*/false)
                                  : Judge(law, *history, subject);
   LawRun run{.histories = 1, .judged = result.judged, .failure = {}};
-  if (!result.wrong.empty()) run.failure = {0, *history, result.wrong};
+  if (!result.wrong.empty()) {
+    run.failure = {.check = CheckOf(law, result), .text = result.wrong};
+    run.shrunk = *history;
+  }
   return run;
 }
 
@@ -53,11 +56,11 @@ nlohmann::ordered_json Json(const Law& law, const Subject& subject,
     json["not_judged"] = why_not;
   }
   if (!run.failure) return json;
-  json["history"] = ToText(run.failure->shrunk);
-  json["shrunk_to"] = run.failure->shrunk.ops.size();
-  json["reason"] = run.failure->wrong;
+  json["history"] = ToText(run.shrunk);
+  json["shrunk_to"] = run.shrunk.ops.size();
+  json["reason"] = run.failure->text;
   json["rules"] = law.rules;
-  json["rerun"] = LawCommand(law, run.failure->shrunk, subject);
+  json["rerun"] = LawCommand(law, run.shrunk, subject);
   return json;
 }
 
@@ -72,13 +75,13 @@ std::string Text(const Law& law, const Subject& subject, const LawRun& run,
                   run.failure ? "BROKEN" : "holds", law.name, subject.name,
                   run.histories, run.judged);
   if (!run.failure) return text;
-  if (CheckOf(law, run.failure->wrong) != law.name) {  // What the law met.
-    return text + fmt::format("\n  {}\n  rerun   {}\n\n", run.failure->wrong,
-                              LawCommand(law, run.failure->shrunk, subject));
+  if (run.failure->check != law.name) {  // What the law met.
+    return text + fmt::format("\n  {}\n  rerun   {}\n\n", run.failure->text,
+                              LawCommand(law, run.shrunk, subject));
   }
   return text + fmt::format("\n  {} ({})\n  {}\n  rerun   {}\n\n",
-                            law.statement, law.rules, run.failure->wrong,
-                            LawCommand(law, run.failure->shrunk, subject));
+                            law.statement, law.rules, run.failure->text,
+                            LawCommand(law, run.shrunk, subject));
 }
 
 // The laws on one cache after another, and what came of it.
@@ -149,7 +152,7 @@ int RunOnBackend(const Arguments& arguments) {
                                      bool hasty) {
             if (!again.empty()) return LawResult();
             LawResult result = host.Judge(one, history, subject.level, hasty);
-            const std::string check = CheckOf(one, result.wrong);
+            const std::string check = CheckOf(one, result);
             if (!told.contains(check)) return result;
             again = check;
             return LawResult();
@@ -165,7 +168,7 @@ int RunOnBackend(const Arguments& arguments) {
           }
           run.Tell(law, subject, one, why_not);
           if (!one.failure) continue;
-          const std::string check = CheckOf(law, one.failure->wrong);
+          const std::string& check = one.failure->check;
           if (check != law.name) told.insert(check);
         }
         return run.End();

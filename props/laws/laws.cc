@@ -107,15 +107,14 @@ LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
         JudgeBy(judge, law, history, subject, /*hasty=*/false);
     run.judged += result.judged;
     if (result.wrong.empty()) continue;
-    LawFailure& failure = run.failure.emplace();
-    failure.number = number;
-    failure.shrunk = ShrinkUnderLaw(law, history, subject, judge);
-    failure.wrong =
-        JudgeBy(judge, law, failure.shrunk, subject, /*hasty=*/false).wrong;
-    if (failure.wrong.empty()) {  // It was slow, or changes from run to run.
-      failure.shrunk = history;
-      failure.wrong = result.wrong;
+    run.shrunk = ShrinkUnderLaw(law, history, subject, judge);
+    LawResult shown = JudgeBy(judge, law, run.shrunk, subject, /*hasty=*/false);
+    if (shown.wrong.empty()) {  // It was slow, or changes from run to run.
+      run.shrunk = history;
+      shown = result;
     }
+    run.failure = {.check = CheckOf(law, shown), .text = shown.wrong};
+    run.failure->history_number = number;
     break;
   }
   return run;

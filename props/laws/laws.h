@@ -76,16 +76,13 @@ using LawJudge = std::function<LawResult(const Law& law, const History& history,
 // Returns the name of the check that failed: the law, or "backend: crash".
 std::string CheckOf(const Law& law, const LawResult& result);
 
-struct LawFailure {
-  std::uint64_t number = 0;  // The number of the history, from 0.
-  History shrunk;
-  std::string wrong;  // The failure of `shrunk`.
-};
-
 struct LawRun {
   std::int64_t histories = 0;
   std::int64_t judged = 0;
-  std::optional<LawFailure> failure;  // The first failure, which ends the run.
+  // The first failure, which ends the run: its check and text. `shrunk` is the
+  // shortest history that shows it.
+  std::optional<Failure> failure = {};
+  History shrunk = {};
 };
 
 // Judges `histories` random histories, the same for the same seed everywhere;

@@ -124,8 +124,8 @@ TEST(LawsOfThirdPartyCaches, AskForNothingThatTheyLack) {
   std::map<std::string_view, std::int64_t> judged;
   for (const Law& law : Laws()) {
     const LawRun run = RunLaw(law, plain, /*seed=*/1, /*histories=*/200);
-    EXPECT_FALSE(run.failure) << law.name << ": " << run.failure->wrong << " "
-                              << ToText(run.failure->shrunk);
+    EXPECT_FALSE(run.failure)
+        << law.name << ": " << run.failure->text << " " << ToText(run.shrunk);
     const bool none = !WhyNotJudged(law, plain).empty();
     EXPECT_EQ(run.judged == 0, none) << law.name;
     judged[law.name] = run.judged;
@@ -146,8 +146,8 @@ TEST(LawsOfThirdPartyCaches, AskForNothingBeforeASequenceIsCleared) {
       KVTWIN_CAN_COPY_PREFIX | KVTWIN_CAN_SHARE | KVTWIN_CAN_REMOVE_MIDDLE);
   for (const Law& law : Laws()) {
     const LawRun run = RunLaw(law, sharing, /*seed=*/1, /*histories=*/300);
-    EXPECT_FALSE(run.failure) << law.name << ": " << run.failure->wrong << " "
-                              << ToText(run.failure->shrunk);
+    EXPECT_FALSE(run.failure)
+        << law.name << ": " << run.failure->text << " " << ToText(run.shrunk);
     EXPECT_EQ(run.judged == 0, !WhyNotJudged(law, sharing).empty()) << law.name;
   }
 }
@@ -158,9 +158,8 @@ TEST(LawsOfThirdPartyCaches, AreBrokenByAWindowThatIsTooWide) {
     const Law& law = *FindLaw(name);
     const LawRun run = RunLaw(law, wide, /*seed=*/1, /*histories=*/200);
     ASSERT_TRUE(run.failure) << name;
-    EXPECT_LE(run.failure->shrunk.ops.size(), 2U)
-        << ToText(run.failure->shrunk);
-    EXPECT_FALSE(Judge(law, run.failure->shrunk, wide).wrong.empty());
+    EXPECT_LE(run.shrunk.ops.size(), 2U) << ToText(run.shrunk);
+    EXPECT_FALSE(Judge(law, run.shrunk, wide).wrong.empty());
   }
 }
 
@@ -170,16 +169,17 @@ TEST(LawsOfThirdPartyCaches, AreJudgedElsewhere) {
   const LawJudge hangs = [&](const Law&, const History& history, bool hasty) {
     hastes.push_back(hasty);
     LawResult result{.judged = 1, .wrong = ""};
-    if (!history.ops.empty()) result.wrong = "backend: hang: put is slow";
+    if (!history.ops.empty()) result = {1, "put is slow", "backend: hang"};
     return result;
   };
   const Law& law = *FindLaw("frame");
   const LawRun run =
       RunLaw(law, PlainSubject(), /*seed=*/1, /*histories=*/9, hangs);
   ASSERT_TRUE(run.failure);
-  EXPECT_EQ(run.failure->shrunk.ops.size(), 1U);
-  EXPECT_EQ(CheckOf(law, run.failure->wrong), "backend: hang");
-  EXPECT_EQ(CheckOf(law, "sees another K row"), "frame");
+  EXPECT_EQ(run.shrunk.ops.size(), 1U);
+  EXPECT_EQ(run.failure->check, "backend: hang");
+  EXPECT_EQ(CheckOf(law, {.judged = 1, .wrong = "sees another K row"}),
+            "frame");
   ASSERT_GT(hastes.size(), 4U);
   EXPECT_FALSE(hastes[0] || hastes.back());
   EXPECT_TRUE(hastes[hastes.size() - 2]);

@@ -66,7 +66,17 @@ void KeepLast(Failure& failure) {
 std::vector<Step> ReferenceSteps(const PagedHistory& history) {
   std::stringstream recording;
   if (!WritePagedRecording(history, "reference", recording).ok()) return {};
-  return PoolSteps(recording, std::numeric_limits<std::int64_t>::max());
+  std::vector<Step> steps =
+      PoolSteps(recording, std::numeric_limits<std::int64_t>::max());
+  // After the last operation the driver frees all sequences.
+  const auto is_free = [](const Step& step) {
+    return step.call.starts_with("free ");
+  };
+  auto frees =
+      std::ranges::count_if(steps, is_free) -
+      std::ranges::count(history.ops, PagedOpKind::kFree, &PagedOp::kind);
+  for (; frees > 0 && is_free(steps.back()); --frees) steps.pop_back();
+  return steps;
 }
 
 // Runs the history again, and keeps the calls that are drawn; or, where they

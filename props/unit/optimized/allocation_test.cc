@@ -24,7 +24,7 @@
 #include "core/names.h"
 #include "kvtwin/cache.h"
 #include "optimized/fast_paths.h"
-#include "props/testing/allocations.h"
+#include "props/unit/optimized/allocations.h"
 
 namespace kvtwin::props {
 

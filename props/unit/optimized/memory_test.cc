@@ -18,7 +18,7 @@
 #include "kvtwin/cache.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/save.h"
-#include "props/testing/allocations.h"
+#include "props/unit/optimized/allocations.h"
 
 namespace kvtwin::props {
 namespace {

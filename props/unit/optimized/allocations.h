@@ -1,8 +1,8 @@
 // Counts all allocations of the program; allocation_test.cc defines the
 // counters.
 
-#ifndef KVTWIN_PROPS_TESTING_ALLOCATIONS_H_
-#define KVTWIN_PROPS_TESTING_ALLOCATIONS_H_
+#ifndef KVTWIN_PROPS_UNIT_OPTIMIZED_ALLOCATIONS_H_
+#define KVTWIN_PROPS_UNIT_OPTIMIZED_ALLOCATIONS_H_
 
 #include <atomic>
 #include <cstddef>
@@ -18,4 +18,4 @@ extern std::atomic<std::int64_t> live_bytes;
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_TESTING_ALLOCATIONS_H_
+#endif  // KVTWIN_PROPS_UNIT_OPTIMIZED_ALLOCATIONS_H_
