@@ -55,10 +55,16 @@ class Duo final : public Driver {
   bool over() const override { return over_; }
 
  private:
+  // Notes a call before it is made: it may fail without an answer.
+  template <class Call>
+  void Begin(const Call& call) {
+    if (story_ != nullptr) story_->calling = Made(call);
+  }
   // What was called and answered, before anything is compared.
   // `answer`, if there is one, is told instead of the code's name.
   void Tell(const std::string& call, StatusCode code,
             std::string_view answer = {});
+  void AddStep(const std::string& call, std::string_view answer);
   void CheckResult(const std::string& call, const Status& due,
                    const Status& found);
   // `after`: what the cache is to hold, but for the tokens of `batch`.

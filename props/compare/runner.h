@@ -77,6 +77,7 @@ struct Story {
   std::optional<Frame> frame;
   std::int64_t from = 1;
   std::function<void(const Step&)> told = {};  // Called after each, if set.
+  std::string calling = {};  // The call that is not answered yet, or empty.
 };
 
 // "Remove(0, 1, 2) -> ok"
