@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -209,7 +210,7 @@ RowSights RowOwners::SightsOf(int row) const {
     }
     for (const LedgerToken& token : ledger_.tokens()) {
       if (!token.rows.contains(layer_) && is_due(token)) {
-        unknown.push_back(&token);
+        unknown.insert(may_miss ? unknown.end() : unknown.begin(), &token);
       }
     }
   }
@@ -238,6 +239,11 @@ RowSights RowOwners::SightsOf(int row) const {
       found.tokens[i] = *next_unknown++;
     }
     if (found.tokens[i] != nullptr) found.sights[i] = '#';
+  }
+  // The mask is wrong there, but the tokens are not missing.
+  for (std::size_t i = 0; i < columns; ++i) {
+    if (found.sights[i] != '?') continue;
+    found.tokens[i] = take(by_rows, columns_[i], [](auto&) { return true; });
   }
   // A column with only the K or only the V of a token takes the token's place,
   // unless the column has the rows of another token.
@@ -277,6 +283,8 @@ RowSights RowOwners::SightsOf(int row) const {
     if (ledger_.MayMiss(row, **next_unknown)) continue;
     found.missing.push_back({*next_unknown, -1});
   }
+  // The ledger's order.
+  std::ranges::sort(found.missing, std::less<>(), &RowSights::Missing::token);
   return found;
 }
 

@@ -265,6 +265,7 @@ Wrong WrongOf(const Step& step) {
 void NameGoneTokens(Failure& failure) {
   std::map<std::uint64_t, Held> seen;
   for (Step& step : failure.trace) {
+    if (!step.mask) continue;  // Only a view has rows.
     for (FoundToken& one : step.found) {
       if (!one.token.sequences.empty()) {
         if (one.key && one.value) seen[one.rows] = one.token;

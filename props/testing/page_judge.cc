@@ -13,6 +13,7 @@
 #include "core/dense_tensor.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
+#include "props/oracle/oracle.h"
 #include "reference/dialects.h"
 
 namespace kvtwin::props {
@@ -68,16 +69,14 @@ class Judge {
  public:
   Judge(const json& page, const JudgedCalls& calls)
       : page_(page), calls_(calls), ledger_(calls.spec, calls.rules) {
-    InitArgs init = calls.init;
-    CacheConfig config = calls.config;
-    CacheSpec spec = calls.spec;
-    if (calls.source == Source::kRecording) AllowShifts(spec);
-    ledger_ = Ledger(spec, calls.rules);
-    if (calls.visibility_only) {
-      init.capacity = 1 << 20;
-      init.max_batch = 1 << 20;
-    }
-    Expect(ledger_.Init(config, init).ok(), "the ledger begins");
+    TraceHeader header;
+    header.spec = calls.spec;
+    header.config = calls.config;
+    header.init = calls.init;
+    if (calls.source == Source::kRecording) AllowShifts(header.spec);
+    if (calls.visibility_only) MakeRoom(header);
+    ledger_ = Ledger(header.spec, calls.rules);
+    Expect(ledger_.Init(header.config, header.init).ok(), "the ledger begins");
     if (calls.source == Source::kLedger) ledger_.NeverFull();
     fresh_.assign(ledger_.parts().size(), false);
   }
@@ -319,7 +318,8 @@ class Judge {
       Expect(at != due.end(), "must not hold " + token.dump());
       if (at != due.end()) due.erase(at);
       if (!token.contains("cell")) continue;
-      Expect(cells.insert(token["cell"]).second, "two tokens in a cell");
+      Expect(cells.insert(token["cell"].get<std::int64_t>()).second,
+             "two tokens in a cell");
     }
     Expect(std::ssize(due) == step["cells_left_out"],
            fmt::format("{} expected tokens are not drawn", due.size()));
@@ -525,6 +525,7 @@ class Judge {
     for (const json& one : step["found"]) found[one["cell"]] = NameOf(one);
     std::vector<Due> due;
     if (fresh) due = DueOf(number, op);
+    const std::vector<Due> wanted = due;
     const bool by_cell = HasCells(step);
     const std::string text = fmt::format("row {} {}: ", number, sights);
     const auto take = [&](const auto& fits) {
@@ -567,6 +568,9 @@ class Judge {
                    }) ||
                    take_known(unknown),
                at);
+      } else if (sight == '?') {  // It may be a column that it must see.
+        (void)take_known(
+            [&](const Due& one) { return by_cell ? here(one) : same(one); });
       } else if (sight == '-') {
         Expect(take_known([&](const Due& one) {
                  return by_cell ? here(one) : same(one);
@@ -583,7 +587,7 @@ class Judge {
                at);
       }
     };
-    for (const char sight : std::string_view("#x-+.?")) {
+    for (const char sight : std::string_view("#?x-+.")) {
       for (std::size_t c = 0; c < sights.size(); ++c) {
         if (sights[c] != sight) continue;
         judge(from + static_cast<std::int64_t>(c), sight);
@@ -601,7 +605,17 @@ class Judge {
       const Name name = NameOf(one);
       Expect(take_known([&](const Due& each) { return each.name == name; }),
              text + "is not missing: " + one.dump());
-      if (!one.contains("cell")) continue;
+      if (!one.contains("cell")) {
+        const bool there = std::ranges::any_of(wanted, [&](const Due& each) {
+          return each.name == name && each.rows &&
+                 std::ranges::count(columns, *each.rows) >
+                     std::ranges::count_if(wanted, [&](const Due& other) {
+                       return other.rows == each.rows;
+                     }) - 1;
+        });
+        Expect(!there, text + "is in a cell: " + one.dump());
+        continue;
+      }
       const std::int64_t column = one["cell"].get<std::int64_t>() - first;
       Expect(column >= 0 && column < mask.shape[0] &&
                  !MaskAllows(mask, column, number),
@@ -639,8 +653,10 @@ class Judge {
     return name;
   }
 
-  static const json* CellIn(const json& list, std::int64_t cell) {
-    for (const json& one : list) {
+  static const json* CellIn(const json& step, const char* key,
+                            std::int64_t cell) {
+    if (!step.contains(key)) return nullptr;
+    for (const json& one : step[key]) {
       if (one.value("cell", std::int64_t{-1}) == cell) return &one;
     }
     return nullptr;
@@ -687,8 +703,8 @@ class Judge {
     if (headline.starts_with("A padding row")) {
       Expect(row != nullptr && !row->contains("token"), headline);
     }
-    const json* found = CellIn(step.value("found", json::array()), wrong_cell);
-    const json* due = CellIn(step.value("cells", json::array()), wrong_cell);
+    const json* found = CellIn(step, "found", wrong_cell);
+    const json* due = CellIn(step, "cells", wrong_cell);
     std::smatch match;
     static const std::regex kCell(R"([Cc]ell (\d+))");
     const bool in_full =
@@ -739,6 +755,10 @@ class Judge {
       if (more.starts_with("No cell") || sight != '-') {
         Expect(row != nullptr && row->contains("missing") &&
                    NamedIn(more) == NameOf((*row)["missing"][0]),
+               more);
+        const bool missing = row != nullptr && row->contains("missing");
+        Expect(missing && more.starts_with("No cell") ==
+                              !(*row)["missing"][0].contains("cell"),
                more);
       } else {
         JudgeHolds(more, due, found, is_found);
