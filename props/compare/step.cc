@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "core/dense_tensor.h"
@@ -192,13 +191,12 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
   for (const Held& held : step.cells) {
     if (has_cells) due[held.cell - first_cell] = TokensOf(ledger, held);
   }
-  std::set<std::int64_t> torn;  // The columns that some row sees as 'x'.
+  RowOwners::Torn torn;
   const auto by_ledger = [&](int row, MaskPicture::Row& drawn) {
-    const RowSights sights = owners.SightsOf(row);
+    const RowSights sights = owners.SightsOf(row, torn);
     for (std::int64_t column = picture.from; column < to; ++column) {
       const auto i = static_cast<std::size_t>(column);
       drawn.sights += sights.sights[i];
-      if (sights.sights[i] == 'x') torn.insert(column);
       auto& tokens = due[column];
       if (tokens.empty() && sights.tokens[i] != nullptr) {
         tokens.push_back(sights.tokens[i]);
@@ -224,7 +222,10 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
   step.found.clear();
   for (std::int64_t column = picture.from; column < to; ++column) {
     const auto& expected = due[column];
-    const RowOwner owner = owners.Of(column, expected);
+    const auto part = torn.find(column);
+    const RowOwner owner = part == torn.end()
+                               ? owners.Of(column, expected)
+                               : owners.As(*part->second, column);
     FoundToken found;
     found.token.cell = first_cell + static_cast<int>(column);
     if (owner.token != nullptr) {
@@ -236,7 +237,7 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
     const bool is_due = std::find(expected.begin(), expected.end(),
                                   owner.token) != expected.end();
     const bool by_cell = has_cells && !expected.empty();
-    found.differs = torn.contains(column) ||
+    found.differs = part != torn.end() ||
                     (by_cell && (!is_due || !owner.key || !owner.value));
     step.found.push_back(found);
   }

@@ -89,7 +89,8 @@ std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
 std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
                                const KvView& view, VLayout v_layout, int row) {
   const RowOwners owners(ledger, layer, view, v_layout);
-  const RowSights found = owners.SightsOf(row);
+  RowOwners::Torn torn;
+  const RowSights found = owners.SightsOf(row, torn);
   const std::size_t at = found.sights.find_first_of("x+");
   Failure wrong = WrongRow(row, -1, "");
   const LedgerToken* due =
@@ -183,7 +184,20 @@ RowOwner RowOwners::Of(std::int64_t column,
   return best;
 }
 
-RowSights RowOwners::SightsOf(int row) const {
+RowOwner RowOwners::As(const LedgerToken& token, std::int64_t column) const {
+  RowOwner owner{&token, true, true, HashColumn(view_, column, v_layout_)};
+  const auto stored = token.rows.find(layer_);
+  if (stored == token.rows.end()) return owner;
+  const auto same = [](const DenseTensor& due, const TensorView& row) {
+    return HashDense(due, 0) == HashRow(row, 0);
+  };
+  owner.key = same(stored->second.key, Slice(view_.key, 2, column));
+  owner.value = !HasValue() || same(stored->second.value,
+                                    RowOf(view_.value, v_layout_, column));
+  return owner;
+}
+
+RowSights RowOwners::SightsOf(int row, Torn& torn) const {
   const TensorView& mask = view_.mask;
   const auto columns = static_cast<std::size_t>(mask.shape[0]);
   RowSights found{std::string(columns, '.'), {}, {}};
@@ -252,16 +266,23 @@ RowSights RowOwners::SightsOf(int row) const {
   for (std::size_t i = 0; i < columns; ++i) {
     if (found.sights[i] != '+' || whole.contains(columns_[i])) continue;
     const auto column = static_cast<std::int64_t>(i);
-    const std::uint64_t key = HashRow(Slice(view_.key, 2, column), 0);
-    const auto has_key = [&](const Hashes& one) { return one.key == key; };
-    found.tokens[i] = take(by_part, key, has_key);
+    const auto before = torn.find(column);
+    const auto take_part = [&](const TensorView& part,
+                               std::uint64_t Hashes::*hash) {
+      const std::uint64_t value = HashRow(part, 0);
+      return take(by_part, value, [&](const Hashes& one) {
+        return one.*hash == value &&
+               (before == torn.end() || before->second == one.token);
+      });
+    };
+    found.tokens[i] = take_part(Slice(view_.key, 2, column), &Hashes::key);
     if (found.tokens[i] == nullptr && HasValue()) {
-      const std::uint64_t value =
-          HashRow(RowOf(view_.value, v_layout_, column), 0);
-      const auto has = [&](const Hashes& one) { return one.value == value; };
-      found.tokens[i] = take(by_part, value, has);
+      found.tokens[i] =
+          take_part(RowOf(view_.value, v_layout_, column), &Hashes::value);
     }
-    if (found.tokens[i] != nullptr) found.sights[i] = 'x';
+    if (found.tokens[i] == nullptr) continue;
+    found.sights[i] = 'x';
+    torn[column] = found.tokens[i];
   }
   std::multimap<std::uint64_t, std::size_t> hidden;
   for (std::size_t i = 0; i < columns; ++i) {

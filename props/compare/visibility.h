@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -64,7 +65,13 @@ class RowOwners {
   // Matches the columns that the row sees with the tokens that it must see, one
   // by one. A token that was never put in this layer may be any column that is
   // left. Requires: the mask is of the ledger's pass.
-  RowSights SightsOf(int row) const;
+  //
+  // A column with only the K or only the V of a token takes the place of one
+  // token in all rows: `torn` has the token by column, from rows before.
+  using Torn = std::map<std::int64_t, const reference::LedgerToken*>;
+  RowSights SightsOf(int row, Torn& torn) const;
+  // Returns whether the K row and the V row of the column are the token's.
+  RowOwner As(const reference::LedgerToken& token, std::int64_t column) const;
 
  private:
   struct Hashes {

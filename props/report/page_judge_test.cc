@@ -511,7 +511,12 @@ class LoggingCache final : public ForwardingCache {
     op.src = src;
     op.dst = dst;
     op.len = len;
-    return Log(op, ForwardingCache::CopyPrefix(src, dst, len));
+    try {
+      return Log(op, ForwardingCache::CopyPrefix(src, dst, len));
+    } catch (...) {
+      (void)Log(op, {StatusCode::kFailedPrecondition, "it threw"});
+      throw;
+    }
   }
   Result<bool> CanResume(int seq, std::int32_t pos) override {
     TraceOp op;
@@ -678,6 +683,23 @@ TEST(PageJudge, PagesOfFaultyTwinsAreTrue) {
     Print(fmt::format("faulty twins, {}", LevelName(level)), tally);
     EXPECT_GT(tally.pages, 100);
   }
+}
+
+TEST(PageJudge, PagesOfOtherCachesAreTrue) {
+  Tally tally;
+  for (const Profile& profile : Profiles()) {
+    for (const OtherFault fault : kFaults) {
+      for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+        SCOPED_TRACE(fmt::format("{}, fault {}, seed {}", profile.name,
+                                 static_cast<int>(fault), seed));
+        const Subject subject =
+            OtherSubject(profile.name, seed, /*any_order=*/false, fault);
+        JudgeHistory(MakeHistory(seed, 0, std::nullopt, 12), subject, tally,
+                     /*must_fail=*/false);
+      }
+    }
+  }
+  Print("other caches", tally);
 }
 
 // A judge that finds no lie must be able to find one

@@ -272,6 +272,7 @@ class Judge {
             ? text == CallText(call.op) && step["number"] == call.op.line
             : text.starts_with(CallText(call.op));
     Expect(same, "the call was " + CallText(call.op));
+    if (!same) return;
     // The call of the last step may fail before it answers.
     const bool is_last = &step == &page_["steps"].back();
     const std::string answer = step["answer"];
@@ -291,7 +292,8 @@ class Judge {
       Expect(drawn_ == active_, "another cache is active");
     }
     JudgeCells(step);
-    if (step.contains("mask")) {
+    Expect(call.op.mask || !step.contains("mask"), "there is no mask");
+    if (step.contains("mask") && call.op.mask) {
       Expect(drawn_ == active_, "another cache is active");
       JudgeView(step, call.op);
     } else {
@@ -705,6 +707,11 @@ class Judge {
     }
     const json* found = CellIn(step, "found", wrong_cell);
     const json* due = CellIn(step, "cells", wrong_cell);
+    Expect(wrong_cell < 0 || std::string_view("x+-?").find(sight) !=
+                                 std::string_view::npos ||
+               (found != nullptr && found->value("differs", false)) ||
+               says("gave a wrong answer"),
+           "the wrong cell is right");
     std::smatch match;
     static const std::regex kCell(R"([Cc]ell (\d+))");
     const bool in_full =
