@@ -17,11 +17,10 @@
 
 #include "core/mask_elements.h"
 #include "props/base/scratch_folder.h"
-#include "props/history/generate.h"
 #include "props/report/page.h"
 #include "props/report/show.h"
-#include "props/search/explain.h"
 #include "props/testing/faulty_twins.h"
+#include "props/testing/judged_history.h"
 #include "props/testing/test_trace.h"
 
 namespace kvtwin::props {
@@ -441,152 +440,13 @@ TEST(PageJudge, PagesOfRejectedRecordingsAreTrue) {
 
 // Histories -------------------------------------------------------------------
 
-// Writes down each call between Init and Close.
-class LoggingCache final : public ForwardingCache {
- public:
-  LoggingCache(std::unique_ptr<Cache> cache, std::vector<JudgedCall>& log)
-      : ForwardingCache(std::move(cache)), log_(log) {
-    log_.clear();
-  }
-
-  Status Init(DType dtype, int sequences, int capacity, int batch) override {
-    Status status = ForwardingCache::Init(dtype, sequences, capacity, batch);
-    begun_ = begun_ || status.ok();
-    return status;
-  }
-  void Close() override {
-    closed_ = true;
-    ForwardingCache::Close();
-  }
-  Status SetLayer(int layer) override {
-    layer_ = layer;
-    return ForwardingCache::SetLayer(layer);
-  }
-  Status SetLayerType(int type) override {
-    TraceOp op;
-    op.kind = TraceOpKind::kSetLayerType;
-    op.type = type;
-    return Log(op, ForwardingCache::SetLayerType(type));
-  }
-  Status StartForward(const Batch& batch, bool reserve) override {
-    TraceOp op;
-    op.kind = TraceOpKind::kStartForward;
-    op.positions = {batch.positions.begin(), batch.positions.end()};
-    op.sequences = {batch.sequences.begin(), batch.sequences.end()};
-    op.indices = {batch.multimodal.begin(), batch.multimodal.end()};
-    op.reserve = reserve;
-    return Log(op, ForwardingCache::StartForward(batch, reserve));
-  }
-  Status SetCausal(std::span<const int> except) override {
-    TraceOp op;
-    op.kind = TraceOpKind::kSetCausal;
-    op.indices = {except.begin(), except.end()};
-    return Log(op, ForwardingCache::SetCausal(except));
-  }
-  Status Put(const TensorView& key, const TensorView& value) override {
-    TraceOp op;
-    op.kind = TraceOpKind::kPut;
-    op.layer = layer_;
-    op.key = CopyOf(key, key.dtype);
-    op.value = CopyOf(value, value.dtype);
-    return Log(op, ForwardingCache::Put(key, value));
-  }
-  Result<KvView> Get() override {
-    Result<KvView> view = ForwardingCache::Get();
-    TraceOp op;
-    op.kind = TraceOpKind::kGet;
-    op.layer = layer_;
-    if (view.ok() && view->mask.data != nullptr) {
-      op.first_cell = view->first_cell;
-      op.key = CopyOf(view->key, view->key.dtype);
-      op.value = CopyOf(view->value, view->value.dtype);
-      op.mask = CopyOf(view->mask, view->mask.dtype);
-    }
-    (void)Log(op, view.status());
-    return view;
-  }
-  Status CopyPrefix(int src, int dst, std::int32_t len) override {
-    TraceOp op;
-    op.kind = TraceOpKind::kCopyPrefix;
-    op.src = src;
-    op.dst = dst;
-    op.len = len;
-    try {
-      return Log(op, ForwardingCache::CopyPrefix(src, dst, len));
-    } catch (...) {
-      (void)Log(op, {StatusCode::kFailedPrecondition, "it threw"});
-      throw;
-    }
-  }
-  Result<bool> CanResume(int seq, std::int32_t pos) override {
-    TraceOp op;
-    op.kind = TraceOpKind::kCanResume;
-    op.seq = seq;
-    op.pos = pos;
-    Result<bool> answer = ForwardingCache::CanResume(seq, pos);
-    op.answer = answer.ok() && *answer;
-    (void)Log(op, answer.status());
-    return answer;
-  }
-  Status Remove(int seq, std::int32_t begin, std::int32_t end) override {
-    TraceOp op;
-    op.kind = TraceOpKind::kRemove;
-    op.seq = seq;
-    op.begin = begin;
-    op.end = end;
-    return Log(op, ForwardingCache::Remove(seq, begin, end));
-  }
-
- private:
-  Status Log(TraceOp op, Status status) {
-    if (!begun_ || closed_) return status;
-    op.result = status.code();
-    log_.push_back({std::move(op), !status.ok(), HeldCells(*cache_)});
-    return status;
-  }
-
-  std::vector<JudgedCall>& log_;
-  bool begun_ = false;
-  bool closed_ = false;
-  int layer_ = 0;
-};
-
-// Judges the page of a history that fails; the last call is the failing one.
-void JudgeHistory(const History& history, Subject subject, Tally& tally,
-                  bool must_fail = true) {
-  std::vector<JudgedCall> log;
-  const auto logged = [&log](Result<std::unique_ptr<Cache>> cache)
-      -> Result<std::unique_ptr<Cache>> {
-    if (!cache.ok()) return cache;
-    return std::unique_ptr<Cache>(
-        std::make_unique<LoggingCache>(std::move(*cache), log));
-  };
-  if (subject.make_of) {
-    subject.make_of = [logged, make = subject.make_of](const Setup& setup) {
-      return logged(make(setup));
-    };
-  } else {
-    subject.make = [logged, make = subject.make](const CacheSpec& spec) {
-      return logged(make(spec));
-    };
-  }
-  const auto failure = RunHistory(history, subject).failure;
-  EXPECT_TRUE(failure || !must_fail) << ToText(history);
-  if (!failure) return;
-  const Failure explained =
-      Explain(history, *failure, subject, /*drawn=*/true, "");
-  JudgedCalls calls;
-  calls.source = subject.level == Level::kIdentity
-                     ? JudgedCalls::Source::kIdentity
-                     : JudgedCalls::Source::kLedger;
-  calls.spec = history.setup.spec;
-  calls.config = history.setup.config;
-  calls.init = history.setup.init;
-  calls.rules = subject.rules;
-  calls.strict = subject.mask_rows_too;
-  calls.calls = log;
-  SCOPED_TRACE(explained.story);
-  ExpectTrue(PageHtml(explained), calls, tally);
+// Judges the page of a history, if it fails.
+void JudgeHistory(const History& history, const Subject& subject,
+                  Tally& tally) {
+  const auto run = RunJudged(history, subject);
+  if (!run) return;
+  SCOPED_TRACE(run->failure.story);
+  ExpectTrue(PageHtml(run->failure), run->calls, tally);
 }
 
 // Sets an element of the last row that differs from the rest.
@@ -676,30 +536,12 @@ TEST(PageJudge, PagesOfFaultyTwinsAreTrue) {
       for (std::size_t i = 0; i < faults.size(); ++i) {
         SCOPED_TRACE(
             fmt::format("{}, fault {}, {}", text, i, LevelName(level)));
-        JudgeHistory(*history, Tampered(faults[i], level), tally,
-                     /*must_fail=*/false);
+        JudgeHistory(*history, Tampered(faults[i], level), tally);
       }
     }
     Print(fmt::format("faulty twins, {}", LevelName(level)), tally);
     EXPECT_GT(tally.pages, 100);
   }
-}
-
-TEST(PageJudge, PagesOfOtherCachesAreTrue) {
-  Tally tally;
-  for (const Profile& profile : Profiles()) {
-    for (const OtherFault fault : kFaults) {
-      for (std::uint64_t seed = 1; seed <= 6; ++seed) {
-        SCOPED_TRACE(fmt::format("{}, fault {}, seed {}", profile.name,
-                                 static_cast<int>(fault), seed));
-        const Subject subject =
-            OtherSubject(profile.name, seed, /*any_order=*/false, fault);
-        JudgeHistory(MakeHistory(seed, 0, std::nullopt, 12), subject, tally,
-                     /*must_fail=*/false);
-      }
-    }
-  }
-  Print("other caches", tally);
 }
 
 // A judge that finds no lie must be able to find one

@@ -707,8 +707,8 @@ class Judge {
     }
     const json* found = CellIn(step, "found", wrong_cell);
     const json* due = CellIn(step, "cells", wrong_cell);
-    Expect(wrong_cell < 0 || std::string_view("x+-?").find(sight) !=
-                                 std::string_view::npos ||
+    Expect(wrong_cell < 0 ||
+               std::string_view("x+-?").find(sight) != std::string_view::npos ||
                (found != nullptr && found->value("differs", false)) ||
                says("gave a wrong answer"),
            "the wrong cell is right");
