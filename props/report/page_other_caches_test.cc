@@ -10,7 +10,7 @@
 #include "core/dialects/profiles.h"
 #include "props/history/generate.h"
 #include "props/report/page.h"
-#include "props/testing/judged_history.h"
+#include "props/report/page_judge.h"
 #include "props/testing/other_caches.h"
 
 namespace kvtwin::props {

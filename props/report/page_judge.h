@@ -1,18 +1,22 @@
-// A judge of pages, for tests: compares each label of a page with a ledger that
-// is driven through the same calls.
+// A judge of pages, for tests alone: it compares each label of a page with a
+// ledger that is driven through the same calls. It is defined in
+// props/report/page_judge_test.cc.
 
-#ifndef KVTWIN_PROPS_TESTING_PAGE_JUDGE_H_
-#define KVTWIN_PROPS_TESTING_PAGE_JUDGE_H_
+#ifndef KVTWIN_PROPS_REPORT_PAGE_JUDGE_H_
+#define KVTWIN_PROPS_REPORT_PAGE_JUDGE_H_
 
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/dialects/rules.h"
 #include "core/trace/trace.h"
 #include "kvtwin/cache.h"
+#include "props/compare/failure.h"
+#include "props/compare/runner.h"
 #include "props/compare/step.h"
 
 namespace kvtwin::props {
@@ -52,6 +56,15 @@ nlohmann::json PageData(const std::string& page);
 
 PageVerdict JudgePage(const nlohmann::json& page, const JudgedCalls& calls);
 
+struct JudgedHistory {
+  Failure failure;  // Explained and drawn.
+  JudgedCalls calls;
+};
+
+// Runs the history, and writes down the calls. Returns nothing if the history
+// does not fail.
+std::optional<JudgedHistory> RunJudged(const History& history, Subject subject);
+
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_TESTING_PAGE_JUDGE_H_
+#endif  // KVTWIN_PROPS_REPORT_PAGE_JUDGE_H_
