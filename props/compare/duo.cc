@@ -46,6 +46,7 @@ void Duo::HashInt(std::int64_t value) {
 }
 
 bool Duo::SetUp() {
+  Begin("Init");
   Result<std::unique_ptr<Cache>> made = subject_.Make(setup_);
   Status status = made.status();
   if (status.ok()) {
@@ -64,21 +65,31 @@ bool Duo::SetUp() {
   const Status due = ledger_.Init(setup_.config, init);
   if (!due.ok()) return false;
   CheckResult("Init", due, status);
+  Begin("");
   ledger_.NeverFull();  // CheckRoom judges cache_full instead.
   return true;
 }
 
-void Duo::TearDown() { tested_->Close(); }
+void Duo::TearDown() {
+  Begin("Close");
+  tested_->Close();
+  Begin("");
+}
 
 void Duo::Tell(const std::string& call, StatusCode code,
                std::string_view answer) {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(code));
+  AddStep(call, answer.empty() ? StatusName(code) : answer);
+}
+
+void Duo::AddStep(const std::string& call, std::string_view answer) {
   if (story_ == nullptr) return;
+  story_->calling.clear();
   Step& step = story_->steps.emplace_back();
   step.number = std::ssize(story_->steps);
   step.call = call;
-  step.answer = answer.empty() ? StatusName(code) : answer;
+  step.answer = answer;
   step.begins_pass = call.starts_with("StartForward");
   if (story_->told) story_->told(step);
 }
@@ -104,13 +115,18 @@ void Duo::SetType(int type) {
   ledger_.SetLayerType(type);
   if (!wrapper_ || type_ == type) return;
   type_ = type;
-  CheckResult(fmt::format("SetLayerType({})", type), {},
-              tested_->SetLayerType(type));
+  const auto call = [&] { return fmt::format("SetLayerType({})", type); };
+  Begin(call);
+  CheckResult(call(), {}, tested_->SetLayerType(type));
+  Begin("");
 }
 
 void Duo::SelectLayer(int layer) {
   layer_ = layer;
-  CheckResult(fmt::format("SetLayer({})", layer), {}, tested_->SetLayer(layer));
+  const auto call = [&] { return fmt::format("SetLayer({})", layer); };
+  Begin(call);
+  CheckResult(call(), {}, tested_->SetLayer(layer));
+  Begin("");
 }
 
 void Duo::SelectType(int type) {
@@ -131,6 +147,7 @@ bool Duo::StartForward(Tokens tokens, bool reserve) {
                   fmt::join(batch_.sequences, " "), reserve ? ", reserve" : "");
   active_ = copied_ = false;
   fresh_.reset();
+  Begin(call);
   const Status found = tested_->StartForward(batch, reserve);
   Tell(call, found.code());
   if (found.code() == StatusCode::kCacheFull) {
@@ -224,6 +241,7 @@ void Duo::PutRows() {
       fill(values_, RowRole::kValue, rows.v_head_dim, setup_.v_dtype());
   const std::string call = fmt::format("Put(layer {}, rows of tokens {} to {})",
                                        layer_, first, first + count - 1);
+  Begin(call);
   const Status found = tested_->Put(key, value);
   Tell(call, found.code());
   CheckResult(call, {}, found);
@@ -261,7 +279,10 @@ void Duo::Read() {
 
 void Duo::Cached() {
   if (!IsEncoder()) return;
+  Begin("EncoderCached");
   const Result<bool> cached = tested_->EncoderCached();
+  AddStep("EncoderCached",
+          cached.ok() ? YesOrNo(cached) : StatusName(cached.status().code()));
   CheckResult("EncoderCached", {}, cached.status());
   Check(!*cached || ledger_.active().slots().cached, "subject: encoder cached",
         [] { return "EncoderCached is true, but nothing is cached"; });
@@ -278,6 +299,7 @@ std::vector<int> Duo::IndicesOf(const std::vector<int>& except) const {
 void Duo::ExceptActive(const std::vector<int>& indices) {
   const std::string call =
       fmt::format("SetCausal([{}])", fmt::join(indices, " "));
+  Begin(call);
   const Status found = tested_->SetCausal(indices);
   Tell(call, found.code());
   CheckResult(call, ledger_.active().SetCausal(indices), found);
@@ -303,6 +325,7 @@ StatusCode Duo::Remove(int seq, std::int32_t begin, std::int32_t end) {
   const std::string call =
       fmt::format("Remove({}, {}, {})", seq, begin,
                   end == kOpenEnd ? "open" : fmt::to_string(end));
+  Begin(call);
   const Status found = tested_->Remove(seq, begin, end);
   Tell(call, found.code());
   // Where profiles are told apart, the ledger must not take a refusal as a sign
@@ -319,6 +342,7 @@ StatusCode Duo::Remove(int seq, std::int32_t begin, std::int32_t end) {
 
 void Duo::CopyPrefix(int src, int dst, std::int32_t len) {
   const std::string call = fmt::format("CopyPrefix({}, {}, {})", src, dst, len);
+  Begin(call);
   const Status found = tested_->CopyPrefix(src, dst, len);
   Tell(call, found.code());
   if (found.code() == StatusCode::kCacheFull) {  // This cache copies rows.
@@ -338,8 +362,9 @@ bool Duo::CanResume(int seq, std::int32_t pos) {
   if (!subject_.abilities.can_resume) {
     return ledger_.CanResume(seq, pos, /*surely=*/true);
   }
-  const Result<bool> found = tested_->CanResume(seq, pos);
   const std::string call = fmt::format("CanResume({}, {})", seq, pos);
+  Begin(call);
+  const Result<bool> found = tested_->CanResume(seq, pos);
   Tell(call, found.status().code(), YesOrNo(found));
   CheckResult(call, {}, found.status());
   HashInt(*found ? 1 : 0);
@@ -358,6 +383,7 @@ void Duo::Shift(int seq, std::int32_t begin, std::int32_t end,
   const std::string call =
       fmt::format("Shift({}, {}, {}, {})", seq, begin,
                   end == kOpenEnd ? "open" : fmt::to_string(end), delta);
+  Begin(call);
   const Status found = shifting->Shift(seq, begin, end, delta);
   Tell(call, found.code());
   CheckResult(call, ledger_.Shift(seq, begin, end, delta), found);
@@ -372,15 +398,19 @@ void Duo::Misuse(int which) {
       .encoder = IsEncoder(),
       .layer_put = put_.contains(place()) && active_,
       .layer = layer_};
+  const std::string call =
+      fmt::format("misuse {}: {}", which, MisuseName(which));
+  Begin(call);
   const auto wrong = TryMisuse(*tested_, which, context);
-  Tell(fmt::format("misuse {}: {}", which, MisuseName(which)), {});
+  Tell(call, {});
   Check(!wrong, "subject: misuse", [&] { return *wrong; });
 }
 
 void Duo::CheckView() {
   const int layer = layer_;
-  const Result<KvView> view = tested_->Get();
   const std::string call = fmt::format("Get(layer {})", layer);
+  Begin(call);
+  const Result<KvView> view = tested_->Get();
   Tell(call, view.status().code());
   CheckResult(call, {}, view.status());
   const bool masked = view->mask.data != nullptr;
@@ -394,7 +424,7 @@ void Duo::CheckView() {
               .found = *view,
               .due = {},
               .v_layout = setup_.config.v_layout,
-              .fresh = fresh(),
+              .fresh = fresh() && subject_.level != Level::kNumeric,
               .positions = batch_.positions,
               .sequences = batch_.sequences},
              story_->steps.back());

@@ -55,11 +55,17 @@ class Duo final : public Driver {
   bool over() const override { return over_; }
 
  private:
+  // Notes a call before it is made: it may fail without an answer.
+  template <class Call>
+  void Begin(const Call& call) {
+    if (story_ != nullptr) story_->calling = Made(call);
+  }
   // Adds a step for a call and its answer to the story, before anything is
   // compared. If `answer` is not empty, the step shows it instead of the code's
   // name.
   void Tell(const std::string& call, StatusCode code,
             std::string_view answer = {});
+  void AddStep(const std::string& call, std::string_view answer);
   void CheckResult(const std::string& call, const Status& due,
                    const Status& found);
   // `after`: what the cache will hold after the call, without `batch`.

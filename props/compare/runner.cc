@@ -464,6 +464,16 @@ void Run(const History& history, const Subject& subject, Driver& driver,
   if (result.failure) result.failure->step = step;
 }
 
+// Adds the call that failed before its answer was told.
+void TellUnanswered(Story* story) {
+  if (story == nullptr || story->calling.empty()) return;
+  Step& step = story->steps.emplace_back();
+  step.number = std::ssize(story->steps);
+  step.call = std::exchange(story->calling, "");
+  step.begins_pass = step.call.starts_with("StartForward");
+  if (story->told) story->told(step);
+}
+
 }  // namespace
 
 RunResult RunHistory(const History& history, const Subject& subject,
@@ -481,6 +491,7 @@ RunResult RunHistory(const History& history, const Subject& subject,
     Duo duo(history.setup, subject, story, result);
     Run(history, subject, duo, result);
   }
+  if (result.failure) TellUnanswered(story);
   if (observer) observer->End(result.ran);
   return result;
 }

@@ -81,6 +81,7 @@ struct Story {
   std::int64_t from = 1;
   // Called after each step, if set.
   std::function<void(const Step&)> told = {};
+  std::string calling = {};  // The call that is not answered yet, or empty.
 };
 
 // "Remove(0, 1, 2) -> ok"

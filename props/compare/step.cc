@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "core/dense_tensor.h"
 #include "core/mask_elements.h"
 #include "props/compare/visibility.h"
 
@@ -20,7 +21,8 @@ Held HeldOf(const LedgerToken& token, int cell) {
       cell, token.position, {token.sequences.begin(), token.sequences.end()}};
 }
 
-// The ledger's tokens that a cell may hold: one, unless positions are repeated.
+// Returns the ledger's tokens that a cell may hold: one, unless a sequence has
+// a position more than once.
 std::vector<const LedgerToken*> TokensOf(const CacheLedger& ledger,
                                          const Held& held) {
   std::vector<const LedgerToken*> tokens;
@@ -38,11 +40,28 @@ std::optional<Held> RowToken(std::int64_t row,
   return Held{-1, positions[i], {sequences[i]}};
 }
 
-// How one row of the mask shows one column.
-char Sight(bool seen, bool due, bool differs) {
+// Returns how a row of the mask sees a column.
+char Sight(MaskElement element, bool due, bool differs) {
+  if (element == MaskElement::kNeither) return '?';
+  const bool seen = element == MaskElement::kAllows;
   if (seen != due) return seen ? '+' : '-';
   if (!seen) return '.';
   return differs ? 'x' : '#';
+}
+
+// Whether each column of the mask has a K row and a V row.
+bool FitsTogether(const KvView& view, VLayout v_layout) {
+  const std::int64_t columns = view.mask.shape[0];
+  return view.key.shape[2] == columns &&
+         (view.value.data == nullptr ||
+          ColumnsOf(view.value, v_layout) == columns);
+}
+
+// Finds a token among others, in whatever cell.
+auto FindToken(std::vector<Held>& tokens, const Held& token) {
+  return std::ranges::find_if(tokens, [&](const Held& one) {
+    return one.position == token.position && one.sequences == token.sequences;
+  });
 }
 
 }  // namespace
@@ -74,6 +93,16 @@ std::vector<Held> HeldTokens(const CacheLedger& ledger) {
   return held;
 }
 
+bool SameTokens(const std::vector<Held>& a, const std::vector<Held>& b) {
+  std::vector<Held> rest = b;
+  for (const Held& token : a) {
+    const auto at = FindToken(rest, token);
+    if (at == rest.end()) return false;
+    rest.erase(at);
+  }
+  return rest.empty();
+}
+
 Frame Frame::Around(int first_cell, int column, int row) {
   Frame frame{.row = row};
   const std::int64_t cell = std::int64_t{first_cell} + std::max(column, 0);
@@ -94,7 +123,8 @@ MaskPicture PictureOf(const TensorView& mask, int first_cell,
     }
     picture.rows.push_back({static_cast<int>(row),
                             RowToken(row, positions, sequences),
-                            std::move(sights)});
+                            std::move(sights),
+                            {}});
   }
   return picture;
 }
@@ -104,22 +134,31 @@ void DrawCells(const Frame& frame, std::vector<Held> cells,
   step.drawn = true;
   step.cell_count = cell_count;
   step.found.clear();
+  step.missing.clear();
   const auto is_out = [&](int at) { return at < frame.from || at >= frame.to; };
   if (found != cells) {
-    std::map<int, const Held*> due;
-    for (const Held& held : cells) due[held.cell] = &held;
+    const bool in_any_cell = !cells.empty() && cells.front().cell < 0;
+    std::vector<Held> due = cells;
     for (const Held& held : found) {
-      const auto at = due.find(held.cell);
-      const bool differs = at == due.end() || *at->second != held;
-      if (at != due.end()) due.erase(at);
+      const auto at = in_any_cell ? FindToken(due, held)
+                                  : std::find(due.begin(), due.end(), held);
+      const bool differs = at == due.end();
+      if (!differs) due.erase(at);
       if (!is_out(held.cell)) step.found.push_back({held, differs});
     }
-    for (const auto& [cell, held] : due) {
-      if (!is_out(cell)) step.found.push_back({{cell, 0, {}}, true});
+    for (const Held& held : due) {
+      if (in_any_cell) {
+        step.missing.push_back(held);
+      } else if (!is_out(held.cell) &&
+                 std::ranges::none_of(found, [&](const Held& other) {
+                   return other.cell == held.cell;
+                 })) {
+        step.found.push_back({{held.cell, 0, {}}, true});
+      }
     }
   }
   const auto all = std::ssize(cells);
-  int next = 0;  // Tokens without cells are counted instead.
+  int next = 0;  // Stands for the cell of a token without one.
   std::erase_if(cells, [&](const Held& held) {
     return is_out(held.cell < 0 ? next++ : held.cell);
   });
@@ -129,6 +168,7 @@ void DrawCells(const Frame& frame, std::vector<Held> cells,
 
 void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
   const CacheLedger& ledger = view.ledger;
+  if (ledger.encoder() || !FitsTogether(view.found, view.v_layout)) return;
   const TensorView& mask = view.found.mask;
   const int first_cell = view.found.first_cell;
   MaskPicture picture{first_cell, mask.shape[0], 0, {}};
@@ -136,53 +176,82 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
       std::max<std::int64_t>(0, std::int64_t{frame.from} - first_cell);
   const std::int64_t to = std::min<std::int64_t>(
       mask.shape[0], std::int64_t{frame.to} - first_cell);
-
-  std::map<int, std::vector<const LedgerToken*>> held;
-  for (const Held& one : step.cells) held[one.cell] = TokensOf(ledger, one);
-  const RowOwners owners(ledger, view.layer, view.found, view.v_layout);
-  std::vector<const LedgerToken*> tokens;
-  step.found.clear();
-  for (std::int64_t column = picture.from; column < to; ++column) {
-    const int cell = first_cell + static_cast<int>(column);
-    const auto& due = held[cell];
-    const RowOwner owner = owners.Of(column, due);
-    FoundToken found;
-    found.token.cell = cell;
-    if (owner.token != nullptr) found.token = HeldOf(*owner.token, cell);
-    found.key = owner.key;
-    found.value = owner.value;
-    found.rows = owner.rows;
-    const bool is_due =
-        std::find(due.begin(), due.end(), owner.token) != due.end();
-    found.differs = !due.empty() && (!is_due || !owner.key || !owner.value);
-    step.found.push_back(found);
-    tokens.push_back(owner.token);
-  }
-
+  const auto is_drawn = [&](std::int64_t column) {
+    return column >= picture.from && column < to;
+  };
   const bool by_twin = view.due && view.due->mask.data != nullptr &&
                        view.due->mask.shape == mask.shape &&
                        view.due->first_cell == first_cell;
+
+  const RowOwners owners(ledger, view.layer, view.found, view.v_layout);
+  // The tokens that are expected in a column; without cells, the tokens that
+  // the rows match with it.
+  std::map<std::int64_t, std::vector<const LedgerToken*>> due;
+  const bool has_cells = !step.cells.empty() && step.cells.front().cell >= 0;
+  for (const Held& held : step.cells) {
+    if (has_cells) due[held.cell - first_cell] = TokensOf(ledger, held);
+  }
+  RowOwners::Torn torn;
+  const auto by_ledger = [&](int row, MaskPicture::Row& drawn) {
+    const RowSights sights = owners.SightsOf(row, torn);
+    for (std::int64_t column = picture.from; column < to; ++column) {
+      const auto i = static_cast<std::size_t>(column);
+      drawn.sights += sights.sights[i];
+      auto& tokens = due[column];
+      if (tokens.empty() && sights.tokens[i] != nullptr) {
+        tokens.push_back(sights.tokens[i]);
+      }
+    }
+    for (const auto& [token, column] : sights.missing) {
+      if (is_drawn(column)) continue;
+      const int cell = column < 0 ? -1 : first_cell + static_cast<int>(column);
+      drawn.missing.push_back(HeldOf(*token, cell));
+    }
+  };
   for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
     if (row >= Frame::kRows && row != frame.row) {
       ++step.rows_left_out;
       continue;
     }
-    std::string sights;
-    for (std::int64_t column = picture.from; column < to; ++column) {
-      const auto i = static_cast<std::size_t>(column - picture.from);
-      const bool seen = MaskAllows(mask, column, row);
-      bool due = seen;
-      if (by_twin) {
-        due = MaskAllows(view.due->mask, column, row);
-      } else if (view.fresh) {
-        due = row < ledger.rows() && tokens[i] != nullptr &&
-              ledger.MaySee(static_cast<int>(row), *tokens[i]);
-      }
-      sights += Sight(seen, due, step.found[i].differs);
+    const auto number = static_cast<int>(row);
+    picture.rows.push_back(
+        {number, RowToken(row, view.positions, view.sequences), "", {}});
+    if (!by_twin && view.fresh) by_ledger(number, picture.rows.back());
+  }
+
+  step.found.clear();
+  for (std::int64_t column = picture.from; column < to; ++column) {
+    const auto& expected = due[column];
+    const auto part = torn.find(column);
+    const RowOwner owner = part == torn.end()
+                               ? owners.Of(column, expected)
+                               : owners.As(*part->second, column);
+    FoundToken found;
+    found.token.cell = first_cell + static_cast<int>(column);
+    if (owner.token != nullptr) {
+      found.token = HeldOf(*owner.token, found.token.cell);
     }
-    picture.rows.push_back({static_cast<int>(row),
-                            RowToken(row, view.positions, view.sequences),
-                            std::move(sights)});
+    found.key = owner.key;
+    found.value = owner.value;
+    found.rows = owner.rows;
+    const bool is_due = std::find(expected.begin(), expected.end(),
+                                  owner.token) != expected.end();
+    const bool by_cell = has_cells && !expected.empty();
+    found.differs = part != torn.end() ||
+                    (by_cell && (!is_due || !owner.key || !owner.value));
+    step.found.push_back(found);
+  }
+  if (by_twin || !view.fresh) {
+    for (MaskPicture::Row& row : picture.rows) {
+      for (std::int64_t column = picture.from; column < to; ++column) {
+        const auto i = static_cast<std::size_t>(column - picture.from);
+        const MaskElement element = MaskElementAt(mask, column, row.row);
+        const bool seen = element == MaskElement::kAllows;
+        const bool is_due =
+            by_twin ? MaskAllows(view.due->mask, column, row.row) : seen;
+        row.sights += Sight(element, is_due, step.found[i].differs);
+      }
+    }
   }
   step.mask = std::move(picture);
 }

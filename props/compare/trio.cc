@@ -31,6 +31,7 @@ void Trio::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
 
 bool Trio::SetUp() {
   Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
+  Begin("making the cache");
   Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
   if (subject.status().code() == StatusCode::kNotSupported) {
     ++result_.operations;  // The subject does not have this kind.
@@ -53,6 +54,7 @@ bool Trio::SetUp() {
   };
   const StatusCode configured =
       due({config.cache_padding, config.mask_batch_padding});
+  Begin("SetConfig");
   CheckCodes("SetConfig", configured, reference_->SetConfig(config).code(),
              tested_->SetConfig(config).code());
   StatusCode by_ledger =
@@ -66,6 +68,7 @@ bool Trio::SetUp() {
         .Init(init.dtype, init.max_sequences, init.capacity, init.max_batch)
         .code();
   };
+  Begin("Init");
   const StatusCode by_subject = init_of(*tested_);
   if (!subject_.is_twin() && by_subject == StatusCode::kNotSupported) {
     ++result_.operations;  // The subject does not have such a cache.
@@ -88,49 +91,59 @@ bool Trio::SetUp() {
 }
 
 void Trio::TearDown() {
+  Begin("Close");
   reference_->Close();
   tested_->Close();
   CheckOutsideOfLife("misuse: after Close");
 }
 
 void Trio::CheckOutsideOfLife(CheckName check) {
+  Begin("");
   if (!subject_.tried_outside_of_life) return;
+  Begin(check.name());
   for (Cache* cache : {reference_.get(), tested_.get()}) {
     if (const auto wrong = MisuseOutsideOfLife(*cache)) {
       Check(false, check, *wrong);
     }
   }
+  Begin("");
 }
 
 void Trio::SetType(int type) {
   ledger_.SetLayerType(type);
   if (!wrapper_ || active_type_ == type) return;
   active_type_ = type;
+  const auto call = [&] { return fmt::format("SetLayerType({})", type); };
+  Begin(call);
   Check(reference_->SetLayerType(type).ok() && tested_->SetLayerType(type).ok(),
-        "subject: result",
-        [&] { return fmt::format("SetLayerType({}) is refused", type); });
+        "subject: result", [&] { return call() + " is refused"; });
+  Begin("");
 }
 
 void Trio::GoTo(int layer) {
   SetType(TypeOf(setup_, layer));
   layer_ = layer;
   if (observer_ != nullptr) observer_->Select(/*type=*/false);
+  const auto call = [&] { return fmt::format("SetLayer({})", layer); };
+  Begin(call);
   Check(reference_->SetLayer(layer).ok() && tested_->SetLayer(layer).ok(),
-        "subject: result",
-        [&] { return fmt::format("SetLayer({}) is refused", layer); });
+        "subject: result", [&] { return call() + " is refused"; });
+  Begin("");
 }
 
 void Trio::SelectLayer(int layer) {
-  CheckCodes([&] { return fmt::format("SetLayer({})", layer); },
-             StatusCode::kOk, reference_->SetLayer(layer).code(),
+  const auto call = [&] { return fmt::format("SetLayer({})", layer); };
+  Begin(call);
+  CheckCodes(call, StatusCode::kOk, reference_->SetLayer(layer).code(),
              tested_->SetLayer(layer).code());
   layer_ = layer;
   if (observer_ != nullptr) observer_->Select(/*type=*/false);
 }
 
 void Trio::SelectType(int type) {
-  CheckCodes([&] { return fmt::format("SetLayerType({})", type); },
-             wrapper_ ? StatusCode::kOk : StatusCode::kNotSupported,
+  const auto call = [&] { return fmt::format("SetLayerType({})", type); };
+  Begin(call);
+  CheckCodes(call, wrapper_ ? StatusCode::kOk : StatusCode::kNotSupported,
              reference_->SetLayerType(type).code(),
              tested_->SetLayerType(type).code());
   if (!wrapper_) return;
@@ -145,15 +158,16 @@ bool Trio::StartForward(Tokens tokens, bool reserve) {
   const Batch batch{pass_.tokens.positions, pass_.tokens.sequences,
                     pass_.tokens.multimodal};
   Look();
-  const StatusCode by_ledger = ledger_.StartForward(batch, reserve).code();
-  const StatusCode reference = reference_->StartForward(batch, reserve).code();
-  const StatusCode subject = tested_->StartForward(batch, reserve).code();
   const auto call = [&] {
     return fmt::format("StartForward(positions [{}], sequences [{}]{})",
                        fmt::join(pass_.tokens.positions, " "),
                        fmt::join(pass_.tokens.sequences, " "),
                        reserve ? ", reserve" : "");
   };
+  Begin(call);
+  const StatusCode by_ledger = ledger_.StartForward(batch, reserve).code();
+  const StatusCode reference = reference_->StartForward(batch, reserve).code();
+  const StatusCode subject = tested_->StartForward(batch, reserve).code();
   CheckCodes(call, by_ledger, reference, subject);
   if (observer_ != nullptr) {
     observer_->StartForward(batch, reserve, by_ledger, ledger_);
@@ -217,13 +231,14 @@ void Trio::PutRows() {
   const TensorView value =
       values_.Fill(shape(rows.v_head_dim, setup_.v_dtype()), v_dtype,
                    {RowRole::kValue, layer, first}, setup_.strided);
-  const StatusCode reference = reference_->Put(key, value).code();
-  const StatusCode subject = tested_->Put(key, value).code();
-  ledger_.active().Put(layer, key, value);
   const auto call = [&] {
     return fmt::format("Put(layer {}, rows of tokens {} to {})", layer, first,
                        first + count - 1);
   };
+  Begin(call);
+  const StatusCode reference = reference_->Put(key, value).code();
+  const StatusCode subject = tested_->Put(key, value).code();
+  ledger_.active().Put(layer, key, value);
   CheckCodes(call, StatusCode::kOk, reference, subject);
   put_.insert(place());
   if (observer_ != nullptr) {
@@ -259,9 +274,10 @@ void Trio::Store() {
 void Trio::Read() {
   if (put_.contains(place())) return CheckViews();
   if (!subject_.abilities.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
-  CheckCodes([&] { return fmt::format("Get(layer {})", layer_); },
-             StatusCode::kFailedPrecondition, reference_->Get().status().code(),
-             tested_->Get().status().code());
+  const auto call = [&] { return fmt::format("Get(layer {})", layer_); };
+  Begin(call);
+  CheckCodes(call, StatusCode::kFailedPrecondition,
+             reference_->Get().status().code(), tested_->Get().status().code());
 }
 
 std::vector<int> Trio::IndicesOf(const std::vector<int>& except) const {
@@ -274,11 +290,13 @@ std::vector<int> Trio::IndicesOf(const std::vector<int>& except) const {
 }
 
 void Trio::ExceptActive(const std::vector<int>& indices) {
-  CheckCodes(
-      [&] { return fmt::format("SetCausal([{}])", fmt::join(indices, " ")); },
-      ledger_.active().SetCausal(indices).code(),
-      reference_->SetCausal(indices).code(),
-      tested_->SetCausal(indices).code());
+  const auto call = [&] {
+    return fmt::format("SetCausal([{}])", fmt::join(indices, " "));
+  };
+  Begin(call);
+  CheckCodes(call, ledger_.active().SetCausal(indices).code(),
+             reference_->SetCausal(indices).code(),
+             tested_->SetCausal(indices).code());
   pass_.fresh[static_cast<std::size_t>(active_type_)] = !pass_.copied;
 }
 
@@ -301,15 +319,15 @@ void Trio::SetCausal(const std::vector<int>& except) {
 
 StatusCode Trio::Remove(int seq, std::int32_t begin, std::int32_t end) {
   Look();
+  const auto call = [&] {
+    return fmt::format("Remove({}, {}, {})", seq, begin,
+                       end == kOpenEnd ? "open" : fmt::to_string(end));
+  };
+  Begin(call);
   const StatusCode by_ledger = ledger_.Remove(seq, begin, end).code();
   const StatusCode reference = reference_->Remove(seq, begin, end).code();
   const StatusCode subject = tested_->Remove(seq, begin, end).code();
-  CheckCodes(
-      [&] {
-        return fmt::format("Remove({}, {}, {})", seq, begin,
-                           end == kOpenEnd ? "open" : fmt::to_string(end));
-      },
-      by_ledger, reference, subject);
+  CheckCodes(call, by_ledger, reference, subject);
   if (observer_ != nullptr) {
     observer_->Remove(seq, begin, end, by_ledger, ledger_);
   }
@@ -323,11 +341,13 @@ StatusCode Trio::Remove(int seq, std::int32_t begin, std::int32_t end) {
 
 void Trio::CopyPrefix(int src, int dst, std::int32_t len) {
   Look();
+  const auto call = [&] {
+    return fmt::format("CopyPrefix({}, {}, {})", src, dst, len);
+  };
+  Begin(call);
   const StatusCode by_ledger = ledger_.CopyPrefix(src, dst, len).code();
-  CheckCodes(
-      [&] { return fmt::format("CopyPrefix({}, {}, {})", src, dst, len); },
-      by_ledger, reference_->CopyPrefix(src, dst, len).code(),
-      tested_->CopyPrefix(src, dst, len).code());
+  CheckCodes(call, by_ledger, reference_->CopyPrefix(src, dst, len).code(),
+             tested_->CopyPrefix(src, dst, len).code());
   if (observer_ != nullptr) observer_->CopyPrefix(src, dst, len, by_ledger);
   pass_.fresh.reset();
   pass_.copied = true;
@@ -335,11 +355,12 @@ void Trio::CopyPrefix(int src, int dst, std::int32_t len) {
 }
 
 bool Trio::CanResume(int seq, std::int32_t pos) {
+  const auto call = [&] { return fmt::format("CanResume({}, {})", seq, pos); };
+  Begin(call);
   const bool by_ledger = ledger_.CanResume(seq, pos);
   const Result<bool> reference = reference_->CanResume(seq, pos);
   const Result<bool> subject = tested_->CanResume(seq, pos);
-  CheckCodes([&] { return fmt::format("CanResume({}, {})", seq, pos); },
-             StatusCode::kOk, reference.status().code(),
+  CheckCodes(call, StatusCode::kOk, reference.status().code(),
              subject.status().code(), YesOrNo(subject));
   HashInt(*subject ? 1 : 0);
   if (observer_ != nullptr) observer_->CanResume(seq, pos, ledger_);
@@ -359,6 +380,7 @@ bool Trio::CanResume(int seq, std::int32_t pos) {
 void Trio::Cached() {
   if (IsEncoder(active_type_)) return CheckEncoderCached();
   if (!subject_.is_twin()) return;
+  Begin("EncoderCached");
   CheckCodes("EncoderCached", StatusCode::kNotSupported,
              reference_->EncoderCached().status().code(),
              tested_->EncoderCached().status().code());
@@ -366,10 +388,11 @@ void Trio::Cached() {
 
 void Trio::CheckEncoderCached() {
   const bool by_ledger = ledger_.active().slots().cached;
+  Begin("EncoderCached");
   const Result<bool> reference = reference_->EncoderCached();
   const Result<bool> subject = tested_->EncoderCached();
   CheckCodes("EncoderCached", StatusCode::kOk, reference.status().code(),
-             subject.status().code());
+             subject.status().code(), YesOrNo(subject));
   Check(by_ledger == *reference && by_ledger == *subject,
         "subject: encoder cached", [&] {
           return fmt::format(
@@ -388,6 +411,10 @@ void Trio::Misuse(int which) {
       .layer_put = put_.contains(place()) && pass_.active,
       .layer = layer_};
   ++result_.operations;
+  const auto call = [&] {
+    return fmt::format("misuse {}: {}", which, MisuseName(which));
+  };
+  Begin(call);
   for (Cache* cache : {reference_.get(), tested_.get()}) {
     if (const auto wrong = TryMisuse(*cache, which, context)) {
       Check(false,
@@ -397,7 +424,7 @@ void Trio::Misuse(int which) {
     }
   }
   if (story_ != nullptr) {
-    Tell(fmt::format("misuse {}: {}", which, MisuseName(which)), "");
+    Tell(call(), "");
   }
 }
 
@@ -460,9 +487,13 @@ void LeaveOutALayer(CacheState& state) {
 }
 
 std::optional<CacheState> Trio::SameSnapshot() {
+  Begin("Snapshot");
   Result<CacheState> due = reference_->Snapshot();
   const Result<CacheState> found = tested_->Snapshot();
-  if (found.status().code() == StatusCode::kNotSupported) return std::nullopt;
+  if (found.status().code() == StatusCode::kNotSupported) {
+    Begin("");
+    return std::nullopt;
+  }
   CheckCodes("Snapshot", StatusCode::kOk, due.status().code(),
              found.status().code());
   Check(*due == *found, "subject: snapshot",
@@ -473,6 +504,7 @@ std::optional<CacheState> Trio::SameSnapshot() {
 void Trio::Reload() {
   const std::optional<CacheState> due = SameSnapshot();
   if (!due) return;
+  Begin("Restore");
   const Result<CacheState> read = StateFromBytes(StateToBytes(*due));
   Check(read.ok() && *read == *due, "reference: saved state",
         [&] { return "bytes do not read back: " + read.status().ToString(); });
@@ -525,6 +557,7 @@ void Trio::Snapshot(int seq) {
   const std::optional<CacheState> due = SameSnapshot();
   if (!due) return;
   const auto call = [&] { return fmt::format("SnapshotOf({})", seq); };
+  Begin(call);
   const Result<CacheState> due_one = reference_->SnapshotOf(seq);
   const Result<CacheState> found_one = tested_->SnapshotOf(seq);
   CheckCodes(call, StatusCode::kOk, due_one.status().code(),
@@ -548,12 +581,13 @@ void Trio::Add(int seq, int dst) {
     cells.push_back(static_cast<int>(part.cells()));
   }
   const Result<CacheState> due = WithSequence(before, dst, added, cells);
-  const Status reference = reference_->AddSequence(dst, added);
-  const Status subject = tested_->AddSequence(dst, added);
-  if (subject.code() == StatusCode::kNotSupported) return;
   const auto call = [&] {
     return fmt::format("AddSequence({}, that of {})", dst, seq);
   };
+  Begin(call);
+  const Status reference = reference_->AddSequence(dst, added);
+  const Status subject = tested_->AddSequence(dst, added);
+  if (subject.code() == StatusCode::kNotSupported) return Begin("");
   CheckCodes(call, due.status().code(), reference.code(), subject.code());
   const CacheState& after = due.ok() ? *due : before;
   Check(*reference_->Snapshot() == after, "reference: snapshot",

@@ -124,6 +124,11 @@ class Trio final : public Driver {
   void Look() {
     if (observer_ != nullptr) observer_->Look(ledger_, *reference_);
   }
+  // Notes a call before it is made: it may fail without an answer.
+  template <class Call>
+  void Begin(const Call& call) {
+    if (story_ != nullptr) story_->calling = Made(call);
+  }
   void Tell(std::string call, std::string_view answer);
   bool drawing() const {
     return story_ != nullptr && !story_->steps.empty() &&

@@ -75,6 +75,7 @@ std::string CellsText(const Cache& cache) {
 
 void Trio::Tell(std::string call, std::string_view answer) {
   if (story_ == nullptr) return;
+  story_->calling.clear();
   Step& step = story_->steps.emplace_back();
   step.number = std::ssize(story_->steps);
   step.call = std::move(call);
@@ -87,19 +88,25 @@ void Trio::Tell(std::string call, std::string_view answer) {
 void Trio::DrawCellsNow() {
   if (reference_ == nullptr || tested_ == nullptr) return;
   Step& step = story_->steps.back();
-  DrawCells(*story_->frame, HeldCells(*reference_), HeldCells(*tested_),
+  std::vector<Held> due = HeldCells(*reference_);
+  // The ledger decides what is expected where the reference is wrong.
+  const std::vector<Held> tokens = HeldTokens(ledger_.active());
+  if (!SameTokens(due, tokens)) due = tokens;
+  DrawCells(*story_->frame, std::move(due), HeldCells(*tested_),
             reference_->CellCount(), step);
   step.cache = active_type_;
 }
 
 void Trio::DrawViewNow(int layer, const KvView& reference,
                        const KvView& subject) {
-  if (!SameShape(reference, subject)) return;
+  std::optional<KvView> due = reference;
+  const VLayout v_layout = setup_.config.v_layout;
+  if (fresh() && FindWrongRow(ledger_, layer, reference, v_layout)) due.reset();
   DrawView(*story_->frame,
            {.ledger = ledger_.active(),
             .layer = layer,
             .found = subject,
-            .due = reference,
+            .due = due,
             .v_layout = setup_.config.v_layout,
             .fresh = fresh(),
             .positions = pass_.tokens.positions,
@@ -303,12 +310,13 @@ std::string Trio::Picture(ViewPart part, const TensorView& reference,
 
 void Trio::CheckViews() {
   const int layer = layer_;
+  const auto call = [&] { return fmt::format("Get(layer {})", layer); };
+  Begin(call);
   Result<KvView> reference = reference_->Get();
   Result<KvView> subject = tested_->Get();
   ++result_.operations;
   if (story_ != nullptr) {
-    Tell(fmt::format("Get(layer {})", layer),
-         subject.ok() ? "" : StatusName(subject.status().code()));
+    Tell(call(), subject.ok() ? "" : StatusName(subject.status().code()));
   }
   const auto refused = [&] {
     return fmt::format("Get of layer {} is refused: reference {}, {} {}", layer,

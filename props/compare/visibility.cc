@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <map>
+#include <set>
 
 #include "core/elements.h"
 #include "core/mask_elements.h"
@@ -83,62 +86,39 @@ std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
   return hashes;
 }
 
-// Returns what exactly is wrong with `row`, if anything: matches the columns
-// that it sees with the expected tokens, one by one. Tokens that were never put
-// in this layer may be any of the remaining columns.
+// Says what is wrong with `row`, if anything is.
 std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
-                               const KvView& view, VLayout v_layout, int row,
-                               const std::vector<std::uint64_t>& token_hashes) {
-  std::vector<const LedgerToken*> due;
-  std::vector<std::uint64_t> due_hashes;
-  // Among tokens with equal rows, tokens that must be present are matched
-  // first.
-  for (const bool may_miss : {false, true}) {
-    for (std::size_t t = 0; t < token_hashes.size(); ++t) {
-      const LedgerToken& token = ledger.tokens()[t];
-      if (!ledger.MaySee(row, token)) continue;
-      if (ledger.MayMiss(row, token) != may_miss) continue;
-      due.push_back(&token);
-      due_hashes.push_back(token_hashes[t]);
-    }
-  }
-  auto unknown = std::count(due_hashes.begin(), due_hashes.end(), 0U);
-  std::ptrdiff_t spare = 0;  // Unknown tokens that may be missing.
-  for (std::size_t i = 0; i < due.size(); ++i) {
-    if (due_hashes[i] == 0 && ledger.MayMiss(row, *due[i])) ++spare;
-  }
+                               const KvView& view, VLayout v_layout, int row) {
+  const RowOwners owners(ledger, layer, view, v_layout);
+  RowOwners::Torn torn;
+  const RowSights found = owners.SightsOf(row, torn);
+  const std::size_t at = found.sights.find_first_of("x+");
   Failure wrong = WrongRow(row, -1, "");
-  for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
-    if (!MaskAllows(view.mask, column, row)) continue;
-    const std::uint64_t hash = HashColumn(view, column, v_layout);
-    bool found = false;
-    for (std::size_t i = 0; i < due.size() && !found; ++i) {
-      if (due[i] == nullptr || due_hashes[i] != hash) continue;
-      due[i] = nullptr;
-      found = true;
-    }
-    if (!found && unknown-- > 0) continue;
-    if (!found && wrong.column < 0) {
-      wrong.column = static_cast<int>(column);
-      wrong.text = fmt::format("row {} sees at column {} (cell {}) {}", row,
-                               column, view.first_cell + column,
-                               RowText(view, column, v_layout));
-    }
+  const LedgerToken* due =
+      found.missing.empty() ? nullptr : found.missing[0].token;
+  if (at != std::string::npos) {
+    wrong.column = static_cast<int>(at);
+    wrong.text = fmt::format("row {} sees at column {} (cell {}) {}", row, at,
+                             view.first_cell + wrong.column,
+                             RowText(view, wrong.column, v_layout));
+    if (found.sights[at] == 'x') due = found.tokens[at];
   }
-  // Reports the first token that is missing and may not be missing. A token
-  // that was never put may be any remaining column.
-  for (std::size_t i = 0; i < due.size(); ++i) {
-    if (due[i] == nullptr || ledger.MayMiss(row, *due[i])) continue;
-    if (due_hashes[i] == 0 && unknown <= spare) continue;
+  if (due != nullptr) {
     wrong.text += fmt::format(
         "{} {}",
         wrong.text.empty() ? fmt::format("row {} misses", row) : "; due is",
-        TokenText(*due[i], layer));
+        TokenText(*due, layer));
     return wrong;
   }
   if (wrong.column < 0) return std::nullopt;
-  const std::uint64_t seen = HashColumn(view, wrong.column, v_layout);
-  const bool again = std::ranges::find(due_hashes, seen) != due_hashes.end();
+  std::vector<const LedgerToken*> visible;
+  for (const LedgerToken& token : ledger.tokens()) {
+    if (!token.rows.contains(layer) || !ledger.MaySee(row, token)) continue;
+    visible.push_back(&token);
+  }
+  const RowOwner owner = owners.Of(wrong.column, visible);
+  const bool again =
+      owner.key && owner.value && std::ranges::count(visible, owner.token) > 0;
   wrong.text +=
       again ? ", which it sees more than once" : ", which it must not see";
   return wrong;
@@ -163,12 +143,18 @@ std::optional<Failure> FindWrongEncoderRow(const std::map<int, KvRows>& slots,
 
 RowOwners::RowOwners(const CacheLedger& ledger, int layer, const KvView& view,
                      VLayout v_layout)
-    : layer_(layer), view_(view), v_layout_(v_layout) {
+    : ledger_(ledger), layer_(layer), view_(view), v_layout_(v_layout) {
   for (const LedgerToken& token : ledger.tokens()) {
-    const auto rows = token.rows.find(layer);
-    if (rows == token.rows.end()) continue;
-    tokens_.push_back({&token, HashRow(rows->second.key.view(), 0),
-                       HashRow(rows->second.value.view(), 0)});
+    const auto stored = token.rows.find(layer);
+    if (stored == token.rows.end()) continue;
+    const auto& [key, value] = stored->second;
+    const std::uint64_t hash = HashDense(key, 0);
+    tokens_.push_back({&token, hash, HashDense(value, 0),
+                       HasValue() ? HashDense(value, hash) : hash});
+  }
+  if (view.mask.data == nullptr) return;
+  for (std::int64_t column = 0; column < view.mask.shape[0]; ++column) {
+    columns_.push_back(HashColumn(view, column, v_layout));
   }
 }
 
@@ -178,7 +164,7 @@ RowOwner RowOwners::Of(std::int64_t column,
   for (const LedgerToken* token : due) {
     if (!token->rows.contains(layer_)) return {token, true, true, rows};
   }
-  const bool has_value = view_.value.data != nullptr;
+  const bool has_value = HasValue();
   const std::uint64_t key = HashRow(Slice(view_.key, 2, column), 0);
   const std::uint64_t value =
       has_value ? HashRow(RowOf(view_.value, v_layout_, column), 0) : 0;
@@ -197,6 +183,131 @@ RowOwner RowOwners::Of(std::int64_t column,
     best_score = score;
   }
   return best;
+}
+
+RowOwner RowOwners::As(const LedgerToken& token, std::int64_t column) const {
+  RowOwner owner{&token, true, true, HashColumn(view_, column, v_layout_)};
+  const auto stored = token.rows.find(layer_);
+  if (stored == token.rows.end()) return owner;
+  const auto same = [](const DenseTensor& due, const TensorView& row) {
+    return HashDense(due, 0) == HashRow(row, 0);
+  };
+  owner.key = same(stored->second.key, Slice(view_.key, 2, column));
+  owner.value = !HasValue() || same(stored->second.value,
+                                    RowOf(view_.value, v_layout_, column));
+  return owner;
+}
+
+RowSights RowOwners::SightsOf(int row, Torn& torn) const {
+  const TensorView& mask = view_.mask;
+  const auto columns = static_cast<std::size_t>(mask.shape[0]);
+  RowSights found{std::string(columns, '.'), {}, {}};
+  found.tokens.resize(columns);
+  for (std::size_t i = 0; i < columns; ++i) {
+    const auto column = static_cast<std::int64_t>(i);
+    const MaskElement element = MaskElementAt(mask, column, row);
+    if (element == MaskElement::kAllows) found.sights[i] = '+';
+    if (element == MaskElement::kNeither) found.sights[i] = '?';
+  }
+  if (row >= ledger_.rows()) return found;
+
+  // Tokens that may be missing come last: those with equal rows are matched
+  // before them.
+  std::vector<Hashes> due;
+  std::vector<const LedgerToken*> unknown;  // They have no rows here.
+  for (const bool may_miss : {false, true}) {
+    const auto is_due = [&](const LedgerToken& token) {
+      return ledger_.MaySee(row, token) &&
+             ledger_.MayMiss(row, token) == may_miss;
+    };
+    for (const Hashes& one : tokens_) {
+      if (is_due(*one.token)) due.push_back(one);
+    }
+    for (const LedgerToken& token : ledger_.tokens()) {
+      if (!token.rows.contains(layer_) && is_due(token)) {
+        unknown.insert(may_miss ? unknown.end() : unknown.begin(), &token);
+      }
+    }
+  }
+  std::multimap<std::uint64_t, std::size_t> by_rows;
+  std::multimap<std::uint64_t, std::size_t> by_part;
+  for (std::size_t i = 0; i < due.size(); ++i) {
+    by_rows.emplace(due[i].rows, i);
+    by_part.emplace(due[i].key, i);
+    if (HasValue()) by_part.emplace(due[i].value, i);
+  }
+  std::vector<bool> taken(due.size());
+  const auto take = [&](const auto& index, std::uint64_t hash,
+                        const auto& fits) -> const LedgerToken* {
+    for (auto [at, end] = index.equal_range(hash); at != end; ++at) {
+      if (taken[at->second] || !fits(due[at->second])) continue;
+      taken[at->second] = true;
+      return due[at->second].token;
+    }
+    return nullptr;
+  };
+  auto next_unknown = unknown.begin();
+  for (std::size_t i = 0; i < columns; ++i) {
+    if (found.sights[i] != '+') continue;
+    found.tokens[i] = take(by_rows, columns_[i], [](auto&) { return true; });
+    if (found.tokens[i] == nullptr && next_unknown != unknown.end()) {
+      found.tokens[i] = *next_unknown++;
+    }
+    if (found.tokens[i] != nullptr) found.sights[i] = '#';
+  }
+  // The mask is wrong there, but the tokens are not missing.
+  for (std::size_t i = 0; i < columns; ++i) {
+    if (found.sights[i] != '?') continue;
+    found.tokens[i] = take(by_rows, columns_[i], [](auto&) { return true; });
+  }
+  // A column with only the K or only the V of a token takes the token's place,
+  // unless the column has the rows of another token.
+  std::set<std::uint64_t> whole;
+  for (const Hashes& one : tokens_) whole.insert(one.rows);
+  for (std::size_t i = 0; i < columns; ++i) {
+    if (found.sights[i] != '+' || whole.contains(columns_[i])) continue;
+    const auto column = static_cast<std::int64_t>(i);
+    const auto before = torn.find(column);
+    const auto take_part = [&](const TensorView& part,
+                               std::uint64_t Hashes::*hash) {
+      const std::uint64_t value = HashRow(part, 0);
+      return take(by_part, value, [&](const Hashes& one) {
+        return one.*hash == value &&
+               (before == torn.end() || before->second == one.token);
+      });
+    };
+    found.tokens[i] = take_part(Slice(view_.key, 2, column), &Hashes::key);
+    if (found.tokens[i] == nullptr && HasValue()) {
+      found.tokens[i] =
+          take_part(RowOf(view_.value, v_layout_, column), &Hashes::value);
+    }
+    if (found.tokens[i] == nullptr) continue;
+    found.sights[i] = 'x';
+    torn[column] = found.tokens[i];
+  }
+  std::multimap<std::uint64_t, std::size_t> hidden;
+  for (std::size_t i = 0; i < columns; ++i) {
+    if (found.sights[i] == '.') hidden.emplace(columns_[i], i);
+  }
+  for (std::size_t i = 0; i < due.size(); ++i) {
+    if (taken[i] || ledger_.MayMiss(row, *due[i].token)) continue;
+    RowSights::Missing missing{due[i].token, -1};
+    const auto at = hidden.find(due[i].rows);
+    if (at != hidden.end()) {
+      found.sights[at->second] = '-';
+      found.tokens[at->second] = due[i].token;
+      missing.column = static_cast<std::int64_t>(at->second);
+      hidden.erase(at);
+    }
+    found.missing.push_back(missing);
+  }
+  for (; next_unknown != unknown.end(); ++next_unknown) {
+    if (ledger_.MayMiss(row, **next_unknown)) continue;
+    found.missing.push_back({*next_unknown, -1});
+  }
+  // The ledger's order.
+  std::ranges::sort(found.missing, std::less<>(), &RowSights::Missing::token);
+  return found;
 }
 
 std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,
@@ -287,7 +398,7 @@ std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
       --seen;
     }
     if (seen == 0 && seen_sum == 0 && all_known) continue;
-    auto wrong = Explain(active, layer, view, v_layout, row, tokens);
+    auto wrong = Explain(active, layer, view, v_layout, row);
     if (wrong) return wrong;
   }
   return std::nullopt;

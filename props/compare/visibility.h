@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,6 +41,19 @@ struct RowOwner {
   std::uint64_t rows = 0;  // The hash of the column's rows.
 };
 
+// How one row of the mask sees the columns of a view, by the ledger's rules.
+struct RowSights {
+  std::string sights;  // A character for each column, as in MaskPicture.
+  // By column: the token whose place the column takes. Null: none.
+  std::vector<const reference::LedgerToken*> tokens;
+  struct Missing {
+    const reference::LedgerToken* token = nullptr;
+    std::int64_t column = -1;  // The hidden column that has its rows, or -1.
+  };
+  // The tokens that the row must see, and whose rows it does not see.
+  std::vector<Missing> missing;
+};
+
 class RowOwners {
  public:
   // Requires: all arguments outlive this; rows in `view` have the shape of the
@@ -51,17 +65,32 @@ class RowOwners {
   // from `due`.
   RowOwner Of(std::int64_t column,
               const std::vector<const reference::LedgerToken*>& due) const;
+  // Matches the columns that the row sees with the tokens that it must see, one
+  // by one. A token that was never put in this layer may be any column that is
+  // left. Requires: the mask is of the ledger's pass.
+  //
+  // A column with only the K or only the V of a token takes the place of one
+  // token in all rows: `torn` has the token by column, from rows before.
+  using Torn = std::map<std::int64_t, const reference::LedgerToken*>;
+  RowSights SightsOf(int row, Torn& torn) const;
+  // Returns whether the K row and the V row of the column are the token's.
+  RowOwner As(const reference::LedgerToken& token, std::int64_t column) const;
 
  private:
   struct Hashes {
     const reference::LedgerToken* token;
     std::uint64_t key;
     std::uint64_t value;
+    std::uint64_t rows;
   };
+  bool HasValue() const { return view_.value.data != nullptr; }
+
+  const reference::CacheLedger& ledger_;
   int layer_;
   const KvView& view_;
   VLayout v_layout_;
-  std::vector<Hashes> tokens_;  // The tokens that were put.
+  std::vector<Hashes> tokens_;          // The tokens that were put.
+  std::vector<std::uint64_t> columns_;  // The hashes of the mask's columns.
 };
 
 // Returns the bytes of one cell's row of a K or V view, dense, first dimension

@@ -524,14 +524,14 @@ std::string Oracle::DueText(int layer, const KvView& due, int row, int column,
     token =
         fmt::format("sequence {}, position {}", entry.sequence, entry.position);
   }
-  const PutRow* put = FindPut(layer, due, column);
+  const PutRow* put = FindPut(layer, due, column).put;
   if (put != nullptr) token += fmt::format(" (put on line {})", put->line);
   return token;
 }
 
-const PutRow* Oracle::FindPut(int layer, const KvView& view,
-                              std::int64_t column) const {
-  return puts_.Find(view, column, header_.config.v_layout, active_, layer);
+PutMatch Oracle::FindPut(int layer, const KvView& view,
+                         std::int64_t column) const {
+  return puts_.Match(view, column, header_.config.v_layout, active_, layer);
 }
 
 std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {

@@ -108,8 +108,7 @@ class Oracle {
                         int first_cell) const;
   std::string DueText(int layer, const KvView& due, int row, int column,
                       const std::vector<CellEntry>& cells) const;
-  const PutRow* FindPut(int layer, const KvView& view,
-                        std::int64_t column) const;
+  PutMatch FindPut(int layer, const KvView& view, std::int64_t column) const;
 
   TraceHeader header_;
   std::unique_ptr<Cache> gate_;  // Finds misuse, and answers as recorded.

@@ -40,22 +40,34 @@ void PutLog::Add(std::int64_t line, const KvView& rows, std::size_t cache,
 const PutRow* PutLog::Find(const KvView& view, std::int64_t column,
                            VLayout v_layout, std::size_t cache,
                            int layer) const {
+  return Best(view, column, v_layout, cache, layer, /*by_key=*/false).put;
+}
+
+PutMatch PutLog::Match(const KvView& view, std::int64_t column,
+                       VLayout v_layout, std::size_t cache, int layer) const {
+  return Best(view, column, v_layout, cache, layer, /*by_key=*/true);
+}
+
+PutMatch PutLog::Best(const KvView& view, std::int64_t column, VLayout v_layout,
+                      std::size_t cache, int layer, bool by_key) const {
   const std::size_t key = HashOf(RowBytes(view.key, column, VLayout::kPlain));
   const std::size_t tag = TagHash(Slice(view.key, 2, column));
   const bool has_value = view.value.data != nullptr;
   const std::size_t value =
       has_value ? HashOf(RowBytes(view.value, column, v_layout)) : 0;
   // V rows never change. K rows may have been shifted, so they are a hint only.
-  const PutRow* best = nullptr;
+  PutMatch best;
   int best_score = 0;
   for (const PutRow& put : puts_) {
-    if (has_value && put.value_hash != value) continue;
-    int score = has_value ? 1 : 0;
-    if (put.key_hash == key) score += 8;
+    const bool same_value = !has_value || put.value_hash == value;
+    const bool same_key = put.key_hash == key;
+    if (!same_value && !(by_key && same_key)) continue;
+    int score = has_value && same_value ? 10 : 0;
+    if (same_key) score += 8;
     if (put.tag_hash == tag) score += 4;
-    if (put.layer == layer && put.cache == cache && score > 0) score += 2;
+    if (put.layer == layer && put.cache == cache && score > 0) ++score;
     if (score < best_score || score == 0) continue;
-    best = &put;
+    best = {&put, same_key || put.tag_hash == tag, same_value};
     best_score = score;
   }
   return best;
@@ -68,6 +80,13 @@ std::string PutText(const PutRow* put, std::size_t cache) {
                   put->sequence, put->position, put->line);
   if (put->cache != cache) text += fmt::format(" in cache {}", put->cache);
   return text;
+}
+
+std::string PutText(const PutMatch& match, std::size_t cache) {
+  const std::string text = PutText(match.put, cache);
+  if (match.put == nullptr || (match.key && match.value)) return text;
+  return fmt::format("the {} {} with another {} row", match.key ? "K" : "V",
+                     text.substr(text.find("row")), match.key ? "V" : "K");
 }
 
 std::string AppendedText(const PutRow* put, int layer) {

@@ -24,6 +24,13 @@ struct PutRow {
   std::size_t value_hash;
 };
 
+// A put whose row is similar to a column of a view.
+struct PutMatch {
+  const PutRow* put = nullptr;  // Null: no row is similar.
+  bool key = false;             // The K row is the put's, perhaps shifted.
+  bool value = false;           // The V row is the put's.
+};
+
 class PutLog {
  public:
   // Adds the rows of these tokens, which a line put into a layer of a cache.
@@ -35,14 +42,23 @@ class PutLog {
   // this cache and layer, then the latest; null if no row is similar.
   const PutRow* Find(const KvView& view, std::int64_t column, VLayout v_layout,
                      std::size_t cache, int layer) const;
+  // The same, but a row may also be found by K alone.
+  PutMatch Match(const KvView& view, std::int64_t column, VLayout v_layout,
+                 std::size_t cache, int layer) const;
 
  private:
+  PutMatch Best(const KvView& view, std::int64_t column, VLayout v_layout,
+                std::size_t cache, int layer, bool by_key) const;
+
   std::vector<PutRow> puts_;
 };
 
 // Returns "the row of token sequence 1, position 3 (put on line 14)", and its
 // cache if that is not `cache`.
 std::string PutText(const PutRow* put, std::size_t cache);
+// The same, or "the K row of token sequence 1, position 3 (put on line 14) with
+// another V row", or the reverse.
+std::string PutText(const PutMatch& match, std::size_t cache);
 // For a pool, returns "the row of sequence 1, position 3 (appended on line
 // 14)", and its layer if that is not `layer`.
 std::string AppendedText(const PutRow* put, int layer);

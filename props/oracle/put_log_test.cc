@@ -68,6 +68,26 @@ TEST_F(PutLogTest, FindsTheMostSimilarRow) {
   EXPECT_EQ(Line(77, 99, nullptr), 0);
 }
 
+TEST_F(PutLogTest, TellsKAndVApart) {
+  Add(Put(2, 0, 1, 5, 8), 0, 1);
+  Add(Put(3, 0, 2, 7, 9), 0, 2);
+  const auto match = [&](float tag, float rest, float value) {
+    const DenseTensor key = Tensor({2, 1, 1, 1}, {tag, rest});
+    const DenseTensor seen = Tensor({1, 1, 1, 1}, {value});
+    const KvView view = {key.view(), seen.view(), {}, 0};
+    const PutMatch found = log_.Match(view, 0, VLayout::kPlain, 0, 0);
+    return std::array{
+        found.put == nullptr ? 0 : static_cast<int>(found.put->line),
+        found.key ? 1 : 0, found.value ? 1 : 0};
+  };
+  EXPECT_EQ(match(1, 5, 8), (std::array{2, 1, 1}));
+  EXPECT_EQ(match(1, 99, 8), (std::array{2, 1, 1}));  // Shifted.
+  EXPECT_EQ(match(1, 5, 77), (std::array{2, 1, 0}));
+  EXPECT_EQ(match(1, 5, 9), (std::array{2, 1, 0}));  // K of one, V of another.
+  EXPECT_EQ(match(77, 99, 9), (std::array{3, 0, 1}));
+  EXPECT_EQ(match(1, 99, 77), (std::array{0, 0, 0}));
+}
+
 TEST_F(PutLogTest, PrefersThisCacheAndLayer) {
   Add(Put(2, 0, 1, 5, 8), 0, 1);
   Add(Put(3, 1, 1, 5, 8), 0, 2);
@@ -94,6 +114,14 @@ TEST_F(PutLogTest, SaysWhoseRowItIs) {
             "the row of token sequence 2, position 3 (put on line 14) in cache "
             "1");
   EXPECT_EQ(PutText(nullptr, 0), "a row that was never put");
+  EXPECT_EQ(PutText(PutMatch{&put, true, true}, 1), PutText(&put, 1));
+  EXPECT_EQ(PutText(PutMatch{&put, true, false}, 1),
+            "the K row of token sequence 2, position 3 (put on line 14) with "
+            "another V row");
+  EXPECT_EQ(PutText(PutMatch{&put, false, true}, 1),
+            "the V row of token sequence 2, position 3 (put on line 14) with "
+            "another K row");
+  EXPECT_EQ(PutText(PutMatch(), 0), "a row that was never put");
   EXPECT_EQ(AppendedText(&put, 0),
             "the row of sequence 2, position 3 (appended on line 14)");
   EXPECT_EQ(AppendedText(&put, 1),

@@ -21,7 +21,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kSequencesShown = 6;
 
-// Nothing that came from outside makes the page large.
+// Cuts texts that come from outside, so that they cannot make the page large.
 std::string Cut(std::string text, std::size_t length_max = 4000) {
   if (text.size() <= length_max) return text;
   text.resize(length_max);
@@ -51,7 +51,7 @@ std::string Escaped(std::string_view text) {
   return escaped;
 }
 
-// JSON that may stand in a script element: nothing in it can end that.
+// Returns JSON for a script element: no text in it can end the element.
 std::string Embedded(const Json& json) {
   std::string text =
       json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
@@ -85,11 +85,16 @@ Json TokenJson(const Held& token) {
   return json;
 }
 
-// The tokens that a step found in another cell than the step before it that
-// showed the same cache: where each was, by its cell now.
+Json TokensJson(const std::vector<Held>& tokens) {
+  Json json = Json::array();
+  for (const Held& token : tokens) json.push_back(TokenJson(token));
+  return json;
+}
+
+// The tokens that moved between two steps that show the same cache.
 struct Moves {
-  std::int64_t by = 0;  // The number of the step that moved them.
-  std::map<int, int> cells;
+  std::int64_t by = 0;       // The number of the step that moved the tokens.
+  std::map<int, int> cells;  // The old cell of each token, by its new cell.
 };
 
 std::map<int, int> Moved(const Step& before, const Step& now) {
@@ -113,8 +118,9 @@ std::map<int, int> Moved(const Step& before, const Step& now) {
   return moved;
 }
 
-// Only the begin of a pass moves tokens; of a wrapper's caches it is seen when
-// they are looked at next.
+// Returns the moves before each step. Only the beginning of a pass moves
+// tokens. The moves in a wrapper's cache belong to the next step that shows the
+// cache.
 std::vector<Moves> AllMoves(const std::vector<Step>& steps) {
   std::vector<Moves> all(steps.size());
   std::map<int, const Step*> before;  // By cache.
@@ -136,6 +142,7 @@ Json MaskJson(const MaskPicture& mask) {
   for (const MaskPicture::Row& row : mask.rows) {
     Json json = {{"row", row.row}, {"sights", row.sights}};
     if (row.token) json["token"] = TokenJson(*row.token);
+    if (!row.missing.empty()) json["missing"] = TokensJson(row.missing);
     rows.push_back(std::move(json));
   }
   return {{"first_cell", mask.first_cell},
@@ -154,8 +161,8 @@ Json StepJson(const Step& step, const Moves& moves) {
   json["cell_count"] = step.cell_count;
   json["cells_left_out"] = step.cells_left_out;
   json["rows_left_out"] = step.rows_left_out;
-  Json& cells = json["cells"] = Json::array();
-  for (const Held& held : step.cells) cells.push_back(TokenJson(held));
+  json["cells"] = TokensJson(step.cells);
+  if (!step.missing.empty()) json["missing"] = TokensJson(step.missing);
   Json& found = json["found"] = Json::array();
   for (const FoundToken& one : step.found) {
     Json token = TokenJson(one.token);
@@ -173,54 +180,92 @@ Json StepJson(const Step& step, const Moves& moves) {
   return json;
 }
 
-// The whole reason, with what a second run showed.
+// Returns the whole reason, with the note about a second run.
 std::string ReasonOf(const Failure& failure) {
   return failure.note.empty() ? failure.text
                               : failure.text + "\n" + failure.note;
 }
 
-// What is in the wrong place, as far as the drawing of the last step shows it.
+// The wrong place in the drawing of the last step.
 struct Wrong {
-  int row = -1;  // Of the mask.
-  int cell = -1;
+  int row = -1;                // The row of the mask; -1: none.
+  int cell = -1;               // -1: none.
   std::optional<Held> reader;  // The token whose mask row is wrong.
-  const Held* due = nullptr;   // Null: nothing.
-  const FoundToken* found = nullptr;
-  char sight = ' ';
+  const Held* due = nullptr;   // The token that the cell must hold, if any.
+  const FoundToken* found = nullptr;  // The token in the cell, if any.
+  const Held* missing = nullptr;      // A token that the reader does not see.
+  char sight = ' ';                   // How the row sees the cell.
+  bool again = false;  // The row sees the same token in another cell, too.
 };
+
+const FoundToken* FoundIn(const Step& step, int cell) {
+  for (const FoundToken& one : step.found) {
+    if (cell >= 0 && one.token.cell == cell) return &one;
+  }
+  return nullptr;
+}
+
+// Whether the row sees these rows in a cell where it must see them.
+bool SeesRightly(const Step& step, const MaskPicture::Row& row,
+                 std::uint64_t rows) {
+  for (std::size_t i = 0; i < row.sights.size(); ++i) {
+    const auto column = static_cast<int>(step.mask->from) + static_cast<int>(i);
+    const FoundToken* found = FoundIn(step, step.mask->first_cell + column);
+    const bool same = found != nullptr && found->rows == rows;
+    if (row.sights[i] == '#' && same) return true;
+  }
+  return false;
+}
 
 Wrong WrongOf(const Step& step) {
   Wrong wrong;
   if (!step.mask) return wrong;
   const MaskPicture& mask = *step.mask;
-  const std::int64_t at = step.wrong_column - mask.from;
-  if (step.wrong_column >= 0) wrong.cell = mask.first_cell + step.wrong_column;
+  std::int64_t at = step.wrong_column - mask.from;
+  const auto is_drawn = [&](const MaskPicture::Row& row) {
+    return step.wrong_column >= 0 && at >= 0 && at < std::ssize(row.sights);
+  };
   for (const MaskPicture::Row& row : mask.rows) {
-    char sight = ' ';
-    if (at >= 0 && at < std::ssize(row.sights)) {
-      sight = row.sights[static_cast<std::size_t>(at)];
-    }
-    // If no row is named, the first that sees the column.
-    const bool sees = step.wrong_row < 0 && sight == 'x';
+    // If no row is named, the first row that sees the column is wrong.
+    const bool sees = step.wrong_row < 0 && is_drawn(row) &&
+                      row.sights[static_cast<std::size_t>(at)] == 'x';
     if (row.row != step.wrong_row && !sees) continue;
     wrong.row = row.row;
     wrong.reader = row.token;
-    wrong.sight = sight;
+    if (!row.missing.empty()) wrong.missing = &row.missing[0];
+    // If no column is named, the first wrong column of the row is shown.
+    const std::size_t first = row.sights.find_first_of("x+-?");
+    if (step.wrong_column < 0 && first != std::string::npos) {
+      at = static_cast<std::int64_t>(first);
+    }
+    if (at >= 0 && at < std::ssize(row.sights)) {
+      wrong.sight = row.sights[static_cast<std::size_t>(at)];
+    }
     break;
+  }
+  const bool at_column = step.wrong_column >= 0 || wrong.sight != ' ';
+  if (at_column) {
+    wrong.cell = mask.first_cell + static_cast<int>(mask.from + at);
   }
   for (const Held& held : step.cells) {
     if (held.cell == wrong.cell && wrong.cell >= 0) wrong.due = &held;
   }
-  for (const FoundToken& one : step.found) {
-    if (one.token.cell == wrong.cell) wrong.found = &one;
+  wrong.found = FoundIn(step, wrong.cell);
+  for (const MaskPicture::Row& row : mask.rows) {
+    wrong.again = wrong.again || (row.row == wrong.row && wrong.sight == '+' &&
+                                  wrong.found != nullptr &&
+                                  !wrong.found->token.sequences.empty() &&
+                                  SeesRightly(step, row, wrong.found->rows));
   }
   return wrong;
 }
 
-// A row that is no token's may be that of a token of earlier steps.
+// Finds the tokens of earlier steps whose rows are found now, where no token of
+// the cache has such rows.
 void NameGoneTokens(Failure& failure) {
   std::map<std::uint64_t, Held> seen;
   for (Step& step : failure.trace) {
+    if (!step.mask) continue;  // Only a view has rows.
     for (FoundToken& one : step.found) {
       if (!one.token.sequences.empty()) {
         if (one.key && one.value) seen[one.rows] = one.token;
@@ -233,20 +278,23 @@ void NameGoneTokens(Failure& failure) {
   }
 }
 
-// What was found where `due` is due.
-std::string Owner(const FoundToken& found, const Held& due) {
+// Names the rows that were found; briefly, if their token is one of the
+// sequences of `due`.
+std::string Owner(const FoundToken& found, const Held* due = nullptr) {
   const Held& token = found.token;
   if (token.sequences.empty()) return "no token's row";
-  const std::string name = token.sequences == due.sequences
+  const std::string name = due != nullptr && token.sequences == due->sequences
                                ? fmt::format("position {}", token.position)
                                : TokenName(token);
-  if (found.gone) return fmt::format("the row of {}, which it dropped", name);
+  if (found.gone) {
+    return fmt::format("the row of {}, which it no longer holds", name);
+  }
   if (found.key && found.value) return "the row of " + name;
   return fmt::format("the {} row of {} with another {} row",
                      found.key ? "K" : "V", name, found.key ? "V" : "K");
 }
 
-// The number of the step that moved the token to its cell; 0 if none did.
+// Returns the number of the step that moved the token to its cell; 0: none.
 std::int64_t MovedBy(const Failure& failure, const std::vector<Moves>& moves,
                      const Held& due) {
   for (std::size_t i = moves.size(); i-- > 0;) {
@@ -259,12 +307,12 @@ std::int64_t MovedBy(const Failure& failure, const std::vector<Moves>& moves,
   return 0;
 }
 
-// One sentence, and one that says more.
+// Returns the headline, and a sentence with details.
 std::pair<std::string, std::string> Sentences(const Failure& failure,
                                               const Wrong& wrong,
                                               const std::vector<Moves>& moves) {
   const Step& step = failure.trace.back();
-  const auto& [row, cell, reader, due, found, sight] = wrong;
+  const auto& [row, cell, reader, due, found, missing, sight, again] = wrong;
   const std::string who = reader    ? "The token at " + TokenName(*reader)
                           : row < 0 ? "A token"
                                     : "A padding row";
@@ -277,15 +325,28 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
     return {sight == 'x' ? who + " reads the wrong token."
                          : "A cell holds the wrong token.",
             fmt::format("{}; what the cache returned there is {}.", how,
-                        Owner(*found, *due))};
+                        Owner(*found, due))};
+  }
+  if (sight == 'x' && found != nullptr) {
+    return {who + " reads a wrong row.",
+            fmt::format("Cell {} has {}.", cell, Owner(*found))};
   }
   const std::string holds =
       due != nullptr ? "holds " + TokenName(*due)
       : found != nullptr && !found->token.sequences.empty()
-          ? "has the row of " + TokenName(found->token)
-          : "is free";
-  // In full it stands further down.
+          ? "has " + Owner(*found)
+      : step.cell_count > 0 ? "is free"
+                            : "has no token's row";
+  // The page has the whole reason further down.
   const std::string reason = failure.text.substr(0, failure.text.find('\n'));
+  if (sight == '?') {
+    return {who + " has a wrong element in its mask.",
+            fmt::format("The element of cell {} is neither 0 nor -inf.", cell)};
+  }
+  if (sight == '+' && again) {
+    return {who + " reads a token more than once.",
+            fmt::format("The mask shows it cell {}, which {}.", cell, holds)};
+  }
   if (sight == '+') {
     return {who + " reads what it must not see.",
             fmt::format("The mask shows it cell {}, which {}.", cell, holds)};
@@ -295,7 +356,19 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
         who + " does not see what it must read.",
         fmt::format("The mask hides cell {} from it, which {}.", cell, holds)};
   }
-  if (reader) return {who + " reads the wrong tokens.", reason};
+  if (missing != nullptr) {
+    const std::string where = missing->cell < 0
+                                  ? "No cell of the view has the row of"
+                                  : fmt::format(
+                                        "The mask hides cell {} from it, which "
+                                        "has the row of",
+                                        missing->cell);
+    return {who + " does not see what it must read.",
+            fmt::format("{} {}.", where, TokenName(*missing))};
+  }
+  if (reader && failure.Is("subject: attention")) {
+    return {who + " reads the wrong tokens.", reason};
+  }
   return {step.call.substr(0, step.call.find('(')) + " gave a wrong answer.",
           reason};
 }
@@ -305,8 +378,15 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
 std::string PageHtml(Failure failure) {
   NameGoneTokens(failure);
   const std::vector<Moves> moves = AllMoves(failure.trace);
-  const Wrong wrong = WrongOf(failure.trace.back());
+  Wrong wrong = WrongOf(failure.trace.back());
   const auto [headline, more] = Sentences(failure, wrong, moves);
+  // A row that sees what it must see is not marked.
+  const bool wrong_sight =
+      std::string_view("x+-?").find(wrong.sight) != std::string_view::npos;
+  if (!wrong_sight && wrong.missing == nullptr &&
+      !failure.Is("subject: attention")) {
+    wrong.row = -1;
+  }
   Json json = {{"headline", headline},
                {"more", Cut(more)},
                {"check", failure.check},
@@ -332,7 +412,8 @@ std::string PageHtml(Failure failure) {
       {"command", Escaped(failure.rerun)},
       {"text", Escaped(Cut(failure.story, 40000))},
       {"data", Embedded(json)}};
-  // {{name}} stands for a value. What is put in is not looked at again.
+  // {{name}} stands for a value. A value may have such a text, too: values are
+  // not searched.
   std::string page;
   std::string_view rest = kPageTemplate;
   for (std::size_t at; (at = rest.find("{{")) != rest.npos;) {

@@ -1,4 +1,4 @@
-// A failure as an HTML page that needs nothing but itself.
+// A failure as an HTML page. The page loads nothing from elsewhere.
 
 #ifndef KVTWIN_PROPS_REPORT_PAGE_H_
 #define KVTWIN_PROPS_REPORT_PAGE_H_

@@ -212,7 +212,7 @@ class Shower {
                           Digits(first_cell, from, to, place));
     }
     std::int64_t elided = 0;
-    for (const auto& [row, token, sights] : mask.rows) {
+    for (const auto& [row, token, sights, missing] : mask.rows) {
       if (row >= kRowsShown && row != marked_row) {
         ++elided;
         continue;

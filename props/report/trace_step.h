@@ -1,4 +1,4 @@
-// The steps of a recording: its calls as they are drawn.
+// The steps of a recording: its calls, for drawing.
 
 #ifndef KVTWIN_PROPS_REPORT_TRACE_STEP_H_
 #define KVTWIN_PROPS_REPORT_TRACE_STEP_H_

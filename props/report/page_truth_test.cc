@@ -1,0 +1,644 @@
+// Each label of each page is true: pages of recordings of foreign layouts, of
+// rejected recordings, and of histories of faulty caches are compared with a
+// ledger of their own.
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/mask_elements.h"
+#include "props/base/scratch_folder.h"
+#include "props/report/page.h"
+#include "props/report/page_judge.h"
+#include "props/report/show.h"
+#include "props/testing/faulty_twins.h"
+#include "props/testing/test_trace.h"
+
+namespace kvtwin::props {
+namespace {
+
+using Json = nlohmann::json;
+
+// Counts what the judge compared.
+struct Tally {
+  std::int64_t pages = 0;
+  std::int64_t labels = 0;
+  std::int64_t lies = 0;
+};
+
+void ExpectTrue(const std::string& html, const JudgedCalls& calls,
+                Tally& tally) {
+  const PageVerdict verdict = JudgePage(PageData(html), calls);
+  ++tally.pages;
+  tally.labels += verdict.labels;
+  tally.lies += std::ssize(verdict.lies);
+  for (const std::string& lie : verdict.lies) ADD_FAILURE() << lie;
+}
+
+void Print(const std::string& what, const Tally& tally) {
+  ::testing::Test::RecordProperty(what + "_labels",
+                                  std::to_string(tally.labels));
+  fmt::print("{}: {} pages, {} labels, {} lies\n", what, tally.pages,
+             tally.labels, tally.lies);
+}
+
+// Recordings ------------------------------------------------------------------
+
+JudgedCalls CallsOf(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  TraceReader reader(in);
+  JudgedCalls calls;
+  EXPECT_TRUE(reader.ReadHeader());
+  calls.spec = reader.header().spec;
+  calls.config = reader.header().config;
+  calls.init = reader.header().init;
+  calls.visibility_only = reader.header().visibility_only;
+  TraceOp op;
+  while (reader.ReadOp(op)) calls.calls.push_back({op, false, {}});
+  return calls;
+}
+
+// Returns the calls up to the wrong line of the page.
+JudgedCalls UpTo(JudgedCalls calls, const Json& page) {
+  std::erase_if(calls.calls, [&](const JudgedCall& call) {
+    return call.op.line > page["steps"].back()["number"];
+  });
+  return calls;
+}
+
+void JudgeRecording(const std::string& path, Tally& tally) {
+  const auto failure = ExplainRecording(path, kTwins);
+  ASSERT_TRUE(failure) << path;
+  const std::string html = PageHtml(*failure);
+  ExpectTrue(html, UpTo(CallsOf(path), PageData(html)), tally);
+}
+
+// A token of a foreign cache, with different rows from all others.
+struct Token {
+  int position = 0;
+  std::set<int> sequences;
+  float number = 0;
+};
+
+// A column of a foreign view.
+struct Column {
+  int token = -1;     // Its index; -1: a free cell, with any rows.
+  int sequence = -1;  // Only this sequence sees the column; -1: each may.
+  std::vector<bool> seen = {};
+  float key = 0;  // Added to K and V.
+  float value = 0;
+};
+
+enum class Planted { kNone, kKey, kValue, kTooMany, kMisses, kNowhere, kSwap };
+
+struct Layout {
+  std::string name;
+  std::function<std::vector<Column>(const std::vector<Token>&)> columns;
+  bool shares = true;  // Sequence 1 begins with a prefix of sequence 0.
+  std::optional<int> window = {};
+  int first_cell = 0;
+  int row_padding = 1;
+  bool wrapper = false;
+};
+
+// A foreign cache that records itself. The last view has the fault.
+class Foreign {
+ public:
+  Foreign(const Layout& layout, Planted planted, const std::string& path)
+      : layout_(layout), planted_(planted), out_(path) {
+    TraceHeader header;
+    header.producer = layout.name;
+    header.visibility_only = true;
+    header.spec.shift.kind = ShiftKind::kIdentity;
+    if (layout.window) {
+      header.spec.kind = Kind::kSwa;
+      header.spec.window = *layout.window;
+    }
+    if (layout.wrapper) {
+      CacheSpec inner = header.spec;
+      header.spec = CacheSpec();
+      header.spec.kind = Kind::kWrapper;
+      inner.kind = Kind::kSwa;
+      inner.window = 1;
+      header.spec.caches = {inner, inner};
+      header.spec.caches[1].kind = Kind::kCausal;
+      header.spec.caches[1].window.reset();
+    }
+    header.init = {DType::kF32, 2, 16, 8};
+    header.layers = 2;
+    header.rows = {2, 1, 1};
+    EXPECT_TRUE(WriteTraceHeader(header, out_).ok());
+  }
+
+  void Run() {
+    Forward({{0, 0}, {0, 1}, {0, 2}}, false);
+    if (layout_.shares) {
+      TraceOp op;
+      op.kind = TraceOpKind::kCopyPrefix;
+      op.src = 0;
+      op.dst = 1;
+      op.len = 2;
+      Write(op);
+      for (Token& token : tokens_) {
+        if (token.position < 2) token.sequences.insert(1);
+      }
+    } else {
+      Forward({{1, 0}, {1, 1}}, false);
+    }
+    Forward({{1, 2}, {0, 3}, {1, 3}}, false);
+    TraceOp op;
+    op.kind = TraceOpKind::kCanResume;
+    op.pos = 3;
+    op.answer = false;  // Always allowed.
+    Write(op);
+    Forward({{0, 4}, {1, 4}}, true);
+  }
+
+ private:
+  void Write(const TraceOp& op) { ASSERT_TRUE(WriteTraceOp(op, out_).ok()); }
+
+  void Forward(const std::vector<std::pair<int, int>>& batch, bool last) {
+    TraceOp start;
+    start.kind = TraceOpKind::kStartForward;
+    const std::size_t before = tokens_.size();
+    for (const auto& [sequence, position] : batch) {
+      start.sequences.push_back(sequence);
+      start.positions.push_back(position);
+      tokens_.push_back({position, {sequence}, next_});
+      next_ += 10;
+    }
+    Write(start);
+    for (int layer = 0; layer < 2; ++layer) {
+      if (layout_.wrapper) {
+        TraceOp type;
+        type.kind = TraceOpKind::kSetLayerType;
+        type.type = layer;
+        Write(type);
+      }
+      std::vector<Column> put;
+      for (std::size_t i = before; i < tokens_.size(); ++i) {
+        put.push_back({.token = static_cast<int>(i)});
+      }
+      TraceOp op;
+      op.kind = TraceOpKind::kPut;
+      op.layer = layer;
+      op.key = Rows(put, layer, true);
+      op.value = Rows(put, layer, false);
+      Write(op);
+      Get(batch, layer, last && layer == 1);
+    }
+  }
+
+  void Get(const std::vector<std::pair<int, int>>& batch, int layer,
+           bool last) {
+    std::optional<int> window = layout_.window;
+    if (layout_.wrapper && layer == 0) window = 1;
+    std::vector<Column> columns = layout_.columns(tokens_);
+    for (Column& column : columns) {
+      for (const auto& [sequence, position] : batch) {
+        const bool other = column.sequence >= 0 && column.sequence != sequence;
+        if (column.token < 0 || other) {
+          column.seen.push_back(false);
+          continue;
+        }
+        const Token& token = tokens_[static_cast<std::size_t>(column.token)];
+        column.seen.push_back(
+            token.sequences.contains(sequence) && token.position <= position &&
+            (!window || token.position >= position - *window));
+      }
+    }
+    if (last) Plant(columns);
+    TraceOp op;
+    op.kind = TraceOpKind::kGet;
+    op.layer = layer;
+    op.first_cell = layout_.first_cell;
+    op.key = Rows(columns, layer, true);
+    op.value = Rows(columns, layer, false);
+    auto rows = static_cast<int>(batch.size());
+    while (rows % layout_.row_padding != 0) ++rows;
+    op.mask = HidingMask(DType::kF32, std::ssize(columns), rows);
+    for (std::size_t i = 0; i < columns.size(); ++i) {
+      for (std::size_t row = 0; row < batch.size(); ++row) {
+        if (!columns[i].seen[row]) continue;
+        AllowInMask(*op.mask, static_cast<std::int64_t>(i),
+                    static_cast<std::int64_t>(row));
+      }
+    }
+    Write(op);
+  }
+
+  void Plant(std::vector<Column>& columns) const {
+    const auto find = [&](bool seen, std::size_t row) {
+      return std::ranges::find_if(columns, [&](const Column& column) {
+        return column.token >= 0 && column.seen[row] == seen;
+      });
+    };
+    const auto at = find(true, 1);
+    switch (planted_) {
+      case Planted::kNone:
+        return;
+      case Planted::kKey:
+        at->key = 0.5;
+        return;
+      case Planted::kValue:
+        at->value = 0.5;
+        return;
+      case Planted::kTooMany:
+        find(false, 0)->seen[0] = true;
+        return;
+      case Planted::kMisses:
+        at->seen[1] = false;
+        return;
+      case Planted::kNowhere: {
+        const int token = at->token;
+        std::erase_if(columns, [&](auto& one) { return one.token == token; });
+        return;
+      }
+      case Planted::kSwap: {  // Two seen columns swap their V.
+        const auto other = std::find_if(
+            std::next(at), columns.end(),
+            [](auto& column) { return column.token >= 0 && column.seen[1]; });
+        const auto number = [&](const Column& column) {
+          return tokens_[static_cast<std::size_t>(column.token)].number;
+        };
+        at->value = number(*other) - number(*at);
+        other->value = -at->value;
+        return;
+      }
+    }
+  }
+
+  DenseTensor Rows(const std::vector<Column>& columns, int layer,
+                   bool key) const {
+    const auto count = std::ssize(columns);
+    DenseTensor rows = FilledTensor(DType::kF32, {key ? 2 : 1, 1, count, 1}, 0);
+    auto* numbers = reinterpret_cast<float*>(rows.bytes.data());
+    for (const Column& column : columns) {
+      Token token{.position = 77, .sequences = {}, .number = 7777};
+      if (column.token >= 0) {
+        token = tokens_[static_cast<std::size_t>(column.token)];
+      }
+      const float tag = token.number + static_cast<float>(layer);
+      *numbers++ = tag + (key ? column.key : column.value);
+      if (key) *numbers++ = 1000 + static_cast<float>(token.position);
+    }
+    return rows;
+  }
+
+  const Layout& layout_;
+  Planted planted_;
+  std::ofstream out_;
+  std::vector<Token> tokens_;
+  float next_ = 100;
+};
+
+std::vector<Column> InOrder(const std::vector<Token>& tokens) {
+  std::vector<Column> columns;
+  for (int i = 0; i < std::ssize(tokens); ++i) columns.push_back({.token = i});
+  return columns;
+}
+
+std::vector<Column> BySequence(const std::vector<Token>& tokens) {
+  std::vector<Column> columns;
+  for (int sequence = 0; sequence < 2; ++sequence) {
+    for (int i = 0; i < std::ssize(tokens); ++i) {
+      if (!tokens[static_cast<std::size_t>(i)].sequences.contains(sequence)) {
+        continue;
+      }
+      columns.push_back({.token = i, .sequence = sequence});
+    }
+  }
+  return columns;
+}
+
+std::vector<Layout> Layouts() {
+  const auto rotated = [](const std::vector<Token>& tokens) {
+    std::vector<Column> columns = InOrder(tokens);
+    std::ranges::rotate(columns, columns.begin() + std::ssize(columns) / 2);
+    return columns;
+  };
+  const auto reversed = [](const std::vector<Token>& tokens) {
+    std::vector<Column> columns = InOrder(tokens);
+    std::ranges::reverse(columns);
+    return columns;
+  };
+  const auto blocks = [](const std::vector<Token>& tokens) {
+    std::vector<Column> columns = InOrder(tokens);
+    while (columns.size() % 4 != 0) columns.emplace_back();
+    std::vector<Column> shuffled;
+    for (std::size_t block = columns.size() / 4; block-- > 0;) {
+      const auto at = columns.begin() + static_cast<std::ptrdiff_t>(4 * block);
+      shuffled.insert(shuffled.end(), at, at + 4);
+    }
+    return shuffled;
+  };
+  const auto gaps = [](const std::vector<Token>& tokens) {
+    std::vector<Column> columns;
+    for (const Column& column : InOrder(tokens)) {
+      columns.emplace_back();
+      columns.push_back(column);
+    }
+    return columns;
+  };
+  const auto padded = [](const std::vector<Token>& tokens) {
+    std::vector<Column> columns = InOrder(tokens);
+    while (columns.size() % 8 != 0) columns.emplace_back();
+    return columns;
+  };
+  return {
+      {.name = "a tensor for each sequence", .columns = BySequence},
+      {.name = "a ring", .columns = rotated},
+      {.name = "paged blocks", .columns = blocks},
+      {.name = "reversed columns", .columns = reversed},
+      {.name = "free cells between", .columns = gaps},
+      {.name = "padded views", .columns = padded, .row_padding = 4},
+      {.name = "columns of each sequence",
+       .columns = BySequence,
+       .shares = false},
+      {.name = "a window", .columns = InOrder, .window = 2, .first_cell = 5},
+      {.name = "a wrapper's second cache", .columns = InOrder, .wrapper = true},
+  };
+}
+
+constexpr std::array kPlanted = {Planted::kKey,     Planted::kValue,
+                                 Planted::kTooMany, Planted::kMisses,
+                                 Planted::kNowhere, Planted::kSwap};
+
+TEST(PageJudge, PagesOfForeignLayoutsAreTrue) {
+  const ScratchFolder folder("pages");
+  const std::string path = folder.File("foreign.jsonl");
+  Tally tally;
+  for (const Layout& layout : Layouts()) {
+    Foreign(layout, Planted::kNone, path).Run();
+    EXPECT_FALSE(ExplainRecording(path, kTwins)) << layout.name;
+    for (const Planted planted : kPlanted) {
+      SCOPED_TRACE(
+          fmt::format("{}, fault {}", layout.name, static_cast<int>(planted)));
+      Foreign(layout, planted, path).Run();
+      JudgeRecording(path, tally);
+    }
+  }
+  Print("foreign layouts", tally);
+}
+
+TEST(PageJudge, PagesOfEncodersAreTrue) {
+  const ScratchFolder folder("pages");
+  const std::string path = folder.File("encoder.jsonl");
+  Tally tally;
+  const std::string header =
+      Replaced(Replaced(kHeader, R"("type":"causal","shift":"tag_add")",
+                        R"("type":"encoder","shift":"none")"),
+               "contiguous", "other");
+  const std::string start =
+      R"({"op":"start_forward","positions":[0,1],"sequences":[0,0],)"
+      R"("multimodal":[1],"result":"ok"})";
+  const std::string get =
+      R"({"op":"get","layer":0,"mask":null,)"
+      R"("key":{"shape":[2,1,2],"data":[100,1000,200,1001]},)"
+      R"("value":{"shape":[1,1,2],"data":[100,200]}})";
+  const std::string cached = R"({"op":"encoder_cached","result":true})";
+  const std::string right = Lines({header, start, kPut, cached, get});
+  ExpectAccept(right, Level::kVisibility);
+  for (const auto& [from, to] :
+       {std::pair{"[100,1000,200,1001]},\"value\":{\"shape\":[1,1,2],"
+                  "\"data\":[100,200]}}\n",
+                  "[100,1000,200,1001]},\"value\":{\"shape\":[1,1,2],"
+                  "\"data\":[100,201]}}\n"}}) {
+    std::string text = right;
+    const std::size_t at = text.rfind(from);
+    ASSERT_NE(at, text.npos) << text;
+    text.replace(at, std::string(from).size(), to);
+    ASSERT_TRUE(WriteFile(path, text).ok());
+    JudgeRecording(path, tally);
+  }
+  const std::string early = Lines({header, start, cached});
+  ASSERT_TRUE(WriteFile(path, early).ok());
+  JudgeRecording(path, tally);
+  Print("encoders", tally);
+}
+
+TEST(PageJudge, PagesOfRejectedRecordingsAreTrue) {
+  Tally tally;
+  for (const auto& path : Recordings("reject")) {
+    SCOPED_TRACE(path.string());
+    std::ifstream in(path, std::ios::binary);
+    TraceReader reader(in);
+    if (!reader.ReadHeader() || reader.paged()) continue;
+    JudgeRecording(path.string(), tally);
+  }
+  Print("rejected recordings", tally);
+}
+
+// Histories -------------------------------------------------------------------
+
+// Judges the page of a history, if it fails.
+void JudgeHistory(const History& history, const Subject& subject,
+                  Tally& tally) {
+  const auto run = RunJudged(history, subject);
+  if (!run) return;
+  SCOPED_TRACE(run->failure.story);
+  ExpectTrue(PageHtml(run->failure), run->calls, tally);
+}
+
+// Sets an element of the last row that differs from the rest.
+View Says(std::int64_t row, std::int64_t column, bool seen) {
+  return [=](OwnedView& view) {
+    const TensorView mask = view.mask.view();
+    if (mask.data == nullptr || row >= mask.shape[1] ||
+        column >= mask.shape[0]) {
+      return;
+    }
+    auto* element = const_cast<std::byte*>(mask.at(column, row, 0, 0));
+    const float value = seen ? 0 : -std::numeric_limits<float>::infinity();
+    std::memcpy(element, &value, sizeof(value));
+  };
+}
+
+TEST(PageJudge, PagesOfFaultyTwinsAreTrue) {
+  const std::vector<std::string> histories = {
+      "| put 0*3",
+      "layers=2 dims=2,2,2 | put 0*3",
+      "pad=4 | put 1*1 | put 0*2",
+      "maskpad=4 | put 0*2",
+      "| put 0*3 | copy 0>1:2 | put 0*1 1*1",
+      "| put 0*4 | drop 0:1-2 | put 0*1 | ask 0@1",
+      "kind=swa window=1 seqs=1 | put 0*4 | ask 0@1",
+      "kind=swa window=2 | put 0*3 1*2 | put 0*1 | put 1*2",
+      "permuted=1 dims=1,2,3 | put 0*3 1*2",
+      "tiled=1 pad=32 dims=1,2,3 | put 0*3",
+      "kind=chunked chunk=2 | put 0*5",
+      "| put 0*3 | causal 0",
+      "| put 0*2 | drop 0:1- | get",
+      "| put 0*1 | put 0*2 keep | put 0*1",
+      "kind=encoder seqs=1 | put 0*1 image=0",
+      kWrapper + "| put 0*2 | put 0*2",
+  };
+  const auto swapped = [](DenseTensor OwnedView::*tensor) {
+    return [=](OwnedView& view) {
+      std::vector<std::byte>& bytes = (view.*tensor).bytes;
+      std::ranges::rotate(bytes, bytes.begin() + std::ssize(bytes) / 2);
+    };
+  };
+  const auto neither = [](OwnedView& view) {
+    if (view.mask.bytes.empty()) return;
+    Change(view.mask.bytes.front());
+  };
+  const auto lists = [](const std::function<void(std::vector<CellEntry>&)>& f) {
+    return Fault{.cells = f};
+  };
+  std::vector<Fault> faults = {
+      Shows(First(kKey)),
+      Shows(Last(kKey)),
+      Shows(First(kValue)),
+      Shows(Last(kValue)),
+      Shows(swapped(kKey)),
+      Shows(swapped(kValue)),
+      Shows(neither),
+      Shows(Says(0, 1, true)),
+      Shows(Says(0, 2, true)),
+      Shows(Says(1, 0, false)),
+      Shows(Says(2, 1, false)),
+      Shows(Says(3, 0, true)),
+      Shows(Last(kKey), -1, 1),
+      Shows(Says(1, 0, false), -1, 1),
+      lists([](auto& cells) {
+        if (!cells.empty()) ++cells.back().position;
+      }),
+      lists([](auto& cells) {
+        if (cells.size() > 1) cells.pop_back();
+      }),
+      lists([](auto& cells) {
+        if (!cells.empty()) ++cells.back().cell;
+      }),
+      Resumes([](bool yes) { return !yes; }),
+      Refuses("StartForward", StatusCode::kCacheFull),
+      Refuses("CopyPrefix"),
+      Refuses("Remove"),
+      Refuses("Put"),
+      Refuses("Get"),
+      Refuses("CanResume"),
+      Fault{.throws = true},
+  };
+  for (const Level level : {Level::kIdentity, Level::kVisibility}) {
+    Tally tally;
+    for (const std::string& text : histories) {
+      const Result<History> history = ParseHistory("kvt1 " + text);
+      ASSERT_TRUE(history.ok()) << text;
+      for (std::size_t i = 0; i < faults.size(); ++i) {
+        SCOPED_TRACE(
+            fmt::format("{}, fault {}, {}", text, i, LevelName(level)));
+        JudgeHistory(*history, Tampered(faults[i], level), tally);
+      }
+    }
+    Print(fmt::format("faulty twins, {}", LevelName(level)), tally);
+    EXPECT_GT(tally.pages, 100);
+  }
+}
+
+// A judge that finds no lie must be able to find one
+// -----------------------------
+
+TEST(PageJudge, FindsEachLabelThatIsChanged) {
+  const ScratchFolder folder("pages");
+  const std::string path = folder.File("foreign.jsonl");
+  int changes = 0;
+  for (const Planted planted : {Planted::kValue, Planted::kMisses,
+                                Planted::kNowhere, Planted::kTooMany}) {
+    Foreign(Layouts()[0], planted, path).Run();
+    const auto failure = ExplainRecording(path, kTwins);
+    ASSERT_TRUE(failure);
+    const Json page = PageData(PageHtml(*failure));
+    const JudgedCalls calls = UpTo(CallsOf(path), page);
+    ASSERT_TRUE(JudgePage(page, calls).lies.empty());
+    const auto expect_lie = [&](const Json& changed, const std::string& what) {
+      ++changes;
+      EXPECT_FALSE(JudgePage(changed, calls).lies.empty()) << what;
+    };
+    Json changed = page;
+    for (std::size_t i = 0; i < page["steps"].size(); ++i) {
+      Json& step = changed["steps"][i];
+      const Json right = step;
+      step["answer"] = "refused";
+      expect_lie(changed, "an answer");
+      step = right;
+      for (std::size_t j = 0; j < right["cells"].size(); ++j) {
+        step["cells"][j]["position"] = 99;
+        expect_lie(changed, "the token of a cell");
+        step = right;
+        step["cells"][j]["sequences"] = Json::array({7});
+        expect_lie(changed, "the sequence of a cell");
+        step = right;
+      }
+      for (std::size_t j = 0; j < right["found"].size(); ++j) {
+        const Json found = right["found"][j];
+        for (const auto& [key, value] :
+             {std::pair<std::string, Json>{"position", 99},
+              {"differs", !found.value("differs", false)},
+              {"gone", !found.value("gone", false)}}) {
+          step["found"][j][key] = value;
+          expect_lie(changed, "found: " + key);
+          step = right;
+        }
+        if (found["sequences"].empty()) continue;
+        for (const char* key : {"key", "value"}) {
+          step["found"][j][key] = !found.value(key, true);
+          expect_lie(changed, std::string("found: ") + key);
+          step = right;
+        }
+      }
+      if (!right.contains("mask")) continue;
+      for (std::size_t j = 0; j < right["mask"]["rows"].size(); ++j) {
+        const Json row = right["mask"]["rows"][j];
+        const auto here = [&]() -> Json& { return step["mask"]["rows"][j]; };
+        const std::string sights = row["sights"];
+        for (std::size_t c = 0; c < sights.size(); ++c) {
+          for (const char sight : std::string("#x.+-?")) {
+            if (sight == sights[c]) continue;
+            std::string other = sights;
+            other[c] = sight;
+            here()["sights"] = other;
+            expect_lie(changed, fmt::format("step {} row {}: {} for {}", i, j,
+                                            other, sights));
+          }
+        }
+        step = right;
+        here()["token"]["position"] = 99;
+        expect_lie(changed, "the token of a row");
+        step = right;
+        if (!row.contains("missing")) continue;
+        here().erase("missing");
+        expect_lie(changed, "no missing token");
+        step = right;
+      }
+    }
+    changed = page;
+    changed["steps"].erase(0);
+    expect_lie(changed, "a call that is not in the list");
+    changed = page;
+    changed["steps"].erase(changed["steps"].size() - 1);
+    expect_lie(changed, "no failing call");
+    changed = page;
+    changed["headline"] =
+        "The token at position 99 of sequence 0 reads what "
+        "it must not see.";
+    expect_lie(changed, "the headline");
+    changed = page;
+    changed["wrong"]["row"] = 0;
+    if (changed != page) expect_lie(changed, "the wrong row");
+    changed = page;
+    changed["wrong"]["cell"] = 63;
+    expect_lie(changed, "the wrong cell");
+  }
+  fmt::print("{} changed labels, each found\n", changes);
+  EXPECT_GT(changes, 1000);
+}
+
+}  // namespace
+}  // namespace kvtwin::props
