@@ -57,6 +57,26 @@ bool FitsTogether(const KvView& view, VLayout v_layout) {
           ColumnsOf(view.value, v_layout) == columns);
 }
 
+// Returns the token that a column has the rows of. `due` are the tokens that
+// are expected there; `torn` is the token of which it has only the K or the V.
+FoundToken FoundAt(const RowOwners& owners, std::int64_t column, int cell,
+                   const std::vector<const LedgerToken*>& due,
+                   const LedgerToken* torn, bool has_cells) {
+  const RowOwner owner =
+      torn == nullptr ? owners.Of(column, due) : owners.As(*torn, column);
+  FoundToken found;
+  found.token.cell = cell;
+  if (owner.token != nullptr) found.token = HeldOf(*owner.token, cell);
+  found.key = owner.key;
+  found.value = owner.value;
+  found.rows = owner.rows;
+  const bool is_due =
+      std::find(due.begin(), due.end(), owner.token) != due.end();
+  const bool wrong = !is_due || !owner.key || !owner.value;
+  found.differs = torn != nullptr || (has_cells && !due.empty() && wrong);
+  return found;
+}
+
 // Finds a token among others, in whatever cell.
 auto FindToken(std::vector<Held>& tokens, const Held& token) {
   return std::ranges::find_if(tokens, [&](const Held& one) {
@@ -221,25 +241,10 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
 
   step.found.clear();
   for (std::int64_t column = picture.from; column < to; ++column) {
-    const auto& expected = due[column];
     const auto part = torn.find(column);
-    const RowOwner owner = part == torn.end()
-                               ? owners.Of(column, expected)
-                               : owners.As(*part->second, column);
-    FoundToken found;
-    found.token.cell = first_cell + static_cast<int>(column);
-    if (owner.token != nullptr) {
-      found.token = HeldOf(*owner.token, found.token.cell);
-    }
-    found.key = owner.key;
-    found.value = owner.value;
-    found.rows = owner.rows;
-    const bool is_due = std::find(expected.begin(), expected.end(),
-                                  owner.token) != expected.end();
-    const bool by_cell = has_cells && !expected.empty();
-    found.differs = part != torn.end() ||
-                    (by_cell && (!is_due || !owner.key || !owner.value));
-    step.found.push_back(found);
+    step.found.push_back(FoundAt(
+        owners, column, first_cell + static_cast<int>(column), due[column],
+        part == torn.end() ? nullptr : part->second, has_cells));
   }
   if (by_twin || !view.fresh) {
     for (MaskPicture::Row& row : picture.rows) {

@@ -198,116 +198,162 @@ RowOwner RowOwners::As(const LedgerToken& token, std::int64_t column) const {
   return owner;
 }
 
-RowSights RowOwners::SightsOf(int row, Torn& torn) const {
-  const TensorView& mask = view_.mask;
-  const auto columns = static_cast<std::size_t>(mask.shape[0]);
-  RowSights found{std::string(columns, '.'), {}, {}};
-  found.tokens.resize(columns);
-  for (std::size_t i = 0; i < columns; ++i) {
-    const auto column = static_cast<std::int64_t>(i);
-    const MaskElement element = MaskElementAt(mask, column, row);
-    if (element == MaskElement::kAllows) found.sights[i] = '+';
-    if (element == MaskElement::kNeither) found.sights[i] = '?';
+// Matches the columns that a row sees with the tokens that it must see.
+class RowOwners::Matcher {
+ public:
+  Matcher(const RowOwners& owners, int number)
+      : own_(owners), row_(number), columns_(owners.columns_.size()) {
+    found_.sights.assign(columns_, '.');
+    found_.tokens.resize(columns_);
   }
-  if (row >= ledger_.rows()) return found;
 
-  // Tokens that may be missing come last: those with equal rows are matched
-  // before them.
-  std::vector<Hashes> due;
-  std::vector<const LedgerToken*> unknown;  // They have no rows here.
-  for (const bool may_miss : {false, true}) {
-    const auto is_due = [&](const LedgerToken& token) {
-      return ledger_.MaySee(row, token) &&
-             ledger_.MayMiss(row, token) == may_miss;
-    };
-    for (const Hashes& one : tokens_) {
-      if (is_due(*one.token)) due.push_back(one);
+  RowSights Match(Torn& torn) {
+    ReadMask();
+    if (row_ >= own_.ledger_.rows()) return std::move(found_);
+    ListDue();
+    MatchWhole();
+    MatchParts(torn);
+    FindMissing();
+    return std::move(found_);
+  }
+
+ private:
+  using Index = std::multimap<std::uint64_t, std::size_t>;
+
+  void ReadMask() {
+    const TensorView& mask = own_.view_.mask;
+    for (std::size_t i = 0; i < columns_; ++i) {
+      const auto column = static_cast<std::int64_t>(i);
+      const MaskElement element = MaskElementAt(mask, column, row_);
+      if (element == MaskElement::kAllows) found_.sights[i] = '+';
+      if (element == MaskElement::kNeither) found_.sights[i] = '?';
     }
-    for (const LedgerToken& token : ledger_.tokens()) {
-      if (!token.rows.contains(layer_) && is_due(token)) {
-        unknown.insert(may_miss ? unknown.end() : unknown.begin(), &token);
+  }
+
+  void ListDue() {
+    // Tokens that may be missing come last: those with equal rows are matched
+    // before them.
+    for (const bool may_miss : {false, true}) {
+      const auto is_due = [&](const LedgerToken& token) {
+        return own_.ledger_.MaySee(row_, token) &&
+               own_.ledger_.MayMiss(row_, token) == may_miss;
+      };
+      for (const Hashes& one : own_.tokens_) {
+        if (is_due(*one.token)) due_.push_back(one);
+      }
+      for (const LedgerToken& token : own_.ledger_.tokens()) {
+        if (!token.rows.contains(own_.layer_) && is_due(token)) {
+          unknown_.insert(may_miss ? unknown_.end() : unknown_.begin(), &token);
+        }
       }
     }
+    for (std::size_t i = 0; i < due_.size(); ++i) {
+      by_rows_.emplace(due_[i].rows, i);
+      by_part_.emplace(due_[i].key, i);
+      if (own_.HasValue()) by_part_.emplace(due_[i].value, i);
+    }
+    taken_.assign(due_.size(), false);
   }
-  std::multimap<std::uint64_t, std::size_t> by_rows;
-  std::multimap<std::uint64_t, std::size_t> by_part;
-  for (std::size_t i = 0; i < due.size(); ++i) {
-    by_rows.emplace(due[i].rows, i);
-    by_part.emplace(due[i].key, i);
-    if (HasValue()) by_part.emplace(due[i].value, i);
-  }
-  std::vector<bool> taken(due.size());
-  const auto take = [&](const auto& index, std::uint64_t hash,
-                        const auto& fits) -> const LedgerToken* {
+
+  // Takes a token of `index` that no column has yet; null: there is none.
+  template <class Fits>
+  const LedgerToken* Take(const Index& index, std::uint64_t hash,
+                          const Fits& fits) {
     for (auto [at, end] = index.equal_range(hash); at != end; ++at) {
-      if (taken[at->second] || !fits(due[at->second])) continue;
-      taken[at->second] = true;
-      return due[at->second].token;
+      if (taken_[at->second] || !fits(due_[at->second])) continue;
+      taken_[at->second] = true;
+      return due_[at->second].token;
     }
     return nullptr;
-  };
-  auto next_unknown = unknown.begin();
-  for (std::size_t i = 0; i < columns; ++i) {
-    if (found.sights[i] != '+') continue;
-    found.tokens[i] = take(by_rows, columns_[i], [](auto&) { return true; });
-    if (found.tokens[i] == nullptr && next_unknown != unknown.end()) {
-      found.tokens[i] = *next_unknown++;
+  }
+
+  void MatchWhole() {
+    for (std::size_t i = 0; i < columns_; ++i) {
+      if (found_.sights[i] != '+') continue;
+      found_.tokens[i] =
+          Take(by_rows_, own_.columns_[i], [](auto&) { return true; });
+      if (found_.tokens[i] == nullptr && next_unknown_ < unknown_.size()) {
+        found_.tokens[i] = unknown_[next_unknown_++];
+      }
+      if (found_.tokens[i] != nullptr) found_.sights[i] = '#';
     }
-    if (found.tokens[i] != nullptr) found.sights[i] = '#';
-  }
-  // The mask is wrong there, but the tokens are not missing.
-  for (std::size_t i = 0; i < columns; ++i) {
-    if (found.sights[i] != '?') continue;
-    found.tokens[i] = take(by_rows, columns_[i], [](auto&) { return true; });
-  }
-  // A column with only the K or only the V of a token takes the token's place,
-  // unless the column has the rows of another token.
-  std::set<std::uint64_t> whole;
-  for (const Hashes& one : tokens_) whole.insert(one.rows);
-  for (std::size_t i = 0; i < columns; ++i) {
-    if (found.sights[i] != '+' || whole.contains(columns_[i])) continue;
-    const auto column = static_cast<std::int64_t>(i);
-    const auto before = torn.find(column);
-    const auto take_part = [&](const TensorView& part,
-                               std::uint64_t Hashes::*hash) {
-      const std::uint64_t value = HashRow(part, 0);
-      return take(by_part, value, [&](const Hashes& one) {
-        return one.*hash == value &&
-               (before == torn.end() || before->second == one.token);
-      });
-    };
-    found.tokens[i] = take_part(Slice(view_.key, 2, column), &Hashes::key);
-    if (found.tokens[i] == nullptr && HasValue()) {
-      found.tokens[i] =
-          take_part(RowOf(view_.value, v_layout_, column), &Hashes::value);
+    // The mask is wrong there, but the tokens are not missing.
+    for (std::size_t i = 0; i < columns_; ++i) {
+      if (found_.sights[i] != '?') continue;
+      found_.tokens[i] =
+          Take(by_rows_, own_.columns_[i], [](auto&) { return true; });
     }
-    if (found.tokens[i] == nullptr) continue;
-    found.sights[i] = 'x';
-    torn[column] = found.tokens[i];
   }
-  std::multimap<std::uint64_t, std::size_t> hidden;
-  for (std::size_t i = 0; i < columns; ++i) {
-    if (found.sights[i] == '.') hidden.emplace(columns_[i], i);
-  }
-  for (std::size_t i = 0; i < due.size(); ++i) {
-    if (taken[i] || ledger_.MayMiss(row, *due[i].token)) continue;
-    RowSights::Missing missing{due[i].token, -1};
-    const auto at = hidden.find(due[i].rows);
-    if (at != hidden.end()) {
-      found.sights[at->second] = '-';
-      found.tokens[at->second] = due[i].token;
-      missing.column = static_cast<std::int64_t>(at->second);
-      hidden.erase(at);
+
+  void MatchParts(Torn& torn) {
+    // A column with only the K or only the V of a token takes the token's
+    // place, unless the column has the rows of another token.
+    std::set<std::uint64_t> whole;
+    for (const Hashes& one : own_.tokens_) whole.insert(one.rows);
+    for (std::size_t i = 0; i < columns_; ++i) {
+      if (found_.sights[i] != '+' || whole.contains(own_.columns_[i])) continue;
+      const auto column = static_cast<std::int64_t>(i);
+      const auto before = torn.find(column);
+      const auto take_part = [&](const TensorView& part,
+                                 std::uint64_t Hashes::*hash) {
+        const std::uint64_t value = HashRow(part, 0);
+        return Take(by_part_, value, [&](const Hashes& one) {
+          return one.*hash == value &&
+                 (before == torn.end() || before->second == one.token);
+        });
+      };
+      found_.tokens[i] =
+          take_part(Slice(own_.view_.key, 2, column), &Hashes::key);
+      if (found_.tokens[i] == nullptr && own_.HasValue()) {
+        found_.tokens[i] = take_part(
+            RowOf(own_.view_.value, own_.v_layout_, column), &Hashes::value);
+      }
+      if (found_.tokens[i] == nullptr) continue;
+      found_.sights[i] = 'x';
+      torn[column] = found_.tokens[i];
     }
-    found.missing.push_back(missing);
   }
-  for (; next_unknown != unknown.end(); ++next_unknown) {
-    if (ledger_.MayMiss(row, **next_unknown)) continue;
-    found.missing.push_back({*next_unknown, -1});
+
+  void FindMissing() {
+    std::multimap<std::uint64_t, std::size_t> hidden;
+    for (std::size_t i = 0; i < columns_; ++i) {
+      if (found_.sights[i] == '.') hidden.emplace(own_.columns_[i], i);
+    }
+    for (std::size_t i = 0; i < due_.size(); ++i) {
+      if (taken_[i] || own_.ledger_.MayMiss(row_, *due_[i].token)) continue;
+      RowSights::Missing missing{due_[i].token, -1};
+      const auto at = hidden.find(due_[i].rows);
+      if (at != hidden.end()) {
+        found_.sights[at->second] = '-';
+        found_.tokens[at->second] = due_[i].token;
+        missing.column = static_cast<std::int64_t>(at->second);
+        hidden.erase(at);
+      }
+      found_.missing.push_back(missing);
+    }
+    for (; next_unknown_ < unknown_.size(); ++next_unknown_) {
+      if (own_.ledger_.MayMiss(row_, *unknown_[next_unknown_])) continue;
+      found_.missing.push_back({unknown_[next_unknown_], -1});
+    }
+    // The ledger's order.
+    std::ranges::sort(found_.missing, std::less<>(),
+                      &RowSights::Missing::token);
   }
-  // The ledger's order.
-  std::ranges::sort(found.missing, std::less<>(), &RowSights::Missing::token);
-  return found;
+
+  const RowOwners& own_;
+  const int row_;
+  const std::size_t columns_;
+  RowSights found_;
+  std::vector<Hashes> due_;
+  std::vector<const LedgerToken*> unknown_;  // They have no rows here.
+  std::size_t next_unknown_ = 0;
+  Index by_rows_;
+  Index by_part_;
+  std::vector<bool> taken_;  // The tokens of due_ that a column has.
+};
+
+RowSights RowOwners::SightsOf(int row, Torn& torn) const {
+  return Matcher(*this, row).Match(torn);
 }
 
 std::vector<std::byte> RowBytes(const TensorView& view, std::int64_t column,

@@ -83,6 +83,7 @@ class RowOwners {
     std::uint64_t value;
     std::uint64_t rows;
   };
+  class Matcher;  // Of one row.
   bool HasValue() const { return view_.value.data != nullptr; }
 
   const reference::CacheLedger& ledger_;
