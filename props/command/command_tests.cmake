@@ -539,7 +539,7 @@ kvtwin_command_test(explore_no_state EXIT 2
   ARGS explore --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(explore_pool_backend EXIT 0 PRINTS " 0 differences"
   ARGS explore --kind paged --depth 2 --backend $<TARGET_FILE:kvtwin_c_pool>)
-foreach(words "explore --kind paged --depth 2 --backend/c_pool_bug/DIFFERENCE"
+foreach(words "explore --kind paged --depth 2 --backend/c_pool_bug/FAIL subject: pool"
               "laws --law visibility --backend/c_cache_bug/^BROKEN visibility"
               "laws --law window_hides --backend/c_cache_bug/^BROKEN window_hides")
   string(REPLACE "/" ";" words "${words}")
