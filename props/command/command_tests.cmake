@@ -539,7 +539,7 @@ kvtwin_command_test(explore_no_state EXIT 2
   ARGS explore --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(explore_pool_backend EXIT 0 PRINTS " 0 differences"
   ARGS explore --kind paged --depth 2 --backend $<TARGET_FILE:kvtwin_c_pool>)
-foreach(words "explore --kind paged --depth 2 --backend/c_pool_bug/DIFFERENCE"
+foreach(words "explore --kind paged --depth 2 --backend/c_pool_bug/FAIL subject: pool"
               "laws --law visibility --backend/c_cache_bug/^BROKEN visibility"
               "laws --law window_hides --backend/c_cache_bug/^BROKEN window_hides")
   string(REPLACE "/" ";" words "${words}")
@@ -621,7 +621,7 @@ kvtwin_command_test(pools_of_all_dtypes EXIT 0 PRINTS "36 pairs of dtypes"
   ARGS fuzz --kind paged --ops 5000 --dtypes --cells-max 8 --threads 2)
 kvtwin_command_test(run_pool_draws_a_page EXIT 1 PRINTS "run_pool.html"
   ARGS run "kvp1 block=1 dtype=f32 | open 0 0 0 | append 0 0 0 | commit 0 1 0 | fork 0 1 0"
-       --backend $<TARGET_FILE:kvtwin_c_pool_bug> --html run_pool.html)
+       --backend $<TARGET_FILE:kvtwin_c_pool_bug> --html ${PROJECT_BINARY_DIR}/run_pool.html)
 kvtwin_command_test(backend_fails EXIT 1
   PRINTS "rerun   .*kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache_bug>)

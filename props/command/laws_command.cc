@@ -59,7 +59,11 @@ nlohmann::ordered_json Json(const Law& law, const Subject& subject,
   json["history"] = ToText(run.shrunk);
   json["shrunk_to"] = run.shrunk.ops.size();
   json["reason"] = run.failure->text;
-  json["rules"] = law.rules;
+  if (run.failure->check == law.name) {
+    json["rules"] = law.rules;
+  } else {
+    json["check"] = run.failure->check;
+  }
   json["rerun"] = LawCommand(law, run.shrunk, subject);
   return json;
 }
@@ -76,7 +80,8 @@ std::string Text(const Law& law, const Subject& subject, const LawRun& run,
                   run.histories, run.judged);
   if (!run.failure) return text;
   if (run.failure->check != law.name) {  // What the law met.
-    return text + fmt::format("\n  {}\n  rerun   {}\n\n", run.failure->text,
+    return text + fmt::format("\n  {}: {}\n  rerun   {}\n\n",
+                              run.failure->check, run.failure->text,
                               LawCommand(law, run.shrunk, subject));
   }
   return text + fmt::format("\n  {} ({})\n  {}\n  rerun   {}\n\n",

@@ -39,6 +39,8 @@ class CacheSource {
   using Result = FuzzResult;
   // Histories between two checks of the clock and the count.
   static constexpr std::size_t kBlock = 64;
+  // What a history counts as that the subject has no cache for.
+  static constexpr std::int64_t kRefusedOperations = 1;
 
   CacheSource(const FuzzOptions& options, const Subject& subject)
       : options_(options), subject_(subject) {}
@@ -85,6 +87,7 @@ class PoolSource {
   using Result = PagedFuzzResult;
   // Few: after each block, the storage is picked that the pool accepts.
   static constexpr std::size_t kBlock = 8;
+  static constexpr std::int64_t kRefusedOperations = 0;
 
   PoolSource(const FuzzOptions& options, const Subject& /*subject*/)
       : options_(options) {}
@@ -263,11 +266,13 @@ class Search {
 
   void Count(std::uint64_t number, const Ran& ran) {
     const RunResult& one = ran.result;
-    source_.Tell(*ran.history, one.ran || one.failure);
-    result_.operations += std::max<std::int64_t>(1, one.operations);
+    const bool has_cache = one.ran || one.failure;
+    source_.Tell(*ran.history, has_cache);
+    result_.operations += has_cache ? std::max<std::int64_t>(1, one.operations)
+                                    : Source::kRefusedOperations;
     result_.digest = HashBytes(&one.digest, sizeof(one.digest), result_.digest);
     ++result_.histories;
-    result_.ran += one.ran || one.failure ? 1 : 0;
+    result_.ran += has_cache ? 1 : 0;
     result_.repeated += number % kRepeatEvery == 0 ? 1 : 0;
     result_.census.Add(ran.census);
     if (!one.failure) return;

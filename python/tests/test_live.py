@@ -21,7 +21,7 @@ def test_a_right_one():
 
 
 def test_the_old_name_of_a_level():
-    assert kvtwin.Description(level="entitlement").level == "visibility"
+    assert kvtwin.Description(name="x", level="entitlement").level == "visibility"
 
 
 def test_ours_to_the_last_byte():

@@ -15,7 +15,8 @@ ShiftKind = Literal["none", "identity", "add", "tag_add", "rope"]
 VLayout = Literal["plain", "permuted", "tiled"]
 DType = Literal["f32", "f16", "bf16", "f8_e4m3", "q8_0", "q4_0"]
 MaskDType = Literal["f32", "f16", "bf16", "bits"]
-Level = Literal["identity", "visibility", "numeric"]
+# "entitlement" is the name that "visibility" had before.
+Level = Literal["identity", "visibility", "numeric", "entitlement"]
 Ability = Literal[
     "remove_tail",
     "remove_middle",
