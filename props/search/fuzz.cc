@@ -39,8 +39,8 @@ class CacheSource {
   using Result = FuzzResult;
   // Histories between two checks of the clock and the count.
   static constexpr std::size_t kBlock = 64;
-  // What a history counts as that the subject has no cache for.
-  static constexpr std::int64_t kRefusedOperations = 1;
+  // Whether a history counts that the subject has no cache for.
+  static constexpr bool kCountsRefused = true;
 
   CacheSource(const FuzzOptions& options, const Subject& subject)
       : options_(options), subject_(subject) {}
@@ -87,7 +87,7 @@ class PoolSource {
   using Result = PagedFuzzResult;
   // Few: after each block, the storage is picked that the pool accepts.
   static constexpr std::size_t kBlock = 8;
-  static constexpr std::int64_t kRefusedOperations = 0;
+  static constexpr bool kCountsRefused = false;
 
   PoolSource(const FuzzOptions& options, const Subject& /*subject*/)
       : options_(options) {}
@@ -268,8 +268,9 @@ class Search {
     const RunResult& one = ran.result;
     const bool has_cache = one.ran || one.failure;
     source_.Tell(*ran.history, has_cache);
-    result_.operations += has_cache ? std::max<std::int64_t>(1, one.operations)
-                                    : Source::kRefusedOperations;
+    if (has_cache || Source::kCountsRefused) {
+      result_.operations += std::max<std::int64_t>(1, one.operations);
+    }
     result_.digest = HashBytes(&one.digest, sizeof(one.digest), result_.digest);
     ++result_.histories;
     result_.ran += has_cache ? 1 : 0;

@@ -49,8 +49,8 @@ using PassedOver = std::map<std::string, std::int64_t>;
 template <class AnyHistory, class AnyCensus>
 struct FuzzResultOf {
   // Counts at least one for each history, also if its process died in the first
-  // call. A history that the subject has no cache for counts one; a history that
-  // it has no pool for counts nothing.
+  // call. A history counts if the subject has no cache for it, but not if it
+  // has no pool for it.
   std::int64_t operations = 0;
   std::int64_t histories = 0;
   double seconds = 0;  // Until the failure, if there is one.
