@@ -1,6 +1,6 @@
-# The twin cuda, tested: with KVTWIN_CUDA on a device, and with any build on the
-# emulator of props/cuda/emulator/, for which the kernels are compiled as C++. All of
-# these tests have the label cuda.
+# Tests of the twin cuda: with KVTWIN_CUDA on a device, and with any build on
+# the emulator of props/cuda/emulator/, for which the kernels are compiled as
+# C++. All of these tests have the label cuda.
 
 function(kvtwin_add_cuda_tests target prefix)
   target_link_libraries(${target}
@@ -17,7 +17,8 @@ if(KVTWIN_CUDA)
   kvtwin_add_cuda_tests(kvtwin_cuda_tests cuda.)
 endif()
 
-# That nvcc compiles it is tested where it is: 77 is a test that is skipped.
+# Tests that nvcc compiles the twin, if there is an nvcc: exit code 77 is a
+# skipped test.
 if(NOT KVTWIN_CUDA AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize|-fprofile")
   add_test(NAME cuda.compiles
     COMMAND ${PROJECT_SOURCE_DIR}/dev cuda --compile)
@@ -32,8 +33,8 @@ if(NOT TARGET Boost::context)
   return()
 endif()
 
-# Sets a variable to sources that CMake takes for C++: each includes a .cu of a
-# folder.
+# Sets a variable to sources that CMake takes for C++: each includes one .cu
+# file of a folder.
 function(kvtwin_emulate variable folder)
   foreach(kernel ${ARGN})
     get_filename_component(name ${kernel} NAME)
@@ -45,8 +46,8 @@ function(kvtwin_emulate variable folder)
 endfunction()
 kvtwin_emulate(emulated_kernels optimized/cuda ${cuda_kernels})
 file(GLOB emulator_sources CONFIGURE_DEPENDS props/cuda/emulator/*.cc)
-# Objects, which come before the library: its factory is then not needed, nor
-# are the kernels that nvcc has compiled.
+# These objects come before the library, so that its factory and the kernels
+# that nvcc has compiled are not linked.
 add_library(kvtwin_emulated OBJECT core/factory.cc ${cuda_sources}
             ${emulated_kernels} ${emulator_sources})
 target_compile_definitions(kvtwin_emulated PUBLIC KVTWIN_CUDA)
@@ -59,7 +60,7 @@ else()
   target_compile_options(kvtwin_emulated PRIVATE -Wno-unknown-pragmas)
 endif()
 
-# The command, with this twin as well.
+# The command, with the twin cuda as well.
 add_executable(kvtwin-emulated props/command/kvtwin.cc)
 target_link_libraries(kvtwin-emulated PRIVATE kvtwin_emulated)
 function(kvtwin_emulated_test name prints)
@@ -82,7 +83,7 @@ kvtwin_emulated_test(explore "^all .* 0 differences, fixed point"
 kvtwin_emulated_test(explore_pools "all of 2 operations, 0 differences"
   explore --kind paged --depth 2)
 
-# A few bugs, planted there.
+# A few exhibits of the museum, planted in the twin cuda.
 add_test(NAME emulated.museum
   COMMAND ${PROJECT_SOURCE_DIR}/props/museum/museum_test.sh
           $<TARGET_FILE:kvtwin_command> cuda)
