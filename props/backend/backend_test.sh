@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# backend_test.sh KVTWIN LIBRARY ILLNESS CHECK: what KVTWIN_SICK makes of the
-# library is reported as CHECK, with the shortest history, and the run goes on;
-# the words of CHECK after a comma must be in the report, too.
+# backend_test.sh KVTWIN LIBRARY ILLNESS CHECK: runs the library with the fault
+# ILLNESS (KVTWIN_SICK). The fault is reported as CHECK, with the shortest
+# history, and the run continues; the words of CHECK after a comma must be in
+# the report, too.
 set -u
 kvtwin=$1 library=$2 illness=$3 check=${4%%,*} words=${4#*,}
 fail() {
@@ -24,7 +25,7 @@ else
   grep -Eq "^  rerun   [^ ]*kvtwin run 'kvt1 [^|]*\| (put 0\*[34]( \| get)?|put 0\*1( \| put 0\*1){2}|put 0\*[12] \| put 0\*[12])' --backend" \
     <<<"$output" || fail "it is not shrunk"
   ran=$(sed -n 's/^\([0-9]*\) operations in .*/\1/p' <<<"$output")
-  # What breaks the level is enough to know that it does.
+  # A finding that breaks the level is enough to decide it.
   [[ $check == subject* ]] || [ "${ran:-0}" -ge 1500 ] ||
     fail "it stopped after ${ran:-0} operations"
 fi

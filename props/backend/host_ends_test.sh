@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # host_ends_test.sh KVTWIN LIBRARY: a host whose backend hangs ends with the
-# command, even if that is killed and can do nothing about it.
+# command, even if the command is killed and cannot end the host itself.
 set -u
 is_there() { # PID: and not only as a line of the process table
   grep -q '^State:[[:space:]]*[^ZX]' "/proc/$1/status" 2>/dev/null
@@ -13,7 +13,7 @@ host=
 for ((i = 0; i < 300; ++i)); do
   host=$(cat "/proc/$kvtwin/task/$kvtwin/children" 2>/dev/null)
   host=${host// /}
-  # Its time goes into the call that does not return.
+  # The host spends its time in the call that does not return.
   [ -n "$host" ] && [ "$(cut -d' ' -f14 "/proc/$host/stat")" -gt 50 ] && break
   sleep 0.1
 done

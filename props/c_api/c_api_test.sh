@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# c_api_test.sh CMAKE CXX BUILD FLAGS: what libkvtwin.so shows is what its header
-# declares, that is C99 and C++, and the program in docs/examples/c builds and
-# runs against kvtwin as installed from BUILD.
+# c_api_test.sh CMAKE CXX BUILD FLAGS: libkvtwin.so exports exactly the
+# functions that its header declares, the header is valid C99 and C++, and the
+# program in docs/examples/c builds and runs against kvtwin as installed from
+# BUILD.
 set -euo pipefail
 cmake=$1 cxx=$2 build=$3 flags=$4
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -18,8 +19,8 @@ PKG_CONFIG_PATH=$(dirname "$library")/pkgconfig
 export LD_LIBRARY_PATH
 LD_LIBRARY_PATH=$(dirname "$library")
 
-# Without comments and backends' tables, a declaration has its name before the
-# first bracket.
+# Without comments and the tables of backends, a declaration has its name before
+# the first parenthesis.
 "$cxx" -E -P -x c -std=c99 -I "$prefix/include" "$prefix/include/kvtwin/kvtwin.h" |
   tr '\n' ' ' | tr ';' '\n' | grep -v typedef |
   grep -o '\bkvtwin_[a-z_0-9]*(' | tr -d '(' | sort -u >"$scratch/declared"
@@ -48,7 +49,7 @@ cat "$scratch/out"
 grep -q '^kvtwin [0-9.]*: 2 tokens, K is \[1, 2, 2\]$' "$scratch/out"
 grep -q 'pass.jsonl: accepted$' "$scratch/out"
 
-# A project without C++ finds the shared library, and nothing else.
+# A project without C++ finds only the shared library.
 mkdir "$scratch/project"
 cat >"$scratch/project/CMakeLists.txt" <<END
 cmake_minimum_required(VERSION 3.22)

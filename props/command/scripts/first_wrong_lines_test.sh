@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # first_wrong_lines_test.sh KVTWIN RECORDINGS: `kvtwin check --json` names, for
-# each recording in RECORDINGS/reject, exactly the line that stands in
-# FIRST_WRONG_LINE.tsv beside it, and accepts each one in RECORDINGS/accept at
-# the identity level.
+# each recording in RECORDINGS/reject, exactly the line in FIRST_WRONG_LINE.tsv
+# beside it, and accepts each recording in RECORDINGS/accept at the identity
+# level.
 set -u
 kvtwin=$1 recordings=$2
 wrong=0

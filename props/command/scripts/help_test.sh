@@ -4,8 +4,9 @@ set -uo pipefail
 kvtwin=$1
 wrong=0
 
-# described TEXT: prints the options, or subcommands, of this help without a
-# description: it follows the name after blanks, or on a line of its own.
+# described TEXT: prints the options, or subcommands, of this help that have no
+# description. A description follows the name after blanks, or is on a line of
+# its own.
 described() {
   awk '
     function done() { if (name != "" && !text) print name }

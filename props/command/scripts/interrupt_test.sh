@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# interrupt_test.sh KVTWIN: on SIGINT and SIGTERM, long work stops, tells how far
-# it came, leaves nothing behind and exits as a shell expects; a second signal
-# ends it at once.
+# interrupt_test.sh KVTWIN: on SIGINT and SIGTERM, a long command stops, prints
+# its results so far, leaves nothing behind and exits as a shell expects; a
+# second signal ends it at once.
 set -u
 kvtwin=$1 wrong=0
 scratch=$(mktemp -d)
@@ -15,11 +15,12 @@ complain() {
   wrong=$((wrong + 1))
 }
 
-# interrupted SIGNAL CODE REGEX ARGS...: after what $ready says is there.
+# interrupted SIGNAL CODE REGEX ARGS...: sends the signal once $ready succeeds
+# or, if it is not set, once the command catches signals.
 interrupted() {
   local signal=$1 want=$2 regex=$3 code=0
   shift 3
-  # Shells ignore SIGINT for what they start in the background.
+  # Shells ignore SIGINT for commands that they start in the background.
   python3 -c 'import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])' "$kvtwin" "$@" \
@@ -27,7 +28,7 @@ os.execv(sys.argv[1], sys.argv[1:])' "$kvtwin" "$@" \
   pid=$!
   for ((i = 0; i < 300; ++i)); do
     ${ready:-false} && break
-    # A shell that has not become the command yet catches signals, too.
+    # A shell that has not yet executed the command catches signals, too.
     [ -z "${ready:-}" ] && [ "/proc/$pid/exe" -ef "$kvtwin" ] &&
       grep -q "^SigCgt:.*[4-7c-f]...$" "/proc/$pid/status" 2>/dev/null && break
     sleep 0.05

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # out_of_memory_test.sh KVTWIN SUBCOMMAND: a recording that needs more memory
-# than there is has exit code 2, and a message.
+# than is available ends with exit code 2 and a message.
 set -uo pipefail
 kvtwin=$1 subcommand=$2
 file=$(mktemp)

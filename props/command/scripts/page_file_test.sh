@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# page_file_test.sh KVTWIN RECORDINGS: a page is there after a run with --html only
-# if this run wrote it, and a file that is no page is left alone.
+# page_file_test.sh KVTWIN RECORDINGS: after a run with --html, a page exists
+# only if this run wrote it, and a file that is not a page is left alone.
 set -eu
 kvtwin=$1 recordings=$2
 scratch=$(mktemp -d)
@@ -38,7 +38,8 @@ refused() {
   [ "$code" -eq 2 ] || fail "'$*' exits with $code, not with 2"
 }
 
-# A file that is no page stays as it is, also if it is what is judged.
+# A file that is not a page stays unchanged, even if it is the recording to
+# judge.
 echo "notes" >"$page"
 refused fuzz --ops 100 --html "$page"
 grep -q "is '$page', a file that is not a page of kvtwin" "$scratch/said" ||
@@ -53,7 +54,7 @@ cmp "$wrong" "$scratch/in.jsonl" || fail "the recording is gone"
 refused check --html "" "$wrong"
 refused fuzz --ops 100 --html ""
 
-# Each recording has a page of its own.
+# Each recording has its own page.
 mkdir -p "$scratch/many/a" "$scratch/pages"
 cp "$wrong" "$scratch/many/a/b.jsonl"
 cp "$wrong" "$scratch/many/a-b.jsonl"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# pipe_test.sh KVTWIN TOY: `gen | program | check -`, with a program that is
-# right, then with its bug. Exit code 77: there is nothing to run it with.
+# pipe_test.sh KVTWIN TOY: `gen | program | check -`, first with a correct
+# program, then with its bug. Exits with 77 if there is no interpreter for the
+# program.
 set -uo pipefail
 kvtwin=$1 toy=$2
 if ! command -v python3 >/dev/null; then

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# rerun_test.sh KVTWIN CACHE POOL: the line that a failure prints shows it again
-# where kvtwin was called, by a path of any kind. CACHE and POOL are wrong.
+# rerun_test.sh KVTWIN CACHE POOL: the rerun line of a failure shows the failure
+# again in the folder where kvtwin was called, with a path of any kind. CACHE
+# and POOL have bugs.
 set -u
 fail() {
   printf 'rerun_test.sh: %s\n' "$1"
@@ -18,7 +19,7 @@ reruns() { # WHAT ARGS...: kvtwin fuzz ARGS..., and then its line, print WHAT
   eval "$line" | grep -q "^$what" || fail "no $what"
 }
 reruns "FAIL subject: rows" --backend "$2"
-# What the backend is held to stays.
+# The rerun line keeps the limits of the backend.
 reruns "FAIL subject: rows" --backend "$2" --call-seconds 3 --memory-mib 99 |
   grep -q -- "--backend .* --call-seconds 3 --memory-mib 99 --level" ||
   fail "no --call-seconds or --memory-mib"

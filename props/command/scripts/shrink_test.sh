@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # shrink_test.sh KVTWIN TOY: `shrink` shortens a recording of a program with a
-# bug, and ends with 2 if the program is of no use. Exit code 77: there is
-# nothing to run it with.
+# bug, and ends with 2 if the program cannot be used. Exits with 77 if there is
+# no interpreter for the program.
 set -uo pipefail
 kvtwin=$1 toy=$2
 if ! command -v python3 >/dev/null; then
@@ -15,7 +15,8 @@ fail() {
   exit 1
 }
 
-# A recording that is rejected: what the copy leaves out is seen.
+# A recording that is rejected, because a row shows the token that the copy
+# leaves out.
 history='kvt1 seqs=2 cap=16 batch=8 shift=tag_add | put 0*3 | ask 0@2'
 history+=' | put 0*2 1*1 | drop 1:0- | copy 0>1:3 | put 1*2 | get | drop 0:2-'
 "$kvtwin" gen "$history | put 0*1" |
@@ -23,7 +24,8 @@ history+=' | put 0*2 1*1 | drop 1:0- | copy 0>1:3 | put 1*2 | get | drop 0:2-'
 "$kvtwin" check "$folder/bug.jsonl" >/dev/null
 [ $? -eq 1 ] || fail "the recording of a bug is not rejected"
 
-# shrinks CODE REGEX ARGS...: exits so, and a line that it prints matches.
+# shrinks CODE REGEX ARGS...: exits with CODE, and a line of the output matches
+# REGEX.
 shrinks() {
   local want=$1 regex=$2 output code
   shift 2

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# state_test.sh KVTWIN STATE: `kvtwin state` takes the file STATE, and none of
-# those that are made of it here: exit code 2, within seconds, and why.
+# state_test.sh KVTWIN STATE: `kvtwin state` accepts the file STATE, and none of
+# the files that this script makes from it: exit code 2, within seconds, and the
+# reason.
 set -uo pipefail
 kvtwin=$1 state=$2
 folder=$(mktemp -d)
@@ -11,7 +12,8 @@ fail() {
   exit 1
 }
 
-# refused WHY FILE: with a message that names the file and matches WHY.
+# refused WHY FILE: the file is refused with a message that names it and matches
+# WHY.
 refused() {
   local output code
   output=$(timeout 20 "$kvtwin" state "$2" 2>&1)
@@ -22,13 +24,13 @@ refused() {
   [[ $output =~ $1 ]] || fail "expected '$1'"
 }
 
-# changed NAME SED-SCRIPT: the state, changed, under that name.
+# changed NAME SED-SCRIPT: makes a changed copy of the state with that name.
 changed() {
   LC_ALL=C sed "$2" "$state" >"$folder/$1"
   cmp -s "$state" "$folder/$1" && fail "'$2' changes nothing"
 }
 
-# headed NAME HEADER: a file of this header, shorter than 128 bytes, alone.
+# headed NAME HEADER: makes a file of only this header, shorter than 128 bytes.
 headed() {
   # shellcheck disable=SC2059  # The length is an escape.
   printf "\\x$(printf '%02x' ${#2})\\0\\0\\0\\0\\0\\0\\0" >"$folder/$1"
@@ -42,10 +44,10 @@ refused "No such file" "$folder/none"
 refused "is not a regular file, but a folder" "$folder"
 refused "is not a regular file, but a device" /dev/zero
 mkfifo "$folder/pipe"
-refused "is not a regular file, but a pipe" "$folder/pipe"  # Nobody writes to it.
+refused "is not a regular file, but a pipe" "$folder/pipe"  # No process writes to it.
 : >"$folder/empty"
 refused "it is too short" "$folder/empty"
-refused "its header is of .* bytes, all of it of" "$0"  # A text.
+refused "its header is of .* bytes, all of it of" "$0"  # A text file.
 for size in 7 8 200 $((bytes - 1)); do
   head -c "$size" "$state" >"$folder/cut"
   refused "this is no state of a cache" "$folder/cut"
@@ -71,7 +73,7 @@ cp "$state" "$folder/bit"
 printf '\1' | dd of="$folder/bit" bs=1 seek=$((bytes - 1)) conv=notrunc 2>&-
 refused "its checksum does not hold" "$folder/bit"
 
-# Of holes, beyond any memory, where the file system has such files.
+# A sparse file, larger than any memory, if the file system has such files.
 if truncate -s 4T "$folder/bit" 2>&-; then
   refused "this machine has memory for" "$folder/bit"
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# write_errors_test.sh KVTWIN RECORDINGS: each subcommand that prints, or writes
-# a file, says so with the system's words and exits with 2 if that fails: on a
-# device that is full, and wherever a file is cut.
+# write_errors_test.sh KVTWIN RECORDINGS: if printing or writing a file fails,
+# each subcommand reports the system's error and exits with 2: on a full device,
+# and with files cut off at several sizes.
 set -u
 kvtwin=$1 recordings=$2 wrong=0
 scratch=$(mktemp -d)
@@ -39,8 +39,8 @@ full run --json "$history"
 full gen "$history"
 full gen 'kvp1 | open 0 2 0'
 
-# cut CODE FILE ARGS...: with files cut after each of some KiB, until it exits
-# with CODE, which it must.
+# cut_at CODE FILE ARGS...: with files cut off after some KiB, at larger and
+# larger sizes, until it exits with CODE, which it must.
 cut_at() {
   local want=$1 file=$2 size code cuts=0
   shift 2
@@ -62,7 +62,8 @@ cut_at() {
   [ "$cuts" -gt 0 ] || complain "'$*' writes nothing"
 }
 cut_at 1 "$scratch/page.html" check --html "$scratch/page.html" "$reject"
-# The earlier page stays until the new one is whole, and no other file is left.
+# The earlier page stays until the new one is complete, and no other file is
+# left.
 mkdir "$scratch/pages"
 echo before >"$scratch/pages/page.html"
 for size in 0 4; do
@@ -82,11 +83,11 @@ cut_at 0 "$scratch/sequence" state --sequence 0 --out "$scratch/sequence" \
 mkdir "$scratch/explored"
 cut_at 0 "$scratch/explored/chunked-chunk=2" explore --cells 2 --positions 2 \
   --kind chunked --state "$scratch/explored"
-# The museum names the folder that it works in.
+# The museum names its working folder.
 said=$(trap '' XFSZ && ulimit -f 8 && "$kvtwin" museum --only X01 2>&1)
 grep -q "kvtwin-museum-.* cannot be written: File too large" <<<"$said" ||
   complain "the museum says $said"
-# Standard output that is a file.
+# Standard output to a file.
 cut_at 0 "$scratch/out" gen --histories 20
 cut_at 1 "$scratch/out" show --all "$reject"
 [ "$wrong" -eq 0 ]

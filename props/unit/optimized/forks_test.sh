@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# forks_test.sh KVTWIN LIBRARY: what a backend starts ends with it, and a process
-# that comes back from a call is no second host.
+# forks_test.sh KVTWIN LIBRARY: processes that a backend starts end with it, and
+# a forked process that returns from a call does not become a second host.
 set -u
 for illness in forks daemon strays; do
   mark=forks_test_$$_$illness
@@ -11,7 +11,7 @@ for illness in forks daemon strays; do
     echo "forks_test.sh: $illness: exit code $code"
     exit 1
   fi
-  # A process of it has the mark in what it was started with.
+  # A process of the backend has the mark in its initial environment.
   left=$(grep -l "KVTWIN_MARK=$mark" /proc/[0-9]*/environ 2>/dev/null)
   if [ -n "$left" ]; then
     echo "forks_test.sh: $illness: left are" $left
