@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # host_ends_test.sh KVTWIN LIBRARY: a host whose backend hangs ends with the
-# command, even if that is killed and can do nothing about it.
+# command, even if the command is killed and cannot end the host itself.
 set -u
 is_there() { # PID: the process runs, and is not a zombie
   grep -q '^State:[[:space:]]*[^ZX]' "/proc/$1/status" 2>/dev/null

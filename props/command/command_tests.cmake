@@ -3,7 +3,7 @@
 #   kvtwin_command_test(NAME EXIT CODE [PRINTS REGEX] ARGS ...)
 #
 # runs `kvtwin ARGS...` in props/ and passes if it exits with CODE and a line of
-# what it prints matches the extended regular expression REGEX.
+# its output matches the extended regular expression REGEX.
 
 function(kvtwin_command_test name)
   cmake_parse_arguments(PARSE_ARGV 1 test "" "EXIT;PRINTS" "ARGS")
@@ -70,8 +70,8 @@ add_test(NAME command.page_file
 add_test(NAME command.first_wrong_lines
   COMMAND ${PROJECT_SOURCE_DIR}/props/command/scripts/first_wrong_lines_test.sh
           $<TARGET_FILE:kvtwin_command> ${PROJECT_SOURCE_DIR}/props/recordings)
-# Recordings, states, histories and explorations with each field made wrong, of
-# which this is a part: ./dev sanitize has AddressSanitizer look at the same.
+# A part of all recordings, states, histories and explorations with one wrong
+# field each. ./dev sanitize runs the same with AddressSanitizer.
 find_program(KVTWIN_PYTHON python3)
 mark_as_advanced(KVTWIN_PYTHON)
 if(KVTWIN_PYTHON)
@@ -107,7 +107,7 @@ kvtwin_command_test(run_agrees EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 kind=swa window=2 cells=4 | put 0*2 | copy 0>1:2 | drop 1:0-1")
 kvtwin_command_test(run_no_history EXIT 2 ARGS run "kvt1 | fly")
 kvtwin_command_test(fuzz_unknown_kind EXIT 2 ARGS fuzz --kind tree)
-# Every push: each pair of dtypes, and pools of blocks.
+# On every push: each pair of dtypes, and pools of blocks.
 kvtwin_command_test(fuzz_small_caches EXIT 0
   PRINTS "\"differences\": ?0[,}]" ARGS fuzz --cells-max 16 --ops 20000 --json)
 kvtwin_command_test(fuzz_dtypes EXIT 0 PRINTS "\"differences\": ?0[,}]"
@@ -152,8 +152,9 @@ kvtwin_command_test(show_marks_the_wrong_row EXIT 1 PRINTS "wrong"
   ARGS show recordings/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl)
 kvtwin_command_test(laws_hold EXIT 0 PRINTS "\"broken\": ?0[,}]"
   ARGS laws --runs 30 --seed 3 --json)
-# These run all laws with the default number of histories, as README does. Each
-# seed below broke five laws while a script lacked what `reload` adds.
+# These tests run all laws with the default number of histories, like the
+# command in the README. Each seed below broke five laws while a script lacked
+# the calls that `reload` adds.
 foreach(seed 1 3)
   kvtwin_command_test(laws_hold_at_their_default_size_${seed} EXIT 0
     PRINTS "^0 broken, seed ${seed}$" ARGS laws --seed ${seed})
@@ -167,8 +168,8 @@ kvtwin_command_test(laws_judge_one_history EXIT 0 PRINTS "holds  frame"
 kvtwin_command_test(laws_unknown_law EXIT 2 ARGS laws --law gravity)
 kvtwin_command_test(laws_no_history EXIT 2 ARGS laws --history "kvt1 | fly")
 
-# Every rare state is reached, refusals and full caches are neither rare nor the
-# rule, and the instruction set that is asked for is the one that runs.
+# Every rare state is reached, refusals and full caches are neither too rare nor
+# too frequent, and the requested instruction set runs.
 kvtwin_command_test(fuzz_reaches_all_probes EXIT 0 PRINTS "\"vacuity\": ?\\[\\]"
   ARGS fuzz --ops 1000000 --seed 1 --threads 2 --probes --json)
 kvtwin_command_test(fuzz_complains_of_probes_not_reached EXIT 1
@@ -178,14 +179,15 @@ kvtwin_command_test(fuzz_forced_target EXIT 0 PRINTS "\"target\": ?\"SSSE3\""
 set_tests_properties(command.fuzz_forced_target PROPERTIES
   ENVIRONMENT KVTWIN_TARGET=SSSE3)
 
-# The volume that every push gets; a build to debug or to sanitize is too slow.
+# The number of operations of every push; debug and sanitizer builds are too
+# slow for it.
 if(CMAKE_BUILD_TYPE STREQUAL Release)
   kvtwin_command_test(fuzz_ten_million EXIT 0 PRINTS "\"differences\": ?0[,}]"
     ARGS fuzz --ops 10000000 --seed 1 --threads 2 --json)
   set_tests_properties(command.fuzz_ten_million PROPERTIES PROCESSORS 2)
 endif()
 
-# The canary turns red, and within a second.
+# The bugs of the canary are found, and within a second.
 add_test(NAME command.canary
   COMMAND ${PROJECT_SOURCE_DIR}/props/testing/expect.sh 1 "FAIL subject: mask bytes"
           $<TARGET_FILE:kvtwin_canary> fuzz --seconds 1 --seed 1)
@@ -233,7 +235,7 @@ kvtwin_command_test(explore_too_many_states EXIT 2 PRINTS "stops at"
 kvtwin_command_test(explore_no_such_folder EXIT 2
   ARGS explore --cells 3 --state no/such/folder)
 
-# A history is one line, and what is wrong with one is said with its place.
+# A history is one line, and an error message names the place of the error.
 kvtwin_command_test(run_other_version EXIT 2
   PRINTS "character 1: 'kvt2' is another version" ARGS run "kvt2 | put 0*1")
 kvtwin_command_test(run_says_where EXIT 2
@@ -273,7 +275,7 @@ kvtwin_command_test(shrink_what_is_accepted EXIT 2 PRINTS "nothing to shrink"
 kvtwin_command_test(shrink_no_file EXIT 2 PRINTS "cannot be read"
   ARGS shrink --with cat no/such/file)
 
-# The recorders that authors copy, each where its compiler is.
+# The recorders for users to copy, each if there is a compiler for it.
 foreach(language c go rust)
   add_test(NAME command.recorders_${language}
     COMMAND ${PROJECT_SOURCE_DIR}/props/recorders/recorders_test.sh
@@ -282,7 +284,8 @@ foreach(language c go rust)
     SKIP_RETURN_CODE 77 TIMEOUT 300)
 endforeach()
 
-# A saved state is shown; what is none is refused, at once and by its name.
+# A saved state is shown; a file that is not a state is refused at once, and the
+# message names it.
 kvtwin_command_test(state_shows EXIT 0 PRINTS "token  0\\+1@0  0\\+1@1"
   ARGS state --model "a model" recordings/state.safetensors)
 kvtwin_command_test(state_of_another_model EXIT 2 PRINTS "of model 'a model'"
@@ -295,7 +298,7 @@ add_test(NAME command.state
           ${PROJECT_SOURCE_DIR}/props/recordings/state.safetensors)
 set_tests_properties(command.state PROPERTIES TIMEOUT 300)
 
-# So much work at once that several threads share it: a mask, a shift, a move.
+# Enough work at once for several threads: a mask, a shift, a move.
 kvtwin_command_test(run_large_mask EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 cap=1024 batch=1024 seqs=1 | put 0*1024 | get")
 kvtwin_command_test(run_large_bit_mask EXIT 0 PRINTS "no difference"
@@ -307,7 +310,7 @@ kvtwin_command_test(run_large_move EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 cap=900 batch=900 seqs=1 layers=4 dims=512,2,128 \
 | put 0*200 1*200 0*200 1*200 | drop 1:0- | put 2*400")
 
-# What the fuzzers have found before, without a fuzzer.
+# Runs the inputs that the fuzzers found earlier, without a fuzzer.
 file(GLOB_RECURSE recording_inputs props/recordings/*.jsonl)
 foreach(fuzzer ${fuzzers})
   add_test(NAME fuzzers.${fuzzer}
@@ -317,7 +320,7 @@ foreach(fuzzer ${fuzzers})
   set_tests_properties(fuzzers.${fuzzer} PROPERTIES TIMEOUT 300)
 endforeach()
 
-# The whole museum is for ./dev museum: it takes minutes.
+# ./dev museum runs the whole museum, which takes minutes.
 foreach(part apply find)
   add_test(NAME museum.${part}
     COMMAND ${PROJECT_SOURCE_DIR}/props/museum/museum_test.sh
@@ -352,7 +355,8 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(backend_twin_visibility EXIT 0 PRINTS "^visibility  holds"
     ARGS fuzz --ops 100000 --level visibility --seed 2
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  # What a backend lacks is not asked of it; and would be, said it nothing.
+  # What the backend declares to lack is not asked of it; without the
+  # declaration it is.
   kvtwin_backend(few_backend props/testing/few_backend.c)
   target_link_libraries(kvtwin_few_backend PRIVATE kvtwin_shared)
   set(few $<TARGET_FILE:kvtwin_few_backend>)
@@ -376,7 +380,7 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(backend_few_by_init EXIT 2
     PRINTS "few has no such cache: 'kvt1 place=scatter cap=6 batch=3', by its"
     ARGS run "kvt1 place=scatter batch=3 cap=6 | put 0*1" --backend ${few})
-  # Its masks have no rows for padding, as ollama-0.15 has it.
+  # Its masks have no padding rows, as by ollama-0.15.
   kvtwin_command_test(backend_few_rows EXIT 1
     PRINTS "^FAIL subject: view shape "
     ARGS fuzz --ops 30000 --level identity --shrink-seconds 1 --backend ${few}
@@ -389,7 +393,7 @@ if(TARGET kvtwin_shared)
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(profile_few EXIT 0
     PRINTS "^few is like ollama-0.15$" ARGS profile --backend ${few})
-  # As they were compiled before there was such a thing.
+  # Backends that were compiled before these fields existed.
   foreach(old twin_backend c_cache)
     get_target_property(sources kvtwin_${old} SOURCES)
     add_library(kvtwin_old_${old} MODULE ${sources})
@@ -468,7 +472,7 @@ if(TARGET kvtwin_shared)
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
   set_tests_properties(command.backend_of_nothing PROPERTIES
     ENVIRONMENT KVTWIN_SICK=nothing)
-  # Every history fails, so that no level is said to hold.
+  # Every history fails, so no level is reported to hold.
   kvtwin_command_test(backend_unjudged EXIT 1
     PRINTS "^visibility  nothing was judged .it says that it does.$"
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
@@ -481,7 +485,7 @@ if(TARGET kvtwin_shared)
     ARGS museum --backend --seeds 1 --only X01 A03p)
 endif()
 
-# No other kind is driven instead, and options of backends need --backend.
+# kvtwin drives no other kind instead, and options for backends need --backend.
 kvtwin_command_test(backend_without_the_kind EXIT 2
   PRINTS "--kind encoder: c_cache says that it has no such cache, but causal"
   ARGS fuzz --kind encoder --ops 500 --backend $<TARGET_FILE:kvtwin_c_cache>)
@@ -494,7 +498,7 @@ foreach(option "level visibility" "call-seconds 1" "shrink-seconds 1"
   kvtwin_command_test(no_backend_but_${name} EXIT 2
     PRINTS "--${name} requires --backend" ARGS fuzz --ops 500 --${option})
 endforeach()
-# A NaN lies in no range: such a run would not end.
+# A NaN is outside of every range: a run with it would not end.
 foreach(words "fuzz --seconds" "fuzz --backend no.so --call-seconds"
               "fuzz --backend no.so --shrink-seconds"
               "explore --seconds" "museum --seconds"
@@ -556,7 +560,7 @@ endforeach()
 kvtwin_command_test(backend_holds EXIT 0
   PRINTS "^visibility  holds .it says that it does."
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)
-# What is known of a backend is counted, and what is not is found.
+# Known findings of a backend are counted, and unknown ones are found.
 kvtwin_command_test(backend_known EXIT 0
   PRINTS "^[0-9]+ findings passed over: c_cache-subject-rows.swa.put x [0-9]+$"
   ARGS fuzz --ops 20000 --known c_cache-subject-rows+swa+put
@@ -575,7 +579,8 @@ kvtwin_command_test(known_of_none EXIT 0 PRINTS " 0 differences"
   ARGS fuzz --ops 1000 --known)
 kvtwin_command_test(known_of_pools EXIT 0 PRINTS "^known, but never met: a$"
   ARGS fuzz --kind paged --ops 1000 --known a)
-# The bug shows in two sentences: a row's V is that of another row, or of none.
+# The bug shows in two sentences: a row's V is the V of another row, or of no
+# row.
 set(pool_bucket c_pool-views-position-of-sequence-has-as-its-v-that-of)
 kvtwin_command_test(known_of_a_pool EXIT 0
   PRINTS "^[1-9][0-9]* findings passed over: ${pool_bucket}-a-row-that-was"
@@ -592,14 +597,14 @@ add_test(NAME command.known_canary
           "findings passed over: optimized-subject-"
           $<TARGET_FILE:kvtwin_canary> fuzz --kind swa --ops 20000
           --known optimized-subject-mask-bytes)
-# What is passed over does not make up for what is not known, nor does it hide
-# it: the shortest history of all shows what is known.
+# Known findings that are passed over neither make up for unknown ones nor hide
+# them: the shortest history of all shows a known finding.
 add_test(NAME command.known_canary_of_two
   COMMAND ${PROJECT_SOURCE_DIR}/props/testing/expect.sh 1
           "[1-9][0-9]* findings passed over: optimized-subject-mask-bytes x "
           $<TARGET_FILE:kvtwin_canary> fuzz --ops 200000
           --known optimized-subject-mask-bytes)
-# Whose rules it follows can be said for it, with exceptions.
+# The option --profile names the rules that it follows, with exceptions.
 kvtwin_command_test(backend_as_another EXIT 1
   PRINTS " --profile 'mlx except first tokens leave'"
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>
@@ -646,7 +651,7 @@ kvtwin_command_test(backend_is_a_pool EXIT 2 PRINTS "is a pool: --kind paged"
   ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_pool_holds EXIT 0 PRINTS " 0 differences"
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
-# c_pool has f32 alone: histories that it refuses are not counted.
+# c_pool has only f32: histories that it refuses are not counted.
 kvtwin_command_test(backend_pool_is_judged EXIT 0
   PRINTS "[1-9][0-9]* truncations, [1-9][0-9]* appends refused, 1 pairs of dtypes; [1-9][0-9]* more histories passed over"
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
@@ -674,8 +679,8 @@ kvtwin_command_test(backend_no_file EXIT 2 PRINTS "there is no file"
 kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file too short"
   ARGS fuzz --backend command/command_tests.cmake)
 
-# What each illness is reported as, and a word of the report. (Sanitizers have
-# a malloc of their own, and end the process themselves.)
+# Each illness, the check that reports it, and a word of the report. (Sanitizers
+# have their own malloc, and end the process themselves.)
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   kvtwin_backend(sick_pool_backend props/testing/sick_pool_backend.c)
   foreach(ill "crash/append ended its process with SIGSEGV"
@@ -761,7 +766,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     ARGS fuzz --ops 5000 --backend $<TARGET_FILE:kvtwin_sick_backend>)
   set_tests_properties(command.backend_rounds PROPERTIES
     ENVIRONMENT KVTWIN_SICK=rounds)
-  # A call that hangs, and shrinking it, take none of the run's time.
+  # A hanging call and its shrinking do not count as time of the run.
   kvtwin_command_test(backend_goes_on EXIT 1
     PRINTS ", 1 findings .[1-9][0-9]* more histories"
     ARGS fuzz --seconds 4 --call-seconds 0.2 --level visibility
@@ -783,7 +788,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     ENVIRONMENT KVTWIN_SICK=mask)
 endif()
 
-# A host that says nonsense of a backend, be it a cache or a pool.
+# A host that describes a backend, a cache or a pool, with nonsense.
 foreach(kind causal paged)
   set(part cache)
   if(kind STREQUAL paged)
@@ -798,7 +803,7 @@ foreach(kind causal paged)
   endforeach()
 endforeach()
 
-# A history that a host cannot read is no fault of the backend's.
+# A history that a host cannot read is not the backend's fault.
 kvtwin_command_test(host_reads_no_pool EXIT 2 PRINTS "cannot read what kvtwin"
   ARGS fuzz --kind paged --backend command/command_tests.cmake)
 set_tests_properties(command.host_reads_no_pool PROPERTIES ENVIRONMENT

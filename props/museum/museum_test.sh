@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# museum_test.sh KVTWIN apply|find|cuda: that every exhibit of the museum applies
-# and that a bad one is noticed; that a sample of them is found; also in the twin
-# cuda.
+# museum_test.sh KVTWIN apply|find|cuda: every exhibit of the museum applies,
+# and a bad one is noticed; or a sample of the exhibits is found; or a sample is
+# found in the twin cuda.
 set -u
 kvtwin=$1 part=$2
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
@@ -10,12 +10,13 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
 # expect CODE REGEX ARG...: `kvtwin museum ARG...` exits with CODE and a line of
-# what it prints matches REGEX.
+# its output matches REGEX.
 expect() {
   ../testing/expect.sh "$1" "$2" "$kvtwin" museum "${@:3}" || wrong=$((wrong + 1))
 }
 
-# not_as_before SCRIPT: the folder holds exhibit X02, edited by sed's SCRIPT.
+# not_as_before SCRIPT: makes a folder with exhibit X02, edited by the sed
+# SCRIPT.
 not_as_before() { sed "$1" X02.patch >"$folder/X02.patch"; }
 
 if [ "$part" = apply ]; then
@@ -29,7 +30,7 @@ if [ "$part" = apply ]; then
   expect 1 'X02: of 2 hunks, 1 apply' --apply-only --patches "$folder"
   not_as_before '/^reference/d'
   expect 2 'the header needs' --apply-only --patches "$folder"
-  # Code of one twin has bugs of one twin.
+  # An exhibit in code of only one twin has to name this twin.
   if ! diff <(grep -l '^+++ b/optimized/cuda/' ./*.patch) \
     <(grep -l '^twin: cuda$' ./*.patch); then
     echo "patches of optimized/cuda/ and those that say so differ"
@@ -45,7 +46,7 @@ else
   expect 2 'only the twin cuda has such code: G01 ' --seeds 1 --only G01
   expect 0 '4 of 4 found by all' --seeds 2 --only X01 H16 X27 A10
   expect 0 '"found": true' --seeds 1 --only H18 --json
-  # With fast paths off, a bug of theirs is none.
+  # With fast paths off, a bug of a fast path does not show.
   (
     export KVTWIN_FAST_PATHS=off
     expect 2 'fast paths are off: X46 ' --seeds 1 --only X46
@@ -54,8 +55,8 @@ else
   not_as_before 's/^+   .*/+    \/\/ A comment is no bug./'
   expect 1 'not found.* by 1 of 1 seeds' --seeds 1 --seconds 0.1 \
     --patches "$folder"
-  # A crash in a history finds the bug: of a cache, and of a pool. One that
-  # happens elsewhere does not.
+  # A crash in a history counts as finding the bug, for a cache and for a pool.
+  # A crash elsewhere does not.
   not_as_before 's/^+   .*/+    __builtin_trap();/'
   expect 0 '1 of 1 found by all' --seeds 1 --patches "$folder"
   expect 0 'crashed with signal 4 \(ILL\).* `kvt1 .*put' --seeds 1 \

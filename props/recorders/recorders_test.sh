@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # recorders_test.sh KVTWIN CXX LANGUAGE: the recorder of docs/recorders in c, go
-# or rust. What it writes is judged by KVTWIN, and is byte for byte what the one
-# in C writes, built by the C++ compiler CXX. Exits with 77 where there is no
-# compiler of LANGUAGE.
+# or rust. KVTWIN judges its output, which is byte for byte the output of the C
+# recorder, built by the C++ compiler CXX. Exits with 77 if there is no compiler
+# of LANGUAGE.
 set -uo pipefail
 kvtwin=$1 cxx=$2 language=$3
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -17,7 +17,7 @@ complain() {
   wrong=$((wrong + 1))
 }
 
-# build_LANGUAGE SOURCE PROGRAM: without warnings. SOURCE has no suffix.
+# build_LANGUAGE SOURCE PROGRAM: builds without warnings. SOURCE has no suffix.
 build_cxx() { "$cxx" -std=c++11 "${strict[@]}" -x c++ "$1.c" -o "$2"; }
 build_c() { "$cc" -std=c99 "${strict[@]}" "$1.c" -o "$2"; }
 build_go() {
@@ -40,11 +40,12 @@ esac || {
   exit 77
 }
 cc=$compiler
-# Nothing but what is here: no module, no network, no settings of the user.
+# Only local files: no module, no network, no settings of the user.
 export GOPATH=$folder GOCACHE=$folder/cache GO111MODULE=off GOFLAGS="" \
   GOPROXY=off GOENV=off
 
-# runs CODE COMMAND...: it exits with CODE. What it prints is in $folder/log.
+# runs CODE COMMAND...: the command exits with CODE. Its output is in
+# $folder/log.
 runs() {
   local want=$1 code=0
   shift
@@ -54,7 +55,7 @@ runs() {
   cat "$folder/log"
 }
 
-# prints REGEX: the last of runs did, on a line.
+# prints REGEX: a line of the output of the last `runs` matches.
 prints() {
   grep -qiE -- "$1" "$folder/log" && return
   complain "no line matches $1"
@@ -108,7 +109,7 @@ for written in right.jsonl wrong.jsonl calls/all_calls.jsonl; do
   cmp "cxx/$written" "$language/$written" || complain "other bytes: $written"
 done
 
-# again NAME COMMAND...: another run of all_calls, in C, writes the same.
+# again NAME COMMAND...: another run of all_calls, in C, writes the same bytes.
 again() {
   mkdir "$1"
   runs 0 "${@:2}"
@@ -119,11 +120,12 @@ again() {
 }
 
 if [ "$language" = c ]; then
-  # Where neither NaN nor denormal numbers are, says the compiler.
+  # With a compiler option by which neither NaN nor denormal numbers exist.
   "$cc" -std=c99 -O3 -ffast-math "-I$docs" "$tests/all_calls.c" -o fast ||
     complain "does not build with -ffast-math"
   again fast-math ./fast fast-math
-  # Where a locale with a decimal comma can be made: points in it, too.
+  # With a locale that has a decimal comma, if it can be made: numbers still
+  # have points.
   if localedef -i de_DE -f UTF-8 "$folder/de_DE.UTF-8" >log 2>&1; then
     again comma env "LOCPATH=$folder" LC_ALL=de_DE.UTF-8 \
       c/all_calls comma --comma

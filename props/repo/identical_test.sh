@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# identical_test.sh KVTWIN...: do all these builds of the command print the same,
-# byte for byte, on one and two threads, on every SIMD target and with all fast
-# paths forced on and off? What must differ is taken out first: times, rates,
-# and the target's own name.
+# identical_test.sh KVTWIN...: do all these builds of the command print the
+# same, byte for byte, on one and two threads, on every SIMD target and with all
+# fast paths forced on and off? Text that must differ is removed first: times,
+# rates, and the target's own name.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 history="kvt1 kind=swa window=2 cap=4 shift=rope dtype=f16 | put 0*2"
@@ -11,7 +11,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 wrong=0
 
-# report KVTWIN THREADS: all that the command has to say, and its exit codes.
+# report KVTWIN THREADS: prints the output of the command in many uses, and its
+# exit codes.
 report() {
   local kind
   run() { "$kvtwin" "$@" || printf 'exit code %s\n' $?; }
@@ -26,7 +27,7 @@ report() {
   run run "$history"
 }
 
-# same LABEL KVTWIN THREADS: its report is that of the first call.
+# same LABEL KVTWIN THREADS: its report is the same as in the first call.
 same() {
   local file="$work/$1"
   report "$2" "$3" | tee "$file.raw" |

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# usage: pypi_test.sh INSTALLED GIB COMMAND...: runs the command, which needs
-# PyPI and so much disk unless INSTALLED is there, or skips it (77), and why.
+# usage: pypi_test.sh INSTALLED GIB COMMAND...: runs the command. Unless
+# INSTALLED exists, the command needs PyPI and this much disk; if either is
+# missing, it is skipped (77), with the reason.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 installed=$1 gib=$2

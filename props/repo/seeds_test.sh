@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# docs/seeds.md: is what it names there? Properties and tests by their sources,
-# rules by docs/semantics.md, methods by the public headers.
+# Everything that docs/seeds.md names exists: properties and tests in the
+# sources, rules in docs/semantics.md, methods in the public headers.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 2
 table=$(grep '^| `' docs/seeds.md)

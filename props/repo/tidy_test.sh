@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The house rules that a script can see. Each prints what breaks it.
+# The house rules that a script can check. Each prints the lines that break it.
 set -u
 shopt -s lastpipe  # `... | rule` counts in this shell.
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 2
 export LC_ALL=C
 rooms=(include core reference optimized props bench docs python)
-# Code of the ledger and the twin, without blanks and comments: a reader checks all
-# of it in one sitting. The rules of other systems (reference/dialects.h) are extra.
+# Lines of code of the ledger and the twin, without blank lines and comments: a
+# reader can check all of it in one sitting. The rules of other systems
+# (reference/dialects.h) are not counted.
 reference_lines=656
 ledger_lines=400     # In reference/ledger.h, comments too.
 function_lines=40    # In reference/.
@@ -21,10 +22,11 @@ rule() {
   wrong=$((wrong + 1))
 }
 
-# sources ROOM...: the C++ files in there.
+# sources ROOM...: prints the C++ files of the rooms.
 sources() { find "$@" -name '*.cc' -o -name '*.h' -o -name '*.cu' | sort; }
 
-# includes ROOM... -- ROOM...: the lines of the first that include the second.
+# includes ROOM... -- ROOM...: prints the lines of the first rooms that include
+# the second.
 includes() {
   local from=()
   while [ "$1" != -- ]; do from+=("$1") && shift; done
@@ -33,9 +35,9 @@ includes() {
     xargs -r grep -nE "#include *[<\"]([^<>\"]*/)?($(IFS='|' && echo "$*"))/"
 }
 
-# Every function body that starts outside of others, as FILE:LINE: COUNT lines.
-# A brace opens a body if what stands before it, since the last ; { or }, has a
-# parenthesis and does not begin a namespace, class, struct or enum.
+# Prints every function body that is not inside another, as FILE:LINE: COUNT
+# lines. A brace opens a body if the text before it, since the last ; { or },
+# has a parenthesis and does not begin with namespace, class, struct or enum.
 functions() {
   # shellcheck disable=SC2016  # These are for awk to expand.
   sources "$@" | xargs -r awk '
@@ -113,9 +115,9 @@ includes optimized -- core/trace core/save core/dialects |
   rule "optimized/ may include, of core/, core/ itself only"
 includes props -- bench | rule "props/ may not include bench/"
 
-# room NAME ROOM...: the code of a room of props/ includes, of props/, its own
-# files and those of the rooms named. Each room is above those that it may
-# include, so that no circle is possible. Tests may include all rooms.
+# room NAME ROOM...: the code of a room of props/ includes, from props/, only
+# its own files and files of the named rooms. Each room is above the rooms that
+# it may include, so that no cycle is possible. Tests may include all rooms.
 rooms_of_props=()
 room() {
   local name=$1 below

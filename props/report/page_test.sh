@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # page_test.sh KVTWIN RECORDINGS: the page of a failure in a real browser. It
-# loads without a complaint, marks the wrong row, and shows the step that its
-# address asks for. Exits with 77 where there is no Chromium.
+# loads without an error, marks the wrong row, and shows the step that its
+# address asks for. Exits with 77 if there is no Chromium.
 set -u
 kvtwin=$1 bug=$2/reject/ollama-0.12.9-defrag/contiguous-0016.jsonl
 browser=$(command -v chromium || command -v chromium-browser ||
@@ -18,7 +18,7 @@ complain() {
   wrong=$((wrong + 1))
 }
 
-# dom ADDRESS: the page as it is after its script ran; complaints of the browser
+# dom ADDRESS: prints the page after its script ran; the browser's complaints
 # about it go to $folder/log.
 dom() {
   HOME=$folder timeout 60 "$browser" --headless --no-sandbox --disable-gpu \
@@ -29,7 +29,7 @@ dom() {
   fi
 }
 
-# has DOM REGEX...: each matches a line.
+# has DOM REGEX...: each REGEX matches a line.
 has() {
   local regex
   for regex in "${@:2}"; do
@@ -37,7 +37,7 @@ has() {
   done
 }
 
-# The page of a recording whose path would like to be part of it.
+# The page of a recording whose path contains markup.
 path="$folder/x<"
 mkdir -p "$path"
 path+='/script><script>console.error(1)<'
@@ -60,7 +60,7 @@ page=$(dom "file://$folder/page.html#step=4")
 has "$page" 'data-step="4"' 'Line 4: start_forward 0@0 0@1 0@2: ok'
 if grep -q 'mask line' <<<"$page"; then complain "step 4 marks a row"; fi
 
-# Several recordings go into a folder, a page each.
+# Several recordings go into a folder, with one page each.
 mkdir "$folder/pages"
 "$kvtwin" check --html "$folder/pages" "${bug%/*}" >"$folder/out"
 pages=("$folder"/pages/*.html)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # expect.sh CODE REGEX COMMAND...: passes if COMMAND exits with CODE and a line
-# of what it prints matches the extended regular expression REGEX.
+# of its output matches the extended regular expression REGEX.
 set -u
 want=$1 regex=$2
 shift 2

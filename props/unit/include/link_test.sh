@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# link_test.sh CMAKE CXX BUILD FLAGS OPENMP: the project in docs/examples/link builds
-# without warnings and runs against kvtwin as installed from BUILD, prints what
-# README.md says, and configures with kvtwin as a folder of its own. README.md shows
-# its source.
+# link_test.sh CMAKE CXX BUILD FLAGS OPENMP: the project in docs/examples/link
+# builds without warnings and runs against kvtwin as installed from BUILD,
+# prints the output that README.md shows, and configures with kvtwin as a
+# subdirectory. README.md shows its source.
 set -eu
 cmake=$1 cxx=$2 build=$3 flags=$4 openmp=$5
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
