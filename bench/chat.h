@@ -22,8 +22,8 @@ struct Request {
 };
 
 // Reads one request per line, as in mooncake_conversation.jsonl; keeps those
-// that need at most `context` tokens with their answer. Returns none if there
-// is no such file.
+// that need at most `context` tokens with their answer. Returns an empty list
+// if the file does not exist.
 std::vector<Request> ReadRequests(const std::string& path, int context);
 
 class Chat {

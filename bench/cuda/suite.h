@@ -12,7 +12,8 @@
 
 namespace kvtwin::bench {
 
-// Same as RunGoals. Ends the program with 1 if there is no device.
+// Runs the goals of the twin cuda as RunGoals runs those of the CPU. Ends the
+// program with exit code 1 if the machine has no CUDA device.
 int RunCudaGoals(const GoalOptions& options);
 
 // The parts of the suite, in order.

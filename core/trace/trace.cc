@@ -495,8 +495,8 @@ bool TraceReader::ReadChunk() {
   return !chunk_.empty();
 }
 
-// Skips the rest of a line that is too long. Returns false if there is no line
-// end in the next kTraceLineBytesMax bytes.
+// Skips the rest of a line that exceeds the limit. Returns false if the next
+// kTraceLineBytesMax bytes have no line end.
 bool TraceReader::PassRestOfLine() {
   std::size_t end = chunk_.find('\n', chunk_at_);
   for (std::size_t passed = 0; end == chunk_.npos; end = chunk_.find('\n')) {
