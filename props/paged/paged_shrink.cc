@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "core/guarded_paged.h"
-#include "props/base/clock.h"
-#include "props/base/interrupt.h"
+#include "props/compare/timed_rerun.h"
 #include "props/paged/paged_runner.h"
 #include "props/report/sieve.h"
 
@@ -303,14 +302,7 @@ PagedHistory Shortest(PagedHistory history, const Rerun& run) {
 
 PagedHistory Shrink(const PagedHistory& history, const PagedSubject& subject,
                     const RefusesPaged& refuses) {
-  const double end = Now() + subject.shrink_seconds;
-  const Rerun run = [&](const PagedHistory& one) -> std::optional<Failure> {
-    const bool over = subject.shrink_seconds > 0 && Now() > end;
-    if (over || Interrupted()) return std::nullopt;
-    std::optional<Failure> found = RunHistory(one, subject).failure;
-    if (found && refuses && refuses(one, *found)) found.reset();
-    return found;
-  };
+  const Rerun run = TimedRerun(subject, refuses);
   PagedHistory shrunk = Shortest(history, run);
   auto plain = PlainHistories(shrunk, run).Search();
   return plain ? Shortest(*std::move(plain), run) : shrunk;

@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "props/base/clock.h"
-#include "props/base/interrupt.h"
+#include "props/compare/timed_rerun.h"
 #include "props/history/misuse.h"
 #include "props/shrink/catalog.h"
 #include "props/shrink/cost.h"
@@ -678,14 +677,7 @@ History Shrink(const History& history, const Subject& subject,
   if (!difference) return history;
   Subject quick = subject;
   quick.tried_outside_of_life = difference->party() == Party::kEither;
-  const double end = Now() + subject.shrink_seconds;
-  const Rerun rerun = [&](const History& candidate) -> std::optional<Failure> {
-    const bool over = subject.shrink_seconds > 0 && Now() > end;
-    if (over || Interrupted()) return std::nullopt;
-    std::optional<Failure> found = RunHistory(candidate, quick).failure;
-    if (found && refuses && refuses(candidate, *found)) found.reset();
-    return found;
-  };
+  const Rerun rerun = TimedRerun(quick, refuses);
   Bounds bounds = {.abilities = subject.abilities, .kind = kind};
   if (subject.is_twin()) bounds.abilities.reset();
   return Shrinker(history, *difference, rerun, bounds, subject.start_work)
