@@ -7,7 +7,7 @@
 namespace kvtwin::bench {
 namespace {
 
-constexpr int kOther = 1000;  // A sequence that is not stored.
+constexpr int kCopied = 1000;  // A sequence that is not stored.
 constexpr std::int32_t kFirst = 5;
 
 }  // namespace
@@ -31,12 +31,12 @@ double Operations::TimeRemove() {
 }
 
 double Operations::TimeCopy() {
-  Must(cache_->Remove(kOther, 0, kOpenEnd));
+  Must(cache_->Remove(kCopied, 0, kOpenEnd));
   Status status;
   const double time =
-      Time([&] { status = cache_->CopyPrefix(0, kOther, half_); });
+      Time([&] { status = cache_->CopyPrefix(0, kCopied, half_); });
   Must(status);
-  Must(cache_->Remove(kOther, 0, kOpenEnd));
+  Must(cache_->Remove(kCopied, 0, kOpenEnd));
   return time;
 }
 
@@ -44,11 +44,11 @@ void Operations::Check(const std::string& name, Operations& reference) {
   TimeRemove();
   reference.TimeRemove();
   CheckCells(name, *cache_, *reference.cache_);
-  Must(cache_->CopyPrefix(0, kOther, half_));
-  Must(reference.cache_->CopyPrefix(0, kOther, half_));
+  Must(cache_->CopyPrefix(0, kCopied, half_));
+  Must(reference.cache_->CopyPrefix(0, kCopied, half_));
   CheckCells(name, *cache_, *reference.cache_);
-  Must(cache_->Remove(kOther, 0, kOpenEnd));
-  Must(reference.cache_->Remove(kOther, 0, kOpenEnd));
+  Must(cache_->Remove(kCopied, 0, kOpenEnd));
+  Must(reference.cache_->Remove(kCopied, 0, kOpenEnd));
 }
 
 Resumer::Resumer(int cells, std::string_view twin)

@@ -31,7 +31,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Arguments {
+struct ExploreArguments {
   ExploreSize size;
   int depth = 4;  // Operations of a paged history.
   std::string kind;
@@ -105,7 +105,7 @@ bool FitCase(const Abilities& abilities, ExploreCase& what) {
 
 class Session {
  public:
-  Session(const Arguments& arguments, Subject subject,
+  Session(const ExploreArguments& arguments, Subject subject,
           ExpandFn expand = nullptr)
       : arguments_(arguments),
         subject_(std::move(subject)),
@@ -270,7 +270,7 @@ class Session {
         result.seconds);
   }
 
-  const Arguments& arguments_;
+  const ExploreArguments& arguments_;
   Subject subject_;
   ExpandFn expand_;  // Of a third-party cache.
   bool terminal_;
@@ -282,7 +282,8 @@ class Session {
 };
 
 // Explores pools by running all histories of some length, without states.
-int RunPagedHistories(const Arguments& arguments, const PagedSubject& subject) {
+int RunPagedHistories(const ExploreArguments& arguments,
+                      const PagedSubject& subject) {
   const bool terminal = isatty(STDERR_FILENO) == 1;
   FuzzOptions options;
   options.threads = arguments.threads;
@@ -317,7 +318,7 @@ int RunPagedHistories(const Arguments& arguments, const PagedSubject& subject) {
   return differences;
 }
 
-int RunOnBackend(const Arguments& arguments) {
+int RunOnBackend(const ExploreArguments& arguments) {
   if (arguments.kind == "paged") {
     return OnPoolBackend(arguments.backend, [&](const PagedSubject& subject) {
       return RunPagedHistories(arguments, subject);
@@ -335,7 +336,7 @@ int RunOnBackend(const Arguments& arguments) {
       });
 }
 
-int RunExplore(const Arguments& arguments) {
+int RunExplore(const ExploreArguments& arguments) {
   if (arguments.backend.given()) return RunOnBackend(arguments);
   if (arguments.kind == "paged") {
     return RunPagedHistories(arguments, TwinPools(arguments.twin));
@@ -346,7 +347,7 @@ int RunExplore(const Arguments& arguments) {
 }  // namespace
 
 void AddExploreCommand(CLI::App& app, int& exit_code) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<ExploreArguments>();
   CLI::App* explore = app.add_subcommand(
       "explore",
       "Check every state that small caches can reach, of a twin or of a "

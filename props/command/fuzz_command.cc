@@ -30,7 +30,7 @@
 namespace kvtwin::props {
 namespace {
 
-struct Arguments {
+struct FuzzArguments {
   FuzzOptions options;
   std::string kind;
   std::string twin = "optimized";
@@ -45,7 +45,7 @@ std::vector<std::string> Twins() {
   return {names.begin(), names.end()};
 }
 
-void AddTwin(CLI::App& command, Arguments& arguments) {
+void AddTwin(CLI::App& command, FuzzArguments& arguments) {
   command
       .add_option("--twin", arguments.twin,
                   "the twin that is checked against reference and ledger")
@@ -66,7 +66,7 @@ void CheckPage(const CLI::App& command, const std::string& html) {
 }
 
 // Writes the page of a failure if --html is given. Returns the exit code.
-int Failed(const Arguments& arguments, const Failure& failure) {
+int Failed(const FuzzArguments& arguments, const Failure& failure) {
   if (arguments.html.empty()) return 1;
   return AfterPage(WritePage(failure, arguments.html), arguments.html, 1);
 }
@@ -184,7 +184,7 @@ std::string CensusLine(const PagedSubject& subject,
   return line + "\n";
 }
 
-int RunFuzzPaged(const Arguments& arguments, const PagedSubject& subject) {
+int RunFuzzPaged(const FuzzArguments& arguments, const PagedSubject& subject) {
   FuzzOptions options = arguments.options;
   const bool terminal = isatty(STDERR_FILENO) == 1;
   if (terminal) options.progress = ShowProgress;
@@ -219,7 +219,7 @@ void RefuseForPools(const CLI::App& command,
 
 // Calls `act` with the pools of a twin, or of a backend in its own process.
 template <class Do>
-int OnPools(const Arguments& arguments, const Do& act) {
+int OnPools(const FuzzArguments& arguments, const Do& act) {
   if (arguments.backend.given()) {
     return OnPoolBackend(arguments.backend, act);
   }
@@ -227,7 +227,7 @@ int OnPools(const Arguments& arguments, const Do& act) {
   return act(TwinPools(arguments.twin));
 }
 
-int RunFuzz(const Arguments& arguments) {
+int RunFuzz(const FuzzArguments& arguments) {
   if (arguments.kind == "paged") {
     return OnPools(arguments, [&](const PagedSubject& subject) {
       return RunFuzzPaged(arguments, subject);
@@ -292,7 +292,7 @@ int RunFuzz(const Arguments& arguments) {
   return options.probes && !VacuityOf(result.census).empty() ? 1 : 0;
 }
 
-int RunOnePaged(const Arguments& arguments, const PagedSubject& subject) {
+int RunOnePaged(const FuzzArguments& arguments, const PagedSubject& subject) {
   const Result<PagedHistory> history = ParsePagedHistory(arguments.history);
   if (!history.ok()) {
     fmt::print(stderr, "kvtwin run: {}\n", history.status().message());
@@ -324,7 +324,7 @@ int RunOnePaged(const Arguments& arguments, const PagedSubject& subject) {
   return failure ? Failed(arguments, *failure) : 0;
 }
 
-int RunOne(const Arguments& arguments) {
+int RunOne(const FuzzArguments& arguments) {
   if (arguments.history.starts_with("kvp1")) {
     return OnPools(arguments, [&](const PagedSubject& subject) {
       return RunOnePaged(arguments, subject);
@@ -502,7 +502,7 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
 }  // namespace
 
 void AddFuzzCommand(CLI::App& app, int& exit_code) {
-  const auto fuzz_arguments = std::make_shared<Arguments>();
+  const auto fuzz_arguments = std::make_shared<FuzzArguments>();
   CLI::App* fuzz = app.add_subcommand(
       "fuzz",
       "Run random histories on the twins, or on a third-party cache; for 10 "
@@ -543,7 +543,7 @@ void AddFuzzCommand(CLI::App& app, int& exit_code) {
     exit_code = RunFuzz(*fuzz_arguments);
   });
 
-  const auto run_arguments = std::make_shared<Arguments>();
+  const auto run_arguments = std::make_shared<FuzzArguments>();
   CLI::App* run = app.add_subcommand(
       "run", "Run one history, as a failure prints it (docs/histories.md)");
   run->add_option("history", run_arguments->history, "'kvt1 ... | ...'")

@@ -15,7 +15,7 @@
 namespace kvtwin::props {
 namespace {
 
-struct Arguments {
+struct LawsArguments {
   std::uint64_t seed = 1;
   std::int64_t runs = 200;
   std::string law;
@@ -27,7 +27,7 @@ struct Arguments {
 
 // Checks a law on random histories, or on the history that was given.
 LawRun RunOne(const Law& law, const Subject& subject,
-              const Arguments& arguments, const LawJudge& judge) {
+              const LawsArguments& arguments, const LawJudge& judge) {
   if (arguments.history.empty()) {
     return RunLaw(law, subject, arguments.seed, arguments.runs, judge);
   }
@@ -43,8 +43,8 @@ LawRun RunOne(const Law& law, const Subject& subject,
 }
 
 // `why_not`, if not empty, says why the law is not judged.
-nlohmann::ordered_json Json(const Law& law, const Subject& subject,
-                            const LawRun& run, const std::string& why_not) {
+nlohmann::ordered_json LawJson(const Law& law, const Subject& subject,
+                               const LawRun& run, const std::string& why_not) {
   nlohmann::ordered_json json = {
       {"law", law.name},
       {subject.is_twin() ? "twin" : "backend", subject.name},
@@ -92,14 +92,14 @@ std::string Text(const Law& law, const Subject& subject, const LawRun& run,
 // The laws on one cache after another, and what came of it.
 class Run {
  public:
-  explicit Run(const Arguments& arguments) : arguments_(arguments) {}
+  explicit Run(const LawsArguments& arguments) : arguments_(arguments) {}
 
   void Tell(const Law& law, const Subject& subject, const LawRun& run,
             const std::string& why_not) {
     broken_ += run.failure ? 1 : 0;
     (why_not.empty() ? judged_ : not_judged_) += 1;
     if (arguments_.json) {
-      laws_.push_back(Json(law, subject, run, why_not));
+      laws_.push_back(LawJson(law, subject, run, why_not));
     } else {
       fmt::print("{}", Text(law, subject, run, why_not));
     }
@@ -122,14 +122,14 @@ class Run {
   }
 
  private:
-  const Arguments& arguments_;
+  const LawsArguments& arguments_;
   nlohmann::ordered_json laws_ = nlohmann::ordered_json::array();
   int broken_ = 0;
   int judged_ = 0;
   int not_judged_ = 0;
 };
 
-int RunOnBackend(const Arguments& arguments) {
+int RunOnBackend(const LawsArguments& arguments) {
   return OnOurBackend(
       arguments.backend, "a law",
       [&](Host& host, const BackendInfo& info, const Subject& subject) {
@@ -180,7 +180,7 @@ int RunOnBackend(const Arguments& arguments) {
       });
 }
 
-int RunLaws(const Arguments& arguments) {
+int RunLaws(const LawsArguments& arguments) {
   if (!arguments.history.empty()) {
     const Result<History> history = ParseHistory(arguments.history);
     if (!history.ok()) {
@@ -205,7 +205,7 @@ int RunLaws(const Arguments& arguments) {
 }  // namespace
 
 void AddLawsCommand(CLI::App& app, int& exit_code) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<LawsArguments>();
   CLI::App* command =
       app.add_subcommand("laws",
                          "Check the twins, or a third-party cache, by the laws "

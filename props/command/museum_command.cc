@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Arguments {
+struct MuseumArguments {
   MuseumOptions options;
   std::vector<std::string> only;
   std::string build;
@@ -183,7 +183,7 @@ std::string WhyNot(const Exhibit& exhibit, const std::string& twin) {
 
 // Returns the exhibits that the user chose. Errors: an unknown name.
 Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
-                                    const Arguments& arguments) {
+                                    const MuseumArguments& arguments) {
   Result<std::vector<Exhibit>> all = ReadExhibits(folder);
   if (!all.ok()) return all;
   const std::vector<std::string>& only = arguments.only;
@@ -217,7 +217,7 @@ Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
   return chosen;
 }
 
-int RunMuseum(const Arguments& arguments) {
+int RunMuseum(const MuseumArguments& arguments) {
   const auto refuse = [](const Status& status) {
     fmt::print(stderr, "kvtwin museum: {}\n", status.message());
     return 2;
@@ -272,7 +272,7 @@ int RunMuseum(const Arguments& arguments) {
 }  // namespace
 
 void AddMuseumCommand(CLI::App& app, int& exit_code) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<MuseumArguments>();
   CLI::App* museum = app.add_subcommand(
       "museum",
       "Build known bugs into copies of the command, which must find them "

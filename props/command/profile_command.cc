@@ -21,7 +21,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kLedger = "ledger:";
 
-struct Arguments {
+struct ProfileArguments {
   BackendArguments backend;
   bool list = false;
   bool json = false;
@@ -31,7 +31,7 @@ std::string_view ValueName(const RuleInfo& rule, int value) {
   return rule.values[static_cast<std::size_t>(value)];
 }
 
-void Print(const Json& json) {
+void PrintObject(const Json& json) {
   fmt::print("{}\n", json.dump(-1, ' ', false,
                                nlohmann::json::error_handler_t::replace));
 }
@@ -48,7 +48,7 @@ int List(bool as_json) {
       fmt::print("  {:<24}{}\n", rule.name, rule.ValueOf(profile.rules));
     }
   }
-  if (as_json) Print(json);
+  if (as_json) PrintObject(json);
   return 0;
 }
 
@@ -99,7 +99,7 @@ Json ToJson(const BackendInfo& info, const InferredProfile& profile) {
 int Report(const BackendInfo& info, const InferredProfile& profile, bool json) {
   const int code = profile.unexplained.empty() ? 0 : 1;
   if (json) {
-    Print(ToJson(info, profile));
+    PrintObject(ToJson(info, profile));
     return code;
   }
   fmt::print("{} is {}\n\n", info.name, SummaryOf(profile));
@@ -116,7 +116,7 @@ int Report(const BackendInfo& info, const InferredProfile& profile, bool json) {
   return code;
 }
 
-int Complain(std::string_view text) {
+int RefuseProfile(std::string_view text) {
   fmt::print(stderr, "kvtwin profile: {}\n", text);
   return 2;
 }
@@ -125,10 +125,11 @@ int Complain(std::string_view text) {
 int ProfileLedger(std::string_view name, bool json) {
   const kvtwin_backend_v1* table = LedgerBackend(name, /*anonymous=*/true);
   if (table == nullptr) {
-    return Complain(fmt::format("there is no profile '{}', see --list", name));
+    return RefuseProfile(
+        fmt::format("there is no profile '{}', see --list", name));
   }
   const Result<BackendInfo> info = DescribeBackend(table);
-  if (!info.ok()) return Complain(info.status().message());
+  if (!info.ok()) return RefuseProfile(info.status().message());
   Subject subject = BackendSubject(*info, Level::kVisibility, "");
   subject.mask_rows_too = true;
   const auto run = [&](const History& history, const Rules& rules) {
@@ -138,10 +139,10 @@ int ProfileLedger(std::string_view name, bool json) {
   return Report(*info, InferProfile(run, info->abilities), json);
 }
 
-int RunProfile(Arguments arguments) {
+int RunProfile(ProfileArguments arguments) {
   if (arguments.list) return List(arguments.json);
   const std::string& library = arguments.backend.host.library;
-  if (library.empty()) return Complain("--backend or --list is needed");
+  if (library.empty()) return RefuseProfile("--backend or --list is needed");
   if (library.starts_with(kLedger)) {
     return ProfileLedger(std::string_view(library).substr(kLedger.size()),
                          arguments.json);
@@ -149,7 +150,7 @@ int RunProfile(Arguments arguments) {
   arguments.backend.host.memory_bytes = arguments.backend.memory_mib << 20;
   Host host(arguments.backend.host);
   const Result<BackendInfo> info = host.Describe();
-  if (!info.ok()) return Complain(info.status().message());
+  if (!info.ok()) return RefuseProfile(info.status().message());
   const bool numeric =
       info->claims == Level::kNumeric || arguments.backend.level == "numeric";
   const Level level = numeric ? Level::kNumeric : Level::kVisibility;
@@ -165,7 +166,7 @@ int RunProfile(Arguments arguments) {
 }  // namespace
 
 void AddProfileCommand(CLI::App& app, int& exit_code) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<ProfileArguments>();
   CLI::App* command = app.add_subcommand(
       "profile", "Work out which rules a backend follows (docs/profiles.md)");
   AddBackendOptions(*command, arguments->backend);

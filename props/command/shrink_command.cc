@@ -24,7 +24,7 @@
 namespace kvtwin::props {
 namespace {
 
-struct Arguments {
+struct ShrinkArguments {
   std::string path;
   std::string command;
   std::string out;
@@ -34,12 +34,12 @@ struct Arguments {
   std::int64_t output_mib = 64;
 };
 
-int Complain(const std::string& text) {
+int RefuseToShrink(const std::string& text) {
   fmt::print(stderr, "kvtwin shrink: {}\n", text);
   return 2;
 }
 
-void ShowProgress(std::int64_t runs, std::size_t calls) {
+void ShowShrinking(std::int64_t runs, std::size_t calls) {
   fmt::print(stderr, "\r{:>8} runs, {} calls ", runs, calls);
 }
 
@@ -50,11 +50,11 @@ std::string ShortName(const std::string& path) {
   return name.string();
 }
 
-int Write(const Arguments& arguments, const ShrunkRecording& shrunk) {
+int Write(const ShrinkArguments& arguments, const ShrunkRecording& shrunk) {
   const std::string path =
       arguments.out.empty() ? ShortName(arguments.path) : arguments.out;
   const Status written = WriteFile(path, shrunk.text);
-  if (!written.ok()) return Complain(written.message());
+  if (!written.ok()) return RefuseToShrink(written.message());
   const Judgement& judgement = shrunk.judgement;
   fmt::print(
       "{} calls of {}, after {} runs{}\n\nline {}: {}\n\n  bucket  {}\n  "
@@ -66,15 +66,15 @@ int Write(const Arguments& arguments, const ShrunkRecording& shrunk) {
   return 1;
 }
 
-int Run(const Arguments& arguments) {
+int RunShrink(const ShrinkArguments& arguments) {
   const std::string recording = ReadFile(arguments.path);
   if (recording.empty()) {
-    return Complain(Printable(arguments.path, arguments.path.size()) +
-                    " cannot be read, or is empty");
+    return RefuseToShrink(Printable(arguments.path, arguments.path.size()) +
+                          " cannot be read, or is empty");
   }
   std::error_code none;
   if (std::filesystem::equivalent(arguments.path, arguments.out, none)) {
-    return Complain("--out is the recording itself");
+    return RefuseToShrink("--out is the recording itself");
   }
   RecordingShrinkOptions options;
   options.twins =
@@ -83,7 +83,7 @@ int Run(const Arguments& arguments) {
           : std::vector<std::string>{arguments.twin};
   options.runs = arguments.runs;
   const bool terminal = isatty(STDERR_FILENO) == 1;
-  if (terminal) options.progress = ShowProgress;
+  if (terminal) options.progress = ShowShrinking;
   const FilterLimits limits = {
       .seconds = arguments.seconds,
       .bytes = static_cast<std::size_t>(arguments.output_mib) << 20};
@@ -93,17 +93,17 @@ int Run(const Arguments& arguments) {
   try {
     const auto shrunk = ShrinkRecording(recording, record, options);
     if (terminal) fmt::print(stderr, "\r{:40}\r", "");
-    if (!shrunk.ok()) return Complain(shrunk.status().message());
+    if (!shrunk.ok()) return RefuseToShrink(shrunk.status().message());
     return Write(arguments, *shrunk);
   } catch (const std::bad_alloc&) {
-    return Complain("there is not enough memory for it");
+    return RefuseToShrink("there is not enough memory for it");
   }
 }
 
 }  // namespace
 
 void AddShrinkCommand(CLI::App& app, int& exit_code) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<ShrinkArguments>();
   CLI::App* shrink = app.add_subcommand(
       "shrink",
       "Shorten a recording that is rejected, by a program that answers shorter "
@@ -137,7 +137,8 @@ void AddShrinkCommand(CLI::App& app, int& exit_code) {
                    "a run of the command that prints more is ended")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}))
       ->capture_default_str();
-  shrink->callback([arguments, &exit_code] { exit_code = Run(*arguments); });
+  shrink->callback(
+      [arguments, &exit_code] { exit_code = RunShrink(*arguments); });
 }
 
 }  // namespace kvtwin::props

@@ -26,7 +26,7 @@
 namespace kvtwin::props {
 namespace {
 
-struct Arguments {
+struct StateArguments {
   std::vector<std::string> paths;
   std::optional<std::string> model;
   int sequence = 0;
@@ -233,7 +233,8 @@ Status CheckSize(const std::string& path) {
 }
 
 Status WriteSequence(const CacheState& state, const std::string& path,
-                     const std::string& model, const Arguments& arguments) {
+                     const std::string& model,
+                     const StateArguments& arguments) {
   const CacheState one = SequenceOf(state, arguments.sequence);
   std::size_t tokens = one.cells.size();
   for (const CacheState& part : one.caches) tokens += part.cells.size();
@@ -254,7 +255,7 @@ Status WriteSequence(const CacheState& state, const std::string& path,
 }
 
 // Prints the contents of the file.
-Status ShowFile(const std::string& path, const Arguments& arguments) {
+Status ShowFile(const std::string& path, const StateArguments& arguments) {
   if (Status status = CheckSize(path); !status.ok()) return status;
   Result<std::string> model = ModelOf(path);
   if (!model.ok()) return model.status();
@@ -271,7 +272,7 @@ Status ShowFile(const std::string& path, const Arguments& arguments) {
   return WriteSequence(*state, path, *model, arguments);
 }
 
-int RunState(const Arguments& arguments) {
+int RunState(const StateArguments& arguments) {
   if (!arguments.out.empty() && arguments.paths.size() > 1) {
     fmt::print(stderr, "kvtwin state: --out is for one file, there are {}\n",
                arguments.paths.size());
@@ -301,7 +302,7 @@ int RunState(const Arguments& arguments) {
 }  // namespace
 
 void AddStateCommand(CLI::App& app, int& exit_code) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<StateArguments>();
   CLI::App* command = app.add_subcommand(
       "state", "Check saved states (include/kvtwin/save.h), and draw them");
   command

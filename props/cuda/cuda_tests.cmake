@@ -2,7 +2,11 @@
 # emulator of props/cuda/emulator/, for which the kernels are compiled as C++. All of
 # these tests have the label cuda.
 
+kvtwin_unite(cuda_test_sources)
+kvtwin_unite(emulator_tests)
 function(kvtwin_add_cuda_tests target prefix)
+  target_compile_options(${target} PRIVATE
+    "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>")
   target_link_libraries(${target}
     PRIVATE kvtwin_props rapidcheck rapidcheck_gtest GTest::gmock
             GTest::gtest_main)
@@ -61,7 +65,9 @@ else()
 endif()
 
 # The command, with the twin cuda as well.
-add_executable(kvtwin-emulated props/command/kvtwin.cc)
+add_executable(kvtwin-emulated
+  $<FILTER:$<TARGET_OBJECTS:kvtwin_command>,INCLUDE,/kvtwin[.]cc>)
+set_target_properties(kvtwin-emulated PROPERTIES LINKER_LANGUAGE CXX)
 target_link_libraries(kvtwin-emulated PRIVATE kvtwin_emulated)
 function(kvtwin_emulated_test name prints)
   add_test(NAME emulated.command.${name}

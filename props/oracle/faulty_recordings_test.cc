@@ -41,7 +41,7 @@ void ExpectFound(const Recording& right, const std::vector<Case>& cases) {
   }
 }
 
-std::string Other(const std::string& header) {
+std::string OtherHeader(const std::string& header) {
   return Replaced(header, "contiguous", "other");
 }
 
@@ -145,7 +145,7 @@ TEST(FaultyRecordings, RowsOfHiddenTokensAreCompared) {
             std::string::npos);
   // Visibility compares visible rows only.
   Recording other = Hidden();
-  other[0] = Other(other[0]);
+  other[0] = OtherHeader(other[0]);
   ExpectFound(other, {{8, "[1,2,", "[7,2,", ""},
                       {8, "[3,", "[7,", ""},
                       {8, "13,14", "13,7", "mask row 1"},
@@ -163,7 +163,7 @@ TEST(FaultyRecordings, PaddingRowsSeeNothing) {
       Replaced(lines[3], R"({"shape":[2,2],"rows":["10","11"]})", padded);
   ExpectFound(
       lines, {{4, R"("00")", R"("01")", "mask row 2 (padding) sees column 1"}});
-  lines[0] = Other(lines[0]);
+  lines[0] = OtherHeader(lines[0]);
   ExpectFound(lines,
               {{4, R"("00")", R"("01")", "a padding row sees something"},
                {4, R"("00")", R"("10")", "a padding row sees something"},
@@ -187,7 +187,8 @@ TEST(FaultyRecordings, OtherAnswersAreCompared) {
                 "first_cell is 1, due is 0"},
                {6, R"(,"first_cell":0)", "", ""}});
   // The answer "false" is always allowed, "true" is not.
-  ExpectFound({Other(kHeader), kStart, kPut, kYes}, {{4, "true", "false", ""}});
+  ExpectFound({OtherHeader(kHeader), kStart, kPut, kYes},
+              {{4, "true", "false", ""}});
   const std::string window =
       Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":1)");
   const std::string far =
@@ -197,12 +198,12 @@ TEST(FaultyRecordings, OtherAnswersAreCompared) {
       R"({"op":"can_resume","seq":0,"pos":2,"result":false})";
   ExpectFound({window, kStart, far, no},
               {{4, "false", "true", "result is true, due is false"}});
-  ExpectFound({Other(window), kStart, far, no},
+  ExpectFound({OtherHeader(window), kStart, far, no},
               {{4, "false", "true", "tokens in the window are gone"}});
   const std::string beyond =
       R"({"op":"can_resume","seq":0,"pos":11,"result":false})";
   ExpectFound(
-      {Other(window), kStart, far, beyond},
+      {OtherHeader(window), kStart, far, beyond},
       {{4, "false", "true", "position 11 is beyond the end, which is 10"}});
 }
 
@@ -215,7 +216,7 @@ TEST(FaultyRecordings, ATokenIsSeenOnce) {
   const std::string start =
       R"({"op":"start_forward","positions":[0,1],"sequences":[0,0],)"
       R"("result":"ok"})";
-  ExpectFound({Other(kHeader), start, kPut, get},
+  ExpectFound({OtherHeader(kHeader), start, kPut, get},
               {{4, R"("110")", R"("111")", "which it sees more than once"},
                {4, R"("100")", R"("101")", "which it must not see"}});
 }
@@ -236,13 +237,9 @@ TEST(FaultyRecordings, EncodersAreCompared) {
   const std::string none = R"({"op":"encoder_cached","result":false})";
   for (const bool other : {false, true}) {
     SCOPED_TRACE(other);
-    const Recording lines = {other ? Other(header) : header,
-                             start,
-                             kPut,
-                             get,
-                             cached,
-                             Replaced(kRemove, R"("end":1)", R"("end":9)"),
-                             none};
+    const Recording lines = {
+        other ? OtherHeader(header) : header,          start, kPut, get, cached,
+        Replaced(kRemove, R"("end":1)", R"("end":9)"), none};
     const std::string key = other ? "K differs" : "key is not what was put";
     const std::string value = other ? "V differs" : "value is not what was put";
     ExpectFound(
@@ -282,7 +279,7 @@ TEST(FaultyRecordings, EachCacheOfAWrapperIsCompared) {
   for (const bool other : {false, true}) {
     SCOPED_TRACE(other);
     Recording all = lines;
-    if (other) all[0] = Other(all[0]);
+    if (other) all[0] = OtherHeader(all[0]);
     ExpectFound(all, {{4, R"("01")", R"("11")", "mask row 1"},
                       {4, "200,1001", "200,1002", "mask row 1"},
                       {7, R"("10")", R"("11")", "mask row 0"},
@@ -295,7 +292,7 @@ TEST(FaultyRecordings, EachCacheOfAWrapperIsCompared) {
 
 // At visibility, rows are judged until a call changes what the mask shows.
 TEST(FaultyRecordings, RowsAreJudgedUntilSomethingChangesThem) {
-  const std::string header = Other(kHeader);
+  const std::string header = OtherHeader(kHeader);
   const Case wrong = {0, R"(["10","11"])", R"(["11","11"])", "mask row 0"};
   const auto judged = [&](const Recording& between, bool yes) {
     Recording lines = {header, kStart, kPut};
@@ -321,7 +318,7 @@ TEST(FaultyRecordings, RowsAreJudgedUntilSomethingChangesThem) {
 }
 
 TEST(FaultyRecordings, OtherCachesHaveMasks) {
-  ExpectFound({Other(kHeader), kStart, kPut, kGet},
+  ExpectFound({OtherHeader(kHeader), kStart, kPut, kGet},
               {{4, R"({"shape":[2,2],"rows":["10","11"]})", "null",
                 "mask is null, one is due"}});
 }
@@ -329,7 +326,7 @@ TEST(FaultyRecordings, OtherCachesHaveMasks) {
 // SetCausal makes a new mask for the active cache only.
 TEST(FaultyRecordings, EachCacheOfAWrapperHasAMaskOfItsOwn) {
   const std::string header = Replaced(
-      Other(kHeader), R"({"type":"causal","shift":"tag_add"})",
+      OtherHeader(kHeader), R"({"type":"causal","shift":"tag_add"})",
       R"({"type":"wrapper","caches":[{"type":"causal","shift":"tag_add"},)"
       R"({"type":"causal","shift":"tag_add"}]})");
   const std::string first = R"({"op":"set_layer_type","type":0})";

@@ -307,7 +307,7 @@ RC_GTEST_PROP(Oracle, AcceptsAnyPlacementAtTheVisibilityLevel, ()) {
 }
 
 // A recording, "other", of one causal cache without a shift function.
-std::string Other(const std::vector<std::string>& lines) {
+std::string OtherCacheLines(const std::vector<std::string>& lines) {
   std::vector<std::string> all = {Replaced(
       Replaced(kHeader, "contiguous", "other"), "\"tag_add\"", "\"none\"")};
   all.insert(all.end(), lines.begin(), lines.end());
@@ -351,32 +351,34 @@ TEST(Oracle, FollowsTheResultsOfOtherCaches) {
   const std::vector<std::string> remove = {kRemove};
   // The cache copies a shared token that it must move, and shifts without a
   // shift function; sequence 1 keeps its token.
-  ExpectAccept(
-      Other(Joined({Pass(0, 0, 7, {7}), Pass(0, 1, 8, {8, 7}), copy, remove,
+  ExpectAccept(OtherCacheLines(Joined(
+                   {Pass(0, 0, 7, {7}), Pass(0, 1, 8, {8, 7}), copy, remove,
                     Pass(0, 1, 9, {9, 8}), Pass(1, 2, 10, {8, 7, 10})})),
-      Level::kVisibility);
-  // The cache holds more tokens than ours of 4 cells.
-  ExpectAccept(Other(Joined({Pass(0, 0, 1, {1}), Pass(1, 0, 2, {2}),
-                             Pass(2, 0, 3, {3}), Pass(3, 0, 4, {4}),
-                             Pass(4, 0, 5, {5}), Pass(5, 0, 6, {6})})),
                Level::kVisibility);
+  // The cache holds more tokens than ours of 4 cells.
+  ExpectAccept(
+      OtherCacheLines(
+          Joined({Pass(0, 0, 1, {1}), Pass(1, 0, 2, {2}), Pass(2, 0, 3, {3}),
+                  Pass(3, 0, 4, {4}), Pass(4, 0, 5, {5}), Pass(5, 0, 6, {6})})),
+      Level::kVisibility);
   // The cache refuses calls that ours accepts: then nothing is stored, and a
   // refused removal changes nothing.
   const std::vector<std::string> refused = {
       Replaced(kRemove, "\"ok\"", "\"not_supported\"")};
-  ExpectAccept(
-      Other(Joined({Pass(0, 0, 1, {1}), Pass(0, 1, 2, {}, "cache_full"),
-                    refused, Pass(0, 1, 3, {3, 1})})),
-      Level::kVisibility);
+  ExpectAccept(OtherCacheLines(
+                   Joined({Pass(0, 0, 1, {1}), Pass(0, 1, 2, {}, "cache_full"),
+                           refused, Pass(0, 1, 3, {3, 1})})),
+               Level::kVisibility);
   const std::vector<std::string> no = {
       R"({"op":"can_resume","seq":0,"pos":1,"result":false})"};
-  ExpectAccept(Other(Joined({Pass(0, 0, 1, {1}), no})), Level::kVisibility);
+  ExpectAccept(OtherCacheLines(Joined({Pass(0, 0, 1, {1}), no})),
+               Level::kVisibility);
 }
 
 TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
   const auto rejected = [](const std::vector<int>& shown) {
-    ExpectReject(Other(Joined({Pass(0, 0, 1, {1}), Pass(1, 0, 2, {2}),
-                               Pass(0, 1, 3, shown)})),
+    ExpectReject(OtherCacheLines(Joined({Pass(0, 0, 1, {1}), Pass(1, 0, 2, {2}),
+                                         Pass(0, 1, 3, shown)})),
                  10, Level::kNone);
   };
   rejected({3});        // A row is missing.
@@ -385,13 +387,14 @@ TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
   rejected({3, 4});     // A row belongs to no token.
   rejected({1, 2});     // A row replaces another.
   // The shape is wrong.
-  ExpectReject(Other({kStart, kPut, Replaced(kGet, "[2,1,2]", "[1,2,2]")}), 4,
-               Level::kNone);
+  ExpectReject(
+      OtherCacheLines({kStart, kPut, Replaced(kGet, "[2,1,2]", "[1,2,2]")}), 4,
+      Level::kNone);
   // The answer "true" must be right.
   const std::string swa =
-      Replaced(Other(Joined({Pass(0, 9, 1, {1}),
-                             {R"({"op":"can_resume","seq":0,"pos":5,)"
-                              R"("result":true})"}})),
+      Replaced(OtherCacheLines(Joined({Pass(0, 9, 1, {1}),
+                                       {R"({"op":"can_resume","seq":0,"pos":5,)"
+                                        R"("result":true})"}})),
                R"("type":"causal")", R"("type":"swa","window":2)");
   ExpectReject(swa, 5, Level::kNone);
 }
@@ -400,7 +403,8 @@ TEST(Oracle, KnowsRowsBesideThoseThatWereNeverPut) {
   // Position 1 was not put in this layer, and 0 and 2 were.
   const std::string never = Pass(0, 1, 0, {0})[0];
   const auto shown = [&](const std::vector<int>& rows) {
-    return Other(Joined({Pass(0, 0, 1, {1}), {never}, Pass(0, 2, 3, rows)}));
+    return OtherCacheLines(
+        Joined({Pass(0, 0, 1, {1}), {never}, Pass(0, 2, 3, rows)}));
   };
   ExpectAccept(shown({1, 99, 3}), Level::kVisibility);
   ExpectAccept(shown({3, 1, 3}), Level::kVisibility);

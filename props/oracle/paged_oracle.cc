@@ -19,8 +19,8 @@ using Kind = PagedTraceOpKind;
 
 // About the bytes that are kept for a token of a sequence or a row that it may
 // have, and for a sequence itself.
-constexpr double kTokenBytes = 96;
-constexpr double kSequenceBytes = 256;
+constexpr double kPoolTokenBytes = 96;
+constexpr double kPoolSequenceBytes = 256;
 // About the bytes that are kept, besides the data itself, for each row ever
 // appended, for a prefix key, and for each `extra` of a key.
 constexpr double kRowBytes = 512;
@@ -183,8 +183,8 @@ std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
   std::string found;
   if (op.kind != Kind::kAppend) {
     found = excess(
-        kTokenBytes * (static_cast<double>(ledger_->Held()) + added) +
-            (kSequenceBytes + header_.spec.layers * double{sizeof(int)}) *
+        kPoolTokenBytes * (static_cast<double>(ledger_->Held()) + added) +
+            (kPoolSequenceBytes + header_.spec.layers * double{sizeof(int)}) *
                 static_cast<double>(sequences_.size()),
         kTraceTokenBytesMax);
   }

@@ -420,7 +420,8 @@ class Bench:
         for old in ("kvtwin", "kvtwin-host", *TARGETS[2:]):
             (self.build / old).unlink(missing_ok=True)
         self.checked(["cmake", "--preset", "release", "-G", "Ninja",
-                      "-DKVTWIN_BENCH=OFF", "-DKVTWIN_WERROR=OFF"])
+                      "-DKVTWIN_BENCH=OFF", "-DKVTWIN_WERROR=OFF",
+                      "-DKVTWIN_UNITE=OFF"])
         # Tests of the command need the backends, too.
         self.checked(["cmake", "--build", "build",
                       "--parallel", str(os.cpu_count())])

@@ -16,7 +16,7 @@
 namespace kvtwin::props {
 namespace {
 
-constexpr int kOpsInHistory = 40;
+constexpr int kOpsInRecording = 40;
 // Returns the number up to which all integers are exact in the dtype. (Block
 // dtypes keep only the largest of a block exact.)
 std::int64_t LastNumber(DType dtype) {
@@ -269,7 +269,7 @@ Status Generate(const GenOptions& options, std::ostream& out) {
                                     options.limits),
                             "reference", out)
                       : WriteCalls(MakeHistory(options.seed, number,
-                                               options.kind, kOpsInHistory),
+                                               options.kind, kOpsInRecording),
                                    out);
     if (!written.ok()) return written.status();
     calls += *written;
