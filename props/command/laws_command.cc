@@ -90,9 +90,9 @@ std::string Text(const Law& law, const Subject& subject, const LawRun& run,
 }
 
 // The laws on one cache after another, and what came of it.
-class Run {
+class LawsReport {
  public:
-  explicit Run(const LawsArguments& arguments) : arguments_(arguments) {}
+  explicit LawsReport(const LawsArguments& arguments) : arguments_(arguments) {}
 
   void Tell(const Law& law, const Subject& subject, const LawRun& run,
             const std::string& why_not) {
@@ -146,7 +146,7 @@ int RunOnBackend(const LawsArguments& arguments) {
                                         ToText(setup)));
           }
         }
-        Run run(arguments);
+        LawsReport run(arguments);
         std::set<std::string> told;  // What ended the process, and how.
         for (const Law& law : Laws()) {
           if (!arguments.law.empty() && law.name != arguments.law) continue;
@@ -189,7 +189,7 @@ int RunLaws(const LawsArguments& arguments) {
     }
   }
   if (arguments.backend.given()) return RunOnBackend(arguments);
-  Run run(arguments);
+  LawsReport run(arguments);
   for (const Law& law : Laws()) {
     if (!arguments.law.empty() && law.name != arguments.law) continue;
     for (const std::string_view twin : TwinNames()) {
