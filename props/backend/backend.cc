@@ -17,7 +17,7 @@
 #include "core/names.h"
 #include "core/refusals.h"
 #include "kvtwin/save.h"
-#include "props/backend/c_words.h"
+#include "props/backend/c_conversions.h"
 #include "props/base/check_name.h"
 #include "props/base/shifting.h"
 #include "props/compare/failure.h"

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "props/backend/c_words.h"
+#include "props/backend/c_conversions.h"
 #include "props/backend/ledger_backend.h"
 #include "props/compare/runner.h"
 #include "props/history/generate.h"

@@ -91,30 +91,30 @@ namespace {
 
 // The counts of a census, by name.
 constexpr auto kCensusCounts =
-    std::to_array<std::pair<const char*, std::int64_t PagedCensus::*>>(
-        {{"operations", &PagedCensus::operations},
-         {"not_made", &PagedCensus::not_made},
-         {"found", &PagedCensus::found},
-         {"copied", &PagedCensus::copied},
-         {"evicted", &PagedCensus::evicted},
-         {"truncated", &PagedCensus::truncated},
-         {"full", &PagedCensus::full},
-         {"longest", &PagedCensus::longest}});
+    std::to_array<std::pair<const char*, std::int64_t PagedCoverageCounts::*>>(
+        {{"operations", &PagedCoverageCounts::operations},
+         {"not_made", &PagedCoverageCounts::not_made},
+         {"found", &PagedCoverageCounts::found},
+         {"copied", &PagedCoverageCounts::copied},
+         {"evicted", &PagedCoverageCounts::evicted},
+         {"truncated", &PagedCoverageCounts::truncated},
+         {"full", &PagedCoverageCounts::full},
+         {"longest", &PagedCoverageCounts::longest}});
 
 }  // namespace
 
-Json ToJson(const PagedCensus& census) {
+Json ToJson(const PagedCoverageCounts& counts) {
   Json json;
-  for (const auto& [name, count] : kCensusCounts) json[name] = census.*count;
+  for (const auto& [name, count] : kCensusCounts) json[name] = counts.*count;
   return json;
 }
 
-PagedCensus PagedCensusFromJson(const Json& json) {
-  PagedCensus census;
+PagedCoverageCounts PagedCensusFromJson(const Json& json) {
+  PagedCoverageCounts counts;
   for (const auto& [name, count] : kCensusCounts) {
-    census.*count = json.at(name).get<std::int64_t>();
+    counts.*count = json.at(name).get<std::int64_t>();
   }
-  return census;
+  return counts;
 }
 
 int FunctionNumber(std::string_view name) {
@@ -211,9 +211,9 @@ Expansion ExpansionFromJson(const Json& json) {
   json.at("checked").get_to(expansion.checked);
   json.at("differences").get_to(expansion.differences);
   json.at("not_made").get_to(expansion.not_made);
-  for (const Json& one : json.at("found")) {
+  for (const Json& value : json.at("found")) {
     expansion.found.push_back(
-        {one.at(0).get<std::uint64_t>(), one.at(1).get<std::uint32_t>()});
+        {value.at(0).get<std::uint64_t>(), value.at(1).get<std::uint32_t>()});
   }
   if (!json.contains("failure")) return expansion;
   const Json& said = json.at("failure");
@@ -375,7 +375,7 @@ Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
 }
 
 RunResult Host::AskPool(const PagedHistory& history, Level level, bool hasty,
-                        PagedCensus* census) {
+                        PagedCoverageCounts* counts) {
   std::unique_ptr<HostProcess> process;
   const std::optional<Json> said =
       AskOnce({{"pool", ToText(history)}, {"level", level}}, hasty, process);
@@ -386,13 +386,13 @@ RunResult Host::AskPool(const PagedHistory& history, Level level, bool hasty,
     return result;
   }
   result = RunResultFromJson(*said);
-  if (census != nullptr) {
-    PagedCensus counted = PagedCensusFromJson(said->at("census"));
+  if (counts != nullptr) {
+    PagedCoverageCounts counted = PagedCensusFromJson(said->at("census"));
     const PagedSpec& spec = history.spec;
     if (result.ran) {
       counted.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
     }
-    census->Add(counted);
+    counts->Add(counted);
   }
   if (!result.failure || IsSound(*result.failure)) GiveBack(std::move(process));
   return result;
@@ -400,9 +400,9 @@ RunResult Host::AskPool(const PagedHistory& history, Level level, bool hasty,
 
 PagedSubject Host::PoolSubjectAt(Level level, std::string arguments) {
   const auto run = [this, level](const PagedHistory& history,
-                                 PagedCensus* census, bool hasty) {
+                                 PagedCoverageCounts* counts, bool hasty) {
     try {
-      return AskPool(history, level, hasty, census);
+      return AskPool(history, level, hasty, counts);
     } catch (const Json::exception& error) {
       return WroteNonsense(history.ops.size(), error);
     }
@@ -433,7 +433,7 @@ std::unique_ptr<HostProcess> Host::Take() {
   return process;
 }
 
-RunResult Host::Ask(const History& history, Level level, Story* story,
+RunResult Host::Ask(const History& history, Level level, CallTrace* story,
                     bool page, const std::string& arguments, std::string* html,
                     const Rules* rules, bool hasty) {
   std::unique_ptr<HostProcess> process = Take();
@@ -487,7 +487,7 @@ RunResult Host::Ask(const History& history, Level level, Story* story,
   return result;
 }
 
-RunResult Host::Run(const History& history, Level level, Story* story,
+RunResult Host::Run(const History& history, Level level, CallTrace* story,
                     bool hasty, const Rules* rules) {
   try {
     return Ask(history, level, story, /*page=*/false, "", nullptr, rules,
@@ -518,7 +518,7 @@ Subject Host::SubjectAt(const BackendInfo& info, Level level,
   subject.abilities = info.abilities;
   subject.tolerance = info.tolerance;
   subject.arguments = std::move(arguments);
-  subject.run = [this, level](const History& history, Story* story,
+  subject.run = [this, level](const History& history, CallTrace* story,
                               bool hasty) {
     return Run(history, level, story, hasty);
   };

@@ -48,8 +48,8 @@ nlohmann::ordered_json ToJson(const RunResult& result);
 RunResult RunResultFromJson(const nlohmann::ordered_json& json);
 
 // The JSON has all counts, without the dtypes.
-nlohmann::ordered_json ToJson(const PagedCensus& census);
-PagedCensus PagedCensusFromJson(const nlohmann::ordered_json& json);
+nlohmann::ordered_json ToJson(const PagedCoverageCounts& counts);
+PagedCoverageCounts PagedCensusFromJson(const nlohmann::ordered_json& json);
 
 // The JSON has all fields but the table.
 nlohmann::ordered_json ToJson(const BackendInfo& info);
@@ -86,7 +86,7 @@ class Host {
   // Any thread may call it. The story has only calls, no pictures. `hasty`:
   // waits only briefly, since the history is known to hang. With `rules`,
   // judges by them instead of the profile's rules, and judges mask rows too.
-  RunResult Run(const History& history, Level level, Story* story,
+  RunResult Run(const History& history, Level level, CallTrace* story,
                 bool hasty = false, const Rules* rules = nullptr);
   // Returns the page of a history that fails; empty if there is none, as after
   // a crash.
@@ -112,11 +112,11 @@ class Host {
 
  private:
   Result<nlohmann::ordered_json> Greet();
-  RunResult Ask(const History& history, Level level, Story* story, bool page,
-                const std::string& arguments, std::string* html,
+  RunResult Ask(const History& history, Level level, CallTrace* story,
+                bool page, const std::string& arguments, std::string* html,
                 const Rules* rules = nullptr, bool hasty = false);
   RunResult AskPool(const PagedHistory& history, Level level, bool hasty,
-                    PagedCensus* census);
+                    PagedCoverageCounts* counts);
   std::unique_ptr<HostProcess> Take();
   void GiveBack(std::unique_ptr<HostProcess> process);
   // One question, one answer. Nothing if the process died, and `process` says

@@ -15,11 +15,11 @@
 
 #include "core/json_line.h"
 #include "core/refusals.h"
-#include "props/backend/c_words.h"
+#include "props/backend/c_conversions.h"
 #include "props/base/hash.h"
 #include "props/paged/paged_client.h"
-#include "props/paged/paged_solo.h"
 #include "props/paged/pool_recorder.h"
+#include "props/paged/pool_workload.h"
 #include "props/report/show_pool.h"
 
 namespace kvtwin::props {
@@ -186,13 +186,14 @@ TensorView BackendPool::View(std::string_view function, std::string_view name,
                              bool key, bool packed) const {
   const Result<TensorView> view = TensorFromC(name, &tensor);
   if (!view.ok()) Fault("{}: {}", function, view.status().message());
-  const DType due = key ? spec_.dtype : spec_.v_dtype.value_or(spec_.dtype);
+  const DType expected =
+      key ? spec_.dtype : spec_.v_dtype.value_or(spec_.dtype);
   Shape shape = {key ? spec_.k_head_dim : spec_.v_head_dim, spec_.kv_heads,
                  length, 1};
   if (packed) std::swap(shape[1], shape[2]);
-  if (view->dtype != due || view->shape != shape) {
+  if (view->dtype != expected || view->shape != shape) {
     Fault("{}: {} is {} {}, due is {} {}", function, name,
-          DTypeName(view->dtype), ShapeText(view->shape), DTypeName(due),
+          DTypeName(view->dtype), ShapeText(view->shape), DTypeName(expected),
           ShapeText(shape));
   }
   if (view->data == nullptr) Fault("{}: {} is NULL", function, name);
@@ -328,18 +329,19 @@ PoolAbilities AbilitiesOf(const kvtwin_pool_backend_v1& table) {
 
 // Runs the backend in place of the optimized twin.
 RunResult RunIdentity(const PoolBackend& backend, const PagedHistory& history,
-                      PagedCensus* census) {
+                      PagedCoverageCounts* counts) {
   const PagedMaker make = [&](const PagedSpec& spec, std::string_view twin) {
     return twin == "reference" ? MakePagedPool(spec, twin)
                                : MakeBackendPool(backend, spec);
   };
-  return RunPaged(history, census, make, /*same_messages=*/false);
+  return RunPaged(history, counts, make, /*same_messages=*/false);
 }
 
 // Returns what is wrong in a recording of the history, or why it could not be
 // recorded.
 RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
-                        PagedCensus* census, std::unique_ptr<PagedPool> pool) {
+                        PagedCoverageCounts* counts,
+                        std::unique_ptr<PagedPool> pool) {
   RunResult result = {.ran = true};
   std::stringstream lines;
   PoolRecorder recorder(std::move(pool), backend.name, lines,
@@ -347,7 +349,8 @@ RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
   auto& failure = result.failure;
   std::size_t step = 0;
   try {
-    PagedSolo solo(recorder, AbilitiesOf(backend.table), backend.rules, census);
+    PoolWorkload solo(recorder, AbilitiesOf(backend.table), backend.rules,
+                      counts);
     for (; step < history.ops.size(); ++step, ++result.operations) {
       solo.Do(history.ops[step]);
     }
@@ -462,28 +465,28 @@ Result<std::unique_ptr<PagedPool>> MakeBackendPool(const PoolBackend& backend,
 }
 
 PagedRun BackendRun(const PoolBackend& backend, Level level) {
-  return [backend, level](const PagedHistory& history, PagedCensus* census,
-                          bool /*hasty*/) {
+  return [backend, level](const PagedHistory& history,
+                          PagedCoverageCounts* counts, bool /*hasty*/) {
     auto pool = MakeBackendPool(backend, history.spec);
     RunResult result;
     if (!pool.ok()) {
       if (pool.status().code() != StatusCode::kNotSupported) {
         result.failure = PoolFailure(pool.status().message());
         result.failure->function = "init";
-      } else if (census != nullptr) {
-        ++census->not_made;
+      } else if (counts != nullptr) {
+        ++counts->not_made;
       }
       return result;
     }
     if (level == Level::kIdentity) {
       pool->reset();
-      return RunIdentity(backend, history, census);
+      return RunIdentity(backend, history, counts);
     }
-    if (census != nullptr) {
+    if (counts != nullptr) {
       const PagedSpec& spec = history.spec;
-      census->dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
+      counts->dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
     }
-    return RunVisibility(backend, history, census, std::move(*pool));
+    return RunVisibility(backend, history, counts, std::move(*pool));
   };
 }
 

@@ -159,11 +159,11 @@ std::vector<RuleException> Inference::ExceptionsTo(const Rules& profile) const {
   std::vector<RuleException> exceptions;
   for (const FoundRule& found : result_.found) {
     const RuleInfo& rule = AllRules()[found.rule];
-    const int due = rule.get(profile);
+    const int expected = rule.get(profile);
     if (!HasRule(result_.rules, rule)) continue;
-    if (std::ranges::count(found.values, due) > 0) continue;
-    exceptions.push_back(
-        {found.rule, rule.get(result_.rules), due, Showing(found.rule, due)});
+    if (std::ranges::count(found.values, expected) > 0) continue;
+    exceptions.push_back({found.rule, rule.get(result_.rules), expected,
+                          Showing(found.rule, expected)});
   }
   return exceptions;
 }

@@ -113,9 +113,9 @@ TEST(Rules, ACopyReplacesOrAdds) {
 
 TEST(Rules, ARemoveFromTheMiddleShiftsLeavesAGapOrIsRefused) {
   using enum Rules::Middle;
-  const std::map<Rules::Middle, Positions> due = {
+  const std::map<Rules::Middle, Positions> expected = {
       {kShifts, {0, 1, 2}}, {kLeavesGap, {0, 2, 3}}, {kRefused, {0, 1, 2, 3}}};
-  for (const auto& [middle, left] : due) {
+  for (const auto& [middle, left] : expected) {
     Play play({.middle = middle});
     play.Put(0, {0, 1, 2, 3});
     const Status status = play->Remove(0, 1, 2);
@@ -296,12 +296,12 @@ bool TellsApart(const History& history, const Rules& one, const Rules& other) {
 // Calls `fn` for all pairs that differ in one rule, which both caches can have.
 template <class Fn>
 void ForNeighbours(const RuleInfo& rule, const Fn& fn) {
-  for (const Rules& one : AllOfRules()) {
-    for (int value = rule.get(one) + 1; value < std::ssize(rule.values);
+  for (const Rules& rules : AllOfRules()) {
+    for (int value = rule.get(rules) + 1; value < std::ssize(rule.values);
          ++value) {
-      Rules other = one;
+      Rules other = rules;
       rule.set(other, value);
-      if (HasRule(one, rule) && HasRule(other, rule)) fn(one, other);
+      if (HasRule(rules, rule) && HasRule(other, rule)) fn(rules, other);
     }
   }
 }
@@ -312,12 +312,13 @@ const RuleInfo& RuleNamed(std::string_view name) {
 
 TEST(Profiles, DifferFromEachOther) {
   ASSERT_EQ(Profiles().size(), kProfileCount);
-  for (const Profile& one : Profiles()) {
-    EXPECT_EQ(FindProfile(one.name)->rules, one.rules);
-    EXPECT_EQ(RulesOf(ValuesOf(one.rules)), one.rules);
+  for (const Profile& profile : Profiles()) {
+    EXPECT_EQ(FindProfile(profile.name)->rules, profile.rules);
+    EXPECT_EQ(RulesOf(ValuesOf(profile.rules)), profile.rules);
     for (const Profile& other : Profiles()) {
-      EXPECT_EQ(Between(one.rules, other.rules).empty(), one.name == other.name)
-          << one.name << " and " << other.name;
+      EXPECT_EQ(Between(profile.rules, other.rules).empty(),
+                profile.name == other.name)
+          << profile.name << " and " << other.name;
     }
   }
   EXPECT_FALSE(FindProfile("vllm"));
@@ -358,15 +359,15 @@ bool IsPlain(const History& history) {
         op.begin.offset < held &&
         (op.open || (op.end.offset > op.begin.offset && op.end.offset <= held));
     if (op.kind == OpKind::kPut) {
-      const Segment& one = op.segments[0];
-      int& end = length[one.seq];
-      if (op.segments.size() > 1 || one.seq > 1 || one.delta > 0 ||
-          one.order != Segment::Order::kUp || end + one.delta < 0 ||
-          end + one.delta + one.count > init.capacity || op.reserve ||
+      const Segment& segment = op.segments[0];
+      int& end = length[segment.seq];
+      if (op.segments.size() > 1 || segment.seq > 1 || segment.delta > 0 ||
+          segment.order != Segment::Order::kUp || end + segment.delta < 0 ||
+          end + segment.delta + segment.count > init.capacity || op.reserve ||
           op.keep_rows || !op.except.empty() || !op.images.empty()) {
         return false;
       }
-      end = std::max(end, end + one.delta + one.count);
+      end = std::max(end, end + segment.delta + segment.count);
     } else if (op.kind == OpKind::kCopy) {
       if (op.seq == op.dst || op.end.offset < 1 || op.end.offset > held) {
         return false;

@@ -20,7 +20,7 @@
 #include "kvtwin/cache.h"
 #include "kvtwin/kvtwin.h"
 #include "kvtwin/state.h"
-#include "props/backend/c_words.h"
+#include "props/backend/c_conversions.h"
 
 struct kvtwin_cache {
   kvtwin::Cache* cache = nullptr;

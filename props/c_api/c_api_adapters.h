@@ -16,7 +16,7 @@
 #include "core/state_checks.h"
 #include "kvtwin/kvtwin.h"
 #include "kvtwin/save.h"
-#include "props/backend/c_words.h"
+#include "props/backend/c_conversions.h"
 #include "props/compare/runner.h"
 
 namespace kvtwin::props {

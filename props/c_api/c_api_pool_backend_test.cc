@@ -45,7 +45,7 @@ PagedFuzzResult FuzzAt(Level level, const kvtwin_pool_backend_v1& table,
                    {.run = BackendRun(*backend, level), .level = level});
 }
 
-std::string Story(const PagedFuzzResult& result) {
+std::string CallTrace(const PagedFuzzResult& result) {
   return TextOf(result.failure) + "\n" + ToText(result.shrunk);
 }
 
@@ -57,15 +57,15 @@ TEST(PoolBackend, ATwinIsIdentical) {
   for (const Level level : {Level::kIdentity, Level::kVisibility}) {
     const PagedFuzzResult result =
         FuzzAt(level, *twin::kvtwin_get_pool_backend_v1());
-    EXPECT_EQ(TextOf(result.failure), "") << Story(result);
-    EXPECT_GE(result.census.operations, kOperations);
+    EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
+    EXPECT_GE(result.counts.operations, kOperations);
   }
 }
 
 TEST(PoolBackend, AnExampleWithPlacesOfItsOwn) {
   const kvtwin_pool_backend_v1& table = *example::kvtwin_get_pool_backend_v1();
   const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
-  EXPECT_EQ(TextOf(result.failure), "") << Story(result);
+  EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
   // The example cannot be held to a stronger level.
   EXPECT_NE(TextOf(FuzzAt(Level::kIdentity, table).failure), "");
 }
@@ -74,7 +74,7 @@ TEST(PoolBackend, ABugIsFoundAndShrunk) {
   const PagedFuzzResult result =
       FuzzAt(Level::kVisibility, *bad_example::kvtwin_get_pool_backend_v1());
   EXPECT_THAT(TextOf(result.failure), HasSubstr("views"));
-  EXPECT_LE(result.shrunk.ops.size(), 4) << Story(result);
+  EXPECT_LE(result.shrunk.ops.size(), 4) << CallTrace(result);
 }
 
 // Tables of the twin, each with one wrong function.
@@ -131,7 +131,7 @@ TEST(PoolBackend, WhatIsWrongIsSaid) {
       const PagedFuzzResult result = FuzzAt(level, table);
       EXPECT_NE(TextOf(result.failure), "") << one.why;
       EXPECT_THAT(TextOf(result.failure), HasSubstr(one.why));
-      EXPECT_LE(result.shrunk.ops.size(), 12) << Story(result);
+      EXPECT_LE(result.shrunk.ops.size(), 12) << CallTrace(result);
     }
   }
 }
@@ -164,9 +164,9 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
   };
   PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(result.ran, 0);
-  EXPECT_EQ(result.census.operations, 0);
-  EXPECT_GE(result.census.not_made, 1000);
-  EXPECT_TRUE(result.census.dtypes.empty());
+  EXPECT_EQ(result.counts.operations, 0);
+  EXPECT_GE(result.counts.not_made, 1000);
+  EXPECT_TRUE(result.counts.dtypes.empty());
   // A pool that supports only f32 gets f32 in every other history.
   table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
     const bool plain = params->dtype == KVTWIN_F32 &&
@@ -175,13 +175,13 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
     return plain ? twin::Init(params, pool) : KVTWIN_NOT_SUPPORTED;
   };
   result = FuzzAt(Level::kVisibility, table);
-  EXPECT_EQ(TextOf(result.failure), "") << Story(result);
+  EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
   EXPECT_GE(result.operations, kOperations);
-  EXPECT_GT(result.ran, result.census.not_made * 9 / 10);
-  EXPECT_EQ(result.census.dtypes.size(), 1U);
-  EXPECT_GT(result.census.found, 50);
-  EXPECT_GT(result.census.truncated, 50);
-  EXPECT_GT(result.census.full, 50);
+  EXPECT_GT(result.ran, result.counts.not_made * 9 / 10);
+  EXPECT_EQ(result.counts.dtypes.size(), 1U);
+  EXPECT_GT(result.counts.found, 50);
+  EXPECT_GT(result.counts.truncated, 50);
+  EXPECT_GT(result.counts.full, 50);
   // A pool without f32 gets, in every other history, rows that it accepted
   // before.
   table.init = [](const kvtwin_pool_params* params, void** pool) -> int {
@@ -189,16 +189,16 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
                                        : KVTWIN_NOT_SUPPORTED;
   };
   result = FuzzAt(Level::kVisibility, table);
-  EXPECT_EQ(TextOf(result.failure), "") << Story(result);
-  EXPECT_GT(result.ran, result.census.not_made);
+  EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
+  EXPECT_GT(result.ran, result.counts.not_made);
   // A pool that is always full was judged, and the census counts its refusals.
   table = *twin::kvtwin_get_pool_backend_v1();
   table.append = [](void*, std::int32_t, std::int32_t, const kvtwin_tensor*,
                     const kvtwin_tensor*) -> int { return KVTWIN_CACHE_FULL; };
   result = FuzzAt(Level::kVisibility, table);
-  EXPECT_EQ(TextOf(result.failure), "") << Story(result);
-  EXPECT_GT(result.census.full, 1000);
-  EXPECT_EQ(result.census.longest, 0);
+  EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
+  EXPECT_GT(result.counts.full, 1000);
+  EXPECT_EQ(result.counts.longest, 0);
 }
 
 // The backend is judged by the functions that it has.
@@ -206,8 +206,8 @@ TEST(PoolBackend, OptionalFunctionsMayBeMissing) {
   kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
   table.size = offsetof(kvtwin_pool_backend_v1, message);
   const PagedFuzzResult result = FuzzAt(Level::kVisibility, table);
-  EXPECT_EQ(TextOf(result.failure), "") << Story(result);
-  EXPECT_EQ(result.census.operations >= kOperations, true);
+  EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
+  EXPECT_EQ(result.counts.operations >= kOperations, true);
   EXPECT_THAT(TextOf(FuzzAt(Level::kIdentity, table).failure),
               HasSubstr("the backend has no"));
 }

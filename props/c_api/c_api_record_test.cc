@@ -408,12 +408,13 @@ TEST(CCheck, HasTheVerdictsOfCpp) {
        std::filesystem::recursive_directory_iterator(KVTWIN_RECORDINGS)) {
     if (entry.path().extension() != ".jsonl" || ++files % 8 != 0) continue;
     std::ifstream in(entry.path());
-    const Judgement due = Judge(in, twins);
-    const kvtwin_verdict found = CheckFile(entry.path().c_str());
-    EXPECT_EQ(static_cast<int>(found.outcome), static_cast<int>(due.verdict))
+    const Judgement expected = Judge(in, twins);
+    const kvtwin_verdict actual = CheckFile(entry.path().c_str());
+    EXPECT_EQ(static_cast<int>(actual.outcome),
+              static_cast<int>(expected.verdict))
         << entry.path();
-    EXPECT_EQ(found.line, due.line) << entry.path();
-    EXPECT_EQ(found.reason, due.reason) << entry.path();
+    EXPECT_EQ(actual.line, expected.line) << entry.path();
+    EXPECT_EQ(actual.reason, expected.reason) << entry.path();
   }
   EXPECT_GT(files, 8);
 }

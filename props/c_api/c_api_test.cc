@@ -51,11 +51,11 @@ TEST_P(CTwins, CachesAreThoseOfCpp) {
 TEST(CInterface, PoolsAreThoseOfCpp) {
   std::int64_t operations = 0;
   for (std::uint64_t number = 0; number < 300; ++number) {
-    PagedCensus census;
+    PagedCoverageCounts counts;
     const PagedHistory history = MakePagedHistory(7, number);
-    ASSERT_EQ(TextOf(RunPaged(history, &census, PoolByC::Make)), "")
+    ASSERT_EQ(TextOf(RunPaged(history, &counts, PoolByC::Make)), "")
         << ToText(history);
-    operations += census.operations;
+    operations += counts.operations;
   }
   EXPECT_GT(operations, 5000);
 }
@@ -311,8 +311,8 @@ void ExpectRooms(std::string_view what, const Ask& ask) {
   std::vector<Entry> untouched(all + 2);
   std::memset(static_cast<void*>(untouched.data()), 0xA5,
               untouched.size() * sizeof(Entry));
-  std::vector<Entry> due = untouched;
-  ASSERT_EQ(ask(due.data(), all, &all), KVTWIN_OK) << what;
+  std::vector<Entry> expected = untouched;
+  ASSERT_EQ(ask(expected.data(), all, &all), KVTWIN_OK) << what;
   for (std::size_t room = 0; room <= all + 1; ++room) {
     std::vector<Entry> list = untouched;
     std::size_t count = 0;
@@ -320,7 +320,7 @@ void ExpectRooms(std::string_view what, const Ask& ask) {
     EXPECT_EQ(count, all) << what << ", room for " << room;
     for (std::size_t i = 0; i < list.size(); ++i) {
       const bool written = i < std::min(room, all);
-      const Entry& entry = written ? due[i] : untouched[i];
+      const Entry& entry = written ? expected[i] : untouched[i];
       EXPECT_EQ(std::memcmp(&list[i], &entry, sizeof(Entry)), 0)
           << what << ", room for " << room << ", entry " << i;
     }

@@ -329,7 +329,7 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   const Level level = can_claim ? info->claims : levels.front();
   const Subject subject =
       host.SubjectAt(*info, level, ArgumentsText(arguments, level));
-  Story story;
+  CallTrace story;
   const RunResult result = RunHistory(history, subject, &story);
   if (!result.ran && !result.failure) {
     if (info->abilities.Fits(history.setup)) {
@@ -347,7 +347,7 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   if (result.failure) failure = Explain(history, *result.failure, subject);
   if (json) {
     std::vector<std::string> calls;
-    for (const Step& step : story.steps) calls.push_back(StoryLine(step));
+    for (const Step& step : story.steps) calls.push_back(CallLineOf(step));
     Print({{"operations", result.operations},
            {"level", LevelName(level)},
            {"differences", failure ? 1 : 0},
@@ -358,7 +358,7 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   } else if (failure) {
     fmt::print("{}", FailureText(*failure));
   } else {
-    for (const Step& step : story.steps) fmt::print("  {}\n", StoryLine(step));
+    for (const Step& step : story.steps) fmt::print("  {}\n", CallLineOf(step));
     fmt::print("{} operations, no difference ({})\n", result.operations,
                LevelName(level));
   }

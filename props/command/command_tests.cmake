@@ -342,7 +342,7 @@ endfunction()
 kvtwin_backend(c_cache docs/examples/c_cache.c)
 kvtwin_backend(c_cache_bug docs/examples/c_cache.c)
 target_compile_definitions(kvtwin_c_cache_bug PRIVATE BUG)
-kvtwin_backend(sick_backend props/testing/sick_backend.c)
+kvtwin_backend(faulty_backend props/testing/faulty_backend.c)
 kvtwin_backend(c_pool docs/examples/c_pool.c)
 kvtwin_backend(c_pool_bug docs/examples/c_pool.c)
 target_compile_definitions(kvtwin_c_pool_bug PRIVATE POOL_BUG)
@@ -469,13 +469,13 @@ if(TARGET kvtwin_shared)
   set_tests_properties(command.interrupt_backend PROPERTIES
     SKIP_RETURN_CODE 77 TIMEOUT 300)
   kvtwin_command_test(backend_of_nothing EXIT 2 PRINTS "none of the caches"
-    ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
+    ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_of_nothing PROPERTIES
     ENVIRONMENT KVTWIN_SICK=nothing)
   # Every history fails, so no level is reported to hold.
   kvtwin_command_test(backend_unjudged EXIT 1
     PRINTS "^visibility  nothing was judged .it says that it does.$"
-    ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_sick_backend>)
+    ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_unjudged PROPERTIES
     ENVIRONMENT KVTWIN_SICK=init)
   kvtwin_command_test(backend_twin_pool EXIT 0 PRINTS " 0 differences"
@@ -679,29 +679,29 @@ kvtwin_command_test(backend_no_file EXIT 2 PRINTS "there is no file"
 kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file too short"
   ARGS fuzz --backend command/command_tests.cmake)
 
-# Each illness, the check that reports it, and a word of the report. (Sanitizers
+# Each fault, the check that reports it, and a word of the report. (Sanitizers
 # have their own malloc, and end the process themselves.)
 if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
-  kvtwin_backend(sick_pool_backend props/testing/sick_pool_backend.c)
+  kvtwin_backend(faulty_pool_backend props/testing/faulty_pool_backend.c)
   foreach(ill "crash/append ended its process with SIGSEGV"
               "hang/append did not return in 1 seconds"
               "memory/append has allocated more than 64 MiB"
               "behind/after append: it wrote behind"
               "close/after close: it wrote beyond a")
     string(REPLACE "/" ";" ill "${ill}")
-    list(POP_FRONT ill illness)
-    kvtwin_command_test(sick_pool_${illness} EXIT 1 PRINTS "^  ${ill}"
+    list(POP_FRONT ill fault)
+    kvtwin_command_test(faulty_pool_${fault} EXIT 1 PRINTS "^  ${ill}"
       ARGS fuzz --kind paged --ops 2000 --call-seconds 1 --memory-mib 64
-           --backend $<TARGET_FILE:kvtwin_sick_pool_backend>)
-    set_tests_properties(command.sick_pool_${illness} PROPERTIES
-      ENVIRONMENT KVTWIN_SICK=${illness})
+           --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
+    set_tests_properties(command.faulty_pool_${fault} PROPERTIES
+      ENVIRONMENT KVTWIN_SICK=${fault})
   endforeach()
   foreach(json "" --json)
-    kvtwin_command_test(sick_pool_none${json} EXIT 2
+    kvtwin_command_test(faulty_pool_none${json} EXIT 2
       PRINTS "c_pool has none of the pools that 1000 histories asked for"
       ARGS fuzz --kind paged --ops 2000 ${json}
-           --backend $<TARGET_FILE:kvtwin_sick_pool_backend>)
-    set_tests_properties(command.sick_pool_none${json} PROPERTIES
+           --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
+    set_tests_properties(command.faulty_pool_none${json} PROPERTIES
       ENVIRONMENT KVTWIN_SICK=none)
   endforeach()
   foreach(ill
@@ -737,12 +737,12 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "full/subject: room,is cache_full"
       "describe/refused,SIGABRT" "level/refused,level")
     string(REPLACE "/" ";" ill "${ill}")
-    list(POP_FRONT ill illness)
-    add_test(NAME command.backend_${illness}
+    list(POP_FRONT ill fault)
+    add_test(NAME command.backend_${fault}
       COMMAND ${PROJECT_SOURCE_DIR}/props/backend/backend_test.sh
-              $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_sick_backend>
-              ${illness} ${ill})
-    set_tests_properties(command.backend_${illness} PROPERTIES TIMEOUT 300)
+              $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_faulty_backend>
+              ${fault} ${ill})
+    set_tests_properties(command.backend_${fault} PROPERTIES TIMEOUT 300)
   endforeach()
   # None of them ends or hangs a law.
   foreach(ill "crash/backend: crash: start_forward ended its process with SIGSEGV"
@@ -754,36 +754,36 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
               "nonsense/backend: crash" "answers/backend: crash: wrote nonsense"
               "full/BROKEN legal_client" "rounds/BROKEN visibility")
     string(REPLACE "/" ";" ill "${ill}")
-    list(POP_FRONT ill illness)
-    kvtwin_command_test(laws_of_a_sick_${illness} EXIT 1 PRINTS "${ill}"
+    list(POP_FRONT ill fault)
+    kvtwin_command_test(laws_of_a_faulty_${fault} EXIT 1 PRINTS "${ill}"
       ARGS laws --runs 100 --call-seconds 1 --memory-mib 64 --shrink-seconds 20
-           --backend $<TARGET_FILE:kvtwin_sick_backend>)
-    set_tests_properties(command.laws_of_a_sick_${illness} PROPERTIES
-      ENVIRONMENT KVTWIN_SICK=${illness})
+           --backend $<TARGET_FILE:kvtwin_faulty_backend>)
+    set_tests_properties(command.laws_of_a_faulty_${fault} PROPERTIES
+      ENVIRONMENT KVTWIN_SICK=${fault})
   endforeach()
   kvtwin_command_test(backend_rounds EXIT 1
     PRINTS "^numeric     holds$"
-    ARGS fuzz --ops 5000 --backend $<TARGET_FILE:kvtwin_sick_backend>)
+    ARGS fuzz --ops 5000 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_rounds PROPERTIES
     ENVIRONMENT KVTWIN_SICK=rounds)
   # A hanging call and its shrinking do not count as time of the run.
   kvtwin_command_test(backend_goes_on EXIT 1
     PRINTS ", 1 findings .[1-9][0-9]* more histories"
     ARGS fuzz --seconds 4 --call-seconds 0.2 --level visibility
-         --backend $<TARGET_FILE:kvtwin_sick_backend>)
+         --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_goes_on PROPERTIES
     ENVIRONMENT KVTWIN_SICK=hang)
   add_test(NAME command.host_ends
     COMMAND ${PROJECT_SOURCE_DIR}/props/backend/host_ends_test.sh
-            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_sick_backend>)
+            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_faulty_backend>)
   add_test(NAME command.forks
     COMMAND ${PROJECT_SOURCE_DIR}/props/unit/optimized/forks_test.sh
-            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_sick_backend>)
+            $<TARGET_FILE:kvtwin_command> $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.forks PROPERTIES TIMEOUT 300)
   kvtwin_command_test(backend_mask EXIT 1
     PRINTS "the mask is neither 0 nor -inf"
     ARGS fuzz --ops 1500 --level numeric
-         --backend $<TARGET_FILE:kvtwin_sick_backend>)
+         --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_mask PROPERTIES
     ENVIRONMENT KVTWIN_SICK=mask)
 endif()

@@ -48,7 +48,7 @@ struct ExploreArguments {
 std::string Explained(const ExploreFailure& failure, const Subject& given) {
   const auto found = RunHistory(failure.history, given).failure;
   if (found) {
-    const Subject subject = Hastily(given, *found);
+    const Subject subject = WithShortTimeout(given, *found);
     const History shrunk = Shrink(failure.history, subject);
     const auto again = RunHistory(shrunk, given).failure;
     return FailureText(shrunk, again.value_or(*found), given) +
@@ -251,7 +251,7 @@ class Session {
       const auto shown =
           again ? std::nullopt : RunHistory(history, subject_).failure;
       const History shrunk =
-          shown ? Shrink(history, Hastily(subject_, *shown)) : history;
+          shown ? Shrink(history, WithShortTimeout(subject_, *shown)) : history;
       json["history"] = ToText(shrunk);
       if (shown && !subject_.is_twin()) {
         json["rerun"] = RerunCommand(shrunk, subject_);
@@ -300,7 +300,7 @@ int RunPagedHistories(const ExploreArguments& arguments,
   const int differences = result.failure ? 1 : 0;
   if (arguments.json) {
     nlohmann::ordered_json json = {{"histories", result.histories},
-                                   {"operations", result.census.operations},
+                                   {"operations", result.counts.operations},
                                    {"differences", differences},
                                    {"depth", arguments.depth},
                                    {"seconds", result.seconds}};
@@ -313,8 +313,8 @@ int RunPagedHistories(const ExploreArguments& arguments,
       "paged: {} histories, {} of {} operations, {} differences, {:.1f} s; "
       "{} blocks found by prompts, {} copied on write, {} evicted\n",
       result.histories, Interrupted() ? "not all" : "all", arguments.depth,
-      differences, result.seconds, result.census.found, result.census.copied,
-      result.census.evicted);
+      differences, result.seconds, result.counts.found, result.counts.copied,
+      result.counts.evicted);
   return differences;
 }
 

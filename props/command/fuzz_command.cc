@@ -84,8 +84,8 @@ std::string ForcedTarget() {
   return forced == nullptr ? "" : forced;
 }
 
-std::vector<std::string> VacuityOf(const Census& census) {
-  std::vector<std::string> reasons = Vacuity(census);
+std::vector<std::string> VacuityOf(const CoverageCounts& counts) {
+  std::vector<std::string> reasons = CoverageGaps(counts);
   const std::string forced = ForcedTarget();
   // The target that the kernels report, not the setting.
   const std::string active = optimized::ActiveTarget();
@@ -95,33 +95,33 @@ std::vector<std::string> VacuityOf(const Census& census) {
   return reasons;
 }
 
-nlohmann::ordered_json CensusJson(const Census& census) {
+nlohmann::ordered_json CensusJson(const CoverageCounts& counts) {
   nlohmann::ordered_json probes;
-  for (std::size_t i = 0; i < kProbes.size(); ++i) {
-    probes[std::string(kProbes[i].name)] = census.hits[i];
+  for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
+    probes[std::string(kCoverageMarks[i].name)] = counts.hits[i];
   }
   return {{"probes", probes},
-          {"calls", census.calls},
-          {"refused", census.refused},
-          {"discarded", census.discarded},
-          {"full", census.full},
+          {"calls", counts.calls},
+          {"refused", counts.refused},
+          {"discarded", counts.discarded},
+          {"full", counts.full},
           {"forced_target", ForcedTarget()},
-          {"vacuity", VacuityOf(census)}};
+          {"vacuity", VacuityOf(counts)}};
 }
 
-void PrintCensus(const Census& census) {
-  for (std::size_t i = 0; i < kProbes.size(); ++i) {
-    fmt::print("{:>12} {:<22} {}\n", census.hits[i], kProbes[i].name,
-               kProbes[i].statement);
+void PrintCensus(const CoverageCounts& counts) {
+  for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
+    fmt::print("{:>12} {:<22} {}\n", counts.hits[i], kCoverageMarks[i].name,
+               kCoverageMarks[i].statement);
   }
   const auto print = [](std::int64_t count, std::int64_t of,
                         std::string_view what) {
     fmt::print("{:>12} of {} {}\n", count, of, what);
   };
-  print(census.refused, census.calls, "calls were refused");
-  print(census.discarded, census.histories, "histories were discarded");
-  print(census.full, census.histories, "histories had a full cache");
-  for (const std::string& reason : VacuityOf(census)) {
+  print(counts.refused, counts.calls, "calls were refused");
+  print(counts.discarded, counts.histories, "histories were discarded");
+  print(counts.full, counts.histories, "histories had a full cache");
+  for (const std::string& reason : VacuityOf(counts)) {
     fmt::print("VACUOUS {}\n", reason);
   }
 }
@@ -136,24 +136,24 @@ std::string FoundText(const Failure& failure, std::uint64_t seed) {
 nlohmann::ordered_json FuzzPagedJson(const FuzzOptions& options,
                                      const PagedSubject& subject,
                                      const PagedFuzzResult& result) {
-  const PagedCensus& census = result.census;
+  const PagedCoverageCounts& counts = result.counts;
   nlohmann::ordered_json json = {
-      {"operations", census.operations},
+      {"operations", counts.operations},
       {"histories", result.ran},
-      {"not_made", census.not_made},
+      {"not_made", counts.not_made},
       {"differences", result.failure ? 1 : 0},
       {"digest", fmt::format("{:016x}", result.digest)},
       {"seconds", result.seconds},
       {"seed", options.seed},
-      {"blocks_found", census.found}};
+      {"blocks_found", counts.found}};
   if (subject.level == Level::kIdentity) {
-    json["blocks_copied"] = census.copied;
-    json["blocks_evicted"] = census.evicted;
+    json["blocks_copied"] = counts.copied;
+    json["blocks_evicted"] = counts.evicted;
   }
-  json["truncations"] = census.truncated;
-  json["refused"] = census.full;
-  json["longest_append"] = census.longest;
-  json["dtype_pairs"] = census.dtypes.size();
+  json["truncations"] = counts.truncated;
+  json["refused"] = counts.full;
+  json["longest_append"] = counts.longest;
+  json["dtype_pairs"] = counts.dtypes.size();
   if (result.failure) json.update(FailureJson(*result.failure));
   if (!options.known_buckets.empty()) {
     json["passed_over"] = result.passed_over;
@@ -165,21 +165,21 @@ nlohmann::ordered_json FuzzPagedJson(const FuzzOptions& options,
 // Says how much ran, and how often rare states were reached.
 std::string CensusLine(const PagedSubject& subject,
                        const PagedFuzzResult& result, std::uint64_t seed) {
-  const PagedCensus& census = result.census;
+  const PagedCoverageCounts& counts = result.counts;
   std::string line = fmt::format(
       "{} operations in {} histories, {} differences, seed {}; {} blocks found "
       "by prompts, ",
-      census.operations, result.ran, result.failure ? 1 : 0, seed,
-      census.found);
+      counts.operations, result.ran, result.failure ? 1 : 0, seed,
+      counts.found);
   if (subject.level == Level::kIdentity) {
-    line += fmt::format("{} copied on write, {} evicted, ", census.copied,
-                        census.evicted);
+    line += fmt::format("{} copied on write, {} evicted, ", counts.copied,
+                        counts.evicted);
   }
   line += fmt::format("{} truncations, {} appends refused, {} pairs of dtypes",
-                      census.truncated, census.full, census.dtypes.size());
-  if (census.not_made > 0) {
+                      counts.truncated, counts.full, counts.dtypes.size());
+  if (counts.not_made > 0) {
     line += fmt::format("; {} more histories passed over: it has no such pools",
-                        census.not_made);
+                        counts.not_made);
   }
   return line + "\n";
 }
@@ -271,12 +271,12 @@ int RunFuzz(const FuzzArguments& arguments) {
       json["passed_over"] = result.passed_over;
       json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
     }
-    if (options.probes) json.update(CensusJson(result.census));
+    if (options.probes) json.update(CensusJson(result.counts));
     if (result.failure) json.update(FailureJson(*result.failure));
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
   } else {
-    if (options.probes) PrintCensus(result.census);
+    if (options.probes) PrintCensus(result.counts);
     if (result.failure) {
       fmt::print("{}{}", FailureText(*result.failure),
                  FoundText(*result.failure, options.seed));
@@ -289,7 +289,7 @@ int RunFuzz(const FuzzArguments& arguments) {
     fmt::print("{}", PassedOverText(result.passed_over, options.known_buckets));
   }
   if (result.failure) return Failed(arguments, *result.failure);
-  return options.probes && !VacuityOf(result.census).empty() ? 1 : 0;
+  return options.probes && !VacuityOf(result.counts).empty() ? 1 : 0;
 }
 
 int RunOnePaged(const FuzzArguments& arguments, const PagedSubject& subject) {
@@ -307,7 +307,7 @@ int RunOnePaged(const FuzzArguments& arguments, const PagedSubject& subject) {
   std::optional<Failure> failure;
   if (result.failure) {
     const PagedHistory shortest =
-        Shrink(*history, Hastily(subject, *result.failure));
+        Shrink(*history, WithShortTimeout(subject, *result.failure));
     failure = Explain(shortest, *result.failure, subject);
   }
   if (arguments.json) {
@@ -340,10 +340,10 @@ int RunOne(const FuzzArguments& arguments) {
                         arguments.html);
   }
   const Subject subject = TwinSubject(arguments.twin);
-  Story story;
+  CallTrace story;
   const RunResult result = RunHistory(*history, subject, &story);
   std::vector<std::string> calls;
-  for (const Step& step : story.steps) calls.push_back(StoryLine(step));
+  for (const Step& step : story.steps) calls.push_back(CallLineOf(step));
   if (!result.ran && !result.failure) {
     fmt::print(stderr, "kvtwin run: no cache can be made of '{}'{}{}\n",
                ToText(history->setup), calls.empty() ? "" : ": ",

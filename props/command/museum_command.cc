@@ -189,10 +189,10 @@ Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
   const std::vector<std::string>& only = arguments.only;
   if (!arguments.options.apply_only) {
     std::map<std::string, std::string> left_out;  // Ids by reason.
-    std::erase_if(*all, [&](const Exhibit& one) {
-      const std::string why = WhyNot(one, arguments.twin);
+    std::erase_if(*all, [&](const Exhibit& exhibit) {
+      const std::string why = WhyNot(exhibit, arguments.twin);
       if (why.empty()) return false;
-      left_out[why] += " " + one.id;
+      left_out[why] += " " + exhibit.id;
       return true;
     });
     for (const auto& [why, ids] : left_out) {

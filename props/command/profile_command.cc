@@ -110,8 +110,8 @@ int Report(const BackendInfo& info, const InferredProfile& profile, bool json) {
   fmt::print("\n{} histories\n", profile.asked);
   if (code == 0) return 0;
   fmt::print("On these it is wrong by any rules:\n");
-  for (const std::string& one : profile.unexplained) {
-    fmt::print("  {}\n", one);
+  for (const std::string& text : profile.unexplained) {
+    fmt::print("  {}\n", text);
   }
   return code;
 }

@@ -18,7 +18,7 @@
 #include "props/base/text_file.h"
 #include "props/command/command.h"
 #include "props/command/option_checks.h"
-#include "props/report/sieve.h"
+#include "props/report/finding_filter.h"
 #include "props/search/shrink_recording.h"
 
 namespace kvtwin::props {

@@ -20,7 +20,7 @@
 #include "props/base/check_name.h"
 #include "props/base/text_file.h"
 #include "props/laws/laws.h"
-#include "props/paged/paged_trio.h"
+#include "props/paged/paged_driver.h"
 
 namespace kvtwin::props {
 namespace {

@@ -53,7 +53,7 @@ struct Failure {
   // them.
   static constexpr std::int64_t kSteps = 40;
   std::vector<Step> trace = {};
-  Frame frame = {};
+  Viewport frame = {};
   std::int64_t left_out = 0;
   std::string story = {};  // The whole report as text.
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/elements.h"
-#include "props/compare/trio.h"
+#include "props/compare/differential_driver.h"
 
 namespace kvtwin::props {
 namespace {
@@ -740,7 +740,7 @@ TEST(FaultyTwins, ALegalClientIsNeverRefused) {
   const History history = *ParseHistory("kvt1 legal=1 seqs=1 cap=2 batch=4");
   const Subject subject = TwinSubject("reference");
   RunResult result;
-  Trio trio(history.setup, subject, nullptr, nullptr, result);
+  DifferentialDriver trio(history.setup, subject, nullptr, nullptr, result);
   ASSERT_TRUE(trio.SetUp());
   const Tokens many = {
       .positions = {0, 1, 2}, .sequences = {0, 0, 0}, .multimodal = {}};

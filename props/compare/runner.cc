@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "props/base/check_name.h"
-#include "props/compare/duo.h"
-#include "props/compare/trio.h"
+#include "props/compare/differential_driver.h"
+#include "props/compare/model_driver.h"
 #include "props/history/misuse.h"
 
 namespace kvtwin::props {
@@ -254,7 +254,8 @@ void Client::Put(const Op& op) {
   Note(op);
   if (done_ != nullptr) {
     done_->back().segments = segments;
-    for (Segment& one : done_->back().segments) one.seq -= setup_.first_id;
+    for (Segment& segment : done_->back().segments)
+      segment.seq -= setup_.first_id;
   }
   Tokens batch;
   for (const Segment& segment : segments) AppendSegment(segment, batch);
@@ -406,7 +407,7 @@ Subject TwinSubject(std::string_view twin) {
           .start_work = twin == "cuda" ? 250'000 : 2'500};
 }
 
-std::string StoryLine(const Step& step) {
+std::string CallLineOf(const Step& step) {
   if (step.answer.empty()) return step.call;
   return fmt::format("{} -> {}", step.call, step.answer);
 }
@@ -419,7 +420,7 @@ std::unique_ptr<Cache> RunReference(const History& history,
                                     std::vector<Op>* open) {
   static const Subject reference = TwinSubject("reference");
   RunResult result;
-  Trio trio(history.setup, reference, nullptr, nullptr, result);
+  DifferentialDriver trio(history.setup, reference, nullptr, nullptr, result);
   try {
     Client client(history.setup, reference, trio, open);
     if (!trio.SetUp()) return nullptr;
@@ -431,7 +432,7 @@ std::unique_ptr<Cache> RunReference(const History& history,
 
 }  // namespace
 
-History InTheOpen(const History& history) {
+History ExpandImplicit(const History& history) {
   History open{.setup = history.setup, .ops = {}};
   open.setup.legal = false;
   RunReference(history, &open.ops);
@@ -465,7 +466,7 @@ void Run(const History& history, const Subject& subject, Driver& driver,
 }
 
 // Adds the call that failed before its answer was told.
-void TellUnanswered(Story* story) {
+void TellUnanswered(CallTrace* story) {
   if (story == nullptr || story->calling.empty()) return;
   Step& step = story->steps.emplace_back();
   step.number = std::ssize(story->steps);
@@ -477,18 +478,18 @@ void TellUnanswered(Story* story) {
 }  // namespace
 
 RunResult RunHistory(const History& history, const Subject& subject,
-                     Story* story, Census* census) {
+                     CallTrace* story, CoverageCounts* counts) {
   if (subject.run) return subject.run(history, story, subject.hasty);
   RunResult result;
   if (subject.make_of && !subject.abilities.Fits(history.setup)) return result;
   std::optional<Observer> observer;
-  if (census != nullptr) observer.emplace(history.setup, *census);
+  if (counts != nullptr) observer.emplace(history.setup, *counts);
   if (subject.level == Level::kIdentity) {
-    Trio trio(history.setup, subject, story, observer ? &*observer : nullptr,
-              result);
+    DifferentialDriver trio(history.setup, subject, story,
+                            observer ? &*observer : nullptr, result);
     Run(history, subject, trio, result);
   } else {
-    Duo duo(history.setup, subject, story, result);
+    ModelDriver duo(history.setup, subject, story, result);
     Run(history, subject, duo, result);
   }
   if (result.failure) TellUnanswered(story);
@@ -499,7 +500,8 @@ RunResult RunHistory(const History& history, const Subject& subject,
 RunResult RunAgainst(const CacheMaker& make_reference, const History& history,
                      const Subject& subject) {
   RunResult result;
-  Trio trio(history.setup, subject, nullptr, nullptr, result, make_reference);
+  DifferentialDriver trio(history.setup, subject, nullptr, nullptr, result,
+                          make_reference);
   Run(history, subject, trio, result);
   return result;
 }

@@ -14,8 +14,8 @@
 #include "core/dialects/rules.h"
 #include "kvtwin/cache.h"
 #include "props/base/level.h"
+#include "props/compare/coverage_marks.h"
 #include "props/compare/failure.h"
-#include "props/compare/probes.h"
 #include "props/compare/step.h"
 #include "props/history/abilities.h"
 #include "props/history/history.h"
@@ -23,7 +23,7 @@
 namespace kvtwin::props {
 
 struct RunResult;
-struct Story;
+struct CallTrace;
 
 // A system under test: its name in reports, and a function that makes a cache.
 struct Subject {
@@ -46,7 +46,7 @@ struct Subject {
   // Used instead of `make` and `make_of`, if set: runs the history somewhere
   // else. With `hasty`, the history is known to hang, and the run waits a
   // shorter time for each answer.
-  std::function<RunResult(const History&, Story*, bool hasty)> run = {};
+  std::function<RunResult(const History&, CallTrace*, bool hasty)> run = {};
   bool hasty = false;
   // How long a failure is shrunk; 0: until it cannot be made any shorter.
   double shrink_seconds = 0;
@@ -75,9 +75,9 @@ Subject TwinSubject(std::string_view twin);
 
 // The record of a run: a step for each call. If there is a frame, the steps
 // from number `from` on are drawn.
-struct Story {
+struct CallTrace {
   std::vector<Step> steps;
-  std::optional<Frame> frame;
+  std::optional<Viewport> frame;
   std::int64_t from = 1;
   // Called after each step, if set.
   std::function<void(const Step&)> told = {};
@@ -85,7 +85,7 @@ struct Story {
 };
 
 // "Remove(0, 1, 2) -> ok"
-std::string StoryLine(const Step& step);
+std::string CallLineOf(const Step& step);
 
 struct RunResult {
   bool ran = false;  // False: no cache can be made from the setup.
@@ -99,19 +99,20 @@ struct RunResult {
 // Runs `history` and compares every answer. Adds the probes that it hits to
 // `census`, if given.
 RunResult RunHistory(const History& history, const Subject& subject,
-                     Story* story = nullptr, Census* census = nullptr);
+                     CallTrace* story = nullptr,
+                     CoverageCounts* counts = nullptr);
 
 // Returns `subject`, a cache or a pool, with a shorter time limit if `failure`,
 // which the subject is known to have, is a hang.
 template <class AnySubject>
-AnySubject Hastily(AnySubject subject, const Failure& failure) {
+AnySubject WithShortTimeout(AnySubject subject, const Failure& failure) {
   subject.hasty = subject.hasty || IsHang(failure);
   return subject;
 }
 
 // Returns `history` with a client that is not legal and makes the calls of the
 // legal client explicitly, including those that it adds on its own.
-History InTheOpen(const History& history);
+History ExpandImplicit(const History& history);
 
 // Returns the reference twin as it is after `history`, before Close; null if
 // its setup is refused.

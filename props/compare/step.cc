@@ -41,10 +41,10 @@ std::optional<Held> RowToken(std::int64_t row,
 }
 
 // Returns how a row of the mask sees a column.
-char Sight(MaskElement element, bool due, bool differs) {
+char Sight(MaskElement element, bool expected, bool differs) {
   if (element == MaskElement::kNeither) return '?';
   const bool seen = element == MaskElement::kAllows;
-  if (seen != due) return seen ? '+' : '-';
+  if (seen != expected) return seen ? '+' : '-';
   if (!seen) return '.';
   return differs ? 'x' : '#';
 }
@@ -60,21 +60,21 @@ bool FitsTogether(const KvView& view, VLayout v_layout) {
 // Returns the token that a column has the rows of. `due` are the tokens that
 // are expected there; `torn` is the token of which it has only the K or the V.
 FoundToken FoundAt(const RowOwners& owners, std::int64_t column, int cell,
-                   const std::vector<const LedgerToken*>& due,
+                   const std::vector<const LedgerToken*>& expected,
                    const LedgerToken* torn, bool has_cells) {
   const RowOwner owner =
-      torn == nullptr ? owners.Of(column, due) : owners.As(*torn, column);
-  FoundToken found;
-  found.token.cell = cell;
-  if (owner.token != nullptr) found.token = HeldOf(*owner.token, cell);
-  found.key = owner.key;
-  found.value = owner.value;
-  found.rows = owner.rows;
-  const bool is_due =
-      std::find(due.begin(), due.end(), owner.token) != due.end();
-  const bool wrong = !is_due || !owner.key || !owner.value;
-  found.differs = torn != nullptr || (has_cells && !due.empty() && wrong);
-  return found;
+      torn == nullptr ? owners.Of(column, expected) : owners.As(*torn, column);
+  FoundToken actual;
+  actual.token.cell = cell;
+  if (owner.token != nullptr) actual.token = HeldOf(*owner.token, cell);
+  actual.key = owner.key;
+  actual.value = owner.value;
+  actual.rows = owner.rows;
+  const bool is_expected = std::find(expected.begin(), expected.end(),
+                                     owner.token) != expected.end();
+  const bool wrong = !is_expected || !owner.key || !owner.value;
+  actual.differs = torn != nullptr || (has_cells && !expected.empty() && wrong);
+  return actual;
 }
 
 // Finds a token among others, in whatever cell.
@@ -123,8 +123,8 @@ bool SameTokens(const std::vector<Held>& a, const std::vector<Held>& b) {
   return rest.empty();
 }
 
-Frame Frame::Around(int first_cell, int column, int row) {
-  Frame frame{.row = row};
+Viewport Viewport::Around(int first_cell, int column, int row) {
+  Viewport frame{.row = row};
   const std::int64_t cell = std::int64_t{first_cell} + std::max(column, 0);
   if (cell < kCells || cell > kOpenEnd - kCells) return frame;
   frame.from = static_cast<int>(cell) - kCells / 2;
@@ -149,28 +149,29 @@ MaskPicture PictureOf(const TensorView& mask, int first_cell,
   return picture;
 }
 
-void DrawCells(const Frame& frame, std::vector<Held> cells,
-               const std::vector<Held>& found, int cell_count, Step& step) {
+void DrawCells(const Viewport& frame, std::vector<Held> cells,
+               const std::vector<Held>& actual, int cell_count, Step& step) {
   step.drawn = true;
   step.cell_count = cell_count;
   step.found.clear();
   step.missing.clear();
   const auto is_out = [&](int at) { return at < frame.from || at >= frame.to; };
-  if (found != cells) {
+  if (actual != cells) {
     const bool in_any_cell = !cells.empty() && cells.front().cell < 0;
-    std::vector<Held> due = cells;
-    for (const Held& held : found) {
-      const auto at = in_any_cell ? FindToken(due, held)
-                                  : std::find(due.begin(), due.end(), held);
-      const bool differs = at == due.end();
-      if (!differs) due.erase(at);
+    std::vector<Held> expected = cells;
+    for (const Held& held : actual) {
+      const auto at = in_any_cell
+                          ? FindToken(expected, held)
+                          : std::find(expected.begin(), expected.end(), held);
+      const bool differs = at == expected.end();
+      if (!differs) expected.erase(at);
       if (!is_out(held.cell)) step.found.push_back({held, differs});
     }
-    for (const Held& held : due) {
+    for (const Held& held : expected) {
       if (in_any_cell) {
         step.missing.push_back(held);
       } else if (!is_out(held.cell) &&
-                 std::ranges::none_of(found, [&](const Held& other) {
+                 std::ranges::none_of(actual, [&](const Held& other) {
                    return other.cell == held.cell;
                  })) {
         step.found.push_back({{held.cell, 0, {}}, true});
@@ -186,11 +187,11 @@ void DrawCells(const Frame& frame, std::vector<Held> cells,
   step.cells = std::move(cells);
 }
 
-void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
+void DrawView(const Viewport& frame, const ViewInQuestion& view, Step& step) {
   const CacheLedger& ledger = view.ledger;
-  if (ledger.encoder() || !FitsTogether(view.found, view.v_layout)) return;
-  const TensorView& mask = view.found.mask;
-  const int first_cell = view.found.first_cell;
+  if (ledger.encoder() || !FitsTogether(view.actual, view.v_layout)) return;
+  const TensorView& mask = view.actual.mask;
+  const int first_cell = view.actual.first_cell;
   MaskPicture picture{first_cell, mask.shape[0], 0, {}};
   picture.from =
       std::max<std::int64_t>(0, std::int64_t{frame.from} - first_cell);
@@ -199,17 +200,17 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
   const auto is_drawn = [&](std::int64_t column) {
     return column >= picture.from && column < to;
   };
-  const bool by_twin = view.due && view.due->mask.data != nullptr &&
-                       view.due->mask.shape == mask.shape &&
-                       view.due->first_cell == first_cell;
+  const bool by_twin = view.expected && view.expected->mask.data != nullptr &&
+                       view.expected->mask.shape == mask.shape &&
+                       view.expected->first_cell == first_cell;
 
-  const RowOwners owners(ledger, view.layer, view.found, view.v_layout);
+  const RowOwners owners(ledger, view.layer, view.actual, view.v_layout);
   // The tokens that are expected in a column; without cells, the tokens that
   // the rows match with it.
-  std::map<std::int64_t, std::vector<const LedgerToken*>> due;
+  std::map<std::int64_t, std::vector<const LedgerToken*>> expected;
   const bool has_cells = !step.cells.empty() && step.cells.front().cell >= 0;
   for (const Held& held : step.cells) {
-    if (has_cells) due[held.cell - first_cell] = TokensOf(ledger, held);
+    if (has_cells) expected[held.cell - first_cell] = TokensOf(ledger, held);
   }
   RowOwners::Torn torn;
   const auto by_ledger = [&](int row, MaskPicture::Row& drawn) {
@@ -217,7 +218,7 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
     for (std::int64_t column = picture.from; column < to; ++column) {
       const auto i = static_cast<std::size_t>(column);
       drawn.sights += sights.sights[i];
-      auto& tokens = due[column];
+      auto& tokens = expected[column];
       if (tokens.empty() && sights.tokens[i] != nullptr) {
         tokens.push_back(sights.tokens[i]);
       }
@@ -229,7 +230,7 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
     }
   };
   for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
-    if (row >= Frame::kRows && row != frame.row) {
+    if (row >= Viewport::kRows && row != frame.row) {
       ++step.rows_left_out;
       continue;
     }
@@ -243,7 +244,7 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
   for (std::int64_t column = picture.from; column < to; ++column) {
     const auto part = torn.find(column);
     step.found.push_back(FoundAt(
-        owners, column, first_cell + static_cast<int>(column), due[column],
+        owners, column, first_cell + static_cast<int>(column), expected[column],
         part == torn.end() ? nullptr : part->second, has_cells));
   }
   if (by_twin || !view.fresh) {
@@ -252,9 +253,9 @@ void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step) {
         const auto i = static_cast<std::size_t>(column - picture.from);
         const MaskElement element = MaskElementAt(mask, column, row.row);
         const bool seen = element == MaskElement::kAllows;
-        const bool is_due =
-            by_twin ? MaskAllows(view.due->mask, column, row.row) : seen;
-        row.sights += Sight(element, is_due, step.found[i].differs);
+        const bool is_expected =
+            by_twin ? MaskAllows(view.expected->mask, column, row.row) : seen;
+        row.sights += Sight(element, is_expected, step.found[i].differs);
       }
     }
   }

@@ -59,7 +59,7 @@ struct MaskPicture {
 };
 
 // The part of a large cache that is drawn: cells and mask rows.
-struct Frame {
+struct Viewport {
   static constexpr int kCells = 64;
   static constexpr int kRows = 24;
   int from = 0;
@@ -67,7 +67,7 @@ struct Frame {
   int row = -1;     // This row of the mask is drawn, even if it is past kRows.
 
   // Returns a frame with this column of the view; a negative column is none.
-  static Frame Around(int first_cell, int column, int row);
+  static Viewport Around(int first_cell, int column, int row);
 };
 
 // The token that was found in a cell. In a view, the token that the K and V
@@ -121,8 +121,9 @@ MaskPicture PictureOf(const TensorView& mask, int first_cell,
 struct ViewInQuestion {
   const reference::CacheLedger& ledger;
   int layer = 0;
-  KvView found;
-  std::optional<KvView> due;  // The view of a twin that follows the ledger.
+  KvView actual;
+  std::optional<KvView>
+      expected;  // The view of a twin that follows the ledger.
   VLayout v_layout = VLayout::kPlain;
   bool fresh = false;  // The ledger can judge the mask.
   const std::vector<std::int32_t>& positions;
@@ -132,12 +133,12 @@ struct ViewInQuestion {
 // Draws the tokens that are in the frame into `step`: those that are expected
 // in the cells, and those that are found in them. Expected tokens without cells
 // may be in any cell; if there are no cells at all, `found` is `cells`.
-void DrawCells(const Frame& frame, std::vector<Held> cells,
-               const std::vector<Held>& found, int cell_count, Step& step);
+void DrawCells(const Viewport& frame, std::vector<Held> cells,
+               const std::vector<Held>& actual, int cell_count, Step& step);
 // Draws the columns and the rows that are in the frame into `step`. A view of
 // an encoder, or whose tensors do not fit together, is not drawn. Requires:
 // DrawCells was called, and the view has a mask.
-void DrawView(const Frame& frame, const ViewInQuestion& view, Step& step);
+void DrawView(const Viewport& frame, const ViewInQuestion& view, Step& step);
 
 }  // namespace kvtwin::props
 

@@ -91,23 +91,23 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
                                const KvView& view, VLayout v_layout, int row) {
   const RowOwners owners(ledger, layer, view, v_layout);
   RowOwners::Torn torn;
-  const RowSights found = owners.SightsOf(row, torn);
-  const std::size_t at = found.sights.find_first_of("x+");
+  const RowSights actual = owners.SightsOf(row, torn);
+  const std::size_t at = actual.sights.find_first_of("x+");
   Failure wrong = WrongRow(row, -1, "");
-  const LedgerToken* due =
-      found.missing.empty() ? nullptr : found.missing[0].token;
+  const LedgerToken* expected =
+      actual.missing.empty() ? nullptr : actual.missing[0].token;
   if (at != std::string::npos) {
     wrong.column = static_cast<int>(at);
     wrong.text = fmt::format("row {} sees at column {} (cell {}) {}", row, at,
                              view.first_cell + wrong.column,
                              RowText(view, wrong.column, v_layout));
-    if (found.sights[at] == 'x') due = found.tokens[at];
+    if (actual.sights[at] == 'x') expected = actual.tokens[at];
   }
-  if (due != nullptr) {
+  if (expected != nullptr) {
     wrong.text += fmt::format(
         "{} {}",
         wrong.text.empty() ? fmt::format("row {} misses", row) : "; due is",
-        TokenText(*due, layer));
+        TokenText(*expected, layer));
     return wrong;
   }
   if (wrong.column < 0) return std::nullopt;
@@ -126,9 +126,9 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
 
 std::optional<Failure> FindWrongEncoderRow(const std::map<int, KvRows>& slots,
                                            int layer, const KvView& view) {
-  const auto same = [](const DenseTensor& due, const TensorView& found) {
-    return due.dtype == found.dtype && due.shape == found.shape &&
-           due.bytes == CopyOf(found, found.dtype).bytes;
+  const auto same = [](const DenseTensor& expected, const TensorView& actual) {
+    return expected.dtype == actual.dtype && expected.shape == actual.shape &&
+           expected.bytes == CopyOf(actual, actual.dtype).bytes;
   };
   const auto slot = slots.find(layer);
   if (slot == slots.end()) return WrongRow(0, -1, "nothing was ever put here");
@@ -159,17 +159,17 @@ RowOwners::RowOwners(const CacheLedger& ledger, int layer, const KvView& view,
 }
 
 RowOwner RowOwners::Of(std::int64_t column,
-                       const std::vector<const LedgerToken*>& due) const {
+                       const std::vector<const LedgerToken*>& expected) const {
   const std::uint64_t rows = HashColumn(view_, column, v_layout_);
-  for (const LedgerToken* token : due) {
+  for (const LedgerToken* token : expected) {
     if (!token->rows.contains(layer_)) return {token, true, true, rows};
   }
   const bool has_value = HasValue();
   const std::uint64_t key = HashRow(Slice(view_.key, 2, column), 0);
   const std::uint64_t value =
       has_value ? HashRow(RowOf(view_.value, v_layout_, column), 0) : 0;
-  const auto is_due = [&](const LedgerToken* token) {
-    return std::find(due.begin(), due.end(), token) != due.end();
+  const auto is_expected = [&](const LedgerToken* token) {
+    return std::find(expected.begin(), expected.end(), token) != expected.end();
   };
   RowOwner best{nullptr, false, false, rows};
   int best_score = 0;
@@ -177,7 +177,7 @@ RowOwner RowOwners::Of(std::int64_t column,
     const RowOwner owner{one.token, one.key == key,
                          !has_value || one.value == value, rows};
     const int score = (owner.key ? 4 : 0) + (has_value && owner.value ? 2 : 0) +
-                      (is_due(one.token) ? 1 : 0);
+                      (is_expected(one.token) ? 1 : 0);
     if (score < 2 || score <= best_score) continue;
     best = owner;
     best_score = score;
@@ -189,8 +189,8 @@ RowOwner RowOwners::As(const LedgerToken& token, std::int64_t column) const {
   RowOwner owner{&token, true, true, HashColumn(view_, column, v_layout_)};
   const auto stored = token.rows.find(layer_);
   if (stored == token.rows.end()) return owner;
-  const auto same = [](const DenseTensor& due, const TensorView& row) {
-    return HashDense(due, 0) == HashRow(row, 0);
+  const auto same = [](const DenseTensor& expected, const TensorView& row) {
+    return HashDense(expected, 0) == HashRow(row, 0);
   };
   owner.key = same(stored->second.key, Slice(view_.key, 2, column));
   owner.value = !HasValue() || same(stored->second.value,
@@ -210,7 +210,7 @@ class RowOwners::Matcher {
   RowSights Match(Torn& torn) {
     ReadMask();
     if (row_ >= own_.ledger_.rows()) return std::move(found_);
-    ListDue();
+    ListExpected();
     MatchWhole();
     MatchParts(torn);
     FindMissing();
@@ -230,29 +230,29 @@ class RowOwners::Matcher {
     }
   }
 
-  void ListDue() {
+  void ListExpected() {
     // Tokens that may be missing come last: those with equal rows are matched
     // before them.
     for (const bool may_miss : {false, true}) {
-      const auto is_due = [&](const LedgerToken& token) {
+      const auto is_expected = [&](const LedgerToken& token) {
         return own_.ledger_.MaySee(row_, token) &&
                own_.ledger_.MayMiss(row_, token) == may_miss;
       };
       for (const Hashes& one : own_.tokens_) {
-        if (is_due(*one.token)) due_.push_back(one);
+        if (is_expected(*one.token)) expected_.push_back(one);
       }
       for (const LedgerToken& token : own_.ledger_.tokens()) {
-        if (!token.rows.contains(own_.layer_) && is_due(token)) {
+        if (!token.rows.contains(own_.layer_) && is_expected(token)) {
           unknown_.insert(may_miss ? unknown_.end() : unknown_.begin(), &token);
         }
       }
     }
-    for (std::size_t i = 0; i < due_.size(); ++i) {
-      by_rows_.emplace(due_[i].rows, i);
-      by_part_.emplace(due_[i].key, i);
-      if (own_.HasValue()) by_part_.emplace(due_[i].value, i);
+    for (std::size_t i = 0; i < expected_.size(); ++i) {
+      by_rows_.emplace(expected_[i].rows, i);
+      by_part_.emplace(expected_[i].key, i);
+      if (own_.HasValue()) by_part_.emplace(expected_[i].value, i);
     }
-    taken_.assign(due_.size(), false);
+    taken_.assign(expected_.size(), false);
   }
 
   // Takes a token of `index` that no column has yet; null: there is none.
@@ -260,9 +260,9 @@ class RowOwners::Matcher {
   const LedgerToken* Take(const Index& index, std::uint64_t hash,
                           const Fits& fits) {
     for (auto [at, end] = index.equal_range(hash); at != end; ++at) {
-      if (taken_[at->second] || !fits(due_[at->second])) continue;
+      if (taken_[at->second] || !fits(expected_[at->second])) continue;
       taken_[at->second] = true;
-      return due_[at->second].token;
+      return expected_[at->second].token;
     }
     return nullptr;
   }
@@ -319,13 +319,14 @@ class RowOwners::Matcher {
     for (std::size_t i = 0; i < columns_; ++i) {
       if (found_.sights[i] == '.') hidden.emplace(own_.columns_[i], i);
     }
-    for (std::size_t i = 0; i < due_.size(); ++i) {
-      if (taken_[i] || own_.ledger_.MayMiss(row_, *due_[i].token)) continue;
-      RowSights::Missing missing{due_[i].token, -1};
-      const auto at = hidden.find(due_[i].rows);
+    for (std::size_t i = 0; i < expected_.size(); ++i) {
+      if (taken_[i] || own_.ledger_.MayMiss(row_, *expected_[i].token))
+        continue;
+      RowSights::Missing missing{expected_[i].token, -1};
+      const auto at = hidden.find(expected_[i].rows);
       if (at != hidden.end()) {
         found_.sights[at->second] = '-';
-        found_.tokens[at->second] = due_[i].token;
+        found_.tokens[at->second] = expected_[i].token;
         missing.column = static_cast<std::int64_t>(at->second);
         hidden.erase(at);
       }
@@ -344,12 +345,12 @@ class RowOwners::Matcher {
   const int row_;
   const std::size_t columns_;
   RowSights found_;
-  std::vector<Hashes> due_;
+  std::vector<Hashes> expected_;
   std::vector<const LedgerToken*> unknown_;  // They have no rows here.
   std::size_t next_unknown_ = 0;
   Index by_rows_;
   Index by_part_;
-  std::vector<bool> taken_;  // The tokens of due_ that a column has.
+  std::vector<bool> taken_;  // The tokens of expected_ that a column has.
 };
 
 RowSights RowOwners::SightsOf(int row, Torn& torn) const {

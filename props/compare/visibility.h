@@ -64,7 +64,7 @@ class RowOwners {
   // which may have any rows; if there is none, the token with equal rows, first
   // from `due`.
   RowOwner Of(std::int64_t column,
-              const std::vector<const reference::LedgerToken*>& due) const;
+              const std::vector<const reference::LedgerToken*>& expected) const;
   // Matches the columns that the row sees with the tokens that it must see, one
   // by one. A token that was never put in this layer may be any column that is
   // left. Requires: the mask is of the ledger's pass.

@@ -196,7 +196,7 @@ class Checker {
         queries(i, head) = query_[Index(row, head, i, q_.k_head_dim)];
       }
     }
-    const Eigen::MatrixXd due =
+    const Eigen::MatrixXd expected =
         reference::Attend(view, q_.layout, mask_row, queries, q_.scale());
     Eigen::MatrixXd sums;  // C in the bound.
     const DenseTensor sizes = SizesOfValues(view, mask_row, sums);
@@ -210,10 +210,10 @@ class Checker {
         const double bound =
             weighted(i, head) * share + 0x1p-39 * sums(i, head / q_.group);
         const float is = out_[Index(row, head, i, q_.v_head_dim)];
-        const double apart = std::abs(is - due(i, head));
+        const double apart = std::abs(is - expected(i, head));
         ASSERT_LE(apart, bound)
             << "row " << row << ", head " << head << ", element " << i << " is "
-            << is << " and should be " << due(i, head);
+            << is << " and should be " << expected(i, head);
         if (bound > 0) most_ = std::max(most_, apart / bound);
       }
     }

@@ -209,8 +209,8 @@ struct Blocks {
   TensorView RowOfToken(const DenseTensor& rows, int row, int token) const {
     const int block =
         table[static_cast<std::size_t>(row * most_blocks + token / block_size)];
-    const TensorView all = Slice(rows.view(), 3, block);
-    TensorView one = Slice(all, head_major ? 1 : 2, token % block_size);
+    const TensorView tensor = Slice(rows.view(), 3, block);
+    TensorView one = Slice(tensor, head_major ? 1 : 2, token % block_size);
     if (head_major) {
       one.shape = {one.shape[0], one.shape[2], 1, 1};
       one.stride = {one.stride[0], one.stride[2], 0, 0};
@@ -364,9 +364,9 @@ TEST_F(CudaAttention, WhatIsHiddenIsNotRead) {
     const std::vector<float> out = Decode(q, DrawQuery(draw, q), view, stream_);
     // The result is the only V row that exists.
     for (std::size_t i = 0; i < out.size(); ++i) {
-      const float due =
+      const float expected =
           LoadFrom(value.view(), static_cast<std::int64_t>(i) % q.v_head_dim);
-      EXPECT_NEAR(out[i], due, std::abs(due) * 0x1p-21F) << i;
+      EXPECT_NEAR(out[i], expected, std::abs(expected) * 0x1p-21F) << i;
     }
   }
 }

@@ -138,14 +138,14 @@ class CudaCaches : public ::testing::Test {
 
   // Compares the views of both caches, read on this stream.
   void ExpectSame(cudaStream_t stream) {
-    const Result<KvView> due = reference_->Get();
+    const Result<KvView> expected = reference_->Get();
     const Result<KvView> got = cuda_->On(stream).Get();
-    ASSERT_TRUE(due.ok() && got.ok()) << got.status().ToString();
+    ASSERT_TRUE(expected.ok() && got.ok()) << got.status().ToString();
     EXPECT_EQ(got->device, Device::kCuda);
     EXPECT_EQ(got->stream, stream);
-    EXPECT_EQ(got->first_cell, due->first_cell);
+    EXPECT_EQ(got->first_cell, expected->first_cell);
     for (const auto tensor : {&KvView::key, &KvView::value, &KvView::mask}) {
-      const TensorView& expected = (*due).*tensor;
+      const TensorView& expected = (*expected).*tensor;
       EXPECT_EQ(Read((*got).*tensor, stream), CopyOf(expected, expected.dtype));
     }
   }
@@ -398,10 +398,10 @@ TEST_F(CudaCaches, TakeMuchOfTheHost) {
         ASSERT_TRUE(status.ok()) << status.ToString();
       }
     }
-    const KvView due = *reference->Get();
+    const KvView expected = *reference->Get();
     const KvView got = *made->On(stream_).Get();
-    EXPECT_EQ(Read(got.key, stream_), CopyOf(due.key, DType::kF32));
-    EXPECT_EQ(Read(got.value, stream_), CopyOf(due.value, DType::kF32));
+    EXPECT_EQ(Read(got.key, stream_), CopyOf(expected.key, DType::kF32));
+    EXPECT_EQ(Read(got.value, stream_), CopyOf(expected.value, DType::kF32));
   }
 }
 
@@ -549,12 +549,13 @@ TEST_F(CudaCaches, EncodersHoldWhatTheReferenceHolds) {
         ASSERT_TRUE(cache->SetLayerType(type).ok());
         const TensorView view = device ? rows.OnDevice() : rows.OnHost();
         ASSERT_TRUE(cache->UnderlyingCache()->Put(view, view).ok());
-        const KvView due = *reference_->Get();
+        const KvView expected = *reference_->Get();
         const KvView got = *cache->UnderlyingCache()->Get();
         if (!device) continue;
         EXPECT_EQ(got.device, Device::kCuda);
         EXPECT_EQ(got.stream, stream_);
-        EXPECT_EQ(Read(got.key, stream_), CopyOf(due.key, due.key.dtype));
+        EXPECT_EQ(Read(got.key, stream_),
+                  CopyOf(expected.key, expected.key.dtype));
       }
       ASSERT_TRUE(cache->SnapshotTo(states[device ? 1 : 0]).ok());
     }
@@ -601,14 +602,16 @@ TEST_F(CudaCaches, PoolsHoldWhatTheReferenceHolds) {
     ASSERT_TRUE(pool.Append(0, 1, rows.OnDevice(), rows.OnHost()).ok());
     ASSERT_TRUE(reference->Append(0, 1, rows.OnHost(), rows.OnHost()).ok());
     const auto got = *pool.Views(0, 1);
-    const auto due = *reference->Views(0, 1);
-    ASSERT_EQ(got.size(), due.size());
+    const auto expected = *reference->Views(0, 1);
+    ASSERT_EQ(got.size(), expected.size());
     const Result<PagedKv> blocks = (*made)->Blocks(1);
     ASSERT_TRUE(blocks.ok());
     EXPECT_FALSE((*made)->Blocks(2).ok());
     for (std::size_t i = 0; i < got.size(); ++i) {
-      EXPECT_EQ(Read(got[i].key, stream_), CopyOf(due[i].key, DType::kF16));
-      EXPECT_EQ(Read(got[i].value, stream_), CopyOf(due[i].value, DType::kF32));
+      EXPECT_EQ(Read(got[i].key, stream_),
+                CopyOf(expected[i].key, DType::kF16));
+      EXPECT_EQ(Read(got[i].value, stream_),
+                CopyOf(expected[i].value, DType::kF32));
       EXPECT_EQ(got[i].key.data, blocks->key.at(0, 0, 0, got[i].block));
       EXPECT_EQ(got[i].value.data, blocks->value.at(0, 0, 0, got[i].block));
       EXPECT_EQ(blocks->value.dtype, DType::kF32);

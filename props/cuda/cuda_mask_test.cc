@@ -68,10 +68,11 @@ std::int64_t Stride(DType dtype, std::int64_t cells) {
 
 // The expected bytes after the piece was written over kBefore.
 Bytes Due(const Cells& cells, const MaskPiece& piece, DType dtype) {
-  Bytes due(static_cast<std::size_t>(Stride(dtype, cells.count)), kBefore);
+  Bytes expected(static_cast<std::size_t>(Stride(dtype, cells.count)), kBefore);
   const std::int64_t columns = piece.end - piece.first;
   if (dtype == DType::kBits) {
-    std::fill_n(due.begin(), (columns + kWord - 1) / kWord * 8, std::byte{0});
+    std::fill_n(expected.begin(), (columns + kWord - 1) / kWord * 8,
+                std::byte{0});
   }
   for (std::int64_t i = 0; i < columns; ++i) {
     const bool shows =
@@ -82,12 +83,12 @@ Bytes Due(const Cells& cells, const MaskPiece& piece, DType dtype) {
                                                         : 0xFF80;
     const std::uint32_t element = shows ? 0 : hidden;
     if (dtype == DType::kBits) {
-      due[at / 8] |= static_cast<std::byte>(shows) << (at % 8);
+      expected[at / 8] |= static_cast<std::byte>(shows) << (at % 8);
     } else {
-      std::memcpy(&due[at * SizeOf(dtype)], &element, SizeOf(dtype));
+      std::memcpy(&expected[at * SizeOf(dtype)], &element, SizeOf(dtype));
     }
   }
-  return due;
+  return expected;
 }
 
 void ExpectWritten(const Cells& cells, std::vector<MaskPiece> pieces,
@@ -99,10 +100,10 @@ void ExpectWritten(const Cells& cells, std::vector<MaskPiece> pieces,
   const DeviceBytes out(
       Bytes(static_cast<std::size_t>(stride) * pieces.size(), kBefore));
   std::int64_t longest = 0;
-  Bytes due;
+  Bytes expected;
   for (MaskPiece& piece : pieces) {
     const Bytes row = Due(cells, piece, dtype);
-    due.insert(due.end(), row.begin(), row.end());
+    expected.insert(expected.end(), row.begin(), row.end());
     longest = std::max(longest, piece.end - piece.first);
     piece.out = out.data() + stride * (&piece - pieces.data());
     if (piece.members != nullptr) piece.members = members.data<std::uint64_t>();
@@ -113,7 +114,7 @@ void ExpectWritten(const Cells& cells, std::vector<MaskPiece> pieces,
                       cells.count, dtype, nullptr),
             cudaSuccess);
   const Bytes got = out.Download();
-  const auto [differs, of_due] = std::ranges::mismatch(got, due);
+  const auto [differs, of_due] = std::ranges::mismatch(got, expected);
   EXPECT_EQ(differs, got.end())
       << DTypeName(dtype) << ", " << cells.count << " cells, byte "
       << (differs - got.begin()) % stride << " of piece "
@@ -197,8 +198,8 @@ void ExpectUpdated(Random& random, std::size_t words, std::size_t updates,
                         {from.data<int>(), to.data<int>(), std::ssize(cells)},
                         nullptr),
             cudaSuccess);
-  const auto expect = [](const DeviceBytes& got, auto due) {
-    const auto bytes = std::as_bytes(std::span(due));
+  const auto expect = [](const DeviceBytes& got, auto expected) {
+    const auto bytes = std::as_bytes(std::span(expected));
     EXPECT_TRUE(std::ranges::equal(got.Download(), bytes));
   };
   expect(device_members, members);

@@ -41,10 +41,10 @@ TEST(CudaMoves, OrderedAsChains) {
     Random random(seed);
     const int cells = random.Pick(20) + 1;
     const std::vector<CellMove> moves = SomeMoves(random, cells);
-    std::vector<int> due(static_cast<std::size_t>(cells));
-    std::iota(due.begin(), due.end(), 0);
-    std::vector<int> found = due;
-    for (const auto& [from, to] : moves) due[to] = static_cast<int>(from);
+    std::vector<int> expected(static_cast<std::size_t>(cells));
+    std::iota(expected.begin(), expected.end(), 0);
+    std::vector<int> actual = expected;
+    for (const auto& [from, to] : moves) expected[to] = static_cast<int>(from);
     MoveChains chains;
     chains.cells = {1, 2, 3};  // Left over from another call.
     OrderMoves(moves, chains);
@@ -63,13 +63,13 @@ TEST(CudaMoves, OrderedAsChains) {
                                                 chains.begins[c]));
       ASSERT_GE(chain.size(), 2U);
       const auto at = [&](std::size_t i) -> int& {
-        return found[static_cast<std::size_t>(chain[i])];
+        return actual[static_cast<std::size_t>(chain[i])];
       };
       const int first = at(0);
       for (std::size_t i = 1; i < chain.size(); ++i) at(i - 1) = at(i);
       if (chains.cycles[c] != 0) at(chain.size() - 1) = first;
     }
-    EXPECT_EQ(found, due) << seed;
+    EXPECT_EQ(actual, expected) << seed;
   }
 }
 

@@ -53,13 +53,13 @@ void ExpectCopied(Random& random, DType dtype, const Shape& shape) {
   TensorView view = source.view;
   // Four dimensions, as in encoders; the last one repeats the others.
   if (random.Pick(3) == 0) view.shape[3] = 2;
-  Bytes due(DenseBytes(dtype, view.shape));
-  optimized::CopyDense(view, due.data());
-  Bytes before(due.size() + 16, std::byte{0xA5});
+  Bytes expected(DenseBytes(dtype, view.shape));
+  optimized::CopyDense(view, expected.data());
+  Bytes before(expected.size() + 16, std::byte{0xA5});
   const DeviceBytes out(before);
   view.data = bytes.data() + source.offset;
   ASSERT_EQ(CopyDense(view, out.data(), nullptr), cudaSuccess);
-  std::copy(due.begin(), due.end(), before.begin());
+  std::copy(expected.begin(), expected.end(), before.begin());
   EXPECT_TRUE(out.Download() == before)
       << DTypeName(dtype) << " " << ShapeText(view.shape);
 }
@@ -86,23 +86,23 @@ void ExpectGathered(Random& random, const Rows& rows, const TensorView& view) {
     cells.push_back(random.Pick(static_cast<int>(rows.stored.cells)));
   }
   if (random.Pick(2) == 0) std::sort(cells.begin(), cells.end());
-  Bytes due;
+  Bytes expected;
   for (const int cell : cells) {
     const TensorView row = RowOf(view, rows.stored.layout, cell);
-    const std::size_t at = due.size();
-    due.resize(at + rows.row_bytes());
-    WriteDense(row, row.dtype, &due[at]);
+    const std::size_t at = expected.size();
+    expected.resize(at + rows.row_bytes());
+    WriteDense(row, row.dtype, &expected[at]);
   }
   const std::size_t offset = random.OneOf<std::size_t>({0, 0, 4, 8}) *
                              (rows.part() == 4 ? 1 : rows.part());
-  Bytes before(offset + due.size() + 16, std::byte{0xA5});
+  Bytes before(offset + expected.size() + 16, std::byte{0xA5});
   const DeviceBytes out(before);
   const DeviceBytes bytes(rows.bytes);
   const DeviceBytes list(cells);
   ASSERT_EQ(GatherRows(On(bytes, rows), list.data<int>(), count,
                        out.data() + offset, nullptr),
             cudaSuccess);
-  std::copy(due.begin(), due.end(),
+  std::copy(expected.begin(), expected.end(),
             before.begin() + static_cast<std::ptrdiff_t>(offset));
   EXPECT_TRUE(out.Download() == before);
 }
@@ -178,9 +178,9 @@ TEST(CudaRows, RoundAsTheDefinitionDoes) {
       TensorView view =
           DenseView(spread.data(), DType::kF32, {32, 1, tokens, 1});
       for (std::int64_t& stride : view.stride) stride *= 1 + gap;
-      const DenseTensor due = CopyOf(view, dtype);
+      const DenseTensor expected = CopyOf(view, dtype);
       const DeviceBytes from(spread);
-      const DeviceBytes to(Bytes(due.bytes.size()));
+      const DeviceBytes to(Bytes(expected.bytes.size()));
       std::vector<int> cells(static_cast<std::size_t>(tokens));
       std::iota(cells.begin(), cells.end(), 0);
       const DeviceBytes list(cells);
@@ -188,7 +188,7 @@ TEST(CudaRows, RoundAsTheDefinitionDoes) {
       const StoredRows rows = {to.data(), dtype, VLayout::kPlain,
                                32,        1,     tokens};
       ASSERT_EQ(PutRows(view, list.data<int>(), rows, nullptr), cudaSuccess);
-      EXPECT_TRUE(to.Download() == due.bytes) << DTypeName(dtype) << gap;
+      EXPECT_TRUE(to.Download() == expected.bytes) << DTypeName(dtype) << gap;
     }
   }
 }

@@ -94,20 +94,20 @@ TEST(CudaRows, ShiftEveryNarrowNumber) {
     for (const Shift& shift : Shifts()) {
       for (const int head_dim : {2, 64, 256, 1 << 14}) {
         if (IsBlockDType(dtype) && head_dim < kBlockElements) continue;
-        DenseTensor due = AllOf(dtype, head_dim);
-        const DeviceBytes bytes(due.bytes);
+        DenseTensor expected = AllOf(dtype, head_dim);
+        const DeviceBytes bytes(expected.bytes);
         const DeviceBytes cells(std::vector<int>{0});
         const ShiftThere there(shift, -5, head_dim);
         const StoredRows keys = {bytes.data(),
                                  dtype,
                                  VLayout::kPlain,
                                  head_dim,
-                                 static_cast<int>(due.shape[1]),
+                                 static_cast<int>(expected.shape[1]),
                                  1};
         ASSERT_EQ(ShiftRows(keys, cells.data<int>(), 1, there.there, nullptr),
                   cudaSuccess);
-        ASSERT_TRUE(ShiftStored(shift, 0, -5, due).ok());
-        ASSERT_TRUE(bytes.Download() == due.bytes)
+        ASSERT_TRUE(ShiftStored(shift, 0, -5, expected).ok());
+        ASSERT_TRUE(bytes.Download() == expected.bytes)
             << DTypeName(dtype) << ' ' << head_dim;
       }
     }
@@ -121,20 +121,20 @@ TEST(CudaRows, ShiftMoreThanAGridHasThreads) {
   for (const auto& [dtype, head_dim, heads, cells] :
        {std::tuple(DType::kF8, 1, 1'100'000, 1),
         std::tuple(DType::kQ4, 32, 8, 4200)}) {
-    DenseTensor due{dtype, {head_dim, heads * cells, 1, 1}, {}};
-    due.bytes.resize(DenseBytes(dtype, due.shape));
-    for (std::byte& byte : due.bytes) {
+    DenseTensor expected{dtype, {head_dim, heads * cells, 1, 1}, {}};
+    expected.bytes.resize(DenseBytes(dtype, expected.shape));
+    for (std::byte& byte : expected.bytes) {
       byte = static_cast<std::byte>(random.Bits());
     }
-    const DeviceBytes bytes(due.bytes);
+    const DeviceBytes bytes(expected.bytes);
     const DeviceBytes list(Count(cells));
     const ShiftThere there(shift, 1, head_dim);
     ASSERT_EQ(ShiftRows({bytes.data(), dtype, VLayout::kPlain, head_dim, heads,
                          cells},
                         list.data<int>(), cells, there.there, nullptr),
               cudaSuccess);
-    ASSERT_TRUE(ShiftStored(shift, 0, 1, due).ok());
-    EXPECT_TRUE(bytes.Download() == due.bytes);
+    ASSERT_TRUE(ShiftStored(shift, 0, 1, expected).ok());
+    EXPECT_TRUE(bytes.Download() == expected.bytes);
   }
 }
 

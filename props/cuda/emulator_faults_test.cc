@@ -198,9 +198,9 @@ TEST_F(CudaFaults, APassThatFailedLeavesNothingUntold) {
       emulator::FailNext(call, cudaErrorLaunchOutOfResources, after);
       EXPECT_EQ(cache.Start({64}, {1}), StatusCode::kDeviceError);
       cache.Append(1, 64, {1000});
-      std::vector<float> due(tags.begin(), tags.begin() + 64);
-      due.push_back(1000);
-      EXPECT_EQ(cache.SeenV(0), due);
+      std::vector<float> expected(tags.begin(), tags.begin() + 64);
+      expected.push_back(1000);
+      EXPECT_EQ(cache.SeenV(0), expected);
     }
   }
 }
@@ -322,19 +322,19 @@ TEST_F(CudaFaults, AtEachCallAreAnswersOnly) {
       TestCache cache(spec, "cuda");
       emulator::FailNext(call, cudaErrorMemoryAllocation, after);
       bool failed = !Init(*cache, 6).ok();
-      std::vector<float> due;
+      std::vector<float> expected;
       for (int i = 0; i < 6 && !failed; ++i) {
         const auto tag = static_cast<float>(i + 1);
         failed = cache.Start({i}, {0}) != StatusCode::kOk ||
                  cache.Put({tag}) != StatusCode::kOk;
-        due.push_back(tag);
+        expected.push_back(tag);
         const Result<KvView> view = cache->Get();
         failed = failed || !view.ok();
         if (failed) break;
         for (std::int64_t c = 0; c < view->mask.shape[0]; ++c) {
           if (!MaskAllows(view->mask, c, 0)) continue;
           EXPECT_EQ(LoadElement(view->value.at(0, 0, c), DType::kF32),
-                    due[static_cast<std::size_t>(c)]);
+                    expected[static_cast<std::size_t>(c)]);
         }
       }
       (void)cache->Remove(0, 1, 2);

@@ -178,9 +178,10 @@ std::string FuzzSnapshot(Bytes bytes) {
     return fmt::format("Restore is '{}' by the reference, '{}' by optimized",
                        by_reference.ToString(), by_optimized.ToString());
   }
-  const CacheState& due = by_reference.ok() ? state : before;
-  if (*reference->Snapshot() != due) return "the reference is not as restored";
-  if (*optimized->Snapshot() != due) return "optimized is not as restored";
+  const CacheState& expected = by_reference.ok() ? state : before;
+  if (*reference->Snapshot() != expected)
+    return "the reference is not as restored";
+  if (*optimized->Snapshot() != expected) return "optimized is not as restored";
   DoPass(pick, setup, twins);
   if (*optimized->Snapshot() == *reference->Snapshot()) return "";
   return "the twins go on differently";

@@ -37,10 +37,10 @@ std::string Judge(const std::vector<std::byte>& given) {
     return read.status().message().empty() ? "refused without a reason" : "";
   }
   for (const int sequence : {0, 1}) {
-    const CacheState one = SequenceOf(*read, sequence);
-    const std::vector<int> cells(std::max<std::size_t>(1, one.caches.size()),
+    const CacheState state = SequenceOf(*read, sequence);
+    const std::vector<int> cells(std::max<std::size_t>(1, state.caches.size()),
                                  kOpenEnd);
-    (void)WithSequence(*read, kOpenEnd, one, cells);
+    (void)WithSequence(*read, kOpenEnd, state, cells);
   }
   return StateToBytes(*read) == given ? "" : "is not written as it was read";
 }

@@ -19,7 +19,7 @@ constexpr StatusCode kUntimely = StatusCode::kFailedPrecondition;
 // The actual answer, and the expected code.
 struct Answer {
   Status status;
-  StatusCode due = kInvalid;
+  StatusCode expected = kInvalid;
 };
 
 Status Start(Cache& cache, const std::vector<std::int32_t>& positions,
@@ -422,9 +422,9 @@ std::optional<std::string> TryMisuse(Cache& cache, int which,
       kMisuses[static_cast<std::size_t>(which % MisuseCount())];
   const std::uint64_t before = Fingerprint(cache);
   const Answer answer = entry.run(cache, context);
-  if (answer.status.code() != answer.due) {
+  if (answer.status.code() != answer.expected) {
     return fmt::format("{} is '{}', due is {}", entry.name,
-                       answer.status.ToString(), StatusName(answer.due));
+                       answer.status.ToString(), StatusName(answer.expected));
   }
   if (answer.status.message().empty()) {
     return fmt::format("{} is refused without a message", entry.name);

@@ -103,10 +103,10 @@ LawResult Matched(const Script& script, std::optional<Session> left,
   }
   const std::vector<Query> queries = left->Queries();
   std::vector<SeenRow> seen = left->Look(queries);
-  std::vector<SeenRow> due = right->Look(queries);
-  if (!left->is_twin()) KeepCommon(seen, due);
+  std::vector<SeenRow> expected = right->Look(queries);
+  if (!left->is_twin()) KeepCommon(seen, expected);
   const auto wrong =
-      CompareRows(seen, due, left->setup().init.dtype, match.slack);
+      CompareRows(seen, expected, left->setup().init.dtype, match.slack);
   if (wrong) return {1, "in the end: " + *wrong};
   return Finished(*left, *right, compared);
 }

@@ -136,7 +136,7 @@ History ShrinkUnderLaw(const Law& law, const History& history,
   if (subject.is_twin()) return Shrink(history, rerun);
   // In its time, and within what it can.
   Subject judged = subject;
-  judged.run = [&](const History& candidate, Story*, bool) {
+  judged.run = [&](const History& candidate, CallTrace*, bool) {
     return RunResult{.ran = true, .failure = rerun(candidate)};
   };
   return Shrink(history, judged);

@@ -67,12 +67,12 @@ TEST(Laws, AreListedInTheDocs) {
   for (std::string line; std::getline(in, line);) {
     if (line.starts_with("- **")) listed.push_back(line);
   }
-  std::vector<std::string> due;
+  std::vector<std::string> expected;
   for (const Law& law : Laws()) {
-    due.push_back(
+    expected.push_back(
         fmt::format("- **{}** {} ({})", law.name, law.statement, law.rules));
   }
-  EXPECT_EQ(listed, due);
+  EXPECT_EQ(listed, expected);
 }
 
 // The optimized twin with one bug.

@@ -36,10 +36,10 @@ bool Splits(Session& session, const Call& start) {
 }
 
 Call OneRow(const Call& put, std::int64_t row) {
-  Call one = put;
-  one.key = CopyOf(Slice(put.key.view(), 2, row), put.key.dtype);
-  one.value = CopyOf(Slice(put.value.view(), 2, row), put.value.dtype);
-  return one;
+  Call call = put;
+  call.key = CopyOf(Slice(put.key.view(), 2, row), put.key.dtype);
+  call.value = CopyOf(Slice(put.value.view(), 2, row), put.value.dtype);
+  return call;
 }
 
 LawResult BatchSplitting(const History& history, const Subject& subject) {
@@ -145,8 +145,8 @@ LawResult Fullness(const History& history, const Subject& subject) {
     const Answer answer = PlayPlain(*session, script, i);
     if (!Stores(call)) continue;
     ++result.judged;
-    const StatusCode due = room ? StatusCode::kOk : StatusCode::kCacheFull;
-    if (answer.code == due) continue;
+    const StatusCode expected = room ? StatusCode::kOk : StatusCode::kCacheFull;
+    if (answer.code == expected) continue;
     return {1, After(script, i,
                      fmt::format("there is {}room, the answer is {}",
                                  room ? "" : "no ", ToText(answer)))};
@@ -370,22 +370,24 @@ LawResult Visibility(const History& history, const Subject& subject) {
           LowestSeen(session->spec(type), script.setup, position);
       const std::int32_t high =
           excepted[type].contains(row) ? kOpenEnd : position;
-      std::vector<std::int32_t> due;
+      std::vector<std::int32_t> expected;
       for (const CellEntry& entry : session->Cells(type)) {
         const bool in_range = entry.position >= low && entry.position <= high;
-        if (entry.sequence == seq && in_range) due.push_back(entry.position);
+        if (entry.sequence == seq && in_range)
+          expected.push_back(entry.position);
       }
-      std::sort(due.begin(), due.end());
+      std::sort(expected.begin(), expected.end());
       ++result.judged;
-      const bool same = std::equal(
-          due.begin(), due.end(), seen.tokens.begin(), seen.tokens.end(),
-          [](auto at, auto& token) { return at == token.position; });
+      const bool same =
+          std::equal(expected.begin(), expected.end(), seen.tokens.begin(),
+                     seen.tokens.end(),
+                     [](auto at, auto& token) { return at == token.position; });
       if (same) continue;
       return {1, After(script, i,
                        fmt::format("row {} of layer {} sees {} tokens, or not "
                                    "those at positions [{}]",
                                    row, layer, seen.tokens.size(),
-                                   fmt::join(due, " ")))};
+                                   fmt::join(expected, " ")))};
     }
   }
   return result;
@@ -426,8 +428,8 @@ LawResult WindowHides(const History& history, const Subject& subject) {
         call.kind == CallKind::kRemove || call.kind == CallKind::kCopy;
     if (keeps_mask) comparable = false;
     if (!comparable || !AtRest(script, i)) continue;
-    std::vector<SeenRow> due = right->PassRows();
-    for (SeenRow& row : due) {
+    std::vector<SeenRow> expected = right->PassRows();
+    for (SeenRow& row : expected) {
       const int type = left->TypeOf(row.layer);
       if (left->IsEncoder(type)) continue;
       const std::int64_t low =
@@ -437,7 +439,7 @@ LawResult WindowHides(const History& history, const Subject& subject) {
       });
     }
     ++result.judged;
-    if (auto wrong = CompareRows(left->PassRows(), due, dtype, 0)) {
+    if (auto wrong = CompareRows(left->PassRows(), expected, dtype, 0)) {
       return {1, After(script, i, "against a causal cache: " + *wrong)};
     }
   }

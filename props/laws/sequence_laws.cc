@@ -203,15 +203,15 @@ LawResult Replay(const History& history, const Subject& subject) {
       return {1, "a fresh cache refuses the surviving tokens"};
     }
     for (const Call& put : refill->puts) fresh->Do(put);
-    std::vector<SeenRow> due = seen;
-    std::erase_if(due, [&](const SeenRow& row) {
+    std::vector<SeenRow> expected = seen;
+    std::erase_if(expected, [&](const SeenRow& row) {
       return session->TypeOf(row.layer) != type ||
              !fresh->put_layers().contains(row.layer);
     });
-    std::vector<SeenRow> found = fresh->Look(queries);
-    if (!subject.is_twin()) KeepCommon(due, found);
+    std::vector<SeenRow> actual = fresh->Look(queries);
+    if (!subject.is_twin()) KeepCommon(expected, actual);
     ++result.judged;
-    if (auto wrong = CompareRows(due, found, setup.init.dtype, 0)) {
+    if (auto wrong = CompareRows(expected, actual, setup.init.dtype, 0)) {
       return {1, "against a fresh cache: " + *wrong};
     }
   }
@@ -419,14 +419,14 @@ std::optional<std::string> ShiftedAndBack(const Setup& setup, int distance,
   put.key = fill(RowRole::kKey, setup.rows.k_head_dim);
   put.value = fill(RowRole::kValue, setup.rows.v_head_dim);
   const Query last{kTokens - 1, setup.first_id};
-  std::vector<SeenRow> due = {{0, last, {}}};
+  std::vector<SeenRow> expected = {{0, last, {}}};
   const auto low = LowestSeen(setup.spec, setup, last.position);
   for (auto i = static_cast<std::int32_t>(low); i < kTokens; ++i) {
     const auto stored = [&](const DenseTensor& rows, DType dtype) {
       return CopyOf(Slice(rows.view(), 2, i + 1), dtype).bytes;
     };
     const DType k_dtype = setup.init.dtype;
-    due[0].tokens.push_back(
+    expected[0].tokens.push_back(
         {i, stored(put.value, setup.config.v_dtype.value_or(k_dtype)),
          stored(put.key, k_dtype)});
   }
@@ -439,7 +439,7 @@ std::optional<std::string> ShiftedAndBack(const Setup& setup, int distance,
   }
   // The elements were rounded at the size that they have while shifted.
   const bool exact = setup.spec.shift.kind == ShiftKind::kIdentity;
-  return CompareRows(session->Look({last}), due, setup.init.dtype,
+  return CompareRows(session->Look({last}), expected, setup.init.dtype,
                      exact ? 0 : ShiftSlack(setup), distance);
 }
 
@@ -511,11 +511,12 @@ LawResult ResumeIsHonest(const History& history, const Subject& subject) {
         if (clone.IsEncoder(type)) continue;
         const std::int64_t low =
             LowestSeen(clone.spec(type), script.setup, pos);
-        std::int64_t due = low;
+        std::int64_t expected = low;
         for (const SeenToken& token : row.tokens) {
-          if (token.position == due) ++due;
+          if (token.position == expected) ++expected;
         }
-        if (due == pos + 1 && std::ssize(row.tokens) == due - low) continue;
+        if (expected == pos + 1 && std::ssize(row.tokens) == expected - low)
+          continue;
         return {1, yes + fmt::format("layer {} does not show each position of "
                                      "{} to {} once",
                                      row.layer, low, pos)};

@@ -11,8 +11,8 @@
 #include "core/elements.h"
 #include "core/mask_elements.h"
 #include "props/base/forwarding_cache.h"
+#include "props/compare/differential_driver.h"
 #include "props/compare/failure.h"
-#include "props/compare/trio.h"
 #include "props/compare/visibility.h"
 #include "props/history/rows.h"
 

@@ -261,11 +261,12 @@ std::optional<std::string> StoredAsPut(Session& session, const Call& put) {
     const std::int64_t column = cells[row] - view.first_cell;
     const auto same = [&](const DenseTensor& given, const TensorView& stored,
                           VLayout layout) {
-      const std::vector<std::byte> due =
+      const std::vector<std::byte> expected =
           CopyOf(Slice(given.view(), 2, at), given.dtype).bytes;
       const std::vector<std::byte> found = RowBytes(stored, column, layout);
-      return given.dtype == stored.dtype ? due == found
-                                         : IsRounded(stored.dtype, due, found);
+      return given.dtype == stored.dtype
+                 ? expected == found
+                 : IsRounded(stored.dtype, expected, found);
     };
     if (same(put.key, view.key, VLayout::kPlain) &&
         same(put.value, view.value, v_layout)) {
@@ -310,11 +311,11 @@ LawResult Rounding(const History& history, const Subject& subject) {
     if (puts && !wrong) wrong = StoredAsPut(*wide, call);
     if (wrong) return {1, After(script, i, *wrong)};
     if (!AtRest(script, i)) continue;
-    const std::vector<SeenRow> due = wide->PassRows();
-    const std::vector<SeenRow> found = narrow->PassRows();
-    for (std::size_t row = 0; row < due.size(); ++row) {
+    const std::vector<SeenRow> expected = wide->PassRows();
+    const std::vector<SeenRow> actual = narrow->PassRows();
+    for (std::size_t row = 0; row < expected.size(); ++row) {
       ++result.judged;
-      const auto& tokens = due[row].tokens;
+      const auto& tokens = expected[row].tokens;
       // Tokens at one position may come in another order; they were judged when
       // they were put.
       for (std::size_t t = 0; t < tokens.size(); ++t) {
@@ -322,10 +323,10 @@ LawResult Rounding(const History& history, const Subject& subject) {
             (t == 0 || tokens[t - 1].position != tokens[t].position) &&
             (t + 1 == tokens.size() ||
              tokens[t + 1].position != tokens[t].position);
-        if (row >= found.size() || t >= found[row].tokens.size()) {
+        if (row >= actual.size() || t >= actual[row].tokens.size()) {
           return {1, After(script, i, "the rounded cache shows fewer rows")};
         }
-        const SeenToken& rounded = found[row].tokens[t];
+        const SeenToken& rounded = actual[row].tokens[t];
         if (!alone || (IsRounded(k_dtype, tokens[t].key, rounded.key) &&
                        IsRounded(v_dtype, tokens[t].value, rounded.value))) {
           continue;
@@ -432,9 +433,10 @@ LawResult CellOrder(const History& history, const Subject& subject) {
         const auto attend = [&](const KvView& in) {
           return reference::Attend(in, v_layout, row, queries, scale);
         };
-        const Eigen::MatrixXd due = attend(view);
+        const Eigen::MatrixXd expected = attend(view);
         ++result.judged;
-        if (Close(due, attend(reversed)) && Close(due, attend(other))) {
+        if (Close(expected, attend(reversed)) &&
+            Close(expected, attend(other))) {
           continue;
         }
         return {1, After(script, i,

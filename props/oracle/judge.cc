@@ -142,9 +142,9 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
 }  // namespace
 
 std::string JudgedText(const Judged& judged) {
-  const auto counted = [](std::int64_t count, std::string_view one,
+  const auto counted = [](std::int64_t count, std::string_view text,
                           std::string_view many) {
-    return fmt::format("{} {}", count, count == 1 ? one : many);
+    return fmt::format("{} {}", count, count == 1 ? text : many);
   };
   std::string text = fmt::format(
       "{}: {} of {}", counted(judged.calls, "line", "lines"),

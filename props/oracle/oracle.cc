@@ -142,7 +142,7 @@ KvView Oracle::RecordedView(const TraceOp& op) {
   return view;
 }
 
-KvView Oracle::DueView(const TraceOp& op) const {
+KvView Oracle::ExpectedView(const TraceOp& op) const {
   return twins_.empty() ? KvView() : Ask(*twins_.front().cache, op).view;
 }
 
@@ -356,7 +356,8 @@ std::optional<Failure> Oracle::CompareTwins(const TraceOp& op) {
   return Together(findings);
 }
 
-std::optional<Failure> Oracle::Compare(const TraceOp& op, const Answer& due,
+std::optional<Failure> Oracle::Compare(const TraceOp& op,
+                                       const Answer& expected,
                                        const Cache& twin) const {
   const auto differs = [](std::string_view what, const auto& recorded,
                           const auto& is_due) -> std::optional<Failure> {
@@ -366,12 +367,12 @@ std::optional<Failure> Oracle::Compare(const TraceOp& op, const Answer& due,
   };
   if (op.kind == TraceOpKind::kStartForward ||
       op.kind == TraceOpKind::kRemove) {
-    auto finding =
-        differs("result", StatusName(op.result), StatusName(due.status.code()));
-    if (finding && !due.status.ok()) {
-      finding->text += fmt::format(" ({})", due.status.message());
+    auto finding = differs("result", StatusName(op.result),
+                           StatusName(expected.status.code()));
+    if (finding && !expected.status.ok()) {
+      finding->text += fmt::format(" ({})", expected.status.message());
     }
-    if (finding || !op.cells || !due.status.ok()) return finding;
+    if (finding || !op.cells || !expected.status.ok()) return finding;
     // Cells may be absent.
     if (op.reserve && op.cells->empty()) return std::nullopt;
     const std::span<const int> cells = twin.BatchCells();
@@ -385,25 +386,26 @@ std::optional<Failure> Oracle::Compare(const TraceOp& op, const Answer& due,
     return WrongAnswer(fmt::format("cells[{}] is {}, due is {}",
                                    at - op.cells->begin(), *at, *due_at));
   }
-  if (!due.status.ok()) return WrongAnswer(due.status.ToString());
-  if (op.kind == TraceOpKind::kGet) return CompareView(op, due.view, twin);
+  if (!expected.status.ok()) return WrongAnswer(expected.status.ToString());
+  if (op.kind == TraceOpKind::kGet) return CompareView(op, expected.view, twin);
   if (op.kind == TraceOpKind::kReservedMask) {
-    auto finding =
-        differs("shape", ShapeText(op.shape), ShapeText(due.view.mask.shape));
+    auto finding = differs("shape", ShapeText(op.shape),
+                           ShapeText(expected.view.mask.shape));
     if (finding || !op.first_cell) return finding;
-    return differs("first_cell", *op.first_cell, due.view.first_cell);
+    return differs("first_cell", *op.first_cell, expected.view.first_cell);
   }
   if (op.kind == TraceOpKind::kCanResume ||
       op.kind == TraceOpKind::kEncoderCached) {
-    return differs("result", op.answer, due.yes);
+    return differs("result", op.answer, expected.yes);
   }
   return std::nullopt;
 }
 
-std::optional<Failure> Oracle::CompareView(const TraceOp& op, const KvView& due,
+std::optional<Failure> Oracle::CompareView(const TraceOp& op,
+                                           const KvView& expected,
                                            const Cache& twin) const {
-  const KvView found = RecordedView(op);
-  const bool masked = due.mask.data != nullptr;
+  const KvView actual = RecordedView(op);
+  const bool masked = expected.mask.data != nullptr;
   if (op.mask.has_value() != masked) {
     return WrongAnswer(masked ? "mask is null, one is due"
                               : "there is a mask, none is due");
@@ -415,36 +417,38 @@ std::optional<Failure> Oracle::CompareView(const TraceOp& op, const KvView& due,
                                    ShapeText(recorded.shape),
                                    ShapeText(is_due.shape)));
   };
-  if (masked && op.first_cell && *op.first_cell != due.first_cell) {
+  if (masked && op.first_cell && *op.first_cell != expected.first_cell) {
     return WrongAnswer(fmt::format("first_cell is {}, due is {}",
-                                   *op.first_cell, due.first_cell));
+                                   *op.first_cell, expected.first_cell));
   }
-  auto finding = differs("key", found.key, due.key);
-  if (!finding && op.value) finding = differs("value", found.value, due.value);
-  if (!finding && masked) finding = differs("mask", found.mask, due.mask);
-  if (!finding && masked) finding = CompareMask(*op.mask, due, twin);
-  if (!finding && masked) finding = CompareRows(op, due, twin);
+  auto finding = differs("key", actual.key, expected.key);
+  if (!finding && op.value)
+    finding = differs("value", actual.value, expected.value);
+  if (!finding && masked) finding = differs("mask", actual.mask, expected.mask);
+  if (!finding && masked) finding = CompareMask(*op.mask, expected, twin);
+  if (!finding && masked) finding = CompareRows(op, expected, twin);
   if (finding || masked) return finding;
-  if (op.key.bytes != CopyOf(due.key, op.key.dtype).bytes) {
+  if (op.key.bytes != CopyOf(expected.key, op.key.dtype).bytes) {
     return WrongAnswer("key is not what was put last");
   }
-  if (op.value && op.value->bytes != CopyOf(due.value, op.value->dtype).bytes) {
+  if (op.value &&
+      op.value->bytes != CopyOf(expected.value, op.value->dtype).bytes) {
     return WrongAnswer("value is not what was put last");
   }
   return std::nullopt;
 }
 
 std::optional<Failure> Oracle::CompareMask(const DenseTensor& mask,
-                                           const KvView& due,
+                                           const KvView& expected,
                                            const Cache& twin) const {
-  const TensorView found = mask.view();
-  for (int row = 0; row < found.shape[1]; ++row) {
-    for (int column = 0; column < found.shape[0]; ++column) {
-      const bool sees = MaskAllows(found, column, row);
-      if (sees == MaskAllows(due.mask, column, row)) continue;
+  const TensorView actual = mask.view();
+  for (int row = 0; row < actual.shape[1]; ++row) {
+    for (int column = 0; column < actual.shape[0]; ++column) {
+      const bool sees = MaskAllows(actual, column, row);
+      if (sees == MaskAllows(expected.mask, column, row)) continue;
       std::vector<CellEntry> cells;
       twin.ListCells(cells);
-      const int cell = due.first_cell + column;
+      const int cell = expected.first_cell + column;
       std::string held;
       for (const CellEntry& entry : cells) {
         if (entry.cell != cell) continue;
@@ -464,24 +468,25 @@ std::optional<Failure> Oracle::CompareMask(const DenseTensor& mask,
   return std::nullopt;
 }
 
-std::optional<Failure> Oracle::CompareRows(const TraceOp& op, const KvView& due,
+std::optional<Failure> Oracle::CompareRows(const TraceOp& op,
+                                           const KvView& expected,
                                            const Cache& twin) const {
-  const KvView found = RecordedView(op);
+  const KvView actual = RecordedView(op);
   const VLayout v_layout = header_.config.v_layout;
   std::vector<CellEntry> cells;
   twin.ListCells(cells);
   std::set<std::int64_t> held;  // Columns with a token.
   for (const CellEntry& entry : cells) {
-    held.insert(std::int64_t{entry.cell} - due.first_cell);
+    held.insert(std::int64_t{entry.cell} - expected.first_cell);
   }
-  const std::vector<int> first_rows = FirstRows(found.mask);
+  const std::vector<int> first_rows = FirstRows(actual.mask);
   int wrong = -1;  // A wrong row that a mask row sees says the most.
-  for (int column = 0; column < found.mask.shape[0]; ++column) {
+  for (int column = 0; column < actual.mask.shape[0]; ++column) {
     const bool seen = first_rows[static_cast<std::size_t>(column)] >= 0;
     if (!seen && (wrong >= 0 || !held.contains(column))) continue;  // S52.
-    const bool same = KeyBytes(found, column) == KeyBytes(due, column) &&
-                      (!op.value || ValueBytes(found, column, v_layout) ==
-                                        ValueBytes(due, column, v_layout));
+    const bool same = KeyBytes(actual, column) == KeyBytes(expected, column) &&
+                      (!op.value || ValueBytes(actual, column, v_layout) ==
+                                        ValueBytes(expected, column, v_layout));
     if (same) continue;
     wrong = column;
     if (seen) break;
@@ -490,10 +495,10 @@ std::optional<Failure> Oracle::CompareRows(const TraceOp& op, const KvView& due,
   const int row = first_rows[static_cast<std::size_t>(wrong)];
   return WrongAnswer(
       fmt::format("{}; due is the row of {}; found {}, due {}",
-                  SightText(op.layer, found, row, wrong, due.first_cell),
-                  DueText(op.layer, due, row, wrong, cells),
-                  RowsText(found, wrong, v_layout),
-                  RowsText(due, wrong, v_layout)),
+                  SightText(op.layer, actual, row, wrong, expected.first_cell),
+                  ExpectedText(op.layer, expected, row, wrong, cells),
+                  RowsText(actual, wrong, v_layout),
+                  RowsText(expected, wrong, v_layout)),
       row, wrong);
 }
 
@@ -513,18 +518,19 @@ std::string Oracle::SightText(int layer, const KvView& found, int row,
 }
 
 // Returns "sequence 1, position 3 (put on line 14)".
-std::string Oracle::DueText(int layer, const KvView& due, int row, int column,
+std::string Oracle::ExpectedText(int layer, const KvView& expected, int row,
+                            int column,
                             const std::vector<CellEntry>& cells) const {
   std::string token = "a free cell";
   for (const CellEntry& entry : cells) {
-    if (entry.cell != due.first_cell + column) continue;
+    if (entry.cell != expected.first_cell + column) continue;
     const auto i = static_cast<std::size_t>(row);
     const bool asked = row >= 0 && i < sequences_.size();
     if (asked && entry.sequence != sequences_[i]) continue;
     token =
         fmt::format("sequence {}, position {}", entry.sequence, entry.position);
   }
-  const PutRow* put = FindPut(layer, due, column).put;
+  const PutRow* put = FindPut(layer, expected, column).put;
   if (put != nullptr) token += fmt::format(" (put on line {})", put->line);
   return token;
 }
@@ -601,21 +607,21 @@ std::optional<Failure> Oracle::CheckDims(const TraceOp& op) const {
   const auto& [k_head_dim, kv_heads, v_head_dim] = dims->second;
   const std::int64_t columns = op.key.shape[2];
   const auto differs = [](std::string_view what, const Shape& recorded,
-                          const Shape& due) -> std::optional<Failure> {
-    if (recorded == due) return std::nullopt;
+                          const Shape& expected) -> std::optional<Failure> {
+    if (recorded == expected) return std::nullopt;
     return WrongAnswer(fmt::format("the shape of {} is {}, due is {}", what,
-                                   ShapeText(recorded), ShapeText(due)));
+                                   ShapeText(recorded), ShapeText(expected)));
   };
   auto finding =
       differs("key", op.key.shape, {k_head_dim, kv_heads, columns, 1});
   if (finding || !op.value) return finding;
-  Shape due = {v_head_dim, kv_heads, columns, 1};
+  Shape expected = {v_head_dim, kv_heads, columns, 1};
   if (header_.config.v_layout == VLayout::kPermuted) {
-    due = {columns, v_head_dim, kv_heads, 1};
+    expected = {columns, v_head_dim, kv_heads, 1};
   } else if (header_.config.v_layout == VLayout::kTiled) {
-    due = {kTileCells, v_head_dim, kv_heads, columns / kTileCells};
+    expected = {kTileCells, v_head_dim, kv_heads, columns / kTileCells};
   }
-  return differs("value", op.value->shape, due);
+  return differs("value", op.value->shape, expected);
 }
 
 std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) const {

@@ -54,7 +54,7 @@ class Oracle {
   const Cache* twin() const;
   // Returns the twin's view for this get; without a twin, or if it refuses, the
   // data is null.
-  KvView DueView(const TraceOp& op) const;
+  KvView ExpectedView(const TraceOp& op) const;
   // Returns the recorded view of a get.
   static KvView RecordedView(const TraceOp& op);
   // Whether the ledger can judge the mask of a get: the mask is of this pass,
@@ -89,13 +89,14 @@ class Oracle {
   void Remember(const TraceOp& op);
 
   std::optional<Failure> CompareTwins(const TraceOp& op);
-  std::optional<Failure> Compare(const TraceOp& op, const Answer& due,
+  std::optional<Failure> Compare(const TraceOp& op, const Answer& expected,
                                  const Cache& twin) const;
-  std::optional<Failure> CompareView(const TraceOp& op, const KvView& due,
+  std::optional<Failure> CompareView(const TraceOp& op, const KvView& expected,
                                      const Cache& twin) const;
-  std::optional<Failure> CompareMask(const DenseTensor& mask, const KvView& due,
+  std::optional<Failure> CompareMask(const DenseTensor& mask,
+                                     const KvView& expected,
                                      const Cache& twin) const;
-  std::optional<Failure> CompareRows(const TraceOp& op, const KvView& due,
+  std::optional<Failure> CompareRows(const TraceOp& op, const KvView& expected,
                                      const Cache& twin) const;
 
   std::optional<Failure> FollowLedger(const TraceOp& op);
@@ -104,9 +105,9 @@ class Oracle {
   std::optional<Failure> CheckDims(const TraceOp& op) const;
   std::optional<Failure> CheckVisibility(const TraceOp& op) const;
 
-  std::string SightText(int layer, const KvView& found, int row, int column,
+  std::string SightText(int layer, const KvView& actual, int row, int column,
                         int first_cell) const;
-  std::string DueText(int layer, const KvView& due, int row, int column,
+  std::string ExpectedText(int layer, const KvView& expected, int row, int column,
                       const std::vector<CellEntry>& cells) const;
   PutMatch FindPut(int layer, const KvView& view, std::int64_t column) const;
 

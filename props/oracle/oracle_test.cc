@@ -179,8 +179,8 @@ bool Mutate(Json& line, VLayout v_layout) {
   } else if (key == "first_cell") {
     field = field.get<int>() + 1;
   } else if (key == "cells" || key == "shape") {
-    Json& one = field[*rc::gen::inRange<std::size_t>(0, field.size())];
-    one = one.get<int>() + 1;
+    Json& value = field[*rc::gen::inRange<std::size_t>(0, field.size())];
+    value = value.get<int>() + 1;
   } else if (key == "mask") {
     Json& row =
         field["rows"][*rc::gen::inRange<std::size_t>(0, field["rows"].size())];

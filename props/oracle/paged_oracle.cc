@@ -27,7 +27,7 @@ constexpr double kRowBytes = 512;
 constexpr double kKeyBytes = 256;
 constexpr double kExtraBytes = 48;
 // A message names at most this many of the expected rows.
-constexpr std::size_t kDueShown = 4;
+constexpr std::size_t kExpectedShown = 4;
 
 std::span<const int> TokensOf(const PagedTraceOp& op) {
   return op.tokens ? std::span<const int>(*op.tokens) : std::span<const int>();
@@ -41,14 +41,17 @@ double KeyBytes(const PrefixKey& key) {
   return bytes;
 }
 
-bool SameAs(const TensorView& found, const TensorView& due) {
-  return CopyOf(found, found.dtype).bytes == CopyOf(due, found.dtype).bytes;
+bool SameAs(const TensorView& actual, const TensorView& expected) {
+  return CopyOf(actual, actual.dtype).bytes ==
+         CopyOf(expected, actual.dtype).bytes;
 }
 
 // Whether `found`, which is f32, becomes `due` when it is stored.
-bool IsAsPut(const TensorView& found, const TensorView& due, DType stored) {
-  return found.dtype != stored &&
-         SameAs(CopyOf(CopyOf(found, stored).view(), found.dtype).view(), due);
+bool IsAsPut(const TensorView& actual, const TensorView& expected,
+             DType stored) {
+  return actual.dtype != stored &&
+         SameAs(CopyOf(CopyOf(actual, stored).view(), actual.dtype).view(),
+                expected);
 }
 
 }  // namespace
@@ -293,12 +296,12 @@ std::optional<Failure> PagedOracle::Compare(
   }
   if (op.kind == Kind::kSeqLen) return FoundUnlessEqual("len", op.len, number);
   if (op.kind == Kind::kUsage) {
-    const PagedUsage due = twin.Usage();
+    const PagedUsage expected = twin.Usage();
     for (const auto& [name, count] : {std::pair("free", &PagedUsage::free),
                                       {"cached", &PagedUsage::cached},
                                       {"used", &PagedUsage::used},
                                       {"shared", &PagedUsage::shared}}) {
-      auto finding = FoundUnlessEqual(name, op.usage.*count, due.*count);
+      auto finding = FoundUnlessEqual(name, op.usage.*count, expected.*count);
       if (finding) return finding;
     }
     return std::nullopt;
@@ -310,10 +313,11 @@ std::optional<Failure> PagedOracle::Compare(
     const int position = index * header_.spec.block_size;
     const auto slot = twin.SlotMapping(sequence, position, position + 1);
     if (!slot.ok()) return WrongAnswer(slot.status().ToString());
-    const auto due = static_cast<int>(slot->at(0) / header_.spec.block_size);
-    if (block == due) continue;
+    const auto expected =
+        static_cast<int>(slot->at(0) / header_.spec.block_size);
+    if (block == expected) continue;
     return Found("block {} of sequence {} is {}, due is {}", index, sequence,
-                 block, due);
+                 block, expected);
   }
   if (op.kind != Kind::kTable) return std::nullopt;
   int columns = 0;
@@ -333,22 +337,23 @@ std::optional<Failure> PagedOracle::CompareViews(const PagedTraceOp& op,
           FoundUnlessEqual("the number of rows", RowCount(op), rows)) {
     return finding;
   }
-  const KvView found = RowsOf(op);
+  const KvView actual = RowsOf(op);
   for (const PagedView& view : *views) {
     for (int i = 0; i < view.length; ++i) {
       const int position = view.start + i;
-      const auto same = [&](const TensorView& shown, const TensorView& due) {
+      const auto same = [&](const TensorView& shown,
+                            const TensorView& expected) {
         return RowBytes(shown, position, VLayout::kPlain) ==
-               CopyOf(Slice(due, 2, i), shown.dtype).bytes;
+               CopyOf(Slice(expected, 2, i), shown.dtype).bytes;
       };
-      KvView due;
-      due.key = Slice(view.key, 2, i);
-      if (op.value) due.value = Slice(view.value, 2, i);
-      if (same(found.key, view.key) &&
-          (!op.value || same(found.value, view.value))) {
+      KvView expected;
+      expected.key = Slice(view.key, 2, i);
+      if (op.value) expected.value = Slice(view.value, 2, i);
+      if (same(actual.key, view.key) &&
+          (!op.value || same(actual.value, view.value))) {
         continue;
       }
-      return WrongAnswer(WrongRow(op, position, {due}), -1, position);
+      return WrongAnswer(WrongRow(op, position, {expected}), -1, position);
     }
   }
   return std::nullopt;
@@ -357,54 +362,55 @@ std::optional<Failure> PagedOracle::CompareViews(const PagedTraceOp& op,
 // Returns "position 3 of sequence 0 has the row of ...; due is ...". `column`
 // is the column of the view, which may have any of the rows in `due`.
 std::string PagedOracle::WrongRow(const PagedTraceOp& op, int column,
-                                  const std::vector<KvView>& due) const {
-  const KvView found = RowsOf(op);
-  const TensorView key = Slice(found.key, 2, column);
-  const TensorView value = op.value ? Slice(found.value, 2, column) : key;
+                                  const std::vector<KvView>& expected) const {
+  const KvView actual = RowsOf(op);
+  const TensorView key = Slice(actual.key, 2, column);
+  const TensorView value = op.value ? Slice(actual.value, 2, column) : key;
   const bool key_wrong = std::ranges::none_of(
-      due, [&](const KvView& row) { return SameAs(key, row.key); });
-  const bool value_wrong = op.value && !SameAs(value, due[0].value);
+      expected, [&](const KvView& row) { return SameAs(key, row.key); });
+  const bool value_wrong = op.value && !SameAs(value, expected[0].value);
   std::string what = fmt::format("position {} of sequence {} has{} ",
                                  op.start.value_or(0) + column, op.seq,
                                  key_wrong ? "" : ", as its V, that of");
-  KvView whose = found;
+  KvView whose = actual;
   if (key_wrong) whose.value = {};  // K is wrong, V may be right.
   what += AppendedText(puts_.Find(whose, column, VLayout::kPlain, 0, op.layer),
                        op.layer);
   const bool as_put =
-      due.size() == 1 &&
-      (!key_wrong || IsAsPut(key, due[0].key, key_dtype())) &&
-      (!value_wrong || IsAsPut(value, due[0].value, value_dtype()));
+      expected.size() == 1 &&
+      (!key_wrong || IsAsPut(key, expected[0].key, key_dtype())) &&
+      (!value_wrong || IsAsPut(value, expected[0].value, value_dtype()));
   if (as_put) {
     what += fmt::format(" as it was put, not as {} stores it",
                         DTypeName(key_wrong ? key_dtype() : value_dtype()));
   } else {
-    what += DueText(due, op.layer);
+    what += ExpectedText(expected, op.layer);
   }
   std::vector<std::string> rows;
-  for (const KvView& row : due) {
-    if (rows.size() == kDueShown) break;
+  for (const KvView& row : expected) {
+    if (rows.size() == kExpectedShown) break;
     rows.push_back(RowText(row, 0, VLayout::kPlain));
   }
-  return fmt::format(
-      "{}; found {}, due {}{}", what, RowText(found, column, VLayout::kPlain),
-      fmt::join(rows, " or "), due.size() > kDueShown ? " or another" : "");
+  return fmt::format("{}; found {}, due {}{}", what,
+                     RowText(actual, column, VLayout::kPlain),
+                     fmt::join(rows, " or "),
+                     expected.size() > kExpectedShown ? " or another" : "");
 }
 
 // Returns "; due is the row of ...", or "; due is any of 3 rows: ...".
-std::string PagedOracle::DueText(const std::vector<KvView>& due,
+std::string PagedOracle::ExpectedText(const std::vector<KvView>& expected,
                                  int layer) const {
   std::vector<std::string> rows;
-  for (const KvView& row : due) {
-    if (rows.size() == kDueShown) {
-      rows.push_back(fmt::format("{} more", due.size() - kDueShown));
+  for (const KvView& row : expected) {
+    if (rows.size() == kExpectedShown) {
+      rows.push_back(fmt::format("{} more", expected.size() - kExpectedShown));
       break;
     }
     const PutRow* put = puts_.Find(row, 0, VLayout::kPlain, 0, layer);
     rows.push_back(AppendedText(put, layer));
   }
-  if (due.size() == 1) return "; due is " + rows[0];
-  return fmt::format("; due is any of {} rows: {}", due.size(),
+  if (expected.size() == 1) return "; due is " + rows[0];
+  return fmt::format("; due is any of {} rows: {}", expected.size(),
                      fmt::join(rows, ", "));
 }
 
@@ -545,16 +551,17 @@ std::optional<Failure> PagedOracle::FollowAppend(const PagedTraceOp& op) {
 std::optional<Failure> PagedOracle::CheckViews(const PagedTraceOp& op) {
   const int count = RowCount(op);
   const int first = op.start.value_or(0);
-  const KvView found = RowsOf(op);
+  const KvView actual = RowsOf(op);
   for (int i = 0; i < count; ++i) {
-    const TensorView key = Slice(found.key, 2, i);
-    const TensorView value = op.value ? Slice(found.value, 2, i) : TensorView();
+    const TensorView key = Slice(actual.key, 2, i);
+    const TensorView value =
+        op.value ? Slice(actual.value, 2, i) : TensorView();
     if (ledger_->See(op.seq, op.layer, first + i, key,
                      op.value ? &value : nullptr)) {
       continue;
     }
     std::vector<KvRows> rows = ledger_->Candidates(op.seq, op.layer, first + i);
-    std::vector<KvView> due;
+    std::vector<KvView> expected;
     std::vector<KvRows*> distinct;
     for (KvRows& row : rows) {
       const auto same = [&](const KvRows* one) { return *one == row; };
@@ -564,11 +571,11 @@ std::optional<Failure> PagedOracle::CheckViews(const PagedTraceOp& op) {
       KvRows& row = *one_of;
       row.key = CopyOf(row.key.view(), op.key->dtype);
       if (op.value) row.value = CopyOf(row.value.view(), op.value->dtype);
-      KvView& one = due.emplace_back();
+      KvView& one = expected.emplace_back();
       one.key = row.key.view();
       if (op.value) one.value = row.value.view();
     }
-    return WrongAnswer(WrongRow(op, i, due), -1, i);
+    return WrongAnswer(WrongRow(op, i, expected), -1, i);
   }
   return std::nullopt;
 }

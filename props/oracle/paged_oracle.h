@@ -132,8 +132,8 @@ class PagedOracle {
   std::optional<Failure> CheckPlace(const Place& place, std::int64_t line);
   std::optional<Failure> CheckUsage(const PagedUsage& usage);
   std::string WrongRow(const PagedTraceOp& op, int column,
-                       const std::vector<KvView>& due) const;
-  std::string DueText(const std::vector<KvView>& due, int layer) const;
+                       const std::vector<KvView>& expected) const;
+  std::string ExpectedText(const std::vector<KvView>& expected, int layer) const;
 
   PagedTraceHeader header_;
   RecordedAnswers recorded_;

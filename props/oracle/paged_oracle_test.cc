@@ -83,12 +83,12 @@ bool Mutate(Json& line) {
     field = field.get<int>() + 1;
   } else {
     Json& list = field.is_object() ? field["data"] : field;
-    Json& one = list[*rc::gen::inRange<std::size_t>(0, list.size())];
+    Json& value = list[*rc::gen::inRange<std::size_t>(0, list.size())];
     // A different number in any dtype.
     if (field.is_object()) {
-      one = -one.get<double>() - 1;
+      value = -value.get<double>() - 1;
     } else {
-      one = one.get<int>() + 1;
+      value = value.get<int>() + 1;
     }
   }
   RC_TAG(op + "." + key);
@@ -112,7 +112,7 @@ RC_GTEST_PROP(PagedOracle, RejectsAnyOneChangedAnswerAtItsLine, ()) {
 }
 
 TEST(PagedOracle, AcceptsTheRecordingsOfPools) {
-  PagedCensus census;
+  PagedCoverageCounts counts;
   for (const auto& file : Recordings("pools")) {
     SCOPED_TRACE(file);
     const std::string text = ReadFile(file);
@@ -123,13 +123,13 @@ TEST(PagedOracle, AcceptsTheRecordingsOfPools) {
         ParsePagedHistory(header.at("history").get<std::string>());
     ASSERT_TRUE(history.ok());
     EXPECT_EQ(Recorded(*history, "reference"), text);
-    EXPECT_EQ(TextOf(RunPaged(*history, &census)), "");
+    EXPECT_EQ(TextOf(RunPaged(*history, &counts)), "");
   }
-  EXPECT_GT(census.found, 0);
-  EXPECT_GT(census.copied, 0);
-  EXPECT_GT(census.evicted, 0);
-  EXPECT_GT(census.truncated, 0);
-  EXPECT_GT(census.full, 0);
+  EXPECT_GT(counts.found, 0);
+  EXPECT_GT(counts.copied, 0);
+  EXPECT_GT(counts.evicted, 0);
+  EXPECT_GT(counts.truncated, 0);
+  EXPECT_GT(counts.full, 0);
 }
 
 // The errors that each kind of line can have

@@ -41,7 +41,7 @@ std::optional<Failure> PagedOracle::ReadPlaces(
 
 std::optional<Failure> PagedOracle::ReadViews(
     const PagedTraceOp& op, std::vector<Place>& places) const {
-  const KvView found = RowsOf(op);
+  const KvView actual = RowsOf(op);
   const int count = RowCount(op);
   const PagedSpec& spec = header_.spec;
   const int first = op.start.value_or(0);
@@ -52,13 +52,13 @@ std::optional<Failure> PagedOracle::ReadViews(
     places.push_back({op.seq, static_cast<int>(index++), block});
   }
   for (const auto& [name, view, head_dim] :
-       {std::tuple("key", &found.key, spec.k_head_dim),
-        {"value", &found.value, spec.v_head_dim}}) {
+       {std::tuple("key", &actual.key, spec.k_head_dim),
+        {"value", &actual.value, spec.v_head_dim}}) {
     if (view->data == nullptr) continue;
-    const Shape due = {head_dim, spec.kv_heads, count, 1};
-    if (view->shape == due) continue;
+    const Shape expected = {head_dim, spec.kv_heads, count, 1};
+    if (view->shape == expected) continue;
     return Found("the shape of {} is {}, due is {}", name,
-                 ShapeText(view->shape), ShapeText(due));
+                 ShapeText(view->shape), ShapeText(expected));
   }
   if (ledger_holds_) {
     if (auto finding = CheckExtent(op)) return finding;

@@ -1,4 +1,4 @@
-// Runs pools with injected faults: each comparison that PagedTrio makes must
+// Runs pools with injected faults: each comparison that PagedDriver makes must
 // find the fault that no other comparison can find. For caches see
 // faulty_twins_test.cc.
 
@@ -19,7 +19,7 @@
 #include "core/dense_tensor.h"
 #include "props/paged/paged_client.h"
 #include "props/paged/paged_runner.h"
-#include "props/paged/paged_solo.h"
+#include "props/paged/pool_workload.h"
 #include "props/testing/pools.h"
 
 namespace kvtwin::props {
@@ -555,9 +555,9 @@ TEST(FaultyPools, RefusalsAreCompared) {
       "block=1 blocks=2 most=9 layers=1 | open 0 0 0 | append 0 0 0 "
       "| append 0 1 2 | commit 0 1 0 | append 0 1 2";
   const auto history = *ParsePagedHistory("kvp1 " + full);
-  PagedCensus census;
-  EXPECT_EQ(TextOf(RunPaged(history, &census)), "");
-  EXPECT_GT(census.full, 0);
+  PagedCoverageCounts counts;
+  EXPECT_EQ(TextOf(RunPaged(history, &counts)), "");
+  EXPECT_GT(counts.full, 0);
   EXPECT_EQ(TextOf(RunPaged(history, nullptr,
                             WrongPools({.refusals_cost = true}, Who::kBoth))),
             "Append: refused, but not nothing");
@@ -602,7 +602,7 @@ TEST(FaultyPools, AClientOfOnePoolNeedsItsAnswers) {
       "| fork 0 3 0 | append 0 0 2 | commit_unknown 0 1 0 | truncate 0 1 0");
   const auto fault = [&](const Wrong& wrong, const PoolAbilities& abilities) {
     WrongPool pool(*MakePagedPool(history.spec, "reference"), wrong);
-    PagedSolo solo(pool, abilities);
+    PoolWorkload solo(pool, abilities);
     try {
       for (const PagedOp& op : history.ops) solo.Do(op);
       solo.End();
@@ -650,8 +650,9 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
         Wrong{.call = "Append", .throws = true}}) {
     SCOPED_TRACE(wrong.call);
     PagedSubject subject;
-    subject.run = [&](const PagedHistory& history, PagedCensus* census, bool) {
-      return RunPaged(history, census, WrongPools(wrong, Who::kOptimized));
+    subject.run = [&](const PagedHistory& history, PagedCoverageCounts* counts,
+                      bool) {
+      return RunPaged(history, counts, WrongPools(wrong, Who::kOptimized));
     };
     const PagedFuzzResult result = FuzzPools(1, 500, subject);
     EXPECT_NE(TextOf(result.failure), "");
@@ -661,7 +662,7 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
   // histories show the known bug.
   PagedSubject subject;
   subject.name = "toy";
-  subject.run = [](const PagedHistory& history, PagedCensus*, bool) {
+  subject.run = [](const PagedHistory& history, PagedCoverageCounts*, bool) {
     return RunResult{.ran = true,
                      .operations = std::ssize(history.ops),
                      .failure = PoolFailure(
@@ -679,14 +680,14 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
 
 // The oracle judges only what the driver reads: the driver must read
 // everything.
-TEST(PagedSolo, LooksAtEachLayerOfEachSequence) {
+TEST(PoolWorkload, LooksAtEachLayerOfEachSequence) {
   const auto history =
       ParsePagedHistory("kvp1 layers=3 | open 0 0 0 | open 1 0 0");
   ASSERT_TRUE(history.ok()) << history.status().ToString();
   std::set<std::pair<int, int>> viewed;
   WrongPool pool(*MakePagedPool(history->spec, "reference"),
                  {.viewed = &viewed});
-  PagedSolo solo(pool, {});
+  PoolWorkload solo(pool, {});
   for (const PagedOp& op : history->ops) solo.Do(op);
   EXPECT_EQ(viewed, (std::set<std::pair<int, int>>{
                         {0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {1, 2}}));

@@ -15,7 +15,7 @@
 
 #include "core/dense_tensor.h"
 #include "kvtwin/paged.h"
-#include "props/paged/paged_trio.h"
+#include "props/paged/paged_driver.h"
 
 namespace kvtwin::props {
 

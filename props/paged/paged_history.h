@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "props/history/generate.h"
-#include "props/paged/paged_trio.h"
+#include "props/paged/paged_driver.h"
 
 namespace kvtwin::props {
 

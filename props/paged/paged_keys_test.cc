@@ -144,10 +144,10 @@ TEST_P(PagedKeys, TokensAreWhatTheyAre) {
   for (const List& own : lists) {
     const auto pool = PoolWith({}, own, GetParam());
     for (const List& other : lists) {
-      int due = 0;  // Tokens in equal whole blocks.
-      if (own[0] == other[0] && own[1] == other[1]) due = 2;
-      if (own == other) due = 4;
-      EXPECT_EQ(Found(*pool, {}, other), due);
+      int expected = 0;  // Tokens in equal whole blocks.
+      if (own[0] == other[0] && own[1] == other[1]) expected = 2;
+      if (own == other) expected = 4;
+      EXPECT_EQ(Found(*pool, {}, other), expected);
     }
   }
 }

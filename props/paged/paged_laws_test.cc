@@ -170,19 +170,19 @@ TEST(PagedLaws, AForkShowsWhatItsSourceShowsAndGoesItsOwnWay) {
   Play([&](PoolClient& client, const Pick& pick, int sequence) {
     const auto all = static_cast<int>(client.tokens().at(sequence).size());
     const int len = pick(0, all);
-    const std::vector<std::byte> due = client.Seen(sequence, len);
+    const std::vector<std::byte> expected = client.Seen(sequence, len);
     const std::vector<std::byte> source = client.Seen(sequence);
     const int forked = client.Fork(sequence, len);
-    EXPECT_EQ(client.Seen(forked), due);
+    EXPECT_EQ(client.Seen(forked), expected);
     judged += client.Add(forked, DrawPrompt(pick, 1, 4)) ? 1 : 0;
     EXPECT_EQ(client.Seen(sequence), source);
-    EXPECT_EQ(client.Seen(forked, len), due);
+    EXPECT_EQ(client.Seen(forked, len), expected);
     const std::vector<std::byte> own = client.Seen(forked);
     client.Add(sequence, DrawPrompt(pick, 1, 4));
     client.Truncate(sequence, len);
     EXPECT_EQ(client.Seen(forked), own);
     client.Free(forked);
-    EXPECT_EQ(client.Seen(sequence), due);
+    EXPECT_EQ(client.Seen(sequence), expected);
   });
   EXPECT_GT(judged, 100);
 }
@@ -213,12 +213,12 @@ TEST(PagedLaws, WhatIsTruncatedAndAppendedAgainIsSeenAsBefore) {
   int judged = 0;
   Play([&](PoolClient& client, const Pick& pick, int sequence) {
     const Prompt all = client.tokens().at(sequence);
-    const std::vector<std::byte> due = client.Seen(sequence);
+    const std::vector<std::byte> expected = client.Seen(sequence);
     const int len = pick(0, static_cast<int>(all.size()));
     client.Truncate(sequence, len);
     const Prompt rest(all.begin() + len, all.end());
     if (rest.empty() || !client.Add(sequence, rest)) return;
-    EXPECT_EQ(client.Seen(sequence), due);
+    EXPECT_EQ(client.Seen(sequence), expected);
     ++judged;
   });
   EXPECT_GT(judged, 100);

@@ -58,12 +58,12 @@ RC_GTEST_PROP(Paged, TwinsAndLedgerAgree, ()) {
 TEST(Paged, HistoriesReachSharingCopiesEvictionAndTruncation) {
   const PagedFuzzResult result = FuzzPools(/*seed=*/1, /*operations=*/20000);
   EXPECT_EQ(TextOf(result.failure), "") << ToText(result.shrunk);
-  EXPECT_GT(result.census.found, 100);
-  EXPECT_GT(result.census.copied, 50);
-  EXPECT_GT(result.census.evicted, 100);
-  EXPECT_GT(result.census.truncated, 100);
-  EXPECT_GT(result.census.full, 100);
-  EXPECT_GT(result.census.longest, 64);
+  EXPECT_GT(result.counts.found, 100);
+  EXPECT_GT(result.counts.copied, 50);
+  EXPECT_GT(result.counts.evicted, 100);
+  EXPECT_GT(result.counts.truncated, 100);
+  EXPECT_GT(result.counts.full, 100);
+  EXPECT_GT(result.counts.longest, 64);
 }
 
 // Appends have from one token up to one more than the pool holds.

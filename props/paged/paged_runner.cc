@@ -15,7 +15,7 @@ namespace kvtwin::props {
 namespace {
 
 // Runs the history on pools that `trio` makes, and that live as long as it.
-RunResult Play(const PagedHistory& history, PagedTrio& trio) {
+RunResult Play(const PagedHistory& history, PagedDriver& trio) {
   RunResult result = {.ran = true};
   std::size_t step = history.ops.size();
   try {
@@ -35,12 +35,12 @@ RunResult Play(const PagedHistory& history, PagedTrio& trio) {
 
 }  // namespace
 
-RunResult RunPaged(const PagedHistory& history, PagedCensus* census,
+RunResult RunPaged(const PagedHistory& history, PagedCoverageCounts* counts,
                    const PagedMaker& make, bool same_messages) {
-  PagedTrio trio(history.spec, census, make, same_messages);
-  if (census != nullptr) {
+  PagedDriver trio(history.spec, counts, make, same_messages);
+  if (counts != nullptr) {
     const PagedSpec& spec = history.spec;
-    census->dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
+    counts->dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
   }
   return Play(history, trio);
 }
@@ -51,9 +51,8 @@ PagedSubject TwinPools(std::string twin) {
   };
   PagedSubject subject;
   subject.name = std::move(twin);
-  subject.run = [make](const PagedHistory& history, PagedCensus* census, bool) {
-    return RunPaged(history, census, make);
-  };
+  subject.run = [make](const PagedHistory& history, PagedCoverageCounts* counts,
+                       bool) { return RunPaged(history, counts, make); };
   return subject;
 }
 
@@ -77,7 +76,7 @@ Result<std::int64_t> WritePagedRecording(PagedHistory history,
     return std::unique_ptr<PagedPool>(std::move(recorded));
   };
   // The recorder is read after the run, so the pools live on.
-  PagedTrio trio(history.spec, nullptr, make_recorded);
+  PagedDriver trio(history.spec, nullptr, make_recorded);
   const RunResult result = Play(history, trio);
   std::string line;
   std::getline(lines, line);

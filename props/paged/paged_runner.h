@@ -10,29 +10,29 @@
 #include <string_view>
 
 #include "props/compare/runner.h"
+#include "props/paged/paged_driver.h"
 #include "props/paged/paged_history.h"
-#include "props/paged/paged_trio.h"
 
 namespace kvtwin::props {
 
 // Runs a history on the ledger, the reference and the optimized twin. `ran` in
 // the result is always true.
-RunResult RunPaged(const PagedHistory& history, PagedCensus* census = nullptr,
+RunResult RunPaged(const PagedHistory& history,
+                   PagedCoverageCounts* counts = nullptr,
                    const PagedMaker& make = MakePagedPool,
                    bool same_messages = true);
 
 // Runs a history on the pool under test. `hasty`: the history is known to hang,
 // so the timeout is shorter. `ran` in the result is false if the pool under
 // test does not support the history's pool.
-using PagedRun = std::function<RunResult(const PagedHistory& history,
-                                         PagedCensus* census, bool hasty)>;
+using PagedRun = std::function<RunResult(
+    const PagedHistory& history, PagedCoverageCounts* counts, bool hasty)>;
 
 // The pool under test, as Subject is the cache under test.
 struct PagedSubject {
   std::string name = "optimized";
-  PagedRun run = [](const PagedHistory& history, PagedCensus* census, bool) {
-    return RunPaged(history, census);
-  };
+  PagedRun run = [](const PagedHistory& history, PagedCoverageCounts* counts,
+                    bool) { return RunPaged(history, counts); };
   // How long a failure is shrunk; 0: until it cannot be any shorter.
   double shrink_seconds = 0;
   // The level of comparison. The census counts copied and evicted blocks at
@@ -51,8 +51,8 @@ PagedSubject TwinPools(std::string twin);
 
 inline RunResult RunHistory(const PagedHistory& history,
                             const PagedSubject& subject,
-                            PagedCensus* census = nullptr) {
-  return subject.run(history, census, subject.hasty);
+                            PagedCoverageCounts* counts = nullptr) {
+  return subject.run(history, counts, subject.hasty);
 }
 
 // Writes the recording of a twin (docs/trace_format.md): the calls that the

@@ -12,7 +12,7 @@
 #include "core/guarded_paged.h"
 #include "props/compare/timed_rerun.h"
 #include "props/paged/paged_runner.h"
-#include "props/report/sieve.h"
+#include "props/report/finding_filter.h"
 
 namespace kvtwin::props {
 namespace {

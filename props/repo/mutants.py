@@ -34,16 +34,16 @@ WORK = ROOT / "build" / "mutants"
 ROOMS = ("core", "reference", "optimized")
 # The judges in props/: drivers, oracles, pools, the shrinker, the runner.
 JUDGES = tuple(f"props/{name}" for name in (
-    "base/differs.h", "compare/duo.cc", "compare/visibility.cc",
-    "compare/probes.cc", "compare/runner.cc", "compare/trio.cc",
-    "compare/trio_compare.cc", "history/misuse.cc", "history/rows.cc",
+    "base/differs.h", "compare/model_driver.cc", "compare/visibility.cc",
+    "compare/coverage_marks.cc", "compare/runner.cc", "compare/differential_driver.cc",
+    "compare/differential_compare.cc", "history/misuse.cc", "history/rows.cc",
     "laws/alike.cc", "laws/client_law.cc", "laws/laws.cc",
     "laws/pass_laws.cc", "laws/sequence_laws.cc", "laws/session.cc",
     "laws/storage_laws.cc", "oracle/judge.cc", "oracle/oracle.cc",
     "oracle/paged_oracle.cc", "oracle/paged_places.cc", "oracle/put_log.cc",
-    "paged/paged_client.cc", "paged/paged_fuzz.cc", "paged/paged_solo.cc",
-    "paged/paged_trio.cc", "paged/pool_recorder.cc", "search/explore.cc", "search/explore_state.cc",
-    "search/explore_step.cc", "shrink/catalog.cc", "shrink/rebuild.cc",
+    "paged/paged_client.cc", "paged/paged_fuzz.cc", "paged/pool_workload.cc",
+    "paged/paged_driver.cc", "paged/pool_recorder.cc", "search/explore.cc", "search/explore_state.cc",
+    "search/explore_step.cc", "shrink/minimal_cases.cc", "shrink/rebuild.cc",
     "shrink/shrink.cc"))
 RULES = ["universal.rules", "cpp.rules", "c_like.rules"]
 EQUIVALENT = ROOT / "docs" / "mutants.md"

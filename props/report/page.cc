@@ -188,19 +188,19 @@ std::string ReasonOf(const Failure& failure) {
 
 // The wrong place in the drawing of the last step.
 struct Wrong {
-  int row = -1;                // The row of the mask; -1: none.
-  int cell = -1;               // -1: none.
-  std::optional<Held> reader;  // The token whose mask row is wrong.
-  const Held* due = nullptr;   // The token that the cell must hold, if any.
-  const FoundToken* found = nullptr;  // The token in the cell, if any.
-  const Held* missing = nullptr;      // A token that the reader does not see.
-  char sight = ' ';                   // How the row sees the cell.
+  int row = -1;                    // The row of the mask; -1: none.
+  int cell = -1;                   // -1: none.
+  std::optional<Held> reader;      // The token whose mask row is wrong.
+  const Held* expected = nullptr;  // The token that the cell must hold, if any.
+  const FoundToken* actual = nullptr;  // The token in the cell, if any.
+  const Held* missing = nullptr;       // A token that the reader does not see.
+  char sight = ' ';                    // How the row sees the cell.
   bool again = false;  // The row sees the same token in another cell, too.
 };
 
 const FoundToken* FoundIn(const Step& step, int cell) {
-  for (const FoundToken& one : step.found) {
-    if (cell >= 0 && one.token.cell == cell) return &one;
+  for (const FoundToken& token : step.found) {
+    if (cell >= 0 && token.token.cell == cell) return &token;
   }
   return nullptr;
 }
@@ -248,14 +248,14 @@ Wrong WrongOf(const Step& step) {
     wrong.cell = mask.first_cell + static_cast<int>(mask.from + at);
   }
   for (const Held& held : step.cells) {
-    if (held.cell == wrong.cell && wrong.cell >= 0) wrong.due = &held;
+    if (held.cell == wrong.cell && wrong.cell >= 0) wrong.expected = &held;
   }
-  wrong.found = FoundIn(step, wrong.cell);
+  wrong.actual = FoundIn(step, wrong.cell);
   for (const MaskPicture::Row& row : mask.rows) {
     wrong.again = wrong.again || (row.row == wrong.row && wrong.sight == '+' &&
-                                  wrong.found != nullptr &&
-                                  !wrong.found->token.sequences.empty() &&
-                                  SeesRightly(step, row, wrong.found->rows));
+                                  wrong.actual != nullptr &&
+                                  !wrong.actual->token.sequences.empty() &&
+                                  SeesRightly(step, row, wrong.actual->rows));
   }
   return wrong;
 }
@@ -266,13 +266,13 @@ void NameGoneTokens(Failure& failure) {
   std::map<std::uint64_t, Held> seen;
   for (Step& step : failure.trace) {
     if (!step.mask) continue;  // Only a view has rows.
-    for (FoundToken& one : step.found) {
-      if (!one.token.sequences.empty()) {
-        if (one.key && one.value) seen[one.rows] = one.token;
-      } else if (const auto at = seen.find(one.rows); at != seen.end()) {
-        const int cell = std::exchange(one.token, at->second).cell;
-        one.token.cell = cell;
-        one.key = one.value = one.gone = true;
+    for (FoundToken& token : step.found) {
+      if (!token.token.sequences.empty()) {
+        if (token.key && token.value) seen[token.rows] = token.token;
+      } else if (const auto at = seen.find(token.rows); at != seen.end()) {
+        const int cell = std::exchange(token.token, at->second).cell;
+        token.token.cell = cell;
+        token.key = token.value = token.gone = true;
       }
     }
   }
@@ -280,28 +280,29 @@ void NameGoneTokens(Failure& failure) {
 
 // Names the rows that were found; briefly, if their token is one of the
 // sequences of `due`.
-std::string Owner(const FoundToken& found, const Held* due = nullptr) {
-  const Held& token = found.token;
+std::string Owner(const FoundToken& actual, const Held* expected = nullptr) {
+  const Held& token = actual.token;
   if (token.sequences.empty()) return "no token's row";
-  const std::string name = due != nullptr && token.sequences == due->sequences
-                               ? fmt::format("position {}", token.position)
-                               : TokenName(token);
-  if (found.gone) {
+  const std::string name =
+      expected != nullptr && token.sequences == expected->sequences
+          ? fmt::format("position {}", token.position)
+          : TokenName(token);
+  if (actual.gone) {
     return fmt::format("the row of {}, which it no longer holds", name);
   }
-  if (found.key && found.value) return "the row of " + name;
+  if (actual.key && actual.value) return "the row of " + name;
   return fmt::format("the {} row of {} with another {} row",
-                     found.key ? "K" : "V", name, found.key ? "V" : "K");
+                     actual.key ? "K" : "V", name, actual.key ? "V" : "K");
 }
 
 // Returns the number of the step that moved the token to its cell; 0: none.
 std::int64_t MovedBy(const Failure& failure, const std::vector<Moves>& moves,
-                     const Held& due) {
+                     const Held& expected) {
   for (std::size_t i = moves.size(); i-- > 0;) {
     const Step& step = failure.trace[i];
     if (step.cache != failure.trace.back().cache) continue;
-    if (!moves[i].cells.contains(due.cell)) continue;
-    const auto at = std::find(step.cells.begin(), step.cells.end(), due);
+    if (!moves[i].cells.contains(expected.cell)) continue;
+    const auto at = std::find(step.cells.begin(), step.cells.end(), expected);
     return at == step.cells.end() ? 0 : moves[i].by;
   }
   return 0;
@@ -312,29 +313,31 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
                                               const Wrong& wrong,
                                               const std::vector<Moves>& moves) {
   const Step& step = failure.trace.back();
-  const auto& [row, cell, reader, due, found, missing, sight, again] = wrong;
+  const auto& [row, cell, reader, expected, actual, missing, sight, again] =
+      wrong;
   const std::string who = reader    ? "The token at " + TokenName(*reader)
                           : row < 0 ? "A token"
                                     : "A padding row";
-  if (due != nullptr && found != nullptr && found->differs) {
-    const std::int64_t mover = MovedBy(failure, moves, *due);
+  if (expected != nullptr && actual != nullptr && actual->differs) {
+    const std::int64_t mover = MovedBy(failure, moves, *expected);
     const std::string how =
-        mover == 0 ? fmt::format("Cell {} must hold {}", cell, TokenName(*due))
-                   : fmt::format("{} {} moved {} to cell {}", failure.unit,
-                                 mover, TokenName(*due), cell);
+        mover == 0
+            ? fmt::format("Cell {} must hold {}", cell, TokenName(*expected))
+            : fmt::format("{} {} moved {} to cell {}", failure.unit, mover,
+                          TokenName(*expected), cell);
     return {sight == 'x' ? who + " reads the wrong token."
                          : "A cell holds the wrong token.",
             fmt::format("{}; what the cache returned there is {}.", how,
-                        Owner(*found, due))};
+                        Owner(*actual, expected))};
   }
-  if (sight == 'x' && found != nullptr) {
+  if (sight == 'x' && actual != nullptr) {
     return {who + " reads a wrong row.",
-            fmt::format("Cell {} has {}.", cell, Owner(*found))};
+            fmt::format("Cell {} has {}.", cell, Owner(*actual))};
   }
   const std::string holds =
-      due != nullptr ? "holds " + TokenName(*due)
-      : found != nullptr && !found->token.sequences.empty()
-          ? "has " + Owner(*found)
+      expected != nullptr ? "holds " + TokenName(*expected)
+      : actual != nullptr && !actual->token.sequences.empty()
+          ? "has " + Owner(*actual)
       : step.cell_count > 0 ? "is free"
                             : "has no token's row";
   // The page has the whole reason further down.

@@ -316,21 +316,21 @@ class Judge {
 
   // The expected tokens are the ledger's, each in a cell of its own.
   void JudgeCells(const json& step) {
-    std::multiset<Name> due;
+    std::multiset<Name> expected;
     for (const LedgerToken& token : ledger_.parts()[drawn_].tokens()) {
-      due.insert(NameOf(token));
+      expected.insert(NameOf(token));
     }
     std::set<std::int64_t> cells;
     for (const json& token : step["cells"]) {
-      const auto at = due.find(NameOf(token));
-      Expect(at != due.end(), "must not hold " + token.dump());
-      if (at != due.end()) due.erase(at);
+      const auto at = expected.find(NameOf(token));
+      Expect(at != expected.end(), "must not hold " + token.dump());
+      if (at != expected.end()) expected.erase(at);
       if (!token.contains("cell")) continue;
       Expect(cells.insert(token["cell"].get<std::int64_t>()).second,
              "two tokens in a cell");
     }
-    Expect(std::ssize(due) == step["cells_left_out"],
-           fmt::format("{} expected tokens are not drawn", due.size()));
+    Expect(std::ssize(expected) == step["cells_left_out"],
+           fmt::format("{} expected tokens are not drawn", expected.size()));
   }
 
   // Without a view: the tokens that the cache says that it holds.
@@ -341,14 +341,14 @@ class Judge {
     }
     std::map<std::int64_t, Name> held;
     for (const Held& one : cells_[drawn_]) held[one.cell] = NameOf(one);
-    std::map<std::int64_t, Name> due;
-    for (const json& one : step["cells"]) {
-      if (one.contains("cell")) due[one["cell"]] = NameOf(one);
+    std::map<std::int64_t, Name> expected;
+    for (const json& value : step["cells"]) {
+      if (value.contains("cell")) expected[value["cell"]] = NameOf(value);
     }
     if (step["found"].empty()) {
       if (!HasCells(step)) return;
       for (const auto& [cell, name] : held) {
-        if (InFrame(cell)) Expect(due[cell] == name, "a cell differs");
+        if (InFrame(cell)) Expect(expected[cell] == name, "a cell differs");
       }
       return;
     }
@@ -369,7 +369,7 @@ class Judge {
       Expect(held.contains(cell) && held[cell] == name,
              "the cache does not hold " + one.dump());
       if (HasCells(step)) {
-        Expect(differs == !(due.contains(cell) && due[cell] == name),
+        Expect(differs == !(expected.contains(cell) && expected[cell] == name),
                "differs: " + one.dump());
       } else {
         const auto at = tokens.find(name);
@@ -381,7 +381,7 @@ class Judge {
       if (InFrame(cell)) Expect(drawn.contains(cell), "a token is not drawn");
     }
     if (HasCells(step)) {
-      for (const auto& [cell, name] : due) {
+      for (const auto& [cell, name] : expected) {
         Expect(drawn.contains(cell), "a lost token is not drawn");
       }
       return;
@@ -465,9 +465,9 @@ class Judge {
       bool right = false;
       for (const LedgerToken& token : tokens) {
         const bool put = token.rows.contains(op.layer);
-        const Bytes due = put ? RowsFor(op, token) : rows;
-        const bool same_key = due.key == rows.key;
-        const bool same_value = due.value == rows.value;
+        const Bytes expected = put ? RowsFor(op, token) : rows;
+        const bool same_key = expected.key == rows.key;
+        const bool same_value = expected.value == rows.value;
         const bool part = same_key || (op.value && same_value);
         any = any || (put && part);
         whole = whole || (put && same_key && same_value);
@@ -499,15 +499,15 @@ class Judge {
 
   // The tokens that a row must see.
   std::vector<Due> DueOf(int row, const TraceOp& op) const {
-    std::vector<Due> due;
+    std::vector<Due> expected;
     const CacheLedger& ledger = ledger_.active();
     for (const LedgerToken& token : ledger.tokens()) {
       if (!ledger.MaySee(row, token)) continue;
       Due one{NameOf(token), {}, ledger.MayMiss(row, token)};
       if (token.rows.contains(op.layer)) one.rows = RowsFor(op, token);
-      due.push_back(std::move(one));
+      expected.push_back(std::move(one));
     }
-    return due;
+    return expected;
   }
 
   void JudgeRow(const json& step, const TraceOp& op,
@@ -529,17 +529,17 @@ class Judge {
     for (const json& one : step["cells"]) {
       if (one.contains("cell")) held[one["cell"]] = NameOf(one);
     }
-    std::map<std::int64_t, Name> found;
-    for (const json& one : step["found"]) found[one["cell"]] = NameOf(one);
-    std::vector<Due> due;
-    if (fresh) due = DueOf(number, op);
-    const std::vector<Due> wanted = due;
+    std::map<std::int64_t, Name> actual;
+    for (const json& one : step["found"]) actual[one["cell"]] = NameOf(one);
+    std::vector<Due> expected;
+    if (fresh) expected = DueOf(number, op);
+    const std::vector<Due> wanted = expected;
     const bool by_cell = HasCells(step);
     const std::string text = fmt::format("row {} {}: ", number, sights);
     const auto take = [&](const auto& fits) {
-      const auto at = std::ranges::find_if(due, fits);
-      if (at == due.end()) return false;
-      due.erase(at);
+      const auto at = std::ranges::find_if(expected, fits);
+      if (at == expected.end()) return false;
+      expected.erase(at);
       return true;
     };
     const auto take_known = [&](const auto& fits) {
@@ -590,7 +590,7 @@ class Judge {
                  const bool part =
                      one.rows && (one.rows->key == rows.key ||
                                   (op.value && one.rows->value == rows.value));
-                 return part && !same(one) && found[cell] == one.name;
+                 return part && !same(one) && actual[cell] == one.name;
                }),
                at);
       }
@@ -630,14 +630,14 @@ class Judge {
              text + "is not hidden: " + one.dump());
     }
     if (!fresh) return;
-    for (const Due& one : due) {
+    for (const Due& one : expected) {
       Expect(one.may_miss, text + fmt::format("position {} is not marked",
                                               one.name.position));
     }
     for (std::size_t c = 0; c < sights.size(); ++c) {
       const auto column = static_cast<std::size_t>(from) + c;
       if (sights[c] != '+') continue;
-      const bool could = std::ranges::any_of(due, [&](const Due& one) {
+      const bool could = std::ranges::any_of(expected, [&](const Due& one) {
         return one.rows && *one.rows == columns[column];
       });
       Expect(!could, text + fmt::format("column {} is right", column));
@@ -711,11 +711,11 @@ class Judge {
     if (headline.starts_with("A padding row")) {
       Expect(row != nullptr && !row->contains("token"), headline);
     }
-    const json* found = CellIn(step, "found", wrong_cell);
-    const json* due = CellIn(step, "cells", wrong_cell);
+    const json* actual = CellIn(step, "found", wrong_cell);
+    const json* expected = CellIn(step, "cells", wrong_cell);
     Expect(wrong_cell < 0 ||
                std::string_view("x+-?").find(sight) != std::string_view::npos ||
-               (found != nullptr && found->value("differs", false)) ||
+               (actual != nullptr && actual->value("differs", false)) ||
                says("gave a wrong answer"),
            "the wrong cell is right");
     std::smatch match;
@@ -729,33 +729,33 @@ class Judge {
       Expect(cell == wrong_cell || elsewhere, "the cell: " + more);
     }
     const auto is_found = [&](const std::string& text) {
-      if (found == nullptr) return false;
+      if (actual == nullptr) return false;
       if (text.find("no token's row") != text.npos) {
-        return (*found)["sequences"].empty();
+        return (*actual)["sequences"].empty();
       }
-      Name name = NameOf(*found);
+      Name name = NameOf(*actual);
       std::optional<Name> said = NamedIn(text);
       if (!said &&
-          due != nullptr) {  // "position 3", of the expected sequences.
+          expected != nullptr) {  // "position 3", of the expected sequences.
         static const std::regex kShort(R"(position (\d+))");
         if (!std::regex_search(text, match, kShort)) return false;
-        said = Name{std::stoll(match[1]), NameOf(*due).sequences};
+        said = Name{std::stoll(match[1]), NameOf(*expected).sequences};
       }
-      const bool key = (*found).value("key", true);
-      const bool value = (*found).value("value", true);
+      const bool key = (*actual).value("key", true);
+      const bool value = (*actual).value("value", true);
       const bool parts = key == (text.find("the V row of") == text.npos) &&
                          value == (text.find("the K row of") == text.npos);
       return said == name && parts &&
-             (*found).value("gone", false) ==
+             (*actual).value("gone", false) ==
                  (text.find("no longer holds") != text.npos);
     };
     if (says("reads the wrong token.") ||
         says("A cell holds the wrong token")) {
-      Expect(found != nullptr && found->value("differs", false), headline);
+      Expect(actual != nullptr && actual->value("differs", false), headline);
       Expect(says("A cell") || sight == 'x', headline);
       const std::size_t what = more.find("; what the cache returned there is ");
-      Expect(what != more.npos && due != nullptr &&
-                 NamedIn(more.substr(0, what)) == NameOf(*due),
+      Expect(what != more.npos && expected != nullptr &&
+                 NamedIn(more.substr(0, what)) == NameOf(*expected),
              "the expected token: " + more);
       if (what != more.npos) Expect(is_found(more.substr(what)), more);
     } else if (says("reads a wrong row")) {
@@ -763,7 +763,7 @@ class Judge {
     } else if (says("reads what it must not see") ||
                says("reads a token more than once")) {
       Expect(sight == '+', headline);
-      JudgeHolds(more, due, found, is_found);
+      JudgeHolds(more, expected, actual, is_found);
     } else if (says("does not see what it must read")) {
       if (more.starts_with("No cell") || sight != '-') {
         Expect(row != nullptr && row->contains("missing") &&
@@ -774,7 +774,7 @@ class Judge {
                               !(*row)["missing"][0].contains("cell"),
                more);
       } else {
-        JudgeHolds(more, due, found, is_found);
+        JudgeHolds(more, expected, actual, is_found);
       }
     } else if (says("has a wrong element")) {
       Expect(sight == '?', headline);
@@ -791,14 +791,14 @@ class Judge {
   }
 
   template <class IsFound>
-  void JudgeHolds(const std::string& more, const json* due, const json* found,
-                  const IsFound& is_found) {
+  void JudgeHolds(const std::string& more, const json* expected,
+                  const json* actual, const IsFound& is_found) {
     if (more.find("which is free") != more.npos) {
-      Expect(
-          due == nullptr && (found == nullptr || (*found)["sequences"].empty()),
-          more);
+      Expect(expected == nullptr &&
+                 (actual == nullptr || (*actual)["sequences"].empty()),
+             more);
     } else if (more.find("which holds") != more.npos) {
-      Expect(due != nullptr && NamedIn(more) == NameOf(*due), more);
+      Expect(expected != nullptr && NamedIn(more) == NameOf(*expected), more);
     } else {
       Expect(is_found(more), more);
     }

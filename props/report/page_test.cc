@@ -120,14 +120,14 @@ TEST(Page, StaysSmallAndSaysWhatItLeavesOut) {
   EXPECT_EQ(data["left_out"], 2 + 3 * 40 - Failure::kSteps);
   EXPECT_EQ(data["from"], 268);
   const Json& last = data["steps"].back();
-  EXPECT_EQ(last["cells"].size(), static_cast<std::size_t>(Frame::kCells));
-  EXPECT_EQ(last["cells_left_out"], 390 - Frame::kCells);
+  EXPECT_EQ(last["cells"].size(), static_cast<std::size_t>(Viewport::kCells));
+  EXPECT_EQ(last["cells_left_out"], 390 - Viewport::kCells);
   const Json& rows = last["mask"]["rows"];
-  ASSERT_EQ(rows.size(), Frame::kRows + 1U);
+  ASSERT_EQ(rows.size(), Viewport::kRows + 1U);
   EXPECT_EQ(rows.back()["row"], 90);
   EXPECT_EQ(rows.back()["sights"].get<std::string>(),
-            std::string(Frame::kCells, '#'));
-  EXPECT_EQ(last["rows_left_out"], 100 - Frame::kRows - 1);
+            std::string(Viewport::kCells, '#'));
+  EXPECT_EQ(last["rows_left_out"], 100 - Viewport::kRows - 1);
 }
 
 TEST(Page, NamesAllSequencesOfASharedCell) {

@@ -294,7 +294,7 @@ class Shower {
   bool has_begun_ = false;
 };
 
-Step DrawnStep(const Oracle& oracle, const TraceOp& op, const Frame& frame) {
+Step DrawnStep(const Oracle& oracle, const TraceOp& op, const Viewport& frame) {
   Step step = StepOf(op);
   const Cache* twin = oracle.twin();
   const std::vector<Held> held = HeldTokens(oracle);
@@ -304,8 +304,8 @@ Step DrawnStep(const Oracle& oracle, const TraceOp& op, const Frame& frame) {
   DrawView(frame,
            {.ledger = oracle.ledger().active(),
             .layer = op.layer,
-            .found = Oracle::RecordedView(op),
-            .due = oracle.DueView(op),
+            .actual = Oracle::RecordedView(op),
+            .expected = oracle.ExpectedView(op),
             .v_layout = oracle.header().config.v_layout,
             .fresh = oracle.fresh(),
             .positions = oracle.positions(),
@@ -414,7 +414,7 @@ std::optional<Failure> ExplainCache(const std::string& path,
   // steps that led to it.
   std::int64_t wrong_line = 0;
   Failure failure;
-  Frame& frame = failure.frame;
+  Viewport& frame = failure.frame;
   int column = -1;
   const auto find = [&](const Oracle&, const TraceOp& op,
                         const OracleStep& step) {
@@ -426,7 +426,7 @@ std::optional<Failure> ExplainCache(const std::string& path,
     const bool harmed = step.visibility && step.visibility->column >= 0;
     const Failure& finding = harmed ? *step.visibility : *first;
     column = finding.column;
-    frame = Frame::Around(op.first_cell.value_or(0), column, finding.row);
+    frame = Viewport::Around(op.first_cell.value_or(0), column, finding.row);
     return false;
   };
   std::ifstream in(path, std::ios::binary);

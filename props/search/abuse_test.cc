@@ -396,20 +396,20 @@ TEST(Abuse, ManyThreadsReadAViewBesideCallsThatLeaveItAlone) {
     const KvView view = *cache->Get();
     const auto copy = [&] {
       std::vector<std::byte> bytes;
-      for (const TensorView* one : {&view.key, &view.value, &view.mask}) {
-        const auto part = CopyOf(*one, DType::kF32).bytes;
+      for (const TensorView* tensor : {&view.key, &view.value, &view.mask}) {
+        const auto part = CopyOf(*tensor, DType::kF32).bytes;
         bytes.insert(bytes.end(), part.begin(), part.end());
       }
       return bytes;
     };
-    const std::vector<std::byte> due = copy();
+    const std::vector<std::byte> expected = copy();
     std::atomic<bool> over = false;
     std::atomic<int> wrong = 0;
     std::vector<std::thread> readers;
     for (int i = 0; i < 4; ++i) {
       readers.emplace_back([&] {
         do {
-          wrong += copy() == due ? 0 : 1;
+          wrong += copy() == expected ? 0 : 1;
         } while (!over);
       });
     }

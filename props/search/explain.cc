@@ -7,8 +7,8 @@
 
 #include "optimized/targets.h"
 #include "props/compare/cited_rules.h"
+#include "props/report/finding_filter.h"
 #include "props/report/show_pool.h"
-#include "props/report/sieve.h"
 
 namespace kvtwin::props {
 namespace {
@@ -83,15 +83,15 @@ std::vector<Step> ReferenceSteps(const PagedHistory& history) {
 // are not, all of them.
 void AddTrace(const History& history, const Subject& subject, bool drawn,
               Failure& failure) {
-  Story story;
+  CallTrace story;
   failure.note =
       RepeatNote(failure, RunHistory(history, subject, &story).failure);
   failure.frame =
-      Frame::Around(failure.first_cell, failure.column, failure.row);
+      Viewport::Around(failure.first_cell, failure.column, failure.row);
   if (drawn) {
     const auto calls = std::ssize(story.steps);
     failure.left_out = std::max<std::int64_t>(0, calls - Failure::kSteps);
-    Story again = {
+    CallTrace again = {
         .steps = {}, .frame = failure.frame, .from = failure.left_out + 1};
     const auto second = RunHistory(history, subject, &again).failure;
     if (failure.note.empty()) failure.note = RepeatNote(failure, second);
@@ -106,7 +106,7 @@ void AddTrace(const History& history, const Subject& subject, bool drawn,
 Failure Explain(const History& history, const Failure& failure,
                 const Subject& subject, bool drawn,
                 const std::optional<std::string>& bucket) {
-  const Subject again = Hastily(subject, failure);
+  const Subject again = WithShortTimeout(subject, failure);
   Failure explained = Begun(history, failure, subject);
   explained.setup = ToText(history.setup);
   explained.rules = CitedRules(failure, history);
@@ -132,7 +132,8 @@ Failure Explain(const PagedHistory& history, const Failure& failure,
   if (explained.trace.empty()) explained.trace = ReferenceSteps(history);
   explained.left_out =
       std::max<std::int64_t>(0, std::ssize(explained.trace) - Failure::kSteps);
-  const auto again = RunHistory(history, Hastily(subject, failure)).failure;
+  const auto again =
+      RunHistory(history, WithShortTimeout(subject, failure)).failure;
   if (!again || SignatureOf("", *again) != SignatureOf("", failure)) {
     explained.note = RepeatNote(failure, again);
   }
@@ -151,7 +152,7 @@ std::string FailureText(const Failure& failure) {
     if (i >= 40 && i + 10 < calls) continue;  // Skips the middle.
     const bool then = i + 1 == calls && failure.note.empty();
     text += fmt::format("  {:3} {}{}\n", NumberOf(failure, i),
-                        StoryLine(failure.trace[i]), then ? "   <- then" : "");
+                        CallLineOf(failure.trace[i]), then ? "   <- then" : "");
   }
   if (calls > 0) text += "\n";
   text += fmt::format("  {}\n", failure.text);

@@ -364,11 +364,12 @@ TEST(Explorer, LooksAtEachSetOfExceptedTokens) {
 TEST(Explorer, OfPoolsMakesEveryCall) {
   std::string calls;
   PagedSubject subject;
-  subject.run = [&](const PagedHistory& history, PagedCensus* census, bool) {
+  subject.run = [&](const PagedHistory& history, PagedCoverageCounts* counts,
+                    bool) {
     std::ostringstream out;
     EXPECT_TRUE(WritePagedRecording(history, "optimized", out).ok());
     calls += out.str();
-    return RunPaged(history, census);
+    return RunPaged(history, counts);
   };
   const PagedFuzzResult result = ExplorePaged(2, {}, subject);
   EXPECT_EQ(result.histories, 19 * 19);

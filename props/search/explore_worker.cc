@@ -31,9 +31,9 @@ void CheckCodes(const Status& ledger, const Status& reference,
 // Returns whether the tensor has no gaps; its last dimension must be 1, so that
 // its stride there does not matter.
 bool IsDense(const TensorView& view) {
-  const Shape due = DenseView(nullptr, view.dtype, view.shape).stride;
+  const Shape expected = DenseView(nullptr, view.dtype, view.shape).stride;
   return view.shape[3] == 1 &&
-         std::equal(due.begin(), due.end() - 1, view.stride.begin());
+         std::equal(expected.begin(), expected.end() - 1, view.stride.begin());
 }
 
 bool SameBytes(const TensorView& a, const TensorView& b) {
@@ -69,9 +69,9 @@ bool HasRow(const DenseTensor& rows, std::size_t row, const DenseTensor& one) {
 }
 
 // Whether the cache says that it holds exactly that.
-bool Holds(const Cache& cache, const CacheState& due) {
-  const Result<CacheState> found = cache.Snapshot();
-  return found.ok() && *found == due;
+bool Holds(const Cache& cache, const CacheState& expected) {
+  const Result<CacheState> actual = cache.Snapshot();
+  return actual.ok() && *actual == expected;
 }
 
 }  // namespace
@@ -241,18 +241,18 @@ void ExploreWorker::GoOn() {
   const Batch batch{reserving_.positions, reserving_.sequences, {}};
   CheckCodes({}, reference_->StartForward(batch, true),
              tested_->StartForward(batch, true));
-  const Result<KvView> due = reference_->Get();
-  const Result<KvView> found = tested_->Get();
-  CheckCodes(due.status(), due.status(), found.status());
-  Check(!due.ok() || SameMasks(due->mask, found->mask), "subject: mask bytes",
-        "the masks of the pass after it are not equal");
+  const Result<KvView> expected = reference_->Get();
+  const Result<KvView> actual = tested_->Get();
+  CheckCodes(expected.status(), expected.status(), actual.status());
+  Check(!expected.ok() || SameMasks(expected->mask, actual->mask),
+        "subject: mask bytes", "the masks of the pass after it are not equal");
 }
 
 void ExploreWorker::Ask(const ExploreStep& step) {
-  const bool due = ledger_.CanResume(step.seq, step.end);
-  Check(due == *reference_->CanResume(step.seq, step.end), "reference: resume",
-        "not what the ledger says");
-  Check(due == *tested_->CanResume(step.seq, step.end), "subject: resume",
+  const bool expected = ledger_.CanResume(step.seq, step.end);
+  Check(expected == *reference_->CanResume(step.seq, step.end),
+        "reference: resume", "not what the ledger says");
+  Check(expected == *tested_->CanResume(step.seq, step.end), "subject: resume",
         "not what the ledger says");
 }
 
@@ -262,12 +262,13 @@ void ExploreWorker::DoBatch(const ExploreStep& step, std::int64_t& checked) {
   CheckCodes(ledger_.StartForward(batch, step.reserve),
              reference_->StartForward(batch, step.reserve), status);
   if (!status.ok()) return;
-  const auto due = reference_->BatchCells();
-  const auto found = tested_->BatchCells();
-  if (!std::equal(due.begin(), due.end(), found.begin(), found.end())) {
+  const auto expected = reference_->BatchCells();
+  const auto actual = tested_->BatchCells();
+  if (!std::equal(expected.begin(), expected.end(), actual.begin(),
+                  actual.end())) {
     Check(false, "subject: batch cells",
           fmt::format("the batch is in cells [{}], due are [{}]",
-                      fmt::join(found, " "), fmt::join(due, " ")));
+                      fmt::join(actual, " "), fmt::join(expected, " ")));
   }
   PutRows(step);
   CheckView();
@@ -303,43 +304,45 @@ void ExploreWorker::PutRows(const ExploreStep& step) {
 }
 
 void ExploreWorker::CheckView() {
-  const Result<KvView> due = reference_->Get();
-  const Result<KvView> found = tested_->Get();
-  CheckCodes({}, due.status(), found.status());
-  if (due->first_cell != found->first_cell ||
-      due->mask.shape != found->mask.shape) {
+  const Result<KvView> expected = reference_->Get();
+  const Result<KvView> actual = tested_->Get();
+  CheckCodes({}, expected.status(), actual.status());
+  if (expected->first_cell != actual->first_cell ||
+      expected->mask.shape != actual->mask.shape) {
     Check(false, "subject: view cells",
           fmt::format("the view is {} cells from {} on, due are {} from {}",
-                      found->mask.shape[0], found->first_cell,
-                      due->mask.shape[0], due->first_cell));
+                      actual->mask.shape[0], actual->first_cell,
+                      expected->mask.shape[0], expected->first_cell));
   }
-  Check(SameMasks(due->mask, found->mask), "subject: mask bytes",
+  Check(SameMasks(expected->mask, actual->mask), "subject: mask bytes",
         "the masks are not equal");
-  Check(SameBytes(due->key, found->key) && SameBytes(due->value, found->value),
+  Check(SameBytes(expected->key, actual->key) &&
+            SameBytes(expected->value, actual->value),
         "subject: rows", "the rows of the view are not equal");
-  const auto wrong = FindWrongRow(ledger_, 0, *due, VLayout::kPlain);
+  const auto wrong = FindWrongRow(ledger_, 0, *expected, VLayout::kPlain);
   if (wrong) Check(false, "reference: rows", wrong->text);
 }
 
 // Compares cells, positions, owners and rows, including rows outside the view.
 void ExploreWorker::CheckAll() {
-  CheckCodes({}, reference_->SnapshotTo(due_), tested_->SnapshotTo(found_));
-  if (due_ != found_) {
-    const bool cells = due_.cells != found_.cells;
+  CheckCodes({}, reference_->SnapshotTo(expected_),
+             tested_->SnapshotTo(found_));
+  if (expected_ != found_) {
+    const bool cells = expected_.cells != found_.cells;
     Check(false,
           cells ? CheckName("subject: cells") : CheckName("subject: rows"),
           cells ? fmt::format("cells are{}, due are{}", CellsText(found_.cells),
-                              CellsText(due_.cells))
+                              CellsText(expected_.cells))
                 : "rows that the view does not show are not equal");
   }
-  changed_ = due_ != state_;
+  changed_ = expected_ != state_;
   CheckTokens();
 }
 
 // Checks that the reference's cells hold the ledger's tokens and their rows.
 void ExploreWorker::CheckTokens() {
   taken_.assign(ledger_.active().tokens().size(), false);
-  const std::vector<CellEntry>& cells = due_.cells;
+  const std::vector<CellEntry>& cells = expected_.cells;
   std::size_t row = 0;
   for (std::size_t i = 0; i < cells.size(); ++row) {
     const std::size_t first = i;
@@ -358,7 +361,7 @@ void ExploreWorker::CheckTokens() {
 bool ExploreWorker::TakeToken(std::span<const CellEntry> owners,
                               std::size_t row) {
   const auto& tokens = ledger_.active().tokens();
-  const auto& [keys, values] = due_.layers.at(0);
+  const auto& [keys, values] = expected_.layers.at(0);
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     const reference::LedgerToken& token = tokens[t];
     if (taken_[t] || token.position != owners[0].position ||

@@ -42,7 +42,7 @@ class ExploreWorker {
   bool Do(const ExploreStep& step, std::int64_t& checked);
 
   // Returns the cells after Do.
-  const std::vector<CellEntry>& cells() const { return due_.cells; }
+  const std::vector<CellEntry>& cells() const { return expected_.cells; }
 
  private:
   void RestoreCaches();
@@ -76,7 +76,7 @@ class ExploreWorker {
   bool went_on_ = false;
 
   // Scratch.
-  CacheState due_;
+  CacheState expected_;
   CacheState found_;
   std::vector<bool> taken_;  // The ledger's tokens that a cell holds.
 };

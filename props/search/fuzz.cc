@@ -16,7 +16,7 @@
 #include "props/base/hash.h"
 #include "props/base/interrupt.h"
 #include "props/history/generate.h"
-#include "props/report/sieve.h"
+#include "props/report/finding_filter.h"
 #include "props/search/explain.h"
 #include "props/shrink/shrink.h"
 
@@ -62,9 +62,9 @@ class CacheSource {
   void Tell(const History& /*history*/, bool /*ran*/) {}
 
   RunResult Run(const History& history, const Subject& subject,
-                Census& census) const {
+                CoverageCounts& counts) const {
     return RunHistory(history, subject, nullptr,
-                      options_.probes ? &census : nullptr);
+                      options_.probes ? &counts : nullptr);
   }
   History Shrunk(const History& history, const Subject& subject,
                  const RefusesHistory& refuses) const {
@@ -121,8 +121,8 @@ class PoolSource {
   }
 
   static RunResult Run(const History& history, const Subject& subject,
-                       PagedCensus& census) {
-    return RunHistory(history, subject, &census);
+                       PagedCoverageCounts& counts) {
+    return RunHistory(history, subject, &counts);
   }
   static History Shrunk(const History& history, const Subject& subject,
                         const RefusesPaged& refuses) {
@@ -182,7 +182,7 @@ class Search {
   struct Ran {
     std::optional<History> history;
     RunResult result;
-    decltype(Result::census) census;
+    decltype(Result::counts) counts;
   };
 
   double Passed() const { return Now() - start_ - shrinking_; }
@@ -235,7 +235,7 @@ class Search {
   void RunOne(std::uint64_t number, Ran& ran) const {
     const History& history = *ran.history;
     const CrashReport crash([&] { return RerunCommand(history, subject_); });
-    ran.result = source_.Run(history, counted_, ran.census);
+    ran.result = source_.Run(history, counted_, ran.counts);
     const auto& failure = ran.result.failure;
     const bool is_new = failure && !IsKnown(*failure);
     if (number % kRepeatEvery == 0 || is_new) RunAgain(history, ran.result);
@@ -275,7 +275,7 @@ class Search {
     ++result_.histories;
     result_.ran += has_cache ? 1 : 0;
     result_.repeated += number % kRepeatEvery == 0 ? 1 : 0;
-    result_.census.Add(ran.census);
+    result_.counts.Add(ran.counts);
     if (!one.failure) return;
     if (IsKnown(*one.failure)) {
       ++result_.known;
@@ -295,21 +295,22 @@ class Search {
   void Report(const History& found, const Failure& first) {
     Failure latest = first;  // Failure of the last history.
     const auto run = [&](const History& one) -> std::optional<std::string> {
-      auto fails = RunHistory(one, Hastily(subject_, first)).failure;
+      auto fails = RunHistory(one, WithShortTimeout(subject_, first)).failure;
       if (!fails) return std::nullopt;
       latest = std::move(*fails);
       return SignatureOf(subject_.name, latest);
     };
     std::optional<Failure> explained;
-    const auto bucket_of = [&](const History& one,
-                               const Sieve::IsKnown<History>& is_known) {
-      const auto refuses = [&](const History& tried, const Failure& fails) {
-        return is_known(tried, SignatureOf(subject_.name, fails));
-      };
-      explained = is_known ? Shortest(one, latest, refuses)
-                           : Shortest(one, latest, nullptr);
-      return explained->bucket;
-    };
+    const auto bucket_of =
+        [&](const History& one,
+            const FindingFilter::IsKnown<History>& is_known) {
+          const auto refuses = [&](const History& tried, const Failure& fails) {
+            return is_known(tried, SignatureOf(subject_.name, fails));
+          };
+          explained = is_known ? Shortest(one, latest, refuses)
+                               : Shortest(one, latest, nullptr);
+          return explained->bucket;
+        };
     const bool passes =
         sieve_.Passes(found, SignatureOf(subject_.name, first),
                       result_.operations, run, bucket_of, result_.passed_over);
@@ -324,7 +325,8 @@ class Search {
       return source_.Explained(found, failure, subject_);
     }
     const CrashReport crash([&] { return RerunCommand(found, subject_); });
-    result_.shrunk = source_.Shrunk(found, Hastily(subject_, failure), refuses);
+    result_.shrunk =
+        source_.Shrunk(found, WithShortTimeout(subject_, failure), refuses);
     auto sure = RunHistory(result_.shrunk, subject_).failure;
     if (!sure && IsHang(failure)) {  // The call was only slow.
       result_.shrunk = source_.Shrunk(found, subject_, refuses);
@@ -339,7 +341,7 @@ class Search {
   const Subject& subject_;
   Subject counted_;  // subject_, hasty if it is known to hang.
   Source& source_;
-  Sieve sieve_;
+  FindingFilter sieve_;
   const double start_;
   double shrinking_ = 0;  // Seconds spent on failures passed over.
   std::atomic<bool> exhausted_ = false;

@@ -36,7 +36,7 @@ struct FuzzOptions {
   std::set<std::string> known = {};
   // Known buckets (props/search/explain.h). The part of a bucket before the
   // first plus stands for all failures of a check. A known failure is counted,
-  // and the run continues (props/report/sieve.h).
+  // and the run continues (props/report/finding_filter.h).
   std::set<std::string> known_buckets = {};
   // Called from time to time, from one thread.
   std::function<void(std::int64_t operations, double seconds)> progress;
@@ -46,7 +46,7 @@ struct FuzzOptions {
 using PassedOver = std::map<std::string, std::int64_t>;
 
 // `AnyHistory` is a history of a cache or of a pool.
-template <class AnyHistory, class AnyCensus>
+template <class AnyHistory, class AnyCounts>
 struct FuzzResultOf {
   // Counts at least one for each history, also if its process died in the first
   // call. A history counts if the subject has no cache for it, but not if it
@@ -61,14 +61,14 @@ struct FuzzResultOf {
   std::int64_t known = 0;     // Histories that failed in a known way.
   std::int64_t ran = 0;       // Histories that the subject has a cache for.
   PassedOver passed_over;
-  AnyCensus census;
+  AnyCounts counts;
   // The first failure, explained, and the shortest history that shows it. The
   // run ends with this failure.
   std::optional<Failure> failure;
   AnyHistory shrunk;
 };
-using FuzzResult = FuzzResultOf<History, Census>;
-using PagedFuzzResult = FuzzResultOf<PagedHistory, PagedCensus>;
+using FuzzResult = FuzzResultOf<History, CoverageCounts>;
+using PagedFuzzResult = FuzzResultOf<PagedHistory, PagedCoverageCounts>;
 
 // Runs random histories until the options' limit, the first failure, or a
 // thousand histories for nearly all of which the subject has no cache. If a

@@ -148,13 +148,13 @@ class WrongOnce : public Faulty {
         std::any_of(cells.begin(), cells.end(), [&](const CellEntry& entry) {
           return entry.sequence == seq && entry.position >= begin;
         });
-    if (due && shows && end == kOpenEnd) {
-      due = false;
+    if (expected && shows && end == kOpenEnd) {
+      expected = false;
       return {};
     }
     return cache_->Remove(seq, begin, end);
   }
-  static inline bool due = true;
+  static inline bool expected = true;
 };
 
 TEST(Harness, FindsWhatDoesNotHappenTwice) {
@@ -177,7 +177,7 @@ TEST(Harness, FindsWhatDoesNotHappenTwice) {
 Subject FailsFrom(std::size_t ops, std::string check, int& runs) {
   Subject subject;
   subject.name = "elsewhere";
-  subject.run = [=, &runs](const History& history, Story*, bool) {
+  subject.run = [=, &runs](const History& history, CallTrace*, bool) {
     ++runs;
     RunResult result;
     result.ran = true;
@@ -199,7 +199,7 @@ TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
   const auto or_hastily = [&](const Subject& patiently) {
     return [&, run = patiently.run,
             hastily = FailsFrom(1, "backend: hang", hasty).run](
-               const History& history, Story* story, bool is_hasty) {
+               const History& history, CallTrace* story, bool is_hasty) {
       return (is_hasty ? hastily : run)(history, story, is_hasty);
     };
   };
@@ -225,7 +225,8 @@ TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
 
   // The same for pools.
   PagedSubject pools;
-  pools.run = [](const PagedHistory& history, PagedCensus*, bool is_hasty) {
+  pools.run = [](const PagedHistory& history, PagedCoverageCounts*,
+                 bool is_hasty) {
     RunResult result = {.ran = true};
     if (history.ops.size() >= (is_hasty ? 1U : 3U)) {
       result.failure = MakeFailure("backend: hang", is_hasty ? "0.2" : "1");
@@ -242,7 +243,7 @@ TEST(Harness, TellsAFailureThatDoesNotRepeat) {
   int runs = 0;
   Subject subject;
   subject.name = "elsewhere";
-  subject.run = [&](const History& history, Story* story, bool) {
+  subject.run = [&](const History& history, CallTrace* story, bool) {
     // Every other run has far fewer calls, and no failure.
     const std::size_t calls = ++runs % 2 == 0 ? 500 : 4;
     for (std::size_t i = 0; story != nullptr && i < calls; ++i) {
@@ -284,7 +285,7 @@ TEST(Harness, TellsAFailureThatDoesNotRepeat) {
   // The same for pools.
   PagedSubject pools;
   runs = 0;
-  pools.run = [&](const PagedHistory&, PagedCensus*, bool) {
+  pools.run = [&](const PagedHistory&, PagedCoverageCounts*, bool) {
     RunResult result = {.ran = true};
     if (++runs <= 2) result.failure = MakeFailure("backend: crash", "once");
     return result;
@@ -309,7 +310,7 @@ TEST(Harness, ShrinksForAsLongAsItIsTold) {
 
   PagedSubject pools;
   runs = 0;
-  pools.run = [&](const PagedHistory&, PagedCensus*, bool) {
+  pools.run = [&](const PagedHistory&, PagedCoverageCounts*, bool) {
     ++runs;
     return RunResult{.ran = true, .failure = PoolFailure("wrong")};
   };
@@ -321,7 +322,7 @@ TEST(Harness, ShrinksForAsLongAsItIsTold) {
 TEST(Harness, BeginsNoHistoryThatCannotMatter) {
   int runs = 0;
   Subject subject = FailsFrom(1000, "", runs);
-  subject.run = [run = subject.run](const History& history, Story* story,
+  subject.run = [run = subject.run](const History& history, CallTrace* story,
                                     bool hasty) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     return run(history, story, hasty);

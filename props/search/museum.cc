@@ -425,32 +425,34 @@ Result<std::vector<Exhibit>> ReadExhibits(const fs::path& folder) {
   std::vector<Exhibit> exhibits;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     if (entry.path().extension() != ".patch") continue;
-    Exhibit one;
-    one.patch = entry.path();
-    std::ifstream in(one.patch);
+    Exhibit exhibit;
+    exhibit.patch = entry.path();
+    std::ifstream in(exhibit.patch);
     for (std::string line; std::getline(in, line);) {
       if (line.starts_with("--- a/")) break;
       for (const auto& [key, value] :
-           {std::pair("id: ", &one.id), std::pair("also: ", &one.also),
-            std::pair("reference: ", &one.reference),
-            std::pair("wrong: ", &one.wrong),
-            std::pair("operation: ", &one.operation),
-            std::pair("needs: ", &one.needs), std::pair("kind: ", &one.kind),
-            std::pair("twin: ", &one.twin)}) {
+           {std::pair("id: ", &exhibit.id), std::pair("also: ", &exhibit.also),
+            std::pair("reference: ", &exhibit.reference),
+            std::pair("wrong: ", &exhibit.wrong),
+            std::pair("operation: ", &exhibit.operation),
+            std::pair("needs: ", &exhibit.needs),
+            std::pair("kind: ", &exhibit.kind),
+            std::pair("twin: ", &exhibit.twin)}) {
         if (line.starts_with(key)) {
           *value = line.substr(std::string_view(key).size());
         }
       }
     }
-    const bool whole = one.id == one.patch.stem() && !one.reference.empty() &&
-                       !one.wrong.empty() && !one.operation.empty();
+    const bool whole = exhibit.id == exhibit.patch.stem() &&
+                       !exhibit.reference.empty() && !exhibit.wrong.empty() &&
+                       !exhibit.operation.empty();
     if (!whole) {
       return Wrong(
           fmt::format("{}: the header needs id (the file's name), "
                       "reference, wrong and operation",
-                      one.patch.string()));
+                      exhibit.patch.string()));
     }
-    exhibits.push_back(std::move(one));
+    exhibits.push_back(std::move(exhibit));
   }
   if (exhibits.empty()) {
     return Wrong(fmt::format("no patches in {}", folder.string()));
@@ -479,8 +481,8 @@ Result<Workshop> FindWorkshop(const fs::path& build, Planted planted) {
                     build.string()));
   }
   std::set<fs::path> emulated;
-  for (const auto& one : commands) {
-    auto object = ObjectOf(one, workshop.sources);
+  for (const auto& command : commands) {
+    auto object = ObjectOf(command, workshop.sources);
     if (!object) continue;
     if (object->name.find(kEmulated) != std::string::npos) {
       if (planted != Planted::kCuda) continue;

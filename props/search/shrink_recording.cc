@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-#include "props/report/sieve.h"
+#include "props/report/finding_filter.h"
 #include "props/search/gen.h"
 
 namespace kvtwin::props {
@@ -136,8 +136,8 @@ void Drop(Json& list, std::size_t at) {
 // Removes the index `at` from a list of indices; decrements larger indices.
 void DropPlace(Json& list, std::size_t at) {
   Json kept = Json::array();
-  for (const Json& one : list) {
-    const auto place = one.get<std::size_t>();
+  for (const Json& value : list) {
+    const auto place = value.get<std::size_t>();
     if (place != at) kept.push_back(place > at ? place - 1 : place);
   }
   list = std::move(kept);

@@ -16,7 +16,7 @@
 #include "props/base/clock.h"
 #include "props/base/filter.h"
 #include "props/paged/paged_runner.h"
-#include "props/report/sieve.h"
+#include "props/report/finding_filter.h"
 #include "props/search/gen.h"
 #include "props/testing/test_trace.h"
 

@@ -16,10 +16,10 @@ bool Bounds::Allow(const Op& op, bool legal) const {
   switch (op.kind) {
     case OpKind::kPut: {
       std::set<int> sequences;
-      for (const Segment& one : op.segments) {
-        const bool is_new = sequences.insert(one.seq).second;
-        const bool plain =
-            is_new && one.delta == 0 && one.order == Segment::Order::kUp;
+      for (const Segment& segment : op.segments) {
+        const bool is_new = sequences.insert(segment.seq).second;
+        const bool plain = is_new && segment.delta == 0 &&
+                           segment.order == Segment::Order::kUp;
         if (legal && !plain) return false;
       }
       return (sequences.size() < 2 || able.Can(KVTWIN_CAN_MIX)) &&

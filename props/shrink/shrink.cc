@@ -10,8 +10,8 @@
 
 #include "props/compare/timed_rerun.h"
 #include "props/history/misuse.h"
-#include "props/shrink/catalog.h"
 #include "props/shrink/cost.h"
+#include "props/shrink/minimal_cases.h"
 #include "props/shrink/rebuild.h"
 
 namespace kvtwin::props {
@@ -441,7 +441,7 @@ class Shrinker {
   }
 
   History Run() {
-    if (best_.setup.legal) Try(InTheOpen(best_));
+    if (best_.setup.legal) Try(ExpandImplicit(best_));
     PlainSetup();
     Rebuild(/*most_kept=*/2);  // In a long history, each takes long.
     DropOps();

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "props/compare/trio.h"
+#include "props/compare/differential_driver.h"
 #include "props/testing/tampered_cache.h"
 
 namespace kvtwin::props {

@@ -31,7 +31,7 @@ struct Bound {
   std::function<Status(Target&)> outside;
   std::string names;  // A part of the refusal's message.
   std::function<Status(Target&)> inside;
-  StatusCode due = kInvalid;
+  StatusCode expected = kInvalid;
 };
 
 inline std::vector<std::byte> Dense(const TensorView& view) {
@@ -46,7 +46,7 @@ template <class Target, class Alike>
 void ExpectBound(const Bound<Target>& bound, Target& tried, Target& other,
                  const Alike& expect_alike) {
   const Status status = bound.outside(tried);
-  EXPECT_EQ(StatusName(status.code()), StatusName(bound.due));
+  EXPECT_EQ(StatusName(status.code()), StatusName(bound.expected));
   EXPECT_NE(status.message().find(bound.names), std::string::npos)
       << status.message();
   expect_alike(tried, other);

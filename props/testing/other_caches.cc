@@ -358,7 +358,7 @@ class Several final : public Cache, public Shifting {
     if (reserve) return active().StartForward(batch, reserve);
     Status status = Each([&](auto& one) { return one.BatchAnswer(batch); });
     if (!status.ok()) return status;
-    for (auto& one : caches_) one->Begin(batch);
+    for (auto& cach : caches_) cach->Begin(batch);
     active_ = 0;
     return {};
   }

@@ -254,8 +254,8 @@ bool Concatenated::GoesOn(int seq, std::int64_t position) const {
 // Keeps the first tokens and the last tokens of a tensor that is longer than
 // the window.
 void Concatenated::MakeRoom(const Batch& batch) {
-  for (const auto& one : Lows(batch)) {
-    const auto at = tensors_.find(one.first);
+  for (const auto& low : Lows(batch)) {
+    const auto at = tensors_.find(low.first);
     if (at == tensors_.end() || !IsFull(at->second)) continue;
     std::deque<Item>& items = at->second.items;
     const std::int64_t less = Is(Fault::kEvictsTooMuch) ? 1 : 0;

@@ -126,9 +126,9 @@ Fuzzed Fuzz(nb::object adapter, nb::object rerun, std::int64_t operations,
     }
     if (!driver.backend().made_one()) return NoneMade(driver);
     std::vector<Finding> findings;
-    for (const props::Failure& one : result.findings) {
+    for (const props::Failure& failure : result.findings) {
       findings.push_back(
-          driver.Tell(one, findings.empty() ? page : std::nullopt));
+          driver.Tell(failure, findings.empty() ? page : std::nullopt));
     }
     return {std::string(props::LevelName(result.holds)),
             result.Right(driver.info()),
@@ -148,7 +148,7 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
     const Driver driver(std::move(adapter), std::move(rerun));
     const props::History parsed = Value(props::ParseHistory(history));
     const props::Level level = driver.info().claims;
-    props::Story story;
+    props::CallTrace story;
     const props::RunResult result =
         props::RunHistory(parsed, driver.SubjectAt(level), &story);
     if (!result.ran && !result.failure) {
@@ -157,7 +157,7 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
     }
     std::vector<std::string> calls;
     for (const props::Step& step : story.steps) {
-      calls.push_back(props::StoryLine(step));
+      calls.push_back(props::CallLineOf(step));
     }
     std::optional<Finding> found;
     if (result.failure) {

@@ -17,10 +17,10 @@ constexpr std::array<std::string_view, 2> kPlacements = {"contiguous",
                                                          "scatter"};
 
 [[noreturn]] void Wrong(const char* field, nb::handle value,
-                        std::string_view due) {
+                        std::string_view expected) {
   Raise({StatusCode::kInvalidArgument,
          fmt::format("{} is {}, it must be {}", field, nb::repr(value).c_str(),
-                     due)});
+                     expected)});
 }
 
 template <class Enum, std::size_t n>

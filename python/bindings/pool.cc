@@ -350,10 +350,10 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
     props::PagedSubject subject = driver.Subject();
     std::int64_t ran = 0;
     subject.run = [&, run = subject.run](const props::PagedHistory& history,
-                                         props::PagedCensus* census,
+                                         props::PagedCoverageCounts* counts,
                                          bool hasty) {
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
-      props::RunResult result = run(history, census, hasty);
+      props::RunResult result = run(history, counts, hasty);
       if (++ran > kVainHistories && !driver.pools().made_one() &&
           !result.failure) {
         Raise({StatusCode::kNotSupported,
@@ -378,7 +378,7 @@ Fuzzed FuzzPool(nb::object adapter, nb::object rerun, std::int64_t operations,
     }
     const bool right = findings.empty();
     return {right ? "visibility" : "none", right,
-            result.census.operations,      result.ran,
+            result.counts.operations,      result.ran,
             std::move(findings),           result.passed_over};
   });
 }

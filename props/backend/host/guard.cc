@@ -169,23 +169,24 @@ void AddRegion(std::uintptr_t begin, std::size_t bytes, bool is_shared,
 // Takes a range of addresses out of all regions. Requires: the lock.
 void CutRegions(std::uintptr_t begin, std::uintptr_t end) {
   for (Region** at = &regions; *at != nullptr;) {
-    Region* one = *at;
-    if (one->end <= begin || end <= one->begin) {
-      at = &one->next;
+    Region* region = *at;
+    if (region->end <= begin || end <= region->begin) {
+      at = &region->next;
       continue;
     }
-    Count(*one, -std::size_t{1});
-    *at = one->next;
+    Count(*region, -std::size_t{1});
+    *at = region->next;
     // The parts that are left take its place.
     for (const auto& [from, to] :
-         {std::pair(one->begin, begin), std::pair(end, one->end)}) {
+         {std::pair(region->begin, begin), std::pair(end, region->end)}) {
       if (from >= to) continue;
-      Region* rest = NewRegion({*at, from, to, one->shared, one->function});
+      Region* rest =
+          NewRegion({*at, from, to, region->shared, region->function});
       if (rest == nullptr) continue;
       *at = rest;
       at = &rest->next;
     }
-    __libc_free(one);
+    __libc_free(region);
   }
 }
 
@@ -326,8 +327,9 @@ void* Remap(void* data, std::size_t before, std::size_t after, int flags,
   const Locked locked;
   const auto old = reinterpret_cast<std::uintptr_t>(data);
   Region found = {};
-  for (const Region* one = regions; one != nullptr; one = one->next) {
-    if (one->begin <= old && old < one->end) found = *one;
+  for (const Region* region = regions; region != nullptr;
+       region = region->next) {
+    if (region->begin <= old && old < region->end) found = *region;
   }
   void* moved = reinterpret_cast<void*>(
       syscall(SYS_mremap, data, before, after, flags, wanted));

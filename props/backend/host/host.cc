@@ -109,9 +109,9 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
     state->step.store(static_cast<std::int64_t>(step));
   };
   state->step.store(-1);
-  Story story;
+  CallTrace story;
   const bool told = asked.value("story", false);
-  story.told = [](const Step& step) { Answer({{"told", StoryLine(step)}}); };
+  story.told = [](const Step& step) { Answer({{"told", CallLineOf(step)}}); };
   Guard::Forget();
   const std::size_t before = Guard::Live();
   RunResult result = RunHistory(*history, subject, told ? &story : nullptr);
@@ -180,11 +180,11 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
   const Result<PagedHistory> history =
       ParsePagedHistory(asked.at("pool").get<std::string>());
   if (!history.ok()) return {{"error", history.status().message()}};
-  PagedCensus census;
+  PagedCoverageCounts counts;
   const PagedRun run = BackendRun(pool, asked.at("level").get<Level>());
   Guard::Forget();
   std::size_t before = Guard::Live();
-  RunResult result = run(*history, &census, /*hasty=*/false);
+  RunResult result = run(*history, &counts, /*hasty=*/false);
   auto& failure = result.failure;
   for (int i = 0; i < 2 && !failure && Guard::Live() > before; ++i) {
     before = Guard::Live();
@@ -201,7 +201,7 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
     }
   }
   Json json = ToJson(result);
-  json["census"] = ToJson(census);
+  json["census"] = ToJson(counts);
   return json;
 }
 

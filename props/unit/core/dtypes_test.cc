@@ -45,7 +45,7 @@ std::string Times(int count, std::string_view text) {
 }
 
 TEST(Dtypes, F8IsE4M3) {
-  const std::vector<std::pair<float, int>> due = {
+  const std::vector<std::pair<float, int>> expected = {
       {0, 0x00},         {-0.0F, 0x80},      {1, 0x38},
       {-1, 0xB8},        {1.0625F, 0x38},    {1.1875F, 0x3A},
       {447, 0x7E},       {448, 0x7E},        {464, 0x7E},
@@ -54,7 +54,7 @@ TEST(Dtypes, F8IsE4M3) {
       {0x1p-10F, 0x00},  {0x1.8p-9F, 0x02},  {0x1.2p-10F, 0x01},
       {0x1.Fp-7F, 0x08}, {17, 0x58},         {19, 0x5A},
   };
-  for (const auto& [value, bits] : due) {
+  for (const auto& [value, bits] : expected) {
     EXPECT_EQ(F8FromF32(value), bits) << value;
   }
   for (int bits = 0; bits < 256; ++bits) {
@@ -211,10 +211,10 @@ double Measure(DType dtype, int shifts) {
       EXPECT_TRUE(ShiftStored(shift, 0, offset, key).ok());
       sum += offset;
     }
-    const Head due = Turned(Head(put.begin(), put.end()), shift.rope, sum);
-    for (std::size_t i = 0; i < due.size(); ++i) {
-      const double found = LoadFrom(key.view(), static_cast<std::int64_t>(i));
-      furthest = std::max(furthest, std::fabs(found - due[i]));
+    const Head expected = Turned(Head(put.begin(), put.end()), shift.rope, sum);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const double actual = LoadFrom(key.view(), static_cast<std::int64_t>(i));
+      furthest = std::max(furthest, std::fabs(actual - expected[i]));
     }
   }
   return furthest;

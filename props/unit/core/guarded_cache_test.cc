@@ -223,18 +223,18 @@ std::unique_ptr<Cache> Prepared(const CacheSpec& spec,
 }
 
 // Expects that everything visible of two caches is equal.
-void ExpectAlike(Cache& cache, Cache& due) {
-  EXPECT_TRUE(*cache.Snapshot() == *due.Snapshot());
-  EXPECT_TRUE(std::ranges::equal(cache.BatchCells(), due.BatchCells()));
-  EXPECT_EQ(cache.CellCount(), due.CellCount());
-  const Result<KvView> found = cache.Get();
-  const Result<KvView> view = due.Get();
-  ASSERT_EQ(found.status().code(), view.status().code());
+void ExpectAlike(Cache& cache, Cache& expected) {
+  EXPECT_TRUE(*cache.Snapshot() == *expected.Snapshot());
+  EXPECT_TRUE(std::ranges::equal(cache.BatchCells(), expected.BatchCells()));
+  EXPECT_EQ(cache.CellCount(), expected.CellCount());
+  const Result<KvView> actual = cache.Get();
+  const Result<KvView> view = expected.Get();
+  ASSERT_EQ(actual.status().code(), view.status().code());
   if (!view.ok()) return;
-  EXPECT_EQ(found->first_cell, view->first_cell);
-  EXPECT_EQ(Dense(found->key), Dense(view->key));
-  EXPECT_EQ(Dense(found->value), Dense(view->value));
-  EXPECT_EQ(Dense(found->mask), Dense(view->mask));
+  EXPECT_EQ(actual->first_cell, view->first_cell);
+  EXPECT_EQ(Dense(actual->key), Dense(view->key));
+  EXPECT_EQ(Dense(actual->value), Dense(view->value));
+  EXPECT_EQ(Dense(actual->mask), Dense(view->mask));
 }
 
 class GateOf : public EachTwin {

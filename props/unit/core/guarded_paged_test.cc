@@ -231,19 +231,19 @@ std::unique_ptr<PagedPool> Prepared(const std::string& twin) {
 }
 
 // Expects that everything visible of two pools is equal.
-void ExpectAlike(const PagedPool& pool, const PagedPool& due) {
-  EXPECT_EQ(pool.Usage(), due.Usage());
+void ExpectAlike(const PagedPool& pool, const PagedPool& expected) {
+  EXPECT_EQ(pool.Usage(), expected.Usage());
   for (int sequence = 0; sequence < 4; ++sequence) {
-    const Result<int> found = pool.SeqLen(sequence);
-    const Result<int> len = due.SeqLen(sequence);
-    ASSERT_EQ(found.ok(), len.ok());
+    const Result<int> actual = pool.SeqLen(sequence);
+    const Result<int> len = expected.SeqLen(sequence);
+    ASSERT_EQ(actual.ok(), len.ok());
     if (!len.ok()) continue;
-    EXPECT_EQ(*found, *len);
+    EXPECT_EQ(*actual, *len);
     const Numbers one = {sequence};
-    EXPECT_EQ(*pool.ExportTable(one), *due.ExportTable(one));
+    EXPECT_EQ(*pool.ExportTable(one), *expected.ExportTable(one));
     for (const int layer : {0, 1}) {
       const auto views = *pool.Views(sequence, layer);
-      const auto due_views = *due.Views(sequence, layer);
+      const auto due_views = *expected.Views(sequence, layer);
       ASSERT_EQ(views.size(), due_views.size());
       for (std::size_t i = 0; i < views.size(); ++i) {
         EXPECT_EQ(views[i].start, due_views[i].start);
@@ -333,22 +333,22 @@ TEST_P(PoolGate, SpecsOfCachesAtTheirBounds) {
   const auto code = [](const CacheSpec& spec) {
     return MakeCache(spec, GetParam()).status().code();
   };
-  const auto due = [](bool ok) { return ok ? StatusCode::kOk : kInvalid; };
+  const auto expected = [](bool ok) { return ok ? StatusCode::kOk : kInvalid; };
   for (const std::int32_t value : {kLeast, -1, 0, 1, kMost}) {
     for (const Kind kind : {Kind::kSwa, Kind::kSwaMem}) {
       CacheSpec spec;
       spec.kind = kind;
       spec.window = value;
-      EXPECT_EQ(code(spec), due(value >= 0)) << value;
+      EXPECT_EQ(code(spec), expected(value >= 0)) << value;
     }
     CacheSpec spec;
     spec.kind = Kind::kSwaMem;
     spec.window = 0;
     spec.memory = value;
-    EXPECT_EQ(code(spec), due(value >= 0)) << value;
+    EXPECT_EQ(code(spec), expected(value >= 0)) << value;
     spec.kind = Kind::kChunked;
     spec.chunk = value;
-    EXPECT_EQ(code(spec), due(value >= 1)) << value;
+    EXPECT_EQ(code(spec), expected(value >= 1)) << value;
     spec.kind = Kind::kCausal;  // This kind has no window.
     spec.window = value;
     EXPECT_EQ(code(spec), StatusCode::kOk);
@@ -359,10 +359,10 @@ TEST_P(PoolGate, SpecsOfCachesAtTheirBounds) {
     CacheSpec spec;
     spec.shift.kind = ShiftKind::kRope;
     spec.shift.rope.base = base;
-    EXPECT_EQ(code(spec), due(base > 0 && std::isfinite(base))) << base;
+    EXPECT_EQ(code(spec), expected(base > 0 && std::isfinite(base))) << base;
     spec.shift.rope.base = 1;
     spec.shift.rope.scale = base;
-    EXPECT_EQ(code(spec), due(std::isfinite(base))) << base;
+    EXPECT_EQ(code(spec), expected(std::isfinite(base))) << base;
     spec.shift.kind = ShiftKind::kAdd;  // This shift has no RoPE.
     EXPECT_EQ(code(spec), StatusCode::kOk);
   }
@@ -370,7 +370,7 @@ TEST_P(PoolGate, SpecsOfCachesAtTheirBounds) {
     CacheSpec spec;
     spec.shift.kind = ShiftKind::kRope;
     spec.shift.rope.dims = dims;
-    EXPECT_EQ(code(spec), due(dims >= 0 && dims % 2 == 0)) << dims;
+    EXPECT_EQ(code(spec), expected(dims >= 0 && dims % 2 == 0)) << dims;
   }
   CacheSpec wrapper;
   wrapper.kind = Kind::kWrapper;

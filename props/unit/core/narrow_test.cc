@@ -91,10 +91,10 @@ float Loaded(const Format& format, std::uint32_t code) {
   return LoadElement(bytes.data(), format.dtype);
 }
 
-void ExpectStored(const Format& format, float size, std::uint32_t due) {
-  ASSERT_EQ(Stored(format, size), due)
+void ExpectStored(const Format& format, float size, std::uint32_t expected) {
+  ASSERT_EQ(Stored(format, size), expected)
       << fmt::format("{} {:a}", DTypeName(format.dtype), size);
-  ASSERT_EQ(Stored(format, -size), due | SignOf(format))
+  ASSERT_EQ(Stored(format, -size), expected | SignOf(format))
       << fmt::format("{} {:a}", DTypeName(format.dtype), -size);
 }
 
@@ -218,7 +218,7 @@ using Bytes = std::vector<std::uint8_t>;
 // long double, which has more than twice the digits, and rounded.
 Bytes DueBlock(const Block& block, DType dtype) {
   const bool eight = dtype == DType::kQ8;
-  Bytes due(eight ? 34 : 18);
+  Bytes expected(eight ? 34 : 18);
   long double most = block[0];
   bool finite = true;
   for (const float value : block) {
@@ -230,11 +230,11 @@ Bytes DueBlock(const Block& block, DType dtype) {
   const auto s = static_cast<float>(eight ? std::fabs(most) / 127 : most / -8);
   const std::uint32_t scale = finite ? HalfOf(s) : kFormats[0].above;
   if ((scale & 0x7FFF) == kFormats[0].above) {
-    due[1] = 0x7E;
-    return due;
+    expected[1] = 0x7E;
+    return expected;
   }
-  due[0] = static_cast<std::uint8_t>(scale & 0xFF);
-  due[1] = static_cast<std::uint8_t>(scale >> 8);
+  expected[0] = static_cast<std::uint8_t>(scale & 0xFF);
+  expected[1] = static_cast<std::uint8_t>(scale >> 8);
   const bool zero = (scale & 0x7FFF) == 0;
   const float inverse = zero ? 0 : static_cast<float>(1.0L / s);
   for (std::size_t i = 0; i < block.size(); ++i) {
@@ -242,36 +242,37 @@ Bytes DueBlock(const Block& block, DType dtype) {
                                       static_cast<long double>(inverse));
     const int q = Nearest(x);
     if (eight) {
-      due[2 + i] = static_cast<std::uint8_t>(q);
+      expected[2 + i] = static_cast<std::uint8_t>(q);
       continue;
     }
     const int nibble = std::min(q + 8, 15);
     EXPECT_GE(nibble, 0);
-    std::uint8_t& byte = due[2 + i % 16];
+    std::uint8_t& byte = expected[2 + i % 16];
     byte = static_cast<std::uint8_t>(byte | (i < 16 ? nibble : nibble << 4));
   }
-  return due;
+  return expected;
 }
 
 void ExpectBlock(const Block& block) {
   for (const DType dtype : {DType::kQ8, DType::kQ4}) {
-    const Bytes due = DueBlock(block, dtype);
-    Bytes found(due.size(), 0xAA);
-    StoreBlock(block, dtype, std::as_writable_bytes(std::span(found)).data());
-    ASSERT_EQ(found, due) << fmt::format("{} of {:a}", DTypeName(dtype),
-                                         fmt::join(block, " "));
+    const Bytes expected = DueBlock(block, dtype);
+    Bytes actual(expected.size(), 0xAA);
+    StoreBlock(block, dtype, std::as_writable_bytes(std::span(actual)).data());
+    ASSERT_EQ(actual, expected)
+        << fmt::format("{} of {:a}", DTypeName(dtype), fmt::join(block, " "));
     // The way back is a product of an f16 and a small number, which is exact.
-    const std::uint32_t scale = due[0] | static_cast<std::uint32_t>(due[1])
-                                             << 8;
+    const std::uint32_t scale =
+        expected[0] | static_cast<std::uint32_t>(expected[1]) << 8;
     const bool nan = (scale & 0x7FFF) > kFormats[0].above;
     const double size = nan ? 0 : NumberOf(kFormats[0], scale & 0x7FFF);
     const double d = (scale & 0x8000) != 0 ? -size : size;
     for (std::size_t i = 0; i < block.size(); ++i) {
-      const std::uint8_t byte = due[2 + (dtype == DType::kQ8 ? i : i % 16)];
+      const std::uint8_t byte =
+          expected[2 + (dtype == DType::kQ8 ? i : i % 16)];
       int q = byte < 128 ? byte : byte - 256;
       if (dtype == DType::kQ4) q = (i < 16 ? byte % 16 : byte / 16) - 8;
       const float value =
-          LoadFromBlock(std::as_bytes(std::span(due)).data(), dtype, i);
+          LoadFromBlock(std::as_bytes(std::span(expected)).data(), dtype, i);
       if (nan) {
         ASSERT_TRUE(std::isnan(value));
       } else {

@@ -139,8 +139,9 @@ TEST_P(OneSequence, IsTakenOutAndPutIn) {
     const Tokens added = TokensOf(SomeTokens(other_layers), sequence);
     const CacheState state = StateOf(tokens, layers);
     const CacheState one = SequenceOf(state, sequence);
-    const Tokens due = TokensOf(tokens, sequence);
-    ASSERT_TRUE(one == StateOf(due, due.empty() ? std::set<int>() : layers));
+    const Tokens expected = TokensOf(tokens, sequence);
+    ASSERT_TRUE(one ==
+                StateOf(expected, expected.empty() ? std::set<int>() : layers));
 
     const CacheState more =
         StateOf(added, added.empty() ? std::set<int>() : other_layers);

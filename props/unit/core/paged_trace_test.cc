@@ -408,11 +408,11 @@ TEST(PagedTrace, WritesWhatItRead) {
   std::vector<std::string> lines = kPoolLines;
   const auto expect_same = [&] {
     const std::string written = Rewritten(Lines(lines));
-    std::istringstream found(written);
+    std::istringstream actual(written);
     std::string line;
-    for (const std::string& due : lines) {
-      ASSERT_TRUE(std::getline(found, line));
-      EXPECT_EQ(nlohmann::json::parse(line), nlohmann::json::parse(due));
+    for (const std::string& expected : lines) {
+      ASSERT_TRUE(std::getline(actual, line));
+      EXPECT_EQ(nlohmann::json::parse(line), nlohmann::json::parse(expected));
     }
     EXPECT_EQ(Rewritten(written), written);
   };

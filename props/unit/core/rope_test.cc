@@ -144,22 +144,22 @@ std::vector<float> Numbers(std::size_t count, std::uint32_t seed) {
 // known to the bit. Adds the number of the other pairs to `known`.
 void ExpectTurned(const Shift& shift, std::int32_t offset, std::size_t head_dim,
                   const std::vector<float>& before,
-                  const std::vector<float>& found, int& known) {
+                  const std::vector<float>& actual, int& known) {
   const Rope& rope = shift.rope;
   const auto wished = static_cast<std::size_t>(rope.dims);
   const std::size_t dims =
       (wished == 0 ? head_dim : std::min(wished, head_dim)) / 2 * 2;
-  std::vector<float> due = before;
+  std::vector<float> expected = before;
   for (std::size_t head = 0; head < before.size(); head += head_dim) {
     for (std::size_t p = 0; p < dims / 2; ++p) {
       const auto [cosine, sine] =
           Exactly(rope, static_cast<int>(dims), static_cast<int>(p), offset);
       const auto [x, y] = PairOf(rope, dims, p);
-      float& due_x = due[head + x];
-      float& due_y = due[head + y];
+      float& due_x = expected[head + x];
+      float& due_y = expected[head + y];
       if (cosine.low != cosine.high || sine.low != sine.high) {
-        due_x = found[head + x];
-        due_y = found[head + y];
+        due_x = actual[head + x];
+        due_y = actual[head + y];
         continue;
       }
       const float old_x = due_x;
@@ -169,8 +169,9 @@ void ExpectTurned(const Shift& shift, std::int32_t offset, std::size_t head_dim,
       ++known;
     }
   }
-  ASSERT_EQ(found, due) << fmt::format("offset {} head_dim {} dims {} base {}",
-                                       offset, head_dim, dims, rope.base);
+  ASSERT_EQ(actual, expected)
+      << fmt::format("offset {} head_dim {} dims {} base {}", offset, head_dim,
+                     dims, rope.base);
 }
 
 TEST(Rope, RoundsEachOperation) {

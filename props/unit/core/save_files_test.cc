@@ -250,9 +250,9 @@ TEST_F(SavedFiles, OtherFilesStay) {
   ASSERT_TRUE(SaveState(SomeState(1, 1), At("other")).ok());
   EXPECT_TRUE(Names().contains(part));
   ASSERT_TRUE(SaveState(SomeState(1, 1), Path()).ok());
-  NameSet due = others;
-  due.insert({"state", "other", pipe});
-  EXPECT_EQ(Names(), due);
+  NameSet expected = others;
+  expected.insert({"state", "other", pipe});
+  EXPECT_EQ(Names(), expected);
 }
 
 // Anything with that name but a regular file is neither replaced nor followed.

@@ -323,10 +323,11 @@ TEST_P(Sequences, AreParkedAndAddedAlone) {
   away.Append(0, 0, {7, 8, 9});
   ASSERT_TRUE(away->Remove(0, 1, kOpenEnd).ok());
   const int cells[] = {6};
-  const CacheState due = *WithSequence(*away->Snapshot(), 5, parked, cells);
+  const CacheState expected =
+      *WithSequence(*away->Snapshot(), 5, parked, cells);
   ASSERT_TRUE(away->AddSequence(5, parked).ok());
   // The sequence's rows in layer 1 are zeros, not those that were removed.
-  EXPECT_TRUE(*away->Snapshot() == due);
+  EXPECT_TRUE(*away->Snapshot() == expected);
   EXPECT_EQ(away.Put({0}), StatusCode::kFailedPrecondition);
   away.Append(5, 3, {10});
   EXPECT_EQ(away.SeenK(0), (Floats{3, 4, 5, 10}));
@@ -451,14 +452,14 @@ TEST_F(Save, LayersOfASequenceMayBeOthers) {
 TEST_F(Save, ASequenceOfAWrapperIsInAllItsCaches) {
   CacheState wrapper;
   wrapper.caches = {OfLayers({0}, 2), OfLayers({1}, 3)};
-  const CacheState one = SequenceOf(wrapper, 1);
-  EXPECT_TRUE(one == wrapper);
+  const CacheState state = SequenceOf(wrapper, 1);
+  EXPECT_TRUE(state == wrapper);
   const int cells[] = {4, 6};
-  const auto both = WithSequence(wrapper, 2, one, cells);
+  const auto both = WithSequence(wrapper, 2, state, cells);
   ASSERT_TRUE(both.ok()) << both.status().ToString();
   EXPECT_EQ(both->caches[1].cells.size(), 6U);
   const int few[] = {4, 5};
-  EXPECT_EQ(WithSequence(wrapper, 2, one, few).status().code(),
+  EXPECT_EQ(WithSequence(wrapper, 2, state, few).status().code(),
             StatusCode::kCacheFull);
 }
 

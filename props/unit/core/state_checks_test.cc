@@ -94,13 +94,13 @@ TEST_P(StateChecks, TakesMembershipsAsACacheListsThem) {
       return a.cell < b.cell || (a.cell == b.cell && a.position == b.position &&
                                  a.sequence < b.sequence);
     };
-    const bool due =
+    const bool expected =
         std::ranges::adjacent_find(state.cells, [&](auto& a, auto& b) {
           return !before(a, b);
         }) == state.cells.end();
-    ASSERT_EQ(cache->Restore(state).ok(), due) << CellsText(state.cells);
-    ASSERT_EQ(StateFromBytes(StateToBytes(state)).ok(), due);
-    if (!due) continue;
+    ASSERT_EQ(cache->Restore(state).ok(), expected) << CellsText(state.cells);
+    ASSERT_EQ(StateFromBytes(StateToBytes(state)).ok(), expected);
+    if (!expected) continue;
     ++taken;
     ASSERT_EQ(*cache->Snapshot(), state);
   }

@@ -321,10 +321,10 @@ TEST_F(StateRules, LargeTensorsAreWrittenAlike) {
         rows.key.bytes[i] = static_cast<std::byte>(random());
       }
     }
-    const std::string due = Written(state, "");
-    ASSERT_TRUE(due == Text(StateToBytes(state)));
+    const std::string expected = Written(state, "");
+    ASSERT_TRUE(expected == Text(StateToBytes(state)));
     ASSERT_TRUE(SaveState(state, Path()).ok());
-    ASSERT_TRUE(due == ReadFile(Path()));
+    ASSERT_TRUE(expected == ReadFile(Path()));
     ASSERT_TRUE(*LoadState(Path()) == state);
   }
 }

@@ -615,15 +615,15 @@ TEST(Trace, WritesWhatItRead) {
   for (const auto& file : Recordings("")) {
     std::istringstream original(ReadFile(file));
     std::istringstream written(Rewritten(original.str()));
-    std::string due;
-    std::string found;
-    while (std::getline(original, due)) {
-      ASSERT_TRUE(std::getline(written, found)) << file;
-      nlohmann::json json = nlohmann::json::parse(due);
+    std::string expected;
+    std::string actual;
+    while (std::getline(original, expected)) {
+      ASSERT_TRUE(std::getline(written, actual)) << file;
+      nlohmann::json json = nlohmann::json::parse(expected);
       json.erase("history");  // A key of gen, not of the format.
-      EXPECT_EQ(json, nlohmann::json::parse(found));
+      EXPECT_EQ(json, nlohmann::json::parse(actual));
     }
-    EXPECT_FALSE(std::getline(written, found)) << file;
+    EXPECT_FALSE(std::getline(written, actual)) << file;
   }
 }
 
@@ -640,11 +640,11 @@ TEST(Trace, WritesWhatNoRecordingHasYet) {
              R"({"op":"put","layer":0,"key":{"shape":[1,1,1,3],)"
              R"("data":[-0.0,1e-45,3.4028235e+38]},)"
              R"("value":{"shape":[3,1,1],"data":[0.1,16777216,1e10]}})"});
-  std::istringstream due(text);
-  std::istringstream found(Rewritten(text));
+  std::istringstream expected(text);
+  std::istringstream actual(Rewritten(text));
   std::string due_line;
   std::string found_line;
-  while (std::getline(due, due_line) && std::getline(found, found_line)) {
+  while (std::getline(expected, due_line) && std::getline(actual, found_line)) {
     const auto due_json = nlohmann::json::parse(due_line);
     auto found_json = nlohmann::json::parse(found_line);
     if (!due_json.contains("op")) {

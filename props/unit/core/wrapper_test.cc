@@ -316,39 +316,39 @@ class Both {
     return static_cast<int>(random_() % static_cast<unsigned>(end));
   }
 
-  void Same(const char* call, const Status& found, StatusCode due) {
-    ++reached_[fmt::format("{} {}", call, StatusName(due))];
-    ASSERT_EQ(StatusName(found.code()), StatusName(due))
-        << call << ": " << found.message();
+  void Same(const char* call, const Status& actual, StatusCode expected) {
+    ++reached_[fmt::format("{} {}", call, StatusName(expected))];
+    ASSERT_EQ(StatusName(actual.code()), StatusName(expected))
+        << call << ": " << actual.message();
   }
 
   void CompareActive(Cache& cache) {
-    Cache& due = alone_.active();
-    ASSERT_EQ(cache.CellCount(), due.CellCount());
-    ASSERT_TRUE(std::ranges::equal(cache.BatchCells(), due.BatchCells()));
+    Cache& expected = alone_.active();
+    ASSERT_EQ(cache.CellCount(), expected.CellCount());
+    ASSERT_TRUE(std::ranges::equal(cache.BatchCells(), expected.BatchCells()));
     std::vector<CellEntry> found_cells(1);
     std::vector<CellEntry> due_cells;
     cache.ListCells(found_cells);
-    due.ListCells(due_cells);
+    expected.ListCells(due_cells);
     ASSERT_EQ(found_cells, due_cells);
     const Result<bool> found_cached = cache.EncoderCached();
-    const Result<bool> due_cached = due.EncoderCached();
+    const Result<bool> due_cached = expected.EncoderCached();
     Same("encoder_cached", found_cached.status(), due_cached.status().code());
     if (due_cached.ok()) {
       ASSERT_EQ(*found_cached, *due_cached);
     }
-    const Result<KvView> found = cache.Get();
-    const Result<KvView> view = due.Get();
-    Same("get", found.status(), view.status().code());
-    if (!found.ok() || !view.ok()) return;
-    ASSERT_EQ(found->first_cell, view->first_cell);
+    const Result<KvView> actual = cache.Get();
+    const Result<KvView> view = expected.Get();
+    Same("get", actual.status(), view.status().code());
+    if (!actual.ok() || !view.ok()) return;
+    ASSERT_EQ(actual->first_cell, view->first_cell);
     for (const auto part : {&KvView::key, &KvView::value, &KvView::mask}) {
-      const TensorView& one = *found.*part;
+      const TensorView& tensor = *actual.*part;
       const TensorView& other = *view.*part;
-      ASSERT_EQ(one.data == nullptr, other.data == nullptr);
-      ASSERT_EQ(one.dtype, other.dtype);
-      ASSERT_EQ(one.shape, other.shape);
-      ASSERT_EQ(Dense(one), Dense(other));
+      ASSERT_EQ(tensor.data == nullptr, other.data == nullptr);
+      ASSERT_EQ(tensor.dtype, other.dtype);
+      ASSERT_EQ(tensor.shape, other.shape);
+      ASSERT_EQ(Dense(tensor), Dense(other));
     }
   }
 
@@ -388,10 +388,10 @@ void Both::Start() {
   if (Pick(2) == 0) multimodal.push_back(Pick(tokens_ + 1));
   const bool reserve = Pick(6) == 0;
   const Batch batch = {positions, sequences, multimodal};
-  const Status due = alone_.StartForward(batch, reserve);
-  Same("start", wrapper_->StartForward(batch, reserve), due.code());
-  if (due.ok() && !reserve) next_ = next;
-  if (due.code() != StatusCode::kCacheFull) return;
+  const Status expected = alone_.StartForward(batch, reserve);
+  Same("start", wrapper_->StartForward(batch, reserve), expected.code());
+  if (expected.ok() && !reserve) next_ = next;
+  if (expected.code() != StatusCode::kCacheFull) return;
   ++reached_[fmt::format("refused by cache {}", alone_.refused())];
   AfterARefusal();
 }
@@ -460,9 +460,9 @@ void Both::Copy() {
   const Alone::Does copy = [&](Cache& cache) {
     return cache.CopyPrefix(source, target, len);
   };
-  const Status due = alone_.ToAll(copy);
-  Same("copy", wrapper_->CopyPrefix(source, target, len), due.code());
-  if (due.ok()) next_[target] = std::min(next_[source], len);
+  const Status expected = alone_.ToAll(copy);
+  Same("copy", wrapper_->CopyPrefix(source, target, len), expected.code());
+  if (expected.ok()) next_[target] = std::min(next_[source], len);
 }
 
 void Both::Remove() {
@@ -473,9 +473,9 @@ void Both::Remove() {
   const Alone::Does remove = [&](Cache& cache) {
     return cache.Remove(sequence, begin, end);
   };
-  const Status due = alone_.ToAll(remove);
-  Same("remove", wrapper_->Remove(sequence, begin, end), due.code());
-  if (!due.ok()) return;
+  const Status expected = alone_.ToAll(remove);
+  Same("remove", wrapper_->Remove(sequence, begin, end), expected.code());
+  if (!expected.ok()) return;
   std::int32_t& next = next_[sequence];
   next = open ? std::min(next, begin) : std::max(begin, next - end + begin);
 }
@@ -496,20 +496,20 @@ void Both::Move() {
   CacheState added = one;
   if (Pick(8) == 0) added.caches.pop_back();
   const int number = Pick(3) + Pick(2);
-  const Status due = alone_.AddSequence(number, added);
-  Same("add", wrapper_->AddSequence(number, added), due.code());
-  if (due.ok()) next_[number] = next_[sequence];
+  const Status expected = alone_.AddSequence(number, added);
+  Same("add", wrapper_->AddSequence(number, added), expected.code());
+  if (expected.ok()) next_[number] = next_[sequence];
 }
 
 void Both::Resume() {
   const int sequence = Pick(4) - 1;
   const std::int32_t position = Pick(8) - 1;
-  const Result<bool> due = alone_.CanResume(sequence, position);
-  const Result<bool> found = wrapper_->CanResume(sequence, position);
-  Same("resume", found.status(), due.status().code());
-  if (!due.ok() || !found.ok()) return;
-  ASSERT_EQ(*found, *due);
-  ++reached_[*due ? "resume yes" : "resume no"];
+  const Result<bool> expected = alone_.CanResume(sequence, position);
+  const Result<bool> actual = wrapper_->CanResume(sequence, position);
+  Same("resume", actual.status(), expected.status().code());
+  if (!expected.ok() || !actual.ok()) return;
+  ASSERT_EQ(*actual, *expected);
+  ++reached_[*expected ? "resume yes" : "resume no"];
 }
 
 class Wrappers : public EachTwin {};

@@ -103,8 +103,8 @@ TEST_P(Divergences, CopyPrefixOntoItselfTruncates) {
   ASSERT_EQ(cache.Init(1, 4, 4), StatusCode::kOk);
   cache.Append(0, 0, {1, 2, 3});
   ASSERT_TRUE(cache->CopyPrefix(0, 0, 2).ok());
-  const std::vector<CellEntry> due = {{0, 0, 0}, {1, 1, 0}};
-  EXPECT_EQ(cache.Cells(), due);
+  const std::vector<CellEntry> expected = {{0, 0, 0}, {1, 1, 0}};
+  EXPECT_EQ(cache.Cells(), expected);
 }
 
 TEST_P(Divergences, WindowZeroIsAWindow) {

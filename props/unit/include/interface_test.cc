@@ -145,14 +145,14 @@ TEST(ShiftFunctions, RopeTurnsPairs) {
       for (std::size_t p = 0; p < 3; ++p) {
         const std::size_t x = head + (halves ? p : 2 * p);
         const std::size_t y = head + (halves ? p + 3 : 2 * p + 1);
-        const std::complex<double> due =
+        const std::complex<double> expected =
             std::complex<double>(before[x], before[y]) *
             std::polar(
                 1.0,
                 -3 * 0.5 * std::pow(100.0, -2.0 / 6 * static_cast<double>(p)));
         // Three f32 roundings of numbers below 16.
-        EXPECT_NEAR(key[x], due.real(), 3e-6);
-        EXPECT_NEAR(key[y], due.imag(), 3e-6);
+        EXPECT_NEAR(key[x], expected.real(), 3e-6);
+        EXPECT_NEAR(key[y], expected.imag(), 3e-6);
       }
       EXPECT_EQ(key[head + 6], before[head + 6]);
       EXPECT_EQ(key[head + 7], before[head + 7]);

@@ -121,13 +121,14 @@ void ExpectSamePass(Cache& a, Cache& b) {
   TensorView rows = DenseView(&one, DType::kF32, {1, 1, tokens, 1});
   rows.stride = {0, 0, 0, 0};
   ASSERT_TRUE(a.Put(rows, rows).ok() && b.Put(rows, rows).ok());
-  const KvView due = *a.Get();
-  const KvView found = *b.Get();
-  ASSERT_EQ(found.first_cell, due.first_cell);
-  ASSERT_EQ(found.mask.shape, due.mask.shape);
-  const auto bytes = static_cast<std::size_t>(due.mask.shape[0]) * 4;
-  for (std::int64_t row = 0; row < due.mask.shape[1]; ++row) {
-    ASSERT_EQ(0, std::memcmp(due.mask.at(0, row), found.mask.at(0, row), bytes))
+  const KvView expected = *a.Get();
+  const KvView actual = *b.Get();
+  ASSERT_EQ(actual.first_cell, expected.first_cell);
+  ASSERT_EQ(actual.mask.shape, expected.mask.shape);
+  const auto bytes = static_cast<std::size_t>(expected.mask.shape[0]) * 4;
+  for (std::int64_t row = 0; row < expected.mask.shape[1]; ++row) {
+    ASSERT_EQ(
+        0, std::memcmp(expected.mask.at(0, row), actual.mask.at(0, row), bytes))
         << "row " << row;
   }
 }

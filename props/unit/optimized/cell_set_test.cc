@@ -36,23 +36,23 @@ class Sets {
         return;
       case 2:
       case 3:
-        if (due_.empty()) return;
-        return Remove(*due_.lower_bound(Pick(*due_.rbegin() + 1)));
+        if (expected_.empty()) return;
+        return Remove(*expected_.lower_bound(Pick(*expected_.rbegin() + 1)));
       case 4:
-        set_.Trim(due_.size());
+        set_.Trim(expected_.size());
         return;
       default:
-        due_.insert(cell);
+        expected_.insert(cell);
         set_.Set(cell);
     }
   }
 
   void Check() {
-    ASSERT_EQ(set_.First(), due_.empty() ? kNone : *due_.begin());
-    ASSERT_EQ(set_.Last(), due_.empty() ? kNone : *due_.rbegin());
+    ASSERT_EQ(set_.First(), expected_.empty() ? kNone : *expected_.begin());
+    ASSERT_EQ(set_.Last(), expected_.empty() ? kNone : *expected_.rbegin());
     const std::size_t cell = Pick(cells_);
-    const auto next = due_.lower_bound(cell);
-    ASSERT_EQ(set_.Next(cell), next == due_.end() ? kNone : *next);
+    const auto next = expected_.lower_bound(cell);
+    ASSERT_EQ(set_.Next(cell), next == expected_.end() ? kNone : *next);
     const std::size_t words = optimized::WordsFor(cells_);
     const std::size_t begin = Pick(words);
     const std::size_t end = begin + 1 + Pick(words - begin);
@@ -69,15 +69,15 @@ class Sets {
 
   std::uint64_t DueWord(std::size_t w) const {
     std::uint64_t word = 0;
-    const auto end = due_.lower_bound((w + 1) * kWordBits);
-    for (auto at = due_.lower_bound(w * kWordBits); at != end; ++at) {
+    const auto end = expected_.lower_bound((w + 1) * kWordBits);
+    for (auto at = expected_.lower_bound(w * kWordBits); at != end; ++at) {
       word |= std::uint64_t{1} << *at % kWordBits;
     }
     return word;
   }
 
   void Remove(std::size_t cell) {
-    due_.erase(cell);
+    expected_.erase(cell);
     set_.Clear(cell);
   }
 
@@ -85,21 +85,21 @@ class Sets {
     const std::uint64_t word = Pick(2) == 0 ? 0 : random_() & 0xFFu;
     for (std::size_t i = 0; i < kWordBits; ++i) {
       const std::size_t cell = w * kWordBits + i;
-      due_.erase(cell);
-      if ((word >> i & 1) != 0 && cell < cells_) due_.insert(cell);
+      expected_.erase(cell);
+      if ((word >> i & 1) != 0 && cell < cells_) expected_.insert(cell);
     }
     set_.SetWord(w, DueWord(w));
   }
 
   void Clear() {
-    due_.clear();
+    expected_.clear();
     set_.ClearAll();
   }
 
   std::mt19937 random_;
   std::size_t cells_;
   CellSet set_;
-  std::set<std::size_t> due_;
+  std::set<std::size_t> expected_;
 };
 
 TEST(CellSet, SaysWhatAStdSetSays) {

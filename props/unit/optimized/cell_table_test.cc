@@ -77,23 +77,23 @@ class Tables {
 
   // Compares everything that the two tables report.
   void Check() {
-    std::vector<CellEntry> due;
-    std::vector<CellEntry> found;
+    std::vector<CellEntry> expected;
+    std::vector<CellEntry> actual;
     std::size_t free = 0;
     std::map<int, PosRange> extremes;
     for (std::size_t cell = 0; cell < size(); ++cell) {
       const auto& [position, owners] = cells_[cell];
       if (owners.empty()) ++free;
       for (const int id : owners) {
-        due.push_back({static_cast<int>(cell), position, id});
+        expected.push_back({static_cast<int>(cell), position, id});
         auto& range = extremes.try_emplace(id, PosRange{position, position})
                           .first->second;
         range.first = std::min(range.first, position);
         range.last = std::max(range.last, position);
       }
     }
-    table_.List(found);
-    ASSERT_EQ(found, due);
+    table_.List(actual);
+    ASSERT_EQ(actual, expected);
     ASSERT_EQ(table_.free_count(), free);
     for (int id = 0; id < kSequences; ++id) {
       ASSERT_EQ(table_.Find(id) != nullptr, extremes.contains(id)) << id;
@@ -153,15 +153,16 @@ class Tables {
   }
 
   void CheckFree() {
-    std::vector<int> due;
+    std::vector<int> expected;
     for (std::size_t cell = 0; cell < size(); ++cell) {
-      if (cells_[cell].owners.empty()) due.push_back(static_cast<int>(cell));
+      if (cells_[cell].owners.empty())
+        expected.push_back(static_cast<int>(cell));
     }
-    const int count = Pick(static_cast<int>(due.size()) + 1);
-    due.resize(static_cast<std::size_t>(count));
-    std::vector<int> found{-1};
-    table_.FindFree(due.size(), found);
-    ASSERT_EQ(found, due);
+    const int count = Pick(static_cast<int>(expected.size()) + 1);
+    expected.resize(static_cast<std::size_t>(count));
+    std::vector<int> actual{-1};
+    table_.FindFree(expected.size(), actual);
+    ASSERT_EQ(actual, expected);
   }
 
   std::size_t LongestRun() const {
@@ -194,31 +195,31 @@ class Tables {
     ASSERT_EQ(bounds.last, later.back());
 
     const PosRange range = RangeIn(sequence);
-    std::vector<std::size_t> due = CellsAt(sequence.id, range);
+    std::vector<std::size_t> expected = CellsAt(sequence.id, range);
     Selection selected;
     table_.Select(sequence, range, selected);
-    ASSERT_EQ(selected.count, due.size());
+    ASSERT_EQ(selected.count, expected.size());
     const auto in_order = table_.CellsAt(sequence, range);
-    ASSERT_EQ(in_order.size(), due.size());
+    ASSERT_EQ(in_order.size(), expected.size());
     ASSERT_TRUE(std::is_sorted(
         in_order.begin(), in_order.end(), [&](std::int32_t a, std::int32_t b) {
           return table_.positions()[a] < table_.positions()[b];
         }));
-    std::vector<std::size_t> found(in_order.begin(), in_order.end());
-    std::sort(found.begin(), found.end());
-    ASSERT_EQ(found, due);
+    std::vector<std::size_t> actual(in_order.begin(), in_order.end());
+    std::sort(actual.begin(), actual.end());
+    ASSERT_EQ(actual, expected);
   }
 
   std::vector<std::size_t> CellsAt(int id, PosRange range) const {
-    std::vector<std::size_t> found;
+    std::vector<std::size_t> actual;
     for (std::size_t cell = 0; cell < size(); ++cell) {
       const auto& [position, owners] = cells_[cell];
       if (owners.contains(id) && position >= range.first &&
           position <= range.last) {
-        found.push_back(cell);
+        actual.push_back(cell);
       }
     }
-    return found;
+    return actual;
   }
 
   void Append(int seq) {

@@ -34,9 +34,9 @@ TEST(Layers, OfAPool) {
           layers, layout);
       const Result<PagedHistory> history = ParsePagedHistory(line);
       ASSERT_TRUE(history.ok()) << history.status().ToString();
-      PagedCensus census;
-      EXPECT_EQ(TextOf(RunPaged(*history, &census)), "") << line;
-      EXPECT_GT(census.copied, 0);
+      PagedCoverageCounts counts;
+      EXPECT_EQ(TextOf(RunPaged(*history, &counts)), "") << line;
+      EXPECT_GT(counts.copied, 0);
     }
   }
 }
@@ -156,13 +156,13 @@ TEST_P(EachLayer, HoldsWhatItWouldHoldAlone) {
     for (std::size_t i = 0; i < layers.size(); ++i) {
       layers[i] = static_cast<int>(i);
     }
-    const CacheState all = StateAfter(one, GetParam(), layers);
-    ASSERT_EQ(all.layers.size(), layers.size());
+    const CacheState state = StateAfter(one, GetParam(), layers);
+    ASSERT_EQ(state.layers.size(), layers.size());
     for (const int layer : layers) {
       const CacheState alone =
           StateAfter(one, GetParam(), std::vector<int>{layer});
-      EXPECT_TRUE(all.cells == alone.cells);
-      EXPECT_TRUE(all.layers.at(layer) == alone.layers.at(layer)) << layer;
+      EXPECT_TRUE(state.cells == alone.cells);
+      EXPECT_TRUE(state.layers.at(layer) == alone.layers.at(layer)) << layer;
     }
   }
 }

@@ -175,10 +175,10 @@ class TurnsBytesAround final : public OtherBits {
     const DenseTensor before = mask;
     mask = HidingMask(DType::kBits, mask.shape[0], mask.shape[1]);
     const std::int64_t bits = std::ssize(mask.bytes) * 8;
-    const TensorView all =
+    const TensorView tensor =
         DenseView(before.bytes.data(), DType::kBits, {bits, 1, 1, 1});
     for (std::int64_t i = 0; i < bits; ++i) {
-      if (MaskAllows(all, i, 0)) AllowInMask(mask, i ^ 7, 0);
+      if (MaskAllows(tensor, i, 0)) AllowInMask(mask, i ^ 7, 0);
     }
   }
 };
@@ -438,23 +438,24 @@ void ExpectMasksOf(std::size_t columns, std::size_t rows) {
        {DType::kF32, DType::kF16, DType::kBF16, DType::kBits}) {
     optimized::HostMask mask;
     mask.Build(table, rules, rows, {.first = kFirst, .end = cells}, dtype);
-    DenseTensor due = HidingMask(dtype, static_cast<std::int64_t>(columns),
-                                 static_cast<std::int64_t>(rows));
+    DenseTensor expected = HidingMask(dtype, static_cast<std::int64_t>(columns),
+                                      static_cast<std::int64_t>(rows));
     for (std::size_t row = 0; row < rules.size(); ++row) {
       for (int cell = rules[row].range.first; cell <= rules[row].range.last;
            ++cell) {
         if (cell < static_cast<int>(kFirst)) continue;
         if ((cell % 4 == 3) != (row % 3 == 2)) continue;
-        AllowInMask(due, cell - static_cast<int>(kFirst),
+        AllowInMask(expected, cell - static_cast<int>(kFirst),
                     static_cast<std::int64_t>(row));
       }
     }
     const TensorView view = mask.view();
-    ASSERT_EQ(view.shape, due.shape);
-    const auto bytes = static_cast<std::size_t>(due.view().stride[1]);
+    ASSERT_EQ(view.shape, expected.shape);
+    const auto bytes = static_cast<std::size_t>(expected.view().stride[1]);
     for (std::size_t row = 0; row < rows; ++row) {
       const auto at = static_cast<std::int64_t>(row);
-      ASSERT_EQ(0, std::memcmp(view.at(0, at), due.view().at(0, at), bytes))
+      ASSERT_EQ(0,
+                std::memcmp(view.at(0, at), expected.view().at(0, at), bytes))
           << DTypeName(dtype) << ", row " << row << " of " << columns;
     }
   }

@@ -32,14 +32,14 @@ void ExpectConversions(DType dtype) {
   const std::size_t size = SizeOf(dtype);
   const std::size_t all = std::size_t{1} << (8 * size);
   std::vector<std::byte> codes(all * size);
-  Floats due(all);
+  Floats expected(all);
   for (std::size_t i = 0; i < all; ++i) {
     std::memcpy(&codes[i * size], &i, size);
-    due[i] = LoadElement(&codes[i * size], dtype);
+    expected[i] = LoadElement(&codes[i * size], dtype);
   }
   Floats floats(all);
   optimized::WidenToF32(dtype, codes.data(), floats.data(), floats.size());
-  EXPECT_EQ(FloatBits(floats), FloatBits(due));
+  EXPECT_EQ(FloatBits(floats), FloatBits(expected));
   // Every number, the midpoint to the next one, and numbers just beside both.
   Floats from;
   from.reserve(12 * floats.size());
@@ -57,12 +57,12 @@ void ExpectConversions(DType dtype) {
   }
   // One number at a time, then whole vectors and a rest.
   for (const std::size_t count : {std::size_t{1}, std::size_t{37}}) {
-    std::vector<std::byte> found(rounded.size());
+    std::vector<std::byte> actual(rounded.size());
     for (std::size_t i = 0; i < from.size(); i += count) {
-      optimized::RoundF32(dtype, &from[i], &found[i * size],
+      optimized::RoundF32(dtype, &from[i], &actual[i * size],
                           std::min(count, from.size() - i));
     }
-    EXPECT_TRUE(found == rounded);
+    EXPECT_TRUE(actual == rounded);
   }
 }
 

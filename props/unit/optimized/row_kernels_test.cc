@@ -119,17 +119,17 @@ void ExpectRounded(DType dtype) {
   for (std::size_t count = 0; count <= 130; ++count) {
     const std::size_t offset = size * (count * 7 % 32);
     const std::size_t first = count % 5;
-    Memory due(size * count, offset);
+    Memory expected(size * count, offset);
     for (std::size_t i = 0; i < count; ++i) {
-      StoreElement(from[first + i], due.data() + i * size, dtype);
+      StoreElement(from[first + i], expected.data() + i * size, dtype);
     }
     Memory kept(size * count, offset);
     RoundF32(dtype, &from[first], kept.data(), count);
-    EXPECT_TRUE(kept == due) << count;
+    EXPECT_TRUE(kept == expected) << count;
     Memory streamed(size * count, offset);
     StreamRoundedF32(dtype, &from[first], streamed.data(), count);
     FenceStreams();
-    EXPECT_TRUE(streamed == due) << count;
+    EXPECT_TRUE(streamed == expected) << count;
   }
 }
 
@@ -142,15 +142,15 @@ TEST_P(RowKernels, CopiesAnyNumberOfBytesAnywhere) {
   for (std::size_t count = 0; count <= 300; ++count) {
     const std::size_t offset = count * 11 % kLine;
     const std::byte* first = &from[count % 9];
-    Memory due(count, offset);
-    std::memcpy(due.data(), first, count);
+    Memory expected(count, offset);
+    std::memcpy(expected.data(), first, count);
     Memory streamed(count, offset);
     StreamBytes(first, streamed.data(), count);
     Memory ahead(count, offset);
     StreamBytesAhead(first, ahead.data(), count, from.data());
     FenceStreams();
-    EXPECT_TRUE(streamed == due) << count;
-    EXPECT_TRUE(ahead == due) << count;
+    EXPECT_TRUE(streamed == expected) << count;
+    EXPECT_TRUE(ahead == expected) << count;
   }
 }
 
@@ -172,17 +172,17 @@ void ExpectRoundedAsDefined(DType dtype) {
       from.push_back(std::bit_cast<float>(high << 16 | low));
     }
   }
-  Bytes due(from.size() * size);
+  Bytes expected(from.size() * size);
   for (std::size_t i = 0; i < from.size(); ++i) {
-    StoreElement(from[i], &due[i * size], dtype);
+    StoreElement(from[i], &expected[i * size], dtype);
   }
-  Bytes found(due.size());
-  RoundF32(dtype, from.data(), found.data(), from.size());
-  EXPECT_TRUE(found == due);
-  std::fill(found.begin(), found.end(), std::byte{0xA5});
-  StreamRoundedF32(dtype, from.data(), found.data(), from.size());
+  Bytes actual(expected.size());
+  RoundF32(dtype, from.data(), actual.data(), from.size());
+  EXPECT_TRUE(actual == expected);
+  std::fill(actual.begin(), actual.end(), std::byte{0xA5});
+  StreamRoundedF32(dtype, from.data(), actual.data(), from.size());
   FenceStreams();
-  EXPECT_TRUE(found == due);
+  EXPECT_TRUE(actual == expected);
 }
 
 TEST_P(RowKernels, RoundsAsTheDefinitionDoes) {
@@ -205,15 +205,15 @@ void ExpectTransposed(std::size_t count, std::size_t stride) {
     if (count < kTileRows) return;
     const std::size_t bytes = sizeof(T) * kTileRows + kLine;
     Memory columns(kTileColumns * bytes, 0);
-    Memory due(kTileColumns * bytes, 0);
+    Memory expected(kTileColumns * bytes, 0);
     StreamTransposed(rows.data(), stride, columns.data(), bytes);
     FenceStreams();
     for (std::size_t c = 0; c < kTileColumns; ++c) {
       for (std::size_t r = 0; r < count; ++r) {
-        due.data<T>()[c * bytes / sizeof(T) + r] = rows[r * stride + c];
+        expected.data<T>()[c * bytes / sizeof(T) + r] = rows[r * stride + c];
       }
     }
-    EXPECT_TRUE(columns == due);
+    EXPECT_TRUE(columns == expected);
   }
 }
 
@@ -248,11 +248,11 @@ TEST_P(RowKernels, ShiftsEveryKindOfNumber) {
       fast.Prepare(shift, -5, head_dim);
       const auto end =
           numbers.begin() + std::ptrdiff_t{3} * std::ptrdiff_t{head_dim};
-      Floats due(numbers.begin(), end);
-      Floats found = due;
-      fast.Apply(DType::kF32, std::as_writable_bytes(std::span(found)));
-      ASSERT_TRUE(ShiftRow(shift, 0, -5, head_dim, 3, due).ok());
-      EXPECT_EQ(BitsOf(found), BitsOf(due)) << head_dim;
+      Floats expected(numbers.begin(), end);
+      Floats actual = expected;
+      fast.Apply(DType::kF32, std::as_writable_bytes(std::span(actual)));
+      ASSERT_TRUE(ShiftRow(shift, 0, -5, head_dim, 3, expected).ok());
+      EXPECT_EQ(BitsOf(actual), BitsOf(expected)) << head_dim;
     }
   }
 }
@@ -279,11 +279,11 @@ DenseTensor AllOf(DType dtype, std::int64_t head_dim) {
 void ExpectShifted(DType dtype, const Shift& shift, int head_dim) {
   RowShift fast;
   fast.Prepare(shift, -5, head_dim);
-  DenseTensor due = AllOf(dtype, head_dim);
-  DenseTensor found = due;
-  ASSERT_TRUE(ShiftStored(shift, 0, -5, due).ok());
-  fast.Apply(dtype, found.bytes);
-  EXPECT_TRUE(found == due) << DTypeName(dtype) << ' ' << head_dim;
+  DenseTensor expected = AllOf(dtype, head_dim);
+  DenseTensor actual = expected;
+  ASSERT_TRUE(ShiftStored(shift, 0, -5, expected).ok());
+  fast.Apply(dtype, actual.bytes);
+  EXPECT_TRUE(actual == expected) << DTypeName(dtype) << ' ' << head_dim;
 }
 
 TEST_P(RowKernels, ShiftsRowsOfEveryNarrowNumber) {
@@ -338,12 +338,12 @@ TEST_P(RowKernels, StoresAndLoadsBlocksAsTheDefinitionDoes) {
   }
   const Shape shape = {std::ssize(from), 1, 1, 1};
   for (const DType dtype : {DType::kQ8, DType::kQ4}) {
-    const DenseTensor due =
+    const DenseTensor expected =
         CopyOf(DenseView(from.data(), DType::kF32, shape), dtype);
-    Bytes found(due.bytes.size());
-    RoundF32(dtype, from.data(), found.data(), from.size());
-    EXPECT_TRUE(found == due.bytes) << DTypeName(dtype);
-    for (const DenseTensor& stored : {due, AllOf(dtype, 1 << 16)}) {
+    Bytes actual(expected.bytes.size());
+    RoundF32(dtype, from.data(), actual.data(), from.size());
+    EXPECT_TRUE(actual == expected.bytes) << DTypeName(dtype);
+    for (const DenseTensor& stored : {expected, AllOf(dtype, 1 << 16)}) {
       const DenseTensor numbers = CopyOf(stored.view(), DType::kF32);
       Floats loaded(numbers.bytes.size() / sizeof(float));
       WidenToF32(dtype, stored.bytes.data(), loaded.data(), loaded.size());
@@ -406,16 +406,17 @@ void ExpectRows(const Source& source, const std::vector<int>& cells,
   const auto head = static_cast<std::size_t>(RunBytes(dtype, view.shape[0]));
   const auto row = head * static_cast<std::size_t>(view.shape[1]);
   const std::size_t begin = cells.size() > 3 ? 1 : 0;
-  Memory due(kCells * row, 0);
-  Memory found(kCells * row, 0);
+  Memory expected(kCells * row, 0);
+  Memory actual(kCells * row, 0);
   for (std::size_t i = begin; i < cells.size(); ++i) {
     const auto cell = static_cast<std::size_t>(cells[i]);
     WriteDense(Slice(view, 2, static_cast<std::int64_t>(i)), dtype,
-               due.data() + cell * row);
+               expected.data() + cell * row);
   }
-  PutRows(view, cells, begin, cells.size(), {found.data(), dtype, row, stream});
+  PutRows(view, cells, begin, cells.size(),
+          {actual.data(), dtype, row, stream});
   FenceStreams();
-  EXPECT_TRUE(found == due);
+  EXPECT_TRUE(actual == expected);
 }
 
 void ExpectColumns(const Source& source, const std::vector<int>& cells,
@@ -433,26 +434,26 @@ void ExpectColumns(const Source& source, const std::vector<int>& cells,
     bytes = (kCells / kTileCells + 1) * to.tile_stride;
   }
   const std::size_t begin = row > 40 ? 16 : 0;
-  Memory due(bytes, 0);
-  Memory found(bytes, 0);
+  Memory expected(bytes, 0);
+  Memory actual(bytes, 0);
   for (std::size_t i = 0; i < cells.size(); ++i) {
     for (std::size_t e = begin; e < row; ++e) {
       const auto element = static_cast<std::int64_t>(e);
       const auto cell = static_cast<std::size_t>(cells[i]);
-      TensorView one = view;
-      one.data = view.at(element % view.shape[0], element / view.shape[0],
-                         static_cast<std::int64_t>(i));
-      one.shape = {1, 1, 1, 1};
+      TensorView tensor = view;
+      tensor.data = view.at(element % view.shape[0], element / view.shape[0],
+                            static_cast<std::int64_t>(i));
+      tensor.shape = {1, 1, 1, 1};
       const std::size_t at =
           tiled ? cell / kTileCells * to.tile_stride + cell % kTileCells * size
                 : cell * size;
-      WriteDense(one, dtype, due.data() + e * to.stride + at);
+      WriteDense(tensor, dtype, expected.data() + e * to.stride + at);
     }
   }
-  to.data = found.data();
+  to.data = actual.data();
   PutColumns(view, cells, begin, row, to);
   FenceStreams();
-  EXPECT_TRUE(found == due);
+  EXPECT_TRUE(actual == expected);
 }
 
 TEST_P(RowKernels, PutsRowsOfAnyShape) {
@@ -513,13 +514,14 @@ TEST_P(RowKernels, MovesRowsAndColumns) {
   for (const FastPaths use : {FastPaths::kOn, FastPaths::kOff}) {
     ForceFastPaths(use);
     for (const std::size_t row_bytes : {2U, 60U, 64U, 200U}) {
-      Bytes due = BitsOf(SomeFloats(kRows * row_bytes));
-      Bytes found = due;
+      Bytes expected = BitsOf(SomeFloats(kRows * row_bytes));
+      Bytes actual = expected;
       for (const auto& [from, to] : moves) {
-        std::copy_n(&due[from * row_bytes], row_bytes, &due[to * row_bytes]);
+        std::copy_n(&expected[from * row_bytes], row_bytes,
+                    &expected[to * row_bytes]);
       }
-      MoveRows(moves, found.data(), row_bytes);
-      EXPECT_EQ(found, due) << row_bytes;
+      MoveRows(moves, actual.data(), row_bytes);
+      EXPECT_EQ(actual, expected) << row_bytes;
     }
     for (const DType dtype :
          {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {
@@ -527,35 +529,35 @@ TEST_P(RowKernels, MovesRowsAndColumns) {
         const std::size_t size = SizeOf(dtype);
         const std::size_t stride = (kRows + 3) * size;
         const Bytes before = BitsOf(SomeFloats(200 * stride));
-        Bytes due = before;
+        Bytes expected = before;
         for (std::size_t c = 0; c < columns; ++c) {
           for (const auto& [from, to] : moves) {
-            std::copy_n(&due[c * stride + from * size], size,
-                        &due[c * stride + to * size]);
+            std::copy_n(&expected[c * stride + from * size], size,
+                        &expected[c * stride + to * size]);
           }
         }
-        Bytes found = before;
+        Bytes actual = before;
         MoveInColumns(moves,
-                      {found.data(), dtype, stride, kTileCells * size, false},
+                      {actual.data(), dtype, stride, kTileCells * size, false},
                       columns);
-        EXPECT_EQ(found, due) << columns;
+        EXPECT_EQ(actual, expected) << columns;
         // The moves go from the second tile to the first.
         const std::size_t tile = 20 * kTileCells * size;
         const std::vector<CellMove> far = {{.from = 33, .to = 30},
                                            {.from = 40, .to = 31}};
-        due = before;
+        expected = before;
         for (std::size_t c = 0; c < columns; ++c) {
           const std::size_t column = c * kTileCells * size;
-          std::copy_n(&due[column + tile + 1 * size], size,
-                      &due[column + 30 * size]);
-          std::copy_n(&due[column + tile + 8 * size], size,
-                      &due[column + 31 * size]);
+          std::copy_n(&expected[column + tile + 1 * size], size,
+                      &expected[column + 30 * size]);
+          std::copy_n(&expected[column + tile + 8 * size], size,
+                      &expected[column + 31 * size]);
         }
-        found = before;
+        actual = before;
         MoveInColumns(far,
-                      {found.data(), dtype, kTileCells * size, tile, false},
+                      {actual.data(), dtype, kTileCells * size, tile, false},
                       columns);
-        EXPECT_EQ(found, due) << columns;
+        EXPECT_EQ(actual, expected) << columns;
       }
     }
   }

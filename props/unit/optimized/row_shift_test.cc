@@ -42,16 +42,16 @@ TEST_P(RowShiftOn, ShiftsRowsAsTheDefinitionDoes) {
         shift.rope.scale = 0.3;
         optimized::RowShift fast;
         fast.Prepare(shift, -5, head_dim);
-        Floats due(static_cast<std::size_t>(3 * head_dim));
-        for (std::size_t i = 0; i < due.size(); ++i) {
-          due[i] = std::sin(static_cast<float>(i * i)) * 9;
+        Floats expected(static_cast<std::size_t>(3 * head_dim));
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          expected[i] = std::sin(static_cast<float>(i * i)) * 9;
         }
         for (const bool with_nan : {false, true}) {
-          if (with_nan) due.back() = std::nanf("");
-          Floats found = due;
-          fast.Apply(DType::kF32, std::as_writable_bytes(std::span(found)));
-          ASSERT_TRUE(ShiftRow(shift, 0, -5, head_dim, 3, due).ok());
-          EXPECT_EQ(FloatBits(found), FloatBits(due)) << head_dim;
+          if (with_nan) expected.back() = std::nanf("");
+          Floats actual = expected;
+          fast.Apply(DType::kF32, std::as_writable_bytes(std::span(actual)));
+          ASSERT_TRUE(ShiftRow(shift, 0, -5, head_dim, 3, expected).ok());
+          EXPECT_EQ(FloatBits(actual), FloatBits(expected)) << head_dim;
         }
       }
     }

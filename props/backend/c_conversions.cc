@@ -1,4 +1,4 @@
-#include "props/backend/c_words.h"
+#include "props/backend/c_conversions.h"
 
 #include <array>
 #include <string>

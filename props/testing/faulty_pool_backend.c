@@ -9,7 +9,7 @@
 
 static char* volatile kept;
 
-static int SickAppend(void* pool, int32_t sequence, int32_t layer,
+static int FaultyAppend(void* pool, int32_t sequence, int32_t layer,
                       const kvtwin_tensor* key, const kvtwin_tensor* value) {
   const char* name = getenv("KVTWIN_SICK");
   volatile int spin = 1;
@@ -31,13 +31,13 @@ static int SickAppend(void* pool, int32_t sequence, int32_t layer,
   return Append(pool, sequence, layer, key, value);
 }
 
-static int SickInit(const kvtwin_pool_params* params, void** pool) {
+static int FaultyInit(const kvtwin_pool_params* params, void** pool) {
   const char* name = getenv("KVTWIN_SICK");
   if (name != NULL && strcmp(name, "none") == 0) return KVTWIN_NOT_SUPPORTED;
   return Init(params, pool);
 }
 
-static void SickClose(void* pool) {
+static void FaultyClose(void* pool) {
   const char* name = getenv("KVTWIN_SICK");
   if (name != NULL && strcmp(name, "close") == 0) {
     kept = (char*)malloc(8);
@@ -47,12 +47,12 @@ static void SickClose(void* pool) {
   Close(pool);
 }
 
-static kvtwin_pool_backend_v1 sick;
+static kvtwin_pool_backend_v1 faulty;
 
 const kvtwin_pool_backend_v1* kvtwin_get_pool_backend_v1(void) {
-  sick = *HealthyPool();
-  sick.init = SickInit;
-  sick.append = SickAppend;
-  sick.close = SickClose;
-  return &sick;
+  faulty = *HealthyPool();
+  faulty.init = FaultyInit;
+  faulty.append = FaultyAppend;
+  faulty.close = FaultyClose;
+  return &faulty;
 }

@@ -1,8 +1,8 @@
 // Conversions between the types of <kvtwin/kvtwin.h> and those of C++, and the
 // reading and writing of structs that begin with their size.
 
-#ifndef KVTWIN_PROPS_BACKEND_C_WORDS_H_
-#define KVTWIN_PROPS_BACKEND_C_WORDS_H_
+#ifndef KVTWIN_PROPS_BACKEND_C_CONVERSIONS_H_
+#define KVTWIN_PROPS_BACKEND_C_CONVERSIONS_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -138,4 +138,4 @@ kvtwin_pool_params CPoolParams(const PagedSpec& spec);
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_BACKEND_C_WORDS_H_
+#endif  // KVTWIN_PROPS_BACKEND_C_CONVERSIONS_H_

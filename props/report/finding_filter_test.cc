@@ -1,6 +1,6 @@
 // Which failures are passed over as known.
 
-#include "props/report/sieve.h"
+#include "props/report/finding_filter.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 namespace kvtwin::props {
 namespace {
 
-TEST(Sieve, ABucketEndsInKindsAndOperations) {
+TEST(FindingFilter, ABucketEndsInKindsAndOperations) {
   const auto bucket = [](const std::string& line) {
     std::string text = "a-rows";
     AppendHistory(*ParseHistory(line), text);
@@ -33,7 +33,7 @@ TEST(Sieve, ABucketEndsInKindsAndOperations) {
 }
 
 // A bucket is a word of a shell, and its first "+" ends the check.
-TEST(Sieve, ABucketIsOneWord) {
+TEST(FindingFilter, ABucketIsOneWord) {
   EXPECT_EQ(NameInBucket("ollama-0.12_x"), "ollama-0.12_x");
   EXPECT_EQ(NameInBucket("Zwischenl\xc3\xa4ger"), "Zwischenl\xc3\xa4ger");
   const std::string name = "block pool+1 'n' $(rm)";
@@ -50,7 +50,7 @@ TEST(Sieve, ABucketIsOneWord) {
       word + "-views-rows+open");
 }
 
-TEST(Sieve, AFindingIsABucketOrACheck) {
+TEST(FindingFilter, AFindingIsABucketOrACheck) {
   const KnownFinding whole("a-rows+swa+put+copy");
   EXPECT_TRUE(whole.Is("a-rows+swa+put+copy"));
   EXPECT_FALSE(whole.Is("a-rows+swa+put+copy+get"));
@@ -76,22 +76,24 @@ class Sieves {
   bool Passes(const std::string& line, std::int64_t operations = 0) {
     ran.clear();
     shrunk.clear();
-    const auto run = [&](const History& one) -> std::optional<std::string> {
-      ran.push_back(ToText(one));
+    const auto run = [&](const History& history) -> std::optional<std::string> {
+      ran.push_back(ToText(history));
       return fails_without ? std::optional<std::string>("a-rows")
                            : std::nullopt;
     };
-    const auto bucket_of = [&](const History& one,
-                               const Sieve::IsKnown<History>& is_known) {
-      shrunk.push_back(ToText(one));
-      for (const std::string& plainer : shorter) {
-        if (is_known && is_known(*ParseHistory(plainer), "a-rows")) continue;
-        std::string made = "a-rows";
-        AppendHistory(*ParseHistory(plainer), made);
-        return made;
-      }
-      return bucket;
-    };
+    const auto bucket_of =
+        [&](const History& one,
+            const FindingFilter::IsKnown<History>& is_known) {
+          shrunk.push_back(ToText(one));
+          for (const std::string& plainer : shorter) {
+            if (is_known && is_known(*ParseHistory(plainer), "a-rows"))
+              continue;
+            std::string made = "a-rows";
+            AppendHistory(*ParseHistory(plainer), made);
+            return made;
+          }
+          return bucket;
+        };
     return sieve_.Passes(*ParseHistory(line), "a-rows", operations, run,
                          bucket_of, passed_over);
   }
@@ -104,7 +106,7 @@ class Sieves {
   std::map<std::string, std::int64_t> passed_over;
 
  private:
-  Sieve sieve_;
+  FindingFilter sieve_;
 };
 
 using ::testing::Contains;
@@ -112,7 +114,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 
-TEST(Sieve, RunsAHistoryWithoutWhatIsKnown) {
+TEST(FindingFilter, RunsAHistoryWithoutWhatIsKnown) {
   Sieves sieve({"a-rows+put+copy"});
   const std::string line = "kvt1 | put 0*1 | copy 0>1:1 | get | copy 0>1:1";
   EXPECT_TRUE(sieve.Passes(line));
@@ -130,7 +132,7 @@ TEST(Sieve, RunsAHistoryWithoutWhatIsKnown) {
   EXPECT_THAT(sieve.shrunk, Contains("kvt1 | put 0*1 | get").Times(2));
 }
 
-TEST(Sieve, LeavesOutAnOperationOfEachFinding) {
+TEST(FindingFilter, LeavesOutAnOperationOfEachFinding) {
   Sieves sieve({"a-rows+put+copy", "b-mask+put+drop", "a-rows+swa+put"});
   EXPECT_TRUE(sieve.Passes("kvt1 | put 0*1 | copy 0>1:1 | drop 0:0-1"));
   EXPECT_THAT(sieve.ran, ElementsAre("kvt1 | put 0*1", "kvt1 | drop 0:0-1",
@@ -139,7 +141,7 @@ TEST(Sieve, LeavesOutAnOperationOfEachFinding) {
 }
 
 // Shrinking may lead to a known bug that the history has not.
-TEST(Sieve, ShrinksAgainWithoutWhatIsKnown) {
+TEST(FindingFilter, ShrinksAgainWithoutWhatIsKnown) {
   const std::string line = "kvt1 | put 0*1 | get | copy 0>1:1";
   for (const std::string plainer :
        {"kvt1 kind=swa window=1 | put 0*1", "kvt1 | put 0*1 | drop 0:0-1",
@@ -153,7 +155,7 @@ TEST(Sieve, ShrinksAgainWithoutWhatIsKnown) {
   }
 }
 
-TEST(Sieve, PassesEveryFailureOfACheckOver) {
+TEST(FindingFilter, PassesEveryFailureOfACheckOver) {
   Sieves sieve({"a-rows"});
   EXPECT_TRUE(sieve.Passes("kvt1 | put 0*1"));
   EXPECT_THAT(sieve.ran, IsEmpty());
@@ -161,8 +163,8 @@ TEST(Sieve, PassesEveryFailureOfACheckOver) {
   EXPECT_THAT(sieve.passed_over, ElementsAre(Pair("a-rows", 1)));
 }
 
-TEST(Sieve, AsksForABucketOnceInSoManyOperations) {
-  constexpr std::int64_t kOnce = Sieve::kOperationsABucket;
+TEST(FindingFilter, AsksForABucketOnceInSoManyOperations) {
+  constexpr std::int64_t kOnce = FindingFilter::kOperationsABucket;
   Sieves sieve({"a-mask"});
   const std::string line = "kvt1 | put 0*1";
   sieve.bucket = "a-mask+put";

@@ -2,8 +2,8 @@
 // goes to both, and what each row of the batch sees is compared, token by token
 // (visibility, S53) or by the output of attention (numeric).
 
-#ifndef KVTWIN_PROPS_COMPARE_DUO_H_
-#define KVTWIN_PROPS_COMPARE_DUO_H_
+#ifndef KVTWIN_PROPS_COMPARE_MODEL_DRIVER_H_
+#define KVTWIN_PROPS_COMPARE_MODEL_DRIVER_H_
 
 #include <bitset>
 #include <cstdint>
@@ -21,11 +21,11 @@
 
 namespace kvtwin::props {
 
-class Duo final : public Driver {
+class ModelDriver final : public Driver {
  public:
   // Requires: all outlive this. `story` may be null.
-  Duo(const Setup& setup, const Subject& subject, Story* story,
-      RunResult& result);
+  ModelDriver(const Setup& setup, const Subject& subject, CallTrace* story,
+              RunResult& result);
 
   bool SetUp() override;
   void TearDown() override;
@@ -66,8 +66,8 @@ class Duo final : public Driver {
   void Tell(const std::string& call, StatusCode code,
             std::string_view answer = {});
   void AddStep(const std::string& call, std::string_view answer);
-  void CheckResult(const std::string& call, const Status& due,
-                   const Status& found);
+  void CheckResult(const std::string& call, const Status& expected,
+                   const Status& actual);
   // `after`: what the cache will hold after the call, without `batch`.
   void CheckRoom(const std::string& call, const reference::Ledger& after,
                  const Tokens& batch) const;
@@ -79,8 +79,8 @@ class Duo final : public Driver {
   // Makes a view of the ledger's tokens that have rows in the layer, as
   // columns. Returns false if a row may see a token that has no rows, or may
   // miss a token that it may see.
-  bool DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
-               DenseTensor& value, KvView& due) const;
+  bool ExpectedView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
+               DenseTensor& value, KvView& expected) const;
   void GoTo(int layer);
   void NewRows();
   void PutRows();
@@ -94,7 +94,7 @@ class Duo final : public Driver {
 
   const Setup& setup_;
   const Subject& subject_;
-  Story* story_;
+  CallTrace* story_;
   RunResult& result_;
   const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
 
@@ -117,4 +117,4 @@ class Duo final : public Driver {
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_COMPARE_DUO_H_
+#endif  // KVTWIN_PROPS_COMPARE_MODEL_DRIVER_H_

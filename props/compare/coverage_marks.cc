@@ -1,4 +1,4 @@
-#include "props/compare/probes.h"
+#include "props/compare/coverage_marks.h"
 
 #include <fmt/format.h>
 
@@ -12,8 +12,8 @@ using reference::LedgerToken;
 
 // Returns the index of a probe in the table. An unknown name does not compile.
 consteval std::size_t At(std::string_view name) {
-  for (std::size_t i = 0; i < kProbes.size(); ++i) {
-    if (kProbes[i].name == name) return i;
+  for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
+    if (kCoverageMarks[i].name == name) return i;
   }
   throw "no such probe";
 }
@@ -69,7 +69,7 @@ bool Windowed(const CacheSpec& spec) {
 
 }  // namespace
 
-void Census::Add(const Census& other) {
+void CoverageCounts::Add(const CoverageCounts& other) {
   for (std::size_t i = 0; i < hits.size(); ++i) hits[i] += other.hits[i];
   histories += other.histories;
   discarded += other.discarded;
@@ -78,12 +78,12 @@ void Census::Add(const Census& other) {
   refused += other.refused;
 }
 
-std::vector<std::string> Vacuity(const Census& census) {
+std::vector<std::string> CoverageGaps(const CoverageCounts& counts) {
   std::vector<std::string> reasons;
-  for (std::size_t i = 0; i < kProbes.size(); ++i) {
-    if (census.hits[i] > 0) continue;
-    reasons.push_back(
-        fmt::format("never: {} ({})", kProbes[i].name, kProbes[i].statement));
+  for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
+    if (counts.hits[i] > 0) continue;
+    reasons.push_back(fmt::format("never: {} ({})", kCoverageMarks[i].name,
+                                  kCoverageMarks[i].statement));
   }
   const auto within = [&](std::string_view what, std::int64_t count,
                           std::int64_t of, double low, double high) {
@@ -93,9 +93,9 @@ std::vector<std::string> Vacuity(const Census& census) {
     reasons.push_back(fmt::format("{:.1f} % of {}, due are {} to {} %", percent,
                                   what, low, high));
   };
-  within("calls refused", census.refused, census.calls, 2, 20);
-  within("histories discarded", census.discarded, census.histories, 0, 5);
-  within("histories with a full cache", census.full, census.histories, 20, 100);
+  within("calls refused", counts.refused, counts.calls, 2, 20);
+  within("histories discarded", counts.discarded, counts.histories, 0, 5);
+  within("histories with a full cache", counts.full, counts.histories, 20, 100);
   return reasons;
 }
 
@@ -106,8 +106,8 @@ void Observer::Look(const reference::Ledger& ledger, const Cache& reference) {
 }
 
 void Observer::Outcome(StatusCode code) {
-  ++census_.calls;
-  census_.refused += code == StatusCode::kCacheFull ||
+  ++counts_.calls;
+  counts_.refused += code == StatusCode::kCacheFull ||
                              code == StatusCode::kNotSupported ||
                              code == StatusCode::kSharedCells
                          ? 1
@@ -116,9 +116,9 @@ void Observer::Outcome(StatusCode code) {
 }
 
 void Observer::End(bool ran) {
-  ++census_.histories;
-  census_.discarded += ran ? 0 : 1;
-  census_.full += full_ ? 1 : 0;
+  ++counts_.histories;
+  counts_.discarded += ran ? 0 : 1;
+  counts_.full += full_ ? 1 : 0;
 }
 
 bool Observer::InBatch(int seq) const {
@@ -479,7 +479,7 @@ void Observer::SeeRange(int seq, std::int64_t begin, std::int32_t end,
                         std::size_t part) {
   const CacheLedger& before = before_[part];
   const bool open = end == kOpenEnd;
-  const Extent all = ExtentOf(before, seq);
+  const Extent extent = ExtentOf(before, seq);
   std::int64_t leaving = 0;
   bool shared = false;
   bool in_pass = false;
@@ -490,19 +490,19 @@ void Observer::SeeRange(int seq, std::int64_t begin, std::int32_t end,
     shared = shared || token.sequences.size() > 1;
     in_pass = in_pass || (pass_ && token.row >= 0);
   }
-  const bool whole = leaving > 0 && leaving == all.count;
-  Hit(At("remove_unknown"), all.count == 0);
-  Hit(At("remove_nothing"), all.count > 0 && leaving == 0 && begin < end);
-  Hit(At("remove_zero_length"), all.count > 0 && begin == end);
+  const bool whole = leaving > 0 && leaving == extent.count;
+  Hit(At("remove_unknown"), extent.count == 0);
+  Hit(At("remove_nothing"), extent.count > 0 && leaving == 0 && begin < end);
+  Hit(At("remove_zero_length"), extent.count > 0 && begin == end);
   Hit(At("remove_all_open"), whole && open);
   Hit(At("remove_all_range"), whole && !open);
-  Hit(At("remove_past_end"), !open && leaving > 0 && end > all.last + 1);
+  Hit(At("remove_past_end"), !open && leaving > 0 && end > extent.last + 1);
   Hit(At("remove_one_owner"), shared);
   Hit(At("remove_in_pass"), in_pass);
   const CacheSpec& spec = SpecOf(part);
   Hit(At("remove_at_window"), Windowed(spec) && leaving > 0 && !open &&
-                                  begin > all.first && end <= all.last &&
-                                  begin == all.last - *spec.window);
+                                  begin > extent.first && end <= extent.last &&
+                                  begin == extent.last - *spec.window);
 }
 
 void Observer::SeeShift(int seq, std::int64_t begin, std::int64_t end,

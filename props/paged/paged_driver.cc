@@ -1,4 +1,4 @@
-#include "props/paged/paged_trio.h"
+#include "props/paged/paged_driver.h"
 
 #include <fmt/format.h>
 
@@ -23,8 +23,8 @@ std::vector<std::byte> BytesOf(const TensorView& view) {
 
 // Returns whether the row at index `i` of `dimension` is equal to `due`.
 bool IsRow(const TensorView& view, int dimension, int i,
-           const DenseTensor& due) {
-  return BytesOf(Slice(view, dimension, i)) == due.bytes;
+           const DenseTensor& expected) {
+  return BytesOf(Slice(view, dimension, i)) == expected.bytes;
 }
 
 // Returns whether the views have the same block and equal rows.
@@ -42,7 +42,7 @@ std::ostream& operator<<(std::ostream& out, const PagedOp& op) {
              << ' ' << op.b << ' ' << op.c;
 }
 
-void PagedCensus::Add(const PagedCensus& other) {
+void PagedCoverageCounts::Add(const PagedCoverageCounts& other) {
   operations += other.operations;
   not_made += other.not_made;
   found += other.found;
@@ -54,15 +54,15 @@ void PagedCensus::Add(const PagedCensus& other) {
   dtypes.insert(other.dtypes.begin(), other.dtypes.end());
 }
 
-PagedTrio::PagedTrio(const PagedSpec& spec, PagedCensus* census,
-                     const PagedMaker& make, bool same_messages)
+PagedDriver::PagedDriver(const PagedSpec& spec, PagedCoverageCounts* counts,
+                         const PagedMaker& make, bool same_messages)
     : spec_(spec),
       make_(make),
       same_messages_(same_messages),
       ledger_(spec),
-      census_(census) {}
+      counts_(counts) {}
 
-void PagedTrio::SetUp() {
+void PagedDriver::SetUp() {
   Guarded("init", [&] {
     for (auto* twin : {&reference_, &optimized_}) {
       auto made = make_(spec_, twin == &reference_ ? "reference" : "optimized");
@@ -74,7 +74,7 @@ void PagedTrio::SetUp() {
 
 // Any std::exception is a failure of the pool.
 template <class Action>
-void PagedTrio::Guarded(std::string_view call, const Action& action) {
+void PagedDriver::Guarded(std::string_view call, const Action& action) {
   try {
     action();
   } catch (const std::exception& error) {
@@ -82,8 +82,8 @@ void PagedTrio::Guarded(std::string_view call, const Action& action) {
   }
 }
 
-void PagedTrio::ExpectSame(const Status& reference, const Status& optimized,
-                           std::string_view call) {
+void PagedDriver::ExpectSame(const Status& reference, const Status& optimized,
+                             std::string_view call) {
   Expect(reference.code() == optimized.code() &&
              (!same_messages_ || reference.message() == optimized.message()),
          [&] {
@@ -96,17 +96,17 @@ void PagedTrio::ExpectSame(const Status& reference, const Status& optimized,
   digest_ = HashBytes(&code, sizeof(code), digest_);
 }
 
-int PagedTrio::Pick(int number) const { return PickOf(clients_, number); }
+int PagedDriver::Pick(int number) const { return PickOf(clients_, number); }
 
-void PagedTrio::Do(const PagedOp& op) {
+void PagedDriver::Do(const PagedOp& op) {
   Guarded(kPagedOpNames[static_cast<std::size_t>(op.kind)], [&] {
-    if (census_ != nullptr) ++census_->operations;
+    if (counts_ != nullptr) ++counts_->operations;
     Act(*this, !clients_.empty(), op);
     CompareAll();
   });
 }
 
-void PagedTrio::Open(const PagedOp& op) {
+void PagedDriver::Open(const PagedOp& op) {
   if (clients_.size() > 5) return;
   PagedClient client = DrawPrompt(op, seen_);
   const Result<int> reference = reference_->Open(client.tokens, client.key);
@@ -123,10 +123,10 @@ void PagedTrio::Open(const PagedOp& op) {
   ledger_.Open(*reference, client.tokens, client.key, taken);
   client.tokens.resize(static_cast<std::size_t>(taken));
   clients_[*reference] = client;
-  if (census_ != nullptr) census_->found += taken / spec_.block_size;
+  if (counts_ != nullptr) counts_->found += taken / spec_.block_size;
 }
 
-void PagedTrio::Fork(const PagedOp& op) {
+void PagedDriver::Fork(const PagedOp& op) {
   if (clients_.size() > 5) return;
   const int from = Pick(op.a);
   const int len = Mod(op.b, ledger_.SeqLen(from) + 1);
@@ -142,7 +142,7 @@ void PagedTrio::Fork(const PagedOp& op) {
   clients_[*reference] = client;
 }
 
-void PagedTrio::Append(const PagedOp& op) {
+void PagedDriver::Append(const PagedOp& op) {
   const int sequence = Pick(op.a);
   PagedClient& client = clients_.at(sequence);
   const std::vector<std::int32_t> tokens = DrawTokens(op, spec_);
@@ -167,19 +167,19 @@ void PagedTrio::Append(const PagedOp& op) {
         optimized_->Append(sequence, layer, key.view(), value.view());
     ExpectSame(reference.status(), optimized.status(), "Append");
     if (!reference.ok()) {
-      if (census_ != nullptr) ++census_->full;
+      if (counts_ != nullptr) ++counts_->full;
       Expect(reference_->Usage() == usage, "Append: refused, but not nothing");
       // If the first layer was appended to, its old pending rows are replaced.
       if (layer == 0) client.pending = before;
       return;
     }
-    if (census_ != nullptr) {
+    if (counts_ != nullptr) {
       const PagedUsage now = reference_->Usage();
       const auto moved = Need(
           reference_->SlotMapping(sequence, std::max(0, len - 1), len), kSlots);
-      census_->copied += moved != last ? 1 : 0;
-      census_->evicted += std::max(0, usage.cached - now.cached);
-      census_->longest = std::max<std::int64_t>(census_->longest, count);
+      counts_->copied += moved != last ? 1 : 0;
+      counts_->evicted += std::max(0, usage.cached - now.cached);
+      counts_->longest = std::max<std::int64_t>(counts_->longest, count);
     }
     ledger_.Append(sequence, layer, key.view(), value.view());
     Expect(reference->start == ledger_.SeqLen(sequence) &&
@@ -197,7 +197,7 @@ void PagedTrio::Append(const PagedOp& op) {
   }
 }
 
-void PagedTrio::Commit(const PagedOp& op, bool known) {
+void PagedDriver::Commit(const PagedOp& op, bool known) {
   const int sequence = Pick(op.a);
   PagedClient& client = clients_.at(sequence);
   // Usually all pending tokens; sometimes one more, which is refused.
@@ -220,7 +220,7 @@ void PagedTrio::Commit(const PagedOp& op, bool known) {
   if (seen_.size() < 20) seen_.push_back(client.tokens);
 }
 
-void PagedTrio::Truncate(const PagedOp& op) {
+void PagedDriver::Truncate(const PagedOp& op) {
   const int sequence = Pick(op.a);
   const int all = ledger_.SeqLen(sequence);
   const int len = Mod(op.b, all + 1);
@@ -230,17 +230,17 @@ void PagedTrio::Truncate(const PagedOp& op) {
   PagedClient& client = clients_.at(sequence);
   client.tokens.resize(static_cast<std::size_t>(len));
   client.pending.clear();
-  if (census_ != nullptr && len < all) ++census_->truncated;
+  if (counts_ != nullptr && len < all) ++counts_->truncated;
 }
 
-void PagedTrio::Free(int sequence) {
+void PagedDriver::Free(int sequence) {
   ExpectSame(reference_->Free(sequence), optimized_->Free(sequence), "Free");
   ledger_.Free(sequence);
   clients_.erase(sequence);
 }
 
 // Makes a call that is misuse: both twins must refuse it.
-void PagedTrio::Misuse(const PagedOp& op) {
+void PagedDriver::Misuse(const PagedOp& op) {
   const int sequence = Pick(op.a);
   const int none = 1000 + Mod(op.b, 3);
   const float number = 0;
@@ -306,7 +306,7 @@ void PagedTrio::Misuse(const PagedOp& op) {
          });
 }
 
-void PagedTrio::CompareSequence(int sequence) {
+void PagedDriver::CompareSequence(int sequence) {
   const int len = ledger_.SeqLen(sequence);
   Expect(Need(reference_->SeqLen(sequence), "SeqLen of the reference") == len &&
              Need(optimized_->SeqLen(sequence), "SeqLen") == len,
@@ -332,7 +332,7 @@ void PagedTrio::CompareSequence(int sequence) {
 
 // Both twins take SlotMapping from core/, so comparing them shows nothing: the
 // slots of any range, up to the last appended token, are checked by the views.
-void PagedTrio::CheckSlots(int sequence) {
+void PagedDriver::CheckSlots(int sequence) {
   const int end = ledger_.End(sequence);
   int layer = 0;  // A layer that has rows up to `end`.
   while (ledger_.RowCount(sequence, layer) < end) ++layer;
@@ -346,10 +346,10 @@ void PagedTrio::CheckSlots(int sequence) {
   }
   Expect(std::ssize(all) >= end, "Views: not all rows");
   const auto check = [&](int first, int last) {
-    const std::vector<std::int64_t> due(all.begin() + first,
-                                        all.begin() + last);
+    const std::vector<std::int64_t> expected(all.begin() + first,
+                                             all.begin() + last);
     Expect(Need(optimized_->SlotMapping(sequence, first, last),
-                "SlotMapping") == due,
+                "SlotMapping") == expected,
            [&] {
              return fmt::format(
                  "SlotMapping: positions {} to {} of sequence {} are not where "
@@ -366,7 +366,7 @@ void PagedTrio::CheckSlots(int sequence) {
   check(first, last);
 }
 
-void PagedTrio::CompareViews(int sequence, int layer, const Rows& rows) {
+void PagedDriver::CompareViews(int sequence, int layer, const Rows& rows) {
   const auto a =
       Need(reference_->Views(sequence, layer), "Views of the reference");
   const auto b = Need(optimized_->Views(sequence, layer), "Views");
@@ -394,7 +394,7 @@ void PagedTrio::CompareViews(int sequence, int layer, const Rows& rows) {
   Expect(position == rows.size(), "Views: not all rows");
 }
 
-void PagedTrio::ComparePacked(int sequence, int layer, const Rows& rows) {
+void PagedDriver::ComparePacked(int sequence, int layer, const Rows& rows) {
   const auto packed = optimized_->ViewsPacked(sequence, layer);
   ExpectSame(reference_->ViewsPacked(sequence, layer).status(), packed.status(),
              "ViewsPacked");
@@ -423,8 +423,8 @@ void PagedTrio::ComparePacked(int sequence, int layer, const Rows& rows) {
 }
 
 // Both twins take ContiguousKV from core/, so it is checked by the views.
-void PagedTrio::CompareContiguous(int sequence, int layer, const Rows& rows,
-                                  int kv_len) {
+void PagedDriver::CompareContiguous(int sequence, int layer, const Rows& rows,
+                                    int kv_len) {
   const auto reference = Need(reference_->ContiguousKV(sequence, layer, kv_len),
                               "ContiguousKV of the reference");
   const auto optimized =
@@ -446,22 +446,22 @@ void PagedTrio::CompareContiguous(int sequence, int layer, const Rows& rows,
     Expect(whole->key.shape[2] == kv_len && whole->value.shape[2] == kv_len,
            what);
     for (int t = 0; t < kv_len; ++t) {
-      const auto& due = rows[static_cast<std::size_t>(t)];
-      Expect(IsRow(whole->key, 2, t, due.key) &&
-                 IsRow(whole->value, 2, t, due.value),
+      const auto& expected = rows[static_cast<std::size_t>(t)];
+      Expect(IsRow(whole->key, 2, t, expected.key) &&
+                 IsRow(whole->value, 2, t, expected.value),
              what);
     }
   }
 }
 
 // Both twins take the tables from core/, so they are checked by the views.
-void PagedTrio::CheckTables(const std::vector<int>& sequences) {
+void PagedDriver::CheckTables(const std::vector<int>& sequences) {
   const PagedCsr csr = Need(optimized_->ExportCsr(sequences), "ExportCsr");
   const PagedTable table =
       Need(optimized_->ExportTable(sequences), "ExportTable");
-  PagedCsr due;
+  PagedCsr expected;
   PagedTable padded;
-  due.indptr.push_back(0);
+  expected.indptr.push_back(0);
   std::vector<std::vector<std::int32_t>> all;
   for (const int sequence : sequences) {
     const int len = ledger_.SeqLen(sequence);
@@ -480,9 +480,11 @@ void PagedTrio::CheckTables(const std::vector<int>& sequences) {
     Expect(
         Need(optimized_->SlotMapping(sequence, 0, len), "SlotMapping") == slots,
         "SlotMapping: not where the views are");
-    due.indices.insert(due.indices.end(), blocks.begin(), blocks.end());
-    due.indptr.push_back(static_cast<std::int32_t>(due.indices.size()));
-    due.last_page_len.push_back(last);
+    expected.indices.insert(expected.indices.end(), blocks.begin(),
+                            blocks.end());
+    expected.indptr.push_back(
+        static_cast<std::int32_t>(expected.indices.size()));
+    expected.last_page_len.push_back(last);
     padded.seq_lens.push_back(len);
     padded.columns = std::max(padded.columns, static_cast<int>(blocks.size()));
   }
@@ -490,11 +492,11 @@ void PagedTrio::CheckTables(const std::vector<int>& sequences) {
     blocks.resize(static_cast<std::size_t>(padded.columns), -1);
     padded.blocks.insert(padded.blocks.end(), blocks.begin(), blocks.end());
   }
-  Expect(csr == due, "ExportCsr: not what the views are");
+  Expect(csr == expected, "ExportCsr: not what the views are");
   Expect(table == padded, "ExportTable: not what the views are");
 }
 
-void PagedTrio::CompareAll() {
+void PagedDriver::CompareAll() {
   ++comparisons_;
   std::vector<int> sequences;
   for (const auto& [sequence, client] : clients_) {
@@ -516,7 +518,7 @@ void PagedTrio::CompareAll() {
          "Usage does not add up");
 }
 
-void PagedTrio::End() {
+void PagedDriver::End() {
   Guarded("free", [&] {
     while (!clients_.empty()) Free(clients_.begin()->first);
     CompareAll();

@@ -1,7 +1,7 @@
 // Tells known failures from new failures.
 
-#ifndef KVTWIN_PROPS_REPORT_SIEVE_H_
-#define KVTWIN_PROPS_REPORT_SIEVE_H_
+#ifndef KVTWIN_PROPS_REPORT_FINDING_FILTER_H_
+#define KVTWIN_PROPS_REPORT_FINDING_FILTER_H_
 
 #include <algorithm>
 #include <cctype>
@@ -145,7 +145,7 @@ class KnownFinding {
 
 // Passes over failures with known buckets, and finds failures that known ones
 // hide.
-class Sieve {
+class FindingFilter {
  public:
   // Shrinking a failure takes about as long as running this many operations, so
   // a search that shrinks at this interval spends half of its time shrinking.
@@ -156,7 +156,7 @@ class Sieve {
   template <class History>
   using IsKnown = std::function<bool(const History&, const std::string&)>;
 
-  explicit Sieve(const std::set<std::string>& known)
+  explicit FindingFilter(const std::set<std::string>& known)
       : known_(known.begin(), known.end()) {}
 
   // Returns whether a failure is known, and counts it if so. `check` is its
@@ -222,8 +222,8 @@ class Sieve {
   };
 
   const KnownFinding* Find(const std::string& bucket) const {
-    for (const KnownFinding& one : known_) {
-      if (one.Is(bucket)) return &one;
+    for (const KnownFinding& finding : known_) {
+      if (finding.Is(bucket)) return &finding;
     }
     return nullptr;
   }
@@ -279,4 +279,4 @@ class Sieve {
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_REPORT_SIEVE_H_
+#endif  // KVTWIN_PROPS_REPORT_FINDING_FILTER_H_

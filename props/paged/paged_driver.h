@@ -1,8 +1,8 @@
 // Runs a random history of a paged pool on the ledger, the reference and the
 // optimized twin, and compares them.
 
-#ifndef KVTWIN_PROPS_PAGED_PAGED_TRIO_H_
-#define KVTWIN_PROPS_PAGED_PAGED_TRIO_H_
+#ifndef KVTWIN_PROPS_PAGED_PAGED_DRIVER_H_
+#define KVTWIN_PROPS_PAGED_PAGED_DRIVER_H_
 
 #include <array>
 #include <cstdint>
@@ -60,7 +60,7 @@ template <class Actor>
 void Act(Actor& actor, bool any_sequence, const PagedOp& op);
 
 // Counts of the operations that ran and of the rare events among them.
-struct PagedCensus {
+struct PagedCoverageCounts {
   std::int64_t operations = 0;
   std::int64_t not_made = 0;   // Histories of pools that the backend lacks.
   std::int64_t found = 0;      // Blocks that a prompt found.
@@ -71,19 +71,20 @@ struct PagedCensus {
   std::int64_t longest = 0;    // Most tokens of a successful append.
   std::set<std::pair<DType, DType>> dtypes;  // Dtypes of K and V that ran.
 
-  void Add(const PagedCensus& other);
+  void Add(const PagedCoverageCounts& other);
 };
 
 // Makes the pool of a twin; for "optimized", perhaps the pool under test.
 using PagedMaker = std::function<Result<std::unique_ptr<PagedPool>>(
     const PagedSpec& spec, std::string_view twin)>;
 
-class PagedTrio {
+class PagedDriver {
  public:
   // Without `same_messages`, only the codes of refusals must be equal.
-  explicit PagedTrio(const PagedSpec& spec, PagedCensus* census = nullptr,
-                     const PagedMaker& make = MakePagedPool,
-                     bool same_messages = true);
+  explicit PagedDriver(const PagedSpec& spec,
+                       PagedCoverageCounts* counts = nullptr,
+                       const PagedMaker& make = MakePagedPool,
+                       bool same_messages = true);
 
   // Makes the pools. This and the calls below throw a Failure if answers
   // differ, a pool throws, or a pool refuses a call that it must not refuse.
@@ -132,10 +133,10 @@ class PagedTrio {
   std::map<int, PagedClient> clients_;
   int comparisons_ = 0;                          // Calls of CompareAll.
   std::vector<std::vector<std::int32_t>> seen_;  // Tokens of past sequences.
-  PagedCensus* census_;
+  PagedCoverageCounts* counts_;
   std::uint64_t digest_ = 0;
 };
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_PAGED_PAGED_TRIO_H_
+#endif  // KVTWIN_PROPS_PAGED_PAGED_DRIVER_H_

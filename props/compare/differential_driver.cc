@@ -1,4 +1,4 @@
-#include "props/compare/trio.h"
+#include "props/compare/differential_driver.h"
 
 #include <fmt/format.h>
 
@@ -10,8 +10,9 @@
 namespace kvtwin::props {
 
 template <class Call>
-void Trio::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
-                      StatusCode subject, std::string_view answer) {
+void DifferentialDriver::CheckCodes(const Call& call, StatusCode ledger,
+                                    StatusCode reference, StatusCode subject,
+                                    std::string_view answer) {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(subject));
   if (observer_ != nullptr) observer_->Outcome(subject);
@@ -29,7 +30,7 @@ void Trio::CheckCodes(const Call& call, StatusCode ledger, StatusCode reference,
   });
 }
 
-bool Trio::SetUp() {
+bool DifferentialDriver::SetUp() {
   Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
   Begin("making the cache");
   Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
@@ -49,16 +50,16 @@ bool Trio::SetUp() {
   const CacheConfig& config = setup_.config;
   // The ledger does not check arguments, so the refusals of sizes are repeated
   // here.
-  const auto due = [](std::initializer_list<int> sizes) {
+  const auto expected = [](std::initializer_list<int> sizes) {
     return std::min(sizes) < 1 ? StatusCode::kInvalidArgument : StatusCode::kOk;
   };
   const StatusCode configured =
-      due({config.cache_padding, config.mask_batch_padding});
+      expected({config.cache_padding, config.mask_batch_padding});
   Begin("SetConfig");
   CheckCodes("SetConfig", configured, reference_->SetConfig(config).code(),
              tested_->SetConfig(config).code());
   StatusCode by_ledger =
-      due({init.max_sequences, init.capacity, init.max_batch});
+      expected({init.max_sequences, init.capacity, init.max_batch});
   if (configured != StatusCode::kOk) return false;
   if (by_ledger == StatusCode::kOk) {
     by_ledger = ledger_.Init(config, init).code();
@@ -90,14 +91,14 @@ bool Trio::SetUp() {
   return true;
 }
 
-void Trio::TearDown() {
+void DifferentialDriver::TearDown() {
   Begin("Close");
   reference_->Close();
   tested_->Close();
   CheckOutsideOfLife("misuse: after Close");
 }
 
-void Trio::CheckOutsideOfLife(CheckName check) {
+void DifferentialDriver::CheckOutsideOfLife(CheckName check) {
   Begin("");
   if (!subject_.tried_outside_of_life) return;
   Begin(check.name());
@@ -109,7 +110,7 @@ void Trio::CheckOutsideOfLife(CheckName check) {
   Begin("");
 }
 
-void Trio::SetType(int type) {
+void DifferentialDriver::SetType(int type) {
   ledger_.SetLayerType(type);
   if (!wrapper_ || active_type_ == type) return;
   active_type_ = type;
@@ -120,7 +121,7 @@ void Trio::SetType(int type) {
   Begin("");
 }
 
-void Trio::GoTo(int layer) {
+void DifferentialDriver::GoTo(int layer) {
   SetType(TypeOf(setup_, layer));
   layer_ = layer;
   if (observer_ != nullptr) observer_->Select(/*type=*/false);
@@ -131,7 +132,7 @@ void Trio::GoTo(int layer) {
   Begin("");
 }
 
-void Trio::SelectLayer(int layer) {
+void DifferentialDriver::SelectLayer(int layer) {
   const auto call = [&] { return fmt::format("SetLayer({})", layer); };
   Begin(call);
   CheckCodes(call, StatusCode::kOk, reference_->SetLayer(layer).code(),
@@ -140,7 +141,7 @@ void Trio::SelectLayer(int layer) {
   if (observer_ != nullptr) observer_->Select(/*type=*/false);
 }
 
-void Trio::SelectType(int type) {
+void DifferentialDriver::SelectType(int type) {
   const auto call = [&] { return fmt::format("SetLayerType({})", type); };
   Begin(call);
   CheckCodes(call, wrapper_ ? StatusCode::kOk : StatusCode::kNotSupported,
@@ -152,7 +153,7 @@ void Trio::SelectType(int type) {
   if (observer_ != nullptr) observer_->Select(/*type=*/true);
 }
 
-bool Trio::StartForward(Tokens tokens, bool reserve) {
+bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
   pass_ = Pass();
   pass_.tokens = std::move(tokens);
   const Batch batch{pass_.tokens.positions, pass_.tokens.sequences,
@@ -188,27 +189,29 @@ bool Trio::StartForward(Tokens tokens, bool reserve) {
   for (int type = 0; type < types(); ++type) {
     SetType(type);
     CheckCells();
-    const auto due = reference_->BatchCells();
-    const auto found = tested_->BatchCells();
-    Check(std::equal(due.begin(), due.end(), found.begin(), found.end()),
+    const auto expected = reference_->BatchCells();
+    const auto actual = tested_->BatchCells();
+    Check(std::equal(expected.begin(), expected.end(), actual.begin(),
+                     actual.end()),
           "subject: batch cells", [&] {
             return fmt::format(
                 "the batch is in cells [{}] by the reference, [{}] by {}",
-                fmt::join(due, " "), fmt::join(found, " "), subject_.name);
+                fmt::join(expected, " "), fmt::join(actual, " "),
+                subject_.name);
           });
-    Hash(found.data(), found.size() * sizeof(int));
+    Hash(actual.data(), actual.size() * sizeof(int));
   }
   SetType(kept_type);
   return pass_.active;
 }
 
 // Chooses new rows for the next Put, different from all rows before.
-void Trio::NewRows() {
+void DifferentialDriver::NewRows() {
   pass_.first_serial = serial_;
   serial_ += static_cast<std::int64_t>(pass_.tokens.positions.size());
 }
 
-void Trio::PutRows() {
+void DifferentialDriver::PutRows() {
   const int layer = layer_;
   const bool as_stored = (pass_.first_serial + layer) % 2 == 1;
   const DType k_dtype = as_stored ? setup_.init.dtype : DType::kF32;
@@ -246,7 +249,7 @@ void Trio::PutRows() {
   }
 }
 
-void Trio::PutAll(const Op& op) {
+void DifferentialDriver::PutAll(const Op& op) {
   NewRows();
   for (int layer = 0; layer < setup_.layers; ++layer) {
     GoTo(layer);
@@ -257,7 +260,7 @@ void Trio::PutAll(const Op& op) {
   }
 }
 
-void Trio::GetAll() {
+void DifferentialDriver::GetAll() {
   for (int layer = 0; layer < setup_.layers; ++layer) {
     if (!put_.contains({TypeOf(setup_, layer), layer})) continue;
     GoTo(layer);
@@ -266,12 +269,12 @@ void Trio::GetAll() {
   }
 }
 
-void Trio::Store() {
+void DifferentialDriver::Store() {
   NewRows();
   PutRows();
 }
 
-void Trio::Read() {
+void DifferentialDriver::Read() {
   if (put_.contains(place())) return CheckViews();
   if (!subject_.abilities.Can(KVTWIN_CAN_REFUSE_MISUSE)) return;
   const auto call = [&] { return fmt::format("Get(layer {})", layer_); };
@@ -280,7 +283,8 @@ void Trio::Read() {
              reference_->Get().status().code(), tested_->Get().status().code());
 }
 
-std::vector<int> Trio::IndicesOf(const std::vector<int>& except) const {
+std::vector<int> DifferentialDriver::IndicesOf(
+    const std::vector<int>& except) const {
   std::vector<int> indices;
   indices.reserve(except.size());
   for (const int index : except) {
@@ -289,7 +293,7 @@ std::vector<int> Trio::IndicesOf(const std::vector<int>& except) const {
   return indices;
 }
 
-void Trio::ExceptActive(const std::vector<int>& indices) {
+void DifferentialDriver::ExceptActive(const std::vector<int>& indices) {
   const auto call = [&] {
     return fmt::format("SetCausal([{}])", fmt::join(indices, " "));
   };
@@ -300,13 +304,13 @@ void Trio::ExceptActive(const std::vector<int>& indices) {
   pass_.fresh[static_cast<std::size_t>(active_type_)] = !pass_.copied;
 }
 
-void Trio::Except(const std::vector<int>& except) {
+void DifferentialDriver::Except(const std::vector<int>& except) {
   const std::vector<int> indices = IndicesOf(except);
   ExceptActive(indices);
   if (observer_ != nullptr) observer_->SetCausal(indices);
 }
 
-void Trio::SetCausal(const std::vector<int>& except) {
+void DifferentialDriver::SetCausal(const std::vector<int>& except) {
   const std::vector<int> indices = IndicesOf(except);
   const int kept_type = active_type_;
   for (int type = 0; type < types(); ++type) {
@@ -317,7 +321,8 @@ void Trio::SetCausal(const std::vector<int>& except) {
   if (observer_ != nullptr) observer_->SetCausal(indices);
 }
 
-StatusCode Trio::Remove(int seq, std::int32_t begin, std::int32_t end) {
+StatusCode DifferentialDriver::Remove(int seq, std::int32_t begin,
+                                      std::int32_t end) {
   Look();
   const auto call = [&] {
     return fmt::format("Remove({}, {}, {})", seq, begin,
@@ -339,7 +344,7 @@ StatusCode Trio::Remove(int seq, std::int32_t begin, std::int32_t end) {
   return subject;
 }
 
-void Trio::CopyPrefix(int src, int dst, std::int32_t len) {
+void DifferentialDriver::CopyPrefix(int src, int dst, std::int32_t len) {
   Look();
   const auto call = [&] {
     return fmt::format("CopyPrefix({}, {}, {})", src, dst, len);
@@ -354,7 +359,7 @@ void Trio::CopyPrefix(int src, int dst, std::int32_t len) {
   CheckAllCells();
 }
 
-bool Trio::CanResume(int seq, std::int32_t pos) {
+bool DifferentialDriver::CanResume(int seq, std::int32_t pos) {
   const auto call = [&] { return fmt::format("CanResume({}, {})", seq, pos); };
   Begin(call);
   const bool by_ledger = ledger_.CanResume(seq, pos);
@@ -377,7 +382,7 @@ bool Trio::CanResume(int seq, std::int32_t pos) {
   return *subject;
 }
 
-void Trio::Cached() {
+void DifferentialDriver::Cached() {
   if (IsEncoder(active_type_)) return CheckEncoderCached();
   if (!subject_.is_twin()) return;
   Begin("EncoderCached");
@@ -386,7 +391,7 @@ void Trio::Cached() {
              tested_->EncoderCached().status().code());
 }
 
-void Trio::CheckEncoderCached() {
+void DifferentialDriver::CheckEncoderCached() {
   const bool by_ledger = ledger_.active().slots().cached;
   Begin("EncoderCached");
   const Result<bool> reference = reference_->EncoderCached();
@@ -402,7 +407,7 @@ void Trio::CheckEncoderCached() {
         });
 }
 
-void Trio::Misuse(int which) {
+void DifferentialDriver::Misuse(int which) {
   const MisuseContext context{
       .setup = setup_,
       .pass_tokens =
@@ -429,10 +434,10 @@ void Trio::Misuse(int which) {
 }
 
 // In a reserving pass, the views span all cells.
-void Trio::Poison() {
+void DifferentialDriver::Poison() {
   if (!subject_.can_be_poisoned) return;
-  const Tokens one = {.positions = {0}, .sequences = {0}, .multimodal = {}};
-  if (!StartForward(one, /*reserve=*/true)) return;
+  const Tokens tokens = {.positions = {0}, .sequences = {0}, .multimodal = {}};
+  if (!StartForward(tokens, /*reserve=*/true)) return;
   for (const auto& [type, layer] : put_) {
     if (IsEncoder(type)) continue;
     SetType(type);
@@ -448,19 +453,19 @@ void Trio::Poison() {
 namespace {
 
 // Whether the snapshot of the cache equals `due`.
-bool Holds(const Cache& cache, const CacheState& due) {
-  const Result<CacheState> found = cache.Snapshot();
-  return found.ok() && *found == due;
+bool Holds(const Cache& cache, const CacheState& expected) {
+  const Result<CacheState> actual = cache.Snapshot();
+  return actual.ok() && *actual == expected;
 }
 
 // Takes a sequence out of the cache and adds it again. Returns whether the
 // results equal those of SequenceOf and WithSequence on whole snapshots. `due`
 // is the cache's state.
-bool MovesSequence(Cache& cache, const CacheState& due, int sequence) {
+bool MovesSequence(Cache& cache, const CacheState& expected, int sequence) {
   const Result<CacheState> one = cache.SnapshotOf(sequence);
-  if (!one.ok() || *one != SequenceOf(due, sequence)) return false;
+  if (!one.ok() || *one != SequenceOf(expected, sequence)) return false;
   std::vector<int> cells;
-  for (int i = 0; i < std::ssize(due.caches); ++i) {
+  for (int i = 0; i < std::ssize(expected.caches); ++i) {
     if (!cache.SetLayerType(i).ok()) return false;
     cells.push_back(cache.CellCount());
   }
@@ -486,32 +491,32 @@ void LeaveOutALayer(CacheState& state) {
   for (CacheState& part : state.caches) LeaveOutALayer(part);
 }
 
-std::optional<CacheState> Trio::SameSnapshot() {
+std::optional<CacheState> DifferentialDriver::SameSnapshot() {
   Begin("Snapshot");
-  Result<CacheState> due = reference_->Snapshot();
-  const Result<CacheState> found = tested_->Snapshot();
-  if (found.status().code() == StatusCode::kNotSupported) {
+  Result<CacheState> expected = reference_->Snapshot();
+  const Result<CacheState> actual = tested_->Snapshot();
+  if (actual.status().code() == StatusCode::kNotSupported) {
     Begin("");
     return std::nullopt;
   }
-  CheckCodes("Snapshot", StatusCode::kOk, due.status().code(),
-             found.status().code());
-  Check(*due == *found, "subject: snapshot",
+  CheckCodes("Snapshot", StatusCode::kOk, expected.status().code(),
+             actual.status().code());
+  Check(*expected == *actual, "subject: snapshot",
         [&] { return "the snapshots are not equal" + CellsText(*tested_); });
-  return std::move(*due);
+  return std::move(*expected);
 }
 
-void Trio::Reload() {
-  const std::optional<CacheState> due = SameSnapshot();
-  if (!due) return;
+void DifferentialDriver::Reload() {
+  const std::optional<CacheState> expected = SameSnapshot();
+  if (!expected) return;
   Begin("Restore");
-  const Result<CacheState> read = StateFromBytes(StateToBytes(*due));
-  Check(read.ok() && *read == *due, "reference: saved state",
+  const Result<CacheState> read = StateFromBytes(StateToBytes(*expected));
+  Check(read.ok() && *read == *expected, "reference: saved state",
         [&] { return "bytes do not read back: " + read.status().ToString(); });
   Result<std::unique_ptr<Cache>> reference = make_reference_(setup_.spec);
   Result<std::unique_ptr<Cache>> subject = subject_.Make(setup_);
   const auto restored = [&](Cache& cache) {
-    return cache.Restore(*read).ok() && Holds(cache, *due);
+    return cache.Restore(*read).ok() && Holds(cache, *expected);
   };
   const auto renewed = [&](Cache& cache) {
     const InitArgs& init = setup_.init;
@@ -531,9 +536,10 @@ void Trio::Reload() {
   const bool in_place = serial_ % 2 == 0;
   if (in_place) {
     const int sequence = static_cast<int>(serial_ / 2 % 3);
-    Check(MovesSequence(**reference, *due, sequence), "reference: snapshot",
+    Check(MovesSequence(**reference, *expected, sequence),
+          "reference: snapshot",
           "a sequence does not leave and come back as it should");
-    Check(MovesSequence(**subject, *due, sequence), "subject: snapshot",
+    Check(MovesSequence(**subject, *expected, sequence), "subject: snapshot",
           "a sequence does not leave and come back as it should");
   } else {
     reference_ = std::move(*reference);
@@ -545,7 +551,7 @@ void Trio::Reload() {
 }
 
 // Ends the pass, as Restore and AddSequence do.
-void Trio::EndPass() {
+void DifferentialDriver::EndPass() {
   pass_ = Pass();
   if (observer_ != nullptr) observer_->EndPass();
   active_type_ = layer_ = 0;
@@ -553,24 +559,24 @@ void Trio::EndPass() {
 }
 
 // Snapshots do not end the pass.
-void Trio::Snapshot(int seq) {
-  const std::optional<CacheState> due = SameSnapshot();
-  if (!due) return;
+void DifferentialDriver::Snapshot(int seq) {
+  const std::optional<CacheState> expected = SameSnapshot();
+  if (!expected) return;
   const auto call = [&] { return fmt::format("SnapshotOf({})", seq); };
   Begin(call);
-  const Result<CacheState> due_one = reference_->SnapshotOf(seq);
+  const Result<CacheState> expected_state = reference_->SnapshotOf(seq);
   const Result<CacheState> found_one = tested_->SnapshotOf(seq);
-  CheckCodes(call, StatusCode::kOk, due_one.status().code(),
+  CheckCodes(call, StatusCode::kOk, expected_state.status().code(),
              found_one.status().code());
-  const CacheState one = SequenceOf(*due, seq);
-  Check(*due_one == one, "reference: snapshot",
+  const CacheState state = SequenceOf(*expected, seq);
+  Check(*expected_state == state, "reference: snapshot",
         [&] { return call() + " is not what the snapshot has of it"; });
-  Check(*found_one == one, "subject: snapshot",
+  Check(*found_one == state, "subject: snapshot",
         [&] { return call() + " is not what the snapshot has of it"; });
   if (observer_ != nullptr) observer_->Snapshot();
 }
 
-void Trio::Add(int seq, int dst) {
+void DifferentialDriver::Add(int seq, int dst) {
   Snapshot(seq);
   const CacheState before = *reference_->Snapshot();
   CacheState added = SequenceOf(before, seq);
@@ -580,7 +586,7 @@ void Trio::Add(int seq, int dst) {
   for (const auto& part : ledger_.parts()) {
     cells.push_back(static_cast<int>(part.cells()));
   }
-  const Result<CacheState> due = WithSequence(before, dst, added, cells);
+  const Result<CacheState> expected = WithSequence(before, dst, added, cells);
   const auto call = [&] {
     return fmt::format("AddSequence({}, that of {})", dst, seq);
   };
@@ -588,13 +594,13 @@ void Trio::Add(int seq, int dst) {
   const Status reference = reference_->AddSequence(dst, added);
   const Status subject = tested_->AddSequence(dst, added);
   if (subject.code() == StatusCode::kNotSupported) return Begin("");
-  CheckCodes(call, due.status().code(), reference.code(), subject.code());
-  const CacheState& after = due.ok() ? *due : before;
+  CheckCodes(call, expected.status().code(), reference.code(), subject.code());
+  const CacheState& after = expected.ok() ? *expected : before;
   Check(*reference_->Snapshot() == after, "reference: snapshot",
         [&] { return call() + " does not make what WithSequence makes"; });
   Check(*tested_->Snapshot() == after, "subject: snapshot",
         [&] { return call() + " does not make what WithSequence makes"; });
-  if (!due.ok()) return;  // A refusal does not end the pass.
+  if (!expected.ok()) return;  // A refusal does not end the pass.
   if (observer_ != nullptr) observer_->Add(!added.cells.empty());
   ledger_.Restore(after);
   EndPass();

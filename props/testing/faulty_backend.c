@@ -14,10 +14,10 @@
 
 enum { kAnswers = 4 };
 
-static const char* illness;
+static const char* fault;
 static char* volatile kept;
 
-static int Is(const char* name) { return strcmp(illness, name) == 0; }
+static int Is(const char* name) { return strcmp(fault, name) == 0; }
 
 static void SpendMemory(size_t step, int touched) {
   for (size_t all = 0; all < (size_t)10 << 30; all += step) {
@@ -92,7 +92,7 @@ static void FallIll(Mine* c) {
   if (Is("map")) kept = Map((size_t)100 << 30, 0);
   if (Is("map-shared")) kept = Map((size_t)100 << 30, 1);
   if (Is("share")) { /* Written pages, but no private ones. */
-    int file = memfd_create("sick", 0);
+    int file = memfd_create("faulty", 0);
     for (size_t i = 0; file >= 0 && i < 128; ++i) {
       size_t size = 1 << 20;
       kept = ftruncate(file, (off_t)(size * (i + 1))) != 0
@@ -121,12 +121,12 @@ static void FallIll(Mine* c) {
   }
 }
 
-static int SickInit(const kvtwin_setup_v1* setup, void** cache) {
+static int FaultyInit(const kvtwin_setup_v1* setup, void** cache) {
   if (Is("init")) return 99;
   return Is("nothing") ? KVTWIN_NOT_SUPPORTED : Init(setup, cache);
 }
 
-static int SickStartForward(void* cache, const kvtwin_batch* batch,
+static int FaultyStartForward(void* cache, const kvtwin_batch* batch,
                             int reserve) {
   int code = StartForward(cache, batch, reserve);
   Mine* c = cache;
@@ -136,7 +136,7 @@ static int SickStartForward(void* cache, const kvtwin_batch* batch,
   return Is("status") ? 77 : Is("internal") ? KVTWIN_INTERNAL : code;
 }
 
-static int SickPut(void* cache, int32_t layer, const kvtwin_tensor* key,
+static int FaultyPut(void* cache, int32_t layer, const kvtwin_tensor* key,
                    const kvtwin_tensor* value) {
   int code = Put(cache, layer, key, value);
   Mine* c = cache;
@@ -152,7 +152,7 @@ static int SickPut(void* cache, int32_t layer, const kvtwin_tensor* key,
   return code;
 }
 
-static int SickGet(void* cache, int32_t layer, kvtwin_view* view) {
+static int FaultyGet(void* cache, int32_t layer, kvtwin_view* view) {
   int code = Get(cache, layer, view);
   Mine* c = cache;
   if (c->length[c->sequence] < 3) return code;
@@ -179,7 +179,7 @@ static int SickGet(void* cache, int32_t layer, kvtwin_view* view) {
 }
 
 /* Reports one more cell each time, once the fault shows. */
-static int SickCells(void* cache, kvtwin_cell* cells, size_t room,
+static int FaultyCells(void* cache, kvtwin_cell* cells, size_t room,
                      size_t* count, int32_t* batch, size_t batch_room,
                      size_t* batch_count, int32_t* all) {
   static size_t more;
@@ -192,28 +192,28 @@ static int SickCells(void* cache, kvtwin_cell* cells, size_t room,
   return KVTWIN_OK;
 }
 
-static int SickDescribe(kvtwin_description_v1* out) {
+static int FaultyDescribe(kvtwin_description_v1* out) {
   if (Is("describe")) abort();
   int code = Describe(out);
-  out->name = "sick";
+  out->name = "faulty";
   if (Is("level")) out->level = (kvtwin_level)9;
   return code;
 }
 
-static kvtwin_backend_v1 sick = {
+static kvtwin_backend_v1 faulty = {
     .size = sizeof(kvtwin_backend_v1),
-    .describe = SickDescribe,
-    .init = SickInit,
+    .describe = FaultyDescribe,
+    .init = FaultyInit,
     .close = Close,
-    .start_forward = SickStartForward,
-    .put = SickPut,
-    .get = SickGet,
+    .start_forward = FaultyStartForward,
+    .put = FaultyPut,
+    .get = FaultyGet,
     .remove = Remove,
 };
 
 const kvtwin_backend_v1* kvtwin_get_backend_v1(void) {
-  illness = getenv("KVTWIN_SICK");
-  if (illness == NULL) illness = "";
-  if (Is("cells")) sick.cells = SickCells;
-  return &sick;
+  fault = getenv("KVTWIN_SICK");
+  if (fault == NULL) fault = "";
+  if (Is("cells")) faulty.cells = FaultyCells;
+  return &faulty;
 }

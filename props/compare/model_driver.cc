@@ -1,4 +1,4 @@
-#include "props/compare/duo.h"
+#include "props/compare/model_driver.h"
 
 #include <fmt/format.h>
 
@@ -33,19 +33,19 @@ double QueryAt(std::int64_t row, std::int64_t head, std::int64_t element) {
 
 }  // namespace
 
-Duo::Duo(const Setup& setup, const Subject& subject, Story* story,
-         RunResult& result)
+ModelDriver::ModelDriver(const Setup& setup, const Subject& subject,
+                         CallTrace* story, RunResult& result)
     : setup_(setup),
       subject_(subject),
       story_(story),
       result_(result),
       ledger_(setup.spec, subject.rules) {}
 
-void Duo::HashInt(std::int64_t value) {
+void ModelDriver::HashInt(std::int64_t value) {
   result_.digest = HashBytes(&value, sizeof(value), result_.digest);
 }
 
-bool Duo::SetUp() {
+bool ModelDriver::SetUp() {
   Begin("Init");
   Result<std::unique_ptr<Cache>> made = subject_.Make(setup_);
   Status status = made.status();
@@ -62,28 +62,28 @@ bool Duo::SetUp() {
   HashInt(static_cast<std::int64_t>(status.code()));
   if (status.code() == StatusCode::kNotSupported) return false;
   // Sizes, too, decide whether such a cache can exist.
-  const Status due = ledger_.Init(setup_.config, init);
-  if (!due.ok()) return false;
-  CheckResult("Init", due, status);
+  const Status expected = ledger_.Init(setup_.config, init);
+  if (!expected.ok()) return false;
+  CheckResult("Init", expected, status);
   Begin("");
   ledger_.NeverFull();  // CheckRoom judges cache_full instead.
   return true;
 }
 
-void Duo::TearDown() {
+void ModelDriver::TearDown() {
   Begin("Close");
   tested_->Close();
   Begin("");
 }
 
-void Duo::Tell(const std::string& call, StatusCode code,
-               std::string_view answer) {
+void ModelDriver::Tell(const std::string& call, StatusCode code,
+                       std::string_view answer) {
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(code));
   AddStep(call, answer.empty() ? StatusName(code) : answer);
 }
 
-void Duo::AddStep(const std::string& call, std::string_view answer) {
+void ModelDriver::AddStep(const std::string& call, std::string_view answer) {
   if (story_ == nullptr) return;
   story_->calling.clear();
   Step& step = story_->steps.emplace_back();
@@ -94,7 +94,7 @@ void Duo::AddStep(const std::string& call, std::string_view answer) {
   if (story_->told) story_->told(step);
 }
 
-void Duo::DrawCellsNow() {
+void ModelDriver::DrawCellsNow() {
   if (story_ == nullptr || !story_->frame || story_->steps.empty()) return;
   Step& step = story_->steps.back();
   if (step.number < story_->from) return;
@@ -103,15 +103,15 @@ void Duo::DrawCellsNow() {
   step.cache = type_;
 }
 
-void Duo::CheckResult(const std::string& call, const Status& due,
-                      const Status& found) {
-  Check(due.code() == found.code(), "subject: result", [&] {
-    return fmt::format("{} is {}, due is {}", call, found.ToString(),
-                       due.ToString());
+void ModelDriver::CheckResult(const std::string& call, const Status& expected,
+                              const Status& actual) {
+  Check(expected.code() == actual.code(), "subject: result", [&] {
+    return fmt::format("{} is {}, due is {}", call, actual.ToString(),
+                       expected.ToString());
   });
 }
 
-void Duo::SetType(int type) {
+void ModelDriver::SetType(int type) {
   ledger_.SetLayerType(type);
   if (!wrapper_ || type_ == type) return;
   type_ = type;
@@ -121,7 +121,7 @@ void Duo::SetType(int type) {
   Begin("");
 }
 
-void Duo::SelectLayer(int layer) {
+void ModelDriver::SelectLayer(int layer) {
   layer_ = layer;
   const auto call = [&] { return fmt::format("SetLayer({})", layer); };
   Begin(call);
@@ -129,16 +129,16 @@ void Duo::SelectLayer(int layer) {
   Begin("");
 }
 
-void Duo::SelectType(int type) {
+void ModelDriver::SelectType(int type) {
   if (wrapper_) SetType(type);
 }
 
-void Duo::GoTo(int layer) {
+void ModelDriver::GoTo(int layer) {
   SetType(TypeOf(setup_, layer));
   SelectLayer(layer);
 }
 
-bool Duo::StartForward(Tokens tokens, bool reserve) {
+bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   batch_ = std::move(tokens);
   const Batch batch{batch_.positions, batch_.sequences, batch_.multimodal};
   const std::string call =
@@ -148,18 +148,18 @@ bool Duo::StartForward(Tokens tokens, bool reserve) {
   active_ = copied_ = false;
   fresh_.reset();
   Begin(call);
-  const Status found = tested_->StartForward(batch, reserve);
-  Tell(call, found.code());
-  if (found.code() == StatusCode::kCacheFull) {
+  const Status actual = tested_->StartForward(batch, reserve);
+  Tell(call, actual.code());
+  if (actual.code() == StatusCode::kCacheFull) {
     CheckRoom(call, ledger_, batch_);
     over_ = Bounded();  // It may have evicted first (S12), or not.
     DrawCellsNow();
     return false;
   }
   type_ = 0;
-  const Status due = ledger_.StartForward(batch, reserve, found.code());
-  CheckResult(call, due, found);
-  if (!found.ok()) return false;  // The ledger expects this refusal, too.
+  const Status expected = ledger_.StartForward(batch, reserve, actual.code());
+  CheckResult(call, expected, actual);
+  if (!actual.ok()) return false;  // The ledger expects this refusal, too.
   active_ = true;
   reserving_ = reserve;
   if (!reserve) fresh_.set();
@@ -167,7 +167,7 @@ bool Duo::StartForward(Tokens tokens, bool reserve) {
   return true;
 }
 
-bool Duo::Bounded() const {
+bool ModelDriver::Bounded() const {
   const auto bounded = [](const CacheSpec& spec) {
     return spec.window.has_value() &&
            (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem);
@@ -179,8 +179,9 @@ bool Duo::Bounded() const {
 // Throws if a call was refused that every cache has room for: no sequence is
 // longer than the capacity, and there are no more sequences than the cache was
 // made for.
-void Duo::CheckRoom(const std::string& call, const reference::Ledger& after,
-                    const Tokens& batch) const {
+void ModelDriver::CheckRoom(const std::string& call,
+                            const reference::Ledger& after,
+                            const Tokens& batch) const {
   // A bounded memory has room for sequences that continue (S4).
   if (!setup_.legal && Bounded()) return;
   std::map<int, std::int64_t> tokens;
@@ -214,12 +215,12 @@ void Duo::CheckRoom(const std::string& call, const reference::Ledger& after,
 }
 
 // Chooses new rows for the next Put, different from all rows before.
-void Duo::NewRows() {
+void ModelDriver::NewRows() {
   first_serial_ = serial_;
   serial_ += std::ssize(batch_.positions);
 }
 
-void Duo::PutRows() {
+void ModelDriver::PutRows() {
   // No rule says whether a copy made in this pass gets the rows, too.
   if (copied_) return;
   const std::int64_t first = first_serial_;
@@ -250,7 +251,7 @@ void Duo::PutRows() {
   DrawCellsNow();
 }
 
-void Duo::PutAll(const Op& op) {
+void ModelDriver::PutAll(const Op& op) {
   NewRows();
   for (int layer = 0; layer < setup_.layers; ++layer) {
     GoTo(layer);
@@ -259,7 +260,7 @@ void Duo::PutAll(const Op& op) {
   }
 }
 
-void Duo::GetAll() {
+void ModelDriver::GetAll() {
   for (int layer = 0; layer < setup_.layers; ++layer) {
     if (!put_.contains({TypeOf(setup_, layer), layer})) continue;
     GoTo(layer);
@@ -268,16 +269,16 @@ void Duo::GetAll() {
   }
 }
 
-void Duo::Store() {
+void ModelDriver::Store() {
   NewRows();
   PutRows();
 }
 
-void Duo::Read() {
+void ModelDriver::Read() {
   if (put_.contains(place())) CheckView();
 }
 
-void Duo::Cached() {
+void ModelDriver::Cached() {
   if (!IsEncoder()) return;
   Begin("EncoderCached");
   const Result<bool> cached = tested_->EncoderCached();
@@ -288,7 +289,7 @@ void Duo::Cached() {
         [] { return "EncoderCached is true, but nothing is cached"; });
 }
 
-std::vector<int> Duo::IndicesOf(const std::vector<int>& except) const {
+std::vector<int> ModelDriver::IndicesOf(const std::vector<int>& except) const {
   std::vector<int> indices;
   for (const int index : except) {
     indices.push_back(index % static_cast<int>(batch_.positions.size()));
@@ -296,7 +297,7 @@ std::vector<int> Duo::IndicesOf(const std::vector<int>& except) const {
   return indices;
 }
 
-void Duo::ExceptActive(const std::vector<int>& indices) {
+void ModelDriver::ExceptActive(const std::vector<int>& indices) {
   const std::string call =
       fmt::format("SetCausal([{}])", fmt::join(indices, " "));
   Begin(call);
@@ -307,11 +308,11 @@ void Duo::ExceptActive(const std::vector<int>& indices) {
   DrawCellsNow();
 }
 
-void Duo::Except(const std::vector<int>& except) {
+void ModelDriver::Except(const std::vector<int>& except) {
   ExceptActive(IndicesOf(except));
 }
 
-void Duo::SetCausal(const std::vector<int>& except) {
+void ModelDriver::SetCausal(const std::vector<int>& except) {
   const std::vector<int> indices = IndicesOf(except);
   const int kept = type_;
   for (int type = 0; type < std::ssize(ledger_.parts()); ++type) {
@@ -321,26 +322,26 @@ void Duo::SetCausal(const std::vector<int>& except) {
   SetType(kept);
 }
 
-StatusCode Duo::Remove(int seq, std::int32_t begin, std::int32_t end) {
+StatusCode ModelDriver::Remove(int seq, std::int32_t begin, std::int32_t end) {
   const std::string call =
       fmt::format("Remove({}, {}, {})", seq, begin,
                   end == kOpenEnd ? "open" : fmt::to_string(end));
   Begin(call);
-  const Status found = tested_->Remove(seq, begin, end);
-  Tell(call, found.code());
+  const Status actual = tested_->Remove(seq, begin, end);
+  Tell(call, actual.code());
   // Where profiles are told apart, the ledger must not take a refusal as a sign
   // that the cache copied shared tokens.
   const bool strict =
-      subject_.mask_rows_too && found.code() == StatusCode::kNotSupported;
-  const auto heard = strict ? reference::Heard() : found.code();
-  const Status due = ledger_.Remove(seq, begin, end, heard);
-  CheckResult(call, due, found);
+      subject_.mask_rows_too && actual.code() == StatusCode::kNotSupported;
+  const auto heard = strict ? reference::Heard() : actual.code();
+  const Status expected = ledger_.Remove(seq, begin, end, heard);
+  CheckResult(call, expected, actual);
   fresh_.reset();
   DrawCellsNow();
-  return found.code();
+  return actual.code();
 }
 
-void Duo::CopyPrefix(int src, int dst, std::int32_t len) {
+void ModelDriver::CopyPrefix(int src, int dst, std::int32_t len) {
   const std::string call = fmt::format("CopyPrefix({}, {}, {})", src, dst, len);
   Begin(call);
   const Status found = tested_->CopyPrefix(src, dst, len);
@@ -357,27 +358,27 @@ void Duo::CopyPrefix(int src, int dst, std::int32_t len) {
   DrawCellsNow();
 }
 
-bool Duo::CanResume(int seq, std::int32_t pos) {
-  const bool due = ledger_.CanResume(seq, pos);
+bool ModelDriver::CanResume(int seq, std::int32_t pos) {
+  const bool expected = ledger_.CanResume(seq, pos);
   if (!subject_.abilities.can_resume) {
     return ledger_.CanResume(seq, pos, /*surely=*/true);
   }
   const std::string call = fmt::format("CanResume({}, {})", seq, pos);
   Begin(call);
-  const Result<bool> found = tested_->CanResume(seq, pos);
-  Tell(call, found.status().code(), YesOrNo(found));
-  CheckResult(call, {}, found.status());
-  HashInt(*found ? 1 : 0);
+  const Result<bool> actual = tested_->CanResume(seq, pos);
+  Tell(call, actual.status().code(), YesOrNo(actual));
+  CheckResult(call, {}, actual.status());
+  HashInt(*actual ? 1 : 0);
   // A cache may always refuse to resume.
-  Check(due || !*found, "subject: resume", [&] {
+  Check(expected || !*actual, "subject: resume", [&] {
     return call + " is true, but " + WhyNotResumed(ledger_, seq, pos);
   });
-  if (*found) ledger_.Resumes(seq, pos);
-  return *found;
+  if (*actual) ledger_.Resumes(seq, pos);
+  return *actual;
 }
 
-void Duo::Shift(int seq, std::int32_t begin, std::int32_t end,
-                std::int32_t delta) {
+void ModelDriver::Shift(int seq, std::int32_t begin, std::int32_t end,
+                        std::int32_t delta) {
   auto* shifting = dynamic_cast<Shifting*>(tested_.get());
   if (shifting == nullptr) return;
   const std::string call =
@@ -391,7 +392,7 @@ void Duo::Shift(int seq, std::int32_t begin, std::int32_t end,
   DrawCellsNow();
 }
 
-void Duo::Misuse(int which) {
+void ModelDriver::Misuse(int which) {
   const MisuseContext context{
       .setup = setup_,
       .pass_tokens = active_ ? static_cast<int>(batch_.positions.size()) : 0,
@@ -406,7 +407,7 @@ void Duo::Misuse(int which) {
   Check(!wrong, "subject: misuse", [&] { return *wrong; });
 }
 
-void Duo::CheckView() {
+void ModelDriver::CheckView() {
   const int layer = layer_;
   const std::string call = fmt::format("Get(layer {})", layer);
   Begin(call);
@@ -421,8 +422,8 @@ void Duo::CheckView() {
     DrawView(*story_->frame,
              {.ledger = ledger_.active(),
               .layer = layer,
-              .found = *view,
-              .due = {},
+              .actual = *view,
+              .expected = {},
               .v_layout = setup_.config.v_layout,
               .fresh = fresh() && subject_.level != Level::kNumeric,
               .positions = batch_.positions,
@@ -449,7 +450,7 @@ void Duo::CheckView() {
   throw failure;
 }
 
-void Duo::CheckShapes(int layer, const KvView& view) {
+void ModelDriver::CheckShapes(int layer, const KvView& view) {
   if (IsEncoder()) return;
   const auto columns = view.mask.data == nullptr ? 0 : view.mask.shape[0];
   const RowDims& rows = setup_.rows;
@@ -464,11 +465,11 @@ void Duo::CheckShapes(int layer, const KvView& view) {
         return {rows.v_head_dim, rows.kv_heads, columns, 1};
     }
   }();
-  const auto check = [&](std::string_view what, const Shape& found,
-                         const Shape& due) {
-    Check(found == due, "subject: view shape", [&] {
+  const auto check = [&](std::string_view what, const Shape& actual,
+                         const Shape& expected) {
+    Check(actual == expected, "subject: view shape", [&] {
       return fmt::format("layer {}: the shape of {} is {}, due is {}", layer,
-                         what, ShapeText(found), ShapeText(due));
+                         what, ShapeText(actual), ShapeText(expected));
     });
   };
   Check(view.mask.data != nullptr || !fresh(), "subject: view shape", [&] {
@@ -490,17 +491,18 @@ void Duo::CheckShapes(int layer, const KvView& view) {
   const std::int64_t padding = setup_.config.mask_batch_padding;
   const std::int64_t batch = std::ssize(batch_.positions);
   const std::int64_t padded = (batch + padding - 1) / padding * padding;
-  const std::int64_t found = view.mask.shape[1];
+  const std::int64_t actual = view.mask.shape[1];
   const bool pads = subject_.rules.mask_rows == Rules::MaskRows::kPadded;
-  Check(pads ? found % padding == 0 : found == batch || found != padded,
+  Check(pads ? actual % padding == 0 : actual == batch || actual != padded,
         "subject: view shape", [&] {
           return fmt::format("layer {}: the mask has {} rows, due are {}",
-                             layer, found, pads ? padded : batch);
+                             layer, actual, pads ? padded : batch);
         });
 }
 
-bool Duo::DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
-                  DenseTensor& value, KvView& due) const {
+bool ModelDriver::ExpectedView(int layer, std::vector<std::byte>& mask,
+                               DenseTensor& key, DenseTensor& value,
+                               KvView& expected) const {
   const auto& tokens = ledger_.active().tokens();
   const auto rows = static_cast<std::int64_t>(batch_.positions.size());
   std::vector<const LedgerToken*> known;
@@ -536,18 +538,18 @@ bool Duo::DueView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
                    &mask[at * sizeof(float)], DType::kF32);
     }
   }
-  due.key = key.view();
-  due.value = value.view();
-  due.mask = DenseView(mask.data(), DType::kF32, {count, rows, 1, 1});
+  expected.key = key.view();
+  expected.value = value.view();
+  expected.mask = DenseView(mask.data(), DType::kF32, {count, rows, 1, 1});
   return true;
 }
 
-void Duo::CheckAttention(int layer, const KvView& view) {
+void ModelDriver::CheckAttention(int layer, const KvView& view) {
   std::vector<std::byte> mask;
   DenseTensor key;
   DenseTensor value;
-  KvView due;
-  if (!DueView(layer, mask, key, value, due)) return;
+  KvView expected_view;
+  if (!ExpectedView(layer, mask, key, value, expected_view)) return;
   const RowDims& dims = setup_.rows;
   const double scale = 1 / std::sqrt(dims.k_head_dim);
   for (std::int64_t row = 0; row < view.mask.shape[1]; ++row) {
@@ -573,11 +575,11 @@ void Duo::CheckAttention(int layer, const KvView& view) {
       }
     }
     const Eigen::MatrixXd expected =
-        reference::Attend(due, VLayout::kPlain, row, queries, scale);
-    const Eigen::MatrixXd found =
+        reference::Attend(expected_view, VLayout::kPlain, row, queries, scale);
+    const Eigen::MatrixXd actual =
         reference::Attend(view, setup_.config.v_layout, row, queries, scale);
     const double error =
-        (expected - found).cwiseAbs().maxCoeff<Eigen::PropagateNaN>();
+        (expected - actual).cwiseAbs().maxCoeff<Eigen::PropagateNaN>();
     if (error <= subject_.tolerance) continue;  // S54. A NaN does not pass.
     const auto at = static_cast<std::size_t>(row);
     Failure failure = MakeFailure(

@@ -3,8 +3,8 @@
 // of a prompt it finds, and when it is full. The client compares nothing: see
 // PoolRecorder and Judge.
 
-#ifndef KVTWIN_PROPS_PAGED_PAGED_SOLO_H_
-#define KVTWIN_PROPS_PAGED_PAGED_SOLO_H_
+#ifndef KVTWIN_PROPS_PAGED_POOL_WORKLOAD_H_
+#define KVTWIN_PROPS_PAGED_POOL_WORKLOAD_H_
 
 #include <cstdint>
 #include <map>
@@ -14,7 +14,7 @@
 
 #include "core/dialects/pool_rules.h"
 #include "kvtwin/paged.h"
-#include "props/paged/paged_trio.h"
+#include "props/paged/paged_driver.h"
 
 namespace kvtwin::props {
 
@@ -31,15 +31,16 @@ struct PoolAbilities {
 
 // Every call throws a Failure if the pool refuses a call that it must not
 // refuse, or its answer makes no sense.
-class PagedSolo {
+class PoolWorkload {
  public:
-  // Requires: `pool` and `census`, if not null, outlive the PagedSolo.
-  PagedSolo(PagedPool& pool, const PoolAbilities& abilities,
-            const PoolRules& rules = {}, PagedCensus* census = nullptr)
+  // Requires: `pool` and `census`, if not null, outlive the PoolWorkload.
+  PoolWorkload(PagedPool& pool, const PoolAbilities& abilities,
+               const PoolRules& rules = {},
+               PagedCoverageCounts* counts = nullptr)
       : pool_(pool),
         abilities_(abilities),
         rules_(rules),
-        census_(census == nullptr ? own_census_ : *census) {}
+        counts_(counts == nullptr ? own_counts_ : *counts) {}
 
   // Executes the operation, then reads everything that the pool shows.
   void Do(const PagedOp& op);
@@ -74,8 +75,8 @@ class PagedSolo {
   PagedPool& pool_;
   PoolAbilities abilities_;
   PoolRules rules_;
-  PagedCensus own_census_;  // In place of a caller's census.
-  PagedCensus& census_;
+  PagedCoverageCounts own_counts_;  // In place of a caller's census.
+  PagedCoverageCounts& counts_;
   std::uint64_t appends_ = 0;
   std::map<int, Sequence> sequences_;
   std::vector<std::vector<std::int32_t>> seen_;  // Tokens of past sequences.
@@ -83,4 +84,4 @@ class PagedSolo {
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_PAGED_PAGED_SOLO_H_
+#endif  // KVTWIN_PROPS_PAGED_POOL_WORKLOAD_H_

@@ -1,8 +1,8 @@
 // Runs the ledger, the reference twin and a subject side by side: every call
 // goes to all three, and after each call all their answers are compared.
 
-#ifndef KVTWIN_PROPS_COMPARE_TRIO_H_
-#define KVTWIN_PROPS_COMPARE_TRIO_H_
+#ifndef KVTWIN_PROPS_COMPARE_DIFFERENTIAL_DRIVER_H_
+#define KVTWIN_PROPS_COMPARE_DIFFERENTIAL_DRIVER_H_
 
 #include <array>
 #include <bitset>
@@ -19,9 +19,9 @@
 #include "kvtwin/cache.h"
 #include "props/base/check_name.h"
 #include "props/base/hash.h"
+#include "props/compare/coverage_marks.h"
 #include "props/compare/driver.h"
 #include "props/compare/failure.h"
-#include "props/compare/probes.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/history/rows.h"
@@ -45,12 +45,12 @@ inline Result<std::unique_ptr<Cache>> MakeReference(const CacheSpec& spec) {
 // One tensor of a view.
 enum class ViewPart { kKey, kValue, kMask };
 
-class Trio final : public Driver {
+class DifferentialDriver final : public Driver {
  public:
   // Requires: all outlive this. `story` and `observer` may be null.
-  Trio(const Setup& setup, const Subject& subject, Story* story,
-       Observer* observer, RunResult& result,
-       CacheMaker make_reference = MakeReference)
+  DifferentialDriver(const Setup& setup, const Subject& subject,
+                     CallTrace* story, Observer* observer, RunResult& result,
+                     CacheMaker make_reference = MakeReference)
       : setup_(setup),
         subject_(subject),
         make_reference_(std::move(make_reference)),
@@ -161,7 +161,7 @@ class Trio final : public Driver {
   const Setup& setup_;
   const Subject& subject_;
   const CacheMaker make_reference_;
-  Story* story_;
+  CallTrace* story_;
   Observer* observer_;
   RunResult& result_;
   const bool wrapper_ = setup_.spec.kind == Kind::kWrapper;
@@ -187,4 +187,4 @@ RunResult RunAgainst(const CacheMaker& make_reference, const History& history,
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_COMPARE_TRIO_H_
+#endif  // KVTWIN_PROPS_COMPARE_DIFFERENTIAL_DRIVER_H_

@@ -1,8 +1,8 @@
-// Tests that each probe of props/compare/probes.h counts what its statement
-// says: shortest histories that hit the probe, and near misses, which differ in
-// one thing and do not hit it.
+// Tests that each probe of props/compare/coverage_marks.h counts what its
+// statement says: shortest histories that hit the probe, and near misses, which
+// differ in one thing and do not hit it.
 
-#include "props/compare/probes.h"
+#include "props/compare/coverage_marks.h"
 
 #include <gtest/gtest.h>
 
@@ -591,46 +591,47 @@ std::vector<Row> AllRows() {
 }
 
 // Runs a history on a twin and adds the probes that it hits to `census`.
-void RunLine(std::string_view line, std::string_view twin, Census& census) {
+void RunLine(std::string_view line, std::string_view twin,
+             CoverageCounts& counts) {
   const Result<History> history = ParseHistory("kvt1 " + std::string(line));
   ASSERT_TRUE(history.ok()) << line << ": " << history.status().ToString();
   const RunResult result =
-      RunHistory(*history, TwinSubject(twin), nullptr, &census);
+      RunHistory(*history, TwinSubject(twin), nullptr, &counts);
   EXPECT_TRUE(result.ran) << line;
   EXPECT_FALSE(result.failure) << line << ": " << result.failure->check;
 }
 
-std::int64_t HitsOf(std::string_view probe, const Census& census) {
+std::int64_t HitsOf(std::string_view probe, const CoverageCounts& counts) {
   const auto* const found =
-      std::find_if(kProbes.begin(), kProbes.end(),
-                   [&](const Probe& one) { return one.name == probe; });
-  if (found == kProbes.end()) return -1;
-  return census.hits[static_cast<std::size_t>(found - kProbes.begin())];
+      std::find_if(kCoverageMarks.begin(), kCoverageMarks.end(),
+                   [&](const CoverageMark& one) { return one.name == probe; });
+  if (found == kCoverageMarks.end()) return -1;
+  return counts.hits[static_cast<std::size_t>(found - kCoverageMarks.begin())];
 }
 
-class CoverageProbes : public testing::TestWithParam<std::string_view> {};
+class CoverageMarks : public testing::TestWithParam<std::string_view> {};
 
-TEST_P(CoverageProbes, AreHitByTheirStateAndNotByItsNeighbours) {
+TEST_P(CoverageMarks, AreHitByTheirStateAndNotByItsNeighbours) {
   for (const Row& row : AllRows()) {
     for (const std::string_view line : row.hits) {
-      Census census;
-      RunLine(line, GetParam(), census);
-      EXPECT_GT(HitsOf(row.probe, census), 0) << row.probe << ": " << line;
+      CoverageCounts counts;
+      RunLine(line, GetParam(), counts);
+      EXPECT_GT(HitsOf(row.probe, counts), 0) << row.probe << ": " << line;
     }
     for (const std::string_view line : row.misses) {
-      Census census;
-      RunLine(line, GetParam(), census);
-      EXPECT_EQ(HitsOf(row.probe, census), 0) << row.probe << ": " << line;
+      CoverageCounts counts;
+      RunLine(line, GetParam(), counts);
+      EXPECT_EQ(HitsOf(row.probe, counts), 0) << row.probe << ": " << line;
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Twins, CoverageProbes,
+INSTANTIATE_TEST_SUITE_P(Twins, CoverageMarks,
                          testing::Values("reference", "optimized"));
 
 TEST(CoverageProbesTable, HasARowOfEachProbe) {
   std::multiset<std::string_view> expected;
-  for (const Probe& probe : kProbes) expected.insert(probe.name);
+  for (const CoverageMark& probe : kCoverageMarks) expected.insert(probe.name);
   std::multiset<std::string_view> found;
   for (const Row& row : AllRows()) {
     found.insert(row.probe);
@@ -641,10 +642,10 @@ TEST(CoverageProbesTable, HasARowOfEachProbe) {
 }
 
 TEST(CoverageProbesCensus, CountsEachHit) {
-  Census once;
+  CoverageCounts once;
   RunLine("| put 0*2r", "reference", once);
   EXPECT_EQ(HitsOf("unsorted", once), 1);
-  Census twice;
+  CoverageCounts twice;
   RunLine("| put 0*2r | put 0*2r", "reference", twice);
   EXPECT_EQ(HitsOf("unsorted", twice), 2);
   twice.Add(once);
@@ -652,12 +653,12 @@ TEST(CoverageProbesCensus, CountsEachHit) {
 }
 
 // Returns the census of one history, which must run.
-Census CensusOf(std::string_view line) {
-  Census census;
-  RunLine(line, "reference", census);
-  EXPECT_EQ(census.histories, 1) << line;
-  EXPECT_EQ(census.discarded, 0) << line;
-  return census;
+CoverageCounts CensusOf(std::string_view line) {
+  CoverageCounts counts;
+  RunLine(line, "reference", counts);
+  EXPECT_EQ(counts.histories, 1) << line;
+  EXPECT_EQ(counts.discarded, 0) << line;
+  return counts;
 }
 
 TEST(CoverageProbesCensus, CountsRefusals) {
@@ -681,11 +682,11 @@ TEST(CoverageProbesCensus, CountsHistoriesThatAreNone) {
   const Result<History> history =
       ParseHistory("kvt1 kind=swa_mem window=2 memory=1 seqs=1 | put 0*1");
   ASSERT_TRUE(history.ok());
-  Census census;
+  CoverageCounts counts;
   EXPECT_FALSE(
-      RunHistory(*history, TwinSubject("reference"), nullptr, &census).ran);
-  EXPECT_EQ(census.histories, 1);
-  EXPECT_EQ(census.discarded, 1);
+      RunHistory(*history, TwinSubject("reference"), nullptr, &counts).ran);
+  EXPECT_EQ(counts.histories, 1);
+  EXPECT_EQ(counts.discarded, 1);
 }
 
 }  // namespace

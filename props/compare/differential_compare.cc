@@ -11,7 +11,7 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/mask_elements.h"
-#include "props/compare/trio.h"
+#include "props/compare/differential_driver.h"
 #include "props/compare/visibility.h"
 
 namespace kvtwin::props {
@@ -73,7 +73,7 @@ std::string CellsText(const Cache& cache) {
   return entries.size() > 24 ? text + " ..." : text;
 }
 
-void Trio::Tell(std::string call, std::string_view answer) {
+void DifferentialDriver::Tell(std::string call, std::string_view answer) {
   if (story_ == nullptr) return;
   story_->calling.clear();
   Step& step = story_->steps.emplace_back();
@@ -85,28 +85,29 @@ void Trio::Tell(std::string call, std::string_view answer) {
   if (story_->frame && step.number >= story_->from) DrawCellsNow();
 }
 
-void Trio::DrawCellsNow() {
+void DifferentialDriver::DrawCellsNow() {
   if (reference_ == nullptr || tested_ == nullptr) return;
   Step& step = story_->steps.back();
-  std::vector<Held> due = HeldCells(*reference_);
+  std::vector<Held> expected = HeldCells(*reference_);
   // The ledger decides what is expected where the reference is wrong.
   const std::vector<Held> tokens = HeldTokens(ledger_.active());
-  if (!SameTokens(due, tokens)) due = tokens;
-  DrawCells(*story_->frame, std::move(due), HeldCells(*tested_),
+  if (!SameTokens(expected, tokens)) expected = tokens;
+  DrawCells(*story_->frame, std::move(expected), HeldCells(*tested_),
             reference_->CellCount(), step);
   step.cache = active_type_;
 }
 
-void Trio::DrawViewNow(int layer, const KvView& reference,
-                       const KvView& subject) {
-  std::optional<KvView> due = reference;
+void DifferentialDriver::DrawViewNow(int layer, const KvView& reference,
+                                     const KvView& subject) {
+  std::optional<KvView> expected = reference;
   const VLayout v_layout = setup_.config.v_layout;
-  if (fresh() && FindWrongRow(ledger_, layer, reference, v_layout)) due.reset();
+  if (fresh() && FindWrongRow(ledger_, layer, reference, v_layout))
+    expected.reset();
   DrawView(*story_->frame,
            {.ledger = ledger_.active(),
             .layer = layer,
-            .found = subject,
-            .due = due,
+            .actual = subject,
+            .expected = expected,
             .v_layout = setup_.config.v_layout,
             .fresh = fresh(),
             .positions = pass_.tokens.positions,
@@ -116,7 +117,7 @@ void Trio::DrawViewNow(int layer, const KvView& reference,
 
 // Checks in all of a wrapper's caches that memberships are equal, and so is the
 // multiset of tokens.
-void Trio::CheckAllCells() {
+void DifferentialDriver::CheckAllCells() {
   const int kept_type = active_type_;
   for (int type = 0; type < types(); ++type) {
     SetType(type);
@@ -127,7 +128,7 @@ void Trio::CheckAllCells() {
   SetType(kept_type);
 }
 
-void Trio::CheckCells() {
+void DifferentialDriver::CheckCells() {
   reference_->ListCells(reference_cells_);
   tested_->ListCells(tested_cells_);
   if (reference_cells_ != tested_cells_) {
@@ -142,7 +143,7 @@ void Trio::CheckCells() {
   CheckTokens();
 }
 
-void Trio::CheckTokens() {
+void DifferentialDriver::CheckTokens() {
   const auto mix = [](std::int64_t a, std::uint64_t seed) {
     std::uint64_t z =
         static_cast<std::uint64_t>(a) + seed + 0x9E3779B97F4A7C15U;
@@ -192,8 +193,8 @@ std::string_view NameOf(ViewPart part) {
 
 }  // namespace
 
-void Trio::CheckBytes(ViewPart part, const TensorView& reference,
-                      const TensorView& subject, VLayout layout) {
+void DifferentialDriver::CheckBytes(ViewPart part, const TensorView& reference,
+                                    const TensorView& subject, VLayout layout) {
   Check(subject.dtype == reference.dtype && subject.shape == reference.shape,
         "subject: view shape", [&] {
           return fmt::format("{} is {} {} by the reference, {} {} by {}",
@@ -228,10 +229,10 @@ void Trio::CheckBytes(ViewPart part, const TensorView& reference,
     const std::int64_t j = run_at % lines;
     const std::int64_t k = run_at / lines % planes;
     const std::int64_t l = run_at / lines / planes;
-    const std::byte* due = reference.at(0, j, k, l);
-    const std::byte* found = subject.at(0, j, k, l);
-    if (!dense(reference)) Hash(due, run);
-    if (std::memcmp(due, found, run) == 0) continue;
+    const std::byte* expected = reference.at(0, j, k, l);
+    const std::byte* actual = subject.at(0, j, k, l);
+    if (!dense(reference)) Hash(expected, run);
+    if (std::memcmp(expected, actual, run) == 0) continue;
     const Shape at = {FirstDifference(reference, subject, j, k, l), j, k, l};
     const CheckName check =
         part == ViewPart::kMask  ? CheckName("subject: mask bytes")
@@ -254,9 +255,10 @@ void Trio::CheckBytes(ViewPart part, const TensorView& reference,
 
 // Returns a text of the cells around the first element that differs, side by
 // side.
-std::string Trio::Picture(ViewPart part, const TensorView& reference,
-                          const TensorView& subject, Shape index,
-                          VLayout layout) {
+std::string DifferentialDriver::Picture(ViewPart part,
+                                        const TensorView& reference,
+                                        const TensorView& subject, Shape index,
+                                        VLayout layout) {
   constexpr std::int64_t kShown = 8;
   const std::int64_t wrong = ColumnAt(index, layout);
   const std::int64_t first = std::max<std::int64_t>(0, wrong - kShown / 2);
@@ -308,7 +310,7 @@ std::string Trio::Picture(ViewPart part, const TensorView& reference,
                      fmt::join(lines, "\n"));
 }
 
-void Trio::CheckViews() {
+void DifferentialDriver::CheckViews() {
   const int layer = layer_;
   const auto call = [&] { return fmt::format("Get(layer {})", layer); };
   Begin(call);

@@ -1,7 +1,7 @@
 // Tests what the shrinker has besides its steps: the catalog of short
 // histories, and states that are rebuilt at once.
 
-#include "props/shrink/catalog.h"
+#include "props/shrink/minimal_cases.h"
 
 #include <gtest/gtest.h>
 
@@ -23,8 +23,8 @@ namespace {
 
 std::vector<History> AllOf(const History& model) {
   std::vector<History> all;
-  PlainestThatFails(model, [&](const History& one) {
-    all.push_back(one);
+  PlainestThatFails(model, [&](const History& history) {
+    all.push_back(history);
     return false;
   });
   return all;
@@ -54,8 +54,8 @@ TEST(Catalog, HasWhatIsSpecial) {
         "cap=4 | put 0*3 | put 0*2 | causal 0"}) {
     const History model = *ParseHistory("kvt1 " + line);
     std::map<std::string, int> seen;
-    for (const History& one : AllOf(model)) {
-      EXPECT_EQ(++seen[ToText(one)], 1) << ToText(one);
+    for (const History& history : AllOf(model)) {
+      EXPECT_EQ(++seen[ToText(history)], 1) << ToText(history);
     }
     EXPECT_GT(seen.size(), 20U) << line;
   }
@@ -71,8 +71,8 @@ TEST(Catalog, MarksTokensAsTheModelDoes) {
                         (marks ? " " + mark + "=2" : "") + " | drop 0:1-");
       const std::vector<History> all = AllOf(model);
       const auto count =
-          std::count_if(all.begin(), all.end(), [&](const History& one) {
-            return ToText(one).find(" " + mark + "=0") != std::string::npos;
+          std::count_if(all.begin(), all.end(), [&](const History& history) {
+            return ToText(history).find(" " + mark + "=0") != std::string::npos;
           });
       EXPECT_EQ(count > 0, marks) << mark;
     }
@@ -87,8 +87,8 @@ TEST(Catalog, HasCallsInAnyOrder) {
   const std::string ops =
       "put 0*1 | start 0*1 | store | layer 1 | type 0 | except 0 | cached | "
       "snapshot 0 | add 0>1 | read";
-  for (const History& one : AllOf(*ParseHistory(setup + ops))) {
-    texts.insert(ToText(one));
+  for (const History& history : AllOf(*ParseHistory(setup + ops))) {
+    texts.insert(ToText(history));
   }
   for (const std::string line :
        {"put 0*1 | add 0>1", "put 0*1 | layer 0 | read",
@@ -103,8 +103,8 @@ TEST(Catalog, FollowsWhereSequencesEnd) {
   const History model = *ParseHistory(
       "kvt1 cells=8 legal=1 | put 0*3 | put 0*3 | drop 0:1- | copy 0>1:1 | ask "
       "1@1 | put 1*1");
-  for (const History& one : AllOf(model)) {
-    const std::string text = ToText(one);
+  for (const History& history : AllOf(model)) {
+    const std::string text = ToText(history);
     texts.insert(text.substr(text.find('|')));
   }
   EXPECT_TRUE(texts.contains("| put 0*2 | drop 0:1- | ask 0@1"));
@@ -216,7 +216,7 @@ TEST(Shrink, WritesOutWhatALegalClientDoes) {
     const History history = MakeHistory(1, number, {}, 60);
     if (!history.setup.legal) continue;
     ++legal;
-    const History open = InTheOpen(history);
+    const History open = ExpandImplicit(history);
     EXPECT_FALSE(open.setup.legal);
     const Subject twin = TwinSubject("optimized");
     const RunResult want = RunHistory(history, twin);
@@ -276,10 +276,10 @@ Result<std::unique_ptr<Cache>> MakeFaulty(const CacheSpec& spec) {
 // Bounds of a range are tried from 0 to 3, and then halved.
 TEST(Shrink, FindsTheLeastBoundsOfARange) {
   const auto least = [](const std::string& line, auto fails) {
-    const Rerun rerun = [&](const History& one) -> std::optional<Failure> {
+    const Rerun rerun = [&](const History& history) -> std::optional<Failure> {
       Failure difference;
       difference.check = "subject: cells";
-      for (const Op& op : one.ops) {
+      for (const Op& op : history.ops) {
         if (op.kind == OpKind::kDrop && fails(op)) return difference;
         ++difference.step;
       }

@@ -1,4 +1,4 @@
-#include "props/shrink/catalog.h"
+#include "props/shrink/minimal_cases.h"
 
 #include <algorithm>
 #include <array>
@@ -330,8 +330,8 @@ void Catalog::AddPuts(const History& model) {
 // with images or exceptions, or without new rows.
 void Catalog::AddMarkedPuts(const History& model) {
   const auto used = [&](auto member) {
-    return std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& one) {
-      return (one.*member) != Op().*member;
+    return std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& op) {
+      return (op.*member) != Op().*member;
     });
   };
   for (const int count : {1, 2, 3}) {

@@ -1,4 +1,4 @@
-#include "props/paged/paged_solo.h"
+#include "props/paged/pool_workload.h"
 
 #include <fmt/format.h>
 
@@ -15,21 +15,22 @@ constexpr std::size_t kSeenMax = 20;
 
 }  // namespace
 
-int PagedSolo::Pick(int number) const { return PickOf(sequences_, number); }
+int PoolWorkload::Pick(int number) const { return PickOf(sequences_, number); }
 
-void PagedSolo::Do(const PagedOp& op) {
-  ++census_.operations;
+void PoolWorkload::Do(const PagedOp& op) {
+  ++counts_.operations;
   Act(*this, !sequences_.empty(), op);
   Look();
 }
 
-void PagedSolo::End() {
+void PoolWorkload::End() {
   while (!sequences_.empty()) Free(sequences_.begin()->first);
   Look();
 }
 
 // Adds a new sequence with the first SeqLen of the client's tokens.
-void PagedSolo::Add(std::string_view call, int sequence, PagedClient client) {
+void PoolWorkload::Add(std::string_view call, int sequence,
+                       PagedClient client) {
   const int len = Need(pool_.SeqLen(sequence), "SeqLen");
   Expect(len >= 0 && static_cast<std::size_t>(len) <= client.tokens.size(),
          [&] {
@@ -50,7 +51,7 @@ void PagedSolo::Add(std::string_view call, int sequence, PagedClient client) {
   });
 }
 
-void PagedSolo::Open(const PagedOp& op) {
+void PoolWorkload::Open(const PagedOp& op) {
   if (sequences_.size() > kSequencesMax) return;
   PagedClient client = DrawPrompt(op, seen_);
   const std::vector<std::int32_t> prompt = client.tokens;
@@ -61,10 +62,10 @@ void PagedSolo::Open(const PagedOp& op) {
   if (rules_.recomputes_last && last) opened.again = prompt.back();
   const int found =
       static_cast<int>(opened.client.tokens.size()) + (opened.again ? 1 : 0);
-  census_.found += found / pool_.spec().block_size;
+  counts_.found += found / pool_.spec().block_size;
 }
 
-void PagedSolo::Fork(const PagedOp& op) {
+void PoolWorkload::Fork(const PagedOp& op) {
   if (!abilities_.fork || sequences_.size() > kSequencesMax) return;
   const int from = Pick(op.a);
   PagedClient client = sequences_.at(from).client;
@@ -75,7 +76,7 @@ void PagedSolo::Fork(const PagedOp& op) {
 }
 
 // Returns false if the pool is full.
-bool PagedSolo::AppendTo(int sequence, int layer, bool as_stored) {
+bool PoolWorkload::AppendTo(int sequence, int layer, bool as_stored) {
   Sequence& to = sequences_.at(sequence);
   // If the pool may replace rows by other rows of the same tokens, each
   // append's rows are unique.
@@ -86,17 +87,17 @@ bool PagedSolo::AppendTo(int sequence, int layer, bool as_stored) {
   const auto answer =
       pool_.Append(sequence, layer, rows.key.view(), rows.value.view());
   if (answer.status().code() == StatusCode::kCacheFull) {
-    ++census_.full;
+    ++counts_.full;
     return false;
   }
   Need(answer.status(), "Append");
   const int count = static_cast<int>(to.client.pending.size());
-  census_.longest = std::max<std::int64_t>(census_.longest, count);
+  counts_.longest = std::max<std::int64_t>(counts_.longest, count);
   to.appended[static_cast<std::size_t>(layer)] = count;
   return true;
 }
 
-void PagedSolo::Append(const PagedOp& op) {
+void PoolWorkload::Append(const PagedOp& op) {
   const PagedSpec& spec = pool_.spec();
   const int sequence = Pick(op.a);
   PagedClient& client = sequences_.at(sequence).client;
@@ -109,7 +110,7 @@ void PagedSolo::Append(const PagedOp& op) {
   // Rows appended in a block dtype may get another scale in a recording.
   const bool as_stored = op.c % 2 == 1 && !IsBlockDType(spec.dtype) &&
                          !IsBlockDType(spec.v_dtype.value_or(spec.dtype));
-  // As in PagedTrio: layers with different tokens are never committed.
+  // As in PagedDriver: layers with different tokens are never committed.
   const int layers = op.c % 5 == 0 && before.empty() ? 1 : spec.layers;
   for (int layer = 0; layer < layers; ++layer) {
     if (AppendTo(sequence, layer, as_stored)) continue;
@@ -120,14 +121,14 @@ void PagedSolo::Append(const PagedOp& op) {
 }
 
 // Discards the appended tokens, by committing none of them.
-void PagedSolo::Forget(int sequence) {
+void PoolWorkload::Forget(int sequence) {
   Need(pool_.Commit(sequence, std::span<const std::int32_t>()), "Commit");
   Sequence& of = sequences_.at(sequence);
   of.client.pending.clear();
   std::fill(of.appended.begin(), of.appended.end(), 0);
 }
 
-void PagedSolo::Commit(const PagedOp& op, bool known) {
+void PoolWorkload::Commit(const PagedOp& op, bool known) {
   if (!known && !abilities_.commit_unknown) return;
   const int sequence = Pick(op.a);
   Sequence& of = sequences_.at(sequence);
@@ -145,7 +146,7 @@ void PagedSolo::Commit(const PagedOp& op, bool known) {
   if (seen_.size() < kSeenMax) seen_.push_back(client.tokens);
 }
 
-void PagedSolo::Truncate(const PagedOp& op) {
+void PoolWorkload::Truncate(const PagedOp& op) {
   if (!abilities_.truncate) return;
   const int sequence = Pick(op.a);
   Sequence& of = sequences_.at(sequence);
@@ -154,19 +155,19 @@ void PagedSolo::Truncate(const PagedOp& op) {
   const bool shorter = std::ssize(of.client.tokens) > len;
   if (shorter) {
     of.again.reset();
-    ++census_.truncated;
+    ++counts_.truncated;
   }
   of.client.tokens.resize(static_cast<std::size_t>(len));
   of.client.pending.clear();
   std::fill(of.appended.begin(), of.appended.end(), 0);
 }
 
-void PagedSolo::Free(int sequence) {
+void PoolWorkload::Free(int sequence) {
   Need(pool_.Free(sequence), "Free");
   sequences_.erase(sequence);
 }
 
-void PagedSolo::Look() {
+void PoolWorkload::Look() {
   std::vector<int> all;
   for (const auto& [sequence, of] : sequences_) {
     all.push_back(sequence);

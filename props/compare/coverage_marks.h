@@ -2,8 +2,8 @@
 // about it. Probes observe from outside, in the calls, the ledger and the cells
 // of the reference twin: the twins know nothing of them.
 
-#ifndef KVTWIN_PROPS_COMPARE_PROBES_H_
-#define KVTWIN_PROPS_COMPARE_PROBES_H_
+#ifndef KVTWIN_PROPS_COMPARE_COVERAGE_MARKS_H_
+#define KVTWIN_PROPS_COMPARE_COVERAGE_MARKS_H_
 
 #include <array>
 #include <cstddef>
@@ -21,13 +21,13 @@
 
 namespace kvtwin::props {
 
-struct Probe {
+struct CoverageMark {
   std::string_view name;
   std::string_view statement;
 };
 
 // All probes. A run that misses one of them proves less than it seems to.
-inline constexpr auto kProbes = std::to_array<Probe>({
+inline constexpr auto kCoverageMarks = std::to_array<CoverageMark>({
     // StartForward.
     {"filled", "the batch takes the last free cells: the cache is full"},
     {"full_by_one", "the batch is refused, with one free cell more it fits"},
@@ -151,8 +151,8 @@ inline constexpr auto kProbes = std::to_array<Probe>({
 });
 
 // Counts of what happened in a run.
-struct Census {
-  std::array<std::int64_t, kProbes.size()> hits = {};
+struct CoverageCounts {
+  std::array<std::int64_t, kCoverageMarks.size()> hits = {};
   std::int64_t histories = 0;
   std::int64_t discarded = 0;  // No cache could be made from the setup.
   std::int64_t full = 0;       // Histories in which the cache was full.
@@ -160,20 +160,20 @@ struct Census {
   // Calls refused with cache_full or the like; no misuse.
   std::int64_t refused = 0;
 
-  void Add(const Census& other);
+  void Add(const CoverageCounts& other);
 };
 
 // Returns the reasons why the result of a run means less than it seems: probes
 // without a hit, too many or too few refusals, too many discarded histories,
 // caches that were hardly ever full.
-std::vector<std::string> Vacuity(const Census& census);
+std::vector<std::string> CoverageGaps(const CoverageCounts& counts);
 
 // Watches one history. Call Look() before a call; after it, report its
 // arguments and answer, with the ledger and the reference twin as they are now.
 class Observer {
  public:
-  Observer(const Setup& setup, Census& census)
-      : setup_(setup), census_(census) {}
+  Observer(const Setup& setup, CoverageCounts& counts)
+      : setup_(setup), counts_(counts) {}
 
   void Look(const reference::Ledger& ledger, const Cache& reference);
   // Counts the answer of any call.
@@ -200,7 +200,7 @@ class Observer {
 
  private:
   void Hit(std::size_t probe, bool seen) {
-    if (seen) ++census_.hits[probe];
+    if (seen) ++counts_.hits[probe];
   }
   const CacheSpec& SpecOf(std::size_t part) const {
     return setup_.spec.caches.empty() ? setup_.spec : setup_.spec.caches[part];
@@ -228,7 +228,7 @@ class Observer {
                 const reference::CacheLedger& before);
 
   const Setup& setup_;
-  Census& census_;
+  CoverageCounts& counts_;
   bool full_ = false;  // At any time in this history.
 
   // The state before the call.
@@ -251,4 +251,4 @@ class Observer {
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_COMPARE_PROBES_H_
+#endif  // KVTWIN_PROPS_COMPARE_COVERAGE_MARKS_H_

@@ -1,7 +1,7 @@
 // A catalog of short histories, the plainest first.
 
-#ifndef KVTWIN_PROPS_SHRINK_CATALOG_H_
-#define KVTWIN_PROPS_SHRINK_CATALOG_H_
+#ifndef KVTWIN_PROPS_SHRINK_MINIMAL_CASES_H_
+#define KVTWIN_PROPS_SHRINK_MINIMAL_CASES_H_
 
 #include <functional>
 #include <optional>
@@ -23,4 +23,4 @@ std::optional<History> PlainestThatFails(
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_SHRINK_CATALOG_H_
+#endif  // KVTWIN_PROPS_SHRINK_MINIMAL_CASES_H_
