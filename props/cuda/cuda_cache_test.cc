@@ -145,8 +145,8 @@ class CudaCaches : public ::testing::Test {
     EXPECT_EQ(got->stream, stream);
     EXPECT_EQ(got->first_cell, expected->first_cell);
     for (const auto tensor : {&KvView::key, &KvView::value, &KvView::mask}) {
-      const TensorView& expected = (*expected).*tensor;
-      EXPECT_EQ(Read((*got).*tensor, stream), CopyOf(expected, expected.dtype));
+      const TensorView& rows = (*expected).*tensor;
+      EXPECT_EQ(Read((*got).*tensor, stream), CopyOf(rows, rows.dtype));
     }
   }
 
