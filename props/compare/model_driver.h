@@ -80,7 +80,7 @@ class ModelDriver final : public Driver {
   // columns. Returns false if a row may see a token that has no rows, or may
   // miss a token that it may see.
   bool ExpectedView(int layer, std::vector<std::byte>& mask, DenseTensor& key,
-               DenseTensor& value, KvView& expected) const;
+                    DenseTensor& value, KvView& expected) const;
   void GoTo(int layer);
   void NewRows();
   void PutRows();

@@ -519,8 +519,8 @@ std::string Oracle::SightText(int layer, const KvView& found, int row,
 
 // Returns "sequence 1, position 3 (put on line 14)".
 std::string Oracle::ExpectedText(int layer, const KvView& expected, int row,
-                            int column,
-                            const std::vector<CellEntry>& cells) const {
+                                 int column,
+                                 const std::vector<CellEntry>& cells) const {
   std::string token = "a free cell";
   for (const CellEntry& entry : cells) {
     if (entry.cell != expected.first_cell + column) continue;

@@ -107,8 +107,9 @@ class Oracle {
 
   std::string SightText(int layer, const KvView& actual, int row, int column,
                         int first_cell) const;
-  std::string ExpectedText(int layer, const KvView& expected, int row, int column,
-                      const std::vector<CellEntry>& cells) const;
+  std::string ExpectedText(int layer, const KvView& expected, int row,
+                           int column,
+                           const std::vector<CellEntry>& cells) const;
   PutMatch FindPut(int layer, const KvView& view, std::int64_t column) const;
 
   TraceHeader header_;

@@ -399,7 +399,7 @@ std::string PagedOracle::WrongRow(const PagedTraceOp& op, int column,
 
 // Returns "; due is the row of ...", or "; due is any of 3 rows: ...".
 std::string PagedOracle::ExpectedText(const std::vector<KvView>& expected,
-                                 int layer) const {
+                                      int layer) const {
   std::vector<std::string> rows;
   for (const KvView& row : expected) {
     if (rows.size() == kExpectedShown) {

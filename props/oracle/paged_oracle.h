@@ -133,7 +133,8 @@ class PagedOracle {
   std::optional<Failure> CheckUsage(const PagedUsage& usage);
   std::string WrongRow(const PagedTraceOp& op, int column,
                        const std::vector<KvView>& expected) const;
-  std::string ExpectedText(const std::vector<KvView>& expected, int layer) const;
+  std::string ExpectedText(const std::vector<KvView>& expected,
+                           int layer) const;
 
   PagedTraceHeader header_;
   RecordedAnswers recorded_;
