@@ -14,11 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/guarded_cache.h"
 #include "kvtwin/shift.h"
 #include "kvtwin/status.h"
 #include "kvtwin/tensor.h"
 #include "optimized/cell_table.h"
+#include "optimized/distinct.h"
 #include "optimized/mask.h"
 #include "optimized/row_shift.h"
 #include "optimized/storage.h"
@@ -91,6 +93,7 @@ class HostMemory final : public CacheMemory {
   void NeedLayer(int layer, const RowDims& dims,
                  const LayerFormat& format) override;
   void SetCells(std::span<const int> cells, std::size_t) override {
+    KVTWIN_DCHECK(AreDistinct(cells));
     cells_ = cells;
   }
   void Put(int layer, const TensorView& key, const TensorView& value) override;

@@ -26,6 +26,7 @@ CellTable::CellTable(std::size_t cells, std::size_t sequences, std::size_t most)
       free_runs_(free_),
       free_count_(cells),
       words_(WordsFor(cells) * sizeof(std::uint64_t)) {
+  KVTWIN_ASSERT(cells <= INT32_MAX);  // BitTree checks that there are some.
   targets_.reserve(cells);
   free_.SetAll();
   std::fill_n(ranges_.as<PosRange>(), free_.word_count(), kNoPositions);
@@ -135,6 +136,7 @@ Sequence& CellTable::Add(int id, std::size_t cell, std::int32_t position) {
   sequence->since_first = std::min(sequence->since_first, cell);
   sequence->since_last = std::max(sequence->since_last, cell);
   if (!free_.Test(cell)) {
+    KVTWIN_DCHECK(positions()[cell] == position);
     shared_.as<std::uint64_t>()[cell / kWordBits] |= std::uint64_t{1}
                                                      << cell % kWordBits;
   } else {
@@ -213,6 +215,7 @@ CellBounds CellTable::Since(Sequence& sequence, std::int32_t since) const {
 
 std::span<const std::int32_t> CellTable::CellsAt(Sequence& sequence,
                                                  PosRange range) const {
+  KVTWIN_ASSERT(ordered());
   const auto cells = sequence.order.Cells(sequence.members, positions());
   const auto begin = std::partition_point(
       cells.begin(), cells.end(),
@@ -290,8 +293,10 @@ void CellTable::Settle(Sequence& sequence, bool stale) {
 
 void CellTable::AddToSelected(Sequence& sequence, const Selection& cells,
                               std::int32_t offset) {
+  KVTWIN_ASSERT(offset <= 0);
   for (std::size_t w = cells.begin; w < cells.end; ++w) {
     if (cells.words[w] == 0) continue;
+    KVTWIN_DCHECK((cells.words[w] & shared(w)) == 0);
     AddToPositions(positions_.as<std::int32_t>() + w * kWordBits,
                    cells.words[w], offset);
     if (cells.words[w] == ~free_.word(w)) {  // All that are used.
@@ -306,6 +311,7 @@ void CellTable::AddToSelected(Sequence& sequence, const Selection& cells,
 
 void CellTable::CopyPrefix(const Sequence& src, int id, std::int32_t len,
                            Selection& scratch) {
+  KVTWIN_DCHECK(Find(id) == nullptr);
   Select(src, {.first = 0, .last = len - 1}, scratch);
   if (scratch.count == 0) return;
   Sequence& dst = New(id);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/guarded_paged.h"
 #include "core/index.h"
 #include "core/twin.h"
@@ -178,6 +179,7 @@ class Pool final : public GuardedPaged {
       free_.Clear(fresh);
       --usage_.free;
     } else {
+      KVTWIN_ASSERT(oldest_ != kNoBlock);
       fresh = AsSize(oldest_);
       Unlist(oldest_);
       Hide(AsInt(fresh));

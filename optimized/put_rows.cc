@@ -7,6 +7,7 @@
 
 #include "core/assert.h"
 #include "core/index.h"
+#include "optimized/distinct.h"
 #include "optimized/row_kernels.h"
 
 namespace kvtwin::optimized {
@@ -287,6 +288,7 @@ void PutTiles(const Source& source, std::span<const int> cells,
 
 void PutRows(const TensorView& from, std::span<const int> cells,
              std::size_t begin, std::size_t end, const StoredRows& to) {
+  KVTWIN_DCHECK(AreDistinct(cells));
   const Source source(from);
   for (std::size_t i = begin; i < end;) {
     std::byte* row = to.data + AsSize(cells[i]) * to.stride;

@@ -16,6 +16,7 @@ namespace kvtwin::optimized {
 void RowShift::Prepare(const Shift& shift, std::int32_t offset,
                        int k_head_dim) {
   KVTWIN_ASSERT(shift.kind != ShiftKind::kCustom);
+  KVTWIN_ASSERT(offset != 0);
   const auto head_dim = AsSize(k_head_dim);
   if (shift_ == &shift && offset_ == offset && head_dim_ == head_dim) return;
   shift_ = &shift;
@@ -89,6 +90,7 @@ void RowShift::ApplyToBlocks(DType dtype, std::span<std::byte> rows) const {
 }
 
 void RowShift::Apply(DType dtype, std::span<std::byte> rows) const {
+  KVTWIN_ASSERT(!idle());
   if (IsBlockDType(dtype)) return ApplyToBlocks(dtype, rows);
   const auto offset = static_cast<float>(offset_);
   const std::size_t size = SizeOf(dtype);

@@ -114,6 +114,7 @@ void RunTree::Update() {
 }
 
 std::size_t RunTree::Find(std::size_t count) {
+  KVTWIN_ASSERT(count >= 1);
   Update();
   const auto wanted = static_cast<std::uint32_t>(count);
   std::size_t node = 0;

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/assert.h"
 #include "core/dense_tensor.h"
 #include "core/index.h"
 #include "core/mask_elements.h"
@@ -171,6 +172,7 @@ class CausalCache final : public GuardedCache {
         last = std::max(last, i);
       }
     }
+    KVTWIN_ASSERT(first <= last);
     const int padding = config().cache_padding;
     view_first_ = first / padding * padding;
     view_cells_ = AsInt(RoundUp(last + 1, padding)) - view_first_;
@@ -316,6 +318,7 @@ class CausalCache final : public GuardedCache {
 }  // namespace
 
 std::unique_ptr<GuardedCache> MakeCausal(const CacheSpec& spec) {
+  KVTWIN_ASSERT(spec.kind != Kind::kEncoder && spec.kind != Kind::kWrapper);
   return std::make_unique<CausalCache>(spec);
 }
 

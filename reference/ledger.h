@@ -19,6 +19,7 @@
 #include <set>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/dense_tensor.h"
 #include "core/guarded_cache.h"
 #include "core/index.h"
@@ -245,6 +246,7 @@ class PlainLedger {
   // S28, given the positions of a sequence. Requires: memory is bounded.
   bool CanResumeWith(const std::set<std::int64_t>& stored,
                      std::int32_t pos) const {
+    KVTWIN_ASSERT(memory_.has_value());
     return !stored.empty() &&
            *stored.begin() <= std::max<std::int64_t>(0, pos - *window_) &&
            pos <= *stored.rbegin() + 1;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/guarded_paged.h"
@@ -219,6 +220,7 @@ class Pool final : public GuardedPaged {
         return AsInt(b);
       }
     }
+    KVTWIN_ASSERT(!released_.empty());
     const int oldest = released_.front();
     released_.erase(released_.begin());
     BlockOf(oldest) = {1, std::nullopt};

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/assert.h"
 #include "core/dense_tensor.h"
 #include "core/dialects/pool_rules.h"
 #include "core/index.h"
@@ -76,6 +77,7 @@ class PagedLedger {
   // Requires: MayOpen is true.
   void Open(int sequence, std::span<const std::int32_t> prompt,
             const PrefixKey& key, int taken) {
+    KVTWIN_DCHECK(MayOpen(prompt, key, taken));
     Sequence& opened = sequences_[sequence];
     opened.start = AddTo(starts_, {key.salt, key.extra});
     opened.low = rules_.FirstSeen(taken);
@@ -213,6 +215,7 @@ class PagedLedger {
   // position < RowCount.
   bool See(int sequence, int layer, int position, const TensorView& key,
            const TensorView* value) {
+    KVTWIN_DCHECK(position < RowCount(sequence, layer));
     Sequence& of = sequences_.at(sequence);
     const auto at = AsSize(position);
     const auto is_seen = [&](const KvRows& row) {
@@ -277,6 +280,7 @@ class PagedLedger {
   // Whether the two sequences may have the same rows at `position`. If so, from
   // now on they must have the same rows there. Requires: SameToken is true.
   bool ShareRows(int a, int b, int position) {
+    KVTWIN_DCHECK(SameToken(a, b, position));
     const auto at = AsSize(position);
     if (again_.contains(AgainAt(a, position))) return true;
     Token& one = sequences_.at(a).tokens[at];

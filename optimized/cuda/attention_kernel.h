@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/assert.h"
 #include "optimized/cuda/attention_rows.h"
 
 namespace kvtwin::optimized::cuda {
@@ -317,6 +318,7 @@ inline constexpr float kLog2E = 1.44269504088896341F;
 
 // 2^exponent. Requires: that is a normal f32.
 __device__ __forceinline__ float PowerOfTwo(int exponent) {
+  KVTWIN_DCHECK(-126 <= exponent && exponent <= 127);
   return __uint_as_float(static_cast<unsigned>(exponent + 127) << 23);
 }
 

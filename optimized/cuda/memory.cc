@@ -9,6 +9,7 @@
 #include "core/index.h"
 #include "core/refusals.h"
 #include "optimized/cuda/copy.h"
+#include "optimized/distinct.h"
 #include "optimized/row_kernels.h"
 
 namespace kvtwin::optimized::cuda {
@@ -141,6 +142,7 @@ void DeviceMemory::NeedLayer(int layer, const RowDims& dims,
 }
 
 void DeviceMemory::SetCells(std::span<const int> cells, std::size_t most) {
+  KVTWIN_DCHECK(AreDistinct(cells));
   // Reserves room for the largest pass: a captured Put refers to this address.
   cells_.NeedRoom(gpu_, most);
   mask_.SendAlong(cells, cells_.data());
@@ -169,6 +171,7 @@ void DeviceMemory::Store(int layer, std::span<const int> cells,
 }
 
 void DeviceMemory::Move(std::span<const CellMove> moves) {
+  KVTWIN_DCHECK(AreIndependent(moves));
   std::vector<StoredRows> tensors;
   std::int64_t bytes = 0;
   std::int64_t elements = 0;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <vector>
 
+#include "core/assert.h"
 #include "optimized/cuda/pieces.h"
 #include "optimized/cuda/rows.h"
 
@@ -143,6 +145,13 @@ dim3 GridFor(std::int64_t threads, int tensors) {
   return {BlocksFor(threads, most), static_cast<unsigned>(tensors)};
 }
 
+// Whether no cell is the destination of two moves.
+bool OneMoveTo(std::span<const CellMove> moves) {
+  std::set<std::size_t> cells;
+  for (const CellMove& move : moves) cells.insert(move.to);
+  return cells.size() == moves.size();
+}
+
 // Finds moves by their destination.
 class ByTo {
  public:
@@ -186,6 +195,7 @@ void AddChain(std::size_t first, ByTo& moves, MoveChains& out) {
 }  // namespace
 
 void OrderMoves(std::span<const CellMove> moves, MoveChains& out) {
+  KVTWIN_DCHECK(OneMoveTo(moves));
   out.cells.clear();
   out.begins.assign(1, 0);
   out.cycles.clear();

@@ -52,7 +52,8 @@ class Source {
   // The bitwise or of all addresses and distances; see PieceBytes.
   std::uint64_t all() const { return all_; }
 
-  // The address of bytes in a row. Requires: they lie in one run.
+  // The address of bytes in a row. Requires: they lie in one run. (Not checked:
+  // the caller knows how many bytes it reads.)
   __device__ const std::byte* At(std::int64_t row, std::uint32_t byte) const {
     const std::byte* from = data_ + row * row_stride_;
     if (run_ >= row_) return from + byte;

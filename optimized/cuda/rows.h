@@ -32,7 +32,8 @@ struct StoredRows {
 // cudaErrorInvalidValue.
 
 // Stores row i of `from` in cells[i]. `from` is [head_dim, heads, tokens], with
-// any strides, of f32 or the stored dtype. Requires: distinct cells.
+// any strides, of f32 or the stored dtype. Requires: distinct cells. (Not
+// checked here, because the cells are in device memory: DeviceMemory does it.)
 cudaError_t PutRows(const TensorView& from, const int* cells,
                     const StoredRows& to, cudaStream_t stream);
 
@@ -76,7 +77,7 @@ struct StoredBlocks {
 // Copies block from_to[2 * i] of each of `tensors`, at most 65535 in device
 // memory, to block from_to[2 * i + 1], for i < count. `most_block_bytes`: the
 // size of the largest block, below 4 GiB. Requires: no block that is written is
-// in two pairs.
+// in two pairs. (Not checked: the pairs are in device memory.)
 cudaError_t CopyBlocks(const StoredBlocks* tensors, int tensor_count,
                        const int* from_to, std::int64_t count,
                        std::int64_t most_block_bytes, cudaStream_t stream);

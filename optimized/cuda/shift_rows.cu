@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/assert.h"
 #include "optimized/cuda/elements.h"
 #include "optimized/cuda/pieces.h"
 #include "optimized/cuda/rows.h"
@@ -220,6 +221,7 @@ __device__ float NumberAt(const std::byte* blocks, std::uint32_t i) {
 template <class Format>
 __device__ float ShiftedNumber(const std::byte* head, std::uint32_t i,
                                float before, const DeviceShift& shift) {
+  KVTWIN_DCHECK(before == before);
   if (shift.kind == Kind::kAdd || shift.kind == Kind::kTagAdd) {
     const bool stays = shift.kind == Kind::kTagAdd && i == 0;
     return stays ? before : before + shift.offset;
