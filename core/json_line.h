@@ -99,7 +99,7 @@ class JsonFields {
   // Report a problem: "<key> <what>", "<key> is <value>, it must be <due>".
   void Fail(std::string_view key, std::string_view what) const;
   void Wrong(std::string_view key, const JsonValue& value,
-             std::string_view due) const;
+             std::string_view expected) const;
 
  private:
   const JsonValue& object_;

@@ -6,7 +6,7 @@
 
 namespace kvtwin::optimized {
 
-void HostMemory::Forget() {
+void HostMemory::Release() {
   layers_.clear();
   layer_list_.clear();
   found_ = nullptr;

@@ -36,8 +36,8 @@ void CellSet::Expect(std::size_t words) {
 
 void CellSet::Trim(std::size_t count) {
   KVTWIN_DCHECK(count == CountCells());
-  const std::size_t most = kMuchSmaller * kListedWord * count;
-  if (reserved_ || !bits_ || TakeFastPath(most >= WordsFor(cells_))) return;
+  const std::size_t max = kMuchSmaller * kListedWord * count;
+  if (reserved_ || !bits_ || TakeFastPath(max >= WordsFor(cells_))) return;
   for (std::size_t w = bits_->NextWord(0); w != kNone;
        w = bits_->NextWord(w + 1)) {
     list_.emplace_hint(list_.end(), w, bits_->word(w));

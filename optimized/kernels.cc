@@ -9,8 +9,6 @@
 #include "core/assert.h"
 #include "core/index.h"
 
-#include "core/index.h"
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/kernels.cc"
 #include "hwy/foreach_target.h"

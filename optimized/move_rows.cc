@@ -35,10 +35,10 @@ void MoveTogether(std::span<const CellMove> moves, const StoredColumns& columns,
 template <class T>
 void MoveElements(std::span<const CellMove> moves, const StoredColumns& columns,
                   std::size_t count) {
-  constexpr std::size_t kMost = 8;
+  constexpr std::size_t kMax = 8;
   std::size_t c = 0;
-  for (; c + kMost <= count; c += kMost) {
-    MoveTogether<kMost, T>(moves, columns, c);
+  for (; c + kMax <= count; c += kMax) {
+    MoveTogether<kMax, T>(moves, columns, c);
   }
   for (; c < count; ++c) MoveTogether<1, T>(moves, columns, c);
 }

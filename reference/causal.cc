@@ -8,7 +8,6 @@
 #include <tuple>
 #include <utility>
 
-#include "core/assert.h"
 #include "core/dense_tensor.h"
 #include "core/index.h"
 #include "core/mask_elements.h"
@@ -226,7 +225,7 @@ class CausalCache final : public GuardedCache {
     return {keys.View(0, CellCount()), values.View(0, CellCount()), {}, 0};
   }
 
-  void DoHold(const CellEntry& entry) override {
+  void DoAddEntry(const CellEntry& entry) override {
     CellAt(entry.cell).position = entry.position;
     CellAt(entry.cell).sequences.insert(entry.sequence);
   }

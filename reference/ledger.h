@@ -19,7 +19,6 @@
 #include <set>
 #include <vector>
 
-#include "core/assert.h"
 #include "core/dense_tensor.h"
 #include "core/guarded_cache.h"
 #include "core/index.h"
@@ -202,8 +201,7 @@ class PlainLedger {
  protected:
   // Sets the window and the memory (S2, and S3 except for the capacity).
   virtual void SetReach() {
-    if (IsWindowed(spec_.kind)) window_ = spec_.window;
-    memory_ = window_;
+    if (IsWindowed(spec_.kind)) window_ = memory_ = spec_.window;
     if (spec_.kind == Kind::kSwaMem && spec_.memory) memory_ = spec_.memory;
     if (memory_ && args_.max_sequences > 1) {  // Room for the stop token.
       memory_ = std::max(*memory_, window_.value_or(kOpenEnd) + 1);

@@ -86,7 +86,7 @@ class Pool final : public GuardedPaged {
       Take(forked, At(source.blocks, i));
     }
     forked.known = source.known;
-    Forget(forked, len);
+    DropTokens(forked, len);
   }
 
   // Gets missing blocks, and copies shared ones (P3).
@@ -150,7 +150,7 @@ class Pool final : public GuardedPaged {
   void DoTruncate(int sequence, int len) override {
     Sequence& of = sequences_.at(sequence);
     DropBlocks(of, BlocksFor(len));
-    Forget(of, len);
+    DropTokens(of, len);
   }
 
   void DoFree(int sequence) override {
@@ -243,7 +243,7 @@ class Pool final : public GuardedPaged {
     }
   }
 
-  void Forget(Sequence& sequence, int len) {
+  void DropTokens(Sequence& sequence, int len) {
     std::vector<std::int32_t>& known = sequence.known.tokens;
     known.resize(std::min(known.size(), AsSize(len)));
   }

@@ -183,11 +183,11 @@ class PagedLedger {
   // The number of rows, including appended ones, of the layer that has the
   // most.
   int End(int sequence) const {
-    std::size_t most = 0;
+    std::size_t max = 0;
     for (const auto& [layer, rows] : sequences_.at(sequence).appended) {
-      most = std::max(most, rows.size());
+      max = std::max(max, rows.size());
     }
-    return SeqLen(sequence) + AsInt(most);
+    return SeqLen(sequence) + AsInt(max);
   }
 
   int RowCount(int sequence, int layer) const {
@@ -399,11 +399,12 @@ class PagedLedger {
     return at->second;
   }
   static bool SameRow(const DenseTensor& row, const TensorView& shown) {
-    const TensorView due = row.view();
-    const bool dense =
-        shown.stride[0] == due.stride[0] && shown.stride[1] == due.stride[1];
-    if (dense && shown.dtype == due.dtype && shown.shape == due.shape) {
-      return std::memcmp(due.data, shown.data, row.bytes.size()) == 0;
+    const TensorView expected = row.view();
+    const bool dense = shown.stride[0] == expected.stride[0] &&
+                       shown.stride[1] == expected.stride[1];
+    if (dense && shown.dtype == expected.dtype &&
+        shown.shape == expected.shape) {
+      return std::memcmp(expected.data, shown.data, row.bytes.size()) == 0;
     }
     return CopyOf(row.view(), shown.dtype).bytes ==
            CopyOf(shown, shown.dtype).bytes;

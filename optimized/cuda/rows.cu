@@ -437,7 +437,7 @@ cudaError_t PutColumns(const TensorView& from, const Source& source,
   const auto row_bytes = static_cast<std::uint32_t>(RowBytes(to));
   const Tiles tiles = {from.shape[2], row_bytes};
   const auto blocks =
-      static_cast<unsigned>(std::min(tiles.count(), kMostBlocks));
+      static_cast<unsigned>(std::min(tiles.count(), kMaxBlocks));
   const auto put = [&](auto loader, auto element) {
     return Launch(StoreColumns<decltype(loader), decltype(element)>, blocks,
                   kBlockThreads, 0, stream, source, cells, ColumnsOf(to),
@@ -495,7 +495,7 @@ cudaError_t GatherRows(const StoredRows& from, const int* cells,
   }
   const Tiles tiles = {count, static_cast<std::uint32_t>(row_bytes)};
   const auto blocks =
-      static_cast<unsigned>(std::min(tiles.count(), kMostBlocks));
+      static_cast<unsigned>(std::min(tiles.count(), kMaxBlocks));
   return WithSize(SizeOf(from.dtype), [&](auto element) {
     using T = decltype(element);
     return Launch(

@@ -300,7 +300,7 @@ cudaError_t LaunchBlocks(const StoredRows& keys, const int* cells,
   const std::uint64_t bytes = std::uint64_t{chunks.blocks} * Format::kBytes;
   if (bytes > kSharedBytes) return cudaErrorInvalidValue;
   const auto blocks = static_cast<unsigned>(
-      std::min<std::int64_t>(count * chunks.of_row, kMostBlocks));
+      std::min<std::int64_t>(count * chunks.of_row, kMaxBlocks));
   return Launch(ShiftBlocks<Format>, blocks, kBlockThreads, bytes, stream, keys,
                 cells, count, shift, chunks);
 }

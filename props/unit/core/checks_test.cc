@@ -97,7 +97,7 @@ TEST(ChecksDeathTest, AnIdIsInTheMapOnce) {
 }
 
 TEST(ChecksDeathTest, ACellTableGetsWhatItRequires) {
-  CellTable table(8, 2, /*most=*/0);
+  CellTable table(8, 2, /*max_ordered=*/0);
   std::vector<int> cells;
   EXPECT_DEATH(table.FindFree(9, cells), kBug);
   EXPECT_DEATH(table.FindRun(0), kBug);
