@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "props/compare/timed_rerun.h"
+#include "props/history/knobs.h"
 #include "props/history/misuse.h"
 #include "props/shrink/cost.h"
 #include "props/shrink/minimal_cases.h"
@@ -132,29 +133,9 @@ class Moves {
       return h.setup.spec.caches.empty() ? &h.setup.spec : nullptr;
     });
     Setups([](Setup& s) { s.spec.placement = Placement::kContiguous; });
-    Setups([](Setup& s) { s.legal = false; });
-    Setups([](Setup& s) { s.strided = false; });
-    Setups([](Setup& s) { s.first_id = 0; });
-    Setups([](Setup& s) { s.layers = 1; });
-    Setups([](Setup& s) { s.layers = 2; });
-    Setups([](Setup& s) { s.rows = Setup().rows; });
-    for (const int v_head_dim : {1, 2, 3}) {
-      for (const int kv_heads : {1, 2}) {
-        for (const int k_head_dim : {1, 2, 3, 4}) {
-          Setups([=](Setup& s) {
-            s.rows = {k_head_dim, kv_heads, v_head_dim};
-          });
-        }
-      }
-    }
-    Setups([](Setup& s) { s.init.dtype = DType::kF32; });
     Setups([](Setup& s) { s.config = CacheConfig(); });
-    Setups([](Setup& s) { s.config.mask_dtype = DType::kF32; });
-    Setups([](Setup& s) { s.config.v_dtype.reset(); });
-    Setups([](Setup& s) { s.config.v_layout = VLayout::kPlain; });
-    for (const int padding : {1, 2, 3}) {
-      Setups([=](Setup& s) { s.config.mask_batch_padding = padding; });
-      Setups([=](Setup& s) { s.config.cache_padding = padding; });
+    for (const Knob& knob : Knobs()) {
+      for (const auto& plain : knob.plainer) Setups(plain);
     }
     Setups([](Setup& s) { SetCells(s.init.capacity, s); });
     Setups([](Setup& s) { SetCells((s.init.capacity + 1) / 2, s); });
@@ -538,19 +519,20 @@ class Shrinker {
       FitStorage(candidate.setup);
       return Try(candidate);
     };
-    const auto rows = [](Setup& setup) {
-      setup.rows = Setup().rows;
-      setup.layers = 1;
+    const auto sizes = [](Setup& setup) {
+      for (const Knob& knob : Knobs()) {
+        if (knob.group == KnobGroup::kSizes) knob.Reset(setup);
+      }
     };
-    const auto layout = [](Setup& setup) {
-      setup.config = CacheConfig();
-      setup.init.dtype = DType::kF32;
-      setup.strided = false;
-      setup.first_id = 0;
+    const auto others = [legal = best_.setup.legal](Setup& setup) {
+      for (const Knob& knob : Knobs()) {
+        if (knob.group != KnobGroup::kSizes) knob.Reset(setup);
+      }
+      setup.legal = legal;
     };
-    if (!attempt([&](Setup& setup) { rows(setup), layout(setup); })) {
-      attempt(rows);
-      attempt(layout);
+    if (!attempt([&](Setup& setup) { sizes(setup), others(setup); })) {
+      attempt(sizes);
+      attempt(others);
     }
     // Tries each cache of a wrapper alone.
     for (const CacheSpec& part : std::vector(best_.setup.spec.caches)) {
