@@ -251,7 +251,7 @@ kvtwin_command_test(gen_limits_caches EXIT 2 PRINTS "--kind paged"
   ARGS gen --without fork)
 kvtwin_command_test(gen_limits_nothing EXIT 2 PRINTS "--without"
   ARGS gen --kind paged --without append)
-kvtwin_command_test(gen_no_pool EXIT 2 PRINTS "'size=3' is no setting"
+kvtwin_command_test(gen_no_pool EXIT 2 PRINTS "'size' is not a setting"
   ARGS gen "kvp1 size=3 | append 0 1 0")
 kvtwin_command_test(gen_no_history EXIT 2 PRINTS "character 8" ARGS gen "kvt1 | fly")
 kvtwin_command_test(gen_no_cache EXIT 2 PRINTS "no cache" ARGS gen "kvt1 pad=0")

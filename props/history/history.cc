@@ -22,7 +22,7 @@ RelativePos ReadPos(LineReader& reader) {
 
 Kind ReadKind(std::string_view name) {
   if (const auto kind = FromName<Kind>(kKindNames, name)) return *kind;
-  throw BadLine{name, fmt::format("{} is no kind of cache", Quoted(name))};
+  throw BadLine{name, fmt::format("{} is not a kind of cache", Quoted(name))};
 }
 
 CacheSpec ReadPart(std::string_view text, const CacheSpec& wrapper) {
@@ -68,7 +68,7 @@ Shift ReadShift(std::string_view name) {
     shift.kind = *kind;
     return shift;
   }
-  throw BadLine{name, fmt::format("{} is no shift function", Quoted(name))};
+  throw BadLine{name, fmt::format("{} is not a shift function", Quoted(name))};
 }
 
 void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
@@ -91,7 +91,7 @@ void ReadSetting(std::string_view key, std::string_view value, Setup& setup) {
   if (key == "batch") return void(init.max_batch = ReadSize(value));
   const auto knob = std::ranges::find(Knobs(), key, &Knob::key);
   if (knob != Knobs().end()) return knob->read(value, setup);
-  throw BadLine{key, fmt::format("{} is no setting with the value {}",
+  throw BadLine{key, fmt::format("{} is not a setting with the value {}",
                                  Quoted(key), Quoted(value))};
 }
 
@@ -364,7 +364,7 @@ Op ReadOp(std::string_view text) {
   } else if (name == "poison" && argument.empty()) {
     op.kind = OpKind::kPoison;
   } else if (!ReadCall(name, argument, op)) {
-    throw BadLine{name, fmt::format("{} is no operation", Quoted(name))};
+    throw BadLine{name, fmt::format("{} is not an operation", Quoted(name))};
   }
   if (op.seq < 0 || op.dst < 0)
     throw BadLine{argument, "a sequence is negative"};

@@ -68,21 +68,8 @@ Knob FlagKnob(std::string_view key, bool Setup::*flag, int percent,
   return knob;
 }
 
-// Returns the dtype of this name, if it is one of `dtypes`, which are of
-// `purpose`.
-template <std::size_t n>
-DType ReadDType(std::string_view name, const std::array<DType, n>& dtypes,
-                std::string_view purpose) {
-  const auto dtype = FromName<DType>(kDTypeNames, name);
-  if (!dtype) {
-    throw BadLine{name, fmt::format("{} is not a dtype", Quoted(name))};
-  }
-  if (std::ranges::count(dtypes, *dtype) > 0) return *dtype;
-  throw BadLine{name,
-                fmt::format("{} is not a dtype of {}", Quoted(name), purpose)};
-}
-DType ReadRowDType(std::string_view name) {
-  return ReadDType(name, kRowDTypes, "rows");
+DType ReadMaskDType(std::string_view name) {
+  return ReadDType(name, kMaskDTypes, "masks");
 }
 
 std::string NameOf(const DType& dtype) { return std::string(DTypeName(dtype)); }
@@ -133,10 +120,7 @@ Knob MaskKnob() {
   Knob knob = ValueKnob<DType>(
       "mask", KnobGroup::kStorage,
       [](auto& setup) -> auto& { return setup.config.mask_dtype; },
-      +[](std::string_view text) {
-        return ReadDType(text, kMaskDTypes, "masks");
-      },
-      &NameOf, {DType::kF32});
+      &ReadMaskDType, &NameOf, {DType::kF32});
   knob.draw = [](const Pick& pick, Setup& setup) {
     setup.config.mask_dtype =
         OneOf(pick, {DType::kF32, DType::kF32, DType::kF16, DType::kBF16,

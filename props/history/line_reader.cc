@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <set>
 
 #include "core/json_line.h"
+#include "core/names.h"
 #include "kvtwin/cache.h"
 
 namespace kvtwin::props {
@@ -43,7 +45,7 @@ int LineReader::Number() {
 }
 
 void LineReader::Expect(std::string_view token) {
-  if (!Take(token)) Fail(fmt::format("should go on with '{}'", token));
+  if (!Take(token)) Fail(fmt::format("should continue with '{}'", token));
 }
 
 void LineReader::ExpectEnd() const {
@@ -62,6 +64,21 @@ int ReadSize(std::string_view text) {
     throw BadLine{text, fmt::format("{} must not be negative", value)};
   }
   return value;
+}
+
+DType ReadDType(std::string_view name, std::span<const DType> dtypes,
+                std::string_view purpose) {
+  const auto dtype = FromName<DType>(kDTypeNames, name);
+  if (!dtype) {
+    throw BadLine{name, fmt::format("{} is not a dtype", Quoted(name))};
+  }
+  if (std::ranges::count(dtypes, *dtype) > 0) return *dtype;
+  throw BadLine{name,
+                fmt::format("{} is not a dtype of {}", Quoted(name), purpose)};
+}
+
+DType ReadRowDType(std::string_view name) {
+  return ReadDType(name, kRowDTypes, "rows");
 }
 
 LineParts SplitLine(std::string_view line, std::string_view version) {
@@ -89,7 +106,7 @@ void ReadSettings(const std::vector<std::string_view>& settings,
   for (const std::string_view word : settings) {
     const std::size_t at = word.find('=');
     if (at == std::string_view::npos) {
-      throw BadLine{word, fmt::format("{} is no setting", Quoted(word))};
+      throw BadLine{word, fmt::format("{} is not a setting", Quoted(word))};
     }
     const std::string_view key = word.substr(0, at);
     if (!seen.insert(key).second) {

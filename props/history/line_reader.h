@@ -6,11 +6,13 @@
 #define KVTWIN_PROPS_HISTORY_LINE_READER_H_
 
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "kvtwin/status.h"
+#include "kvtwin/tensor.h"
 
 namespace kvtwin::props {
 
@@ -46,6 +48,12 @@ class LineReader {
 
 // Reads a whole word as a number that is not negative.
 int ReadSize(std::string_view text);
+
+// Reads the name of a dtype, which must be one of `dtypes`, those of `purpose`.
+DType ReadDType(std::string_view name, std::span<const DType> dtypes,
+                std::string_view purpose);
+// Reads the name of a dtype of rows.
+DType ReadRowDType(std::string_view name);
 
 // A line in its parts: "kvt1 key=value ... | operation | operation".
 struct LineParts {

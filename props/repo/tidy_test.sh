@@ -138,7 +138,7 @@ room compare base history
 room oracle base compare
 room shrink base history compare
 room report base compare oracle
-room paged base history compare report
+room paged base history compare shrink report
 room laws base history compare shrink
 room search base history compare oracle shrink report paged
 room backend base history compare oracle report paged laws search
