@@ -26,7 +26,7 @@ Kind ReadKind(std::string_view name) {
 }
 
 CacheSpec ReadPart(std::string_view text, const CacheSpec& wrapper) {
-  const auto fields = Split(text, ':');
+  const auto fields = Split(text, ":");
   if (fields.empty()) throw BadLine{text, "a wrapper's cache is empty"};
   CacheSpec spec;
   spec.kind = ReadKind(fields[0]);
@@ -184,7 +184,7 @@ void ReadSetup(std::string_view line,
       ReadSetting(key, value, setup);
     }
   });
-  for (const auto part : Split(caches, '/')) {
+  for (const auto part : Split(caches, "/")) {
     setup.spec.caches.push_back(ReadPart(part, setup.spec));
   }
   if (setup.spec.caches.size() > kCachesMost) {
@@ -238,7 +238,7 @@ Segment ReadSegment(std::string_view text) {
 
 std::vector<int> ReadIndices(std::string_view text) {
   std::vector<int> indices;
-  for (const auto index : Split(text, ',')) indices.push_back(ReadSize(index));
+  for (const auto index : Split(text, ",")) indices.push_back(ReadSize(index));
   return indices;
 }
 
@@ -319,7 +319,7 @@ bool ReadCall(std::string_view name, std::string_view argument, Op& op) {
 }
 
 Op ReadOp(std::string_view text) {
-  const auto words = Split(text, ' ');
+  const auto words = Split(text, kBlanks);
   if (words.empty()) throw BadLine{text, "an operation is empty"};
   const std::string_view name = words[0];
   const std::string_view argument =

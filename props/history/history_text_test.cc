@@ -184,7 +184,7 @@ TEST(Line, SizesThatItMayAskFor) {
            {"kvt1 layers=", 64, " | put 0*1", "there can be 1 to 64"},
            {"kvp1 block=", 1 << 14, " | open 0 0 0", "must be from 1 to 16384"},
            {"kvp1 block=16384 kdim=1 vdim=1 layers=1 heads=1 blocks=", 64,
-            " | open 0 0 0", "a pool that is too large"}}) {
+            " | open 0 0 0", "a pool of this size is too large for a test"}}) {
     EXPECT_EQ(refusal(begin + std::to_string(most) + end), "");
     EXPECT_NE(refusal(begin + std::to_string(most + 1) + end).find(why),
               std::string::npos)
@@ -197,7 +197,7 @@ TEST(Line, SizesThatItMayAskFor) {
             std::string::npos);
   EXPECT_EQ(refusal("kvp1" + times(100'000, " | open 0 0 0")), "");
   EXPECT_NE(refusal("kvp1" + times(100'001, " | open 0 0 0"))
-                .find("more than 100000 times"),
+                .find("more than 100000 operations"),
             std::string::npos);
 }
 

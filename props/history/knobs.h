@@ -29,7 +29,7 @@ namespace kvtwin::props {
 enum class KnobGroup { kSizes, kClient, kStorage };
 
 struct Knob {
-  std::string_view key;  // In a line: "strided=1".
+  std::string_view key;  // In a line: "layers=2".
   KnobGroup group;
   // Returns the value as a line has it; "" for the default.
   std::function<std::string(const Setup&)> text = {};

@@ -17,10 +17,11 @@ std::string Quoted(std::string_view text) {
   return fmt::format("'{}'", Printable(text, kShown));
 }
 
-std::vector<std::string_view> Split(std::string_view text, char separator) {
+std::vector<std::string_view> Split(std::string_view text,
+                                    std::string_view separators) {
   std::vector<std::string_view> parts;
   while (true) {
-    const std::size_t at = text.find(separator);
+    const std::size_t at = text.find_first_of(separators);
     if (at != 0 && !text.empty()) parts.push_back(text.substr(0, at));
     if (at == std::string_view::npos) return parts;
     text.remove_prefix(at + 1);
@@ -82,9 +83,9 @@ DType ReadRowDType(std::string_view name) {
 }
 
 LineParts SplitLine(std::string_view line, std::string_view version) {
-  const auto parts = Split(line, '|');
+  const auto parts = Split(line, "|");
   const std::string_view setup = parts.empty() ? line : parts[0];
-  auto words = Split(setup, ' ');
+  auto words = Split(setup, kBlanks);
   const std::string_view word = words.empty() ? setup : words[0];
   if (word != version) {
     const auto kind = version.substr(0, version.size() - 1);  // "kvt".

@@ -25,8 +25,12 @@ struct BadLine {
 // Returns `text` for a message: shortened if it is long, and in ASCII.
 std::string Quoted(std::string_view text);
 
-// Returns the parts of `text` between separators; leaves out empty parts.
-std::vector<std::string_view> Split(std::string_view text, char separator);
+// Returns the parts of `text` between any of the separators; leaves out empty
+// parts.
+std::vector<std::string_view> Split(std::string_view text,
+                                    std::string_view separators);
+// The separators of words.
+inline constexpr std::string_view kBlanks = " \t\r\n";
 
 // Reads `text` from its front. Every function throws BadLine.
 class LineReader {

@@ -663,10 +663,11 @@ TEST(FaultyPools, AreShrunkWhateverIsWrong) {
   PagedSubject subject;
   subject.name = "toy";
   subject.run = [](const PagedHistory& history, PagedCoverageCounts*, bool) {
-    return RunResult{.ran = true,
-                     .operations = std::ssize(history.ops),
-                     .failure = PoolFailure(
-                         history.ops.size() < 3 ? "short: 1" : "long: 1")};
+    Failure failure =
+        PoolFailure(history.ops.size() < 3 ? "short: 1" : "long: 1");
+    failure.step = history.ops.size();
+    return RunResult{
+        .ran = true, .operations = std::ssize(history.ops), .failure = failure};
   };
   const PagedFuzzResult result = FuzzPools(1, 10000, subject, {"toy-short"});
   EXPECT_EQ(TextOf(result.failure), "long: 1");

@@ -61,7 +61,7 @@ void ReadSetting(std::string_view key, std::string_view value,
 }
 
 PagedOp ReadOp(std::string_view text) {
-  const auto words = Split(text, ' ');
+  const auto words = Split(text, kBlanks);
   if (words.empty()) throw BadLine{text, "an operation is empty"};
   PagedOp op;
   const auto name = std::ranges::find(kPagedOpNames, words[0]);

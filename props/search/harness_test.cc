@@ -230,6 +230,7 @@ TEST(Harness, SaysThatACallHangsOnlyWhereItDoes) {
     RunResult result = {.ran = true};
     if (history.ops.size() >= (is_hasty ? 1U : 3U)) {
       result.failure = MakeFailure("backend: hang", is_hasty ? "0.2" : "1");
+      result.failure->step = history.ops.size() - 1;
     }
     return result;
   };

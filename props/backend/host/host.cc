@@ -186,6 +186,7 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
   std::size_t before = Guard::Live();
   RunResult result = run(*history, &counts, /*hasty=*/false);
   auto& failure = result.failure;
+  const bool ended = !failure;
   for (int i = 0; i < 2 && !failure && Guard::Live() > before; ++i) {
     before = Guard::Live();
     run(*history, nullptr, /*hasty=*/false);
@@ -200,6 +201,7 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
           MakeFailure("backend: out of bounds", "after close: " + *damage);
     }
   }
+  if (ended && failure) failure->step = history->ops.size();
   Json json = ToJson(result);
   json["census"] = ToJson(counts);
   return json;
