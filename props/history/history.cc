@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "props/history/knobs.h"
 #include "props/history/line_reader.h"
@@ -205,7 +206,7 @@ int ReadMore(LineReader& reader, int first) {
                     "more than {}",
                     kMostSequences));
   }
-  return static_cast<int>(more);
+  return AsInt(more);
 }
 
 Segment ReadSegment(std::string_view text) {
@@ -232,7 +233,7 @@ Segment ReadSegment(std::string_view text) {
     throw BadLine{text, fmt::format("segment {} is negative, empty or too long",
                                     Quoted(text))};
   }
-  segment.count = static_cast<int>(count);
+  segment.count = AsInt(count);
   return segment;
 }
 
@@ -375,7 +376,7 @@ Op ReadOp(std::string_view text) {
 
 void FitStorage(Setup& setup) {
   const auto widen = [](DType dtype, int& head_dim) {
-    constexpr auto kBlock = static_cast<int>(kBlockElements);
+    constexpr auto kBlock = AsInt(kBlockElements);
     if (!IsBlockDType(dtype)) return;
     head_dim = (head_dim + kBlock - 1) / kBlock * kBlock;
   };

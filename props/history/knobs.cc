@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "props/history/line_reader.h"
 
@@ -75,8 +76,7 @@ DType ReadMaskDType(std::string_view name) {
 std::string NameOf(const DType& dtype) { return std::string(DTypeName(dtype)); }
 
 DType DrawRowDType(const Pick& pick) {
-  return kRowDTypes.at(static_cast<std::size_t>(
-      pick(0, static_cast<int>(kRowDTypes.size()) - 1)));
+  return kRowDTypes.at(AsSize(pick(0, Size(kRowDTypes) - 1)));
 }
 
 // One of the two knobs of V's layout: 1 for `layout`.

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <set>
 
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/names.h"
 #include "kvtwin/cache.h"
@@ -41,7 +42,7 @@ int LineReader::Number() {
   if (error != std::errc() || value < -kOpenEnd) {
     Fail(fmt::format("does not start with a number of at most {}", kOpenEnd));
   }
-  text_.remove_prefix(static_cast<std::size_t>(end - begin));
+  text_.remove_prefix(AsSize(end - begin));
   return value;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/guarded_paged.h"
+#include "core/index.h"
 #include "props/compare/timed_rerun.h"
 #include "props/paged/paged_runner.h"
 #include "props/report/finding_filter.h"
@@ -32,7 +33,7 @@ using Move = std::function<void(PagedHistory&)>;
 void AddLeavingOut(const PagedHistory& history, std::vector<Move>& moves) {
   const auto erase = [](PagedHistory& h, std::size_t i) {
     if (i >= h.ops.size()) return false;
-    h.ops.erase(h.ops.begin() + static_cast<std::ptrdiff_t>(i));
+    h.ops.erase(IteratorAt(h.ops, i));
     return true;
   };
   for (std::size_t i = 0; i < history.ops.size(); ++i) {
