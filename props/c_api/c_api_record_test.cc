@@ -411,10 +411,10 @@ TEST(CCheck, HasTheVerdictsOfCpp) {
     const Judgement expected = Judge(in, twins);
     const kvtwin_verdict actual = CheckFile(entry.path().c_str());
     EXPECT_EQ(static_cast<int>(actual.outcome),
-              static_cast<int>(expected.verdict))
+              static_cast<int>(expected.verdict()))
         << entry.path();
-    EXPECT_EQ(actual.line, expected.line) << entry.path();
-    EXPECT_EQ(actual.reason, expected.reason) << entry.path();
+    EXPECT_EQ(actual.line, expected.line()) << entry.path();
+    EXPECT_EQ(actual.reason, expected.reason()) << entry.path();
   }
   EXPECT_GT(files, 8);
 }

@@ -11,6 +11,7 @@
 #include "props/history/generate.h"
 #include "props/report/page.h"
 #include "props/report/page_judge.h"
+#include "props/search/judged_page.h"
 #include "props/testing/other_caches.h"
 
 namespace kvtwin::props {

@@ -17,6 +17,7 @@
 #include "props/base/scratch_folder.h"
 #include "props/report/page.h"
 #include "props/report/page_judge.h"
+#include "props/search/judged_page.h"
 #include "props/report/show.h"
 #include "props/testing/faulty_twins.h"
 #include "props/testing/test_trace.h"
