@@ -343,6 +343,17 @@ int RunOnBackend(const ExploreArguments& arguments) {
       });
 }
 
+// Refuses the options that belong to the other kind of exploring.
+void RefuseOtherKind(const CLI::App& explore, bool paged) {
+  for (const char* option : {"--cells", "--sequences", "--positions", "--dtype",
+                             "--state", "--seconds", "--profile", "--depth"}) {
+    const bool of_paged = std::string_view(option) == "--depth";
+    if (of_paged == paged || explore.count(option) == 0) continue;
+    throw CLI::ValidationError(option, paged ? "--kind paged has no such option"
+                                             : "is for --kind paged");
+  }
+}
+
 int RunExplore(const ExploreArguments& arguments) {
   if (arguments.backend.given()) return RunOnBackend(arguments);
   if (arguments.kind == "paged") {
@@ -411,17 +422,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
   AddProfileOption(*explore, arguments->backend);
   explore->add_flag("--json", arguments->json, "print one JSON object");
   explore->callback([arguments, explore, &exit_code] {
-    const bool paged = arguments->kind == "paged";
-    // Refuses the options that belong to the other kind of exploring.
-    for (const char* option :
-         {"--cells", "--sequences", "--positions", "--dtype", "--state",
-          "--seconds", "--profile", "--depth"}) {
-      const bool of_paged = std::string_view(option) == "--depth";
-      if (of_paged == paged || explore->count(option) == 0) continue;
-      throw CLI::ValidationError(option, paged
-                                             ? "--kind paged has no such option"
-                                             : "is for --kind paged");
-    }
+    RefuseOtherKind(*explore, arguments->kind == "paged");
     CatchInterrupts();
     exit_code = RunExplore(*arguments);
   });

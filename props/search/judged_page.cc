@@ -9,10 +9,10 @@
 
 #include "core/trace/trace.h"
 #include "props/base/forwarding_cache.h"
+#include "props/page_judge/pool_page_judge.h"
 #include "props/paged/paged_runner.h"
 #include "props/paged/pool_recorder.h"
 #include "props/report/page.h"
-#include "props/report/pool_page_judge.h"
 #include "props/search/explain.h"
 
 namespace kvtwin::props {

@@ -8,9 +8,9 @@
 #include "props/compare/failure.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
+#include "props/page_judge/page_judge.h"
 #include "props/paged/paged_driver.h"
 #include "props/paged/paged_history.h"
-#include "props/report/page_judge.h"
 
 namespace kvtwin::props {
 

@@ -14,7 +14,7 @@
 
 #include "kvtwin/status.h"
 #include "props/compare/failure.h"
-#include "props/report/page_token.h"
+#include "props/page_judge/page_token.h"
 
 namespace kvtwin::props {
 

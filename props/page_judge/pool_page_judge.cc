@@ -1,4 +1,4 @@
-#include "props/report/pool_page_judge.h"
+#include "props/page_judge/pool_page_judge.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,8 +1,8 @@
 // Judges how a page draws a view: the tokens of its columns, and the rows of
 // its mask.
 
-#ifndef KVTWIN_PROPS_REPORT_PAGE_JUDGE_VIEW_H_
-#define KVTWIN_PROPS_REPORT_PAGE_JUDGE_VIEW_H_
+#ifndef KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_VIEW_H_
+#define KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_VIEW_H_
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -12,7 +12,7 @@
 
 #include "core/trace/trace.h"
 #include "kvtwin/cache.h"
-#include "props/report/page_token.h"
+#include "props/page_judge/page_token.h"
 #include "reference/dialects.h"
 
 namespace kvtwin::props {
@@ -36,4 +36,4 @@ void JudgePageView(const nlohmann::json& step, const JudgedView& view,
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_REPORT_PAGE_JUDGE_VIEW_H_
+#endif  // KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_VIEW_H_

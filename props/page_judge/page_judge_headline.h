@@ -1,11 +1,11 @@
 // Judges the sentences at the top of a page.
 
-#ifndef KVTWIN_PROPS_REPORT_PAGE_JUDGE_HEADLINE_H_
-#define KVTWIN_PROPS_REPORT_PAGE_JUDGE_HEADLINE_H_
+#ifndef KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_HEADLINE_H_
+#define KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_HEADLINE_H_
 
 #include <nlohmann/json.hpp>
 
-#include "props/report/page_token.h"
+#include "props/page_judge/page_token.h"
 
 namespace kvtwin::props {
 
@@ -15,4 +15,4 @@ void JudgePageHeadline(const nlohmann::json& page, PageLabels& labels);
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_REPORT_PAGE_JUDGE_HEADLINE_H_
+#endif  // KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_HEADLINE_H_

@@ -1,7 +1,7 @@
 // Tokens and rows as pages name them, for the judge of pages.
 
-#ifndef KVTWIN_PROPS_REPORT_PAGE_TOKEN_H_
-#define KVTWIN_PROPS_REPORT_PAGE_TOKEN_H_
+#ifndef KVTWIN_PROPS_PAGE_JUDGE_PAGE_TOKEN_H_
+#define KVTWIN_PROPS_PAGE_JUDGE_PAGE_TOKEN_H_
 
 #include <cstdint>
 #include <map>
@@ -71,4 +71,4 @@ class PageLabels {
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_REPORT_PAGE_TOKEN_H_
+#endif  // KVTWIN_PROPS_PAGE_JUDGE_PAGE_TOKEN_H_

@@ -1,4 +1,4 @@
-#include "props/report/page_judge_headline.h"
+#include "props/page_judge/page_judge_headline.h"
 
 #include <cstdint>
 #include <map>

@@ -1,4 +1,4 @@
-#include "props/report/page_judge_view.h"
+#include "props/page_judge/page_judge_view.h"
 
 #include <fmt/format.h>
 
@@ -239,10 +239,13 @@ class RowJudge {
         text_ + fmt::format("column {} is not {}", column, sight);
     labels_.Expect(neither == (sight == '?'), at);
     if (!neither) labels_.Expect(seen == (sight != '.' && sight != '-'), at);
-    if (number_ >= view_.ledger.rows() && view_.fresh) {
-      labels_.Expect(!seen || sight == '+', at);
+    const bool padding = number_ >= view_.ledger.rows() && view_.fresh;
+    if (padding) labels_.Expect(!seen || sight == '+', at);
+    if (!fresh_) {  // What the row must see is not known.
+      const bool known = padding && sight == '+';
+      labels_.Expect(known || sight == '#' || sight == '.' || sight == '?', at);
+      return;
     }
-    if (!fresh_) return;
     if (sight == '?') {
       (void)TakeSight(column, sight);  // It may be a column that it must see.
     } else if (sight != '.' && sight != '+') {

@@ -1,8 +1,8 @@
 // A judge of pages: it compares each label of a page with a ledger that is
 // driven through the same calls.
 
-#ifndef KVTWIN_PROPS_REPORT_PAGE_JUDGE_H_
-#define KVTWIN_PROPS_REPORT_PAGE_JUDGE_H_
+#ifndef KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_H_
+#define KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_H_
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,7 +12,7 @@
 #include "core/trace/trace.h"
 #include "kvtwin/cache.h"
 #include "props/compare/step.h"
-#include "props/report/page_token.h"
+#include "props/page_judge/page_token.h"
 
 namespace kvtwin::props {
 
@@ -49,4 +49,4 @@ PageVerdict JudgePage(const nlohmann::json& page, const JudgedCalls& calls);
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_REPORT_PAGE_JUDGE_H_
+#endif  // KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_H_

@@ -1,4 +1,4 @@
-#include "props/report/page_token.h"
+#include "props/page_judge/page_token.h"
 
 #include <regex>
 #include <utility>

@@ -1,13 +1,13 @@
 // A judge of the pages of pools: it compares each label of a page with the
 // recording of the calls, as the pool under test answered them.
 
-#ifndef KVTWIN_PROPS_REPORT_POOL_PAGE_JUDGE_H_
-#define KVTWIN_PROPS_REPORT_POOL_PAGE_JUDGE_H_
+#ifndef KVTWIN_PROPS_PAGE_JUDGE_POOL_PAGE_JUDGE_H_
+#define KVTWIN_PROPS_PAGE_JUDGE_POOL_PAGE_JUDGE_H_
 
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "props/report/page_token.h"
+#include "props/page_judge/page_token.h"
 
 namespace kvtwin::props {
 
@@ -22,4 +22,4 @@ PageVerdict JudgePoolPage(const nlohmann::json& page, const JudgedPool& pool);
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_REPORT_POOL_PAGE_JUDGE_H_
+#endif  // KVTWIN_PROPS_PAGE_JUDGE_POOL_PAGE_JUDGE_H_

@@ -1,4 +1,4 @@
-#include "props/report/page_judge.h"
+#include "props/page_judge/page_judge.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,8 +13,8 @@
 
 #include "core/names.h"
 #include "props/oracle/oracle.h"
-#include "props/report/page_judge_headline.h"
-#include "props/report/page_judge_view.h"
+#include "props/page_judge/page_judge_headline.h"
+#include "props/page_judge/page_judge_view.h"
 #include "reference/dialects.h"
 
 namespace kvtwin::props {
