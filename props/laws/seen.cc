@@ -9,6 +9,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 
 namespace kvtwin::props {
 namespace {
@@ -26,7 +27,7 @@ std::string TokensText(const SeenRow& row) {
 std::vector<float> Numbers(const std::vector<std::byte>& row, DType dtype) {
   const std::int64_t step = IsBlockDType(dtype) ? kBlockElements : 1;
   const std::int64_t count = std::ssize(row) / RunBytes(dtype, step) * step;
-  std::vector<float> numbers(static_cast<std::size_t>(count));
+  std::vector<float> numbers(AsSize(count));
   WriteDense(DenseView(row.data(), dtype, {count, 1, 1, 1}), DType::kF32,
              std::as_writable_bytes(std::span(numbers)).data());
   return numbers;

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "props/oracle/oracle.h"
 #include "props/page_judge/page_judge_headline.h"
@@ -146,7 +147,7 @@ class PageJudge {
         FollowStart(op);
         break;
       case TraceOpKind::kSetLayerType:
-        active_ = static_cast<std::size_t>(op.type);
+        active_ = AsSize(op.type);
         ledger_.SetLayerType(op.type);
         break;
       case TraceOpKind::kSetCausal:
@@ -258,7 +259,7 @@ class PageJudge {
           calls_.calls, [&](const auto& one) { return &one == &call; });
       for (auto one = at; one != calls_.calls.end(); ++one) {
         if (one->op.kind != TraceOpKind::kSetLayerType) continue;
-        cells_[static_cast<std::size_t>(one->op.type)] = one->cells;
+        At(cells_, one->op.type) = one->cells;
       }
     } else {
       Expect(drawn_ == active_, "another cache is active");

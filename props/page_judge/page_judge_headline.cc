@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/index.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -64,7 +66,7 @@ class HeadlineJudge {
                               step_["mask"]["first_cell"].get<std::int64_t>() -
                               step_["mask"]["from"].get<std::int64_t>();
       if (wrong_cell_ >= 0 && at >= 0 && at < std::ssize(sights)) {
-        sight_ = sights[static_cast<std::size_t>(at)];
+        sight_ = At(sights, at);
       }
       row_is_wrong_ = sights.find_first_of("x+-?") != std::string::npos ||
                       one.contains("missing");

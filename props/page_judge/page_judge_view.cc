@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/index.h"
 #include "core/mask_elements.h"
 
 namespace kvtwin::props {
@@ -76,7 +77,7 @@ class ColumnJudge {
     const bool is_column = column >= 0 && column < std::ssize(columns_);
     labels_.Expect(is_column, "no such column " + found.dump());
     if (!is_column) return;
-    const RowPair& rows = columns_[static_cast<std::size_t>(column)];
+    const RowPair& rows = At(columns_, column);
     const Matches matches = MatchesOf(found, rows);
     JudgeName(found, rows, matches);
     const bool differs =
@@ -206,11 +207,11 @@ class RowJudge {
   }
 
   const RowPair& RowsAt(std::int64_t column) const {
-    return columns_[static_cast<std::size_t>(column)];
+    return At(columns_, column);
   }
 
   void JudgeToken() {
-    const auto i = static_cast<std::size_t>(number_);
+    const auto i = AsSize(number_);
     const bool has_token = i < view_.positions.size();
     labels_.Expect(row_.contains("token") == has_token,
                    "whether the row is padding");

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/index.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -113,10 +115,9 @@ class PoolPageJudge {
       labels_.Expect(drawn == std::ssize(lines_), "each call is in the list");
     }
     for (std::int64_t i = 0; i < std::ssize(steps); ++i) {
-      const auto at = static_cast<std::size_t>(left_out + i);
+      const auto at = AsSize(left_out + i);
       if (at >= lines_.size()) break;
-      JudgeStep(steps[static_cast<std::size_t>(i)], lines_[at],
-                i + 1 == std::ssize(steps));
+      JudgeStep(At(steps, i), lines_[at], i + 1 == std::ssize(steps));
     }
     JudgeHeadline();
     return std::move(labels_.verdict());

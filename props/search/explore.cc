@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "props/base/hash.h"
 #include "props/search/explore_state.h"
@@ -218,7 +219,7 @@ class ExplorerOfKeys final : public Explorer {
     const Expansion::StepTaken& failed = expansion.failed;
     std::optional<ExploreStep> step;
     if (failed.step >= 0 && failed.step < std::ssize(steps_)) {
-      step = steps_[static_cast<std::size_t>(failed.step)];
+      step = At(steps_, failed.step);
       step->except = failed.except;
     }
     result.failure = expansion.failure;
@@ -248,7 +249,7 @@ class ExplorerOfKeys final : public Explorer {
     History history{what_.setup, {}};
     ExploreWorker worker(what_.setup, codec_, TwinSubject("reference"));
     // The original name of each sequence, by its present name.
-    std::vector<int> names(static_cast<std::size_t>(size_.sequences));
+    std::vector<int> names(AsSize(size_.sequences));
     std::iota(names.begin(), names.end(), 0);
     for (std::size_t i = 0; i < path.size(); ++i) {
       CacheState before = codec_.Decode(keys_[states[i]]);
@@ -271,7 +272,7 @@ class ExplorerOfKeys final : public Explorer {
       codec_.Encode(worker.cells(), &renaming);
       std::vector<int> renamed(names.size());
       for (std::size_t s = 0; s < names.size(); ++s) {
-        renamed[static_cast<std::size_t>((*renaming)[s])] = names[s];
+        At(renamed, (*renaming)[s]) = names[s];
       }
       names = renamed;
     }

@@ -26,8 +26,8 @@ class LoggingCache final : public ForwardingCache {
     log_.clear();
   }
 
-  Status Init(DType dtype, int sequences, int capacity, int batch) override {
-    Status status = ForwardingCache::Init(dtype, sequences, capacity, batch);
+  Status Init(const InitArgs& args) override {
+    Status status = ForwardingCache::Init(args);
     begun_ = begun_ || status.ok();
     return status;
   }

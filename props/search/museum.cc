@@ -22,6 +22,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/index.h"
 #include "props/base/clock.h"
 #include "props/base/interrupt.h"
 #include "props/base/scratch_folder.h"
@@ -330,8 +331,7 @@ class Copy {
                           LastLines(ran.err));
       return std::nullopt;
     }
-    failure.operations =
-        static_cast<std::size_t>(std::ranges::count(failure.history, '|'));
+    failure.operations = AsSize(std::ranges::count(failure.history, '|'));
     const auto exit_code = [&](const fs::path& program) {
       return Run(fmt::format("exec {} run --json {} --twin {}", Quoted(program),
                              Quoted(failure.history), Twin()),
