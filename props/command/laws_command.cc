@@ -34,12 +34,10 @@ LawRun RunOne(const Law& law, const Subject& subject,
   const Result<History> history = ParseHistory(arguments.history);
   const LawResult result = judge ? judge(law, *history, /*hasty=*/false)
                                  : Judge(law, *history, subject);
-  LawRun run{.histories = 1, .judged = result.judged, .failure = {}};
-  if (!result.wrong.empty()) {
-    run.failure = {.check = CheckOf(law, result), .text = result.wrong};
-    run.shrunk = *history;
-  }
-  return run;
+  return {.histories = 1,
+          .judged = result.judged,
+          .failure = result.failure,
+          .shrunk = *history};
 }
 
 // `why_not`, if not empty, says why the law is not judged.
@@ -157,9 +155,10 @@ int RunOnBackend(const LawsArguments& arguments) {
                                      bool hasty) {
             if (!again.empty()) return LawResult();
             LawResult result = host.Judge(one, history, subject.level, hasty);
-            const std::string check = CheckOf(one, result);
-            if (!told.contains(check)) return result;
-            again = check;
+            if (!result.failure || !told.contains(result.failure->check)) {
+              return result;
+            }
+            again = result.failure->check;
             return LawResult();
           };
           std::string why_not = WhyNotJudged(law, subject);

@@ -244,9 +244,9 @@ TEST(Explorer, FindsARemoveThatKeepsAToken) {
   EXPECT_GT(result.differences, 0);
   ASSERT_TRUE(result.failure.has_value());
   // The history reproduces the failure in its last operation.
-  const RunResult run = RunHistory(result.failure->history, subject);
-  ASSERT_TRUE(run.failure.has_value()) << ToText(result.failure->history);
-  EXPECT_EQ(run.failure->step, result.failure->history.ops.size() - 1);
+  const RunResult run = RunHistory(result.history, subject);
+  ASSERT_TRUE(run.failure.has_value()) << ToText(result.history);
+  EXPECT_EQ(run.failure->step, result.history.ops.size() - 1);
 
   // The differences are saved, and count in the run that continues from there.
   const auto next = MakeExplorer(ExploreCases(kSmall)[0], subject);

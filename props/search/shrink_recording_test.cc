@@ -131,7 +131,7 @@ std::string LongRecording() {
     EXPECT_TRUE(WritePagedRecording(history, "reference", calls).ok());
     std::string text = ForkingProgram().Answer(calls.str());
     const Judgement judgement = JudgeText(text);
-    if (judgement.verdict == Verdict::kReject && judgement.line > 40) {
+    if (judgement.verdict() == Verdict::kReject && judgement.line() > 40) {
       return text;
     }
   }
@@ -145,9 +145,9 @@ TEST(ShrinkRecording, MakesTheShortestOfAPool) {
   // The calls are open, append, commit, fork, views.
   EXPECT_EQ(shrunk->calls, 5U) << shrunk->text;
   EXPECT_TRUE(shrunk->is_shortest);
-  EXPECT_EQ(BucketOfReason(shrunk->judgement.reason),
-            BucketOfReason(JudgeText(text).reason));
-  EXPECT_EQ(JudgeText(shrunk->text).reason, shrunk->judgement.reason);
+  EXPECT_EQ(BucketOfReason(shrunk->judgement.reason()),
+            BucketOfReason(JudgeText(text).reason()));
+  EXPECT_EQ(JudgeText(shrunk->text).reason(), shrunk->judgement.reason());
   EXPECT_EQ(shrunk->text.find("history"), std::string::npos);
   // Sequences have the lowest numbers.
   EXPECT_NE(shrunk->text.find(R"("op":"fork","seq":0)"), std::string::npos)
@@ -177,7 +177,7 @@ Recorder ForkOrStart(std::size_t lines) {
 
 TEST(ShrinkRecording, StaysWithTheFailureThatItBeganWith) {
   const std::string text = LongRecording();
-  const std::string bucket = BucketOfReason(JudgeText(text).reason);
+  const std::string bucket = BucketOfReason(JudgeText(text).reason());
   for (const std::size_t lines : {7U, 9U, 12U, 20U}) {
     const auto shrunk =
         ShrinkRecording(text, ForkOrStart(lines), {.twins = kTwins});
@@ -185,8 +185,8 @@ TEST(ShrinkRecording, StaysWithTheFailureThatItBeganWith) {
     // The recording is a header and these calls; none can be removed.
     EXPECT_GE(shrunk->calls + 1, lines);
     EXPECT_LT(shrunk->calls, shrunk->calls_before);
-    EXPECT_EQ(BucketOfReason(shrunk->judgement.reason), bucket);
-    EXPECT_EQ(BucketOfReason(JudgeText(shrunk->text).reason), bucket);
+    EXPECT_EQ(BucketOfReason(shrunk->judgement.reason()), bucket);
+    EXPECT_EQ(BucketOfReason(JudgeText(shrunk->text).reason()), bucket);
   }
 }
 
@@ -200,7 +200,7 @@ TEST(ShrinkRecording, StopsAfterItsRuns) {
   ASSERT_TRUE(shrunk.ok());
   EXPECT_FALSE(shrunk->is_shortest);
   EXPECT_EQ(runs, 7);
-  EXPECT_EQ(JudgeText(shrunk->text).verdict, Verdict::kReject);
+  EXPECT_EQ(JudgeText(shrunk->text).verdict(), Verdict::kReject);
 }
 
 void ExpectNoShrink(const std::string& text, const Recorder& record,
@@ -237,10 +237,10 @@ TEST(ShrinkRecording, SaysWhyItCannot) {
 TEST(ShrinkRecording, TellsFailuresApartByTheirSentence) {
   EXPECT_EQ(BucketOfReason("get: mask row 1 (sequence 1, position 4) sees at "
                            "column 3 (cell 11 (so)) a row that was never put; "
-                           "due is 7"),
+                           "expected 7"),
             "get: mask row sees at column a row that was never put");
-  EXPECT_EQ(BucketOfReason("views: the number of rows is 12, due is 3"),
-            "views: the number of rows is , due is");
+  EXPECT_EQ(BucketOfReason("views: the number of rows is 12, expected 3"),
+            "views: the number of rows is , expected");
 }
 
 TEST(Filter, GivesAndTakesMoreThanAPipeHolds) {

@@ -137,13 +137,13 @@ Json JudgeByLaw(const Json& asked, const Subject& subject) {
   Guard::Forget();
   const std::size_t before = Guard::Live();
   LawResult result = Judge(*law, *history, subject);
-  if (result.wrong.empty() && Guard::Live() > before) {
-    const auto leak = FindLeak([&] { (void)Judge(*law, *history, subject); });
-    if (leak) result = {1, leak->text, leak->check};
+  if (!result.failure && Guard::Live() > before) {
+    result.failure = FindLeak([&] { (void)Judge(*law, *history, subject); });
+    if (result.failure) result.judged = 1;
   }
-  return {{"judged", result.judged},
-          {"wrong", result.wrong},
-          {"check", result.check}};
+  Json json = {{"judged", result.judged}};
+  if (result.failure) json["failure"] = ToJson(*result.failure);
+  return json;
 }
 
 // Does all steps from a state of the explorer, and stores the current step.
@@ -166,12 +166,9 @@ Json Expand(const Json& asked, Subject subject, HostState* state) {
   const std::size_t before = Guard::Live();
   Expansion expansion = ExpandState(size, what, subject, key);
   if (!expansion.failure && Guard::Live() > before) {
-    const auto leak =
+    expansion.failure =
         FindLeak([&] { (void)ExpandState(size, what, subject, key); });
-    if (leak) {
-      ++expansion.differences;
-      expansion.failure = {.check = leak->check, .text = leak->text};
-    }
+    if (expansion.failure) ++expansion.differences;
   }
   return ToJson(expansion);
 }
