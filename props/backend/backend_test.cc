@@ -8,9 +8,11 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "props/backend/c_conversions.h"
@@ -138,10 +140,53 @@ TEST(Backend, DescriptionsThatMakeNoSenseAreRefused) {
   refused([](auto& one) { one.max_position = -1; }, "negative");
   refused([](auto& one) { one.max_mask_padding = -1; }, "negative");
   refused([](auto& one) { one.level = static_cast<kvtwin_level>(3); }, "level");
-  refused([](auto& one) { one.kinds = 1U << 6; }, "kind");
+  refused([](auto& one) { one.kinds = KVTWIN_HAS_WRAPPER; }, "kind");
   refused([](auto& one) { one.dtypes = 0; }, "dtype");
   refused([](auto& one) { one.max_layers = -1; }, "negative");
   refused([](auto& one) { one.tolerance = -1; }, "negative");
+}
+
+TEST(Backend, UnknownFlagsAreRefusedByName) {
+  const kvtwin_backend_v1 table = Table();
+  using Field = std::uint32_t kvtwin_description_v1::*;
+  using Said = kvtwin_description_v1;
+  const std::array<std::tuple<std::string, Field, unsigned>, 8> fields = {
+      {{"kinds", &Said::kinds, 6},
+       {"can", &Said::can, 12},
+       {"dtypes", &Said::dtypes, 6},
+       {"v_layouts", &Said::v_layouts, 3},
+       {"shifts", &Said::shifts, 5},
+       {"mask_dtypes", &Said::mask_dtypes, 3},
+       {"cannot", &Said::cannot, 3},
+       {"placements", &Said::placements, 2}}};
+  for (const auto& [name, field, first_unknown] : fields) {
+    said = Right();
+    said.*field |= 1U << first_unknown;
+    ExpectRefused(&table, name + " of the backend's description is 0x");
+  }
+}
+
+// At visibility the places of tokens are the backend's own affair.
+TEST(Backend, CellsAreListedAtIdentityOnly) {
+  kvtwin_backend_v1 table = *LedgerBackend("ollama-0.15");
+  static int calls;
+  calls = 0;
+  table.cells = [](void*, kvtwin_cell*, std::size_t, std::size_t* count,
+                   std::int32_t*, std::size_t, std::size_t* batch,
+                   std::int32_t* total) {
+    ++calls;
+    *count = *batch = 0;
+    *total = 1;
+    return 0;
+  };
+  const BackendInfo info = *DescribeBackend(&table);
+  const History history = *ParseHistory("kvt1 cells=4 legal=1 | put 0*1");
+  EXPECT_FALSE(RunHistory(history, BackendSubject(info, Level::kVisibility, ""))
+                   .failure);
+  EXPECT_EQ(calls, 0);
+  EXPECT_TRUE(
+      RunHistory(history, BackendSubject(info, Level::kIdentity, "")).failure);
+  EXPECT_GT(calls, 0);
 }
 
 // A library that was compiled with an older header has a shorter table.

@@ -53,6 +53,7 @@ bool IsSound(const Failure& failure) {
 Json ToJson(const RunResult& result) {
   Json json = {{"ran", result.ran},
                {"operations", result.operations},
+               {"views", result.views},
                {"digest", result.digest}};
   if (!result.failure) return json;
   const Failure& failure = *result.failure;
@@ -70,6 +71,7 @@ RunResult RunResultFromJson(const Json& json) {
   RunResult result;
   result.ran = json.at("ran").get<bool>();
   result.operations = json.at("operations").get<std::int64_t>();
+  result.views = json.at("views").get<std::int64_t>();
   result.digest = json.at("digest").get<std::uint64_t>();
   if (!json.contains("failure")) return result;
   const Json& failure = json.at("failure");

@@ -107,22 +107,25 @@ std::string LevelLine(Level level, const LiveResult& result,
   const auto said = [&]() -> std::string {
     if (level == result.holds) {
       if (std::ranges::any_of(result.findings, IsOfBackend)) {
-        return "holds but for what is above";
+        return "holds, except for the findings above";
       }
-      return result.holds_but ? "holds but for what is passed over" : "holds";
+      return result.holds_but ? "holds, except for known findings" : "holds";
     }
-    if (level == result.unjudged) return "nothing was judged";
+    if (level == result.not_judged) return "not judged: no view was compared";
+    if (std::ranges::count(result.broken_again, level) > 0) {
+      return "does not hold: a history above fails here, too";
+    }
     if (tried) return "does not hold, see above";
     if (level == Level::kIdentity && !info.has_cells) {
-      return "not tried: it does not say which cells it uses";
+      return "not tried: its table has no cells";
     }
     if (level == Level::kIdentity && LevelsOf(info).front() != level) {
-      return "not tried: its rules are not ours";
+      return "not tried: it follows the rules of another system";
     }
-    return level > result.holds ? "holds, being weaker" : "not tried";
+    return level > result.holds ? "holds, because it is weaker" : "not tried";
   };
   return fmt::format("{:<11} {}{}\n", LevelName(level), said(),
-                     level == info.claims ? " (it says that it does)" : "");
+                     level == info.claims ? " (claimed)" : "");
 }
 
 void PrintJson(const BackendInfo& info, const FuzzOptions& options,
@@ -135,6 +138,7 @@ void PrintJson(const BackendInfo& info, const FuzzOptions& options,
               {"profile", info.profile},
               {"claims", LevelName(info.claims)},
               {"holds", LevelName(result.holds)},
+              {"not_judged", LevelName(result.not_judged)},
               {"right", result.Right(info)},
               {"operations", result.operations},
               {"histories", result.histories},
@@ -152,9 +156,6 @@ void PrintJson(const BackendInfo& info, const FuzzOptions& options,
 
 void PrintText(const BackendInfo& info, const FuzzOptions& options,
                const LiveResult& result) {
-  for (const Failure& finding : result.findings) {
-    fmt::print("{}\n", FindingText(finding));
-  }
   fmt::print("{}, by the rules of {}\n", info.name, info.profile);
   for (const Level level : kLevels) {
     fmt::print("{}", LevelLine(level, result, info));
@@ -255,8 +256,16 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   const auto subject_at = [&](Level level) {
     return host.SubjectAt(*info, level, ArgumentsText(arguments, level));
   };
-  const LiveResult result = FuzzLive(options, levels, subject_at);
-  if (options.progress) fmt::print(stderr, "\r{:40}\r", "");
+  const auto clear = [&] {
+    if (options.progress) fmt::print(stderr, "\r{:40}\r", "");
+  };
+  const auto print = [&](const Failure& finding) {
+    clear();
+    if (!json) fmt::print("{}\n", FindingText(finding));
+    std::fflush(stdout);
+  };
+  const LiveResult result = FuzzLive(options, levels, subject_at, print);
+  clear();
   if (result.ran == 0 && !Interrupted()) {
     return Complain(
         fmt::format("{} has none of the caches that {} histories "

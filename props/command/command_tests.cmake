@@ -171,9 +171,9 @@ kvtwin_command_test(laws_no_history EXIT 2 ARGS laws --history "kvt1 | fly")
 # Every rare state is reached, refusals and full caches are neither too rare nor
 # too frequent, and the requested instruction set runs.
 kvtwin_command_test(fuzz_reaches_all_probes EXIT 0 PRINTS "\"vacuity\": ?\\[\\]"
-  ARGS fuzz --ops 1000000 --seed 1 --threads 2 --probes --json)
+  ARGS fuzz --ops 1000000 --seed 1 --threads 2 --marks --json)
 kvtwin_command_test(fuzz_complains_of_probes_not_reached EXIT 1
-  PRINTS "VACUOUS never: filled" ARGS fuzz --ops 500 --kind encoder --probes)
+  PRINTS "VACUOUS never: filled" ARGS fuzz --ops 500 --kind encoder --marks)
 kvtwin_command_test(fuzz_forced_target EXIT 0 PRINTS "\"target\": ?\"SSSE3\""
   ARGS fuzz --ops 20000 --seed 1 --json)
 set_tests_properties(command.fuzz_forced_target PROPERTIES
@@ -212,7 +212,7 @@ kvtwin_command_test(explore_reaches_the_fixed_point EXIT 0
 kvtwin_command_test(explore_rows_of_blocks EXIT 0
   PRINTS "\"differences\":0,\"fixed_point\":true"
   ARGS explore --cells 3 --positions 3 --dtype q4_0 --json)
-kvtwin_command_test(explore_pool_of_cells EXIT 2 PRINTS "no such option"
+kvtwin_command_test(explore_pool_of_cells EXIT 2 PRINTS "--cells: is for caches"
   ARGS explore --kind paged --cells 3)
 kvtwin_command_test(explore_pools_of_a_twin EXIT 0
   PRINTS "all of 2 operations, 0 differences"
@@ -350,7 +350,7 @@ if(TARGET kvtwin_shared)
   kvtwin_backend(twin_backend props/testing/twin_backend.c props/testing/twin_pool_backend.c)
   target_link_libraries(kvtwin_twin_backend PRIVATE kvtwin_shared)
   kvtwin_command_test(backend_twin EXIT 0
-    PRINTS "^identity    holds .it says that it does."
+    PRINTS "^identity    holds .claimed."
     ARGS fuzz --ops 50000 --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(backend_twin_visibility EXIT 0 PRINTS "^visibility  holds"
     ARGS fuzz --ops 100000 --level visibility --seed 2
@@ -405,7 +405,7 @@ if(TARGET kvtwin_shared)
   endforeach()
   target_link_libraries(kvtwin_old_twin_backend PRIVATE kvtwin_shared)
   kvtwin_command_test(backend_old_twin EXIT 0
-    PRINTS "^identity    holds .it says that it does."
+    PRINTS "^identity    holds .claimed."
     ARGS fuzz --ops 30000 --backend $<TARGET_FILE:kvtwin_old_twin_backend>)
   # The level "visibility" was called "entitlement" before.
   kvtwin_command_test(backend_old_level_name EXIT 0 PRINTS "^visibility  holds"
@@ -474,7 +474,7 @@ if(TARGET kvtwin_shared)
     ENVIRONMENT KVTWIN_SICK=nothing)
   # Every history fails, so no level is reported to hold.
   kvtwin_command_test(backend_unjudged EXIT 1
-    PRINTS "^visibility  nothing was judged .it says that it does.$"
+    PRINTS "^visibility  not judged: no view was compared .claimed.$"
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_unjudged PROPERTIES
     ENVIRONMENT KVTWIN_SICK=init)
@@ -508,7 +508,7 @@ foreach(words "fuzz --seconds" "fuzz --backend no.so --call-seconds"
   list(GET words -1 option)
   foreach(number nan -nan)
     kvtwin_command_test(${name}_${number} EXIT 2
-      PRINTS "${option}: '${number}' is no number from " ARGS ${words}=${number})
+      PRINTS "${option}: '${number}' is not a number from " ARGS ${words}=${number})
     set_tests_properties(command.${name}_${number} PROPERTIES TIMEOUT 20)
   endforeach()
 endforeach()
@@ -558,7 +558,7 @@ foreach(words "explore --kind paged --depth 2 --backend/c_pool_bug/FAIL subject:
             $<TARGET_FILE:kvtwin_${library}>)
 endforeach()
 kvtwin_command_test(backend_holds EXIT 0
-  PRINTS "^visibility  holds .it says that it does."
+  PRINTS "^visibility  holds .claimed."
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>)
 # Known findings of a backend are counted, and unknown ones are found.
 kvtwin_command_test(backend_known EXIT 0
@@ -566,7 +566,7 @@ kvtwin_command_test(backend_known EXIT 0
   ARGS fuzz --ops 20000 --known c_cache-subject-rows+swa+put
        --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
 kvtwin_command_test(backend_known_is_told EXIT 0
-  PRINTS "^visibility  holds but for what is passed over"
+  PRINTS "^visibility  holds, except for known findings"
   ARGS fuzz --ops 20000 --known c_cache-subject-rows
        --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
 kvtwin_command_test(backend_known_is_another EXIT 1
@@ -613,14 +613,21 @@ kvtwin_command_test(backend_as_no_profile EXIT 2
   PRINTS "'copy flies' is no rule"
   ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_cache>
        --profile "mlx except copy flies")
-foreach(option probes "profile=mlx")
-  string(MAKE_C_IDENTIFIER "pools_without_${option}" name)
-  string(REGEX REPLACE "=.*" "" refused ${option})
-  kvtwin_command_test(${name} EXIT 2
-    PRINTS "--${refused}: pools have no such option"
-    ARGS fuzz --kind paged --ops 10 --backend $<TARGET_FILE:kvtwin_c_pool>
-         --${option})
-endforeach()
+kvtwin_command_test(pools_without_profile_mlx EXIT 2
+  PRINTS "--profile: is for caches, not for pools"
+  ARGS fuzz --kind paged --ops 10 --backend $<TARGET_FILE:kvtwin_c_pool>
+       --profile=mlx)
+# Coverage marks of pools, by the present and the former name of the option.
+kvtwin_command_test(marks_of_pools EXIT 0 PRINTS "^ +[1-9][0-9]* copied "
+  ARGS fuzz --kind paged --ops 3000 --marks)
+kvtwin_command_test(marks_of_pools_not_reached EXIT 1
+  PRINTS "\"vacuity\":.\"never: found\".*\"never: evicted\""
+  ARGS fuzz --kind paged --ops 1 --probes --json)
+kvtwin_command_test(marks_of_a_backend EXIT 2
+  PRINTS "--marks counts states of the twins' caches, and of pools"
+  ARGS fuzz --ops 10 --marks --backend $<TARGET_FILE:kvtwin_c_cache>)
+kvtwin_command_test(dtypes_of_a_backend EXIT 0 PRINTS "^visibility  holds"
+  ARGS fuzz --ops 3000 --dtypes --backend $<TARGET_FILE:kvtwin_c_cache>)
 # The options of a search are those of caches, and give the same on two threads.
 kvtwin_command_test(pools_of_all_dtypes EXIT 0 PRINTS "36 pairs of dtypes"
   ARGS fuzz --kind paged --ops 5000 --dtypes --cells-max 8 --threads 2)
@@ -712,7 +719,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "answers/backend: crash,wrote nonsense to its harness"
       "endless/backend: crash,wrote without end"
       "closes/backend: hang,closed the files of its process"
-      "cells/backend: garbage,another number each time"
+      "cells/backend: garbage,a different count each time"
       "memory/backend: memory,more than 64 MiB"
       "address-space/backend: memory,allocated" "leak/backend: memory,1000 bytes"
       "map/backend: memory,more than 64 MiB"
@@ -721,8 +728,8 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "leak-map/backend: memory,are not freed by close, the last of them alloca"
       "crowd/backend: memory,started more than 256 processes"
       "floods/backend: hang,did not return in 1 seconds" "prints/none"
-      "behind/backend: out of bounds,behind the end"
-      "before/backend: out of bounds,before the begin"
+      "behind/backend: out of bounds,past the end of"
+      "before/backend: out of bounds,before the start"
       "freed/backend: out of bounds,that it had freed"
       "freed-large/backend: out of bounds,3145728 bytes that it had freed"
       "unset/subject: rows,neither 0 nor -inf"
@@ -732,7 +739,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
       "columns/backend: garbage,2000000000" "negative/backend: garbage,-5"
       "shape/backend: garbage,1099511627776"
       "stride/backend: garbage,stride of -4" "dtype/backend: garbage,dtype 99"
-      "null/backend: garbage,V is null"
+      "null/backend: garbage,V is NULL"
       "wild/backend: crash,reading what it returned"
       "full/subject: room,is cache_full"
       "describe/refused,SIGABRT" "level/refused,level")

@@ -344,6 +344,34 @@ int RunExplore(const ExploreArguments& arguments) {
   return Session(arguments, TwinSubject(arguments.twin)).Run();
 }
 
+// Adds the options of the caches to explore.
+void AddSizeOptions(CLI::App& explore, ExploreArguments& arguments) {
+  ExploreSize& size = arguments.size;
+  explore.add_option("--cells", size.cells, "cells of the cache")
+      ->check(CLI::Range(2, 16))
+      ->capture_default_str();
+  explore
+      .add_option("--sequences", size.sequences, "sequences that hold tokens")
+      ->check(CLI::Range(1, 4))
+      ->capture_default_str();
+  explore.add_option("--positions", size.positions, "positions of a sequence")
+      ->check(CLI::Range(1, 16))
+      ->capture_default_str();
+  explore
+      .add_option_function<std::string>(
+          "--dtype",
+          [&arguments](const std::string& name) {
+            arguments.size.dtype = *DTypeFromName(name);
+          },
+          "the dtype of K and V rows")
+      ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
+                                                     kRowDTypeNames.end())))
+      ->default_str("f32");
+  explore.add_option("--kind", arguments.kind, "only this kind of cache")
+      ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
+                                                     "chunked", "paged"}));
+}
+
 }  // namespace
 
 void AddExploreCommand(CLI::App& app, int& exit_code) {
@@ -352,30 +380,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
       "explore",
       "Check every state that small caches can reach, of a twin or of a "
       "third-party cache");
-  ExploreSize& size = arguments->size;
-  explore->add_option("--cells", size.cells, "cells of the cache")
-      ->check(CLI::Range(2, 16))
-      ->capture_default_str();
-  explore
-      ->add_option("--sequences", size.sequences, "sequences that hold tokens")
-      ->check(CLI::Range(1, 4))
-      ->capture_default_str();
-  explore->add_option("--positions", size.positions, "positions of a sequence")
-      ->check(CLI::Range(1, 16))
-      ->capture_default_str();
-  explore
-      ->add_option_function<std::string>(
-          "--dtype",
-          [arguments](const std::string& name) {
-            arguments->size.dtype = *DTypeFromName(name);
-          },
-          "the dtype of K and V rows")
-      ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
-                                                     kRowDTypeNames.end())))
-      ->default_str("f32");
-  explore->add_option("--kind", arguments->kind, "only this kind of cache")
-      ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
-                                                     "chunked", "paged"}));
+  AddSizeOptions(*explore, *arguments);
   explore
       ->add_option(
           "--depth", arguments->depth,
@@ -411,9 +416,9 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
           "--seconds", "--profile", "--depth"}) {
       const bool of_paged = std::string_view(option) == "--depth";
       if (of_paged == paged || explore->count(option) == 0) continue;
-      throw CLI::ValidationError(option, paged
-                                             ? "--kind paged has no such option"
-                                             : "is for --kind paged");
+      throw CLI::ValidationError(option,
+                                 paged ? "is for caches, not for --kind paged"
+                                       : "is for --kind paged only");
     }
     CatchInterrupts();
     exit_code = RunExplore(*arguments);

@@ -414,6 +414,7 @@ int Main(int argc, char** argv) {
   AddShowCommand(app, exit_code);
   AddShrinkCommand(app, exit_code);
   AddFuzzCommand(app, exit_code);
+  AddGenCommand(app, exit_code);
   AddLawsCommand(app, exit_code);
   AddMuseumCommand(app, exit_code);
   AddExploreCommand(app, exit_code);

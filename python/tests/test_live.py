@@ -104,7 +104,7 @@ def test_run():
     "cls, texts",
     [
         (toys.CannotBeMade, ["ZeroDivisionError", "toys.py"]),
-        (toys.WrongShape, ["the mask has shape", "is due"]),
+        (toys.WrongShape, ["the mask has shape", "expected"]),
         (toys.NotATriple, ["get returns NoneType"]),
     ],
 )
@@ -135,7 +135,7 @@ def test_not_within_another():
 
 
 def test_descriptions():
-    with pytest.raises(ValueError, match="can: 'fly' is none of"):
+    with pytest.raises(ValueError, match="can: 'fly' is not one of"):
         kvtwin.Description(name="x", can={"fly"})
 
     class NoGet:
@@ -229,7 +229,7 @@ def test_what_it_says_of_itself():
     Few.kvtwin = dataclasses.replace(Few.kvtwin, cannot=set())
     assert "source != target" in kvtwin.fuzz(Few, operations=3000).failure
     for wrong in {"cannot": {"fly"}}, {"placements": {"ring"}}:
-        with pytest.raises(ValueError, match="is none of"):
+        with pytest.raises(ValueError, match="is not one of"):
             kvtwin.Description(name="x", **wrong)
 
 
@@ -253,7 +253,7 @@ def test_what_is_known_is_passed_over(pytester):
     result = kvtwin.fuzz(toys.SeesTooFew, operations=3000, known=[bucket, "x"])
     assert result, str(result)
     assert result.passed_over[bucket] > 1 and result.passed_over["x"] == 0
-    assert "right (visibility) but for what is known" in str(result)
+    assert "right (visibility), except for known findings" in str(result)
     assert "known   x: never met" in str(result)
     other = kvtwin.fuzz(toys.SeesTooFew, operations=3000, known=["x"])
     assert not other and other.history == found.history
@@ -274,3 +274,57 @@ def test_what_is_known_is_passed_over(pytester):
     pytester.runpytest_subprocess(*options).assert_outcomes(failed=1, passed=1)
     options += ["--kvtwin-known", bucket]
     pytester.runpytest_subprocess(*options).assert_outcomes(passed=2)
+
+
+def test_not_judged_where_each_history_raises():
+    class RaisesAlways(toys.Right):
+        kvtwin_made = "RaisesAlways"
+
+        def put(self, layer, key, value):
+            raise KeyError("no rows")
+
+    result = kvtwin.fuzz(RaisesAlways, operations=1000)
+    assert not result and result.not_judged and result.level == "none"
+    assert "not judged: no view was compared" in str(result)
+    assert len(result.findings) == 1
+    assert not kvtwin.fuzz(toys.Raises, operations=3000).not_judged
+
+
+def test_laws():
+    result = kvtwin.laws(toys.Right, histories=5)
+    assert result, str(result)
+    laws = {law.name: law for law in result.laws}
+    assert laws["frame"].judged > 0 and laws["frame"].rules
+    assert "has no snapshot" in laws["snapshot_is_all"].not_judged
+    assert "not judged" in str(laws["snapshot_is_all"])
+
+
+def test_a_broken_law():
+    result = kvtwin.laws(toys.CopiesOneTooFew, law="copy_shows", histories=50)
+    (law,) = result.laws
+    assert not result and not law and law.check == "copy_shows"
+    assert "copy" in law.history and law.reason
+    assert f"kvtwin.laws(CopiesOneTooFew, law='copy_shows', history=" in law.rerun
+    again = kvtwin.laws(toys.CopiesOneTooFew, law=law.name, history=law.history)
+    assert again.laws[0].reason == law.reason
+
+
+def test_laws_report_an_exception_once():
+    result = kvtwin.laws(toys.Raises, histories=10)
+    assert not result
+    raised = [law for law in result.laws if law.check == "backend: error"]
+    assert len(raised) == 1 and "KeyError" in raised[0].reason
+    assert any("as above" in law.not_judged for law in result.laws)
+
+
+def test_laws_refuse():
+    with pytest.raises(ValueError, match="law is 'fame', not one of frame"):
+        kvtwin.laws(toys.Right, law="fame")
+
+    class Mlx(toys.Right):
+        kvtwin = dataclasses.replace(toys.Right.kvtwin, profile="mlx")
+
+    with pytest.raises(kvtwin.NotSupported, match="by kvtwin's rules"):
+        kvtwin.laws(Mlx)
+    with pytest.raises(kvtwin.NotSupported, match="cannot restore a state"):
+        kvtwin.explore(toys.Right)

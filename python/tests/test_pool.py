@@ -44,6 +44,19 @@ def test_the_example(repository, example, pytester):
     pytester.runpytest_subprocess("--kvtwin-ops", "3000").assert_outcomes(passed=1)
 
 
+def test_explore(repository, example, pool):
+    result = kvtwin.explore(pool, depth=2)
+    assert result and result.histories == 19**2
+    space = {"__name__": "python_pool"}
+    exec(compile(example, repository / "docs/examples/python_pool.py", "exec"), space)
+    found = kvtwin.explore(space["BlockPool"], depth=3)
+    assert not found and "fork" in found.history
+    with pytest.raises(ValueError, match="depth is 0"):
+        kvtwin.explore(pool, depth=0)
+    with pytest.raises(kvtwin.NotSupported, match="not for pools"):
+        kvtwin.laws(pool)
+
+
 def test_what_is_known_is_passed_over(repository, example, pytester):
     space = {"__name__": "python_pool"}
     exec(compile(example, repository / "docs/examples/python_pool.py", "exec"), space)
@@ -285,7 +298,7 @@ def test_the_last_token_may_be_computed_again_by_who_says_so(pool):
 
 
 def test_rules_that_are_none(pool):
-    with pytest.raises(ValueError, match="can: 'fly' is none of deduplicates"):
+    with pytest.raises(ValueError, match="can: 'fly' is not one of deduplicates"):
         kvtwin.PoolDescription(name="x", can={"fly"})
     with pytest.raises(ValueError, match="window is -1"):
         kvtwin.PoolDescription(name="x", window=-1)
