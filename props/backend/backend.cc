@@ -111,11 +111,13 @@ Result<Abilities> AbilitiesOf(const kvtwin_description_v1& said,
   std::uint32_t can = said.can;
   if ((can & KVTWIN_CAN_REMOVE_MIDDLE) != 0) can |= KVTWIN_CAN_REMOVE_TAIL;
   if (table.remove == nullptr && (can & KVTWIN_CAN_REMOVE_TAIL) != 0) {
-    return Invalid("the backend says CAN_REMOVE, but its table has no remove");
+    return Invalid(
+        "the backend declares CAN_REMOVE, but its table has no remove");
   }
   if (table.copy_prefix == nullptr && (can & KVTWIN_CAN_COPY_PREFIX) != 0) {
     return Invalid(
-        "the backend says CAN_COPY_PREFIX, but its table has no copy_prefix");
+        "the backend declares CAN_COPY_PREFIX, but its table has no "
+        "copy_prefix");
   }
   return Abilities{
       .kinds = said.kinds,

@@ -17,6 +17,7 @@
 
 #include "props/backend/c_conversions.h"
 #include "props/backend/ledger_backend.h"
+#include "props/backend/live.h"
 #include "props/compare/runner.h"
 #include "props/history/generate.h"
 
@@ -187,6 +188,39 @@ TEST(Backend, CellsAreListedAtIdentityOnly) {
   EXPECT_TRUE(
       RunHistory(history, BackendSubject(info, Level::kIdentity, "")).failure);
   EXPECT_GT(calls, 0);
+}
+
+// A history that makes no view, such as one that only reserves, proves nothing.
+TEST(Backend, IsNotJudgedWhereNoViewIsCompared) {
+  kvtwin_backend_v1 table = *LedgerBackend("ollama-0.15");
+  table.put = [](void*, std::int32_t, const kvtwin_tensor*,
+                 const kvtwin_tensor*) -> int { return KVTWIN_INTERNAL; };
+  const BackendInfo info = *DescribeBackend(&table);
+  FuzzOptions options;
+  options.operations = 3000;
+  std::vector<std::string> reported;
+  const LiveResult result = FuzzLive(
+      options, {Level::kVisibility, Level::kNumeric},
+      [&](Level level) { return BackendSubject(info, level, ""); },
+      [&](const Failure& finding) { reported.push_back(finding.check); });
+  EXPECT_EQ(result.not_judged, Level::kVisibility);
+  EXPECT_EQ(result.holds, Level::kNone);
+  EXPECT_FALSE(result.Right(info));
+  EXPECT_THAT(reported, ElementsAre("backend: error"));
+}
+
+TEST(Backend, ABugIsReportedAtOneLevel) {
+  kvtwin_backend_v1 table = *LedgerBackend("mlx");
+  BackendInfo info = *DescribeBackend(&table);
+  UseProfile("ollama-0.15", info);
+  FuzzOptions options;
+  options.operations = 20000;
+  const LiveResult result =
+      FuzzLive(options, {Level::kVisibility, Level::kNumeric},
+               [&](Level level) { return BackendSubject(info, level, ""); });
+  EXPECT_EQ(result.findings.size(), 1U);
+  EXPECT_THAT(result.broken_again, ElementsAre(Level::kNumeric));
+  EXPECT_EQ(result.holds, Level::kNone);
 }
 
 // A library that was compiled with an older header has a shorter table.

@@ -74,6 +74,9 @@ struct InferredProfile {
   std::vector<NearProfile> nearest;
   // Histories that no rules explain: the cache is wrong by all rules.
   std::vector<std::string> unexplained;
+  // For each of them: how the backend ended, such as "backend: crash: ..."; ""
+  // if it answered.
+  std::vector<std::string> ended;
   int asked = 0;  // Histories that the backend ran.
 };
 

@@ -156,7 +156,7 @@ TEST(PoolBackend, LinesOfABugAreAlike) {
   }
 }
 
-// The census counts only histories that were judged.
+// The counts are only of histories that were judged.
 TEST(PoolBackend, OnlyWhatRanIsCounted) {
   kvtwin_pool_backend_v1 table = *twin::kvtwin_get_pool_backend_v1();
   table.init = [](const kvtwin_pool_params*, void**) -> int {
@@ -191,7 +191,7 @@ TEST(PoolBackend, OnlyWhatRanIsCounted) {
   result = FuzzAt(Level::kVisibility, table);
   EXPECT_EQ(TextOf(result.failure), "") << CallTrace(result);
   EXPECT_GT(result.ran, result.counts.not_made);
-  // A pool that is always full was judged, and the census counts its refusals.
+  // A pool that is always full was judged, and its refusals are counted.
   table = *twin::kvtwin_get_pool_backend_v1();
   table.append = [](void*, std::int32_t, std::int32_t, const kvtwin_tensor*,
                     const kvtwin_tensor*) -> int { return KVTWIN_CACHE_FULL; };

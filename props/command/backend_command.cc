@@ -250,7 +250,7 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   // Without this check, another kind would run and be reported to hold.
   if (options.kind && !info->abilities.HasKind(*options.kind)) {
     return Complain(fmt::format(
-        "--kind {}: {} says that it has no such cache, but {}",
+        "--kind {}: {} does not declare such a cache, only {}",
         KindName(*options.kind), info->name, KindsText(info->abilities)));
   }
   const auto subject_at = [&](Level level) {
@@ -268,8 +268,8 @@ int FuzzBackend(const BackendArguments& arguments, const FuzzOptions& options,
   clear();
   if (result.ran == 0 && !Interrupted()) {
     return Complain(
-        fmt::format("{} has none of the caches that {} histories "
-                    "asked for",
+        fmt::format("{} supports none of the caches of {} "
+                    "histories",
                     info->name, result.histories));
   }
   const bool right = result.Right(*info);
@@ -298,7 +298,7 @@ int OnPoolBackend(const BackendArguments& arguments,
       FromName<Level>(kLevelNames, arguments.level).value_or(info->claims);
   if (level == Level::kNumeric) return Complain("pools have no numeric level");
   if (level < info->claims) {
-    return Complain(fmt::format("{} says that it has no identity", info->name));
+    return Complain(fmt::format("{} does not claim identity", info->name));
   }
   PagedSubject subject =
       host.PoolSubjectAt(level, PoolArgumentsText(arguments));
@@ -338,25 +338,25 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   const Level level = can_claim ? info->claims : levels.front();
   const Subject subject =
       host.SubjectAt(*info, level, ArgumentsText(arguments, level));
-  CallTrace story;
-  const RunResult result = RunHistory(history, subject, &story);
+  CallTrace trace;
+  const RunResult result = RunHistory(history, subject, &trace);
   if (!result.ran && !result.failure) {
     if (info->abilities.Fits(history.setup)) {
-      return Complain(fmt::format("{} has no such cache: '{}', by its init",
+      return Complain(fmt::format("the init of {} refuses such a cache: '{}'",
                                   info->name, ToText(history.setup)));
     }
     Setup nearest = history.setup;
     info->abilities.Fit(nearest);
     return Complain(fmt::format(
-        "{} has no such cache: '{}'; the nearest that it says that it has is "
-        "'{}'",
+        "{} does not declare such a cache: '{}'; the nearest that it declares "
+        "is '{}'",
         info->name, ToText(history.setup), ToText(nearest)));
   }
   std::optional<Failure> failure;
   if (result.failure) failure = Explain(history, *result.failure, subject);
   if (json) {
     std::vector<std::string> calls;
-    for (const Step& step : story.steps) calls.push_back(CallLineOf(step));
+    for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
     Print({{"operations", result.operations},
            {"level", LevelName(level)},
            {"differences", failure ? 1 : 0},
@@ -367,7 +367,7 @@ int RunOnBackend(const BackendArguments& arguments, const History& history,
   } else if (failure) {
     fmt::print("{}", FailureText(*failure));
   } else {
-    for (const Step& step : story.steps) fmt::print("  {}\n", CallLineOf(step));
+    for (const Step& step : trace.steps) fmt::print("  {}\n", CallLineOf(step));
     fmt::print("{} operations, no difference ({})\n", result.operations,
                LevelName(level));
   }

@@ -19,18 +19,18 @@ kvtwin_command_test(help_without_dashes EXIT 0 PRINTS "^Subcommands:"
   ARGS help)
 kvtwin_command_test(help_of_a_subcommand EXIT 0 PRINTS "--cells-max"
   ARGS help fuzz)
-kvtwin_command_test(help_of_nothing EXIT 2 PRINTS "no subcommand 'fuz', do you mean 'fuzz'\\?"
+kvtwin_command_test(help_of_nothing EXIT 2 PRINTS "unknown subcommand 'fuz', did you mean 'fuzz'\\?"
   ARGS help fuz)
 kvtwin_command_test(help_of_two EXIT 2 PRINTS "help takes one subcommand"
   ARGS help check extra)
 kvtwin_command_test(unknown_option_first EXIT 2
-  PRINTS "no option '--jsno' before a subcommand" ARGS --jsno)
+  PRINTS "unknown option '--jsno' before a subcommand" ARGS --jsno)
 kvtwin_command_test(version EXIT 0 PRINTS "^kvtwin [0-9.]+$" ARGS -v)
 kvtwin_command_test(no_arguments EXIT 2 PRINTS "^Subcommands:" ARGS)
 kvtwin_command_test(unknown_subcommand EXIT 2
-  PRINTS "no subcommand 'chek', do you mean 'check'\\?" ARGS chek)
+  PRINTS "unknown subcommand 'chek', did you mean 'check'\\?" ARGS chek)
 kvtwin_command_test(another_word EXIT 2
-  PRINTS "no subcommand 'frobnicate': `kvtwin help` lists all" ARGS frobnicate)
+  PRINTS "unknown subcommand 'frobnicate': `kvtwin help` lists all" ARGS frobnicate)
 kvtwin_command_test(unknown_argument EXIT 2 ARGS check --no-such-flag)
 kvtwin_command_test(check_accepts EXIT 0 ARGS check recordings/accept)
 kvtwin_command_test(check_pools EXIT 0 PRINTS "^3 accepted, 0 rejected"
@@ -378,7 +378,7 @@ if(TARGET kvtwin_shared)
       ENVIRONMENT KVTWIN_FEW=${what})
   endforeach()
   kvtwin_command_test(backend_few_by_init EXIT 2
-    PRINTS "few has no such cache: 'kvt1 place=scatter cap=6 batch=3', by its"
+    PRINTS "the init of few refuses such a cache: 'kvt1 place=scatter cap=6 batch=3'"
     ARGS run "kvt1 place=scatter batch=3 cap=6 | put 0*1" --backend ${few})
   # Its masks have no padding rows, as by ollama-0.15.
   kvtwin_command_test(backend_few_rows EXIT 1
@@ -428,9 +428,9 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(explore_few EXIT 0
     PRINTS "^all +475 states, .* 0 differences, fixed point"
     ARGS explore --cells 3 --positions 3 --backend ${few})
-  kvtwin_command_test(explore_few_by_init EXIT 2 PRINTS "has none of these caches"
+  kvtwin_command_test(explore_few_by_init EXIT 2 PRINTS "supports none of these caches"
     ARGS explore --cells 3 --positions 3 --kind causal --backend ${few})
-  kvtwin_command_test(explore_visibility EXIT 2 PRINTS "held to visibility"
+  kvtwin_command_test(explore_visibility EXIT 2 PRINTS "compared at visibility, not at identity"
     ARGS explore --cells 3 --level visibility
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
   kvtwin_command_test(explore_pool_of_twin EXIT 0 PRINTS " 0 differences"
@@ -439,7 +439,7 @@ if(TARGET kvtwin_shared)
   kvtwin_command_test(laws_by_other_rules EXIT 2
     PRINTS "goes by our rules, and twin by those of mlx"
     ARGS laws --profile mlx --backend $<TARGET_FILE:kvtwin_twin_backend>)
-  # Whatever breaks is shown again by the line behind `rerun`.
+  # Whatever breaks is shown again by the line after `rerun`.
   kvtwin_backend(broken_backend props/testing/broken_backend.c)
   target_link_libraries(kvtwin_broken_backend PRIVATE kvtwin_shared)
   foreach(bug "frame/laws --law frame --runs 300/^BROKEN frame "
@@ -478,6 +478,17 @@ if(TARGET kvtwin_shared)
     ARGS fuzz --ops 500 --backend $<TARGET_FILE:kvtwin_faulty_backend>)
   set_tests_properties(command.backend_unjudged PROPERTIES
     ENVIRONMENT KVTWIN_SICK=init)
+  kvtwin_command_test(backend_unjudged_json EXIT 1
+    PRINTS "\"holds\":\"none\",\"not_judged\":\"visibility\",\"right\":false"
+    ARGS fuzz --ops 500 --json --backend $<TARGET_FILE:kvtwin_faulty_backend>)
+  set_tests_properties(command.backend_unjudged_json PROPERTIES
+    ENVIRONMENT KVTWIN_SICK=init)
+  # A crash is the same by all rules: it is tried once, and reported.
+  kvtwin_command_test(profile_of_a_crash EXIT 1
+    PRINTS "^    backend: crash: start_forward ended its process with SIGSEGV"
+    ARGS profile --backend $<TARGET_FILE:kvtwin_faulty_backend>)
+  set_tests_properties(command.profile_of_a_crash PROPERTIES
+    ENVIRONMENT KVTWIN_SICK=crash)
   kvtwin_command_test(backend_twin_pool EXIT 0 PRINTS " 0 differences"
     ARGS fuzz --kind paged --ops 5000
          --backend $<TARGET_FILE:kvtwin_twin_backend>)
@@ -487,7 +498,7 @@ endif()
 
 # kvtwin drives no other kind instead, and options for backends need --backend.
 kvtwin_command_test(backend_without_the_kind EXIT 2
-  PRINTS "--kind encoder: c_cache says that it has no such cache, but causal"
+  PRINTS "--kind encoder: c_cache does not declare such a cache, only causal"
   ARGS fuzz --kind encoder --ops 500 --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(backend_with_the_kind EXIT 0 PRINTS "^visibility  holds"
   ARGS fuzz --kind causal --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache>)
@@ -535,11 +546,11 @@ kvtwin_command_test(laws_not_judged_json EXIT 0
   ARGS laws --runs 3 --json --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(laws_of_numbers EXIT 2 PRINTS "`kvtwin fuzz --backend` compares"
   ARGS laws --level numeric --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(laws_of_another_cache EXIT 2 PRINTS "has no such cache"
+kvtwin_command_test(laws_of_another_cache EXIT 2 PRINTS "does not declare such a cache"
   ARGS laws --history "kvt1 kind=encoder | put 0*1"
        --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(explore_no_state EXIT 2
-  PRINTS "c_cache cannot be explored: its table has no cells, snapshot, restore; `kvtwin fuzz --backend` needs no"
+  PRINTS "c_cache cannot be explored: its table has no cells, snapshot, restore; `kvtwin fuzz --backend` does not need"
   ARGS explore --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(explore_pool_backend EXIT 0 PRINTS " 0 differences"
   ARGS explore --kind paged --depth 2 --backend $<TARGET_FILE:kvtwin_c_pool>)
@@ -634,6 +645,10 @@ kvtwin_command_test(pools_of_all_dtypes EXIT 0 PRINTS "36 pairs of dtypes"
 kvtwin_command_test(run_pool_draws_a_page EXIT 1 PRINTS "run_pool.html"
   ARGS run "kvp1 block=1 dtype=f32 | open 0 0 0 | append 0 0 0 | commit 0 1 0 | fork 0 1 0"
        --backend $<TARGET_FILE:kvtwin_c_pool_bug> --html ${PROJECT_BINARY_DIR}/run_pool.html)
+# One bug is reported at the strongest level that it breaks.
+kvtwin_command_test(backend_bug_is_reported_once EXIT 1
+  PRINTS "^[0-9]+ operations in [0-9]+ histories, 1 findings"
+  ARGS fuzz --ops 2000 --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
 kvtwin_command_test(backend_fails EXIT 1
   PRINTS "rerun   .*kvtwin run 'kvt1 kind=swa window=0 cells=1 legal=1 . put 0"
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache_bug>)
@@ -647,14 +662,14 @@ kvtwin_command_test(backend_runs EXIT 1 PRINTS "^FAIL subject: rows "
 kvtwin_command_test(backend_is_right EXIT 0 PRINTS "no difference"
   ARGS run "kvt1 kind=swa window=0 cells=1 legal=1 | put 0*1"
        --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(backend_lacks EXIT 2 PRINTS "has no such cache"
+kvtwin_command_test(backend_lacks EXIT 2 PRINTS "does not declare such a cache"
   ARGS run "kvt1 kind=encoder | put 0*1"
        --backend $<TARGET_FILE:kvtwin_c_cache>)
 kvtwin_command_test(backend_no_cells EXIT 2 PRINTS "lists its cells"
   ARGS fuzz --level identity --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(backend_is_no_pool EXIT 2 PRINTS "is no pool"
+kvtwin_command_test(backend_is_no_pool EXIT 2 PRINTS "is not a pool"
   ARGS fuzz --kind paged --backend $<TARGET_FILE:kvtwin_c_cache>)
-kvtwin_command_test(backend_is_a_pool EXIT 2 PRINTS "is a pool: --kind paged"
+kvtwin_command_test(backend_is_a_pool EXIT 2 PRINTS "is a pool of blocks: use fuzz or explore with --kind paged"
   ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_pool_holds EXIT 0 PRINTS " 0 differences"
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
@@ -663,7 +678,7 @@ kvtwin_command_test(backend_pool_is_judged EXIT 0
   PRINTS "[1-9][0-9]* truncations, [1-9][0-9]* appends refused, 1 pairs of dtypes; [1-9][0-9]* more histories passed over"
   ARGS fuzz --kind paged --ops 5000 --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_pool_is_not_made EXIT 2
-  PRINTS "c_pool has no such pool: 'kvp1 .*dtype=f16', by its init"
+  PRINTS "the init of c_pool refuses such a pool: 'kvp1 .*dtype=f16'"
   ARGS run "kvp1 dtype=f16 | open 0 0 0"
        --backend $<TARGET_FILE:kvtwin_c_pool>)
 kvtwin_command_test(backend_pool_fails EXIT 1
@@ -681,7 +696,7 @@ if(KVTWIN_PYTHON)
 endif()
 kvtwin_command_test(backend_pool_has_levels EXIT 2 PRINTS "no numeric level"
   ARGS fuzz --kind paged --level numeric --backend $<TARGET_FILE:kvtwin_c_pool>)
-kvtwin_command_test(backend_no_file EXIT 2 PRINTS "there is no file"
+kvtwin_command_test(backend_no_file EXIT 2 PRINTS "the file .* does not exist"
   ARGS fuzz --backend no/such/library.so)
 kvtwin_command_test(backend_no_library EXIT 2 PRINTS "invalid ELF header|file too short"
   ARGS fuzz --backend command/command_tests.cmake)
@@ -693,7 +708,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   foreach(ill "crash/append ended its process with SIGSEGV"
               "hang/append did not return in 1 seconds"
               "memory/append has allocated more than 64 MiB"
-              "behind/after append: it wrote behind"
+              "behind/after append: it wrote past"
               "close/after close: it wrote beyond a")
     string(REPLACE "/" ";" ill "${ill}")
     list(POP_FRONT ill fault)
@@ -705,7 +720,7 @@ if(NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   endforeach()
   foreach(json "" --json)
     kvtwin_command_test(faulty_pool_none${json} EXIT 2
-      PRINTS "c_pool has none of the pools that 1000 histories asked for"
+      PRINTS "c_pool supports none of the pools of 1000 histories"
       ARGS fuzz --kind paged --ops 2000 ${json}
            --backend $<TARGET_FILE:kvtwin_faulty_pool_backend>)
     set_tests_properties(command.faulty_pool_none${json} PROPERTIES
@@ -834,7 +849,7 @@ kvtwin_command_test(profile_ledger EXIT 0 PRINTS "^ledger is like executorch$"
   ARGS profile --backend ledger:executorch)
 kvtwin_command_test(profile_json EXIT 0
   PRINTS "\"like\":.\"mlx\".,\"exceptions\":.." ARGS profile --json --backend ledger:mlx)
-kvtwin_command_test(profile_none EXIT 2 PRINTS "no profile 'vllm'"
+kvtwin_command_test(profile_none EXIT 2 PRINTS "unknown profile 'vllm'"
   ARGS profile --backend ledger:vllm)
 kvtwin_command_test(profile_library EXIT 0
   PRINTS "^  window +counts what is before the query +kvt1 "

@@ -68,8 +68,8 @@ std::string WhyNotExplored(const BackendInfo& info, const Subject& subject,
                            const ExploreSize& size) {
   const auto why = [&](const std::string& text) {
     return fmt::format(
-        "{} cannot be explored: {}; `kvtwin fuzz --backend` needs no such "
-        "thing",
+        "{} cannot be explored: {}; `kvtwin fuzz --backend` does not need "
+        "this",
         info.name, text);
   };
   std::vector<std::string> lacks = info.lacks;
@@ -81,15 +81,16 @@ std::string WhyNotExplored(const BackendInfo& info, const Subject& subject,
     return why(fmt::format("its table has no {}", fmt::join(lacks, ", ")));
   }
   if (subject.level != Level::kIdentity) {
-    return why(fmt::format("it is held to {}, and not to identity",
+    return why(fmt::format("it is compared at {}, not at identity",
                            LevelName(subject.level)));
   }
   if (info.abilities.OnlyGoesOn()) {
-    return why("it does not say KVTWIN_CAN_ANY_ORDER");
+    return why("it does not declare KVTWIN_CAN_ANY_ORDER");
   }
   if (size.sequences > 1 && !info.abilities.Can(KVTWIN_CAN_ANY_SEQUENCE)) {
     return why(
-        "it does not say KVTWIN_CAN_ANY_SEQUENCE, without which there is one: "
+        "it does not declare KVTWIN_CAN_ANY_SEQUENCE, so there is one "
+        "sequence: "
         "--sequences 1");
   }
   return "";
@@ -139,7 +140,7 @@ class Session {
     }
     if (not_made_ == std::ssize(cases)) {
       return Complain(
-          fmt::format("{} has none of these caches", subject_.name));
+          fmt::format("{} supports none of these caches", subject_.name));
     }
     if (arguments_.json) {
       json_["states"] = total_.states;
@@ -200,7 +201,7 @@ class Session {
     if (result.not_made) {
       ++not_made_;
       if (!arguments_.json) {
-        fmt::print("{:36} {} has no such cache, by its init\n", one.name,
+        fmt::print("{:36} the init of {} refuses such a cache\n", one.name,
                    subject_.name);
       }
       return true;
@@ -295,7 +296,7 @@ int RunPagedHistories(const ExploreArguments& arguments,
       ExplorePaged(arguments.depth, options, subject);
   if (terminal) fmt::print(stderr, "\r{:60}\r", "");
   if (result.ran == 0 && !Interrupted()) {
-    return Complain(fmt::format("{} has no such pool", subject.name));
+    return Complain(fmt::format("{} supports no such pool", subject.name));
   }
   const int differences = result.failure ? 1 : 0;
   if (arguments.json) {

@@ -93,7 +93,7 @@ std::vector<std::string> VacuityOf(const CoverageCounts& counts) {
   return reasons;
 }
 
-nlohmann::ordered_json CensusJson(const CoverageCounts& counts) {
+nlohmann::ordered_json MarksJson(const CoverageCounts& counts) {
   nlohmann::ordered_json probes;
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
     probes[std::string(kCoverageMarks[i].name)] = counts.hits[i];
@@ -107,7 +107,7 @@ nlohmann::ordered_json CensusJson(const CoverageCounts& counts) {
           {"vacuity", VacuityOf(counts)}};
 }
 
-void PrintCensus(const CoverageCounts& counts) {
+void PrintMarks(const CoverageCounts& counts) {
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
     fmt::print("{:>12} {:<22} {}\n", counts.hits[i], kCoverageMarks[i].name,
                kCoverageMarks[i].statement);
@@ -215,7 +215,7 @@ nlohmann::ordered_json FuzzPagedJson(const FuzzOptions& options,
 }
 
 // Says how much ran, and how often rare states were reached.
-std::string CensusLine(const PagedSubject& subject,
+std::string CountsLine(const PagedSubject& subject,
                        const PagedFuzzResult& result, std::uint64_t seed) {
   const PagedCoverageCounts& counts = result.counts;
   std::string line = fmt::format(
@@ -230,8 +230,9 @@ std::string CensusLine(const PagedSubject& subject,
   line += fmt::format("{} truncations, {} appends refused, {} pairs of dtypes",
                       counts.truncated, counts.full, counts.dtypes.size());
   if (counts.not_made > 0) {
-    line += fmt::format("; {} more histories skipped: it has no such pools",
-                        counts.not_made);
+    line += fmt::format(
+        "; {} more histories skipped, whose pools it does not support",
+        counts.not_made);
   }
   return line + "\n";
 }
@@ -244,7 +245,7 @@ int RunFuzzPaged(const FuzzArguments& arguments, const PagedSubject& subject) {
   if (terminal) fmt::print(stderr, "\r{:40}\r", "");
   if (result.ran == 0 && !Interrupted()) {
     fmt::print(stderr,
-               "kvtwin: {} has none of the pools that {} histories asked for\n",
+               "kvtwin: {} supports none of the pools of {} histories\n",
                subject.name, result.histories);
     return 2;
   }
@@ -256,7 +257,7 @@ int RunFuzzPaged(const FuzzArguments& arguments, const PagedSubject& subject) {
       fmt::print("{}{}", FailureText(*result.failure),
                  FoundText(*result.failure, options.seed));
     }
-    fmt::print("{}{}", CensusLine(subject, result, options.seed),
+    fmt::print("{}{}", CountsLine(subject, result, options.seed),
                PassedOverText(result.passed_over, options.known_buckets));
   }
   if (result.failure) return Failed(arguments, *result.failure);
@@ -325,12 +326,12 @@ int RunFuzz(const FuzzArguments& arguments) {
       json["passed_over"] = result.passed_over;
       json["never_met"] = NeverMet(result.passed_over, options.known_buckets);
     }
-    if (options.probes) json.update(CensusJson(result.counts));
+    if (options.probes) json.update(MarksJson(result.counts));
     if (result.failure) json.update(FailureJson(*result.failure));
     fmt::print("{}\n", json.dump(-1, ' ', false,
                                  nlohmann::json::error_handler_t::replace));
   } else {
-    if (options.probes) PrintCensus(result.counts);
+    if (options.probes) PrintMarks(result.counts);
     if (result.failure) {
       fmt::print("{}{}", FailureText(*result.failure),
                  FoundText(*result.failure, options.seed));
@@ -354,7 +355,7 @@ int RunOnePaged(const FuzzArguments& arguments, const PagedSubject& subject) {
   }
   const RunResult result = RunHistory(*history, subject);
   if (!result.ran && !result.failure) {
-    fmt::print(stderr, "kvtwin run: {} has no such pool: '{}', by its init\n",
+    fmt::print(stderr, "kvtwin run: the init of {} refuses such a pool: '{}'\n",
                subject.name, ToText(PagedHistory{history->spec, {}}));
     return 2;
   }
@@ -394,10 +395,10 @@ int RunOne(const FuzzArguments& arguments) {
                         arguments.html);
   }
   const Subject subject = TwinSubject(arguments.twin);
-  CallTrace story;
-  const RunResult result = RunHistory(*history, subject, &story);
+  CallTrace trace;
+  const RunResult result = RunHistory(*history, subject, &trace);
   std::vector<std::string> calls;
-  for (const Step& step : story.steps) calls.push_back(CallLineOf(step));
+  for (const Step& step : trace.steps) calls.push_back(CallLineOf(step));
   if (!result.ran && !result.failure) {
     fmt::print(stderr, "kvtwin run: no cache can be made of '{}'{}{}\n",
                ToText(history->setup), calls.empty() ? "" : ": ",

@@ -70,7 +70,7 @@ void AddGenCommand(CLI::App& app, int& exit_code) {
   GenOptions& options = arguments->options;
   CLI::App* gen = app.add_subcommand(
       "gen",
-      "Print random histories, or one, for a program of yours to answer and "
+      "Print random histories, or one, for your program to answer and "
       "`check -` to judge (docs/adapter.md)");
   gen->add_option("history", arguments->history,
                   "'kvt1 ... | ...', or of a pool 'kvp1 ... | ...'");

@@ -111,7 +111,7 @@ void JudgeInput(
       judgement = Judge(reader, twins);
     } catch (const std::bad_alloc&) {
       judgement = {Verdict::kBadInput, Level::kNone, 0,
-                   "there is not enough memory for it", ""};
+                   "there is not enough memory", ""};
     }
     tell(fmt::format("-:{}", ++count), judgement);
   } while (reader.SkipToHeader());
@@ -383,7 +383,7 @@ std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
   const std::string name = argv[help ? 2 : 1];
   if (name.starts_with("-")) {
     if (app.get_option_no_throw(name) != nullptr) return std::nullopt;
-    fmt::print(stderr, "kvtwin: there is no option '{}' before a subcommand\n",
+    fmt::print(stderr, "kvtwin: unknown option '{}' before a subcommand\n",
                Printable(name, 40));
     return 2;
   }
@@ -395,10 +395,10 @@ std::optional<int> WithoutSubcommand(const CLI::App& app, int argc,
     if (distance == 0) return help ? std::optional(0) : std::nullopt;
     if (distance >= least) continue;
     least = distance;
-    nearest = fmt::format(", do you mean '{}'?", each->get_name());
+    nearest = fmt::format(", did you mean '{}'?", each->get_name());
   }
   fmt::print(stderr,
-             "kvtwin: there is no subcommand '{}'{} `kvtwin help` lists all\n",
+             "kvtwin: unknown subcommand '{}'{} `kvtwin help` lists all\n",
              Printable(name, 40), nearest.empty() ? ":" : nearest);
   return 2;
 }
@@ -440,7 +440,7 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   if (Interrupted()) {
-    fmt::print(stderr, "kvtwin: interrupted: this is as far as it came\n");
+    fmt::print(stderr, "kvtwin: interrupted: these are the results so far\n");
   }
   return ExitCodeAfter(exit_code);
 }

@@ -88,8 +88,8 @@ class LawsReport {
  public:
   explicit LawsReport(const LawsArguments& arguments) : arguments_(arguments) {}
 
-  void Tell(const Law& law, const Subject& subject, const LawRun& run,
-            const std::string& why_not) {
+  void Add(const Law& law, const Subject& subject, const LawRun& run,
+           const std::string& why_not) {
     broken_ += run.failure ? 1 : 0;
     (why_not.empty() ? judged_ : not_judged_) += 1;
     if (arguments_.json) {
@@ -137,7 +137,8 @@ int RunOnBackend(const LawsArguments& arguments) {
         const LawHistories histories = HistoriesOf(arguments);
         if (histories.history &&
             !info.abilities.Fits(histories.history->setup)) {
-          return Complain(fmt::format("{} has no such cache: '{}'", info.name,
+          return Complain(fmt::format("{} does not declare such a cache: '{}'",
+                                      info.name,
                                       ToText(histories.history->setup)));
         }
         LawsReport report(arguments);
@@ -150,7 +151,7 @@ int RunOnBackend(const LawsArguments& arguments) {
           if (!arguments.law.empty() && law.name != arguments.law) continue;
           if (Interrupted()) break;
           const LawAnswer answer = laws.Run(law);
-          report.Tell(law, subject, answer.run, answer.why_not);
+          report.Add(law, subject, answer.run, answer.why_not);
         }
         return report.End();
       });
@@ -173,7 +174,7 @@ int RunLaws(const LawsArguments& arguments) {
       if (!arguments.twin.empty() && twin != arguments.twin) continue;
       if (Interrupted()) break;
       const Subject subject = TwinSubject(twin);
-      report.Tell(law, subject, RunLawOn(law, subject, histories), "");
+      report.Add(law, subject, RunLawOn(law, subject, histories), "");
     }
   }
   return report.End();

@@ -64,7 +64,7 @@ class Driver {
   // Returns the finding, with the command of Python that shows it again, and
   // writes its page if there is a path for it.
   Finding Report(props::Failure failure,
-               const std::optional<std::string>& page) const {
+                 const std::optional<std::string>& page) const {
     // A failed init has no cache whose message() could be read.
     if (failure.function == "init") failure.text += backend_.init_error();
     failure.rerun = nb::cast<std::string>(rerun_(failure.history));
@@ -97,7 +97,8 @@ Fuzzed NoneMade(const Driver& driver) {
            fmt::format("each __init__ refused: {}", error)});
   }
   const std::string text = fmt::format("each __init__ fails: {}\n", error);
-  return {"none", false, true, 0, 0, {{"none", "backend: error", "", error, text}},
+  return {"none", false, true,
+          0,      0,     {{"none", "backend: error", "", error, text}},
           {}};
 }
 
@@ -156,7 +157,7 @@ std::tuple<std::vector<std::string>, std::optional<Finding>> Run(
         props::RunHistory(parsed, driver.SubjectAt(level), &story);
     if (!result.ran && !result.failure) {
       Raise({StatusCode::kNotSupported,
-             "there is no such cache, by its description or its __init__"});
+             "the description or __init__ of the class refuses such a cache"});
     }
     std::vector<std::string> calls;
     for (const props::Step& step : story.steps) {
@@ -188,8 +189,8 @@ nb::dict LawDict(const props::Law& law, const props::LawAnswer& answer,
   fields["reason"] = failure ? failure->text : "";
   const std::string history = failure ? props::ToText(answer.run.shrunk) : "";
   fields["history"] = history;
-  fields["rerun"] = failure ? rerun(std::string(law.name), history)
-                            : nb::cast(std::string());
+  fields["rerun"] =
+      failure ? rerun(std::string(law.name), history) : nb::cast(std::string());
   return fields;
 }
 

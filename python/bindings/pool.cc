@@ -403,7 +403,7 @@ std::optional<Finding> RunPool(nb::object adapter, nb::object rerun,
     }
     if (!driver.pools().made_one()) {
       Raise({StatusCode::kNotSupported,
-             "there is no such pool, by its __init__"});
+             "the __init__ of the class refuses such a pool"});
     }
     return std::nullopt;
   });

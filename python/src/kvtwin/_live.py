@@ -83,7 +83,7 @@ class Backend:
         ):
             if ability in description.can and not hasattr(cls, name):
                 raise TypeError(
-                    f"{cls.__name__} says that it can {ability}, but has no method "
+                    f"{cls.__name__} declares the ability {ability}, but has no method "
                     f"{name}"
                 )
         self.cls = cls
@@ -94,7 +94,7 @@ class Backend:
             for name in CELLS:
                 if not hasattr(cls, name):
                     raise TypeError(
-                        f"{cls.__name__} wants to be held to identity, but has no "
+                        f"{cls.__name__} claims identity, but has no "
                         f"method {name}"
                     )
             self.has.add("cells")
