@@ -69,7 +69,7 @@ void ExpectRefused(const kvtwin_backend_v1* table, const std::string& text) {
   EXPECT_THAT(info.status().message(), HasSubstr(text));
 }
 
-TEST(Backend, TheLeastThereIsHasDefaults) {
+TEST(Backend, TheSmallestTableHasDefaults) {
   const kvtwin_backend_v1 table = Table();
   const Result<BackendInfo> info = DescribeBackend(&table);
   ASSERT_TRUE(info.ok()) << info.status().ToString();
@@ -80,7 +80,7 @@ TEST(Backend, TheLeastThereIsHasDefaults) {
   EXPECT_FALSE(info->has_cells);
 }
 
-TEST(Backend, TablesThatAreNoneAreRefusedByName) {
+TEST(Backend, InvalidTablesAreRefusedByName) {
   ExpectRefused(nullptr, "backend is NULL");
   kvtwin_backend_v1 table = Table();
   table.size = offsetof(kvtwin_backend_v1, message) - 1;
@@ -122,7 +122,7 @@ TEST(Backend, TablesThatAreTooLongAreRefused) {
             "backend.size is 4104, no struct is that large");
 }
 
-TEST(Backend, DescriptionsThatMakeNoSenseAreRefused) {
+TEST(Backend, InvalidDescriptionsAreRefused) {
   const kvtwin_backend_v1 table = Table();
   const auto refused = [&](auto change, const std::string& text) {
     said = Right();
@@ -224,7 +224,7 @@ TEST(Backend, ABugIsReportedAtOneLevel) {
 }
 
 // A library that was compiled with an older header has a shorter table.
-TEST(Backend, WhatAnOlderTableLacksIsNull) {
+TEST(Backend, FunctionsThatAnOlderTableLacksAreNull) {
   kvtwin_backend_v1 table = Table();
   table.cells = [](void*, kvtwin_cell*, std::size_t, std::size_t*,
                    std::int32_t*, std::size_t, std::size_t*,
@@ -238,7 +238,7 @@ bool Has(std::uint32_t bits, auto value) {
   return (bits >> static_cast<unsigned>(value) & 1U) != 0;
 }
 
-RC_GTEST_PROP(Backend, HistoriesAskForNothingThatItLacks,
+RC_GTEST_PROP(Backend, HistoriesUseDeclaredAbilitiesOnly,
               (std::uint32_t number)) {
   const auto bits = [](int count) {
     return *rc::gen::inRange<std::uint32_t>(1, 1U << count);
@@ -298,7 +298,7 @@ std::vector<std::string> calls;
 // A Remove, from the position where a sequence continued, may take all that the
 // sequence still had. The sequence then begins anew, and a backend that only
 // appends gets a Remove of it first.
-TEST(Backend, ALegalClientRemovesASequenceBeforeItBeginsAnew) {
+TEST(Backend, ALegalClientClearsASequenceBeforeItStartsAgain) {
   kvtwin_backend_v1 table = Ledger();
   table.start_forward = [](void* cache, const kvtwin_batch* batch,
                            int reserve) {

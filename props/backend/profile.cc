@@ -253,6 +253,17 @@ InferredProfile InferProfile(const RunByRules& run,
   return Inference(run, abilities).Work();
 }
 
+InferredProfile InferProfile(const BackendInfo& info) {
+  const Level level = std::max(info.claims, Level::kVisibility);
+  Subject subject = BackendSubject(info, level, "");
+  subject.mask_rows_too = true;
+  const auto run = [&](const History& history, const Rules& rules) {
+    subject.rules = rules;
+    return RunHistory(history, subject);
+  };
+  return InferProfile(run, info.abilities);
+}
+
 std::string SummaryOf(const InferredProfile& profile) {
   if (profile.asked == 0) return "like none: it ran no history";
   if (profile.asked == std::ssize(profile.unexplained)) {

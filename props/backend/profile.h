@@ -12,6 +12,7 @@
 
 #include "core/dialects/profiles.h"
 #include "core/dialects/rules.h"
+#include "props/backend/backend.h"
 #include "props/compare/runner.h"
 #include "props/history/abilities.h"
 #include "props/history/history.h"
@@ -81,6 +82,9 @@ struct InferredProfile {
 };
 
 InferredProfile InferProfile(const RunByRules& run, const Abilities& abilities);
+// Calls the backend in this process, at visibility, or at numeric if it claims
+// that.
+InferredProfile InferProfile(const BackendInfo& info);
 
 // Returns "like llama.cpp except copy replaces (kvt1 | put 0*1 | ...)", or for
 // several profiles "like A except ... or B except ...". ParseRules reads it.

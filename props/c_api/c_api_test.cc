@@ -348,7 +348,7 @@ std::unique_ptr<kvtwin_pool, DestroyC> PoolOfFive(
   return std::unique_ptr<kvtwin_pool, DestroyC>(pool);
 }
 
-TEST(CInterface, ListsAreWrittenAsFarAsThereIsRoom) {
+TEST(CInterface, ListsAreWrittenUpToTheirRoom) {
   Small small;
   ASSERT_EQ(small.Create(), KVTWIN_OK);
   ASSERT_EQ(small.Fill(), KVTWIN_OK);
@@ -388,7 +388,7 @@ TEST(CInterface, ListsAreWrittenAsFarAsThereIsRoom) {
 }
 
 // Append returns two answers; a caller may leave either one out.
-TEST(CInterface, AppendAnswersWhatItIsAskedFor) {
+TEST(CInterface, AppendWritesTheRequestedOutputs) {
   static constexpr std::array<float, 5> kRows = {1, 2, 3, 4, 5};
   const auto owned = PoolOfFive(kRows);
   kvtwin_pool* const pool = owned.get();
@@ -419,7 +419,7 @@ TEST(CInterface, AppendAnswersWhatItIsAskedFor) {
   }
 }
 
-TEST(CInterface, NumbersThatNoEnumHasAreRefused) {
+TEST(CInterface, NumbersOutsideOfAnEnumAreRefused) {
   const int wild = 77;
   const auto refused = [](const Small& small, std::string_view why) {
     kvtwin_cache* made = nullptr;
@@ -571,7 +571,7 @@ TEST(CInterface, StatesAsFiles) {
             KVTWIN_INVALID_ARGUMENT);
 }
 
-TEST(CInterface, LastErrorsAreOfTheirThreads) {
+TEST(CInterface, EachThreadHasItsLastError) {
   EXPECT_EQ(kvtwin_pool_free(nullptr, 0), KVTWIN_INVALID_ARGUMENT);
   std::string there = "nothing was asked";
   std::thread([&] { there = kvtwin_last_error(); }).join();
@@ -592,7 +592,7 @@ int ShiftThatThrows(void* user, std::int32_t, std::int32_t, std::int32_t,
   }
 }
 
-TEST(CInterface, NothingThrownLeavesIt) {
+TEST(CInterface, NoExceptionLeavesIt) {
   int which = 0;
   for (const std::string what :
        {"std::bad_alloc", "broken", "no std::exception"}) {

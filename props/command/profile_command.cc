@@ -131,13 +131,7 @@ int ProfileLedger(std::string_view name, bool json) {
   }
   const Result<BackendInfo> info = DescribeBackend(table);
   if (!info.ok()) return RefuseProfile(info.status().message());
-  Subject subject = BackendSubject(*info, Level::kVisibility, "");
-  subject.mask_rows_too = true;
-  const auto run = [&](const History& history, const Rules& rules) {
-    subject.rules = rules;
-    return RunHistory(history, subject);
-  };
-  return Report(*info, InferProfile(run, info->abilities), json);
+  return Report(*info, InferProfile(*info), json);
 }
 
 int RunProfile(ProfileArguments arguments) {

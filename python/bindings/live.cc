@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@
 #include "bindings.h"
 #include "props/backend/backend.h"
 #include "props/backend/backend_laws.h"
+#include "props/backend/profile.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 #include "props/report/page.h"
@@ -235,9 +237,32 @@ nb::list JudgeLaws(nb::object adapter, nb::object rerun,
   });
 }
 
+// The summary; the values of each rule that fit the answers; the histories that
+// no rules explain.
+using Profiled =
+    std::tuple<std::string, std::map<std::string, std::vector<std::string>>,
+               std::vector<std::string>>;
+
+Profiled Profile(nb::object adapter) {
+  return Raising([&]() -> Profiled {
+    const Driver driver(std::move(adapter), nb::none());
+    const props::InferredProfile profile = props::InferProfile(driver.info());
+    std::map<std::string, std::vector<std::string>> rules;
+    for (const props::FoundRule& found : profile.found) {
+      const RuleInfo& rule = AllRules()[found.rule];
+      for (const int value : found.values) {
+        rules[std::string(rule.name)].emplace_back(
+            rule.values[static_cast<std::size_t>(value)]);
+      }
+    }
+    return {props::SummaryOf(profile), rules, profile.unexplained};
+  });
+}
+
 }  // namespace
 
 void BindLive(nb::module_& m) {
+  m.def("profile", &Profile, nb::arg("adapter"));
   m.def("law_names", &LawNames);
   m.def("judge_laws", &JudgeLaws, nb::arg("adapter"), nb::arg("rerun"),
         nb::arg("names"), nb::arg("seed"), nb::arg("count"),

@@ -201,7 +201,7 @@ def test_misuse_is_not_recorded():
         (np.zeros((2, 5), bool), ValueError, r"expected \(tokens, 2\)"),
     ],
 )
-def test_masks_that_are_none(mask, error, text):
+def test_invalid_masks(mask, error, text):
     toy = Toy()
     toy.get = lambda layer: (np.zeros((2, 2, 2)), np.zeros((2, 2, 3)), mask)
     with pytest.raises(error, match=text):

@@ -11,7 +11,7 @@ import toys
 import kvtwin
 
 
-def test_a_right_one():
+def test_a_correct_class():
     result = kvtwin.fuzz(toys.Right, operations=3000)
     assert result, str(result)
     assert result.level == "visibility"
@@ -24,7 +24,7 @@ def test_the_old_name_of_a_level():
     assert kvtwin.Description(name="x", level="entitlement").level == "visibility"
 
 
-def test_ours_to_the_last_byte():
+def test_our_cache_byte_for_byte():
     result = kvtwin.fuzz(toys.Ours, operations=20000)
     assert result, str(result)
     assert result.level == "identity"
@@ -38,7 +38,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("cls", WRONG)
-def test_wrong_ones(cls, tmp_path):
+def test_faulty_classes(cls, tmp_path):
     result = kvtwin.fuzz(cls, operations=3000, html=tmp_path / "page.html")
     assert not result
     for text in WRONG[cls]:
@@ -115,7 +115,7 @@ def test_garbage(cls, texts):
         assert text in result.failure
 
 
-def test_one_that_fits_nothing():
+def test_a_class_that_refuses_every_setup():
     with pytest.raises(kvtwin.NotSupported, match="each __init__ refused"):
         kvtwin.fuzz(toys.FitsNothing, operations=100)
 
@@ -200,7 +200,7 @@ def test_options_of_the_plugin(pytester):
     result.stdout.fnmatch_lines(["*seed 7: wrong*"])
 
 
-def test_what_it_says_of_itself():
+def test_its_own_description():
     class Few(toys.Right):
         asked = []
         kvtwin = dataclasses.replace(
@@ -246,7 +246,7 @@ def test_profiles_with_exceptions():
         kvtwin.fuzz(Said)
 
 
-def test_what_is_known_is_passed_over(pytester):
+def test_known_findings_are_passed_over(pytester):
     found = kvtwin.fuzz(toys.SeesTooFew, operations=3000)
     bucket = found.failure.split("bucket: ")[1].splitlines()[0]
     assert found.passed_over == {}
@@ -315,6 +315,21 @@ def test_laws_report_an_exception_once():
     raised = [law for law in result.laws if law.check == "backend: error"]
     assert len(raised) == 1 and "KeyError" in raised[0].reason
     assert any("as above" in law.not_judged for law in result.laws)
+
+
+def test_profile():
+    found = kvtwin.profile(toys.Right)
+    assert found, str(found)
+    assert found.summary.startswith("like ollama-0.12")
+    assert found.rules["copy"] == ["replaces"]
+
+    class Renamed(toys.Right):
+        kvtwin = dataclasses.replace(toys.Right.kvtwin, profile=found.summary)
+
+    assert kvtwin.fuzz(Renamed, operations=500)
+    wrong = kvtwin.profile(toys.Raises)
+    assert not wrong and "drop" in wrong.unexplained[0]
+    assert wrong.unexplained[0] in str(wrong)
 
 
 def test_laws_refuse():

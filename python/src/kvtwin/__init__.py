@@ -2,8 +2,8 @@
 
 `Cache` is the library's cache. `Recorder` records the calls of your cache, and `check`
 judges the recording. `fuzz` runs random histories on your class, which is a cache or
-a pool of blocks; `laws` checks a class of caches by laws; `explore` runs all short
-histories on a pool.
+a pool of blocks; `laws` checks a class of caches by laws, and `profile` works
+out whose rules it follows; `explore` runs all short histories on a pool.
 """
 
 from importlib.metadata import version as _version
@@ -22,10 +22,12 @@ from kvtwin._live import (
     FuzzResult,
     LawResult,
     LawsResult,
+    ProfileResult,
     RunResult,
     explore,
     fuzz,
     laws,
+    profile,
     run,
 )
 from kvtwin._recorder import Recorder
@@ -55,6 +57,7 @@ __all__ = [
     "NotSupported",
     "PoolDescription",
     "PoolSetup",
+    "ProfileResult",
     "Recorder",
     "Refusal",
     "Rope",
@@ -69,5 +72,6 @@ __all__ = [
     "explore",
     "fuzz",
     "laws",
+    "profile",
     "run",
 ]

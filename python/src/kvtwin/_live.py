@@ -545,6 +545,37 @@ def laws(
     return LawsResult(tuple(LawResult(**one) for one in answers), seed)
 
 
+@dataclasses.dataclass(frozen=True)
+class ProfileResult:
+    """The rules that a class follows (docs/profiles.md). True if some rules explain
+    all of its answers."""
+
+    #: "like mlx except copy adds (kvt1 ...)"; `kvtwin.Description` takes it as profile.
+    summary: str
+    #: For each rule, the values that fit the answers: one, if it is known.
+    rules: dict[str, list[str]]
+    #: Histories that the class answers wrongly by any rules.
+    unexplained: list[str]
+
+    def __bool__(self) -> bool:
+        return not self.unexplained
+
+    def __str__(self) -> str:
+        lines = [self.summary, ""]
+        lines += (f"  {rule:24}{' or '.join(v)}" for rule, v in self.rules.items())
+        if self.unexplained:
+            lines += ["", "On these histories it is wrong by any rules:"]
+            lines += (f"  {line}" for line in self.unexplained)
+        return "\n".join(lines)
+
+
+def profile(cls: type) -> ProfileResult:
+    """Works out which system's rules your class of caches follows."""
+    if _is_pool(cls):
+        raise NotSupported("profiles are for caches, not for pools")
+    return ProfileResult(*_kvtwin.profile(Backend(cls)))
+
+
 def explore(cls: type, *, depth: int = 3) -> FuzzResult:
     """Runs all histories of `depth` operations on small pools of your class.
 
