@@ -2,6 +2,7 @@
 
 #include "core/assert.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "core/refusals.h"
 
@@ -16,8 +17,8 @@ Status CheckRow(DType dtype, std::size_t count, std::size_t bytes) {
     return Invalid("{} has blocks of {} elements, there are {}",
                    DTypeName(dtype), kBlockElements, count);
   }
-  const auto expected = static_cast<std::size_t>(
-      RunBytes(dtype, static_cast<std::int64_t>(count)));
+  const auto expected =
+      AsSize(RunBytes(dtype, static_cast<std::int64_t>(count)));
   if (bytes == expected) return {};
   return Invalid("{} elements of {} have {} bytes, the row has {}", count,
                  DTypeName(dtype), expected, bytes);
@@ -36,8 +37,8 @@ Status RowToF32(std::span<const std::byte> row, DType dtype,
                 std::span<float> numbers) {
   Status status = CheckRow(dtype, numbers.size(), row.size());
   if (!status.ok()) return status;
-  const TensorView view = DenseView(
-      row.data(), dtype, {static_cast<std::int64_t>(numbers.size()), 1, 1, 1});
+  const TensorView view =
+      DenseView(row.data(), dtype, {std::ssize(numbers), 1, 1, 1});
   std::int64_t i = 0;
   for (float& number : numbers) number = LoadFrom(view, i++);
   return {};

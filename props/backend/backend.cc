@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/dialects/profiles.h"
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/refusals.h"
 #include "props/backend/c_conversions.h"
@@ -85,7 +86,7 @@ Status CheckFlags(const kvtwin_description_v1& said) {
 Status CheckDescription(const kvtwin_description_v1& said) {
   if (said.level < KVTWIN_NUMERIC || said.level > KVTWIN_IDENTITY) {
     return Invalid("level of the backend's description is {}",
-                   static_cast<int>(said.level));
+                   AsInt(said.level));
   }
   Status status = CheckFlags(said);
   if (!status.ok()) return status;

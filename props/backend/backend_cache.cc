@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/guarded_cache.h"
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/names.h"
 #include "core/refusals.h"
@@ -82,15 +83,13 @@ class BackendCache final : public Cache, public Shifting {
     return {};
   }
 
-  Status Init(DType dtype, int max_sequences, int capacity,
-              int max_batch) override {
+  Status Init(const InitArgs& args) override {
     if (open_) return Untimely("Init is called a second time");
-    const InitArgs init = {dtype, max_sequences, capacity, max_batch};
     std::vector<kvtwin_cache_params> parts;
     for (const CacheSpec& part : setup_.spec.caches) {
-      parts.push_back(ToC(part, config_, init));
+      parts.push_back(ToC(part, config_, args));
     }
-    kvtwin_cache_params params = ToC(setup_.spec, config_, init);
+    kvtwin_cache_params params = ToC(setup_.spec, config_, args);
     params.caches = parts.empty() ? nullptr : parts.data();
     params.cache_count = static_cast<std::int32_t>(parts.size());
     const kvtwin_setup_v1 setup = {.size = sizeof(setup),
@@ -312,7 +311,7 @@ class BackendCache final : public Cache, public Shifting {
   void FillColumns(kvtwin_view& view) const;
   bool EncoderIsActive() const {
     const auto& caches = setup_.spec.caches;
-    const auto type = static_cast<std::size_t>(type_);
+    const auto type = AsSize(type_);
     return (type < caches.size() ? caches[type] : setup_.spec).kind ==
            Kind::kEncoder;
   }
@@ -345,7 +344,7 @@ void BackendCache::ReadCells() const {
                           batch_cells_.data(), batch_cells_.size(), &batch,
                           &total_);
     });
-    const auto max = static_cast<std::size_t>(kColumnsMax);
+    const auto max = AsSize(kColumnsMax);
     if (!status.ok() || count > max || batch > max) {
       Wrong("backend: garbage",
             fmt::format("cells answers {}, with {} memberships and {} cells of "
@@ -381,8 +380,8 @@ Status BackendCache::WriteState(int sequence, const CacheState& state) {
 
 DType RowDTypeOf(const char* what, const kvtwin_tensor& tensor) {
   if (tensor.dtype < KVTWIN_F32 || tensor.dtype > KVTWIN_Q4_0) {
-    Wrong("backend: garbage", fmt::format("get: {} has the dtype {}", what,
-                                          static_cast<int>(tensor.dtype)));
+    Wrong("backend: garbage",
+          fmt::format("get: {} has the dtype {}", what, AsInt(tensor.dtype)));
   }
   return static_cast<DType>(tensor.dtype);
 }
@@ -408,8 +407,8 @@ TensorView BackendCache::ToView(const char* what, const kvtwin_tensor& tensor,
     Wrong("backend: garbage", fmt::format("get: {} {}", what, text));
   };
   if (tensor.dtype != static_cast<kvtwin_dtype>(dtype)) {
-    garbage(fmt::format("has the dtype {}, expected is {}",
-                        static_cast<int>(tensor.dtype), DTypeName(dtype)));
+    garbage(fmt::format("has the dtype {}, expected is {}", AsInt(tensor.dtype),
+                        DTypeName(dtype)));
   }
   Shape shape;
   std::ranges::copy(tensor.shape, shape.begin());

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/dialects/profiles.h"
+#include "core/index.h"
 #include "kvtwin/pool_backend.h"
 #include "props/backend/host_child.h"
 #include "props/base/program.h"
@@ -121,12 +122,11 @@ PagedCoverageCounts PagedCountsFromJson(const Json& json) {
 
 int FunctionNumber(std::string_view name) {
   const auto* at = std::ranges::find(kFunctions, name);
-  return at == kFunctions.end() ? -1
-                                : static_cast<int>(at - kFunctions.begin());
+  return at == kFunctions.end() ? -1 : AsInt(at - kFunctions.begin());
 }
 
 std::string_view FunctionName(int number) {
-  const auto at = static_cast<std::size_t>(number);
+  const auto at = AsSize(number);
   return number < 0 || at >= kFunctions.size() ? "" : kFunctions[at];
 }
 
@@ -450,8 +450,7 @@ RunResult Host::Ask(const History& history, Level level, CallTrace* trace,
       step.call = process->function();
     }
     const std::int64_t step = process->step();
-    result.failure->step =
-        step < 0 ? history.ops.size() : static_cast<std::size_t>(step);
+    result.failure->step = step < 0 ? history.ops.size() : AsSize(step);
     result.ran = true;
     return result;
   };

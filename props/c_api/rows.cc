@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "props/backend/c_conversions.h"
 #include "props/c_api/c_api.h"
@@ -19,8 +20,7 @@ namespace {
 Result<DType> DTypeFromC(const kvtwin_dtype& dtype) {
   const int raw = RawEnum(dtype);
   if (raw < 0 || raw > KVTWIN_Q4_0) {
-    return Invalid("dtype is {}, rows have 0 to {}", raw,
-                   static_cast<int>(KVTWIN_Q4_0));
+    return Invalid("dtype is {}, rows have 0 to {}", raw, AsInt(KVTWIN_Q4_0));
   }
   return static_cast<DType>(raw);
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/index.h"
 #include "core/names.h"
 
 namespace kvtwin::props {
@@ -50,9 +51,7 @@ std::string SpecText(const CacheSpec& spec, const InitArgs& init) {
     return fmt::format("wrapper of ({})", fmt::join(parts, "; "));
   }
   if (spec.shift.kind == ShiftKind::kNone) return text;
-  return text +
-         fmt::format(", shift {}",
-                     kShiftNames[static_cast<std::size_t>(spec.shift.kind)]);
+  return text + fmt::format(", shift {}", At(kShiftNames, spec.shift.kind));
 }
 
 }  // namespace

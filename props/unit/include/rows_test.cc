@@ -8,14 +8,15 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "core/mask_elements.h"
 
 namespace kvtwin::props {
 namespace {
 
 std::vector<std::byte> Stored(DType dtype, const std::vector<float>& numbers) {
-  const auto count = static_cast<std::int64_t>(numbers.size());
-  std::vector<std::byte> row(static_cast<std::size_t>(RunBytes(dtype, count)));
+  const auto count = std::ssize(numbers);
+  std::vector<std::byte> row(AsSize(RunBytes(dtype, count)));
   const Status status = RowFromF32(numbers, dtype, row);
   EXPECT_TRUE(status.ok()) << status.ToString();
   return row;
@@ -57,7 +58,7 @@ TEST(Rows, ConvertBlocks) {
   }
   const std::vector<std::byte> q8 = Stored(DType::kQ8, numbers);
   ASSERT_EQ(q8.size(), 68U);
-  EXPECT_EQ(static_cast<int>(q8[2]), 256 - 127);  // -32 is -127 * scale.
+  EXPECT_EQ(AsInt(q8[2]), 256 - 127);  // -32 is -127 * scale.
   const std::vector<float> again = Read(DType::kQ8, q8, numbers.size());
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     EXPECT_NEAR(again[i], numbers[i], 32.0F / 127 / 2 + 0.02F) << i;
