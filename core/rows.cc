@@ -62,12 +62,12 @@ Status RowFromF32(std::span<const float> numbers, DType dtype,
 
 float ElementAsF32(const TensorView& view, std::int64_t i, std::int64_t j,
                    std::int64_t k, std::int64_t l) {
-  KVTWIN_ASSERT(IsRowDType(view.dtype) && IsInside(view, {i, j, k, l}));
+  KVTWIN_DCHECK(IsRowDType(view.dtype) && IsInside(view, {i, j, k, l}));
   return LoadFrom(view, i, j, k, l);
 }
 
 bool MayAttend(const TensorView& mask, std::int64_t column, std::int64_t row) {
-  KVTWIN_ASSERT(IsMaskDType(mask.dtype) && IsInside(mask, {column, row, 0, 0}));
+  KVTWIN_DCHECK(IsMaskDType(mask.dtype) && IsInside(mask, {column, row, 0, 0}));
   return MaskAllows(mask, column, row);
 }
 

@@ -8,8 +8,8 @@
 #include "core/index.h"
 #include "optimized/targets.h"
 #include "props/compare/cited_rules.h"
+#include "props/history/setup_text.h"
 #include "props/report/finding_filter.h"
-#include "props/report/setup_text.h"
 #include "props/report/show_pool.h"
 
 namespace kvtwin::props {

@@ -1,7 +1,7 @@
 // The setup of a history in words.
 
-#ifndef KVTWIN_PROPS_REPORT_SETUP_TEXT_H_
-#define KVTWIN_PROPS_REPORT_SETUP_TEXT_H_
+#ifndef KVTWIN_PROPS_HISTORY_SETUP_TEXT_H_
+#define KVTWIN_PROPS_HISTORY_SETUP_TEXT_H_
 
 #include <string>
 
@@ -15,4 +15,4 @@ std::string SetupText(const Setup& setup);
 
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_REPORT_SETUP_TEXT_H_
+#endif  // KVTWIN_PROPS_HISTORY_SETUP_TEXT_H_

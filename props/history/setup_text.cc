@@ -1,4 +1,4 @@
-#include "props/report/setup_text.h"
+#include "props/history/setup_text.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,4 +1,4 @@
-#include "props/report/setup_text.h"
+#include "props/history/setup_text.h"
 
 #include <gtest/gtest.h>
 
