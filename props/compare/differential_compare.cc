@@ -317,6 +317,7 @@ void DifferentialDriver::CheckViews() {
   Result<KvView> reference = reference_->Get();
   Result<KvView> subject = tested_->Get();
   ++result_.operations;
+  ++result_.views;
   if (story_ != nullptr) {
     Tell(call(), subject.ok() ? "" : StatusName(subject.status().code()));
   }

@@ -430,6 +430,7 @@ void ModelDriver::CheckView() {
              story_->steps.back());
   }
   if (!fresh() && !IsEncoder()) return;
+  ++result_.views;
   if (subject_.level == Level::kNumeric && !IsEncoder()) {
     return CheckAttention(layer, *view);
   }

@@ -269,7 +269,7 @@ TEST(PoolRules, ADescriptionMayHaveThem) {
   };
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, 0, KVTWIN_VISIBILITY), "");
   EXPECT_EQ(said(8, 0, KVTWIN_VISIBILITY),
-            "can is 0x8, which has flags that there are not");
+            "can is 0x8, which has unknown flags");
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, -1, KVTWIN_VISIBILITY),
             "window is -1, it must not be negative");
   EXPECT_EQ(said(KVTWIN_POOL_DEDUPLICATES, 0, KVTWIN_IDENTITY),

@@ -50,6 +50,20 @@ TEST(FindingFilter, ABucketIsOneWord) {
       word + "-views-rows+open");
 }
 
+// The bucket of a pool has the telling words of the sentence, and no more.
+TEST(FindingFilter, TheSentenceOfAPoolBecomesFewWords) {
+  const auto signature = [](std::string text) {
+    return SignatureOf("p",
+                       {.check = "subject: pool", .text = std::move(text)});
+  };
+  EXPECT_EQ(signature("views: position 1 of sequence 0 has as its V that of a "
+                      "row that was never appended\nmore"),
+            "p-views-v-row-never-appended");
+  EXPECT_EQ(signature("usage: one two three four five six seven"),
+            "p-usage-one-two-three-four-five");
+  EXPECT_EQ(signature("1 2"), "p");
+}
+
 TEST(FindingFilter, AFindingIsABucketOrACheck) {
   const KnownFinding whole("a-rows+swa+put+copy");
   EXPECT_TRUE(whole.Is("a-rows+swa+put+copy"));

@@ -110,12 +110,13 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
     state->step.store(static_cast<std::int64_t>(step));
   };
   state->step.store(-1);
-  CallTrace story;
-  const bool told = asked.value("story", false);
-  story.told = [](const Step& step) { Answer({{"told", CallLineOf(step)}}); };
+  CallTrace trace;
+  const bool with_trace = asked.value("with_trace", false);
+  trace.told = [](const Step& step) { Answer({{"step", CallLineOf(step)}}); };
   Guard::Forget();
   const std::size_t before = Guard::Live();
-  RunResult result = RunHistory(*history, subject, told ? &story : nullptr);
+  RunResult result =
+      RunHistory(*history, subject, with_trace ? &trace : nullptr);
   if (!result.failure && Guard::Live() > before) {
     result.failure = FindLeak([&] { RunHistory(*history, subject); });
     if (result.failure) result.failure->step = history->ops.size();
@@ -201,7 +202,7 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
   }
   if (ended && failure) failure->step = history->ops.size();
   Json json = ToJson(result);
-  json["census"] = ToJson(counts);
+  json["counts"] = ToJson(counts);
   return json;
 }
 
