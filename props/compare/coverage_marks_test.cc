@@ -611,7 +611,7 @@ std::int64_t HitsOf(std::string_view probe, const CoverageCounts& counts) {
 
 class CoverageMarks : public testing::TestWithParam<std::string_view> {};
 
-TEST_P(CoverageMarks, AreHitByTheirStateAndNotByItsNeighbours) {
+TEST_P(CoverageMarks, AreHitByTheirOwnStateOnly) {
   for (const Row& row : AllRows()) {
     for (const std::string_view line : row.hits) {
       CoverageCounts counts;
@@ -629,7 +629,7 @@ TEST_P(CoverageMarks, AreHitByTheirStateAndNotByItsNeighbours) {
 INSTANTIATE_TEST_SUITE_P(Twins, CoverageMarks,
                          testing::Values("reference", "optimized"));
 
-TEST(CoverageProbesTable, HasARowOfEachProbe) {
+TEST(CoverageMarksTable, HasARowForEachMark) {
   std::multiset<std::string_view> expected;
   for (const CoverageMark& probe : kCoverageMarks) expected.insert(probe.name);
   std::multiset<std::string_view> found;
@@ -641,7 +641,7 @@ TEST(CoverageProbesTable, HasARowOfEachProbe) {
   EXPECT_EQ(found, expected);
 }
 
-TEST(CoverageProbesCensus, CountsEachHit) {
+TEST(CoverageCounts, CountsEachHit) {
   CoverageCounts once;
   RunLine("| put 0*2r", "reference", once);
   EXPECT_EQ(HitsOf("unsorted", once), 1);
@@ -661,7 +661,7 @@ CoverageCounts CensusOf(std::string_view line) {
   return counts;
 }
 
-TEST(CoverageProbesCensus, CountsRefusals) {
+TEST(CoverageCounts, CountsRefusals) {
   EXPECT_EQ(CensusOf("cells=2 | put 0*2 | put 0*1").refused, 1);
   EXPECT_EQ(CensusOf("cells=3 | put 0*2 | put 0*1").refused, 0);
   EXPECT_EQ(CensusOf("| put 0*2 | drop 0:0-1").refused, 1);
@@ -672,13 +672,13 @@ TEST(CoverageProbesCensus, CountsRefusals) {
             CensusOf("| ask 0@0 | ask 0@0").calls - 1);
 }
 
-TEST(CoverageProbesCensus, CountsHistoriesOfAFullCache) {
+TEST(CoverageCounts, CountsHistoriesWithAFullCache) {
   EXPECT_EQ(CensusOf("cells=2 | put 0*2 | drop 0:0-").full, 1);
   EXPECT_EQ(CensusOf("cells=2 | put 0*1 | drop 0:0-").full, 0);
   EXPECT_EQ(CensusOf("cells=2 | put 0*1 | put 0*2").full, 1);
 }
 
-TEST(CoverageProbesCensus, CountsHistoriesThatAreNone) {
+TEST(CoverageCounts, CountsDiscardedHistories) {
   const Result<History> history =
       ParseHistory("kvt1 kind=swa_mem window=2 memory=1 seqs=1 | put 0*1");
   ASSERT_TRUE(history.ok());

@@ -143,7 +143,7 @@ TEST(FaultyTwins, EveryPartOfAViewIsCompared) {
   ExpectFound(cases, Level::kIdentity);
 }
 
-TEST(FaultyTwins, BitsOfAMaskAreComparedToTheLast) {
+TEST(FaultyTwins, EveryBitOfAMaskIsCompared) {
   const auto bit = [](std::size_t row, std::size_t byte) {
     return [=](OwnedView& view) { Change(view.mask.bytes[row * 8 + byte]); };
   };
@@ -156,7 +156,7 @@ TEST(FaultyTwins, BitsOfAMaskAreComparedToTheLast) {
 }
 
 // Every run of a view with gaps is compared, to its end.
-TEST(FaultyTwins, ViewsWithGapsAreComparedWhole) {
+TEST(FaultyTwins, ViewsWithGapsAreComparedCompletely) {
   std::vector<Case> cases;
   for (const std::size_t dimension : {0U, 1U}) {
     const auto add = [&](const std::string& name, const std::string& check,
@@ -351,7 +351,7 @@ TEST(FaultyTwins, CellsAreComparedAfterEachCall) {
   ExpectFound(cases, Level::kIdentity);
 }
 
-TEST(FaultyTwins, WhatIsSaidBesideIsCompared) {
+TEST(FaultyTwins, QueriesAreCompared) {
   const auto other = [](std::vector<int>& cells) {
     if (!cells.empty()) ++cells.back();
   };
@@ -424,7 +424,7 @@ TEST(FaultyTwins, TheReferenceIsComparedWithTheLedger) {
 
 // After a removal, rows are judged only if the cache has no mask, or a new one;
 // after a copy, expected tokens may lie outside of the view.
-TEST(FaultyTwins, RowsAreJudgedWhileTheMaskIsTrue) {
+TEST(FaultyTwins, RowsAreComparedUntilTheMaskIsStale) {
   const auto seen = [](const std::string& history) {
     const auto gets = std::make_shared<int>(0);
     const Fault later = Shows([=](OwnedView& view) {
@@ -518,7 +518,7 @@ TEST(FaultyTwins, SnapshotsAreCompared) {
 }
 
 // A restored cache may hold what was saved, but show something else.
-TEST(FaultyTwins, ARestoredCacheIsLookedAt) {
+TEST(FaultyTwins, ARestoredCacheIsCompared) {
   for (const char* line :
        {"| put 0*3 | reload", "| put 0*2 | put 1*2 | reload"}) {
     const auto restored = std::make_shared<bool>(false);
@@ -700,7 +700,7 @@ class AnswersOutsideOfLife : public ForwardingCache {
   const Status with_;
 };
 
-TEST(FaultyTwins, AllCallsOutsideOfLifeAreRefused) {
+TEST(FaultyTwins, CallsBeforeInitAndAfterCloseAreRefused) {
   const Status ok;
   const Status mute(StatusCode::kFailedPrecondition, "");
   const Status other(StatusCode::kInvalidArgument, "no");

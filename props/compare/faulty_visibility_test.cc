@@ -105,7 +105,7 @@ TEST(FaultyTwins, VisibilitySeesWrongEncoders) {
 
 // Of 20 wrong values, some have a larger hash than the right value, and some a
 // smaller one.
-TEST(RowOwners, TellKAndVApart) {
+TEST(RowOwners, DistinguishKAndV) {
   reference::CacheLedger ledger({});
   ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 4, 4}).ok());
   const std::array<std::int32_t, 1> positions = {0};
@@ -131,7 +131,7 @@ TEST(RowOwners, TellKAndVApart) {
 
 // Rows are not judged while no rule says what is visible: after a removal or a
 // copy.
-TEST(FaultyTwins, VisibilityIsJudgedWhileTheMaskIsTrue) {
+TEST(FaultyTwins, VisibilityIsComparedUntilTheMaskIsStale) {
   const auto seen = [](const std::string& history) {
     const auto gets = std::make_shared<int>(0);
     const Fault later = Shows([=](OwnedView& view) {
@@ -249,7 +249,7 @@ TEST(FaultyTwins, VisibilitySeesWrongResults) {
 
 // A cache that is full too early and a cache that is never full, each at its
 // limit.
-TEST(FaultyTwins, ThereIsRoomForSequencesNoLongerThanTheCapacity) {
+TEST(FaultyTwins, CacheFullIsWrongForSequencesWithinTheCapacity) {
   const auto is_room = [](const std::string& history) {
     const auto wrong = Seen("seqs=2 cap=3 batch=8 " + history,
                             Refuses("StartForward", StatusCode::kCacheFull),
@@ -273,7 +273,7 @@ TEST(FaultyTwins, ThereIsRoomForSequencesNoLongerThanTheCapacity) {
 }
 
 // The mask is checked first, then the output of attention.
-TEST(FaultyTwins, NumericSeesOtherAttention) {
+TEST(FaultyTwins, TheNumericLevelSeesWrongAttention) {
   const std::string history = "dims=2,2,2 maskpad=4 | put 0*3";
   const auto add = [](DenseTensor OwnedView::*tensor, std::size_t from_end,
                       float what) {
@@ -312,7 +312,7 @@ TEST(FaultyTwins, NumericSeesOtherAttention) {
 
 // An answer that no rule decides may be anything, but must be the same in each
 // run.
-TEST(FaultyTwins, AnswersThatChangeFromRunToRunAreSeen) {
+TEST(FaultyTwins, AnswersThatChangeBetweenRunsAreFound) {
   const auto runs = std::make_shared<int>(0);
   // Every other time, the view has one more column, which no row sees.
   const View wider = [=](OwnedView& view) {
@@ -353,7 +353,7 @@ TEST(FaultyTwins, AnswersThatChangeFromRunToRunAreSeen) {
 
 // Two tokens with two heads, stored head by head: each head of a row is dense,
 // and the other token's head lies between two heads.
-TEST(FaultyVisibility, HeadsWithTokensBetweenThemAreCompared) {
+TEST(FaultyVisibility, HeadsOfPackedTensorsAreCompared) {
   reference::Ledger ledger(CacheSpec{}, Rules{});
   ASSERT_TRUE(ledger.Init({}, {DType::kF32, 1, 4, 4}).ok());
   const std::vector<std::int32_t> positions = {0, 1};

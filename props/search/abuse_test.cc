@@ -82,7 +82,7 @@ void ExpectEnumRefused(std::string_view name, Enum T::*field, const Ask& ask) {
   }
 }
 
-TEST(Abuse, EnumsOfNoValueAreRefused) {
+TEST(Abuse, EnumsOutOfRangeAreRefused) {
   for (const std::string_view twin : TwinNames()) {
     const auto make = [&](const CacheSpec& spec) {
       return MakeCache(spec, twin).status();
@@ -136,7 +136,7 @@ KvRows RowsOf(const Shape& shape) {
 }
 
 // A state with an empty slot cannot be restored, so it must not load either.
-TEST(Abuse, ASlotOfNoRowsIsNoState) {
+TEST(Abuse, ASlotWithoutRowsIsNotAState) {
   CacheState state;
   state.cached = true;
   state.layers[0] = RowsOf({2, 1, 3, 1});
@@ -152,7 +152,7 @@ TEST(Abuse, ASlotOfNoRowsIsNoState) {
   }
 }
 
-TEST(Abuse, TensorsBeyondCountingHaveNoBytes) {
+TEST(Abuse, TensorsWithOverflowingSizesAreRefused) {
   CacheState state;
   state.cells = {{0, 0, 0}};
   state.layers[0] = RowsOf({1, 1, 1, 1});
@@ -360,13 +360,13 @@ std::string Explored() {
   return text;
 }
 
-TEST(Abuse, ExplorationsAreTheSameAbroad) {
+TEST(Abuse, ExplorationsIgnoreTheLocale) {
   const std::string at_home = Explored();
   const Abroad abroad;
   EXPECT_TRUE(Explored() == at_home);
 }
 
-TEST(Abuse, NumbersAreTheSameAbroad) {
+TEST(Abuse, NumbersIgnoreTheLocale) {
   const std::string at_home = AllTexts();
   const Abroad abroad;
   std::ostringstream probe;
@@ -381,7 +381,7 @@ TEST(Abuse, NumbersAreTheSameAbroad) {
 
 // Checks the thread-safety that kvtwin/cache.h promises. TSan finds races that
 // leave the bytes right.
-TEST(Abuse, ManyThreadsReadAViewBesideCallsThatLeaveItAlone) {
+TEST(Abuse, ManyThreadsReadAViewDuringCallsThatKeepIt) {
   for (const std::string_view twin : TwinNames()) {
     CacheSpec spec = OfKind(Kind::kSwa);
     spec.window = 2;
