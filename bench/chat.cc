@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/limits.h"
+#include "core/index.h"
 
 namespace kvtwin::bench {
 namespace {
@@ -53,7 +54,7 @@ int Chat::CommonPrefix(const Slot& slot, const Request& request) {
   const std::vector<int>& b = request.blocks;
   const auto [end, end_b] =
       std::mismatch(a.begin(), a.end(), b.begin(), b.end());
-  const auto blocks = static_cast<int>(end - a.begin());
+  const auto blocks = AsInt(end - a.begin());
   return std::min({blocks * kBlockTokens, slot.length,
                    slot.request->input_length, request.input_length});
 }
@@ -66,26 +67,25 @@ int Chat::ChooseSlot(Cache& cache, const Request& request, int& prefix) {
   int oldest = -1;
   prefix = -1;
   for (int i = 0; i < kSlots; ++i) {
-    const Slot& slot = slots_[static_cast<std::size_t>(i)];
+    const Slot& slot = At(slots_, i);
     const int common = CommonPrefix(slot, request);
     if (common > prefix) {
       best = i;
       prefix = common;
     }
     if (slot.busy()) continue;
-    if (oldest < 0 ||
-        slot.last_used < slots_[static_cast<std::size_t>(oldest)].last_used) {
+    if (oldest < 0 || slot.last_used < At(slots_, oldest).last_used) {
       oldest = i;
     }
   }
-  const Slot& source = slots_[static_cast<std::size_t>(best)];
+  const Slot& source = At(slots_, best);
   if (prefix > 0 && prefix == source.length && !source.busy()) return best;
   if (prefix > 0 && best != oldest) {
     Status status;
     cache_time_ +=
         Time([&] { status = cache.CopyPrefix(best, oldest, prefix); });
     Must(status);
-    slots_[static_cast<std::size_t>(oldest)].cells = source.cells;
+    At(slots_, oldest).cells = source.cells;
   }
   return oldest;
 }
@@ -99,7 +99,7 @@ bool Chat::Admit(Cache& cache) {
   const Request& request = (*requests_)[next_request_++];
   int prefix = 0;
   const int index = ChooseSlot(cache, request, prefix);
-  Slot& slot = slots_[static_cast<std::size_t>(index)];
+  Slot& slot = At(slots_, index);
   // At least one token is evaluated.
   prefix = std::min(prefix, request.input_length - 1);
   bool resumes = true;
@@ -115,14 +115,14 @@ bool Chat::Admit(Cache& cache) {
   slot.to_come = request.input_length - prefix;
   slot.to_say = request.output_length;
   slot.last_used = ++clock_;
-  slot.cells.resize(static_cast<std::size_t>(prefix));
+  slot.cells.resize(AsSize(prefix));
   return true;
 }
 
 // Adds the tokens that the slot computes next, as far as they fit.
 void Chat::AddFrom(int index) {
-  const Slot& slot = slots_[static_cast<std::size_t>(index)];
-  const int room = kBatch - static_cast<int>(batch_.positions.size());
+  const Slot& slot = At(slots_, index);
+  const int room = kBatch - Size(batch_.positions);
   const int wanted = slot.to_come > 0 ? slot.to_come : std::min(slot.to_say, 1);
   for (int i = 0; i < std::min(wanted, room); ++i) {
     batch_.Add(slot.length + i, index);
@@ -139,8 +139,7 @@ bool Chat::Step(Cache& cache) {
     const std::size_t before = batch_.positions.size();
     AddFrom(index);
     const bool nothing = batch_.positions.size() == before;
-    if (starved < 0 && nothing &&
-        slots_[static_cast<std::size_t>(index)].busy()) {
+    if (starved < 0 && nothing && At(slots_, index).busy()) {
       starved = index;
     }
   }
@@ -159,7 +158,7 @@ bool Chat::Step(Cache& cache) {
 void Chat::Advance(Cache& cache) {
   const std::span<const int> cells = cache.BatchCells();
   for (std::size_t i = 0; i < batch_.sequences.size(); ++i) {
-    Slot& slot = slots_[static_cast<std::size_t>(batch_.sequences[i])];
+    Slot& slot = At(slots_, batch_.sequences[i]);
     slot.cells.push_back(cells[i]);
     if (slot.to_come > 0) {
       --slot.to_come;
@@ -174,7 +173,7 @@ void Chat::Advance(Cache& cache) {
 void Chat::CheckMask(const std::string& name, Cache& cache) const {
   const KvView view = Must(cache.Get());
   for (const std::size_t row : {std::size_t{0}, batch_.positions.size() - 1}) {
-    const auto index = static_cast<std::size_t>(batch_.sequences[row]);
+    const auto index = AsSize(batch_.sequences[row]);
     CheckRow(name, view, row, slots_[index], batch_.positions[row]);
   }
 }
@@ -190,8 +189,7 @@ void Chat::CheckRow(const std::string& name, const KvView& view,
   }
   bool all = seen == position + 1;
   for (std::int32_t i = 0; i <= position; ++i) {
-    const std::int64_t column =
-        slot.cells[static_cast<std::size_t>(i)] - view.first_cell;
+    const std::int64_t column = At(slot.cells, i) - view.first_cell;
     all = all && column >= 0 && column < view.mask.shape[0] &&
           Visible(view.mask, at, column);
   }

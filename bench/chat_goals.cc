@@ -11,6 +11,7 @@
 #include "bench/goals.h"
 #include "bench/limits.h"
 #include "bench/twins.h"
+#include "core/index.h"
 
 namespace kvtwin::bench {
 namespace {
@@ -96,7 +97,7 @@ class Stretch {
 
  private:
   Cache& Begin(int twin) {
-    Cache& cache = *caches_[static_cast<std::size_t>(twin)];
+    Cache& cache = *At(caches_, twin);
     Must(cache.Restore(state_));
     AddTinyLayer(cache);
     return cache;

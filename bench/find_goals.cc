@@ -9,6 +9,7 @@
 #include "bench/goals.h"
 #include "bench/limits.h"
 #include "bench/twins.h"
+#include "core/index.h"
 #include "optimized/cell_table.h"
 
 namespace kvtwin::bench {
@@ -86,7 +87,7 @@ class Finder {
   void FindRun() {
     found_.clear();
     const std::size_t first = table_.FindRun(kWanted);
-    if (first != kNone) found_.push_back(static_cast<int>(first));
+    if (first != kNone) found_.push_back(AsInt(first));
   }
   void FindScattered() { table_.FindFree(kWanted, found_); }
 
@@ -96,14 +97,14 @@ class Finder {
     for (std::size_t cell = 0; cell < positions_.size(); ++cell) {
       run = positions_[cell] < 0 ? run + 1 : 0;
       if (run < kWanted) continue;
-      found_.push_back(static_cast<int>(cell + 1 - kWanted));
+      found_.push_back(AsInt(cell + 1 - kWanted));
       return;
     }
   }
   void ScanScattered() {
     found_.clear();
     for (std::size_t cell = 0; found_.size() < kWanted; ++cell) {
-      if (positions_[cell] < 0) found_.push_back(static_cast<int>(cell));
+      if (positions_[cell] < 0) found_.push_back(AsInt(cell));
     }
   }
 
@@ -121,7 +122,7 @@ void Judge(Goals& goals, Layout layout, const std::string& what) {
   const std::string by_size = fmt::format("find 512, {}, {} / {} cells", what,
                                           SizeName(large), SizeName(small));
   if (!goals.Wanted(by_scan) && !goals.Wanted(by_size)) return;
-  Finder above(layout, static_cast<std::size_t>(large));
+  Finder above(layout, AsSize(large));
   Finder below(layout, small);
   above.Check(by_scan);
   below.Check(by_size);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+
+#include "core/index.h"
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -113,7 +115,7 @@ template <class Body>
 double TimePieces(std::size_t bytes, const Body& body) {
 #ifdef _OPENMP
   constexpr std::size_t kPage = 4096;
-  const auto threads = static_cast<std::size_t>(omp_get_max_threads());
+  const auto threads = AsSize(omp_get_max_threads());
   const std::size_t piece =
       (bytes + threads * kPage - 1) / (threads * kPage) * kPage;
   if (threads > 1) {

@@ -13,6 +13,7 @@
 #endif
 #include "bench/goals.h"
 #include "bench/suites.h"
+#include "core/index.h"
 
 namespace {
 
@@ -57,7 +58,7 @@ int Main(int argc, char** argv) {
   }
   std::vector<char*> arguments = {argv[0]};
   for (std::string& extra : extras) arguments.push_back(extra.data());
-  auto count = static_cast<int>(arguments.size());
+  auto count = Size(arguments);
   benchmark::Initialize(&count, arguments.data());
   if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 2;
   return bench::RunSuites();

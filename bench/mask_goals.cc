@@ -11,6 +11,7 @@
 #include "bench/limits.h"
 #include "bench/mask_builder.h"
 #include "bench/twins.h"
+#include "core/index.h"
 
 namespace kvtwin::bench {
 namespace {
@@ -27,8 +28,7 @@ std::string SequencesName(int sequences) {
 }
 
 void JudgeNumbers(Goals& goals, DType dtype, int cells, int sequences) {
-  const std::size_t bytes =
-      std::size_t{kBatch} * static_cast<std::size_t>(cells) * SizeOf(dtype);
+  const std::size_t bytes = std::size_t{kBatch} * AsSize(cells) * SizeOf(dtype);
   const MaskCase what = {
       .cells = cells, .batch = kBatch, .sequences = sequences, .dtype = dtype};
   std::unique_ptr<MaskBuilder> builder;
@@ -65,7 +65,7 @@ void JudgeBits(Goals& goals, DType bits, int cells, int sequences) {
     builder.Check(name);
     floats.Check(name);
     const std::size_t bytes =
-        std::size_t{kBatch} * static_cast<std::size_t>(cells) * sizeof(float);
+        std::size_t{kBatch} * AsSize(cells) * sizeof(float);
     ColdMemory memory(bytes, kMemories);
     goals.Judge(
         name, 1 / 15.0,

@@ -11,6 +11,7 @@
 #include "bench/goals.h"
 #include "bench/limits.h"
 #include "bench/operations.h"
+#include "core/index.h"
 
 namespace kvtwin::bench {
 namespace {
@@ -30,8 +31,7 @@ void JudgeOperations(Goals& goals, int cells, int sequences) {
       !goals.Wanted(copy[0]) && !goals.Wanted(copy[1])) {
     return;
   }
-  const std::size_t bytes =
-      static_cast<std::size_t>(cells) * sizeof(std::int32_t);
+  const std::size_t bytes = AsSize(cells) * sizeof(std::int32_t);
   const Buffer positions = WrittenBuffer(bytes);
   const auto read = [&] { return ReadBytes(positions.data(), bytes); };
   Operations fast(cells, sequences);

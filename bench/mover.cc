@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/index.h"
+
 namespace kvtwin::bench {
 namespace {
 
@@ -77,7 +79,7 @@ void Defragger::Fill(bool with_rows) {
     std::int32_t next[2] = {0, 0};
     for (int i = 0; i < kBatch; ++i) {
       random_ = random_ * 1664525 + 1013904223;
-      const int hole = runs_ ? i / kRun % 2 : static_cast<int>(random_ >> 31);
+      const int hole = runs_ ? i / kRun % 2 : AsInt(random_ >> 31);
       tokens.Add(next[hole]++, 2 * batch + hole);
     }
     Must(cache_->StartForward(tokens, /*reserve=*/false));
@@ -89,8 +91,8 @@ void Defragger::Fill(bool with_rows) {
   for (int batch = 0; batch < cells_ / kBatch; ++batch) {
     Must(cache_->Remove(2 * batch + 1, 0, kOpenEnd));
   }
-  kept_ = static_cast<int>(kept.size());
-  moved_ = static_cast<std::size_t>(
+  kept_ = Size(kept);
+  moved_ = AsSize(
       std::ranges::count_if(kept, [&](int cell) { return cell >= kept_; }));
 }
 
@@ -145,7 +147,7 @@ Shifter::Shifter(DType dtype, int rows, std::string_view twin)
 }
 
 std::size_t Shifter::bytes() const {
-  return static_cast<std::size_t>(rows_) * kRow * SizeOf(setup_.dtype);
+  return AsSize(rows_) * kRow * SizeOf(setup_.dtype);
 }
 
 double Shifter::Time() {

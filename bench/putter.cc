@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/index.h"
+
 namespace kvtwin::bench {
 namespace {
 
@@ -64,11 +66,10 @@ void Putter::TakeBack() {
 }
 
 CopyLimit::CopyLimit(const PutCase& what, int cells)
-    : to_bytes_(static_cast<std::size_t>(what.batch) * kRow *
-                SizeOf(what.stored)),
+    : to_bytes_(AsSize(what.batch) * kRow * SizeOf(what.stored)),
       halves_(what.source != what.stored),
-      key_(to_bytes_, static_cast<std::size_t>(cells / what.batch)),
-      value_(to_bytes_, static_cast<std::size_t>(cells / what.batch)) {}
+      key_(to_bytes_, AsSize(cells / what.batch)),
+      value_(to_bytes_, AsSize(cells / what.batch)) {}
 
 double CopyLimit::Time(const Putter& from, bool stream) {
   return CopyOne(from.key(), key_.Next(), stream) +
@@ -90,10 +91,8 @@ OnePutter::OnePutter(DType dtype, VLayout v_layout, int cells,
       key_(SomeRows(dtype, {1, kHeads, 1, 1}, 1)),
       value_(SomeRows(dtype, {kHeadDim, kHeads, 1, 1}, 2)),
       cache_(Make(Setup(), twin)),
-      touched_key_(
-          WrittenBuffer(static_cast<std::size_t>(cells) * key_.bytes.size())),
-      touched_value_(WrittenBuffer(static_cast<std::size_t>(cells) *
-                                   value_.bytes.size())) {
+      touched_key_(WrittenBuffer(AsSize(cells) * key_.bytes.size())),
+      touched_value_(WrittenBuffer(AsSize(cells) * value_.bytes.size())) {
   Must(cache_->Restore(State()));
   for (int i = 0; i < cells / kStep; ++i) Time();  // Touches all pages.
 }
@@ -159,9 +158,9 @@ template <class T>
 double OnePutter::Touch(VLayout v_layout) {
   const auto* key = reinterpret_cast<const T*>(key_.bytes.data());
   const auto* value = reinterpret_cast<const T*>(value_.bytes.data());
-  const auto at = static_cast<std::size_t>(at_);
+  const auto at = AsSize(at_);
   const bool tiled = v_layout == VLayout::kTiled;
-  const auto column = static_cast<std::size_t>(tiled ? kTileCells : cells_);
+  const auto column = AsSize(tiled ? kTileCells : cells_);
   T* keys = touched_key_.as<T>() + at * kHeads;
   T* values = touched_value_.as<T>();
   values += tiled ? at / kTileCells * kRow * kTileCells + at % kTileCells : at;

@@ -14,6 +14,7 @@
 #include "bench/goals.h"
 #include "bench/limits.h"
 #include "bench/twins.h"
+#include "core/index.h"
 #include "kvtwin/save.h"
 
 namespace kvtwin::bench {
@@ -81,7 +82,7 @@ class Saver {
       while (some > 0) {
         some = ::read(file, memory_.data() + all,
                       std::min(kChunk, memory_.bytes() - all));
-        all += static_cast<std::size_t>(std::max<ssize_t>(some, 0));
+        all += AsSize(std::max<ssize_t>(some, 0));
       }
       if (all != bytes_.size()) Wrong(PlainPath(), "cannot be read");
       ::close(file);
@@ -123,8 +124,7 @@ class Saver {
     Tokens tokens;
     for (int i = 0; i < batch; ++i) tokens.Add(first + i, 0);
     Must(cache_->StartForward(tokens, /*reserve=*/false));
-    std::vector<float> rows(
-        static_cast<std::size_t>(batch * kHeads * kHeadDim));
+    std::vector<float> rows(AsSize(batch * kHeads * kHeadDim));
     for (int layer = 0; layer < kLayers; ++layer) {
       for (float& element : rows) {
         random_ = random_ * 1664525 + 1013904223;

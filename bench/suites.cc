@@ -14,6 +14,7 @@
 #include "bench/mover.h"
 #include "bench/operations.h"
 #include "bench/putter.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "optimized/targets.h"
 #include "props/search/explain.h"
@@ -107,8 +108,7 @@ void RegisterMask() {
     for (const int cells : kSizes) {
       for (const int batch : {1, 32, 512}) {
         for (const int sequences : {1, 8, 64}) {
-          const auto elements =
-              static_cast<std::size_t>(cells) * static_cast<std::size_t>(batch);
+          const auto elements = AsSize(cells) * AsSize(batch);
           if (batch < sequences || elements > kMost) continue;
           const MaskCase what = {cells, batch, sequences, dtype};
           Register(
@@ -139,7 +139,7 @@ void RegisterPut() {
                             ? ""
                             : fmt::format("/{}", VLayoutName(layout))),
             fmt::format("batch:{}", batch),
-            static_cast<std::size_t>(batch) * 2 * 8 * 128 * SizeOf(stored),
+            AsSize(batch) * 2 * 8 * 128 * SizeOf(stored),
             MakerOf<Putter>(what, kCells));
       }
     }

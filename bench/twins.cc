@@ -8,6 +8,7 @@
 #include "bench/limits.h"
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 
 namespace kvtwin::bench {
 
@@ -24,8 +25,8 @@ void Must(const Status& status) {
 std::unique_ptr<Cache> Make(const CacheSetup& setup, std::string_view twin) {
   auto cache = Must(MakeCache(setup.spec, twin));
   Must(cache->SetConfig(setup.config));
-  Must(cache->Init(setup.dtype, setup.max_sequences, setup.capacity,
-                   setup.max_batch));
+  Must(cache->Init(
+      {setup.dtype, setup.max_sequences, setup.capacity, setup.max_batch}));
   return cache;
 }
 
@@ -71,7 +72,7 @@ void CheckTensors(std::string_view name, const TensorView& a,
                             DTypeName(a.dtype), ShapeText(b.shape),
                             DTypeName(b.dtype)));
   }
-  const auto line = static_cast<std::size_t>(RunBytes(a.dtype, a.shape[0]));
+  const auto line = AsSize(RunBytes(a.dtype, a.shape[0]));
   for (std::int64_t k = 0; k < a.shape[2]; ++k) {
     for (std::int64_t j = 0; j < a.shape[1]; ++j) {
       if (std::memcmp(a.at(0, j, k), b.at(0, j, k), line) != 0) {
@@ -111,7 +112,7 @@ bool Visible(const TensorView& mask, std::int64_t row, std::int64_t column) {
 
 DenseTensor SomeRows(DType dtype, const Shape& shape, std::uint32_t seed) {
   DenseTensor rows = FilledTensor(DType::kF32, shape, 0);
-  const auto count = static_cast<std::size_t>(rows.view().elements());
+  const auto count = AsSize(rows.view().elements());
   for (std::size_t i = 0; i < count; ++i) {
     seed = seed * 1664525 + 1013904223;
     const float value = static_cast<float>(seed >> 8) / (1 << 23) - 1;

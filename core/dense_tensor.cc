@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/elements.h"
+#include "core/index.h"
 
 namespace kvtwin {
 
@@ -24,7 +25,7 @@ DenseTensor ZerosLike(const TensorView& like) {
 
 std::byte* WriteDense(const TensorView& from, DType dtype, std::byte* to) {
   const auto size = static_cast<std::int64_t>(SizeOf(dtype));
-  const auto run = static_cast<std::size_t>(RunBytes(dtype, from.shape[0]));
+  const auto run = AsSize(RunBytes(dtype, from.shape[0]));
   const bool as_is = from.dtype == dtype && from.stride[0] == size;
   for (std::int64_t l = 0; l < from.shape[3]; ++l) {
     for (std::int64_t k = 0; k < from.shape[2]; ++k) {
@@ -75,12 +76,12 @@ std::int64_t ColumnsOf(const TensorView& view, VLayout layout) {
 Status ShiftStored(const Shift& shift, int layer, std::int32_t offset,
                    DenseTensor& key) {
   if (offset == 0 || shift.kind == ShiftKind::kIdentity) return {};
-  std::vector<float> row(static_cast<std::size_t>(key.view().elements()));
+  std::vector<float> row(AsSize(key.view().elements()));
   WriteDense(key.view(), DType::kF32,
              std::as_writable_bytes(std::span(row)).data());
   const std::vector<float> before = row;
-  Status status = ShiftRow(shift, layer, offset, static_cast<int>(key.shape[0]),
-                           static_cast<int>(key.shape[1]), row);
+  Status status = ShiftRow(shift, layer, offset, AsInt(key.shape[0]),
+                           AsInt(key.shape[1]), row);
   if (!status.ok()) return status;
   // An element, or a block of them, keeps its bits unless it changes (S35).
   // Bits are compared: a zero that changes its sign has changed, a NaN has not.

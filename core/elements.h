@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "core/index.h"
 #include "core/narrow.h"
 #include "kvtwin/tensor.h"
 
@@ -57,7 +58,7 @@ inline float LoadFrom(const TensorView& rows, std::int64_t i,
   const std::int64_t before =
       RunBytes(rows.dtype, i / kBlockElements * kBlockElements);
   return LoadFromBlock(rows.at(0, j, k, l) + before, rows.dtype,
-                       static_cast<std::size_t>(i % kBlockElements));
+                       AsSize(i % kBlockElements));
 }
 
 // Stores numbers as blocks, one after another.
@@ -78,7 +79,7 @@ inline void CopyRun(const TensorView& from, std::int64_t j, std::int64_t k,
   if (IsBlockDType(dtype)) {
     if (same) {
       const std::int64_t bytes = RunBytes(dtype, from.shape[0]);
-      std::memcpy(to, from.at(0, j, k, l), static_cast<std::size_t>(bytes));
+      std::memcpy(to, from.at(0, j, k, l), AsSize(bytes));
       return;
     }
     std::vector<float> numbers;

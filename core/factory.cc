@@ -81,7 +81,7 @@ Status CheckSpec(const CacheSpec& spec) {
   Status known = CheckEnum("kind", spec.kind, kKindNames.size());
   if (known.ok()) known = CheckEnum("placement", spec.placement, 2);
   if (!known.ok()) return known;
-  const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
+  const bool windowed = IsWindowed(spec.kind);
   if (windowed && spec.window.value_or(0) < 0) {
     return NotNegative("window", *spec.window);
   }
@@ -161,8 +161,10 @@ Result<LegacyCache> LegacyCache::Make(CacheSpec spec, std::string_view twin) {
 }
 
 Status LegacyCache::Init(DType dtype, std::int32_t capacity) {
-  return cache_->Init(dtype, /*max_sequences=*/1, capacity,
-                      /*max_batch=*/capacity);
+  return cache_->Init({.dtype = dtype,
+                       .max_sequences = 1,
+                       .capacity = capacity,
+                       .max_batch = capacity});
 }
 
 Status LegacyCache::StartForward(std::span<const std::int32_t> positions,

@@ -8,6 +8,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/huge_pages.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "core/refusals.h"
 #include "core/state_checks.h"
@@ -33,8 +34,7 @@ Status CheckIndices(std::string_view name, std::span<const int> indices,
 }
 
 RowDims DimsOf(const TensorView& key, const TensorView& value) {
-  return {static_cast<int>(key.shape[0]), static_cast<int>(key.shape[1]),
-          static_cast<int>(value.shape[0])};
+  return {AsInt(key.shape[0]), AsInt(key.shape[1]), AsInt(value.shape[0])};
 }
 
 // Copies the rows of the held cells out of the rows of all cells.
@@ -165,12 +165,10 @@ Status GuardedCache::CheckInit(const InitArgs& args) {
 }
 
 int GuardedCache::CellCount() const {
-  return life_ == Life::kReady ? static_cast<int>(cells_) : 0;
+  return life_ == Life::kReady ? AsInt(cells_) : 0;
 }
 
-Status GuardedCache::Init(DType dtype, int max_sequences, int capacity,
-                          int max_batch) {
-  const InitArgs args{dtype, max_sequences, capacity, max_batch};
+Status GuardedCache::Init(const InitArgs& args) {
   if (Status status = CheckInit(args); !status.ok()) return status;
   init_ = args;
   life_ = Life::kReady;
@@ -201,7 +199,7 @@ Status GuardedCache::CheckBatch(const Batch& batch) const {
     return Invalid("the batch has {} positions and {} sequences", tokens,
                    batch.sequences.size());
   }
-  if (tokens > static_cast<std::size_t>(init_.max_batch)) {
+  if (tokens > AsSize(init_.max_batch)) {
     return Invalid("the batch has {} tokens, max_batch is {}", tokens,
                    init_.max_batch);
   }
@@ -213,7 +211,7 @@ Status GuardedCache::CheckBatch(const Batch& batch) const {
     Status status = NotNegative("a sequence of the batch", seq);
     if (!status.ok()) return status;
   }
-  return CheckIndices("multimodal", batch.multimodal, static_cast<int>(tokens));
+  return CheckIndices("multimodal", batch.multimodal, AsInt(tokens));
 }
 
 Status GuardedCache::StartForward(const Batch& batch, bool reserve) {
@@ -245,12 +243,11 @@ Status GuardedCache::SetCausal(std::span<const int> except) {
   if (IsEncoder()) {
     return {StatusCode::kNotSupported, "an encoder cache has no mask"};
   }
-  Status status =
-      CheckIndices("except", except, static_cast<int>(batch_.size()));
+  Status status = CheckIndices("except", except, Size(batch_));
   if (!status.ok()) return status;
   for (BatchToken& token : batch_) token.excepted = false;
   for (const int i : except) {
-    batch_[static_cast<std::size_t>(i)].excepted = true;
+    At(batch_, i).excepted = true;
   }
   DoBuildMask();
   return {};

@@ -13,13 +13,6 @@
 
 namespace kvtwin {
 
-struct InitArgs {
-  DType dtype = DType::kF32;
-  int max_sequences = 0;
-  int capacity = 0;
-  int max_batch = 0;
-};
-
 // The dimensions of a layer's rows, fixed by its first Put.
 struct RowDims {
   int k_head_dim = 0;
@@ -38,8 +31,7 @@ struct BatchToken {
 class GuardedCache : public Cache {
  public:
   Status SetConfig(const CacheConfig& config) final;
-  Status Init(DType dtype, int max_sequences, int capacity,
-              int max_batch) final;
+  Status Init(const InitArgs& args) final;
   void Close() final;
   Status SetLayer(int layer) final;
   Status StartForward(const Batch& batch, bool reserve) final;

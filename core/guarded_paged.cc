@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "core/index.h"
 #include "core/refusals.h"
 
 namespace kvtwin {
@@ -121,7 +122,7 @@ int GuardedPaged::NextSequence() const {
 GuardedPaged::Length& GuardedPaged::Add(int sequence, int len) {
   Length& added = sequences_[sequence];
   added.len = len;
-  added.appended.assign(static_cast<std::size_t>(spec_.layers), 0);
+  added.appended.assign(AsSize(spec_.layers), 0);
   return added;
 }
 
@@ -167,14 +168,14 @@ Result<PagedAppend> GuardedPaged::Append(int sequence, int layer,
                   fmt::format("{} tokens and {} more are above max_seq_len {}",
                               to.len, tokens, spec_.max_seq_len));
   }
-  const int end = to.len + static_cast<int>(tokens);
+  const int end = to.len + AsInt(tokens);
   if (!DoReserve(sequence, to.len, end)) {
     return Status(
         StatusCode::kCacheFull,
         fmt::format("there are not enough blocks for {} tokens more", tokens));
   }
   DoStore(sequence, layer, to.len, key, value);
-  to.appended[static_cast<std::size_t>(layer)] = static_cast<int>(tokens);
+  At(to.appended, layer) = AsInt(tokens);
   return PagedAppend{to.len, ViewsOf(sequence, layer, to.len, end)};
 }
 
@@ -207,7 +208,7 @@ Status GuardedPaged::Commit(int sequence,
     status = NotNegative("a token", token);
     if (!status.ok()) return status;
   }
-  const int len = sequences_.at(sequence).len + static_cast<int>(tokens.size());
+  const int len = sequences_.at(sequence).len + Size(tokens);
   DoCommit(sequence, len, tokens);
   Add(sequence, len);
   return {};
@@ -218,8 +219,7 @@ Result<std::vector<PagedView>> GuardedPaged::Views(int sequence,
   Status status = CheckRowsOf(sequence, layer);
   if (!status.ok()) return status;
   const Length& of = sequences_.at(sequence);
-  return ViewsOf(sequence, layer, 0,
-                 of.len + of.appended[static_cast<std::size_t>(layer)]);
+  return ViewsOf(sequence, layer, 0, of.len + At(of.appended, layer));
 }
 
 // Returns the rows at positions begin .. end - 1, block by block.
@@ -228,7 +228,7 @@ std::vector<PagedView> GuardedPaged::ViewsOf(int sequence, int layer, int begin,
   const int size = spec_.block_size;
   std::vector<PagedView> views;
   const std::span<const int> blocks = DoBlocks(sequence);
-  auto index = static_cast<std::size_t>(begin / size);
+  auto index = AsSize(begin / size);
   int start = begin;
   for (; start < end && index < blocks.size(); ++index) {
     const int block = blocks[index];
@@ -262,12 +262,11 @@ Result<std::optional<PagedKv>> GuardedPaged::ContiguousKV(int sequence,
   Status status = CheckRowsOf(sequence, layer);
   if (!status.ok()) return status;
   const Length& of = sequences_.at(sequence);
-  const int end = of.len + of.appended[static_cast<std::size_t>(layer)];
+  const int end = of.len + At(of.appended, layer);
   if (kv_len < 1 || kv_len > end) {
     return Invalid("kv_len is {}, the layer has {} tokens", kv_len, end);
   }
-  const auto blocks =
-      DoBlocks(sequence).first(static_cast<std::size_t>(BlocksFor(kv_len)));
+  const auto blocks = DoBlocks(sequence).first(AsSize(BlocksFor(kv_len)));
   for (std::size_t i = 1; i < blocks.size(); ++i) {
     const bool next = blocks[i] == blocks[i - 1] + 1;
     // With kHeadMajor, the rows of a head are contiguous in one block only.
@@ -308,8 +307,7 @@ Result<PagedCsr> GuardedPaged::ExportCsr(std::span<const int> sequences) const {
   csr.indptr.push_back(0);
   for (const int sequence : sequences) {
     const int len = sequences_.at(sequence).len;
-    const auto blocks =
-        DoBlocks(sequence).first(static_cast<std::size_t>(BlocksFor(len)));
+    const auto blocks = DoBlocks(sequence).first(AsSize(BlocksFor(len)));
     csr.indices.insert(csr.indices.end(), blocks.begin(), blocks.end());
     csr.indptr.push_back(static_cast<std::int32_t>(csr.indices.size()));
     csr.last_page_len.push_back(len == 0 ? 0
@@ -329,12 +327,10 @@ Result<PagedTable> GuardedPaged::ExportTable(
   }
   for (const int sequence : sequences) {
     const auto blocks = DoBlocks(sequence).first(
-        static_cast<std::size_t>(BlocksFor(sequences_.at(sequence).len)));
+        AsSize(BlocksFor(sequences_.at(sequence).len)));
     table.blocks.insert(table.blocks.end(), blocks.begin(), blocks.end());
-    table.blocks.resize(table.blocks.size() +
-                            static_cast<std::size_t>(table.columns) -
-                            blocks.size(),
-                        -1);
+    table.blocks.resize(
+        table.blocks.size() + AsSize(table.columns) - blocks.size(), -1);
   }
   return table;
 }
@@ -353,7 +349,7 @@ Result<std::vector<std::int64_t>> GuardedPaged::SlotMapping(int sequence,
   const std::span<const int> blocks = DoBlocks(sequence);
   std::vector<std::int64_t> slots;
   for (int p = begin; p < end; ++p) {
-    const int block = blocks[static_cast<std::size_t>(p / spec_.block_size)];
+    const int block = At(blocks, p / spec_.block_size);
     slots.push_back(std::int64_t{block} * spec_.block_size +
                     p % spec_.block_size);
   }

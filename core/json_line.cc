@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/index.h"
+
 namespace kvtwin {
 namespace {
 
@@ -231,7 +233,7 @@ std::size_t JsonFields::Name(std::string_view key,
   if (value == nullptr) return 0;
   const auto at = std::find(names.begin(), names.end(), value->text);
   if (value->type == JsonValue::Type::kString && at != names.end()) {
-    return static_cast<std::size_t>(at - names.begin());
+    return AsSize(at - names.begin());
   }
   Wrong(key, *value, fmt::format("one of {}", fmt::join(names, ", ")));
   return 0;

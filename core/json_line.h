@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "kvtwin/tensor.h"
 
 namespace kvtwin {
@@ -46,9 +47,7 @@ struct JsonValue {
   }
   const JsonValue* Find(std::string_view key) const {
     const auto at = std::find(keys.begin(), keys.end(), key);
-    return at == keys.end()
-               ? nullptr
-               : &items[static_cast<std::size_t>(at - keys.begin())];
+    return at == keys.end() ? nullptr : &At(items, at - keys.begin());
   }
 };
 

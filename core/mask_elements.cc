@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "core/index.h"
+
 namespace kvtwin {
 namespace {
 
@@ -49,12 +51,11 @@ DenseTensor HidingMask(DType dtype, std::int64_t columns, std::int64_t rows) {
 void AllowInMask(DenseTensor& mask, std::int64_t column, std::int64_t row) {
   const std::int64_t begin = row * mask.view().stride[1];
   if (mask.dtype == DType::kBits) {
-    mask.bytes[static_cast<std::size_t>(begin + column / 8)] |= BitOf(column);
+    At(mask.bytes, begin + column / 8) |= BitOf(column);
     return;
   }
   const auto size = static_cast<std::int64_t>(SizeOf(mask.dtype));
-  std::memset(&mask.bytes[static_cast<std::size_t>(begin + column * size)], 0,
-              SizeOf(mask.dtype));
+  std::memset(&At(mask.bytes, begin + column * size), 0, SizeOf(mask.dtype));
 }
 
 }  // namespace kvtwin

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string_view>
 
+#include "core/index.h"
 #include "kvtwin/cache.h"
 
 namespace kvtwin {
@@ -35,19 +36,17 @@ constexpr std::array<std::string_view, n> NamesOf(
     const std::array<DType, n>& dtypes) {
   std::array<std::string_view, n> names;
   for (std::size_t i = 0; i < n; ++i) {
-    names[i] = kDTypeNames[static_cast<std::size_t>(dtypes[i])];
+    names[i] = At(kDTypeNames, dtypes[i]);
   }
   return names;
 }
 inline constexpr auto kRowDTypeNames = NamesOf(kRowDTypes);
 inline constexpr auto kMaskDTypeNames = NamesOf(kMaskDTypes);
 
-inline std::string_view KindName(Kind kind) {
-  return kKindNames[static_cast<std::size_t>(kind)];
-}
+inline std::string_view KindName(Kind kind) { return At(kKindNames, kind); }
 
 inline std::string_view VLayoutName(VLayout layout) {
-  return kVLayoutNames[static_cast<std::size_t>(layout)];
+  return At(kVLayoutNames, layout);
 }
 
 // Returns the value of Enum whose name is `name` in one of the lists above.

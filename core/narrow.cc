@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "core/index.h"
+
 namespace kvtwin {
 namespace {
 
@@ -55,7 +57,7 @@ void StoreBlock(std::span<const float, kBlockElements> from, DType dtype,
   // In q4_0 the largest number is -8 times the scale, whatever its sign.
   const float exact = dtype == DType::kQ8 ? std::fabs(most) / 127 : most / -8;
   Eigen::half scale(exact);
-  std::memset(block, 0, static_cast<std::size_t>(RunBytes(dtype, 1)));
+  std::memset(block, 0, AsSize(RunBytes(dtype, 1)));
   const bool fits = finite && std::isfinite(static_cast<float>(scale));
   if (!fits)
     scale = Eigen::numext::bit_cast<Eigen::half>(std::uint16_t{0x7E00});
@@ -82,7 +84,7 @@ float LoadFromBlock(const std::byte* block, DType dtype, std::size_t i) {
   if (dtype == DType::kQ8) {
     number = static_cast<std::int8_t>(numbers[i]);
   } else {
-    const auto pair = static_cast<int>(numbers[i % 16]);
+    const auto pair = AsInt(numbers[i % 16]);
     number = (i < 16 ? pair & 15 : pair >> 4) - 8;
   }
   return static_cast<float>(scale) * static_cast<float>(number);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/refusals.h"
 #include "core/state_checks.h"
 #include "kvtwin/save.h"
@@ -43,10 +44,7 @@ DenseTensor Joined(const std::vector<Row>& rows, const DenseTensor& like) {
   std::byte* to = joined.bytes.data();
   for (const Row& row : rows) {
     if (row.tensor != nullptr) {
-      std::memcpy(
-          to,
-          row.tensor->bytes.data() + static_cast<std::size_t>(row.at) * bytes,
-          bytes);
+      std::memcpy(to, row.tensor->bytes.data() + AsSize(row.at) * bytes, bytes);
     }
     to += bytes;
   }

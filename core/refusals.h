@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/index.h"
 #include "kvtwin/status.h"
 #include "kvtwin/tensor.h"
 
@@ -43,12 +44,12 @@ inline Status AtLeastOne(std::string_view name, std::int64_t value) {
 template <class Enum>
 Status CheckEnum(std::string_view name, Enum value, std::size_t count) {
   const auto number = static_cast<std::int64_t>(value);
-  if (number >= 0 && static_cast<std::size_t>(number) < count) return {};
+  if (number >= 0 && AsSize(number) < count) return {};
   return Invalid("{} is {}, it must be 0 to {}", name, number, count - 1);
 }
 
 inline Status CheckDType(std::string_view name, DType dtype) {
-  return CheckEnum(name, dtype, static_cast<std::size_t>(DType::kBits) + 1);
+  return CheckEnum(name, dtype, AsSize(DType::kBits) + 1);
 }
 
 inline Status CheckRowDType(std::string_view name, DType dtype) {

@@ -8,6 +8,8 @@
 #include <limits>
 #include <string_view>
 
+#include "core/index.h"
+
 namespace kvtwin {
 namespace {
 
@@ -18,12 +20,11 @@ float Turned(float before, float after) {
 }
 
 void RopeHead(const Rope& rope, std::int32_t offset, std::span<float> head) {
-  const int dims = RopeDims(rope, static_cast<int>(head.size()));
+  const int dims = RopeDims(rope, Size(head));
   const bool halves = rope.pairing == Rope::Pairing::kHalves;
   for (int p = 0; p < dims / 2; ++p) {
-    float& x = head[static_cast<std::size_t>(halves ? p : 2 * p)];
-    float& y =
-        head[static_cast<std::size_t>(halves ? p + dims / 2 : 2 * p + 1)];
+    float& x = At(head, halves ? p : 2 * p);
+    float& y = At(head, halves ? p + dims / 2 : 2 * p + 1);
     const Turn turn = RopeTurn(rope, dims, p, offset);
     const float turned_x = x * turn.cosine - y * turn.sine;
     const float turned_y = x * turn.sine + y * turn.cosine;
@@ -68,8 +69,8 @@ Status ShiftRow(const Shift& shift, int layer, std::int32_t offset,
   if (shift.kind == ShiftKind::kCustom) {
     return CallCustom(shift.fn, layer, offset, k_head_dim, kv_heads, key);
   }
-  const auto head_dim = static_cast<std::size_t>(k_head_dim);
-  for (std::size_t h = 0; h < static_cast<std::size_t>(kv_heads); ++h) {
+  const auto head_dim = AsSize(k_head_dim);
+  for (std::size_t h = 0; h < AsSize(kv_heads); ++h) {
     const auto head = key.subspan(h * head_dim, head_dim);
     if (shift.kind == ShiftKind::kAdd || shift.kind == ShiftKind::kTagAdd) {
       const std::size_t first = shift.kind == ShiftKind::kTagAdd ? 1 : 0;

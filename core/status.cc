@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "core/index.h"
+
 namespace kvtwin {
 
 std::string_view StatusName(StatusCode code) {
@@ -9,7 +11,7 @@ std::string_view StatusName(StatusCode code) {
       "ok",           "cache_full",       "not_supported",
       "shared_cells", "invalid_argument", "failed_precondition",
       "device_error"};
-  return kNames[static_cast<std::size_t>(code)];
+  return At(kNames, code);
 }
 
 std::string Status::ToString() const {

@@ -2,12 +2,13 @@
 
 #include <fmt/format.h>
 
+#include "core/index.h"
 #include "core/names.h"
 
 namespace kvtwin {
 
 std::string_view DTypeName(DType dtype) {
-  const auto number = static_cast<std::size_t>(dtype);
+  const auto number = AsSize(dtype);
   return number < kDTypeNames.size() ? kDTypeNames[number] : "no dtype";
 }
 

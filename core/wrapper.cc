@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/index.h"
 #include "core/state_checks.h"
 
 namespace kvtwin {
@@ -16,17 +17,12 @@ Status WrapperCache::SetConfig(const CacheConfig& config) {
   return status;
 }
 
-Status WrapperCache::Init(DType dtype, int max_sequences, int capacity,
-                          int max_batch) {
+Status WrapperCache::Init(const InitArgs& args) {
   for (const auto& cache : caches_) {
-    Status status =
-        cache->CheckInit({dtype, max_sequences, capacity, max_batch});
-    if (!status.ok()) return status;
+    if (Status status = cache->CheckInit(args); !status.ok()) return status;
   }
   Status status;  // All of them will say ok.
-  for (const auto& cache : caches_) {
-    status = cache->Init(dtype, max_sequences, capacity, max_batch);
-  }
+  for (const auto& cache : caches_) status = cache->Init(args);
   return status;
 }
 
@@ -42,12 +38,12 @@ Status WrapperCache::SetLayer(int layer) {
 
 Status WrapperCache::SetLayerType(int type) {
   if (Status status = active().CheckReady(); !status.ok()) return status;
-  if (type < 0 || static_cast<std::size_t>(type) >= caches_.size()) {
+  if (type < 0 || AsSize(type) >= caches_.size()) {
     return {StatusCode::kInvalidArgument,
             fmt::format("layer type is {}, the wrapper has {} caches", type,
                         caches_.size())};
   }
-  active_ = static_cast<std::size_t>(type);
+  active_ = AsSize(type);
   return {};
 }
 

@@ -31,8 +31,7 @@ class WrapperCache final : public Cache {
   // These calls change all caches or none. But if one cache is full, evictions
   // and moves of StartForward are not undone.
   Status SetConfig(const CacheConfig& config) override;
-  Status Init(DType dtype, int max_sequences, int capacity,
-              int max_batch) override;
+  Status Init(const InitArgs& args) override;
   void Close() override;
   Status SetLayer(int layer) override;
   Status StartForward(const Batch& batch, bool reserve) override;

@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "core/assert.h"
+#include "core/index.h"
 #include "optimized/aligned_buffer.h"
 
 namespace kvtwin::optimized {
@@ -109,7 +110,7 @@ class BitTree {
       const std::uint64_t at_or_before = levels_[level][i / kWordBits]
                                          << (kWordBits - 1 - i % kWordBits);
       if (at_or_before != 0) {
-        i -= static_cast<std::size_t>(std::countl_zero(at_or_before));
+        i -= AsSize(std::countl_zero(at_or_before));
         break;
       }
       if (i < kWordBits) return kNone;
@@ -118,8 +119,7 @@ class BitTree {
     }
     while (level > 0) {
       --level;
-      i = i * kWordBits +
-          static_cast<std::size_t>(std::bit_width(levels_[level][i]) - 1);
+      i = i * kWordBits + AsSize(std::bit_width(levels_[level][i]) - 1);
     }
     return i;
   }
@@ -153,15 +153,14 @@ class BitTree {
       const std::uint64_t at_or_after =
           levels_[level][i / kWordBits] >> i % kWordBits;
       if (at_or_after != 0) {
-        i += static_cast<std::size_t>(std::countr_zero(at_or_after));
+        i += AsSize(std::countr_zero(at_or_after));
         break;
       }
       i = i / kWordBits + 1;
     }
     while (level > base) {
       --level;
-      i = i * kWordBits +
-          static_cast<std::size_t>(std::countr_zero(levels_[level][i]));
+      i = i * kWordBits + AsSize(std::countr_zero(levels_[level][i]));
     }
     return i;
   }

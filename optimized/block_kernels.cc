@@ -9,6 +9,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/block_kernels.cc"
 // These headers must come after the target is chosen.
+#include "core/index.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "optimized/narrow-inl.h"
@@ -52,7 +53,7 @@ HWY_INLINE float FirstOf(const float* from, std::int32_t magnitude) {
     found = hn::FindFirstTrue(
         ints, hn::Eq(Magnitudes(from + i), hn::Set(ints, magnitude)));
   }
-  return from[i - hn::Lanes(ints) + static_cast<std::size_t>(found)];
+  return from[i - hn::Lanes(ints) + AsSize(found)];
 }
 
 HWY_INLINE hn::Vec<I32> Numbers(const float* from, float inverse) {
@@ -157,7 +158,7 @@ HWY_INLINE void StoreBlock(const float* from, std::uint8_t* block,
 template <class Format>
 HWY_INLINE void StoreBlocks(DType dtype, const float* from, std::byte* to,
                             std::size_t count) {
-  const auto bytes = static_cast<std::size_t>(RunBytes(dtype, kBlock));
+  const auto bytes = AsSize(RunBytes(dtype, kBlock));
   auto* block = reinterpret_cast<std::uint8_t*>(to);
   for (std::size_t i = 0; i < count; i += kBlock, block += bytes) {
     StoreBlock<Format>(from + i, block, bytes);
@@ -167,7 +168,7 @@ HWY_INLINE void StoreBlocks(DType dtype, const float* from, std::byte* to,
 template <class Format>
 HWY_INLINE void LoadBlocks(DType dtype, const std::byte* from, float* to,
                            std::size_t count) {
-  const auto bytes = static_cast<std::size_t>(RunBytes(dtype, kBlock));
+  const auto bytes = AsSize(RunBytes(dtype, kBlock));
   const auto* block = reinterpret_cast<const std::uint8_t*>(from);
   for (std::size_t i = 0; i < count; i += kBlock, block += bytes) {
     std::uint16_t scale = 0;

@@ -1,6 +1,7 @@
 #include "optimized/cache_memory.h"
 
 #include "core/assert.h"
+#include "core/index.h"
 #include "optimized/parallel.h"
 
 namespace kvtwin::optimized {
@@ -101,7 +102,7 @@ KvView HostMemory::Rows(int layer, CellSpan cells) {
   return {.key = rows.KeyView(cells),
           .value = rows.ValueView(cells),
           .mask = {},
-          .first_cell = static_cast<int>(cells.first)};
+          .first_cell = AsInt(cells.first)};
 }
 
 KvView HostMemory::HostRows(int layer) {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/assert.h"
+#include "core/index.h"
 #include "core/shift_row.h"
 #include "optimized/kernels.h"
 
@@ -32,7 +33,7 @@ CausalCache::CausalCache(const CacheSpec& spec,
     : spec_(spec), memory_(std::move(memory)) {}
 
 CausalCache::Reach CausalCache::ReachOf(const InitArgs& args) const {
-  const bool windowed = spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem;
+  const bool windowed = IsWindowed(spec_.kind);
   Reach reach;
   reach.window = windowed ? spec_.window.value_or(kPosMax) : kUnbounded;
   reach.memory = reach.window;
@@ -71,10 +72,9 @@ void CausalCache::DoInit() {
                                 ? reach_.memory + init_args().max_batch
                                 : std::int64_t{init_args().capacity};
   table_ = std::make_unique<CellTable>(
-      static_cast<std::size_t>(CellCount()),
-      static_cast<std::size_t>(
-          std::min(init_args().max_sequences, kSequencesMost)),
-      forgets ? static_cast<std::size_t>(most) : 0);
+      AsSize(CellCount()),
+      AsSize(std::min(init_args().max_sequences, kSequencesMost)),
+      forgets ? AsSize(most) : 0);
   // A defrag moves at most as many cells as there are holes to fill.
   moves_.reserve(table_->size() / 2);
 }
@@ -95,7 +95,7 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
   if (reserve) {
     // Reserving takes the worst case, and changes nothing else.
     for (std::size_t i = 0; i < batch().size(); ++i) {
-      cells.push_back(static_cast<int>(i));
+      cells.push_back(AsInt(i));
     }
     view_ = {.first = 0, .end = table_->size()};
     return BuildMask({});
@@ -108,7 +108,7 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
   }
   for (std::size_t i = 0; i < batch().size(); ++i) {
     const auto& [position, sequence, excepted] = batch()[i];
-    table_->Add(sequence, static_cast<std::size_t>(cells[i]), position);
+    table_->Add(sequence, AsSize(cells[i]), position);
   }
   MarkBatch();
   view_ = FindView();
@@ -119,7 +119,7 @@ Status CausalCache::DoStartForward(const Batch&, bool reserve) {
 
 // Also tells the memory where the rows of the pass go.
 Status CausalCache::BuildMask(std::span<const int> cells) {
-  const auto most = static_cast<std::size_t>(init_args().max_batch);
+  const auto most = AsSize(init_args().max_batch);
   try {
     memory_->SetCells(cells, std::min(most, table_->size()));
     DoBuildMask();
@@ -182,7 +182,7 @@ bool CausalCache::FindCells() {
   }
   if (first == kNone) return false;
   for (std::size_t i = 0; i < batch().size(); ++i) {
-    batch_cells().push_back(static_cast<int>(first + i));
+    batch_cells().push_back(AsInt(first + i));
   }
   return true;
 }
@@ -218,7 +218,7 @@ CellSpan CausalCache::FindView() const {
   }
   KVTWIN_ASSERT(first <= last);
   // The number of cells is a multiple of the padding as well.
-  const auto padding = static_cast<std::size_t>(config().cache_padding);
+  const auto padding = AsSize(config().cache_padding);
   return {.first = first / padding * padding,
           .end = (last / padding + 1) * padding};
 }
@@ -248,7 +248,7 @@ void CausalCache::DoBuildMask() {
   }
   const std::int64_t rows =
       RoundUp(std::ssize(batch()), config().mask_batch_padding);
-  memory_->mask().Build(*table_, rules_, static_cast<std::size_t>(rows), view_,
+  memory_->mask().Build(*table_, rules_, AsSize(rows), view_,
                         config().mask_dtype);
 }
 
@@ -257,7 +257,7 @@ void CausalCache::DoBuildMask() {
 void CausalCache::DoGiveBack() {
   for (std::size_t i = 0; i < batch().size(); ++i) {
     table_->DropCell(*table_->Find(batch()[i].sequence),
-                     static_cast<std::size_t>(batch_cells()[i]));
+                     AsSize(batch_cells()[i]));
   }
   for (Sequence* sequence : batch_sequences_) {
     table_->Settle(*sequence, /*stale=*/true);
@@ -267,9 +267,9 @@ void CausalCache::DoGiveBack() {
 void CausalCache::NeedLayer(int layer, const TensorView& key,
                             const TensorView& value) {
   memory_->NeedLayer(layer,
-                     {.k_head_dim = static_cast<int>(key.shape[0]),
-                      .kv_heads = static_cast<int>(key.shape[1]),
-                      .v_head_dim = static_cast<int>(value.shape[0])},
+                     {.k_head_dim = AsInt(key.shape[0]),
+                      .kv_heads = AsInt(key.shape[1]),
+                      .v_head_dim = AsInt(value.shape[0])},
                      {.k_dtype = k_dtype(),
                       .v_dtype = v_dtype(),
                       .v_layout = config().v_layout,
@@ -293,8 +293,7 @@ KvView CausalCache::DoAllRows(int layer) const {
 }
 
 void CausalCache::DoHold(const CellEntry& entry) {
-  table_->Add(entry.sequence, static_cast<std::size_t>(entry.cell),
-              entry.position);
+  table_->Add(entry.sequence, AsSize(entry.cell), entry.position);
 }
 
 KvView CausalCache::DoGet() {
@@ -363,8 +362,7 @@ Status CausalCache::CheckLater(const Sequence& sequence) const {
     if (later.words[w] == 0) continue;
     const std::uint64_t shared = later.words[w] & table_->shared(w);
     if (shared == 0) continue;
-    const std::size_t cell =
-        w * kWordBits + static_cast<std::size_t>(std::countr_zero(shared));
+    const std::size_t cell = w * kWordBits + AsSize(std::countr_zero(shared));
     return {StatusCode::kSharedCells,
             fmt::format("sequence {} shares its token at position {}, in cell "
                         "{}, with another sequence",
@@ -381,8 +379,8 @@ Status CausalCache::ShiftCustomRows() {
   custom_rows_.resize(layer_dims().size());
   std::size_t i = 0;
   for (const auto& [layer, dims] : layer_dims()) {
-    const std::size_t elements = static_cast<std::size_t>(dims.k_head_dim) *
-                                 static_cast<std::size_t>(dims.kv_heads);
+    const std::size_t elements =
+        AsSize(dims.k_head_dim) * AsSize(dims.kv_heads);
     std::vector<float>& rows = custom_rows_[i++];
     rows.resize(removal_.later.count * elements);
     memory_->LoadKeys(layer, removal_.later, rows);

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "core/index.h"
 #include "optimized/cell_set.h"
 
 namespace kvtwin::optimized {
@@ -41,8 +42,7 @@ class CellOrder {
   void DropFirst(std::size_t count) {
     begin_ += count;
     if (2 * begin_ <= cells_.size()) return;
-    cells_.erase(cells_.begin(),
-                 cells_.begin() + static_cast<std::ptrdiff_t>(begin_));
+    cells_.erase(cells_.begin(), IteratorAt(cells_, begin_));
     begin_ = 0;
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/index.h"
 #include "optimized/fast_paths.h"
 
 namespace kvtwin::optimized {
@@ -77,8 +78,7 @@ std::size_t CellSet::NextOfList(std::size_t cell) const {
     std::uint64_t word = at->second;
     if (at->first == w) word &= ~std::uint64_t{0} << cell % kWordBits;
     if (word == 0) continue;
-    return at->first * kWordBits +
-           static_cast<std::size_t>(std::countr_zero(word));
+    return at->first * kWordBits + AsSize(std::countr_zero(word));
   }
   return kNone;
 }
@@ -86,7 +86,7 @@ std::size_t CellSet::NextOfList(std::size_t cell) const {
 std::size_t CellSet::LastOfList() const {
   if (list_.empty()) return kNone;
   const auto& [w, word] = *list_.rbegin();
-  return w * kWordBits + static_cast<std::size_t>(std::bit_width(word)) - 1;
+  return w * kWordBits + AsSize(std::bit_width(word)) - 1;
 }
 
 void CellSet::WordsOfList(std::size_t begin, std::size_t end,

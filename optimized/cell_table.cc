@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "core/assert.h"
+#include "core/index.h"
 #include "optimized/fast_paths.h"
 
 namespace kvtwin::optimized {
@@ -50,7 +51,7 @@ void CellTable::FindFree(std::size_t count, std::vector<int>& out) const {
   for (std::size_t w = 0; next != end; ++w) {
     w = free_.NextWord(w);
     std::uint64_t word = free_.word(w);
-    const int first = static_cast<int>(w * kWordBits);
+    const int first = AsInt(w * kWordBits);
     if (end - next >= static_cast<std::ptrdiff_t>(kWordBits)) {
       next += ListCells(word, first, next);
       continue;
@@ -245,7 +246,7 @@ void CellTable::DropFromWord(Sequence& sequence, std::size_t w,
   if (freed == 0) return;
   free_.SetWord(w, free_.word(w) | freed);
   free_runs_.Changed(w);
-  free_count_ += static_cast<std::size_t>(std::popcount(freed));
+  free_count_ += AsSize(std::popcount(freed));
   UpdateRange(w);
 }
 
@@ -267,7 +268,7 @@ void CellTable::DropCell(Sequence& sequence, std::size_t cell) {
 void CellTable::DropOldest(Sequence& sequence, std::int32_t last) {
   const auto leaving = CellsAt(sequence, {0, last});
   for (const std::int32_t cell : leaving) {
-    const auto gone = static_cast<std::size_t>(cell);
+    const auto gone = AsSize(cell);
     DropFromWord(sequence, gone / kWordBits,
                  std::uint64_t{1} << gone % kWordBits);
   }
@@ -310,8 +311,7 @@ void CellTable::CopyPrefix(const Sequence& src, int id, std::int32_t len,
   Sequence& dst = New(id);
   const auto words = std::span(scratch.words)
                          .subspan(scratch.begin, scratch.end - scratch.begin);
-  dst.members.Expect(words.size() -
-                     static_cast<std::size_t>(std::ranges::count(words, 0U)));
+  dst.members.Expect(words.size() - AsSize(std::ranges::count(words, 0U)));
   for (std::size_t w = scratch.begin; w < scratch.end; ++w) {
     if (scratch.words[w] == 0) continue;
     dst.members.SetWord(w, scratch.words[w]);
@@ -376,7 +376,7 @@ void CellTable::List(std::vector<CellEntry>& out) const {
     const CellSet& members = sequence->members;
     for (std::size_t cell = members.First(); cell != kNone;
          cell = members.Next(cell + 1)) {
-      out.push_back({.cell = static_cast<int>(cell),
+      out.push_back({.cell = AsInt(cell),
                      .position = positions()[cell],
                      .sequence = sequence->id});
     }

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "kvtwin/cache.h"
 #include "optimized/aligned_buffer.h"
 #include "optimized/bit_tree.h"
@@ -82,7 +83,7 @@ template <class Visit>
 void ForEachCell(const Selection& cells, const Visit& visit) {
   for (std::size_t w = cells.begin; w < cells.end; ++w) {
     for (std::uint64_t left = cells.words[w]; left != 0; left &= left - 1) {
-      visit(w * kWordBits + static_cast<std::size_t>(std::countr_zero(left)));
+      visit(w * kWordBits + AsSize(std::countr_zero(left)));
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "optimized/aligned_buffer.h"
 #include "optimized/storage.h"
 
@@ -44,8 +45,7 @@ Status EncoderCache::DoStartForward(const Batch& batch, bool reserve) {
   if (reserve) return {};
   position_before_ = pending_position_;
   if (!batch.multimodal.empty()) {
-    pending_position_ =
-        batch.positions[static_cast<std::size_t>(batch.multimodal.back())];
+    pending_position_ = At(batch.positions, batch.multimodal.back());
   }
   return {};
 }

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
+
 namespace kvtwin::optimized {
 
 // Does not own the values.
@@ -57,8 +59,7 @@ class IdMap {
     const std::uint64_t product =
         static_cast<std::uint64_t>(static_cast<std::uint32_t>(id)) *
         0x9E3779B97F4A7C15u;
-    return static_cast<std::size_t>(product >>
-                                    (64 - std::countr_zero(entries_.size())));
+    return AsSize(product >> (64 - std::countr_zero(entries_.size())));
   }
 
   // The entry of id, or the empty entry where it belongs.

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/index.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/kernels.cc"
 #include "hwy/foreach_target.h"
@@ -26,7 +28,7 @@ std::size_t SelectCells(Members members, PosRange range,
   std::size_t count = 0;
   for (std::size_t w = 0; w < members.word_count; ++w) {
     selected[w] = SelectWord(members, w, range);
-    count += static_cast<std::size_t>(std::popcount(selected[w]));
+    count += AsSize(std::popcount(selected[w]));
   }
   return count;
 }
@@ -35,7 +37,7 @@ std::size_t FirstCellIn(Members members, PosRange range) {
   for (std::size_t w = 0; w < members.word_count; ++w) {
     const std::uint64_t selected = SelectWord(members, w, range);
     if (selected != 0) {
-      return w * kWord + static_cast<std::size_t>(std::countr_zero(selected));
+      return w * kWord + AsSize(std::countr_zero(selected));
     }
   }
   return SIZE_MAX;
@@ -45,7 +47,7 @@ std::size_t LastCellIn(Members members, PosRange range) {
   for (std::size_t w = members.word_count; w-- > 0;) {
     const std::uint64_t selected = SelectWord(members, w, range);
     if (selected != 0) {
-      return w * kWord + static_cast<std::size_t>(std::bit_width(selected)) - 1;
+      return w * kWord + AsSize(std::bit_width(selected)) - 1;
     }
   }
   return SIZE_MAX;

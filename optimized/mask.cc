@@ -4,6 +4,7 @@
 #include <array>
 #include <new>
 
+#include "core/index.h"
 #include "hwy/cache_control.h"
 #include "optimized/fast_paths.h"
 #include "optimized/mask_kernels.h"
@@ -96,7 +97,7 @@ bool Mask::AddCellsAt(const CellTable& table, std::size_t row, CellSpan cells,
   const auto found = table.CellsAt(sequence, range);
   if (found.size() > Sequence::kRecent) return false;
   for (const std::int32_t cell : found) {
-    const auto changed = static_cast<std::size_t>(cell);
+    const auto changed = AsSize(cell);
     if (cells.first <= changed && changed < cells.end) {
       AddWordOf(row, cells, changed);
     }
@@ -251,9 +252,9 @@ void Mask::Build(const CellTable& table, std::span<const RowRule> rules,
     rows_.clear();  // The contents of the rows are unknown now.
     throw;
   }
-  view_ = DenseView(At(0, view.first, dtype), dtype,
-                    {static_cast<std::int64_t>(view.size()),
-                     static_cast<std::int64_t>(row_count), 1, 1});
+  view_ =
+      DenseView(At(0, view.first, dtype), dtype,
+                {std::ssize(view), static_cast<std::int64_t>(row_count), 1, 1});
   view_.stride[1] = static_cast<std::int64_t>(RowBytes(dtype));
 }
 

@@ -11,6 +11,8 @@
 #include <bit>
 #include <cstring>
 
+#include "core/index.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimized/mask_kernels.cc"
 #include "hwy/foreach_target.h"
@@ -68,7 +70,7 @@ HWY_INLINE void LookAtWords(const MaskRow& row, std::size_t w, std::size_t end,
     std::array<std::uint8_t, sizeof(std::uint64_t)> lanes;
     hn::StoreMaskBits(I64(), straddles, lanes.data());
     for (unsigned rest = lanes[0]; rest != 0; rest &= rest - 1) {
-      const auto i = static_cast<std::size_t>(std::countr_zero(rest));
+      const auto i = AsSize(std::countr_zero(rest));
       out[i] = VisibleWord(row, w + i);
     }
   }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/index.h"
 #include "kvtwin/tensor.h"
 #include "optimized/kernels.h"
 
@@ -36,8 +37,7 @@ struct MaskRow {
 // The bytes of a row of `cells` cells. If `cells` is a multiple of 64, also the
 // bytes before column `cells`.
 constexpr std::size_t MaskRowBytes(DType dtype, std::size_t cells) {
-  return static_cast<std::size_t>(
-      RunBytes(dtype, static_cast<std::int64_t>(cells)));
+  return AsSize(RunBytes(dtype, static_cast<std::int64_t>(cells)));
 }
 
 // Writes end - first columns: 0 or -inf. Bits are written as whole words, the

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/guarded_paged.h"
+#include "core/index.h"
 #include "core/twin.h"
 #include "optimized/bit_tree.h"
 #include "optimized/pool_memory.h"
@@ -38,8 +39,8 @@ class Pool final : public GuardedPaged {
  public:
   Pool(const PagedSpec& spec, std::unique_ptr<PoolMemory> memory)
       : GuardedPaged(spec),
-        size_(static_cast<std::size_t>(spec.block_size)),
-        blocks_(static_cast<std::size_t>(spec.blocks)),
+        size_(AsSize(spec.block_size)),
+        blocks_(AsSize(spec.blocks)),
         free_(blocks_.size()),
         memory_(std::move(memory)) {
     free_.SetAll();
@@ -57,8 +58,8 @@ class Pool final : public GuardedPaged {
              const PrefixKey& key) override {
     Sequence& opened = sequences_[sequence];
     opened.nodes = {index_.NeedRoot(key)};
-    const std::size_t most = std::min(
-        prompt.size(), static_cast<std::size_t>(spec().max_seq_len) + 1);
+    const std::size_t most =
+        std::min(prompt.size(), AsSize(spec().max_seq_len) + 1);
     std::size_t end = size_;
     for (; end < most; end += size_) {
       const auto tokens = prompt.subspan(end - size_, size_);
@@ -70,14 +71,14 @@ class Pool final : public GuardedPaged {
     }
     const auto taken = prompt.first(end - size_);
     opened.known.assign(taken.begin(), taken.end());
-    return static_cast<int>(taken.size());
+    return Size(taken);
   }
 
   void DoFork(int from, int sequence, int len) override {
     Sequence& forked = sequences_[sequence];
     const Sequence& source = sequences_.at(from);
     for (int i = 0; i < BlocksFor(len); ++i) {
-      Take(forked, source.blocks[static_cast<std::size_t>(i)]);
+      Take(forked, At(source.blocks, i));
     }
     forked.known = source.known;
     forked.nodes = source.nodes;
@@ -87,11 +88,10 @@ class Pool final : public GuardedPaged {
 
   bool DoReserve(int sequence, int begin, int end) override {
     std::vector<int>& blocks = sequences_.at(sequence).blocks;
-    const auto first = static_cast<std::size_t>(begin) / size_;
+    const auto first = AsSize(begin) / size_;
     const bool copies =
         first < blocks.size() && BlockOf(blocks[first]).owners > 1;
-    const int missing =
-        std::max(0, BlocksFor(end) - static_cast<int>(blocks.size()));
+    const int missing = std::max(0, BlocksFor(end) - Size(blocks));
     if (missing + (copies ? 1 : 0) > usage_.free + usage_.cached) return false;
     if (copies) {
       const int shared = blocks[first];
@@ -116,7 +116,7 @@ class Pool final : public GuardedPaged {
     Sequence& to = sequences_.at(sequence);
     DropBlocks(to, BlocksFor(len));
     const std::size_t known = to.known.size() + tokens.size();
-    if (known != static_cast<std::size_t>(len)) return;
+    if (known != AsSize(len)) return;
     to.known.insert(to.known.end(), tokens.begin(), tokens.end());
     for (std::size_t i = to.nodes.size() - 1; i < known / size_; ++i) {
       const int node = index_.NeedChild(
@@ -144,7 +144,7 @@ class Pool final : public GuardedPaged {
   }
 
   PagedKv DoRows(int layer, std::int64_t slot, int count) const override {
-    const auto at = static_cast<std::size_t>(slot);
+    const auto at = AsSize(slot);
     return {memory_->Show(KeysOf(layer).View(at, count)),
             memory_->Show(ValuesOf(layer).View(at, count))};
   }
@@ -152,13 +152,13 @@ class Pool final : public GuardedPaged {
   Device DoDevice() const override { return memory_->device(); }
 
  private:
-  Block& BlockOf(int block) { return blocks_[static_cast<std::size_t>(block)]; }
+  Block& BlockOf(int block) { return At(blocks_, block); }
 
   PoolRows MakeRows(DType dtype, int head_dim) {
     PoolRows rows{.data = nullptr,
                   .dtype = dtype,
-                  .head_dim = static_cast<std::size_t>(head_dim),
-                  .heads = static_cast<std::size_t>(spec().kv_heads),
+                  .head_dim = AsSize(head_dim),
+                  .heads = AsSize(spec().kv_heads),
                   .block_size = size_,
                   .layout = spec().layout};
     rows.data = memory_->Allocate(blocks_.size() * rows.block_bytes());
@@ -166,11 +166,9 @@ class Pool final : public GuardedPaged {
   }
 
   // rows_ has K, then V, of each layer.
-  const PoolRows& KeysOf(int layer) const {
-    return rows_[2 * static_cast<std::size_t>(layer)];
-  }
+  const PoolRows& KeysOf(int layer) const { return rows_[2 * AsSize(layer)]; }
   const PoolRows& ValuesOf(int layer) const {
-    return rows_[2 * static_cast<std::size_t>(layer) + 1];
+    return rows_[2 * AsSize(layer) + 1];
   }
 
   // Returns a new block. Requires: a block is free or cached.
@@ -180,13 +178,13 @@ class Pool final : public GuardedPaged {
       free_.Clear(fresh);
       --usage_.free;
     } else {
-      fresh = static_cast<std::size_t>(oldest_);
+      fresh = AsSize(oldest_);
       Unlist(oldest_);
-      Hide(static_cast<int>(fresh));
+      Hide(AsInt(fresh));
     }
     blocks_[fresh].owners = 1;
     ++usage_.used;
-    return static_cast<int>(fresh);
+    return AsInt(fresh);
   }
 
   void Take(Sequence& sequence, int block) {
@@ -207,13 +205,13 @@ class Pool final : public GuardedPaged {
     if (dropped.node >= 0) {
       List(block);
     } else {
-      free_.Set(static_cast<std::size_t>(block));
+      free_.Set(AsSize(block));
       ++usage_.free;
     }
   }
 
   void DropBlocks(Sequence& sequence, int count) {
-    while (static_cast<int>(sequence.blocks.size()) > count) {
+    while (Size(sequence.blocks) > count) {
       Drop(sequence.blocks.back());
       sequence.blocks.pop_back();
     }
@@ -249,8 +247,7 @@ class Pool final : public GuardedPaged {
   }
 
   void Forget(Sequence& sequence, int len) {
-    const std::size_t known =
-        std::min(sequence.known.size(), static_cast<std::size_t>(len));
+    const std::size_t known = std::min(sequence.known.size(), AsSize(len));
     sequence.known.resize(known);
     while (sequence.nodes.size() > known / size_ + 1) {
       index_.Release(sequence.nodes.back());

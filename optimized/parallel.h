@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "core/index.h"
 #include "optimized/fast_paths.h"
 
 namespace kvtwin::optimized {
@@ -53,7 +54,7 @@ struct Share {
 inline std::size_t ShareCount(std::size_t bytes) {
 #ifdef _OPENMP
   if (WorthSharing(bytes)) {
-    return static_cast<std::size_t>(omp_get_max_threads());
+    return AsSize(omp_get_max_threads());
   }
 #endif
   (void)bytes;

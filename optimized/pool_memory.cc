@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/index.h"
 #include "optimized/parallel.h"
 #include "optimized/put_rows.h"
 
@@ -13,17 +14,16 @@ namespace {
 void StoreHeads(std::span<const int> blocks, int start, const TensorView& from,
                 const PoolRows& to, std::vector<int>& cells) {
   const std::size_t size = to.block_size;
-  const auto begin = static_cast<std::size_t>(start);
-  const std::size_t end = begin + static_cast<std::size_t>(from.shape[2]);
+  const auto begin = AsSize(start);
+  const std::size_t end = begin + AsSize(from.shape[2]);
   for (std::size_t at = begin; at < end;) {
     const std::size_t offset = at % size;
     const std::size_t count = std::min(size - offset, end - at);
     cells.clear();
     for (std::size_t i = 0; i < count; ++i) {
-      cells.push_back(static_cast<int>(offset + i));
+      cells.push_back(AsInt(offset + i));
     }
-    std::byte* block = to.data + static_cast<std::size_t>(blocks[at / size]) *
-                                     to.block_bytes();
+    std::byte* block = to.data + AsSize(blocks[at / size]) * to.block_bytes();
     for (std::size_t head = 0; head < to.heads; ++head) {
       TensorView part = from;
       part.data = from.at(0, static_cast<std::int64_t>(head),
@@ -71,10 +71,10 @@ void HostPoolMemory::Store(std::span<const int> blocks, int start,
   }
   cells_.clear();
   for (std::int64_t i = 0; i < key.shape[2]; ++i) {
-    const auto position = static_cast<std::size_t>(start + i);
+    const auto position = AsSize(start + i);
     cells_.push_back(blocks[position / keys.block_size] *
-                         static_cast<int>(keys.block_size) +
-                     static_cast<int>(position % keys.block_size));
+                         AsInt(keys.block_size) +
+                     AsInt(position % keys.block_size));
   }
   const auto stored = [](const PoolRows& rows) {
     return StoredRows{rows.data, rows.dtype, rows.heads * rows.head_bytes(),
@@ -97,8 +97,8 @@ void HostPoolMemory::CopyBlock(std::span<const PoolRows> tensors, int from,
                                int to) {
   for (const PoolRows& rows : tensors) {
     const std::size_t bytes = rows.block_bytes();
-    std::memcpy(rows.data + static_cast<std::size_t>(to) * bytes,
-                rows.data + static_cast<std::size_t>(from) * bytes, bytes);
+    std::memcpy(rows.data + AsSize(to) * bytes,
+                rows.data + AsSize(from) * bytes, bytes);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "core/index.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/tensor.h"
 #include "optimized/aligned_buffer.h"
@@ -25,8 +26,7 @@ struct PoolRows {
   PagedLayout layout = PagedLayout::kTokenMajor;
 
   std::size_t head_bytes() const {
-    return static_cast<std::size_t>(
-        RunBytes(dtype, static_cast<std::int64_t>(head_dim)));
+    return AsSize(RunBytes(dtype, static_cast<std::int64_t>(head_dim)));
   }
   std::size_t block_bytes() const { return block_size * heads * head_bytes(); }
   // `count` rows from `slot` on, in one block or in consecutive blocks:

@@ -3,6 +3,8 @@
 #include <string_view>
 #include <utility>
 
+#include "core/index.h"
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -39,14 +41,14 @@ int PrefixIndex::NeedStep(Step step) {
   int node = FindStep(step);
   if (node < 0) {
     if (unused_.empty()) {
-      unused_.push_back(static_cast<int>(nodes_.size()));
+      unused_.push_back(Size(nodes_));
       nodes_.emplace_back();
     }
     node = unused_.back();
     unused_.pop_back();
     if (step.parent >= 0) Need(step.parent);
     by_step_.emplace(step, node);
-    nodes_[static_cast<std::size_t>(node)].step = std::move(step);
+    At(nodes_, node).step = std::move(step);
   }
   Need(node);
   return node;
@@ -62,7 +64,7 @@ int PrefixIndex::NeedChild(int node, std::span<const std::int32_t> tokens) {
 
 void PrefixIndex::Release(int node) {
   while (node >= 0) {
-    Node& released = nodes_[static_cast<std::size_t>(node)];
+    Node& released = At(nodes_, node);
     if (--released.needs > 0) return;
     by_step_.erase(released.step);
     unused_.push_back(node);

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/index.h"
 #include "kvtwin/paged.h"
 
 namespace kvtwin::optimized {
@@ -22,19 +23,15 @@ class PrefixIndex {
   // node if it is missing. It is kept until each Need has its Release.
   int NeedRoot(const PrefixKey& key);
   int NeedChild(int node, std::span<const std::int32_t> tokens);
-  void Need(int node) { ++nodes_[static_cast<std::size_t>(node)].needs; }
+  void Need(int node) { ++At(nodes_, node).needs; }
   void Release(int node);
 
   // Same as NeedChild, but returns -1 if there is none, and does not Need it.
   int FindChild(int node, std::span<const std::int32_t> tokens) const;
 
   // The block with the rows of the node's last tokens, or -1.
-  int block(int node) const {
-    return nodes_[static_cast<std::size_t>(node)].block;
-  }
-  void SetBlock(int node, int block) {
-    nodes_[static_cast<std::size_t>(node)].block = block;
-  }
+  int block(int node) const { return At(nodes_, node).block; }
+  void SetBlock(int node, int block) { At(nodes_, node).block = block; }
 
  private:
   // How a node follows from its parent: by a block of tokens, or, for a root

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/assert.h"
+#include "core/index.h"
 #include "optimized/row_kernels.h"
 
 namespace kvtwin::optimized {
@@ -39,8 +40,8 @@ class Source {
   explicit Source(const TensorView& tensor)
       : tensor_(IsBlockDType(tensor.dtype) ? InBytes(tensor) : tensor),
         size_(IsBlockDType(tensor.dtype) ? 1 : SizeOf(tensor.dtype)),
-        head_dim_(static_cast<std::size_t>(tensor_.shape[0])),
-        heads_(static_cast<std::size_t>(tensor_.shape[1])) {
+        head_dim_(AsSize(tensor_.shape[0])),
+        heads_(AsSize(tensor_.shape[1])) {
     KVTWIN_ASSERT(size_ > 0);
     const auto size = static_cast<std::int64_t>(size_);
     const std::int64_t head = size * tensor_.shape[0];
@@ -58,7 +59,7 @@ class Source {
   std::size_t StoredBytes(std::size_t count, DType dtype) const {
     if (dtype == tensor_.dtype) return count * size_;
     const auto elements = static_cast<std::int64_t>(count);
-    return static_cast<std::size_t>(RunBytes(dtype, elements));
+    return AsSize(RunBytes(dtype, elements));
   }
   std::size_t head_dim() const { return head_dim_; }
   std::size_t row_elements() const { return head_dim_ * heads_; }
@@ -162,7 +163,7 @@ void StorePart(const Source& source, std::size_t token, std::size_t begin,
 std::size_t TileEnd(std::span<const int> cells, std::size_t first) {
   const std::size_t most = std::min(cells.size(), first + kTileRows);
   const std::size_t to_line =
-      first + kTileRows - static_cast<std::size_t>(cells[first]) % kTileRows;
+      first + kTileRows - AsSize(cells[first]) % kTileRows;
   return RunEnd(cells.first(most), first) >= to_line ? to_line : most;
 }
 
@@ -220,9 +221,7 @@ class ColumnWriter {
   static constexpr std::size_t kStaged = 512 / sizeof(T);
   static constexpr std::size_t kStride = kStaged + kLine / sizeof(T);
 
-  std::size_t Offset(int cell) const {
-    return to_.Offset(static_cast<std::size_t>(cell));
-  }
+  std::size_t Offset(int cell) const { return to_.Offset(AsSize(cell)); }
 
   // Inlined, because g++ removes calls of functions that only prefetch.
   [[gnu::always_inline]] void Prefetch(const std::byte* columns,
@@ -290,7 +289,7 @@ void PutRows(const TensorView& from, std::span<const int> cells,
              std::size_t begin, std::size_t end, const StoredRows& to) {
   const Source source(from);
   for (std::size_t i = begin; i < end;) {
-    std::byte* row = to.data + static_cast<std::size_t>(cells[i]) * to.stride;
+    std::byte* row = to.data + AsSize(cells[i]) * to.stride;
     if (!source.touching()) {
       StorePart(source, i, 0, source.row_elements(), row, to.dtype, to.stream);
       ++i;

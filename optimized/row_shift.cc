@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/assert.h"
+#include "core/index.h"
 #include "core/shift_row.h"
 #include "optimized/row_kernels.h"
 #include "optimized/shift_kernels.h"
@@ -15,7 +16,7 @@ namespace kvtwin::optimized {
 void RowShift::Prepare(const Shift& shift, std::int32_t offset,
                        int k_head_dim) {
   KVTWIN_ASSERT(shift.kind != ShiftKind::kCustom);
-  const auto head_dim = static_cast<std::size_t>(k_head_dim);
+  const auto head_dim = AsSize(k_head_dim);
   if (shift_ == &shift && offset_ == offset && head_dim_ == head_dim) return;
   shift_ = &shift;
   offset_ = offset;
@@ -24,13 +25,12 @@ void RowShift::Prepare(const Shift& shift, std::int32_t offset,
   sines_.clear();
   if (shift.kind != ShiftKind::kRope) return;
   const int dims = RopeDims(shift.rope, k_head_dim);
-  cosines_.resize(static_cast<std::size_t>(dims));
+  cosines_.resize(AsSize(dims));
   sines_.resize(cosines_.size());
   const bool halves = shift.rope.pairing == Rope::Pairing::kHalves;
   const std::size_t pairs = cosines_.size() / 2;
   for (std::size_t p = 0; p < pairs; ++p) {
-    const auto [cosine, sine] =
-        RopeTurn(shift.rope, dims, static_cast<int>(p), offset);
+    const auto [cosine, sine] = RopeTurn(shift.rope, dims, AsInt(p), offset);
     const std::size_t x = halves ? p : 2 * p;
     const std::size_t y = halves ? p + pairs : 2 * p + 1;
     cosines_[x] = cosines_[y] = cosine;
@@ -48,8 +48,7 @@ bool RowShift::idle() const {
 void StoreChanged(DType dtype, std::span<const float> row, std::byte* to) {
   constexpr std::size_t kPiece = 64;
   const std::size_t step = IsBlockDType(dtype) ? kBlockElements : 1;
-  const auto bytes =
-      static_cast<std::size_t>(RunBytes(dtype, static_cast<int>(step)));
+  const auto bytes = AsSize(RunBytes(dtype, AsInt(step)));
   for (std::size_t i = 0; i < row.size(); i += kPiece) {
     const std::size_t count = std::min(kPiece, row.size() - i);
     std::array<float, kPiece> before;
@@ -76,8 +75,8 @@ void RowShift::ApplyToBlocks(DType dtype, std::span<std::byte> rows) const {
   if (head_dim_ > few.size() && !rows.empty()) wide.resize(head_dim_);
   const auto numbers = wide.empty() ? std::span<float>(few) : std::span(wide);
   const std::size_t most = numbers.size() / head_dim_ * head_dim_;
-  const auto head_bytes = static_cast<std::size_t>(
-      RunBytes(dtype, static_cast<std::int64_t>(head_dim_)));
+  const auto head_bytes =
+      AsSize(RunBytes(dtype, static_cast<std::int64_t>(head_dim_)));
   while (!rows.empty()) {
     const std::size_t count =
         std::min(most, rows.size() / head_bytes * head_dim_);

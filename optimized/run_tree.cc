@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "core/assert.h"
+#include "core/index.h"
 
 namespace kvtwin::optimized {
 namespace {
@@ -25,7 +26,7 @@ std::size_t FirstRun(std::uint64_t word, std::size_t count) {
     word &= word >> step;
     known += step;
   }
-  return static_cast<std::size_t>(std::countr_zero(word));
+  return AsSize(std::countr_zero(word));
 }
 
 }  // namespace

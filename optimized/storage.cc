@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
 #include <new>
 
+#include "core/index.h"
 #include "optimized/fast_paths.h"
 #include "optimized/move_rows.h"
 #include "optimized/put_rows.h"
@@ -27,13 +29,11 @@ std::size_t Product(std::initializer_list<std::size_t> factors) {
 }
 
 std::size_t RowElements(int head_dim, int heads) {
-  return Product(
-      {static_cast<std::size_t>(head_dim), static_cast<std::size_t>(heads)});
+  return Product({AsSize(head_dim), AsSize(heads)});
 }
 
 std::size_t RowBytes(DType dtype, int head_dim, int heads) {
-  return Product({static_cast<std::size_t>(RunBytes(dtype, head_dim)),
-                  static_cast<std::size_t>(heads)});
+  return Product({AsSize(RunBytes(dtype, head_dim)), AsSize(heads)});
 }
 
 // The bytes between columns of permuted V. Columns begin on cache lines, an odd
@@ -75,7 +75,7 @@ bool Streams(std::size_t bytes, std::size_t buffer_bytes, std::size_t own) {
 TensorView RowsView(const std::byte* rows, DType dtype, VLayout layout,
                     int head_dim, int heads, std::size_t column_bytes,
                     CellSpan cells) {
-  const auto count = static_cast<std::int64_t>(cells.size());
+  const auto count = std::ssize(cells);
   if (layout == VLayout::kPlain) {
     return DenseView(rows + cells.first * RowBytes(dtype, head_dim, heads),
                      dtype, {head_dim, heads, count, 1});
@@ -95,8 +95,7 @@ TensorView RowsView(const std::byte* rows, DType dtype, VLayout layout,
 
 void CopyDense(const TensorView& from, std::byte* to) {
   const std::size_t element = SizeOf(from.dtype);
-  const auto line =
-      static_cast<std::size_t>(RunBytes(from.dtype, from.shape[0]));
+  const auto line = AsSize(RunBytes(from.dtype, from.shape[0]));
   const bool dense_lines = IsBlockDType(from.dtype) ||
                            from.stride[0] == static_cast<std::int64_t>(element);
   for (std::int64_t l = 0; l < from.shape[3]; ++l) {
@@ -143,9 +142,8 @@ void Layer::Put(const TensorView& key, const TensorView& value,
   const std::size_t touched = 2 * bytes;  // As many bytes are read, or twice.
   const bool plain = v_layout_ == VLayout::kPlain;
   const bool copies = key.dtype == k_dtype_ && value.dtype == v_dtype_ && plain;
-  const bool stream =
-      Streams(bytes, key_.bytes() + value_.bytes(),
-              static_cast<std::size_t>(copies) * OwnCacheBytes(touched));
+  const bool stream = Streams(bytes, key_.bytes() + value_.bytes(),
+                              AsSize(copies) * OwnCacheBytes(touched));
   const StoredRows keys{key_.data(), k_dtype_, key_row_bytes(), stream};
   const StoredRows values{value_.data(), v_dtype_, value_row_bytes(), stream};
   ParallelShares(1, touched, [&](std::size_t, Share share) {
@@ -195,9 +193,8 @@ void Layer::Shift(const Selection& cells, const RowShift& shift, Share share) {
   for (std::size_t w = cells.begin + share.Begin(words); w < end; ++w) {
     std::uint64_t left = cells.words[w];
     while (left != 0) {
-      const auto first = static_cast<std::size_t>(std::countr_zero(left));
-      const auto rows =
-          static_cast<std::size_t>(std::countr_one(left >> first));
+      const auto first = AsSize(std::countr_zero(left));
+      const auto rows = AsSize(std::countr_one(left >> first));
       const std::size_t cell = w * kWordBits + first;
       const std::span<std::byte> next(key_.data() + cell * key_row_bytes(),
                                       rows * key_row_bytes());

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "reference/make.h"
 #include "reference/row_store.h"
@@ -41,7 +42,7 @@ class CausalCache final : public GuardedCache {
   void ListCells(std::vector<CellEntry>& out) const override {
     out.clear();
     for (int i = 0; i < CellCount(); ++i) {
-      const auto& [position, sequences] = cells_[static_cast<std::size_t>(i)];
+      const auto& [position, sequences] = At(cells_, i);
       for (const int seq : sequences) out.push_back({i, position, seq});
     }
   }
@@ -50,8 +51,7 @@ class CausalCache final : public GuardedCache {
   // Sets the window and the memory, and counts the cells (S2 to S4).
   Result<std::int64_t> DoCheckInit(const InitArgs& args) override {
     window_ = memory_ = kUnbounded;
-    const bool windowed =
-        spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem;
+    const bool windowed = IsWindowed(spec_.kind);
     if (windowed && spec_.window) window_ = memory_ = *spec_.window;
     if (spec_.kind == Kind::kSwaMem && spec_.memory) memory_ = *spec_.memory;
     // Adds room for the stop token, which the next request will not have.
@@ -70,7 +70,7 @@ class CausalCache final : public GuardedCache {
   }
 
   void DoInit() override {
-    cells_.assign(static_cast<std::size_t>(CellCount()), {});
+    cells_.assign(AsSize(CellCount()), {});
     layers_.clear();
   }
 
@@ -79,7 +79,7 @@ class CausalCache final : public GuardedCache {
     layers_.clear();
   }
 
-  Cell& CellAt(int i) { return cells_[static_cast<std::size_t>(i)]; }
+  Cell& CellAt(int i) { return At(cells_, i); }
 
   Status DoStartForward(const Batch&, bool reserve) override {
     view_first_ = 0;
@@ -173,7 +173,7 @@ class CausalCache final : public GuardedCache {
     }
     const int padding = config().cache_padding;
     view_first_ = first / padding * padding;
-    view_cells_ = static_cast<int>(RoundUp(last + 1, padding)) - view_first_;
+    view_cells_ = AsInt(RoundUp(last + 1, padding)) - view_first_;
   }
 
   bool Sees(const BatchToken& token, const Cell& cell) const {

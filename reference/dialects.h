@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/dialects/rules.h"
+#include "core/index.h"
 #include "reference/ledger.h"
 
 namespace kvtwin::reference {
@@ -52,7 +53,7 @@ class CacheLedger final : public PlainLedger {
     if (!window_ || rules_.first == Rules::First::kLeave) {
       return PlainLedger::MaySee(row, token);
     }
-    const auto& [now, seq, excepted] = batch_[static_cast<std::size_t>(row)];
+    const auto& [now, seq, excepted] = At(batch_, row);
     if (!token.HeldBy(seq)) return false;
     if (token.position > now && !excepted) return false;
     return CountAfter(token, now, seq) <= *window_;
@@ -60,12 +61,11 @@ class CacheLedger final : public PlainLedger {
   // Whether the cache is also correct if the row does not see `token`, which it
   // may see: the token is evictable.
   bool MayMiss(int row, const LedgerToken& token) const {
-    return IsEvictable(token, batch_[static_cast<std::size_t>(row)].sequence);
+    return IsEvictable(token, At(batch_, row).sequence);
   }
 
   Status Init(const CacheConfig& config, const InitArgs& args) override {
-    const bool windowed =
-        spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem;
+    const bool windowed = IsWindowed(spec_.kind);
     if (windowed && WindowCountsQuery() && spec_.window == 0) {
       return {kInvalidArgument, "no room for the query"};
     }

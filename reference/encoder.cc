@@ -2,6 +2,7 @@
 // layer.
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "reference/make.h"
 
 namespace kvtwin::reference {
@@ -25,7 +26,7 @@ class EncoderCache final : public GuardedCache {
   Status DoStartForward(const Batch& batch, bool reserve) override {
     position_before_ = slots_.next_position;
     if (!reserve && !batch.multimodal.empty()) {
-      const auto last = static_cast<std::size_t>(batch.multimodal.back());
+      const auto last = AsSize(batch.multimodal.back());
       slots_.next_position = batch.positions[last];
     }
     return {};

@@ -21,6 +21,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/guarded_cache.h"
+#include "core/index.h"
 
 namespace kvtwin::reference {
 
@@ -47,13 +48,13 @@ class PlainLedger {
   const std::vector<LedgerToken>& tokens() const { return tokens_; }
   std::int64_t cells() const { return cells_; }
   // The number of batch rows of the current pass; 0 without a pass.
-  int rows() const { return static_cast<int>(batch_.size()); }
+  int rows() const { return Size(batch_); }
   // The slots of an encoder, and their positions.
   const CacheState& slots() const { return slots_; }
 
   // Whether row `row` of the current batch may see `token` (S16, S17).
   virtual bool MaySee(int row, const LedgerToken& token) const {
-    const auto& [now, seq, excepted] = batch_[static_cast<std::size_t>(row)];
+    const auto& [now, seq, excepted] = At(batch_, row);
     if (!token.HeldBy(seq)) return false;
     if (token.position > now && !excepted) return false;
     if (window_ && now - token.position > *window_) return false;
@@ -89,7 +90,7 @@ class PlainLedger {
     reserve_ = reserve;
     if (encoder()) {
       if (reserve || batch.multimodal.empty()) return {};
-      const auto last = static_cast<std::size_t>(batch.multimodal.back());
+      const auto last = AsSize(batch.multimodal.back());
       slots_.next_position = batch.positions[last];
       return {};
     }
@@ -114,7 +115,7 @@ class PlainLedger {
     if (encoder()) return {kNotSupported, "there is no mask"};
     for (BatchToken& token : batch_) token.excepted = false;
     for (const int i : except) {
-      batch_[static_cast<std::size_t>(i)].excepted = true;
+      At(batch_, i).excepted = true;
     }
     return {};
   }
@@ -200,10 +201,9 @@ class PlainLedger {
  protected:
   // Sets the window and the memory (S2, and S3 except for the capacity).
   virtual void SetReach() {
-    const bool has_memory = spec_.kind == Kind::kSwaMem;
-    if (has_memory || spec_.kind == Kind::kSwa) window_ = spec_.window;
+    if (IsWindowed(spec_.kind)) window_ = spec_.window;
     memory_ = window_;
-    if (has_memory && spec_.memory) memory_ = spec_.memory;
+    if (spec_.kind == Kind::kSwaMem && spec_.memory) memory_ = spec_.memory;
     if (memory_ && args_.max_sequences > 1) {  // Room for the stop token.
       memory_ = std::max(*memory_, window_.value_or(kOpenEnd) + 1);
     }
@@ -335,7 +335,7 @@ class LedgerOf {
   Part& active() { return parts_[active_]; }
   const Part& active() const { return parts_[active_]; }
   const std::vector<Part>& parts() const { return parts_; }
-  void SetLayerType(int type) { active_ = static_cast<std::size_t>(type); }
+  void SetLayerType(int type) { active_ = AsSize(type); }
 
   Status Init(const CacheConfig& config, const InitArgs& args) {
     return All([&](Part& part) { return part.Init(config, args); });

@@ -10,6 +10,7 @@
 #include "core/dense_tensor.h"
 #include "core/elements.h"
 #include "core/guarded_paged.h"
+#include "core/index.h"
 #include "core/twin.h"
 
 namespace kvtwin::reference {
@@ -37,7 +38,7 @@ struct Sequence {
 class Pool final : public GuardedPaged {
  public:
   explicit Pool(const PagedSpec& spec)
-      : GuardedPaged(spec), blocks_(static_cast<std::size_t>(spec.blocks)) {
+      : GuardedPaged(spec), blocks_(AsSize(spec.blocks)) {
     const std::int64_t tokens = std::int64_t{spec.blocks} * spec.block_size;
     for (int layer = 0; layer < spec.layers; ++layer) {
       keys_.push_back(FilledTensor(
@@ -64,18 +65,16 @@ class Pool final : public GuardedPaged {
              const PrefixKey& key) override {
     Sequence& opened = sequences_[sequence];
     opened.known.key = key;
-    const std::size_t size = static_cast<std::size_t>(spec().block_size);
+    const std::size_t size = AsSize(spec().block_size);
     for (std::size_t end = size; end < prompt.size(); end += size) {
-      if (end > static_cast<std::size_t>(spec().max_seq_len)) break;
-      const Prefix wanted{
-          key,
-          {prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(end)}};
+      if (end > AsSize(spec().max_seq_len)) break;
+      const Prefix wanted{key, {prompt.begin(), IteratorAt(prompt, end)}};
       const auto found = std::ranges::find(blocks_, wanted, &Block::prefix);
       if (found == blocks_.end()) break;
-      Take(opened, static_cast<int>(found - blocks_.begin()));
+      Take(opened, AsInt(found - blocks_.begin()));
       opened.known = wanted;
     }
-    return static_cast<int>(opened.known.tokens.size());
+    return Size(opened.known.tokens);
   }
 
   // Shares the blocks of the first `len` tokens (P2).
@@ -83,7 +82,7 @@ class Pool final : public GuardedPaged {
     const Sequence& source = sequences_.at(from);
     Sequence& forked = sequences_[sequence];
     for (int i = 0; i < BlocksFor(len); ++i) {
-      Take(forked, source.blocks[static_cast<std::size_t>(i)]);
+      Take(forked, At(source.blocks, i));
     }
     forked.known = source.known;
     Forget(forked, len);
@@ -92,11 +91,10 @@ class Pool final : public GuardedPaged {
   // Gets missing blocks, and copies shared ones (P3).
   bool DoReserve(int sequence, int begin, int end) override {
     std::vector<int>& blocks = sequences_.at(sequence).blocks;
-    const auto first = static_cast<std::size_t>(begin / spec().block_size);
+    const auto first = AsSize(begin / spec().block_size);
     const bool copies =
         first < blocks.size() && BlockOf(blocks[first]).owners > 1;
-    const int missing =
-        std::max(0, BlocksFor(end) - static_cast<int>(blocks.size()));
+    const int missing = std::max(0, BlocksFor(end) - Size(blocks));
     const PagedUsage usage = Usage();
     if (missing + (copies ? 1 : 0) > usage.free + usage.cached) return false;
     if (copies) {
@@ -113,10 +111,10 @@ class Pool final : public GuardedPaged {
 
   void DoStore(int sequence, int layer, int start, const TensorView& key,
                const TensorView& value) override {
-    const auto at = static_cast<std::size_t>(layer);
+    const auto at = AsSize(layer);
     for (std::int64_t i = 0; i < key.shape[2]; ++i) {
-      const auto position = static_cast<std::size_t>(start + i);
-      const auto size = static_cast<std::size_t>(spec().block_size);
+      const auto position = AsSize(start + i);
+      const auto size = AsSize(spec().block_size);
       const int block = sequences_.at(sequence).blocks[position / size];
       const std::int64_t slot = std::int64_t{block} * spec().block_size +
                                 static_cast<std::int64_t>(position % size);
@@ -131,14 +129,13 @@ class Pool final : public GuardedPaged {
     Sequence& to = sequences_.at(sequence);
     DropBlocks(to, BlocksFor(len));
     std::vector<std::int32_t>& known = to.known.tokens;
-    const bool all_known =
-        static_cast<int>(known.size() + tokens.size()) == len;
+    const bool all_known = AsInt(known.size() + tokens.size()) == len;
     if (!all_known) return;
     // The blocks that the new tokens filled become known.
-    const int first = static_cast<int>(known.size()) / spec().block_size;
+    const int first = Size(known) / spec().block_size;
     known.insert(known.end(), tokens.begin(), tokens.end());
     for (int i = first; i < len / spec().block_size; ++i) {
-      Block& block = BlockOf(to.blocks[static_cast<std::size_t>(i)]);
+      Block& block = BlockOf(At(to.blocks, i));
       const Prefix prefix{
           to.known.key,
           {known.begin(), known.begin() + (i + 1) * spec().block_size}};
@@ -167,12 +164,12 @@ class Pool final : public GuardedPaged {
 
   // Returns the rows of a view (P7).
   PagedKv DoRows(int layer, std::int64_t slot, int count) const override {
-    const auto at = static_cast<std::size_t>(layer);
+    const auto at = AsSize(layer);
     return {Rows(keys_[at], slot, count), Rows(values_[at], slot, count)};
   }
 
  private:
-  Block& BlockOf(int block) { return blocks_[static_cast<std::size_t>(block)]; }
+  Block& BlockOf(int block) { return At(blocks_, block); }
 
   // Returns `count` rows of `all` from `slot` on, as the layout places them.
   TensorView Rows(const DenseTensor& all, std::int64_t slot, int count) const {
@@ -219,7 +216,7 @@ class Pool final : public GuardedPaged {
     for (std::size_t b = 0; b < blocks_.size(); ++b) {
       if (blocks_[b].owners == 0 && !blocks_[b].prefix) {
         blocks_[b].owners = 1;
-        return static_cast<int>(b);
+        return AsInt(b);
       }
     }
     const int oldest = released_.front();
@@ -235,7 +232,7 @@ class Pool final : public GuardedPaged {
 
   // Keeps the first `count` blocks, and releases the others from the last on.
   void DropBlocks(Sequence& sequence, int count) {
-    while (static_cast<int>(sequence.blocks.size()) > count) {
+    while (Size(sequence.blocks) > count) {
       const int block = sequence.blocks.back();
       sequence.blocks.pop_back();
       if (--BlockOf(block).owners == 0 && BlockOf(block).prefix) {
@@ -246,7 +243,7 @@ class Pool final : public GuardedPaged {
 
   void Forget(Sequence& sequence, int len) {
     std::vector<std::int32_t>& known = sequence.known.tokens;
-    known.resize(std::min(known.size(), static_cast<std::size_t>(len)));
+    known.resize(std::min(known.size(), AsSize(len)));
   }
 
   std::vector<Block> blocks_;

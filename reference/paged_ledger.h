@@ -19,6 +19,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/dialects/pool_rules.h"
+#include "core/index.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/state.h"
 
@@ -66,7 +67,7 @@ class PagedLedger {
     for (const auto& [key, start] : starts_) {
       if (!MayOpen(prompt, {key.first, key.second}, taken)) continue;
       const int prefix = FindPrefix(start, prompt, taken);
-      const std::int64_t line = lines_[static_cast<std::size_t>(prefix)];
+      const std::int64_t line = At(lines_, prefix);
       first = std::min(first.value_or(line), line);
     }
     return first;
@@ -79,15 +80,14 @@ class PagedLedger {
     opened.start = AddTo(starts_, {key.salt, key.extra});
     opened.low = rules_.FirstSeen(taken);
     int prefix = opened.start;
-    const auto all = static_cast<int>(prompt.size());
+    const auto all = Size(prompt);
     if (rules_.recomputes_last && all > 0 && taken >= all - 1) {
       const int last = FindPrefix(prefix, prompt, all);
       if (last != kUnknown) opened.again = {last, all - 1, prompt.back()};
     }
     for (int i = 0; i < taken; ++i) {
-      prefix = longer_.at({prefix, prompt[static_cast<std::size_t>(i)]});
-      opened.tokens.push_back(
-          {prefix, committed_[static_cast<std::size_t>(prefix)]});
+      prefix = longer_.at({prefix, At(prompt, i)});
+      opened.tokens.push_back({prefix, At(committed_, prefix)});
       held_ += HeldBy(opened.tokens.back());
     }
   }
@@ -106,7 +106,7 @@ class PagedLedger {
     Sequence& to = sequences_.at(sequence);
     std::vector<KvRows>& appended = to.appended[layer];
     appended.clear();
-    appended.reserve(static_cast<std::size_t>(key.shape[2]));
+    appended.reserve(AsSize(key.shape[2]));
     for (std::int64_t i = 0; i < key.shape[2]; ++i) {
       appended.push_back(
           {CopyOf(Slice(key, 2, i), spec_.dtype),
@@ -133,21 +133,20 @@ class PagedLedger {
     const int again = ComputesAgain(to) ? to.again->prefix : kUnknown;
     for (int i = 0; i < new_tokens; ++i) {
       Rows rows;
-      rows.reserve(static_cast<std::size_t>(spec_.layers));
+      rows.reserve(AsSize(spec_.layers));
       for (int layer = 0; layer < spec_.layers; ++layer) {
-        rows.push_back(
-            std::move(to.appended.at(layer).at(static_cast<std::size_t>(i))));
+        rows.push_back(std::move(to.appended.at(layer).at(AsSize(i))));
       }
       int prefix = to.tokens.empty() ? to.start : to.tokens.back().prefix;
       if (tokens.empty()) prefix = i == 0 ? again : kUnknown;
       if (prefix != kUnknown && !tokens.empty()) {
-        prefix = AddTo(longer_, {prefix, tokens[static_cast<std::size_t>(i)]});
+        prefix = AddTo(longer_, {prefix, At(tokens, i)});
       }
       to.tokens.push_back({prefix, {std::make_shared<Rows>(std::move(rows))}});
       held_ += HeldBy(to.tokens.back());
       if (prefix == kUnknown) continue;
-      auto& committed = committed_[static_cast<std::size_t>(prefix)];
-      if (committed.empty()) lines_[static_cast<std::size_t>(prefix)] = line;
+      auto& committed = At(committed_, prefix);
+      if (committed.empty()) At(lines_, prefix) = line;
       committed.push_back(to.tokens.back().rows[0]);
       most_commits_ = std::max(most_commits_, committed.size());
     }
@@ -175,7 +174,7 @@ class PagedLedger {
 
   bool Has(int sequence) const { return sequences_.contains(sequence); }
   int SeqLen(int sequence) const {
-    return static_cast<int>(sequences_.at(sequence).tokens.size());
+    return Size(sequences_.at(sequence).tokens);
   }
   // The first position whose rows the pool must still have.
   int Low(int sequence) const { return sequences_.at(sequence).low; }
@@ -186,14 +185,13 @@ class PagedLedger {
     for (const auto& [layer, rows] : sequences_.at(sequence).appended) {
       most = std::max(most, rows.size());
     }
-    return SeqLen(sequence) + static_cast<int>(most);
+    return SeqLen(sequence) + AsInt(most);
   }
 
   int RowCount(int sequence, int layer) const {
     const auto& appended = sequences_.at(sequence).appended;
     const auto rows = appended.find(layer);
-    return SeqLen(sequence) +
-           (rows == appended.end() ? 0 : static_cast<int>(rows->second.size()));
+    return SeqLen(sequence) + (rows == appended.end() ? 0 : Size(rows->second));
   }
 
   // Returns the rows of a layer, in order: the committed rows, then the
@@ -202,7 +200,7 @@ class PagedLedger {
     const Sequence& of = sequences_.at(sequence);
     std::vector<KvRows> rows;
     for (const Token& token : of.tokens) {
-      rows.push_back((*token.rows.back())[static_cast<std::size_t>(layer)]);
+      rows.push_back(At((*token.rows.back()), layer));
     }
     const auto appended = of.appended.find(layer);
     if (appended == of.appended.end()) return rows;
@@ -216,7 +214,7 @@ class PagedLedger {
   bool See(int sequence, int layer, int position, const TensorView& key,
            const TensorView* value) {
     Sequence& of = sequences_.at(sequence);
-    const auto at = static_cast<std::size_t>(position);
+    const auto at = AsSize(position);
     const auto is_seen = [&](const KvRows& row) {
       return SameRow(row.key, key) &&
              (value == nullptr || SameRow(row.value, *value));
@@ -235,7 +233,7 @@ class PagedLedger {
     }
     std::vector<std::shared_ptr<const Rows>> left;
     for (const auto& rows : of.tokens[at].rows) {
-      if (is_seen((*rows)[static_cast<std::size_t>(layer)])) {
+      if (is_seen(At((*rows), layer))) {
         left.push_back(rows);
       }
     }
@@ -248,13 +246,13 @@ class PagedLedger {
   // the token, and the same tokens were committed several times.
   std::vector<KvRows> Candidates(int sequence, int layer, int position) const {
     const Sequence& of = sequences_.at(sequence);
-    const auto at = static_cast<std::size_t>(position);
+    const auto at = AsSize(position);
     if (at >= of.tokens.size()) {
       return {of.appended.at(layer).at(at - of.tokens.size())};
     }
     std::vector<KvRows> rows;
     for (const auto& one : of.tokens[at].rows) {
-      rows.push_back((*one)[static_cast<std::size_t>(layer)]);
+      rows.push_back(At((*one), layer));
     }
     const auto again = again_.find(of.tokens[at].prefix);
     if (again == again_.end() || !again->second.contains(layer)) return rows;
@@ -269,7 +267,7 @@ class PagedLedger {
     const int again = AgainAt(a, position);
     if (again != kUnknown && again == AgainAt(b, position)) return true;
     if (position >= std::min(SeqLen(a), SeqLen(b))) return false;
-    const auto at = static_cast<std::size_t>(position);
+    const auto at = AsSize(position);
     const Token& one = sequences_.at(a).tokens[at];
     const Token& other = sequences_.at(b).tokens[at];
     if (one.prefix != other.prefix) return false;
@@ -279,7 +277,7 @@ class PagedLedger {
   // Whether the two sequences may have the same rows at `position`. If so, from
   // now on they must have the same rows there. Requires: SameToken is true.
   bool ShareRows(int a, int b, int position) {
-    const auto at = static_cast<std::size_t>(position);
+    const auto at = AsSize(position);
     if (again_.contains(AgainAt(a, position))) return true;
     Token& one = sequences_.at(a).tokens[at];
     Token& other = sequences_.at(b).tokens[at];
@@ -336,7 +334,7 @@ class PagedLedger {
                  int count) const {
     int prefix = start;
     for (int i = 0; i < count && prefix != kUnknown; ++i) {
-      prefix = Find(longer_, {prefix, tokens[static_cast<std::size_t>(i)]});
+      prefix = Find(longer_, {prefix, At(tokens, i)});
     }
     return prefix;
   }
@@ -347,7 +345,7 @@ class PagedLedger {
   int AgainAt(int sequence, int position) const {
     const Sequence& of = sequences_.at(sequence);
     if (position < std::ssize(of.tokens)) {
-      return of.tokens[static_cast<std::size_t>(position)].prefix;
+      return At(of.tokens, position).prefix;
     }
     const bool next = position == std::ssize(of.tokens) && ComputesAgain(of);
     return next ? of.again->prefix : kUnknown;
@@ -355,7 +353,7 @@ class PagedLedger {
   // Lets each token of a whole block have any rows that it has in a whole block
   // of the same tokens. Blocks that end after position `before` are new.
   void Deduplicate(Sequence& of, int before) {
-    const auto size = static_cast<std::size_t>(spec_.block_size);
+    const auto size = AsSize(spec_.block_size);
     for (std::size_t end = size; end <= of.tokens.size(); end += size) {
       const int prefix = of.tokens[end - 1].prefix;
       if (prefix == kUnknown) continue;
@@ -363,7 +361,7 @@ class PagedLedger {
       block.resize(size);
       for (std::size_t i = 0; i < size; ++i) {
         Token& token = of.tokens[end - size + i];
-        if (static_cast<int>(end) > before) {
+        if (AsInt(end) > before) {
           for (const auto& rows : token.rows) {
             if (std::ranges::count(block[i], rows) == 0) {
               block[i].push_back(rows);
@@ -389,8 +387,7 @@ class PagedLedger {
   }
   template <class Map>
   int AddTo(Map& map, const typename Map::key_type& key) {
-    const auto [at, added] =
-        map.try_emplace(key, static_cast<int>(committed_.size()));
+    const auto [at, added] = map.try_emplace(key, Size(committed_));
     if (added) {
       committed_.emplace_back();
       lines_.push_back(0);

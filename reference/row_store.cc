@@ -4,6 +4,7 @@
 #include <new>
 
 #include "core/elements.h"
+#include "core/index.h"
 
 namespace kvtwin::reference {
 
@@ -19,7 +20,7 @@ RowStore::RowStore(DType dtype, const Shape& row, int cells, VLayout layout)
       throw std::bad_alloc();
     }
   }
-  rows_.resize(static_cast<std::size_t>(bytes));
+  rows_.resize(AsSize(bytes));
 }
 
 void RowStore::Store(int cell, const TensorView& row) {

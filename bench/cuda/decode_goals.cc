@@ -14,6 +14,7 @@
 #include "bench/cuda/suite.h"
 #include "bench/twins.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "optimized/cuda/attention.h"
 
 namespace kvtwin::bench {
@@ -84,10 +85,9 @@ class Rows {
       parts_[which] = RandomElements(dtype, period * kHeads * kHeadDim,
                                      static_cast<std::uint64_t>(which) + 5);
       for (std::int64_t at = 0; at < bytes_; at += piece) {
-        Must(cudaMemcpy(memory_.data() + which * bytes_ + at,
-                        parts_[which].data(),
-                        static_cast<std::size_t>(std::min(piece, bytes_ - at)),
-                        cudaMemcpyHostToDevice));
+        Must(cudaMemcpy(
+            memory_.data() + which * bytes_ + at, parts_[which].data(),
+            AsSize(std::min(piece, bytes_ - at)), cudaMemcpyHostToDevice));
       }
     }
   }
@@ -103,17 +103,15 @@ class Rows {
   void Check(const std::string& name, const std::vector<std::int64_t>& cells,
              const std::vector<float>& query, const std::vector<float>& out,
              int row) const {
-    const auto rows =
-        static_cast<std::int64_t>(parts_[0].size()) / RowBytes(dtype_);
+    const auto rows = std::ssize(parts_[0]) / RowBytes(dtype_);
     std::vector<std::int64_t> on_host;
     for (const std::int64_t cell : cells) on_host.push_back(cell % rows);
     const auto view = [&](const std::vector<std::byte>& part) {
       return DenseView(part.data(), dtype_, {kHeadDim, kHeads, rows, 1});
     };
     for (const int head : {0, kQueryHeads - 1}) {
-      const std::size_t at = (static_cast<std::size_t>(row) * kQueryHeads +
-                              static_cast<std::size_t>(head)) *
-                             kHeadDim;
+      const std::size_t at =
+          (AsSize(row) * kQueryHeads + AsSize(head)) * kHeadDim;
       const auto want = Attend(view(parts_[0]), view(parts_[1]), on_host,
                                query.data() + at, head);
       for (std::size_t i = 0; i < kHeadDim; ++i) {
@@ -135,7 +133,7 @@ class Rows {
 // Queries and results of a batch.
 struct Question {
   explicit Question(const Batch64& batch, std::int64_t cells)
-      : query(static_cast<std::size_t>(batch.rows) * kQueryHeads * kHeadDim),
+      : query(AsSize(batch.rows) * kQueryHeads * kHeadDim),
         on_device(Random(query)),
         out(static_cast<std::int64_t>(query.size() * sizeof(float))),
         ask{.query = on_device.as<float>(),
@@ -178,12 +176,11 @@ void JudgePaged(Goals& goals, DType dtype) {
   if (!goals.Wanted(name)) return;
   const Batch64 batch(goals);
   const Rows rows(dtype, batch.all());
-  std::vector<int> table(static_cast<std::size_t>(batch.all() / kBlock));
+  std::vector<int> table(AsSize(batch.all() / kBlock));
   std::iota(table.begin(), table.end(), 0);
   std::ranges::shuffle(table, std::mt19937(1));
   const GpuBuffer device_table(table);
-  const std::vector<int> lengths(static_cast<std::size_t>(batch.rows),
-                                 batch.tokens);
+  const std::vector<int> lengths(AsSize(batch.rows), batch.tokens);
   const GpuBuffer device_lengths(lengths);
   const Question question(batch, batch.tokens);
   const PagedRows stored = {.key = rows.key(),
@@ -205,8 +202,7 @@ void JudgePaged(Goals& goals, DType dtype) {
   for (const int row : {0, batch.rows - 1}) {
     std::vector<std::int64_t> cells;
     for (int token = 0; token < batch.tokens; ++token) {
-      const int block = table[static_cast<std::size_t>(
-          row * stored.most_blocks + token / kBlock)];
+      const int block = At(table, row * stored.most_blocks + token / kBlock);
       cells.push_back(std::int64_t{block} * kBlock + token % kBlock);
     }
     rows.Check(name, cells, question.query, question.Answer(), row);
@@ -223,10 +219,10 @@ void JudgeView(Goals& goals, DType dtype) {
   const Batch64 batch(goals);
   const Rows rows(dtype, batch.all());
   const std::int64_t row_bytes = RunBytes(DType::kBits, batch.all());
-  std::vector<std::byte> bits(static_cast<std::size_t>(batch.rows * row_bytes));
+  std::vector<std::byte> bits(AsSize(batch.rows * row_bytes));
   for (int row = 0; row < batch.rows; ++row) {
     std::memset(bits.data() + row * (row_bytes + batch.tokens / 8), 0xff,
-                static_cast<std::size_t>(batch.tokens) / 8);
+                AsSize(batch.tokens) / 8);
   }
   const GpuBuffer mask(bits);
   const Question question(batch, batch.all());
@@ -241,7 +237,7 @@ void JudgeView(Goals& goals, DType dtype) {
   };
   RunOnGpu(decode);
   for (const int row : {0, batch.rows - 1}) {
-    std::vector<std::int64_t> cells(static_cast<std::size_t>(batch.tokens));
+    std::vector<std::int64_t> cells(AsSize(batch.tokens));
     std::iota(cells.begin(), cells.end(), std::int64_t{row} * batch.tokens);
     rows.Check(name, cells, question.query, question.Answer(), row);
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bench/twins.h"
+#include "core/index.h"
 
 namespace kvtwin::bench {
 namespace {
@@ -56,8 +57,7 @@ void Must(cudaError_t error) {
   }
 }
 
-GpuBuffer::GpuBuffer(std::int64_t bytes)
-    : bytes_(static_cast<std::size_t>(bytes)) {
+GpuBuffer::GpuBuffer(std::int64_t bytes) : bytes_(AsSize(bytes)) {
   Must(cudaMalloc(&data_, bytes_));
 }
 
@@ -88,23 +88,21 @@ Timing OnGpu(GpuWork work) {
 
 Timing SetLimit(const GpuBuffer& to, std::int64_t bytes) {
   return OnGpu([&to, bytes](cudaStream_t stream) {
-    return cudaMemsetAsync(to.data(), 0xff, static_cast<std::size_t>(bytes),
-                           stream);
+    return cudaMemsetAsync(to.data(), 0xff, AsSize(bytes), stream);
   });
 }
 
 Timing CopyLimit(const GpuBuffer& from, const GpuBuffer& to,
                  std::int64_t bytes) {
   return OnGpu([&from, &to, bytes](cudaStream_t stream) {
-    return cudaMemcpyAsync(to.data(), from.data(),
-                           static_cast<std::size_t>(bytes),
+    return cudaMemcpyAsync(to.data(), from.data(), AsSize(bytes),
                            cudaMemcpyDeviceToDevice, stream);
   });
 }
 
 std::vector<std::byte> RandomElements(DType dtype, std::int64_t count,
                                       std::uint64_t seed) {
-  const auto bytes = static_cast<std::size_t>(RunBytes(dtype, count));
+  const auto bytes = AsSize(RunBytes(dtype, count));
   std::vector<std::byte> elements(bytes);
   const auto [random, ones] = PatternOf(dtype);
   for (std::size_t i = 0; i < bytes; i += sizeof(random)) {
@@ -114,7 +112,7 @@ std::vector<std::byte> RandomElements(DType dtype, std::int64_t count,
     std::memcpy(elements.data() + i, &word, std::min(sizeof(word), bytes - i));
   }
   if (!IsBlockDType(dtype)) return elements;
-  const auto block = static_cast<std::size_t>(RunBytes(dtype, kBlockElements));
+  const auto block = AsSize(RunBytes(dtype, kBlockElements));
   for (std::size_t i = 0; i < bytes; i += block) {
     constexpr std::array kScale = {std::byte{0x00}, std::byte{0x20}};  // 2^-7.
     std::memcpy(elements.data() + i, kScale.data(), kScale.size());

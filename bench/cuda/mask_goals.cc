@@ -11,6 +11,7 @@
 #include "bench/cuda/suite.h"
 #include "bench/goals.h"
 #include "bench/twins.h"
+#include "core/index.h"
 #include "optimized/cuda/mask_kernels.h"
 #include "optimized/mask_kernels.h"
 
@@ -48,8 +49,8 @@ void CheckRows(const std::string& name, const Cells& cells, DType dtype,
   const std::size_t step = std::max<std::size_t>(1, pieces.size() / 16);
   for (std::size_t i = 0; i < pieces.size(); i += step) {
     const MaskPiece& piece = pieces[i];
-    const auto first = static_cast<std::size_t>(piece.first);
-    const auto end = static_cast<std::size_t>(piece.end);
+    const auto first = AsSize(piece.first);
+    const auto end = AsSize(piece.end);
     want.resize(optimized::MaskRowBytes(dtype, end - first));
     optimized::WriteMaskRow({.positions = cells.positions.data(),
                              .members = cells.members.data(),

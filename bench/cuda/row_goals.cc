@@ -14,6 +14,7 @@
 #include "bench/cuda/suite.h"
 #include "bench/twins.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "optimized/cuda/rows.h"
 #include "optimized/row_shift.h"
 
@@ -37,7 +38,7 @@ constexpr std::int64_t kChecked = 4096;
 Shape RowShape(std::int64_t rows) { return {kHeadDim, kHeads, rows, 1}; }
 
 std::vector<int> AllCells(std::int64_t cells, bool shuffled) {
-  std::vector<int> all(static_cast<std::size_t>(cells));
+  std::vector<int> all(AsSize(cells));
   std::iota(all.begin(), all.end(), 0);
   if (shuffled) std::ranges::shuffle(all, std::mt19937(1));
   return all;
@@ -73,7 +74,7 @@ void CheckPut(const std::string& name, const PutCase& what,
                 plain ? RowShape(count) : Shape{count, kHeadDim, kHeads, 1});
   for (std::int64_t row = 0; row < count;
        row += std::max<std::int64_t>(1, count / kChecked)) {
-    const std::int64_t cell = cells[static_cast<std::size_t>(row)];
+    const std::int64_t cell = At(cells, row);
     for (int head = 0; head < kHeads; ++head) {
       for (int i = 0; i < kHeadDim; ++i) {
         std::array<std::byte, sizeof(float)> want = {};
@@ -123,7 +124,7 @@ std::vector<CellMove> FillingMoves(std::int64_t cells) {
   std::mt19937 random(1);
   std::vector<std::size_t> kept;
   std::vector<std::size_t> holes;
-  for (std::size_t cell = 0; cell < static_cast<std::size_t>(cells); ++cell) {
+  for (std::size_t cell = 0; cell < AsSize(cells); ++cell) {
     (random() % 2 == 0 ? kept : holes).push_back(cell);
   }
   std::vector<CellMove> moves;
@@ -157,11 +158,10 @@ void JudgeMoves(Goals& goals) {
   const GpuBuffer device_cells(chains.cells);
   const GpuBuffer begins(chains.begins);
   const GpuBuffer cycles(chains.cycles);
-  const DeviceChains on_device = {
-      .cells = device_cells.as<int>(),
-      .begins = begins.as<int>(),
-      .cycles = cycles.as<int>(),
-      .count = static_cast<int>(chains.cycles.size())};
+  const DeviceChains on_device = {.cells = device_cells.as<int>(),
+                                  .begins = begins.as<int>(),
+                                  .cycles = cycles.as<int>(),
+                                  .count = Size(chains.cycles)};
   const GpuWork move = [&](cudaStream_t stream) {
     return MoveRows(device_tensors.as<StoredRows>(), 2, on_device, row_bytes,
                     kHeads * kHeadDim, stream);
@@ -169,7 +169,7 @@ void JudgeMoves(Goals& goals) {
   RunOnGpu(move);
   for (const GpuBuffer* memory : {&key, &value}) {
     const auto got = memory->Download();
-    const auto bytes = static_cast<std::size_t>(row_bytes);
+    const auto bytes = AsSize(row_bytes);
     for (const CellMove& one : moves) {
       if (std::memcmp(got.data() + one.to * bytes,
                       elements.data() + one.from * bytes, bytes) != 0) {
@@ -202,10 +202,10 @@ void JudgeBlocks(Goals& goals) {
   RunOnGpu(copy);
   for (const GpuBuffer* memory : {&key, &value}) {
     const auto got = memory->Download();
-    const auto bytes = static_cast<std::size_t>(block_bytes);
+    const auto bytes = AsSize(block_bytes);
     for (std::size_t i = 0; i < blocks.size(); i += 2) {
-      const auto from = static_cast<std::size_t>(blocks[i]);
-      const auto to = static_cast<std::size_t>(blocks[i + 1]);
+      const auto from = AsSize(blocks[i]);
+      const auto to = AsSize(blocks[i + 1]);
       if (std::memcmp(got.data() + to * bytes, elements.data() + from * bytes,
                       bytes) != 0) {
         Wrong(name, fmt::format("block {} is another", to));
@@ -219,7 +219,7 @@ void JudgeBlocks(Goals& goals) {
 void CheckShift(const std::string& name, DType dtype, const RowShift& shift,
                 std::vector<std::byte> rows,
                 const std::vector<std::byte>& got) {
-  const auto bytes = static_cast<std::size_t>(RowBytes(dtype));
+  const auto bytes = AsSize(RowBytes(dtype));
   const std::size_t count = rows.size() / bytes;
   for (std::size_t row = 0; row < count;
        row += std::max<std::size_t>(1, count / kChecked)) {
@@ -255,12 +255,11 @@ void JudgeShift(Goals& goals, DType dtype) {
   };
   const GpuBuffer cosines(copy_of(on_host.cosines()));
   const GpuBuffer sines(copy_of(on_host.sines()));
-  const DeviceShift shift = {
-      .kind = DeviceShift::Kind::kTurnHalves,
-      .offset = -3,
-      .pairs = static_cast<int>(on_host.cosines().size()) / 2,
-      .cosines = cosines.as<float>(),
-      .sines = sines.as<float>()};
+  const DeviceShift shift = {.kind = DeviceShift::Kind::kTurnHalves,
+                             .offset = -3,
+                             .pairs = Size(on_host.cosines()) / 2,
+                             .cosines = cosines.as<float>(),
+                             .sines = sines.as<float>()};
   const StoredRows keys = RowsIn(memory, dtype, VLayout::kPlain, count);
   const GpuWork work = [&](cudaStream_t stream) {
     return ShiftRows(keys, device_cells.as<int>(), count, shift, stream);

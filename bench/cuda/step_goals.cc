@@ -26,8 +26,8 @@ class Stepper {
     made_ = Must(CudaCache::Make(setup.spec));
     Cache& cache = made_->On(nullptr);
     Must(cache.SetConfig(setup.config));
-    Must(cache.Init(setup.dtype, setup.max_sequences, setup.capacity,
-                    setup.max_batch));
+    Must(cache.Init(
+        {setup.dtype, setup.max_sequences, setup.capacity, setup.max_batch}));
     Must(cache.Restore(Interleaved(stored_, kSequences)));
     reference_ = bench::Make(setup, "optimized");
     Must(reference_->Restore(Interleaved(stored_, kSequences)));

@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/refusals.h"
 
@@ -14,7 +15,7 @@ template <auto kMember>
 RuleInfo RuleOf(std::string_view name, std::vector<std::string_view> values) {
   using Value = std::remove_reference_t<decltype(Rules().*kMember)>;
   return {name, std::move(values),
-          [](const Rules& rules) { return static_cast<int>(rules.*kMember); },
+          [](const Rules& rules) { return AsInt(rules.*kMember); },
           [](Rules& rules, int value) {
             rules.*kMember = static_cast<Value>(value);
           }};
@@ -91,7 +92,7 @@ Result<const RuleInfo*> SetRule(std::string_view said, Rules& rules) {
       if (said != std::string(rule.name) + " " + std::string(rule.values[i])) {
         continue;
       }
-      rule.set(rules, static_cast<int>(i));
+      rule.set(rules, AsInt(i));
       return &rule;
     }
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/dialects/rules.h"
+#include "core/index.h"
 #include "kvtwin/status.h"
 
 namespace kvtwin {
@@ -33,7 +34,7 @@ struct RuleInfo {
   void (*set)(Rules& rules, int value);
 
   std::string_view ValueOf(const Rules& rules) const {
-    return values[static_cast<std::size_t>(get(rules))];
+    return At(values, get(rules));
   }
 };
 

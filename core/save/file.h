@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/refusals.h"
 
@@ -91,8 +92,8 @@ class File {
       static_cast<void>(::sync_file_range(descriptor_, static_cast<off_t>(at),
                                           written, SYNC_FILE_RANGE_WRITE));
 #endif
-      at += static_cast<std::size_t>(written);
-      bytes = bytes.subspan(static_cast<std::size_t>(written));
+      at += AsSize(written);
+      bytes = bytes.subspan(AsSize(written));
     }
     return true;
   }
@@ -110,8 +111,8 @@ class File {
       });
       if (read < 0) return Failed(errno);
       if (read == 0) return false;
-      at += static_cast<std::size_t>(read);
-      bytes = bytes.subspan(static_cast<std::size_t>(read));
+      at += AsSize(read);
+      bytes = bytes.subspan(AsSize(read));
     }
     return true;
   }

@@ -22,6 +22,7 @@
 #include <xxhash.h>
 
 #include "core/huge_pages.h"
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/refusals.h"
 #include "core/save/file.h"
@@ -57,7 +58,7 @@ struct Piece {
 void AddTensor(std::string name, const DenseTensor& tensor,
                std::vector<Piece>& pieces) {
   const Shape& shape = tensor.shape;
-  const auto type = static_cast<std::size_t>(tensor.dtype);
+  const auto type = AsSize(tensor.dtype);
   const bool known = type < kTypeNames.size();
   pieces.push_back({std::move(name),
                     known ? kTypeNames[type] : kBytes,
@@ -237,7 +238,7 @@ CacheState* StateOf(std::string_view& name, CacheState& state) {
   TakeWord(name);
   int number = -1;
   if (!ReadWhole(TakeWord(name), number)) return nullptr;
-  const auto at = static_cast<std::size_t>(number);  // Huge if negative.
+  const auto at = AsSize(number);  // Huge if negative.
   if (at > state.caches.size()) return nullptr;
   if (at == state.caches.size()) state.caches.emplace_back();
   return &state.caches[at];
@@ -528,7 +529,7 @@ Result<Value> ReadFile(const std::string& path, const Read& read) {
   }
   status = CheckRegular(path, info.st_mode);
   if (!status.ok()) return status;
-  Result<Value> value = read(static_cast<std::size_t>(info.st_size),
+  Result<Value> value = read(AsSize(info.st_size),
                              [&](std::size_t at, std::span<std::byte> bytes) {
                                return file.Read(at, bytes);
                              });
@@ -553,8 +554,7 @@ std::vector<std::byte> StateToBytes(const CacheState& state,
   std::vector<std::byte> all(size);
   WriteState(state, model, pieces,
              [&](std::size_t at, std::span<const std::byte> bytes) {
-               std::copy(bytes.begin(), bytes.end(),
-                         all.begin() + static_cast<std::ptrdiff_t>(at));
+               std::copy(bytes.begin(), bytes.end(), IteratorAt(all, at));
                return true;
              });
   return all;
@@ -565,8 +565,7 @@ Result<CacheState> StateFromBytes(std::span<const std::byte> bytes,
   return ReadState(
       bytes.size(),
       [&](std::size_t at, std::span<std::byte> to) {
-        std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(at), to.size(),
-                    to.begin());
+        std::copy_n(IteratorAt(bytes, at), to.size(), to.begin());
         return true;
       },
       model);

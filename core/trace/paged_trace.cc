@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "core/trace/trace.h"
 #include "core/trace/trace_fields.h"
@@ -21,12 +22,12 @@ constexpr std::array<std::string_view, 2> kLayoutNames = {"token_major",
 constexpr std::array kAppendResults = {StatusCode::kOk, StatusCode::kCacheFull};
 
 // A size of the pool; `name` is its key in the recording's object "pool".
-struct Size {
+struct SpecSize {
   std::string_view name;
   int PagedSpec::*number;
   double most = JsonFields::kInt32Max;
 };
-constexpr std::array<Size, 7> kSizes = {{
+constexpr std::array<SpecSize, 7> kSizes = {{
     {"block_size", &PagedSpec::block_size},
     {"blocks", &PagedSpec::blocks},
     {"max_seq_len", &PagedSpec::max_seq_len},
@@ -124,7 +125,7 @@ void ReadTable(const JsonFields& fields, PagedTraceOp& op) {
   op.table.seq_lens = fields.Ints("seq_lens");
   const std::size_t rows = op.sequences.size();
   NeedCount(fields, "blocks", op.table.blocks.size(),
-            rows * static_cast<std::size_t>(op.table.columns));
+            rows * AsSize(op.table.columns));
   NeedCount(fields, "seq_lens", op.table.seq_lens.size(), rows);
 }
 
@@ -267,7 +268,7 @@ std::string RulesText(const PoolRules& rules) {
 }  // namespace
 
 std::string_view TraceOpName(PagedTraceOpKind kind) {
-  return kOpNames[static_cast<std::size_t>(kind)];
+  return At(kOpNames, kind);
 }
 
 PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
@@ -280,7 +281,7 @@ PagedTraceHeader ReadPagedHeader(const JsonFields& fields,
   header.rules = ReadRules(fields.Object("cache"), header.visibility_only);
   const JsonFields pool = fields.Object("pool");
   PagedSpec& spec = header.spec;
-  for (const Size& size : kSizes) {
+  for (const SpecSize& size : kSizes) {
     spec.*size.number = pool.Int(size.name, 1, size.most);
   }
   spec.dtype = kRowDTypes[pool.Name("dtype", kRowDTypeNames)];
@@ -364,15 +365,14 @@ Status WriteTraceHeader(const PagedTraceHeader& header, std::ostream& out) {
                      JsonString(header.producer),
                      kPlacementNames[header.visibility_only ? 1 : 0],
                      RulesText(header.rules));
-  for (const Size& size : kSizes) {
+  for (const SpecSize& size : kSizes) {
     out << fmt::format(R"("{}":{},)", size.name, spec.*size.number);
   }
   out << fmt::format(R"("dtype":"{}",)", DTypeName(spec.dtype));
   if (spec.v_dtype) {
     out << fmt::format(R"("v_dtype":"{}",)", DTypeName(*spec.v_dtype));
   }
-  out << fmt::format(R"("layout":"{}"}}}})",
-                     kLayoutNames[static_cast<std::size_t>(spec.layout)])
+  out << fmt::format(R"("layout":"{}"}}}})", At(kLayoutNames, spec.layout))
       << '\n';
   return {};
 }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
@@ -41,7 +42,7 @@ DenseTensor Mask(const JsonFields& op, std::string_view key, DType dtype) {
     fields.Wrong("rows", *rows, "a list of strings");
     return mask;
   }
-  const auto columns = static_cast<std::size_t>(mask.shape[0]);
+  const auto columns = AsSize(mask.shape[0]);
   if (static_cast<std::int64_t>(rows->strings) != mask.shape[1]) {
     fields.Fail("rows", fmt::format("has {} strings, its shape is [{}, {}]",
                                     rows->strings, columns, mask.shape[1]));
@@ -104,7 +105,7 @@ CacheSpec ReadSpec(const JsonValue& object, const std::string& path,
     return spec;
   }
   if (spec.kind == Kind::kEncoder) return spec;
-  if (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem) {
+  if (IsWindowed(spec.kind)) {
     spec.window = fields.OptionalInt("window");
   }
   if (spec.kind == Kind::kSwaMem) spec.memory = fields.OptionalInt("memory");
@@ -351,7 +352,7 @@ std::string SpecText(const CacheSpec& spec) {
     return text + "]}";
   }
   if (spec.kind == Kind::kEncoder) return text + "}";
-  const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
+  const bool windowed = IsWindowed(spec.kind);
   if (windowed && spec.window) {
     text += fmt::format(R"(,"window":{})", *spec.window);
   }
@@ -361,14 +362,12 @@ std::string SpecText(const CacheSpec& spec) {
   if (spec.kind == Kind::kChunked) {
     text += fmt::format(R"(,"chunk":{})", spec.chunk);
   }
-  text += fmt::format(R"(,"shift":"{}")",
-                      kShiftNames[static_cast<std::size_t>(spec.shift.kind)]);
+  text += fmt::format(R"(,"shift":"{}")", At(kShiftNames, spec.shift.kind));
   if (spec.shift.kind == ShiftKind::kRope) {
     const Rope& rope = spec.shift.rope;
     text += fmt::format(
         R"(,"rope":{{"pairing":"{}","base":{},"scale":{},"dims":{}}})",
-        kPairingNames[static_cast<std::size_t>(rope.pairing)], rope.base,
-        rope.scale, rope.dims);
+        At(kPairingNames, rope.pairing), rope.base, rope.scale, rope.dims);
   }
   return text + "}";
 }
@@ -449,9 +448,7 @@ Status AppendFields(const TraceOp& op, std::string& text) {
 
 }  // namespace
 
-std::string_view TraceOpName(TraceOpKind kind) {
-  return kOpNames[static_cast<std::size_t>(kind)];
-}
+std::string_view TraceOpName(TraceOpKind kind) { return At(kOpNames, kind); }
 
 double CacheBytesBound(const TraceHeader& header, const RowDims& rows,
                        std::size_t sequences) {
@@ -490,7 +487,7 @@ bool TraceReader::ReadChunk() {
   constexpr std::size_t kChunkBytes = 1 << 16;
   chunk_.resize(kChunkBytes);
   in_.read(chunk_.data(), static_cast<std::streamsize>(kChunkBytes));
-  chunk_.resize(static_cast<std::size_t>(in_.gcount()));
+  chunk_.resize(AsSize(in_.gcount()));
   chunk_at_ = 0;
   return !chunk_.empty();
 }
@@ -633,7 +630,7 @@ Status WriteTraceHeader(const TraceHeader& header, std::ostream& out) {
   }
   const bool wrapper = header.spec.kind == Kind::kWrapper;
   const CacheSpec& placed = wrapper ? header.spec.caches.at(0) : header.spec;
-  const auto placement = static_cast<std::size_t>(placed.placement);
+  const auto placement = AsSize(placed.placement);
   const CacheConfig& config = header.config;
   const InitArgs& init = header.init;
   out << fmt::format(

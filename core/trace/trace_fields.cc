@@ -7,6 +7,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 
 namespace kvtwin {
 namespace {
@@ -19,7 +20,7 @@ bool MultipliesOutTo(const Shape& shape, std::size_t count) {
     product *= extent;
     if (product > static_cast<std::int64_t>(kJsonElementsMax)) return false;
   }
-  return static_cast<std::size_t>(product) == count;
+  return AsSize(product) == count;
 }
 
 // Whether a number becomes infinite in `dtype`, which it does from half a step

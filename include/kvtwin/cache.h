@@ -54,6 +54,11 @@ enum class Kind {
   kWrapper,  // Several caches behind one interface.
 };
 
+// Whether caches of this kind have a window.
+constexpr bool IsWindowed(Kind kind) {
+  return kind == Kind::kSwa || kind == Kind::kSwaMem;
+}
+
 // How a batch gets its cells.
 enum class Placement {
   kContiguous,  // The first free run that is long enough, else defrag, retry.
@@ -80,6 +85,15 @@ struct CacheConfig {
   VLayout v_layout = VLayout::kPlain;  // Encoders have no tiles.
   DType mask_dtype = DType::kF32;      // f32, f16, bf16 or bits.
   std::optional<DType> v_dtype = {};   // Stored V rows. Unset: same as K.
+};
+
+// The dtype and the size of a cache.
+struct InitArgs {
+  DType dtype = DType::kF32;  // The stored rows: any but bits. V rows too,
+                              // unless CacheConfig sets v_dtype.
+  int max_sequences = 0;
+  int capacity = 0;   // Tokens of each sequence.
+  int max_batch = 0;  // Tokens of a batch.
 };
 
 // The tokens of one forward pass. Entry i of each list is for token i.
@@ -114,13 +128,10 @@ class Cache {
   // blocks; V rows of bits.
   virtual Status SetConfig(const CacheConfig& config) = 0;
 
-  // Must come once. `dtype`, any but bits, is the dtype of the stored rows, of
-  // V too unless the configuration sets v_dtype. `capacity` is in tokens for
-  // each sequence, `max_batch` in tokens. Errors: bits; a block dtype for
-  // permuted or tiled V; a value < 1; memory < window; more than INT32_MAX
-  // cells; an encoder with several sequences or a padding.
-  virtual Status Init(DType dtype, int max_sequences, int capacity,
-                      int max_batch) = 0;
+  // Must come once. Errors: bits; a block dtype for permuted or tiled V; a
+  // number < 1; memory < window; more than INT32_MAX cells; an encoder with
+  // several sequences or a padding.
+  virtual Status Init(const InitArgs& args) = 0;
 
   // Frees everything. Idempotent; every other call after it is a
   // failed_precondition.

@@ -42,11 +42,10 @@ class DeviceCache final : public Cache {
   Status SetConfig(const CacheConfig& config) override {
     return cache_->SetConfig(config);
   }
-  Status Init(DType dtype, int max_sequences, int capacity,
-              int max_batch) override {
+  Status Init(const InitArgs& args) override {
     Status status = session_->Open();
     if (!status.ok()) return status;
-    return cache_->Init(dtype, max_sequences, capacity, max_batch);
+    return cache_->Init(args);
   }
   void Close() override {
     session_->gpu().Hide();

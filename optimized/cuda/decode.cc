@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "core/index.h"
 #include "core/refusals.h"
 #include "kvtwin/cuda.h"
 #include "optimized/cache_memory.h"
@@ -66,7 +67,7 @@ Status Decode(const DecodeQuery& query, const PagedKv& blocks,
               PagedLayout layout, const DecodeTable& table, void* scratch,
               CudaStream stream) {
   const bool by_head = layout == PagedLayout::kHeadMajor;
-  const auto kv_heads = static_cast<int>(blocks.key.shape[by_head ? 2 : 1]);
+  const auto kv_heads = AsInt(blocks.key.shape[by_head ? 2 : 1]);
   Status status = CheckQuery(query, blocks, kv_heads, scratch);
   if (status.ok()) status = AtLeastOne("most_blocks", table.most_blocks);
   if (!status.ok()) return status;
@@ -78,10 +79,10 @@ Status Decode(const DecodeQuery& query, const PagedKv& blocks,
        .value = blocks.value.at(0),
        .k_dtype = blocks.key.dtype,
        .v_dtype = blocks.value.dtype,
-       .k_head_dim = static_cast<int>(blocks.key.shape[0]),
-       .v_head_dim = static_cast<int>(blocks.value.shape[0]),
+       .k_head_dim = AsInt(blocks.key.shape[0]),
+       .v_head_dim = AsInt(blocks.value.shape[0]),
        .kv_heads = kv_heads,
-       .block_size = static_cast<int>(blocks.key.shape[by_head ? 1 : 2]),
+       .block_size = AsInt(blocks.key.shape[by_head ? 1 : 2]),
        .head_major = by_head,
        .table = table.blocks,
        .most_blocks = table.most_blocks,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/index.h"
 #include "core/refusals.h"
 #include "optimized/storage.h"
 
@@ -210,8 +211,8 @@ TensorView Mirror::Show(Gpu& gpu, const TensorView& view, std::byte* base,
   const std::byte* last =
       view.at(runs ? 0 : view.shape[0] - 1, view.shape[1] - 1,
               view.shape[2] - 1, view.shape[3] - 1);
-  const auto shown = static_cast<std::size_t>(
-      last - first + RunBytes(view.dtype, runs ? view.shape[0] : 1));
+  const auto shown =
+      AsSize(last - first + RunBytes(view.dtype, runs ? view.shape[0] : 1));
   std::byte* here = bytes_.data() + (first - base);
   gpu.Show(base + (first - base), {here, shown});
   TensorView mirrored = view;

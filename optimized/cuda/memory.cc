@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/assert.h"
+#include "core/index.h"
 #include "core/refusals.h"
 #include "optimized/cuda/copy.h"
 #include "optimized/row_kernels.h"
@@ -26,8 +27,7 @@ const T* As(const std::byte* bytes) {
 std::vector<int> ListOf(const Selection& cells) {
   std::vector<int> list;
   list.reserve(cells.count);
-  ForEachCell(
-      cells, [&](std::size_t cell) { list.push_back(static_cast<int>(cell)); });
+  ForEachCell(cells, [&](std::size_t cell) { list.push_back(AsInt(cell)); });
   return list;
 }
 
@@ -85,13 +85,12 @@ std::int64_t DeviceMemory::Tensor::row_bytes() const {
 }
 
 std::size_t DeviceMemory::Tensor::bytes() const {
-  return static_cast<std::size_t>(row_bytes() * rows.cells);
+  return AsSize(row_bytes() * rows.cells);
 }
 
 TensorView DeviceMemory::Tensor::View(CellSpan cells) const {
   return RowsView(rows.data, rows.dtype, rows.layout, rows.head_dim, rows.heads,
-                  static_cast<std::size_t>(rows.cells) * SizeOf(rows.dtype),
-                  cells);
+                  AsSize(rows.cells) * SizeOf(rows.dtype), cells);
 }
 
 TensorView DeviceMemory::Tensor::Show(Gpu& gpu, CellSpan cells) {
@@ -103,7 +102,7 @@ TensorView DeviceMemory::Tensor::Load(Gpu& gpu,
                                       std::vector<std::byte>& to) const {
   to.resize(bytes());
   gpu.Download(rows.data, to);
-  TensorView loaded = View({0, static_cast<std::size_t>(rows.cells)});
+  TensorView loaded = View({0, AsSize(rows.cells)});
   loaded.data = to.data();
   return loaded;
 }
@@ -186,9 +185,9 @@ void DeviceMemory::Move(std::span<const CellMove> moves) {
   const auto [rows, cells, begins, cycles] =
       gpu_.Upload<4>({Bytes(tensors), Bytes(chains_.cells),
                       Bytes(chains_.begins), Bytes(chains_.cycles)});
-  Check(MoveRows(As<StoredRows>(rows), static_cast<int>(tensors.size()),
+  Check(MoveRows(As<StoredRows>(rows), Size(tensors),
                  {As<int>(cells), As<int>(begins), As<int>(cycles),
-                  static_cast<int>(chains_.cycles.size())},
+                  Size(chains_.cycles)},
                  bytes, elements, gpu_.stream()),
         "moving rows");
 }
@@ -213,7 +212,7 @@ void DeviceMemory::ShiftKeys(const Selection& cells, const Shift& shift,
     Check(ShiftRows(layer.key.rows, As<int>(device_cells), std::ssize(list),
                     {.kind = kind,
                      .offset = static_cast<float>(offset),
-                     .pairs = static_cast<int>(prepared.cosines().size() / 2),
+                     .pairs = AsInt(prepared.cosines().size() / 2),
                      .cosines = As<float>(cosines),
                      .sines = As<float>(sines)},
                     gpu_.stream()),
@@ -274,12 +273,12 @@ KvView DeviceMemory::Rows(int layer, CellSpan cells) {
     return {.key = rows.key.Show(gpu_, cells),
             .value = rows.value.Show(gpu_, cells),
             .mask = {},
-            .first_cell = static_cast<int>(cells.first)};
+            .first_cell = AsInt(cells.first)};
   }
   return {.key = rows.key.View(cells),
           .value = rows.value.View(cells),
           .mask = {},
-          .first_cell = static_cast<int>(cells.first),
+          .first_cell = AsInt(cells.first),
           .device = Device::kCuda,
           .stream = gpu_.stream()};
 }
@@ -338,31 +337,29 @@ void DevicePoolMemory::Store(std::span<const int> blocks, int start,
                              const TensorView& key, const PoolRows& keys,
                              const TensorView& value, const PoolRows& values) {
   const bool by_head = keys.layout == PagedLayout::kHeadMajor;
-  const auto size = static_cast<int>(keys.block_size);
+  const auto size = AsInt(keys.block_size);
   // In the head-major layout, PutRows stores the rows of one head at a time. A
   // block begins with the rows of its first head.
-  const int step = by_head ? size * static_cast<int>(keys.heads) : size;
+  const int step = by_head ? size * AsInt(keys.heads) : size;
   cells_.clear();
-  for (int i = 0; i < static_cast<int>(key.shape[2]); ++i) {
+  for (int i = 0; i < AsInt(key.shape[2]); ++i) {
     const int position = start + i;
-    cells_.push_back(blocks[static_cast<std::size_t>(position / size)] * step +
-                     position % size);
+    cells_.push_back(At(blocks, position / size) * step + position % size);
   }
   device_cells_.Send(gpu_, cells_);
   const auto put = [&](const TensorView& from, const PoolRows& to) {
-    const int parts = by_head ? static_cast<int>(to.heads) : 1;
+    const int parts = by_head ? AsInt(to.heads) : 1;
     ForEachPart(gpu_, from, [&](const TensorView& rows, std::int64_t first) {
       for (int part = 0; part < parts; ++part) {
         TensorView of_part = rows;
         of_part.data = rows.at(0, part);
         of_part.shape[1] /= parts;
         Check(PutRows(of_part, device_cells_.data() + first,
-                      {.data = to.data + static_cast<std::size_t>(part * size) *
-                                             to.head_bytes(),
+                      {.data = to.data + AsSize(part * size) * to.head_bytes(),
                        .dtype = to.dtype,
                        .layout = VLayout::kPlain,
-                       .head_dim = static_cast<int>(to.head_dim),
-                       .heads = static_cast<int>(of_part.shape[1]),
+                       .head_dim = AsInt(to.head_dim),
+                       .heads = AsInt(of_part.shape[1]),
                        .cells = std::numeric_limits<int>::max()},
                       gpu_.stream()),
               "storing rows");
@@ -385,9 +382,8 @@ void DevicePoolMemory::CopyBlock(std::span<const PoolRows> tensors, int from,
   const std::vector<int> pair = {from, to};
   const auto [device_blocks, device_pair] =
       gpu_.Upload<2>({Bytes(blocks), Bytes(pair)});
-  Check(CopyBlocks(As<StoredBlocks>(device_blocks),
-                   static_cast<int>(blocks.size()), As<int>(device_pair), 1,
-                   bytes, gpu_.stream()),
+  Check(CopyBlocks(As<StoredBlocks>(device_blocks), Size(blocks),
+                   As<int>(device_pair), 1, bytes, gpu_.stream()),
         "copying a block");
 }
 
@@ -409,8 +405,7 @@ PagedKv DevicePoolMemory::Blocks(int layer, const PagedSpec& spec) const {
   // K and V of each layer were allocated in turn.
   const auto view = [&](int buffer, DType dtype, int head_dim) {
     const bool by_head = spec.layout == PagedLayout::kHeadMajor;
-    return DenseView(buffers_[static_cast<std::size_t>(buffer)].memory.get(),
-                     dtype,
+    return DenseView(At(buffers_, buffer).memory.get(), dtype,
                      {head_dim, by_head ? spec.block_size : spec.kv_heads,
                       by_head ? spec.kv_heads : spec.block_size, spec.blocks});
   };

@@ -13,6 +13,7 @@
 
 #include "core/dialects/profiles.h"
 #include "core/guarded_cache.h"
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/names.h"
 #include "core/refusals.h"
@@ -84,15 +85,13 @@ class BackendCache final : public Cache, public Shifting {
     return {};
   }
 
-  Status Init(DType dtype, int max_sequences, int capacity,
-              int max_batch) override {
+  Status Init(const InitArgs& args) override {
     if (open_) return Untimely("Init is called a second time");
-    const InitArgs init = {dtype, max_sequences, capacity, max_batch};
     std::vector<kvtwin_cache_params> parts;
     for (const CacheSpec& part : setup_.spec.caches) {
-      parts.push_back(ToC(part, config_, init));
+      parts.push_back(ToC(part, config_, args));
     }
-    kvtwin_cache_params params = ToC(setup_.spec, config_, init);
+    kvtwin_cache_params params = ToC(setup_.spec, config_, args);
     params.caches = parts.empty() ? nullptr : parts.data();
     params.cache_count = static_cast<std::int32_t>(parts.size());
     const kvtwin_setup_v1 setup = {.size = sizeof(setup),
@@ -311,7 +310,7 @@ class BackendCache final : public Cache, public Shifting {
                     DType dtype) const;
   bool EncoderIsActive() const {
     const auto& caches = setup_.spec.caches;
-    const auto type = static_cast<std::size_t>(type_);
+    const auto type = AsSize(type_);
     return (type < caches.size() ? caches[type] : setup_.spec).kind ==
            Kind::kEncoder;
   }
@@ -344,7 +343,7 @@ void BackendCache::ReadCells() const {
                           batch_cells_.data(), batch_cells_.size(), &batch,
                           &total_);
     });
-    const auto most = static_cast<std::size_t>(kColumnsMax);
+    const auto most = AsSize(kColumnsMax);
     if (!status.ok() || count > most || batch > most) {
       Wrong("backend: garbage",
             fmt::format("cells answers {}, with {} memberships and {} cells of "
@@ -380,8 +379,8 @@ Status BackendCache::WriteState(int sequence, const CacheState& state) {
 
 DType RowDTypeOf(const char* what, const kvtwin_tensor& tensor) {
   if (tensor.dtype < KVTWIN_F32 || tensor.dtype > KVTWIN_Q4_0) {
-    Wrong("backend: garbage", fmt::format("get: {} has the dtype {}", what,
-                                          static_cast<int>(tensor.dtype)));
+    Wrong("backend: garbage",
+          fmt::format("get: {} has the dtype {}", what, AsInt(tensor.dtype)));
   }
   return static_cast<DType>(tensor.dtype);
 }
@@ -394,8 +393,8 @@ TensorView BackendCache::ToView(const char* what, const kvtwin_tensor& tensor,
     Wrong("backend: garbage", fmt::format("get: {} {}", what, text));
   };
   if (tensor.dtype != static_cast<kvtwin_dtype>(dtype)) {
-    garbage(fmt::format("has the dtype {}, due is {}",
-                        static_cast<int>(tensor.dtype), DTypeName(dtype)));
+    garbage(fmt::format("has the dtype {}, due is {}", AsInt(tensor.dtype),
+                        DTypeName(dtype)));
   }
   Shape shape;
   std::ranges::copy(tensor.shape, shape.begin());
@@ -553,7 +552,7 @@ kvtwin_description_v1 PlainDescription() {
 Status CheckDescription(const kvtwin_description_v1& said) {
   if (said.level < KVTWIN_NUMERIC || said.level > KVTWIN_IDENTITY) {
     return Invalid("level of the backend's description is {}",
-                   static_cast<int>(said.level));
+                   AsInt(said.level));
   }
   // A wrapper needs another kind to wrap.
   const std::uint32_t parts = said.kinds & ~std::uint32_t{KVTWIN_HAS_WRAPPER};

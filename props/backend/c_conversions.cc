@@ -3,6 +3,7 @@
 #include <array>
 #include <string>
 
+#include "core/index.h"
 #include "core/names.h"
 
 namespace kvtwin::props {
@@ -16,7 +17,7 @@ constexpr std::array<kvtwin_status, 7> kStatuses = {
 // The enums of C++ have the same numbers as those of C.
 template <class Cpp, class C>
 constexpr bool Same(Cpp cpp, C c) {
-  return static_cast<int>(cpp) == static_cast<int>(c);
+  return AsInt(cpp) == AsInt(c);
 }
 static_assert(Same(DType::kF32, KVTWIN_F32) &&
               Same(DType::kBits, KVTWIN_BITS) &&
@@ -36,7 +37,7 @@ template <class To, class From>
 Status ReadEnum(std::string_view name, const From& from, std::size_t count,
                 To& to) {
   const int raw = RawEnum(from);
-  if (raw < 0 || static_cast<std::size_t>(raw) >= count) {
+  if (raw < 0 || AsSize(raw) >= count) {
     return Invalid("{} is {}, it must be 0 to {}", name, raw, count - 1);
   }
   to = static_cast<To>(raw);
@@ -50,7 +51,7 @@ Status ReadVDType(const kvtwin_dtype& from, std::optional<DType>& to) {
 
 template <class To, class From>
 To CEnum(From from) {
-  return static_cast<To>(static_cast<int>(from));
+  return static_cast<To>(AsInt(from));
 }
 
 Result<Shift> ShiftFromC(const kvtwin_shift& from) {
@@ -112,9 +113,7 @@ Result<CacheSpec> SpecFromC(const kvtwin_cache_params& params, bool inner) {
 
 }  // namespace
 
-kvtwin_status CStatus(StatusCode code) {
-  return kStatuses[static_cast<std::size_t>(code)];
-}
+kvtwin_status CStatus(StatusCode code) { return At(kStatuses, code); }
 
 StatusCode StatusFromC(int status) {
   for (std::size_t i = 0; i < kStatuses.size(); ++i) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/guarded_cache.h"
+#include "core/index.h"
 #include "core/refusals.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/kvtwin.h"
@@ -101,7 +102,7 @@ Result<std::span<const T>> ListFromC(std::string_view name, const T* list,
   if (list == nullptr && count != 0) {
     return Invalid("{} is NULL, it should have {} entries", name, count);
   }
-  return std::span<const T>(list, static_cast<std::size_t>(count));
+  return std::span<const T>(list, AsSize(count));
 }
 
 // The contents of kvtwin_cache_params.

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "props/base/clock.h"
 
 namespace kvtwin::props {
@@ -127,7 +128,7 @@ bool HostProcess::Ask(const Json& json) {
       Ended(options_.call_seconds);
       return false;
     }
-    at += static_cast<std::size_t>(wrote);
+    at += AsSize(wrote);
   }
   return true;
 }
@@ -332,7 +333,7 @@ bool HostProcess::ReadSome() {
   std::array<char, 65536> some;
   const ssize_t count = read(answers_, some.data(), some.size());
   if (count <= 0) return false;
-  read_.append(some.data(), static_cast<std::size_t>(count));
+  read_.append(some.data(), AsSize(count));
   return true;
 }
 
@@ -342,7 +343,7 @@ void HostProcess::Drain() {
   std::array<char, 65536> some;
   const ssize_t count = read(printed_, some.data(), some.size());
   if (count <= 0) return;
-  output_.append(some.data(), static_cast<std::size_t>(count));
+  output_.append(some.data(), AsSize(count));
   if (output_.size() <= kOutputShown) return;
   output_.erase(0, output_.size() - kOutputShown);
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/dialects/profiles.h"
+#include "core/index.h"
 #include "kvtwin/pool_backend.h"
 #include "props/backend/host_child.h"
 #include "props/base/program.h"
@@ -119,12 +120,11 @@ PagedCoverageCounts PagedCensusFromJson(const Json& json) {
 
 int FunctionNumber(std::string_view name) {
   const auto* at = std::ranges::find(kFunctions, name);
-  return at == kFunctions.end() ? -1
-                                : static_cast<int>(at - kFunctions.begin());
+  return at == kFunctions.end() ? -1 : AsInt(at - kFunctions.begin());
 }
 
 std::string_view FunctionName(int number) {
-  const auto at = static_cast<std::size_t>(number);
+  const auto at = AsSize(number);
   return number < 0 || at >= kFunctions.size() ? "" : kFunctions[at];
 }
 
@@ -446,8 +446,7 @@ RunResult Host::Ask(const History& history, Level level, CallTrace* story,
       step.call = process->function();
     }
     const std::int64_t step = process->step();
-    result.failure->step =
-        step < 0 ? history.ops.size() : static_cast<std::size_t>(step);
+    result.failure->step = step < 0 ? history.ops.size() : AsSize(step);
     result.ran = true;
     return result;
   };

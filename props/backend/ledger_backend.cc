@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/dialects/profiles.h"
+#include "core/index.h"
 #include "core/refusals.h"
 #include "props/base/shifting.h"
 #include "reference/dialects.h"
@@ -27,11 +28,9 @@ class LedgerCache final : public Cache, public Shifting {
     config_ = config;
     return {};
   }
-  Status Init(DType dtype, int max_sequences, int capacity,
-              int max_batch) override {
-    dtype_ = dtype;
-    const Status status =
-        ledger_.Init(config_, {dtype, max_sequences, capacity, max_batch});
+  Status Init(const InitArgs& args) override {
+    dtype_ = args.dtype;
+    const Status status = ledger_.Init(config_, args);
     ledger_.NeverFull();
     return status;
   }
@@ -104,8 +103,7 @@ TensorView LedgerCache::Gather(DenseTensor KvRows::*part, DType dtype,
   std::size_t at = 0;
   for (const LedgerToken& token : tokens) {
     if (const auto rows = token.rows.find(layer_); rows != token.rows.end()) {
-      std::ranges::copy((rows->second.*part).bytes,
-                        bytes.begin() + static_cast<std::ptrdiff_t>(at));
+      std::ranges::copy((rows->second.*part).bytes, IteratorAt(bytes, at));
     }
     at += row;
   }
@@ -123,8 +121,7 @@ Result<KvView> LedgerCache::Get() {
     while (rows % config_.mask_batch_padding != 0) ++rows;
   }
   const std::int64_t columns = std::ssize(ledger.tokens());
-  mask_.assign(static_cast<std::size_t>(rows * columns),
-               -std::numeric_limits<float>::infinity());
+  mask_.assign(AsSize(rows * columns), -std::numeric_limits<float>::infinity());
   auto element = mask_.begin();
   for (int row = 0; row < ledger.rows(); ++row) {
     for (const LedgerToken& token : ledger.tokens()) {
@@ -226,8 +223,8 @@ int Init(const kvtwin_setup_v1* setup, const Rules& rules, void** out) {
   config.v_dtype = static_cast<DType>(params.v_dtype);
   const int code = Do(session.get(), [&](Cache& cache) {
     if (Status status = cache.SetConfig(config); !status.ok()) return status;
-    return cache.Init(static_cast<DType>(params.dtype), params.max_sequences,
-                      params.capacity, params.max_batch);
+    return cache.Init({static_cast<DType>(params.dtype), params.max_sequences,
+                       params.capacity, params.max_batch});
   });
   if (code == KVTWIN_OK) *out = session.release();
   return code;
@@ -254,7 +251,7 @@ void Close(void* session) { delete static_cast<Session*>(session); }
 
 int StartForward(void* session, const kvtwin_batch* batch, int reserve) {
   return Do(session, [&](Cache& cache) {
-    const auto tokens = static_cast<std::size_t>(batch->tokens);
+    const auto tokens = AsSize(batch->tokens);
     return cache.StartForward(
         {{batch->positions, tokens}, {batch->sequences, tokens}}, reserve != 0);
   });
@@ -316,7 +313,7 @@ int Shift(void* session, std::int32_t sequence, std::int32_t begin,
 
 int SetCausal(void* session, const std::int32_t* except, std::int32_t count) {
   return Do(session, [&](Cache& cache) {
-    return cache.SetCausal({except, static_cast<std::size_t>(count)});
+    return cache.SetCausal({except, AsSize(count)});
   });
 }
 
@@ -373,7 +370,7 @@ const kvtwin_backend_v1* LedgerBackend(std::string_view profile,
                                        bool anonymous) {
   const auto at = std::ranges::find(Profiles(), profile, &Profile::name);
   if (at == Profiles().end()) return nullptr;
-  return TableOf(static_cast<std::size_t>(at - Profiles().begin()), anonymous,
+  return TableOf(AsSize(at - Profiles().begin()), anonymous,
                  std::make_index_sequence<kProfileCount>());
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <utility>
 
+#include "core/index.h"
 #include "props/backend/ledger_backend.h"
 
 namespace kvtwin::props {
@@ -222,7 +223,7 @@ std::vector<Rules> AllOfRules() {
   std::vector<Rules> all = {Rules()};
   for (std::size_t rule = 0; rule < AllRules().size(); ++rule) {
     const std::size_t count = all.size();
-    const int values = static_cast<int>(AllRules()[rule].values.size());
+    const int values = Size(AllRules()[rule].values);
     for (int value = 1; value < values; ++value) {
       for (std::size_t i = 0; i < count; ++i) {
         all.push_back(With(all[i], rule, value));
@@ -249,10 +250,9 @@ std::string SummaryOf(const InferredProfile& profile) {
     text += fmt::format("{}{}", text.size() > 5 ? " or " : "", near.name);
     for (const RuleException& one : near.exceptions) {
       const RuleInfo& rule = AllRules()[one.rule];
-      text += fmt::format(
-          "{} {} {} ({})", &one == &near.exceptions[0] ? " except" : ",",
-          rule.name, rule.values[static_cast<std::size_t>(one.found)],
-          one.history);
+      text += fmt::format("{} {} {} ({})",
+                          &one == &near.exceptions[0] ? " except" : ",",
+                          rule.name, At(rule.values, one.found), one.history);
     }
   }
   return text;

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "core/index.h"
 #include "core/json_line.h"
 #include "props/base/clock.h"
 
@@ -77,7 +78,7 @@ class Child {
     poll(waits.data(), in_ >= 0 ? 2 : 1, kLookEvery);
     if (in_ >= 0 && waits[1].revents != 0) {
       const ssize_t wrote = write(in_, rest.data(), rest.size());
-      if (wrote > 0) rest.remove_prefix(static_cast<std::size_t>(wrote));
+      if (wrote > 0) rest.remove_prefix(AsSize(wrote));
       // A command may stop reading before the end of its input.
       if (wrote < 0 && errno != EAGAIN) rest = {};
     }
@@ -85,7 +86,7 @@ class Child {
     std::array<char, 65536> some;
     const ssize_t count = read(out_, some.data(), some.size());
     if (count < 0) return errno == EAGAIN || errno == EINTR;
-    output.append(some.data(), static_cast<std::size_t>(count));
+    output.append(some.data(), AsSize(count));
     return count > 0;
   }
 
@@ -116,7 +117,7 @@ class Child {
     const off_t from =
         std::max<off_t>(0, size - static_cast<off_t>(text.size()));
     const ssize_t count = pread(errors_, text.data(), text.size(), from);
-    text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, count)));
+    text.resize(AsSize(std::max<ssize_t>(0, count)));
     while (text.ends_with('\n')) text.pop_back();
     if (text.empty()) return "";
     return ", having printed: " + Printable(text, kErrorsShown);

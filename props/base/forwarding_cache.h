@@ -21,9 +21,7 @@ class ForwardingCache : public Cache {
   Status SetConfig(const CacheConfig& c) override {
     return cache_->SetConfig(c);
   }
-  Status Init(DType dtype, int sequences, int capacity, int batch) override {
-    return cache_->Init(dtype, sequences, capacity, batch);
-  }
+  Status Init(const InitArgs& args) override { return cache_->Init(args); }
   void Close() override { cache_->Close(); }
   Status SetLayer(int layer) override { return cache_->SetLayer(layer); }
   Status StartForward(const Batch& batch, bool reserve) override {

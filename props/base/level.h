@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <string_view>
 
+#include "core/index.h"
+
 namespace kvtwin::props {
 
 // The levels, from the strongest to the weakest. kNumeric: attention over the
@@ -19,7 +21,7 @@ inline constexpr std::array<std::string_view, 4> kLevelNames = {
     "identity", "visibility", "numeric", "none"};
 
 inline std::string_view LevelName(Level level) {
-  return kLevelNames[static_cast<std::size_t>(level)];
+  return At(kLevelNames, level);
 }
 
 }  // namespace kvtwin::props

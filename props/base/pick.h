@@ -6,6 +6,8 @@
 #include <functional>
 #include <initializer_list>
 
+#include "core/index.h"
+
 namespace kvtwin::props {
 
 // A function that returns a random number from lo to hi, both included.
@@ -13,7 +15,7 @@ using Pick = std::function<int(int lo, int hi)>;
 
 template <class T>
 T OneOf(const Pick& pick, std::initializer_list<T> values) {
-  return values.begin()[pick(0, static_cast<int>(values.size()) - 1)];
+  return values.begin()[pick(0, Size(values) - 1)];
 }
 
 inline bool Chance(const Pick& pick, int percent) {

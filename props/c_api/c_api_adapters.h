@@ -89,11 +89,11 @@ class CacheByC : public Cache {
     if (status.ok()) config_ = config;
     return status;
   }
-  Status Init(DType dtype, int sequences, int capacity, int batch) override {
+  Status Init(const InitArgs& args) override {
     if (cache_ != nullptr) return Untimely("Init a second time");
     std::vector<kvtwin_cache_params> caches;
-    const kvtwin_cache_params params = CCacheParams(
-        {spec_, config_, {dtype, sequences, capacity, batch}}, caches);
+    const kvtwin_cache_params params =
+        CCacheParams({spec_, config_, args}, caches);
     kvtwin_cache* made = nullptr;
     Status status = FromC(kvtwin_cache_create(&params, twin_.c_str(), &made));
     cache_.reset(made);

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/index.h"
 #include "props/base/forwarding_cache.h"
 #include "props/base/scratch_folder.h"
 #include "props/base/text_file.h"
@@ -410,9 +411,7 @@ TEST(CCheck, HasTheVerdictsOfCpp) {
     std::ifstream in(entry.path());
     const Judgement expected = Judge(in, twins);
     const kvtwin_verdict actual = CheckFile(entry.path().c_str());
-    EXPECT_EQ(static_cast<int>(actual.outcome),
-              static_cast<int>(expected.verdict))
-        << entry.path();
+    EXPECT_EQ(AsInt(actual.outcome), AsInt(expected.verdict)) << entry.path();
     EXPECT_EQ(actual.line, expected.line) << entry.path();
     EXPECT_EQ(actual.reason, expected.reason) << entry.path();
   }

@@ -52,8 +52,7 @@ kvtwin_status kvtwin_cache_create(const kvtwin_cache_params* params,
     const InitArgs& init = parts->init;
     status = (*made)->SetConfig(parts->config);
     if (status.ok()) {
-      status = (*made)->Init(init.dtype, init.max_sequences, init.capacity,
-                             init.max_batch);
+      status = (*made)->Init(init);
     }
     if (!status.ok()) return status;
     auto handle = std::make_unique<kvtwin_cache>();

@@ -1,3 +1,4 @@
+#include "core/index.h"
 #include "kvtwin/paged.h"
 #include "props/c_api/c_api.h"
 
@@ -70,10 +71,8 @@ kvtwin_paged_view CPagedView(const PagedView& view) {
 void WriteViews(const std::vector<PagedView>& from, kvtwin_paged_view* views,
                 std::size_t room, std::size_t* count) {
   *count = from.size();
-  std::transform(
-      from.begin(),
-      from.begin() + static_cast<std::ptrdiff_t>(std::min(room, from.size())),
-      views, CPagedView);
+  std::transform(from.begin(), IteratorAt(from, std::min(room, from.size())),
+                 views, CPagedView);
 }
 
 using ViewsFn = Result<std::vector<PagedView>> (PagedPool::*)(int, int) const;
@@ -229,7 +228,7 @@ kvtwin_status kvtwin_pool_layer_device(kvtwin_pool* pool, int32_t layer,
   return AskPool(pool, "device", device, [&](PagedPool& one) -> Result<int> {
     const Result<Device> answer = one.LayerDevice(layer);
     if (!answer.ok()) return answer.status();
-    return static_cast<int>(*answer);
+    return AsInt(*answer);
   });
 }
 

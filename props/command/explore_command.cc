@@ -14,6 +14,7 @@
 #include <system_error>
 #include <thread>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "props/base/interrupt.h"
 #include "props/base/text_file.h"
@@ -37,8 +38,7 @@ struct ExploreArguments {
   std::string kind;
   std::string twin = "optimized";
   std::string state;
-  int threads =
-      std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 256);
+  int threads = std::clamp(AsInt(std::thread::hardware_concurrency()), 1, 256);
   double seconds = 0;
   bool json = false;
   BackendArguments backend;  // Instead of a twin, if one is given.

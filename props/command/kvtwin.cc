@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "core/json_line.h"
 #include "optimized/fast_paths.h"
 #include "optimized/targets.h"
@@ -221,7 +222,7 @@ int Check(const CheckArguments& arguments) {
     } else {
       fmt::print("{}", TextLine(file, judgement));
     }
-    ++verdicts[static_cast<std::size_t>(judgement.verdict)];
+    ++At(verdicts, judgement.verdict);
     const bool accepted = judgement.verdict == Verdict::kAccept;
     if (accepted && judgement.judged.answers == 0) ++not_judged;
     exit_code = std::max(exit_code, ExitCode(judgement.verdict));

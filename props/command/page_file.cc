@@ -9,6 +9,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/refusals.h"
 
@@ -22,7 +23,7 @@ bool IsPage(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::string begin(1024, '\0');
   in.read(begin.data(), std::ssize(begin));
-  begin.resize(static_cast<std::size_t>(in.gcount()));
+  begin.resize(AsSize(in.gcount()));
   return begin.starts_with("<!DOCTYPE html>") &&
          begin.find("<title>kvtwin: ") != begin.npos;
 }

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/index.h"
 #include "props/backend/backend.h"
 #include "props/backend/host_process.h"
 #include "props/backend/ledger_backend.h"
@@ -28,7 +29,7 @@ struct ProfileArguments {
 };
 
 std::string_view ValueName(const RuleInfo& rule, int value) {
-  return rule.values[static_cast<std::size_t>(value)];
+  return At(rule.values, value);
 }
 
 void PrintObject(const Json& json) {
@@ -84,7 +85,7 @@ Json ToJson(const BackendInfo& info, const InferredProfile& profile) {
     const RuleInfo& rule = AllRules()[found.rule];
     Json values = Json::array();
     for (const int value : found.values) {
-      values.push_back(rule.values[static_cast<std::size_t>(value)]);
+      values.push_back(At(rule.values, value));
     }
     json["rules"].push_back({{"rule", rule.name},
                              {"values", values},

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/index.h"
 #include "core/json_line.h"
 #include "kvtwin/cache.h"
 #include "props/base/filter.h"
@@ -84,9 +85,8 @@ int RunShrink(const ShrinkArguments& arguments) {
   options.runs = arguments.runs;
   const bool terminal = isatty(STDERR_FILENO) == 1;
   if (terminal) options.progress = ShowShrinking;
-  const FilterLimits limits = {
-      .seconds = arguments.seconds,
-      .bytes = static_cast<std::size_t>(arguments.output_mib) << 20};
+  const FilterLimits limits = {.seconds = arguments.seconds,
+                               .bytes = AsSize(arguments.output_mib) << 20};
   const Recorder record = [&](const std::string& calls) {
     return Filter(arguments.command, calls, limits);
   };

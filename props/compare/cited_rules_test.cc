@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/index.h"
 #include "core/trace/paged_trace.h"
 #include "props/base/check_name.h"
 #include "props/base/text_file.h"
@@ -50,18 +51,16 @@ Rules RulesThereAre() {
 Rules CitedByReports() {
   Rules cited;
   for (const std::string_view check : kCheckNames) {
-    for (int kind = 0; kind <= static_cast<int>(OpKind::kAdd); ++kind) {
+    for (int kind = 0; kind <= AsInt(OpKind::kAdd); ++kind) {
       AddRules(CitedRules(check, static_cast<OpKind>(kind)), cited);
     }
   }
-  for (int kind = 0; kind <= static_cast<int>(TraceOpKind::kEncoderCached);
-       ++kind) {
+  for (int kind = 0; kind <= AsInt(TraceOpKind::kEncoderCached); ++kind) {
     for (const bool of_cell : {true, false}) {
       AddRules(CitedRules(static_cast<TraceOpKind>(kind), of_cell), cited);
     }
   }
-  for (int kind = 0; kind <= static_cast<int>(PagedTraceOpKind::kUsage);
-       ++kind) {
+  for (int kind = 0; kind <= AsInt(PagedTraceOpKind::kUsage); ++kind) {
     const auto call = static_cast<PagedTraceOpKind>(kind);
     AddRules(CitedPoolRules(TraceOpName(call)), cited);
     EXPECT_NE(CitedPoolRules(TraceOpName(call)), "") << TraceOpName(call);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/index.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -11,7 +13,7 @@ using reference::CacheLedger;
 using reference::LedgerToken;
 
 // Returns the index of a probe in the table. An unknown name does not compile.
-consteval std::size_t At(std::string_view name) {
+consteval std::size_t Mark(std::string_view name) {
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
     if (kCoverageMarks[i].name == name) return i;
   }
@@ -63,8 +65,7 @@ bool BoundedMemory(const CacheLedger& ledger) {
 }
 
 bool Windowed(const CacheSpec& spec) {
-  return (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem) &&
-         spec.window.has_value();
+  return IsWindowed(spec.kind) && spec.window.has_value();
 }
 
 }  // namespace
@@ -145,16 +146,16 @@ void Observer::StartForward(const Batch& batch, bool reserve, StatusCode code,
   const CacheLedger& first = ledger.parts().front();
   const auto room = first.cells() - std::ssize(first.tokens());
   if (reserve) {
-    Hit(At("reserved"), !first.tokens().empty());
-    Hit(At("reserved_full"), !first.encoder() && room == 0);
-    Hit(At("reserved_twice"), was_reserved);
+    Hit(Mark("reserved"), !first.tokens().empty());
+    Hit(Mark("reserved_full"), !first.encoder() && room == 0);
+    Hit(Mark("reserved_twice"), was_reserved);
     return;
   }
-  Hit(At("full_ends_a_pass"), !ok && had_pass);
-  Hit(At("legal_pass"), ok && setup_.legal);
-  Hit(At("wrapper_second_full"),
+  Hit(Mark("full_ends_a_pass"), !ok && had_pass);
+  Hit(Mark("legal_pass"), ok && setup_.legal);
+  Hit(Mark("wrapper_second_full"),
       !ok && !first.encoder() && room >= std::ssize(positions_));
-  Hit(At("wrapper_encoder_back"),
+  Hit(Mark("wrapper_encoder_back"),
       !ok && first.encoder() && !batch.multimodal.empty());
   SeeBatch();
   for (std::size_t i = 0; i < before_.size(); ++i) {
@@ -166,7 +167,7 @@ void Observer::StartForward(const Batch& batch, bool reserve, StatusCode code,
 
 void Observer::SeeBatch() {
   const std::size_t tokens = positions_.size();
-  Hit(At("batch_of_capacity"),
+  Hit(Mark("batch_of_capacity"),
       pass_ && std::ssize(positions_) == setup_.init.capacity);
   bool unsorted = false;
   bool repeated = false;
@@ -177,23 +178,23 @@ void Observer::SeeBatch() {
       repeated = repeated || positions_[j] == positions_[i];
     }
   }
-  Hit(At("unsorted"), unsorted);
-  Hit(At("repeated"), repeated);
+  Hit(Mark("unsorted"), unsorted);
+  Hit(Mark("repeated"), repeated);
   bool interleaved = false;
   for (std::size_t i = 2; i < tokens; ++i) {
     interleaved = interleaved || (sequences_[i] == sequences_[i - 2] &&
                                   sequences_[i] != sequences_[i - 1]);
   }
-  Hit(At("interleaved"), interleaved);
-  Hit(At("position_max"),
+  Hit(Mark("interleaved"), interleaved);
+  Hit(Mark("position_max"),
       pass_ && std::find(positions_.begin(), positions_.end(), kOpenEnd) !=
                    positions_.end());
-  Hit(At("sequence_max"), pass_ && sequences_.front() > 1 << 30);
+  Hit(Mark("sequence_max"), pass_ && sequences_.front() > 1 << 30);
   const CacheLedger& before = before_.front();
   const Extent stored = ExtentOf(before, sequences_.front());
   const std::int64_t position = positions_.front();
-  Hit(At("position_again"), Holds(before, sequences_.front(), position));
-  Hit(At("gap"), stored.count > 0 && position > stored.last + 1);
+  Hit(Mark("position_again"), Holds(before, sequences_.front(), position));
+  Hit(Mark("gap"), stored.count > 0 && position > stored.last + 1);
 }
 
 void Observer::SeeEviction(StatusCode code, const CacheLedger& before,
@@ -204,38 +205,37 @@ void Observer::SeeEviction(StatusCode code, const CacheLedger& before,
     for (const int seq : token.sequences) {
       if (Kept(after, seq, token.position)) continue;
       ++lost;
-      Hit(At("evicted"), InBatch(seq));
-      Hit(At("evicted_idle"), !InBatch(seq));
-      Hit(At("evicted_whole"), token.position == ExtentOf(before, seq).last);
+      Hit(Mark("evicted"), InBatch(seq));
+      Hit(Mark("evicted_idle"), !InBatch(seq));
+      Hit(Mark("evicted_whole"), token.position == ExtentOf(before, seq).last);
     }
     any = any || lost > 0;
     const std::size_t owners = token.sequences.size();
-    Hit(At("evicted_one_owner"), lost > 0 && lost < owners);
-    Hit(At("evicted_all_owners"), lost > 1 && lost == owners);
+    Hit(Mark("evicted_one_owner"), lost > 0 && lost < owners);
+    Hit(Mark("evicted_all_owners"), lost > 1 && lost == owners);
   }
   const auto needed = std::ssize(before.tokens()) + std::ssize(positions_);
-  Hit(At("eviction_makes_room"), any && pass_ && needed > before.cells());
-  Hit(At("full_after_eviction"), any && code == StatusCode::kCacheFull);
+  Hit(Mark("eviction_makes_room"), any && pass_ && needed > before.cells());
+  Hit(Mark("full_after_eviction"), any && code == StatusCode::kCacheFull);
   full_ = full_ || std::ssize(after.tokens()) == after.cells();
 }
 
 // Reports where the batch went, in a cache that is not a wrapper.
 void Observer::SeePlacement(StatusCode code, const CacheLedger& after) {
   const bool full = code == StatusCode::kCacheFull;
-  const auto cells = static_cast<std::size_t>(after.cells());
+  const auto cells = AsSize(after.cells());
   const std::size_t tokens = positions_.size();
   // The number of owners of each cell, after the eviction.
   std::vector<std::size_t> owners(cells);
   for (const CellEntry& entry : cells_) {
     if (!Kept(after, entry.sequence, entry.position)) continue;
-    ++owners[static_cast<std::size_t>(entry.cell)];
+    ++At(owners, entry.cell);
   }
-  const std::size_t free =
-      static_cast<std::size_t>(std::count(owners.begin(), owners.end(), 0U));
-  Hit(At("filled"), !full && tokens == free);
-  Hit(At("full_by_one"), full && tokens == free + 1);
-  Hit(At("full_when_empty"), full && tokens > cells);
-  Hit(At("batch_of_all_cells"), !full && tokens == cells);
+  const std::size_t free = AsSize(std::count(owners.begin(), owners.end(), 0U));
+  Hit(Mark("filled"), !full && tokens == free);
+  Hit(Mark("full_by_one"), full && tokens == free + 1);
+  Hit(Mark("full_when_empty"), full && tokens > cells);
+  Hit(Mark("batch_of_all_cells"), !full && tokens == cells);
   std::size_t begin = 0;
   std::size_t length = 0;  // The run of free cells from `begin` on.
   for (std::size_t i = 0; i < cells && length < tokens; ++i) {
@@ -248,16 +248,15 @@ void Observer::SeePlacement(StatusCode code, const CacheLedger& after) {
   }
   const bool found = length == tokens;
   const auto first_free = std::find(owners.begin(), owners.end(), 0U);
-  const bool skips =
-      first_free < owners.begin() + static_cast<std::ptrdiff_t>(begin);
+  const bool skips = first_free < IteratorAt(owners, begin);
   if (setup_.spec.placement == Placement::kScatter) {
-    return Hit(At("scattered"), !full && (!found || skips));
+    return Hit(Mark("scattered"), !full && (!found || skips));
   }
   if (!found) return SeeDefrag(code, owners);
   const std::size_t end = begin + length;
-  Hit(At("run_too_short"), skips);
-  Hit(At("run_exact"), begin > 0 && end < cells && owners[end] > 0);
-  Hit(At("run_at_end"), end == cells);
+  Hit(Mark("run_too_short"), skips);
+  Hit(Mark("run_exact"), begin > 0 && end < cells && owners[end] > 0);
+  Hit(Mark("run_at_end"), end == cells);
 }
 
 void Observer::SeeDefrag(StatusCode code,
@@ -272,20 +271,20 @@ void Observer::SeeDefrag(StatusCode code,
     runs += owners[i + 1] > 0 ? 1 : 0;
   }
   if (holes == 0) return;  // There is nothing to move.
-  Hit(At("defrag_one_hole"), holes == 1);
-  Hit(At("defrag_two_runs"), runs > 1);
-  Hit(At("defrag_full"), code == StatusCode::kCacheFull);
-  Hit(At("defrag_layers"), places_.size() > 1);
-  const auto moved = owners.begin() + static_cast<std::ptrdiff_t>(last - holes);
-  Hit(At("defrag_shared"),
+  Hit(Mark("defrag_one_hole"), holes == 1);
+  Hit(Mark("defrag_two_runs"), runs > 1);
+  Hit(Mark("defrag_full"), code == StatusCode::kCacheFull);
+  Hit(Mark("defrag_layers"), places_.size() > 1);
+  const auto moved = IteratorAt(owners, last - holes);
+  Hit(Mark("defrag_shared"),
       std::any_of(moved, owners.end(), [](std::size_t n) { return n > 1; }));
 }
 
 void Observer::SeeSizes() {
   const std::size_t tokens = positions_.size();
-  Hit(At("batch_65"), tokens > 64);
-  Hit(At("batch_257"), tokens > 256);
-  Hit(At("layers_17"), pass_ && setup_.layers > 16);
+  Hit(Mark("batch_65"), tokens > 64);
+  Hit(Mark("batch_257"), tokens > 256);
+  Hit(Mark("layers_17"), pass_ && setup_.layers > 16);
 }
 
 // Reports owners and sequences before a call.
@@ -300,51 +299,51 @@ void Observer::SeeOwners() {
     of_cell = same ? of_cell + 1 : 1;
     owners = std::max(owners, of_cell);
   }
-  Hit(At("sequences_65"), sequences.size() > 64);
-  Hit(At("owners_65"), owners > 64);
+  Hit(Mark("sequences_65"), sequences.size() > 64);
+  Hit(Mark("owners_65"), owners > 64);
 }
 
-void Observer::Snapshot() { Hit(At("snapshot_in_pass"), pass_); }
-void Observer::Add(bool any) { Hit(At("added_in_pass"), pass_ && any); }
+void Observer::Snapshot() { Hit(Mark("snapshot_in_pass"), pass_); }
+void Observer::Add(bool any) { Hit(Mark("added_in_pass"), pass_ && any); }
 
 void Observer::SetCausal(std::span<const int> except) {
   const std::set<int> now(except.begin(), except.end());
-  const int last = static_cast<int>(positions_.size()) - 1;
-  Hit(At("except_first"), last > 0 && now.contains(0));
-  Hit(At("except_last"), last > 0 && now.contains(last));
-  Hit(At("except_several"), now.size() > 1);
-  Hit(At("except_65"), !now.empty() && *now.rbegin() > 64);
-  Hit(At("except_cleared"), now.empty() && !except_.empty());
+  const int last = Size(positions_) - 1;
+  Hit(Mark("except_first"), last > 0 && now.contains(0));
+  Hit(Mark("except_last"), last > 0 && now.contains(last));
+  Hit(Mark("except_several"), now.size() > 1);
+  Hit(Mark("except_65"), !now.empty() && *now.rbegin() > 64);
+  Hit(Mark("except_cleared"), now.empty() && !except_.empty());
   except_ = now;
 }
 
 void Observer::Put(std::size_t part, int layer, DType dtype) {
   const std::pair place(layer, part);
   const bool known = places_.contains(place);
-  Hit(At("put_rounded"),
+  Hit(Mark("put_rounded"),
       setup_.init.dtype != DType::kF32 && dtype == DType::kF32);
-  Hit(At("v_dtype"),
+  Hit(Mark("v_dtype"),
       setup_.config.v_dtype.value_or(setup_.init.dtype) != setup_.init.dtype);
-  Hit(At("reput"), put_.contains(place));
-  Hit(At("layer_reserved"), reserved_ && !known);
-  Hit(At("encoder_reput"),
+  Hit(Mark("reput"), put_.contains(place));
+  Hit(Mark("layer_reserved"), reserved_ && !known);
+  Hit(Mark("encoder_reput"),
       known && !reserved_ && SpecOf(part).kind == Kind::kEncoder);
   SeeOrder(part, layer);
   const RowDims& rows = setup_.rows;
-  Hit(At("row_257"), rows.k_head_dim * rows.kv_heads > 256);
+  Hit(Mark("row_257"), rows.k_head_dim * rows.kv_heads > 256);
   put_.insert(place);
 }
 
 void Observer::SeeOrder(std::size_t part, int layer) {
-  Hit(At("layer_before_type"), type_was_last_);
-  Hit(At("layers_back"), layer < last_put_);
+  Hit(Mark("layer_before_type"), type_was_last_);
+  Hit(Mark("layers_back"), layer < last_put_);
   const std::pair place(layer, part);
-  Hit(At("get_between_puts"),
+  Hit(Mark("get_between_puts"),
       !put_.contains(place) && got_.size() > got_.count(place));
-  Hit(At("change_before_put"), changed_);
+  Hit(Mark("change_before_put"), changed_);
   places_.insert(place);
   const auto other = places_.lower_bound({layer, 0});
-  Hit(At("layer_of_another_type"),
+  Hit(Mark("layer_of_another_type"),
       std::next(other) != places_.end() && std::next(other)->first == layer);
   last_put_ = layer;
 }
@@ -353,9 +352,9 @@ void Observer::Get(std::size_t part, int layer, const KvView& view,
                    const reference::Ledger& ledger, const Cache& reference) {
   got_.emplace(layer, part);
   if (view.mask.data == nullptr) return;
-  Hit(At("columns_257"), view.mask.shape[0] > 256);
-  Hit(At("columns_1025"), view.mask.shape[0] > 1024);
-  Hit(At("mask_padded_by_64"),
+  Hit(Mark("columns_257"), view.mask.shape[0] > 256);
+  Hit(Mark("columns_1025"), view.mask.shape[0] > 1024);
+  Hit(Mark("mask_padded_by_64"),
       view.mask.shape[1] > std::ssize(positions_) + 64);
   if (reserved_) return;
   std::vector<CellEntry> cells;
@@ -368,12 +367,12 @@ void Observer::Get(std::size_t part, int layer, const KvView& view,
 
 void Observer::SeeView(const KvView& view, const std::vector<CellEntry>& cells,
                        int cell_count) {
-  const auto first = static_cast<std::size_t>(view.first_cell);
-  const std::size_t end = first + static_cast<std::size_t>(view.mask.shape[0]);
-  std::vector<bool> used(static_cast<std::size_t>(cell_count));
+  const auto first = AsSize(view.first_cell);
+  const std::size_t end = first + AsSize(view.mask.shape[0]);
+  std::vector<bool> used(AsSize(cell_count));
   std::vector<bool> mine(used.size());
   for (const CellEntry& entry : cells) {
-    const auto cell = static_cast<std::size_t>(entry.cell);
+    const auto cell = AsSize(entry.cell);
     used[cell] = true;
     mine[cell] = mine[cell] || InBatch(entry.sequence);
   }
@@ -390,17 +389,17 @@ void Observer::SeeView(const KvView& view, const std::vector<CellEntry>& cells,
     hole = hole || (in_view && i > first && used[i - 1] && !used[i]);
     hole_in_view = hole_in_view || (in_view && hole && used[i]);
   }
-  Hit(At("view_not_at_zero"), first > 0);
-  Hit(At("hole_below_view"), below);
-  Hit(At("hole_in_view"), hole_in_view);
-  Hit(At("view_padded"), setup_.config.cache_padding > 1 && !used[end - 1]);
-  Hit(At("view_cuts_sequence"), cut);
-  Hit(At("view_strangers"), strangers);
-  Hit(At("mask_padded"), view.mask.shape[1] > std::ssize(positions_));
+  Hit(Mark("view_not_at_zero"), first > 0);
+  Hit(Mark("hole_below_view"), below);
+  Hit(Mark("hole_in_view"), hole_in_view);
+  Hit(Mark("view_padded"), setup_.config.cache_padding > 1 && !used[end - 1]);
+  Hit(Mark("view_cuts_sequence"), cut);
+  Hit(Mark("view_strangers"), strangers);
+  Hit(Mark("mask_padded"), view.mask.shape[1] > std::ssize(positions_));
   const bool within_word =
       view.mask.dtype == DType::kBits && first % kWordCells != 0;
-  Hit(At("mask_bits_within_word"), within_word);
-  Hit(At("mask_bits_two_words"),
+  Hit(Mark("mask_bits_within_word"), within_word);
+  Hit(Mark("mask_bits_two_words"),
       within_word && first / kWordCells != (end - 1) / kWordCells);
 }
 
@@ -412,7 +411,7 @@ void Observer::SeeRows(std::size_t part, int layer, const CacheLedger& ledger) {
   for (const LedgerToken& token : ledger.tokens()) {
     of_pass += token.row >= 0 ? 1 : 0;
     for (std::size_t i = 0; i < positions_.size(); ++i) {
-      const int row = static_cast<int>(i);
+      const int row = AsInt(i);
       if (!ledger.MaySee(row, token)) continue;
       never_put = never_put || !token.rows.contains(layer);
       // Only an excepted token can see a later one.
@@ -425,10 +424,10 @@ void Observer::SeeRows(std::size_t part, int layer, const CacheLedger& ledger) {
                                 positions_[i] % spec.chunk == 0 &&
                                 Kept(ledger, sequences_[i], positions_[i] - 1));
   }
-  Hit(At("row_never_put"), never_put);
-  Hit(At("except_sees_later"), later);
-  Hit(At("chunk_edge"), chunk_edge);
-  Hit(At("pass_outlived"), of_pass < positions_.size());
+  Hit(Mark("row_never_put"), never_put);
+  Hit(Mark("except_sees_later"), later);
+  Hit(Mark("chunk_edge"), chunk_edge);
+  Hit(Mark("pass_outlived"), of_pass < positions_.size());
 }
 
 void Observer::SeeWindow(std::int64_t window, const KvView& view,
@@ -449,25 +448,25 @@ void Observer::SeeWindow(std::int64_t window, const KvView& view,
     edge = edge || (window > 0 && oldest == reach);
     past = past || (oldest == reach - 1 && in_view);
   }
-  Hit(At("window_edge"), edge);
-  Hit(At("window_past_edge"), past);
+  Hit(Mark("window_edge"), edge);
+  Hit(Mark("window_past_edge"), past);
 }
 
 void Observer::Remove(int seq, std::int32_t begin, std::int32_t end,
                       StatusCode code, const reference::Ledger& ledger) {
   const bool ok = code == StatusCode::kOk;
   changed_ = changed_ || (pass_ && ok);
-  Hit(At("shift_refused_shared"), code == StatusCode::kSharedCells);
-  Hit(At("shift_refused_none"), code == StatusCode::kNotSupported);
-  Hit(At("wrapper_remove_refused"),
+  Hit(Mark("shift_refused_shared"), code == StatusCode::kSharedCells);
+  Hit(Mark("shift_refused_none"), code == StatusCode::kNotSupported);
+  Hit(Mark("wrapper_remove_refused"),
       !ok && wrapper() && !before_.front().encoder() &&
           before_.front().Remove(seq, begin, end).ok());
   if (!ok) return;
   for (std::size_t i = 0; i < before_.size(); ++i) {
     if (before_[i].encoder()) {
       const bool cached = ledger.parts()[i].slots().cached;
-      Hit(At("encoder_forgets"), before_[i].slots().cached && !cached);
-      Hit(At("encoder_keeps"), cached && end > begin);
+      Hit(Mark("encoder_forgets"), before_[i].slots().cached && !cached);
+      Hit(Mark("encoder_keeps"), cached && end > begin);
       continue;
     }
     SeeRange(seq, begin, end, i);
@@ -491,18 +490,18 @@ void Observer::SeeRange(int seq, std::int64_t begin, std::int32_t end,
     in_pass = in_pass || (pass_ && token.row >= 0);
   }
   const bool whole = leaving > 0 && leaving == extent.count;
-  Hit(At("remove_unknown"), extent.count == 0);
-  Hit(At("remove_nothing"), extent.count > 0 && leaving == 0 && begin < end);
-  Hit(At("remove_zero_length"), extent.count > 0 && begin == end);
-  Hit(At("remove_all_open"), whole && open);
-  Hit(At("remove_all_range"), whole && !open);
-  Hit(At("remove_past_end"), !open && leaving > 0 && end > extent.last + 1);
-  Hit(At("remove_one_owner"), shared);
-  Hit(At("remove_in_pass"), in_pass);
+  Hit(Mark("remove_unknown"), extent.count == 0);
+  Hit(Mark("remove_nothing"), extent.count > 0 && leaving == 0 && begin < end);
+  Hit(Mark("remove_zero_length"), extent.count > 0 && begin == end);
+  Hit(Mark("remove_all_open"), whole && open);
+  Hit(Mark("remove_all_range"), whole && !open);
+  Hit(Mark("remove_past_end"), !open && leaving > 0 && end > extent.last + 1);
+  Hit(Mark("remove_one_owner"), shared);
+  Hit(Mark("remove_in_pass"), in_pass);
   const CacheSpec& spec = SpecOf(part);
-  Hit(At("remove_at_window"), Windowed(spec) && leaving > 0 && !open &&
-                                  begin > extent.first && end <= extent.last &&
-                                  begin == extent.last - *spec.window);
+  Hit(Mark("remove_at_window"),
+      Windowed(spec) && leaving > 0 && !open && begin > extent.first &&
+          end <= extent.last && begin == extent.last - *spec.window);
 }
 
 void Observer::SeeShift(int seq, std::int64_t begin, std::int64_t end,
@@ -521,19 +520,19 @@ void Observer::SeeShift(int seq, std::int64_t begin, std::int64_t end,
     layers = layers || token.rows.size() > 1;
     bare = bare || token.rows.empty();
   }
-  Hit(At("shift"), moves);
-  Hit(At("shift_shared_earlier"), moves && shared);
+  Hit(Mark("shift"), moves);
+  Hit(Mark("shift_shared_earlier"), moves && shared);
   const DType dtype = setup_.init.dtype;
-  Hit(At("shift_f16"), moves && rows && dtype == DType::kF16);
-  Hit(At("shift_bf16"), moves && rows && dtype == DType::kBF16);
-  Hit(At("shift_f8"), moves && rows && dtype == DType::kF8);
-  Hit(At("shift_blocks"), moves && rows && IsBlockDType(dtype));
-  Hit(At("shift_layers"), moves && layers);
-  Hit(At("shift_bare"), moves && bare);
+  Hit(Mark("shift_f16"), moves && rows && dtype == DType::kF16);
+  Hit(Mark("shift_bf16"), moves && rows && dtype == DType::kBF16);
+  Hit(Mark("shift_f8"), moves && rows && dtype == DType::kF8);
+  Hit(Mark("shift_blocks"), moves && rows && IsBlockDType(dtype));
+  Hit(Mark("shift_layers"), moves && layers);
+  Hit(Mark("shift_bare"), moves && bare);
 }
 
 void Observer::CopyPrefix(int src, int dst, std::int32_t len, StatusCode code) {
-  Hit(At("copy_refused"), code == StatusCode::kNotSupported);
+  Hit(Mark("copy_refused"), code == StatusCode::kNotSupported);
   if (code != StatusCode::kOk) return;
   changed_ = changed_ || pass_;
   for (const CacheLedger& before : before_) {
@@ -554,15 +553,15 @@ void Observer::CopyPrefix(int src, int dst, std::int32_t len, StatusCode code) {
       third = third || (token.sequences.size() > 1 && !token.HeldBy(dst));
       in_pass = in_pass || (pass_ && token.row >= 0);
     }
-    Hit(At("copy_self"), self && from.last >= len);
-    Hit(At("copy_self_whole"), self && any && from.last < len);
-    Hit(At("copy_nothing"), from.count == 0 && to.count > 0);
+    Hit(Mark("copy_self"), self && from.last >= len);
+    Hit(Mark("copy_self_whole"), self && any && from.last < len);
+    Hit(Mark("copy_nothing"), from.count == 0 && to.count > 0);
     if (self) continue;
-    Hit(At("copy_onto_live"), any && others);
-    Hit(At("copy_onto_copy"), any && both);
-    Hit(At("copy_third"), third);
-    Hit(At("copy_beyond"), any && len > from.last + 1);
-    Hit(At("copy_in_pass"), in_pass);
+    Hit(Mark("copy_onto_live"), any && others);
+    Hit(Mark("copy_onto_copy"), any && both);
+    Hit(Mark("copy_third"), third);
+    Hit(Mark("copy_beyond"), any && len > from.last + 1);
+    Hit(Mark("copy_in_pass"), in_pass);
   }
 }
 
@@ -577,12 +576,12 @@ void Observer::CanResume(int seq, std::int32_t pos,
     const Extent stored = ExtentOf(part, seq);
     const std::int64_t needed = pos - *SpecOf(i).window;
     const bool past_end = pos > stored.last + 1;
-    Hit(At("resume_unknown"), stored.count == 0);
-    Hit(At("resume_edge"), can && needed > 0 && stored.first == needed);
-    Hit(At("resume_evicted"), !can && stored.count > 0 && !past_end);
-    Hit(At("resume_past_end"), !can && stored.count > 0 && past_end);
+    Hit(Mark("resume_unknown"), stored.count == 0);
+    Hit(Mark("resume_edge"), can && needed > 0 && stored.first == needed);
+    Hit(Mark("resume_evicted"), !can && stored.count > 0 && !past_end);
+    Hit(Mark("resume_past_end"), !can && stored.count > 0 && past_end);
   }
-  Hit(At("resume_split"), yes > 0 && yes + 1 == ledger.parts().size());
+  Hit(Mark("resume_split"), yes > 0 && yes + 1 == ledger.parts().size());
 }
 
 }  // namespace kvtwin::props

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/index.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 
@@ -606,7 +607,7 @@ std::int64_t HitsOf(std::string_view probe, const CoverageCounts& counts) {
       std::find_if(kCoverageMarks.begin(), kCoverageMarks.end(),
                    [&](const CoverageMark& one) { return one.name == probe; });
   if (found == kCoverageMarks.end()) return -1;
-  return counts.hits[static_cast<std::size_t>(found - kCoverageMarks.begin())];
+  return At(counts.hits, found - kCoverageMarks.begin());
 }
 
 class CoverageMarks : public testing::TestWithParam<std::string_view> {};

@@ -10,6 +10,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "props/compare/differential_driver.h"
 #include "props/compare/visibility.h"
@@ -33,7 +34,7 @@ std::int64_t FirstDifference(const TensorView& a, const TensorView& b,
   }
   // In blocks, this is the first element of the block.
   const std::int64_t step = IsBlockDType(a.dtype) ? kBlockElements : 1;
-  const auto size = static_cast<std::size_t>(RunBytes(a.dtype, step));
+  const auto size = AsSize(RunBytes(a.dtype, step));
   const std::byte* left = a.at(0, j, k, l);
   const std::byte* right = b.at(0, j, k, l);
   for (; std::memcmp(left, right, size) == 0; i += step) {
@@ -209,8 +210,7 @@ void DifferentialDriver::CheckBytes(ViewPart part, const TensorView& reference,
     const DenseTensor dense = CopyOf(subject, subject.dtype);
     return CheckBytes(part, reference, dense.view(), layout);
   }
-  const auto run =
-      static_cast<std::size_t>(RunBytes(reference.dtype, reference.shape[0]));
+  const auto run = AsSize(RunBytes(reference.dtype, reference.shape[0]));
   const auto dense = [&](const TensorView& view) {
     return view.stride[1] == static_cast<std::int64_t>(run) &&
            view.stride[2] == view.stride[1] * view.shape[1] &&
@@ -242,13 +242,13 @@ void DifferentialDriver::CheckBytes(ViewPart part, const TensorView& reference,
       Failure failure = MakeFailure(
           check, fmt::format("row {} of the mask has bits past its {} columns",
                              j, columns));
-      failure.row = static_cast<int>(j);
+      failure.row = AsInt(j);
       throw failure;
     }
     Failure failure =
         MakeFailure(check, Picture(part, reference, subject, at, layout));
-    if (part == ViewPart::kMask) failure.row = static_cast<int>(j);
-    failure.column = static_cast<int>(ColumnAt(at, layout));
+    if (part == ViewPart::kMask) failure.row = AsInt(j);
+    failure.column = AsInt(ColumnAt(at, layout));
     throw failure;
   }
 }
@@ -357,8 +357,8 @@ void DifferentialDriver::CheckViews() {
     CheckBytes(ViewPart::kKey, reference->key, subject->key, VLayout::kPlain);
     CheckBytes(ViewPart::kValue, reference->value, subject->value, v_layout);
     if (observer_ != nullptr) {
-      observer_->Get(static_cast<std::size_t>(active_type_), layer, *reference,
-                     ledger_, *reference_);
+      observer_->Get(AsSize(active_type_), layer, *reference, ledger_,
+                     *reference_);
     }
     if (!judged) return;
     const auto wrong = FindWrongRow(ledger_, layer, *reference, v_layout);

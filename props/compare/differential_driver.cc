@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
+#include "core/index.h"
 #include "kvtwin/save.h"
 #include "props/history/misuse.h"
 
@@ -64,11 +66,7 @@ bool DifferentialDriver::SetUp() {
   if (by_ledger == StatusCode::kOk) {
     by_ledger = ledger_.Init(config, init).code();
   }
-  const auto init_of = [&](Cache& cache) {
-    return cache
-        .Init(init.dtype, init.max_sequences, init.capacity, init.max_batch)
-        .code();
-  };
+  const auto init_of = [&](Cache& cache) { return cache.Init(init).code(); };
   Begin("Init");
   const StatusCode by_subject = init_of(*tested_);
   if (!subject_.is_twin() && by_subject == StatusCode::kNotSupported) {
@@ -208,7 +206,7 @@ bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
 // Chooses new rows for the next Put, different from all rows before.
 void DifferentialDriver::NewRows() {
   pass_.first_serial = serial_;
-  serial_ += static_cast<std::int64_t>(pass_.tokens.positions.size());
+  serial_ += std::ssize(pass_.tokens.positions);
 }
 
 void DifferentialDriver::PutRows() {
@@ -218,7 +216,7 @@ void DifferentialDriver::PutRows() {
   const DType v_dtype =
       as_stored ? setup_.config.v_dtype.value_or(k_dtype) : DType::kF32;
   const RowDims& rows = setup_.rows;
-  const auto count = static_cast<std::int64_t>(pass_.tokens.positions.size());
+  const auto count = std::ssize(pass_.tokens.positions);
   const std::int64_t first = pass_.first_serial;
   // An encoder takes any shape: here, also another shape of equal size (S37).
   const auto shape = [&](int head_dim, DType stored) -> Shape {
@@ -245,7 +243,7 @@ void DifferentialDriver::PutRows() {
   CheckCodes(call, StatusCode::kOk, reference, subject);
   put_.insert(place());
   if (observer_ != nullptr) {
-    observer_->Put(static_cast<std::size_t>(active_type_), layer, k_dtype);
+    observer_->Put(AsSize(active_type_), layer, k_dtype);
   }
 }
 
@@ -288,7 +286,7 @@ std::vector<int> DifferentialDriver::IndicesOf(
   std::vector<int> indices;
   indices.reserve(except.size());
   for (const int index : except) {
-    indices.push_back(index % static_cast<int>(pass_.tokens.positions.size()));
+    indices.push_back(index % Size(pass_.tokens.positions));
   }
   return indices;
 }
@@ -301,7 +299,7 @@ void DifferentialDriver::ExceptActive(const std::vector<int>& indices) {
   CheckCodes(call, ledger_.active().SetCausal(indices).code(),
              reference_->SetCausal(indices).code(),
              tested_->SetCausal(indices).code());
-  pass_.fresh[static_cast<std::size_t>(active_type_)] = !pass_.copied;
+  At(pass_.fresh, active_type_) = !pass_.copied;
 }
 
 void DifferentialDriver::Except(const std::vector<int>& except) {
@@ -410,8 +408,7 @@ void DifferentialDriver::CheckEncoderCached() {
 void DifferentialDriver::Misuse(int which) {
   const MisuseContext context{
       .setup = setup_,
-      .pass_tokens =
-          pass_.active ? static_cast<int>(pass_.tokens.positions.size()) : 0,
+      .pass_tokens = pass_.active ? Size(pass_.tokens.positions) : 0,
       .encoder = IsEncoder(active_type_),
       .layer_put = put_.contains(place()) && pass_.active,
       .layer = layer_};
@@ -520,11 +517,7 @@ void DifferentialDriver::Reload() {
   };
   const auto renewed = [&](Cache& cache) {
     const InitArgs& init = setup_.init;
-    return cache.SetConfig(setup_.config).ok() &&
-           cache
-               .Init(init.dtype, init.max_sequences, init.capacity,
-                     init.max_batch)
-               .ok() &&
+    return cache.SetConfig(setup_.config).ok() && cache.Init(init).ok() &&
            restored(cache);
   };
   Check(reference.ok() && restored(*reference_) && renewed(**reference),
@@ -535,7 +528,7 @@ void DifferentialDriver::Reload() {
   // ones.
   const bool in_place = serial_ % 2 == 0;
   if (in_place) {
-    const int sequence = static_cast<int>(serial_ / 2 % 3);
+    const int sequence = AsInt(serial_ / 2 % 3);
     Check(MovesSequence(**reference, *expected, sequence),
           "reference: snapshot",
           "a sequence does not leave and come back as it should");
@@ -584,7 +577,7 @@ void DifferentialDriver::Add(int seq, int dst) {
   if (serial_ % 3 == 0) LeaveOutALayer(added);
   std::vector<int> cells;
   for (const auto& part : ledger_.parts()) {
-    cells.push_back(static_cast<int>(part.cells()));
+    cells.push_back(AsInt(part.cells()));
   }
   const Result<CacheState> expected = WithSequence(before, dst, added, cells);
   const auto call = [&] {

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "kvtwin/cache.h"
 #include "props/base/check_name.h"
 #include "props/base/hash.h"
@@ -137,9 +138,7 @@ class DifferentialDriver final : public Driver {
   void DrawCellsNow();
   void DrawViewNow(int layer, const KvView& reference, const KvView& subject);
 
-  bool fresh() const {
-    return pass_.fresh[static_cast<std::size_t>(active_type_)];
-  }
+  bool fresh() const { return At(pass_.fresh, active_type_); }
   void NewRows();
   void PutRows();
   void GoTo(int layer);
@@ -150,12 +149,9 @@ class DifferentialDriver final : public Driver {
 
   bool IsEncoder(int type) const {
     const CacheSpec& spec = setup_.spec;
-    return (wrapper_ ? spec.caches[static_cast<std::size_t>(type)] : spec)
-               .kind == Kind::kEncoder;
+    return (wrapper_ ? At(spec.caches, type) : spec).kind == Kind::kEncoder;
   }
-  int types() const {
-    return wrapper_ ? static_cast<int>(setup_.spec.caches.size()) : 1;
-  }
+  int types() const { return wrapper_ ? Size(setup_.spec.caches) : 1; }
   void SetType(int type);
 
   const Setup& setup_;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/index.h"
 #include "kvtwin/status.h"
 #include "props/history/history.h"
 #include "reference/dialects.h"
@@ -22,7 +23,7 @@ struct Tokens {
 
 // Returns which of a wrapper's caches a layer belongs to; 0 for other caches.
 inline int TypeOf(const Setup& setup, int layer) {
-  const auto types = static_cast<int>(setup.spec.caches.size());
+  const auto types = Size(setup.spec.caches);
   return setup.spec.kind == Kind::kWrapper ? layer % types : 0;
 }
 

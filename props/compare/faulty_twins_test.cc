@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/elements.h"
+#include "core/index.h"
 #include "props/compare/differential_driver.h"
 
 namespace kvtwin::props {
@@ -33,8 +34,8 @@ View Apart(DenseTensor OwnedView::*tensor, TensorView KvView::*shown,
     TensorView wide = dense;
     for (std::size_t d = dimension; d < 4; ++d) wide.stride[d] *= 3;
     std::vector<std::byte> bytes(3 * from.bytes.size());
-    const auto element = static_cast<std::size_t>(
-        dimension == 0 ? dense.stride[0] : dense.stride[1]);
+    const auto element =
+        AsSize(dimension == 0 ? dense.stride[0] : dense.stride[1]);
     const auto& [ni, nj, nk, nl] = dense.shape;
     for (std::int64_t l = 0; l < nl; ++l) {
       for (std::int64_t k = 0; k < nk; ++k) {
@@ -42,8 +43,7 @@ View Apart(DenseTensor OwnedView::*tensor, TensorView KvView::*shown,
           for (std::int64_t i = 0; i < (dimension == 0 ? ni : 1); ++i) {
             const auto to = wide.stride[0] * i + wide.stride[1] * j +
                             wide.stride[2] * k + wide.stride[3] * l;
-            std::memcpy(&bytes[static_cast<std::size_t>(to)],
-                        dense.at(i, j, k, l), element);
+            std::memcpy(&At(bytes, to), dense.at(i, j, k, l), element);
           }
         }
       }
@@ -635,9 +635,9 @@ class AnswersOutsideOfLife : public ForwardingCache {
         before_(before),
         with_(std::move(with)) {}
 
-  Status Init(DType dtype, int sequences, int capacity, int batch) override {
+  Status Init(const InitArgs& args) override {
     outside_ = false;
-    return cache_->Init(dtype, sequences, capacity, batch);
+    return cache_->Init(args);
   }
   void Close() override {
     outside_ = !before_;

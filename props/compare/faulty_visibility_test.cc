@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/elements.h"
+#include "core/index.h"
 #include "props/compare/visibility.h"
 #include "props/testing/faulty_twins.h"
 #include "reference/dialects.h"
@@ -28,7 +29,7 @@ const std::string kEncoder = "kind=encoder seqs=1 | put 0*1 image=0";
 
 // Writes an element of an f32 mask.
 void Say(OwnedView& view, std::int64_t row, std::int64_t column, float what) {
-  const auto at = static_cast<std::size_t>(row * view.mask.shape[0] + column);
+  const auto at = AsSize(row * view.mask.shape[0] + column);
   StoreElement(what, &view.mask.bytes[4 * at], DType::kF32);
 }
 View Says(std::int64_t row, std::int64_t column, float what) {
@@ -37,8 +38,8 @@ View Says(std::int64_t row, std::int64_t column, float what) {
 
 // Gives column 0 the rows of column 1.
 void Repeat(DenseTensor& rows) {
-  const auto size = static_cast<std::ptrdiff_t>(rows.bytes.size()) /
-                    static_cast<std::ptrdiff_t>(rows.shape[2]);
+  const auto size =
+      std::ssize(rows.bytes) / static_cast<std::ptrdiff_t>(rows.shape[2]);
   std::copy_n(rows.bytes.begin() + size, size, rows.bytes.begin());
 }
 
@@ -319,24 +320,21 @@ TEST(FaultyTwins, AnswersThatChangeBetweenRunsAreFound) {
     if (++*runs % 2 == 0) return;
     for (auto [tensor, shown] : {std::pair(&view.key, &view.view->key),
                                  {&view.value, &view.view->value}}) {
-      const auto columns = static_cast<std::size_t>(tensor->shape[2]);
+      const auto columns = AsSize(tensor->shape[2]);
       tensor->bytes.resize(tensor->bytes.size() / columns * (columns + 1));
       ++tensor->shape[2];
       *shown = tensor->view();
     }
     DenseTensor mask = view.mask;
     ++mask.shape[0];
-    mask.bytes.resize(4 * static_cast<std::size_t>(mask.shape[0]) *
-                      static_cast<std::size_t>(mask.shape[1]));
+    mask.bytes.resize(4 * AsSize(mask.shape[0]) * AsSize(mask.shape[1]));
     const TensorView before = view.mask.view();
     for (std::int64_t row = 0; row < mask.shape[1]; ++row) {
       for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
         const bool added = column == before.shape[0];
         StoreElement(
             added ? kHides : LoadElement(before.at(column, row), DType::kF32),
-            &mask.bytes[static_cast<std::size_t>(
-                4 * (row * mask.shape[0] + column))],
-            DType::kF32);
+            &At(mask.bytes, 4 * (row * mask.shape[0] + column)), DType::kF32);
       }
     }
     view.mask = std::move(mask);

@@ -10,6 +10,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "props/base/check_name.h"
 #include "props/base/hash.h"
@@ -55,8 +56,7 @@ bool ModelDriver::SetUp() {
   }
   const InitArgs& init = setup_.init;
   if (status.ok()) {
-    status = tested_->Init(init.dtype, init.max_sequences, init.capacity,
-                           init.max_batch);
+    status = tested_->Init(init);
   }
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(status.code()));
@@ -169,8 +169,7 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
 
 bool ModelDriver::Bounded() const {
   const auto bounded = [](const CacheSpec& spec) {
-    return spec.window.has_value() &&
-           (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem);
+    return spec.window.has_value() && IsWindowed(spec.kind);
   };
   return bounded(setup_.spec) ||
          std::ranges::any_of(setup_.spec.caches, bounded);
@@ -224,7 +223,7 @@ void ModelDriver::PutRows() {
   // No rule says whether a copy made in this pass gets the rows, too.
   if (copied_) return;
   const std::int64_t first = first_serial_;
-  const auto count = static_cast<std::int64_t>(batch_.positions.size());
+  const auto count = std::ssize(batch_.positions);
   const bool plain = subject_.level == Level::kNumeric;
   const bool as_stored = (first + layer_) % 2 == 1;
   const RowDims& rows = setup_.rows;
@@ -292,7 +291,7 @@ void ModelDriver::Cached() {
 std::vector<int> ModelDriver::IndicesOf(const std::vector<int>& except) const {
   std::vector<int> indices;
   for (const int index : except) {
-    indices.push_back(index % static_cast<int>(batch_.positions.size()));
+    indices.push_back(index % Size(batch_.positions));
   }
   return indices;
 }
@@ -304,7 +303,7 @@ void ModelDriver::ExceptActive(const std::vector<int>& indices) {
   const Status found = tested_->SetCausal(indices);
   Tell(call, found.code());
   CheckResult(call, ledger_.active().SetCausal(indices), found);
-  fresh_[static_cast<std::size_t>(type_)] = !copied_ && !reserving_;
+  At(fresh_, type_) = !copied_ && !reserving_;
   DrawCellsNow();
 }
 
@@ -395,7 +394,7 @@ void ModelDriver::Shift(int seq, std::int32_t begin, std::int32_t end,
 void ModelDriver::Misuse(int which) {
   const MisuseContext context{
       .setup = setup_,
-      .pass_tokens = active_ ? static_cast<int>(batch_.positions.size()) : 0,
+      .pass_tokens = active_ ? Size(batch_.positions) : 0,
       .encoder = IsEncoder(),
       .layer_put = put_.contains(place()) && active_,
       .layer = layer_};
@@ -438,7 +437,7 @@ void ModelDriver::CheckView() {
       FindWrongRow(ledger_, layer, *view, setup_.config.v_layout);
   if (!wrong) return;
   std::string text = fmt::format("layer {}: {}", layer, wrong->text);
-  const auto row = static_cast<std::size_t>(wrong->row);
+  const auto row = AsSize(wrong->row);
   if (!IsEncoder() && row < batch_.positions.size()) {
     text += fmt::format("\n  row {} is the token of sequence {} at position {}",
                         row, batch_.sequences[row], batch_.positions[row]);
@@ -504,7 +503,7 @@ bool ModelDriver::ExpectedView(int layer, std::vector<std::byte>& mask,
                                DenseTensor& key, DenseTensor& value,
                                KvView& expected) const {
   const auto& tokens = ledger_.active().tokens();
-  const auto rows = static_cast<std::int64_t>(batch_.positions.size());
+  const auto rows = std::ssize(batch_.positions);
   std::vector<const LedgerToken*> known;
   for (const LedgerToken& token : tokens) {
     if (token.rows.contains(layer)) {
@@ -521,19 +520,17 @@ bool ModelDriver::ExpectedView(int layer, std::vector<std::byte>& mask,
                      {dims.k_head_dim, dims.kv_heads, count, 1}, 0);
   value = FilledTensor(setup_.v_dtype(),
                        {dims.v_head_dim, dims.kv_heads, count, 1}, 0);
-  mask.assign(static_cast<std::size_t>(rows * count) * sizeof(float), {});
+  mask.assign(AsSize(rows * count) * sizeof(float), {});
   for (std::size_t i = 0; i < known.size(); ++i) {
     const KvRows& stored = known[i]->rows.at(layer);
     std::ranges::copy(stored.key.bytes,
-                      key.bytes.begin() + static_cast<std::ptrdiff_t>(
-                                              i * stored.key.bytes.size()));
+                      IteratorAt(key.bytes, i * stored.key.bytes.size()));
     std::ranges::copy(stored.value.bytes,
-                      value.bytes.begin() + static_cast<std::ptrdiff_t>(
-                                                i * stored.value.bytes.size()));
+                      IteratorAt(value.bytes, i * stored.value.bytes.size()));
     for (int row = 0; row < rows; ++row) {
       const bool sees = ledger_.active().MaySee(row, *known[i]);
       if (sees && ledger_.active().MayMiss(row, *known[i])) return false;
-      const std::size_t at = static_cast<std::size_t>(row) * known.size() + i;
+      const std::size_t at = AsSize(row) * known.size() + i;
       StoreElement(sees ? 0 : -std::numeric_limits<float>::infinity(),
                    &mask[at * sizeof(float)], DType::kF32);
     }
@@ -561,8 +558,8 @@ void ModelDriver::CheckAttention(int layer, const KvView& view) {
       Failure failure = MakeFailure("subject: rows",
                                     padding ? "a padding row sees something"
                                             : "the mask is neither 0 nor -inf");
-      failure.row = static_cast<int>(row);
-      failure.column = static_cast<int>(column);
+      failure.row = AsInt(row);
+      failure.column = AsInt(column);
       failure.first_cell = view.first_cell;
       throw failure;
     }
@@ -581,14 +578,14 @@ void ModelDriver::CheckAttention(int layer, const KvView& view) {
     const double error =
         (expected - actual).cwiseAbs().maxCoeff<Eigen::PropagateNaN>();
     if (error <= subject_.tolerance) continue;  // S54. A NaN does not pass.
-    const auto at = static_cast<std::size_t>(row);
+    const auto at = AsSize(row);
     Failure failure = MakeFailure(
         "subject: attention",
         fmt::format("layer {}: the attention of row {} (sequence {}, position "
                     "{}) is off by {:.3g}, allowed is {:.3g}",
                     layer, row, batch_.sequences[at], batch_.positions[at],
                     error, subject_.tolerance));
-    failure.row = static_cast<int>(row);
+    failure.row = AsInt(row);
     failure.first_cell = view.first_cell;
     throw failure;
   }

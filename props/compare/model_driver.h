@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "kvtwin/cache.h"
 #include "props/compare/driver.h"
 #include "props/compare/runner.h"
@@ -86,7 +87,7 @@ class ModelDriver final : public Driver {
   void PutRows();
   std::vector<int> IndicesOf(const std::vector<int>& except) const;
   void ExceptActive(const std::vector<int>& indices);
-  bool fresh() const { return fresh_[static_cast<std::size_t>(type_)]; }
+  bool fresh() const { return At(fresh_, type_); }
   void SetType(int type);
   void DrawCellsNow();
   bool IsEncoder() const { return ledger_.active().encoder(); }

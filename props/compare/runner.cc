@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "core/index.h"
 #include "props/base/check_name.h"
 #include "props/compare/differential_driver.h"
 #include "props/compare/model_driver.h"
@@ -113,8 +114,7 @@ class Client {
     const bool within =
         setup_.legal || !abilities_.Can(KVTWIN_CAN_ANY_SEQUENCE);
     const std::int64_t legal = within ? seq % setup_.init.max_sequences : seq;
-    return static_cast<int>(
-        std::min<std::int64_t>(legal + setup_.first_id, kOpenEnd));
+    return AsInt(std::min<std::int64_t>(legal + setup_.first_id, kOpenEnd));
   }
 
   const Setup& setup_;
@@ -170,8 +170,7 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
   const int capacity = setup_.init.capacity;
   segment.delta = 0;
   segment.order = Segment::Order::kUp;
-  segment.count =
-      std::min({segment.count, capacity, static_cast<int>(batch_room)});
+  segment.count = std::min({segment.count, capacity, AsInt(batch_room)});
   const std::int64_t over =
       std::int64_t{Next(segment.seq)} + segment.count - capacity;
   if (over > 0) {  // A context shift discards half.
@@ -186,7 +185,7 @@ Segment Client::Legalized(Segment segment, std::size_t batch_room) {
     }
   }
   // If nothing could be removed, the segment is cut to the room that is left.
-  segment.count = static_cast<int>(std::min<std::int64_t>(
+  segment.count = AsInt(std::min<std::int64_t>(
       segment.count, std::max(0, capacity - Next(segment.seq))));
   held_.insert(segment.seq);
   return segment;
@@ -220,13 +219,13 @@ std::vector<Segment> OneSequenceEach(const std::vector<Segment>& segments) {
 
 // Returns segments whose `seq` is a sequence id.
 std::vector<Segment> Client::MakeSegments(const Op& op) {
-  const auto max_batch = static_cast<std::size_t>(setup_.init.max_batch);
+  const auto max_batch = AsSize(setup_.init.max_batch);
   std::vector<Segment> segments;
   std::set<int> seen;
   std::size_t room = max_batch;
   for (Segment segment : OneSequenceEach(op.segments)) {
     if (segment.count >= Segment::kFree / 2) {
-      segment.count = static_cast<int>(std::clamp<std::int64_t>(
+      segment.count = AsInt(std::clamp<std::int64_t>(
           Free() + segment.count - Segment::kFree, 1, setup_.init.max_batch));
     }
     if (room == 0) break;
@@ -240,8 +239,8 @@ std::vector<Segment> Client::MakeSegments(const Op& op) {
       segment = Legalized(segment, room);
       if (segment.count < 1) continue;
     }
-    segment.count = std::min(segment.count, static_cast<int>(room));
-    room -= static_cast<std::size_t>(segment.count);
+    segment.count = std::min(segment.count, AsInt(room));
+    room -= AsSize(segment.count);
     segments.push_back(segment);
   }
   return segments;
@@ -260,8 +259,7 @@ void Client::Put(const Op& op) {
   Tokens batch;
   for (const Segment& segment : segments) AppendSegment(segment, batch);
   for (const int index : op.images) {
-    batch.multimodal.push_back(index %
-                               static_cast<int>(batch.positions.size()));
+    batch.multimodal.push_back(index % Size(batch.positions));
   }
   if (!driver_.StartForward(batch, op.reserve)) return;
   if (!op.except.empty() && abilities_.set_causal) {
@@ -341,7 +339,7 @@ bool Client::MayUse(Place place) const {
 // the usual order.
 void Client::DoCall(const Op& op) {
   if (abilities_.OnlyGoesOn()) return;
-  const auto types = static_cast<int>(setup_.spec.caches.size());
+  const auto types = Size(setup_.spec.caches);
   const Place place = driver_.place();
   switch (op.kind) {
     case OpKind::kLayer:

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "props/compare/visibility.h"
 
@@ -35,7 +36,7 @@ std::vector<const LedgerToken*> TokensOf(const CacheLedger& ledger,
 std::optional<Held> RowToken(std::int64_t row,
                              const std::vector<std::int32_t>& positions,
                              const std::vector<int>& sequences) {
-  const auto i = static_cast<std::size_t>(row);
+  const auto i = AsSize(row);
   if (i >= positions.size()) return std::nullopt;
   return Held{-1, positions[i], {sequences[i]}};
 }
@@ -127,7 +128,7 @@ Viewport Viewport::Around(int first_cell, int column, int row) {
   Viewport frame{.row = row};
   const std::int64_t cell = std::int64_t{first_cell} + std::max(column, 0);
   if (cell < kCells || cell > kOpenEnd - kCells) return frame;
-  frame.from = static_cast<int>(cell) - kCells / 2;
+  frame.from = AsInt(cell) - kCells / 2;
   frame.to = frame.from + kCells;
   return frame;
 }
@@ -141,7 +142,7 @@ MaskPicture PictureOf(const TensorView& mask, int first_cell,
     for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
       sights += MaskAllows(mask, column, row) ? '#' : '.';
     }
-    picture.rows.push_back({static_cast<int>(row),
+    picture.rows.push_back({AsInt(row),
                             RowToken(row, positions, sequences),
                             std::move(sights),
                             {}});
@@ -216,7 +217,7 @@ void DrawView(const Viewport& frame, const ViewInQuestion& view, Step& step) {
   const auto by_ledger = [&](int row, MaskPicture::Row& drawn) {
     const RowSights sights = owners.SightsOf(row, torn);
     for (std::int64_t column = picture.from; column < to; ++column) {
-      const auto i = static_cast<std::size_t>(column);
+      const auto i = AsSize(column);
       drawn.sights += sights.sights[i];
       auto& tokens = expected[column];
       if (tokens.empty() && sights.tokens[i] != nullptr) {
@@ -225,7 +226,7 @@ void DrawView(const Viewport& frame, const ViewInQuestion& view, Step& step) {
     }
     for (const auto& [token, column] : sights.missing) {
       if (is_drawn(column)) continue;
-      const int cell = column < 0 ? -1 : first_cell + static_cast<int>(column);
+      const int cell = column < 0 ? -1 : first_cell + AsInt(column);
       drawn.missing.push_back(HeldOf(*token, cell));
     }
   };
@@ -234,7 +235,7 @@ void DrawView(const Viewport& frame, const ViewInQuestion& view, Step& step) {
       ++step.rows_left_out;
       continue;
     }
-    const auto number = static_cast<int>(row);
+    const auto number = AsInt(row);
     picture.rows.push_back(
         {number, RowToken(row, view.positions, view.sequences), "", {}});
     if (!by_twin && view.fresh) by_ledger(number, picture.rows.back());
@@ -243,14 +244,14 @@ void DrawView(const Viewport& frame, const ViewInQuestion& view, Step& step) {
   step.found.clear();
   for (std::int64_t column = picture.from; column < to; ++column) {
     const auto part = torn.find(column);
-    step.found.push_back(FoundAt(
-        owners, column, first_cell + static_cast<int>(column), expected[column],
-        part == torn.end() ? nullptr : part->second, has_cells));
+    step.found.push_back(
+        FoundAt(owners, column, first_cell + AsInt(column), expected[column],
+                part == torn.end() ? nullptr : part->second, has_cells));
   }
   if (by_twin || !view.fresh) {
     for (MaskPicture::Row& row : picture.rows) {
       for (std::int64_t column = picture.from; column < to; ++column) {
-        const auto i = static_cast<std::size_t>(column - picture.from);
+        const auto i = AsSize(column - picture.from);
         const MaskElement element = MaskElementAt(mask, column, row.row);
         const bool seen = element == MaskElement::kAllows;
         const bool is_expected =

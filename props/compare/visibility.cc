@@ -10,6 +10,7 @@
 #include <set>
 
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "props/base/hash.h"
 
@@ -97,7 +98,7 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
   const LedgerToken* expected =
       actual.missing.empty() ? nullptr : actual.missing[0].token;
   if (at != std::string::npos) {
-    wrong.column = static_cast<int>(at);
+    wrong.column = AsInt(at);
     wrong.text = fmt::format("row {} sees at column {} (cell {}) {}", row, at,
                              view.first_cell + wrong.column,
                              RowText(view, wrong.column, v_layout));
@@ -411,13 +412,13 @@ std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
   const std::vector<std::uint64_t> tokens =
       HashTokens(active, layer, view.value.data != nullptr);
   const std::int64_t columns = view.mask.shape[0];
-  std::vector<std::uint64_t> column_hashes(static_cast<std::size_t>(columns));
+  std::vector<std::uint64_t> column_hashes(AsSize(columns));
   if (view.mask.shape[1] < active.rows()) {
     return WrongRow(0, -1,
                     fmt::format("the mask has {} rows, the batch {} tokens",
                                 view.mask.shape[1], active.rows()));
   }
-  for (int row = 0; row < static_cast<int>(view.mask.shape[1]); ++row) {
+  for (int row = 0; row < AsInt(view.mask.shape[1]); ++row) {
     // Sums of hashes compare multisets: equal multisets always agree, and
     // different ones agree once in 2^64.
     std::uint64_t seen_sum = 0;
@@ -427,11 +428,11 @@ std::optional<Failure> FindWrongRow(const reference::Ledger& ledger, int layer,
       if (element == MaskElement::kHides) continue;
       const bool neither = element == MaskElement::kNeither;
       if (neither || row >= active.rows()) {
-        return WrongRow(row, static_cast<int>(column),
+        return WrongRow(row, AsInt(column),
                         neither ? "the mask is neither 0 nor -inf"
                                 : "a padding row sees something");
       }
-      std::uint64_t& hash = column_hashes[static_cast<std::size_t>(column)];
+      std::uint64_t& hash = At(column_hashes, column);
       if (hash == 0) hash = HashColumn(view, column, v_layout);
       seen_sum += hash;
       ++seen;

@@ -41,6 +41,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
 #include "reference/attention.h"
@@ -57,8 +58,7 @@ class Draw {
   bool Once(int in) { return Between(1, in) == 1; }
   template <class T>
   T Of(const std::vector<T>& all) {
-    return all[static_cast<std::size_t>(
-        Between(0, static_cast<int>(all.size()) - 1))];
+    return At(all, Between(0, Size(all) - 1));
   }
   float Number() { return std::normal_distribution<float>()(random_); }
 
@@ -90,8 +90,8 @@ inline std::string Text(const Question& q) {
       "{} rows of {} x {} heads, K {} x {}, V {} x {} {}, {} "
       "splits, queries of {}",
       q.rows, q.kv_heads, q.group, q.k_head_dim, DTypeName(q.k_dtype),
-      q.v_head_dim, DTypeName(q.v_dtype),
-      kVLayoutNames[static_cast<std::size_t>(q.layout)], q.splits, q.size);
+      q.v_head_dim, DTypeName(q.v_dtype), At(kVLayoutNames, q.layout), q.splits,
+      q.size);
 }
 
 inline Question DrawQuestion(Draw& draw) {
@@ -134,8 +134,7 @@ inline void SpoilRow(const TensorView& row) {
   for (std::int64_t head = 0; head < row.shape[1]; ++head) {
     auto* run = const_cast<std::byte*>(row.at(0, head));
     if (IsBlockDType(row.dtype)) {
-      std::memset(run, 0xFF,
-                  static_cast<std::size_t>(RunBytes(row.dtype, row.shape[0])));
+      std::memset(run, 0xFF, AsSize(RunBytes(row.dtype, row.shape[0])));
       continue;
     }
     for (std::int64_t i = 0; i < row.shape[0]; ++i) {
@@ -146,8 +145,7 @@ inline void SpoilRow(const TensorView& row) {
 }
 
 inline std::vector<float> DrawQuery(Draw& draw, const Question& q) {
-  std::vector<float> query(
-      static_cast<std::size_t>(q.k_head_dim * q.heads() * q.rows));
+  std::vector<float> query(AsSize(q.k_head_dim * q.heads() * q.rows));
   for (float& number : query) number = draw.Number() * q.size;
   return query;
 }
@@ -223,7 +221,7 @@ class Checker {
 
  private:
   std::size_t Index(int row, int head, int i, int head_dim) const {
-    return static_cast<std::size_t>((row * q_.heads() + head) * head_dim + i);
+    return AsSize((row * q_.heads() + head) * head_dim + i);
   }
 
   // |v| as plain f32 rows. `sums` gets their sums over the visible cells.

@@ -16,6 +16,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
 #include "optimized/cuda/attention.h"
@@ -133,18 +134,18 @@ Pool DrawPool(Draw& draw, const Question& q, DType mask_dtype) {
   pool.view.mask = pool.mask.view();
   pool.view.mask.shape[0] = cells;
   const int in = draw.Of<int>({1, 2, 20});
-  std::vector<bool> seen(static_cast<std::size_t>(cells));
+  std::vector<bool> seen(AsSize(cells));
   for (int row = 0; row < q.rows; ++row) {
     const int begin = draw.Between(0, cells);
     const int end = draw.Once(8) ? begin : draw.Between(begin, cells);
     for (int cell = begin; cell < end; ++cell) {
       if (!draw.Once(in)) continue;
-      seen[static_cast<std::size_t>(cell)] = true;
+      At(seen, cell) = true;
       AllowInMask(pool.mask, cell, row);
     }
   }
   for (int cell = 0; cell < cells; ++cell) {
-    if (seen[static_cast<std::size_t>(cell)]) continue;
+    if (At(seen, cell)) continue;
     SpoilRow(RowOf(pool.view.key, VLayout::kPlain, cell));
     SpoilRow(RowOf(pool.view.value, q.layout, cell));
   }
@@ -154,8 +155,7 @@ Pool DrawPool(Draw& draw, const Question& q, DType mask_dtype) {
 // Decodes a view on the device and returns the result.
 std::vector<float> Decode(const Question& q, const std::vector<float>& query,
                           const KvView& view, cudaStream_t stream) {
-  const std::size_t count =
-      static_cast<std::size_t>(q.v_head_dim * q.heads() * q.rows);
+  const std::size_t count = AsSize(q.v_head_dim * q.heads() * q.rows);
   const Memory d_query(query);
   const Memory out(count * sizeof(float));
   const DecodeQuery decode = {.query = d_query.data<float>(),
@@ -207,8 +207,7 @@ struct Blocks {
   bool head_major;
 
   TensorView RowOfToken(const DenseTensor& rows, int row, int token) const {
-    const int block =
-        table[static_cast<std::size_t>(row * most_blocks + token / block_size)];
+    const int block = At(table, row * most_blocks + token / block_size);
     const TensorView tensor = Slice(rows.view(), 3, block);
     TensorView one = Slice(tensor, head_major ? 1 : 2, token % block_size);
     if (head_major) {
@@ -234,8 +233,7 @@ Blocks DrawBlocks(Draw& draw, const Question& q) {
   }
   // Table entries past a row's length are invalid: reading one would crash.
   constexpr int kNone = 0x7FFFFFFF;
-  blocks.table.assign(static_cast<std::size_t>(q.rows * blocks.most_blocks),
-                      kNone);
+  blocks.table.assign(AsSize(q.rows * blocks.most_blocks), kNone);
   int next = all - 1;
   for (int row = 0; row < q.rows; ++row) {
     const int most = blocks.most_blocks * blocks.block_size;
@@ -244,8 +242,7 @@ Blocks DrawBlocks(Draw& draw, const Question& q) {
                                       : draw.Between(1, most);
     blocks.lengths.push_back(length);
     for (int i = 0; i * blocks.block_size < length; ++i) {
-      blocks.table[static_cast<std::size_t>(row * blocks.most_blocks + i)] =
-          next--;
+      At(blocks.table, row * blocks.most_blocks + i) = next--;
     }
     // The rest of the last block holds no tokens.
     for (int token = length; token % blocks.block_size != 0; ++token) {
@@ -259,7 +256,7 @@ Blocks DrawBlocks(Draw& draw, const Question& q) {
 // The tokens that row `row` sees, in order, as a view of `dense`.
 KvView ViewOfRow(const Blocks& blocks, const Question& q, int row,
                  std::vector<DenseTensor>& dense) {
-  const int length = blocks.lengths[static_cast<std::size_t>(row)];
+  const int length = At(blocks.lengths, row);
   dense.clear();
   for (const DenseTensor* from : {&blocks.key, &blocks.value}) {
     const std::int64_t head_dim = from->shape[0];
@@ -294,8 +291,7 @@ TEST_F(CudaAttention, ABlockTableIsTheTextbooks) {
     const Memory table(blocks.table);
     const Memory lengths(blocks.lengths);
     const Memory d_query(query);
-    const std::size_t count =
-        static_cast<std::size_t>(q.v_head_dim * q.heads() * q.rows);
+    const std::size_t count = AsSize(q.v_head_dim * q.heads() * q.rows);
     const Memory d_out(count * sizeof(float));
     const DecodeQuery decode = {.query = d_query.data<float>(),
                                 .out = d_out.data<float>(),
@@ -471,8 +467,7 @@ TEST_F(CudaAttention, CanBeCaptured) {
   const Memory mask(pool.mask.bytes);
   const KvView view = pool.OnDevice(key, value, mask);
   std::vector<float> query = DrawQuery(draw, q);
-  const std::size_t count =
-      static_cast<std::size_t>(q.v_head_dim * q.heads() * q.rows);
+  const std::size_t count = AsSize(q.v_head_dim * q.heads() * q.rows);
   Memory d_query(query);
   const Memory d_out(count * sizeof(float));
   const DecodeQuery decode = {.query = d_query.data<float>(),

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "kvtwin/cuda.h"
 #include "optimized/cuda/runtime.h"
 
@@ -44,7 +45,7 @@ class Rows {
  public:
   explicit Rows(int tokens, int head_dim = kHeadDim)
       : tokens_(tokens), head_dim_(head_dim) {
-    host_.resize(static_cast<std::size_t>(tokens * kHeads * head_dim));
+    host_.resize(AsSize(tokens * kHeads * head_dim));
     EXPECT_EQ(cudaMalloc(&device_, host_.size() * sizeof(float)), cudaSuccess);
   }
   ~Rows() { (void)cudaFree(device_); }
@@ -79,7 +80,7 @@ DenseTensor Read(const TensorView& view, cudaStream_t stream) {
   const std::byte* last =
       view.at(runs ? 0 : view.shape[0] - 1, view.shape[1] - 1,
               view.shape[2] - 1, view.shape[3] - 1);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(
+  std::vector<std::byte> bytes(AsSize(
       last - view.at(0) + RunBytes(view.dtype, runs ? view.shape[0] : 1)));
   EXPECT_EQ(cudaMemcpyAsync(bytes.data(), view.data, bytes.size(),
                             cudaMemcpyDeviceToHost, stream),
@@ -101,7 +102,7 @@ class CudaCaches : public ::testing::Test {
     ASSERT_TRUE(reference_->SetConfig(config).ok());
     ASSERT_TRUE(cuda_->On(stream_).SetConfig(config).ok());
     for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
-      const Status status = cache->Init(DType::kF16, 4, capacity, max_batch);
+      const Status status = cache->Init({DType::kF16, 4, capacity, max_batch});
       ASSERT_TRUE(status.ok()) << status.ToString();
     }
   }
@@ -178,7 +179,7 @@ TEST_F(CudaCaches, TellAllThatChanged) {
   for (int tokens = 30; tokens < 36; ++tokens) {
     MakeCaches(kCapacity, 64);
     for (const auto& [first, count] : {std::pair(0, 63), {63, tokens}}) {
-      std::vector<std::int32_t> positions(static_cast<std::size_t>(count));
+      std::vector<std::int32_t> positions(AsSize(count));
       std::iota(positions.begin(), positions.end(), first);
       Rows rows(count);
       rows.Fill(static_cast<float>(first), stream_);
@@ -340,7 +341,7 @@ TEST_F(CudaCaches, ShiftByAFunctionOfYourOwn) {
   spec.shift.fn = [](int, std::int32_t offset, int head_dim, int,
                      std::span<float> row) {
     for (int i = 0; i < head_dim; ++i) {  // The second head stays.
-      row[static_cast<std::size_t>(i)] += static_cast<float>(offset);
+      At(row, i) += static_cast<float>(offset);
     }
     return Status();
   };
@@ -357,7 +358,7 @@ TEST_F(CudaCaches, ShiftByAFunctionOfYourOwn) {
     const std::vector<std::int32_t> positions = {0, 1, 2, 3};
     const std::vector<int> sequences = {0, 0, 0, 0};
     for (Cache* cache : {reference.get(), &cuda->On(stream_)}) {
-      ASSERT_TRUE(cache->Init(dtype, 1, kCapacity, 4).ok());
+      ASSERT_TRUE(cache->Init({dtype, 1, kCapacity, 4}).ok());
       ASSERT_TRUE(
           cache
               ->StartForward({.positions = positions, .sequences = sequences},
@@ -377,10 +378,10 @@ TEST_F(CudaCaches, TakeMuchOfTheHost) {
     const int tokens = head_dim > 1 << 14 ? 2 : 16;
     const auto made = *CudaCache::Make({});
     const auto reference = *MakeCache({}, "reference");
-    std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens));
+    std::vector<std::int32_t> positions(AsSize(tokens));
     const std::vector<int> sequences(positions.size(), 0);
     for (Cache* cache : {reference.get(), &made->On(stream_)}) {
-      ASSERT_TRUE(cache->Init(DType::kF32, 1, 64, tokens).ok());
+      ASSERT_TRUE(cache->Init({DType::kF32, 1, 64, tokens}).ok());
     }
     for (int pass = 0; pass < 3; ++pass) {
       std::iota(positions.begin(), positions.end(), pass * tokens);
@@ -538,7 +539,7 @@ TEST_F(CudaCaches, EncodersHoldWhatTheReferenceHolds) {
     for (Cache* cache : {reference_.get(), &cuda_->On(stream_)}) {
       const bool device = cache != reference_.get();
       ASSERT_TRUE(cache->SetConfig({.v_layout = layout}).ok());
-      ASSERT_TRUE(cache->Init(DType::kF32, 1, kCapacity, 16).ok());
+      ASSERT_TRUE(cache->Init({DType::kF32, 1, kCapacity, 16}).ok());
       ASSERT_TRUE(cache
                       ->StartForward({.positions = positions,
                                       .sequences = sequences,
@@ -567,7 +568,8 @@ TEST_F(CudaCaches, EncodersHoldWhatTheReferenceHolds) {
 TEST_F(CudaCaches, OfNoSuchDevice) {
   const auto far = CudaCache::Make({}, 1000);
   ASSERT_TRUE(far.ok());
-  const Status status = (*far)->On(stream_).Init(DType::kF32, 1, kCapacity, 16);
+  const Status status =
+      (*far)->On(stream_).Init({DType::kF32, 1, kCapacity, 16});
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("device is 1000"));
 }

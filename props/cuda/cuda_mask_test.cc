@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "optimized/cuda/mask_kernels.h"
 #include "props/cuda/cuda_rows.h"
@@ -25,8 +26,7 @@ constexpr std::byte kBefore{0x5A};
 struct Cells {
   explicit Cells(Random& random, std::int64_t count)
       : count(count),
-        positions(
-            static_cast<std::size_t>((count + kWord - 1) / kWord * kWord)),
+        positions(AsSize((count + kWord - 1) / kWord * kWord)),
         members(positions.size() / kWord),
         ranges(members.size()) {
     for (std::size_t w = 0; w < members.size(); ++w) {
@@ -39,7 +39,7 @@ struct Cells {
       for (std::int64_t i = 0; i < kWord; ++i) {
         const std::int64_t cell = static_cast<std::int64_t>(w) * kWord + i;
         if (cell >= count) members[w] &= ~(std::uint64_t{1} << i);
-        std::int32_t& position = positions[static_cast<std::size_t>(cell)];
+        std::int32_t& position = At(positions, cell);
         position = random.Pick(100);  // The position of a free cell.
         if ((members[w] >> i & 1) == 0) continue;
         position = base + random.Pick(spread);
@@ -50,7 +50,7 @@ struct Cells {
   }
 
   bool Shows(std::int64_t cell, PosRange range) const {
-    const auto c = static_cast<std::size_t>(cell);
+    const auto c = AsSize(cell);
     return (members[c / kWord] >> (c % kWord) & 1) != 0 &&
            range.first <= positions[c] && positions[c] <= range.last;
   }
@@ -68,7 +68,7 @@ std::int64_t Stride(DType dtype, std::int64_t cells) {
 
 // The expected bytes after the piece was written over kBefore.
 Bytes Due(const Cells& cells, const MaskPiece& piece, DType dtype) {
-  Bytes expected(static_cast<std::size_t>(Stride(dtype, cells.count)), kBefore);
+  Bytes expected(AsSize(Stride(dtype, cells.count)), kBefore);
   const std::int64_t columns = piece.end - piece.first;
   if (dtype == DType::kBits) {
     std::fill_n(expected.begin(), (columns + kWord - 1) / kWord * 8,
@@ -77,7 +77,7 @@ Bytes Due(const Cells& cells, const MaskPiece& piece, DType dtype) {
   for (std::int64_t i = 0; i < columns; ++i) {
     const bool shows =
         piece.members != nullptr && cells.Shows(piece.first + i, piece.range);
-    const auto at = static_cast<std::size_t>(i);
+    const auto at = AsSize(i);
     const std::uint32_t hidden = dtype == DType::kF32   ? 0xFF800000
                                  : dtype == DType::kF16 ? 0xFC00
                                                         : 0xFF80;
@@ -97,8 +97,7 @@ void ExpectWritten(const Cells& cells, std::vector<MaskPiece> pieces,
   const DeviceBytes members(cells.members);
   const DeviceBytes positions(cells.positions);
   const DeviceBytes ranges(cells.ranges);
-  const DeviceBytes out(
-      Bytes(static_cast<std::size_t>(stride) * pieces.size(), kBefore));
+  const DeviceBytes out(Bytes(AsSize(stride) * pieces.size(), kBefore));
   std::int64_t longest = 0;
   Bytes expected;
   for (MaskPiece& piece : pieces) {
@@ -130,14 +129,13 @@ TEST(CudaMask, IsWhatTheRulesSay) {
       std::vector<MaskPiece> pieces;
       for (int i = 0; i < 12; ++i) {
         MaskPiece& piece = pieces.emplace_back();
-        const auto first =
-            std::int64_t{random.Pick(static_cast<int>(cells.count))};
+        const auto first = std::int64_t{random.Pick(AsInt(cells.count))};
         // Views of bits begin at any cell.
         piece.first = dtype == DType::kBits ? first : first / kWord * kWord;
-        piece.end = std::min(
-            cells.count,
-            piece.first + 1 +
-                random.Pick(random.OneOf({64, static_cast<int>(cells.count)})));
+        piece.end =
+            std::min(cells.count,
+                     piece.first + 1 +
+                         random.Pick(random.OneOf({64, AsInt(cells.count)})));
         piece.members = random.Pick(8) == 0 ? nullptr : cells.members.data();
         const int low = random.Pick(25);
         piece.range = random.OneOf<PosRange>({{0, INT32_MAX},
@@ -175,9 +173,8 @@ void ExpectUpdated(Random& random, std::size_t words, std::size_t updates,
   const DeviceBytes device_ranges(ranges);
   const DeviceBytes device_positions(positions);
   std::vector<WordUpdate> list;
-  for (const int index :
-       random.Cells(static_cast<int>(updates), static_cast<int>(words))) {
-    const auto w = static_cast<std::size_t>(index);
+  for (const int index : random.Cells(AsInt(updates), AsInt(words))) {
+    const auto w = AsSize(index);
     WordUpdate& update = list.emplace_back();
     update.members = device_members.data<std::uint64_t>();
     update.index = index;

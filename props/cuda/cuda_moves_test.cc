@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "optimized/cuda/rows.h"
 #include "props/cuda/cuda_rows.h"
@@ -30,8 +31,7 @@ std::vector<CellMove> SomeMoves(Random& random, int cells) {
   }
   std::vector<CellMove> moves;
   for (std::size_t i = 0; i < from.size(); ++i) {
-    moves.push_back(
-        {static_cast<std::size_t>(from[i]), static_cast<std::size_t>(to[i])});
+    moves.push_back({AsSize(from[i]), AsSize(to[i])});
   }
   return moves;
 }
@@ -41,16 +41,16 @@ TEST(CudaMoves, OrderedAsChains) {
     Random random(seed);
     const int cells = random.Pick(20) + 1;
     const std::vector<CellMove> moves = SomeMoves(random, cells);
-    std::vector<int> expected(static_cast<std::size_t>(cells));
+    std::vector<int> expected(AsSize(cells));
     std::iota(expected.begin(), expected.end(), 0);
     std::vector<int> actual = expected;
-    for (const auto& [from, to] : moves) expected[to] = static_cast<int>(from);
+    for (const auto& [from, to] : moves) expected[to] = AsInt(from);
     MoveChains chains;
     chains.cells = {1, 2, 3};  // Left over from another call.
     OrderMoves(moves, chains);
-    std::vector<int> seen(static_cast<std::size_t>(cells));
+    std::vector<int> seen(AsSize(cells));
     for (const int cell : chains.cells) {
-      EXPECT_EQ(++seen[static_cast<std::size_t>(cell)], 1) << seed;
+      EXPECT_EQ(++At(seen, cell), 1) << seed;
     }
     ASSERT_EQ(chains.begins.size(), chains.cycles.size() + 1);
     ASSERT_EQ(chains.begins.front(), 0);
@@ -58,12 +58,11 @@ TEST(CudaMoves, OrderedAsChains) {
     for (std::size_t c = 0; c < chains.cycles.size(); ++c) {
       const auto chain =
           std::span(chains.cells)
-              .subspan(static_cast<std::size_t>(chains.begins[c]),
-                       static_cast<std::size_t>(chains.begins[c + 1] -
-                                                chains.begins[c]));
+              .subspan(AsSize(chains.begins[c]),
+                       AsSize(chains.begins[c + 1] - chains.begins[c]));
       ASSERT_GE(chain.size(), 2U);
       const auto at = [&](std::size_t i) -> int& {
-        return actual[static_cast<std::size_t>(chain[i])];
+        return At(actual, chain[i]);
       };
       const int first = at(0);
       for (std::size_t i = 1; i < chain.size(); ++i) at(i - 1) = at(i);
@@ -100,11 +99,10 @@ TEST(CudaRows, MoveInAllTensorsAtOnce) {
       most_elements = std::max(most_elements, rows.row_elements());
     }
     const DeviceBytes list(tensors);
-    ASSERT_EQ(
-        MoveRows(list.data<StoredRows>(), static_cast<int>(tensors.size()),
-                 there.there, static_cast<std::int64_t>(most_bytes),
-                 static_cast<std::int64_t>(most_elements), nullptr),
-        cudaSuccess);
+    ASSERT_EQ(MoveRows(list.data<StoredRows>(), Size(tensors), there.there,
+                       static_cast<std::int64_t>(most_bytes),
+                       static_cast<std::int64_t>(most_elements), nullptr),
+              cudaSuccess);
     for (std::size_t t = 0; t < all.size(); ++t) {
       Rows& rows = all[t];
       const Bytes before = rows.bytes;
@@ -115,7 +113,7 @@ TEST(CudaRows, MoveInAllTensorsAtOnce) {
       }
       ASSERT_TRUE(memory[t]->Download() == rows.bytes)
           << t << ' ' << DTypeName(rows.stored.dtype) << " layout "
-          << static_cast<int>(rows.stored.layout);
+          << AsInt(rows.stored.layout);
     }
   }
 }
@@ -131,8 +129,7 @@ TEST(CudaRows, MoveAsTheHostDoes) {
         random.Cells(random.Pick(twin.cells() / 2 + 1) * 2, twin.cells());
     std::vector<CellMove> moves;
     for (std::size_t i = 0; i < cells.size(); i += 2) {
-      moves.push_back({static_cast<std::size_t>(cells[i]),
-                       static_cast<std::size_t>(cells[i + 1])});
+      moves.push_back({AsSize(cells[i]), AsSize(cells[i + 1])});
     }
     MoveChains chains;
     OrderMoves(moves, chains);
@@ -166,7 +163,7 @@ TEST(CudaRows, CopyBlocksOfAPool) {
       const std::int64_t bytes =
           random.OneOf({1, 34, 136, 256, 1088, 2048, 3000});
       most = std::max(most, bytes);
-      Bytes blocks(static_cast<std::size_t>(bytes * kBlocks));
+      Bytes blocks(AsSize(bytes * kBlocks));
       for (std::byte& byte : blocks) {
         byte = static_cast<std::byte>(random.Bits());
       }
@@ -177,8 +174,8 @@ TEST(CudaRows, CopyBlocksOfAPool) {
     const DeviceBytes list(tensors);
     const DeviceBytes pairs(from_to);
     ASSERT_EQ(
-        CopyBlocks(list.data<StoredBlocks>(), static_cast<int>(tensors.size()),
-                   pairs.data<int>(), std::ssize(from_to) / 2, most, nullptr),
+        CopyBlocks(list.data<StoredBlocks>(), Size(tensors), pairs.data<int>(),
+                   std::ssize(from_to) / 2, most, nullptr),
         cudaSuccess);
     for (std::size_t t = 0; t < all.size(); ++t) {
       for (std::size_t i = 0; i < from_to.size(); i += 2) {
@@ -216,8 +213,8 @@ TEST(CudaRows, MoveMoreThanAGridHasThreads) {
     std::vector<int> pairs;
     for (std::size_t cell = 0; cell < kCells / 2; ++cell) {
       moves.push_back({cell + kCells / 2, cell});
-      pairs.push_back(static_cast<int>(cell));
-      pairs.push_back(static_cast<int>(cell) + kCells / 2);
+      pairs.push_back(AsInt(cell));
+      pairs.push_back(AsInt(cell) + kCells / 2);
     }
     MoveChains chains;
     OrderMoves(moves, chains);

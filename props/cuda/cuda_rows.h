@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "core/shift_row.h"
 #include "optimized/cuda/rows.h"
@@ -75,7 +76,7 @@ class Random {
   }
   template <class T>
   T OneOf(std::initializer_list<T> values) {
-    return values.begin()[Pick(static_cast<int>(values.size()))];
+    return values.begin()[Pick(Size(values))];
   }
   std::uint32_t Bits() { return static_cast<std::uint32_t>(random_()); }
 
@@ -102,7 +103,7 @@ class Random {
 
   // Distinct cells: one run, sorted cells, or cells in any order.
   std::vector<int> Cells(int count, int cells) {
-    std::vector<int> all(static_cast<std::size_t>(cells));
+    std::vector<int> all(AsSize(cells));
     std::iota(all.begin(), all.end(), 0);
     const int kind = Pick(4);
     if (kind == 0) {
@@ -110,7 +111,7 @@ class Random {
       return {all.begin() + first, all.begin() + first + count};
     }
     std::shuffle(all.begin(), all.end(), random_);
-    all.resize(static_cast<std::size_t>(count));
+    all.resize(AsSize(count));
     if (kind > 1) std::sort(all.begin(), all.end());
     if (kind == 2) std::reverse(all.begin(), all.end());
     return all;
@@ -149,9 +150,9 @@ struct Source {
       (reach < 0 ? least : most) += reach;
       next = std::max(next, std::abs(stride) * shape[dim]);
     }
-    offset = static_cast<std::size_t>(-least);
+    offset = AsSize(-least);
     if (!plain) offset += random.OneOf<std::size_t>({0, 0, 0, 4, 16, 1, 2});
-    bytes.resize(offset + static_cast<std::size_t>(most));
+    bytes.resize(offset + AsSize(most));
     // Elements get numbers; if elements overlap, the last one written counts.
     const bool tame = random.Pick(2) == 0;
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.Bits());
@@ -179,12 +180,10 @@ struct Rows {
   Bytes bytes;
 
   std::size_t row_elements() const {
-    return static_cast<std::size_t>(stored.head_dim) *
-           static_cast<std::size_t>(stored.heads);
+    return AsSize(stored.head_dim) * AsSize(stored.heads);
   }
   std::size_t row_bytes() const {
-    return static_cast<std::size_t>(RunBytes(stored.dtype, stored.head_dim) *
-                                    stored.heads);
+    return AsSize(RunBytes(stored.dtype, stored.head_dim) * stored.heads);
   }
   // The size in bytes of the smallest unit of a row: an element, or a byte of a
   // block.
@@ -196,7 +195,7 @@ struct Rows {
     constexpr std::size_t kTile = kTileCells;
     switch (stored.layout) {
       case VLayout::kPermuted:
-        return (i * static_cast<std::size_t>(stored.cells) + cell) * part();
+        return (i * AsSize(stored.cells) + cell) * part();
       case VLayout::kTiled:
         return ((cell / kTile * row_elements() + i) * kTile + cell % kTile) *
                part();
@@ -210,8 +209,7 @@ struct Rows {
 };
 
 inline DType DrawDType(Random& random) {
-  return kRowDTypes[static_cast<std::size_t>(
-      random.Pick(static_cast<int>(kRowDTypes.size())))];
+  return At(kRowDTypes, random.Pick(Size(kRowDTypes)));
 }
 
 inline int DrawHeadDim(Random& random, bool blocks) {
@@ -235,8 +233,8 @@ class Twin {
                                             : random.OneOf({1, 37, 128, 161})),
         dims_{DrawHeadDim(random, IsBlockDType(k_dtype_)), random.Pick(4) + 1,
               DrawHeadDim(random, IsBlockDType(v_dtype_))},
-        layer_(dims_, {k_dtype_, v_dtype_, v_layout_, Size(cells_)}) {
-    std::vector<int> all(Size(cells_));
+        layer_(dims_, {k_dtype_, v_dtype_, v_layout_, AsSize(cells_)}) {
+    std::vector<int> all(AsSize(cells_));
     std::iota(all.begin(), all.end(), 0);
     const Source key = KeySource(random, k_dtype_, cells_);
     const Source value = ValueSource(random, v_dtype_, cells_);
@@ -259,8 +257,8 @@ class Twin {
   DType k_dtype() const { return k_dtype_; }
   DType v_dtype() const { return v_dtype_; }
 
-  TensorView KeyView() const { return layer_.KeyView({0, Size(cells_)}); }
-  TensorView ValueView() const { return layer_.ValueView({0, Size(cells_)}); }
+  TensorView KeyView() const { return layer_.KeyView({0, AsSize(cells_)}); }
+  TensorView ValueView() const { return layer_.ValueView({0, AsSize(cells_)}); }
   Rows Keys() const {
     return RowsOf(KeyView(), VLayout::kPlain, dims_.k_head_dim);
   }
@@ -275,12 +273,10 @@ class Twin {
            std::to_string(dims_.k_head_dim) + ' ' +
            std::to_string(dims_.v_head_dim) + " x " +
            std::to_string(dims_.kv_heads) + ", " + std::to_string(cells_) +
-           " cells, layout " + std::to_string(static_cast<int>(v_layout_));
+           " cells, layout " + std::to_string(AsInt(v_layout_));
   }
 
  private:
-  static std::size_t Size(int count) { return static_cast<std::size_t>(count); }
-
   Rows RowsOf(const TensorView& view, VLayout layout, int head_dim) const {
     Rows rows{{nullptr, view.dtype, layout, head_dim, dims_.kv_heads, cells_},
               Bytes(DenseBytes(view.dtype, view.shape))};
@@ -320,7 +316,7 @@ struct ChainsThere {
         begins(chains.begins),
         cycles(chains.cycles),
         there{cells.data<int>(), begins.data<int>(), cycles.data<int>(),
-              static_cast<int>(chains.cycles.size())} {}
+              Size(chains.cycles)} {}
 
   DeviceBytes cells;
   DeviceBytes begins;
@@ -350,11 +346,10 @@ struct ShiftThere {
     if (shift.kind != ShiftKind::kRope) return {};
     const int dims = RopeDims(shift.rope, head_dim);
     const bool halves = shift.rope.pairing == Rope::Pairing::kHalves;
-    const auto size = static_cast<std::size_t>(dims);
+    const auto size = AsSize(dims);
     Floats tables(2 * size);
     for (std::size_t p = 0; p < size / 2; ++p) {
-      const auto [cosine, sine] =
-          RopeTurn(shift.rope, dims, static_cast<int>(p), offset);
+      const auto [cosine, sine] = RopeTurn(shift.rope, dims, AsInt(p), offset);
       const std::size_t x = halves ? p : 2 * p;
       const std::size_t y = halves ? p + size / 2 : 2 * p + 1;
       tables[x] = tables[y] = cosine;
@@ -369,7 +364,7 @@ struct ShiftThere {
 };
 
 inline std::vector<int> Count(int count) {
-  std::vector<int> all(static_cast<std::size_t>(count));
+  std::vector<int> all(AsSize(count));
   std::iota(all.begin(), all.end(), 0);
   return all;
 }

@@ -16,6 +16,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "optimized/cuda/copy.h"
 #include "optimized/cuda/rows.h"
@@ -80,10 +81,10 @@ TEST(CudaRows, AreMadeDenseAsTheHostDoes) {
 }
 
 void ExpectGathered(Random& random, const Rows& rows, const TensorView& view) {
-  const auto count = random.Pick(static_cast<int>(rows.stored.cells) + 1);
+  const auto count = random.Pick(AsInt(rows.stored.cells) + 1);
   std::vector<int> cells;
   for (int i = 0; i < count; ++i) {  // Some cells come twice.
-    cells.push_back(random.Pick(static_cast<int>(rows.stored.cells)));
+    cells.push_back(random.Pick(AsInt(rows.stored.cells)));
   }
   if (random.Pick(2) == 0) std::sort(cells.begin(), cells.end());
   Bytes expected;
@@ -102,8 +103,7 @@ void ExpectGathered(Random& random, const Rows& rows, const TensorView& view) {
   ASSERT_EQ(GatherRows(On(bytes, rows), list.data<int>(), count,
                        out.data() + offset, nullptr),
             cudaSuccess);
-  std::copy(expected.begin(), expected.end(),
-            before.begin() + static_cast<std::ptrdiff_t>(offset));
+  std::copy(expected.begin(), expected.end(), IteratorAt(before, offset));
   EXPECT_TRUE(out.Download() == before);
 }
 
@@ -154,7 +154,7 @@ Floats SomeBlocks() {
       const float eighths = static_cast<float>(random.Pick(256)) / 8 - 16;
       numbers.push_back((i % 3 == 0 ? eighths : random.Tame()) * size);
     }
-    const auto odd = first + static_cast<std::size_t>(random.Pick(32));
+    const auto odd = first + AsSize(random.Pick(32));
     if (i % 11 == 3) numbers[odd] = std::numeric_limits<float>::infinity();
     if (i % 11 == 5) numbers[odd] = std::bit_cast<float>(0xFFC00001U);
     if (i % 11 == 7) std::fill_n(&numbers[first], kBlockElements, -0.0F);
@@ -181,7 +181,7 @@ TEST(CudaRows, RoundAsTheDefinitionDoes) {
       const DenseTensor expected = CopyOf(view, dtype);
       const DeviceBytes from(spread);
       const DeviceBytes to(Bytes(expected.bytes.size()));
-      std::vector<int> cells(static_cast<std::size_t>(tokens));
+      std::vector<int> cells(AsSize(tokens));
       std::iota(cells.begin(), cells.end(), 0);
       const DeviceBytes list(cells);
       view.data = from.data();
@@ -202,7 +202,7 @@ TEST(CudaRows, PutAndGatherMoreThanAGridHasThreads) {
   for (const auto& [layout, count] : {std::pair(VLayout::kPlain, 1'100'000),
                                       std::pair(VLayout::kPermuted, 270'016),
                                       std::pair(VLayout::kTiled, 270'016)}) {
-    Bytes numbers(static_cast<std::size_t>(count));
+    Bytes numbers(AsSize(count));
     for (std::byte& byte : numbers) {
       byte = static_cast<std::byte>(random.Bits());
     }
@@ -271,7 +271,7 @@ TEST(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
     far.cells = INT32_MAX;
     std::vector<int> cells;
     for (const int cell : {5, 6, 7, 90, 3}) {
-      cells.push_back(static_cast<int>(kFirst + cell));
+      cells.push_back(AsInt(kFirst + cell));
     }
     const DeviceBytes list(cells);
     const Source source(random, from, {kHeadDim, 1, 5, 1});
@@ -281,7 +281,7 @@ TEST(CudaRows, ReachTheLastOfTwoThousandMillionCells) {
       const auto token = static_cast<std::int64_t>(i);
       Bytes row(rows.row_bytes());
       WriteDense(Slice(source.view, 2, token), dtype, row.data());
-      const auto cell = static_cast<std::size_t>(cells[i] - kFirst);
+      const auto cell = AsSize(cells[i] - kFirst);
       for (std::size_t k = 0; k < rows.parts(); ++k) {
         std::copy_n(&row[k * rows.part()], rows.part(),
                     &rows.bytes[rows.At(cell, k)]);

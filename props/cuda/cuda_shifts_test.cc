@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "optimized/cuda/rows.h"
 #include "optimized/row_shift.h"
@@ -34,11 +35,11 @@ std::vector<Shift> Shifts() {
 
 Selection SelectionOf(const std::vector<int>& cells, int count) {
   Selection selection;
-  selection.words.resize(static_cast<std::size_t>(count) / 64 + 1);
+  selection.words.resize(AsSize(count) / 64 + 1);
   selection.end = selection.words.size();
   selection.count = cells.size();
   for (const int cell : cells) {
-    const auto at = static_cast<std::size_t>(cell);
+    const auto at = AsSize(cell);
     selection.words[at / 64] |= std::uint64_t{1} << at % 64;
   }
   return selection;
@@ -102,7 +103,7 @@ TEST(CudaRows, ShiftEveryNarrowNumber) {
                                  dtype,
                                  VLayout::kPlain,
                                  head_dim,
-                                 static_cast<int>(expected.shape[1]),
+                                 AsInt(expected.shape[1]),
                                  1};
         ASSERT_EQ(ShiftRows(keys, cells.data<int>(), 1, there.there, nullptr),
                   cudaSuccess);

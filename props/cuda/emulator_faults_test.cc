@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "kvtwin/cuda.h"
 #include "props/cuda/emulator_test.h"
 #include "props/testing/test_cache.h"
@@ -31,7 +32,7 @@ class CudaFaults : public ::testing::Test {
   }
 
   static Status Init(Cache& cache, int capacity = 16) {
-    return cache.Init(DType::kF32, 2, capacity, 4);
+    return cache.Init({DType::kF32, 2, capacity, 4});
   }
 };
 
@@ -334,7 +335,7 @@ TEST_F(CudaFaults, AtEachCallAreAnswersOnly) {
         for (std::int64_t c = 0; c < view->mask.shape[0]; ++c) {
           if (!MaskAllows(view->mask, c, 0)) continue;
           EXPECT_EQ(LoadElement(view->value.at(0, 0, c), DType::kF32),
-                    expected[static_cast<std::size_t>(c)]);
+                    At(expected, c));
         }
       }
       (void)cache->Remove(0, 1, 2);
@@ -355,7 +356,7 @@ TEST_F(CudaFaults, ADecodePassAllocatesNothingAndWaitsForNothing) {
   const auto cuda = *CudaCache::Make({});
   emulator::Stream stream;
   ASSERT_TRUE(
-      cuda->On(stream).Init(DType::kF32, kSequences, 512, kSequences).ok());
+      cuda->On(stream).Init({DType::kF32, kSequences, 512, kSequences}).ok());
   emulator::Numbers<float> rows(kSequences);
   const TensorView view =
       DenseView(rows.get(), DType::kF32, {1, 1, kSequences, 1});

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/elements.h"
+#include "core/index.h"
 #include "optimized/cuda/intrinsics.h"
 #include "optimized/cuda/runtime.h"
 #include "props/cuda/emulator/emulator.h"
@@ -30,8 +31,7 @@ __device__ int ThreadOfGrid() {
       blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   const unsigned thread =
       threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-  return static_cast<int>(block * blockDim.x * blockDim.y * blockDim.z +
-                          thread);
+  return AsInt(block * blockDim.x * blockDim.y * blockDim.z + thread);
 }
 
 // Blocks and threads ----------------------------------------------------------
@@ -44,20 +44,19 @@ __global__ void Order(int* count, int* order) {
 TEST_F(Emulator, AllThreadsRunOnceInAnOrderThatIsDrawn) {
   const dim3 block(4, 3, 2);
   for (const dim3 grid : {dim3(1), dim3(3, 2, 2)}) {
-    const int threads = static_cast<int>(24 * grid.x * grid.y * grid.z);
+    const int threads = AsInt(24 * grid.x * grid.y * grid.z);
     std::set<std::vector<int>> orders;
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
       SetSeed(seed);
       const Numbers<int> count(std::vector<int>{0});
-      const Numbers<int> order(
-          std::vector<int>(static_cast<std::size_t>(threads), -1));
+      const Numbers<int> order(std::vector<int>(AsSize(threads), -1));
       EXPECT_OK(
           Launch(Order, grid, block, 0, nullptr, count.get(), order.get()));
       std::vector<int> read = order.Read();
       orders.insert(read);
       std::ranges::sort(read);
       for (int i = 0; i < threads; ++i) {
-        EXPECT_EQ(read[static_cast<std::size_t>(i)], i);
+        EXPECT_EQ(At(read, i), i);
       }
     }
     EXPECT_EQ(orders.size(), 10);
@@ -151,7 +150,7 @@ TEST_F(Emulator, LaunchesBeyondTheLimitsAreRefused) {
 constexpr unsigned kAll = 0xffffffff;
 
 __global__ void Shuffles(int* out) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int lane = AsInt(threadIdx.x % 32);
   int* own = out + 5 * threadIdx.x;
   own[0] = __shfl_sync(kAll, 100 + lane, lane + 3);
   own[1] = __shfl_xor_sync(kAll, 100 + lane, 5, 8);
@@ -160,7 +159,7 @@ __global__ void Shuffles(int* out) {
   own[4] = 0;
   if (lane % 2 == 1) {
     const unsigned odd = __ballot_sync(0xaaaaaaaa, lane < 8);
-    own[4] = static_cast<int>(odd) + 1000 * __any_sync(0xaaaaaaaa, lane == 4) +
+    own[4] = AsInt(odd) + 1000 * __any_sync(0xaaaaaaaa, lane == 4) +
              10000 * __all_sync(0xaaaaaaaa, lane > 0);
   }
 }
@@ -186,7 +185,7 @@ TEST_F(Emulator, Shuffles) {
 enum class Wrong { kAbsent, kEnded, kBarrier, kOtherMask, kNotOwn, kNotThere };
 
 __global__ void MeetWrongly(Wrong wrong) {
-  const int lane = static_cast<int>(threadIdx.x);
+  const int lane = AsInt(threadIdx.x);
   if (wrong == Wrong::kEnded && lane == 7) return;
   if (wrong == Wrong::kBarrier && lane == 7) __syncthreads();
   unsigned mask = kAll;
@@ -248,7 +247,7 @@ void ExpectProduct() {
   std::vector<std::uint16_t> right(16 * 8);
   const auto fill = [](std::vector<std::uint16_t>& numbers, int factor) {
     for (std::size_t i = 0; i < numbers.size(); ++i) {
-      const int number = static_cast<int>(i) * factor % 101 - 50;
+      const int number = AsInt(i) * factor % 101 - 50;
       numbers[i] = std::bit_cast<std::uint16_t>(T(static_cast<float>(number)));
     }
   };

@@ -1,3 +1,4 @@
+#include "core/index.h"
 #include "props/fuzzers/fuzzers.h"
 #include "props/search/explain.h"
 #include "props/shrink/shrink.h"
@@ -19,12 +20,12 @@ Pick PickFrom(Bytes& bytes) {
       choice = choice * 256 + bytes.front();
       bytes = bytes.subspan(1);
     }
-    return lo + static_cast<int>(choice % span);
+    return lo + AsInt(choice % span);
   };
 }
 
 std::string FuzzHistory(Bytes bytes) {
-  const int ops = 1 + static_cast<int>(bytes.size() / kBytesInOp);
+  const int ops = 1 + AsInt(bytes.size() / kBytesInOp);
   const History history = DrawHistory(PickFrom(bytes), std::nullopt, ops);
   const Subject subject = TwinSubject("optimized");
   if (!RunHistory(history, subject).failure) return "";

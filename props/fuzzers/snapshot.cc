@@ -4,6 +4,7 @@
 #include <array>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "props/fuzzers/fuzzers.h"
 #include "props/history/rows.h"
@@ -19,9 +20,8 @@ using Twins = std::array<CachePtr, 2>;
 CachePtr Made(const Setup& setup, std::string_view twin) {
   Result<CachePtr> made = MakeCache(setup.spec, twin);
   if (!made.ok()) return nullptr;
-  const auto& [dtype, sequences, capacity, batch] = setup.init;
-  const bool ready = (*made)->SetConfig(setup.config).ok() &&
-                     (*made)->Init(dtype, sequences, capacity, batch).ok();
+  const bool ready =
+      (*made)->SetConfig(setup.config).ok() && (*made)->Init(setup.init).ok();
   return ready ? std::move(*made) : nullptr;
 }
 
@@ -42,7 +42,7 @@ void DoPass(const Pick& pick, const Setup& setup, const Twins& twins) {
   if (pick(0, 1) == 0) images.push_back(pick(0, tokens - 1));
   const bool reserve = pick(0, 7) == 0;
   const bool wrapper = setup.spec.kind == Kind::kWrapper;
-  const int types = wrapper ? static_cast<int>(setup.spec.caches.size()) : 1;
+  const int types = wrapper ? Size(setup.spec.caches) : 1;
   const RowDims& rows = setup.rows;
   for (const CachePtr& cache : twins) {
     if (!cache->StartForward({positions, sequences, images}, reserve).ok()) {
@@ -65,17 +65,17 @@ void DoPass(const Pick& pick, const Setup& setup, const Twins& twins) {
 int DrawNumber(const Pick& pick) {
   constexpr std::array kNumbers = {0, 1,  2,  3,        4,
                                    7, 64, -1, kOpenEnd, -kOpenEnd};
-  return kNumbers[static_cast<std::size_t>(pick(0, std::ssize(kNumbers) - 1))];
+  return At(kNumbers, pick(0, std::ssize(kNumbers) - 1));
 }
 
 void DamageCells(const Pick& pick, std::vector<CellEntry>& cells) {
-  const int count = static_cast<int>(cells.size());
+  const int count = Size(cells);
   const int i = pick(0, count);
   if (i == count) {
     cells.push_back({DrawNumber(pick), DrawNumber(pick), DrawNumber(pick)});
     return;
   }
-  CellEntry& entry = cells[static_cast<std::size_t>(i)];
+  CellEntry& entry = At(cells, i);
   const int number = DrawNumber(pick);
   switch (pick(0, 4)) {
     case 0:
@@ -90,7 +90,7 @@ void DamageCells(const Pick& pick, std::vector<CellEntry>& cells) {
     case 3:
       return void(cells.erase(cells.begin() + i));
     default:
-      std::swap(entry, cells[static_cast<std::size_t>(pick(0, count - 1))]);
+      std::swap(entry, At(cells, pick(0, count - 1)));
   }
 }
 
@@ -101,14 +101,13 @@ void DamageTensor(const Pick& pick, DenseTensor& tensor) {
   if (way == 0) {
     tensor.dtype = static_cast<DType>(pick(0, kDTypeNames.size() - 1));
   } else if (way == 1) {
-    tensor.bytes.resize(static_cast<std::size_t>(pick(0, 40)));
+    tensor.bytes.resize(AsSize(pick(0, 40)));
     return;
   } else {
     // Without rows a layer may have any width, but must not fill the memory.
     const bool empty = std::count(tensor.shape.begin(), tensor.shape.end(), 0);
     const int number = DrawNumber(pick);
-    tensor.shape[static_cast<std::size_t>(pick(0, 3))] =
-        empty ? std::min(number, 64) : number;
+    At(tensor.shape, pick(0, 3)) = empty ? std::min(number, 64) : number;
   }
   if (way != 3) return;
   std::int64_t elements = 1;
@@ -116,8 +115,7 @@ void DamageTensor(const Pick& pick, DenseTensor& tensor) {
     elements *= std::clamp<std::int64_t>(extent, 0, 64);
   }
   if (elements <= kMost) {
-    tensor.bytes.resize(
-        static_cast<std::size_t>(RunBytes(tensor.dtype, elements)));
+    tensor.bytes.resize(AsSize(RunBytes(tensor.dtype, elements)));
   }
 }
 
@@ -143,11 +141,11 @@ void Damage(const Pick& pick, CacheState& state) {
       return;
     default:
       if (state.caches.empty() || pick(0, 3) == 0) {
-        state.caches.resize(static_cast<std::size_t>(pick(0, 3)));
+        state.caches.resize(AsSize(pick(0, 3)));
         return;
       }
-      const auto last = static_cast<int>(state.caches.size()) - 1;
-      Damage(pick, state.caches[static_cast<std::size_t>(pick(0, last))]);
+      const auto last = Size(state.caches) - 1;
+      Damage(pick, At(state.caches, pick(0, last)));
   }
 }
 

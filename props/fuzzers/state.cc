@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "kvtwin/save.h"
 #include "props/fuzzers/fuzzers.h"
@@ -16,7 +17,7 @@ CacheState DrawState(const Pick& pick) {
   for (int i = 0; i < tokens; ++i) state.cells.push_back({i, pick(0, 9), 0});
   for (int layer = pick(0, 2); layer > 0; --layer) {
     const auto draw = [&] {
-      const DType dtype = kRowDTypes.at(static_cast<std::size_t>(pick(0, 5)));
+      const DType dtype = kRowDTypes.at(AsSize(pick(0, 5)));
       const auto dim = IsBlockDType(dtype) ? kBlockElements : pick(1, 2);
       return FilledTensor(dtype, {dim, 1, tokens, 1},
                           static_cast<float>(pick(0, 9)));
@@ -58,8 +59,7 @@ std::string FuzzState(Bytes bytes) {
   if (!whole.ok() || *whole != state) return "does not read back";
   const std::vector<std::byte> before = given;
   for (int left = pick(0, 4); left > 0; --left) {
-    const auto at = static_cast<std::ptrdiff_t>(
-        pick(0, static_cast<int>(given.size()) - 1));
+    const auto at = static_cast<std::ptrdiff_t>(pick(0, Size(given) - 1));
     const auto byte = static_cast<std::byte>(pick(0, 255));
     switch (pick(0, 3)) {
       case 0:
@@ -69,10 +69,10 @@ std::string FuzzState(Bytes bytes) {
         if (given.size() > 1) given.erase(given.begin() + at);
         break;
       case 2:
-        given.resize(static_cast<std::size_t>(at) + 1);
+        given.resize(AsSize(at) + 1);
         break;
       default:
-        given[static_cast<std::size_t>(at)] = byte;
+        At(given, at) = byte;
     }
   }
   if (given != before && StateFromBytes(given).ok()) {
@@ -82,7 +82,7 @@ std::string FuzzState(Bytes bytes) {
   if (!wrong.empty()) return wrong;
   // The file is whole, but perhaps no cache has the state.
   CacheState odd = state;
-  const auto cells = static_cast<std::size_t>(pick(0, 4));
+  const auto cells = AsSize(pick(0, 4));
   odd.cells.resize(cells, {pick(-1, 4), pick(-1, 9), pick(-1, 1)});
   return Judge(StateToBytes(odd));
 }

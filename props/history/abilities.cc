@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/index.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -17,7 +19,7 @@ template <class Enum>
 Enum Nearest(std::uint32_t bits, Enum value, unsigned count) {
   bits &= (1U << count) - 1;
   if (bits == 0 || Has(bits, value)) return value;
-  int skip = static_cast<int>(value) % std::popcount(bits);
+  int skip = AsInt(value) % std::popcount(bits);
   for (; skip > 0; --skip) bits &= bits - 1;
   return static_cast<Enum>(std::countr_zero(bits));
 }
@@ -38,7 +40,7 @@ void FitKind(std::uint32_t kinds, CacheSpec& spec) {
           .chunk = 0,
           .shift = spec.shift,
           .caches = {}};
-  if (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem) {
+  if (IsWindowed(spec.kind)) {
     spec.window = 1 + size;
   }
   if (spec.kind == Kind::kSwaMem) spec.memory = 2 + size;

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "props/history/misuse.h"
 #include "props/history/rarities.h"
@@ -14,14 +15,13 @@ namespace kvtwin::props {
 namespace {
 
 DType DrawRowDType(const Pick& pick) {
-  return kRowDTypes.at(static_cast<std::size_t>(
-      pick(0, static_cast<int>(kRowDTypes.size()) - 1)));
+  return kRowDTypes.at(AsSize(pick(0, Size(kRowDTypes) - 1)));
 }
 
 CacheSpec DrawPart(const Pick& pick, Kind kind) {
   CacheSpec spec;
   spec.kind = kind;
-  if (kind == Kind::kSwa || kind == Kind::kSwaMem) {
+  if (IsWindowed(kind)) {
     if (!Chance(pick, 5)) spec.window = OneOf(pick, {0, 1, 1, 2, 3, 5});
   }
   if (kind == Kind::kSwaMem && !Chance(pick, 5)) {
@@ -194,7 +194,7 @@ void Follow(const Op& op, std::vector<int>& live) {
 
 void DrawOps(const Pick& pick, int ops, History& history) {
   const Weights weights = DrawWeights(pick);
-  history.ops.reserve(static_cast<std::size_t>(ops) * 3 / 2);
+  history.ops.reserve(AsSize(ops) * 3 / 2);
   std::vector<int> live;
   if (Chance(pick, 30)) DrawFragments(pick, history);
   for (const Op& op : history.ops) Follow(op, live);
@@ -226,7 +226,7 @@ class ModelServer {
         setup_(history.setup),
         ops_(history.ops),
         multi_user_(Chance(pick, 50)),
-        slots_(static_cast<std::size_t>(setup_.init.max_sequences)) {}
+        slots_(AsSize(setup_.init.max_sequences)) {}
 
   void Serve(std::size_t ops) {
     Reserve(setup_.init.max_batch);
@@ -262,7 +262,7 @@ class ModelServer {
 
   static std::size_t CommonPrefix(const Tokens& a, const Tokens& b) {
     const auto end = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
-    return static_cast<std::size_t>(end.first - a.begin());
+    return AsSize(end.first - a.begin());
   }
 
   Tokens DrawTokens(int count) {
@@ -277,9 +277,9 @@ class ModelServer {
     Tokens prompt;
     if (!Chance(pick_, 25)) {
       prompt = slots_[AnySlot()].record;
-      const int length = static_cast<int>(prompt.size());
+      const int length = Size(prompt);
       if (Chance(pick_, 50)) {
-        prompt.resize(static_cast<std::size_t>(pick_(0, length)));
+        prompt.resize(AsSize(pick_(0, length)));
       }
     }
     const Tokens more = DrawTokens(pick_(0, std::min(context(), 5)));
@@ -288,10 +288,7 @@ class ModelServer {
     return prompt;
   }
 
-  std::size_t AnySlot() {
-    return static_cast<std::size_t>(
-        pick_(0, static_cast<int>(slots_.size()) - 1));
-  }
+  std::size_t AnySlot() { return AsSize(pick_(0, Size(slots_) - 1)); }
 
   // Returns the slots whose records share the longest prefix with `prompt`:
   // among the free slots, and among all slots.
@@ -344,14 +341,14 @@ class ModelServer {
     Slot& slot = slots_[chosen];
     std::size_t past = CommonPrefix(slot.record, prompt);
     if (past == prompt.size()) --past;  // At least one token must be computed.
-    Drop(chosen, static_cast<int>(past), kOpenEnd);
+    Drop(chosen, AsInt(past), kOpenEnd);
     slot = {.record = {},
             .queue = {},
             .busy = true,
             .keep = keep,
             .left = pick_(0, context()),
             .used = ops_.size()};
-    const auto at = prompt.begin() + static_cast<std::ptrdiff_t>(past);
+    const auto at = IteratorAt(prompt, past);
     slot.record.assign(prompt.begin(), at);
     slot.queue.assign(at, prompt.end());
   }
@@ -366,10 +363,10 @@ class ModelServer {
       Slot& slot = slots_[at];
       if (!slot.busy) continue;
       if (std::ssize(slot.record) == context()) Shift(at);
-      const int count = static_cast<int>(
-          std::min({std::ssize(slot.queue), std::ptrdiff_t{room},
-                    context() - std::ssize(slot.record)}));
-      put.segments.push_back({.seq = static_cast<int>(at), .count = count});
+      const int count =
+          AsInt(std::min({std::ssize(slot.queue), std::ptrdiff_t{room},
+                          context() - std::ssize(slot.record)}));
+      put.segments.push_back({.seq = AsInt(at), .count = count});
       room -= count;
       const auto end = slot.queue.begin() + count;
       slot.record.insert(slot.record.end(), slot.queue.begin(), end);
@@ -399,7 +396,7 @@ class ModelServer {
     slot.busy = false;
     const auto cut =
         std::min<std::ptrdiff_t>(pick_(0, 3), std::ssize(slot.record));
-    slot.record.resize(slot.record.size() - static_cast<std::size_t>(cut));
+    slot.record.resize(slot.record.size() - AsSize(cut));
   }
 
   // Makes room in a full slot, after the tokens to keep.
@@ -420,16 +417,16 @@ class ModelServer {
   void Copy(std::size_t from, std::size_t to, std::size_t count) {
     Op copy;
     copy.kind = OpKind::kCopy;
-    copy.seq = static_cast<int>(from);
-    copy.dst = static_cast<int>(to);
-    copy.end.offset = static_cast<int>(count);
+    copy.seq = AsInt(from);
+    copy.dst = AsInt(to);
+    copy.end.offset = AsInt(count);
     ops_.push_back(copy);
   }
 
   void Drop(std::size_t at, int begin, int end) {
     Op drop;
     drop.kind = OpKind::kDrop;
-    drop.seq = static_cast<int>(at);
+    drop.seq = AsInt(at);
     drop.begin.offset = begin;
     drop.open = end == kOpenEnd;
     if (!drop.open) drop.end.offset = end;
@@ -513,7 +510,7 @@ Weights DrawWeights(const Pick& pick) {
   for (int& weight : weights) {
     weight = Chance(pick, 30) ? 0 : weight * pick(1, 8);
   }
-  weights[static_cast<std::size_t>(OpKind::kPut)] += 40;
+  At(weights, OpKind::kPut) += 40;
   return weights;
 }
 
@@ -532,8 +529,7 @@ Op DrawOp(const Pick& pick, const Setup& setup, const Weights& weights,
   // Mostly a sequence that holds tokens; in rare cases one of many others,
   // since max_sequences does not bound the ids.
   op.seq = !live.empty() && Chance(pick, 90)
-               ? live[static_cast<std::size_t>(
-                     pick(0, static_cast<int>(live.size()) - 1))]
+               ? At(live, pick(0, Size(live) - 1))
                : pick(0, Chance(pick, 30) ? 40 : any);
   op.dst = pick(0, Chance(pick, 6) ? 40 : any);
   op.begin = DrawPos(pick, setup);
@@ -552,7 +548,7 @@ History DrawHistory(const Pick& pick, std::optional<Kind> kind, int ops,
   History history;
   history.setup = DrawSetup(pick, kind, cells_max);
   if (history.setup.legal && Chance(pick, 60)) {
-    ModelServer(pick, history).Serve(static_cast<std::size_t>(ops));
+    ModelServer(pick, history).Serve(AsSize(ops));
   } else {
     DrawOps(pick, ops, history);
   }
@@ -574,7 +570,7 @@ Pick SeededPick(std::uint64_t seed, std::uint64_t number) {
   *state = next() ^ number * 0xD1342543DE82EF95U;
   return [next](int lo, int hi) {
     const auto span = static_cast<std::uint64_t>(hi - lo) + 1;
-    return lo + static_cast<int>((next() >> 32) * span >> 32);
+    return lo + AsInt((next() >> 32) * span >> 32);
   };
 }
 
@@ -588,10 +584,10 @@ void AddShifts(History& history, std::size_t first, std::size_t step) {
   for (std::size_t i = first; i < history.ops.size(); i += step) {
     Op move;
     move.kind = OpKind::kShift;
-    move.seq = static_cast<int>(i % 2);
-    move.begin = {.from_end = true, .offset = -static_cast<int>(i % 4)};
+    move.seq = AsInt(i % 2);
+    move.begin = {.from_end = true, .offset = -AsInt(i % 4)};
     move.open = true;
-    move.delta = static_cast<int>(i % 5) - 2;
+    move.delta = AsInt(i % 5) - 2;
     history.ops[i] = move;
   }
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/names.h"
 #include "reference/dialects.h"
@@ -47,7 +48,7 @@ class Reader {
                                    "{}",
                                    Quoted(text_), kOpenEnd)};
     }
-    text_.remove_prefix(static_cast<std::size_t>(end - begin));
+    text_.remove_prefix(AsSize(end - begin));
     return value;
   }
   void Expect(std::string_view token) {
@@ -258,7 +259,7 @@ void CheckSizes(const Setup& setup, std::string_view where) {
 
 // Refuses settings that the kind does not have.
 void CheckKind(const CacheSpec& spec, std::string_view where) {
-  const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
+  const bool windowed = IsWindowed(spec.kind);
   const auto check = [&](bool given, bool allowed, std::string_view key) {
     if (!given || allowed) return;
     throw Bad{where,
@@ -344,7 +345,7 @@ int ReadMore(Reader& reader, int first) {
                     "more than {}",
                     kMostSequences));
   }
-  return static_cast<int>(more);
+  return AsInt(more);
 }
 
 Segment ReadSegment(std::string_view text) {
@@ -371,7 +372,7 @@ Segment ReadSegment(std::string_view text) {
     throw Bad{text, fmt::format("segment {} is negative, empty or too long",
                                 Quoted(text))};
   }
-  segment.count = static_cast<int>(count);
+  segment.count = AsInt(count);
   return segment;
 }
 
@@ -513,7 +514,7 @@ Op ReadOp(std::string_view text) {
 
 void FitStorage(Setup& setup) {
   const auto widen = [](DType dtype, int& head_dim) {
-    constexpr auto kBlock = static_cast<int>(kBlockElements);
+    constexpr auto kBlock = AsInt(kBlockElements);
     if (!IsBlockDType(dtype)) return;
     head_dim = (head_dim + kBlock - 1) / kBlock * kBlock;
   };

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "props/history/history.h"
 
@@ -22,8 +23,7 @@ std::string PartText(const CacheSpec& spec, const CacheSpec& wrapper) {
   if (spec.chunk != 0) text += fmt::format(":c{}", spec.chunk);
   if (spec.placement != wrapper.placement) text += ":otherplace";
   if (spec.shift.kind != wrapper.shift.kind) {
-    text += fmt::format(
-        ":{}", kShiftNames.at(static_cast<std::size_t>(spec.shift.kind)));
+    text += fmt::format(":{}", kShiftNames.at(AsSize(spec.shift.kind)));
   }
   return text;
 }
@@ -74,7 +74,7 @@ std::string ToText(const Setup& setup) {
   if (spec.placement == Placement::kScatter) text += " place=scatter";
   const bool halves = spec.shift.kind == ShiftKind::kRope &&
                       spec.shift.rope.pairing == Rope::Pairing::kHalves;
-  const auto shift = static_cast<std::size_t>(spec.shift.kind);
+  const auto shift = AsSize(spec.shift.kind);
   add("shift", halves ? "rope_halves" : kShiftNames.at(shift), kShiftNames[0]);
   if (spec.shift.kind == ShiftKind::kRope) {
     const Rope& rope = spec.shift.rope;

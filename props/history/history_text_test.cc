@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "kvtwin/cache.h"
 #include "props/history/history.h"
 #include "props/paged/paged_runner.h"
@@ -41,10 +42,7 @@ TEST(Line, SetsTheNumberOfCells) {
           history->setup;
       const auto cache = MakeCache(spec, "reference");
       ASSERT_TRUE((*cache)->SetConfig(config).ok());
-      ASSERT_TRUE((*cache)
-                      ->Init(init.dtype, init.max_sequences, init.capacity,
-                             init.max_batch)
-                      .ok());
+      ASSERT_TRUE((*cache)->Init(init).ok());
       EXPECT_EQ((*cache)->CellCount(), cells) << line;
       const std::string text = ToText(*history);
       EXPECT_NE(text.find("cells="), text.npos) << text;
@@ -116,7 +114,7 @@ TEST(Line, ParsesOrRefusesAnyChangedText) {
   std::uint64_t state = 1;
   const auto draw = [&state](std::size_t below) {
     state = state * 6364136223846793005U + 1442695040888963407U;
-    return static_cast<std::size_t>(state >> 33) % below;
+    return AsSize(state >> 33) % below;
   };
   int refused = 0;
   for (std::uint64_t number = 0; number < 5000; ++number) {

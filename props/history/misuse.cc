@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "props/base/hash.h"
 
 namespace kvtwin::props {
@@ -102,9 +103,7 @@ constexpr auto
                      }},
                     {"a batch larger than max_batch",
                      [](Cache& c, const Context& at) -> Answer {
-                       const auto n =
-                           static_cast<std::size_t>(at.setup.init.max_batch) +
-                           1;
+                       const auto n = AsSize(at.setup.init.max_batch) + 1;
                        return {Start(c, std::vector<std::int32_t>(n),
                                      std::vector<int>(n))};
                      }},
@@ -171,8 +170,7 @@ constexpr auto
                      [](Cache& c, const Context& at) -> Answer {
                        const bool wrapper =
                            at.setup.spec.kind == Kind::kWrapper;
-                       return {c.SetLayerType(static_cast<int>(
-                                   at.setup.spec.caches.size())),
+                       return {c.SetLayerType(Size(at.setup.spec.caches)),
                                wrapper ? kInvalid : StatusCode::kNotSupported};
                      }},
                     {"SetCausal of an index beyond the batch",
@@ -195,7 +193,7 @@ constexpr auto
                      }},
                     {"Init a second time",
                      [](Cache& c, const Context&) -> Answer {
-                       return {c.Init(DType::kF32, 1, 1, 1), kUntimely};
+                       return {c.Init({DType::kF32, 1, 1, 1}), kUntimely};
                      }},
                     {"SetConfig after Init",
                      [](Cache& c, const Context&) -> Answer {
@@ -410,16 +408,15 @@ std::uint64_t Fingerprint(Cache& cache) {
 
 }  // namespace
 
-int MisuseCount() { return static_cast<int>(kMisuses.size()); }
+int MisuseCount() { return Size(kMisuses); }
 
 std::string_view MisuseName(int which) {
-  return kMisuses[static_cast<std::size_t>(which % MisuseCount())].name;
+  return At(kMisuses, which % MisuseCount()).name;
 }
 
 std::optional<std::string> TryMisuse(Cache& cache, int which,
                                      const MisuseContext& context) {
-  const Entry& entry =
-      kMisuses[static_cast<std::size_t>(which % MisuseCount())];
+  const Entry& entry = At(kMisuses, which % MisuseCount());
   const std::uint64_t before = Fingerprint(cache);
   const Answer answer = entry.run(cache, context);
   if (answer.status.code() != answer.expected) {

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "props/history/generate.h"
 #include "props/history/misuse.h"
 
@@ -70,7 +71,7 @@ class LargeHistory {
     init.max_sequences = 1;
     init.capacity = cells;
     for (CacheSpec* spec : Specs()) {
-      if (spec->kind != Kind::kSwa && spec->kind != Kind::kSwaMem) continue;
+      if (!IsWindowed(spec->kind)) continue;
       // Tokens that leave the window leave their cells, too: in half of the
       // cases, no token leaves.
       if (!Chance(pick_, 50)) continue;
@@ -105,8 +106,7 @@ class LargeHistory {
     }
   }
   int OneLive(const std::vector<int>& live) const {
-    return live[static_cast<std::size_t>(
-        pick_(0, static_cast<int>(live.size()) - 1))];
+    return At(live, pick_(0, Size(live) - 1));
   }
   // Returns the first, the last, and the sequences around multiples of 32.
   std::vector<int> Some(int sequences) const {
@@ -187,7 +187,7 @@ class LargeHistory {
   // Whether the number of cells is limited and grows with max_batch.
   bool Bounded() {
     return cells_max_ > 0 && std::ranges::any_of(Specs(), [](auto* spec) {
-             return spec->kind == Kind::kSwa || spec->kind == Kind::kSwaMem;
+             return IsWindowed(spec->kind);
            });
   }
 
@@ -248,7 +248,7 @@ class Pass {
   Pass(const Pick& pick, const Setup& setup, std::vector<Op>& ops)
       : pick_(pick),
         setup_(setup),
-        types_(static_cast<int>(setup.spec.caches.size())),
+        types_(Size(setup.spec.caches)),
         ops_(ops) {}
 
   void Add(Op put) {
@@ -282,9 +282,8 @@ class Pass {
     if (Chance(pick_, 30)) {
       std::ranges::reverse(order);
     } else if (Chance(pick_, 60)) {
-      for (int i = static_cast<int>(order.size()) - 1; i > 0; --i) {
-        std::swap(order[static_cast<std::size_t>(i)],
-                  order[static_cast<std::size_t>(pick_(0, i))]);
+      for (int i = Size(order) - 1; i > 0; --i) {
+        std::swap(At(order, i), At(order, pick_(0, i)));
       }
     }
     return order;
@@ -332,8 +331,7 @@ class Pass {
     }
   }
   int OneSequence() const {
-    return sequences_[static_cast<std::size_t>(
-        pick_(0, static_cast<int>(sequences_.size()) - 1))];
+    return At(sequences_, pick_(0, Size(sequences_) - 1));
   }
 
   const Pick& pick_;

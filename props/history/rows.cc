@@ -9,6 +9,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 
 namespace kvtwin::props {
 namespace {
@@ -22,8 +23,7 @@ constexpr std::byte kPoisonByte{0x5A};
 // of f16, bf16 or f8, so that the rule for ties shows.
 float Tie(std::int64_t number) {
   constexpr std::array<int, 3> kDigits = {10, 7, 3};
-  const std::int64_t one = std::int64_t{2}
-                           << kDigits[static_cast<std::size_t>(number % 3)];
+  const std::int64_t one = std::int64_t{2} << At(kDigits, number % 3);
   const std::int64_t odd = 2 * (number % (one / 2)) + 1;
   const auto size = static_cast<float>(one + odd) / static_cast<float>(one);
   return number % 5 < 2 ? -size : size;
@@ -78,14 +78,13 @@ TensorView RowBuffer::Fill(const Shape& shape, DType dtype,
     view.stride[2] = view.stride[1] * shape[1] + (size == 0 ? 3 : 3 * size);
     view.stride[3] = view.stride[2] * shape[2];
   }
-  bytes_.resize(static_cast<std::size_t>(view.stride[3]));
+  bytes_.resize(AsSize(view.stride[3]));
   if (strided) std::fill(bytes_.begin(), bytes_.end(), kNaNByte);
   view.data = bytes_.data();
   for (std::int64_t k = 0; k < shape[2]; ++k) {
     for (std::int64_t j = 0; j < shape[1]; ++j) {
       const std::int64_t token = source.first + k;
-      std::byte* run = &bytes_[static_cast<std::size_t>(view.stride[1] * j +
-                                                        view.stride[2] * k)];
+      std::byte* run = &At(bytes_, view.stride[1] * j + view.stride[2] * k);
       std::vector<float> numbers;
       for (std::int64_t i = 0; i < shape[0]; ++i) {
         numbers.push_back(Element(source, token, j * shape[0] + i));
@@ -113,26 +112,26 @@ void PoisonFreeCells(const KvView& view, const std::vector<CellEntry>& used,
                      VLayout v_layout) {
   std::vector<bool> is_used;
   if (!used.empty()) {
-    is_used.resize(static_cast<std::size_t>(used.back().cell) + 1);
+    is_used.resize(AsSize(used.back().cell) + 1);
   }
   for (const CellEntry& entry : used) {
-    is_used[static_cast<std::size_t>(entry.cell)] = true;
+    At(is_used, entry.cell) = true;
   }
   const auto poison = [&](const TensorView& tensor, VLayout layout) {
     for (std::int64_t cell = 0; cell < ColumnsOf(tensor, layout); ++cell) {
-      const auto at = static_cast<std::size_t>(cell);
+      const auto at = AsSize(cell);
       if (at < is_used.size() && is_used[at]) continue;
       TensorView row = RowOf(tensor, layout, cell);
       auto size = SizeOf(row.dtype);
       if (IsBlockDType(row.dtype)) {  // A run of blocks is one element.
-        size = static_cast<std::size_t>(row.stride[1]);
+        size = AsSize(row.stride[1]);
         row.shape[0] = 1;
       }
       for (std::int64_t i = 0; i < row.shape[0]; ++i) {
         for (std::int64_t j = 0; j < row.shape[1]; ++j) {
           // This is the cache's own memory, which only a test may write to.
-          std::memset(const_cast<std::byte*>(row.at(i, j)),
-                      static_cast<int>(kPoisonByte), size);
+          std::memset(const_cast<std::byte*>(row.at(i, j)), AsInt(kPoisonByte),
+                      size);
         }
       }
     }

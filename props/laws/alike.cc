@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/index.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -164,7 +166,7 @@ History Legal(History history) {
 Limits LimitsOf(const CacheSpec& spec, const Setup& setup) {
   const InitArgs& init = setup.init;
   Limits limits;
-  if (spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem) {
+  if (IsWindowed(spec.kind)) {
     limits.window = spec.window;
     limits.memory = spec.window;
     if (spec.kind == Kind::kSwaMem && spec.memory) limits.memory = spec.memory;
@@ -212,8 +214,8 @@ Setup WithMoreRoom(Setup setup) {
 
 Setup WithoutEviction(Setup setup, std::int64_t tokens) {
   ForEachCausal(setup, NeverEvict);
-  setup.init.capacity += static_cast<int>(tokens);
-  setup.init.max_batch += static_cast<int>(tokens);
+  setup.init.capacity += AsInt(tokens);
+  setup.init.max_batch += AsInt(tokens);
   return setup;
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/index.h"
 #include "props/laws/alike.h"
 
 namespace kvtwin::props {
@@ -23,7 +24,7 @@ class Client {
       : session_(session),
         abilities_(abilities),
         setup_(session.setup()),
-        slots_(static_cast<std::size_t>(setup_.init.max_sequences)) {}
+        slots_(AsSize(setup_.init.max_sequences)) {}
 
   std::int64_t batches() const { return batches_; }
 
@@ -35,8 +36,8 @@ class Client {
       case OpKind::kPut:
         for (const Segment& segment : op.segments) {
           const int slot = SlotOf(segment.seq);
-          Load(slot, At(slot).record);
-          At(slot).queue += std::min(segment.count, setup_.init.capacity);
+          Load(slot, SlotAt(slot).record);
+          SlotAt(slot).queue += std::min(segment.count, setup_.init.capacity);
         }
         return Forward();
       case OpKind::kDrop:
@@ -44,10 +45,10 @@ class Client {
       case OpKind::kCopy:
         return Fork(SlotOf(op.seq), SlotOf(op.dst), op.end);
       case OpKind::kAsk:
-        Load(SlotOf(op.seq), At(SlotOf(op.seq)).record);
-        At(SlotOf(op.seq)).queue = 1;
+        Load(SlotOf(op.seq), SlotAt(SlotOf(op.seq)).record);
+        SlotAt(SlotOf(op.seq)).queue = 1;
         Forward();
-        At(SlotOf(op.seq)).record -= 1;
+        SlotAt(SlotOf(op.seq)).record -= 1;
         return;
       default:
         return;
@@ -62,11 +63,11 @@ class Client {
   };
 
   int SlotOf(int seq) const { return seq % setup_.init.max_sequences; }
-  Slot& At(int slot) { return slots_[static_cast<std::size_t>(slot)]; }
+  Slot& SlotAt(int slot) { return At(slots_, slot); }
   int IdOf(int slot) const { return setup_.first_id + slot; }
   int Prefix(int slot, const RelativePos& pos) {
-    const int from = pos.from_end ? At(slot).record : 0;
-    return std::clamp(from + pos.offset, 0, At(slot).record);
+    const int from = pos.from_end ? SlotAt(slot).record : 0;
+    return std::clamp(from + pos.offset, 0, SlotAt(slot).record);
   }
 
   bool Remove(int slot, int begin, int end) {
@@ -85,21 +86,21 @@ class Client {
       past = 0;
       Remove(slot, 0, kOpenEnd);
     }
-    At(slot).record = past;
+    SlotAt(slot).record = past;
   }
 
   void Fork(int src, int dst, const RelativePos& end) {
     const int len = Prefix(src, end);
     if (src == dst || len == 0) return;
     if (!abilities_.Can(KVTWIN_CAN_COPY_PREFIX)) return;
-    if (!abilities_.Can(KVTWIN_CAN_SHARE) && len != At(src).record) return;
+    if (!abilities_.Can(KVTWIN_CAN_SHARE) && len != SlotAt(src).record) return;
     session_.Do(CopyCall(IdOf(src), IdOf(dst), len));
     Load(dst, len);
   }
 
   // Makes room in a full slot. Returns false if all its tokens must come again.
   bool Shift(int slot) {
-    Slot& full = At(slot);
+    Slot& full = SlotAt(slot);
     const int keep = std::min(slot, setup_.init.capacity - 1);
     const int discard = std::max((setup_.init.capacity - keep) / 2, 1);
     full.record -= discard;
@@ -114,7 +115,7 @@ class Client {
   }
 
   void Fill(int slot, int batch, Call& start) {
-    Slot& one = At(slot);
+    Slot& one = SlotAt(slot);
     while (one.queue > 0 && std::ssize(start.positions) < batch) {
       const int position = one.record + one.pending;
       if (position >= setup_.init.capacity) {

@@ -365,10 +365,9 @@ class Truncates : public Broken {
 class RoundsTiesAway : public Broken {
  public:
   using Broken::Broken;
-  Status Init(DType dtype, int max_sequences, int capacity,
-              int max_batch) override {
-    is_f16_ = dtype == DType::kF16;
-    return cache_->Init(dtype, max_sequences, capacity, max_batch);
+  Status Init(const InitArgs& args) override {
+    is_f16_ = args.dtype == DType::kF16;
+    return cache_->Init(args);
   }
   Status Put(const TensorView& key, const TensorView& value) override {
     if (!is_f16_ || key.data == nullptr || key.dtype != DType::kF32) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "core/index.h"
 #include "props/history/misuse.h"
 #include "props/laws/alike.h"
 
@@ -271,9 +272,7 @@ std::optional<std::string> Misused(Session& session, int which) {
   if (session.in_pass()) session.View(layer);  // Selects the layer.
   const MisuseContext context{
       .setup = session.setup(),
-      .pass_tokens = session.in_pass()
-                         ? static_cast<int>(session.pass().positions.size())
-                         : 0,
+      .pass_tokens = session.in_pass() ? Size(session.pass().positions) : 0,
       .encoder = session.IsEncoder(session.in_pass() ? type : 0),
       .layer_put = session.in_pass() && session.put_layers().contains(layer),
       .layer = layer};
@@ -308,7 +307,7 @@ LawResult Refusals(const History& history, const Subject& subject) {
     }
     if (!rests(i + 1)) continue;
     const Picture kept = session->Show();
-    const int which = static_cast<int>(i * 7) % MisuseCount();
+    const int which = AsInt(i * 7) % MisuseCount();
     if (!subject.abilities.set_causal &&
         MisuseName(which).starts_with("SetCausal")) {
       continue;

@@ -8,6 +8,7 @@
 #include <set>
 #include <tuple>
 
+#include "core/index.h"
 #include "core/shift_row.h"
 #include "props/history/rows.h"
 #include "props/laws/alike.h"
@@ -190,7 +191,7 @@ LawResult Replay(const History& history, const Subject& subject) {
   const std::vector<Query> queries = session->Queries();
   const std::vector<SeenRow> seen = session->Look(queries);
   for (int type = 0; type < session->types(); ++type) {
-    const auto& part = ledger.parts()[static_cast<std::size_t>(type)];
+    const auto& part = At(ledger.parts(), type);
     if (part.encoder() || part.tokens().empty()) continue;
     const std::optional<Refill> refill = RefillOf(part, script.setup);
     if (!refill) continue;
@@ -235,8 +236,7 @@ LawResult Renaming(const History& history, const Subject& subject) {
   // Of a cache that knows only some ids, these.
   const bool few = !subject.abilities.Can(KVTWIN_CAN_ANY_SEQUENCE);
   const int step = few ? 1 : 3;
-  int next = few ? script.setup.init.max_sequences
-                 : step * static_cast<int>(names.size());
+  int next = few ? script.setup.init.max_sequences : step * Size(names);
   for (auto& [id, name] : names) {
     name = next -= step;
     back[name] = id;
@@ -382,8 +382,7 @@ LawResult RemoveOpen(const History& history, const Subject& subject) {
 
 // Shifts the K rows of `put`, except the first, by +distance.
 void ShiftRows(const Setup& setup, int distance, Call& put) {
-  const auto count =
-      static_cast<std::size_t>(put.key.shape[0] * put.key.shape[1]);
+  const auto count = AsSize(put.key.shape[0] * put.key.shape[1]);
   std::vector<float> row(count);
   const std::size_t size = count * sizeof(float);
   for (std::size_t at = size; at < put.key.bytes.size(); at += size) {

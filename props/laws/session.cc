@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "props/base/forwarding_cache.h"
 #include "props/compare/differential_driver.h"
@@ -186,7 +187,7 @@ std::string TokensText(const SeenRow& row) {
 std::vector<float> Numbers(const std::vector<std::byte>& row, DType dtype) {
   const std::int64_t step = IsBlockDType(dtype) ? kBlockElements : 1;
   const std::int64_t count = std::ssize(row) / RunBytes(dtype, step) * step;
-  std::vector<float> numbers(static_cast<std::size_t>(count));
+  std::vector<float> numbers(AsSize(count));
   WriteDense(DenseView(row.data(), dtype, {count, 1, 1, 1}), DType::kF32,
              std::as_writable_bytes(std::span(numbers)).data());
   return numbers;
@@ -323,9 +324,7 @@ std::optional<Session> Session::Open(const Setup& setup,
   session.cache_ = std::move(*cache);
   const InitArgs& init = setup.init;
   if (!session.cache_->SetConfig(setup.config).ok()) return std::nullopt;
-  if (!session.cache_
-           ->Init(init.dtype, init.max_sequences, init.capacity, init.max_batch)
-           .ok()) {
+  if (!session.cache_->Init(init).ok()) {
     return std::nullopt;
   }
   if (!subject.is_twin()) {
@@ -471,14 +470,14 @@ bool Session::MayCopyToItself() const {
 
 int Session::types() const {
   if (setup_.spec.kind != Kind::kWrapper) return 1;
-  return static_cast<int>(setup_.spec.caches.size());
+  return Size(setup_.spec.caches);
 }
 
 int Session::TypeOf(int layer) const { return layer % types(); }
 
 const CacheSpec& Session::spec(int type) const {
   if (setup_.spec.kind != Kind::kWrapper) return setup_.spec;
-  return setup_.spec.caches[static_cast<std::size_t>(type)];
+  return At(setup_.spec.caches, type);
 }
 
 bool Session::HasEncoder() const {
@@ -604,8 +603,7 @@ std::vector<CellEntry> Session::Cells(int type) {
   std::vector<CellEntry> cells;
   if (!sees_cells()) {
     int cell = 0;
-    for (const auto& token :
-         record_->parts()[static_cast<std::size_t>(type)].tokens()) {
+    for (const auto& token : At(record_->parts(), type).tokens()) {
       for (const int seq : token.sequences) {
         cells.push_back({cell, static_cast<std::int32_t>(token.position), seq});
       }
@@ -708,9 +706,9 @@ void Session::AddRows(const std::vector<Query>& queries, bool slots,
         sees_cells() ? Cells(type) : std::vector<CellEntry>();
     const std::int64_t columns = view.mask.shape[0];
     std::vector<SeenToken> tokens;
-    tokens.reserve(static_cast<std::size_t>(columns));
+    tokens.reserve(AsSize(columns));
     for (std::int64_t column = 0; column < columns; ++column) {
-      const auto cell = static_cast<int>(view.first_cell + column);
+      const auto cell = AsInt(view.first_cell + column);
       const auto at = std::lower_bound(
           cells.begin(), cells.end(), cell,
           [](const CellEntry& entry, int c) { return entry.cell < c; });
@@ -725,7 +723,7 @@ void Session::AddRows(const std::vector<Query>& queries, bool slots,
       for (std::int64_t column = 0; column < columns; ++column) {
         if (!MaskAllows(view.mask, column, static_cast<std::int64_t>(i)))
           continue;
-        SeenToken token = tokens[static_cast<std::size_t>(column)];
+        SeenToken token = At(tokens, column);
         if (!sees_cells()) {
           const auto at = positions.find(token.value);
           if (at != positions.end()) token.position = at->second;
@@ -744,7 +742,7 @@ std::map<std::vector<std::byte>, std::int32_t> Session::PositionsOf(
     int seq, int layer) const {
   std::map<std::vector<std::byte>, std::int32_t> positions;
   if (sees_cells()) return positions;
-  const auto type = static_cast<std::size_t>(TypeOf(layer));
+  const auto type = AsSize(TypeOf(layer));
   for (const auto& token : record_->parts()[type].tokens()) {
     if (!token.HeldBy(seq)) continue;
     const auto rows = token.rows.find(layer);
@@ -809,14 +807,12 @@ std::vector<SeenRow> Session::Look(const std::vector<Query>& queries) {
   std::erase_if(asked, [&](const Query& query) {
     return query.position > can_.LastPosition();
   });
-  const auto most = can_.Can(KVTWIN_CAN_MIX)
-                        ? static_cast<std::size_t>(setup_.init.max_batch)
-                        : std::size_t{1};
+  const auto most =
+      can_.Can(KVTWIN_CAN_MIX) ? AsSize(setup_.init.max_batch) : std::size_t{1};
   for (std::size_t first = 0; first < asked.size(); first += most) {
     const std::vector<Query> some(
-        asked.begin() + static_cast<std::ptrdiff_t>(first),
-        asked.begin() +
-            static_cast<std::ptrdiff_t>(std::min(first + most, asked.size())));
+        IteratorAt(asked, first),
+        IteratorAt(asked, std::min(first + most, asked.size())));
     Call probe = StartCall({}, {}, /*reserve=*/true);
     for (const Query& query : some) {
       probe.positions.push_back(query.position);

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
 #include "props/compare/visibility.h"
@@ -48,8 +49,8 @@ LawResult DefragIsInvisible(const History& history, const Subject& subject) {
 // Returns the same elements (runs, if in blocks) with a gap after each.
 TensorView Gapped(const DenseTensor& dense, std::vector<std::byte>& memory) {
   TensorView view = dense.view();
-  const auto size = static_cast<std::size_t>(
-      IsBlockDType(dense.dtype) ? view.stride[1] : view.stride[0]);
+  const auto size =
+      AsSize(IsBlockDType(dense.dtype) ? view.stride[1] : view.stride[0]);
   memory.assign(2 * dense.bytes.size(), std::byte{0xFF});
   for (std::size_t at = 0; at < dense.bytes.size(); at += size) {
     std::memcpy(&memory[2 * at], &dense.bytes[at], size);
@@ -66,8 +67,8 @@ LawResult Layouts(const History& history, const Subject& subject) {
   Setup other = script.setup;
   // The next layout is taken. Encoders have no tiled V.
   const int layouts = left->HasEncoder() ? 2 : 3;
-  other.config.v_layout = static_cast<VLayout>(
-      (static_cast<int>(other.config.v_layout) + 1) % layouts);
+  other.config.v_layout =
+      static_cast<VLayout>((AsInt(other.config.v_layout) + 1) % layouts);
   const auto* mask_dtype =
       std::ranges::find(kMaskDTypes, other.config.mask_dtype);
   other.config.mask_dtype =
@@ -228,8 +229,7 @@ bool IsRounded(DType dtype, const std::vector<std::byte>& wide,
   std::vector<float> values(wide.size() / sizeof(float));
   std::memcpy(values.data(), wide.data(), wide.size());
   const std::size_t step = IsBlockDType(dtype) ? kBlockElements : 1;
-  const auto size =
-      static_cast<std::size_t>(RunBytes(dtype, static_cast<int>(step)));
+  const auto size = AsSize(RunBytes(dtype, AsInt(step)));
   if (values.size() * size != narrow.size() * step) return false;
   const std::byte* at = narrow.data();
   for (std::size_t i = 0; i < values.size(); i += step, at += size) {
@@ -497,7 +497,7 @@ LawResult WrapperParts(const History& history, const Subject& subject) {
     const bool one_only =
         call.kind == CallKind::kPut || call.kind == CallKind::kCausal;
     for (int type = 0; type < whole->types(); ++type) {
-      Session& part = parts[static_cast<std::size_t>(type)];
+      Session& part = At(parts, type);
       if (one_only && call.type != type) continue;
       const Answer alone = PlayPlain(part, script, i);
       all = all && alone.yes;
@@ -513,8 +513,7 @@ LawResult WrapperParts(const History& history, const Subject& subject) {
     if (!AtRest(script, i)) continue;
     ++result.judged;
     for (int type = 0; type < whole->types(); ++type) {
-      const auto wrong =
-          CompareWithPart(*whole, type, parts[static_cast<std::size_t>(type)]);
+      const auto wrong = CompareWithPart(*whole, type, At(parts, type));
       if (!wrong) continue;
       return {1, After(script, i,
                        fmt::format("cache {} and it alone: {}", type, *wrong))};

@@ -12,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/index.h"
 #include "props/compare/cited_rules.h"
 
 namespace kvtwin::props {
@@ -161,7 +162,7 @@ std::string JudgedText(const Judged& judged) {
 std::string_view VerdictName(Verdict verdict) {
   constexpr std::array<std::string_view, 3> kNames = {"accept", "reject",
                                                       "bad_input"};
-  return kNames[static_cast<std::size_t>(verdict)];
+  return At(kNames, verdict);
 }
 
 Judgement Judge(TraceReader& reader, const std::vector<std::string>& twins,

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "props/compare/visibility.h"
 #include "props/oracle/recorded_cache.h"
@@ -27,11 +29,11 @@ std::vector<std::byte> ValueBytes(const KvView& view, std::int64_t column,
 
 // Returns the first mask row that sees each column; -1 if no row does.
 std::vector<int> FirstRows(const TensorView& mask) {
-  std::vector<int> first(static_cast<std::size_t>(mask.shape[0]), -1);
+  std::vector<int> first(AsSize(mask.shape[0]), -1);
   for (std::int64_t row = mask.shape[1] - 1; row >= 0; --row) {
     for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
       if (!MaskAllows(mask, column, row)) continue;
-      first[static_cast<std::size_t>(column)] = static_cast<int>(row);
+      At(first, column) = AsInt(row);
     }
   }
   return first;
@@ -84,7 +86,7 @@ void AllowShifts(CacheSpec& spec) {
 void MakeRoom(TraceHeader& header) {
   InitArgs& init = header.init;
   const auto unbound = [&](CacheSpec& spec) {
-    const bool windowed = spec.kind == Kind::kSwa || spec.kind == Kind::kSwaMem;
+    const bool windowed = IsWindowed(spec.kind);
     if (!windowed || !spec.window) return;
     std::int64_t memory = *spec.window;
     if (spec.kind == Kind::kSwaMem) memory = spec.memory.value_or(*spec.window);
@@ -147,7 +149,7 @@ KvView Oracle::ExpectedView(const TraceOp& op) const {
 }
 
 std::string Oracle::RowLabel(int row) const {
-  const auto i = static_cast<std::size_t>(row);
+  const auto i = AsSize(row);
   if (i >= positions_.size()) return "padding";
   return fmt::format("sequence {}, position {}", sequences_[i], positions_[i]);
 }
@@ -175,7 +177,6 @@ Status Oracle::Start(const TraceHeader& header,
                      const std::vector<std::string>& twins) {
   header_ = header;
   fresh_.assign(std::max<std::size_t>(1, header.spec.caches.size()), false);
-  const auto& [dtype, max_sequences, capacity, max_batch] = header.init;
   for (const std::string& name : twins) {
     auto cache = MakeCache(header.spec, name);
     if (!cache.ok()) return cache.status();
@@ -183,7 +184,7 @@ Status Oracle::Start(const TraceHeader& header,
     if (header.visibility_only) continue;
     Status status = (*cache)->SetConfig(header.config);
     if (status.ok()) {
-      status = (*cache)->Init(dtype, max_sequences, capacity, max_batch);
+      status = (*cache)->Init(header.init);
     }
     if (!status.ok()) return status;
     twins_.push_back({name, std::move(*cache)});
@@ -191,7 +192,7 @@ Status Oracle::Start(const TraceHeader& header,
   gate_ = MakeRecordedCache(header.spec, &recorded_);
   Status status = gate_->SetConfig(header.config);
   if (status.ok()) {
-    status = gate_->Init(dtype, max_sequences, capacity, max_batch);
+    status = gate_->Init(header.init);
   }
   return status.ok() ? StartLedger() : status;
 }
@@ -227,7 +228,7 @@ Oracle::Answer Oracle::Ask(Cache& cache, const TraceOp& op) const {
     case TraceOpKind::kReservedMask: {
       // Get needs a layer with rows. This layer is not one of the model's, and
       // a Put in a reserving pass stores nothing.
-      const auto batch = static_cast<std::int64_t>(positions_.size());
+      const auto batch = std::ssize(positions_);
       const DenseTensor rows = FilledTensor(DType::kF32, {1, 1, batch, 1}, 0);
       Status status = cache.SetLayer(header_.layers);
       if (status.ok()) status = cache.Put(rows.view(), rows.view());
@@ -260,7 +261,7 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
 std::string Oracle::FindExcess(const TraceOp& op) {
   if (op.kind == TraceOpKind::kPut && ActiveSpec().kind != Kind::kEncoder) {
     const auto widen = [](int& most, std::int64_t extent) {
-      most = std::max(most, static_cast<int>(extent));
+      most = std::max(most, AsInt(extent));
     };
     widen(rows_max_.k_head_dim, op.key.shape[0]);
     widen(rows_max_.kv_heads, op.key.shape[1]);
@@ -315,14 +316,13 @@ void Oracle::Remember(const TraceOp& op) {
     if (ok) active_ = 0;
   }
   if (op.kind == TraceOpKind::kSetLayerType) {
-    active_ = static_cast<std::size_t>(op.type);
+    active_ = AsSize(op.type);
   }
   if (op.kind != TraceOpKind::kPut || ActiveSpec().kind == Kind::kEncoder) {
     return;
   }
-  dims_[{active_, op.layer}] = {static_cast<int>(op.key.shape[0]),
-                                static_cast<int>(op.key.shape[1]),
-                                static_cast<int>(op.value->shape[0])};
+  dims_[{active_, op.layer}] = {AsInt(op.key.shape[0]), AsInt(op.key.shape[1]),
+                                AsInt(op.value->shape[0])};
   if (reserving_) return;
   const double bytes = RowsBytes(op.key, *op.value) +
                        kLayerBytes * static_cast<double>(positions_.size() - 1);
@@ -482,7 +482,7 @@ std::optional<Failure> Oracle::CompareRows(const TraceOp& op,
   const std::vector<int> first_rows = FirstRows(actual.mask);
   int wrong = -1;  // A wrong row that a mask row sees says the most.
   for (int column = 0; column < actual.mask.shape[0]; ++column) {
-    const bool seen = first_rows[static_cast<std::size_t>(column)] >= 0;
+    const bool seen = At(first_rows, column) >= 0;
     if (!seen && (wrong >= 0 || !held.contains(column))) continue;  // S52.
     const bool same = KeyBytes(actual, column) == KeyBytes(expected, column) &&
                       (!op.value || ValueBytes(actual, column, v_layout) ==
@@ -492,7 +492,7 @@ std::optional<Failure> Oracle::CompareRows(const TraceOp& op,
     if (seen) break;
   }
   if (wrong < 0) return std::nullopt;
-  const int row = first_rows[static_cast<std::size_t>(wrong)];
+  const int row = At(first_rows, wrong);
   return WrongAnswer(
       fmt::format("{}; due is the row of {}; found {}, due {}",
                   SightText(op.layer, actual, row, wrong, expected.first_cell),
@@ -524,7 +524,7 @@ std::string Oracle::ExpectedText(int layer, const KvView& expected, int row,
   std::string token = "a free cell";
   for (const CellEntry& entry : cells) {
     if (entry.cell != expected.first_cell + column) continue;
-    const auto i = static_cast<std::size_t>(row);
+    const auto i = AsSize(row);
     const bool asked = row >= 0 && i < sequences_.size();
     if (asked && entry.sequence != sequences_[i]) continue;
     token =

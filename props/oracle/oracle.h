@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "core/trace/trace.h"
 #include "kvtwin/cache.h"
 #include "props/oracle/put_log.h"
@@ -64,7 +65,7 @@ class Oracle {
   // Returns "sequence 1, position 4" for a row of the mask, or "padding".
   std::string RowLabel(int row) const;
   // The index of a wrapper's active cache.
-  int active() const { return static_cast<int>(active_); }
+  int active() const { return AsInt(active_); }
   // The batch of the current pass.
   const std::vector<std::int32_t>& positions() const { return positions_; }
   const std::vector<int>& sequences() const { return sequences_; }

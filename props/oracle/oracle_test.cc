@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "props/testing/test_trace.h"
 
 namespace kvtwin::props {
@@ -230,9 +231,7 @@ TEST(Oracle, AcceptsOrRefusesATruncatedRecording) {
     const bool whole_line =
         length > 0 && (text[length - 1] == '\n' || text[at] == '\n');
     const auto cut_line =
-        1 + std::count(text.begin(),
-                       text.begin() + static_cast<std::ptrdiff_t>(length),
-                       '\n');
+        1 + std::count(text.begin(), IteratorAt(text, length), '\n');
     if (whole_line) {
       EXPECT_EQ(VerdictName(judgement.verdict), "accept") << length;
     } else {

@@ -8,6 +8,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/guarded_paged.h"
+#include "core/index.h"
 #include "core/refusals.h"
 #include "core/trace/trace.h"
 #include "props/compare/visibility.h"
@@ -170,7 +171,7 @@ std::string PagedOracle::FindExcess(const PagedTraceOp& op) {
   } else if (op.kind == Kind::kFork) {
     added = op.len;
   } else if (op.kind == Kind::kOpen) {
-    added = std::min(op.len, static_cast<int>(TokensOf(op).size()));
+    added = std::min(op.len, Size(TokensOf(op)));
     const double key_bytes = KeyBytes(op.prefix_key);
     key_bytes_ = std::max(key_bytes_, key_bytes);
     if (!ledger_->KnowsKey(op.prefix_key)) kept_bytes_ += kKeyBytes + key_bytes;
@@ -210,11 +211,10 @@ void PagedOracle::Remember(const PagedTraceOp& op) {
   if (ChangesBlocks(op.kind) && !makes) ForgetBlocks(op.seq);
   if (op.kind == Kind::kFree) sequences_.erase(op.seq);
   if (op.kind != Kind::kAppend || op.result != StatusCode::kOk) return;
-  const std::vector<int> sequences(static_cast<std::size_t>(RowCount(op)),
-                                   op.seq);
+  const std::vector<int> sequences(AsSize(RowCount(op)), op.seq);
   std::vector<std::int32_t> positions(sequences.size());
   for (std::size_t i = 0; i < positions.size(); ++i) {
-    positions[i] = SeqLen(op.seq) + static_cast<int>(i);
+    positions[i] = SeqLen(op.seq) + AsInt(i);
   }
   puts_.Add(op.line, RowsOf(op), 0, op.layer, sequences, positions);
 }
@@ -313,8 +313,7 @@ std::optional<Failure> PagedOracle::Compare(
     const int position = index * header_.spec.block_size;
     const auto slot = twin.SlotMapping(sequence, position, position + 1);
     if (!slot.ok()) return WrongAnswer(slot.status().ToString());
-    const auto expected =
-        static_cast<int>(slot->at(0) / header_.spec.block_size);
+    const auto expected = AsInt(slot->at(0) / header_.spec.block_size);
     if (block == expected) continue;
     return Found("block {} of sequence {} is {}, due is {}", index, sequence,
                  block, expected);
@@ -468,7 +467,7 @@ std::optional<Failure> PagedOracle::FollowOpen(const PagedTraceOp& op) {
 // Returns the reason why no prompt may find `len` tokens.
 std::string PagedOracle::WhyNotFoundText(const PagedTraceOp& op) const {
   const PagedSpec& spec = header_.spec;
-  const auto prompt = static_cast<int>(TokensOf(op).size());
+  const auto prompt = Size(TokensOf(op));
   if (op.len > prompt) {
     return fmt::format("the prompt has {} tokens", prompt);
   }
@@ -537,7 +536,7 @@ std::optional<Failure> PagedOracle::FollowAppend(const PagedTraceOp& op) {
   }
   // Blocks before the first block in the window may be gone.
   const int gone = ledger_->Low(op.seq) / spec.block_size;
-  const int needed = BlocksFor(static_cast<int>(end)) - gone;
+  const int needed = BlocksFor(AsInt(end)) - gone;
   if (needed > spec.blocks) {
     return Found(
         "result is ok, but sequence {} cannot have {} tokens: the "
@@ -641,8 +640,7 @@ std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
       longest_blocks_ = std::max(*longest_blocks_, BlocksFor(len) - gone);
     }
   }
-  const int used_least =
-      std::max(*longest_blocks_, static_cast<int>(owners_.size()));
+  const int used_least = std::max(*longest_blocks_, Size(owners_));
   const int used_most = sequences_.empty() ? 0 : used;
   const int shared_most = sequences_.size() < 2 ? 0 : used;
   const auto outside = [](std::string_view name, std::int64_t count,

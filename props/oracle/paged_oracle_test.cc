@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "props/oracle/judge.h"
 #include "props/paged/paged_runner.h"
 #include "props/paged/pool_recorder.h"
@@ -145,7 +146,7 @@ struct Case {
 std::string Changed(const Case& one, bool other) {
   std::vector<std::string> lines = kPoolLines;
   if (other) lines[0] = Replaced(lines[0], "lowest", "other");
-  std::string& changed = lines.at(static_cast<std::size_t>(one.line - 1));
+  std::string& changed = lines.at(AsSize(one.line - 1));
   changed = Replaced(changed, one.from, one.to);
   return Lines(lines);
 }

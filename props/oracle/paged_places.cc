@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "kvtwin/tensor.h"
 #include "props/oracle/paged_oracle.h"
 #include "props/oracle/wrong_answer.h"
@@ -20,7 +21,7 @@ namespace kvtwin::props {
 using Kind = PagedTraceOpKind;
 
 int RowCount(const PagedTraceOp& op) {
-  return op.key ? static_cast<int>(op.key->shape[2]) : 0;
+  return op.key ? AsInt(op.key->shape[2]) : 0;
 }
 
 KvView RowsOf(const PagedTraceOp& op) {
@@ -49,7 +50,7 @@ std::optional<Failure> PagedOracle::ReadViews(
   for (const int block : op.blocks.value_or(std::vector<int>())) {
     // CheckExtent reports it.
     if (index > std::numeric_limits<int>::max()) break;
-    places.push_back({op.seq, static_cast<int>(index++), block});
+    places.push_back({op.seq, AsInt(index++), block});
   }
   for (const auto& [name, view, head_dim] :
        {std::tuple("key", &actual.key, spec.k_head_dim),
@@ -64,8 +65,7 @@ std::optional<Failure> PagedOracle::ReadViews(
     if (auto finding = CheckExtent(op)) return finding;
   }
   if (!op.blocks) return std::nullopt;
-  return FoundUnlessEqual("the number of blocks",
-                          static_cast<int>(places.size()),
+  return FoundUnlessEqual("the number of blocks", Size(places),
                           BlocksFor(first % spec.block_size + count));
 }
 
@@ -141,8 +141,7 @@ std::optional<Failure> PagedOracle::ReadCsr(const PagedTraceOp& op,
     }
     if (end > std::ssize(csr.indices)) break;
     for (int j = 0; j < count; ++j) {
-      places.push_back(
-          {sequence, j, csr.indices[static_cast<std::size_t>(begin + j)]});
+      places.push_back({sequence, j, At(csr.indices, begin + j)});
     }
     const int last = len - std::max(0, count - 1) * header_.spec.block_size;
     if (csr.last_page_len[i] != last) {
@@ -163,13 +162,13 @@ std::optional<Failure> PagedOracle::ReadSlots(
   const int size = header_.spec.block_size;
   std::int64_t position = op.begin;
   for (const int slot : op.slots) {
-    const bool gone = IsGone(op.seq, static_cast<int>(position / size));
+    const bool gone = IsGone(op.seq, AsInt(position / size));
     if (!gone && (slot < 0 || slot % size != position % size)) {
       return Found(
           "slot {} of position {} is not at offset {} of a block of {}", slot,
           position, position % size, size);
     }
-    places.push_back({op.seq, static_cast<int>(position / size), slot / size});
+    places.push_back({op.seq, AsInt(position / size), slot / size});
     ++position;
   }
   return std::nullopt;

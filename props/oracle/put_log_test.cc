@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "props/oracle/oracle.h"
 
 namespace kvtwin::props {
@@ -76,9 +77,8 @@ TEST_F(PutLogTest, DistinguishesKAndV) {
     const DenseTensor seen = Tensor({1, 1, 1, 1}, {value});
     const KvView view = {key.view(), seen.view(), {}, 0};
     const PutMatch found = log_.Match(view, 0, VLayout::kPlain, 0, 0);
-    return std::array{
-        found.put == nullptr ? 0 : static_cast<int>(found.put->line),
-        found.key ? 1 : 0, found.value ? 1 : 0};
+    return std::array{found.put == nullptr ? 0 : AsInt(found.put->line),
+                      found.key ? 1 : 0, found.value ? 1 : 0};
   };
   EXPECT_EQ(match(1, 5, 8), (std::array{2, 1, 1}));
   EXPECT_EQ(match(1, 99, 8), (std::array{2, 1, 1}));  // Shifted.

@@ -7,6 +7,8 @@
 #include <string>
 #include <tuple>
 
+#include "core/index.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -76,8 +78,7 @@ std::int32_t Token(int alphabet, int bit) {
        {1, 65537},
        {0x61616161, 0x62626262},
        {0, 0x7FFFFFFF}}};
-  return kTokens.at(static_cast<std::size_t>(Mod(alphabet, kPagedAlphabets)))
-      .at(static_cast<std::size_t>(bit));
+  return kTokens.at(AsSize(Mod(alphabet, kPagedAlphabets))).at(AsSize(bit));
 }
 
 void Mix(std::uint64_t number, std::uint64_t& chain) {
@@ -136,11 +137,11 @@ void Need(const Status& status, std::string_view call) {
 }
 
 int PagedKeyCount() {
-  return static_cast<int>(AllKeys().size() * std::tuple_size_v<Keys>);
+  return AsInt(AllKeys().size() * std::tuple_size_v<Keys>);
 }
 
 const PrefixKey& PagedKey(int number) {
-  const auto at = static_cast<std::size_t>(Mod(number, PagedKeyCount()));
+  const auto at = AsSize(Mod(number, PagedKeyCount()));
   constexpr std::size_t kRow = std::tuple_size_v<Keys>;
   return AllKeys()[at / kRow].at(at % kRow);
 }
@@ -152,8 +153,7 @@ PagedClient DrawPrompt(const PagedOp& op,
   // key.
   if (op.kind == PagedOpKind::kOpen) client.key = PagedKey(op.c);
   if (!seen.empty()) {
-    client.tokens = seen[static_cast<std::size_t>(
-        Mod(op.a, static_cast<int>(seen.size())))];
+    client.tokens = At(seen, Mod(op.a, Size(seen)));
   }
   for (int i = 0; i < Mod(op.b, 4); ++i) client.tokens.push_back(i % 2);
   return client;

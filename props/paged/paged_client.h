@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "kvtwin/paged.h"
 #include "props/paged/paged_driver.h"
 
@@ -25,7 +26,7 @@ inline int Mod(int number, int size) { return ((number % size) + size) % size; }
 // Returns a key of `sequences`, a map by sequence. Requires: it is not empty.
 template <class Sequences>
 int PickOf(const Sequences& sequences, int number) {
-  const int at = Mod(number, static_cast<int>(sequences.size()));
+  const int at = Mod(number, Size(sequences));
   return std::next(sequences.begin(), at)->first;
 }
 

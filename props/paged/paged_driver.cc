@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "props/base/hash.h"
 #include "props/paged/paged_client.h"
 
@@ -38,8 +39,8 @@ bool SameViews(const PagedView& a, const PagedView& b) {
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const PagedOp& op) {
-  return out << kPagedOpNames[static_cast<std::size_t>(op.kind)] << ' ' << op.a
-             << ' ' << op.b << ' ' << op.c;
+  return out << At(kPagedOpNames, op.kind) << ' ' << op.a << ' ' << op.b << ' '
+             << op.c;
 }
 
 void PagedCoverageCounts::Add(const PagedCoverageCounts& other) {
@@ -92,14 +93,14 @@ void PagedDriver::ExpectSame(const Status& reference, const Status& optimized,
                "twin",
                call, reference.ToString(), optimized.ToString());
          });
-  const auto code = static_cast<int>(reference.code());
+  const auto code = AsInt(reference.code());
   digest_ = HashBytes(&code, sizeof(code), digest_);
 }
 
 int PagedDriver::Pick(int number) const { return PickOf(clients_, number); }
 
 void PagedDriver::Do(const PagedOp& op) {
-  Guarded(kPagedOpNames[static_cast<std::size_t>(op.kind)], [&] {
+  Guarded(At(kPagedOpNames, op.kind), [&] {
     if (counts_ != nullptr) ++counts_->operations;
     Act(*this, !clients_.empty(), op);
     CompareAll();
@@ -121,7 +122,7 @@ void PagedDriver::Open(const PagedOp& op) {
                        taken);
   });
   ledger_.Open(*reference, client.tokens, client.key, taken);
-  client.tokens.resize(static_cast<std::size_t>(taken));
+  client.tokens.resize(AsSize(taken));
   clients_[*reference] = client;
   if (counts_ != nullptr) counts_->found += taken / spec_.block_size;
 }
@@ -137,7 +138,7 @@ void PagedDriver::Fork(const PagedOp& op) {
   Expect(*reference == *optimized, "Fork: other numbers");
   ledger_.Fork(from, *reference, len);
   PagedClient client = clients_.at(from);
-  client.tokens.resize(static_cast<std::size_t>(len));
+  client.tokens.resize(AsSize(len));
   client.pending.clear();
   clients_[*reference] = client;
 }
@@ -146,7 +147,7 @@ void PagedDriver::Append(const PagedOp& op) {
   const int sequence = Pick(op.a);
   PagedClient& client = clients_.at(sequence);
   const std::vector<std::int32_t> tokens = DrawTokens(op, spec_);
-  const int count = static_cast<int>(tokens.size());
+  const int count = Size(tokens);
   const std::vector<std::int32_t> before = client.pending;
   client.pending = tokens;
   // Some appends go to the first layer only, so that no token can be committed.
@@ -201,10 +202,10 @@ void PagedDriver::Commit(const PagedOp& op, bool known) {
   const int sequence = Pick(op.a);
   PagedClient& client = clients_.at(sequence);
   // Usually all pending tokens; sometimes one more, which is refused.
-  int count = static_cast<int>(client.pending.size());
+  int count = Size(client.pending);
   if (op.b % 4 == 0) count = Mod(op.c, count + 2);
   std::vector<std::int32_t> tokens = client.pending;
-  tokens.resize(static_cast<std::size_t>(count));
+  tokens.resize(AsSize(count));
   const auto commit = [&](PagedPool& pool) {
     return known ? pool.Commit(sequence, tokens) : pool.Commit(sequence, count);
   };
@@ -228,7 +229,7 @@ void PagedDriver::Truncate(const PagedOp& op) {
              optimized_->Truncate(sequence, len), "Truncate");
   ledger_.Truncate(sequence, len);
   PagedClient& client = clients_.at(sequence);
-  client.tokens.resize(static_cast<std::size_t>(len));
+  client.tokens.resize(AsSize(len));
   client.pending.clear();
   if (counts_ != nullptr && len < all) ++counts_->truncated;
 }
@@ -316,7 +317,7 @@ void PagedDriver::CompareSequence(int sequence) {
     CompareViews(sequence, layer, rows);
     ComparePacked(sequence, layer, rows);
     if (!rows.empty()) {
-      const int all = static_cast<int>(rows.size());
+      const int all = Size(rows);
       CompareContiguous(sequence, layer, rows, all);
       // The blocks of the first tokens may be in order even if later ones are
       // not.
@@ -379,8 +380,7 @@ void PagedDriver::CompareViews(int sequence, int layer, const Rows& rows) {
              return fmt::format("Views: block {} of sequence {} differs", i,
                                 sequence);
            });
-    Expect(a[i].start == static_cast<int>(position),
-           "Views: not one after another");
+    Expect(a[i].start == AsInt(position), "Views: not one after another");
     for (int t = 0; t < a[i].length; ++t, ++position) {
       Expect(position < rows.size() &&
                  IsRow(a[i].key, 2, t, rows[position].key) &&
@@ -446,7 +446,7 @@ void PagedDriver::CompareContiguous(int sequence, int layer, const Rows& rows,
     Expect(whole->key.shape[2] == kv_len && whole->value.shape[2] == kv_len,
            what);
     for (int t = 0; t < kv_len; ++t) {
-      const auto& expected = rows[static_cast<std::size_t>(t)];
+      const auto& expected = At(rows, t);
       Expect(IsRow(whole->key, 2, t, expected.key) &&
                  IsRow(whole->value, 2, t, expected.value),
              what);
@@ -486,10 +486,10 @@ void PagedDriver::CheckTables(const std::vector<int>& sequences) {
         static_cast<std::int32_t>(expected.indices.size()));
     expected.last_page_len.push_back(last);
     padded.seq_lens.push_back(len);
-    padded.columns = std::max(padded.columns, static_cast<int>(blocks.size()));
+    padded.columns = std::max(padded.columns, Size(blocks));
   }
   for (std::vector<std::int32_t>& blocks : all) {
-    blocks.resize(static_cast<std::size_t>(padded.columns), -1);
+    blocks.resize(AsSize(padded.columns), -1);
     padded.blocks.insert(padded.blocks.end(), blocks.begin(), blocks.end());
   }
   Expect(csr == expected, "ExportCsr: not what the views are");

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/guarded_paged.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "props/paged/paged_client.h"
 
@@ -257,9 +258,7 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
   spec.v_head_dim = pick(1, 3);
   const bool large = pick(0, 49) == 0;
   if (large) Enlarge(pick, spec);
-  const auto type = [&] {
-    return kRowDTypes.at(static_cast<std::size_t>(pick(0, 5)));
-  };
+  const auto type = [&] { return kRowDTypes.at(AsSize(pick(0, 5))); };
   spec.dtype = type();
   if (pick(0, 1) == 1) spec.v_dtype = type();
   Fit(spec);
@@ -270,15 +269,13 @@ PagedHistory DrawPagedHistory(const Pick& pick) {
     const auto kind = static_cast<PagedOpKind>(i);
     const bool often =
         kind == PagedOpKind::kAppend || kind == PagedOpKind::kCommit;
-    kinds.insert(kinds.end(),
-                 static_cast<std::size_t>(often ? 4 + pick(0, 4) : pick(0, 3)),
+    kinds.insert(kinds.end(), AsSize(often ? 4 + pick(0, 4) : pick(0, 3)),
                  kind);
   }
   const PagedNumbers numbers(pick);
   const int ops = large ? pick(5, 20) : pick(5, 80);
   for (int i = 0; i < ops; ++i) {
-    const PagedOpKind kind = kinds[static_cast<std::size_t>(
-        pick(0, static_cast<int>(kinds.size()) - 1))];
+    const PagedOpKind kind = At(kinds, pick(0, Size(kinds) - 1));
     const int a = pick(0, 63);
     const bool is_long =
         kind == PagedOpKind::kAppend && pick(0, large ? 1 : 7) == 0;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "kvtwin/paged.h"
 #include "props/base/hash.h"
 #include "props/history/generate.h"
@@ -32,7 +33,7 @@ class PoolClient {
 
   int Open(const Prompt& prompt) {
     const int opened = *pool_->Open(prompt);
-    const auto taken = static_cast<std::size_t>(*pool_->SeqLen(opened));
+    const auto taken = AsSize(*pool_->SeqLen(opened));
     tokens_[opened] =
         Prompt(prompt.begin(), prompt.begin() + static_cast<long>(taken));
     return opened;
@@ -40,7 +41,7 @@ class PoolClient {
   int Fork(int from, int len) {
     const int forked = *pool_->Fork(from, len);
     tokens_[forked] = tokens_.at(from);
-    tokens_[forked].resize(static_cast<std::size_t>(len));
+    tokens_[forked].resize(AsSize(len));
     return forked;
   }
   // Appends to all layers and commits; returns false if an append was refused.
@@ -62,7 +63,7 @@ class PoolClient {
   }
   void Truncate(int sequence, int len) {
     EXPECT_TRUE(pool_->Truncate(sequence, len).ok());
-    tokens_[sequence].resize(static_cast<std::size_t>(len));
+    tokens_[sequence].resize(AsSize(len));
   }
   void Free(int sequence) {
     EXPECT_TRUE(pool_->Free(sequence).ok());
@@ -122,7 +123,7 @@ class PoolClient {
 };
 
 Prompt DrawPrompt(const Pick& pick, int least, int most) {
-  Prompt prompt(static_cast<std::size_t>(pick(least, most)));
+  Prompt prompt(AsSize(pick(least, most)));
   for (std::int32_t& token : prompt) token = pick(0, 1);
   return prompt;
 }
@@ -140,9 +141,9 @@ void Play(const Judge& judge) {
       PoolClient client(spec, twin);
       for (int step = 0; step < 60; ++step) {
         if (client.tokens().size() < 5) client.Open(DrawPrompt(pick, 0, 6));
-        const int at = pick(0, static_cast<int>(client.tokens().size()) - 1);
+        const int at = pick(0, Size(client.tokens()) - 1);
         const int sequence = std::next(client.tokens().begin(), at)->first;
-        const auto len = static_cast<int>(client.tokens().at(sequence).size());
+        const auto len = Size(client.tokens().at(sequence));
         switch (pick(0, 7)) {
           case 0:
             client.Free(sequence);
@@ -168,7 +169,7 @@ void Play(const Judge& judge) {
 TEST(PagedLaws, AForkShowsItsSourceAndThenDiverges) {
   int judged = 0;
   Play([&](PoolClient& client, const Pick& pick, int sequence) {
-    const auto all = static_cast<int>(client.tokens().at(sequence).size());
+    const auto all = Size(client.tokens().at(sequence));
     const int len = pick(0, all);
     const std::vector<std::byte> expected = client.Seen(sequence, len);
     const std::vector<std::byte> source = client.Seen(sequence);
@@ -195,9 +196,7 @@ TEST(PagedLaws, AFoundPromptChangesNoView) {
     const Prompt taken = client.tokens().at(opened);
     found += taken.empty() ? 0 : 1;
     // Whole blocks were found, and at least one token is left to compute.
-    EXPECT_EQ(taken.size() %
-                  static_cast<std::size_t>(client.pool().spec().block_size),
-              0U);
+    EXPECT_EQ(taken.size() % AsSize(client.pool().spec().block_size), 0U);
     EXPECT_LT(taken.size(), std::max<std::size_t>(prompt.size(), 1));
     const Prompt rest(prompt.begin() + static_cast<long>(taken.size()),
                       prompt.end());
@@ -214,7 +213,7 @@ TEST(PagedLaws, TruncatingAndAppendingAgainChangesNoView) {
   Play([&](PoolClient& client, const Pick& pick, int sequence) {
     const Prompt all = client.tokens().at(sequence);
     const std::vector<std::byte> expected = client.Seen(sequence);
-    const int len = pick(0, static_cast<int>(all.size()));
+    const int len = pick(0, Size(all));
     client.Truncate(sequence, len);
     const Prompt rest(all.begin() + len, all.end());
     if (rest.empty() || !client.Add(sequence, rest)) return;
@@ -230,10 +229,9 @@ TEST(PagedLaws, ARefusedAppendChangesNothing) {
     const PagedSpec& spec = client.pool().spec();
     const auto seen = client.SeenByAll();
     const PagedUsage usage = client.pool().Usage();
-    const Prompt much(static_cast<std::size_t>(spec.max_seq_len) + 1);
+    const Prompt much(AsSize(spec.max_seq_len) + 1);
     EXPECT_FALSE(client.Add(sequence, much));
-    const Prompt large(static_cast<std::size_t>(spec.blocks * spec.block_size) +
-                       1);
+    const Prompt large(AsSize(spec.blocks * spec.block_size) + 1);
     EXPECT_FALSE(client.Add(sequence, large));
     EXPECT_EQ(client.SeenByAll(), seen);
     EXPECT_EQ(client.pool().Usage(), usage);
@@ -257,15 +255,13 @@ TEST(PagedLaws, TablesNameTheBlocksOfViews) {
     for (const PagedView& view : views) {
       if (view.start >= len) break;  // Not committed.
       for (const auto half : {0, 1}) {
-        const auto first = static_cast<std::size_t>(
-            csr.indptr[static_cast<std::size_t>(half)]);
+        const auto first = AsSize(At(csr.indptr, half));
         EXPECT_EQ(csr.indices.at(first + at), view.block);
-        EXPECT_EQ(table.blocks.at(
-                      static_cast<std::size_t>(half * table.columns) + at),
+        EXPECT_EQ(table.blocks.at(AsSize(half * table.columns) + at),
                   view.block);
       }
       for (int i = 0; i < std::min(view.length, len - view.start); ++i) {
-        EXPECT_EQ(slots.at(static_cast<std::size_t>(view.start + i)),
+        EXPECT_EQ(slots.at(AsSize(view.start + i)),
                   std::int64_t{view.block} * size + i);
         ++judged;
       }
@@ -273,7 +269,7 @@ TEST(PagedLaws, TablesNameTheBlocksOfViews) {
     }
     EXPECT_EQ(csr.indptr[1], static_cast<std::int32_t>(at));
     EXPECT_EQ(csr.last_page_len[0],
-              len == 0 ? 0 : len - (static_cast<int>(at) - 1) * size);
+              len == 0 ? 0 : len - (AsInt(at) - 1) * size);
   });
   EXPECT_GT(judged, 100);
 }
@@ -282,7 +278,7 @@ TEST(PagedLaws, FreeingInAnyOrderLeavesNothing) {
   int judged = 0;
   Play([&](PoolClient& client, const Pick& pick, int) {
     while (!client.tokens().empty()) {
-      const int at = pick(0, static_cast<int>(client.tokens().size()) - 1);
+      const int at = pick(0, Size(client.tokens()) - 1);
       client.Free(std::next(client.tokens().begin(), at)->first);
     }
     const PagedUsage usage = client.pool().Usage();

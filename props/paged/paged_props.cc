@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "kvtwin/paged.h"
 #include "props/paged/paged_client.h"
 #include "props/paged/paged_runner.h"
@@ -275,7 +276,7 @@ TEST(Paged, AMillionTokensAreForkedTruncatedAndFreed) {
   std::vector<std::int32_t> tokens(kBatch);
   for (int done = 0; done < kTokens; done += kBatch) {
     for (int i = 0; i < kBatch; ++i) {
-      tokens[static_cast<std::size_t>(i)] = done + i;
+      At(tokens, i) = done + i;
     }
     ASSERT_TRUE(pool->Append(first, 0, rows.view(), rows.view()).ok());
     ASSERT_TRUE(pool->Commit(first, tokens).ok());

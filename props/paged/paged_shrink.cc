@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/guarded_paged.h"
+#include "core/index.h"
 #include "props/compare/timed_rerun.h"
 #include "props/paged/paged_runner.h"
 #include "props/report/finding_filter.h"
@@ -45,8 +46,8 @@ bool LeaveOut(const Rerun& run, PagedHistory& history) {
     for (std::size_t at = 0; at < history.ops.size();) {
       PagedHistory shorter = history;
       const std::size_t end = std::min(at + size, shorter.ops.size());
-      shorter.ops.erase(shorter.ops.begin() + static_cast<std::ptrdiff_t>(at),
-                        shorter.ops.begin() + static_cast<std::ptrdiff_t>(end));
+      shorter.ops.erase(IteratorAt(shorter.ops, at),
+                        IteratorAt(shorter.ops, end));
       const bool taken = Take(std::move(shorter), run, history);
       if (!taken) at += size;
       any = any || taken;
@@ -69,8 +70,8 @@ bool LeaveOutTogether(const Rerun& run, PagedHistory& history) {
   for (std::size_t i = 0; i < history.ops.size(); ++i) {
     for (std::size_t j = i + 1; j < history.ops.size(); ++j) {
       PagedHistory shorter = history;
-      shorter.ops.erase(shorter.ops.begin() + static_cast<std::ptrdiff_t>(j));
-      shorter.ops.erase(shorter.ops.begin() + static_cast<std::ptrdiff_t>(i));
+      shorter.ops.erase(IteratorAt(shorter.ops, j));
+      shorter.ops.erase(IteratorAt(shorter.ops, i));
       if (!Take(std::move(shorter), run, history)) continue;
       any = true;
       j = i;
@@ -86,7 +87,7 @@ bool LeaveOutNumbered(const Rerun& run, PagedHistory& history) {
   for (const bool lists : {true, false}) {
     for (std::size_t i = 0; i < history.ops.size();) {
       PagedHistory shorter = history;
-      shorter.ops.erase(shorter.ops.begin() + static_cast<std::ptrdiff_t>(i));
+      shorter.ops.erase(IteratorAt(shorter.ops, i));
       for (std::size_t j = i; j < shorter.ops.size(); ++j) {
         PagedOp& op = shorter.ops[j];
         if (op.a > 0 && (op.kind == PagedOpKind::kOpen) == lists) --op.a;

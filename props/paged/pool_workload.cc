@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/index.h"
 #include "props/paged/paged_client.h"
 
 namespace kvtwin::props {
@@ -32,15 +33,13 @@ void PoolWorkload::End() {
 void PoolWorkload::Add(std::string_view call, int sequence,
                        PagedClient client) {
   const int len = Need(pool_.SeqLen(sequence), "SeqLen");
-  Expect(len >= 0 && static_cast<std::size_t>(len) <= client.tokens.size(),
-         [&] {
-           return fmt::format(
-               "{}: sequence {} begins with {} tokens, it may have {}", call,
-               sequence, len, client.tokens.size());
-         });
-  client.tokens.resize(static_cast<std::size_t>(len));
+  Expect(len >= 0 && AsSize(len) <= client.tokens.size(), [&] {
+    return fmt::format("{}: sequence {} begins with {} tokens, it may have {}",
+                       call, sequence, len, client.tokens.size());
+  });
+  client.tokens.resize(AsSize(len));
   client.pending.clear();
-  const auto layers = static_cast<std::size_t>(pool_.spec().layers);
+  const auto layers = AsSize(pool_.spec().layers);
   const bool added =
       sequences_
           .try_emplace(sequence,
@@ -60,8 +59,7 @@ void PoolWorkload::Open(const PagedOp& op) {
   Sequence& opened = sequences_.at(made);
   const bool last = prompt.size() == opened.client.tokens.size() + 1;
   if (rules_.recomputes_last && last) opened.again = prompt.back();
-  const int found =
-      static_cast<int>(opened.client.tokens.size()) + (opened.again ? 1 : 0);
+  const int found = Size(opened.client.tokens) + (opened.again ? 1 : 0);
   counts_.found += found / pool_.spec().block_size;
 }
 
@@ -69,8 +67,8 @@ void PoolWorkload::Fork(const PagedOp& op) {
   if (!abilities_.fork || sequences_.size() > kSequencesMax) return;
   const int from = Pick(op.a);
   PagedClient client = sequences_.at(from).client;
-  const int len = Mod(op.b, static_cast<int>(client.tokens.size()) + 1);
-  client.tokens.resize(static_cast<std::size_t>(len));
+  const int len = Mod(op.b, Size(client.tokens) + 1);
+  client.tokens.resize(AsSize(len));
   const int made = Need(pool_.Fork(from, len), "Fork");
   Add("Fork", made, std::move(client));
 }
@@ -91,9 +89,9 @@ bool PoolWorkload::AppendTo(int sequence, int layer, bool as_stored) {
     return false;
   }
   Need(answer.status(), "Append");
-  const int count = static_cast<int>(to.client.pending.size());
+  const int count = Size(to.client.pending);
   counts_.longest = std::max<std::int64_t>(counts_.longest, count);
-  to.appended[static_cast<std::size_t>(layer)] = count;
+  At(to.appended, layer) = count;
   return true;
 }
 
@@ -136,7 +134,7 @@ void PoolWorkload::Commit(const PagedOp& op, bool known) {
   const int most = *std::min_element(of.appended.begin(), of.appended.end());
   const int count = op.b % 4 == 0 ? Mod(op.c, most + 1) : most;
   std::vector<std::int32_t> tokens = client.pending;
-  tokens.resize(static_cast<std::size_t>(count));
+  tokens.resize(AsSize(count));
   Need(known ? pool_.Commit(sequence, tokens) : pool_.Commit(sequence, count),
        "Commit");
   client.tokens.insert(client.tokens.end(), tokens.begin(), tokens.end());
@@ -150,14 +148,14 @@ void PoolWorkload::Truncate(const PagedOp& op) {
   if (!abilities_.truncate) return;
   const int sequence = Pick(op.a);
   Sequence& of = sequences_.at(sequence);
-  const int len = Mod(op.b, static_cast<int>(of.client.tokens.size()) + 1);
+  const int len = Mod(op.b, Size(of.client.tokens) + 1);
   Need(pool_.Truncate(sequence, len), "Truncate");
   const bool shorter = std::ssize(of.client.tokens) > len;
   if (shorter) {
     of.again.reset();
     ++counts_.truncated;
   }
-  of.client.tokens.resize(static_cast<std::size_t>(len));
+  of.client.tokens.resize(AsSize(len));
   of.client.pending.clear();
   std::fill(of.appended.begin(), of.appended.end(), 0);
 }
@@ -176,7 +174,7 @@ void PoolWorkload::Look() {
       Need(pool_.Views(sequence, layer), "Views");
     }
     if (abilities_.slots) {
-      const int len = static_cast<int>(of.client.tokens.size());
+      const int len = Size(of.client.tokens);
       Need(pool_.SlotMapping(sequence, 0, len), "SlotMapping");
     }
   }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/index.h"
 #include "core/json_line.h"
 #include "props/base/text_file.h"
 
@@ -64,21 +65,18 @@ std::string Embedded(const Json& json) {
 // "position 4 of sequence 0"
 std::string TokenName(const Held& token) {
   const auto shown = std::min(kSequencesShown, token.sequences.size());
-  return fmt::format(
-      "position {} of sequence {}{}", token.position,
-      fmt::join(token.sequences.begin(),
-                token.sequences.begin() + static_cast<std::ptrdiff_t>(shown),
-                " and "),
-      shown < token.sequences.size() ? " and others" : "");
+  return fmt::format("position {} of sequence {}{}", token.position,
+                     fmt::join(token.sequences.begin(),
+                               IteratorAt(token.sequences, shown), " and "),
+                     shown < token.sequences.size() ? " and others" : "");
 }
 
 Json TokenJson(const Held& token) {
   const auto shown = std::min(kSequencesShown, token.sequences.size());
   Json json = {{"position", token.position}};
   if (token.cell >= 0) json["cell"] = token.cell;
-  json["sequences"] = std::vector<int>(
-      token.sequences.begin(),
-      token.sequences.begin() + static_cast<std::ptrdiff_t>(shown));
+  json["sequences"] = std::vector<int>(token.sequences.begin(),
+                                       IteratorAt(token.sequences, shown));
   if (shown < token.sequences.size()) {
     json["more"] = token.sequences.size() - shown;
   }
@@ -209,7 +207,7 @@ const FoundToken* FoundIn(const Step& step, int cell) {
 bool SeesRightly(const Step& step, const MaskPicture::Row& row,
                  std::uint64_t rows) {
   for (std::size_t i = 0; i < row.sights.size(); ++i) {
-    const auto column = static_cast<int>(step.mask->from) + static_cast<int>(i);
+    const auto column = AsInt(step.mask->from) + AsInt(i);
     const FoundToken* found = FoundIn(step, step.mask->first_cell + column);
     const bool same = found != nullptr && found->rows == rows;
     if (row.sights[i] == '#' && same) return true;
@@ -227,8 +225,8 @@ Wrong WrongOf(const Step& step) {
   };
   for (const MaskPicture::Row& row : mask.rows) {
     // If no row is named, the first row that sees the column is wrong.
-    const bool sees = step.wrong_row < 0 && is_drawn(row) &&
-                      row.sights[static_cast<std::size_t>(at)] == 'x';
+    const bool sees =
+        step.wrong_row < 0 && is_drawn(row) && At(row.sights, at) == 'x';
     if (row.row != step.wrong_row && !sees) continue;
     wrong.row = row.row;
     wrong.reader = row.token;
@@ -239,13 +237,13 @@ Wrong WrongOf(const Step& step) {
       at = static_cast<std::int64_t>(first);
     }
     if (at >= 0 && at < std::ssize(row.sights)) {
-      wrong.sight = row.sights[static_cast<std::size_t>(at)];
+      wrong.sight = At(row.sights, at);
     }
     break;
   }
   const bool at_column = step.wrong_column >= 0 || wrong.sight != ' ';
   if (at_column) {
-    wrong.cell = mask.first_cell + static_cast<int>(mask.from + at);
+    wrong.cell = mask.first_cell + AsInt(mask.from + at);
   }
   for (const Held& held : step.cells) {
     if (held.cell == wrong.cell && wrong.cell >= 0) wrong.expected = &held;

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
 #include "props/base/forwarding_cache.h"
@@ -212,7 +213,7 @@ class Judge {
         break;
       }
       case TraceOpKind::kSetLayerType:
-        active_ = static_cast<std::size_t>(op.type);
+        active_ = AsSize(op.type);
         ledger_.SetLayerType(op.type);
         break;
       case TraceOpKind::kSetCausal:
@@ -292,7 +293,7 @@ class Judge {
           calls_.calls, [&](const auto& one) { return &one == &call; });
       for (auto one = at; one != calls_.calls.end(); ++one) {
         if (one->op.kind != TraceOpKind::kSetLayerType) continue;
-        cells_[static_cast<std::size_t>(one->op.type)] = one->cells;
+        At(cells_, one->op.type) = one->cells;
       }
     } else {
       Expect(drawn_ == active_, "another cache is active");
@@ -454,7 +455,7 @@ class Judge {
         Expect(false, "no such column " + one.dump());
         continue;
       }
-      const Bytes& rows = columns[static_cast<std::size_t>(column)];
+      const Bytes& rows = At(columns, column);
       const bool gone = one.value("gone", false);
       const bool key = one.value("key", true);
       const bool value = one.value("value", true);
@@ -518,7 +519,7 @@ class Judge {
     const std::int64_t first = op.first_cell.value_or(0);
     const std::int64_t from = step["mask"]["from"];
     const bool fresh = fresh_[active_] && number < ledger_.active().rows();
-    const auto i = static_cast<std::size_t>(number);
+    const auto i = AsSize(number);
     const bool has_token = i < positions_.size();
     Expect(row.contains("token") == has_token, "whether the row is padding");
     if (has_token && row.contains("token")) {
@@ -548,7 +549,7 @@ class Judge {
     };
     // Sights that need their own token come first, then those that may be any.
     const auto judge = [&](std::int64_t column, char sight) {
-      const Bytes& rows = columns[static_cast<std::size_t>(column)];
+      const Bytes& rows = At(columns, column);
       const MaskElement element = MaskElementAt(mask, column, number);
       const bool seen = element == MaskElement::kAllows;
       const bool neither = element == MaskElement::kNeither;
@@ -605,7 +606,7 @@ class Judge {
     for (std::int64_t column = 0; column < mask.shape[0]; ++column) {
       if (column >= from && column < from + std::ssize(sights)) continue;
       if (!fresh || !MaskAllows(mask, column, number)) continue;
-      const Bytes& rows = columns[static_cast<std::size_t>(column)];
+      const Bytes& rows = At(columns, column);
       (void)take_known(
           [&](const Due& one) { return one.rows && *one.rows == rows; });
     }
@@ -635,7 +636,7 @@ class Judge {
                                               one.name.position));
     }
     for (std::size_t c = 0; c < sights.size(); ++c) {
-      const auto column = static_cast<std::size_t>(from) + c;
+      const auto column = AsSize(from) + c;
       if (sights[c] != '+') continue;
       const bool could = std::ranges::any_of(expected, [&](const Due& one) {
         return one.rows && *one.rows == columns[column];
@@ -691,7 +692,7 @@ class Judge {
                                 step["mask"]["first_cell"].get<std::int64_t>() -
                                 step["mask"]["from"].get<std::int64_t>();
         if (wrong_cell >= 0 && at >= 0 && at < std::ssize(sights)) {
-          sight = sights[static_cast<std::size_t>(at)];
+          sight = At(sights, at);
         }
         row_is_wrong = sights.find_first_of("x+-?") != std::string::npos ||
                        one.contains("missing");
@@ -828,8 +829,8 @@ class LoggingCache final : public ForwardingCache {
     log_.clear();
   }
 
-  Status Init(DType dtype, int sequences, int capacity, int batch) override {
-    Status status = ForwardingCache::Init(dtype, sequences, capacity, batch);
+  Status Init(const InitArgs& args) override {
+    Status status = ForwardingCache::Init(args);
     begun_ = begun_ || status.ok();
     return status;
   }

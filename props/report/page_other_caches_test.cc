@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/dialects/profiles.h"
+#include "core/index.h"
 #include "props/history/generate.h"
 #include "props/report/page.h"
 #include "props/report/page_judge.h"
@@ -32,8 +33,7 @@ TEST(PageJudge, PagesOfOtherCachesAreTrue) {
         const auto run = RunJudged(history, subject);
         if (!run) continue;
         SCOPED_TRACE(fmt::format("{}, fault {}, seed {}\n{}", profile.name,
-                                 static_cast<int>(fault), seed,
-                                 run->failure.story));
+                                 AsInt(fault), seed, run->failure.story));
         const PageVerdict verdict =
             JudgePage(PageData(PageHtml(run->failure)), run->calls);
         ++pages;

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/index.h"
 #include "props/base/program.h"
 #include "props/base/scratch_folder.h"
 #include "props/base/text_file.h"
@@ -116,11 +117,11 @@ TEST(Page, StaysSmallAndSaysWhatItLeavesOut) {
       PageHtml(LastCallOf(history, "subject: K bytes", 90, 300));
   EXPECT_LT(page.size(), 1U << 20);
   const Json data = DataOf(page);
-  EXPECT_EQ(data["steps"].size(), static_cast<std::size_t>(Failure::kSteps));
+  EXPECT_EQ(data["steps"].size(), AsSize(Failure::kSteps));
   EXPECT_EQ(data["left_out"], 2 + 3 * 40 - Failure::kSteps);
   EXPECT_EQ(data["from"], 268);
   const Json& last = data["steps"].back();
-  EXPECT_EQ(last["cells"].size(), static_cast<std::size_t>(Viewport::kCells));
+  EXPECT_EQ(last["cells"].size(), AsSize(Viewport::kCells));
   EXPECT_EQ(last["cells_left_out"], 390 - Viewport::kCells);
   const Json& rows = last["mask"]["rows"];
   ASSERT_EQ(rows.size(), Viewport::kRows + 1U);

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "props/base/scratch_folder.h"
 #include "props/report/page.h"
@@ -184,7 +185,7 @@ class Foreign {
       }
       std::vector<Column> put;
       for (std::size_t i = before; i < tokens_.size(); ++i) {
-        put.push_back({.token = static_cast<int>(i)});
+        put.push_back({.token = AsInt(i)});
       }
       TraceOp op;
       op.kind = TraceOpKind::kPut;
@@ -208,7 +209,7 @@ class Foreign {
           column.seen.push_back(false);
           continue;
         }
-        const Token& token = tokens_[static_cast<std::size_t>(column.token)];
+        const Token& token = At(tokens_, column.token);
         column.seen.push_back(
             token.sequences.contains(sequence) && token.position <= position &&
             (!window || token.position >= position - *window));
@@ -221,7 +222,7 @@ class Foreign {
     op.first_cell = layout_.first_cell;
     op.key = Rows(columns, layer, true);
     op.value = Rows(columns, layer, false);
-    auto rows = static_cast<int>(batch.size());
+    auto rows = Size(batch);
     while (rows % layout_.row_padding != 0) ++rows;
     op.mask = HidingMask(DType::kF32, std::ssize(columns), rows);
     for (std::size_t i = 0; i < columns.size(); ++i) {
@@ -266,7 +267,7 @@ class Foreign {
             std::next(at), columns.end(),
             [](auto& column) { return column.token >= 0 && column.seen[1]; });
         const auto number = [&](const Column& column) {
-          return tokens_[static_cast<std::size_t>(column.token)].number;
+          return At(tokens_, column.token).number;
         };
         at->value = number(*other) - number(*at);
         other->value = -at->value;
@@ -283,7 +284,7 @@ class Foreign {
     for (const Column& column : columns) {
       Token token{.position = 77, .sequences = {}, .number = 7777};
       if (column.token >= 0) {
-        token = tokens_[static_cast<std::size_t>(column.token)];
+        token = At(tokens_, column.token);
       }
       const float tag = token.number + static_cast<float>(layer);
       *numbers++ = tag + (key ? column.key : column.value);
@@ -309,7 +310,7 @@ std::vector<Column> BySequence(const std::vector<Token>& tokens) {
   std::vector<Column> columns;
   for (int sequence = 0; sequence < 2; ++sequence) {
     for (int i = 0; i < std::ssize(tokens); ++i) {
-      if (!tokens[static_cast<std::size_t>(i)].sequences.contains(sequence)) {
+      if (!At(tokens, i).sequences.contains(sequence)) {
         continue;
       }
       columns.push_back({.token = i, .sequence = sequence});
@@ -334,7 +335,7 @@ std::vector<Layout> Layouts() {
     while (columns.size() % 4 != 0) columns.emplace_back();
     std::vector<Column> shuffled;
     for (std::size_t block = columns.size() / 4; block-- > 0;) {
-      const auto at = columns.begin() + static_cast<std::ptrdiff_t>(4 * block);
+      const auto at = IteratorAt(columns, 4 * block);
       shuffled.insert(shuffled.end(), at, at + 4);
     }
     return shuffled;
@@ -379,8 +380,7 @@ TEST(PageJudge, PagesOfForeignLayoutsAreTrue) {
     Foreign(layout, Planted::kNone, path).Run();
     EXPECT_FALSE(ExplainRecording(path, kTwins)) << layout.name;
     for (const Planted planted : kPlanted) {
-      SCOPED_TRACE(
-          fmt::format("{}, fault {}", layout.name, static_cast<int>(planted)));
+      SCOPED_TRACE(fmt::format("{}, fault {}", layout.name, AsInt(planted)));
       Foreign(layout, planted, path).Run();
       JudgeRecording(path, tally);
     }

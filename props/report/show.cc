@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/names.h"
 #include "props/base/program.h"
@@ -83,9 +84,7 @@ std::string SpecText(const CacheSpec& spec) {
   if (spec.memory) text += fmt::format(", memory {}", *spec.memory);
   if (spec.kind == Kind::kChunked) text += fmt::format(" {}", spec.chunk);
   if (spec.kind == Kind::kEncoder) return text;
-  return text +
-         fmt::format(", shift {}",
-                     kShiftNames[static_cast<std::size_t>(spec.shift.kind)]);
+  return text + fmt::format(", shift {}", At(kShiftNames, spec.shift.kind));
 }
 
 std::string CacheText(const TraceHeader& header) {
@@ -219,8 +218,7 @@ class Shower {
       }
       text +=
           fmt::format("    {:<10}{}\n", token ? TokenText(*token) : "padding",
-                      sights.substr(static_cast<std::size_t>(from),
-                                    static_cast<std::size_t>(to - from)));
+                      sights.substr(AsSize(from), AsSize(to - from)));
       if (row == marked_row && marked >= 0) {
         text +=
             Red(fmt::format("    {:<10}{:{}}^", "", "", marked - from)) + "\n";

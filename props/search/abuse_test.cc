@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "core/trace/trace.h"
 #include "kvtwin/paged.h"
@@ -78,7 +79,7 @@ void ExpectEnumRefused(std::string_view name, Enum T::*field, const Ask& ask) {
   for (const Enum value : NoValues<Enum>()) {
     T made = {};
     made.*field = value;
-    ExpectNamed(ask(made), name, static_cast<int>(value));
+    ExpectNamed(ask(made), name, AsInt(value));
   }
 }
 
@@ -106,14 +107,14 @@ TEST(Abuse, EnumsOutOfRangeAreRefused) {
       return MakePagedPool(spec, twin).status();
     });
     for (const DType dtype : NoValues<DType>()) {
-      const int value = static_cast<int>(dtype);
+      const int value = AsInt(dtype);
       const auto cache = *MakeCache({}, twin);
       ExpectNamed(cache->SetConfig(OfV<CacheConfig>(dtype)), "v_dtype", value);
-      ExpectNamed(cache->Init(dtype, 1, 4, 2), "dtype", value);
+      ExpectNamed(cache->Init({dtype, 1, 4, 2}), "dtype", value);
       ExpectNamed(MakePagedPool(OfV<PagedSpec>(dtype), twin).status(),
                   "v_dtype", value);
       // The refused calls changed nothing.
-      ASSERT_TRUE(cache->Init(DType::kF32, 1, 4, 2).ok());
+      ASSERT_TRUE(cache->Init({DType::kF32, 1, 4, 2}).ok());
       const std::vector<std::int32_t> positions = {0};
       const std::vector<int> sequences = {0};
       ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
@@ -141,7 +142,7 @@ TEST(Abuse, ASlotWithoutRowsIsNotAState) {
   state.cached = true;
   state.layers[0] = RowsOf({2, 1, 3, 1});
   const auto encoder = *MakeCache(OfKind(Kind::kEncoder));
-  ASSERT_TRUE(encoder->Init(DType::kF32, 1, 4, 4).ok());
+  ASSERT_TRUE(encoder->Init({DType::kF32, 1, 4, 4}).ok());
   ASSERT_TRUE(encoder->Restore(state).ok());
   ASSERT_TRUE(StateFromBytes(StateToBytes(state)).ok());
   for (DenseTensor KvRows::*empty : {&KvRows::key, &KvRows::value}) {
@@ -176,7 +177,7 @@ TEST(Abuse, TensorsWithOverflowingSizesAreRefused) {
 std::unique_ptr<Cache> WithTokens(const CacheSpec& spec,
                                   std::string_view twin) {
   auto cache = *MakeCache(spec, twin);
-  EXPECT_TRUE(cache->Init(DType::kF32, 1, 8, 4).ok());
+  EXPECT_TRUE(cache->Init({DType::kF32, 1, 8, 4}).ok());
   const std::vector<std::int32_t> positions = {0, 1, 2};
   const std::vector<int> sequences = {0, 0, 0};
   EXPECT_TRUE(cache->StartForward({positions, sequences}, false).ok());
@@ -185,7 +186,7 @@ std::unique_ptr<Cache> WithTokens(const CacheSpec& spec,
   for (std::size_t i = 0; i < std::max<std::size_t>(1, spec.caches.size());
        ++i) {
     if (!spec.caches.empty()) {
-      EXPECT_TRUE(cache->SetLayerType(static_cast<int>(i)).ok());
+      EXPECT_TRUE(cache->SetLayerType(AsInt(i)).ok());
     }
     EXPECT_TRUE(cache->Put(view, view).ok());
   }
@@ -386,10 +387,10 @@ TEST(Abuse, ManyThreadsReadAViewDuringCallsThatKeepIt) {
     CacheSpec spec = OfKind(Kind::kSwa);
     spec.window = 2;
     const auto cache = *MakeCache(spec, twin);
-    ASSERT_TRUE(cache->Init(DType::kF32, 2, 64, 32).ok());
+    ASSERT_TRUE(cache->Init({DType::kF32, 2, 64, 32}).ok());
     std::vector<std::int32_t> positions(32);
     std::vector<int> sequences(32);
-    for (int i = 0; i < 32; ++i) positions[static_cast<std::size_t>(i)] = i;
+    for (int i = 0; i < 32; ++i) At(positions, i) = i;
     ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
     const DenseTensor rows = FilledTensor(DType::kF32, {8, 2, 32, 1}, 3);
     ASSERT_TRUE(cache->Put(rows.view(), rows.view()).ok());

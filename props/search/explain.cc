@@ -5,6 +5,7 @@
 #include <sstream>
 #include <utility>
 
+#include "core/index.h"
 #include "optimized/targets.h"
 #include "props/compare/cited_rules.h"
 #include "props/report/finding_filter.h"
@@ -124,8 +125,7 @@ Failure Explain(const PagedHistory& history, const Failure& failure,
   explained.rules = "P1";  // A shrunk history ends where it fails.
   if (!history.ops.empty()) {
     const PagedOpKind kind = history.ops.back().kind;
-    explained.rules =
-        CitedPoolRules(kPagedOpNames[static_cast<std::size_t>(kind)]);
+    explained.rules = CitedPoolRules(At(kPagedOpNames, kind));
   }
   explained.bucket = SignatureOf(subject.name, failure);
   AppendHistory(history, explained.bucket);

@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "props/base/hash.h"
 #include "props/search/explore_state.h"
@@ -215,7 +216,7 @@ class ExplorerOfKeys final : public Explorer {
     const Expansion::Fault& failure = *expansion.failure;
     std::optional<ExploreStep> step;
     if (failure.step >= 0 && failure.step < std::ssize(steps_)) {
-      step = steps_[static_cast<std::size_t>(failure.step)];
+      step = At(steps_, failure.step);
       step->except = failure.except;
     }
     chunk.failure = ExploreFailure{
@@ -243,7 +244,7 @@ class ExplorerOfKeys final : public Explorer {
     History history{what_.setup, {}};
     ExploreWorker worker(what_.setup, codec_, TwinSubject("reference"));
     // The original name of each sequence, by its present name.
-    std::vector<int> names(static_cast<std::size_t>(size_.sequences));
+    std::vector<int> names(AsSize(size_.sequences));
     std::iota(names.begin(), names.end(), 0);
     for (std::size_t i = 0; i < path.size(); ++i) {
       CacheState before = codec_.Decode(keys_[states[i]]);
@@ -266,7 +267,7 @@ class ExplorerOfKeys final : public Explorer {
       codec_.Encode(worker.cells(), &renaming);
       std::vector<int> renamed(names.size());
       for (std::size_t s = 0; s < names.size(); ++s) {
-        renamed[static_cast<std::size_t>((*renaming)[s])] = names[s];
+        At(renamed, (*renaming)[s]) = names[s];
       }
       names = renamed;
     }

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 
 namespace kvtwin::props {
 namespace {
@@ -51,7 +52,7 @@ KvRows RowsOf(std::span<const ExploreRow> rows, DType dtype) {
 
 StateCodec::StateCodec(const ExploreSize& size)
     : size_(size), owner_sets_((1U << size.sequences) - 1) {
-  std::vector<int> names(static_cast<std::size_t>(size.sequences));
+  std::vector<int> names(AsSize(size.sequences));
   std::iota(names.begin(), names.end(), 0);
   do {
     renamings_.push_back(names);
@@ -84,7 +85,7 @@ CacheState StateCodec::Decode(StateKey key) const {
   for (int cell = 0; cell < size_.cells; ++cell, key /= Digits()) {
     const StateKey digit = key % Digits();
     if (digit == 0) continue;
-    const auto position = static_cast<int>((digit - 1) / owner_sets_);
+    const auto position = AsInt((digit - 1) / owner_sets_);
     const StateKey owners = (digit - 1) % owner_sets_ + 1;
     for (int s = 0; s < size_.sequences; ++s) {
       if ((owners >> s & 1) != 0) state.cells.push_back({cell, position, s});
@@ -100,11 +101,11 @@ CacheState StateCodec::Decode(StateKey key) const {
 
 StateKey StateCodec::Encode(const std::vector<CellEntry>& cells,
                             const std::vector<int>** renaming) const {
-  const auto count = static_cast<std::size_t>(size_.cells);
+  const auto count = AsSize(size_.cells);
   std::array<StateKey, kMostCells> owners{};
   std::array<StateKey, kMostCells> digits{};
   for (const auto& [cell, position, sequence] : cells) {
-    const auto i = static_cast<std::size_t>(cell);
+    const auto i = AsSize(cell);
     owners.at(i) |= StateKey{1} << sequence;
     digits[i] = Digit(static_cast<StateKey>(position), owners[i]);
   }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/index.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -114,7 +116,7 @@ std::string ToText(const ExploreStep& step) {
 
 Op ToOp(const ExploreStep& step, const CacheState& before,
         const std::vector<int>& names) {
-  const auto name = [&](int s) { return names[static_cast<std::size_t>(s)]; };
+  const auto name = [&](int s) { return At(names, s); };
   Op op;
   op.kind = step.kind;
   op.reserve = step.reserve;

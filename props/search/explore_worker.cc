@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "kvtwin/save.h"
 #include "props/compare/failure.h"
 #include "props/compare/visibility.h"
@@ -88,8 +89,7 @@ ExploreWorker::ExploreWorker(const Setup& setup, const StateCodec& codec,
   for (Cache* cache : {reference_.get(), tested_.get()}) {
     Status status = cache->SetConfig(setup.config);
     if (status.ok()) {
-      status = cache->Init(init.dtype, init.max_sequences, init.capacity,
-                           init.max_batch);
+      status = cache->Init(init);
     }
     const bool refuses = status.code() == StatusCode::kNotSupported;
     if (refuses && !subject.is_twin()) throw NotMade();
@@ -101,7 +101,7 @@ ExploreWorker::ExploreWorker(const Setup& setup, const StateCodec& codec,
 
 void ExploreWorker::Enter(StateKey key) {
   state_ = codec_.Decode(key);
-  turn_ = static_cast<int>(key % 64);
+  turn_ = AsInt(key % 64);
   ledger_.Restore(state_);
   entered_ = ledger_;
   RestoreCaches();
@@ -272,7 +272,7 @@ void ExploreWorker::DoBatch(const ExploreStep& step, std::int64_t& checked) {
   }
   PutRows(step);
   CheckView();
-  const auto tokens = static_cast<int>(step.positions.size());
+  const auto tokens = Size(step.positions);
   for (int set = 1; can_.set_causal && set < 1 << tokens; ++set) {
     except_.clear();
     for (int i = 0; i < tokens; ++i) {

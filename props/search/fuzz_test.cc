@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "kvtwin/cache.h"
 #include "optimized/targets.h"
 #include "props/base/forwarding_cache.h"
@@ -116,8 +117,7 @@ TEST(Shrink, MakesAThousandOperationsTwo) {
     while (difference && difference->step < 1000) {
       step = difference->step;
       if (step >= 900) break;
-      history.ops.erase(history.ops.begin() +
-                        static_cast<std::ptrdiff_t>(step));
+      history.ops.erase(IteratorAt(history.ops, step));
       difference = RunHistory(history, subject).failure;
     }
   }

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "core/index.h"
 #include "core/trace/trace.h"
 #include "props/base/forwarding_cache.h"
 #include "props/compare/runner.h"
@@ -35,8 +36,8 @@ class CallWriter : public ForwardingCache {
         out_(out),
         calls_(calls) {}
 
-  Status Init(DType dtype, int sequences, int capacity, int batch) override {
-    Status status = ForwardingCache::Init(dtype, sequences, capacity, batch);
+  Status Init(const InitArgs& args) override {
+    Status status = ForwardingCache::Init(args);
     if (status.ok()) WriteHeader();
     return status;
   }
@@ -80,8 +81,7 @@ class CallWriter : public ForwardingCache {
     op.value = FilledTensor(DType::kF32, value.shape, 0);
     for (std::int64_t i = 0; i < key.shape[2]; ++i, ++rows_) {
       const Setup& setup = history_.setup;
-      FillRow(op.key, i, positions_[static_cast<std::size_t>(i)],
-              LastNumber(setup.init.dtype));
+      FillRow(op.key, i, At(positions_, i), LastNumber(setup.init.dtype));
       FillRow(*op.value, i, rows_, LastNumber(setup.v_dtype()));
     }
     WriteToActive(op);
@@ -208,7 +208,7 @@ PagedHistory Limited(PagedHistory history, const PoolLimits& limits) {
   if (!limits.dtype) return history;
   PagedSpec& spec = history.spec;
   const auto set = [&](int& head_dim, DType before) {
-    if (IsBlockDType(before)) head_dim /= static_cast<int>(kBlockElements);
+    if (IsBlockDType(before)) head_dim /= AsInt(kBlockElements);
     if (IsBlockDType(*limits.dtype)) head_dim *= kBlockElements;
   };
   set(spec.k_head_dim, spec.dtype);

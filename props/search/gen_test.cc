@@ -89,10 +89,7 @@ TEST(Gen, MakesNoCallThatIsMisuse) {
       cache = *MakeCache(header.spec);
       ASSERT_TRUE(cache->SetConfig(header.config).ok());
       const InitArgs& init = header.init;
-      ASSERT_TRUE(cache
-                      ->Init(init.dtype, init.max_sequences, init.capacity,
-                             init.max_batch)
-                      .ok());
+      ASSERT_TRUE(cache->Init(init).ok());
       kinds.insert(json["cache"]["type"]);
       ++headers;
       EXPECT_TRUE(ParseHistory(std::string(json["history"])).ok());

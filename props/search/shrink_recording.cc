@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/index.h"
 #include "props/report/finding_filter.h"
 #include "props/search/gen.h"
 
@@ -129,9 +130,7 @@ Calls Without(const Calls& calls, const std::vector<Unit>& units,
 }
 
 // Removes the element at index `at` from a list.
-void Drop(Json& list, std::size_t at) {
-  list.erase(list.begin() + static_cast<std::ptrdiff_t>(at));
-}
+void Drop(Json& list, std::size_t at) { list.erase(IteratorAt(list, at)); }
 
 // Removes the index `at` from a list of indices; decrements larger indices.
 void DropPlace(Json& list, std::size_t at) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/index.h"
 #include "props/base/clock.h"
 #include "props/base/filter.h"
 #include "props/paged/paged_runner.h"
@@ -79,9 +80,8 @@ class ForkingProgram {
       if (of.appended.size() < count * head_) {
         throw std::out_of_range("more is committed than was appended");
       }
-      of.rows.insert(
-          of.rows.end(), of.appended.begin(),
-          of.appended.begin() + static_cast<std::ptrdiff_t>(count * head_));
+      of.rows.insert(of.rows.end(), of.appended.begin(),
+                     IteratorAt(of.appended, count * head_));
       of.appended.clear();
     } else if (op == "truncate") {
       of.rows.resize(call.at("len").get<std::size_t>() * head_);
@@ -163,7 +163,7 @@ Recorder ForkOrStart(std::size_t lines) {
     Result<std::string> text = Fork(calls);
     const auto count =
         text.ok() ? std::ranges::count(*text, '\n') : std::int64_t{0};
-    if (count == 0 || static_cast<std::size_t>(count) >= lines) return text;
+    if (count == 0 || AsSize(count) >= lines) return text;
     std::istringstream in(*text);
     std::string wrong;
     for (std::string line; std::getline(in, line);) {

@@ -4,14 +4,16 @@
 #include <cstdlib>
 #include <string>
 
+#include "core/index.h"
+
 namespace kvtwin::props {
 namespace {
 
 void AddCost(const CacheSpec& spec, Cost& cost) {
   constexpr std::array kSpecial = {0, 2, 4, 2, 4, 8};  // By kind.
-  cost.special += kSpecial.at(static_cast<std::size_t>(spec.kind));
+  cost.special += kSpecial.at(AsSize(spec.kind));
   cost.special += spec.placement == Placement::kScatter ? 1 : 0;
-  cost.special += static_cast<int>(spec.shift.kind);
+  cost.special += AsInt(spec.shift.kind);
   const Rope& rope = spec.shift.rope;
   const Rope plain;
   if (spec.shift.kind == ShiftKind::kRope) {
@@ -90,7 +92,7 @@ Cost CostOf(const Op& op) {
     cost.special += pos.from_end ? 1 : 0;
     cost.numbers += std::abs(std::int64_t{pos.offset});
   };
-  cost.special += kSpecial.at(static_cast<std::size_t>(op.kind));
+  cost.special += kSpecial.at(AsSize(op.kind));
   for (const Segment& segment : op.segments) AddCost(segment, cost);
   cost.special += (op.reserve ? 1 : 0) + (op.keep_rows ? 1 : 0);
   for (const auto* indices : {&op.images, &op.except}) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "core/index.h"
 #include "props/shrink/cost.h"
 
 namespace kvtwin::props {
@@ -505,9 +506,7 @@ std::array<bool, kKinds> Catalog::KindsAfter(const Draft& draft,
 bool Catalog::IsWorthIt(const Draft& draft, const Op& op,
                         std::size_t ops) const {
   const bool last = draft.count + 1 == ops;
-  const auto end_of = [&](int seq) {
-    return draft.ends.at(static_cast<std::size_t>(seq));
-  };
+  const auto end_of = [&](int seq) { return draft.ends.at(AsSize(seq)); };
   switch (op.kind) {
     case OpKind::kPut:
       return std::ranges::is_sorted(op.segments, {}, &Segment::seq);
@@ -531,7 +530,7 @@ bool Catalog::IsWorthIt(const Draft& draft, const Op& op,
 
 void Catalog::FollowEnds(const Op& op, Draft& draft) {
   const auto end_of = [&](int seq) -> int& {
-    return draft.ends.at(static_cast<std::size_t>(seq));
+    return draft.ends.at(AsSize(seq));
   };
   for (const Segment& segment : op.segments) {
     end_of(segment.seq) += segment.count;
@@ -599,7 +598,7 @@ void Catalog::Extend(const Draft& draft, std::int64_t special,
   for (const Choice& choice : choices_) {
     const std::int64_t left = special - choice.cost.special;
     if (left < least || request.visits == 0) break;
-    if (!kinds.at(static_cast<std::size_t>(choice.op.kind))) continue;
+    if (!kinds.at(AsSize(choice.op.kind))) continue;
     if (!MayFollow(draft, choice, request.ops)) continue;
     --request.visits;
     Extend(Longer(draft, choice, request.ops), left, request);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "props/compare/runner.h"
 #include "props/compare/step.h"
 
@@ -16,7 +17,7 @@ namespace {
 
 // Returns the next number; the largest number stays.
 int After(std::int64_t number) {
-  return static_cast<int>(std::min<std::int64_t>(number + 1, kOpenEnd));
+  return AsInt(std::min<std::int64_t>(number + 1, kOpenEnd));
 }
 
 // Adds a token to the segment if its position continues the segment. Returns
@@ -55,7 +56,7 @@ class Builder {
   // position `after`.
   void AddAnywhere(const Held& held, std::int64_t after = 0) {
     const int seq = held.sequences.front() - first_id_;
-    Token(seq, static_cast<int>(held.position - after));
+    Token(seq, AsInt(held.position - after));
     for (const int id : held.sequences) {
       if (id - first_id_ == seq) continue;
       int& end = copies_[{seq, id - first_id_}];
@@ -186,9 +187,9 @@ std::optional<History> PutAtOnce(const History& history) {
   }
   if (tokens < 1 || tokens > kMost) return std::nullopt;
   Op put;
-  put.segments.emplace_back().count = static_cast<int>(tokens);
+  put.segments.emplace_back().count = AsInt(tokens);
   History rebuilt{.setup = history.setup, .ops = {put}};
-  SetCells(static_cast<int>(tokens), rebuilt.setup);
+  SetCells(AsInt(tokens), rebuilt.setup);
   return rebuilt;
 }
 

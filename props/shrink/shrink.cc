@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "props/compare/timed_rerun.h"
 #include "props/history/misuse.h"
 #include "props/shrink/cost.h"
@@ -23,7 +24,7 @@ using Move = std::function<void(History&)>;
 // that are already chosen.
 void RenameSequences(History& history, std::map<int, int> names = {}) {
   const auto rename = [&](int& seq) {
-    seq = names.try_emplace(seq, static_cast<int>(names.size())).first->second;
+    seq = names.try_emplace(seq, Size(names)).first->second;
   };
   for (Op& op : history.ops) {
     for (Segment& segment : op.segments) rename(segment.seq);
@@ -266,7 +267,7 @@ class Moves {
   void AddOp(std::size_t i, const Op& op) {
     moves_.emplace_back([i](History& h) {
       if (i < h.ops.size()) {
-        h.ops.erase(h.ops.begin() + static_cast<std::ptrdiff_t>(i));
+        h.ops.erase(IteratorAt(h.ops, i));
       }
     });
     moves_.emplace_back([i](History& h) { Join(h, i); });
@@ -293,7 +294,7 @@ class Moves {
   // Joins two consecutive passes into one.
   static void Join(History& h, std::size_t i) {
     if (i + 1 >= h.ops.size()) return;
-    const auto next = h.ops.begin() + static_cast<std::ptrdiff_t>(i) + 1;
+    const auto next = IteratorAt(h.ops, i) + 1;
     if (h.ops[i].kind != OpKind::kPut || next->kind != OpKind::kPut) return;
     auto& segments = h.ops[i].segments;
     std::map<int, int> tokens;  // By sequence, before the next pass.
@@ -387,7 +388,7 @@ class Moves {
       if (o.segments[s].seq != o.segments[s + 1].seq) return;
       int& count = o.segments[s].count;
       count = std::min(count + o.segments[s + 1].count, Segment::kMost);
-      o.segments.erase(o.segments.begin() + static_cast<std::ptrdiff_t>(s) + 1);
+      o.segments.erase(IteratorAt(o.segments, s) + 1);
     });
     const auto add = [&](auto change) {
       Ops(i, [s, change](Op& o) {

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <string>
 
+#include "core/index.h"
 #include "optimized/fast_paths.h"
 #include "optimized/targets.h"
 
@@ -34,7 +35,7 @@ class EachPath : public ::testing::TestWithParam<optimized::FastPaths> {
   static std::string Name(
       const ::testing::TestParamInfo<optimized::FastPaths>& info) {
     constexpr std::array kNames = {"auto", "on", "off"};
-    return kNames.at(static_cast<std::size_t>(info.param));
+    return kNames.at(AsSize(info.param));
   }
 
  protected:

@@ -6,6 +6,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/dialects/profiles.h"
+#include "core/index.h"
 #include "core/refusals.h"
 #include "props/testing/other_families.h"
 
@@ -18,16 +19,12 @@ Status OtherCache::SetConfig(const CacheConfig& config) {
 
 int OtherCache::Draw(int count) {
   random_ = random_ * 6364136223846793005U + 1442695040888963407U;
-  return static_cast<int>((random_ >> 33) % static_cast<std::uint64_t>(count));
+  return AsInt((random_ >> 33) % static_cast<std::uint64_t>(count));
 }
 
-Status OtherCache::Init(DType dtype, int max_sequences, int capacity,
-                        int max_batch) {
-  dtype_ = dtype;
-  max_sequences_ = max_sequences;
-  capacity_ = capacity;
-  max_batch_ = max_batch;
-  const bool windowed = spec_.kind == Kind::kSwa || spec_.kind == Kind::kSwaMem;
+Status OtherCache::Init(const InitArgs& args) {
+  args_ = args;
+  const bool windowed = IsWindowed(spec_.kind);
   if (windowed && spec_.window) {
     const int own = WindowCountsQuery() ? 1 : 0;
     reach_ = *spec_.window - own;
@@ -36,14 +33,14 @@ Status OtherCache::Init(DType dtype, int max_sequences, int capacity,
     if (spec_.kind == Kind::kSwaMem && spec_.memory) {
       keep_ = *spec_.memory - own;
     }
-    if (max_sequences > 1) keep_ = std::max(*keep_, *reach_ + 1);
+    if (args.max_sequences > 1) keep_ = std::max(*keep_, *reach_ + 1);
     if (KeepsTheFirst()) keep_ = reach_;
-    if (*keep_ >= capacity) keep_.reset();
+    if (*keep_ >= args.capacity) keep_.reset();
     if (keep_ && *keep_ < *reach_) return Invalid("a memory below the window");
   }
   // Caches of other sizes make other choices.
-  for (const int size : {max_sequences, capacity, max_batch, spec_.chunk,
-                         static_cast<int>(spec_.kind)}) {
+  for (const int size : {args.max_sequences, args.capacity, args.max_batch,
+                         spec_.chunk, AsInt(spec_.kind)}) {
     random_ =
         (random_ ^ static_cast<std::uint64_t>(size)) * 0x9E3779B97F4A7C15U;
   }
@@ -81,10 +78,11 @@ bool OtherCache::HasRoom(const std::map<int, std::int64_t>& more,
     ++held[token.sequence];
     last = std::max(last, token.item.position);
   }
-  const int room = Is(Fault::kFullTooEarly) ? capacity_ - 1 : capacity_;
-  bool fits = std::ssize(held) <= max_sequences_ && last < room;
+  const int room =
+      Is(Fault::kFullTooEarly) ? args_.capacity - 1 : args_.capacity;
+  bool fits = std::ssize(held) <= args_.max_sequences && last < room;
   for (const auto& [seq, count] : held) {
-    fits = fits && count <= room && seq < max_sequences_;
+    fits = fits && count <= room && seq < args_.max_sequences;
   }
   return fits;
 }
@@ -134,16 +132,15 @@ Status OtherCache::StartForward(const Batch& batch, bool reserve) {
 
 Status OtherCache::SetCausal(std::span<const int> except) {
   for (Row& row : batch_) row.excepted = false;
-  for (const int i : except)
-    batch_[static_cast<std::size_t>(i)].excepted = true;
+  for (const int i : except) At(batch_, i).excepted = true;
   return {};
 }
 
 Status OtherCache::Put(const TensorView& key, const TensorView& value) {
-  const DType v_dtype = config_.v_dtype.value_or(dtype_);
+  const DType v_dtype = config_.v_dtype.value_or(args_.dtype);
   for (std::size_t i = 0; i < batch_rows_.size(); ++i) {
     const auto at = static_cast<std::int64_t>(i);
-    (*batch_rows_[i])[layer_] = {CopyOf(Slice(key, 2, at), dtype_),
+    (*batch_rows_[i])[layer_] = {CopyOf(Slice(key, 2, at), args_.dtype),
                                  CopyOf(Slice(value, 2, at), v_dtype)};
   }
   const KvRows& first = batch_rows_[0]->at(layer_);
@@ -177,8 +174,7 @@ void OtherCache::AddNoise(std::vector<Column>& columns) {
   }
   if (!shuffles_) return;
   for (std::size_t i = columns.size(); i > 1; --i) {
-    std::swap(columns[i - 1],
-              columns[static_cast<std::size_t>(Draw(static_cast<int>(i)))]);
+    std::swap(columns[i - 1], At(columns, Draw(AsInt(i))));
   }
 }
 
@@ -213,14 +209,13 @@ TensorView OtherCache::Gather(const std::vector<Column>& columns,
                               DenseTensor KvRows::*part,
                               std::vector<std::byte>& bytes) {
   const DenseTensor& like = garbage_.at(layer_).*part;
-  const std::size_t step = like.bytes.size() + static_cast<std::size_t>(gap_);
+  const std::size_t step = like.bytes.size() + AsSize(gap_);
   bytes.assign(step * columns.size() + 1, std::byte{0x55});
   for (std::size_t i = 0; i < columns.size(); ++i) {
     const bool mixed = Is(Fault::kMixesRows) && columns.size() > 3 && i < 2;
     const KvRows& rows =
         *columns[mixed && part == &KvRows::value ? 1 - i : i].rows;
-    std::ranges::copy((rows.*part).bytes,
-                      bytes.begin() + static_cast<std::ptrdiff_t>(i * step));
+    std::ranges::copy((rows.*part).bytes, IteratorAt(bytes, i * step));
   }
   Shape shape = like.shape;
   shape[2] = std::ssize(columns);
@@ -237,7 +232,7 @@ Result<KvView> OtherCache::Get() {
   std::int64_t rows = std::ssize(batch_);
   while (rows % config_.mask_batch_padding != 0) ++rows;
   rows += extra_rows_;
-  mask_.assign(columns.size() * static_cast<std::size_t>(rows) + 1,
+  mask_.assign(columns.size() * AsSize(rows) + 1,
                -std::numeric_limits<float>::infinity());
   for (std::size_t column = 0; column < columns.size(); ++column) {
     for (std::size_t row = 0; row < batch_.size(); ++row) {
@@ -346,9 +341,8 @@ class Several final : public Cache, public Shifting {
   Status SetConfig(const CacheConfig& config) override {
     return Each([&](auto& one) { return one.SetConfig(config); });
   }
-  Status Init(DType dtype, int sequences, int capacity, int batch) override {
-    return Each(
-        [&](auto& one) { return one.Init(dtype, sequences, capacity, batch); });
+  Status Init(const InitArgs& args) override {
+    return Each([&](auto& one) { return one.Init(args); });
   }
   void Close() override {}
   Status SetLayer(int layer) override {
@@ -394,7 +388,7 @@ class Several final : public Cache, public Shifting {
     return Each([&](auto& one) { return one.Shift(seq, begin, end, delta); });
   }
   Status SetLayerType(int type) override {
-    active_ = static_cast<std::size_t>(type);
+    active_ = AsSize(type);
     return {};
   }
   Cache* UnderlyingCache() override { return &active(); }

@@ -55,8 +55,7 @@ class OtherCache : public Cache, public Shifting {
       : spec_(spec), random_(choices), fault_(fault) {}
 
   Status SetConfig(const CacheConfig& config) override;
-  Status Init(DType dtype, int max_sequences, int capacity,
-              int max_batch) override;
+  Status Init(const InitArgs& args) override;
   void Close() override {}
   Status SetLayer(int layer) override;
   Status StartForward(const Batch& batch, bool reserve) override;
@@ -137,10 +136,7 @@ class OtherCache : public Cache, public Shifting {
 
   CacheSpec spec_;
   CacheConfig config_;
-  DType dtype_ = DType::kF32;
-  int max_sequences_ = 0;
-  int capacity_ = 0;
-  int max_batch_ = 0;
+  InitArgs args_;
   std::optional<std::int64_t> reach_;  // A row sees this many before its own.
   std::optional<std::int64_t> keep_;   // Positions kept before the next one.
   // Drawn by Init.

@@ -14,6 +14,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/dialects/profiles.h"
+#include "core/index.h"
 #include "props/compare/visibility.h"
 #include "props/history/generate.h"
 #include "props/search/fuzz.h"
@@ -96,7 +97,7 @@ TEST_P(EachProfile, EveryFaultIsFound) {
     const bool found =
         Search(GetParam(), 3, /*any_order=*/true, 200'000, fault).history ||
         Search(GetParam(), 3, /*any_order=*/false, 200'000, fault).history;
-    EXPECT_TRUE(found) << GetParam() << ", fault " << static_cast<int>(fault);
+    EXPECT_TRUE(found) << GetParam() << ", fault " << AsInt(fault);
   }
 }
 
@@ -241,7 +242,7 @@ std::map<std::string, int> LinesOf(std::string_view profile, Fault fault,
 
 // KVTWIN_OTHER_LINES=20 prints the histories of every fault, from 20 seeds.
 TEST(LegalClients, ABugHasOneLineForEverySeed) {
-  const auto all = static_cast<int>(FromEnvironment("KVTWIN_OTHER_LINES", 0));
+  const auto all = AsInt(FromEnvironment("KVTWIN_OTHER_LINES", 0));
   for (const Profile& profile : Profiles()) {
     for (const Fault fault : kFaults) {
       const bool quick =
@@ -254,8 +255,8 @@ TEST(LegalClients, ABugHasOneLineForEverySeed) {
       EXPECT_FALSE(quick && lines.empty()) << profile.name;
       for (const auto& [line, count] : lines) {
         if (all > 0 || lines.size() > 1) {
-          fmt::print("{} fault {}: {:3} {}\n", profile.name,
-                     static_cast<int>(fault), count, line);
+          fmt::print("{} fault {}: {:3} {}\n", profile.name, AsInt(fault),
+                     count, line);
         }
       }
     }

@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "core/index.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -111,9 +113,8 @@ bool Lists::StillHas(int seq, std::int32_t pos) const {
 
 // LlamaCells ----------------------------------------------------------------
 
-Status LlamaCells::Init(DType dtype, int max_sequences, int capacity,
-                        int max_batch) {
-  Status status = OtherCache::Init(dtype, max_sequences, capacity, max_batch);
+Status LlamaCells::Init(const InitArgs& args) {
+  Status status = OtherCache::Init(args);
   when_ = static_cast<When>(Draw(4));
   below_too_ = Coin();
   shares_ = true;
@@ -262,7 +263,7 @@ void Concatenated::MakeRoom(const Batch& batch) {
     const std::int64_t room = std::max<std::int64_t>(0, *reach_ - less);
     const std::int64_t stay = std::min<std::int64_t>(sinks_, room);
     while (std::ssize(items) > std::max(room, stay)) {
-      items.erase(items.begin() + static_cast<std::ptrdiff_t>(stay));
+      items.erase(IteratorAt(items, stay));
     }
   }
 }
@@ -356,10 +357,9 @@ bool Concatenated::StillHas(int seq, std::int32_t pos) const {
 
 // Rings ---------------------------------------------------------------------
 
-Status Rings::Init(DType dtype, int max_sequences, int capacity,
-                   int max_batch) {
-  Status status = OtherCache::Init(dtype, max_sequences, capacity, max_batch);
-  size_ = keep_ ? std::max<std::int64_t>(1, Kept() + max_batch + Draw(4))
+Status Rings::Init(const InitArgs& args) {
+  Status status = OtherCache::Init(args);
+  size_ = keep_ ? std::max<std::int64_t>(1, Kept() + args.max_batch + Draw(4))
                 : std::numeric_limits<std::int64_t>::max();
   forgets_ = Coin();
   return status;

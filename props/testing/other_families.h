@@ -40,8 +40,7 @@ class Lists final : public OtherCache {
 class LlamaCells final : public OtherCache {
  public:
   using OtherCache::OtherCache;
-  Status Init(DType dtype, int max_sequences, int capacity,
-              int max_batch) override;
+  Status Init(const InitArgs& args) override;
   Status RemoveAnswer(int, std::int64_t, std::int64_t) const override {
     return {};
   }
@@ -119,8 +118,7 @@ class Concatenated final : public OtherCache {
 class Rings final : public OtherCache {
  public:
   using OtherCache::OtherCache;
-  Status Init(DType dtype, int max_sequences, int capacity,
-              int max_batch) override;
+  Status Init(const InitArgs& args) override;
   Status RemoveAnswer(int seq, std::int64_t begin,
                       std::int64_t end) const override;
   void DoRemove(int seq, std::int64_t begin, std::int64_t end) override;

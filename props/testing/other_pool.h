@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/dialects/pool_rules.h"
+#include "core/index.h"
 #include "kvtwin/pool_backend.h"
 
 namespace kvtwin::props {
@@ -39,11 +40,10 @@ class OtherPool {
   inline static Fault fault = Fault::kNone;
 
   explicit OtherPool(const kvtwin_pool_params& params) : is_(params) {
-    blocks_.resize(static_cast<std::size_t>(is_.blocks));
+    blocks_.resize(AsSize(is_.blocks));
     for (Block& block : blocks_) {
       for (const int row : {KeyRow(), ValueRow()}) {
-        block.rows.emplace_back(
-            static_cast<std::size_t>(is_.layers * is_.block_size * row));
+        block.rows.emplace_back(AsSize(is_.layers * is_.block_size * row));
       }
     }
   }
@@ -51,21 +51,21 @@ class OtherPool {
   int Open(const kvtwin_prompt& prompt) {
     const int made = next_++;
     Sequence& opened = sequences_[made];
-    opened.appended.resize(static_cast<std::size_t>(is_.layers));
+    opened.appended.resize(AsSize(is_.layers));
     opened.key = std::string(prompt.salt == nullptr ? "" : prompt.salt) + "\n";
     for (std::size_t i = 0; i < prompt.extra_count; ++i) {
       opened.key += std::string(prompt.extra[i]) + "\n";
     }
     const std::vector<int> tokens(prompt.tokens,
                                   prompt.tokens + prompt.token_count);
-    const auto all = static_cast<int>(tokens.size());
+    const auto all = Size(tokens);
     const int most = rules.recomputes_last ? all : all - 1;
     for (int whole = most / size(); whole > 0; --whole) {
       if (whole * size() <= is_.max_seq_len && Take(opened, tokens, whole)) {
         break;
       }
     }
-    const int found = static_cast<int>(opened.table.size()) * size();
+    const int found = Size(opened.table) * size();
     opened.len = found;
     if (found > 0 && found == all) {
       opened.len = all - 1;
@@ -86,9 +86,9 @@ class OtherPool {
     Sequence forked = from;
     forked.again = false;
     forked.appended.assign(forked.appended.size(), 0);
-    forked.table.resize(static_cast<std::size_t>(BlocksFor(len)));
+    forked.table.resize(AsSize(BlocksFor(len)));
     for (const int block : forked.table) {
-      if (block >= 0) ++At(block).owners;
+      if (block >= 0) ++BlockAt(block).owners;
     }
     Cut(forked, len);
     sequences_[made] = forked;
@@ -98,7 +98,7 @@ class OtherPool {
   int Append(int sequence, int layer, const kvtwin_tensor& key,
              const kvtwin_tensor& value) {
     Sequence& to = sequences_.at(sequence);
-    const auto count = static_cast<int>(key.shape[2]);
+    const auto count = AsInt(key.shape[2]);
     const int end = to.len + count;
     if (end > is_.max_seq_len) return KVTWIN_CACHE_FULL;
     LeaveWindow(to);
@@ -112,13 +112,13 @@ class OtherPool {
     const int stored = fault == Fault::kStores64 ? std::min(count, 64) : count;
     for (int i = 0; i < stored; ++i) {
       const int position = to.len + i;
-      const int block = to.table[static_cast<std::size_t>(position / size())];
+      const int block = At(to.table, position / size());
       int offset = position % size();
       if (fault == Fault::kRecomputesAtStart && to.again && i == 0) offset = 0;
       Store(key, i, Row(block, 0, layer, offset), KeyRow());
       Store(value, i, Row(block, 1, layer, offset), ValueRow());
     }
-    to.appended[static_cast<std::size_t>(layer)] = count;
+    At(to.appended, layer) = count;
     return KVTWIN_OK;
   }
 
@@ -151,14 +151,14 @@ class OtherPool {
 
   std::vector<kvtwin_paged_view> Views(int sequence, int layer) {
     const Sequence& of = sequences_.at(sequence);
-    const int end = of.len + of.appended[static_cast<std::size_t>(layer)];
+    const int end = of.len + At(of.appended, layer);
     std::vector<kvtwin_paged_view> views;
     int start = of.from;
     if (fault == Fault::kShowsFreed && start >= size()) start -= size();
     while (start < end) {
       const int index = start / size();
       const int stop = std::min(end, (index + 1) * size());
-      int block = of.table[static_cast<std::size_t>(index)];
+      int block = At(of.table, index);
       if (block < 0) block = 0;  // Only with kShowsFreed.
       kvtwin_paged_view view{};
       view.key = TensorOf(block, 0, layer, start % size(), stop - start);
@@ -177,7 +177,7 @@ class OtherPool {
     const Sequence& of = sequences_.at(sequence);
     std::vector<std::int64_t> slots;
     for (int p = begin; p < end; ++p) {
-      const int block = of.table[static_cast<std::size_t>(p / size())];
+      const int block = At(of.table, p / size());
       slots.push_back(block < 0 ? -1 : block * size() + p % size());
     }
     return slots;
@@ -215,10 +215,10 @@ class OtherPool {
   int BlocksFor(int tokens) const { return (tokens + size() - 1) / size(); }
   int KeyRow() const { return is_.k_head_dim * is_.kv_heads; }
   int ValueRow() const { return is_.v_head_dim * is_.kv_heads; }
-  Block& At(int block) { return blocks_[static_cast<std::size_t>(block)]; }
+  Block& BlockAt(int block) { return At(blocks_, block); }
   float* Row(int block, int part, int layer, int offset) {
     const int row = part == 0 ? KeyRow() : ValueRow();
-    return At(block).rows[static_cast<std::size_t>(part)].data() +
+    return At(BlockAt(block).rows, part).data() +
            (layer * size() + offset) * row;
   }
 
@@ -240,7 +240,7 @@ class OtherPool {
 
   void Store(const kvtwin_tensor& from, int token, float* to, int count) const {
     const auto* data = static_cast<const char*>(from.data);
-    const auto dim = static_cast<int>(from.shape[0]);
+    const auto dim = AsInt(from.shape[0]);
     for (int i = 0; i < count; ++i) {
       std::memcpy(to + i,
                   data + token * from.stride[2] + i / dim * from.stride[1] +
@@ -255,32 +255,32 @@ class OtherPool {
     std::string hash = fault == Fault::kSwapsAcrossKeys ? "" : key;
     const int begin = fault == Fault::kSwapsByBlock ? end - size : 0;
     for (int i = begin; i < end; ++i) {
-      hash += std::to_string(tokens[static_cast<std::size_t>(i)]) + " ";
+      hash += std::to_string(At(tokens, i)) + " ";
     }
     return hash;
   }
 
   int Find(const std::string& hash) const {
     const auto at = std::ranges::find(blocks_, hash, &Block::hash);
-    return at == blocks_.end() ? -1 : static_cast<int>(at - blocks_.begin());
+    return at == blocks_.end() ? -1 : AsInt(at - blocks_.begin());
   }
 
   // Takes the first `whole` blocks of the tokens, if all that the window needs
   // are found. Returns whether it did.
   bool Take(Sequence& opened, const std::vector<int>& tokens, int whole) {
-    const int all = static_cast<int>(tokens.size());
+    const int all = Size(tokens);
     const int len = whole * size() == all ? all - 1 : whole * size();
     // If no rows are needed, the last block tells that the prefix was computed.
     const int needs = std::min(rules.FirstSeen(len) / size(), whole - 1);
-    std::vector<int> table(static_cast<std::size_t>(whole), -1);
+    std::vector<int> table(AsSize(whole), -1);
     for (int i = needs; i < whole; ++i) {
       const int block =
           Find(HashOf(opened.key, tokens, (i + 1) * size(), size()));
       if (block < 0) return false;
-      table[static_cast<std::size_t>(i)] = block;
+      At(table, i) = block;
     }
     for (const int block : table) {
-      if (block >= 0) ++At(block).owners;
+      if (block >= 0) ++BlockAt(block).owners;
     }
     opened.table = std::move(table);
     opened.from = needs * size();
@@ -288,18 +288,19 @@ class OtherPool {
   }
 
   int Room() const {
-    return static_cast<int>(std::ranges::count(blocks_, 0, &Block::owners));
+    return AsInt(std::ranges::count(blocks_, 0, &Block::owners));
   }
 
   // Takes a block without an owner: first a block that no prefix finds.
   int New() {
     int found = -1;
     for (int i = 0; i < std::ssize(blocks_); ++i) {
-      if (At(i).owners > 0) continue;
-      if (found < 0 || At(i).hash.empty() || !At(found).hash.empty()) found = i;
+      if (BlockAt(i).owners > 0) continue;
+      if (found < 0 || BlockAt(i).hash.empty() || !BlockAt(found).hash.empty())
+        found = i;
     }
-    At(found).owners = 1;
-    At(found).hash.clear();
+    BlockAt(found).owners = 1;
+    BlockAt(found).hash.clear();
     return found;
   }
 
@@ -307,10 +308,10 @@ class OtherPool {
     return of.again && index == of.len / size();
   }
   bool MayWrite(const Sequence& of, int index) {
-    const int block = of.table[static_cast<std::size_t>(index)];
+    const int block = At(of.table, index);
     if (block < 0) return false;
     return InPlace(of, index) || fault == Fault::kWritesInShared ||
-           At(block).owners == 1;
+           BlockAt(block).owners == 1;
   }
 
   // Makes block `index` one that the sequence may write to.
@@ -319,15 +320,15 @@ class OtherPool {
       of.table.push_back(New());
       return;
     }
-    int& block = of.table[static_cast<std::size_t>(index)];
+    int& block = At(of.table, index);
     if (MayWrite(of, index)) {
-      if (!InPlace(of, index)) At(block).hash.clear();
+      if (!InPlace(of, index)) BlockAt(block).hash.clear();
       return;
     }
     const int copy = New();
     if (block >= 0) {
-      At(copy).rows = At(block).rows;
-      --At(block).owners;
+      BlockAt(copy).rows = BlockAt(block).rows;
+      --BlockAt(block).owners;
     }
     block = copy;
   }
@@ -338,8 +339,8 @@ class OtherPool {
       gone = std::min(gone + 1, of.len / size());
     }
     for (int i = 0; i < gone; ++i) {
-      int& block = of.table[static_cast<std::size_t>(i)];
-      if (block >= 0) --At(block).owners;
+      int& block = At(of.table, i);
+      if (block >= 0) --BlockAt(block).owners;
       block = -1;
     }
     of.from = std::max(of.from, gone * size());
@@ -347,27 +348,27 @@ class OtherPool {
 
   void Cut(Sequence& of, int len) {
     while (std::ssize(of.table) > BlocksFor(len)) {
-      if (of.table.back() >= 0) --At(of.table.back()).owners;
+      if (of.table.back() >= 0) --BlockAt(of.table.back()).owners;
       of.table.pop_back();
     }
     of.len = len;
-    of.tokens.resize(static_cast<std::size_t>(len));
+    of.tokens.resize(AsSize(len));
     of.known = std::min(of.known, len);
     of.from = std::min(of.from, len);
   }
 
   void Register(Sequence& of, int index) {
-    int& block = of.table[static_cast<std::size_t>(index)];
+    int& block = At(of.table, index);
     if (block < 0 || index * size() < of.from) return;
     const std::string hash =
         HashOf(of.key, of.tokens, (index + 1) * size(), size());
     const int other = Find(hash);
     if (other == block) return;
     if (other < 0) {
-      At(block).hash = hash;
+      BlockAt(block).hash = hash;
     } else if (rules.deduplicates) {
-      --At(block).owners;
-      if (fault != Fault::kSwapForgetsOwner) ++At(other).owners;
+      --BlockAt(block).owners;
+      if (fault != Fault::kSwapForgetsOwner) ++BlockAt(other).owners;
       block = other;
     }
   }
@@ -411,11 +412,11 @@ inline const kvtwin_pool_backend_v1& Table() {
     t.close = [](void* pool) { delete &Of(pool); };
     t.open = [](void* pool, const kvtwin_prompt* prompt, int32_t* made) {
       *made = Of(pool).Open(*prompt);
-      return static_cast<int>(KVTWIN_OK);
+      return AsInt(KVTWIN_OK);
     };
     t.seq_len = [](void* pool, int32_t sequence, int32_t* len) {
       *len = Of(pool).SeqLen(sequence);
-      return static_cast<int>(KVTWIN_OK);
+      return AsInt(KVTWIN_OK);
     };
     t.append = [](void* pool, int32_t sequence, int32_t layer,
                   const kvtwin_tensor* key, const kvtwin_tensor* value) {
@@ -424,13 +425,12 @@ inline const kvtwin_pool_backend_v1& Table() {
     t.commit = [](void* pool, int32_t sequence, const int32_t* tokens,
                   std::size_t count) {
       const std::int32_t none = 0;  // An empty list may be null.
-      Of(pool).Commit(sequence, count == 0 ? &none : tokens,
-                      static_cast<int>(count));
-      return static_cast<int>(KVTWIN_OK);
+      Of(pool).Commit(sequence, count == 0 ? &none : tokens, AsInt(count));
+      return AsInt(KVTWIN_OK);
     };
     t.commit_unknown = [](void* pool, int32_t sequence, int32_t count) {
       Of(pool).Commit(sequence, nullptr, count);
-      return static_cast<int>(KVTWIN_OK);
+      return AsInt(KVTWIN_OK);
     };
     t.views = [](void* pool, int32_t sequence, int32_t layer,
                  kvtwin_paged_view* views, std::size_t room,
@@ -439,19 +439,19 @@ inline const kvtwin_pool_backend_v1& Table() {
     };
     t.free = [](void* pool, int32_t sequence) {
       Of(pool).Free(sequence);
-      return static_cast<int>(KVTWIN_OK);
+      return AsInt(KVTWIN_OK);
     };
     t.fork = [](void* pool, int32_t sequence, int32_t len, int32_t* made) {
       *made = Of(pool).Fork(sequence, len);
-      return static_cast<int>(KVTWIN_OK);
+      return AsInt(KVTWIN_OK);
     };
     t.truncate = [](void* pool, int32_t sequence, int32_t len) {
       Of(pool).Truncate(sequence, len);
-      return static_cast<int>(KVTWIN_OK);
+      return AsInt(KVTWIN_OK);
     };
     t.usage = [](void* pool, kvtwin_usage* usage) {
       *usage = Of(pool).Usage();
-      return static_cast<int>(KVTWIN_OK);
+      return AsInt(KVTWIN_OK);
     };
     t.slots = [](void* pool, int32_t sequence, int32_t begin, int32_t end,
                  int64_t* slots, std::size_t room, std::size_t* count) {

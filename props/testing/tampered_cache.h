@@ -59,9 +59,9 @@ class TamperedCache : public ForwardingCache {
   Status SetConfig(const CacheConfig& config) override {
     return Said("SetConfig", cache_->SetConfig(config));
   }
-  Status Init(DType dtype, int sequences, int capacity, int batch) override {
+  Status Init(const InitArgs& args) override {
     begun_ = true;
-    return Said("Init", cache_->Init(dtype, sequences, capacity, batch));
+    return Said("Init", cache_->Init(args));
   }
   Status SetLayer(int layer) override {
     layer_ = layer;

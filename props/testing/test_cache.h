@@ -47,7 +47,8 @@ class TestCache {
   Cache* operator->() { return cache_.get(); }
 
   StatusCode Init(int max_sequences, int capacity, int max_batch) {
-    return cache_->Init(DType::kF32, max_sequences, capacity, max_batch).code();
+    return cache_->Init({DType::kF32, max_sequences, capacity, max_batch})
+        .code();
   }
 
   StatusCode Start(const std::vector<std::int32_t>& positions,
@@ -62,7 +63,7 @@ class TestCache {
   }
 
   StatusCode Put(const std::vector<float>& tags) {
-    const auto tokens = static_cast<std::int64_t>(tags.size());
+    const auto tokens = std::ssize(tags);
     const TensorView rows =
         DenseView(tags.data(), DType::kF32, {1, 1, tokens, 1});
     return cache_->Put(rows, rows).code();

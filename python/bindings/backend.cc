@@ -15,6 +15,7 @@
 
 #include "bindings.h"
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "tensor.h"
 
@@ -30,9 +31,7 @@ struct Backend::Instance {
 
 namespace {
 
-std::size_t Count(std::int32_t count) {
-  return static_cast<std::size_t>(std::max(count, 0));
-}
+std::size_t Count(std::int32_t count) { return AsSize(std::max(count, 0)); }
 
 // No Put of a history has more elements.
 constexpr double kElementsMax = 1 << 26;
@@ -41,7 +40,7 @@ using Bytes = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 
 template <std::size_t n>
 nb::str Named(const std::array<std::string_view, n>& names, int at) {
-  const std::string_view name = names.at(static_cast<std::size_t>(at));
+  const std::string_view name = names.at(AsSize(at));
   return nb::str(name.data(), name.size());
 }
 

@@ -228,8 +228,7 @@ class PyCache {
     std::unique_ptr<Cache> made = Value(MakeCache(making_.spec, twin_));
     Check(made->SetConfig(making_.config));
     const InitArgs& init = making_.init;
-    Check(made->Init(init.dtype, init.max_sequences, init.capacity,
-                     init.max_batch));
+    Check(made->Init(init));
     return made;
   }
 

@@ -22,6 +22,7 @@
 
 #include "backend.h"
 #include "bindings.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "props/backend/pool_backend.h"
 #include "props/paged/paged_runner.h"
@@ -106,7 +107,7 @@ void Pools::FillNeeded() {
     out->name = current_->name_.c_str();
     out->can = current_->can_;
     out->window = current_->window_;
-    return static_cast<int>(KVTWIN_OK);
+    return AsInt(KVTWIN_OK);
   };
   table_.init = [](const kvtwin_pool_params* params, void** pool) {
     return current_->Init(params, pool);
@@ -201,8 +202,7 @@ int Pools::Init(const kvtwin_pool_params* params, void** pool) {
   std::string message;
   const int status = Guarded(message, /*refuses_misuse=*/false, [&] {
     const auto named = [](kvtwin_dtype dtype) {
-      const std::string_view name =
-          kDTypeNames.at(static_cast<std::size_t>(dtype));
+      const std::string_view name = kDTypeNames.at(AsSize(dtype));
       return nb::str(name.data(), name.size());
     };
     nb::dict fields;

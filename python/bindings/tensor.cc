@@ -9,6 +9,7 @@
 
 #include "bindings.h"
 #include "core/elements.h"
+#include "core/index.h"
 
 namespace kvtwin::python {
 namespace {
@@ -56,12 +57,11 @@ nb::object ViewAs(const TensorView& tensor, std::size_t rank,
   std::vector<std::size_t> shape(rank);
   std::vector<std::int64_t> strides(rank);
   for (std::size_t i = 0; i < rank; ++i) {
-    shape[rank - 1 - i] = static_cast<std::size_t>(tensor.shape[i]);
+    shape[rank - 1 - i] = AsSize(tensor.shape[i]);
     strides[rank - 1 - i] = tensor.stride[i] / size;
   }
   if (bytes) {
-    shape.back() =
-        static_cast<std::size_t>(RunBytes(tensor.dtype, tensor.shape[0]));
+    shape.back() = AsSize(RunBytes(tensor.dtype, tensor.shape[0]));
     strides.back() = 1;
   }
   const nb::capsule keeper = Keep(std::move(owner));
@@ -90,7 +90,7 @@ nb::object DlpackView(const TensorView& tensor, std::size_t rank,
 
 nb::object Float32Copy(const TensorView& tensor, std::size_t rank) {
   const auto numbers = std::make_shared<std::vector<float>>();
-  numbers->reserve(static_cast<std::size_t>(tensor.elements()));
+  numbers->reserve(AsSize(tensor.elements()));
   const Shape& shape = tensor.shape;
   for (std::int64_t l = 0; l < shape[3]; ++l) {
     for (std::int64_t k = 0; k < shape[2]; ++k) {
@@ -106,7 +106,7 @@ nb::object Float32Copy(const TensorView& tensor, std::size_t rank) {
   }
   std::vector<std::size_t> sizes(rank);
   for (std::size_t i = 0; i < rank; ++i) {
-    sizes[rank - 1 - i] = static_cast<std::size_t>(shape[i]);
+    sizes[rank - 1 - i] = AsSize(shape[i]);
   }
   const nb::capsule keeper = Keep(numbers);
   return nb::cast(nb::ndarray<nb::numpy, float>(numbers->data(), rank,

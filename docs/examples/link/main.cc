@@ -30,8 +30,10 @@ int main() {
   auto made = MakeCache({.kind = Kind::kCausal});
   if (!made.ok()) return 1;
   Cache& cache = **made;
-  Status status = cache.Init(DType::kF16, /*max_sequences=*/2,
-                             /*capacity=*/1024, /*max_batch=*/512);
+  Status status = cache.Init({.dtype = DType::kF16,
+                              .max_sequences = 2,
+                              .capacity = 1024,
+                              .max_batch = 512});
   // The prompt is sequence 0; sequence 1 shares its cells.
   if (status.ok()) status = Forward(cache, {0, 1, 2}, {0, 0, 0});
   if (status.ok()) status = cache.CopyPrefix(/*src=*/0, /*dst=*/1, /*len=*/3);

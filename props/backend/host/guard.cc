@@ -39,6 +39,7 @@ std::optional<std::size_t> Guard::BytesFrom(const void*) {
 #include <cstring>
 #include <utility>
 
+#include "core/index.h"
 #include "props/backend/host_process.h"
 
 extern "C" {
@@ -314,7 +315,7 @@ void* Map(void* address, std::size_t length, int protection, int flags,
 int Unmap(void* data, std::size_t length) {
   constexpr std::uintptr_t kPage = 4096;
   const Locked locked;
-  const auto result = static_cast<int>(syscall(SYS_munmap, data, length));
+  const auto result = AsInt(syscall(SYS_munmap, data, length));
   if (result == 0) {
     const auto begin = reinterpret_cast<std::uintptr_t>(data);
     CutRegions(begin, begin + (length + kPage - 1) / kPage * kPage);
@@ -396,7 +397,7 @@ std::optional<std::size_t> Guard::BytesFrom(const void* data) {
       const unsigned char* user = UserOf(block);
       if (at < user || at >= user + block->size + (block->size == 0)) continue;
       if (list == &kept) return 0;
-      return static_cast<std::size_t>(user + block->size - at);
+      return AsSize(user + block->size - at);
     }
   }
   return std::nullopt;

@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "core/dialects/profiles.h"
+#include "core/index.h"
 #include "kvtwin/kvtwin.h"
 #include "kvtwin/pool_backend.h"
 #include "props/backend/backend.h"
@@ -55,7 +56,7 @@ void Answer(const Json& json) {
     const ssize_t wrote =
         write(kHostAnswers, line.data() + at, line.size() - at);
     if (wrote <= 0) _exit(1);  // The command is gone.
-    at += static_cast<std::size_t>(wrote);
+    at += AsSize(wrote);
   }
 }
 
@@ -290,7 +291,7 @@ int Main(int argc, char** argv) {
   setvbuf(stdout, nullptr, _IOLBF, 0);  // Reports show the last output.
   auto* state = static_cast<HostState*>(memory);
   Guard::TellRefusals(&state->refused);
-  Guard::LimitShared(static_cast<std::size_t>(state->memory_bytes.load()));
+  Guard::LimitShared(AsSize(state->memory_bytes.load()));
   LimitMemory(state->memory_bytes);
   state->function.store(FunctionNumber("loading"));
   Result<Loaded> loaded = Load(argv[1]);

@@ -14,6 +14,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "kvtwin/paged.h"
 #include "props/testing/test_cache.h"
@@ -28,12 +29,11 @@ using Block = std::array<float, kBlockElements>;
 
 // Returns the stored bytes of a block, as hex.
 std::string Stored(const Block& block, DType dtype) {
-  std::vector<std::byte> bytes(
-      static_cast<std::size_t>(RunBytes(dtype, kBlockElements)));
+  std::vector<std::byte> bytes(AsSize(RunBytes(dtype, kBlockElements)));
   StoreBlock(block, dtype, bytes.data());
   std::string text;
   for (const std::byte byte : bytes) {
-    text += fmt::format("{:02x}", static_cast<int>(byte));
+    text += fmt::format("{:02x}", AsInt(byte));
   }
   return text;
 }
@@ -119,13 +119,13 @@ TEST(Dtypes, RowsOfBlocksMustBeWhole) {
       for (const VLayout layout : {VLayout::kPermuted, VLayout::kTiled}) {
         cache = *MakeCache({}, twin);
         EXPECT_TRUE(cache->SetConfig(ConfigOf(layout)).ok());
-        EXPECT_EQ(cache->Init(dtype, 1, 4, 4).message(),
+        EXPECT_EQ(cache->Init({dtype, 1, 4, 4}).message(),
                   std::string(VLayoutName(layout)) + " V is " + name +
                       ", whose blocks would be of 32 tokens");
       }
       cache = *MakeCache({}, twin);
       ASSERT_TRUE(cache->SetConfig({.v_dtype = DType::kF32}).ok());
-      ASSERT_TRUE(cache->Init(dtype, 1, 4, 4).ok());
+      ASSERT_TRUE(cache->Init({dtype, 1, 4, 4}).ok());
       const std::vector<std::int32_t> positions = {0};
       const std::vector<int> sequences = {0};
       ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());

@@ -202,7 +202,7 @@ std::vector<CacheSpec> Specs() {
 std::unique_ptr<Cache> Prepared(const CacheSpec& spec,
                                 const std::string& twin) {
   auto cache = *MakeCache(spec, twin);
-  EXPECT_TRUE(cache->Init(DType::kF32, 2, 8, kMaxBatch).ok());
+  EXPECT_TRUE(cache->Init({DType::kF32, 2, 8, kMaxBatch}).ok());
   std::vector<float> numbers(3 * 2 * 3);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     numbers[i] = static_cast<float>(i + 1);
@@ -279,7 +279,7 @@ TEST_P(GateOf, RowDTypes) {
       if (v_other) {
         ASSERT_TRUE(cache->SetConfig({.v_dtype = DType::kBF16}).ok());
       }
-      ASSERT_TRUE(cache->Init(stored, 1, 4, 4).ok());
+      ASSERT_TRUE(cache->Init({stored, 1, 4, 4}).ok());
       ASSERT_TRUE(Start({0, 1}, {0, 0})(*cache).ok());
       const DenseTensor rows = FilledTensor(given, {64, 2, 2, 1}, 1);
       const DenseTensor right = FilledTensor(DType::kF32, {64, 2, 2, 1}, 1);
@@ -300,7 +300,7 @@ TEST_P(GateOf, WholeBlocks) {
     for (const std::int64_t dim : {1, 31, 32, 33, 63, 64, 65, 96}) {
       for (const bool key : {true, false}) {
         const auto cache = *MakeCache({}, GetParam());
-        ASSERT_TRUE(cache->Init(dtype, 1, 4, 4).ok());
+        ASSERT_TRUE(cache->Init({dtype, 1, 4, 4}).ok());
         ASSERT_TRUE(Start({0}, {0})(*cache).ok());
         const DenseTensor rows = FilledTensor(DType::kF32, {dim, 2, 1, 1}, 1);
         const DenseTensor right = FilledTensor(DType::kF32, {32, 2, 1, 1}, 1);
@@ -370,30 +370,27 @@ TEST_P(GateOf, Configurations) {
 }
 
 struct InitCase {
-  DType dtype;
-  int max_sequences, capacity, max_batch;
+  InitArgs args;
   bool ok;
 };
 
 TEST_P(GateOf, FirstCalls) {
   std::vector<InitCase> cases = {
-      {DType::kBits, 1, 1, 1, false}, {DType::kF32, 0, 1, 1, false},
-      {DType::kF32, 1, 0, 1, false},  {DType::kF32, 1, 1, 0, false},
-      {DType::kF32, -1, 4, 4, false}, {DType::kF32, 4, -1, 4, false},
-      {DType::kF32, 4, 4, -1, false}, {DType::kF32, kLeast, 4, 4, false}};
-  for (const DType dtype : kRowDTypes) cases.push_back({dtype, 1, 1, 1, true});
+      {{DType::kBits, 1, 1, 1}, false}, {{DType::kF32, 0, 1, 1}, false},
+      {{DType::kF32, 1, 0, 1}, false},  {{DType::kF32, 1, 1, 0}, false},
+      {{DType::kF32, -1, 4, 4}, false}, {{DType::kF32, 4, -1, 4}, false},
+      {{DType::kF32, 4, 4, -1}, false}, {{DType::kF32, kLeast, 4, 4}, false}};
+  for (const DType dtype : kRowDTypes) {
+    cases.push_back({{dtype, 1, 1, 1}, true});
+  }
   for (const CacheSpec& spec : Specs()) {
     for (const InitCase& one : cases) {
       const auto cache = *MakeCache(spec, GetParam());
-      const auto init = [&] {
-        return cache
-            ->Init(one.dtype, one.max_sequences, one.capacity, one.max_batch)
-            .code();
-      };
+      const auto init = [&] { return cache->Init(one.args).code(); };
       EXPECT_EQ(init(), one.ok ? StatusCode::kOk : kInvalid);
       // A refused Init leaves the cache as it was.
       EXPECT_EQ(cache->SetLayer(0).ok(), one.ok);
-      EXPECT_EQ(cache->Init(DType::kF32, 1, 1, 1).code(),
+      EXPECT_EQ(cache->Init({DType::kF32, 1, 1, 1}).code(),
                 one.ok ? kUntimely : StatusCode::kOk);
     }
   }
@@ -409,7 +406,7 @@ TEST_P(GateOf, BlocksOfVLayouts) {
         ASSERT_TRUE(cache->SetConfig(config).ok());
         const bool blocks = dtype == DType::kQ8 || dtype == DType::kQ4;
         EXPECT_EQ(
-            cache->Init(only_v ? DType::kF32 : dtype, 1, 4, 4).code(),
+            cache->Init({only_v ? DType::kF32 : dtype, 1, 4, 4}).code(),
             blocks && layout != VLayout::kPlain ? kInvalid : StatusCode::kOk);
       }
     }
@@ -425,7 +422,7 @@ TEST_P(GateOf, MemoryAndWindow) {
       spec.memory = memory;
       const auto cache = *MakeCache(spec, GetParam());
       // With several sequences the memory is raised to the window + 1 (S3).
-      EXPECT_EQ(cache->Init(DType::kF32, sequences, 100, 4).code(),
+      EXPECT_EQ(cache->Init({DType::kF32, sequences, 100, 4}).code(),
                 memory < 4 && sequences == 1 ? kInvalid : StatusCode::kOk)
           << memory;
     }
@@ -438,7 +435,7 @@ TEST_P(GateOf, PassesAndTheirCalls) {
   const Does get = [](Cache& cache) { return cache.Get().status(); };
   for (const CacheSpec& spec : Specs()) {
     const auto cache = *MakeCache(spec, GetParam());
-    ASSERT_TRUE(cache->Init(DType::kF32, 1, 2, 2).ok());
+    ASSERT_TRUE(cache->Init({DType::kF32, 1, 2, 2}).ok());
     const auto expect = [&](StatusCode code) {
       EXPECT_EQ(put(*cache).code(), code);
       EXPECT_EQ(get(*cache).code(), code);
@@ -468,12 +465,12 @@ TEST_P(GateOf, EncodersAtTheirBounds) {
     for (const int sequences : {1, 2}) {
       const auto cache = *MakeCache(spec, GetParam());
       ASSERT_TRUE(cache->SetConfig({.cache_padding = padded ? 2 : 1}).ok());
-      EXPECT_EQ(cache->Init(DType::kF32, sequences, 4, 4).code(),
+      EXPECT_EQ(cache->Init({DType::kF32, sequences, 4, 4}).code(),
                 padded || sequences > 1 ? kInvalid : StatusCode::kOk);
     }
   }
   const auto cache = *MakeCache(spec, GetParam());
-  ASSERT_TRUE(cache->Init(DType::kF16, 1, 4, 4).ok());
+  ASSERT_TRUE(cache->Init({DType::kF16, 1, 4, 4}).ok());
   EXPECT_EQ(PutOf(kKey, kValue)(*cache).code(), kUntimely);
   ASSERT_TRUE(Start({0}, {0}, {0})(*cache).ok());
   EXPECT_EQ(cache->Get().status().code(), kUntimely);
@@ -508,22 +505,22 @@ TEST_P(GateOf, OrderOfTheFirstCalls) {
         cache->SetConfig({.cache_padding = 48, .v_layout = VLayout::kTiled})
             .message(),
         "cache_padding is 48, tiled V needs a multiple of 32");
-    EXPECT_EQ(cache->Init(DType::kF32, 0, 1, 1).code(), kInvalid);
-    EXPECT_EQ(cache->Init(DType::kF32, 1, 0, 1).code(), kInvalid);
-    EXPECT_EQ(cache->Init(DType::kF32, 1, 1, 0).code(), kInvalid);
-    EXPECT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
+    EXPECT_EQ(cache->Init({DType::kF32, 0, 1, 1}).code(), kInvalid);
+    EXPECT_EQ(cache->Init({DType::kF32, 1, 0, 1}).code(), kInvalid);
+    EXPECT_EQ(cache->Init({DType::kF32, 1, 1, 0}).code(), kInvalid);
+    EXPECT_TRUE(cache->Init({DType::kF32, 1, 1, 1}).ok());
     EXPECT_EQ(cache->SetConfig({}).code(), kUntimely);
     cache->Close();
     cache->Close();
     EXPECT_EQ(cache->SetConfig({}).code(), kUntimely);
-    EXPECT_EQ(cache->Init(DType::kF32, 1, 1, 1).code(), kUntimely);
+    EXPECT_EQ(cache->Init({DType::kF32, 1, 1, 1}).code(), kUntimely);
   }
 }
 
 TEST_P(GateOf, RefusesTensorsThatCannotBe) {
   const auto cache = MakeOfKind(Kind::kEncoder, GetParam());
   ASSERT_TRUE(cache->SetConfig({.v_layout = VLayout::kPermuted}).ok());
-  ASSERT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
+  ASSERT_TRUE(cache->Init({DType::kF32, 1, 1, 1}).ok());
   const std::array<std::int32_t, 1> positions = {0};
   const std::array<int, 1> sequences = {0};
   ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
@@ -553,7 +550,7 @@ TEST_P(GateOf, NamesTheArgumentThatIsNegative) {
   };
   for (const Kind kind : {Kind::kCausal, Kind::kWrapper}) {
     const auto cache = MakeOfKind(kind, GetParam());
-    ASSERT_TRUE(cache->Init(DType::kF32, 1, 4, 1).ok());
+    ASSERT_TRUE(cache->Init({DType::kF32, 1, 4, 1}).ok());
     EXPECT_TRUE(names(cache->CopyPrefix(-1, 0, 0), "src"));
     EXPECT_TRUE(names(cache->CopyPrefix(0, -1, 0), "dst"));
     EXPECT_TRUE(names(cache->CopyPrefix(0, 0, -1), "len"));

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/elements.h"
+#include "core/index.h"
 
 namespace kvtwin::props {
 namespace {
@@ -48,7 +49,7 @@ std::uint32_t SignOf(const Format& format) {
 // The number of a code up to the largest, without a sign.
 double NumberOf(const Format& format, std::uint32_t code) {
   const int bias = (1 << (format.exponent_bits - 1)) - 1;
-  const auto exponent = static_cast<int>(code >> format.mantissa_bits);
+  const auto exponent = AsInt(code >> format.mantissa_bits);
   const auto mantissa =
       static_cast<double>(code & ((1U << format.mantissa_bits) - 1));
   const double one = std::ldexp(1.0, format.mantissa_bits);
@@ -286,8 +287,8 @@ TEST(Narrow, BlocksOfAnyNumbers) {
   std::mt19937 random(2);
   for (int i = 0; i < 20000; ++i) {
     Block block;
-    const int exponent = static_cast<int>(random() % 60) - 40;
-    const auto range = static_cast<int>(1 + random() % 12);
+    const int exponent = AsInt(random() % 60) - 40;
+    const auto range = AsInt(1 + random() % 12);
     for (float& value : block) {
       const auto unit = static_cast<float>(random() >> 8) * 0x1p-23F - 1;
       value = std::ldexp(unit, exponent - static_cast<int>(random()) % range);
@@ -303,8 +304,7 @@ TEST(Narrow, BlocksOfHalves) {
       for (const float beside : {-1.0F, 0.0F, 1.0F}) {
         Block block;
         for (std::size_t i = 0; i < block.size(); ++i) {
-          const float half =
-              static_cast<float>(first + static_cast<int>(i) % 15) / 2;
+          const float half = static_cast<float>(first + AsInt(i) % 15) / 2;
           float value = most > 100 || most < -100 ? half : half / 16;
           if (beside != 0) value = std::nextafter(value, beside * kInfinity);
           block[i] = std::clamp(value, -std::fabs(most), std::fabs(most));

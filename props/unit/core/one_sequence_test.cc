@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "kvtwin/save.h"
 #include "props/testing/test_cache.h"
 
@@ -51,8 +52,7 @@ CacheState StateOf(const Tokens& tokens, const std::set<int>& layers) {
       if (found == token.rows.end()) continue;  // The rows are zeros.
       const auto [key, value] = found->second;
       const auto fill = [row](DenseTensor& tensor, float number) {
-        const auto size =
-            static_cast<std::size_t>(tensor.shape[0] * tensor.shape[1]);
+        const auto size = AsSize(tensor.shape[0] * tensor.shape[1]);
         for (std::size_t i = 0; i < size; ++i) {
           std::memcpy(&tensor.bytes[(row * size + i) * sizeof(float)], &number,
                       sizeof(float));
@@ -68,9 +68,7 @@ CacheState StateOf(const Tokens& tokens, const std::set<int>& layers) {
 
 class OneSequence : public EachTwin {
  protected:
-  int Pick(int end) {
-    return static_cast<int>(random_() % static_cast<unsigned>(end));
-  }
+  int Pick(int end) { return AsInt(random_() % static_cast<unsigned>(end)); }
 
   // Tokens of up to three sequences, at random cells.
   Tokens SomeTokens(const std::set<int>& layers) {
@@ -149,7 +147,7 @@ TEST_P(OneSequence, IsTakenOutAndPutIn) {
     const int cells[] = {kCells};
     const Result<CacheState> both = WithSequence(state, number, more, cells);
     auto cache = *MakeCache({}, GetParam());
-    ASSERT_TRUE(cache->Init(DType::kF32, 1, kCells, 1).ok());
+    ASSERT_TRUE(cache->Init({DType::kF32, 1, kCells, 1}).ok());
     ASSERT_TRUE(cache->Restore(StateOf(Crowded(tokens, layers), layers)).ok());
     ASSERT_TRUE(cache->Remove(kGone, 0, kOpenEnd).ok());
     ASSERT_TRUE(*cache->SnapshotOf(sequence) == one);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/json_line.h"
 #include "core/trace/trace.h"
 #include "props/base/scratch_folder.h"
@@ -31,7 +32,7 @@ namespace {
 std::string Changed(int line, const std::string& from, const std::string& to,
                     const char* placement = "lowest") {
   std::vector<std::string> lines = kPoolLines;
-  std::string& changed = lines.at(static_cast<std::size_t>(line - 1));
+  std::string& changed = lines.at(AsSize(line - 1));
   changed = Replaced(changed, from, to);
   if (placement == std::string("other")) {
     lines[0] = Replaced(lines[0], "lowest", "other");

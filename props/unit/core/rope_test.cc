@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "core/index.h"
 #include "core/shift_row.h"
 #include "props/testing/test_cache.h"
 
@@ -135,7 +136,7 @@ std::vector<float> Numbers(std::size_t count, std::uint32_t seed) {
   std::vector<float> numbers(count);
   for (float& number : numbers) {
     const float unit = static_cast<float>(random() >> 8) * 0x1p-24F;
-    number = std::ldexp(unit * 2 - 1, static_cast<int>(random() % 20) - 10);
+    number = std::ldexp(unit * 2 - 1, AsInt(random() % 20) - 10);
   }
   return numbers;
 }
@@ -146,14 +147,13 @@ void ExpectTurned(const Shift& shift, std::int32_t offset, std::size_t head_dim,
                   const std::vector<float>& before,
                   const std::vector<float>& actual, int& known) {
   const Rope& rope = shift.rope;
-  const auto wished = static_cast<std::size_t>(rope.dims);
+  const auto wished = AsSize(rope.dims);
   const std::size_t dims =
       (wished == 0 ? head_dim : std::min(wished, head_dim)) / 2 * 2;
   std::vector<float> expected = before;
   for (std::size_t head = 0; head < before.size(); head += head_dim) {
     for (std::size_t p = 0; p < dims / 2; ++p) {
-      const auto [cosine, sine] =
-          Exactly(rope, static_cast<int>(dims), static_cast<int>(p), offset);
+      const auto [cosine, sine] = Exactly(rope, AsInt(dims), AsInt(p), offset);
       const auto [x, y] = PairOf(rope, dims, p);
       float& due_x = expected[head + x];
       float& due_y = expected[head + y];
@@ -186,13 +186,12 @@ TEST(Rope, RoundsEachOperation) {
         rope.dims = dims;
         const Shift shift = {ShiftKind::kRope, rope, {}};
         for (const std::int32_t offset : kOffsets) {
-          const auto size = static_cast<std::size_t>(3 * head_dim);
+          const auto size = AsSize(3 * head_dim);
           const std::vector<float> before =
               Numbers(size, static_cast<std::uint32_t>(offset));
           std::vector<float> found = before;
           ASSERT_TRUE(ShiftRow(shift, 0, offset, head_dim, 3, found).ok());
-          ExpectTurned(shift, offset, static_cast<std::size_t>(head_dim),
-                       before, found, known);
+          ExpectTurned(shift, offset, AsSize(head_dim), before, found, known);
           all += 3 * (std::min(head_dim, dims == 0 ? head_dim : dims) / 2);
         }
       }

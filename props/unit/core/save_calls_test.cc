@@ -30,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "props/testing/test_states.h"
 
 namespace {
@@ -79,14 +80,13 @@ Answer Do(Call call, const std::function<Answer(const Call&)>& real) {
   if (fails && !recorder.fault->writes) {
     errno = recorder.fault->error;
   } else {
-    if (fails)
-      call.bytes.resize(static_cast<std::size_t>(*recorder.fault->writes));
+    if (fails) call.bytes.resize(kvtwin::AsSize(*recorder.fault->writes));
     answer = real(call);
   }
   const int error = errno;
   call.ok = answer != -1;
   if (call.ok && call.name == "openat") {
-    call.inode = InodeOf(static_cast<int>(answer));
+    call.inode = InodeOf(kvtwin::AsInt(answer));
   }
   recorder.calls.push_back(std::move(call));
   errno = error;
@@ -147,7 +147,7 @@ ssize_t __wrap_pwrite(int file, const void* bytes, size_t size, off_t at) {
   if (!recorder.on) return __real_pwrite(file, bytes, size, at);
   Call call{.name = "pwrite",
             .inode = InodeOf(file),
-            .at = static_cast<std::size_t>(at),
+            .at = kvtwin::AsSize(at),
             .bytes = std::string(static_cast<const char*>(bytes), size)};
   return Do<ssize_t>(call, [&](const Call& one) {
     return __real_pwrite(file, bytes, one.bytes.size(), at);
@@ -520,14 +520,14 @@ TEST_F(SaveCalls, InAnotherOrderWouldNotDo) {
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     if (calls_[i].name != "fsync" && calls_[i].name != "pwrite") continue;
     other = calls_;
-    other.erase(other.begin() + static_cast<std::ptrdiff_t>(i));
+    other.erase(IteratorAt(other, i));
     EXPECT_TRUE(wrong(other)) << i;
   }
 }
 
 std::size_t OpenFiles() {
   const std::filesystem::directory_iterator all("/proc/self/fd");
-  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+  return AsSize(std::distance(begin(all), end(all)));
 }
 
 // Whether the save succeeds although this call fails.

@@ -13,6 +13,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "kvtwin/cache.h"
 #include "props/testing/test_cache.h"
@@ -427,7 +428,7 @@ TEST_F(Save, LayersOfASequenceMayBeOthers) {
     EXPECT_EQ(key.shape, (Shape{2, 2, 5, 1}));
     float sum = 0;
     for (int i = 0; i < 5; ++i) sum += LoadElement(key.at(1, 1, i), key.dtype);
-    EXPECT_EQ(sum, sums[static_cast<std::size_t>(layer)]);
+    EXPECT_EQ(sum, At(sums, layer));
   }
   EXPECT_EQ(SequenceOf(both, 4).cells.size(), 3U);
   EXPECT_TRUE(SequenceOf(both, 9).cells.empty());

@@ -44,7 +44,7 @@ TEST_P(CustomShift, GivesTheRowsOfABuiltInShiftThatDoesTheSame) {
         return {};
       };
       auto cache = *MakeCache(spec, GetParam());
-      ASSERT_TRUE(cache->Init(dtype, 1, 128, kTokens).ok());
+      ASSERT_TRUE(cache->Init({dtype, 1, 128, kTokens}).ok());
       std::vector<std::int32_t> positions(kTokens);
       std::iota(positions.begin(), positions.end(), 0);
       Floats rows(kTokens * 6);

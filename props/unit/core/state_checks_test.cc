@@ -127,7 +127,7 @@ TEST_P(StateChecks, RefusesEachDamageOfAnEncodersState) {
   for (const VLayout layout : {VLayout::kPlain, VLayout::kPermuted}) {
     const auto cache = MakeOfKind(Kind::kEncoder, GetParam());
     ASSERT_TRUE(cache->SetConfig({.v_layout = layout}).ok());
-    ASSERT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
+    ASSERT_TRUE(cache->Init({DType::kF32, 1, 1, 1}).ok());
     const DenseTensor row{DType::kF32, {1, 1, 1, 1}, {4, std::byte{}}};
     const KvRows rows = {row, row};
     const auto refused = [&](const std::function<void(CacheState&)>& damage) {
@@ -155,7 +155,7 @@ TEST_P(StateChecks, RefusesEachDamageOfAnEncodersState) {
 
 TEST_P(StateChecks, AWrapperRefusesStatesOfOthers) {
   const auto cache = MakeOfKind(Kind::kWrapper, GetParam());
-  ASSERT_TRUE(cache->Init(DType::kF32, 1, 4, 1).ok());
+  ASSERT_TRUE(cache->Init({DType::kF32, 1, 4, 1}).ok());
   ExpectRefused(*cache, [](auto& state) { state.caches.pop_back(); });
   ExpectRefused(*cache, [](auto& state) { state.position = 1; });
   for (const std::size_t i : {0U, 1U}) {
@@ -171,7 +171,7 @@ TEST_P(StateChecks, RestoreRefusesRowsOfAnotherDType) {
   for (const DType dtype :
        {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {
     TestCache cache({}, GetParam());
-    ASSERT_TRUE(cache->Init(dtype, 1, 4, 4).ok());
+    ASSERT_TRUE(cache->Init({dtype, 1, 4, 4}).ok());
     cache.Append(0, 0, {1, 2});
     for (const CacheState& other : states) {
       EXPECT_FALSE(cache->Restore(other).ok());
@@ -183,7 +183,7 @@ TEST_P(StateChecks, RestoreRefusesRowsOfAnotherDType) {
   EXPECT_FALSE(cache->Restore(states[1]).ok());
   EXPECT_TRUE(cache->Restore(states[0]).ok());
   TestCache half({}, GetParam());
-  ASSERT_TRUE(half->Init(DType::kF16, 1, 4, 4).ok());
+  ASSERT_TRUE(half->Init({DType::kF16, 1, 4, 4}).ok());
   CacheState mixed = states[1];
   std::swap(mixed.layers[0].key, states[0].layers[0].key);
   EXPECT_FALSE(half->Restore(mixed).ok());

@@ -22,9 +22,7 @@ void ExpectBound(const TraceHeader& header, const RowDims& rows) {
   auto cache = *MakeCache(header.spec);
   ASSERT_TRUE(cache->SetConfig(header.config).ok());
   const InitArgs& init = header.init;
-  ASSERT_TRUE(
-      cache->Init(init.dtype, init.max_sequences, init.capacity, init.max_batch)
-          .ok());
+  ASSERT_TRUE(cache->Init(init).ok());
   const auto element = static_cast<double>(SizeOf(init.dtype));
   const double row = element * header.layers * rows.kv_heads *
                      (rows.k_head_dim + rows.v_head_dim);

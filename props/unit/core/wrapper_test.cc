@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "props/testing/test_cache.h"
 
 namespace kvtwin::props {
@@ -79,7 +80,7 @@ std::unique_ptr<Cache> Made(const CacheSpec& spec, const Case& one,
   auto cache = *MakeCache(spec, twin);
   EXPECT_TRUE(cache->SetConfig(one.config).ok());
   EXPECT_TRUE(
-      cache->Init(DType::kF32, one.max_sequences, one.capacity, kMaxBatch)
+      cache->Init({DType::kF32, one.max_sequences, one.capacity, kMaxBatch})
           .ok());
   return cache;
 }
@@ -103,8 +104,7 @@ CacheState Without(const CacheState& state, const std::set<int>& cells) {
       std::vector<std::byte> bytes;
       for (std::size_t row = 0; row < kept.size(); ++row) {
         if (!kept[row]) continue;
-        const auto first =
-            tensor->bytes.begin() + static_cast<std::ptrdiff_t>(row * size);
+        const auto first = IteratorAt(tensor->bytes, row * size);
         bytes.insert(bytes.end(), first,
                      first + static_cast<std::ptrdiff_t>(size));
       }
@@ -150,7 +150,7 @@ class Alone {
 
   StatusCode SetLayerType(int type) {
     if (type < 0 || type >= std::ssize(caches_)) return kInvalid;
-    active_ = static_cast<std::size_t>(type);
+    active_ = AsSize(type);
     return StatusCode::kOk;
   }
 
@@ -222,10 +222,10 @@ class Alone {
   }
 
   Cache& active() const { return *caches_[active_]; }
-  int active_type() const { return static_cast<int>(active_); }
+  int active_type() const { return AsInt(active_); }
   // The cache that refused in the latest refused pass.
   std::size_t refused() const { return refused_; }
-  int size() const { return static_cast<int>(caches_.size()); }
+  int size() const { return Size(caches_); }
 
  private:
   std::unique_ptr<Cache> CopyOf(std::size_t i) const {
@@ -312,9 +312,7 @@ class Both {
   }
 
  private:
-  int Pick(int end) {
-    return static_cast<int>(random_() % static_cast<unsigned>(end));
-  }
+  int Pick(int end) { return AsInt(random_() % static_cast<unsigned>(end)); }
 
   void Same(const char* call, const Status& actual, StatusCode expected) {
     ++reached_[fmt::format("{} {}", call, StatusName(expected))];
@@ -426,7 +424,7 @@ void Both::AfterARefusal() {
 void Both::Put() {
   const std::int64_t tokens = Pick(12) == 0 ? Pick(4) : tokens_;
   const std::int64_t dim = Pick(12) == 0 ? 3 : 2;
-  std::vector<float> numbers(static_cast<std::size_t>(2 * dim * tokens) + 1);
+  std::vector<float> numbers(AsSize(2 * dim * tokens) + 1);
   for (float& number : numbers) number = static_cast<float>(Pick(1000));
   const TensorView key =
       DenseView(numbers.data(), DType::kF32, {dim, 2, tokens, 1});
@@ -597,12 +595,12 @@ TEST_P(Wrappers, BeginAndEndAsTheirCachesDo) {
   // The encoder takes neither a padding nor two sequences, so no cache does.
   ASSERT_TRUE(cache->SetConfig({.cache_padding = 2}).ok());
   EXPECT_EQ(cache->SetConfig({}).code(), kUntimely);
-  EXPECT_EQ(cache->Init(DType::kF32, 1, 4, 4).code(), kInvalid);
+  EXPECT_EQ(cache->Init({DType::kF32, 1, 4, 4}).code(), kInvalid);
   const auto other = *MakeCache(spec, GetParam());
-  EXPECT_EQ(other->Init(DType::kF32, 2, 4, 4).code(), kInvalid);
+  EXPECT_EQ(other->Init({DType::kF32, 2, 4, 4}).code(), kInvalid);
   EXPECT_EQ(other->CellCount(), 0);
-  EXPECT_TRUE(other->Init(DType::kF32, 1, 4, 4).ok());
-  EXPECT_EQ(other->Init(DType::kF32, 1, 4, 4).code(), kUntimely);
+  EXPECT_TRUE(other->Init({DType::kF32, 1, 4, 4}).ok());
+  EXPECT_EQ(other->Init({DType::kF32, 1, 4, 4}).code(), kUntimely);
   cache->Close();
   expect_untimely();
 }

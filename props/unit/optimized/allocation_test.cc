@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "core/names.h"
 #include "kvtwin/cache.h"
 #include "optimized/fast_paths.h"
@@ -98,7 +99,7 @@ void* operator new(std::size_t bytes) {
   return memory;
 }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  const auto line = static_cast<std::size_t>(alignment);
+  const auto line = kvtwin::AsSize(alignment);
   void* memory = std::aligned_alloc(line, (bytes + line - 1) / line * line);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
@@ -140,14 +141,14 @@ class Client {
         numbers_(kNumbers, 1.5F),
         strided_(one.strided) {
     EXPECT_TRUE(cache_->SetConfig(one.config).ok());
-    EXPECT_TRUE(cache_->Init(one.dtype, kSequences, kCapacity, kBatch).ok());
+    EXPECT_TRUE(cache_->Init({one.dtype, kSequences, kCapacity, kBatch}).ok());
   }
 
   // Runs a pass of `tokens` tokens for each sequence in [first, last).
   bool Pass(int first, int last, int tokens, bool reserve = false) {
     std::size_t count = 0;
     for (int seq = first; seq < last; ++seq) {
-      auto& next = next_[static_cast<std::size_t>(seq)];
+      auto& next = At(next_, seq);
       for (int i = 0; i < tokens; ++i, ++count) {
         positions_[count] = next + i;
         sequences_[count] = seq;

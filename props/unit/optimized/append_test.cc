@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/guarded_paged.h"
+#include "core/index.h"
 
 namespace kvtwin::props {
 namespace {
@@ -54,7 +55,7 @@ class CountingPool final : public GuardedPaged {
 
 // Appends `tokens` rows to the sequence.
 PagedAppend Appended(CountingPool& pool, int sequence, int tokens) {
-  const std::vector<float> numbers(static_cast<std::size_t>(tokens));
+  const std::vector<float> numbers(AsSize(tokens));
   const TensorView rows =
       DenseView(numbers.data(), DType::kF32, {1, 1, tokens, 1});
   return *pool.Append(sequence, 0, rows, rows);
@@ -67,9 +68,8 @@ TEST(Append, LooksAtWhatItStored) {
     const int before = pool.looks();
     const PagedAppend appended = Appended(pool, sequence, 6);
     // Six tokens take two or three blocks of four.
-    const auto blocks =
-        static_cast<std::size_t>((len + 5) / kBlockSize - len / kBlockSize + 1);
-    ASSERT_EQ(pool.looks() - before, static_cast<int>(blocks));
+    const auto blocks = AsSize((len + 5) / kBlockSize - len / kBlockSize + 1);
+    ASSERT_EQ(pool.looks() - before, AsInt(blocks));
     ASSERT_EQ(appended.views.size(), blocks);
     int start = len;
     for (const PagedView& view : appended.views) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "kvtwin/cache.h"
 #include "optimized/targets.h"
 #include "props/history/history.h"
@@ -125,7 +126,7 @@ void ExpectSamePass(Cache& a, Cache& b) {
   const KvView actual = *b.Get();
   ASSERT_EQ(actual.first_cell, expected.first_cell);
   ASSERT_EQ(actual.mask.shape, expected.mask.shape);
-  const auto bytes = static_cast<std::size_t>(expected.mask.shape[0]) * 4;
+  const auto bytes = AsSize(expected.mask.shape[0]) * 4;
   for (std::int64_t row = 0; row < expected.mask.shape[1]; ++row) {
     ASSERT_EQ(
         0, std::memcmp(expected.mask.at(0, row), actual.mask.at(0, row), bytes))
@@ -145,7 +146,7 @@ void ExpectSameIn(int cells, Placement placement) {
     ASSERT_EQ(first.code(), call(*twins[1]).code());
   };
   const CacheState state = Crowded(cells);
-  both([&](Cache& c) { return c.Init(DType::kF32, 1, cells, 8); });
+  both([&](Cache& c) { return c.Init({DType::kF32, 1, cells, 8}); });
   both([&](Cache& c) { return c.Restore(state); });
   const auto pass = [&](std::vector<int> sequences) {
     std::vector<std::int32_t> positions(sequences.size(), cells);

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/guarded_cache.h"
+#include "core/index.h"
 #include "optimized/bit_tree.h"
 #include "optimized/mask.h"
 #include "optimized/targets.h"
@@ -85,7 +86,7 @@ class Tables {
       const auto& [position, owners] = cells_[cell];
       if (owners.empty()) ++free;
       for (const int id : owners) {
-        expected.push_back({static_cast<int>(cell), position, id});
+        expected.push_back({AsInt(cell), position, id});
         auto& range = extremes.try_emplace(id, PosRange{position, position})
                           .first->second;
         range.first = std::min(range.first, position);
@@ -146,7 +147,7 @@ class Tables {
     const std::size_t longest = LongestRun();
     for (const std::size_t count :
          {std::size_t{1}, std::size_t{1} + longest / 2, longest, longest + 1,
-          static_cast<std::size_t>(Pick(300)) + 1}) {
+          AsSize(Pick(300)) + 1}) {
       if (count == 0) continue;
       ASSERT_EQ(table_.FindRun(count), NaiveRun(count)) << count;
     }
@@ -155,11 +156,10 @@ class Tables {
   void CheckFree() {
     std::vector<int> expected;
     for (std::size_t cell = 0; cell < size(); ++cell) {
-      if (cells_[cell].owners.empty())
-        expected.push_back(static_cast<int>(cell));
+      if (cells_[cell].owners.empty()) expected.push_back(AsInt(cell));
     }
-    const int count = Pick(static_cast<int>(expected.size()) + 1);
-    expected.resize(static_cast<std::size_t>(count));
+    const int count = Pick(Size(expected) + 1);
+    expected.resize(AsSize(count));
     std::vector<int> actual{-1};
     table_.FindFree(expected.size(), actual);
     ASSERT_EQ(actual, expected);
@@ -230,8 +230,7 @@ class Tables {
     if (Pick(30) == 0) position = Pick(100);
     const bool run = Pick(2) == 0;
     for (int count = Pick(3) == 0 ? Pick(150) : 1; count > 0; --count) {
-      const std::size_t from =
-          run ? 0 : static_cast<std::size_t>(Pick(static_cast<int>(size())));
+      const std::size_t from = run ? 0 : AsSize(Pick(AsInt(size())));
       const std::size_t cell = table_.free().Next(from);
       if (cell == kNone) return;
       table_.Add(seq, cell, ++position);
@@ -401,8 +400,7 @@ TEST(Table, ListsFreeCellsInTheirPlacesOnly) {
 // Expects that the rows of two masks show the same cells.
 void ExpectSame(const Mask& kept, const Mask& fresh, DType dtype) {
   ASSERT_EQ(kept.view().shape, fresh.view().shape);
-  const auto bytes =
-      static_cast<std::size_t>(RunBytes(dtype, kept.view().shape[0]));
+  const auto bytes = AsSize(RunBytes(dtype, kept.view().shape[0]));
   for (std::int64_t row = 0; row < kept.view().shape[1]; ++row) {
     ASSERT_EQ(
         0, std::memcmp(kept.view().at(0, row), fresh.view().at(0, row), bytes))
@@ -471,8 +469,7 @@ TEST(Table, RowsThatAreKeptAreAsWrittenAnew) {
         for (int step = 0; step < 400; ++step) {
           for (int n = tables.Pick(3); n > 0; --n) tables.Change();
           const std::vector<RowRule>& rules = batches.Next();
-          const std::size_t rows =
-              rules.size() + static_cast<std::size_t>(tables.Pick(2));
+          const std::size_t rows = rules.size() + AsSize(tables.Pick(2));
           const optimized::CellSpan view = batches.View();
           HostMask fresh;
           kept.Build(tables.table(), rules, rows, view, dtype);

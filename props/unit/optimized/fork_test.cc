@@ -30,7 +30,7 @@ std::unique_ptr<Cache> Filled() {
   CacheSpec spec;
   spec.shift.kind = ShiftKind::kRope;
   std::unique_ptr<Cache> cache = *MakeCache(spec);
-  EXPECT_TRUE(cache->Init(DType::kF32, 1, kTokens, kTokens).ok());
+  EXPECT_TRUE(cache->Init({DType::kF32, 1, kTokens, kTokens}).ok());
   std::vector<std::int32_t> positions;
   for (int i = 0; i < kTokens; ++i) positions.push_back(i);
   const std::vector<int> sequences(kTokens, 0);

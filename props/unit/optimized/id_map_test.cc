@@ -7,6 +7,8 @@
 #include <array>
 #include <cstddef>
 
+#include "core/index.h"
+
 namespace kvtwin::props {
 namespace {
 
@@ -16,15 +18,14 @@ TEST(IdMap, FindsIdsAfterOthersAreErased) {
   for (int step = 1; step < 8000; step += 61) {
     optimized::IdMap<int> map;
     for (int id = 0; id < 100; ++id) {
-      map.Insert(id * step, &values[static_cast<std::size_t>(id)]);
+      map.Insert(id * step, &At(values, id));
     }
     for (int id = 0; id < 100; id += 2) {
-      EXPECT_EQ(map.Find(id * step), &values[static_cast<std::size_t>(id)]);
+      EXPECT_EQ(map.Find(id * step), &At(values, id));
       map.Erase(id * step);
     }
     for (int id = 0; id < 100; ++id) {
-      EXPECT_EQ(map.Find(id * step),
-                id % 2 == 0 ? nullptr : &values[static_cast<std::size_t>(id)]);
+      EXPECT_EQ(map.Find(id * step), id % 2 == 0 ? nullptr : &At(values, id));
     }
   }
 }

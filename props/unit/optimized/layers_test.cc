@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "props/paged/paged_runner.h"
 #include "props/search/explain.h"
@@ -101,22 +102,21 @@ CacheState StateAfter(const Case& one, const std::string& twin,
   spec.shift = one.shift;
   const auto cache = *MakeCache(spec, twin);
   EXPECT_TRUE(cache->SetConfig(ConfigOf(one.v_layout)).ok());
-  EXPECT_TRUE(cache->Init(one.dtype, 4, 8, 8).ok());
+  EXPECT_TRUE(cache->Init({one.dtype, 4, 8, 8}).ok());
   const std::vector<RowDims> all = DimsOf(one.dtype);
   float number = 0;
   const auto put = [&](const std::vector<std::int32_t>& positions, int seq) {
     const std::vector<int> sequences(positions.size(), seq);
     EXPECT_TRUE(cache->StartForward({positions, sequences}, false).ok());
     for (const int layer : layers) {
-      const auto& [k_dim, heads, v_dim] = all[static_cast<std::size_t>(layer)];
+      const auto& [k_dim, heads, v_dim] = At(all, layer);
       const auto tokens = std::ssize(positions);
-      std::vector<float> numbers(static_cast<std::size_t>(
-          (k_dim + v_dim) * heads * static_cast<int>(tokens)));
+      std::vector<float> numbers(
+          AsSize((k_dim + v_dim) * heads * AsInt(tokens)));
       for (std::size_t i = 0; i < numbers.size(); ++i) {
         numbers[i] = number + static_cast<float>(i % 7) / 8;
       }
-      const float* values = &numbers[static_cast<std::size_t>(
-          k_dim * heads * static_cast<int>(tokens))];
+      const float* values = &At(numbers, k_dim * heads * AsInt(tokens));
       EXPECT_TRUE(cache->SetLayer(layer).ok());
       EXPECT_TRUE(
           cache
@@ -149,12 +149,11 @@ INSTANTIATE_TEST_SUITE_P(Twins, EachLayer, ::testing::ValuesIn(TwinList()),
 
 TEST_P(EachLayer, HoldsWhatItWouldHoldAlone) {
   for (const Case& one : Cases()) {
-    SCOPED_TRACE(fmt::format("shift {}, dtype {}, V {}",
-                             static_cast<int>(one.shift.kind),
+    SCOPED_TRACE(fmt::format("shift {}, dtype {}, V {}", AsInt(one.shift.kind),
                              DTypeName(one.dtype), VLayoutName(one.v_layout)));
     std::vector<int> layers(DimsOf(one.dtype).size());
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      layers[i] = static_cast<int>(i);
+      layers[i] = AsInt(i);
     }
     const CacheState state = StateAfter(one, GetParam(), layers);
     ASSERT_EQ(state.layers.size(), layers.size());

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/dense_tensor.h"
+#include "core/index.h"
 #include "core/mask_elements.h"
 #include "core/names.h"
 #include "hwy/cache_control.h"
@@ -106,11 +107,11 @@ TEST(MaskDTypes, MayBeOthersThanThoseOfRows) {
           cache->SetConfig({.cache_padding = 1, .mask_dtype = dtype}).ok());
       const bool bits = dtype == DType::kBits;
       if (bits) {
-        const Status init = cache->Init(dtype, 1, 4, 2);
+        const Status init = cache->Init({dtype, 1, 4, 2});
         EXPECT_EQ(init.code(), StatusCode::kInvalidArgument);
         EXPECT_EQ(init.message(), "dtype is bits, rows are of numbers");
       }
-      EXPECT_TRUE(cache->Init(DType::kF16, 1, 4, 2).ok());
+      EXPECT_TRUE(cache->Init({DType::kF16, 1, 4, 2}).ok());
       const std::vector<std::int32_t> positions = {0};
       const std::vector<int> sequences = {0};
       ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
@@ -443,15 +444,15 @@ void ExpectMasksOf(std::size_t columns, std::size_t rows) {
     for (std::size_t row = 0; row < rules.size(); ++row) {
       for (int cell = rules[row].range.first; cell <= rules[row].range.last;
            ++cell) {
-        if (cell < static_cast<int>(kFirst)) continue;
+        if (cell < AsInt(kFirst)) continue;
         if ((cell % 4 == 3) != (row % 3 == 2)) continue;
-        AllowInMask(expected, cell - static_cast<int>(kFirst),
+        AllowInMask(expected, cell - AsInt(kFirst),
                     static_cast<std::int64_t>(row));
       }
     }
     const TensorView view = mask.view();
     ASSERT_EQ(view.shape, expected.shape);
-    const auto bytes = static_cast<std::size_t>(expected.view().stride[1]);
+    const auto bytes = AsSize(expected.view().stride[1]);
     for (std::size_t row = 0; row < rows; ++row) {
       const auto at = static_cast<std::int64_t>(row);
       ASSERT_EQ(0,
@@ -468,7 +469,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, HostMaskWith, ::testing::ValuesIn(kEachPath),
 TEST_P(HostMaskWith, ColumnsOfAMask) {
   for (const int n : {1024, 8192, 32768, 65536, 131072}) {
     for (const int columns : {n - 1, n, n + 1}) {
-      ExpectMasksOf(static_cast<std::size_t>(columns), 3);
+      ExpectMasksOf(AsSize(columns), 3);
     }
   }
 }

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/paged.h"
 #include "kvtwin/save.h"
@@ -41,7 +42,7 @@ double BytesForEach(const Many& what) {
   const TensorView row = DenseView(numbers.data(), DType::kF16, {1, 1, 1, 1});
   const std::int64_t before = live_bytes;
   const std::unique_ptr<Cache> cache = *MakeCache(what.spec);
-  EXPECT_TRUE(cache->Init(DType::kF16, what.sequences, 16, 1).ok());
+  EXPECT_TRUE(cache->Init({DType::kF16, what.sequences, 16, 1}).ok());
   bool done = true;
   for (int position = 0; position < what.tokens; ++position) {
     for (int sequence = 0; sequence < what.sequences; ++sequence) {
@@ -104,7 +105,7 @@ TEST(Memory, IsGivenBackBySequencesThatBecomeShort) {
   CacheConfig config;
   config.mask_dtype = DType::kBits;
   ASSERT_TRUE(cache->SetConfig(config).ok());
-  ASSERT_TRUE(cache->Init(DType::kF16, 1, kCapacity, kBatch).ok());
+  ASSERT_TRUE(cache->Init({DType::kF16, 1, kCapacity, kBatch}).ok());
   const auto turn = [&](int sequence) {
     bool done = true;
     std::ranges::fill(sequences, sequence);
@@ -133,7 +134,7 @@ TEST(Memory, IsGivenBackBySequencesThatEnd) {
   constexpr int kTokens = 8'000;
   constexpr int kCopies = 30;
   const std::unique_ptr<Cache> cache = *MakeCache({});
-  ASSERT_TRUE(cache->Init(DType::kF16, 1, 5 * kTokens, kTokens).ok());
+  ASSERT_TRUE(cache->Init({DType::kF16, 1, 5 * kTokens, kTokens}).ok());
   std::vector<std::int32_t> positions(kTokens);
   std::iota(positions.begin(), positions.end(), 0);
   const std::vector<int> sequences(kTokens, 0);
@@ -166,7 +167,7 @@ TEST(Memory, IsGivenBackByWindowedSequencesThatEnd) {
   config.mask_dtype = DType::kBits;
   ASSERT_TRUE(cache->SetConfig(config).ok());
   ASSERT_TRUE(
-      cache->Init(DType::kF16, 1, 2 * kSequences * kTokens, kTokens).ok());
+      cache->Init({DType::kF16, 1, 2 * kSequences * kTokens, kTokens}).ok());
   std::vector<std::int32_t> positions(kTokens);
   std::iota(positions.begin(), positions.end(), 0);
   const auto fill_and_end = [&](int count) {
@@ -196,7 +197,7 @@ class Watch {
 
   void Step(int step) {
     const int tenth = step * 10 / steps_;
-    auto& most = most_[static_cast<std::size_t>(tenth)];
+    auto& most = At(most_, tenth);
     most = std::max<std::int64_t>(most, live_bytes);
   }
 
@@ -215,7 +216,7 @@ class Random {
  public:
   // Draws a number of 0 .. count - 1.
   int Pick(int count) {
-    return static_cast<int>(engine_() % static_cast<std::uint32_t>(count));
+    return AsInt(engine_() % static_cast<std::uint32_t>(count));
   }
   bool OneIn(int count) { return Pick(count) == 0; }
 
@@ -230,7 +231,7 @@ class CacheClient {
   CacheClient(const CacheSpec& spec, std::string_view twin)
       : spec_(spec), cache_(*MakeCache(spec, twin)), numbers_(Numbers()) {
     const bool one = spec.kind == Kind::kEncoder || HasEncoder(spec);
-    EXPECT_TRUE(cache_->Init(DType::kF32, one ? 1 : 3, 8, 4).ok());
+    EXPECT_TRUE(cache_->Init({DType::kF32, one ? 1 : 3, 8, 4}).ok());
   }
 
   void Step() {
@@ -268,8 +269,7 @@ class CacheClient {
 
   Request& Some() {
     if (requests_.empty()) requests_.push_back({next_id_++, 0});
-    return requests_[static_cast<std::size_t>(
-        random_.Pick(static_cast<int>(requests_.size())))];
+    return At(requests_, random_.Pick(Size(requests_)));
   }
 
   void Pass() {
@@ -279,8 +279,7 @@ class CacheClient {
     Request& request = Some();
     const int tokens = 1 + random_.Pick(4);
     std::vector<std::int32_t> positions;
-    const std::vector<int> sequences(static_cast<std::size_t>(tokens),
-                                     request.id);
+    const std::vector<int> sequences(AsSize(tokens), request.id);
     for (int i = 0; i < tokens; ++i) positions.push_back(request.next + i);
     const std::vector<int> images(random_.OneIn(2) ? 1 : 0, 0);
     const bool reserve = random_.OneIn(9);
@@ -431,7 +430,7 @@ class PoolClient {
         (void)pool_->Truncate(Some(), random_.Pick(4));
         return;
       case 3:
-        return Free(random_.Pick(static_cast<int>(sequences_.size())));
+        return Free(random_.Pick(Size(sequences_)));
       case 4:
         return Ask();
       case 5:
@@ -444,10 +443,7 @@ class PoolClient {
   int commits() const { return commits_; }
 
  private:
-  int Some() {
-    return sequences_[static_cast<std::size_t>(
-        random_.Pick(static_cast<int>(sequences_.size())))];
-  }
+  int Some() { return At(sequences_, random_.Pick(Size(sequences_))); }
 
   std::int32_t Token() { return random_.OneIn(2) ? random_.Pick(2) : ++token_; }
 
@@ -473,7 +469,7 @@ class PoolClient {
   }
 
   void Free(int index) {
-    EXPECT_TRUE(pool_->Free(sequences_[static_cast<std::size_t>(index)]).ok());
+    EXPECT_TRUE(pool_->Free(At(sequences_, index)).ok());
     sequences_.erase(sequences_.begin() + index);
   }
 

@@ -11,6 +11,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "kvtwin/cache.h"
 #include "props/testing/test_cache.h"
@@ -42,7 +43,7 @@ TEST_P(PutRows, TakesRowsOfAnyStrides) {
           view.shape = {head_dim, 2, 5, 1};
           view.stride = stride;
           TestCache cache({}, GetParam(), ConfigOf(layout));
-          ASSERT_TRUE(cache->Init(dtype, 1, 8, 8).ok());
+          ASSERT_TRUE(cache->Init({dtype, 1, 8, 8}).ok());
           ASSERT_EQ(cache.Start({0, 1, 2, 3, 4}, {0, 0, 0, 0, 0}),
                     StatusCode::kOk);
           ASSERT_TRUE(cache->Put(view, view).ok());
@@ -64,8 +65,7 @@ TEST_P(PutRows, TakesRowsAtOddStrides) {
   std::int64_t step = 6;
   for (const std::size_t first : {0U, 2U}) {
     StoreElement(1, &bytes[first], DType::kF32);
-    StoreElement(2, &bytes[first + static_cast<std::size_t>(step)],
-                 DType::kF32);
+    StoreElement(2, &bytes[first + AsSize(step)], DType::kF32);
     TensorView rows = DenseView(&bytes[first], DType::kF32, {1, 1, 2, 1});
     rows.stride[2] = step;
     ASSERT_TRUE(cache->Put(rows, rows).ok());

@@ -18,6 +18,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "optimized/fast_paths.h"
 #include "optimized/move_rows.h"
@@ -79,7 +80,7 @@ Floats SomeFloats(std::size_t count) {
         floats[i] = std::bit_cast<float>(state);
         break;
       case 1:
-        floats[i] = std::ldexp(1.0F, -10 - static_cast<int>(state % 16));
+        floats[i] = std::ldexp(1.0F, -10 - AsInt(state % 16));
         break;
       case 2:
         floats[i] = std::bit_cast<float>(0x7F800001U | state);
@@ -365,8 +366,8 @@ struct Source {
     view.stride[1] = size == 0 ? RunBytes(dtype, head_dim) + gaps[1]
                                : view.stride[0] * head_dim + gaps[1];
     view.stride[2] = view.stride[1] * heads + gaps[2];
-    const auto length = static_cast<std::size_t>(view.stride[2] * tokens);
-    const auto misaligned = static_cast<std::size_t>(gaps[3]);
+    const auto length = AsSize(view.stride[2] * tokens);
+    const auto misaligned = AsSize(gaps[3]);
     bytes.resize(length + misaligned);
     const Floats numbers = SomeFloats(bytes.size() / sizeof(float) + 1);
     std::memcpy(bytes.data(), numbers.data(), bytes.size());
@@ -403,13 +404,13 @@ constexpr std::size_t kCells = 128;
 void ExpectRows(const Source& source, const std::vector<int>& cells,
                 DType dtype, bool stream) {
   const TensorView& view = source.view;
-  const auto head = static_cast<std::size_t>(RunBytes(dtype, view.shape[0]));
-  const auto row = head * static_cast<std::size_t>(view.shape[1]);
+  const auto head = AsSize(RunBytes(dtype, view.shape[0]));
+  const auto row = head * AsSize(view.shape[1]);
   const std::size_t begin = cells.size() > 3 ? 1 : 0;
   Memory expected(kCells * row, 0);
   Memory actual(kCells * row, 0);
   for (std::size_t i = begin; i < cells.size(); ++i) {
-    const auto cell = static_cast<std::size_t>(cells[i]);
+    const auto cell = AsSize(cells[i]);
     WriteDense(Slice(view, 2, static_cast<std::int64_t>(i)), dtype,
                expected.data() + cell * row);
   }
@@ -423,8 +424,7 @@ void ExpectColumns(const Source& source, const std::vector<int>& cells,
                    DType dtype, bool stream, bool tiled, std::size_t gap) {
   const TensorView& view = source.view;
   const std::size_t size = SizeOf(dtype);
-  const std::size_t row =
-      static_cast<std::size_t>(view.shape[0] * view.shape[1]);
+  const std::size_t row = AsSize(view.shape[0] * view.shape[1]);
   StoredColumns to{nullptr, dtype, kCells * size + gap, kTileCells * size,
                    stream};
   std::size_t bytes = row * to.stride;
@@ -439,7 +439,7 @@ void ExpectColumns(const Source& source, const std::vector<int>& cells,
   for (std::size_t i = 0; i < cells.size(); ++i) {
     for (std::size_t e = begin; e < row; ++e) {
       const auto element = static_cast<std::int64_t>(e);
-      const auto cell = static_cast<std::size_t>(cells[i]);
+      const auto cell = AsSize(cells[i]);
       TensorView tensor = view;
       tensor.data = view.at(element % view.shape[0], element / view.shape[0],
                             static_cast<std::int64_t>(i));

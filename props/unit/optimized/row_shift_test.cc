@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "core/index.h"
 #include "core/shift_row.h"
 #include "optimized/bit_tree.h"
 #include "optimized/targets.h"
@@ -42,7 +43,7 @@ TEST_P(RowShiftOn, ShiftsRowsAsTheDefinitionDoes) {
         shift.rope.scale = 0.3;
         optimized::RowShift fast;
         fast.Prepare(shift, -5, head_dim);
-        Floats expected(static_cast<std::size_t>(3 * head_dim));
+        Floats expected(AsSize(3 * head_dim));
         for (std::size_t i = 0; i < expected.size(); ++i) {
           expected[i] = std::sin(static_cast<float>(i * i)) * 9;
         }

@@ -15,6 +15,7 @@
 
 #include "core/dense_tensor.h"
 #include "core/elements.h"
+#include "core/index.h"
 #include "core/names.h"
 #include "kvtwin/cache.h"
 #include "kvtwin/state.h"
@@ -43,7 +44,7 @@ TEST_P(Rows, ShiftsManyRowsByAFunction) {
     return Status();
   };
   const auto cache = *MakeCache(spec, GetParam());
-  ASSERT_TRUE(cache->Init(DType::kF32, 1, kTokens, kTokens).ok());
+  ASSERT_TRUE(cache->Init({DType::kF32, 1, kTokens, kTokens}).ok());
   std::vector<std::int32_t> positions(kTokens);
   std::iota(positions.begin(), positions.end(), 0);
   const std::vector<int> sequences(kTokens, 0);
@@ -75,7 +76,7 @@ TEST_P(Rows, AFunctionMayMoveTheElementsOfARow) {
     return Status();
   };
   const auto cache = *MakeCache(spec, GetParam());
-  ASSERT_TRUE(cache->Init(DType::kF16, 1, 2, 2).ok());
+  ASSERT_TRUE(cache->Init({DType::kF16, 1, 2, 2}).ok());
   const std::vector<std::int32_t> positions = {0, 1};
   const std::vector<int> sequences = {0, 0};
   ASSERT_TRUE(cache->StartForward({positions, sequences}, false).ok());
@@ -89,7 +90,7 @@ TEST_P(Rows, AFunctionMayMoveTheElementsOfARow) {
   const CacheState state = *cache->Snapshot();
   const TensorView key = state.layers.at(0).key.view();
   for (std::int64_t i = 0; i < kHeadDim; ++i) {
-    const auto from = static_cast<std::size_t>((i + 1) % kHeadDim);
+    const auto from = AsSize((i + 1) % kHeadDim);
     EXPECT_EQ(LoadElement(key.at(i), key.dtype), numbers[kHeadDim + from]);
   }
 }
@@ -99,7 +100,7 @@ TEST_P(Rows, AnEncoderTakesLinesThatRepeatAnElement) {
   CacheSpec spec;
   spec.kind = Kind::kEncoder;
   const auto cache = *MakeCache(spec, GetParam());
-  ASSERT_TRUE(cache->Init(DType::kF32, 1, 1, 1).ok());
+  ASSERT_TRUE(cache->Init({DType::kF32, 1, 1, 1}).ok());
   const std::vector<std::int32_t> positions = {0};
   const std::vector<int> sequences = {0};
   const std::vector<int> multimodal = {0};
@@ -142,10 +143,10 @@ void PutFarApart(const std::string& twin, VLayout layout) {
   ASSERT_EQ(cache.Put(expected), StatusCode::kOk);
   const KvView view = *cache->Get();
   for (int i = 0; i < kTokens; ++i) {
-    ASSERT_EQ(cache->BatchCells()[static_cast<std::size_t>(i)], i * kApart);
+    ASSERT_EQ(At(cache->BatchCells(), i), i * kApart);
     const TensorView row =
         RowOf(view.value, layout, i * kApart - view.first_cell);
-    EXPECT_EQ(LoadFrom(row, 0), expected[static_cast<std::size_t>(i)]);
+    EXPECT_EQ(LoadFrom(row, 0), At(expected, i));
   }
 }
 
@@ -154,7 +155,7 @@ TEST_P(Rows, ColumnsOfPermutedVDoNotOverlap) {
   for (const int cells : {1023, 1024, 1025, 1041, 1057}) {
     TestCache cache({}, GetParam(), {.v_layout = VLayout::kPermuted});
     ASSERT_EQ(cache.Init(1, cells, cells), StatusCode::kOk);
-    std::vector<std::int32_t> positions(static_cast<std::size_t>(cells));
+    std::vector<std::int32_t> positions(AsSize(cells));
     std::iota(positions.begin(), positions.end(), 0);
     ASSERT_EQ(cache.Start(positions, std::vector<int>(positions.size(), 0)),
               StatusCode::kOk);
@@ -180,7 +181,7 @@ TEST_P(Rows, TilesOfVAreWhereTheyAreSaidToBe) {
        {DType::kF32, DType::kF16, DType::kBF16, DType::kF8}) {
     SCOPED_TRACE(DTypeName(dtype));
     TestCache cache({}, GetParam(), ConfigOf(VLayout::kTiled));
-    ASSERT_TRUE(cache->Init(dtype, 2, kCells / 2, kCells).ok());
+    ASSERT_TRUE(cache->Init({dtype, 2, kCells / 2, kCells}).ok());
     std::vector<std::int32_t> positions(kCells);
     std::iota(positions.begin(), positions.end(), 0);
     std::vector<int> sequences(positions.size(), 0);
