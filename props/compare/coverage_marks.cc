@@ -91,8 +91,8 @@ std::vector<std::string> CoverageGaps(const CoverageCounts& counts) {
     const double percent = 100.0 * static_cast<double>(count) /
                            static_cast<double>(std::max<std::int64_t>(of, 1));
     if (percent >= low && percent <= high) return;
-    reasons.push_back(fmt::format("{:.1f} % of {}, due are {} to {} %", percent,
-                                  what, low, high));
+    reasons.push_back(fmt::format("{:.1f} % of {}, expected {} to {} %",
+                                  percent, what, low, high));
   };
   within("calls refused", counts.refused, counts.calls, 2, 20);
   within("histories discarded", counts.discarded, counts.histories, 0, 5);

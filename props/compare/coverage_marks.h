@@ -73,7 +73,7 @@ inline constexpr auto kCoverageMarks = std::to_array<CoverageMark>({
     {"view_not_at_zero", "the view starts after the first cell"},
     {"hole_below_view", "a free cell lies below the view"},
     {"hole_in_view", "a free cell lies between used ones of the view"},
-    {"view_padded", "padding adds columns that nobody sees to the view"},
+    {"view_padded", "padding adds columns to the view that no row sees"},
     {"view_cuts_sequence", "a token of the batch's sequence is not in view"},
     {"view_strangers", "the view holds tokens of sequences not in the batch"},
     {"mask_padded", "the mask has rows that belong to no token"},

@@ -449,15 +449,15 @@ void DifferentialDriver::Poison() {
 
 namespace {
 
-// Whether the snapshot of the cache equals `due`.
+// Whether the snapshot of the cache equals `expected`.
 bool Holds(const Cache& cache, const CacheState& expected) {
   const Result<CacheState> actual = cache.Snapshot();
   return actual.ok() && *actual == expected;
 }
 
 // Takes a sequence out of the cache and adds it again. Returns whether the
-// results equal those of SequenceOf and WithSequence on whole snapshots. `due`
-// is the cache's state.
+// results equal those of SequenceOf and WithSequence on whole snapshots.
+// `expected` is the cache's state.
 bool MovesSequence(Cache& cache, const CacheState& expected, int sequence) {
   const Result<CacheState> one = cache.SnapshotOf(sequence);
   if (!one.ok() || *one != SequenceOf(expected, sequence)) return false;
@@ -521,9 +521,10 @@ void DifferentialDriver::Reload() {
            restored(cache);
   };
   Check(reference.ok() && restored(*reference_) && renewed(**reference),
-        "reference: snapshot", "what was restored is not what was saved");
+        "reference: snapshot",
+        "the restored state differs from the saved state");
   Check(subject.ok() && restored(*tested_) && renewed(**subject),
-        "subject: snapshot", "what was restored is not what was saved");
+        "subject: snapshot", "the restored state differs from the saved state");
   // Continues with the caches that were restored in place, or with the new
   // ones.
   const bool in_place = serial_ % 2 == 0;

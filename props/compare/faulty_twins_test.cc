@@ -455,7 +455,8 @@ TEST(FaultyTwins, SnapshotsAreCompared) {
   };
   const std::string check = "subject: snapshot";
   const std::string by_reference = "reference: snapshot";
-  const std::string not_saved = "what was restored is not what was saved";
+  const std::string not_saved =
+      "the restored state differs from the saved state";
   const std::string not_back = "does not leave and come back";
   // After three tokens, the history continues with new caches; after two, with
   // the caches that were restored in place, and sequence 1 is taken out and
@@ -544,7 +545,7 @@ TEST(FaultyTwins, MisuseIsRefusedWithAMessageAndChangesNothing) {
     const std::string check =
         who == Who::kSubject ? "subject: misuse" : "reference: misuse";
     cases.push_back({"accepted", history, Misused(answers({})), check,
-                     "is 'ok', due is invalid_argument", who});
+                     "is 'ok', expected invalid_argument", who});
     cases.push_back({"without a message", history,
                      Misused(answers({StatusCode::kInvalidArgument, ""})),
                      check, "is refused without a message", who});

@@ -194,7 +194,7 @@ TEST(FaultyTwins, VisibilitySeesWrongShapes) {
       {"too few rows", kThree, shape(&KvView::mask, 1, -2), check,
        "the mask has 2 rows, the batch 3"},
       {"no padding", kThree, shape(&KvView::mask, 1, -1), check,
-       "the mask has 3 rows, due are 4"},
+       "the mask has 3 rows, expected 4"},
   };
   for (const char* layout : {"permuted=1", "tiled=1 pad=32"}) {
     const std::string history = std::string(layout) + " dims=1,2,3 | put 0*3";
@@ -238,7 +238,7 @@ TEST(FaultyTwins, VisibilitySeesWrongResults) {
                    "CanResume(0, 1) is true"});
   cases.push_back({"misuse", "| put 0*2 | misuse 0",
                    Misused([](Cache&, const Status&) { return Status(); }),
-                   "subject: misuse", "due is invalid_argument"});
+                   "subject: misuse", "expected invalid_argument"});
   ExpectFound(cases, Level::kVisibility);
   // A cache may always refuse to resume, or answer that nothing is cached.
   const auto none = [](bool) { return false; };

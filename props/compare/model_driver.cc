@@ -106,7 +106,7 @@ void ModelDriver::DrawCellsNow() {
 void ModelDriver::CheckResult(const std::string& call, const Status& expected,
                               const Status& actual) {
   Check(expected.code() == actual.code(), "subject: result", [&] {
-    return fmt::format("{} is {}, due is {}", call, actual.ToString(),
+    return fmt::format("{} is {}, expected {}", call, actual.ToString(),
                        expected.ToString());
   });
 }
@@ -467,7 +467,7 @@ void ModelDriver::CheckShapes(int layer, const KvView& view) {
   const auto check = [&](std::string_view what, const Shape& actual,
                          const Shape& expected) {
     Check(actual == expected, "subject: view shape", [&] {
-      return fmt::format("layer {}: the shape of {} is {}, due is {}", layer,
+      return fmt::format("layer {}: the shape of {} is {}, expected {}", layer,
                          what, ShapeText(actual), ShapeText(expected));
     });
   };
@@ -494,7 +494,7 @@ void ModelDriver::CheckShapes(int layer, const KvView& view) {
   const bool pads = subject_.rules.mask_rows == Rules::MaskRows::kPadded;
   Check(pads ? actual % padding == 0 : actual == batch || actual != padded,
         "subject: view shape", [&] {
-          return fmt::format("layer {}: the mask has {} rows, due are {}",
+          return fmt::format("layer {}: the mask has {} rows, expected {}",
                              layer, actual, pads ? padded : batch);
         });
 }

@@ -107,7 +107,7 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
   if (expected != nullptr) {
     wrong.text += fmt::format(
         "{} {}",
-        wrong.text.empty() ? fmt::format("row {} misses", row) : "; due is",
+        wrong.text.empty() ? fmt::format("row {} misses", row) : "; expected",
         TokenText(*expected, layer));
     return wrong;
   }

@@ -60,9 +60,9 @@ class RowOwners {
   // rows that were put.
   RowOwners(const reference::CacheLedger& ledger, int layer, const KvView& view,
             VLayout v_layout);
-  // Returns the owner of a column: a token of `due` that was never put here,
-  // which may have any rows; if there is none, the token with equal rows, first
-  // from `due`.
+  // Returns the owner of a column: a token of `expected` that was never put
+  // here, which may have any rows; if there is none, the token with equal rows,
+  // first from `expected`.
   RowOwner Of(std::int64_t column,
               const std::vector<const reference::LedgerToken*>& expected) const;
   // Matches the columns that the row sees with the tokens that it must see, one

@@ -219,8 +219,8 @@ TEST(ShrinkRecording, ExplainsWhyItCannotShrink) {
   ExpectNoShrink(Lines(kPoolLines), Fork, "there is nothing to shrink");
   ExpectNoShrink("{", Fork, "the recording is bad input: line 1");
   ExpectNoShrink(text, prints(Lines(kPoolLines)), "is accepted");
-  ExpectNoShrink(text, prints("garbage\n"), "is no recording: line 1");
-  ExpectNoShrink(text, prints(""), "is no recording: line 1");
+  ExpectNoShrink(text, prints("garbage\n"), "is not a recording: line 1");
+  ExpectNoShrink(text, prints(""), "is not a recording: line 1");
   ExpectNoShrink(text, prints(text), "it does not read what it is given");
   std::vector<std::string> other = kPoolLines;
   other[7] = Replaced(other[7], R"("len":4)", R"("len":3)");
