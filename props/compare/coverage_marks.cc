@@ -12,12 +12,12 @@ namespace {
 using reference::CacheLedger;
 using reference::LedgerToken;
 
-// Returns the index of a probe in the table. An unknown name does not compile.
+// Returns the index of a mark in the table. An unknown name does not compile.
 consteval std::size_t Mark(std::string_view name) {
   for (std::size_t i = 0; i < kCoverageMarks.size(); ++i) {
     if (kCoverageMarks[i].name == name) return i;
   }
-  throw "no such probe";
+  throw "no such mark";
 }
 
 // The number of cells that the optimized twin processes at a time.

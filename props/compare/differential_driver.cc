@@ -18,8 +18,8 @@ void DifferentialDriver::CheckCodes(const Call& call, StatusCode ledger,
   ++result_.operations;
   HashInt(static_cast<std::int64_t>(subject));
   if (observer_ != nullptr) observer_->Outcome(subject);
-  if (story_ != nullptr) {
-    Tell(Made(call), answer.empty() ? StatusName(subject) : answer);
+  if (trace_ != nullptr) {
+    AddStep(Made(call), answer.empty() ? StatusName(subject) : answer);
   }
   Check(ledger == reference, "reference: result", [&] {
     return fmt::format("{} is {} by the ledger, {} by the reference",
@@ -425,8 +425,8 @@ void DifferentialDriver::Misuse(int which) {
             *wrong);
     }
   }
-  if (story_ != nullptr) {
-    Tell(call(), "");
+  if (trace_ != nullptr) {
+    AddStep(call(), "");
   }
 }
 
@@ -539,7 +539,7 @@ void DifferentialDriver::Reload() {
     reference_ = std::move(*reference);
     tested_ = std::move(*subject);
   }
-  Tell(in_place ? "Restore in place" : "Restore into new caches", "");
+  AddStep(in_place ? "Restore in place" : "Restore into new caches", "");
   result_.operations += 6;  // The calls above that have no step of their own.
   EndPass();
 }

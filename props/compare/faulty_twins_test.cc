@@ -741,13 +741,13 @@ TEST(FaultyTwins, ALegalClientIsNeverRefused) {
   const History history = *ParseHistory("kvt1 legal=1 seqs=1 cap=2 batch=4");
   const Subject subject = TwinSubject("reference");
   RunResult result;
-  DifferentialDriver trio(history.setup, subject, nullptr, nullptr, result);
-  ASSERT_TRUE(trio.SetUp());
+  DifferentialDriver driver(history.setup, subject, nullptr, nullptr, result);
+  ASSERT_TRUE(driver.SetUp());
   const Tokens many = {
       .positions = {0, 1, 2}, .sequences = {0, 0, 0}, .multimodal = {}};
-  EXPECT_TRUE(trio.StartForward(many, /*reserve=*/true));
+  EXPECT_TRUE(driver.StartForward(many, /*reserve=*/true));
   try {
-    trio.StartForward(many, /*reserve=*/false);
+    driver.StartForward(many, /*reserve=*/false);
     FAIL() << "was not found";
   } catch (const Failure& differs) {
     EXPECT_EQ(differs.check, "reference: a legal client is refused");
