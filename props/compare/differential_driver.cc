@@ -522,9 +522,9 @@ void DifferentialDriver::Reload() {
   };
   Check(reference.ok() && restored(*reference_) && renewed(**reference),
         "reference: snapshot",
-        "the restored state differs from the saved state");
+        "what was restored is not what was saved");
   Check(subject.ok() && restored(*tested_) && renewed(**subject),
-        "subject: snapshot", "the restored state differs from the saved state");
+        "subject: snapshot", "what was restored is not what was saved");
   // Continues with the caches that were restored in place, or with the new
   // ones.
   const bool in_place = serial_ % 2 == 0;
