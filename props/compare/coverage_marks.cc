@@ -58,8 +58,8 @@ bool Kept(const CacheLedger& ledger, int seq, std::int64_t position) {
                      });
 }
 
-// Asks about a sequence that does not exist: a cache with unbounded memory can
-// resume even that sequence.
+// Whether the memory is bounded. Asks about a sequence that does not exist: a
+// cache with unbounded memory can resume even that sequence.
 bool BoundedMemory(const CacheLedger& ledger) {
   return !ledger.encoder() && !ledger.CanResume(-1, 0);
 }
@@ -100,7 +100,8 @@ std::vector<std::string> CoverageGaps(const CoverageCounts& counts) {
   return reasons;
 }
 
-void Observer::Look(const reference::Ledger& ledger, const Cache& reference) {
+void Observer::BeforeCall(const reference::Ledger& ledger,
+                          const Cache& reference) {
   before_ = ledger.parts();
   reference.ListCells(cells_);
   SeeOwners();

@@ -168,14 +168,14 @@ struct CoverageCounts {
 // caches that were hardly ever full.
 std::vector<std::string> CoverageGaps(const CoverageCounts& counts);
 
-// Watches one history. Call Look() before a call; after it, report its
+// Watches one history. Call BeforeCall before a call; after it, report its
 // arguments and answer, with the ledger and the reference twin as they are now.
 class Observer {
  public:
   Observer(const Setup& setup, CoverageCounts& counts)
       : setup_(setup), counts_(counts) {}
 
-  void Look(const reference::Ledger& ledger, const Cache& reference);
+  void BeforeCall(const reference::Ledger& ledger, const Cache& reference);
   // Counts the answer of any call.
   void Outcome(StatusCode code);
   // At the end of the history.

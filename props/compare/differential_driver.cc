@@ -156,7 +156,7 @@ bool DifferentialDriver::StartForward(Tokens tokens, bool reserve) {
   pass_.tokens = std::move(tokens);
   const Batch batch{pass_.tokens.positions, pass_.tokens.sequences,
                     pass_.tokens.multimodal};
-  Look();
+  ObserveBefore();
   const auto call = [&] {
     return fmt::format("StartForward(positions [{}], sequences [{}]{})",
                        fmt::join(pass_.tokens.positions, " "),
@@ -321,7 +321,7 @@ void DifferentialDriver::SetCausal(const std::vector<int>& except) {
 
 StatusCode DifferentialDriver::Remove(int seq, std::int32_t begin,
                                       std::int32_t end) {
-  Look();
+  ObserveBefore();
   const auto call = [&] {
     return fmt::format("Remove({}, {}, {})", seq, begin,
                        end == kOpenEnd ? "open" : fmt::to_string(end));
@@ -343,7 +343,7 @@ StatusCode DifferentialDriver::Remove(int seq, std::int32_t begin,
 }
 
 void DifferentialDriver::CopyPrefix(int src, int dst, std::int32_t len) {
-  Look();
+  ObserveBefore();
   const auto call = [&] {
     return fmt::format("CopyPrefix({}, {}, {})", src, dst, len);
   };
@@ -521,8 +521,7 @@ void DifferentialDriver::Reload() {
            restored(cache);
   };
   Check(reference.ok() && restored(*reference_) && renewed(**reference),
-        "reference: snapshot",
-        "what was restored is not what was saved");
+        "reference: snapshot", "what was restored is not what was saved");
   Check(subject.ok() && restored(*tested_) && renewed(**subject),
         "subject: snapshot", "what was restored is not what was saved");
   // Continues with the caches that were restored in place, or with the new

@@ -83,7 +83,7 @@ class DifferentialDriver final : public Driver {
   void Reload() override;
 
   const reference::Ledger& ledger() const override { return ledger_; }
-  // Gives up the reference twin. Call nothing else afterwards.
+  // Hands over the reference twin. Call nothing else afterwards.
   std::unique_ptr<Cache> TakeReference() { return std::move(reference_); }
   bool in_pass() const override { return pass_.active; }
   Place place() const override { return {active_type_, layer_}; }
@@ -122,10 +122,10 @@ class DifferentialDriver final : public Driver {
   }
   void HashInt(std::int64_t value) { Hash(&value, sizeof(value)); }
   // Shows the observer the state before a call.
-  void Look() {
-    if (observer_ != nullptr) observer_->Look(ledger_, *reference_);
+  void ObserveBefore() {
+    if (observer_ != nullptr) observer_->BeforeCall(ledger_, *reference_);
   }
-  // Notes a call before it is made: it may fail without an answer.
+  // Records a call before it is made, because it may fail without an answer.
   template <class Call>
   void Begin(const Call& call) {
     if (trace_ != nullptr) trace_->calling = Made(call);

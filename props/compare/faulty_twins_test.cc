@@ -455,8 +455,7 @@ TEST(FaultyTwins, SnapshotsAreCompared) {
   };
   const std::string check = "subject: snapshot";
   const std::string by_reference = "reference: snapshot";
-  const std::string not_saved =
-      "what was restored is not what was saved";
+  const std::string not_saved = "what was restored is not what was saved";
   const std::string not_back = "does not leave and come back";
   // After three tokens, the history continues with new caches; after two, with
   // the caches that were restored in place, and sequence 1 is taken out and

@@ -152,7 +152,7 @@ bool ModelDriver::StartForward(Tokens tokens, bool reserve) {
   AddStep(call, actual.code());
   if (actual.code() == StatusCode::kCacheFull) {
     CheckRoom(call, ledger_, batch_);
-    over_ = Bounded();  // It may have evicted first (S12), or not.
+    over_ = Bounded();  // It may have evicted before (S12).
     DrawCellsNow();
     return false;
   }

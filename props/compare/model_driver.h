@@ -56,7 +56,7 @@ class ModelDriver final : public Driver {
   bool over() const override { return over_; }
 
  private:
-  // Notes a call before it is made: it may fail without an answer.
+  // Records a call before it is made, because it may fail without an answer.
   template <class Call>
   void Begin(const Call& call) {
     if (trace_ != nullptr) trace_->calling = Made(call);
