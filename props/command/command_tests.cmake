@@ -620,7 +620,7 @@ kvtwin_command_test(backend_as_another EXIT 1
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>
        --profile "mlx except first tokens leave")
 kvtwin_command_test(backend_as_no_profile EXIT 2
-  PRINTS "'copy flies' is no rule"
+  PRINTS "'copy flies' is not a rule"
   ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_cache>
        --profile "mlx except copy flies")
 kvtwin_command_test(pools_without_profile_mlx EXIT 2

@@ -350,8 +350,9 @@ void RefuseOtherKind(const CLI::App& explore, bool paged) {
                              "--state", "--seconds", "--profile", "--depth"}) {
     const bool of_paged = std::string_view(option) == "--depth";
     if (of_paged == paged || explore.count(option) == 0) continue;
-    throw CLI::ValidationError(option, paged ? "--kind paged has no such option"
-                                             : "is for --kind paged");
+    throw CLI::ValidationError(option,
+                               paged ? "is for caches, not for --kind paged"
+                                     : "is for --kind paged only");
   }
 }
 

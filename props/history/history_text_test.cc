@@ -27,7 +27,7 @@ std::string WhyNot(const std::string& line) {
   return history.ok() ? "" : history.status().message();
 }
 
-TEST(Line, CellsAreAsManyAsItSays) {
+TEST(Line, SetsTheNumberOfCells) {
   for (const std::string setup :
        {"", "kind=swa window=0", "kind=swa window=2", "kind=swa window=9",
         "kind=swa", "kind=swa_mem window=1 memory=3", "kind=chunked chunk=3",
@@ -91,7 +91,7 @@ TEST(Line, SaysWhereItIsWrong) {
   }
 }
 
-TEST(Line, IsReadBackAsItWasWritten) {
+TEST(Line, IsReadBackAsWritten) {
   for (std::uint64_t number = 0; number < 2000; ++number) {
     const std::string text = ToText(MakeHistory(5, number, {}, 20));
     const Result<History> read = ParseHistory(text);
@@ -100,7 +100,7 @@ TEST(Line, IsReadBackAsItWasWritten) {
   }
 }
 
-TEST(Line, HasMovesAsTheyWereWritten) {
+TEST(Line, KeepsMovesAsWritten) {
   for (const std::string move :
        {"move 0:2-4@-1", "move 1:0-@+3", "move 0:~2-^1@+1"}) {
     const Result<History> history = ParseHistory("kvt1 | " + move);
@@ -109,7 +109,7 @@ TEST(Line, HasMovesAsTheyWereWritten) {
   }
 }
 
-TEST(Line, SurvivesAnyChange) {
+TEST(Line, ParsesOrRefusesAnyChangedText) {
   const std::string bytes = "kvt1 |:*@~^->=,+0129azput\xff\x01";
   std::uint64_t state = 1;
   const auto draw = [&state](std::size_t below) {
@@ -131,7 +131,7 @@ TEST(Line, SurvivesAnyChange) {
   EXPECT_GT(refused, 2000);
 }
 
-TEST(Line, TokensOfASegment) {
+TEST(Line, LimitsTheTokensOfASegment) {
   for (const int n : {499, 500, 501, 999, 1000, 1001}) {
     const std::string line = fmt::format(
         "kvt1 cells=1100 batch=1050 | start 0*{} | start 1*free-3", n);
@@ -153,7 +153,7 @@ TEST(Line, TokensOfASegment) {
 }
 
 // The largest size that a line may ask for is accepted, one more is refused.
-TEST(Line, SizesThatItMayAskFor) {
+TEST(Line, LimitsTheSizesOfACache) {
   const auto refusal = [](const std::string& line) {
     const bool paged = line.starts_with("kvp1");
     return paged ? ParsePagedHistory(line).status().message()

@@ -198,7 +198,7 @@ TEST(PoolRules, TheLastTokenOfAPromptIsComputedAgainInPlace) {
                 "position 1 of sequence 4");
 }
 
-TEST(PoolRules, AWindowLetsRowsGo) {
+TEST(PoolRules, AWindowReleasesRows) {
   const std::string rules = R"("window":2)";
   const Recording five =
       kThree + Recording{Append(4, {4, 5}), Commit(4, {1, 2})};
@@ -252,7 +252,7 @@ TEST(PoolRules, AWindowLetsRowsGo) {
       "needs them from 3 on");
 }
 
-TEST(PoolRules, ADescriptionMayHaveThem) {
+TEST(PoolRules, ADescriptionMayNameThem) {
   const auto said = [](std::uint32_t can, std::int32_t window, int level) {
     static kvtwin_pool_description_v1 is;
     is.can = can;
@@ -277,7 +277,7 @@ TEST(PoolRules, ADescriptionMayHaveThem) {
 }
 
 // A report names several of the expected rows, but not all of many.
-TEST(PoolRules, ReportsNameTheRowsThatAreRight) {
+TEST(PoolRules, ReportsNameTheExpectedRows) {
   const Recording twice = kThree + Recording{Open(5), Append(5, {11, 12, 13}),
                                              Commit(5, {7, 8, 9})};
   ExpectWrong(
@@ -295,7 +295,7 @@ TEST(PoolRules, ReportsNameTheRowsThatAreRight) {
               "(appended on line 12), 5 more; found");
 }
 
-TEST(PoolRules, AcceptsRightPoolsOfOtherHands) {
+TEST(PoolRules, AcceptsCorrectPoolsWithOtherRules) {
   ExpectRight({});
   ExpectRight(kDeduplicates);
   ExpectRight(kRecomputes);
