@@ -12,12 +12,10 @@ LawRun RunLawOn(const Law& law, const Subject& subject,
   const History& history = *histories.history;
   const LawResult result = judge ? judge(law, history, /*hasty=*/false)
                                  : Judge(law, history, subject);
-  LawRun run{.histories = 1, .judged = result.judged, .failure = {}};
-  if (!result.wrong.empty()) {
-    run.failure = {.check = CheckOf(law, result), .text = result.wrong};
-    run.shrunk = history;
-  }
-  return run;
+  return {.histories = 1,
+          .judged = result.judged,
+          .failure = result.failure,
+          .shrunk = history};
 }
 
 LawAnswer BackendLaws::Run(const Law& law) {
@@ -29,9 +27,10 @@ LawAnswer BackendLaws::Run(const Law& law) {
                              bool hasty) {
     if (!again.empty()) return LawResult();
     LawResult result = judge_(one, history, hasty);
-    const std::string check = CheckOf(one, result);
-    if (result.wrong.empty() || !reported_.contains(check)) return result;
-    again = check;
+    if (!result.failure || !reported_.contains(result.failure->check)) {
+      return result;
+    }
+    again = result.failure->check;
     return LawResult();
   };
   answer.run = RunLawOn(law, subject_, histories_, judge);

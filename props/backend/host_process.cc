@@ -51,18 +51,29 @@ bool IsSound(const Failure& failure) {
 
 }  // namespace
 
+Json ToJson(const Failure& failure) {
+  return {{"step", failure.step},     {"check", failure.check},
+          {"text", failure.text},     {"row", failure.row},
+          {"column", failure.column}, {"first_cell", failure.first_cell}};
+}
+
+Failure FailureFromJson(const Json& json) {
+  return {.step = json.at("step").get<std::size_t>(),
+          .check = json.at("check").get<std::string>(),
+          .text = json.at("text").get<std::string>(),
+          .row = json.at("row").get<int>(),
+          .column = json.at("column").get<int>(),
+          .first_cell = json.at("first_cell").get<int>()};
+}
+
 Json ToJson(const RunResult& result) {
   Json json = {{"ran", result.ran},
                {"operations", result.operations},
                {"views", result.views},
                {"digest", result.digest}};
   if (!result.failure) return json;
-  const Failure& failure = *result.failure;
-  json["failure"] = {
-      {"step", failure.step},     {"check", failure.check},
-      {"text", failure.text},     {"row", failure.row},
-      {"column", failure.column}, {"first_cell", failure.first_cell}};
-  for (const Step& step : failure.trace) {
+  json["failure"] = ToJson(*result.failure);
+  for (const Step& step : result.failure->trace) {
     json["trace"].push_back({{"number", step.number}, {"call", step.call}});
   }
   return json;
@@ -75,13 +86,7 @@ RunResult RunResultFromJson(const Json& json) {
   result.views = json.at("views").get<std::int64_t>();
   result.digest = json.at("digest").get<std::uint64_t>();
   if (!json.contains("failure")) return result;
-  const Json& failure = json.at("failure");
-  result.failure = {.step = failure.at("step").get<std::size_t>(),
-                    .check = failure.at("check").get<std::string>(),
-                    .text = failure.at("text").get<std::string>(),
-                    .row = failure.at("row").get<int>(),
-                    .column = failure.at("column").get<int>(),
-                    .first_cell = failure.at("first_cell").get<int>()};
+  result.failure = FailureFromJson(json.at("failure"));
   for (const Json& step : json.value("trace", Json::array())) {
     Step& call = result.failure->trace.emplace_back();
     call.number = step.at("number").get<std::int64_t>();
@@ -199,12 +204,12 @@ Json ToJson(const Expansion& expansion) {
                {"not_made", expansion.not_made},
                {"found", found}};
   if (!expansion.failure) return json;
-  const Expansion::Fault& failure = *expansion.failure;
-  json["failure"] = {
-      {"check", failure.check},         {"text", failure.text},
-      {"step", failure.step},           {"except", failure.except},
-      {"reserved", failure.reserved},   {"went_on", failure.went_on},
-      {"positions", failure.positions}, {"sequences", failure.sequences}};
+  const Expansion::StepTaken& failed = expansion.failed;
+  json["failure"] = ToJson(*expansion.failure);
+  json["failed"] = {
+      {"step", failed.step},           {"except", failed.except},
+      {"reserved", failed.reserved},   {"went_on", failed.went_on},
+      {"positions", failed.positions}, {"sequences", failed.sequences}};
   return json;
 }
 
@@ -218,16 +223,15 @@ Expansion ExpansionFromJson(const Json& json) {
         {value.at(0).get<std::uint64_t>(), value.at(1).get<std::uint32_t>()});
   }
   if (!json.contains("failure")) return expansion;
-  const Json& said = json.at("failure");
-  Expansion::Fault& failure = expansion.failure.emplace();
-  said.at("check").get_to(failure.check);
-  said.at("text").get_to(failure.text);
-  said.at("step").get_to(failure.step);
-  said.at("except").get_to(failure.except);
-  said.at("reserved").get_to(failure.reserved);
-  said.at("went_on").get_to(failure.went_on);
-  said.at("positions").get_to(failure.positions);
-  said.at("sequences").get_to(failure.sequences);
+  expansion.failure = FailureFromJson(json.at("failure"));
+  const Json& said = json.at("failed");
+  Expansion::StepTaken& failed = expansion.failed;
+  said.at("step").get_to(failed.step);
+  said.at("except").get_to(failed.except);
+  said.at("reserved").get_to(failed.reserved);
+  said.at("went_on").get_to(failed.went_on);
+  said.at("positions").get_to(failed.positions);
+  said.at("sequences").get_to(failed.sequences);
   return expansion;
 }
 
@@ -332,27 +336,28 @@ LawResult Host::Judge(const Law& law, const History& history, Level level,
                                               {"level", level},
                                               {"profile", options_.profile}},
                                              hasty, process);
-    if (!said) return {1, process->died().text, process->died().check};
-    LawResult result = {said->at("judged").get<std::int64_t>(),
-                        said->at("wrong").get<std::string>(),
-                        said->at("check").get<std::string>()};
-    if (IsSound({.check = result.check})) GiveBack(std::move(process));
+    if (!said) return {.judged = 1, .failure = process->died()};
+    LawResult result = {.judged = said->at("judged").get<std::int64_t>()};
+    if (said->contains("failure")) {
+      result.failure = FailureFromJson(said->at("failure"));
+    }
+    if (!result.failure || IsSound(*result.failure)) {
+      GiveBack(std::move(process));
+    }
     return result;
   } catch (const Json::exception& error) {
-    const Failure nonsense = *WroteNonsense(0, error).failure;
-    return {1, nonsense.text, nonsense.check};
+    return {.judged = 1, .failure = WroteNonsense(0, error).failure};
   }
 }
 
 Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
                        std::uint64_t state) {
   std::unique_ptr<HostProcess> process;
-  Expansion expansion;
-  const auto ended = [&](std::string check, std::string text) {
-    expansion = {.differences = 1, .ended = true};
-    expansion.failure = {.check = std::move(check), .text = std::move(text)};
-    expansion.failure->step = process->step();
-    return expansion;
+  const auto ended = [&](const Failure& failure) -> Expansion {
+    return {.differences = 1,
+            .ended = true,
+            .failure = failure,
+            .failed = {.step = process->step()}};
   };
   try {
     const std::optional<Json> said = AskOnce({{"explore", what.name},
@@ -365,16 +370,14 @@ Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
                                               {"level", Level::kIdentity},
                                               {"profile", options_.profile}},
                                              /*hasty=*/false, process);
-    if (!said) return ended(process->died().check, process->died().text);
-    expansion = ExpansionFromJson(*said);
-    const bool sound =
-        !expansion.failure || IsSound({.check = expansion.failure->check});
+    if (!said) return ended(process->died());
+    Expansion expansion = ExpansionFromJson(*said);
+    const bool sound = !expansion.failure || IsSound(*expansion.failure);
     if (sound) GiveBack(std::move(process));
     expansion.ended = !sound;
     return expansion;
   } catch (const Json::exception& error) {
-    const Failure nonsense = *WroteNonsense(0, error).failure;
-    return ended(nonsense.check, nonsense.text);
+    return ended(*WroteNonsense(0, error).failure);
   }
 }
 

@@ -55,6 +55,8 @@ PagedCoverageCounts PagedCountsFromJson(const nlohmann::ordered_json& json);
 nlohmann::ordered_json ToJson(const BackendInfo& info);
 BackendInfo BackendInfoFromJson(const nlohmann::ordered_json& json);
 
+nlohmann::ordered_json ToJson(const Failure& failure);
+Failure FailureFromJson(const nlohmann::ordered_json& json);
 nlohmann::ordered_json ToJson(const Expansion& expansion);
 Expansion ExpansionFromJson(const nlohmann::ordered_json& json);
 

@@ -366,9 +366,9 @@ RunResult RunVisibility(const PoolBackend& backend, const PagedHistory& history,
   std::optional<std::int64_t> wrong_line;
   if (failure && failure->party() == Party::kBackend) {
     // A failure of the backend itself is reported without the calls.
-  } else if (judgement.verdict != Verdict::kAccept) {
-    failure = PoolFailure(judgement.reason);
-    wrong_line = judgement.line;
+  } else if (judgement.verdict() != Verdict::kAccept) {
+    failure = PoolFailure(judgement.reason());
+    wrong_line = judgement.line();
   } else if (failure) {
     wrong_line = std::numeric_limits<std::int64_t>::max();
   } else if (!recorder.status().ok()) {

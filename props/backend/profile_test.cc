@@ -610,10 +610,10 @@ TEST(Profiles, AreParsedWithExceptions) {
       Rules::SharedShift::kRefused);
   const std::map<std::string, std::string> wrong = {
       {"", "''"},
-      {"vllm", "'vllm' is no profile"},
+      {"vllm", "'vllm' is not a known profile"},
       {"mlx except", "'mlx except'"},
       {"mlx or vllm", "'vllm'"},
-      {"mlx except copy flies", "'copy flies' is no rule"},
+      {"mlx except copy flies", "'copy flies' is not a rule"},
       {"mlx except copy adds,window", "'copy adds,window'"},
       {"mlx except eviction is lazy", "'eviction is lazy' is nothing that"},
   };

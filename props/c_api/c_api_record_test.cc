@@ -411,9 +411,9 @@ TEST(CCheck, HasTheVerdictsOfCpp) {
     std::ifstream in(entry.path());
     const Judgement expected = Judge(in, twins);
     const kvtwin_verdict actual = CheckFile(entry.path().c_str());
-    EXPECT_EQ(AsInt(actual.outcome), AsInt(expected.verdict)) << entry.path();
-    EXPECT_EQ(actual.line, expected.line) << entry.path();
-    EXPECT_EQ(actual.reason, expected.reason) << entry.path();
+    EXPECT_EQ(AsInt(actual.outcome), AsInt(expected.verdict())) << entry.path();
+    EXPECT_EQ(actual.line, expected.line()) << entry.path();
+    EXPECT_EQ(actual.reason, expected.reason()) << entry.path();
   }
   EXPECT_GT(files, 8);
 }

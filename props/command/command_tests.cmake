@@ -251,7 +251,7 @@ kvtwin_command_test(gen_limits_caches EXIT 2 PRINTS "--kind paged"
   ARGS gen --without fork)
 kvtwin_command_test(gen_limits_nothing EXIT 2 PRINTS "--without"
   ARGS gen --kind paged --without append)
-kvtwin_command_test(gen_no_pool EXIT 2 PRINTS "'size=3' is no setting"
+kvtwin_command_test(gen_no_pool EXIT 2 PRINTS "'size' is not a setting"
   ARGS gen "kvp1 size=3 | append 0 1 0")
 kvtwin_command_test(gen_no_history EXIT 2 PRINTS "character 8" ARGS gen "kvt1 | fly")
 kvtwin_command_test(gen_no_cache EXIT 2 PRINTS "no cache" ARGS gen "kvt1 pad=0")
@@ -620,7 +620,7 @@ kvtwin_command_test(backend_as_another EXIT 1
   ARGS fuzz --ops 20000 --backend $<TARGET_FILE:kvtwin_c_cache>
        --profile "mlx except first tokens leave")
 kvtwin_command_test(backend_as_no_profile EXIT 2
-  PRINTS "'copy flies' is no rule"
+  PRINTS "'copy flies' is not a rule"
   ARGS fuzz --backend $<TARGET_FILE:kvtwin_c_cache>
        --profile "mlx except copy flies")
 kvtwin_command_test(pools_without_profile_mlx EXIT 2

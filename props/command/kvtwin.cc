@@ -86,18 +86,21 @@ std::vector<std::string> FilesOf(const std::string& path,
 
 std::string TextLine(const std::string& file, const Judgement& judgement) {
   const std::string name = Printable(file, file.size());
-  if (judgement.verdict == Verdict::kAccept) {
-    return fmt::format("accept     {:<11} {} ({}){}{}\n",
-                       LevelName(judgement.level), name,
-                       JudgedText(judgement.judged),
-                       judgement.reason.empty() ? "" : ": ", judgement.reason);
+  if (judgement.verdict() == Verdict::kAccept) {
+    return fmt::format(
+        "accept     {:<11} {} ({}){}{}\n", LevelName(judgement.level), name,
+        JudgedText(judgement.judged), judgement.reason().empty() ? "" : ": ",
+        judgement.reason());
   }
   const std::string line =
-      judgement.line > 0 ? fmt::format("line {}", judgement.line) : "";
-  const std::string rules =
-      judgement.rules.empty() ? "" : fmt::format(" ({})", judgement.rules);
-  return fmt::format("{:<10} {:<11} {}: {}{}\n", VerdictName(judgement.verdict),
-                     line, name, judgement.reason, rules);
+      judgement.line() > 0 ? fmt::format("line {}", judgement.line()) : "";
+  std::string rules;
+  if (judgement.failure && !judgement.failure->rules.empty()) {
+    rules = fmt::format(" ({})", judgement.failure->rules);
+  }
+  return fmt::format("{:<10} {:<11} {}: {}{}\n",
+                     VerdictName(judgement.verdict()), line, name,
+                     judgement.reason(), rules);
 }
 
 // Judges standard input, which may have several recordings one after another.
@@ -111,14 +114,12 @@ void JudgeInput(
     try {
       judgement = Judge(reader, twins);
     } catch (const std::bad_alloc&) {
-      judgement = {Verdict::kBadInput, Level::kNone, 0,
-                   "there is not enough memory", ""};
+      judgement.bad_input = {0, "there is not enough memory"};
     }
     tell(fmt::format("-:{}", ++count), judgement);
   } while (reader.SkipToHeader());
   if (!reader.error()) return;
-  tell("-", {Verdict::kBadInput, Level::kNone, reader.error()->line,
-             reader.error()->reason, ""});
+  tell("-", {.bad_input = reader.error()});
 }
 
 struct CheckArguments {
@@ -222,11 +223,11 @@ int Check(const CheckArguments& arguments) {
     } else {
       fmt::print("{}", TextLine(file, judgement));
     }
-    ++At(verdicts, judgement.verdict);
-    const bool accepted = judgement.verdict == Verdict::kAccept;
+    ++At(verdicts, judgement.verdict());
+    const bool accepted = judgement.verdict() == Verdict::kAccept;
     if (accepted && judgement.judged.answers == 0) ++not_judged;
-    exit_code = std::max(exit_code, ExitCode(judgement.verdict));
-    if (judgement.verdict == Verdict::kReject && !page.empty()) {
+    exit_code = std::max(exit_code, ExitCode(judgement.verdict()));
+    if (judgement.verdict() == Verdict::kReject && !page.empty()) {
       exit_code = WritePageOf(file, page, twins, exit_code);
     }
   };
@@ -295,9 +296,9 @@ int RunShow(const ShowArguments& arguments) {
   if (!shown) {
     fmt::print(stderr, "kvtwin show: {}: {}\n",
                Printable(arguments.path, arguments.path.size()),
-               judgement.reason);
+               judgement.reason());
   }
-  return ExitCode(judgement.verdict);
+  return ExitCode(judgement.verdict());
 }
 
 void AddShowCommand(CLI::App& app, int& exit_code) {

@@ -62,7 +62,7 @@ int Write(const ShrinkArguments& arguments, const ShrunkRecording& shrunk) {
       "written {}\n  show    {}\n",
       shrunk.calls, shrunk.calls_before, shrunk.runs,
       shrunk.is_shortest ? "" : ", which are all: --runs allows more",
-      judgement.line, judgement.reason, BucketOfReason(judgement.reason),
+      judgement.line(), judgement.reason(), BucketOfReason(judgement.reason()),
       Printable(path, path.size()), CommandLine("show " + ShellWord(path)));
   return 1;
 }

@@ -125,7 +125,7 @@ TEST_F(StateCommand, ReportsWhyAFileIsRefused) {
   fs::resize_file(Path("short"), fs::file_size(Path("whole")) - 1);
   // Files after a bad one are shown, too.
   EXPECT_EQ(Run(Path("short") + " " + Path("whole")), 2);
-  EXPECT_THAT(text, HasSubstr("short': this is no state of a cache: "));
+  EXPECT_THAT(text, HasSubstr("short': this is not a state of a cache: "));
   EXPECT_THAT(text, HasSubstr("whole: whole"));
 }
 

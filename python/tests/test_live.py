@@ -242,7 +242,7 @@ def test_profiles_with_exceptions():
 
     assert "kind=swa" in kvtwin.fuzz(Said, operations=5000).history
     Said.kvtwin = dataclasses.replace(Said.kvtwin, profile="mlx except copy flies")
-    with pytest.raises(ValueError, match="'copy flies' is no rule"):
+    with pytest.raises(ValueError, match="'copy flies' is not a rule"):
         kvtwin.fuzz(Said)
 
 
