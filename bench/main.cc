@@ -8,9 +8,6 @@
 #include <string>
 #include <vector>
 
-#ifdef KVTWIN_CUDA
-#include "bench/cuda/suite.h"
-#endif
 #include "bench/goals.h"
 #include "bench/suites.h"
 #include "core/index.h"
@@ -24,7 +21,6 @@ constexpr const char* kAbout =
 int Main(int argc, char** argv) {
   using namespace kvtwin;
   bench::GoalOptions options;
-  options.workload = KVTWIN_BENCH_WORKLOAD;
   bool goals = false;
   bool cuda = false;
   CLI::App app(kAbout);
@@ -32,9 +28,9 @@ int Main(int argc, char** argv) {
   app.add_flag("--goals", goals,
                "Measure each goal beside its limit; exit with 0 if all are "
                "met, with 1 if not or if something is wrong");
-#ifdef KVTWIN_CUDA
-  app.add_flag("--cuda", cuda, "The goals of the twin cuda, on the device");
-#endif
+  if (bench::run_cuda_goals != nullptr) {
+    app.add_flag("--cuda", cuda, "The goals of the twin cuda, on the device");
+  }
   app.add_flag("--json", options.json, "The goals as a list of objects");
   app.add_flag("--quick", options.quick,
                "Small and few: says whether it works; no goal is missed");
@@ -42,18 +38,17 @@ int Main(int argc, char** argv) {
   app.add_option("--save", options.save,
                  "A file that gets what --json prints as well");
   app.add_option("--spin", options.spin,
-                 "Do what is measured for so many seconds each, and nothing "
-                 "else, for a profiler");
+                 "Run each measured operation for this many seconds, and "
+                 "nothing else, for a profiler");
   app.add_option("--workload", options.workload,
-                 "The file of chat requests; without it, no chat");
+                 "The file of chat requests; without it, no chat")
+      ->envname("KVTWIN_BENCH_WORKLOAD");
   CLI11_PARSE(app, argc, argv);
 
   std::vector<std::string> extras = app.remaining();
   if (goals || cuda) {
     if (!extras.empty()) return app.exit(CLI::ExtrasError(extras));
-#ifdef KVTWIN_CUDA
-    if (cuda) return bench::RunCudaGoals(options);
-#endif
+    if (cuda) return bench::run_cuda_goals(options);
     return bench::RunGoals(options);
   }
   std::vector<char*> arguments = {argv[0]};

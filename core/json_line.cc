@@ -179,8 +179,7 @@ std::string ParseJsonLine(const std::string& line, JsonValue& object) {
   ValueBuilder builder;
   if (!nlohmann::json::sax_parse(line, &builder)) return builder.problem();
   if (builder.value().type != JsonValue::Type::kObject) {
-    return fmt::format("{} where an object is expected",
-                       Describe(builder.value()));
+    return fmt::format("{}, expected an object", Describe(builder.value()));
   }
   object = std::move(builder.value());
   return "";

@@ -286,7 +286,6 @@ __device__ __forceinline__ void LoadValues(const Piece& piece, int lane,
           RightOf({at(cell), at(cell + 1)}, {at(cell + 8), at(cell + 9)},
                   visible[2 * step], visible[2 * step + 1]);
     }
-    return;
   } else if constexpr (kColumns && kForm == Form::kF8) {
     const int dim = 16 * sixteen + lane / 16 * 8 + lane % 8;
     const uint4 four =

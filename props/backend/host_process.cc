@@ -51,17 +51,29 @@ bool IsSound(const Failure& failure) {
 
 }  // namespace
 
+Json ToJson(const Failure& failure) {
+  return {{"step", failure.step},     {"check", failure.check},
+          {"text", failure.text},     {"row", failure.row},
+          {"column", failure.column}, {"first_cell", failure.first_cell}};
+}
+
+Failure FailureFromJson(const Json& json) {
+  return {.step = json.at("step").get<std::size_t>(),
+          .check = json.at("check").get<std::string>(),
+          .text = json.at("text").get<std::string>(),
+          .row = json.at("row").get<int>(),
+          .column = json.at("column").get<int>(),
+          .first_cell = json.at("first_cell").get<int>()};
+}
+
 Json ToJson(const RunResult& result) {
   Json json = {{"ran", result.ran},
                {"operations", result.operations},
+               {"views", result.views},
                {"digest", result.digest}};
   if (!result.failure) return json;
-  const Failure& failure = *result.failure;
-  json["failure"] = {
-      {"step", failure.step},     {"check", failure.check},
-      {"text", failure.text},     {"row", failure.row},
-      {"column", failure.column}, {"first_cell", failure.first_cell}};
-  for (const Step& step : failure.trace) {
+  json["failure"] = ToJson(*result.failure);
+  for (const Step& step : result.failure->trace) {
     json["trace"].push_back({{"number", step.number}, {"call", step.call}});
   }
   return json;
@@ -71,15 +83,10 @@ RunResult RunResultFromJson(const Json& json) {
   RunResult result;
   result.ran = json.at("ran").get<bool>();
   result.operations = json.at("operations").get<std::int64_t>();
+  result.views = json.at("views").get<std::int64_t>();
   result.digest = json.at("digest").get<std::uint64_t>();
   if (!json.contains("failure")) return result;
-  const Json& failure = json.at("failure");
-  result.failure = {.step = failure.at("step").get<std::size_t>(),
-                    .check = failure.at("check").get<std::string>(),
-                    .text = failure.at("text").get<std::string>(),
-                    .row = failure.at("row").get<int>(),
-                    .column = failure.at("column").get<int>(),
-                    .first_cell = failure.at("first_cell").get<int>()};
+  result.failure = FailureFromJson(json.at("failure"));
   for (const Json& step : json.value("trace", Json::array())) {
     Step& call = result.failure->trace.emplace_back();
     call.number = step.at("number").get<std::int64_t>();
@@ -90,8 +97,8 @@ RunResult RunResultFromJson(const Json& json) {
 
 namespace {
 
-// The counts of a census, by name.
-constexpr auto kCensusCounts =
+// The counts of coverage, by name.
+constexpr auto kPoolCounts =
     std::to_array<std::pair<const char*, std::int64_t PagedCoverageCounts::*>>(
         {{"operations", &PagedCoverageCounts::operations},
          {"not_made", &PagedCoverageCounts::not_made},
@@ -106,13 +113,13 @@ constexpr auto kCensusCounts =
 
 Json ToJson(const PagedCoverageCounts& counts) {
   Json json;
-  for (const auto& [name, count] : kCensusCounts) json[name] = counts.*count;
+  for (const auto& [name, count] : kPoolCounts) json[name] = counts.*count;
   return json;
 }
 
-PagedCoverageCounts PagedCensusFromJson(const Json& json) {
+PagedCoverageCounts PagedCountsFromJson(const Json& json) {
   PagedCoverageCounts counts;
-  for (const auto& [name, count] : kCensusCounts) {
+  for (const auto& [name, count] : kPoolCounts) {
     counts.*count = json.at(name).get<std::int64_t>();
   }
   return counts;
@@ -197,12 +204,12 @@ Json ToJson(const Expansion& expansion) {
                {"not_made", expansion.not_made},
                {"found", found}};
   if (!expansion.failure) return json;
-  const Expansion::Fault& failure = *expansion.failure;
-  json["failure"] = {
-      {"check", failure.check},         {"text", failure.text},
-      {"step", failure.step},           {"except", failure.except},
-      {"reserved", failure.reserved},   {"went_on", failure.went_on},
-      {"positions", failure.positions}, {"sequences", failure.sequences}};
+  const Expansion::StepTaken& failed = expansion.failed;
+  json["failure"] = ToJson(*expansion.failure);
+  json["failed"] = {
+      {"step", failed.step},           {"except", failed.except},
+      {"reserved", failed.reserved},   {"went_on", failed.went_on},
+      {"positions", failed.positions}, {"sequences", failed.sequences}};
   return json;
 }
 
@@ -216,16 +223,15 @@ Expansion ExpansionFromJson(const Json& json) {
         {value.at(0).get<std::uint64_t>(), value.at(1).get<std::uint32_t>()});
   }
   if (!json.contains("failure")) return expansion;
-  const Json& said = json.at("failure");
-  Expansion::Fault& failure = expansion.failure.emplace();
-  said.at("check").get_to(failure.check);
-  said.at("text").get_to(failure.text);
-  said.at("step").get_to(failure.step);
-  said.at("except").get_to(failure.except);
-  said.at("reserved").get_to(failure.reserved);
-  said.at("went_on").get_to(failure.went_on);
-  said.at("positions").get_to(failure.positions);
-  said.at("sequences").get_to(failure.sequences);
+  expansion.failure = FailureFromJson(json.at("failure"));
+  const Json& said = json.at("failed");
+  Expansion::StepTaken& failed = expansion.failed;
+  said.at("step").get_to(failed.step);
+  said.at("except").get_to(failed.except);
+  said.at("reserved").get_to(failed.reserved);
+  said.at("went_on").get_to(failed.went_on);
+  said.at("positions").get_to(failed.positions);
+  said.at("sequences").get_to(failed.sequences);
   return expansion;
 }
 
@@ -245,7 +251,7 @@ Result<Json> Host::Greet() {
   };
   std::error_code error;
   if (!fs::is_regular_file(options_.library, error)) {
-    return wrong(fmt::format("there is no file {}", options_.library));
+    return wrong(fmt::format("the file {} does not exist", options_.library));
   }
   auto process = std::make_unique<HostProcess>(options_);
   if (!process->alive()) return wrong(process->died().text);
@@ -285,7 +291,9 @@ Result<BackendInfo> Host::Describe() {
     });
   }
   return Status(StatusCode::kInvalidArgument,
-                fmt::format("{} is a pool: --kind paged", options_.library));
+                fmt::format("{} is a pool of blocks: use fuzz or explore with "
+                            "--kind paged, or run with a history of pools",
+                            options_.library));
 }
 
 Result<PoolInfo> Host::DescribePool() {
@@ -293,7 +301,7 @@ Result<PoolInfo> Host::DescribePool() {
   if (!said.ok()) return said.status();
   if (!said->contains("pool")) {
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("{} is no pool: it exports no {}",
+                  fmt::format("{} is not a pool: it exports no {}",
                               options_.library, KVTWIN_GET_POOL_BACKEND_V1));
   }
   return ReadGreeting(said->at("pool"), [](const Json& pool) {
@@ -328,27 +336,28 @@ LawResult Host::Judge(const Law& law, const History& history, Level level,
                                               {"level", level},
                                               {"profile", options_.profile}},
                                              hasty, process);
-    if (!said) return {1, process->died().text, process->died().check};
-    LawResult result = {said->at("judged").get<std::int64_t>(),
-                        said->at("wrong").get<std::string>(),
-                        said->at("check").get<std::string>()};
-    if (IsSound({.check = result.check})) GiveBack(std::move(process));
+    if (!said) return {.judged = 1, .failure = process->died()};
+    LawResult result = {.judged = said->at("judged").get<std::int64_t>()};
+    if (said->contains("failure")) {
+      result.failure = FailureFromJson(said->at("failure"));
+    }
+    if (!result.failure || IsSound(*result.failure)) {
+      GiveBack(std::move(process));
+    }
     return result;
   } catch (const Json::exception& error) {
-    const Failure nonsense = *WroteNonsense(0, error).failure;
-    return {1, nonsense.text, nonsense.check};
+    return {.judged = 1, .failure = WroteNonsense(0, error).failure};
   }
 }
 
 Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
                        std::uint64_t state) {
   std::unique_ptr<HostProcess> process;
-  Expansion expansion;
-  const auto ended = [&](std::string check, std::string text) {
-    expansion = {.differences = 1, .ended = true};
-    expansion.failure = {.check = std::move(check), .text = std::move(text)};
-    expansion.failure->step = process->step();
-    return expansion;
+  const auto ended = [&](const Failure& failure) -> Expansion {
+    return {.differences = 1,
+            .ended = true,
+            .failure = failure,
+            .failed = {.step = process->step()}};
   };
   try {
     const std::optional<Json> said = AskOnce({{"explore", what.name},
@@ -361,16 +370,14 @@ Expansion Host::Expand(const ExploreSize& size, const ExploreCase& what,
                                               {"level", Level::kIdentity},
                                               {"profile", options_.profile}},
                                              /*hasty=*/false, process);
-    if (!said) return ended(process->died().check, process->died().text);
-    expansion = ExpansionFromJson(*said);
-    const bool sound =
-        !expansion.failure || IsSound({.check = expansion.failure->check});
+    if (!said) return ended(process->died());
+    Expansion expansion = ExpansionFromJson(*said);
+    const bool sound = !expansion.failure || IsSound(*expansion.failure);
     if (sound) GiveBack(std::move(process));
     expansion.ended = !sound;
     return expansion;
   } catch (const Json::exception& error) {
-    const Failure nonsense = *WroteNonsense(0, error).failure;
-    return ended(nonsense.check, nonsense.text);
+    return ended(*WroteNonsense(0, error).failure);
   }
 }
 
@@ -387,7 +394,7 @@ RunResult Host::AskPool(const PagedHistory& history, Level level, bool hasty,
   }
   result = RunResultFromJson(*said);
   if (counts != nullptr) {
-    PagedCoverageCounts counted = PagedCensusFromJson(said->at("census"));
+    PagedCoverageCounts counted = PagedCountsFromJson(said->at("counts"));
     const PagedSpec& spec = history.spec;
     if (result.ran) {
       counted.dtypes.emplace(spec.dtype, spec.v_dtype.value_or(spec.dtype));
@@ -433,16 +440,16 @@ std::unique_ptr<HostProcess> Host::Take() {
   return process;
 }
 
-RunResult Host::Ask(const History& history, Level level, CallTrace* story,
+RunResult Host::Ask(const History& history, Level level, CallTrace* trace,
                     bool page, const std::string& arguments, std::string* html,
                     const Rules* rules, bool hasty) {
   std::unique_ptr<HostProcess> process = Take();
   RunResult result;
   const auto died = [&] {
     result.failure = process->died();
-    if (story != nullptr) {  // The call that did not return.
-      Step& step = story->steps.emplace_back();
-      step.number = std::ssize(story->steps);
+    if (trace != nullptr) {  // The call that did not return.
+      Step& step = trace->steps.emplace_back();
+      step.number = std::ssize(trace->steps);
       step.call = process->function();
     }
     const std::int64_t step = process->step();
@@ -454,7 +461,7 @@ RunResult Host::Ask(const History& history, Level level, CallTrace* story,
       rules == nullptr ? std::vector<int>() : ValuesOf(*rules);
   if (!process->alive() || !process->Ask({{"history", ToText(history)},
                                           {"level", level},
-                                          {"story", story != nullptr},
+                                          {"with_trace", trace != nullptr},
                                           {"page", page},
                                           {"arguments", arguments},
                                           {"profile", options_.profile},
@@ -465,11 +472,11 @@ RunResult Host::Ask(const History& history, Level level, CallTrace* story,
   for (;;) {
     const std::optional<Json> said = process->Answer(Patience(hasty));
     if (!said) return died();
-    if (said->contains("told")) {
-      if (story == nullptr) continue;
-      Step& step = story->steps.emplace_back();
-      step.number = std::ssize(story->steps);
-      step.call = said->at("told").get<std::string>();
+    if (said->contains("step")) {
+      if (trace == nullptr) continue;
+      Step& step = trace->steps.emplace_back();
+      step.number = std::ssize(trace->steps);
+      step.call = said->at("step").get<std::string>();
       continue;
     }
     if (said->contains("error")) {
@@ -486,10 +493,10 @@ RunResult Host::Ask(const History& history, Level level, CallTrace* story,
   return result;
 }
 
-RunResult Host::Run(const History& history, Level level, CallTrace* story,
+RunResult Host::Run(const History& history, Level level, CallTrace* trace,
                     bool hasty, const Rules* rules) {
   try {
-    return Ask(history, level, story, /*page=*/false, "", nullptr, rules,
+    return Ask(history, level, trace, /*page=*/false, "", nullptr, rules,
                hasty);
   } catch (const Json::exception& error) {
     return WroteNonsense(history.ops.size(), error);
@@ -517,9 +524,9 @@ Subject Host::SubjectAt(const BackendInfo& info, Level level,
   subject.abilities = info.abilities;
   subject.tolerance = info.tolerance;
   subject.arguments = std::move(arguments);
-  subject.run = [this, level](const History& history, CallTrace* story,
+  subject.run = [this, level](const History& history, CallTrace* trace,
                               bool hasty) {
-    return Run(history, level, story, hasty);
+    return Run(history, level, trace, hasty);
   };
   subject.shrink_seconds = options_.shrink_seconds;
   return subject;

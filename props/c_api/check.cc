@@ -62,11 +62,11 @@ Status CheckBy(const char* twin, kvtwin_verdict* verdict,
   const auto twins = TwinsFor(twin);
   if (!twins.ok()) return twins.status();
   const Judgement judgement = judge(*twins);
-  kept_reason = judgement.reason;
+  kept_reason = judgement.reason();
   kvtwin_verdict answer{};
-  answer.outcome = COutcome(judgement.verdict);
+  answer.outcome = COutcome(judgement.verdict());
   answer.level = CLevel(judgement.level);
-  answer.line = judgement.line;
+  answer.line = judgement.line();
   answer.reason = kept_reason.c_str();
   WriteStruct(answer, verdict);
   return {};

@@ -44,23 +44,32 @@ struct ExploreArguments {
   BackendArguments backend;  // Instead of a twin, if one is given.
 };
 
-// Returns the text of the failure as `fuzz` prints it, if its history fails.
-std::string Explained(const ExploreFailure& failure, const Subject& given) {
-  const auto found = RunHistory(failure.history, given).failure;
-  if (found) {
-    const Subject subject = WithShortTimeout(given, *found);
-    const History shrunk = Shrink(failure.history, subject);
-    const auto again = RunHistory(shrunk, given).failure;
-    return FailureText(shrunk, again.value_or(*found), given) +
-           fmt::format("  found   in the state{}\n          {}\n", failure.from,
+// Returns the failure of the shortest history that shows it, explained. Nothing
+// if the history that leads to it does not fail by itself.
+std::optional<Failure> Explained(const History& history,
+                                 const Subject& subject) {
+  const auto found = RunHistory(history, subject).failure;
+  if (!found) return std::nullopt;
+  const History shrunk = Shrink(history, WithShortTimeout(subject, *found));
+  const auto again = RunHistory(shrunk, subject).failure;
+  return Explain(shrunk, again.value_or(*found), subject);
+}
+
+// Returns the text of the failure, as `fuzz` prints it if it was explained.
+std::string ExploredText(const ExploreResult& result,
+                         const std::optional<Failure>& explained,
+                         const Subject& subject) {
+  const Failure& failure = *result.failure;
+  if (explained) {
+    return FailureText(*explained) +
+           fmt::format("  found   in the state{}\n          {}\n", result.from,
                        failure.text);
   }
-  const Subject& subject = given;
   return fmt::format(
       "FAIL {}    {} against the reference and the ledger\n\n"
       "  from{}\n  {}\n  history {}\n",
-      failure.check, subject.name, failure.from, failure.text,
-      ToText(failure.history));
+      failure.check, subject.name, result.from, failure.text,
+      ToText(result.history));
 }
 
 // Says why a third-party cache cannot be explored; empty if it can.
@@ -68,8 +77,8 @@ std::string WhyNotExplored(const BackendInfo& info, const Subject& subject,
                            const ExploreSize& size) {
   const auto why = [&](const std::string& text) {
     return fmt::format(
-        "{} cannot be explored: {}; `kvtwin fuzz --backend` needs no such "
-        "thing",
+        "{} cannot be explored: {}; `kvtwin fuzz --backend` does not need "
+        "this",
         info.name, text);
   };
   std::vector<std::string> lacks = info.lacks;
@@ -81,15 +90,16 @@ std::string WhyNotExplored(const BackendInfo& info, const Subject& subject,
     return why(fmt::format("its table has no {}", fmt::join(lacks, ", ")));
   }
   if (subject.level != Level::kIdentity) {
-    return why(fmt::format("it is held to {}, and not to identity",
+    return why(fmt::format("it is compared at {}, not at identity",
                            LevelName(subject.level)));
   }
   if (info.abilities.OnlyGoesOn()) {
-    return why("it does not say KVTWIN_CAN_ANY_ORDER");
+    return why("it does not declare KVTWIN_CAN_ANY_ORDER");
   }
   if (size.sequences > 1 && !info.abilities.Can(KVTWIN_CAN_ANY_SEQUENCE)) {
     return why(
-        "it does not say KVTWIN_CAN_ANY_SEQUENCE, without which there is one: "
+        "it does not declare KVTWIN_CAN_ANY_SEQUENCE, so there is one "
+        "sequence: "
         "--sequences 1");
   }
   return "";
@@ -139,7 +149,7 @@ class Session {
     }
     if (not_made_ == std::ssize(cases)) {
       return Complain(
-          fmt::format("{} has none of these caches", subject_.name));
+          fmt::format("{} supports none of these caches", subject_.name));
     }
     if (arguments_.json) {
       json_["states"] = total_.states;
@@ -200,7 +210,7 @@ class Session {
     if (result.not_made) {
       ++not_made_;
       if (!arguments_.json) {
-        fmt::print("{:36} {} has no such cache, by its init\n", one.name,
+        fmt::print("{:36} the init of {} refuses such a cache\n", one.name,
                    subject_.name);
       }
       return true;
@@ -219,15 +229,13 @@ class Session {
     if (!arguments_.json) {
       Print(one.name, result);
       if (!result.failure) return;
-      // A failure of a third-party cache is shrunk once.
-      const bool again =
-          !subject_.is_twin() && !told_.insert(result.failure->check).second;
-      if (again) {
+      if (IsKnown(*result.failure)) {
         fmt::print("{}, as above, in the state{}\n  {}\n",
-                   result.failure->check, result.failure->from,
-                   result.failure->text);
+                   result.failure->check, result.from, result.failure->text);
       } else {
-        fmt::print("{}", Explained(*result.failure, subject_));
+        fmt::print("{}",
+                   ExploredText(result, Explained(result.history, subject_),
+                                subject_));
       }
       return;
     }
@@ -242,23 +250,23 @@ class Session {
       json["check"] = result.failure->check;
       json["reason"] = result.failure->text;
       if (!subject_.is_twin()) {
-        json["reason"] = fmt::format("in the state{}: {}", result.failure->from,
+        json["reason"] = fmt::format("in the state{}: {}", result.from,
                                      result.failure->text);
       }
-      const History& history = result.failure->history;
-      const bool again =
-          !subject_.is_twin() && !told_.insert(result.failure->check).second;
-      const auto shown =
-          again ? std::nullopt : RunHistory(history, subject_).failure;
-      const History shrunk =
-          shown ? Shrink(history, WithShortTimeout(subject_, *shown)) : history;
-      json["history"] = ToText(shrunk);
-      if (shown && !subject_.is_twin()) {
-        json["rerun"] = RerunCommand(shrunk, subject_);
-      }
-      if (shown) json["bucket"] = BucketOf(shrunk, subject_);
+      const std::optional<Failure> explained =
+          IsKnown(*result.failure) ? std::nullopt
+                                   : Explained(result.history, subject_);
+      json["history"] = explained ? explained->history : ToText(result.history);
+      if (explained && !subject_.is_twin()) json["rerun"] = explained->rerun;
+      if (explained) json["bucket"] = explained->bucket;
     }
     cases_.push_back(json);
+  }
+
+  // Whether a failure of a third-party cache was reported before: it is shrunk
+  // once.
+  bool IsKnown(const Failure& failure) {
+    return !subject_.is_twin() && !told_.insert(failure.check).second;
   }
 
   static void Print(const std::string& name, const ExploreResult& result) {
@@ -295,7 +303,7 @@ int RunPagedHistories(const ExploreArguments& arguments,
       ExplorePaged(arguments.depth, options, subject);
   if (terminal) fmt::print(stderr, "\r{:60}\r", "");
   if (result.ran == 0 && !Interrupted()) {
-    return Complain(fmt::format("{} has no such pool", subject.name));
+    return Complain(fmt::format("{} supports no such pool", subject.name));
   }
   const int differences = result.failure ? 1 : 0;
   if (arguments.json) {
@@ -336,12 +344,52 @@ int RunOnBackend(const ExploreArguments& arguments) {
       });
 }
 
+// Refuses the options that belong to the other kind of exploring.
+void RefuseOtherKind(const CLI::App& explore, bool paged) {
+  for (const char* option : {"--cells", "--sequences", "--positions", "--dtype",
+                             "--state", "--seconds", "--profile", "--depth"}) {
+    const bool of_paged = std::string_view(option) == "--depth";
+    if (of_paged == paged || explore.count(option) == 0) continue;
+    throw CLI::ValidationError(option,
+                               paged ? "is for caches, not for --kind paged"
+                                     : "is for --kind paged only");
+  }
+}
+
 int RunExplore(const ExploreArguments& arguments) {
   if (arguments.backend.given()) return RunOnBackend(arguments);
   if (arguments.kind == "paged") {
     return RunPagedHistories(arguments, TwinPools(arguments.twin));
   }
   return Session(arguments, TwinSubject(arguments.twin)).Run();
+}
+
+// Adds the options of the caches to explore.
+void AddSizeOptions(CLI::App& explore, ExploreArguments& arguments) {
+  ExploreSize& size = arguments.size;
+  explore.add_option("--cells", size.cells, "cells of the cache")
+      ->check(CLI::Range(2, 16))
+      ->capture_default_str();
+  explore
+      .add_option("--sequences", size.sequences, "sequences that hold tokens")
+      ->check(CLI::Range(1, 4))
+      ->capture_default_str();
+  explore.add_option("--positions", size.positions, "positions of a sequence")
+      ->check(CLI::Range(1, 16))
+      ->capture_default_str();
+  explore
+      .add_option_function<std::string>(
+          "--dtype",
+          [&arguments](const std::string& name) {
+            arguments.size.dtype = *DTypeFromName(name);
+          },
+          "the dtype of K and V rows")
+      ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
+                                                     kRowDTypeNames.end())))
+      ->default_str("f32");
+  explore.add_option("--kind", arguments.kind, "only this kind of cache")
+      ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
+                                                     "chunked", "paged"}));
 }
 
 }  // namespace
@@ -352,30 +400,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
       "explore",
       "Check every state that small caches can reach, of a twin or of a "
       "third-party cache");
-  ExploreSize& size = arguments->size;
-  explore->add_option("--cells", size.cells, "cells of the cache")
-      ->check(CLI::Range(2, 16))
-      ->capture_default_str();
-  explore
-      ->add_option("--sequences", size.sequences, "sequences that hold tokens")
-      ->check(CLI::Range(1, 4))
-      ->capture_default_str();
-  explore->add_option("--positions", size.positions, "positions of a sequence")
-      ->check(CLI::Range(1, 16))
-      ->capture_default_str();
-  explore
-      ->add_option_function<std::string>(
-          "--dtype",
-          [arguments](const std::string& name) {
-            arguments->size.dtype = *DTypeFromName(name);
-          },
-          "the dtype of K and V rows")
-      ->check(CLI::IsMember(std::vector<std::string>(kRowDTypeNames.begin(),
-                                                     kRowDTypeNames.end())))
-      ->default_str("f32");
-  explore->add_option("--kind", arguments->kind, "only this kind of cache")
-      ->check(CLI::IsMember(std::vector<std::string>{"causal", "swa", "swa_mem",
-                                                     "chunked", "paged"}));
+  AddSizeOptions(*explore, *arguments);
   explore
       ->add_option(
           "--depth", arguments->depth,
@@ -404,17 +429,7 @@ void AddExploreCommand(CLI::App& app, int& exit_code) {
   AddProfileOption(*explore, arguments->backend);
   explore->add_flag("--json", arguments->json, "print one JSON object");
   explore->callback([arguments, explore, &exit_code] {
-    const bool paged = arguments->kind == "paged";
-    // Refuses the options that belong to the other kind of exploring.
-    for (const char* option :
-         {"--cells", "--sequences", "--positions", "--dtype", "--state",
-          "--seconds", "--profile", "--depth"}) {
-      const bool of_paged = std::string_view(option) == "--depth";
-      if (of_paged == paged || explore->count(option) == 0) continue;
-      throw CLI::ValidationError(option, paged
-                                             ? "--kind paged has no such option"
-                                             : "is for --kind paged");
-    }
+    RefuseOtherKind(*explore, arguments->kind == "paged");
     CatchInterrupts();
     exit_code = RunExplore(*arguments);
   });

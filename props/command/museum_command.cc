@@ -12,8 +12,11 @@
 
 #include "optimized/fast_paths.h"
 #include "props/base/interrupt.h"
+#include "props/command/backend_command.h"
 #include "props/command/command.h"
 #include "props/command/option_checks.h"
+#include "props/paged/paged_history.h"
+#include "props/search/judged_page.h"
 #include "props/search/museum.h"
 
 namespace kvtwin::props {
@@ -29,6 +32,7 @@ struct MuseumArguments {
   bool json = false;
   bool backend = false;
   std::string twin = "optimized";
+  std::string judge;  // The history whose page is judged.
 };
 
 struct Numbers {
@@ -60,8 +64,8 @@ Summary Summarize(const ExhibitReport& finding, int seeds) {
   for (const Catch& one : finding.catches) {
     operations.push_back(static_cast<double>(one.operations));
     seconds.push_back(one.seconds);
-    shrunk.push_back(static_cast<double>(one.shrunk_to));
-    ++histories[one.history];
+    shrunk.push_back(static_cast<double>(one.failure.operations));
+    ++histories[one.failure.history];
   }
   sum.found = finding.error.empty() && std::ssize(operations) == seeds;
   sum.operations = NumbersOf(operations);
@@ -69,10 +73,11 @@ Summary Summarize(const ExhibitReport& finding, int seeds) {
   sum.shrunk = NumbersOf(shrunk);
   int most = 0;
   for (const Catch& one : finding.catches) {
-    if (histories[one.history] <= most) continue;
-    most = histories[one.history];
-    sum.history = one.history;
-    sum.check = one.check;
+    const Failure& failure = one.failure;
+    if (histories[failure.history] <= most) continue;
+    most = histories[failure.history];
+    sum.history = failure.history;
+    sum.check = failure.check;
   }
   if (!shrunk.empty()) {
     sum.identical = most / static_cast<double>(shrunk.size());
@@ -132,7 +137,7 @@ std::string TableText(const std::vector<ExhibitReport>& findings, int seeds) {
     identical += sum.identical;
     for (const Catch& one : finding.catches) {
       seconds.push_back(one.seconds);
-      shrunk.push_back(static_cast<double>(one.shrunk_to));
+      shrunk.push_back(static_cast<double>(one.failure.operations));
     }
     std::string check = sum.check;
     if (!sum.found) {
@@ -168,6 +173,48 @@ std::string TableText(const std::vector<ExhibitReport>& findings, int seeds) {
       100 * identical /
           static_cast<double>(std::max<std::size_t>(findings.size(), 1)));
   return text;
+}
+
+// Returns what the judge says of the pages: each label that is false, and how
+// many were compared.
+std::string PagesText(const std::vector<ExhibitReport>& findings) {
+  std::string text;
+  std::int64_t pages = 0;
+  std::int64_t labels = 0;
+  std::int64_t lies = 0;
+  for (const ExhibitReport& finding : findings) {
+    for (const Catch& one : finding.catches) {
+      if (!one.page) continue;
+      ++pages;
+      labels += one.page->labels;
+      lies += std::ssize(one.page->lies);
+      for (const std::string& lie : one.page->lies) {
+        text += fmt::format("{} {}\n    {}\n", finding.exhibit.id,
+                            one.failure.history, lie);
+      }
+    }
+  }
+  return text +
+         fmt::format("\n{} pages, {} labels, {} false\n", pages, labels, lies);
+}
+
+// Judges the page of a history that this command fails.
+int JudgeOnePage(const std::string& line, const std::string& twin) {
+  std::optional<PageVerdict> verdict;
+  if (const auto history = ParseHistory(line); history.ok()) {
+    verdict = JudgePageOf(*history, TwinSubject(twin));
+  } else if (const auto pool = ParsePagedHistory(line); pool.ok()) {
+    verdict =
+        JudgePageOf(*pool, [&](const PagedSpec& spec, std::string_view name) {
+          return MakePagedPool(spec, name == "optimized" ? twin : name);
+        });
+  }
+  if (!verdict) return Complain("no failure, and so no page: " + line);
+  const nlohmann::ordered_json json = {{"labels", verdict->labels},
+                                       {"lies", verdict->lies}};
+  fmt::print("{}\n", json.dump(-1, ' ', false,
+                               nlohmann::json::error_handler_t::replace));
+  return verdict->lies.empty() ? 0 : 1;
 }
 
 // Returns why the bug cannot occur with this twin and these fast paths, or "".
@@ -208,9 +255,9 @@ Result<std::vector<Exhibit>> Chosen(const fs::path& folder,
     };
     const auto at = std::find_if(all->begin(), all->end(), named);
     if (at == all->end()) {
-      return Status(
-          StatusCode::kInvalidArgument,
-          fmt::format("there is no exhibit '{}' in {}", name, folder.string()));
+      return Status(StatusCode::kInvalidArgument,
+                    fmt::format("unknown bug '{}': {} has no such patch", name,
+                                folder.string()));
     }
     chosen.push_back(*at);
   }
@@ -261,8 +308,17 @@ int RunMuseum(const MuseumArguments& arguments) {
   }
   fmt::print("{}", arguments.json ? JsonText(findings, options.seeds)
                                   : TableText(findings, options.seeds));
+  bool lies = false;
+  if (options.pages) {
+    fmt::print("{}", PagesText(findings));
+    for (const ExhibitReport& finding : findings) {
+      lies = lies || std::ranges::any_of(finding.catches, [](const Catch& one) {
+               return one.page && !one.page->lies.empty();
+             });
+    }
+  }
   const bool all =
-      findings.size() == exhibits->size() &&
+      !lies && findings.size() == exhibits->size() &&
       std::all_of(findings.begin(), findings.end(), [&](const auto& one) {
         return Summarize(one, options.seeds).found;
       });
@@ -307,8 +363,22 @@ void AddMuseumCommand(CLI::App& app, int& exit_code) {
                  "plant each bug in the shared library, which the command "
                  "then drives as a backend")
       ->excludes("--twin");
-  museum->add_flag("--json", arguments->json, "print a JSON list");
+  auto* json = museum->add_flag("--json", arguments->json, "print a JSON list");
+  museum
+      ->add_flag(
+          "--pages", options.pages,
+          "compare each label on the pages of the failures with a ledger")
+      ->excludes("--backend")
+      ->excludes(json);
+  museum->add_option(
+      "--judge", arguments->judge,
+      "compare the labels on the page of this history, which must fail; "
+      "--pages asks the copies for it");
   museum->callback([arguments, &exit_code] {
+    if (!arguments->judge.empty()) {
+      exit_code = JudgeOnePage(arguments->judge, arguments->twin);
+      return;
+    }
     CatchInterrupts();
     exit_code = RunMuseum(*arguments);
   });

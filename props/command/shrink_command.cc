@@ -62,7 +62,7 @@ int Write(const ShrinkArguments& arguments, const ShrunkRecording& shrunk) {
       "written {}\n  show    {}\n",
       shrunk.calls, shrunk.calls_before, shrunk.runs,
       shrunk.is_shortest ? "" : ", which are all: --runs allows more",
-      judgement.line, judgement.reason, BucketOfReason(judgement.reason),
+      judgement.line(), judgement.reason(), BucketOfReason(judgement.reason()),
       Printable(path, path.size()), CommandLine("show " + ShellWord(path)));
   return 1;
 }
@@ -96,7 +96,7 @@ int RunShrink(const ShrinkArguments& arguments) {
     if (!shrunk.ok()) return RefuseToShrink(shrunk.status().message());
     return Write(arguments, *shrunk);
   } catch (const std::bad_alloc&) {
-    return RefuseToShrink("there is not enough memory for it");
+    return RefuseToShrink("there is not enough memory");
   }
 }
 

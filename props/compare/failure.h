@@ -22,7 +22,7 @@ namespace kvtwin::props {
 
 struct Failure {
   // Index into the operations of the history; the number of operations if the
-  // set-up or the end fails.
+  // set-up or the end fails. In a recording: the line.
   std::size_t step = 0;
   std::string check = {};  // The name of a CheckName, a law or a call.
   std::string text = {};   // The difference, and its place.

@@ -143,7 +143,7 @@ TEST(FaultyTwins, EveryPartOfAViewIsCompared) {
   ExpectFound(cases, Level::kIdentity);
 }
 
-TEST(FaultyTwins, BitsOfAMaskAreComparedToTheLast) {
+TEST(FaultyTwins, EveryBitOfAMaskIsCompared) {
   const auto bit = [](std::size_t row, std::size_t byte) {
     return [=](OwnedView& view) { Change(view.mask.bytes[row * 8 + byte]); };
   };
@@ -156,7 +156,7 @@ TEST(FaultyTwins, BitsOfAMaskAreComparedToTheLast) {
 }
 
 // Every run of a view with gaps is compared, to its end.
-TEST(FaultyTwins, ViewsWithGapsAreComparedWhole) {
+TEST(FaultyTwins, ViewsWithGapsAreComparedCompletely) {
   std::vector<Case> cases;
   for (const std::size_t dimension : {0U, 1U}) {
     const auto add = [&](const std::string& name, const std::string& check,
@@ -351,7 +351,7 @@ TEST(FaultyTwins, CellsAreComparedAfterEachCall) {
   ExpectFound(cases, Level::kIdentity);
 }
 
-TEST(FaultyTwins, WhatIsSaidBesideIsCompared) {
+TEST(FaultyTwins, QueriesAreCompared) {
   const auto other = [](std::vector<int>& cells) {
     if (!cells.empty()) ++cells.back();
   };
@@ -424,7 +424,7 @@ TEST(FaultyTwins, TheReferenceIsComparedWithTheLedger) {
 
 // After a removal, rows are judged only if the cache has no mask, or a new one;
 // after a copy, expected tokens may lie outside of the view.
-TEST(FaultyTwins, RowsAreJudgedWhileTheMaskIsTrue) {
+TEST(FaultyTwins, RowsAreComparedUntilTheMaskIsStale) {
   const auto seen = [](const std::string& history) {
     const auto gets = std::make_shared<int>(0);
     const Fault later = Shows([=](OwnedView& view) {
@@ -444,41 +444,50 @@ TEST(FaultyTwins, RowsAreJudgedWhileTheMaskIsTrue) {
   EXPECT_EQ(seen("| put 0*3 | copy 0>1:2 | put 1*1"), "reference: rows");
 }
 
+void ChangeLastRow(CacheState& state) {
+  if (!state.layers.empty() && !state.cells.empty()) {
+    Change(state.layers.rbegin()->second.value.bytes.back());
+  }
+}
+
+// After three tokens, the history continues with new caches.
 TEST(FaultyTwins, SnapshotsAreCompared) {
-  const auto last_row = [](CacheState& state) {
-    if (!state.layers.empty() && !state.cells.empty()) {
-      Change(state.layers.rbegin()->second.value.bytes.back());
-    }
-  };
   const auto unsorted = [](CacheState& state) {
     std::reverse(state.cells.begin(), state.cells.end());
   };
   const std::string check = "subject: snapshot";
   const std::string by_reference = "reference: snapshot";
   const std::string not_saved = "what was restored is not what was saved";
-  const std::string not_back = "does not leave and come back";
-  // After three tokens, the history continues with new caches; after two, with
-  // the caches that were restored in place, and sequence 1 is taken out and
-  // added again.
   const std::string anew = "| put 0*3 | reload";
-  const std::string in_place = "| put 1*1 0*1 | reload";
-  std::vector<Case> cases = {
-      {"what is saved", anew, Saves(last_row), check, "are not equal"},
+  const std::vector<Case> cases = {
+      {"what is saved", anew, Saves(ChangeLastRow), check, "are not equal"},
       {"bytes that do not read back", anew, Saves(unsorted),
        "reference: saved state", "", Who::kBoth},
-      {"what is restored", anew, Restores(last_row), check, not_saved},
-      {"what is restored by the reference", anew, Restores(last_row),
+      {"what is restored", anew, Restores(ChangeLastRow), check, not_saved},
+      {"what is restored by the reference", anew, Restores(ChangeLastRow),
        by_reference, not_saved, Who::kReference},
-      {"what is restored in place", anew, Restores(last_row, true), check,
+      {"what is restored in place", anew, Restores(ChangeLastRow, true), check,
        not_saved},
-      {"what the reference restores in place", anew, Restores(last_row, true),
-       by_reference, not_saved, Who::kReference},
+      {"what the reference restores in place", anew,
+       Restores(ChangeLastRow, true), by_reference, not_saved, Who::kReference},
       {"a Restore that is refused", anew, Refuses("Restore"), check, not_saved},
       {"a Snapshot that is refused then", anew,
        Refuses("Snapshot after Restore"), check, not_saved},
-      {"SnapshotOf", in_place, Parks(last_row), check, not_back},
-      {"SnapshotOf of the reference", in_place, Parks(last_row), by_reference,
-       not_back, Who::kReference},
+  };
+  ExpectFound(cases, Level::kIdentity);
+}
+
+// After two tokens, the history continues with the caches that were restored in
+// place, and sequence 1 is taken out and added again.
+TEST(FaultyTwins, ASequenceThatComesBackIsCompared) {
+  const std::string check = "subject: snapshot";
+  const std::string by_reference = "reference: snapshot";
+  const std::string not_back = "does not leave and come back";
+  const std::string in_place = "| put 1*1 0*1 | reload";
+  std::vector<Case> cases = {
+      {"SnapshotOf", in_place, Parks(ChangeLastRow), check, not_back},
+      {"SnapshotOf of the reference", in_place, Parks(ChangeLastRow),
+       by_reference, not_back, Who::kReference},
       {"a SnapshotOf that is refused", in_place, Refuses("SnapshotOf"), check,
        not_back},
       {"a Remove that is refused", in_place, Refuses("Remove"), check,
@@ -494,7 +503,7 @@ TEST(FaultyTwins, SnapshotsAreCompared) {
   };
   added("nothing", [](Cache&, int, const CacheState&) { return Status(); });
   added("other rows", [&](Cache& cache, int sequence, CacheState state) {
-    last_row(state);
+    ChangeLastRow(state);
     return cache.AddSequence(sequence, state);
   });
   added("another sequence",
@@ -518,7 +527,7 @@ TEST(FaultyTwins, SnapshotsAreCompared) {
 }
 
 // A restored cache may hold what was saved, but show something else.
-TEST(FaultyTwins, ARestoredCacheIsLookedAt) {
+TEST(FaultyTwins, ARestoredCacheIsCompared) {
   for (const char* line :
        {"| put 0*3 | reload", "| put 0*2 | put 1*2 | reload"}) {
     const auto restored = std::make_shared<bool>(false);
@@ -544,7 +553,7 @@ TEST(FaultyTwins, MisuseIsRefusedWithAMessageAndChangesNothing) {
     const std::string check =
         who == Who::kSubject ? "subject: misuse" : "reference: misuse";
     cases.push_back({"accepted", history, Misused(answers({})), check,
-                     "is 'ok', due is invalid_argument", who});
+                     "is 'ok', expected invalid_argument", who});
     cases.push_back({"without a message", history,
                      Misused(answers({StatusCode::kInvalidArgument, ""})),
                      check, "is refused without a message", who});
@@ -700,7 +709,7 @@ class AnswersOutsideOfLife : public ForwardingCache {
   const Status with_;
 };
 
-TEST(FaultyTwins, AllCallsOutsideOfLifeAreRefused) {
+TEST(FaultyTwins, CallsBeforeInitAndAfterCloseAreRefused) {
   const Status ok;
   const Status mute(StatusCode::kFailedPrecondition, "");
   const Status other(StatusCode::kInvalidArgument, "no");
@@ -740,13 +749,13 @@ TEST(FaultyTwins, ALegalClientIsNeverRefused) {
   const History history = *ParseHistory("kvt1 legal=1 seqs=1 cap=2 batch=4");
   const Subject subject = TwinSubject("reference");
   RunResult result;
-  DifferentialDriver trio(history.setup, subject, nullptr, nullptr, result);
-  ASSERT_TRUE(trio.SetUp());
+  DifferentialDriver driver(history.setup, subject, nullptr, nullptr, result);
+  ASSERT_TRUE(driver.SetUp());
   const Tokens many = {
       .positions = {0, 1, 2}, .sequences = {0, 0, 0}, .multimodal = {}};
-  EXPECT_TRUE(trio.StartForward(many, /*reserve=*/true));
+  EXPECT_TRUE(driver.StartForward(many, /*reserve=*/true));
   try {
-    trio.StartForward(many, /*reserve=*/false);
+    driver.StartForward(many, /*reserve=*/false);
     FAIL() << "was not found";
   } catch (const Failure& differs) {
     EXPECT_EQ(differs.check, "reference: a legal client is refused");

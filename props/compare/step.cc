@@ -58,8 +58,8 @@ bool FitsTogether(const KvView& view, VLayout v_layout) {
           ColumnsOf(view.value, v_layout) == columns);
 }
 
-// Returns the token that a column has the rows of. `due` are the tokens that
-// are expected there; `torn` is the token of which it has only the K or the V.
+// Returns the token whose rows are in a column. `expected` are the tokens that
+// should be there; `torn` is the token of which it has only the K or the V.
 FoundToken FoundAt(const RowOwners& owners, std::int64_t column, int cell,
                    const std::vector<const LedgerToken*>& expected,
                    const LedgerToken* torn, bool has_cells) {
@@ -188,6 +188,23 @@ void DrawCells(const Viewport& frame, std::vector<Held> cells,
   step.cells = std::move(cells);
 }
 
+namespace {
+
+// Adds the sights of the columns up to `to` to each row, with a mask that is
+// right.
+void AddSights(const TensorView& mask, const TensorView& right, std::int64_t to,
+               const std::vector<FoundToken>& found, MaskPicture& picture) {
+  for (MaskPicture::Row& row : picture.rows) {
+    for (std::int64_t column = picture.from; column < to; ++column) {
+      const auto i = AsSize(column - picture.from);
+      row.sights += Sight(MaskElementAt(mask, column, row.row),
+                          MaskAllows(right, column, row.row), found[i].differs);
+    }
+  }
+}
+
+}  // namespace
+
 void DrawView(const Viewport& frame, const ViewInQuestion& view, Step& step) {
   const CacheLedger& ledger = view.ledger;
   if (ledger.encoder() || !FitsTogether(view.actual, view.v_layout)) return;
@@ -249,16 +266,8 @@ void DrawView(const Viewport& frame, const ViewInQuestion& view, Step& step) {
                 part == torn.end() ? nullptr : part->second, has_cells));
   }
   if (by_twin || !view.fresh) {
-    for (MaskPicture::Row& row : picture.rows) {
-      for (std::int64_t column = picture.from; column < to; ++column) {
-        const auto i = AsSize(column - picture.from);
-        const MaskElement element = MaskElementAt(mask, column, row.row);
-        const bool seen = element == MaskElement::kAllows;
-        const bool is_expected =
-            by_twin ? MaskAllows(view.expected->mask, column, row.row) : seen;
-        row.sights += Sight(element, is_expected, step.found[i].differs);
-      }
-    }
+    const TensorView& right = by_twin ? view.expected->mask : mask;
+    AddSights(mask, right, to, step.found, picture);
   }
   step.mask = std::move(picture);
 }

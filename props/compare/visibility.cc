@@ -87,7 +87,18 @@ std::vector<std::uint64_t> HashTokens(const CacheLedger& ledger, int layer,
   return hashes;
 }
 
-// Says what is wrong with `row`, if anything is.
+// Names the token whose rows are in a column.
+std::string OwnerText(const RowOwner& owner) {
+  if (owner.token == nullptr) return "no token's rows";
+  const std::string token = fmt::format("the token (sequence {}, position {})",
+                                        fmt::join(owner.token->sequences, "+"),
+                                        owner.token->position);
+  if (owner.key && owner.value) return token;
+  return fmt::format("the {} row of {} with another {} row",
+                     owner.key ? "K" : "V", token, owner.key ? "V" : "K");
+}
+
+// Returns what is wrong with `row`, if anything.
 std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
                                const KvView& view, VLayout v_layout, int row) {
   const RowOwners owners(ledger, layer, view, v_layout);
@@ -99,15 +110,16 @@ std::optional<Failure> Explain(const CacheLedger& ledger, int layer,
       actual.missing.empty() ? nullptr : actual.missing[0].token;
   if (at != std::string::npos) {
     wrong.column = AsInt(at);
-    wrong.text = fmt::format("row {} sees at column {} (cell {}) {}", row, at,
-                             view.first_cell + wrong.column,
+    wrong.text = fmt::format("row {} sees at column {} (cell {}) {} {}", row,
+                             at, view.first_cell + wrong.column,
+                             OwnerText(owners.Of(wrong.column, {})),
                              RowText(view, wrong.column, v_layout));
     if (actual.sights[at] == 'x') expected = actual.tokens[at];
   }
   if (expected != nullptr) {
     wrong.text += fmt::format(
         "{} {}",
-        wrong.text.empty() ? fmt::format("row {} misses", row) : "; due is",
+        wrong.text.empty() ? fmt::format("row {} misses", row) : "; expected",
         TokenText(*expected, layer));
     return wrong;
   }
@@ -256,7 +268,7 @@ class RowOwners::Matcher {
     taken_.assign(expected_.size(), false);
   }
 
-  // Takes a token of `index` that no column has yet; null: there is none.
+  // Assigns a token of `index` that no column has yet; null if there is none.
   template <class Fits>
   const LedgerToken* Take(const Index& index, std::uint64_t hash,
                           const Fits& fits) {

@@ -42,18 +42,19 @@ std::string FuzzRecording(Bytes bytes) {
   const std::string text(bytes.begin(), bytes.end());
   const Judgement by_reference = JudgedBy("reference", text);
   const Judgement by_optimized = JudgedBy("optimized", text);
-  if (by_reference.verdict != by_optimized.verdict ||
+  if (by_reference.verdict() != by_optimized.verdict() ||
       by_reference.level != by_optimized.level ||
-      by_reference.line != by_optimized.line) {
+      by_reference.line() != by_optimized.line()) {
     return fmt::format(
         "by the reference: {}, line {}, {}\nby the optimized twin: {}, line "
         "{}, {}",
-        VerdictName(by_reference.verdict), by_reference.line,
-        by_reference.reason, VerdictName(by_optimized.verdict),
-        by_optimized.line, by_optimized.reason);
+        VerdictName(by_reference.verdict()), by_reference.line(),
+        by_reference.reason(), VerdictName(by_optimized.verdict()),
+        by_optimized.line(), by_optimized.reason());
   }
-  if ((by_reference.verdict == Verdict::kAccept) !=
-      by_reference.reason.empty()) {
+  const bool accepted = by_reference.verdict() == Verdict::kAccept;
+  const bool is_judged = by_reference.judged.answers > 0;
+  if ((accepted && is_judged) != by_reference.reason().empty()) {
     return "a reason to accept, or none to refuse";
   }
   const std::string written = Rewritten(text);
@@ -63,12 +64,12 @@ std::string FuzzRecording(Bytes bytes) {
     return fmt::format("reads back differently:\n{}\n{}", written, again);
   }
   const Judgement judged = JudgedBy("reference", written);
-  if (judged.verdict == by_reference.verdict &&
-      judged.reason == by_reference.reason) {
+  if (judged.verdict() == by_reference.verdict() &&
+      judged.reason() == by_reference.reason()) {
     return "";
   }
   return fmt::format("once rewritten, it is judged '{}' instead of '{}'",
-                     judged.reason, by_reference.reason);
+                     judged.reason(), by_reference.reason());
 }
 
 }  // namespace kvtwin::props

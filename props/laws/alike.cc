@@ -40,7 +40,7 @@ LawResult Finished(const Session& left, const Session& right,
   const std::int64_t extra =
       std::max(std::ssize(left.calls()), std::ssize(right.calls())) -
       std::min(std::ssize(left.calls()), std::ssize(right.calls()));
-  return {extra > 0 ? extra : compared, ""};
+  return {.judged = extra > 0 ? extra : compared};
 }
 
 void NeverEvict(CacheSpec& spec) {
@@ -52,6 +52,10 @@ void NeverEvict(CacheSpec& spec) {
 bool IsStart(const Call& call) { return call.kind == Call::Kind::kStart; }
 
 }  // namespace
+
+LawResult Violation(std::string text) {
+  return {.judged = 1, .failure = Failure{.text = std::move(text)}};
+}
 
 std::optional<std::string> Compare(Session& left, Session& right, Alike alike,
                                    double slack) {
@@ -93,14 +97,14 @@ LawResult Matched(const Script& script, std::optional<Session> left,
       if (MayDiffer(*left, script.calls[i], a, b)) {
         return Finished(*left, *right, compared);
       }
-      return {1, After(script, i,
-                       fmt::format("one answers {}, the other {}", ToText(a),
-                                   ToText(b)))};
+      return Violation(After(
+          script, i,
+          fmt::format("one answers {}, the other {}", ToText(a), ToText(b))));
     }
     if (!AtRest(script, i)) continue;
     ++compared;
     if (auto wrong = Compare(*left, *right, match.alike, match.slack)) {
-      return {1, After(script, i, *wrong)};
+      return Violation(After(script, i, *wrong));
     }
   }
   const std::vector<Query> queries = left->Queries();
@@ -109,7 +113,7 @@ LawResult Matched(const Script& script, std::optional<Session> left,
   if (!left->is_twin()) KeepCommon(seen, expected);
   const auto wrong =
       CompareRows(seen, expected, left->setup().init.dtype, match.slack);
-  if (wrong) return {1, "in the end: " + *wrong};
+  if (wrong) return Violation("in the end: " + *wrong);
   return Finished(*left, *right, compared);
 }
 

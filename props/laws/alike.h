@@ -24,6 +24,9 @@ enum class Alike {
   kTokens,  // The same tokens, and each query sees the same rows.
 };
 
+// Returns the result of a law that does not hold.
+LawResult Violation(std::string text);
+
 // Returns the first difference, if any. Reads both caches and changes nothing.
 // `slack` is for K rows (CompareRows).
 std::optional<std::string> Compare(Session& left, Session& right, Alike alike,

@@ -13,11 +13,6 @@
 namespace kvtwin::props {
 namespace {
 
-// Thrown if a batch is refused.
-struct Refused {
-  std::string text;
-};
-
 class Client {
  public:
   Client(Session& session, const Abilities& abilities)
@@ -145,8 +140,8 @@ class Client {
       ++batches_;
       const Answer answer = session_.Try(start);
       if (answer.code != StatusCode::kOk) {
-        throw Refused{
-            fmt::format("{} answers {}", ToText(start), ToText(answer))};
+        throw Failure{.text = fmt::format("{} answers {}", ToText(start),
+                                          ToText(answer))};
       }
       for (Slot& slot : slots_) {
         slot.record += slot.pending;
@@ -167,12 +162,8 @@ LawResult LegalClient(const History& history, const Subject& subject) {
   std::optional<Session> session = Session::Open(history.setup, subject);
   if (!session) return {};
   Client client(*session, subject.abilities);
-  try {
-    for (const Op& op : history.ops) client.Do(op);
-  } catch (const Refused& refused) {
-    return {1, refused.text};
-  }
-  return {client.batches(), ""};
+  for (const Op& op : history.ops) client.Do(op);
+  return {.judged = client.batches()};
 }
 
 }  // namespace

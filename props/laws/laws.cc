@@ -77,23 +77,24 @@ std::string WhyNotJudged(const Law& law, const Subject& subject) {
   return "";
 }
 
-std::string CheckOf(const Law& law, const LawResult& result) {
-  return result.check.empty() ? std::string(law.name) : result.check;
-}
-
 LawResult Judge(const Law& law, const History& history,
                 const Subject& subject) {
   const bool fits = subject.is_twin() || subject.abilities.Fits(history.setup);
   if (!fits || !WhyNotJudged(law, subject).empty()) return {};
+  LawResult result;
   try {
-    return law.judge(history, subject);
+    result = law.judge(history, subject);
   } catch (const NotJudged&) {
     return {};
   } catch (const Failure& failure) {
-    return {1, failure.text, failure.check};
+    result = {.judged = 1, .failure = failure};
   } catch (const std::exception& error) {
-    return {1, fmt::format("exception: {}", error.what())};
+    result = Violation(fmt::format("exception: {}", error.what()));
   }
+  if (result.failure && result.failure->check.empty()) {
+    result.failure->check = law.name;
+  }
+  return result;
 }
 
 LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
@@ -106,14 +107,14 @@ LawRun RunLaw(const Law& law, const Subject& subject, std::uint64_t seed,
     const LawResult result =
         JudgeBy(judge, law, history, subject, /*hasty=*/false);
     run.judged += result.judged;
-    if (result.wrong.empty()) continue;
+    if (!result.failure) continue;
     run.shrunk = ShrinkUnderLaw(law, history, subject, judge);
     LawResult shown = JudgeBy(judge, law, run.shrunk, subject, /*hasty=*/false);
-    if (shown.wrong.empty()) {  // It was slow, or changes from run to run.
+    if (!shown.failure) {  // It was slow, or changes from run to run.
       run.shrunk = history;
       shown = result;
     }
-    run.failure = {.check = CheckOf(law, shown), .text = shown.wrong};
+    run.failure = std::move(shown.failure);
     run.failure->history_number = number;
     break;
   }
@@ -124,12 +125,10 @@ History ShrinkUnderLaw(const Law& law, const History& history,
                        const Subject& subject, const LawJudge& judge) {
   bool hasty = false;
   const auto rerun = [&](const History& candidate) {
-    std::optional<Failure> failure;
-    const LawResult result = JudgeBy(judge, law, candidate, subject, hasty);
-    if (result.wrong.empty()) return failure;
-    failure = {.step = candidate.ops.size(),
-               .check = CheckOf(law, result),
-               .text = result.wrong};
+    std::optional<Failure> failure =
+        JudgeBy(judge, law, candidate, subject, hasty).failure;
+    if (!failure) return failure;
+    failure->step = candidate.ops.size();
     hasty = hasty || IsHang(*failure);
     return failure;
   };

@@ -22,9 +22,8 @@ namespace kvtwin::props {
 
 struct LawResult {
   std::int64_t judged = 0;  // How many times the law was checked.
-  std::string wrong = {};   // Empty if the law holds.
-  // The check that failed, where it is not the law: "backend: crash".
-  std::string check = {};
+  // Its check is the name of the law, or of what else failed: "backend: crash".
+  std::optional<Failure> failure = {};
 };
 
 // What a law asks of a third-party cache beyond the calls of a history.
@@ -72,9 +71,6 @@ LawResult Judge(const Law& law, const History& history, const Subject& subject);
 // The same somewhere else. `hasty`: what hangs is known to, and not waited for.
 using LawJudge = std::function<LawResult(const Law& law, const History& history,
                                          bool hasty)>;
-
-// Returns the name of the check that failed: the law, or "backend: crash".
-std::string CheckOf(const Law& law, const LawResult& result);
 
 struct LawRun {
   std::int64_t histories = 0;

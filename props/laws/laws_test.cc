@@ -53,8 +53,8 @@ TEST_P(LawProps, Holds) {
     const History history = *ArbitraryHistory(std::nullopt, 20);
     const LawResult result = Judge(*law, history, subject);
     judged += result.judged;
-    if (result.wrong.empty()) return;
-    RC_FAIL(result.wrong + "\n  rerun   " +
+    if (!result.failure) return;
+    RC_FAIL(result.failure->text + "\n  rerun   " +
             LawCommand(*law, ShrinkUnderLaw(*law, history, subject), subject));
   }));
   // A law that never judges anything would be useless.
@@ -548,7 +548,7 @@ TEST(Laws, HoldWhereStatesAreLoaded) {
     ASSERT_TRUE(history.ok()) << line << history.status().ToString();
     for (const Law& law : Laws()) {
       for (const std::string_view twin : TwinNames()) {
-        EXPECT_EQ(Judge(law, *history, TwinSubject(twin)).wrong, "")
+        EXPECT_FALSE(Judge(law, *history, TwinSubject(twin)).failure)
             << law.name << " " << twin << ": " << line;
       }
     }
@@ -594,26 +594,27 @@ TEST(Laws, WindowsHideNothingElseFromALegalClient) {
     ASSERT_TRUE(history.ok()) << history.status().ToString();
     const LawResult result =
         Judge(*FindLaw("window_hides"), *history, TwinSubject("reference"));
-    EXPECT_EQ(result.wrong, "") << line;
+    EXPECT_FALSE(result.failure) << line;
     EXPECT_GT(result.judged, 0) << line;
   }
 }
 
 template <class Backend>
-std::string Verdict(std::string_view law, const std::string& line) {
-  return Judge(*FindLaw(law), *ParseHistory(line), BrokenSubject<Backend>())
-      .wrong;
+std::string ViolationOf(std::string_view law, const std::string& line) {
+  const LawResult result =
+      Judge(*FindLaw(law), *ParseHistory(line), BrokenSubject<Backend>());
+  return result.failure ? result.failure->text : "";
 }
 
 TEST(Laws, RefusalsAreJudgedFromTheFirstCallOn) {
-  const std::string wrong = Verdict<FirstRefusalStores>(
+  const std::string wrong = ViolationOf<FirstRefusalStores>(
       "refusals", "kvt1 cells=1 batch=2 | put 0*1 1*1");
   EXPECT_NE(wrong.find("is refused, but stores tokens"), wrong.npos) << wrong;
 }
 
 // The second prompt and the first have no tokens in common.
-TEST(Laws, ALegalClientBeginsAnew) {
-  const std::string wrong = Verdict<ClearsNothing>(
+TEST(Laws, ALegalClientClearsASequenceBeforeReuse) {
+  const std::string wrong = ViolationOf<ClearsNothing>(
       "legal_client",
       "kvt1 shift=identity seqs=1 cap=2 batch=2 | put 0*2 "
       "| drop 0:0- | put 0*2");
@@ -621,7 +622,7 @@ TEST(Laws, ALegalClientBeginsAnew) {
 }
 
 // Each law can fail.
-TEST(Laws, OfSequencesAreBrokenByBrokenCaches) {
+TEST(Laws, SequenceLawsFailForFaultyCaches) {
   Breaks<CopyCutsTheSource>({"frame"});
   Breaks<CopyStopsShort>({"replay", "copy_shows"});
   Breaks<SequenceZeroIsSpecial>({"renaming"});
@@ -634,7 +635,7 @@ TEST(Laws, OfSequencesAreBrokenByBrokenCaches) {
   Breaks<ResumesAnywhere>({"resume_is_honest"});
 }
 
-TEST(Laws, OfPassesAreBrokenByBrokenCaches) {
+TEST(Laws, PassLawsFailForFaultyCaches) {
   Breaks<FirstSeesAhead>({"batch_splitting", "visibility"});
   Breaks<ReserveStores>({"reserve"});
   Breaks<FullTooEarly>({"fullness", "legal_client", "capacity_returns"});
@@ -647,7 +648,7 @@ TEST(Laws, OfPassesAreBrokenByBrokenCaches) {
   Breaks<OtherSpec<SeeOneMore>>({"window_hides"});
 }
 
-TEST(Laws, OfStorageAreBrokenByBrokenCaches) {
+TEST(Laws, StorageLawsFailForFaultyCaches) {
   Breaks<OtherSpec<ShiftIfScattered>>({"placement_is_invisible"});
   Breaks<HidesTheFirstCell>({"defrag_is_invisible", "cell_order"});
   Breaks<IgnoresStrides>({"layouts"});

@@ -68,9 +68,9 @@ LawResult BatchSplitting(const History& history, const Subject& subject) {
       const Answer answer = single.Do(
           StartCall({call.positions[row]}, {call.sequences[row]}, false));
       if (answer.code != StatusCode::kOk) {
-        return {1, After(script, i,
-                         fmt::format("token {} alone is refused: {}", row,
-                                     ToText(answer)))};
+        return Violation(After(
+            script, i,
+            fmt::format("token {} alone is refused: {}", row, ToText(answer))));
       }
       for (const Call& put : puts) {
         single.Do(OneRow(put, static_cast<std::int64_t>(row)));
@@ -82,7 +82,8 @@ LawResult BatchSplitting(const History& history, const Subject& subject) {
                      [](auto& a, auto& b) { return a.layer < b.layer; });
     ++result.judged;
     if (auto wrong = CompareRows(together, alone, dtype, 0)) {
-      return {1, After(script, i, "one batch, and one by one: " + *wrong)};
+      return Violation(
+          After(script, i, "one batch, and one by one: " + *wrong));
     }
   }
   return result;
@@ -148,9 +149,9 @@ LawResult Fullness(const History& history, const Subject& subject) {
     ++result.judged;
     const StatusCode expected = room ? StatusCode::kOk : StatusCode::kCacheFull;
     if (answer.code == expected) continue;
-    return {1, After(script, i,
-                     fmt::format("there is {}room, the answer is {}",
-                                 room ? "" : "no ", ToText(answer)))};
+    return Violation(After(script, i,
+                           fmt::format("there is {}room, the answer is {}",
+                                       room ? "" : "no ", ToText(answer))));
   }
   return result;
 }
@@ -169,7 +170,7 @@ LawResult CapacityReturns(const History& history, const Subject& subject) {
   bool keeps = true;  // Idle sequences keep their last token.
   for (int type = 0; type < session->types(); ++type) {
     if (session->IsEncoder(type)) continue;
-    if (!session->Cells(type).empty()) return {1, "a cell is still used"};
+    if (!session->Cells(type).empty()) return Violation("a cell is still used");
     const Limits limits = LimitsOf(session->spec(type), script.setup);
     room = std::min(room, limits.cells);
     keeps = keeps && limits.memory.value_or(1) > 0;
@@ -185,14 +186,14 @@ LawResult CapacityReturns(const History& history, const Subject& subject) {
     }
     const Answer answer = session->Do(start);
     if (answer.code != StatusCode::kOk) {
-      return {1, fmt::format("with {} cells free, {} answers {}",
-                             room + std::ssize(start.positions), ToText(start),
-                             ToText(answer))};
+      return Violation(fmt::format("with {} cells free, {} answers {}",
+                                   room + std::ssize(start.positions),
+                                   ToText(start), ToText(answer)));
     }
   }
   const Answer over = session->Do(StartCall({0}, {seq}, /*reserve=*/false));
-  if (over.code == StatusCode::kCacheFull) return {1, ""};
-  return {1, "a full cache answers " + ToText(over)};
+  if (over.code == StatusCode::kCacheFull) return {.judged = 1};
+  return Violation("a full cache answers " + ToText(over));
 }
 
 // Adds SetCausal calls that a later call must override.
@@ -297,12 +298,12 @@ LawResult Refusals(const History& history, const Subject& subject) {
       ++result.judged;
       const auto kept = Held(*session);
       if (!std::includes(held.begin(), held.end(), kept.begin(), kept.end())) {
-        return {1, After(script, i, "is refused, but stores tokens")};
+        return Violation(After(script, i, "is refused, but stores tokens"));
       }
     } else if (answer.code != StatusCode::kOk && rests(i + 1)) {
       ++result.judged;
       if (auto wrong = ComparePictures(before, session->Show())) {
-        return {1, After(script, i, "is refused, but " + *wrong)};
+        return Violation(After(script, i, "is refused, but " + *wrong));
       }
     }
     if (!rests(i + 1)) continue;
@@ -316,8 +317,8 @@ LawResult Refusals(const History& history, const Subject& subject) {
     if (!wrong) wrong = ComparePictures(kept, session->Show());
     ++result.judged;
     if (!wrong) continue;
-    return {1, After(script, i,
-                     fmt::format("misuse {}: {}", MisuseName(which), *wrong))};
+    return Violation(After(
+        script, i, fmt::format("misuse {}: {}", MisuseName(which), *wrong)));
   }
   return result;
 }
@@ -336,10 +337,10 @@ LawResult CloseIsFinal(const History& history, const Subject& subject) {
   for (int time = 0; time < 2; ++time) {
     session->cache().Close();
     if (auto wrong = MisuseOutsideOfLife(session->cache())) {
-      return {1, "after Close: " + *wrong};
+      return Violation("after Close: " + *wrong);
     }
   }
-  return {1, ""};
+  return {.judged = 1};
 }
 
 // Compares with ListCells, until a CopyPrefix or Remove comes.
@@ -382,11 +383,12 @@ LawResult Visibility(const History& history, const Subject& subject) {
                      seen.tokens.end(),
                      [](auto at, auto& token) { return at == token.position; });
       if (same) continue;
-      return {1, After(script, i,
-                       fmt::format("row {} of layer {} sees {} tokens, or not "
-                                   "those at positions [{}]",
-                                   row, layer, seen.tokens.size(),
-                                   fmt::join(expected, " ")))};
+      return Violation(
+          After(script, i,
+                fmt::format("row {} of layer {} sees {} tokens, or not "
+                            "those at positions [{}]",
+                            row, layer, seen.tokens.size(),
+                            fmt::join(expected, " "))));
     }
   }
   return result;
@@ -439,7 +441,7 @@ LawResult WindowHides(const History& history, const Subject& subject) {
     }
     ++result.judged;
     if (auto wrong = CompareRows(left->PassRows(), expected, dtype, 0)) {
-      return {1, After(script, i, "against a causal cache: " + *wrong)};
+      return Violation(After(script, i, "against a causal cache: " + *wrong));
     }
   }
   return result;

@@ -99,7 +99,7 @@ LawResult OthersAreUntouched(const History& history, const Subject& subject) {
     ++result.judged;
     if (auto wrong = CompareRows(before, LookAhead(*session, others),
                                  script.setup.init.dtype, 0)) {
-      return {1, After(script, i, *wrong)};
+      return Violation(After(script, i, *wrong));
     }
   }
   return result;
@@ -183,7 +183,7 @@ LawResult Replay(const History& history, const Subject& subject) {
   for (std::size_t i = 0; i < script.calls.size(); ++i) {
     const Answer answer = PlayPlain(*session, script, i);
     if (answer.code != script.calls[i].code) {
-      return {1, After(script, i, "answers " + ToText(answer))};
+      return Violation(After(script, i, "answers " + ToText(answer)));
     }
     Do(ledger, script.calls[i]);
   }
@@ -201,7 +201,7 @@ LawResult Replay(const History& history, const Subject& subject) {
     std::optional<Session> fresh = Session::Open(setup, subject);
     if (!fresh && !subject.is_twin()) continue;  // It has no such cache.
     if (!fresh || fresh->Do(refill->start).code != StatusCode::kOk) {
-      return {1, "a fresh cache refuses the surviving tokens"};
+      return Violation("a fresh cache refuses the surviving tokens");
     }
     for (const Call& put : refill->puts) fresh->Do(put);
     std::vector<SeenRow> expected = seen;
@@ -213,7 +213,7 @@ LawResult Replay(const History& history, const Subject& subject) {
     if (!subject.is_twin()) KeepCommon(expected, actual);
     ++result.judged;
     if (auto wrong = CompareRows(expected, actual, setup.init.dtype, 0)) {
-      return {1, "against a fresh cache: " + *wrong};
+      return Violation("against a fresh cache: " + *wrong);
     }
   }
   return result;
@@ -256,7 +256,8 @@ LawResult Renaming(const History& history, const Subject& subject) {
     const Answer a = PlayPlain(*left, script, i);
     const Answer b = PlayPlain(*right, renamed, i);
     if (MayDiffer(*left, script.calls[i], a, b)) return result;
-    if (a != b) return {1, After(script, i, ToText(a) + " and " + ToText(b))};
+    if (a != b)
+      return Violation(After(script, i, ToText(a) + " and " + ToText(b)));
     if (!subject.is_twin() && !AtRest(script, i)) continue;
     Picture picture = right->Show();
     for (std::vector<CellEntry>& cells : picture.cells) {
@@ -267,7 +268,7 @@ LawResult Renaming(const History& history, const Subject& subject) {
     }
     ++result.judged;
     if (auto wrong = ComparePictures(left->Show(), picture)) {
-      return {1, After(script, i, *wrong)};
+      return Violation(After(script, i, *wrong));
     }
   }
   return result;
@@ -322,10 +323,10 @@ LawResult CopyShows(const History& history, const Subject& subject) {
     ++result.judged;
     if (auto wrong = CompareRows(session->Look(of_src), session->Look(of_dst),
                                  script.setup.init.dtype, 0)) {
-      return {1, After(script, i, *wrong)};
+      return Violation(After(script, i, *wrong));
     }
     if (session->Next(call.dst) > call.end) {
-      return {1, After(script, i, "the copy is longer than the prefix")};
+      return Violation(After(script, i, "the copy is longer than the prefix"));
     }
   }
   return result;
@@ -455,7 +456,8 @@ LawResult ShiftBack(const History& history, const Subject& subject) {
     if (setup.init.dtype == DType::kF8 && distance > 448) continue;
     ++result.judged;
     if (auto wrong = ShiftedAndBack(setup, distance, subject)) {
-      return {1, fmt::format("shifted by {} and back: {}", distance, *wrong)};
+      return Violation(
+          fmt::format("shifted by {} and back: {}", distance, *wrong));
     }
   }
   return result;
@@ -502,7 +504,7 @@ LawResult ResumeIsHonest(const History& history, const Subject& subject) {
           fmt::format("CanResume({}, {}) says yes, but ", seq, pos);
       const Answer answer = clone.Try(StartCall({pos}, {seq}, false));
       if (answer.code != StatusCode::kOk) {
-        return {1, yes + "the batch is refused: " + ToText(answer)};
+        return Violation(yes + "the batch is refused: " + ToText(answer));
       }
       if (!subject.is_twin()) clone.PutAny();
       for (const SeenRow& row : clone.PassRows()) {
@@ -516,9 +518,10 @@ LawResult ResumeIsHonest(const History& history, const Subject& subject) {
         }
         if (expected == pos + 1 && std::ssize(row.tokens) == expected - low)
           continue;
-        return {1, yes + fmt::format("layer {} does not show each position of "
+        return Violation(yes +
+                         fmt::format("layer {} does not show each position of "
                                      "{} to {} once",
-                                     row.layer, low, pos)};
+                                     row.layer, low, pos));
       }
     }
   }

@@ -1,4 +1,4 @@
-// One cache under a law: it gets the calls of a history, and what it shows is
+// One cache under a law: it gets the calls of a script, and what it shows is
 // read in a form that does not depend on cells.
 
 #ifndef KVTWIN_PROPS_LAWS_SESSION_H_
@@ -9,13 +9,13 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <string>
 #include <vector>
 
-#include "core/dense_tensor.h"
 #include "kvtwin/cache.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
+#include "props/laws/script.h"
+#include "props/laws/seen.h"
 #include "reference/dialects.h"
 
 namespace kvtwin::props {
@@ -23,103 +23,6 @@ namespace kvtwin::props {
 // Thrown where a law cannot be judged any further: a third-party cache does not
 // have a call, or the rules leave open what a correct cache answers.
 struct NotJudged {};
-
-// A call with all its arguments, none of them relative.
-struct Call {
-  enum class Kind {
-    kStart,
-    kCausal,
-    kPut,
-    kCopy,
-    kRemove,
-    kAsk,
-    kRestore,  // Restore of the cache's own Snapshot.
-    kAdd       // AddSequence of the cache's own SnapshotOf.
-  };
-  Kind kind = Kind::kStart;
-  // The reference's answer when the call was recorded.
-  StatusCode code = StatusCode::kOk;
-  // kStart
-  std::vector<std::int32_t> positions;
-  std::vector<int> sequences;
-  bool reserve = false;
-  // kStart: images; kCausal: excepted tokens.
-  std::vector<int> indices;
-  // kPut; kCausal has a type only.
-  int layer = 0;
-  int type = 0;  // The index of a wrapper's cache.
-  DenseTensor key;
-  DenseTensor value;
-  // kRemove (seq, begin, end), kCopy (seq to dst, end), kAsk (seq, end), kAdd
-  // (seq as dst)
-  int seq = 0;
-  int dst = 0;
-  std::int32_t begin = 0;
-  std::int32_t end = 0;
-  bool lacks_layer = false;  // kAdd: the first layer's rows are left out.
-  // kRestore, kAdd: the reference's state after the call, for a ledger.
-  CacheState state;
-};
-
-Call RemoveCall(int seq, std::int32_t begin, std::int32_t end);
-Call CopyCall(int src, int dst, std::int32_t len);
-Call StartCall(std::vector<std::int32_t> positions, std::vector<int> sequences,
-               bool reserve);
-
-// Returns "Remove(1, 0, 3)".
-std::string ToText(const Call& call);
-
-// The calls of a history, resolved with the reference twin.
-struct Script {
-  Setup setup;
-  std::vector<Call> calls;
-};
-
-// Ignores `keep`: laws compare rows, so every batch puts its own. For a
-// third-party cache, the script has what its abilities allow; at visibility it
-// is made with that cache, up to where it differs from the ledger.
-Script Resolve(const History& history,
-               const Subject& subject = TwinSubject("reference"));
-
-struct Answer {
-  StatusCode code = StatusCode::kOk;
-  bool yes = false;  // The answer of CanResume.
-  bool operator==(const Answer&) const = default;
-};
-
-std::string ToText(const Answer& answer);
-
-// A token as a batch row sees it. Position -1: its cell is free by now.
-struct SeenToken {
-  std::int32_t position = 0;
-  std::vector<std::byte> value;  // [v_head_dim, kv_heads], dense.
-  std::vector<std::byte> key;    // [k_head_dim, kv_heads], dense.
-  // NOLINTNEXTLINE(modernize-use-nullptr): there is no pointer here.
-  auto operator<=>(const SeenToken&) const = default;
-};
-
-struct Query {
-  std::int32_t position = 0;
-  int seq = 0;
-};
-
-// The tokens that a query sees in a layer, by position; for an encoder, its
-// slot.
-struct SeenRow {
-  int layer = 0;
-  Query query;
-  std::vector<SeenToken> tokens;
-};
-
-// Everything that a caller can see, byte for byte. `cells` and `batch_cells`
-// have an entry for each cache of a wrapper.
-struct Picture {
-  std::vector<std::vector<CellEntry>> cells = {};
-  std::vector<std::vector<int>> batch_cells = {};
-  // By layer; empty without a pass.
-  std::vector<std::vector<std::byte>> views = {};
-  bool shown = true;  // Else no rule says what would be seen.
-};
 
 class Session {
  public:
@@ -233,18 +136,6 @@ class Session {
   std::map<int, Call> pass_puts_;  // By layer, of the pass.
   int half_removed_ = -1;          // A sequence that must be cleared first.
 };
-
-// Returns the first difference between the rows, if any. K elements may differ
-// by `slack` times the row's largest, at least `size`; 0 compares bits.
-std::optional<std::string> CompareRows(const std::vector<SeenRow>& left,
-                                       const std::vector<SeenRow>& right,
-                                       DType dtype, double slack,
-                                       double size = 1);
-// Leaves the queries that both could ask: caches of other sizes have room for
-// other tokens.
-void KeepCommon(std::vector<SeenRow>& left, std::vector<SeenRow>& right);
-std::optional<std::string> ComparePictures(const Picture& left,
-                                           const Picture& right);
 
 }  // namespace kvtwin::props
 

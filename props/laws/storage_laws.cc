@@ -115,7 +115,7 @@ LawResult Padding(const History& history, const Subject& subject) {
       const std::int64_t cells = view.key.shape[2];
       ++result.judged;
       const auto wrong = [&](const std::string& text) {
-        return LawResult{1, After(script, i, text)};
+        return Violation(After(script, i, text));
       };
       if (view.first_cell % config.cache_padding != 0 ||
           cells % config.cache_padding != 0) {
@@ -309,7 +309,7 @@ LawResult Rounding(const History& history, const Subject& subject) {
     }
     wide->Do(call);
     if (puts && !wrong) wrong = StoredAsPut(*wide, call);
-    if (wrong) return {1, After(script, i, *wrong)};
+    if (wrong) return Violation(After(script, i, *wrong));
     if (!AtRest(script, i)) continue;
     const std::vector<SeenRow> expected = wide->PassRows();
     const std::vector<SeenRow> actual = narrow->PassRows();
@@ -324,18 +324,20 @@ LawResult Rounding(const History& history, const Subject& subject) {
             (t + 1 == tokens.size() ||
              tokens[t + 1].position != tokens[t].position);
         if (row >= actual.size() || t >= actual[row].tokens.size()) {
-          return {1, After(script, i, "the rounded cache shows fewer rows")};
+          return Violation(
+              After(script, i, "the rounded cache shows fewer rows"));
         }
         const SeenToken& rounded = actual[row].tokens[t];
         if (!alone || (IsRounded(k_dtype, tokens[t].key, rounded.key) &&
                        IsRounded(v_dtype, tokens[t].value, rounded.value))) {
           continue;
         }
-        return {1, After(script, i,
-                         fmt::format("a row at position {} is not the f32 row "
-                                     "rounded to {} and {}",
-                                     tokens[t].position, DTypeName(k_dtype),
-                                     DTypeName(v_dtype)))};
+        return Violation(
+            After(script, i,
+                  fmt::format("a row at position {} is not the f32 row "
+                              "rounded to {} and {}",
+                              tokens[t].position, DTypeName(k_dtype),
+                              DTypeName(v_dtype))));
       }
     }
   }
@@ -439,10 +441,11 @@ LawResult CellOrder(const History& history, const Subject& subject) {
             Close(expected, attend(other))) {
           continue;
         }
-        return {1, After(script, i,
-                         fmt::format("attention of row {} in layer {} depends "
-                                     "on the order of the cells",
-                                     row, layer))};
+        return Violation(
+            After(script, i,
+                  fmt::format("attention of row {} in layer {} depends "
+                              "on the order of the cells",
+                              row, layer)));
       }
     }
   }
@@ -484,7 +487,8 @@ LawResult WrapperParts(const History& history, const Subject& subject) {
     setup.spec = one;
     std::optional<Session> part = Session::Open(setup, subject);
     if (!part && !subject.is_twin()) return {};  // It has no such cache.
-    if (!part) return {1, "a wrapper takes a setup that its cache refuses"};
+    if (!part)
+      return Violation("a wrapper takes a setup that its cache refuses");
     parts.push_back(std::move(*part));
   }
   LawResult result;
@@ -502,21 +506,21 @@ LawResult WrapperParts(const History& history, const Subject& subject) {
       const Answer alone = PlayPlain(part, script, i);
       all = all && alone.yes;
       if (alone.code != StatusCode::kOk) {
-        return {1, After(script, i,
-                         fmt::format("cache {} alone answers {}", type,
-                                     ToText(alone)))};
+        return Violation(After(
+            script, i,
+            fmt::format("cache {} alone answers {}", type, ToText(alone))));
       }
     }
     if (call.kind == CallKind::kAsk && answer.yes != all) {
-      return {1, After(script, i, "the caches alone do not agree")};
+      return Violation(After(script, i, "the caches alone do not agree"));
     }
     if (!AtRest(script, i)) continue;
     ++result.judged;
     for (int type = 0; type < whole->types(); ++type) {
       const auto wrong = CompareWithPart(*whole, type, At(parts, type));
       if (!wrong) continue;
-      return {1, After(script, i,
-                       fmt::format("cache {} and it alone: {}", type, *wrong))};
+      return Violation(After(
+          script, i, fmt::format("cache {} and it alone: {}", type, *wrong)));
     }
   }
   return result;
@@ -535,14 +539,14 @@ LawResult SnapshotIsAll(const History& history, const Subject& subject) {
   for (std::size_t i = 0; i < script.calls.size(); ++i) {
     const bool start = script.calls[i].kind == CallKind::kStart;
     if (start && !right->Reload()) {
-      return {1, After(script, i, "its state is refused")};
+      return Violation(After(script, i, "its state is refused"));
     }
     const Answer a = PlayPlain(*left, script, i);
     // A snapshot changes nothing, at any time.
     const Result<CacheState> state = right->cache().Snapshot();
     const Answer b = PlayPlain(*right, script, i);
     if (a != b || !state.ok()) {
-      return {1, After(script, i, ToText(a) + ", restored " + ToText(b))};
+      return Violation(After(script, i, ToText(a) + ", restored " + ToText(b)));
     }
     if (!AtRest(script, i)) continue;
     ++result.judged;
@@ -550,7 +554,8 @@ LawResult SnapshotIsAll(const History& history, const Subject& subject) {
     if (!wrong && left->Show().cells != right->Show().cells) {
       wrong = "the cells differ";
     }
-    if (wrong) return {1, After(script, i, "with a restored cache: " + *wrong)};
+    if (wrong)
+      return Violation(After(script, i, "with a restored cache: " + *wrong));
   }
   return result;
 }
@@ -590,7 +595,7 @@ std::vector<Law> StorageLaws() {
        "none.",
        "S41, S42, S43, S44, S45", WrapperParts, kNeedsCells},
       {"snapshot_is_all",
-       "A cache that is restored from a snapshot goes on as if nothing had "
+       "A cache that is restored from a snapshot continues as if nothing had "
        "happened.",
        "S55", SnapshotIsAll, kNeedsSnapshot},
   };

@@ -119,7 +119,7 @@ Subject PlainSubject(int window = 0, std::uint32_t more = 0) {
   return subject;
 }
 
-TEST(LawsOfThirdPartyCaches, AskForNothingThatTheyLack) {
+TEST(LawsOfThirdPartyCaches, CallOnlyDeclaredOperations) {
   const Subject plain = PlainSubject();
   std::map<std::string_view, std::int64_t> judged;
   for (const Law& law : Laws()) {
@@ -140,7 +140,7 @@ TEST(LawsOfThirdPartyCaches, AskForNothingThatTheyLack) {
             "the backend has no copy_prefix");
 }
 
-TEST(LawsOfThirdPartyCaches, AskForNothingBeforeASequenceIsCleared) {
+TEST(LawsOfThirdPartyCaches, ClearASequenceBeforeUsingIt) {
   const Subject sharing = PlainSubject(
       /*window=*/0,
       KVTWIN_CAN_COPY_PREFIX | KVTWIN_CAN_SHARE | KVTWIN_CAN_REMOVE_MIDDLE);
@@ -152,24 +152,26 @@ TEST(LawsOfThirdPartyCaches, AskForNothingBeforeASequenceIsCleared) {
   }
 }
 
-TEST(LawsOfThirdPartyCaches, AreBrokenByAWindowThatIsTooWide) {
+TEST(LawsOfThirdPartyCaches, FailForAWindowThatIsTooWide) {
   const Subject wide = PlainSubject(/*window=*/1);
   for (const char* name : {"visibility", "window_hides"}) {
     const Law& law = *FindLaw(name);
     const LawRun run = RunLaw(law, wide, /*seed=*/1, /*histories=*/200);
     ASSERT_TRUE(run.failure) << name;
     EXPECT_LE(run.shrunk.ops.size(), 2U) << ToText(run.shrunk);
-    EXPECT_FALSE(Judge(law, run.shrunk, wide).wrong.empty());
+    EXPECT_TRUE(Judge(law, run.shrunk, wide).failure);
   }
 }
 
 // A judge somewhere else is asked instead, in haste once it is known to hang.
-TEST(LawsOfThirdPartyCaches, AreJudgedElsewhere) {
+TEST(LawsOfThirdPartyCaches, CanBeJudgedByAnotherProcess) {
   std::vector<bool> hastes;
   const LawJudge hangs = [&](const Law&, const History& history, bool hasty) {
     hastes.push_back(hasty);
-    LawResult result{.judged = 1, .wrong = ""};
-    if (!history.ops.empty()) result = {1, "put is slow", "backend: hang"};
+    LawResult result{.judged = 1};
+    if (!history.ops.empty()) {
+      result.failure = MakeFailure("backend: hang", "put is slow");
+    }
     return result;
   };
   const Law& law = *FindLaw("frame");
@@ -178,8 +180,6 @@ TEST(LawsOfThirdPartyCaches, AreJudgedElsewhere) {
   ASSERT_TRUE(run.failure);
   EXPECT_EQ(run.shrunk.ops.size(), 1U);
   EXPECT_EQ(run.failure->check, "backend: hang");
-  EXPECT_EQ(CheckOf(law, {.judged = 1, .wrong = "sees another K row"}),
-            "frame");
   ASSERT_GT(hastes.size(), 4U);
   EXPECT_FALSE(hastes[0] || hastes.back());
   EXPECT_TRUE(hastes[hastes.size() - 2]);

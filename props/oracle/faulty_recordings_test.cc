@@ -25,19 +25,19 @@ struct Case {
 // Expects that each case alone makes `right` wrong at its line.
 void ExpectFound(const Recording& right, const std::vector<Case>& cases) {
   const Judgement whole = JudgeText(Lines(right));
-  ASSERT_EQ(whole.verdict, Verdict::kAccept) << whole.reason;
+  ASSERT_EQ(whole.verdict(), Verdict::kAccept) << whole.reason();
   for (const Case& one : cases) {
     SCOPED_TRACE(fmt::format("line {}: {}", one.line, one.to));
     Recording lines = right;
     lines.at(one.line - 1) = Replaced(lines.at(one.line - 1), one.from, one.to);
     const Judgement judgement = JudgeText(Lines(lines));
-    EXPECT_EQ(VerdictName(judgement.verdict),
+    EXPECT_EQ(VerdictName(judgement.verdict()),
               one.reason.empty() ? "accept" : "reject")
-        << judgement.reason;
+        << judgement.reason();
     if (one.reason.empty()) continue;
-    EXPECT_EQ(judgement.line, static_cast<std::int64_t>(one.line));
-    EXPECT_NE(judgement.reason.find(one.reason), std::string::npos)
-        << judgement.reason;
+    EXPECT_EQ(judgement.line(), static_cast<std::int64_t>(one.line));
+    EXPECT_NE(judgement.reason().find(one.reason), std::string::npos)
+        << judgement.reason();
   }
 }
 
@@ -50,13 +50,13 @@ const Recording kRight = {kHeader, kStart, kPut, kGet, kRemove};
 TEST(FaultyRecordings, EachAnswerIsCompared) {
   ExpectFound(
       kRight,
-      {{2, R"("ok")", R"("cache_full")", "result is cache_full, due is ok"},
+      {{2, R"("ok")", R"("cache_full")", "result is cache_full, expected ok"},
        {2, R"("cells":[0,1])", R"("cells":[0,2])",
-        "cells is [0, 2], due is [0, 1]"},
+        "cells is [0, 2], expected [0, 1]"},
        {2, R"("cells":[0,1])", R"("cells":[1,1])",
-        "cells is [1, 1], due is [0, 1]"},
+        "cells is [1, 1], expected [0, 1]"},
        {4, R"("first_cell":0)", R"("first_cell":1)",
-        "first_cell is 1, due is 0"},
+        "first_cell is 1, expected 0"},
        {4, "[100,1000,200,1001]", "[101,1000,200,1001]",
         "mask row 0 (sequence 0, position 0) sees at column 0"},
        {4, "[100,1000,200,1001]", "[100,1000,200,1002]",
@@ -67,18 +67,18 @@ TEST(FaultyRecordings, EachAnswerIsCompared) {
        {4, "[100,200]", "[100,201]", "mask row 1"},
        {4, R"(["10","11"])", R"(["11","11"])",
         "mask row 0 (sequence 0, position 0) sees column 1 (cell 1: sequence "
-        "0, position 1), which is due to be hidden"},
+        "0, position 1), which must be hidden"},
        {4, R"(["10","11"])", R"(["10","10"])",
         "mask row 1 (sequence 0, position 1) does not see column 1"},
        {4, R"({"shape":[2,2],"rows":["10","11"]})", "null",
-        "mask is null, one is due"},
+        "mask is null, expected a mask"},
        {4, "[2,1,2]", "[1,2,2]", "the shape of key is [1, 2, 2]"},
        {4, R"([1,1,2],"data":[100,200])", R"([2,1,2],"data":[1,2,3,4])",
         "the shape of value is [2, 1, 2]"},
        {4, R"([2,2],"rows":["10","11"])", R"([2,3],"rows":["10","11","00"])",
-        "the shape of mask is [2, 3, 1], due is [2, 2, 1]"},
+        "the shape of mask is [2, 3, 1], expected [2, 2, 1]"},
        {5, R"("ok")", R"("not_supported")",
-        "result is not_supported, due is ok"}});
+        "result is not_supported, expected ok"}});
 }
 
 // A reserving pass reports the cells of the worst case.
@@ -86,7 +86,7 @@ TEST(FaultyRecordings, CellsOfAReservingPassAreCompared) {
   const std::string reserve =
       Replaced(kStart, R"("result")", R"("reserve":true,"result")");
   ExpectFound({kHeader, reserve},
-              {{2, "[0,1]}", "[0,2]}", "cells is [0, 2], due is [0, 1]"},
+              {{2, "[0,1]}", "[0,2]}", "cells is [0, 2], expected [0, 1]"},
                {2, R"("cells":[0,1])", R"("cells":[])", ""}});
 }
 
@@ -141,7 +141,7 @@ TEST(FaultyRecordings, RowsOfHiddenTokensAreCompared) {
   // If two rows are wrong, the report names the visible one.
   Recording both = Hidden();
   both[7] = Replaced(Replaced(both[7], "[1,2,", "[7,2,"), "13,14", "13,7");
-  EXPECT_NE(JudgeText(Lines(both)).reason.find("mask row 1"),
+  EXPECT_NE(JudgeText(Lines(both)).reason().find("mask row 1"),
             std::string::npos);
   // Visibility compares visible rows only.
   Recording other = Hidden();
@@ -154,7 +154,7 @@ TEST(FaultyRecordings, RowsOfHiddenTokensAreCompared) {
                       {9, "21,22", "21,7", "mask row 0"}});
 }
 
-TEST(FaultyRecordings, PaddingRowsSeeNothing) {
+TEST(FaultyRecordings, PaddingRowsMustSeeNothing) {
   const std::string padded = R"({"shape":[2,3],"rows":["10","11","00"]})";
   Recording lines = kRight;
   lines[0] = Replaced(lines[0], R"("mask_batch_padding":1)",
@@ -180,11 +180,11 @@ TEST(FaultyRecordings, OtherAnswersAreCompared) {
   const std::string mask =
       R"({"op":"reserved_mask","shape":[4,2],"first_cell":0})";
   ExpectFound({kHeader, kStart, kPut, kYes, kReserve, mask},
-              {{4, "true", "false", "result is false, due is true"},
-               {6, "[4,2]", "[4,1]", "shape is [4, 1, 1], due is [4, 2, 1]"},
-               {6, "[4,2]", "[2,2]", "shape is [2, 2, 1], due is [4, 2, 1]"},
+              {{4, "true", "false", "result is false, expected true"},
+               {6, "[4,2]", "[4,1]", "shape is [4, 1, 1], expected [4, 2, 1]"},
+               {6, "[4,2]", "[2,2]", "shape is [2, 2, 1], expected [4, 2, 1]"},
                {6, R"("first_cell":0)", R"("first_cell":1)",
-                "first_cell is 1, due is 0"},
+                "first_cell is 1, expected 0"},
                {6, R"(,"first_cell":0)", "", ""}});
   // The answer "false" is always allowed, "true" is not.
   ExpectFound({OtherHeader(kHeader), kStart, kPut, kYes},
@@ -197,7 +197,7 @@ TEST(FaultyRecordings, OtherAnswersAreCompared) {
   const std::string no =
       R"({"op":"can_resume","seq":0,"pos":2,"result":false})";
   ExpectFound({window, kStart, far, no},
-              {{4, "false", "true", "result is true, due is false"}});
+              {{4, "false", "true", "result is true, expected false"}});
   ExpectFound({OtherHeader(window), kStart, far, no},
               {{4, "false", "true", "tokens in the window are gone"}});
   const std::string beyond =
@@ -208,7 +208,7 @@ TEST(FaultyRecordings, OtherAnswersAreCompared) {
 }
 
 // Column 2 repeats the row of the second token.
-TEST(FaultyRecordings, ATokenIsSeenOnce) {
+TEST(FaultyRecordings, ATokenMayBeSeenOnlyOnce) {
   const std::string get = R"({"op":"get","layer":0,"key":{"shape":[2,1,3],)"
                           R"("data":[100,1000,200,1001,200,1001]},)"
                           R"("value":{"shape":[1,1,3],"data":[100,200,200]},)"
@@ -252,10 +252,10 @@ TEST(FaultyRecordings, EncodersAreCompared) {
          {4, "[2,1,2]", "[1,2,2]", other ? "K differs" : "the shape of key"},
          {4, "[1,1,2]", "[2,1,1]", other ? "V differs" : "the shape of value"},
          {4, R"("mask":null)", R"("mask":{"shape":[2,2],"rows":["10","11"]})",
-          other ? "there is a mask" : "there is a mask, none is due"},
-         {5, "true", "false", other ? "" : "result is false, due is true"},
+          other ? "there is a mask" : "there is a mask, expected none"},
+         {5, "true", "false", other ? "" : "result is false, expected true"},
          {7, "false", "true",
-          other ? "nothing is cached" : "result is true, due is false"}});
+          other ? "nothing is cached" : "result is true, expected false"}});
   }
 }
 
@@ -291,7 +291,7 @@ TEST(FaultyRecordings, EachCacheOfAWrapperIsCompared) {
 }
 
 // At visibility, rows are judged until a call changes what the mask shows.
-TEST(FaultyRecordings, RowsAreJudgedUntilSomethingChangesThem) {
+TEST(FaultyRecordings, RowsAreComparedUntilACallChangesThem) {
   const std::string header = OtherHeader(kHeader);
   const Case wrong = {0, R"(["10","11"])", R"(["11","11"])", "mask row 0"};
   const auto judged = [&](const Recording& between, bool yes) {
@@ -317,10 +317,10 @@ TEST(FaultyRecordings, RowsAreJudgedUntilSomethingChangesThem) {
   judged({nothing, Replaced(kStart, "[0,0]", "[7,7]"), kPut}, true);
 }
 
-TEST(FaultyRecordings, OtherCachesHaveMasks) {
+TEST(FaultyRecordings, OtherCachesMustHaveMasks) {
   ExpectFound({OtherHeader(kHeader), kStart, kPut, kGet},
               {{4, R"({"shape":[2,2],"rows":["10","11"]})", "null",
-                "mask is null, one is due"}});
+                "mask is null, expected a mask"}});
 }
 
 // SetCausal makes a new mask for the active cache only.
@@ -341,7 +341,7 @@ TEST(FaultyRecordings, EachCacheOfAWrapperHasAMaskOfItsOwn) {
 
 // A refused batch has already evicted tokens; the defrag before it leaves cell
 // 2 free.
-TEST(FaultyRecordings, ARefusedBatchEvictsAllTheSame) {
+TEST(FaultyRecordings, ARefusedBatchStillEvicts) {
   const std::string header =
       Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":1)");
   const auto pass = [](int sequence, int position, int cell) {
@@ -366,17 +366,17 @@ TEST(FaultyRecordings, ARefusedBatchEvictsAllTheSame) {
 }
 
 // A batch that fits is not refused, and removed tokens are gone.
-TEST(FaultyRecordings, ResultsMustBePossible) {
+TEST(FaultyRecordings, ImpossibleResultsAreRejected) {
   const std::string shared =
       R"({"op":"remove","seq":0,"begin":0,"end":1,"result":"shared_cells"})";
   const std::string copy = R"({"op":"copy_prefix","src":0,"dst":1,"len":2})";
   ExpectFound({kHeader, kStart, kPut, copy, shared},
-              {{5, "shared_cells", "ok", "result is ok, due is shared_cells"},
+              {{5, "shared_cells", "ok", "result is ok, expected shared_cells"},
                {5, "shared_cells", "not_supported",
-                "result is not_supported, due is shared_cells"}});
+                "result is not_supported, expected shared_cells"}});
   const std::string none = Replaced(kHeader, R"("tag_add")", R"("none")");
   ExpectFound({none, kStart, kPut, Replaced(kRemove, "ok", "not_supported")},
-              {{4, "not_supported", "ok", "result is ok, due is not_supp"}});
+              {{4, "not_supported", "ok", "result is ok, expected not_supp"}});
   const std::string three =
       R"({"op":"start_forward","positions":[2,3],"sequences":[0,0],)"
       R"("result":"ok","cells":[2,3]})";
@@ -385,7 +385,7 @@ TEST(FaultyRecordings, ResultsMustBePossible) {
       R"("result":"cache_full"})";
   ExpectFound(
       {kHeader, kStart, three, full},
-      {{4, R"("cache_full")", R"("ok")", "result is ok, due is cache_full"}});
+      {{4, R"("cache_full")", R"("ok")", "result is ok, expected cache_full"}});
 }
 
 }  // namespace

@@ -19,13 +19,13 @@ namespace kvtwin::props {
 namespace {
 
 Judgement BadInput(std::int64_t line, std::string reason) {
-  return {Verdict::kBadInput, Level::kNone, line, std::move(reason), ""};
+  return {.bad_input = TraceError{line, std::move(reason)}};
 }
 
 // The note on a recording that is accepted although it shows no answers.
 constexpr std::string_view kNothingJudged =
-    "nothing was judged: no line has an answer that is compared with what is "
-    "due";
+    "nothing was judged: no line has an answer that is compared with the "
+    "expected answer";
 
 bool IsRefused(StatusCode result) { return result != StatusCode::kOk; }
 
@@ -86,8 +86,8 @@ void Count(const PagedOracle& oracle, const PagedTraceOp& op, Judged& judged) {
   }
 }
 
-std::string_view RulesOf(const TraceOp& op, const Failure& finding) {
-  return CitedRules(op.kind, finding.column >= 0);
+std::string_view RulesOf(const TraceOp& op, const Failure& failure) {
+  return CitedRules(op.kind, failure.column >= 0);
 }
 std::string_view RulesOf(const PagedTraceOp& op, const Failure&) {
   return CitedPoolRules(TraceOpName(op.kind));
@@ -103,8 +103,8 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
   Judgement judgement;
   judgement.level =
       header.visibility_only ? Level::kVisibility : Level::kIdentity;
-  Judged judged;
-  std::optional<TraceError> error;
+  Judged& judged = judgement.judged;
+  std::optional<TraceError>& error = judgement.bad_input;
   Op op;
   while (!error && reader.ReadOp(op)) {
     const OracleStep step = oracle.Step(op);
@@ -114,33 +114,49 @@ Judgement JudgeLines(TraceReader& reader, const Header& header, AnOracle oracle,
     }
     ++judged.calls;
     if (!error) Count(oracle, op, judged);
-    const auto& finding = step.identity ? step.identity : step.visibility;
-    if (finding && judgement.verdict == Verdict::kAccept) {
-      judgement = {Verdict::kReject, Level::kVisibility, op.line,
-                   fmt::format("{}: {}", name, finding->text), finding->twin};
-      judgement.rules = RulesOf(op, *finding);
+    const auto& failure = step.identity ? step.identity : step.visibility;
+    if (failure && !judgement.failure) {
+      judgement.level = Level::kVisibility;
+      judgement.failure = failure;
+      judgement.failure->step = AsSize(op.line);
+      judgement.failure->check = name;
+      judgement.failure->rules = RulesOf(op, *failure);
     }
     if (step.visibility) judgement.level = Level::kNone;
-    if (error && !finding) break;  // A call that no cache accepts.
+    if (error && !failure) break;  // A call that no cache accepts.
     if (watch ? !watch(oracle, op, step) : judgement.level == Level::kNone) {
       break;
     }
   }
   if (!error) error = reader.error();
-  const bool accepted = judgement.verdict == Verdict::kAccept;
-  if (error && accepted) judgement = BadInput(error->line, error->reason);
-  judgement.judged = judged;
-  if (!error && accepted && judged.answers == 0) {
-    judgement.reason = kNothingJudged;
-  }
-  if (!error || accepted) return judgement;
-  judgement.level = Level::kNone;
-  judgement.reason += fmt::format("; then, on line {}, bad input: {}",
-                                  error->line, error->reason);
+  if (error) judgement.level = Level::kNone;
   return judgement;
 }
 
 }  // namespace
+
+Verdict Judgement::verdict() const {
+  if (failure) return Verdict::kReject;
+  return bad_input ? Verdict::kBadInput : Verdict::kAccept;
+}
+
+std::int64_t Judgement::line() const {
+  if (failure) return static_cast<std::int64_t>(failure->step);
+  return bad_input ? bad_input->line : 0;
+}
+
+std::string Judgement::reason() const {
+  if (failure) {
+    std::string text = fmt::format("{}: {}", failure->check, failure->text);
+    if (bad_input) {
+      text += fmt::format("; then, on line {}, bad input: {}", bad_input->line,
+                          bad_input->reason);
+    }
+    return text;
+  }
+  if (bad_input) return bad_input->reason;
+  return std::string(judged.answers == 0 ? kNothingJudged : "");
+}
 
 std::string JudgedText(const Judged& judged) {
   const auto counted = [](std::int64_t count, std::string_view text,
@@ -187,8 +203,7 @@ Judgement Judge(std::istream& in, const std::vector<std::string>& twins,
 Judgement OnFile(const std::string& path,
                  const std::function<Judgement(std::istream&)>& judge) {
   const auto bad = [](std::string reason) {
-    return Judgement{
-        .verdict = Verdict::kBadInput, .reason = std::move(reason), .twin = ""};
+    return BadInput(0, std::move(reason));
   };
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) return bad("is a folder");
@@ -197,7 +212,7 @@ Judgement OnFile(const std::string& path,
   try {
     return judge(in);
   } catch (const std::bad_alloc&) {
-    return bad("there is not enough memory for it");
+    return bad("there is not enough memory");
   }
 }
 

@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <functional>
 #include <istream>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/trace/trace.h"
 #include "props/base/level.h"
+#include "props/compare/failure.h"
 #include "props/oracle/oracle.h"
 #include "props/oracle/paged_oracle.h"
 
@@ -31,16 +33,19 @@ struct Judged {
 };
 
 struct Judgement {
-  Verdict verdict = Verdict::kAccept;
   Level level = Level::kNone;  // The strongest level that held to the end.
-  std::int64_t line = 0;       // The first wrong line; 0 if accepted.
-  // Empty if accepted, except that it says if nothing was judged.
-  std::string reason;
-  std::string twin;  // The twin that disagrees; empty if all twins do.
+  std::optional<Failure> failure = {};  // The first wrong answer.
+  // The first line that is not in the format, perhaps after a wrong answer.
+  std::optional<TraceError> bad_input = {};
   Judged judged = {};
-  // The rules that the wrong line breaks, such as "S31, S32"
-  // (docs/semantics.md).
-  std::string_view rules = {};
+
+  Verdict verdict() const;
+  // Returns the first wrong line; 0 if the recording is accepted, or cannot be
+  // read at all.
+  std::int64_t line() const;
+  // Returns why the recording is not accepted. Of an accepted recording, says
+  // so if nothing was judged; otherwise empty.
+  std::string reason() const;
 };
 
 // "12 lines: 3 gets of 40 rows, 1 refusal, 2 prefixes found".

@@ -105,16 +105,16 @@ void MakeRoom(TraceHeader& header) {
   init.max_batch = kOpenEnd / 2;
 }
 
-std::optional<Failure> Together(const std::vector<TwinFinding>& findings) {
-  const TwinFinding* differing = nullptr;
-  const TwinFinding* agreeing = nullptr;
-  for (const TwinFinding& one : findings) {
-    const TwinFinding*& first = one.second ? differing : agreeing;
+std::optional<Failure> Together(const std::vector<TwinFailure>& failures) {
+  const TwinFailure* differing = nullptr;
+  const TwinFailure* agreeing = nullptr;
+  for (const TwinFailure& one : failures) {
+    const TwinFailure*& first = one.second ? differing : agreeing;
     if (first == nullptr) first = &one;
   }
   if (differing == nullptr) return std::nullopt;
   Failure found = *differing->second;
-  if (agreeing != nullptr || findings.size() == 1) {
+  if (agreeing != nullptr || failures.size() == 1) {
     found.twin = differing->first;
   }
   if (agreeing != nullptr) {
@@ -123,10 +123,10 @@ std::optional<Failure> Together(const std::vector<TwinFinding>& findings) {
         found.text, differing->first, agreeing->first);
     return found;
   }
-  for (const auto& [name, finding] : findings) {
-    if (finding->text == differing->second->text) continue;
+  for (const auto& [name, failure] : failures) {
+    if (failure->text == differing->second->text) continue;
     found.text = fmt::format("{}; so says the {} twin, and the {} twin: {}",
-                             found.text, differing->first, name, finding->text);
+                             found.text, differing->first, name, failure->text);
   }
   return found;
 }
@@ -348,50 +348,52 @@ OracleStep Oracle::Step(const TraceOp& op) {
 
 std::optional<Failure> Oracle::CompareTwins(const TraceOp& op) {
   if (twins_.empty()) return std::nullopt;
-  std::vector<TwinFinding> findings;
+  std::vector<TwinFailure> failures;
   for (Twin& twin : twins_) {
-    findings.emplace_back(twin.name,
+    failures.emplace_back(twin.name,
                           Compare(op, Ask(*twin.cache, op), *twin.cache));
   }
-  return Together(findings);
+  return Together(failures);
 }
 
 std::optional<Failure> Oracle::Compare(const TraceOp& op,
                                        const Answer& expected,
                                        const Cache& twin) const {
-  const auto differs = [](std::string_view what, const auto& recorded,
-                          const auto& is_due) -> std::optional<Failure> {
-    if (recorded == is_due) return std::nullopt;
-    return WrongAnswer(
-        fmt::format("{} is {}, due is {}", what, recorded, is_due));
+  const auto differs =
+      [](std::string_view what, const auto& recorded,
+         const auto& expected_value) -> std::optional<Failure> {
+    if (recorded == expected_value) return std::nullopt;
+    return WrongAnswer("{} is {}, expected {}", what, recorded, expected_value);
   };
   if (op.kind == TraceOpKind::kStartForward ||
       op.kind == TraceOpKind::kRemove) {
-    auto finding = differs("result", StatusName(op.result),
+    auto failure = differs("result", StatusName(op.result),
                            StatusName(expected.status.code()));
-    if (finding && !expected.status.ok()) {
-      finding->text += fmt::format(" ({})", expected.status.message());
+    if (failure && !expected.status.ok()) {
+      failure->text += fmt::format(" ({})", expected.status.message());
     }
-    if (finding || !op.cells || !expected.status.ok()) return finding;
+    if (failure || !op.cells || !expected.status.ok()) return failure;
     // Cells may be absent.
     if (op.reserve && op.cells->empty()) return std::nullopt;
     const std::span<const int> cells = twin.BatchCells();
-    const auto [at, due_at] = std::ranges::mismatch(*op.cells, cells);
-    if (at == op.cells->end() && due_at == cells.end()) return std::nullopt;
+    const auto [at, expected_at] = std::ranges::mismatch(*op.cells, cells);
+    if (at == op.cells->end() && expected_at == cells.end())
+      return std::nullopt;
     constexpr std::size_t kShown = 16;
-    finding =
+    failure =
         differs("cells", IntsText(*op.cells, kShown), IntsText(cells, kShown));
-    if (finding) return finding;
+    if (failure) return failure;
     // The difference is after the cells that the message shows.
-    return WrongAnswer(fmt::format("cells[{}] is {}, due is {}",
-                                   at - op.cells->begin(), *at, *due_at));
+    return WrongAnswer("cells[{}] is {}, expected {}", at - op.cells->begin(),
+                       *at, *expected_at);
   }
-  if (!expected.status.ok()) return WrongAnswer(expected.status.ToString());
+  if (!expected.status.ok())
+    return WrongAnswer("{}", expected.status.ToString());
   if (op.kind == TraceOpKind::kGet) return CompareView(op, expected.view, twin);
   if (op.kind == TraceOpKind::kReservedMask) {
-    auto finding = differs("shape", ShapeText(op.shape),
+    auto failure = differs("shape", ShapeText(op.shape),
                            ShapeText(expected.view.mask.shape));
-    if (finding || !op.first_cell) return finding;
+    if (failure || !op.first_cell) return failure;
     return differs("first_cell", *op.first_cell, expected.view.first_cell);
   }
   if (op.kind == TraceOpKind::kCanResume ||
@@ -407,27 +409,28 @@ std::optional<Failure> Oracle::CompareView(const TraceOp& op,
   const KvView actual = RecordedView(op);
   const bool masked = expected.mask.data != nullptr;
   if (op.mask.has_value() != masked) {
-    return WrongAnswer(masked ? "mask is null, one is due"
-                              : "there is a mask, none is due");
+    return WrongAnswer("{}", masked ? "mask is null, expected a mask"
+                                    : "there is a mask, expected none");
   }
-  const auto differs = [](std::string_view what, const TensorView& recorded,
-                          const TensorView& is_due) -> std::optional<Failure> {
-    if (recorded.shape == is_due.shape) return std::nullopt;
-    return WrongAnswer(fmt::format("the shape of {} is {}, due is {}", what,
-                                   ShapeText(recorded.shape),
-                                   ShapeText(is_due.shape)));
+  const auto differs =
+      [](std::string_view what, const TensorView& recorded,
+         const TensorView& expected_value) -> std::optional<Failure> {
+    if (recorded.shape == expected_value.shape) return std::nullopt;
+    return WrongAnswer("the shape of {} is {}, expected {}", what,
+                       ShapeText(recorded.shape),
+                       ShapeText(expected_value.shape));
   };
   if (masked && op.first_cell && *op.first_cell != expected.first_cell) {
-    return WrongAnswer(fmt::format("first_cell is {}, due is {}",
-                                   *op.first_cell, expected.first_cell));
+    return WrongAnswer("first_cell is {}, expected {}", *op.first_cell,
+                       expected.first_cell);
   }
-  auto finding = differs("key", actual.key, expected.key);
-  if (!finding && op.value)
-    finding = differs("value", actual.value, expected.value);
-  if (!finding && masked) finding = differs("mask", actual.mask, expected.mask);
-  if (!finding && masked) finding = CompareMask(*op.mask, expected, twin);
-  if (!finding && masked) finding = CompareRows(op, expected, twin);
-  if (finding || masked) return finding;
+  auto failure = differs("key", actual.key, expected.key);
+  if (!failure && op.value)
+    failure = differs("value", actual.value, expected.value);
+  if (!failure && masked) failure = differs("mask", actual.mask, expected.mask);
+  if (!failure && masked) failure = CompareMask(*op.mask, expected, twin);
+  if (!failure && masked) failure = CompareRows(op, expected, twin);
+  if (failure || masked) return failure;
   if (op.key.bytes != CopyOf(expected.key, op.key.dtype).bytes) {
     return WrongAnswer("key is not what was put last");
   }
@@ -456,13 +459,13 @@ std::optional<Failure> Oracle::CompareMask(const DenseTensor& mask,
             fmt::format("{}sequence {}, position {}", held.empty() ? "" : "; ",
                         entry.sequence, entry.position);
       }
-      return WrongAnswer(
-          fmt::format("mask row {} ({}) {} column {} (cell {}: {}), which is "
-                      "due to be {}",
-                      row, RowLabel(row), sees ? "sees" : "does not see",
-                      column, cell, held.empty() ? "free" : held,
-                      sees ? "hidden" : "seen"),
-          row, column);
+      return Failure{
+          .text = fmt::format(
+              "mask row {} ({}) {} column {} (cell {}: {}), which must be {}",
+              row, RowLabel(row), sees ? "sees" : "does not see", column, cell,
+              held.empty() ? "free" : held, sees ? "hidden" : "seen"),
+          .row = row,
+          .column = column};
     }
   }
   return std::nullopt;
@@ -493,13 +496,15 @@ std::optional<Failure> Oracle::CompareRows(const TraceOp& op,
   }
   if (wrong < 0) return std::nullopt;
   const int row = At(first_rows, wrong);
-  return WrongAnswer(
-      fmt::format("{}; due is the row of {}; found {}, due {}",
-                  SightText(op.layer, actual, row, wrong, expected.first_cell),
-                  ExpectedText(op.layer, expected, row, wrong, cells),
-                  RowsText(actual, wrong, v_layout),
-                  RowsText(expected, wrong, v_layout)),
-      row, wrong);
+  return Failure{
+      .text = fmt::format(
+          "{}; expected the row of {}; found {}, expected {}",
+          SightText(op.layer, actual, row, wrong, expected.first_cell),
+          ExpectedText(op.layer, expected, row, wrong, cells),
+          RowsText(actual, wrong, v_layout),
+          RowsText(expected, wrong, v_layout)),
+      .row = row,
+      .column = wrong};
 }
 
 // Returns "mask row 1 (sequence 1, position 4) sees at column 3 (cell 11) ...".
@@ -567,7 +572,7 @@ std::optional<Failure> Oracle::FollowLedger(const TraceOp& op) {
       return std::nullopt;
     case TraceOpKind::kCanResume:  // "false" is always allowed.
       if (!op.answer || ledger_->CanResume(op.seq, op.pos)) return std::nullopt;
-      return WrongAnswer("result is true, but " +
+      return WrongAnswer("result is true, but {}",
                          WhyNotResumed(*ledger_, op.seq, op.pos));
     case TraceOpKind::kEncoderCached:
       if (!op.answer || ledger_->active().slots().cached) return std::nullopt;
@@ -589,7 +594,7 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   }
   const Status status = ledger_->StartForward(batch, op.reserve);
   if (status.ok()) return std::nullopt;
-  return WrongAnswer(fmt::format("result is ok, due is {}", status.ToString()));
+  return WrongAnswer("result is ok, expected {}", status.ToString());
 }
 
 std::optional<Failure> Oracle::FollowRemove(const TraceOp& op) {
@@ -597,7 +602,7 @@ std::optional<Failure> Oracle::FollowRemove(const TraceOp& op) {
   fresh_.assign(fresh_.size(), false);
   const Status status = ledger_->Remove(op.seq, op.begin, op.end, op.result);
   if (status.ok()) return std::nullopt;
-  return WrongAnswer(fmt::format("result is ok, due is {}", status.ToString()));
+  return WrongAnswer("result is ok, expected {}", status.ToString());
 }
 
 // Checks that the rows have the shape of the rows that were put.
@@ -609,12 +614,12 @@ std::optional<Failure> Oracle::CheckDims(const TraceOp& op) const {
   const auto differs = [](std::string_view what, const Shape& recorded,
                           const Shape& expected) -> std::optional<Failure> {
     if (recorded == expected) return std::nullopt;
-    return WrongAnswer(fmt::format("the shape of {} is {}, due is {}", what,
-                                   ShapeText(recorded), ShapeText(expected)));
+    return WrongAnswer("the shape of {} is {}, expected {}", what,
+                       ShapeText(recorded), ShapeText(expected));
   };
-  auto finding =
+  auto failure =
       differs("key", op.key.shape, {k_head_dim, kv_heads, columns, 1});
-  if (finding || !op.value) return finding;
+  if (failure || !op.value) return failure;
   Shape expected = {v_head_dim, kv_heads, columns, 1};
   if (header_.config.v_layout == VLayout::kPermuted) {
     expected = {columns, v_head_dim, kv_heads, 1};
@@ -625,27 +630,26 @@ std::optional<Failure> Oracle::CheckDims(const TraceOp& op) const {
 }
 
 std::optional<Failure> Oracle::CheckVisibility(const TraceOp& op) const {
-  if (auto finding = CheckDims(op)) return finding;
+  if (auto failure = CheckDims(op)) return failure;
   if (!fresh_[active_]) return std::nullopt;
   KvView view = RecordedView(op);
   const CacheLedger& active = ledger_->active();
   if (!active.encoder() && !op.mask) {
-    return WrongAnswer("mask is null, one is due");
+    return WrongAnswer("mask is null, expected a mask");
   }
   if (active.encoder() && !op.value) {
     view.value = active.slots().layers.at(op.layer).value.view();
   }
-  const auto wrong =
+  std::optional<Failure> failure =
       FindWrongRow(*ledger_, op.layer, view, header_.config.v_layout);
-  if (!wrong) return std::nullopt;
-  Failure finding = WrongAnswer(wrong->text, wrong->row, wrong->column);
-  if (wrong->column >= 0) {
-    finding.text = fmt::format(
-        "mask row {} ({}) sees at column {} {}: {}", wrong->row,
-        RowLabel(wrong->row), wrong->column,
-        PutText(FindPut(op.layer, view, wrong->column), active_), wrong->text);
+  if (failure && failure->column >= 0) {
+    failure->text =
+        fmt::format("mask row {} ({}) sees at column {} {}: {}", failure->row,
+                    RowLabel(failure->row), failure->column,
+                    PutText(FindPut(op.layer, view, failure->column), active_),
+                    failure->text);
   }
-  return finding;
+  return failure;
 }
 
 }  // namespace kvtwin::props

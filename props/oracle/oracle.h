@@ -38,9 +38,9 @@ struct OracleStep {
   std::optional<Failure> visibility;
 };
 
-// Combines the findings of all twins about a line. Requires: not empty.
-using TwinFinding = std::pair<std::string, std::optional<Failure>>;
-std::optional<Failure> Together(const std::vector<TwinFinding>& findings);
+// Combines the failures of all twins about a line. Requires: not empty.
+using TwinFailure = std::pair<std::string, std::optional<Failure>>;
+std::optional<Failure> Together(const std::vector<TwinFailure>& failures);
 
 class Oracle {
  public:

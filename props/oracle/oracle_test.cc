@@ -24,25 +24,25 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-TEST(Oracle, AcceptsTheRecordingsToAccept) {
+TEST(Oracle, AcceptsEveryRecordingInAccept) {
   for (const auto& file : Recordings("accept")) {
     SCOPED_TRACE(file);
     ExpectAccept(ReadFile(file), Level::kIdentity);
   }
 }
 
-TEST(Oracle, RejectsTheRecordingsToRejectAtTheirFirstWrongLine) {
+TEST(Oracle, RejectsEveryRecordingInRejectAtItsFirstWrongLine) {
   for (const auto& file : Recordings("reject")) {
     std::ifstream table(file.parent_path() / "FIRST_WRONG_LINE.tsv");
     std::map<std::string, std::int64_t> lines;
     std::string name;
     for (std::int64_t line = 0; table >> name >> line;) lines[name] = line;
     const Judgement judgement = JudgeText(ReadFile(file));
-    EXPECT_EQ(VerdictName(judgement.verdict), "reject") << file;
-    EXPECT_EQ(judgement.line, lines[file.filename()]) << file;
-    EXPECT_NE(judgement.reason.find("due is the row of sequence"),
+    EXPECT_EQ(VerdictName(judgement.verdict()), "reject") << file;
+    EXPECT_EQ(judgement.line(), lines[file.filename()]) << file;
+    EXPECT_NE(judgement.reason().find("expected the row of sequence"),
               std::string::npos)
-        << judgement.reason;
+        << judgement.reason();
   }
 }
 
@@ -123,12 +123,12 @@ std::string AnyAccepted() {
 }
 
 TEST(Oracle, AcceptsTiledV) {
-  EXPECT_EQ(VerdictName(JudgeText(TiledRecording()).verdict), "accept");
+  EXPECT_EQ(VerdictName(JudgeText(TiledRecording()).verdict()), "accept");
   // Another shape of the same number of elements.
   std::string text = TiledRecording();
   const std::string shape = "\"shape\":[32,2,1,2]";
   text.replace(text.find(shape), shape.size(), "\"shape\":[2,1,64,1]");
-  EXPECT_EQ(VerdictName(JudgeText(text).verdict), "bad_input");
+  EXPECT_EQ(VerdictName(JudgeText(text).verdict()), "bad_input");
 }
 
 // A message shows only the first few cells of a batch.
@@ -137,11 +137,11 @@ TEST(Oracle, RejectsAWrongCellOfALargeBatch) {
   const std::string cells = "37,38,39]}";
   text.replace(text.find(cells), cells.size(), "37,38,40]}");
   const Judgement judgement = JudgeText(text);
-  EXPECT_EQ(VerdictName(judgement.verdict), "reject");
-  EXPECT_EQ(judgement.line, 2);
-  EXPECT_NE(judgement.reason.find("cells[39] is 40, due is 39"),
+  EXPECT_EQ(VerdictName(judgement.verdict()), "reject");
+  EXPECT_EQ(judgement.line(), 2);
+  EXPECT_NE(judgement.reason().find("cells[39] is 40, expected 39"),
             std::string::npos)
-      << judgement.reason;
+      << judgement.reason();
 }
 
 VLayout VLayoutOf(const Json& header) {
@@ -216,13 +216,13 @@ RC_GTEST_PROP(Oracle, RejectsAnyOneChangedAnswerAtItsLine, ()) {
   RC_LOG() << before.dump() << "\nbecame\n" << lines[at].dump() << "\n";
   RC_TAG(before.at("op").get<std::string>());
   const Judgement judgement = JudgeText(Text(lines));
-  RC_LOG() << VerdictName(judgement.verdict) << judgement.line << ": "
-           << judgement.reason << "\n";
-  RC_ASSERT(judgement.verdict == Verdict::kReject);
-  RC_ASSERT(judgement.line == static_cast<std::int64_t>(at) + 1);
+  RC_LOG() << VerdictName(judgement.verdict()) << judgement.line() << ": "
+           << judgement.reason() << "\n";
+  RC_ASSERT(judgement.verdict() == Verdict::kReject);
+  RC_ASSERT(judgement.line() == static_cast<std::int64_t>(at) + 1);
 }
 
-TEST(Oracle, AcceptsOrRefusesARecordingCutAnywhere) {
+TEST(Oracle, AcceptsOrRefusesATruncatedRecording) {
   const std::vector<std::string> lines = {kHeader, kStart, kPut, kGet, kRemove};
   const std::string text = Lines(lines);
   for (std::size_t length = 0; length <= text.size(); ++length) {
@@ -233,10 +233,10 @@ TEST(Oracle, AcceptsOrRefusesARecordingCutAnywhere) {
     const auto cut_line =
         1 + std::count(text.begin(), IteratorAt(text, length), '\n');
     if (whole_line) {
-      EXPECT_EQ(VerdictName(judgement.verdict), "accept") << length;
+      EXPECT_EQ(VerdictName(judgement.verdict()), "accept") << length;
     } else {
-      EXPECT_EQ(VerdictName(judgement.verdict), "bad_input") << length;
-      EXPECT_EQ(judgement.line, cut_line) << length;
+      EXPECT_EQ(VerdictName(judgement.verdict()), "bad_input") << length;
+      EXPECT_EQ(judgement.line(), cut_line) << length;
     }
   }
 }
@@ -244,12 +244,12 @@ TEST(Oracle, AcceptsOrRefusesARecordingCutAnywhere) {
 RC_GTEST_PROP(Oracle, SurvivesChangedBytes, ()) {
   const std::string text = WithChangedBytes(AnyAccepted());
   const Judgement judgement = JudgeText(text);
-  RC_ASSERT(judgement.line <= std::count(text.begin(), text.end(), '\n') + 1);
-  RC_ASSERT((judgement.verdict == Verdict::kAccept) ==
-            judgement.reason.empty());
-  RC_CLASSIFY(judgement.verdict == Verdict::kAccept, "accept");
-  RC_CLASSIFY(judgement.verdict == Verdict::kReject, "reject");
-  RC_CLASSIFY(judgement.verdict == Verdict::kBadInput, "bad input");
+  RC_ASSERT(judgement.line() <= std::count(text.begin(), text.end(), '\n') + 1);
+  RC_ASSERT((judgement.verdict() == Verdict::kAccept) ==
+            judgement.reason().empty());
+  RC_CLASSIFY(judgement.verdict() == Verdict::kAccept, "accept");
+  RC_CLASSIFY(judgement.verdict() == Verdict::kReject, "reject");
+  RC_CLASSIFY(judgement.verdict() == Verdict::kBadInput, "bad input");
 }
 
 // Visibility
@@ -300,8 +300,8 @@ RC_GTEST_PROP(Oracle, AcceptsAnyPlacementAtTheVisibilityLevel, ()) {
     if (without_value) line.erase("value");
   }
   const Judgement judgement = JudgeText(Text(lines));
-  RC_LOG() << judgement.line << ": " << judgement.reason << "\n";
-  RC_ASSERT(judgement.verdict == Verdict::kAccept);
+  RC_LOG() << judgement.line() << ": " << judgement.reason() << "\n";
+  RC_ASSERT(judgement.verdict() == Verdict::kAccept);
   RC_ASSERT(judgement.level == Level::kVisibility);
 }
 
@@ -398,7 +398,7 @@ TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
   ExpectReject(swa, 5, Level::kNone);
 }
 
-TEST(Oracle, KnowsRowsBesideThoseThatWereNeverPut) {
+TEST(Oracle, ChecksKnownRowsBesideUnknownRows) {
   // Position 1 was not put in this layer, and 0 and 2 were.
   const std::string never = Pass(0, 1, 0, {0})[0];
   const auto shown = [&](const std::vector<int>& rows) {

@@ -65,7 +65,7 @@ TEST(OtherPools, FollowsTheRulesOfOtherPools) {
                                  Blocks(5, {0, 2}, 1)});
 }
 
-TEST(OtherPools, KnowsWhichPrefixesMayBeFound) {
+TEST(OtherPools, ChecksWhichPrefixesMayBeFound) {
   const std::string never = "tokens of the prompt were never committed";
   ExpectOther(kThree + Recording{Open(1, {7, 8, 9}, 2), Views(1, {1, 2})});
   ExpectWrong(kThree + Recording{Open(1, {7, 8, 9}, 1)},
@@ -88,8 +88,8 @@ TEST(OtherPools, KnowsWhichPrefixesMayBeFound) {
   std::vector<std::string> ours = kPoolLines;
   ours.resize(4);
   ours.push_back(Open(1, {7, 8, 5}, 2, "t"));
-  EXPECT_EQ(JudgeText(Lines(ours)).reason,
-            "open: len is 2, due is 0: these tokens were committed under "
+  EXPECT_EQ(JudgeText(Lines(ours)).reason(),
+            "open: len is 2, expected 0: these tokens were committed under "
             "another key, line 4");
   ExpectWrong({Open(0), Append(0, {1, 2}), Open(1, {7, 8, 9}, 2)}, never);
   ExpectWrong(
@@ -104,17 +104,18 @@ TEST(OtherPools, KnowsWhichPrefixesMayBeFound) {
       {Open(0), Append(0, eight), Commit(0, eight), Open(1, eleven, 10)},
       "len is 10: max_seq_len is 8");
   // The block was overwritten, but a prompt still finds it.
-  ExpectWrong(kThree + Recording{Truncate(4, 1), Append(4, {5}), Commit(4, {6}),
-                                 Open(1, {7, 8, 9}, 2), Views(1, {1, 5})},
-              "position 1 of sequence 1 has the row of sequence 4, position 1 "
-              "(appended on line 6); due is the row of sequence 4, position 1 "
-              "(appended on line 3)");
+  ExpectWrong(
+      kThree + Recording{Truncate(4, 1), Append(4, {5}), Commit(4, {6}),
+                         Open(1, {7, 8, 9}, 2), Views(1, {1, 5})},
+      "position 1 of sequence 1 has the row of sequence 4, position 1 "
+      "(appended on line 6); expected the row of sequence 4, position 1 "
+      "(appended on line 3)");
 }
 
-TEST(OtherPools, KnowsWhatMayNotBeShared) {
-  ExpectWrong(kThree + Recording{Open(4)}, "result is 4, a sequence that");
+TEST(OtherPools, ChecksWhichBlocksMayBeShared) {
+  ExpectWrong(kThree + Recording{Open(4)}, "result is 4, but that sequence");
   ExpectWrong(kThree + Recording{Fork(4, 1, 4)},
-              "result is 4, a sequence that");
+              "result is 4, but that sequence");
   ExpectWrong(kThree + Recording{Blocks(4, {4, 0}, 1)},
               "block 0 of sequence 4 is 4, the pool has 4");
   ExpectWrong(kThree + Recording{Blocks(4, {0, -1}, 1)}, "the pool has 4");
@@ -150,7 +151,7 @@ TEST(OtherPools, KnowsWhatMayNotBeShared) {
               "position 3 are not the same");
   ExpectWrong(forked + Recording{Views(4, {1, 2, 3, 5})},
               "position 3 of sequence 4 has the row of sequence 5, position 3 "
-              "(appended on line 7); due is the row of sequence 4");
+              "(appended on line 7); expected the row of sequence 4");
   // A block is compared with the longest of its owners.
   ExpectWrong(kThree + Recording{Fork(4, 1, 5), Fork(4, 1, 6), Append(5, {8}),
                                  Blocks(6, {0}, 1), Blocks(5, {0}, 1),
@@ -196,7 +197,7 @@ TEST(OtherPools, RemembersTheBlocksOfOtherSequences) {
   ExpectOther(three + Recording{Free(4), Free(5), Usage(2, 1, 1, 0)});
 }
 
-TEST(OtherPools, StopsAtManySequencesAndCommits) {
+TEST(OtherPools, LimitsSequencesAndCommits) {
   Recording opens;
   for (int i = 0; i < kTracePoolSequencesMax; ++i) opens.push_back(Open(i));
   ExpectOther(opens + Recording{Free(7), Open(7)});
@@ -219,7 +220,7 @@ TEST(OtherPools, StopsAtManySequencesAndCommits) {
 }
 
 // A recording like this once took a minute.
-TEST(OtherPools, TakesTimeInProportion) {
+TEST(OtherPools, TakesLinearTime) {
   Recording lines;
   for (int i = 0; i < kTracePoolSequencesMax; ++i) {
     lines.push_back(Open(i));
@@ -232,28 +233,29 @@ TEST(OtherPools, TakesTimeInProportion) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
-TEST(OtherPools, SaysWhatIsWrongWithARow) {
+TEST(OtherPools, ExplainsAWrongRow) {
   // Only V is wrong.
   const std::string views = Views(4, {1, 2, 3});
   const std::string values =
       Replaced(views, R"("data":[1,2,3]}})", R"("data":[1,2,1]}})");
-  ExpectWrong(kThree + Recording{values},
-              "position 2 of sequence 4 has, as its V, that of the row of "
-              "sequence 4, position 0 (appended on line 3); due is the row of "
-              "sequence 4, position 2");
+  ExpectWrong(
+      kThree + Recording{values},
+      "position 2 of sequence 4 has, as its V, that of the row of "
+      "sequence 4, position 0 (appended on line 3); expected the row of "
+      "sequence 4, position 2");
   // The row belongs to another layer.
   const std::string behind =
       Replaced(Append(4, {1}), R"("layer":0)", R"("layer":1)");
   const Judgement judgement = JudgeText(
       Replaced(Other({Open(4), behind, Append(4, {2}), Views(4, {1})}),
                R"("layers":1)", R"("layers":2)"));
-  EXPECT_NE(judgement.reason.find("has the row of sequence 4, position 0 "
-                                  "(appended to layer 1 on line 3)"),
+  EXPECT_NE(judgement.reason().find("has the row of sequence 4, position 0 "
+                                    "(appended to layer 1 on line 3)"),
             std::string::npos)
-      << judgement.reason;
+      << judgement.reason();
 }
 
-TEST(OtherPools, KnowsRowsThatAreNotAsTheyAreStored) {
+TEST(OtherPools, RecognizesRoundedRows) {
   std::vector<float> put(32);
   for (std::size_t i = 0; i < put.size(); ++i) {
     put[i] = static_cast<float>(i) - 15.7F;
@@ -280,22 +282,22 @@ TEST(OtherPools, KnowsRowsThatAreNotAsTheyAreStored) {
   for (const char* placement : {"lowest", "other"}) {
     std::vector<std::string> raw = lines(0);
     raw[0] = Replaced(raw[0], "lowest", placement);
-    const std::string reason = JudgeText(Lines(raw)).reason;
+    const std::string reason = JudgeText(Lines(raw)).reason();
     EXPECT_NE(reason.find("has the row of sequence 0, position 0 (appended on "
                           "line 3) as it was put, not as q8_0 stores it; "),
               std::string::npos)
         << reason;
   }
-  const std::string reason = JudgeText(Lines(lines(40))).reason;
+  const std::string reason = JudgeText(Lines(lines(40))).reason();
   EXPECT_EQ(reason.find("as it was put"), std::string::npos) << reason;
 }
 
-TEST(OtherPools, KnowsWhatAnAppendMayDo) {
+TEST(OtherPools, ChecksTheResultsOfAppends) {
   ExpectWrong(
       kThree + Recording{Append(4, {4}, "cache_full"), Views(4, {1, 2, 3, 4})},
-      "the number of rows is 4, due is 3");
+      "the number of rows is 4, expected 3");
   ExpectWrong(kThree + Recording{Append(4, {4}), Views(4, {1, 2, 3})},
-              "the number of rows is 3, due is 4");
+              "the number of rows is 3, expected 4");
   ExpectWrong({Open(0), Append(0, {1, 2, 3, 4, 5, 6, 7, 8, 9})},
               "result is ok, but sequence 0 cannot have 9 tokens");
   ExpectWrong(kThree + Recording{Append(4, {4, 5, 6, 7, 8, 9})},
@@ -307,7 +309,7 @@ TEST(OtherPools, KnowsWhatAnAppendMayDo) {
   ExpectReject(longer, 5, Level::kNone);
   ExpectWrong(
       kThree + Recording{R"({"op":"views","seq":4,"layer":0,"key":null})"},
-      "the number of rows is 0, due is 3");
+      "the number of rows is 0, expected 3");
   // V is wrong, or not recorded.
   const std::string views = Views(4, {1, 2, 3});
   ExpectWrong(kThree + Recording{Replaced(views, R"("data":[1,2,3]}})",
@@ -343,16 +345,16 @@ TEST(OtherPools, CountsBlocks) {
 }
 
 // After a wrong line, a list of slots may go past the last position.
-TEST(OtherPools, ReadsSlotsBehindTheLastPosition) {
+TEST(OtherPools, RejectsSlotsPastTheLastPosition) {
   std::istringstream in(
       Other({Open(0), R"({"op":"seq_len","seq":0,"len":3})",
              R"({"op":"slots","seq":0,"begin":2147483647,"slots":[1,2,3]})"}));
   const auto go_on = [](const auto&...) { return true; };
-  EXPECT_EQ(Judge(in, kTwins, {go_on, go_on}).line, 3);
+  EXPECT_EQ(Judge(in, kTwins, {go_on, go_on}).line(), 3);
 }
 
 // The ledger counts the tokens that it holds as they come and go.
-TEST(OtherPools, HoldsNothingInTheEnd) {
+TEST(OtherPools, ReleasesEverythingInTheEnd) {
   const PagedSpec spec = {.block_size = 1, .blocks = 8, .max_seq_len = 4};
   reference::PagedLedger ledger(spec);
   const std::vector<std::int32_t> tokens = {7};

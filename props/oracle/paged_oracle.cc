@@ -47,7 +47,7 @@ bool SameAs(const TensorView& actual, const TensorView& expected) {
          CopyOf(expected, actual.dtype).bytes;
 }
 
-// Whether `found`, which is f32, becomes `due` when it is stored.
+// Whether `actual`, which is f32, becomes `expected` when it is stored.
 bool IsAsPut(const TensorView& actual, const TensorView& expected,
              DType stored) {
   return actual.dtype != stored &&
@@ -265,11 +265,11 @@ OracleStep PagedOracle::Step(const PagedTraceOp& op) {
 
 std::optional<Failure> PagedOracle::CompareTwins(
     const PagedTraceOp& op, const std::vector<Place>& places) {
-  std::vector<TwinFinding> findings;
+  std::vector<TwinFailure> failures;
   for (Twin& twin : twins_) {
-    findings.emplace_back(twin.name, Compare(op, *twin.pool, places));
+    failures.emplace_back(twin.name, Compare(op, *twin.pool, places));
   }
-  return Together(findings);
+  return Together(failures);
 }
 
 std::optional<Failure> PagedOracle::Compare(
@@ -277,64 +277,64 @@ std::optional<Failure> PagedOracle::Compare(
     const std::vector<Place>& places) const {
   const auto [status, number] = Ask(twin, op);
   if (op.kind == Kind::kAppend) {
-    auto finding = FoundUnlessEqual("result", StatusName(op.result),
+    auto failure = WrongUnlessEqual("result", StatusName(op.result),
                                     StatusName(status.code()));
-    if (finding && !status.ok()) {
-      finding->text += fmt::format(" ({})", status.message());
+    if (failure && !status.ok()) {
+      failure->text += fmt::format(" ({})", status.message());
     }
-    if (finding || !status.ok() || !op.start) return finding;
-    return FoundUnlessEqual("start", *op.start, number);
+    if (failure || !status.ok() || !op.start) return failure;
+    return WrongUnlessEqual("start", *op.start, number);
   }
-  if (!status.ok()) return WrongAnswer(status.ToString());
+  if (!status.ok()) return WrongAnswer("{}", status.ToString());
   if (op.kind == Kind::kOpen || op.kind == Kind::kFork) {
-    auto finding = FoundUnlessEqual("result", op.made, number);
-    if (finding || op.kind == Kind::kFork) return finding;
-    finding = FoundUnlessEqual("len", op.len, *twin.SeqLen(number));
-    const std::string other = finding ? OtherKeyText(op) : "";
-    if (!other.empty()) finding->text += ": " + other;
-    return finding;
+    auto failure = WrongUnlessEqual("result", op.made, number);
+    if (failure || op.kind == Kind::kFork) return failure;
+    failure = WrongUnlessEqual("len", op.len, *twin.SeqLen(number));
+    const std::string other = failure ? OtherKeyText(op) : "";
+    if (!other.empty()) failure->text += ": " + other;
+    return failure;
   }
-  if (op.kind == Kind::kSeqLen) return FoundUnlessEqual("len", op.len, number);
+  if (op.kind == Kind::kSeqLen) return WrongUnlessEqual("len", op.len, number);
   if (op.kind == Kind::kUsage) {
     const PagedUsage expected = twin.Usage();
     for (const auto& [name, count] : {std::pair("free", &PagedUsage::free),
                                       {"cached", &PagedUsage::cached},
                                       {"used", &PagedUsage::used},
                                       {"shared", &PagedUsage::shared}}) {
-      auto finding = FoundUnlessEqual(name, op.usage.*count, expected.*count);
-      if (finding) return finding;
+      auto failure = WrongUnlessEqual(name, op.usage.*count, expected.*count);
+      if (failure) return failure;
     }
     return std::nullopt;
   }
   if (op.kind == Kind::kViews) {
-    if (auto finding = CompareViews(op, twin)) return finding;
+    if (auto failure = CompareViews(op, twin)) return failure;
   }
   for (const auto& [sequence, index, block] : places) {
     const int position = index * header_.spec.block_size;
     const auto slot = twin.SlotMapping(sequence, position, position + 1);
-    if (!slot.ok()) return WrongAnswer(slot.status().ToString());
+    if (!slot.ok()) return WrongAnswer("{}", slot.status().ToString());
     const auto expected = AsInt(slot->at(0) / header_.spec.block_size);
     if (block == expected) continue;
-    return Found("block {} of sequence {} is {}, due is {}", index, sequence,
-                 block, expected);
+    return WrongAnswer("block {} of sequence {} is {}, expected {}", index,
+                       sequence, block, expected);
   }
   if (op.kind != Kind::kTable) return std::nullopt;
   int columns = 0;
   for (const int sequence : op.sequences) {
     columns = std::max(columns, BlocksFor(SeqLen(sequence)));
   }
-  return FoundUnlessEqual("columns", op.table.columns, columns);
+  return WrongUnlessEqual("columns", op.table.columns, columns);
 }
 
 std::optional<Failure> PagedOracle::CompareViews(const PagedTraceOp& op,
                                                  const PagedPool& twin) const {
   const auto views = twin.Views(op.seq, op.layer);
-  if (!views.ok()) return WrongAnswer(views.status().ToString());
+  if (!views.ok()) return WrongAnswer("{}", views.status().ToString());
   const int rows =
       views->empty() ? 0 : views->back().start + views->back().length;
-  if (auto finding =
-          FoundUnlessEqual("the number of rows", RowCount(op), rows)) {
-    return finding;
+  if (auto failure =
+          WrongUnlessEqual("the number of rows", RowCount(op), rows)) {
+    return failure;
   }
   const KvView actual = RowsOf(op);
   for (const PagedView& view : *views) {
@@ -352,14 +352,15 @@ std::optional<Failure> PagedOracle::CompareViews(const PagedTraceOp& op,
           (!op.value || same(actual.value, view.value))) {
         continue;
       }
-      return WrongAnswer(WrongRow(op, position, {expected}), -1, position);
+      return Failure{.text = WrongRow(op, position, {expected}),
+                     .column = position};
     }
   }
   return std::nullopt;
 }
 
-// Returns "position 3 of sequence 0 has the row of ...; due is ...". `column`
-// is the column of the view, which may have any of the rows in `due`.
+// Returns "position 3 of sequence 0 has the row of ...; expected ...". `column`
+// is the column of the view, where any of the rows in `expected` is right.
 std::string PagedOracle::WrongRow(const PagedTraceOp& op, int column,
                                   const std::vector<KvView>& expected) const {
   const KvView actual = RowsOf(op);
@@ -390,13 +391,13 @@ std::string PagedOracle::WrongRow(const PagedTraceOp& op, int column,
     if (rows.size() == kExpectedShown) break;
     rows.push_back(RowText(row, 0, VLayout::kPlain));
   }
-  return fmt::format("{}; found {}, due {}{}", what,
+  return fmt::format("{}; found {}, expected {}{}", what,
                      RowText(actual, column, VLayout::kPlain),
                      fmt::join(rows, " or "),
                      expected.size() > kExpectedShown ? " or another" : "");
 }
 
-// Returns "; due is the row of ...", or "; due is any of 3 rows: ...".
+// Returns "; expected the row of ...", or "; expected any of 3 rows: ...".
 std::string PagedOracle::ExpectedText(const std::vector<KvView>& expected,
                                       int layer) const {
   std::vector<std::string> rows;
@@ -408,8 +409,8 @@ std::string PagedOracle::ExpectedText(const std::vector<KvView>& expected,
     const PutRow* put = puts_.Find(row, 0, VLayout::kPlain, 0, layer);
     rows.push_back(AppendedText(put, layer));
   }
-  if (expected.size() == 1) return "; due is " + rows[0];
-  return fmt::format("; due is any of {} rows: {}", expected.size(),
+  if (expected.size() == 1) return "; expected " + rows[0];
+  return fmt::format("; expected any of {} rows: {}", expected.size(),
                      fmt::join(rows, ", "));
 }
 
@@ -423,7 +424,8 @@ std::optional<Failure> PagedOracle::FollowLedger(
       return FollowOpen(op);
     case Kind::kFork:
       if (sequences_.contains(op.made)) {
-        return Found("result is {}, a sequence that there is", op.made);
+        return WrongAnswer("result is {}, but that sequence exists already",
+                           op.made);
       }
       ledger_->Fork(op.seq, op.made, op.len);
       return std::nullopt;
@@ -438,27 +440,28 @@ std::optional<Failure> PagedOracle::FollowLedger(
       ledger_->Free(op.seq);
       return std::nullopt;
     case Kind::kSeqLen:
-      return FoundUnlessEqual("len", op.len, ledger_->SeqLen(op.seq));
+      return WrongUnlessEqual("len", op.len, ledger_->SeqLen(op.seq));
     case Kind::kUsage:
       return CheckUsage(op.usage);
     case Kind::kViews:
-      if (auto finding = CheckViews(op)) return finding;
+      if (auto failure = CheckViews(op)) return failure;
       break;
     default:
       break;
   }
   for (const Place& place : places) {
-    if (auto finding = CheckPlace(place, op.line)) return finding;
+    if (auto failure = CheckPlace(place, op.line)) return failure;
   }
   return std::nullopt;
 }
 
 std::optional<Failure> PagedOracle::FollowOpen(const PagedTraceOp& op) {
   if (sequences_.contains(op.made)) {
-    return Found("result is {}, a sequence that there is", op.made);
+    return WrongAnswer("result is {}, but that sequence exists already",
+                       op.made);
   }
   if (!ledger_->MayOpen(TokensOf(op), op.prefix_key, op.len)) {
-    return Found("len is {}: {}", op.len, WhyNotFoundText(op));
+    return WrongAnswer("len is {}: {}", op.len, WhyNotFoundText(op));
   }
   ledger_->Open(op.made, TokensOf(op), op.prefix_key, op.len);
   return std::nullopt;
@@ -499,7 +502,7 @@ std::optional<Failure> PagedOracle::FollowCommit(const PagedTraceOp& op) {
   const int count = SeqLen(op.seq) - ledger_->SeqLen(op.seq);
   const auto again = ledger_->NextAgain(op.seq);
   if (again && op.tokens && count > 0 && op.tokens->front() != *again) {
-    return Found(
+    return WrongAnswer(
         "tokens[0] is {}: the prompt of sequence {} was found to its last "
         "token, which is {} and is computed again in place",
         op.tokens->front(), op.seq, *again);
@@ -524,12 +527,12 @@ std::optional<Failure> PagedOracle::FollowAppend(const PagedTraceOp& op) {
   const PagedSpec& spec = header_.spec;
   const int len = ledger_->SeqLen(op.seq);
   if (op.start && *op.start != len) {
-    return Found("start is {}, sequence {} has {} tokens", *op.start, op.seq,
-                 len);
+    return WrongAnswer("start is {}, sequence {} has {} tokens", *op.start,
+                       op.seq, len);
   }
   const std::int64_t end = len + std::int64_t{RowCount(op)};
   if (end > spec.max_seq_len) {
-    return Found(
+    return WrongAnswer(
         "result is ok, but sequence {} cannot have {} tokens: "
         "max_seq_len is {}",
         op.seq, end, spec.max_seq_len);
@@ -538,7 +541,7 @@ std::optional<Failure> PagedOracle::FollowAppend(const PagedTraceOp& op) {
   const int gone = ledger_->Low(op.seq) / spec.block_size;
   const int needed = BlocksFor(AsInt(end)) - gone;
   if (needed > spec.blocks) {
-    return Found(
+    return WrongAnswer(
         "result is ok, but sequence {} cannot have {} tokens: the "
         "pool has {} blocks, {} are needed",
         op.seq, end, spec.blocks, needed);
@@ -574,7 +577,7 @@ std::optional<Failure> PagedOracle::CheckViews(const PagedTraceOp& op) {
       one.key = row.key.view();
       if (op.value) one.value = row.value.view();
     }
-    return WrongAnswer(WrongRow(op, i, expected), -1, i);
+    return Failure{.text = WrongRow(op, i, expected), .column = i};
   }
   return std::nullopt;
 }
@@ -584,16 +587,16 @@ std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
   const auto& [sequence, index, block] = place;
   if (IsGone(sequence, index)) return std::nullopt;
   if (block < 0 || block >= header_.spec.blocks) {
-    return Found("block {} of sequence {} is {}, the pool has {}", index,
-                 sequence, block, header_.spec.blocks);
+    return WrongAnswer("block {} of sequence {} is {}, the pool has {}", index,
+                       sequence, block, header_.spec.blocks);
   }
   const int end = ledger_->End(sequence);
   const auto known = blocks_[sequence].find(index);
   if (known != blocks_[sequence].end()) {
     const Shown& before = known->second;
     if (before.block == block) return std::nullopt;
-    return Found("block {} of sequence {} is {}, and was {} on line {}", index,
-                 sequence, block, before.block, before.line);
+    return WrongAnswer("block {} of sequence {} is {}, and was {} on line {}",
+                       index, sequence, block, before.block, before.line);
   }
   Owners& owners = owners_.try_emplace(block, Owners{index, {}}).first->second;
   if (owners.by_end.empty()) {
@@ -604,15 +607,16 @@ std::optional<Failure> PagedOracle::CheckPlace(const Place& place,
   // All owners agree with the longest of them.
   const auto [other_end, other] = *owners.by_end.rbegin();
   if (owners.index != index) {
-    return Found("block {} is block {} of sequence {}, and block {} of {}",
-                 block, owners.index, other, index, sequence);
+    return WrongAnswer(
+        "block {} is block {} of sequence {}, and block {} of {}", block,
+        owners.index, other, index, sequence);
   }
   const int begin = index * header_.spec.block_size;
   const int stop = std::min({end, other_end, begin + header_.spec.block_size});
   for (int p = begin; p < stop; ++p) {
     const bool same = ledger_->SameToken(sequence, other, p);
     if (same && ledger_->ShareRows(sequence, other, p)) continue;
-    return Found(
+    return WrongAnswer(
         "block {} is shared by sequences {} and {}, whose {} at position {} "
         "are not the same",
         block, other, sequence, same ? "rows" : "tokens", p);
@@ -627,8 +631,8 @@ std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
   const auto& [free, cached, used, shared] = usage;
   const std::int64_t all = std::int64_t{free} + cached + used;
   if (all != header_.spec.blocks) {
-    return Found("free, cached and used add up to {}, the pool has {}", all,
-                 header_.spec.blocks);
+    return WrongAnswer("free, cached and used add up to {}, the pool has {}",
+                       all, header_.spec.blocks);
   }
   if (!longest_blocks_) {
     longest_blocks_ = 0;
@@ -647,12 +651,12 @@ std::optional<Failure> PagedOracle::CheckUsage(const PagedUsage& usage) {
                           std::int64_t least,
                           std::int64_t most) -> std::optional<Failure> {
     if (count >= least && count <= most) return std::nullopt;
-    return Found("{} is {}, it must be {} {}", name, count,
-                 count < least ? "at least" : "at most",
-                 count < least ? least : most);
+    return WrongAnswer("{} is {}, it must be {} {}", name, count,
+                       count < least ? "at least" : "at most",
+                       count < least ? least : most);
   };
-  auto finding = outside("used", used, used_least, used_most);
-  return finding ? finding : outside("shared", shared, shared_, shared_most);
+  auto failure = outside("used", used, used_least, used_most);
+  return failure ? failure : outside("shared", shared, shared_, shared_most);
 }
 
 }  // namespace kvtwin::props

@@ -48,10 +48,10 @@ RC_GTEST_PROP(PagedOracle, AcceptsWhatTheTwinsDo, ()) {
   for (const std::string& twin : kTwins) {
     const std::string text = Recorded(history, twin);
     RC_LOG() << ToText(history) << "\n";
-    RC_ASSERT(JudgeText(text).reason.empty());
+    RC_ASSERT(JudgeText(text).reason().empty());
     const Judgement other = JudgeText(Replaced(text, "lowest", "other"));
-    RC_LOG() << other.line << ": " << other.reason << "\n";
-    RC_ASSERT(other.verdict == Verdict::kAccept);
+    RC_LOG() << other.line() << ": " << other.reason() << "\n";
+    RC_ASSERT(other.verdict() == Verdict::kAccept);
     RC_ASSERT(other.level == Level::kVisibility);
   }
 }
@@ -106,10 +106,10 @@ RC_GTEST_PROP(PagedOracle, RejectsAnyOneChangedAnswerAtItsLine, ()) {
   RC_LOG() << lines[at] << "\nbecame\n" << line.dump() << "\n";
   lines[at] = line.dump();
   const Judgement judgement = JudgeText(Lines(lines));
-  RC_LOG() << VerdictName(judgement.verdict) << judgement.line << ": "
-           << judgement.reason << "\n";
-  RC_ASSERT(judgement.verdict == Verdict::kReject);
-  RC_ASSERT(judgement.line == static_cast<std::int64_t>(at) + 1);
+  RC_LOG() << VerdictName(judgement.verdict()) << judgement.line() << ": "
+           << judgement.reason() << "\n";
+  RC_ASSERT(judgement.verdict() == Verdict::kReject);
+  RC_ASSERT(judgement.line() == static_cast<std::int64_t>(at) + 1);
 }
 
 TEST(PagedOracle, AcceptsTheRecordingsOfPools) {
@@ -155,40 +155,41 @@ void ExpectRejects(const std::vector<Case>& cases, bool other) {
   for (const Case& one : cases) {
     SCOPED_TRACE(one.to);
     const Judgement judgement = JudgeText(Changed(one, other));
-    EXPECT_EQ(VerdictName(judgement.verdict), "reject") << judgement.reason;
-    EXPECT_EQ(judgement.line, one.line) << judgement.reason;
-    EXPECT_NE(judgement.reason.find(one.reason), std::string::npos)
-        << "'" << judgement.reason << "' lacks '" << one.reason << "'";
+    EXPECT_EQ(VerdictName(judgement.verdict()), "reject") << judgement.reason();
+    EXPECT_EQ(judgement.line(), one.line) << judgement.reason();
+    EXPECT_NE(judgement.reason().find(one.reason), std::string::npos)
+        << "'" << judgement.reason() << "' lacks '" << one.reason << "'";
   }
 }
 
 // Answers that no pool may give: rejected at both levels.
-TEST(PagedOracle, RejectsWhatNoPoolMayAnswer) {
+TEST(PagedOracle, RejectsAnswersThatAreWrongForEveryPool) {
   const std::vector<Case> cases = {
       {3, R"("start":0)", R"("start":1)", "append: start is 1"},
       {6, R"("start":3)", R"("start":2)", "append: start is 2"},
-      {8, R"("len":4)", R"("len":3)", "seq_len: len is 3, due is 4"},
+      {8, R"("len":4)", R"("len":3)", "seq_len: len is 3, expected 4"},
       {9, "400,1003]", "100,1003]", "views: position 3 of sequence 1 has"},
       {9, "300,400]", "400,300]", "position 2 of sequence 1 has"},
       {9, "100,1000,200,1001", "200,1001,100,1000",
        "position 0 of sequence 1 has the row of sequence 0, position 1 "
-       "(appended on line 3); due is the row of sequence 0, position 0 "
-       "(appended on line 3); found K [200, 1001] V [100], due K [100, 1000] V "
+       "(appended on line 3); expected the row of sequence 0, position 0 "
+       "(appended on line 3); found K [200, 1001] V [100], expected K [100, "
+       "1000] V "
        "[100]"},
       {9,
        R"({"shape":[2,1,4],"data":[100,1000,200,1001,300,1002,400,1003]},)"
        R"("value":{"shape":[1,1,4],"data":[100,200,300,400]})",
-       "null", "the number of rows is 0, due is 4: 4 are missing"},
-      {9, "[2,1,4]", "[1,2,4]", "the shape of key is [1, 2, 4], due is [2,"},
+       "null", "the number of rows is 0, expected 4: 4 are missing"},
+      {9, "[2,1,4]", "[1,2,4]", "the shape of key is [1, 2, 4], expected [2,"},
       {9, "[1,1,4]", "[1,1,4,1]", ""},
-      {9, "[0,2]", "[0]", "the number of blocks is 1, due is 2"},
-      {9, "[0,2]", "[0,2,3]", "the number of blocks is 3, due is 2"},
+      {9, "[0,2]", "[0]", "the number of blocks is 1, expected 2"},
+      {9, "[0,2]", "[0,2,3]", "the number of blocks is 3, expected 2"},
       {10, "[1,2]", "[0,2]", "slot 0 of position 1 is not at offset 1"},
       {10, "[1,2]", "[1,-2]", "slot -2 of position 2 is not at offset 0"},
-      {11, "[0,2,4]", "[0,1,4]", "indptr has 0 and 1 for sequence 0, due are"},
+      {11, "[0,2,4]", "[0,1,4]", "indptr has 0 and 1 for sequence 0, expected"},
       {11, "[0,2,4]", "[1,2,4]", "indptr has 1 and 2 for sequence 0"},
       {11, "[1,2]", "[2,2]", "last_page_len[0] is 2, sequence 0 has 3 tokens"},
-      {11, "[0,1,0,2]", "[0,1,0]", "the number of indices is 3, due is 4"},
+      {11, "[0,1,0,2]", "[0,1,0]", "the number of indices is 3, expected 4"},
       {11, "[0,1,0,2]", "[0,1,0,2,3]", "the number of indices is 5"},
       {12, "[4,3]", "[4,4]", "seq_lens[1] is 4, sequence 0 has 3 tokens"},
       {12, R"("columns":2,"blocks":[0,2,0,1])", R"("columns":1,"blocks":[0,0])",
@@ -210,21 +211,24 @@ TEST(PagedOracle, RejectsWhatNoPoolMayAnswer) {
 }
 
 // Answers that only another pool may give: rejected with "lowest".
-TEST(PagedOracle, RejectsWhatOursDoesNotAnswer) {
+TEST(PagedOracle, RejectsAnswersThatDifferFromOurTwins) {
   const std::vector<Case> cases = {
-      {2, R"("result":0)", R"("result":1)", "open: result is 1, due is 0"},
-      {3, R"("ok")", R"("cache_full")", "append: result is cache_full, due is"},
-      {5, R"("result":1)", R"("result":2)", "fork: result is 2, due is 1"},
+      {2, R"("result":0)", R"("result":1)", "open: result is 1, expected 0"},
+      {3, R"("ok")", R"("cache_full")",
+       "append: result is cache_full, expected"},
+      {5, R"("result":1)", R"("result":2)", "fork: result is 2, expected 1"},
       {9, R"("blocks":[0,2])", R"("blocks":[0,3])",
-       "views: block 1 of sequence 1 is 3, due is 2"},
-      {10, "[1,2]", "[1,6]", "slots: block 1 of sequence 0 is 3, due is 1"},
-      {11, "[0,1,0,2]", "[0,1,0,3]", "csr: block 1 of sequence 1 is 3, due is"},
-      {12, "[0,2,0,1]", "[0,3,0,1]", "table: block 1 of sequence 1 is 3, due"},
+       "views: block 1 of sequence 1 is 3, expected 2"},
+      {10, "[1,2]", "[1,6]", "slots: block 1 of sequence 0 is 3, expected 1"},
+      {11, "[0,1,0,2]", "[0,1,0,3]",
+       "csr: block 1 of sequence 1 is 3, expected"},
+      {12, "[0,2,0,1]", "[0,3,0,1]",
+       "table: block 1 of sequence 1 is 3, expected"},
       {12, R"("columns":2,"blocks":[0,2,0,1])",
-       R"("columns":3,"blocks":[0,2,-1,0,1,-1])", "columns is 3, due is 2"},
+       R"("columns":3,"blocks":[0,2,-1,0,1,-1])", "columns is 3, expected 2"},
       {13, R"("free":1,"cached":0)", R"("free":0,"cached":1)",
-       "usage: free is 0, due is 1"},
-      {13, R"("shared":1)", R"("shared":2)", "usage: shared is 2, due is 1"},
+       "usage: free is 0, expected 1"},
+      {13, R"("shared":1)", R"("shared":2)", "usage: shared is 2, expected 1"},
   };
   ExpectRejects(cases, /*other=*/false);
   // A prompt whose first block is still there.
@@ -234,7 +238,7 @@ TEST(PagedOracle, RejectsWhatOursDoesNotAnswer) {
   std::vector<std::string> lines = kPoolLines;
   lines.push_back(open);
   ExpectReject(Lines(lines), 17, Level::kVisibility);
-  EXPECT_EQ(JudgeText(Lines(lines)).reason, "open: len is 0, due is 2");
+  EXPECT_EQ(JudgeText(Lines(lines)).reason(), "open: len is 0, expected 2");
   lines[0] = Replaced(lines[0], "lowest", "other");
   ExpectAccept(Lines(lines), Level::kVisibility);
 }
@@ -254,7 +258,7 @@ TEST(PagedOracle, NamesTheStrongestLevelThatHeld) {
 }
 
 // A pool under a recorder gives the same answers as without it.
-TEST(PagedOracle, RecordsWhatIsRefused) {
+TEST(PagedOracle, RecordsRefusedCalls) {
   std::ostringstream out;
   PoolRecorder pool(*MakePagedPool({.block_size = 2,
                                     .blocks = 1,

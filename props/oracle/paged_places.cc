@@ -58,14 +58,14 @@ std::optional<Failure> PagedOracle::ReadViews(
     if (view->data == nullptr) continue;
     const Shape expected = {head_dim, spec.kv_heads, count, 1};
     if (view->shape == expected) continue;
-    return Found("the shape of {} is {}, due is {}", name,
-                 ShapeText(view->shape), ShapeText(expected));
+    return WrongAnswer("the shape of {} is {}, expected {}", name,
+                       ShapeText(view->shape), ShapeText(expected));
   }
   if (ledger_holds_) {
-    if (auto finding = CheckExtent(op)) return finding;
+    if (auto failure = CheckExtent(op)) return failure;
   }
   if (!op.blocks) return std::nullopt;
-  return FoundUnlessEqual("the number of blocks", Size(places),
+  return WrongUnlessEqual("the number of blocks", Size(places),
                           BlocksFor(first % spec.block_size + count));
 }
 
@@ -77,23 +77,23 @@ std::optional<Failure> PagedOracle::CheckExtent(const PagedTraceOp& op) const {
   const int first = op.start.value_or(0);
   if (!header_.rules.window) {
     if (first != 0) {
-      return Found("start is {}, a pool without a window shows all rows",
-                   first);
+      return WrongAnswer("start is {}, a pool without a window shows all rows",
+                         first);
     }
-    auto finding = FoundUnlessEqual("the number of rows", count, end);
-    if (finding && count < end) {
-      finding->text += fmt::format(": {} are missing", end - count);
+    auto failure = WrongUnlessEqual("the number of rows", count, end);
+    if (failure && count < end) {
+      failure->text += fmt::format(": {} are missing", end - count);
     }
-    return finding;
+    return failure;
   }
   const int low = ledger_->Low(op.seq);
   if (count == 0 && low >= end) return std::nullopt;
   if (first + std::int64_t{count} != end) {
-    return Found("the rows end at position {}, due is {}",
-                 first + std::int64_t{count}, end);
+    return WrongAnswer("the rows end at position {}, expected {}",
+                       first + std::int64_t{count}, end);
   }
   if (first <= low) return std::nullopt;
-  return Found(
+  return WrongAnswer(
       "the rows begin at position {}, a window of {} positions needs them from "
       "{} on",
       first, *header_.rules.window, low);
@@ -106,20 +106,21 @@ std::optional<Failure> PagedOracle::ReadTable(
     const int sequence = op.sequences[i];
     const int len = SeqLen(sequence);
     if (op.table.seq_lens[i] != len) {
-      return Found("seq_lens[{}] is {}, sequence {} has {} tokens", i,
-                   op.table.seq_lens[i], sequence, len);
+      return WrongAnswer("seq_lens[{}] is {}, sequence {} has {} tokens", i,
+                         op.table.seq_lens[i], sequence, len);
     }
     const int count = BlocksFor(len);
     if (op.table.columns < count) {
-      return Found("columns is {}, sequence {} has {} blocks", op.table.columns,
-                   sequence, count);
+      return WrongAnswer("columns is {}, sequence {} has {} blocks",
+                         op.table.columns, sequence, count);
     }
     for (int j = 0; j < op.table.columns; ++j, ++block) {
       if (j < count) {
         places.push_back({sequence, j, *block});
       } else if (*block != -1) {
-        return Found("column {} of sequence {}, which has {} blocks, is {}", j,
-                     sequence, count, *block);
+        return WrongAnswer(
+            "column {} of sequence {}, which has {} blocks, is {}", j, sequence,
+            count, *block);
       }
     }
   }
@@ -136,8 +137,9 @@ std::optional<Failure> PagedOracle::ReadCsr(const PagedTraceOp& op,
     const int count = BlocksFor(len);
     const std::int64_t begin = std::exchange(end, end + count);
     if (csr.indptr[i] != begin || csr.indptr[i + 1] != end) {
-      return Found("indptr has {} and {} for sequence {}, due are {} and {}",
-                   csr.indptr[i], csr.indptr[i + 1], sequence, begin, end);
+      return WrongAnswer(
+          "indptr has {} and {} for sequence {}, expected {} and {}",
+          csr.indptr[i], csr.indptr[i + 1], sequence, begin, end);
     }
     if (end > std::ssize(csr.indices)) break;
     for (int j = 0; j < count; ++j) {
@@ -145,15 +147,15 @@ std::optional<Failure> PagedOracle::ReadCsr(const PagedTraceOp& op,
     }
     const int last = len - std::max(0, count - 1) * header_.spec.block_size;
     if (csr.last_page_len[i] != last) {
-      return Found("last_page_len[{}] is {}, sequence {} has {} tokens", i,
-                   csr.last_page_len[i], sequence, len);
+      return WrongAnswer("last_page_len[{}] is {}, sequence {} has {} tokens",
+                         i, csr.last_page_len[i], sequence, len);
     }
   }
   if (op.sequences.empty()) {
-    const auto finding = FoundUnlessEqual("indptr[0]", csr.indptr[0], 0);
-    if (finding) return finding;
+    const auto failure = WrongUnlessEqual("indptr[0]", csr.indptr[0], 0);
+    if (failure) return failure;
   }
-  return FoundUnlessEqual("the number of indices", std::ssize(csr.indices),
+  return WrongUnlessEqual("the number of indices", std::ssize(csr.indices),
                           end);
 }
 
@@ -164,7 +166,7 @@ std::optional<Failure> PagedOracle::ReadSlots(
   for (const int slot : op.slots) {
     const bool gone = IsGone(op.seq, AsInt(position / size));
     if (!gone && (slot < 0 || slot % size != position % size)) {
-      return Found(
+      return WrongAnswer(
           "slot {} of position {} is not at offset {} of a block of {}", slot,
           position, position % size, size);
     }

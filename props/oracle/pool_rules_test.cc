@@ -86,10 +86,10 @@ void ExpectRightAs(const std::string& rules, const Recording& lines) {
 void ExpectWrongAs(const std::string& rules, const Recording& lines,
                    const std::string& reason) {
   const Judgement judgement = JudgeText(Saying(rules, lines));
-  EXPECT_EQ(VerdictName(judgement.verdict), "reject");
-  EXPECT_EQ(judgement.line, std::ssize(lines) + 1) << judgement.reason;
-  EXPECT_NE(judgement.reason.find(reason), std::string::npos)
-      << "'" << judgement.reason << "' lacks '" << reason << "'";
+  EXPECT_EQ(VerdictName(judgement.verdict()), "reject");
+  EXPECT_EQ(judgement.line(), std::ssize(lines) + 1) << judgement.reason();
+  EXPECT_NE(judgement.reason().find(reason), std::string::npos)
+      << "'" << judgement.reason() << "' lacks '" << reason << "'";
 }
 
 // A line like that of Views, with the rows from position `start` on.
@@ -198,7 +198,7 @@ TEST(PoolRules, TheLastTokenOfAPromptIsComputedAgainInPlace) {
                 "position 1 of sequence 4");
 }
 
-TEST(PoolRules, AWindowLetsRowsGo) {
+TEST(PoolRules, AWindowReleasesRows) {
   const std::string rules = R"("window":2)";
   const Recording five =
       kThree + Recording{Append(4, {4, 5}), Commit(4, {1, 2})};
@@ -213,7 +213,7 @@ TEST(PoolRules, AWindowLetsRowsGo) {
                 "the rows begin at position 4, a window of 2 positions needs "
                 "them from 3 on");
   ExpectWrongAs(rules, five + Recording{ViewsFrom(3, 4, {4})},
-                "the rows end at position 4, due is 5");
+                "the rows end at position 4, expected 5");
   ExpectWrongAs(rules, five + Recording{ViewsFrom(3, 4, {3, 4})},
                 "position 3 of sequence 4 has the row of sequence 4, position "
                 "2");
@@ -222,7 +222,7 @@ TEST(PoolRules, AWindowLetsRowsGo) {
   ExpectWrongAs(rules,
                 five + Recording{R"({"op":"views","seq":4,"layer":0,)"
                                  R"("key":null})"},
-                "the rows end at position 0, due is 5");
+                "the rows end at position 0, expected 5");
   ExpectWrongAs(rules, five + Recording{Blocks(4, {-1, -1, 0}, 1)},
                 "block 1 of sequence 4 is -1, the pool has 4");
   // More tokens than the blocks can hold: only max_seq_len bounds them.
@@ -244,7 +244,7 @@ TEST(PoolRules, AWindowLetsRowsGo) {
   ExpectWrongAs(rules,
                 back + Recording{R"({"op":"views","seq":4,"layer":0,)"
                                  R"("key":null})"},
-                "the rows end at position 0, due is 3");
+                "the rows end at position 0, expected 3");
   ExpectRightAs(rules, five + Recording{Fork(4, 4, 5), ViewsFrom(3, 5, {4})});
   ExpectWrongAs(
       rules,
@@ -252,7 +252,7 @@ TEST(PoolRules, AWindowLetsRowsGo) {
       "needs them from 3 on");
 }
 
-TEST(PoolRules, ADescriptionMayHaveThem) {
+TEST(PoolRules, ADescriptionMayNameThem) {
   const auto said = [](std::uint32_t can, std::int32_t window, int level) {
     static kvtwin_pool_description_v1 is;
     is.can = can;
@@ -269,7 +269,7 @@ TEST(PoolRules, ADescriptionMayHaveThem) {
   };
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, 0, KVTWIN_VISIBILITY), "");
   EXPECT_EQ(said(8, 0, KVTWIN_VISIBILITY),
-            "can is 0x8, which has flags that there are not");
+            "can is 0x8, which has unknown flags");
   EXPECT_EQ(said(KVTWIN_POOL_HAS_WINDOW, -1, KVTWIN_VISIBILITY),
             "window is -1, it must not be negative");
   EXPECT_EQ(said(KVTWIN_POOL_DEDUPLICATES, 0, KVTWIN_IDENTITY),
@@ -277,14 +277,15 @@ TEST(PoolRules, ADescriptionMayHaveThem) {
 }
 
 // A report names several of the expected rows, but not all of many.
-TEST(PoolRules, ReportsNameTheRowsThatAreRight) {
+TEST(PoolRules, ReportsNameTheExpectedRows) {
   const Recording twice = kThree + Recording{Open(5), Append(5, {11, 12, 13}),
                                              Commit(5, {7, 8, 9})};
-  ExpectWrong(twice + Recording{Open(6, {7, 8, 9}, 2), Views(6, {1, 3})},
-              "; due is any of 2 rows: the row of sequence 4, position 1 "
-              "(appended on line 3), the row of sequence 5, position 1 "
-              "(appended on line 6); found K [3] V [3], due K [2] V [2] or K "
-              "[12] V [12]");
+  ExpectWrong(
+      twice + Recording{Open(6, {7, 8, 9}, 2), Views(6, {1, 3})},
+      "; expected any of 2 rows: the row of sequence 4, position 1 "
+      "(appended on line 3), the row of sequence 5, position 1 "
+      "(appended on line 6); found K [3] V [3], expected K [2] V [2] or K "
+      "[12] V [12]");
   Recording many = twice;
   for (int i = 30; i < 37; ++i) {
     many = many + Recording{Open(i), Append(i, {i, i + 100, 13}),
@@ -294,7 +295,7 @@ TEST(PoolRules, ReportsNameTheRowsThatAreRight) {
               "(appended on line 12), 5 more; found");
 }
 
-TEST(PoolRules, AcceptsRightPoolsOfOtherHands) {
+TEST(PoolRules, AcceptsCorrectPoolsWithOtherRules) {
   ExpectRight({});
   ExpectRight(kDeduplicates);
   ExpectRight(kRecomputes);

@@ -69,7 +69,7 @@ TEST_F(PutLogTest, FindsTheMostSimilarRow) {
   EXPECT_EQ(Line(77, 99, nullptr), 0);
 }
 
-TEST_F(PutLogTest, TellsKAndVApart) {
+TEST_F(PutLogTest, DistinguishesKAndV) {
   Add(Put(2, 0, 1, 5, 8), 0, 1);
   Add(Put(3, 0, 2, 7, 9), 0, 2);
   const auto match = [&](float tag, float rest, float value) {
@@ -99,7 +99,7 @@ TEST_F(PutLogTest, PrefersThisCacheAndLayer) {
   EXPECT_EQ(Line(1, 5, &v, 7, 0), 4);
 }
 
-TEST_F(PutLogTest, SaysWhoseRowItIs) {
+TEST_F(PutLogTest, NamesTheTokenOfARow) {
   const PutRow put = {.line = 14,
                       .cache = 1,
                       .layer = 0,

@@ -14,27 +14,18 @@
 
 namespace kvtwin::props {
 
-// The place is a row of the mask and a column of the view; -1: none.
-inline Failure WrongAnswer(std::string text, int row = -1, int column = -1) {
-  Failure failure;
-  failure.text = std::move(text);
-  failure.row = row;
-  failure.column = column;
-  return failure;
-}
-
 template <class... Args>
-Failure Found(fmt::format_string<Args...> format, Args&&... args) {
-  return WrongAnswer(fmt::format(format, std::forward<Args>(args)...));
+Failure WrongAnswer(fmt::format_string<Args...> format, Args&&... args) {
+  return {.text = fmt::format(format, std::forward<Args>(args)...)};
 }
 
 // Returns nothing if the recording has the expected value.
 template <class Value>
-std::optional<Failure> FoundUnlessEqual(std::string_view what,
+std::optional<Failure> WrongUnlessEqual(std::string_view what,
                                         const Value& recorded,
                                         const Value& expected) {
   if (recorded == expected) return std::nullopt;
-  return Found("{} is {}, due is {}", what, recorded, expected);
+  return WrongAnswer("{} is {}, expected {}", what, recorded, expected);
 }
 
 }  // namespace kvtwin::props

@@ -53,12 +53,12 @@ TEST(CheckReport, CountsWhatWasJudged) {
   EXPECT_EQ(JudgeText(Lines(lines)).judged.calls, 8);
 }
 
-TEST(CheckReport, SaysThatNothingWasJudged) {
+TEST(CheckReport, SaysWhenNothingWasJudged) {
   const auto reason = [](const std::vector<std::string>& lines) {
     const Judgement judgement = JudgeText(Lines(lines));
-    EXPECT_EQ(judgement.verdict, Verdict::kAccept) << judgement.reason;
-    EXPECT_EQ(judgement.reason.empty(), judgement.judged.answers > 0);
-    return judgement.reason.substr(0, 18);
+    EXPECT_EQ(judgement.verdict(), Verdict::kAccept) << judgement.reason();
+    EXPECT_EQ(judgement.reason().empty(), judgement.judged.answers > 0);
+    return judgement.reason().substr(0, 18);
   };
   const std::string other = Replaced(kHeader, "contiguous", "other");
   EXPECT_EQ(reason({kHeader}), "nothing was judged");
@@ -103,8 +103,7 @@ TEST(CheckReport, HasTheKeysThatTheDocsName) {
     named.insert(line.substr(3, line.find('`', 3) - 3));
   }
   Judgement judgement = JudgeText(Lines({kHeader}));
-  judgement.twin = "reference";
-  judgement.rules = "S16";
+  judgement.failure = Failure{.twin = "reference", .rules = "S16"};
   std::set<std::string> keys;
   AddKeys(Json::parse(JudgementJson("a file", judgement)), "", keys);
   EXPECT_EQ(keys, named);

@@ -370,7 +370,8 @@ std::pair<std::string, std::string> Sentences(const Failure& failure,
   if (reader && failure.Is("subject: attention")) {
     return {who + " reads the wrong tokens.", reason};
   }
-  return {step.call.substr(0, step.call.find('(')) + " gave a wrong answer.",
+  return {step.call.substr(0, step.call.find_first_of("( ")) +
+              " gave a wrong answer.",
           reason};
 }
 

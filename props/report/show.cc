@@ -479,13 +479,15 @@ std::optional<Failure> ExplainRecording(const std::string& path,
 
 std::string JudgementJson(const std::string& name, const Judgement& judgement) {
   nlohmann::ordered_json json = {{"file", name},
-                                 {"verdict", VerdictName(judgement.verdict)},
+                                 {"verdict", VerdictName(judgement.verdict())},
                                  {"level", LevelName(judgement.level)},
                                  {"line", nullptr},
-                                 {"reason", judgement.reason}};
-  if (judgement.line > 0) json["line"] = judgement.line;
-  if (!judgement.rules.empty()) json["rules"] = judgement.rules;
-  if (!judgement.twin.empty()) json["twin"] = judgement.twin;
+                                 {"reason", judgement.reason()}};
+  if (judgement.line() > 0) json["line"] = judgement.line();
+  if (const std::optional<Failure>& failure = judgement.failure) {
+    if (!failure->rules.empty()) json["rules"] = failure->rules;
+    if (!failure->twin.empty()) json["twin"] = failure->twin;
+  }
   const Judged& judged = judgement.judged;
   json["judged"] = {
       {"calls", judged.calls},       {"answers", judged.answers},
@@ -510,26 +512,27 @@ Judgement Show(std::istream& in, const std::string& name,
                    return shower.Watch(oracle, op, step);
                  }});
   // Judging stopped there, so no level is known to hold.
-  if (judgement.verdict == Verdict::kReject && !options.all) {
+  if (judgement.verdict() == Verdict::kReject && !options.all) {
     judgement.level = Level::kNone;
   }
   if (options.json) {
     fmt::print("{}\n", JudgementJson(name, judgement));
-  } else if (judgement.verdict == Verdict::kAccept) {
+  } else if (judgement.verdict() == Verdict::kAccept) {
     fmt::print("\nAll lines hold, at the level of {}.\n",
                LevelName(judgement.level));
-    if (!judgement.reason.empty()) {
-      fmt::print("{}", Wrapped("But " + judgement.reason + ".", 0));
+    if (!judgement.reason().empty()) {
+      fmt::print("{}", Wrapped("But " + judgement.reason() + ".", 0));
     }
-  } else if (judgement.verdict == Verdict::kBadInput) {
-    fmt::print("{:>5}  bad input: {}\n", judgement.line, judgement.reason);
-  } else if (judgement.line < options.from || judgement.line > options.to) {
-    fmt::print("\n{}", Wrapped(fmt::format("Line {} is wrong: {}",
-                                           judgement.line, judgement.reason),
-                               0));
+  } else if (judgement.verdict() == Verdict::kBadInput) {
+    fmt::print("{:>5}  bad input: {}\n", judgement.line(), judgement.reason());
+  } else if (judgement.line() < options.from || judgement.line() > options.to) {
+    fmt::print("\n{}",
+               Wrapped(fmt::format("Line {} is wrong: {}", judgement.line(),
+                                   judgement.reason()),
+                       0));
   }
-  if (!options.json && !judgement.rules.empty()) {
-    fmt::print("\nRules {} (docs/semantics.md)\n", judgement.rules);
+  if (!options.json && judgement.failure && !judgement.failure->rules.empty()) {
+    fmt::print("\nRules {} (docs/semantics.md)\n", judgement.failure->rules);
   }
   return judgement;
 }

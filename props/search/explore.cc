@@ -135,11 +135,7 @@ class ExplorerOfKeys final : public Explorer {
   };
   struct Chunk {
     std::vector<Found> found;
-    std::int64_t checked = 0;
-    std::int64_t differences = 0;
-    bool ended = false;
-    bool not_made = false;
-    std::optional<ExploreFailure> failure;
+    ExploreResult result;  // Of the chunk alone.
   };
 
   std::string Header() const {
@@ -175,7 +171,8 @@ class ExplorerOfKeys final : public Explorer {
       if (!expand_) worker.emplace(what_.setup, codec_, subject_);
       for (std::size_t c = next++; c < chunks.size(); c = next++) {
         const std::size_t end = std::min(count, (c + 1) * kChunk);
-        for (std::size_t i = c * kChunk; i < end && !chunks[c].ended; ++i) {
+        for (std::size_t i = c * kChunk; i < end && !chunks[c].result.ended;
+             ++i) {
           const StateKey key = keys_[expanded_ + i];
           Note(expanded_ + i,
                expand_ ? expand_(size_, what_, key)
@@ -189,11 +186,16 @@ class ExplorerOfKeys final : public Explorer {
     work();
     for (std::thread& other : others) other.join();
     for (Chunk& chunk : chunks) {
-      result_.transitions += chunk.checked;
-      result_.differences += chunk.differences;
-      result_.ended = result_.ended || chunk.ended;
-      result_.not_made = result_.not_made || chunk.not_made;
-      if (!result_.failure) result_.failure = std::move(chunk.failure);
+      ExploreResult& result = chunk.result;
+      result_.transitions += result.transitions;
+      result_.differences += result.differences;
+      result_.ended = result_.ended || result.ended;
+      result_.not_made = result_.not_made || result.not_made;
+      if (!result_.failure && result.failure) {
+        result_.failure = std::move(result.failure);
+        result_.from = std::move(result.from);
+        result_.history = std::move(result.history);
+      }
       for (const Found& found : chunk.found) {
         if (!seen_[found.key]) Add(found.key, found.origin);
       }
@@ -203,32 +205,35 @@ class ExplorerOfKeys final : public Explorer {
 
   // Adds the result of expanding a state to `chunk`.
   void Note(std::size_t state, const Expansion& expansion, Chunk& chunk) {
-    chunk.checked += expansion.checked;
-    chunk.differences += expansion.differences;
-    chunk.ended = expansion.ended;
-    chunk.not_made = expansion.not_made;
+    ExploreResult& result = chunk.result;
+    result.transitions += expansion.checked;
+    result.differences += expansion.differences;
+    result.ended = expansion.ended;
+    result.not_made = expansion.not_made;
     for (const Expansion::Found& found : expansion.found) {
       if (found.state >= seen_.size() || seen_[found.state]) continue;
       chunk.found.push_back(
           {found.state, {static_cast<std::uint32_t>(state), found.step}});
     }
-    if (!expansion.failure || chunk.failure || result_.failure) return;
-    const Expansion::Fault& failure = *expansion.failure;
+    if (!expansion.failure || result.failure || result_.failure) return;
+    const Expansion::StepTaken& failed = expansion.failed;
     std::optional<ExploreStep> step;
-    if (failure.step >= 0 && failure.step < std::ssize(steps_)) {
-      step = At(steps_, failure.step);
-      step->except = failure.except;
+    if (failed.step >= 0 && failed.step < std::ssize(steps_)) {
+      step = At(steps_, failed.step);
+      step->except = failed.except;
     }
-    chunk.failure = ExploreFailure{
-        failure.check, (step ? ToText(*step) + ": " : "") + failure.text,
-        CellsText(codec_.Decode(keys_[state]).cells),
-        PathTo(state, step, failure)};
+    result.failure = expansion.failure;
+    if (step) {
+      result.failure->text = ToText(*step) + ": " + result.failure->text;
+    }
+    result.from = CellsText(codec_.Decode(keys_[state]).cells);
+    result.history = PathTo(state, step, failed);
   }
 
   // Returns the history that leads to a state and ends with `last`, if there is
   // a last step, with the reserving passes that `by` names around it.
   History PathTo(std::size_t state, const std::optional<ExploreStep>& last,
-                 const Expansion::Fault& by) const {
+                 const Expansion::StepTaken& by) const {
     std::vector<ExploreStep> path;
     std::vector<std::size_t> states;
     if (last) {
@@ -301,9 +306,7 @@ Expansion ExpandState(const ExploreSize& size, const ExploreCase& what,
   } catch (const NotMade&) {
     return {.not_made = true};
   } catch (const Failure& differs) {  // It cannot even be made.
-    Expansion expansion{.differences = 1};
-    expansion.failure = {.check = differs.check, .text = differs.text};
-    return expansion;
+    return {.differences = 1, .failure = differs};
   }
 }
 

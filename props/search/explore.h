@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "props/compare/failure.h"
 #include "props/compare/runner.h"
 #include "props/history/history.h"
 
@@ -38,24 +39,15 @@ struct ExploreCase {
 // cases without room for a batch of two besides their memory.
 std::vector<ExploreCase> ExploreCases(const ExploreSize& size);
 
-struct ExploreFailure {
-  std::string check;
-  std::string text;
-  std::string from;  // The cells of the state in which it happened.
-  History history;   // Leads to that state and fails.
-};
-
 // What all steps from one state come to.
 struct Expansion {
   struct Found {
     std::uint64_t state = 0;
     std::uint32_t step = 0;  // That leads there.
   };
-  // A failure of a step, with what a history needs to repeat it.
-  struct Fault {
-    std::string check;
-    std::string text;
-    std::int64_t step = -1;  // -1: the state cannot be entered.
+  // A step, with what a history needs to repeat it.
+  struct StepTaken {
+    std::int64_t step = -1;  // -1: the state could not be entered.
     std::vector<int> except = {};
     // A reserving pass of these came before the step, and after it.
     bool reserved = false;
@@ -65,10 +57,11 @@ struct Expansion {
   };
   std::int64_t checked = 0;
   std::int64_t differences = 0;
-  bool ended = false;     // With it the process; nothing is known of the rest.
-  bool not_made = false;  // It has no such cache.
+  bool ended = false;     // The process ended; the other steps were not made.
+  bool not_made = false;  // There is no such cache.
   std::vector<Found> found = {};
-  std::optional<Fault> failure = {};  // The first.
+  std::optional<Failure> failure = {};  // The first, and the step that failed.
+  StepTaken failed = {};
 };
 // Expands a state somewhere else.
 using ExpandFn = std::function<Expansion(
@@ -84,9 +77,11 @@ struct ExploreResult {
   int depth = 0;  // Operations up to the farthest state.
   bool fixed_point = false;
   bool ended = false;     // A step ended the process of the cache.
-  bool not_made = false;  // It has no such cache.
+  bool not_made = false;  // There is no such cache.
   double seconds = 0;
-  std::optional<ExploreFailure> failure = {};  // The first.
+  std::optional<Failure> failure = {};  // The first.
+  std::string from = {};  // The cells of the state in which it happened.
+  History history = {};   // Leads to that state and fails.
 };
 
 // Explores breadth first, from the empty cache to the fixed point. States are

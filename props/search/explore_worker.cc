@@ -25,7 +25,7 @@ void CheckCodes(const Status& ledger, const Status& reference,
         fmt::format("{} by the ledger, {} by the reference",
                     StatusName(ledger.code()), StatusName(reference.code())));
   Check(ledger.code() == subject.code(), "subject: result",
-        fmt::format("{} is due, it is {}", StatusName(ledger.code()),
+        fmt::format("expected {}, got {}", StatusName(ledger.code()),
                     StatusName(subject.code())));
 }
 
@@ -122,16 +122,16 @@ void ExploreWorker::Enter(StateKey key) {
         "subject: snapshot", "a damaged state is not refused");
 }
 
-Expansion::Fault ExploreWorker::FailureAt(std::int64_t step,
-                                          const Failure& differs) const {
-  return {.check = differs.check,
-          .text = differs.text,
-          .step = step,
-          .except = except_,
-          .reserved = reserved_,
-          .went_on = went_on_,
-          .positions = reserving_.positions,
-          .sequences = reserving_.sequences};
+void ExploreWorker::Note(const Failure& failure, std::int64_t step,
+                         Expansion& expansion) const {
+  if (expansion.failure) return;
+  expansion.failure = failure;
+  expansion.failed = {.step = step,
+                      .except = except_,
+                      .reserved = reserved_,
+                      .went_on = went_on_,
+                      .positions = reserving_.positions,
+                      .sequences = reserving_.sequences};
 }
 
 Expansion ExploreWorker::Expand(
@@ -144,7 +144,7 @@ Expansion ExploreWorker::Expand(
       return true;
     } catch (const Failure& differs) {
       if (step < 0) ++expansion.differences;
-      if (!expansion.failure) expansion.failure = FailureAt(step, differs);
+      Note(differs, step, expansion);
       return false;
     }
   };
@@ -158,7 +158,7 @@ Expansion ExploreWorker::Expand(
     } catch (const Failure& differs) {
       const auto step = static_cast<std::int64_t>(i);
       ++expansion.differences;
-      if (!expansion.failure) expansion.failure = FailureAt(step, differs);
+      Note(differs, step, expansion);
       // What is wrong with the process is so with what follows.
       if (differs.party() == Party::kBackend) return expansion;
       if (!enter(step)) return expansion;
@@ -267,7 +267,7 @@ void ExploreWorker::DoBatch(const ExploreStep& step, std::int64_t& checked) {
   if (!std::equal(expected.begin(), expected.end(), actual.begin(),
                   actual.end())) {
     Check(false, "subject: batch cells",
-          fmt::format("the batch is in cells [{}], due are [{}]",
+          fmt::format("the batch is in cells [{}], expected [{}]",
                       fmt::join(actual, " "), fmt::join(expected, " ")));
   }
   PutRows(step);
@@ -310,7 +310,7 @@ void ExploreWorker::CheckView() {
   if (expected->first_cell != actual->first_cell ||
       expected->mask.shape != actual->mask.shape) {
     Check(false, "subject: view cells",
-          fmt::format("the view is {} cells from {} on, due are {} from {}",
+          fmt::format("the view is {} cells from {} on, expected {} from {}",
                       actual->mask.shape[0], actual->first_cell,
                       expected->mask.shape[0], expected->first_cell));
   }
@@ -329,11 +329,11 @@ void ExploreWorker::CheckAll() {
              tested_->SnapshotTo(found_));
   if (expected_ != found_) {
     const bool cells = expected_.cells != found_.cells;
-    Check(false,
-          cells ? CheckName("subject: cells") : CheckName("subject: rows"),
-          cells ? fmt::format("cells are{}, due are{}", CellsText(found_.cells),
-                              CellsText(expected_.cells))
-                : "rows that the view does not show are not equal");
+    Check(
+        false, cells ? CheckName("subject: cells") : CheckName("subject: rows"),
+        cells ? fmt::format("cells are{}, expected{}", CellsText(found_.cells),
+                            CellsText(expected_.cells))
+              : "rows that the view does not show are not equal");
   }
   changed_ = expected_ != state_;
   CheckTokens();

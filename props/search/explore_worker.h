@@ -46,9 +46,9 @@ class ExploreWorker {
 
  private:
   void RestoreCaches();
-  // What was excepted when a difference was thrown, the reserving pass, and
-  // whether it came before the step and after it.
-  Expansion::Fault FailureAt(std::int64_t step, const Failure& differs) const;
+  // Adds the failure of a step to `expansion`, unless an earlier step failed.
+  void Note(const Failure& failure, std::int64_t step,
+            Expansion& expansion) const;
   void Remove(const ExploreStep& step);
   void Reserve(const ExploreStep& step);
   void GoOn();

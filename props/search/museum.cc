@@ -22,6 +22,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/index.h"
 #include "props/base/clock.h"
 #include "props/base/interrupt.h"
 #include "props/base/scratch_folder.h"
@@ -172,24 +173,43 @@ std::string HistoryOfCrash(const std::string& text) {
   return text.substr(begin + kRun.size(), end - begin - kRun.size());
 }
 
+// Returns the files that a patch changes.
+std::set<fs::path> ChangedBy(const fs::path& patch) {
+  std::set<fs::path> changed;
+  std::ifstream in(patch);
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("+++ b/")) {
+      changed.insert(line.substr(6, line.find('\t') - 6));
+    }
+  }
+  return changed;
+}
+
 // A copy of the sources, patched, and the command built from it.
 class Copy {
  public:
   explicit Copy(const Workshop& workshop) : workshop_(workshop) {
     sources_ = scratch_.path() / "sources";
+    fs::create_directories(sources_);
+  }
+
+  void CopyAll() {
     for (const std::string_view room : kRooms) {
       const auto all =
-          fs::recursive_directory_iterator(workshop.sources / room);
+          fs::recursive_directory_iterator(workshop_.sources / room);
       for (const fs::directory_entry& entry : all) {
         const fs::path extension = entry.path().extension();
-        if (extension != ".cc" && extension != ".h" && extension != ".cu") {
-          continue;
+        if (extension == ".cc" || extension == ".h" || extension == ".cu") {
+          CopyFile(entry.path().lexically_relative(workshop_.sources));
         }
-        const fs::path to =
-            sources_ / entry.path().lexically_relative(workshop.sources);
-        fs::create_directories(to.parent_path());
-        fs::copy_file(entry.path(), to);
       }
+    }
+  }
+
+  // Copies only the files that the patch changes.
+  void CopyChangedBy(const fs::path& patch) {
+    for (const fs::path& file : ChangedBy(patch)) {
+      if (fs::exists(workshop_.sources / file)) CopyFile(file);
     }
   }
 
@@ -203,12 +223,10 @@ class Copy {
     if (ran.exit_code != 0) {
       return "does not apply: " + LastLines(ran.out + ran.err);
     }
+    changed_ = ChangedBy(patch);
     std::ifstream in(patch);
     std::size_t hunks = 0;
     for (std::string line; std::getline(in, line);) {
-      if (line.starts_with("+++ b/")) {
-        changed_.insert(line.substr(6, line.find('\t') - 6));
-      }
       hunks += line.starts_with("@@ ") ? 1 : 0;
     }
     // After a hunk with more lines than its header says, `patch` takes the rest
@@ -286,30 +304,54 @@ class Copy {
                           LastLines(ran.err));
       return std::nullopt;
     }
-    return Catch{.operations = json.value("operations", std::int64_t{0}),
-                 .seconds = json.value("seconds", 0.0),
-                 .shrunk_to = json.value("shrunk_to", std::int64_t{0}),
-                 .check = json.value("check", ""),
-                 .history = json.value("history", "")};
+    return Catch{
+        .operations = json.value("operations", std::int64_t{0}),
+        .seconds = json.value("seconds", 0.0),
+        .failure = {.check = json.value("check", ""),
+                    .history = json.value("history", ""),
+                    .operations = json.value("shrunk_to", std::size_t{0})}};
   }
+
+  // Lets the command with the bug judge the page of a history. Returns the
+  // reason if it does not.
+  std::string JudgePage(const std::string& history,
+                        std::optional<PageVerdict>& page) {
+    const Ran ran = Run(fmt::format("exec {} museum --judge {} --twin {}",
+                                    Quoted(linked()), Quoted(history), Twin()),
+                        scratch_.path(), scratch_.path());
+    const auto json =
+        nlohmann::json::parse(ran.out, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object()) {
+      return fmt::format("the page of '{}' cannot be judged: {}", history,
+                         LastLines(ran.err));
+    }
+    page = {.lies = json.value("lies", std::vector<std::string>()),
+            .labels = json.value("labels", std::int64_t{0})};
+    return "";
+  }
+
+  // The bug is in a library, which a command without it loads.
+  bool backend() const { return workshop_.planted == Planted::kLibrary; }
 
  private:
   // A crash counts as a finding if it happened in a history that the command
   // without the bug passes. Otherwise sets `error` to the reason.
   std::optional<Catch> Crash(const Ran& ran, std::string& error) {
     const int signal = ran.exit_code - kSignalled;
-    Catch found{.check = fmt::format("crashed with signal {} ({})", signal,
-                                     sigabbrev_np(signal)),
-                .history = HistoryOfCrash(ran.err)};
-    if (found.history.empty()) {
-      error =
-          fmt::format("{}, in no history: {}", found.check, LastLines(ran.err));
+    Catch found;
+    Failure& failure = found.failure;
+    failure = {.check = fmt::format("crashed with signal {} ({})", signal,
+                                    sigabbrev_np(signal)),
+               .history = HistoryOfCrash(ran.err)};
+    if (failure.history.empty()) {
+      error = fmt::format("{}, in no history: {}", failure.check,
+                          LastLines(ran.err));
       return std::nullopt;
     }
-    found.shrunk_to = std::ranges::count(found.history, '|');
+    failure.operations = AsSize(std::ranges::count(failure.history, '|'));
     const auto exit_code = [&](const fs::path& program) {
       return Run(fmt::format("exec {} run --json {} --twin {}", Quoted(program),
-                             Quoted(found.history), Twin()),
+                             Quoted(failure.history), Twin()),
                  scratch_.path(), scratch_.path())
           .exit_code;
     };
@@ -317,11 +359,12 @@ class Copy {
     if (without != 0) {
       error =
           fmt::format("{}, and without the bug the history ends with {}: {}",
-                      found.check, without, found.history);
+                      failure.check, without, failure.history);
       return std::nullopt;
     }
-    if (exit_code(linked()) == 0)
-      found.check += ", and not in this history alone";
+    if (exit_code(linked()) == 0) {
+      failure.check += ", and not in this history alone";
+    }
     return found;
   }
 
@@ -329,10 +372,13 @@ class Copy {
     return workshop_.planted == Planted::kCuda ? "cuda" : "optimized";
   }
 
-  bool backend() const { return workshop_.planted == Planted::kLibrary; }
-
   fs::path linked() const {
     return scratch_.path() / (backend() ? "libkvtwin.so.0" : "kvtwin");
+  }
+
+  void CopyFile(const fs::path& file) {
+    fs::create_directories((sources_ / file).parent_path());
+    fs::copy_file(workshop_.sources / file, sources_ / file);
   }
 
   bool Changed(const fs::path& file) const {
@@ -407,6 +453,11 @@ std::optional<Workshop::Object> ObjectOf(const nlohmann::json& one,
 void Visit(const Workshop& workshop, const MuseumOptions& options,
            ExhibitReport& finding) {
   Copy copy(workshop);
+  if (options.apply_only) {
+    copy.CopyChangedBy(finding.exhibit.patch);
+  } else {
+    copy.CopyAll();
+  }
   finding.error = copy.Apply(finding.exhibit.patch);
   if (!finding.error.empty() || options.apply_only) return;
   finding.error = copy.Build();
@@ -414,7 +465,12 @@ void Visit(const Workshop& workshop, const MuseumOptions& options,
     if (Interrupted()) return;
     auto one =
         copy.Fuzz(finding.exhibit.kind, seed, options.seconds, finding.error);
-    if (one) finding.catches.push_back(std::move(*one));
+    if (!one) continue;
+    const bool crashed = one->operations == 0;
+    if (options.pages && !crashed && !copy.backend()) {
+      finding.error = copy.JudgePage(one->failure.history, one->page);
+    }
+    finding.catches.push_back(std::move(*one));
   }
 }
 

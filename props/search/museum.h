@@ -8,10 +8,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "kvtwin/status.h"
+#include "props/compare/failure.h"
+#include "props/page_judge/page_token.h"
 
 namespace kvtwin::props {
 
@@ -37,9 +40,10 @@ Result<std::vector<Exhibit>> ReadExhibits(const std::filesystem::path& folder);
 struct Catch {
   std::int64_t operations = 0;  // 0 if it crashed: unknown.
   double seconds = 0;
-  std::int64_t shrunk_to = 0;
-  std::string check;
-  std::string history;
+  Failure failure = {};  // Its check, and its shortest history.
+  // What the judge says of the failure's page, if it was asked; a twin that
+  // crashes has no page.
+  std::optional<PageVerdict> page = {};
 };
 
 struct ExhibitReport {
@@ -82,6 +86,7 @@ struct MuseumOptions {
   double seconds = 5;  // For each seed.
   int threads = 1;
   bool apply_only = false;  // Only check that the patches apply.
+  bool pages = false;       // Judge the page of each failure.
   // Called before each exhibit, from any thread, one call at a time.
   std::function<void(std::size_t done, const Exhibit& next)> progress;
 };

@@ -212,17 +212,18 @@ class Shrinker {
     if (!text.ok()) return "the command fails: " + text.status().message();
     std::istringstream in(*text);
     Judgement judgement = Judge(in, options_.twins);
-    if (judgement.verdict == Verdict::kAccept) {
+    if (judgement.verdict() == Verdict::kAccept) {
       return "what the command prints is accepted";
     }
-    if (judgement.verdict == Verdict::kBadInput) {
-      return fmt::format("what the command prints is no recording: line {}: {}",
-                         judgement.line, judgement.reason);
+    if (judgement.verdict() == Verdict::kBadInput) {
+      return fmt::format(
+          "what the command prints is not a recording: line {}: {}",
+          judgement.line(), judgement.reason());
     }
-    std::string bucket = BucketOfReason(judgement.reason);
+    std::string bucket = BucketOfReason(judgement.reason());
     if (bucket != bucket_) {
       return fmt::format("what the command prints is wrong in another way: {}",
-                         judgement.reason);
+                         judgement.reason());
     }
     shrunk_.text = *text;
     shrunk_.judgement = std::move(judgement);
@@ -286,12 +287,12 @@ Result<ShrunkRecording> ShrinkRecording(
   };
   std::istringstream in(recording);
   const Judgement judgement = Judge(in, options.twins);
-  if (judgement.verdict == Verdict::kAccept) {
+  if (judgement.verdict() == Verdict::kAccept) {
     return wrong("the recording is accepted, there is nothing to shrink");
   }
-  if (judgement.verdict == Verdict::kBadInput) {
+  if (judgement.verdict() == Verdict::kBadInput) {
     return wrong(fmt::format("the recording is bad input: line {}: {}",
-                             judgement.line, judgement.reason));
+                             judgement.line(), judgement.reason()));
   }
   // Lines after the first wrong line do not matter.
   std::istringstream lines(recording);
@@ -302,13 +303,13 @@ Result<ShrunkRecording> ShrinkRecording(
   calls.header = header.dump();
   calls.paged = header.at("cache").value("type", "") == "paged";
   std::string line;
-  for (std::int64_t i = 1; i < judgement.line && std::getline(lines, line);
+  for (std::int64_t i = 1; i < judgement.line() && std::getline(lines, line);
        ++i) {
     calls.lines.push_back(Json::parse(line));
   }
   Shrinker shrinker(record, options);
   Status status =
-      shrinker.Start(std::move(calls), BucketOfReason(judgement.reason));
+      shrinker.Start(std::move(calls), BucketOfReason(judgement.reason()));
   if (!status.ok()) return status;
   ShrunkRecording shrunk = shrinker.Run();
   if (shrunk.calls == 0 && shrunk.calls_before > 0) {

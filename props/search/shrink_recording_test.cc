@@ -131,13 +131,13 @@ std::string LongRecording() {
     EXPECT_TRUE(WritePagedRecording(history, "reference", calls).ok());
     std::string text = ForkingProgram().Answer(calls.str());
     const Judgement judgement = JudgeText(text);
-    if (judgement.verdict == Verdict::kReject && judgement.line > 40) {
+    if (judgement.verdict() == Verdict::kReject && judgement.line() > 40) {
       return text;
     }
   }
 }
 
-TEST(ShrinkRecording, MakesTheShortestOfAPool) {
+TEST(ShrinkRecording, FindsTheShortestRecordingOfAPool) {
   const std::string text = LongRecording();
   const auto shrunk = ShrinkRecording(text, Fork, {.twins = kTwins});
   ASSERT_TRUE(shrunk.ok()) << shrunk.status().message();
@@ -145,9 +145,9 @@ TEST(ShrinkRecording, MakesTheShortestOfAPool) {
   // The calls are open, append, commit, fork, views.
   EXPECT_EQ(shrunk->calls, 5U) << shrunk->text;
   EXPECT_TRUE(shrunk->is_shortest);
-  EXPECT_EQ(BucketOfReason(shrunk->judgement.reason),
-            BucketOfReason(JudgeText(text).reason));
-  EXPECT_EQ(JudgeText(shrunk->text).reason, shrunk->judgement.reason);
+  EXPECT_EQ(BucketOfReason(shrunk->judgement.reason()),
+            BucketOfReason(JudgeText(text).reason()));
+  EXPECT_EQ(JudgeText(shrunk->text).reason(), shrunk->judgement.reason());
   EXPECT_EQ(shrunk->text.find("history"), std::string::npos);
   // Sequences have the lowest numbers.
   EXPECT_NE(shrunk->text.find(R"("op":"fork","seq":0)"), std::string::npos)
@@ -175,9 +175,9 @@ Recorder ForkOrStart(std::size_t lines) {
   };
 }
 
-TEST(ShrinkRecording, StaysWithTheFailureThatItBeganWith) {
+TEST(ShrinkRecording, KeepsTheSameFailure) {
   const std::string text = LongRecording();
-  const std::string bucket = BucketOfReason(JudgeText(text).reason);
+  const std::string bucket = BucketOfReason(JudgeText(text).reason());
   for (const std::size_t lines : {7U, 9U, 12U, 20U}) {
     const auto shrunk =
         ShrinkRecording(text, ForkOrStart(lines), {.twins = kTwins});
@@ -185,12 +185,12 @@ TEST(ShrinkRecording, StaysWithTheFailureThatItBeganWith) {
     // The recording is a header and these calls; none can be removed.
     EXPECT_GE(shrunk->calls + 1, lines);
     EXPECT_LT(shrunk->calls, shrunk->calls_before);
-    EXPECT_EQ(BucketOfReason(shrunk->judgement.reason), bucket);
-    EXPECT_EQ(BucketOfReason(JudgeText(shrunk->text).reason), bucket);
+    EXPECT_EQ(BucketOfReason(shrunk->judgement.reason()), bucket);
+    EXPECT_EQ(BucketOfReason(JudgeText(shrunk->text).reason()), bucket);
   }
 }
 
-TEST(ShrinkRecording, StopsAfterItsRuns) {
+TEST(ShrinkRecording, StopsAfterItsLimitOfRuns) {
   std::int64_t runs = 0;
   const auto shrunk = ShrinkRecording(
       LongRecording(), Fork,
@@ -200,7 +200,7 @@ TEST(ShrinkRecording, StopsAfterItsRuns) {
   ASSERT_TRUE(shrunk.ok());
   EXPECT_FALSE(shrunk->is_shortest);
   EXPECT_EQ(runs, 7);
-  EXPECT_EQ(JudgeText(shrunk->text).verdict, Verdict::kReject);
+  EXPECT_EQ(JudgeText(shrunk->text).verdict(), Verdict::kReject);
 }
 
 void ExpectNoShrink(const std::string& text, const Recorder& record,
@@ -211,7 +211,7 @@ void ExpectNoShrink(const std::string& text, const Recorder& record,
       << shrunk.status().message();
 }
 
-TEST(ShrinkRecording, SaysWhyItCannot) {
+TEST(ShrinkRecording, ExplainsWhyItCannotShrink) {
   const std::string text = LongRecording();
   const auto prints = [](const std::string& out) {
     return [out](const std::string&) -> Result<std::string> { return out; };
@@ -219,8 +219,8 @@ TEST(ShrinkRecording, SaysWhyItCannot) {
   ExpectNoShrink(Lines(kPoolLines), Fork, "there is nothing to shrink");
   ExpectNoShrink("{", Fork, "the recording is bad input: line 1");
   ExpectNoShrink(text, prints(Lines(kPoolLines)), "is accepted");
-  ExpectNoShrink(text, prints("garbage\n"), "is no recording: line 1");
-  ExpectNoShrink(text, prints(""), "is no recording: line 1");
+  ExpectNoShrink(text, prints("garbage\n"), "is not a recording: line 1");
+  ExpectNoShrink(text, prints(""), "is not a recording: line 1");
   ExpectNoShrink(text, prints(text), "it does not read what it is given");
   std::vector<std::string> other = kPoolLines;
   other[7] = Replaced(other[7], R"("len":4)", R"("len":3)");
@@ -234,16 +234,16 @@ TEST(ShrinkRecording, SaysWhyItCannot) {
       "the command fails: it burns");
 }
 
-TEST(ShrinkRecording, TellsFailuresApartByTheirSentence) {
+TEST(ShrinkRecording, DistinguishesFailuresByTheirText) {
   EXPECT_EQ(BucketOfReason("get: mask row 1 (sequence 1, position 4) sees at "
                            "column 3 (cell 11 (so)) a row that was never put; "
-                           "due is 7"),
+                           "expected 7"),
             "get: mask row sees at column a row that was never put");
-  EXPECT_EQ(BucketOfReason("views: the number of rows is 12, due is 3"),
-            "views: the number of rows is , due is");
+  EXPECT_EQ(BucketOfReason("views: the number of rows is 12, expected 3"),
+            "views: the number of rows is , expected");
 }
 
-TEST(Filter, GivesAndTakesMoreThanAPipeHolds) {
+TEST(Filter, TransfersMoreThanAPipeHolds) {
   std::string input;
   for (int i = 0; i < 100000; ++i) input += "a line of text\n";
   const auto output = Filter("cat; echo end", input, {});
@@ -263,7 +263,7 @@ void ExpectFails(const std::string& command, const FilterLimits& limits,
       << output.status().message();
 }
 
-TEST(Filter, EndsWhatGoesWrong) {
+TEST(Filter, EndsFailingCommands) {
   ExpectFails("echo broken >&2; exit 3", {},
               "it ends with exit code 3, having printed: broken");
   ExpectFails("kill -SEGV $$", {}, "it ends with SIGSEGV");

@@ -79,10 +79,10 @@ inline void ExpectOther(const Recording& lines) {
 // Expects that the recording is rejected at its last line.
 inline void ExpectWrong(const Recording& lines, const std::string& reason) {
   const Judgement judgement = JudgeText(Other(lines));
-  EXPECT_EQ(VerdictName(judgement.verdict), "reject") << Other(lines);
-  EXPECT_EQ(judgement.line, std::ssize(lines) + 1) << judgement.reason;
-  EXPECT_NE(judgement.reason.find(reason), std::string::npos)
-      << "'" << judgement.reason << "' lacks '" << reason << "'";
+  EXPECT_EQ(VerdictName(judgement.verdict()), "reject") << Other(lines);
+  EXPECT_EQ(judgement.line(), std::ssize(lines) + 1) << judgement.reason();
+  EXPECT_NE(judgement.reason().find(reason), std::string::npos)
+      << "'" << judgement.reason() << "' lacks '" << reason << "'";
 }
 
 // Sequence 4 with tokens 7, 8, 9 and rows 1, 2, 3.

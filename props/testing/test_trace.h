@@ -116,7 +116,7 @@ inline Verdicts JudgeSeveral(std::istream& in) {
   Verdicts verdicts;
   do {
     const Judgement judgement = Judge(reader, {"reference"});
-    verdicts.emplace_back(judgement.verdict, judgement.line);
+    verdicts.emplace_back(judgement.verdict(), judgement.line());
   } while (reader.SkipToHeader());
   EXPECT_FALSE(reader.error());
   return verdicts;
@@ -125,25 +125,25 @@ inline Verdicts JudgeSeveral(std::istream& in) {
 inline void ExpectBadInput(const std::string& text, std::int64_t line,
                            const std::string& reason) {
   const Judgement judgement = JudgeText(text);
-  EXPECT_EQ(VerdictName(judgement.verdict), "bad_input") << text;
+  EXPECT_EQ(VerdictName(judgement.verdict()), "bad_input") << text;
   EXPECT_EQ(LevelName(judgement.level), "none");
-  EXPECT_EQ(judgement.line, line) << judgement.reason << "\n" << text;
-  EXPECT_NE(judgement.reason.find(reason), std::string::npos)
-      << "'" << judgement.reason << "' lacks '" << reason << "'";
+  EXPECT_EQ(judgement.line(), line) << judgement.reason() << "\n" << text;
+  EXPECT_NE(judgement.reason().find(reason), std::string::npos)
+      << "'" << judgement.reason() << "' lacks '" << reason << "'";
 }
 
 inline void ExpectReject(const std::string& text, std::int64_t line,
                          Level level) {
   const Judgement judgement = JudgeText(text);
-  EXPECT_EQ(VerdictName(judgement.verdict), "reject") << judgement.reason;
-  EXPECT_EQ(judgement.line, line) << judgement.reason;
-  EXPECT_EQ(LevelName(judgement.level), LevelName(level)) << judgement.reason;
+  EXPECT_EQ(VerdictName(judgement.verdict()), "reject") << judgement.reason();
+  EXPECT_EQ(judgement.line(), line) << judgement.reason();
+  EXPECT_EQ(LevelName(judgement.level), LevelName(level)) << judgement.reason();
 }
 
 inline void ExpectAccept(const std::string& text, Level level) {
   const Judgement judgement = JudgeText(text);
-  EXPECT_EQ(VerdictName(judgement.verdict), "accept")
-      << judgement.line << ": " << judgement.reason;
+  EXPECT_EQ(VerdictName(judgement.verdict()), "accept")
+      << judgement.line() << ": " << judgement.reason();
   EXPECT_EQ(LevelName(judgement.level), LevelName(level));
 }
 

@@ -26,9 +26,9 @@ using Answer = std::tuple<std::string, std::string, std::int64_t, std::string,
 Answer JudgeStream(std::istream& in, const std::vector<std::string>& twins) {
   const nb::gil_scoped_release others;
   const props::Judgement found = props::Judge(in, twins);
-  return {std::string(props::VerdictName(found.verdict)),
-          std::string(props::LevelName(found.level)), found.line, found.reason,
-          found.twin};
+  return {std::string(props::VerdictName(found.verdict())),
+          std::string(props::LevelName(found.level)), found.line(),
+          found.reason(), found.failure ? found.failure->twin : ""};
 }
 
 Answer JudgeFile(const std::string& path,

@@ -110,12 +110,13 @@ Json Run(const Json& asked, Subject subject, HostState* state) {
     state->step.store(static_cast<std::int64_t>(step));
   };
   state->step.store(-1);
-  CallTrace story;
-  const bool told = asked.value("story", false);
-  story.told = [](const Step& step) { Answer({{"told", CallLineOf(step)}}); };
+  CallTrace trace;
+  const bool with_trace = asked.value("with_trace", false);
+  trace.told = [](const Step& step) { Answer({{"step", CallLineOf(step)}}); };
   Guard::Forget();
   const std::size_t before = Guard::Live();
-  RunResult result = RunHistory(*history, subject, told ? &story : nullptr);
+  RunResult result =
+      RunHistory(*history, subject, with_trace ? &trace : nullptr);
   if (!result.failure && Guard::Live() > before) {
     result.failure = FindLeak([&] { RunHistory(*history, subject); });
     if (result.failure) result.failure->step = history->ops.size();
@@ -137,13 +138,13 @@ Json JudgeByLaw(const Json& asked, const Subject& subject) {
   Guard::Forget();
   const std::size_t before = Guard::Live();
   LawResult result = Judge(*law, *history, subject);
-  if (result.wrong.empty() && Guard::Live() > before) {
-    const auto leak = FindLeak([&] { (void)Judge(*law, *history, subject); });
-    if (leak) result = {1, leak->text, leak->check};
+  if (!result.failure && Guard::Live() > before) {
+    result.failure = FindLeak([&] { (void)Judge(*law, *history, subject); });
+    if (result.failure) result.judged = 1;
   }
-  return {{"judged", result.judged},
-          {"wrong", result.wrong},
-          {"check", result.check}};
+  Json json = {{"judged", result.judged}};
+  if (result.failure) json["failure"] = ToJson(*result.failure);
+  return json;
 }
 
 // Does all steps from a state of the explorer, and stores the current step.
@@ -166,12 +167,9 @@ Json Expand(const Json& asked, Subject subject, HostState* state) {
   const std::size_t before = Guard::Live();
   Expansion expansion = ExpandState(size, what, subject, key);
   if (!expansion.failure && Guard::Live() > before) {
-    const auto leak =
+    expansion.failure =
         FindLeak([&] { (void)ExpandState(size, what, subject, key); });
-    if (leak) {
-      ++expansion.differences;
-      expansion.failure = {.check = leak->check, .text = leak->text};
-    }
+    if (expansion.failure) ++expansion.differences;
   }
   return ToJson(expansion);
 }
@@ -187,6 +185,7 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
   std::size_t before = Guard::Live();
   RunResult result = run(*history, &counts, /*hasty=*/false);
   auto& failure = result.failure;
+  const bool ended = !failure;
   for (int i = 0; i < 2 && !failure && Guard::Live() > before; ++i) {
     before = Guard::Live();
     run(*history, nullptr, /*hasty=*/false);
@@ -201,8 +200,9 @@ Json RunPool(const Json& asked, const PoolBackend& pool) {
           MakeFailure("backend: out of bounds", "after close: " + *damage);
     }
   }
+  if (ended && failure) failure->step = history->ops.size();
   Json json = ToJson(result);
-  json["census"] = ToJson(counts);
+  json["counts"] = ToJson(counts);
   return json;
 }
 

@@ -297,12 +297,12 @@ TEST(PagedTrace, RefusesPoolsThatAreTooLarge) {
   for (const char* placement : {"lowest", "other"}) {
     lines[0] = Replaced(header, "lowest", placement);
     const Judgement judgement = JudgeText(Lines(lines));
-    EXPECT_EQ(VerdictName(judgement.verdict), "bad_input");
-    EXPECT_NE(judgement.reason.find("the pool would now need"),
+    EXPECT_EQ(VerdictName(judgement.verdict()), "bad_input");
+    EXPECT_NE(judgement.reason().find("the pool would now need"),
               std::string::npos)
-        << judgement.reason;
+        << judgement.reason();
     // A token and its row take at least 160 bytes.
-    EXPECT_LT(judgement.line, 4 + kTraceTokenBytesMax / (160 * kLong));
+    EXPECT_LT(judgement.line(), 4 + kTraceTokenBytesMax / (160 * kLong));
   }
   // A block of two tokens of three floats takes another 128 bytes.
   for (const int more : {0, 1}) {
@@ -318,7 +318,7 @@ TEST(PagedTrace, RefusesPoolsThatAreTooLarge) {
   for (int i = 0; i < 5000; ++i) {
     opens.push_back(fmt::format(R"({{"op":"open","len":0,"result":{}}})", i));
   }
-  EXPECT_LT(JudgeText(Lines(opens)).line, 4200);
+  EXPECT_LT(JudgeText(Lines(opens)).line(), 4200);
   // Appended rows count for good, even if they are replaced later.
   std::vector<std::string> appends(lines.begin(), lines.begin() + 2);
   for (int i = 0; i < 10; ++i) appends.push_back(lines[2]);
@@ -333,7 +333,7 @@ TEST(PagedTrace, RefusesPoolsThatAreTooLarge) {
   lines.push_back(fmt::format(R"({{"op":"csr","seqs":[{0}],"indptr":[0,{0}],)"
                               R"("indices":[],"last_page_len":[{0}]}})",
                               again));
-  EXPECT_EQ(JudgeText(Lines(lines)).line, 5);
+  EXPECT_EQ(JudgeText(Lines(lines)).line(), 5);
 }
 
 TEST(PagedTrace, RefusesKeysThatAreTooLarge) {
@@ -361,8 +361,8 @@ TEST(PagedTrace, RefusesKeysThatAreTooLarge) {
     forks.push_back(
         fmt::format(R"({{"op":"fork","seq":0,"len":0,"result":{}}})", i));
   }
-  EXPECT_LT(JudgeText(Lines(forks)).line, 60);
-  EXPECT_EQ(JudgeText(Lines(forks)).reason.substr(0, 32),
+  EXPECT_LT(JudgeText(Lines(forks)).line(), 60);
+  EXPECT_EQ(JudgeText(Lines(forks)).reason().substr(0, 32),
             "fork: the pool would now need 2.");
 }
 
@@ -373,7 +373,7 @@ TEST(PagedTrace, AcceptsOrRefusesARecordingCutAnywhere) {
     const bool whole_line =
         length > 0 && (text[length - 1] == '\n' ||
                        text[std::min(text.size() - 1, length)] == '\n');
-    EXPECT_EQ(VerdictName(judgement.verdict),
+    EXPECT_EQ(VerdictName(judgement.verdict()),
               whole_line ? "accept" : "bad_input")
         << length;
   }
@@ -384,11 +384,11 @@ RC_GTEST_PROP(PagedTrace, SurvivesChangedBytes, ()) {
   if (*rc::gen::arbitrary<bool>()) text = Replaced(text, "lowest", "other");
   text = WithChangedBytes(text);
   const Judgement judgement = JudgeText(text);
-  RC_ASSERT((judgement.verdict == Verdict::kAccept) ==
-            judgement.reason.empty());
-  RC_CLASSIFY(judgement.verdict == Verdict::kAccept, "accept");
-  RC_CLASSIFY(judgement.verdict == Verdict::kReject, "reject");
-  RC_CLASSIFY(judgement.verdict == Verdict::kBadInput, "bad input");
+  RC_ASSERT((judgement.verdict() == Verdict::kAccept) ==
+            judgement.reason().empty());
+  RC_CLASSIFY(judgement.verdict() == Verdict::kAccept, "accept");
+  RC_CLASSIFY(judgement.verdict() == Verdict::kReject, "reject");
+  RC_CLASSIFY(judgement.verdict() == Verdict::kBadInput, "bad input");
 }
 
 std::string Rewritten(const std::string& text) {

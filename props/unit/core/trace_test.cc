@@ -118,7 +118,7 @@ TEST(Trace, RefusesFilesWithoutAHeader) {
   ExpectBadInput("", 1, "the file is empty");
   ExpectBadInput("\n", 1, "an empty line");
   ExpectBadInput(std::string(3, '\0'), 1, "not JSON");
-  ExpectBadInput("7\n", 1, "7 where an object is expected");
+  ExpectBadInput("7\n", 1, "7, expected an object");
   ExpectBadInput(Lines({kStart}), 1, "an op comes before the header");
   ExpectBadInput(Lines({kHeader, kStart, kHeader}), 3, "a second header");
 }
@@ -316,7 +316,7 @@ TEST(Trace, RefusesOtherBadCalls) {
       {kStart, R"({"op":"can_resume","seq":0,"pos":1,"result":"ok"})",
        "result is 'ok'"},
       {kStart, "\n{}", "an empty line"},
-      {kStart, "null", "null where an object is expected"},
+      {kStart, "null", "null, expected an object"},
   });
   ExpectBadInput(Lines({kHeader, kStart, kGet}), 3, "nothing was ever put");
   ExpectBadInput(
@@ -355,8 +355,8 @@ TEST(Trace, RefusesCachesThatAreTooLarge) {
   }
   std::istringstream in(Lines(copies));
   const Judgement judgement = Judge(in, {});
-  EXPECT_EQ(VerdictName(judgement.verdict), "bad_input");
-  EXPECT_GT(judgement.line, 1000);
+  EXPECT_EQ(VerdictName(judgement.verdict()), "bad_input");
+  EXPECT_GT(judgement.line(), 1000);
 }
 
 TEST(Trace, RefusesThirdPartyCachesThatAreTooLarge) {
@@ -384,10 +384,10 @@ TEST(Trace, RefusesThirdPartyCachesThatAreTooLarge) {
         fmt::format(R"({{"op":"copy_prefix","src":0,"dst":{},"len":1}})", seq));
   }
   const Judgement judgement = JudgeText(Lines(lines));
-  EXPECT_EQ(VerdictName(judgement.verdict), "bad_input");
-  EXPECT_GT(judgement.line, 50);
+  EXPECT_EQ(VerdictName(judgement.verdict()), "bad_input");
+  EXPECT_GT(judgement.line(), 50);
   // An owner of a token takes at least 40 bytes.
-  EXPECT_LT(judgement.line, kTraceTokenBytesMax / (20000 * 40));
+  EXPECT_LT(judgement.line(), kTraceTokenBytesMax / (20000 * 40));
 }
 
 // A recording's masks are text, whatever their dtype is: the shape of a bits
@@ -530,7 +530,7 @@ TEST(Trace, ATooLongLineEndsOnlyItsRecording) {
                   "\n" + Lines({kHeader}));
   std::istream more(&longer);
   TraceReader stops(more, /*several=*/true);
-  EXPECT_EQ(VerdictName(Judge(stops, {}).verdict), "bad_input");
+  EXPECT_EQ(VerdictName(Judge(stops, {}).verdict()), "bad_input");
   EXPECT_FALSE(stops.SkipToHeader());
 }
 
@@ -539,13 +539,13 @@ TEST(Trace, ATooLongHeaderIsItsOwnRecording) {
                  kTraceLineBytesMax, "1}\n" + Lines({kHeader, kStart}));
   std::istream in(&lines);
   TraceReader reader(in, /*several=*/true);
-  EXPECT_EQ(VerdictName(Judge(reader, {"reference"}).verdict), "accept");
+  EXPECT_EQ(VerdictName(Judge(reader, {"reference"}).verdict()), "accept");
   ASSERT_TRUE(reader.SkipToHeader());
   const Judgement judgement = Judge(reader, {"reference"});
-  EXPECT_EQ(judgement.line, 3);
-  EXPECT_EQ(judgement.reason, "the line is longer than 268435456 bytes");
+  EXPECT_EQ(judgement.line(), 3);
+  EXPECT_EQ(judgement.reason(), "the line is longer than 268435456 bytes");
   ASSERT_TRUE(reader.SkipToHeader());
-  EXPECT_EQ(VerdictName(Judge(reader, {"reference"}).verdict), "accept");
+  EXPECT_EQ(VerdictName(Judge(reader, {"reference"}).verdict()), "accept");
   EXPECT_FALSE(reader.SkipToHeader());
 }
 
@@ -602,7 +602,7 @@ TEST(Trace, ReadsLinesAsLongAsItsChunks) {
       line.insert(1, bytes - line.size(), ' ');
       std::istringstream in(line + "\n" + rest);
       const Judgement found = Judge(in, kTwins);
-      EXPECT_EQ(found.verdict, Verdict::kAccept) << bytes << found.reason;
+      EXPECT_EQ(found.verdict(), Verdict::kAccept) << bytes << found.reason();
     }
   }
 }

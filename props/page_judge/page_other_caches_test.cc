@@ -10,8 +10,9 @@
 #include "core/dialects/profiles.h"
 #include "core/index.h"
 #include "props/history/generate.h"
+#include "props/page_judge/page_judge.h"
 #include "props/report/page.h"
-#include "props/report/page_judge.h"
+#include "props/search/judged_page.h"
 #include "props/testing/other_caches.h"
 
 namespace kvtwin::props {

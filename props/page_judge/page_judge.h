@@ -1,23 +1,18 @@
-// A judge of pages, for tests alone: it compares each label of a page with a
-// ledger that is driven through the same calls. It is defined in
-// props/report/page_judge_test.cc.
+// A judge of pages: it compares each label of a page with a ledger that is
+// driven through the same calls.
 
-#ifndef KVTWIN_PROPS_REPORT_PAGE_JUDGE_H_
-#define KVTWIN_PROPS_REPORT_PAGE_JUDGE_H_
+#ifndef KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_H_
+#define KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_H_
 
-#include <cstdint>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/dialects/rules.h"
 #include "core/trace/trace.h"
 #include "kvtwin/cache.h"
-#include "props/compare/failure.h"
-#include "props/compare/runner.h"
 #include "props/compare/step.h"
+#include "props/page_judge/page_token.h"
 
 namespace kvtwin::props {
 
@@ -41,14 +36,10 @@ struct JudgedCalls {
   CacheConfig config;
   InitArgs init;
   bool visibility_only = false;  // Of a recording: placement "other".
+  bool numeric = false;  // Masks are compared by what attention makes of them.
   Rules rules = {};
   bool strict = false;  // Subject::mask_rows_too.
   std::vector<JudgedCall> calls;
-};
-
-struct PageVerdict {
-  std::vector<std::string> lies;  // Each label that the ledger contradicts.
-  std::int64_t labels = 0;        // The labels that were compared.
 };
 
 // Returns the data that a page draws.
@@ -56,15 +47,6 @@ nlohmann::json PageData(const std::string& page);
 
 PageVerdict JudgePage(const nlohmann::json& page, const JudgedCalls& calls);
 
-struct JudgedHistory {
-  Failure failure;  // Explained and drawn.
-  JudgedCalls calls;
-};
-
-// Runs the history, and writes down the calls. Returns nothing if the history
-// does not fail.
-std::optional<JudgedHistory> RunJudged(const History& history, Subject subject);
-
 }  // namespace kvtwin::props
 
-#endif  // KVTWIN_PROPS_REPORT_PAGE_JUDGE_H_
+#endif  // KVTWIN_PROPS_PAGE_JUDGE_PAGE_JUDGE_H_
