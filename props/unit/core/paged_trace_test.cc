@@ -40,7 +40,7 @@ std::string Changed(int line, const std::string& from, const std::string& to,
   return Lines(lines);
 }
 
-TEST(PagedTrace, AcceptsWhatTheCasesBelowStartFrom) {
+TEST(PagedTrace, AcceptsTheUnchangedRecording) {
   ExpectAccept(Lines(kPoolLines), Level::kIdentity);
   ExpectAccept(Changed(1, "", "", "other"), Level::kVisibility);
   ExpectAccept(Lines({kPoolLines[0]}), Level::kIdentity);
@@ -192,7 +192,7 @@ TEST(PagedTrace, ReadsATensorOfNoRows) {
                Level::kNone);
 }
 
-TEST(PagedTrace, IsShownWithWhatItsLinesSay) {
+TEST(PagedTrace, IsShownWithTheContentOfItsLines) {
   std::vector<std::string> lines = kPoolLines;
   lines[0] = Replaced(lines[0], "lowest", "other");
   lines[3] = R"({"op":"views","seq":0,"layer":0,"key":null,"blocks":[3,1]})";
@@ -212,7 +212,7 @@ TEST(PagedTrace, IsShownWithWhatItsLinesSay) {
   }
 }
 
-TEST(PagedTrace, TellsWhatLedToALine) {
+TEST(PagedTrace, ShowsWhatLedToALine) {
   const auto calls = [](const std::vector<std::string>& lines, int line) {
     std::istringstream in(Lines(lines));
     std::vector<std::string> texts;
@@ -284,7 +284,7 @@ std::vector<std::string> LongSequence() {
           fmt::format(R"({{"op":"commit","seq":0,"new_tokens":{}}})", kLong)};
 }
 
-TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
+TEST(PagedTrace, RefusesPoolsThatAreTooLarge) {
   const std::string deep(100000, '[');
   ExpectBadInput(Lines({kPoolLines[0], R"({"op":)" + deep}), 2, "16 deep");
   // A short line that copies a long sequence.
@@ -336,7 +336,7 @@ TEST(PagedTrace, RefusesWhatWouldTakeTooMuch) {
   EXPECT_EQ(JudgeText(Lines(lines)).line(), 5);
 }
 
-TEST(PagedTrace, RefusesKeysThatWouldTakeTooMuch) {
+TEST(PagedTrace, RefusesKeysThatAreTooLarge) {
   // A long prefix key counts for each block; a key of many strings is accepted.
   const std::string pool =
       Replaced(kPoolLines[0], R"("blocks":4)", R"("blocks":100000)");
@@ -436,7 +436,7 @@ TEST(PagedTrace, WritesWhatItRead) {
   expect_same();
 }
 
-TEST(PagedTrace, WritesNothingThatWouldReadBackDifferently) {
+TEST(PagedTrace, WritesOnlyWhatReadsBackEqual) {
   std::ostringstream out;
   PagedTraceOp open;
   open.prefix_key.salt = "\xff";
