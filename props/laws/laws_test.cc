@@ -613,7 +613,7 @@ TEST(Laws, RefusalsAreJudgedFromTheFirstCallOn) {
 }
 
 // The second prompt and the first have no tokens in common.
-TEST(Laws, ALegalClientBeginsAnew) {
+TEST(Laws, ALegalClientStartsOverWithANewPrompt) {
   const std::string wrong = ViolationOf<ClearsNothing>(
       "legal_client",
       "kvt1 shift=identity seqs=1 cap=2 batch=2 | put 0*2 "
@@ -622,7 +622,7 @@ TEST(Laws, ALegalClientBeginsAnew) {
 }
 
 // Each law can fail.
-TEST(Laws, OfSequencesAreBrokenByBrokenCaches) {
+TEST(Laws, FaultyCachesBreakTheLawsOfSequences) {
   Breaks<CopyCutsTheSource>({"frame"});
   Breaks<CopyStopsShort>({"replay", "copy_shows"});
   Breaks<SequenceZeroIsSpecial>({"renaming"});
@@ -635,7 +635,7 @@ TEST(Laws, OfSequencesAreBrokenByBrokenCaches) {
   Breaks<ResumesAnywhere>({"resume_is_honest"});
 }
 
-TEST(Laws, OfPassesAreBrokenByBrokenCaches) {
+TEST(Laws, FaultyCachesBreakTheLawsOfPasses) {
   Breaks<FirstSeesAhead>({"batch_splitting", "visibility"});
   Breaks<ReserveStores>({"reserve"});
   Breaks<FullTooEarly>({"fullness", "legal_client", "capacity_returns"});
@@ -648,7 +648,7 @@ TEST(Laws, OfPassesAreBrokenByBrokenCaches) {
   Breaks<OtherSpec<SeeOneMore>>({"window_hides"});
 }
 
-TEST(Laws, OfStorageAreBrokenByBrokenCaches) {
+TEST(Laws, FaultyCachesBreakTheLawsOfStorage) {
   Breaks<OtherSpec<ShiftIfScattered>>({"placement_is_invisible"});
   Breaks<HidesTheFirstCell>({"defrag_is_invisible", "cell_order"});
   Breaks<IgnoresStrides>({"layouts"});

@@ -341,7 +341,7 @@ TEST(FaultyRecordings, EachCacheOfAWrapperHasAMaskOfItsOwn) {
 
 // A refused batch has already evicted tokens; the defrag before it leaves cell
 // 2 free.
-TEST(FaultyRecordings, ARefusedBatchEvictsAllTheSame) {
+TEST(FaultyRecordings, ARefusedBatchEvictsTokensToo) {
   const std::string header =
       Replaced(kHeader, R"("type":"causal")", R"("type":"swa","window":1)");
   const auto pass = [](int sequence, int position, int cell) {

@@ -251,6 +251,19 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
     if (!reserving_) return "no start_forward with reserve came before";
     if (ActiveSpec().kind == Kind::kEncoder) return "an encoder has no mask";
   }
+  if (op.kind == TraceOpKind::kPut && ActiveSpec().kind != Kind::kEncoder) {
+    const RowDims& model = header_.rows;
+    const RowDims rows = {.k_head_dim = AsInt(op.key.shape[0]),
+                          .kv_heads = AsInt(op.key.shape[1]),
+                          .v_head_dim = AsInt(op.value->shape[0])};
+    if (rows != model) {
+      return fmt::format(
+          "the rows have k_head_dim {}, kv_heads {}, v_head_dim {}; the model "
+          "has {}, {}, {}",
+          rows.k_head_dim, rows.kv_heads, rows.v_head_dim, model.k_head_dim,
+          model.kv_heads, model.v_head_dim);
+    }
+  }
   recorded_ = op.result;
   const Status status = Ask(*gate_, op).status;
   const bool as_recorded =
@@ -587,7 +600,7 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   fresh_.assign(fresh_.size(), ok && !op.reserve);
   if (!ok) {
     // Tokens that our caches evict before they refuse leave the ledger too.
-    if (header_.visibility_only) return std::nullopt;
+    if (header_.visibility_only) return CheckRoom(op);
     Ledger after = *ledger_;
     if (!after.StartForward(batch, op.reserve).ok()) ledger_ = after;
     return std::nullopt;
@@ -595,6 +608,25 @@ std::optional<Failure> Oracle::FollowStart(const TraceOp& op) {
   const Status status = ledger_->StartForward(batch, op.reserve);
   if (status.ok()) return std::nullopt;
   return WrongAnswer("result is ok, expected {}", status.ToString());
+}
+
+// A cache without tokens has room for a batch of sequences that are each
+// within the capacity.
+std::optional<Failure> Oracle::CheckRoom(const TraceOp& op) const {
+  const InitArgs& init = header_.init;
+  const bool empty = std::ranges::all_of(
+      ledger_->parts(), [](const auto& part) { return part.tokens().empty(); });
+  const std::set<int> sequences(op.sequences.begin(), op.sequences.end());
+  const bool fits =
+      std::ssize(sequences) <= init.max_sequences &&
+      std::ranges::all_of(op.positions, [&](std::int32_t position) {
+        return position < init.capacity;
+      });
+  if (!empty || !fits) return std::nullopt;
+  return WrongAnswer(
+      "result is cache_full, but the cache has no tokens, and the batch is "
+      "within max_sequences {} and capacity {}",
+      init.max_sequences, init.capacity);
 }
 
 std::optional<Failure> Oracle::FollowRemove(const TraceOp& op) {

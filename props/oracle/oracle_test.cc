@@ -398,7 +398,7 @@ TEST(Oracle, RejectsWrongRowsOfOtherCaches) {
   ExpectReject(swa, 5, Level::kNone);
 }
 
-TEST(Oracle, KnowsRowsBesideThoseThatWereNeverPut) {
+TEST(Oracle, RecognizesRowsNextToRowsThatWereNeverPut) {
   // Position 1 was not put in this layer, and 0 and 2 were.
   const std::string never = Pass(0, 1, 0, {0})[0];
   const auto shown = [&](const std::vector<int>& rows) {

@@ -198,7 +198,7 @@ TEST(PoolRules, TheLastTokenOfAPromptIsComputedAgainInPlace) {
                 "position 1 of sequence 4");
 }
 
-TEST(PoolRules, AWindowLetsRowsGo) {
+TEST(PoolRules, AWindowMayDropRows) {
   const std::string rules = R"("window":2)";
   const Recording five =
       kThree + Recording{Append(4, {4, 5}), Commit(4, {1, 2})};
@@ -252,7 +252,7 @@ TEST(PoolRules, AWindowLetsRowsGo) {
       "needs them from 3 on");
 }
 
-TEST(PoolRules, ADescriptionMayHaveThem) {
+TEST(PoolRules, ADescriptionMayStateThem) {
   const auto said = [](std::uint32_t can, std::int32_t window, int level) {
     static kvtwin_pool_description_v1 is;
     is.can = can;
@@ -295,7 +295,7 @@ TEST(PoolRules, ReportsNameTheRowsThatAreRight) {
               "(appended on line 12), 5 more; found");
 }
 
-TEST(PoolRules, AcceptsRightPoolsOfOtherHands) {
+TEST(PoolRules, AcceptsRightThirdPartyPools) {
   ExpectRight({});
   ExpectRight(kDeduplicates);
   ExpectRight(kRecomputes);

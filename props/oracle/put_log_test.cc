@@ -99,7 +99,7 @@ TEST_F(PutLogTest, PrefersThisCacheAndLayer) {
   EXPECT_EQ(Line(1, 5, &v, 7, 0), 4);
 }
 
-TEST_F(PutLogTest, SaysWhoseRowItIs) {
+TEST_F(PutLogTest, NamesTheTokenOfARow) {
   const PutRow put = {.line = 14,
                       .cache = 1,
                       .layer = 0,

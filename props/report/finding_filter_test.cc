@@ -1,4 +1,4 @@
-// Which failures are passed over as known.
+// Tests which failures are skipped because they are known.
 
 #include "props/report/finding_filter.h"
 
@@ -114,7 +114,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 
-TEST(FindingFilter, RunsAHistoryWithoutWhatIsKnown) {
+TEST(FindingFilter, RunsAHistoryWithoutKnownOperations) {
   Sieves sieve({"a-rows+put+copy"});
   const std::string line = "kvt1 | put 0*1 | copy 0>1:1 | get | copy 0>1:1";
   EXPECT_TRUE(sieve.Passes(line));
@@ -141,7 +141,7 @@ TEST(FindingFilter, LeavesOutAnOperationOfEachFinding) {
 }
 
 // Shrinking may lead to a known bug that the history has not.
-TEST(FindingFilter, ShrinksAgainWithoutWhatIsKnown) {
+TEST(FindingFilter, ShrinksAgainWithoutKnownOperations) {
   const std::string line = "kvt1 | put 0*1 | get | copy 0>1:1";
   for (const std::string plainer :
        {"kvt1 kind=swa window=1 | put 0*1", "kvt1 | put 0*1 | drop 0:0-1",
@@ -155,7 +155,7 @@ TEST(FindingFilter, ShrinksAgainWithoutWhatIsKnown) {
   }
 }
 
-TEST(FindingFilter, PassesEveryFailureOfACheckOver) {
+TEST(FindingFilter, SkipsEachFailureOfAKnownCheck) {
   Sieves sieve({"a-rows"});
   EXPECT_TRUE(sieve.Passes("kvt1 | put 0*1"));
   EXPECT_THAT(sieve.ran, IsEmpty());
@@ -163,7 +163,7 @@ TEST(FindingFilter, PassesEveryFailureOfACheckOver) {
   EXPECT_THAT(sieve.passed_over, ElementsAre(Pair("a-rows", 1)));
 }
 
-TEST(FindingFilter, AsksForABucketOnceInSoManyOperations) {
+TEST(FindingFilter, LimitsHowOftenItNamesABucket) {
   constexpr std::int64_t kOnce = FindingFilter::kOperationsABucket;
   Sieves sieve({"a-mask"});
   const std::string line = "kvt1 | put 0*1";

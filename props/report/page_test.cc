@@ -84,7 +84,7 @@ TEST(Page, HasTheWrongRowOfTheDefragBug) {
   EXPECT_NE(page.find("0@6       #.##..."), std::string::npos);
 }
 
-TEST(Page, KeepsStrangersFromComingAlive) {
+TEST(Page, EscapesTextsFromOutside) {
   const std::string plain = PageHtml(DefragBug());
   const std::string hostile =
       "</script></pre><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -109,7 +109,7 @@ TEST(Page, QuotesWordsOfTheShell) {
   EXPECT_EQ(ShellWord(""), "''");
 }
 
-TEST(Page, StaysSmallAndSaysWhatItLeavesOut) {
+TEST(Page, StaysSmallAndCountsWhatItLeavesOut) {
   std::string history = "kvt1 cap=390 batch=100 seqs=1 | put 0*100";
   for (int i = 0; i < 38; ++i) history += " | put 0*5";
   history += " | put 0*100";
@@ -139,7 +139,7 @@ TEST(Page, NamesAllSequencesOfASharedCell) {
   EXPECT_EQ(data["headline"], "CopyPrefix gave a wrong answer.");
 }
 
-TEST(Page, IsWrittenOrSaysWhyNot) {
+TEST(Page, IsWrittenOrReportsAnError) {
   const ScratchFolder folder("page");
   const std::string path = folder.File("page.html");
   ASSERT_TRUE(WritePage(DefragBug(), path).ok());

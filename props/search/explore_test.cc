@@ -131,7 +131,7 @@ std::vector<Toy> ToyNext(const Toy& toy, int positions) {
   return next;
 }
 
-TEST(Explorer, MissesNoStateOfAToy) {
+TEST(Explorer, FindsEachStateOfASmallModel) {
   std::set<Toy> seen = {Toy{}};
   std::vector<Toy> queue = {Toy{}};
   for (std::size_t i = 0; i < queue.size(); ++i) {
@@ -146,7 +146,7 @@ TEST(Explorer, MissesNoStateOfAToy) {
   EXPECT_EQ(Explored(*explorer, 1).states, std::ssize(seen));
 }
 
-TEST(Explorer, SaysTheSameOnAnyNumberOfThreads) {
+TEST(Explorer, HasTheSameResultOnAnyNumberOfThreads) {
   for (const ExploreCase& what : ExploreCases(kSmall)) {
     const auto one = MakeExplorer(what, TwinSubject("optimized"));
     const auto three = MakeExplorer(what, TwinSubject("optimized"));
@@ -156,7 +156,7 @@ TEST(Explorer, SaysTheSameOnAnyNumberOfThreads) {
   }
 }
 
-TEST(Explorer, GoesOnFromWhatItSaved) {
+TEST(Explorer, ContinuesFromSavedProgress) {
   const ExploreCase what = ExploreCases({.cells = 4}).front();
   const auto make = [&] {
     auto made = Explorer::Make({.cells = 4, .positions = 2}, what,
@@ -179,7 +179,7 @@ TEST(Explorer, GoesOnFromWhatItSaved) {
   EXPECT_EQ(saved, Saved(*whole));
 }
 
-TEST(Explorer, RefusesWhatItDidNotSave) {
+TEST(Explorer, RefusesForeignProgress) {
   const std::vector<ExploreCase> cases = ExploreCases(kSmall);
   const auto explorer = MakeExplorer(cases[0], TwinSubject("optimized"));
   Explored(*explorer, 1);
@@ -279,7 +279,7 @@ TEST(Explorer, TriesEveryCall) {
 }
 
 // For each part of an answer, a cache that is wrong in this part only.
-TEST(Explorer, LooksAtEachPartOfAnAnswer) {
+TEST(Explorer, ComparesEachPartOfAnAnswer) {
   const auto changes = [](DenseTensor OwnedView::*tensor) {
     Fault fault;
     fault.view = [=](OwnedView& view) {
@@ -343,7 +343,7 @@ class WrongForOneSet : public ForwardingCache {
   DenseTensor mask_;
 };
 
-TEST(Explorer, LooksAtEachSetOfExceptedTokens) {
+TEST(Explorer, TriesEachSetOfExceptedTokens) {
   for (const std::size_t tokens : {1U, 2U}) {
     for (unsigned excepted = 0; excepted < 1U << tokens; ++excepted) {
       Subject subject;
@@ -361,7 +361,7 @@ TEST(Explorer, LooksAtEachSetOfExceptedTokens) {
 }
 
 // The pool explorer's operations make each call with an effect in two steps.
-TEST(Explorer, OfPoolsMakesEveryCall) {
+TEST(Explorer, MakesEveryCallOfAPool) {
   std::string calls;
   PagedSubject subject;
   subject.run = [&](const PagedHistory& history, PagedCoverageCounts* counts,
@@ -391,7 +391,7 @@ TEST(Explorer, OfPoolsMakesEveryCall) {
 
 // A cache that lacks most operations is asked for none of them, here or
 // somewhere else, with the same result.
-TEST(Explore, AsksForWhatThereIs) {
+TEST(Explore, AsksOnlyForCallsThatExist) {
   const ExploreSize size = {.cells = 2, .sequences = 1, .positions = 2};
   const ExploreCase what = ExploreCases(size)[0];
   Subject few = TwinSubject("optimized");
