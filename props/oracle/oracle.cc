@@ -251,19 +251,6 @@ std::string Oracle::FindMisuse(const TraceOp& op) {
     if (!reserving_) return "no start_forward with reserve came before";
     if (ActiveSpec().kind == Kind::kEncoder) return "an encoder has no mask";
   }
-  if (op.kind == TraceOpKind::kPut && ActiveSpec().kind != Kind::kEncoder) {
-    const RowDims& model = header_.rows;
-    const RowDims rows = {.k_head_dim = AsInt(op.key.shape[0]),
-                          .kv_heads = AsInt(op.key.shape[1]),
-                          .v_head_dim = AsInt(op.value->shape[0])};
-    if (rows != model) {
-      return fmt::format(
-          "the rows have k_head_dim {}, kv_heads {}, v_head_dim {}; the model "
-          "has {}, {}, {}",
-          rows.k_head_dim, rows.kv_heads, rows.v_head_dim, model.k_head_dim,
-          model.kv_heads, model.v_head_dim);
-    }
-  }
   recorded_ = op.result;
   const Status status = Ask(*gate_, op).status;
   const bool as_recorded =
